@@ -1,0 +1,6 @@
+//! What Partage decides, and nothing else: pure functions with no I/O, no clock and no `unsafe`.
+#![forbid(unsafe_code)]
+
+pub mod model;
+pub mod pod;
+pub mod quantity;

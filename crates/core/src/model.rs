@@ -1,0 +1,19 @@
+//! The nouns of Partage: gpu, node, ask, share and grant, with the units they are counted in.
+//!
+//! Amounts are integers. Memory is bytes, compute is thousandths of a percent of one GPU, and nothing here
+//! wraps around: arithmetic that could leave its range is checked where it happens.
+
+mod amounts;
+mod ask;
+mod gpu;
+mod grant;
+mod names;
+
+pub use amounts::{Bytes, Cores, CoresError, MilliCpu};
+pub use ask::{
+    Ask, Constraints, CoresAsk, MemoryAsk, Part, PodAsk, Policy, Role, Selector, Together, UnknownPolicy,
+    Want,
+};
+pub use gpu::{DEFAULT_SLOTS, Gpu, Link, Links, MAX_SLOTS, Node, Overcommit, UnknownLink};
+pub use grant::{Grant, PodGrant, PodId, Share};
+pub use names::{ContainerName, GpuUuid, Namespace, NodeName, PodName, PodUid};

@@ -1,0 +1,284 @@
+//! The parts of a Kubernetes pod that matter for sharing GPUs, read leniently from JSON.
+//!
+//! Reading never fails: what cannot be understood becomes a [`Problem`] that says where and what to write
+//! instead, and the rest of the pod is read all the same, so that a person sees every mistake at once.
+
+use crate::model::{ContainerName, Role};
+use serde::Serialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Something wrong with a pod, in words its author understands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Problem {
+    /// The container it concerns; absent for the whole pod.
+    pub container: Option<String>,
+    /// The resource, annotation or path it is about.
+    pub field: String,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+impl Problem {
+    /// A problem of the whole pod.
+    pub fn of_pod(field: impl Into<String>, message: impl Into<String>) -> Problem {
+        Problem { container: None, field: field.into(), message: message.into() }
+    }
+
+    /// A problem of one container.
+    pub fn of_container(
+        container: &ContainerName,
+        field: impl Into<String>,
+        message: impl Into<String>,
+    ) -> Problem {
+        Problem { container: Some(container.to_string()), field: field.into(), message: message.into() }
+    }
+}
+
+/// A pod, or the template of one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pod {
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Its annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// Its containers in the order of the spec: init containers and sidecars first.
+    pub containers: Vec<Container>,
+}
+
+/// A container of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Container {
+    /// Its name.
+    pub name: ContainerName,
+    /// When it runs.
+    pub role: Role,
+    /// Resource limits, as written.
+    pub limits: BTreeMap<String, String>,
+    /// Resource requests, as written.
+    pub requests: BTreeMap<String, String>,
+    /// Plain environment values.
+    pub env: BTreeMap<String, String>,
+}
+
+impl Container {
+    /// The amount of an extended resource: the limit, or the request where no limit is written.
+    pub fn amount(&self, resource: &str) -> Option<&str> {
+        self.limits.get(resource).or_else(|| self.requests.get(resource)).map(String::as_str)
+    }
+
+    /// Every resource this container names, each once, in order.
+    pub fn resources(&self) -> impl Iterator<Item = &str> {
+        let only_requested = self.requests.keys().filter(|name| !self.limits.contains_key(*name));
+        let mut names: Vec<&str> = self.limits.keys().chain(only_requested).map(String::as_str).collect();
+        names.sort_unstable();
+        names.into_iter()
+    }
+}
+
+impl Pod {
+    /// Reads a pod from its `metadata` and `spec`.
+    pub fn read(metadata: &Value, spec: &Value) -> (Pod, Vec<Problem>) {
+        let mut problems = Vec::new();
+        let mut pod = Pod {
+            labels: strings(metadata, "metadata", "labels", "label", &mut problems),
+            annotations: strings(metadata, "metadata", "annotations", "annotation", &mut problems),
+            containers: Vec::new(),
+        };
+        for key in ["initContainers", "containers"] {
+            let path = format!("spec.{key}");
+            match spec.get(key) {
+                None | Some(Value::Null) if key == "initContainers" => {}
+                Some(Value::Array(items)) => {
+                    for (index, item) in items.iter().enumerate() {
+                        let role = match (key, item.get("restartPolicy").and_then(Value::as_str)) {
+                            ("containers", _) => Role::App,
+                            (_, Some("Always")) => Role::Sidecar,
+                            _ => Role::Init,
+                        };
+                        pod.containers.extend(container(
+                            item,
+                            role,
+                            &format!("{path}[{index}]"),
+                            &mut problems,
+                        ));
+                    }
+                }
+                other => problems.push(Problem::of_pod(
+                    &path,
+                    format!("{path} must be a list of containers, it is {}", kind(other)),
+                )),
+            }
+        }
+        let mut seen = std::collections::BTreeSet::new();
+        for container in &pod.containers {
+            if !seen.insert(container.name.as_str()) {
+                problems.push(Problem::of_container(
+                    &container.name,
+                    "name",
+                    format!("two containers are called \"{}\": give each a name of its own", container.name),
+                ));
+            }
+        }
+        (pod, problems)
+    }
+}
+
+fn container(item: &Value, role: Role, path: &str, problems: &mut Vec<Problem>) -> Option<Container> {
+    if !item.is_object() {
+        let message = format!("{path} must be a container, it is {}", kind(Some(item)));
+        problems.push(Problem::of_pod(path, message));
+        return None;
+    }
+    let name = match item.get("name").and_then(Value::as_str) {
+        Some(name) if !name.is_empty() => ContainerName::from(name),
+        _ => {
+            problems.push(Problem::of_pod(format!("{path}.name"), "the container has no name: add one"));
+            // Its place in the spec is the only name left to report further problems under.
+            ContainerName::from(path)
+        }
+    };
+    let mut amounts = |key: &str| -> BTreeMap<String, String> {
+        let field = format!("resources.{key}");
+        let amounts = match item.get("resources").and_then(|resources| resources.get(key)) {
+            None | Some(Value::Null) => return BTreeMap::new(),
+            Some(Value::Object(amounts)) => amounts,
+            other => {
+                let message = format!("{field} must map resources to amounts, it is {}", kind(other));
+                problems.push(Problem::of_container(&name, &field, message));
+                return BTreeMap::new();
+            }
+        };
+        let mut read = BTreeMap::new();
+        for (resource, amount) in amounts {
+            match quantity_text(amount) {
+                Some(text) => {
+                    read.insert(resource.clone(), text);
+                }
+                None => problems.push(Problem::of_container(
+                    &name,
+                    resource,
+                    format!(
+                        "the amount must be a number or a quantity like \"8Gi\", it is {}",
+                        kind(Some(amount))
+                    ),
+                )),
+            }
+        }
+        read
+    };
+    let (limits, requests) = (amounts("limits"), amounts("requests"));
+    let env = item.get("env").and_then(Value::as_array).into_iter().flatten();
+    let env = env
+        .filter_map(|var| {
+            let (name, value) = (var.get("name")?.as_str()?, var.get("value")?);
+            Some((name.to_string(), quantity_text(value)?))
+        })
+        .collect();
+    Some(Container { name, role, limits, requests, env })
+}
+
+/// Labels or annotations. Kubernetes takes only strings there; a number is reported and still understood.
+fn strings(
+    metadata: &Value,
+    parent: &str,
+    key: &str,
+    noun: &str,
+    problems: &mut Vec<Problem>,
+) -> BTreeMap<String, String> {
+    let entries = match metadata.get(key) {
+        None | Some(Value::Null) => return BTreeMap::new(),
+        Some(Value::Object(entries)) => entries,
+        other => {
+            let field = format!("{parent}.{key}");
+            let message = format!("{field} must map names to strings, it is {}", kind(other));
+            problems.push(Problem::of_pod(field, message));
+            return BTreeMap::new();
+        }
+    };
+    let mut read = BTreeMap::new();
+    for (name, value) in entries {
+        match value {
+            Value::String(text) => {
+                read.insert(name.clone(), text.clone());
+            }
+            Value::Number(_) | Value::Bool(_) => {
+                let text = quantity_text(value).unwrap_or_else(|| value.to_string());
+                let message = format!("{noun} values are strings: write \"{text}\"");
+                problems.push(Problem::of_pod(name, message));
+                read.insert(name.clone(), text);
+            }
+            other => problems.push(Problem::of_pod(
+                name,
+                format!("{noun} values are strings, this is {}", kind(Some(other))),
+            )),
+        }
+    }
+    read
+}
+
+/// A scalar as the text Kubernetes would see.
+fn quantity_text(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(match number.as_f64() {
+            // YAML reads 1e3 as a float; Kubernetes then sees 1000.
+            Some(float) if number.is_f64() && float.fract() == 0.0 && float.abs() < 1e15 => {
+                format!("{}", float as i64)
+            }
+            _ => number.to_string(),
+        }),
+        _ => None,
+    }
+}
+
+fn kind(value: Option<&Value>) -> &'static str {
+    match value {
+        None => "missing",
+        Some(Value::Null) => "null",
+        Some(Value::Bool(_)) => "a boolean",
+        Some(Value::Number(_)) => "a number",
+        Some(Value::String(_)) => "a string",
+        Some(Value::Array(_)) => "a list",
+        Some(Value::Object(_)) => "a map",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn reads_containers_in_order_with_roles() {
+        let spec = json!({
+            "initContainers": [
+                {"name": "fetch"},
+                {"name": "proxy", "restartPolicy": "Always"},
+            ],
+            "containers": [{"name": "main", "resources": {"limits": {"partage.dev/gpu": 1}}}],
+        });
+        let (pod, problems) = Pod::read(&json!({}), &spec);
+        assert_eq!(problems, []);
+        let roles: Vec<_> = pod.containers.iter().map(|c| (c.name.as_str(), c.role)).collect();
+        assert_eq!(roles, [("fetch", Role::Init), ("proxy", Role::Sidecar), ("main", Role::App)]);
+        assert_eq!(pod.containers[2].amount("partage.dev/gpu"), Some("1"));
+    }
+
+    #[test]
+    fn unquoted_annotation_is_a_problem_and_still_understood() {
+        let metadata = json!({"annotations": {"tencent.com/vcuda-core-limit": 50}});
+        let (pod, problems) = Pod::read(&metadata, &json!({"containers": []}));
+        assert_eq!(pod.annotations["tencent.com/vcuda-core-limit"], "50");
+        assert_eq!(problems[0].field, "tencent.com/vcuda-core-limit");
+        assert_eq!(problems[0].message, "annotation values are strings: write \"50\"");
+    }
+
+    #[test]
+    fn names_what_is_missing() {
+        let (_, problems) = Pod::read(&json!({}), &json!({}));
+        assert_eq!(problems[0].message, "spec.containers must be a list of containers, it is missing");
+        let (_, problems) = Pod::read(&json!({}), &json!({"containers": [{"image": "x"}, 3]}));
+        assert_eq!(problems.len(), 2);
+    }
+}
