@@ -1,6 +1,7 @@
 //! What Partage decides, and nothing else: pure functions with no I/O, no clock and no `unsafe`.
 #![forbid(unsafe_code)]
 
+pub mod dialect;
 pub mod model;
 pub mod pod;
 pub mod quantity;
