@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 
 pub mod dialect;
+pub mod ledger;
 pub mod model;
+pub mod place;
 pub mod pod;
 pub mod quantity;

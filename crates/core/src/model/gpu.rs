@@ -165,6 +165,11 @@ pub enum Link {
     System,
 }
 
+impl Link {
+    /// Every kind of link, best first.
+    pub const ALL: [Link; 6] = [Link::NvLink, Link::Pix, Link::Pxb, Link::Phb, Link::Node, Link::System];
+}
+
 /// A link name nobody prints.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("\"{0}\" is no link between GPUs: use NV<n>, PIX, PXB, PHB, NODE or SYS")]

@@ -1,0 +1,444 @@
+//! Who holds which share of which GPU: derived from grants, never a second truth.
+//!
+//! A grant is **reserved** when a decision is taken, **confirmed** when it is seen on the pod, and **released**
+//! when the pod has ended. A reservation that is never confirmed expires. Every event may come twice, and after
+//! a restart the same grants in any order give the same ledger. What cannot be right (more promised than there
+//! is, a GPU nobody has) is reported by [`Ledger::audit`] and never underflows.
+
+use crate::model::{Bytes, GpuUuid, Grant, Node, NodeName, PodAsk, PodGrant, PodId, PodUid, Role};
+use crate::place::{Charge, Cluster, Decision, GpuClass, HostUse, NodeIndex, solve};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+
+/// A point in time, in milliseconds of whatever clock the caller keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment(pub u64);
+
+/// How far a grant has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Decided, not yet seen on the pod; given back at this moment.
+    Reserved {
+        /// When it expires.
+        until: Moment,
+    },
+    /// Seen on the pod.
+    Confirmed,
+}
+
+/// What the ledger knows of one pod.
+#[derive(Clone, Debug)]
+pub struct Held {
+    /// The pod.
+    pub pod: PodId,
+    /// How far it has come.
+    pub stage: Stage,
+    /// What it holds.
+    pub grant: PodGrant,
+    /// What it takes of the node itself.
+    pub host: HostUse,
+    /// What it takes of each GPU, as charged.
+    charges: Vec<(usize, Charge)>,
+}
+
+/// Why nothing was reserved.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// Another pod was faster.
+    #[error(
+        "node {node} has no room left for pod {namespace}/{name}: another pod took it since the decision; decide again"
+    )]
+    Taken {
+        /// The node.
+        node: NodeName,
+        /// The pod's namespace.
+        namespace: String,
+        /// The pod's name.
+        name: String,
+    },
+    /// The pod holds something else already.
+    #[error("pod {namespace}/{name} already holds a grant on node {node}: release it first")]
+    Holds {
+        /// The node it holds a grant on.
+        node: NodeName,
+        /// The pod's namespace.
+        namespace: String,
+        /// The pod's name.
+        name: String,
+    },
+}
+
+/// Something that cannot be right.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Finding {
+    /// A GPU is promised to more than it has.
+    OverCommitted {
+        /// The node.
+        node: NodeName,
+        /// The GPU.
+        gpu: GpuUuid,
+        /// What is wrong with it.
+        what: OverCommit,
+        /// The pods that hold shares of it.
+        pods: Vec<String>,
+    },
+    /// A pod holds a share of a GPU its node does not have.
+    UnknownGpu {
+        /// The pod.
+        pod: String,
+        /// The node.
+        node: NodeName,
+        /// The GPU.
+        gpu: GpuUuid,
+    },
+    /// A pod holds shares on a node nobody knows.
+    UnknownNode {
+        /// The pod.
+        pod: String,
+        /// The node.
+        node: NodeName,
+    },
+    /// One pod came with two different grants.
+    TwoGrants {
+        /// The pod.
+        pod: String,
+        /// The nodes they name.
+        nodes: [NodeName; 2],
+    },
+}
+
+/// How a GPU is promised to more than it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum OverCommit {
+    /// More memory than may be promised.
+    Memory {
+        /// Promised.
+        promised: Bytes,
+        /// May be promised.
+        limit: Bytes,
+    },
+    /// More than all of its compute, in thousandths of a percent.
+    Cores {
+        /// Promised.
+        promised: u64,
+    },
+    /// Held whole, and somebody else is on it.
+    Whole {
+        /// Shares on it.
+        shares: u32,
+    },
+    /// Memory-limited and unlimited shares on one GPU.
+    Mixed,
+    /// A single share larger than the card.
+    Share {
+        /// Its memory.
+        memory: Bytes,
+        /// The card's.
+        card: Bytes,
+    },
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Finding::OverCommitted { node, gpu, what, pods } => {
+                write!(f, "{node}/{gpu} is over-committed: ")?;
+                match what {
+                    OverCommit::Memory { promised, limit } => write!(f, "{promised} promised of {limit}")?,
+                    OverCommit::Cores { promised } => {
+                        write!(f, "{} % of its cores promised", promised.div_ceil(1000))?;
+                    }
+                    OverCommit::Whole { shares } => write!(f, "held whole, with {shares} shares on it")?,
+                    OverCommit::Mixed => f.write_str("shares with and without a memory limit on it")?,
+                    OverCommit::Share { memory, card } => {
+                        write!(f, "a share of {memory} on a card of {card}")?;
+                    }
+                }
+                write!(f, " (pods: {})", pods.join(", "))
+            }
+            Finding::UnknownGpu { pod, node, gpu } => {
+                write!(f, "pod {pod} holds a share of {gpu}, which node {node} does not have")
+            }
+            Finding::UnknownNode { pod, node } => {
+                write!(f, "pod {pod} holds shares on node {node}, which nobody knows")
+            }
+            Finding::TwoGrants { pod, nodes: [a, b] } => {
+                write!(f, "pod {pod} came with two different grants, on {a} and on {b}")
+            }
+        }
+    }
+}
+
+/// The ledger, and the room it leaves.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    cluster: Cluster,
+    held: HashMap<PodUid, Held>,
+    by_node: HashMap<NodeName, BTreeSet<PodUid>>,
+    /// Pods that came with two different grants, until they are gone.
+    twice: BTreeMap<PodUid, [NodeName; 2]>,
+}
+
+impl Ledger {
+    /// A ledger of empty nodes.
+    pub fn new(nodes: impl IntoIterator<Item = Node>) -> Ledger {
+        Ledger { cluster: Cluster::new(nodes), ..Ledger::default() }
+    }
+
+    /// The room that is left.
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// The room that is left, for decisions: these keep ranks in it.
+    pub fn cluster_mut(&mut self) -> &mut Cluster {
+        &mut self.cluster
+    }
+
+    /// What a pod holds.
+    pub fn held(&self, uid: &PodUid) -> Option<&Held> {
+        self.held.get(uid)
+    }
+
+    /// Everything held, in no order.
+    pub fn all_held(&self) -> impl Iterator<Item = &Held> {
+        self.held.values()
+    }
+
+    /// Adds a node or replaces what is known of it; what pods hold there stays held.
+    pub fn set_node(&mut self, node: Node) -> NodeIndex {
+        let name = node.name.clone();
+        let index = self.cluster.set_node(node);
+        let uids: Vec<PodUid> = self.by_node.get(&name).into_iter().flatten().cloned().collect();
+        for uid in uids {
+            if let Some(held) = self.held.get_mut(&uid) {
+                held.charges = charges(&self.cluster, &held.grant);
+                self.cluster.take(index, &held.charges, held.host);
+            }
+        }
+        index
+    }
+
+    /// Holds a decision for a pod until it is confirmed or `until` has come.
+    ///
+    /// Asking again for a pod that holds this very grant changes nothing and answers it again.
+    pub fn reserve(
+        &mut self,
+        pod: PodId,
+        ask: &PodAsk,
+        decision: &Decision,
+        until: Moment,
+    ) -> Result<PodGrant, Refused> {
+        let room = self.cluster.room(decision.node);
+        let node = room.node.name.clone();
+        let grant = decision.placement.grant(&ask.asks, room);
+        let (namespace, name) = (pod.namespace.to_string(), pod.name.to_string());
+        if let Some(held) = self.held.get(&pod.uid) {
+            if held.grant == grant {
+                return Ok(grant);
+            }
+            return Err(Refused::Holds { node: held.grant.node.clone(), namespace, name });
+        }
+        let host = HostUse { cpu: ask.cpu, memory: ask.memory };
+        let charges = decision.placement.charges(&ask.asks);
+        if !has_room(&self.cluster, decision.node, &charges, host) {
+            return Err(Refused::Taken { node, namespace, name });
+        }
+        self.hold(Held { pod, stage: Stage::Reserved { until }, grant: grant.clone(), host, charges });
+        Ok(grant)
+    }
+
+    /// Notes a grant seen on a living pod. The pod's word is final: a grant that differs from what was held
+    /// replaces it and is returned.
+    pub fn confirm(&mut self, pod: PodId, grant: PodGrant, host: HostUse) -> Option<PodGrant> {
+        if let Some(held) = self.held.get_mut(&pod.uid)
+            && held.grant == grant
+            && held.host == host
+        {
+            held.stage = Stage::Confirmed;
+            return None;
+        }
+        let replaced = self.release(&pod.uid).map(|held| held.grant).filter(|old| *old != grant);
+        let charges = charges(&self.cluster, &grant);
+        self.hold(Held { pod, stage: Stage::Confirmed, grant, host, charges });
+        replaced
+    }
+
+    /// Gives back what a pod held, once it has ended. Releasing twice changes nothing.
+    pub fn release(&mut self, uid: &PodUid) -> Option<Held> {
+        self.twice.remove(uid);
+        let held = self.held.remove(uid)?;
+        if let Some(uids) = self.by_node.get_mut(&held.grant.node) {
+            uids.remove(uid);
+        }
+        if let Some(node) = self.cluster.node(&held.grant.node) {
+            self.cluster.give_back(node, &held.charges, held.host);
+        }
+        Some(held)
+    }
+
+    /// Gives back every reservation that was not confirmed in time.
+    pub fn expire(&mut self, now: Moment) -> Vec<Held> {
+        let late = |held: &&Held| matches!(held.stage, Stage::Reserved { until } if until <= now);
+        let mut uids: Vec<PodUid> =
+            self.held.values().filter(late).map(|held| held.pod.uid.clone()).collect();
+        uids.sort_unstable();
+        uids.iter().filter_map(|uid| self.release(uid)).collect()
+    }
+
+    /// Everything confirmed anew, as after a restart. The order of the grants makes no difference.
+    pub fn rebuild(
+        nodes: impl IntoIterator<Item = Node>,
+        grants: impl IntoIterator<Item = (PodId, PodGrant, HostUse)>,
+    ) -> Ledger {
+        let mut ledger = Ledger::new(nodes);
+        let mut twice: BTreeMap<PodUid, [NodeName; 2]> = BTreeMap::new();
+        for (pod, grant, host) in grants {
+            if let Some(held) = ledger.held.get(&pod.uid)
+                && held.grant != grant
+            {
+                // Of two grants for one pod the same one wins whatever the order; the audit names both.
+                let (low, high) = if spelled(&held.grant) <= spelled(&grant) {
+                    (held.grant.clone(), grant)
+                } else {
+                    (grant, held.grant.clone())
+                };
+                twice.insert(pod.uid.clone(), [low.node.clone(), high.node]);
+                ledger.confirm(pod, low, host);
+                continue;
+            }
+            ledger.confirm(pod, grant, host);
+        }
+        ledger.twice = twice;
+        ledger
+    }
+
+    /// Everything that cannot be right, in a stable order.
+    pub fn audit(&self) -> Vec<Finding> {
+        let mut findings: Vec<Finding> = Vec::new();
+        let mut holders: HashMap<&GpuUuid, BTreeSet<String>> = HashMap::new();
+        for held in self.held.values() {
+            let pod = format!("{}/{}", held.pod.namespace, held.pod.name);
+            let Some(node) = self.cluster.node(&held.grant.node) else {
+                findings.push(Finding::UnknownNode { pod, node: held.grant.node.clone() });
+                continue;
+            };
+            for share in held.grant.grants.iter().flat_map(|grant| &grant.shares) {
+                match self.cluster.gpu(&share.gpu) {
+                    Some((at, _)) if at == node => {
+                        holders.entry(&share.gpu).or_default().insert(pod.clone());
+                    }
+                    _ => findings.push(Finding::UnknownGpu {
+                        pod: pod.clone(),
+                        node: held.grant.node.clone(),
+                        gpu: share.gpu.clone(),
+                    }),
+                }
+            }
+        }
+        for (uid, nodes) in &self.twice {
+            if let Some(held) = self.held.get(uid) {
+                let pod = format!("{}/{}", held.pod.namespace, held.pod.name);
+                findings.push(Finding::TwoGrants { pod, nodes: nodes.clone() });
+            }
+        }
+        let largest = self.largest_shares();
+        for room in self.cluster.rooms() {
+            for (gpu, state) in room.node.gpus.iter().zip(&room.gpus) {
+                let class = &self.cluster.classes()[usize::from(state.class)];
+                let largest = largest.get(&gpu.uuid).copied().unwrap_or_default();
+                let pods = || holders.get(&gpu.uuid).into_iter().flatten().cloned().collect();
+                findings.extend(over_commits(state.used, class, largest).map(|what| {
+                    Finding::OverCommitted {
+                        node: room.node.name.clone(),
+                        gpu: gpu.uuid.clone(),
+                        what,
+                        pods: pods(),
+                    }
+                }));
+            }
+        }
+        findings.sort_unstable();
+        findings.dedup();
+        findings
+    }
+
+    fn largest_shares(&self) -> HashMap<&GpuUuid, Bytes> {
+        let mut largest: HashMap<&GpuUuid, Bytes> = HashMap::new();
+        let grants = self.held.values().flat_map(|held| &held.grant.grants);
+        for share in grants.flat_map(|grant| &grant.shares) {
+            let most = largest.entry(&share.gpu).or_default();
+            *most = (*most).max(share.memory_bytes.unwrap_or_default());
+        }
+        largest
+    }
+
+    fn hold(&mut self, held: Held) {
+        if let Some(node) = self.cluster.node(&held.grant.node) {
+            self.cluster.take(node, &held.charges, held.host);
+        }
+        self.by_node.entry(held.grant.node.clone()).or_default().insert(held.pod.uid.clone());
+        self.held.insert(held.pod.uid.clone(), held);
+    }
+}
+
+/// One spelling per grant, to choose between two.
+fn spelled(grant: &PodGrant) -> String {
+    format!("{grant:?}")
+}
+
+/// What a grant takes of each GPU of its node, at the time it takes most. GPUs the node does not have are left
+/// out; the audit names them.
+fn charges(cluster: &Cluster, grant: &PodGrant) -> Vec<(usize, Charge)> {
+    let Some(node) = cluster.node(&grant.node) else { return Vec::new() };
+    let last_init = grant.grants.iter().rposition(|grant| grant.init);
+    // Sidecars stand among the init containers, ordinary containers after them.
+    let role = |(at, grant): (usize, &Grant)| match (grant.init, last_init) {
+        (true, _) => Role::Init,
+        (false, Some(last)) if at < last => Role::Sidecar,
+        _ => Role::App,
+    };
+    let roles: Vec<Role> = grant.grants.iter().enumerate().map(role).collect();
+    solve::peak_charges(&roles, |at| {
+        grant.grants[at].shares.iter().filter_map(|share| {
+            let (owner, gpu) = cluster.gpu(&share.gpu).filter(|(owner, _)| *owner == node)?;
+            let class = usize::from(cluster.room(owner).gpus[gpu].class);
+            Some((gpu, Charge::of_share(share, &cluster.classes()[class])))
+        })
+    })
+}
+
+/// Whether charges still fit: the same limits as the allocator's, checked on sums.
+fn has_room(cluster: &Cluster, node: NodeIndex, charges: &[(usize, Charge)], host: HostUse) -> bool {
+    let room = cluster.room(node);
+    let host_fits = room.free_cpu().is_none_or(|free| host.cpu <= free)
+        && room.free_memory().is_none_or(|free| host.memory <= free);
+    host_fits
+        && charges.iter().all(|&(gpu, charge)| {
+            room.gpus.get(gpu).is_some_and(|gpu| {
+                let class = &cluster.classes()[usize::from(gpu.class)];
+                let together = gpu.used.plus(charge);
+                !gpu.withheld
+                    && together.shares <= class.max_shares
+                    && over_commits(together, class, Bytes::ZERO).next().is_none()
+            })
+        })
+}
+
+/// Every way in which a GPU is promised to more than it has.
+fn over_commits(used: Charge, class: &GpuClass, largest: Bytes) -> impl Iterator<Item = OverCommit> {
+    let whole = used.is_crowded();
+    // A whole GPU beside others is one mistake, not three.
+    let memory = !whole && used.memory > class.promised.0;
+    let cores = !whole && used.cores > u64::from(crate::model::Cores::WHOLE.as_millipercent());
+    let mixed = used.limited > 0 && used.unlimited > 0;
+    [
+        whole.then_some(OverCommit::Whole { shares: used.shares }),
+        memory.then_some(OverCommit::Memory { promised: Bytes(used.memory), limit: class.promised }),
+        cores.then_some(OverCommit::Cores { promised: used.cores }),
+        mixed.then_some(OverCommit::Mixed),
+        (largest > class.memory).then_some(OverCommit::Share { memory: largest, card: class.memory }),
+    ]
+    .into_iter()
+    .flatten()
+}

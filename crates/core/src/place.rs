@@ -1,0 +1,21 @@
+//! Fit, score and place: the one allocator that everything else asks.
+//!
+//! A [`Cluster`] holds the room left on every GPU. A pod's ask is prepared once ([`Prepared`]), checked against
+//! a node ([`Cluster::fit`]), ranked by a [`Ranking`] and placed on the best one ([`Cluster::best`]). The same
+//! room and the same ask always give the same answer; ties go to the lowest index.
+//!
+//! Reading order: [`room`] (what is left), [`fit`] (whether a part fits one GPU, and why not), [`order`]
+//! (which GPUs first), [`solve`] (a whole pod on one node), [`rank`] (which node), [`cluster`] (all of them).
+
+pub mod cluster;
+pub mod fit;
+pub mod order;
+pub mod rank;
+pub mod room;
+pub mod solve;
+
+pub use cluster::{Cluster, Decision, NodeIndex};
+pub use fit::{Need, Prepared, Short, Wanted};
+pub use rank::Ranking;
+pub use room::{Charge, GpuClass, GpuRoom, HostUse, NodeRoom};
+pub use solve::{NodeShort, Placement, Slice};

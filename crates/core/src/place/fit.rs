@@ -1,0 +1,288 @@
+//! Whether a part fits one GPU, and if not, what it is short of.
+
+use super::room::{Charge, GpuClass, GpuRoom};
+use crate::model::{Bytes, Cores, CoresAsk, MemoryAsk, Part, PodAsk, Role, Want};
+use std::fmt;
+
+/// What a part comes to on one class of GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Need {
+    /// The memory limit its share will carry; `None` = no limit.
+    pub limit: Option<Bytes>,
+    /// The compute its share will be promised; `None` = none counted.
+    pub cores: Option<Cores>,
+    /// How far the compute may stretch.
+    pub ceiling: Option<Cores>,
+    /// What it takes.
+    pub charge: Charge,
+    /// Whether even an empty GPU of this class would be too small.
+    pub too_large: bool,
+}
+
+impl Need {
+    /// What `part` comes to on a GPU of `class`.
+    pub fn of(part: &Part, class: &GpuClass) -> Need {
+        let limit = match part.memory {
+            MemoryAsk::Unlimited => None,
+            MemoryAsk::All => Some(class.memory),
+            MemoryAsk::Exactly(bytes) => Some(bytes),
+            MemoryAsk::Percent(percent) => Some(class.memory.percent(percent)),
+            MemoryAsk::AtMost(bytes) => Some(bytes.min(class.memory)),
+        };
+        let cores = match part.cores {
+            CoresAsk::Uncounted => None,
+            CoresAsk::Exactly(cores) => Some(cores),
+            CoresAsk::Slots(slots) => Some(Cores::of_slots(slots, class.slots)),
+        };
+        let too_many_slots = matches!(part.cores, CoresAsk::Slots(slots) if slots > class.slots);
+        let charge = if part.whole {
+            Charge::of_whole(class)
+        } else {
+            Charge {
+                memory: limit.map_or(0, |bytes| bytes.0),
+                cores: cores.map_or(0, |cores| cores.as_millipercent().into()),
+                shares: 1,
+                limited: u32::from(limit.is_some()),
+                unlimited: u32::from(limit.is_none()),
+                whole: 0,
+            }
+        };
+        // One share is never promised more than the card really has, overcommitted or not.
+        let too_large = limit.is_some_and(|bytes| bytes > class.memory) || too_many_slots;
+        Need { limit, cores, ceiling: part.ceiling, charge, too_large }
+    }
+
+    /// Whether it fits beside what is taken already. The same tests as [`Need::short_on`], without the words.
+    #[inline]
+    pub fn fits(&self, gpu: &GpuRoom, class: &GpuClass) -> bool {
+        let used = &gpu.used;
+        if gpu.withheld || self.too_large || used.whole > 0 || used.shares >= class.max_shares {
+            return false;
+        }
+        if self.charge.whole > 0 {
+            return used.shares == 0;
+        }
+        let memory_fits = match self.limit {
+            Some(limit) => used.unlimited == 0 && limit.0 <= class.promised.0.saturating_sub(used.memory),
+            None => used.limited == 0,
+        };
+        // A share without a core promise still needs something left to run on.
+        let least = self.charge.cores.max(1);
+        memory_fits && used.cores.saturating_add(least) <= u64::from(Cores::WHOLE.as_millipercent())
+    }
+
+    /// What it is short of on this GPU; `None` where it fits.
+    pub fn short_on(&self, gpu: &GpuRoom, class: &GpuClass) -> Option<Short> {
+        let used = &gpu.used;
+        if gpu.withheld {
+            return Some(Short::Withheld);
+        }
+        if self.too_large {
+            return Some(match self.limit {
+                Some(asked) if asked > class.memory => Short::Card { asked, card: class.memory },
+                _ => Short::Slots { slots: class.slots },
+            });
+        }
+        if used.whole > 0 {
+            return Some(Short::HeldWhole);
+        }
+        if used.shares >= class.max_shares {
+            return Some(Short::Shares { max: class.max_shares });
+        }
+        if self.charge.whole > 0 {
+            return (used.shares > 0).then_some(Short::NotEmpty { shares: used.shares });
+        }
+        match self.limit {
+            Some(_) if used.unlimited > 0 => return Some(Short::BesideUnlimited),
+            None if used.limited > 0 => return Some(Short::BesideLimited),
+            Some(asked) if asked > gpu.free_memory(class) => {
+                return Some(Short::Memory { asked, free: gpu.free_memory(class) });
+            }
+            _ => {}
+        }
+        let free = gpu.free_cores();
+        match self.cores {
+            Some(asked) if asked > free => Some(Short::Cores { asked, free }),
+            _ if free == Cores::NONE => Some(Short::CoresAllPromised),
+            _ => None,
+        }
+    }
+}
+
+/// Why a part does not fit a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Short {
+    /// The GPU is not offered.
+    Withheld,
+    /// The pod excludes its model.
+    Model,
+    /// The pod excludes its UUID.
+    Uuid,
+    /// More memory than the card has.
+    Card {
+        /// Asked.
+        asked: Bytes,
+        /// On the card.
+        card: Bytes,
+    },
+    /// More slots than a GPU is split in.
+    Slots {
+        /// Slots of one GPU.
+        slots: u32,
+    },
+    /// Somebody holds all of it.
+    HeldWhole,
+    /// It takes no more shares.
+    Shares {
+        /// The node's limit.
+        max: u32,
+    },
+    /// A whole GPU was asked, this one has shares on it.
+    NotEmpty {
+        /// How many.
+        shares: u32,
+    },
+    /// It has shares without a memory limit, which never sit beside limited ones.
+    BesideUnlimited,
+    /// It has shares with a memory limit, beside which an unlimited one never sits.
+    BesideLimited,
+    /// Too little memory left.
+    Memory {
+        /// Asked.
+        asked: Bytes,
+        /// Left.
+        free: Bytes,
+    },
+    /// Too little compute left.
+    Cores {
+        /// Asked.
+        asked: Cores,
+        /// Left.
+        free: Cores,
+    },
+    /// All compute is promised to others.
+    CoresAllPromised,
+}
+
+impl fmt::Display for Short {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Short::Withheld => f.write_str("is not offered"),
+            Short::Model => f.write_str("is of a model the pod excludes"),
+            Short::Uuid => f.write_str("is excluded by UUID"),
+            Short::Card { asked, card } => write!(f, "has {card} in all, {asked} asked"),
+            Short::Slots { slots } => write!(f, "is split in {slots} slots, more are asked of one GPU"),
+            Short::HeldWhole => f.write_str("is held whole by another pod"),
+            Short::Shares { max } => write!(f, "has all of its {max} shares taken"),
+            Short::NotEmpty { shares: 1 } => f.write_str("has a share on it, a whole GPU is asked"),
+            Short::NotEmpty { shares } => write!(f, "has {shares} shares on it, a whole GPU is asked"),
+            Short::BesideUnlimited => {
+                f.write_str("has shares without a memory limit, which exclude limited ones")
+            }
+            Short::BesideLimited => f.write_str("has memory-limited shares, which exclude unlimited ones"),
+            Short::Memory { asked, free } => write!(f, "has {free} free, {asked} asked"),
+            Short::Cores { asked, free } => write!(f, "has {free} of its cores free, {asked} asked"),
+            Short::CoresAllPromised => f.write_str("has all of its cores promised to others"),
+        }
+    }
+}
+
+/// One container's want, resolved for every class of GPU in the cluster.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// When the container runs.
+    pub role: Role,
+    /// What it wants.
+    pub want: Want,
+    /// What a part comes to, by class; `None` where the pod excludes the model.
+    pub needs: Vec<Option<Need>>,
+}
+
+/// A pod's ask, resolved once for a cluster, so that checking a node is arithmetic only.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    /// The ask.
+    pub ask: PodAsk,
+    /// Its wants, in the order of the spec.
+    pub wants: Vec<Wanted>,
+}
+
+impl Prepared {
+    /// Resolves an ask for these classes.
+    pub fn new(ask: &PodAsk, classes: &[GpuClass]) -> Prepared {
+        let models = &ask.constraints.models;
+        let admitted = |class: &GpuClass| models.is_open() || models.admits_model(&class.model);
+        let wants = ask
+            .asks
+            .iter()
+            .map(|asked| Wanted {
+                role: asked.role,
+                want: asked.want,
+                needs: classes
+                    .iter()
+                    .map(|class| admitted(class).then(|| Need::of(&asked.want.part, class)))
+                    .collect(),
+            })
+            .collect();
+        Prepared { ask: ask.clone(), wants }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn class(max_shares: u32) -> GpuClass {
+        let memory = Bytes(40 << 30);
+        GpuClass { model: "A100".into(), memory, promised: memory.percent(150), slots: 10, max_shares }
+    }
+
+    fn parts() -> impl Strategy<Value = Part> {
+        let memory = prop_oneof![
+            Just(MemoryAsk::Unlimited),
+            Just(MemoryAsk::All),
+            (1u64..70 << 30).prop_map(|b| MemoryAsk::Exactly(Bytes(b))),
+            (1u32..=100).prop_map(MemoryAsk::Percent),
+        ];
+        let cores = prop_oneof![
+            Just(CoresAsk::Uncounted),
+            (1u32..=100).prop_map(|p| CoresAsk::Exactly(Cores::percent(p).unwrap())),
+            (1u32..=12).prop_map(CoresAsk::Slots),
+        ];
+        (memory, cores, any::<bool>()).prop_map(|(memory, cores, whole)| Part {
+            memory,
+            cores,
+            whole,
+            ceiling: None,
+        })
+    }
+
+    proptest! {
+        /// The fast test and the one with words are one rule.
+        #[test]
+        fn explained_exactly_where_it_does_not_fit(
+            held in proptest::collection::vec(parts(), 0..6),
+            part in parts(),
+            withheld: bool,
+            max_shares in 1u32..5,
+        ) {
+            let class = class(max_shares);
+            let mut gpu = GpuRoom { class: 0, withheld: false, used: Charge::default() };
+            for part in held {
+                let need = Need::of(&part, &class);
+                if need.fits(&gpu, &class) {
+                    gpu.used = gpu.used.plus(need.charge);
+                }
+                prop_assert!(gpu.used.memory <= class.promised.0);
+                prop_assert!(gpu.used.cores <= 100_000);
+                prop_assert!(gpu.used.shares <= class.max_shares);
+                prop_assert!(gpu.used.limited == 0 || gpu.used.unlimited == 0);
+                prop_assert!(gpu.used.whole == 0 || gpu.used.shares == 1);
+            }
+            gpu.withheld = withheld;
+            let need = Need::of(&part, &class);
+            prop_assert_eq!(need.fits(&gpu, &class), need.short_on(&gpu, &class).is_none());
+        }
+    }
+}

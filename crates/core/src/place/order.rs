@@ -1,0 +1,146 @@
+//! Which GPUs of a node first: orders for single parts, sets for several GPUs at once.
+//!
+//! Sets of GPUs are bit masks. Two ways to choose a set come from the topology of the node: [`linked_set`]
+//! takes the best-connected GPUs, [`leftover_set`] takes them from the smallest group that has enough, so that
+//! larger groups stay whole for whoever needs them.
+
+use super::fit::{Prepared, Wanted};
+use super::room::{GpuClass, GpuRoom, MAX_GPUS, NodeRoom};
+use crate::model::Link;
+use std::cmp::Reverse;
+
+/// Sets compared exhaustively before the search settles for the lowest indexes.
+const MOST_SETS: usize = 20_000;
+
+/// The GPUs a part of `wanted` fits on now.
+pub fn fitting(room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared, wanted: &Wanted) -> u64 {
+    let uuids = &prepared.ask.constraints.uuids;
+    let mut mask = 0;
+    for (index, gpu) in room.gpus.iter().enumerate().take(MAX_GPUS) {
+        let fits = wanted.needs[usize::from(gpu.class)]
+            .is_some_and(|need| need.fits(gpu, &classes[usize::from(gpu.class)]));
+        if fits && (uuids.is_open() || uuids.admits_uuid(room.node.gpus[index].uuid.as_str())) {
+            mask |= 1 << index;
+        }
+    }
+    mask
+}
+
+/// The indexes in a mask, lowest first.
+pub fn indexes(mut mask: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        (mask != 0).then(|| {
+            let index = mask.trailing_zeros() as usize;
+            mask &= mask - 1;
+            index
+        })
+    })
+}
+
+/// The `count` lowest GPUs of a mask, or `None` if it has fewer.
+pub fn lowest(mask: u64, count: u32) -> Option<u64> {
+    (mask.count_ones() >= count)
+        .then(|| indexes(mask).take(count as usize).fold(0, |set, gpu| set | 1 << gpu))
+}
+
+/// How full a GPU is, the fullest least: compute left, then memory left.
+pub fn fullness(gpu: &GpuRoom, classes: &[GpuClass]) -> impl Ord + use<> {
+    (gpu.free_cores(), gpu.free_memory(&classes[usize::from(gpu.class)]))
+}
+
+/// How empty a GPU is, the emptiest least: fewest shares, then most left.
+pub fn emptiness(gpu: &GpuRoom, classes: &[GpuClass]) -> impl Ord + use<> {
+    (gpu.used.shares, Reverse(fullness(gpu, classes)))
+}
+
+/// The best-connected `count` GPUs of a mask: the best worst link, then the best links in sum, then the group
+/// that has the fewest to spare, then the lowest indexes.
+pub fn linked_set(room: &NodeRoom, mask: u64, count: u32) -> Option<u64> {
+    for (link, groups) in Link::ALL.iter().zip(room.groups.iter()) {
+        let group =
+            group_masks(groups, mask).filter(|group| group.count_ones() >= count).min_by_key(|group| {
+                (closest(room, *group, count, *link).0, group.count_ones(), group.trailing_zeros())
+            });
+        if let Some(group) = group {
+            return Some(closest(room, group, count, *link).1);
+        }
+    }
+    None
+}
+
+/// `count` GPUs of a mask, from the outermost group that has the fewest to spare inwards, lowest first.
+pub fn leftover_set(room: &NodeRoom, mut mask: u64, count: u32) -> Option<u64> {
+    for groups in room.groups.iter().rev() {
+        let narrower = group_masks(groups, mask)
+            .filter(|group| group.count_ones() >= count)
+            .min_by_key(|group| (group.count_ones(), group.trailing_zeros()));
+        match narrower {
+            Some(group) => mask = group,
+            None => break,
+        }
+    }
+    lowest(mask, count)
+}
+
+/// The members of each group that are in the mask.
+fn group_masks(groups: &[u8], mask: u64) -> impl Iterator<Item = u64> {
+    let mut left = mask;
+    std::iter::from_fn(move || {
+        let first = indexes(left).next()?;
+        let group =
+            indexes(left).filter(|&gpu| groups[gpu] == groups[first]).fold(0, |set, gpu| set | 1 << gpu);
+        left &= !group;
+        Some(group)
+    })
+}
+
+/// The set within a group with the best links in sum, and that sum. Ties go to the lowest indexes.
+fn closest(room: &NodeRoom, group: u64, count: u32, worst: Link) -> (usize, u64) {
+    let cost = |set: u64| -> usize {
+        let pairs = indexes(set).flat_map(|a| indexes(set).take_while(move |&b| b < a).map(move |b| (a, b)));
+        pairs.map(|(a, b)| room.node.link(a, b).min(worst) as usize).sum()
+    };
+    let mut best: Option<(usize, u64)> = None;
+    for set in subsets(group, count).take(MOST_SETS) {
+        let candidate = cost(set);
+        if best.is_none_or(|(least, _)| candidate < least) {
+            best = Some((candidate, set));
+        }
+    }
+    best.unwrap_or((usize::MAX, 0))
+}
+
+/// Every set of `count` GPUs of a mask, in the order of their indexes.
+pub fn subsets(mask: u64, count: u32) -> impl Iterator<Item = u64> {
+    let members: Vec<usize> = indexes(mask).collect();
+    let count = count as usize;
+    let mut chosen: Option<Vec<usize>> = (count <= members.len()).then(|| (0..count).collect());
+    std::iter::from_fn(move || {
+        let current = chosen.take()?;
+        let set = current.iter().fold(0u64, |set, &at| set | 1 << members[at]);
+        let mut next = current;
+        // The rightmost position that can still move right; everything after it follows closely.
+        if let Some(at) = (0..count).rev().find(|&at| next[at] + (count - at) < members.len()) {
+            next[at] += 1;
+            for after in at + 1..count {
+                next[after] = next[after - 1] + 1;
+            }
+            chosen = Some(next);
+        }
+        Some(set)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subsets_come_in_index_order_and_complete() {
+        let sets: Vec<u64> = subsets(0b10110, 2).collect();
+        assert_eq!(sets, [0b00110, 0b10010, 0b10100]);
+        assert_eq!(subsets(0b111, 3).count(), 1);
+        assert_eq!(subsets(0b11, 3).count(), 0);
+        assert_eq!(subsets(0xff, 4).count(), 70);
+    }
+}

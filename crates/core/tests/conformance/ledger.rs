@@ -1,0 +1,124 @@
+//! Book-keeping cases: restarts, repeats, races.
+
+use crate::world::*;
+use partage_core::ledger::{Finding, Ledger, Moment, OverCommit, Refused};
+use partage_core::model::*;
+use partage_core::place::HostUse;
+use partage_core::place::rank::Plain;
+
+fn share(gpu: &str, mib: u64) -> Share {
+    Share { gpu: gpu.into(), memory_bytes: Bytes::mib(mib), cores: None, ceiling: None, whole: false }
+}
+
+fn grant(node: &str, shares: Vec<Share>) -> PodGrant {
+    PodGrant { node: node.into(), grants: vec![Grant { container: "c".into(), init: false, shares }] }
+}
+
+#[test]
+fn a2_reserving_twice_is_one_reservation() {
+    let mut ledger = Ledger::new([s6(1024)]);
+    let ask = pod(&[vcuda(600, 0)]);
+    let decision = ledger.cluster_mut().best(&ask, &Plain(Policy::Topology)).unwrap();
+    let first = ledger.reserve(id("p"), &ask, &decision, Moment(1)).unwrap();
+    let again = ledger.reserve(id("p"), &ask, &decision, Moment(1)).unwrap();
+    assert_eq!(first, again);
+    assert!(ledger.cluster().rooms()[0].gpus.iter().all(|gpu| gpu.used.shares == 1));
+}
+
+/// Only the pod that is still alive holds anything after a restart.
+#[test]
+fn a4_recovery_counts_living_pods_only() {
+    let alive = [(id("pending"), grant("s6", vec![share("GPU-s6-0", 256)]), HostUse::default())];
+    let ledger = Ledger::rebuild([s6(1024)], alive);
+    assert_eq!(ledger.cluster().rooms()[0].gpus.iter().filter(|gpu| gpu.is_free()).count(), 5);
+}
+
+#[test]
+fn b17_two_binds_for_the_last_units_one_wins() {
+    let mut ledger = Ledger::new([node("n", &[8])]);
+    let ask = pod(&[memory(1, 8)]);
+    let decision = ledger.cluster_mut().best(&ask, &Plain(Policy::Binpack)).unwrap();
+    ledger.reserve(id("first"), &ask, &decision, Moment(1)).unwrap();
+    let refused = ledger.reserve(id("second"), &ask, &decision, Moment(1)).unwrap_err();
+    assert!(matches!(&refused, Refused::Taken { .. }));
+    assert!(refused.to_string().contains("default/second"), "{refused}");
+}
+
+/// Used beyond the total leaves nothing free instead of almost infinitely much.
+#[test]
+fn b19_over_commit_never_underflows() {
+    let held = [
+        (id("a"), grant("n", vec![share("GPU-n-0", 12)]), HostUse::default()),
+        (id("b"), grant("n", vec![share("GPU-n-0", 12)]), HostUse::default()),
+    ];
+    let mut ledger = Ledger::rebuild([node("n", &[16])], held);
+    let findings = ledger.audit();
+    assert!(
+        matches!(&findings[..], [Finding::OverCommitted { what: OverCommit::Memory { .. }, pods, .. }] if pods.len() == 2),
+        "{findings:?}"
+    );
+    assert_eq!(
+        findings[0].to_string(),
+        "n/GPU-n-0 is over-committed: 24 MiB promised of 16 MiB (pods: default/a, default/b)"
+    );
+    assert!(ledger.cluster_mut().best(&pod(&[memory(1, 1)]), &Plain(Policy::Binpack)).is_none());
+    ledger.release(&id("b").uid);
+    assert_eq!(ledger.audit(), []);
+    assert_eq!(ledger.cluster().rooms()[0].gpus[0].used.memory >> 20, 12);
+}
+
+#[test]
+fn b23_restart_counts_what_pods_carry() {
+    let held = [
+        (id("running"), grant("n1", vec![share("GPU-n1-0", 6)]), HostUse::default()),
+        (id("pending"), grant("n1", vec![share("GPU-n1-1", 2)]), HostUse::default()),
+    ];
+    let ledger = Ledger::rebuild([node("n1", &[16, 16])], held);
+    let used: Vec<u64> = ledger.cluster().rooms()[0].gpus.iter().map(|gpu| gpu.used.memory >> 20).collect();
+    assert_eq!(used, [6, 2]);
+}
+
+/// The UID decides: the successor of a force-deleted pod is another pod.
+#[test]
+fn b25_same_name_other_uid_does_not_leak() {
+    let mut ledger = Ledger::new([node("n", &[16])]);
+    let successor = PodId { uid: "uid-2".into(), ..id("p") };
+    ledger.confirm(id("p"), grant("n", vec![share("GPU-n-0", 6)]), HostUse::default());
+    ledger.confirm(successor.clone(), grant("n", vec![share("GPU-n-0", 6)]), HostUse::default());
+    ledger.release(&id("p").uid);
+    ledger.release(&id("p").uid);
+    assert_eq!(ledger.cluster().rooms()[0].gpus[0].used.memory >> 20, 6);
+    ledger.release(&successor.uid);
+    assert!(ledger.cluster().rooms()[0].gpus[0].is_free());
+}
+
+#[test]
+fn b26_more_gpus_are_seen_without_a_restart() {
+    let mut ledger = Ledger::new([node("n", &[16])]);
+    ledger.confirm(id("p"), grant("n", vec![share("GPU-n-0", 16)]), HostUse::default());
+    ledger.set_node(node("n", &[16, 16]));
+    let gpus: Vec<bool> = ledger.cluster().rooms()[0].gpus.iter().map(|gpu| gpu.is_free()).collect();
+    assert_eq!(gpus, [false, true]);
+}
+
+#[test]
+fn d10_a_reservation_never_confirmed_expires() {
+    let mut world = World::new(Policy::Binpack, [node("n", &[8])]);
+    assert_eq!(world.gpus("stale", memory(1, 8)), [0]);
+    assert!(world.ledger.expire(Moment(59_999)).is_empty());
+    assert_eq!(world.ledger.expire(Moment(60_000)).len(), 1);
+    assert_eq!(world.gpus("next", memory(1, 8)), [0]);
+}
+
+#[test]
+fn grants_on_nodes_seen_later_are_counted_when_they_come() {
+    let mut ledger = Ledger::new([]);
+    ledger.confirm(id("p"), grant("n", vec![share("GPU-n-0", 6), share("GPU-gone", 1)]), HostUse::default());
+    assert_eq!(ledger.audit()[0].to_string(), "pod default/p holds shares on node n, which nobody knows");
+    ledger.set_node(node("n", &[16]));
+    assert_eq!(ledger.cluster().rooms()[0].gpus[0].used.memory >> 20, 6);
+    assert_eq!(
+        ledger.audit()[0].to_string(),
+        "pod default/p holds a share of GPU-gone, which node n does not have"
+    );
+}

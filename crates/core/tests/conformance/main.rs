@@ -1,0 +1,10 @@
+//! The conformance cases of the systems Partage replaces, each test named after its case.
+//!
+//! T, L, F, S, A and D come from tkestack gpu-manager and gpu-admission, B from Aliyun gpushare, C from
+//! Volcano vGPU. Where upstream's answer depends on chance, ours is the lowest index.
+
+mod gpushare;
+mod ledger;
+mod vcuda;
+mod volcano;
+mod world;
