@@ -2,8 +2,10 @@
 #![forbid(unsafe_code)]
 
 pub mod dialect;
+pub mod explain;
 pub mod ledger;
 pub mod model;
 pub mod place;
 pub mod pod;
 pub mod quantity;
+pub mod simulate;

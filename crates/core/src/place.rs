@@ -9,9 +9,11 @@
 
 pub mod cluster;
 pub mod fit;
+pub mod mix;
 pub mod order;
 pub mod rank;
 pub mod room;
+pub mod sketch;
 pub mod solve;
 
 pub use cluster::{Cluster, Decision, NodeIndex};

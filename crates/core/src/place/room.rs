@@ -194,7 +194,9 @@ impl GpuRoom {
         if self.used.unlimited > 0 || class.promised.0 == 0 {
             return cores;
         }
-        let memory = u128::from(self.free_memory(class).0) * 1000 / u128::from(class.promised.0);
+        let free = self.free_memory(class).0;
+        // Bytes times a thousand fit a word up to 16 PiB; nobody has that on one card.
+        let memory = free.saturating_mul(1000) / class.promised.0;
         cores.min(u32::try_from(memory).unwrap_or(1000))
     }
 }

@@ -7,7 +7,7 @@
 
 use super::fit::{Need, Prepared, Wanted};
 use super::order;
-use super::room::{Charge, GpuClass, GpuRoom, NodeRoom};
+use super::room::{Charge, GpuClass, NodeRoom};
 use crate::model::{Ask, Bytes, CoresAsk, Grant, MemoryAsk, MilliCpu, Part, PodGrant, Role, Share, Together};
 
 /// Choices tried before a pod of many containers is given up on: far beyond what real pods need, and a bound
@@ -152,175 +152,200 @@ pub fn solve(
     if host_short(room, prepared).is_some() {
         return None;
     }
-    let mut search = Search { room: room.clone(), classes, prepared, preference, steps: 0 };
-    let everywhere = u64::MAX;
+    let search = |allowed: u64| Search::new(room, classes, prepared, preference, allowed).pod();
+    let on_one = || {
+        let first = prepared.wants.first()?;
+        let mask = order::fitting(room, classes, prepared, first);
+        let mut gpus: Vec<usize> = order::indexes(mask).collect();
+        preference.sort(room, classes, first, &mut gpus);
+        gpus.into_iter().find_map(|gpu| search(1 << gpu))
+    };
+    let anywhere = || search(u64::MAX);
     match prepared.ask.constraints.together {
-        Together::Anywhere => search.pod(everywhere),
-        Together::Required => search.pod_on_one(),
-        Together::Preferred => search.pod_on_one().or_else(|| {
-            search.steps = 0;
-            search.pod(everywhere)
-        }),
+        _ if prepared.wants.is_empty() => anywhere(),
+        Together::Anywhere => anywhere(),
+        Together::Required => on_one(),
+        Together::Preferred => on_one().or_else(anywhere),
     }
 }
 
+/// A search with second thoughts: first the containers that run together, then each init container.
 struct Search<'a> {
-    /// The node with what has been placed so far.
+    /// The node without this pod.
+    base: &'a NodeRoom,
+    /// The node with the containers placed so far that run together.
     room: NodeRoom,
+    /// What this pod takes of each GPU at the time it takes most.
+    peak: Vec<Charge>,
+    /// Asks in the order they are placed.
+    order: Vec<usize>,
+    slices: Vec<Vec<Slice>>,
     classes: &'a [GpuClass],
     prepared: &'a Prepared,
     preference: &'a dyn Preference,
+    /// The GPUs it may use.
+    allowed: u64,
     steps: usize,
 }
 
-impl Search<'_> {
-    /// All containers on one GPU, the preferred one that takes them.
-    fn pod_on_one(&mut self) -> Option<Placement> {
-        let Some(first) = self.prepared.wants.iter().find(|wanted| wanted.role != Role::Init) else {
-            return self.pod(u64::MAX);
-        };
-        let mask = order::fitting(&self.room, self.classes, self.prepared, first);
-        let mut gpus: Vec<usize> = order::indexes(mask).collect();
-        self.preference.sort(&self.room, self.classes, first, &mut gpus);
-        gpus.into_iter().find_map(|gpu| self.pod(1 << gpu))
+impl<'a> Search<'a> {
+    fn new(
+        base: &'a NodeRoom,
+        classes: &'a [GpuClass],
+        prepared: &'a Prepared,
+        preference: &'a dyn Preference,
+        allowed: u64,
+    ) -> Search<'a> {
+        let wants = &prepared.wants;
+        let mut order: Vec<usize> = (0..wants.len()).collect();
+        order.sort_by_key(|&at| wants[at].role == Role::Init);
+        Search {
+            base,
+            room: base.clone(),
+            peak: vec![Charge::default(); base.gpus.len()],
+            order,
+            slices: vec![Vec::new(); wants.len()],
+            classes,
+            prepared,
+            preference,
+            allowed,
+            steps: 0,
+        }
     }
 
-    /// All containers on GPUs of `allowed`.
-    fn pod(&mut self, allowed: u64) -> Option<Placement> {
-        let wants = &self.prepared.wants;
-        let running: Vec<usize> = (0..wants.len()).filter(|&at| wants[at].role != Role::Init).collect();
-        let before = self.room.gpus.clone();
-        let mut slices = vec![Vec::new(); wants.len()];
-        let placed = self.running_set(&running, allowed, &mut slices);
-        let peak = std::mem::replace(&mut self.room.gpus, before.clone());
-        if !placed {
-            return None;
-        }
-        for (at, wanted) in wants.iter().enumerate() {
-            match wanted.role {
-                Role::App => {}
-                // A sidecar started by now stays for every later phase.
-                Role::Sidecar => {
-                    for slice in &slices[at] {
-                        take(&mut self.room.gpus, slice);
-                    }
-                }
-                Role::Init => {
-                    let placed = self.init(wanted, allowed, &peak);
-                    match placed {
-                        Some(parts) => slices[at] = parts,
-                        None => {
-                            self.room.gpus = before;
-                            return None;
-                        }
-                    }
-                }
-            }
-        }
-        self.room.gpus = before;
-        Some(Placement { slices })
+    fn pod(mut self) -> Option<Placement> {
+        self.place_from(0).then_some(Placement { slices: self.slices })
     }
 
-    /// Sidecars and ordinary containers, with second thoughts. On success `self.room` holds all of them.
-    fn running_set(&mut self, left: &[usize], allowed: u64, slices: &mut [Vec<Slice>]) -> bool {
-        let Some((&at, rest)) = left.split_first() else { return true };
-        for parts in self.choices(&self.prepared.wants[at], allowed) {
+    /// Places every ask from `depth` on; takes back what leads nowhere.
+    fn place_from(&mut self, depth: usize) -> bool {
+        let Some(&at) = self.order.get(depth) else { return true };
+        let init = self.prepared.wants[at].role == Role::Init;
+        let choices = if init { self.init_choices(at) } else { self.running_choices(at) };
+        for parts in choices {
             self.steps += 1;
             if self.steps > MOST_STEPS {
                 return false;
             }
-            let before = self.room.gpus.clone();
+            let before = (self.room.gpus.clone(), self.peak.clone());
             for slice in &parts {
-                take(&mut self.room.gpus, slice);
+                let peak = self.peak[slice.gpu];
+                self.peak[slice.gpu] = if init {
+                    peak.max(self.sidecars_before(at, slice.gpu).plus(slice.need.charge))
+                } else {
+                    let gpu = &mut self.room.gpus[slice.gpu];
+                    gpu.used = gpu.used.plus(slice.need.charge);
+                    peak.plus(slice.need.charge)
+                };
             }
-            slices[at] = parts;
-            if self.running_set(rest, allowed, slices) {
+            self.slices[at] = parts;
+            if self.place_from(depth + 1) {
                 return true;
             }
-            self.room.gpus = before;
+            (self.room.gpus, self.peak) = before;
         }
         false
     }
 
-    /// An init container, on the GPUs where the pod will hold most anyway.
-    fn init(&self, wanted: &Wanted, allowed: u64, peak: &[GpuRoom]) -> Option<Vec<Slice>> {
-        let fitting = order::fitting(&self.room, self.classes, self.prepared, wanted) & allowed;
-        let count = wanted.want.count as usize;
-        // One pod never holds limited and unlimited memory on one GPU, not even at different times: the GPU
-        // would have to be closed to both kinds of neighbours.
-        let unlimited = matches!(wanted.want.part.memory, MemoryAsk::Unlimited);
-        let mixes = |gpu: &usize| {
-            let (held, now) = (&peak[*gpu].used, &self.room.gpus[*gpu].used);
-            if unlimited { held.limited > now.limited } else { held.unlimited > now.unlimited }
-        };
-        let mut gpus: Vec<usize> = order::indexes(fitting).filter(|gpu| !mixes(gpu)).collect();
-        if gpus.len() < count {
-            return self.split(wanted, allowed);
-        }
-        self.preference.sort(&self.room, self.classes, wanted, &mut gpus);
-        gpus.sort_by_key(|&gpu| {
-            let with = self.room.gpus[gpu].used.plus(self.need(wanted, gpu).charge);
-            let held = peak[gpu].used;
-            // What the init container adds on top of what the pod will hold there later.
-            (with.memory.saturating_sub(held.memory), with.cores.saturating_sub(held.cores))
-        });
-        gpus.truncate(count);
-        gpus.sort_unstable();
-        Some(gpus.into_iter().map(|gpu| Slice { gpu, need: self.need(wanted, gpu) }).collect())
-    }
-
-    /// Ways to place one container now, best first.
-    fn choices(&self, wanted: &Wanted, allowed: u64) -> Vec<Vec<Slice>> {
-        let fitting = order::fitting(&self.room, self.classes, self.prepared, wanted) & allowed;
-        let slices =
-            |set: u64| order::indexes(set).map(|gpu| Slice { gpu, need: self.need(wanted, gpu) }).collect();
+    /// Ways to place a container that runs together with those placed so far, best first.
+    fn running_choices(&self, at: usize) -> Vec<Vec<Slice>> {
+        let wanted = &self.prepared.wants[at];
+        let fitting = order::fitting(&self.room, self.classes, self.prepared, wanted) & self.allowed;
         if fitting.count_ones() < wanted.want.count {
-            return self.split(wanted, allowed).into_iter().collect();
+            return self.split(&self.room, wanted, self.allowed).into_iter().collect();
         }
-        if wanted.want.count != 1 {
+        if wanted.want.count > 1 {
             let best = self.preference.set(&self.room, self.classes, wanted, fitting);
-            let others = order::subsets(fitting, wanted.want.count).take(MOST_ALTERNATIVES);
-            return best.into_iter().chain(others.filter(|set| Some(*set) != best)).map(slices).collect();
+            return self.sets(wanted, best, fitting);
         }
         let mut gpus: Vec<usize> = order::indexes(fitting).collect();
         self.preference.sort(&self.room, self.classes, wanted, &mut gpus);
-        // Of GPUs in the same state, trying one is trying all.
-        let mut tried: Vec<GpuRoom> = Vec::new();
-        gpus.retain(|&gpu| {
-            let new = !tried.contains(&self.room.gpus[gpu]);
-            tried.push(self.room.gpus[gpu]);
+        self.singles(wanted, gpus, |gpu| self.room.gpus[gpu])
+    }
+
+    /// Ways to place an init container: first where the pod will hold most anyway.
+    fn init_choices(&self, at: usize) -> Vec<Vec<Slice>> {
+        let wanted = &self.prepared.wants[at];
+        let mut phase = self.base.clone();
+        for (gpu, state) in phase.gpus.iter_mut().enumerate() {
+            state.used = state.used.plus(self.sidecars_before(at, gpu));
+        }
+        // One pod never holds limited and unlimited memory on one GPU, not even at different times: the GPU
+        // would have to be closed to both kinds of neighbours.
+        let unlimited = wanted.want.part.memory == MemoryAsk::Unlimited && !wanted.want.part.whole;
+        let limited = !unlimited && !wanted.want.part.whole;
+        let mixes = |peak: &Charge| (unlimited && peak.limited > 0) || (limited && peak.unlimited > 0);
+        let unmixed = (0..self.peak.len()).filter(|&gpu| !mixes(&self.peak[gpu]));
+        let allowed = self.allowed & unmixed.fold(0, |mask, gpu| mask | 1 << gpu);
+        let fitting = order::fitting(&phase, self.classes, self.prepared, wanted) & allowed;
+        let count = wanted.want.count as usize;
+        let mut gpus: Vec<usize> = order::indexes(fitting).collect();
+        if gpus.len() < count {
+            return self.split(&phase, wanted, allowed).into_iter().collect();
+        }
+        self.preference.sort(&phase, self.classes, wanted, &mut gpus);
+        gpus.sort_by_key(|&gpu| {
+            let (with, held) = (self.need(wanted, gpu).charge, self.peak[gpu]);
+            (with.memory.saturating_sub(held.memory), with.cores.saturating_sub(held.cores))
+        });
+        if count > 1 {
+            let best = gpus[..count].iter().fold(0, |set, gpu| set | 1 << gpu);
+            return self.sets(wanted, Some(best), fitting);
+        }
+        self.singles(wanted, gpus, |gpu| (phase.gpus[gpu], self.peak[gpu]))
+    }
+
+    /// What the sidecars started before an init container take of a GPU.
+    fn sidecars_before(&self, init: usize, gpu: usize) -> Charge {
+        let sidecars = (0..init).filter(|&at| self.prepared.wants[at].role == Role::Sidecar);
+        let slices = sidecars.flat_map(|at| &self.slices[at]).filter(|slice| slice.gpu == gpu);
+        slices.fold(Charge::default(), |sum, slice| sum.plus(slice.need.charge))
+    }
+
+    /// One choice per GPU, in the given order. Of GPUs in the same state, trying one is trying all.
+    fn singles<S: PartialEq>(
+        &self,
+        wanted: &Wanted,
+        gpus: Vec<usize>,
+        state: impl Fn(usize) -> S,
+    ) -> Vec<Vec<Slice>> {
+        let mut tried: Vec<S> = Vec::new();
+        let fresh = gpus.into_iter().filter(|&gpu| {
+            let new = !tried.contains(&state(gpu));
+            tried.push(state(gpu));
             new
         });
-        gpus.into_iter().map(|gpu| slices(1 << gpu)).collect()
+        fresh.map(|gpu| self.slices_on(wanted, 1 << gpu)).collect()
+    }
+
+    /// The best set first, then the others.
+    fn sets(&self, wanted: &Wanted, best: Option<u64>, fitting: u64) -> Vec<Vec<Slice>> {
+        let others = order::subsets(fitting, wanted.want.count).take(MOST_ALTERNATIVES);
+        let others = others.filter(|set| Some(*set) != best);
+        best.into_iter().chain(others).map(|set| self.slices_on(wanted, set)).collect()
+    }
+
+    fn slices_on(&self, wanted: &Wanted, set: u64) -> Vec<Slice> {
+        order::indexes(set).map(|gpu| Slice { gpu, need: self.need(wanted, gpu) }).collect()
     }
 
     /// Slots that no single GPU has left, from as few GPUs as possible.
-    fn split(&self, wanted: &Wanted, allowed: u64) -> Option<Vec<Slice>> {
+    fn split(&self, room: &NodeRoom, wanted: &Wanted, allowed: u64) -> Option<Vec<Slice>> {
         let CoresAsk::Slots(asked) = wanted.want.part.cores else { return None };
-        let slots_on = |gpu: usize, slots: u32| {
-            let class = &self.classes[usize::from(self.room.gpus[gpu].class)];
-            let part = Part { cores: CoresAsk::Slots(slots), ..wanted.want.part };
-            let need = Need::of(&part, class);
-            need.fits(&self.room.gpus[gpu], class).then_some(need)
+        let slots = |slots: u32| Part { cores: CoresAsk::Slots(slots), ..wanted.want.part };
+        let class = |gpu: usize| &self.classes[usize::from(room.gpus[gpu].class)];
+        let take = |gpu: usize, count: u32| {
+            let need = Need::of(&slots(count), class(gpu));
+            need.fits(&room.gpus[gpu], class(gpu)).then_some(need)
         };
+        let one_slot = |(class, need): (&GpuClass, &Option<Need>)| need.map(|_| Need::of(&slots(1), class));
         let one = Wanted {
-            needs: self
-                .classes
-                .iter()
-                .zip(&wanted.needs)
-                .map(|(class, need)| {
-                    need.map(|_| Need::of(&Part { cores: CoresAsk::Slots(1), ..wanted.want.part }, class))
-                })
-                .collect(),
+            needs: self.classes.iter().zip(&wanted.needs).map(one_slot).collect(),
             ..wanted.clone()
         };
-        let fitting = order::fitting(&self.room, self.classes, self.prepared, &one) & allowed;
-        let mut free: Vec<(usize, u32)> = order::indexes(fitting)
-            .map(|gpu| {
-                let slots = self.classes[usize::from(self.room.gpus[gpu].class)].slots;
-                (gpu, (1..=slots).rev().find(|&n| slots_on(gpu, n).is_some()).unwrap_or(0))
-            })
-            .collect();
+        let fitting = order::fitting(room, self.classes, self.prepared, &one) & allowed;
+        let most = |gpu: usize| (1..=class(gpu).slots).rev().find(|&n| take(gpu, n).is_some()).unwrap_or(0);
+        let mut free: Vec<(usize, u32)> = order::indexes(fitting).map(|gpu| (gpu, most(gpu))).collect();
         free.sort_by_key(|&(gpu, slots)| (std::cmp::Reverse(slots), gpu));
         let mut left = asked;
         let mut slices = Vec::new();
@@ -329,7 +354,7 @@ impl Search<'_> {
             if taken == 0 {
                 break;
             }
-            slices.push(Slice { gpu, need: slots_on(gpu, taken)? });
+            slices.push(Slice { gpu, need: take(gpu, taken)? });
             left -= taken;
         }
         slices.sort_by_key(|slice| slice.gpu);
@@ -337,12 +362,8 @@ impl Search<'_> {
     }
 
     fn need(&self, wanted: &Wanted, gpu: usize) -> Need {
-        let class = usize::from(self.room.gpus[gpu].class);
+        let class = usize::from(self.base.gpus[gpu].class);
         // Only GPUs of admitted classes are ever chosen; the part itself says what it needs on any.
         wanted.needs[class].unwrap_or_else(|| Need::of(&wanted.want.part, &self.classes[class]))
     }
-}
-
-fn take(gpus: &mut [GpuRoom], slice: &Slice) {
-    gpus[slice.gpu].used = gpus[slice.gpu].used.plus(slice.need.charge);
 }

@@ -1,0 +1,110 @@
+//! Reasons in plain words.
+
+use super::{Cause, Closest, Has, largest_need};
+use crate::model::MemoryAsk;
+use crate::place::fit::{Prepared, Short};
+use crate::place::solve::NodeShort;
+use std::fmt;
+
+/// A number with its thousands set apart: `1,213`.
+pub(super) fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let mut grouped = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+impl fmt::Display for Has {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Has::Memory(bytes) => bytes.fmt(f),
+            Has::Cores(cores) => cores.fmt(f),
+            Has::Cpu(cpu) => cpu.fmt(f),
+            Has::Gpus(count) => count.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Closest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {}", self.has, self.node)?;
+        match self.gpu {
+            Some(gpu) => write!(f, "/GPU {gpu}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why so many nodes do not fit: "812 have no GPU with 8 GiB free, largest free part is …".
+pub(super) fn reason(cause: Cause, nodes: usize, closest: Option<&Closest>, prepared: &Prepared) -> String {
+    let count = grouped(nodes);
+    let (have, are) = if nodes == 1 { ("has", "is") } else { ("have", "are") };
+    let ask = &prepared.ask;
+    let need = largest_need(prepared);
+    let memory = match prepared.wants.first().map(|wanted| wanted.want.part.memory) {
+        // A percentage or a whole card comes to something else on every card.
+        Some(MemoryAsk::Percent(percent)) => format!("{percent} % of its memory"),
+        Some(MemoryAsk::All | MemoryAsk::AtMost(_)) => "all of its memory".to_string(),
+        _ => need.and_then(|need| need.limit).map(|b| b.to_string()).unwrap_or_default(),
+    };
+    let cores = need.and_then(|need| need.cores).map_or_else(|| "any".to_string(), |cores| cores.to_string());
+    let wanted = prepared.wants.iter().map(|wanted| wanted.want.count).max().unwrap_or(0);
+    let text = match cause {
+        Cause::NoGpu => format!("{count} {have} no GPU"),
+        Cause::Model => format!("{count} {have} only GPUs of models the pod excludes"),
+        Cause::Uuid => format!("{count} {have} only GPUs the pod excludes by UUID"),
+        Cause::Withheld => format!("{count} {have} no GPU on offer (unhealthy or MIG)"),
+        Cause::Card => format!("{count} {have} no card with {memory}"),
+        Cause::Slots => format!("{count} {have} GPUs split in fewer slots than asked"),
+        Cause::Shares => format!("{count} {have} no GPU that takes another share"),
+        Cause::Limits => {
+            format!("{count} {have} only GPUs where shares with and without a memory limit would mix")
+        }
+        Cause::HeldWhole => format!("{count} {have} every GPU held whole by other pods"),
+        Cause::NotEmpty => format!("{count} {have} no empty GPU"),
+        Cause::Memory => format!("{count} {have} no GPU with {memory} free"),
+        Cause::Cores => format!("{count} {have} no GPU with {cores} of its cores free"),
+        Cause::Cpu => format!("{count} {have} less than {} free", ask.cpu),
+        Cause::HostMemory => format!("{count} {have} less than {} of host memory free", ask.memory),
+        Cause::TooFew => format!("{count} {have} fewer than {wanted} GPUs that fit"),
+        Cause::Together => format!("{count} {have} no single GPU for all containers of the pod"),
+        Cause::AllAtOnce => {
+            format!("{count} {are} large enough for each container alone, not for all at once")
+        }
+    };
+    match (cause, closest) {
+        (Cause::Memory, Some(closest)) => format!("{text}, largest free part is {closest}"),
+        (Cause::Card, Some(closest)) => format!("{text}, largest card is {closest}"),
+        (_, Some(closest)) => format!("{text}, the most is {closest}"),
+        (_, None) => text,
+    }
+}
+
+/// Why one node does not fit.
+pub(super) fn node(short: &NodeShort, cause: Cause, gpus: &[Option<Short>], prepared: &Prepared) -> String {
+    match short {
+        NodeShort::Cpu { asked, free } => format!("{free} free, {asked} asked"),
+        NodeShort::Memory { asked, free } => format!("{free} of host memory free, {asked} asked"),
+        NodeShort::NoGpu => "no GPU".to_string(),
+        NodeShort::AllAtOnce => "each container fits alone, not all at once".to_string(),
+        NodeShort::Together => "no single GPU takes all containers".to_string(),
+        NodeShort::Gpus { ask, fitting } => {
+            let container = &prepared.ask.asks[*ask].container;
+            let wanted = prepared.wants[*ask].want.count;
+            let each = gpus.iter().enumerate().map(|(gpu, short)| match short {
+                Some(short) => format!("GPU {gpu} {short}"),
+                None => format!("GPU {gpu} would do"),
+            });
+            let each = each.collect::<Vec<_>>().join("; ");
+            match cause {
+                Cause::TooFew => format!("container {container} wants {wanted} GPUs, {fitting} fit: {each}"),
+                _ => format!("container {container}: {each}"),
+            }
+        }
+    }
+}

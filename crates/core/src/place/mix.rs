@@ -1,0 +1,168 @@
+//! The mix of asks: what pods have looked like so far, as a guess at what comes next.
+//!
+//! Only asks that have arrived are known; the most frequent kinds that make up 95 percent of them stand for
+//! the rest.
+
+use super::fit::Prepared;
+use super::room::GpuClass;
+use super::sketch::{NEVER, milli};
+use crate::model::{Bytes, MilliCpu, Part, PodAsk, Selector};
+use std::collections::HashMap;
+
+/// How much of everything seen the typical kinds cover, in percent.
+const COVERED_PERCENT: u64 = 95;
+
+/// What makes two pods the same kind.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Likeness {
+    cpu: MilliCpu,
+    memory: Bytes,
+    count: u32,
+    part: Option<Part>,
+    models: Selector,
+}
+
+/// How often each kind of pod has been asked for.
+#[derive(Clone, Debug, Default)]
+pub struct Mix {
+    kinds: Vec<(Likeness, u64)>,
+    known: HashMap<Likeness, usize>,
+    seen: u64,
+}
+
+/// A kind of pod, measured on every class of GPU.
+#[derive(Clone, Debug)]
+pub struct Kind {
+    /// CPU.
+    pub cpu: f64,
+    /// Host memory.
+    pub memory: f64,
+    /// GPUs wanted; 0 for a pod that wants none.
+    pub count: u32,
+    /// Thousandths wanted of each GPU, by class; [`NEVER`] where the class is excluded or too small.
+    pub milli: Vec<u16>,
+    /// How often it was asked for.
+    pub weight: f64,
+}
+
+impl Mix {
+    /// Counts one more pod.
+    pub fn add(&mut self, ask: &PodAsk) {
+        // A pod of several containers counts by the one that wants most, on as many GPUs as all of them.
+        let largest = ask.asks.iter().max_by_key(|a| (a.want.part.whole, a.want.count));
+        let kind = Likeness {
+            cpu: ask.cpu,
+            memory: ask.memory,
+            count: ask.asks.iter().fold(0, |sum, a| sum.saturating_add(a.want.count)),
+            part: largest.map(|a| a.want.part),
+            models: ask.constraints.models.clone(),
+        };
+        let at = match self.known.get(&kind) {
+            Some(&at) => at,
+            None => {
+                self.kinds.push((kind.clone(), 0));
+                self.known.insert(kind, self.kinds.len() - 1);
+                self.kinds.len() - 1
+            }
+        };
+        self.kinds[at].1 += 1;
+        self.seen += 1;
+    }
+
+    /// Pods counted so far.
+    pub fn seen(&self) -> u64 {
+        self.seen
+    }
+
+    /// Halves every count, so that what was asked long ago weighs less than what is asked now.
+    pub fn fade(&mut self) {
+        self.kinds.retain_mut(|(_, count)| {
+            *count /= 2;
+            *count > 0
+        });
+        self.known = self.kinds.iter().enumerate().map(|(at, (kind, _))| (kind.clone(), at)).collect();
+        self.seen = self.kinds.iter().map(|(_, count)| count).sum();
+    }
+
+    /// Every kind seen, the most frequent first; equally frequent ones in the order they came.
+    pub fn kinds(&self, classes: &[GpuClass]) -> Vec<Kind> {
+        let mut order: Vec<&(Likeness, u64)> = self.kinds.iter().collect();
+        order.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        order.into_iter().map(|(kind, count)| Kind::measure(kind, *count, classes)).collect()
+    }
+
+    /// How many of [`Mix::kinds`] it takes to cover most of what was seen.
+    pub fn typical(&self) -> usize {
+        let mut counts: Vec<u64> = self.kinds.iter().map(|(_, count)| *count).collect();
+        counts.sort_unstable_by_key(|count| std::cmp::Reverse(*count));
+        let mut covered = 0;
+        let enough = |covered: u64| covered * 100 >= self.seen * COVERED_PERCENT;
+        counts
+            .iter()
+            .take_while(|&&count| {
+                let more = !enough(covered);
+                covered += count;
+                more
+            })
+            .count()
+    }
+}
+
+impl Kind {
+    fn measure(kind: &Likeness, count: u64, classes: &[GpuClass]) -> Kind {
+        let milli_on = |class: &GpuClass| match &kind.part {
+            None => 0,
+            Some(_) if !(kind.models.is_open() || kind.models.admits_model(&class.model)) => NEVER,
+            Some(part) => milli(&super::Need::of(part, class), class),
+        };
+        Kind {
+            cpu: kind.cpu.0 as f64,
+            memory: kind.memory.0 as f64,
+            count: kind.count,
+            milli: classes.iter().map(milli_on).collect(),
+            weight: count as f64,
+        }
+    }
+
+    /// The kind of one prepared ask, measured like the others.
+    pub fn of(prepared: &Prepared, classes: &[GpuClass]) -> Kind {
+        let mut mix = Mix::default();
+        mix.add(&prepared.ask);
+        mix.kinds(classes).swap_remove(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cpu_pod(cpu: u64) -> PodAsk {
+        PodAsk { cpu: MilliCpu(cpu), ..PodAsk::default() }
+    }
+
+    #[test]
+    fn typical_kinds_cover_most() {
+        let mut mix = Mix::default();
+        for (cpu, times) in [(1, 2), (2, 90), (3, 6), (4, 2)] {
+            for _ in 0..times {
+                mix.add(&cpu_pod(cpu));
+            }
+        }
+        let kinds = mix.kinds(&[]);
+        let order: Vec<f64> = kinds.iter().map(|kind| kind.cpu).collect();
+        assert_eq!(order, [2.0, 3.0, 1.0, 4.0]);
+        assert_eq!(mix.typical(), 2);
+    }
+
+    #[test]
+    fn fading_forgets_what_was_rare() {
+        let mut mix = Mix::default();
+        for cpu in [1, 1, 1, 1, 2] {
+            mix.add(&cpu_pod(cpu));
+        }
+        mix.fade();
+        assert_eq!(mix.seen(), 2);
+        mix.add(&cpu_pod(2));
+        assert_eq!(mix.kinds(&[]).len(), 2);
+    }
+}

@@ -1,0 +1,274 @@
+//! The policies of the literature, to compare with: random, best fit, dot product, and fragmentation gradient
+//! descent (FGD) as published.
+
+use crate::model::Cores;
+use crate::place::fit::{Prepared, Wanted};
+use crate::place::mix::{Kind, Mix};
+use crate::place::rank::{self, Ranking};
+use crate::place::room::{GpuClass, NodeRoom};
+use crate::place::sketch::Sketch;
+use crate::place::solve::Preference;
+use crate::place::{Cluster, order};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+
+/// Any node that fits, any GPU that fits.
+#[derive(Clone, Copy, Debug)]
+pub struct Random {
+    seed: u64,
+    decision: u64,
+}
+
+impl Random {
+    /// From a seed.
+    pub fn new(seed: u64) -> Random {
+        Random { seed, decision: 1 }
+    }
+
+    /// Before every decision: what was drawn for the last one no longer holds.
+    pub fn next(&mut self) {
+        self.decision += 1;
+    }
+
+    fn draw(&self, what: impl std::hash::Hash) -> u64 {
+        // Fixed keys: the same seed gives the same run.
+        BuildHasherDefault::<DefaultHasher>::default().hash_one((self.seed, self.decision, what))
+    }
+}
+
+impl Preference for Random {
+    fn sort(&self, _: &NodeRoom, _: &[GpuClass], _: &Wanted, gpus: &mut Vec<usize>) {
+        gpus.sort_by_key(|&gpu| self.draw(gpu));
+    }
+
+    fn set(&self, _: &NodeRoom, _: &[GpuClass], wanted: &Wanted, mask: u64) -> Option<u64> {
+        order::lowest(mask, wanted.want.count)
+    }
+}
+
+impl Ranking for Random {
+    fn name(&self) -> &'static str {
+        "random"
+    }
+
+    fn epoch(&self) -> u64 {
+        self.decision
+    }
+
+    fn rank(&self, room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared) -> Option<i64> {
+        let draw = (self.draw(room.node.name.as_str()) >> 1) as i64;
+        rank::fits(room, classes, prepared).then_some(draw)
+    }
+}
+
+/// The tightest GPU for a share, the lowest ones for whole GPUs: what best fit and dot product do on a node.
+fn tightest(room: &NodeRoom, classes: &[GpuClass], gpus: &mut [usize]) {
+    gpus.sort_by_key(|&gpu| (room.gpus[gpu].idle_milli(&classes[usize::from(room.gpus[gpu].class)]), gpu));
+}
+
+/// The largest node of the cluster, by which the classic scores are normalised.
+#[derive(Clone, Copy, Debug)]
+pub struct Largest {
+    cpu: f64,
+    gpu_milli: f64,
+}
+
+impl Largest {
+    /// Of a cluster.
+    pub fn of(cluster: &Cluster) -> Largest {
+        let most = |of: &dyn Fn(&NodeRoom) -> f64| cluster.rooms().iter().map(of).fold(1.0, f64::max);
+        Largest {
+            cpu: most(&|room| room.node.cpu_milli.map_or(0.0, |cpu| cpu.0 as f64)),
+            gpu_milli: most(&|room| room.gpus.len() as f64 * 1000.0),
+        }
+    }
+}
+
+fn asked_milli(prepared: &Prepared) -> f64 {
+    let milli = |wanted: &Wanted| match wanted.want.part.cores {
+        crate::model::CoresAsk::Exactly(cores) => {
+            f64::from(wanted.want.count) * f64::from(cores.as_millipercent())
+                / f64::from(Cores::WHOLE.as_millipercent())
+        }
+        _ => f64::from(wanted.want.count),
+    };
+    prepared.wants.iter().map(milli).sum::<f64>() * 1000.0
+}
+
+/// The node that is left with least.
+#[derive(Clone, Copy, Debug)]
+pub struct BestFit(pub Largest);
+
+/// The node whose leftovers resemble the ask least.
+#[derive(Clone, Copy, Debug)]
+pub struct DotProduct(pub Largest);
+
+macro_rules! tightest_on_node {
+    ($($ranking:ty),*) => {$(
+        impl Preference for $ranking {
+            fn sort(&self, room: &NodeRoom, classes: &[GpuClass], _: &Wanted, gpus: &mut Vec<usize>) {
+                tightest(room, classes, gpus);
+            }
+
+            fn set(&self, _: &NodeRoom, _: &[GpuClass], wanted: &Wanted, mask: u64) -> Option<u64> {
+                order::lowest(mask, wanted.want.count)
+            }
+        }
+    )*};
+}
+
+tightest_on_node!(BestFit, DotProduct);
+
+impl Ranking for BestFit {
+    fn name(&self) -> &'static str {
+        "best-fit"
+    }
+
+    fn rank(&self, room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared) -> Option<i64> {
+        if !rank::fits(room, classes, prepared) {
+            return None;
+        }
+        let sketch = Sketch::of(room, classes);
+        let cpu_left = (sketch.cpu - prepared.ask.cpu.0 as f64) / self.0.cpu;
+        let gpu_left = (f64::from(sketch.idle_sum()) - asked_milli(prepared)) / self.0.gpu_milli;
+        Some((100.0 * (1.0 - 0.5 * (cpu_left + gpu_left))).floor() as i64)
+    }
+}
+
+impl Ranking for DotProduct {
+    fn name(&self) -> &'static str {
+        "dot-product"
+    }
+
+    fn rank(&self, room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared) -> Option<i64> {
+        if !rank::fits(room, classes, prepared) {
+            return None;
+        }
+        let sketch = Sketch::of(room, classes);
+        // Against the node's own size, as published.
+        let cpu = room.node.cpu_milli.map_or(self.0.cpu, |cpu| cpu.0 as f64).max(1.0);
+        let gpu = (room.gpus.len() as f64 * 1000.0).max(1.0);
+        let along_cpu = sketch.cpu / cpu * (prepared.ask.cpu.0 as f64 / cpu);
+        let along_gpu = f64::from(sketch.idle_sum()) / gpu * (asked_milli(prepared) / gpu);
+        Some((100.0 * (1.0 - (along_cpu + along_gpu) / 2.0)).floor() as i64)
+    }
+}
+
+/// Fragmentation gradient descent as published: it knows the whole list of pods beforehand.
+#[derive(Clone, Debug)]
+pub struct Fgd {
+    typical: Vec<Kind>,
+}
+
+impl Fgd {
+    /// Knowing this mix.
+    pub fn new(mix: &Mix, classes: &[GpuClass]) -> Fgd {
+        let mut typical = mix.kinds(classes);
+        typical.truncate(mix.typical());
+        let covered: f64 = typical.iter().map(|kind| kind.weight).sum();
+        for kind in &mut typical {
+            kind.weight /= covered;
+        }
+        Fgd { typical }
+    }
+
+    /// Idle thousandths that the typical pods cannot use, weighted by how typical they are.
+    fn fragments(&self, node: &Sketch) -> f64 {
+        let all = node.idle_sum();
+        if all == 0 {
+            return 0.0;
+        }
+        let useless = |kind: &Kind| {
+            if kind.count == 0 || kind.cpu > node.cpu || kind.memory > node.memory {
+                return all;
+            }
+            let large_enough = |&(idle, class): &(u16, usize)| idle >= kind.milli[class];
+            let (count, usable) = node
+                .gpus()
+                .filter(large_enough)
+                .fold((0, 0), |(count, usable), (idle, _)| (count + 1, usable + u32::from(idle)));
+            if count >= kind.count { all - usable } else { all }
+        };
+        self.typical.iter().map(|kind| kind.weight * f64::from(useless(kind))).sum()
+    }
+
+    fn score(&self, before: f64, after: &Sketch) -> i64 {
+        let gained = before - self.fragments(after);
+        // The coarse step is part of the method: exact scores do markedly worse.
+        (100.0 / (1.0 + (-gained / 1000.0).exp())).floor() as i64
+    }
+
+    /// The score of a share on each GPU that takes it.
+    fn share_scores(
+        &self,
+        room: &NodeRoom,
+        classes: &[GpuClass],
+        prepared_host: &dyn Fn(&mut Sketch),
+        wanted: &Wanted,
+        mask: u64,
+    ) -> Vec<(i64, usize)> {
+        let now = Sketch::of(room, classes);
+        let before = self.fragments(&now);
+        let mut seen: Vec<(u16, u16, i64)> = Vec::new();
+        order::indexes(mask)
+            .filter_map(|gpu| {
+                let state = (now.idle[gpu], now.class[gpu]);
+                if let Some(&(.., score)) = seen.iter().find(|(idle, class, _)| (*idle, *class) == state) {
+                    return Some((score, gpu));
+                }
+                let need = wanted.needs[usize::from(room.gpus[gpu].class)]?;
+                let mut after = now;
+                prepared_host(&mut after);
+                after.take_part(gpu, &room.gpus[gpu], &need, classes);
+                let score = self.score(before, &after);
+                seen.push((state.0, state.1, score));
+                Some((score, gpu))
+            })
+            .collect()
+    }
+}
+
+impl Preference for Fgd {
+    fn sort(&self, room: &NodeRoom, classes: &[GpuClass], wanted: &Wanted, gpus: &mut Vec<usize>) {
+        let mask = gpus.iter().fold(0, |mask, gpu| mask | 1 << gpu);
+        let mut scores = self.share_scores(room, classes, &|_| {}, wanted, mask);
+        scores.sort_by_key(|&(score, gpu)| (std::cmp::Reverse(score), gpu));
+        *gpus = scores.into_iter().map(|(_, gpu)| gpu).collect();
+    }
+
+    fn set(&self, _: &NodeRoom, _: &[GpuClass], wanted: &Wanted, mask: u64) -> Option<u64> {
+        order::lowest(mask, wanted.want.count)
+    }
+}
+
+impl Ranking for Fgd {
+    fn name(&self) -> &'static str {
+        "fgd"
+    }
+
+    fn rank(&self, room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared) -> Option<i64> {
+        if !rank::fits(room, classes, prepared) {
+            return None;
+        }
+        let host = |sketch: &mut Sketch| sketch.take_host(prepared);
+        match prepared.wants.as_slice() {
+            [share] if share.want.count == 1 && !share.want.part.whole => {
+                let mask = order::fitting(room, classes, prepared, share);
+                let scores = self.share_scores(room, classes, &host, share, mask);
+                scores.into_iter().map(|(score, _)| score).max()
+            }
+            wants => {
+                let now = Sketch::of(room, classes);
+                let mut after = now;
+                host(&mut after);
+                for wanted in wants {
+                    let mask = order::fitting(room, classes, prepared, wanted);
+                    for gpu in order::indexes(order::lowest(mask, wanted.want.count)?) {
+                        let need = wanted.needs[usize::from(room.gpus[gpu].class)]?;
+                        after.take_part(gpu, &room.gpus[gpu], &need, classes);
+                    }
+                }
+                Some(self.score(self.fragments(&now), &after))
+            }
+        }
+    }
+}

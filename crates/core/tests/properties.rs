@@ -1,0 +1,268 @@
+//! What must hold for every cluster, every ask and every order of events.
+//!
+//! `PROPTEST_CASES=20000 cargo test --test properties` looks longer; `make soak` does.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use partage_core::explain::{explain, why_not};
+use partage_core::ledger::{Finding, Ledger, Moment};
+use partage_core::model::*;
+use partage_core::place::rank::Plain;
+use partage_core::place::{Cluster, HostUse, NodeIndex};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+fn nodes() -> impl Strategy<Value = Vec<Node>> {
+    let gpu = (prop_oneof![Just(16u64), Just(40), Just(80)], prop::bool::weighted(0.1));
+    let node = (
+        vec(gpu, 0..5),
+        prop_oneof![Just(100u32), Just(150)],
+        prop::option::of(1u32..4),
+        prop::option::of(1000u64..64_000),
+    );
+    vec(node, 1..5).prop_map(|nodes| {
+        type Drawn = (Vec<(u64, bool)>, u32, Option<u32>, Option<u64>);
+        let build = |(at, (gpus, overcommit, max_shares, cpu)): (usize, Drawn)| {
+            let gpus = gpus.into_iter().enumerate().map(|(index, (gib, withheld))| Gpu {
+                uuid: format!("GPU-{at}-{index}").into(),
+                minor: index as u32,
+                model: format!("M{gib}"),
+                memory_bytes: Bytes::gib(gib).unwrap(),
+                numa: Some((index / 2) as u32),
+                pci: None,
+                withheld: withheld.then(|| "XID 79".to_string()),
+            });
+            let mut node = Node::new(format!("node-{at}"), gpus.collect());
+            node.memory_overcommit_percent = Overcommit::percent(overcommit).unwrap();
+            node.max_shares_per_gpu = max_shares;
+            node.cpu_milli = cpu.map(MilliCpu);
+            node
+        };
+        nodes.into_iter().enumerate().map(build).collect()
+    })
+}
+
+fn wants() -> impl Strategy<Value = Want> {
+    let memory = prop_oneof![
+        1 => Just(MemoryAsk::Unlimited),
+        1 => Just(MemoryAsk::All),
+        4 => (1u64..90).prop_map(|gib| MemoryAsk::Exactly(Bytes::gib(gib).unwrap())),
+        1 => (1u32..=100).prop_map(MemoryAsk::Percent),
+    ];
+    let cores = prop_oneof![
+        Just(CoresAsk::Uncounted),
+        (1u32..=100).prop_map(|percent| CoresAsk::Exactly(Cores::percent(percent).unwrap())),
+        (1u32..=25).prop_map(CoresAsk::Slots),
+    ];
+    (1u32..4, memory, cores, prop::bool::weighted(0.15)).prop_map(|(count, memory, cores, whole)| {
+        // Slots are always asked as one lot, as their dialect does.
+        let count = if matches!(cores, CoresAsk::Slots(_)) { 1 } else { count };
+        Want { count, part: Part { memory, cores, whole, ceiling: None } }
+    })
+}
+
+fn asks() -> impl Strategy<Value = PodAsk> {
+    let role = prop_oneof![Just(Role::Init), Just(Role::Sidecar), Just(Role::App)];
+    let together = prop_oneof![4 => Just(Together::Anywhere), 1 => Just(Together::Preferred), 1 => Just(Together::Required)];
+    let models = prop_oneof![4 => Just(vec![]), 1 => Just(vec!["M40".to_string()])];
+    (vec((role, wants()), 0..4), together, models, 0u64..8000).prop_map(
+        |(mut wants, together, models, cpu)| {
+            // Ordinary containers come last in a spec.
+            wants.sort_by_key(|(role, _)| *role == Role::App);
+            let asks = wants.into_iter().enumerate().map(|(at, (role, want))| Ask {
+                container: format!("c{at}").into(),
+                role,
+                want,
+            });
+            PodAsk {
+                asks: asks.collect(),
+                constraints: Constraints {
+                    models: Selector { only: models, never: vec![] },
+                    together,
+                    ..Constraints::default()
+                },
+                cpu: MilliCpu(cpu),
+                memory: Bytes::ZERO,
+            }
+        },
+    )
+}
+
+fn policies() -> impl Strategy<Value = Policy> {
+    prop_oneof![Just(Policy::Binpack), Just(Policy::Spread), Just(Policy::Topology)]
+}
+
+fn id(pod: usize) -> PodId {
+    PodId { uid: format!("uid-{pod}").into(), namespace: "ns".into(), name: format!("pod-{pod}").into() }
+}
+
+fn place(ledger: &mut Ledger, pod: usize, ask: &PodAsk, policy: Policy) -> bool {
+    let Some(decision) = ledger.cluster_mut().best(ask, &Plain(policy)) else { return false };
+    ledger.reserve(id(pod), ask, &decision, Moment(10)).expect("a fresh decision is never refused");
+    true
+}
+
+fn used(cluster: &Cluster) -> Vec<(Vec<partage_core::place::Charge>, HostUse)> {
+    cluster.rooms().iter().map(|r| (r.gpus.iter().map(|g| g.used).collect(), r.host_used)).collect()
+}
+
+/// Every limit of every GPU, recomputed from the grants alone.
+fn within_capacity(ledger: &Ledger) -> Result<(), TestCaseError> {
+    prop_assert_eq!(ledger.audit(), Vec::<Finding>::new());
+    for room in ledger.cluster().rooms() {
+        for (gpu, state) in room.node.gpus.iter().zip(&room.gpus) {
+            let promised = room.node.memory_overcommit_percent.of(gpu.memory_bytes).0;
+            prop_assert!(state.used.memory <= promised);
+            prop_assert!(state.used.cores <= 100_000);
+            prop_assert!(room.node.max_shares_per_gpu.is_none_or(|most| state.used.shares <= most));
+            prop_assert!(state.used.limited == 0 || state.used.unlimited == 0);
+            prop_assert!(state.used.whole == 0 || state.used.shares == 1);
+            prop_assert!(gpu.withheld.is_none() || state.used.shares == 0);
+        }
+        if let Some(cpu) = room.node.cpu_milli {
+            prop_assert!(room.host_used.cpu <= cpu);
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn never_over_capacity_and_release_restores(
+        nodes in nodes(),
+        asks in vec(asks(), 1..25),
+        policy in policies(),
+        gone in vec(any::<prop::sample::Index>(), 0..15),
+    ) {
+        let mut ledger = Ledger::new(nodes);
+        let empty = used(ledger.cluster());
+        for (pod, ask) in asks.iter().enumerate() {
+            let before = used(ledger.cluster());
+            if place(&mut ledger, pod, ask, policy) {
+                within_capacity(&ledger)?;
+                // Giving it back restores exactly what was there; then it stays after all.
+                let held = ledger.release(&id(pod).uid).unwrap();
+                prop_assert_eq!(used(ledger.cluster()), before);
+                ledger.confirm(held.pod, held.grant, held.host);
+                within_capacity(&ledger)?;
+            }
+        }
+        for index in gone {
+            ledger.release(&id(index.index(asks.len())).uid);
+            within_capacity(&ledger)?;
+        }
+        for pod in 0..asks.len() {
+            ledger.release(&id(pod).uid);
+        }
+        prop_assert_eq!(used(ledger.cluster()), empty);
+    }
+
+    #[test]
+    fn a_grant_is_what_was_asked(nodes in nodes(), ask in asks(), policy in policies()) {
+        let mut ledger = Ledger::new(nodes);
+        if place(&mut ledger, 0, &ask, policy) {
+            let grant = &ledger.held(&id(0).uid).unwrap().grant;
+            prop_assert_eq!(grant.grants.len(), ask.asks.len());
+            for (grant, asked) in grant.grants.iter().zip(&ask.asks) {
+                prop_assert_eq!(&grant.container, &asked.container);
+                let mut gpus: Vec<_> = grant.shares.iter().map(|share| &share.gpu).collect();
+                gpus.dedup();
+                prop_assert_eq!(gpus.len(), grant.shares.len(), "each part on a GPU of its own");
+                if let CoresAsk::Slots(_) = asked.want.part.cores {
+                    continue;
+                }
+                prop_assert_eq!(grant.shares.len(), asked.want.count as usize);
+                for share in &grant.shares {
+                    prop_assert_eq!(share.whole, asked.want.part.whole);
+                    if let MemoryAsk::Exactly(bytes) = asked.want.part.memory {
+                        prop_assert_eq!(share.memory_bytes, Some(bytes));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rebuild_does_not_depend_on_order(
+        nodes in nodes(),
+        asks in vec(asks(), 1..12),
+        order in Just((0..12usize).collect::<Vec<_>>()).prop_shuffle(),
+    ) {
+        let mut ledger = Ledger::new(nodes.clone());
+        for (pod, ask) in asks.iter().enumerate() {
+            place(&mut ledger, pod, ask, Policy::Binpack);
+        }
+        let held = |pod: &usize| {
+            let held = ledger.held(&id(*pod).uid)?;
+            Some((held.pod.clone(), held.grant.clone(), held.host))
+        };
+        // Every grant twice, in any order.
+        let grants: Vec<_> = order.iter().chain(order.iter().rev()).filter_map(held).collect();
+        let rebuilt = Ledger::rebuild(nodes, grants);
+        prop_assert_eq!(used(rebuilt.cluster()), used(ledger.cluster()));
+        prop_assert_eq!(rebuilt.audit(), Vec::<Finding>::new());
+    }
+
+    #[test]
+    fn conflicting_grants_rebuild_the_same_in_any_order(
+        nodes in nodes(),
+        asks in vec(asks(), 2..8),
+        order in Just((0..16usize).collect::<Vec<_>>()).prop_shuffle(),
+    ) {
+        let mut ledger = Ledger::new(nodes.clone());
+        for (pod, ask) in asks.iter().enumerate() {
+            place(&mut ledger, pod, ask, Policy::Spread);
+        }
+        // Forged: pod 0 also claims what pod 1 holds, and so on.
+        let mut grants: Vec<_> = ledger.all_held().map(|h| (h.pod.clone(), h.grant.clone(), HostUse::default())).collect();
+        grants.sort_by(|a, b| a.0.uid.cmp(&b.0.uid));
+        let forged: Vec<_> = grants.iter().zip(grants.iter().skip(1)).map(|(a, b)| (a.0.clone(), b.1.clone(), a.2)).collect();
+        grants.extend(forged);
+        let straight = Ledger::rebuild(nodes.clone(), grants.clone());
+        let shuffled = order.iter().filter_map(|&at| grants.get(at).cloned());
+        let shuffled = Ledger::rebuild(nodes, shuffled);
+        prop_assert_eq!(used(straight.cluster()), used(shuffled.cluster()));
+        prop_assert_eq!(straight.audit(), shuffled.audit());
+    }
+
+    #[test]
+    fn placement_is_a_function_of_the_room(
+        nodes in nodes(),
+        asks in vec(asks(), 1..12),
+        probe in asks(),
+        policy in policies(),
+    ) {
+        let mut ledger = Ledger::new(nodes.clone());
+        for (pod, ask) in asks.iter().enumerate() {
+            place(&mut ledger, pod, ask, policy);
+            // Ranks cached along the way must not show in the answer.
+            ledger.cluster_mut().best(&probe, &Plain(policy));
+        }
+        let grants: Vec<_> = ledger.all_held().map(|h| (h.pod.clone(), h.grant.clone(), h.host)).collect();
+        let mut fresh = Ledger::rebuild(nodes, grants);
+        let cached = ledger.cluster_mut().best(&probe, &Plain(policy));
+        prop_assert_eq!(cached, fresh.cluster_mut().best(&probe, &Plain(policy)));
+    }
+
+    #[test]
+    fn explain_agrees_with_fit(nodes in nodes(), asks in vec(asks(), 0..12), probe in asks()) {
+        let mut ledger = Ledger::new(nodes);
+        for (pod, ask) in asks.iter().enumerate() {
+            place(&mut ledger, pod, ask, Policy::Binpack);
+        }
+        let cluster = ledger.cluster_mut();
+        let decision = cluster.best(&probe, &Plain(Policy::Binpack));
+        let prepared = cluster.prepare(&probe);
+        for node in (0..cluster.rooms().len()).map(NodeIndex) {
+            let reason = why_not(cluster.room(node), cluster.classes(), &prepared);
+            let placed = cluster.place_on(node, &probe, &Plain(Policy::Spread));
+            prop_assert_eq!(reason.is_none(), placed.is_some(), "{:?}", reason);
+        }
+        let explanation = explain(cluster, &probe);
+        prop_assert_eq!(explanation.fitting.is_empty(), decision.is_none());
+        let refused: usize = explanation.reasons.iter().map(|reason| reason.nodes).sum();
+        prop_assert_eq!(refused + explanation.fitting.len(), explanation.nodes);
+        prop_assert_eq!(explanation.per_node.len(), refused);
+    }
+}
