@@ -26,14 +26,8 @@ pub enum Dialect {
 
 impl Dialect {
     /// Every dialect.
-    pub const ALL: [Dialect; 6] = [
-        Dialect::Native,
-        Dialect::Gpushare,
-        Dialect::Volcano,
-        Dialect::Vcuda,
-        Dialect::Aws,
-        Dialect::Hami,
-    ];
+    pub const ALL: [Dialect; 6] =
+        [Dialect::Native, Dialect::Gpushare, Dialect::Volcano, Dialect::Vcuda, Dialect::Aws, Dialect::Hami];
 
     /// Its name in output and settings.
     pub fn name(self) -> &'static str {

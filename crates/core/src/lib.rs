@@ -5,3 +5,6 @@ pub mod dialect;
 pub mod model;
 pub mod pod;
 pub mod quantity;
+pub mod snapshot;
+#[cfg(test)]
+pub(crate) mod testing;
