@@ -17,7 +17,7 @@ pub const API_VERSION: &str = "partage.dev/v1";
 /// The `kind` of a snapshot.
 pub const KIND: &str = "Snapshot";
 /// More memory than any GPU or share has: sums over a whole cluster stay far from overflow.
-const MOST_MEMORY: Bytes = Bytes(1 << 50);
+pub(crate) const MOST_MEMORY: Bytes = Bytes(1 << 50);
 
 /// The nodes of a cluster and the grants held on them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -158,7 +158,8 @@ fn check_node(node: &Node, path: &str) -> Result<(), SnapshotError> {
     Ok(())
 }
 
-fn check_grants(grants: &[Grant], path: &str) -> Result<(), SnapshotError> {
+/// What every list of grants must hold to, wherever it was written.
+pub(crate) fn check_grants(grants: &[Grant], path: &str) -> Result<(), SnapshotError> {
     let mut containers = BTreeSet::new();
     for (index, grant) in grants.iter().enumerate() {
         let path = format!("{path}.grants[{index}] ({})", grant.container);
@@ -171,7 +172,12 @@ fn check_grants(grants: &[Grant], path: &str) -> Result<(), SnapshotError> {
         if grant.shares.is_empty() {
             return Err(at(&path, "has no shares: leave the container out".into()));
         }
+        let mut gpus = BTreeSet::new();
         for (index, share) in grant.shares.iter().enumerate() {
+            if !gpus.insert(&share.gpu) {
+                let message = format!("{} is listed twice: write one share per GPU", share.gpu);
+                return Err(at(&format!("{path}.shares[{index}].gpu"), message));
+            }
             if let Some(memory) = share.memory_bytes.filter(|&memory| memory > MOST_MEMORY) {
                 let message = format!("is {}: write at most {MOST_MEMORY}", memory.0);
                 return Err(at(&format!("{path}.shares[{index}].memoryBytes"), message));
