@@ -74,17 +74,13 @@ impl Spelling {
 
     /// Each container with its index in `spec.containers`, which init containers and sidecars do not have.
     fn places(&self) -> BTreeMap<&str, Place<'_>> {
-        let mut apps = 0..;
-        let place = |spelt: &'_ SpeltContainer| match spelt.role {
-            Role::App => apps.next(),
-            Role::Init | Role::Sidecar => None,
-        };
-        let indexes: Vec<Option<usize>> = self.containers.iter().map(place).collect();
-        self.containers
-            .iter()
-            .zip(indexes)
-            .map(|(spelt, index)| (spelt.name.as_str(), (spelt, index)))
-            .collect()
+        let mut app_indexes = 0..;
+        let mut places = BTreeMap::new();
+        for spelt in &self.containers {
+            let app_index = if spelt.role == Role::App { app_indexes.next() } else { None };
+            places.insert(spelt.name.as_str(), (spelt, app_index));
+        }
+        places
     }
 }
 

@@ -65,6 +65,10 @@ pub(super) fn write(placed: &[&Placed<'_>], bind: &Bind<'_>, written: &mut Writt
 /// Not in these records: compute, its ceiling and exclusivity, which this dialect does not have; the shares of
 /// init containers and sidecars of a pod on several GPUs.
 pub(super) fn read(record: &Record<'_>) -> Result<Option<Vec<Grant>>, GrantError> {
+    let (index_text, allocation_text) = (record.annotation(INDEX)?, record.annotation(ALLOCATION)?);
+    if index_text.is_none() && allocation_text.is_none() {
+        return Ok(None);
+    }
     let mut asking = Vec::new();
     for container in &record.pod.containers {
         if let Some(units) = record.amount(container, MEMORY)? {
@@ -74,29 +78,10 @@ pub(super) fn read(record: &Record<'_>) -> Result<Option<Vec<Grant>>, GrantError
     if asking.is_empty() {
         return Ok(None);
     }
-    let index_text = record.annotation(INDEX)?;
-    let allocation_text = record.annotation(ALLOCATION)?;
     // A tool cannot see what it cannot parse, so broken JSON leaves the index to decide, as it does upstream.
     let allocation = allocation_text
         .and_then(|text| serde_json::from_str::<Allocation<String>>(text).ok())
         .filter(|allocation| !allocation.is_empty());
-    if index_text.is_none() && allocation.is_none() {
-        return match allocation_text {
-            None => Ok(None),
-            Some(text) => Err(GrantError::new(
-                ALLOCATION,
-                format!("{} is no allocation, and there is no {INDEX} either", quoted(text)),
-            )),
-        };
-    }
-    let only = match index_text {
-        Some(text) => {
-            let index = position(text)
-                .ok_or_else(|| GrantError::new(INDEX, format!("{} is no GPU index", quoted(text))))?;
-            Some(record.gpu_at(INDEX, index)?)
-        }
-        None => None,
-    };
     let mut allocated = match &allocation {
         Some(allocation) => read_allocation(record, allocation)?,
         None => BTreeMap::new(),
@@ -104,15 +89,21 @@ pub(super) fn read(record: &Record<'_>) -> Result<Option<Vec<Grant>>, GrantError
     let unit = record.settings.gpushare_unit.bytes();
     let mut grants = Vec::new();
     for (container, units) in asking {
-        let grant = match (allocated.remove(container.name.as_str()), only) {
-            (Some(shares), _) => grant(container, shares),
-            // The allocation lists only spec.containers.
-            (None, Some(gpu)) if allocation.is_none() || container.role != Role::App => {
-                grant(container, vec![share(gpu, INDEX, units, unit)?])
+        let shares = match (allocated.remove(container.name.as_str()), index_text) {
+            (Some(shares), _) => shares,
+            // The allocation lists only spec.containers: the index speaks for the others.
+            (None, Some(index)) if allocation.is_none() || container.role != Role::App => {
+                vec![share(only_gpu(record, index)?, INDEX, units, unit)?]
+            }
+            (None, None) if allocation.is_none() => {
+                let text = quoted(allocation_text.unwrap_or_default());
+                let message = format!("{text} is no allocation, and there is no {INDEX} either");
+                return Err(GrantError::new(ALLOCATION, message));
             }
             _ => continue,
         };
-        grants.push(grant);
+        let init = container.role == Role::Init;
+        grants.push(Grant { container: container.name.clone(), init, shares });
     }
     if let Some(container) = allocated.keys().next() {
         let message = format!("gives a share to container {container}, which asks for no {MEMORY}");
@@ -189,8 +180,10 @@ fn read_allocation<'a>(
     Ok(read)
 }
 
-fn grant(container: &Container, shares: Vec<Share>) -> Grant {
-    Grant { container: container.name.clone(), init: container.role == Role::Init, shares }
+fn only_gpu<'a>(record: &Record<'a>, index: &str) -> Result<&'a Gpu, GrantError> {
+    let found = position(index);
+    let found = found.ok_or_else(|| GrantError::new(INDEX, format!("{} is no GPU index", quoted(index))))?;
+    record.gpu_at(INDEX, found)
 }
 
 fn share(gpu: &Gpu, field: &str, units: u64, unit: u64) -> Result<Share, GrantError> {

@@ -1,6 +1,6 @@
 //! HAMi: the environment of its enforcement library. Its own record is read, never written.
 
-use super::volcano::{read_list, unit};
+use super::volcano::{List, unit};
 use super::{GrantError, Placed, Record, Written, environment};
 use crate::model::Grant;
 
@@ -20,5 +20,7 @@ pub(super) fn write(placed: &[&Placed<'_>], written: &mut Written) {
 
 /// Reads HAMi's record, which has the losses of Volcano's. Its memory is always in MiB.
 pub(super) fn read(record: &Record<'_>) -> Result<Option<Vec<Grant>>, GrantError> {
-    read_list(record, IDS, NODE, unit(1), &[record.asking(&ASKED)?])
+    let Some(text) = record.annotation(IDS)? else { return Ok(None) };
+    let list = List { key: IDS, node_key: NODE, text, unit: unit(1) };
+    list.read(record, &[record.asking(&ASKED)?])
 }

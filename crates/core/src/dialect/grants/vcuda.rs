@@ -51,6 +51,12 @@ pub(super) fn write(
 /// Not in this record: the shares of init containers and sidecars. A memory limit on several whole GPUs is read as
 /// a limit on each of them.
 pub(super) fn read(record: &Record<'_>) -> Result<Option<Vec<Grant>>, GrantError> {
+    let has_record = |(index, container): (usize, &Container)| {
+        domain(container).is_some_and(|domain| record.pod.annotations.contains_key(&index_key(domain, index)))
+    };
+    if !record.apps().enumerate().any(has_record) {
+        return Ok(None);
+    }
     let mut grants = Vec::new();
     let mut unrecorded = None;
     for (index, container) in record.apps().enumerate() {

@@ -2,7 +2,7 @@
 
 use super::device_list::{self, Device, NVIDIA};
 use super::{Bind, GrantError, Placed, PlacedShare, Record, Written, environment, memory_of, quoted};
-use crate::model::{Bytes, Cores, Grant, Share};
+use crate::model::{Cores, Grant, Share};
 use crate::pod::Container;
 
 /// The node chosen.
@@ -63,82 +63,99 @@ pub(super) fn write(placed: &[&Placed<'_>], bind: &Bind<'_>, written: &mut Writt
 /// Not in it: the ceiling of compute, amounts finer than a unit of memory or a percent, the shares of init
 /// containers and sidecars.
 pub(super) fn read(record: &Record<'_>) -> Result<Option<Vec<Grant>>, GrantError> {
-    let asking = [record.asking(&ASKED)?, record.asking(&COUNTED)?];
-    read_list(record, IDS, NODE, unit(record.settings.volcano_memory_factor), &asking)
+    let Some(text) = record.annotation(IDS)? else { return Ok(None) };
+    let list = List { key: IDS, node_key: NODE, text, unit: unit(record.settings.volcano_memory_factor) };
+    list.read(record, &[record.asking(&ASKED)?, record.asking(&COUNTED)?])
+}
+
+/// An annotation with a device list.
+pub(super) struct List<'a> {
+    pub(super) key: &'a str,
+    /// The annotation that says for which node it is.
+    pub(super) node_key: &'a str,
+    pub(super) text: &'a str,
+    /// One unit of memory in bytes.
+    pub(super) unit: u64,
 }
 
 /// One unit of `volcano.sh/vgpu-memory` in bytes.
 pub(super) fn unit(factor: u32) -> u64 {
-    // A factor of zero is what Volcano's plugin dies of; nothing can be counted in it but single units.
+    // Zero would count nothing: it stands for the default.
     u64::from(factor.max(1)) << 20
 }
 
-/// Reads a device list. `asking` are the ways to tell which containers it lists, the first that fits its length
-/// decides: the list leaves out containers without a GPU, or leaves them empty.
-pub(super) fn read_list(
-    record: &Record<'_>,
-    key: &str,
-    node_key: &str,
-    unit: u64,
-    asking: &[Vec<&Container>],
-) -> Result<Option<Vec<Grant>>, GrantError> {
-    let fail = |message: String| GrantError::new(key, message);
-    let Some(text) = record.annotation(key)? else { return Ok(None) };
-    // Text on a pod that asks for nothing is no grant.
-    if asking.iter().all(Vec::is_empty) {
-        return Ok(None);
-    }
-    record.made_for_this_node(node_key)?;
-    let list = device_list::decode(text);
-    // A tool may go on without an entry; who counts what is held may not.
-    if let Some(entry) = list.skipped.first() {
-        let count = list.skipped.len();
-        return Err(fail(format!("{count} entries are no devices, the first is {entry}")));
-    }
-    let listed: Vec<Vec<Device>> = list.containers.into_iter().filter(|list| !list.is_empty()).collect();
-    let containers = asking.iter().find(|asking| asking.len() == listed.len()).ok_or_else(|| {
-        let asked = asking.first().map_or(0, Vec::len);
-        fail(format!("lists {} containers, but {asked} of the pod's ask for GPUs", listed.len()))
-    })?;
-    let grant = |(container, devices): (&&Container, &Vec<Device>)| {
-        let mut shares: Vec<Share> = Vec::new();
-        for device in devices {
-            let share = share(record, key, device, unit)?;
-            if shares.iter().any(|other| other.gpu == share.gpu) {
-                return Err(fail(format!("gives container {} twice GPU {}", container.name, share.gpu)));
-            }
-            shares.push(share);
+impl List<'_> {
+    /// Reads it as grants. `asking` are the ways to tell which containers it lists, the first that fits its length
+    /// decides: the list leaves out containers without a GPU, or leaves them empty.
+    pub(super) fn read(
+        &self,
+        record: &Record<'_>,
+        asking: &[Vec<&Container>],
+    ) -> Result<Option<Vec<Grant>>, GrantError> {
+        // Text on a pod that asks for nothing is no grant.
+        if asking.iter().all(Vec::is_empty) {
+            return Ok(None);
         }
-        Ok(Grant { container: container.name.clone(), init: false, shares })
-    };
-    containers.iter().zip(&listed).map(grant).collect::<Result<_, _>>().map(Some)
-}
-
-fn share(record: &Record<'_>, key: &str, device: &Device, unit: u64) -> Result<Share, GrantError> {
-    let fail = |message: String| GrantError::new(key, message);
-    let uuid = quoted(device.gpu.as_str());
-    if let Some(mig) = &device.mig {
-        let slot = quoted(&format!("{}-{}", mig.group, mig.position));
-        return Err(fail(format!("names MIG instance {slot} of GPU {uuid}: MIG is not supported yet")));
+        record.made_for_this_node(self.node_key)?;
+        let list = device_list::decode(self.text);
+        // A tool may go on without an entry; who counts what is held may not.
+        if let Some(entry) = list.skipped.first() {
+            let count = list.skipped.len();
+            return Err(self.wrong(format!("{count} entries are no devices, the first is {entry}")));
+        }
+        let listed: Vec<Vec<Device>> = list.containers.into_iter().filter(|list| !list.is_empty()).collect();
+        let fits = |asking: &&Vec<&Container>| !asking.is_empty() && asking.len() == listed.len();
+        let containers = asking.iter().find(fits).ok_or_else(|| {
+            let asked = asking.first().map_or(0, Vec::len);
+            self.wrong(format!("lists {} containers, but {asked} of the pod's ask for GPUs", listed.len()))
+        })?;
+        let grant = |(container, devices): (&&Container, &Vec<Device>)| {
+            let mut shares: Vec<Share> = Vec::new();
+            for device in devices {
+                let share = self.share(record, device)?;
+                if shares.iter().any(|other| other.gpu == share.gpu) {
+                    return Err(
+                        self.wrong(format!("gives container {} twice GPU {}", container.name, share.gpu))
+                    );
+                }
+                shares.push(share);
+            }
+            Ok(Grant { container: container.name.clone(), init: false, shares })
+        };
+        containers.iter().zip(&listed).map(grant).collect::<Result<_, _>>().map(Some)
     }
-    let index = record.node.gpu_index(&device.gpu);
-    let gpu = index
-        .map(|index| &record.node.gpus[index])
-        .ok_or_else(|| fail(format!("names GPU {uuid}, which node {} does not have", record.node.name)))?;
-    let cores = Cores::percent(device.cores)
-        .ok_or_else(|| fail(format!("gives {} % of GPU {uuid}: there are 100", device.cores)))?;
-    let memory = match u64::from(device.memory) {
-        // The enforcement library takes 0 for no limit.
-        0 => None,
-        // The last, partial unit of a GPU cannot be written: all units are all its memory.
-        units if units == gpu.memory_bytes.0 / unit => Some(gpu.memory_bytes),
-        units => Some(memory_of(key, units, unit)?),
-    };
-    Ok(Share {
-        gpu: gpu.uuid.clone(),
-        memory_bytes: memory.filter(|&memory| memory > Bytes::ZERO),
-        cores: Some(cores).filter(|&cores| cores > Cores::NONE),
-        ceiling: None,
-        whole: cores == Cores::WHOLE,
-    })
+
+    fn share(&self, record: &Record<'_>, device: &Device) -> Result<Share, GrantError> {
+        let uuid = quoted(device.gpu.as_str());
+        if let Some(mig) = &device.mig {
+            let slot = quoted(&format!("{}-{}", mig.group, mig.position));
+            return Err(
+                self.wrong(format!("names MIG instance {slot} of GPU {uuid}: MIG is not supported yet"))
+            );
+        }
+        let index = record.node.gpu_index(&device.gpu);
+        let gpu = index.map(|index| &record.node.gpus[index]).ok_or_else(|| {
+            self.wrong(format!("names GPU {uuid}, which node {} does not have", record.node.name))
+        })?;
+        let cores = Cores::percent(device.cores)
+            .ok_or_else(|| self.wrong(format!("gives {} % of GPU {uuid}: there are 100", device.cores)))?;
+        let memory = match u64::from(device.memory) {
+            // The enforcement library takes 0 for no limit.
+            0 => None,
+            // The last, partial unit of a GPU cannot be written: all units are all its memory.
+            units if units == gpu.memory_bytes.0 / self.unit => Some(gpu.memory_bytes),
+            units => Some(memory_of(self.key, units, self.unit)?),
+        };
+        Ok(Share {
+            gpu: gpu.uuid.clone(),
+            memory_bytes: memory,
+            cores: Some(cores).filter(|&cores| cores > Cores::NONE),
+            ceiling: None,
+            whole: cores == Cores::WHOLE,
+        })
+    }
+
+    fn wrong(&self, message: String) -> GrantError {
+        GrantError::new(self.key, message)
+    }
 }

@@ -117,6 +117,18 @@ fn records_on_a_pod_that_asks_for_nothing_are_no_grant() {
 }
 
 #[test]
+fn amounts_nobody_can_read_are_no_matter_without_a_record() {
+    let mut pod = asking_all();
+    for limit in pod.containers[0].limits.values_mut() {
+        *limit = "many".into();
+    }
+    assert_eq!(read_back(&pod, &Settings::default()), Ok(None));
+    let recorded = annotated(pod, &[(gpushare::INDEX, "0")]);
+    let error = read_back(&recorded, &Settings::default()).unwrap_err();
+    assert!(error.starts_with("aliyun.com/gpu-mem: container main: \"many\" is not"), "{error}");
+}
+
+#[test]
 fn a_record_of_any_length_is_refused_or_read_in_one_pass() {
     let long = "x".repeat(MOST_TEXT + 1);
     for key in [native::ANNOTATION, gpushare::INDEX, gpushare::ALLOCATION, volcano::IDS, hami::IDS] {

@@ -8,9 +8,11 @@ use proptest::prelude::*;
 use proptest::sample::subsequence;
 
 type Case = (Node, Pod, PodGrant);
+/// When a container runs, what it is limited to, what it got.
+type Holder = (Role, Vec<(String, u64)>, Vec<Share>);
 
 /// The node with a pod whose containers hold `shares`, with containers that ask for nothing in between.
-fn case(node: Node, containers: Vec<(Role, Vec<(String, u64)>, Vec<Share>)>) -> Case {
+fn case(node: Node, containers: Vec<Holder>) -> Case {
     let mut grant = PodGrant { node: node.name.clone(), grants: Vec::new() };
     let mut pod = Pod::default();
     for (index, (role, limits, shares)) in containers.into_iter().enumerate() {
