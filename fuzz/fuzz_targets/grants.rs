@@ -2,7 +2,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use partage_core::dialect::grants::{Spelling, UnixNanos, gpushare, hami, native, read, vcuda, volcano, write};
+use partage_core::dialect::grants::{
+    Spelling, UnixNanos, gpushare, hami, native, read, vcuda, volcano, write,
+};
 use partage_core::dialect::{Dialect, Settings};
 use partage_core::model::{Bytes, Gpu, Node, Role};
 use partage_core::pod::{Container, Pod};
@@ -64,7 +66,8 @@ fn pod(amount: &str) -> Pod {
             "example.com/vcuda-memory",
             "nvidia.com/gpu",
         ];
-        let limits: BTreeMap<_, _> = names.iter().map(|name| (name.to_string(), amount.to_string())).collect();
+        let limits: BTreeMap<_, _> =
+            names.iter().map(|name| (name.to_string(), amount.to_string())).collect();
         Container { name: name.into(), role, requests: BTreeMap::new(), limits, env: BTreeMap::new() }
     };
     Pod {

@@ -20,7 +20,7 @@ pub mod vcuda;
 pub mod volcano;
 
 use super::{Dialect, Settings};
-use crate::model::{Bytes, ContainerName, Cores, Gpu, Grant, Node, NodeName, PodGrant, Role, Share};
+use crate::model::{Bytes, ContainerName, Gpu, Grant, Node, NodeName, PodGrant, Role, Share};
 use crate::pod::{Container, Pod};
 use crate::quantity::Quantity;
 use crate::snapshot::MOST_MEMORY;
@@ -265,14 +265,10 @@ impl PlacedShare<'_> {
         }
     }
 
-    /// The share's compute in whole percents, rounded up; 100 is a GPU nobody else is on, 0 nothing promised.
+    /// The share's compute in whole percents, rounded up; 0 = nothing promised.
     fn percent(&self) -> u32 {
-        if self.share.whole { 100 } else { whole_percent(self.share.cores) }
+        self.share.cores.map_or(0, |cores| cores.as_millipercent().div_ceil(1000))
     }
-}
-
-fn whole_percent(cores: Option<Cores>) -> u32 {
-    cores.map_or(0, |cores| cores.as_millipercent().div_ceil(1000))
 }
 
 /// A pod whose records are read, and the node they must fit.

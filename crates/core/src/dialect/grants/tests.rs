@@ -6,7 +6,7 @@ mod round_trips;
 
 use super::*;
 use crate::dialect::MemoryUnit;
-use crate::model::GpuUuid;
+use crate::model::{Cores, GpuUuid};
 
 const NOW: UnixNanos = UnixNanos(1_700_000_000_123_456_789);
 

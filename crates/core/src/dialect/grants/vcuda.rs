@@ -149,22 +149,33 @@ fn shares(
         Some(blocks) => Some(memory_of(&format!("{domain}{MEMORY}"), *blocks, MEMORY_BLOCK)?),
         None => None,
     };
-    let ceiling = if whole { None } else { ceiling(record, domain)? };
-    let part = u32::try_from((*cores).min(100)).ok().and_then(Cores::percent);
+    let promised = percent(*cores);
+    let ceiling = if whole { None } else { ceiling(record, domain, promised)? };
     let memory = |gpu: &Gpu| -> Option<Bytes> {
         if whole { Some(limit.unwrap_or(gpu.memory_bytes).min(gpu.memory_bytes)) } else { limit }
     };
-    let share =
-        |gpu: &&Gpu| Share { gpu: gpu.uuid.clone(), memory_bytes: memory(gpu), cores: part, ceiling, whole };
+    let share = |gpu: &&Gpu| Share {
+        gpu: gpu.uuid.clone(),
+        memory_bytes: memory(gpu),
+        cores: Some(promised),
+        ceiling,
+        whole,
+    };
     Ok(gpus.iter().map(share).collect())
 }
 
-/// How far compute may stretch: an annotation of the whole pod; above 100 is 100.
-fn ceiling(record: &Record<'_>, domain: &str) -> Result<Option<Cores>, GrantError> {
+/// How far compute may stretch: an annotation of the whole pod. Upstream also runs pods whose ceiling is below what
+/// they were promised: the promise stands.
+fn ceiling(record: &Record<'_>, domain: &str, promised: Cores) -> Result<Option<Cores>, GrantError> {
     let key = format!("{domain}/vcuda-core-limit");
     let Some(text) = record.annotation(&key)? else { return Ok(None) };
-    let percent: u64 = text.trim().parse().map_err(|_| {
+    let limit: u64 = text.parse().map_err(|_| {
         GrantError::new(key, format!("{} is no number of percent: write one like \"50\"", quoted(text)))
     })?;
-    Ok(u32::try_from(percent.min(100)).ok().and_then(Cores::percent))
+    Ok(Some(percent(limit).max(promised)))
+}
+
+/// Anything above 100 is one GPU.
+fn percent(cores: u64) -> Cores {
+    u32::try_from(cores).ok().and_then(Cores::percent).unwrap_or(Cores::WHOLE)
 }

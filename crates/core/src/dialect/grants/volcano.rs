@@ -35,7 +35,8 @@ pub(super) fn write(placed: &[&Placed<'_>], bind: &Bind<'_>, written: &mut Writt
         mig: None,
         kind: NVIDIA.into(),
         memory: u32::try_from(part.units(unit)).unwrap_or(u32::MAX),
-        cores: part.percent(),
+        // To Volcano's scheduler 100 alone means that nobody else fits.
+        cores: if part.share.whole { 100 } else { part.percent() },
     };
     // Volcano's tools match the list against spec.containers, so the other containers are only in the native
     // record.
@@ -60,8 +61,8 @@ pub(super) fn write(placed: &[&Placed<'_>], bind: &Bind<'_>, written: &mut Writt
 
 /// Reads the lasting record.
 ///
-/// Not in it: the ceiling of compute, amounts finer than a unit of memory or a percent, the shares of init
-/// containers and sidecars.
+/// Not in it: the ceiling of compute, amounts finer than a unit of memory or a percent, a cap on the compute of a
+/// GPU nobody else is on, the shares of init containers and sidecars.
 pub(super) fn read(record: &Record<'_>) -> Result<Option<Vec<Grant>>, GrantError> {
     let Some(text) = record.annotation(IDS)? else { return Ok(None) };
     let list = List { key: IDS, node_key: NODE, text, unit: unit(record.settings.volcano_memory_factor) };

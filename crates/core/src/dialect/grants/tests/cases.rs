@@ -172,6 +172,50 @@ fn c95_memory_is_counted_in_the_factor() {
 }
 
 #[test]
+fn volcano_scheduler_sees_an_exclusive_gpu_as_full() {
+    let pod = pod(vec![app("main", &[(NUMBER, "1")])]);
+    let exclusive = Share { whole: true, ..mib("GPU-a", 3000, Some(30)) };
+    let grant = pod_grant(vec![granted("main", vec![exclusive])]);
+    let written = written(&pod, &grant, Dialect::Volcano, &Settings::default());
+    assert_eq!(written.annotations[volcano::IDS], "GPU-a,NVIDIA,3000,100:");
+    assert_eq!(written.env["main"]["CUDA_DEVICE_SM_LIMIT"], "30");
+}
+
+#[test]
+fn units_are_rounded_up_and_never_more_than_the_gpu_counts() {
+    // 16276 MiB are 15 GiB and a rest that no tool counts.
+    for (memory, units) in [(Some(1), "1"), (Some(1025), "2"), (Some(16276), "15"), (None, "15")] {
+        let pod = pod(vec![app("main", &[(GPU_MEM, "1")])]);
+        let memory = memory.and_then(Bytes::mib);
+        let grant = pod_grant(vec![granted("main", vec![share("GPU-a", memory, None)])]);
+        let written = written(&pod, &grant, Dialect::Gpushare, &Settings::default());
+        assert_eq!(written.annotations[gpushare::POD], units);
+    }
+}
+
+#[test]
+fn containers_of_one_pod_may_ask_in_different_dialects() {
+    let pod = pod(vec![
+        app("one", &[(GPU_MEM, "1")]),
+        app("two", &[(NUMBER, "1")]),
+        app("three", &[(CORE, "10"), (BLOCKS, "1")]),
+    ]);
+    let dialects = [("one", Dialect::Gpushare), ("two", Dialect::Volcano), ("three", Dialect::Vcuda)];
+    let dialects = dialects.map(|(name, dialect)| (name.into(), dialect)).into();
+    let grant = pod_grant(vec![
+        granted("one", vec![gib("GPU-a", 1)]),
+        granted("two", vec![gib("GPU-a", 2)]),
+        granted("three", vec![mib("GPU-b", 256, Some(10))]),
+    ]);
+    let written = write(&grant, &node(), &Spelling::of(&pod, &dialects), &Settings::default(), NOW).unwrap();
+    assert_eq!(written.annotations[gpushare::ALLOCATION], r#"{"0":{"0":1}}"#);
+    assert_eq!(written.annotations[volcano::IDS], "GPU-a,NVIDIA,2048,0:");
+    assert_eq!(written.annotations["inspur.com/predicate-gpu-idx-2"], "3");
+    let carried = Pod { annotations: written.annotations, ..pod };
+    assert_eq!(read_back(&carried, &Settings::default()), Ok(Some((Dialect::Native, grant))));
+}
+
+#[test]
 fn c19_mig_is_reported_not_misread() {
     let pod = pod(vec![app("main", &[(NUMBER, "1")])]);
     let pod = annotated(pod, &[(volcano::IDS, "GPU-a[default-0],NVIDIA,10240,0:")]);
@@ -307,7 +351,7 @@ fn d4_d5_d6_parts_by_minor_number() {
 
 #[test]
 fn vcuda_ceiling_comes_from_the_pod_and_ends_at_100() {
-    for (text, ceiling) in [("50", 50), ("150", 100)] {
+    for (text, ceiling) in [("50", 50), ("150", 100), ("10", 20)] {
         let pod = pod(vec![app("main", &[(CORE, "20"), (BLOCKS, "1")])]);
         let pod =
             annotated(pod, &[("inspur.com/vcuda-core-limit", text), ("inspur.com/predicate-gpu-idx-0", "3")]);

@@ -118,7 +118,10 @@ fn vcuda_case() -> impl Strategy<Value = Case> {
                     let memory = if limited { limit } else { memory };
                     let cores = if whole { 100 } else { percent };
                     let share = super::share(node.gpus[index].uuid.as_str(), Some(memory), Some(cores));
-                    Share { ceiling: ceiling.filter(|_| !whole), ..share }
+                    // The promise stands where the pod's one ceiling is below it.
+                    let ceiling = ceiling.filter(|_| !whole).map(|ceiling| Some(ceiling).max(share.cores));
+                    let ceiling = ceiling.flatten();
+                    Share { ceiling, ..share }
                 };
                 let mut limits = vec![("example.com/vcuda-core".to_string(), cores)];
                 if limited {
