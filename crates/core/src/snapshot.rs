@@ -141,8 +141,7 @@ fn check_node(node: &Node, path: &str) -> Result<(), SnapshotError> {
     for (index, gpu) in node.gpus.iter().enumerate() {
         let path = format!("{path}.gpus[{index}]");
         let uuid = gpu.uuid.as_str();
-        // UUIDs are written in comma and colon separated lists that other tools read.
-        if uuid.is_empty() || uuid.contains(|c: char| !c.is_ascii_graphic() || ",:;[]\"".contains(c)) {
+        if !is_uuid(uuid) {
             let message = format!("\"{uuid}\" is no UUID: write it as `nvidia-smi -L` prints it");
             return Err(at(&format!("{path}.uuid"), message));
         }
@@ -156,6 +155,11 @@ fn check_node(node: &Node, path: &str) -> Result<(), SnapshotError> {
         }
     }
     Ok(())
+}
+
+/// Whether a text can stand for a GPU: UUIDs are written in lists with these separators that other tools read.
+pub(crate) fn is_uuid(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic() && !",:;[]\"".contains(c))
 }
 
 /// What every list of grants must hold to, wherever it was written.

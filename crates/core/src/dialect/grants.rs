@@ -105,8 +105,13 @@ pub struct GrantError {
 }
 
 impl GrantError {
+    /// Messages end up in logs and events, and may quote a tenant at any length: they are cut, and have no line
+    /// breaks or other control characters.
     fn new(field: impl Into<String>, message: impl Into<String>) -> GrantError {
-        GrantError { field: field.into(), message: message.into() }
+        const MOST_SAID: usize = 500;
+        let message: String = message.into();
+        let plain = message.chars().map(|c| if c.is_control() { ' ' } else { c });
+        GrantError { field: field.into(), message: plain.take(MOST_SAID).collect() }
     }
 }
 
@@ -236,6 +241,10 @@ impl<'a> Placed<'a> {
             .ok_or_else(|| fail("the grant names a container that the pod does not have".into()))?;
         let dialect =
             spelt.dialect.ok_or_else(|| fail("the grant names a container that asks for no GPU".into()))?;
+        if grant.init != (spelt.role == Role::Init) {
+            let (says, is) = if grant.init { ("an", "none") } else { ("no", "one") };
+            return Err(fail(format!("the grant says this is {says} init container, and it is {is}")));
+        }
         let part = |share: &'a Share| {
             let index = node.gpu_index(&share.gpu).ok_or_else(|| {
                 fail(format!("node {} has no GPU {}: place the pod again", node.name, share.gpu))

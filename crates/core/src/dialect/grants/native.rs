@@ -11,8 +11,9 @@ pub const ANNOTATION: &str = "partage.dev/grant";
 /// The version written. A reader refuses a later one rather than half understand it.
 pub const VERSION: u32 = 1;
 
-/// The annotation's text.
+/// The annotation's text. What [`decode`] would refuse is not written.
 pub fn encode(grant: &PodGrant) -> Result<String, GrantError> {
+    check_grants(&grant.grants, "grant").map_err(|e| GrantError::new(ANNOTATION, e.to_string()))?;
     let fields = Fields { version: VERSION, node: grant.node.clone(), grants: grant.grants.clone() };
     let text = serde_json::to_string(&fields).map_err(|e| GrantError::new(ANNOTATION, e.to_string()))?;
     if text.len() > MOST_TEXT {

@@ -6,6 +6,7 @@ use super::volcano::unit;
 use super::{GrantError, MOST_TEXT, memory_of, quoted};
 use crate::dialect::Settings;
 use crate::model::{Gpu, Node, NodeName};
+use crate::snapshot::is_uuid;
 use std::collections::BTreeSet;
 
 /// The annotation of the node.
@@ -54,7 +55,7 @@ pub fn decode(name: &NodeName, text: &str, settings: &Settings) -> Result<Node, 
         let &[uuid, most, memory, model, healthy, mode, ..] = &fields[..] else {
             return Err(bad(&format!("{} of 6 fields", fields.len())));
         };
-        if uuid.is_empty() || !uuids.insert(uuid) {
+        if !is_uuid(uuid) || !uuids.insert(uuid) {
             return Err(bad("no UUID of its own"));
         }
         let most: u32 =
@@ -108,6 +109,7 @@ mod tests {
             "GPU-a,0,1,NVIDIA-T4,true,hami-core:",
             "GPU-a,10,1,NVIDIA-T4,yes,hami-core:",
             ",10,1,NVIDIA-T4,true,hami-core:",
+            "GPU-a[0-0],10,1,NVIDIA-T4,true,hami-core:",
             "GPU-a,10,1,NVIDIA-T4,true,hami-core:GPU-a,10,1,NVIDIA-T4,true,hami-core:",
             "GPU-a,10,4294967295,NVIDIA-T4,true,hami-core:",
         ] {

@@ -89,6 +89,15 @@ fn errors_say_what_is_there_and_what_is_wrong() {
 }
 
 #[test]
+fn errors_never_quote_a_tenant_at_length() {
+    let long = "x\\n".repeat(10_000);
+    for rest in [format!(r#""{long}":1"#), format!(r#""grants":[{{"container":"{long}","shares":[]}}]"#)] {
+        let error = refused(&[(native::ANNOTATION, &format!(r#"{{"version":1,"node":"n1",{rest}}}"#))]);
+        assert!(error.len() < 600 && !error.contains('\n'), "{error}");
+    }
+}
+
+#[test]
 fn the_native_record_wins() {
     let text = r#"{"version":1,"node":"n1","grants":[{"container":"main","shares":[{"gpu":"GPU-b"}]}]}"#;
     let pod = annotated(asking_all(), &[(native::ANNOTATION, text), (volcano::IDS, "nonsense")]);
@@ -155,6 +164,14 @@ fn a_grant_that_does_not_fit_pod_or_node_is_not_written() {
     assert_eq!(error(on("main", "GPU-z")), "main: node n1 has no GPU GPU-z: place the pod again");
     assert_eq!(error(on("x", "GPU-a")), "x: the grant names a container that the pod does not have");
     assert_eq!(error(on("log", "GPU-a")), "log: the grant names a container that asks for no GPU");
+    let mut init = on("main", "GPU-a");
+    init.grants[0].init = true;
+    assert_eq!(error(init), "main: the grant says this is an init container, and it is none");
+    let twice = PodGrant {
+        grants: [on("main", "GPU-a").grants, on("main", "GPU-b").grants].concat(),
+        ..on("x", "y")
+    };
+    assert!(error(twice).contains("another grant is for this container"));
     let elsewhere = PodGrant { node: "n2".into(), ..on("main", "GPU-a") };
     assert_eq!(error(elsewhere), "partage.dev/grant: the grant is on node n2, not on n1");
 }
