@@ -4,6 +4,8 @@
 //! reads them into the one model ([`crate::model::PodAsk`]), writes a grant back as everything that dialect's
 //! users and tools look at, and reads such a grant again to take over a running cluster.
 
+pub mod grants;
+
 use crate::model::DEFAULT_SLOTS;
 use std::fmt;
 

@@ -9,3 +9,6 @@ pub mod place;
 pub mod pod;
 pub mod quantity;
 pub mod simulate;
+pub mod snapshot;
+#[cfg(test)]
+pub(crate) mod testing;

@@ -1,0 +1,195 @@
+//! What is written is read back: everything in the native record, and in each other what it can say.
+
+use super::*;
+use crate::testing;
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::subsequence;
+
+type Case = (Node, Pod, PodGrant);
+/// When a container runs, what it is limited to, what it got.
+type Holder = (Role, Vec<(String, u64)>, Vec<Share>);
+
+/// The node with a pod whose containers hold `shares`, with containers that ask for nothing in between.
+fn case(node: Node, containers: Vec<Holder>) -> Case {
+    let mut grant = PodGrant { node: node.name.clone(), grants: Vec::new() };
+    let mut pod = Pod::default();
+    for (index, (role, limits, shares)) in containers.into_iter().enumerate() {
+        let name = format!("c{index}");
+        let amounts: Vec<(String, String)> =
+            limits.into_iter().map(|(resource, amount)| (resource, amount.to_string())).collect();
+        let limits: Vec<(&str, &str)> = amounts.iter().map(|(r, a)| (r.as_str(), a.as_str())).collect();
+        pod.containers.push(container(&name, role, &limits));
+        pod.containers.push(container(&format!("{name}-beside"), role, &[("cpu", "1")]));
+        grant.grants.push(Grant { init: role == Role::Init, ..granted(&name, shares) });
+    }
+    // Init containers come first in a spec.
+    pod.containers.sort_by_key(|container| container.role == Role::App);
+    let place = |grant: &Grant| pod.containers.iter().position(|c| c.name == grant.container);
+    grant.grants.sort_by_key(place);
+    (node, pod, grant)
+}
+
+/// Some GPUs of the node, in its order.
+fn some_gpus(node: &Node) -> impl Strategy<Value = Vec<usize>> + use<> {
+    let indexes: Vec<usize> = (0..node.gpus.len()).collect();
+    subsequence(indexes, 1..=node.gpus.len())
+}
+
+/// Seeds from which a container's amounts are drawn.
+fn seeds() -> impl Strategy<Value = (u64, u32, bool)> {
+    (any::<u64>(), 0u32..=100, any::<bool>())
+}
+
+/// From 1 to `most`, by a seed.
+fn within(seed: u64, most: u64) -> u64 {
+    seed % most + 1
+}
+
+fn role() -> impl Strategy<Value = Role> {
+    prop::sample::select(vec![Role::Init, Role::Sidecar, Role::App])
+}
+
+/// Any number of app containers on several GPUs, or any containers on one.
+fn gpushare_case(unit: u64) -> impl Strategy<Value = Case> {
+    testing::node("n1", 1..9).prop_flat_map(move |node| {
+        let on_one = (some_gpus(&node), vec((role(), seeds()), 1..4)).prop_map(|(gpus, containers)| {
+            let with_gpu = |(role, seed)| (role, vec![gpus[0]], seed);
+            containers.into_iter().map(with_gpu).collect::<Vec<_>>()
+        });
+        let on_several = vec((Just(Role::App), some_gpus(&node), seeds()), 1..4);
+        prop_oneof![on_one, on_several].prop_map(move |containers| {
+            let containers = containers.into_iter().map(|(role, gpus, (seed, ..))| {
+                let shares: Vec<Share> = gpus
+                    .into_iter()
+                    .map(|index| {
+                        let units = within(seed, node.gpus[index].memory_bytes.0 / unit);
+                        super::share(node.gpus[index].uuid.as_str(), Some(Bytes(units * unit)), None)
+                    })
+                    .collect();
+                let total = shares.iter().map(|share| share.memory_bytes.unwrap().0 / unit).sum();
+                (role, vec![(gpushare::MEMORY.to_string(), total)], shares)
+            });
+            case(node.clone(), containers.collect())
+        })
+    })
+}
+
+/// App containers with whole units, or all, of memory, and whole percents of compute.
+fn volcano_case(factor: u32) -> impl Strategy<Value = Case> {
+    let unit = volcano::unit(factor);
+    testing::node("n1", 1..9).prop_flat_map(move |node| {
+        vec((some_gpus(&node), seeds()), 1..4).prop_map(move |containers| {
+            let containers = containers.into_iter().map(|(gpus, (seed, percent, all))| {
+                let count = gpus.len() as u64;
+                let share = |index: usize| {
+                    let memory = node.gpus[index].memory_bytes;
+                    let units = within(seed, memory.0 / unit - 1);
+                    let memory = if all { memory } else { Bytes(units * unit) };
+                    let cores = Some(percent).filter(|&percent| percent > 0);
+                    super::share(node.gpus[index].uuid.as_str(), Some(memory), cores)
+                };
+                let limits = vec![("volcano.sh/vgpu-number".to_string(), count)];
+                (Role::App, limits, gpus.into_iter().map(share).collect())
+            });
+            case(node.clone(), containers.collect())
+        })
+    })
+}
+
+/// App containers with a part of one GPU, or whole GPUs with or without a limit on their memory.
+fn vcuda_case() -> impl Strategy<Value = Case> {
+    testing::node("n1", 1..9).prop_flat_map(|node| {
+        let containers = vec((some_gpus(&node), seeds()), 1..4);
+        (containers, option::of(0u32..=100)).prop_map(move |(containers, limit)| {
+            let ceiling = limit.map(|limit| Cores::percent(limit).unwrap());
+            let containers = containers.into_iter().map(|(mut gpus, (seed, percent, limited))| {
+                let whole = !(1..100).contains(&percent);
+                if !whole {
+                    gpus.truncate(1);
+                }
+                let cores = if whole { 100 * gpus.len() as u64 } else { percent.into() };
+                let blocks = within(seed, node.gpus[gpus[0]].memory_bytes.0 / vcuda::MEMORY_BLOCK);
+                let limited = limited || !whole;
+                let share = |index: usize| {
+                    let memory = node.gpus[index].memory_bytes;
+                    let limit = Bytes(blocks * vcuda::MEMORY_BLOCK).min(memory);
+                    let memory = if limited { limit } else { memory };
+                    let cores = if whole { 100 } else { percent };
+                    let share = super::share(node.gpus[index].uuid.as_str(), Some(memory), Some(cores));
+                    // The promise stands where the pod's one ceiling is below it.
+                    let ceiling = ceiling.filter(|_| !whole).map(|ceiling| Some(ceiling).max(share.cores));
+                    let ceiling = ceiling.flatten();
+                    Share { ceiling, ..share }
+                };
+                let mut limits = vec![("example.com/vcuda-core".to_string(), cores)];
+                if limited {
+                    limits.push(("example.com/vcuda-memory".to_string(), blocks));
+                }
+                (Role::App, limits, gpus.into_iter().map(share).collect())
+            });
+            let (node, mut pod, grant) = case(node.clone(), containers.collect());
+            if let Some(limit) = limit {
+                pod.annotations.insert("example.com/vcuda-core-limit".into(), limit.to_string());
+            }
+            (node, pod, grant)
+        })
+    })
+}
+
+fn comes_back((node, pod, grant): Case, dialect: Dialect, settings: &Settings) -> Result<(), TestCaseError> {
+    let written = written_on(&node, &pod, &grant, dialect, settings);
+    let both = Pod { annotations: written.annotations.clone(), ..pod.clone() };
+    let native = read(&both, Some(&node.name), &node, settings).unwrap();
+    prop_assert_eq!(native, Some((Dialect::Native, grant.clone())));
+    let foreign = read(&as_foreign(pod, &written), Some(&node.name), &node, settings);
+    prop_assert_eq!(foreign, Ok(Some((dialect, grant))));
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn native_says_everything((node, grant) in testing::node_and_grant()) {
+        let text = native::encode(&grant).unwrap();
+        prop_assert_eq!(native::decode(&text), Ok(grant.clone()));
+        let role = |grant: &Grant| if grant.init { Role::Init } else { Role::App };
+        let containers = grant.grants.iter().map(|grant| container(grant.container.as_str(), role(grant), &[]));
+        let pod = pod(containers.collect());
+        // Every dialect carries it, even where its own record cannot say it.
+        for dialect in [Dialect::Native, Dialect::Gpushare, Dialect::Volcano, Dialect::Aws, Dialect::Hami] {
+            let written = written_on(&node, &pod, &grant, dialect, &Settings::default());
+            prop_assert_eq!(&written.annotations[native::ANNOTATION], &text);
+            for grant in &grant.grants {
+                let visible = &written.env[&grant.container]["NVIDIA_VISIBLE_DEVICES"];
+                prop_assert!(visible.split(',').all(|uuid| uuids(&node).contains(&uuid.into())));
+                prop_assert_eq!(visible.split(',').count(), grant.shares.len());
+            }
+            let carried = annotated(pod.clone(), &[(native::ANNOTATION, &text)]);
+            let read = read(&carried, Some(&node.name), &node, &Settings::default());
+            prop_assert_eq!(read, Ok(Some((Dialect::Native, grant.clone()))));
+        }
+    }
+
+    #[test]
+    fn gpushare_in_gib(case in gpushare_case(MemoryUnit::Gib.bytes())) {
+        comes_back(case, Dialect::Gpushare, &Settings::default())?;
+    }
+
+    #[test]
+    fn gpushare_in_mib(case in gpushare_case(MemoryUnit::Mib.bytes())) {
+        comes_back(case, Dialect::Gpushare, &in_mib())?;
+    }
+
+    #[test]
+    fn volcano_in_any_factor(
+        (factor, case) in (1u32..64).prop_flat_map(|factor| (Just(factor), volcano_case(factor)))
+    ) {
+        comes_back(case, Dialect::Volcano, &with_factor(factor))?;
+    }
+
+    #[test]
+    fn vcuda_under_any_domain(case in vcuda_case()) {
+        comes_back(case, Dialect::Vcuda, &Settings::default())?;
+    }
+}

@@ -1,0 +1,364 @@
+//! A cluster in one JSON file: its nodes and who holds what.
+//!
+//! The format is strict. An operator writes or exports it once and then believes every answer computed from it,
+//! so a misspelt field or a doubled UUID is refused with the place where it stands. What a real cluster can
+//! contain all the same (a grant on a node or GPU that is gone) is accepted: the ledger reports it.
+
+use crate::model::{
+    Bytes, Gpu, Grant, MAX_SLOTS, MilliCpu, Namespace, Node, NodeName, PodGrant, PodId, PodName, PodUid,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The `apiVersion` of a snapshot.
+pub const API_VERSION: &str = "partage.dev/v1";
+/// The `kind` of a snapshot.
+pub const KIND: &str = "Snapshot";
+/// More memory than any GPU or share has: sums over a whole cluster stay far from overflow.
+pub(crate) const MOST_MEMORY: Bytes = Bytes(1 << 50);
+
+/// The nodes of a cluster and the grants held on them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Its nodes.
+    pub nodes: Vec<Node>,
+    /// Who holds what.
+    pub grants: Vec<Held>,
+}
+
+/// What one pod holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "HeldFields", into = "HeldFields")]
+pub struct Held {
+    /// The pod.
+    pub pod: PodId,
+    /// Its shares.
+    pub grant: PodGrant,
+    /// CPU it requests.
+    pub cpu_milli: MilliCpu,
+    /// Host memory it requests.
+    pub memory_bytes: Bytes,
+}
+
+/// Why a text is no snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{path}: {message}")]
+pub struct SnapshotError {
+    /// The place: a path in the file, with the name of the node or pod.
+    pub path: String,
+    /// What is wrong there and what to write.
+    pub message: String,
+}
+
+impl Snapshot {
+    /// Reads and checks a snapshot.
+    pub fn from_json(text: &str) -> Result<Snapshot, SnapshotError> {
+        let file: File = serde_json::from_str(text).map_err(|e| locate(text, &e))?;
+        if file.api_version != API_VERSION {
+            return Err(at("apiVersion", wrong(&file.api_version, API_VERSION)));
+        }
+        if file.kind != KIND {
+            return Err(at("kind", wrong(&file.kind, KIND)));
+        }
+        let snapshot = Snapshot { nodes: file.nodes, grants: file.grants };
+        snapshot.check()?;
+        Ok(snapshot)
+    }
+
+    /// The snapshot as JSON, indented for people.
+    pub fn to_json(&self) -> Result<String, serde_json::Error> {
+        let file = File {
+            api_version: API_VERSION.into(),
+            kind: KIND.into(),
+            nodes: self.nodes.clone(),
+            grants: self.grants.clone(),
+        };
+        serde_json::to_string_pretty(&file)
+    }
+
+    /// Everything [`Snapshot::from_json`] demands beyond the shape.
+    pub fn check(&self) -> Result<(), SnapshotError> {
+        let mut names = BTreeSet::new();
+        let mut uuids = BTreeMap::new();
+        for (index, node) in self.nodes.iter().enumerate() {
+            let path = format!("nodes[{index}] ({})", node.name);
+            if node.name.as_str().is_empty() {
+                return Err(at(&path, "the node has no name: write one".into()));
+            }
+            if !names.insert(&node.name) {
+                return Err(at(&path, "another node has this name: list each node once".into()));
+            }
+            check_node(node, &path)?;
+            for (gpu_index, gpu) in node.gpus.iter().enumerate() {
+                if let Some(elsewhere) = uuids.insert(&gpu.uuid, &node.name) {
+                    let message =
+                        format!("UUID {} is also on node {elsewhere}: a GPU is on one node, once", gpu.uuid);
+                    return Err(at(&format!("{path}.gpus[{gpu_index}].uuid"), message));
+                }
+            }
+        }
+        let mut uids = BTreeSet::new();
+        for (index, held) in self.grants.iter().enumerate() {
+            let path = format!("grants[{index}] ({}/{})", held.pod.namespace, held.pod.name);
+            for (field, text) in [
+                ("uid", held.pod.uid.as_str()),
+                ("namespace", held.pod.namespace.as_str()),
+                ("name", held.pod.name.as_str()),
+                ("node", held.grant.node.as_str()),
+            ] {
+                if text.is_empty() {
+                    return Err(at(&format!("{path}.{field}"), "is empty: write it".into()));
+                }
+            }
+            if !uids.insert(&held.pod.uid) {
+                let message = format!("another pod has the UID {}: list each pod once", held.pod.uid);
+                return Err(at(&format!("{path}.uid"), message));
+            }
+            check_grants(&held.grant.grants, &path)?;
+        }
+        Ok(())
+    }
+}
+
+fn check_node(node: &Node, path: &str) -> Result<(), SnapshotError> {
+    if !(1..=MAX_SLOTS).contains(&node.slots_per_gpu) {
+        let message = format!("is {}: write 1 to {MAX_SLOTS}", node.slots_per_gpu);
+        return Err(at(&format!("{path}.slotsPerGpu"), message));
+    }
+    if node.max_shares_per_gpu == Some(0) {
+        let message = "is 0, so no pod would ever fit: write 1 or more, or leave it out".into();
+        return Err(at(&format!("{path}.maxSharesPerGpu"), message));
+    }
+    // The text form shows how many GPUs the links speak of.
+    let rows = node.links.clone().map(|links| Vec::<String>::from(links).len());
+    if let Some(rows) = rows.filter(|&rows| rows != node.gpus.len()) {
+        let message = format!("has {rows} rows for {} GPUs: write one row per GPU", node.gpus.len());
+        return Err(at(&format!("{path}.links"), message));
+    }
+    let mut minors = BTreeSet::new();
+    for (index, gpu) in node.gpus.iter().enumerate() {
+        let path = format!("{path}.gpus[{index}]");
+        let uuid = gpu.uuid.as_str();
+        if !is_uuid(uuid) {
+            let message = format!("\"{uuid}\" is no UUID: write it as `nvidia-smi -L` prints it");
+            return Err(at(&format!("{path}.uuid"), message));
+        }
+        if !minors.insert(gpu.minor) {
+            let message = format!("another GPU of this node has minor {}: each has its own", gpu.minor);
+            return Err(at(&format!("{path}.minor"), message));
+        }
+        if gpu.memory_bytes == Bytes::ZERO || gpu.memory_bytes > MOST_MEMORY {
+            let message = format!("is {}: write the GPU's memory, at most {MOST_MEMORY}", gpu.memory_bytes.0);
+            return Err(at(&format!("{path}.memoryBytes"), message));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a text can stand for a GPU: UUIDs are written in lists with these separators that other tools read.
+pub(crate) fn is_uuid(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic() && !",:;[]\"".contains(c))
+}
+
+/// What every list of grants must hold to, wherever it was written.
+pub(crate) fn check_grants(grants: &[Grant], path: &str) -> Result<(), SnapshotError> {
+    let mut containers = BTreeSet::new();
+    for (index, grant) in grants.iter().enumerate() {
+        let path = format!("{path}.grants[{index}] ({})", grant.container);
+        if grant.container.as_str().is_empty() {
+            return Err(at(&path, "the container has no name: write one".into()));
+        }
+        if !containers.insert(&grant.container) {
+            return Err(at(&path, "another grant is for this container: write all its shares in one".into()));
+        }
+        if grant.shares.is_empty() {
+            return Err(at(&path, "has no shares: leave the container out".into()));
+        }
+        let mut gpus = BTreeSet::new();
+        for (index, share) in grant.shares.iter().enumerate() {
+            if !gpus.insert(&share.gpu) {
+                let message = format!("{} is listed twice: write one share per GPU", share.gpu);
+                return Err(at(&format!("{path}.shares[{index}].gpu"), message));
+            }
+            if let Some(memory) = share.memory_bytes.filter(|&memory| memory > MOST_MEMORY) {
+                let message = format!("is {}: write at most {MOST_MEMORY}", memory.0);
+                return Err(at(&format!("{path}.shares[{index}].memoryBytes"), message));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The file as written.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct File<N = Node, G = Held> {
+    api_version: String,
+    kind: String,
+    #[serde(default = "Vec::new")]
+    nodes: Vec<N>,
+    #[serde(default = "Vec::new")]
+    grants: Vec<G>,
+}
+
+/// A held grant as written: flat, because a person reads one line per pod.
+///
+/// Spelt out rather than flattened by serde, which would accept unknown fields.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct HeldFields {
+    uid: PodUid,
+    namespace: Namespace,
+    name: PodName,
+    node: NodeName,
+    grants: Vec<Grant>,
+    #[serde(default, skip_serializing_if = "is_default")]
+    cpu_milli: MilliCpu,
+    #[serde(default, skip_serializing_if = "is_default")]
+    memory_bytes: Bytes,
+}
+
+fn is_default<T: Default + PartialEq>(amount: &T) -> bool {
+    *amount == T::default()
+}
+
+impl From<HeldFields> for Held {
+    fn from(fields: HeldFields) -> Held {
+        Held {
+            pod: PodId { uid: fields.uid, namespace: fields.namespace, name: fields.name },
+            grant: PodGrant { node: fields.node, grants: fields.grants },
+            cpu_milli: fields.cpu_milli,
+            memory_bytes: fields.memory_bytes,
+        }
+    }
+}
+
+impl From<Held> for HeldFields {
+    fn from(held: Held) -> HeldFields {
+        HeldFields {
+            uid: held.pod.uid,
+            namespace: held.pod.namespace,
+            name: held.pod.name,
+            node: held.grant.node,
+            grants: held.grant.grants,
+            cpu_milli: held.cpu_milli,
+            memory_bytes: held.memory_bytes,
+        }
+    }
+}
+
+fn at(path: &str, message: String) -> SnapshotError {
+    SnapshotError { path: path.into(), message }
+}
+
+fn wrong(is: &str, must: &str) -> String {
+    format!("is \"{is}\": write \"{must}\"")
+}
+
+/// Names the node or pod a shape error is in: a line number helps little in a generated file.
+///
+/// Only a file that failed is read this second time, item by item.
+fn locate(text: &str, error: &serde_json::Error) -> SnapshotError {
+    let whole = || at("snapshot", error.to_string());
+    let Ok(file) = serde_json::from_str::<File<Value, Value>>(text) else { return whole() };
+    let node = |item: &Value| {
+        let gpus = item.get("gpus").and_then(Value::as_array).into_iter().flatten();
+        first_bad::<Gpu>(gpus, ".gpus", "uuid", |_| None)
+    };
+    first_bad::<Node>(file.nodes.iter(), "nodes", "name", node)
+        .or_else(|| first_bad::<Held>(file.grants.iter(), "grants", "name", |_| None))
+        .map_or_else(whole, |(path, message)| at(&path, message))
+}
+
+/// The first item that is no `T`, with the path to it or to what `inside` finds in it.
+fn first_bad<'a, T: DeserializeOwned>(
+    items: impl Iterator<Item = &'a Value>,
+    list: &str,
+    name: &str,
+    inside: impl Fn(&Value) -> Option<(String, String)>,
+) -> Option<(String, String)> {
+    for (index, item) in items.enumerate() {
+        let Err(error) = T::deserialize(item) else { continue };
+        let label = item.get(name).and_then(Value::as_str).unwrap_or("no name");
+        let path = format!("{list}[{index}] ({label})");
+        return Some(match inside(item) {
+            Some((deeper, message)) => (format!("{path}{deeper}"), message),
+            None => (path, error.to_string()),
+        });
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+    use proptest::prelude::*;
+
+    const EXAMPLE: &str = include_str!("../../../examples/cluster.json");
+
+    fn refused(change: impl Fn(&mut Value)) -> String {
+        let mut value: Value = serde_json::from_str(EXAMPLE).unwrap();
+        change(&mut value);
+        Snapshot::from_json(&value.to_string()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_example_is_a_snapshot() {
+        let snapshot = Snapshot::from_json(EXAMPLE).unwrap();
+        assert_eq!((snapshot.nodes.len(), snapshot.grants.len()), (3, 4));
+        assert_eq!(Snapshot::from_json(&snapshot.to_json().unwrap()), Ok(snapshot));
+    }
+
+    #[test]
+    fn errors_name_the_place() {
+        assert_eq!(refused(|v| v["kind"] = "List".into()), "kind: is \"List\": write \"Snapshot\"");
+        assert!(refused(|v| v["apiVersion"] = "v2".into()).starts_with("apiVersion: "));
+        let doubled = refused(|v| v["nodes"][1]["name"] = "gpu-a".into());
+        assert_eq!(doubled, "nodes[1] (gpu-a): another node has this name: list each node once");
+        let uuid = refused(|v| v["nodes"][1]["gpus"][0]["uuid"] = v["nodes"][0]["gpus"][1]["uuid"].clone());
+        assert!(uuid.starts_with("nodes[1] (gpu-b).gpus[0].uuid: UUID GPU-"), "{uuid}");
+        assert!(uuid.contains("is also on node gpu-a"), "{uuid}");
+        for slots in [0, 49] {
+            let message = refused(|v| v["nodes"][2]["slotsPerGpu"] = slots.into());
+            assert_eq!(message, format!("nodes[2] (gpu-c).slotsPerGpu: is {slots}: write 1 to 48"));
+        }
+        let unknown = refused(|v| v["nodes"][0]["gpus"][1]["memoryByte"] = 5.into());
+        assert!(unknown.starts_with("nodes[0] (gpu-a).gpus[1] (GPU-"), "{unknown}");
+        assert!(unknown.contains("unknown field `memoryByte`"), "{unknown}");
+        let cores = refused(|v| v["grants"][0]["grants"][0]["shares"][0]["cores"] = 101.into());
+        assert!(cores.starts_with("grants[0] (notebook-0): "), "{cores}");
+        assert!(
+            refused(|v| v["nodes"][0]["gpus"][0]["memoryBytes"] = 0.into()).contains("memoryBytes: is 0")
+        );
+        assert!(refused(|v| v["nodes"][0]["gpus"][1]["minor"] = 0.into()).contains("has minor 0"));
+        assert!(refused(|v| v["nodes"][0]["gpus"][1]["uuid"] = "a,b".into()).contains("is no UUID"));
+        assert!(refused(|v| v["nodes"][0]["links"] = Value::from(vec!["X"])).contains("1 rows for 4 GPUs"));
+        assert!(refused(|v| v["grants"][1]["uid"] = v["grants"][0]["uid"].clone()).contains("has the UID"));
+        assert!(refused(|v| v["grants"][0]["node"] = "".into()).contains("node: is empty"));
+        assert!(refused(|v| v["more"] = 1.into()).contains("unknown field `more`"));
+        assert!(Snapshot::from_json("{").unwrap_err().to_string().contains("line 1"));
+    }
+
+    #[test]
+    fn a_grant_may_be_on_a_node_that_is_gone() {
+        let mut value: Value = serde_json::from_str(EXAMPLE).unwrap();
+        value["grants"][0]["node"] = "gone".into();
+        assert!(Snapshot::from_json(&value.to_string()).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn round_trips(snapshot in testing::snapshot()) {
+            let json = snapshot.to_json().unwrap();
+            prop_assert_eq!(Snapshot::from_json(&json).unwrap(), snapshot);
+        }
+
+        #[test]
+        fn never_panics(text in ".*") {
+            let _ = Snapshot::from_json(&text);
+        }
+    }
+}
