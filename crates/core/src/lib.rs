@@ -1,7 +1,9 @@
 //! What Partage decides, and nothing else: pure functions with no I/O, no clock and no `unsafe`.
 #![forbid(unsafe_code)]
 
+pub mod check;
 pub mod dialect;
+pub mod manifest;
 pub mod model;
 pub mod pod;
 pub mod quantity;
