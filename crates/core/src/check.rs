@@ -3,7 +3,7 @@
 use crate::dialect::asks::{self, ContainerReading};
 use crate::dialect::{Dialect, Settings};
 use crate::manifest::Workload;
-use crate::model::{Bytes, Cores, CoresAsk, MemoryAsk, Part, Role, Want};
+use crate::model::{Bytes, Constraints, Cores, CoresAsk, MemoryAsk, Part, Role, Together, Want};
 use crate::pod::Problem;
 use serde::{Serialize, Serializer};
 
@@ -25,6 +25,9 @@ pub struct WorkloadReport {
     pub name: Option<String>,
     /// Its containers, init containers first.
     pub containers: Vec<ContainerReport>,
+    /// What must hold for their GPUs, in plain words.
+    #[serde(skip)]
+    pub conditions: Vec<String>,
     /// Everything that is wrong with it.
     pub problems: Vec<Problem>,
 }
@@ -113,12 +116,18 @@ impl WorkloadReport {
     /// Checks one workload.
     pub fn of(workload: &Workload, settings: &Settings) -> WorkloadReport {
         let reading = asks::read(&workload.pod, settings);
+        let problems: Vec<Problem> = workload.problems.iter().cloned().chain(reading.problems).collect();
         WorkloadReport {
             kind: workload.kind.clone(),
             namespace: workload.namespace.clone(),
             name: workload.name.clone(),
-            containers: reading.containers.iter().map(|c| ContainerReport::of(c, settings)).collect(),
-            problems: workload.problems.iter().cloned().chain(reading.problems).collect(),
+            containers: reading
+                .containers
+                .iter()
+                .map(|c| ContainerReport::of(c, &problems, settings))
+                .collect(),
+            conditions: conditions(&reading.ask.constraints),
+            problems,
         }
     }
 
@@ -130,7 +139,7 @@ impl WorkloadReport {
 }
 
 impl ContainerReport {
-    fn of(reading: &ContainerReading, settings: &Settings) -> ContainerReport {
+    fn of(reading: &ContainerReading, problems: &[Problem], settings: &Settings) -> ContainerReport {
         let role = match reading.role {
             Role::Init => Some("init"),
             Role::Sidecar => Some("sidecar"),
@@ -138,10 +147,11 @@ impl ContainerReport {
         };
         let notes: Vec<&str> = role.into_iter().chain(reading.dialect.map(Dialect::name)).collect();
         let notes = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join(", ")) };
-        let what = match (reading.want, reading.dialect) {
-            (Some(want), _) => words(&want, settings),
-            (None, Some(_)) => "not clear, see the problem below".to_string(),
-            (None, None) => "no GPU".to_string(),
+        let unclear = problems.iter().any(|p| p.container.as_deref() == Some(reading.name.as_str()));
+        let what = match reading.want {
+            Some(want) => words(&want, settings),
+            None if unclear => "not clear, see below".to_string(),
+            None => "no GPU".to_string(),
         };
         ContainerReport {
             name: reading.name.to_string(),
@@ -210,9 +220,34 @@ pub fn words(want: &Want, settings: &Settings) -> String {
             format!(" and {taken} slots: more than the {slots} of one GPU, so taken from several")
         }
     };
-    let stretch = ceiling.map(|limit| format!(", up to {limit} while nobody else wants them"));
-    let stretch = stretch.unwrap_or_default();
+    let stretch = match (ceiling, want.part.cores) {
+        (None, _) => String::new(),
+        (Some(limit), CoresAsk::Exactly(cores)) if limit == cores => ", never more".to_string(),
+        (Some(limit), _) => format!(", up to {limit} while nobody else wants them"),
+    };
     format!("{head}{} {memory}{cores}{stretch}", if each { ", each" } else { ":" })
+}
+
+/// What must hold for the GPUs of a pod, in plain words.
+fn conditions(constraints: &Constraints) -> Vec<String> {
+    let Constraints { models, uuids, together, policy } = constraints;
+    let listed =
+        |words: &[String], text: &str| (!words.is_empty()).then(|| format!("{text} {}", words.join(" or ")));
+    let together = match together {
+        Together::Required => Some("all containers on one GPU".to_string()),
+        Together::Preferred | Together::Anywhere => None,
+    };
+    [
+        listed(&models.only, "only models with"),
+        listed(&models.never, "no models with"),
+        listed(&uuids.only, "only GPU"),
+        listed(&uuids.never, "never GPU"),
+        together,
+        policy.map(|policy| format!("placed by {policy}")),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// Memory in the largest unit that shows all of it: `7.5 GiB`, but `3000 MiB`, as it was asked.
