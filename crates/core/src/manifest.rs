@@ -1,5 +1,6 @@
 //! From the documents of a manifest to the workloads in it.
 
+use crate::dialect::asks;
 use crate::pod::{Pod, Problem};
 use serde_json::Value;
 
@@ -73,26 +74,26 @@ fn object(object: &Value, implied: Option<&str>, place: &str, contents: &mut Con
         }
         return;
     }
-    match template(kind, object) {
-        Some(template) => contents.workloads.push(workload(kind, object, template)),
-        None => contents.others += 1,
-    }
-}
-
-/// Where an object keeps what its pods are made from.
-struct Template<'a> {
-    path: &'static str,
-    object: &'a Value,
-}
-
-fn template<'a>(kind: &str, object: &'a Value) -> Option<Template<'a>> {
-    // Other groups have objects of the same kind and another shape, such as Volcano's Job.
     let version = object.get("apiVersion").and_then(Value::as_str).unwrap_or("v1");
     let group = version.split_once('/').map_or("", |(group, _)| group);
-    if !matches!(group, "" | "apps" | "batch" | "extensions") {
-        return None;
+    // Other groups have objects of the same kind and another shape.
+    match (group, kind) {
+        ("batch.volcano.sh", "Job") => {
+            let tasks = object["spec"]["tasks"].as_array().into_iter().flatten().enumerate();
+            contents.workloads.extend(tasks.map(|(index, task)| volcano_task(object, index, task)));
+        }
+        ("" | "apps" | "batch" | "extensions", _) if let Some(path) = template_path(kind) => {
+            let template =
+                path.split('.').filter(|key| !key.is_empty()).fold(object, |value, key| &value[key]);
+            contents.workloads.push(workload(kind, object, path, template));
+        }
+        _ => contents.others += 1,
     }
-    let path = match kind {
+}
+
+/// Where an object of this kind keeps what its pods are made from.
+fn template_path(kind: &str) -> Option<&'static str> {
+    Some(match kind {
         "Pod" => "",
         "Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet" | "ReplicationController" | "Job" => {
             "spec.template"
@@ -100,27 +101,44 @@ fn template<'a>(kind: &str, object: &'a Value) -> Option<Template<'a>> {
         "CronJob" => "spec.jobTemplate.spec.template",
         "PodTemplate" => "template",
         _ => return None,
-    };
-    let object = path.split('.').filter(|key| !key.is_empty()).fold(object, |value, key| &value[key]);
-    Some(Template { path, object })
+    })
 }
 
-fn workload(kind: &str, object: &Value, template: Template<'_>) -> Workload {
-    let text = |key: &str| object["metadata"][key].as_str().filter(|text| !text.is_empty()).map(String::from);
+fn workload(kind: &str, object: &Value, path: &str, template: &Value) -> Workload {
+    let metadata = &object["metadata"];
+    let text = |key: &str| metadata[key].as_str().filter(|text| !text.is_empty()).map(String::from);
     let name = text("name").or_else(|| text("generateName"));
     let mut problems = Vec::new();
     if name.is_none() {
         problems.push(Problem::of_pod("metadata.name", format!("the {kind} has no name: add one")));
     }
-    let (pod, more) = match template.object {
-        Value::Object(_) => Pod::read(&template.object["metadata"], &template.object["spec"]),
+    let (pod, more) = match template {
+        Value::Object(_) => Pod::read(&template["metadata"], &template["spec"]),
         _ => {
-            let message = format!("the {kind} does not say what its pods are: add {}", template.path);
-            (Pod::default(), vec![Problem::of_pod(template.path, message)])
+            let message = format!("the {kind} does not say what its pods are: add {path}");
+            (Pod::default(), vec![Problem::of_pod(path, message)])
         }
     };
     problems.extend(more);
+    // On the object around the pods an annotation is read by nobody, which is easily overlooked.
+    let outer = metadata["annotations"].as_object().filter(|_| !path.is_empty()).into_iter().flatten();
+    for (key, _) in
+        outer.filter(|(key, _)| asks::reads_annotation(key) && !pod.annotations.contains_key(*key))
+    {
+        let message =
+            format!("stands on the {kind}, its pods do not have it: move it to {path}.metadata.annotations");
+        problems.push(Problem::of_pod(key, message));
+    }
     Workload { kind: kind.into(), namespace: text("namespace"), name, pod, problems }
+}
+
+/// One task of Volcano's own Job, which has a template for each.
+fn volcano_task(job: &Value, index: usize, task: &Value) -> Workload {
+    let path = format!("spec.tasks[{index}].template");
+    let mut workload = workload("Job", job, &path, &task["template"]);
+    let task = task["name"].as_str().map_or_else(|| index.to_string(), String::from);
+    workload.name = workload.name.map(|job| format!("{job}/{task}"));
+    workload
 }
 
 #[cfg(test)]
@@ -160,17 +178,45 @@ mod tests {
     fn reads_lists_and_counts_the_rest() {
         let pod = json!({"kind": "Pod", "metadata": {"generateName": "w-"}, "spec": spec()});
         let bare = json!({"metadata": {"name": "b"}, "spec": spec()});
-        let volcano =
-            json!({"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": "v"}});
+        let foreign = json!({"apiVersion": "serving.example/v1", "kind": "Deployment"});
         let contents = read(&[
             json!({"kind": "List", "items": [pod, {"kind": "Service"}, {"kind": "List", "items": [pod]}]}),
             json!({"kind": "PodList", "items": [bare]}),
-            volcano,
+            foreign,
             Value::Null,
         ]);
         assert_eq!(names(&contents), [("Pod", "w-"), ("Pod", "w-"), ("Pod", "b")]);
         assert_eq!(contents.others, 2);
         assert_eq!(contents.unreadable, [""; 0]);
+    }
+
+    #[test]
+    fn reads_the_tasks_of_a_volcano_job() {
+        let template = json!({"spec": spec()});
+        let job = json!({
+            "apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": "train"},
+            "spec": {"tasks": [{"name": "worker", "template": template}, {"template": template}]},
+        });
+        let contents = read(&[job]);
+        assert_eq!(names(&contents), [("Job", "train/worker"), ("Job", "train/1")]);
+        assert!(contents.workloads.iter().all(|w| w.problems.is_empty() && w.pod.containers.len() == 1));
+    }
+
+    #[test]
+    fn annotations_must_be_on_the_pods() {
+        let annotations = json!({"partage.dev/policy": "spread", "a.com/vcuda-core-limit": "5", "note": "x"});
+        let deployment = |inner: &Value| {
+            json!({"kind": "Deployment", "metadata": {"name": "d", "annotations": annotations},
+                "spec": {"template": {"metadata": {"annotations": inner}, "spec": spec()}}})
+        };
+        let contents = read(&[deployment(&json!({})), deployment(&annotations)]);
+        let fields: Vec<_> = contents.workloads[0].problems.iter().map(|p| p.field.as_str()).collect();
+        assert_eq!(fields, ["a.com/vcuda-core-limit", "partage.dev/policy"]);
+        assert_eq!(
+            contents.workloads[0].problems[1].message,
+            "stands on the Deployment, its pods do not have it: move it to spec.template.metadata.annotations"
+        );
+        assert_eq!(contents.workloads[1].problems, []);
     }
 
     #[test]

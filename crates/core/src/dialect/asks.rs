@@ -93,6 +93,13 @@ pub fn read(pod: &Pod, settings: &Settings) -> Reading {
     Reading { containers, ask: PodAsk { asks, constraints, cpu, memory }, problems }
 }
 
+/// Whether a pod's annotation of this name says something about its asks, in any dialect.
+pub fn reads_annotation(key: &str) -> bool {
+    native::ANNOTATIONS.contains(&key)
+        || constraints::ANNOTATIONS.contains(&key)
+        || key.split_once('/').is_some_and(|(_, name)| name == vcuda::CORE_LIMIT)
+}
+
 /// A whole GPU, its memory as asked.
 pub fn whole_gpu(memory: MemoryAsk) -> Part {
     Part { memory, cores: CoresAsk::Exactly(Cores::WHOLE), whole: true, ceiling: None }

@@ -5,6 +5,20 @@ use super::{hami, native, volcano};
 use crate::model::{Constraints, Policy, Selector, Together};
 use crate::pod::{Pod, Problem};
 
+/// The annotations of other dialects read here.
+pub(super) const ANNOTATIONS: [&str; 10] = [
+    hami::USE_TYPE,
+    hami::NO_USE_TYPE,
+    hami::USE_UUID,
+    hami::NO_USE_UUID,
+    hami::GPU_POLICY,
+    hami::NODE_POLICY,
+    volcano::USE_UUID,
+    volcano::NO_USE_UUID,
+    volcano::MODE,
+    volcano::PODGROUP_POLICY,
+];
+
 /// Reads the annotations of every dialect the pod's containers ask in; our own hold for all of them.
 pub(super) fn read(pod: &Pod, spoken: &[Dialect], problems: &mut Vec<Problem>) -> Constraints {
     let (volcano, hami) = (spoken.contains(&Dialect::Volcano), spoken.contains(&Dialect::Hami));

@@ -27,7 +27,7 @@ pub(super) const EXCLUSIVE: &str = "partage.dev/exclusive";
 pub(super) const CORES_LIMIT: &str = "partage.dev/cores-limit";
 pub(super) const CARRIER: &str = "partage.dev/carrier";
 const GRANT: &str = "partage.dev/grant";
-const ANNOTATIONS: [&str; 11] = [
+pub(super) const ANNOTATIONS: [&str; 11] = [
     POLICY,
     MODELS,
     NOT_MODELS,
