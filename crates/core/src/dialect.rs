@@ -4,9 +4,12 @@
 //! reads them into the one model ([`crate::model::PodAsk`]), writes a grant back as everything that dialect's
 //! users and tools look at, and reads such a grant again to take over a running cluster.
 
+pub mod absent;
+pub mod asks;
+pub mod gpumounter;
 pub mod grants;
 
-use crate::model::DEFAULT_SLOTS;
+use crate::model::{DEFAULT_SLOTS, MAX_SLOTS};
 use std::fmt;
 
 /// A way to spell asks and grants.
@@ -67,6 +70,32 @@ impl Default for Settings {
     }
 }
 
+impl Settings {
+    /// These settings, if a cluster can run with them.
+    pub fn validate(self) -> Result<Settings, SettingsError> {
+        if !(1..=MAX_SLOTS).contains(&self.aws_slots) {
+            return Err(SettingsError::Slots(self.aws_slots));
+        }
+        if self.volcano_memory_factor == 0 {
+            return Err(SettingsError::MemoryFactor);
+        }
+        Ok(self)
+    }
+}
+
+/// Why settings cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SettingsError {
+    /// Slots that no GPU can be split in.
+    #[error("a GPU split in {0} slots: write 1 to {MAX_SLOTS}, one MPS server takes no more clients")]
+    Slots(u32),
+    /// A unit of nothing.
+    #[error(
+        "a volcano memory factor of 0 makes every ask empty: write the MiB one vgpu-memory is, 1 or more"
+    )]
+    MemoryFactor,
+}
+
 /// The unit of `aliyun.com/gpu-mem`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MemoryUnit {
@@ -84,5 +113,35 @@ impl MemoryUnit {
             MemoryUnit::Gib => 1 << 30,
             MemoryUnit::Mib => 1 << 20,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slots(aws_slots: u32) -> Result<Settings, SettingsError> {
+        Settings { aws_slots, ..Settings::default() }.validate()
+    }
+
+    #[test]
+    fn a02_at_most_48_slots() {
+        assert!(slots(1).is_ok() && slots(48).is_ok());
+        let error = slots(49).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "a GPU split in 49 slots: write 1 to 48, one MPS server takes no more clients"
+        );
+    }
+
+    #[test]
+    fn a03_no_slots_is_refused() {
+        assert_eq!(slots(0), Err(SettingsError::Slots(0)));
+    }
+
+    #[test]
+    fn a_memory_factor_of_zero_is_refused() {
+        let settings = Settings { volcano_memory_factor: 0, ..Settings::default() };
+        assert_eq!(settings.validate(), Err(SettingsError::MemoryFactor));
     }
 }

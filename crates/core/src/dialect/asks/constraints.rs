@@ -1,0 +1,143 @@
+//! What a pod's annotations demand of its GPUs.
+
+use super::super::Dialect;
+use super::{hami, native, volcano};
+use crate::model::{Constraints, Policy, Selector, Together};
+use crate::pod::{Pod, Problem};
+
+/// The annotations of other dialects read here.
+pub(super) const ANNOTATIONS: [&str; 10] = [
+    hami::USE_TYPE,
+    hami::NO_USE_TYPE,
+    hami::USE_UUID,
+    hami::NO_USE_UUID,
+    hami::GPU_POLICY,
+    hami::NODE_POLICY,
+    volcano::USE_UUID,
+    volcano::NO_USE_UUID,
+    volcano::MODE,
+    volcano::PODGROUP_POLICY,
+];
+
+/// Reads the annotations of every dialect the pod's containers ask in; our own hold for all of them.
+pub(super) fn read(pod: &Pod, spoken: &[Dialect], problems: &mut Vec<Problem>) -> Constraints {
+    let (volcano, hami) = (spoken.contains(&Dialect::Volcano), spoken.contains(&Dialect::Hami));
+    let annotation = |key: &'static str, heard: bool| {
+        let text = if heard { pod.annotations.get(key) } else { None };
+        (key, text.map_or("", String::as_str))
+    };
+    let models = selector(
+        &[annotation(native::MODELS, true), annotation(hami::USE_TYPE, volcano || hami)],
+        &[annotation(native::NOT_MODELS, true), annotation(hami::NO_USE_TYPE, volcano || hami)],
+        problems,
+    );
+    let uuids = selector(
+        &[
+            annotation(native::GPUS, true),
+            annotation(volcano::USE_UUID, volcano),
+            annotation(hami::USE_UUID, hami),
+        ],
+        &[
+            annotation(native::NOT_GPUS, true),
+            annotation(volcano::NO_USE_UUID, volcano),
+            annotation(hami::NO_USE_UUID, hami),
+        ],
+        problems,
+    );
+    if volcano {
+        check_volcano(pod, problems);
+    }
+    // The container readings decide the rest.
+    Constraints { models, uuids, together: Together::default(), policy: policy(pod, hami, problems) }
+}
+
+/// The entries of a comma list, trimmed; empty ones do not count.
+pub(super) fn words(list: &str) -> impl Iterator<Item = &str> {
+    list.split(',').map(str::trim).filter(|word| !word.is_empty())
+}
+
+fn selector(
+    only: &[(&'static str, &str)],
+    never: &[(&'static str, &str)],
+    problems: &mut Vec<Problem>,
+) -> Selector {
+    let mut selector = Selector::default();
+    let mut said_by: Option<&str> = None;
+    for &(key, text) in only {
+        let list: Vec<String> = words(text).map(String::from).collect();
+        match said_by {
+            _ if list.is_empty() => {}
+            None => {
+                selector.only = list;
+                said_by = Some(key);
+            }
+            Some(_) if selector.only == list => {}
+            Some(first) => {
+                let message = format!("{first} says otherwise: keep one of the two");
+                problems.push(Problem::of_pod(key, message));
+            }
+        }
+    }
+    for word in never.iter().flat_map(|&(_, text)| words(text)) {
+        if !selector.never.iter().any(|known| known == word) {
+            selector.never.push(word.into());
+        }
+    }
+    selector
+}
+
+fn policy(pod: &Pod, hami: bool, problems: &mut Vec<Problem>) -> Option<Policy> {
+    let own = pod.annotations.get(native::POLICY).and_then(|text| {
+        text.parse().map_err(|error| problems.push(Problem::of_pod(native::POLICY, format!("{error}")))).ok()
+    });
+    if !hami {
+        return own;
+    }
+    let [of_gpus, of_nodes] = [hami::GPU_POLICY, hami::NODE_POLICY].map(|key| {
+        let text = pod.annotations.get(key)?.as_str();
+        match text {
+            "binpack" => Some(Policy::Binpack),
+            "spread" => Some(Policy::Spread),
+            "topology-aware" if key == hami::GPU_POLICY => Some(Policy::Topology),
+            "" => None,
+            _ => {
+                let message = format!("\"{text}\" is no policy here: write \"binpack\" or \"spread\"");
+                problems.push(Problem::of_pod(key, message));
+                None
+            }
+        }
+    });
+    if let (Some(gpus), Some(nodes)) = (of_gpus, of_nodes)
+        && gpus != nodes
+        && own.is_none()
+    {
+        let message = format!(
+            "nodes by {nodes} and GPUs by {gpus}: Partage places by one policy for both, {gpus}; write one of them only"
+        );
+        problems.push(Problem::of_pod(hami::NODE_POLICY, message));
+    }
+    own.or(of_gpus).or(of_nodes)
+}
+
+/// What Volcano knows and Partage does not (yet).
+fn check_volcano(pod: &Pod, problems: &mut Vec<Problem>) {
+    match pod.annotations.get(volcano::MODE).map(String::as_str) {
+        None | Some("" | "hami-core") => {}
+        Some("mig") => problems.push(Problem::of_pod(
+            volcano::MODE,
+            "MIG is not supported yet: write \"hami-core\" or leave it out",
+        )),
+        Some(mode) => problems.push(Problem::of_pod(
+            volcano::MODE,
+            format!(
+                "\"{mode}\" is no mode Partage knows (MIG is not supported yet): write \"hami-core\" or leave it out"
+            ),
+        )),
+    }
+    if pod.annotations.get(volcano::PODGROUP_POLICY).is_some_and(|policy| !policy.is_empty()) {
+        problems.push(Problem::of_pod(
+            volcano::PODGROUP_POLICY,
+            format!("pods of a group are not kept apart by Partage (yet): {} may do", native::POLICY),
+        ));
+    }
+}

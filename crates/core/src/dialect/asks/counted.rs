@@ -1,0 +1,91 @@
+//! The shape that native, volcano and hami share: so many GPUs, and of each so much memory and compute.
+
+use super::super::Dialect;
+use super::super::absent::{Absent, AbsentCount};
+use super::Read;
+use super::lines::{Lines, Unclear};
+use crate::model::{Bytes, Cores, CoresAsk, MemoryAsk, Part, Want};
+
+/// How a dialect spells it.
+pub(super) struct Spelling {
+    pub(super) dialect: Dialect,
+    pub(super) count: &'static str,
+    pub(super) memory: &'static str,
+    pub(super) percent: &'static str,
+    pub(super) cores: &'static str,
+    /// Bytes in one unit of memory.
+    pub(super) unit: u64,
+    /// The least memory that can be meant.
+    pub(super) least: Bytes,
+    /// A percentage beside an amount of memory wins; otherwise the two contradict each other.
+    pub(super) percent_wins: bool,
+    /// All of a GPU's cores mean the GPU alone.
+    pub(super) full_is_whole: bool,
+    /// Zero memory or cores are as good as none written; otherwise they are a mistake.
+    pub(super) zero_is_absent: bool,
+}
+
+impl Spelling {
+    pub(super) fn read(&self, lines: &mut Lines<'_>) -> Read {
+        // All are read before any decides, so that every mistake shows at once.
+        let count = lines.gpus(self.count);
+        let memory = self.memory(lines);
+        let percent = lines.percent(self.percent, 1);
+        let cores = lines.percent(self.cores, u64::from(!self.zero_is_absent));
+        let (count, memory, percent, cores) = (count?, memory?, percent?, cores?);
+
+        let absent = Absent::of(self.dialect);
+        let count = match (count, absent.count) {
+            (Some(0), _) => {
+                return Err(lines.problem(
+                    self.count,
+                    "asks for no GPU, but the lines beside it ask for parts of one: write 1 or more, or leave it out",
+                ));
+            }
+            (Some(count), _) => count,
+            (None, AbsentCount::One | AbsentCount::SaidByCores) => 1,
+        };
+        let memory = match (memory, percent) {
+            (Some(_), Some(_)) if !self.percent_wins => {
+                let message = format!("says how much memory a second time: keep it or {}", self.memory);
+                return Err(lines.problem(self.percent, message));
+            }
+            (_, Some(percent)) => Some(MemoryAsk::Percent(percent)),
+            (Some(bytes), None) => Some(MemoryAsk::Exactly(bytes)),
+            (None, None) => absent.memory(false),
+        };
+        let cores = match cores {
+            // Upstream's "no reservation".
+            Some(0) | None => absent.cores(),
+            Some(percent) => Cores::percent(percent).map(CoresAsk::Exactly),
+        };
+        let (Some(memory), Some(cores)) = (memory, cores) else { return Ok(None) };
+        let whole = self.full_is_whole && cores == CoresAsk::Exactly(Cores::WHOLE);
+        Ok(Some(Want { count, part: Part { memory, cores, whole, ceiling: None } }))
+    }
+
+    fn memory(&self, lines: &mut Lines<'_>) -> Result<Option<Bytes>, Unclear> {
+        let Some(units) = lines.count(self.memory)? else { return Ok(None) };
+        let bytes = bytes(units, self.unit, self.memory, lines)?;
+        if bytes >= self.least {
+            return Ok(Some(bytes));
+        }
+        if self.zero_is_absent {
+            return Ok(None);
+        }
+        let text = lines.text(self.memory);
+        let digits = text.trim_start_matches('+').split(|c: char| !c.is_ascii_digit()).next().unwrap_or("8");
+        let suffix = if digits.len() < 4 { "Gi" } else { "Mi" };
+        let message = format!("\"{text}\" is {bytes} of memory: did you mean {digits}{suffix}?");
+        Err(lines.problem(self.memory, message))
+    }
+}
+
+/// So many units, in bytes.
+pub(super) fn bytes(units: u64, unit: u64, resource: &str, lines: &mut Lines<'_>) -> Result<Bytes, Unclear> {
+    let fits = units.checked_mul(unit).filter(|&bytes| bytes <= i64::MAX as u64);
+    fits.map(Bytes).ok_or_else(|| {
+        let unit = Bytes(unit);
+        lines.problem(resource, format!("{units} x {unit} is more memory than can be counted: write less"))
+    })
+}

@@ -1,0 +1,38 @@
+//! HAMi: `nvidia.com/gpu` and friends.
+
+use super::super::Dialect;
+use super::Read;
+use super::counted::Spelling;
+use super::lines::Lines;
+use crate::model::Bytes;
+
+pub(super) const GPU: &str = "nvidia.com/gpu";
+pub(super) const MEMORY: &str = "nvidia.com/gpumem";
+const MEMORY_PERCENTAGE: &str = "nvidia.com/gpumem-percentage";
+const CORES: &str = "nvidia.com/gpucores";
+pub(super) const RESOURCES: [&str; 4] = [GPU, MEMORY, MEMORY_PERCENTAGE, CORES];
+/// What NVIDIA's own plugin calls slices of a partitioned GPU.
+pub(super) const MIG: &str = "nvidia.com/mig-";
+
+pub(super) const USE_TYPE: &str = "nvidia.com/use-gputype";
+pub(super) const NO_USE_TYPE: &str = "nvidia.com/nouse-gputype";
+pub(super) const USE_UUID: &str = "nvidia.com/use-gpuuuid";
+pub(super) const NO_USE_UUID: &str = "nvidia.com/nouse-gpuuuid";
+pub(super) const GPU_POLICY: &str = "hami.io/gpu-scheduler-policy";
+pub(super) const NODE_POLICY: &str = "hami.io/node-scheduler-policy";
+
+pub(super) fn read(lines: &mut Lines<'_>) -> Read {
+    let spelling = Spelling {
+        dialect: Dialect::Hami,
+        count: GPU,
+        memory: MEMORY,
+        percent: MEMORY_PERCENTAGE,
+        cores: CORES,
+        unit: 1 << 20,
+        least: Bytes(1),
+        percent_wins: false,
+        full_is_whole: true,
+        zero_is_absent: true,
+    };
+    spelling.read(lines)
+}

@@ -1,0 +1,206 @@
+//! What one container writes, read amount by amount.
+
+use super::super::Dialect;
+use super::{aws, dialect_of, gpushare, hami, native, nearest, vcuda, volcano};
+use crate::pod::{Container, Problem};
+use crate::quantity::{Quantity, QuantityError};
+
+/// The most GPUs one container may ask for: far beyond any node, and small enough to count with.
+const MAX_GPUS: u32 = 1024;
+
+/// An amount could not be understood; the problem is recorded.
+#[derive(Debug)]
+pub(super) struct Unclear;
+
+/// The resource lines of one container, and where its problems go.
+pub(super) struct Lines<'a> {
+    container: &'a Container,
+    /// Counts our own webhook added to carry an ask; they ask nothing themselves.
+    carriers: &'a [String],
+    problems: &'a mut Vec<Problem>,
+}
+
+impl<'a> Lines<'a> {
+    pub(super) fn new(
+        container: &'a Container,
+        carriers: &'a [String],
+        problems: &'a mut Vec<Problem>,
+    ) -> Lines<'a> {
+        Lines { container, carriers, problems }
+    }
+
+    /// Every resource the author wrote.
+    pub(super) fn resources(&self) -> impl Iterator<Item = &'a str> + use<'a> {
+        let carriers = self.carriers;
+        self.container.resources().filter(move |name| !carriers.iter().any(|carrier| carrier == name))
+    }
+
+    /// Records a problem with one resource or annotation.
+    pub(super) fn problem(&mut self, field: &str, message: impl Into<String>) -> Unclear {
+        self.problems.push(Problem::of_container(&self.container.name, field, message));
+        Unclear
+    }
+
+    /// A whole amount; absent where it is not written.
+    pub(super) fn count(&mut self, resource: &str) -> Result<Option<u64>, Unclear> {
+        match self.amount(resource) {
+            None => Ok(None),
+            Some(Ok(count)) => Ok(Some(count)),
+            Some(Err(error)) => Err(self.problem(resource, error.to_string() + advice(&error))),
+        }
+    }
+
+    /// A number of GPUs.
+    pub(super) fn gpus(&mut self, resource: &str) -> Result<Option<u32>, Unclear> {
+        let count = self.count(resource)?;
+        count.map(|count| self.few_enough(resource, count)).transpose()
+    }
+
+    /// The same number, if it can be a number of GPUs.
+    pub(super) fn few_enough(&mut self, field: &str, count: u64) -> Result<u32, Unclear> {
+        match u32::try_from(count) {
+            Ok(count @ ..=MAX_GPUS) => Ok(count),
+            _ => Err(self.problem(
+                field,
+                format!("{count} is more than any node has: ask for {MAX_GPUS} at the most"),
+            )),
+        }
+    }
+
+    /// A percentage of one GPU from `least` to 100.
+    pub(super) fn percent(&mut self, resource: &str, least: u64) -> Result<Option<u32>, Unclear> {
+        match self.count(resource)? {
+            Some(percent) if !(least..=100).contains(&percent) => Err(self.problem(
+                resource,
+                format!("{percent} is not a part of one GPU: write 1 to 100, in percent, or leave it out"),
+            )),
+            percent => Ok(percent.map(|percent| percent as u32)),
+        }
+    }
+
+    /// As written, for suggestions.
+    pub(super) fn text(&self, resource: &str) -> &'a str {
+        self.container.amount(resource).unwrap_or_default()
+    }
+
+    /// The dialects this container asks in, each once. An amount of zero asks nothing.
+    pub(super) fn dialects(&self) -> Vec<Dialect> {
+        let mut dialects: Vec<Dialect> = self.asking().filter_map(dialect_of).collect();
+        dialects.sort_unstable();
+        dialects.dedup();
+        dialects
+    }
+
+    pub(super) fn refuse_several_dialects(&mut self) {
+        let spoken: Vec<String> = self.dialects().into_iter().map(|dialect| self.spelling(dialect)).collect();
+        let message =
+            format!("this container asks in {} dialects, {}: keep one", spoken.len(), spoken.join(" and "));
+        self.problem("resources.limits", message);
+    }
+
+    /// Extended resources are the same in requests and limits, or Kubernetes refuses the pod.
+    pub(super) fn check_requests(&mut self) {
+        let asked: Vec<&str> = self.resources().filter(|resource| dialect_of(resource).is_some()).collect();
+        for resource in asked {
+            let (limits, requests) = (&self.container.limits, &self.container.requests);
+            let Some(request) = requests.get(resource) else { continue };
+            let message = match limits.get(resource) {
+                None => format!(
+                    "requested but not limited, which Kubernetes refuses: write {resource}: {request} under limits too"
+                ),
+                Some(limit) if !same(request, limit) => format!(
+                    "the request is {request}, the limit {limit}, and Kubernetes wants them equal: write one amount, or the limit only"
+                ),
+                Some(_) => continue,
+            };
+            self.problem(resource, message);
+        }
+    }
+
+    /// Resources that look like a dialect's and are none.
+    pub(super) fn check_names(&mut self) {
+        let unknown: Vec<&str> = self.resources().filter(|resource| dialect_of(resource).is_none()).collect();
+        for resource in unknown {
+            if resource.starts_with(hami::MIG) {
+                self.problem(
+                    resource,
+                    format!(
+                        "MIG devices are not shared by Partage (yet): ask for a part of a GPU, like {}: 1 with {}",
+                        hami::GPU,
+                        hami::MEMORY
+                    ),
+                );
+                continue;
+            }
+            let known: &[&str] = match resource {
+                native::ATTACHABLE => continue,
+                r if r.starts_with(native::PREFIX) => &native::RESOURCES,
+                r if r.starts_with("volcano.sh/vgpu") || r.starts_with("volcano.sh/gpu-") => {
+                    &volcano::RESOURCES
+                }
+                r if r.starts_with("aliyun.com/gpu") => &gpushare::RESOURCES,
+                r if r.starts_with("k8s.amazonaws.com/vgpu") => &[aws::VGPU],
+                r if r.starts_with(hami::GPU) => &hami::RESOURCES,
+                _ => continue,
+            };
+            self.problem(
+                resource,
+                format!("Partage knows no such resource: did you mean {}?", nearest::of(resource, known)),
+            );
+        }
+    }
+
+    /// A carrier carries somebody else's ask; there must be one.
+    pub(super) fn check_carried(&mut self) {
+        for carrier in self.carriers {
+            if self.container.amount(carrier).is_some() {
+                self.problem(
+                    native::CARRIER,
+                    format!("{carrier} is marked as carrying another ask, but there is no other: unmark it"),
+                );
+            }
+        }
+    }
+
+    fn spelling(&self, dialect: Dialect) -> String {
+        let resources: Vec<&str> =
+            self.resources().filter(|resource| dialect_of(resource) == Some(dialect)).collect();
+        format!("{dialect} ({})", resources.join(", "))
+    }
+
+    /// The resources that are not plainly zero.
+    fn asking(&self) -> impl Iterator<Item = &'a str> {
+        self.resources().filter(|resource| !matches!(self.amount(resource), Some(Ok(0))))
+    }
+
+    fn amount(&self, resource: &str) -> Option<Result<u64, QuantityError>> {
+        if self.carriers.iter().any(|carrier| carrier == resource) {
+            return None;
+        }
+        Some(self.container.amount(resource)?.parse().and_then(Quantity::to_count))
+    }
+
+    /// The domains this container writes vcuda resources under.
+    pub(super) fn vcuda_domains(&self) -> Vec<&'a str> {
+        let mut domains: Vec<&str> =
+            self.asking().filter_map(vcuda::split).map(|(domain, _)| domain).collect();
+        domains.dedup();
+        domains
+    }
+}
+
+fn same(request: &str, limit: &str) -> bool {
+    match (request.parse::<Quantity>(), limit.parse::<Quantity>()) {
+        (Ok(request), Ok(limit)) => request == limit,
+        // Unreadable amounts are reported where they are read.
+        _ => true,
+    }
+}
+
+fn advice(error: &QuantityError) -> &'static str {
+    match error {
+        QuantityError::NotWhole(_) => ": write a whole number, Kubernetes does not split this resource",
+        QuantityError::Negative(_) => ": write 1 or more",
+        _ => "",
+    }
+}

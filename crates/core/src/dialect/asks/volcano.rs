@@ -1,0 +1,34 @@
+//! Volcano vGPU: `volcano.sh/vgpu-*`.
+
+use super::super::{Dialect, Settings};
+use super::Read;
+use super::counted::Spelling;
+use super::lines::Lines;
+use crate::model::Bytes;
+
+pub(super) const NUMBER: &str = "volcano.sh/vgpu-number";
+const MEMORY: &str = "volcano.sh/vgpu-memory";
+const MEMORY_PERCENTAGE: &str = "volcano.sh/vgpu-memory-percentage";
+const CORES: &str = "volcano.sh/vgpu-cores";
+pub(super) const RESOURCES: [&str; 4] = [NUMBER, MEMORY, MEMORY_PERCENTAGE, CORES];
+
+pub(super) const USE_UUID: &str = "volcano.sh/vgpu-use-gpuuuid";
+pub(super) const NO_USE_UUID: &str = "volcano.sh/vgpu-nouse-gpuuuid";
+pub(super) const MODE: &str = "volcano.sh/vgpu-mode";
+pub(super) const PODGROUP_POLICY: &str = "volcano.sh/vgpu-podgroup-policy";
+
+pub(super) fn read(lines: &mut Lines<'_>, settings: &Settings) -> Read {
+    let spelling = Spelling {
+        dialect: Dialect::Volcano,
+        count: NUMBER,
+        memory: MEMORY,
+        percent: MEMORY_PERCENTAGE,
+        cores: CORES,
+        unit: u64::from(settings.volcano_memory_factor) << 20,
+        least: Bytes(1),
+        percent_wins: true,
+        full_is_whole: true,
+        zero_is_absent: true,
+    };
+    spelling.read(lines)
+}

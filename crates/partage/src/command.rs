@@ -1,0 +1,95 @@
+//! The commands, one file each.
+
+mod check;
+
+use clap::{Args, Subcommand, ValueEnum};
+use partage_core::dialect::{MemoryUnit, Settings};
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+/// What to do.
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    Check(check::Check),
+}
+
+impl Command {
+    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
+        match self {
+            Command::Check(check) => check.run(out, err),
+        }
+    }
+}
+
+/// How a command ended, as scripts see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Nothing is wrong: exit code 0.
+    Fine,
+    /// Something is wrong with what was read: exit code 1.
+    Problems,
+    /// Something could not be read at all: exit code 2, as for wrong arguments.
+    Unreadable,
+}
+
+impl From<Outcome> for ExitCode {
+    fn from(outcome: Outcome) -> ExitCode {
+        ExitCode::from(match outcome {
+            Outcome::Fine => 0,
+            Outcome::Problems => 1,
+            Outcome::Unreadable => 2,
+        })
+    }
+}
+
+/// What the cluster decides about its dialects.
+#[derive(Args)]
+#[command(next_help_heading = "Settings of the cluster")]
+pub(crate) struct DialectArgs {
+    /// What one aliyun.com/gpu-mem is
+    #[arg(long, value_name = "UNIT", value_enum, ignore_case = true, default_value_t = GpushareUnit::Gib)]
+    gpushare_unit: GpushareUnit,
+
+    /// Slots a GPU is split in for k8s.amazonaws.com/vgpu, 1 to 48
+    #[arg(long, value_name = "N", value_parser = slots, allow_negative_numbers = true, default_value = "10")]
+    aws_slots: u32,
+
+    /// How many MiB one volcano.sh/vgpu-memory is
+    #[arg(long, value_name = "N", value_parser = factor, allow_negative_numbers = true, default_value = "1")]
+    volcano_memory_factor: u32,
+}
+
+impl DialectArgs {
+    pub(crate) fn settings(&self) -> Settings {
+        Settings {
+            gpushare_unit: match self.gpushare_unit {
+                GpushareUnit::Gib => MemoryUnit::Gib,
+                GpushareUnit::Mib => MemoryUnit::Mib,
+            },
+            volcano_memory_factor: self.volcano_memory_factor,
+            aws_slots: self.aws_slots,
+        }
+    }
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum GpushareUnit {
+    #[value(name = "GiB")]
+    Gib,
+    #[value(name = "MiB")]
+    Mib,
+}
+
+fn slots(text: &str) -> Result<u32, String> {
+    valid(text, |aws_slots| Settings { aws_slots, ..Settings::default() })
+}
+
+fn factor(text: &str) -> Result<u32, String> {
+    valid(text, |volcano_memory_factor| Settings { volcano_memory_factor, ..Settings::default() })
+}
+
+/// A number that makes valid settings.
+fn valid(text: &str, settings: impl Fn(u32) -> Settings) -> Result<u32, String> {
+    let number = text.parse().map_err(|_| "write a whole number, 1 or more".to_string())?;
+    settings(number).validate().map(|_| number).map_err(|error| error.to_string())
+}

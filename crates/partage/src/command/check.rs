@@ -1,0 +1,85 @@
+//! `partage check`: what manifests ask, and what is wrong with them, before they meet a cluster.
+
+use super::{DialectArgs, Outcome};
+use crate::input;
+use clap::{Args, ValueEnum};
+use partage_core::check::Report;
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+/// Say what manifests ask of GPUs, and what is wrong with them
+///
+/// Reads Pods, Deployments, StatefulSets, DaemonSets, Jobs, CronJobs, ReplicaSets and lists of them, in YAML
+/// or JSON, in any dialect. Objects of other kinds are passed over. Needs no cluster.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Check {
+    /// A manifest, YAML or JSON; - is standard input; may be given several times
+    #[arg(short, long = "file", value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+
+    /// How to answer
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    output: Output,
+
+    #[command(flatten)]
+    dialects: DialectArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  partage check -f pod.yaml
+  helm template chart | partage check -f -
+  kubectl get pods -A -o json | partage check -f - -o json
+  partage check -f gpushare.yaml --gpushare-unit MiB
+
+Exit code: 0 fine, 1 problems, 2 unreadable or nothing to read";
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Output {
+    /// For people
+    Table,
+    /// For programs
+    Json,
+}
+
+impl Check {
+    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
+        let input = input::read(&self.files);
+        let report = Report::of(&input.workloads, &self.dialects.settings());
+        // A program gets JSON whatever happens; a person is not told that nothing asks for nothing.
+        match self.output {
+            Output::Json => {
+                serde_json::to_writer_pretty(&mut *out, &report)?;
+                writeln!(out)?;
+            }
+            Output::Table if report.workloads.is_empty() => {}
+            Output::Table => table(&report, out)?,
+        }
+        for what in &input.unreadable {
+            writeln!(err, "error: {what}")?;
+        }
+        Ok(match report.problems() {
+            _ if !input.unreadable.is_empty() => Outcome::Unreadable,
+            0 => Outcome::Fine,
+            _ => Outcome::Problems,
+        })
+    }
+}
+
+fn table(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    for workload in &report.workloads {
+        writeln!(out, "{}", workload.title())?;
+        for container in &workload.containers {
+            writeln!(out, "  {}", container.words)?;
+        }
+        if !workload.conditions.is_empty() {
+            writeln!(out, "  on: {}", workload.conditions.join("; "))?;
+        }
+        for problem in &workload.problems {
+            let container = problem.container.as_ref().map(|name| format!("{name} ")).unwrap_or_default();
+            writeln!(out, "  problem: {container}{}: {}", problem.field, problem.message)?;
+        }
+    }
+    writeln!(out, "{}", report.summary())
+}
