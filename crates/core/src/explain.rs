@@ -107,6 +107,38 @@ pub enum Cause {
     AllAtOnce,
 }
 
+impl Cause {
+    /// Its name for programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Cause::NoGpu => "noGpu",
+            Cause::Model => "model",
+            Cause::Uuid => "uuid",
+            Cause::Withheld => "withheld",
+            Cause::Card => "card",
+            Cause::Slots => "slots",
+            Cause::Shares => "shares",
+            Cause::Limits => "limits",
+            Cause::HeldWhole => "heldWhole",
+            Cause::NotEmpty => "notEmpty",
+            Cause::Memory => "memory",
+            Cause::Cores => "cores",
+            Cause::Cpu => "cpu",
+            Cause::HostMemory => "hostMemory",
+            Cause::TooFew => "tooFew",
+            Cause::Together => "together",
+            Cause::AllAtOnce => "allAtOnce",
+        }
+    }
+}
+
+impl Explanation {
+    /// Everything in one sentence: "1,213 nodes: 812 have no GPU with 8 GiB free, …; 401 …".
+    pub fn summary(&self) -> String {
+        words::summary(self)
+    }
+}
+
 /// Why one node does not fit.
 #[derive(Clone, Debug)]
 pub struct NodeReport {

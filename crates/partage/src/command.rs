@@ -1,6 +1,8 @@
 //! The commands, one file each.
 
 mod check;
+mod explain;
+mod simulate;
 
 use clap::{Args, Subcommand, ValueEnum};
 use partage_core::dialect::{MemoryUnit, Settings};
@@ -11,12 +13,16 @@ use std::process::ExitCode;
 #[derive(Subcommand)]
 pub(crate) enum Command {
     Check(check::Check),
+    Explain(explain::Explain),
+    Simulate(simulate::Simulate),
 }
 
 impl Command {
     pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
         match self {
             Command::Check(check) => check.run(out, err),
+            Command::Explain(explain) => explain.run(out, err),
+            Command::Simulate(simulate) => simulate.run(out, err),
         }
     }
 }

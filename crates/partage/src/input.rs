@@ -50,7 +50,8 @@ fn contents(file: &Path) -> Result<Contents, String> {
     Ok(manifest::read(&documents(&text)?))
 }
 
-fn text(file: &Path) -> Result<String, String> {
+/// A whole text file; `-` is standard input.
+pub(crate) fn text(file: &Path) -> Result<String, String> {
     let mut bytes = Vec::new();
     let read = if file.as_os_str() == "-" {
         std::io::stdin().lock().read_to_end(&mut bytes)

@@ -1,8 +1,10 @@
-//! The one binary: `partage check` and what follows.
+//! The one binary: `partage check|explain|simulate`.
 
 mod command;
 mod input;
 mod output;
+mod plot;
+mod progress;
 
 use clap::Parser;
 use command::Command;

@@ -1,6 +1,6 @@
 //! Reasons in plain words.
 
-use super::{Cause, Closest, Has, largest_need};
+use super::{Cause, Closest, Explanation, Has, largest_need};
 use crate::model::MemoryAsk;
 use crate::place::fit::{Prepared, Short};
 use crate::place::solve::NodeShort;
@@ -38,6 +38,22 @@ impl fmt::Display for Closest {
             None => Ok(()),
         }
     }
+}
+
+/// Everything in one sentence.
+pub(super) fn summary(explanation: &Explanation) -> String {
+    let nodes = match explanation.nodes {
+        1 => "1 node".to_string(),
+        n => format!("{} nodes", grouped(n)),
+    };
+    let fitting = match explanation.fitting.len() {
+        0 => None,
+        1 => Some("1 fits".to_string()),
+        n => Some(format!("{} fit", grouped(n))),
+    };
+    let parts: Vec<String> =
+        fitting.into_iter().chain(explanation.reasons.iter().map(|reason| reason.text.clone())).collect();
+    if parts.is_empty() { nodes } else { format!("{nodes}: {}", parts.join("; ")) }
 }
 
 /// Why so many nodes do not fit: "812 have no GPU with 8 GiB free, largest free part is …".

@@ -1,0 +1,217 @@
+//! `partage explain`: why a pod does not fit a cluster, and what would make it fit.
+
+use super::{DialectArgs, Outcome};
+use crate::input;
+use clap::{Args, ValueEnum};
+use partage_core::check::WorkloadReport;
+use partage_core::dialect::asks;
+use partage_core::explain::{Closest, Explanation, explain};
+use partage_core::ledger::Ledger;
+use partage_core::manifest::Workload;
+use partage_core::model::{PodGrant, Policy};
+use partage_core::place::{HostUse, rank};
+use partage_core::snapshot::Snapshot;
+use serde_json::{Value, json};
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+/// Say why a pod does not fit a cluster, and what would make it fit
+///
+/// The cluster is a snapshot file: nodes, GPUs and what pods hold (docs/snapshot.md describes it). The same
+/// functions decide here and in the scheduler.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Explain {
+    /// A manifest, YAML or JSON; - is standard input; may be given several times
+    #[arg(short, long = "file", value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+
+    /// The cluster: a snapshot in JSON
+    #[arg(long, value_name = "FILE")]
+    cluster: PathBuf,
+
+    /// The policy that would choose, where the pod names none: fragmentation, binpack, spread or topology
+    #[arg(long, default_value_t = Policy::Fragmentation)]
+    policy: Policy,
+
+    /// Show every node that does not fit, and what each of its GPUs is short of
+    #[arg(long)]
+    per_node: bool,
+
+    /// How to answer
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    output: Output,
+
+    #[command(flatten)]
+    dialects: DialectArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  partage explain -f pod.yaml --cluster cluster.json
+  partage explain -f pod.yaml --cluster cluster.json --per-node
+  partage explain -f pod.yaml --cluster cluster.json -o json
+
+Exit code: 0 everything fits, 1 something does not or is wrong, 2 unreadable";
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Output {
+    /// For people
+    Table,
+    /// For programs
+    Json,
+}
+
+/// One workload and what the cluster says to it.
+struct Answer {
+    report: WorkloadReport,
+    /// Absent where the workload has problems or asks for nothing.
+    explanation: Option<Explanation>,
+    /// Where it would go.
+    grant: Option<PodGrant>,
+}
+
+impl Answer {
+    fn fits(&self) -> bool {
+        self.report.problems.is_empty() && self.explanation.as_ref().is_none_or(|e| !e.fitting.is_empty())
+    }
+}
+
+impl Explain {
+    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
+        let input = input::read(&self.files);
+        let snapshot = input::text(&self.cluster)
+            .and_then(|text| Snapshot::from_json(&text).map_err(|error| error.to_string()))
+            .map_err(|what| format!("{}: {what}", self.cluster.display()));
+        let (snapshot, unreadable) = match snapshot {
+            Ok(snapshot) if input.unreadable.is_empty() => (snapshot, Vec::new()),
+            other => (Snapshot::default(), input.unreadable.into_iter().chain(other.err()).collect()),
+        };
+        if !unreadable.is_empty() {
+            for what in unreadable {
+                writeln!(err, "error: {what}")?;
+            }
+            return Ok(Outcome::Unreadable);
+        }
+        let held = snapshot.grants.into_iter().map(|held| {
+            let host = HostUse { cpu: held.cpu_milli, memory: held.memory_bytes };
+            (held.pod, held.grant, host)
+        });
+        let mut ledger = Ledger::rebuild(snapshot.nodes, held);
+        let findings: Vec<String> = ledger.audit().iter().map(ToString::to_string).collect();
+        let answers: Vec<Answer> =
+            input.workloads.iter().map(|workload| self.answer(workload, &mut ledger)).collect();
+        match self.output {
+            Output::Json => {
+                serde_json::to_writer_pretty(&mut *out, &self.json(&answers, &findings))?;
+                writeln!(out)?;
+            }
+            Output::Table => {
+                for finding in &findings {
+                    writeln!(err, "warning: {finding}")?;
+                }
+                for answer in &answers {
+                    self.table(answer, out)?;
+                }
+            }
+        }
+        Ok(if answers.iter().all(Answer::fits) { Outcome::Fine } else { Outcome::Problems })
+    }
+
+    fn answer(&self, workload: &Workload, ledger: &mut Ledger) -> Answer {
+        let settings = self.dialects.settings();
+        let report = WorkloadReport::of(workload, &settings);
+        let ask = asks::read(&workload.pod, &settings).ask;
+        if ask.asks.is_empty() || !report.problems.is_empty() {
+            return Answer { report, explanation: None, grant: None };
+        }
+        let ranking = rank::Plain(ask.constraints.policy.unwrap_or(self.policy));
+        let decision = ledger.cluster_mut().best(&ask, &ranking);
+        let cluster = ledger.cluster();
+        let grant = decision.map(|decision| decision.placement.grant(&ask.asks, cluster.room(decision.node)));
+        Answer { report, explanation: Some(explain(cluster, &ask)), grant }
+    }
+
+    fn table(&self, answer: &Answer, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "{}", answer.report.title())?;
+        for container in &answer.report.containers {
+            writeln!(out, "  {}", container.words)?;
+        }
+        for problem in &answer.report.problems {
+            writeln!(out, "  problem: {}: {}", problem.field, problem.message)?;
+        }
+        let Some(explanation) = &answer.explanation else {
+            if answer.report.problems.is_empty() {
+                writeln!(out, "  asks for no GPU: nothing to explain")?;
+            }
+            return Ok(());
+        };
+        writeln!(out, "  {}", explanation.summary())?;
+        if let Some(grant) = &answer.grant {
+            for container in &grant.grants {
+                let gpus: Vec<&str> = container.shares.iter().map(|share| share.gpu.as_str()).collect();
+                writeln!(out, "  {} would go to {}: {}", container.container, grant.node, gpus.join(", "))?;
+            }
+        }
+        for suggestion in &explanation.suggestions {
+            writeln!(out, "  try: {suggestion}")?;
+        }
+        if self.per_node {
+            for node in &explanation.per_node {
+                writeln!(out, "  {}: {}", node.node, node.text)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn json(&self, answers: &[Answer], findings: &[String]) -> Value {
+        let answers: Vec<Value> = answers
+            .iter()
+            .map(|answer| {
+                let explanation = answer.explanation.as_ref();
+                let mut json = json!({
+                    "kind": answer.report.kind,
+                    "namespace": answer.report.namespace,
+                    "name": answer.report.name,
+                    "fits": answer.fits(),
+                    "problems": answer.report.problems,
+                    "nodes": explanation.map(|e| e.nodes),
+                    "fittingNodes": explanation.map(|e| e.fitting.len()),
+                    "placement": answer.grant,
+                    "summary": explanation.map(Explanation::summary),
+                    "reasons": explanation.map(reasons),
+                    "suggestions": explanation.map(|e| e.suggestions.iter().map(|s| json!({
+                        "text": s.to_string(),
+                        "node": s.node,
+                    })).collect::<Vec<_>>()),
+                });
+                if let (true, Some(explanation)) = (self.per_node, explanation) {
+                    json["perNode"] = per_node(explanation);
+                }
+                json
+            })
+            .collect();
+        json!({ "workloads": answers, "findings": findings })
+    }
+}
+
+fn reasons(explanation: &Explanation) -> Vec<Value> {
+    let closest = |closest: &Closest| json!({ "node": closest.node, "gpu": closest.gpu, "has": closest.has.to_string() });
+    let reason = |reason: &partage_core::explain::Reason| {
+        json!({
+            "cause": reason.cause.name(),
+            "nodes": reason.nodes,
+            "text": reason.text,
+            "closest": reason.closest.as_ref().map(closest),
+        })
+    };
+    explanation.reasons.iter().map(reason).collect()
+}
+
+fn per_node(explanation: &Explanation) -> Value {
+    let nodes = explanation.per_node.iter().map(|node| {
+        let gpus: Vec<Option<String>> = node.gpus.iter().map(|short| short.map(|s| s.to_string())).collect();
+        json!({ "node": node.node, "cause": node.cause.name(), "text": node.text, "gpus": gpus })
+    });
+    nodes.collect()
+}

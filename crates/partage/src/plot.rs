@@ -1,0 +1,151 @@
+//! Allocation against arrived load, as an SVG drawing.
+
+use partage_core::simulate::Outcome;
+use std::fmt::Write;
+
+/// Steps of arrived load at which runs are averaged, in percent of the cluster.
+const STEP: f64 = 0.5;
+/// Colours that people with colour-blindness can tell apart, the last for our default.
+const COLOURS: [&str; 8] =
+    ["#999999", "#56b4e9", "#e69f00", "#0072b2", "#cc79a7", "#f0e442", "#009e73", "#d55e00"];
+
+/// One policy's line: arrived and allocated, in percent of the cluster.
+pub(crate) struct Line {
+    name: &'static str,
+    points: Vec<(f64, f64)>,
+}
+
+/// A run's points, in percent of the cluster.
+pub(crate) fn curve(outcome: &Outcome) -> Vec<(f64, f64)> {
+    let percent = |milli: u64| milli as f64 * 100.0 / outcome.capacity_milli.max(1) as f64;
+    outcome.curve.iter().map(|&(arrived, allocated)| (percent(arrived), percent(allocated))).collect()
+}
+
+impl Line {
+    /// The mean of several runs, over the load all of them reached.
+    pub(crate) fn mean(name: &'static str, curves: &[Vec<(f64, f64)>]) -> Line {
+        let reached =
+            curves.iter().filter_map(|curve| curve.last()).map(|point| point.0).fold(f64::MAX, f64::min);
+        let mut points = vec![(0.0, 0.0)];
+        let steps = if curves.is_empty() { 0 } else { (reached / STEP) as usize };
+        for step in 1..=steps {
+            let load = step as f64 * STEP;
+            let sum: f64 = curves.iter().map(|curve| at(curve, load)).sum();
+            points.push((load, sum / curves.len() as f64));
+        }
+        Line { name, points }
+    }
+}
+
+/// The height of a curve at a load, on the straight line between its neighbours.
+fn at(curve: &[(f64, f64)], load: f64) -> f64 {
+    let after = curve.partition_point(|point| point.0 < load);
+    let (x0, y0) = if after == 0 { (0.0, 0.0) } else { curve[after - 1] };
+    let Some(&(x1, y1)) = curve.get(after) else { return y0 };
+    if x1 > x0 { y0 + (y1 - y0) * (load - x0) / (x1 - x0) } else { y1 }
+}
+
+/// A rectangle of the drawing and the part of the axes it shows.
+struct Panel {
+    left: f64,
+    load: (f64, f64),
+    allocated: (f64, f64),
+    title: &'static str,
+}
+
+const TOP: f64 = 60.0;
+const WIDTH: f64 = 400.0;
+const HEIGHT: f64 = 320.0;
+
+impl Panel {
+    fn x(&self, load: f64) -> f64 {
+        self.left + (load - self.load.0) / (self.load.1 - self.load.0) * WIDTH
+    }
+
+    fn y(&self, allocated: f64) -> f64 {
+        TOP + HEIGHT - (allocated - self.allocated.0) / (self.allocated.1 - self.allocated.0) * HEIGHT
+    }
+
+    fn draw(&self, lines: &[&Line], svg: &mut String) {
+        let (left, right, bottom) = (self.left, self.left + WIDTH, TOP + HEIGHT);
+        text(svg, left, TOP - 8.0, "start", self.title);
+        text(svg, left + WIDTH / 2.0, bottom + 36.0, "middle", "arrived load, % of the cluster's GPUs");
+        for tick in 0..=5 {
+            let share = f64::from(tick) / 5.0;
+            let allocated = self.allocated.0 + share * (self.allocated.1 - self.allocated.0);
+            let load = self.load.0 + share * (self.load.1 - self.load.0);
+            let (x, y) = (self.x(load), self.y(allocated));
+            let _ = write!(
+                svg,
+                "<path d=\"M{left:.1} {y:.1}H{right:.1}M{x:.1} {TOP}V{bottom:.1}\" stroke=\"#ddd\"/>"
+            );
+            text(svg, left - 6.0, y + 4.0, "end", &format!("{allocated:.0}"));
+            text(svg, x, bottom + 18.0, "middle", &format!("{load:.0}"));
+        }
+        for (line, colour) in lines.iter().zip(colours(lines.len())) {
+            let inside = |&&(load, allocated): &&(f64, f64)| {
+                (self.load.0..=self.load.1).contains(&load)
+                    && (self.allocated.0..=self.allocated.1).contains(&allocated)
+            };
+            let mut path = String::new();
+            for (index, (load, allocated)) in line.points.iter().filter(inside).enumerate() {
+                let pen = if index == 0 { 'M' } else { 'L' };
+                let _ = write!(path, "{pen}{:.1} {:.1}", self.x(*load), self.y(*allocated));
+            }
+            let _ = write!(svg, "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>");
+        }
+    }
+}
+
+/// The last line is ours and always has the last colour.
+fn colours(lines: usize) -> impl Iterator<Item = &'static str> {
+    COLOURS.iter().copied().cycle().skip(COLOURS.len() - lines.min(COLOURS.len()))
+}
+
+/// The whole drawing: everything on the left, the interesting end on the right.
+pub(crate) fn svg(workload: &str, lines: &[&Line]) -> String {
+    let mut svg = String::from(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 960 480\" font-family=\"sans-serif\" font-size=\"12\"><rect width=\"960\" height=\"480\" fill=\"#fff\"/>",
+    );
+    text(&mut svg, 50.0, 26.0, "start", &format!("GPU allocated as pods arrive: {workload}"));
+    let most = lines.iter().filter_map(|line| line.points.last()).map(|point| point.0).fold(1.0, f64::max);
+    let ends = || lines.iter().filter_map(|line| line.points.last()).map(|point| point.1);
+    let (low, high) = (ends().fold(100.0, f64::min), ends().fold(0.0, f64::max));
+    let whole = Panel { left: 50.0, load: (0.0, most), allocated: (0.0, 100.0), title: "% allocated" };
+    // From a little below the lowest end to a little above the highest.
+    let zoom = (((low - 6.0) / 5.0).floor() * 5.0, ((high + 1.0) / 5.0).ceil() * 5.0);
+    let end = Panel { left: 520.0, load: (most * 0.6, most), allocated: zoom, title: "% allocated, the end" };
+    whole.draw(lines, &mut svg);
+    end.draw(lines, &mut svg);
+    for (index, (line, colour)) in lines.iter().zip(colours(lines.len())).enumerate() {
+        let x = 50.0 + 112.0 * index as f64;
+        let _ = write!(svg, "<path d=\"M{x:.1} 448h18\" stroke=\"{colour}\" stroke-width=\"3\"/>");
+        text(&mut svg, x + 22.0, 452.0, "start", line.name);
+    }
+    svg.push_str("</svg>\n");
+    svg
+}
+
+fn text(svg: &mut String, x: f64, y: f64, anchor: &str, text: &str) {
+    let escaped = text.replace('&', "&amp;").replace('<', "&lt;");
+    let _ = write!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{escaped}</text>");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mean_goes_between_its_runs() {
+        let flat = |height: f64| vec![(0.0, height), (2.0, height)];
+        let line = Line::mean("x", &[flat(10.0), flat(20.0)]);
+        assert_eq!(line.points.last(), Some(&(2.0, 15.0)));
+        assert_eq!(at(&[(0.0, 0.0), (10.0, 5.0)], 4.0), 2.0);
+    }
+
+    #[test]
+    fn names_are_escaped() {
+        let line = Line::mean("x", &[vec![(0.0, 0.0), (1.0, 1.0)]]);
+        assert!(svg("a<b&c", &[&line]).contains("a&lt;b&amp;c"));
+    }
+}
