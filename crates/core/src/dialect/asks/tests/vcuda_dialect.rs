@@ -89,3 +89,13 @@ fn a_limit_that_cannot_be_met_is_refused() {
     let reading = read_one_in(&Settings::default(), json!({"tencent.com/vcuda-core-limit": "80"}), amounts);
     assert_eq!(message(&reading), "no container asks under this domain: write the domain of its resources");
 }
+
+#[test]
+fn a_limit_is_for_the_parts_beside_whole_cards() {
+    let container = |name: &str, cores: u32| json!({"name": name, "resources": {"limits": {"a.com/vcuda-core": cores, "a.com/vcuda-memory": 1}}});
+    let annotations = json!({"a.com/vcuda-core-limit": "80"});
+    let reading = read_pod(annotations, vec![container("whole", 200), container("part", 50)]);
+    assert_eq!(reading.problems, []);
+    let ceilings: Vec<_> = reading.ask.asks.iter().map(|ask| ask.want.part.ceiling).collect();
+    assert_eq!(ceilings, [None, Cores::percent(80)]);
+}
