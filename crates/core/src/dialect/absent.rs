@@ -94,6 +94,14 @@ impl Absent {
         ABSENT[dialect as usize]
     }
 
+    /// How many GPUs are meant by writing no count; `None` where there is no count to write.
+    pub fn count(self) -> Option<u32> {
+        match self.count {
+            AbsentCount::One => Some(1),
+            AbsentCount::SaidByCores => None,
+        }
+    }
+
     /// The memory meant by writing none, on a whole GPU or a part of one; `None` where that is no ask.
     pub fn memory(self, whole: bool) -> Option<MemoryAsk> {
         match self.memory {

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Check {
     /// A manifest, YAML or JSON; - is standard input; may be given several times
-    #[arg(short, long = "file", value_name = "FILE", required = true)]
+    #[arg(short, long = "file", alias = "filename", value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
 
     /// How to answer

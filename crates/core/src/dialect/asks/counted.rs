@@ -1,7 +1,7 @@
 //! The shape that native, volcano and hami share: so many GPUs, and of each so much memory and compute.
 
 use super::super::Dialect;
-use super::super::absent::{Absent, AbsentCount};
+use super::super::absent::Absent;
 use super::Read;
 use super::lines::{Lines, Unclear};
 use crate::model::{Bytes, Cores, CoresAsk, MemoryAsk, Part, Want};
@@ -35,16 +35,12 @@ impl Spelling {
         let (count, memory, percent, cores) = (count?, memory?, percent?, cores?);
 
         let absent = Absent::of(self.dialect);
-        let count = match (count, absent.count) {
-            (Some(0), _) => {
-                return Err(lines.problem(
-                    self.count,
-                    "asks for no GPU, but the lines beside it ask for parts of one: write 1 or more, or leave it out",
-                ));
-            }
-            (Some(count), _) => count,
-            (None, AbsentCount::One | AbsentCount::SaidByCores) => 1,
-        };
+        if count == Some(0) {
+            return Err(lines.problem(
+                self.count,
+                "asks for no GPU, but the lines beside it ask for parts of one: write 1 or more, or leave it out",
+            ));
+        }
         let memory = match (memory, percent) {
             (Some(_), Some(_)) if !self.percent_wins => {
                 let message = format!("says how much memory a second time: keep it or {}", self.memory);
@@ -59,7 +55,9 @@ impl Spelling {
             Some(0) | None => absent.cores(),
             Some(percent) => Cores::percent(percent).map(CoresAsk::Exactly),
         };
-        let (Some(memory), Some(cores)) = (memory, cores) else { return Ok(None) };
+        let (Some(count), Some(memory), Some(cores)) = (count.or(absent.count()), memory, cores) else {
+            return Ok(None);
+        };
         let whole = self.full_is_whole && cores == CoresAsk::Exactly(Cores::WHOLE);
         Ok(Some(Want { count, part: Part { memory, cores, whole, ceiling: None } }))
     }
@@ -74,9 +72,13 @@ impl Spelling {
             return Ok(None);
         }
         let text = lines.text(self.memory);
-        let digits = text.trim_start_matches('+').split(|c: char| !c.is_ascii_digit()).next().unwrap_or("8");
-        let suffix = if digits.len() < 4 { "Gi" } else { "Mi" };
-        let message = format!("\"{text}\" is {bytes} of memory: did you mean {digits}{suffix}?");
+        let digits: String = text.chars().take_while(char::is_ascii_digit).collect();
+        let meant = match digits.trim_start_matches('0').len() {
+            0 => "write it like 8Gi, or leave it out".to_string(),
+            1..=3 => format!("did you mean {digits}Gi?"),
+            _ => format!("did you mean {digits}Mi?"),
+        };
+        let message = format!("\"{text}\" is {bytes} of memory: {meant}");
         Err(lines.problem(self.memory, message))
     }
 }

@@ -10,7 +10,11 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The limits a pod's annotations set, by annotation.
 pub(super) struct Limits {
     limits: BTreeMap<String, Cores>,
+    /// Those that some container goes by.
     used: BTreeSet<String>,
+    /// Those that are too low for a container with all of a GPU. Beside a container with a part of one they
+    /// are meant for that one, since there is only one annotation for both.
+    too_low: BTreeSet<String>,
 }
 
 pub(super) fn read(pod: &Pod, problems: &mut Vec<Problem>) -> Limits {
@@ -32,7 +36,7 @@ pub(super) fn read(pod: &Pod, problems: &mut Vec<Problem>) -> Limits {
             }
         }
     }
-    Limits { limits, used: BTreeSet::new() }
+    Limits { limits, used: BTreeSet::new(), too_low: BTreeSet::new() }
 }
 
 impl Limits {
@@ -53,9 +57,13 @@ impl Limits {
         let keys = domains.iter().map(|domain| format!("{domain}/{}", vcuda::CORE_LIMIT));
         for key in keys.chain([native::CORES_LIMIT.to_string()]) {
             let Some(&limit) = self.limits.get(&key) else { continue };
+            if limit < asked && asked == Cores::WHOLE {
+                self.too_low.insert(key);
+                continue;
+            }
             self.used.insert(key.clone());
             if limit < asked {
-                lines.problem(&key, format!("{limit} is less than the {asked} asked: write that or more"));
+                lines.problem(&key, too_low(limit, asked));
             } else if want.part.ceiling.is_some_and(|other| other != limit) {
                 lines
                     .problem(&key, format!("says {limit}, another annotation says something else: keep one"));
@@ -70,8 +78,10 @@ impl Limits {
         let asks = |dialect: Option<Dialect>| {
             containers.iter().any(|c| c.want.is_some() && (dialect.is_none() || c.dialect == dialect))
         };
-        for key in self.limits.keys().filter(|key| !self.used.contains(*key)) {
-            let message = if key == native::CORES_LIMIT && asks(None) {
+        for (key, &limit) in self.limits.iter().filter(|(key, _)| !self.used.contains(*key)) {
+            let message = if self.too_low.contains(key) {
+                too_low(limit, Cores::WHOLE)
+            } else if key == native::CORES_LIMIT && asks(None) {
                 format!("there are no cores to stretch: add {} or the like", native::CORES)
             } else if key != native::CORES_LIMIT && asks(Some(Dialect::Vcuda)) {
                 "no container asks under this domain: write the domain of its resources".to_string()
@@ -81,4 +91,8 @@ impl Limits {
             problems.push(Problem::of_pod(key, message));
         }
     }
+}
+
+fn too_low(limit: Cores, asked: Cores) -> String {
+    format!("{limit} is less than the {asked} asked: write that or more")
 }

@@ -1,0 +1,43 @@
+use super::*;
+
+#[test]
+fn reads_counts_memory_and_cores() {
+    let reading =
+        read_one(json!({"nvidia.com/gpu": 2, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 30}));
+    assert_eq!(want(&reading), parts(2, mib(3000), percent(30)));
+    let reading = read_one(json!({"nvidia.com/gpumem-percentage": 50}));
+    assert_eq!(want(&reading), parts(1, MemoryAsk::Percent(50), CoresAsk::Uncounted));
+    assert!(want(&read_one(json!({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 100}))).part.whole);
+    let reading = read_one(json!({"nvidia.com/gpumem-percentage": 50, "nvidia.com/gpumem": 3000}));
+    assert_eq!(message(&reading), "says how much memory a second time: keep it or nvidia.com/gpumem");
+}
+
+#[test]
+fn mig_is_named_as_missing() {
+    let reading = read_one(json!({"nvidia.com/mig-1g.5gb": 1}));
+    assert!(message(&reading).starts_with("MIG devices are not shared by Partage (yet)"));
+    assert_eq!(reading.containers[0].dialect, None);
+    // NVIDIA's network devices are nobody's GPU.
+    assert_eq!(read_one(json!({"nvidia.com/hostdev": 1})).problems, []);
+}
+
+#[test]
+fn annotations_choose_gpus_and_policy() {
+    let constrained =
+        |annotations| read_one_in(&Settings::default(), annotations, json!({"nvidia.com/gpu": 1}));
+    let reading = constrained(json!({
+        "nvidia.com/use-gputype": "A100,V100", "nvidia.com/nouse-gputype": "T4",
+        "nvidia.com/use-gpuuuid": "GPU-a", "nvidia.com/nouse-gpuuuid": "GPU-b",
+        "hami.io/gpu-scheduler-policy": "spread", "hami.io/node-scheduler-policy": "spread",
+    }));
+    assert_eq!(reading.problems, []);
+    assert_eq!(reading.ask.constraints.models.only, ["A100", "V100"]);
+    assert_eq!(reading.ask.constraints.uuids.never, ["GPU-b"]);
+    assert_eq!(reading.ask.constraints.policy, Some(Policy::Spread));
+    let reading = constrained(json!({"hami.io/node-scheduler-policy": "random"}));
+    assert_eq!(message(&reading), "\"random\" is no policy here: write \"binpack\" or \"spread\"");
+    let reading = constrained(json!({
+        "hami.io/gpu-scheduler-policy": "spread", "hami.io/node-scheduler-policy": "binpack",
+    }));
+    assert!(message(&reading).starts_with("nodes by binpack and GPUs by spread"));
+}
