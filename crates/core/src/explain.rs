@@ -177,7 +177,7 @@ pub fn explain(cluster: &Cluster, ask: &PodAsk) -> Explanation {
         {
             *closest = Some(Closest { node: room.node.name.clone(), gpu, has });
         }
-        let text = words::node(&short, cause, &gpus, &prepared);
+        let text = words::node(&short, cause, &gpus, &prepared, &room.node);
         explanation.per_node.push(NodeReport { node: room.node.name.clone(), cause, gpus, text });
     }
     explanation.reasons = reasons

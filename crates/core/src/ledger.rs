@@ -5,7 +5,10 @@
 //! a restart the same grants in any order give the same ledger. What cannot be right (more promised than there
 //! is, a GPU nobody has) is reported by [`Ledger::audit`] and never underflows.
 
-use crate::model::{Bytes, GpuUuid, Grant, Node, NodeName, PodAsk, PodGrant, PodId, PodUid, Role};
+use crate::model::{
+    Ask, Bytes, CoresAsk, GpuUuid, Grant, MemoryAsk, Node, NodeName, Part, PodAsk, PodGrant, PodId, PodUid,
+    Role, Want,
+};
 use crate::place::{Charge, Cluster, Decision, GpuClass, HostUse, NodeIndex, solve};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -39,6 +42,25 @@ pub struct Held {
     pub host: HostUse,
     /// What it takes of each GPU, as charged.
     charges: Vec<(usize, Charge)>,
+}
+
+impl Held {
+    /// An ask that would have been granted this: what a policy learns from after a restart.
+    pub fn ask(&self) -> PodAsk {
+        let asks = self.grant.grants.iter().filter_map(|grant| {
+            let first = grant.shares.first()?;
+            let part = Part {
+                memory: first.memory_bytes.map_or(MemoryAsk::Unlimited, MemoryAsk::Exactly),
+                cores: first.cores.map_or(CoresAsk::Uncounted, CoresAsk::Exactly),
+                whole: first.whole,
+                ceiling: first.ceiling,
+            };
+            let count = u32::try_from(grant.shares.len()).unwrap_or(u32::MAX);
+            let role = if grant.init { Role::Init } else { Role::App };
+            Some(Ask { container: grant.container.clone(), role, want: Want { count, part } })
+        });
+        PodAsk { asks: asks.collect(), cpu: self.host.cpu, memory: self.host.memory, ..PodAsk::default() }
+    }
 }
 
 /// Why nothing was reserved.

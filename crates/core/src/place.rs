@@ -9,8 +9,10 @@
 
 pub mod cluster;
 pub mod fit;
+pub mod fragmentation;
 pub mod mix;
 pub mod order;
+pub mod placer;
 pub mod rank;
 pub mod room;
 pub mod sketch;
@@ -18,6 +20,7 @@ pub mod solve;
 
 pub use cluster::{Cluster, Decision, NodeIndex};
 pub use fit::{Need, Prepared, Short, Wanted};
+pub use placer::Placer;
 pub use rank::Ranking;
 pub use room::{Charge, GpuClass, GpuRoom, HostUse, NodeRoom};
 pub use solve::{NodeShort, Placement, Slice};

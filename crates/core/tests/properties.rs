@@ -7,7 +7,7 @@ use partage_core::explain::{explain, why_not};
 use partage_core::ledger::{Finding, Ledger, Moment};
 use partage_core::model::*;
 use partage_core::place::rank::Plain;
-use partage_core::place::{Cluster, HostUse, NodeIndex};
+use partage_core::place::{Cluster, Decision, HostUse, NodeIndex, Placer};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -88,15 +88,20 @@ fn asks() -> impl Strategy<Value = PodAsk> {
 }
 
 fn policies() -> impl Strategy<Value = Policy> {
-    prop_oneof![Just(Policy::Binpack), Just(Policy::Spread), Just(Policy::Topology)]
+    prop::sample::select(Policy::ALL.to_vec())
 }
 
 fn id(pod: usize) -> PodId {
     PodId { uid: format!("uid-{pod}").into(), namespace: "ns".into(), name: format!("pod-{pod}").into() }
 }
 
+/// Decides by a policy that has seen nothing yet.
+fn decide(cluster: &mut Cluster, ask: &PodAsk, policy: Policy) -> Option<Decision> {
+    Placer::new(policy, cluster).best(cluster, ask)
+}
+
 fn place(ledger: &mut Ledger, pod: usize, ask: &PodAsk, policy: Policy) -> bool {
-    let Some(decision) = ledger.cluster_mut().best(ask, &Plain(policy)) else { return false };
+    let Some(decision) = decide(ledger.cluster_mut(), ask, policy) else { return false };
     ledger.reserve(id(pod), ask, &decision, Moment(10)).expect("a fresh decision is never refused");
     true
 }
@@ -237,22 +242,27 @@ proptest! {
         for (pod, ask) in asks.iter().enumerate() {
             place(&mut ledger, pod, ask, policy);
             // Ranks cached along the way must not show in the answer.
-            ledger.cluster_mut().best(&probe, &Plain(policy));
+            decide(ledger.cluster_mut(), &probe, policy);
         }
         let grants: Vec<_> = ledger.all_held().map(|h| (h.pod.clone(), h.grant.clone(), h.host)).collect();
         let mut fresh = Ledger::rebuild(nodes, grants);
-        let cached = ledger.cluster_mut().best(&probe, &Plain(policy));
-        prop_assert_eq!(cached, fresh.cluster_mut().best(&probe, &Plain(policy)));
+        let cached = decide(ledger.cluster_mut(), &probe, policy);
+        prop_assert_eq!(cached, decide(fresh.cluster_mut(), &probe, policy));
     }
 
     #[test]
-    fn explain_agrees_with_fit(nodes in nodes(), asks in vec(asks(), 0..12), probe in asks()) {
+    fn explain_agrees_with_fit(
+        nodes in nodes(),
+        asks in vec(asks(), 0..12),
+        probe in asks(),
+        policy in policies(),
+    ) {
         let mut ledger = Ledger::new(nodes);
         for (pod, ask) in asks.iter().enumerate() {
             place(&mut ledger, pod, ask, Policy::Binpack);
         }
         let cluster = ledger.cluster_mut();
-        let decision = cluster.best(&probe, &Plain(Policy::Binpack));
+        let decision = decide(cluster, &probe, policy);
         let prepared = cluster.prepare(&probe);
         for node in (0..cluster.rooms().len()).map(NodeIndex) {
             let reason = why_not(cluster.room(node), cluster.classes(), &prepared);
@@ -264,5 +274,22 @@ proptest! {
         let refused: usize = explanation.reasons.iter().map(|reason| reason.nodes).sum();
         prop_assert_eq!(refused + explanation.fitting.len(), explanation.nodes);
         prop_assert_eq!(explanation.per_node.len(), refused);
+    }
+
+    /// What arrives changes the tables, and with them the ranks of all nodes; cached ranks must follow.
+    #[test]
+    fn learning_leaves_no_stale_ranks(nodes in nodes(), asks in vec(asks(), 1..6), probe in asks()) {
+        let mut ledger = Ledger::new(nodes);
+        let mut placer = Placer::new(Policy::Fragmentation, ledger.cluster());
+        for arrival in 0..120 {
+            let ask = &asks[arrival % asks.len()];
+            placer.arrived(ask, ledger.cluster());
+            place(&mut ledger, arrival, ask, Policy::Binpack);
+            placer.best(ledger.cluster_mut(), &probe);
+        }
+        let held: Vec<_> = ledger.all_held().map(|h| (h.pod.clone(), h.grant.clone(), h.host)).collect();
+        let nodes: Vec<Node> = ledger.cluster().rooms().iter().map(|room| (*room.node).clone()).collect();
+        let mut fresh = Ledger::rebuild(nodes, held);
+        prop_assert_eq!(placer.best(ledger.cluster_mut(), &probe), placer.best(fresh.cluster_mut(), &probe));
     }
 }

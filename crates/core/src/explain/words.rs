@@ -1,7 +1,7 @@
 //! Reasons in plain words.
 
 use super::{Cause, Closest, Explanation, Has, largest_need};
-use crate::model::MemoryAsk;
+use crate::model::{MemoryAsk, Node};
 use crate::place::fit::{Prepared, Short};
 use crate::place::solve::NodeShort;
 use std::fmt;
@@ -102,7 +102,13 @@ pub(super) fn reason(cause: Cause, nodes: usize, closest: Option<&Closest>, prep
 }
 
 /// Why one node does not fit.
-pub(super) fn node(short: &NodeShort, cause: Cause, gpus: &[Option<Short>], prepared: &Prepared) -> String {
+pub(super) fn node(
+    short: &NodeShort,
+    cause: Cause,
+    gpus: &[Option<Short>],
+    prepared: &Prepared,
+    node: &Node,
+) -> String {
     match short {
         NodeShort::Cpu { asked, free } => format!("{free} free, {asked} asked"),
         NodeShort::Memory { asked, free } => format!("{free} of host memory free, {asked} asked"),
@@ -113,6 +119,10 @@ pub(super) fn node(short: &NodeShort, cause: Cause, gpus: &[Option<Short>], prep
             let container = &prepared.ask.asks[*ask].container;
             let wanted = prepared.wants[*ask].want.count;
             let each = gpus.iter().enumerate().map(|(gpu, short)| match short {
+                Some(Short::Withheld) => {
+                    let reason = node.gpus[gpu].withheld.as_deref().unwrap_or("no reason given");
+                    format!("GPU {gpu} is not offered ({reason})")
+                }
                 Some(short) => format!("GPU {gpu} {short}"),
                 None => format!("GPU {gpu} would do"),
             });

@@ -3,9 +3,8 @@
 //! Only asks that have arrived are known; the most frequent kinds that make up 95 percent of them stand for
 //! the rest.
 
-use super::fit::Prepared;
 use super::room::GpuClass;
-use super::sketch::{NEVER, milli};
+use super::sketch::{NEVER, amount, milli};
 use crate::model::{Bytes, MilliCpu, Part, PodAsk, Selector};
 use std::collections::HashMap;
 
@@ -34,9 +33,9 @@ pub struct Mix {
 #[derive(Clone, Debug)]
 pub struct Kind {
     /// CPU.
-    pub cpu: f64,
+    pub cpu: i64,
     /// Host memory.
-    pub memory: f64,
+    pub memory: i64,
     /// GPUs wanted; 0 for a pod that wants none.
     pub count: u32,
     /// Thousandths wanted of each GPU, by class; [`NEVER`] where the class is excluded or too small.
@@ -46,8 +45,8 @@ pub struct Kind {
 }
 
 impl Mix {
-    /// Counts one more pod.
-    pub fn add(&mut self, ask: &PodAsk) {
+    /// Counts a pod, so many times.
+    pub fn add(&mut self, ask: &PodAsk, times: u64) {
         // A pod of several containers counts by the one that wants most, on as many GPUs as all of them.
         let largest = ask.asks.iter().max_by_key(|a| (a.want.part.whole, a.want.count));
         let kind = Likeness {
@@ -65,8 +64,8 @@ impl Mix {
                 self.kinds.len() - 1
             }
         };
-        self.kinds[at].1 += 1;
-        self.seen += 1;
+        self.kinds[at].1 += times;
+        self.seen += times;
     }
 
     /// Pods counted so far.
@@ -109,6 +108,20 @@ impl Mix {
 }
 
 impl Kind {
+    /// Thousandths of a GPU all pods of this kind asked for, on the smallest card that takes them.
+    pub fn gpu_milli(&self) -> f64 {
+        self.weight * f64::from(self.count) * f64::from(self.largest_part())
+    }
+
+    /// One part of a GPU, less than all of it.
+    pub fn is_share(&self) -> bool {
+        self.count == 1 && self.largest_part() < 1000
+    }
+
+    fn largest_part(&self) -> u16 {
+        self.milli.iter().copied().filter(|&milli| milli != NEVER).max().unwrap_or(0)
+    }
+
     fn measure(kind: &Likeness, count: u64, classes: &[GpuClass]) -> Kind {
         let milli_on = |class: &GpuClass| match &kind.part {
             None => 0,
@@ -116,19 +129,12 @@ impl Kind {
             Some(part) => milli(&super::Need::of(part, class), class),
         };
         Kind {
-            cpu: kind.cpu.0 as f64,
-            memory: kind.memory.0 as f64,
+            cpu: amount(kind.cpu.0),
+            memory: amount(kind.memory.0),
             count: kind.count,
             milli: classes.iter().map(milli_on).collect(),
             weight: count as f64,
         }
-    }
-
-    /// The kind of one prepared ask, measured like the others.
-    pub fn of(prepared: &Prepared, classes: &[GpuClass]) -> Kind {
-        let mut mix = Mix::default();
-        mix.add(&prepared.ask);
-        mix.kinds(classes).swap_remove(0)
     }
 }
 
@@ -144,13 +150,11 @@ mod tests {
     fn typical_kinds_cover_most() {
         let mut mix = Mix::default();
         for (cpu, times) in [(1, 2), (2, 90), (3, 6), (4, 2)] {
-            for _ in 0..times {
-                mix.add(&cpu_pod(cpu));
-            }
+            mix.add(&cpu_pod(cpu), times);
         }
         let kinds = mix.kinds(&[]);
-        let order: Vec<f64> = kinds.iter().map(|kind| kind.cpu).collect();
-        assert_eq!(order, [2.0, 3.0, 1.0, 4.0]);
+        let order: Vec<i64> = kinds.iter().map(|kind| kind.cpu).collect();
+        assert_eq!(order, [2, 3, 1, 4]);
         assert_eq!(mix.typical(), 2);
     }
 
@@ -158,11 +162,11 @@ mod tests {
     fn fading_forgets_what_was_rare() {
         let mut mix = Mix::default();
         for cpu in [1, 1, 1, 1, 2] {
-            mix.add(&cpu_pod(cpu));
+            mix.add(&cpu_pod(cpu), 1);
         }
         mix.fade();
         assert_eq!(mix.seen(), 2);
-        mix.add(&cpu_pod(2));
+        mix.add(&cpu_pod(2), 1);
         assert_eq!(mix.kinds(&[]).len(), 2);
     }
 }

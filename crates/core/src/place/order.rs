@@ -43,6 +43,11 @@ pub fn lowest(mask: u64, count: u32) -> Option<u64> {
         .then(|| indexes(mask).take(count as usize).fold(0, |set, gpu| set | 1 << gpu))
 }
 
+/// The first `count` of a list as a mask, or `None` if it has fewer.
+pub fn first(gpus: &[usize], count: u32) -> Option<u64> {
+    gpus.get(..count as usize).map(|gpus| gpus.iter().fold(0, |set, gpu| set | 1 << gpu))
+}
+
 /// How full a GPU is, the fullest least: compute left, then memory left.
 pub fn fullness(gpu: &GpuRoom, classes: &[GpuClass]) -> impl Ord + use<> {
     (gpu.free_cores(), gpu.free_memory(&classes[usize::from(gpu.class)]))

@@ -53,6 +53,14 @@ fn fits_alone(room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared, wanted
         && solve::solve(room, classes, prepared, &Plain(Policy::Binpack)).is_some()
 }
 
+/// Puts the GPU first that breaks up the smallest group, for one whole GPU; the others follow in order.
+pub(super) fn least_needed_first(room: &NodeRoom, gpus: &mut [usize]) {
+    let mask = gpus.iter().fold(0, |mask, gpu| mask | 1 << gpu);
+    if let Some(first) = order::leftover_set(room, mask, 1) {
+        gpus.sort_by_key(|&gpu| (first != 1 << gpu, gpu));
+    }
+}
+
 /// The policies that need nothing but the node itself: binpack, spread and topology.
 #[derive(Clone, Copy, Debug)]
 pub struct Plain(pub Policy);
@@ -60,12 +68,7 @@ pub struct Plain(pub Policy);
 impl Preference for Plain {
     fn sort(&self, room: &NodeRoom, classes: &[GpuClass], wanted: &Wanted, gpus: &mut Vec<usize>) {
         if wanted.want.part.whole {
-            let mask = gpus.iter().fold(0, |mask, gpu| mask | 1 << gpu);
-            if let Some(first) = order::leftover_set(room, mask, 1) {
-                // The best one first, the others after it in order.
-                gpus.sort_by_key(|&gpu| (first != 1 << gpu, gpu));
-            }
-            return;
+            return least_needed_first(room, gpus);
         }
         match self.0 {
             Policy::Spread => gpus.sort_by_key(|&gpu| (order::emptiness(&room.gpus[gpu], classes), gpu)),
@@ -81,8 +84,7 @@ impl Preference for Plain {
             _ => {
                 let mut gpus: Vec<usize> = order::indexes(mask).collect();
                 self.sort(room, classes, wanted, &mut gpus);
-                (gpus.len() >= count as usize)
-                    .then(|| gpus[..count as usize].iter().fold(0, |set, gpu| set | 1 << gpu))
+                order::first(&gpus, count)
             }
         }
     }

@@ -4,19 +4,21 @@
 //! of a GPU on one scale, whatever mix of memory and compute it is made of.
 
 use super::fit::{Need, Prepared};
-use super::room::{GpuClass, GpuRoom, MAX_GPUS, NodeRoom};
+use super::room::{Charge, GpuClass, GpuRoom, MAX_GPUS, NodeRoom};
 use crate::model::Cores;
 
 /// More thousandths than any GPU has: the size of what a GPU may never take.
 pub const NEVER: u16 = u16::MAX;
+/// More CPU or memory than any node has.
+pub const ENDLESS: i64 = 1 << 56;
 
 /// A node as far as scoring goes.
 #[derive(Clone, Copy, Debug)]
 pub struct Sketch {
-    /// CPU left in thousandths; endless where the node's is unknown.
-    pub cpu: f64,
-    /// Host memory left in bytes; endless where the node's is unknown.
-    pub memory: f64,
+    /// CPU left in thousandths; [`ENDLESS`] where the node's is unknown.
+    pub cpu: i64,
+    /// Host memory left in bytes; [`ENDLESS`] where the node's is unknown.
+    pub memory: i64,
     /// GPUs.
     pub gpus: usize,
     /// Idle thousandths of each GPU.
@@ -29,8 +31,8 @@ impl Sketch {
     /// Of a node as it is.
     pub fn of(room: &NodeRoom, classes: &[GpuClass]) -> Sketch {
         let mut sketch = Sketch {
-            cpu: room.free_cpu().map_or(f64::INFINITY, |cpu| cpu.0 as f64),
-            memory: room.free_memory().map_or(f64::INFINITY, |memory| memory.0 as f64),
+            cpu: room.free_cpu().map_or(ENDLESS, |cpu| amount(cpu.0)),
+            memory: room.free_memory().map_or(ENDLESS, |memory| amount(memory.0)),
             gpus: room.gpus.len().min(MAX_GPUS),
             idle: [0; MAX_GPUS],
             class: [0; MAX_GPUS],
@@ -44,13 +46,18 @@ impl Sketch {
 
     /// Takes a pod's CPU and memory off.
     pub fn take_host(&mut self, prepared: &Prepared) {
-        self.cpu -= prepared.ask.cpu.0 as f64;
-        self.memory -= prepared.ask.memory.0 as f64;
+        self.cpu -= amount(prepared.ask.cpu.0);
+        self.memory -= amount(prepared.ask.memory.0);
     }
 
     /// Takes a part off a GPU.
     pub fn take_part(&mut self, at: usize, gpu: &GpuRoom, need: &Need, classes: &[GpuClass]) {
-        let after = GpuRoom { used: gpu.used.plus(need.charge), ..*gpu };
+        self.take_charge(at, gpu, need.charge, classes);
+    }
+
+    /// Takes a charge off a GPU.
+    pub fn take_charge(&mut self, at: usize, gpu: &GpuRoom, charge: Charge, classes: &[GpuClass]) {
+        let after = GpuRoom { used: gpu.used.plus(charge), ..*gpu };
         self.idle[at] = idle(&after, classes);
     }
 
@@ -66,12 +73,11 @@ impl Sketch {
             .zip(&self.class[..self.gpus])
             .map(|(&idle, &class)| (idle, usize::from(class)))
     }
+}
 
-    /// The class of all GPUs, where there is but one.
-    pub fn only_class(&self) -> Option<usize> {
-        let (first, rest) = self.class[..self.gpus].split_first()?;
-        rest.iter().all(|class| class == first).then_some(usize::from(*first))
-    }
+/// An amount as scores count it; beyond [`ENDLESS`] there is no telling apart.
+pub fn amount(amount: u64) -> i64 {
+    i64::try_from(amount).unwrap_or(ENDLESS).min(ENDLESS)
 }
 
 fn idle(gpu: &GpuRoom, classes: &[GpuClass]) -> u16 {

@@ -128,7 +128,7 @@ impl Ranking for BestFit {
             return None;
         }
         let sketch = Sketch::of(room, classes);
-        let cpu_left = (sketch.cpu - prepared.ask.cpu.0 as f64) / self.0.cpu;
+        let cpu_left = (sketch.cpu as f64 - prepared.ask.cpu.0 as f64) / self.0.cpu;
         let gpu_left = (f64::from(sketch.idle_sum()) - asked_milli(prepared)) / self.0.gpu_milli;
         Some((100.0 * (1.0 - 0.5 * (cpu_left + gpu_left))).floor() as i64)
     }
@@ -147,7 +147,7 @@ impl Ranking for DotProduct {
         // Against the node's own size, as published.
         let cpu = room.node.cpu_milli.map_or(self.0.cpu, |cpu| cpu.0 as f64).max(1.0);
         let gpu = (room.gpus.len() as f64 * 1000.0).max(1.0);
-        let along_cpu = sketch.cpu / cpu * (prepared.ask.cpu.0 as f64 / cpu);
+        let along_cpu = sketch.cpu as f64 / cpu * (prepared.ask.cpu.0 as f64 / cpu);
         let along_gpu = f64::from(sketch.idle_sum()) / gpu * (asked_milli(prepared) / gpu);
         Some((100.0 * (1.0 - (along_cpu + along_gpu) / 2.0)).floor() as i64)
     }

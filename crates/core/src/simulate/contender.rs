@@ -4,8 +4,7 @@ use super::classic::{BestFit, DotProduct, Fgd, Largest, Random};
 use super::trace::TracePod;
 use crate::model::{PodAsk, Policy};
 use crate::place::mix::Mix;
-use crate::place::rank::Plain;
-use crate::place::{Cluster, Decision};
+use crate::place::{Cluster, Decision, Placer};
 use std::fmt;
 use std::str::FromStr;
 
@@ -56,11 +55,11 @@ impl Contender {
             Contender::Fgd => {
                 let mut mix = Mix::default();
                 for pod in pods {
-                    mix.add(&pod.to_ask());
+                    mix.add(&pod.to_ask(), 1);
                 }
                 Player::Fgd(Fgd::new(&mix, cluster.classes()))
             }
-            Contender::Ours(policy) => Player::Plain(Plain(policy)),
+            Contender::Ours(policy) => Player::Ours(Placer::new(policy, cluster)),
         }
     }
 }
@@ -92,7 +91,7 @@ pub(super) enum Player {
     BestFit(BestFit),
     DotProduct(DotProduct),
     Fgd(Fgd),
-    Plain(Plain),
+    Ours(Placer),
 }
 
 impl Player {
@@ -105,7 +104,10 @@ impl Player {
             Player::BestFit(ranking) => cluster.best(ask, ranking),
             Player::DotProduct(ranking) => cluster.best(ask, ranking),
             Player::Fgd(ranking) => cluster.best(ask, ranking),
-            Player::Plain(ranking) => cluster.best(ask, ranking),
+            Player::Ours(placer) => {
+                placer.arrived(ask, cluster);
+                placer.best(cluster, ask)
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use partage_core::explain::{Closest, Explanation, explain};
 use partage_core::ledger::Ledger;
 use partage_core::manifest::Workload;
 use partage_core::model::{PodGrant, Policy};
-use partage_core::place::{HostUse, rank};
+use partage_core::place::{HostUse, Placer};
 use partage_core::snapshot::Snapshot;
 use serde_json::{Value, json};
 use std::io::{self, Write};
@@ -99,8 +99,15 @@ impl Explain {
         });
         let mut ledger = Ledger::rebuild(snapshot.nodes, held);
         let findings: Vec<String> = ledger.audit().iter().map(ToString::to_string).collect();
+        let mut placer = Placer::new(self.policy, ledger.cluster());
+        // What runs is the best guess at what comes; by name, so that the same file gives the same answer.
+        let mut held: Vec<_> = ledger.all_held().collect();
+        held.sort_by(|a, b| a.pod.uid.cmp(&b.pod.uid));
+        for held in held {
+            placer.arrived(&held.ask(), ledger.cluster());
+        }
         let answers: Vec<Answer> =
-            input.workloads.iter().map(|workload| self.answer(workload, &mut ledger)).collect();
+            input.workloads.iter().map(|workload| self.answer(workload, &mut ledger, &placer)).collect();
         match self.output {
             Output::Json => {
                 serde_json::to_writer_pretty(&mut *out, &self.json(&answers, &findings))?;
@@ -118,15 +125,14 @@ impl Explain {
         Ok(if answers.iter().all(Answer::fits) { Outcome::Fine } else { Outcome::Problems })
     }
 
-    fn answer(&self, workload: &Workload, ledger: &mut Ledger) -> Answer {
+    fn answer(&self, workload: &Workload, ledger: &mut Ledger, placer: &Placer) -> Answer {
         let settings = self.dialects.settings();
         let report = WorkloadReport::of(workload, &settings);
         let ask = asks::read(&workload.pod, &settings).ask;
         if ask.asks.is_empty() || !report.problems.is_empty() {
             return Answer { report, explanation: None, grant: None };
         }
-        let ranking = rank::Plain(ask.constraints.policy.unwrap_or(self.policy));
-        let decision = ledger.cluster_mut().best(&ask, &ranking);
+        let decision = placer.best(ledger.cluster_mut(), &ask);
         let cluster = ledger.cluster();
         let grant = decision.map(|decision| decision.placement.grant(&ask.asks, cluster.room(decision.node)));
         Answer { report, explanation: Some(explain(cluster, &ask)), grant }
