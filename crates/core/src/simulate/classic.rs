@@ -144,9 +144,7 @@ impl Ranking for DotProduct {
             return None;
         }
         let sketch = Sketch::of(room, classes);
-        // Against the node's own size, as published.
-        let cpu = room.node.cpu_milli.map_or(self.0.cpu, |cpu| cpu.0 as f64).max(1.0);
-        let gpu = (room.gpus.len() as f64 * 1000.0).max(1.0);
+        let (cpu, gpu) = (self.0.cpu, self.0.gpu_milli);
         let along_cpu = sketch.cpu as f64 / cpu * (prepared.ask.cpu.0 as f64 / cpu);
         let along_gpu = f64::from(sketch.idle_sum()) / gpu * (asked_milli(prepared) / gpu);
         Some((100.0 * (1.0 - (along_cpu + along_gpu) / 2.0)).floor() as i64)

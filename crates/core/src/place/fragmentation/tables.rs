@@ -22,7 +22,7 @@ const SHORT_FOR_SHARES: f64 = 0.7;
 const SHORT_FOR_NO_GPU: f64 = 0.5;
 const SHORT_FOR_WHOLE: f64 = 0.5;
 /// What a whole GPU lost to multi-GPU pods costs a share.
-const SPLIT: f64 = 0.4;
+const SPLIT: f64 = 0.35;
 /// How strongly whole GPUs are packed while CPU is plenty, and shares spread over CPU while it is scarce.
 const PACK: f64 = 0.02;
 const SPREAD: f64 = 0.05;

@@ -1,0 +1,62 @@
+# The words of this project. `make` alone lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# Tools are built once and shared by all checkouts.
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/partage
+TOOLS := $(CACHE)/tools
+CARGO_DENY := $(TOOLS)/cargo-deny-0.20.2/bin/cargo-deny
+CARGO_FUZZ := $(TOOLS)/cargo-fuzz-0.13.2/bin/cargo-fuzz
+FUZZ_TARGETS = $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
+FUZZ_SECONDS ?= 60
+
+TRACE := traces/openb
+PARTAGE := target/release/partage
+
+.PHONY: help run test lint bench fuzz soak toolchain
+
+help: ## list these words
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/make \1\t\2/' | expand -t 14
+
+run: toolchain ## replay a production trace under every policy and compare
+	cargo build --release --package partage
+	$(PARTAGE) simulate --nodes $(TRACE)/openb_node_list_gpu_node.csv --pods $(TRACE)/openb_pod_list_default.csv \
+	  --compare --plot target/compare.svg
+	@echo
+	@echo "The curves are drawn in target/compare.svg."
+
+test: lint ## everything that must hold before a change lands
+	cargo test --workspace
+
+lint: toolchain $(CARGO_DENY) ## formatting, clippy, docs, dependencies
+	cargo fmt --check
+	cargo fmt --check --manifest-path fuzz/Cargo.toml
+	cargo clippy --workspace --all-targets -- --deny warnings
+	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --quiet
+	$(CARGO_DENY) --log-level error check bans licenses sources
+
+bench: toolchain ## the figures of docs/benchmarks.md
+	cargo bench --package partage-core
+
+fuzz: toolchain $(CARGO_FUZZ) ## every parser of tenant input, FUZZ_SECONDS (60) each
+	@rustup toolchain list | grep -q nightly || { echo "error: fuzzing needs a nightly compiler: rustup toolchain install nightly" >&2; exit 1; }
+	@for target in $(FUZZ_TARGETS); do \
+	  echo "== $$target, $(FUZZ_SECONDS) s"; \
+	  PATH="$(dir $(CARGO_FUZZ)):$$PATH" cargo +nightly fuzz run "$$target" -- \
+	    -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1; \
+	done
+
+soak: toolchain ## the long runs: many property cases, fuzzing for minutes
+	PROPTEST_CASES=50000 cargo test --release --package partage-core
+	$(MAKE) fuzz FUZZ_SECONDS=300
+
+toolchain:
+	@tools/toolchain
+
+# cargo installs a program whole or not at all: an interrupted build is repeated.
+$(TOOLS)/cargo-%:
+	@echo "building $(notdir $@) into $(TOOLS), once (some minutes)"
+	@name=$$(echo $(notdir $(patsubst %/bin/,%,$(dir $@)))); \
+	  cargo install --locked --quiet --version "$${name##*-}" --root "$(TOOLS)/$$name" "$${name%-*}"

@@ -1,0 +1,134 @@
+//! The layers of the architecture: who may depend on whom.
+//!
+//! Arrows go down only. A crate that is not in the table below fails the test: put it in its layer first.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Our crates and the ones of ours that each may use; tests may use `testkit` anywhere.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("partage-core", &[]),
+    ("partage-region", &[]),
+    ("partage-driver-api", &[]),
+    ("partage-shim", &["partage-region", "partage-driver-api"]),
+    ("partage-sim", &["partage-core", "partage-driver-api"]),
+    ("partage-rpc", &[]),
+    ("partage-cluster", &["partage-core"]),
+    ("partage-host", &["partage-core", "partage-region"]),
+    ("partage-agent", &["partage-core", "partage-region", "partage-host", "partage-cluster", "partage-rpc"]),
+    ("partage-control", &["partage-core", "partage-cluster"]),
+    (
+        "partage",
+        &[
+            "partage-core",
+            "partage-region",
+            "partage-host",
+            "partage-cluster",
+            "partage-rpc",
+            "partage-agent",
+            "partage-control",
+        ],
+    ),
+];
+
+/// What a crate must never link, not even through others.
+const NEVER_LINKS: &[(&str, &[&str])] = &[
+    // It lives in other people's processes.
+    ("partage-shim", &["serde", "serde_json", "tokio", "kube"]),
+    ("partage-region", &["serde", "tokio", "kube"]),
+    // It decides; it does not talk.
+    ("partage-core", &["tokio", "kube", "k8s-openapi", "tonic", "libc", "rustix"]),
+];
+
+fn metadata() -> Value {
+    let output = std::process::Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--locked", "--offline"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn names(list: &Value) -> Vec<String> {
+    list.as_array().unwrap().iter().map(|v| v["name"].as_str().unwrap().to_string()).collect()
+}
+
+#[test]
+fn arrows_go_down_only() {
+    let metadata = metadata();
+    let members: BTreeSet<&str> =
+        metadata["workspace_members"].as_array().unwrap().iter().map(|id| id.as_str().unwrap()).collect();
+    let ours = metadata["packages"].as_array().unwrap().iter();
+    let ours: Vec<&Value> =
+        ours.filter(|package| members.contains(package["id"].as_str().unwrap())).collect();
+    let our_names: BTreeSet<String> =
+        ours.iter().map(|package| package["name"].as_str().unwrap().to_string()).collect();
+    let may_use: BTreeMap<&str, &[&str]> = MAY_USE.iter().copied().collect();
+    let mut checked = 0;
+    for package in ours {
+        let name = package["name"].as_str().unwrap();
+        if name == "partage-testkit" {
+            continue;
+        }
+        let allowed =
+            may_use.get(name).unwrap_or_else(|| panic!("{name} is in no layer: put it in the table"));
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let used = dependency["name"].as_str().unwrap();
+            let for_tests = dependency["kind"] == "dev";
+            if our_names.contains(used) && !(for_tests && used == "partage-testkit") {
+                assert!(allowed.contains(&used), "{name} may not use {used}");
+            }
+        }
+        checked += 1;
+    }
+    assert!(checked >= 2, "the workspace has core and the binary at least");
+}
+
+#[test]
+fn some_crates_stay_light() {
+    let metadata = metadata();
+    let nodes: BTreeMap<&str, &Value> = metadata["resolve"]["nodes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|node| (node["id"].as_str().unwrap(), node))
+        .collect();
+    let name_of: BTreeMap<&str, &str> = metadata["packages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|package| (package["id"].as_str().unwrap(), package["name"].as_str().unwrap()))
+        .collect();
+    for (crate_name, banned) in NEVER_LINKS {
+        let Some(root) = name_of.iter().find(|(_, name)| *name == crate_name).map(|(id, _)| *id) else {
+            continue;
+        };
+        let (mut linked, mut left) = (BTreeSet::new(), vec![root]);
+        while let Some(id) = left.pop() {
+            for dependency in nodes[id]["deps"].as_array().unwrap() {
+                // `null` is an ordinary dependency; build and dev ones are not linked.
+                let linked_in =
+                    dependency["dep_kinds"].as_array().unwrap().iter().any(|kind| kind["kind"].is_null());
+                let id = dependency["pkg"].as_str().unwrap();
+                if linked_in && linked.insert(id) {
+                    left.push(id);
+                }
+            }
+        }
+        for id in linked {
+            assert!(!banned.contains(&name_of[id]), "{crate_name} links {}", name_of[id]);
+        }
+    }
+}
+
+#[test]
+fn every_crate_takes_the_workspace_lints() {
+    for name in names(&metadata()["packages"]).iter().filter(|name| name.starts_with("partage")) {
+        let folder = name.strip_prefix("partage-").unwrap_or(name);
+        let manifest = format!("{}/../{folder}/Cargo.toml", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read_to_string(&manifest).unwrap_or_else(|e| panic!("{manifest}: {e}"));
+        assert!(text.contains("[lints]\nworkspace = true"), "{manifest} does not take the workspace's lints");
+    }
+}
