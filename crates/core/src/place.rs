@@ -1,7 +1,7 @@
 //! Fit, score and place: the one allocator that everything else asks.
 //!
 //! A [`Cluster`] holds the room left on every GPU. A pod's ask is prepared once ([`Prepared`]), checked against
-//! a node ([`Cluster::fit`]), ranked by a [`Ranking`] and placed on the best one ([`Cluster::best`]). The same
+//! a node ([`Cluster::fits`]), ranked by a [`Ranking`] and placed on the best one ([`Cluster::best`]). The same
 //! room and the same ask always give the same answer; ties go to the lowest index.
 //!
 //! Reading order: [`room`] (what is left), [`fit`] (whether a part fits one GPU, and why not), [`order`]

@@ -19,7 +19,7 @@ use super::mix::Mix;
 use super::rank::{self, Ranking};
 use super::room::{GpuClass, NodeRoom};
 use super::sketch::Sketch;
-use super::solve::{self, Placement, Preference};
+use super::solve::{self, Placement, Preference, Setting};
 use super::{Cluster, order};
 use crate::model::{Ask, Bytes, Cores, CoresAsk, MemoryAsk, MilliCpu, Part, PodAsk, Role, Together, Want};
 use tables::{Asker, Tables};
@@ -93,16 +93,12 @@ impl Fragmentation {
     }
 
     /// The gain of a share on each GPU of a mask. GPUs in the same state gain the same.
-    fn share_gains(
-        &self,
-        room: &NodeRoom,
-        classes: &[GpuClass],
-        before: &Sketch,
-        after_host: &Sketch,
-        wanted: &Wanted,
-        mask: u64,
-    ) -> impl Iterator<Item = (i64, usize)> {
-        let loss = self.tables.loss(before, Asker::Share);
+    fn share_gains(&self, on: &Setting, wanted: &Wanted, mask: u64) -> impl Iterator<Item = (i64, usize)> {
+        let Setting { room, classes, prepared } = *on;
+        let before = Sketch::of(room, classes);
+        let mut after_host = before;
+        after_host.take_host(prepared);
+        let loss = self.tables.loss(&before, Asker::Share);
         let mut last: Option<(u16, u16, i64)> = None;
         order::indexes(mask).filter_map(move |gpu| {
             let state = (before.idle[gpu], before.class[gpu]);
@@ -112,7 +108,7 @@ impl Fragmentation {
                 return Some((gain, gpu));
             }
             let need = wanted.needs[usize::from(room.gpus[gpu].class)]?;
-            let mut after = *after_host;
+            let mut after = after_host;
             after.take_part(gpu, &room.gpus[gpu], &need, classes);
             let gain =
                 loss - self.tables.loss(&after, Asker::Share) + self.tables.leaning(&after, Asker::Share);
@@ -132,24 +128,22 @@ fn asker(prepared: &Prepared) -> Asker {
 }
 
 impl Preference for Fragmentation {
-    fn sort(&self, room: &NodeRoom, classes: &[GpuClass], wanted: &Wanted, gpus: &mut Vec<usize>) {
+    fn sort(&self, on: &Setting, wanted: &Wanted, gpus: &mut Vec<usize>) {
         if wanted.want.part.whole {
-            return rank::least_needed_first(room, gpus);
+            return rank::least_needed_first(on.room, gpus);
         }
         let mask = gpus.iter().fold(0, |mask, gpu| mask | 1 << gpu);
-        let now = Sketch::of(room, classes);
-        let mut gains: Vec<(i64, usize)> =
-            self.share_gains(room, classes, &now, &now, wanted, mask).collect();
+        let mut gains: Vec<(i64, usize)> = self.share_gains(on, wanted, mask).collect();
         gains.sort_by_key(|&(gain, gpu)| (std::cmp::Reverse(gain), gpu));
         *gpus = gains.into_iter().map(|(_, gpu)| gpu).collect();
     }
 
-    fn set(&self, room: &NodeRoom, classes: &[GpuClass], wanted: &Wanted, mask: u64) -> Option<u64> {
+    fn set(&self, on: &Setting, wanted: &Wanted, mask: u64) -> Option<u64> {
         if wanted.want.part.whole {
-            return order::leftover_set(room, mask, wanted.want.count);
+            return order::leftover_set(on.room, mask, wanted.want.count);
         }
         let mut gpus: Vec<usize> = order::indexes(mask).collect();
-        self.sort(room, classes, wanted, &mut gpus);
+        self.sort(on, wanted, &mut gpus);
         order::first(&gpus, wanted.want.count)
     }
 }
@@ -180,11 +174,8 @@ impl Ranking for Fragmentation {
                 if mask == 0 {
                     return self.rank_placed(room, classes, prepared, asker);
                 }
-                let before = Sketch::of(room, classes);
-                let mut after = before;
-                after.take_host(prepared);
-                let gains = self.share_gains(room, classes, &before, &after, one, mask);
-                gains.map(|(gain, _)| gain).max()
+                let on = Setting { room, classes, prepared };
+                self.share_gains(&on, one, mask).map(|(gain, _)| gain).max()
             }
             [one] if one.want.part.whole && !matches!(one.want.part.cores, CoresAsk::Slots(_)) => {
                 let mask = order::fitting(room, classes, prepared, one);

@@ -3,7 +3,7 @@
 use super::fit::{Prepared, Wanted};
 use super::order;
 use super::room::{GpuClass, NodeRoom};
-use super::solve::{self, Placement, Preference};
+use super::solve::{self, Placement, Preference, Setting};
 use crate::model::{CoresAsk, Link, Policy, Together};
 
 /// A way to choose among nodes and GPUs. Must be a function of what it is given and of its epoch.
@@ -66,7 +66,8 @@ pub(super) fn least_needed_first(room: &NodeRoom, gpus: &mut [usize]) {
 pub struct Plain(pub Policy);
 
 impl Preference for Plain {
-    fn sort(&self, room: &NodeRoom, classes: &[GpuClass], wanted: &Wanted, gpus: &mut Vec<usize>) {
+    fn sort(&self, on: &Setting, wanted: &Wanted, gpus: &mut Vec<usize>) {
+        let Setting { room, classes, .. } = *on;
         if wanted.want.part.whole {
             return least_needed_first(room, gpus);
         }
@@ -76,14 +77,15 @@ impl Preference for Plain {
         }
     }
 
-    fn set(&self, room: &NodeRoom, classes: &[GpuClass], wanted: &Wanted, mask: u64) -> Option<u64> {
+    fn set(&self, on: &Setting, wanted: &Wanted, mask: u64) -> Option<u64> {
+        let room = on.room;
         let count = wanted.want.count;
         match self.0 {
             Policy::Topology | Policy::Spread => order::linked_set(room, mask, count),
             _ if wanted.want.part.whole => order::leftover_set(room, mask, count),
             _ => {
                 let mut gpus: Vec<usize> = order::indexes(mask).collect();
-                self.sort(room, classes, wanted, &mut gpus);
+                self.sort(on, wanted, &mut gpus);
                 order::first(&gpus, count)
             }
         }

@@ -123,12 +123,23 @@ pub enum NodeShort {
     Together,
 }
 
+/// What a preference may look at: the room with this pod's earlier containers in it, and the whole ask.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting<'a> {
+    /// The node.
+    pub room: &'a NodeRoom,
+    /// The classes of its GPUs.
+    pub classes: &'a [GpuClass],
+    /// The pod.
+    pub prepared: &'a Prepared,
+}
+
 /// What a policy prefers among the GPUs (or sets of GPUs) that would take a container's parts.
 pub trait Preference {
-    /// Orders single GPUs, best first, given the room as it is with this pod's earlier containers in it.
-    fn sort(&self, room: &NodeRoom, classes: &[GpuClass], wanted: &Wanted, gpus: &mut Vec<usize>);
+    /// Orders single GPUs, best first.
+    fn sort(&self, on: &Setting, wanted: &Wanted, gpus: &mut Vec<usize>);
     /// The best set of `wanted.want.count` GPUs out of a mask that has at least as many.
-    fn set(&self, room: &NodeRoom, classes: &[GpuClass], wanted: &Wanted, mask: u64) -> Option<u64>;
+    fn set(&self, on: &Setting, wanted: &Wanted, mask: u64) -> Option<u64>;
 }
 
 /// Whether the node's CPU and memory suffice.
@@ -157,7 +168,7 @@ pub fn solve(
         let first = prepared.wants.first()?;
         let mask = order::fitting(room, classes, prepared, first);
         let mut gpus: Vec<usize> = order::indexes(mask).collect();
-        preference.sort(room, classes, first, &mut gpus);
+        preference.sort(&Setting { room, classes, prepared }, first, &mut gpus);
         gpus.into_iter().find_map(|gpu| search(1 << gpu))
     };
     let anywhere = || search(u64::MAX);
@@ -255,11 +266,11 @@ impl<'a> Search<'a> {
             return self.split(&self.room, wanted, self.allowed).into_iter().collect();
         }
         if wanted.want.count > 1 {
-            let best = self.preference.set(&self.room, self.classes, wanted, fitting);
+            let best = self.preference.set(&self.setting(&self.room), wanted, fitting);
             return self.sets(wanted, best, fitting);
         }
         let mut gpus: Vec<usize> = order::indexes(fitting).collect();
-        self.preference.sort(&self.room, self.classes, wanted, &mut gpus);
+        self.preference.sort(&self.setting(&self.room), wanted, &mut gpus);
         self.singles(wanted, gpus, |gpu| self.room.gpus[gpu])
     }
 
@@ -283,7 +294,7 @@ impl<'a> Search<'a> {
         if gpus.len() < count {
             return self.split(&phase, wanted, allowed).into_iter().collect();
         }
-        self.preference.sort(&phase, self.classes, wanted, &mut gpus);
+        self.preference.sort(&self.setting(&phase), wanted, &mut gpus);
         gpus.sort_by_key(|&gpu| {
             let (with, held) = (self.need(wanted, gpu).charge, self.peak[gpu]);
             (with.memory.saturating_sub(held.memory), with.cores.saturating_sub(held.cores))
@@ -359,6 +370,10 @@ impl<'a> Search<'a> {
         }
         slices.sort_by_key(|slice| slice.gpu);
         (left == 0).then_some(slices)
+    }
+
+    fn setting<'b>(&'b self, room: &'b NodeRoom) -> Setting<'b> {
+        Setting { room, classes: self.classes, prepared: self.prepared }
     }
 
     fn need(&self, wanted: &Wanted, gpu: usize) -> Need {

@@ -7,7 +7,7 @@ use crate::place::mix::{Kind, Mix};
 use crate::place::rank::{self, Ranking};
 use crate::place::room::{GpuClass, NodeRoom};
 use crate::place::sketch::Sketch;
-use crate::place::solve::Preference;
+use crate::place::solve::{Preference, Setting};
 use crate::place::{Cluster, order};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
@@ -36,11 +36,11 @@ impl Random {
 }
 
 impl Preference for Random {
-    fn sort(&self, _: &NodeRoom, _: &[GpuClass], _: &Wanted, gpus: &mut Vec<usize>) {
+    fn sort(&self, _: &Setting, _: &Wanted, gpus: &mut Vec<usize>) {
         gpus.sort_by_key(|&gpu| self.draw(gpu));
     }
 
-    fn set(&self, _: &NodeRoom, _: &[GpuClass], wanted: &Wanted, mask: u64) -> Option<u64> {
+    fn set(&self, _: &Setting, wanted: &Wanted, mask: u64) -> Option<u64> {
         order::lowest(mask, wanted.want.count)
     }
 }
@@ -105,11 +105,11 @@ pub struct DotProduct(pub Largest);
 macro_rules! tightest_on_node {
     ($($ranking:ty),*) => {$(
         impl Preference for $ranking {
-            fn sort(&self, room: &NodeRoom, classes: &[GpuClass], _: &Wanted, gpus: &mut Vec<usize>) {
-                tightest(room, classes, gpus);
+            fn sort(&self, on: &Setting, _: &Wanted, gpus: &mut Vec<usize>) {
+                tightest(on.room, on.classes, gpus);
             }
 
-            fn set(&self, _: &NodeRoom, _: &[GpuClass], wanted: &Wanted, mask: u64) -> Option<u64> {
+            fn set(&self, _: &Setting, wanted: &Wanted, mask: u64) -> Option<u64> {
                 order::lowest(mask, wanted.want.count)
             }
         }
@@ -196,14 +196,8 @@ impl Fgd {
     }
 
     /// The score of a share on each GPU that takes it.
-    fn share_scores(
-        &self,
-        room: &NodeRoom,
-        classes: &[GpuClass],
-        prepared_host: &dyn Fn(&mut Sketch),
-        wanted: &Wanted,
-        mask: u64,
-    ) -> Vec<(i64, usize)> {
+    fn share_scores(&self, on: &Setting, wanted: &Wanted, mask: u64) -> Vec<(i64, usize)> {
+        let Setting { room, classes, prepared } = *on;
         let now = Sketch::of(room, classes);
         let before = self.fragments(&now);
         let mut seen: Vec<(u16, u16, i64)> = Vec::new();
@@ -215,7 +209,7 @@ impl Fgd {
                 }
                 let need = wanted.needs[usize::from(room.gpus[gpu].class)]?;
                 let mut after = now;
-                prepared_host(&mut after);
+                after.take_host(prepared);
                 after.take_part(gpu, &room.gpus[gpu], &need, classes);
                 let score = self.score(before, &after);
                 seen.push((state.0, state.1, score));
@@ -226,14 +220,14 @@ impl Fgd {
 }
 
 impl Preference for Fgd {
-    fn sort(&self, room: &NodeRoom, classes: &[GpuClass], wanted: &Wanted, gpus: &mut Vec<usize>) {
+    fn sort(&self, on: &Setting, wanted: &Wanted, gpus: &mut Vec<usize>) {
         let mask = gpus.iter().fold(0, |mask, gpu| mask | 1 << gpu);
-        let mut scores = self.share_scores(room, classes, &|_| {}, wanted, mask);
+        let mut scores = self.share_scores(on, wanted, mask);
         scores.sort_by_key(|&(score, gpu)| (std::cmp::Reverse(score), gpu));
         *gpus = scores.into_iter().map(|(_, gpu)| gpu).collect();
     }
 
-    fn set(&self, _: &NodeRoom, _: &[GpuClass], wanted: &Wanted, mask: u64) -> Option<u64> {
+    fn set(&self, _: &Setting, wanted: &Wanted, mask: u64) -> Option<u64> {
         order::lowest(mask, wanted.want.count)
     }
 }
@@ -247,17 +241,16 @@ impl Ranking for Fgd {
         if !rank::fits(room, classes, prepared) {
             return None;
         }
-        let host = |sketch: &mut Sketch| sketch.take_host(prepared);
         match prepared.wants.as_slice() {
             [share] if share.want.count == 1 && !share.want.part.whole => {
                 let mask = order::fitting(room, classes, prepared, share);
-                let scores = self.share_scores(room, classes, &host, share, mask);
+                let scores = self.share_scores(&Setting { room, classes, prepared }, share, mask);
                 scores.into_iter().map(|(score, _)| score).max()
             }
             wants => {
                 let now = Sketch::of(room, classes);
                 let mut after = now;
-                host(&mut after);
+                after.take_host(prepared);
                 for wanted in wants {
                     let mask = order::fitting(room, classes, prepared, wanted);
                     for gpu in order::indexes(order::lowest(mask, wanted.want.count)?) {
