@@ -15,7 +15,7 @@ fuzz_target!(|text: &str| {
     let again = snapshot.to_json().expect("a snapshot is JSON");
     assert_eq!(Snapshot::from_json(&again).as_ref(), Ok(&snapshot));
     let held = snapshot.grants.into_iter().map(|held| {
-        (held.pod, held.grant, HostUse { cpu: held.cpu_milli, memory: held.memory_bytes })
+        (held.pod, held.grant, HostUse::new(held.cpu_milli, held.memory_bytes))
     });
     let ledger = Ledger::rebuild(snapshot.nodes, held);
     let _ = ledger.audit();

@@ -41,10 +41,10 @@ fn timed<T>(times: &mut Times, work: impl FnOnce() -> T) -> T {
 /// Ranks every node for an ask, as a scheduler without memory would.
 fn brute_force(cluster: &Cluster, ranking: &impl Ranking, ask: &PodAsk) -> Option<NodeIndex> {
     let prepared = cluster.prepare(ask);
-    let ranks = cluster.rooms().iter().enumerate().filter_map(|(at, room)| {
-        Some((ranking.rank(room, cluster.classes(), &prepared)?, std::cmp::Reverse(at)))
+    let ranks = cluster.nodes().filter_map(|(node, room)| {
+        Some((ranking.rank(room, cluster.classes(), &prepared)?, std::cmp::Reverse(node)))
     });
-    ranks.max().map(|(_, std::cmp::Reverse(at))| NodeIndex(at))
+    ranks.max().map(|(_, std::cmp::Reverse(node))| node)
 }
 
 fn row(what: &str, mut times: Times, mut anew: Times) {
@@ -66,7 +66,7 @@ fn trace_decisions() -> f64 {
     let mut ranking = Fragmentation::new(&cluster);
     let (mut times, mut anew) = (Times(Vec::new()), Times(Vec::new()));
     let mut total = 0.0;
-    for (count, pod) in arrivals(&pods, capacity, Inflation::default(), 1).into_iter().enumerate() {
+    for (count, pod) in arrivals(&pods, capacity, Inflation::default(), 1).unwrap().into_iter().enumerate() {
         let ask = &asks[pod];
         if count % 50 == 0 {
             let slow = timed(&mut anew, || brute_force(&cluster, &ranking, ask));
@@ -80,7 +80,7 @@ fn trace_decisions() -> f64 {
         });
         if let Some(decision) = decision {
             let charges = decision.placement.charges(&ask.asks);
-            cluster.take(decision.node, &charges, HostUse { cpu: ask.cpu, memory: ask.memory });
+            cluster.take(decision.node, &charges, HostUse::new(ask.cpu, ask.memory));
         }
         total += start.elapsed().as_secs_f64();
     }

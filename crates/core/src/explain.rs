@@ -8,13 +8,13 @@ mod words;
 
 pub use suggest::{Change, Suggestion};
 
-use crate::model::{Bytes, Cores, MilliCpu, NodeName, PodAsk, Together};
+use crate::model::{Bytes, Cores, CoresAsk, MilliCpu, NodeName, PodAsk, Together};
 use crate::place::fit::{Need, Prepared, Short, Wanted};
 use crate::place::order;
-use crate::place::room::{GpuClass, NodeRoom};
+use crate::place::room::{GpuClass, NodeRoom, State};
 use crate::place::solve::{self, NodeShort};
 use crate::place::{Cluster, NodeIndex, rank};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// What is known about a pod and a cluster.
 #[derive(Clone, Debug)]
@@ -66,6 +66,8 @@ pub enum Has {
     Cpu(MilliCpu),
     /// GPUs that would take a part.
     Gpus(u32),
+    /// Slots.
+    Slots(u32),
 }
 
 /// Why a node does not fit, in one word. The order is from far away to nearly there.
@@ -81,7 +83,7 @@ pub enum Cause {
     Withheld,
     /// Its cards are too small.
     Card,
-    /// Its GPUs are split in fewer slots than asked.
+    /// Its GPUs have too few slots left.
     Slots,
     /// Its GPUs take no more shares.
     Shares,
@@ -156,34 +158,43 @@ pub struct NodeReport {
 pub fn explain(cluster: &Cluster, ask: &PodAsk) -> Explanation {
     let prepared = cluster.prepare(ask);
     let mut explanation = Explanation {
-        nodes: cluster.rooms().len(),
+        nodes: cluster.nodes().count(),
         fitting: Vec::new(),
         reasons: Vec::new(),
         suggestions: Vec::new(),
         per_node: Vec::new(),
     };
-    let mut reasons: BTreeMap<Cause, (usize, Option<Closest>)> = BTreeMap::new();
-    for room in cluster.rooms() {
-        let Some(short) = why_not(room, cluster.classes(), &prepared) else {
+    // By cause and, where one container is the trouble, by container: the words are about what it asks.
+    let mut reasons: BTreeMap<(Cause, usize), (usize, Option<Closest>)> = BTreeMap::new();
+    // Nodes of one state are looked at once, unless the pod tells GPUs apart by UUID.
+    let alike = ask.constraints.uuids.is_open();
+    let mut known: HashMap<State, Option<Looked>> = HashMap::new();
+    for (_, room) in cluster.nodes() {
+        let look = || Looked::at(room, cluster.classes(), &prepared);
+        let looked = if alike { known.entry(room.state()).or_insert_with(look).clone() } else { look() };
+        let Some(looked) = looked else {
             explanation.fitting.push(room.node.name.clone());
             continue;
         };
-        let gpus = gpu_shorts(room, cluster.classes(), &prepared, &short);
-        let (cause, gpu, has) = cause(&short, &gpus);
-        let (nodes, closest) = reasons.entry(cause).or_default();
+        let (nodes, closest) = reasons.entry((looked.cause, looked.ask)).or_default();
         *nodes += 1;
-        if let Some(has) = has
+        if let Some(has) = looked.has
             && closest.as_ref().is_none_or(|closest| closest.has < has)
         {
-            *closest = Some(Closest { node: room.node.name.clone(), gpu, has });
+            *closest = Some(Closest { node: room.node.name.clone(), gpu: looked.gpu, has });
         }
-        let text = words::node(&short, cause, &gpus, &prepared, &room.node);
-        explanation.per_node.push(NodeReport { node: room.node.name.clone(), cause, gpus, text });
+        let text = words::node(&looked.short, looked.cause, &looked.gpus, &prepared, &room.node);
+        explanation.per_node.push(NodeReport {
+            node: room.node.name.clone(),
+            cause: looked.cause,
+            gpus: looked.gpus,
+            text,
+        });
     }
     explanation.reasons = reasons
         .into_iter()
-        .map(|(cause, (nodes, closest))| {
-            let text = words::reason(cause, nodes, closest.as_ref(), &prepared);
+        .map(|((cause, ask), (nodes, closest))| {
+            let text = words::reason(cause, nodes, closest.as_ref(), &prepared, ask);
             Reason { cause, nodes, closest, text }
         })
         .collect();
@@ -192,6 +203,29 @@ pub fn explain(cluster: &Cluster, ask: &PodAsk) -> Explanation {
         explanation.suggestions = suggest::suggestions(cluster, ask);
     }
     explanation
+}
+
+/// What a look at one node shows.
+#[derive(Clone)]
+struct Looked {
+    short: NodeShort,
+    gpus: Vec<Option<Short>>,
+    cause: Cause,
+    /// The container that is the trouble, where one is.
+    ask: usize,
+    gpu: Option<usize>,
+    has: Option<Has>,
+}
+
+impl Looked {
+    /// `None` where the pod fits.
+    fn at(room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared) -> Option<Looked> {
+        let short = why_not(room, classes, prepared)?;
+        let gpus = gpu_shorts(room, classes, prepared, &short);
+        let (cause, gpu, has) = cause(room, classes, prepared, &short, &gpus);
+        let ask = if let NodeShort::Gpus { ask, .. } = short { ask } else { 0 };
+        Some(Looked { short, gpus, cause, ask, gpu, has })
+    }
 }
 
 /// Why a pod does not fit a node; `None` exactly where it fits.
@@ -246,8 +280,19 @@ fn gpu_shorts(
 }
 
 /// The reason that is nearest to fitting, the GPU it is about, and what that one has.
-fn cause(short: &NodeShort, gpus: &[Option<Short>]) -> (Cause, Option<usize>, Option<Has>) {
+fn cause(
+    room: &NodeRoom,
+    classes: &[GpuClass],
+    prepared: &Prepared,
+    short: &NodeShort,
+    gpus: &[Option<Short>],
+) -> (Cause, Option<usize>, Option<Has>) {
     match short {
+        // Slots may come from several GPUs: what counts is how many there are in all.
+        NodeShort::Gpus { ask, .. } if asked_slots(&prepared.wants[*ask]).is_some() => {
+            let free = free_slots(room, classes, prepared, &prepared.wants[*ask]);
+            (Cause::Slots, None, Some(Has::Slots(free)))
+        }
         NodeShort::Cpu { free, .. } => (Cause::Cpu, None, Some(Has::Cpu(*free))),
         NodeShort::Memory { free, .. } => (Cause::HostMemory, None, Some(Has::Memory(*free))),
         NodeShort::NoGpu => (Cause::NoGpu, None, None),
@@ -280,18 +325,50 @@ fn gpu_cause(short: &Short) -> (Cause, Option<Has>) {
         Short::BesideUnlimited | Short::BesideLimited => (Cause::Limits, None),
         Short::Memory { free, .. } => (Cause::Memory, Some(Has::Memory(free))),
         Short::Cores { free, .. } => (Cause::Cores, Some(Has::Cores(free))),
-        Short::CoresAllPromised => (Cause::Cores, Some(Has::Cores(Cores::NONE))),
+        Short::CoresAllPromised | Short::CoresForOthers { .. } => {
+            (Cause::Cores, Some(Has::Cores(Cores::NONE)))
+        }
     }
 }
+
+/// States of nodes a change is tried on: a pod of many containers is costly to try.
+const MOST_TRIED: usize = 512;
 
 /// The first node, in order, that a pod fits.
 fn first_fitting(cluster: &Cluster, ask: &PodAsk) -> Option<NodeIndex> {
     let prepared = cluster.prepare(ask);
-    (0..cluster.rooms().len()).map(NodeIndex).find(|&node| cluster.fits(node, &prepared))
+    let costly = prepared.wants.len() > 1 && ask.constraints.uuids.is_open();
+    let mut tried: HashSet<State> = HashSet::new();
+    for (node, room) in cluster.nodes() {
+        let known = costly && (tried.len() >= MOST_TRIED || !tried.insert(room.state()));
+        if !known && cluster.fits(node, &prepared) {
+            return Some(node);
+        }
+    }
+    None
 }
 
-/// What the first ask that wants anything comes to on the largest card there is.
-fn largest_need(prepared: &Prepared) -> Option<Need> {
-    let needs = prepared.wants.iter().flat_map(|wanted| wanted.needs.iter().flatten());
-    needs.max_by_key(|need| (need.limit, need.cores)).copied()
+fn asked_slots(wanted: &Wanted) -> Option<u32> {
+    match wanted.want.part.cores {
+        CoresAsk::Slots(slots) => Some(slots),
+        _ => None,
+    }
+}
+
+/// Slots that a container could have on a node.
+fn free_slots(room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared, wanted: &Wanted) -> u32 {
+    let fits = |slots: u32| {
+        let mut ask = prepared.ask.clone();
+        ask.constraints.together = Together::Anywhere;
+        let mut wanted = wanted.clone();
+        wanted.want.part.cores = CoresAsk::Slots(slots);
+        wanted.needs = classes
+            .iter()
+            .zip(&wanted.needs)
+            .map(|(class, need)| need.map(|_| Need::of(&wanted.want.part, class)))
+            .collect();
+        rank::fits(room, classes, &Prepared { ask, wants: vec![wanted] })
+    };
+    let asked = asked_slots(wanted).unwrap_or(0);
+    (1..asked).rev().find(|&slots| fits(slots)).unwrap_or(0)
 }

@@ -59,16 +59,16 @@ impl Held {
             let role = if grant.init { Role::Init } else { Role::App };
             Some(Ask { container: grant.container.clone(), role, want: Want { count, part } })
         });
-        PodAsk { asks: asks.collect(), cpu: self.host.cpu, memory: self.host.memory, ..PodAsk::default() }
+        PodAsk { asks: asks.collect(), cpu: self.host.cpu(), memory: self.host.memory(), ..PodAsk::default() }
     }
 }
 
 /// Why nothing was reserved.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// Another pod was faster.
+    /// Another pod was faster, or the node has changed.
     #[error(
-        "node {node} has no room left for pod {namespace}/{name}: another pod took it since the decision; decide again"
+        "node {node} has no room left for pod {namespace}/{name}: it was taken or changed since the decision; decide again"
     )]
     Taken {
         /// The node.
@@ -120,12 +120,12 @@ pub enum Finding {
         /// The node.
         node: NodeName,
     },
-    /// One pod came with two different grants.
-    TwoGrants {
+    /// One pod came with different grants.
+    SeveralGrants {
         /// The pod.
         pod: String,
         /// The nodes they name.
-        nodes: [NodeName; 2],
+        nodes: BTreeSet<NodeName>,
     },
 }
 
@@ -151,6 +151,13 @@ pub enum OverCommit {
     },
     /// Memory-limited and unlimited shares on one GPU.
     Mixed,
+    /// More shares than the node allows.
+    Shares {
+        /// Shares on it.
+        shares: u32,
+        /// The node's limit.
+        most: u32,
+    },
     /// A single share larger than the card.
     Share {
         /// Its memory.
@@ -172,6 +179,9 @@ impl fmt::Display for Finding {
                     }
                     OverCommit::Whole { shares } => write!(f, "held whole, with {shares} shares on it")?,
                     OverCommit::Mixed => f.write_str("shares with and without a memory limit on it")?,
+                    OverCommit::Shares { shares, most } => {
+                        write!(f, "{shares} shares where {most} are allowed")?
+                    }
                     OverCommit::Share { memory, card } => {
                         write!(f, "a share of {memory} on a card of {card}")?;
                     }
@@ -184,8 +194,9 @@ impl fmt::Display for Finding {
             Finding::UnknownNode { pod, node } => {
                 write!(f, "pod {pod} holds shares on node {node}, which nobody knows")
             }
-            Finding::TwoGrants { pod, nodes: [a, b] } => {
-                write!(f, "pod {pod} came with two different grants, on {a} and on {b}")
+            Finding::SeveralGrants { pod, nodes } => {
+                let nodes: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
+                write!(f, "pod {pod} came with different grants, on {}", nodes.join(" and "))
             }
         }
     }
@@ -197,8 +208,8 @@ pub struct Ledger {
     cluster: Cluster,
     held: HashMap<PodUid, Held>,
     by_node: HashMap<NodeName, BTreeSet<PodUid>>,
-    /// Pods that came with two different grants, until they are gone.
-    twice: BTreeMap<PodUid, [NodeName; 2]>,
+    /// Pods that came with different grants, until they are gone, and the nodes these named.
+    several: BTreeMap<PodUid, BTreeSet<NodeName>>,
 }
 
 impl Ledger {
@@ -241,6 +252,18 @@ impl Ledger {
         index
     }
 
+    /// Forgets a node; what pods hold there stays held, and the audit names it until they are released.
+    pub fn remove_node(&mut self, name: &NodeName) {
+        if let Some(node) = self.cluster.node(name) {
+            self.cluster.remove_node(node);
+        }
+        for uid in self.by_node.get(name).into_iter().flatten() {
+            if let Some(held) = self.held.get_mut(uid) {
+                held.charges.clear();
+            }
+        }
+    }
+
     /// Holds a decision for a pod until it is confirmed or `until` has come.
     ///
     /// Asking again for a pod that holds this very grant changes nothing and answers it again.
@@ -253,17 +276,20 @@ impl Ledger {
     ) -> Result<PodGrant, Refused> {
         let room = self.cluster.room(decision.node);
         let node = room.node.name.clone();
-        let grant = decision.placement.grant(&ask.asks, room);
         let (namespace, name) = (pod.namespace.to_string(), pod.name.to_string());
+        if !self.cluster.is_current(decision) {
+            return Err(Refused::Taken { node, namespace, name });
+        }
+        let grant = decision.placement.grant(&ask.asks, room);
         if let Some(held) = self.held.get(&pod.uid) {
             if held.grant == grant {
                 return Ok(grant);
             }
             return Err(Refused::Holds { node: held.grant.node.clone(), namespace, name });
         }
-        let host = HostUse { cpu: ask.cpu, memory: ask.memory };
+        let host = HostUse::new(ask.cpu, ask.memory);
         let charges = decision.placement.charges(&ask.asks);
-        if !has_room(&self.cluster, decision.node, &charges, host) {
+        if !solve::still_fits(room, self.cluster.classes(), &self.cluster.prepare(ask), &decision.placement) {
             return Err(Refused::Taken { node, namespace, name });
         }
         self.hold(Held { pod, stage: Stage::Reserved { until }, grant: grant.clone(), host, charges });
@@ -288,10 +314,13 @@ impl Ledger {
 
     /// Gives back what a pod held, once it has ended. Releasing twice changes nothing.
     pub fn release(&mut self, uid: &PodUid) -> Option<Held> {
-        self.twice.remove(uid);
+        self.several.remove(uid);
         let held = self.held.remove(uid)?;
         if let Some(uids) = self.by_node.get_mut(&held.grant.node) {
             uids.remove(uid);
+            if uids.is_empty() {
+                self.by_node.remove(&held.grant.node);
+            }
         }
         if let Some(node) = self.cluster.node(&held.grant.node) {
             self.cluster.give_back(node, &held.charges, held.host);
@@ -314,62 +343,63 @@ impl Ledger {
         grants: impl IntoIterator<Item = (PodId, PodGrant, HostUse)>,
     ) -> Ledger {
         let mut ledger = Ledger::new(nodes);
-        let mut twice: BTreeMap<PodUid, [NodeName; 2]> = BTreeMap::new();
+        let mut by_pod: BTreeMap<PodUid, Vec<(PodId, PodGrant, HostUse)>> = BTreeMap::new();
         for (pod, grant, host) in grants {
-            if let Some(held) = ledger.held.get(&pod.uid)
-                && held.grant != grant
-            {
-                // Of two grants for one pod the same one wins whatever the order; the audit names both.
-                let (low, high) = if spelled(&held.grant) <= spelled(&grant) {
-                    (held.grant.clone(), grant)
-                } else {
-                    (grant, held.grant.clone())
-                };
-                twice.insert(pod.uid.clone(), [low.node.clone(), high.node]);
-                ledger.confirm(pod, low, host);
-                continue;
-            }
-            ledger.confirm(pod, grant, host);
+            by_pod.entry(pod.uid.clone()).or_default().push((pod, grant, host));
         }
-        ledger.twice = twice;
+        for (uid, mut claims) in by_pod {
+            if claims.len() > 1 {
+                // Of several claims for one pod the same one wins whatever the order; the audit names them all.
+                claims.sort_by_cached_key(|claim| format!("{claim:?}"));
+                if claims.iter().any(|(_, grant, _)| *grant != claims[0].1) {
+                    ledger
+                        .several
+                        .insert(uid, claims.iter().map(|(_, grant, _)| grant.node.clone()).collect());
+                }
+            }
+            let (pod, grant, host) = claims.swap_remove(0);
+            let charges = charges(&ledger.cluster, &grant);
+            ledger.hold(Held { pod, stage: Stage::Confirmed, grant, host, charges });
+        }
         ledger
     }
 
     /// Everything that cannot be right, in a stable order.
     pub fn audit(&self) -> Vec<Finding> {
         let mut findings: Vec<Finding> = Vec::new();
-        let mut holders: HashMap<&GpuUuid, BTreeSet<String>> = HashMap::new();
+        let mut holders: HashMap<(&NodeName, &GpuUuid), BTreeSet<String>> = HashMap::new();
         for held in self.held.values() {
             let pod = format!("{}/{}", held.pod.namespace, held.pod.name);
             let Some(node) = self.cluster.node(&held.grant.node) else {
                 findings.push(Finding::UnknownNode { pod, node: held.grant.node.clone() });
                 continue;
             };
+            let node = &self.cluster.room(node).node;
             for share in held.grant.grants.iter().flat_map(|grant| &grant.shares) {
-                match self.cluster.gpu(&share.gpu) {
-                    Some((at, _)) if at == node => {
-                        holders.entry(&share.gpu).or_default().insert(pod.clone());
-                    }
-                    _ => findings.push(Finding::UnknownGpu {
+                if node.gpu_index(&share.gpu).is_some() {
+                    holders.entry((&node.name, &share.gpu)).or_default().insert(pod.clone());
+                } else {
+                    findings.push(Finding::UnknownGpu {
                         pod: pod.clone(),
                         node: held.grant.node.clone(),
                         gpu: share.gpu.clone(),
-                    }),
+                    });
                 }
             }
         }
-        for (uid, nodes) in &self.twice {
+        for (uid, nodes) in &self.several {
             if let Some(held) = self.held.get(uid) {
                 let pod = format!("{}/{}", held.pod.namespace, held.pod.name);
-                findings.push(Finding::TwoGrants { pod, nodes: nodes.clone() });
+                findings.push(Finding::SeveralGrants { pod, nodes: nodes.clone() });
             }
         }
         let largest = self.largest_shares();
-        for room in self.cluster.rooms() {
+        for (_, room) in self.cluster.nodes() {
             for (gpu, state) in room.node.gpus.iter().zip(&room.gpus) {
                 let class = &self.cluster.classes()[usize::from(state.class)];
                 let largest = largest.get(&gpu.uuid).copied().unwrap_or_default();
-                let pods = || holders.get(&gpu.uuid).into_iter().flatten().cloned().collect();
+                let pods =
+                    || holders.get(&(&room.node.name, &gpu.uuid)).into_iter().flatten().cloned().collect();
                 findings.extend(over_commits(state.used, class, largest).map(|what| {
                     Finding::OverCommitted {
                         node: room.node.name.clone(),
@@ -404,11 +434,6 @@ impl Ledger {
     }
 }
 
-/// One spelling per grant, to choose between two.
-fn spelled(grant: &PodGrant) -> String {
-    format!("{grant:?}")
-}
-
 /// What a grant takes of each GPU of its node, at the time it takes most. GPUs the node does not have are left
 /// out; the audit names them.
 fn charges(cluster: &Cluster, grant: &PodGrant) -> Vec<(usize, Charge)> {
@@ -421,30 +446,14 @@ fn charges(cluster: &Cluster, grant: &PodGrant) -> Vec<(usize, Charge)> {
         _ => Role::App,
     };
     let roles: Vec<Role> = grant.grants.iter().enumerate().map(role).collect();
+    let room = cluster.room(node);
     solve::peak_charges(&roles, |at| {
         grant.grants[at].shares.iter().filter_map(|share| {
-            let (owner, gpu) = cluster.gpu(&share.gpu).filter(|(owner, _)| *owner == node)?;
-            let class = usize::from(cluster.room(owner).gpus[gpu].class);
+            let gpu = room.node.gpu_index(&share.gpu)?;
+            let class = usize::from(room.gpus[gpu].class);
             Some((gpu, Charge::of_share(share, &cluster.classes()[class])))
         })
     })
-}
-
-/// Whether charges still fit: the same limits as the allocator's, checked on sums.
-fn has_room(cluster: &Cluster, node: NodeIndex, charges: &[(usize, Charge)], host: HostUse) -> bool {
-    let room = cluster.room(node);
-    let host_fits = room.free_cpu().is_none_or(|free| host.cpu <= free)
-        && room.free_memory().is_none_or(|free| host.memory <= free);
-    host_fits
-        && charges.iter().all(|&(gpu, charge)| {
-            room.gpus.get(gpu).is_some_and(|gpu| {
-                let class = &cluster.classes()[usize::from(gpu.class)];
-                let together = gpu.used.plus(charge);
-                !gpu.withheld
-                    && together.shares <= class.max_shares
-                    && over_commits(together, class, Bytes::ZERO).next().is_none()
-            })
-        })
 }
 
 /// Every way in which a GPU is promised to more than it has.
@@ -459,6 +468,8 @@ fn over_commits(used: Charge, class: &GpuClass, largest: Bytes) -> impl Iterator
         memory.then_some(OverCommit::Memory { promised: Bytes(used.memory), limit: class.promised }),
         cores.then_some(OverCommit::Cores { promised: used.cores }),
         mixed.then_some(OverCommit::Mixed),
+        (used.shares > class.max_shares)
+            .then_some(OverCommit::Shares { shares: used.shares, most: class.max_shares }),
         (largest > class.memory).then_some(OverCommit::Share { memory: largest, card: class.memory }),
     ]
     .into_iter()

@@ -49,14 +49,40 @@ impl Default for Inflation {
     }
 }
 
+/// Pods one run may have.
+const MOST_ARRIVALS: usize = 5_000_000;
+
+/// The pods of a list cannot be brought to a load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoLoad {
+    /// They ask for too little GPU.
+    #[error(
+        "the pods ask for so little GPU that more than {MOST_ARRIVALS} of them would have to arrive: lower --inflate, or add pods that ask for GPUs"
+    )]
+    TooLittle,
+    /// Nothing is left.
+    #[error(
+        "no pod is left to arrive at this load: every pod asks for more GPU than the load allows; raise --inflate"
+    )]
+    Nothing,
+}
+
 /// The pods of one run in the order they arrive, as indexes into the list.
-pub fn arrivals(pods: &[TracePod], capacity_milli: u64, inflation: Inflation, seed: u64) -> Vec<usize> {
+pub fn arrivals(
+    pods: &[TracePod],
+    capacity_milli: u64,
+    inflation: Inflation,
+    seed: u64,
+) -> Result<Vec<usize>, NoLoad> {
     let mut dice = Dice::new(seed);
     let target = capacity_milli.saturating_mul(inflation.0) / 1000;
     let mut order: Vec<usize> = (0..pods.len()).collect();
     let mut asked: u64 = pods.iter().map(TracePod::gpu_milli).sum();
-    // A list that asks for no GPU at all would never reach the target.
+    // A list that asks for no GPU at all would never reach the target: it arrives as it is.
     while asked < target && asked > 0 {
+        if order.len() >= MOST_ARRIVALS {
+            return Err(NoLoad::TooLittle);
+        }
         let pod = dice.below(pods.len());
         asked += pods[pod].gpu_milli();
         order.push(pod);
@@ -65,10 +91,13 @@ pub fn arrivals(pods: &[TracePod], capacity_milli: u64, inflation: Inflation, se
         let removed = order.swap_remove(dice.below(order.len()));
         asked -= pods[removed].gpu_milli();
     }
+    if order.is_empty() {
+        return Err(NoLoad::Nothing);
+    }
     for last in (1..order.len()).rev() {
         order.swap(last, dice.below(last + 1));
     }
-    order
+    Ok(order)
 }
 
 /// What one run came to.
@@ -139,7 +168,7 @@ pub fn run(
         match decision {
             Some(decision) => {
                 let charges = decision.placement.charges(&ask.asks);
-                cluster.take(decision.node, &charges, HostUse { cpu: ask.cpu, memory: ask.memory });
+                cluster.take(decision.node, &charges, HostUse::new(ask.cpu, ask.memory));
                 outcome.nanos += clock().saturating_sub(start);
                 outcome.allocated_milli += pods[pod].gpu_milli();
                 outcome.placed += 1;
@@ -148,8 +177,7 @@ pub fn run(
                 outcome.nanos += clock().saturating_sub(start);
                 outcome.skipped += 1;
                 let prepared = cluster.prepare(ask);
-                let indexes = (0..cluster.rooms().len()).map(crate::place::NodeIndex);
-                if let Some(node) = indexes.into_iter().find(|&node| cluster.fits(node, &prepared)) {
+                if let Some((node, _)) = cluster.nodes().find(|&(node, _)| cluster.fits(node, &prepared)) {
                     return Err(NotPlaced {
                         pod: pods[pod].name.clone(),
                         node: cluster.room(node).node.name.to_string(),

@@ -7,7 +7,7 @@ use partage_core::explain::{explain, why_not};
 use partage_core::ledger::{Finding, Ledger, Moment};
 use partage_core::model::*;
 use partage_core::place::rank::Plain;
-use partage_core::place::{Cluster, Decision, HostUse, NodeIndex, Placer};
+use partage_core::place::{Cluster, Decision, GpuRoom, HostUse, NodeIndex, Placer, Prepared, order};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -107,13 +107,13 @@ fn place(ledger: &mut Ledger, pod: usize, ask: &PodAsk, policy: Policy) -> bool 
 }
 
 fn used(cluster: &Cluster) -> Vec<(Vec<partage_core::place::Charge>, HostUse)> {
-    cluster.rooms().iter().map(|r| (r.gpus.iter().map(|g| g.used).collect(), r.host_used)).collect()
+    cluster.nodes().map(|(_, r)| (r.gpus.iter().map(|g| g.used).collect(), r.host_used)).collect()
 }
 
 /// Every limit of every GPU, recomputed from the grants alone.
 fn within_capacity(ledger: &Ledger) -> Result<(), TestCaseError> {
     prop_assert_eq!(ledger.audit(), Vec::<Finding>::new());
-    for room in ledger.cluster().rooms() {
+    for (_, room) in ledger.cluster().nodes() {
         for (gpu, state) in room.node.gpus.iter().zip(&room.gpus) {
             let promised = room.node.memory_overcommit_percent.of(gpu.memory_bytes).0;
             prop_assert!(state.used.memory <= promised);
@@ -124,7 +124,7 @@ fn within_capacity(ledger: &Ledger) -> Result<(), TestCaseError> {
             prop_assert!(gpu.withheld.is_none() || state.used.shares == 0);
         }
         if let Some(cpu) = room.node.cpu_milli {
-            prop_assert!(room.host_used.cpu <= cpu);
+            prop_assert!(room.host_used.cpu() <= cpu);
         }
     }
     Ok(())
@@ -213,16 +213,21 @@ proptest! {
     fn conflicting_grants_rebuild_the_same_in_any_order(
         nodes in nodes(),
         asks in vec(asks(), 2..8),
-        order in Just((0..16usize).collect::<Vec<_>>()).prop_shuffle(),
+        order in Just((0..40usize).collect::<Vec<_>>()).prop_shuffle(),
     ) {
         let mut ledger = Ledger::new(nodes.clone());
         for (pod, ask) in asks.iter().enumerate() {
             place(&mut ledger, pod, ask, Policy::Spread);
         }
-        // Forged: pod 0 also claims what pod 1 holds, and so on.
-        let mut grants: Vec<_> = ledger.all_held().map(|h| (h.pod.clone(), h.grant.clone(), HostUse::default())).collect();
+        // Forged: every pod also claims what the next two hold, with another host's worth of CPU.
+        let mut grants: Vec<_> = ledger.all_held().map(|h| (h.pod.clone(), h.grant.clone(), h.host)).collect();
         grants.sort_by(|a, b| a.0.uid.cmp(&b.0.uid));
-        let forged: Vec<_> = grants.iter().zip(grants.iter().skip(1)).map(|(a, b)| (a.0.clone(), b.1.clone(), a.2)).collect();
+        let forged = |skip: usize, cpu: u64| {
+            let host = HostUse::new(MilliCpu(cpu), Bytes::ZERO);
+            let pairs = grants.iter().zip(grants.iter().skip(skip));
+            pairs.map(move |(a, b)| (a.0.clone(), b.1.clone(), host)).collect::<Vec<_>>()
+        };
+        let forged = [forged(0, 5), forged(1, 7), forged(2, 0)].concat();
         grants.extend(forged);
         let straight = Ledger::rebuild(nodes.clone(), grants.clone());
         let shuffled = order.iter().filter_map(|&at| grants.get(at).cloned());
@@ -264,7 +269,7 @@ proptest! {
         let cluster = ledger.cluster_mut();
         let decision = decide(cluster, &probe, policy);
         let prepared = cluster.prepare(&probe);
-        for node in (0..cluster.rooms().len()).map(NodeIndex) {
+        for node in (0..cluster.nodes().count()).map(NodeIndex) {
             let reason = why_not(cluster.room(node), cluster.classes(), &prepared);
             let placed = cluster.place_on(node, &probe, &Plain(Policy::Spread));
             prop_assert_eq!(reason.is_none(), placed.is_some(), "{:?}", reason);
@@ -288,8 +293,111 @@ proptest! {
             placer.best(ledger.cluster_mut(), &probe);
         }
         let held: Vec<_> = ledger.all_held().map(|h| (h.pod.clone(), h.grant.clone(), h.host)).collect();
-        let nodes: Vec<Node> = ledger.cluster().rooms().iter().map(|room| (*room.node).clone()).collect();
+        let nodes: Vec<Node> = ledger.cluster().nodes().map(|(_, room)| (*room.node).clone()).collect();
         let mut fresh = Ledger::rebuild(nodes, held);
         prop_assert_eq!(placer.best(ledger.cluster_mut(), &probe), placer.best(fresh.cluster_mut(), &probe));
     }
+
+    /// Whatever happens in whatever order, the books are what a rebuild from the grants would give.
+    #[test]
+    fn books_equal_a_rebuild_after_any_events(
+        nodes in nodes(),
+        asks in vec(asks(), 1..8),
+        events in vec((0u8..7, any::<prop::sample::Index>(), any::<prop::sample::Index>()), 0..40),
+    ) {
+        let mut ledger = Ledger::new(nodes.clone());
+        let mut there: Vec<Node> = nodes.clone();
+        let mut stale = None;
+        for (time, (event, a, b)) in events.into_iter().enumerate() {
+            let (pod, ask) = (a.index(10), &asks[b.index(asks.len())]);
+            let node = &nodes[b.index(nodes.len())];
+            match event {
+                0 | 1 => {
+                    let decision = decide(ledger.cluster_mut(), ask, Policy::Fragmentation);
+                    if let Some(decision) = &decision {
+                        let _ = ledger.reserve(id(pod), ask, decision, Moment(time as u64 + 3));
+                    }
+                    stale = decision.map(|decision| (decision, ask)).or(stale);
+                }
+                // A decision taken some events ago is refused or still right, never a panic.
+                2 => if let Some((decision, ask)) = &stale {
+                    let _ = ledger.reserve(id(pod), ask, decision, Moment(time as u64 + 3));
+                },
+                3 => { ledger.release(&id(pod).uid); }
+                4 => { ledger.expire(Moment(time as u64)); }
+                // The node comes back, one GPU fewer or with one of another node.
+                5 => {
+                    let mut changed = node.clone();
+                    match a.index(3) {
+                        0 => { changed.gpus.pop(); }
+                        1 => changed.gpus.extend(nodes[0].gpus.first().cloned().filter(|_| changed.name != nodes[0].name)),
+                        _ => {}
+                    }
+                    ledger.set_node(changed.clone());
+                    there.retain(|known| known.name != changed.name);
+                    there.push(changed);
+                }
+                _ => {
+                    ledger.remove_node(&node.name);
+                    there.retain(|known| known.name != node.name);
+                }
+            }
+        }
+        let held: Vec<_> = ledger.all_held().map(|h| (h.pod.clone(), h.grant.clone(), h.host)).collect();
+        let rebuilt = Ledger::rebuild(there, held);
+        let by_name = |ledger: &Ledger| {
+            let mut rooms: Vec<_> = ledger.cluster().nodes().map(|(_, room)| {
+                let used: Vec<_> = room.gpus.iter().map(|gpu| gpu.used).collect();
+                (room.node.name.clone(), used, room.host_used)
+            }).collect();
+            rooms.sort_by(|a, b| a.0.cmp(&b.0));
+            rooms
+        };
+        prop_assert_eq!(by_name(&ledger), by_name(&rebuilt));
+        prop_assert_eq!(ledger.audit(), rebuilt.audit());
+        for held in rebuilt.all_held().map(|held| held.pod.uid.clone()).collect::<Vec<_>>() {
+            ledger.release(&held);
+        }
+        prop_assert!(ledger.cluster().nodes().all(|(_, room)| room.gpus.iter().all(|gpu| gpu.used == Default::default())));
+    }
+
+    /// Every way to place a small pod, tried one by one, finds room exactly where the allocator does.
+    #[test]
+    fn a_pod_that_fits_is_found_to_fit(
+        nodes in nodes(),
+        held in vec(asks(), 0..6),
+        wants in vec(wants(), 1..4),
+        policy in policies(),
+    ) {
+        let mut ledger = Ledger::new(nodes);
+        for (pod, ask) in held.iter().enumerate() {
+            place(&mut ledger, pod, ask, Policy::Spread);
+        }
+        let asks = wants.iter().filter(|want| !matches!(want.part.cores, CoresAsk::Slots(_)));
+        let asks = asks.enumerate().map(|(at, &want)| Ask { container: format!("c{at}").into(), role: Role::App, want });
+        let ask = PodAsk { asks: asks.collect(), ..PodAsk::default() };
+        let cluster = ledger.cluster();
+        let prepared = cluster.prepare(&ask);
+        let placer = Placer::new(policy, cluster);
+        let possible: Vec<NodeIndex> =
+            cluster.nodes().filter(|(_, room)| some_way(cluster, &prepared, &room.gpus, 0)).map(|(node, _)| node).collect();
+        for (node, _) in cluster.nodes() {
+            prop_assert_eq!(cluster.fits(node, &prepared), possible.contains(&node));
+        }
+        prop_assert_eq!(placer.best(ledger.cluster_mut(), &ask).is_some(), !possible.is_empty());
+    }
+}
+
+/// Whether the wants from `at` on can be placed somehow.
+fn some_way(cluster: &Cluster, prepared: &Prepared, gpus: &[GpuRoom], at: usize) -> bool {
+    let Some(wanted) = prepared.wants.get(at) else { return true };
+    order::subsets((1 << gpus.len()) - 1, wanted.want.count).any(|set| {
+        let mut after = gpus.to_vec();
+        let fits = order::indexes(set).all(|gpu| {
+            let class = usize::from(after[gpu].class);
+            let need = wanted.needs[class].filter(|need| need.fits(&after[gpu], &cluster.classes()[class]));
+            need.map(|need| after[gpu].used = after[gpu].used.plus(need.charge)).is_some()
+        });
+        fits && some_way(cluster, prepared, &after, at + 1)
+    })
 }

@@ -24,10 +24,11 @@ pub(crate) fn curve(outcome: &Outcome) -> Vec<(f64, f64)> {
 impl Line {
     /// The mean of several runs, over the load all of them reached.
     pub(crate) fn mean(name: &'static str, curves: &[Vec<(f64, f64)>]) -> Line {
-        let reached =
-            curves.iter().filter_map(|curve| curve.last()).map(|point| point.0).fold(f64::MAX, f64::min);
+        let ends = curves.iter().map(|curve| curve.last().map_or(0.0, |point| point.0));
+        // Where nothing asks for a GPU, no load arrives and there is nothing to draw.
+        let reached = ends.fold(f64::INFINITY, f64::min);
         let mut points = vec![(0.0, 0.0)];
-        let steps = if curves.is_empty() { 0 } else { (reached / STEP) as usize };
+        let steps = if reached.is_finite() { (reached / STEP) as usize } else { 0 };
         for step in 1..=steps {
             let load = step as f64 * STEP;
             let sum: f64 = curves.iter().map(|curve| at(curve, load)).sum();
@@ -113,7 +114,7 @@ pub(crate) fn svg(workload: &str, lines: &[&Line]) -> String {
     let (low, high) = (ends().fold(100.0, f64::min), ends().fold(0.0, f64::max));
     let whole = Panel { left: 50.0, load: (0.0, most), allocated: (0.0, 100.0), title: "% allocated" };
     // From a little below the lowest end to a little above the highest.
-    let zoom = (((low - 6.0) / 5.0).floor() * 5.0, ((high + 1.0) / 5.0).ceil() * 5.0);
+    let zoom = (((low - 6.0) / 5.0).floor() * 5.0, (((high + 1.0) / 5.0).ceil() * 5.0).min(100.0));
     let end = Panel { left: 520.0, load: (most * 0.6, most), allocated: zoom, title: "% allocated, the end" };
     whole.draw(lines, &mut svg);
     end.draw(lines, &mut svg);

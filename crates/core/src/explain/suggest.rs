@@ -1,7 +1,9 @@
 //! What would make a pod fit. Every suggestion has been tried.
 
 use super::first_fitting;
-use crate::model::{Bytes, Cores, CoresAsk, MemoryAsk, MilliCpu, NodeName, PodAsk, Selector, Together};
+use crate::model::{
+    Ask, Bytes, ContainerName, Cores, CoresAsk, MemoryAsk, MilliCpu, NodeName, PodAsk, Selector, Together,
+};
 use crate::place::Cluster;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -20,6 +22,8 @@ pub struct Suggestion {
 pub enum Change {
     /// Ask for at most so much GPU memory.
     Memory {
+        /// The container, where only one must change.
+        container: Option<ContainerName>,
         /// Asked now, of each GPU.
         from: Bytes,
         /// The most that fits.
@@ -34,10 +38,19 @@ pub enum Change {
     },
     /// Ask for at most so much compute.
     Cores {
+        /// The container, where only one must change.
+        container: Option<ContainerName>,
         /// Asked now, of each GPU.
         from: Cores,
         /// The most that fits.
         to: Cores,
+    },
+    /// Ask for at most so many slots.
+    Slots {
+        /// Asked now.
+        from: u32,
+        /// The most that fit.
+        to: u32,
     },
     /// Ask for at most so many GPUs.
     Count {
@@ -76,11 +89,16 @@ pub enum Change {
 impl fmt::Display for Suggestion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.change {
-            Change::Memory { from, to } => write!(f, "ask for {to} of GPU memory instead of {from}")?,
+            Change::Memory { container, from, to } => {
+                write!(f, "ask for {to} of GPU memory instead of {from}{}", within(container.as_ref()))?;
+            }
             Change::MemoryPercent { from, to } => {
                 write!(f, "ask for {to} % of the GPU's memory instead of {from} %")?;
             }
-            Change::Cores { from, to } => write!(f, "ask for {to} of the cores instead of {from}")?,
+            Change::Cores { container, from, to } => {
+                write!(f, "ask for {to} of the cores instead of {from}{}", within(container.as_ref()))?;
+            }
+            Change::Slots { from, to } => write!(f, "ask for {to} slots instead of {from}")?,
             Change::Count { from, to: 1 } => write!(f, "ask for 1 GPU instead of {from}")?,
             Change::Count { from, to } => write!(f, "ask for {to} GPUs instead of {from}")?,
             Change::Part { to } => write!(f, "ask for a part of a GPU with at most {to} of memory")?,
@@ -94,6 +112,10 @@ impl fmt::Display for Suggestion {
     }
 }
 
+fn within(container: Option<&ContainerName>) -> String {
+    container.map(|name| format!(" in container {name}")).unwrap_or_default()
+}
+
 /// Every single change that makes the pod fit somewhere.
 pub(super) fn suggestions(cluster: &Cluster, ask: &PodAsk) -> Vec<Suggestion> {
     let search = Search { cluster, ask };
@@ -101,6 +123,7 @@ pub(super) fn suggestions(cluster: &Cluster, ask: &PodAsk) -> Vec<Suggestion> {
         search.memory(),
         search.memory_percent(),
         search.cores(),
+        search.slots(),
         search.count(),
         search.part(),
         search.models(),
@@ -146,21 +169,38 @@ impl Search<'_> {
         Some(self.cluster.room(node).node.name.clone())
     }
 
+    /// Tries a change in one container after the other, then in all of them at once.
+    fn in_one_or_all(
+        &self,
+        asks: impl Fn(&Ask) -> bool,
+        change: impl Fn(&[usize], Option<ContainerName>) -> Option<Suggestion>,
+    ) -> Option<Suggestion> {
+        let all: Vec<usize> = (0..self.ask.asks.len()).filter(|&at| asks(&self.ask.asks[at])).collect();
+        let name = |at: usize| (self.ask.asks.len() > 1).then(|| self.ask.asks[at].container.clone());
+        let one = all.iter().find_map(|&at| change(&[at], name(at)));
+        one.or_else(|| if all.len() > 1 { change(&all, None) } else { None })
+    }
+
     fn memory(&self) -> Option<Suggestion> {
-        let asked = self.ask.asks.iter().filter_map(|ask| match ask.want.part.memory {
+        let exact = |ask: &Ask| match ask.want.part.memory {
             MemoryAsk::Exactly(bytes) => Some(bytes),
             _ => None,
-        });
-        let from = asked.max()?;
-        // In steps of a MiB: nobody writes less.
-        let (to, node) = self.largest((from.0 >> 20).max(1), |ask, mib| {
-            for ask in &mut ask.asks {
-                if let MemoryAsk::Exactly(bytes) = &mut ask.want.part.memory {
-                    *bytes = (*bytes).min(Bytes(mib << 20));
-                }
-            }
-        })?;
-        Some(Suggestion { change: Change::Memory { from, to: Bytes(to << 20) }, node })
+        };
+        self.in_one_or_all(
+            |ask| exact(ask).is_some(),
+            |changed, container| {
+                let from = changed.iter().filter_map(|&at| exact(&self.ask.asks[at])).max()?;
+                // In steps of a MiB: nobody writes less.
+                let (to, node) = self.largest((from.0 >> 20).max(1), |ask, mib| {
+                    for &at in changed {
+                        if let MemoryAsk::Exactly(bytes) = &mut ask.asks[at].want.part.memory {
+                            *bytes = (*bytes).min(Bytes(mib << 20));
+                        }
+                    }
+                })?;
+                Some(Suggestion { change: Change::Memory { container, from, to: Bytes(to << 20) }, node })
+            },
+        )
     }
 
     fn memory_percent(&self) -> Option<Suggestion> {
@@ -180,21 +220,42 @@ impl Search<'_> {
     }
 
     fn cores(&self) -> Option<Suggestion> {
-        let shares = self.ask.asks.iter().filter(|ask| !ask.want.part.whole);
-        let asked = shares.filter_map(|ask| match ask.want.part.cores {
-            CoresAsk::Exactly(cores) => Some(cores),
+        let promised = |ask: &Ask| match ask.want.part.cores {
+            CoresAsk::Exactly(cores) if !ask.want.part.whole => Some(cores),
+            _ => None,
+        };
+        let percent = |percent: u64| Cores::percent(percent.min(100) as u32).unwrap_or(Cores::WHOLE);
+        self.in_one_or_all(
+            |ask| promised(ask).is_some(),
+            |changed, container| {
+                let from = changed.iter().filter_map(|&at| promised(&self.ask.asks[at])).max()?;
+                let most = u64::from(from.as_millipercent() / 1000).max(1);
+                let (to, node) = self.largest(most, |ask, most| {
+                    for &at in changed {
+                        if let CoresAsk::Exactly(cores) = &mut ask.asks[at].want.part.cores {
+                            *cores = (*cores).min(percent(most));
+                        }
+                    }
+                })?;
+                Some(Suggestion { change: Change::Cores { container, from, to: percent(to) }, node })
+            },
+        )
+    }
+
+    fn slots(&self) -> Option<Suggestion> {
+        let asked = self.ask.asks.iter().filter_map(|ask| match ask.want.part.cores {
+            CoresAsk::Slots(slots) => Some(slots),
             _ => None,
         });
         let from = asked.max()?;
-        let percent = |percent: u64| Cores::percent(percent.min(100) as u32).unwrap_or(Cores::WHOLE);
-        let (to, node) = self.largest(u64::from(from.as_millipercent() / 1000).max(1), |ask, most| {
-            for ask in ask.asks.iter_mut().filter(|ask| !ask.want.part.whole) {
-                if let CoresAsk::Exactly(cores) = &mut ask.want.part.cores {
-                    *cores = (*cores).min(percent(most));
+        let (to, node) = self.largest(u64::from(from), |ask, most| {
+            for ask in &mut ask.asks {
+                if let CoresAsk::Slots(slots) = &mut ask.want.part.cores {
+                    *slots = (*slots).min(most as u32);
                 }
             }
         })?;
-        Some(Suggestion { change: Change::Cores { from, to: percent(to) }, node })
+        Some(Suggestion { change: Change::Slots { from, to: to as u32 }, node })
     }
 
     fn count(&self) -> Option<Suggestion> {
@@ -236,7 +297,7 @@ impl Search<'_> {
         let mut node = None;
         let fitting = models.into_iter().filter(|model| {
             let mut ask = self.ask.clone();
-            ask.constraints.models = Selector { only: vec![model.to_string()], never: Vec::new() };
+            ask.constraints.models = Selector { only: vec![format!("={model}")], never: Vec::new() };
             let found = self.tried(&ask);
             let fits = found.is_some();
             node = node.take().or(found);

@@ -1,8 +1,8 @@
 //! Reasons in plain words.
 
-use super::{Cause, Closest, Explanation, Has, largest_need};
-use crate::model::{MemoryAsk, Node};
-use crate::place::fit::{Prepared, Short};
+use super::{Cause, Closest, Explanation, Has};
+use crate::model::{CoresAsk, MemoryAsk, Node};
+use crate::place::fit::{Prepared, Short, Wanted};
 use crate::place::solve::NodeShort;
 use std::fmt;
 
@@ -25,7 +25,7 @@ impl fmt::Display for Has {
             Has::Memory(bytes) => bytes.fmt(f),
             Has::Cores(cores) => cores.fmt(f),
             Has::Cpu(cpu) => cpu.fmt(f),
-            Has::Gpus(count) => count.fmt(f),
+            Has::Gpus(count) | Has::Slots(count) => count.fmt(f),
         }
     }
 }
@@ -57,47 +57,82 @@ pub(super) fn summary(explanation: &Explanation) -> String {
 }
 
 /// Why so many nodes do not fit: "812 have no GPU with 8 GiB free, largest free part is …".
-pub(super) fn reason(cause: Cause, nodes: usize, closest: Option<&Closest>, prepared: &Prepared) -> String {
+pub(super) fn reason(
+    cause: Cause,
+    nodes: usize,
+    closest: Option<&Closest>,
+    prepared: &Prepared,
+    ask: usize,
+) -> String {
     let count = grouped(nodes);
     let (have, are) = if nodes == 1 { ("has", "is") } else { ("have", "are") };
-    let ask = &prepared.ask;
-    let need = largest_need(prepared);
-    let memory = match prepared.wants.first().map(|wanted| wanted.want.part.memory) {
-        // A percentage or a whole card comes to something else on every card.
-        Some(MemoryAsk::Percent(percent)) => format!("{percent} % of its memory"),
-        Some(MemoryAsk::All | MemoryAsk::AtMost(_)) => "all of its memory".to_string(),
-        _ => need.and_then(|need| need.limit).map(|b| b.to_string()).unwrap_or_default(),
+    let wanted = prepared.wants.get(ask);
+    let memory = wanted.map(memory).unwrap_or_default();
+    let cores = match wanted.map(|wanted| wanted.want.part.cores) {
+        Some(CoresAsk::Exactly(cores)) => format!("{cores} of its cores free"),
+        _ => "any of its cores left to promise".to_string(),
     };
-    let cores = need.and_then(|need| need.cores).map_or_else(|| "any".to_string(), |cores| cores.to_string());
-    let wanted = prepared.wants.iter().map(|wanted| wanted.want.count).max().unwrap_or(0);
+    let gpus = wanted.map_or(0, |wanted| wanted.want.count);
+    let slots = wanted.and_then(super::asked_slots).unwrap_or(0);
     let text = match cause {
         Cause::NoGpu => format!("{count} {have} no GPU"),
         Cause::Model => format!("{count} {have} only GPUs of models the pod excludes"),
         Cause::Uuid => format!("{count} {have} only GPUs the pod excludes by UUID"),
         Cause::Withheld => format!("{count} {have} no GPU on offer (unhealthy or MIG)"),
         Cause::Card => format!("{count} {have} no card with {memory}"),
-        Cause::Slots => format!("{count} {have} GPUs split in fewer slots than asked"),
-        Cause::Shares => format!("{count} {have} no GPU that takes another share"),
+        Cause::Slots => format!("{count} {have} fewer than {slots} slots left"),
+        Cause::Shares => format!("{count} {have} no suitable GPU that takes another share"),
         Cause::Limits => {
-            format!("{count} {have} only GPUs where shares with and without a memory limit would mix")
+            format!(
+                "{count} {have} suitable GPUs only where shares with and without a memory limit would mix"
+            )
         }
-        Cause::HeldWhole => format!("{count} {have} every GPU held whole by other pods"),
+        Cause::HeldWhole => format!("{count} {have} suitable GPUs only where other pods hold them whole"),
         Cause::NotEmpty => format!("{count} {have} no empty GPU"),
         Cause::Memory => format!("{count} {have} no GPU with {memory} free"),
-        Cause::Cores => format!("{count} {have} no GPU with {cores} of its cores free"),
-        Cause::Cpu => format!("{count} {have} less than {} free", ask.cpu),
-        Cause::HostMemory => format!("{count} {have} less than {} of host memory free", ask.memory),
-        Cause::TooFew => format!("{count} {have} fewer than {wanted} GPUs that fit"),
+        Cause::Cores => format!("{count} {have} no GPU with {cores}"),
+        Cause::Cpu => format!("{count} {have} less than {} free", prepared.ask.cpu),
+        Cause::HostMemory => format!("{count} {have} less than {} of host memory free", prepared.ask.memory),
+        Cause::TooFew => format!("{count} {have} fewer than {gpus} GPUs that fit"),
         Cause::Together => format!("{count} {have} no single GPU for all containers of the pod"),
         Cause::AllAtOnce => {
             format!("{count} {are} large enough for each container alone, not for all at once")
         }
+    };
+    // With several containers it matters which one is meant.
+    let about_one = matches!(
+        cause,
+        Cause::Card
+            | Cause::Slots
+            | Cause::Shares
+            | Cause::Limits
+            | Cause::HeldWhole
+            | Cause::NotEmpty
+            | Cause::Memory
+            | Cause::Cores
+            | Cause::TooFew
+    );
+    let text = match prepared.ask.asks.get(ask) {
+        Some(asked) if about_one && prepared.wants.len() > 1 => {
+            format!("{text} for container {}", asked.container)
+        }
+        _ => text,
     };
     match (cause, closest) {
         (Cause::Memory, Some(closest)) => format!("{text}, largest free part is {closest}"),
         (Cause::Card, Some(closest)) => format!("{text}, largest card is {closest}"),
         (_, Some(closest)) => format!("{text}, the most is {closest}"),
         (_, None) => text,
+    }
+}
+
+/// The memory a container wants of one GPU, in words that hold on every card.
+fn memory(wanted: &Wanted) -> String {
+    match wanted.want.part.memory {
+        MemoryAsk::Exactly(bytes) => bytes.to_string(),
+        MemoryAsk::Percent(percent) => format!("{percent} % of its memory"),
+        MemoryAsk::All | MemoryAsk::AtMost(_) => "all of its memory".to_string(),
+        MemoryAsk::Unlimited => "any memory".to_string(),
     }
 }
 
@@ -129,6 +164,7 @@ pub(super) fn node(
             let each = each.collect::<Vec<_>>().join("; ");
             match cause {
                 Cause::TooFew => format!("container {container} wants {wanted} GPUs, {fitting} fit: {each}"),
+                Cause::Slots => format!("container {container} finds too few slots on its GPUs"),
                 _ => format!("container {container}: {each}"),
             }
         }

@@ -115,10 +115,14 @@ impl Selector {
         self.only.is_empty() && self.never.is_empty()
     }
 
-    /// Whether a GPU model passes: any listed word occurring in it, in upper or lower case, names it.
+    /// Whether a GPU model passes: any listed word occurring in it, in upper or lower case, names it. A word
+    /// that starts with `=` names only the model that is called exactly so.
     pub fn admits_model(&self, model: &str) -> bool {
-        let model = model.to_ascii_lowercase();
-        self.admits(|word| model.contains(&word.to_ascii_lowercase()))
+        let lower = model.to_ascii_lowercase();
+        self.admits(|word| match word.strip_prefix('=') {
+            Some(exact) => exact.eq_ignore_ascii_case(model),
+            None => lower.contains(&word.to_ascii_lowercase()),
+        })
     }
 
     /// Whether a GPU passes by its exact UUID.

@@ -207,7 +207,7 @@ impl fmt::Display for Link {
 }
 
 /// The links between all GPUs of a node: rows of `nvidia-smi topo -m`, as text (`"X PIX SYS SYS"`).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Vec<String>", into = "Vec<String>")]
 pub struct Links {
     gpus: usize,

@@ -5,9 +5,9 @@
 
 use super::fit::Prepared;
 use super::rank::{self, Ranking};
-use super::room::{Charge, GpuClass, HostUse, MAX_GPUS, NodeRoom};
+use super::room::{Charge, GpuClass, HostUse, MAX_GPUS, NodeRoom, State};
 use super::solve::Placement;
-use crate::model::{GpuUuid, Node, NodeName, PodAsk};
+use crate::model::{Node, NodeName, PodAsk};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -30,6 +30,8 @@ pub struct Decision {
     pub placement: Placement,
     /// How good, in the ranking's own terms.
     pub rank: i64,
+    /// Which GPUs the placement's indexes mean.
+    pub(crate) layout: u64,
 }
 
 /// The room on every node.
@@ -40,7 +42,6 @@ pub struct Cluster {
     /// When each node last changed.
     changed: Vec<u64>,
     names: HashMap<NodeName, usize>,
-    gpus: HashMap<GpuUuid, (u32, u8)>,
     boards: HashMap<u64, Vec<Board>>,
     board_count: usize,
     clock: u64,
@@ -74,19 +75,12 @@ impl Cluster {
         node.gpus.truncate(MAX_GPUS);
         let classes: Vec<u16> = node.gpus.iter().map(|gpu| self.class(&GpuClass::of(&node, gpu))).collect();
         let at = match self.names.get(&node.name) {
-            Some(&at) => {
-                for gpu in &self.rooms[at].node.gpus {
-                    self.gpus.remove(&gpu.uuid);
-                }
-                at
-            }
-            None => self.rooms.len(),
+            Some(&at) => at,
+            // The lowest index nobody uses.
+            None => self.rooms.iter().position(|room| room.removed).unwrap_or(self.rooms.len()),
         };
-        for (index, gpu) in node.gpus.iter().enumerate() {
-            self.gpus.insert(gpu.uuid.clone(), (at as u32, index as u8));
-        }
         self.names.insert(node.name.clone(), at);
-        let room = NodeRoom::new(Arc::new(node), &classes);
+        let room = NodeRoom::new(Arc::new(node), &classes, self.clock);
         if at == self.rooms.len() {
             self.rooms.push(room);
             self.changed.push(0);
@@ -97,15 +91,19 @@ impl Cluster {
         NodeIndex(at)
     }
 
-    /// Forgets a node's GPUs: it stays listed under its index, with nothing to give.
+    /// Forgets a node. Its index is given to the next new one; the others keep theirs.
     pub fn remove_node(&mut self, node: NodeIndex) {
-        let name = self.rooms[node.0].node.name.clone();
-        self.set_node(Node::new(name, Vec::new()));
+        let room = &mut self.rooms[node.0];
+        self.names.remove(&room.node.name);
+        *room = NodeRoom::new(Arc::new(Node::new(room.node.name.clone(), Vec::new())), &[], self.clock);
+        room.removed = true;
+        self.touch(node.0);
     }
 
-    /// Every node, in order.
-    pub fn rooms(&self) -> &[NodeRoom] {
-        &self.rooms
+    /// Every node there is, in order.
+    pub fn nodes(&self) -> impl Iterator<Item = (NodeIndex, &NodeRoom)> {
+        let rooms = self.rooms.iter().enumerate().filter(|(_, room)| !room.removed);
+        rooms.map(|(at, room)| (NodeIndex(at), room))
     }
 
     /// One node.
@@ -121,11 +119,6 @@ impl Cluster {
     /// The node of this name.
     pub fn node(&self, name: &NodeName) -> Option<NodeIndex> {
         self.names.get(name).copied().map(NodeIndex)
-    }
-
-    /// Where a GPU is: its node, and its index there.
-    pub fn gpu(&self, uuid: &GpuUuid) -> Option<(NodeIndex, usize)> {
-        self.gpus.get(uuid).map(|&(node, gpu)| (NodeIndex(node as usize), usize::from(gpu)))
     }
 
     /// Takes charges off a node's room.
@@ -175,14 +168,21 @@ impl Cluster {
         let board = self.board(ask, ranking);
         let (node, rank) = highest(&board.ranks)?;
         let prepared = Arc::clone(&board.prepared);
-        let placement = ranking.place(&self.rooms[node], &self.classes, &prepared)?;
-        Some(Decision { node: NodeIndex(node), placement, rank })
+        let room = &self.rooms[node];
+        let placement = ranking.place(room, &self.classes, &prepared)?;
+        Some(Decision { node: NodeIndex(node), placement, rank, layout: room.layout })
     }
 
-    /// The rank of every node for a pod, in order; `None` where it does not fit.
-    pub fn ranks(&mut self, ask: &PodAsk, ranking: &impl Ranking) -> Vec<Option<i64>> {
+    /// The rank of every node that a pod fits, in order.
+    pub fn ranks(&mut self, ask: &PodAsk, ranking: &impl Ranking) -> Vec<(NodeIndex, i64)> {
         let board = self.board(ask, ranking);
-        board.ranks.iter().map(|&rank| (rank != UNFIT).then_some(rank)).collect()
+        let ranks = board.ranks.iter().enumerate().filter(|(_, rank)| **rank != UNFIT);
+        ranks.map(|(at, &rank)| (NodeIndex(at), rank)).collect()
+    }
+
+    /// Whether a decision still means the GPUs it meant when it was taken.
+    pub(crate) fn is_current(&self, decision: &Decision) -> bool {
+        self.rooms.get(decision.node.0).is_some_and(|room| !room.removed && room.layout == decision.layout)
     }
 
     /// The up-to-date ranks for an ask.
@@ -271,10 +271,16 @@ impl Board {
     ) {
         let seen = if self.epoch == ranking.epoch() { self.seen } else { 0 };
         self.ranks.resize(rooms.len(), UNFIT);
-        for (node, &changed) in changed.iter().enumerate() {
-            if changed > seen {
-                self.ranks[node] = ranking.rank(&rooms[node], classes, &self.prepared).unwrap_or(UNFIT);
-            }
+        // A pod of several containers is worth remembering by state: in a large cluster many nodes are alike.
+        let costly = self.prepared.wants.len() > 1 && self.prepared.ask.constraints.uuids.is_open();
+        let mut known: HashMap<State, i64> = HashMap::new();
+        for (node, room) in rooms.iter().enumerate().filter(|&(node, _)| changed[node] > seen) {
+            let rank = || ranking.rank(room, classes, &self.prepared).unwrap_or(UNFIT);
+            self.ranks[node] = match room {
+                room if room.removed => UNFIT,
+                room if costly => *known.entry(room.state()).or_insert_with(rank),
+                _ => rank(),
+            };
         }
         self.epoch = ranking.epoch();
         self.seen = now;

@@ -44,6 +44,7 @@ impl Need {
                 shares: 1,
                 limited: u32::from(limit.is_some()),
                 unlimited: u32::from(limit.is_none()),
+                uncounted: u32::from(cores.is_none()),
                 whole: 0,
             }
         };
@@ -66,9 +67,7 @@ impl Need {
             Some(limit) => used.unlimited == 0 && limit.0 <= class.promised.0.saturating_sub(used.memory),
             None => used.limited == 0,
         };
-        // A share without a core promise still needs something left to run on.
-        let least = self.charge.cores.max(1);
-        memory_fits && used.cores.saturating_add(least) <= u64::from(Cores::WHOLE.as_millipercent())
+        memory_fits && self.cores_left(used).is_some()
     }
 
     /// What it is short of on this GPU; `None` where it fits.
@@ -100,12 +99,25 @@ impl Need {
             }
             _ => {}
         }
-        let free = gpu.free_cores();
-        match self.cores {
-            Some(asked) if asked > free => Some(Short::Cores { asked, free }),
-            _ if free == Cores::NONE => Some(Short::CoresAllPromised),
-            _ => None,
+        if self.cores_left(used).is_some() {
+            return None;
         }
+        let free = gpu.free_cores();
+        Some(match self.cores {
+            Some(asked) if asked > free => Short::Cores { asked, free },
+            // All would be promised, and somebody without a promise could not run at all.
+            Some(asked) => Short::CoresForOthers { asked },
+            None => Short::CoresAllPromised,
+        })
+    }
+
+    /// Compute left over once this is placed, in thousandths of a percent; `None` where it is not enough. A
+    /// share without a promise, this one or another, needs more than nothing.
+    fn cores_left(&self, used: &Charge) -> Option<u64> {
+        let all = u64::from(Cores::WHOLE.as_millipercent());
+        let left = all.checked_sub(used.cores)?.checked_sub(self.charge.cores)?;
+        let somebody_without = used.uncounted + self.charge.uncounted > 0;
+        (left > 0 || !somebody_without).then_some(left)
     }
 }
 
@@ -162,6 +174,11 @@ pub enum Short {
     },
     /// All compute is promised to others.
     CoresAllPromised,
+    /// It would be promised all compute, and others are on it without a promise.
+    CoresForOthers {
+        /// Asked.
+        asked: Cores,
+    },
 }
 
 impl fmt::Display for Short {
@@ -183,6 +200,9 @@ impl fmt::Display for Short {
             Short::Memory { asked, free } => write!(f, "has {free} free, {asked} asked"),
             Short::Cores { asked, free } => write!(f, "has {free} of its cores free, {asked} asked"),
             Short::CoresAllPromised => f.write_str("has all of its cores promised to others"),
+            Short::CoresForOthers { asked } => {
+                write!(f, "would have no cores left for others on it without a promise, {asked} asked")
+            }
         }
     }
 }

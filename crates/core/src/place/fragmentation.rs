@@ -64,7 +64,7 @@ impl Fragmentation {
             mix.add(&pod, times);
         }
         let tables = Tables::new(&mix, cluster);
-        Fragmentation { mix, tables, arrived: 0, refresh_at: FIRST_REFRESH, epoch: 1 }
+        Fragmentation { mix, tables, arrived: 0, refresh_at: FIRST_REFRESH, epoch: rank::new_epoch() }
     }
 
     /// Takes note of a pod that arrived. Call it once per pod, before it is placed.
@@ -83,7 +83,7 @@ impl Fragmentation {
         }
         if due || !self.tables.know(cluster) {
             self.tables = Tables::new(&self.mix, cluster);
-            self.epoch += 1;
+            self.epoch = rank::new_epoch();
         }
     }
 
@@ -205,6 +205,9 @@ impl Fragmentation {
         prepared: &Prepared,
         asker: Asker,
     ) -> Option<i64> {
+        if prepared.wants.len() > 1 && !rank::fits(room, classes, prepared) {
+            return None;
+        }
         let placement: Placement = self.place(room, classes, prepared)?;
         let before = Sketch::of(room, classes);
         let mut after = before;

@@ -9,8 +9,8 @@ use super::room::{GpuClass, GpuRoom, MAX_GPUS, NodeRoom};
 use crate::model::Link;
 use std::cmp::Reverse;
 
-/// Sets compared exhaustively before the search settles for the lowest indexes.
-const MOST_SETS: usize = 20_000;
+/// Sets of GPUs compared one by one; beyond it a set grows from each GPU by the closest next.
+const MOST_SETS: u64 = 2000;
 
 /// The GPUs a part of `wanted` fits on now.
 pub fn fitting(room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared, wanted: &Wanted) -> u64 {
@@ -27,7 +27,7 @@ pub fn fitting(room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared, wante
 }
 
 /// The indexes in a mask, lowest first.
-pub fn indexes(mut mask: u64) -> impl Iterator<Item = usize> {
+pub fn indexes(mut mask: u64) -> impl Iterator<Item = usize> + Clone {
     std::iter::from_fn(move || {
         (mask != 0).then(|| {
             let index = mask.trailing_zeros() as usize;
@@ -59,18 +59,75 @@ pub fn emptiness(gpu: &GpuRoom, classes: &[GpuClass]) -> impl Ord + use<> {
 }
 
 /// The best-connected `count` GPUs of a mask: the best worst link, then the best links in sum, then the group
-/// that has the fewest to spare, then the lowest indexes.
-pub fn linked_set(room: &NodeRoom, mask: u64, count: u32) -> Option<u64> {
+/// that has the fewest to spare, then the least by `key`, then the lowest indexes.
+pub fn linked_set<K: Ord>(room: &NodeRoom, mask: u64, count: u32, key: impl Fn(usize) -> K) -> Option<u64> {
     for (link, groups) in Link::ALL.iter().zip(room.groups.iter()) {
-        let group =
-            group_masks(groups, mask).filter(|group| group.count_ones() >= count).min_by_key(|group| {
-                (closest(room, *group, count, *link).0, group.count_ones(), group.trailing_zeros())
-            });
-        if let Some(group) = group {
-            return Some(closest(room, group, count, *link).1);
+        // GPUs that reach each other by links this good, directly or through others, are in one group: a set
+        // whose worst link is this good lies within one.
+        let large_enough = group_masks(groups, mask).filter(|group| group.count_ones() >= count);
+        let sets = large_enough.flat_map(|group| {
+            candidates(room, group, count).into_iter().map(move |set| (group.count_ones(), set))
+        });
+        let linked = sets.filter_map(|(spare, set)| {
+            let (worst, sum) = links(room, set);
+            (worst.is_none_or(|worst| worst <= *link)).then_some((sum, spare, set))
+        });
+        let keys = |set: u64| indexes(set).map(&key).collect::<Vec<K>>();
+        let members = |set: u64| indexes(set).collect::<Vec<usize>>();
+        let best = linked.min_by(|&(sum_a, spare_a, a), &(sum_b, spare_b, b)| {
+            (sum_a, spare_a)
+                .cmp(&(sum_b, spare_b))
+                .then_with(|| keys(a).cmp(&keys(b)))
+                .then_with(|| members(a).cmp(&members(b)))
+        });
+        if let Some((.., set)) = best {
+            return Some(set);
         }
     }
     None
+}
+
+/// The worst link within a set, and all of its links in sum (better ones are less).
+pub fn links(room: &NodeRoom, set: u64) -> (Option<Link>, usize) {
+    let mut worst = None;
+    let mut sum = 0;
+    for a in indexes(set) {
+        for b in indexes(set).take_while(|&b| b < a) {
+            let link = room.node.link(a, b);
+            worst = worst.max(Some(link));
+            sum += link as usize;
+        }
+    }
+    (worst, sum)
+}
+
+/// Sets of `count` GPUs worth comparing: all of them, or one grown from each GPU where they are too many.
+fn candidates(room: &NodeRoom, group: u64, count: u32) -> Vec<u64> {
+    if combinations(group.count_ones(), count) <= MOST_SETS {
+        return subsets(group, count).collect();
+    }
+    let grown_from = |first: usize| {
+        let mut set = 1u64 << first;
+        while set.count_ones() < count {
+            let cost = |gpu: usize| {
+                let to_set = indexes(set).map(move |member| room.node.link(gpu, member));
+                (to_set.clone().max(), to_set.map(|link| link as usize).sum::<usize>(), gpu)
+            };
+            let Some(next) = indexes(group & !set).min_by_key(|&gpu| cost(gpu)) else { break };
+            set |= 1 << next;
+        }
+        set
+    };
+    indexes(group).map(grown_from).collect()
+}
+
+/// How many sets of `count` there are among `members`; at its end where they are very many.
+fn combinations(members: u32, count: u32) -> u64 {
+    let mut sets: u64 = 1;
+    for at in 0..u64::from(count.min(members - count.min(members))) {
+        sets = sets.saturating_mul(u64::from(members) - at) / (at + 1);
+    }
+    sets
 }
 
 /// `count` GPUs of a mask, from the outermost group that has the fewest to spare inwards, lowest first.
@@ -97,22 +154,6 @@ fn group_masks(groups: &[u8], mask: u64) -> impl Iterator<Item = u64> {
         left &= !group;
         Some(group)
     })
-}
-
-/// The set within a group with the best links in sum, and that sum. Ties go to the lowest indexes.
-fn closest(room: &NodeRoom, group: u64, count: u32, worst: Link) -> (usize, u64) {
-    let cost = |set: u64| -> usize {
-        let pairs = indexes(set).flat_map(|a| indexes(set).take_while(move |&b| b < a).map(move |b| (a, b)));
-        pairs.map(|(a, b)| room.node.link(a, b).min(worst) as usize).sum()
-    };
-    let mut best: Option<(usize, u64)> = None;
-    for set in subsets(group, count).take(MOST_SETS) {
-        let candidate = cost(set);
-        if best.is_none_or(|(least, _)| candidate < least) {
-            best = Some((candidate, set));
-        }
-    }
-    best.unwrap_or((usize::MAX, 0))
 }
 
 /// Every set of `count` GPUs of a mask, in the order of their indexes.
@@ -147,5 +188,9 @@ mod tests {
         assert_eq!(subsets(0b111, 3).count(), 1);
         assert_eq!(subsets(0b11, 3).count(), 0);
         assert_eq!(subsets(0xff, 4).count(), 70);
+        for (members, count) in [(8, 4), (3, 2), (5, 0), (5, 5), (16, 8)] {
+            let all = subsets((1 << members) - 1, count).count() as u64;
+            assert_eq!(combinations(members, count), all, "{count} of {members}");
+        }
     }
 }

@@ -4,11 +4,12 @@ use super::fit::{Prepared, Wanted};
 use super::order;
 use super::room::{GpuClass, NodeRoom};
 use super::solve::{self, Placement, Preference, Setting};
-use crate::model::{CoresAsk, Link, Policy, Together};
+use crate::model::{CoresAsk, Policy, Together};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A way to choose among nodes and GPUs. Must be a function of what it is given and of its epoch.
 pub trait Ranking: Preference {
-    /// Its name: rankings of one name share cached ranks.
+    /// Its name: rankings of one name and epoch share cached ranks.
     fn name(&self) -> &'static str;
 
     /// Grows whenever ranks given earlier no longer hold, even for nodes that did not change.
@@ -19,13 +20,22 @@ pub trait Ranking: Preference {
     /// How good this node is for the pod, higher is better; `None` where the pod does not fit.
     fn rank(&self, room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared) -> Option<i64>;
 
-    /// Where on the node.
+    /// Where on the node: found wherever [`fits`] says that it fits.
     fn place(&self, room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared) -> Option<Placement>
     where
         Self: Sized,
     {
+        // The search is bounded, and another preference may run out of steps where this one did not.
         solve::solve(room, classes, prepared, self)
+            .or_else(|| solve::solve(room, classes, prepared, &Plain(Policy::Binpack)))
     }
+}
+
+/// An epoch nobody has had: rankings of one name never take each other's cached ranks for their own.
+pub fn new_epoch() -> u64 {
+    // It decides nothing; it only tells caches apart.
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// Whether a pod fits a node, without saying where. Agrees with [`solve::solve`], whatever the preference.
@@ -81,7 +91,11 @@ impl Preference for Plain {
         let room = on.room;
         let count = wanted.want.count;
         match self.0 {
-            Policy::Topology | Policy::Spread => order::linked_set(room, mask, count),
+            // Among sets that are linked as well, the fullest.
+            Policy::Topology => {
+                order::linked_set(room, mask, count, |gpu| order::fullness(&room.gpus[gpu], on.classes))
+            }
+            Policy::Spread if wanted.want.part.whole => order::linked_set(room, mask, count, |gpu| gpu),
             _ if wanted.want.part.whole => order::leftover_set(room, mask, count),
             _ => {
                 let mut gpus: Vec<usize> = order::indexes(mask).collect();
@@ -128,8 +142,6 @@ fn worst_link(room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared) -> u8 
         return 0;
     };
     let mask = order::fitting(room, classes, prepared, widest);
-    let set = order::linked_set(room, mask, widest.want.count).unwrap_or(0);
-    let pairs = order::indexes(set).flat_map(|a| order::indexes(set).map(move |b| (a, b)));
-    let worst = pairs.filter(|(a, b)| a != b).map(|(a, b)| room.node.link(a, b)).max();
-    worst.unwrap_or(Link::NvLink) as u8
+    let set = order::linked_set(room, mask, widest.want.count, |gpu| gpu).unwrap_or(0);
+    order::links(room, set).0.map_or(0, |worst| worst as u8)
 }

@@ -1,6 +1,6 @@
 //! What is left on each GPU.
 
-use crate::model::{Bytes, Cores, Gpu, Link, MilliCpu, Node, Share};
+use crate::model::{Bytes, Cores, Gpu, Link, Links, MilliCpu, Node, Share};
 use std::sync::Arc;
 
 /// The most GPUs one node may have: sets of GPUs are bits of one word.
@@ -47,9 +47,18 @@ pub struct Charge {
     pub limited: u32,
     /// Shares without a memory limit.
     pub unlimited: u32,
+    /// Shares without a promise of compute: they still need something left to run on.
+    pub uncounted: u32,
     /// Shares that want the GPU for themselves.
     pub whole: u32,
 }
+
+/// More memory than any card has. A grant that claims more is counted as this much: sums stay exact, and the
+/// audit reports it.
+const MOST_MEMORY: u64 = 1 << 44;
+/// More CPU (in thousandths) and host memory than any node has, counted likewise.
+const MOST_CPU: u64 = 1 << 40;
+const MOST_HOST_MEMORY: u64 = 1 << 46;
 
 impl Charge {
     /// What a share takes of a GPU of this class.
@@ -58,11 +67,12 @@ impl Charge {
             return Charge::of_whole(class);
         }
         Charge {
-            memory: share.memory_bytes.map_or(0, |memory| memory.0),
+            memory: share.memory_bytes.map_or(0, |memory| memory.0.min(MOST_MEMORY)),
             cores: share.cores.map_or(0, |cores| cores.as_millipercent().into()),
             shares: 1,
             limited: u32::from(share.memory_bytes.is_some()),
             unlimited: u32::from(share.memory_bytes.is_none()),
+            uncounted: u32::from(share.cores.is_none()),
             whole: 0,
         }
     }
@@ -75,11 +85,12 @@ impl Charge {
             shares: 1,
             limited: 0,
             unlimited: 0,
+            uncounted: 0,
             whole: 1,
         }
     }
 
-    /// Both at once. Sums that leave their range (hostile grants) stay at its end.
+    /// Both at once.
     pub fn plus(self, other: Charge) -> Charge {
         Charge {
             memory: self.memory.saturating_add(other.memory),
@@ -87,6 +98,7 @@ impl Charge {
             shares: self.shares.saturating_add(other.shares),
             limited: self.limited.saturating_add(other.limited),
             unlimited: self.unlimited.saturating_add(other.unlimited),
+            uncounted: self.uncounted.saturating_add(other.uncounted),
             whole: self.whole.saturating_add(other.whole),
         }
     }
@@ -99,6 +111,7 @@ impl Charge {
             shares: self.shares.saturating_sub(other.shares),
             limited: self.limited.saturating_sub(other.limited),
             unlimited: self.unlimited.saturating_sub(other.unlimited),
+            uncounted: self.uncounted.saturating_sub(other.uncounted),
             whole: self.whole.saturating_sub(other.whole),
         }
     }
@@ -111,13 +124,14 @@ impl Charge {
             shares: self.shares.max(other.shares),
             limited: self.limited.max(other.limited),
             unlimited: self.unlimited.max(other.unlimited),
+            uncounted: self.uncounted.max(other.uncounted),
             whole: self.whole.max(other.whole),
         };
         if self.is_crowded() || other.is_crowded() || most.whole == 0 {
             return most;
         }
         // Whole at one time is whole at all times: nobody else can come in between.
-        Charge { shares: 1, limited: 0, unlimited: 0, whole: 1, ..most }
+        Charge { shares: 1, limited: 0, unlimited: 0, uncounted: 0, whole: 1, ..most }
     }
 
     /// Held whole with somebody else on it: only a wrong grant does that, and it must stay visible.
@@ -129,19 +143,32 @@ impl Charge {
 /// What a pod takes of the node itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct HostUse {
-    /// CPU.
-    pub cpu: MilliCpu,
-    /// Memory.
-    pub memory: Bytes,
+    cpu: MilliCpu,
+    memory: Bytes,
 }
 
 impl HostUse {
+    /// What a pod requests; absurd amounts are counted as the most there could be.
+    pub fn new(cpu: MilliCpu, memory: Bytes) -> HostUse {
+        HostUse { cpu: MilliCpu(cpu.0.min(MOST_CPU)), memory: Bytes(memory.0.min(MOST_HOST_MEMORY)) }
+    }
+
     /// Both at once.
     pub fn plus(self, other: HostUse) -> HostUse {
         HostUse {
             cpu: MilliCpu(self.cpu.0.saturating_add(other.cpu.0)),
             memory: Bytes(self.memory.0.saturating_add(other.memory.0)),
         }
+    }
+
+    /// CPU.
+    pub fn cpu(self) -> MilliCpu {
+        self.cpu
+    }
+
+    /// Memory.
+    pub fn memory(self) -> Bytes {
+        self.memory
     }
 
     /// This without the other.
@@ -210,13 +237,17 @@ pub struct NodeRoom {
     pub gpus: Vec<GpuRoom>,
     /// CPU and host memory taken, whether or not the node's own are known.
     pub host_used: HostUse,
+    /// No longer there; its index waits for another node.
+    pub(super) removed: bool,
+    /// When its GPUs last changed: a decision taken before names other GPUs by the same indexes.
+    pub(super) layout: u64,
     /// For each kind of link, best first: the group every GPU belongs to when all links up to it are followed.
     pub(super) groups: Arc<[Vec<u8>; Link::ALL.len()]>,
 }
 
 impl NodeRoom {
     /// An empty node whose GPUs' classes are given in order.
-    pub(super) fn new(node: Arc<Node>, classes: &[u16]) -> NodeRoom {
+    pub(super) fn new(node: Arc<Node>, classes: &[u16], layout: u64) -> NodeRoom {
         let gpus = node.gpus.iter().zip(classes);
         NodeRoom {
             gpus: gpus
@@ -227,8 +258,21 @@ impl NodeRoom {
                 })
                 .collect(),
             host_used: HostUse::default(),
+            removed: false,
+            layout,
             groups: Arc::new(Link::ALL.map(|link| groups_up_to(&node, link))),
             node,
+        }
+    }
+
+    /// Everything about the node that can make a difference to a pod that names no GPU by UUID.
+    pub(crate) fn state(&self) -> State<'_> {
+        State {
+            gpus: &self.gpus,
+            cpu: self.free_cpu(),
+            memory: self.free_memory(),
+            links: self.node.links.as_ref(),
+            groups: &self.groups,
         }
     }
 
@@ -241,6 +285,17 @@ impl NodeRoom {
     pub fn free_memory(&self) -> Option<Bytes> {
         self.node.memory_bytes.map(|all| Bytes(all.0.saturating_sub(self.host_used.memory.0)))
     }
+}
+
+/// A node's state: two nodes of one state are the same to a pod.
+#[derive(PartialEq, Eq, Hash)]
+pub(crate) struct State<'a> {
+    gpus: &'a [GpuRoom],
+    cpu: Option<MilliCpu>,
+    memory: Option<Bytes>,
+    links: Option<&'a Links>,
+    // Where links are not given they follow from the NUMA nodes, which these groups show.
+    groups: &'a [Vec<u8>; Link::ALL.len()],
 }
 
 /// Numbers the groups of GPUs that reach each other by links at least as good as `worst`; a group's number is

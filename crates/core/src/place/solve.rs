@@ -1,20 +1,20 @@
 //! A whole pod on one node: every container's parts on GPUs, so that all of them hold at once.
 //!
 //! Containers are placed in the order of the spec. A choice that leaves no room for a later container is taken
-//! back and the next one tried, so that a pod that fits is found to fit. Init containers run before the
-//! ordinary ones and give back what they held: they are placed against the empty node plus the sidecars
-//! started before them, and the pod is charged the larger of the two.
+//! back and the next one tried; where that runs out of steps, once more with the largest containers first. Init
+//! containers run before the ordinary ones and give back what they held: they are placed against the empty node
+//! plus the sidecars started before them, and the pod is charged the larger of the two.
 
 use super::fit::{Need, Prepared, Wanted};
 use super::order;
-use super::room::{Charge, GpuClass, NodeRoom};
+use super::room::{Charge, GpuClass, GpuRoom, NodeRoom};
 use crate::model::{Ask, Bytes, CoresAsk, Grant, MemoryAsk, MilliCpu, Part, PodGrant, Role, Share, Together};
 
-/// Choices tried before a pod of many containers is given up on: far beyond what real pods need, and a bound
-/// on what a hostile one can cost.
-const MOST_STEPS: usize = 20_000;
-/// Alternative sets tried for one container that wants several GPUs.
-const MOST_ALTERNATIVES: usize = 512;
+/// Choices tried for a pod of many containers on one node, in each of two orders: beyond what real pods need,
+/// and a bound on what a hostile one can cost.
+const MOST_STEPS: usize = 256;
+/// Ways tried to choose the GPUs of one container that wants several.
+const MOST_ALTERNATIVES: usize = 128;
 
 /// A part on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,7 +163,21 @@ pub fn solve(
     if host_short(room, prepared).is_some() {
         return None;
     }
-    let search = |allowed: u64| Search::new(room, classes, prepared, preference, allowed).pod();
+    if prepared.wants.len() > 1 && hopeless(room, classes, prepared) {
+        return None;
+    }
+    let search = |allowed: u64| {
+        let in_order =
+            |largest_first| Search::new(room, classes, prepared, preference, allowed, largest_first).pod();
+        match in_order(false) {
+            Found::Placement(placement) => Some(placement),
+            Found::Nothing => None,
+            Found::OutOfSteps => match in_order(true) {
+                Found::Placement(placement) => Some(placement),
+                _ => None,
+            },
+        }
+    };
     let on_one = || {
         let first = prepared.wants.first()?;
         let mask = order::fitting(room, classes, prepared, first);
@@ -178,6 +192,84 @@ pub fn solve(
         Together::Required => on_one(),
         Together::Preferred => on_one().or_else(anywhere),
     }
+}
+
+/// Whether a placement found earlier still fits a node that others may have used since.
+pub(crate) fn still_fits(
+    room: &NodeRoom,
+    classes: &[GpuClass],
+    prepared: &Prepared,
+    placement: &Placement,
+) -> bool {
+    if host_short(room, prepared).is_some() || placement.slices.len() != prepared.wants.len() {
+        return false;
+    }
+    let role = |at: usize| prepared.wants[at].role;
+    // One moment of the pod's life: its containers one after another on the room without it.
+    let fits_together = |members: &mut dyn Iterator<Item = usize>| {
+        let mut gpus = room.gpus.clone();
+        members.flat_map(|at| &placement.slices[at]).all(|slice| {
+            gpus.get_mut(slice.gpu).is_some_and(|gpu| {
+                let fits = slice.need.fits(gpu, &classes[usize::from(gpu.class)]);
+                gpu.used = gpu.used.plus(slice.need.charge);
+                fits
+            })
+        })
+    };
+    let all = 0..prepared.wants.len();
+    fits_together(&mut all.clone().filter(|&at| role(at) != Role::Init))
+        && all
+            .filter(|&at| role(at) == Role::Init)
+            .all(|init| fits_together(&mut (0..=init).filter(|&at| at == init || role(at) == Role::Sidecar)))
+}
+
+/// Whether a pod of several containers cannot fit for a reason that needs no search: a container that does not
+/// fit alone, or more running together than the GPUs can take, by count or in sum.
+fn hopeless(room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared) -> bool {
+    let alone = |wanted: &Wanted| {
+        let slots = matches!(wanted.want.part.cores, CoresAsk::Slots(_));
+        slots || order::fitting(room, classes, prepared, wanted).count_ones() >= wanted.want.count
+    };
+    if !prepared.wants.iter().all(alone) {
+        return true;
+    }
+    let running = || prepared.wants.iter().filter(|wanted| wanted.role != Role::Init);
+    if running().any(|wanted| matches!(wanted.want.part.cores, CoresAsk::Slots(_))) {
+        return false;
+    }
+    let parts: u64 = running().map(|wanted| u64::from(wanted.want.count)).sum();
+    let at_most = |gpu: &GpuRoom| {
+        let class = usize::from(gpu.class);
+        let needs = || running().filter_map(|wanted| wanted.needs[class].map(|need| need.charge));
+        let smallest = |amount: fn(&Charge) -> u64| needs().map(|charge| amount(&charge)).min().unwrap_or(0);
+        let times = |free: u64, each: u64| free.checked_div(each).unwrap_or(parts);
+        if gpu.withheld || gpu.used.whole > 0 {
+            return 0;
+        }
+        let memory = times(gpu.free_memory(&classes[class]).0, smallest(|charge| charge.memory));
+        let cores = times(gpu.free_cores().as_millipercent().into(), smallest(|charge| charge.cores));
+        memory.min(cores).min(parts)
+    };
+    if room.gpus.iter().map(at_most).sum::<u64>() < parts {
+        return true;
+    }
+    // Shares only: what a whole GPU takes depends on the GPU.
+    let least = |wanted: &Wanted, amount: fn(&Charge) -> u64| {
+        let needs = wanted.needs.iter().flatten().filter(|need| need.charge.whole == 0);
+        needs.map(|need| amount(&need.charge)).min().unwrap_or(0).saturating_mul(wanted.want.count.into())
+    };
+    let asked = |amount: fn(&Charge) -> u64| running().map(|wanted| least(wanted, amount)).sum::<u64>();
+    let offered = || room.gpus.iter().filter(|gpu| !gpu.withheld && gpu.used.whole == 0);
+    let memory: u64 = offered().map(|gpu| gpu.free_memory(&classes[usize::from(gpu.class)]).0).sum();
+    let cores: u64 = offered().map(|gpu| u64::from(gpu.free_cores().as_millipercent())).sum();
+    asked(|charge| charge.memory) > memory || asked(|charge| charge.cores) > cores
+}
+
+/// What a search came to.
+enum Found {
+    Placement(Placement),
+    Nothing,
+    OutOfSteps,
 }
 
 /// A search with second thoughts: first the containers that run together, then each init container.
@@ -206,10 +298,16 @@ impl<'a> Search<'a> {
         prepared: &'a Prepared,
         preference: &'a dyn Preference,
         allowed: u64,
+        largest_first: bool,
     ) -> Search<'a> {
         let wants = &prepared.wants;
         let mut order: Vec<usize> = (0..wants.len()).collect();
-        order.sort_by_key(|&at| wants[at].role == Role::Init);
+        order.sort_by_key(|&at| {
+            let largest =
+                wants[at].needs.iter().flatten().map(|need| (need.charge.memory, need.charge.cores)).max();
+            let size = (wants[at].want.part.whole, wants[at].want.count, largest);
+            (wants[at].role == Role::Init, std::cmp::Reverse(largest_first.then_some(size)))
+        });
         Search {
             base,
             room: base.clone(),
@@ -224,8 +322,12 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn pod(mut self) -> Option<Placement> {
-        self.place_from(0).then_some(Placement { slices: self.slices })
+    fn pod(mut self) -> Found {
+        match self.place_from(0) {
+            true => Found::Placement(Placement { slices: self.slices }),
+            false if self.steps > MOST_STEPS => Found::OutOfSteps,
+            false => Found::Nothing,
+        }
     }
 
     /// Places every ask from `depth` on; takes back what leads nowhere.
@@ -267,7 +369,7 @@ impl<'a> Search<'a> {
         }
         if wanted.want.count > 1 {
             let best = self.preference.set(&self.setting(&self.room), wanted, fitting);
-            return self.sets(wanted, best, fitting);
+            return self.sets(wanted, best, fitting, |gpu| self.room.gpus[gpu]);
         }
         let mut gpus: Vec<usize> = order::indexes(fitting).collect();
         self.preference.sort(&self.setting(&self.room), wanted, &mut gpus);
@@ -301,7 +403,7 @@ impl<'a> Search<'a> {
         });
         if count > 1 {
             let best = gpus[..count].iter().fold(0, |set, gpu| set | 1 << gpu);
-            return self.sets(wanted, Some(best), fitting);
+            return self.sets(wanted, Some(best), fitting, |gpu| (phase.gpus[gpu], self.peak[gpu]));
         }
         self.singles(wanted, gpus, |gpu| (phase.gpus[gpu], self.peak[gpu]))
     }
@@ -329,10 +431,26 @@ impl<'a> Search<'a> {
         fresh.map(|gpu| self.slices_on(wanted, 1 << gpu)).collect()
     }
 
-    /// The best set first, then the others.
-    fn sets(&self, wanted: &Wanted, best: Option<u64>, fitting: u64) -> Vec<Vec<Slice>> {
-        let others = order::subsets(fitting, wanted.want.count).take(MOST_ALTERNATIVES);
-        let others = others.filter(|set| Some(*set) != best);
+    /// The best set first, then the others. Of GPUs in the same state only the number matters.
+    fn sets<S: PartialEq>(
+        &self,
+        wanted: &Wanted,
+        best: Option<u64>,
+        fitting: u64,
+        state: impl Fn(usize) -> S,
+    ) -> Vec<Vec<Slice>> {
+        let mut alike: Vec<(S, u64)> = Vec::new();
+        for gpu in order::indexes(fitting) {
+            let state = state(gpu);
+            match alike.iter_mut().find(|(known, _)| *known == state) {
+                Some((_, members)) => *members |= 1 << gpu,
+                None => alike.push((state, 1 << gpu)),
+            }
+        }
+        let groups: Vec<u64> = alike.into_iter().map(|(_, members)| members).collect();
+        let mut others = Vec::new();
+        from_each(&groups, wanted.want.count, 0, &mut others);
+        let others = others.into_iter().filter(|set| Some(*set) != best);
         best.into_iter().chain(others).map(|set| self.slices_on(wanted, set)).collect()
     }
 
@@ -380,5 +498,22 @@ impl<'a> Search<'a> {
         let class = usize::from(self.base.gpus[gpu].class);
         // Only GPUs of admitted classes are ever chosen; the part itself says what it needs on any.
         wanted.needs[class].unwrap_or_else(|| Need::of(&wanted.want.part, &self.classes[class]))
+    }
+}
+
+/// Every way to take `count` GPUs as so many of each group, the lowest of each, up to a bound.
+fn from_each(groups: &[u64], count: u32, taken: u64, found: &mut Vec<u64>) {
+    if count == 0 {
+        found.push(taken);
+        return;
+    }
+    let Some((group, rest)) = groups.split_first() else { return };
+    let left: u32 = rest.iter().map(|group| group.count_ones()).sum();
+    for number in (count.saturating_sub(left)..=group.count_ones().min(count)).rev() {
+        if found.len() >= MOST_ALTERNATIVES {
+            return;
+        }
+        let lowest = order::lowest(*group, number).unwrap_or(0);
+        from_each(rest, count - number, taken | lowest, found);
     }
 }

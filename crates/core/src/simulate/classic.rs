@@ -1,6 +1,7 @@
 //! The policies of the literature, to compare with: random, best fit, dot product, and fragmentation gradient
 //! descent (FGD) as published.
 
+use super::Dice;
 use crate::model::Cores;
 use crate::place::fit::{Prepared, Wanted};
 use crate::place::mix::{Kind, Mix};
@@ -9,7 +10,6 @@ use crate::place::room::{GpuClass, NodeRoom};
 use crate::place::sketch::Sketch;
 use crate::place::solve::{Preference, Setting};
 use crate::place::{Cluster, order};
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
 /// Any node that fits, any GPU that fits.
 #[derive(Clone, Copy, Debug)]
@@ -29,15 +29,19 @@ impl Random {
         self.decision += 1;
     }
 
-    fn draw(&self, what: impl std::hash::Hash) -> u64 {
-        // Fixed keys: the same seed gives the same run.
-        BuildHasherDefault::<DefaultHasher>::default().hash_one((self.seed, self.decision, what))
+    /// A number drawn for something, by its name.
+    fn draw(&self, name: &[u8]) -> u64 {
+        let mut drawn = Dice::new(self.seed ^ self.decision.rotate_left(32)).roll();
+        for byte in name {
+            drawn = Dice::new(drawn ^ u64::from(*byte)).roll();
+        }
+        drawn
     }
 }
 
 impl Preference for Random {
     fn sort(&self, _: &Setting, _: &Wanted, gpus: &mut Vec<usize>) {
-        gpus.sort_by_key(|&gpu| self.draw(gpu));
+        gpus.sort_by_key(|&gpu| self.draw(&gpu.to_le_bytes()));
     }
 
     fn set(&self, _: &Setting, wanted: &Wanted, mask: u64) -> Option<u64> {
@@ -55,7 +59,7 @@ impl Ranking for Random {
     }
 
     fn rank(&self, room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared) -> Option<i64> {
-        let draw = (self.draw(room.node.name.as_str()) >> 1) as i64;
+        let draw = (self.draw(room.node.name.as_str().as_bytes()) >> 1) as i64;
         rank::fits(room, classes, prepared).then_some(draw)
     }
 }
@@ -75,7 +79,8 @@ pub struct Largest {
 impl Largest {
     /// Of a cluster.
     pub fn of(cluster: &Cluster) -> Largest {
-        let most = |of: &dyn Fn(&NodeRoom) -> f64| cluster.rooms().iter().map(of).fold(1.0, f64::max);
+        let most =
+            |of: &dyn Fn(&NodeRoom) -> f64| cluster.nodes().map(|(_, room)| of(room)).fold(1.0, f64::max);
         Largest {
             cpu: most(&|room| room.node.cpu_milli.map_or(0.0, |cpu| cpu.0 as f64)),
             gpu_milli: most(&|room| room.gpus.len() as f64 * 1000.0),

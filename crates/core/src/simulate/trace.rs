@@ -77,7 +77,9 @@ impl TracePod {
             ceiling: None,
         };
         let ask = Ask { container: "main".into(), role: Role::App, want: Want { count: self.gpus, part } };
-        let models = Selector { only: self.models.clone(), never: Vec::new() };
+        // Exactly: an A10 is no A100.
+        let models = self.models.iter().map(|model| format!("={model}"));
+        let models = Selector { only: models.collect(), never: Vec::new() };
         PodAsk {
             asks: if self.gpus > 0 { vec![ask] } else { Vec::new() },
             constraints: if self.gpus > 0 {
@@ -121,12 +123,15 @@ pub fn read_nodes(text: &str) -> Result<Vec<TraceNode>, TraceError> {
     let mut nodes = Vec::with_capacity(table.rows.len());
     let mut names = std::collections::HashSet::new();
     for row in &table.rows {
+        let gpus = row.small("gpu", MOST_GPUS)?;
+        // A node without GPUs has no model to name.
+        let model = if gpus == 0 { row.optional("model").unwrap_or("") } else { row.text("model")? };
         let node = TraceNode {
             name: row.text("sn")?.to_string(),
             cpu: MilliCpu(row.number("cpu_milli")?),
             memory: row.mib("memory_mib")?,
-            gpus: row.small("gpu", MOST_GPUS)?,
-            model: row.text("model")?.to_string(),
+            gpus,
+            model: model.to_string(),
         };
         if !names.insert(node.name.clone()) {
             return Err(row.error(format!("a second node called \"{}\"", node.name)));

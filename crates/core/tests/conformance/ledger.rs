@@ -4,6 +4,7 @@ use crate::world::*;
 use partage_core::ledger::{Finding, Ledger, Moment, OverCommit, Refused};
 use partage_core::model::*;
 use partage_core::place::HostUse;
+use partage_core::place::NodeIndex;
 use partage_core::place::rank::Plain;
 
 fn share(gpu: &str, mib: u64) -> Share {
@@ -22,7 +23,7 @@ fn a2_reserving_twice_is_one_reservation() {
     let first = ledger.reserve(id("p"), &ask, &decision, Moment(1)).unwrap();
     let again = ledger.reserve(id("p"), &ask, &decision, Moment(1)).unwrap();
     assert_eq!(first, again);
-    assert!(ledger.cluster().rooms()[0].gpus.iter().all(|gpu| gpu.used.shares == 1));
+    assert!(ledger.cluster().room(NodeIndex(0)).gpus.iter().all(|gpu| gpu.used.shares == 1));
 }
 
 /// Only the pod that is still alive holds anything after a restart.
@@ -30,7 +31,7 @@ fn a2_reserving_twice_is_one_reservation() {
 fn a4_recovery_counts_living_pods_only() {
     let alive = [(id("pending"), grant("s6", vec![share("GPU-s6-0", 256)]), HostUse::default())];
     let ledger = Ledger::rebuild([s6(1024)], alive);
-    assert_eq!(ledger.cluster().rooms()[0].gpus.iter().filter(|gpu| gpu.is_free()).count(), 5);
+    assert_eq!(ledger.cluster().room(NodeIndex(0)).gpus.iter().filter(|gpu| gpu.is_free()).count(), 5);
 }
 
 #[test]
@@ -64,7 +65,7 @@ fn b19_over_commit_never_underflows() {
     assert!(ledger.cluster_mut().best(&pod(&[memory(1, 1)]), &Plain(Policy::Binpack)).is_none());
     ledger.release(&id("b").uid);
     assert_eq!(ledger.audit(), []);
-    assert_eq!(ledger.cluster().rooms()[0].gpus[0].used.memory >> 20, 12);
+    assert_eq!(ledger.cluster().room(NodeIndex(0)).gpus[0].used.memory >> 20, 12);
 }
 
 #[test]
@@ -74,7 +75,8 @@ fn b23_restart_counts_what_pods_carry() {
         (id("pending"), grant("n1", vec![share("GPU-n1-1", 2)]), HostUse::default()),
     ];
     let ledger = Ledger::rebuild([node("n1", &[16, 16])], held);
-    let used: Vec<u64> = ledger.cluster().rooms()[0].gpus.iter().map(|gpu| gpu.used.memory >> 20).collect();
+    let used: Vec<u64> =
+        ledger.cluster().room(NodeIndex(0)).gpus.iter().map(|gpu| gpu.used.memory >> 20).collect();
     assert_eq!(used, [6, 2]);
 }
 
@@ -87,9 +89,9 @@ fn b25_same_name_other_uid_does_not_leak() {
     ledger.confirm(successor.clone(), grant("n", vec![share("GPU-n-0", 6)]), HostUse::default());
     ledger.release(&id("p").uid);
     ledger.release(&id("p").uid);
-    assert_eq!(ledger.cluster().rooms()[0].gpus[0].used.memory >> 20, 6);
+    assert_eq!(ledger.cluster().room(NodeIndex(0)).gpus[0].used.memory >> 20, 6);
     ledger.release(&successor.uid);
-    assert!(ledger.cluster().rooms()[0].gpus[0].is_free());
+    assert!(ledger.cluster().room(NodeIndex(0)).gpus[0].is_free());
 }
 
 #[test]
@@ -97,7 +99,7 @@ fn b26_more_gpus_are_seen_without_a_restart() {
     let mut ledger = Ledger::new([node("n", &[16])]);
     ledger.confirm(id("p"), grant("n", vec![share("GPU-n-0", 16)]), HostUse::default());
     ledger.set_node(node("n", &[16, 16]));
-    let gpus: Vec<bool> = ledger.cluster().rooms()[0].gpus.iter().map(|gpu| gpu.is_free()).collect();
+    let gpus: Vec<bool> = ledger.cluster().room(NodeIndex(0)).gpus.iter().map(|gpu| gpu.is_free()).collect();
     assert_eq!(gpus, [false, true]);
 }
 
@@ -116,7 +118,7 @@ fn grants_on_nodes_seen_later_are_counted_when_they_come() {
     ledger.confirm(id("p"), grant("n", vec![share("GPU-n-0", 6), share("GPU-gone", 1)]), HostUse::default());
     assert_eq!(ledger.audit()[0].to_string(), "pod default/p holds shares on node n, which nobody knows");
     ledger.set_node(node("n", &[16]));
-    assert_eq!(ledger.cluster().rooms()[0].gpus[0].used.memory >> 20, 6);
+    assert_eq!(ledger.cluster().room(NodeIndex(0)).gpus[0].used.memory >> 20, 6);
     assert_eq!(
         ledger.audit()[0].to_string(),
         "pod default/p holds a share of GPU-gone, which node n does not have"

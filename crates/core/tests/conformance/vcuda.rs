@@ -2,6 +2,7 @@
 
 use crate::world::*;
 use partage_core::model::{MemoryAsk, Policy, Want};
+use partage_core::place::NodeIndex;
 use partage_core::place::order;
 
 const GIB: u64 = 1024;
@@ -17,7 +18,7 @@ fn link(world: &mut World, count: u32) -> Vec<usize> {
 
 /// Upstream's FRAGMENT: whole GPUs from the group that has the fewest to spare.
 fn fragment(world: &World, count: u32) -> Vec<usize> {
-    let room = &world.ledger.cluster().rooms()[0];
+    let room = &world.ledger.cluster().room(NodeIndex(0));
     let free = room.gpus.iter().enumerate().filter(|(_, gpu)| gpu.is_free());
     let mask = free.fold(0u64, |mask, (index, _)| mask | 1 << index);
     order::leftover_set(room, mask, count).map(|set| order::indexes(set).collect()).unwrap_or_default()
@@ -34,8 +35,9 @@ fn topology(node: partage_core::model::Node, busy: &[usize]) -> World {
 #[test]
 fn t1_available_gpus_follow_occupation() {
     let mut world = topology(s6(GIB), &[]);
-    let available =
-        |world: &World| world.ledger.cluster().rooms()[0].gpus.iter().filter(|gpu| gpu.is_free()).count();
+    let available = |world: &World| {
+        world.ledger.cluster().room(NodeIndex(0)).gpus.iter().filter(|gpu| gpu.is_free()).count()
+    };
     assert_eq!(available(&world), 6);
     for want in [vcuda(50, 1), vcuda(100, 0)] {
         assert_eq!(world.gpus("p", want).len(), 1);
@@ -168,7 +170,7 @@ fn a1_sequence() {
     assert_eq!(world.gpus("p6", vcuda(50, 1)), [3]);
     world.delete("p5");
     assert_eq!(world.gpus("p7", vcuda(100, 1)), [4]);
-    let room = &world.ledger.cluster().rooms()[0];
+    let room = &world.ledger.cluster().room(NodeIndex(0));
     assert!(room.gpus.iter().all(|gpu| gpu.free_cores().as_millipercent() == 0));
 }
 

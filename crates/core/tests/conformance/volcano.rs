@@ -2,6 +2,7 @@
 
 use crate::world::*;
 use partage_core::model::*;
+use partage_core::place::NodeIndex;
 
 fn vgpu(count: u32, mib: u64, cores: u32) -> Want {
     let cores_ask = match cores {
@@ -127,10 +128,10 @@ fn c40_c41_models_and_uuids() {
 fn c53_two_containers_on_one_gpu() {
     let mut world = world(Policy::Binpack, &[16384]);
     world.place("p", &pod(&[vgpu(1, 1000, 25), vgpu(1, 2000, 25)])).unwrap();
-    let used = world.ledger.cluster().rooms()[0].gpus[0].used;
+    let used = world.ledger.cluster().room(NodeIndex(0)).gpus[0].used;
     assert_eq!((used.memory >> 20, used.cores, used.shares), (3000, 50_000, 2));
     world.delete("p");
-    assert_eq!(world.ledger.cluster().rooms()[0].gpus[0].used, Default::default());
+    assert_eq!(world.ledger.cluster().room(NodeIndex(0)).gpus[0].used, Default::default());
 }
 
 /// Running containers add up, init containers run before them: the larger of the two is charged.
@@ -146,7 +147,7 @@ fn c140_init_containers_count_by_maximum() {
         ask.asks = inits.chain(ask.asks).collect();
         let mut world = world(Policy::Binpack, &[16384]);
         world.place("p", &ask).unwrap();
-        world.ledger.cluster().rooms()[0].gpus[0].used.memory >> 20
+        world.ledger.cluster().room(NodeIndex(0)).gpus[0].used.memory >> 20
     };
     assert_eq!(charged(&[], &[1, 3]), 4);
     assert_eq!(charged(&[1, 3], &[2]), 3);

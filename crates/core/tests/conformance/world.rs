@@ -2,6 +2,7 @@
 
 use partage_core::ledger::{Ledger, Moment};
 use partage_core::model::*;
+use partage_core::place::NodeIndex;
 use partage_core::place::rank::Plain;
 
 /// A GPU with so many MiB.
@@ -129,7 +130,7 @@ impl World {
     /// Takes a part of a given GPU of the only node, to start a case from there.
     pub(crate) fn occupy(&mut self, gpu: usize, want: Want) {
         let mut ask = pod(&[want]);
-        let uuid = self.ledger.cluster().rooms()[0].node.gpus[gpu].uuid.to_string();
+        let uuid = self.ledger.cluster().room(NodeIndex(0)).node.gpus[gpu].uuid.to_string();
         ask.constraints.uuids.only = vec![uuid];
         let name = format!("occupant-{gpu}-{}", self.ledger.all_held().count());
         assert!(self.place(&name, &ask).is_some(), "GPU {gpu} takes the occupant");

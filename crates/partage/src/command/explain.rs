@@ -94,7 +94,7 @@ impl Explain {
             return Ok(Outcome::Unreadable);
         }
         let held = snapshot.grants.into_iter().map(|held| {
-            let host = HostUse { cpu: held.cpu_milli, memory: held.memory_bytes };
+            let host = HostUse::new(held.cpu_milli, held.memory_bytes);
             (held.pod, held.grant, host)
         });
         let mut ledger = Ledger::rebuild(snapshot.nodes, held);

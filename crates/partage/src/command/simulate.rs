@@ -17,7 +17,7 @@ use std::time::Instant;
 /// Replay a trace of pods and compare placement policies
 ///
 /// Pods arrive one by one in random order and stay; one that fits nowhere is skipped. The figure is the part of
-/// all GPUs given away in the end, the mean of several seeds. The same seed gives the same run on any machine.
+/// all GPUs given away in the end, the mean of several seeds. The same seed gives the same run.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Simulate {
@@ -123,7 +123,17 @@ impl Simulate {
             }
         };
         let contenders = if self.compare { Contender::ALL.to_vec() } else { vec![self.policy] };
-        let results = match self.run_all(&nodes, &pods, &contenders) {
+        let capacity = nodes.iter().map(|node| u64::from(node.gpus) * 1000).sum();
+        let orders: Result<Vec<_>, _> =
+            (1..=self.seeds).map(|seed| simulate::arrivals(&pods, capacity, self.inflate, seed)).collect();
+        let orders = match orders {
+            Ok(orders) => orders,
+            Err(what) => {
+                writeln!(err, "error: {}: {what}", self.pods.display())?;
+                return Ok(Outcome::Unreadable);
+            }
+        };
+        let results = match self.run_all(&nodes, &pods, &orders, &contenders) {
             Ok(results) => results,
             Err(bug) => {
                 writeln!(err, "error: {bug}")?;
@@ -158,15 +168,13 @@ impl Simulate {
         &self,
         nodes: &[TraceNode],
         pods: &[TracePod],
+        orders: &[Vec<usize>],
         contenders: &[Contender],
     ) -> Result<Vec<Runs>, NotPlaced> {
-        let capacity = nodes.iter().map(|node| u64::from(node.gpus) * 1000).sum();
         let jobs: Vec<(Contender, u64)> = contenders
             .iter()
             .flat_map(|&contender| (1..=self.seeds).map(move |seed| (contender, seed)))
             .collect();
-        let orders: Vec<Vec<usize>> =
-            (1..=self.seeds).map(|seed| simulate::arrivals(pods, capacity, self.inflate, seed)).collect();
         let arrivals: usize = orders.iter().map(Vec::len).sum::<usize>() * contenders.len();
         let progress = Progress::new("simulating", arrivals);
         let next = AtomicUsize::new(0);
@@ -241,8 +249,9 @@ fn table(results: &[Runs], nodes: &[TraceNode], out: &mut dyn Write) -> io::Resu
     let gpus: u64 = nodes.iter().map(|node| u64::from(node.gpus)).sum();
     let seeds = results.first().map_or(0, |result| result.seeds.len());
     let workload = results.first().map_or("", |result| &result.workload);
-    let s = if seeds == 1 { "" } else { "s" };
-    writeln!(out, "{workload}: {} nodes, {gpus} GPUs, {seeds} seed{s}\n", nodes.len())?;
+    let counted = |count: u64, noun: &str| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
+    let (nodes, gpus) = (counted(nodes.len() as u64, "node"), counted(gpus, "GPU"));
+    writeln!(out, "{workload}: {nodes}, {gpus}, {}\n", counted(seeds as u64, "seed"))?;
     writeln!(
         out,
         "{:<14} {:>11} {:>17} {:>10} {:>10}",
@@ -273,7 +282,9 @@ fn csv(results: &[Runs], out: &mut dyn Write) -> io::Result<()> {
             writeln!(
                 out,
                 "{},{},{seed},{allocated_percent:.4},{placed},{skipped}",
-                result.workload, result.policy
+                // The name of a file may hold anything; a table has no room for its own marks.
+                result.workload.replace(['"', ',', '\n', '\r'], "_"),
+                result.policy
             )?;
         }
     }

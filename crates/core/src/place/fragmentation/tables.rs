@@ -339,7 +339,7 @@ impl Capacity {
     fn of(cluster: &Cluster) -> Capacity {
         let mut by_class = vec![0.0; cluster.classes().len()];
         let mut cpu = 0.0;
-        for room in cluster.rooms() {
+        for (_, room) in cluster.nodes() {
             for gpu in room.gpus.iter().filter(|gpu| !gpu.withheld) {
                 by_class[usize::from(gpu.class)] += 1000.0;
             }

@@ -1,0 +1,141 @@
+//! Cases of our own: what once went wrong, and must not again.
+
+use crate::world::*;
+use partage_core::ledger::{Ledger, Moment, Refused};
+use partage_core::model::*;
+use partage_core::place::rank::Plain;
+use partage_core::place::{HostUse, NodeIndex, Placer};
+
+fn whole_gpus(count: u32) -> Want {
+    Want { count, part: whole(MemoryAsk::All) }
+}
+
+fn grant(node: &str, gpu: &str, mib: u64) -> PodGrant {
+    let share =
+        Share { gpu: gpu.into(), memory_bytes: Bytes::mib(mib), cores: None, ceiling: None, whole: false };
+    PodGrant {
+        node: node.into(),
+        grants: vec![Grant { container: "c".into(), init: false, shares: vec![share] }],
+    }
+}
+
+/// In a hybrid cube mesh every GPU reaches every other over NVLink, but not directly.
+#[test]
+fn the_best_set_is_linked_directly() {
+    let mut dgx = node("dgx", &[16384; 8]);
+    dgx.links = Some(Links::from_fn(8, |a, b| {
+        let (low, high) = (a.min(b), a.max(b));
+        let direct = low / 4 == high / 4 || high == low + 4;
+        if direct { Link::NvLink } else { Link::System }
+    }));
+    let mut world = World::new(Policy::Topology, [dgx]);
+    for busy in [1, 2, 3, 4] {
+        world.occupy(busy, whole_gpus(1));
+    }
+    assert_eq!(world.would(whole_gpus(2)), [5, 6]);
+}
+
+#[test]
+fn spread_takes_the_emptiest_of_several() {
+    let mut world = World::new(Policy::Spread, [node("n", &[1000; 4])]);
+    world.occupy(0, memory(1, 500));
+    world.occupy(1, memory(1, 500));
+    assert_eq!(world.would(memory(2, 100)), [2, 3]);
+}
+
+/// Whole GPUs first would take the large cards that the second container needs.
+#[test]
+fn large_cards_are_left_to_who_needs_them() {
+    let mut mib = vec![80 * 1024; 8];
+    mib.extend([40 * 1024; 8]);
+    let ask = pod(&[whole_gpus(8), memory(8, 80 * 1024)]);
+    for policy in Policy::ALL {
+        let mut ledger = Ledger::new([node("n", &mib)]);
+        let placer = Placer::new(policy, ledger.cluster());
+        assert!(placer.best(ledger.cluster_mut(), &ask).is_some(), "{policy}");
+    }
+}
+
+/// A share without a promise of compute needs something to run on, whichever comes first.
+#[test]
+fn uncounted_cores_do_not_depend_on_order() {
+    let all = Want {
+        count: 1,
+        part: Part {
+            memory: MemoryAsk::Exactly(Bytes(1 << 20)),
+            cores: CoresAsk::Exactly(Cores::WHOLE),
+            whole: false,
+            ceiling: None,
+        },
+    };
+    let mut world = World::new(Policy::Binpack, [node("n", &[1000])]);
+    assert_eq!(world.place("a", &pod(&[all, memory(1, 1)])), None);
+    assert_eq!(world.place("b", &pod(&[memory(1, 1), all])), None);
+}
+
+#[test]
+fn a_gpu_moved_to_another_node_is_charged_there() {
+    let mut ledger = Ledger::new([node("a", &[16]), node("b", &[])]);
+    let mut moved = node("b", &[]);
+    moved.gpus = node("a", &[16]).gpus;
+    ledger.set_node(moved);
+    ledger.set_node(node("a", &[]));
+    ledger.confirm(id("p"), grant("b", "GPU-a-0", 16), HostUse::default());
+    assert!(ledger.cluster_mut().best(&pod(&[memory(1, 1)]), &Plain(Policy::Binpack)).is_none());
+    assert_eq!(ledger.audit(), []);
+}
+
+#[test]
+fn a_decision_from_before_a_node_changed_is_refused() {
+    let mut ledger = Ledger::new([node("n", &[16, 16])]);
+    let ask = pod(&[whole_gpus(2)]);
+    let decision = ledger.cluster_mut().best(&ask, &Plain(Policy::Binpack)).unwrap();
+    ledger.set_node(node("n", &[16]));
+    assert!(matches!(ledger.reserve(id("p"), &ask, &decision, Moment(1)), Err(Refused::Taken { .. })));
+}
+
+#[test]
+fn a_removed_node_takes_nothing_and_its_index_is_used_again() {
+    let mut ledger = Ledger::new([node("a", &[16]), node("b", &[16])]);
+    ledger.remove_node(&"a".into());
+    let none = PodAsk { cpu: MilliCpu(1), ..PodAsk::default() };
+    let decision = ledger.cluster_mut().best(&none, &Plain(Policy::Binpack)).unwrap();
+    assert_eq!(decision.node, NodeIndex(1));
+    assert_eq!(ledger.set_node(node("c", &[16])), NodeIndex(0));
+    assert_eq!(ledger.cluster().nodes().count(), 2);
+}
+
+#[test]
+fn a_claim_beyond_all_bounds_is_given_back_exactly() {
+    let mut ledger = Ledger::new([node("n", &[16])]);
+    let absurd = HostUse::new(MilliCpu(u64::MAX), Bytes(u64::MAX));
+    let mut huge = grant("n", "GPU-n-0", 1);
+    huge.grants[0].shares[0].memory_bytes = Some(Bytes(u64::MAX));
+    ledger.confirm(id("huge"), huge, absurd);
+    ledger.confirm(id("small"), grant("n", "GPU-n-0", 16), HostUse::new(MilliCpu(5), Bytes(7)));
+    ledger.release(&id("huge").uid);
+    let room = ledger.cluster().room(NodeIndex(0));
+    assert_eq!(room.gpus[0].used.memory >> 20, 16);
+    assert_eq!(room.host_used, HostUse::new(MilliCpu(5), Bytes(7)));
+}
+
+/// Two policies that learned different things look at one cluster.
+#[test]
+fn placers_do_not_take_each_others_ranks() {
+    let mut ledger = Ledger::new([node("a", &[16, 16]), node("b", &[16, 16])]);
+    let ask = pod(&[memory(1, 4)]);
+    let (mut one, other) = (
+        Placer::new(Policy::Fragmentation, ledger.cluster()),
+        Placer::new(Policy::Fragmentation, ledger.cluster()),
+    );
+    for _ in 0..60 {
+        one.arrived(&pod(&[memory(1, 9)]), ledger.cluster());
+    }
+    let alone = |placer: &Placer| {
+        let mut fresh = Ledger::new([node("a", &[16, 16]), node("b", &[16, 16])]);
+        placer.best(fresh.cluster_mut(), &ask).map(|decision| decision.rank)
+    };
+    for placer in [&one, &other, &one] {
+        assert_eq!(placer.best(ledger.cluster_mut(), &ask).map(|d| d.rank), alone(placer));
+    }
+}
