@@ -27,7 +27,7 @@ use tables::{Asker, Tables};
 /// Arrivals after which the tables are made for the first time.
 const FIRST_REFRESH: u64 = 50;
 /// Arrivals after which the mix fades, so that it follows what is asked now.
-const FADE_AT: u64 = 50_000;
+const FADE_AT: u64 = 51_200;
 /// How much an arrival counts; the prior counts in the same unit.
 const ARRIVAL: u64 = 2;
 
@@ -71,15 +71,15 @@ impl Fragmentation {
     pub fn arrived(&mut self, ask: &PodAsk, cluster: &Cluster) {
         self.mix.add(ask, ARRIVAL);
         self.arrived += 1;
-        // Growing gaps: all refreshes together cost no more than a few.
+        // Doubling gaps: a refresh makes every cached rank stale, and all of them together must stay cheap.
         let due = self.arrived >= self.refresh_at;
         if due {
-            self.refresh_at = self.arrived + self.arrived.div_ceil(2);
+            self.refresh_at = self.arrived * 2;
         }
         if self.arrived >= FADE_AT {
             self.mix.fade();
             self.arrived /= 2;
-            self.refresh_at = self.arrived + self.arrived.div_ceil(2);
+            self.refresh_at = FADE_AT;
         }
         if due || !self.tables.know(cluster) {
             self.tables = Tables::new(&self.mix, cluster);

@@ -211,3 +211,19 @@ fn whole_card_memory_limit_is_carried() {
     assert_eq!(share.memory_bytes.unwrap().0, 2 << 30);
     assert!(share.whole);
 }
+
+/// Upstream counts memory in blocks of 256 MiB, so that its cards of a little under 1 KiB tie and the lowest
+/// comes first; ours counts bytes, and the fullest comes first to the byte.
+#[test]
+fn t2_the_fullest_first() {
+    let mut cards = s6(1);
+    for (index, gpu) in cards.gpus.iter_mut().enumerate() {
+        gpu.memory_bytes = partage_core::model::Bytes(1024 - index as u64);
+    }
+    let world = topology(cards, &[5]);
+    let cluster = world.ledger.cluster();
+    let gpus = &cluster.room(NodeIndex(0)).gpus;
+    let mut order: Vec<usize> = (0..6).collect();
+    order.sort_by_key(|&gpu| (order::fullness(&gpus[gpu], cluster.classes()), gpu));
+    assert_eq!(order, [5, 4, 3, 2, 1, 0]);
+}

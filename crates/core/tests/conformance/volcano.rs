@@ -1,7 +1,9 @@
 //! Volcano vGPU's device choice.
 
 use crate::world::*;
+use partage_core::ledger::Ledger;
 use partage_core::model::*;
+use partage_core::place::HostUse;
 use partage_core::place::NodeIndex;
 
 fn vgpu(count: u32, mib: u64, cores: u32) -> Want {
@@ -151,4 +153,41 @@ fn c140_init_containers_count_by_maximum() {
     };
     assert_eq!(charged(&[], &[1, 3]), 4);
     assert_eq!(charged(&[1, 3], &[2]), 3);
+}
+
+/// One pod is counted once however often it is seen, and given back once.
+#[test]
+fn c50_accounting() {
+    let mut ledger = Ledger::new([node("n", &[16384])]);
+    let grant = |mib: u64| PodGrant {
+        node: "n".into(),
+        grants: vec![Grant {
+            container: "c".into(),
+            init: false,
+            shares: vec![Share {
+                gpu: "GPU-n-0".into(),
+                memory_bytes: Bytes::mib(mib),
+                cores: Cores::percent(25),
+                ceiling: None,
+                whole: false,
+            }],
+        }],
+    };
+    let used = |ledger: &Ledger| {
+        let used = ledger.cluster().room(NodeIndex(0)).gpus[0].used;
+        (used.shares, used.memory >> 20, used.cores / 1000)
+    };
+    for _ in 0..2 {
+        ledger.confirm(id("a"), grant(1000), HostUse::default());
+        assert_eq!(used(&ledger), (1, 1000, 25));
+    }
+    ledger.confirm(id("b"), grant(1000), HostUse::default());
+    ledger.confirm(id("c"), grant(1000), HostUse::default());
+    assert_eq!(used(&ledger), (3, 3000, 75));
+    for name in ["a", "b", "c", "a"] {
+        ledger.release(&id(name).uid);
+    }
+    assert_eq!(used(&ledger), (0, 0, 0));
+    ledger.confirm(id("a"), grant(1000), HostUse::default());
+    assert_eq!(used(&ledger), (1, 1000, 25));
 }
