@@ -243,20 +243,19 @@ impl ClassTable {
         if idle == 0 {
             return 0;
         }
-        // For every size: GPUs large enough, and their idle thousandths.
-        let mut fitting = [(0u32, 0i64); MOST_KINDS];
-        for (size, fitting) in self.sizes.iter().zip(&mut fitting) {
-            for idle in gpus {
-                let enough = idle >= size;
-                fitting.0 += u32::from(enough);
-                fitting.1 += if enough { i64::from(*idle) } else { 0 };
-            }
-        }
+        // For every size: GPUs large enough, and their idle thousandths; looked at only when a kind needs it.
+        const UNKNOWN: u32 = u32::MAX;
+        let mut fitting = [(UNKNOWN, 0u32); MOST_KINDS];
         let mut usable = 0;
-        for kind in &self.kinds {
-            let (count, idle) = fitting[kind.size];
-            if kind.cpu <= node.cpu && kind.memory <= node.memory && count >= kind.count {
-                usable += kind.weight * idle;
+        for kind in self.kinds.iter().filter(|kind| kind.cpu <= node.cpu && kind.memory <= node.memory) {
+            let (count, idle) = &mut fitting[kind.size];
+            if *count == UNKNOWN {
+                let size = self.sizes[kind.size];
+                *count = gpus.iter().map(|idle| u32::from(*idle >= size)).sum();
+                *idle = gpus.iter().map(|idle| if *idle >= size { u32::from(*idle) } else { 0 }).sum();
+            }
+            if *count >= kind.count {
+                usable += kind.weight * i64::from(*idle);
             }
         }
         idle * UNIT - (usable >> (WEIGHT_BITS - UNIT.trailing_zeros()))
