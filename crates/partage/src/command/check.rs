@@ -2,8 +2,9 @@
 
 use super::{DialectArgs, Outcome};
 use crate::input;
+use crate::output::line;
 use clap::{Args, ValueEnum};
-use partage_core::check::Report;
+use partage_core::check::{Report, WorkloadReport};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -57,7 +58,7 @@ impl Check {
             Output::Table => table(&report, out)?,
         }
         for what in &input.unreadable {
-            writeln!(err, "error: {what}")?;
+            line(err, format_args!("error: {what}"))?;
         }
         Ok(match report.problems() {
             _ if !input.unreadable.is_empty() => Outcome::Unreadable,
@@ -68,18 +69,26 @@ impl Check {
 }
 
 fn table(report: &Report, out: &mut dyn Write) -> io::Result<()> {
-    for workload in &report.workloads {
-        writeln!(out, "{}", workload.title())?;
-        for container in &workload.containers {
-            writeln!(out, "  {}", container.words)?;
-        }
-        if !workload.conditions.is_empty() {
-            writeln!(out, "  on: {}", workload.conditions.join("; "))?;
-        }
-        for problem in &workload.problems {
-            let container = problem.container.as_ref().map(|name| format!("{name} ")).unwrap_or_default();
-            writeln!(out, "  problem: {container}{}: {}", problem.field, problem.message)?;
-        }
+    for report in &report.workloads {
+        workload(report, out)?;
     }
-    writeln!(out, "{}", report.summary())
+    line(out, format_args!("{}", report.summary()))
+}
+
+/// What one workload asks and what is wrong with it.
+pub(super) fn workload(report: &WorkloadReport, out: &mut dyn Write) -> io::Result<()> {
+    line(out, format_args!("{}", report.title()))?;
+    for container in &report.containers {
+        line(out, format_args!("  {}", container.words))?;
+    }
+    if !report.conditions.is_empty() {
+        line(out, format_args!("  on: {}", report.conditions.join("; ")))?;
+    }
+    for problem in &report.problems {
+        // As many letters of a name as a container can have.
+        let container = problem.container.iter().flat_map(|name| name.chars().take(63).chain([' ']));
+        let container: String = container.collect();
+        line(out, format_args!("  problem: {container}{}: {}", problem.field, problem.message))?;
+    }
+    Ok(())
 }

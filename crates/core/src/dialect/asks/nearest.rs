@@ -109,7 +109,7 @@ mod tests {
             ("aliyun.com/mem", "aliyun.com/gpu-mem"),
             ("Partage.dev/gpu", "partage.dev/gpu"),
             ("partage.de/cores", "partage.dev/cores"),
-            ("gpu", "partage.dev/gpu"),
+            ("gpu", "nvidia.com/gpu"),
             ("gpu-mem", "aliyun.com/gpu-mem"),
             ("example.com/gpumem", "nvidia.com/gpumem"),
         ] {

@@ -123,10 +123,8 @@ impl List<'_> {
             for device in devices {
                 let share = self.share(record, device)?;
                 if shares.iter().any(|other| other.gpu == share.gpu) {
-                    return Err({
-                        let name = quote::short(container.name.as_str());
-                        self.wrong(format!("gives container {name} twice GPU {}", share.gpu))
-                    });
+                    let name = quote::short(container.name.as_str());
+                    return Err(self.wrong(format!("gives container {name} twice GPU {}", share.gpu)));
                 }
                 shares.push(share);
             }
