@@ -87,6 +87,13 @@ impl Serialize for Percent {
     }
 }
 
+impl Percent {
+    /// The amount in thousandths of a percent.
+    pub fn as_millipercent(self) -> u64 {
+        self.0
+    }
+}
+
 impl From<Cores> for Percent {
     fn from(cores: Cores) -> Percent {
         Percent(cores.as_millipercent().into())
@@ -355,6 +362,7 @@ mod tests {
     #[test]
     fn json_has_the_documented_shape() {
         let pod = json!({
+            "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": "p"},
             "spec": {

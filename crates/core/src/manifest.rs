@@ -91,7 +91,7 @@ fn object(object: &Value, implied: Option<&str>, place: &str, contents: &mut Con
             let template =
                 path.split('.').filter(|key| !key.is_empty()).fold(object, |value, key| &value[key]);
             let mut workload = workload(kind, object, path, template);
-            workload.problems.extend(wrong_version(object, kind));
+            workload.problems.extend(wrong_version(object, kind, implied.is_some()));
             contents.workloads.push(workload);
         }
         _ => match KINDS.iter().find(|known| known.eq_ignore_ascii_case(kind) && **known != kind) {
@@ -104,8 +104,8 @@ fn object(object: &Value, implied: Option<&str>, place: &str, contents: &mut Con
     }
 }
 
-/// A group or version under which Kubernetes has no such kind. None at all passes: lists leave it out.
-fn wrong_version(object: &Value, kind: &str) -> Option<Problem> {
+/// A group or version under which Kubernetes has no such kind. The items of a typed list need not repeat theirs.
+fn wrong_version(object: &Value, kind: &str, listed: bool) -> Option<Problem> {
     let group = match kind {
         "Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet" => "apps",
         "Job" | "CronJob" => "batch",
@@ -113,7 +113,11 @@ fn wrong_version(object: &Value, kind: &str) -> Option<Problem> {
     };
     let right = if group.is_empty() { "v1".to_string() } else { format!("{group}/v1") };
     let written = match object.get("apiVersion") {
-        None | Some(Value::Null) => return None,
+        None | Some(Value::Null) if listed => return None,
+        None | Some(Value::Null) => {
+            let message = format!("the {kind} does not say its version: add \"{right}\"");
+            return Some(Problem::of_pod("apiVersion", message));
+        }
         Some(Value::String(text)) => text.clone(),
         Some(other) => other.to_string(),
     };
@@ -207,7 +211,13 @@ mod tests {
     fn reads_every_kind() {
         for kind in KINDS {
             let template = json!({"spec": spec()});
-            let mut object = json!({"kind": kind, "metadata": {"name": "w", "namespace": "ml"}});
+            let version = match kind {
+                "Pod" | "ReplicationController" | "PodTemplate" => "v1",
+                "Job" | "CronJob" => "batch/v1",
+                _ => "apps/v1",
+            };
+            let mut object =
+                json!({"apiVersion": version, "kind": kind, "metadata": {"name": "w", "namespace": "ml"}});
             match kind {
                 "Pod" => object["spec"] = spec(),
                 "CronJob" => object["spec"] = json!({"jobTemplate": {"spec": {"template": template}}}),
@@ -255,7 +265,7 @@ mod tests {
     fn annotations_must_be_on_the_pods() {
         let annotations = json!({"partage.dev/policy": "spread", "a.com/vcuda-core-limit": "5", "note": "x"});
         let deployment = |inner: &Value| {
-            json!({"kind": "Deployment", "metadata": {"name": "d", "annotations": annotations},
+            json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d", "annotations": annotations},
                 "spec": {"template": {"metadata": {"annotations": inner}, "spec": spec()}}})
         };
         let contents = read(&[deployment(&json!({})), deployment(&annotations)]);
@@ -270,7 +280,7 @@ mod tests {
 
     #[test]
     fn names_that_are_numbers_are_understood() {
-        let pod = json!({"kind": "Pod", "metadata": {"name": 123, "namespace": 456}, "spec": spec()});
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": 123, "namespace": 456}, "spec": spec()});
         let contents = read(&[pod]);
         assert_eq!(names(&contents), [("Pod", "123")]);
         assert_eq!(contents.workloads[0].namespace.as_deref(), Some("456"));
@@ -313,9 +323,9 @@ mod tests {
             "partage.dev/grant": "{}", "ALIYUN_COM_GPU_MEM_IDX": "0", "a.com/predicate-gpu-idx-0": "0", "x": "y",
         });
         let template = json!({"metadata": {"annotations": annotations}, "spec": spec()});
-        let deployment =
-            json!({"kind": "Deployment", "metadata": {"name": "d"}, "spec": {"template": template}});
+        let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}, "spec": {"template": template}});
         let mut pod = template.clone();
+        pod["apiVersion"] = "v1".into();
         pod["kind"] = "Pod".into();
         pod["metadata"]["name"] = "p".into();
         let contents = read(&[deployment, pod]);
@@ -362,7 +372,9 @@ mod tests {
             [
                 "the Deployment has no name: add one",
                 "the Deployment does not say what its pods are: add spec.template",
+                "the Deployment does not say its version: add \"apps/v1\"",
                 "spec.containers must be a list of containers, it is missing",
+                "the Pod does not say its version: add \"v1\"",
             ]
         );
     }
