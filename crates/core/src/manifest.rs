@@ -77,7 +77,8 @@ fn object(object: &Value, implied: Option<&str>, place: &str, contents: &mut Con
     }
     let version = object.get("apiVersion").and_then(Value::as_str).unwrap_or("v1");
     let group = version.split_once('/').map_or("", |(group, _)| group);
-    // Other groups have objects of the same kind and another shape.
+    // Other groups have objects of the same kind and another shape. Theirs is a domain, Kubernetes' own a word.
+    let own = !group.contains('.');
     match (group, kind) {
         ("batch.volcano.sh", "Job") => {
             let tasks = object["spec"]["tasks"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -87,14 +88,14 @@ fn object(object: &Value, implied: Option<&str>, place: &str, contents: &mut Con
             let tasks = tasks.iter().enumerate();
             contents.workloads.extend(tasks.map(|(index, task)| volcano_task(object, index, task)));
         }
-        ("" | "apps" | "batch" | "extensions", _) if let Some(path) = template_path(kind) => {
+        _ if own && let Some(path) = template_path(kind) => {
             let template =
                 path.split('.').filter(|key| !key.is_empty()).fold(object, |value, key| &value[key]);
             let mut workload = workload(kind, object, path, template);
             workload.problems.extend(wrong_version(object, kind, implied.is_some()));
             contents.workloads.push(workload);
         }
-        _ => match KINDS.iter().find(|known| known.eq_ignore_ascii_case(kind) && **known != kind) {
+        _ => match KINDS.iter().find(|known| own && known.eq_ignore_ascii_case(kind)) {
             Some(known) => {
                 let kind = short(kind);
                 contents.unreadable.push(format!("{place} is of kind \"{kind}\": did you mean \"{known}\"?"));
@@ -170,9 +171,8 @@ fn workload(kind: &str, object: &Value, path: &str, template: &Value) -> Workloa
     problems.extend(more);
     // On the object around the pods an annotation is read by nobody, which is easily overlooked.
     let outer = metadata["annotations"].as_object().filter(|_| !path.is_empty()).into_iter().flatten();
-    for (key, _) in
-        outer.filter(|(key, _)| asks::reads_annotation(key) && !pod.annotations.contains_key(*key))
-    {
+    let overlooked = |key: &str| asks::reads_annotation(key) && !grants::is_record(key);
+    for (key, _) in outer.filter(|(key, _)| overlooked(key) && !pod.annotations.contains_key(*key)) {
         let message =
             format!("stands on the {kind}, its pods do not have it: move it to {path}.metadata.annotations");
         problems.push(Problem::of_pod(key, message));
@@ -305,6 +305,7 @@ mod tests {
             ("apps/v1", "Pod", 1),
             ("apps/v1", "Job", 1),
             ("apps/1", "Deployment", 1),
+            ("app/v1", "Deployment", 1),
         ] {
             let contents = read(&[object(version, kind)]);
             assert_eq!(contents.workloads[0].problems.len(), problems, "{version} {kind}");
@@ -315,6 +316,8 @@ mod tests {
             "Kubernetes has no Deployment in \"v1\": write \"apps/v1\""
         );
         assert_eq!(contents.unreadable, ["document 2 is of kind \"pod\": did you mean \"Pod\"?"]);
+        let foreign = read(&[object("serving.example/v1", "pod"), object("serving.example/v1", "Pod")]);
+        assert_eq!((foreign.others, foreign.unreadable.len()), (2, 0));
     }
 
     #[test]

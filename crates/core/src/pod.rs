@@ -6,6 +6,7 @@
 mod misplaced;
 
 use crate::model::{ContainerName, Role};
+use crate::quantity::{Quantity, QuantityError};
 use crate::quote;
 use serde::Serialize;
 use serde_json::Value;
@@ -67,6 +68,11 @@ impl Container {
     /// The amount of an extended resource: the limit, or the request where no limit is written.
     pub fn amount(&self, resource: &str) -> Option<&str> {
         self.limits.get(resource).or_else(|| self.requests.get(resource)).map(String::as_str)
+    }
+
+    /// The same as a whole number.
+    pub fn count(&self, resource: &str) -> Option<Result<u64, QuantityError>> {
+        self.amount(resource).map(|text| text.parse().and_then(Quantity::to_count))
     }
 
     /// Every resource this container names, each once, in order.

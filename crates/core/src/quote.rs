@@ -1,7 +1,7 @@
 //! Tenants' text in messages: never at length.
 
-/// The most characters of a tenant's text that a message repeats.
-const MOST_QUOTED: usize = 60;
+/// The most characters of a tenant's text that a message repeats: no container's name is longer.
+const MOST_QUOTED: usize = 63;
 /// The longest name a resource, annotation or path can have in Kubernetes.
 const MOST_NAMED: usize = 317;
 /// The longest message.
@@ -36,7 +36,7 @@ mod tests {
     #[test]
     fn cuts_between_characters() {
         assert_eq!(short("é"), "é");
-        assert_eq!(short(&"é".repeat(60)), "é".repeat(60));
-        assert_eq!(short(&"é".repeat(61)), "é".repeat(60) + "…");
+        assert_eq!(short(&"é".repeat(63)), "é".repeat(63));
+        assert_eq!(short(&"é".repeat(64)), "é".repeat(63) + "…");
     }
 }

@@ -22,7 +22,6 @@ pub mod volcano;
 use super::{Dialect, Settings};
 use crate::model::{Bytes, ContainerName, Gpu, Grant, Node, NodeName, PodGrant, Role, Share};
 use crate::pod::{Container, Pod};
-use crate::quantity::Quantity;
 use crate::quote;
 use crate::snapshot::MOST_MEMORY;
 use std::collections::BTreeMap;
@@ -340,8 +339,7 @@ impl<'a> Record<'a> {
 
     /// A container's amount of a resource as a whole number; zero is the same as none.
     fn amount(&self, container: &Container, resource: &str) -> Result<Option<u64>, GrantError> {
-        let Some(text) = container.amount(resource) else { return Ok(None) };
-        let count = text.parse::<Quantity>().and_then(Quantity::to_count);
+        let Some(count) = container.count(resource) else { return Ok(None) };
         let count = count.map_err(|e| {
             GrantError::new(resource, format!("container {}: {e}", quote::short(container.name.as_str())))
         })?;

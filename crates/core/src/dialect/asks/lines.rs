@@ -158,8 +158,8 @@ impl<'a> Lines<'a> {
         // Beside an ask that says no count, any count will do.
         let exactly = asked > 1 || self.resources().any(|resource| COUNTS.contains(&resource));
         for carrier in self.carriers {
-            let Some(text) = self.container.amount(carrier) else { continue };
-            let wrong = match text.parse().and_then(Quantity::to_count) {
+            let Some(count) = self.container.count(carrier) else { continue };
+            let wrong = match count {
                 Err(error) => error.to_string(),
                 Ok(count) if exactly && count != u64::from(asked) => {
                     format!("carries an ask for {asked} and is {count}: write {asked}")
@@ -184,9 +184,9 @@ impl<'a> Lines<'a> {
     }
 
     fn spelling(&self, dialect: Dialect) -> String {
-        let resources: Vec<&str> =
-            self.resources().filter(|resource| dialect_of(resource) == Some(dialect)).collect();
-        format!("{dialect} ({})", short(&resources.join(", ")))
+        let resources = self.resources().filter(|resource| dialect_of(resource) == Some(dialect));
+        let resources: Vec<String> = resources.map(short).collect();
+        format!("{dialect} ({})", resources.join(", "))
     }
 
     /// The resources that are not plainly zero.
@@ -198,7 +198,7 @@ impl<'a> Lines<'a> {
         if self.carriers.iter().any(|carrier| carrier == resource) {
             return None;
         }
-        Some(self.container.amount(resource)?.parse().and_then(Quantity::to_count))
+        self.container.count(resource)
     }
 }
 

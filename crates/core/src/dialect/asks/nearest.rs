@@ -59,7 +59,7 @@ fn resembles(domain: &str, name: &str, known: &str) -> bool {
     }
     let within = |inner: &str, outer: &str| outer.strip_suffix(inner).is_some_and(|rest| rest.ends_with('.'));
     let near =
-        within(domain, known_domain) || within(known_domain, domain) || edits(domain, known_domain) <= 2;
+        within(domain, known_domain) || within(known_domain, domain) || within_edits(domain, known_domain, 2);
     // Without a domain there is only Kubernetes' own memory.
     let alone = domain.is_empty() && name != "memory";
     name == known_name && (alone || (near && !domain.is_empty()) || !COMMON.contains(&name))
@@ -67,8 +67,12 @@ fn resembles(domain: &str, name: &str, known: &str) -> bool {
 
 /// Whether two words differ by a slip of the pen.
 fn alike(word: &str, known: &str) -> bool {
-    let slips = if word.len() < 5 { 1 } else { 2 };
-    edits(word, known) <= slips
+    within_edits(word, known, if word.len() < 5 { 1 } else { 2 })
+}
+
+/// Whether so few edits do. Lengths alone settle most cases, and names are a tenant's in any number.
+fn within_edits(from: &str, to: &str, most: usize) -> bool {
+    from.chars().count().abs_diff(to.chars().count()) <= most && edits(from, to) <= most
 }
 
 /// Characters to insert, remove or replace to get from one word to the other.

@@ -9,7 +9,6 @@ use super::lines::Lines;
 use super::{Read, whole_gpu};
 use crate::model::{Cores, CoresAsk, MemoryAsk, Part, Want};
 use crate::pod::Container;
-use crate::quantity::Quantity;
 use crate::quote::short;
 
 /// One `vcuda-memory` in bytes.
@@ -28,15 +27,10 @@ pub(super) fn is_core_limit(annotation: &str) -> bool {
 
 /// The domains a container asks under, each once: amounts of zero ask nothing.
 pub(in crate::dialect) fn domains(container: &Container) -> Vec<&str> {
-    let asking = container.resources().filter(|resource| !is_zero(container, resource));
+    let asking = container.resources().filter(|resource| !matches!(container.count(resource), Some(Ok(0))));
     let mut domains: Vec<&str> = asking.filter_map(split).map(|(domain, _)| domain).collect();
     domains.dedup();
     domains
-}
-
-fn is_zero(container: &Container, resource: &str) -> bool {
-    let amount = container.amount(resource).map(|text| text.parse().and_then(Quantity::to_count));
-    matches!(amount, Some(Ok(0)))
 }
 
 /// The domain and name of a vcuda resource.

@@ -117,7 +117,7 @@ fn lists_are_bounded_and_read_in_one_pass() {
         let long = message(&listed(key, "x".repeat(257))).to_string();
         assert_eq!(
             long,
-            format!("\"{}…\" is too long for a name: write 256 letters or fewer", "x".repeat(60))
+            format!("\"{}…\" is too long for a name: write 256 letters or fewer", "x".repeat(63))
         );
     }
 }
