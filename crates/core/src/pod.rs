@@ -147,10 +147,10 @@ fn container(item: &Value, role: Role, path: &str, problems: &mut Vec<Problem>) 
     }
     let name = match item.get("name") {
         Some(Value::String(name)) if !name.is_empty() => ContainerName::from(name.as_str()),
-        Some(Value::Number(number)) => {
-            problems
-                .push(Problem::of_pod(format!("{path}.name"), not_a_string("names", &number.to_string())));
-            ContainerName::from(number.to_string())
+        Some(value @ (Value::Number(_) | Value::Bool(_))) => {
+            let text = value.to_string();
+            problems.push(Problem::of_pod(format!("{path}.name"), not_a_string("names", &text)));
+            ContainerName::from(text)
         }
         _ => {
             problems.push(Problem::of_pod(format!("{path}.name"), "the container has no name: add one"));

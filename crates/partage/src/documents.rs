@@ -12,6 +12,10 @@ const MOST_ERRORS: usize = 20;
 /// What aliases may add to a text, in bytes.
 const MOST_REPEATED: usize = 16 << 20;
 
+/// What a node takes in memory, roughly. Written out, none is shorter than two letters.
+const NODE: usize = 32;
+const BOMB: &str = "nested, aliased or repeated beyond what a manifest needs: write it out plainly";
+
 /// What a text holds.
 #[derive(Debug, Default)]
 pub(crate) struct Documents {
@@ -57,9 +61,18 @@ fn json(text: &str) -> Documents {
 fn yaml(text: &str) -> Documents {
     let mut documents = Documents::default();
     let mut reader = text.as_bytes();
+    // The parser counts each document by itself: many small bombs are one.
+    let mut room = text.len().saturating_mul(NODE).saturating_add(MOST_REPEATED);
     for document in serde_saphyr::read_with_options::<_, Value>(&mut reader, options(text.len())) {
-        match document {
-            Ok(value) => documents.values.push(value),
+        match document.map(|value| (room.checked_sub(size(&value)), value)) {
+            Ok((Some(left), value)) => {
+                room = left;
+                documents.values.push(value);
+            }
+            Ok((None, _)) => {
+                documents.errors.push(format!(": {BOMB}"));
+                break;
+            }
             Err(error) => documents.errors.push(located(&error)),
         }
         if documents.errors.len() == MOST_ERRORS {
@@ -67,6 +80,17 @@ fn yaml(text: &str) -> Documents {
         }
     }
     documents
+}
+
+/// What a value takes, roughly.
+fn size(value: &Value) -> usize {
+    let inside = match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(size).sum(),
+        Value::Object(entries) => entries.iter().map(|(key, value)| NODE + key.len() + size(value)).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    };
+    NODE + inside
 }
 
 fn located(error: &Error) -> String {
@@ -188,9 +212,7 @@ fn words(error: &Error, at: Location) -> String {
             "an alias stands inside what it names: write it out plainly".to_string()
         }
         Error::AliasError { error, .. } => words(error, at),
-        Error::Budget { .. } => {
-            "nested, aliased or repeated beyond what a manifest needs: write it out plainly".to_string()
-        }
+        Error::Budget { .. } => BOMB.to_string(),
         other => {
             let what = other.to_string();
             let place = format!(" at line {}, column {}", at.line(), at.column());
@@ -316,6 +338,13 @@ mod tests {
         let aliases = vec!["*x"; 900].join(", ");
         let bomb = format!("a: &x {}\nb: [{aliases}]\n", "y".repeat(700_000));
         let error = documents(&bomb).unwrap_err();
-        assert!(error.ends_with("write it out plainly"), "{error}");
+        assert!(error.ends_with(BOMB), "{error}");
+        let small = format!("a: &x {}\nb: [{}]\n", "y".repeat(5000), vec!["*x"; 1000].join(", "));
+        assert!(documents(&small).is_ok());
+        assert!(documents(&vec![small.as_str(); 60].join("---\n")).unwrap_err().ends_with(BOMB));
+        // Nothing that is written out is a bomb.
+        for plain in ["- [1,1,1,1,1,1,1,1,1,1]\n", "- 1\n- 1\n", "a: {b: {c: 1}}\n---\n"] {
+            assert!(documents(&plain.repeat(1 << 12)).is_ok(), "{plain}");
+        }
     }
 }
