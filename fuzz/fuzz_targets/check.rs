@@ -17,7 +17,16 @@ fuzz_target!(|text: &str| {
     });
     let report = Report::of(&manifest::read(&[document, pod]).workloads, &Settings::default());
     for container in report.workloads.iter().flat_map(|workload| &workload.containers) {
-        assert!(container.ask.as_ref().is_none_or(|ask| (1..=1024).contains(&ask.count)));
+        let Some(ask) = &container.ask else { continue };
+        assert!((1..=1024).contains(&ask.count));
+        assert!(ask.memory_bytes.is_none_or(|memory| (1 << 20..=1 << 50).contains(&memory.0)));
+        assert!(ask.memory_percent.is_none_or(|percent| (1..=100).contains(&percent)));
+        // More slots than one GPU has are counted over all the GPUs they take.
+        let most = 100_000 * u64::from(ask.count);
+        let cores = ask.cores.map(|cores| cores.as_millipercent());
+        assert!(cores.is_none_or(|cores| (1..=most).contains(&cores)));
+        let limit = ask.cores_limit.map(|limit| limit.as_millipercent());
+        assert!(limit.is_none_or(|limit| limit <= 100_000 && cores.is_none_or(|cores| cores <= limit)));
     }
     assert!(serde_json::to_string(&report).is_ok());
 });

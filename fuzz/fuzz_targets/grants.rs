@@ -68,7 +68,7 @@ fn pod(amount: &str) -> Pod {
         ];
         let limits: BTreeMap<_, _> =
             names.iter().map(|name| (name.to_string(), amount.to_string())).collect();
-        Container { name: name.into(), role, requests: BTreeMap::new(), limits, env: BTreeMap::new() }
+        Container { name: name.into(), role, requests: BTreeMap::new(), limits }
     };
     Pod {
         containers: vec![

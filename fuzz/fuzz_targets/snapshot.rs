@@ -14,9 +14,10 @@ fuzz_target!(|text: &str| {
     let Ok(snapshot) = Snapshot::from_json(text) else { return };
     let again = snapshot.to_json().expect("a snapshot is JSON");
     assert_eq!(Snapshot::from_json(&again).as_ref(), Ok(&snapshot));
-    let held = snapshot.grants.into_iter().map(|held| {
-        (held.pod, held.grant, HostUse::new(held.cpu_milli, held.memory_bytes))
-    });
+    let held = snapshot
+        .grants
+        .into_iter()
+        .map(|held| (held.pod, held.grant, HostUse::new(held.cpu_milli, held.memory_bytes)));
     let ledger = Ledger::rebuild(snapshot.nodes, held);
     let _ = ledger.audit();
     for held in ledger.all_held() {

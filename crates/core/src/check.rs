@@ -3,9 +3,11 @@
 use crate::dialect::asks::{self, ContainerReading};
 use crate::dialect::{Dialect, Settings};
 use crate::manifest::Workload;
-use crate::model::{Bytes, Constraints, Cores, CoresAsk, MemoryAsk, Part, Role, Together, Want};
+use crate::model::{Bytes, Constraints, Cores, CoresAsk, MemoryAsk, Part, PodAsk, Role, Together, Want};
 use crate::pod::Problem;
+use crate::quote::{self, short};
 use serde::{Serialize, Serializer};
+use std::collections::BTreeSet;
 
 /// Everything that was checked.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -44,6 +46,9 @@ pub struct ContainerReport {
     pub dialect: Option<Dialect>,
     /// What it asks.
     pub ask: Option<AskReport>,
+    /// A problem says why there is no ask here.
+    #[serde(skip)]
+    pub unclear: bool,
     /// The same in plain words, with the container's role and dialect.
     #[serde(skip)]
     pub words: String,
@@ -82,6 +87,13 @@ impl Serialize for Percent {
     }
 }
 
+impl Percent {
+    /// The amount in thousandths of a percent.
+    pub fn as_millipercent(self) -> u64 {
+        self.0
+    }
+}
+
 impl From<Cores> for Percent {
     fn from(cores: Cores) -> Percent {
         Percent(cores.as_millipercent().into())
@@ -115,31 +127,39 @@ impl Report {
 impl WorkloadReport {
     /// Checks one workload.
     pub fn of(workload: &Workload, settings: &Settings) -> WorkloadReport {
+        WorkloadReport::with_ask(workload, settings).0
+    }
+
+    /// Checks one workload, and gives what its pods ask as well.
+    pub fn with_ask(workload: &Workload, settings: &Settings) -> (WorkloadReport, PodAsk) {
         let reading = asks::read(&workload.pod, settings);
         let problems: Vec<Problem> = workload.problems.iter().cloned().chain(reading.problems).collect();
-        WorkloadReport {
+        let troubled: BTreeSet<&str> = problems.iter().filter_map(|p| p.container.as_deref()).collect();
+        let containers = reading.containers.iter();
+        let containers =
+            containers.map(|c| ContainerReport::of(c, troubled.contains(c.name.as_str()), settings));
+        let containers = containers.collect();
+        let report = WorkloadReport {
             kind: workload.kind.clone(),
             namespace: workload.namespace.clone(),
             name: workload.name.clone(),
-            containers: reading
-                .containers
-                .iter()
-                .map(|c| ContainerReport::of(c, &problems, settings))
-                .collect(),
+            containers,
             conditions: conditions(&reading.ask.constraints),
             problems,
-        }
+        };
+        (report, reading.ask)
     }
 
     /// What people call it: `Deployment default/web`.
     pub fn title(&self) -> String {
-        let namespace = self.namespace.as_deref().unwrap_or("default");
-        format!("{} {namespace}/{}", self.kind, self.name.as_deref().unwrap_or("(no name)"))
+        let namespace = quote::field(self.namespace.as_deref().unwrap_or("default"));
+        let name = quote::field(self.name.as_deref().unwrap_or("(no name)"));
+        format!("{} {namespace}/{name}", self.kind)
     }
 }
 
 impl ContainerReport {
-    fn of(reading: &ContainerReading, problems: &[Problem], settings: &Settings) -> ContainerReport {
+    fn of(reading: &ContainerReading, troubled: bool, settings: &Settings) -> ContainerReport {
         let role = match reading.role {
             Role::Init => Some("init"),
             Role::Sidecar => Some("sidecar"),
@@ -147,10 +167,9 @@ impl ContainerReport {
         };
         let notes: Vec<&str> = role.into_iter().chain(reading.dialect.map(Dialect::name)).collect();
         let notes = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join(", ")) };
-        let unclear = problems.iter().any(|p| p.container.as_deref() == Some(reading.name.as_str()));
         let what = match reading.want {
             Some(want) => words(&want, settings),
-            None if unclear => "not clear, see below".to_string(),
+            None if troubled => "not clear, see below".to_string(),
             None => "no GPU".to_string(),
         };
         ContainerReport {
@@ -158,7 +177,8 @@ impl ContainerReport {
             init: reading.role == Role::Init,
             dialect: reading.dialect,
             ask: reading.want.map(|want| AskReport::of(&want, settings)),
-            words: format!("{}{notes}: {what}", reading.name),
+            unclear: reading.want.is_none() && (troubled || reading.dialect.is_some()),
+            words: format!("{}{notes}: {what}", short(reading.name.as_str())),
         }
     }
 }
@@ -168,7 +188,7 @@ impl AskReport {
     pub fn of(want: &Want, settings: &Settings) -> AskReport {
         let Part { memory, cores, whole, ceiling } = want.part;
         AskReport {
-            count: want.count,
+            count: gpus(want, settings),
             whole,
             memory_bytes: match memory {
                 MemoryAsk::Exactly(bytes) | MemoryAsk::AtMost(bytes) => Some(bytes),
@@ -191,8 +211,9 @@ impl AskReport {
 /// What an ask means, in plain words.
 pub fn words(want: &Want, settings: &Settings) -> String {
     let Part { memory, cores, whole, ceiling } = want.part;
-    let head = number(want.count as usize, if whole { "whole GPU" } else { "GPU" });
-    let each = want.count > 1;
+    let count = gpus(want, settings);
+    let head = number(count as usize, if whole { "whole GPU" } else { "GPU" });
+    let each = count > 1;
     let all_cores = cores == CoresAsk::Exactly(Cores::WHOLE);
     match memory {
         MemoryAsk::All if whole && all_cores => return head,
@@ -217,7 +238,7 @@ pub fn words(want: &Want, settings: &Settings) -> String {
         }
         CoresAsk::Slots(taken) => {
             let slots = settings.aws_slots;
-            format!(" and {taken} slots: more than the {slots} of one GPU, so taken from several")
+            format!(" and {taken} slots in all, more than the {slots} of one GPU")
         }
     };
     let stretch = match (ceiling, want.part.cores) {
@@ -231,8 +252,9 @@ pub fn words(want: &Want, settings: &Settings) -> String {
 /// What must hold for the GPUs of a pod, in plain words.
 fn conditions(constraints: &Constraints) -> Vec<String> {
     let Constraints { models, uuids, together, policy } = constraints;
-    let listed =
-        |words: &[String], text: &str| (!words.is_empty()).then(|| format!("{text} {}", words.join(" or ")));
+    let listed = |words: &[String], text: &str| {
+        (!words.is_empty()).then(|| quote::message(&format!("{text} {}", words.join(" or "))))
+    };
     let together = match together {
         Together::Required => Some("all containers on one GPU".to_string()),
         Together::Preferred | Together::Anywhere => None,
@@ -258,9 +280,23 @@ fn exact(bytes: Bytes) -> String {
     match UNITS.iter().find(|unit| fits(unit)) {
         Some(&(unit, shift)) => {
             let quarters = ["", ".25", ".5", ".75"][(bytes.0 >> (shift - 2) & 3) as usize];
-            format!("{}{quarters} {unit}", bytes.0 >> shift)
+            with_short_form(bytes, format!("{}{quarters} {unit}", bytes.0 >> shift))
         }
-        None => format!("{} bytes", bytes.0),
+        None => with_short_form(bytes, format!("{} bytes", bytes.0)),
+    }
+}
+
+/// Nobody reads seven digits: such an amount is rounded beside it.
+fn with_short_form(bytes: Bytes, exactly: String) -> String {
+    let digits = exactly.bytes().take_while(u8::is_ascii_digit).count();
+    if digits > 6 { format!("{exactly} (about {bytes})") } else { exactly }
+}
+
+/// How many GPUs an ask takes at the least: more slots than one GPU has come from several.
+fn gpus(want: &Want, settings: &Settings) -> u32 {
+    match want.part.cores {
+        CoresAsk::Slots(taken) => want.count.max(taken.div_ceil(settings.aws_slots.max(1))),
+        _ => want.count,
     }
 }
 
@@ -313,7 +349,7 @@ mod tests {
         );
         assert_eq!(
             said(1, MemoryAsk::Percent(30), CoresAsk::Slots(11)),
-            "1 GPU: 30 % of its memory and 11 slots: more than the 10 of one GPU, so taken from several"
+            "2 GPUs, each 30 % of its memory and 11 slots in all, more than the 10 of one GPU"
         );
         let mut want = Want { count: 2, part: whole_gpu(MemoryAsk::AtMost(Bytes::gib(15).unwrap())) };
         assert_eq!(words(&want, &Settings::default()), "2 whole GPUs, each held to 15 GiB");
@@ -326,6 +362,7 @@ mod tests {
     #[test]
     fn json_has_the_documented_shape() {
         let pod = json!({
+            "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": "p"},
             "spec": {
@@ -360,8 +397,8 @@ mod tests {
             (3000 << 20, "3000 MiB"),
             (5 << 28, "1.25 GiB"),
             (1 << 40, "1024 GiB"),
-            (8_000_000_000, "7812500 KiB"),
-            ((1 << 20) + 1, "1048577 bytes"),
+            (8_000_000_000, "7812500 KiB (about 7.45 GiB)"),
+            ((1 << 20) + 1, "1048577 bytes (about 1 MiB)"),
         ] {
             assert_eq!(exact(Bytes(bytes)), text);
         }
@@ -372,5 +409,9 @@ mod tests {
         assert_eq!(slots_percent(15, 10), Percent(150_000));
         assert_eq!(slots_percent(10, 10), Percent(100_000));
         assert_eq!(slots_percent(3, 10), Percent(30_000));
+        let part =
+            Part { memory: MemoryAsk::Unlimited, cores: CoresAsk::Slots(15), whole: false, ceiling: None };
+        let ask = AskReport::of(&Want { count: 1, part }, &Settings::default());
+        assert_eq!((ask.count, ask.cores), (2, Some(Percent(150_000))));
     }
 }

@@ -10,6 +10,7 @@ pub mod model;
 pub mod place;
 pub mod pod;
 pub mod quantity;
+mod quote;
 pub mod simulate;
 pub mod snapshot;
 #[cfg(test)]

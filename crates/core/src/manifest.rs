@@ -1,7 +1,8 @@
 //! From the documents of a manifest to the workloads in it.
 
-use crate::dialect::asks;
-use crate::pod::{Pod, Problem};
+use crate::dialect::{asks, grants};
+use crate::pod::{Pod, Problem, not_a_string};
+use crate::quote::short;
 use serde_json::Value;
 
 /// The kinds whose pods are read.
@@ -76,19 +77,55 @@ fn object(object: &Value, implied: Option<&str>, place: &str, contents: &mut Con
     }
     let version = object.get("apiVersion").and_then(Value::as_str).unwrap_or("v1");
     let group = version.split_once('/').map_or("", |(group, _)| group);
-    // Other groups have objects of the same kind and another shape.
+    // Other groups have objects of the same kind and another shape. Theirs is a domain, Kubernetes' own a word.
+    let own = !group.contains('.');
     match (group, kind) {
         ("batch.volcano.sh", "Job") => {
-            let tasks = object["spec"]["tasks"].as_array().into_iter().flatten().enumerate();
+            let tasks = object["spec"]["tasks"].as_array().map(Vec::as_slice).unwrap_or_default();
+            if tasks.is_empty() {
+                contents.workloads.push(workload(kind, object, "spec.tasks", &Value::Null));
+            }
+            let tasks = tasks.iter().enumerate();
             contents.workloads.extend(tasks.map(|(index, task)| volcano_task(object, index, task)));
         }
-        ("" | "apps" | "batch" | "extensions", _) if let Some(path) = template_path(kind) => {
+        _ if own && let Some(path) = template_path(kind) => {
             let template =
                 path.split('.').filter(|key| !key.is_empty()).fold(object, |value, key| &value[key]);
-            contents.workloads.push(workload(kind, object, path, template));
+            let mut workload = workload(kind, object, path, template);
+            workload.problems.extend(wrong_version(object, kind));
+            contents.workloads.push(workload);
         }
-        _ => contents.others += 1,
+        _ => match KINDS.iter().find(|known| own && known.eq_ignore_ascii_case(kind)) {
+            Some(known) => {
+                let kind = short(kind);
+                contents.unreadable.push(format!("{place} is of kind \"{kind}\": did you mean \"{known}\"?"));
+            }
+            None => contents.others += 1,
+        },
     }
+}
+
+/// A group or version under which Kubernetes has no such kind.
+fn wrong_version(object: &Value, kind: &str) -> Option<Problem> {
+    let group = match kind {
+        "Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet" => "apps",
+        "Job" | "CronJob" => "batch",
+        _ => "",
+    };
+    let right = if group.is_empty() { "v1".to_string() } else { format!("{group}/v1") };
+    let written = match object.get("apiVersion") {
+        // The API server will say so soon enough; what the pods ask is clear without it.
+        None | Some(Value::Null) => return None,
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+    };
+    let (of, version) = written.split_once('/').unwrap_or(("", &written));
+    // Beta versions of old are of these groups, too; what they held reads the same.
+    let known = (of == group || (of == "extensions" && group == "apps")) && version.starts_with('v');
+    (!known).then(|| {
+        let message = format!("Kubernetes has no {kind} in \"{}\": write \"{right}\"", short(&written));
+        Problem::of_pod("apiVersion", message)
+    })
 }
 
 /// Where an object of this kind keeps what its pods are made from.
@@ -106,9 +143,18 @@ fn template_path(kind: &str) -> Option<&'static str> {
 
 fn workload(kind: &str, object: &Value, path: &str, template: &Value) -> Workload {
     let metadata = &object["metadata"];
-    let text = |key: &str| metadata[key].as_str().filter(|text| !text.is_empty()).map(String::from);
-    let name = text("name").or_else(|| text("generateName"));
     let mut problems = Vec::new();
+    let mut text = |key: &str| match &metadata[key] {
+        Value::String(text) if !text.is_empty() => Some(text.clone()),
+        value @ (Value::Number(_) | Value::Bool(_)) => {
+            let message = not_a_string("names", &value.to_string());
+            problems.push(Problem::of_pod(format!("metadata.{key}"), message));
+            Some(value.to_string())
+        }
+        _ => None,
+    };
+    let namespace = text("namespace");
+    let name = text("name").or_else(|| text("generateName"));
     if name.is_none() {
         problems.push(Problem::of_pod("metadata.name", format!("the {kind} has no name: add one")));
     }
@@ -122,14 +168,18 @@ fn workload(kind: &str, object: &Value, path: &str, template: &Value) -> Workloa
     problems.extend(more);
     // On the object around the pods an annotation is read by nobody, which is easily overlooked.
     let outer = metadata["annotations"].as_object().filter(|_| !path.is_empty()).into_iter().flatten();
-    for (key, _) in
-        outer.filter(|(key, _)| asks::reads_annotation(key) && !pod.annotations.contains_key(*key))
-    {
+    let overlooked = |key: &str| asks::reads_annotation(key) && !grants::is_record(key);
+    for (key, _) in outer.filter(|(key, _)| overlooked(key) && !pod.annotations.contains_key(*key)) {
         let message =
             format!("stands on the {kind}, its pods do not have it: move it to {path}.metadata.annotations");
         problems.push(Problem::of_pod(key, message));
     }
-    Workload { kind: kind.into(), namespace: text("namespace"), name, pod, problems }
+    // In a pod it is how the cluster runs it; a template with it would forge the same for every pod.
+    let records = pod.annotations.keys().filter(|key| !path.is_empty() && grants::is_record(key));
+    problems.extend(
+        records.map(|key| Problem::of_pod(key, "is written by the scheduler, not for manifests: remove it")),
+    );
+    Workload { kind: kind.into(), namespace, name, pod, problems }
 }
 
 /// One task of Volcano's own Job, which has a template for each.
@@ -158,7 +208,13 @@ mod tests {
     fn reads_every_kind() {
         for kind in KINDS {
             let template = json!({"spec": spec()});
-            let mut object = json!({"kind": kind, "metadata": {"name": "w", "namespace": "ml"}});
+            let version = match kind {
+                "Pod" | "ReplicationController" | "PodTemplate" => "v1",
+                "Job" | "CronJob" => "batch/v1",
+                _ => "apps/v1",
+            };
+            let mut object =
+                json!({"apiVersion": version, "kind": kind, "metadata": {"name": "w", "namespace": "ml"}});
             match kind {
                 "Pod" => object["spec"] = spec(),
                 "CronJob" => object["spec"] = json!({"jobTemplate": {"spec": {"template": template}}}),
@@ -206,7 +262,7 @@ mod tests {
     fn annotations_must_be_on_the_pods() {
         let annotations = json!({"partage.dev/policy": "spread", "a.com/vcuda-core-limit": "5", "note": "x"});
         let deployment = |inner: &Value| {
-            json!({"kind": "Deployment", "metadata": {"name": "d", "annotations": annotations},
+            json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d", "annotations": annotations},
                 "spec": {"template": {"metadata": {"annotations": inner}, "spec": spec()}}})
         };
         let contents = read(&[deployment(&json!({})), deployment(&annotations)]);
@@ -217,6 +273,79 @@ mod tests {
             "stands on the Deployment, its pods do not have it: move it to spec.template.metadata.annotations"
         );
         assert_eq!(contents.workloads[1].problems, []);
+    }
+
+    #[test]
+    fn names_that_are_numbers_are_understood() {
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": 123, "namespace": 456}, "spec": spec()});
+        let contents = read(&[pod]);
+        assert_eq!(names(&contents), [("Pod", "123")]);
+        assert_eq!(contents.workloads[0].namespace.as_deref(), Some("456"));
+        let said: Vec<_> = contents.workloads[0].problems.iter().map(|p| p.message.as_str()).collect();
+        assert_eq!(said, ["names are strings: write \"456\"", "names are strings: write \"123\""]);
+    }
+
+    #[test]
+    fn kinds_and_versions_that_do_not_exist_are_named() {
+        let object = |version: &str, kind: &str| {
+            let template = json!({"spec": spec()});
+            json!({"apiVersion": version, "kind": kind, "metadata": {"name": "x"}, "spec": {
+                "containers": [{"name": "main"}], "template": template,
+            }})
+        };
+        for (version, kind, problems) in [
+            ("v1", "Pod", 0),
+            ("apps/v1", "Deployment", 0),
+            ("extensions/v1beta1", "Deployment", 0),
+            ("batch/v1", "Job", 0),
+            ("v1", "Deployment", 1),
+            ("apps/v1", "Pod", 1),
+            ("apps/v1", "Job", 1),
+            ("apps/1", "Deployment", 1),
+            ("app/v1", "Deployment", 1),
+        ] {
+            let contents = read(&[object(version, kind)]);
+            assert_eq!(contents.workloads[0].problems.len(), problems, "{version} {kind}");
+        }
+        let contents = read(&[object("v1", "Deployment"), object("v1", "pod")]);
+        assert_eq!(
+            contents.workloads[0].problems[0].message,
+            "Kubernetes has no Deployment in \"v1\": write \"apps/v1\""
+        );
+        assert_eq!(contents.unreadable, ["document 2 is of kind \"pod\": did you mean \"Pod\"?"]);
+        let foreign = read(&[object("serving.example/v1", "pod"), object("serving.example/v1", "Pod")]);
+        assert_eq!((foreign.others, foreign.unreadable.len()), (2, 0));
+    }
+
+    #[test]
+    fn decisions_are_not_for_templates() {
+        let annotations = json!({
+            "partage.dev/grant": "{}", "ALIYUN_COM_GPU_MEM_IDX": "0", "a.com/predicate-gpu-idx-0": "0", "x": "y",
+        });
+        let template = json!({"metadata": {"annotations": annotations}, "spec": spec()});
+        let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}, "spec": {"template": template}});
+        let mut pod = template.clone();
+        pod["apiVersion"] = "v1".into();
+        pod["kind"] = "Pod".into();
+        pod["metadata"]["name"] = "p".into();
+        let contents = read(&[deployment, pod]);
+        let problems = &contents.workloads[0].problems;
+        assert_eq!(problems.len(), 3);
+        assert_eq!(problems[0].message, "is written by the scheduler, not for manifests: remove it");
+        assert_eq!(contents.workloads[1].problems, []);
+    }
+
+    #[test]
+    fn a_volcano_job_without_tasks_is_a_problem() {
+        let job = json!({
+            "apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": "train"},
+            "spec": {"tasks": []},
+        });
+        let contents = read(&[job]);
+        assert_eq!(
+            contents.workloads[0].problems[0].message,
+            "the Job does not say what its pods are: add spec.tasks"
+        );
     }
 
     #[test]

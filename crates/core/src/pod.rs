@@ -3,7 +3,11 @@
 //! Reading never fails: what cannot be understood becomes a [`Problem`] that says where and what to write
 //! instead, and the rest of the pod is read all the same, so that a person sees every mistake at once.
 
+mod misplaced;
+
 use crate::model::{ContainerName, Role};
+use crate::quantity::{Quantity, QuantityError};
+use crate::quote;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -21,17 +25,18 @@ pub struct Problem {
 
 impl Problem {
     /// A problem of the whole pod.
-    pub fn of_pod(field: impl Into<String>, message: impl Into<String>) -> Problem {
-        Problem { container: None, field: field.into(), message: message.into() }
+    pub fn of_pod(field: impl AsRef<str>, message: impl AsRef<str>) -> Problem {
+        let (field, message) = (quote::field(field.as_ref()), quote::message(message.as_ref()));
+        Problem { container: None, field, message }
     }
 
     /// A problem of one container.
     pub fn of_container(
         container: &ContainerName,
-        field: impl Into<String>,
-        message: impl Into<String>,
+        field: impl AsRef<str>,
+        message: impl AsRef<str>,
     ) -> Problem {
-        Problem { container: Some(container.to_string()), field: field.into(), message: message.into() }
+        Problem { container: Some(container.to_string()), ..Problem::of_pod(field, message) }
     }
 }
 
@@ -57,14 +62,17 @@ pub struct Container {
     pub limits: BTreeMap<String, String>,
     /// Resource requests, as written.
     pub requests: BTreeMap<String, String>,
-    /// Plain environment values.
-    pub env: BTreeMap<String, String>,
 }
 
 impl Container {
     /// The amount of an extended resource: the limit, or the request where no limit is written.
     pub fn amount(&self, resource: &str) -> Option<&str> {
         self.limits.get(resource).or_else(|| self.requests.get(resource)).map(String::as_str)
+    }
+
+    /// The same as a whole number.
+    pub fn count(&self, resource: &str) -> Option<Result<u64, QuantityError>> {
+        self.amount(resource).map(|text| text.parse().and_then(Quantity::to_count))
     }
 
     /// Every resource this container names, each once, in order.
@@ -80,6 +88,7 @@ impl Pod {
     /// Reads a pod from its `metadata` and `spec`.
     pub fn read(metadata: &Value, spec: &Value) -> (Pod, Vec<Problem>) {
         let mut problems = Vec::new();
+        misplaced::check_pod(metadata, spec, &mut problems);
         let mut pod = Pod {
             labels: strings(metadata, "metadata", "labels", "label", &mut problems),
             annotations: strings(metadata, "metadata", "annotations", "annotation", &mut problems),
@@ -89,6 +98,9 @@ impl Pod {
             let path = format!("spec.{key}");
             match spec.get(key) {
                 None | Some(Value::Null) if key == "initContainers" => {}
+                Some(Value::Array(items)) if items.is_empty() && key == "containers" => {
+                    problems.push(Problem::of_pod(&path, "the pod has no containers: add one"));
+                }
                 Some(Value::Array(items)) => {
                     for (index, item) in items.iter().enumerate() {
                         let role = match (key, item.get("restartPolicy").and_then(Value::as_str)) {
@@ -116,7 +128,10 @@ impl Pod {
                 problems.push(Problem::of_container(
                     &container.name,
                     "name",
-                    format!("two containers are called \"{}\": give each a name of its own", container.name),
+                    format!(
+                        "two containers are called \"{}\": give each a name of its own",
+                        quote::short(container.name.as_str())
+                    ),
                 ));
             }
         }
@@ -130,14 +145,20 @@ fn container(item: &Value, role: Role, path: &str, problems: &mut Vec<Problem>) 
         problems.push(Problem::of_pod(path, message));
         return None;
     }
-    let name = match item.get("name").and_then(Value::as_str) {
-        Some(name) if !name.is_empty() => ContainerName::from(name),
+    let name = match item.get("name") {
+        Some(Value::String(name)) if !name.is_empty() => ContainerName::from(name.as_str()),
+        Some(value @ (Value::Number(_) | Value::Bool(_))) => {
+            let text = value.to_string();
+            problems.push(Problem::of_pod(format!("{path}.name"), not_a_string("names", &text)));
+            ContainerName::from(text)
+        }
         _ => {
             problems.push(Problem::of_pod(format!("{path}.name"), "the container has no name: add one"));
             // Its place in the spec is the only name left to report further problems under.
             ContainerName::from(path)
         }
     };
+    misplaced::check_container(item, &name, problems);
     let mut amounts = |key: &str| -> BTreeMap<String, String> {
         let field = format!("resources.{key}");
         let amounts = match item.get("resources").and_then(|resources| resources.get(key)) {
@@ -168,14 +189,7 @@ fn container(item: &Value, role: Role, path: &str, problems: &mut Vec<Problem>) 
         read
     };
     let (limits, requests) = (amounts("limits"), amounts("requests"));
-    let env = item.get("env").and_then(Value::as_array).into_iter().flatten();
-    let env = env
-        .filter_map(|var| {
-            let (name, value) = (var.get("name")?.as_str()?, var.get("value")?);
-            Some((name.to_string(), quantity_text(value)?))
-        })
-        .collect();
-    Some(Container { name, role, limits, requests, env })
+    Some(Container { name, role, limits, requests })
 }
 
 /// Labels or annotations. Kubernetes takes only strings there; a number is reported and still understood.
@@ -204,7 +218,7 @@ fn strings(
             }
             Value::Number(_) | Value::Bool(_) => {
                 let text = quantity_text(value).unwrap_or_else(|| value.to_string());
-                let message = format!("{noun} values are strings: write \"{text}\"");
+                let message = not_a_string(&format!("{noun} values"), &text);
                 problems.push(Problem::of_pod(name, message));
                 read.insert(name.clone(), text);
             }
@@ -215,6 +229,11 @@ fn strings(
         }
     }
     read
+}
+
+/// For a number where Kubernetes takes a string only.
+pub(crate) fn not_a_string(what: &str, text: &str) -> String {
+    format!("{what} are strings: write \"{}\"", quote::short(text))
 }
 
 /// A scalar as the text Kubernetes would see.
@@ -232,7 +251,7 @@ fn quantity_text(value: &Value) -> Option<String> {
     }
 }
 
-fn kind(value: Option<&Value>) -> &'static str {
+pub(crate) fn kind(value: Option<&Value>) -> &'static str {
     match value {
         None => "missing",
         Some(Value::Null) => "null",

@@ -4,6 +4,7 @@
 //! them. Where Kubernetes would silently cap a value at 2^63 - 1, we refuse it: a capped amount is never what
 //! its author meant.
 
+use crate::quote::short;
 use std::fmt;
 use std::str::FromStr;
 
@@ -39,6 +40,14 @@ pub enum QuantityError {
     /// More than Kubernetes can count.
     #[error("\"{0}\" is larger than 9223372036854775807, the most Kubernetes can count")]
     TooLarge(String),
+    /// In the steps it is counted in, more than fits.
+    #[error("{quantity} is too much to count in {steps}: write less")]
+    TooMany {
+        /// The amount.
+        quantity: Quantity,
+        /// The steps.
+        steps: &'static str,
+    },
     /// A fraction where a whole number is needed.
     #[error("{0} is not a whole number")]
     NotWhole(Quantity),
@@ -48,14 +57,6 @@ pub enum QuantityError {
 }
 
 impl Quantity {
-    /// Zero.
-    pub const ZERO: Quantity = Quantity { nanos: 0 };
-
-    /// A whole number of units.
-    pub fn from_units(units: i64) -> Self {
-        Quantity { nanos: i128::from(units) * NANO as i128 }
-    }
-
     /// The value as a whole, non-negative number; fractions such as `500m` are errors.
     pub fn to_count(self) -> Result<u64, QuantityError> {
         if self.nanos < 0 {
@@ -69,18 +70,18 @@ impl Quantity {
 
     /// The value in thousandths, rounded up, as Kubernetes counts CPU.
     pub fn to_milli(self) -> Result<u64, QuantityError> {
-        self.scaled_up(NANO / 1000)
+        self.scaled_up(NANO / 1000, "thousandths")
     }
 
     /// The value in whole units, rounded up, as Kubernetes counts memory.
     pub fn to_units(self) -> Result<u64, QuantityError> {
-        self.scaled_up(NANO)
+        self.scaled_up(NANO, "units")
     }
 
-    fn scaled_up(self, nanos_per_step: u128) -> Result<u64, QuantityError> {
+    fn scaled_up(self, nanos_per_step: u128, steps: &'static str) -> Result<u64, QuantityError> {
         let nanos = u128::try_from(self.nanos).map_err(|_| QuantityError::Negative(self))?;
-        let steps = nanos.div_ceil(nanos_per_step);
-        u64::try_from(steps).map_err(|_| QuantityError::TooLarge(self.to_string()))
+        u64::try_from(nanos.div_ceil(nanos_per_step))
+            .map_err(|_| QuantityError::TooMany { quantity: self, steps })
     }
 }
 
@@ -105,6 +106,8 @@ impl FromStr for Quantity {
     type Err = QuantityError;
 
     fn from_str(text: &str) -> Result<Self, QuantityError> {
+        // The API server trims what it decodes.
+        let text = text.trim();
         let (negative, unsigned) = match text.as_bytes().first() {
             Some(b'-') => (true, &text[1..]),
             Some(b'+') => (false, &text[1..]),
@@ -114,15 +117,15 @@ impl FromStr for Quantity {
         let (number, suffix) = unsigned.split_at(number_end);
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
         if whole.len() + fraction.len() == 0 || fraction.contains('.') {
-            return Err(QuantityError::NotANumber(text.into()));
+            return Err(QuantityError::NotANumber(short(text)));
         }
         let scale = Scale::of_suffix(suffix).ok_or_else(|| match suffix.chars().next() {
             Some(c) if c.is_ascii_alphabetic() => {
-                QuantityError::UnknownSuffix { text: text.into(), suffix: suffix.into() }
+                QuantityError::UnknownSuffix { text: short(text), suffix: short(suffix) }
             }
-            _ => QuantityError::NotANumber(text.into()),
+            _ => QuantityError::NotANumber(short(text)),
         })?;
-        let too_large = || QuantityError::TooLarge(text.into());
+        let too_large = || QuantityError::TooLarge(short(text));
         let magnitude = scale.apply(whole, fraction).ok_or_else(too_large)?;
         let nanos = i128::try_from(magnitude).map_err(|_| too_large())?;
         Ok(Quantity { nanos: if negative { -nanos } else { nanos } })
@@ -182,18 +185,11 @@ impl Scale {
     }
 }
 
-/// A signed decimal integer; far exponents saturate, since they only decide between zero, tiny and too large.
+/// A signed decimal integer that fits 64 bits, as Kubernetes wants it; beyond what can matter it is cut, since it
+/// only decides between zero, tiny and too large.
 fn decimal_exponent(text: &str) -> Option<i64> {
-    let (negative, digits) = match text.as_bytes().first()? {
-        b'-' => (true, &text[1..]),
-        b'+' => (false, &text[1..]),
-        _ => (false, text),
-    };
-    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
-        return None;
-    }
-    let value = digits.parse::<i64>().unwrap_or(i64::MAX / 4).min(i64::MAX / 4);
-    Some(if negative { -value } else { value })
+    const FAR: i64 = i64::MAX / 4;
+    text.parse::<i64>().ok().map(|exponent| exponent.clamp(-FAR, FAR))
 }
 
 /// The integer formed by the digits left of the point.
@@ -281,7 +277,9 @@ mod tests {
             ("1000m", 1),
             ("2000000u", 2),
             ("3000000000n", 3),
-            ("0e999999999999999999999999", 0),
+            ("0e999999999", 0),
+            (" 1", 1),
+            ("1\n", 1),
         ] {
             assert_eq!(nanos(text), i128::from(units) * NANO as i128, "{text}");
         }
@@ -299,10 +297,22 @@ mod tests {
 
     #[test]
     fn refuses_nonsense_in_words() {
-        for text in ["", "+", "-", ".", "Gi", "1.1.1", "1 Gi", " 1", "1\n", "NaN", "1,5", "--1", "é"] {
+        for text in ["", "+", "-", ".", "Gi", "1.1.1", "1 Gi", "NaN", "1,5", "--1", "é"] {
             assert!(matches!(text.parse::<Quantity>(), Err(QuantityError::NotANumber(_))), "{text:?}");
         }
-        for text in ["1g", "1K", "1e", "1e+", "1e3Gi", "1Gib", "1mm", "1e1.5", "1inf", "0x10"] {
+        for text in [
+            "1g",
+            "1K",
+            "1e",
+            "1e+",
+            "1e3Gi",
+            "1Gib",
+            "1mm",
+            "1e1.5",
+            "1inf",
+            "0x10",
+            "0e99999999999999999999",
+        ] {
             assert!(matches!(text.parse::<Quantity>(), Err(QuantityError::UnknownSuffix { .. })), "{text:?}");
         }
         for text in
@@ -320,6 +330,9 @@ mod tests {
         assert_eq!(q.to_units(), Ok(1));
         assert_eq!("1.0".parse::<Quantity>().unwrap().to_count(), Ok(1));
         assert!(matches!("-1".parse::<Quantity>().unwrap().to_count(), Err(QuantityError::Negative(_))));
+        let error = "9E".parse::<Quantity>().unwrap().to_milli().unwrap_err().to_string();
+        assert_eq!(error, "9000000000000000000 is too much to count in thousandths: write less");
+        assert!(matches!(".5e-9223372036854775808".parse::<Quantity>(), Ok(q) if q.nanos == 1));
     }
 
     proptest! {

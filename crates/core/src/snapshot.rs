@@ -7,6 +7,9 @@
 use crate::model::{
     Bytes, Gpu, Grant, MAX_SLOTS, MilliCpu, Namespace, Node, NodeName, PodGrant, PodId, PodName, PodUid,
 };
+
+use crate::place::room::MAX_GPUS;
+use crate::quote::short;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -55,6 +58,8 @@ pub struct SnapshotError {
 impl Snapshot {
     /// Reads and checks a snapshot.
     pub fn from_json(text: &str) -> Result<Snapshot, SnapshotError> {
+        // Editors on Windows start a file with this mark.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let file: File = serde_json::from_str(text).map_err(|e| locate(text, &e))?;
         if file.api_version != API_VERSION {
             return Err(at("apiVersion", wrong(&file.api_version, API_VERSION)));
@@ -131,6 +136,10 @@ fn check_node(node: &Node, path: &str) -> Result<(), SnapshotError> {
         let message = "is 0, so no pod would ever fit: write 1 or more, or leave it out".into();
         return Err(at(&format!("{path}.maxSharesPerGpu"), message));
     }
+    if node.gpus.len() > MAX_GPUS {
+        let message = format!("are {}: a node has {MAX_GPUS} at the most", node.gpus.len());
+        return Err(at(&format!("{path}.gpus"), message));
+    }
     // The text form shows how many GPUs the links speak of.
     let rows = node.links.clone().map(|links| Vec::<String>::from(links).len());
     if let Some(rows) = rows.filter(|&rows| rows != node.gpus.len()) {
@@ -166,7 +175,7 @@ pub(crate) fn is_uuid(text: &str) -> bool {
 pub(crate) fn check_grants(grants: &[Grant], path: &str) -> Result<(), SnapshotError> {
     let mut containers = BTreeSet::new();
     for (index, grant) in grants.iter().enumerate() {
-        let path = format!("{path}.grants[{index}] ({})", grant.container);
+        let path = format!("{path}.grants[{index}] ({})", short(grant.container.as_str()));
         if grant.container.as_str().is_empty() {
             return Err(at(&path, "the container has no name: write one".into()));
         }
@@ -179,7 +188,8 @@ pub(crate) fn check_grants(grants: &[Grant], path: &str) -> Result<(), SnapshotE
         let mut gpus = BTreeSet::new();
         for (index, share) in grant.shares.iter().enumerate() {
             if !gpus.insert(&share.gpu) {
-                let message = format!("{} is listed twice: write one share per GPU", share.gpu);
+                let gpu = short(share.gpu.as_str());
+                let message = format!("{gpu} is listed twice: write one share per GPU");
                 return Err(at(&format!("{path}.shares[{index}].gpu"), message));
             }
             if let Some(memory) = share.memory_bytes.filter(|&memory| memory > MOST_MEMORY) {
@@ -340,6 +350,27 @@ mod tests {
         assert!(refused(|v| v["grants"][0]["node"] = "".into()).contains("node: is empty"));
         assert!(refused(|v| v["more"] = 1.into()).contains("unknown field `more`"));
         assert!(Snapshot::from_json("{").unwrap_err().to_string().contains("line 1"));
+    }
+
+    #[test]
+    fn more_gpus_than_a_node_can_have_are_refused() {
+        let many = |count: usize| {
+            refused(|v| {
+                v["nodes"][2].as_object_mut().unwrap().remove("links");
+                let gpu = v["nodes"][2]["gpus"][0].clone();
+                let gpus = (0..count).map(|index| {
+                    let mut gpu = gpu.clone();
+                    gpu["uuid"] = format!("GPU-many-{index}").into();
+                    gpu["minor"] = index.into();
+                    gpu
+                });
+                v["nodes"][2]["gpus"] = gpus.collect();
+                v["grants"][0]["uid"] = if count > 64 { "u".into() } else { Value::Null };
+            })
+        };
+        assert_eq!(many(65), "nodes[2] (gpu-c).gpus: are 65: a node has 64 at the most");
+        assert!(many(64).starts_with("grants[0]"));
+        assert!(Snapshot::from_json(&format!("\u{feff}{EXAMPLE}")).is_ok());
     }
 
     #[test]

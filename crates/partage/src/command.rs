@@ -48,6 +48,15 @@ impl From<Outcome> for ExitCode {
     }
 }
 
+/// Who the answer is for.
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum Output {
+    /// For people
+    Table,
+    /// For programs
+    Json,
+}
+
 /// What the cluster decides about its dialects.
 #[derive(Args)]
 #[command(next_help_heading = "Settings of the cluster")]

@@ -1,6 +1,7 @@
 //! The one binary: `partage check|explain|simulate`.
 
 mod command;
+mod documents;
 mod input;
 mod output;
 mod plot;

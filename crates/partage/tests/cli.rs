@@ -5,5 +5,9 @@ fn commands() {
     // The docs speak from the top of the repository.
     std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
         .expect("the top of the repository");
-    trycmd::TestCases::new().case("crates/partage/tests/cmd/*.toml").case("README.md").case("docs/*.md");
+    trycmd::TestCases::new()
+        .case("crates/partage/tests/cmd/*.toml")
+        .case("README.md")
+        .case("docs/*.md")
+        .case("docs/migrate/*.md");
 }

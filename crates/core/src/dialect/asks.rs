@@ -3,23 +3,24 @@
 //! Reading never fails. What is wrong becomes a [`Problem`], and everything else is read all the same, so that
 //! one look shows all there is to mend.
 
-mod aws;
+pub(super) mod aws;
 mod carrier;
 mod constraints;
 mod counted;
-mod gpushare;
-mod hami;
+pub(super) mod gpushare;
+pub(super) mod hami;
 mod host;
 mod limit;
 mod lines;
-mod native;
+pub(super) mod native;
 mod nearest;
-mod vcuda;
-mod volcano;
+pub(super) mod vcuda;
+pub(super) mod volcano;
 
 use super::{Dialect, Settings};
 use crate::model::{Ask, ContainerName, Cores, CoresAsk, MemoryAsk, Part, PodAsk, Role, Together, Want};
 use crate::pod::{Pod, Problem};
+pub(super) use lines::MAX_GPUS;
 use lines::{Lines, Unclear};
 
 /// What a pod asks and what is wrong with it.
@@ -53,6 +54,7 @@ pub fn read(pod: &Pod, settings: &Settings) -> Reading {
     let carriers = carrier::read(pod, &mut problems);
     let mut limits = limit::read(pod, &mut problems);
     let exclusive = native::flag(pod, native::EXCLUSIVE, &mut problems).unwrap_or(false);
+    let slot_memory = aws::memory_limit(pod, &mut problems);
 
     let mut containers = Vec::with_capacity(pod.containers.len());
     let mut spread = false;
@@ -74,6 +76,10 @@ pub fn read(pod: &Pod, settings: &Settings) -> Reading {
         };
         if let (Some(dialect), Some(want)) = (dialect, &mut want) {
             want.part.whole |= exclusive;
+            if let (Dialect::Aws, Some(limit)) = (dialect, slot_memory) {
+                want.part.memory = MemoryAsk::Exactly(limit);
+            }
+            lines.check_carriers(want.count);
             limits.apply(dialect, want, &mut lines, settings);
             spread |= dialect == Dialect::Gpushare && want.count > 1;
         }
@@ -81,6 +87,7 @@ pub fn read(pod: &Pod, settings: &Settings) -> Reading {
         containers.push(ContainerReading { name, role, dialect, want });
     }
     limits.check_used(&containers, &mut problems);
+    aws::check_limit_used(pod, &containers, &mut problems);
 
     let spoken = Dialect::ALL.into_iter().filter(|d| containers.iter().any(|c| c.dialect == Some(*d)));
     let mut constraints = constraints::read(pod, &spoken.collect::<Vec<_>>(), &mut problems);
@@ -93,11 +100,14 @@ pub fn read(pod: &Pod, settings: &Settings) -> Reading {
     Reading { containers, ask: PodAsk { asks, constraints, cpu, memory }, problems }
 }
 
+/// Whether a resource is an ask for GPUs, or was meant to be one.
+pub fn is_or_resembles_ask(resource: &str) -> bool {
+    dialect_of(resource).is_some() || nearest::meant(resource).is_some()
+}
+
 /// Whether a pod's annotation of this name says something about its asks, in any dialect.
 pub fn reads_annotation(key: &str) -> bool {
-    native::ANNOTATIONS.contains(&key)
-        || constraints::ANNOTATIONS.contains(&key)
-        || key.split_once('/').is_some_and(|(_, name)| name == vcuda::CORE_LIMIT)
+    native::ANNOTATIONS.contains(&key) || constraints::ANNOTATIONS.contains(&key) || vcuda::is_core_limit(key)
 }
 
 /// A whole GPU, its memory as asked.

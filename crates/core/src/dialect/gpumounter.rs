@@ -2,7 +2,7 @@
 //!
 //! Only the reading of a request is here, with the texts and codes upstream answers when it cannot be read.
 
-use super::asks::whole_gpu;
+use super::asks::{MAX_GPUS, whole_gpu};
 use crate::model::{GpuUuid, MemoryAsk, Namespace, PodName, Want};
 
 /// A request that could be read.
@@ -21,7 +21,7 @@ pub struct Add {
     pub namespace: Namespace,
     /// The pod.
     pub pod: PodName,
-    /// How many GPUs, at least one.
+    /// How many GPUs, 1 to 1024.
     pub count: u32,
     /// All in one reservation, given back only together.
     pub entire: bool,
@@ -97,8 +97,11 @@ fn add(namespace: &str, pod: &str, count: &str, entire: &str) -> Result<Request,
         Refusal::new(400, format!("Invalid param isEntireMount: {entire}(should be true or false)"))
     })?;
     match u32::try_from(asked) {
-        Ok(count @ 1..) => {
+        Ok(count @ 1..=MAX_GPUS) => {
             Ok(Request::Add(Add { namespace: namespace.into(), pod: pod.into(), count, entire }))
+        }
+        Ok(1..) => {
+            Err(Refusal::new(400, format!("Invalid param gpuNum: {count}(ask for {MAX_GPUS} GPUs or fewer)")))
         }
         // Upstream answers success and mounts nothing, or loses its worker.
         _ => Err(Refusal::new(400, format!("Invalid param gpuNum: {count}(ask for 1 GPU or more)"))),
@@ -181,6 +184,13 @@ mod tests {
             let answer = refused(get(&format!("/addgpu/namespace/default/pod/p/gpu/{count}")));
             assert_eq!(answer, (400, format!("Invalid param gpuNum: {count}(ask for 1 GPU or more)\n")));
         }
+    }
+
+    #[test]
+    fn more_gpus_than_any_node_has_are_refused() {
+        let answer = refused(get("/addgpu/namespace/default/pod/p/gpu/1025"));
+        assert_eq!(answer, (400, "Invalid param gpuNum: 1025(ask for 1024 GPUs or fewer)\n".into()));
+        assert!(get("/addgpu/namespace/default/pod/p/gpu/1024").is_ok());
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub mod volcano;
 use super::{Dialect, Settings};
 use crate::model::{Bytes, ContainerName, Gpu, Grant, Node, NodeName, PodGrant, Role, Share};
 use crate::pod::{Container, Pod};
-use crate::quantity::Quantity;
+use crate::quote;
 use crate::snapshot::MOST_MEMORY;
 use std::collections::BTreeMap;
 
@@ -108,10 +108,9 @@ impl GrantError {
     /// Messages end up in logs and events, and may quote a tenant at any length: they are cut, and have no line
     /// breaks or other control characters.
     fn new(field: impl Into<String>, message: impl Into<String>) -> GrantError {
-        const MOST_SAID: usize = 500;
-        let message: String = message.into();
-        let plain = message.chars().map(|c| if c.is_control() { ' ' } else { c });
-        GrantError { field: field.into(), message: plain.take(MOST_SAID).collect() }
+        let plain = |text: String| text.replace(char::is_control, " ");
+        let (field, message) = (plain(field.into()), plain(message.into()));
+        GrantError { field: quote::field(&field), message: quote::message(&message) }
     }
 }
 
@@ -157,7 +156,7 @@ pub fn write(
 ///
 /// `bound_to` is the node in the pod's spec, `node` the one whose GPUs the record is read against. The native
 /// record wins. Two foreign records are an error, because nothing says which of them is obeyed. An AWS grant is
-/// never found here: only the kubelet knows it.
+/// never found here: only the kubelet knows it (see [`aws::read`]).
 pub fn read(
     pod: &Pod,
     bound_to: Option<&NodeName>,
@@ -191,6 +190,22 @@ pub fn read(
         found = Some((dialect, PodGrant { node: node.name.clone(), grants }));
     }
     Ok(found)
+}
+
+/// Whether an annotation is a decision of some scheduler, never of a manifest's author.
+pub fn is_record(annotation: &str) -> bool {
+    const RECORDS: [&str; 9] = [
+        native::ANNOTATION,
+        gpushare::INDEX,
+        gpushare::ASSIGNED,
+        gpushare::ASSUME_TIME,
+        gpushare::ALLOCATION,
+        volcano::IDS,
+        volcano::TO_ALLOCATE,
+        hami::IDS,
+        hami::NODE,
+    ];
+    RECORDS.contains(&annotation) || vcuda::is_index_key(annotation)
 }
 
 type Reader = fn(&Record<'_>) -> Result<Option<Vec<Grant>>, GrantError>;
@@ -324,10 +339,10 @@ impl<'a> Record<'a> {
 
     /// A container's amount of a resource as a whole number; zero is the same as none.
     fn amount(&self, container: &Container, resource: &str) -> Result<Option<u64>, GrantError> {
-        let Some(text) = container.amount(resource) else { return Ok(None) };
-        let count = text.parse::<Quantity>().and_then(Quantity::to_count);
-        let count =
-            count.map_err(|e| GrantError::new(resource, format!("container {}: {e}", container.name)))?;
+        let Some(count) = container.count(resource) else { return Ok(None) };
+        let count = count.map_err(|e| {
+            GrantError::new(resource, format!("container {}: {e}", quote::short(container.name.as_str())))
+        })?;
         Ok(Some(count).filter(|&count| count > 0))
     }
 
@@ -361,10 +376,5 @@ fn position(text: &str) -> Option<usize> {
 
 /// A tenant's text, short and without control characters.
 fn quoted(text: &str) -> String {
-    const MOST_SHOWN: usize = 60;
-    let mut shown: String = text.chars().take(MOST_SHOWN).collect();
-    if shown.len() < text.len() {
-        shown.push('…');
-    }
-    format!("{shown:?}")
+    format!("{:?}", quote::short(text))
 }

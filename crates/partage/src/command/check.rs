@@ -1,9 +1,10 @@
 //! `partage check`: what manifests ask, and what is wrong with them, before they meet a cluster.
 
-use super::{DialectArgs, Outcome};
+use super::{DialectArgs, Outcome, Output};
 use crate::input;
-use clap::{Args, ValueEnum};
-use partage_core::check::Report;
+use crate::output::line;
+use clap::Args;
+use partage_core::check::{Report, WorkloadReport};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -35,14 +36,6 @@ Examples:
 
 Exit code: 0 fine, 1 problems, 2 unreadable or nothing to read";
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Output {
-    /// For people
-    Table,
-    /// For programs
-    Json,
-}
-
 impl Check {
     pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
         let input = input::read(&self.files);
@@ -57,7 +50,7 @@ impl Check {
             Output::Table => table(&report, out)?,
         }
         for what in &input.unreadable {
-            writeln!(err, "error: {what}")?;
+            line(err, format_args!("error: {what}"))?;
         }
         Ok(match report.problems() {
             _ if !input.unreadable.is_empty() => Outcome::Unreadable,
@@ -68,18 +61,26 @@ impl Check {
 }
 
 fn table(report: &Report, out: &mut dyn Write) -> io::Result<()> {
-    for workload in &report.workloads {
-        writeln!(out, "{}", workload.title())?;
-        for container in &workload.containers {
-            writeln!(out, "  {}", container.words)?;
-        }
-        if !workload.conditions.is_empty() {
-            writeln!(out, "  on: {}", workload.conditions.join("; "))?;
-        }
-        for problem in &workload.problems {
-            let container = problem.container.as_ref().map(|name| format!("{name} ")).unwrap_or_default();
-            writeln!(out, "  problem: {container}{}: {}", problem.field, problem.message)?;
-        }
+    for report in &report.workloads {
+        workload(report, out)?;
     }
-    writeln!(out, "{}", report.summary())
+    line(out, format_args!("{}", report.summary()))
+}
+
+/// What one workload asks and what is wrong with it.
+pub(super) fn workload(report: &WorkloadReport, out: &mut dyn Write) -> io::Result<()> {
+    line(out, format_args!("{}", report.title()))?;
+    for container in &report.containers {
+        line(out, format_args!("  {}", container.words))?;
+    }
+    if !report.conditions.is_empty() {
+        line(out, format_args!("  on: {}", report.conditions.join("; ")))?;
+    }
+    for problem in &report.problems {
+        // As many letters of a name as a container can have.
+        let container = problem.container.iter().flat_map(|name| name.chars().take(63).chain([' ']));
+        let container: String = container.collect();
+        line(out, format_args!("  problem: {container}{}: {}", problem.field, problem.message))?;
+    }
+    Ok(())
 }

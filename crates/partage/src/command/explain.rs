@@ -1,10 +1,10 @@
 //! `partage explain`: why a pod does not fit a cluster, and what would make it fit.
 
-use super::{DialectArgs, Outcome};
-use crate::input;
-use clap::{Args, ValueEnum};
+use super::{DialectArgs, Outcome, Output, check};
+use crate::input::{self, Input};
+use crate::output::line;
+use clap::Args;
 use partage_core::check::WorkloadReport;
-use partage_core::dialect::asks;
 use partage_core::explain::{Closest, Explanation, explain};
 use partage_core::ledger::Ledger;
 use partage_core::manifest::Workload;
@@ -18,7 +18,8 @@ use std::path::PathBuf;
 /// Say why a pod does not fit a cluster, and what would make it fit
 ///
 /// The cluster is a snapshot file: nodes, GPUs and what pods hold (docs/snapshot.md describes it). The same
-/// functions decide here and in the scheduler.
+/// functions decide here and in the scheduler. Of several workloads each is judged alone, as one pod beside
+/// what the snapshot holds.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Explain {
@@ -54,18 +55,10 @@ Examples:
 
 Exit code: 0 everything fits, 1 something does not or is wrong, 2 unreadable";
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Output {
-    /// For people
-    Table,
-    /// For programs
-    Json,
-}
-
 /// One workload and what the cluster says to it.
 struct Answer {
     report: WorkloadReport,
-    /// Absent where the workload has problems or asks for nothing.
+    /// Absent where nothing is asked, or a problem leaves unclear what.
     explanation: Option<Explanation>,
     /// Where it would go.
     grant: Option<PodGrant>,
@@ -79,20 +72,17 @@ impl Answer {
 
 impl Explain {
     pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
-        let input = input::read(&self.files);
-        let snapshot = input::text(&self.cluster)
-            .and_then(|text| Snapshot::from_json(&text).map_err(|error| error.to_string()))
-            .map_err(|what| format!("{}: {what}", self.cluster.display()));
-        let (snapshot, unreadable) = match snapshot {
-            Ok(snapshot) if input.unreadable.is_empty() => (snapshot, Vec::new()),
-            other => (Snapshot::default(), input.unreadable.into_iter().chain(other.err()).collect()),
-        };
-        if !unreadable.is_empty() {
-            for what in unreadable {
-                writeln!(err, "error: {what}")?;
+        let (input, snapshot) = self.read();
+        for what in input.unreadable.iter().chain(snapshot.as_ref().err()) {
+            line(err, format_args!("error: {what}"))?;
+        }
+        let Ok(snapshot) = snapshot else {
+            // A program gets JSON whatever happens.
+            if matches!(self.output, Output::Json) {
+                write_json(&self.json(&[], &[]), out)?;
             }
             return Ok(Outcome::Unreadable);
-        }
+        };
         let held = snapshot.grants.into_iter().map(|held| {
             let host = HostUse::new(held.cpu_milli, held.memory_bytes);
             (held.pod, held.grant, host)
@@ -110,26 +100,43 @@ impl Explain {
             input.workloads.iter().map(|workload| self.answer(workload, &mut ledger, &placer)).collect();
         match self.output {
             Output::Json => {
-                serde_json::to_writer_pretty(&mut *out, &self.json(&answers, &findings))?;
-                writeln!(out)?;
+                write_json(&self.json(&answers, &findings), out)?;
             }
             Output::Table => {
                 for finding in &findings {
-                    writeln!(err, "warning: {finding}")?;
+                    line(err, format_args!("warning: {finding}"))?;
                 }
                 for answer in &answers {
                     self.table(answer, out)?;
                 }
             }
         }
-        Ok(if answers.iter().all(Answer::fits) { Outcome::Fine } else { Outcome::Problems })
+        Ok(match answers.iter().all(Answer::fits) {
+            _ if !input.unreadable.is_empty() => Outcome::Unreadable,
+            true => Outcome::Fine,
+            false => Outcome::Problems,
+        })
+    }
+
+    /// The workloads and the cluster.
+    fn read(&self) -> (Input, Result<Snapshot, String>) {
+        let is_input = |file: &PathBuf| file.as_os_str() == "-";
+        if is_input(&self.cluster) && self.files.iter().any(is_input) {
+            let what =
+                "standard input cannot be both the manifest and the cluster: name a file for one of them";
+            return (Input::default(), Err(what.into()));
+        }
+        let snapshot = input::text(&self.cluster)
+            .and_then(|text| Snapshot::from_json(&text).map_err(|error| error.to_string()))
+            .map_err(|what| format!("{}: {what}", self.cluster.display()));
+        (input::read(&self.files), snapshot)
     }
 
     fn answer(&self, workload: &Workload, ledger: &mut Ledger, placer: &Placer) -> Answer {
         let settings = self.dialects.settings();
-        let report = WorkloadReport::of(workload, &settings);
-        let ask = asks::read(&workload.pod, &settings).ask;
-        if ask.asks.is_empty() || !report.problems.is_empty() {
+        let (report, ask) = WorkloadReport::with_ask(workload, &settings);
+        // Where one container's ask is unclear, the pod would be judged for less than it wants.
+        if ask.asks.is_empty() || report.containers.iter().any(|container| container.unclear) {
             return Answer { report, explanation: None, grant: None };
         }
         let decision = placer.best(ledger.cluster_mut(), &ask);
@@ -139,32 +146,29 @@ impl Explain {
     }
 
     fn table(&self, answer: &Answer, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "{}", answer.report.title())?;
-        for container in &answer.report.containers {
-            writeln!(out, "  {}", container.words)?;
-        }
-        for problem in &answer.report.problems {
-            writeln!(out, "  problem: {}: {}", problem.field, problem.message)?;
-        }
+        check::workload(&answer.report, out)?;
         let Some(explanation) = &answer.explanation else {
             if answer.report.problems.is_empty() {
-                writeln!(out, "  asks for no GPU: nothing to explain")?;
+                line(out, format_args!("  asks for no GPU: nothing to explain"))?;
             }
             return Ok(());
         };
-        writeln!(out, "  {}", explanation.summary())?;
+        line(out, format_args!("  {}", explanation.summary()))?;
         if let Some(grant) = &answer.grant {
             for container in &grant.grants {
                 let gpus: Vec<&str> = container.shares.iter().map(|share| share.gpu.as_str()).collect();
-                writeln!(out, "  {} would go to {}: {}", container.container, grant.node, gpus.join(", "))?;
+                line(
+                    out,
+                    format_args!("  {} would go to {}: {}", container.container, grant.node, gpus.join(", ")),
+                )?;
             }
         }
         for suggestion in &explanation.suggestions {
-            writeln!(out, "  try: {suggestion}")?;
+            line(out, format_args!("  try: {suggestion}"))?;
         }
         if self.per_node {
             for node in &explanation.per_node {
-                writeln!(out, "  {}: {}", node.node, node.text)?;
+                line(out, format_args!("  {}: {}", node.node, node.text))?;
             }
         }
         Ok(())
@@ -199,6 +203,11 @@ impl Explain {
             .collect();
         json!({ "workloads": answers, "findings": findings })
     }
+}
+
+fn write_json(json: &Value, out: &mut dyn Write) -> io::Result<()> {
+    serde_json::to_writer_pretty(&mut *out, json)?;
+    writeln!(out)
 }
 
 fn reasons(explanation: &Explanation) -> Vec<Value> {

@@ -4,6 +4,8 @@ use super::super::Dialect;
 use super::{hami, native, volcano};
 use crate::model::{Constraints, Policy, Selector, Together};
 use crate::pod::{Pod, Problem};
+use crate::quote::short;
+use std::collections::BTreeSet;
 
 /// The annotations of other dialects read here.
 pub(super) const ANNOTATIONS: [&str; 10] = [
@@ -18,6 +20,11 @@ pub(super) const ANNOTATIONS: [&str; 10] = [
     volcano::MODE,
     volcano::PODGROUP_POLICY,
 ];
+
+/// The most words of one list: every one is compared with every GPU.
+const MOST_WORDS: usize = 256;
+/// The longest of them: no model or UUID comes near.
+const LONGEST_WORD: usize = 256;
 
 /// Reads the annotations of every dialect the pod's containers ask in; our own hold for all of them.
 pub(super) fn read(pod: &Pod, spoken: &[Dialect], problems: &mut Vec<Problem>) -> Constraints {
@@ -64,7 +71,7 @@ fn selector(
     let mut selector = Selector::default();
     let mut said_by: Option<&str> = None;
     for &(key, text) in only {
-        let list: Vec<String> = words(text).map(String::from).collect();
+        let list = listed(key, text, problems);
         match said_by {
             _ if list.is_empty() => {}
             None => {
@@ -78,17 +85,42 @@ fn selector(
             }
         }
     }
-    for word in never.iter().flat_map(|&(_, text)| words(text)) {
-        if !selector.never.iter().any(|known| known == word) {
-            selector.never.push(word.into());
-        }
+    let mut seen = BTreeSet::new();
+    for &(key, text) in never {
+        let list = listed(key, text, problems).into_iter();
+        selector.never.extend(list.filter(|word| seen.insert(word.clone())));
     }
     selector
 }
 
+/// The words of a list, each once, unless it is too long to be one: a list cut short would mean something else.
+fn listed(key: &str, text: &str, problems: &mut Vec<Problem>) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    let list: Vec<&str> = words(text).filter(|word| seen.insert(*word)).collect();
+    let wrong = if list.len() > MOST_WORDS {
+        Some(format!("lists {} names: write {MOST_WORDS} or fewer", list.len()))
+    } else {
+        let long = list.iter().find(|word| word.len() > LONGEST_WORD);
+        long.map(|word| {
+            format!("\"{}\" is too long for a name: write {LONGEST_WORD} letters or fewer", short(word))
+        })
+    };
+    match wrong {
+        None => list.into_iter().map(String::from).collect(),
+        Some(message) => {
+            problems.push(Problem::of_pod(key, message));
+            Vec::new()
+        }
+    }
+}
+
 fn policy(pod: &Pod, hami: bool, problems: &mut Vec<Problem>) -> Option<Policy> {
     let own = pod.annotations.get(native::POLICY).and_then(|text| {
-        text.parse().map_err(|error| problems.push(Problem::of_pod(native::POLICY, format!("{error}")))).ok()
+        // A policy's name is short: only what is none is cut.
+        short(text)
+            .parse()
+            .map_err(|error| problems.push(Problem::of_pod(native::POLICY, format!("{error}"))))
+            .ok()
     });
     if !hami {
         return own;
@@ -101,6 +133,7 @@ fn policy(pod: &Pod, hami: bool, problems: &mut Vec<Problem>) -> Option<Policy> 
             "topology-aware" if key == hami::GPU_POLICY => Some(Policy::Topology),
             "" => None,
             _ => {
+                let text = short(text);
                 let message = format!("\"{text}\" is no policy here: write \"binpack\" or \"spread\"");
                 problems.push(Problem::of_pod(key, message));
                 None
@@ -130,7 +163,8 @@ fn check_volcano(pod: &Pod, problems: &mut Vec<Problem>) {
         Some(mode) => problems.push(Problem::of_pod(
             volcano::MODE,
             format!(
-                "\"{mode}\" is no mode Partage knows (MIG is not supported yet): write \"hami-core\" or leave it out"
+                "\"{}\" is no mode Partage knows (MIG is not supported yet): write \"hami-core\" or leave it out",
+                short(mode)
             ),
         )),
     }

@@ -5,9 +5,11 @@ use super::super::absent::Absent;
 use super::Read;
 use super::lines::{Lines, Unclear};
 use crate::model::{Bytes, Cores, CoresAsk, MemoryAsk, Part, Want};
+use crate::quote::short;
+use crate::snapshot::MOST_MEMORY;
 
 /// How a dialect spells it.
-pub(super) struct Spelling {
+pub(super) struct Counted {
     pub(super) dialect: Dialect,
     pub(super) count: &'static str,
     pub(super) memory: &'static str,
@@ -25,7 +27,7 @@ pub(super) struct Spelling {
     pub(super) zero_is_absent: bool,
 }
 
-impl Spelling {
+impl Counted {
     pub(super) fn read(&self, lines: &mut Lines<'_>) -> Read {
         // All are read before any decides, so that every mistake shows at once.
         let count = lines.gpus(self.count);
@@ -71,7 +73,7 @@ impl Spelling {
         if self.zero_is_absent {
             return Ok(None);
         }
-        let text = lines.text(self.memory);
+        let text = short(lines.text(self.memory));
         let digits: String = text.chars().take_while(char::is_ascii_digit).collect();
         let meant = match digits.trim_start_matches('0').len() {
             0 => "write it like 8Gi, or leave it out".to_string(),
@@ -85,9 +87,11 @@ impl Spelling {
 
 /// So many units, in bytes.
 pub(super) fn bytes(units: u64, unit: u64, resource: &str, lines: &mut Lines<'_>) -> Result<Bytes, Unclear> {
-    let fits = units.checked_mul(unit).filter(|&bytes| bytes <= i64::MAX as u64);
-    fits.map(Bytes).ok_or_else(|| {
+    let fits = units.checked_mul(unit).map(Bytes).filter(|&bytes| bytes <= MOST_MEMORY);
+    fits.ok_or_else(|| {
         let unit = Bytes(unit);
-        lines.problem(resource, format!("{units} x {unit} is more memory than can be counted: write less"))
+        let message =
+            format!("{units} x {unit} is more memory than any GPU has: write {MOST_MEMORY} or less");
+        lines.problem(resource, message)
     })
 }

@@ -7,9 +7,11 @@ use super::counted::bytes;
 use super::lines::{Lines, Unclear};
 use crate::model::{MemoryAsk, Part, Want};
 use crate::pod::Pod;
+use crate::quote::short;
 
-const MEMORY: &str = "aliyun.com/gpu-mem";
-const COUNT: &str = "aliyun.com/gpu-count";
+/// Memory.
+pub(in crate::dialect) const MEMORY: &str = "aliyun.com/gpu-mem";
+pub(super) const COUNT: &str = "aliyun.com/gpu-count";
 pub(super) const RESOURCES: [&str; 2] = [MEMORY, COUNT];
 
 pub(super) fn read(lines: &mut Lines<'_>, pod: &Pod, settings: &Settings) -> Read {
@@ -42,6 +44,7 @@ fn count(lines: &mut Lines<'_>, pod: &Pod) -> Result<u32, Unclear> {
         Some(text) => match text.parse::<u64>() {
             Ok(count) => lines.few_enough(COUNT, count.max(1)),
             Err(_) => {
+                let text = short(text);
                 let message = format!("\"{text}\" is no number of GPUs: write a whole number, 1 or more");
                 Err(lines.problem(COUNT, message))
             }

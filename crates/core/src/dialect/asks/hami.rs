@@ -2,17 +2,19 @@
 
 use super::super::Dialect;
 use super::Read;
-use super::counted::Spelling;
+use super::counted::Counted;
 use super::lines::Lines;
 use crate::model::Bytes;
 
-pub(super) const GPU: &str = "nvidia.com/gpu";
-pub(super) const MEMORY: &str = "nvidia.com/gpumem";
-const MEMORY_PERCENTAGE: &str = "nvidia.com/gpumem-percentage";
-const CORES: &str = "nvidia.com/gpucores";
-pub(super) const RESOURCES: [&str; 4] = [GPU, MEMORY, MEMORY_PERCENTAGE, CORES];
+pub(in crate::dialect) const GPU: &str = "nvidia.com/gpu";
+pub(in crate::dialect) const MEMORY: &str = "nvidia.com/gpumem";
+pub(in crate::dialect) const MEMORY_PERCENTAGE: &str = "nvidia.com/gpumem-percentage";
+pub(in crate::dialect) const CORES: &str = "nvidia.com/gpucores";
+pub(in crate::dialect) const RESOURCES: [&str; 4] = [GPU, MEMORY, MEMORY_PERCENTAGE, CORES];
 /// What NVIDIA's own plugin calls slices of a partitioned GPU.
 pub(super) const MIG: &str = "nvidia.com/mig-";
+/// What it calls a GPU whose time is sliced.
+pub(super) const TIME_SLICED: &str = "nvidia.com/gpu.shared";
 
 pub(super) const USE_TYPE: &str = "nvidia.com/use-gputype";
 pub(super) const NO_USE_TYPE: &str = "nvidia.com/nouse-gputype";
@@ -22,7 +24,7 @@ pub(super) const GPU_POLICY: &str = "hami.io/gpu-scheduler-policy";
 pub(super) const NODE_POLICY: &str = "hami.io/node-scheduler-policy";
 
 pub(super) fn read(lines: &mut Lines<'_>) -> Read {
-    let spelling = Spelling {
+    let spelling = Counted {
         dialect: Dialect::Hami,
         count: GPU,
         memory: MEMORY,

@@ -5,6 +5,7 @@ use super::lines::Lines;
 use super::{ContainerReading, native, vcuda};
 use crate::model::{Cores, CoresAsk, Want};
 use crate::pod::{Pod, Problem};
+use crate::quote::short;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The limits a pod's annotations set, by annotation.
@@ -20,7 +21,7 @@ pub(super) struct Limits {
 pub(super) fn read(pod: &Pod, problems: &mut Vec<Problem>) -> Limits {
     let mut limits = BTreeMap::new();
     for (key, text) in &pod.annotations {
-        let of_vcuda = key.split_once('/').is_some_and(|(_, name)| name == vcuda::CORE_LIMIT);
+        let of_vcuda = vcuda::is_core_limit(key);
         if !of_vcuda && key != native::CORES_LIMIT {
             continue;
         }
@@ -31,6 +32,7 @@ pub(super) fn read(pod: &Pod, problems: &mut Vec<Problem>) -> Limits {
                 limits.extend(Cores::percent(percent).map(|cores| (key.clone(), cores)));
             }
             Err(_) => {
+                let text = short(text);
                 let message = format!("\"{text}\" is no percentage: write a whole number from 1 to 100");
                 problems.push(Problem::of_pod(key, message));
             }
@@ -53,7 +55,7 @@ impl Limits {
             CoresAsk::Slots(slots) => Cores::of_slots(slots, settings.aws_slots),
             CoresAsk::Uncounted => return,
         };
-        let domains = if dialect == Dialect::Vcuda { lines.vcuda_domains() } else { Vec::new() };
+        let domains = if dialect == Dialect::Vcuda { vcuda::domains(lines.container()) } else { Vec::new() };
         let keys = domains.iter().map(|domain| format!("{domain}/{}", vcuda::CORE_LIMIT));
         for key in keys.chain([native::CORES_LIMIT.to_string()]) {
             let Some(&limit) = self.limits.get(&key) else { continue };

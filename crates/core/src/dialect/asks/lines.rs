@@ -1,12 +1,13 @@
 //! What one container writes, read amount by amount.
 
 use super::super::Dialect;
-use super::{aws, dialect_of, gpushare, hami, native, nearest, vcuda, volcano};
+use super::{dialect_of, gpushare, hami, native, nearest, volcano};
 use crate::pod::{Container, Problem};
 use crate::quantity::{Quantity, QuantityError};
+use crate::quote::short;
 
 /// The most GPUs one container may ask for: far beyond any node, and small enough to count with.
-const MAX_GPUS: u32 = 1024;
+pub(in crate::dialect) const MAX_GPUS: u32 = 1024;
 
 /// An amount could not be understood; the problem is recorded.
 #[derive(Debug)]
@@ -29,6 +30,11 @@ impl<'a> Lines<'a> {
         Lines { container, carriers, problems }
     }
 
+    /// The container whose lines these are.
+    pub(super) fn container(&self) -> &'a Container {
+        self.container
+    }
+
     /// Every resource the author wrote.
     pub(super) fn resources(&self) -> impl Iterator<Item = &'a str> + use<'a> {
         let carriers = self.carriers;
@@ -36,7 +42,7 @@ impl<'a> Lines<'a> {
     }
 
     /// Records a problem with one resource or annotation.
-    pub(super) fn problem(&mut self, field: &str, message: impl Into<String>) -> Unclear {
+    pub(super) fn problem(&mut self, field: &str, message: impl AsRef<str>) -> Unclear {
         self.problems.push(Problem::of_container(&self.container.name, field, message));
         Unclear
     }
@@ -46,7 +52,7 @@ impl<'a> Lines<'a> {
         match self.amount(resource) {
             None => Ok(None),
             Some(Ok(count)) => Ok(Some(count)),
-            Some(Err(error)) => Err(self.problem(resource, error.to_string() + advice(&error))),
+            Some(Err(error)) => Err(self.problem(resource, error.to_string() + &advice(&error))),
         }
     }
 
@@ -106,10 +112,14 @@ impl<'a> Lines<'a> {
             let Some(request) = requests.get(resource) else { continue };
             let message = match limits.get(resource) {
                 None => format!(
-                    "requested but not limited, which Kubernetes refuses: write {resource}: {request} under limits too"
+                    "requested but not limited, which Kubernetes refuses: write {resource}: {request} under limits too",
+                    resource = short(resource),
+                    request = short(request),
                 ),
                 Some(limit) if !same(request, limit) => format!(
-                    "the request is {request}, the limit {limit}, and Kubernetes wants them equal: write one amount, or the limit only"
+                    "the request is {request}, the limit {limit}, and Kubernetes wants them equal: write one amount, or the limit only",
+                    request = short(request),
+                    limit = short(limit),
                 ),
                 Some(_) => continue,
             };
@@ -130,23 +140,34 @@ impl<'a> Lines<'a> {
                         hami::MEMORY
                     ),
                 );
-                continue;
+            } else if resource == hami::TIME_SLICED {
+                let (gpu, memory) = (hami::GPU, hami::MEMORY);
+                self.problem(
+                    resource,
+                    format!("this is NVIDIA's name for time-slicing, which has no limits: ask for a part of a GPU, like {gpu}: 1 with {memory}"),
+                );
+            } else if let Some(meant) = nearest::meant(resource) {
+                self.problem(resource, format!("Partage knows no such resource: did you mean {meant}?"));
             }
-            let known: &[&str] = match resource {
-                native::ATTACHABLE => continue,
-                r if r.starts_with(native::PREFIX) => &native::RESOURCES,
-                r if r.starts_with("volcano.sh/vgpu") || r.starts_with("volcano.sh/gpu-") => {
-                    &volcano::RESOURCES
+        }
+    }
+
+    /// A carrier is as large as the ask it carries, or the device plugin hands out something else.
+    pub(super) fn check_carriers(&mut self, asked: u32) {
+        const COUNTS: [&str; 4] = [native::GPU, gpushare::COUNT, volcano::NUMBER, hami::GPU];
+        // Beside an ask that says no count, any count will do.
+        let exactly = asked > 1 || self.resources().any(|resource| COUNTS.contains(&resource));
+        for carrier in self.carriers {
+            let Some(count) = self.container.count(carrier) else { continue };
+            let wrong = match count {
+                Err(error) => error.to_string(),
+                Ok(count) if exactly && count != u64::from(asked) => {
+                    format!("carries an ask for {asked} and is {count}: write {asked}")
                 }
-                r if r.starts_with("aliyun.com/gpu") => &gpushare::RESOURCES,
-                r if r.starts_with("k8s.amazonaws.com/vgpu") => &[aws::VGPU],
-                r if r.starts_with(hami::GPU) => &hami::RESOURCES,
-                _ => continue,
+                Ok(0) => "carries an ask and is 0: write 1".to_string(),
+                Ok(_) => continue,
             };
-            self.problem(
-                resource,
-                format!("Partage knows no such resource: did you mean {}?", nearest::of(resource, known)),
-            );
+            self.problem(carrier, wrong);
         }
     }
 
@@ -163,8 +184,8 @@ impl<'a> Lines<'a> {
     }
 
     fn spelling(&self, dialect: Dialect) -> String {
-        let resources: Vec<&str> =
-            self.resources().filter(|resource| dialect_of(resource) == Some(dialect)).collect();
+        let resources = self.resources().filter(|resource| dialect_of(resource) == Some(dialect));
+        let resources: Vec<String> = resources.map(short).collect();
         format!("{dialect} ({})", resources.join(", "))
     }
 
@@ -177,15 +198,7 @@ impl<'a> Lines<'a> {
         if self.carriers.iter().any(|carrier| carrier == resource) {
             return None;
         }
-        Some(self.container.amount(resource)?.parse().and_then(Quantity::to_count))
-    }
-
-    /// The domains this container writes vcuda resources under.
-    pub(super) fn vcuda_domains(&self) -> Vec<&'a str> {
-        let mut domains: Vec<&str> =
-            self.asking().filter_map(vcuda::split).map(|(domain, _)| domain).collect();
-        domains.dedup();
-        domains
+        self.container.count(resource)
     }
 }
 
@@ -197,10 +210,23 @@ fn same(request: &str, limit: &str) -> bool {
     }
 }
 
-fn advice(error: &QuantityError) -> &'static str {
+fn advice(error: &QuantityError) -> String {
     match error {
-        QuantityError::NotWhole(_) => ": write a whole number, Kubernetes does not split this resource",
-        QuantityError::Negative(_) => ": write 1 or more",
-        _ => "",
+        QuantityError::NotWhole(_) => {
+            ": write a whole number, Kubernetes does not split this resource".to_string()
+        }
+        QuantityError::Negative(_) => ": write 1 or more".to_string(),
+        QuantityError::UnknownSuffix { text, suffix } => {
+            let number = text.strip_suffix(suffix.as_str()).unwrap_or_default();
+            match suffix.to_ascii_lowercase().trim_end_matches('b') {
+                "k" => format!(": did you mean {number}k or {number}Ki?"),
+                unit @ ("m" | "g" | "t") => {
+                    let unit = unit.to_ascii_uppercase();
+                    format!(": did you mean {number}{unit} or {number}{unit}i?")
+                }
+                _ => String::new(),
+            }
+        }
+        _ => String::new(),
     }
 }

@@ -2,15 +2,16 @@
 
 use super::super::Dialect;
 use super::Read;
-use super::counted::Spelling;
+use super::counted::Counted;
 use super::lines::Lines;
 use super::nearest;
 use crate::model::Bytes;
 use crate::pod::{Pod, Problem};
+use crate::quote::short;
 
 pub(super) const PREFIX: &str = "partage.dev/";
 pub(super) const GPU: &str = "partage.dev/gpu";
-const MEMORY: &str = "partage.dev/memory";
+pub(super) const MEMORY: &str = "partage.dev/memory";
 const MEMORY_PERCENT: &str = "partage.dev/memory-percent";
 pub(super) const CORES: &str = "partage.dev/cores";
 pub(super) const RESOURCES: [&str; 4] = [GPU, MEMORY, MEMORY_PERCENT, CORES];
@@ -25,9 +26,14 @@ pub(super) const NOT_GPUS: &str = "partage.dev/not-gpus";
 pub(super) const SAME_GPU: &str = "partage.dev/same-gpu";
 pub(super) const EXCLUSIVE: &str = "partage.dev/exclusive";
 pub(super) const CORES_LIMIT: &str = "partage.dev/cores-limit";
+/// How much memory the slots of the AWS dialect are held to.
+pub(super) const MEMORY_LIMIT: &str = "partage.dev/memory-limit";
 pub(super) const CARRIER: &str = "partage.dev/carrier";
-const GRANT: &str = "partage.dev/grant";
-pub(super) const ANNOTATIONS: [&str; 11] = [
+/// What a pod was given.
+pub(in crate::dialect) const GRANT: &str = "partage.dev/grant";
+/// Nothing runs in less memory, and "8" for "8Gi" is a slip of the pen.
+pub(super) const LEAST: Bytes = Bytes(1 << 20);
+pub(super) const ANNOTATIONS: [&str; 12] = [
     POLICY,
     MODELS,
     NOT_MODELS,
@@ -36,21 +42,21 @@ pub(super) const ANNOTATIONS: [&str; 11] = [
     SAME_GPU,
     EXCLUSIVE,
     CORES_LIMIT,
+    MEMORY_LIMIT,
     CARRIER,
     GRANT,
     ATTACHABLE,
 ];
 
 pub(super) fn read(lines: &mut Lines<'_>) -> Read {
-    let spelling = Spelling {
+    let spelling = Counted {
         dialect: Dialect::Native,
         count: GPU,
         memory: MEMORY,
         percent: MEMORY_PERCENT,
         cores: CORES,
         unit: 1,
-        // Nothing runs in less, and "8" for "8Gi" is a slip of the pen.
-        least: Bytes(1 << 20),
+        least: LEAST,
         percent_wins: false,
         full_is_whole: false,
         zero_is_absent: false,
@@ -62,7 +68,7 @@ pub(super) fn read(lines: &mut Lines<'_>) -> Read {
 pub(super) fn check_annotations(pod: &Pod, problems: &mut Vec<Problem>) {
     for key in pod.annotations.keys() {
         if key.starts_with(PREFIX) && !ANNOTATIONS.contains(&key.as_str()) {
-            let near = nearest::of(key, &ANNOTATIONS);
+            let near = nearest::of(&short(key), &ANNOTATIONS);
             problems.push(Problem::of_pod(
                 key,
                 format!("Partage knows no such annotation: did you mean {near}?"),
@@ -77,6 +83,7 @@ pub(super) fn flag(pod: &Pod, key: &str, problems: &mut Vec<Problem>) -> Option<
         "true" => Some(true),
         "false" => Some(false),
         other => {
+            let other = short(other);
             let message = format!("\"{other}\" is neither yes nor no: write \"true\" or \"false\"");
             problems.push(Problem::of_pod(key, message));
             None

@@ -8,12 +8,30 @@ use super::counted::bytes;
 use super::lines::Lines;
 use super::{Read, whole_gpu};
 use crate::model::{Cores, CoresAsk, MemoryAsk, Part, Want};
+use crate::pod::Container;
+use crate::quote::short;
 
-const BLOCK: u64 = 256 << 20;
-const CORE: &str = "vcuda-core";
-const MEMORY: &str = "vcuda-memory";
+/// One `vcuda-memory` in bytes.
+pub(in crate::dialect) const BLOCK: u64 = 256 << 20;
+/// Compute, under any domain.
+pub(in crate::dialect) const CORE: &str = "vcuda-core";
+/// Memory, under the same domain.
+pub(in crate::dialect) const MEMORY: &str = "vcuda-memory";
 /// The annotation, under the same domain, that says how far the cores may stretch.
-pub(super) const CORE_LIMIT: &str = "vcuda-core-limit";
+pub(in crate::dialect) const CORE_LIMIT: &str = "vcuda-core-limit";
+
+/// Whether an annotation is such a limit, under any domain.
+pub(super) fn is_core_limit(annotation: &str) -> bool {
+    annotation.split_once('/').is_some_and(|(_, name)| name == CORE_LIMIT)
+}
+
+/// The domains a container asks under, each once: amounts of zero ask nothing.
+pub(in crate::dialect) fn domains(container: &Container) -> Vec<&str> {
+    let asking = container.resources().filter(|resource| !matches!(container.count(resource), Some(Ok(0))));
+    let mut domains: Vec<&str> = asking.filter_map(split).map(|(domain, _)| domain).collect();
+    domains.dedup();
+    domains
+}
 
 /// The domain and name of a vcuda resource.
 pub(super) fn split(resource: &str) -> Option<(&str, &str)> {
@@ -22,9 +40,10 @@ pub(super) fn split(resource: &str) -> Option<(&str, &str)> {
 }
 
 pub(super) fn read(lines: &mut Lines<'_>) -> Read {
-    let domain = match lines.vcuda_domains()[..] {
+    let domain = match domains(lines.container())[..] {
         [domain] => domain,
         ref domains => {
+            let domains: Vec<String> = domains.iter().map(|domain| short(domain)).collect();
             let message = format!("asks under several domains, {}: keep one", domains.join(" and "));
             return Err(lines.problem("resources.limits", message));
         }

@@ -2,15 +2,15 @@
 
 use super::super::{Dialect, Settings};
 use super::Read;
-use super::counted::Spelling;
+use super::counted::Counted;
 use super::lines::Lines;
 use crate::model::Bytes;
 
-pub(super) const NUMBER: &str = "volcano.sh/vgpu-number";
-const MEMORY: &str = "volcano.sh/vgpu-memory";
-const MEMORY_PERCENTAGE: &str = "volcano.sh/vgpu-memory-percentage";
-const CORES: &str = "volcano.sh/vgpu-cores";
-pub(super) const RESOURCES: [&str; 4] = [NUMBER, MEMORY, MEMORY_PERCENTAGE, CORES];
+pub(in crate::dialect) const NUMBER: &str = "volcano.sh/vgpu-number";
+pub(in crate::dialect) const MEMORY: &str = "volcano.sh/vgpu-memory";
+pub(in crate::dialect) const MEMORY_PERCENTAGE: &str = "volcano.sh/vgpu-memory-percentage";
+pub(in crate::dialect) const CORES: &str = "volcano.sh/vgpu-cores";
+pub(in crate::dialect) const RESOURCES: [&str; 4] = [NUMBER, MEMORY, MEMORY_PERCENTAGE, CORES];
 
 pub(super) const USE_UUID: &str = "volcano.sh/vgpu-use-gpuuuid";
 pub(super) const NO_USE_UUID: &str = "volcano.sh/vgpu-nouse-gpuuuid";
@@ -18,7 +18,7 @@ pub(super) const MODE: &str = "volcano.sh/vgpu-mode";
 pub(super) const PODGROUP_POLICY: &str = "volcano.sh/vgpu-podgroup-policy";
 
 pub(super) fn read(lines: &mut Lines<'_>, settings: &Settings) -> Read {
-    let spelling = Spelling {
+    let spelling = Counted {
         dialect: Dialect::Volcano,
         count: NUMBER,
         memory: MEMORY,

@@ -4,7 +4,8 @@
 //! device IDs `<GPU UUID>-<slot>`: they are what a node reads to take over its running pods.
 
 use super::{GrantError, Placed, Written, quoted};
-use crate::model::{Cores, GpuUuid, Node};
+use crate::dialect::asks::aws::VGPU;
+use crate::model::{ContainerName, Cores, GpuUuid, Grant, Node, Role, Share};
 use std::collections::BTreeSet;
 
 /// Every device ID of a node: all slots of the first GPU, then of the next. GPUs that are not offered have none.
@@ -25,14 +26,14 @@ pub fn slots_taken(node: &Node, device_ids: &[&str]) -> Result<Vec<(GpuUuid, u32
     for id in device_ids {
         let unknown = || {
             let message = format!("node {} has no device {}", node.name, quoted(id));
-            GrantError::new("k8s.amazonaws.com/vgpu", message)
+            GrantError::new(VGPU, message)
         };
         let (uuid, slot) = id.rsplit_once('-').ok_or_else(unknown)?;
         let index = node.gpu_index(&uuid.into()).ok_or_else(unknown)?;
         let slot: u32 = slot.parse().ok().filter(|&slot| slot < node.slots_per_gpu).ok_or_else(unknown)?;
         if let Some(reason) = &node.gpus[index].withheld {
             let message = format!("device {} is not offered: {reason}", quoted(id));
-            return Err(GrantError::new("k8s.amazonaws.com/vgpu", message));
+            return Err(GrantError::new(VGPU, message));
         }
         // A slot named twice is one slot.
         taken[index].insert(slot);
@@ -40,6 +41,29 @@ pub fn slots_taken(node: &Node, device_ids: &[&str]) -> Result<Vec<(GpuUuid, u32
     let counted = node.gpus.iter().zip(taken).filter(|(_, slots)| !slots.is_empty());
     // A slot is below the slots per GPU, so their number fits what holds those.
     Ok(counted.map(|(gpu, slots)| (gpu.uuid.clone(), slots.len() as u32)).collect())
+}
+
+/// The grant of a running container, from the device IDs that the kubelet reports for it: this system's only
+/// record. It limits no memory.
+pub fn read(
+    node: &Node,
+    container: &ContainerName,
+    role: Role,
+    device_ids: &[&str],
+) -> Result<Grant, GrantError> {
+    let share = |(gpu, taken)| Share {
+        gpu,
+        memory_bytes: None,
+        cores: Some(Cores::of_slots(taken, node.slots_per_gpu)),
+        ceiling: None,
+        whole: false,
+    };
+    let shares: Vec<Share> = slots_taken(node, device_ids)?.into_iter().map(share).collect();
+    if shares.is_empty() {
+        let message = format!("container {} holds no device", quoted(container.as_str()));
+        return Err(GrantError::new(VGPU, message));
+    }
+    Ok(Grant { container: container.clone(), init: role == Role::Init, shares })
 }
 
 pub(super) fn write(placed: &[&Placed<'_>], written: &mut Written) {
@@ -101,6 +125,21 @@ mod tests {
     fn a06_two_gpus_come_in_the_order_of_the_node() {
         assert_eq!(taken(&["a-1", "b-2"]), [("a".into(), 1), ("b".into(), 1)]);
         assert_eq!(taken(&["b-2", "a-1"]), taken(&["a-1", "b-2"]));
+    }
+
+    #[test]
+    fn a_running_containers_grant_is_read_from_its_devices() {
+        let held = |ids: &[&str]| read(&node(48), &"main".into(), Role::App, ids);
+        let grant = held(&["b-1", "a-0", "a-47"]).unwrap();
+        let shares: Vec<_> = grant.shares.iter().map(|s| (s.gpu.as_str(), s.cores, s.memory_bytes)).collect();
+        let slots = |taken| Some(Cores::of_slots(taken, 48));
+        assert_eq!(shares, [("a", slots(2), None), ("b", slots(1), None)]);
+        assert!(!grant.init && read(&node(10), &"main".into(), Role::Init, &["a-0"]).unwrap().init);
+        assert!(held(&["a-48"]).is_err());
+        assert_eq!(
+            held(&[]).unwrap_err().to_string(),
+            "k8s.amazonaws.com/vgpu: container \"main\" holds no device"
+        );
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::pod::Container;
 use std::collections::BTreeMap;
 
 /// The resource.
-pub const MEMORY: &str = "aliyun.com/gpu-mem";
+pub const MEMORY: &str = crate::dialect::asks::gpushare::MEMORY;
 /// The index of the pod's GPU; absent where it has several.
 pub const INDEX: &str = "ALIYUN_COM_GPU_MEM_IDX";
 /// The units of that GPU.
@@ -90,7 +90,17 @@ pub(super) fn read(record: &Record<'_>) -> Result<Option<Vec<Grant>>, GrantError
     let mut grants = Vec::new();
     for (container, units) in asking {
         let shares = match (allocated.remove(container.name.as_str()), index_text) {
-            (Some(shares), _) => shares,
+            (Some(shares), _) => {
+                let given: u64 =
+                    shares.iter().filter_map(|share| share.memory_bytes).map(|m| m.0 / unit).sum();
+                if given < units {
+                    let name = quoted(container.name.as_str());
+                    let message =
+                        format!("gives container {name} {given} units, and its limits ask for {units}");
+                    return Err(GrantError::new(ALLOCATION, message));
+                }
+                shares
+            }
             // The allocation lists only spec.containers: the index speaks for the others.
             (None, Some(index)) if allocation.is_none() || container.role != Role::App => {
                 vec![share(only_gpu(record, index)?, INDEX, units, unit)?]
@@ -100,13 +110,19 @@ pub(super) fn read(record: &Record<'_>) -> Result<Option<Vec<Grant>>, GrantError
                 let message = format!("{text} is no allocation, and there is no {INDEX} either");
                 return Err(GrantError::new(ALLOCATION, message));
             }
+            // What is not recorded here is held all the same: read as free, it would be given away twice.
+            (None, _) if container.role == Role::App => {
+                let name = quoted(container.name.as_str());
+                let message = format!("gives nothing to container {name}, which asks for {units} {MEMORY}");
+                return Err(GrantError::new(ALLOCATION, message));
+            }
             _ => continue,
         };
         let init = container.role == Role::Init;
         grants.push(Grant { container: container.name.clone(), init, shares });
     }
     if let Some(container) = allocated.keys().next() {
-        let message = format!("gives a share to container {container}, which asks for no {MEMORY}");
+        let message = format!("gives a share to container {}, which asks for no {MEMORY}", quoted(container));
         return Err(GrantError::new(ALLOCATION, message));
     }
     if grants.is_empty() {

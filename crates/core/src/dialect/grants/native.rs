@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// The annotation.
-pub const ANNOTATION: &str = "partage.dev/grant";
+pub const ANNOTATION: &str = crate::dialect::asks::native::GRANT;
 /// The version written. A reader refuses a later one rather than half understand it.
 pub const VERSION: u32 = 1;
 

@@ -30,7 +30,7 @@ fn node() -> Node {
 fn container(name: &str, role: Role, limits: &[(&str, &str)]) -> Container {
     let limits: BTreeMap<String, String> =
         limits.iter().map(|(name, amount)| (name.to_string(), amount.to_string())).collect();
-    Container { name: name.into(), role, requests: limits.clone(), limits, env: BTreeMap::new() }
+    Container { name: name.into(), role, requests: limits.clone(), limits }
 }
 
 fn app(name: &str, limits: &[(&str, &str)]) -> Container {

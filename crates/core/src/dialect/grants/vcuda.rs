@@ -2,25 +2,35 @@
 
 use super::environment::comma_list;
 use super::{Bind, GrantError, Placed, PlacedShare, Record, Written, memory_of, position, quoted};
+use crate::dialect::asks::vcuda as names;
 use crate::model::{Bytes, Cores, Gpu, Grant, Share};
 use crate::pod::Container;
+use crate::quote;
 use std::collections::BTreeMap;
 
-/// One `vcuda-memory` in bytes.
-pub const MEMORY_BLOCK: u64 = 256 << 20;
-
-const CORES: &str = "/vcuda-core";
-const MEMORY: &str = "/vcuda-memory";
-
-/// The domain of a container's `vcuda-*` resources.
+/// The domain under which a container asks; of several, which is an error of its ask, the first.
 pub fn domain(container: &Container) -> Option<&str> {
-    let of = |suffix: &str| container.resources().find_map(|name| name.strip_suffix(suffix));
-    of(CORES).or_else(|| of(MEMORY))
+    names::domains(container).first().copied()
 }
 
 /// The annotation that lists the minor numbers of one container's GPUs, by its index in `spec.containers`.
 pub fn index_key(domain: &str, container: usize) -> String {
-    format!("{domain}/predicate-gpu-idx-{container}")
+    format!("{domain}/{INDEX}{container}")
+}
+
+const INDEX: &str = "predicate-gpu-idx-";
+
+/// Whether an annotation is such a list, under any domain.
+pub(super) fn is_index_key(annotation: &str) -> bool {
+    annotation.split_once('/').is_some_and(|(_, name)| name.starts_with(INDEX))
+}
+
+fn cores_of(domain: &str) -> String {
+    format!("{domain}/{}", names::CORE)
+}
+
+fn memory_of_domain(domain: &str) -> String {
+    format!("{domain}/{}", names::MEMORY)
 }
 
 pub(super) fn write(
@@ -61,8 +71,8 @@ pub(super) fn read(record: &Record<'_>) -> Result<Option<Vec<Grant>>, GrantError
     let mut unrecorded = None;
     for (index, container) in record.apps().enumerate() {
         let Some(domain) = domain(container) else { continue };
-        let Some(cores) = record.amount(container, &format!("{domain}{CORES}"))? else { continue };
-        let blocks = record.amount(container, &format!("{domain}{MEMORY}"))?;
+        let Some(cores) = record.amount(container, &cores_of(domain))? else { continue };
+        let blocks = record.amount(container, &memory_of_domain(domain))?;
         // As upstream: a part of a GPU without memory is no ask.
         if cores < 100 && blocks.is_none() {
             continue;
@@ -99,8 +109,8 @@ fn for_runtime(placed: &Placed<'_>, domain: &str) -> BTreeMap<String, String> {
     let memory = placed.parts.iter().map(held).fold(0, u64::saturating_add);
     let devices = comma_list(placed.parts.iter().map(|part| format!("/dev/nvidia{}", part.gpu.minor)));
     BTreeMap::from([
-        (format!("{domain}{CORES}"), cores.to_string()),
-        (format!("{domain}{MEMORY}"), memory.to_string()),
+        (cores_of(domain), cores.to_string()),
+        (memory_of_domain(domain), memory.to_string()),
         (format!("{domain}/vcuda-device"), devices),
     ])
 }
@@ -133,11 +143,11 @@ fn shares(
     gpus: &[&Gpu],
     Amounts { domain, cores, blocks }: &Amounts<'_>,
 ) -> Result<Vec<Share>, GrantError> {
-    let resource = format!("{domain}{CORES}");
+    let resource = cores_of(domain);
     let fail = |message: String| GrantError::new(resource.as_str(), message);
     let whole = *cores >= 100;
     if whole && cores % 100 != 0 {
-        let name = &container.name;
+        let name = quote::short(container.name.as_str());
         return Err(fail(format!("container {name} asks for {cores}: above 100 only multiples of it exist")));
     }
     let count = if whole { cores / 100 } else { 1 };
@@ -146,7 +156,7 @@ fn shares(
         return Err(GrantError::new(key, message));
     }
     let limit = match blocks {
-        Some(blocks) => Some(memory_of(&format!("{domain}{MEMORY}"), *blocks, MEMORY_BLOCK)?),
+        Some(blocks) => Some(memory_of(&memory_of_domain(domain), *blocks, names::BLOCK)?),
         None => None,
     };
     let promised = percent(*cores);
@@ -167,7 +177,7 @@ fn shares(
 /// How far compute may stretch: an annotation of the whole pod. Upstream also runs pods whose ceiling is below what
 /// they were promised: the promise stands.
 fn ceiling(record: &Record<'_>, domain: &str, promised: Cores) -> Result<Option<Cores>, GrantError> {
-    let key = format!("{domain}/vcuda-core-limit");
+    let key = format!("{domain}/{}", names::CORE_LIMIT);
     let Some(text) = record.annotation(&key)? else { return Ok(None) };
     let limit: u64 = text.parse().map_err(|_| {
         GrantError::new(key, format!("{} is no number of percent: write one like \"50\"", quoted(text)))

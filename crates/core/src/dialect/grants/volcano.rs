@@ -2,8 +2,10 @@
 
 use super::device_list::{self, Device, NVIDIA};
 use super::{Bind, GrantError, Placed, PlacedShare, Record, Written, environment, memory_of, quoted};
+use crate::dialect::asks::volcano::{CORES, MEMORY, MEMORY_PERCENTAGE, NUMBER, RESOURCES};
 use crate::model::{Cores, Grant, Share};
 use crate::pod::Container;
+use crate::quote;
 
 /// The node chosen.
 pub const NODE: &str = "volcano.sh/vgpu-node";
@@ -19,14 +21,8 @@ pub const BIND_PHASE: &str = "volcano.sh/bind-phase";
 pub const BIND_TIME: &str = "volcano.sh/bind-time";
 
 /// The resources that make a container one of those the record lists, for Volcano's own scheduler.
-const COUNTED: [&str; 2] = ["volcano.sh/vgpu-number", "volcano.sh/vgpu-memory"];
-/// Those that do so for us: compute or a percentage of memory alone is an ask, too.
-const ASKED: [&str; 4] = [
-    "volcano.sh/vgpu-number",
-    "volcano.sh/vgpu-memory",
-    "volcano.sh/vgpu-memory-percentage",
-    "volcano.sh/vgpu-cores",
-];
+/// To us, compute or a percentage of memory alone is an ask, too.
+const COUNTED: [&str; 2] = [NUMBER, MEMORY];
 
 pub(super) fn write(placed: &[&Placed<'_>], bind: &Bind<'_>, written: &mut Written) {
     let unit = unit(bind.settings.volcano_memory_factor);
@@ -65,8 +61,10 @@ pub(super) fn write(placed: &[&Placed<'_>], bind: &Bind<'_>, written: &mut Writt
 /// GPU nobody else is on, the shares of init containers and sidecars.
 pub(super) fn read(record: &Record<'_>) -> Result<Option<Vec<Grant>>, GrantError> {
     let Some(text) = record.annotation(IDS)? else { return Ok(None) };
-    let list = List { key: IDS, node_key: NODE, text, unit: unit(record.settings.volcano_memory_factor) };
-    list.read(record, &[record.asking(&ASKED)?, record.asking(&COUNTED)?])
+    let names = Names { count: NUMBER, memory: MEMORY, percent: MEMORY_PERCENTAGE, cores: CORES };
+    let unit = unit(record.settings.volcano_memory_factor);
+    let list = List { key: IDS, node_key: NODE, text, unit, names };
+    list.read(record, &[record.asking(&RESOURCES)?, record.asking(&COUNTED)?])
 }
 
 /// An annotation with a device list.
@@ -77,6 +75,15 @@ pub(super) struct List<'a> {
     pub(super) text: &'a str,
     /// One unit of memory in bytes.
     pub(super) unit: u64,
+    pub(super) names: Names,
+}
+
+/// The resources whose amounts a list must come up to.
+pub(super) struct Names {
+    pub(super) count: &'static str,
+    pub(super) memory: &'static str,
+    pub(super) percent: &'static str,
+    pub(super) cores: &'static str,
 }
 
 /// One unit of `volcano.sh/vgpu-memory` in bytes.
@@ -111,19 +118,53 @@ impl List<'_> {
             self.wrong(format!("lists {} containers, but {asked} of the pod's ask for GPUs", listed.len()))
         })?;
         let grant = |(container, devices): (&&Container, &Vec<Device>)| {
+            self.gives_what_is_asked(record, container, devices)?;
             let mut shares: Vec<Share> = Vec::new();
             for device in devices {
                 let share = self.share(record, device)?;
                 if shares.iter().any(|other| other.gpu == share.gpu) {
-                    return Err(
-                        self.wrong(format!("gives container {} twice GPU {}", container.name, share.gpu))
-                    );
+                    let name = quote::short(container.name.as_str());
+                    return Err(self.wrong(format!("gives container {name} twice GPU {}", share.gpu)));
                 }
                 shares.push(share);
             }
             Ok(Grant { container: container.name.clone(), init: false, shares })
         };
         containers.iter().zip(&listed).map(grant).collect::<Result<_, _>>().map(Some)
+    }
+
+    /// Refuses a record of less than the container's limits: what it leaves out is held all the same.
+    fn gives_what_is_asked(
+        &self,
+        record: &Record<'_>,
+        container: &Container,
+        devices: &[Device],
+    ) -> Result<(), GrantError> {
+        let Names { count, memory, percent, cores } = self.names;
+        let less = |resource: &str, given: u64, asked: u64| {
+            let name = quoted(container.name.as_str());
+            self.wrong(format!("gives container {name} {given} {resource}, and its limits ask for {asked}"))
+        };
+        let asked = record.amount(container, count)?.unwrap_or(1);
+        let given = devices.len() as u64;
+        if given < asked {
+            return Err(less(count, given, asked));
+        }
+        // A percentage is of a total that the other scheduler rounded in its own way.
+        let memory_asked = match record.amount(container, percent)? {
+            Some(_) => None,
+            None => record.amount(container, memory)?,
+        };
+        for device in devices {
+            let (memory_given, cores_given) = (u64::from(device.memory), u64::from(device.cores));
+            if let Some(asked) = memory_asked.filter(|&asked| memory_given < asked) {
+                return Err(less(memory, memory_given, asked));
+            }
+            if let Some(asked) = record.amount(container, cores)?.filter(|&asked| cores_given < asked) {
+                return Err(less(cores, cores_given, asked));
+            }
+        }
+        Ok(())
     }
 
     fn share(&self, record: &Record<'_>, device: &Device) -> Result<Share, GrantError> {

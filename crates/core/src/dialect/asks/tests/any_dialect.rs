@@ -87,3 +87,76 @@ fn c99_containers_between_keep_their_place() {
     assert_eq!(names, [("a", true), ("plain", false), ("b", true)]);
     assert_eq!(reading.ask.asks.len(), 2);
 }
+
+#[test]
+fn a_carrier_is_as_large_as_the_ask() {
+    let carried = |count: &str, amounts: Value| {
+        let mut amounts = amounts;
+        amounts["partage.dev/gpu"] = count.into();
+        read_one_in(&Settings::default(), json!({"partage.dev/carrier": "main=partage.dev/gpu"}), amounts)
+    };
+    let memory = json!({"volcano.sh/vgpu-memory": 100});
+    let two = json!({"volcano.sh/vgpu-memory": 100, "volcano.sh/vgpu-number": 2});
+    assert_eq!(want(&carried("1", memory.clone())).count, 1);
+    assert_eq!(want(&carried("2", two.clone())).count, 2);
+    assert_eq!(message(&carried("0", memory.clone())), "carries an ask and is 0: write 1");
+    assert_eq!(message(&carried("1", two)), "carries an ask for 2 and is 1: write 2");
+    assert!(message(&carried("1.5", memory.clone())).ends_with("is not a whole number"));
+    assert!(message(&carried("one", memory)).contains("is not a Kubernetes quantity"));
+}
+
+#[test]
+fn lists_are_bounded_and_read_in_one_pass() {
+    let listed = |key: &str, list: String| {
+        read_one_in(&Settings::default(), json!({key: list}), json!({"partage.dev/gpu": 1}))
+    };
+    let many = |count: usize| (0..count).map(|n| format!("GPU-{n}")).collect::<Vec<_>>().join(",");
+    for key in ["partage.dev/gpus", "partage.dev/not-gpus"] {
+        assert_eq!(listed(key, many(256) + "," + &many(256)).problems, []);
+        assert_eq!(message(&listed(key, many(100_000))), "lists 100000 names: write 256 or fewer");
+        let long = message(&listed(key, "x".repeat(257))).to_string();
+        assert_eq!(
+            long,
+            format!("\"{}…\" is too long for a name: write 256 letters or fewer", "x".repeat(63))
+        );
+    }
+}
+
+#[test]
+fn tenants_are_never_quoted_at_length() {
+    let long = "x".repeat(10_000);
+    let annotations =
+        ["policy", "same-gpu", "cores-limit", "carrier", "memory-limit", "models", "nonsense", &long];
+    let annotations: serde_json::Map<_, _> =
+        annotations.iter().map(|name| (format!("partage.dev/{name}"), json!(long))).collect();
+    let amounts =
+        json!({"partage.dev/gpu": long, "partage.dev/memory": format!("1{long}"), "vcuda-core": long});
+    let reading = read_one_in(&Settings::default(), annotations.into(), amounts);
+    assert!(reading.problems.len() > 7);
+    for problem in &reading.problems {
+        assert!(problem.field.len() < 330 && problem.message.len() < 400, "{problem:?}");
+    }
+}
+
+#[test]
+fn memory_beyond_any_gpu_and_half_written_units_are_problems() {
+    assert!(
+        message(&read_one(json!({"partage.dev/memory": "2Pi"})))
+            .ends_with("any GPU has: write 1024 TiB or less")
+    );
+    for (text, meant) in
+        [("8GB", "8G or 8Gi?"), ("8gb", "8G or 8Gi?"), ("8g", "8G or 8Gi?"), ("8KB", "8k or 8Ki?")]
+    {
+        assert!(message(&read_one(json!({"partage.dev/memory": text}))).ends_with(meant), "{text}");
+    }
+}
+
+#[test]
+fn other_peoples_names_get_an_answer() {
+    let reading = read_one(json!({"nvidia.com/gpu.shared": 1}));
+    assert!(message(&reading).starts_with("this is NVIDIA's name for time-slicing"));
+    assert_eq!(
+        read_one(json!({"example.com/fpga": 1, "amd.com/gpu": 1, "hugepages-2Mi": "4Mi"})).problems,
+        []
+    );
+}

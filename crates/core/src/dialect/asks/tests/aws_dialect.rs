@@ -8,3 +8,25 @@ fn a15_slots_come_from_one_gpu_where_they_fit() {
     let reading = read_one(json!({"k8s.amazonaws.com/vgpu": 0}));
     assert_eq!((reading.problems.len(), reading.ask.asks.len()), (0, 0));
 }
+
+#[test]
+fn slots_are_held_to_memory_where_the_pod_says_so() {
+    let limited = |limit: &str, resource: &str| {
+        read_one_in(&Settings::default(), json!({"partage.dev/memory-limit": limit}), json!({resource: 5}))
+    };
+    assert_eq!(want(&limited("4Gi", aws::VGPU)), parts(1, mib(4096), CoresAsk::Slots(5)));
+    for wrong in ["4", "2Pi", "many", "500m", "-1Gi"] {
+        let reading = limited(wrong, aws::VGPU);
+        assert_eq!(reading.problems.len(), 1, "{wrong}");
+        assert_eq!(reading.containers[0].want.unwrap().part.memory, MemoryAsk::Unlimited, "{wrong}");
+    }
+    assert_eq!(
+        message(&limited("4", aws::VGPU)),
+        "\"4\" is no memory limit: write 1 MiB to 1024 TiB, like \"8Gi\""
+    );
+    assert_eq!(
+        message(&limited("4Gi", "partage.dev/gpu")),
+        "limits the memory of k8s.amazonaws.com/vgpu only: ask for memory as a resource, like partage.dev/memory"
+    );
+    assert_eq!(limited("4Gi", "cpu").problems, []);
+}

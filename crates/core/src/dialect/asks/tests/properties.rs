@@ -52,7 +52,7 @@ fn any_pod() -> impl Strategy<Value = Pod> {
     let amounts = || prop::collection::btree_map(any_resource(), any_amount(), 0..5);
     let roles = prop::sample::select(vec![Role::Init, Role::Sidecar, Role::App]);
     let container = (roles, amounts(), amounts()).prop_map(|(role, limits, requests)| {
-        crate::pod::Container { name: "main".into(), role, limits, requests, env: Default::default() }
+        crate::pod::Container { name: "main".into(), role, limits, requests }
     });
     let annotations = prop::collection::btree_map(any_annotation(), Just(()), 0..5);
     (annotations, prop::collection::vec(container, 0..4)).prop_map(|(annotations, containers)| Pod {

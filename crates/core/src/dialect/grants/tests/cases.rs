@@ -359,3 +359,27 @@ fn vcuda_ceiling_comes_from_the_pod_and_ends_at_100() {
         assert_eq!(grant.grants[0].shares[0].ceiling, Cores::percent(ceiling));
     }
 }
+
+#[test]
+fn a3_a_container_without_a_gpu_has_no_entry() {
+    let pod = pod(vec![app("log", &[]), app("main", &[(CORE, "20"), (BLOCKS, "1")])]);
+    let grant = pod_grant(vec![granted("main", vec![mib("GPU-a", 256, Some(20))])]);
+    let written = written(&pod, &grant, Dialect::Vcuda, &Settings::default());
+    assert!(!written.env.contains_key("log") && !written.container_annotations.contains_key("log"));
+    assert!(!written.annotations.contains_key("inspur.com/predicate-gpu-idx-0"));
+    assert_eq!(written.annotations["inspur.com/predicate-gpu-idx-1"], "0");
+}
+
+#[test]
+fn a12_two_pods_at_once_each_get_their_own_memory() {
+    // The same cores, so that nothing but the pod itself tells them apart.
+    for (blocks, held) in [("4", 1024), ("8", 2048)] {
+        let pod = pod(vec![app("main", &[(CORE, "20"), (BLOCKS, blocks)])]);
+        let grant = pod_grant(vec![granted("main", vec![mib("GPU-a", held, Some(20))])]);
+        let written = written(&pod, &grant, Dialect::Vcuda, &Settings::default());
+        let memory = &written.container_annotations["main"][BLOCKS];
+        assert_eq!(*memory, (held << 20).to_string());
+        let read = read_back(&as_foreign(pod, &written), &Settings::default());
+        assert_eq!(read, Ok(Some((Dialect::Vcuda, grant))));
+    }
+}

@@ -33,7 +33,12 @@ fn errors_say_what_is_there_and_what_is_wrong() {
         (
             gpushare::ALLOCATION,
             r#"{"0":{"0":0}}"#,
-            "gives nothing to any container that asks for aliyun.com/gpu-mem",
+            "gives nothing to container \"main\", which asks for 2 aliyun.com/gpu-mem",
+        ),
+        (
+            gpushare::ALLOCATION,
+            r#"{"0":{"0":1}}"#,
+            "gives container \"main\" 1 units, and its limits ask for 2",
         ),
         (
             gpushare::ALLOCATION,
@@ -86,6 +91,49 @@ fn errors_say_what_is_there_and_what_is_wrong() {
     assert_eq!(elsewhere, "volcano.sh/vgpu-node: says node \"n2\", but this is n1");
     let two = refused(&[(volcano::IDS, "GPU-a,NVIDIA,1,0:"), (gpushare::INDEX, "0")]);
     assert!(two.contains("a grant of gpushare and one of volcano"), "{two}");
+}
+
+#[test]
+fn a_record_of_less_than_the_limits_is_refused() {
+    let read = |key: &str, text: &str, limits: &[(&str, &str)]| {
+        let pod = annotated(pod(vec![app("main", limits), app("log", &[])]), &[(key, text)]);
+        read_back(&pod, &Settings::default())
+    };
+    let asked = [("volcano.sh/vgpu-number", "2"), ("volcano.sh/vgpu-memory", "3000")];
+    for (text, error) in [
+        ("GPU-a,NVIDIA,0,0:", "1 volcano.sh/vgpu-number, and its limits ask for 2"),
+        ("GPU-a,NVIDIA,0,0:GPU-b,NVIDIA,3000,0:", "0 volcano.sh/vgpu-memory, and its limits ask for 3000"),
+        (
+            "GPU-a,NVIDIA,3000,0:GPU-b,NVIDIA,2999,0:",
+            "2999 volcano.sh/vgpu-memory, and its limits ask for 3000",
+        ),
+    ] {
+        let refused = read(volcano::IDS, text, &asked).unwrap_err();
+        assert_eq!(refused, format!("volcano.sh/vgpu-ids-new: gives container \"main\" {error}"), "{text}");
+    }
+    let percent = [asked[0], asked[1], ("volcano.sh/vgpu-memory-percentage", "10")];
+    assert!(read(volcano::IDS, "GPU-a,NVIDIA,1600,0:GPU-b,NVIDIA,1200,0:", &percent).is_ok());
+    let cores = [("nvidia.com/gpu", "1"), ("nvidia.com/gpucores", "30")];
+    assert!(read(hami::IDS, "GPU-a,NVIDIA,100,30:", &cores).is_ok());
+    assert!(read(hami::IDS, "GPU-a,NVIDIA,100,29:", &cores).is_err());
+    // A second container that the allocation forgot holds its memory all the same.
+    let two = pod(vec![app("one", &[(gpushare::MEMORY, "1")]), app("two", &[(gpushare::MEMORY, "1")])]);
+    let two = annotated(two, &[(gpushare::ALLOCATION, r#"{"0":{"0":1}}"#)]);
+    let error = read_back(&two, &Settings::default()).unwrap_err();
+    assert!(
+        error.ends_with("gives nothing to container \"two\", which asks for 1 aliyun.com/gpu-mem"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_domain_that_asks_decides() {
+    let limits = [("a.com/vcuda-core", "0"), ("b.com/vcuda-core", "50"), ("b.com/vcuda-memory", "4")];
+    let pod = pod(vec![app("main", &limits)]);
+    assert_eq!(vcuda::domain(&pod.containers[0]), Some("b.com"));
+    let pod = annotated(pod, &[("b.com/predicate-gpu-idx-0", "0")]);
+    let (dialect, grant) = read_back(&pod, &Settings::default()).unwrap().unwrap();
+    assert_eq!((dialect, grant.grants[0].shares[0].cores), (Dialect::Vcuda, Cores::percent(50)));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What is written is read back: everything in the native record, and in each other what it can say.
 
 use super::*;
+use crate::dialect::asks::vcuda::BLOCK;
 use crate::testing;
 use proptest::collection::vec;
 use proptest::option;
@@ -110,11 +111,11 @@ fn vcuda_case() -> impl Strategy<Value = Case> {
                     gpus.truncate(1);
                 }
                 let cores = if whole { 100 * gpus.len() as u64 } else { percent.into() };
-                let blocks = within(seed, node.gpus[gpus[0]].memory_bytes.0 / vcuda::MEMORY_BLOCK);
+                let blocks = within(seed, node.gpus[gpus[0]].memory_bytes.0 / BLOCK);
                 let limited = limited || !whole;
                 let share = |index: usize| {
                     let memory = node.gpus[index].memory_bytes;
-                    let limit = Bytes(blocks * vcuda::MEMORY_BLOCK).min(memory);
+                    let limit = Bytes(blocks * BLOCK).min(memory);
                     let memory = if limited { limit } else { memory };
                     let cores = if whole { 100 } else { percent };
                     let share = super::share(node.gpus[index].uuid.as_str(), Some(memory), Some(cores));
