@@ -9,7 +9,7 @@ use crate::model::{
     Ask, Bytes, CoresAsk, GpuUuid, Grant, MemoryAsk, Node, NodeName, Part, PodAsk, PodGrant, PodId, PodUid,
     Role, Want,
 };
-use crate::place::{Charge, Cluster, Decision, GpuClass, HostUse, NodeIndex, solve};
+use crate::place::{Charge, Cluster, Decision, GpuClass, HostUse, NodeIndex, placement};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
@@ -289,7 +289,12 @@ impl Ledger {
         }
         let host = HostUse::new(ask.cpu, ask.memory);
         let charges = decision.placement.charges(&ask.asks);
-        if !solve::still_fits(room, self.cluster.classes(), &self.cluster.prepare(ask), &decision.placement) {
+        if !placement::still_fits(
+            room,
+            self.cluster.classes(),
+            &self.cluster.prepare(ask),
+            &decision.placement,
+        ) {
             return Err(Refused::Taken { node, namespace, name });
         }
         self.hold(Held { pod, stage: Stage::Reserved { until }, grant: grant.clone(), host, charges });
@@ -447,7 +452,7 @@ fn charges(cluster: &Cluster, grant: &PodGrant) -> Vec<(usize, Charge)> {
     };
     let roles: Vec<Role> = grant.grants.iter().enumerate().map(role).collect();
     let room = cluster.room(node);
-    solve::peak_charges(&roles, |at| {
+    placement::peak_charges(&roles, |at| {
         grant.grants[at].shares.iter().filter_map(|share| {
             let gpu = room.node.gpu_index(&share.gpu)?;
             let class = usize::from(room.gpus[gpu].class);

@@ -5,13 +5,15 @@
 //! room and the same ask always give the same answer; ties go to the lowest index.
 //!
 //! Reading order: [`room`] (what is left), [`fit`] (whether a part fits one GPU, and why not), [`order`]
-//! (which GPUs first), [`solve`] (a whole pod on one node), [`rank`] (which node), [`cluster`] (all of them).
+//! (which GPUs first), [`solve`] (a whole pod on one node, giving a
+//! [`placement`]), [`rank`] (which node), [`cluster`] (all of them).
 
 pub mod cluster;
 pub mod fit;
 pub mod fragmentation;
 pub mod mix;
 pub mod order;
+pub mod placement;
 pub mod placer;
 pub mod rank;
 pub mod room;
@@ -20,7 +22,8 @@ pub mod solve;
 
 pub use cluster::{Cluster, Decision, NodeIndex};
 pub use fit::{Need, Prepared, Short, Wanted};
+pub use placement::{Placement, Slice};
 pub use placer::Placer;
 pub use rank::Ranking;
 pub use room::{Charge, GpuClass, GpuRoom, HostUse, NodeRoom};
-pub use solve::{NodeShort, Placement, Slice};
+pub use solve::NodeShort;

@@ -4,9 +4,9 @@
 //! anew. A decision then costs a scan over one number per node.
 
 use super::fit::Prepared;
+use super::placement::Placement;
 use super::rank::{self, Ranking};
 use super::room::{Charge, GpuClass, HostUse, MAX_GPUS, NodeRoom, State};
-use super::solve::Placement;
 use crate::model::{Node, NodeName, PodAsk};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};

@@ -16,10 +16,11 @@ mod tables;
 
 use super::fit::{Prepared, Wanted};
 use super::mix::Mix;
+use super::placement::Placement;
 use super::rank::{self, Ranking};
 use super::room::{GpuClass, NodeRoom};
 use super::sketch::Sketch;
-use super::solve::{self, Placement, Preference, Setting};
+use super::solve::{self, Preference, Setting};
 use super::{Cluster, order};
 use crate::model::{Ask, Bytes, Cores, CoresAsk, MemoryAsk, MilliCpu, Part, PodAsk, Role, Together, Want};
 use tables::{Asker, Tables};

@@ -2,8 +2,9 @@
 
 use super::fit::{Prepared, Wanted};
 use super::order;
+use super::placement::Placement;
 use super::room::{GpuClass, NodeRoom};
-use super::solve::{self, Placement, Preference, Setting};
+use super::solve::{self, Preference, Setting};
 use crate::model::{CoresAsk, Policy, Together};
 use std::sync::atomic::{AtomicU64, Ordering};
 
