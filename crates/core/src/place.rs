@@ -4,10 +4,11 @@
 //! a node ([`Cluster::fits`]), ranked by a [`Ranking`] and placed on the best one ([`Cluster::best`]). The same
 //! room and the same ask always give the same answer; ties go to the lowest index.
 //!
-//! Reading order: [`room`] (what is left), [`fit`] (whether a part fits one GPU, and why not), [`order`]
-//! (which GPUs first), [`solve`] (a whole pod on one node, giving a
-//! [`placement`]), [`rank`] (which node), [`cluster`] (all of them).
+//! Reading order: [`room`] (what is left), [`fit`] (whether a part fits one GPU, and why not), [`order`] (which
+//! GPUs first), [`solve`] (a whole pod on one node, giving a [`placement`]), [`rank`] (which node), [`cluster`]
+//! (all of them, with ranks cached on boards), [`fragmentation`] (the default policy).
 
+mod board;
 pub mod cluster;
 pub mod fit;
 pub mod fragmentation;

@@ -1,21 +1,13 @@
 //! All nodes, and the best of them for a pod.
-//!
-//! Ranks are kept per kind of ask: when the same ask comes again, only nodes that changed since are ranked
-//! anew. A decision then costs a scan over one number per node.
 
+use super::board::{Board, Boards, Nodes};
 use super::fit::Prepared;
 use super::placement::Placement;
 use super::rank::{self, Ranking};
-use super::room::{Charge, GpuClass, HostUse, MAX_GPUS, NodeRoom, State};
+use super::room::{Charge, GpuClass, HostUse, MAX_GPUS, NodeRoom};
 use crate::model::{Node, NodeName, PodAsk};
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-
-/// Kinds of ask whose ranks are kept. Beyond it the one unused for longest goes.
-const MOST_BOARDS: usize = 512;
-/// The rank of a node that does not fit.
-const UNFIT: i64 = i64::MIN;
 
 /// A node's place in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,22 +34,8 @@ pub struct Cluster {
     /// When each node last changed.
     changed: Vec<u64>,
     names: HashMap<NodeName, usize>,
-    boards: HashMap<u64, Vec<Board>>,
-    board_count: usize,
+    boards: Boards,
     clock: u64,
-    hasher: RandomState,
-}
-
-/// The ranks of all nodes for one kind of ask under one ranking.
-#[derive(Debug)]
-struct Board {
-    ranking: &'static str,
-    prepared: Arc<Prepared>,
-    epoch: u64,
-    /// Ranks hold for every node unchanged since then.
-    seen: u64,
-    used: u64,
-    ranks: Vec<i64>,
 }
 
 impl Cluster {
@@ -166,18 +144,16 @@ impl Cluster {
     /// The best node for a pod, and the GPUs there; `None` where it fits nowhere.
     pub fn best(&mut self, ask: &PodAsk, ranking: &impl Ranking) -> Option<Decision> {
         let board = self.board(ask, ranking);
-        let (node, rank) = highest(&board.ranks)?;
-        let prepared = Arc::clone(&board.prepared);
-        let room = &self.rooms[node];
+        let (node, rank) = board.highest()?;
+        let prepared = board.prepared();
+        let room = self.room(node);
         let placement = ranking.place(room, &self.classes, &prepared)?;
-        Some(Decision { node: NodeIndex(node), placement, rank, layout: room.layout })
+        Some(Decision { node, placement, rank, layout: room.layout })
     }
 
     /// The rank of every node that a pod fits, in order.
     pub fn ranks(&mut self, ask: &PodAsk, ranking: &impl Ranking) -> Vec<(NodeIndex, i64)> {
-        let board = self.board(ask, ranking);
-        let ranks = board.ranks.iter().enumerate().filter(|(_, rank)| **rank != UNFIT);
-        ranks.map(|(at, &rank)| (NodeIndex(at), rank)).collect()
+        self.board(ask, ranking).fitting().collect()
     }
 
     /// Whether a decision still means the GPUs it meant when it was taken.
@@ -188,56 +164,9 @@ impl Cluster {
     /// The up-to-date ranks for an ask.
     fn board(&mut self, ask: &PodAsk, ranking: &impl Ranking) -> &Board {
         self.clock += 1;
-        let key = self.hasher.hash_one((ranking.name(), Likeness(ask)));
-        let bucket = self.boards.entry(key).or_default();
-        let known = bucket
-            .iter()
-            .position(|b| b.ranking == ranking.name() && Likeness(&b.prepared.ask) == Likeness(ask));
-        let at = match known {
-            Some(at)
-                if bucket[at].prepared.wants.first().is_none_or(|w| w.needs.len() == self.classes.len()) =>
-            {
-                at
-            }
-            // A class of GPU came since: what the ask comes to there is not known yet.
-            Some(at) => {
-                bucket[at] = Board::new(ask, ranking.name(), &self.classes);
-                at
-            }
-            None => {
-                bucket.push(Board::new(ask, ranking.name(), &self.classes));
-                self.board_count += 1;
-                bucket.len() - 1
-            }
-        };
-        if self.board_count > MOST_BOARDS {
-            self.drop_oldest_board(key);
-        }
-        let (rooms, classes, changed) = (&self.rooms, &self.classes, &self.changed);
-        let board = &mut self.boards.entry(key).or_default()[at];
-        board.used = self.clock;
-        board.refresh(rooms, classes, changed, self.clock, ranking);
-        board
-    }
-
-    /// Forgets the board unused for longest, sparing the bucket just asked for.
-    fn drop_oldest_board(&mut self, spared: u64) {
-        let oldest = self
-            .boards
-            .iter()
-            .filter(|(key, _)| **key != spared)
-            .flat_map(|(key, bucket)| bucket.iter().map(|board| (board.used, *key)))
-            .min();
-        if let Some((used, key)) = oldest
-            && let Some(bucket) = self.boards.get_mut(&key)
-        {
-            let before = bucket.len();
-            bucket.retain(|board| board.used != used);
-            self.board_count -= before - bucket.len();
-            if bucket.is_empty() {
-                self.boards.remove(&key);
-            }
-        }
+        let nodes =
+            Nodes { rooms: &self.rooms, classes: &self.classes, changed: &self.changed, now: self.clock };
+        self.boards.up_to_date(ask, ranking, &nodes)
     }
 
     fn class(&mut self, class: &GpuClass) -> u16 {
@@ -252,72 +181,5 @@ impl Cluster {
     fn touch(&mut self, node: usize) {
         self.clock += 1;
         self.changed[node] = self.clock;
-    }
-}
-
-impl Board {
-    fn new(ask: &PodAsk, ranking: &'static str, classes: &[GpuClass]) -> Board {
-        let prepared = Arc::new(Prepared::new(ask, classes));
-        Board { ranking, prepared, epoch: 0, seen: 0, used: 0, ranks: Vec::new() }
-    }
-
-    fn refresh(
-        &mut self,
-        rooms: &[NodeRoom],
-        classes: &[GpuClass],
-        changed: &[u64],
-        now: u64,
-        ranking: &impl Ranking,
-    ) {
-        let seen = if self.epoch == ranking.epoch() { self.seen } else { 0 };
-        self.ranks.resize(rooms.len(), UNFIT);
-        // A pod of several containers is worth remembering by state: in a large cluster many nodes are alike.
-        let costly = self.prepared.wants.len() > 1 && self.prepared.ask.constraints.uuids.is_open();
-        let mut known: HashMap<State, i64> = HashMap::new();
-        for (node, room) in rooms.iter().enumerate().filter(|&(node, _)| changed[node] > seen) {
-            let rank = || ranking.rank(room, classes, &self.prepared).unwrap_or(UNFIT);
-            self.ranks[node] = match room {
-                room if room.removed => UNFIT,
-                room if costly => *known.entry(room.state()).or_insert_with(rank),
-                _ => rank(),
-            };
-        }
-        self.epoch = ranking.epoch();
-        self.seen = now;
-    }
-}
-
-/// The first node of the highest rank.
-fn highest(ranks: &[i64]) -> Option<(usize, i64)> {
-    // The maximum first, then where it is: both passes are simple enough to be vectorised.
-    let best = ranks.iter().copied().max().filter(|&rank| rank != UNFIT)?;
-    let node = ranks.iter().position(|&rank| rank == best)?;
-    Some((node, best))
-}
-
-/// Two asks are alike when the allocator cannot tell them apart: everything but the containers' names.
-struct Likeness<'a>(&'a PodAsk);
-
-impl Likeness<'_> {
-    fn wants(&self) -> impl Iterator<Item = (crate::model::Role, crate::model::Want)> {
-        self.0.asks.iter().map(|ask| (ask.role, ask.want))
-    }
-}
-
-impl PartialEq for Likeness<'_> {
-    fn eq(&self, other: &Self) -> bool {
-        self.wants().eq(other.wants())
-            && self.0.constraints == other.0.constraints
-            && (self.0.cpu, self.0.memory) == (other.0.cpu, other.0.memory)
-    }
-}
-
-impl std::hash::Hash for Likeness<'_> {
-    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        for want in self.wants() {
-            want.hash(state);
-        }
-        self.0.constraints.hash(state);
-        (self.0.cpu, self.0.memory).hash(state);
     }
 }
