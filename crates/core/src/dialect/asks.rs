@@ -12,6 +12,7 @@ pub(super) mod hami;
 mod host;
 mod limit;
 mod lines;
+mod memory;
 pub(super) mod native;
 mod nearest;
 pub(super) mod vcuda;

@@ -21,7 +21,7 @@ pub struct Add {
     pub namespace: Namespace,
     /// The pod.
     pub pod: PodName,
-    /// How many GPUs, 1 to 1024.
+    /// How many GPUs, 1 to 64.
     pub count: u32,
     /// All in one reservation, given back only together.
     pub entire: bool,
@@ -188,9 +188,9 @@ mod tests {
 
     #[test]
     fn more_gpus_than_any_node_has_are_refused() {
-        let answer = refused(get("/addgpu/namespace/default/pod/p/gpu/1025"));
-        assert_eq!(answer, (400, "Invalid param gpuNum: 1025(ask for 1024 GPUs or fewer)\n".into()));
-        assert!(get("/addgpu/namespace/default/pod/p/gpu/1024").is_ok());
+        let answer = refused(get("/addgpu/namespace/default/pod/p/gpu/65"));
+        assert_eq!(answer, (400, "Invalid param gpuNum: 65(ask for 64 GPUs or fewer)\n".into()));
+        assert!(get("/addgpu/namespace/default/pod/p/gpu/64").is_ok());
     }
 
     #[test]

@@ -2,20 +2,32 @@
 
 use super::super::Dialect;
 use super::super::absent::Absent;
-use super::lines::Lines;
+use super::lines::{self, Lines};
+use super::memory::MOST;
 use super::native::{self, MEMORY_LIMIT};
 use super::{ContainerReading, Read};
-use crate::model::{Bytes, CoresAsk, Part, Want};
+use crate::model::{Bytes, CoresAsk, MAX_SLOTS, Part, Want};
 use crate::pod::{Pod, Problem};
 use crate::quantity::Quantity;
 use crate::quote::short;
-use crate::snapshot::MOST_MEMORY;
 
 /// The resource.
 pub(in crate::dialect) const VGPU: &str = "k8s.amazonaws.com/vgpu";
+/// The most slots a node can have.
+const MOST_SLOTS: u32 = lines::MAX_GPUS * MAX_SLOTS;
 
 pub(super) fn read(lines: &mut Lines<'_>) -> Read {
-    let Some(slots @ 1..) = lines.gpus(VGPU)? else { return Ok(None) };
+    let Some(slots @ 1..) = lines.count(VGPU)? else { return Ok(None) };
+    let slots = match u32::try_from(slots) {
+        Ok(slots @ ..=MOST_SLOTS) => slots,
+        _ => {
+            let (gpus, of_one) = (lines::MAX_GPUS, MAX_SLOTS);
+            let message = format!(
+                "{slots} slots are more than any node has: ask for {MOST_SLOTS} at the most, {gpus} GPUs of {of_one}"
+            );
+            return Err(lines.problem(VGPU, message));
+        }
+    };
     let memory = Absent::of(Dialect::Aws).memory(false);
     Ok(memory.map(|memory| {
         let part = Part { memory, cores: CoresAsk::Slots(slots), whole: false, ceiling: None };
@@ -27,12 +39,12 @@ pub(super) fn read(lines: &mut Lines<'_>) -> Read {
 pub(super) fn memory_limit(pod: &Pod, problems: &mut Vec<Problem>) -> Option<Bytes> {
     let text = pod.annotations.get(MEMORY_LIMIT)?;
     let wrong = match text.parse().and_then(Quantity::to_count) {
-        Ok(bytes) if native::LEAST <= Bytes(bytes) && Bytes(bytes) <= MOST_MEMORY => {
+        Ok(bytes) if native::LEAST <= Bytes(bytes) && Bytes(bytes) <= MOST => {
             return Some(Bytes(bytes));
         }
         Ok(_) => {
             let (least, text) = (native::LEAST, short(text));
-            format!("\"{text}\" is no memory limit: write {least} to {MOST_MEMORY}, like \"8Gi\"")
+            format!("\"{text}\" is no memory limit: write {least} to {MOST}, like \"8Gi\"")
         }
         Err(error) => error.to_string(),
     };

@@ -8,7 +8,8 @@ use crate::quote::short;
 use std::collections::BTreeSet;
 
 /// The annotations of other dialects read here.
-pub(super) const ANNOTATIONS: [&str; 10] = [
+pub(super) const ANNOTATIONS: [&str; 11] = [
+    hami::MODE,
     hami::USE_TYPE,
     hami::NO_USE_TYPE,
     hami::USE_UUID,
@@ -51,6 +52,9 @@ pub(super) fn read(pod: &Pod, spoken: &[Dialect], problems: &mut Vec<Problem>) -
         ],
         problems,
     );
+    for (key, heard) in [(volcano::MODE, volcano), (hami::MODE, hami)] {
+        check_mode(annotation(key, heard), problems);
+    }
     if volcano {
         check_volcano(pod, problems);
     }
@@ -152,22 +156,21 @@ fn policy(pod: &Pod, hami: bool, problems: &mut Vec<Problem>) -> Option<Policy> 
     own.or(of_gpus).or(of_nodes)
 }
 
+/// How a GPU is split: Partage has one way (yet).
+fn check_mode((key, mode): (&str, &str), problems: &mut Vec<Problem>) {
+    let message = match mode {
+        "" | "hami-core" => return,
+        "mig" => "MIG is not supported yet: write \"hami-core\" or leave it out".to_string(),
+        mode => format!(
+            "\"{}\" is no mode Partage knows (MIG is not supported yet): write \"hami-core\" or leave it out",
+            short(mode)
+        ),
+    };
+    problems.push(Problem::of_pod(key, message));
+}
+
 /// What Volcano knows and Partage does not (yet).
 fn check_volcano(pod: &Pod, problems: &mut Vec<Problem>) {
-    match pod.annotations.get(volcano::MODE).map(String::as_str) {
-        None | Some("" | "hami-core") => {}
-        Some("mig") => problems.push(Problem::of_pod(
-            volcano::MODE,
-            "MIG is not supported yet: write \"hami-core\" or leave it out",
-        )),
-        Some(mode) => problems.push(Problem::of_pod(
-            volcano::MODE,
-            format!(
-                "\"{}\" is no mode Partage knows (MIG is not supported yet): write \"hami-core\" or leave it out",
-                short(mode)
-            ),
-        )),
-    }
     if pod.annotations.get(volcano::PODGROUP_POLICY).is_some_and(|policy| !policy.is_empty()) {
         problems.push(Problem::of_pod(
             volcano::PODGROUP_POLICY,

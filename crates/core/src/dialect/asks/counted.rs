@@ -4,9 +4,9 @@ use super::super::Dialect;
 use super::super::absent::Absent;
 use super::Read;
 use super::lines::{Lines, Unclear};
+use super::memory::Counter;
 use crate::model::{Bytes, Cores, CoresAsk, MemoryAsk, Part, Want};
 use crate::quote::short;
-use crate::snapshot::MOST_MEMORY;
 
 /// How a dialect spells it.
 pub(super) struct Counted {
@@ -66,7 +66,7 @@ impl Counted {
 
     fn memory(&self, lines: &mut Lines<'_>) -> Result<Option<Bytes>, Unclear> {
         let Some(units) = lines.count(self.memory)? else { return Ok(None) };
-        let bytes = bytes(units, self.unit, self.memory, lines)?;
+        let bytes = Counter::of_each(self.memory, self.unit).bytes(units, lines)?;
         if bytes >= self.least {
             return Ok(Some(bytes));
         }
@@ -83,15 +83,4 @@ impl Counted {
         let message = format!("\"{text}\" is {bytes} of memory: {meant}");
         Err(lines.problem(self.memory, message))
     }
-}
-
-/// So many units, in bytes.
-pub(super) fn bytes(units: u64, unit: u64, resource: &str, lines: &mut Lines<'_>) -> Result<Bytes, Unclear> {
-    let fits = units.checked_mul(unit).map(Bytes).filter(|&bytes| bytes <= MOST_MEMORY);
-    fits.ok_or_else(|| {
-        let unit = Bytes(unit);
-        let message =
-            format!("{units} x {unit} is more memory than any GPU has: write {MOST_MEMORY} or less");
-        lines.problem(resource, message)
-    })
 }

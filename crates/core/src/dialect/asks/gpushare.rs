@@ -3,8 +3,8 @@
 use super::super::absent::Absent;
 use super::super::{Dialect, Settings};
 use super::Read;
-use super::counted::bytes;
 use super::lines::{Lines, Unclear};
+use super::memory::Counter;
 use crate::model::{MemoryAsk, Part, Want};
 use crate::pod::Pod;
 use crate::quote::short;
@@ -23,13 +23,19 @@ pub(super) fn read(lines: &mut Lines<'_>, pod: &Pod, settings: &Settings) -> Rea
         return Err(lines.problem(COUNT, message));
     };
     let spread = u64::from(count);
+    let counter = Counter {
+        resource: MEMORY,
+        unit: settings.gpushare_unit.bytes(),
+        spread,
+        or: ", or pass --gpushare-unit MiB if your cluster counts so",
+    };
+    let memory = MemoryAsk::Exactly(counter.bytes(units, lines)?);
     if units % spread != 0 {
         let (less, more) = (units - units % spread, units.next_multiple_of(spread));
         let choice = if less > 0 { format!("{less} or {more}") } else { more.to_string() };
         let message = format!("{units} cannot be split evenly over {count} GPUs: write {choice}");
         return Err(lines.problem(MEMORY, message));
     }
-    let memory = MemoryAsk::Exactly(bytes(units / spread, settings.gpushare_unit.bytes(), MEMORY, lines)?);
     let cores = Absent::of(Dialect::Gpushare).cores();
     Ok(cores.map(|cores| Want { count, part: Part { memory, cores, whole: false, ceiling: None } }))
 }

@@ -16,6 +16,10 @@ pub(super) const MIG: &str = "nvidia.com/mig-";
 /// What it calls a GPU whose time is sliced.
 pub(super) const TIME_SLICED: &str = "nvidia.com/gpu.shared";
 
+/// Which of two shares goes first.
+pub(super) const PRIORITY: &str = "nvidia.com/priority";
+
+pub(super) const MODE: &str = "nvidia.com/vgpu-mode";
 pub(super) const USE_TYPE: &str = "nvidia.com/use-gputype";
 pub(super) const NO_USE_TYPE: &str = "nvidia.com/nouse-gputype";
 pub(super) const USE_UUID: &str = "nvidia.com/use-gpuuuid";

@@ -2,12 +2,13 @@
 
 use super::super::Dialect;
 use super::{dialect_of, gpushare, hami, native, nearest, volcano};
+use crate::place::room;
 use crate::pod::{Container, Problem};
 use crate::quantity::{Quantity, QuantityError};
 use crate::quote::short;
 
-/// The most GPUs one container may ask for: far beyond any node, and small enough to count with.
-pub(in crate::dialect) const MAX_GPUS: u32 = 1024;
+/// The most GPUs one container may ask for: all of a node.
+pub(in crate::dialect) const MAX_GPUS: u32 = room::MAX_GPUS as u32;
 
 /// An amount could not be understood; the problem is recorded.
 #[derive(Debug)]
@@ -68,7 +69,7 @@ impl<'a> Lines<'a> {
             Ok(count @ ..=MAX_GPUS) => Ok(count),
             _ => Err(self.problem(
                 field,
-                format!("{count} is more than any node has: ask for {MAX_GPUS} at the most"),
+                format!("{count} GPUs are more than any node has: ask for {MAX_GPUS} at the most"),
             )),
         }
     }
@@ -146,6 +147,11 @@ impl<'a> Lines<'a> {
                     resource,
                     format!("this is NVIDIA's name for time-slicing, which has no limits: ask for a part of a GPU, like {gpu}: 1 with {memory}"),
                 );
+            } else if resource == hami::PRIORITY {
+                self.problem(
+                    resource,
+                    "priorities among the shares of one GPU are not supported yet: leave it out",
+                );
             } else if let Some(meant) = nearest::meant(resource) {
                 self.problem(resource, format!("Partage knows no such resource: did you mean {meant}?"));
             }
@@ -219,6 +225,10 @@ fn advice(error: &QuantityError) -> String {
         QuantityError::UnknownSuffix { text, suffix } => {
             let number = text.strip_suffix(suffix.as_str()).unwrap_or_default();
             match suffix.to_ascii_lowercase().trim_end_matches('b') {
+                unit @ ("ki" | "mi" | "gi" | "ti" | "pi" | "ei") => {
+                    let (first, _) = unit.split_at(1);
+                    format!(": did you mean {number}{}i?", first.to_ascii_uppercase())
+                }
                 "k" => format!(": did you mean {number}k or {number}Ki?"),
                 unit @ ("m" | "g" | "t") => {
                     let unit = unit.to_ascii_uppercase();

@@ -4,8 +4,8 @@
 
 use super::super::Dialect;
 use super::super::absent::Absent;
-use super::counted::bytes;
 use super::lines::Lines;
+use super::memory::Counter;
 use super::{Read, whole_gpu};
 use crate::model::{Cores, CoresAsk, MemoryAsk, Part, Want};
 use crate::pod::Container;
@@ -67,7 +67,7 @@ pub(super) fn read(lines: &mut Lines<'_>) -> Read {
             return Err(lines.problem(&core, message));
         }
     };
-    let asked = bytes(blocks, BLOCK, &memory, lines)?;
+    let asked = Counter::of_each(&memory, BLOCK).bytes(blocks, lines)?;
     let memory_ask = match (blocks, whole) {
         (0, _) => Absent::of(Dialect::Vcuda).memory(whole),
         (_, false) => Some(MemoryAsk::Exactly(asked)),

@@ -142,11 +142,18 @@ fn tenants_are_never_quoted_at_length() {
 fn memory_beyond_any_gpu_and_half_written_units_are_problems() {
     assert!(
         message(&read_one(json!({"partage.dev/memory": "2Pi"})))
-            .ends_with("any GPU has: write 1024 TiB or less")
+            .ends_with("any GPU has: write 1 TiB or less")
     );
-    for (text, meant) in
-        [("8GB", "8G or 8Gi?"), ("8gb", "8G or 8Gi?"), ("8g", "8G or 8Gi?"), ("8KB", "8k or 8Ki?")]
-    {
+    for (text, meant) in [
+        ("8GB", "8G or 8Gi?"),
+        ("8gb", "8G or 8Gi?"),
+        ("8g", "8G or 8Gi?"),
+        ("8KB", "8k or 8Ki?"),
+        ("8gi", "mean 8Gi?"),
+        ("8mi", "mean 8Mi?"),
+        ("8ki", "mean 8Ki?"),
+        ("8GiB", "mean 8Gi?"),
+    ] {
         assert!(message(&read_one(json!({"partage.dev/memory": text}))).ends_with(meant), "{text}");
     }
 }
@@ -159,4 +166,58 @@ fn other_peoples_names_get_an_answer() {
         read_one(json!({"example.com/fpga": 1, "amd.com/gpu": 1, "hugepages-2Mi": "4Mi"})).problems,
         []
     );
+}
+
+#[test]
+fn slips_in_the_unit_of_memory_are_problems() {
+    for (amounts, said) in [
+        (
+            json!({"aliyun.com/gpu-mem": 8138}),
+            "this resource counts GiB: 8138 is 7.94 TiB of one GPU; for 8138 MiB write 8, or pass --gpushare-unit MiB if your cluster counts so",
+        ),
+        (
+            json!({"aliyun.com/gpu-mem": 8138, "aliyun.com/gpu-count": 3}),
+            "this resource counts GiB: 8138 is 2.64 TiB of each of 3 GPUs; for 8138 MiB write 9, or pass --gpushare-unit MiB if your cluster counts so",
+        ),
+        (json!({"aliyun.com/gpu-mem": "8Gi"}), "this resource counts GiB: for 8Gi write 8"),
+        (
+            json!({"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 8000}),
+            "this resource counts blocks of 256 MiB: 8000 is 1.95 TiB of one GPU; for 8000 MiB write 32",
+        ),
+        (
+            json!({"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": "8Gi"}),
+            "this resource counts blocks of 256 MiB: for 8Gi write 32",
+        ),
+        (json!({"volcano.sh/vgpu-memory": "3Gi"}), "this resource counts MiB: for 3Gi write 3072"),
+        (json!({"volcano.sh/vgpu-memory": "500Mi"}), "this resource counts MiB: for 500Mi write 500"),
+        (json!({"nvidia.com/gpumem": "8G"}), "this resource counts MiB: for 8G write 7630"),
+        (
+            json!({"nvidia.com/gpumem": 3_221_225_472_u64}),
+            "this resource counts MiB: 3221225472 is 3072 TiB of one GPU; for 3221225472 bytes write 3072",
+        ),
+        (
+            json!({"nvidia.com/gpumem": "9223372036854775807"}),
+            "this resource counts MiB: 9223372036854775807 is far more than any GPU has; write 1048576 or less",
+        ),
+    ] {
+        assert_eq!(message(&read_one(amounts)), said);
+    }
+    // All of one GPU's memory is none, and neither is a plain thousand.
+    for amounts in [json!({"aliyun.com/gpu-mem": 1024}), json!({"nvidia.com/gpumem": "1k"})] {
+        assert_eq!(read_one(amounts).problems, []);
+    }
+}
+
+#[test]
+fn more_gpus_than_a_node_can_have_are_problems() {
+    for resource in ["partage.dev/gpu", "volcano.sh/vgpu-number", "nvidia.com/gpu"] {
+        assert_eq!(want(&read_one(json!({resource: 64}))).count, 64);
+        let reading = read_one(json!({resource: 65}));
+        assert_eq!(message(&reading), "65 GPUs are more than any node has: ask for 64 at the most");
+    }
+    assert_eq!(
+        message(&read_one(json!({"k8s.amazonaws.com/vgpu": 3073}))),
+        "3073 slots are more than any node has: ask for 3072 at the most, 64 GPUs of 48"
+    );
+    assert_eq!(read_one(json!({"k8s.amazonaws.com/vgpu": 3072})).problems, []);
 }

@@ -22,7 +22,7 @@ fn slots_are_held_to_memory_where_the_pod_says_so() {
     }
     assert_eq!(
         message(&limited("4", aws::VGPU)),
-        "\"4\" is no memory limit: write 1 MiB to 1024 TiB, like \"8Gi\""
+        "\"4\" is no memory limit: write 1 MiB to 1 TiB, like \"8Gi\""
     );
     assert_eq!(
         message(&limited("4Gi", "partage.dev/gpu")),

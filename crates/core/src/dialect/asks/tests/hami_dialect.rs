@@ -41,3 +41,19 @@ fn annotations_choose_gpus_and_policy() {
     }));
     assert!(message(&reading).starts_with("nodes by binpack and GPUs by spread"));
 }
+
+#[test]
+fn what_partage_does_not_do_yet_is_said() {
+    let in_mode = |mode: &str| {
+        let annotations = json!({"nvidia.com/vgpu-mode": mode});
+        read_one_in(&Settings::default(), annotations, json!({"nvidia.com/gpu": 1}))
+    };
+    assert_eq!(in_mode("hami-core").problems, []);
+    assert_eq!(message(&in_mode("mig")), "MIG is not supported yet: write \"hami-core\" or leave it out");
+    assert!(message(&in_mode("mps")).starts_with("\"mps\" is no mode Partage knows"));
+    let reading = read_one(json!({"nvidia.com/gpu": 1, "nvidia.com/priority": 1}));
+    assert_eq!(
+        message(&reading),
+        "priorities among the shares of one GPU are not supported yet: leave it out"
+    );
+}

@@ -70,7 +70,7 @@ proptest! {
         for container in &reading.containers {
             let Some(want) = container.want else { continue };
             prop_assert!(container.dialect.is_some());
-            prop_assert!((1..=1024).contains(&want.count));
+            prop_assert!((1..=64).contains(&want.count));
             match want.part.memory {
                 MemoryAsk::Exactly(bytes) | MemoryAsk::AtMost(bytes) => prop_assert!(bytes.0 >= 1 << 20),
                 MemoryAsk::Percent(percent) => prop_assert!((1..=100).contains(&percent)),

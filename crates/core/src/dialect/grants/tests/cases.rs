@@ -182,6 +182,16 @@ fn volcano_scheduler_sees_an_exclusive_gpu_as_full() {
 }
 
 #[test]
+fn b30_16276_mib_are_15_units() {
+    let pod = pod(vec![app("main", &[(GPU_MEM, "1")])]);
+    let grant = pod_grant(vec![granted("main", vec![gib("GPU-a", 1)])]);
+    let mib = Settings { gpushare_unit: crate::dialect::MemoryUnit::Mib, ..Settings::default() };
+    for (settings, units) in [(Settings::default(), "15"), (mib, "16276")] {
+        assert_eq!(written(&pod, &grant, Dialect::Gpushare, &settings).annotations[gpushare::DEVICE], units);
+    }
+}
+
+#[test]
 fn units_are_rounded_up_and_never_more_than_the_gpu_counts() {
     // 16276 MiB are 15 GiB and a rest that no tool counts.
     for (memory, units) in [(Some(1), "1"), (Some(1025), "2"), (Some(16276), "15"), (None, "15")] {
