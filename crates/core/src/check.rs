@@ -113,14 +113,22 @@ impl Report {
 
     /// One line about everything: `1 workload, 1 container asks for GPUs, no problems`.
     pub fn summary(&self) -> String {
-        let asking = self.workloads.iter().flat_map(|w| &w.containers).filter(|c| c.ask.is_some()).count();
-        let asks = if asking == 1 { "asks" } else { "ask" };
-        format!(
-            "{}, {} {asks} for GPUs, {}",
-            number(self.workloads.len(), "workload"),
-            number(asking, "container"),
-            number(self.problems(), "problem"),
-        )
+        let containers = || self.workloads.iter().flat_map(|w| &w.containers);
+        let asking = containers().filter(|c| c.ask.is_some()).count();
+        let unclear = containers().filter(|c| c.ask.is_none() && c.unclear).count();
+        let ask = |count: usize| if count == 1 { "asks" } else { "ask" };
+        let asks = match (asking, unclear) {
+            (_, 0) => format!("{} {} for GPUs", number(asking, "container"), ask(asking)),
+            (0, _) => format!("{} {} unclearly", number(unclear, "container"), ask(unclear)),
+            _ => format!(
+                "{} {} for GPUs, {unclear} {} unclearly",
+                number(asking, "container"),
+                ask(asking),
+                ask(unclear)
+            ),
+        };
+        let workloads = number(self.workloads.len(), "workload");
+        format!("{workloads}, {asks}, {}", number(self.problems(), "problem"))
     }
 }
 
@@ -229,24 +237,34 @@ pub fn words(want: &Want, settings: &Settings) -> String {
         MemoryAsk::Percent(percent) => format!("{percent} % of its memory"),
         MemoryAsk::AtMost(bytes) => format!("at most {} of memory", exact(bytes)),
     };
-    let cores = match cores {
-        CoresAsk::Uncounted => ", no core limit".to_string(),
-        CoresAsk::Exactly(cores) => format!(" and {cores} of the cores"),
-        CoresAsk::Slots(taken) if taken <= settings.aws_slots => {
-            let cores = Cores::of_slots(taken, settings.aws_slots);
-            format!(" and {taken} of {} slots, {cores} of the cores", settings.aws_slots)
-        }
-        CoresAsk::Slots(taken) => {
-            let slots = settings.aws_slots;
-            format!(" and {taken} slots in all, more than the {slots} of one GPU")
-        }
-    };
-    let stretch = match (ceiling, want.part.cores) {
+    let stretch = match (ceiling, cores) {
         (None, _) => String::new(),
         (Some(limit), CoresAsk::Exactly(cores)) if limit == cores => ", never more".to_string(),
         (Some(limit), _) => format!(", up to {limit} while nobody else wants them"),
     };
+    let cores = match cores {
+        CoresAsk::Uncounted => ", no core limit".to_string(),
+        CoresAsk::Exactly(cores) => format!(" and {cores} of the cores"),
+        CoresAsk::Slots(taken) => {
+            let slots = slots_words(taken, count, settings.aws_slots);
+            let limited = want.part.memory != MemoryAsk::Unlimited;
+            let alone = if whole { ", nobody else there" } else { "" };
+            return format!(
+                "{slots}, {memory}{}{stretch}{alone}",
+                if each && limited { " on each" } else { "" }
+            );
+        }
+    };
     format!("{head}{} {memory}{cores}{stretch}", if each { ", each" } else { ":" })
+}
+
+/// Slots are counted in all, and the node says how many a GPU has.
+fn slots_words(taken: u32, gpus: u32, slots: u32) -> String {
+    let head = number(taken as usize, "slot");
+    if gpus > 1 {
+        return format!("{head} ({slots} per GPU): at least {gpus} GPUs");
+    }
+    format!("{head} of a GPU split in {slots} ({} of its cores)", Cores::of_slots(taken, slots))
 }
 
 /// What must hold for the GPUs of a pod, in plain words.
@@ -326,7 +344,7 @@ mod tests {
     use super::*;
     use crate::dialect::asks::whole_gpu;
     use crate::manifest;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn said(count: u32, memory: MemoryAsk, cores: CoresAsk) -> String {
         words(
@@ -345,11 +363,15 @@ mod tests {
         assert_eq!(said(1, MemoryAsk::All, CoresAsk::Uncounted), "1 GPU: all of its memory, no core limit");
         assert_eq!(
             said(1, MemoryAsk::Unlimited, CoresAsk::Slots(1)),
-            "1 GPU: no memory limit and 1 of 10 slots, 10 % of the cores"
+            "1 slot of a GPU split in 10 (10 % of its cores), no memory limit"
         );
         assert_eq!(
             said(1, MemoryAsk::Percent(30), CoresAsk::Slots(11)),
-            "2 GPUs, each 30 % of its memory and 11 slots in all, more than the 10 of one GPU"
+            "11 slots (10 per GPU): at least 2 GPUs, 30 % of its memory on each"
+        );
+        assert_eq!(
+            said(1, MemoryAsk::Unlimited, CoresAsk::Slots(15)),
+            "15 slots (10 per GPU): at least 2 GPUs, no memory limit"
         );
         let mut want = Want { count: 2, part: whole_gpu(MemoryAsk::AtMost(Bytes::gib(15).unwrap())) };
         assert_eq!(words(&want, &Settings::default()), "2 whole GPUs, each held to 15 GiB");
@@ -385,6 +407,26 @@ mod tests {
             }]})
         );
         assert_eq!(report.summary(), "1 workload, 1 container asks for GPUs, no problems");
+    }
+
+    #[test]
+    fn unclear_asks_are_not_counted_as_none() {
+        let pod = |limits: &[Value]| {
+            let containers = limits.iter().enumerate();
+            let containers: Vec<Value> = containers
+                .map(|(n, limits)| json!({"name": format!("c{n}"), "resources": {"limits": limits}}))
+                .collect();
+            json!({"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": containers}})
+        };
+        let (clear, unclear) = (json!({"partage.dev/gpu": 1}), json!({"partage.dev/gpu": "x"}));
+        for (limits, said) in [
+            (vec![unclear.clone()], "1 workload, 1 container asks unclearly, 1 problem"),
+            (vec![unclear.clone(); 2], "1 workload, 2 containers ask unclearly, 2 problems"),
+            (vec![clear, unclear], "1 workload, 1 container asks for GPUs, 1 asks unclearly, 1 problem"),
+        ] {
+            let report = Report::of(&manifest::read(&[pod(&limits)]).workloads, &Settings::default());
+            assert_eq!(report.summary(), said);
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use crate::dialect::{asks, grants};
 use crate::pod::{Pod, Problem, not_a_string};
 use crate::quote::short;
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// The kinds whose pods are read.
 pub const KINDS: [&str; 9] = [
@@ -38,8 +39,10 @@ pub struct Workload {
 pub struct Contents {
     /// The workloads, in the order of the documents.
     pub workloads: Vec<Workload>,
-    /// How many objects are of other kinds.
-    pub others: usize,
+    /// How many objects are of which other kinds.
+    pub others: BTreeMap<String, usize>,
+    /// Those of them that ask for GPUs all the same, in words.
+    pub unread: Vec<String>,
     /// Documents that are no Kubernetes objects, in words.
     pub unreadable: Vec<String>,
 }
@@ -100,9 +103,36 @@ fn object(object: &Value, implied: Option<&str>, place: &str, contents: &mut Con
                 let kind = short(kind);
                 contents.unreadable.push(format!("{place} is of kind \"{kind}\": did you mean \"{known}\"?"));
             }
-            None => contents.others += 1,
+            None => {
+                *contents.others.entry(short(kind)).or_default() += 1;
+                if asks_for_gpus(object) {
+                    contents.unread.push(unread(kind, object));
+                }
+            }
         },
     }
+}
+
+/// Whether containers ask for GPUs anywhere inside, whatever this is.
+fn asks_for_gpus(value: &Value) -> bool {
+    let amounts = ["limits", "requests"].into_iter().filter_map(|key| value["resources"][key].as_object());
+    amounts.flatten().any(|(resource, _)| asks::is_or_resembles_ask(resource))
+        || match value {
+            Value::Array(items) => items.iter().any(asks_for_gpus),
+            Value::Object(fields) => fields.values().any(asks_for_gpus),
+            _ => false,
+        }
+}
+
+/// Why an object that asks for GPUs was not read, and what to do about it.
+fn unread(kind: &str, object: &Value) -> String {
+    let name = object["metadata"]["name"].as_str().unwrap_or("(no name)");
+    format!(
+        "{} \"{}\" asks for GPUs and was not read: only {} and Volcano's Job are; check the pods it makes, as in `kubectl get pods -o json | partage check -f -`",
+        short(kind),
+        short(name),
+        KINDS.join(", ")
+    )
 }
 
 /// A group or version under which Kubernetes has no such kind.
@@ -242,7 +272,8 @@ mod tests {
             Value::Null,
         ]);
         assert_eq!(names(&contents), [("Pod", "w-"), ("Pod", "w-"), ("Pod", "b")]);
-        assert_eq!(contents.others, 2);
+        assert_eq!(contents.others, BTreeMap::from([("Deployment".into(), 1), ("Service".into(), 1)]));
+        assert_eq!(contents.unread, [""; 0]);
         assert_eq!(contents.unreadable, [""; 0]);
     }
 
@@ -314,7 +345,7 @@ mod tests {
         );
         assert_eq!(contents.unreadable, ["document 2 is of kind \"pod\": did you mean \"Pod\"?"]);
         let foreign = read(&[object("serving.example/v1", "pod"), object("serving.example/v1", "Pod")]);
-        assert_eq!((foreign.others, foreign.unreadable.len()), (2, 0));
+        assert_eq!((foreign.others.len(), foreign.unreadable.len()), (2, 0));
     }
 
     #[test]
@@ -346,6 +377,21 @@ mod tests {
             contents.workloads[0].problems[0].message,
             "the Job does not say what its pods are: add spec.tasks"
         );
+    }
+
+    #[test]
+    fn other_kinds_that_ask_for_gpus_are_named() {
+        let container = json!({"name": "c", "resources": {"limits": {"nvidia.com/gpu": 1}}});
+        let object = |kind: &str, spec: Value| json!({"apiVersion": "example.com/v1", "kind": kind, "metadata": {"name": "x"}, "spec": spec});
+        let template = json!({"spec": {"containers": [container]}});
+        let contents = read(&[
+            object("RayJob", json!({"rayClusterSpec": {"headGroupSpec": {"template": template}}})),
+            object("Workflow", json!({"templates": [{"container": container}]})),
+            object("Quota", json!({"limits": {"nvidia.com/gpu": 1}, "containers": [{"name": "c"}]})),
+        ]);
+        assert_eq!(contents.unread.len(), 2);
+        assert!(contents.unread[0].starts_with("RayJob \"x\" asks for GPUs and was not read: only Pod, "));
+        assert_eq!(contents.others.len(), 3);
     }
 
     #[test]

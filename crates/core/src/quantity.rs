@@ -27,6 +27,9 @@ pub enum QuantityError {
         "\"{0}\" is not a Kubernetes quantity: write a number with an optional suffix, like 8Gi, 8G, 500m or 1e3"
     )]
     NotANumber(String),
+    /// A placeholder that somebody was to fill in.
+    #[error("\"{0}\" is a template, not an amount: render it first (helm template … | partage check -f -)")]
+    Template(String),
     /// The number is followed by something Kubernetes does not know.
     #[error(
         "\"{text}\" ends in \"{suffix}\", which is no Kubernetes suffix: use Ki Mi Gi Ti Pi Ei, n u m k M G T P E, or an exponent like e3"
@@ -116,6 +119,9 @@ impl FromStr for Quantity {
         let number_end = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(unsigned.len());
         let (number, suffix) = unsigned.split_at(number_end);
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        if text.starts_with("{{") {
+            return Err(QuantityError::Template(short(text)));
+        }
         if whole.len() + fraction.len() == 0 || fraction.contains('.') {
             return Err(QuantityError::NotANumber(short(text)));
         }
@@ -320,6 +326,11 @@ mod tests {
         {
             assert!(matches!(text.parse::<Quantity>(), Err(QuantityError::TooLarge(_))), "{text:?}");
         }
+    }
+
+    #[test]
+    fn templates_are_named() {
+        assert!(matches!("{{ .Values.gpus }}".parse::<Quantity>(), Err(QuantityError::Template(_))));
     }
 
     #[test]

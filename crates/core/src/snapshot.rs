@@ -9,6 +9,7 @@ use crate::model::{
 };
 
 use crate::place::room::MAX_GPUS;
+use crate::quantity::Quantity;
 use crate::quote::short;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -282,6 +283,21 @@ fn locate(text: &str, error: &serde_json::Error) -> SnapshotError {
         .map_or_else(whole, |(path, message)| at(&path, message))
 }
 
+/// A quantity as in manifests, where a number of bytes must be.
+fn quantity_for_bytes(value: &Value) -> Option<String> {
+    match value {
+        Value::Object(fields) => fields.iter().find_map(|(key, value)| match value {
+            Value::String(text) if key.ends_with("Bytes") => {
+                let bytes = text.parse().and_then(Quantity::to_units).ok()?;
+                Some(format!("{} is \"{}\": write bytes: {bytes}", short(key), short(text)))
+            }
+            value => quantity_for_bytes(value),
+        }),
+        Value::Array(items) => items.iter().find_map(quantity_for_bytes),
+        _ => None,
+    }
+}
+
 /// The first item that is no `T`, with the path to it or to what `inside` finds in it.
 fn first_bad<'a, T: DeserializeOwned>(
     items: impl Iterator<Item = &'a Value>,
@@ -295,7 +311,7 @@ fn first_bad<'a, T: DeserializeOwned>(
         let path = format!("{list}[{index}] ({label})");
         return Some(match inside(item) {
             Some((deeper, message)) => (format!("{path}{deeper}"), message),
-            None => (path, error.to_string()),
+            None => (path, quantity_for_bytes(item).unwrap_or_else(|| error.to_string())),
         });
     }
     None
@@ -350,6 +366,14 @@ mod tests {
         assert!(refused(|v| v["grants"][0]["node"] = "".into()).contains("node: is empty"));
         assert!(refused(|v| v["more"] = 1.into()).contains("unknown field `more`"));
         assert!(Snapshot::from_json("{").unwrap_err().to_string().contains("line 1"));
+    }
+
+    #[test]
+    fn quantities_are_told_in_bytes() {
+        let error = refused(|v| v["nodes"][0]["gpus"][0]["memoryBytes"] = "80Gi".into());
+        assert!(error.ends_with(": memoryBytes is \"80Gi\": write bytes: 85899345920"), "{error}");
+        let error = refused(|v| v["nodes"][1]["memoryBytes"] = "1G".into());
+        assert!(error.ends_with("(gpu-b): memoryBytes is \"1G\": write bytes: 1000000000"), "{error}");
     }
 
     #[test]

@@ -16,6 +16,8 @@ const MOST_REPEATED: usize = 16 << 20;
 const NODE: usize = 32;
 const BOMB: &str = "nested, aliased or repeated beyond what a manifest needs: write it out plainly";
 
+const TEMPLATE: &str = "a template, not a manifest: render it first (helm template … | partage check -f -)";
+
 /// What a text holds.
 #[derive(Debug, Default)]
 pub(crate) struct Documents {
@@ -28,6 +30,26 @@ pub(crate) struct Documents {
 /// Reads a text. A document that cannot be read does not hide the ones before it.
 pub(crate) fn read(text: &str) -> Documents {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let mut documents = yaml_or_json(text);
+    // What a parser says about a template helps nobody.
+    if !documents.errors.is_empty()
+        && let Some(line) = template_line(text)
+    {
+        documents.errors = vec![format!(":{line}:1: {TEMPLATE}")];
+    }
+    documents
+}
+
+/// The first line that a template engine would replace: its braces stand where a value does, outside quotes.
+fn template_line(text: &str) -> Option<usize> {
+    let is_template = |line: &str| {
+        let line = line.trim_start();
+        line.contains("}}") && (line.starts_with("{{") || line.contains(": {{") || line.contains("- {{"))
+    };
+    text.lines().position(is_template).map(|index| index + 1)
+}
+
+fn yaml_or_json(text: &str) -> Documents {
     if !text.trim_start().starts_with(['{', '[']) {
         return yaml(text);
     }
@@ -272,6 +294,23 @@ mod tests {
         assert_eq!(one("a: &x {b: 1}\nc:\n  <<: *x\n  d: 2"), json!({"a": {"b": 1}, "c": {"b": 1, "d": 2}}));
         assert_eq!(documents("---\na: 1\n---\n---\nb: 2\n...\n").unwrap().len(), 2);
         assert_eq!(documents("").unwrap().len(), 0);
+    }
+
+    #[test]
+    fn templates_are_named() {
+        for text in [
+            "kind: Pod\nmetadata:\n  name: {{ .Release.Name }}-x\n",
+            "kind: Pod\n\n{{- if .Values.gpu }}\na: 1\n{{- end }}\n",
+            "kind: Pod\nargs:\n- {{ .Values.a }}\n",
+            "{{- if .Values.gpu }}\na: 1\n{{- end }}\n",
+        ] {
+            let Documents { errors, .. } = read(text);
+            assert_eq!(errors.len(), 1, "{text}");
+            assert!(errors[0].ends_with(TEMPLATE), "{}", errors[0]);
+        }
+        // Text of others may hold braces: alerts, workflows.
+        assert!(documents("a: '{{ $labels.x }}'\nb: |\n  {{ x }}\n").is_ok());
+        assert!(!documents("a: 'x {{ y }}'\nb: [\n").unwrap_err().ends_with(TEMPLATE));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::documents::{self, Documents};
 use partage_core::manifest;
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -10,6 +11,10 @@ use std::path::{Path, PathBuf};
 pub(crate) struct Input {
     /// The workloads of all of them, in order.
     pub(crate) workloads: Vec<manifest::Workload>,
+    /// How many objects of which other kinds were passed over.
+    pub(crate) others: BTreeMap<String, usize>,
+    /// Those of them that ask for GPUs all the same, with the file they are in.
+    pub(crate) unread: Vec<String>,
     /// What could not be read, with the file it is about.
     pub(crate) unreadable: Vec<String>,
 }
@@ -17,7 +22,6 @@ pub(crate) struct Input {
 /// Reads manifests; `-` is standard input. One that cannot be read does not hide the others.
 pub(crate) fn read(files: &[PathBuf]) -> Input {
     let mut input = Input::default();
-    let mut others = 0;
     for file in files {
         let name = if file.as_os_str() == "-" { "standard input".into() } else { file.display().to_string() };
         let text = match text(file) {
@@ -32,16 +36,21 @@ pub(crate) fn read(files: &[PathBuf]) -> Input {
         input.workloads.extend(contents.workloads);
         input.unreadable.extend(contents.unreadable.into_iter().map(|what| format!("{name}: {what}")));
         input.unreadable.extend(errors.into_iter().map(|what| format!("{name}{what}")));
-        others += contents.others;
+        input.unread.extend(contents.unread.into_iter().map(|what| format!("{name}: {what}")));
+        for (kind, count) in contents.others {
+            *input.others.entry(kind).or_default() += count;
+        }
     }
     if input.workloads.is_empty() && input.unreadable.is_empty() {
-        let found = match others {
+        let found = match input.others.values().sum() {
             0 => "the input is empty".to_string(),
             1 => "the input holds one object of another kind".to_string(),
-            _ => format!("the input holds {others} objects of other kinds"),
+            others => format!("the input holds {others} objects of other kinds"),
         };
         let kinds = manifest::KINDS.join(", ");
-        input.unreadable.push(format!("{found}: there is no workload to read, which is one of {kinds}"));
+        input
+            .unreadable
+            .push(format!("{found}: there is no workload to read, which is one of {kinds} or Volcano's Job"));
     }
     input
 }

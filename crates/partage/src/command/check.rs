@@ -5,13 +5,16 @@ use crate::input;
 use crate::output::line;
 use clap::Args;
 use partage_core::check::{Report, WorkloadReport};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
 /// Say what manifests ask of GPUs, and what is wrong with them
 ///
-/// Reads Pods, Deployments, StatefulSets, DaemonSets, Jobs, CronJobs, ReplicaSets and lists of them, in YAML
-/// or JSON, in any dialect. Objects of other kinds are passed over. Needs no cluster.
+/// Reads Pods, Deployments, StatefulSets, DaemonSets, Jobs, CronJobs, ReplicaSets, Volcano's Jobs and lists of
+/// them, in YAML or JSON, in any dialect. Objects of other kinds are passed over, and named where they ask for
+/// GPUs. Needs no cluster.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Check {
@@ -26,6 +29,9 @@ pub(crate) struct Check {
     #[command(flatten)]
     dialects: DialectArgs,
 }
+
+/// The most other kinds named in one line.
+const MOST_KINDS: usize = 6;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -47,24 +53,37 @@ impl Check {
                 writeln!(out)?;
             }
             Output::Table if report.workloads.is_empty() => {}
-            Output::Table => table(&report, out)?,
+            Output::Table => table(&report, &input.others, out)?,
         }
-        for what in &input.unreadable {
+        for what in input.unread.iter().chain(&input.unreadable) {
             line(err, format_args!("error: {what}"))?;
         }
         Ok(match report.problems() {
             _ if !input.unreadable.is_empty() => Outcome::Unreadable,
-            0 => Outcome::Fine,
+            0 if input.unread.is_empty() => Outcome::Fine,
             _ => Outcome::Problems,
         })
     }
 }
 
-fn table(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+fn table(report: &Report, others: &BTreeMap<String, usize>, out: &mut dyn Write) -> io::Result<()> {
     for report in &report.workloads {
         workload(report, out)?;
     }
-    line(out, format_args!("{}", report.summary()))
+    line(out, format_args!("{}{}", report.summary(), passed_over(others)))
+}
+
+/// How many objects of which other kinds there are, the most first.
+fn passed_over(others: &BTreeMap<String, usize>) -> String {
+    let mut kinds: Vec<(&str, usize)> = others.iter().map(|(kind, &count)| (kind.as_str(), count)).collect();
+    kinds.sort_by_key(|&(_, count)| Reverse(count));
+    let more = kinds.split_off(kinds.len().min(MOST_KINDS)).into_iter().map(|(_, count)| count).sum();
+    let mut named: Vec<String> = kinds.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+    match more {
+        0_usize => {}
+        more => named.push(format!("{more} of other kinds")),
+    }
+    if named.is_empty() { String::new() } else { format!("; passed over: {}", named.join(", ")) }
 }
 
 /// What one workload asks and what is wrong with it.
