@@ -63,7 +63,7 @@ fn trace_decisions() -> f64 {
     let capacity = nodes.iter().map(|node| u64::from(node.gpus) * 1000).sum();
     let asks: Vec<PodAsk> = pods.iter().map(|pod| pod.to_ask()).collect();
     let mut cluster = Cluster::new(nodes.iter().map(|node| node.to_node()));
-    let mut ranking = Fragmentation::new(&cluster);
+    let mut ranking = Fragmentation::new();
     let (mut times, mut anew) = (Times(Vec::new()), Times(Vec::new()));
     let mut total = 0.0;
     for (count, pod) in arrivals(&pods, capacity, Inflation::default(), 1).unwrap().into_iter().enumerate() {
@@ -144,7 +144,7 @@ fn id(pod: usize) -> PodId {
 /// 5,000 nodes of 8 GPUs, half full, with pods coming and going.
 fn large_cluster() {
     let mut ledger = Ledger::new(large_nodes());
-    let mut placer = Placer::new(Policy::Fragmentation, ledger.cluster());
+    let mut placer = Placer::new(Policy::Fragmentation);
     let mut dice = Dice::new(1);
     let (mut living, mut taken) = (Vec::new(), 0.0);
     let mut next = 0;
@@ -152,7 +152,7 @@ fn large_cluster() {
         let ask = some_ask(dice);
         let decision = timed(times, || {
             placer.arrived(&ask, ledger.cluster());
-            placer.best(ledger.cluster_mut(), &ask)
+            ledger.best(placer, &ask)
         })?;
         next += 1;
         ledger.reserve(id(next), &ask, &decision, Moment(0)).unwrap();
@@ -168,7 +168,7 @@ fn large_cluster() {
         living.push(uid);
     }
     let (mut times, mut anew) = (Times(Vec::new()), Times(Vec::new()));
-    let ranking = Fragmentation::new(ledger.cluster());
+    let ranking = Fragmentation::new();
     for round in 0..4000 {
         let leaving = living.swap_remove(dice.below(living.len()));
         ledger.release(&leaving);
@@ -203,10 +203,10 @@ fn memory_of_books() -> u64 {
         ledger.confirm(id(pod), grant, HostUse::default());
     }
     // Deciding for forty kinds of pods fills the caches, too.
-    let placer = Placer::new(Policy::Fragmentation, ledger.cluster());
+    let placer = Placer::new(Policy::Fragmentation);
     let mut dice = Dice::new(1);
     for _ in 0..400 {
-        placer.best(ledger.cluster_mut(), &some_ask(&mut dice));
+        ledger.best(&placer, &some_ask(&mut dice));
     }
     assert_eq!(ledger.all_held().count(), 100_000);
     resident_mib() - before

@@ -55,6 +55,18 @@ pub struct Closest {
     pub has: Has,
 }
 
+impl Has {
+    /// As a number: bytes, percent of a GPU's cores (rounded down), thousandths of a CPU, or a count.
+    pub fn amount(self) -> u64 {
+        match self {
+            Has::Memory(bytes) => bytes.0,
+            Has::Cores(cores) => u64::from(cores.as_millipercent() / 1000),
+            Has::Cpu(cpu) => cpu.0,
+            Has::Gpus(count) | Has::Slots(count) => u64::from(count),
+        }
+    }
+}
+
 /// An amount that was not enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Has {
@@ -107,6 +119,8 @@ pub enum Cause {
     Together,
     /// The containers fit alone, not all at once.
     AllAtOnce,
+    /// The containers fit alone; whether all at once was not found out.
+    GaveUp,
 }
 
 impl Cause {
@@ -130,6 +144,7 @@ impl Cause {
             Cause::TooFew => "tooFew",
             Cause::Together => "together",
             Cause::AllAtOnce => "allAtOnce",
+            Cause::GaveUp => "gaveUp",
         }
     }
 }
@@ -183,7 +198,7 @@ pub fn explain(cluster: &Cluster, ask: &PodAsk) -> Explanation {
         {
             *closest = Some(Closest { node: room.node.name.clone(), gpu: looked.gpu, has });
         }
-        let text = words::node(&looked.short, looked.cause, &looked.gpus, &prepared, &room.node);
+        let text = words::node(&looked.short, looked.cause, &looked.gpus, &prepared, room, cluster.classes());
         explanation.per_node.push(NodeReport {
             node: room.node.name.clone(),
             cause: looked.cause,
@@ -247,6 +262,7 @@ pub fn why_not(room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared) -> Op
     }
     Some(match prepared.ask.constraints.together {
         Together::Required => NodeShort::Together,
+        _ if solve::is_given_up(room, classes, prepared) => NodeShort::GaveUp,
         _ => NodeShort::AllAtOnce,
     })
 }
@@ -288,23 +304,24 @@ fn cause(
     gpus: &[Option<Short>],
 ) -> (Cause, Option<usize>, Option<Has>) {
     match short {
-        // Slots may come from several GPUs: what counts is how many there are in all.
-        NodeShort::Gpus { ask, .. } if asked_slots(&prepared.wants[*ask]).is_some() => {
-            let free = free_slots(room, classes, prepared, &prepared.wants[*ask]);
-            (Cause::Slots, None, Some(Has::Slots(free)))
-        }
         NodeShort::Cpu { free, .. } => (Cause::Cpu, None, Some(Has::Cpu(*free))),
         NodeShort::Memory { free, .. } => (Cause::HostMemory, None, Some(Has::Memory(*free))),
         NodeShort::NoGpu => (Cause::NoGpu, None, None),
         NodeShort::AllAtOnce => (Cause::AllAtOnce, None, None),
+        NodeShort::GaveUp => (Cause::GaveUp, None, None),
         NodeShort::Together => (Cause::Together, None, None),
         NodeShort::Gpus { fitting, .. } if *fitting > 0 => (Cause::TooFew, None, Some(Has::Gpus(*fitting))),
-        NodeShort::Gpus { .. } => {
+        NodeShort::Gpus { ask, .. } => {
             let near = gpus.iter().enumerate().filter_map(|(gpu, short)| {
                 let (cause, has) = gpu_cause(short.as_ref()?);
                 Some((cause, has, std::cmp::Reverse(gpu)))
             });
             match near.max() {
+                // Slots may come from several GPUs: what counts is how many there are in all.
+                Some((Cause::Cores | Cause::Slots, ..)) if asked_slots(&prepared.wants[*ask]).is_some() => {
+                    let free = free_slots(room, classes, prepared, &prepared.wants[*ask]);
+                    (Cause::Slots, None, Some(Has::Slots(free)))
+                }
                 Some((cause, has, std::cmp::Reverse(gpu))) => (cause, Some(gpu), has),
                 None => (Cause::NoGpu, None, None),
             }

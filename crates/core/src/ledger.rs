@@ -9,7 +9,7 @@ use crate::model::{
     Ask, Bytes, CoresAsk, GpuUuid, Grant, MemoryAsk, Node, NodeName, Part, PodAsk, PodGrant, PodId, PodUid,
     Role, Want,
 };
-use crate::place::{Charge, Cluster, Decision, GpuClass, HostUse, NodeIndex, placement};
+use crate::place::{Charge, Cluster, Decision, GpuClass, HostUse, NodeIndex, Placer, placement};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
@@ -66,9 +66,17 @@ impl Held {
 /// Why nothing was reserved.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// Another pod was faster, or the node has changed.
+    /// The node is gone or has other GPUs now.
+    #[error("the node chosen for pod {namespace}/{name} has changed since the decision: decide again")]
+    Changed {
+        /// The pod's namespace.
+        namespace: String,
+        /// The pod's name.
+        name: String,
+    },
+    /// Another pod was faster.
     #[error(
-        "node {node} has no room left for pod {namespace}/{name}: it was taken or changed since the decision; decide again"
+        "node {node} has no room left for pod {namespace}/{name}: another pod took it since the decision; decide again"
     )]
     Taken {
         /// The node.
@@ -208,7 +216,7 @@ pub struct Ledger {
     cluster: Cluster,
     held: HashMap<PodUid, Held>,
     by_node: HashMap<NodeName, BTreeSet<PodUid>>,
-    /// Pods that came with different grants, until they are gone, and the nodes these named.
+    /// Pods that a rebuild found with different grants, and the nodes these named.
     several: BTreeMap<PodUid, BTreeSet<NodeName>>,
 }
 
@@ -223,9 +231,9 @@ impl Ledger {
         &self.cluster
     }
 
-    /// The room that is left, for decisions: these keep ranks in it.
-    pub fn cluster_mut(&mut self) -> &mut Cluster {
-        &mut self.cluster
+    /// The best node for a pod, and the GPUs there; `None` where it fits nowhere.
+    pub fn best(&mut self, placer: &Placer, ask: &PodAsk) -> Option<Decision> {
+        placer.best(&mut self.cluster, ask)
     }
 
     /// What a pod holds.
@@ -274,12 +282,11 @@ impl Ledger {
         decision: &Decision,
         until: Moment,
     ) -> Result<PodGrant, Refused> {
-        let room = self.cluster.room(decision.node);
-        let node = room.node.name.clone();
         let (namespace, name) = (pod.namespace.to_string(), pod.name.to_string());
-        if !self.cluster.is_current(decision) {
-            return Err(Refused::Taken { node, namespace, name });
-        }
+        let Some(room) = self.cluster.current(decision) else {
+            return Err(Refused::Changed { namespace, name });
+        };
+        let node = room.node.name.clone();
         let grant = decision.placement.grant(&ask.asks, room);
         if let Some(held) = self.held.get(&pod.uid) {
             if held.grant == grant {

@@ -12,13 +12,13 @@ mod board;
 pub mod cluster;
 pub mod fit;
 pub mod fragmentation;
-pub mod mix;
+pub(crate) mod mix;
 pub mod order;
 pub mod placement;
 pub mod placer;
 pub mod rank;
 pub mod room;
-pub mod sketch;
+pub(crate) mod sketch;
 pub mod solve;
 
 pub use cluster::{Cluster, Decision, NodeIndex};

@@ -5,7 +5,7 @@
 //! there is, shuffle, place each pod that fits anywhere, skip the others, look nowhere ahead. Every skipped pod
 //! is checked against every node, so no policy can gain by refusing.
 
-pub mod classic;
+mod classic;
 mod contender;
 pub mod trace;
 

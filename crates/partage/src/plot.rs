@@ -71,19 +71,19 @@ impl Panel {
         let (left, right, bottom) = (self.left, self.left + WIDTH, TOP + HEIGHT);
         text(svg, left, TOP - 8.0, "start", self.title);
         text(svg, left + WIDTH / 2.0, bottom + 36.0, "middle", "arrived load, % of the cluster's GPUs");
-        for tick in 0..=5 {
-            let share = f64::from(tick) / 5.0;
-            let allocated = self.allocated.0 + share * (self.allocated.1 - self.allocated.0);
-            let load = self.load.0 + share * (self.load.1 - self.load.0);
-            let (x, y) = (self.x(load), self.y(allocated));
-            let _ = write!(
-                svg,
-                "<path d=\"M{left:.1} {y:.1}H{right:.1}M{x:.1} {TOP}V{bottom:.1}\" stroke=\"#ddd\"/>"
-            );
+        for allocated in ticks(self.allocated) {
+            let y = self.y(allocated);
+            let _ = write!(svg, "<path d=\"M{left:.1} {y:.1}H{right:.1}\" stroke=\"#ddd\"/>");
             text(svg, left - 6.0, y + 4.0, "end", &format!("{allocated:.0}"));
+        }
+        for load in ticks(self.load) {
+            let x = self.x(load);
+            let _ = write!(svg, "<path d=\"M{x:.1} {TOP}V{bottom:.1}\" stroke=\"#ddd\"/>");
             text(svg, x, bottom + 18.0, "middle", &format!("{load:.0}"));
         }
-        for (line, colour) in lines.iter().zip(colours(lines.len())) {
+        for (at, (line, colour)) in lines.iter().zip(colours(lines.len())).enumerate() {
+            // Counted from ours, which is last and always solid.
+            let dash = dash(lines.len() - 1 - at);
             let inside = |&&(load, allocated): &&(f64, f64)| {
                 (self.load.0..=self.load.1).contains(&load)
                     && (self.allocated.0..=self.allocated.1).contains(&allocated)
@@ -93,9 +93,28 @@ impl Panel {
                 let pen = if index == 0 { 'M' } else { 'L' };
                 let _ = write!(path, "{pen}{:.1} {:.1}", self.x(*load), self.y(*allocated));
             }
-            let _ = write!(svg, "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>");
+            let _ = write!(
+                svg,
+                "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"{dash}/>"
+            );
         }
     }
+}
+
+/// Round numbers within a range, about six of them.
+fn ticks((low, high): (f64, f64)) -> impl Iterator<Item = f64> {
+    let step = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0]
+        .into_iter()
+        .find(|step| (high - low) / step <= 7.0)
+        .unwrap_or(100.0);
+    (0..)
+        .map(move |n| ((low / step).ceil() + f64::from(n)) * step)
+        .take_while(move |tick| *tick <= high + 1e-9)
+}
+
+/// Every second line is dashed: where two lie on each other, both are seen.
+fn dash(index: usize) -> &'static str {
+    if index % 2 == 1 { " stroke-dasharray=\"7 4\"" } else { "" }
 }
 
 /// The last line is ours and always has the last colour.
@@ -120,7 +139,8 @@ pub(crate) fn svg(workload: &str, lines: &[&Line]) -> String {
     end.draw(lines, &mut svg);
     for (index, (line, colour)) in lines.iter().zip(colours(lines.len())).enumerate() {
         let x = 50.0 + 112.0 * index as f64;
-        let _ = write!(svg, "<path d=\"M{x:.1} 448h18\" stroke=\"{colour}\" stroke-width=\"3\"/>");
+        let dash = dash(lines.len() - 1 - index);
+        let _ = write!(svg, "<path d=\"M{x:.1} 448h18\" stroke=\"{colour}\" stroke-width=\"3\"{dash}/>");
         text(&mut svg, x + 22.0, 452.0, "start", line.name);
     }
     svg.push_str("</svg>\n");

@@ -64,6 +64,11 @@ pub enum Change {
         /// The most memory that fits.
         to: Bytes,
     },
+    /// Set a memory limit, so that it may sit beside limited shares.
+    Limit {
+        /// The most that fits.
+        to: Bytes,
+    },
     /// Allow these models as well.
     Models(Vec<String>),
     /// Allow other GPUs than those named.
@@ -102,6 +107,9 @@ impl fmt::Display for Suggestion {
             Change::Count { from, to: 1 } => write!(f, "ask for 1 GPU instead of {from}")?,
             Change::Count { from, to } => write!(f, "ask for {to} GPUs instead of {from}")?,
             Change::Part { to } => write!(f, "ask for a part of a GPU with at most {to} of memory")?,
+            Change::Limit { to } => {
+                write!(f, "set a memory limit of at most {to} (partage.dev/memory-limit)")?
+            }
             Change::Models(models) => write!(f, "allow the model {}", models.join(" or "))?,
             Change::Uuids => f.write_str("allow other GPUs than those named by UUID")?,
             Change::Apart => f.write_str("let the containers sit on different GPUs")?,
@@ -126,6 +134,7 @@ pub(super) fn suggestions(cluster: &Cluster, ask: &PodAsk) -> Vec<Suggestion> {
         search.slots(),
         search.count(),
         search.part(),
+        search.limit(),
         search.models(),
         search.uuids(),
         search.apart(),
@@ -190,15 +199,22 @@ impl Search<'_> {
             |ask| exact(ask).is_some(),
             |changed, container| {
                 let from = changed.iter().filter_map(|&at| exact(&self.ask.asks[at])).max()?;
-                // In steps of a MiB: nobody writes less.
-                let (to, node) = self.largest((from.0 >> 20).max(1), |ask, mib| {
-                    for &at in changed {
-                        if let MemoryAsk::Exactly(bytes) = &mut ask.asks[at].want.part.memory {
-                            *bytes = (*bytes).min(Bytes(mib << 20));
+                // In the unit it was written in, as far as that shows: what is suggested must be writable.
+                let units = [1u64 << 30, 1 << 28, 1 << 20].into_iter().filter(|unit| from.0 % unit == 0);
+                units.chain([1 << 20]).find_map(|unit| {
+                    let (to, node) = self.largest((from.0 / unit).max(1), |ask, units| {
+                        for &at in changed {
+                            if let MemoryAsk::Exactly(bytes) = &mut ask.asks[at].want.part.memory {
+                                *bytes = (*bytes).min(Bytes(units * unit));
+                            }
                         }
-                    }
-                })?;
-                Some(Suggestion { change: Change::Memory { container, from, to: Bytes(to << 20) }, node })
+                    })?;
+                    let to = Bytes(to * unit);
+                    Some(Suggestion {
+                        change: Change::Memory { container: container.clone(), from, to },
+                        node,
+                    })
+                })
             },
         )
     }
@@ -286,6 +302,21 @@ impl Search<'_> {
             }
         })?;
         Some(Suggestion { change: Change::Part { to: Bytes(to << 20) }, node })
+    }
+
+    /// A limit, where none was asked.
+    fn limit(&self) -> Option<Suggestion> {
+        let unlimited = |ask: &Ask| ask.want.part.memory == MemoryAsk::Unlimited && !ask.want.part.whole;
+        if !self.ask.asks.iter().any(unlimited) {
+            return None;
+        }
+        let largest_card = self.cluster.classes().iter().map(|class| class.memory).max()?;
+        let (to, node) = self.largest((largest_card.0 >> 20).max(1), |ask, mib| {
+            for ask in ask.asks.iter_mut().filter(|ask| unlimited(ask)) {
+                ask.want.part.memory = MemoryAsk::Exactly(Bytes(mib << 20));
+            }
+        })?;
+        Some(Suggestion { change: Change::Limit { to: Bytes(to << 20) }, node })
     }
 
     fn models(&self) -> Option<Suggestion> {

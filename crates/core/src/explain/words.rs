@@ -1,8 +1,9 @@
 //! Reasons in plain words.
 
 use super::{Cause, Closest, Explanation, Has};
-use crate::model::{CoresAsk, MemoryAsk, Node};
+use crate::model::{CoresAsk, MemoryAsk};
 use crate::place::fit::{Prepared, Short, Wanted};
+use crate::place::room::{GpuClass, NodeRoom};
 use crate::place::solve::NodeShort;
 use std::fmt;
 
@@ -53,6 +54,9 @@ pub(super) fn summary(explanation: &Explanation) -> String {
     };
     let parts: Vec<String> =
         fitting.into_iter().chain(explanation.reasons.iter().map(|reason| reason.text.clone())).collect();
+    if explanation.nodes == 0 {
+        return "the cluster has no nodes".to_string();
+    }
     if parts.is_empty() { nodes } else { format!("{nodes}: {}", parts.join("; ")) }
 }
 
@@ -80,6 +84,7 @@ pub(super) fn reason(
         Cause::Uuid => format!("{count} {have} only GPUs the pod excludes by UUID"),
         Cause::Withheld => format!("{count} {have} no GPU on offer (unhealthy or MIG)"),
         Cause::Card => format!("{count} {have} no card with {memory}"),
+        Cause::Slots if slots == 1 => format!("{count} {have} no slot left"),
         Cause::Slots => format!("{count} {have} fewer than {slots} slots left"),
         Cause::Shares => format!("{count} {have} no suitable GPU that takes another share"),
         Cause::Limits => {
@@ -95,6 +100,9 @@ pub(super) fn reason(
         Cause::HostMemory => format!("{count} {have} less than {} of host memory free", prepared.ask.memory),
         Cause::TooFew => format!("{count} {have} fewer than {gpus} GPUs that fit"),
         Cause::Together => format!("{count} {have} no single GPU for all containers of the pod"),
+        Cause::GaveUp => {
+            format!("{count} {are} large enough for each container alone; no way was found for all at once")
+        }
         Cause::AllAtOnce => {
             format!("{count} {are} large enough for each container alone, not for all at once")
         }
@@ -142,20 +150,26 @@ pub(super) fn node(
     cause: Cause,
     gpus: &[Option<Short>],
     prepared: &Prepared,
-    node: &Node,
+    room: &NodeRoom,
+    classes: &[GpuClass],
 ) -> String {
     match short {
         NodeShort::Cpu { asked, free } => format!("{free} free, {asked} asked"),
         NodeShort::Memory { asked, free } => format!("{free} of host memory free, {asked} asked"),
         NodeShort::NoGpu => "no GPU".to_string(),
-        NodeShort::AllAtOnce => "each container fits alone, not all at once".to_string(),
-        NodeShort::Together => "no single GPU takes all containers".to_string(),
+        NodeShort::AllAtOnce => {
+            format!("each container fits alone, not all at once: {}", rooms(room, classes))
+        }
+        NodeShort::GaveUp => {
+            format!("each container fits alone; no way was found for all at once: {}", rooms(room, classes))
+        }
+        NodeShort::Together => format!("no single GPU takes all containers: {}", rooms(room, classes)),
         NodeShort::Gpus { ask, fitting } => {
             let container = &prepared.ask.asks[*ask].container;
             let wanted = prepared.wants[*ask].want.count;
             let each = gpus.iter().enumerate().map(|(gpu, short)| match short {
                 Some(Short::Withheld) => {
-                    let reason = node.gpus[gpu].withheld.as_deref().unwrap_or("no reason given");
+                    let reason = room.node.gpus[gpu].withheld.as_deref().unwrap_or("no reason given");
                     format!("GPU {gpu} is not offered ({reason})")
                 }
                 Some(short) => format!("GPU {gpu} {short}"),
@@ -164,9 +178,22 @@ pub(super) fn node(
             let each = each.collect::<Vec<_>>().join("; ");
             match cause {
                 Cause::TooFew => format!("container {container} wants {wanted} GPUs, {fitting} fit: {each}"),
-                Cause::Slots => format!("container {container} finds too few slots on its GPUs"),
+                Cause::Slots => format!("container {container} finds too few slots: {each}"),
                 _ => format!("container {container}: {each}"),
             }
         }
     }
+}
+
+/// What is free on each GPU of a node.
+fn rooms(room: &NodeRoom, classes: &[GpuClass]) -> String {
+    let each = room.gpus.iter().enumerate().map(|(index, gpu)| {
+        let memory = gpu.free_memory(&classes[usize::from(gpu.class)]);
+        if gpu.withheld {
+            format!("GPU {index} is not offered")
+        } else {
+            format!("GPU {index} has {memory} and {} of its cores free", gpu.free_cores())
+        }
+    });
+    each.collect::<Vec<_>>().join("; ")
 }

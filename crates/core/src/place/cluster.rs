@@ -48,7 +48,8 @@ impl Cluster {
         cluster
     }
 
-    /// Adds a node, or replaces what is known of it. What is taken on it must be charged again.
+    /// Adds a node, or replaces what is known of it. What is taken on it must be charged again. GPUs beyond
+    /// [`MAX_GPUS`] are left out; a snapshot with more is refused before it comes here.
     pub fn set_node(&mut self, mut node: Node) -> NodeIndex {
         node.gpus.truncate(MAX_GPUS);
         let classes: Vec<u16> = node.gpus.iter().map(|gpu| self.class(&GpuClass::of(&node, gpu))).collect();
@@ -156,9 +157,9 @@ impl Cluster {
         self.board(ask, ranking).fitting().collect()
     }
 
-    /// Whether a decision still means the GPUs it meant when it was taken.
-    pub(crate) fn is_current(&self, decision: &Decision) -> bool {
-        self.rooms.get(decision.node.0).is_some_and(|room| !room.removed && room.layout == decision.layout)
+    /// The node of a decision, while its indexes still mean the GPUs they meant when it was taken.
+    pub(crate) fn current(&self, decision: &Decision) -> Option<&NodeRoom> {
+        self.rooms.get(decision.node.0).filter(|room| !room.removed && room.layout == decision.layout)
     }
 
     /// The up-to-date ranks for an ask.

@@ -10,67 +10,65 @@
 //! * Models that some pods insist on have a price for pods that do not.
 //!
 //! Nothing is known beforehand: the mix of asks is learned from those that arrived, and the tables made of it
-//! are frozen between refreshes, so that ranks of unchanged nodes stay valid. Scores are whole numbers.
+//! are frozen between refreshes, so that ranks of unchanged nodes stay valid. Until enough has arrived it packs.
+//! Scores are whole numbers.
 
 mod tables;
 
 use super::fit::{Prepared, Wanted};
 use super::mix::Mix;
 use super::placement::Placement;
-use super::rank::{self, Ranking};
+use super::rank::{self, Plain, Ranking};
 use super::room::{GpuClass, NodeRoom};
 use super::sketch::Sketch;
 use super::solve::{self, Preference, Setting};
 use super::{Cluster, order};
-use crate::model::{Ask, Bytes, Cores, CoresAsk, MemoryAsk, MilliCpu, Part, PodAsk, Role, Together, Want};
+use crate::model::{CoresAsk, PodAsk, Policy, Together};
 use tables::{Asker, Tables};
 
-/// Arrivals after which the tables are made for the first time.
-const FIRST_REFRESH: u64 = 50;
+/// Arrivals after which the mix is believed and the tables are made for the first time. A few pods are no
+/// pattern; until then packing does better.
+const ENOUGH: u64 = 50;
 /// Arrivals after which the mix fades, so that it follows what is asked now.
 const FADE_AT: u64 = 51_200;
-/// How much an arrival counts; the prior counts in the same unit.
-const ARRIVAL: u64 = 2;
+/// A gain is worth this many ties: of placements that gain the same, the one on the fuller GPU wins.
+const GAIN: i64 = 2048;
+
+/// What stands in while too little is known.
+const PACKED: Plain = Plain(Policy::Binpack);
 
 /// The default policy and what it has learned.
 #[derive(Clone, Debug)]
 pub struct Fragmentation {
     mix: Mix,
-    tables: Tables,
+    /// What the mix says about room; nothing while too few pods have been seen.
+    tables: Option<Tables>,
     arrived: u64,
     refresh_at: u64,
     epoch: u64,
 }
 
+impl Default for Fragmentation {
+    fn default() -> Self {
+        Fragmentation::new()
+    }
+}
+
 impl Fragmentation {
-    /// Knowing nothing but the cluster. Until pods arrive it expects whole GPUs and halves, two to one.
-    pub fn new(cluster: &Cluster) -> Fragmentation {
-        let mut mix = Mix::default();
-        let whole = Part {
-            memory: MemoryAsk::All,
-            cores: CoresAsk::Exactly(Cores::WHOLE),
-            whole: true,
-            ceiling: None,
-        };
-        let half = Part {
-            memory: MemoryAsk::Percent(50),
-            cores: CoresAsk::Exactly(Cores::of_slots(1, 2)),
-            whole: false,
-            ceiling: None,
-        };
-        for (part, cpu, gib, times) in [(whole, 8000, 32, ARRIVAL), (half, 4000, 16, ARRIVAL / 2)] {
-            let ask = Ask { container: "any".into(), role: Role::App, want: Want { count: 1, part } };
-            let pod =
-                PodAsk { asks: vec![ask], cpu: MilliCpu(cpu), memory: Bytes(gib << 30), ..PodAsk::default() };
-            mix.add(&pod, times);
+    /// Having seen nothing yet: it packs until it has.
+    pub fn new() -> Fragmentation {
+        Fragmentation {
+            mix: Mix::default(),
+            tables: None,
+            arrived: 0,
+            refresh_at: ENOUGH,
+            epoch: rank::new_epoch(),
         }
-        let tables = Tables::new(&mix, cluster);
-        Fragmentation { mix, tables, arrived: 0, refresh_at: FIRST_REFRESH, epoch: rank::new_epoch() }
     }
 
     /// Takes note of a pod that arrived. Call it once per pod, before it is placed.
     pub fn arrived(&mut self, ask: &PodAsk, cluster: &Cluster) {
-        self.mix.add(ask, ARRIVAL);
+        self.mix.add(ask, 1);
         self.arrived += 1;
         // Doubling gaps: a refresh makes every cached rank stale, and all of them together must stay cheap.
         let due = self.arrived >= self.refresh_at;
@@ -82,24 +80,46 @@ impl Fragmentation {
             self.arrived /= 2;
             self.refresh_at = FADE_AT;
         }
-        if due || !self.tables.know(cluster) {
-            self.tables = Tables::new(&self.mix, cluster);
-            self.epoch = rank::new_epoch();
+        if due || self.tables.as_ref().is_some_and(|tables| !tables.know(cluster)) {
+            self.refresh(cluster);
         }
     }
 
+    /// Takes note of all pods that hold something, as after a restart.
+    pub fn learn<'a>(&mut self, held: impl IntoIterator<Item = &'a PodAsk>, cluster: &Cluster) {
+        for ask in held {
+            self.mix.add(ask, 1);
+            self.arrived += 1;
+        }
+        self.refresh_at = (self.arrived * 2).clamp(ENOUGH, FADE_AT);
+        if self.arrived >= ENOUGH {
+            self.refresh(cluster);
+        }
+    }
+
+    fn refresh(&mut self, cluster: &Cluster) {
+        self.tables = Some(Tables::new(&self.mix, cluster));
+        self.epoch = rank::new_epoch();
+    }
+
     /// What a node loses by a placement; the best loses least.
-    fn gain(&self, before: &Sketch, after: &Sketch, asker: Asker) -> i64 {
-        self.tables.loss(before, asker) - self.tables.loss(after, asker) + self.tables.leaning(after, asker)
+    fn gain(tables: &Tables, before: &Sketch, after: &Sketch, asker: Asker) -> i64 {
+        let gain = tables.loss(before, asker) - tables.loss(after, asker);
+        (gain + tables.leaning(after, asker)) * GAIN
     }
 
     /// The gain of a share on each GPU of a mask. GPUs in the same state gain the same.
-    fn share_gains(&self, on: &Setting, wanted: &Wanted, mask: u64) -> impl Iterator<Item = (i64, usize)> {
+    fn share_gains(
+        tables: &Tables,
+        on: &Setting,
+        wanted: &Wanted,
+        mask: u64,
+    ) -> impl Iterator<Item = (i64, usize)> {
         let Setting { room, classes, prepared } = *on;
         let before = Sketch::of(room, classes);
         let mut after_host = before;
         after_host.take_host(prepared);
-        let loss = self.tables.loss(&before, Asker::Share);
+        let loss = tables.loss(&before, Asker::Share);
         let mut last: Option<(u16, u16, i64)> = None;
         order::indexes(mask).filter_map(move |gpu| {
             let state = (before.idle[gpu], before.class[gpu]);
@@ -111,8 +131,8 @@ impl Fragmentation {
             let need = wanted.needs[usize::from(room.gpus[gpu].class)]?;
             let mut after = after_host;
             after.take_part(gpu, &room.gpus[gpu], &need, classes);
-            let gain =
-                loss - self.tables.loss(&after, Asker::Share) + self.tables.leaning(&after, Asker::Share);
+            let gain = loss - tables.loss(&after, Asker::Share) + tables.leaning(&after, Asker::Share);
+            let gain = gain * GAIN - i64::from(after.idle[gpu]);
             last = Some((state.0, state.1, gain));
             Some((gain, gpu))
         })
@@ -130,11 +150,12 @@ fn asker(prepared: &Prepared) -> Asker {
 
 impl Preference for Fragmentation {
     fn sort(&self, on: &Setting, wanted: &Wanted, gpus: &mut Vec<usize>) {
+        let Some(tables) = &self.tables else { return PACKED.sort(on, wanted, gpus) };
         if wanted.want.part.whole {
             return rank::least_needed_first(on.room, gpus);
         }
         let mask = gpus.iter().fold(0, |mask, gpu| mask | 1 << gpu);
-        let mut gains: Vec<(i64, usize)> = self.share_gains(on, wanted, mask).collect();
+        let mut gains: Vec<(i64, usize)> = Self::share_gains(tables, on, wanted, mask).collect();
         gains.sort_by_key(|&(gain, gpu)| (std::cmp::Reverse(gain), gpu));
         *gpus = gains.into_iter().map(|(_, gpu)| gpu).collect();
     }
@@ -159,6 +180,7 @@ impl Ranking for Fragmentation {
     }
 
     fn rank(&self, room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared) -> Option<i64> {
+        let Some(tables) = &self.tables else { return PACKED.rank(room, classes, prepared) };
         if solve::host_short(room, prepared).is_some() {
             return None;
         }
@@ -168,15 +190,15 @@ impl Ranking for Fragmentation {
                 let before = Sketch::of(room, classes);
                 let mut after = before;
                 after.take_host(prepared);
-                Some(self.gain(&before, &after, asker))
+                Some(Self::gain(tables, &before, &after, asker))
             }
             [one] if one.want.count == 1 && !one.want.part.whole => {
                 let mask = order::fitting(room, classes, prepared, one);
                 if mask == 0 {
-                    return self.rank_placed(room, classes, prepared, asker);
+                    return self.rank_placed(tables, room, classes, prepared, asker);
                 }
                 let on = Setting { room, classes, prepared };
-                self.share_gains(&on, one, mask).map(|(gain, _)| gain).max()
+                Self::share_gains(tables, &on, one, mask).map(|(gain, _)| gain).max()
             }
             [one] if one.want.part.whole && !matches!(one.want.part.cores, CoresAsk::Slots(_)) => {
                 let mask = order::fitting(room, classes, prepared, one);
@@ -190,9 +212,9 @@ impl Ranking for Fragmentation {
                 for gpu in order::indexes(set) {
                     after.idle[gpu] = 0;
                 }
-                Some(self.gain(&before, &after, asker))
+                Some(Self::gain(tables, &before, &after, asker))
             }
-            _ => self.rank_placed(room, classes, prepared, asker),
+            _ => self.rank_placed(tables, room, classes, prepared, asker),
         }
     }
 }
@@ -201,6 +223,7 @@ impl Fragmentation {
     /// The rank of a pod that has to be placed to know what it takes.
     fn rank_placed(
         &self,
+        tables: &Tables,
         room: &NodeRoom,
         classes: &[GpuClass],
         prepared: &Prepared,
@@ -216,6 +239,6 @@ impl Fragmentation {
         for (gpu, charge) in placement.charges(&prepared.ask.asks) {
             after.take_charge(gpu, &room.gpus[gpu], charge, classes);
         }
-        Some(self.gain(&before, &after, asker))
+        Some(Self::gain(tables, &before, &after, asker))
     }
 }

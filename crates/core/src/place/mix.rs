@@ -5,7 +5,7 @@
 
 use super::room::GpuClass;
 use super::sketch::{NEVER, amount, milli};
-use crate::model::{Bytes, MilliCpu, Part, PodAsk, Selector};
+use crate::model::{Ask, Bytes, MilliCpu, Part, PodAsk, Role, Selector};
 use std::collections::HashMap;
 
 /// How much of everything seen the typical kinds cover, in percent.
@@ -23,7 +23,7 @@ struct Likeness {
 
 /// How often each kind of pod has been asked for.
 #[derive(Clone, Debug, Default)]
-pub struct Mix {
+pub(crate) struct Mix {
     kinds: Vec<(Likeness, u64)>,
     known: HashMap<Likeness, usize>,
     seen: u64,
@@ -31,28 +31,28 @@ pub struct Mix {
 
 /// A kind of pod, measured on every class of GPU.
 #[derive(Clone, Debug)]
-pub struct Kind {
+pub(crate) struct Kind {
     /// CPU.
-    pub cpu: i64,
+    pub(crate) cpu: i64,
     /// Host memory.
-    pub memory: i64,
+    pub(crate) memory: i64,
     /// GPUs wanted; 0 for a pod that wants none.
-    pub count: u32,
+    pub(crate) count: u32,
     /// Thousandths wanted of each GPU, by class; [`NEVER`] where the class is excluded or too small.
-    pub milli: Vec<u16>,
+    pub(crate) milli: Vec<u16>,
     /// How often it was asked for.
-    pub weight: f64,
+    pub(crate) weight: f64,
 }
 
 impl Mix {
     /// Counts a pod, so many times.
-    pub fn add(&mut self, ask: &PodAsk, times: u64) {
-        // A pod of several containers counts by the one that wants most, on as many GPUs as all of them.
+    pub(crate) fn add(&mut self, ask: &PodAsk, times: u64) {
+        // A pod of several containers counts by the one that wants most.
         let largest = ask.asks.iter().max_by_key(|a| (a.want.part.whole, a.want.count));
         let kind = Likeness {
             cpu: ask.cpu,
             memory: ask.memory,
-            count: ask.asks.iter().fold(0, |sum, a| sum.saturating_add(a.want.count)),
+            count: gpus_at_once(ask),
             part: largest.map(|a| a.want.part),
             models: ask.constraints.models.clone(),
         };
@@ -68,13 +68,8 @@ impl Mix {
         self.seen += times;
     }
 
-    /// Pods counted so far.
-    pub fn seen(&self) -> u64 {
-        self.seen
-    }
-
     /// Halves every count, so that what was asked long ago weighs less than what is asked now.
-    pub fn fade(&mut self) {
+    pub(crate) fn fade(&mut self) {
         self.kinds.retain_mut(|(_, count)| {
             *count /= 2;
             *count > 0
@@ -84,14 +79,14 @@ impl Mix {
     }
 
     /// Every kind seen, the most frequent first; equally frequent ones in the order they came.
-    pub fn kinds(&self, classes: &[GpuClass]) -> Vec<Kind> {
+    pub(crate) fn kinds(&self, classes: &[GpuClass]) -> Vec<Kind> {
         let mut order: Vec<&(Likeness, u64)> = self.kinds.iter().collect();
         order.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
         order.into_iter().map(|(kind, count)| Kind::measure(kind, *count, classes)).collect()
     }
 
     /// How many of [`Mix::kinds`] it takes to cover most of what was seen.
-    pub fn typical(&self) -> usize {
+    pub(crate) fn typical(&self) -> usize {
         let mut counts: Vec<u64> = self.kinds.iter().map(|(_, count)| *count).collect();
         counts.sort_unstable_by_key(|count| std::cmp::Reverse(*count));
         let mut covered = 0;
@@ -107,14 +102,21 @@ impl Mix {
     }
 }
 
+/// GPUs a pod wants at the time it wants most: all that run together, or the largest init container.
+fn gpus_at_once(ask: &PodAsk) -> u32 {
+    let (init, running): (Vec<&Ask>, Vec<&Ask>) = ask.asks.iter().partition(|a| a.role == Role::Init);
+    let running = running.iter().fold(0u32, |sum, a| sum.saturating_add(a.want.count));
+    init.iter().map(|a| a.want.count).fold(running, u32::max)
+}
+
 impl Kind {
     /// Thousandths of a GPU all pods of this kind asked for, on the smallest card that takes them.
-    pub fn gpu_milli(&self) -> f64 {
+    pub(crate) fn gpu_milli(&self) -> f64 {
         self.weight * f64::from(self.count) * f64::from(self.largest_part())
     }
 
     /// One part of a GPU, less than all of it.
-    pub fn is_share(&self) -> bool {
+    pub(crate) fn is_share(&self) -> bool {
         self.count == 1 && self.largest_part() < 1000
     }
 
@@ -165,7 +167,7 @@ mod tests {
             mix.add(&cpu_pod(cpu), 1);
         }
         mix.fade();
-        assert_eq!(mix.seen(), 2);
+        assert_eq!(mix.seen, 2);
         mix.add(&cpu_pod(2), 1);
         assert_eq!(mix.kinds(&[]).len(), 2);
     }

@@ -13,13 +13,17 @@ pub struct Placer {
 }
 
 impl Placer {
-    /// For a cluster with this policy.
-    pub fn new(policy: Policy, cluster: &Cluster) -> Placer {
-        Placer { policy, fragmentation: Fragmentation::new(cluster) }
+    /// By this policy, having seen nothing yet.
+    pub fn new(policy: Policy) -> Placer {
+        Placer { policy, fragmentation: Fragmentation::new() }
     }
 
-    /// Takes note of a pod that arrived. Call it once per pod, before it is placed; after a restart, once for
-    /// every pod that holds something.
+    /// Takes note of all pods that hold something, as after a restart.
+    pub fn learn<'a>(&mut self, held: impl IntoIterator<Item = &'a PodAsk>, cluster: &Cluster) {
+        self.fragmentation.learn(held, cluster);
+    }
+
+    /// Takes note of a pod that arrived. Call it once per pod, before it is placed.
     pub fn arrived(&mut self, ask: &PodAsk, cluster: &Cluster) {
         self.fragmentation.arrived(ask, cluster);
     }

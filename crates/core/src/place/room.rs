@@ -53,10 +53,10 @@ pub struct Charge {
     pub whole: u32,
 }
 
-/// More memory than any card has. A grant that claims more is counted as this much: sums stay exact, and the
-/// audit reports it.
-const MOST_MEMORY: u64 = 1 << 44;
-/// More CPU (in thousandths) and host memory than any node has, counted likewise.
+/// A share that claims more than so many times what may be promised of its card is counted as that much: it is
+/// over-committed either way, which the audit reports, and sums stay far from where they would be cut.
+const MOST_TIMES: u64 = 4;
+/// More CPU (in thousandths) and host memory than any node has; claims beyond are counted as this much.
 const MOST_CPU: u64 = 1 << 40;
 const MOST_HOST_MEMORY: u64 = 1 << 46;
 
@@ -67,7 +67,9 @@ impl Charge {
             return Charge::of_whole(class);
         }
         Charge {
-            memory: share.memory_bytes.map_or(0, |memory| memory.0.min(MOST_MEMORY)),
+            memory: share
+                .memory_bytes
+                .map_or(0, |memory| memory.0.min(class.promised.0.saturating_mul(MOST_TIMES))),
             cores: share.cores.map_or(0, |cores| cores.as_millipercent().into()),
             shares: 1,
             limited: u32::from(share.memory_bytes.is_some()),

@@ -8,28 +8,28 @@ use super::room::{Charge, GpuClass, GpuRoom, MAX_GPUS, NodeRoom};
 use crate::model::Cores;
 
 /// More thousandths than any GPU has: the size of what a GPU may never take.
-pub const NEVER: u16 = u16::MAX;
+pub(crate) const NEVER: u16 = u16::MAX;
 /// More CPU or memory than any node has.
-pub const ENDLESS: i64 = 1 << 56;
+pub(crate) const ENDLESS: i64 = 1 << 56;
 
 /// A node as far as scoring goes.
 #[derive(Clone, Copy, Debug)]
-pub struct Sketch {
+pub(crate) struct Sketch {
     /// CPU left in thousandths; [`ENDLESS`] where the node's is unknown.
-    pub cpu: i64,
+    pub(crate) cpu: i64,
     /// Host memory left in bytes; [`ENDLESS`] where the node's is unknown.
-    pub memory: i64,
+    pub(crate) memory: i64,
     /// GPUs.
-    pub gpus: usize,
+    pub(crate) gpus: usize,
     /// Idle thousandths of each GPU.
-    pub idle: [u16; MAX_GPUS],
+    pub(crate) idle: [u16; MAX_GPUS],
     /// The class of each GPU.
-    pub class: [u16; MAX_GPUS],
+    pub(crate) class: [u16; MAX_GPUS],
 }
 
 impl Sketch {
     /// Of a node as it is.
-    pub fn of(room: &NodeRoom, classes: &[GpuClass]) -> Sketch {
+    pub(crate) fn of(room: &NodeRoom, classes: &[GpuClass]) -> Sketch {
         let mut sketch = Sketch {
             cpu: room.free_cpu().map_or(ENDLESS, |cpu| amount(cpu.0)),
             memory: room.free_memory().map_or(ENDLESS, |memory| amount(memory.0)),
@@ -45,29 +45,29 @@ impl Sketch {
     }
 
     /// Takes a pod's CPU and memory off.
-    pub fn take_host(&mut self, prepared: &Prepared) {
+    pub(crate) fn take_host(&mut self, prepared: &Prepared) {
         self.cpu -= amount(prepared.ask.cpu.0);
         self.memory -= amount(prepared.ask.memory.0);
     }
 
     /// Takes a part off a GPU.
-    pub fn take_part(&mut self, at: usize, gpu: &GpuRoom, need: &Need, classes: &[GpuClass]) {
+    pub(crate) fn take_part(&mut self, at: usize, gpu: &GpuRoom, need: &Need, classes: &[GpuClass]) {
         self.take_charge(at, gpu, need.charge, classes);
     }
 
     /// Takes a charge off a GPU.
-    pub fn take_charge(&mut self, at: usize, gpu: &GpuRoom, charge: Charge, classes: &[GpuClass]) {
+    pub(crate) fn take_charge(&mut self, at: usize, gpu: &GpuRoom, charge: Charge, classes: &[GpuClass]) {
         let after = GpuRoom { used: gpu.used.plus(charge), ..*gpu };
         self.idle[at] = idle(&after, classes);
     }
 
     /// Idle thousandths of all GPUs together.
-    pub fn idle_sum(&self) -> u32 {
+    pub(crate) fn idle_sum(&self) -> u32 {
         self.idle[..self.gpus].iter().map(|&idle| u32::from(idle)).sum()
     }
 
     /// The GPUs, in order, as idle thousandths and class.
-    pub fn gpus(&self) -> impl Iterator<Item = (u16, usize)> {
+    pub(crate) fn gpus(&self) -> impl Iterator<Item = (u16, usize)> {
         self.idle[..self.gpus]
             .iter()
             .zip(&self.class[..self.gpus])
@@ -76,7 +76,7 @@ impl Sketch {
 }
 
 /// An amount as scores count it; beyond [`ENDLESS`] there is no telling apart.
-pub fn amount(amount: u64) -> i64 {
+pub(crate) fn amount(amount: u64) -> i64 {
     i64::try_from(amount).unwrap_or(ENDLESS).min(ENDLESS)
 }
 
@@ -85,7 +85,7 @@ fn idle(gpu: &GpuRoom, classes: &[GpuClass]) -> u16 {
 }
 
 /// How many thousandths of a GPU a part takes: its memory or its compute, whichever is more.
-pub fn milli(need: &Need, class: &GpuClass) -> u16 {
+pub(crate) fn milli(need: &Need, class: &GpuClass) -> u16 {
     if need.too_large {
         return NEVER;
     }

@@ -11,9 +11,11 @@ use super::placement::{Placement, Slice};
 use super::room::{Charge, GpuClass, GpuRoom, NodeRoom};
 use crate::model::{Bytes, CoresAsk, MemoryAsk, MilliCpu, Part, Role, Together};
 
-/// Choices tried for a pod of many containers on one node, in each of two orders: beyond what real pods need,
-/// and a bound on what a hostile one can cost.
+/// Choices tried for a pod of many containers on one node, in the order of the spec: beyond what real pods need.
 const MOST_STEPS: usize = 256;
+/// Choices tried with the largest containers first, where the others were not enough: a bound on what a hostile
+/// pod can cost.
+const MOST_STEPS_LARGEST_FIRST: usize = 1024;
 /// Ways tried to choose the GPUs of one container that wants several.
 const MOST_ALTERNATIVES: usize = 128;
 
@@ -47,6 +49,8 @@ pub enum NodeShort {
     AllAtOnce,
     /// No single GPU takes all containers, as the pod demands.
     Together,
+    /// No way was found before the search was given up: there may be one.
+    GaveUp,
 }
 
 /// What a preference may look at: the room with this pod's earlier containers in it, and the whole ask.
@@ -86,37 +90,50 @@ pub fn solve(
     prepared: &Prepared,
     preference: &dyn Preference,
 ) -> Option<Placement> {
+    match search(room, classes, prepared, preference) {
+        Found::Placement(placement) => Some(placement),
+        Found::Nothing | Found::OutOfSteps => None,
+    }
+}
+
+/// Whether a search for a pod ends because it was given up, not because everything was tried.
+pub(crate) fn is_given_up(room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared) -> bool {
+    let preference = super::rank::Plain(crate::model::Policy::Binpack);
+    matches!(search(room, classes, prepared, &preference), Found::OutOfSteps)
+}
+
+fn search(room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared, preference: &dyn Preference) -> Found {
     if host_short(room, prepared).is_some() {
-        return None;
+        return Found::Nothing;
     }
     if prepared.wants.len() > 1 && hopeless(room, classes, prepared) {
-        return None;
+        return Found::Nothing;
     }
-    let search = |allowed: u64| {
+    let on = |allowed: u64| {
         let in_order =
             |largest_first| Search::new(room, classes, prepared, preference, allowed, largest_first).pod();
         match in_order(false) {
-            Found::Placement(placement) => Some(placement),
-            Found::Nothing => None,
-            Found::OutOfSteps => match in_order(true) {
-                Found::Placement(placement) => Some(placement),
-                _ => None,
-            },
+            Found::OutOfSteps => in_order(true),
+            found => found,
         }
     };
+    let anywhere = || on(u64::MAX);
     let on_one = || {
-        let first = prepared.wants.first()?;
+        let Some(first) = prepared.wants.first() else { return anywhere() };
         let mask = order::fitting(room, classes, prepared, first);
         let mut gpus: Vec<usize> = order::indexes(mask).collect();
         preference.sort(&Setting { room, classes, prepared }, first, &mut gpus);
-        gpus.into_iter().find_map(|gpu| search(1 << gpu))
+        let found =
+            gpus.into_iter().map(|gpu| on(1 << gpu)).find(|found| matches!(found, Found::Placement(_)));
+        found.unwrap_or(Found::Nothing)
     };
-    let anywhere = || search(u64::MAX);
     match prepared.ask.constraints.together {
-        _ if prepared.wants.is_empty() => anywhere(),
         Together::Anywhere => anywhere(),
         Together::Required => on_one(),
-        Together::Preferred => on_one().or_else(anywhere),
+        Together::Preferred => match on_one() {
+            Found::Placement(placement) => Found::Placement(placement),
+            _ => anywhere(),
+        },
     }
 }
 
@@ -186,6 +203,7 @@ struct Search<'a> {
     /// The GPUs it may use.
     allowed: u64,
     steps: usize,
+    most_steps: usize,
 }
 
 impl<'a> Search<'a> {
@@ -216,13 +234,14 @@ impl<'a> Search<'a> {
             preference,
             allowed,
             steps: 0,
+            most_steps: if largest_first { MOST_STEPS_LARGEST_FIRST } else { MOST_STEPS },
         }
     }
 
     fn pod(mut self) -> Found {
         match self.place_from(0) {
             true => Found::Placement(Placement { slices: self.slices }),
-            false if self.steps > MOST_STEPS => Found::OutOfSteps,
+            false if self.steps > self.most_steps => Found::OutOfSteps,
             false => Found::Nothing,
         }
     }
@@ -234,7 +253,7 @@ impl<'a> Search<'a> {
         let choices = if init { self.init_choices(at) } else { self.running_choices(at) };
         for parts in choices {
             self.steps += 1;
-            if self.steps > MOST_STEPS {
+            if self.steps > self.most_steps {
                 return false;
             }
             let before = (self.room.gpus.clone(), self.peak.clone());

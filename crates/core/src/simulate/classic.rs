@@ -13,19 +13,19 @@ use crate::place::{Cluster, order};
 
 /// Any node that fits, any GPU that fits.
 #[derive(Clone, Copy, Debug)]
-pub struct Random {
+pub(super) struct Random {
     seed: u64,
     decision: u64,
 }
 
 impl Random {
     /// From a seed.
-    pub fn new(seed: u64) -> Random {
+    pub(super) fn new(seed: u64) -> Random {
         Random { seed, decision: 1 }
     }
 
     /// Before every decision: what was drawn for the last one no longer holds.
-    pub fn next(&mut self) {
+    pub(super) fn next(&mut self) {
         self.decision += 1;
     }
 
@@ -71,14 +71,14 @@ fn tightest(room: &NodeRoom, classes: &[GpuClass], gpus: &mut [usize]) {
 
 /// The largest node of the cluster, by which the classic scores are normalised.
 #[derive(Clone, Copy, Debug)]
-pub struct Largest {
+pub(super) struct Largest {
     cpu: f64,
     gpu_milli: f64,
 }
 
 impl Largest {
     /// Of a cluster.
-    pub fn of(cluster: &Cluster) -> Largest {
+    pub(super) fn of(cluster: &Cluster) -> Largest {
         let most =
             |of: &dyn Fn(&NodeRoom) -> f64| cluster.nodes().map(|(_, room)| of(room)).fold(1.0, f64::max);
         Largest {
@@ -101,11 +101,11 @@ fn asked_milli(prepared: &Prepared) -> f64 {
 
 /// The node that is left with least.
 #[derive(Clone, Copy, Debug)]
-pub struct BestFit(pub Largest);
+pub(super) struct BestFit(pub(super) Largest);
 
 /// The node whose leftovers resemble the ask least.
 #[derive(Clone, Copy, Debug)]
-pub struct DotProduct(pub Largest);
+pub(super) struct DotProduct(pub(super) Largest);
 
 macro_rules! tightest_on_node {
     ($($ranking:ty),*) => {$(
@@ -158,13 +158,13 @@ impl Ranking for DotProduct {
 
 /// Fragmentation gradient descent as published: it knows the whole list of pods beforehand.
 #[derive(Clone, Debug)]
-pub struct Fgd {
+pub(super) struct Fgd {
     typical: Vec<Kind>,
 }
 
 impl Fgd {
     /// Knowing this mix.
-    pub fn new(mix: &Mix, classes: &[GpuClass]) -> Fgd {
+    pub(super) fn new(mix: &Mix, classes: &[GpuClass]) -> Fgd {
         let mut typical = mix.kinds(classes);
         typical.truncate(mix.typical());
         let covered: f64 = typical.iter().map(|kind| kind.weight).sum();

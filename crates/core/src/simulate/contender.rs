@@ -59,7 +59,7 @@ impl Contender {
                 }
                 Player::Fgd(Fgd::new(&mix, cluster.classes()))
             }
-            Contender::Ours(policy) => Player::Ours(Placer::new(policy, cluster)),
+            Contender::Ours(policy) => Player::Ours(Placer::new(policy)),
         }
     }
 }

@@ -5,7 +5,6 @@ use partage_core::ledger::{Finding, Ledger, Moment, OverCommit, Refused};
 use partage_core::model::*;
 use partage_core::place::HostUse;
 use partage_core::place::NodeIndex;
-use partage_core::place::rank::Plain;
 
 fn share(gpu: &str, mib: u64) -> Share {
     Share { gpu: gpu.into(), memory_bytes: Bytes::mib(mib), cores: None, ceiling: None, whole: false }
@@ -19,7 +18,7 @@ fn grant(node: &str, shares: Vec<Share>) -> PodGrant {
 fn a2_reserving_twice_is_one_reservation() {
     let mut ledger = Ledger::new([s6(1024)]);
     let ask = pod(&[vcuda(600, 0)]);
-    let decision = ledger.cluster_mut().best(&ask, &Plain(Policy::Topology)).unwrap();
+    let decision = best(&mut ledger, &ask, Policy::Topology).unwrap();
     let first = ledger.reserve(id("p"), &ask, &decision, Moment(1)).unwrap();
     let again = ledger.reserve(id("p"), &ask, &decision, Moment(1)).unwrap();
     assert_eq!(first, again);
@@ -38,7 +37,7 @@ fn a4_recovery_counts_living_pods_only() {
 fn b17_two_binds_for_the_last_units_one_wins() {
     let mut ledger = Ledger::new([node("n", &[8])]);
     let ask = pod(&[memory(1, 8)]);
-    let decision = ledger.cluster_mut().best(&ask, &Plain(Policy::Binpack)).unwrap();
+    let decision = best(&mut ledger, &ask, Policy::Binpack).unwrap();
     ledger.reserve(id("first"), &ask, &decision, Moment(1)).unwrap();
     let refused = ledger.reserve(id("second"), &ask, &decision, Moment(1)).unwrap_err();
     assert!(matches!(&refused, Refused::Taken { .. }));
@@ -62,7 +61,7 @@ fn b19_over_commit_never_underflows() {
         findings[0].to_string(),
         "n/GPU-n-0 is over-committed: 24 MiB promised of 16 MiB (pods: default/a, default/b)"
     );
-    assert!(ledger.cluster_mut().best(&pod(&[memory(1, 1)]), &Plain(Policy::Binpack)).is_none());
+    assert!(best(&mut ledger, &pod(&[memory(1, 1)]), Policy::Binpack).is_none());
     ledger.release(&id("b").uid);
     assert_eq!(ledger.audit(), []);
     assert_eq!(ledger.cluster().room(NodeIndex(0)).gpus[0].used.memory >> 20, 12);

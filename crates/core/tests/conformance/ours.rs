@@ -3,7 +3,6 @@
 use crate::world::*;
 use partage_core::ledger::{Ledger, Moment, Refused};
 use partage_core::model::*;
-use partage_core::place::rank::Plain;
 use partage_core::place::{HostUse, NodeIndex, Placer};
 
 fn whole_gpus(count: u32) -> Want {
@@ -51,8 +50,7 @@ fn large_cards_are_left_to_who_needs_them() {
     let ask = pod(&[whole_gpus(8), memory(8, 80 * 1024)]);
     for policy in Policy::ALL {
         let mut ledger = Ledger::new([node("n", &mib)]);
-        let placer = Placer::new(policy, ledger.cluster());
-        assert!(placer.best(ledger.cluster_mut(), &ask).is_some(), "{policy}");
+        assert!(best(&mut ledger, &ask, policy).is_some(), "{policy}");
     }
 }
 
@@ -81,7 +79,7 @@ fn a_gpu_moved_to_another_node_is_charged_there() {
     ledger.set_node(moved);
     ledger.set_node(node("a", &[]));
     ledger.confirm(id("p"), grant("b", "GPU-a-0", 16), HostUse::default());
-    assert!(ledger.cluster_mut().best(&pod(&[memory(1, 1)]), &Plain(Policy::Binpack)).is_none());
+    assert!(best(&mut ledger, &pod(&[memory(1, 1)]), Policy::Binpack).is_none());
     assert_eq!(ledger.audit(), []);
 }
 
@@ -89,9 +87,9 @@ fn a_gpu_moved_to_another_node_is_charged_there() {
 fn a_decision_from_before_a_node_changed_is_refused() {
     let mut ledger = Ledger::new([node("n", &[16, 16])]);
     let ask = pod(&[whole_gpus(2)]);
-    let decision = ledger.cluster_mut().best(&ask, &Plain(Policy::Binpack)).unwrap();
+    let decision = best(&mut ledger, &ask, Policy::Binpack).unwrap();
     ledger.set_node(node("n", &[16]));
-    assert!(matches!(ledger.reserve(id("p"), &ask, &decision, Moment(1)), Err(Refused::Taken { .. })));
+    assert!(matches!(ledger.reserve(id("p"), &ask, &decision, Moment(1)), Err(Refused::Changed { .. })));
 }
 
 #[test]
@@ -99,7 +97,7 @@ fn a_removed_node_takes_nothing_and_its_index_is_used_again() {
     let mut ledger = Ledger::new([node("a", &[16]), node("b", &[16])]);
     ledger.remove_node(&"a".into());
     let none = PodAsk { cpu: MilliCpu(1), ..PodAsk::default() };
-    let decision = ledger.cluster_mut().best(&none, &Plain(Policy::Binpack)).unwrap();
+    let decision = best(&mut ledger, &none, Policy::Binpack).unwrap();
     assert_eq!(decision.node, NodeIndex(1));
     assert_eq!(ledger.set_node(node("c", &[16])), NodeIndex(0));
     assert_eq!(ledger.cluster().nodes().count(), 2);
@@ -124,18 +122,28 @@ fn a_claim_beyond_all_bounds_is_given_back_exactly() {
 fn placers_do_not_take_each_others_ranks() {
     let mut ledger = Ledger::new([node("a", &[16, 16]), node("b", &[16, 16])]);
     let ask = pod(&[memory(1, 4)]);
-    let (mut one, other) = (
-        Placer::new(Policy::Fragmentation, ledger.cluster()),
-        Placer::new(Policy::Fragmentation, ledger.cluster()),
-    );
+    let (mut one, other) = (Placer::new(Policy::Fragmentation), Placer::new(Policy::Fragmentation));
     for _ in 0..60 {
         one.arrived(&pod(&[memory(1, 9)]), ledger.cluster());
     }
     let alone = |placer: &Placer| {
         let mut fresh = Ledger::new([node("a", &[16, 16]), node("b", &[16, 16])]);
-        placer.best(fresh.cluster_mut(), &ask).map(|decision| decision.rank)
+        fresh.best(placer, &ask).map(|decision| decision.rank)
     };
     for placer in [&one, &other, &one] {
-        assert_eq!(placer.best(ledger.cluster_mut(), &ask).map(|d| d.rank), alone(placer));
+        assert_eq!(ledger.best(placer, &ask).map(|d| d.rank), alone(placer));
     }
+}
+
+/// Claims larger than sixteen TiB are as real as smaller ones where the card is.
+#[test]
+fn the_largest_cards_are_counted_to_the_byte() {
+    let tib = 1u64 << 20;
+    let mut ledger = Ledger::new([node("n", &[64 * tib])]);
+    ledger.confirm(id("a"), grant("n", "GPU-n-0", 40 * tib), HostUse::default());
+    ledger.confirm(id("b"), grant("n", "GPU-n-0", 20 * tib), HostUse::default());
+    assert!(best(&mut ledger, &pod(&[memory(1, 5 * tib)]), Policy::Binpack).is_none());
+    assert!(best(&mut ledger, &pod(&[memory(1, 4 * tib)]), Policy::Binpack).is_some());
+    ledger.confirm(id("c"), grant("n", "GPU-n-0", 40 * tib), HostUse::default());
+    assert_eq!(ledger.audit().len(), 1);
 }

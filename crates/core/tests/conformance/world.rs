@@ -3,7 +3,7 @@
 use partage_core::ledger::{Ledger, Moment};
 use partage_core::model::*;
 use partage_core::place::NodeIndex;
-use partage_core::place::rank::Plain;
+use partage_core::place::{Decision, Placer};
 
 /// A GPU with so many MiB.
 pub(crate) fn gpu(node: &str, index: usize, mib: u64) -> Gpu {
@@ -92,6 +92,12 @@ pub(crate) fn id(name: &str) -> PodId {
     PodId { uid: format!("uid-{name}").into(), namespace: "default".into(), name: name.into() }
 }
 
+/// Decides by a policy that has seen nothing yet.
+pub(crate) fn best(ledger: &mut Ledger, ask: &PodAsk, policy: Policy) -> Option<Decision> {
+    let placer = Placer::new(policy);
+    ledger.best(&placer, ask)
+}
+
 /// A scheduler in three lines: decide, reserve, and answer where each container went.
 pub(crate) struct World {
     /// The ledger.
@@ -107,8 +113,7 @@ impl World {
 
     /// Places a pod: the node, and the GPU indexes of each container.
     pub(crate) fn place(&mut self, name: &str, ask: &PodAsk) -> Option<(String, Vec<Vec<usize>>)> {
-        let ranking = Plain(self.policy);
-        let decision = self.ledger.cluster_mut().best(ask, &ranking)?;
+        let decision = best(&mut self.ledger, ask, self.policy)?;
         let node = self.ledger.cluster().room(decision.node).node.name.to_string();
         self.ledger.reserve(id(name), ask, &decision, Moment(60_000)).expect("a fresh decision fits");
         let gpus = decision.placement.slices.iter().map(|s| s.iter().map(|slice| slice.gpu).collect());

@@ -73,7 +73,7 @@ impl Answer {
 impl Explain {
     pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
         let (input, snapshot) = self.read();
-        for what in input.unreadable.iter().chain(snapshot.as_ref().err()) {
+        for what in input.unread.iter().chain(&input.unreadable).chain(snapshot.as_ref().err()) {
             line(err, format_args!("error: {what}"))?;
         }
         let Ok(snapshot) = snapshot else {
@@ -89,13 +89,12 @@ impl Explain {
         });
         let mut ledger = Ledger::rebuild(snapshot.nodes, held);
         let findings: Vec<String> = ledger.audit().iter().map(ToString::to_string).collect();
-        let mut placer = Placer::new(self.policy, ledger.cluster());
+        let mut placer = Placer::new(self.policy);
         // What runs is the best guess at what comes; by name, so that the same file gives the same answer.
         let mut held: Vec<_> = ledger.all_held().collect();
         held.sort_by(|a, b| a.pod.uid.cmp(&b.pod.uid));
-        for held in held {
-            placer.arrived(&held.ask(), ledger.cluster());
-        }
+        let held: Vec<_> = held.into_iter().map(|held| held.ask()).collect();
+        placer.learn(&held, ledger.cluster());
         let answers: Vec<Answer> =
             input.workloads.iter().map(|workload| self.answer(workload, &mut ledger, &placer)).collect();
         match self.output {
@@ -113,8 +112,8 @@ impl Explain {
         }
         Ok(match answers.iter().all(Answer::fits) {
             _ if !input.unreadable.is_empty() => Outcome::Unreadable,
-            true => Outcome::Fine,
-            false => Outcome::Problems,
+            true if input.unread.is_empty() => Outcome::Fine,
+            _ => Outcome::Problems,
         })
     }
 
@@ -139,7 +138,7 @@ impl Explain {
         if ask.asks.is_empty() || report.containers.iter().any(|container| container.unclear) {
             return Answer { report, explanation: None, grant: None };
         }
-        let decision = placer.best(ledger.cluster_mut(), &ask);
+        let decision = ledger.best(placer, &ask);
         let cluster = ledger.cluster();
         let grant = decision.map(|decision| decision.placement.grant(&ask.asks, cluster.room(decision.node)));
         Answer { report, explanation: Some(explain(cluster, &ask)), grant }
@@ -211,7 +210,7 @@ fn write_json(json: &Value, out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn reasons(explanation: &Explanation) -> Vec<Value> {
-    let closest = |closest: &Closest| json!({ "node": closest.node, "gpu": closest.gpu, "has": closest.has.to_string() });
+    let closest = |closest: &Closest| json!({ "node": closest.node, "gpu": closest.gpu, "has": closest.has.to_string(), "amount": closest.has.amount() });
     let reason = |reason: &partage_core::explain::Reason| {
         json!({
             "cause": reason.cause.name(),

@@ -133,6 +133,15 @@ impl Simulate {
                 return Ok(Outcome::Unreadable);
             }
         };
+        // A plot that cannot be written is said before the work, not after it.
+        let mut plot = match self.plot.as_ref().map(std::fs::File::create).transpose() {
+            Ok(plot) => plot,
+            Err(error) => {
+                let file = self.plot.as_deref().unwrap_or(Path::new(""));
+                writeln!(err, "error: {}: cannot be written: {error}", file.display())?;
+                return Ok(Outcome::Unreadable);
+            }
+        };
         let results = match self.run_all(&nodes, &pods, &orders, &contenders) {
             Ok(results) => results,
             Err(bug) => {
@@ -149,12 +158,9 @@ impl Simulate {
         if matches!(self.output, Output::Json) {
             writeln!(out)?;
         }
-        if let Some(file) = &self.plot {
+        if let Some(file) = &mut plot {
             let lines: Vec<&Line> = results.iter().map(|result| &result.line).collect();
-            if let Err(error) = std::fs::write(file, plot::svg(&self.workload(), &lines)) {
-                writeln!(err, "error: {}: cannot be written: {error}", file.display())?;
-                return Ok(Outcome::Unreadable);
-            }
+            file.write_all(plot::svg(&self.workload(), &lines).as_bytes())?;
         }
         Ok(Outcome::Fine)
     }
