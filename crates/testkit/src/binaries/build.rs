@@ -1,7 +1,7 @@
 //! Builds what is not there yet, in one run at a time.
 
 use super::catalog::{PROGRAMS, Program, Source};
-use super::debian::Debian;
+use super::debian::{self, Debian};
 use super::go::Go;
 use super::progress::{Progress, mebibytes};
 use super::report::{ask, check_folder};
@@ -24,11 +24,11 @@ pub fn build(settings: &Settings, out: &mut dyn Write, stop: &AtomicBool) -> Res
     let go = Go::find()?;
     let store = settings.store(&go)?;
     let start = Instant::now();
+    possible(&go, &store)?;
     let building = store.begin(&mut progress, stop)?;
-    let manifest = store.manifest();
-    let left: Vec<_> = PROGRAMS.iter().filter(|program| !store.has(&manifest, program.name)).collect();
+    // Another run may have built while we waited.
+    let left = left(&store);
     if !left.is_empty() {
-        space::enough(&[&store.work(), &go.cache, &go.modules], &left)?;
         let work = Work { go: &go, store: &store, stop, debian: Debian { store: &store, stop } };
         work.needs(&left, &mut progress)?;
         let all = PROGRAMS.len();
@@ -45,6 +45,28 @@ pub fn build(settings: &Settings, out: &mut dyn Write, stop: &AtomicBool) -> Res
     Ok(binaries)
 }
 
+/// The programs that are not there.
+fn left(store: &Store) -> Vec<&'static Program> {
+    let manifest = store.manifest();
+    PROGRAMS.iter().filter(|program| !store.has(&manifest, program.name)).collect()
+}
+
+/// Says what would fail for certain, before anything is touched.
+fn possible(go: &Go, store: &Store) -> Result<(), Missing> {
+    let left = left(store);
+    space::enough(&[&store.bin(), &go.cache, &go.modules], &left)?;
+    debian::may_install(LINKING, &link_needs(&left))
+}
+
+/// What has needs on the system.
+const LINKING: &str = "linking runc";
+
+/// The packages that linking C needs and that are not there.
+fn link_needs(left: &[&Program]) -> Vec<&'static str> {
+    let links_c = |program: &&Program| matches!(&program.source, Source::Go(source) if source.links_c);
+    if left.iter().any(links_c) { debian::absent_build_needs() } else { Vec::new() }
+}
+
 struct Work<'a> {
     go: &'a Go,
     store: &'a Store,
@@ -55,16 +77,13 @@ struct Work<'a> {
 impl Work<'_> {
     /// What must be on the system before runc can be linked.
     fn needs(&self, left: &[&Program], progress: &mut Progress<'_>) -> Result<(), Missing> {
-        let links_c = |program: &&&Program| matches!(&program.source, Source::Go(source) if source.links_c);
-        let Some(program) = left.iter().find(links_c) else { return Ok(()) };
-        let absent = self.debian.absent_build_needs();
+        let absent = link_needs(left);
         if absent.is_empty() {
             return Ok(());
         }
-        let what = format!("building {}", program.name);
         progress.step(
             &format!("installing {}", absent.join(" ")),
-            || self.debian.install(&what, &absent),
+            || self.debian.install(LINKING, &absent),
             |()| String::new(),
         )
     }

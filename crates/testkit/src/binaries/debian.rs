@@ -24,22 +24,9 @@ pub(super) struct Debian<'a> {
 }
 
 impl Debian<'_> {
-    /// The packages that a build needs and that are not there.
-    pub(super) fn absent_build_needs(&self) -> Vec<&'static str> {
-        let answered = |question: &[&str]| {
-            let mut command = Command::new(question[0]);
-            command.args(&question[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-            command.status().is_ok_and(|status| status.success())
-        };
-        let absent = BUILD_NEEDS.iter().filter(|(question, _)| !answered(question));
-        absent.flat_map(|(_, packages)| packages.iter().copied()).collect()
-    }
-
     /// Installs packages on the system; only root may.
     pub(super) fn install(&self, what: &str, packages: &[&str]) -> Result<(), Missing> {
-        if !rustix::process::geteuid().is_root() {
-            return Err(Missing::NotRoot { what: what.to_string(), packages: packages.join(" ") });
-        }
+        may_install(what, packages)?;
         let install = || {
             let mut command = apt_get();
             command.args(["install", "--yes", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300"]);
@@ -128,6 +115,25 @@ impl Debian<'_> {
     }
 }
 
+/// The packages that a build needs and that are not there.
+pub(super) fn absent_build_needs() -> Vec<&'static str> {
+    let answered = |question: &[&str]| {
+        let mut command = Command::new(question[0]);
+        command.args(&question[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    };
+    let absent = BUILD_NEEDS.iter().filter(|(question, _)| !answered(question));
+    absent.flat_map(|(_, packages)| packages.iter().copied()).collect()
+}
+
+/// Packages can be installed by root only.
+pub(super) fn may_install(what: &str, packages: &[&str]) -> Result<(), Missing> {
+    match packages.is_empty() || rustix::process::geteuid().is_root() {
+        true => Ok(()),
+        false => Err(Missing::NotRoot { what: what.to_string(), packages: packages.join(" ") }),
+    }
+}
+
 fn apt_get() -> Command {
     let mut command = Command::new("apt-get");
     // Its words are read below.
@@ -151,7 +157,7 @@ fn blame(tool: &str, what: &str, said: &str) -> Missing {
     if has(&signs) {
         let reason = said.lines().find(|line| signs.iter().any(|sign| line.contains(sign)));
         let said = reason.unwrap_or(said).trim().to_string();
-        return Missing::NoNetwork { what: what.to_string(), asked: "apt's source list", said };
+        return Missing::NoNetwork { what: what.to_string(), asked: "apt's sources and proxy", said };
     }
     let said = last_words(said);
     let hint = match has_no_candidate(&said) {
@@ -175,7 +181,7 @@ mod tests {
         assert_eq!(
             error,
             "bpftool could not be downloaded: E: Failed to fetch x  Could not resolve 'y'; look at the network and at \
-             the proxy that apt's source list names, then repeat: what is finished stays"
+             apt's sources and proxy, then repeat: what is finished stays"
         );
         let error = blame("apt-get", "bpftool", "E: Unable to locate package bpftool\n").to_string();
         assert!(error.ends_with("(as root: apt-get update) and repeat"), "{error}");

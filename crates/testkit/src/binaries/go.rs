@@ -175,7 +175,11 @@ fn blame(what: &str, said: &str) -> Missing {
         "503 Service",
         "disabled by GOPROXY=off",
     ]) {
-        return Missing::NoNetwork { what: what.to_string(), asked: "`go env GOPROXY`", said: reason };
+        return Missing::NoNetwork {
+            what: what.to_string(),
+            asked: "the proxy of `go env GOPROXY`",
+            said: reason,
+        };
     }
     Missing::Failed { doing: format!("building {what}"), said: last_words(said) }
 }

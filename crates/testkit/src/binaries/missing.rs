@@ -55,13 +55,12 @@ pub enum Missing {
     },
     /// A download did not come.
     #[error(
-        "{what} could not be downloaded: {said}; look at the network and at the proxy that {asked} names, then repeat: \
-         what is finished stays"
+        "{what} could not be downloaded: {said}; look at the network and at {asked}, then repeat: what is finished stays"
     )]
     NoNetwork {
         /// What was wanted.
         what: String,
-        /// The setting that says where it comes from.
+        /// The settings that say where it comes from.
         asked: &'static str,
         /// The tool's own words.
         said: String,
