@@ -128,7 +128,13 @@ impl Work<'_> {
     }
 
     fn runs(&self, program: &Program, half: &Path) -> Result<(), Missing> {
-        let Err(said) = ask(program, half, self.stop) else { return Ok(()) };
+        let said = match (ask(program, half, self.stop), &program.source) {
+            (Ok(version), Source::Go(source)) if version != source.version().trim_start_matches('v') => {
+                format!("it says that it is {version}, and {} is pinned", source.version())
+            }
+            (Ok(_), _) => return Ok(()),
+            (Err(said), _) => said,
+        };
         if self.stop.load(Ordering::Relaxed) {
             return Err(self.store.interrupted());
         }

@@ -122,7 +122,7 @@ pub enum Missing {
         why: String,
     },
     /// Ctrl-C.
-    #[error("interrupted: {done} of {all} programs are finished and stay; repeat the command to go on")]
+    #[error("interrupted: {done} of {all} programs are finished; repeat the command to go on")]
     Interrupted {
         /// Finished programs.
         done: usize,

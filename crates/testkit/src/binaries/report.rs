@@ -11,7 +11,7 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// A program that does not say its version by then hangs.
@@ -47,6 +47,9 @@ pub fn check(settings: &Settings, out: &mut dyn Write, stop: &AtomicBool) -> Res
             }
             _ => "not built".to_string(),
         };
+        if stop.load(Ordering::Relaxed) {
+            return Err(store.interrupted());
+        }
         progress.line(&format!("  {:<24} {state}", program.name));
     }
     damaged.map_or_else(|| Binaries::ready_in(settings), Err)
@@ -61,7 +64,7 @@ pub(super) fn check_folder(
 ) -> Result<Binaries, Missing> {
     progress.line(&format!("{} (by {})", folder.display(), super::BIN_DIR));
     let mut broken = Vec::new();
-    for program in PROGRAMS {
+    for (done, program) in PROGRAMS.iter().enumerate() {
         let path = folder.join(program.name);
         let state = match unusable(&path) {
             Some(why) => why.to_string(),
@@ -78,6 +81,9 @@ pub(super) fn check_folder(
                 }
             },
         };
+        if stop.load(Ordering::Relaxed) {
+            return Err(Missing::Interrupted { done, all: PROGRAMS.len() });
+        }
         progress.line(&format!("  {:<24} {state}", program.name));
     }
     let binaries = Binaries::ready_in(settings)?;
