@@ -15,7 +15,7 @@ FUZZ_SECONDS ?= 60
 TRACE := traces/openb
 PARTAGE := target/release/partage
 
-.PHONY: help run test lint bench fuzz soak toolchain
+.PHONY: help run test lint bench fuzz soak binaries toolchain
 
 help: ## list these words
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/make \1\t\2/' | expand -t 14
@@ -51,6 +51,9 @@ fuzz: toolchain $(CARGO_FUZZ) ## every parser of tenant input, FUZZ_SECONDS (60)
 soak: toolchain ## the long runs: many property cases, fuzzing for minutes
 	PROPTEST_CASES=50000 cargo test --release --package partage-core
 	$(MAKE) fuzz FUZZ_SECONDS=300
+
+binaries: toolchain ## the programs of the test bed (docs/testbed.md), built once
+	@cargo run --quiet --package partage-testkit -- binaries
 
 toolchain:
 	@tools/toolchain

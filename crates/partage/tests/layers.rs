@@ -39,6 +39,8 @@ const NEVER_LINKS: &[(&str, &[&str])] = &[
     ("partage-region", &["serde", "tokio", "kube"]),
     // It decides; it does not talk.
     ("partage-core", &["tokio", "kube", "k8s-openapi", "tonic", "libc", "rustix"]),
+    // The test bed builds and installs things.
+    ("partage", &["partage-testkit"]),
 ];
 
 fn metadata() -> Value {

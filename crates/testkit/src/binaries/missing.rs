@@ -1,0 +1,151 @@
+//! What cannot be had, why, and what to do.
+
+use super::BIN_DIR;
+use std::path::PathBuf;
+
+/// Why the programs of the test bed are not all there.
+#[derive(Debug, thiserror::Error)]
+pub enum Missing {
+    /// Nobody built them yet, or not all.
+    #[error(
+        "{} of {all} programs of the test bed are not built ({}) in {}; run `make binaries`, once",
+        left.len(), left.join(", "), folder.display()
+    )]
+    NotBuilt {
+        /// The programs that are not there.
+        left: Vec<&'static str>,
+        /// How many there should be.
+        all: usize,
+        /// Where they will be.
+        folder: PathBuf,
+    },
+    /// `PARTAGE_KUBE_BIN_DIR` names a folder that does not have them all.
+    #[error(
+        "{BIN_DIR} is {}, which does not have: {}; put them there, or unset {BIN_DIR} and run `make binaries`",
+        folder.display(), absent.join(", ")
+    )]
+    NotInFolder {
+        /// The folder of the variable.
+        folder: PathBuf,
+        /// The programs, each with what is wrong.
+        absent: Vec<String>,
+    },
+    /// The folder of the cache is unknown.
+    #[error("there is no place to keep programs: neither XDG_CACHE_HOME nor HOME is set; set one of them")]
+    NoCacheFolder,
+    /// No Go compiler on the PATH.
+    #[error(
+        "there is no Go compiler on the PATH, and the programs of the test bed are built with Go {needed} or newer; \
+         install it (https://go.dev/dl) and put its bin folder on the PATH, or set {BIN_DIR} to a folder with the programs"
+    )]
+    NoGo {
+        /// The version that would do.
+        needed: &'static str,
+    },
+    /// A Go compiler that is too old, and may not fetch a newer one.
+    #[error(
+        "Go is {found}, and the programs of the test bed need {needed} or newer; install it (https://go.dev/dl), \
+         or, from Go 1.21 on, let Go fetch it: GOTOOLCHAIN=auto make binaries"
+    )]
+    GoTooOld {
+        /// The version that would do.
+        needed: &'static str,
+        /// The version that is there.
+        found: String,
+    },
+    /// A download did not come.
+    #[error(
+        "{what} could not be downloaded: {said}; look at the network and at {asked}, then repeat: what is finished stays"
+    )]
+    NoNetwork {
+        /// What was wanted.
+        what: String,
+        /// The settings that say where it comes from.
+        asked: &'static str,
+        /// The tool's own words.
+        said: String,
+    },
+    /// The disk is too full.
+    #[error(
+        "{} has {free_mib} MiB free, and building needs about {needed_mib} MiB there; make room, \
+         or point XDG_CACHE_HOME, GOCACHE and GOMODCACHE to a larger disk",
+        folder.display()
+    )]
+    NoSpace {
+        /// Where.
+        folder: PathBuf,
+        /// What is free.
+        free_mib: u64,
+        /// What is needed.
+        needed_mib: u64,
+    },
+    /// The disk ran full on the way.
+    #[error("the disk ran full while {doing}; make room and repeat: what is finished stays")]
+    DiskFull {
+        /// What was being done.
+        doing: String,
+    },
+    /// System packages are needed, and only root may install them.
+    #[error(
+        "{what} needs the packages {packages}, and only root may install them; as root: apt-get install {packages}; then repeat"
+    )]
+    NotRoot {
+        /// What needs them.
+        what: String,
+        /// Their names.
+        packages: String,
+    },
+    /// Not a Debian machine.
+    #[error(
+        "{what} comes from Debian's packages, and there is no {tool} here; set {BIN_DIR} to a folder with the programs"
+    )]
+    NoDebian {
+        /// What was wanted.
+        what: String,
+        /// The tool that is absent.
+        tool: &'static str,
+    },
+    /// A tool failed in another way.
+    #[error("{doing} failed: {said}")]
+    Failed {
+        /// What was being done.
+        doing: String,
+        /// The tool's own words.
+        said: String,
+    },
+    /// A program is there and does not work.
+    #[error("{} is damaged ({why}); remove it and run `make binaries`", path.display())]
+    Damaged {
+        /// The program.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Ctrl-C.
+    #[error("interrupted: {done} of {all} programs are finished; repeat the command to go on")]
+    Interrupted {
+        /// Finished programs.
+        done: usize,
+        /// How many there should be.
+        all: usize,
+    },
+    /// The file system refused.
+    #[error("{doing}: {source}")]
+    Io {
+        /// What was being done.
+        doing: String,
+        /// What it said.
+        source: std::io::Error,
+    },
+}
+
+impl Missing {
+    /// For `map_err`: the disk that ran full has its own words.
+    pub(super) fn io(doing: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let doing = doing.into();
+        move |source| match source.kind() {
+            std::io::ErrorKind::StorageFull => Self::DiskFull { doing },
+            _ => Self::Io { doing, source },
+        }
+    }
+}

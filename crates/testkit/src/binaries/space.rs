@@ -1,0 +1,55 @@
+//! Is there room for what is left to build?
+
+use super::Missing;
+use super::catalog::{MODULES, Program, Source};
+use std::path::Path;
+
+/// Each of these folders must have room: they may stand on different disks, and any of them may grow by all of it.
+pub(super) fn enough(folders: &[&Path], left: &[&Program]) -> Result<(), Missing> {
+    let needed_mib = needed_mib(left);
+    for folder in folders {
+        // A folder that does not exist yet will stand where its nearest parent does.
+        let Some(there) = folder.ancestors().find(|ancestor| ancestor.exists()) else { continue };
+        // Where the file system does not say, the build itself will.
+        let Ok(disk) = rustix::fs::statvfs(there) else { continue };
+        let free_mib = (disk.f_bavail.saturating_mul(disk.f_frsize)) >> 20;
+        if free_mib < needed_mib {
+            return Err(Missing::NoSpace { folder: folder.to_path_buf(), free_mib, needed_mib });
+        }
+    }
+    Ok(())
+}
+
+fn needed_mib(left: &[&Program]) -> u64 {
+    let is_left = |name| {
+        left.iter().any(|program| matches!(&program.source, Source::Go(source) if source.module.name == name))
+    };
+    MODULES.iter().filter(|module| is_left(module.name)).map(|module| module.gibibytes * 1024).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::catalog::PROGRAMS;
+    use super::*;
+
+    #[test]
+    fn only_what_is_left_counts() {
+        let all: Vec<_> = PROGRAMS.iter().collect();
+        assert_eq!(needed_mib(&all), 6 * 1024);
+        let etcd: Vec<_> = PROGRAMS.iter().filter(|program| program.name == "etcd").collect();
+        assert_eq!(needed_mib(&etcd), 1024);
+        assert_eq!(needed_mib(&[]), 0);
+    }
+
+    #[test]
+    fn a_full_disk_is_named() {
+        // proc has no room at all.
+        let all: Vec<_> = PROGRAMS.iter().collect();
+        let error = enough(&[Path::new("/proc/none/such")], &all).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "/proc/none/such has 0 MiB free, and building needs about 6144 MiB there; make room, or point \
+             XDG_CACHE_HOME, GOCACHE and GOMODCACHE to a larger disk"
+        );
+    }
+}

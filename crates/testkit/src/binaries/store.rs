@@ -1,0 +1,292 @@
+//! Where programs are kept: one folder per key, with a lock, a manifest, and a folder of finished programs.
+
+use super::Missing;
+use super::catalog::{MODULES, PROGRAMS, Source};
+use super::process::wait_a_glance;
+use super::progress::Progress;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fmt::Write as _;
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+/// A finished program.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Entry {
+    pub(super) name: String,
+    /// The pinned version, or the Debian package's.
+    pub(super) version: String,
+    pub(super) sha256: String,
+    pub(super) size: u64,
+}
+
+/// What is finished: `manifest.json`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Manifest {
+    pub(super) go: String,
+    pub(super) arch: String,
+    pub(super) programs: Vec<Entry>,
+}
+
+impl Manifest {
+    pub(super) fn entry(&self, name: &str) -> Option<&Entry> {
+        self.programs.iter().find(|entry| entry.name == name)
+    }
+}
+
+/// The folder of one key.
+#[derive(Debug)]
+pub(super) struct Store {
+    root: PathBuf,
+    go: String,
+}
+
+impl Store {
+    pub(super) fn new(cache: &Path, go_version: &str) -> Self {
+        Self { root: cache.join("partage/kube").join(key(go_version)), go: go_version.to_string() }
+    }
+
+    /// Finished programs and nothing else.
+    pub(super) fn bin(&self) -> PathBuf {
+        self.root.join("bin")
+    }
+
+    /// Half programs, and what building them needs. Gone after every run.
+    pub(super) fn work(&self) -> PathBuf {
+        self.root.join("building")
+    }
+
+    /// What is finished; nothing where the file cannot be read: then all is built again.
+    pub(super) fn manifest(&self) -> Manifest {
+        let text = fs::read(self.root.join("manifest.json")).unwrap_or_default();
+        serde_json::from_slice(&text).unwrap_or_else(|_| Manifest {
+            go: self.go.clone(),
+            arch: go_arch().to_string(),
+            programs: Vec::new(),
+        })
+    }
+
+    /// Whether a program is there, whole by its size. Its checksum is looked at by `--check`.
+    pub(super) fn has(&self, manifest: &Manifest, name: &str) -> bool {
+        let size = fs::metadata(self.bin().join(name)).map(|found| found.len());
+        manifest.entry(name).is_some_and(|entry| size.is_ok_and(|size| size == entry.size))
+    }
+
+    /// Takes a finished program in: it appears whole, and then in the manifest.
+    pub(super) fn take_in(&self, half: &Path, name: &str, version: &str) -> Result<Entry, Missing> {
+        let failed = || Missing::io(format!("keeping {name} in {}", self.bin().display()));
+        fs::set_permissions(half, fs::Permissions::from_mode(0o755)).map_err(failed())?;
+        let (sha256, size) = digest(half).map_err(failed())?;
+        let entry = Entry { name: name.to_string(), version: version.to_string(), sha256, size };
+        fs::create_dir_all(self.bin()).map_err(failed())?;
+        fs::rename(half, self.bin().join(name)).map_err(failed())?;
+        let mut manifest = self.manifest();
+        manifest.programs.retain(|other| other.name != name);
+        manifest.programs.push(entry.clone());
+        let text = serde_json::to_string_pretty(&manifest).map_err(io::Error::other).map_err(failed())?;
+        let half_manifest = self.work().join("manifest.json");
+        fs::write(&half_manifest, text + "\n").map_err(failed())?;
+        fs::rename(half_manifest, self.root.join("manifest.json")).map_err(failed())?;
+        Ok(entry)
+    }
+
+    /// Waits until nobody else builds, then makes an empty work folder.
+    pub(super) fn begin(&self, progress: &mut Progress<'_>, stop: &AtomicBool) -> Result<Building, Missing> {
+        let here = || Missing::io(format!("making {}", self.root.display()));
+        fs::create_dir_all(&self.root).map_err(here())?;
+        let lock = File::create(self.root.join("lock")).map_err(here())?;
+        let mut told = false;
+        loop {
+            match lock.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) if !told => {
+                    progress.line("another run builds these programs; waiting for it");
+                    told = true;
+                }
+                Err(TryLockError::WouldBlock) => {}
+                Err(TryLockError::Error(error)) => return Err(here()(error)),
+            }
+            if !wait_a_glance(stop) {
+                return Err(self.interrupted());
+            }
+        }
+        // A run that was killed hard left its half programs.
+        clear(&self.work());
+        fs::create_dir_all(self.work()).map_err(here())?;
+        Ok(Building { work: self.work(), _lock: lock })
+    }
+
+    /// The words for Ctrl-C.
+    pub(super) fn interrupted(&self) -> Missing {
+        let manifest = self.manifest();
+        let done = PROGRAMS.iter().filter(|program| self.has(&manifest, program.name)).count();
+        Missing::Interrupted { done, all: PROGRAMS.len() }
+    }
+}
+
+/// The right to build; when dropped, no half programs are left and the next run may go.
+#[derive(Debug)]
+pub(super) struct Building {
+    work: PathBuf,
+    _lock: File,
+}
+
+impl Drop for Building {
+    fn drop(&mut self) {
+        clear(&self.work);
+    }
+}
+
+fn clear(folder: &Path) {
+    // What cannot be removed now is removed by the next run.
+    let _ = fs::remove_dir_all(folder);
+}
+
+/// The checksum of a file, and its size.
+pub(super) fn digest(path: &Path) -> io::Result<(String, u64)> {
+    let mut hash = Sha256::new();
+    let size = io::copy(&mut File::open(path)?, &mut HashWriter(&mut hash))?;
+    Ok((hex(&hash.finalize()), size))
+}
+
+struct HashWriter<'a>(&'a mut Sha256);
+
+impl io::Write for HashWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // A String takes every write.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// Go's word for this machine.
+pub(super) fn go_arch() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+/// All that decides what is built: another answer is another folder.
+fn key(go_version: &str) -> String {
+    let mut parts = vec![go_version.to_string(), go_arch().to_string()];
+    for module in MODULES {
+        parts.extend([module.name, module.go_mod, module.go_sum].map(str::to_string));
+    }
+    for program in PROGRAMS {
+        parts.push(program.name.to_string());
+        match &program.source {
+            Source::Go(source) => {
+                parts.push(source.package.to_string());
+                parts.extend(source.flags());
+            }
+            Source::Debian { package, .. } => parts.push((*package).to_string()),
+        }
+    }
+    let mut hash = Sha256::new();
+    for part in parts {
+        // The length keeps two parts from reading as one.
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hex(&hash.finalize()).chars().take(16).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("partage-store-{name}-{}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    #[test]
+    fn another_go_is_another_folder() {
+        assert_ne!(key("go1.26.8"), key("go1.26.9"));
+        assert_eq!(key("go1.26.8"), key("go1.26.8"));
+        assert_eq!(key("go1.26.8").len(), 16);
+    }
+
+    #[test]
+    fn a_program_is_there_when_it_is_whole_and_recorded() {
+        let folder = Folder::new("whole");
+        let store = Store::new(&folder.0, "go1.26.8");
+        let mut sink = io::sink();
+        let building = store.begin(&mut Progress::new(&mut sink), &AtomicBool::new(false)).unwrap();
+        let half = store.work().join("etcd");
+        fs::write(&half, "abc").unwrap();
+        assert!(!store.has(&store.manifest(), "etcd"));
+        let entry = store.take_in(&half, "etcd", "v3").unwrap();
+        assert_eq!(entry.sha256, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        assert_eq!((entry.size, entry.version.as_str()), (3, "v3"));
+        assert!(store.has(&store.manifest(), "etcd"));
+        assert!(!half.exists());
+
+        fs::write(store.bin().join("etcd"), "ab").unwrap();
+        assert!(!store.has(&store.manifest(), "etcd"), "cut short");
+        fs::write(store.bin().join("runc"), "abc").unwrap();
+        assert!(!store.has(&store.manifest(), "runc"), "not recorded");
+
+        drop(building);
+        assert!(!store.work().exists());
+    }
+
+    #[test]
+    fn the_second_run_waits_and_says_so() {
+        let folder = Folder::new("wait");
+        let store = Store::new(&folder.0, "go1.26.8");
+        let stop = AtomicBool::new(false);
+        let mut sink = io::sink();
+        let first = store.begin(&mut Progress::new(&mut sink), &stop).unwrap();
+        fs::write(store.work().join("half"), "").unwrap();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| {
+                let mut said = Vec::new();
+                drop(store.begin(&mut Progress::new(&mut said), &stop).unwrap());
+                String::from_utf8(said).unwrap()
+            });
+            std::thread::sleep(std::time::Duration::from_millis(120));
+            assert!(store.work().join("half").exists(), "the second run touches nothing while it waits");
+            drop(first);
+            assert_eq!(second.join().unwrap(), "another run builds these programs; waiting for it\n");
+        });
+    }
+
+    #[test]
+    fn waiting_can_be_interrupted() {
+        let folder = Folder::new("stop");
+        let store = Store::new(&folder.0, "go1.26.8");
+        let mut sink = io::sink();
+        let first = store.begin(&mut Progress::new(&mut sink), &AtomicBool::new(false)).unwrap();
+        let second = store.begin(&mut Progress::new(&mut io::sink()), &AtomicBool::new(true));
+        assert!(matches!(second, Err(Missing::Interrupted { done: 0, .. })));
+        drop(first);
+    }
+}

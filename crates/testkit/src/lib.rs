@@ -1,0 +1,3 @@
+//! A real Kubernetes for Partage's tests. Nothing here reaches the product: other crates use it in tests only.
+
+pub mod binaries;

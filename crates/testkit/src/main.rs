@@ -1,0 +1,56 @@
+//! `partage-testkit`: what a person or `make` asks of the test bed.
+
+use clap::{Parser, Subcommand};
+use partage_testkit::binaries::{self, Missing, Settings};
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// A real Kubernetes for Partage's tests.
+#[derive(Parser)]
+#[command(name = "partage-testkit", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Build the programs of the test bed, once, into the user's cache folder.
+    ///
+    /// Safe to interrupt and to repeat: finished programs stay. With PARTAGE_KUBE_BIN_DIR set, nothing is built:
+    /// the programs in that folder are looked at and used.
+    Binaries {
+        /// Say what is there; build nothing
+        #[arg(long)]
+        check: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    let Command::Binaries { check } = Cli::parse().command;
+    let mut out = io::stdout().lock();
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
+        // Without the handler a signal simply ends the program, and the next run tidies up.
+        let _ = signal_hook::flag::register(signal, Arc::clone(&stop));
+    }
+    let settings = Settings::from_environment();
+    let done = if check {
+        binaries::check(&settings, &mut out, &stop)
+    } else {
+        binaries::build(&settings, &mut out, &stop)
+    };
+    match done {
+        Ok(_) => ExitCode::SUCCESS,
+        Err(missing) => {
+            // Where even this cannot be written, the exit code is all that is left to say.
+            let _ = writeln!(io::stderr(), "error: {missing}");
+            match missing {
+                Missing::Interrupted { .. } => ExitCode::from(130),
+                _ => ExitCode::FAILURE,
+            }
+        }
+    }
+}

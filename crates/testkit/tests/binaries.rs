@@ -1,0 +1,110 @@
+//! `partage-testkit binaries` where it cannot do its work: one clear sentence each, and nothing left behind.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("partage-testkit-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn program(&self, name: &str, script: &str) {
+        let path = self.0.join(name);
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+/// Exit code, stdout, stderr.
+fn testkit(arguments: &[&str], environment: &[(&str, &Path)]) -> (i32, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_partage-testkit"));
+    command.args(arguments).env_remove("PARTAGE_KUBE_BIN_DIR").envs(environment.iter().copied());
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+const ALL: [&str; 15] = [
+    "busybox",
+    "bpftool",
+    "etcd",
+    "runc",
+    "bridge",
+    "host-local",
+    "loopback",
+    "containerd",
+    "containerd-shim-runc-v2",
+    "ctr",
+    "kubectl",
+    "kube-scheduler",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kubelet",
+];
+
+#[test]
+fn without_go_it_says_which_go() {
+    let folder = Folder::new("no-go");
+    let (empty, cache) = (folder.0.join("path"), folder.0.join("cache"));
+    for arguments in [&["binaries"][..], &["binaries", "--check"]] {
+        let (code, out, err) = testkit(arguments, &[("PATH", &empty), ("XDG_CACHE_HOME", &cache)]);
+        assert_eq!((code, out.as_str()), (1, ""));
+        assert!(err.starts_with("error: there is no Go compiler on the PATH"), "{err}");
+        assert!(err.contains("Go 1.26.8 or newer") && err.contains("https://go.dev/dl"), "{err}");
+    }
+    assert!(!cache.exists(), "nothing is left behind");
+}
+
+#[test]
+fn programs_of_a_folder_are_asked_and_shown() {
+    let folder = Folder::new("there");
+    for name in ALL {
+        folder.program(name, &format!("echo {name} v1.36.4"));
+    }
+    let (code, out, err) = testkit(&["binaries"], &[("PARTAGE_KUBE_BIN_DIR", &folder.0)]);
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    assert!(out.contains("  kubelet                  1.36.4\n"), "{out}");
+    assert!(out.contains("  etcd                     1.36.4 (tried with 3.6.16)\n"), "{out}");
+}
+
+#[test]
+fn what_a_folder_lacks_is_named() {
+    let folder = Folder::new("lacks");
+    for name in ALL.iter().filter(|name| **name != "kubelet") {
+        folder.program(name, "echo v1.36.4");
+    }
+    let etcd = folder.0.join("etcd");
+    fs::set_permissions(&etcd, fs::Permissions::from_mode(0o644)).unwrap();
+    let (code, out, err) = testkit(&["binaries", "--check"], &[("PARTAGE_KUBE_BIN_DIR", &folder.0)]);
+    assert_eq!(code, 1, "{out}");
+    assert!(out.contains("  kubelet                  not there\n"), "{out}");
+    assert!(
+        err.contains("does not have: etcd (not executable), kubelet (not there); put them there"),
+        "{err}"
+    );
+}
+
+#[test]
+fn a_program_that_does_not_run_is_named() {
+    let folder = Folder::new("broken");
+    for name in ALL {
+        folder.program(name, "echo v1.36.4");
+    }
+    folder.program("runc", "echo 'libseccomp.so.2: no such file' >&2; exit 127");
+    let (code, _, err) = testkit(&["binaries"], &[("PARTAGE_KUBE_BIN_DIR", &folder.0)]);
+    assert_eq!(code, 1);
+    assert!(err.contains("runc (does not say its version: libseccomp.so.2: no such file)"), "{err}");
+}
