@@ -4,10 +4,10 @@
 //! anew, measured in the same run.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
-use partage_core::ledger::{Ledger, Moment};
+use partage_core::ledger::Ledger;
 use partage_core::model::*;
 use partage_core::place::fragmentation::Fragmentation;
-use partage_core::place::{Cluster, HostUse, NodeIndex, Placer, Ranking};
+use partage_core::place::{Charge, Cluster, HostUse, NodeIndex, Placer, Ranking};
 use partage_core::simulate::{Dice, Inflation, arrivals, trace};
 use std::time::Instant;
 
@@ -145,46 +145,42 @@ fn id(pod: usize) -> PodId {
     }
 }
 
-/// 5,000 nodes of 8 GPUs, half full, with pods coming and going.
+/// What a pod took, to be given back.
+type Taken = (NodeIndex, Vec<(usize, Charge)>, HostUse);
+
+/// 5,000 nodes of 8 GPUs, half of all cores promised, with pods coming and going; every four hundredth decision
+/// also the slow way, and both must agree.
 fn large_cluster() {
-    let mut ledger = Ledger::new(large_nodes());
-    let mut placer = Placer::new(Policy::Fragmentation);
+    let mut cluster = Cluster::new(large_nodes());
+    let mut ranking = Fragmentation::new();
     let mut dice = Dice::new(1);
-    let (mut living, mut taken) = (Vec::new(), 0.0);
-    let mut next = 0;
-    let mut arrive = |ledger: &mut Ledger, placer: &mut Placer, dice: &mut Dice, times: &mut Times| {
-        let ask = some_ask(dice);
-        let decision = timed(times, || {
-            placer.arrived(&ask, ledger.cluster());
-            ledger.best(placer, &ask)
-        })?;
-        next += 1;
-        ledger.reserve(id(next), &ask, &decision, Moment(0)).unwrap();
-        let whole = ask.asks[0].want.part.whole;
-        let gpus = if whole { f64::from(ask.asks[0].want.count) } else { 0.3 };
-        Some((id(next).uid, gpus))
-    };
-    while taken < 20_000.0 {
-        let Some((uid, gpus)) = arrive(&mut ledger, &mut placer, &mut dice, &mut Times(Vec::new())) else {
-            break;
-        };
-        taken += gpus;
-        living.push(uid);
-    }
+    let mut living: Vec<Taken> = Vec::new();
     let (mut times, mut anew) = (Times(Vec::new()), Times(Vec::new()));
-    let mut taught = Fragmentation::new();
-    let mut seen = Dice::new(1);
-    taught.learn(&(0..living.len()).map(|_| some_ask(&mut seen)).collect::<Vec<_>>(), ledger.cluster());
-    for round in 0..4000 {
-        let leaving = living.swap_remove(dice.below(living.len()));
-        ledger.release(&leaving);
-        if round % 400 == 0 {
-            let ask = some_ask(&mut dice);
-            timed(&mut anew, || brute_force(ledger.cluster(), &taught, &ask));
+    let (mut promised, half) = (0, 5000 * 8 * u64::from(Cores::WHOLE.as_millipercent()) / 2);
+    let mut rounds = 0;
+    while rounds < 4000 {
+        let full = promised >= half;
+        if full {
+            let (node, charges, host) = living.swap_remove(dice.below(living.len()));
+            promised -= charges.iter().map(|(_, charge)| charge.cores).sum::<u64>();
+            cluster.give_back(node, &charges, host);
+            rounds += 1;
         }
-        if let Some((uid, _)) = arrive(&mut ledger, &mut placer, &mut dice, &mut times) {
-            living.push(uid);
+        let ask = some_ask(&mut dice);
+        let mut untimed = Times(Vec::new());
+        let decision = timed(if full { &mut times } else { &mut untimed }, || {
+            ranking.arrived(&ask, &cluster);
+            cluster.best(&ask, &ranking)
+        });
+        if full && rounds % 400 == 0 {
+            let slow = timed(&mut anew, || brute_force(&cluster, &ranking, &ask));
+            assert_eq!(slow, decision.as_ref().map(|decision| decision.node));
         }
+        let decision = decision.expect("half of the cluster is free");
+        let (charges, host) = (decision.placement.charges(&ask.asks), HostUse::new(ask.cpu, ask.memory));
+        promised += charges.iter().map(|(_, charge)| charge.cores).sum::<u64>();
+        cluster.take(decision.node, &charges, host);
+        living.push((decision.node, charges, host));
     }
     row("5,000 nodes x 8 GPUs, half full, 40 kinds of pods coming and going", times, anew);
 }

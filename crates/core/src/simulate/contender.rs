@@ -17,7 +17,7 @@ pub enum Contender {
     BestFit,
     /// The least resemblance.
     DotProduct,
-    /// Fragmentation gradient descent as published.
+    /// Fragmentation gradient descent, the best published.
     Fgd,
     /// One of ours.
     Ours(Policy),

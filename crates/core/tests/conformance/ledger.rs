@@ -25,12 +25,23 @@ fn a2_reserving_twice_is_one_reservation() {
     assert!(ledger.cluster().room(NodeIndex(0)).gpus.iter().all(|gpu| gpu.used.shares == 1));
 }
 
-/// Only the pod that is still alive holds anything after a restart.
+/// Of a pending, a failed and a terminated pod only the first holds anything, before a restart and after it.
 #[test]
 fn a4_recovery_counts_living_pods_only() {
-    let alive = [(id("pending"), grant("s6", vec![share("GPU-s6-0", 256)]), HostUse::default())];
-    let ledger = Ledger::rebuild([s6(1024)], alive);
-    assert_eq!(ledger.cluster().room(NodeIndex(0)).gpus.iter().filter(|gpu| gpu.is_free()).count(), 5);
+    let mut ledger = Ledger::new([s6(1024)]);
+    for (name, gpu) in [("pending", "GPU-s6-0"), ("failed", "GPU-s6-1"), ("terminated", "GPU-s6-2")] {
+        ledger.confirm(id(name), grant("s6", vec![share(gpu, 256)]), HostUse::default());
+    }
+    let free = |ledger: &Ledger| -> Vec<usize> {
+        let gpus = &ledger.cluster().room(NodeIndex(0)).gpus;
+        (0..gpus.len()).filter(|&gpu| gpus[gpu].is_free()).collect()
+    };
+    assert_eq!(free(&ledger), [3, 4, 5]);
+    ledger.release(&id("failed").uid);
+    ledger.release(&id("terminated").uid);
+    assert_eq!(free(&ledger), [1, 2, 3, 4, 5]);
+    let held: Vec<_> = ledger.all_held().map(|h| (h.pod.clone(), h.grant.clone(), h.host)).collect();
+    assert_eq!(free(&Ledger::rebuild([s6(1024)], held)), [1, 2, 3, 4, 5]);
 }
 
 #[test]

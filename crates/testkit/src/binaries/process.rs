@@ -115,18 +115,26 @@ mod tests {
     fn an_interruption_ends_the_whole_group() {
         let marker = std::env::temp_dir().join(format!("partage-interrupted-{}", std::process::id()));
         // The inner shell is not our child: only the group reaches it.
-        let script =
-            format!("sh -c 'trap \"echo told > {}; exit\" INT; sleep 60 & wait'; true", marker.display());
+        let (ready, marker_path) = (marker.with_extension("ready"), marker.display());
+        let script = format!(
+            "sh -c 'trap \"echo told > {marker_path}; exit\" INT; echo > {}; sleep 60 & wait'; true",
+            ready.display()
+        );
         let stop = std::sync::Arc::new(AtomicBool::new(false));
         let later = std::sync::Arc::clone(&stop);
+        let waited_for = ready.clone();
         let thread = std::thread::spawn(move || {
-            std::thread::sleep(GLANCE * 6);
+            // Not before the shell listens: a signal that comes earlier proves nothing.
+            while !waited_for.exists() {
+                std::thread::sleep(GLANCE);
+            }
             later.store(true, Ordering::Relaxed);
         });
         assert!(matches!(sh(&script, &stop, None), End::Interrupted));
         thread.join().unwrap();
         assert!(marker.exists());
         std::fs::remove_file(marker).unwrap();
+        std::fs::remove_file(ready).unwrap();
     }
 
     #[test]

@@ -258,6 +258,20 @@ mod tests {
         assert!(!store.work().exists());
     }
 
+    /// Passes on what is written as it is written.
+    struct Told(std::sync::mpsc::Sender<String>);
+
+    impl io::Write for Told {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.send(String::from_utf8_lossy(bytes).into_owned()).map_err(io::Error::other)?;
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
     #[test]
     fn the_second_run_waits_and_says_so() {
         let folder = Folder::new("wait");
@@ -267,15 +281,21 @@ mod tests {
         let first = store.begin(&mut Progress::new(&mut sink), &stop).unwrap();
         fs::write(store.work().join("half"), "").unwrap();
         std::thread::scope(|scope| {
-            let second = scope.spawn(|| {
-                let mut said = Vec::new();
-                drop(store.begin(&mut Progress::new(&mut said), &stop).unwrap());
-                String::from_utf8(said).unwrap()
+            let (told, hear) = std::sync::mpsc::channel();
+            let (store, stop) = (&store, &stop);
+            let second = scope.spawn(move || {
+                drop(store.begin(&mut Progress::new(&mut Told(told)), stop).unwrap());
             });
-            std::thread::sleep(std::time::Duration::from_millis(120));
+            // It has found the lock taken once it says so.
+            let mut said = String::new();
+            while !said.ends_with('\n') {
+                said += &hear.recv().unwrap();
+            }
             assert!(store.work().join("half").exists(), "the second run touches nothing while it waits");
             drop(first);
-            assert_eq!(second.join().unwrap(), "another run builds these programs; waiting for it\n");
+            second.join().unwrap();
+            said.extend(hear.try_iter());
+            assert_eq!(said, "another run builds these programs; waiting for it\n");
         });
     }
 
