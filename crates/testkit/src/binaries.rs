@@ -98,6 +98,8 @@ impl Binaries {
 /// What a test does that cannot run here: on a person's machine it says so and passes; in CI (`CI` is set and not
 /// `false`) it fails, because a check that nobody runs is no check.
 ///
+/// `make test` counts the skips: they are noted in the file that `PARTAGE_SKIPPED` names.
+///
 /// ```no_run
 /// use partage_testkit::binaries::{Binaries, skip_or_fail};
 /// # fn test() {
@@ -107,9 +109,14 @@ impl Binaries {
 /// };
 /// # }
 /// ```
-pub fn skip_or_fail(missing: &Missing) {
+pub fn skip_or_fail(missing: &dyn std::fmt::Display) {
     let in_ci = std::env::var("CI").is_ok_and(|value| !value.is_empty() && value != "false");
     assert!(!in_ci, "a test cannot be skipped in CI: {missing}");
+    let test = std::thread::current().name().unwrap_or("a test").to_string();
     // Past the capture of the test runner: a skip should be seen.
-    let _ = writeln!(std::io::stderr(), "skipped: {missing}");
+    let _ = writeln!(std::io::stderr(), "skipped: {test}: {missing}");
+    if let Some(path) = std::env::var_os("PARTAGE_SKIPPED") {
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        let _ = file.and_then(|mut file| writeln!(file, "{test}: {missing}"));
+    }
 }

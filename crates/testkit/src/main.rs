@@ -1,11 +1,14 @@
 //! `partage-testkit`: what a person or `make` asks of the test bed.
 
 use clap::{Parser, Subcommand};
+use partage_testkit::bed::BedError;
 use partage_testkit::binaries::{self, Missing, Settings};
+use partage_testkit::cluster::{self, ClusterError, Name, Wishes};
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 /// A real Kubernetes for Partage's tests.
 #[derive(Parser)]
@@ -26,31 +29,115 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
+    /// A real Kubernetes to try things on, without a GPU.
+    #[command(subcommand)]
+    Cluster(Cluster),
+}
+
+#[derive(Subcommand)]
+enum Cluster {
+    /// Bring it up, and say how to use it
+    #[command(
+        after_help = "Examples:\n  partage-testkit cluster up\n  partage-testkit cluster up --nodes 3 --cgroups v2"
+    )]
+    Up(Wishes),
+    /// End it; nothing of it stays
+    Down(Name),
+    /// Say whether it is up
+    Status(Name),
+    /// Own the cluster until told to stop; `up` starts this
+    #[command(hide = true)]
+    Hold(Wishes),
 }
 
 fn main() -> ExitCode {
-    let Command::Binaries { check } = Cli::parse().command;
-    let mut out = io::stdout().lock();
+    let command = Cli::parse().command;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
         // Without the handler a signal simply ends the program, and the next run tidies up.
         let _ = signal_hook::flag::register(signal, Arc::clone(&stop));
     }
-    let settings = Settings::from_environment();
-    let done = if check {
-        binaries::check(&settings, &mut out, &stop)
-    } else {
-        binaries::build(&settings, &mut out, &stop)
+    let mut out = io::stdout();
+    let done = match command {
+        Command::Binaries { check } => programs(check, &mut out, &stop),
+        Command::Cluster(command) => cluster(&command, &mut out, &stop),
     };
     match done {
-        Ok(_) => ExitCode::SUCCESS,
-        Err(missing) => {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
             // Where even this cannot be written, the exit code is all that is left to say.
-            let _ = writeln!(io::stderr(), "error: {missing}");
-            match missing {
-                Missing::Interrupted { .. } => ExitCode::from(130),
-                _ => ExitCode::FAILURE,
-            }
+            let _ = writeln!(io::stderr(), "error: {}", failure.words);
+            failure.code
         }
     }
+}
+
+/// Why not, and the exit code that says so.
+struct Failure {
+    words: String,
+    code: ExitCode,
+}
+
+impl Failure {
+    fn new(words: String, interrupted: bool) -> Self {
+        Self { words, code: if interrupted { ExitCode::from(130) } else { ExitCode::FAILURE } }
+    }
+}
+
+impl From<Missing> for Failure {
+    fn from(missing: Missing) -> Self {
+        Self::new(missing.to_string(), matches!(missing, Missing::Interrupted { .. }))
+    }
+}
+
+impl From<ClusterError> for Failure {
+    fn from(error: ClusterError) -> Self {
+        Self::new(error.to_string(), matches!(error, ClusterError::Bed(BedError::Interrupted)))
+    }
+}
+
+fn programs(check: bool, out: &mut dyn Write, stop: &AtomicBool) -> Result<(), Failure> {
+    let settings = Settings::from_environment();
+    match check {
+        true => binaries::check(&settings, out, stop)?,
+        false => binaries::build(&settings, out, stop)?,
+    };
+    Ok(())
+}
+
+fn cluster(command: &Cluster, out: &mut dyn Write, stop: &AtomicBool) -> Result<(), Failure> {
+    let words = match command {
+        Cluster::Hold(wishes) => {
+            cluster::hold(wishes, out, stop)?;
+            String::new()
+        }
+        Cluster::Up(wishes) => {
+            let start = Instant::now();
+            let state = cluster::up(wishes, out, stop)?;
+            format!(
+                "\nA Kubernetes is up after {:.1} s, with {}. Use it:\n\n  export KUBECONFIG={}\n  kubectl get nodes\n\n\
+                 Its images are localhost/debian:bed and localhost/busybox:bed (imagePullPolicy: Never).\n\
+                 End it with: make cluster-down\n",
+                start.elapsed().as_secs_f64(),
+                state.nodes.join(", "),
+                state.kubeconfig.display()
+            )
+        }
+        Cluster::Down(name) => match cluster::down(name)? {
+            true => "the cluster is gone\n".to_string(),
+            false => "no cluster is running\n".to_string(),
+        },
+        Cluster::Status(name) => match cluster::status(name)? {
+            Some(state) => format!(
+                "a cluster is up (pid {}), with {}: export KUBECONFIG={}\n",
+                state.pid,
+                state.nodes.join(", "),
+                state.kubeconfig.display()
+            ),
+            None => "no cluster is running\n".to_string(),
+        },
+    };
+    // A reader who went away has what it wanted.
+    let _ = out.write_all(words.as_bytes());
+    Ok(())
 }

@@ -1,0 +1,45 @@
+//! Kubeconfigs, and clients made from them.
+
+use super::BedError;
+use super::pki::Certificate;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+/// How a caller shows who it is.
+#[derive(Clone, Debug)]
+pub(super) enum Identity<'a> {
+    Certificate(&'a Certificate),
+    Token(&'a str),
+}
+
+/// A kubeconfig with everything inside; JSON is YAML.
+pub(super) fn kubeconfig(server: &str, authority: &str, identity: &Identity<'_>) -> Value {
+    let user = match identity {
+        Identity::Certificate(pair) => json!({
+            "client-certificate-data": STANDARD.encode(&pair.certificate),
+            "client-key-data": STANDARD.encode(&pair.key),
+        }),
+        Identity::Token(token) => json!({ "token": token }),
+    };
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{
+            "name": "bed",
+            "cluster": { "server": server, "certificate-authority-data": STANDARD.encode(authority) },
+        }],
+        "users": [{ "name": "user", "user": user }],
+        "contexts": [{ "name": "bed", "context": { "cluster": "bed", "user": "user" } }],
+        "current-context": "bed",
+    })
+}
+
+/// A client for it. Its connections are made by the runtime's threads, which must be inside the bed's network.
+pub(super) async fn client(kubeconfig: Value) -> Result<kube::Client, BedError> {
+    let doing = "making a client";
+    let kubeconfig = serde_json::from_value(kubeconfig).map_err(BedError::failed(doing))?;
+    let options = kube::config::KubeConfigOptions::default();
+    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await;
+    kube::Client::try_from(config.map_err(BedError::failed(doing))?).map_err(BedError::failed(doing))
+}

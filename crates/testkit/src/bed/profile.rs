@@ -1,0 +1,82 @@
+//! What a test asks of a bed.
+
+use serde_json::Value;
+use std::path::PathBuf;
+
+/// How a bed should be: which nodes, and what the scheduler is told.
+#[derive(Clone, Debug, Default)]
+pub struct Profile {
+    pub(super) nodes: Vec<NodeProfile>,
+    pub(super) extenders: Vec<Value>,
+    pub(super) images: Vec<PathBuf>,
+}
+
+impl Profile {
+    /// A control plane without a node.
+    pub fn control_plane() -> Self {
+        Self::default()
+    }
+
+    /// A control plane and one node, `node1`.
+    pub fn one_node() -> Self {
+        Self::nodes(1)
+    }
+
+    /// A control plane and so many nodes, `node1` and on.
+    pub fn nodes(count: usize) -> Self {
+        let nodes = (1..=count).map(|number| NodeProfile::new(format!("node{number}"))).collect();
+        Self { nodes, ..Self::default() }
+    }
+
+    /// One more node.
+    #[must_use]
+    pub fn node(mut self, node: NodeProfile) -> Self {
+        self.nodes.push(node);
+        self
+    }
+
+    /// One more entry of the scheduler's `extenders`, as its configuration file has them.
+    #[must_use]
+    pub fn extender(mut self, entry: Value) -> Self {
+        self.extenders.push(entry);
+        self
+    }
+
+    /// One more image, an OCI archive, on every node. Those that every bed has need no mention.
+    #[must_use]
+    pub fn image(mut self, archive: impl Into<PathBuf>) -> Self {
+        self.images.push(archive.into());
+        self
+    }
+}
+
+/// How one node should be.
+#[derive(Clone, Debug)]
+pub struct NodeProfile {
+    pub(super) name: String,
+    pub(super) cgroups: Option<Cgroups>,
+}
+
+impl NodeProfile {
+    /// A node of this name, with the cgroups that the machine itself uses.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), cgroups: None }
+    }
+
+    /// With these cgroups, whatever the machine itself uses.
+    #[must_use]
+    pub fn cgroups(mut self, cgroups: Cgroups) -> Self {
+        self.cgroups = Some(cgroups);
+        self
+    }
+}
+
+/// Which cgroups a node sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cgroups {
+    /// A hierarchy per controller; devices are gated by `devices.allow`.
+    V1,
+    /// One hierarchy; devices are gated by a BPF program. Where the machine gives the controllers cpu, memory and pids
+    /// to v1, the node runs without them: no limits, no usage figures, everything else real.
+    V2,
+}

@@ -1,0 +1,12 @@
+# The first process of a bed. When it ends the kernel ends every other, and their mounts and interfaces go too.
+#   init.sh FOLDER
+folder=$1
+
+# /proc is still the machine's: in there we are called what others outside call us.
+read -r pid _ </proc/self/stat
+mount --bind /proc "$folder/machine-proc" || exit 1
+mount -t proc proc /proc || exit 1
+echo "$pid" >"$folder/init.pid.new" && mv "$folder/init.pid.new" "$folder/init.pid"
+
+# Nothing is ever sent. When the owner closes the pipe, or dies, this ends. Meanwhile the shell reaps orphans.
+cat >/dev/null

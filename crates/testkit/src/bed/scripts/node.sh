@@ -1,0 +1,95 @@
+# The first process of a node: gives it a machine's view of the world, then reaps orphans until it is switched off.
+#   node.sh BED NODE BIN HOSTNAME BOOT_ID CGROUPS
+# CGROUPS is "v2", or the v1 hierarchies as "cpu,cpuacct memory name=systemd" (one word per mount).
+# Runs inside the node's namespaces, with the bed's file system.
+bed=$1 node=$2 bin=$3 name=$4 boot_id=$5 cgroups=$6
+
+# One sentence on the log for whoever waits.
+die() {
+  echo "node $name: $1" >&2
+  exit 1
+}
+
+read -r pid _ <"$bed/machine-proc/self/stat"
+
+# The node's disk: the machine's files, with everything that is written kept apart.
+root=$node/root
+mount -t overlay overlay -o "lowerdir=/,upperdir=$node/disk/upper,workdir=$node/disk/work" "$root" ||
+  die "overlayfs on $node does not work; put TMPDIR on ext4, xfs or tmpfs, or load the kernel module overlay"
+cd "$root" || exit 1
+
+mount -t proc proc proc || die "/proc cannot be mounted"
+mount -t sysfs sysfs sys || die "/sys cannot be mounted"
+mount -t tmpfs -o mode=755 tmpfs run || die "tmpfs cannot be mounted"
+mount -t tmpfs -o mode=1777 tmpfs tmp
+mkdir -p var/lib var/log bed
+mount --bind "$node/disk/lib" var/lib
+mount --bind "$node/disk/log" var/log
+[ -L var/run ] || mount --bind run var/run
+mount --bind "$node" bed
+mount --bind "$bin" bed/bin
+mount --bind "$bed/machine-proc" bed/machine-proc
+mkdir -p run/lock
+
+# Devices of its own: a test may add some, and the machine must not see them.
+mount -t tmpfs -o mode=755 tmpfs dev
+for device in null zero full random urandom tty kmsg fuse; do
+  [ ! -e "/dev/$device" ] || cp -a "/dev/$device" dev/
+done
+mkdir dev/pts dev/shm dev/mqueue
+mount -t devpts -o newinstance,ptmxmode=0666,mode=620,gid=5 devpts dev/pts
+ln -s pts/ptmx dev/ptmx
+ln -s /proc/self/fd dev/fd
+ln -s fd/0 dev/stdin
+ln -s fd/1 dev/stdout
+ln -s fd/2 dev/stderr
+mount -t tmpfs -o mode=1777 tmpfs dev/shm
+mount -t mqueue mqueue dev/mqueue
+
+# The cgroup namespace makes the node's own cgroup the root of what is mounted here.
+case $cgroups in
+v2) mount -t cgroup2 cgroup2 sys/fs/cgroup || die "the kernel has no cgroup v2" ;;
+*)
+  mount -t tmpfs -o mode=755 tmpfs sys/fs/cgroup
+  for hierarchy in $cgroups; do
+    options=$hierarchy folder=${hierarchy#name=}
+    [ "$folder" = "$hierarchy" ] || options=none,$hierarchy
+    mkdir "sys/fs/cgroup/$folder"
+    mount -t cgroup -o "$options" cgroup "sys/fs/cgroup/$folder" || die "cgroup v1 $hierarchy cannot be mounted"
+  done
+  mkdir sys/fs/cgroup/unified
+  mount -t cgroup2 cgroup2 sys/fs/cgroup/unified || rmdir sys/fs/cgroup/unified
+  ;;
+esac
+mount -t bpf bpf sys/fs/bpf 2>/dev/null
+
+# Kubelet sets these for the whole machine unless it finds them set. Here it finds them set.
+while read -r key value; do
+  [ -e "proc/sys/$key" ] || continue
+  echo "$value" >"$node/sysctl/$(echo "$key" | tr / .)"
+  mount --bind "$node/sysctl/$(echo "$key" | tr / .)" "proc/sys/$key"
+done <<END
+vm/overcommit_memory 1
+vm/panic_on_oom 0
+kernel/panic 10
+kernel/panic_on_oops 1
+kernel/keys/root_maxkeys 1000000
+kernel/keys/root_maxbytes 25000000
+kernel/random/boot_id $boot_id
+END
+
+hostname "$name"
+echo "$name" >etc/hostname
+[ -s "$node/machine-id" ] || tr -d - </proc/sys/kernel/random/uuid >"$node/machine-id"
+rm -f etc/machine-id
+cp "$node/machine-id" etc/machine-id
+rm -f etc/resolv.conf
+cp "$node/resolv.conf" etc/resolv.conf
+
+pivot_root . . || die "pivot_root does not work on this machine's root file system"
+umount -l .
+cd /
+mount --make-rshared /
+echo "$pid" >/bed/init.pid.new && mv /bed/init.pid.new /bed/init.pid
+
+while :; do sleep 2147483647; done

@@ -1,0 +1,224 @@
+//! One bed for a person: `make cluster` brings it up and returns, `make cluster-down` ends it.
+//!
+//! A holder owns the bed in the background. It holds a lock for as long as it lives, so that a second cluster is
+//! refused, and whoever looks for it never mistakes another process for it.
+
+mod relay;
+mod state;
+
+pub use state::State;
+
+use crate::bed::{Bed, BedError, Cgroups, NodeProfile, Profile};
+use relay::Relay;
+use rustix::process::{Pid, Signal, kill_process};
+use state::Home;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// What a person can ask for.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Wishes {
+    /// How many nodes, called node1 and on
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=20))]
+    pub nodes: u8,
+    /// Which cgroups the nodes see; absent = as the machine
+    #[arg(long, value_enum)]
+    pub cgroups: Option<CgroupsWish>,
+    /// Which one.
+    #[command(flatten)]
+    pub name: Name,
+}
+
+/// A person's clusters have names.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Name {
+    /// Which cluster; there can be one of each name
+    #[arg(long, default_value = "bed", value_parser = name)]
+    pub name: String,
+}
+
+/// It becomes a folder.
+fn name(text: &str) -> Result<String, String> {
+    let good = |one: char| one.is_ascii_alphanumeric() || one == '-';
+    match !text.is_empty() && text.len() <= 40 && text.chars().all(good) {
+        true => Ok(text.to_string()),
+        false => Err("take 1 to 40 letters, digits and -".to_string()),
+    }
+}
+
+/// [`Cgroups`] on the command line.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum CgroupsWish {
+    /// A hierarchy per controller
+    V1,
+    /// One hierarchy
+    V2,
+}
+
+impl Wishes {
+    fn profile(&self) -> Profile {
+        (1..=self.nodes).fold(Profile::control_plane(), |profile, number| {
+            let node = NodeProfile::new(format!("node{number}"));
+            profile.node(match self.cgroups {
+                Some(CgroupsWish::V1) => node.cgroups(Cgroups::V1),
+                Some(CgroupsWish::V2) => node.cgroups(Cgroups::V2),
+                None => node,
+            })
+        })
+    }
+
+    /// The same wishes for the holder.
+    fn arguments(&self) -> Vec<String> {
+        let mut arguments =
+            vec!["--name".to_string(), self.name.name.clone(), "--nodes".to_string(), self.nodes.to_string()];
+        if let Some(cgroups) = self.cgroups {
+            let word = format!("{cgroups:?}").to_lowercase();
+            arguments.extend(["--cgroups".to_string(), word]);
+        }
+        arguments
+    }
+}
+
+/// What stands in the way.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// The bed did not come up.
+    #[error(transparent)]
+    Bed(#[from] BedError),
+    /// One is there already.
+    #[error(
+        "a cluster is running already (pid {}, nodes {}): use it with export KUBECONFIG={}, or end it with `make cluster-down`",
+        .0.pid, .0.nodes.join(", "), .0.kubeconfig.display()
+    )]
+    Running(State),
+    /// One is coming up, or going down, right now.
+    #[error(
+        "another cluster is just being started or ended; wait for it, or end it with `make cluster-down`"
+    )]
+    Busy,
+    /// The holder ended before the cluster was up; it said why.
+    #[error("the cluster did not come up")]
+    NotUp,
+}
+
+/// How the holder says that it is done.
+const UP: &str = "up";
+
+/// Starts the holder and shows how far it is. Returns when the cluster can be used.
+pub fn up(wishes: &Wishes, out: &mut dyn Write, stop: &AtomicBool) -> Result<State, ClusterError> {
+    let home = Home::find(&wishes.name)?;
+    if let Some(state) = home.running()? {
+        return Err(ClusterError::Running(state));
+    }
+    let doing = "starting the cluster's holder";
+    let this = std::env::current_exe().map_err(BedError::io(doing))?;
+    let log = home.log()?;
+    let mut holder = Command::new(this)
+        .args(["cluster", "hold"])
+        .args(wishes.arguments())
+        // Not in our group: Ctrl-C comes through us, and the end of the terminal is none of its business.
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .map_err(BedError::io(doing))?;
+    match follow(&mut holder, out, stop) {
+        Ok(()) => home.running()?.ok_or(ClusterError::NotUp),
+        Err(error) => {
+            end(&mut holder);
+            // What the holder said last is the reason.
+            match home.last_words() {
+                Some(said) if !matches!(error, ClusterError::Bed(BedError::Interrupted)) => {
+                    Err(BedError::Failed { doing: "starting the cluster".to_string(), said }.into())
+                }
+                _ => Err(error),
+            }
+        }
+    }
+}
+
+/// A line per step, with the time it took, until the holder says that it is up.
+fn follow(holder: &mut Child, out: &mut dyn Write, stop: &AtomicBool) -> Result<(), ClusterError> {
+    let Some(pipe) = holder.stdout.take() else { return Err(ClusterError::NotUp) };
+    let (send, lines) = mpsc::channel();
+    // Ends with the pipe.
+    std::thread::spawn(move || {
+        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+            if send.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    let start = Instant::now();
+    loop {
+        if stop.load(Ordering::Relaxed) {
+            return Err(BedError::Interrupted.into());
+        }
+        match lines.recv_timeout(Duration::from_millis(50)) {
+            Ok(line) if line == UP => return Ok(()),
+            Ok(line) => {
+                // A reader who went away does not stop the cluster.
+                let _ = writeln!(out, "{:>5.1} s  {line}", start.elapsed().as_secs_f64());
+                let _ = out.flush();
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Err(ClusterError::NotUp),
+        }
+    }
+}
+
+fn end(holder: &mut Child) {
+    // It may have ended by itself.
+    let _ = kill_process(Pid::from_child(holder), Signal::TERM);
+    let _ = holder.wait();
+}
+
+/// Owns the bed until it is told to stop.
+pub fn hold(wishes: &Wishes, out: &mut dyn Write, stop: &AtomicBool) -> Result<(), ClusterError> {
+    let home = Home::find(&wishes.name)?;
+    let _held = home.take()?;
+    let mut tell = |line: &str| {
+        let _ = writeln!(out, "{line}");
+        let _ = out.flush();
+    };
+    let bed = Bed::start_telling(wishes.profile(), stop, &mut tell)?;
+    let relay = Relay::start(&bed)?;
+    let nodes = bed.nodes().iter().map(|node| node.name().to_string()).collect();
+    home.write(&bed.kubeconfig_at(&format!("https://{}", relay.address()))?, nodes)?;
+    tell(UP);
+    while !stop.load(Ordering::Relaxed) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    home.forget();
+    drop(relay);
+    drop(bed);
+    Ok(())
+}
+
+/// The cluster that is up, if one is.
+pub fn status(name: &Name) -> Result<Option<State>, ClusterError> {
+    Home::find(name)?.running()
+}
+
+/// Ends the cluster and waits until nothing of it is left. False where none is running.
+pub fn down(name: &Name) -> Result<bool, ClusterError> {
+    let home = Home::find(name)?;
+    let Some(pid) = home.holder()? else { return Ok(false) };
+    if let Some(pid) = Pid::from_raw(pid) {
+        let _ = kill_process(pid, Signal::TERM);
+    }
+    let start = Instant::now();
+    while home.holder()?.is_some() {
+        if start.elapsed() > Duration::from_secs(60) {
+            let said = format!("process {pid} does not end; look at {}", home.log_path().display());
+            return Err(BedError::Failed { doing: "ending the cluster".to_string(), said }.into());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(true)
+}

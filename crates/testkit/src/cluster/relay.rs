@@ -1,0 +1,53 @@
+//! The API server on the machine's loopback. The bed's own network is out of reach for a person's tools.
+
+use crate::bed::{Bed, BedError};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use tokio::task::JoinHandle;
+
+/// The port people expect; another where it is taken.
+const PORT: u16 = 6443;
+
+/// Carries bytes until dropped.
+#[derive(Debug)]
+pub(super) struct Relay {
+    address: SocketAddr,
+    task: JoinHandle<()>,
+}
+
+impl Relay {
+    pub(super) fn start(bed: &Bed) -> Result<Self, BedError> {
+        let doing = "opening a port on loopback";
+        // Made by this thread, which is outside.
+        let outside = TcpListener::bind((Ipv4Addr::LOCALHOST, PORT))
+            .or_else(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
+            .map_err(BedError::io(doing))?;
+        let address = outside.local_addr().map_err(BedError::io(doing))?;
+        outside.set_nonblocking(true).map_err(BedError::io(doing))?;
+        let inside = SocketAddr::from((bed.address(), 443));
+        // Connections are made by the bed's threads, which are inside.
+        let task = bed.handle().spawn(async move {
+            let Ok(outside) = tokio::net::TcpListener::from_std(outside) else { return };
+            loop {
+                let Ok((mut near, _)) = outside.accept().await else { continue };
+                tokio::spawn(async move {
+                    if let Ok(mut far) = tokio::net::TcpStream::connect(inside).await {
+                        // Either side may hang up as it likes.
+                        let _ = near.set_nodelay(true).and(far.set_nodelay(true));
+                        let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+                    }
+                });
+            }
+        });
+        Ok(Self { address, task })
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
