@@ -1,3 +1,11 @@
 //! A real Kubernetes for Partage's tests. Nothing here reaches the product: other crates use it in tests only.
 
 pub mod binaries;
+
+mod debian;
+mod digest;
+mod missing;
+mod process;
+mod progress;
+mod space;
+mod work;

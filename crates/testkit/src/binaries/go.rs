@@ -2,8 +2,8 @@
 
 use super::Missing;
 use super::catalog::{GoSource, Module, go_needed};
-use super::process::{End, last_words, run};
 use super::store::{Store, go_arch};
+use crate::process::{End, last_words, run};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,7 @@
-//! What comes from Debian: two programs, unpacked privately, and what a build needs, installed.
+//! What comes from Debian: packages, fetched and unpacked privately, and what a build needs, installed.
 
-use super::Missing;
-use super::process::{End, last_words, run};
-use super::store::Store;
+use crate::missing::Missing;
+use crate::process::{End, last_words, run};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -16,16 +15,19 @@ const BUILD_NEEDS: &[(&[&str], &[&str])] = &[
     (&["pkg-config", "--exists", "libseccomp"], &["libseccomp-dev"]),
 ];
 
-/// Debian's tools, working in one store.
-#[derive(Debug)]
-pub(super) struct Debian<'a> {
-    pub(super) store: &'a Store,
-    pub(super) stop: &'a AtomicBool,
+/// Debian's tools, working in one folder.
+pub(crate) struct Debian<'a> {
+    pub(crate) work: PathBuf,
+    pub(crate) stop: &'a AtomicBool,
+    /// The words for Ctrl-C: how far it went, only the caller knows.
+    pub(crate) interrupted: &'a dyn Fn() -> Missing,
+    /// What can be done where there is no Debian.
+    pub(crate) instead: &'static str,
 }
 
 impl Debian<'_> {
     /// Installs packages on the system; only root may.
-    pub(super) fn install(&self, what: &str, packages: &[&str]) -> Result<(), Missing> {
+    pub(crate) fn install(&self, what: &str, packages: &[&str]) -> Result<(), Missing> {
         may_install(what, packages)?;
         let install = || {
             let mut command = apt_get();
@@ -37,7 +39,7 @@ impl Debian<'_> {
     }
 
     /// Fetches a package and unpacks it privately; the program in it and the package's version.
-    pub(super) fn unpack(&self, package: &str, files: &[&str]) -> Result<(PathBuf, String), Missing> {
+    pub(crate) fn unpack(&self, package: &str, files: &[&str]) -> Result<(PathBuf, String), Missing> {
         let folder = self.folder(package);
         fs::create_dir_all(&folder).map_err(Missing::io(format!("making {}", folder.display())))?;
         let download = || {
@@ -60,13 +62,13 @@ impl Debian<'_> {
     }
 
     /// The packages an unpacked one depends on, first choices only.
-    pub(super) fn dependencies(&self, package: &str) -> Result<Vec<String>, Missing> {
+    pub(crate) fn dependencies(&self, package: &str) -> Result<Vec<String>, Missing> {
         let said = self.field(package, &self.archive(package)?, "Depends")?;
         Ok(said.split(',').filter_map(|one| Some(one.split_whitespace().next()?.to_string())).collect())
     }
 
     fn folder(&self, package: &str) -> PathBuf {
-        self.store.work().join("debian").join(package)
+        self.work.join("debian").join(package)
     }
 
     /// The package as it was downloaded; its file name has a version that we do not know before.
@@ -102,21 +104,21 @@ impl Debian<'_> {
     }
 
     fn run(&self, command: &mut Command, tool: &'static str, what: &str) -> Result<String, Missing> {
-        let log = self.store.work().join("debian.log");
+        let log = self.work.join("debian.log");
         match run(command, &log, self.stop, None) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                Err(Missing::NoDebian { what: what.to_string(), tool })
+                Err(Missing::NoDebian { what: what.to_string(), tool, instead: self.instead })
             }
             Err(error) => Err(Missing::io(format!("running {tool} for {what}"))(error)),
             Ok(End::Well(said)) => Ok(said),
-            Ok(End::Interrupted | End::TooLate) => Err(self.store.interrupted()),
+            Ok(End::Interrupted | End::TooLate) => Err((self.interrupted)()),
             Ok(End::Badly(said)) => Err(blame(tool, what, &said)),
         }
     }
 }
 
 /// The packages that a build needs and that are not there.
-pub(super) fn absent_build_needs() -> Vec<&'static str> {
+pub(crate) fn absent_build_needs() -> Vec<&'static str> {
     let answered = |question: &[&str]| {
         let mut command = Command::new(question[0]);
         command.args(&question[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -127,7 +129,7 @@ pub(super) fn absent_build_needs() -> Vec<&'static str> {
 }
 
 /// Packages can be installed by root only.
-pub(super) fn may_install(what: &str, packages: &[&str]) -> Result<(), Missing> {
+pub(crate) fn may_install(what: &str, packages: &[&str]) -> Result<(), Missing> {
     match packages.is_empty() || rustix::process::geteuid().is_root() {
         true => Ok(()),
         false => Err(Missing::NotRoot { what: what.to_string(), packages: packages.join(" ") }),
