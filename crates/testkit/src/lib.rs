@@ -1,9 +1,11 @@
 //! A real Kubernetes for Partage's tests. Nothing here reaches the product: other crates use it in tests only.
 
 pub mod binaries;
+pub mod image;
 
 mod debian;
 mod digest;
+mod machine;
 mod missing;
 mod process;
 mod progress;

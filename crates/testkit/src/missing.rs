@@ -109,6 +109,22 @@ pub enum Missing {
         /// What can be done without it.
         instead: &'static str,
     },
+    /// Something that an image cannot have.
+    #[error("{path} cannot go into an image: {why}")]
+    Refused {
+        /// What it was.
+        path: String,
+        /// Why not.
+        why: String,
+    },
+    /// Nobody built this image yet.
+    #[error("the image {image} is not built ({}); run `make binaries`, once", folder.display())]
+    NoImage {
+        /// Its name.
+        image: &'static str,
+        /// Where it will be.
+        folder: PathBuf,
+    },
     /// A tool failed in another way.
     #[error("{doing} failed: {said}")]
     Failed {

@@ -2,9 +2,9 @@
 
 use super::Missing;
 use super::catalog::{MODULES, PROGRAMS, Source};
-use crate::digest;
 use crate::progress::Progress;
 use crate::work::{self, Building};
+use crate::{digest, machine};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
@@ -63,7 +63,7 @@ impl Store {
         let text = fs::read(self.root.join("manifest.json")).unwrap_or_default();
         serde_json::from_slice(&text).unwrap_or_else(|_| Manifest {
             go: self.go.clone(),
-            arch: go_arch().to_string(),
+            arch: machine::architecture().to_string(),
             programs: Vec::new(),
         })
     }
@@ -106,18 +106,9 @@ impl Store {
     }
 }
 
-/// Go's word for this machine.
-pub(super) fn go_arch() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    }
-}
-
 /// All that decides what is built: another answer is another folder.
 fn key(go_version: &str) -> String {
-    let mut parts = vec![go_version.to_string(), go_arch().to_string()];
+    let mut parts = vec![go_version.to_string(), machine::architecture().to_string()];
     for module in MODULES {
         parts.extend([module.name, module.go_mod, module.go_sum].map(str::to_string));
     }
