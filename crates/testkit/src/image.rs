@@ -1,9 +1,18 @@
 //! Container images without a container engine: from Debian's packages and local files to one OCI archive.
+//!
+//! The same files make the same digest. Tests ask for the images of the bed with [`BedImage::ready`], which never builds;
+//! `make binaries` builds them, and `make image` builds Partage's own. `docs/testbed.md` has the words.
 
 mod archive;
+mod bed;
+mod files;
 mod layer;
+mod packages;
+mod store;
 
+pub use bed::BedImage;
 pub use layer::Layer;
+pub use store::{build, check};
 
 use crate::missing::Missing;
 use serde::Serialize;

@@ -2,6 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use partage_testkit::binaries::{self, Missing, Settings};
+use partage_testkit::image;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -26,10 +27,21 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
+    /// Build the images of the test bed, once, into the user's cache folder.
+    ///
+    /// Safe to interrupt and to repeat: finished images stay. The programs must be there.
+    Images {
+        /// Say what is there; build nothing
+        #[arg(long, conflicts_with = "fresh")]
+        check: bool,
+        /// Ask Debian for newer packages first
+        #[arg(long)]
+        fresh: bool,
+    },
 }
 
 fn main() -> ExitCode {
-    let Command::Binaries { check } = Cli::parse().command;
+    let command = Cli::parse().command;
     let mut out = io::stdout().lock();
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
@@ -37,13 +49,14 @@ fn main() -> ExitCode {
         let _ = signal_hook::flag::register(signal, Arc::clone(&stop));
     }
     let settings = Settings::from_environment();
-    let done = if check {
-        binaries::check(&settings, &mut out, &stop)
-    } else {
-        binaries::build(&settings, &mut out, &stop)
+    let done = match command {
+        Command::Binaries { check: true } => binaries::check(&settings, &mut out, &stop).map(drop),
+        Command::Binaries { check: false } => binaries::build(&settings, &mut out, &stop).map(drop),
+        Command::Images { check: true, .. } => image::check(&settings, &mut out, &stop).map(drop),
+        Command::Images { check: false, fresh } => image::build(&settings, fresh, &mut out, &stop).map(drop),
     };
     match done {
-        Ok(_) => ExitCode::SUCCESS,
+        Ok(()) => ExitCode::SUCCESS,
         Err(missing) => {
             // Where even this cannot be written, the exit code is all that is left to say.
             let _ = writeln!(io::stderr(), "error: {missing}");
