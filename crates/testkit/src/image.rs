@@ -8,10 +8,12 @@ mod bed;
 mod files;
 mod layer;
 mod packages;
+mod product;
 mod store;
 
 pub use bed::BedImage;
 pub use layer::Layer;
+pub use product::{Product, product};
 pub use store::{build, check};
 
 use crate::missing::Missing;

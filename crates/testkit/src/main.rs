@@ -2,8 +2,9 @@
 
 use clap::{Parser, Subcommand};
 use partage_testkit::binaries::{self, Missing, Settings};
-use partage_testkit::image;
+use partage_testkit::image::{self, Product};
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -38,6 +39,18 @@ enum Command {
         #[arg(long)]
         fresh: bool,
     },
+    /// Build Partage's own image.
+    Image {
+        /// The program
+        #[arg(long, value_name = "FILE", default_value = "target/release/partage")]
+        program: PathBuf,
+        /// Where the archive goes
+        #[arg(long, value_name = "FILE", default_value = "dist/partage.oci.tar")]
+        archive: PathBuf,
+        /// Ask Debian for newer packages first
+        #[arg(long)]
+        fresh: bool,
+    },
 }
 
 fn main() -> ExitCode {
@@ -54,6 +67,10 @@ fn main() -> ExitCode {
         Command::Binaries { check: false } => binaries::build(&settings, &mut out, &stop).map(drop),
         Command::Images { check: true, .. } => image::check(&settings, &mut out, &stop).map(drop),
         Command::Images { check: false, fresh } => image::build(&settings, fresh, &mut out, &stop).map(drop),
+        Command::Image { program, archive, fresh } => {
+            let product = Product { program, archive, fresh };
+            image::product(&product, &settings, &mut out, &stop).map(drop)
+        }
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
