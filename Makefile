@@ -12,10 +12,13 @@ CARGO_FUZZ := $(TOOLS)/cargo-fuzz-0.13.2/bin/cargo-fuzz
 FUZZ_TARGETS = $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
 FUZZ_SECONDS ?= 60
 
+# Set, images are made with the newest packages and not with those that were fetched before.
+FRESH ?=
+
 TRACE := traces/openb
 PARTAGE := target/release/partage
 
-.PHONY: help run test lint bench fuzz soak binaries toolchain
+.PHONY: help run test lint bench fuzz soak binaries image toolchain
 
 help: ## list these words
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/make \1\t\2/' | expand -t 14
@@ -52,8 +55,14 @@ soak: toolchain ## the long runs: many property cases, fuzzing for minutes
 	PROPTEST_CASES=50000 cargo test --release --package partage-core
 	$(MAKE) fuzz FUZZ_SECONDS=300
 
-binaries: toolchain ## the programs of the test bed (docs/testbed.md), built once
+binaries: toolchain ## the programs and images of the test bed (docs/testbed.md), built once
 	@cargo run --quiet --package partage-testkit -- binaries
+	@cargo run --quiet --package partage-testkit -- images $(FRESH:%=--fresh)
+
+image: toolchain ## Partage's own image, dist/partage.oci.tar, without Docker
+	cargo build --release --package partage
+	@cargo run --quiet --package partage-testkit -- image --program $(PARTAGE) --archive dist/partage.oci.tar \
+	  $(FRESH:%=--fresh)
 
 toolchain:
 	@tools/toolchain

@@ -4,17 +4,13 @@
 
 mod build;
 mod catalog;
-mod debian;
 mod go;
-mod missing;
-mod process;
-mod progress;
 mod report;
 mod space;
 mod store;
 
+pub use crate::missing::Missing;
 pub use build::build;
-pub use missing::Missing;
 pub use report::check;
 
 use go::Go;

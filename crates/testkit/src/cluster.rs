@@ -61,7 +61,7 @@ pub enum CgroupsWish {
 
 impl Wishes {
     fn profile(&self) -> Profile {
-        (1..=self.nodes).fold(Profile::control_plane(), |profile, number| {
+        (1..=self.nodes).fold(Profile::control_plane().debian(), |profile, number| {
             let node = NodeProfile::new(format!("node{number}"));
             profile.node(match self.cgroups {
                 Some(CgroupsWish::V1) => node.cgroups(Cgroups::V1),

@@ -3,3 +3,13 @@
 pub mod bed;
 pub mod binaries;
 pub mod cluster;
+pub mod image;
+
+mod debian;
+mod digest;
+mod machine;
+mod missing;
+mod process;
+mod progress;
+mod space;
+mod work;

@@ -4,7 +4,9 @@ use clap::{Parser, Subcommand};
 use partage_testkit::bed::BedError;
 use partage_testkit::binaries::{self, Missing, Settings};
 use partage_testkit::cluster::{self, ClusterError, Name, Wishes};
+use partage_testkit::image::{self, Product};
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -28,6 +30,29 @@ enum Command {
         /// Say what is there; build nothing
         #[arg(long)]
         check: bool,
+    },
+    /// Build the images of the test bed, once, into the user's cache folder.
+    ///
+    /// Safe to interrupt and to repeat: finished images stay. The programs must be there.
+    Images {
+        /// Say what is there; build nothing
+        #[arg(long, conflicts_with = "fresh")]
+        check: bool,
+        /// Ask Debian for newer packages first
+        #[arg(long)]
+        fresh: bool,
+    },
+    /// Build Partage's own image.
+    Image {
+        /// The program
+        #[arg(long, value_name = "FILE", default_value = "target/release/partage")]
+        program: PathBuf,
+        /// Where the archive goes
+        #[arg(long, value_name = "FILE", default_value = "dist/partage.oci.tar")]
+        archive: PathBuf,
+        /// Ask Debian for newer packages first
+        #[arg(long)]
+        fresh: bool,
     },
     /// A real Kubernetes to try things on, without a GPU.
     #[command(subcommand)]
@@ -58,8 +83,16 @@ fn main() -> ExitCode {
         let _ = signal_hook::flag::register(signal, Arc::clone(&stop));
     }
     let mut out = io::stdout();
+    let settings = Settings::from_environment();
     let done = match command {
-        Command::Binaries { check } => programs(check, &mut out, &stop),
+        Command::Binaries { check: true } => made(binaries::check(&settings, &mut out, &stop)),
+        Command::Binaries { check: false } => made(binaries::build(&settings, &mut out, &stop)),
+        Command::Images { check: true, .. } => made(image::check(&settings, &mut out, &stop)),
+        Command::Images { check: false, fresh } => made(image::build(&settings, fresh, &mut out, &stop)),
+        Command::Image { program, archive, fresh } => {
+            let product = Product { program, archive, fresh };
+            made(image::product(&product, &settings, &mut out, &stop))
+        }
         Command::Cluster(command) => cluster(&command, &mut out, &stop),
     };
     match done {
@@ -96,13 +129,8 @@ impl From<ClusterError> for Failure {
     }
 }
 
-fn programs(check: bool, out: &mut dyn Write, stop: &AtomicBool) -> Result<(), Failure> {
-    let settings = Settings::from_environment();
-    match check {
-        true => binaries::check(&settings, out, stop)?,
-        false => binaries::build(&settings, out, stop)?,
-    };
-    Ok(())
+fn made<T>(done: Result<T, Missing>) -> Result<(), Failure> {
+    done.map(drop).map_err(Failure::from)
 }
 
 fn cluster(command: &Cluster, out: &mut dyn Write, stop: &AtomicBool) -> Result<(), Failure> {

@@ -8,6 +8,7 @@ use super::pki::Authority;
 use super::profile::{Cgroups, NodeProfile};
 use super::world::{Folder, read_pid, signal};
 use super::{BedError, control_plane, logs, wait};
+use crate::image::BedImage;
 use rustix::process::Signal;
 use serde_json::json;
 use std::fs::{self, File};
@@ -417,6 +418,7 @@ fn cni_config(number: u8) -> serde_json::Value {
 }
 
 fn containerd_config(runc: &str) -> String {
+    let pause = BedImage::Pause.name();
     format!(
         r#"version = 3
 root = "/var/lib/containerd"
@@ -430,7 +432,7 @@ address = "{CONTAINERD}"
 [plugins.'io.containerd.cri.v1.images']
 snapshotter = "overlayfs"
 [plugins.'io.containerd.cri.v1.images'.pinned_images]
-sandbox = "{PAUSE}"
+sandbox = "{pause}"
 
 [plugins.'io.containerd.cri.v1.runtime']
 enable_cdi = true
@@ -449,6 +451,3 @@ BinaryName = "{runc}"
 "#
     )
 }
-
-/// The image of every sandbox.
-const PAUSE: &str = "localhost/pause:bed";

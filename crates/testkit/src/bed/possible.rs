@@ -4,6 +4,7 @@ use super::BedError;
 use super::network::MOST_NODES;
 use super::profile::Profile;
 use crate::binaries::Binaries;
+use crate::image::BedImage;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -33,8 +34,10 @@ pub(super) fn ground(profile: &Profile) -> Result<Ground, BedError> {
         }
     }
     let binaries = Binaries::ready()?;
-    let mut images: Vec<PathBuf> =
-        std::env::var("PARTAGE_BED_IMAGES").unwrap_or_default().split(':').map(PathBuf::from).collect();
+    let mut images = vec![BedImage::Pause.ready()?, BedImage::Busybox.ready()?];
+    if profile.debian {
+        images.push(BedImage::Debian.ready()?);
+    }
     images.extend(profile.images.iter().cloned());
     Ok(Ground { bin: binaries.folder().to_path_buf(), images, unshare })
 }

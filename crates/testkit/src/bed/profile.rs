@@ -8,6 +8,7 @@ use std::path::PathBuf;
 pub struct Profile {
     pub(super) nodes: Vec<NodeProfile>,
     pub(super) extenders: Vec<Value>,
+    pub(super) debian: bool,
     pub(super) images: Vec<PathBuf>,
 }
 
@@ -42,7 +43,14 @@ impl Profile {
         self
     }
 
-    /// One more image, an OCI archive, on every node. Those that every bed has need no mention.
+    /// With `localhost/debian:bed` on every node; it takes a second to bring.
+    #[must_use]
+    pub fn debian(mut self) -> Self {
+        self.debian = true;
+        self
+    }
+
+    /// One more image, an OCI archive, on every node. Pause and busybox are on all of them.
     #[must_use]
     pub fn image(mut self, archive: impl Into<PathBuf>) -> Self {
         self.images.push(archive.into());

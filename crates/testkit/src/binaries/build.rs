@@ -1,12 +1,12 @@
 //! Builds what is not there yet, in one run at a time.
 
 use super::catalog::{PROGRAMS, Program, Source};
-use super::debian::{self, Debian};
 use super::go::Go;
-use super::progress::{Progress, mebibytes};
 use super::report::{ask, check_folder};
 use super::store::Store;
 use super::{Binaries, Missing, Settings, space};
+use crate::debian::{self, Debian};
+use crate::progress::{Progress, mebibytes};
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::Path;
@@ -29,7 +29,9 @@ pub fn build(settings: &Settings, out: &mut dyn Write, stop: &AtomicBool) -> Res
     // Another run may have built while we waited.
     let left = left(&store);
     if !left.is_empty() {
-        let work = Work { go: &go, store: &store, stop, debian: Debian { store: &store, stop } };
+        let interrupted = || store.interrupted();
+        let debian = Debian { work: store.work(), stop, interrupted: &interrupted, instead: WITHOUT_DEBIAN };
+        let work = Work { go: &go, store: &store, stop, debian };
         work.needs(&left, &mut progress)?;
         let all = PROGRAMS.len();
         progress.line(&format!("building {} of {all} programs with {}, once", left.len(), go.version));
@@ -57,6 +59,9 @@ fn possible(go: &Go, store: &Store) -> Result<(), Missing> {
     space::enough(&[&store.bin(), &go.cache, &go.modules], &left)?;
     debian::may_install(LINKING, &link_needs(&left))
 }
+
+/// What to do where there is no Debian.
+const WITHOUT_DEBIAN: &str = "set PARTAGE_KUBE_BIN_DIR to a folder with the programs";
 
 /// What has needs on the system.
 const LINKING: &str = "linking runc";

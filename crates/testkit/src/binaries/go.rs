@@ -2,8 +2,9 @@
 
 use super::Missing;
 use super::catalog::{GoSource, Module, go_needed};
-use super::process::{End, last_words, run};
-use super::store::{Store, go_arch};
+use super::store::Store;
+use crate::machine;
+use crate::process::{End, last_words, run};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -59,7 +60,7 @@ impl Go {
             .env("GOFLAGS", "-buildvcs=false")
             .env("GOWORK", "off")
             .env("GOOS", "linux")
-            .env("GOARCH", go_arch())
+            .env("GOARCH", machine::architecture())
             .env("CGO_ENABLED", "0")
             // Compiling leaves nothing elsewhere, even when it is killed.
             .env("GOTMPDIR", work);

@@ -2,10 +2,10 @@
 
 use super::catalog::{PROGRAMS, Program, Source};
 use super::go::Go;
-use super::process::{End, last_words, run};
-use super::progress::{Progress, mebibytes};
-use super::store::digest;
 use super::{Binaries, Missing, Settings};
+use crate::digest;
+use crate::process::{End, last_words, run};
+use crate::progress::{Progress, mebibytes};
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -32,7 +32,7 @@ pub fn check(settings: &Settings, out: &mut dyn Write, stop: &AtomicBool) -> Res
         let state = match manifest.entry(program.name) {
             Some(entry) if store.has(&manifest, program.name) => {
                 let (sha256, size) =
-                    digest(&path).map_err(Missing::io(format!("reading {}", path.display())))?;
+                    digest::of_file(&path).map_err(Missing::io(format!("reading {}", path.display())))?;
                 match (sha256 == entry.sha256).then(|| ask(program, &path, stop)) {
                     Some(Ok(_)) => format!("{:<26} {}", entry.version, mebibytes(size)),
                     other => {
@@ -82,7 +82,7 @@ pub(super) fn check_folder(
             },
         };
         if stop.load(Ordering::Relaxed) {
-            return Err(Missing::Interrupted { done, all: PROGRAMS.len() });
+            return Err(Missing::Interrupted { done, all: PROGRAMS.len(), what: "programs" });
         }
         progress.line(&format!("  {:<24} {state}", program.name));
     }

@@ -2,22 +2,15 @@
 
 use super::Missing;
 use super::catalog::{MODULES, Program, Source};
+use crate::space;
 use std::path::Path;
 
 /// Each of these folders must have room: they may stand on different disks, and any of them may grow by all of it.
 pub(super) fn enough(folders: &[&Path], left: &[&Program]) -> Result<(), Missing> {
     let needed_mib = needed_mib(left);
-    for folder in folders {
-        // A folder that does not exist yet will stand where its nearest parent does.
-        let Some(there) = folder.ancestors().find(|ancestor| ancestor.exists()) else { continue };
-        // Where the file system does not say, the build itself will.
-        let Ok(disk) = rustix::fs::statvfs(there) else { continue };
-        let free_mib = (disk.f_bavail.saturating_mul(disk.f_frsize)) >> 20;
-        if free_mib < needed_mib {
-            return Err(Missing::NoSpace { folder: folder.to_path_buf(), free_mib, needed_mib });
-        }
-    }
-    Ok(())
+    folders
+        .iter()
+        .try_for_each(|folder| space::enough(folder, needed_mib, "XDG_CACHE_HOME, GOCACHE and GOMODCACHE"))
 }
 
 fn needed_mib(left: &[&Program]) -> u64 {

@@ -2,12 +2,11 @@
 
 use super::Missing;
 use super::catalog::{MODULES, PROGRAMS, Source};
-use super::process::wait_a_glance;
-use super::progress::Progress;
+use crate::progress::Progress;
+use crate::work::{self, Building};
+use crate::{digest, machine};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
-use std::fmt::Write as _;
-use std::fs::{self, File, TryLockError};
+use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -56,7 +55,7 @@ impl Store {
 
     /// Half programs, and what building them needs. Gone after every run.
     pub(super) fn work(&self) -> PathBuf {
-        self.root.join("building")
+        work::folder(&self.root)
     }
 
     /// What is finished; nothing where the file cannot be read: then all is built again.
@@ -64,7 +63,7 @@ impl Store {
         let text = fs::read(self.root.join("manifest.json")).unwrap_or_default();
         serde_json::from_slice(&text).unwrap_or_else(|_| Manifest {
             go: self.go.clone(),
-            arch: go_arch().to_string(),
+            arch: machine::architecture().to_string(),
             programs: Vec::new(),
         })
     }
@@ -79,7 +78,7 @@ impl Store {
     pub(super) fn take_in(&self, half: &Path, name: &str, version: &str) -> Result<Entry, Missing> {
         let failed = || Missing::io(format!("keeping {name} in {}", self.bin().display()));
         fs::set_permissions(half, fs::Permissions::from_mode(0o755)).map_err(failed())?;
-        let (sha256, size) = digest(half).map_err(failed())?;
+        let (sha256, size) = digest::of_file(half).map_err(failed())?;
         let entry = Entry { name: name.to_string(), version: version.to_string(), sha256, size };
         fs::create_dir_all(self.bin()).map_err(failed())?;
         fs::rename(half, self.bin().join(name)).map_err(failed())?;
@@ -95,96 +94,21 @@ impl Store {
 
     /// Waits until nobody else builds, then makes an empty work folder.
     pub(super) fn begin(&self, progress: &mut Progress<'_>, stop: &AtomicBool) -> Result<Building, Missing> {
-        let here = || Missing::io(format!("making {}", self.root.display()));
-        fs::create_dir_all(&self.root).map_err(here())?;
-        let lock = File::create(self.root.join("lock")).map_err(here())?;
-        let mut told = false;
-        loop {
-            match lock.try_lock() {
-                Ok(()) => break,
-                Err(TryLockError::WouldBlock) if !told => {
-                    progress.line("another run builds these programs; waiting for it");
-                    told = true;
-                }
-                Err(TryLockError::WouldBlock) => {}
-                Err(TryLockError::Error(error)) => return Err(here()(error)),
-            }
-            if !wait_a_glance(stop) {
-                return Err(self.interrupted());
-            }
-        }
-        // A run that was killed hard left its half programs.
-        clear(&self.work());
-        fs::create_dir_all(self.work()).map_err(here())?;
-        Ok(Building { work: self.work(), _lock: lock })
+        let begun = Building::begin(&self.root, "these programs", progress, stop)?;
+        begun.ok_or_else(|| self.interrupted())
     }
 
     /// The words for Ctrl-C.
     pub(super) fn interrupted(&self) -> Missing {
         let manifest = self.manifest();
         let done = PROGRAMS.iter().filter(|program| self.has(&manifest, program.name)).count();
-        Missing::Interrupted { done, all: PROGRAMS.len() }
-    }
-}
-
-/// The right to build; when dropped, no half programs are left and the next run may go.
-#[derive(Debug)]
-pub(super) struct Building {
-    work: PathBuf,
-    _lock: File,
-}
-
-impl Drop for Building {
-    fn drop(&mut self) {
-        clear(&self.work);
-    }
-}
-
-fn clear(folder: &Path) {
-    // What cannot be removed now is removed by the next run.
-    let _ = fs::remove_dir_all(folder);
-}
-
-/// The checksum of a file, and its size.
-pub(super) fn digest(path: &Path) -> io::Result<(String, u64)> {
-    let mut hash = Sha256::new();
-    let size = io::copy(&mut File::open(path)?, &mut HashWriter(&mut hash))?;
-    Ok((hex(&hash.finalize()), size))
-}
-
-struct HashWriter<'a>(&'a mut Sha256);
-
-impl io::Write for HashWriter<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.update(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // A String takes every write.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
-/// Go's word for this machine.
-pub(super) fn go_arch() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
+        Missing::Interrupted { done, all: PROGRAMS.len(), what: "programs" }
     }
 }
 
 /// All that decides what is built: another answer is another folder.
 fn key(go_version: &str) -> String {
-    let mut parts = vec![go_version.to_string(), go_arch().to_string()];
+    let mut parts = vec![go_version.to_string(), machine::architecture().to_string()];
     for module in MODULES {
         parts.extend([module.name, module.go_mod, module.go_sum].map(str::to_string));
     }
@@ -198,13 +122,7 @@ fn key(go_version: &str) -> String {
             Source::Debian { package, .. } => parts.push((*package).to_string()),
         }
     }
-    let mut hash = Sha256::new();
-    for part in parts {
-        // The length keeps two parts from reading as one.
-        hash.update((part.len() as u64).to_le_bytes());
-        hash.update(part);
-    }
-    hex(&hash.finalize()).chars().take(16).collect()
+    digest::key(parts)
 }
 
 #[cfg(test)]

@@ -4,22 +4,22 @@ use std::io::Write;
 use std::time::Instant;
 
 /// One line per program. A reader who went away does not stop the build.
-pub(super) struct Progress<'a> {
+pub(crate) struct Progress<'a> {
     out: &'a mut dyn Write,
 }
 
 impl<'a> Progress<'a> {
-    pub(super) fn new(out: &'a mut dyn Write) -> Self {
+    pub(crate) fn new(out: &'a mut dyn Write) -> Self {
         Self { out }
     }
 
-    pub(super) fn line(&mut self, text: &str) {
+    pub(crate) fn line(&mut self, text: &str) {
         let _ = writeln!(self.out, "{text}");
         let _ = self.out.flush();
     }
 
     /// Says what begins, does it, and says how long it took and what came of it.
-    pub(super) fn step<T, E>(
+    pub(crate) fn step<T, E>(
         &mut self,
         what: &str,
         work: impl FnOnce() -> Result<T, E>,
@@ -37,7 +37,7 @@ impl<'a> Progress<'a> {
 }
 
 /// A size for people.
-pub(super) fn mebibytes(bytes: u64) -> String {
+pub(crate) fn mebibytes(bytes: u64) -> String {
     format!("{:>4} MiB", bytes.div_ceil(1 << 20))
 }
 

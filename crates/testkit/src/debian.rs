@@ -1,10 +1,9 @@
-//! What comes from Debian: two programs, unpacked privately, and what a build needs, installed.
+//! What comes from Debian: packages, fetched and unpacked privately, and what a build needs, installed.
 
-use super::Missing;
-use super::process::{End, last_words, run};
-use super::store::Store;
-use std::fs;
-use std::io::ErrorKind;
+use crate::missing::Missing;
+use crate::process::{End, last_words, run, run_into};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
@@ -16,16 +15,19 @@ const BUILD_NEEDS: &[(&[&str], &[&str])] = &[
     (&["pkg-config", "--exists", "libseccomp"], &["libseccomp-dev"]),
 ];
 
-/// Debian's tools, working in one store.
-#[derive(Debug)]
-pub(super) struct Debian<'a> {
-    pub(super) store: &'a Store,
-    pub(super) stop: &'a AtomicBool,
+/// Debian's tools, working in one folder.
+pub(crate) struct Debian<'a> {
+    pub(crate) work: PathBuf,
+    pub(crate) stop: &'a AtomicBool,
+    /// The words for Ctrl-C: how far it went, only the caller knows.
+    pub(crate) interrupted: &'a dyn Fn() -> Missing,
+    /// What can be done where there is no Debian.
+    pub(crate) instead: &'static str,
 }
 
 impl Debian<'_> {
     /// Installs packages on the system; only root may.
-    pub(super) fn install(&self, what: &str, packages: &[&str]) -> Result<(), Missing> {
+    pub(crate) fn install(&self, what: &str, packages: &[&str]) -> Result<(), Missing> {
         may_install(what, packages)?;
         let install = || {
             let mut command = apt_get();
@@ -33,20 +35,14 @@ impl Debian<'_> {
             command.args(packages).env("DEBIAN_FRONTEND", "noninteractive");
             command
         };
-        self.with_fresh_lists(install, &packages.join(" "))
+        self.with_fresh_lists(install, &packages.join(" ")).map(drop)
     }
 
     /// Fetches a package and unpacks it privately; the program in it and the package's version.
-    pub(super) fn unpack(&self, package: &str, files: &[&str]) -> Result<(PathBuf, String), Missing> {
+    pub(crate) fn unpack(&self, package: &str, files: &[&str]) -> Result<(PathBuf, String), Missing> {
         let folder = self.folder(package);
         fs::create_dir_all(&folder).map_err(Missing::io(format!("making {}", folder.display())))?;
-        let download = || {
-            let mut command = apt_get();
-            // apt's own user may not write into a private folder.
-            command.args(["-o", "APT::Sandbox::User=root", "download", package]).current_dir(&folder);
-            command
-        };
-        self.with_fresh_lists(download, package)?;
+        self.fetch(&[package.to_string()], &folder, package)?;
         let archive = self.archive(package)?;
         let version = self.field(package, &archive, "Version")?;
         let tree = folder.join("tree");
@@ -59,14 +55,51 @@ impl Debian<'_> {
         Ok((program, version))
     }
 
+    fn fetch(&self, packages: &[String], folder: &Path, what: &str) -> Result<(), Missing> {
+        let download = || {
+            let mut command = apt_get();
+            // apt's own user may not write into a private folder.
+            command.args(["-o", "APT::Sandbox::User=root", "download"]).args(packages).current_dir(folder);
+            command
+        };
+        self.with_fresh_lists(download, what).map(drop)
+    }
+
+    /// Which packages, in which versions, these and all they need are; what is installed here has no say.
+    pub(crate) fn resolve(&self, wanted: &[&str]) -> Result<Vec<(String, String)>, Missing> {
+        let ask = || {
+            let mut command = apt_get();
+            command.args(["--simulate", "--no-install-recommends", "-o", "Dir::State::status=/dev/null"]);
+            command.arg("install").args(wanted);
+            command
+        };
+        let said = self.with_fresh_lists(ask, &wanted.join(" "))?;
+        Ok(said.lines().filter_map(to_install).collect())
+    }
+
+    /// Fetches packages in these versions into a folder.
+    pub(crate) fn download(&self, packages: &[(String, String)], folder: &Path) -> Result<(), Missing> {
+        let packages: Vec<_> = packages.iter().map(|(name, version)| format!("{name}={version}")).collect();
+        self.fetch(&packages, folder, "Debian packages")
+    }
+
+    /// The files of a package, as a tar file: with their owners, which only root could unpack.
+    pub(crate) fn files(&self, archive: &Path, tar: &Path, what: &str) -> Result<(), Missing> {
+        let out = File::create(tar).map_err(Missing::io(format!("writing {}", tar.display())))?;
+        let mut command = Command::new("dpkg-deb");
+        command.arg("--fsys-tarfile").arg(archive);
+        let end = run_into(&mut command, out, &self.log(), self.stop);
+        self.came(end, "dpkg-deb", what).map(drop)
+    }
+
     /// The packages an unpacked one depends on, first choices only.
-    pub(super) fn dependencies(&self, package: &str) -> Result<Vec<String>, Missing> {
+    pub(crate) fn dependencies(&self, package: &str) -> Result<Vec<String>, Missing> {
         let said = self.field(package, &self.archive(package)?, "Depends")?;
         Ok(said.split(',').filter_map(|one| Some(one.split_whitespace().next()?.to_string())).collect())
     }
 
     fn folder(&self, package: &str) -> PathBuf {
-        self.store.work().join("debian").join(package)
+        self.work.join("debian").join(package)
     }
 
     /// The package as it was downloaded; its file name has a version that we do not know before.
@@ -88,35 +121,52 @@ impl Debian<'_> {
     }
 
     /// Tries, and where the package lists are absent or old, fetches them and tries again.
-    fn with_fresh_lists(&self, command: impl Fn() -> Command, what: &str) -> Result<(), Missing> {
+    fn with_fresh_lists(&self, command: impl Fn() -> Command, what: &str) -> Result<String, Missing> {
         let first = self.run(&mut command(), "apt-get", what);
         match first {
             Err(Missing::NoNetwork { .. } | Missing::Failed { .. })
                 if rustix::process::geteuid().is_root() =>
             {
                 self.run(apt_get().arg("update"), "apt-get", "Debian's package lists")?;
-                self.run(&mut command(), "apt-get", what).map(drop)
+                self.run(&mut command(), "apt-get", what)
             }
-            first => first.map(drop),
+            first => first,
         }
     }
 
     fn run(&self, command: &mut Command, tool: &'static str, what: &str) -> Result<String, Missing> {
-        let log = self.store.work().join("debian.log");
-        match run(command, &log, self.stop, None) {
+        let end = run(command, &self.log(), self.stop, None);
+        self.came(end, tool, what)
+    }
+
+    fn log(&self) -> PathBuf {
+        self.work.join("debian.log")
+    }
+
+    fn came(&self, end: io::Result<End>, tool: &'static str, what: &str) -> Result<String, Missing> {
+        match end {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                Err(Missing::NoDebian { what: what.to_string(), tool })
+                Err(Missing::NoDebian { what: what.to_string(), tool, instead: self.instead })
             }
             Err(error) => Err(Missing::io(format!("running {tool} for {what}"))(error)),
             Ok(End::Well(said)) => Ok(said),
-            Ok(End::Interrupted | End::TooLate) => Err(self.store.interrupted()),
+            Ok(End::Interrupted | End::TooLate) => Err((self.interrupted)()),
             Ok(End::Badly(said)) => Err(blame(tool, what, &said)),
         }
     }
 }
 
+/// A line of apt's simulation: `Inst name (version ...`.
+fn to_install(line: &str) -> Option<(String, String)> {
+    let mut words = line.strip_prefix("Inst ")?.split_whitespace();
+    let name = words.next()?.to_string();
+    // What would be replaced stands in brackets between.
+    let version = words.find_map(|word| word.strip_prefix('('))?;
+    Some((name, version.trim_end_matches(')').to_string()))
+}
+
 /// The packages that a build needs and that are not there.
-pub(super) fn absent_build_needs() -> Vec<&'static str> {
+pub(crate) fn absent_build_needs() -> Vec<&'static str> {
     let answered = |question: &[&str]| {
         let mut command = Command::new(question[0]);
         command.args(&question[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -127,7 +177,7 @@ pub(super) fn absent_build_needs() -> Vec<&'static str> {
 }
 
 /// Packages can be installed by root only.
-pub(super) fn may_install(what: &str, packages: &[&str]) -> Result<(), Missing> {
+pub(crate) fn may_install(what: &str, packages: &[&str]) -> Result<(), Missing> {
     match packages.is_empty() || rustix::process::geteuid().is_root() {
         true => Ok(()),
         false => Err(Missing::NotRoot { what: what.to_string(), packages: packages.join(" ") }),
@@ -174,6 +224,16 @@ fn has_no_candidate(said: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_apt_would_install() {
+        let read = |line| to_install(line).map(|(name, version)| format!("{name} {version}"));
+        let line = "Inst libattr1 (1:2.5.1-4 Debian:12.15/oldstable [amd64]) []";
+        assert_eq!(read(line).unwrap(), "libattr1 1:2.5.1-4");
+        assert_eq!(read("Inst login [1:4.13] (1:4.14 Debian:12 [amd64])").unwrap(), "login 1:4.14");
+        assert_eq!(read("Conf login (1:4.14 Debian:12 [amd64])"), None);
+        assert_eq!(read("Reading package lists..."), None);
+    }
 
     #[test]
     fn words_of_apt_become_ours() {

@@ -1,9 +1,9 @@
 //! What cannot be had, why, and what to do.
 
-use super::BIN_DIR;
+use crate::binaries::BIN_DIR;
 use std::path::PathBuf;
 
-/// Why the programs of the test bed are not all there.
+/// Why the programs or the images of the test bed are not all there.
 #[derive(Debug, thiserror::Error)]
 pub enum Missing {
     /// Nobody built them yet, or not all.
@@ -31,7 +31,9 @@ pub enum Missing {
         absent: Vec<String>,
     },
     /// The folder of the cache is unknown.
-    #[error("there is no place to keep programs: neither XDG_CACHE_HOME nor HOME is set; set one of them")]
+    #[error(
+        "there is no place to keep what is built: neither XDG_CACHE_HOME nor HOME is set; set one of them"
+    )]
     NoCacheFolder,
     /// No Go compiler on the PATH.
     #[error(
@@ -68,8 +70,8 @@ pub enum Missing {
     /// The disk is too full.
     #[error(
         "{} has {free_mib} MiB free, and building needs about {needed_mib} MiB there; make room, \
-         or point XDG_CACHE_HOME, GOCACHE and GOMODCACHE to a larger disk",
-        folder.display()
+         or point {} to a larger disk",
+        folder.display(), places
     )]
     NoSpace {
         /// Where.
@@ -78,6 +80,8 @@ pub enum Missing {
         free_mib: u64,
         /// What is needed.
         needed_mib: u64,
+        /// The settings that say where it goes.
+        places: &'static str,
     },
     /// The disk ran full on the way.
     #[error("the disk ran full while {doing}; make room and repeat: what is finished stays")]
@@ -96,14 +100,30 @@ pub enum Missing {
         packages: String,
     },
     /// Not a Debian machine.
-    #[error(
-        "{what} comes from Debian's packages, and there is no {tool} here; set {BIN_DIR} to a folder with the programs"
-    )]
+    #[error("{what} comes from Debian's packages, and there is no {tool} here; {instead}")]
     NoDebian {
         /// What was wanted.
         what: String,
         /// The tool that is absent.
         tool: &'static str,
+        /// What can be done without it.
+        instead: &'static str,
+    },
+    /// Something that an image cannot have.
+    #[error("{path} cannot go into an image: {why}")]
+    Refused {
+        /// What it was.
+        path: String,
+        /// Why not.
+        why: String,
+    },
+    /// Nobody built this image yet.
+    #[error("the image {image} is not built ({}); run `make binaries`, once", folder.display())]
+    NoImage {
+        /// Its name.
+        image: &'static str,
+        /// Where it will be.
+        folder: PathBuf,
     },
     /// A tool failed in another way.
     #[error("{doing} failed: {said}")]
@@ -113,21 +133,23 @@ pub enum Missing {
         /// The tool's own words.
         said: String,
     },
-    /// A program is there and does not work.
+    /// A program or an image is there and is not what it should be.
     #[error("{} is damaged ({why}); remove it and run `make binaries`", path.display())]
     Damaged {
-        /// The program.
+        /// The file.
         path: PathBuf,
         /// What is wrong with it.
         why: String,
     },
     /// Ctrl-C.
-    #[error("interrupted: {done} of {all} programs are finished; repeat the command to go on")]
+    #[error("interrupted: {done} of {all} {what} are finished; repeat the command to go on")]
     Interrupted {
-        /// Finished programs.
+        /// How many are finished.
         done: usize,
         /// How many there should be.
         all: usize,
+        /// Of what: programs, images.
+        what: &'static str,
     },
     /// The file system refused.
     #[error("{doing}: {source}")]
@@ -141,7 +163,7 @@ pub enum Missing {
 
 impl Missing {
     /// For `map_err`: the disk that ran full has its own words.
-    pub(super) fn io(doing: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+    pub(crate) fn io(doing: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         let doing = doing.into();
         move |source| match source.kind() {
             std::io::ErrorKind::StorageFull => Self::DiskFull { doing },

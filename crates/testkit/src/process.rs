@@ -11,12 +11,14 @@ use std::time::{Duration, Instant};
 
 /// How often we look whether something ended.
 const GLANCE: Duration = Duration::from_millis(50);
+/// The first look comes sooner, and each later one half as soon: many small programs run one after the other.
+const FIRST_GLANCE: Duration = Duration::from_millis(1);
 /// How long a program may take to tidy up after an interruption.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// How a program ended.
 #[derive(Debug)]
-pub(super) enum End {
+pub(crate) enum End {
     Well(String),
     Badly(String),
     Interrupted,
@@ -26,7 +28,7 @@ pub(super) enum End {
 /// Runs a program to its end and takes what it says, at most for `patience`.
 ///
 /// It has a process group of its own: an interruption reaches it, and what it started, through us and once.
-pub(super) fn run(
+pub(crate) fn run(
     command: &mut Command,
     log: &Path,
     stop: &AtomicBool,
@@ -34,8 +36,20 @@ pub(super) fn run(
 ) -> io::Result<End> {
     // A file, because a pipe that nobody reads while we wait would fill up.
     let said = File::create(log)?;
-    command.stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said).process_group(0);
+    command.stdout(said.try_clone()?).stderr(said);
+    wait(command, log, stop, patience)
+}
+
+/// Runs a program whose output is a file of its own; its words are only what it complains of.
+pub(crate) fn run_into(command: &mut Command, out: File, log: &Path, stop: &AtomicBool) -> io::Result<End> {
+    command.stdout(out).stderr(File::create(log)?);
+    wait(command, log, stop, None)
+}
+
+fn wait(command: &mut Command, log: &Path, stop: &AtomicBool, patience: Option<Duration>) -> io::Result<End> {
+    command.stdin(Stdio::null()).process_group(0);
     let start = Instant::now();
+    let mut pause = FIRST_GLANCE;
     let mut child = command.spawn()?;
     let end = loop {
         if let Some(status) = child.try_wait()? {
@@ -50,7 +64,8 @@ pub(super) fn run(
             end_group(&mut child)?;
             break End::TooLate;
         }
-        std::thread::sleep(GLANCE);
+        std::thread::sleep(pause);
+        pause = GLANCE.min(pause * 2);
     };
     // A tool may end on the very signal that we see a moment later.
     Ok(if stop.load(Ordering::Relaxed) { End::Interrupted } else { end })
@@ -71,13 +86,13 @@ fn end_group(child: &mut Child) -> io::Result<()> {
 }
 
 /// Sleeps a glance; false where we were interrupted.
-pub(super) fn wait_a_glance(stop: &AtomicBool) -> bool {
+pub(crate) fn wait_a_glance(stop: &AtomicBool) -> bool {
     std::thread::sleep(GLANCE);
     !stop.load(Ordering::Relaxed)
 }
 
 /// The last lines of what a tool said, on one line: the reason stands at the end.
-pub(super) fn last_words(said: &str) -> String {
+pub(crate) fn last_words(said: &str) -> String {
     let lines: Vec<_> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let from = lines.len().saturating_sub(4);
     match lines.get(from..) {

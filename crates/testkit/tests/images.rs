@@ -1,0 +1,427 @@
+//! Images: whole, the same from the same, and one clear sentence where they cannot be built.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use partage_testkit::binaries::{Missing, skip_or_fail};
+use partage_testkit::image::{BedImage, Image, Layer};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("partage-images-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    /// A program; the name may stand in a folder.
+    fn program(&self, name: &str, script: &str) -> PathBuf {
+        let path = self.0.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// One entry of a layer.
+#[derive(Debug)]
+struct Entry {
+    kind: tar::EntryType,
+    mode: u32,
+    owner: (u64, u64),
+    target: Option<String>,
+    contents: Vec<u8>,
+}
+
+fn entries(bytes: &[u8]) -> BTreeMap<String, Entry> {
+    let mut found = BTreeMap::new();
+    for entry in tar::Archive::new(bytes).entries().unwrap() {
+        let mut entry = entry.unwrap();
+        let header = entry.header();
+        assert_eq!(header.mtime().unwrap(), 0);
+        assert_eq!((header.username_bytes(), header.groupname_bytes()), (Some(&b""[..]), Some(&b""[..])));
+        let (kind, mode) = (header.entry_type(), header.mode().unwrap());
+        let owner = (header.uid().unwrap(), header.gid().unwrap());
+        let target = entry.link_name().unwrap().map(|target| target.display().to_string());
+        let path = entry.path().unwrap().display().to_string();
+        let mut contents = Vec::new();
+        entry.read_to_end(&mut contents).unwrap();
+        let path = path.trim_end_matches('/').to_string();
+        let before = found.insert(path.clone(), Entry { kind, mode, owner, target, contents });
+        assert!(before.is_none(), "{path} is there twice");
+    }
+    found
+}
+
+/// Reads an archive back: every descriptor must be true. The configuration, and the files of all layers together.
+fn read_back(path: &Path, name: &str) -> (Value, BTreeMap<String, Entry>) {
+    let archive = entries(&fs::read(path).unwrap());
+    let json = |path: &str| serde_json::from_slice::<Value>(&archive[path].contents).unwrap();
+    assert_eq!(json("oci-layout")["imageLayoutVersion"], "1.0.0");
+    let blob = |descriptor: &Value| {
+        let digest = descriptor["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap().to_string();
+        let bytes = &archive[&format!("blobs/sha256/{digest}")].contents;
+        assert_eq!(sha256(bytes), digest);
+        assert_eq!(descriptor["size"], bytes.len());
+        bytes.clone()
+    };
+    let index = json("index.json");
+    assert_eq!(index["manifests"].as_array().unwrap().len(), 1);
+    let in_index = &index["manifests"][0];
+    assert_eq!(in_index["annotations"]["io.containerd.image.name"], name);
+    let tag = name.rsplit_once(':').unwrap().1;
+    assert_eq!(in_index["annotations"]["org.opencontainers.image.ref.name"], tag);
+    let manifest: Value = serde_json::from_slice(&blob(in_index)).unwrap();
+    let config: Value = serde_json::from_slice(&blob(&manifest["config"])).unwrap();
+    assert_eq!(config["os"], "linux");
+
+    let docker = json("manifest.json");
+    assert_eq!(docker[0]["RepoTags"][0], name);
+    let layers = manifest["layers"].as_array().unwrap();
+    let diff_ids = config["rootfs"]["diff_ids"].as_array().unwrap();
+    assert_eq!(layers.len(), diff_ids.len());
+    let mut files = BTreeMap::new();
+    for (number, (layer, diff_id)) in layers.iter().zip(diff_ids).enumerate() {
+        let mut bytes = blob(layer);
+        if layer["mediaType"].as_str().unwrap().ends_with("+gzip") {
+            let mut plain = Vec::new();
+            flate2::read::GzDecoder::new(&bytes[..]).read_to_end(&mut plain).unwrap();
+            bytes = plain;
+        }
+        assert_eq!(diff_id.as_str().unwrap(), format!("sha256:{}", sha256(&bytes)));
+        let in_docker = docker[0]["Layers"][number].as_str().unwrap();
+        assert_eq!(in_docker, format!("blobs/{}", layer["digest"].as_str().unwrap().replace(':', "/")));
+        files.extend(entries(&bytes));
+    }
+    let blobs = archive.keys().filter(|path| path.starts_with("blobs/sha256/")).count();
+    assert_eq!(blobs, 2 + layers.len(), "nothing else is in the archive");
+    for (path, entry) in &files {
+        let plain = entry.kind.is_file() || entry.kind.is_dir() || entry.kind.is_symlink();
+        assert!(plain, "{path} is {:?}", entry.kind);
+        assert!(!path.starts_with('/') && !path.contains(".."), "{path}");
+    }
+    (config, files)
+}
+
+fn greeting(source: &Path, gzip: bool) -> Image {
+    let mut base = Layer::new();
+    base.text("/etc/passwd", 0o644, "root:x:0:0::/:/bin/sh\n").unwrap().folder("/tmp", 0o1777).unwrap();
+    let mut own = Layer::new();
+    own.file("/bin/greet", 0o755, source).unwrap().link("/bin/hello", "greet").unwrap();
+    own.folder("/home/user", 0o750).unwrap().owner("/home/user", 1000, 1000).unwrap();
+    let image = Image::new("localhost/greeting:bed").unwrap().layer(base).layer(own);
+    let image = image.entrypoint(&["/bin/greet"]).command(&["you"]).env("A", "b").user("1000");
+    let image = image.working_folder("/tmp").label("title", "greeting");
+    if gzip { image.gzip() } else { image }
+}
+
+#[test]
+fn the_same_files_make_the_same_archive() {
+    let folder = Folder::new("same");
+    for gzip in [false, true] {
+        let made = [("one", 0o022, 0o755), ("two", 0o077, 0o600)].map(|(name, mask, mode)| {
+            let source = folder.0.join(name).join("greet");
+            fs::create_dir_all(source.parent().unwrap()).unwrap();
+            fs::write(&source, "#!/bin/sh\necho hello\n").unwrap();
+            fs::set_permissions(&source, fs::Permissions::from_mode(mode)).unwrap();
+            let long_ago = std::time::UNIX_EPOCH + std::time::Duration::from_secs(u64::from(mode) * 1000);
+            fs::File::open(&source).unwrap().set_modified(long_ago).unwrap();
+            let archive = folder.0.join(name).join("deeper/greeting.oci.tar");
+            let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(mask));
+            let written = greeting(&source, gzip).write(&archive).unwrap();
+            rustix::process::umask(before);
+            assert_eq!(written.size, fs::metadata(&archive).unwrap().len());
+            (written, fs::read(archive).unwrap())
+        });
+        assert!(made[0] == made[1], "gzip: {gzip}");
+        fs::write(folder.0.join("one/greet"), "#!/bin/sh\necho good bye\n").unwrap();
+        let changed = greeting(&folder.0.join("one/greet"), gzip).write(&folder.0.join("changed")).unwrap();
+        assert_ne!(changed.digest, made[0].0.digest);
+        let left: Vec<_> = fs::read_dir(folder.0.join("one/deeper")).unwrap().collect();
+        assert_eq!(left.len(), 1, "no half archive stays");
+    }
+}
+
+#[test]
+fn an_archive_says_the_truth_about_itself() {
+    let folder = Folder::new("truth");
+    let source = folder.0.join("greet");
+    fs::write(&source, "hello").unwrap();
+    for gzip in [false, true] {
+        let archive = folder.0.join("greeting.oci.tar");
+        greeting(&source, gzip).write(&archive).unwrap();
+        let (config, files) = read_back(&archive, "localhost/greeting:bed");
+        let expected = serde_json::json!({
+            "User": "1000", "Env": ["A=b"], "Entrypoint": ["/bin/greet"], "Cmd": ["you"],
+            "WorkingDir": "/tmp", "Labels": {"title": "greeting"},
+        });
+        assert_eq!(config["config"], expected);
+        assert_eq!(config.get("created"), None);
+        assert_eq!(files["bin"].target.as_deref(), Some("usr/bin"));
+        assert_eq!(
+            (files["usr/bin/greet"].mode, &files["usr/bin/greet"].contents[..]),
+            (0o755, &b"hello"[..])
+        );
+        assert_eq!(files["tmp"].mode, 0o1777);
+        assert_eq!((files["home/user"].mode, files["home/user"].owner), (0o750, (1000, 1000)));
+    }
+}
+
+#[test]
+fn what_cannot_be_written_is_said() {
+    let folder = Folder::new("unwritable");
+    let file = folder.0.join("file");
+    fs::write(&file, "").unwrap();
+    let error = greeting(&file, false).write(&file.join("x.tar")).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("writing {}", file.join("x.tar").display())), "{error}");
+}
+
+/// Exit code, stdout, stderr.
+fn testkit(arguments: &[&str], environment: &[(&str, &Path)]) -> (i32, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_partage-testkit"));
+    command.args(arguments).env_remove("PARTAGE_KUBE_BIN_DIR").envs(environment.iter().copied());
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+/// `partage-testkit image` with this program, in this folder.
+fn product(folder: &Folder, program: &Path, path: &Path) -> (i32, String, String) {
+    let archive = folder.0.join("dist/partage.oci.tar");
+    let arguments = ["image", "--program", program.to_str().unwrap(), "--archive", archive.to_str().unwrap()];
+    testkit(&arguments, &[("PATH", path), ("XDG_CACHE_HOME", &folder.0.join("cache"))])
+}
+
+#[test]
+fn a_program_that_is_none_is_refused() {
+    let folder = Folder::new("none");
+    let program = folder.0.join("partage");
+    let (code, out, err) = product(&folder, &program, &folder.0);
+    assert_eq!((code, out.as_str()), (1, ""));
+    let said =
+        "cannot go into an image: it is not there; build it: cargo build --release --package partage\n";
+    assert!(err.ends_with(said), "{err}");
+    fs::write(&program, "").unwrap();
+    let (code, _, err) = product(&folder, &program, &folder.0);
+    assert!(code == 1 && err.ends_with("it is not executable\n"), "{err}");
+    assert!(!folder.0.join("cache").exists(), "nothing is left behind");
+}
+
+#[test]
+fn without_debian_or_network_it_says_so() {
+    let folder = Folder::new("no-apt");
+    let program = folder.program("partage", "");
+    let empty = folder.0.join("empty");
+    let (code, _, err) = product(&folder, &program, &empty);
+    assert_eq!(code, 1);
+    assert!(err.contains("there is no apt-get here; build on Debian"), "{err}");
+
+    folder.program("path/apt-get", "echo \"E: Failed to fetch x  Could not resolve 'y'\" >&2; exit 100");
+    let (code, out, err) = product(&folder, &program, &folder.0.join("path"));
+    assert_eq!(code, 1);
+    assert!(out.contains("not done"), "{out}");
+    assert!(err.contains("could not be downloaded: E: Failed to fetch x"), "{err}");
+    assert!(err.contains("look at the network and at apt's sources and proxy"), "{err}");
+    assert!(!folder.0.join("dist").exists() && !folder.0.join("cache/partage/images/building").exists());
+}
+
+#[test]
+fn an_interruption_leaves_nothing_half() {
+    let folder = Folder::new("interrupted");
+    let program = folder.program("partage", "");
+    folder.program("path/apt-get", "/bin/sleep 60");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_partage-testkit"))
+        .args(["image", "--program", program.to_str().unwrap(), "--archive"])
+        .arg(folder.0.join("dist/partage.oci.tar"))
+        .env("PATH", folder.0.join("path"))
+        .env("XDG_CACHE_HOME", folder.0.join("cache"))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    // It says what it does before it does it.
+    let mut first = [0; 8];
+    out.read_exact(&mut first).unwrap();
+    assert_eq!(&first, b"fetching");
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT)
+        .unwrap();
+    let mut rest = String::new();
+    out.read_line(&mut rest).unwrap();
+    let mut err = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{rest}{err}");
+    assert_eq!(err, "error: interrupted: 0 of 1 images are finished; repeat the command to go on\n");
+    assert!(!folder.0.join("dist").exists() && !folder.0.join("cache/partage/images/building").exists());
+}
+
+/// A folder with an `apt-get` that has these packages and no others, made by the real `dpkg-deb`.
+fn small_debian(folder: &Folder, packages: &[&str]) {
+    let pool = folder.0.join("pool");
+    fs::create_dir_all(&pool).unwrap();
+    for name in packages {
+        let tree = folder.0.join("trees").join(name);
+        fs::create_dir_all(tree.join("DEBIAN")).unwrap();
+        fs::create_dir_all(tree.join("lib")).unwrap();
+        let control = format!(
+            "Package: {name}\nVersion: 1:2.0\nArchitecture: all\nMaintainer: none <none@localhost>\nDescription: x\n"
+        );
+        fs::write(tree.join("DEBIAN/control"), control).unwrap();
+        fs::write(tree.join("lib").join(format!("{name}.so")), name).unwrap();
+        let mut build = Command::new("dpkg-deb");
+        build
+            .args(["--root-owner-group", "--build"])
+            .arg(&tree)
+            .arg(pool.join(format!("{name}_2.0_all.deb")));
+        assert!(build.stdout(Stdio::null()).status().unwrap().success());
+    }
+    let lines = packages.iter().map(|name| format!("Inst {name} (1:2.0 Debian:12 [all])"));
+    let script = format!(
+        "case \"$*\" in\n*--simulate*) printf '%s\\n' {} ;;\n*download*) cp '{}'/*.deb . ;;\nesac",
+        lines.map(|line| format!("'{line}'")).collect::<Vec<_>>().join(" "),
+        pool.display()
+    );
+    folder.program("path/apt-get", &script);
+}
+
+#[test]
+fn the_product_is_its_program_above_its_libraries() {
+    if Command::new("dpkg-deb").arg("--version").output().is_err() {
+        let what = "a package to try".to_string();
+        return skip_or_fail(&Missing::NoDebian { what, tool: "dpkg-deb", instead: "test on Debian" });
+    }
+    let folder = Folder::new("product");
+    let program = folder.program("partage", "echo I am Partage");
+    // The tools around apt-get are the machine's.
+    let path = PathBuf::from(format!("{}:/usr/bin:/bin", folder.0.join("path").display()));
+    small_debian(&folder, &["base-files", "libc6", "libgcc-s1", "mawk"]);
+    let (code, first, err) = product(&folder, &program, &path);
+    assert_eq!((code, err.as_str()), (0, ""), "{first}");
+    assert!(first.contains("   3 packages"), "{first}");
+    assert!(first.contains("docker load --input") && first.contains("ctr --namespace k8s.io"), "{first}");
+
+    let archive = folder.0.join("dist/partage.oci.tar");
+    let name = format!("localhost/partage:{}", env!("CARGO_PKG_VERSION"));
+    let (config, files) = read_back(&archive, &name);
+    assert_eq!(config["config"]["Entrypoint"], serde_json::json!(["/usr/bin/partage"]));
+    assert_eq!(config["config"]["Labels"]["org.opencontainers.image.licenses"], "Apache-2.0");
+    assert_eq!(files["usr/bin/partage"].mode, 0o755);
+    assert_eq!(files["usr/lib/libc6.so"].contents, b"libc6");
+    assert!(!files.contains_key("usr/lib/mawk.so"), "needed only to be installed");
+
+    // Again: nothing is fetched, and the digest is the same.
+    folder.program("path/apt-get", "exit 1");
+    let bytes = fs::read(&archive).unwrap();
+    let (code, second, err) = product(&folder, &program, &path);
+    assert_eq!((code, err.as_str()), (0, ""), "{second}");
+    assert!(!second.contains("fetching"), "{second}");
+    assert!(fs::read(&archive).unwrap() == bytes);
+    // A package that was cut short is fetched again, and not used.
+    let kept = folder.0.join("cache/partage/images/packages");
+    let kept = fs::read_dir(kept).unwrap().next().unwrap().unwrap().path().join("libc6_2.0_all.deb");
+    fs::write(kept, "half").unwrap();
+    let (code, out, _) = product(&folder, &program, &path);
+    assert!(code == 1 && out.contains("fetching"), "{out}");
+}
+
+#[test]
+fn the_dockerfile_makes_the_same() {
+    let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Dockerfile")).unwrap();
+    assert!(text.contains("ENTRYPOINT [\"/usr/bin/partage\"]"));
+    assert!(text.contains(&format!("FROM rust:{}-", env!("CARGO_PKG_RUST_VERSION"))), "{text}");
+}
+
+#[test]
+fn images_that_are_not_built_are_named() {
+    let folder = Folder::new("unbuilt");
+    let settings = partage_testkit::binaries::Settings { bin_dir: None, cache: Some(folder.0.clone()) };
+    let error = BedImage::Debian.ready_in(&settings).unwrap_err().to_string();
+    assert!(error.starts_with("the image localhost/debian:bed is not built"), "{error}");
+    assert!(error.ends_with("run `make binaries`, once"), "{error}");
+    let nowhere = partage_testkit::binaries::Settings::default();
+    let error = BedImage::Pause.ready_in(&nowhere).unwrap_err().to_string();
+    assert!(error.starts_with("there is no place to keep what is built"), "{error}");
+}
+
+#[test]
+fn the_images_of_the_bed_are_what_tests_need() {
+    let mut archives = Vec::new();
+    for image in BedImage::ALL {
+        match image.ready() {
+            Ok(archive) => archives.push((image, archive)),
+            Err(missing) => return skip_or_fail(&missing),
+        }
+    }
+    for (image, archive) in archives {
+        let (config, files) = read_back(&archive, image.name());
+        match image {
+            BedImage::Pause => {
+                assert_eq!(config["config"]["Entrypoint"], serde_json::json!(["/pause"]));
+                assert_eq!(files.len(), 1);
+                ends_when_told(&files["pause"].contents);
+            }
+            BedImage::Busybox => {
+                assert_eq!(files["usr/bin/sh"].target.as_deref(), Some("busybox"));
+                assert_eq!(files["bin"].target.as_deref(), Some("usr/bin"));
+            }
+            BedImage::Debian => {
+                for program in ["bash", "dash", "env", "id", "ls", "mknod", "ps", "su"] {
+                    assert!(files.contains_key(&format!("usr/bin/{program}")), "{program}");
+                }
+                assert_eq!(files["usr/bin/su"].mode, 0o4755);
+                assert_eq!(files["etc/shadow"].owner, (0, 42));
+                for (link, target) in [("bin", "usr/bin"), ("lib", "usr/lib"), ("sbin", "usr/sbin")] {
+                    assert_eq!(files[link].target.as_deref(), Some(target));
+                }
+                let cache = String::from_utf8_lossy(&files["etc/ld.so.cache"].contents).into_owned();
+                assert!(cache.contains("libstdc++.so.6"));
+                assert!(!files.keys().any(|path| path.contains("cuda") || path.contains("nvidia")));
+                assert!(fs::metadata(&archive).unwrap().len() < 80 << 20);
+            }
+        }
+    }
+}
+
+fn ends_when_told(pause: &[u8]) {
+    let folder = Folder::new("pause");
+    let program = folder.0.join("pause");
+    fs::write(&program, pause).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut child = loop {
+        match Command::new(&program).spawn() {
+            // A test beside this one is just starting a program, and holds ours open until it has.
+            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
+            spawned => break spawned.unwrap(),
+        }
+    };
+    let pid = rustix::process::Pid::from_child(&child);
+    // Before it listens, the signal would end it another way.
+    let blocked = |status: String| {
+        let mask =
+            status.lines().find_map(|line| line.strip_prefix("SigBlk:")).map(str::trim).map(str::to_string);
+        mask.is_some_and(|mask| u64::from_str_radix(&mask, 16).unwrap() & (1 << 14) != 0)
+    };
+    while !blocked(fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap()) {
+        std::thread::yield_now();
+    }
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
