@@ -1,3 +1,4 @@
 //! A real Kubernetes for Partage's tests. Nothing here reaches the product: other crates use it in tests only.
 
 pub mod binaries;
+pub mod plugin;
