@@ -4,6 +4,7 @@ pub mod bed;
 pub mod binaries;
 pub mod cluster;
 pub mod image;
+pub mod plugin;
 
 mod debian;
 mod digest;

@@ -1,0 +1,124 @@
+//! Connecting to and listening on a unix socket.
+
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::net::{UnixListener, UnixStream};
+use tokio_stream::Stream;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::{Channel, Endpoint};
+
+/// Why a socket could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// The address of a gRPC endpoint is text.
+    #[error("the path {0:?} is not valid UTF-8")]
+    NotText(PathBuf),
+    /// Nobody answers.
+    #[error("cannot connect to {path}")]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// What went wrong.
+        source: tonic::transport::Error,
+    },
+    /// Another process serves there.
+    #[error("{0} is served by another process: stop it first")]
+    InUse(PathBuf),
+    /// Something that is not a socket is in the way; it is left alone.
+    #[error("{0} is not a socket: move it away")]
+    NotASocket(PathBuf),
+    /// The socket could not be made.
+    #[error("cannot listen on {path}")]
+    Listen {
+        /// The socket.
+        path: PathBuf,
+        /// What went wrong.
+        source: io::Error,
+    },
+}
+
+/// A channel to the server behind a socket. It connects again by itself when the server comes back.
+pub async fn connect(path: impl AsRef<Path>) -> Result<Channel, SocketError> {
+    let path = path.as_ref();
+    let text = path.to_str().ok_or_else(|| SocketError::NotText(path.to_path_buf()))?;
+    let failed = |source| SocketError::Connect { path: path.to_path_buf(), source };
+    Endpoint::from_shared(format!("unix:{text}")).map_err(failed)?.connect().await.map_err(failed)
+}
+
+/// Listens on a socket. One that a dead process left behind is replaced; one that answers is not.
+pub async fn listen(path: impl AsRef<Path>) -> Result<Listener, SocketError> {
+    let path = path.as_ref();
+    let failed = |source| SocketError::Listen { path: path.to_path_buf(), source };
+    match std::fs::symlink_metadata(path) {
+        Ok(metadata) if !metadata.file_type().is_socket() => {
+            return Err(SocketError::NotASocket(path.to_path_buf()));
+        }
+        Ok(_) if UnixStream::connect(path).await.is_ok() => {
+            return Err(SocketError::InUse(path.to_path_buf()));
+        }
+        Ok(_) => std::fs::remove_file(path).map_err(failed)?,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        Err(e) => return Err(failed(e)),
+    }
+    let listener = UnixListener::bind(path).map_err(failed)?;
+    let file = SocketFile::at(path).map_err(failed)?;
+    Ok(Listener { incoming: UnixListenerStream::new(listener), file })
+}
+
+/// Connections that come in, for [`tonic::transport::Server::serve_with_incoming_shutdown`]. Dropping it removes the
+/// socket, unless another has taken its place.
+#[derive(Debug)]
+pub struct Listener {
+    incoming: UnixListenerStream,
+    file: SocketFile,
+}
+
+impl Listener {
+    /// The socket's file.
+    pub fn file(&self) -> &SocketFile {
+        &self.file
+    }
+}
+
+impl Stream for Listener {
+    type Item = io::Result<UnixStream>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Pin::new(&mut self.incoming).poll_next(context)
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if self.file.is_in_place() {
+            // Nothing waits for this; the next one to listen replaces it anyway.
+            let _ = std::fs::remove_file(&self.file.path);
+        }
+    }
+}
+
+/// One file of a socket, told apart from a later one at the same path. Kubelet makes its sockets anew when it starts,
+/// and removes those of the device plugins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SocketFile {
+    path: PathBuf,
+    /// Device, inode and the moment it was made: an inode number alone is given again at once.
+    identity: (u64, u64, i64, i64),
+}
+
+impl SocketFile {
+    /// The file that is at a path now.
+    pub fn at(path: impl AsRef<Path>) -> io::Result<SocketFile> {
+        let metadata = std::fs::symlink_metadata(path.as_ref())?;
+        let identity = (metadata.dev(), metadata.ino(), metadata.mtime(), metadata.mtime_nsec());
+        Ok(SocketFile { path: path.as_ref().to_path_buf(), identity })
+    }
+
+    /// Whether this file is still the one at its path.
+    pub fn is_in_place(&self) -> bool {
+        SocketFile::at(&self.path).is_ok_and(|now| now == *self)
+    }
+}

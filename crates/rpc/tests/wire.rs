@@ -1,0 +1,449 @@
+//! What goes over a socket: every call of every contract, sockets that come and go, and bytes nobody meant.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use partage_rpc::deviceplugin::device_plugin_client::DevicePluginClient;
+use partage_rpc::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use partage_rpc::deviceplugin::registration_client::RegistrationClient;
+use partage_rpc::deviceplugin::registration_server::{Registration, RegistrationServer};
+use partage_rpc::deviceplugin::{self as plugin, Empty, HEALTHY, UNHEALTHY, VERSION};
+use partage_rpc::podresources::pod_resources_lister_client::PodResourcesListerClient;
+use partage_rpc::podresources::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
+use partage_rpc::podresources::{self as resources};
+use partage_rpc::unix::{self, SocketError, SocketFile};
+use proptest::prelude::*;
+use prost::Message;
+use std::collections::HashMap;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use tokio::sync::{oneshot, watch};
+use tokio_stream::wrappers::WatchStream;
+use tokio_stream::{Stream, StreamExt};
+use tonic::body::Body;
+use tonic::codegen::{Service, http};
+use tonic::transport::Server;
+use tonic::{Code, Request, Response, Status};
+
+/// Answers every call, and keeps what it was asked.
+#[derive(Clone)]
+struct Node {
+    registered: Arc<Mutex<Vec<plugin::RegisterRequest>>>,
+    health: watch::Sender<&'static str>,
+}
+
+#[tonic::async_trait]
+impl Registration for Node {
+    async fn register(&self, request: Request<plugin::RegisterRequest>) -> Result<Response<Empty>, Status> {
+        self.registered.lock().unwrap().push(request.into_inner());
+        Ok(Response::new(Empty {}))
+    }
+}
+
+fn options() -> plugin::DevicePluginOptions {
+    plugin::DevicePluginOptions { pre_start_required: true, get_preferred_allocation_available: true }
+}
+
+fn allocated(ids: &[String]) -> plugin::ContainerAllocateResponse {
+    plugin::ContainerAllocateResponse {
+        envs: HashMap::from([("IDS".to_string(), ids.join(","))]),
+        mounts: vec![plugin::Mount {
+            container_path: "/in".into(),
+            host_path: "/out".into(),
+            read_only: true,
+        }],
+        devices: vec![plugin::DeviceSpec {
+            container_path: "/dev/in".into(),
+            host_path: "/dev/out".into(),
+            permissions: "rw".into(),
+        }],
+        annotations: HashMap::from([("a".to_string(), "b".to_string())]),
+        cdi_devices: vec![plugin::CdiDevice { name: "example.com/late=n".into() }],
+    }
+}
+
+#[tonic::async_trait]
+impl DevicePlugin for Node {
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<plugin::DevicePluginOptions>, Status> {
+        Ok(Response::new(options()))
+    }
+
+    type ListAndWatchStream =
+        Pin<Box<dyn Stream<Item = Result<plugin::ListAndWatchResponse, Status>> + Send + 'static>>;
+
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        let list = WatchStream::new(self.health.subscribe()).map(|health| {
+            let topology = Some(plugin::TopologyInfo { nodes: vec![plugin::NumaNode { id: 1 }] });
+            let device = plugin::Device { id: "a".into(), health: health.into(), topology };
+            Ok(plugin::ListAndWatchResponse { devices: vec![device] })
+        });
+        Ok(Response::new(Box::pin(list)))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        request: Request<plugin::PreferredAllocationRequest>,
+    ) -> Result<Response<plugin::PreferredAllocationResponse>, Status> {
+        let answer = |ask: plugin::ContainerPreferredAllocationRequest| {
+            let ids = ask.must_include_device_i_ds.into_iter().chain(ask.available_device_i_ds);
+            let device_i_ds = ids.take(ask.allocation_size as usize).collect();
+            plugin::ContainerPreferredAllocationResponse { device_i_ds }
+        };
+        let container_responses = request.into_inner().container_requests.into_iter().map(answer).collect();
+        Ok(Response::new(plugin::PreferredAllocationResponse { container_responses }))
+    }
+
+    async fn allocate(
+        &self,
+        request: Request<plugin::AllocateRequest>,
+    ) -> Result<Response<plugin::AllocateResponse>, Status> {
+        let asks = request.into_inner().container_requests;
+        let container_responses = asks.iter().map(|ask| allocated(&ask.devices_ids)).collect();
+        Ok(Response::new(plugin::AllocateResponse { container_responses }))
+    }
+
+    async fn pre_start_container(
+        &self,
+        request: Request<plugin::PreStartContainerRequest>,
+    ) -> Result<Response<plugin::PreStartContainerResponse>, Status> {
+        match request.into_inner().devices_ids.is_empty() {
+            true => Err(Status::failed_precondition("no room on this node")),
+            false => Ok(Response::new(plugin::PreStartContainerResponse {})),
+        }
+    }
+}
+
+fn pod() -> resources::PodResources {
+    let topology = Some(resources::TopologyInfo { nodes: vec![resources::NumaNode { id: 1 }] });
+    let container = resources::ContainerResources {
+        name: "main".into(),
+        devices: vec![resources::ContainerDevices {
+            resource_name: "example.com/late".into(),
+            device_ids: vec!["a".into()],
+            topology: topology.clone(),
+        }],
+        cpu_ids: vec![0, 3],
+        memory: vec![resources::ContainerMemory { memory_type: "memory".into(), size: 1 << 40, topology }],
+        dynamic_resources: vec![resources::DynamicResource {
+            claim_name: "claim".into(),
+            claim_namespace: "team".into(),
+            claim_resources: vec![resources::ClaimResource {
+                cdi_devices: vec![resources::CdiDevice { name: "example.com/late=n".into() }],
+                driver_name: "driver".into(),
+                pool_name: "pool".into(),
+                device_name: "device".into(),
+                share_id: Some("share".into()),
+            }],
+        }],
+    };
+    resources::PodResources { name: "train".into(), namespace: "team".into(), containers: vec![container] }
+}
+
+#[tonic::async_trait]
+impl PodResourcesLister for Node {
+    async fn list(
+        &self,
+        _: Request<resources::ListPodResourcesRequest>,
+    ) -> Result<Response<resources::ListPodResourcesResponse>, Status> {
+        Ok(Response::new(resources::ListPodResourcesResponse { pod_resources: vec![pod()] }))
+    }
+
+    async fn get_allocatable_resources(
+        &self,
+        _: Request<resources::AllocatableResourcesRequest>,
+    ) -> Result<Response<resources::AllocatableResourcesResponse>, Status> {
+        let container = pod().containers.remove(0);
+        Ok(Response::new(resources::AllocatableResourcesResponse {
+            devices: container.devices,
+            cpu_ids: container.cpu_ids,
+            memory: container.memory,
+        }))
+    }
+
+    async fn get(
+        &self,
+        request: Request<resources::GetPodResourcesRequest>,
+    ) -> Result<Response<resources::GetPodResourcesResponse>, Status> {
+        let request = request.into_inner();
+        match (request.pod_namespace.as_str(), request.pod_name.as_str()) {
+            ("team", "train") => {
+                Ok(Response::new(resources::GetPodResourcesResponse { pod_resources: Some(pod()) }))
+            }
+            (namespace, name) => Err(Status::not_found(format!("no pod {namespace}/{name}"))),
+        }
+    }
+}
+
+impl Node {
+    fn new() -> Node {
+        Node { registered: Arc::default(), health: watch::Sender::new(HEALTHY) }
+    }
+
+    /// The contracts of one node, each on its own socket; they end when what is returned is dropped.
+    async fn serve(&self, folder: &Path) -> [oneshot::Sender<()>; 3] {
+        [
+            serve(RegistrationServer::new(self.clone()), &folder.join("registration.sock")).await,
+            serve(DevicePluginServer::new(self.clone()), &folder.join("plugin.sock")).await,
+            serve(PodResourcesListerServer::new(self.clone()), &folder.join("resources.sock")).await,
+        ]
+    }
+}
+
+async fn serve<S>(service: S, socket: &Path) -> oneshot::Sender<()>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>>,
+    S: Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+{
+    let listener = unix::listen(socket).await.unwrap();
+    let (stop, stopped) = oneshot::channel();
+    let stopped = async move { drop(stopped.await) };
+    let server = Server::builder().serve_with_incoming_shutdown(service, listener, stopped);
+    tokio::spawn(async move { server.await.unwrap() });
+    stop
+}
+
+#[tokio::test]
+async fn a_plugin_registers_and_answers_every_call() {
+    let folder = tempfile::tempdir().unwrap();
+    let node = Node::new();
+    let _serving = node.serve(folder.path()).await;
+    let socket = |name: &str| folder.path().join(name);
+
+    let request = plugin::RegisterRequest {
+        version: VERSION.into(),
+        endpoint: "late.sock".into(),
+        resource_name: "example.com/late".into(),
+        options: Some(options()),
+    };
+    let channel = unix::connect(socket("registration.sock")).await.unwrap();
+    RegistrationClient::new(channel).register(request.clone()).await.unwrap();
+    assert_eq!(*node.registered.lock().unwrap(), [request]);
+
+    let mut client = DevicePluginClient::new(unix::connect(socket("plugin.sock")).await.unwrap());
+    assert_eq!(client.get_device_plugin_options(Empty {}).await.unwrap().into_inner(), options());
+    let ask = plugin::ContainerPreferredAllocationRequest {
+        available_device_i_ds: vec!["a".into(), "b".into()],
+        must_include_device_i_ds: vec!["c".into()],
+        allocation_size: 2,
+    };
+    let ask = plugin::PreferredAllocationRequest { container_requests: vec![ask] };
+    let answer = client.get_preferred_allocation(ask).await.unwrap().into_inner();
+    assert_eq!(answer.container_responses[0].device_i_ds, ["c", "a"]);
+    let ids = vec!["a".to_string(), "b".to_string()];
+    let ask = plugin::ContainerAllocateRequest { devices_ids: ids.clone() };
+    let ask = plugin::AllocateRequest { container_requests: vec![ask] };
+    let answer = client.allocate(ask).await.unwrap().into_inner();
+    assert_eq!(answer.container_responses, [allocated(&ids)]);
+    client.pre_start_container(plugin::PreStartContainerRequest { devices_ids: ids }).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_list_of_devices_comes_again_after_every_change() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, node) = (folder.path().join("plugin.sock"), Node::new());
+    let _serving = node.serve(folder.path()).await;
+    let mut client = DevicePluginClient::new(unix::connect(&socket).await.unwrap());
+    let mut lists = client.list_and_watch(Empty {}).await.unwrap().into_inner();
+    for health in [HEALTHY, UNHEALTHY, HEALTHY] {
+        node.health.send_replace(health);
+        let list = lists.message().await.unwrap().unwrap();
+        assert_eq!(list.devices[0].health, health);
+        assert_eq!(list.devices[0].topology.as_ref().unwrap().nodes[0].id, 1);
+    }
+}
+
+#[tokio::test]
+async fn kubelet_says_who_holds_what() {
+    let folder = tempfile::tempdir().unwrap();
+    let _serving = Node::new().serve(folder.path()).await;
+    let socket = folder.path().join("resources.sock");
+    let mut client = PodResourcesListerClient::new(unix::connect(&socket).await.unwrap());
+    let list = client.list(resources::ListPodResourcesRequest {}).await.unwrap().into_inner();
+    assert_eq!(list.pod_resources, [pod()]);
+    let all = client.get_allocatable_resources(resources::AllocatableResourcesRequest {}).await.unwrap();
+    assert_eq!(all.into_inner().cpu_ids, [0, 3]);
+    let ask = |name: &str| resources::GetPodResourcesRequest {
+        pod_name: name.into(),
+        pod_namespace: "team".into(),
+    };
+    assert_eq!(client.get(ask("train")).await.unwrap().into_inner().pod_resources, Some(pod()));
+    let refused = client.get(ask("gone")).await.unwrap_err();
+    assert_eq!((refused.code(), refused.message()), (Code::NotFound, "no pod team/gone"));
+}
+
+#[tokio::test]
+async fn a_refusal_keeps_its_sentence() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, node) = (folder.path().join("plugin.sock"), Node::new());
+    let _serving = node.serve(folder.path()).await;
+    let mut client = DevicePluginClient::new(unix::connect(&socket).await.unwrap());
+    let refused = client.pre_start_container(plugin::PreStartContainerRequest::default()).await.unwrap_err();
+    assert_eq!((refused.code(), refused.message()), (Code::FailedPrecondition, "no room on this node"));
+}
+
+#[tokio::test]
+async fn a_socket_left_behind_is_replaced_and_a_served_one_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s.sock");
+    assert!(matches!(unix::connect(&socket).await, Err(SocketError::Connect { .. })), "nobody is there");
+    // A process that was killed leaves its socket.
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    let left_behind = SocketFile::at(&socket).unwrap();
+    let stop = serve(DevicePluginServer::new(Node::new()), &socket).await;
+    assert!(!left_behind.is_in_place());
+    assert!(matches!(unix::listen(&socket).await, Err(SocketError::InUse(path)) if path == socket));
+    drop(stop);
+    while socket.exists() {
+        tokio::task::yield_now().await;
+    }
+
+    std::fs::write(&socket, "not a socket").unwrap();
+    assert!(matches!(unix::listen(&socket).await, Err(SocketError::NotASocket(_))));
+    assert_eq!(std::fs::read_to_string(&socket).unwrap(), "not a socket");
+}
+
+#[tokio::test]
+async fn a_server_does_not_remove_the_socket_of_its_successor() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s.sock");
+    let first = unix::listen(&socket).await.unwrap();
+    assert!(first.file().is_in_place());
+    std::fs::remove_file(&socket).unwrap();
+    assert!(!first.file().is_in_place());
+    let second = unix::listen(&socket).await.unwrap();
+    drop(first);
+    assert!(second.file().is_in_place());
+}
+
+#[tokio::test]
+async fn a_channel_finds_a_server_that_came_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s.sock");
+    let stop = serve(DevicePluginServer::new(Node::new()), &socket).await;
+    let mut client = DevicePluginClient::new(unix::connect(&socket).await.unwrap());
+    client.get_device_plugin_options(Empty {}).await.unwrap();
+    drop(stop);
+    while socket.exists() {
+        tokio::task::yield_now().await;
+    }
+    let _serving = serve(DevicePluginServer::new(Node::new()), &socket).await;
+    // The call that meets the broken connection may fail; the ones after it connect anew.
+    for _ in 0..100 {
+        if client.get_device_plugin_options(Empty {}).await.is_ok() {
+            return;
+        }
+    }
+    panic!("the channel never connected again");
+}
+
+/// Bytes that are not HTTP/2, and a call that is cut off, end their own connection and nothing else.
+#[tokio::test]
+async fn garbage_ends_only_its_own_connection() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, node) = (folder.path().join("plugin.sock"), Node::new());
+    let _serving = node.serve(folder.path()).await;
+    let mut client = DevicePluginClient::new(unix::connect(&socket).await.unwrap());
+    for garbage in
+        [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 64], &[0xff; 4096], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff"]
+    {
+        let mut stream = tokio::net::UnixStream::connect(&socket).await.unwrap();
+        // The server may close while we write.
+        let _ = stream.write_all(garbage).await;
+        let _ = stream.shutdown().await;
+        let _ = stream.read_to_end(&mut Vec::new()).await;
+        client.get_device_plugin_options(Empty {}).await.unwrap();
+    }
+}
+
+/// The numbers of the fields, as bytes: a slip here would be silent between two programs of ours.
+#[test]
+fn fields_have_kubelets_numbers() {
+    let bytes = |hex: &str| -> Vec<u8> {
+        hex.split_whitespace().map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect()
+    };
+    assert_eq!(options().encode_to_vec(), bytes("08 01 10 01"));
+    let cdi = plugin::ContainerAllocateResponse {
+        cdi_devices: vec![plugin::CdiDevice { name: "n".into() }],
+        ..Default::default()
+    };
+    assert_eq!(cdi.encode_to_vec(), bytes("2a 03 0a 01 6e"));
+    let topology = Some(plugin::TopologyInfo { nodes: vec![plugin::NumaNode { id: 2 }] });
+    let device = plugin::Device { id: "a".into(), health: "h".into(), topology };
+    assert_eq!(device.encode_to_vec(), bytes("0a 01 61 12 01 68 1a 04 0a 02 08 02"));
+    let register = plugin::RegisterRequest {
+        version: "v".into(),
+        endpoint: "e".into(),
+        resource_name: "r".into(),
+        options: Some(Default::default()),
+    };
+    assert_eq!(register.encode_to_vec(), bytes("0a 01 76 12 01 65 1a 01 72 22 00"));
+    let preferred = plugin::ContainerPreferredAllocationRequest {
+        available_device_i_ds: vec!["a".into()],
+        must_include_device_i_ds: vec!["b".into()],
+        allocation_size: 3,
+    };
+    assert_eq!(preferred.encode_to_vec(), bytes("0a 01 61 12 01 62 18 03"));
+    let claim = resources::ClaimResource { share_id: Some(String::new()), ..Default::default() };
+    assert_eq!(claim.encode_to_vec(), bytes("2a 00"));
+    let dynamic = resources::DynamicResource { claim_name: "c".into(), ..Default::default() };
+    assert_eq!(dynamic.encode_to_vec(), bytes("12 01 63"));
+    let devices = resources::ContainerDevices {
+        resource_name: "r".into(),
+        device_ids: vec!["a".into(), "b".into()],
+        topology: None,
+    };
+    assert_eq!(devices.encode_to_vec(), bytes("0a 01 72 12 01 61 12 01 62"));
+}
+
+/// What is read is written and read again as the same.
+fn settles<M: Message + Default + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
+    if let Ok(message) = M::decode(bytes) {
+        assert_eq!(M::decode(message.encode_to_vec().as_slice()).unwrap(), message);
+    }
+}
+
+fn read_as_everything(bytes: &[u8]) {
+    settles::<plugin::RegisterRequest>(bytes);
+    settles::<plugin::ListAndWatchResponse>(bytes);
+    settles::<plugin::PreferredAllocationRequest>(bytes);
+    settles::<plugin::PreferredAllocationResponse>(bytes);
+    settles::<plugin::AllocateRequest>(bytes);
+    settles::<plugin::AllocateResponse>(bytes);
+    settles::<plugin::ContainerAllocateResponse>(bytes);
+    settles::<plugin::PreStartContainerRequest>(bytes);
+    settles::<resources::ListPodResourcesResponse>(bytes);
+    settles::<resources::GetPodResourcesRequest>(bytes);
+    settles::<resources::GetPodResourcesResponse>(bytes);
+    settles::<resources::AllocatableResourcesResponse>(bytes);
+}
+
+proptest! {
+    #[test]
+    fn random_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
+        read_as_everything(&bytes);
+    }
+
+    /// Random bytes seldom get past the first field; a real message with a few wrong bytes gets deep.
+    #[test]
+    fn damaged_messages_do_not_panic(
+        damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+        end in any::<prop::sample::Index>(),
+    ) {
+        let list = resources::ListPodResourcesResponse { pod_resources: vec![pod(), pod()] };
+        let ids = ["a".to_string()];
+        let answer = plugin::AllocateResponse { container_responses: vec![allocated(&ids), allocated(&ids)] };
+        for mut bytes in [list.encode_to_vec(), answer.encode_to_vec()] {
+            for (at, byte) in &damage {
+                let at = at.index(bytes.len());
+                bytes[at] = *byte;
+            }
+            bytes.truncate(end.index(bytes.len()) + 1);
+            read_as_everything(&bytes);
+        }
+    }
+}
