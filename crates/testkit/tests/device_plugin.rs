@@ -83,6 +83,27 @@ impl Stage<'_> {
         within("the node offers the devices", await_condition(nodes, "node1", offered)).await.unwrap();
     }
 
+    /// Returns when the new kubelet serves, and knows the plugin.
+    async fn restart_kubelet(&self) {
+        let registered = self.count(&What::Registered);
+        self.node().kubelet().restart().unwrap();
+        within("registered with the new kubelet", async {
+            while self.count(&What::Registered) == registered {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        })
+        .await;
+        self.plugin.watched().await;
+        self.allocatable(self.settings.devices).await;
+        let port = std::net::SocketAddr::from((self.node().address(), 10250));
+        within("kubelet serves", async {
+            while tokio::net::TcpStream::connect(port).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        })
+        .await;
+    }
+
     async fn create(&self, pod: Value) -> Pod {
         self.pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap()
     }
@@ -358,17 +379,7 @@ fn a_restart_of_kubelet_is_not_noticed_by_running_containers() {
         stage.has_its_own(&one, "main").await;
         stage.has_its_own(&two, "main").await;
         let before = (stage.allocated(), stage.written());
-        let registered = stage.count(&What::Registered);
-
-        stage.node().kubelet().restart().unwrap();
-        within("registered with the new kubelet", async {
-            while stage.count(&What::Registered) == registered {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        })
-        .await;
-        stage.plugin.watched().await;
-        stage.allocatable(16).await;
+        stage.restart_kubelet().await;
         assert_eq!((stage.allocated(), stage.written()), before, "nothing is given again to what runs");
         for pod in [&one, &two] {
             let now = stage.running(&pod.name_any()).await;
@@ -433,8 +444,7 @@ fn a_pod_with_a_finished_init_container_goes_on_or_is_refused_in_words() {
         stage.create(pod("train", &[fetch], &[main])).await;
         let train = stage.running("train").await;
         stage.has_its_own(&train, "main").await;
-        stage.node().kubelet().restart().unwrap();
-        stage.allocatable(4).await;
+        stage.restart_kubelet().await;
         let now = stage.pods.get("train").await.unwrap();
         let status = now.status.unwrap();
         match status.phase.as_deref() {
