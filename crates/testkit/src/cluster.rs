@@ -101,7 +101,10 @@ pub enum ClusterError {
     )]
     Busy,
     /// The holder ended before the cluster was up; it said why.
-    #[error("the cluster did not come up")]
+    #[error("{0}")]
+    Said(String),
+    /// It did not even say why.
+    #[error("the cluster did not come up, and its holder did not say why; repeat")]
     NotUp,
 }
 
@@ -131,12 +134,9 @@ pub fn up(wishes: &Wishes, out: &mut dyn Write, stop: &AtomicBool) -> Result<Sta
         Ok(()) => home.running()?.ok_or(ClusterError::NotUp),
         Err(error) => {
             end(&mut holder);
-            // What the holder said last is the reason.
-            match home.last_words() {
-                Some(said) if !matches!(error, ClusterError::Bed(BedError::Interrupted)) => {
-                    Err(BedError::Failed { doing: "starting the cluster".to_string(), said }.into())
-                }
-                _ => Err(error),
+            match (error, home.last_words()) {
+                (ClusterError::NotUp, Some(said)) => Err(ClusterError::Said(said)),
+                (error, _) => Err(error),
             }
         }
     }

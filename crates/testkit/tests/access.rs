@@ -24,7 +24,8 @@ fn people_reach_into_containers() {
 }
 
 fn exec_carries_input_output_and_the_exit_code(bed: &Bed) {
-    let said = bed.kubectl_with(&["exec", "-i", "web", "-c", "web", "--", "tr", "a-z", "A-Z"], "quiet\n").unwrap();
+    let said =
+        bed.kubectl_with(&["exec", "-i", "web", "-c", "web", "--", "tr", "a-z", "A-Z"], "quiet\n").unwrap();
     assert_eq!(said, "QUIET\n");
     let mut command = bed.kubectl_command();
     command.args(["exec", "web", "-c", "web", "--", "sh", "-c", "echo out; echo err >&2; exit 42"]);
@@ -47,8 +48,11 @@ fn exec_gives_a_terminal(bed: &Bed) {
 
 fn logs_follow(bed: &Bed) {
     let mut command = bed.kubectl_command();
-    let mut follow =
-        command.args(["logs", "-f", "web", "-c", "web"]).stdout(Stdio::piped()).spawn().expect("kubectl runs");
+    let mut follow = command
+        .args(["logs", "-f", "web", "-c", "web"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("kubectl runs");
     let mut lines = BufReader::new(follow.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "first");
     bed.kubectl(&["exec", "web", "-c", "web", "--", "touch", "/go"]).unwrap();
@@ -59,8 +63,11 @@ fn logs_follow(bed: &Bed) {
 
 fn a_port_is_forwarded(bed: &Bed) {
     let mut command = bed.kubectl_command();
-    let mut forward =
-        command.args(["port-forward", "pod/web", ":8080"]).stdout(Stdio::piped()).spawn().expect("kubectl runs");
+    let mut forward = command
+        .args(["port-forward", "pod/web", ":8080"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("kubectl runs");
     let mut first = String::new();
     let mut said = BufReader::new(forward.stdout.take().unwrap());
     said.read_line(&mut first).unwrap();

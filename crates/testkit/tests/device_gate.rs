@@ -48,7 +48,8 @@ fn open(bed: &Bed, node: &Node, gpu: u8) -> String {
 
 /// The cgroup of the pod's container, as the node sees it: its path in the hierarchy of this name.
 fn cgroup(node: &Node, hierarchy: &str) -> String {
-    let script = format!("cat $(grep -l '#{}' /proc/[0-9]*/cmdline | head -n1 | sed s/cmdline/cgroup/)", node.name());
+    let script =
+        format!("cat $(grep -l '#{}' /proc/[0-9]*/cmdline | head -n1 | sed s/cmdline/cgroup/)", node.name());
     let lines = node.run("/bed/bin/busybox", ["sh", "-c", &script]).unwrap();
     let line = lines.lines().find_map(|line| line.split_once(&format!(":{hierarchy}:")));
     line.unwrap_or_else(|| panic!("{hierarchy} is in {lines}")).1.to_string()

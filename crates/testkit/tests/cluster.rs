@@ -1,0 +1,164 @@
+//! `make cluster` and `make cluster-down`, as a person uses them.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use partage_testkit::bed::{Bed, Profile};
+use partage_testkit::binaries::{Binaries, Settings};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+/// A cluster of this test only, and its folder.
+struct Cluster {
+    name: String,
+}
+
+impl Cluster {
+    /// Nothing where this machine has not what it takes; that was said then.
+    fn new(what: &str) -> Option<Self> {
+        // The same questions as a bed asks; the answer of an empty one comes quickly.
+        drop(Bed::for_test(Profile::control_plane())?);
+        Some(Self { name: format!("{what}-{}", std::process::id()) })
+    }
+
+    fn command(&self, word: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_partage-testkit"));
+        command.args(["cluster", word, "--name", &self.name]).stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, word: &str) -> Output {
+        self.command(word).output().unwrap()
+    }
+
+    fn folder(&self) -> PathBuf {
+        Settings::from_environment().cache.unwrap().join("partage").join("cluster").join(&self.name)
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let _ = self.command("down").status();
+        let _ = fs::remove_dir_all(self.folder());
+    }
+}
+
+fn words(output: &Output) -> (Option<i32>, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn a_person_brings_one_up_uses_it_and_ends_it() {
+    let Some(cluster) = Cluster::new("person") else { return };
+    let (code, out, err) = words(&cluster.run("down"));
+    assert_eq!((code, out.as_str(), err.as_str()), (Some(0), "no cluster is running\n", ""));
+
+    let (code, out, err) = words(&cluster.run("up"));
+    assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+    assert!(out.contains("kube-apiserver") && out.contains("node1: containerd and kubelet"), "{out}");
+    let kubeconfig = cluster.folder().join("kubeconfig");
+    assert!(out.contains(&format!("export KUBECONFIG={}", kubeconfig.display())), "{out}");
+
+    // From outside, with any kubectl.
+    let kubectl = |words: &[&str]| {
+        let kubectl = Binaries::ready().unwrap().path("kubectl");
+        Command::new(kubectl).args(words).env("KUBECONFIG", &kubeconfig).output().unwrap()
+    };
+    let (code, out, err) = words(&kubectl(&["get", "nodes"]));
+    assert!(code == Some(0) && out.contains("node1   Ready"), "{out}{err}");
+    let run =
+        ["run", "try", "--image=localhost/debian:bed", "--image-pull-policy=Never", "--", "sleep", "1000"];
+    assert!(kubectl(&run).status.success());
+    assert!(kubectl(&["wait", "--for=condition=Ready", "pod/try", "--timeout=90s"]).status.success());
+    let (code, out, err) = words(&kubectl(&["exec", "try", "--", "cat", "/etc/debian_version"]));
+    assert_eq!(code, Some(0), "{out}{err}");
+
+    // A second one of the same name is refused, and says how to use the first.
+    let (code, _, err) = words(&cluster.run("up"));
+    assert_eq!(code, Some(1));
+    assert!(err.starts_with("error: a cluster is running already (pid "), "{err}");
+    assert!(err.contains("make cluster-down") && err.contains("export KUBECONFIG="), "{err}");
+    let (_, out, _) = words(&cluster.run("status"));
+    assert!(out.starts_with("a cluster is up (pid "), "{out}");
+
+    let (code, out, _) = words(&cluster.run("down"));
+    assert_eq!((code, out.as_str()), (Some(0), "the cluster is gone\n"));
+    assert!(!kubeconfig.exists());
+    let (_, out, _) = words(&cluster.run("status"));
+    assert_eq!(out, "no cluster is running\n");
+}
+
+#[test]
+fn an_interruption_in_the_middle_leaves_nothing() {
+    let Some(cluster) = Cluster::new("interrupted") else { return };
+    let mut up =
+        cluster.command("up").process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(up.stdout.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert!(line.ends_with("etcd and kube-apiserver\n"), "{line}");
+    let group = rustix::process::Pid::from_child(&up);
+    rustix::process::kill_process_group(group, rustix::process::Signal::INT).unwrap();
+    let (code, _, err) = words(&up.wait_with_output().unwrap());
+    assert_eq!((code, err.as_str()), (Some(130), "error: interrupted; nothing is left behind\n"));
+    let (_, out, _) = words(&cluster.run("status"));
+    assert_eq!(out, "no cluster is running\n");
+    // A process of the bed would have the name of its holder's folder.
+    let left = Command::new("pgrep").args(["-f", &format!("hold --name {}", cluster.name)]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&left.stdout), "");
+}
+
+#[test]
+fn who_is_not_root_is_told() {
+    let folder = std::env::temp_dir().join(format!("partage-nobody-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    // The program stands where not everybody may look.
+    let program = folder.join("partage-testkit");
+    fs::copy(env!("CARGO_BIN_EXE_partage-testkit"), &program).unwrap();
+    let cache = folder.join("cache");
+    fs::create_dir_all(&cache).unwrap();
+    std::os::unix::fs::chown(&cache, Some(65534), Some(65534)).unwrap();
+    let output = Command::new(&program)
+        .args(["cluster", "up"])
+        .env("XDG_CACHE_HOME", &cache)
+        .uid(65534)
+        .gid(65534)
+        .output()
+        .unwrap();
+    let (code, out, err) = words(&output);
+    fs::remove_dir_all(&folder).unwrap();
+    assert_eq!((code, out.as_str()), (Some(1), ""));
+    assert_eq!(
+        err,
+        "error: the test bed needs root: it makes namespaces, mounts and cgroups, all of its own; repeat as root \
+         (sudo -E make cluster)\n"
+    );
+}
+
+#[test]
+fn a_missing_tool_is_named_with_its_package() {
+    let folder = std::env::temp_dir().join(format!("partage-no-ip-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_partage-testkit"));
+    command.args(["cluster", "up", "--name", "tools"]).env("PATH", &folder).env("XDG_CACHE_HOME", &folder);
+    let (code, _, err) = words(&command.output().unwrap());
+    fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(code, Some(1));
+    assert_eq!(
+        err,
+        "error: the test bed needs ip, and it is not on the PATH; as root: apt-get install iproute2\n"
+    );
+}
+
+#[test]
+fn wishes_that_cannot_be_are_refused() {
+    for (wish, words) in [("--nodes=0", "0 is not in 1..=20"), ("--name=a/b", "take 1 to 40 letters")] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_partage-testkit"));
+        let output = command.args(["cluster", "up", wish]).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains(words), "{said}");
+    }
+}
