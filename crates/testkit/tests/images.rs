@@ -413,13 +413,9 @@ fn ends_when_told(pause: &[u8]) {
         }
     };
     let pid = rustix::process::Pid::from_child(&child);
-    // Before it listens, the signal would end it another way.
-    let blocked = |status: String| {
-        let mask =
-            status.lines().find_map(|line| line.strip_prefix("SigBlk:")).map(str::trim).map(str::to_string);
-        mask.is_some_and(|mask| u64::from_str_radix(&mask, 16).unwrap() & (1 << 14) != 0)
-    };
-    while !blocked(fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap()) {
+    // Before it listens, the signal would end it another way. It sleeps nowhere but where it listens.
+    let listens = |status: String| status.lines().any(|line| line.starts_with("State:\tS"));
+    while !listens(fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap()) {
         std::thread::yield_now();
     }
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
