@@ -51,8 +51,9 @@ lint: toolchain $(CARGO_DENY) ## formatting, clippy, docs, dependencies
 	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --quiet
 	$(CARGO_DENY) --log-level error check bans licenses sources
 
-bench: toolchain ## the figures of docs/benchmarks.md
+bench: binaries ## the figures of docs/benchmarks.md
 	cargo bench --package partage-core
+	cargo bench --package partage-testkit
 
 fuzz: toolchain $(CARGO_FUZZ) ## every parser of tenant input, FUZZ_SECONDS (60) each
 	@rustup toolchain list | grep -q nightly || { echo "error: fuzzing needs a nightly compiler: rustup toolchain install nightly" >&2; exit 1; }

@@ -29,6 +29,11 @@ impl Profile {
         Self { nodes, ..Self::default() }
     }
 
+    /// Has it no node?
+    pub fn is_control_plane_only(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
     /// One more node.
     #[must_use]
     pub fn node(mut self, node: NodeProfile) -> Self {
