@@ -2,6 +2,10 @@
 
 pub mod binaries;
 mod eventually;
+pub mod extender;
 pub mod fake_nodes;
+mod serving;
+pub mod webhook;
 
 pub use eventually::eventually;
+pub use serving::{Certificate, ServeError};
