@@ -119,7 +119,7 @@ impl Bed {
             pids: folder.path.join("pids"),
             pids_outside: folder.path.join("pids"),
         };
-        let plane = ControlPlane::new(folder, &host, &authority, &profile.extenders)?;
+        let plane = ControlPlane::new(folder, &host, &authority, &profile)?;
         let around = Arc::new(Surroundings {
             folder: folder.clone(),
             host,
@@ -138,9 +138,7 @@ impl Bed {
         let identity = Identity::Certificate(&admin);
         let config = kubeconfig::kubeconfig(&control_plane::server(), &authority.pem(), &identity);
         let kubeconfig = folder.write("admin.kubeconfig", &config.to_string())?;
-        let visit = around.network.visit()?;
-        let client = runtime.block_on(kubeconfig::client(config))?;
-        drop(visit);
+        let client = kubeconfig::client(config, runtime.handle())?;
         let mut bed = Self {
             nodes,
             plane,
@@ -300,7 +298,7 @@ impl Bed {
 
     fn client_with(&self, identity: &Identity<'_>) -> Result<kube::Client, BedError> {
         let config = kubeconfig::kubeconfig(&control_plane::server(), &self.authority.pem(), identity);
-        self.block_on(kubeconfig::client(config))
+        kubeconfig::client(config, self.handle())
     }
 
     /// An administrator's kubeconfig that reaches the API server at this address.

@@ -274,7 +274,7 @@ fn fifty_pods_at_once_each_have_their_own_grant() {
             containers.push(plain("none"));
             stage.create(pod(name, &[], &containers))
         });
-        futures_util::future::join_all(creations).await;
+        futures::future::join_all(creations).await;
         for (number, name) in names.iter().enumerate() {
             let pod = stage.running(name).await;
             stage.has_its_own(&pod, "main").await;

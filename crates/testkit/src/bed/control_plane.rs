@@ -4,6 +4,7 @@ use super::component::{Component, Place};
 use super::kubeconfig::{Identity, kubeconfig};
 use super::network::{HOST, KUBERNETES, SERVICES};
 use super::pki::{self, Authority};
+use super::profile::Profile;
 use super::world::Folder;
 use super::{BedError, wait};
 use serde_json::{Value, json};
@@ -35,7 +36,7 @@ impl ControlPlane {
         folder: &Folder,
         place: &Place,
         authority: &Authority,
-        extenders: &[Value],
+        profile: &Profile,
     ) -> Result<Self, BedError> {
         let write =
             |name: &str, text: &str| Ok::<_, BedError>(path(&folder.write(&format!("pki/{name}"), text)?));
@@ -73,7 +74,7 @@ impl ControlPlane {
         };
         let controller_manager = caller("system:kube-controller-manager")?;
         let scheduler = caller("system:kube-scheduler")?;
-        let scheduler_config = scheduler_config(&scheduler, extenders).to_string();
+        let scheduler_config = scheduler_config(&scheduler, &profile.extenders).to_string();
         let scheduler_config = path(&folder.write("scheduler.yaml", &scheduler_config)?);
 
         let component =
@@ -109,7 +110,7 @@ impl ControlPlane {
             ),
             controller_manager: component(
                 "kube-controller-manager",
-                vec![
+                [
                     format!("--kubeconfig={controller_manager}"),
                     "--bind-address=127.0.0.1".to_string(),
                     "--leader-elect=false".to_string(),
@@ -123,7 +124,10 @@ impl ControlPlane {
                     format!("--root-ca-file={ca}"),
                     format!("--cluster-signing-cert-file={ca}"),
                     format!("--cluster-signing-key-file={ca_key}"),
-                ],
+                ]
+                .into_iter()
+                .chain(profile.node_grace.map(|seconds| format!("--node-monitor-grace-period={seconds}s")))
+                .collect(),
             ),
             scheduler: component(
                 "kube-scheduler",

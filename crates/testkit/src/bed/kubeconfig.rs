@@ -4,7 +4,9 @@ use super::BedError;
 use super::pki::Certificate;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use futures::FutureExt;
 use serde_json::{Value, json};
+use tokio::runtime::Handle;
 
 /// How a caller shows who it is.
 #[derive(Clone, Debug)]
@@ -35,11 +37,14 @@ pub(super) fn kubeconfig(server: &str, authority: &str, identity: &Identity<'_>)
     })
 }
 
-/// A client for it. Its connections are made by the runtime's threads, which must be inside the bed's network.
-pub(super) async fn client(kubeconfig: Value) -> Result<kube::Client, BedError> {
+/// A client for it, whose connections are made by this runtime's threads.
+pub(super) fn client(kubeconfig: Value, runtime: &Handle) -> Result<kube::Client, BedError> {
     let doing = "making a client";
     let kubeconfig = serde_json::from_value(kubeconfig).map_err(BedError::failed(doing))?;
     let options = kube::config::KubeConfigOptions::default();
-    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await;
+    // There is nothing to wait for: everything is inside. So it can be called from a future, too.
+    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).now_or_never();
+    let config = config.ok_or("it waits").map_err(BedError::failed(doing))?;
+    let _inside = runtime.enter();
     kube::Client::try_from(config.map_err(BedError::failed(doing))?).map_err(BedError::failed(doing))
 }

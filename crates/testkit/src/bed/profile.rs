@@ -8,6 +8,7 @@ use std::path::PathBuf;
 pub struct Profile {
     pub(super) nodes: Vec<NodeProfile>,
     pub(super) extenders: Vec<Value>,
+    pub(super) node_grace: Option<u32>,
     pub(super) debian: bool,
     pub(super) images: Vec<PathBuf>,
 }
@@ -45,6 +46,13 @@ impl Profile {
     #[must_use]
     pub fn extender(mut self, entry: Value) -> Self {
         self.extenders.push(entry);
+        self
+    }
+
+    /// Nodes that say nothing for so many seconds are given up; the default is kube-controller-manager's, 50.
+    #[must_use]
+    pub fn give_nodes_up_after(mut self, seconds: u32) -> Self {
+        self.node_grace = Some(seconds);
         self
     }
 
