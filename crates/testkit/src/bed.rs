@@ -437,7 +437,11 @@ impl Drop for Bed {
             runtime.shutdown_timeout(Duration::from_secs(2));
         }
         drop(self.dns.take());
-        self.world.end();
+        let (plane, nodes) = (&self.plane, &self.nodes);
+        self.world.end(|| {
+            let of_nodes = nodes.iter().flat_map(Node::components);
+            plane.components().into_iter().chain(of_nodes).for_each(Component::nudge);
+        });
         if self.up && !failed {
             let _ = std::fs::remove_dir_all(&self.around.folder.logs);
         }

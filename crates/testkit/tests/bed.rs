@@ -178,6 +178,12 @@ fn every_part_can_be_killed_paused_and_restarted() {
     node.kubelet().restart().unwrap();
     bed.node_ready("node1").unwrap();
     assert_eq!(bed.kubectl(&restarts).unwrap(), "0");
+
+    // What is paused goes with the rest: with its node, and with the bed.
+    node.containerd().pause();
+    node.reboot().unwrap();
+    bed.etcd().pause();
+    node.kubelet().pause();
 }
 
 #[test]

@@ -152,6 +152,60 @@ fn a_missing_tool_is_named_with_its_package() {
     );
 }
 
+/// Runs `cluster up` after a script that takes something away, in mounts of its own.
+fn up_after(script: &str, name: &str) -> (Option<i32>, String, String) {
+    let line = format!("{script}; exec \"$1\" cluster up --name {name}");
+    let unshare = ["--mount", "--propagation", "private", "sh", "-euc", &line, "sh"];
+    let program = env!("CARGO_BIN_EXE_partage-testkit");
+    words(&Command::new("unshare").args(unshare).arg(program).output().unwrap())
+}
+
+#[test]
+fn what_the_machine_lacks_is_named_and_nothing_is_left() {
+    let Some(cluster) = Cluster::new("lacks") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().display();
+
+    let little = format!("mount -t tmpfs -o size=64m tmpfs {at}; export TMPDIR={at}");
+    let (code, _, err) = up_after(&little, &cluster.name);
+    assert_eq!(code, Some(1));
+    let expected = format!(
+        "error: {at} has 64 MiB free, and a bed takes about 512 MiB there; make room, or point TMPDIR"
+    );
+    assert!(err.starts_with(&expected), "{err}");
+
+    // An overlay cannot have its writable layer on another overlay.
+    let overlay = format!(
+        "mount -t tmpfs tmpfs {at}; mkdir {at}/u {at}/w {at}/m; \
+         mount -t overlay overlay -o lowerdir=/usr,upperdir={at}/u,workdir={at}/w {at}/m; export TMPDIR={at}/m"
+    );
+    let (code, _, err) = up_after(&overlay, &cluster.name);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("this kernel does not let us start a node"), "{err}");
+    assert!(err.contains("put TMPDIR on ext4, xfs or tmpfs"), "{err}");
+
+    // Root in name only, as in most containers.
+    let program = env!("CARGO_BIN_EXE_partage-testkit");
+    let bounded = ["--bounding-set=-sys_admin", "--", program, "cluster", "up", "--name", &cluster.name];
+    let (code, _, err) = words(&Command::new("setpriv").args(bounded).output().unwrap());
+    assert_eq!(code, Some(1));
+    assert!(err.starts_with("error: this kernel does not let us make namespaces (exit status: 0"), "{err}");
+    assert!(
+        err.contains("Operation not permitted") && err.contains("to be root in the machine's user namespace"),
+        "{err}"
+    );
+
+    // Beds of other tests have an owner who lives.
+    let folders = ["/sys/fs/cgroup", "/sys/fs/cgroup/cpu", "/tmp"];
+    let entries = folders.into_iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());
+    for name in entries.map(|entry| entry.file_name().to_string_lossy().into_owned()) {
+        let owner = name.strip_prefix("partage-bed-").and_then(|rest| rest.split('-').next());
+        let owner = owner.filter(|owner| owner.parse::<u32>().is_ok());
+        let lives = |owner: &str| PathBuf::from(format!("/proc/{owner}")).exists();
+        assert!(owner.is_none_or(lives), "{name} is left");
+    }
+}
+
 #[test]
 fn wishes_that_cannot_be_are_refused() {
     for (wish, words) in [("--nodes=0", "0 is not in 1..=20"), ("--name=a/b", "take 1 to 40 letters")] {

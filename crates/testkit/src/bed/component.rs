@@ -187,6 +187,13 @@ impl Component {
         }
     }
 
+    /// Wakes who waits for it outside; see [`super::world::wait_nudging`].
+    pub(super) fn nudge(&self) {
+        if let Some(running) = lock(&self.running).as_ref() {
+            signal(running.waiter.id(), Signal::CONT);
+        }
+    }
+
     /// An error where it ended by itself.
     pub(super) fn check(&self) -> Result<(), BedError> {
         let mut running = lock(&self.running);

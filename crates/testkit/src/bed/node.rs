@@ -6,7 +6,7 @@ use super::kubeconfig::{Identity, kubeconfig};
 use super::network::{self, DNS, Network};
 use super::pki::Authority;
 use super::profile::{Cgroups, NodeProfile};
-use super::world::{Folder, read_pid, signal};
+use super::world::{Folder, read_pid, signal, wait_nudging};
 use super::{BedError, control_plane, logs, wait};
 use crate::image::BedImage;
 use rustix::process::Signal;
@@ -199,7 +199,7 @@ impl Node {
     pub fn switch_off(&self) {
         if let Some(mut machine) = lock(&self.machine).take() {
             signal(machine.first, Signal::KILL);
-            let _ = machine.waiter.wait();
+            wait_nudging(&mut machine.waiter, || self.components().into_iter().for_each(Component::nudge));
             // They are gone with the node.
             self.kubelet.kill();
             self.containerd.kill();

@@ -85,16 +85,18 @@ fn enough_space(base: &Path) -> Result<(), BedError> {
     }
 }
 
-/// Removes what beds left whose keeper was killed too. Alive is who holds the lock.
+/// Removes what beds left whose keeper was killed too: owner dead, and nobody left who holds the lock.
 pub(super) fn sweep(hierarchies: &Hierarchies) {
     let base = std::env::temp_dir();
     for entry in fs::read_dir(&base).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        if !name.starts_with(PREFIX) {
+        let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+        // A bed that is just being made has no lock yet; its owner lives.
+        let Some(owner) = owner.filter(|owner| !Path::new(&format!("/proc/{owner}")).exists()) else {
             continue;
-        }
-        let Ok(lock) = File::open(entry.path().join("lock")) else { continue };
-        if lock.try_lock().is_err() {
+        };
+        let held = File::open(entry.path().join("lock")).is_ok_and(|lock| lock.try_lock().is_err());
+        if held {
             continue;
         }
         for folder in hierarchies.folders(&name) {
@@ -162,18 +164,27 @@ impl World {
         self.first
     }
 
-    /// Ends every process, and waits until nothing is left.
-    pub(super) fn end(&mut self) {
+    /// Ends every process, and waits until nothing is left. `nudge` is for those outside who wait for one inside.
+    pub(super) fn end(&mut self, nudge: impl Fn()) {
         signal(self.first, Signal::KILL);
         drop(self.life.take());
         // Only a keeper that was killed has no answer; the next sweep tidies up then.
-        let _ = self.keeper.wait();
+        wait_nudging(&mut self.keeper, nudge);
     }
 }
 
 impl Drop for World {
     fn drop(&mut self) {
-        self.end();
+        self.end(|| ());
+    }
+}
+
+/// Waits for the end of a process that waits for a pid namespace. The kernel lets the namespace go when all of its dead
+/// were collected, and a waiter that stopped together with its program collects nothing until it is woken.
+pub(super) fn wait_nudging(child: &mut Child, nudge: impl Fn()) {
+    while matches!(child.try_wait(), Ok(None)) {
+        nudge();
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 

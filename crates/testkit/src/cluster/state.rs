@@ -6,7 +6,7 @@ use crate::binaries::{Missing, Settings};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::Write;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 /// A cluster that is up.
@@ -123,5 +123,11 @@ fn private(path: &Path, text: &str) -> Result<(), BedError> {
     let mut file = file.map_err(BedError::io(doing()))?;
     // It may have been there before, and open to all.
     file.set_permissions(Permissions::from_mode(0o600)).map_err(BedError::io(doing()))?;
-    file.write_all(text.as_bytes()).map_err(BedError::io(doing()))
+    file.write_all(text.as_bytes()).map_err(BedError::io(doing()))?;
+    // Behind sudo the owner is somebody else.
+    let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
+    match (number("SUDO_UID"), number("SUDO_GID")) {
+        (Some(user), group) => fchown(&file, Some(user), group).map_err(BedError::io(doing())),
+        _ => Ok(()),
+    }
 }
