@@ -1,6 +1,6 @@
 //! A real Kubernetes in namespaces of its own: `Bed::start` brings it up, dropping it leaves nothing behind.
 //!
-//! The map: [`profile`] what is asked for; `world` the namespaces and who tidies up; `component` one program;
+//! The map: `profile` what is asked for; `world` the namespaces and who tidies up; `component` one program;
 //! `control_plane`, `node` what is in a cluster; `network`, `dns`, `pki`, `kubeconfig`, `cgroups` what they need;
 //! `scripts` what runs inside before any program of ours could. `docs/testbed.md` shows it in use.
 

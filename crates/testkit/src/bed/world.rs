@@ -92,9 +92,9 @@ pub(super) fn sweep(hierarchies: &Hierarchies) {
         let name = entry.file_name().to_string_lossy().into_owned();
         let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
         // A bed that is just being made has no lock yet; its owner lives.
-        let Some(owner) = owner.filter(|owner| !Path::new(&format!("/proc/{owner}")).exists()) else {
+        if owner.is_none_or(|owner| Path::new(&format!("/proc/{owner}")).exists()) {
             continue;
-        };
+        }
         let held = File::open(entry.path().join("lock")).is_ok_and(|lock| lock.try_lock().is_err());
         if held {
             continue;
