@@ -63,8 +63,9 @@ fuzz: toolchain $(CARGO_FUZZ) ## every parser of tenant input, FUZZ_SECONDS (60)
 	    -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1; \
 	done
 
-soak: toolchain ## the long runs: many property cases, fuzzing for minutes
+soak: binaries ## the long runs: many property cases, 5,000 fake nodes, fuzzing for minutes
 	PROPTEST_CASES=50000 cargo test --release --package partage-core
+	cargo test --package partage-testkit --test scheduling -- --ignored
 	$(MAKE) fuzz FUZZ_SECONDS=300
 
 binaries: toolchain ## the programs and images of the test bed (docs/testbed.md), built once
