@@ -1,32 +1,14 @@
 //! `partage-testkit binaries` where it cannot do its work: one clear sentence each, and nothing left behind.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "support/folder.rs"]
+mod folder;
+
+use folder::Folder;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("partage-testkit-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn program(&self, name: &str, script: &str) {
-        let path = self.0.join(name);
-        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        fs::remove_dir_all(&self.0).unwrap();
-    }
-}
 
 /// Exit code, stdout, stderr.
 fn testkit(arguments: &[&str], environment: &[(&str, &Path)]) -> (i32, String, String) {
@@ -57,8 +39,8 @@ const ALL: [&str; 15] = [
 
 #[test]
 fn without_go_it_says_which_go() {
-    let folder = Folder::new("no-go");
-    let (empty, cache) = (folder.0.join("path"), folder.0.join("cache"));
+    let folder = Folder::new();
+    let (empty, cache) = (folder.path().join("path"), folder.path().join("cache"));
     for arguments in [&["binaries"][..], &["binaries", "--check"]] {
         let (code, out, err) = testkit(arguments, &[("PATH", &empty), ("XDG_CACHE_HOME", &cache)]);
         assert_eq!((code, out.as_str()), (1, ""));
@@ -70,11 +52,11 @@ fn without_go_it_says_which_go() {
 
 #[test]
 fn programs_of_a_folder_are_asked_and_shown() {
-    let folder = Folder::new("there");
+    let folder = Folder::new();
     for name in ALL {
         folder.program(name, &format!("echo {name} v1.36.4"));
     }
-    let (code, out, err) = testkit(&["binaries"], &[("PARTAGE_KUBE_BIN_DIR", &folder.0)]);
+    let (code, out, err) = testkit(&["binaries"], &[("PARTAGE_KUBE_BIN_DIR", folder.path())]);
     assert_eq!((code, err.as_str()), (0, ""), "{out}");
     assert!(out.contains("  kubelet                  1.36.4\n"), "{out}");
     assert!(out.contains("  etcd                     1.36.4 (tried with 3.6.16)\n"), "{out}");
@@ -82,13 +64,13 @@ fn programs_of_a_folder_are_asked_and_shown() {
 
 #[test]
 fn what_a_folder_lacks_is_named() {
-    let folder = Folder::new("lacks");
+    let folder = Folder::new();
     for name in ALL.iter().filter(|name| **name != "kubelet") {
         folder.program(name, "echo v1.36.4");
     }
-    let etcd = folder.0.join("etcd");
+    let etcd = folder.path().join("etcd");
     fs::set_permissions(&etcd, fs::Permissions::from_mode(0o644)).unwrap();
-    let (code, out, err) = testkit(&["binaries", "--check"], &[("PARTAGE_KUBE_BIN_DIR", &folder.0)]);
+    let (code, out, err) = testkit(&["binaries", "--check"], &[("PARTAGE_KUBE_BIN_DIR", folder.path())]);
     assert_eq!(code, 1, "{out}");
     assert!(out.contains("  kubelet                  not there\n"), "{out}");
     assert!(
@@ -99,12 +81,12 @@ fn what_a_folder_lacks_is_named() {
 
 #[test]
 fn a_program_that_does_not_run_is_named() {
-    let folder = Folder::new("broken");
+    let folder = Folder::new();
     for name in ALL {
         folder.program(name, "echo v1.36.4");
     }
     folder.program("runc", "echo 'libseccomp.so.2: no such file' >&2; exit 127");
-    let (code, _, err) = testkit(&["binaries"], &[("PARTAGE_KUBE_BIN_DIR", &folder.0)]);
+    let (code, _, err) = testkit(&["binaries"], &[("PARTAGE_KUBE_BIN_DIR", folder.path())]);
     assert_eq!(code, 1);
     assert!(err.contains("runc (does not say its version: libseccomp.so.2: no such file)"), "{err}");
 }

@@ -1,6 +1,10 @@
 //! Images: whole, the same from the same, and one clear sentence where they cannot be built.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "support/folder.rs"]
+mod folder;
+
+use folder::Folder;
 use partage_testkit::binaries::{Missing, skip_or_fail};
 use partage_testkit::image::{BedImage, Image, Layer};
 use serde_json::Value;
@@ -11,31 +15,6 @@ use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("partage-images-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    /// A program; the name may stand in a folder.
-    fn program(&self, name: &str, script: &str) -> PathBuf {
-        let path = self.0.join(name);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        path
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        fs::remove_dir_all(&self.0).unwrap();
-    }
-}
 
 fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
@@ -135,16 +114,16 @@ fn greeting(source: &Path, gzip: bool) -> Image {
 
 #[test]
 fn the_same_files_make_the_same_archive() {
-    let folder = Folder::new("same");
+    let folder = Folder::new();
     for gzip in [false, true] {
         let made = [("one", 0o022, 0o755), ("two", 0o077, 0o600)].map(|(name, mask, mode)| {
-            let source = folder.0.join(name).join("greet");
+            let source = folder.path().join(name).join("greet");
             fs::create_dir_all(source.parent().unwrap()).unwrap();
             fs::write(&source, "#!/bin/sh\necho hello\n").unwrap();
             fs::set_permissions(&source, fs::Permissions::from_mode(mode)).unwrap();
             let long_ago = std::time::UNIX_EPOCH + std::time::Duration::from_secs(u64::from(mode) * 1000);
             fs::File::open(&source).unwrap().set_modified(long_ago).unwrap();
-            let archive = folder.0.join(name).join("deeper/greeting.oci.tar");
+            let archive = folder.path().join(name).join("deeper/greeting.oci.tar");
             let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(mask));
             let written = greeting(&source, gzip).write(&archive).unwrap();
             rustix::process::umask(before);
@@ -152,21 +131,22 @@ fn the_same_files_make_the_same_archive() {
             (written, fs::read(archive).unwrap())
         });
         assert!(made[0] == made[1], "gzip: {gzip}");
-        fs::write(folder.0.join("one/greet"), "#!/bin/sh\necho good bye\n").unwrap();
-        let changed = greeting(&folder.0.join("one/greet"), gzip).write(&folder.0.join("changed")).unwrap();
+        fs::write(folder.path().join("one/greet"), "#!/bin/sh\necho good bye\n").unwrap();
+        let changed =
+            greeting(&folder.path().join("one/greet"), gzip).write(&folder.path().join("changed")).unwrap();
         assert_ne!(changed.digest, made[0].0.digest);
-        let left: Vec<_> = fs::read_dir(folder.0.join("one/deeper")).unwrap().collect();
+        let left: Vec<_> = fs::read_dir(folder.path().join("one/deeper")).unwrap().collect();
         assert_eq!(left.len(), 1, "no half archive stays");
     }
 }
 
 #[test]
 fn an_archive_says_the_truth_about_itself() {
-    let folder = Folder::new("truth");
-    let source = folder.0.join("greet");
+    let folder = Folder::new();
+    let source = folder.path().join("greet");
     fs::write(&source, "hello").unwrap();
     for gzip in [false, true] {
-        let archive = folder.0.join("greeting.oci.tar");
+        let archive = folder.path().join("greeting.oci.tar");
         greeting(&source, gzip).write(&archive).unwrap();
         let (config, files) = read_back(&archive, "localhost/greeting:bed");
         let expected = serde_json::json!({
@@ -187,8 +167,8 @@ fn an_archive_says_the_truth_about_itself() {
 
 #[test]
 fn what_cannot_be_written_is_said() {
-    let folder = Folder::new("unwritable");
-    let file = folder.0.join("file");
+    let folder = Folder::new();
+    let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
     let error = greeting(&file, false).write(&file.join("x.tar")).unwrap_err().to_string();
     assert!(error.starts_with(&format!("writing {}", file.join("x.tar").display())), "{error}");
@@ -205,54 +185,56 @@ fn testkit(arguments: &[&str], environment: &[(&str, &Path)]) -> (i32, String, S
 
 /// `partage-testkit image` with this program, in this folder.
 fn product(folder: &Folder, program: &Path, path: &Path) -> (i32, String, String) {
-    let archive = folder.0.join("dist/partage.oci.tar");
+    let archive = folder.path().join("dist/partage.oci.tar");
     let arguments = ["image", "--program", program.to_str().unwrap(), "--archive", archive.to_str().unwrap()];
-    testkit(&arguments, &[("PATH", path), ("XDG_CACHE_HOME", &folder.0.join("cache"))])
+    testkit(&arguments, &[("PATH", path), ("XDG_CACHE_HOME", &folder.path().join("cache"))])
 }
 
 #[test]
 fn a_program_that_is_none_is_refused() {
-    let folder = Folder::new("none");
-    let program = folder.0.join("partage");
-    let (code, out, err) = product(&folder, &program, &folder.0);
+    let folder = Folder::new();
+    let program = folder.path().join("partage");
+    let (code, out, err) = product(&folder, &program, folder.path());
     assert_eq!((code, out.as_str()), (1, ""));
     let said =
         "cannot go into an image: it is not there; build it: cargo build --release --package partage\n";
     assert!(err.ends_with(said), "{err}");
     fs::write(&program, "").unwrap();
-    let (code, _, err) = product(&folder, &program, &folder.0);
+    let (code, _, err) = product(&folder, &program, folder.path());
     assert!(code == 1 && err.ends_with("it is not executable\n"), "{err}");
-    assert!(!folder.0.join("cache").exists(), "nothing is left behind");
+    assert!(!folder.path().join("cache").exists(), "nothing is left behind");
 }
 
 #[test]
 fn without_debian_or_network_it_says_so() {
-    let folder = Folder::new("no-apt");
+    let folder = Folder::new();
     let program = folder.program("partage", "");
-    let empty = folder.0.join("empty");
+    let empty = folder.path().join("empty");
     let (code, _, err) = product(&folder, &program, &empty);
     assert_eq!(code, 1);
     assert!(err.contains("there is no apt-get here; build on Debian"), "{err}");
 
     folder.program("path/apt-get", "echo \"E: Failed to fetch x  Could not resolve 'y'\" >&2; exit 100");
-    let (code, out, err) = product(&folder, &program, &folder.0.join("path"));
+    let (code, out, err) = product(&folder, &program, &folder.path().join("path"));
     assert_eq!(code, 1);
     assert!(out.contains("not done"), "{out}");
     assert!(err.contains("could not be downloaded: E: Failed to fetch x"), "{err}");
     assert!(err.contains("look at the network and at apt's sources and proxy"), "{err}");
-    assert!(!folder.0.join("dist").exists() && !folder.0.join("cache/partage/images/building").exists());
+    assert!(
+        !folder.path().join("dist").exists() && !folder.path().join("cache/partage/images/building").exists()
+    );
 }
 
 #[test]
 fn an_interruption_leaves_nothing_half() {
-    let folder = Folder::new("interrupted");
+    let folder = Folder::new();
     let program = folder.program("partage", "");
     folder.program("path/apt-get", "/bin/sleep 60");
     let mut child = Command::new(env!("CARGO_BIN_EXE_partage-testkit"))
         .args(["image", "--program", program.to_str().unwrap(), "--archive"])
-        .arg(folder.0.join("dist/partage.oci.tar"))
-        .env("PATH", folder.0.join("path"))
-        .env("XDG_CACHE_HOME", folder.0.join("cache"))
+        .arg(folder.path().join("dist/partage.oci.tar"))
+        .env("PATH", folder.path().join("path"))
+        .env("XDG_CACHE_HOME", folder.path().join("cache"))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -270,15 +252,17 @@ fn an_interruption_leaves_nothing_half() {
     child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{rest}{err}");
     assert_eq!(err, "error: interrupted: 0 of 1 images are finished; repeat the command to go on\n");
-    assert!(!folder.0.join("dist").exists() && !folder.0.join("cache/partage/images/building").exists());
+    assert!(
+        !folder.path().join("dist").exists() && !folder.path().join("cache/partage/images/building").exists()
+    );
 }
 
 /// A folder with an `apt-get` that has these packages and no others, made by the real `dpkg-deb`.
 fn small_debian(folder: &Folder, packages: &[&str]) {
-    let pool = folder.0.join("pool");
+    let pool = folder.path().join("pool");
     fs::create_dir_all(&pool).unwrap();
     for name in packages {
-        let tree = folder.0.join("trees").join(name);
+        let tree = folder.path().join("trees").join(name);
         fs::create_dir_all(tree.join("DEBIAN")).unwrap();
         fs::create_dir_all(tree.join("lib")).unwrap();
         let control = format!(
@@ -308,17 +292,17 @@ fn the_product_is_its_program_above_its_libraries() {
         let what = "a package to try".to_string();
         return skip_or_fail(&Missing::NoDebian { what, tool: "dpkg-deb", instead: "test on Debian" });
     }
-    let folder = Folder::new("product");
+    let folder = Folder::new();
     let program = folder.program("partage", "echo I am Partage");
     // The tools around apt-get are the machine's.
-    let path = PathBuf::from(format!("{}:/usr/bin:/bin", folder.0.join("path").display()));
+    let path = PathBuf::from(format!("{}:/usr/bin:/bin", folder.path().join("path").display()));
     small_debian(&folder, &["base-files", "libc6", "libgcc-s1", "mawk"]);
     let (code, first, err) = product(&folder, &program, &path);
     assert_eq!((code, err.as_str()), (0, ""), "{first}");
     assert!(first.contains("   3 packages"), "{first}");
     assert!(first.contains("docker load --input") && first.contains("ctr --namespace k8s.io"), "{first}");
 
-    let archive = folder.0.join("dist/partage.oci.tar");
+    let archive = folder.path().join("dist/partage.oci.tar");
     let name = format!("localhost/partage:{}", env!("CARGO_PKG_VERSION"));
     let (config, files) = read_back(&archive, &name);
     assert_eq!(config["config"]["Entrypoint"], serde_json::json!(["/usr/bin/partage"]));
@@ -335,7 +319,7 @@ fn the_product_is_its_program_above_its_libraries() {
     assert!(!second.contains("fetching"), "{second}");
     assert!(fs::read(&archive).unwrap() == bytes);
     // A package that was cut short is fetched again, and not used.
-    let kept = folder.0.join("cache/partage/images/packages");
+    let kept = folder.path().join("cache/partage/images/packages");
     let kept = fs::read_dir(kept).unwrap().next().unwrap().unwrap().path().join("libc6_2.0_all.deb");
     fs::write(kept, "half").unwrap();
     let (code, out, _) = product(&folder, &program, &path);
@@ -351,8 +335,9 @@ fn the_dockerfile_makes_the_same() {
 
 #[test]
 fn images_that_are_not_built_are_named() {
-    let folder = Folder::new("unbuilt");
-    let settings = partage_testkit::binaries::Settings { bin_dir: None, cache: Some(folder.0.clone()) };
+    let folder = Folder::new();
+    let settings =
+        partage_testkit::binaries::Settings { bin_dir: None, cache: Some(folder.path().to_path_buf()) };
     let error = BedImage::Debian.ready_in(&settings).unwrap_err().to_string();
     assert!(error.starts_with("the image localhost/debian:bed is not built"), "{error}");
     assert!(error.ends_with("run `make binaries`, once"), "{error}");
@@ -401,8 +386,8 @@ fn the_images_of_the_bed_are_what_tests_need() {
 }
 
 fn ends_when_told(pause: &[u8]) {
-    let folder = Folder::new("pause");
-    let program = folder.0.join("pause");
+    let folder = Folder::new();
+    let program = folder.path().join("pause");
     fs::write(&program, pause).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     let mut child = loop {
