@@ -5,6 +5,7 @@ use super::network::{self, Network};
 use super::{BedError, wait};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -48,14 +49,15 @@ impl Folder {
         let path = base.join(&name);
         // A process of our number died here before.
         let _ = fs::remove_dir_all(&path);
-        let logs = base.join(LOGS).join(format!("{}-{count}", std::process::id()));
+        private(&path)?;
+        let all_logs = base.join(LOGS);
+        // Another bed may be making it at this moment.
+        private(&all_logs).or_else(|error| if is_ours(&all_logs) { Ok(()) } else { Err(error) })?;
+        let logs = all_logs.join(format!("{}-{count}", std::process::id()));
         let _ = fs::remove_dir_all(&logs);
-        let make = |folder: &Path| {
-            fs::create_dir_all(folder).map_err(BedError::io(format!("making {}", folder.display())))
-        };
-        make(&path.join("machine-proc"))?;
-        make(&path.join("pids"))?;
-        make(&logs)?;
+        for folder in [&logs, &path.join("machine-proc"), &path.join("pids")] {
+            fs::create_dir(folder).map_err(BedError::io(format!("making {}", folder.display())))?;
+        }
         let folder = Self { path, name, logs };
         for (name, text) in SCRIPTS {
             folder.write(name, text)?;
@@ -73,6 +75,18 @@ impl Folder {
         fs::write(&path, text).map_err(BedError::io(doing()))?;
         Ok(path)
     }
+}
+
+/// A folder that was not there before, for our eyes: others may write next to it, and keys will be in it.
+fn private(folder: &Path) -> Result<(), BedError> {
+    let made = fs::DirBuilder::new().mode(0o700).create(folder);
+    made.map_err(BedError::io(format!("making {}", folder.display())))
+}
+
+/// A folder that we made earlier, and not one that somebody put in our way.
+fn is_ours(folder: &Path) -> bool {
+    let us = rustix::process::geteuid().as_raw();
+    fs::symlink_metadata(folder).is_ok_and(|there| there.is_dir() && there.uid() == us)
 }
 
 fn enough_space(base: &Path) -> Result<(), BedError> {
