@@ -108,7 +108,7 @@ impl Bed {
         tell: &mut dyn FnMut(&str),
     ) -> Result<Self, BedError> {
         let busybox = ground.bin.join("busybox");
-        let world = World::begin(folder, &busybox, stop)?;
+        let world = World::begin(folder, &busybox, &hierarchies, stop)?;
         let authority = Authority::new()?;
         let host = Place {
             target: world.first(),
@@ -151,7 +151,13 @@ impl Bed {
             world,
             up: false,
         };
-        bed.bring_up(stop, tell)?;
+        match bed.bring_up(stop, tell) {
+            // Why it is not there yet, only the whole picture tells.
+            Err(BedError::TooLate { what, seconds, last }) => {
+                Err(BedError::TooLate { what, seconds, last: format!("{last}\n{}", bed.report()) })
+            }
+            other => other,
+        }?;
         bed.up = true;
         Ok(bed)
     }
@@ -367,6 +373,8 @@ impl Bed {
         command
             .arg(format!("--net=/proc/{}/ns/net", self.world.first()))
             .arg(self.around.bin.join("kubectl"));
+        // By default what it learns of a cluster goes to the user's home, by address, and beds have all the same.
+        command.arg("--cache-dir").arg(self.around.folder.path.join("kubectl"));
         command.arg("--kubeconfig").arg(&self.kubeconfig).stdin(Stdio::null());
         command
     }

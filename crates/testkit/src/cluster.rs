@@ -11,7 +11,7 @@ pub use state::State;
 use crate::bed::{Bed, BedError, Cgroups, NodeProfile, Profile};
 use relay::Relay;
 use rustix::process::{Pid, Signal, kill_process};
-use state::Home;
+use state::{Holder, Home};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -208,17 +208,18 @@ pub fn status(name: &Name) -> Result<Option<State>, ClusterError> {
 /// Ends the cluster and waits until nothing of it is left. False where none is running.
 pub fn down(name: &Name) -> Result<bool, ClusterError> {
     let home = Home::find(name)?;
-    let Some(pid) = home.holder()? else { return Ok(false) };
-    if let Some(pid) = Pid::from_raw(pid) {
-        let _ = kill_process(pid, Signal::TERM);
-    }
     let start = Instant::now();
-    while home.holder()?.is_some() {
+    let mut told = false;
+    while let Some(holder) = home.holder()? {
+        if let (Holder::Process(process), false) = (holder, told) {
+            let _ = Pid::from_raw(process).map(|process| kill_process(process, Signal::TERM));
+            told = true;
+        }
         if start.elapsed() > Duration::from_secs(60) {
-            let said = format!("process {pid} does not end; look at {}", home.log_path().display());
+            let said = format!("its holder ({holder:?}) does not end; look at {}", home.log_path().display());
             return Err(BedError::Failed { doing: "ending the cluster".to_string(), said }.into());
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    Ok(true)
+    Ok(told)
 }

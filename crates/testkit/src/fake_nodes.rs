@@ -177,8 +177,8 @@ pub struct FakeNodes {
 impl FakeNodes {
     /// Creates a node for each one of the snapshot, and returns when all are there and can be scheduled to.
     ///
-    /// Heartbeats begin with the first node. Nodes that an earlier run left are taken over if nothing about them
-    /// differs. Where a node fails, those made so far stay: [`delete`] removes them.
+    /// Heartbeats begin with the first node. Nodes that an earlier run left are taken over if their inventory, labels
+    /// and kinds of resources are the same. Where a node fails, those made so far stay: [`delete`] removes them.
     pub async fn start(client: Client, snapshot: &Snapshot, plan: Plan) -> Result<FakeNodes, FakeNodesError> {
         let all = snapshot.nodes.len();
         let fleet = Arc::new(Fleet {

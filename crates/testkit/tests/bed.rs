@@ -1,7 +1,7 @@
 //! The bed itself: it comes up, its parts can be broken and mended, and nothing of it stays.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use partage_testkit::bed::{Bed, BedError, Cgroups, NodeProfile, Profile};
+use partage_testkit::bed::{Bed, BedError, Cgroups, Component, NodeProfile, Profile};
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 #[test]
 fn two_beds_and_their_nodes_do_not_see_each_other() {
     let mixed = Profile::control_plane()
-        .node(NodeProfile::new("old").cgroups(Cgroups::V1))
+        .node(NodeProfile::new("old"))
         .node(NodeProfile::new("new").cgroups(Cgroups::V2));
     let Some(bed) = Bed::for_test(mixed) else { return };
     let other = Bed::for_test(Profile::control_plane()).expect("where one bed stands, there is room for two");
@@ -65,7 +65,9 @@ fn two_beds_and_their_nodes_do_not_see_each_other() {
 
     // v1 has a hierarchy per controller, v2 one for all; both begin at the node itself.
     let cgroups = |pod: &str| bed.kubectl(&["exec", pod, "--", "cat", "/proc/1/mountinfo"]).unwrap();
-    assert!(cgroups("old").contains(" - cgroup cgroup rw,devices"));
+    // A machine that has only v2 gives only that.
+    let v1 = bed.node("old").unwrap().cgroups() == Cgroups::V1;
+    assert_eq!(cgroups("old").contains(" - cgroup cgroup rw,devices"), v1);
     assert!(!cgroups("new").contains(" - cgroup cgroup "));
     assert!(cgroups("new").contains(" - cgroup2 "));
 
@@ -158,23 +160,36 @@ fn every_part_can_be_killed_paused_and_restarted() {
     bed.kubectl(&["get", "configmap", "kept"]).unwrap();
 
     // Containers do not notice that containerd is gone.
-    let process =
-        || node.run("/bed/bin/busybox", ["sh", "-c", "grep -l 'sleep 0[.]1' /proc/[0-9]*/cmdline"]).unwrap();
-    let before = process();
+    let process = container_process(&bed, "steady");
+    let born = || {
+        fs::read_to_string(format!("/proc/{process}/stat")).unwrap().split(' ').nth(21).unwrap().to_string()
+    };
+    let before = born();
     node.containerd().kill();
-    assert_eq!(process(), before);
+    assert_eq!(born(), before);
     node.containerd().start().unwrap();
     eventually("exec works again", || bed.kubectl(&["exec", "steady", "--", "true"]).is_ok());
     let restarts = ["get", "pod", "steady", "-o", "jsonpath={.status.containerStatuses[0].restartCount}"];
-    assert_eq!(bed.kubectl(&restarts).unwrap(), "0");
+    assert_eq!((bed.kubectl(&restarts).unwrap(), born()), ("0".to_string(), before));
 
     // A paused kubelet starts nothing; a resumed one does.
     node.kubelet().pause();
+    eventually("kubelet is stopped", || state(node.kubelet()) == 'T');
     apply(&bed, &pod("waits", FOREVER, r#""nodeName": "node1","#));
     let phase = || bed.kubectl(&["get", "pod", "waits", "-o", "jsonpath={.status.phase}"]).unwrap();
     assert_eq!(phase(), "Pending");
     node.kubelet().resume();
     wait_for(&bed, "waits", "condition=Ready");
+
+    // So does a paused containerd, and a paused API server answers nobody.
+    node.containerd().pause();
+    apply(&bed, &pod("later", FOREVER, r#""nodeName": "node1","#));
+    node.containerd().resume();
+    wait_for(&bed, "later", "condition=Ready");
+    bed.apiserver().pause();
+    assert!(quick(&["get", "configmap", "kept"]).is_err());
+    bed.apiserver().resume();
+    bed.api_ready().unwrap();
     node.kubelet().restart().unwrap();
     bed.node_ready("node1").unwrap();
     assert_eq!(bed.kubectl(&restarts).unwrap(), "0");
@@ -184,6 +199,30 @@ fn every_part_can_be_killed_paused_and_restarted() {
     node.reboot().unwrap();
     bed.etcd().pause();
     node.kubelet().pause();
+}
+
+/// R, S or T: what the kernel says that a program does.
+fn state(component: &Component) -> char {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", component.process().unwrap())).unwrap();
+    stat.rsplit(") ").next().unwrap().chars().next().unwrap()
+}
+
+/// The first process of a pod's container, by its number on the machine: the one whose parent is not in the pod.
+fn container_process(bed: &Bed, pod: &str) -> u32 {
+    let uid = bed.kubectl(&["get", "pod", pod, "-o", "jsonpath={.metadata.uid}"]).unwrap();
+    let processes =
+        fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let read =
+        |process: u32, file: &str| fs::read_to_string(format!("/proc/{process}/{file}")).unwrap_or_default();
+    let mut ours: Vec<u32> = processes
+        .filter(|process| {
+            read(*process, "cgroup").contains(&uid) && read(*process, "cmdline").starts_with("sh")
+        })
+        .collect();
+    ours.sort_by_key(|process| {
+        read(*process, "stat").split(' ').nth(21).unwrap_or_default().parse().unwrap_or(u64::MAX)
+    });
+    *ours.first().expect("the container has a process")
 }
 
 #[test]
@@ -237,12 +276,26 @@ fn a_part_that_ends_by_itself_is_named_with_its_last_words() {
     panic!("a scheduler with a broken configuration runs: {}", bed.report());
 }
 
+/// A test that fails says what matters of its bed, and keeps the logs.
+#[test]
+fn a_failing_test_keeps_the_logs() {
+    let Some(bed) = Bed::for_test(Profile::control_plane()) else { return };
+    let log = bed.scheduler().log().to_path_buf();
+    let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+        let _bed = bed;
+        panic!("on purpose: the report that follows belongs to the test of it");
+    }));
+    assert!(failed.is_err());
+    assert!(log.exists());
+    fs::remove_dir_all(log.parent().unwrap()).unwrap();
+}
+
 #[test]
 fn what_matters_is_shown_of_a_bed() {
     let Some(bed) = Bed::for_test(Profile::one_node()) else { return };
     apply(&bed, &pod("stuck", "true", "").replace("localhost/busybox:bed", "localhost/absent:bed"));
     eventually("kubelet tells", || bed.kubectl(&["get", "events"]).unwrap().contains("ErrImageNeverPull"));
-    bed.scheduler().kill();
+    bed.scheduler().stop();
     let report = bed.report();
     assert!(report.contains("kube-scheduler: not running"), "{report}");
     assert!(report.contains("node1/kubelet: running, pid"), "{report}");

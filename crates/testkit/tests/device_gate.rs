@@ -33,6 +33,7 @@ fn start_pod(bed: &Bed, node: &Node) -> LatePlugin {
             "nodeSelector": {{"kubernetes.io/hostname": "{name}"}},
             "containers": [{{"name": "main", "image": "localhost/busybox:bed", "imagePullPolicy": "Never",
                              "command": ["sh", "-c", "mknod /dev/nvidia1 c 195 1; while :; do sleep 1; done #{name}"],
+                             "readinessProbe": {{"exec": {{"command": ["ls", "/dev/nvidia1"]}}, "periodSeconds": 1}},
                              "resources": {{"limits": {{"example.com/late": 1}}}}}}]}}}}"#
     );
     bed.kubectl_with(&["apply", "-f", "-"], &manifest).unwrap();
@@ -48,31 +49,37 @@ fn open(bed: &Bed, node: &Node, gpu: u8) -> String {
 
 /// The cgroup of the pod's container, as the node sees it: its path in the hierarchy of this name.
 fn cgroup(node: &Node, hierarchy: &str) -> String {
-    let script =
-        format!("cat $(grep -l '#{}' /proc/[0-9]*/cmdline | head -n1 | sed s/cmdline/cgroup/)", node.name());
+    let script = format!(
+        "cat $(grep -l '[#]{}' /proc/[0-9]*/cmdline | head -n1 | sed s/cmdline/cgroup/)",
+        node.name()
+    );
     let lines = node.run("/bed/bin/busybox", ["sh", "-c", &script]).unwrap();
     let line = lines.lines().find_map(|line| line.split_once(&format!(":{hierarchy}:")));
     line.unwrap_or_else(|| panic!("{hierarchy} is in {lines}")).1.to_string()
 }
 
-#[test]
-fn a_container_opens_what_it_was_granted_and_nothing_else() {
-    let profile = Profile::control_plane()
-        .node(NodeProfile::new("old").cgroups(Cgroups::V1))
-        .node(NodeProfile::new("new").cgroups(Cgroups::V2));
+/// A bed of one node with these cgroups, where a container opens what it was granted and nothing else.
+fn gated(cgroups: Cgroups, goes_on: impl Fn(&Bed, &Node)) {
+    let profile = Profile::control_plane().node(NodeProfile::new("gated").cgroups(cgroups));
     let Some(bed) = Bed::for_test(profile) else { return };
-    let (old, new) = (bed.node("old").unwrap(), bed.node("new").unwrap());
-    let _plugins = [start_pod(&bed, old), start_pod(&bed, new)];
-    for node in [old, new] {
-        let granted = open(&bed, node, 0);
-        assert!(granted.contains(LET_THROUGH), "{}: {granted}", node.name());
-        let other = open(&bed, node, 1);
-        assert!(other.contains(REFUSED), "{}: {other}", node.name());
-    }
-    v1_is_opened_and_closed_while_the_container_runs(&bed, old);
-    v2_is_opened_and_closed_while_the_container_runs(&bed, new);
-    // Neither machine nor node has a say in the other's devices.
+    let node = bed.node("gated").unwrap();
+    let _plugin = start_pod(&bed, node);
+    let (granted, other) = (open(&bed, node, 0), open(&bed, node, 1));
+    assert!(granted.contains(LET_THROUGH), "{granted}");
+    assert!(other.contains(REFUSED), "{other}");
+    goes_on(&bed, node);
+    // Devices of a node are its own.
     assert!(!std::path::Path::new("/dev/nvidia0").exists());
+}
+
+#[test]
+fn a_container_on_v1_opens_what_it_was_granted_and_nothing_else() {
+    gated(Cgroups::V1, v1_is_opened_and_closed_while_the_container_runs);
+}
+
+#[test]
+fn a_container_on_v2_opens_what_it_was_granted_and_nothing_else() {
+    gated(Cgroups::V2, v2_is_opened_and_closed_while_the_container_runs);
 }
 
 /// A list per cgroup, that can be written.

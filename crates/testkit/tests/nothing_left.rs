@@ -16,46 +16,71 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a bed could change on the machine.
+/// What a bed of this owner could change on the machine.
 #[derive(Debug, PartialEq, Eq)]
 struct Traces {
     processes: BTreeSet<String>,
-    mounts: BTreeSet<String>,
+    /// Network namespaces of its processes.
     networks: BTreeSet<PathBuf>,
-    interfaces: BTreeSet<String>,
     cgroups: BTreeSet<PathBuf>,
+    /// Of the machine itself: they must never change.
+    mounts: BTreeSet<String>,
+    interfaces: BTreeSet<String>,
     sysctls: Vec<String>,
-    folders: Vec<BTreeSet<String>>,
+    files: Vec<bool>,
 }
 
+const SYSCTLS: [&str; 7] = [
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "kernel/keys/root_maxbytes",
+    "net/ipv4/ip_forward",
+];
+
+/// What kubelet, containerd, CNI and kubectl leave on an ordinary machine.
+const FILES: [&str; 12] = [
+    "/var/lib/kubelet",
+    "/var/lib/containerd",
+    "/var/lib/cni",
+    "/var/log/pods",
+    "/var/log/containers",
+    "/run/containerd",
+    "/run/cni",
+    "/etc/cni",
+    "/etc/cdi",
+    "/bed",
+    "/root/.kube/cache/discovery/10.200.0.1",
+    "/dev/nvidia0",
+];
+
 impl Traces {
-    fn now() -> Self {
+    fn of(owner: u32) -> Self {
+        let name = format!("partage-bed-{owner}-");
         let sysctl = |name: &str| fs::read_to_string(format!("/proc/sys/{name}")).unwrap_or_default();
+        let ours: Vec<String> = processes().filter(|pid| is_of(&name, pid)).collect();
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let hierarchies = names("/sys/fs/cgroup").into_iter().chain([String::new()]);
+        let cgroups = hierarchies.flat_map(|hierarchy| {
+            let folder = PathBuf::from("/sys/fs/cgroup").join(hierarchy);
+            names(&folder.display().to_string()).into_iter().map(move |name| folder.join(name))
+        });
+        let of_a_bed = |interface: &String| {
+            ["nodes", "cni0"].contains(&interface.as_str()) || interface.starts_with("to-node")
+        };
         Self {
-            processes: processes().filter_map(|pid| of_a_bed(&pid)).collect(),
-            mounts: fs::read_to_string("/proc/self/mountinfo").unwrap().lines().map(str::to_string).collect(),
-            networks: networks(),
-            interfaces: names("/sys/class/net"),
-            cgroups: names("/sys/fs/cgroup")
-                .into_iter()
-                .chain([String::new()])
-                .map(|name| format!("/sys/fs/cgroup/{name}"))
-                .flat_map(|folder| {
-                    names(&folder).into_iter().map(move |name| PathBuf::from(&folder).join(name))
-                })
-                .filter(|path| path.is_dir())
+            networks: ours
+                .iter()
+                .filter_map(|pid| fs::read_link(format!("/proc/{pid}/ns/net")).ok())
                 .collect(),
-            sysctls: [
-                "vm/overcommit_memory",
-                "vm/panic_on_oom",
-                "kernel/panic",
-                "kernel/panic_on_oops",
-                "kernel/keys/root_maxkeys",
-                "net/ipv4/ip_forward",
-            ]
-            .map(sysctl)
-            .to_vec(),
-            folders: ["/var/lib", "/run", "/etc", "/var/log", "/dev", "/opt", "/mnt"].map(names).to_vec(),
+            processes: ours.into_iter().collect(),
+            cgroups: cgroups.filter(|path| path.to_string_lossy().contains(&name)).collect(),
+            mounts: mounts.lines().filter(|line| line.contains("partage-bed-")).map(str::to_string).collect(),
+            interfaces: names("/sys/class/net").into_iter().filter(of_a_bed).collect(),
+            sysctls: SYSCTLS.map(sysctl).to_vec(),
+            files: FILES.map(|file| PathBuf::from(file).exists()).to_vec(),
         }
     }
 }
@@ -70,20 +95,16 @@ fn processes() -> impl Iterator<Item = String> {
 }
 
 /// A process of a bed has the bed's cgroup, or its folder among its words.
-fn of_a_bed(pid: &str) -> Option<String> {
+fn is_of(bed: &str, pid: &str) -> bool {
     let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
-    let words = String::from_utf8_lossy(&read("cmdline")).replace('\0', " ");
-    let of_a_bed =
-        words.contains("partage-bed-") || String::from_utf8_lossy(&read("cgroup")).contains("partage-bed-");
-    of_a_bed.then(|| format!("{pid}: {words}"))
+    ["cmdline", "cgroup"].iter().any(|file| String::from_utf8_lossy(&read(file)).contains(bed))
 }
 
-/// Every network namespace that somebody is in, or holds open.
-fn networks() -> BTreeSet<PathBuf> {
+/// Is somebody in one of these network namespaces, or holds it open?
+fn held(networks: &BTreeSet<PathBuf>) -> bool {
     let folders = processes().flat_map(|pid| ["ns", "fd"].map(|part| format!("/proc/{pid}/{part}")));
-    let links = folders.flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());
-    let targets = links.filter_map(|link| fs::read_link(link.path()).ok());
-    targets.filter(|target| target.to_string_lossy().starts_with("net:")).collect()
+    let mut links = folders.flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());
+    links.any(|link| fs::read_link(link.path()).is_ok_and(|target| networks.contains(&target)))
 }
 
 const POD: &str = r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, "spec": {"containers": [
@@ -92,53 +113,78 @@ const POD: &str = r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "o
 #[test]
 fn a_dropped_bed_is_gone() {
     let _alone = alone();
-    let before = Traces::now();
+    let this = std::process::id();
+    let before = Traces::of(this);
     let Some(bed) = Bed::for_test(Profile::nodes(2)) else { return };
     bed.kubectl_with(&["apply", "-f", "-"], POD).unwrap();
     bed.kubectl(&["wait", "--for=condition=Ready", "pod/one", "--timeout=90s"]).unwrap();
-    // It can be told from outside that something is there at all.
-    let during = Traces::now();
+    // It can be told from outside that something is there at all, and that the machine has nothing of it.
+    let during = Traces::of(this);
     assert!(during.processes.len() > 10, "{:?}", during.processes);
-    assert_eq!(during.networks.len() - before.networks.len(), 4, "the host's, two nodes', a pod's");
+    // nsenter and its like are of the machine's own network.
+    let here = fs::read_link("/proc/self/ns/net").unwrap();
+    let networks: BTreeSet<_> = during.networks.iter().filter(|one| **one != here).cloned().collect();
+    assert!(networks.len() >= 3 && held(&networks), "the host's, two nodes', and more: {networks:?}");
     assert!(during.cgroups.len() > before.cgroups.len());
-    assert_eq!((&before.mounts, &before.sysctls), (&during.mounts, &during.sysctls));
-    assert_eq!((&before.folders, &before.interfaces), (&during.folders, &during.interfaces));
+    assert_eq!(of_the_machine(&before), of_the_machine(&during));
     drop(bed);
-    assert_eq!(before, Traces::now());
+    assert_eq!(before, Traces::of(this));
+    assert!(!held(&networks));
+}
+
+/// Only what is the machine's own.
+fn of_the_machine(traces: &Traces) -> Traces {
+    Traces {
+        processes: BTreeSet::new(),
+        networks: BTreeSet::new(),
+        cgroups: BTreeSet::new(),
+        mounts: traces.mounts.clone(),
+        interfaces: traces.interfaces.clone(),
+        sysctls: traces.sysctls.clone(),
+        files: traces.files.clone(),
+    }
 }
 
 #[test]
 fn a_bed_goes_with_its_owner() {
     let _alone = alone();
-    let before = Traces::now();
     let name = format!("killed-{}", std::process::id());
-    let mut owner = hold(&name);
-    let Some(said) = wait_for(&mut owner, "up") else {
-        return partage_testkit::binaries::skip_or_fail(&"the cluster's holder did not come up");
-    };
+    let Some(mut owner) = hold(&name) else { return };
+    let said = wait_for(&mut owner, "up").expect("the cluster's holder comes up");
     assert!(said.contains("kubelet"), "{said}");
-    assert!(Traces::now().processes.len() > 6);
+    let during = Traces::of(owner.id());
+    assert!(during.processes.len() > 6 && !during.cgroups.is_empty());
     // Not asked: killed.
     owner.kill().unwrap();
     owner.wait().unwrap();
     let start = Instant::now();
-    while Traces::now() != before {
-        assert!(start.elapsed() < Duration::from_secs(30), "{:#?}", (&before, Traces::now()));
+    let left = || {
+        let now = Traces::of(owner.id());
+        (now.processes, now.networks, now.cgroups, now.mounts)
+    };
+    while left() != Default::default() {
+        assert!(start.elapsed() < Duration::from_secs(30), "{:#?}", left());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let folder = std::env::temp_dir().join(format!("partage-bed-{}-0", owner.id()));
+    while folder.exists() {
+        assert!(start.elapsed() < Duration::from_secs(30), "{} stays", folder.display());
         std::thread::sleep(Duration::from_millis(20));
     }
     forget(&name);
 }
 
-/// Runs the owner of a person's cluster, as `cluster up` does.
-fn hold(name: &str) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_partage-testkit"))
+/// Runs the owner of a person's cluster, as `cluster up` does; not where this machine has not what it takes.
+fn hold(name: &str) -> Option<Child> {
+    drop(Bed::for_test(Profile::control_plane())?);
+    let child = Command::new(env!("CARGO_BIN_EXE_partage-testkit"))
         .args(["cluster", "hold", "--name", name])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::inherit())
         .process_group(0)
-        .spawn()
-        .unwrap()
+        .spawn();
+    Some(child.unwrap())
 }
 
 /// Reads what it says until it says this; nothing where it ends before.

@@ -18,7 +18,9 @@ fn partage_runs_in_a_pod() {
     let archive = folder.path().join("partage.oci.tar");
     let asked = Product { program, archive: archive.clone(), fresh: false };
     let mut said = Vec::new();
-    product(&asked, &Settings::from_environment(), &mut said, &AtomicBool::new(false)).unwrap();
+    if let Err(missing) = product(&asked, &Settings::from_environment(), &mut said, &AtomicBool::new(false)) {
+        return skip_or_fail(&missing);
+    }
     let said = String::from_utf8(said).unwrap();
     let name =
         said.split_whitespace().find(|word| word.starts_with("localhost/partage:")).expect(&said).to_string();

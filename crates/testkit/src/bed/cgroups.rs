@@ -14,7 +14,17 @@ pub(super) struct Hierarchies {
 }
 
 /// Options of a v1 mount that are no controllers.
-const NOT_CONTROLLERS: &[&str] = &["rw", "ro", "xattr", "noprefix", "clone_children", "release_agent"];
+const NOT_CONTROLLERS: &[&str] = &[
+    "rw",
+    "ro",
+    "xattr",
+    "noprefix",
+    "clone_children",
+    "release_agent",
+    "seclabel",
+    "cpuset_v2_mode",
+    "favordynmods",
+];
 
 impl Hierarchies {
     pub(super) fn of_this_machine() -> Result<Self, BedError> {
@@ -42,8 +52,10 @@ impl Hierarchies {
                         !NOT_CONTROLLERS.contains(&word)
                     };
                     let options: Vec<_> = options.split(',').filter(named).collect();
-                    if !options.is_empty() {
-                        found.v1.push((at.into(), options.join(",")));
+                    let options = options.join(",");
+                    // The same hierarchy can be mounted in several places.
+                    if !options.is_empty() && found.v1.iter().all(|(_, known)| *known != options) {
+                        found.v1.push((at.into(), options));
                     }
                 }
                 _ => {}
@@ -63,25 +75,21 @@ impl Hierarchies {
 
     /// Can a node have these?
     pub(super) fn allow(&self, cgroups: Cgroups) -> Result<(), BedError> {
-        let (there, needs) = match cgroups {
-            Cgroups::V1 => (self.usual() == Cgroups::V1, "cgroup v1 hierarchies (ask for a v2 node instead)"),
+        let (there, asked, advice) = match cgroups {
+            Cgroups::V1 => (self.usual() == Cgroups::V1, "v1", "ask for a v2 node"),
             Cgroups::V2 => {
-                (self.v2.is_some(), "a cgroup v2 mount (mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified)")
+                (self.v2.is_some(), "v2", "mount it: mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified")
             }
         };
         if there {
             return Ok(());
         }
         let has = match (self.v1.is_empty(), &self.v2) {
-            (true, None) => "it has no cgroups mounted at all".to_string(),
-            (true, Some(at)) => format!("it has cgroup v2 only, at {}", at.display()),
-            (false, _) => "it has cgroup v1 hierarchies only".to_string(),
+            (true, None) => "the machine has no cgroups mounted at all".to_string(),
+            (true, Some(at)) => format!("the machine has cgroup v2 only, at {}", at.display()),
+            (false, _) => "the machine has not all of v1, or no v2".to_string(),
         };
-        Err(BedError::Kernel {
-            what: format!("make a cgroup {cgroups:?} node").to_lowercase(),
-            said: has,
-            needs,
-        })
+        Err(BedError::NoCgroups { asked, has, advice })
     }
 
     /// Does a v2 node have the controllers that limits need?
@@ -99,10 +107,14 @@ impl Hierarchies {
         }
     }
 
+    /// Where the hierarchies are mounted.
+    pub(super) fn roots(&self) -> impl Iterator<Item = &PathBuf> {
+        self.v1.iter().map(|(at, _)| at).chain(&self.v2)
+    }
+
     /// Where `name` is, or would be, in every hierarchy.
     pub(super) fn folders(&self, name: &str) -> Vec<PathBuf> {
-        let mounts = self.v1.iter().map(|(at, _)| at).chain(&self.v2);
-        mounts.map(|at| at.join(name)).collect()
+        self.roots().map(|at| at.join(name)).collect()
     }
 
     /// Makes `name` in every hierarchy; the folders.
@@ -123,10 +135,16 @@ impl Hierarchies {
         let (folder, leaf) = (at.join(name), at.join(name).join(below));
         let doing = || format!("making the cgroup {}", leaf.display());
         fs::create_dir_all(&leaf).map_err(BedError::io(doing()))?;
-        let inside = fs::read_to_string(folder.join("cgroup.procs")).map_err(BedError::io(doing()))?;
-        for process in inside.lines() {
-            // One that ended meanwhile needs no moving.
-            let _ = fs::write(leaf.join("cgroup.procs"), process);
+        // While one is moved it may fork: again until none is left, and hand_down says where that never happens.
+        for _ in 0..100 {
+            let inside = fs::read_to_string(folder.join("cgroup.procs")).map_err(BedError::io(doing()))?;
+            if inside.is_empty() {
+                break;
+            }
+            for process in inside.lines() {
+                // One that ended meanwhile needs no moving.
+                let _ = fs::write(leaf.join("cgroup.procs"), process);
+            }
         }
         hand_down(&folder).map_err(BedError::io(doing()))?;
         let v1 = self.v1.iter().map(|(at, _)| at.join(name));
@@ -203,8 +221,7 @@ mod tests {
         assert_eq!(found.usual(), Cgroups::V2);
         assert_eq!(
             found.allow(Cgroups::V1).unwrap_err().to_string(),
-            "this kernel does not let us make a cgroup v1 node (it has cgroup v2 only, at /sys/fs/cgroup); the test \
-             bed needs cgroup v1 hierarchies (ask for a v2 node instead)"
+            "a node cannot have cgroup v1 here: the machine has cgroup v2 only, at /sys/fs/cgroup; ask for a v2 node"
         );
     }
 }

@@ -1,6 +1,6 @@
 //! One program of the cluster: started, killed, paused, restarted.
 
-use super::world::{Folder, read_pid, signal};
+use super::world::{Folder, read_pid, signal, wait_nudging};
 use super::{BedError, logs, wait};
 use rustix::process::Signal;
 use std::fs::{self, OpenOptions};
@@ -160,10 +160,16 @@ impl Component {
         if let Some(mut running) = lock(&self.running).take() {
             if matches!(running.waiter.try_wait(), Ok(None)) {
                 signal(running.process, with);
-                // One that is paused hears nothing but a kill.
-                wake(&running);
             }
-            let _ = running.waiter.wait();
+            // One that is paused hears nothing but a kill, and its waiter not even that.
+            let process = running.process;
+            let waiter = running.waiter.id();
+            wait_nudging(&mut running.waiter, || {
+                signal(waiter, Signal::CONT);
+                if with != Signal::KILL {
+                    signal(process, Signal::CONT);
+                }
+            });
         }
     }
 

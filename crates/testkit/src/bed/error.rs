@@ -32,6 +32,16 @@ pub enum BedError {
         /// The feature, in the kernel's words.
         needs: &'static str,
     },
+    /// The machine has not the cgroups that a node was to see.
+    #[error("a node cannot have cgroup {asked} here: {has}; {advice}")]
+    NoCgroups {
+        /// `v1` or `v2`.
+        asked: &'static str,
+        /// What the machine has.
+        has: String,
+        /// What to do.
+        advice: &'static str,
+    },
     /// A full disk.
     #[error(
         "{} has {free_mib} MiB free, and a bed takes about {needed_mib} MiB there; make room, or point TMPDIR to a larger disk",

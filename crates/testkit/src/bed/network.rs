@@ -122,6 +122,11 @@ pub(super) fn plug_commands(number: u8, process: u32) -> String {
     )
 }
 
+/// Takes the cable away, both ends.
+pub(super) fn unplug_commands(number: u8) -> String {
+    format!("link del to-node{number}\n")
+}
+
 /// The node's end.
 pub(super) fn node_commands(number: u8) -> String {
     let address = node_address(number);

@@ -17,7 +17,7 @@ use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -170,7 +170,10 @@ impl Node {
         let place =
             lock(&self.machine).as_ref().map(|machine| machine.place.clone()).ok_or_else(|| self.off())?;
         let arguments: Vec<_> = arguments.into_iter().map(|one| one.as_ref().to_string()).collect();
-        Ok(place.command("command", Path::new(program), &arguments))
+        // Several may run at once.
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let label = format!("command-{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        Ok(place.command(&label, Path::new(program), &arguments))
     }
 
     /// Runs a program on the node to its end; what it wrote.
@@ -200,6 +203,8 @@ impl Node {
         if let Some(mut machine) = lock(&self.machine).take() {
             signal(machine.first, Signal::KILL);
             wait_nudging(&mut machine.waiter, || self.components().into_iter().for_each(Component::nudge));
+            // By itself the cable goes a little later, and its name is needed again.
+            let _ = self.around.network.ip(&network::unplug_commands(self.number));
             // They are gone with the node.
             self.kubelet.kill();
             self.containerd.kill();

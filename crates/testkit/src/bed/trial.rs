@@ -16,7 +16,12 @@ impl Bed {
     pub fn for_test(profile: Profile) -> Option<Self> {
         match Self::start(profile) {
             Ok(bed) => Some(bed),
-            Err(missing @ (BedError::Missing(_) | BedError::NotRoot | BedError::NoTool { .. })) => {
+            Err(
+                missing @ (BedError::Missing(_)
+                | BedError::NotRoot
+                | BedError::NoTool { .. }
+                | BedError::NoCgroups { .. }),
+            ) => {
                 skip_or_fail(&missing);
                 None
             }

@@ -6,8 +6,9 @@ use super::{BedError, wait};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -102,59 +103,69 @@ fn enough_space(base: &Path) -> Result<(), BedError> {
 /// Removes what beds left whose keeper was killed too: owner dead, and nobody left who holds the lock.
 pub(super) fn sweep(hierarchies: &Hierarchies) {
     let base = std::env::temp_dir();
-    for entry in fs::read_dir(&base).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
-        // A bed that is just being made has no lock yet; its owner lives.
-        if owner.is_none_or(|owner| Path::new(&format!("/proc/{owner}")).exists()) {
-            continue;
+    let names = |folder: &Path| {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect::<Vec<_>>()
+    };
+    for folder in hierarchies.roots().chain([&base]) {
+        for name in names(folder) {
+            // A bed that is just being made has no lock yet; its owner lives.
+            if name.strip_prefix(PREFIX).is_none_or(|rest| name == LOGS || owner_lives(rest)) {
+                continue;
+            }
+            let held = File::open(base.join(&name).join("lock")).is_ok_and(|lock| lock.try_lock().is_err());
+            if !held && *folder == base {
+                let _ = fs::remove_dir_all(folder.join(name));
+            } else if !held {
+                cgroups::remove(&folder.join(name));
+            }
         }
-        let held = File::open(entry.path().join("lock")).is_ok_and(|lock| lock.try_lock().is_err());
-        if held {
-            continue;
-        }
-        for folder in hierarchies.folders(&name) {
-            cgroups::remove(&folder);
-        }
-        let _ = fs::remove_dir_all(entry.path());
     }
     let logs = fs::read_dir(base.join(LOGS)).into_iter().flatten().flatten();
     let mut logs: Vec<_> =
         logs.filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path()))).collect();
     logs.sort();
     for (_, old) in logs.iter().rev().skip(KEPT_LOGS) {
-        let _ = fs::remove_dir_all(old);
+        let name = old.file_name().unwrap_or_default().to_string_lossy();
+        if !owner_lives(&name) {
+            let _ = fs::remove_dir_all(old);
+        }
     }
+}
+
+/// Names of beds begin with their owner's process number.
+fn owner_lives(name: &str) -> bool {
+    let owner = name.split('-').next().unwrap_or_default();
+    owner.parse::<u32>().is_ok() && Path::new(&format!("/proc/{owner}")).exists()
 }
 
 /// The namespaces, for as long as this lives.
 #[derive(Debug)]
 pub(super) struct World {
-    keeper: Child,
-    /// Nothing is ever written. The kernel closes it when we die.
-    life: Option<ChildStdin>,
+    keeper: Keeper,
     first: u32,
     pub(super) network: Network,
 }
 
 impl World {
-    pub(super) fn begin(folder: &Folder, busybox: &Path, stop: &AtomicBool) -> Result<Self, BedError> {
+    pub(super) fn begin(
+        folder: &Folder,
+        busybox: &Path,
+        hierarchies: &Hierarchies,
+        stop: &AtomicBool,
+    ) -> Result<Self, BedError> {
         let log_path = folder.logs.join("keeper.log");
         let log = File::create(&log_path).map_err(BedError::io(format!("writing {}", log_path.display())))?;
         let copy = log.try_clone().map_err(BedError::io("copying a file handle"))?;
         let mut command = Command::new("sh");
         command.arg(folder.path.join("keeper.sh")).arg(&folder.path).arg(&folder.name).arg(busybox);
         // A group of its own: Ctrl-C is for us, and the keeper must outlive us.
-        let mut keeper = std::os::unix::process::CommandExt::process_group(&mut command, 0)
-            .stdin(Stdio::piped())
-            .stdout(log)
-            .stderr(copy)
-            .spawn()
-            .map_err(BedError::io("starting the bed's keeper"))?;
-        let life = keeper.stdin.take();
+        command.args(hierarchies.roots()).process_group(0);
+        let keeper = command.stdin(Stdio::piped()).stdout(log).stderr(copy).spawn();
+        let mut keeper = Keeper::new(keeper.map_err(BedError::io("starting the bed's keeper"))?);
         let pid_file = folder.path.join("init.pid");
         let first = wait::until("the bed's namespaces", Duration::from_secs(30), stop, || {
-            if let Some(status) = keeper.try_wait().map_err(BedError::io("waiting for the keeper"))? {
+            if let Some(status) = keeper.ended()? {
                 let said = fs::read_to_string(&log_path).unwrap_or_default();
                 return Err(BedError::Kernel {
                     what: "make namespaces".to_string(),
@@ -170,7 +181,7 @@ impl World {
         // Of this network namespace only.
         fs::write("/proc/sys/net/ipv4/ip_forward", "1").map_err(BedError::io("switching on forwarding"))?;
         drop(visit);
-        Ok(Self { keeper, life, first, network })
+        Ok(Self { keeper, first, network })
     }
 
     /// The first process, by its name on the machine.
@@ -180,14 +191,36 @@ impl World {
 
     /// Ends every process, and waits until nothing is left. `nudge` is for those outside who wait for one inside.
     pub(super) fn end(&mut self, nudge: impl Fn()) {
-        signal(self.first, Signal::KILL);
-        drop(self.life.take());
-        // Only a keeper that was killed has no answer; the next sweep tidies up then.
-        wait_nudging(&mut self.keeper, nudge);
+        self.keeper.end(nudge);
     }
 }
 
-impl Drop for World {
+/// The process that tidies up, and the pipe by which it knows that we live.
+#[derive(Debug)]
+struct Keeper {
+    process: Child,
+    /// Nothing is ever written. The kernel closes it when we die.
+    life: Option<ChildStdin>,
+}
+
+impl Keeper {
+    fn new(mut process: Child) -> Self {
+        let life = process.stdin.take();
+        Self { process, life }
+    }
+
+    fn ended(&mut self) -> Result<Option<ExitStatus>, BedError> {
+        self.process.try_wait().map_err(BedError::io("waiting for the keeper"))
+    }
+
+    /// Only a keeper that was killed leaves something; the next sweep tidies up then.
+    fn end(&mut self, nudge: impl Fn()) {
+        drop(self.life.take());
+        wait_nudging(&mut self.process, nudge);
+    }
+}
+
+impl Drop for Keeper {
     fn drop(&mut self) {
         self.end(|| ());
     }

@@ -2,6 +2,7 @@
 
 use crate::bed::{Bed, BedError};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::time::Duration;
 use tokio::task::JoinHandle;
 
 /// The port people expect; another where it is taken.
@@ -28,7 +29,11 @@ impl Relay {
         let task = bed.handle().spawn(async move {
             let Ok(outside) = tokio::net::TcpListener::from_std(outside) else { return };
             loop {
-                let Ok((mut near, _)) = outside.accept().await else { continue };
+                let Ok((mut near, _)) = outside.accept().await else {
+                    // Too many open files, as a rule: some will close.
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                };
                 tokio::spawn(async move {
                     if let Ok(mut far) = tokio::net::TcpStream::connect(inside).await {
                         // Either side may hang up as it likes.

@@ -8,6 +8,7 @@ use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// A cluster that is up.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -45,7 +46,16 @@ impl Home {
     /// Becomes the holder; refused while there is another.
     pub(super) fn take(&self) -> Result<File, ClusterError> {
         let lock = self.lock()?;
-        if lock.try_lock().is_err() {
+        // Who only looks holds it for a moment, too.
+        let mut taken = lock.try_lock().is_ok();
+        for _ in 0..20 {
+            if taken {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+            taken = lock.try_lock().is_ok();
+        }
+        if !taken {
             return Err(self.running()?.map_or(ClusterError::Busy, ClusterError::Running));
         }
         // Left by one that was killed.
@@ -56,15 +66,17 @@ impl Home {
         Ok(lock)
     }
 
-    /// The holder's process number, while there is one.
-    pub(super) fn holder(&self) -> Result<Option<i32>, BedError> {
+    /// The holder, while there is one.
+    pub(super) fn holder(&self) -> Result<Option<Holder>, BedError> {
         // Shared: two who look at once do not take each other for the holder.
         if self.lock()?.try_lock_shared().is_ok() {
             return Ok(None);
         }
         let path = self.lock_path();
         let text = fs::read_to_string(&path).map_err(BedError::io(format!("reading {}", path.display())))?;
-        Ok(Some(text.trim().parse().unwrap_or_default()))
+        // It writes its number after it took the lock: until then there may be none, or one of a holder before it.
+        let known = text.trim().parse().ok().filter(|process| is_holder(*process));
+        Ok(Some(known.map_or(Holder::Unknown, Holder::Process)))
     }
 
     fn lock_path(&self) -> PathBuf {
@@ -115,6 +127,21 @@ impl Home {
         let text = text.trim().trim_start_matches("error: ").to_string();
         (!text.is_empty()).then_some(text)
     }
+}
+
+/// Who holds the lock.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Holder {
+    Process(i32),
+    /// It has not said yet.
+    Unknown,
+}
+
+/// No other process is ever taken for a holder, and signalled.
+fn is_holder(process: i32) -> bool {
+    let words = fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+    let mut words = words.split(|byte| *byte == 0).skip(1);
+    (words.next(), words.next()) == (Some(b"cluster"), Some(b"hold"))
 }
 
 fn private(path: &Path, text: &str) -> Result<(), BedError> {

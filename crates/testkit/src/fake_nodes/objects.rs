@@ -80,10 +80,11 @@ fn conditions() -> Vec<NodeCondition> {
         .into()
 }
 
-/// Whether a node that is there is the one wanted, of an earlier run.
+/// Whether a node that is there is the one wanted, of an earlier run: inventory, labels, kinds of resources. Amounts are
+/// not compared: the API server writes them in its own way.
 pub(super) fn same(there: &Node, wanted: &Node) -> bool {
     let capacity = |node: &Node| node.status.as_ref().and_then(|status| status.capacity.clone());
-    there.labels().get(GROUP) == wanted.labels().get(GROUP)
+    wanted.labels().iter().all(|(name, value)| there.labels().get(name) == Some(value))
         && there.annotations().get(INVENTORY) == wanted.annotations().get(INVENTORY)
         && capacity(there).map(|all| all.into_keys().collect::<Vec<_>>())
             == capacity(wanted).map(|all| all.into_keys().collect::<Vec<_>>())

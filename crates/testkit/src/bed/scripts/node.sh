@@ -17,27 +17,28 @@ root=$node/root
 mount -t overlay overlay -o "lowerdir=/,upperdir=$node/disk/upper,workdir=$node/disk/work" "$root" ||
   die "overlayfs on $node does not work; put TMPDIR on ext4, xfs or tmpfs, or load the kernel module overlay"
 cd "$root" || exit 1
+[ -e usr/bin ] || die "/usr is a file system of its own; a node would not see it: put it on the root file system"
 
 mount -t proc proc proc || die "/proc cannot be mounted"
 mount -t sysfs sysfs sys || die "/sys cannot be mounted"
 mount -t tmpfs -o mode=755 tmpfs run || die "tmpfs cannot be mounted"
-mount -t tmpfs -o mode=1777 tmpfs tmp
+mount -t tmpfs -o mode=1777 tmpfs tmp || die "its own part of the file system cannot be mounted"
 mkdir -p var/lib var/log bed
-mount --bind "$node/disk/lib" var/lib
-mount --bind "$node/disk/log" var/log
+mount --bind "$node/disk/lib" var/lib || die "its own part of the file system cannot be mounted"
+mount --bind "$node/disk/log" var/log || die "its own part of the file system cannot be mounted"
 [ -L var/run ] || mount --bind run var/run
-mount --bind "$node" bed
-mount --bind "$bin" bed/bin
-mount --bind "$bed/machine-proc" bed/machine-proc
+mount --bind "$node" bed || die "its own part of the file system cannot be mounted"
+mount --bind "$bin" bed/bin || die "its own part of the file system cannot be mounted"
+mount --bind "$bed/machine-proc" bed/machine-proc || die "its own part of the file system cannot be mounted"
 mkdir -p run/lock
 
 # Devices of its own: a test may add some, and the machine must not see them.
-mount -t tmpfs -o mode=755 tmpfs dev
+mount -t tmpfs -o mode=755 tmpfs dev || die "its own part of the file system cannot be mounted"
 for device in null zero full random urandom tty kmsg fuse; do
   [ ! -e "/dev/$device" ] || cp -a "/dev/$device" dev/
 done
 mkdir dev/pts dev/shm dev/mqueue
-mount -t devpts -o newinstance,ptmxmode=0666,mode=620,gid=5 devpts dev/pts
+mount -t devpts -o newinstance,ptmxmode=0666,mode=620,gid=5 devpts dev/pts || die "its own part of the file system cannot be mounted"
 ln -s pts/ptmx dev/ptmx
 ln -s /proc/self/fd dev/fd
 ln -s fd/0 dev/stdin
@@ -67,7 +68,8 @@ mount -t bpf bpf sys/fs/bpf 2>/dev/null
 while read -r key value; do
   [ -e "proc/sys/$key" ] || continue
   echo "$value" >"$node/sysctl/$(echo "$key" | tr / .)"
-  mount --bind "$node/sysctl/$(echo "$key" | tr / .)" "proc/sys/$key"
+  # Otherwise kubelet would change the machine.
+  mount --bind "$node/sysctl/$(echo "$key" | tr / .)" "proc/sys/$key" || die "$key cannot be hidden from kubelet"
 done <<END
 vm/overcommit_memory 1
 vm/panic_on_oom 0
