@@ -7,8 +7,8 @@ SHELL := /bin/bash
 # Tools are built once and shared by all checkouts.
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/partage
 TOOLS := $(CACHE)/tools
-CARGO_DENY := $(TOOLS)/cargo-deny-0.20.2/bin/cargo-deny
-CARGO_FUZZ := $(TOOLS)/cargo-fuzz-0.13.2/bin/cargo-fuzz
+DENY_VERSION := 0.20.2
+FUZZ_VERSION := 0.13.2
 FUZZ_TARGETS = $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
 FUZZ_SECONDS ?= 60
 
@@ -44,22 +44,22 @@ bedding: toolchain
 	@if [ "$${CI:-false}" != false ]; then $(MAKE) --no-print-directory binaries; \
 	  else $(MAKE) --no-print-directory binaries || echo "tests that need the test bed will be skipped"; fi
 
-lint: toolchain $(CARGO_DENY) ## formatting, clippy, docs, dependencies
+lint: toolchain cargo-deny ## formatting, clippy, docs, dependencies
 	cargo fmt --check
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	cargo clippy --workspace --all-targets -- --deny warnings
 	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --quiet
-	$(CARGO_DENY) --log-level error check bans licenses sources
+	"$(TOOLS)/cargo-deny-$(DENY_VERSION)/bin/cargo-deny" --log-level error check bans licenses sources
 
 bench: binaries ## the figures of docs/benchmarks.md
 	cargo bench --package partage-core
 	cargo bench --package partage-testkit
 
-fuzz: toolchain $(CARGO_FUZZ) ## every parser of tenant input, FUZZ_SECONDS (60) each
+fuzz: toolchain cargo-fuzz ## every parser of tenant input, FUZZ_SECONDS (60) each
 	@rustup toolchain list | grep -q nightly || { echo "error: fuzzing needs a nightly compiler: rustup toolchain install nightly" >&2; exit 1; }
 	@for target in $(FUZZ_TARGETS); do \
 	  echo "== $$target, $(FUZZ_SECONDS) s"; \
-	  PATH="$(dir $(CARGO_FUZZ)):$$PATH" cargo +nightly fuzz run "$$target" -- \
+	  PATH="$(TOOLS)/cargo-fuzz-$(FUZZ_VERSION)/bin:$$PATH" cargo +nightly fuzz run "$$target" -- \
 	    -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1; \
 	done
 
@@ -86,8 +86,11 @@ image: toolchain ## Partage's own image, dist/partage.oci.tar, without Docker
 toolchain:
 	@tools/toolchain
 
-# cargo installs a program whole or not at all: an interrupted build is repeated.
-$(TOOLS)/cargo-%:
-	@echo "building $(notdir $@) into $(TOOLS), once (some minutes)"
-	@name=$$(echo $(notdir $(patsubst %/bin/,%,$(dir $@)))); \
-	  cargo install --locked --quiet --version "$${name##*-}" --root "$(TOOLS)/$$name" "$${name%-*}"
+# cargo installs a program whole or not at all: an interrupted build is repeated. A path may have spaces, so it is no target.
+.PHONY: cargo-deny cargo-fuzz
+cargo-deny: VERSION := $(DENY_VERSION)
+cargo-fuzz: VERSION := $(FUZZ_VERSION)
+cargo-deny cargo-fuzz: toolchain
+	@[ -x "$(TOOLS)/$@-$(VERSION)/bin/$@" ] || { \
+	  echo "building $@ $(VERSION) into $(TOOLS), once (some minutes)"; \
+	  cargo install --locked --quiet --version "$(VERSION)" --root "$(TOOLS)/$@-$(VERSION)" "$@"; }

@@ -1,6 +1,6 @@
 //! A real Kubernetes in namespaces of its own: `Bed::start` brings it up, dropping it leaves nothing behind.
 //!
-//! The map: `profile` what is asked for; `world` the namespaces and who tidies up; `component` one program;
+//! The map: `profile` what is asked for; `folder` its files; `world` the namespaces and who tidies up; `component` one program;
 //! `control_plane`, `node` what is in a cluster; `network`, `dns`, `pki`, `kubeconfig`, `cgroups` what they need;
 //! `scripts` what runs inside before any program of ours could. `docs/testbed.md` shows it in use.
 
@@ -9,6 +9,7 @@ mod component;
 mod control_plane;
 mod dns;
 mod error;
+mod folder;
 mod kubeconfig;
 mod logs;
 mod network;
@@ -30,6 +31,7 @@ use cgroups::Hierarchies;
 use component::Place;
 use control_plane::ControlPlane;
 use dns::Dns;
+use folder::Folder;
 use k8s_openapi::api::core::v1 as api;
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::Api;
@@ -48,7 +50,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use tokio::runtime::Runtime;
-use world::{Folder, World};
+use world::World;
 
 /// How long the cluster may take to come up on a machine that is busy with other things.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -90,11 +92,11 @@ impl Bed {
         // Another part of the process may have chosen already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let hierarchies = Hierarchies::of_this_machine()?;
-        world::sweep(&hierarchies);
+        folder::sweep(&hierarchies);
         let folder = Folder::new()?;
         let started = Self::start_in(profile, ground, hierarchies, &folder, stop, tell);
         if matches!(started, Err(BedError::Interrupted)) {
-            let _ = std::fs::remove_dir_all(&folder.logs);
+            folder.forget_logs();
         }
         started
     }
@@ -115,9 +117,6 @@ impl Bed {
             cgroups: hierarchies.make(&format!("{}/control", folder.name))?,
             enter: folder.path.join("enter.sh"),
             bin: ground.bin.clone(),
-            machine_proc: folder.path.join("machine-proc"),
-            pids: folder.path.join("pids"),
-            pids_outside: folder.path.join("pids"),
         };
         let plane = ControlPlane::new(folder, &host, &authority, &profile)?;
         let around = Arc::new(Surroundings {
@@ -367,6 +366,11 @@ impl Bed {
         self.plane.components().into_iter().chain(self.nodes.iter().flat_map(Node::components))
     }
 
+    /// Did somebody else end it?
+    pub(crate) fn is_gone(&self) -> bool {
+        self.world.is_gone()
+    }
+
     /// `kubectl`, as administrator, ready to be given arguments and run.
     pub fn kubectl_command(&self) -> Command {
         let mut command = Command::new("nsenter");
@@ -451,7 +455,7 @@ impl Drop for Bed {
             plane.components().into_iter().chain(of_nodes).for_each(Component::nudge);
         });
         if self.up && !failed {
-            let _ = std::fs::remove_dir_all(&self.around.folder.logs);
+            self.around.folder.forget_logs();
         }
     }
 }

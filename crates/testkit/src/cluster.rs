@@ -34,12 +34,25 @@ pub struct Wishes {
 }
 
 /// A person's clusters have names.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args, serde::Serialize, serde::Deserialize)]
 pub struct Name {
     /// Which cluster; there can be one of each name
-    #[arg(long, default_value = "bed", value_parser = name)]
+    #[arg(long, default_value = BED, value_parser = name)]
     pub name: String,
 }
+
+impl Name {
+    /// The command that ends the cluster of this name.
+    pub fn ending(&self) -> String {
+        match self.name.as_str() {
+            BED => "make cluster-down".to_string(),
+            other => format!("cargo run -p partage-testkit -- cluster down --name {other}"),
+        }
+    }
+}
+
+/// The name of `make cluster`.
+const BED: &str = "bed";
 
 /// It becomes a folder.
 fn name(text: &str) -> Result<String, String> {
@@ -91,8 +104,8 @@ pub enum ClusterError {
     Bed(#[from] BedError),
     /// One is there already.
     #[error(
-        "a cluster is running already (pid {}, nodes {}): use it with export KUBECONFIG={}, or end it with `make cluster-down`",
-        .0.pid, .0.nodes.join(", "), .0.kubeconfig.display()
+        "a cluster is running already (pid {}, nodes {}): use it with export KUBECONFIG='{}', or end it with `{}`",
+        .0.pid, .0.nodes.join(", "), .0.kubeconfig.display(), .0.name.ending()
     )]
     Running(State),
     /// One is coming up, or going down, right now.
@@ -172,10 +185,17 @@ fn follow(holder: &mut Child, out: &mut dyn Write, stop: &AtomicBool) -> Result<
     }
 }
 
+/// Ends the holder; one that does not hear is killed, and its keeper tidies up.
 fn end(holder: &mut Child) {
+    let start = Instant::now();
     // It may have ended by itself.
     let _ = kill_process(Pid::from_child(holder), Signal::TERM);
-    let _ = holder.wait();
+    while matches!(holder.try_wait(), Ok(None)) {
+        if start.elapsed() > Duration::from_secs(20) {
+            let _ = holder.kill();
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// Owns the bed until it is told to stop.
@@ -188,10 +208,20 @@ pub fn hold(wishes: &Wishes, out: &mut dyn Write, stop: &AtomicBool) -> Result<(
     };
     let bed = Bed::start_telling(wishes.profile(), stop, &mut tell)?;
     let relay = Relay::start(&bed)?;
+    let name = wishes.name.clone();
     let nodes = bed.nodes().iter().map(|node| node.name().to_string()).collect();
-    home.write(&bed.kubeconfig_at(&format!("https://{}", relay.address()))?, nodes)?;
+    home.write(&bed.kubeconfig_at(&format!("https://{}", relay.address()))?, name, nodes)?;
     tell(UP);
     while !stop.load(Ordering::Relaxed) {
+        if bed.is_gone() {
+            home.forget();
+            let said = "somebody else ended its first process".to_string();
+            return Err(BedError::Failed { doing: "holding the cluster".to_string(), said }.into());
+        }
+        // What a machine's own service manager would do.
+        for component in bed.components().filter(|component| component.ended_by_itself()) {
+            component.start()?;
+        }
         std::thread::sleep(Duration::from_millis(50));
     }
     home.forget();
@@ -212,7 +242,14 @@ pub fn down(name: &Name) -> Result<bool, ClusterError> {
     let mut told = false;
     while let Some(holder) = home.holder()? {
         if let (Holder::Process(process), false) = (holder, told) {
-            let _ = Pid::from_raw(process).map(|process| kill_process(process, Signal::TERM));
+            if let Some(Err(error)) =
+                Pid::from_raw(process).map(|process| kill_process(process, Signal::TERM))
+            {
+                let said = format!(
+                    "process {process}: {error}; end it as who started it (sudo -E make cluster-down)"
+                );
+                return Err(BedError::Failed { doing: "ending the cluster".to_string(), said }.into());
+            }
             told = true;
         }
         if start.elapsed() > Duration::from_secs(60) {

@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use partage_testkit::bed::BedError;
-use partage_testkit::binaries::{self, Missing, Settings};
+use partage_testkit::binaries::{self, Binaries, Missing, Settings};
 use partage_testkit::cluster::{self, ClusterError, Name, Wishes};
 use partage_testkit::image::{self, Product};
 use std::io::{self, Write};
@@ -142,13 +142,16 @@ fn cluster(command: &Cluster, out: &mut dyn Write, stop: &AtomicBool) -> Result<
         Cluster::Up(wishes) => {
             let start = Instant::now();
             let state = cluster::up(wishes, out, stop)?;
+            let kubectl = Binaries::ready()?.path("kubectl");
             format!(
-                "\nA Kubernetes is up after {:.1} s, with {}. Use it:\n\n  export KUBECONFIG={}\n  kubectl get nodes\n\n\
-                 Its images are localhost/debian:bed and localhost/busybox:bed (imagePullPolicy: Never).\n\
-                 End it with: make cluster-down\n",
+                "\nA Kubernetes is up after {:.1} s, with {}. Use it, with any kubectl:\n\n  export KUBECONFIG='{}'\n  \
+                 '{}' get nodes\n\nIts images are localhost/debian:bed and localhost/busybox:bed (imagePullPolicy: Never).\n\
+                 End it with: {}\n",
                 start.elapsed().as_secs_f64(),
                 state.nodes.join(", "),
-                state.kubeconfig.display()
+                state.kubeconfig.display(),
+                kubectl.display(),
+                state.name.ending(),
             )
         }
         Cluster::Down(name) => match cluster::down(name)? {
@@ -157,7 +160,7 @@ fn cluster(command: &Cluster, out: &mut dyn Write, stop: &AtomicBool) -> Result<
         },
         Cluster::Status(name) => match cluster::status(name)? {
             Some(state) => format!(
-                "a cluster is up (pid {}), with {}: export KUBECONFIG={}\n",
+                "a cluster is up (pid {}), with {}: export KUBECONFIG='{}'\n",
                 state.pid,
                 state.nodes.join(", "),
                 state.kubeconfig.display()

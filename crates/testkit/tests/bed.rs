@@ -266,6 +266,7 @@ fn a_part_that_ends_by_itself_is_named_with_its_last_words() {
             assert_eq!(name, "kube-scheduler");
             assert!(said.contains("wight"), "{said}");
             assert!(log.exists(), "logs of a bed that failed are kept");
+            fs::remove_dir_all(log.parent().unwrap()).unwrap();
             return;
         }
         Err(error @ (BedError::Missing(_) | BedError::NotRoot | BedError::NoTool { .. })) => {

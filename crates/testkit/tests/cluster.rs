@@ -59,7 +59,7 @@ fn a_person_brings_one_up_uses_it_and_ends_it() {
     assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
     assert!(out.contains("kube-apiserver") && out.contains("node1: containerd and kubelet"), "{out}");
     let kubeconfig = cluster.folder().join("kubeconfig");
-    assert!(out.contains(&format!("export KUBECONFIG={}", kubeconfig.display())), "{out}");
+    assert!(out.contains(&format!("export KUBECONFIG='{}'", kubeconfig.display())), "{out}");
 
     // From outside, with any kubectl.
     let kubectl = |words: &[&str]| {
@@ -79,7 +79,10 @@ fn a_person_brings_one_up_uses_it_and_ends_it() {
     let (code, _, err) = words(&cluster.run("up"));
     assert_eq!(code, Some(1));
     assert!(err.starts_with("error: a cluster is running already (pid "), "{err}");
-    assert!(err.contains("make cluster-down") && err.contains("export KUBECONFIG="), "{err}");
+    assert!(
+        err.contains(&format!("cluster down --name {}", cluster.name)) && err.contains("export KUBECONFIG="),
+        "{err}"
+    );
     let (_, out, _) = words(&cluster.run("status"));
     assert!(out.starts_with("a cluster is up (pid "), "{out}");
 

@@ -4,6 +4,7 @@
 use partage_testkit::bed::{Bed, Profile};
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -130,6 +131,62 @@ fn a_dropped_bed_is_gone() {
     drop(bed);
     assert_eq!(before, Traces::of(this));
     assert!(!held(&networks));
+}
+
+/// Who may write next to a bed may neither read its keys nor make it hurt others.
+#[test]
+fn a_bed_is_for_its_owner_only() {
+    let _alone = alone();
+    let Some(bed) = Bed::for_test(Profile::control_plane()) else { return };
+    let folder = std::env::temp_dir().join(format!("partage-bed-{}-", std::process::id()));
+    let beds = names(&std::env::temp_dir().display().to_string());
+    let folder = beds
+        .iter()
+        .map(|name| std::env::temp_dir().join(name))
+        .find(|path| path.to_string_lossy().starts_with(&*folder.to_string_lossy()));
+    let folder = folder.expect("the bed has a folder");
+    let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(folder.clone()), 0o700);
+    assert_eq!([mode(folder.join("pki/ca.key")), mode(folder.join("admin.kubeconfig"))], [0o600, 0o600]);
+
+    // The keeper is killed: its owner tidies up.
+    let keeper = processes().find(|pid| {
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&words).starts_with(&format!("sh\0{}/keeper.sh", folder.display()))
+    });
+    let keeper =
+        rustix::process::Pid::from_raw(keeper.expect("the bed has a keeper").parse().unwrap()).unwrap();
+    rustix::process::kill_process(keeper, rustix::process::Signal::KILL).unwrap();
+    drop(bed);
+    assert!(!folder.exists());
+    let left = Traces::of(std::process::id());
+    assert_eq!((left.processes, left.cgroups), Default::default());
+}
+
+#[test]
+fn what_others_put_in_the_way_stays_theirs() {
+    let _alone = alone();
+    let Some(cluster) = Bed::for_test(Profile::control_plane()) else { return };
+    drop(cluster);
+    let folder = tempfile::tempdir().unwrap();
+    let (place, victim) = (folder.path().join("tmp"), folder.path().join("victim"));
+    for number in 0..25 {
+        fs::create_dir_all(victim.join(format!("{number}-0"))).unwrap();
+    }
+    fs::create_dir_all(place.join("partage-bed-notes")).unwrap();
+    fs::create_dir_all(place.join("partage-bed-4000000-0")).unwrap();
+    let fifo = Command::new("mkfifo").arg(place.join("partage-bed-4000000-0/lock")).status().unwrap();
+    assert!(fifo.success());
+    std::os::unix::fs::symlink(&victim, place.join("partage-bed-logs")).unwrap();
+    let name = format!("planted-{}", std::process::id());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_partage-testkit"));
+    let output = command.args(["cluster", "up", "--name", &name]).env("TMPDIR", &place).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("partage-bed-logs is not a folder of ours"), "{said}");
+    assert_eq!(names(&victim.display().to_string()).len(), 25);
+    assert!(place.join("partage-bed-notes").exists(), "not every folder of that name is a bed");
+    assert!(!place.join("partage-bed-4000000-0").exists(), "what is left of one goes");
+    forget(&name);
 }
 
 /// Only what is the machine's own.

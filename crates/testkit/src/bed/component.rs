@@ -1,6 +1,7 @@
 //! One program of the cluster: started, killed, paused, restarted.
 
-use super::world::{Folder, read_pid, signal, wait_nudging};
+use super::folder::Folder;
+use super::world::{child_of, signal, wait_nudging};
 use super::{BedError, logs, wait};
 use rustix::process::Signal;
 use std::fs::{self, OpenOptions};
@@ -14,7 +15,7 @@ use std::time::Duration;
 /// How long the steps around a start may take on a machine that is busy with other things.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Namespaces and cgroups that programs are started in, and how things are called in there.
+/// Namespaces and cgroups that programs are started in.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     /// A process that is in them.
@@ -22,21 +23,16 @@ pub(super) struct Place {
     pub(super) cgroups: Vec<PathBuf>,
     /// The script that does it.
     pub(super) enter: PathBuf,
-    /// Inside: the folder with the programs, the machine's `/proc`, and where process numbers are left.
+    /// The folder with the programs, as seen from inside.
     pub(super) bin: PathBuf,
-    pub(super) machine_proc: PathBuf,
-    pub(super) pids: PathBuf,
-    /// The last, as seen from outside.
-    pub(super) pids_outside: PathBuf,
 }
 
 impl Place {
-    /// A command that runs `program` inside. `label` names it among the programs there.
-    pub(super) fn command(&self, label: &str, program: &Path, arguments: &[String]) -> Command {
+    /// A command that runs `program` inside.
+    pub(super) fn command(&self, program: &Path, arguments: &[String]) -> Command {
         let mut command = Command::new("sh");
-        command.arg(&self.enter).arg(self.target.to_string());
-        command.arg(self.bin.join("busybox")).arg(&self.machine_proc).arg(self.pids.join(label));
-        command.args(&self.cgroups).arg("--").arg(program).args(arguments);
+        command.arg(&self.enter).arg(self.target.to_string()).args(&self.cgroups);
+        command.arg("--").arg(program).args(arguments);
         // What the test's environment says is not for the cluster.
         command.env_clear().env("PATH", path_inside(&self.bin)).env("HOME", "/root").env("LC_ALL", "C.UTF-8");
         command.stdin(Stdio::null()).process_group(0);
@@ -121,21 +117,18 @@ impl Component {
         }
         let doing = || format!("starting {}", self.name);
         let place = lock(&self.place).clone();
-        let label = self.name.replace('/', "-");
-        let pid_file = place.pids_outside.join(&label);
-        let _ = fs::remove_file(&pid_file);
         let log =
             OpenOptions::new().create(true).append(true).open(&self.log).map_err(BedError::io(doing()))?;
         let copy = log.try_clone().map_err(BedError::io(doing()))?;
         let program = place.bin.join(&self.program);
         let mut waiter = place
-            .command(&label, &program, &self.arguments)
+            .command(&program, &self.arguments)
             .stdout(log)
             .stderr(copy)
             .spawn()
             .map_err(BedError::io(doing()))?;
         let process =
-            wait::until(&doing(), PATIENCE, &AtomicBool::new(false), || match read_pid(&pid_file) {
+            wait::until(&doing(), PATIENCE, &AtomicBool::new(false), || match child_of(waiter.id()) {
                 Some(process) => Ok(Some(process)),
                 None => match waiter.try_wait().map_err(BedError::io(doing()))? {
                     Some(status) => Err(self.ended(&status.to_string())),
@@ -198,6 +191,11 @@ impl Component {
         if let Some(running) = lock(&self.running).as_ref() {
             signal(running.waiter.id(), Signal::CONT);
         }
+    }
+
+    /// Did it end without being told to?
+    pub(crate) fn ended_by_itself(&self) -> bool {
+        self.check().is_err()
     }
 
     /// An error where it ended by itself.

@@ -1,11 +1,11 @@
 //! etcd, kube-apiserver, kube-controller-manager and kube-scheduler.
 
 use super::component::{Component, Place};
+use super::folder::Folder;
 use super::kubeconfig::{Identity, kubeconfig};
 use super::network::{HOST, KUBERNETES, SERVICES};
 use super::pki::{self, Authority};
 use super::profile::Profile;
-use super::world::Folder;
 use super::{BedError, wait};
 use serde_json::{Value, json};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};

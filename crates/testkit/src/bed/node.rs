@@ -2,11 +2,12 @@
 
 use super::cgroups::{self, Hierarchies};
 use super::component::{Component, Place, lock};
+use super::folder::Folder;
 use super::kubeconfig::{Identity, kubeconfig};
 use super::network::{self, DNS, Network};
 use super::pki::Authority;
 use super::profile::{Cgroups, NodeProfile};
-use super::world::{Folder, read_pid, signal, wait_nudging};
+use super::world::{child_of, signal, wait_nudging};
 use super::{BedError, control_plane, logs, wait};
 use crate::image::BedImage;
 use rustix::process::Signal;
@@ -17,7 +18,7 @@ use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -74,19 +75,8 @@ impl Node {
         around.hierarchies.allow(cgroups)?;
         let name = profile.name.clone();
         let folder = around.folder.path.join("nodes").join(&name);
-        let parts = [
-            "root",
-            "disk/upper",
-            "disk/work",
-            "disk/lib",
-            "disk/log",
-            "sysctl",
-            "bin",
-            "machine-proc",
-            "pids",
-            "cni",
-            "tmp",
-        ];
+        let parts =
+            ["root", "disk/upper", "disk/work", "disk/lib", "disk/log", "sysctl", "bin", "cni", "tmp"];
         for part in parts {
             let path = folder.join(part);
             fs::create_dir_all(&path).map_err(BedError::io(format!("making {}", path.display())))?;
@@ -170,10 +160,7 @@ impl Node {
         let place =
             lock(&self.machine).as_ref().map(|machine| machine.place.clone()).ok_or_else(|| self.off())?;
         let arguments: Vec<_> = arguments.into_iter().map(|one| one.as_ref().to_string()).collect();
-        // Several may run at once.
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let label = format!("command-{}", COUNT.fetch_add(1, Ordering::Relaxed));
-        Ok(place.command(&label, Path::new(program), &arguments))
+        Ok(place.command(Path::new(program), &arguments))
     }
 
     /// Runs a program on the node to its end; what it wrote.
@@ -236,8 +223,8 @@ impl Node {
         let around = &self.around;
         let busybox = around.bin.join("busybox");
         let cgroups = around.hierarchies.make(&self.cgroup())?;
-        let pid_file = self.folder.join("init.pid");
-        let _ = fs::remove_file(&pid_file);
+        let up = self.folder.join("up");
+        let _ = fs::remove_file(&up);
         let boot_id = random_boot_id()?;
         let log_path = around.folder.logs.join(format!("{}.log", self.name));
         let log = File::create(&log_path).map_err(BedError::io(format!("writing {}", log_path.display())))?;
@@ -257,7 +244,6 @@ impl Node {
             &text(&busybox),
             "sh",
             &text(&around.folder.path.join("node.sh")),
-            &text(&around.folder.path),
             &text(&self.folder),
             &text(&around.bin),
             &self.name,
@@ -267,7 +253,7 @@ impl Node {
         .map(str::to_string);
         let outside = Place { cgroups, ..around.host.clone() };
         let mut waiter = outside
-            .command(&format!("{}-first", self.name), &around.unshare, &arguments)
+            .command(&around.unshare, &arguments)
             .stdout(log)
             .stderr(copy)
             .spawn()
@@ -281,15 +267,13 @@ impl Node {
                     needs: "mount, network, pid, cgroup, uts and ipc namespaces and overlayfs",
                 });
             }
-            Ok(read_pid(&pid_file))
+            // enter.sh's child is unshare, and unshare's is the node's first.
+            Ok(up.exists().then(|| child_of(child_of(waiter.id())?)).flatten())
         })?;
         let place = Place {
             target: first,
             cgroups: around.hierarchies.make_leaf(&self.cgroup(), "system")?,
             bin: "/bed/bin".into(),
-            machine_proc: "/bed/machine-proc".into(),
-            pids: "/bed/pids".into(),
-            pids_outside: self.folder.join("pids"),
             ..around.host.clone()
         };
         around.network.ip(&network::plug_commands(self.number, first))?;

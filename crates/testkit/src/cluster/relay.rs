@@ -2,11 +2,16 @@
 
 use crate::bed::{Bed, BedError};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 /// The port people expect; another where it is taken.
 const PORT: u16 = 6443;
+
+/// Connections at once.
+const MOST: usize = 256;
 
 /// Carries bytes until dropped.
 #[derive(Debug)]
@@ -28,13 +33,17 @@ impl Relay {
         // Connections are made by the bed's threads, which are inside.
         let task = bed.handle().spawn(async move {
             let Ok(outside) = tokio::net::TcpListener::from_std(outside) else { return };
+            let room = Arc::new(Semaphore::new(MOST));
             loop {
+                // Whoever would take more than that has to wait: the holder needs file handles of its own.
+                let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
                 let Ok((mut near, _)) = outside.accept().await else {
                     // Too many open files, as a rule: some will close.
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 };
                 tokio::spawn(async move {
+                    let _place = place;
                     if let Ok(mut far) = tokio::net::TcpStream::connect(inside).await {
                         // Either side may hang up as it likes.
                         let _ = near.set_nodelay(true).and(far.set_nodelay(true));

@@ -5,7 +5,7 @@ use crate::bed::BedError;
 use crate::binaries::{Missing, Settings};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,6 +13,8 @@ use std::time::Duration;
 /// A cluster that is up.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct State {
+    /// Which one.
+    pub name: Name,
     /// Its holder.
     pub pid: u32,
     /// For kubectl and its like.
@@ -68,11 +70,16 @@ impl Home {
 
     /// The holder, while there is one.
     pub(super) fn holder(&self) -> Result<Option<Holder>, BedError> {
+        let path = self.lock_path();
+        // To look, one need not be its owner.
+        let lock = match File::open(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            opened => opened.map_err(BedError::io(format!("opening {}", path.display())))?,
+        };
         // Shared: two who look at once do not take each other for the holder.
-        if self.lock()?.try_lock_shared().is_ok() {
+        if lock.try_lock_shared().is_ok() {
             return Ok(None);
         }
-        let path = self.lock_path();
         let text = fs::read_to_string(&path).map_err(BedError::io(format!("reading {}", path.display())))?;
         // It writes its number after it took the lock: until then there may be none, or one of a holder before it.
         let known = text.trim().parse().ok().filter(|process| is_holder(*process));
@@ -90,10 +97,10 @@ impl Home {
     }
 
     /// Says that the cluster is up. The kubeconfig holds an administrator's key: it is for its owner's eyes.
-    pub(super) fn write(&self, kubeconfig: &str, nodes: Vec<String>) -> Result<(), BedError> {
+    pub(super) fn write(&self, kubeconfig: &str, name: Name, nodes: Vec<String>) -> Result<(), BedError> {
         let path = self.folder.join("kubeconfig");
         private(&path, kubeconfig)?;
-        let state = State { pid: std::process::id(), kubeconfig: path, nodes };
+        let state = State { name, pid: std::process::id(), kubeconfig: path, nodes };
         let text = serde_json::to_string(&state).map_err(BedError::failed("writing the cluster's state"))?;
         // Last, and whole or not at all: who reads it finds everything in place.
         let (new, path) = (self.folder.join("state.json.new"), self.folder.join("state.json"));

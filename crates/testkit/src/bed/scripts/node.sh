@@ -1,16 +1,14 @@
 # The first process of a node: gives it a machine's view of the world, then reaps orphans until it is switched off.
-#   node.sh BED NODE BIN HOSTNAME BOOT_ID CGROUPS
+#   node.sh NODE BIN HOSTNAME BOOT_ID CGROUPS
 # CGROUPS is "v2", or the v1 hierarchies as "cpu,cpuacct memory name=systemd" (one word per mount).
 # Runs inside the node's namespaces, with the bed's file system.
-bed=$1 node=$2 bin=$3 name=$4 boot_id=$5 cgroups=$6
+node=$1 bin=$2 name=$3 boot_id=$4 cgroups=$5
 
 # One sentence on the log for whoever waits.
 die() {
   echo "node $name: $1" >&2
   exit 1
 }
-
-read -r pid _ <"$bed/machine-proc/self/stat"
 
 # The node's disk: the machine's files, with everything that is written kept apart.
 root=$node/root
@@ -29,7 +27,6 @@ mount --bind "$node/disk/log" var/log || die "its own part of the file system ca
 [ -L var/run ] || mount --bind run var/run
 mount --bind "$node" bed || die "its own part of the file system cannot be mounted"
 mount --bind "$bin" bed/bin || die "its own part of the file system cannot be mounted"
-mount --bind "$bed/machine-proc" bed/machine-proc || die "its own part of the file system cannot be mounted"
 mkdir -p run/lock
 
 # Devices of its own: a test may add some, and the machine must not see them.
@@ -92,6 +89,6 @@ pivot_root . . || die "pivot_root does not work on this machine's root file syst
 umount -l .
 cd /
 mount --make-rshared /
-echo "$pid" >/bed/init.pid.new && mv /bed/init.pid.new /bed/init.pid
+>/bed/up || die "its disk cannot be written"
 
 while :; do sleep 2147483647; done
