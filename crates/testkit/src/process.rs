@@ -74,7 +74,8 @@ fn wait(command: &mut Command, log: &Path, stop: &AtomicBool, patience: Option<D
 fn end_group(child: &mut Child) -> io::Result<()> {
     let group = Pid::from_child(child);
     // It may have ended just now; then there is nobody to tell.
-    let _ = kill_process_group(group, Signal::INT);
+    // Not INT: who was started in the background ignores it, and so do its children.
+    let _ = kill_process_group(group, Signal::TERM);
     let start = Instant::now();
     while child.try_wait()?.is_none() {
         if start.elapsed() > GRACE {
@@ -132,7 +133,7 @@ mod tests {
         // The inner shell is not our child: only the group reaches it.
         let (ready, marker_path) = (marker.with_extension("ready"), marker.display());
         let script = format!(
-            "sh -c 'trap \"echo told > {marker_path}; exit\" INT; echo > {}; sleep 60 & wait'; true",
+            "sh -c 'trap \"echo told > {marker_path}; exit\" TERM; echo > {}; sleep 60 & wait'; true",
             ready.display()
         );
         let stop = std::sync::Arc::new(AtomicBool::new(false));
