@@ -15,6 +15,9 @@ const BUILD_NEEDS: &[(&[&str], &[&str])] = &[
     (&["pkg-config", "--exists", "libseccomp"], &["libseccomp-dev"]),
 ];
 
+/// What a bed calls, likewise. The rest is in packages that every Debian has.
+const BED_NEEDS: &[(&[&str], &[&str])] = &[(&["ip", "-V"], &["iproute2"])];
+
 /// Debian's tools, working in one folder.
 pub(crate) struct Debian<'a> {
     pub(crate) work: PathBuf,
@@ -167,12 +170,21 @@ fn to_install(line: &str) -> Option<(String, String)> {
 
 /// The packages that a build needs and that are not there.
 pub(crate) fn absent_build_needs() -> Vec<&'static str> {
+    absent(BUILD_NEEDS)
+}
+
+/// The packages that a bed needs and that are not there.
+pub(crate) fn absent_bed_needs() -> Vec<&'static str> {
+    absent(BED_NEEDS)
+}
+
+fn absent(needs: &'static [(&[&str], &[&str])]) -> Vec<&'static str> {
     let answered = |question: &[&str]| {
         let mut command = Command::new(question[0]);
         command.args(&question[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.status().is_ok_and(|status| status.success())
     };
-    let absent = BUILD_NEEDS.iter().filter(|(question, _)| !answered(question));
+    let absent = needs.iter().filter(|(question, _)| !answered(question));
     absent.flat_map(|(_, packages)| packages.iter().copied()).collect()
 }
 

@@ -28,11 +28,12 @@ pub fn build(settings: &Settings, out: &mut dyn Write, stop: &AtomicBool) -> Res
     let building = store.begin(&mut progress, stop)?;
     // Another run may have built while we waited.
     let left = left(&store);
+    let interrupted = || store.interrupted();
+    let debian = Debian { work: store.work(), stop, interrupted: &interrupted, instead: WITHOUT_DEBIAN };
+    let work = Work { go: &go, store: &store, stop, debian };
+    work.install(BEDS, &bed_needs(), &mut progress)?;
     if !left.is_empty() {
-        let interrupted = || store.interrupted();
-        let debian = Debian { work: store.work(), stop, interrupted: &interrupted, instead: WITHOUT_DEBIAN };
-        let work = Work { go: &go, store: &store, stop, debian };
-        work.needs(&left, &mut progress)?;
+        work.install(LINKING, &link_needs(&left), &mut progress)?;
         let all = PROGRAMS.len();
         progress.line(&format!("building {} of {all} programs with {}, once", left.len(), go.version));
         work.programs(&left, &mut progress)?;
@@ -65,6 +66,12 @@ const WITHOUT_DEBIAN: &str = "set PARTAGE_KUBE_BIN_DIR to a folder with the prog
 
 /// What has needs on the system.
 const LINKING: &str = "linking runc";
+const BEDS: &str = "a bed";
+
+/// The packages that beds need and that are not there. Only root has beds.
+fn bed_needs() -> Vec<&'static str> {
+    if rustix::process::geteuid().is_root() { debian::absent_bed_needs() } else { Vec::new() }
+}
 
 /// The packages that linking C needs and that are not there.
 fn link_needs(left: &[&Program]) -> Vec<&'static str> {
@@ -80,15 +87,14 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// What must be on the system before runc can be linked.
-    fn needs(&self, left: &[&Program], progress: &mut Progress<'_>) -> Result<(), Missing> {
-        let absent = link_needs(left);
+    /// What must be on the system for something.
+    fn install(&self, what: &str, absent: &[&str], progress: &mut Progress<'_>) -> Result<(), Missing> {
         if absent.is_empty() {
             return Ok(());
         }
         progress.step(
             &format!("installing {}", absent.join(" ")),
-            || self.debian.install(LINKING, &absent),
+            || self.debian.install(what, absent),
             |()| String::new(),
         )
     }
