@@ -39,7 +39,7 @@ use kube::api::PostParams;
 use kubeconfig::Identity;
 use node::Surroundings;
 use pki::Authority;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::future::Future;
 use std::io::Write;
@@ -49,7 +49,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
-use tokio::runtime::Runtime;
+use tokio::runtime::{Handle, Runtime};
 use world::World;
 
 /// How long the cluster may take to come up on a machine that is busy with other things.
@@ -64,6 +64,7 @@ pub struct Bed {
     kubeconfig: PathBuf,
     around: Arc<Surroundings>,
     dns: Option<Dns>,
+    handle: Handle,
     runtime: Option<Runtime>,
     world: World,
     /// It came up whole; its logs are of use only where something fails later.
@@ -133,9 +134,7 @@ impl Bed {
         let nodes = nodes.collect::<Result<Vec<_>, _>>()?;
         let runtime = runtime(&around)?;
         let dns = Dns::start(&around.network)?;
-        let admin = authority.client("partage-bed", Some("system:masters"))?;
-        let identity = Identity::Certificate(&admin);
-        let config = kubeconfig::kubeconfig(&control_plane::server(), &authority.pem(), &identity);
+        let config = administrator(&authority, &control_plane::server())?;
         let kubeconfig = folder.write("admin.kubeconfig", &config.to_string())?;
         let client = kubeconfig::client(config, runtime.handle())?;
         let mut bed = Self {
@@ -146,6 +145,7 @@ impl Bed {
             kubeconfig,
             around,
             dns: Some(dns),
+            handle: runtime.handle().clone(),
             runtime: Some(runtime),
             world,
             up: false,
@@ -275,14 +275,12 @@ impl Bed {
         // Who cannot enter would connect to nothing, or worse, to the machine.
         #[allow(clippy::expect_used)]
         let _visit = self.around.network.visit().expect("a thread can enter the bed's network");
-        #[allow(clippy::expect_used)]
-        self.runtime.as_ref().expect("the runtime goes last").block_on(future)
+        self.handle.block_on(future)
     }
 
     /// The runtime whose threads are inside the bed's network.
-    pub fn handle(&self) -> &tokio::runtime::Handle {
-        #[allow(clippy::expect_used)]
-        self.runtime.as_ref().expect("the runtime goes last").handle()
+    pub fn handle(&self) -> &Handle {
+        &self.handle
     }
 
     /// A client that may do everything: to arrange things. What is tested gets [`Bed::client_as`].
@@ -308,9 +306,7 @@ impl Bed {
 
     /// An administrator's kubeconfig that reaches the API server at this address.
     pub(crate) fn kubeconfig_at(&self, server: &str) -> Result<String, BedError> {
-        let admin = self.authority.client("partage-bed", Some("system:masters"))?;
-        let identity = Identity::Certificate(&admin);
-        Ok(kubeconfig::kubeconfig(server, &self.authority.pem(), &identity).to_string())
+        Ok(administrator(&self.authority, server)?.to_string())
     }
 
     /// Where servers of a test listen, so that the control plane, nodes and pods reach them.
@@ -458,6 +454,12 @@ impl Drop for Bed {
             self.around.folder.forget_logs();
         }
     }
+}
+
+/// The kubeconfig of who may do everything.
+fn administrator(authority: &Authority, server: &str) -> Result<Value, BedError> {
+    let certificate = authority.client("partage-bed", Some("system:masters"))?;
+    Ok(kubeconfig::kubeconfig(server, &authority.pem(), &Identity::Certificate(&certificate)))
 }
 
 /// Threads that are inside the bed's network, all of them.

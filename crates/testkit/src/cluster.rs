@@ -109,9 +109,7 @@ pub enum ClusterError {
     )]
     Running(State),
     /// One is coming up, or going down, right now.
-    #[error(
-        "another cluster is just being started or ended; wait for it, or end it with `make cluster-down`"
-    )]
+    #[error("a cluster of this name is just being started or ended; wait a moment and repeat")]
     Busy,
     /// The holder ended before the cluster was up; it said why.
     #[error("{0}")]

@@ -3,6 +3,7 @@
 
 use partage_testkit::bed::{Bed, BedError, Cgroups, Component, NodeProfile, Profile};
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -241,6 +242,8 @@ fn a_reboot_loses_memory_and_keeps_the_disk() {
             && !Path::new("/var/lib/mark").exists()
             && !Path::new("/etc/mark").exists()
     );
+    let planted = fs::write(node.path("/bed/bin/kubelet").unwrap(), "").unwrap_err();
+    assert_eq!(planted.kind(), ErrorKind::ReadOnlyFilesystem, "the programs are the machine's");
     let kubelet = node.kubelet().process().unwrap();
 
     node.switch_off();

@@ -4,20 +4,9 @@
 #[path = "support/folder.rs"]
 mod folder;
 
-use folder::Folder;
+use folder::{Folder, testkit};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::process::Command;
-
-/// Exit code, stdout, stderr.
-fn testkit(arguments: &[&str], environment: &[(&str, &Path)]) -> (i32, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_partage-testkit"));
-    command.args(arguments).env_remove("PARTAGE_KUBE_BIN_DIR").envs(environment.iter().copied());
-    let output = command.output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
-}
 
 const ALL: [&str; 15] = [
     "busybox",

@@ -4,7 +4,7 @@
 #[path = "support/folder.rs"]
 mod folder;
 
-use folder::Folder;
+use folder::{Folder, testkit};
 use partage_testkit::binaries::{Missing, skip_or_fail};
 use partage_testkit::image::{BedImage, Image, Layer};
 use serde_json::Value;
@@ -172,15 +172,6 @@ fn what_cannot_be_written_is_said() {
     fs::write(&file, "").unwrap();
     let error = greeting(&file, false).write(&file.join("x.tar")).unwrap_err().to_string();
     assert!(error.starts_with(&format!("writing {}", file.join("x.tar").display())), "{error}");
-}
-
-/// Exit code, stdout, stderr.
-fn testkit(arguments: &[&str], environment: &[(&str, &Path)]) -> (i32, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_partage-testkit"));
-    command.args(arguments).env_remove("PARTAGE_KUBE_BIN_DIR").envs(environment.iter().copied());
-    let output = command.output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
 
 /// `partage-testkit image` with this program, in this folder.

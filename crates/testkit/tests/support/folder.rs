@@ -1,8 +1,9 @@
-//! A folder for the time of a test.
+//! A folder for the time of a test, and the program that works in it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 pub(crate) struct Folder(tempfile::TempDir);
 
@@ -23,4 +24,13 @@ impl Folder {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         path
     }
+}
+
+/// Exit code, stdout, stderr.
+pub(crate) fn testkit(arguments: &[&str], environment: &[(&str, &Path)]) -> (i32, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_partage-testkit"));
+    command.args(arguments).env_remove("PARTAGE_KUBE_BIN_DIR").envs(environment.iter().copied());
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }

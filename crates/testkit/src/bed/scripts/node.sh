@@ -26,7 +26,9 @@ mount --bind "$node/disk/lib" var/lib || die "its own part of the file system ca
 mount --bind "$node/disk/log" var/log || die "its own part of the file system cannot be mounted"
 [ -L var/run ] || mount --bind run var/run
 mount --bind "$node" bed || die "its own part of the file system cannot be mounted"
-mount --bind "$bin" bed/bin || die "its own part of the file system cannot be mounted"
+# Read-only: these are the machine's files, shared by all beds to come.
+mount --bind "$bin" bed/bin && mount -o remount,bind,ro bed/bin ||
+  die "its own part of the file system cannot be mounted"
 mkdir -p run/lock
 
 # Devices of its own: a test may add some, and the machine must not see them.
