@@ -23,6 +23,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &[
             "partage-core",
             "partage-region",
+            "partage-driver-api",
+            "partage-sim",
             "partage-host",
             "partage-cluster",
             "partage-rpc",
@@ -39,6 +41,10 @@ const NEVER_LINKS: &[(&str, &[&str])] = &[
     ("partage-region", &["serde", "tokio", "kube"]),
     // It decides; it does not talk.
     ("partage-core", &["tokio", "kube", "k8s-openapi", "tonic", "libc", "rustix"]),
+    // It is loaded into programs as their driver.
+    ("partage-sim", &["tokio", "kube", "k8s-openapi", "tonic", "clap"]),
+    // It is a table.
+    ("partage-driver-api", &["libc", "serde", "rustix"]),
     // The test bed builds and installs things.
     ("partage", &["partage-testkit"]),
 ];

@@ -1,0 +1,14 @@
+//! NVML (libnvidia-ml): its types, values and failures, under their C names.
+#![allow(non_camel_case_types, non_snake_case, non_upper_case_globals)]
+
+mod error;
+mod functions;
+#[allow(missing_docs)] // NVIDIA's reference describes them; only their form is ours.
+mod types;
+#[allow(missing_docs)]
+mod values;
+
+pub use core::ffi::{c_char, c_ulong, c_void};
+pub use error::*;
+pub use types::*;
+pub use values::*;

@@ -1,0 +1,157 @@
+//! Graphs and captures as programs use them. Times are the simulated GPU's.
+
+mod captures;
+mod forms;
+mod launches;
+mod memory;
+mod program;
+
+use super::super::exports::*;
+use super::super::trial;
+use super::*;
+use std::ffi::CString;
+use std::ptr::{null, null_mut};
+
+/// A context with streams, on GPU 0, and functions by their names.
+pub(super) struct Bench {
+    module: CUmodule,
+    pub(super) context: CUcontext,
+}
+
+/// Calls a C function and takes its code apart.
+macro_rules! call {
+    ($function:ident($($argument:expr),* $(,)?)) => {
+        // SAFETY: a test's own arguments, as the function wants them or as it must refuse them.
+        CudaError::from_code(unsafe { $function($($argument),*) }).map_or(Ok(()), Err)
+    };
+}
+pub(super) use call;
+
+impl Bench {
+    pub(super) fn new() -> Self {
+        let (mut context, mut module) = (null_mut(), null_mut());
+        call!(cuInit(0)).unwrap();
+        call!(cuDevicePrimaryCtxRetain(&mut context, 0)).unwrap();
+        call!(cuCtxSetCurrent(context)).unwrap();
+        call!(cuModuleLoadData(&mut module, c"// code".as_ptr().cast())).unwrap();
+        Self { module, context }
+    }
+
+    pub(super) fn function(&self, name: &str) -> CUfunction {
+        let (mut function, name) = (null_mut(), CString::new(name).unwrap());
+        call!(cuModuleGetFunction(&mut function, self.module, name.as_ptr())).unwrap();
+        function
+    }
+
+    pub(super) fn stream(&self) -> CUstream {
+        let mut stream = null_mut();
+        call!(cuStreamCreate(&mut stream, CU_STREAM_NON_BLOCKING)).unwrap();
+        stream
+    }
+
+    pub(super) fn event(&self) -> CUevent {
+        let mut event = null_mut();
+        call!(cuEventCreate(&mut event, 0)).unwrap();
+        event
+    }
+
+    pub(super) fn graph(&self) -> CUgraph {
+        let mut graph = null_mut();
+        call!(cuGraphCreate(&mut graph, 0)).unwrap();
+        graph
+    }
+
+    /// Launches a function that fills the GPU.
+    pub(super) fn launch(&self, name: &str, stream: CUstream) -> Result<(), CudaError> {
+        let function = self.function(name);
+        call!(cuLaunchKernel(function, 4096, 1, 1, 1024, 1, 1, 0, stream, null_mut(), null_mut()))
+    }
+
+    /// Adds a kernel with so many blocks of 1024 threads.
+    pub(super) fn kernel(
+        &self,
+        graph: CUgraph,
+        after: &[CUgraphNode],
+        name: &str,
+        blocks: u32,
+    ) -> CUgraphNode {
+        let params = self.params(name, blocks);
+        let mut node = null_mut();
+        call!(cuGraphAddKernelNode_v2(&mut node, graph, after.as_ptr(), after.len(), &params)).unwrap();
+        node
+    }
+
+    pub(super) fn params(&self, name: &str, blocks: u32) -> CUDA_KERNEL_NODE_PARAMS {
+        CUDA_KERNEL_NODE_PARAMS {
+            func: self.function(name),
+            gridDimX: blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: 1024,
+            blockDimY: 1,
+            blockDimZ: 1,
+            ..Default::default()
+        }
+    }
+
+    pub(super) fn exec(&self, graph: CUgraph) -> CUgraphExec {
+        let mut exec = null_mut();
+        call!(cuGraphInstantiateWithFlags(&mut exec, graph, 0)).unwrap();
+        exec
+    }
+
+    /// Microseconds of the GPU's clock between two recordings that `between` lies between.
+    pub(super) fn time(&self, stream: CUstream, between: impl FnOnce()) -> f64 {
+        let (start, end) = (self.event(), self.event());
+        // The host may be slow: until all is submitted, the GPU has something else to do.
+        self.launch("busy_100000us", stream).unwrap();
+        call!(cuEventRecord(start, stream)).unwrap();
+        between();
+        call!(cuEventRecord(end, stream)).unwrap();
+        call!(cuEventSynchronize(end)).unwrap();
+        let mut milliseconds = 0.0;
+        call!(cuEventElapsedTime(&mut milliseconds, start, end)).unwrap();
+        f64::from(milliseconds) * 1000.0
+    }
+}
+
+pub(super) fn nodes(graph: CUgraph) -> Vec<CUgraphNode> {
+    let mut count = 0;
+    call!(cuGraphGetNodes(graph, null_mut(), &mut count)).unwrap();
+    let mut nodes = vec![null_mut(); count];
+    call!(cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count)).unwrap();
+    nodes
+}
+
+pub(super) fn edges(graph: CUgraph) -> Vec<(CUgraphNode, CUgraphNode)> {
+    let mut count = 0;
+    call!(cuGraphGetEdges(graph, null_mut(), null_mut(), &mut count)).unwrap();
+    let (mut from, mut to) = (vec![null_mut(); count], vec![null_mut(); count]);
+    call!(cuGraphGetEdges(graph, from.as_mut_ptr(), to.as_mut_ptr(), &mut count)).unwrap();
+    from.into_iter().zip(to).collect()
+}
+
+pub(super) fn kind(node: CUgraphNode) -> CUgraphNodeType {
+    let mut kind = u32::MAX;
+    call!(cuGraphNodeGetType(node, &mut kind)).unwrap();
+    kind
+}
+
+/// What a host function of a test has written down.
+pub(super) static SEEN: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+/// A host function that writes its argument down.
+pub(super) unsafe extern "C" fn note(argument: *mut c_void) {
+    locked(&SEEN).push(argument as usize);
+}
+
+pub(super) fn host(graph: CUgraph, after: &[CUgraphNode], number: usize) -> CUgraphNode {
+    let params = CUDA_HOST_NODE_PARAMS { fn_: Some(note), userData: number as *mut c_void };
+    let mut node = null_mut();
+    call!(cuGraphAddHostNode(&mut node, graph, after.as_ptr(), after.len(), &params)).unwrap();
+    node
+}
+
+pub(super) fn close(measured: f64, expected: f64) {
+    assert!((measured - expected).abs() <= expected * 0.01, "{measured} µs, not {expected} µs");
+}

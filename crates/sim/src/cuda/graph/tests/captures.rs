@@ -1,0 +1,272 @@
+//! Captures: what becomes of streams' operations, and what is refused meanwhile.
+
+use super::*;
+
+fn begin(stream: CUstream) {
+    call!(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED)).unwrap();
+}
+
+fn end(stream: CUstream) -> Result<CUgraph, CudaError> {
+    let mut graph = 1 as CUgraph;
+    let ended = call!(cuStreamEndCapture(stream, &mut graph));
+    assert_eq!(ended.is_err(), graph.is_null());
+    ended.map(|()| graph)
+}
+
+fn status(stream: CUstream) -> CUstreamCaptureStatus {
+    let mut status = u32::MAX;
+    call!(cuStreamIsCapturing(stream, &mut status)).unwrap();
+    status
+}
+
+/// A stream that its context's default stream is ordered with.
+fn blocking() -> CUstream {
+    let mut stream = null_mut();
+    call!(cuStreamCreate(&mut stream, 0)).unwrap();
+    stream
+}
+
+#[test]
+fn operations_become_nodes_and_forks_become_branches() {
+    trial::on_node(|| {
+        let bench = Bench::new();
+        let (stream, side) = (bench.stream(), bench.stream());
+        let (fork, join) = (bench.event(), bench.event());
+        begin(stream);
+        assert_eq!(status(stream), CU_STREAM_CAPTURE_STATUS_ACTIVE);
+        bench.launch("busy_100us", stream).unwrap();
+        call!(cuEventRecord(fork, stream)).unwrap();
+        call!(cuStreamWaitEvent(side, fork, 0)).unwrap();
+        assert_eq!(status(side), CU_STREAM_CAPTURE_STATUS_ACTIVE);
+        bench.launch("busy_200us", side).unwrap();
+        call!(cuLaunchHostFunc(stream, Some(note), 5 as *mut c_void)).unwrap();
+        call!(cuEventRecord(join, side)).unwrap();
+        call!(cuStreamWaitEvent(stream, join, 0)).unwrap();
+        bench.launch("busy_300us", stream).unwrap();
+        let graph = end(stream).unwrap();
+        assert_eq!([status(stream), status(side)], [CU_STREAM_CAPTURE_STATUS_NONE; 2]);
+        assert!(locked(&SEEN).is_empty(), "nothing was done");
+        let made = nodes(graph);
+        let kinds: Vec<_> = made.iter().map(|&node| kind(node)).collect();
+        assert_eq!(kinds, [0, 0, 3, 0]);
+        let mut found = edges(graph);
+        found.sort();
+        let mut wanted = [(made[0], made[1]), (made[0], made[2]), (made[2], made[3]), (made[1], made[3])];
+        wanted.sort();
+        assert_eq!(found, wanted);
+        let exec = bench.exec(graph);
+        let time = bench.time(stream, || call!(cuGraphLaunch(exec, stream)).unwrap());
+        assert!(time >= 600.0, "{time}");
+        assert_eq!(*locked(&SEEN), [5]);
+    });
+}
+
+#[test]
+fn what_a_capture_does_not_allow_ends_it() {
+    trial::on_node(|| {
+        let bench = Bench::new();
+        let (stream, side, event) = (bench.stream(), bench.stream(), bench.event());
+        let invalidated = Err(CudaError::STREAM_CAPTURE_INVALIDATED);
+        let unsupported = Err(CudaError::STREAM_CAPTURE_UNSUPPORTED);
+        let spoilt = |act: &dyn Fn() -> Result<(), CudaError>, error: CudaError| {
+            begin(stream);
+            bench.launch("busy_1us", stream).unwrap();
+            assert_eq!(act(), Err(error));
+            assert_eq!(status(stream), CU_STREAM_CAPTURE_STATUS_INVALIDATED, "{error:?}");
+            assert_eq!(bench.launch("busy_1us", stream), invalidated);
+            assert_eq!(end(stream), Err(CudaError::STREAM_CAPTURE_INVALIDATED));
+            assert_eq!(status(stream), CU_STREAM_CAPTURE_STATUS_NONE);
+        };
+        spoilt(&|| call!(cuStreamSynchronize(stream)), CudaError::STREAM_CAPTURE_UNSUPPORTED);
+        spoilt(&|| call!(cuStreamQuery(stream)), CudaError::STREAM_CAPTURE_UNSUPPORTED);
+        spoilt(&|| call!(cuCtxSynchronize()), CudaError::STREAM_CAPTURE_UNSUPPORTED);
+        spoilt(
+            &|| {
+                call!(cuEventRecord(event, stream))?;
+                call!(cuEventSynchronize(event))
+            },
+            CudaError::CAPTURED_EVENT,
+        );
+        spoilt(
+            &|| {
+                // Recorded outside, waited for inside.
+                call!(cuEventRecord(event, side))?;
+                call!(cuStreamWaitEvent(stream, event, 0))
+            },
+            CudaError::STREAM_CAPTURE_ISOLATION,
+        );
+        spoilt(
+            &|| {
+                call!(cuEventRecord(event, stream))?;
+                call!(cuStreamWaitEvent(CU_STREAM_LEGACY as CUstream, event, 0))
+            },
+            CudaError::STREAM_CAPTURE_IMPLICIT,
+        );
+
+        let legacy = null_mut();
+        assert_eq!(call!(cuStreamBeginCapture_v2(legacy, 0)), unsupported);
+        begin(stream);
+        assert_eq!(call!(cuStreamBeginCapture_v2(stream, 0)), Err(CudaError::ILLEGAL_STATE));
+        end(stream).unwrap();
+        assert_eq!(end(stream), Err(CudaError::ILLEGAL_STATE));
+    });
+}
+
+#[test]
+fn captures_end_where_they_began_and_joined() {
+    trial::on_node(|| {
+        let bench = Bench::new();
+        let (stream, side, event) = (bench.stream(), bench.stream(), bench.event());
+        let fork = || {
+            begin(stream);
+            bench.launch("busy_1us", stream).unwrap();
+            call!(cuEventRecord(event, stream)).unwrap();
+            call!(cuStreamWaitEvent(side, event, 0)).unwrap();
+        };
+        fork();
+        bench.launch("busy_1us", side).unwrap();
+        assert_eq!(end(stream), Err(CudaError::STREAM_CAPTURE_UNJOINED));
+        assert_eq!(status(side), CU_STREAM_CAPTURE_STATUS_NONE);
+        // An event of a capture that is over stands for nothing.
+        assert_eq!(call!(cuStreamWaitEvent(side, event, 0)), Err(CudaError::CAPTURED_EVENT));
+        assert_eq!(call!(cuEventQuery(event)), Err(CudaError::CAPTURED_EVENT));
+
+        // A branch without work has nothing to join.
+        fork();
+        end(stream).unwrap();
+
+        fork();
+        assert_eq!(end(side), Err(CudaError::STREAM_CAPTURE_UNMATCHED));
+        assert_eq!(end(stream), Err(CudaError::STREAM_CAPTURE_INVALIDATED));
+
+        // Two captures do not become one.
+        let third = bench.stream();
+        fork();
+        begin(third);
+        assert_eq!(call!(cuStreamWaitEvent(third, event, 0)), Err(CudaError::STREAM_CAPTURE_MERGE));
+        assert_eq!(end(third), Err(CudaError::STREAM_CAPTURE_INVALIDATED));
+        assert_eq!(end(stream), Err(CudaError::STREAM_CAPTURE_INVALIDATED));
+
+        // Unless it is relaxed, a capture belongs to its thread.
+        call!(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)).unwrap();
+        let handle = stream as usize;
+        let elsewhere = std::thread::spawn(move || end(handle as CUstream).map(|_| ())).join().unwrap();
+        assert_eq!(elsewhere, Err(CudaError::STREAM_CAPTURE_WRONG_THREAD));
+        end(stream).unwrap();
+    });
+}
+
+#[test]
+fn the_default_stream_is_barred_while_one_that_it_is_ordered_with_is_captured() {
+    trial::on_node(|| {
+        let bench = Bench::new();
+        let (stream, legacy) = (blocking(), null_mut());
+        let implicit = Err(CudaError::STREAM_CAPTURE_IMPLICIT);
+        begin(stream);
+        let mut found = 0;
+        // To ask spoils nothing.
+        assert_eq!(call!(cuStreamIsCapturing(legacy, &mut found)), implicit);
+        assert_eq!(status(stream), CU_STREAM_CAPTURE_STATUS_ACTIVE);
+        assert_eq!(bench.launch("busy_1us", legacy), implicit);
+        assert_eq!(status(stream), CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+        end(stream).unwrap_err();
+        bench.launch("busy_1us", legacy).unwrap();
+        let alone = bench.stream();
+        begin(alone);
+        bench.launch("busy_1us", legacy).unwrap();
+        end(alone).unwrap();
+    });
+}
+
+#[test]
+fn modes_say_what_is_forbidden_to_whom() {
+    trial::on_node(|| {
+        let bench = Bench::new();
+        let (stream, event) = (bench.stream(), bench.event());
+        call!(cuEventRecord(event, null_mut())).unwrap();
+        let (handle, context) = (event as usize, bench.context as usize);
+        let elsewhere = move |mut mode: CUstreamCaptureMode| {
+            let ask = move || {
+                call!(cuCtxSetCurrent(context as CUcontext))?;
+                call!(cuThreadExchangeStreamCaptureMode(&mut mode))?;
+                assert_eq!(mode, CU_STREAM_CAPTURE_MODE_GLOBAL);
+                call!(cuEventSynchronize(handle as CUevent))
+            };
+            std::thread::spawn(ask).join().unwrap()
+        };
+        let unsupported = Err(CudaError::STREAM_CAPTURE_UNSUPPORTED);
+        // The capture's mode, the other thread's mode, and what becomes of a call of its that might disturb.
+        for (own, other, allowed) in [(0, 0, false), (0, 1, true), (0, 2, true), (1, 0, true), (2, 0, true)] {
+            call!(cuStreamBeginCapture_v2(stream, own)).unwrap();
+            assert_eq!(elsewhere(other), if allowed { Ok(()) } else { unsupported }, "{own} {other}");
+            assert_eq!(end(stream).is_ok(), allowed);
+        }
+        for (own, allowed) in [(0, false), (1, false), (2, true)] {
+            call!(cuStreamBeginCapture_v2(stream, own)).unwrap();
+            assert_eq!(call!(cuEventSynchronize(event)), if allowed { Ok(()) } else { unsupported });
+            assert_eq!(end(stream).is_ok(), allowed);
+        }
+        let mut wrong = 3;
+        assert_eq!(call!(cuThreadExchangeStreamCaptureMode(&mut wrong)), Err(CudaError::INVALID_VALUE));
+    });
+}
+
+#[test]
+fn programs_see_and_change_where_a_capture_is() {
+    trial::on_node(|| {
+        let bench = Bench::new();
+        let stream = bench.stream();
+        begin(stream);
+        bench.launch("busy_1us", stream).unwrap();
+        let (mut found, mut id, mut graph, mut count) = (0, 0, null_mut(), 9);
+        let mut after: *const CUgraphNode = null();
+        call!(cuStreamGetCaptureInfo_v2(stream, &mut found, &mut id, &mut graph, &mut after, &mut count))
+            .unwrap();
+        assert_eq!((found, count), (CU_STREAM_CAPTURE_STATUS_ACTIVE, 1));
+        assert!(id > 0);
+        // SAFETY: one node, as the count says.
+        let first = unsafe { after.read() };
+        assert_eq!(nodes(graph), [first]);
+        let mut own = bench.kernel(graph, &[], "busy_7us", 1);
+        call!(cuStreamUpdateCaptureDependencies(stream, &mut own, 1, CU_STREAM_ADD_CAPTURE_DEPENDENCIES))
+            .unwrap();
+        bench.launch("busy_1us", stream).unwrap();
+        call!(cuStreamUpdateCaptureDependencies(stream, null_mut(), 0, CU_STREAM_SET_CAPTURE_DEPENDENCIES))
+            .unwrap();
+        bench.launch("busy_1us", stream).unwrap();
+        assert_eq!(end(stream), Ok(graph));
+        let made = nodes(graph);
+        assert_eq!(edges(graph), [(first, made[2]), (own, made[2])]);
+        assert_eq!(made.len(), 4);
+        call!(cuStreamGetCaptureInfo(stream, &mut found, &mut id)).unwrap();
+        assert_eq!(found, CU_STREAM_CAPTURE_STATUS_NONE);
+
+        // Into a graph that is there already.
+        let last = made[3];
+        call!(cuStreamBeginCaptureToGraph(stream, graph, &last, null(), 1, 2)).unwrap();
+        bench.launch("busy_1us", stream).unwrap();
+        assert_eq!(end(stream), Ok(graph));
+        assert_eq!(edges(graph).last(), Some(&(last, nodes(graph)[4])));
+    });
+}
+
+#[test]
+fn a_captured_launch_of_a_graph_is_a_graph_inside() {
+    trial::on_node(|| {
+        let bench = Bench::new();
+        let (stream, inside, event) = (bench.stream(), bench.graph(), bench.event());
+        bench.kernel(inside, &[], "busy_100us", 4096);
+        let exec = bench.exec(inside);
+        begin(stream);
+        call!(cuGraphLaunch(exec, stream)).unwrap();
+        call!(cuEventRecordWithFlags(event, stream, CU_EVENT_RECORD_EXTERNAL)).unwrap();
+        call!(cuStreamWaitEvent(stream, event, CU_EVENT_WAIT_EXTERNAL)).unwrap();
+        call!(cuGraphLaunch(exec, stream)).unwrap();
+        let graph = end(stream).unwrap();
+        let kinds: Vec<_> = nodes(graph).into_iter().map(kind).collect();
+        assert_eq!(kinds, [4, 7, 6, 4]);
+        let outer = bench.exec(graph);
+        close(bench.time(stream, || call!(cuGraphLaunch(outer, stream)).unwrap()), 200.0);
+        call!(cuEventSynchronize(event)).unwrap();
+    });
+}

@@ -1,0 +1,339 @@
+//! Launches. A kernel does nothing but take time: its name says how long, its grid how much of the GPU.
+
+use super::context::{self, Context, answer};
+use super::device::Device;
+use super::engine::{FULL, Op};
+use super::module::{Function, function};
+use super::stream::{self, Stream};
+use super::*;
+use std::sync::atomic::Ordering;
+
+/// The shape of a launch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) grid: [u32; 3],
+    pub(super) block: [u32; 3],
+    pub(super) shared: u32,
+}
+
+impl Shape {
+    /// Whether the device can run it.
+    #[inline]
+    pub(super) fn check(&self, device: &Device) -> Result<(), CudaError> {
+        let Shape { grid: [x, y, z], block: [bx, by, bz], shared } = *self;
+        let compute = &device.profile.compute;
+        let threads = u64::from(bx) * u64::from(by) * u64::from(bz);
+        let fits = (1..1 << 31).contains(&x)
+            && (1..1 << 16).contains(&y)
+            && (1..1 << 16).contains(&z)
+            && bx <= 1024
+            && by <= 1024
+            && bz <= 64
+            && threads >= 1
+            && threads <= u64::from(compute.threads_per_block)
+            && shared <= compute.shared_per_block_optin;
+        if fits { Ok(()) } else { Err(CudaError::INVALID_VALUE) }
+    }
+
+    /// The part of the GPU that it fills.
+    pub(super) fn share(&self, device: &Device) -> u32 {
+        let blocks = self.grid.iter().map(|&n| u64::from(n)).product::<u64>();
+        if blocks >= device.most_blocks {
+            return FULL;
+        }
+        let at_once = u64::from(device.profile.compute.multiprocessors) * resident_blocks(device, self);
+        u32::try_from(blocks.saturating_mul(u64::from(FULL)).div_ceil(at_once.max(1)))
+            .map_or(FULL, |share| share.min(FULL))
+    }
+}
+
+/// Blocks of that shape that a multiprocessor holds at a time.
+fn resident_blocks(device: &Device, shape: &Shape) -> u64 {
+    let compute = &device.profile.compute;
+    let threads = shape.block.iter().map(|&n| u64::from(n)).product::<u64>().max(1);
+    // Warps are given out whole.
+    let threads = threads.next_multiple_of(u64::from(compute.warp.max(1)));
+    let by_threads = u64::from(compute.threads_per_multiprocessor) / threads;
+    let by_shared = match u64::from(shape.shared) {
+        0 => u64::MAX,
+        shared => u64::from(compute.shared_per_multiprocessor) / shared,
+    };
+    by_threads.min(by_shared).min(u64::from(compute.blocks_per_multiprocessor))
+}
+
+/// Launches a function.
+#[inline]
+pub(super) fn launch(
+    function: &'static Function,
+    shape: Shape,
+    stream: &'static Stream,
+) -> Result<(), CudaError> {
+    let (context, track) = stream.place();
+    function.enter(context)?;
+    let device = context.device;
+    shape.check(device)?;
+    if shape.shared > function.most_shared() {
+        return Err(CudaError::INVALID_VALUE);
+    }
+    if let Some(capture) = stream.capture() {
+        return capture.kernel(function, shape);
+    }
+    device.check()?;
+    let duration = function.duration;
+    if duration == 0 {
+        return device.submit_nothing(track);
+    }
+    device.submit(track, Op::Kernel { duration, share: shape.share(device) })
+}
+
+/// Launches on the calling thread's context.
+#[inline]
+fn launch_by_handle(handle: CUfunction, shape: Shape, stream: CUstream) -> Result<(), CudaError> {
+    let context = context::current()?;
+    let function = function(handle)?;
+    launch(function, shape, stream::resolve_in(context, stream)?)
+}
+
+/// Launches as of old: one call sets the block, the next one launches the grid.
+fn launch_old(handle: CUfunction, width: i32, height: i32, stream: CUstream) -> Result<(), CudaError> {
+    let own = function(handle)?;
+    let block = [0, 1, 2].map(|axis: usize| own.block[axis].load(Ordering::Relaxed));
+    let side = |length: i32| u32::try_from(length).map_err(|_| CudaError::INVALID_VALUE);
+    launch_by_handle(handle, Shape { grid: [side(width)?, side(height)?, 1], block, shared: 0 }, stream)
+}
+
+fn blocks_per_multiprocessor(handle: CUfunction, block_size: i32, shared: usize) -> Result<i32, CudaError> {
+    function(handle)?;
+    let context: &Context = context::current()?;
+    let (Ok(threads), Ok(shared)) = (u32::try_from(block_size), u32::try_from(shared)) else {
+        return Err(CudaError::INVALID_VALUE);
+    };
+    if threads == 0 {
+        return Err(CudaError::INVALID_VALUE);
+    }
+    if threads > context.device.profile.compute.threads_per_block {
+        return Ok(0);
+    }
+    let shape = Shape { grid: [1; 3], block: [threads, 1, 1], shared };
+    Ok(resident_blocks(context.device, &shape) as i32)
+}
+
+impl Launch for Library {
+    #[inline]
+    unsafe fn cuLaunchKernel(
+        function: CUfunction,
+        grid_dim_x: u32,
+        grid_dim_y: u32,
+        grid_dim_z: u32,
+        block_dim_x: u32,
+        block_dim_y: u32,
+        block_dim_z: u32,
+        shared_mem_bytes: u32,
+        stream: CUstream,
+        kernel_params: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) -> Result<(), CudaError> {
+        if !kernel_params.is_null() && !extra.is_null() {
+            return Err(CudaError::INVALID_VALUE);
+        }
+        let shape = Shape {
+            grid: [grid_dim_x, grid_dim_y, grid_dim_z],
+            block: [block_dim_x, block_dim_y, block_dim_z],
+            shared: shared_mem_bytes,
+        };
+        launch_by_handle(function, shape, stream)
+    }
+
+    unsafe fn cuLaunchKernelEx(
+        config: *const CUlaunchConfig,
+        function: CUfunction,
+        _kernel_params: *mut *mut c_void,
+        _extra: *mut *mut c_void,
+    ) -> Result<(), CudaError> {
+        if config.is_null() {
+            return Err(CudaError::INVALID_VALUE);
+        }
+        // SAFETY: not null, and the caller's to read.
+        let config = unsafe { config.read() };
+        let shape = Shape {
+            grid: [config.gridDimX, config.gridDimY, config.gridDimZ],
+            block: [config.blockDimX, config.blockDimY, config.blockDimZ],
+            shared: config.sharedMemBytes,
+        };
+        launch_by_handle(function, shape, config.hStream)
+    }
+
+    unsafe fn cuLaunchCooperativeKernel(
+        handle: CUfunction,
+        grid_dim_x: u32,
+        grid_dim_y: u32,
+        grid_dim_z: u32,
+        block_dim_x: u32,
+        block_dim_y: u32,
+        block_dim_z: u32,
+        shared_mem_bytes: u32,
+        stream: CUstream,
+        _kernel_params: *mut *mut c_void,
+    ) -> Result<(), CudaError> {
+        let shape = Shape {
+            grid: [grid_dim_x, grid_dim_y, grid_dim_z],
+            block: [block_dim_x, block_dim_y, block_dim_z],
+            shared: shared_mem_bytes,
+        };
+        let device = context::current()?.device;
+        shape.check(device)?;
+        // All of its blocks must be there at once.
+        let blocks = shape.grid.iter().map(|&n| u64::from(n)).product::<u64>();
+        if blocks > u64::from(device.profile.compute.multiprocessors) * resident_blocks(device, &shape) {
+            return Err(CudaError::COOPERATIVE_LAUNCH_TOO_LARGE);
+        }
+        launch_by_handle(handle, shape, stream)
+    }
+
+    unsafe fn cuLaunchCooperativeKernelMultiDevice(
+        launch_params_list: *mut CUDA_LAUNCH_PARAMS,
+        num_devices: u32,
+        _flags: u32,
+    ) -> Result<(), CudaError> {
+        if launch_params_list.is_null() || num_devices == 0 {
+            return Err(CudaError::INVALID_VALUE);
+        }
+        for index in 0..num_devices as usize {
+            // SAFETY: the caller has as many as it says.
+            let params = unsafe { launch_params_list.wrapping_add(index).read() };
+            let shape = Shape {
+                grid: [params.gridDimX, params.gridDimY, params.gridDimZ],
+                block: [params.blockDimX, params.blockDimY, params.blockDimZ],
+                shared: params.sharedMemBytes,
+            };
+            launch(function(params.function)?, shape, stream::resolve(params.hStream)?)?;
+        }
+        Ok(())
+    }
+
+    unsafe fn cuFuncSetBlockShape(handle: CUfunction, x: i32, y: i32, z: i32) -> Result<(), CudaError> {
+        let own = function(handle)?;
+        for (axis, length) in [x, y, z].into_iter().enumerate() {
+            let length = u32::try_from(length).ok().filter(|&n| n > 0).ok_or(CudaError::INVALID_VALUE)?;
+            own.block[axis].store(length, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    unsafe fn cuFuncSetSharedSize(handle: CUfunction, _bytes: u32) -> Result<(), CudaError> {
+        function(handle).map(|_| ())
+    }
+
+    unsafe fn cuParamSetSize(handle: CUfunction, _numbytes: u32) -> Result<(), CudaError> {
+        function(handle).map(|_| ())
+    }
+
+    unsafe fn cuParamSeti(handle: CUfunction, _offset: i32, _value: u32) -> Result<(), CudaError> {
+        function(handle).map(|_| ())
+    }
+
+    unsafe fn cuParamSetf(handle: CUfunction, _offset: i32, _value: f32) -> Result<(), CudaError> {
+        function(handle).map(|_| ())
+    }
+
+    unsafe fn cuParamSetv(
+        handle: CUfunction,
+        _offset: i32,
+        _pointer: *mut c_void,
+        _numbytes: u32,
+    ) -> Result<(), CudaError> {
+        function(handle).map(|_| ())
+    }
+
+    unsafe fn cuLaunch(handle: CUfunction) -> Result<(), CudaError> {
+        launch_old(handle, 1, 1, std::ptr::null_mut())
+    }
+
+    unsafe fn cuLaunchGrid(handle: CUfunction, grid_width: i32, grid_height: i32) -> Result<(), CudaError> {
+        launch_old(handle, grid_width, grid_height, std::ptr::null_mut())
+    }
+
+    unsafe fn cuLaunchGridAsync(
+        handle: CUfunction,
+        grid_width: i32,
+        grid_height: i32,
+        stream: CUstream,
+    ) -> Result<(), CudaError> {
+        launch_old(handle, grid_width, grid_height, stream)
+    }
+
+    unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        num_blocks: *mut i32,
+        handle: CUfunction,
+        block_size: i32,
+        dynamic_shared_size: usize,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { answer(num_blocks, blocks_per_multiprocessor(handle, block_size, dynamic_shared_size)?) }
+    }
+
+    unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+        num_blocks: *mut i32,
+        handle: CUfunction,
+        block_size: i32,
+        dynamic_shared_size: usize,
+        _flags: u32,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { answer(num_blocks, blocks_per_multiprocessor(handle, block_size, dynamic_shared_size)?) }
+    }
+
+    unsafe fn cuOccupancyMaxPotentialBlockSize(
+        min_grid_size: *mut i32,
+        block_size: *mut i32,
+        handle: CUfunction,
+        _block_size_to_dynamic_shared_size: CUoccupancyB2DSize,
+        dynamic_shared_size: usize,
+        block_size_limit: i32,
+    ) -> Result<(), CudaError> {
+        let most = context::current()?.device.profile.compute.threads_per_block as i32;
+        let size = if block_size_limit > 0 { block_size_limit.min(most) } else { most };
+        let blocks = blocks_per_multiprocessor(handle, size, dynamic_shared_size)?;
+        let multiprocessors = context::current()?.device.profile.compute.multiprocessors as i32;
+        // SAFETY: the caller's promise.
+        unsafe { answer(min_grid_size, blocks * multiprocessors) }?;
+        // SAFETY: likewise.
+        unsafe { answer(block_size, size) }
+    }
+
+    unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
+        min_grid_size: *mut i32,
+        block_size: *mut i32,
+        function: CUfunction,
+        block_size_to_dynamic_shared_size: CUoccupancyB2DSize,
+        dynamic_shared_size: usize,
+        block_size_limit: i32,
+        _flags: u32,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe {
+            Self::cuOccupancyMaxPotentialBlockSize(
+                min_grid_size,
+                block_size,
+                function,
+                block_size_to_dynamic_shared_size,
+                dynamic_shared_size,
+                block_size_limit,
+            )
+        }
+    }
+
+    unsafe fn cuOccupancyAvailableDynamicSMemPerBlock(
+        dynamic_shared_size: *mut usize,
+        handle: CUfunction,
+        num_blocks: i32,
+        _block_size: i32,
+    ) -> Result<(), CudaError> {
+        function(handle)?;
+        let compute = &context::current()?.device.profile.compute;
+        let blocks = u32::try_from(num_blocks).ok().filter(|&n| n > 0).ok_or(CudaError::INVALID_VALUE)?;
+        let each = (compute.shared_per_multiprocessor / blocks).min(compute.shared_per_block_optin);
+        // SAFETY: the caller's promise.
+        unsafe { answer(dynamic_shared_size, each as usize) }
+    }
+}

@@ -1,0 +1,585 @@
+//! Takes names away from a shared object, and gives it another soname.
+//!
+//! Everything stays where it is in memory: tables only get shorter, so that no address in code or data changes.
+//!
+//! - Undefined symbols stand first in `.dynsym` and stay there, because relocations name them by their index. The
+//!   defined ones follow in the order of their hash buckets; those that go leave no gap, and a relocation that names
+//!   one that stays is told its new index. (Linked with `-Bsymbolic` there is none.)
+//! - `.gnu.version` follows `.dynsym`; `.gnu.hash` is built anew with the same number of buckets and filter words.
+//! - In `.dynstr`, bytes that no kept string covers are cleared, and the soname is put there: a linker may store a
+//!   name as the end of a longer one, so it is bytes that are kept, not strings.
+//! - What is not loaded (symbol table, debug information) is cut off. A node's folder may lie in memory.
+
+mod bytes;
+
+use std::collections::BTreeSet;
+
+/// Why a file cannot be rewritten.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ElfError {
+    /// It is something else, or broken.
+    #[error("it is no 64-bit little-endian shared object: {0}")]
+    NoSharedObject(String),
+    /// It is one, but linked in a way that this does not handle.
+    #[error("it was linked in a way that cannot be rewritten: {0}")]
+    Linked(String),
+    /// It lacks names that are wanted.
+    #[error("it lacks {count} of the names wanted: {names}")]
+    Missing {
+        /// How many.
+        count: usize,
+        /// The first of them.
+        names: String,
+    },
+}
+
+fn broken<T>(what: impl Into<String>) -> Result<T, ElfError> {
+    Err(ElfError::NoSharedObject(what.into()))
+}
+
+fn linked<T>(what: impl Into<String>) -> Result<T, ElfError> {
+    Err(ElfError::Linked(what.into()))
+}
+
+const SYMBOL: usize = 24;
+const SECTION: usize = 64;
+const SEGMENT: usize = 56;
+const RELOCATION: usize = 24;
+
+const PT_LOAD: u32 = 1;
+const PT_DYNAMIC: u32 = 2;
+const SHT_DYNSYM: u32 = 11;
+const SHT_NOBITS: u32 = 8;
+const SHT_STRTAB: u32 = 3;
+const SHT_GNU_HASH: u32 = 0x6fff_fff6;
+const SHT_GNU_VERSYM: u32 = 0x6fff_ffff;
+const SHF_ALLOC: u64 = 2;
+
+const DT_NEEDED: u64 = 1;
+const DT_PLTRELSZ: u64 = 2;
+const DT_HASH: u64 = 4;
+const DT_STRTAB: u64 = 5;
+const DT_SYMTAB: u64 = 6;
+const DT_RELA: u64 = 7;
+const DT_RELASZ: u64 = 8;
+const DT_RELAENT: u64 = 9;
+const DT_STRSZ: u64 = 10;
+const DT_SYMENT: u64 = 11;
+const DT_SONAME: u64 = 14;
+const DT_RPATH: u64 = 15;
+const DT_REL: u64 = 17;
+const DT_PLTREL: u64 = 20;
+const DT_JMPREL: u64 = 23;
+const DT_RUNPATH: u64 = 29;
+const DT_GNU_HASH: u64 = 0x6fff_fef5;
+const DT_VERSYM: u64 = 0x6fff_fff0;
+const DT_VERDEF: u64 = 0x6fff_fffc;
+const DT_VERNEED: u64 = 0x6fff_fffe;
+const DT_VERNEEDNUM: u64 = 0x6fff_ffff;
+const DT_AUXILIARY: u64 = 0x7fff_fffd;
+const DT_FILTER: u64 = 0x7fff_ffff;
+
+/// A copy of `object` that exports exactly the `wanted` names and is called `soname`.
+pub fn rewrite(object: &[u8], soname: &str, wanted: &BTreeSet<&str>) -> Result<Vec<u8>, ElfError> {
+    let mut object = Object::read(object)?;
+    let kept = object.choose(wanted)?;
+    object.move_relocations(&kept)?;
+    object.write_symbols(&kept)?;
+    object.write_strings(soname)?;
+    object.without_what_is_not_loaded()
+}
+
+/// The names that a shared object exports, sorted.
+pub fn exports(object: &[u8]) -> Result<Vec<String>, ElfError> {
+    let object = Object::read(object)?;
+    let names = (object.first_defined..object.symbols.count).map(|index| object.symbol_name(index));
+    let mut names = names.collect::<Result<Vec<_>, _>>()?;
+    names.sort();
+    Ok(names)
+}
+
+/// The soname of a shared object, where it has one.
+pub fn soname(object: &[u8]) -> Result<Option<String>, ElfError> {
+    let object = Object::read(object)?;
+    object.dynamic(DT_SONAME)?.map(|(_, at)| object.string(object.strings, at)).transpose()
+}
+
+/// A part of the file.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    offset: usize,
+    size: usize,
+}
+
+/// The dynamic symbols, and how many there are.
+#[derive(Clone, Copy, Debug)]
+struct Table {
+    offset: usize,
+    count: usize,
+}
+
+/// A shared object whose tables were found and lie inside it.
+struct Object {
+    bytes: Vec<u8>,
+    dynamic: Part,
+    strings: Part,
+    symbols: Table,
+    /// The index of the first symbol that is defined here.
+    first_defined: usize,
+    hash: Part,
+    buckets: usize,
+    filter_words: usize,
+    filter_shift: u32,
+    /// `.gnu.version`, where there is one.
+    versions: Option<usize>,
+    sections: Table,
+}
+
+/// A defined symbol that stays.
+struct Kept {
+    /// Where it stood.
+    index: usize,
+    hash: u32,
+}
+
+impl Object {
+    fn read(bytes: &[u8]) -> Result<Object, ElfError> {
+        let mut object = Object {
+            bytes: bytes.to_vec(),
+            dynamic: Part { offset: 0, size: 0 },
+            strings: Part { offset: 0, size: 0 },
+            symbols: Table { offset: 0, count: 0 },
+            first_defined: 0,
+            hash: Part { offset: 0, size: 0 },
+            buckets: 0,
+            filter_words: 0,
+            filter_shift: 0,
+            versions: None,
+            sections: Table { offset: 0, count: 0 },
+        };
+        object.read_header()?;
+        object.read_dynamic()?;
+        object.read_symbols()?;
+        object.read_hash()?;
+        Ok(object)
+    }
+
+    fn read_header(&mut self) -> Result<(), ElfError> {
+        if self.bytes.get(..4) != Some(b"\x7fELF") {
+            return broken("it does not start with the letters of an ELF file");
+        }
+        if self.bytes.get(4..6) != Some(&[2, 1]) || self.u16(16)? != 3 {
+            return broken("its header says otherwise");
+        }
+        if usize::from(self.u16(54)?) != SEGMENT || usize::from(self.u16(58)?) != SECTION {
+            return broken("its headers have another size");
+        }
+        self.sections = Table { offset: self.offset(40)?, count: usize::from(self.u16(60)?) };
+        self.inside(
+            Part { offset: self.sections.offset, size: self.sections.count * SECTION },
+            "its sections",
+        )?;
+        let segments = self.segments()?;
+        let Some(dynamic) = segments.iter().find(|segment| segment.kind == PT_DYNAMIC) else {
+            return broken("it has no dynamic section");
+        };
+        self.dynamic = Part { offset: dynamic.offset, size: dynamic.size };
+        self.inside(self.dynamic, "its dynamic section")
+    }
+
+    fn read_dynamic(&mut self) -> Result<(), ElfError> {
+        for (tag, what) in
+            [(DT_HASH, "a SysV hash table"), (DT_REL, "short relocations"), (DT_VERDEF, "symbol versions")]
+        {
+            if self.dynamic(tag)?.is_some() {
+                return linked(format!("it has {what}"));
+            }
+        }
+        for (tag, size) in [(DT_SYMENT, SYMBOL), (DT_RELAENT, RELOCATION), (DT_PLTREL, DT_RELA as usize)] {
+            if self.dynamic(tag)?.is_some_and(|(_, value)| value != size) {
+                return broken("its tables have another size");
+            }
+        }
+        let size = self.needed(DT_STRSZ, "string table")?;
+        self.strings = Part { offset: self.mapped(self.needed(DT_STRTAB, "string table")?, size)?, size };
+        self.inside(self.strings, "its string table")
+    }
+
+    fn read_symbols(&mut self) -> Result<(), ElfError> {
+        let address = self.needed(DT_SYMTAB, "symbol table")?;
+        let Some(section) = self.section_at(SHT_DYNSYM, address)? else {
+            return linked("no section says where its dynamic symbols end");
+        };
+        let count = self.offset(section + 32)? / SYMBOL;
+        self.symbols = Table { offset: self.mapped(address, count * SYMBOL)?, count };
+        self.inside(Part { offset: self.symbols.offset, size: count * SYMBOL }, "its symbol table")?;
+        if let Some((_, address)) = self.dynamic(DT_VERSYM)? {
+            let offset = self.mapped(address, count * 2)?;
+            self.inside(Part { offset, size: count * 2 }, "its version table")?;
+            self.versions = Some(offset);
+        }
+        Ok(())
+    }
+
+    fn read_hash(&mut self) -> Result<(), ElfError> {
+        let address = self.needed(DT_GNU_HASH, "GNU hash table")?;
+        let Some(section) = self.section_at(SHT_GNU_HASH, address)? else {
+            return linked("no section says where its hash table ends");
+        };
+        let size = self.offset(section + 32)?;
+        self.hash = Part { offset: self.mapped(address, size)?, size };
+        self.inside(self.hash, "its hash table")?;
+        let at = self.hash.offset;
+        self.buckets = self.u32(at)? as usize;
+        self.first_defined = self.u32(at + 4)? as usize;
+        self.filter_words = self.u32(at + 8)? as usize;
+        self.filter_shift = self.u32(at + 12)?;
+        if self.buckets == 0 || !self.filter_words.is_power_of_two() || self.filter_shift > 31 {
+            return broken("its hash table has no shape");
+        }
+        // A table without defined symbols may say anything here.
+        self.first_defined = self.first_defined.min(self.symbols.count);
+        let hashed = self.symbols.count - self.first_defined;
+        if self.hash_size(hashed).is_none_or(|size| size > self.hash.size) {
+            return broken("its hash table is shorter than it says");
+        }
+        for index in 0..self.symbols.count {
+            let section = self.u16(self.symbol(index) + 6)?;
+            let local = self.byte(self.symbol(index) + 4)? >> 4 == 0;
+            if index < self.first_defined && section != 0 && !local {
+                return linked("a defined symbol stands among the undefined ones");
+            }
+            if index >= self.first_defined && section == 0 {
+                return linked("an undefined symbol stands among the defined ones");
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes of a hash table for so many symbols.
+    fn hash_size(&self, hashed: usize) -> Option<usize> {
+        let filter = self.filter_words.checked_mul(8)?;
+        let rest = self.buckets.checked_add(hashed)?.checked_mul(4)?;
+        filter.checked_add(rest)?.checked_add(16)
+    }
+
+    /// The defined symbols that stay, in the order of their buckets.
+    fn choose(&self, wanted: &BTreeSet<&str>) -> Result<Vec<Kept>, ElfError> {
+        let mut missing = wanted.clone();
+        let mut kept = Vec::new();
+        for index in self.first_defined..self.symbols.count {
+            let name = self.symbol_name(index)?;
+            if wanted.contains(name.as_str()) {
+                if !missing.remove(name.as_str()) {
+                    return linked(format!("it exports {name} twice"));
+                }
+                kept.push(Kept { index, hash: gnu_hash(&name) });
+            }
+        }
+        if !missing.is_empty() {
+            let mut names = missing.iter().take(5).copied().collect::<Vec<_>>().join(", ");
+            if missing.len() > 5 {
+                names.push_str(", …");
+            }
+            return Err(ElfError::Missing { count: missing.len(), names });
+        }
+        kept.sort_by_key(|kept| kept.hash as usize % self.buckets);
+        Ok(kept)
+    }
+
+    /// Relocations name symbols by their index.
+    fn move_relocations(&mut self, kept: &[Kept]) -> Result<(), ElfError> {
+        let mut moved = vec![None; self.symbols.count - self.first_defined];
+        for (new, kept) in kept.iter().enumerate() {
+            moved[kept.index - self.first_defined] = Some(self.first_defined + new);
+        }
+        for (table, size) in [(DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)] {
+            let Some((_, address)) = self.dynamic(table)? else { continue };
+            let size = self.needed(size, "size of its relocations")?;
+            let offset = self.mapped(address, size)?;
+            self.inside(Part { offset, size }, "its relocations")?;
+            for at in (offset..offset + size / RELOCATION * RELOCATION).step_by(RELOCATION) {
+                let symbol = self.u32(at + 12)? as usize;
+                if symbol >= self.symbols.count {
+                    return broken("a relocation names a symbol that is not there");
+                }
+                let Some(defined) = symbol.checked_sub(self.first_defined) else { continue };
+                let Some(new) = moved[defined] else {
+                    let name = self.symbol_name(symbol)?;
+                    return linked(format!(
+                        "it needs its own {name} through the symbol table: link with -Bsymbolic"
+                    ));
+                };
+                self.set_u32(at + 12, new as u32)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the symbols that stay, their versions and their hash table.
+    fn write_symbols(&mut self, kept: &[Kept]) -> Result<(), ElfError> {
+        let old = self.bytes.clone();
+        let count = self.first_defined + kept.len();
+        for (new, kept) in kept.iter().enumerate() {
+            let (from, to) = (self.symbol(kept.index), self.symbol(self.first_defined + new));
+            self.copy(&old, from, to, SYMBOL)?;
+            if let Some(versions) = self.versions {
+                self.copy(&old, versions + 2 * kept.index, versions + 2 * (self.first_defined + new), 2)?;
+            }
+        }
+        self.clear(self.symbol(count), (self.symbols.count - count) * SYMBOL)?;
+        if let Some(versions) = self.versions {
+            self.clear(versions + 2 * count, 2 * (self.symbols.count - count))?;
+        }
+        self.write_hash(kept)?;
+        let hash = self.hash_size(kept.len()).unwrap_or(self.hash.size);
+        for (kind, size) in [(SHT_DYNSYM, count * SYMBOL), (SHT_GNU_VERSYM, count * 2), (SHT_GNU_HASH, hash)]
+        {
+            for section in self.sections() {
+                if self.u32(section + 4)? == kind {
+                    self.set_u64(section + 32, size as u64)?;
+                }
+            }
+        }
+        self.symbols.count = count;
+        Ok(())
+    }
+
+    fn write_hash(&mut self, kept: &[Kept]) -> Result<(), ElfError> {
+        let filter = self.hash.offset + 16;
+        let buckets = filter + 8 * self.filter_words;
+        let chains = buckets + 4 * self.buckets;
+        self.clear(filter, self.hash.size - 16)?;
+        let bucket = |kept: &Kept| kept.hash as usize % self.buckets;
+        let kept_in: Vec<usize> = kept.iter().map(bucket).collect();
+        for (position, kept) in kept.iter().enumerate() {
+            let word = filter + 8 * ((kept.hash as usize / 64) & (self.filter_words - 1));
+            let bits = (1 << (kept.hash % 64)) | (1 << ((kept.hash >> self.filter_shift) % 64));
+            self.set_u64(word, self.u64(word)? | bits)?;
+            let bucket = kept_in[position];
+            if position == 0 || kept_in[position - 1] != bucket {
+                self.set_u32(buckets + 4 * bucket, (self.first_defined + position) as u32)?;
+            }
+            // The lowest bit ends a chain.
+            let last = kept_in.get(position + 1) != Some(&bucket);
+            self.set_u32(chains + 4 * position, kept.hash & !1 | u32::from(last))?;
+        }
+        Ok(())
+    }
+
+    /// Clears the names that went and writes the soname into their place.
+    fn write_strings(&mut self, soname: &str) -> Result<(), ElfError> {
+        let Some((entry, _)) = self.dynamic(DT_SONAME)? else {
+            return linked("it has no soname that could be changed");
+        };
+        let mut used = vec![false; self.strings.size];
+        for at in self.strings_in_use()? {
+            let length = self.string(self.strings, at)?.len();
+            used[at..=at + length].fill(true);
+        }
+        for (at, _) in used.iter().enumerate().filter(|(_, used)| !**used) {
+            self.set_byte(self.strings.offset + at, 0)?;
+        }
+        let length = soname.len() + 1;
+        // Right behind a kept string or at the end of nothing: both leave its own zero untouched.
+        let Some(place) = used.windows(length).position(|window| !window.contains(&true)) else {
+            return linked(format!("no {length} bytes of its strings are free for the soname {soname}"));
+        };
+        for (at, &byte) in soname.as_bytes().iter().enumerate() {
+            self.set_byte(self.strings.offset + place + at, byte)?;
+        }
+        self.set_u64(entry + 8, place as u64)
+    }
+
+    /// Where the strings start that something still names.
+    fn strings_in_use(&self) -> Result<Vec<usize>, ElfError> {
+        let mut used = vec![0];
+        for index in 0..self.symbols.count {
+            used.push(self.u32(self.symbol(index))? as usize);
+        }
+        for (tag, _, value) in self.dynamic_entries()? {
+            if [DT_NEEDED, DT_RPATH, DT_RUNPATH, DT_AUXILIARY, DT_FILTER].contains(&tag) {
+                used.push(value);
+            }
+        }
+        if let Some((_, address)) = self.dynamic(DT_VERNEED)? {
+            let mut file = self.mapped(address, 16)?;
+            for _ in 0..self.needed(DT_VERNEEDNUM, "number of versions")? {
+                used.push(self.u32(file + 4)? as usize);
+                let mut version = self.add(file, self.u32(file + 8)?)?;
+                for _ in 0..self.u16(file + 2)? {
+                    used.push(self.u32(version + 8)? as usize);
+                    match self.u32(version + 12)? {
+                        0 => break,
+                        next => version = self.add(version, next)?,
+                    }
+                }
+                match self.u32(file + 12)? {
+                    0 => break,
+                    next => file = self.add(file, next)?,
+                }
+            }
+        }
+        Ok(used)
+    }
+
+    /// The file up to the end of what is loaded, with the headers of the loaded sections behind it.
+    fn without_what_is_not_loaded(mut self) -> Result<Vec<u8>, ElfError> {
+        let (headers, count) = (self.offset(32)?, usize::from(self.u16(56)?));
+        let segments = self.segments()?;
+        let end = segments
+            .iter()
+            .filter(|segment| segment.kind == PT_LOAD)
+            .map(|s| s.offset.saturating_add(s.size));
+        let end = end.fold((headers + count * SEGMENT).max(64), usize::max);
+        self.inside(Part { offset: 0, size: end }, "what it loads")?;
+        let is_loaded = |section: usize| Ok::<_, ElfError>(self.u64(section + 8)? & SHF_ALLOC != 0);
+        let names = self.sections.offset + SECTION * usize::from(self.u16(62)?);
+        let names = Part { offset: self.offset(names + 24)?, size: self.offset(names + 32)? };
+        self.inside(names, "its section names")?;
+
+        let mut strings = vec![0];
+        let mut kept = Vec::new();
+        // Symbols name their section by its index: those before the last loaded one keep their place.
+        for section in self.sections() {
+            let mut header = [0; SECTION];
+            if is_loaded(section)? {
+                header.copy_from_slice(self.part(Part { offset: section, size: SECTION })?);
+                let place = Part { offset: self.offset(section + 24)?, size: self.offset(section + 32)? };
+                if self.u32(section + 4)? != SHT_NOBITS && place.offset.saturating_add(place.size) > end {
+                    return broken("a section lies outside of what is loaded");
+                }
+                header[..4].copy_from_slice(&(strings.len() as u32).to_le_bytes());
+                strings.extend(self.string(names, self.u32(section)? as usize)?.bytes());
+                strings.push(0);
+            }
+            kept.push(header);
+        }
+        while kept.last().is_some_and(|header| header[4..8] == [0; 4]) {
+            kept.pop();
+        }
+        if kept.is_empty() {
+            return broken("it has no section that is loaded");
+        }
+        let name = strings.len() as u32;
+        strings.extend(b".shstrtab\0");
+
+        self.bytes.truncate(end);
+        let mut header = [0; SECTION];
+        header[..4].copy_from_slice(&name.to_le_bytes());
+        header[4..8].copy_from_slice(&SHT_STRTAB.to_le_bytes());
+        header[24..32].copy_from_slice(&(end as u64).to_le_bytes());
+        header[32..40].copy_from_slice(&(strings.len() as u64).to_le_bytes());
+        header[48..56].copy_from_slice(&1_u64.to_le_bytes());
+        kept.push(header);
+        self.bytes.extend(strings);
+        self.bytes.resize(self.bytes.len().next_multiple_of(8), 0);
+        let start = self.bytes.len() as u64;
+        self.bytes.extend(kept.as_flattened());
+        self.set_u64(40, start)?;
+        self.set_u16(60, kept.len() as u16)?;
+        self.set_u16(62, kept.len() as u16 - 1)?;
+        Ok(self.bytes)
+    }
+}
+
+/// Finding things.
+impl Object {
+    fn symbol(&self, index: usize) -> usize {
+        self.symbols.offset + index * SYMBOL
+    }
+
+    fn symbol_name(&self, index: usize) -> Result<String, ElfError> {
+        self.string(self.strings, self.u32(self.symbol(index))? as usize)
+    }
+
+    /// Where the section headers are.
+    fn sections(&self) -> impl Iterator<Item = usize> + use<> {
+        let Table { offset, count } = self.sections;
+        (0..count).map(move |index| offset + index * SECTION)
+    }
+
+    /// The header of the section of this kind at this address.
+    fn section_at(&self, kind: u32, address: usize) -> Result<Option<usize>, ElfError> {
+        for section in self.sections() {
+            if self.u32(section + 4)? == kind && self.offset(section + 16)? == address {
+                return Ok(Some(section));
+            }
+        }
+        Ok(None)
+    }
+
+    fn segments(&self) -> Result<Vec<Segment>, ElfError> {
+        let (start, count) = (self.offset(32)?, usize::from(self.u16(56)?));
+        self.inside(Part { offset: start, size: count * SEGMENT }, "its segments")?;
+        (0..count)
+            .map(|index| {
+                let at = start + index * SEGMENT;
+                let (kind, offset) = (self.u32(at)?, self.offset(at + 8)?);
+                Ok(Segment { kind, offset, address: self.offset(at + 16)?, size: self.offset(at + 32)? })
+            })
+            .collect()
+    }
+
+    /// Where in the file an address is, with so many bytes behind it.
+    fn mapped(&self, address: usize, size: usize) -> Result<usize, ElfError> {
+        for segment in self.segments()?.iter().filter(|segment| segment.kind == PT_LOAD) {
+            if let Some(inside) = address.checked_sub(segment.address)
+                && inside.checked_add(size).is_some_and(|end| end <= segment.size)
+            {
+                return self.add(segment.offset, u32::try_from(inside).unwrap_or(u32::MAX));
+            }
+        }
+        broken("a table lies outside of what is loaded")
+    }
+
+    /// Tag, place of the entry, value.
+    fn dynamic_entries(&self) -> Result<Vec<(u64, usize, usize)>, ElfError> {
+        let mut entries = Vec::new();
+        for at in (self.dynamic.offset..self.dynamic.offset + self.dynamic.size / 16 * 16).step_by(16) {
+            match self.u64(at)? {
+                0 => break,
+                // Flags and addresses that are not looked at may be anything.
+                tag => entries.push((tag, at, self.u64(at + 8)? as usize)),
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Where an entry of the dynamic section is, and its value.
+    fn dynamic(&self, tag: u64) -> Result<Option<(usize, usize)>, ElfError> {
+        Ok(self.dynamic_entries()?.into_iter().find(|entry| entry.0 == tag).map(|(_, at, value)| (at, value)))
+    }
+
+    fn needed(&self, tag: u64, what: &str) -> Result<usize, ElfError> {
+        match self.dynamic(tag)? {
+            Some((_, value)) => Ok(value),
+            None => linked(format!("it has no {what}")),
+        }
+    }
+
+    /// A string that ends inside its table.
+    fn string(&self, table: Part, at: usize) -> Result<String, ElfError> {
+        let bytes = self.part(table)?.get(at..).unwrap_or_default();
+        let Some(end) = bytes.iter().position(|&byte| byte == 0) else {
+            return broken("a name has no end");
+        };
+        match std::str::from_utf8(&bytes[..end]) {
+            Ok(name) => Ok(name.to_string()),
+            Err(_) => broken("a name is no text"),
+        }
+    }
+}
+
+/// A segment: where it is in the file and in memory, and how much of it is in the file.
+struct Segment {
+    kind: u32,
+    offset: usize,
+    address: usize,
+    size: usize,
+}
+
+/// The hash that `.gnu.hash` is ordered by.
+fn gnu_hash(name: &str) -> u32 {
+    name.bytes().fold(5381, |hash: u32, byte| hash.wrapping_mul(33).wrapping_add(u32::from(byte)))
+}

@@ -1,0 +1,123 @@
+//! The libraries as programs find them: exactly the names, sonames and links of the real ones.
+#![allow(unsafe_code, clippy::unwrap_used, clippy::expect_used)]
+
+use partage_driver_api::exports::{DriverVersion, Library, exports};
+use partage_sim::install::{self, elf};
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+/// A shared object with every name of every version, each of which answers its number.
+static OBJECT: LazyLock<(tempfile::TempDir, PathBuf)> = LazyLock::new(|| {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, object) = (folder.path().join("all.c"), folder.path().join("all.so"));
+    let mut text = String::new();
+    for library in Library::ALL {
+        for name in DriverVersion::ALL
+            .into_iter()
+            .flat_map(|driver| exports(library, driver))
+            .collect::<BTreeSet<_>>()
+        {
+            writeln!(text, "int {name}(void) {{ return {}; }}", name.len()).unwrap();
+        }
+    }
+    std::fs::write(&source, text).unwrap();
+    let link = "-Wl,-Bsymbolic,--hash-style=gnu,-soname,libpartage_sim.so";
+    let cc = Command::new("cc").args(["-shared", "-fPIC", link, "-o"]).arg(&object).arg(&source).status();
+    assert!(cc.unwrap().success());
+    (folder, object)
+});
+
+fn installed(object: &Path, driver: DriverVersion) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    install::libraries(object, folder.path(), driver).unwrap();
+    folder
+}
+
+fn exports_exactly_what_is_real(object: &Path) {
+    for driver in DriverVersion::ALL {
+        let folder = installed(object, driver);
+        for (library, count) in Library::ALL.into_iter().zip(match driver {
+            DriverVersion::R535 => [620, 332],
+            DriverVersion::R550 => [656, 350],
+        }) {
+            let bytes = std::fs::read(folder.path().join(library.soname())).unwrap();
+            let names = elf::exports(&bytes).unwrap();
+            let mut real: Vec<&str> = exports(library, driver).collect();
+            real.sort_unstable();
+            assert_eq!(names, real);
+            assert_eq!(names.len(), count, "{library:?} {driver:?}");
+            assert_eq!(elf::soname(&bytes).unwrap().as_deref(), Some(library.soname()));
+        }
+    }
+}
+
+#[test]
+fn both_libraries_of_both_drivers_export_what_the_real_ones_do() {
+    exports_exactly_what_is_real(&OBJECT.1);
+}
+
+#[test]
+fn our_own_shared_object_has_every_name() {
+    // Beside the test's own program: see the docs of `install`.
+    exports_exactly_what_is_real(&install::shared_object().unwrap());
+}
+
+#[test]
+fn files_and_links_lie_as_the_packages_lay_them() {
+    let folder = installed(&OBJECT.1, DriverVersion::R535);
+    let mut seen: Vec<String> = std::fs::read_dir(folder.path())
+        .unwrap()
+        .map(|entry| {
+            let entry = entry.unwrap();
+            let name = entry.file_name().into_string().unwrap();
+            match std::fs::read_link(entry.path()) {
+                Ok(to) => format!("{name} -> {}", to.display()),
+                Err(_) => name,
+            }
+        })
+        .collect();
+    seen.sort();
+    assert_eq!(
+        seen,
+        [
+            "libcuda.so -> libcuda.so.1",
+            "libcuda.so.1 -> libcuda.so.535.261.03",
+            "libcuda.so.535.261.03",
+            "libnvidia-ml.so -> libnvidia-ml.so.1",
+            "libnvidia-ml.so.1 -> libnvidia-ml.so.535.261.03",
+            "libnvidia-ml.so.535.261.03",
+        ]
+    );
+    // A second time nothing is in the way.
+    install::libraries(&OBJECT.1, folder.path(), DriverVersion::R535).unwrap();
+}
+
+#[test]
+fn a_program_finds_them_by_their_sonames() {
+    let folder = installed(&OBJECT.1, DriverVersion::R550);
+    let program = folder.path().join("program");
+    let source = folder.path().join("program.c");
+    let text = "int cuInit(void); int nvmlInit_v2(void); int main(void) { return cuInit() + nvmlInit_v2(); }";
+    std::fs::write(&source, text).unwrap();
+    let mut cc = Command::new("cc");
+    cc.arg("-o").arg(&program).arg(&source).arg("-L").arg(folder.path()).args(["-lcuda", "-lnvidia-ml"]);
+    assert!(cc.status().unwrap().success(), "the linker takes them");
+    let status = Command::new(&program).env("LD_LIBRARY_PATH", folder.path()).status().unwrap();
+    assert_eq!(status.code(), Some("cuInit".len() as i32 + "nvmlInit_v2".len() as i32));
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("text.so");
+    std::fs::write(&text, "hello").unwrap();
+    let error = |object: &Path, into: &Path| {
+        install::libraries(object, into, DriverVersion::R550).unwrap_err().to_string()
+    };
+    assert!(error(&text, folder.path()).contains("cannot be made into libcuda.so.1: it is no 64-bit"));
+    assert!(error(&folder.path().join("absent.so"), folder.path()).contains("absent.so: cannot be read"));
+    assert!(error(&OBJECT.1, &folder.path().join("absent")).contains("cannot be written"));
+}

@@ -1,0 +1,38 @@
+//! Calls of the simulated CUDA driver in any order: none crashes or hangs, and nothing is left when all was given back.
+#![no_main]
+
+#[path = "../../crates/sim/tests/support/driver.rs"]
+mod driver;
+#[path = "../../crates/sim/tests/support/sequence.rs"]
+mod sequence;
+
+use driver::Library;
+use driver::cuda::{CUDA_SUCCESS, Cuda};
+use libfuzzer_sys::fuzz_target;
+use partage_driver_api::exports::DriverVersion;
+use partage_sim::node::{NodeConfig, NodeDir, VARIABLE};
+use partage_sim::state::State;
+use partage_sim::{install, profile};
+use std::sync::LazyLock;
+
+/// A node of this process's own, which goes with the machine's memory: a fuzzer is ended, it does not end.
+static DRIVER: LazyLock<(Cuda, State)> = LazyLock::new(|| {
+    let config = NodeConfig::new(DriverVersion::R550, &profile::A100_SXM4_40GB, 2, 1).unwrap();
+    let folder = std::env::temp_dir().join("partage-fuzz-driver");
+    let _ = NodeDir::remove(&folder);
+    let node = NodeDir::create(&folder, &config).unwrap();
+    install::libraries(&install::shared_object().unwrap(), &node.libraries(), config.driver).unwrap();
+    // SAFETY: no other thread runs yet that would read the environment.
+    unsafe { std::env::set_var(VARIABLE, &folder) };
+    let cuda = Cuda(Library::open(node.libraries().join("libcuda.so.1").to_str().unwrap()).unwrap());
+    // SAFETY: no pointers.
+    assert_eq!(unsafe { cuda.cuInit(0) }, CUDA_SUCCESS);
+    (cuda, State::attach(&folder).unwrap())
+});
+
+fuzz_target!(|bytes: &[u8]| {
+    let (cuda, state) = &*DRIVER;
+    // SAFETY: the driver is started, and the fuzzer has one thread.
+    unsafe { sequence::run(cuda, bytes) };
+    assert_eq!([state.used_memory(0), state.used_memory(1)], [0, 0]);
+});
