@@ -53,6 +53,7 @@ lint: toolchain cargo-deny ## formatting, clippy, docs, dependencies
 
 bench: binaries ## the figures of docs/benchmarks.md
 	cargo bench --package partage-core
+	cargo bench --package partage-sim
 	cargo bench --profile dev --package partage-testkit --bench bed  # what is measured is not ours to optimise
 
 fuzz: toolchain cargo-fuzz ## every parser of tenant input, FUZZ_SECONDS (60) each
@@ -68,9 +69,10 @@ soak: binaries ## the long runs: many property cases, 5,000 fake nodes, fuzzing 
 	cargo test --package partage-testkit --test scheduling -- --ignored
 	$(MAKE) fuzz FUZZ_SECONDS=300
 
-binaries: toolchain ## the programs and images of the test bed (docs/testbed.md), built once
+binaries: toolchain ## the programs, images and clients of the test bed (docs/testbed.md), made once
 	@cargo run --quiet --package partage-testkit -- binaries
 	@cargo run --quiet --package partage-testkit -- images $(FRESH:%=--fresh)
+	@cargo run --quiet --package partage-testkit -- clients
 
 cluster: binaries ## a real Kubernetes to try things on, without a GPU (NODES=2 for more nodes)
 	@cargo run --quiet --package partage-testkit -- cluster up --nodes $(or $(NODES),1)

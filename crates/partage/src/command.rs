@@ -2,6 +2,7 @@
 
 mod check;
 mod explain;
+mod sim;
 mod simulate;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -14,6 +15,7 @@ use std::process::ExitCode;
 pub(crate) enum Command {
     Check(check::Check),
     Explain(explain::Explain),
+    Sim(sim::Sim),
     Simulate(simulate::Simulate),
 }
 
@@ -22,6 +24,7 @@ impl Command {
         match self {
             Command::Check(check) => check.run(out, err),
             Command::Explain(explain) => explain.run(out, err),
+            Command::Sim(sim) => sim.run(out, err),
             Command::Simulate(simulate) => simulate.run(out, err),
         }
     }

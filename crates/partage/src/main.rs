@@ -1,4 +1,4 @@
-//! The one binary: `partage check|explain|simulate`.
+//! The one binary: `partage check|explain|sim|simulate`.
 
 mod command;
 mod documents;
