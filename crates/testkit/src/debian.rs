@@ -26,6 +26,8 @@ pub(crate) struct Debian<'a> {
     pub(crate) interrupted: &'a dyn Fn() -> Missing,
     /// What can be done where there is no Debian.
     pub(crate) instead: &'static str,
+    /// apt's configuration, where its sources and lists are private; else the system's are used.
+    pub(crate) private: Option<PathBuf>,
 }
 
 impl Debian<'_> {
@@ -33,7 +35,7 @@ impl Debian<'_> {
     pub(crate) fn install(&self, what: &str, packages: &[&str]) -> Result<(), Missing> {
         may_install(what, packages)?;
         let install = || {
-            let mut command = apt_get();
+            let mut command = self.apt_get();
             command.args(["install", "--yes", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300"]);
             command.args(packages).env("DEBIAN_FRONTEND", "noninteractive");
             command
@@ -49,7 +51,7 @@ impl Debian<'_> {
         let archive = self.archive(package)?;
         let version = self.field(package, &archive, "Version")?;
         let tree = folder.join("tree");
-        self.run(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(&tree), "dpkg-deb", package)?;
+        self.extract(&archive, &tree, package)?;
         let program = files.iter().map(|file| tree.join(file)).find(|path| path.is_file());
         let program = program.ok_or_else(|| Missing::Failed {
             doing: format!("looking into {package} {version}"),
@@ -60,7 +62,7 @@ impl Debian<'_> {
 
     fn fetch(&self, packages: &[String], folder: &Path, what: &str) -> Result<(), Missing> {
         let download = || {
-            let mut command = apt_get();
+            let mut command = self.apt_get();
             // apt's own user may not write into a private folder.
             command.args(["-o", "APT::Sandbox::User=root", "download"]).args(packages).current_dir(folder);
             command
@@ -71,7 +73,7 @@ impl Debian<'_> {
     /// Which packages, in which versions, these and all they need are; what is installed here has no say.
     pub(crate) fn resolve(&self, wanted: &[&str]) -> Result<Vec<(String, String)>, Missing> {
         let ask = || {
-            let mut command = apt_get();
+            let mut command = self.apt_get();
             command.args(["--simulate", "--no-install-recommends", "-o", "Dir::State::status=/dev/null"]);
             command.arg("install").args(wanted);
             command
@@ -84,6 +86,24 @@ impl Debian<'_> {
     pub(crate) fn download(&self, packages: &[(String, String)], folder: &Path) -> Result<(), Missing> {
         let packages: Vec<_> = packages.iter().map(|(name, version)| format!("{name}={version}")).collect();
         self.fetch(&packages, folder, "Debian packages")
+    }
+
+    /// The versions that the sources have of a package, the newest first.
+    pub(crate) fn versions(&self, package: &str) -> Result<Vec<String>, Missing> {
+        let said = self.run(self.apt("apt-cache").args(["madison", package]), "apt-cache", package)?;
+        Ok(said.lines().filter_map(offered).collect())
+    }
+
+    /// Unpacks a package that was fetched.
+    pub(crate) fn extract(&self, archive: &Path, tree: &Path, what: &str) -> Result<(), Missing> {
+        self.run(Command::new("dpkg-deb").arg("-x").arg(archive).arg(tree), "dpkg-deb", what).map(drop)
+    }
+
+    /// Where the machine's own packages come from: a line each, `address release`.
+    pub(crate) fn sources(&self) -> Result<String, Missing> {
+        let mut command = self.apt_get();
+        command.args(["indextargets", "--format", "$(REPO_URI) $(RELEASE)", "Identifier: Packages"]);
+        self.run(&mut command, "apt-get", "apt's sources")
     }
 
     /// The files of a package, as a tar file: with their owners, which only root could unpack.
@@ -128,13 +148,33 @@ impl Debian<'_> {
         let first = self.run(&mut command(), "apt-get", what);
         match first {
             Err(Missing::NoNetwork { .. } | Missing::Failed { .. })
-                if rustix::process::geteuid().is_root() =>
+                if self.private.is_some() || rustix::process::geteuid().is_root() =>
             {
-                self.run(apt_get().arg("update"), "apt-get", "Debian's package lists")?;
+                self.update()?;
                 self.run(&mut command(), "apt-get", what)
             }
             first => first,
         }
+    }
+
+    /// Fetches the package lists.
+    pub(crate) fn update(&self) -> Result<(), Missing> {
+        self.run(self.apt_get().arg("update"), "apt-get", "Debian's package lists").map(drop)
+    }
+
+    fn apt_get(&self) -> Command {
+        self.apt("apt-get")
+    }
+
+    /// One of apt's programs.
+    fn apt(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        // Its words are read below.
+        command.arg("-qq").env("LC_ALL", "C");
+        if let Some(configuration) = &self.private {
+            command.arg("-c").arg(configuration);
+        }
+        command
     }
 
     fn run(&self, command: &mut Command, tool: &'static str, what: &str) -> Result<String, Missing> {
@@ -168,6 +208,11 @@ fn to_install(line: &str) -> Option<(String, String)> {
     Some((name, version.trim_end_matches(')').to_string()))
 }
 
+/// A line of `apt-cache madison`: `name | version | source`.
+fn offered(line: &str) -> Option<String> {
+    line.split('|').nth(1).map(|version| version.trim().to_string())
+}
+
 /// The packages that a build needs and that are not there.
 pub(crate) fn absent_build_needs() -> Vec<&'static str> {
     absent(BUILD_NEEDS)
@@ -194,13 +239,6 @@ pub(crate) fn may_install(what: &str, packages: &[&str]) -> Result<(), Missing> 
         true => Ok(()),
         false => Err(Missing::NotRoot { what: what.to_string(), packages: packages.join(" ") }),
     }
-}
-
-fn apt_get() -> Command {
-    let mut command = Command::new("apt-get");
-    // Its words are read below.
-    command.arg("-qq").env("LC_ALL", "C");
-    command
 }
 
 /// What apt's words mean.
@@ -245,6 +283,14 @@ mod tests {
         assert_eq!(read("Inst login [1:4.13] (1:4.14 Debian:12 [amd64])").unwrap(), "login 1:4.14");
         assert_eq!(read("Conf login (1:4.14 Debian:12 [amd64])"), None);
         assert_eq!(read("Reading package lists..."), None);
+    }
+
+    #[test]
+    fn what_apt_offers() {
+        let line =
+            "nvidia-smi | 535.261.03-1 | http://deb.debian.org/debian bookworm/non-free amd64 Packages";
+        assert_eq!(offered(line).unwrap(), "535.261.03-1");
+        assert_eq!(offered("N: nothing"), None);
     }
 
     #[test]

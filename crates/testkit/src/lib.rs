@@ -1,13 +1,16 @@
-//! A real Kubernetes for Partage's tests. Nothing here reaches the product: other crates use it in tests only.
+//! A real Kubernetes and simulated GPUs for Partage's tests. Nothing here reaches the product: other crates use it in tests only.
 
 pub mod bed;
 pub mod binaries;
+pub mod clients;
 pub mod cluster;
 pub mod extender;
 pub mod fake_nodes;
 pub mod image;
 pub mod plugin;
+pub mod sim_node;
 pub mod webhook;
+pub mod workload;
 
 mod debian;
 mod digest;

@@ -3,8 +3,10 @@
 use clap::{Parser, Subcommand};
 use partage_testkit::bed::BedError;
 use partage_testkit::binaries::{self, Binaries, Missing, Settings};
+use partage_testkit::clients;
 use partage_testkit::cluster::{self, ClusterError, Name, Wishes};
 use partage_testkit::image::{self, Product};
+use partage_testkit::workload::{self, Load, WorkloadError};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -28,6 +30,15 @@ enum Command {
     /// the programs in that folder are looked at and used.
     Binaries {
         /// Say what is there; build nothing
+        #[arg(long)]
+        check: bool,
+    },
+    /// Fetch the real clients of the simulated driver, once, into the user's cache folder.
+    ///
+    /// nvidia-smi 535 and 550 and nvtop from Debian, nvidia-ml-py, gpustat, nvitop, cuda-python and numba from pip.
+    /// Safe to interrupt and to repeat: finished clients stay.
+    Clients {
+        /// Say what is there; fetch nothing
         #[arg(long)]
         check: bool,
     },
@@ -57,6 +68,9 @@ enum Command {
     /// A real Kubernetes to try things on, without a GPU.
     #[command(subcommand)]
     Cluster(Cluster),
+    /// Use a GPU until standard input ends: hold memory, keep it busy. For tests.
+    #[command(hide = true)]
+    Workload(Load),
 }
 
 #[derive(Subcommand)]
@@ -87,6 +101,8 @@ fn main() -> ExitCode {
     let done = match command {
         Command::Binaries { check: true } => made(binaries::check(&settings, &mut out, &stop)),
         Command::Binaries { check: false } => made(binaries::build(&settings, &mut out, &stop)),
+        Command::Clients { check: true } => made(clients::check(&settings, &mut out, &stop)),
+        Command::Clients { check: false } => made(clients::build(&settings, &mut out, &stop)),
         Command::Images { check: true, .. } => made(image::check(&settings, &mut out, &stop)),
         Command::Images { check: false, fresh } => made(image::build(&settings, fresh, &mut out, &stop)),
         Command::Image { program, archive, fresh } => {
@@ -94,6 +110,7 @@ fn main() -> ExitCode {
             made(image::product(&product, &settings, &mut out, &stop))
         }
         Command::Cluster(command) => cluster(&command, &mut out, &stop),
+        Command::Workload(load) => workload::run(&load, &mut out, &stop).map_err(Failure::from),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -126,6 +143,12 @@ impl From<Missing> for Failure {
 impl From<ClusterError> for Failure {
     fn from(error: ClusterError) -> Self {
         Self::new(error.to_string(), matches!(error, ClusterError::Bed(BedError::Interrupted)))
+    }
+}
+
+impl From<WorkloadError> for Failure {
+    fn from(error: WorkloadError) -> Self {
+        Self::new(error.to_string(), false)
     }
 }
 

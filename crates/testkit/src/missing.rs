@@ -3,7 +3,7 @@
 use crate::binaries::BIN_DIR;
 use std::path::PathBuf;
 
-/// Why the programs or the images of the test bed are not all there.
+/// Why the programs, the images or the clients of the test bed are not all there.
 #[derive(Debug, thiserror::Error)]
 pub enum Missing {
     /// Nobody built them yet, or not all.
@@ -29,6 +29,30 @@ pub enum Missing {
         folder: PathBuf,
         /// The programs, each with what is wrong.
         absent: Vec<String>,
+    },
+    /// Nobody fetched the clients of the simulated driver yet, or not all.
+    #[error(
+        "{} of {all} clients of the simulated driver are not there ({}) in {}; run `make binaries`, once",
+        left.len(), left.join(", "), folder.display()
+    )]
+    NotFetched {
+        /// The clients that are not there.
+        left: Vec<&'static str>,
+        /// How many there should be.
+        all: usize,
+        /// Where they will be.
+        folder: PathBuf,
+    },
+    /// No Python that can have the clients.
+    #[error(
+        "the Python clients need Python {needed} or newer with its venv module, and there is {found}; install it and put it \
+         on the PATH"
+    )]
+    NoPython {
+        /// The version that would do.
+        needed: &'static str,
+        /// What is there.
+        found: String,
     },
     /// The folder of the cache is unknown.
     #[error(

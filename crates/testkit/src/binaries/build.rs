@@ -29,7 +29,13 @@ pub fn build(settings: &Settings, out: &mut dyn Write, stop: &AtomicBool) -> Res
     // Another run may have built while we waited.
     let left = left(&store);
     let interrupted = || store.interrupted();
-    let debian = Debian { work: store.work(), stop, interrupted: &interrupted, instead: WITHOUT_DEBIAN };
+    let debian = Debian {
+        work: store.work(),
+        stop,
+        interrupted: &interrupted,
+        instead: WITHOUT_DEBIAN,
+        private: None,
+    };
     let work = Work { go: &go, store: &store, stop, debian };
     work.install(BEDS, &bed_needs(), &mut progress)?;
     if !left.is_empty() {

@@ -1,4 +1,4 @@
-//! Partage's own image: the program, what it links, and little else.
+//! Partage's own image: the program, what it links, what it makes the simulated driver from, and little else.
 
 use super::bed::Bench;
 use super::packages::Packages;
@@ -26,7 +26,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Partage's own image, to be built.
 #[derive(Clone, Debug)]
 pub struct Product {
-    /// The program.
+    /// The program. Cargo puts what the simulated driver is made from beside it.
     pub program: PathBuf,
     /// Where the archive goes.
     pub archive: PathBuf,
@@ -43,12 +43,18 @@ pub fn product(
 ) -> Result<Written, Missing> {
     let mut progress = Progress::new(out);
     executable(&product.program)?;
+    let simulated = simulated_driver(&product.program)?;
     let root = store::root(settings)?;
     space::enough(&root, NEEDED_MIB, "XDG_CACHE_HOME")?;
     let interrupted = || Missing::Interrupted { done: 0, all: 1, what: "images" };
     let building = Building::begin(&root, "images", &mut progress, stop)?.ok_or_else(interrupted)?;
-    let debian =
-        Debian { work: work::folder(&root), stop, interrupted: &interrupted, instead: store::WITHOUT_DEBIAN };
+    let debian = Debian {
+        work: work::folder(&root),
+        stop,
+        interrupted: &interrupted,
+        instead: store::WITHOUT_DEBIAN,
+        private: None,
+    };
     let bench = Bench { root: &root, busybox: Path::new(""), debian: &debian, stop };
     let packages = match LINKED.kept_whole(&root).filter(|_| !product.fresh) {
         Some(packages) => packages,
@@ -64,7 +70,7 @@ pub fn product(
         || {
             let image = Image::new(&name)?
                 .layer(bench.packages(&LINKED, &packages)?)
-                .layer(own(&product.program)?)
+                .layer(own(&product.program, &simulated)?)
                 .entrypoint(&["/usr/bin/partage"])
                 .env("PATH", "/usr/bin:/bin")
                 .working_folder("/")
@@ -101,11 +107,24 @@ fn executable(program: &Path) -> Result<(), Missing> {
     Err(Missing::Refused { path: program.display().to_string(), why: why.to_string() })
 }
 
+/// What `partage sim` makes the driver's libraries from, as cargo leaves it beside the program.
+fn simulated_driver(program: &Path) -> Result<PathBuf, Missing> {
+    let places = ["deps/libpartage_sim.so", "libpartage_sim.so"].map(|place| program.with_file_name(place));
+    match places.iter().find(|place| place.is_file()) {
+        Some(place) => Ok(place.clone()),
+        None => Err(Missing::Refused {
+            path: places[0].display().to_string(),
+            why: "it is not there; build it: cargo build --release --package partage".to_string(),
+        }),
+    }
+}
+
 /// The program above its libraries: a new build is a small new layer.
-fn own(program: &Path) -> Result<Layer, Missing> {
+fn own(program: &Path, simulated: &Path) -> Result<Layer, Missing> {
     let mut layer = Layer::new();
     layer
         .file("/usr/bin/partage", 0o755, program)?
+        .file("/usr/lib/partage/libpartage_sim.so", 0o644, simulated)?
         .text("/usr/share/doc/partage/LICENSE", 0o644, include_str!("../../../../LICENSE"))?
         .folder("/tmp", 0o1777)?;
     files::put(&mut layer, files::SYSTEM)?;

@@ -79,8 +79,13 @@ pub fn build(
         space::enough(&root, NEEDED_MIB, "XDG_CACHE_HOME")?;
         let interrupted = || interrupted(settings);
         let building = Building::begin(&root, "images", &mut progress, stop)?.ok_or_else(interrupted)?;
-        let debian =
-            Debian { work: work::folder(&root), stop, interrupted: &interrupted, instead: WITHOUT_DEBIAN };
+        let debian = Debian {
+            work: work::folder(&root),
+            stop,
+            interrupted: &interrupted,
+            instead: WITHOUT_DEBIAN,
+            private: None,
+        };
         let bench = Bench { root: &root, busybox: &busybox, debian: &debian, stop };
         for image in BedImage::ALL {
             // Another run may have built it while we waited.
