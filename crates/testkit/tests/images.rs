@@ -196,10 +196,17 @@ fn a_program_that_is_none_is_refused() {
     assert!(!folder.path().join("cache").exists(), "nothing is left behind");
 }
 
+/// A program to pack, with its shared object where cargo puts it.
+fn partage(folder: &Folder, script: &str) -> PathBuf {
+    fs::create_dir_all(folder.path().join("deps")).unwrap();
+    fs::write(folder.path().join("deps/libpartage_sim.so"), "a simulated driver").unwrap();
+    folder.program("partage", script)
+}
+
 #[test]
 fn without_debian_or_network_it_says_so() {
     let folder = Folder::new();
-    let program = folder.program("partage", "");
+    let program = partage(&folder, "");
     let empty = folder.path().join("empty");
     let (code, _, err) = product(&folder, &program, &empty);
     assert_eq!(code, 1);
@@ -219,7 +226,7 @@ fn without_debian_or_network_it_says_so() {
 #[test]
 fn an_interruption_leaves_nothing_half() {
     let folder = Folder::new();
-    let program = folder.program("partage", "");
+    let program = partage(&folder, "");
     folder.program("path/apt-get", "/bin/sleep 60");
     let mut child = Command::new(env!("CARGO_BIN_EXE_partage-testkit"))
         .args(["image", "--program", program.to_str().unwrap(), "--archive"])
@@ -284,7 +291,7 @@ fn the_product_is_its_program_above_its_libraries() {
         return skip_or_fail(&Missing::NoDebian { what, tool: "dpkg-deb", instead: "test on Debian" });
     }
     let folder = Folder::new();
-    let program = folder.program("partage", "echo I am Partage");
+    let program = partage(&folder, "echo I am Partage");
     // The tools around apt-get are the machine's.
     let path = PathBuf::from(format!("{}:/usr/bin:/bin", folder.path().join("path").display()));
     small_debian(&folder, &["base-files", "libc6", "libgcc-s1", "mawk"]);
@@ -299,6 +306,7 @@ fn the_product_is_its_program_above_its_libraries() {
     assert_eq!(config["config"]["Entrypoint"], serde_json::json!(["/usr/bin/partage"]));
     assert_eq!(config["config"]["Labels"]["org.opencontainers.image.licenses"], "Apache-2.0");
     assert_eq!(files["usr/bin/partage"].mode, 0o755);
+    assert_eq!(files["usr/lib/partage/libpartage_sim.so"].contents, b"a simulated driver");
     assert_eq!(files["usr/lib/libc6.so"].contents, b"libc6");
     assert!(!files.contains_key("usr/lib/mawk.so"), "needed only to be installed");
 

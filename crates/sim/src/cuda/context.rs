@@ -71,6 +71,16 @@ pub(super) fn current() -> Result<&'static Context, CudaError> {
     }
 }
 
+/// The same, and whether "no stream" means the thread's own, found at once.
+#[inline]
+pub(super) fn current_and_mode() -> Result<(&'static Context, bool), CudaError> {
+    let (selected, per_thread) = THREAD.with(|thread| (thread.current.get(), thread.is_per_thread()));
+    match selected {
+        Some(context) if context.is_alive() => Ok((context, per_thread)),
+        _ => current().map(|context| (context, per_thread)),
+    }
+}
+
 /// The calling thread's context, be it destroyed.
 #[inline]
 fn selected() -> Option<&'static Context> {

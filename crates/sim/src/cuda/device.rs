@@ -10,6 +10,7 @@ use super::spin::{Held, Spin};
 use crate::node::{NodeConfig, NodeGpu};
 use crate::profile::Profile;
 use crate::state::{Lost, State, units};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 /// One GPU of the node in this process.
@@ -29,6 +30,8 @@ pub(super) struct Device {
     pub(super) loose: Arc<Loose>,
     /// The card's generation when the driver was started.
     generation: u32,
+    /// Where it is counted.
+    generation_now: &'static AtomicU32,
     /// As many blocks fill the card, whatever their size.
     pub(super) most_blocks: u64,
     /// Told whenever work of the host in a stream's order is done.
@@ -62,6 +65,7 @@ impl Device {
             gpu,
             config: config.gpus.get(gpu)?.clone(),
             generation: state.generation(gpu),
+            generation_now: state.generation_word(gpu),
             most_blocks: u64::from(compute.multiprocessors) * u64::from(compute.blocks_per_multiprocessor),
             profile,
             state,
@@ -84,7 +88,7 @@ impl Device {
     /// Fails once the card fell off the bus, also after it came back.
     #[inline]
     pub(super) fn check(&self) -> Result<(), CudaError> {
-        if self.state.generation(self.gpu) == self.generation { Ok(()) } else { Err(Lost.into()) }
+        if self.generation_now.load(Ordering::Acquire) == self.generation { Ok(()) } else { Err(Lost.into()) }
     }
 
     /// The same, unless somebody has it.

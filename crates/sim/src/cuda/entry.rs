@@ -15,6 +15,14 @@ pub(super) struct Thread {
     pub(super) current: Cell<Option<&'static Context>>,
 }
 
+impl Thread {
+    /// Whether "no stream" means the thread's own.
+    #[inline]
+    pub(super) fn is_per_thread(&self) -> bool {
+        self.per_thread.get()
+    }
+}
+
 thread_local! {
     pub(super) static THREAD: Thread = const { Thread { per_thread: Cell::new(false), drivers: Cell::new(false), current: Cell::new(None) } };
 }
@@ -45,10 +53,4 @@ pub(super) fn enter_driver_thread() {
 /// A function that the driver calls must not wait for the driver.
 pub(super) fn outside_driver_thread() -> Result<(), CudaError> {
     if THREAD.with(|thread| thread.drivers.get()) { Err(CudaError::NOT_PERMITTED) } else { Ok(()) }
-}
-
-/// Whether "no stream" means the thread's own.
-#[inline]
-pub(super) fn is_per_thread() -> bool {
-    THREAD.with(|thread| thread.per_thread.get())
 }

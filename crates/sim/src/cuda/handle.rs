@@ -94,11 +94,19 @@ impl<T: Sync + 'static> Arena<T> {
     /// The object a handle means, if it means one that is in use.
     #[inline]
     pub(super) fn get<H>(&self, handle: *mut H) -> Option<&'static T> {
-        let cell = self.cell(self.index(handle as usize)?)?;
+        let size = size_of::<Cell<T>>();
+        let cells = *self.cells.get()?;
+        let cell = (handle as usize).wrapping_sub(std::mem::offset_of!(Cell<T>, object));
+        let offset = cell.wrapping_sub(cells);
+        if offset >= self.filled.load(Ordering::Acquire) * size || offset % size != 0 {
+            return None;
+        }
+        // SAFETY: one of the cells that `filled` counts, which are never unmapped or moved.
+        let cell = unsafe { &*(cell as *const Cell<T>) };
         if !cell.live.load(Ordering::Acquire) {
             return None;
         }
-        // SAFETY: a cell that `filled` counts holds an object.
+        // SAFETY: such a cell holds an object.
         Some(unsafe { cell.object.assume_init_ref() })
     }
 

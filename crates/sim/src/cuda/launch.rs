@@ -89,9 +89,9 @@ pub(super) fn launch(
 /// Launches on the calling thread's context.
 #[inline]
 fn launch_by_handle(handle: CUfunction, shape: Shape, stream: CUstream) -> Result<(), CudaError> {
-    let context = context::current()?;
+    let (context, per_thread) = context::current_and_mode()?;
     let function = function(handle)?;
-    launch(function, shape, stream::resolve_in(context, stream)?)
+    launch(function, shape, stream::resolve_in(context, stream, per_thread)?)
 }
 
 /// Launches as of old: one call sets the block, the next one launches the grid.

@@ -7,7 +7,7 @@ use super::context::{self, Context};
 use super::engine::{Kind, Op};
 use super::handle::{Arena, handle_of};
 use super::session::{session, unique};
-use super::{CUstream, CudaError, entry};
+use super::{CUstream, CudaError};
 use crate::cuda::capture::Capture;
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
@@ -47,7 +47,10 @@ thread_local! {
 #[inline]
 pub(super) fn resolve(handle: CUstream) -> Result<&'static Stream, CudaError> {
     match handle as usize {
-        0..=2 => resolve_in(context::current()?, handle),
+        0..=2 => {
+            let (context, per_thread) = context::current_and_mode()?;
+            resolve_in(context, handle, per_thread)
+        }
         _ => {
             session()?;
             resolve_named(handle)
@@ -57,9 +60,13 @@ pub(super) fn resolve(handle: CUstream) -> Result<&'static Stream, CudaError> {
 
 /// The same where the calling thread's context is at hand.
 #[inline]
-pub(super) fn resolve_in(context: &'static Context, handle: CUstream) -> Result<&'static Stream, CudaError> {
+pub(super) fn resolve_in(
+    context: &'static Context,
+    handle: CUstream,
+    per_thread: bool,
+) -> Result<&'static Stream, CudaError> {
     match handle as usize {
-        0 if entry::is_per_thread() => own(context),
+        0 if per_thread => own(context),
         0 | 1 => context.legacy(),
         2 => own(context),
         _ => resolve_named(handle),

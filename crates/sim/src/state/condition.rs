@@ -4,7 +4,7 @@ use super::mortal::may_die_here;
 use super::{State, now, robust};
 use rustix::thread::futex;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::fence;
+use std::sync::atomic::{AtomicU32, fence};
 use std::time::Duration;
 
 /// A setting of a card that outlives the process that made it.
@@ -95,6 +95,11 @@ impl State {
     /// Changes whenever the GPU falls off the bus or comes back.
     pub fn generation(&self, gpu: usize) -> u32 {
         self.shared.gpus[gpu].condition.generation.load(Acquire)
+    }
+
+    /// The word that [`State::generation`] reads.
+    pub(crate) fn generation_word(&self, gpu: usize) -> &'static AtomicU32 {
+        &self.shared.gpus[gpu].condition.generation
     }
 
     /// Thousandths of the usual time that work takes.
