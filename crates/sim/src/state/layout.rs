@@ -135,13 +135,17 @@ pub(super) struct Lane {
     pub(super) contexts: AtomicU32,
     pub(super) total: AtomicU64,
     pub(super) intent: AtomicU64,
-    pub(super) confirmed: AtomicU64,
     /// Position in service time up to which there is work, and a mark while the GPU knows that it has run dry.
     pub(super) submitted: AtomicU64,
     pub(super) served: AtomicU64,
     pub(super) segments: AtomicU64,
     pub(super) windows: [AtomicU64; WINDOWS],
+    pub(super) confirmed: Apart,
 }
+
+/// A word that other processes write, on a line of its own: they must not take the owner's line from it every time.
+#[repr(C, align(128))]
+pub(super) struct Apart(pub(super) AtomicU64);
 
 #[repr(C, align(4096))]
 pub(super) struct Log {

@@ -85,7 +85,7 @@ impl Account<'_> {
         let number = (held.number + 1) & NUMBER_MASK;
         // Who is alone on a card is confirmed by nobody. Without this its confirmations would one day look newer than it.
         if number & (NUMBER_MASK >> 2) == 0 {
-            lane.confirmed.store(held.number, Release);
+            lane.confirmed.0.store(held.number, Release);
         }
         let after = Word { units, number, slot: 0 };
         lane.intent.store(after.pack(), Release);
@@ -119,6 +119,7 @@ impl Account<'_> {
         if let Some(lane) = self.lane(word.slot as usize) {
             let _ = lane
                 .confirmed
+                .0
                 .fetch_update(Release, Acquire, |known| newer(word.number, known).then_some(word.number));
         }
     }
@@ -145,7 +146,7 @@ impl Account<'_> {
         // The word first: whoever changes it afterwards has confirmed before.
         let word = Word::unpack(self.book.word.load(Acquire));
         let in_word = word.slot == self.slot as u64 && word.number == intent.number;
-        let confirmed = lane.confirmed.load(Acquire) == intent.number;
+        let confirmed = lane.confirmed.0.load(Acquire) == intent.number;
         if in_word || confirmed { intent } else { total }
     }
 
@@ -192,7 +193,7 @@ mod tests {
             }
             assert!(one.take_memory(0, 3) && two.take_memory(0, 1));
             let last = Word::unpack(lane.total.load(Acquire)).number;
-            assert_eq!(lane.confirmed.load(Acquire), last);
+            assert_eq!(lane.confirmed.0.load(Acquire), last);
             one.give_memory(0, 3);
             two.give_memory(0, 1);
         }

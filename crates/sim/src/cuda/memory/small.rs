@@ -11,8 +11,8 @@ const ORDERS: usize = 12;
 /// The block that small allocations share, and what larger ones are rounded up to.
 pub(super) const BLOCK: usize = PIECE << ORDERS;
 
-/// More than this has blocks of its own.
-pub(super) const MOST: usize = BLOCK / 2;
+/// More than this has blocks of its own; so has a whole mebibyte, of which only two would share one.
+pub(super) const MOST: usize = BLOCK / 2 - PIECE;
 
 const PIECES: usize = 1 << ORDERS;
 const NONE: u32 = u32::MAX;
