@@ -288,7 +288,7 @@ mod tests {
     #[test]
     fn what_apt_offers() {
         let line =
-            "nvidia-smi | 535.261.03-1 | http://deb.debian.org/debian bookworm/non-free amd64 Packages";
+            "nvidia-smi | 535.261.03-1 | http://mirror.example/debian bookworm/non-free amd64 Packages";
         assert_eq!(offered(line).unwrap(), "535.261.03-1");
         assert_eq!(offered("N: nothing"), None);
     }

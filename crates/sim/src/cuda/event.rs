@@ -276,7 +276,9 @@ impl Events for Library {
         let engine = device.engine();
         device.help_until(engine, |engine| event.is_over(ticket, Some(engine)))?;
         // On a GPU that is gone it is over, too, but it never happened.
-        Ok(device.engine().lane()?.check()?)
+        device.engine().lane()?.check()?;
+        pools::at_sync(device);
+        Ok(())
     }
 
     unsafe fn cuEventElapsedTime(

@@ -1,7 +1,7 @@
 //! The driver in this process: the node it is on and the GPUs it shows, from `cuInit` on.
 
 use super::device::Device;
-use super::{CudaError, context, visible};
+use super::{CudaError, context, sharing, visible};
 use crate::node::NodeDir;
 use crate::state::State;
 use partage_driver_api::exports::DriverVersion;
@@ -58,6 +58,8 @@ fn start() -> Result<Session, CudaError> {
         .collect();
     // SAFETY: the handler only stores to a static and to the calling thread's own variables.
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    // What processes exported that are dead by now.
+    sharing::sweep(&node.shared());
     Ok(Session { node, devices })
 }
 

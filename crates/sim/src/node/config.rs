@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeSet;
 
 /// The most GPUs of one node.
-pub const MOST_GPUS: usize = 16;
+pub const MOST_GPUS: usize = crate::state::MAX_GPUS;
 
 /// The layout of `node.json` that this program reads and writes.
 const VERSION: u32 = 1;

@@ -5,8 +5,8 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Mutex, Once};
+use std::sync::Once;
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 /// The lock file of the slots. Its locks belong to the open file: two openings in one process are two owners.
 #[derive(Debug)]
@@ -15,8 +15,16 @@ pub(super) struct Alive {
     slots: File,
     /// Locks of the old kind on a second file, which know their owner's pid and translate it between namespaces.
     pids: File,
-    /// Held by the thread that sees to a dead process's slot.
-    alone: Mutex<()>,
+    /// The thread that sees to dead processes' slots; zero while none does.
+    undertaker: AtomicUsize,
+}
+
+/// A number of the calling thread, never zero.
+fn this_thread() -> usize {
+    thread_local! {
+        static HERE: u8 = const { 0 };
+    }
+    HERE.with(|here| std::ptr::from_ref(here).addr())
 }
 
 /// Descriptors that a forked child must not keep: a lock on an open file lasts as long as anybody has it open.
@@ -55,7 +63,7 @@ impl Alive {
     pub(super) fn new(slots: File, pids: File) -> Self {
         register(-1, slots.as_raw_fd());
         register(-1, pids.as_raw_fd());
-        Self { slots, pids, alone: Mutex::new(()) }
+        Self { slots, pids, undertaker: AtomicUsize::new(0) }
     }
 
     /// The same open files once more.
@@ -84,14 +92,21 @@ impl Alive {
 
     /// Does something while the slot is nobody's and stays so; nothing if somebody lives in it or sees to it already.
     pub(super) fn while_dead<T>(&self, slot: usize, work: impl FnOnce() -> T) -> Option<T> {
-        // The lock is this open file's, so it does not keep this process's other threads away.
-        let _alone = self.alone.try_lock().ok()?;
-        if !self.take(slot) {
+        // The lock is this open file's, so it does not keep this process's other threads away. The same thread may come
+        // here again: seeing to one of the dead it may find a GPU's lock in the hand of another.
+        let me = this_thread();
+        let outer = self.undertaker.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed);
+        if outer.is_err_and(|other| other != me) {
             return None;
         }
-        let result = work();
-        self.leave(slot);
-        Some(result)
+        let result = self.take(slot).then(work);
+        if result.is_some() {
+            self.leave(slot);
+        }
+        if outer.is_ok() {
+            self.undertaker.store(0, Ordering::Release);
+        }
+        result
     }
 
     /// Makes this process's pid known to [`Alive::pid`] of other processes.

@@ -103,6 +103,21 @@ fn threads_may_bury_at_once() {
     assert_eq!(observer.used_memory(0), 100);
 }
 
+/// Of two that are killed together, one may have died with a GPU's lock in its hand.
+#[test]
+fn one_of_the_dead_may_hold_what_burying_another_needs() {
+    let folder = folder(1);
+    let (observer, first, second) = (attach(&folder), attach(&folder), attach(&folder));
+    assert!(first.take_memory(0, 3));
+    let (timeline, held) = second.timeline(0);
+    std::mem::forget(held);
+    assert_ne!(timeline.gpu.line.lock.load(Relaxed), 0);
+    bury_alive(&first);
+    bury_alive(&second);
+    assert_eq!((observer.sweep(), observer.used_memory(0)), (2, 0));
+    std::mem::forget((first, second));
+}
+
 /// Everything a process does that others depend on, so that it can be killed in the middle of it.
 fn a_busy_life(folder: std::path::PathBuf, slot: std::sync::mpsc::Sender<State>) -> impl FnOnce() + Send {
     move || {

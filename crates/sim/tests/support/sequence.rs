@@ -164,7 +164,8 @@ unsafe fn one(cuda: &Cuda, choices: &mut Choices<'_>, held: &mut Held, host: &mu
             33 => whatever(cuda.cuMemcpyDtoDAsync_v2(
                 pointer,
                 choices.pick(&held.memory) as CUdeviceptr,
-                size,
+                // A copy of gigabytes would be made.
+                size.min(4 << 20),
                 stream,
             )),
             34 => whatever(cuda.cuMemsetD8Async(pointer, 9, small, stream)),

@@ -9,8 +9,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-/// Where Debian is, for machines that say nothing better.
-const EVERYWHERE: &str = "http://deb.debian.org/debian/";
 /// Signs the archive; every Debian has it.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// What to do where there is no Debian.
@@ -36,6 +34,10 @@ impl<'a> Archive<'a> {
         let instead = WITHOUT_DEBIAN;
         let system = Debian { work: work.clone(), stop, interrupted, instead, private: None };
         let mirror = mirror(&system.sources()?, machine::debian_codename().as_deref());
+        let mirror = mirror.ok_or_else(|| Missing::Failed {
+            doing: "looking for a Debian archive among apt's sources".into(),
+            said: format!("there is none; add one, or {WITHOUT_DEBIAN}"),
+        })?;
         fs::write(work.join("sources.list"), sources(&mirror, Path::new(KEYRING).exists()))
             .map_err(making())?;
         let private = work.join("apt.conf");
@@ -93,14 +95,14 @@ fn choose<'a>(packaged: &Packaged, offered: &'a [String]) -> Option<&'a str> {
     pinned.or_else(newest).map(String::as_str)
 }
 
-/// The address of Debian's archive, among `address release` lines.
-fn mirror(sources: &str, codename: Option<&str>) -> String {
-    let Some(codename) = codename else { return EVERYWHERE.to_string() };
+/// The address of Debian's archive, among `address release` lines; nothing where there is none.
+fn mirror(sources: &str, codename: Option<&str>) -> Option<String> {
+    let codename = codename?;
     let lines = || sources.lines().filter_map(|line| line.rsplit_once(' '));
     let of_release = lines().find(|(_, release)| *release == codename);
     // Sources may call the release `stable`; security updates are elsewhere.
     let by_name = || lines().find(|(address, _)| address.trim_end_matches('/').ends_with("/debian"));
-    of_release.or_else(by_name).map_or(EVERYWHERE, |(address, _)| address).to_string()
+    of_release.or_else(by_name).map(|(address, _)| address.to_string())
 }
 
 fn sources(mirror: &str, signed: bool) -> String {
@@ -140,11 +142,11 @@ mod tests {
     fn the_mirror_is_the_one_of_the_machine() {
         let said = "http://security.example/debian-security/ bookworm-security\n\
                     http://mirror.example/some/path/ bookworm\n";
-        assert_eq!(mirror(said, Some("bookworm")), "http://mirror.example/some/path/");
+        assert_eq!(mirror(said, Some("bookworm")).unwrap(), "http://mirror.example/some/path/");
         let said = "http://a.example/debian-security/ stable-security\nhttp://b.example/debian/ stable\n";
-        assert_eq!(mirror(said, Some("trixie")), "http://b.example/debian/");
-        assert_eq!(mirror("", Some("trixie")), EVERYWHERE);
-        assert_eq!(mirror("http://archive.example/ubuntu/ noble\n", None), EVERYWHERE);
+        assert_eq!(mirror(said, Some("trixie")).unwrap(), "http://b.example/debian/");
+        assert_eq!(mirror("", Some("trixie")), None);
+        assert_eq!(mirror("http://archive.example/ubuntu/ noble\n", None), None);
     }
 
     #[test]

@@ -175,7 +175,8 @@ pub(super) fn run(device: &'static Device, mut chore: Chore) {
     if let Some(work) = chore.work.take()
         && !device.state.is_lost(device.gpu)
     {
-        work();
+        // Whatever goes wrong in it, nobody must wait for it for ever.
+        let _ = std::panic::catch_unwind(AssertUnwindSafe(work));
     }
     let mut engine = device.engine();
     engine.finish(chore.track, chore.number, chore.call);

@@ -216,10 +216,16 @@ impl Graphs for Library {
         dependencies_out: *mut CUgraphNode,
         num_dependencies: *mut usize,
     ) -> Result<(), CudaError> {
-        let own = dependencies(node)?;
-        plain(own.iter().map(|&(_, port)| port))?;
-        // SAFETY: the caller's promise.
-        unsafe { give_after(&own, dependencies_out, std::ptr::null_mut(), num_dependencies) }
+        plain(dependencies(node)?.iter().map(|&(_, port)| port))?;
+        // SAFETY: the caller's promise is the same.
+        unsafe {
+            Self::cuGraphNodeGetDependencies_v2(
+                node,
+                dependencies_out,
+                std::ptr::null_mut(),
+                num_dependencies,
+            )
+        }
     }
 
     unsafe fn cuGraphNodeGetDependencies_v2(
@@ -241,10 +247,16 @@ impl Graphs for Library {
         dependent_nodes: *mut CUgraphNode,
         num_dependent_nodes: *mut usize,
     ) -> Result<(), CudaError> {
-        let own = dependents(node)?;
-        plain(own.iter().map(|&(_, port)| port))?;
-        // SAFETY: the caller's promise.
-        unsafe { give_after(&own, dependent_nodes, std::ptr::null_mut(), num_dependent_nodes) }
+        plain(dependents(node)?.iter().map(|&(_, port)| port))?;
+        // SAFETY: the caller's promise is the same.
+        unsafe {
+            Self::cuGraphNodeGetDependentNodes_v2(
+                node,
+                dependent_nodes,
+                std::ptr::null_mut(),
+                num_dependent_nodes,
+            )
+        }
     }
 
     unsafe fn cuGraphNodeGetDependentNodes_v2(

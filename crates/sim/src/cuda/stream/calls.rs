@@ -348,15 +348,18 @@ impl Streams for Library {
         dependencies_out: *mut *const CUgraphNode,
         num_dependencies_out: *mut usize,
     ) -> Result<(), CudaError> {
-        let to = Info {
-            id: id_out,
-            graph: graph_out,
-            dependencies: dependencies_out,
-            count: num_dependencies_out,
-            ..Info::status(capture_status_out)
-        };
-        // SAFETY: the caller's promise.
-        unsafe { capture::info(resolve(stream)?, to) }
+        // SAFETY: the caller's promise is the same.
+        unsafe {
+            Self::cuStreamGetCaptureInfo_v3(
+                stream,
+                capture_status_out,
+                id_out,
+                graph_out,
+                dependencies_out,
+                std::ptr::null_mut(),
+                num_dependencies_out,
+            )
+        }
     }
 
     unsafe fn cuStreamGetCaptureInfo_v3(
