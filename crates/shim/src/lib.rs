@@ -1,0 +1,1 @@
+//! The library inside a container that keeps its processes inside their grant.

@@ -1,0 +1,1 @@
+//! Files that stand in for the libraries of a driver.
