@@ -1,1 +1,27 @@
 //! The library inside a container that keeps its processes inside their grant.
+//!
+//! It stands in the place of `libcuda.so.1` and `libnvidia-ml.so.1` ([`install`]). A function it does not name reaches the
+//! driver through the chain of dependencies; one that it names passes through a hook here:
+//!
+//! ```text
+//!  program ── cuMemAlloc_v2 ──▶ memory ── reserve ──▶ region (limits, usage)
+//!                                  └───── real ─────▶ the driver's library
+//! ```
+//!
+//! - [`hook`] is the form of a hook, [`real`] the driver's own functions, [`lookup`] the routes to a function that are no
+//!   plain symbol (`cuGetProcAddress`, `dlsym`).
+//! - [`process`] is what a process knows: its region, which device is which GPU.
+//! - `memory`, `launch` and `nvml` hold the hooks.
+//!
+//! It lives in other people's processes: nothing here panics across a call, prints, ends, signals or reads the environment.
+
+mod config;
+mod gate;
+mod hook;
+mod launch;
+mod lookup;
+mod process;
+mod real;
+
+/// Every hook, by module.
+static HOOKS: &[&[hook::Hook]] = &[lookup::HOOKS, gate::capture::HOOKS, launch::HOOKS];

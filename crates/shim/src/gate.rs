@@ -1,0 +1,121 @@
+//! The gate before every GPU: work goes through it while its container has the turn there and time left in it.
+//!
+//! Time is the GPU's own, in nanoseconds. The container has spent so much of it (`spent`, in `usage`) and may have spent so
+//! much (`allowed`, in `limits`, which the arbiter writes). A process takes time from the container in [`CHUNK`]s and its
+//! launches draw on that, each by what its kernel is known to take ([`costs`]): so a launch usually costs one lookup, one
+//! comparison and one subtraction, all in the process's own memory.
+//!
+//! The last launch of a turn may draw more than there is, because a kernel cannot be cut: what is too much is missing in the
+//! turns that follow. Without an arbiter the container deals with its share by the clock itself ([`turns`]).
+#![allow(unsafe_code)]
+
+pub(crate) mod capture;
+mod costs;
+mod samples;
+mod turns;
+
+pub(crate) use costs::Key;
+
+use crate::hook::Variant;
+use crate::process::{self, Process, Standing};
+use costs::{Cost, Costs};
+use partage_driver_api::cuda::{CUDA_ERROR_NOT_PERMITTED, CUresult, CUstream};
+use partage_region::MAX_GPUS;
+use samples::Samples;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// Nanoseconds that a process takes from its container at a time.
+pub(crate) const CHUNK: u64 = 500_000;
+
+/// A launch in so many is measured once its kernel is known: three calls of the driver's in as many launches.
+const SAMPLED: u32 = 128;
+
+/// What a process knows of its turns.
+#[derive(Default)]
+pub(crate) struct Gate {
+    gpus: [GpuGate; MAX_GPUS],
+    costs: Costs,
+    samples: Mutex<Samples>,
+    /// Captures that are going on in this process; while there is none, no stream has to be asked.
+    captures: AtomicU32,
+}
+
+/// One GPU's. On lines of its own: threads that launch on different GPUs do not meet.
+#[derive(Default)]
+#[repr(align(128))]
+struct GpuGate {
+    /// The turn that `left` is of, as the word in `limits`.
+    turn: AtomicU32,
+    /// Nanoseconds taken from the container and not yet drawn.
+    left: AtomicI64,
+    launches: AtomicU32,
+    /// When what was submitted will have run: the copy that other threads of this process agree on.
+    busy_until: AtomicU64,
+    /// One thread at a time takes time.
+    taking: Mutex<()>,
+}
+
+/// Work that is about to be submitted.
+pub(crate) struct Work {
+    /// What it is, to know it again.
+    pub(crate) key: Key,
+    pub(crate) stream: CUstream,
+    pub(crate) variant: Variant,
+}
+
+/// Submits work when it may run. `work` is only asked for where there is a gate.
+#[inline]
+pub(crate) fn submit(work: impl FnOnce() -> Work, launch: impl FnOnce() -> CUresult) -> CUresult {
+    match process::standing() {
+        Standing::Held(process) => match gated(process) {
+            None => launch(),
+            Some(gpu) => process.gate.pass(process, gpu, &work(), launch),
+        },
+        Standing::Free => launch(),
+        Standing::Refused => CUDA_ERROR_NOT_PERMITTED,
+    }
+}
+
+/// The GPU of the thread's context, if it has a gate.
+#[inline]
+fn gated(process: &Process) -> Option<usize> {
+    let region = &process.region;
+    if !(0..region.gpus()).any(|gpu| region.limits(gpu).gated()) {
+        return None;
+    }
+    process.devices.current(region).filter(|&gpu| region.limits(gpu).gated())
+}
+
+impl Gate {
+    #[inline]
+    fn pass(
+        &self,
+        process: &Process,
+        gpu: usize,
+        work: &Work,
+        launch: impl FnOnce() -> CUresult,
+    ) -> CUresult {
+        let Some(here) = self.gpus.get(gpu) else { return launch() };
+        if self.captures.load(Relaxed) != 0 && capture::is_captured(work.stream, work.variant) {
+            // It is written down, not run: its time counts when the graph is launched.
+            return launch();
+        }
+        let cost = self.costs.of(work.key);
+        let limits = process.region.limits(gpu);
+        let nanoseconds = cost.nanoseconds().cast_signed();
+        let in_turn = here.turn.load(Relaxed) == limits.turn().0;
+        let paid = in_turn && here.left.fetch_sub(nanoseconds, Relaxed) >= nanoseconds;
+        if !paid {
+            if in_turn {
+                here.left.fetch_add(nanoseconds, Relaxed);
+            }
+            self.wait_for_turn(process, gpu, nanoseconds);
+        }
+        let number = here.launches.fetch_add(1, Relaxed);
+        match cost {
+            Cost::Known(_) if number % SAMPLED != 0 => launch(),
+            _ => self.measured(process, gpu, work, cost, launch),
+        }
+    }
+}

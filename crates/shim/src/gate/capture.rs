@@ -1,0 +1,72 @@
+//! Captures: what is launched into a stream that is captured does not run now.
+#![allow(unsafe_code)]
+
+use crate::hook::{Variant, hooks};
+use crate::process;
+use crate::real::cuda as real;
+use partage_driver_api::cuda::*;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Whether the stream is being captured. The driver is only asked while some stream of the process is.
+pub(super) fn is_captured(stream: CUstream, variant: Variant) -> bool {
+    let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
+    let answer = match variant {
+        // SAFETY: the program's stream, and a number to fill in.
+        Variant::Plain => unsafe { real::cuStreamIsCapturing(stream, &mut status) },
+        // SAFETY: likewise.
+        Variant::PerThread => unsafe { real::cuStreamIsCapturing_ptsz(stream, &mut status) },
+    };
+    answer == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE
+}
+
+fn began(answer: CUresult) -> CUresult {
+    if answer == CUDA_SUCCESS
+        && let Some(process) = process::attached()
+    {
+        process.gate.captures.fetch_add(1, Relaxed);
+    }
+    answer
+}
+
+fn ended(answer: CUresult) -> CUresult {
+    // A capture that failed has ended, too.
+    if answer != CUDA_ERROR_INVALID_VALUE
+        && answer != CUDA_ERROR_ILLEGAL_STATE
+        && let Some(process) = process::attached()
+    {
+        let _ = process.gate.captures.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
+    }
+    answer
+}
+
+hooks! { cuda;
+    fn cuStreamBeginCapture(stream: CUstream) twin cuStreamBeginCapture_ptsz |next, _variant| {
+        // SAFETY: the program's promise.
+        began(unsafe { next(stream) })
+    }
+
+    fn cuStreamBeginCapture_v2(
+        stream: CUstream,
+        mode: CUstreamCaptureMode,
+    ) twin cuStreamBeginCapture_v2_ptsz |next, _variant| {
+        // SAFETY: the program's promise.
+        began(unsafe { next(stream, mode) })
+    }
+
+    fn cuStreamBeginCaptureToGraph(
+        stream: CUstream,
+        graph: CUgraph,
+        dependencies: *const CUgraphNode,
+        dependency_data: *const CUgraphEdgeData,
+        count: usize,
+        mode: CUstreamCaptureMode,
+    ) twin cuStreamBeginCaptureToGraph_ptsz |next, _variant| {
+        // SAFETY: the program's promise.
+        began(unsafe { next(stream, graph, dependencies, dependency_data, count, mode) })
+    }
+
+    fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) twin cuStreamEndCapture_ptsz |next, _variant| {
+        // SAFETY: the program's promise.
+        ended(unsafe { next(stream, graph) })
+    }
+}

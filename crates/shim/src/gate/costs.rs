@@ -1,0 +1,188 @@
+//! What kernels take, by experience.
+//!
+//! A table of fixed size in which every kind of work has one place, found by its hash. Two kinds that meet in one place put
+//! each other out; the one that comes back is measured again. Nothing here locks or allocates after the start.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Places; a program has hundreds of kernels, each in a handful of shapes.
+const PLACES: usize = 8192;
+
+/// What is assumed of work that nobody has measured.
+const GUESS: u64 = 100_000;
+
+const NANOSECONDS_BITS: u32 = 40;
+const NANOSECONDS_MASK: u64 = (1 << NANOSECONDS_BITS) - 1;
+
+/// A kind of work: a kernel in one shape, a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    /// Of the shape, too.
+    exact: u64,
+    /// Of the function alone.
+    function: u64,
+    /// How large it is, to compare shapes of one function.
+    size: u64,
+}
+
+/// What is known of a kind of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cost {
+    /// It was measured in this shape.
+    Known(u64),
+    /// Another shape of it was.
+    Scaled(u64),
+    /// Nothing is.
+    Guessed(u64),
+}
+
+impl Cost {
+    #[inline]
+    pub(crate) fn nanoseconds(self) -> u64 {
+        let (Self::Known(nanoseconds) | Self::Scaled(nanoseconds) | Self::Guessed(nanoseconds)) = self;
+        nanoseconds
+    }
+}
+
+/// Spreads the bits of a number over all places.
+#[inline]
+fn spread(number: u64) -> u64 {
+    let number = (number ^ number >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    number ^ number >> 29
+}
+
+impl Key {
+    /// A kernel with its blocks and the threads of each.
+    #[inline]
+    pub(crate) fn kernel(function: usize, blocks: [u32; 3], threads: [u32; 3]) -> Self {
+        let volume = |[x, y, z]: [u32; 3]| u64::from(x).wrapping_mul(u64::from(y)).wrapping_mul(u64::from(z));
+        let (blocks, threads) = (volume(blocks), volume(threads));
+        let function = spread(function as u64);
+        let exact = spread(function ^ blocks.rotate_left(17) ^ threads.rotate_left(48));
+        Self { exact, function, size: blocks.saturating_mul(threads).max(1) }
+    }
+
+    /// Anything else, by an address or number that stands for it.
+    #[inline]
+    pub(crate) fn other(kind: u64, which: u64) -> Self {
+        let exact = spread(spread(kind) ^ which);
+        Self { exact, function: exact, size: 1 }
+    }
+}
+
+/// The table.
+pub(crate) struct Costs {
+    exact: Box<[AtomicU64]>,
+    /// Nanoseconds of a function in the shape that was measured last, and that shape's size.
+    functions: Box<[[AtomicU64; 2]]>,
+}
+
+impl Default for Costs {
+    fn default() -> Self {
+        Self {
+            exact: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
+            functions: (0..PLACES / 8).map(|_| [const { AtomicU64::new(0) }; 2]).collect(),
+        }
+    }
+}
+
+/// The part of a hash that tells two kinds in one place apart; never zero, so that an empty place is nobody's.
+#[inline]
+fn tag(hash: u64) -> u64 {
+    (hash >> NANOSECONDS_BITS | 1) << NANOSECONDS_BITS
+}
+
+impl Costs {
+    #[inline]
+    fn place(&self, hash: u64) -> &AtomicU64 {
+        &self.exact[hash as usize % PLACES]
+    }
+
+    /// What is known of it.
+    #[inline]
+    pub(crate) fn of(&self, key: Key) -> Cost {
+        let word = self.place(key.exact).load(Relaxed);
+        if word & !NANOSECONDS_MASK == tag(key.exact) {
+            return Cost::Known(word & NANOSECONDS_MASK);
+        }
+        self.scaled(key)
+    }
+
+    #[cold]
+    fn scaled(&self, key: Key) -> Cost {
+        let [word, size] = &self.functions[key.function as usize % (PLACES / 8)];
+        let (word, size) = (word.load(Relaxed), size.load(Relaxed));
+        if word & !NANOSECONDS_MASK != tag(key.function) || size == 0 {
+            return Cost::Guessed(GUESS);
+        }
+        let scaled = u128::from(word & NANOSECONDS_MASK) * u128::from(key.size) / u128::from(size);
+        Cost::Scaled(u64::try_from(scaled).unwrap_or(NANOSECONDS_MASK).clamp(1_000, 1_000_000_000))
+    }
+
+    /// Remembers a measurement. A new kind is believed at once; a known one moves a quarter of the way, and never doubles:
+    /// what looks slow may have waited for something.
+    pub(crate) fn learn(&self, key: Key, nanoseconds: u64) {
+        let nanoseconds = nanoseconds.clamp(1, NANOSECONDS_MASK);
+        let place = self.place(key.exact);
+        let known = place.load(Relaxed);
+        let new = if known & !NANOSECONDS_MASK == tag(key.exact) {
+            let known = known & NANOSECONDS_MASK;
+            let seen = nanoseconds.min(known.saturating_mul(2).max(1_000));
+            (known.saturating_mul(3).saturating_add(seen)).div_ceil(4)
+        } else {
+            nanoseconds
+        };
+        place.store(tag(key.exact) | new.min(NANOSECONDS_MASK), Relaxed);
+        let [word, size] = &self.functions[key.function as usize % (PLACES / 8)];
+        word.store(tag(key.function) | nanoseconds, Relaxed);
+        size.store(key.size, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kernel(function: usize, blocks: u32) -> Key {
+        Key::kernel(function, [blocks, 1, 1], [256, 1, 1])
+    }
+
+    #[test]
+    fn work_is_known_by_its_shape_and_guessed_from_other_shapes() {
+        let costs = Costs::default();
+        assert_eq!(costs.of(kernel(0x1000, 10)), Cost::Guessed(GUESS));
+        costs.learn(kernel(0x1000, 10), 50_000);
+        assert_eq!(costs.of(kernel(0x1000, 10)), Cost::Known(50_000));
+        assert_eq!(costs.of(kernel(0x1000, 20)), Cost::Scaled(100_000));
+        assert_eq!(costs.of(kernel(0x2000, 10)), Cost::Guessed(GUESS));
+    }
+
+    #[test]
+    fn what_is_known_follows_what_is_seen() {
+        let costs = Costs::default();
+        let key = kernel(0x1000, 10);
+        costs.learn(key, 50_000);
+        for _ in 0..40 {
+            costs.learn(key, 80_000);
+        }
+        assert!((79_000..=80_000).contains(&costs.of(key).nanoseconds()));
+        // One that waited for something does not count for much.
+        costs.learn(key, 8_000_000);
+        assert!(costs.of(key).nanoseconds() <= 100_000);
+        for _ in 0..40 {
+            costs.learn(key, 20_000);
+        }
+        assert!((20_000..=20_010).contains(&costs.of(key).nanoseconds()));
+    }
+
+    #[test]
+    fn thousands_of_kernels_find_room() {
+        let costs = Costs::default();
+        let keys: Vec<Key> = (0..2000).map(|n| kernel(0x7f00_0000_0000 + n * 64, 1)).collect();
+        for (n, key) in keys.iter().enumerate() {
+            costs.learn(*key, 1_000 + n as u64);
+        }
+        let known = keys.iter().enumerate().filter(|(n, key)| costs.of(**key) == Cost::Known(1_000 + *n as u64)).count();
+        assert!(known > 1_700, "only {known} of 2000 are known");
+    }
+}

@@ -1,0 +1,127 @@
+//! What a process knows of its grant: its region, and which of its devices is which GPU of the region.
+//!
+//! Nothing is looked at before the first call that needs it: a process that never calls CUDA or NVML stays as it was.
+#![allow(unsafe_code)]
+
+mod devices;
+
+use crate::config;
+use crate::gate::Gate;
+pub(crate) use devices::Devices;
+use partage_region::Region;
+use partage_region::futex::keeping_errno;
+use std::path::Path;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+
+/// What this process knows. Made once and never freed: other threads may use it until the very end.
+pub(crate) struct Process {
+    pub(crate) region: Region,
+    pub(crate) devices: Devices,
+    pub(crate) gate: Gate,
+}
+
+/// How a process stands.
+#[derive(Clone, Copy)]
+pub(crate) enum Standing {
+    /// It has a grant, and keeps to it.
+    Held(&'static Process),
+    /// Its region is missing or broken, and the installer said that it may then do as it likes.
+    Free,
+    /// Its region is missing or broken: it gets nothing.
+    Refused,
+}
+
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
+/// Held by the thread that attaches. A word, not a mutex: a forked child sets it free.
+static ATTACHING: AtomicBool = AtomicBool::new(false);
+/// When a process that was let go free looks for its region again, in nanoseconds of the coarse clock.
+static LOOK_AGAIN: AtomicU64 = AtomicU64::new(0);
+
+const SECOND: u64 = 1_000_000_000;
+
+/// How this process stands. One load, once it is attached.
+#[inline]
+pub(crate) fn standing() -> Standing {
+    match attached() {
+        Some(process) => Standing::Held(process),
+        None => attach(),
+    }
+}
+
+/// This process's knowledge, if it has attached; does not try to.
+#[inline]
+pub(crate) fn attached() -> Option<&'static Process> {
+    let process = PROCESS.load(Ordering::Acquire);
+    // SAFETY: null, or a box that was leaked whole before it was stored.
+    unsafe { process.as_ref() }
+}
+
+#[cold]
+fn attach() -> Standing {
+    keeping_errno(try_to_attach)
+}
+
+fn try_to_attach() -> Standing {
+    let config = config::get();
+    if config.pass_when_broken() && now() < LOOK_AGAIN.load(Ordering::Relaxed) {
+        return Standing::Free;
+    }
+    watch_forks();
+    while ATTACHING.swap(true, Ordering::Acquire) {
+        // A millisecond at most, and once in a process's life.
+        std::thread::yield_now();
+    }
+    let standing = match attached() {
+        // Another thread was first.
+        Some(process) => Standing::Held(process),
+        None => match Region::attach(Path::new(config.region())) {
+            Ok(region) => {
+                let process = Box::leak(Box::new(Process { region, devices: Devices::default(), gate: Gate::default() }));
+                PROCESS.store(process, Ordering::Release);
+                Standing::Held(process)
+            }
+            Err(_) if config.pass_when_broken() => {
+                LOOK_AGAIN.store(now().saturating_add(SECOND), Ordering::Relaxed);
+                Standing::Free
+            }
+            Err(_) => Standing::Refused,
+        },
+    };
+    ATTACHING.store(false, Ordering::Release);
+    standing
+}
+
+/// In a forked child nothing of the parent's holds: its slot, its allocations, its contexts. It attaches anew if it ever
+/// calls; the parent's knowledge stays where it is, unreachable, because locks in it may be taken for ever.
+fn watch_forks() {
+    extern "C" fn in_child() {
+        PROCESS.store(std::ptr::null_mut(), Ordering::Release);
+        ATTACHING.store(false, Ordering::Release);
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // A bug of ours must not write into the program's output; the hook's answer says that something went wrong.
+        #[cfg(not(test))]
+        std::panic::set_hook(Box::new(|_| {}));
+        // SAFETY: the handler only stores words.
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    });
+}
+
+/// Nanoseconds of the coarse monotonic clock: a few milliseconds exact, a few nanoseconds dear.
+pub(crate) fn now() -> u64 {
+    clock(libc::CLOCK_MONOTONIC_COARSE)
+}
+
+/// Nanoseconds of the monotonic clock that turns are dealt by.
+pub(crate) fn exact_now() -> u64 {
+    clock(libc::CLOCK_MONOTONIC)
+}
+
+fn clock(which: libc::clockid_t) -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a clock that every Linux has, and a struct that it fills in.
+    unsafe { libc::clock_gettime(which, &mut time) };
+    time.tv_sec.cast_unsigned().saturating_mul(SECOND).saturating_add(time.tv_nsec.cast_unsigned())
+}
