@@ -44,6 +44,16 @@ pub enum InstallError {
         #[source]
         error: ElfError,
     },
+    /// A path cannot be written into a library.
+    #[error("{what}, {}, cannot be written into a library: {why}", path.display())]
+    Path {
+        /// Of what.
+        what: &'static str,
+        /// The path.
+        path: PathBuf,
+        /// Why not.
+        why: &'static str,
+    },
     /// Reading or writing failed.
     #[error("{}: {what}: {error}", path.display())]
     Io {
