@@ -15,13 +15,16 @@
 //!
 //! It lives in other people's processes: nothing here panics across a call, prints, ends, signals or reads the environment.
 
-mod config;
+pub mod config;
+pub mod install;
+
 mod gate;
 mod hook;
 mod launch;
 mod lookup;
 mod process;
 mod real;
+mod room;
 
 /// Every hook, by module.
 static HOOKS: &[&[hook::Hook]] = &[lookup::HOOKS, gate::capture::HOOKS, launch::HOOKS];

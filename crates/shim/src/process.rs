@@ -64,7 +64,7 @@ fn attach() -> Standing {
 
 fn try_to_attach() -> Standing {
     let config = config::get();
-    if config.pass_when_broken() && now() < LOOK_AGAIN.load(Ordering::Relaxed) {
+    if config.passes_when_broken() && now() < LOOK_AGAIN.load(Ordering::Relaxed) {
         return Standing::Free;
     }
     watch_forks();
@@ -75,13 +75,13 @@ fn try_to_attach() -> Standing {
     let standing = match attached() {
         // Another thread was first.
         Some(process) => Standing::Held(process),
-        None => match Region::attach(Path::new(config.region())) {
+        None => match Region::attach(config.region().unwrap_or(Path::new(""))) {
             Ok(region) => {
                 let process = Box::leak(Box::new(Process { region, devices: Devices::default(), gate: Gate::default() }));
                 PROCESS.store(process, Ordering::Release);
                 Standing::Held(process)
             }
-            Err(_) if config.pass_when_broken() => {
+            Err(_) if config.passes_when_broken() => {
                 LOOK_AGAIN.store(now().saturating_add(SECOND), Ordering::Relaxed);
                 Standing::Free
             }

@@ -24,6 +24,7 @@ impl Library {
         if !known.is_null() {
             return known;
         }
+        let Some(path) = path else { return std::ptr::null_mut() };
         // Two threads that come here at once open it twice, which counts and does no harm.
         // SAFETY: a text that ends in zero.
         let opened = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };

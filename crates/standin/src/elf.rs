@@ -1,18 +1,22 @@
-//! Takes names away from a shared object, and gives it another soname.
+//! Gives a shared object other names, another soname, another library that it needs, and settings.
 //!
 //! Everything stays where it is in memory: tables only get shorter, so that no address in code or data changes.
 //!
 //! - Undefined symbols stand first in `.dynsym` and stay there, because relocations name them by their index. The
 //!   defined ones follow in the order of their hash buckets; those that go leave no gap, and a relocation that names
 //!   one that stays is told its new index. (Linked with `-Bsymbolic` there is none.)
+//! - A new name is the end of the old one: the symbol's name starts further on in `.dynstr`.
 //! - `.gnu.version` follows `.dynsym`; `.gnu.hash` is built anew with the same number of buckets and filter words.
-//! - In `.dynstr`, bytes that no kept string covers are cleared, and the soname is put there: a linker may store a
-//!   name as the end of a longer one, so it is bytes that are kept, not strings.
+//! - In `.dynstr`, bytes that no kept string covers are cleared, and the soname and the needed library are put there: a
+//!   linker may store a name as the end of a longer one, so it is bytes that are kept, not strings. A library that is to
+//!   need a long path exports something with a long name that goes.
+//! - The needed library takes a spare entry of the dynamic section, or the place of `DT_RELACOUNT`, which only tells the
+//!   loader how many relocations it may do without looking. It stands first, so that it is searched next.
 //! - What is not loaded (symbol table, debug information) is cut off. A node's folder may lie in memory.
 
 mod bytes;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Why a file cannot be rewritten.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -73,19 +77,57 @@ const DT_JMPREL: u64 = 23;
 const DT_RUNPATH: u64 = 29;
 const DT_GNU_HASH: u64 = 0x6fff_fef5;
 const DT_VERSYM: u64 = 0x6fff_fff0;
+const DT_RELACOUNT: u64 = 0x6fff_fff9;
 const DT_VERDEF: u64 = 0x6fff_fffc;
 const DT_VERNEED: u64 = 0x6fff_fffe;
 const DT_VERNEEDNUM: u64 = 0x6fff_ffff;
 const DT_AUXILIARY: u64 = 0x7fff_fffd;
 const DT_FILTER: u64 = 0x7fff_ffff;
 
-/// A copy of `object` that exports exactly the `wanted` names and is called `soname`.
-pub fn rewrite(object: &[u8], soname: &str, wanted: &BTreeSet<&str>) -> Result<Vec<u8>, ElfError> {
+/// What a shared object becomes.
+#[derive(Clone, Debug)]
+pub struct Form<'a> {
+    /// What it is called.
+    pub soname: &'a str,
+    /// The names it exports, each with the symbol of the object that it means; the name is the end of the symbol's.
+    pub exports: BTreeMap<&'a str, &'a str>,
+    /// A library that it needs besides those it needs anyway, and before them: a name, or a path.
+    pub needed: Option<&'a str>,
+    /// What is written into it.
+    pub patches: &'a [Patch<'a>],
+}
+
+/// Bytes for a place that the object was made with.
+#[derive(Clone, Copy, Debug)]
+pub struct Patch<'a> {
+    /// Stands before the place, and nowhere else in what is loaded.
+    pub marker: &'a [u8],
+    /// What is written right behind the marker.
+    pub bytes: &'a [u8],
+}
+
+impl<'a> Form<'a> {
+    /// Has a name and nothing else.
+    pub fn called(soname: &'a str) -> Form<'a> {
+        Form { soname, exports: BTreeMap::new(), needed: None, patches: &[] }
+    }
+}
+
+/// Exports under the names that the object has for them.
+pub fn as_they_are<'a>(names: impl IntoIterator<Item = &'a str>) -> BTreeMap<&'a str, &'a str> {
+    names.into_iter().map(|name| (name, name)).collect()
+}
+
+/// A copy of `object` in this form.
+pub fn rewrite(object: &[u8], form: &Form<'_>) -> Result<Vec<u8>, ElfError> {
     let mut object = Object::read(object)?;
-    let kept = object.choose(wanted)?;
+    let kept = object.choose(&form.exports)?;
     object.move_relocations(&kept)?;
     object.write_symbols(&kept)?;
-    object.write_strings(soname)?;
+    object.write_strings(form)?;
+    for patch in form.patches {
+        object.write_patch(patch)?;
+    }
     object.without_what_is_not_loaded()
 }
 
@@ -102,6 +144,13 @@ pub fn exports(object: &[u8]) -> Result<Vec<String>, ElfError> {
 pub fn soname(object: &[u8]) -> Result<Option<String>, ElfError> {
     let object = Object::read(object)?;
     object.dynamic(DT_SONAME)?.map(|(_, at)| object.string(object.strings, at)).transpose()
+}
+
+/// The libraries that a shared object needs, in their order.
+pub fn needed(object: &[u8]) -> Result<Vec<String>, ElfError> {
+    let object = Object::read(object)?;
+    let entries = object.dynamic_entries()?.into_iter().filter(|(tag, _, _)| *tag == DT_NEEDED);
+    entries.map(|(_, _, at)| object.string(object.strings, at)).collect()
 }
 
 /// A part of the file.
@@ -139,6 +188,8 @@ struct Object {
 struct Kept {
     /// Where it stood.
     index: usize,
+    /// Where its name starts.
+    name: u32,
     hash: u32,
 }
 
@@ -264,16 +315,26 @@ impl Object {
     }
 
     /// The defined symbols that stay, in the order of their buckets.
-    fn choose(&self, wanted: &BTreeSet<&str>) -> Result<Vec<Kept>, ElfError> {
-        let mut missing = wanted.clone();
+    fn choose(&self, exports: &BTreeMap<&str, &str>) -> Result<Vec<Kept>, ElfError> {
+        let mut asked: BTreeMap<&str, &str> = BTreeMap::new();
+        for (&name, &symbol) in exports {
+            if name.is_empty() || !symbol.ends_with(name) {
+                return linked(format!("{name} is not the end of {symbol}, and so cannot be its name"));
+            }
+            if let Some(other) = asked.insert(symbol, name) {
+                return linked(format!("{symbol} cannot be both {other} and {name}"));
+            }
+        }
+        let mut missing: BTreeSet<&str> = asked.keys().copied().collect();
         let mut kept = Vec::new();
         for index in self.first_defined..self.symbols.count {
-            let name = self.symbol_name(index)?;
-            if wanted.contains(name.as_str()) {
-                if !missing.remove(name.as_str()) {
-                    return linked(format!("it exports {name} twice"));
+            let symbol = self.symbol_name(index)?;
+            if let Some(name) = asked.get(symbol.as_str()) {
+                if !missing.remove(symbol.as_str()) {
+                    return linked(format!("it exports {symbol} twice"));
                 }
-                kept.push(Kept { index, hash: gnu_hash(&name) });
+                let start = self.u32(self.symbol(index))? + (symbol.len() - name.len()) as u32;
+                kept.push(Kept { index, name: start, hash: gnu_hash(name) });
             }
         }
         if !missing.is_empty() {
@@ -323,6 +384,7 @@ impl Object {
         for (new, kept) in kept.iter().enumerate() {
             let (from, to) = (self.symbol(kept.index), self.symbol(self.first_defined + new));
             self.copy(&old, from, to, SYMBOL)?;
+            self.set_u32(to, kept.name)?;
             if let Some(versions) = self.versions {
                 self.copy(&old, versions + 2 * kept.index, versions + 2 * (self.first_defined + new), 2)?;
             }
@@ -367,11 +429,8 @@ impl Object {
         Ok(())
     }
 
-    /// Clears the names that went and writes the soname into their place.
-    fn write_strings(&mut self, soname: &str) -> Result<(), ElfError> {
-        let Some((entry, _)) = self.dynamic(DT_SONAME)? else {
-            return linked("it has no soname that could be changed");
-        };
+    /// Clears the names that went, and writes the soname and the needed library into their place.
+    fn write_strings(&mut self, form: &Form<'_>) -> Result<(), ElfError> {
         let mut used = vec![false; self.strings.size];
         for at in self.strings_in_use()? {
             let length = self.string(self.strings, at)?.len();
@@ -380,15 +439,66 @@ impl Object {
         for (at, _) in used.iter().enumerate().filter(|(_, used)| !**used) {
             self.set_byte(self.strings.offset + at, 0)?;
         }
-        let length = soname.len() + 1;
+        if let Some(needed) = form.needed {
+            let place = self.write_string(&mut used, needed)?;
+            self.write_needed(place)?;
+        }
+        let place = self.write_string(&mut used, form.soname)?;
+        match self.dynamic(DT_SONAME)? {
+            Some((entry, _)) => self.set_u64(entry + 8, place as u64),
+            None => linked("it has no soname that could be changed"),
+        }
+    }
+
+    /// Writes a string where none is; says where.
+    fn write_string(&mut self, used: &mut [bool], text: &str) -> Result<usize, ElfError> {
+        if text.is_empty() || text.contains('\0') {
+            return linked(format!("{text:?} is no name"));
+        }
+        let length = text.len() + 1;
         // Right behind a kept string or at the end of nothing: both leave its own zero untouched.
         let Some(place) = used.windows(length).position(|window| !window.contains(&true)) else {
-            return linked(format!("no {length} bytes of its strings are free for the soname {soname}"));
+            return linked(format!("no {length} bytes of its strings are free for {text}"));
         };
-        for (at, &byte) in soname.as_bytes().iter().enumerate() {
-            self.set_byte(self.strings.offset + place + at, byte)?;
+        used[place..place + length].fill(true);
+        self.put(self.strings.offset + place, text.as_bytes())?;
+        Ok(place)
+    }
+
+    /// Needs one library more, first: the entries before the one that makes room for it move on.
+    fn write_needed(&mut self, name: usize) -> Result<(), ElfError> {
+        let entries = self.dynamic_entries()?;
+        let (start, end) = (self.dynamic.offset, self.dynamic.offset + entries.len() * 16);
+        let room = match entries.iter().find(|(tag, _, _)| *tag == DT_RELACOUNT) {
+            // What ends the entries may be there twice.
+            _ if end + 32 <= start + self.dynamic.size / 16 * 16 && self.u64(end + 16)? == 0 => end,
+            Some((_, at, _)) => *at,
+            None => return linked("its dynamic section has no room for a library that it needs"),
+        };
+        let before = self.part(Part { offset: start, size: room - start })?.to_vec();
+        self.put(start + 16, &before)?;
+        self.set_u64(start, DT_NEEDED)?;
+        self.set_u64(start + 8, name as u64)
+    }
+
+    /// Writes bytes behind a marker.
+    fn write_patch(&mut self, patch: &Patch<'_>) -> Result<(), ElfError> {
+        let mut places = Vec::new();
+        for segment in self.segments()?.iter().filter(|segment| segment.kind == PT_LOAD) {
+            let loaded = Part { offset: segment.offset, size: segment.size };
+            let (at, size) = (segment.offset, patch.marker.len().max(1));
+            let found =
+                self.part(loaded)?.windows(size).enumerate().filter(|(_, seen)| *seen == patch.marker);
+            // Two segments may share a page of the file, not what is in it.
+            places.extend(found.map(|(start, _)| (at + start + size, at + segment.size)));
         }
-        self.set_u64(entry + 8, place as u64)
+        places.dedup();
+        match places[..] {
+            [(place, end)] if place + patch.bytes.len() <= end => self.put(place, patch.bytes),
+            [_] => broken("the place for its settings ends behind what is loaded"),
+            [] => linked("it has no place for settings"),
+            _ => linked(format!("it has {} places for settings", places.len())),
+        }
     }
 
     /// Where the strings start that something still names.

@@ -1,0 +1,16 @@
+//! How the shared object is linked.
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    for argument in [
+        // Calls inside the shim stay inside it, whatever a tenant loads before it.
+        "-Bsymbolic",
+        // Threads of ours may still run when a program closes the library.
+        "-z,nodelete",
+        // The one hash table that `install` rebuilds.
+        "--hash-style=gnu",
+        "-soname,libpartage_shim.so",
+    ] {
+        println!("cargo::rustc-cdylib-link-arg=-Wl,{argument}");
+    }
+}
