@@ -5,11 +5,13 @@
     clippy::unwrap_used,
     clippy::multiple_unsafe_ops_per_block,
     clippy::print_stdout,
+    unreachable_pub,
     missing_docs
 )]
 
 #[path = "../../../sim/tests/support/driver.rs"]
 mod driver;
+mod calls;
 mod rig;
 mod shares;
 mod tenant;
@@ -20,6 +22,9 @@ fn main() {
         return tenant::play(rest);
     }
     let wanted = |part: &str| arguments.is_empty() || arguments.iter().any(|word| word == part);
+    if wanted("calls") {
+        calls::all();
+    }
     if wanted("shares") {
         shares::all();
     }

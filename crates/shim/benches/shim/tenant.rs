@@ -9,6 +9,8 @@ pub fn play(arguments: &[String]) {
     assert_eq!(unsafe { cuda.cuCtxCreate_v2(&mut context, 0, 0) }, CUDA_SUCCESS);
     match arguments {
         [kind, lengths] if kind == "saturate" => saturate(&cuda, lengths),
+        [kind, call] if kind == "cost" => cost(&cuda, call),
+        [kind, call, count] if kind == "step" => step(&cuda, call, count.parse().unwrap()),
         other => panic!("{other:?}"),
     }
 }
@@ -54,4 +56,61 @@ fn saturate(cuda: &Cuda, lengths: &str) {
         random ^= random << 17;
         launch(cuda, kernels[random as usize % kernels.len()]);
     }
+}
+
+fn processor_time() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a struct to fill in.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
+}
+
+fn call(cuda: &Cuda, call: &str, nothing: CUfunction) {
+    match call {
+        "launch" => launch(cuda, nothing),
+        "mem-get-info" => {
+            let (mut free, mut total) = (0, 0);
+            // SAFETY: as above.
+            assert_eq!(unsafe { cuda.cuMemGetInfo_v2(&mut free, &mut total) }, CUDA_SUCCESS);
+        }
+        "alloc-free" => {
+            let mut pointer = 0;
+            // SAFETY: as above.
+            assert_eq!(unsafe { cuda.cuMemAlloc_v2(&mut pointer, 1 << 20) }, CUDA_SUCCESS);
+            // SAFETY: as above.
+            assert_eq!(unsafe { cuda.cuMemFree_v2(pointer) }, CUDA_SUCCESS);
+        }
+        other => panic!("{other}"),
+    }
+}
+
+/// A round of calls whenever told to; prints nanoseconds of processor time per call.
+fn cost(cuda: &Cuda, what: &str) {
+    const CALLS: u32 = 50_000;
+    let nothing = functions(cuda, "0")[0];
+    let round = || {
+        let start = processor_time();
+        (0..CALLS).for_each(|_| call(cuda, what, nothing));
+        (processor_time() - start) / f64::from(CALLS)
+    };
+    round();
+    println!("ready");
+    for _ in std::io::stdin().lines() {
+        println!("{}", round());
+    }
+}
+
+/// Makes so many calls between stopping and ending, for one who counts its instructions.
+fn step(cuda: &Cuda, what: &str, count: u32) {
+    let nothing = functions(cuda, "0")[0];
+    (0..1000).for_each(|_| call(cuda, what, nothing));
+    println!("ready");
+    // SAFETY: the parent waits for this.
+    unsafe {
+        libc::ptrace(libc::PTRACE_TRACEME);
+        libc::raise(libc::SIGSTOP);
+    }
+    (0..count).for_each(|_| call(cuda, what, nothing));
+    // SAFETY: nothing is left to do.
+    unsafe { libc::_exit(0) };
 }
