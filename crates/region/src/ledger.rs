@@ -68,6 +68,7 @@ impl Word {
 }
 
 /// Numbers go round: the one that is ahead by less than half the way is the newer one.
+#[inline]
 fn newer(number: u64, than: u64) -> bool {
     let ahead = number.wrapping_sub(than) & NUMBER_MASK;
     ahead != 0 && ahead < 1 << (NUMBER_BITS - 1)
