@@ -18,6 +18,7 @@
 pub mod config;
 pub mod install;
 
+mod copies;
 mod gate;
 mod hook;
 mod launch;
@@ -27,4 +28,4 @@ mod real;
 mod room;
 
 /// Every hook, by module.
-static HOOKS: &[&[hook::Hook]] = &[lookup::HOOKS, gate::capture::HOOKS, launch::HOOKS];
+static HOOKS: &[&[hook::Hook]] = &[lookup::HOOKS, gate::capture::HOOKS, launch::HOOKS, copies::HOOKS];
