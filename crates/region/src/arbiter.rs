@@ -10,6 +10,8 @@ mod deal;
 #[cfg(test)]
 mod model;
 #[cfg(test)]
+mod properties;
+#[cfg(test)]
 mod tests;
 
 pub use account::{Notes, View};
@@ -29,17 +31,19 @@ pub mod tuning {
     pub const TURN: u64 = 25 * MILLI;
     /// The longest turn of time that nobody was promised or that its owner leaves: who comes back waits no longer.
     pub const LENT: u64 = 10 * MILLI;
-    /// A promise is worth a turn when it has gathered what it brings in this time...
+    /// The shortest turn is what a promise brings in this time...
     pub const GATHER: u64 = 50 * MILLI;
     /// ...but no less than this...
     pub const LEAST: u64 = MILLI;
-    /// ...and no more: a turn this long costs less than a hundredth to hand over.
+    /// ...and no more: one this long costs less than a hundredth to hand over.
     pub const ENOUGH: u64 = 10 * MILLI;
-    /// Who wants and is kept waiting gathers this long and can catch up on all of it.
-    pub const BEHIND: u64 = 100 * MILLI;
-    /// Who does not want keeps this much for when it comes back.
+    /// Who wants and is kept waiting gathers this long and can catch up on all of it: longer than anybody is kept.
+    pub const BEHIND: u64 = BOUND + 2 * TURN;
+    /// Who does not want gathers this long at most...
+    pub const IDLE: u64 = 100 * MILLI;
+    /// ...and this much.
     pub const SAVED: u64 = 10 * MILLI;
-    /// The deepest debt: a container that was given a second's worth of work too much is not locked out for good.
+    /// The deepest debt: whoever submitted more than that is not locked out for good.
     pub const DEBT: u64 = 10_000 * MILLI;
     /// The next turn opens so long before the last one's work ends: a thread takes as long to wake up.
     pub const LEAD: u64 = 100 * MICRO;
@@ -49,6 +53,8 @@ pub mod tuning {
     pub const CHUNK: u64 = 500 * MICRO;
     /// How long one may take to wake up before its turn passes on.
     pub const WAKE: u64 = 2 * MILLI;
+    /// When to see whether one has begun.
+    pub const GLANCE: u64 = 300 * MICRO;
     /// How long one may be without work before its turn passes on, at most; who used it in vain has less of it.
     pub const PATIENCE: u64 = 500 * MICRO;
     /// And at least.

@@ -54,7 +54,14 @@ pub(super) struct Account {
     early: u64,
     /// ...nor after this.
     late: u64,
+    /// What it said last.
+    busy_until: u64,
+    /// How much it may yet be charged without saying that work will run.
+    excused: i64,
     pub(super) wanted: bool,
+    /// Its share as it was until now.
+    cores: u32,
+    ceiling: u32,
     idle_since: u64,
     /// How long it may be without work in its turn.
     pub(super) patience: u64,
@@ -64,22 +71,25 @@ pub(super) struct Account {
     pub(super) notes: Notes,
 }
 
+/// The first kernels of a program are of unknown length, and some are long.
+const EXCUSED: i64 = 50_000_000;
+
 /// `nanos` of `rate`.
 fn part(nanos: u64, rate: u32) -> u64 {
     nanos.saturating_mul(u64::from(rate)) / u64::from(WHOLE)
 }
 
-/// What someone kept waiting gathers at most. Small shares wait long behind many long kernels and still catch up.
+/// What someone kept waiting gathers at most.
 fn behind(rate: u32) -> u64 {
-    part(tuning::BEHIND, rate).max(tuning::TURN.min(part(10 * tuning::BEHIND, rate)))
+    part(tuning::BEHIND, rate)
 }
 
 /// What someone who does not want keeps.
 fn saved(rate: u32) -> u64 {
-    part(tuning::BEHIND, rate).min(tuning::SAVED).max(worth(rate))
+    part(tuning::IDLE, rate).min(tuning::SAVED).max(worth(rate))
 }
 
-/// What must be gathered for a turn.
+/// The shortest turn.
 fn worth(rate: u32) -> u64 {
     part(tuning::GATHER, rate).clamp(tuning::LEAST, tuning::ENOUGH).min(behind(rate))
 }
@@ -95,7 +105,11 @@ impl Account {
             spent: view.spent,
             early: 0,
             late: now,
+            busy_until: view.busy_until,
+            excused: EXCUSED,
             wanted: false,
+            cores: view.cores(),
+            ceiling: view.ceiling(),
             idle_since: now,
             patience: tuning::PATIENCE,
             away_until: 0,
@@ -113,7 +127,7 @@ impl Account {
         if grown > limit {
             self.notes.leaps = self.notes.leaps.saturating_add(1);
             limit
-        } else if grown < -limit / 10 {
+        } else if grown < -limit / 100 {
             // A counter that began anew, or a lie: nobody is given credit for it.
             self.notes.backwards = self.notes.backwards.saturating_add(1);
             0
@@ -123,9 +137,19 @@ impl Account {
     }
 
     /// Work of this length was submitted at some time between the two.
-    pub(super) fn submitted(&mut self, last: u64, now: u64, grown: i64) {
+    pub(super) fn submitted(&mut self, last: u64, now: u64, view: &View, grown: i64) {
         if grown > 0 {
-            self.early = self.early.max(last).saturating_add_signed(grown);
+            // A cost that turned out higher is charged after the work has run: that is nothing to wait for. Who says
+            // so of all its work is not believed.
+            if view.busy_until == self.busy_until && self.excused >= grown {
+                self.excused -= grown;
+            } else {
+                if view.busy_until != self.busy_until {
+                    self.excused = self.excused.saturating_add(grown / 4).min(EXCUSED);
+                }
+                self.early = self.early.max(last).saturating_add_signed(grown);
+            }
+            self.busy_until = view.busy_until;
             self.late = self.late.max(now).saturating_add_signed(grown);
             self.absences = 0;
         } else {
@@ -140,24 +164,26 @@ impl Account {
         view.busy_until.min(self.late).max(self.early)
     }
 
-    /// Lets credit accrue, by the shares as they are now.
+    /// Lets credit accrue: by the share as it was until now, up to what the one from now on lets it keep.
     pub(super) fn accrue(&mut self, now: u64, passed: u64, view: &View, wants: bool) {
         let (cores, ceiling) = (view.cores(), view.ceiling());
         if wants {
             self.idle_since = now;
         }
         let cap = if wants { behind } else { saved };
-        self.promise.grow(passed, cores, cap(cores));
-        self.roof.grow(passed, ceiling, cap(ceiling));
-        let kept = if now.saturating_sub(self.idle_since) > tuning::BEHIND { saved } else { behind };
+        self.promise.grow(passed, self.cores, cap(cores));
+        self.roof.grow(passed, self.ceiling, cap(ceiling));
+        (self.cores, self.ceiling) = (cores, ceiling);
+        let kept = if now.saturating_sub(self.idle_since) > tuning::IDLE { saved } else { behind };
         self.promise.clip(kept(cores));
         self.roof.clip(kept(ceiling));
     }
 
-    /// The turn that its promise is worth now.
+    /// The turn that its promise is worth now. Any credit is good for a whole turn, and what it lacks is debt: so time
+    /// is not left idle because everybody has a little.
     pub(super) fn promised(&self, view: &View) -> Option<u64> {
         let held = u64::try_from(self.promise.nanos()).ok()?;
-        (view.cores() > 0 && held >= worth(view.cores())).then(|| held.min(tuning::TURN))
+        (view.cores() > 0 && held > 0).then(|| held.max(worth(view.cores())).min(tuning::TURN))
     }
 
     /// The turn that it may have of time nobody claims.
@@ -167,7 +193,7 @@ impl Account {
             return Some(tuning::LENT);
         }
         let held = u64::try_from(self.roof.nanos()).ok()?;
-        (ceiling > cores && held >= worth(ceiling)).then(|| held.min(tuning::LENT))
+        (ceiling > cores && held > 0).then(|| held.max(worth(ceiling)).min(tuning::LENT))
     }
 
     /// How long until it may have a turn, if nobody else wanted one.
@@ -176,8 +202,8 @@ impl Account {
         if ceiling >= WHOLE {
             return Some(0);
         }
-        let promise = (cores > 0).then(|| self.promise.until(worth(cores), cores)).flatten();
-        let roof = (ceiling > cores).then(|| self.roof.until(worth(ceiling), ceiling)).flatten();
+        let promise = (cores > 0).then(|| self.promise.until(1, cores)).flatten();
+        let roof = (ceiling > cores).then(|| self.roof.until(1, ceiling)).flatten();
         promise.into_iter().chain(roof).min()
     }
 

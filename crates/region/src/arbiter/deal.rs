@@ -177,7 +177,7 @@ impl Deal {
             } else if view.cores > 0 {
                 account.promise.take(grown);
             }
-            account.submitted(last, now, grown);
+            account.submitted(last, now, view, grown);
             if mine.is_some() && grown > 0 && before < last {
                 // It was without work when last seen, and it was right to wait for it.
                 account.patience = (account.patience * 2).min(tuning::PATIENCE);
@@ -245,7 +245,8 @@ impl Deal {
             turn.contest = self.contest(now, &turn, view);
         }
         self.turn = Some(turn);
-        Order { close, open: Some(Open { seat, allowed, class }), next: now.saturating_add(length / 2) }
+        let look = if turn.contest.is_some() { tuning::GLANCE } else { length / 2 };
+        Order { close, open: Some(Open { seat, allowed, class }), next: now.saturating_add(look) }
     }
 
     /// From now on others could use the turn.
@@ -286,11 +287,12 @@ impl Deal {
             close = Some(seat);
         }
         let bound = turn.since.saturating_add(turn.length).saturating_add(tuning::BOUND);
-        let started = view.spent != turn.spent || drained > turn.since;
+        // Who has something left of an earlier turn spends nothing and works all the same.
+        let started = view.spent != turn.spent || drained > turn.since || !view.waiting;
         let passes_at = if used_up || !turn.open {
             drained.saturating_sub(tuning::LEAD)
         } else if started {
-            drained.saturating_add(account.patience)
+            drained.max(turn.since.saturating_add(tuning::LEAD)).saturating_add(account.patience)
         } else {
             turn.since.saturating_add(tuning::WAKE)
         };
@@ -304,7 +306,8 @@ impl Deal {
             self.turn = Some(turn);
             let until = if turn.open { until } else { u64::MAX };
             let ahead = if ready && backlog > tuning::AHEAD { drained - tuning::AHEAD } else { u64::MAX };
-            return Order { close, open: None, next: passes_at.min(until).min(ahead) };
+            let begins = if started { u64::MAX } else { now.saturating_add(tuning::GLANCE) };
+            return Order { close, open: None, next: passes_at.min(until).min(ahead).min(begins) };
         }
         self.fine(now, &turn, view);
         if turn.open {

@@ -38,8 +38,6 @@ pub(super) enum Habit {
     Bursts(u64, u64),
     /// Does nothing until then, saturates afterwards.
     From(u64),
-    /// Saturates until then, and does nothing afterwards.
-    Until(u64),
     /// Says that it waits, and never comes.
     Stopped,
 }
@@ -77,6 +75,7 @@ pub(super) struct Tenant {
     /// When it last asked and was made to wait; how long it waited for a turn at most.
     asked: u64,
     pub(super) longest_wait: u64,
+    pub(super) first_wait: Option<u64>,
 }
 
 impl Tenant {
@@ -100,6 +99,7 @@ impl Tenant {
             had: 0,
             asked: 0,
             longest_wait: 0,
+            first_wait: None,
         }
     }
 
@@ -182,9 +182,6 @@ impl World {
             Habit::From(when) => self.now + when,
             _ => self.now,
         };
-        if let Habit::Until(when) = &mut tenant.habit {
-            *when += self.now;
-        }
         self.tenants.push(Some(tenant));
         let late = self.dice.roll(0, 300 * MICRO);
         self.at(start + late, Event::Step(seat));
@@ -311,6 +308,7 @@ impl World {
                     tenant.asleep = false;
                     tenant.view.waiting = false;
                     if tenant.open {
+                        tenant.first_wait.get_or_insert(now - tenant.asked);
                         tenant.longest_wait = tenant.longest_wait.max(now - tenant.asked);
                     }
                     self.step(seat, true);
@@ -324,9 +322,6 @@ impl World {
     fn step(&mut self, seat: usize, woken: bool) {
         let now = self.now;
         let Some(tenant) = self.tenants[seat].as_mut() else { return };
-        if matches!(tenant.habit, Habit::Until(end) if now >= end) {
-            return;
-        }
         let key = usize::try_from(self.dice.roll(0, tenant.kernels.len() as u64)).unwrap();
         let charged = tenant.learned[key].unwrap_or(GUESS);
         // One whose length nobody knows is launched alone, until it was measured.

@@ -137,7 +137,9 @@ fn alone_without_a_limit_the_turn_is_never_closed() {
     for (cores, ceiling) in [(100, 100), (30, 100), (0, 100)] {
         let mut world = World::new(1, vec![Tenant::new(cores, ceiling, MIXED)]);
         let all = percents(&mut world, 100 * MILLI, 10 * SECOND);
-        assert!(all[0] > 99.9, "{all:?}");
+        // Costs are learned a little wrong: what is charged too much is not used.
+        assert!(all[0] > 99.4, "{all:?}");
+        assert!(world.longest_idle < MILLI, "{}", world.longest_idle);
         assert!(world.orders.iter().all(|(_, order)| order.close.is_none()));
         assert!(world.decisions < 10 * 700);
     }
@@ -152,9 +154,9 @@ fn lent_time_is_returned_at_once() {
             let mut world = World::new(seed, vec![Tenant::new(20, 100, kernels), owner]);
             let alone = percents(&mut world, SECOND, SECOND);
             assert!(alone[0] > 99.0);
-            let back = percents(&mut world, 100 * MILLI, 2 * SECOND);
-            assert!(world.tenant(1).longest_wait < 100 * MILLI, "{}", world.tenant(1).longest_wait);
-            assert!((back[1] - 80.0).abs() < 4.0, "{back:?}");
+            let back = percents(&mut world, 100 * MILLI, 5 * SECOND);
+            assert!(world.tenant(1).first_wait.unwrap() < 60 * MILLI, "{:?}", world.tenant(1).first_wait);
+            assert!((back[1] - 80.0).abs() < 2.5, "{back:?}");
         }
     }
 }
@@ -280,14 +282,16 @@ fn they_come_and_go() {
 fn a_counter_that_jumps_is_noted_and_does_no_harm() {
     let mut world = World::new(1, vec![Tenant::new(30, 30, MOSTLY_SHORT), Tenant::new(70, 70, MOSTLY_SHORT)]);
     world.run(SECOND);
-    world.tenant(0).view.spent = 0;
-    world.run(100 * MILLI);
-    world.tenant(0).view.spent = u64::MAX - 5;
+    for _ in 0..2 {
+        let spent = world.tenant(0).view.spent;
+        world.tenant(0).view.spent = spent.wrapping_sub(5 * SECOND);
+        world.run(100 * MILLI);
+    }
     let all = percents(&mut world, 100 * MILLI, 2 * SECOND);
     assert_eq!((world.deal.notes(0).backwards, world.deal.notes(1).backwards), (2, 0));
     assert!((all[1] - 70.0).abs() < 2.0, "{all:?}");
     world.tenant(0).view.spent = 1 << 62;
-    let all = percents(&mut world, 300 * MILLI, 2 * SECOND);
+    let all = percents(&mut world, SECOND, 2 * SECOND);
     assert_eq!(world.deal.notes(0).leaps, 1);
     assert!((all[1] - 70.0).abs() < 2.0, "{all:?}");
     // Ten seconds of debt, and not more, at three tenths of the time.
