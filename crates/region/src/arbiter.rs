@@ -1,21 +1,25 @@
 //! Who may use a GPU now. One container at a time has the turn; what it submits in it is charged to it, and what it
 //! submits too much is debt.
 //!
-//! [`Deal`] decides, for one GPU, with no clock and no memory but its own. [`Runner`](runner::Runner) lives in the
+//! [`Deal`] decides, for one GPU, with no clock and no memory but its own. [`Runner`] lives in the
 //! owner's process: it reads `usage`, asks the deal, and writes the gate words of `limits`.
 
 mod account;
+mod bells;
 mod bucket;
 mod deal;
 #[cfg(test)]
 mod model;
 #[cfg(test)]
 mod properties;
+mod runner;
+mod table;
 #[cfg(test)]
 mod tests;
 
 pub use account::{Notes, View};
 pub use deal::{Class, Deal, Open, Order};
+pub use runner::{Member, Runner};
 
 /// The whole of a GPU's time, in the hundredths of a percent that shares are counted in.
 pub const WHOLE: u32 = 10_000;

@@ -1,5 +1,5 @@
-use super::mortal::test::dies;
 use super::*;
+use partage_region::mortal::dies;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -148,7 +148,7 @@ fn second_hold(state: &State) -> State {
     State {
         shared: state.shared,
         file,
-        alive: state.alive.second(),
+        alive: state.alive.second().unwrap(),
         slot: state.slot,
         gpus: state.gpus,
         next_look: AtomicU64::new(0),
