@@ -12,6 +12,8 @@ mod deal;
 mod model;
 #[cfg(test)]
 mod properties;
+#[cfg(test)]
+mod real;
 mod runner;
 mod table;
 #[cfg(test)]

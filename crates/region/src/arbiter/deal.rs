@@ -148,7 +148,8 @@ impl Deal {
                 Some(view) => self.held(now, views, turn, &view),
             },
         };
-        order.next = order.next.clamp(now.saturating_add(50 * super::MICRO), now.saturating_add(tuning::BEAT));
+        order.next =
+            order.next.clamp(now.saturating_add(50 * super::MICRO), now.saturating_add(tuning::BEAT));
         order
     }
 
@@ -268,8 +269,7 @@ impl Deal {
         let backlog = drained.saturating_sub(now);
         let left = turn.left(view);
         let used_up = left <= tuning::CHUNK.min(turn.length / 2);
-        let mine =
-            (view.waiting || (used_up && backlog > 0)).then(|| self.pick(now, seat, view)).flatten();
+        let mine = (view.waiting || (used_up && backlog > 0)).then(|| self.pick(now, seat, view)).flatten();
         let Some(other) = self.first(now, views, Some(seat)) else {
             turn.contest = None;
             self.turn = Some(turn);

@@ -233,7 +233,8 @@ impl World {
     fn gpu_event(&mut self) -> Option<u64> {
         if !self.runs(self.lane) || self.slice == 0 {
             let count = self.tenants.len();
-            let next = (1..=count).map(|step| (self.lane + step) % count.max(1)).find(|seat| self.runs(*seat));
+            let next =
+                (1..=count).map(|step| (self.lane + step) % count.max(1)).find(|seat| self.runs(*seat));
             self.lane = next?;
             self.slice = SLICE;
         }

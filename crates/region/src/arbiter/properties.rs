@@ -58,10 +58,9 @@ fn tenant() -> impl Strategy<Value = Tenant> {
 
 /// Up to four whose promises fit the GPU.
 fn tenants() -> impl Strategy<Value = Vec<Tenant>> {
-    prop::collection::vec(tenant(), 1..5)
-        .prop_filter("no more is promised than there is", |all| {
-            all.iter().map(|it| it.view.cores).sum::<u32>() <= WHOLE
-        })
+    prop::collection::vec(tenant(), 1..5).prop_filter("no more is promised than there is", |all| {
+        all.iter().map(|it| it.view.cores).sum::<u32>() <= WHOLE
+    })
 }
 
 proptest! {

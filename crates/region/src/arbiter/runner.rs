@@ -35,6 +35,12 @@ struct Known {
     seated: usize,
 }
 
+impl Known {
+    fn has(&self, uuid: &[u8; 16]) -> bool {
+        (0..self.seated).filter_map(|gpu| self.hall.owner.limits(gpu)).any(|limits| limits.uuid() == *uuid)
+    }
+}
+
 impl Runner {
     /// A runner without regions; it has no thread until a GPU needs one.
     #[must_use]
@@ -71,14 +77,18 @@ impl Runner {
         for table in &state.tables {
             table.leave(member.0);
         }
+        let State { tables, halls, .. } = &mut *state;
+        tables.retain(|table| halls.iter().any(|known| known.has(&table.uuid)));
     }
 
     /// What this region said that cannot be, on any GPU, as of the last beat.
     #[must_use]
     pub fn notes(&self, member: Member) -> Notes {
-        self.state().tables.iter().map(|table| table.notes(member.0)).fold(Notes::default(), |sum, notes| Notes {
-            backwards: sum.backwards.saturating_add(notes.backwards),
-            leaps: sum.leaps.saturating_add(notes.leaps),
+        self.state().tables.iter().map(|table| table.notes(member.0)).fold(Notes::default(), |sum, notes| {
+            Notes {
+                backwards: sum.backwards.saturating_add(notes.backwards),
+                leaps: sum.leaps.saturating_add(notes.leaps),
+            }
         })
     }
 

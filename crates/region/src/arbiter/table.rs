@@ -53,7 +53,8 @@ impl Seat {
                 self.broken = true;
                 return None;
             };
-            (view.waiting, view.busy_until, view.spent) = (demand.waiting > 0, demand.busy_until, demand.spent);
+            (view.waiting, view.busy_until, view.spent) =
+                (demand.waiting > 0, demand.busy_until, demand.spent);
         }
         self.broken = false;
         self.lively = view.waiting || (holds && view.busy_until > now);
@@ -76,7 +77,6 @@ struct Desk {
     called: AtomicU32,
     stop: AtomicBool,
     decisions: AtomicU64,
-    seats: AtomicU64,
     notes: Mutex<Vec<(u64, Notes)>>,
 }
 
@@ -97,12 +97,19 @@ impl Table {
         let desk = Arc::new(Desk::default());
         let its = Arc::clone(&desk);
         let thread = std::thread::Builder::new().name("partage-arbiter".to_owned()).spawn(move || {
-            Dealer { desk: its, deal: Deal::new(), seats: Vec::new(), views: Vec::new(), bells, beaten: 0 }.run();
+            Dealer { desk: its, deal: Deal::new(), seats: Vec::new(), views: Vec::new(), bells, beaten: 0 }
+                .run();
         })?;
         Ok(Self { uuid, desk, thread: Some(thread) })
     }
 
-    pub(super) fn join(&self, member: u64, hall: &Arc<Hall>, folder: &Path, gpu: usize) -> Result<(), RegionError> {
+    pub(super) fn join(
+        &self,
+        member: u64,
+        hall: &Arc<Hall>,
+        folder: &Path,
+        gpu: usize,
+    ) -> Result<(), RegionError> {
         let bell = Bell::open(folder, gpu)?;
         self.post(Mail::Join { member, hall: Arc::clone(hall), gpu, bell });
         Ok(())
@@ -182,6 +189,8 @@ impl Dealer {
             let until = order.next.min(self.beaten.saturating_add(tuning::BEAT));
             self.bells.wait(&self.desk.called, now, until, active);
         }
+        // Who left just before has its gate closed.
+        self.read_mail();
     }
 
     fn gate(&self, seat: usize) -> Option<Gate<'_>> {
@@ -211,7 +220,6 @@ impl Dealer {
         notes.clear();
         let seats = self.seats.iter().enumerate();
         notes.extend(seats.filter_map(|(at, seat)| Some((seat.as_ref()?.member, self.deal.notes(at)))));
-        self.desk.seats.store(notes.len() as u64, Ordering::Relaxed);
     }
 
     fn read_mail(&mut self) {

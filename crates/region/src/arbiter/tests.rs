@@ -120,7 +120,10 @@ fn those_without_a_promise_share_what_is_left() {
     let free = || Tenant::new(0, 100, MOSTLY_SHORT);
     let mut world = World::new(1, vec![free(), Tenant::new(40, 40, MOSTLY_SHORT), free()]);
     let all = percents(&mut world, SECOND, 10 * SECOND);
-    assert!((all[1] - 40.0).abs() < 1.0 && (all[0] - 30.0).abs() < 1.0 && (all[2] - 30.0).abs() < 1.0, "{all:?}");
+    assert!(
+        (all[1] - 40.0).abs() < 1.0 && (all[0] - 30.0).abs() < 1.0 && (all[2] - 30.0).abs() < 1.0,
+        "{all:?}"
+    );
 }
 
 /// A newcomer to lent time has no arrears to collect.
