@@ -23,7 +23,7 @@ SKIPPED := $(CURDIR)/target/skipped-tests
 TRACE := traces/openb
 PARTAGE := target/release/partage
 
-.PHONY: help run test lint bench fuzz soak binaries cluster cluster-down image toolchain
+.PHONY: help run test lint bench fuzz soak binaries shim cluster cluster-down image toolchain
 
 help: ## list these words
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/make \1\t\2/' | expand -t 20
@@ -77,6 +77,10 @@ binaries: toolchain ## the programs, images and clients of the test bed (docs/te
 	@cargo run --quiet --package partage-testkit -- binaries
 	@cargo run --quiet --package partage-testkit -- images $(FRESH:%=--fresh)
 	@cargo run --quiet --package partage-testkit -- clients
+	@cargo run --quiet --package partage-testkit -- shim
+
+shim: toolchain ## the shim for every image (glibc 2.17), target/portable/libpartage_shim.so
+	@cargo run --quiet --package partage-testkit -- shim
 
 cluster: binaries ## a real Kubernetes to try things on, without a GPU (NODES=2 for more nodes)
 	@cargo run --quiet --package partage-testkit -- cluster up --nodes $(or $(NODES),1)
