@@ -22,9 +22,17 @@ mod gate;
 mod hook;
 mod launch;
 mod lookup;
+mod memory;
 mod process;
 mod real;
 mod room;
 
 /// Every hook, by module.
-static HOOKS: &[&[hook::Hook]] = &[lookup::HOOKS, gate::capture::HOOKS, launch::HOOKS];
+static HOOKS: &[&[hook::Hook]] = &[
+    lookup::HOOKS,
+    gate::capture::HOOKS,
+    launch::HOOKS,
+    memory::contexts::HOOKS,
+    memory::info::HOOKS,
+    memory::plain::HOOKS,
+];
