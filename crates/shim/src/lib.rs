@@ -23,9 +23,18 @@ mod gate;
 mod hook;
 mod launch;
 mod lookup;
+mod memory;
 mod process;
 mod real;
 mod room;
 
 /// Every hook, by module.
-static HOOKS: &[&[hook::Hook]] = &[lookup::HOOKS, gate::capture::HOOKS, launch::HOOKS, copies::HOOKS];
+static HOOKS: &[&[hook::Hook]] = &[
+    copies::HOOKS,
+    gate::capture::HOOKS,
+    launch::HOOKS,
+    lookup::HOOKS,
+    memory::contexts::HOOKS,
+    memory::info::HOOKS,
+    memory::plain::HOOKS,
+];

@@ -7,6 +7,7 @@ mod devices;
 
 use crate::config;
 use crate::gate::Gate;
+use crate::memory::Memory;
 pub(crate) use devices::Devices;
 use partage_region::Region;
 use partage_region::futex::keeping_errno;
@@ -19,6 +20,7 @@ pub(crate) struct Process {
     pub(crate) region: Region,
     pub(crate) devices: Devices,
     pub(crate) gate: Gate,
+    pub(crate) memory: Memory,
 }
 
 /// How a process stands.
@@ -77,7 +79,12 @@ fn try_to_attach() -> Standing {
         Some(process) => Standing::Held(process),
         None => match Region::attach(config.region().unwrap_or(Path::new(""))) {
             Ok(region) => {
-                let process = Box::leak(Box::new(Process { region, devices: Devices::default(), gate: Gate::default() }));
+                let process = Box::leak(Box::new(Process {
+                    region,
+                    devices: Devices::default(),
+                    gate: Gate::default(),
+                    memory: Memory::default(),
+                }));
                 PROCESS.store(process, Ordering::Release);
                 Standing::Held(process)
             }
