@@ -15,6 +15,11 @@
 //! - What is not loaded (symbol table, debug information) is cut off. A node's folder may lie in memory.
 
 mod bytes;
+mod facts;
+mod find;
+mod trim;
+
+pub use facts::{exports, has_text_relocations, initialisers, needed, soname, versions};
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -69,12 +74,16 @@ const DT_RELASZ: u64 = 8;
 const DT_RELAENT: u64 = 9;
 const DT_STRSZ: u64 = 10;
 const DT_SYMENT: u64 = 11;
+const DT_INIT: u64 = 12;
 const DT_SONAME: u64 = 14;
 const DT_RPATH: u64 = 15;
 const DT_REL: u64 = 17;
 const DT_PLTREL: u64 = 20;
+const DT_TEXTREL: u64 = 22;
 const DT_JMPREL: u64 = 23;
+const DT_INIT_ARRAYSZ: u64 = 27;
 const DT_RUNPATH: u64 = 29;
+const DT_FLAGS: u64 = 30;
 const DT_GNU_HASH: u64 = 0x6fff_fef5;
 const DT_VERSYM: u64 = 0x6fff_fff0;
 const DT_RELACOUNT: u64 = 0x6fff_fff9;
@@ -83,6 +92,7 @@ const DT_VERNEED: u64 = 0x6fff_fffe;
 const DT_VERNEEDNUM: u64 = 0x6fff_ffff;
 const DT_AUXILIARY: u64 = 0x7fff_fffd;
 const DT_FILTER: u64 = 0x7fff_ffff;
+const DF_TEXTREL: usize = 4;
 
 /// What a shared object becomes.
 #[derive(Clone, Debug)]
@@ -129,28 +139,6 @@ pub fn rewrite(object: &[u8], form: &Form<'_>) -> Result<Vec<u8>, ElfError> {
         object.write_patch(patch)?;
     }
     object.without_what_is_not_loaded()
-}
-
-/// The names that a shared object exports, sorted.
-pub fn exports(object: &[u8]) -> Result<Vec<String>, ElfError> {
-    let object = Object::read(object)?;
-    let names = (object.first_defined..object.symbols.count).map(|index| object.symbol_name(index));
-    let mut names = names.collect::<Result<Vec<_>, _>>()?;
-    names.sort();
-    Ok(names)
-}
-
-/// The soname of a shared object, where it has one.
-pub fn soname(object: &[u8]) -> Result<Option<String>, ElfError> {
-    let object = Object::read(object)?;
-    object.dynamic(DT_SONAME)?.map(|(_, at)| object.string(object.strings, at)).transpose()
-}
-
-/// The libraries that a shared object needs, in their order.
-pub fn needed(object: &[u8]) -> Result<Vec<String>, ElfError> {
-    let object = Object::read(object)?;
-    let entries = object.dynamic_entries()?.into_iter().filter(|(tag, _, _)| *tag == DT_NEEDED);
-    entries.map(|(_, _, at)| object.string(object.strings, at)).collect()
 }
 
 /// A part of the file.
@@ -512,172 +500,11 @@ impl Object {
                 used.push(value);
             }
         }
-        if let Some((_, address)) = self.dynamic(DT_VERNEED)? {
-            let mut file = self.mapped(address, 16)?;
-            for _ in 0..self.needed(DT_VERNEEDNUM, "number of versions")? {
-                used.push(self.u32(file + 4)? as usize);
-                let mut version = self.add(file, self.u32(file + 8)?)?;
-                for _ in 0..self.u16(file + 2)? {
-                    used.push(self.u32(version + 8)? as usize);
-                    match self.u32(version + 12)? {
-                        0 => break,
-                        next => version = self.add(version, next)?,
-                    }
-                }
-                match self.u32(file + 12)? {
-                    0 => break,
-                    next => file = self.add(file, next)?,
-                }
-            }
+        for (file, versions) in self.versions_needed()? {
+            used.push(file);
+            used.extend(versions);
         }
         Ok(used)
-    }
-
-    /// The file up to the end of what is loaded, with the headers of the loaded sections behind it.
-    fn without_what_is_not_loaded(mut self) -> Result<Vec<u8>, ElfError> {
-        let (headers, count) = (self.offset(32)?, usize::from(self.u16(56)?));
-        let segments = self.segments()?;
-        let end = segments
-            .iter()
-            .filter(|segment| segment.kind == PT_LOAD)
-            .map(|s| s.offset.saturating_add(s.size));
-        let end = end.fold((headers + count * SEGMENT).max(64), usize::max);
-        self.inside(Part { offset: 0, size: end }, "what it loads")?;
-        let is_loaded = |section: usize| Ok::<_, ElfError>(self.u64(section + 8)? & SHF_ALLOC != 0);
-        let names = self.sections.offset + SECTION * usize::from(self.u16(62)?);
-        let names = Part { offset: self.offset(names + 24)?, size: self.offset(names + 32)? };
-        self.inside(names, "its section names")?;
-
-        let mut strings = vec![0];
-        let mut kept = Vec::new();
-        // Symbols name their section by its index: those before the last loaded one keep their place.
-        for section in self.sections() {
-            let mut header = [0; SECTION];
-            if is_loaded(section)? {
-                header.copy_from_slice(self.part(Part { offset: section, size: SECTION })?);
-                let place = Part { offset: self.offset(section + 24)?, size: self.offset(section + 32)? };
-                if self.u32(section + 4)? != SHT_NOBITS && place.offset.saturating_add(place.size) > end {
-                    return broken("a section lies outside of what is loaded");
-                }
-                header[..4].copy_from_slice(&(strings.len() as u32).to_le_bytes());
-                strings.extend(self.string(names, self.u32(section)? as usize)?.bytes());
-                strings.push(0);
-            }
-            kept.push(header);
-        }
-        while kept.last().is_some_and(|header| header[4..8] == [0; 4]) {
-            kept.pop();
-        }
-        if kept.is_empty() {
-            return broken("it has no section that is loaded");
-        }
-        let name = strings.len() as u32;
-        strings.extend(b".shstrtab\0");
-
-        self.bytes.truncate(end);
-        let mut header = [0; SECTION];
-        header[..4].copy_from_slice(&name.to_le_bytes());
-        header[4..8].copy_from_slice(&SHT_STRTAB.to_le_bytes());
-        header[24..32].copy_from_slice(&(end as u64).to_le_bytes());
-        header[32..40].copy_from_slice(&(strings.len() as u64).to_le_bytes());
-        header[48..56].copy_from_slice(&1_u64.to_le_bytes());
-        kept.push(header);
-        self.bytes.extend(strings);
-        self.bytes.resize(self.bytes.len().next_multiple_of(8), 0);
-        let start = self.bytes.len() as u64;
-        self.bytes.extend(kept.as_flattened());
-        self.set_u64(40, start)?;
-        self.set_u16(60, kept.len() as u16)?;
-        self.set_u16(62, kept.len() as u16 - 1)?;
-        Ok(self.bytes)
-    }
-}
-
-/// Finding things.
-impl Object {
-    fn symbol(&self, index: usize) -> usize {
-        self.symbols.offset + index * SYMBOL
-    }
-
-    fn symbol_name(&self, index: usize) -> Result<String, ElfError> {
-        self.string(self.strings, self.u32(self.symbol(index))? as usize)
-    }
-
-    /// Where the section headers are.
-    fn sections(&self) -> impl Iterator<Item = usize> + use<> {
-        let Table { offset, count } = self.sections;
-        (0..count).map(move |index| offset + index * SECTION)
-    }
-
-    /// The header of the section of this kind at this address.
-    fn section_at(&self, kind: u32, address: usize) -> Result<Option<usize>, ElfError> {
-        for section in self.sections() {
-            if self.u32(section + 4)? == kind && self.offset(section + 16)? == address {
-                return Ok(Some(section));
-            }
-        }
-        Ok(None)
-    }
-
-    fn segments(&self) -> Result<Vec<Segment>, ElfError> {
-        let (start, count) = (self.offset(32)?, usize::from(self.u16(56)?));
-        self.inside(Part { offset: start, size: count * SEGMENT }, "its segments")?;
-        (0..count)
-            .map(|index| {
-                let at = start + index * SEGMENT;
-                let (kind, offset) = (self.u32(at)?, self.offset(at + 8)?);
-                Ok(Segment { kind, offset, address: self.offset(at + 16)?, size: self.offset(at + 32)? })
-            })
-            .collect()
-    }
-
-    /// Where in the file an address is, with so many bytes behind it.
-    fn mapped(&self, address: usize, size: usize) -> Result<usize, ElfError> {
-        for segment in self.segments()?.iter().filter(|segment| segment.kind == PT_LOAD) {
-            if let Some(inside) = address.checked_sub(segment.address)
-                && inside.checked_add(size).is_some_and(|end| end <= segment.size)
-            {
-                return self.add(segment.offset, u32::try_from(inside).unwrap_or(u32::MAX));
-            }
-        }
-        broken("a table lies outside of what is loaded")
-    }
-
-    /// Tag, place of the entry, value.
-    fn dynamic_entries(&self) -> Result<Vec<(u64, usize, usize)>, ElfError> {
-        let mut entries = Vec::new();
-        for at in (self.dynamic.offset..self.dynamic.offset + self.dynamic.size / 16 * 16).step_by(16) {
-            match self.u64(at)? {
-                0 => break,
-                // Flags and addresses that are not looked at may be anything.
-                tag => entries.push((tag, at, self.u64(at + 8)? as usize)),
-            }
-        }
-        Ok(entries)
-    }
-
-    /// Where an entry of the dynamic section is, and its value.
-    fn dynamic(&self, tag: u64) -> Result<Option<(usize, usize)>, ElfError> {
-        Ok(self.dynamic_entries()?.into_iter().find(|entry| entry.0 == tag).map(|(_, at, value)| (at, value)))
-    }
-
-    fn needed(&self, tag: u64, what: &str) -> Result<usize, ElfError> {
-        match self.dynamic(tag)? {
-            Some((_, value)) => Ok(value),
-            None => linked(format!("it has no {what}")),
-        }
-    }
-
-    /// A string that ends inside its table.
-    fn string(&self, table: Part, at: usize) -> Result<String, ElfError> {
-        let bytes = self.part(table)?.get(at..).unwrap_or_default();
-        let Some(end) = bytes.iter().position(|&byte| byte == 0) else {
-            return broken("a name has no end");
-        };
-        match std::str::from_utf8(&bytes[..end]) {
-            Ok(name) => Ok(name.to_string()),
-            Err(_) => broken("a name is no text"),
-        }
     }
 }
 

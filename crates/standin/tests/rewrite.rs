@@ -269,6 +269,30 @@ fn a_library_that_is_needed_by_its_path_is_searched_next() {
 }
 
 #[test]
+fn what_comes_next_is_the_needed_library() {
+    let source = "#define _GNU_SOURCE
+        #include <dlfcn.h>
+        int a_hook_probe(void) {
+            int (*next)(void) = (int (*)(void))dlsym(RTLD_NEXT, \"probe\");
+            return next ? next() + 100 : -1;
+        }
+        int some_room_for_a_path_some_room_for_a_path_some_room_for_a_path_some_room_for_a_path;";
+    let library = library("hook.c", source, |source, library| {
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC", LINK, "-o"]).arg(library).arg(source).arg("-ldl");
+        cc
+    });
+    let behind = behind(library.folder.path());
+    let exports = BTreeMap::from([("probe", "a_hook_probe")]);
+    let form = Form { exports, needed: behind.to_str(), ..Form::called("libcuda.so.1") };
+    let after = elf::rewrite(&library.bytes, &form).unwrap();
+    let loaded = Loaded::open(&written(&library, &after));
+    assert_eq!(loaded.call("probe"), Some(178));
+    assert_eq!(loaded.call("only_behind"), Some(77));
+    assert_eq!(loaded.call("a_hook_probe"), None);
+}
+
+#[test]
 fn a_path_that_finds_no_room_is_refused() {
     let long = format!("/{}", "p".repeat(2000));
     let form = Form { needed: Some(&long), ..Form::called("lib.so") };

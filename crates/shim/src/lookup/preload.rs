@@ -5,8 +5,8 @@
 //! `RTLD_DEFAULT` mean what they mean for the caller, not for us.
 #![allow(unsafe_code)]
 
-use super::true_dlsym::{self, DLSYM, DLVSYM};
-use super::{all, true_dlsym};
+use super::all;
+use super::true_dlsym::{DLSYM, DLVSYM, found, true_dlsym};
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_void};
 
@@ -60,7 +60,7 @@ pub(crate) unsafe extern "C" fn dlvsym(
 
 unsafe extern "C" fn route_dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     crate::hook::guarded(std::ptr::null_mut(), || {
-        true_dlsym::found(&DLSYM, c"dlsym");
+        found(&DLSYM, c"dlsym");
         // SAFETY: the program's promise.
         unsafe { route(handle, name) }
     })
@@ -68,8 +68,8 @@ unsafe extern "C" fn route_dlsym(handle: *mut c_void, name: *const c_char) -> *m
 
 unsafe extern "C" fn route_dlvsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     crate::hook::guarded(std::ptr::null_mut(), || {
-        true_dlsym::found(&DLSYM, c"dlsym");
-        true_dlsym::found(&DLVSYM, c"dlvsym");
+        found(&DLSYM, c"dlsym");
+        found(&DLVSYM, c"dlvsym");
         // The driver's names have no versions: with one they are either not there, or what they are without.
         // SAFETY: the program's promise.
         unsafe { route(handle, name) }
