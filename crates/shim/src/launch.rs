@@ -11,7 +11,13 @@ const GRAPH: u64 = 1;
 /// The legacy default stream, as a program means it that names none.
 const NO_STREAM: CUstream = std::ptr::null_mut();
 
-fn kernel(function: CUfunction, blocks: [u32; 3], threads: [u32; 3], stream: CUstream, variant: Variant) -> Work {
+fn kernel(
+    function: CUfunction,
+    blocks: [u32; 3],
+    threads: [u32; 3],
+    stream: CUstream,
+    variant: Variant,
+) -> Work {
     Work { key: Key::kernel(function.addr(), blocks, threads), stream, variant }
 }
 

@@ -22,9 +22,20 @@ mod gate;
 mod hook;
 mod launch;
 mod lookup;
+mod nvml;
 mod process;
 mod real;
 mod room;
 
 /// Every hook, by module.
-static HOOKS: &[&[hook::Hook]] = &[lookup::HOOKS, gate::capture::HOOKS, launch::HOOKS];
+static HOOKS: &[&[hook::Hook]] = &[
+    lookup::HOOKS,
+    gate::capture::HOOKS,
+    launch::HOOKS,
+    nvml::controls::HOOKS,
+    nvml::memory::HOOKS,
+    nvml::processes::HOOKS,
+    nvml::sessions::HOOKS,
+    nvml::table::HOOKS,
+    nvml::utilisation::HOOKS,
+];

@@ -77,7 +77,11 @@ fn try_to_attach() -> Standing {
         Some(process) => Standing::Held(process),
         None => match Region::attach(config.region().unwrap_or(Path::new(""))) {
             Ok(region) => {
-                let process = Box::leak(Box::new(Process { region, devices: Devices::default(), gate: Gate::default() }));
+                let process = Box::leak(Box::new(Process {
+                    region,
+                    devices: Devices::default(),
+                    gate: Gate::default(),
+                }));
                 PROCESS.store(process, Ordering::Release);
                 Standing::Held(process)
             }

@@ -54,7 +54,9 @@ const ABSENT: *mut c_void = std::ptr::without_provenance_mut(1);
 
 impl Function {
     pub(crate) const fn new(library: Library, name: &'static str) -> Self {
-        let Ok(name) = CStr::from_bytes_with_nul(name.as_bytes()) else { panic!("the name does not end in zero") };
+        let Ok(name) = CStr::from_bytes_with_nul(name.as_bytes()) else {
+            panic!("the name does not end in zero")
+        };
         Self { library, name, address: AtomicPtr::new(std::ptr::null_mut()) }
     }
 
@@ -110,7 +112,13 @@ macro_rules! functions {
 }
 
 /// libcuda.
-#[allow(non_snake_case, non_camel_case_types, dead_code, clippy::too_many_arguments, clippy::missing_safety_doc)]
+#[allow(
+    non_snake_case,
+    non_camel_case_types,
+    dead_code,
+    clippy::too_many_arguments,
+    clippy::missing_safety_doc
+)]
 pub(crate) mod cuda {
     use super::{Function, Library, c_void};
     use partage_driver_api::cuda::*;
@@ -119,7 +127,13 @@ pub(crate) mod cuda {
 }
 
 /// libnvidia-ml.
-#[allow(non_snake_case, non_camel_case_types, dead_code, clippy::too_many_arguments, clippy::missing_safety_doc)]
+#[allow(
+    non_snake_case,
+    non_camel_case_types,
+    dead_code,
+    clippy::too_many_arguments,
+    clippy::missing_safety_doc
+)]
 pub(crate) mod nvml {
     use super::{Function, Library, c_void};
     use partage_driver_api::nvml::*;

@@ -182,7 +182,11 @@ mod tests {
         for (n, key) in keys.iter().enumerate() {
             costs.learn(*key, 1_000 + n as u64);
         }
-        let known = keys.iter().enumerate().filter(|(n, key)| costs.of(**key) == Cost::Known(1_000 + *n as u64)).count();
+        let known = keys
+            .iter()
+            .enumerate()
+            .filter(|(n, key)| costs.of(**key) == Cost::Known(1_000 + *n as u64))
+            .count();
         assert!(known > 1_700, "only {known} of 2000 are known");
     }
 }

@@ -88,9 +88,11 @@ impl Gate {
             loop {
                 let now = exact_now();
                 self.look_at_samples(process, u64::MAX);
-                let under_way = self.samples().pairs.iter().any(|pair| {
-                    pair.pending.is_some_and(|pending| pending.first && pending.key == key)
-                });
+                let under_way = self
+                    .samples()
+                    .pairs
+                    .iter()
+                    .any(|pair| pair.pending.is_some_and(|pending| pending.first && pending.key == key));
                 if !under_way || now.saturating_sub(began) > PATIENCE {
                     return;
                 }
@@ -130,7 +132,8 @@ impl Gate {
     pub(super) fn look_at_samples(&self, process: &Process, now: u64) {
         let mut samples = self.samples();
         samples.pairs.retain_mut(|pair| {
-            let Some(pending) = pair.pending.filter(|pending| pending.gpu != usize::MAX && pending.ready <= now)
+            let Some(pending) =
+                pair.pending.filter(|pending| pending.gpu != usize::MAX && pending.ready <= now)
             else {
                 return true;
             };

@@ -13,7 +13,9 @@ pub(crate) fn true_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
     }
     // SAFETY: it is the C library's dlsym.
     let dlsym = unsafe {
-        std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void>(address)
+        std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void>(
+            address,
+        )
     };
     // SAFETY: a handle of the dynamic linker's and a text that ends in zero.
     unsafe { dlsym(handle, name.as_ptr()) }
@@ -66,7 +68,9 @@ unsafe extern "C" fn look(object: *mut libc::dl_phdr_info, _size: usize, data: *
     let Some(dynamic) = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC) else { return 0 };
     let base = object.dlpi_addr as usize;
     // SAFETY: a C library that the linker has loaded: its tables are whole.
-    let found = unsafe { Tables::read(base, base + dynamic.p_vaddr as usize).and_then(|tables| tables.find(search.name)) };
+    let found = unsafe {
+        Tables::read(base, base + dynamic.p_vaddr as usize).and_then(|tables| tables.find(search.name))
+    };
     match found {
         Some(address) => {
             search.address = std::ptr::with_exposed_provenance_mut(address);
@@ -124,8 +128,10 @@ impl Tables {
     ///
     /// The tables are those of a loaded object.
     unsafe fn find(&self, name: &CStr) -> Option<usize> {
-        let wanted =
-            name.to_bytes().iter().fold(5381_u32, |hash, &byte| hash.wrapping_mul(33).wrapping_add(u32::from(byte)));
+        let wanted = name
+            .to_bytes()
+            .iter()
+            .fold(5381_u32, |hash, &byte| hash.wrapping_mul(33).wrapping_add(u32::from(byte)));
         // SAFETY: the head of the hash table.
         let [buckets, first, filter_words, _] = unsafe { read::<[u32; 4]>(self.hash) };
         let start = self.hash + 16 + filter_words as usize * 8;
