@@ -24,6 +24,7 @@ mod hook;
 mod launch;
 mod lookup;
 mod memory;
+mod nvml;
 mod process;
 mod real;
 mod room;
@@ -37,4 +38,10 @@ static HOOKS: &[&[hook::Hook]] = &[
     memory::contexts::HOOKS,
     memory::info::HOOKS,
     memory::plain::HOOKS,
+    nvml::controls::HOOKS,
+    nvml::memory::HOOKS,
+    nvml::processes::HOOKS,
+    nvml::sessions::HOOKS,
+    nvml::table::HOOKS,
+    nvml::utilisation::HOOKS,
 ];
