@@ -66,14 +66,13 @@ impl Gate {
         });
     }
 
-    /// Charges (or credits) what work took beyond what was assumed of it.
-    pub(super) fn correct(&self, process: &Process, gpu: usize, nanoseconds: i64) {
+    /// Charges (or credits) what work took beyond what was assumed of it. It has run: nobody has to wait for it.
+    pub(super) fn correct(process: &Process, gpu: usize, nanoseconds: i64) {
         let book = process.region.book(gpu);
         let lane = process.region.lane(gpu);
         if nanoseconds >= 0 {
             book.spent().fetch_add(nanoseconds.unsigned_abs(), Relaxed);
             lane.spent.fetch_add(nanoseconds.unsigned_abs(), Relaxed);
-            self.gpus[gpu].will_be_busy(process, gpu, exact_now(), nanoseconds.unsigned_abs());
         } else {
             let less = |spent: u64| Some(spent.saturating_sub(nanoseconds.unsigned_abs()));
             let _ = book.spent().fetch_update(Relaxed, Relaxed, less);
