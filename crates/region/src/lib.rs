@@ -15,6 +15,9 @@ pub mod mortal;
 mod sync;
 mod usage;
 
+#[cfg(test)]
+mod tests;
+
 pub use error::{Refused, RegionError};
 pub use layout::{GpuBook, GpuLimits, Lane, MAX_GPUS, SLOTS, Turn};
 pub use ledger::UNIT;
