@@ -165,13 +165,16 @@ impl Account {
     }
 
     /// Lets credit accrue: by the share as it was until now, up to what the one from now on lets it keep.
-    pub(super) fn accrue(&mut self, now: u64, passed: u64, view: &View, wants: bool) {
+    /// `owed` is the time that promises are reckoned by, `passed` that of ceilings.
+    pub(super) fn accrue(&mut self, now: u64, owed: u64, passed: u64, view: &View, wants: bool) {
         let (cores, ceiling) = (view.cores(), view.ceiling());
         if wants {
             self.idle_since = now;
         }
-        let cap = if wants { behind } else { saved };
-        self.promise.grow(passed, self.cores, cap(cores));
+        // Who began to want just now did not want in the time that has passed.
+        let cap = if wants && self.wanted { behind } else { saved };
+        self.wanted = wants;
+        self.promise.grow(owed, self.cores, cap(cores));
         self.roof.grow(passed, self.ceiling, cap(ceiling));
         (self.cores, self.ceiling) = (cores, ceiling);
         let kept = if now.saturating_sub(self.idle_since) > tuning::IDLE { saved } else { behind };

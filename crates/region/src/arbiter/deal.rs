@@ -1,7 +1,7 @@
 //! The decisions for one GPU.
 
 use super::account::{Account, Notes, View};
-use super::{MILLI, tuning};
+use super::{MILLI, WHOLE, tuning};
 
 /// Why a turn is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,6 +160,13 @@ impl Deal {
         }
         let last = if self.now == 0 { now } else { self.now };
         let passed = (now - last).min(1_000 * MILLI);
+        // If those who want were promised more than there is, an hour of the GPU is less than an hour's worth for all.
+        let promised = |(view, account): (&Option<View>, &Option<Account>)| match (view, account) {
+            (Some(view), Some(account)) if account.wanted => u64::from(view.cores()),
+            _ => 0,
+        };
+        let promised: u64 = views.iter().zip(&self.accounts).map(promised).sum();
+        let owed = passed * u64::from(WHOLE) / promised.max(u64::from(WHOLE));
         let turn = self.turn;
         let mut lent = self.lent;
         for (seat, account) in self.accounts.iter_mut().enumerate() {
@@ -187,8 +194,7 @@ impl Deal {
             if wants && !account.wanted {
                 account.lent = account.lent.max(self.lent);
             }
-            account.wanted = wants;
-            account.accrue(now, passed, view, wants);
+            account.accrue(now, owed, passed, view, wants);
         }
         self.lent = lent;
     }

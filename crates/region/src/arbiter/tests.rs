@@ -1,7 +1,7 @@
 //! The figures that are promised, in virtual time.
 
 use super::model::{Habit, Tenant, Word, World};
-use super::{MICRO, MILLI};
+use super::{Deal, MICRO, MILLI, View, tuning};
 
 const SECOND: u64 = 1_000 * MILLI;
 const SHORT: &[u64] = &[20 * MICRO];
@@ -300,4 +300,37 @@ fn a_counter_that_jumps_is_noted_and_does_no_harm() {
     // Ten seconds of debt, and not more, at three tenths of the time.
     let all = percents(&mut world, 32 * SECOND, 2 * SECOND);
     assert!((all[0] - 30.0).abs() < 2.0, "{all:?}");
+}
+
+/// More is promised than there is: everybody has less, by its weight.
+#[test]
+fn promises_beyond_the_gpu_shrink_together() {
+    let mut world = World::new(1, [90, 60].map(|cores| Tenant::new(cores, cores, MOSTLY_SHORT)).to_vec());
+    let all = percents(&mut world, 2 * SECOND, 10 * SECOND);
+    assert!((all[0] - 60.0).abs() < 2.0 && (all[1] - 40.0).abs() < 2.0, "{all:?}");
+}
+
+/// Two processes of one container that each think they have the GPU alone do not run into the next one's turn.
+#[test]
+fn processes_of_one_container_are_added_up() {
+    let share = View { cores: 5_000, ceiling: 5_000, waiting: true, ..View::default() };
+    let mut views = [Some(share), Some(share)];
+    let mut deal = Deal::new();
+    let start = SECOND;
+    let first = deal.decide(start, &views).open.unwrap();
+    let other = 1 - first.seat;
+    // All of it was spent at once, by two processes, half each.
+    let length = first.allowed;
+    let busy_until = start + length / 2;
+    views[first.seat] = Some(View { spent: first.allowed, busy_until, ..share });
+    let mut now = start + 300 * MICRO;
+    let opened = loop {
+        let order = deal.decide(now, &views);
+        if let Some(open) = order.open {
+            break open;
+        }
+        now = order.next;
+    };
+    assert_eq!(opened.seat, other);
+    assert_eq!(now, start + length - tuning::LEAD);
 }
