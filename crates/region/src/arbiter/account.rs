@@ -140,14 +140,14 @@ impl Account {
     pub(super) fn submitted(&mut self, last: u64, now: u64, view: &View, grown: i64) {
         if grown > 0 {
             // A cost that turned out higher is charged after the work has run: that is nothing to wait for. Who says
-            // so of all its work is not believed.
-            if view.busy_until == self.busy_until && self.excused >= grown {
-                self.excused -= grown;
-            } else {
-                if view.busy_until != self.busy_until {
-                    self.excused = self.excused.saturating_add(grown / 4).min(EXCUSED);
-                }
-                self.early = self.early.max(last).saturating_add_signed(grown);
+            // so of much of its work is not believed: it lies, or several processes each believe to be alone.
+            let said = view.busy_until.saturating_sub(self.busy_until.max(last));
+            let said = i64::try_from(said).unwrap_or(i64::MAX).min(grown);
+            let unsaid = grown - said;
+            let ahead = if unsaid <= self.excused { said } else { grown };
+            self.excused = (self.excused - (grown - ahead) + said / 64).min(EXCUSED);
+            if ahead > 0 {
+                self.early = self.early.max(last).saturating_add_signed(ahead);
             }
             self.busy_until = view.busy_until;
             self.late = self.late.max(now).saturating_add_signed(grown);
