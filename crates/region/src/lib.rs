@@ -4,6 +4,7 @@
 //! hold; they write it, and whoever reads it expects anything there.
 
 pub mod alive;
+pub mod audit;
 mod error;
 pub mod futex;
 pub mod layout;
