@@ -18,10 +18,12 @@
 pub mod config;
 pub mod install;
 
+mod copies;
 mod gate;
 mod hook;
 mod launch;
 mod lookup;
+mod memory;
 mod nvml;
 mod process;
 mod real;
@@ -29,9 +31,13 @@ mod room;
 
 /// Every hook, by module.
 static HOOKS: &[&[hook::Hook]] = &[
-    lookup::HOOKS,
+    copies::HOOKS,
     gate::capture::HOOKS,
     launch::HOOKS,
+    lookup::HOOKS,
+    memory::contexts::HOOKS,
+    memory::info::HOOKS,
+    memory::plain::HOOKS,
     nvml::controls::HOOKS,
     nvml::memory::HOOKS,
     nvml::processes::HOOKS,

@@ -7,6 +7,7 @@ mod devices;
 
 use crate::config;
 use crate::gate::Gate;
+use crate::memory::Memory;
 pub(crate) use devices::Devices;
 use partage_region::Region;
 use partage_region::futex::keeping_errno;
@@ -19,6 +20,7 @@ pub(crate) struct Process {
     pub(crate) region: Region,
     pub(crate) devices: Devices,
     pub(crate) gate: Gate,
+    pub(crate) memory: Memory,
 }
 
 /// How a process stands.
@@ -81,6 +83,7 @@ fn try_to_attach() -> Standing {
                     region,
                     devices: Devices::default(),
                     gate: Gate::default(),
+                    memory: Memory::default(),
                 }));
                 PROCESS.store(process, Ordering::Release);
                 Standing::Held(process)

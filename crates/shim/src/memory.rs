@@ -1,0 +1,211 @@
+//! What a process holds of its GPUs' memory, and every call that changes it.
+//!
+//! One rule: memory is taken from the container's account, then from the driver; what the driver does not give goes back
+//! to the account. What the driver counts is what is counted: whole blocks of 2 MiB, what a pool has reserved, a context's
+//! own. Where that cannot be known, more is counted rather than less.
+//!
+//! | | |
+//! |---|---|
+//! | [`plain`] | memory with an address: linear, pitched, managed |
+//! | [`contexts`] | contexts, and what goes with them |
+//! | [`info`] | how much there is and how much of it is free |
+#![allow(unsafe_code)]
+
+pub(crate) mod contexts;
+pub(crate) mod info;
+pub(crate) mod plain;
+
+mod allocations;
+mod small;
+
+use crate::process::{self, Process, Standing};
+use crate::real::cuda as real;
+use allocations::{Allocations, Held};
+use contexts::Contexts;
+use partage_driver_api::cuda::*;
+use small::Small;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What the driver takes of a card at a time, and what small allocations share.
+const BLOCK: u64 = 2 << 20;
+
+/// What this process holds, by what the driver calls it.
+#[derive(Default)]
+pub(crate) struct Memory {
+    /// What has an address and blocks of its own.
+    allocations: Allocations,
+    /// What has an address and shares its block.
+    small: Small,
+    contexts: Contexts,
+}
+
+/// Memory taken from the container's account, given back unless it is kept.
+struct Reserved<'a> {
+    process: &'a Process,
+    gpu: usize,
+    bytes: u64,
+}
+
+impl<'a> Reserved<'a> {
+    /// Takes memory, or answers what the driver would.
+    #[inline]
+    fn take(process: &'a Process, gpu: usize, bytes: u64) -> Result<Self, CUresult> {
+        if bytes > 0 && process.region.reserve(gpu, bytes).is_err() {
+            return Self::take_again(process, gpu, bytes);
+        }
+        Ok(Self { process, gpu, bytes })
+    }
+
+    /// What the driver has given back in the meantime may be enough.
+    #[cold]
+    fn take_again(process: &'a Process, gpu: usize, bytes: u64) -> Result<Self, CUresult> {
+        if process.memory.look_for_returned(process, gpu) && process.region.reserve(gpu, bytes).is_ok() {
+            return Ok(Self { process, gpu, bytes });
+        }
+        Err(CUDA_ERROR_OUT_OF_MEMORY)
+    }
+
+    /// It is used: whoever holds what it is used for gives it back.
+    #[inline]
+    fn keep(self) -> u64 {
+        std::mem::ManuallyDrop::new(self).bytes
+    }
+}
+
+impl Drop for Reserved<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.process.region.release(self.gpu, self.bytes);
+        }
+    }
+}
+
+impl Memory {
+    /// Gives back what the driver gave up by itself; whether that was anything.
+    fn look_for_returned(&self, _process: &Process, _gpu: usize) -> bool {
+        false
+    }
+
+    /// A context of the GPU is gone, and with it what was in it: the driver does not know that any more.
+    fn forget_gone(&self, process: &Process, gpu: usize) {
+        for pointer in self.allocations.on(gpu) {
+            if !is_known(pointer)
+                && let Some(held) = self.allocations.remove(pointer)
+            {
+                self.give_back(process, held);
+            }
+        }
+        for pointer in self.small.on(gpu) {
+            if !is_known(pointer)
+                && let Some(piece) = self.small.begin_to_free(pointer)
+                && self.small.freed(&piece)
+            {
+                process.region.release(gpu, BLOCK);
+            }
+        }
+    }
+
+    /// It is freed.
+    #[inline]
+    fn give_back(&self, process: &Process, held: Held) {
+        process.region.release(held.gpu(), held.bytes);
+    }
+
+    /// Notes what has been allocated. What was known there before has gone with its context.
+    #[inline]
+    fn note(&self, process: &Process, pointer: CUdeviceptr, held: Held) {
+        if let Some(gone) = self.allocations.insert(pointer, held) {
+            self.give_back(process, gone);
+        }
+    }
+}
+
+/// Whether the driver knows memory there.
+fn is_known(pointer: CUdeviceptr) -> bool {
+    let mut kind = 0u32;
+    // SAFETY: a number to fill in; the driver looks the address up and does not touch it.
+    let answer = unsafe {
+        real::cuPointerGetAttribute((&raw mut kind).cast(), CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer)
+    };
+    answer == CUDA_SUCCESS
+}
+
+/// Does what needs a grant. Without one, and if that is no reason to refuse, the driver does as it would.
+#[inline]
+fn granted(
+    work: impl FnOnce(&'static Process) -> Result<(), CUresult>,
+    driver: impl FnOnce() -> CUresult,
+) -> CUresult {
+    match process::standing() {
+        Standing::Held(process) => code(work(process)),
+        Standing::Free => driver(),
+        Standing::Refused => CUDA_ERROR_NOT_PERMITTED,
+    }
+}
+
+#[inline]
+fn code(result: Result<(), CUresult>) -> CUresult {
+    result.err().unwrap_or(CUDA_SUCCESS)
+}
+
+#[inline]
+fn checked(code: CUresult) -> Result<(), CUresult> {
+    if code == CUDA_SUCCESS { Ok(()) } else { Err(code) }
+}
+
+/// The GPU of the calling thread's context.
+#[inline]
+fn here(process: &Process) -> Result<usize, CUresult> {
+    match process.devices.current(&process.region) {
+        Some(gpu) => Ok(gpu),
+        None => Err(why_nowhere()),
+    }
+}
+
+/// The driver's own reason if there is no context, ours if there is one.
+#[cold]
+fn why_nowhere() -> CUresult {
+    let mut device = 0;
+    // SAFETY: a number to fill in.
+    match unsafe { real::cuCtxGetDevice(&mut device) } {
+        CUDA_SUCCESS => CUDA_ERROR_NOT_PERMITTED,
+        refused => refused,
+    }
+}
+
+/// What a thread without a context is told instead of "out of memory".
+#[cold]
+fn refused_here(refused: CUresult) -> CUresult {
+    match why_nowhere() {
+        CUDA_ERROR_NOT_PERMITTED => refused,
+        other => other,
+    }
+}
+
+/// The GPU of a device.
+fn of_device(process: &Process, device: CUdevice) -> Result<usize, CUresult> {
+    if let Some(gpu) = process.devices.gpu(&process.region, device) {
+        return Ok(gpu);
+    }
+    let mut count = 0;
+    // SAFETY: a number to fill in.
+    checked(unsafe { real::cuDeviceGetCount(&mut count) })?;
+    Err(if (0..count).contains(&device) { CUDA_ERROR_NOT_PERMITTED } else { CUDA_ERROR_INVALID_DEVICE })
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Books are whole at every step.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Writes an answer where the program wants it.
+///
+/// # Safety
+///
+/// The program's to write, and not null.
+#[inline]
+unsafe fn answer<T>(to: *mut T, value: T) {
+    // SAFETY: the caller's promise.
+    unsafe { to.write(value) };
+}

@@ -1,0 +1,101 @@
+//! Allocations by their address or handle.
+
+use partage_driver_api::cuda::CUdeviceptr;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What is counted for an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Held {
+    /// Which GPU; there are at most sixteen.
+    gpu: u8,
+    /// Bytes taken from the container's account for it alone.
+    pub(super) bytes: u64,
+}
+
+impl Held {
+    #[inline]
+    pub(super) fn new(gpu: usize, bytes: u64) -> Self {
+        Self { gpu: gpu as u8, bytes }
+    }
+
+    #[inline]
+    pub(super) fn gpu(self) -> usize {
+        usize::from(self.gpu)
+    }
+}
+
+/// Addresses are spread well by one multiplication; nobody gains by making them collide.
+#[derive(Default)]
+pub(super) struct Spread(u64);
+
+impl Hasher for Spread {
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    #[inline]
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    #[inline]
+    fn write_u64(&mut self, number: u64) {
+        let spread = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        // Tables look at the lowest and the highest bits.
+        self.0 = spread ^ spread >> 32;
+    }
+
+    #[inline]
+    fn write_usize(&mut self, number: usize) {
+        self.write_u64(number as u64);
+    }
+}
+
+/// A table by number.
+pub(super) type Table<T> = HashMap<u64, T, BuildHasherDefault<Spread>>;
+
+const SHARDS: usize = 16;
+
+/// A part of the addresses, on a line of its own.
+#[derive(Default)]
+#[repr(align(64))]
+struct Shard(Mutex<Table<Held>>);
+
+/// Allocations by address. Threads rarely meet: an address tells which part it is in.
+#[derive(Default)]
+pub(super) struct Allocations {
+    shards: [Shard; SHARDS],
+}
+
+impl Allocations {
+    #[inline]
+    fn shard(&self, pointer: CUdeviceptr) -> MutexGuard<'_, Table<Held>> {
+        let index = (pointer >> 21 ^ pointer >> 12) as usize % SHARDS;
+        self.shards[index].0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[inline]
+    pub(super) fn insert(&self, pointer: CUdeviceptr, held: Held) -> Option<Held> {
+        self.shard(pointer).insert(pointer, held)
+    }
+
+    #[inline]
+    pub(super) fn remove(&self, pointer: CUdeviceptr) -> Option<Held> {
+        self.shard(pointer).remove(&pointer)
+    }
+
+    /// All addresses on a GPU.
+    pub(super) fn on(&self, gpu: usize) -> Vec<CUdeviceptr> {
+        let all = self.shards.iter().flat_map(|shard| {
+            let shard = shard.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let own = shard.iter().filter(|(_, held)| held.gpu() == gpu).map(|(&pointer, _)| pointer);
+            own.collect::<Vec<_>>()
+        });
+        all.collect()
+    }
+}

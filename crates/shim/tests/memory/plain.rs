@@ -1,0 +1,299 @@
+//! Memory with an address.
+
+use super::*;
+use partage_region::Policy;
+
+const SIZE: usize = MIB as usize;
+
+#[test]
+fn linear_memory_is_had_to_the_limit() {
+    play("plain linear", 64 * MIB);
+}
+
+#[test]
+fn small_allocations_share_blocks() {
+    play("plain small", 6 * MIB);
+}
+
+#[test]
+fn pitched_memory_is_counted_with_its_gaps() {
+    play("plain pitched", 64 * MIB);
+}
+
+#[test]
+fn managed_memory_counts_as_a_whole() {
+    play("plain managed", 64 * MIB);
+}
+
+#[test]
+fn what_cannot_be_is_the_drivers_to_say() {
+    play("plain misuse", 64 * MIB);
+}
+
+#[test]
+fn the_limit_is_the_card_that_a_program_sees() {
+    play("plain info", 64 * MIB);
+}
+
+#[test]
+fn without_a_limit_the_card_is_seen() {
+    let node = node();
+    Container::with_memory(&node, u64::MAX).play("plain whole");
+}
+
+#[test]
+fn beyond_the_limit_is_the_host_where_that_is_allowed() {
+    let node = node();
+    let policy = Policy { oversubscribe: true, ..Policy::default() };
+    Container::new(&node, &container::shares(&node, CONTEXT + 64 * MIB), policy).play("plain beyond");
+}
+
+#[test]
+fn a_card_that_was_not_granted_gives_nothing() {
+    let node = node();
+    let shares = &container::shares(&node, 1 << 30)[..1];
+    Container::new(&node, shares, Policy::default()).play("plain foreign");
+}
+
+#[test]
+fn without_a_region_there_is_nothing() {
+    let node = node();
+    let container = Container::with_memory(&node, 1 << 30);
+    std::fs::remove_file(container.region().join("limits")).unwrap();
+    container.play("plain refused");
+}
+
+#[test]
+fn without_a_region_everything_passes_where_that_is_wanted() {
+    let node = node();
+    let container = Container::made(&node, &container::shares(&node, 1 << 30), Policy::default(), true);
+    std::fs::remove_file(container.region().join("limits")).unwrap();
+    container.play("plain passed");
+}
+
+pub fn client(arguments: &[&str]) {
+    match arguments {
+        ["linear"] => linear(),
+        ["small"] => small(),
+        ["pitched"] => pitched(),
+        ["managed"] => managed(),
+        ["misuse"] => misuse(),
+        ["info"] => info(),
+        ["whole"] => whole(),
+        ["beyond"] => beyond(),
+        ["foreign"] => foreign(),
+        ["refused"] => refused(),
+        ["passed"] => passed(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn linear() {
+    let (cuda, _, observer) = start();
+    observer.exact("with a context");
+    // What the driver rounds up to two MiB counts as that.
+    for size in [SIZE, SIZE + 1, 2 * SIZE, 2 * SIZE + 1, 31 * SIZE] {
+        let (mut held, mut pointer) = (Vec::new(), 0);
+        while unsafe { cuda.cuMemAlloc_v2(&mut pointer, size) } == CUDA_SUCCESS {
+            held.push(pointer);
+            observer.exact("after an allocation");
+        }
+        assert_eq!(held.len(), 64 / (size.div_ceil(2 * SIZE) * 2));
+        fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemAlloc_v2(&mut pointer, size));
+        for pointer in held {
+            ok!(cuda.cuMemFree_v2(pointer));
+            observer.exact("after a free");
+        }
+    }
+    let mut pointer = 0;
+    fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemAlloc_v2(&mut pointer, 64 * SIZE + 1));
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, 64 * SIZE));
+    observer.exact("full");
+    ok!(cuda.cuMemFree_v2(pointer));
+    fails!(CUDA_ERROR_INVALID_VALUE, cuda.cuMemFree_v2(pointer));
+    observer.exact("empty");
+}
+
+fn small() {
+    let (cuda, _, observer) = start();
+    let (mut held, mut pointer) = (Vec::new(), 0);
+    let sizes = [1, 512, 513, 4096, 100_000, 300_000, SIZE - 512];
+    let mut random = 7u64;
+    for round in 0..1500 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        if random >> 62 == 0 && !held.is_empty() {
+            ok!(cuda.cuMemFree_v2(held.swap_remove((random >> 20) as usize % held.len())));
+        } else if round % 300 == 299 {
+            held.drain(..).for_each(|pointer| ok!(cuda.cuMemFree_v2(pointer)));
+        } else {
+            let size = sizes[(random >> 40) as usize % sizes.len()];
+            match unsafe { cuda.cuMemAlloc_v2(&mut pointer, size) } {
+                CUDA_SUCCESS => held.push(pointer),
+                CUDA_ERROR_OUT_OF_MEMORY => assert_eq!(observer.used(0), CONTEXT + 6 * MIB),
+                other => panic!("{:?}", name(other)),
+            }
+        }
+        observer.exact("in between");
+    }
+    held.drain(..).for_each(|pointer| ok!(cuda.cuMemFree_v2(pointer)));
+    assert_eq!(observer.truth(0), CONTEXT);
+    // Where only full blocks are left, the smallest piece is refused; where one has room, it is not.
+    for _ in 0..3 {
+        ok!(cuda.cuMemAlloc_v2(&mut pointer, SIZE - 512));
+        held.push(pointer);
+        ok!(cuda.cuMemAlloc_v2(&mut pointer, SIZE - 512));
+        held.push(pointer);
+    }
+    fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemAlloc_v2(&mut pointer, 1));
+    ok!(cuda.cuMemFree_v2(held[0]));
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, 1));
+    observer.exact("full");
+}
+
+fn pitched() {
+    let (cuda, _, observer) = start();
+    let (mut held, mut pointer, mut pitch) = (Vec::new(), 0, 0);
+    for (width, height) in [(1, 5000), (513, 4096), (4000, 700), (100, 3)] {
+        while held.len() < 100
+            && unsafe { cuda.cuMemAllocPitch_v2(&mut pointer, &mut pitch, width, height, 4) } == CUDA_SUCCESS
+        {
+            assert_eq!(pitch, width.next_multiple_of(512));
+            held.push(pointer);
+            observer.exact("after an allocation");
+        }
+        for pointer in held.drain(..) {
+            ok!(cuda.cuMemFree_v2(pointer));
+            observer.exact("after a free");
+        }
+    }
+    fails!(
+        CUDA_ERROR_OUT_OF_MEMORY,
+        cuda.cuMemAllocPitch_v2(&mut pointer, &mut pitch, 1, 64 * SIZE / 512 + 1, 4)
+    );
+    ok!(cuda.cuMemAllocPitch_v2(&mut pointer, &mut pitch, 1, 64 * SIZE / 512, 4));
+    fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemAlloc_v2(&mut pointer, 1));
+}
+
+fn managed() {
+    let (cuda, _, observer) = start();
+    let (mut one, mut two) = (0, 0);
+    let none = null_mut();
+    ok!(cuda.cuMemAllocManaged(&mut one, 50 * SIZE, CU_MEM_ATTACH_GLOBAL));
+    assert_eq!(observer.used(0), CONTEXT + 50 * MIB);
+    fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemAllocManaged(&mut two, 15 * SIZE, CU_MEM_ATTACH_GLOBAL));
+    fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemAlloc_v2(&mut two, 15 * SIZE));
+    ok!(cuda.cuMemAllocManaged(&mut two, 14 * SIZE, CU_MEM_ATTACH_GLOBAL));
+    // All of it may come onto the card.
+    ok!(cuda.cuMemPrefetchAsync(one, 50 * SIZE, 0, none));
+    ok!(cuda.cuMemPrefetchAsync(two, 14 * SIZE, 0, none));
+    ok!(cuda.cuCtxSynchronize());
+    observer.exact("on the card");
+    ok!(cuda.cuMemFree_v2(one));
+    ok!(cuda.cuMemFree_v2(two));
+    observer.exact("empty");
+}
+
+fn misuse() {
+    let cuda = Cuda::started();
+    let (mut pointer, mut context) = (0, null_mut());
+    fails!(CUDA_ERROR_INVALID_CONTEXT, cuda.cuMemAlloc_v2(&mut pointer, SIZE));
+    fails!(CUDA_ERROR_INVALID_CONTEXT, cuda.cuMemAlloc_v2(&mut pointer, 1 << 40));
+    fails!(CUDA_ERROR_INVALID_CONTEXT, cuda.cuMemGetInfo_v2(&mut 0, &mut 0));
+    let observer = Observer::new();
+    observer.exact("at the beginning");
+    ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
+    fails!(CUDA_ERROR_INVALID_VALUE, cuda.cuMemAlloc_v2(null_mut(), SIZE));
+    fails!(CUDA_ERROR_INVALID_VALUE, cuda.cuMemAlloc_v2(&mut pointer, 0));
+    fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemAlloc_v2(&mut pointer, usize::MAX));
+    fails!(CUDA_ERROR_INVALID_VALUE, cuda.cuMemAllocPitch_v2(&mut pointer, &mut 0, 1, 1, 5));
+    fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemAllocPitch_v2(&mut pointer, &mut 0, usize::MAX, 2, 4));
+    fails!(CUDA_ERROR_INVALID_VALUE, cuda.cuMemAllocManaged(&mut pointer, SIZE, 77));
+    fails!(CUDA_ERROR_INVALID_VALUE, cuda.cuMemAlloc(&mut 0, 1 << 20));
+    fails!(CUDA_ERROR_INVALID_VALUE, cuda.cuMemFree_v2(0));
+    fails!(CUDA_ERROR_INVALID_VALUE, cuda.cuMemFree_v2(0xdead_0000));
+    fails!(CUDA_ERROR_INVALID_VALUE, cuda.cuMemGetInfo_v2(null_mut(), &mut 0));
+    fails!(CUDA_ERROR_INVALID_DEVICE, cuda.cuDeviceTotalMem_v2(&mut 0, 2));
+    fails!(CUDA_ERROR_INVALID_DEVICE, cuda.cuCtxCreate_v2(&mut context, 0, 9));
+    observer.exact("after nothing");
+}
+
+fn read(cuda: &Cuda) -> (u64, u64) {
+    let (mut free, mut total) = (0, 0);
+    ok!(cuda.cuMemGetInfo_v2(&mut free, &mut total));
+    (free as u64, total as u64)
+}
+
+fn info() {
+    let (cuda, _, _) = start();
+    let limit = CONTEXT + 64 * MIB;
+    let mut total = 0;
+    ok!(cuda.cuDeviceTotalMem_v2(&mut total, 1));
+    assert_eq!(total as u64, limit);
+    let initially = read(&cuda);
+    assert_eq!(initially, (64 * MIB, limit));
+    let mut pointer = 0;
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, 10 * SIZE));
+    assert_eq!(read(&cuda), (54 * MIB, limit));
+    let (mut free, mut all) = (0, 0);
+    ok!(cuda.cuMemGetInfo(&mut free, &mut all));
+    assert_eq!((u64::from(free), u64::from(all)), (54 * MIB, limit));
+    ok!(cuda.cuMemFree_v2(pointer));
+    // What is free initially is free when all was given back.
+    assert_eq!(read(&cuda), initially);
+}
+
+fn whole() {
+    let (cuda, _, observer) = start();
+    let (free, total) = read(&cuda);
+    assert!(total > 39 << 30 && free < total);
+    let mut pointer = 0;
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, 10 << 30));
+    observer.exact("without a limit");
+    assert_eq!(read(&cuda), (free - (10 << 30), total));
+}
+
+fn beyond() {
+    let (cuda, _, observer) = start();
+    let (mut pointer, mut held) = (0, Vec::new());
+    for _ in 0..5 {
+        ok!(cuda.cuMemAlloc_v2(&mut pointer, 30 * SIZE));
+        held.push(pointer);
+        observer.exact("in between");
+    }
+    assert_eq!(observer.truth(0), CONTEXT + 60 * MIB);
+    held.into_iter().for_each(|pointer| ok!(cuda.cuMemFree_v2(pointer)));
+    observer.exact("empty");
+}
+
+fn foreign() {
+    let (cuda, _, observer) = start();
+    let (mut context, mut pointer) = (null_mut(), 0);
+    fails!(CUDA_ERROR_NOT_PERMITTED, cuda.cuCtxCreate_v2(&mut context, 0, 1));
+    fails!(CUDA_ERROR_NOT_PERMITTED, cuda.cuDevicePrimaryCtxRetain(&mut context, 1));
+    fails!(CUDA_ERROR_NOT_PERMITTED, cuda.cuDeviceTotalMem_v2(&mut 0, 1));
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, SIZE));
+    observer.exact("with one card");
+}
+
+fn refused() {
+    let cuda = Cuda::started();
+    let (mut context, mut pointer) = (null_mut(), 0);
+    fails!(CUDA_ERROR_NOT_PERMITTED, cuda.cuCtxCreate_v2(&mut context, 0, 0));
+    fails!(CUDA_ERROR_NOT_PERMITTED, cuda.cuDevicePrimaryCtxRetain(&mut context, 0));
+    fails!(CUDA_ERROR_NOT_PERMITTED, cuda.cuMemAlloc_v2(&mut pointer, SIZE));
+    fails!(CUDA_ERROR_NOT_PERMITTED, cuda.cuMemGetInfo_v2(&mut 0, &mut 0));
+    // What allocates nothing goes on as it would.
+    let mut count = 0;
+    ok!(cuda.cuDeviceGetCount(&mut count));
+    assert_eq!(count, 2);
+}
+
+fn passed() {
+    let cuda = Cuda::started();
+    let (mut context, mut pointer) = (null_mut(), 0);
+    ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, 4 << 30));
+    assert!(read(&cuda).1 > 39 << 30);
+    ok!(cuda.cuMemFree_v2(pointer));
+    ok!(cuda.cuCtxDestroy_v2(context));
+}
