@@ -5,6 +5,7 @@
 
 pub mod alive;
 pub mod arbiter;
+pub mod audit;
 mod error;
 pub mod futex;
 pub mod layout;

@@ -9,9 +9,9 @@
     missing_docs
 )]
 
+mod calls;
 #[path = "../../../sim/tests/support/driver.rs"]
 mod driver;
-mod calls;
 mod rig;
 mod shares;
 mod tenant;
