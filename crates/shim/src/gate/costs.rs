@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Places; a program has hundreds of kernels, each in a handful of shapes.
 const PLACES: usize = 8192;
 
-/// What is assumed of work that nobody has measured.
-const GUESS: u64 = 100_000;
+/// What is assumed of work that nobody has measured: much. It runs alone that way, and what was too much is given back as
+/// soon as it has run.
+const GUESS: u64 = 20_000_000;
 
 /// So many measurements of a kind come one after the other; then only some launches are measured.
 const EARLY: u64 = 4;

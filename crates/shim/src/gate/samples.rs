@@ -9,7 +9,6 @@ use crate::process::{Process, exact_now};
 use crate::real::cuda as real;
 use partage_driver_api::cuda::*;
 use partage_region::futex::keeping_errno;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// Measurements that can be under way at once.
@@ -61,10 +60,6 @@ impl Gate {
     ) -> CUresult {
         let first = matches!(cost, Cost::Guessed(_) | Cost::Scaled(_));
         let unknown = matches!(cost, Cost::Guessed(_));
-        if unknown {
-            // Until it has run nobody else gets the turn: what is measured is the kernel and nothing else.
-            process.region.lane(gpu).busy_until.store(exact_now().saturating_add(PATIENCE), Relaxed);
-        }
         let Some(pair) = self.begin(work) else { return launch() };
         let answer = launch();
         // SAFETY: an event of this context, and the program's stream.
@@ -77,8 +72,7 @@ impl Gate {
         }
         drop(samples);
         if unknown {
-            self.wait_for_first(process, pair.1);
-            process.region.lane(gpu).busy_until.store(self.gpus[gpu].busy_until(), Relaxed);
+            self.wait_for_first(process, gpu, pair.1);
         }
         answer
     }
@@ -89,7 +83,7 @@ impl Gate {
 
     /// Waits until a kernel that nobody knew has run: a program could otherwise put a minute's work into the queue before
     /// anybody knows. Programs are used to it: the driver loads a kernel's code at its first launch, too.
-    fn wait_for_first(&self, process: &Process, end: CUevent) {
+    fn wait_for_first(&self, process: &Process, gpu: usize, end: CUevent) {
         keeping_errno(|| {
             let began = exact_now();
             let mut pause = 20_000;
@@ -97,7 +91,10 @@ impl Gate {
                 self.look_at_samples(process, u64::MAX);
                 let under_way =
                     self.samples().pairs.iter().any(|pair| pair.end == end && pair.pending.is_some());
-                if !under_way || exact_now().saturating_sub(began) > PATIENCE {
+                if !under_way {
+                    return self.gpus[gpu].is_done(process, gpu, exact_now());
+                }
+                if exact_now().saturating_sub(began) > PATIENCE {
                     return;
                 }
                 std::thread::sleep(Duration::from_nanos(pause));

@@ -48,10 +48,11 @@ impl Gate {
                 if began.is_none() {
                     began = Some(now);
                     process.region.lane(gpu).waiting.fetch_add(1, Relaxed);
-                    let doorbell = process.region.book(gpu).doorbell();
-                    doorbell.fetch_add(1, Relaxed);
-                    futex::wake(doorbell, u32::MAX);
                 }
+                // Every time: a turn may have come and gone to others of this container.
+                let doorbell = process.region.book(gpu).doorbell();
+                doorbell.fetch_add(1, Relaxed);
+                futex::wake(doorbell, u32::MAX);
                 // Whoever waits has time to look at what was measured.
                 self.look_at_samples(process, now);
                 if let Allowance::Wait(longest) = allowance(process, gpu, limits, turn, now) {
@@ -121,6 +122,12 @@ impl GpuGate {
         let later = |until: u64| Some(until.max(now).saturating_add(nanoseconds));
         let until = self.busy_until.fetch_update(Relaxed, Relaxed, later).unwrap_or(0);
         process.region.lane(gpu).busy_until.store(until.max(now).saturating_add(nanoseconds), Relaxed);
+    }
+
+    /// What was submitted has run earlier than was thought.
+    pub(super) fn is_done(&self, process: &Process, gpu: usize, now: u64) {
+        self.busy_until.fetch_min(now, Relaxed);
+        process.region.lane(gpu).busy_until.fetch_min(now, Relaxed);
     }
 
     /// When what was submitted will have run.
