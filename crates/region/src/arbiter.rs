@@ -52,7 +52,7 @@ pub mod tuning {
     /// The deepest debt: whoever submitted more than that is not locked out for good.
     pub const DEBT: u64 = 10_000 * MILLI;
     /// The next turn opens so long before the last one's work ends: a thread takes as long to wake up.
-    pub const LEAD: u64 = 100 * MICRO;
+    pub const LEAD: u64 = 30 * MICRO;
     /// Who may go on learns it so long before its work ends: its GPU does not stop.
     pub const AHEAD: u64 = 5 * MILLI;
     /// A turn's rest that is too little for a process to take some.

@@ -70,7 +70,7 @@ fn a_victim_outlives_a_hostile_neighbour() {
             }
         });
         let victim = Region::attach(folder.path()).unwrap();
-        for round in 0..400u64 {
+        for round in 0..150u64 {
             let bytes = round % 50 * UNIT;
             if victim.reserve(0, bytes).is_ok() {
                 victim.release(0, bytes);

@@ -59,8 +59,7 @@ impl Zig {
         self.root.join("kit")
     }
 
-    /// zig itself: `zig cc` is a C compiler for every Linux.
-    pub fn program(&self) -> PathBuf {
+    fn program(&self) -> PathBuf {
         self.kit().join("zig/zig")
     }
 

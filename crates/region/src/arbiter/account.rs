@@ -140,14 +140,14 @@ impl Account {
     pub(super) fn submitted(&mut self, last: u64, now: u64, view: &View, grown: i64) {
         if grown > 0 {
             // A cost that turned out higher is charged after the work has run: that is nothing to wait for. Who says
-            // so of all its work is not believed.
-            if view.busy_until == self.busy_until && self.excused >= grown {
-                self.excused -= grown;
-            } else {
-                if view.busy_until != self.busy_until {
-                    self.excused = self.excused.saturating_add(grown / 4).min(EXCUSED);
-                }
-                self.early = self.early.max(last).saturating_add_signed(grown);
+            // so of much of its work is not believed: it lies, or several processes each believe to be alone.
+            let said = view.busy_until.saturating_sub(self.busy_until.max(last));
+            let said = i64::try_from(said).unwrap_or(i64::MAX).min(grown);
+            let unsaid = grown - said;
+            let ahead = if unsaid <= self.excused { said } else { grown };
+            self.excused = (self.excused - (grown - ahead) + said / 64).min(EXCUSED);
+            if ahead > 0 {
+                self.early = self.early.max(last).saturating_add_signed(ahead);
             }
             self.busy_until = view.busy_until;
             self.late = self.late.max(now).saturating_add_signed(grown);
@@ -165,13 +165,16 @@ impl Account {
     }
 
     /// Lets credit accrue: by the share as it was until now, up to what the one from now on lets it keep.
-    pub(super) fn accrue(&mut self, now: u64, passed: u64, view: &View, wants: bool) {
+    /// `owed` is the time that promises are reckoned by, `passed` that of ceilings.
+    pub(super) fn accrue(&mut self, now: u64, owed: u64, passed: u64, view: &View, wants: bool) {
         let (cores, ceiling) = (view.cores(), view.ceiling());
         if wants {
             self.idle_since = now;
         }
-        let cap = if wants { behind } else { saved };
-        self.promise.grow(passed, self.cores, cap(cores));
+        // Who began to want just now did not want in the time that has passed.
+        let cap = if wants && self.wanted { behind } else { saved };
+        self.wanted = wants;
+        self.promise.grow(owed, self.cores, cap(cores));
         self.roof.grow(passed, self.ceiling, cap(ceiling));
         (self.cores, self.ceiling) = (cores, ceiling);
         let kept = if now.saturating_sub(self.idle_since) > tuning::IDLE { saved } else { behind };

@@ -82,6 +82,17 @@ pub(super) struct Bells {
     many: bool,
 }
 
+/// Why a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// The time was over, and no bell has rung.
+    Nothing,
+    /// This one of those that were added rang; others may have, too, and end the next wait at once.
+    Bell(usize),
+    /// Any of them may have.
+    Perhaps,
+}
+
 /// Whether the kernel can wait for several words at once (Linux 5.16, if no filter forbids it).
 fn kernel_waits_for_many() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
@@ -127,14 +138,14 @@ impl Bells {
 
     /// Waits until one of the words is not what it was, or until `until` on the monotonic clock. Without a kernel that
     /// hears all bells it looks often while there is `active` work, and now and then otherwise.
-    pub(super) fn wait(&self, word: &AtomicU32, now: u64, until: u64, active: bool) {
+    pub(super) fn wait(&self, word: &AtomicU32, now: u64, until: u64, active: bool) -> Heard {
         let deaf = if active { super::MILLI } else { 20 * super::MILLI };
         let until = if self.deaf { until.min(now.saturating_add(deaf)) } else { until };
         if !self.many {
             let expected = self.list.first().map_or(0, |own| own.expected);
             let expected = u32::try_from(expected).unwrap_or(0);
             futex::wait(word, expected, Some(Duration::from_nanos(until.saturating_sub(now))));
-            return;
+            return Heard::Perhaps;
         }
         let time = libc::timespec {
             tv_sec: libc::time_t::try_from(until / 1_000_000_000).unwrap_or(libc::time_t::MAX),
@@ -148,9 +159,18 @@ impl Bells {
         let answer = unsafe {
             libc::syscall(libc::SYS_futex_waitv, self.list.as_ptr(), length, 0, time, libc::CLOCK_MONOTONIC)
         };
-        if answer == -1 && futex::errno() == libc::EFAULT {
-            // A file was cut short under a bell: who did it is out at the next look, and this must not spin until then.
-            std::thread::sleep(Duration::from_micros(500));
+        if let Ok(index) = usize::try_from(answer) {
+            // The first is the word of the own process.
+            return index.checked_sub(1).map_or(Heard::Perhaps, Heard::Bell);
+        }
+        match futex::errno() {
+            libc::ETIMEDOUT if !self.deaf => Heard::Nothing,
+            libc::EFAULT => {
+                // A file was cut short under a bell: who did it is out at the next look, and this must not spin till then.
+                std::thread::sleep(Duration::from_micros(500));
+                Heard::Perhaps
+            }
+            _ => Heard::Perhaps,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The decisions for one GPU.
 
 use super::account::{Account, Notes, View};
-use super::{MILLI, tuning};
+use super::{MILLI, WHOLE, tuning};
 
 /// Why a turn is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,7 @@ pub struct Order {
 /// Others began to want while one had the turn: from here on its idling is theirs to lose.
 #[derive(Clone, Copy, Debug)]
 struct Contest {
+    since: u64,
     /// When, counted from the end of what it had submitted by then.
     from: u64,
     spent: u64,
@@ -160,6 +161,13 @@ impl Deal {
         }
         let last = if self.now == 0 { now } else { self.now };
         let passed = (now - last).min(1_000 * MILLI);
+        // If those who want were promised more than there is, an hour of the GPU is less than an hour's worth for all.
+        let promised = |(view, account): (&Option<View>, &Option<Account>)| match (view, account) {
+            (Some(view), Some(account)) if account.wanted => u64::from(view.cores()),
+            _ => 0,
+        };
+        let promised: u64 = views.iter().zip(&self.accounts).map(promised).sum();
+        let owed = passed * u64::from(WHOLE) / promised.max(u64::from(WHOLE));
         let turn = self.turn;
         let mut lent = self.lent;
         for (seat, account) in self.accounts.iter_mut().enumerate() {
@@ -187,8 +195,7 @@ impl Deal {
             if wants && !account.wanted {
                 account.lent = account.lent.max(self.lent);
             }
-            account.wanted = wants;
-            account.accrue(now, passed, view, wants);
+            account.accrue(now, owed, passed, view, wants);
         }
         self.lent = lent;
     }
@@ -255,7 +262,7 @@ impl Deal {
         let from = self.accounts.get(turn.seat)?.as_ref()?.drained(view).max(now);
         let left = turn.left(view).min(turn.length);
         let until = from.saturating_add(left).saturating_add(turn.length / 4).saturating_add(MILLI);
-        Some(Contest { from, spent: view.spent, until })
+        Some(Contest { since: now, from, spent: view.spent, until })
     }
 
     /// Somebody has the turn, or its work still runs.
@@ -310,6 +317,9 @@ impl Deal {
             return Order { close, open: None, next: passes_at.min(until).min(ahead).min(begins) };
         }
         self.fine(now, &turn, view);
+        if turn.class == Class::Lent && other.class == Class::Promised {
+            self.claim(now, &turn, view);
+        }
         if turn.open {
             close = Some(seat);
             if let Some(account) = self.accounts.get_mut(seat).and_then(Option::as_mut) {
@@ -356,6 +366,19 @@ impl Deal {
             (true, true) => turn.since.saturating_add(tuning::WAKE).max(now.saturating_add(backlog)),
             (true, false) => ripe.min(now.saturating_add((left / 2).max(2 * MILLI))),
         })
+    }
+
+    /// Lent time that lasted while its owner wanted it back was not lent: the promise pays for it. So long kernels in
+    /// lent turns take nothing from others in the end.
+    fn claim(&mut self, now: u64, turn: &Turn, view: &View) {
+        let (Some(contest), Some(Some(account))) = (turn.contest, self.accounts.get_mut(turn.seat)) else {
+            return;
+        };
+        if view.cores() > 0 {
+            let kept = i64::try_from(now.saturating_sub(contest.since)).unwrap_or(i64::MAX);
+            account.promise.take(kept);
+            account.lend(view, kept.saturating_neg());
+        }
     }
 
     /// Time that one held while others had a use for it is charged to it, used or not.

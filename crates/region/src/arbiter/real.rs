@@ -250,6 +250,25 @@ fn a_gpu_that_comes_later_gets_its_own_turns() {
     assert!(!region.limits(0).turn().is_open());
 }
 
+/// A container without a gate may ring as it likes.
+#[test]
+fn who_has_no_gate_wakes_nobody() {
+    let a = Container::new(30, 100);
+    a.owner.set(0, &GpuShare { gated: false, ..share(30, 100) }).unwrap();
+    let region = Region::attach(a.path()).unwrap();
+    region.lane(0).waiting.store(1, Ordering::SeqCst);
+    region.book(0).doorbell().store(77, Ordering::SeqCst);
+    let runner = Runner::new();
+    runner.add(a.path()).unwrap();
+    comes("a beat", || a.owner.heartbeat() > 0);
+    let (first, beats) = (runner.decisions(), a.owner.heartbeat());
+    comes("half a second of beats", || a.owner.heartbeat() > beats + 500 * MILLI);
+    assert!(runner.decisions() - first < 60, "{}", runner.decisions() - first);
+    assert!(!region.limits(0).turn().is_open());
+    a.owner.set(0, &share(30, 100)).unwrap();
+    comes("its turn, once it has a gate", || region.limits(0).turn().is_open());
+}
+
 /// Nanoseconds that the arbiters' threads of this process have run.
 fn arbiters_cpu() -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();

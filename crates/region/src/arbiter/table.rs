@@ -1,6 +1,6 @@
 //! One GPU's arbiter at work: a thread that looks at its containers, asks the deal and writes their gates.
 
-use super::bells::{Bell, Bells, Glance, wake_in_time};
+use super::bells::{Bell, Bells, Glance, Heard, wake_in_time};
 use super::{Deal, Notes, View, tuning};
 use crate::error::RegionError;
 use crate::limits::{Gate, Owner};
@@ -30,6 +30,19 @@ struct Seat {
     /// Somebody waited in it, or it had the turn, when last seen.
     lively: bool,
     broken: bool,
+    /// What was seen last.
+    last: View,
+}
+
+/// How closely to look at those who neither wait nor work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Care {
+    /// They have not rung: nothing is new.
+    None,
+    /// See whether they have rung.
+    Glance,
+    /// Ask their processes.
+    Ask,
 }
 
 impl Seat {
@@ -38,27 +51,28 @@ impl Seat {
     }
 
     /// What there is to see. Nothing if it has no gate or made its own `usage` unreadable: then it gets no turn.
-    fn view(&mut self, now: u64, holds: bool, thorough: bool) -> Option<View> {
+    fn view(&mut self, now: u64, holds: bool, care: Care) -> Option<View> {
         let limits = self.hall.owner.limits(self.gpu).filter(|limits| limits.gated())?;
         let (cores, ceiling, priority) = (limits.cores(), limits.ceiling(), limits.priority());
-        let Some(Glance { spent, doorbell }) = self.bell.glance() else {
-            self.broken = true;
-            return None;
-        };
-        let mut view = View { cores, ceiling, priority, waiting: false, busy_until: 0, spent };
-        if self.lively || holds || thorough || doorbell != self.seen {
+        let share = |view| View { cores, ceiling, priority, ..view };
+        let care = if self.lively || holds { Care::Ask } else { care };
+        if care == Care::None {
+            return (!self.broken).then(|| share(self.last));
+        }
+        self.broken = true;
+        let Glance { spent, doorbell } = self.bell.glance()?;
+        let mut view = View { waiting: false, busy_until: 0, spent, ..self.last };
+        if care == Care::Ask || doorbell != self.seen {
             // Before its processes are asked: who rings later is heard.
             self.seen = doorbell;
-            let Ok(demand) = self.hall.reader.demand(self.gpu, now) else {
-                self.broken = true;
-                return None;
-            };
+            let demand = self.hall.reader.demand(self.gpu, now).ok()?;
             (view.waiting, view.busy_until, view.spent) =
                 (demand.waiting > 0, demand.busy_until, demand.spent);
         }
         self.broken = false;
         self.lively = view.waiting || (holds && view.busy_until > now);
-        Some(view)
+        self.last = view;
+        Some(share(view))
     }
 }
 
@@ -97,8 +111,17 @@ impl Table {
         let desk = Arc::new(Desk::default());
         let its = Arc::clone(&desk);
         let thread = std::thread::Builder::new().name("partage-arbiter".to_owned()).spawn(move || {
-            Dealer { desk: its, deal: Deal::new(), seats: Vec::new(), views: Vec::new(), bells, beaten: 0 }
-                .run();
+            Dealer {
+                desk: its,
+                deal: Deal::new(),
+                seats: Vec::new(),
+                views: Vec::new(),
+                listened: Vec::new(),
+                bells,
+                beaten: 0,
+                asked: 0,
+            }
+            .run();
         })?;
         Ok(Self { uuid, desk, thread: Some(thread) })
     }
@@ -157,18 +180,23 @@ struct Dealer {
     seats: Vec<Option<Seat>>,
     views: Vec<Option<View>>,
     bells: Bells,
+    /// Whose bells those are.
+    listened: Vec<usize>,
     beaten: u64,
+    /// Whose processes were asked last although nothing was heard of them.
+    asked: usize,
 }
 
 impl Dealer {
     fn run(mut self) {
         wake_in_time();
+        let mut heard = Heard::Perhaps;
         while !self.desk.stop.load(Ordering::Acquire) {
             let called = self.desk.called.load(Ordering::Acquire);
             self.read_mail();
             let now = map::clock(libc::CLOCK_MONOTONIC);
-            let thorough = now.saturating_sub(self.beaten) >= tuning::BEAT / 2;
-            self.look(now, thorough);
+            let beat = now.saturating_sub(self.beaten) >= tuning::BEAT / 2;
+            self.look(now, heard, beat);
             let order = self.deal.decide(now, &self.views);
             self.desk.decisions.fetch_add(1, Ordering::Relaxed);
             if let Some(gate) = order.close.and_then(|seat| self.gate(seat)) {
@@ -177,17 +205,22 @@ impl Dealer {
             if let Some((gate, open)) = order.open.and_then(|open| Some((self.gate(open.seat)?, open))) {
                 gate.open(open.allowed);
             }
-            if thorough {
+            if beat {
                 self.beat(now);
             }
             let mut active = false;
             self.bells.begin(&self.desk.called, called);
-            for seat in self.seats.iter().flatten().filter(|seat| !seat.broken) {
-                self.bells.add(&seat.bell, seat.seen);
-                active |= seat.lively;
+            self.listened.clear();
+            for (number, (seat, view)) in self.seats.iter().zip(&self.views).enumerate() {
+                // Whoever is not looked at would ring for ever.
+                if let (Some(seat), Some(_)) = (seat, view) {
+                    self.bells.add(&seat.bell, seat.seen);
+                    self.listened.push(number);
+                    active |= seat.lively;
+                }
             }
             let until = order.next.min(self.beaten.saturating_add(tuning::BEAT));
-            self.bells.wait(&self.desk.called, now, until, active);
+            heard = self.bells.wait(&self.desk.called, now, until, active);
         }
         // Who left just before has its gate closed.
         self.read_mail();
@@ -197,12 +230,28 @@ impl Dealer {
         self.seats.get(seat)?.as_ref()?.gate()
     }
 
-    fn look(&mut self, now: u64, thorough: bool) {
+    fn look(&mut self, now: u64, heard: Heard, beat: bool) {
         let holder = self.deal.holder();
         self.views.resize(self.seats.len(), None);
+        if beat {
+            // One at every beat, so that nothing stays unseen for good, whoever forgot to ring.
+            self.asked = (self.asked + 1) % self.seats.len().max(1);
+        }
+        let rang = match heard {
+            Heard::Bell(bell) => self.listened.get(bell).copied(),
+            _ => None,
+        };
         for (number, (view, seat)) in self.views.iter_mut().zip(&mut self.seats).enumerate() {
             let holds = holder == Some(number);
-            *view = seat.as_mut().and_then(|seat| seat.view(now, holds, thorough));
+            *view = seat.as_mut().and_then(|seat| {
+                let care = match heard {
+                    _ if rang == Some(number) || (beat && number == self.asked) => Care::Ask,
+                    Heard::Perhaps => Care::Glance,
+                    _ if beat => Care::Glance,
+                    _ => Care::None,
+                };
+                seat.view(now, holds, care)
+            });
             if let Some(gate) = seat.as_ref().filter(|_| holds && view.is_none()).and_then(Seat::gate) {
                 // Its gate was taken away or its file is broken; the deal forgets it, and nobody else would close it.
                 gate.close();
@@ -227,7 +276,16 @@ impl Dealer {
         for letter in mail {
             match letter {
                 Mail::Join { member, hall, gpu, bell } => {
-                    let seat = Seat { member, hall, gpu, bell, seen: 0, lively: true, broken: false };
+                    let seat = Seat {
+                        member,
+                        hall,
+                        gpu,
+                        bell,
+                        seen: 0,
+                        lively: true,
+                        broken: false,
+                        last: View::default(),
+                    };
                     if let Some(gate) = seat.gate().filter(|gate| gate.turn().is_open()) {
                         // Left open by an arbiter that was killed.
                         gate.close();

@@ -1,7 +1,7 @@
 //! The figures that are promised, in virtual time.
 
 use super::model::{Habit, Tenant, Word, World};
-use super::{MICRO, MILLI};
+use super::{Deal, MICRO, MILLI, View, tuning};
 
 const SECOND: u64 = 1_000 * MILLI;
 const SHORT: &[u64] = &[20 * MICRO];
@@ -300,4 +300,44 @@ fn a_counter_that_jumps_is_noted_and_does_no_harm() {
     // Ten seconds of debt, and not more, at three tenths of the time.
     let all = percents(&mut world, 32 * SECOND, 2 * SECOND);
     assert!((all[0] - 30.0).abs() < 2.0, "{all:?}");
+}
+
+/// More is promised than there is: everybody has less, by its weight.
+#[test]
+fn promises_beyond_the_gpu_shrink_together() {
+    let mut world = World::new(1, [90, 60].map(|cores| Tenant::new(cores, cores, MOSTLY_SHORT)).to_vec());
+    let all = percents(&mut world, 2 * SECOND, 10 * SECOND);
+    assert!((all[0] - 60.0).abs() < 2.0 && (all[1] - 40.0).abs() < 2.0, "{all:?}");
+}
+
+/// Two processes of one container that each think they have the GPU alone do not run into the next one's turn: not
+/// when that has been seen for a while.
+#[test]
+fn processes_of_one_container_are_added_up() {
+    let share = View { cores: 5_000, ceiling: 5_000, waiting: true, ..View::default() };
+    let mut views = [Some(share), Some(share)];
+    let mut deal = Deal::new();
+    let mut now = SECOND;
+    let mut early = 0;
+    let mut last = 0;
+    for round in 0..60 {
+        let start = now;
+        now += 300 * MICRO;
+        let open = loop {
+            let order = deal.decide(now, &views);
+            if let Some(open) = order.open {
+                break open;
+            }
+            now = order.next;
+        };
+        if round >= 40 && now - start + tuning::LEAD < last {
+            early += 1;
+        }
+        // All of it is spent at once: in the first container by two processes, half each.
+        let view = views[open.seat].as_mut().unwrap();
+        last = open.allowed - view.spent;
+        view.spent = open.allowed;
+        view.busy_until = now + last / (2 - open.seat as u64);
+    }
+    assert!(early <= 1, "{early}");
 }

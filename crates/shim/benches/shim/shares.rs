@@ -2,15 +2,15 @@
 
 use crate::rig::{Container, Node, Tenant};
 use partage_region::GpuShare;
+use partage_region::arbiter::Runner;
 use std::time::{Duration, Instant};
 
 const MIXED: &str = "20,100,500,2000,5000,20000";
 
 pub fn all() {
     println!("shares of a GPU's time, tenants that saturate   asked %   1st second   10 seconds");
-    for cores in [10, 30, 50, 90] {
-        row("A100-SXM4-40GB", &[cores], MIXED);
-    }
+    row("A100-SXM4-40GB", &[30, 70], "20");
+    row("A100-SXM4-40GB", &[30, 70], "500");
     row("A100-SXM4-40GB", &[30, 70], MIXED);
     row("A100-SXM4-40GB", &[10, 20, 70], MIXED);
 }
@@ -30,6 +30,10 @@ fn row(card: &str, shares: &[u32], lengths: &str) {
             Container::new(&node, share)
         })
         .collect();
+    let arbiter = Runner::new();
+    for container in &containers {
+        arbiter.add(container.folder.path()).unwrap();
+    }
     let mut tenants: Vec<Tenant> = containers
         .iter()
         .map(|container| Tenant::start(&node, &container.libraries(), &["saturate", lengths]))
@@ -43,6 +47,8 @@ fn row(card: &str, shares: &[u32], lengths: &str) {
         tenants.iter().map(|tenant| node.served(tenant.pid()) as f64 / now * 100.0).collect()
     };
     let (first, all) = (parts(1), parts(10));
+    for (c, t) in containers.iter().zip(&tenants) { let snap = partage_region::UsageReader::open(c.folder.path()).unwrap().snapshot().unwrap(); println!("spent {} served {} throttled {}", snap.gpus[0].spent/1000000, node.served(t.pid())/1000000, snap.gpus[0].throttled/1000000); }
+    println!("decisions {}", arbiter.decisions());
     for (at, cores) in shares.iter().enumerate() {
         println!("{card:<24} {lengths:<22} {cores:>9} {:>12.1} {:>12.2}", first[at], all[at]);
     }
