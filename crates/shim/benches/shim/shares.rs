@@ -9,8 +9,9 @@ const MIXED: &str = "20,100,500,2000,5000,20000";
 
 pub fn all() {
     println!("shares of a GPU's time, tenants that saturate   asked %   1st second   10 seconds");
-    row("A100-SXM4-40GB", &[30, 70], "20");
-    row("A100-SXM4-40GB", &[30, 70], "500");
+    for cores in [10, 30, 50, 90] {
+        row("A100-SXM4-40GB", &[cores], MIXED);
+    }
     row("A100-SXM4-40GB", &[30, 70], MIXED);
     row("A100-SXM4-40GB", &[10, 20, 70], MIXED);
 }
@@ -47,8 +48,6 @@ fn row(card: &str, shares: &[u32], lengths: &str) {
         tenants.iter().map(|tenant| node.served(tenant.pid()) as f64 / now * 100.0).collect()
     };
     let (first, all) = (parts(1), parts(10));
-    for (c, t) in containers.iter().zip(&tenants) { let snap = partage_region::UsageReader::open(c.folder.path()).unwrap().snapshot().unwrap(); println!("spent {} served {} throttled {}", snap.gpus[0].spent/1000000, node.served(t.pid())/1000000, snap.gpus[0].throttled/1000000); }
-    println!("decisions {}", arbiter.decisions());
     for (at, cores) in shares.iter().enumerate() {
         println!("{card:<24} {lengths:<22} {cores:>9} {:>12.1} {:>12.2}", first[at], all[at]);
     }
