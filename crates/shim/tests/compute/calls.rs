@@ -58,10 +58,11 @@ fn a_known_kernel_costs_one_more_call_in_thirty_two_at_most() {
     let [share] = shares(&node, u64::MAX).try_into().unwrap();
     let share = GpuShare { cores: 9_000, ceiling: 9_000, gated: true, ..share };
     let _owner = Owner::create(&region, &[share], Policy::default()).unwrap();
+    let real = partage_sim::install::shared_object().unwrap();
     let settings = Settings {
         region: &region,
         // As it was linked, under its own name: "libcuda.so.1" would be the shim again.
-        real_cuda: &counting(folder.path(), &partage_sim::install::shared_object().unwrap(), &counts),
+        real_cuda: &counting(folder.path(), &real, &counts),
         real_nvml: &node.0.libraries().join("libnvidia-ml.so.1"),
         pass_when_broken: false,
         version: None,
@@ -70,7 +71,8 @@ fn a_known_kernel_costs_one_more_call_in_thirty_two_at_most() {
     let arbiter = dealt(&[]);
     arbiter.add(&region).unwrap();
     let mut command = node.command(&format!("launches {LAUNCHES}"));
-    command.env("LD_LIBRARY_PATH", &lib);
+    let libraries = [lib.as_path(), real.parent().unwrap()];
+    command.env("LD_LIBRARY_PATH", std::env::join_paths(libraries).unwrap());
     let mut player = Player::of(command);
     player.hear("ready");
     let counted = || std::fs::metadata(&counts).map_or(0, |file| file.len() as usize);
