@@ -32,7 +32,13 @@ static HOOKS: &[&[hook::Hook]] = &[
     lookup::HOOKS,
     gate::capture::HOOKS,
     launch::HOOKS,
+    memory::arrays::HOOKS,
     memory::contexts::HOOKS,
+    memory::graphs::HOOKS,
     memory::info::HOOKS,
+    memory::modules::HOOKS,
     memory::plain::HOOKS,
+    memory::pools::HOOKS,
+    memory::sharing::HOOKS,
+    memory::virtual_memory::HOOKS,
 ];
