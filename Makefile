@@ -11,6 +11,8 @@ DENY_VERSION := 0.20.2
 FUZZ_VERSION := 0.13.2
 FUZZ_TARGETS = $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
 FUZZ_SECONDS ?= 60
+# Its inputs are sequences of calls, five bytes each: a fuzzer that begins with short inputs stays at two for minutes.
+FUZZ_LONG = driver_calls
 
 # Set, images are made with the newest packages and not with those that were fetched before.
 FRESH ?=
@@ -21,7 +23,7 @@ SKIPPED := $(CURDIR)/target/skipped-tests
 TRACE := traces/openb
 PARTAGE := target/release/partage
 
-.PHONY: help run test lint bench fuzz soak binaries cluster cluster-down image toolchain
+.PHONY: help run test lint bench fuzz soak binaries shim cluster cluster-down image toolchain
 
 help: ## list these words
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/make \1\t\2/' | expand -t 20
@@ -60,8 +62,10 @@ fuzz: toolchain cargo-fuzz ## every parser of tenant input, FUZZ_SECONDS (60) ea
 	@rustup toolchain list | grep -q nightly || { echo "error: fuzzing needs a nightly compiler: rustup toolchain install nightly" >&2; exit 1; }
 	@for target in $(FUZZ_TARGETS); do \
 	  echo "== $$target, $(FUZZ_SECONDS) s"; \
+	  case "$$target" in $(FUZZ_LONG)) length=-len_control=0;; *) length=;; esac; \
 	  PATH="$(TOOLS)/cargo-fuzz-$(FUZZ_VERSION)/bin:$$PATH" cargo +nightly fuzz run "$$target" -- \
-	    -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1; \
+	    -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \
+	    $$length || exit 1; \
 	done
 
 soak: binaries ## the long runs: many property cases, 5,000 fake nodes, fuzzing for minutes
@@ -73,6 +77,10 @@ binaries: toolchain ## the programs, images and clients of the test bed (docs/te
 	@cargo run --quiet --package partage-testkit -- binaries
 	@cargo run --quiet --package partage-testkit -- images $(FRESH:%=--fresh)
 	@cargo run --quiet --package partage-testkit -- clients
+	@cargo run --quiet --package partage-testkit -- shim
+
+shim: toolchain ## the shim for every image (glibc 2.17), target/portable/libpartage_shim.so
+	@cargo run --quiet --package partage-testkit -- shim
 
 cluster: binaries ## a real Kubernetes to try things on, without a GPU (NODES=2 for more nodes)
 	@cargo run --quiet --package partage-testkit -- cluster up --nodes $(or $(NODES),1)

@@ -33,8 +33,8 @@ pub fn units(bytes: u64) -> u64 {
 const UNITS_BITS: u32 = 24;
 const NUMBER_BITS: u32 = 30;
 const SLOT_BITS: u32 = 64 - UNITS_BITS - NUMBER_BITS;
-const UNITS_MASK: u64 = (1 << UNITS_BITS) - 1;
-const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
+pub(crate) const UNITS_MASK: u64 = (1 << UNITS_BITS) - 1;
+pub(crate) const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
 
 /// Units and the number of the operation that made them so; with a slot above, the GPU's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +68,8 @@ impl Word {
 }
 
 /// Numbers go round: the one that is ahead by less than half the way is the newer one.
-fn newer(number: u64, than: u64) -> bool {
+#[inline]
+pub(crate) fn newer(number: u64, than: u64) -> bool {
     let ahead = number.wrapping_sub(than) & NUMBER_MASK;
     ahead != 0 && ahead < 1 << (NUMBER_BITS - 1)
 }

@@ -4,6 +4,8 @@
 //! hold; they write it, and whoever reads it expects anything there.
 
 pub mod alive;
+pub mod arbiter;
+pub mod audit;
 mod error;
 pub mod futex;
 pub mod layout;
@@ -13,6 +15,9 @@ mod map;
 pub mod mortal;
 mod sync;
 mod usage;
+
+#[cfg(test)]
+mod tests;
 
 pub use error::{Refused, RegionError};
 pub use layout::{GpuBook, GpuLimits, Lane, MAX_GPUS, SLOTS, Turn};

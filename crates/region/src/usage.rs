@@ -484,3 +484,20 @@ fn start_time() -> u64 {
     let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
     after.split_ascii_whitespace().nth(19).and_then(|field| field.parse().ok()).unwrap_or(0)
 }
+
+#[cfg(test)]
+impl Region {
+    /// Goes as a killed process does: its locks are gone, and nothing is cleaned up.
+    pub(crate) fn let_go_as_if_killed(mut self) {
+        self.alive.leave(self.slot);
+        self.slot = SLOTS;
+    }
+
+    /// The same file, opened once more.
+    #[allow(clippy::unwrap_used)]
+    pub(crate) fn another_opening(&self) -> Alive {
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(self.alive.file()));
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+        Alive::in_one(file, LIVES_AT, PIDS_AT)
+    }
+}

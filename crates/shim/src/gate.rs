@@ -77,14 +77,21 @@ pub(crate) fn submit(work: impl FnOnce() -> Work, launch: impl FnOnce() -> CUres
     }
 }
 
+/// Whether launches of this process have to be looked at: not if none of its GPUs has a gate.
+#[inline]
+pub(crate) fn needed() -> bool {
+    let Some(process) = process::attached() else { return true };
+    let region = &process.region;
+    match process.devices.only() {
+        Some(gpu) => region.limits(gpu).gated(),
+        None => (0..region.gpus()).any(|gpu| region.limits(gpu).gated()),
+    }
+}
+
 /// The GPU of the thread's context, if it has a gate.
 #[inline]
 fn gated(process: &Process) -> Option<usize> {
-    let region = &process.region;
-    if !(0..region.gpus()).any(|gpu| region.limits(gpu).gated()) {
-        return None;
-    }
-    process.devices.current(region).filter(|&gpu| region.limits(gpu).gated())
+    process.devices.current(&process.region).filter(|&gpu| process.region.limits(gpu).gated())
 }
 
 impl Gate {
@@ -112,7 +119,9 @@ impl Gate {
             }
             self.wait_for_turn(process, gpu, nanoseconds);
         }
-        let number = here.launches.fetch_add(1, Relaxed);
+        // Two threads at once may count one launch: it is only which of them is measured.
+        let number = here.launches.load(Relaxed);
+        here.launches.store(number.wrapping_add(1), Relaxed);
         match cost {
             Cost::Known(_) if number % SAMPLED != 0 => launch(),
             _ => self.measured(process, gpu, work, cost, launch),

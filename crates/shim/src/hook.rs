@@ -10,6 +10,9 @@
 //! }
 //! ```
 //!
+//! `|next, variant| if needed { … }` asks `needed()` first, outside of everything, and goes straight to the driver's own if
+//! the answer is no: for calls where a nanosecond counts.
+//!
 //! One `hooks!` per module; it also makes the module's list `HOOKS`. The symbol is `partage_hook_<name>`: what carries the
 //! plain name is the file that [`crate::install`] writes. The compiler holds every hook against the driver's own type.
 
@@ -45,17 +48,21 @@ pub(crate) fn guarded<T>(on_panic: T, body: impl FnOnce() -> T) -> T {
 macro_rules! hooks {
     ($library:ident; $(
         $(#[$doc:meta])*
-        fn $name:ident $args:tt $(twin $twin:ident)? |$next:ident, $variant:ident| $body:tt
+        fn $name:ident $args:tt $(twin $twin:ident)? |$next:ident, $variant:ident| $(if $needed:tt)? $body:block
     )*) => {
-        $(
-            hooks! { @one $library, Plain, $name $args |$next, $variant| $body }
-            $(hooks! { @one $library, PerThread, $twin $args |$next, $variant| $body })?
-        )*
+        $(hooks! { @both $library, $name $args $([$twin])? |$next, $variant| [$($needed)?] $body })*
         /// The hooks of this module.
         pub(crate) static HOOKS: &[$crate::hook::Hook] = &[$(
             hooks! { @entry $library $name },
             $(hooks! { @entry $library $twin },)?
         )*];
+    };
+    (@both $library:ident, $name:ident $args:tt |$next:ident, $variant:ident| $needed:tt $body:block) => {
+        hooks! { @one $library, Plain, $name $args |$next, $variant| $needed $body }
+    };
+    (@both $library:ident, $name:ident $args:tt [$twin:ident] |$next:ident, $variant:ident| $needed:tt $body:block) => {
+        hooks! { @one $library, Plain, $name $args |$next, $variant| $needed $body }
+        hooks! { @one $library, PerThread, $twin $args |$next, $variant| $needed $body }
     };
     (@entry cuda $name:ident) => {
         $crate::hook::Hook { name: concat!(stringify!($name), "\0"), library: $crate::real::Library::Cuda, address: $name as *const _ }
@@ -67,12 +74,20 @@ macro_rules! hooks {
     (@panic nvml) => { partage_driver_api::nvml::NVML_ERROR_UNKNOWN };
     (@code cuda) => { partage_driver_api::cuda::CUresult };
     (@code nvml) => { partage_driver_api::nvml::nvmlReturn_t };
-    (@one $library:ident, $is:ident, $name:ident($($arg:ident: $type:ty),* $(,)?) |$next:ident, $variant:ident| $body:tt) => {
+    (@fast [] $next:ident $($arg:ident)*) => {};
+    (@fast [$needed:tt] $next:ident $($arg:ident)*) => {
+        if !$needed() {
+            // SAFETY: the program's promise.
+            return unsafe { $next($($arg),*) };
+        }
+    };
+    (@one $library:ident, $is:ident, $name:ident($($arg:ident: $type:ty),* $(,)?) |$next:ident, $variant:ident| $needed:tt $body:block) => {
         #[allow(non_snake_case, clippy::too_many_arguments, clippy::missing_safety_doc)]
         #[unsafe(export_name = concat!("partage_hook_", stringify!($name)))]
         pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> hooks!(@code $library) {
             #[allow(unused_imports)]
             use $crate::real::$library::$name as $next;
+            hooks! { @fast $needed $next $($arg)* }
             #[allow(unused_variables)]
             let $variant = $crate::hook::Variant::$is;
             $crate::hook::guarded(hooks!(@panic $library), || $body)

@@ -25,6 +25,9 @@ pub const SHARED_OBJECT: &str = "libpartage_shim.so";
 /// The variable that tells the one who installs where it is, where it is somewhere else. The shim itself reads none.
 pub const VARIABLE: &str = "PARTAGE_SHIM_LIBRARY";
 /// The file that is loaded before the driver's libraries where they cannot be stood in for.
+///
+/// It is named in `/etc/ld.so.preload`, never in `LD_PRELOAD`: musl's loader, which reads only the variable, refuses every
+/// program when it cannot load what is named there.
 pub const PRELOAD: &str = "libpartage-preload.so";
 
 /// How names of hooks start in the shared object.

@@ -1,7 +1,7 @@
 //! Every way to submit work.
 #![allow(unsafe_code)]
 
-use crate::gate::{Key, Work, submit};
+use crate::gate::{Key, Work, needed, submit};
 use crate::hook::{Variant, hooks};
 use crate::memory;
 use partage_driver_api::cuda::*;
@@ -40,7 +40,7 @@ hooks! { cuda;
         stream: CUstream,
         kernel_params: *mut *mut c_void,
         extra: *mut *mut c_void,
-    ) twin cuLaunchKernel_ptsz |next, variant| {
+    ) twin cuLaunchKernel_ptsz |next, variant| if needed {
         let (blocks, threads) = ([grid_dim_x, grid_dim_y, grid_dim_z], [block_dim_x, block_dim_y, block_dim_z]);
         submit(
             || kernel(function, blocks, threads, stream, variant),
@@ -59,7 +59,7 @@ hooks! { cuda;
         function: CUfunction,
         kernel_params: *mut *mut c_void,
         extra: *mut *mut c_void,
-    ) twin cuLaunchKernelEx_ptsz |next, variant| {
+    ) twin cuLaunchKernelEx_ptsz |next, variant| if needed {
         submit(
             || {
                 // SAFETY: null, or the program's configuration; the driver refuses null.
@@ -90,7 +90,7 @@ hooks! { cuda;
         shared_mem_bytes: u32,
         stream: CUstream,
         kernel_params: *mut *mut c_void,
-    ) twin cuLaunchCooperativeKernel_ptsz |next, variant| {
+    ) twin cuLaunchCooperativeKernel_ptsz |next, variant| if needed {
         let (blocks, threads) = ([grid_dim_x, grid_dim_y, grid_dim_z], [block_dim_x, block_dim_y, block_dim_z]);
         submit(
             || kernel(function, blocks, threads, stream, variant),
@@ -108,7 +108,7 @@ hooks! { cuda;
         launch_params_list: *mut CUDA_LAUNCH_PARAMS,
         num_devices: u32,
         flags: u32,
-    ) |next, variant| {
+    ) |next, variant| if needed {
         submit(
             || {
                 // The devices run one kernel together: the turn of the thread's own is waited for, and its part measured.
@@ -129,12 +129,12 @@ hooks! { cuda;
         )
     }
 
-    fn cuLaunch(function: CUfunction) |next, variant| {
+    fn cuLaunch(function: CUfunction) |next, variant| if needed {
         // SAFETY: the program's promise.
         submit(|| grid(function, 1, 1, NO_STREAM, variant), || unsafe { next(function) })
     }
 
-    fn cuLaunchGrid(function: CUfunction, grid_width: i32, grid_height: i32) |next, variant| {
+    fn cuLaunchGrid(function: CUfunction, grid_width: i32, grid_height: i32) |next, variant| if needed {
         submit(
             || grid(function, grid_width, grid_height, NO_STREAM, variant),
             // SAFETY: the program's promise.
@@ -147,7 +147,7 @@ hooks! { cuda;
         grid_width: i32,
         grid_height: i32,
         stream: CUstream,
-    ) |next, variant| {
+    ) |next, variant| if needed {
         submit(
             || grid(function, grid_width, grid_height, stream, variant),
             // SAFETY: the program's promise.
@@ -155,7 +155,7 @@ hooks! { cuda;
         )
     }
 
-    fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) twin cuGraphLaunch_ptsz |next, variant| {
+    fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) twin cuGraphLaunch_ptsz |next, variant| if needed {
         submit(
             || Work { key: Key::other(GRAPH, exec.addr() as u64), stream, variant },
             // SAFETY: the program's promise.

@@ -18,21 +18,24 @@
 pub mod config;
 pub mod install;
 
+mod copies;
 mod gate;
 mod hook;
 mod launch;
 mod lookup;
 mod memory;
+mod nvml;
 mod process;
 mod real;
 mod room;
 
 /// Every hook, by module.
 static HOOKS: &[&[hook::Hook]] = &[
-    lookup::HOOKS,
+    copies::HOOKS,
     gate::capture::HOOKS,
     launch::HOOKS,
     memory::arrays::HOOKS,
+    lookup::HOOKS,
     memory::contexts::HOOKS,
     memory::graphs::HOOKS,
     memory::info::HOOKS,
@@ -41,4 +44,10 @@ static HOOKS: &[&[hook::Hook]] = &[
     memory::pools::HOOKS,
     memory::sharing::HOOKS,
     memory::virtual_memory::HOOKS,
+    nvml::controls::HOOKS,
+    nvml::memory::HOOKS,
+    nvml::processes::HOOKS,
+    nvml::sessions::HOOKS,
+    nvml::table::HOOKS,
+    nvml::utilisation::HOOKS,
 ];

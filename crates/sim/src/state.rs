@@ -5,14 +5,12 @@
 //! and its work are taken back, and what it was in the middle of is finished or undone.
 #![allow(unsafe_code)]
 
-mod alive;
 mod client;
 mod clock;
 mod condition;
 mod lane;
 mod layout;
 mod memory;
-mod mortal;
 mod robust;
 mod timeline;
 
@@ -29,8 +27,9 @@ pub use layout::{MAX_GPUS, SLOTS};
 pub use memory::UNIT;
 pub(crate) use memory::units;
 
-use alive::Alive;
 use layout::{MAGIC, Shared};
+use partage_region::alive::Alive;
+use partage_region::ledger;
 use robust::Held;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -216,7 +215,7 @@ impl State {
         if shared.header.magic.load(Acquire) != MAGIC {
             return Err(StateError::Foreign(path));
         }
-        let alive = Alive::new(existing(&folder.join(CLIENTS))?, existing(&folder.join(PIDS))?);
+        let alive = Alive::in_two(existing(&folder.join(CLIENTS))?, existing(&folder.join(PIDS))?);
         let gpus = shared.gpus.iter().filter(|gpu| gpu.memory.capacity.load(Relaxed) > 0).count();
         let mut state = Self { shared, file, alive, slot: 0, gpus, next_look: AtomicU64::new(0) };
         // Low slots first: they stay in few pages, and in few words of the GPUs' maps.
@@ -242,8 +241,10 @@ impl State {
         self.shared.header.window.load(Relaxed).max(1)
     }
 
+    #[inline]
     fn account(&self, slot: usize, gpu: usize) -> memory::Account<'_> {
-        memory::Account { book: &self.shared.gpus[gpu].memory, clients: &self.shared.clients, gpu, slot }
+        let lanes = memory::GpuLanes { clients: &self.shared.clients, gpu };
+        memory::Account::new(&self.shared.gpus[gpu].memory, lanes, slot)
     }
 
     /// Takes memory of a GPU for this process, or says that there is not as much. One thread at a time.
@@ -267,7 +268,7 @@ impl State {
     /// Units of a GPU that are used, by all processes.
     #[inline]
     pub fn used_memory(&self, gpu: usize) -> u64 {
-        memory::Account::used(&self.shared.gpus[gpu].memory)
+        ledger::used(&self.shared.gpus[gpu].memory.word)
     }
 
     /// Units of a GPU that there are.

@@ -435,6 +435,14 @@ proptest! {
             };
             bytes[at] = value;
         }
-        let _ = fewer(&bytes, "lib.so", &BTreeSet::from(["probe", "Function0"]));
+        let form = Form {
+            exports: BTreeMap::from([("robe", "probe"), ("Function0", "Function0")]),
+            needed: Some("/somewhere/else/libcuda.so.1"),
+            patches: &[Patch { marker: MARKER.as_bytes(), bytes: &[1, 2, 3, 4] }],
+            ..Form::called("lib.so")
+        };
+        if let Ok(after) = elf::rewrite(&bytes, &form) {
+            let _ = (elf::versions(&after), elf::initialisers(&after), elf::needed(&after));
+        }
     }
 }

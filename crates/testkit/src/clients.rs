@@ -5,7 +5,6 @@
 mod archive;
 mod build;
 mod catalog;
-mod python;
 mod report;
 mod store;
 

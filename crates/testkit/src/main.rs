@@ -6,6 +6,7 @@ use partage_testkit::binaries::{self, Binaries, Missing, Settings};
 use partage_testkit::clients;
 use partage_testkit::cluster::{self, ClusterError, Name, Wishes};
 use partage_testkit::image::{self, Product};
+use partage_testkit::portable;
 use partage_testkit::workload::{self, Load, WorkloadError};
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -65,6 +66,10 @@ enum Command {
         #[arg(long)]
         fresh: bool,
     },
+    /// Build the shim so that it runs in every image: against a C library of 2012.
+    ///
+    /// What that needs (zig and cargo-zigbuild, from pip) is fetched once, into the user's cache folder.
+    Shim,
     /// A real Kubernetes to try things on, without a GPU.
     #[command(subcommand)]
     Cluster(Cluster),
@@ -109,6 +114,7 @@ fn main() -> ExitCode {
             let product = Product { program, archive, fresh };
             made(image::product(&product, &settings, &mut out, &stop))
         }
+        Command::Shim => made(portable::build(&settings, &mut out, &stop)),
         Command::Cluster(command) => cluster(&command, &mut out, &stop),
         Command::Workload(load) => workload::run(&load, &mut out, &stop).map_err(Failure::from),
     };

@@ -43,12 +43,20 @@ pub enum Missing {
         /// Where they will be.
         folder: PathBuf,
     },
-    /// No Python that can have the clients.
+    /// Nobody fetched the tools yet that build the shim for every image.
+    #[error("the tools that build the shim for every image are not there ({}); run `make shim`, once", folder.display())]
+    NoZig {
+        /// Where they will be.
+        folder: PathBuf,
+    },
+    /// No Python that pip could work with.
     #[error(
-        "the Python clients need Python {needed} or newer with its venv module, and there is {found}; install it and put it \
+        "{what} need Python {needed} or newer with its venv module, and there is {found}; install it and put it \
          on the PATH"
     )]
     NoPython {
+        /// What it is for.
+        what: &'static str,
         /// The version that would do.
         needed: &'static str,
         /// What is there.

@@ -8,11 +8,19 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Places; a program has hundreds of kernels, each in a handful of shapes.
 const PLACES: usize = 8192;
 
-/// What is assumed of work that nobody has measured.
-const GUESS: u64 = 100_000;
+/// What is assumed of work that nobody has measured: much. It runs alone that way, and what was too much is given back as
+/// soon as it has run.
+const GUESS: u64 = 20_000_000;
 
-const NANOSECONDS_BITS: u32 = 40;
+/// So many measurements of a kind come one after the other; then only some launches are measured.
+const EARLY: u64 = 4;
+
+const NANOSECONDS_BITS: u32 = 38;
 const NANOSECONDS_MASK: u64 = (1 << NANOSECONDS_BITS) - 1;
+/// Above the nanoseconds: how many measurements there were, up to [`EARLY`].
+const SEEN_SHIFT: u32 = NANOSECONDS_BITS;
+const SEEN_MASK: u64 = 7 << SEEN_SHIFT;
+const TAG_SHIFT: u32 = SEEN_SHIFT + 3;
 
 /// A kind of work: a kernel in one shape, a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +36,10 @@ pub(crate) struct Key {
 /// What is known of a kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cost {
-    /// It was measured in this shape.
+    /// It was measured in this shape, and often enough.
     Known(u64),
+    /// It was measured in this shape.
+    Measured(u64),
     /// Another shape of it was.
     Scaled(u64),
     /// Nothing is.
@@ -39,7 +49,10 @@ pub(crate) enum Cost {
 impl Cost {
     #[inline]
     pub(crate) fn nanoseconds(self) -> u64 {
-        let (Self::Known(nanoseconds) | Self::Scaled(nanoseconds) | Self::Guessed(nanoseconds)) = self;
+        let (Self::Known(nanoseconds)
+        | Self::Measured(nanoseconds)
+        | Self::Scaled(nanoseconds)
+        | Self::Guessed(nanoseconds)) = self;
         nanoseconds
     }
 }
@@ -89,7 +102,7 @@ impl Default for Costs {
 /// The part of a hash that tells two kinds in one place apart; never zero, so that an empty place is nobody's.
 #[inline]
 fn tag(hash: u64) -> u64 {
-    (hash >> NANOSECONDS_BITS | 1) << NANOSECONDS_BITS
+    (hash >> TAG_SHIFT | 1) << TAG_SHIFT
 }
 
 impl Costs {
@@ -102,39 +115,46 @@ impl Costs {
     #[inline]
     pub(crate) fn of(&self, key: Key) -> Cost {
         let word = self.place(key.exact).load(Relaxed);
-        if word & !NANOSECONDS_MASK == tag(key.exact) {
-            return Cost::Known(word & NANOSECONDS_MASK);
+        if word & !(NANOSECONDS_MASK | SEEN_MASK) != tag(key.exact) {
+            return self.scaled(key);
         }
-        self.scaled(key)
+        let nanoseconds = word & NANOSECONDS_MASK;
+        if word & SEEN_MASK == EARLY << SEEN_SHIFT {
+            Cost::Known(nanoseconds)
+        } else {
+            Cost::Measured(nanoseconds)
+        }
     }
 
     #[cold]
     fn scaled(&self, key: Key) -> Cost {
         let [word, size] = &self.functions[key.function as usize % (PLACES / 8)];
         let (word, size) = (word.load(Relaxed), size.load(Relaxed));
-        if word & !NANOSECONDS_MASK != tag(key.function) || size == 0 {
+        if word & !(NANOSECONDS_MASK | SEEN_MASK) != tag(key.function) || size == 0 {
             return Cost::Guessed(GUESS);
         }
         let scaled = u128::from(word & NANOSECONDS_MASK) * u128::from(key.size) / u128::from(size);
         Cost::Scaled(u64::try_from(scaled).unwrap_or(NANOSECONDS_MASK).clamp(1_000, 1_000_000_000))
     }
 
-    /// Remembers a measurement. A new kind is believed at once; a known one moves a quarter of the way, and never doubles:
-    /// what looks slow may have waited for something.
+    /// Remembers a measurement. Of the first few the shortest is believed, because what looks slow has waited for something;
+    /// afterwards a measurement moves what is known by a quarter of the way, and counts as twice that at most.
     pub(crate) fn learn(&self, key: Key, nanoseconds: u64) {
         let nanoseconds = nanoseconds.clamp(1, NANOSECONDS_MASK);
         let place = self.place(key.exact);
-        let known = place.load(Relaxed);
-        let new = if known & !NANOSECONDS_MASK == tag(key.exact) {
-            let known = known & NANOSECONDS_MASK;
-            let seen = nanoseconds.min(known.saturating_mul(2).max(1_000));
-            (known.saturating_mul(3).saturating_add(seen)).div_ceil(4)
+        let word = place.load(Relaxed);
+        let (known, seen) = (word & NANOSECONDS_MASK, (word & SEEN_MASK) >> SEEN_SHIFT);
+        let (new, seen) = if word & !(NANOSECONDS_MASK | SEEN_MASK) != tag(key.exact) {
+            (nanoseconds, 1)
+        } else if seen < EARLY {
+            (known.min(nanoseconds), seen + 1)
         } else {
-            nanoseconds
+            let counted = nanoseconds.min(known.saturating_mul(2).max(1_000));
+            (known.saturating_mul(3).saturating_add(counted).div_ceil(4), EARLY)
         };
-        place.store(tag(key.exact) | new.min(NANOSECONDS_MASK), Relaxed);
+        place.store(tag(key.exact) | seen << SEEN_SHIFT | new.min(NANOSECONDS_MASK), Relaxed);
         let [word, size] = &self.functions[key.function as usize % (PLACES / 8)];
-        word.store(tag(key.function) | nanoseconds, Relaxed);
+        word.store(tag(key.function) | new.min(NANOSECONDS_MASK), Relaxed);
         size.store(key.size, Relaxed);
     }
 }
@@ -152,7 +172,7 @@ mod tests {
         let costs = Costs::default();
         assert_eq!(costs.of(kernel(0x1000, 10)), Cost::Guessed(GUESS));
         costs.learn(kernel(0x1000, 10), 50_000);
-        assert_eq!(costs.of(kernel(0x1000, 10)), Cost::Known(50_000));
+        assert_eq!(costs.of(kernel(0x1000, 10)), Cost::Measured(50_000));
         assert_eq!(costs.of(kernel(0x1000, 20)), Cost::Scaled(100_000));
         assert_eq!(costs.of(kernel(0x2000, 10)), Cost::Guessed(GUESS));
     }
@@ -161,7 +181,10 @@ mod tests {
     fn what_is_known_follows_what_is_seen() {
         let costs = Costs::default();
         let key = kernel(0x1000, 10);
-        costs.learn(key, 50_000);
+        for nanoseconds in [900_000, 50_000, 2_000_000, 50_100] {
+            costs.learn(key, nanoseconds);
+        }
+        assert_eq!(costs.of(key), Cost::Known(50_000));
         for _ in 0..40 {
             costs.learn(key, 80_000);
         }
@@ -185,7 +208,7 @@ mod tests {
         let known = keys
             .iter()
             .enumerate()
-            .filter(|(n, key)| costs.of(**key) == Cost::Known(1_000 + *n as u64))
+            .filter(|(n, key)| costs.of(**key) == Cost::Measured(1_000 + *n as u64))
             .count();
         assert!(known > 1_700, "only {known} of 2000 are known");
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Measurements that can be under way at once.
 const MOST: usize = 64;
 
-/// How long a launch waits for the first measurement of its kernel, in nanoseconds. A kernel may wait for something that the
+/// How long the first launch of a kernel waits for it to have run, in nanoseconds. A kernel may wait for something that the
 /// program does only afterwards, so it does not wait for ever.
 const PATIENCE: u64 = 50_000_000;
 
@@ -58,10 +58,8 @@ impl Gate {
         cost: Cost,
         launch: impl FnOnce() -> CUresult,
     ) -> CUresult {
-        let first = !matches!(cost, Cost::Known(_));
-        if matches!(cost, Cost::Guessed(_)) {
-            self.wait_for_first(process, work.key);
-        }
+        let first = matches!(cost, Cost::Guessed(_) | Cost::Scaled(_));
+        let unknown = matches!(cost, Cost::Guessed(_));
         let Some(pair) = self.begin(work) else { return launch() };
         let answer = launch();
         // SAFETY: an event of this context, and the program's stream.
@@ -72,6 +70,10 @@ impl Gate {
             let charged = cost.nanoseconds();
             pair.pending = recorded.then_some(Pending { gpu, key: work.key, charged, first, ready });
         }
+        drop(samples);
+        if unknown {
+            self.wait_for_first(process, gpu, pair.1);
+        }
         answer
     }
 
@@ -79,25 +81,24 @@ impl Gate {
         self.samples.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// The first launch of a kernel is measured; the next ones wait for that, or a program could put a minute's work into
-    /// the queue before anybody knows.
-    fn wait_for_first(&self, process: &Process, key: Key) {
+    /// Waits until a kernel that nobody knew has run: a program could otherwise put a minute's work into the queue before
+    /// anybody knows. Programs are used to it: the driver loads a kernel's code at its first launch, too.
+    fn wait_for_first(&self, process: &Process, gpu: usize, end: CUevent) {
         keeping_errno(|| {
             let began = exact_now();
             let mut pause = 20_000;
             loop {
-                let now = exact_now();
                 self.look_at_samples(process, u64::MAX);
-                let under_way = self
-                    .samples()
-                    .pairs
-                    .iter()
-                    .any(|pair| pair.pending.is_some_and(|pending| pending.first && pending.key == key));
-                if !under_way || now.saturating_sub(began) > PATIENCE {
+                let under_way =
+                    self.samples().pairs.iter().any(|pair| pair.end == end && pair.pending.is_some());
+                if !under_way {
+                    return self.gpus[gpu].is_done(process, gpu, exact_now());
+                }
+                if exact_now().saturating_sub(began) > PATIENCE {
                     return;
                 }
                 std::thread::sleep(Duration::from_nanos(pause));
-                pause = (pause * 2).min(1_000_000);
+                pause = (pause * 2).min(250_000);
             }
         });
     }
@@ -146,7 +147,7 @@ impl Gate {
                     self.costs.learn(pending.key, took);
                     if pending.first {
                         let difference = i128::from(took) - i128::from(pending.charged);
-                        self.correct(process, pending.gpu, i64::try_from(difference).unwrap_or(i64::MAX));
+                        Self::correct(process, pending.gpu, i64::try_from(difference).unwrap_or(i64::MAX));
                     }
                     true
                 }

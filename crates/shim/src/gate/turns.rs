@@ -48,10 +48,11 @@ impl Gate {
                 if began.is_none() {
                     began = Some(now);
                     process.region.lane(gpu).waiting.fetch_add(1, Relaxed);
-                    let doorbell = process.region.book(gpu).doorbell();
-                    doorbell.fetch_add(1, Relaxed);
-                    futex::wake(doorbell, u32::MAX);
                 }
+                // Every time: a turn may have come and gone to others of this container.
+                let doorbell = process.region.book(gpu).doorbell();
+                doorbell.fetch_add(1, Relaxed);
+                futex::wake(doorbell, u32::MAX);
                 // Whoever waits has time to look at what was measured.
                 self.look_at_samples(process, now);
                 if let Allowance::Wait(longest) = allowance(process, gpu, limits, turn, now) {
@@ -66,14 +67,13 @@ impl Gate {
         });
     }
 
-    /// Charges (or credits) what work took beyond what was assumed of it.
-    pub(super) fn correct(&self, process: &Process, gpu: usize, nanoseconds: i64) {
+    /// Charges (or credits) what work took beyond what was assumed of it. It has run: nobody has to wait for it.
+    pub(super) fn correct(process: &Process, gpu: usize, nanoseconds: i64) {
         let book = process.region.book(gpu);
         let lane = process.region.lane(gpu);
         if nanoseconds >= 0 {
             book.spent().fetch_add(nanoseconds.unsigned_abs(), Relaxed);
             lane.spent.fetch_add(nanoseconds.unsigned_abs(), Relaxed);
-            self.gpus[gpu].will_be_busy(process, gpu, exact_now(), nanoseconds.unsigned_abs());
         } else {
             let less = |spent: u64| Some(spent.saturating_sub(nanoseconds.unsigned_abs()));
             let _ = book.spent().fetch_update(Relaxed, Relaxed, less);
@@ -122,6 +122,12 @@ impl GpuGate {
         let later = |until: u64| Some(until.max(now).saturating_add(nanoseconds));
         let until = self.busy_until.fetch_update(Relaxed, Relaxed, later).unwrap_or(0);
         process.region.lane(gpu).busy_until.store(until.max(now).saturating_add(nanoseconds), Relaxed);
+    }
+
+    /// What was submitted has run earlier than was thought.
+    pub(super) fn is_done(&self, process: &Process, gpu: usize, now: u64) {
+        self.busy_until.fetch_min(now, Relaxed);
+        process.region.lane(gpu).busy_until.fetch_min(now, Relaxed);
     }
 
     /// When what was submitted will have run.

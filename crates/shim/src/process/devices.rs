@@ -39,6 +39,12 @@ impl Devices {
         }
     }
 
+    /// The only device's GPU, where that is known and there is but one.
+    #[inline]
+    pub(crate) fn only(&self) -> Option<usize> {
+        self.known.get()?.only
+    }
+
     #[inline]
     fn known(&self, region: &Region) -> Option<&Known> {
         match self.known.get() {

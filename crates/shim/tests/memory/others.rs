@@ -209,7 +209,8 @@ fn modules() {
     ok!(cuda.cuModuleGetGlobal_v2(&mut pointer, &mut size, module, c"small".as_ptr()));
     ok!(cuda.cuMemAlloc_v2(&mut pointer, 60 * SIZE));
     let image = image.as_ptr().cast();
-    let loaded = (0..9).take_while(|_| unsafe { cuda.cuModuleLoadData(&mut module, image) } == CUDA_SUCCESS).count();
+    let loaded =
+        (0..9).take_while(|_| unsafe { cuda.cuModuleLoadData(&mut module, image) } == CUDA_SUCCESS).count();
     // Two mebibytes are left for them.
     assert_eq!(loaded, 2);
     fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuModuleLoadData(&mut module, image));

@@ -32,6 +32,8 @@ enum Part {
 pub(super) struct Sequence {
     id: u64,
     graph: GraphKey,
+    /// Which graph that is: the program may destroy it meanwhile, and another one get its handle.
+    graph_id: u64,
     /// Whether the graph was the program's before.
     given: bool,
     mode: CUstreamCaptureMode,
@@ -96,6 +98,26 @@ impl Sequence {
         let mut inner = self.inner();
         if inner.state == State::Active {
             inner.state = State::Invalid;
+        }
+    }
+
+    /// Its graph, while there is one.
+    fn graph(&self) -> Result<GraphKey, CudaError> {
+        match graph::id(self.graph) {
+            Ok(id) if id == self.graph_id => Ok(self.graph),
+            _ => {
+                self.invalidate();
+                Err(CudaError::STREAM_CAPTURE_INVALIDATED)
+            }
+        }
+    }
+
+    /// Throws away what it made.
+    fn discard(&self) {
+        if !self.given
+            && let Ok(graph) = self.graph()
+        {
+            graph::discard(graph);
         }
     }
 
@@ -200,9 +222,7 @@ impl Capture {
         let Part::Member(sequence, stream) = &self.0 else { return };
         if std::ptr::eq(sequence.origin, *stream) {
             sequence.end();
-            if !sequence.given {
-                graph::discard(sequence.graph);
-            }
+            sequence.discard();
             return;
         }
         sequence.invalidate();
@@ -215,10 +235,11 @@ impl Capture {
     fn add(&self, work: Work) -> Result<(), CudaError> {
         let Part::Member(sequence, stream) = &self.0 else { return Err(self.refuse()) };
         sequence.check()?;
+        let graph = sequence.graph()?;
         let mut inner = sequence.inner();
         let end = inner.ends.iter_mut().find(|end| std::ptr::eq(end.stream, *stream));
         let end = end.ok_or(CudaError::STREAM_CAPTURE_INVALIDATED)?;
-        let node = graph::add(sequence.graph, &end.after, work)?;
+        let node = graph::add(graph, &end.after, work)?;
         end.after = vec![(node, graph::Port::default())];
         Ok(())
     }
@@ -261,7 +282,7 @@ impl Capture {
     /// Freeing in stream order.
     pub(super) fn free(&self, pointer: CUdeviceptr) -> Result<(), CudaError> {
         let Part::Member(sequence, _) = &self.0 else { return Err(self.refuse()) };
-        if !graph::can_free(sequence.graph, pointer) {
+        if !graph::can_free(sequence.graph()?, pointer) {
             return Err(CudaError::INVALID_VALUE);
         }
         self.add(Work::Free(pointer))
@@ -309,6 +330,7 @@ pub(super) fn begin(
     let sequence = Arc::new(Sequence {
         id: unique(),
         graph,
+        graph_id: graph::id(graph)?,
         given,
         mode,
         thread: std::thread::current().id(),
@@ -335,6 +357,7 @@ pub(super) fn end(stream: &'static Stream) -> Result<CUgraph, CudaError> {
     if sequence.mode != CU_STREAM_CAPTURE_MODE_RELAXED && sequence.thread != std::thread::current().id() {
         return Err(CudaError::STREAM_CAPTURE_WRONG_THREAD);
     }
+    let made = sequence.graph();
     let (state, ends) = sequence.end();
     let (own, others): (Vec<End>, Vec<End>) =
         ends.into_iter().partition(|end| std::ptr::eq(end.stream, stream));
@@ -343,10 +366,10 @@ pub(super) fn end(stream: &'static Stream) -> Result<CUgraph, CudaError> {
     let outcome = match state {
         State::Invalid | State::Ended => Err(CudaError::STREAM_CAPTURE_INVALIDATED),
         State::Active if !graph::is_joined(&last, open) => Err(CudaError::STREAM_CAPTURE_UNJOINED),
-        State::Active => Ok(sequence.graph.handle()),
+        State::Active => made.map(GraphKey::handle),
     };
-    if outcome.is_err() && !sequence.given {
-        graph::discard(sequence.graph);
+    if outcome.is_err() {
+        sequence.discard();
     }
     outcome
 }

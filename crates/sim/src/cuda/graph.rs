@@ -137,6 +137,11 @@ pub(super) fn create() -> Result<GraphKey, CudaError> {
     book().create(false)
 }
 
+/// What tells a graph from all others, those that had or will have its handle included.
+pub(super) fn id(graph: GraphKey) -> Result<u64, CudaError> {
+    book().graph(graph).map(|graph| graph.id)
+}
+
 /// Throws away what a failed capture made.
 pub(super) fn discard(graph: GraphKey) {
     let mut book = book();

@@ -1,8 +1,8 @@
 //! The processes of a node: coming, being listed, and being cleaned up after.
 
 use super::layout::{Client, SLOTS};
-use super::mortal::may_die_here;
 use super::{State, Ticks, now, robust};
+use partage_region::mortal::may_die_here;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 

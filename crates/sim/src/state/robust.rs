@@ -1,7 +1,7 @@
 //! A lock in shared memory that a killed owner does not keep.
 
-use super::alive::Alive;
-use super::mortal::may_die_here;
+use partage_region::alive::Alive;
+use partage_region::mortal::may_die_here;
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -70,7 +70,8 @@ fn wait<'a>(word: &'a AtomicU32, me: u32, alive: &Alive) -> Held<'a> {
 /// Takes over the lock from an earlier owner of this slot, who must be dead, since the slot is ours now.
 pub(super) fn inherit(word: &AtomicU32, slot: usize) -> Option<Held<'_>> {
     let me = slot as u32 + 1;
-    (word.load(Ordering::Acquire) & !WAITERS == me).then_some(Held { word, inherited: true })
+    // Made only if it is held: whoever drops it opens the lock, which may be another's.
+    (word.load(Ordering::Acquire) & !WAITERS == me).then(|| Held { word, inherited: true })
 }
 
 impl Drop for Held<'_> {

@@ -1,5 +1,5 @@
-use super::mortal::test::dies;
 use super::*;
+use partage_region::mortal::dies;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -107,15 +107,49 @@ fn threads_may_bury_at_once() {
 #[test]
 fn one_of_the_dead_may_hold_what_burying_another_needs() {
     let folder = folder(1);
-    let (observer, first, second) = (attach(&folder), attach(&folder), attach(&folder));
-    assert!(first.take_memory(0, 3));
+    let observer = Arc::new(attach(&folder));
+    // The dead are seen to in the order of their slots.
+    let (first, second) = (attach(&folder), attach(&folder));
+    assert!(first.slot < second.slot && first.take_memory(0, 3));
     let (timeline, held) = second.timeline(0);
     std::mem::forget(held);
     assert_ne!(timeline.gpu.line.lock.load(Relaxed), 0);
     bury_alive(&first);
     bury_alive(&second);
-    assert_eq!((observer.sweep(), observer.used_memory(0)), (2, 0));
+    // Not to wait for ever is all that it must do: on a thread of its own, so that it is seen if it does.
+    let undertaker = Arc::clone(&observer);
+    let (buried, count) = std::sync::mpsc::channel();
+    assert!(!dies(u32::MAX, move || buried.send(undertaker.sweep()).unwrap()));
+    assert_eq!((count.recv(), observer.used_memory(0)), (Ok(2), 0));
     std::mem::forget((first, second));
+}
+
+/// Who comes, goes or buries cleans a slot, and opens no lock that somebody else holds.
+#[test]
+fn the_locks_of_the_living_stay_shut() {
+    let folder = folder(2);
+    let (living, dead) = (attach(&folder), attach(&folder));
+    let locks = || {
+        let gpus = living.shared.gpus[..2].iter().map(|gpu| gpu.line.lock.load(Relaxed));
+        gpus.chain([living.shared.header.event_lock.load(Relaxed)]).collect::<Vec<_>>()
+    };
+    let (_, held) = living.timeline(1);
+    let events = robust::take(&living.shared.header.event_lock, living.slot, &living.alive);
+    let shut = locks();
+    assert!(shut[0] == 0 && shut[1] != 0 && shut[2] != 0);
+    let coming = attach(&folder);
+    assert_eq!(locks(), shut);
+    bury_alive(&dead);
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let coming = &coming;
+        scope.spawn(move || sender.send(coming.sweep()).unwrap());
+        // It waits for the GPU.
+        assert!(receiver.recv_timeout(std::time::Duration::from_millis(20)).is_err());
+        drop((held, events));
+        assert_eq!(receiver.recv(), Ok(1));
+    });
+    std::mem::forget(dead);
 }
 
 /// Everything a process does that others depend on, so that it can be killed in the middle of it.
@@ -148,7 +182,7 @@ fn second_hold(state: &State) -> State {
     State {
         shared: state.shared,
         file,
-        alive: state.alive.second(),
+        alive: state.alive.second().unwrap(),
         slot: state.slot,
         gpus: state.gpus,
         next_look: AtomicU64::new(0),

@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 /// Signs the archive; every Debian has it.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// What to do where there is no Debian.
-pub(super) const WITHOUT_DEBIAN: &str = "fetch on Debian or on a system made from it";
+pub(crate) const WITHOUT_DEBIAN: &str = "fetch on Debian or on a system made from it";
 
 /// The archive, with its lists fetched.
 pub(super) struct Archive<'a> {

@@ -1,14 +1,14 @@
 //! Fetches what is not there yet, in one run at a time.
 
 use super::archive::{Archive, Fetched, WITHOUT_DEBIAN};
-use super::catalog::{Packaged, Part};
-use super::python::Python;
+use super::catalog::{Packaged, Part, REQUIREMENTS};
 use super::report::runs;
 use super::store::Store;
 use super::{Clients, Missing};
 use crate::binaries::Settings;
 use crate::debian::Debian;
 use crate::progress::{Progress, mebibytes};
+use crate::python::Python;
 use crate::space;
 use std::fs;
 use std::io::{self, Write};
@@ -120,8 +120,8 @@ impl Work<'_> {
         let folder = self.store.folder(part);
         let (work, stop, interrupted) = (self.store.work(), self.stop, self.interrupted);
         let debian = Debian { work: work.clone(), stop, interrupted, instead: WITHOUT_DEBIAN, private: None };
-        let python = Python { work, stop, interrupted };
-        let made = python.find(&debian).and_then(|found| python.make(&found, &folder));
+        let python = Python { what: "the Python clients", work, stop, interrupted };
+        let made = python.find(&debian).and_then(|found| python.make(&found, &folder, REQUIREMENTS));
         let made = made.and_then(|()| self.runs(part, &folder));
         if let Err(missing) = made {
             // What cannot be removed now is removed by the next run.

@@ -1,13 +1,13 @@
 //! What is there: looked at, run, shown.
 
 use super::catalog::Part;
-use super::python::plain;
 use super::store::Store;
 use super::{Clients, Missing};
 use crate::binaries::Settings;
 use crate::digest;
 use crate::process::{End, last_words, run};
 use crate::progress::Progress;
+use crate::python::plain;
 use std::fs;
 use std::io::Write;
 use std::path::Path;

@@ -80,7 +80,7 @@ pub(in super::super) fn update(
     let capture = stream.capture().ok_or(CudaError::ILLEGAL_STATE)?;
     let Part::Member(sequence, _) = &capture.0 else { return Err(CudaError::STREAM_CAPTURE_IMPLICIT) };
     sequence.check()?;
-    graph::check_after(sequence.graph, &after)?;
+    graph::check_after(sequence.graph()?, &after)?;
     let mut inner = sequence.inner();
     let Some(end) = inner.ends.iter_mut().find(|end| std::ptr::eq(end.stream, stream)) else {
         return Err(CudaError::ILLEGAL_STATE);

@@ -270,3 +270,37 @@ fn a_captured_launch_of_a_graph_is_a_graph_inside() {
         call!(cuEventSynchronize(event)).unwrap();
     });
 }
+
+/// The next graph gets its handle: it must not be taken for it, nor be put into itself.
+#[test]
+fn a_capture_whose_graph_was_destroyed_is_invalid() {
+    trial::on_node(|| {
+        let bench = Bench::new();
+        let (stream, inside) = (bench.stream(), bench.graph());
+        bench.kernel(inside, &[], "busy_1us", 1);
+        let exec = bench.exec(inside);
+        let graphs = book().graphs.len();
+        let invalid = Err(CudaError::STREAM_CAPTURE_INVALIDATED);
+        let destroyed = || {
+            begin(stream);
+            let (mut found, mut graph) = (0, null_mut());
+            let nothing = (null_mut(), null_mut(), null_mut());
+            call!(cuStreamGetCaptureInfo_v2(stream, &mut found, nothing.0, &mut graph, nothing.1, nothing.2))
+                .unwrap();
+            call!(cuGraphDestroy(graph)).unwrap();
+            graph
+        };
+        destroyed();
+        assert_eq!(call!(cuGraphLaunch(exec, stream)), invalid);
+        assert_eq!(end(stream).map(|_| ()), invalid);
+        let gone = destroyed();
+        let other = bench.graph();
+        assert_eq!(other, gone);
+        assert_eq!(bench.launch("busy_1us", stream), invalid);
+        assert_eq!(status(stream), CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+        assert_eq!(end(stream).map(|_| ()), invalid);
+        assert_eq!(nodes(other), []);
+        call!(cuGraphDestroy(other)).unwrap();
+        assert_eq!(book().graphs.len(), graphs);
+    });
+}

@@ -1,8 +1,7 @@
-//! A Python of its own for the Python clients.
+//! A Python of its own for what comes from pip.
 
-use super::Missing;
-use super::catalog::REQUIREMENTS;
 use crate::debian::Debian;
+use crate::missing::Missing;
 use crate::process::{End, last_words, run};
 use std::fs;
 use std::io;
@@ -25,20 +24,22 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const PACKAGES: [&str; 2] = ["python3", "python3-venv"];
 
 /// The tools, working in one folder.
-pub(super) struct Python<'a> {
-    pub(super) work: PathBuf,
-    pub(super) stop: &'a AtomicBool,
-    pub(super) interrupted: &'a dyn Fn() -> Missing,
+pub(crate) struct Python<'a> {
+    /// What is installed with it, in words.
+    pub(crate) what: &'static str,
+    pub(crate) work: PathBuf,
+    pub(crate) stop: &'a AtomicBool,
+    pub(crate) interrupted: &'a dyn Fn() -> Missing,
 }
 
 impl Python<'_> {
     /// A Python on this machine that will do; where there is none, Debian's is installed.
-    pub(super) fn find(&self, debian: &Debian<'_>) -> Result<String, Missing> {
+    pub(crate) fn find(&self, debian: &Debian<'_>) -> Result<String, Missing> {
         if let Ok(found) = self.look()? {
             return Ok(found);
         }
-        debian.install("the Python clients", &PACKAGES)?;
-        self.look()?.map_err(|found| Missing::NoPython { needed: NEEDED, found })
+        debian.install(self.what, &PACKAGES)?;
+        self.look()?.map_err(|found| Missing::NoPython { what: self.what, needed: NEEDED, found })
     }
 
     /// The first that will do, or what there is instead.
@@ -60,11 +61,11 @@ impl Python<'_> {
         Ok(Err(if seen.is_empty() { "none".to_string() } else { seen.join(", ") }))
     }
 
-    /// Makes an environment in a folder and installs the clients in it.
-    pub(super) fn make(&self, python: &str, folder: &Path) -> Result<(), Missing> {
+    /// Makes an environment in a folder and installs what is required in it.
+    pub(crate) fn make(&self, python: &str, folder: &Path, required: &str) -> Result<(), Missing> {
         let requirements = self.work.join("requirements.txt");
         let writing = Missing::io(format!("writing {}", requirements.display()));
-        fs::write(&requirements, REQUIREMENTS).map_err(writing)?;
+        fs::write(&requirements, required).map_err(writing)?;
         self.run(Command::new(python).args(["-m", "venv", "--clear"]).arg(folder), "making it")?;
         let mut pip = Command::new(folder.join("bin/python3"));
         pip.args(["-m", "pip", "install", "--quiet", "--no-input", "--no-deps", "--progress-bar", "off"]);
@@ -75,10 +76,10 @@ impl Python<'_> {
     fn run(&self, command: &mut Command, doing: &str) -> Result<(), Missing> {
         plain(command);
         match run(command, &self.log(), self.stop, None) {
-            Err(error) => Err(Missing::io(format!("the Python clients: {doing}"))(error)),
+            Err(error) => Err(Missing::io(format!("{}: {doing}", self.what))(error)),
             Ok(End::Well(_)) => Ok(()),
             Ok(End::Interrupted | End::TooLate) => Err((self.interrupted)()),
-            Ok(End::Badly(said)) => Err(blame(doing, &said)),
+            Ok(End::Badly(said)) => Err(blame(self.what, doing, &said)),
         }
     }
 
@@ -88,7 +89,7 @@ impl Python<'_> {
 }
 
 /// What a person set for their own Python is not for this one.
-pub(super) fn plain(command: &mut Command) -> &mut Command {
+pub(crate) fn plain(command: &mut Command) -> &mut Command {
     command.env_remove("PYTHONHOME").env_remove("PYTHONPATH").env_remove("PIP_USER").env_remove("PIP_TARGET")
 }
 
@@ -105,10 +106,10 @@ fn judge(said: &str) -> Option<Result<(), String>> {
 }
 
 /// What pip's words mean.
-fn blame(doing: &str, said: &str) -> Missing {
+fn blame(what: &str, doing: &str, said: &str) -> Missing {
     let has = |words: &[&str]| words.iter().any(|word| said.contains(word));
     if has(&["No space left on device"]) {
-        return Missing::io("installing the Python clients")(io::ErrorKind::StorageFull.into());
+        return Missing::io(format!("installing {what}"))(io::ErrorKind::StorageFull.into());
     }
     let said_last = last_words(said);
     match has(&[
@@ -117,12 +118,10 @@ fn blame(doing: &str, said: &str) -> Missing {
         "ConnectionError",
         "Connection broken",
     ]) {
-        true => Missing::NoNetwork {
-            what: "the Python clients".to_string(),
-            asked: "pip's index and proxy",
-            said: said_last,
-        },
-        false => Missing::Failed { doing: format!("the Python clients: {doing}"), said: said_last },
+        true => {
+            Missing::NoNetwork { what: what.to_string(), asked: "pip's index and proxy", said: said_last }
+        }
+        false => Missing::Failed { doing: format!("{what}: {doing}"), said: said_last },
     }
 }
 
@@ -144,11 +143,16 @@ mod tests {
 
     #[test]
     fn words_of_pip_become_ours() {
-        let error = blame("pip", "ERROR: Could not find a version that satisfies x\n").to_string();
+        let error = blame("the Python clients", "pip", "ERROR: Could not find a version that satisfies x\n")
+            .to_string();
         assert!(error.starts_with("the Python clients could not be downloaded: ERROR:"), "{error}");
         assert!(error.contains("pip's index and proxy"), "{error}");
-        let error = blame("pip", "OSError: [Errno 28] No space left on device").to_string();
+        let error =
+            blame("the Python clients", "pip", "OSError: [Errno 28] No space left on device").to_string();
         assert!(error.starts_with("the disk ran full while installing the Python clients"), "{error}");
-        assert_eq!(blame("pip", "boom").to_string(), "the Python clients: pip failed: boom");
+        assert_eq!(
+            blame("the Python clients", "pip", "boom").to_string(),
+            "the Python clients: pip failed: boom"
+        );
     }
 }

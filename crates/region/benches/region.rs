@@ -1,0 +1,70 @@
+//! What a process pays for its region: nanoseconds by the call, the least of several runs.
+#![allow(clippy::print_stdout, clippy::unwrap_used)]
+
+use partage_region::{GpuShare, Owner, Policy, Region, UNIT, UsageReader};
+use std::hint::black_box;
+use std::time::Instant;
+
+fn measure(what: &str, calls: u32, mut work: impl FnMut()) {
+    let run = |_| {
+        let start = Instant::now();
+        for _ in 0..calls {
+            work();
+        }
+        start.elapsed().as_nanos() as f64 / f64::from(calls)
+    };
+    let least = (0..20).map(run).fold(f64::INFINITY, f64::min);
+    println!("{what:<44} {least:>10.1} ns");
+}
+
+fn main() {
+    let folder =
+        tempfile::tempdir_in(if std::path::Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" });
+    let folder = folder.unwrap();
+    let shares = [GpuShare { memory: 1 << 30, ..GpuShare::default() }];
+    let _owner = Owner::create(folder.path(), &shares, Policy::default()).unwrap();
+    let region = Region::attach(folder.path()).unwrap();
+    measure("reserve and release", 100_000, || {
+        region.reserve(0, black_box(1 << 20)).unwrap();
+        region.release(0, black_box(1 << 20));
+    });
+    measure("used", 1_000_000, || {
+        black_box(region.used(black_box(0)));
+    });
+    measure("memory_limit", 1_000_000, || {
+        black_box(region.memory_limit(black_box(0)));
+    });
+    measure("gated and turn", 1_000_000, || {
+        let limits = region.limits(black_box(0));
+        black_box((limits.gated(), limits.turn()));
+    });
+    let other = Region::attach(folder.path()).unwrap();
+    measure("reserve and release, two processes by turns", 100_000, || {
+        for region in [&region, &other] {
+            region.reserve(0, UNIT).unwrap();
+            region.release(0, UNIT);
+        }
+    });
+    other.reserve(0, UNIT).unwrap();
+    measure("used and tidy, others hold memory", 100_000, || {
+        region.tidy();
+        black_box(region.used(0));
+    });
+    measure("refused", 1_000, || {
+        assert!(region.reserve(0, 2 << 30).is_err());
+    });
+    measure("attach and detach", 200, || drop(Region::attach(folder.path()).unwrap()));
+    let others: Vec<Region> = (0..200).map(|_| Region::attach(folder.path()).unwrap()).collect();
+    measure("attach and detach, 200 others", 200, || drop(Region::attach(folder.path()).unwrap()));
+    measure("sweep, 200 others", 20, || {
+        region.sweep();
+    });
+    let reader = UsageReader::open(folder.path()).unwrap();
+    measure("demand, 200 processes", 20, || {
+        black_box(reader.demand(0, 0).unwrap());
+    });
+    measure("snapshot, 200 processes", 20, || {
+        black_box(reader.snapshot().unwrap());
+    });
+    drop(others);
+}

@@ -1,0 +1,224 @@
+//! What the deal keeps about one container.
+
+use super::bucket::Bucket;
+use super::{WHOLE, tuning};
+
+/// What is seen of one container on one GPU. The first three are its owner's, the others are the container's own
+/// words and may be anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct View {
+    /// Promised, in hundredths of a percent of the GPU's time.
+    pub cores: u32,
+    /// What it may reach with time that others leave; in hard mode the same.
+    pub ceiling: u32,
+    /// The higher goes first.
+    pub priority: u32,
+    /// Somebody in it waits for a turn.
+    pub waiting: bool,
+    /// When all it has submitted will have run, on the clock of `now`.
+    pub busy_until: u64,
+    /// All GPU time it was charged so far, in nanoseconds.
+    pub spent: u64,
+}
+
+impl View {
+    pub(super) fn cores(&self) -> u32 {
+        self.cores.min(WHOLE)
+    }
+
+    pub(super) fn ceiling(&self) -> u32 {
+        self.ceiling.clamp(self.cores(), WHOLE)
+    }
+}
+
+/// What a container said that cannot be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Notes {
+    /// Its `spent` fell by more than corrections explain.
+    pub backwards: u64,
+    /// Its `spent` rose by more than ten seconds between two looks.
+    pub leaps: u64,
+}
+
+/// One container's credit, and what is known of its ways.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Account {
+    /// What its promise brought and it did not use yet.
+    pub(super) promise: Bucket,
+    /// What its ceiling still lets it use.
+    pub(super) roof: Bucket,
+    /// Lent time it had for its weight: the least goes first.
+    pub(super) lent: u64,
+    pub(super) spent: u64,
+    /// Its work cannot end before this if it was charged rightly...
+    early: u64,
+    /// ...nor after this.
+    late: u64,
+    /// What it said last.
+    busy_until: u64,
+    /// How much it may yet be charged without saying that work will run.
+    excused: i64,
+    pub(super) wanted: bool,
+    /// Its share as it was until now.
+    cores: u32,
+    ceiling: u32,
+    idle_since: u64,
+    /// How long it may be without work in its turn.
+    pub(super) patience: u64,
+    /// It had turns and did not come: not asked before this.
+    pub(super) away_until: u64,
+    absences: u32,
+    pub(super) notes: Notes,
+}
+
+/// The first kernels of a program are of unknown length, and some are long.
+const EXCUSED: i64 = 50_000_000;
+
+/// `nanos` of `rate`.
+fn part(nanos: u64, rate: u32) -> u64 {
+    nanos.saturating_mul(u64::from(rate)) / u64::from(WHOLE)
+}
+
+/// What someone kept waiting gathers at most.
+fn behind(rate: u32) -> u64 {
+    part(tuning::BEHIND, rate)
+}
+
+/// What someone who does not want keeps.
+fn saved(rate: u32) -> u64 {
+    part(tuning::IDLE, rate).min(tuning::SAVED).max(worth(rate))
+}
+
+/// The shortest turn.
+fn worth(rate: u32) -> u64 {
+    part(tuning::GATHER, rate).clamp(tuning::LEAST, tuning::ENOUGH).min(behind(rate))
+}
+
+impl Account {
+    /// A container that was not there before: it begins with what one that did not want has, and what it spent under
+    /// another arbiter is past.
+    pub(super) fn new(now: u64, view: &View) -> Self {
+        Self {
+            promise: Bucket::holding(saved(view.cores())),
+            roof: Bucket::holding(saved(view.ceiling())),
+            lent: 0,
+            spent: view.spent,
+            early: 0,
+            late: now,
+            busy_until: view.busy_until,
+            excused: EXCUSED,
+            wanted: false,
+            cores: view.cores(),
+            ceiling: view.ceiling(),
+            idle_since: now,
+            patience: tuning::PATIENCE,
+            away_until: 0,
+            absences: 0,
+            notes: Notes::default(),
+        }
+    }
+
+    /// How much `spent` grew, as far as that can be; less than nothing when costs were corrected.
+    pub(super) fn growth(&mut self, spent: u64) -> i64 {
+        let limit = i64::try_from(tuning::DEBT).unwrap_or(i64::MAX);
+        #[expect(clippy::cast_possible_wrap, reason = "the difference of counters that may wrap")]
+        let grown = spent.wrapping_sub(self.spent) as i64;
+        self.spent = spent;
+        if grown > limit {
+            self.notes.leaps = self.notes.leaps.saturating_add(1);
+            limit
+        } else if grown < -limit / 100 {
+            // A counter that began anew, or a lie: nobody is given credit for it.
+            self.notes.backwards = self.notes.backwards.saturating_add(1);
+            0
+        } else {
+            grown
+        }
+    }
+
+    /// Work of this length was submitted at some time between the two.
+    pub(super) fn submitted(&mut self, last: u64, now: u64, view: &View, grown: i64) {
+        if grown > 0 {
+            // A cost that turned out higher is charged after the work has run: that is nothing to wait for. Who says
+            // so of much of its work is not believed: it lies, or several processes each believe to be alone.
+            let said = view.busy_until.saturating_sub(self.busy_until.max(last));
+            let said = i64::try_from(said).unwrap_or(i64::MAX).min(grown);
+            let unsaid = grown - said;
+            let ahead = if unsaid <= self.excused { said } else { grown };
+            self.excused = (self.excused - (grown - ahead) + said / 64).min(EXCUSED);
+            if ahead > 0 {
+                self.early = self.early.max(last).saturating_add_signed(ahead);
+            }
+            self.busy_until = view.busy_until;
+            self.late = self.late.max(now).saturating_add_signed(grown);
+            self.absences = 0;
+        } else {
+            self.early = self.early.saturating_add_signed(grown);
+            self.late = self.late.saturating_add_signed(grown);
+        }
+    }
+
+    /// When its work will have run: its own word, as far as its charges bear it out. So nobody can hold a GPU for
+    /// longer than it pays, and several processes that each think they are alone do not run into the next turn.
+    pub(super) fn drained(&self, view: &View) -> u64 {
+        view.busy_until.min(self.late).max(self.early)
+    }
+
+    /// Lets credit accrue: by the share as it was until now, up to what the one from now on lets it keep.
+    /// `owed` is the time that promises are reckoned by, `passed` that of ceilings.
+    pub(super) fn accrue(&mut self, now: u64, owed: u64, passed: u64, view: &View, wants: bool) {
+        let (cores, ceiling) = (view.cores(), view.ceiling());
+        if wants {
+            self.idle_since = now;
+        }
+        // Who began to want just now did not want in the time that has passed.
+        let cap = if wants && self.wanted { behind } else { saved };
+        self.wanted = wants;
+        self.promise.grow(owed, self.cores, cap(cores));
+        self.roof.grow(passed, self.ceiling, cap(ceiling));
+        (self.cores, self.ceiling) = (cores, ceiling);
+        let kept = if now.saturating_sub(self.idle_since) > tuning::IDLE { saved } else { behind };
+        self.promise.clip(kept(cores));
+        self.roof.clip(kept(ceiling));
+    }
+
+    /// The turn that its promise is worth now. Any credit is good for a whole turn, and what it lacks is debt: so time
+    /// is not left idle because everybody has a little.
+    pub(super) fn promised(&self, view: &View) -> Option<u64> {
+        let held = u64::try_from(self.promise.nanos()).ok()?;
+        (view.cores() > 0 && held > 0).then(|| held.max(worth(view.cores())).min(tuning::TURN))
+    }
+
+    /// The turn that it may have of time nobody claims.
+    pub(super) fn lendable(&self, view: &View) -> Option<u64> {
+        let (cores, ceiling) = (view.cores(), view.ceiling());
+        if ceiling >= WHOLE {
+            return Some(tuning::LENT);
+        }
+        let held = u64::try_from(self.roof.nanos()).ok()?;
+        (ceiling > cores && held > 0).then(|| held.max(worth(ceiling)).min(tuning::LENT))
+    }
+
+    /// How long until it may have a turn, if nobody else wanted one.
+    pub(super) fn eligible_in(&self, view: &View) -> Option<u64> {
+        let (cores, ceiling) = (view.cores(), view.ceiling());
+        if ceiling >= WHOLE {
+            return Some(0);
+        }
+        let promise = (cores > 0).then(|| self.promise.until(1, cores)).flatten();
+        let roof = (ceiling > cores).then(|| self.roof.until(1, ceiling)).flatten();
+        promise.into_iter().chain(roof).min()
+    }
+
+    /// Lent time counts less for who was promised more.
+    pub(super) fn lend(&mut self, view: &View, nanos: i64) {
+        let weight = i64::from(view.cores().max(WHOLE / 100));
+        self.lent = self.lent.saturating_add_signed(nanos.saturating_mul(i64::from(WHOLE)) / weight);
+    }
+
+    /// It had the turn and did not come. The more often, the rarer it is asked.
+    pub(super) fn absent(&mut self, now: u64) {
+        self.away_until = now.saturating_add((20 * super::MILLI) << self.absences.min(5));
+        self.absences = self.absences.saturating_add(1);
+    }
+}

@@ -1,0 +1,402 @@
+//! The decisions for one GPU.
+
+use super::account::{Account, Notes, View};
+use super::{MILLI, WHOLE, tuning};
+
+/// Why a turn is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// It was promised.
+    Promised,
+    /// Nobody with a claim wants it.
+    Lent,
+}
+
+/// A turn to open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Open {
+    /// Whose turn.
+    pub seat: usize,
+    /// What the container may have spent in all until it must wait again.
+    pub allowed: u64,
+    /// Of which kind.
+    pub class: Class,
+}
+
+/// What to write, in this order, and when to ask again at the latest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// Whose turn to close.
+    pub close: Option<usize>,
+    /// Whose turn to open, or to prolong if it is open.
+    pub open: Option<Open>,
+    /// When to ask again, even if no doorbell rings.
+    pub next: u64,
+}
+
+/// Others began to want while one had the turn: from here on its idling is theirs to lose.
+#[derive(Clone, Copy, Debug)]
+struct Contest {
+    since: u64,
+    /// When, counted from the end of what it had submitted by then.
+    from: u64,
+    spent: u64,
+    /// When it must have used its turn.
+    until: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    seat: usize,
+    /// It may submit; otherwise only what it has submitted is waited for.
+    open: bool,
+    class: Class,
+    allowed: u64,
+    length: u64,
+    since: u64,
+    /// What it had spent when the turn was opened or last prolonged.
+    spent: u64,
+    contest: Option<Contest>,
+}
+
+impl Turn {
+    /// What is left of it to be spent.
+    fn left(&self, view: &View) -> u64 {
+        #[expect(clippy::cast_possible_wrap, reason = "the difference of counters that may wrap")]
+        let left = self.allowed.wrapping_sub(view.spent) as i64;
+        u64::try_from(left).unwrap_or(0)
+    }
+}
+
+/// Somebody who could have the next turn.
+#[derive(Clone, Copy, Debug)]
+struct Pick {
+    seat: usize,
+    class: Class,
+    length: u64,
+    priority: u32,
+    /// The higher of two of the same class and priority goes first.
+    rank: i64,
+}
+
+impl Pick {
+    fn before(&self, other: &Self) -> bool {
+        let promised = |pick: &Self| pick.class == Class::Promised;
+        (promised(self), self.priority, self.rank) > (promised(other), other.priority, other.rank)
+    }
+}
+
+/// Deals out one GPU's time among containers.
+///
+/// A container's place in the slice of views is its *seat*; an empty place is `None`. Memory is allocated only when
+/// the slice becomes longer than ever before.
+#[derive(Debug, Default)]
+pub struct Deal {
+    now: u64,
+    accounts: Vec<Option<Account>>,
+    turn: Option<Turn>,
+    /// The lent time per weight of who had some last: newcomers start there, not at nothing.
+    lent: u64,
+}
+
+impl Deal {
+    /// Nobody has a seat yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Someone else will sit here from now on.
+    pub fn vacate(&mut self, seat: usize) {
+        if let Some(account) = self.accounts.get_mut(seat) {
+            *account = None;
+        }
+        if self.turn.is_some_and(|turn| turn.seat == seat) {
+            self.turn = None;
+        }
+    }
+
+    /// Who has the turn and may submit.
+    #[must_use]
+    pub fn holder(&self) -> Option<usize> {
+        self.turn.filter(|turn| turn.open).map(|turn| turn.seat)
+    }
+
+    /// What the container on this seat said that cannot be.
+    #[must_use]
+    pub fn notes(&self, seat: usize) -> Notes {
+        self.accounts.get(seat).copied().flatten().map_or_else(Notes::default, |account| account.notes)
+    }
+
+    /// What its promise brought that it did not use, in nanoseconds; debt is negative.
+    #[must_use]
+    pub fn credit(&self, seat: usize) -> i64 {
+        self.accounts.get(seat).copied().flatten().map_or(0, |account| account.promise.nanos())
+    }
+
+    /// Says what to do at `now`, by what is seen.
+    pub fn decide(&mut self, now: u64, views: &[Option<View>]) -> Order {
+        let now = now.max(self.now);
+        self.settle(now, views);
+        self.now = now;
+        let mut order = match self.turn {
+            None => self.fresh(now, views),
+            Some(turn) => match views.get(turn.seat).copied().flatten() {
+                None => {
+                    self.turn = None;
+                    self.fresh(now, views)
+                }
+                Some(view) => self.held(now, views, turn, &view),
+            },
+        };
+        order.next =
+            order.next.clamp(now.saturating_add(50 * super::MICRO), now.saturating_add(tuning::BEAT));
+        order
+    }
+
+    /// Charges what was spent and lets credit accrue.
+    fn settle(&mut self, now: u64, views: &[Option<View>]) {
+        if self.accounts.len() < views.len() {
+            self.accounts.resize(views.len(), None);
+        }
+        let last = if self.now == 0 { now } else { self.now };
+        let passed = (now - last).min(1_000 * MILLI);
+        // If those who want were promised more than there is, an hour of the GPU is less than an hour's worth for all.
+        let promised = |(view, account): (&Option<View>, &Option<Account>)| match (view, account) {
+            (Some(view), Some(account)) if account.wanted => u64::from(view.cores()),
+            _ => 0,
+        };
+        let promised: u64 = views.iter().zip(&self.accounts).map(promised).sum();
+        let owed = passed * u64::from(WHOLE) / promised.max(u64::from(WHOLE));
+        let turn = self.turn;
+        let mut lent = self.lent;
+        for (seat, account) in self.accounts.iter_mut().enumerate() {
+            let Some(view) = views.get(seat).and_then(Option::as_ref) else {
+                *account = None;
+                continue;
+            };
+            let account = account.get_or_insert_with(|| Account::new(now, view));
+            let before = account.drained(view);
+            let grown = account.growth(view.spent);
+            let mine = turn.filter(|turn| turn.seat == seat);
+            account.roof.take(grown);
+            if mine.is_some_and(|turn| turn.class == Class::Lent) {
+                account.lend(view, grown);
+                lent = lent.max(account.lent);
+            } else if view.cores > 0 {
+                account.promise.take(grown);
+            }
+            account.submitted(last, now, view, grown);
+            if mine.is_some() && grown > 0 && before < last {
+                // It was without work when last seen, and it was right to wait for it.
+                account.patience = (account.patience * 2).min(tuning::PATIENCE);
+            }
+            let wants = view.waiting || (mine.is_some() && (grown > 0 || account.drained(view) > now));
+            if wants && !account.wanted {
+                account.lent = account.lent.max(self.lent);
+            }
+            account.accrue(now, owed, passed, view, wants);
+        }
+        self.lent = lent;
+    }
+
+    /// What this seat could have now.
+    fn pick(&self, now: u64, seat: usize, view: &View) -> Option<Pick> {
+        let account = self.accounts.get(seat)?.as_ref()?;
+        if now < account.away_until {
+            return None;
+        }
+        let priority = view.priority;
+        if let Some(length) = account.promised(view) {
+            let rank = account.promise.nanos().saturating_mul(1_000) / i64::from(view.cores().max(1));
+            return Some(Pick { seat, class: Class::Promised, length, priority, rank });
+        }
+        let length = account.lendable(view)?;
+        let rank = -i64::try_from(account.lent).unwrap_or(i64::MAX);
+        Some(Pick { seat, class: Class::Lent, length, priority, rank })
+    }
+
+    /// The first in line among those who wait, but for one seat.
+    fn first(&self, now: u64, views: &[Option<View>], but: Option<usize>) -> Option<Pick> {
+        let waiting = views.iter().enumerate().filter_map(|(seat, view)| {
+            let view = view.as_ref().filter(|view| view.waiting && Some(seat) != but)?;
+            self.pick(now, seat, view)
+        });
+        waiting.reduce(|best, pick| if pick.before(&best) { pick } else { best })
+    }
+
+    /// When the next of those who wait may have a turn by its credit.
+    fn ripe(&self, now: u64, views: &[Option<View>]) -> u64 {
+        let each = views.iter().zip(&self.accounts).filter_map(|(view, account)| {
+            let view = view.as_ref().filter(|view| view.waiting)?;
+            let account = account.as_ref()?;
+            Some(now.saturating_add(account.eligible_in(view)?).max(account.away_until))
+        });
+        each.filter(|at| *at > now).min().unwrap_or(u64::MAX)
+    }
+
+    /// Nobody has the turn.
+    fn fresh(&mut self, now: u64, views: &[Option<View>]) -> Order {
+        match self.first(now, views, None) {
+            Some(pick) => self.give(now, views, pick, None),
+            None => Order { close: None, open: None, next: self.ripe(now, views) },
+        }
+    }
+
+    /// Opens a turn, or prolongs it.
+    fn give(&mut self, now: u64, views: &[Option<View>], pick: Pick, close: Option<usize>) -> Order {
+        let spent = views.get(pick.seat).copied().flatten().map_or(0, |view| view.spent);
+        let allowed = spent.wrapping_add(pick.length);
+        let (seat, class, length) = (pick.seat, pick.class, pick.length);
+        let mut turn = Turn { seat, open: true, class, allowed, length, since: now, spent, contest: None };
+        if let (Some(_), Some(Some(view))) = (self.first(now, views, Some(seat)), views.get(seat)) {
+            turn.contest = self.contest(now, &turn, view);
+        }
+        self.turn = Some(turn);
+        let look = if turn.contest.is_some() { tuning::GLANCE } else { length / 2 };
+        Order { close, open: Some(Open { seat, allowed, class }), next: now.saturating_add(look) }
+    }
+
+    /// From now on others could use the turn.
+    fn contest(&self, now: u64, turn: &Turn, view: &View) -> Option<Contest> {
+        let from = self.accounts.get(turn.seat)?.as_ref()?.drained(view).max(now);
+        let left = turn.left(view).min(turn.length);
+        let until = from.saturating_add(left).saturating_add(turn.length / 4).saturating_add(MILLI);
+        Some(Contest { since: now, from, spent: view.spent, until })
+    }
+
+    /// Somebody has the turn, or its work still runs.
+    fn held(&mut self, now: u64, views: &[Option<View>], mut turn: Turn, view: &View) -> Order {
+        let seat = turn.seat;
+        let Some(account) = self.accounts.get(seat).copied().flatten() else {
+            self.turn = None;
+            return self.fresh(now, views);
+        };
+        let drained = account.drained(view);
+        let backlog = drained.saturating_sub(now);
+        let left = turn.left(view);
+        let used_up = left <= tuning::CHUNK.min(turn.length / 2);
+        let mine = (view.waiting || (used_up && backlog > 0)).then(|| self.pick(now, seat, view)).flatten();
+        let Some(other) = self.first(now, views, Some(seat)) else {
+            turn.contest = None;
+            self.turn = Some(turn);
+            return self.alone(now, views, view, mine, backlog, left);
+        };
+
+        turn.contest = turn.contest.or_else(|| self.contest(now, &turn, view));
+        let until = turn.contest.map_or(u64::MAX, |contest| contest.until);
+        let mine = mine.filter(|mine| mine.before(&other));
+        let mut close = None;
+        let stop = (turn.class == Class::Lent && other.class == Class::Promised) || now >= until;
+        if turn.open && stop && mine.is_none_or(|mine| mine.class == Class::Lent) {
+            // No more of it; what it has submitted is waited for.
+            turn.open = false;
+            close = Some(seat);
+        }
+        let bound = turn.since.saturating_add(turn.length).saturating_add(tuning::BOUND);
+        // Who has something left of an earlier turn spends nothing and works all the same.
+        let started = view.spent != turn.spent || drained > turn.since || !view.waiting;
+        let passes_at = if used_up || !turn.open {
+            drained.saturating_sub(tuning::LEAD)
+        } else if started {
+            drained.max(turn.since.saturating_add(tuning::LEAD)).saturating_add(account.patience)
+        } else {
+            turn.since.saturating_add(tuning::WAKE)
+        };
+        let passes_at = passes_at.min(bound);
+        let ready = used_up || !turn.open;
+        if let Some(mine) = mine.filter(|_| ready && backlog <= tuning::AHEAD) {
+            self.fine(now, &turn, view);
+            return self.give(now, views, mine, None);
+        }
+        if now < passes_at {
+            self.turn = Some(turn);
+            let until = if turn.open { until } else { u64::MAX };
+            let ahead = if ready && backlog > tuning::AHEAD { drained - tuning::AHEAD } else { u64::MAX };
+            let begins = if started { u64::MAX } else { now.saturating_add(tuning::GLANCE) };
+            return Order { close, open: None, next: passes_at.min(until).min(ahead).min(begins) };
+        }
+        self.fine(now, &turn, view);
+        if turn.class == Class::Lent && other.class == Class::Promised {
+            self.claim(now, &turn, view);
+        }
+        if turn.open {
+            close = Some(seat);
+            if let Some(account) = self.accounts.get_mut(seat).and_then(Option::as_mut) {
+                if !started {
+                    account.absent(now);
+                } else if !used_up {
+                    account.patience = (account.patience / 2).max(tuning::HASTE);
+                }
+            }
+        }
+        self.give(now, views, other, close)
+    }
+
+    /// Nobody else could use the turn: it stays open, and goes on as its owner's credit allows.
+    fn alone(
+        &mut self,
+        now: u64,
+        views: &[Option<View>],
+        view: &View,
+        mine: Option<Pick>,
+        backlog: u64,
+        left: u64,
+    ) -> Order {
+        let Some(turn) = self.turn else { return self.fresh(now, views) };
+        let wanted = self.accounts.get(turn.seat).and_then(Option::as_ref).is_some_and(|it| it.wanted);
+        let wait = |next| Order { close: None, open: None, next };
+        let short = !turn.open || left <= turn.length / 2;
+        // Some that wait although there is something left have missed that the turn was opened.
+        let stuck = view.waiting && backlog == 0 && now >= turn.since.saturating_add(tuning::WAKE);
+        let mine = mine.or_else(|| self.pick(now, turn.seat, view));
+        if let Some(mut mine) = mine.filter(|_| short || stuck) {
+            if backlog > tuning::AHEAD {
+                return wait(now + backlog - tuning::AHEAD);
+            }
+            if mine.class == Class::Lent {
+                mine.length = mine.length.saturating_sub(backlog).max(tuning::CHUNK);
+            }
+            return self.give(now, views, mine, None);
+        }
+        let ripe = self.ripe(now, views);
+        wait(match (wanted, view.waiting) {
+            (false, _) => u64::MAX,
+            (true, true) if short => ripe,
+            (true, true) => turn.since.saturating_add(tuning::WAKE).max(now.saturating_add(backlog)),
+            (true, false) => ripe.min(now.saturating_add((left / 2).max(2 * MILLI))),
+        })
+    }
+
+    /// Lent time that lasted while its owner wanted it back was not lent: the promise pays for it. So long kernels in
+    /// lent turns take nothing from others in the end.
+    fn claim(&mut self, now: u64, turn: &Turn, view: &View) {
+        let (Some(contest), Some(Some(account))) = (turn.contest, self.accounts.get_mut(turn.seat)) else {
+            return;
+        };
+        if view.cores() > 0 {
+            let kept = i64::try_from(now.saturating_sub(contest.since)).unwrap_or(i64::MAX);
+            account.promise.take(kept);
+            account.lend(view, kept.saturating_neg());
+        }
+    }
+
+    /// Time that one held while others had a use for it is charged to it, used or not.
+    fn fine(&mut self, now: u64, turn: &Turn, view: &View) {
+        let (Some(contest), Some(Some(account))) = (turn.contest, self.accounts.get_mut(turn.seat)) else {
+            return;
+        };
+        let held = i64::try_from(now.saturating_sub(contest.from)).unwrap_or(i64::MAX);
+        #[expect(clippy::cast_possible_wrap, reason = "the difference of counters that may wrap")]
+        let used = (view.spent.wrapping_sub(contest.spent) as i64).max(0);
+        #[expect(clippy::cast_possible_wrap, reason = "a constant")]
+        let idle = held.saturating_sub(used).saturating_sub((tuning::PATIENCE + tuning::LEAD) as i64);
+        if idle <= 0 {
+            return;
+        }
+        match turn.class {
+            Class::Promised => account.promise.take(idle),
+            Class::Lent => account.lend(view, idle),
+        }
+    }
+}

@@ -1,0 +1,412 @@
+//! Virtual time: a GPU, containers that launch as the shim lets them, and an arbiter that wakes up late. Everything
+//! follows from a seed.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use super::{Deal, MICRO, MILLI, Order, View, tuning};
+
+const SLICE: u64 = 2 * MILLI;
+const QUEUE: usize = 1024;
+const GUESS: u64 = 100 * MICRO;
+
+/// A small generator of numbers; the model needs no good one.
+#[derive(Clone, Debug)]
+pub(super) struct Dice(u64);
+
+impl Dice {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(super) fn roll(&mut self, from: u64, to: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        from + self.0 % (to - from).max(1)
+    }
+}
+
+/// What a container's program does.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Habit {
+    /// Launches as fast as it may.
+    Saturates,
+    /// Launches one kernel, waits for it, thinks for so long, and so on.
+    Synchronises(u64),
+    /// Saturates for so much GPU time, waits for it, sleeps for so long.
+    Bursts(u64, u64),
+    /// Does nothing until then, saturates afterwards.
+    From(u64),
+    /// Says that it waits, and never comes.
+    Stopped,
+}
+
+/// What it says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Word {
+    Honest,
+    /// `busy_until` is always this far in the future.
+    NeverDrained(u64),
+    /// `busy_until` is always nothing.
+    AlwaysDrained,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Tenant {
+    pub(super) view: View,
+    pub(super) habit: Habit,
+    pub(super) word: Word,
+    pub(super) kernels: Vec<u64>,
+    learned: Vec<Option<u64>>,
+    left: i64,
+    seen: u64,
+    turn: u64,
+    open: bool,
+    allowed: u64,
+    asleep: bool,
+    burst: u64,
+    launched: u64,
+    queue: VecDeque<(u64, usize, u64, bool)>,
+    /// Blocked until its queue has room, or is empty.
+    blocked: Option<usize>,
+    /// GPU time it really had.
+    pub(super) had: u64,
+    /// When it last asked and was made to wait; how long it waited for a turn at most.
+    asked: u64,
+    pub(super) longest_wait: u64,
+    pub(super) first_wait: Option<u64>,
+}
+
+impl Tenant {
+    pub(super) fn new(cores: u32, ceiling: u32, kernels: &[u64]) -> Self {
+        Self {
+            view: View { cores: cores * 100, ceiling: ceiling * 100, ..View::default() },
+            habit: Habit::Saturates,
+            word: Word::Honest,
+            kernels: kernels.to_vec(),
+            learned: vec![None; kernels.len()],
+            left: 0,
+            seen: 0,
+            turn: 0,
+            open: false,
+            allowed: 0,
+            asleep: false,
+            burst: 0,
+            launched: 0,
+            queue: VecDeque::new(),
+            blocked: None,
+            had: 0,
+            asked: 0,
+            longest_wait: 0,
+            first_wait: None,
+        }
+    }
+
+    pub(super) fn habit(mut self, habit: Habit) -> Self {
+        self.habit = habit;
+        self
+    }
+
+    pub(super) fn word(mut self, word: Word) -> Self {
+        self.word = word;
+        self
+    }
+
+    pub(super) fn priority(mut self, priority: u32) -> Self {
+        self.view.priority = priority;
+        self
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Step(usize),
+    Wake(usize),
+    Bell,
+    Timer(u64),
+}
+
+/// One GPU and all who use it.
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) now: u64,
+    pub(super) tenants: Vec<Option<Tenant>>,
+    pub(super) deal: Deal,
+    pub(super) dice: Dice,
+    pub(super) orders: Vec<(u64, Order)>,
+    /// The longest time in which the GPU had nothing to do although somebody waited whose ceiling is everything.
+    pub(super) longest_idle: u64,
+    pub(super) busy: u64,
+    /// Whose GPU time passed in each millisecond.
+    pub(super) trace: Vec<Vec<u64>>,
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    order: u64,
+    timer: u64,
+    lane: usize,
+    slice: u64,
+    idle_since: Option<u64>,
+    pub(super) decisions: u64,
+}
+
+impl World {
+    pub(super) fn new(seed: u64, tenants: Vec<Tenant>) -> Self {
+        let mut world = Self {
+            now: 1_000_000 * MILLI,
+            tenants: Vec::new(),
+            deal: Deal::new(),
+            dice: Dice::new(seed),
+            orders: Vec::new(),
+            longest_idle: 0,
+            busy: 0,
+            trace: Vec::new(),
+            events: BinaryHeap::new(),
+            order: 0,
+            timer: 0,
+            lane: 0,
+            slice: 0,
+            idle_since: None,
+            decisions: 0,
+        };
+        for tenant in tenants {
+            world.join(tenant);
+        }
+        world.at(world.now, Event::Bell);
+        world
+    }
+
+    pub(super) fn join(&mut self, mut tenant: Tenant) -> usize {
+        let seat = self.tenants.len();
+        tenant.asked = self.now;
+        let start = match tenant.habit {
+            Habit::From(when) => self.now + when,
+            _ => self.now,
+        };
+        self.tenants.push(Some(tenant));
+        let late = self.dice.roll(0, 300 * MICRO);
+        self.at(start + late, Event::Step(seat));
+        seat
+    }
+
+    pub(super) fn leave(&mut self, seat: usize) -> Option<Tenant> {
+        self.tenants[seat].take()
+    }
+
+    pub(super) fn tenant(&mut self, seat: usize) -> &mut Tenant {
+        self.tenants[seat].as_mut().unwrap()
+    }
+
+    fn at(&mut self, when: u64, event: Event) {
+        self.order += 1;
+        self.events.push(Reverse((when, self.order, event)));
+    }
+
+    /// GPU time each had in `span` from now on.
+    pub(super) fn run(&mut self, span: u64) -> Vec<u64> {
+        let before: Vec<u64> = self.tenants.iter().map(|it| it.as_ref().map_or(0, |it| it.had)).collect();
+        let end = self.now + span;
+        loop {
+            let gpu = self.gpu_event();
+            let next = self.events.peek().map(|Reverse((when, ..))| *when);
+            let when = gpu.unwrap_or(u64::MAX).min(next.unwrap_or(u64::MAX));
+            if when > end {
+                break;
+            }
+            self.advance(when);
+            if let Some(Reverse((at, _, event))) = self.events.peek().copied()
+                && at <= when
+            {
+                self.events.pop();
+                self.handle(event);
+            }
+        }
+        self.advance(end);
+        let had = |seat: usize| self.tenants[seat].as_ref().map_or(0, |it| it.had);
+        (0..self.tenants.len()).map(|seat| had(seat) - before.get(seat).copied().unwrap_or(0)).collect()
+    }
+
+    fn runs(&self, seat: usize) -> bool {
+        self.tenants.get(seat).and_then(Option::as_ref).is_some_and(|it| !it.queue.is_empty())
+    }
+
+    /// When the GPU's state changes by itself: a kernel ends, or a slice.
+    fn gpu_event(&mut self) -> Option<u64> {
+        if !self.runs(self.lane) || self.slice == 0 {
+            let count = self.tenants.len();
+            let next =
+                (1..=count).map(|step| (self.lane + step) % count.max(1)).find(|seat| self.runs(*seat));
+            self.lane = next?;
+            self.slice = SLICE;
+        }
+        let head = self.tenants[self.lane].as_ref()?.queue.front()?.0;
+        Some(self.now + head.min(self.slice))
+    }
+
+    /// Lets time pass, up to the next change at most.
+    fn advance(&mut self, to: u64) {
+        let passed = to - self.now;
+        let lane = self.lane;
+        self.now = to;
+        let runs = self.runs(lane) && self.slice > 0;
+        if runs {
+            self.slice -= passed;
+            self.busy += passed;
+            let milli = usize::try_from(to / MILLI - 1_000_000).unwrap();
+            if self.trace.len() <= milli {
+                self.trace.resize(milli + 1, Vec::new());
+            }
+            let seats = self.tenants.len();
+            self.trace[milli].resize(seats, 0);
+            self.trace[milli][lane] += passed;
+            let noise = self.dice.roll(995, 1006);
+            let tenant = self.tenants[lane].as_mut().unwrap();
+            tenant.had += passed;
+            let head = tenant.queue.front_mut().unwrap();
+            head.0 -= passed;
+            if head.0 == 0 {
+                let (_, key, charged, sampled) = tenant.queue.pop_front().unwrap();
+                if sampled {
+                    // What two events said, a little beside the truth.
+                    let measured = tenant.kernels[key] * noise / 1000;
+                    tenant.learned[key] = Some(measured);
+                    tenant.view.spent = tenant.view.spent.wrapping_add(measured).wrapping_sub(charged);
+                }
+                if tenant.blocked.is_some_and(|room| tenant.queue.len() <= room) {
+                    tenant.blocked = None;
+                    let after = match tenant.habit {
+                        Habit::Synchronises(think) => think,
+                        Habit::Bursts(_, sleep) if tenant.burst == 0 => sleep,
+                        _ => 0,
+                    };
+                    let after = after + self.dice.roll(5 * MICRO, 50 * MICRO);
+                    self.at(to + after, Event::Step(lane));
+                }
+            }
+        }
+        let idle = !self.tenants.iter().flatten().any(|it| !it.queue.is_empty());
+        let wanted = self.tenants.iter().flatten().any(|it| {
+            it.view.waiting && it.view.ceiling >= super::WHOLE && !matches!(it.habit, Habit::Stopped)
+        });
+        if idle && wanted {
+            let since = *self.idle_since.get_or_insert(to);
+            self.longest_idle = self.longest_idle.max(to - since);
+        } else {
+            self.idle_since = None;
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Bell => self.arbitrate(),
+            Event::Timer(number) if number == self.timer => self.arbitrate(),
+            Event::Timer(_) => {}
+            Event::Wake(seat) => {
+                let now = self.now;
+                if let Some(tenant) = &mut self.tenants[seat]
+                    && tenant.asleep
+                    && !matches!(tenant.habit, Habit::Stopped)
+                {
+                    tenant.asleep = false;
+                    tenant.view.waiting = false;
+                    if tenant.open {
+                        tenant.first_wait.get_or_insert(now - tenant.asked);
+                        tenant.longest_wait = tenant.longest_wait.max(now - tenant.asked);
+                    }
+                    self.step(seat, true);
+                }
+            }
+            Event::Step(seat) => self.step(seat, false),
+        }
+    }
+
+    /// What the shim does at a launch.
+    fn step(&mut self, seat: usize, woken: bool) {
+        let now = self.now;
+        let Some(tenant) = self.tenants[seat].as_mut() else { return };
+        let key = usize::try_from(self.dice.roll(0, tenant.kernels.len() as u64)).unwrap();
+        let charged = tenant.learned[key].unwrap_or(GUESS);
+        // One whose length nobody knows is launched alone, until it was measured.
+        let unknown = tenant.learned[key].is_none();
+        let fast = tenant.seen == tenant.turn && tenant.left > 0;
+        if !fast {
+            tenant.seen = tenant.turn;
+            #[expect(clippy::cast_possible_wrap)]
+            let room = tenant.allowed.wrapping_sub(tenant.view.spent) as i64;
+            if !tenant.open || (tenant.left <= 0 && room <= 0) {
+                if !woken {
+                    tenant.asked = now;
+                }
+                tenant.asleep = true;
+                tenant.view.waiting = true;
+                let late = self.dice.roll(20 * MICRO, 120 * MICRO);
+                self.at(now + late, Event::Bell);
+                return;
+            }
+            if tenant.left <= 0 {
+                let owed = u64::try_from(-tenant.left).unwrap_or(0);
+                let chunk = (charged + owed).max(tuning::CHUNK);
+                tenant.view.spent = tenant.view.spent.wrapping_add(chunk);
+                tenant.view.busy_until = tenant.view.busy_until.max(now) + chunk;
+                tenant.left += i64::try_from(chunk).unwrap();
+            }
+        }
+        tenant.left -= i64::try_from(charged).unwrap();
+        tenant.launched += 1;
+        let sampled = unknown || tenant.launched % 128 == 0;
+        tenant.queue.push_back((tenant.kernels[key], key, charged, sampled));
+        let room = match tenant.habit {
+            _ if unknown => Some(0),
+            Habit::Synchronises(_) => Some(0),
+            Habit::Bursts(work, _) => {
+                tenant.burst += charged;
+                (tenant.burst >= work).then(|| {
+                    tenant.burst = 0;
+                    0
+                })
+            }
+            _ => (tenant.queue.len() >= QUEUE).then_some(QUEUE - 1),
+        };
+        if room.is_some() {
+            tenant.blocked = room;
+        } else {
+            let cost = self.dice.roll(2 * MICRO, 6 * MICRO);
+            self.at(now + cost, Event::Step(seat));
+        }
+    }
+
+    fn arbitrate(&mut self) {
+        let now = self.now;
+        self.decisions += 1;
+        let views: Vec<Option<View>> = self
+            .tenants
+            .iter()
+            .map(|tenant| {
+                let tenant = tenant.as_ref()?;
+                let busy_until = match tenant.word {
+                    Word::Honest => tenant.view.busy_until,
+                    Word::NeverDrained(far) => now + far,
+                    Word::AlwaysDrained => 0,
+                };
+                Some(View { busy_until, ..tenant.view })
+            })
+            .collect();
+        let order = self.deal.decide(now, &views);
+        self.orders.push((now, order));
+        if let Some(seat) = order.close {
+            self.tenant(seat).open = false;
+            self.tenant(seat).turn += 1;
+        }
+        if let Some(open) = order.open {
+            let late = self.dice.roll(20 * MICRO, 200 * MICRO);
+            let tenant = self.tenant(open.seat);
+            tenant.open = true;
+            tenant.turn += 1;
+            tenant.allowed = open.allowed;
+            self.at(now + late, Event::Wake(open.seat));
+        }
+        self.timer += 1;
+        let late = self.dice.roll(5 * MICRO, 60 * MICRO);
+        let timer = Event::Timer(self.timer);
+        self.at(order.next + late, timer);
+    }
+}

@@ -1,0 +1,156 @@
+//! What holds whoever comes, whatever it does and says.
+
+use proptest::prelude::*;
+
+use super::model::{Habit, Tenant, Word, World};
+use super::{Deal, MICRO, MILLI, Order, View, WHOLE, tuning};
+
+/// Follows the gates as the orders open and close them.
+#[derive(Debug, Default)]
+struct Gates {
+    open: Option<usize>,
+}
+
+impl Gates {
+    fn follow(&mut self, order: &Order) -> Result<(), TestCaseError> {
+        if let Some(seat) = order.close {
+            prop_assert_eq!(self.open, Some(seat), "closes what is not open");
+            self.open = None;
+        }
+        if let Some(open) = order.open {
+            prop_assert!(self.open.is_none_or(|seat| seat == open.seat), "two are open at once");
+            self.open = Some(open.seat);
+        }
+        Ok(())
+    }
+}
+
+fn anything() -> impl Strategy<Value = View> {
+    let number = prop_oneof![Just(0), Just(u64::MAX), any::<u64>(), 0..100_000_000_000u64];
+    let share = || prop_oneof![Just(0), Just(WHOLE), 0..=WHOLE, any::<u32>()];
+    (share(), share(), any::<u32>(), any::<bool>(), number.clone(), number).prop_map(
+        |(cores, ceiling, priority, waiting, busy_until, spent)| View {
+            cores,
+            ceiling,
+            priority,
+            waiting,
+            busy_until,
+            spent,
+        },
+    )
+}
+
+fn tenant() -> impl Strategy<Value = Tenant> {
+    let kernel = prop_oneof![20..200u64, 200..2_000u64, 2_000..20_000u64].prop_map(|micros| micros * MICRO);
+    let habit = prop_oneof![
+        3 => Just(Habit::Saturates),
+        1 => (10..500u64).prop_map(|micros| Habit::Synchronises(micros * MICRO)),
+        1 => (1..50u64, 1..100u64).prop_map(|(work, sleep)| Habit::Bursts(work * MILLI, sleep * MILLI)),
+        1 => (0..1_500u64).prop_map(|millis| Habit::From(millis * MILLI)),
+    ];
+    let ceiling = prop_oneof![Just(0), 0..100u32, Just(100)];
+    (1..60u32, ceiling, prop::collection::vec(kernel, 1..4), habit, 0..3u32).prop_map(
+        |(cores, ceiling, kernels, habit, priority)| {
+            Tenant::new(cores, ceiling.max(cores), &kernels).habit(habit).priority(priority)
+        },
+    )
+}
+
+/// Up to four whose promises fit the GPU.
+fn tenants() -> impl Strategy<Value = Vec<Tenant>> {
+    prop::collection::vec(tenant(), 1..5).prop_filter("no more is promised than there is", |all| {
+        all.iter().map(|it| it.view.cores).sum::<u32>() <= WHOLE
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Whatever is said: one turn at a time, for somebody who is there, and a time to look again.
+    #[test]
+    fn nonsense_does_no_harm(steps in prop::collection::vec(
+        (prop_oneof![0..10_000_000u64, any::<u64>()], prop::collection::vec(prop::option::of(anything()), 0..5)),
+        1..60,
+    )) {
+        let mut deal = Deal::new();
+        let mut gates = Gates::default();
+        let mut now = 1u64;
+        for (passed, views) in steps {
+            now = now.saturating_add(passed);
+            if gates.open.is_some_and(|seat| views.get(seat).is_none_or(Option::is_none)) {
+                gates.open = None;
+            }
+            let order = deal.decide(now, &views);
+            gates.follow(&order)?;
+            prop_assert_eq!(deal.holder(), gates.open);
+            if let Some(open) = order.open {
+                let view = views[open.seat].unwrap();
+                prop_assert!(open.allowed.wrapping_sub(view.spent) <= tuning::TURN);
+            }
+            prop_assert!(order.next >= now && order.next <= now.saturating_add(tuning::BEAT));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn shares_hold_and_time_is_used(seed in 1..u64::MAX, tenants in tenants()) {
+        let span = 3_000 * MILLI;
+        let all = tenants.clone();
+        let mut world = World::new(seed, tenants);
+        world.run(span);
+        let mut gates = Gates::default();
+        for (_, order) in &world.orders {
+            gates.follow(order)?;
+        }
+        // Nobody with a ceiling of everything waits beside a GPU that has nothing to do, but for the moments of handing over.
+        let longest = all.iter().flat_map(|it| &it.kernels).max().copied().unwrap_or(0);
+        // A kernel whose length nobody knew is charged when it has run, and may look like one that will.
+        prop_assert!(world.longest_idle < longest + 8 * MILLI, "idle for {} us", world.longest_idle / 1000);
+        // No more is charged than there is time, but for what is in flight and the first kernels of unknown length.
+        let charged: u64 = world.tenants.iter().flatten().map(|it| it.view.spent).sum();
+        prop_assert!(charged <= span + tuning::TURN + longest + span / 100 + 10 * MILLI, "charged {charged}");
+        for (seat, tenant) in all.iter().enumerate() {
+            if tenant.view.ceiling != tenant.view.cores {
+                continue;
+            }
+            let had: Vec<u64> =
+                world.trace.iter().map(|milli| milli.get(seat).copied().unwrap_or(0)).collect();
+            let own = tenant.kernels.iter().max().copied().unwrap_or(0);
+            let share = u64::from(tenant.view.cores) * MILLI / 10;
+            // Others of a higher priority may keep it waiting; it catches up.
+            let behind = if all.iter().any(|it| it.view.priority > tenant.view.priority) {
+                tuning::BEHIND / u64::from(WHOLE) * u64::from(tenant.view.cores)
+            } else {
+                0
+            };
+            for (start, window) in had.windows(1_000).enumerate() {
+                let used: u64 = window.iter().sum();
+                let most = share + own + longest + behind + tuning::TURN + share / 100;
+                prop_assert!(used <= most, "seat {seat} had {used} of {most} in the second from {start} ms");
+            }
+        }
+    }
+
+    /// Whoever saturates gets what it was promised, whatever the others do and say.
+    #[test]
+    fn promises_are_kept(
+        seed in 1..u64::MAX,
+        cores in 5..60u32,
+        others in prop::collection::vec((tenant(), prop_oneof![
+            Just(Word::Honest), Just(Word::AlwaysDrained), (1..10_000u64).prop_map(|far| Word::NeverDrained(far * MILLI)),
+        ]), 0..3),
+    ) {
+        prop_assume!(others.iter().map(|(it, _)| it.view.cores).sum::<u32>() + cores * 100 <= WHOLE);
+        let span = 4_000 * MILLI;
+        let mut all = vec![Tenant::new(cores, cores, &[50 * MICRO, 300 * MICRO])];
+        all.extend(others.into_iter().map(|(tenant, word)| tenant.word(word)));
+        let mut world = World::new(seed, all);
+        let had = world.run(span)[0];
+        let promised = span / 100 * u64::from(cores);
+        // Three hundredths of it, and two turns at the edges.
+        prop_assert!(had + 2 * tuning::TURN + promised / 33 >= promised, "had {had} of {promised}");
+    }
+}

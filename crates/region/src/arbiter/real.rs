@@ -1,0 +1,321 @@
+//! The runner over real regions, with threads that play the processes of containers. No GPU is there: what a container
+//! submits in its turns is what it had.
+
+use std::fs::OpenOptions;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use super::bells::Bells;
+use super::table::{Hall, Table};
+use super::{MILLI, Runner, WHOLE, tuning};
+use crate::limits::{GpuShare, Owner, Policy};
+use crate::usage::reader::UsageReader;
+use crate::{Region, USAGE, futex, map};
+
+fn now() -> u64 {
+    map::clock(libc::CLOCK_MONOTONIC)
+}
+
+fn share(percent: u32, ceiling: u32) -> GpuShare {
+    GpuShare {
+        cores: percent * 100,
+        ceiling: ceiling * 100,
+        gated: true,
+        uuid: [7; 16],
+        ..GpuShare::default()
+    }
+}
+
+struct Container {
+    folder: TempDir,
+    owner: Owner,
+}
+
+impl Container {
+    fn new(percent: u32, ceiling: u32) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let owner = Owner::create(folder.path(), &[share(percent, ceiling)], Policy::default()).unwrap();
+        Self { folder, owner }
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn spent(&self) -> u64 {
+        UsageReader::open(self.path()).unwrap().demand(0, now()).unwrap().spent
+    }
+
+    /// A process that launches as fast as it may, until it is stopped.
+    fn saturate(&self) -> Player {
+        let region = Region::attach(self.path()).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            while !seen.load(Ordering::Relaxed) {
+                launch(&region, tuning::CHUNK, &seen);
+            }
+        });
+        Player { stop, thread: Some(thread) }
+    }
+}
+
+/// What the shim does at a launch for which the process has nothing left.
+fn launch(region: &Region, chunk: u64, stop: &AtomicBool) {
+    let (limits, book, lane) = (region.limits(0), region.book(0), region.lane(0));
+    loop {
+        let turn = limits.turn();
+        let spent = book.spent().load(Ordering::Relaxed);
+        if turn.is_open() && spent < limits.allowed() {
+            book.spent().fetch_add(chunk, Ordering::Relaxed);
+            let busy = lane.busy_until.load(Ordering::Relaxed).max(now());
+            lane.busy_until.store(busy + chunk, Ordering::Relaxed);
+            return;
+        }
+        lane.waiting.fetch_add(1, Ordering::SeqCst);
+        book.doorbell().fetch_add(1, Ordering::SeqCst);
+        futex::wake(book.doorbell(), u32::MAX);
+        if limits.turn() == turn && !(turn.is_open() && spent < limits.allowed()) {
+            futex::wait(limits.turn_word(), turn.0, Some(Duration::from_millis(50)));
+        }
+        lane.waiting.fetch_sub(1, Ordering::SeqCst);
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+    }
+}
+
+struct Player {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Player {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// Waits for something that must come; a minute is a hang.
+fn comes(what: &str, mut is: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what} did not come");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// What a share may have had at most in this time: never more, however slow the machine is.
+fn most(percent: u32, time: Duration) -> u64 {
+    let time = u64::try_from(time.as_nanos()).unwrap();
+    time / u64::from(WHOLE) * u64::from(percent) * 100 + tuning::SAVED + tuning::ENOUGH + 2 * tuning::CHUNK
+}
+
+fn thirty_and_seventy(a: &Container, b: &Container) {
+    let start = Instant::now();
+    let before = [a.spent(), b.spent()];
+    let players = [a.saturate(), b.saturate()];
+    comes("two seconds of work", || a.spent() + b.spent() - before[0] - before[1] > 1_500 * MILLI);
+    let had = [a.spent() - before[0], b.spent() - before[1]];
+    let time = start.elapsed();
+    drop(players);
+    println!("30/70: {had:?} in {time:?}");
+    assert!(had[0] <= most(30, time) && had[1] <= most(70, time), "{had:?} in {time:?}");
+    // By credit, not by chance.
+    let part = had[0] * 100 / (had[0] + had[1]);
+    assert!((25..=35).contains(&part), "{had:?}");
+}
+
+#[test]
+fn two_containers_share_a_gpu() {
+    let (a, b) = (Container::new(30, 30), Container::new(70, 70));
+    let runner = Runner::new();
+    runner.add(a.path()).unwrap();
+    runner.add(b.path()).unwrap();
+    thirty_and_seventy(&a, &b);
+    runner.stop();
+}
+
+#[test]
+fn they_share_it_on_an_old_kernel_too() {
+    let (a, b) = (Container::new(30, 30), Container::new(70, 70));
+    let table = Table::start_with([7; 16], Bells::one_at_a_time()).unwrap();
+    for (member, container) in [(1, &a), (2, &b)] {
+        let owner = Owner::open(container.path()).unwrap();
+        let hall = Arc::new(Hall { owner, reader: UsageReader::open(container.path()).unwrap() });
+        table.join(member, &hall, container.path(), 0).unwrap();
+    }
+    thirty_and_seventy(&a, &b);
+}
+
+#[test]
+fn an_idle_runner_beats_and_stops_at_once() {
+    let (a, b) = (Container::new(30, 30), Container::new(70, 70));
+    let runner = Runner::new();
+    runner.add(a.path()).unwrap();
+    let b_member = runner.add(b.path()).unwrap();
+    for container in [&a, &b] {
+        comes("a beat", || container.owner.heartbeat() > 0);
+        let first = container.owner.heartbeat();
+        comes("another beat", || container.owner.heartbeat() > first);
+    }
+    runner.remove(b_member);
+    runner.stop();
+    let (first, second) = (a.owner.heartbeat(), b.owner.heartbeat());
+    std::thread::sleep(Duration::from_millis(120));
+    assert_eq!((a.owner.heartbeat(), b.owner.heartbeat()), (first, second));
+}
+
+/// Nothing that a runner knows is lost with it: the next goes on from what was spent, and closes what was left open.
+#[test]
+fn another_runner_goes_on() {
+    let (a, b) = (Container::new(40, 40), Container::new(40, 40));
+    let players = [a.saturate(), b.saturate()];
+    let start = Instant::now();
+    let rounds = 4;
+    let mut last = 0;
+    for _ in 0..rounds {
+        let runner = Runner::new();
+        runner.add(a.path()).unwrap();
+        runner.add(b.path()).unwrap();
+        comes("work", || a.spent() > last + 60 * MILLI && b.spent() > last + 60 * MILLI);
+        last = a.spent().max(b.spent());
+        runner.stop();
+        let open = [&a, &b].map(|it| it.owner.gate(0).unwrap().turn().is_open());
+        assert!(open != [true, true]);
+    }
+    let time = start.elapsed();
+    drop(players);
+    for container in [&a, &b] {
+        assert!(container.spent() <= most(40, time) + rounds * (tuning::SAVED + tuning::TURN));
+    }
+}
+
+#[test]
+fn who_is_removed_gets_no_more_and_who_is_added_begins() {
+    let (a, b) = (Container::new(30, 100), Container::new(70, 100));
+    let runner = Runner::new();
+    let first = runner.add(a.path()).unwrap();
+    let player = a.saturate();
+    comes("its first work", || a.spent() > 20 * MILLI);
+    runner.remove(first);
+    comes("the end of its turn", || !a.owner.gate(0).unwrap().turn().is_open());
+    drop(player);
+    let had = a.spent();
+    runner.add(b.path()).unwrap();
+    let _player = b.saturate();
+    comes("the other's work", || b.spent() > 50 * MILLI);
+    assert_eq!(a.spent(), had);
+}
+
+/// A container that destroys its own `usage` loses its turns; the runner and the neighbours do not notice.
+#[test]
+fn a_file_cut_short_harms_only_its_container() {
+    let (a, b) = (Container::new(30, 100), Container::new(70, 100));
+    let runner = Runner::new();
+    runner.add(a.path()).unwrap();
+    runner.add(b.path()).unwrap();
+    // No process of it is here: its memory would be gone, too, and only its own.
+    let player = b.saturate();
+    comes("work", || b.spent() > 20 * MILLI);
+    let file = OpenOptions::new().write(true).open(a.path().join(USAGE)).unwrap();
+    for length in [0, 100, 5_000, 0] {
+        file.set_len(length).unwrap();
+        let before = b.spent();
+        comes("work beside it", || b.spent() > before + 50 * MILLI);
+    }
+    drop(player);
+}
+
+#[test]
+fn a_gpu_that_comes_later_gets_its_own_turns() {
+    let a = Container::new(30, 100);
+    let runner = Runner::new();
+    let member = runner.add(a.path()).unwrap();
+    a.owner.set(1, &GpuShare { uuid: [9; 16], ..share(50, 50) }).unwrap();
+    runner.refresh(member).unwrap();
+    let region = Region::attach(a.path()).unwrap();
+    let (book, lane) = (region.book(1), region.lane(1));
+    lane.waiting.store(1, Ordering::SeqCst);
+    book.doorbell().fetch_add(1, Ordering::SeqCst);
+    futex::wake(book.doorbell(), u32::MAX);
+    comes("a turn on the second GPU", || region.limits(1).turn().is_open());
+    assert!(region.limits(1).allowed() > 0);
+    assert!(!region.limits(0).turn().is_open());
+}
+
+/// A container without a gate may ring as it likes.
+#[test]
+fn who_has_no_gate_wakes_nobody() {
+    let a = Container::new(30, 100);
+    a.owner.set(0, &GpuShare { gated: false, ..share(30, 100) }).unwrap();
+    let region = Region::attach(a.path()).unwrap();
+    region.lane(0).waiting.store(1, Ordering::SeqCst);
+    region.book(0).doorbell().store(77, Ordering::SeqCst);
+    let runner = Runner::new();
+    runner.add(a.path()).unwrap();
+    comes("a beat", || a.owner.heartbeat() > 0);
+    let (first, beats) = (runner.decisions(), a.owner.heartbeat());
+    comes("half a second of beats", || a.owner.heartbeat() > beats + 500 * MILLI);
+    assert!(runner.decisions() - first < 60, "{}", runner.decisions() - first);
+    assert!(!region.limits(0).turn().is_open());
+    a.owner.set(0, &share(30, 100)).unwrap();
+    comes("its turn, once it has a gate", || region.limits(0).turn().is_open());
+}
+
+/// Nanoseconds that the arbiters' threads of this process have run.
+fn arbiters_cpu() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    tasks
+        .filter(|task| {
+            std::fs::read_to_string(task.path().join("comm"))
+                .is_ok_and(|name| name.starts_with("partage-arb"))
+        })
+        .filter_map(|task| {
+            let line = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+            line.split_whitespace().next()?.parse::<u64>().ok()
+        })
+        .sum()
+}
+
+/// `cargo test --release -p partage-region -- --ignored --nocapture what_it_costs`
+#[test]
+#[ignore = "a figure, not a test"]
+fn what_it_costs() {
+    let measure = |name: &str, runner: &Runner| {
+        std::thread::sleep(Duration::from_millis(200));
+        let (cpu, decisions, start) = (arbiters_cpu(), runner.decisions(), Instant::now());
+        std::thread::sleep(Duration::from_secs(3));
+        let time = start.elapsed().as_secs_f64();
+        let percent = (arbiters_cpu() - cpu) as f64 / time / 1e7;
+        let decisions = (runner.decisions() - decisions) as f64 / time;
+        println!("{name}: {percent:.3} % of a CPU, {decisions:.0} decisions/s");
+    };
+    for count in [1, 100] {
+        let idle: Vec<Container> = (0..count).map(|_| Container::new(1, 1)).collect();
+        let runner = Runner::new();
+        for container in &idle {
+            runner.add(container.path()).unwrap();
+        }
+        measure(&format!("idle, {count} regions"), &runner);
+    }
+    for beside in [0, 97] {
+        let busy = [10, 20, 70].map(|percent| Container::new(percent, percent));
+        let idle: Vec<Container> = (0..beside).map(|_| Container::new(0, 100)).collect();
+        let runner = Runner::new();
+        for container in busy.iter().chain(&idle) {
+            runner.add(container.path()).unwrap();
+        }
+        let players = busy.each_ref().map(Container::saturate);
+        measure(&format!("busy, 10/20/70 and {beside} idle ones"), &runner);
+        let had = busy.each_ref().map(Container::spent);
+        println!("spent {had:?}");
+        drop(players);
+    }
+}

@@ -1,0 +1,127 @@
+//! The arbiter in its owner's process: regions come and go, each GPU's turns are dealt by a thread of its own.
+
+use super::Notes;
+use super::table::{Hall, Table};
+use crate::error::RegionError;
+use crate::limits::Owner;
+use crate::usage::reader::UsageReader;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A region that a [`Runner`] deals turns to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Member(u64);
+
+/// Deals turns on all GPUs of a node to all regions it was given. It keeps nothing that a restart would lose: a new one
+/// goes on from what each container has spent.
+#[derive(Debug, Default)]
+pub struct Runner {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    last: u64,
+    tables: Vec<Table>,
+    halls: Vec<Known>,
+}
+
+#[derive(Debug)]
+struct Known {
+    member: u64,
+    folder: PathBuf,
+    hall: Arc<Hall>,
+    /// GPUs of it that have a seat, in the order of its limits.
+    seated: usize,
+}
+
+impl Known {
+    fn has(&self, uuid: &[u8; 16]) -> bool {
+        (0..self.seated).filter_map(|gpu| self.hall.owner.limits(gpu)).any(|limits| limits.uuid() == *uuid)
+    }
+}
+
+impl Runner {
+    /// A runner without regions; it has no thread until a GPU needs one.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Deals turns to the region in this folder from now on, on every GPU it has.
+    pub fn add(&self, folder: &Path) -> Result<Member, RegionError> {
+        let hall = Arc::new(Hall { owner: Owner::open(folder)?, reader: UsageReader::open(folder)? });
+        let mut state = self.state();
+        state.last += 1;
+        let member = state.last;
+        state.halls.push(Known { member, folder: folder.to_path_buf(), hall, seated: 0 });
+        let seated = state.seat(member);
+        drop(state);
+        seated.inspect_err(|_| self.remove(Member(member)))?;
+        Ok(Member(member))
+    }
+
+    /// Sees whether the region got more GPUs since it was added.
+    pub fn refresh(&self, member: Member) -> Result<(), RegionError> {
+        self.state().seat(member.0)
+    }
+
+    /// Deals no more turns to it. Its gates are closed; its processes go on by their own account, or end.
+    pub fn remove(&self, member: Member) {
+        let mut state = self.state();
+        state.halls.retain(|known| known.member != member.0);
+        for table in &state.tables {
+            table.leave(member.0);
+        }
+        let State { tables, halls, .. } = &mut *state;
+        tables.retain(|table| halls.iter().any(|known| known.has(&table.uuid)));
+    }
+
+    /// What this region said that cannot be, on any GPU, as of the last beat.
+    #[must_use]
+    pub fn notes(&self, member: Member) -> Notes {
+        self.state().tables.iter().map(|table| table.notes(member.0)).fold(Notes::default(), |sum, notes| {
+            Notes {
+                backwards: sum.backwards.saturating_add(notes.backwards),
+                leaps: sum.leaps.saturating_add(notes.leaps),
+            }
+        })
+    }
+
+    /// How many decisions were made so far.
+    #[must_use]
+    pub fn decisions(&self) -> u64 {
+        self.state().tables.iter().map(Table::decisions).sum()
+    }
+
+    /// Ends all threads, as dropping it does. Turns that are open stay open until their containers see that nobody beats.
+    pub fn stop(self) {}
+}
+
+impl State {
+    fn seat(&mut self, member: u64) -> Result<(), RegionError> {
+        let Some(known) = self.halls.iter_mut().find(|known| known.member == member) else { return Ok(()) };
+        let hall = Arc::clone(&known.hall);
+        while let Some(limits) = hall.owner.limits(known.seated) {
+            let uuid = limits.uuid();
+            let at = match self.tables.iter().position(|table| table.uuid == uuid) {
+                Some(at) => at,
+                None => {
+                    let table = Table::start(uuid)
+                        .map_err(|error| RegionError::unreadable("deal turns for", &known.folder, error))?;
+                    self.tables.push(table);
+                    self.tables.len() - 1
+                }
+            };
+            if let Some(table) = self.tables.get(at) {
+                table.join(member, &hall, &known.folder, known.seated)?;
+            }
+            known.seated += 1;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,311 @@
+//! One GPU's arbiter at work: a thread that looks at its containers, asks the deal and writes their gates.
+
+use super::bells::{Bell, Bells, Glance, Heard, wake_in_time};
+use super::{Deal, Notes, View, tuning};
+use crate::error::RegionError;
+use crate::limits::{Gate, Owner};
+use crate::map;
+use crate::usage::reader::UsageReader;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// A region whose turns are dealt here.
+#[derive(Debug)]
+pub(super) struct Hall {
+    pub(super) owner: Owner,
+    pub(super) reader: UsageReader,
+}
+
+/// One container at one GPU.
+#[derive(Debug)]
+struct Seat {
+    member: u64,
+    hall: Arc<Hall>,
+    gpu: usize,
+    bell: Bell,
+    seen: u32,
+    /// Somebody waited in it, or it had the turn, when last seen.
+    lively: bool,
+    broken: bool,
+    /// What was seen last.
+    last: View,
+}
+
+/// How closely to look at those who neither wait nor work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Care {
+    /// They have not rung: nothing is new.
+    None,
+    /// See whether they have rung.
+    Glance,
+    /// Ask their processes.
+    Ask,
+}
+
+impl Seat {
+    fn gate(&self) -> Option<Gate<'_>> {
+        self.hall.owner.gate(self.gpu)
+    }
+
+    /// What there is to see. Nothing if it has no gate or made its own `usage` unreadable: then it gets no turn.
+    fn view(&mut self, now: u64, holds: bool, care: Care) -> Option<View> {
+        let limits = self.hall.owner.limits(self.gpu).filter(|limits| limits.gated())?;
+        let (cores, ceiling, priority) = (limits.cores(), limits.ceiling(), limits.priority());
+        let share = |view| View { cores, ceiling, priority, ..view };
+        let care = if self.lively || holds { Care::Ask } else { care };
+        if care == Care::None {
+            return (!self.broken).then(|| share(self.last));
+        }
+        self.broken = true;
+        let Glance { spent, doorbell } = self.bell.glance()?;
+        let mut view = View { waiting: false, busy_until: 0, spent, ..self.last };
+        if care == Care::Ask || doorbell != self.seen {
+            // Before its processes are asked: who rings later is heard.
+            self.seen = doorbell;
+            let demand = self.hall.reader.demand(self.gpu, now).ok()?;
+            (view.waiting, view.busy_until, view.spent) =
+                (demand.waiting > 0, demand.busy_until, demand.spent);
+        }
+        self.broken = false;
+        self.lively = view.waiting || (holds && view.busy_until > now);
+        self.last = view;
+        Some(share(view))
+    }
+}
+
+/// What others ask of the thread.
+#[derive(Debug)]
+enum Mail {
+    Join { member: u64, hall: Arc<Hall>, gpu: usize, bell: Bell },
+    Leave { member: u64 },
+}
+
+/// What the thread and its runner share.
+#[derive(Debug, Default)]
+struct Desk {
+    mail: Mutex<Vec<Mail>>,
+    /// Futex: counted up when there is mail.
+    called: AtomicU32,
+    stop: AtomicBool,
+    decisions: AtomicU64,
+    notes: Mutex<Vec<(u64, Notes)>>,
+}
+
+/// The arbiter of one GPU.
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) uuid: [u8; 16],
+    desk: Arc<Desk>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Table {
+    pub(super) fn start(uuid: [u8; 16]) -> io::Result<Self> {
+        Self::start_with(uuid, Bells::new())
+    }
+
+    pub(super) fn start_with(uuid: [u8; 16], bells: Bells) -> io::Result<Self> {
+        let desk = Arc::new(Desk::default());
+        let its = Arc::clone(&desk);
+        let thread = std::thread::Builder::new().name("partage-arbiter".to_owned()).spawn(move || {
+            Dealer {
+                desk: its,
+                deal: Deal::new(),
+                seats: Vec::new(),
+                views: Vec::new(),
+                listened: Vec::new(),
+                bells,
+                beaten: 0,
+                asked: 0,
+            }
+            .run();
+        })?;
+        Ok(Self { uuid, desk, thread: Some(thread) })
+    }
+
+    pub(super) fn join(
+        &self,
+        member: u64,
+        hall: &Arc<Hall>,
+        folder: &Path,
+        gpu: usize,
+    ) -> Result<(), RegionError> {
+        let bell = Bell::open(folder, gpu)?;
+        self.post(Mail::Join { member, hall: Arc::clone(hall), gpu, bell });
+        Ok(())
+    }
+
+    pub(super) fn leave(&self, member: u64) {
+        self.post(Mail::Leave { member });
+    }
+
+    pub(super) fn decisions(&self) -> u64 {
+        self.desk.decisions.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn notes(&self, member: u64) -> Notes {
+        let notes = self.desk.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        notes.iter().find(|(whose, _)| *whose == member).map_or_else(Notes::default, |(_, notes)| *notes)
+    }
+
+    fn post(&self, mail: Mail) {
+        self.desk.mail.lock().unwrap_or_else(PoisonError::into_inner).push(mail);
+        self.call();
+    }
+
+    fn call(&self) {
+        self.desk.called.fetch_add(1, Ordering::Release);
+        crate::futex::wake(&self.desk.called, 1);
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        self.desk.stop.store(true, Ordering::Release);
+        self.call();
+        if let Some(thread) = self.thread.take() {
+            // It has no other way to end than by the word above.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread's own.
+struct Dealer {
+    desk: Arc<Desk>,
+    deal: Deal,
+    seats: Vec<Option<Seat>>,
+    views: Vec<Option<View>>,
+    bells: Bells,
+    /// Whose bells those are.
+    listened: Vec<usize>,
+    beaten: u64,
+    /// Whose processes were asked last although nothing was heard of them.
+    asked: usize,
+}
+
+impl Dealer {
+    fn run(mut self) {
+        wake_in_time();
+        let mut heard = Heard::Perhaps;
+        while !self.desk.stop.load(Ordering::Acquire) {
+            let called = self.desk.called.load(Ordering::Acquire);
+            self.read_mail();
+            let now = map::clock(libc::CLOCK_MONOTONIC);
+            let beat = now.saturating_sub(self.beaten) >= tuning::BEAT / 2;
+            self.look(now, heard, beat);
+            let order = self.deal.decide(now, &self.views);
+            self.desk.decisions.fetch_add(1, Ordering::Relaxed);
+            if let Some(gate) = order.close.and_then(|seat| self.gate(seat)) {
+                gate.close();
+            }
+            if let Some((gate, open)) = order.open.and_then(|open| Some((self.gate(open.seat)?, open))) {
+                gate.open(open.allowed);
+            }
+            if beat {
+                self.beat(now);
+            }
+            let mut active = false;
+            self.bells.begin(&self.desk.called, called);
+            self.listened.clear();
+            for (number, (seat, view)) in self.seats.iter().zip(&self.views).enumerate() {
+                // Whoever is not looked at would ring for ever.
+                if let (Some(seat), Some(_)) = (seat, view) {
+                    self.bells.add(&seat.bell, seat.seen);
+                    self.listened.push(number);
+                    active |= seat.lively;
+                }
+            }
+            let until = order.next.min(self.beaten.saturating_add(tuning::BEAT));
+            heard = self.bells.wait(&self.desk.called, now, until, active);
+        }
+        // Who left just before has its gate closed.
+        self.read_mail();
+    }
+
+    fn gate(&self, seat: usize) -> Option<Gate<'_>> {
+        self.seats.get(seat)?.as_ref()?.gate()
+    }
+
+    fn look(&mut self, now: u64, heard: Heard, beat: bool) {
+        let holder = self.deal.holder();
+        self.views.resize(self.seats.len(), None);
+        if beat {
+            // One at every beat, so that nothing stays unseen for good, whoever forgot to ring.
+            self.asked = (self.asked + 1) % self.seats.len().max(1);
+        }
+        let rang = match heard {
+            Heard::Bell(bell) => self.listened.get(bell).copied(),
+            _ => None,
+        };
+        for (number, (view, seat)) in self.views.iter_mut().zip(&mut self.seats).enumerate() {
+            let holds = holder == Some(number);
+            *view = seat.as_mut().and_then(|seat| {
+                let care = match heard {
+                    _ if rang == Some(number) || (beat && number == self.asked) => Care::Ask,
+                    Heard::Perhaps => Care::Glance,
+                    _ if beat => Care::Glance,
+                    _ => Care::None,
+                };
+                seat.view(now, holds, care)
+            });
+            if let Some(gate) = seat.as_ref().filter(|_| holds && view.is_none()).and_then(Seat::gate) {
+                // Its gate was taken away or its file is broken; the deal forgets it, and nobody else would close it.
+                gate.close();
+            }
+        }
+    }
+
+    /// Tells all containers that their arbiter lives, and the runner what was noted.
+    fn beat(&mut self, now: u64) {
+        self.beaten = now;
+        for seat in self.seats.iter().flatten() {
+            seat.hall.owner.beat(now);
+        }
+        let mut notes = self.desk.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        notes.clear();
+        let seats = self.seats.iter().enumerate();
+        notes.extend(seats.filter_map(|(at, seat)| Some((seat.as_ref()?.member, self.deal.notes(at)))));
+    }
+
+    fn read_mail(&mut self) {
+        let mail = std::mem::take(&mut *self.desk.mail.lock().unwrap_or_else(PoisonError::into_inner));
+        for letter in mail {
+            match letter {
+                Mail::Join { member, hall, gpu, bell } => {
+                    let seat = Seat {
+                        member,
+                        hall,
+                        gpu,
+                        bell,
+                        seen: 0,
+                        lively: true,
+                        broken: false,
+                        last: View::default(),
+                    };
+                    if let Some(gate) = seat.gate().filter(|gate| gate.turn().is_open()) {
+                        // Left open by an arbiter that was killed.
+                        gate.close();
+                    }
+                    seat.hall.owner.beat(map::clock(libc::CLOCK_MONOTONIC));
+                    match self.seats.iter().position(Option::is_none) {
+                        Some(free) => self.seats[free] = Some(seat),
+                        None => self.seats.push(Some(seat)),
+                    }
+                }
+                Mail::Leave { member } => {
+                    for (number, place) in self.seats.iter_mut().enumerate() {
+                        let Some(seat) = place.take_if(|seat| seat.member == member) else { continue };
+                        self.deal.vacate(number);
+                        if let Some(gate) = seat.gate() {
+                            gate.close();
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,336 @@
+use super::*;
+use crate::layout::{LIMITS_SIZE, NO_LIMIT, Start, USAGE_SIZE, UsageFile};
+use crate::{LIMITS, MAX_GPUS, Refused, RegionError, USAGE, futex};
+use proptest::prelude::*;
+use std::mem::offset_of;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Duration;
+
+#[test]
+fn a_process_comes_is_seen_and_goes() {
+    let (folder, _owner) = region(&[10, 20]);
+    let (one, two) = (attach(&folder), attach(&folder));
+    assert_eq!((one.gpus(), one.slot(), two.slot()), (2, 0, 1));
+    assert_eq!((one.find(&[7; 16]), one.find(&[8; 16])), (Some(0), None));
+    one.reserve(1, 3 * UNIT - 1).unwrap();
+    let seen: Vec<_> = two.processes().collect();
+    assert_eq!(seen.len(), 2);
+    assert_eq!((seen[0].pid, seen[0].held[1], seen[1].held[1]), (std::process::id(), 3 * UNIT, 0));
+    assert!(seen[0].started > 0 && seen[0].namespace > 0);
+    assert_eq!((two.used(1), two.used(0), two.held(1), one.held(1)), (3 * UNIT, 0, 0, 3 * UNIT));
+    drop(one);
+    assert_eq!((two.used(1), two.processes().count()), (0, 1));
+    assert_eq!(two.book(1).peak(), 3 * UNIT);
+    assert_eq!(attach(&folder).slot(), 0);
+}
+
+#[test]
+fn what_is_there_is_given_and_no_more() {
+    let (folder, _owner) = region(&[10]);
+    let (one, two) = (attach(&folder), attach(&folder));
+    one.reserve(0, 6 * UNIT).unwrap();
+    let refused = Refused { asked: 4 * UNIT + 1, used: 6 * UNIT, limit: 10 * UNIT };
+    assert_eq!(two.reserve(0, 4 * UNIT + 1), Err(refused));
+    two.reserve(0, 4 * UNIT).unwrap();
+    assert!(one.reserve(0, 1).is_err() && one.reserve(0, u64::MAX).is_err());
+    one.reserve(0, 0).unwrap();
+    assert_eq!(one.book(0).refusals(), 3);
+    two.release(0, 4 * UNIT);
+    one.reserve(0, 4 * UNIT).unwrap();
+    assert_eq!((one.used(0), one.held(0), two.held(0)), (10 * UNIT, 10 * UNIT, 0));
+    // No GPU of the container's: nothing of it is given, and nothing breaks.
+    for gpu in [1, MAX_GPUS, usize::MAX] {
+        assert!(one.reserve(gpu, 1).is_err());
+        one.release(gpu, 1);
+        assert_eq!((one.used(gpu), one.held(gpu), one.memory_limit(gpu)), (0, 0, Some(0)));
+        one.lane(gpu).waiting.fetch_add(1, Relaxed);
+    }
+}
+
+#[test]
+fn without_a_limit_everything_is_given_and_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let owner = Owner::create(folder.path(), &[GpuShare::default()], Policy::default()).unwrap();
+    let region = attach(&folder);
+    region.reserve(0, 5 * UNIT).unwrap();
+    assert_eq!((region.used(0), region.memory_limit(0)), (5 * UNIT, None));
+    region.reserve(0, u64::MAX).unwrap();
+    region.release(0, u64::MAX);
+    assert_eq!(region.used(0), 0);
+    region.reserve(0, 5 * UNIT).unwrap();
+    // A limit that comes later counts what there is.
+    owner.set(0, &share(6)).unwrap();
+    assert!(region.reserve(0, 2 * UNIT).is_err() && region.reserve(0, UNIT).is_ok());
+}
+
+#[test]
+fn limits_change_while_programs_run() {
+    let (folder, owner) = region(&[10]);
+    let region = attach(&folder);
+    region.reserve(0, 8 * UNIT).unwrap();
+    owner.set(0, &share(4)).unwrap();
+    assert_eq!(region.memory_limit(0), Some(4 * UNIT));
+    assert!(region.reserve(0, 1).is_err());
+    assert_eq!(region.memory_limit(0).unwrap().saturating_sub(region.used(0)), 0);
+    region.release(0, 5 * UNIT);
+    region.reserve(0, UNIT).unwrap();
+    assert_eq!(region.used(0), 4 * UNIT);
+    // A GPU is added.
+    let added =
+        GpuShare { uuid: [9; 16], cores: 3_000, ceiling: 5_000, priority: 2, gated: true, ..share(2) };
+    assert!(matches!(owner.set(2, &added), Err(RegionError::NoSuchGpu { gpu: 2, gpus: 1 })));
+    owner.set(1, &added).unwrap();
+    assert_eq!((region.gpus(), region.find(&[9; 16]), owner.share(1)), (2, Some(1), Some(added)));
+    let limits = region.limits(1);
+    assert_eq!(
+        (limits.cores(), limits.ceiling(), limits.priority(), limits.gated()),
+        (3_000, 5_000, 2, true)
+    );
+    region.reserve(1, 2 * UNIT).unwrap();
+    let policy = Policy { oversubscribe: true, gate_copies: true };
+    owner.set_policy(policy);
+    assert_eq!((region.policy(), owner.policy()), (policy, policy));
+    let too_much = GpuShare { memory: NO_LIMIT - 1, ..share(0) };
+    assert!(matches!(owner.set(0, &too_much), Err(RegionError::TooMuchMemory(_))));
+}
+
+#[test]
+fn a_region_is_taken_over_and_usage_is_kept() {
+    let (folder, owner) = region(&[10]);
+    let region = attach(&folder);
+    region.reserve(0, 8 * UNIT).unwrap();
+    owner.beat(77);
+    drop(owner);
+    let owner = Owner::open(folder.path()).unwrap();
+    assert_eq!((owner.gpus(), owner.heartbeat(), region.heartbeat()), (1, 77, 77));
+    owner.set(0, &share(9)).unwrap();
+    assert_eq!(region.memory_limit(0), Some(9 * UNIT));
+    Owner::create(folder.path(), &[share(20)], Policy::default()).unwrap();
+    assert_eq!((attach(&folder).used(0), attach(&folder).memory_limit(0)), (8 * UNIT, Some(20 * UNIT)));
+    // One that nobody can use is made anew.
+    overwrite(&folder, USAGE, 0, b"nonsense");
+    Owner::create(folder.path(), &[share(20)], Policy::default()).unwrap();
+    assert_eq!(attach(&folder).used(0), 0);
+    let many = vec![share(1); MAX_GPUS + 1];
+    assert!(matches!(
+        Owner::create(folder.path(), &many, Policy::default()),
+        Err(RegionError::TooManyGpus(17))
+    ));
+    let names: Vec<_> =
+        std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+}
+
+#[test]
+fn files_that_are_not_right_are_told_apart() {
+    let (folder, _owner) = region(&[1]);
+    let say = || Region::attach(folder.path()).err().unwrap();
+    for (file, size) in [(LIMITS, LIMITS_SIZE), (USAGE, USAGE_SIZE)] {
+        let path = folder.path().join(file);
+        let sound = std::fs::read(&path).unwrap();
+        overwrite(&folder, file, offset_of!(Start, version), &[2]);
+        assert!(matches!(say(), RegionError::Version { found: 2, .. }), "{}", say());
+        assert!(say().to_string().contains("layout 2"), "{}", say());
+        for (at, bytes) in [(0, 1u8), (offset_of!(Start, size), 1)] {
+            std::fs::write(&path, &sound).unwrap();
+            overwrite(&folder, file, at, &[bytes]);
+            assert!(matches!(say(), RegionError::Broken { .. }), "{}", say());
+        }
+        for length in [0, 1, 23, 24, 4096, size - 4096, size - 1] {
+            std::fs::write(&path, &sound[..length]).unwrap();
+            assert!(matches!(say(), RegionError::Broken { .. }), "{length}: {}", say());
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert!(matches!(say(), RegionError::Missing(ref missing) if *missing == path));
+        std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
+        assert!(matches!(say(), RegionError::Unreadable { what: "open", .. }), "{}", say());
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert!(matches!(say(), RegionError::Unreadable { .. } | RegionError::Broken { .. }), "{}", say());
+        std::fs::remove_dir(&path).unwrap();
+        std::fs::write(&path, &sound).unwrap();
+        assert!(Region::attach(folder.path()).is_ok());
+    }
+}
+
+#[test]
+fn there_are_as_many_slots_as_there_are() {
+    let (folder, _owner) = region(&[10]);
+    let observer = attach(&folder);
+    // As if every other slot had been taken by somebody who lives.
+    let holder = observer.another_opening();
+    assert!((1..crate::SLOTS).all(|slot| holder.take(slot)));
+    assert!(matches!(Region::attach(folder.path()), Err(RegionError::NoFreeSlot)));
+    holder.leave(500);
+    assert_eq!(attach(&folder).slot(), 500);
+    // Marked, and dead: found all the same.
+    for word in 0..crate::SLOTS / 64 {
+        overwrite(&folder, USAGE, 128 + 8 * word, &[0xff; 8]);
+    }
+    assert_eq!(attach(&folder).slot(), 500);
+    drop(holder);
+    observer.reserve(0, 10 * UNIT).unwrap();
+}
+
+#[test]
+fn the_dead_make_room_for_who_asks() {
+    let (folder, _owner) = region(&[10]);
+    let (dead, living) = (attach(&folder), attach(&folder));
+    dead.reserve(0, 9 * UNIT).unwrap();
+    dead.lane(0).waiting.store(3, Relaxed);
+    let slot = bury_alive(dead);
+    living.reserve(0, 10 * UNIT).unwrap();
+    assert_eq!(living.book(0).refusals(), 0);
+    let heir = attach(&folder);
+    assert_eq!((heir.slot(), heir.lane(0).waiting.load(Relaxed), heir.held(0)), (slot, 0, 0));
+}
+
+#[test]
+fn a_pid_that_lives_again_is_not_the_dead_process() {
+    let (folder, _owner) = region(&[10]);
+    let (dead, living) = (attach(&folder), attach(&folder));
+    dead.reserve(0, 9 * UNIT).unwrap();
+    living.reserve(0, UNIT).unwrap();
+    let slots = offset_of!(UsageFile, slots);
+    let slot_size = size_of::<crate::layout::Slot>();
+    // The dead one's pid is in use again; the living one's is not in use, as far as its word goes.
+    overwrite(&folder, USAGE, slots + dead.slot() * slot_size, &std::process::id().to_le_bytes());
+    overwrite(&folder, USAGE, slots + living.slot() * slot_size, &i32::MAX.to_le_bytes());
+    bury_alive(dead);
+    let observer = attach(&folder);
+    observer.sweep();
+    assert_eq!((observer.used(0), living.held(0)), (UNIT, UNIT));
+}
+
+/// Threads of one process that find the same dead at once take nothing from who comes to live in their slots.
+#[test]
+fn threads_may_sweep_at_once() {
+    let (folder, _owner) = region(&[1000]);
+    let observer = attach(&folder);
+    observer.reserve(0, 100 * UNIT).unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    observer.sweep();
+                }
+            });
+        }
+        for _ in 0..200 {
+            let living = attach(&folder);
+            living.reserve(0, 10 * UNIT).unwrap();
+            assert_eq!(living.held(0), 10 * UNIT);
+            bury_alive(living);
+        }
+        done.store(true, SeqCst);
+    });
+    observer.sweep();
+    assert_eq!(observer.used(0), 100 * UNIT);
+}
+
+#[test]
+fn threads_share_a_lane() {
+    let (folder, _owner) = region(&[100]);
+    let region = attach(&folder);
+    std::thread::scope(|scope| {
+        for thread in 1..=4u64 {
+            let region = &region;
+            scope.spawn(move || {
+                for _ in 0..5_000 {
+                    region.reserve(0, thread * UNIT).unwrap();
+                    region.release(0, thread * UNIT);
+                }
+                region.reserve(0, thread * UNIT).unwrap();
+            });
+        }
+    });
+    assert_eq!((region.used(0), region.held(0)), (10 * UNIT, 10 * UNIT));
+}
+
+#[test]
+fn who_waits_for_a_turn_is_woken_through_memory_it_cannot_write() {
+    let (folder, owner) = region(&[1]);
+    let region = attach(&folder);
+    let (limits, gate) = (region.limits(0), owner.gate(0).unwrap());
+    let before = limits.turn();
+    assert_eq!((before.number(), before.is_open()), (0, false));
+    assert_eq!(futex::wait(limits.turn_word(), 9, None), futex::Waited::Changed);
+    let brief = Some(Duration::from_millis(1));
+    assert_eq!(futex::wait(limits.turn_word(), before.0, brief), futex::Waited::TimedOut);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            while limits.turn() == before {
+                // The test's patience: it is woken, and need not look again.
+                let waited = futex::wait(limits.turn_word(), before.0, Some(Duration::from_secs(60)));
+                assert_ne!(waited, futex::Waited::TimedOut);
+            }
+            limits.allowed()
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        gate.open(1234);
+        assert_eq!(waiter.join().unwrap(), 1234);
+    });
+    assert_eq!((limits.turn().number(), limits.turn().is_open()), (1, true));
+    gate.close();
+    assert_eq!((limits.turn().number(), limits.turn().is_open()), (1, false));
+    gate.open(2000);
+    assert_eq!((limits.turn().number(), gate.allowed()), (2, 2000));
+    assert!(owner.gate(1).is_none());
+}
+
+#[test]
+fn errno_is_left_alone() {
+    let (folder, _owner) = region(&[1]);
+    let region = attach(&folder);
+    futex::set_errno(1234);
+    assert!(region.reserve(0, 2 * UNIT).is_err());
+    region.sweep();
+    region.tidy();
+    futex::wake(&region.lane(0).waiting, 1);
+    let _ = futex::wait(&region.lane(0).waiting, 7, None);
+    assert_eq!(futex::errno(), 1234);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Whatever is taken, given, limited and killed: the books are the sum of what the living hold, and a request is
+    /// given just if it fits.
+    #[test]
+    fn books_are_what_the_living_hold(
+        operations in prop::collection::vec((0..3usize, 0..40u64, 0..8u8), 1..120)
+    ) {
+        let (folder, owner) = region(&[100]);
+        let mut regions: Vec<Region> = (0..3).map(|_| attach(&folder)).collect();
+        let (mut held, mut limit) = ([0u64; 3], 100);
+        for (who, units, what) in operations {
+            let total: u64 = held.iter().sum();
+            match what {
+                0..4 => {
+                    let fits = units == 0 || total + units <= limit;
+                    prop_assert_eq!(regions[who].reserve(0, units * UNIT).is_ok(), fits);
+                    held[who] += if fits { units } else { 0 };
+                }
+                4..6 => {
+                    let units = units.min(held[who]);
+                    regions[who].release(0, units * UNIT);
+                    held[who] -= units;
+                }
+                6 => {
+                    limit = 60 + units;
+                    owner.set(0, &share(limit)).unwrap();
+                }
+                _ => {
+                    let next = attach(&folder);
+                    bury_alive(std::mem::replace(&mut regions[who], next));
+                    regions[who].sweep();
+                    held[who] = 0;
+                }
+            }
+            prop_assert_eq!(regions[0].used(0), held.iter().sum::<u64>() * UNIT);
+            prop_assert_eq!(regions[who].held(0), held[who] * UNIT);
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! A region whose files hold what somebody wrote there, and everything a victim does with it.
+
+use partage_region::{GpuShare, Owner, Policy, Region, UNIT, UsageReader};
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// Makes a region with two GPUs.
+pub(crate) fn make(folder: &Path) -> Owner {
+    let share = |uuid: u8| GpuShare { uuid: [uuid; 16], memory: 100 * UNIT, ..GpuShare::default() };
+    Owner::create(folder, &[share(1), share(2)], Policy::default()).expect("a folder of our own")
+}
+
+/// Opens both files to be spoilt.
+pub(crate) fn open(folder: &Path) -> [File; 2] {
+    ["limits", "usage"]
+        .map(|name| OpenOptions::new().read(true).write(true).open(folder.join(name)).expect("it was made"))
+}
+
+/// Spoils the files as the bytes say, eight for a place and eight to write there; sometimes over and over from there on.
+pub(crate) fn spoil(files: &[File; 2], bytes: &[u8]) {
+    for order in bytes.chunks_exact(16) {
+        let (place, value) = order.split_at(8);
+        let file = &files[usize::from(place[0] & 3 != 0)];
+        let length = file.metadata().expect("it is there").len();
+        let raw = u32::from_le_bytes([place[2], place[3], place[4], place[5]]);
+        // Most of what matters is at the beginning of the file and of its first slots.
+        let at = u64::from(raw) % if place[0] & 4 == 0 { length.min(16 << 10) } else { length };
+        // The header of each file survives more often than not, or nothing else would ever be looked at.
+        let at = if place[0] & 0x38 != 0 && at < 24 { at + 24 } else { at / 8 * 8 };
+        let times = if place[0] & 0xc0 == 0xc0 { usize::from(place[1]) * 32 } else { 1 };
+        let value = value.repeat(times.max(1));
+        let room = usize::try_from(length.saturating_sub(at)).unwrap_or(usize::MAX);
+        file.write_all_at(&value[..value.len().min(room)], at).expect("room was there");
+    }
+}
+
+/// All that a victim does; the answers do not matter, but there must be some.
+pub(crate) fn live(folder: &Path, amounts: [u64; 4]) {
+    if let Ok(region) = Region::attach(folder) {
+        let _ = (region.find(&[2; 16]), region.policy(), region.heartbeat());
+        for gpu in [0, 1, region.gpus(), region.gpus().wrapping_sub(1), 15, 16, usize::MAX] {
+            for amount in amounts {
+                let given = region.reserve(gpu, amount).is_ok();
+                if let (true, Some(limit)) = (given && amount > 0, region.memory_limit(gpu)) {
+                    assert!(amount <= limit, "{amount} given of {limit}");
+                }
+                let _ = (region.used(gpu), region.held(gpu), region.memory_limit(gpu));
+                let limits = region.limits(gpu);
+                let _ = (limits.turn().next_open(), limits.allowed(), limits.cores(), limits.gated());
+                let book = region.book(gpu);
+                let _ = (book.peak(), book.refusals());
+                region.release(gpu, amount);
+            }
+        }
+        region.tidy();
+        region.sweep();
+        assert!(region.processes().count() <= partage_region::SLOTS);
+    }
+    if let Ok(reader) = UsageReader::open(folder) {
+        if let Ok(seen) = reader.snapshot() {
+            assert!(seen.processes.len() <= partage_region::SLOTS);
+        }
+        let _ = reader.demand(1, amounts[0]);
+    }
+    if let Ok(owner) = Owner::open(folder) {
+        for gpu in 0..owner.gpus() {
+            let _ = owner.share(gpu);
+        }
+    }
+}

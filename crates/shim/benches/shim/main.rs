@@ -1,0 +1,31 @@
+//! What the shim costs and how exactly it keeps shares, against the bare simulated driver in the same run. Run by
+//! `make bench`; `cargo bench -p partage-shim -- shares` runs one part.
+#![allow(
+    unsafe_code,
+    clippy::unwrap_used,
+    clippy::multiple_unsafe_ops_per_block,
+    clippy::print_stdout,
+    unreachable_pub,
+    missing_docs
+)]
+
+mod calls;
+#[path = "../../../sim/tests/support/driver.rs"]
+mod driver;
+mod rig;
+mod shares;
+mod tenant;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    if let Some(("tenant", rest)) = arguments.split_first().map(|(first, rest)| (first.as_str(), rest)) {
+        return tenant::play(rest);
+    }
+    let wanted = |part: &str| arguments.is_empty() || arguments.iter().any(|word| word == part);
+    if wanted("calls") {
+        calls::all();
+    }
+    if wanted("shares") {
+        shares::all();
+    }
+}

@@ -1,0 +1,116 @@
+//! A simulated node, and containers on it.
+
+use partage_driver_api::exports::DriverVersion;
+use partage_region::{GpuShare, Owner, Policy};
+use partage_shim::install as shim;
+use partage_sim::node::{NodeConfig, NodeDir, VARIABLE};
+use partage_sim::profile::Profile;
+use partage_sim::state::State;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+pub struct Node {
+    pub dir: NodeDir,
+    pub state: State,
+}
+
+impl Node {
+    pub fn new(card: &str) -> Self {
+        let config = NodeConfig::new(DriverVersion::R550, Profile::named(card).unwrap(), 1, 7).unwrap();
+        let dir = NodeDir::fresh(&config).unwrap();
+        let object = partage_sim::install::shared_object().unwrap();
+        partage_sim::install::libraries(&object, &dir.libraries(), DriverVersion::R550).unwrap();
+        let state = State::attach(dir.path()).unwrap();
+        Self { dir, state }
+    }
+
+    pub fn uuid(&self) -> [u8; 16] {
+        let text = self.dir.config().gpus[0].uuid.to_string();
+        let digits: String = text.trim_start_matches("GPU-").replace('-', "");
+        std::array::from_fn(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap())
+    }
+
+    /// Nanoseconds of the GPU that a process has had.
+    pub fn served(&self, pid: u32) -> u64 {
+        let processes = self.state.processes(0);
+        let slot = processes.iter().find(|process| process.pid == pid).map(|process| process.slot);
+        slot.map_or(0, |slot| self.state.service(0, slot).0)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = NodeDir::remove(self.dir.path());
+    }
+}
+
+/// A container: its region and its libraries.
+pub struct Container {
+    pub folder: tempfile::TempDir,
+    pub owner: Owner,
+}
+
+impl Container {
+    pub fn new(node: &Node, share: GpuShare) -> Self {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let owner = Owner::create(folder.path(), &[share], Policy::default()).unwrap();
+        let libraries = folder.path().join("lib");
+        std::fs::create_dir(&libraries).unwrap();
+        let settings = shim::Settings {
+            region: folder.path(),
+            real_cuda: &node.dir.libraries().join("libcuda.so.1"),
+            real_nvml: &node.dir.libraries().join("libnvidia-ml.so.1"),
+            pass_when_broken: false,
+            version: None,
+        };
+        shim::stand_in(&shim::shared_object().unwrap(), &libraries, &settings).unwrap();
+        Self { folder, owner }
+    }
+
+    pub fn libraries(&self) -> std::path::PathBuf {
+        self.folder.path().join("lib")
+    }
+}
+
+/// A process that plays a tenant.
+pub struct Tenant {
+    pub child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Tenant {
+    pub fn start(node: &Node, libraries: &Path, arguments: &[&str]) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.arg("tenant").args(arguments);
+        command.env(VARIABLE, node.dir.path()).env("LD_LIBRARY_PATH", libraries);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self { child, output }
+    }
+
+    pub fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim().to_string()
+    }
+
+    pub fn ready(&mut self) {
+        assert_eq!(self.line(), "ready");
+    }
+
+    pub fn go(&mut self) {
+        self.child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Tenant {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
