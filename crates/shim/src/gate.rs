@@ -91,7 +91,7 @@ pub(crate) fn needed() -> bool {
 /// The GPU of the thread's context, if it has a gate.
 #[inline]
 fn gated(process: &Process) -> Option<usize> {
-    process.devices.current(&process.region).filter(|&gpu| process.region.limits(gpu).gated())
+    process.devices.current_for_launch(&process.region).filter(|&gpu| process.region.limits(gpu).gated())
 }
 
 impl Gate {

@@ -41,7 +41,7 @@ struct Pending {
     key: Key,
     /// What was charged for it.
     charged: u64,
-    /// Whether its kind was unknown.
+    /// Whether its kind was not well known: then what it took is charged, not what was thought.
     first: bool,
     /// When it has probably run.
     ready: u64,
@@ -58,7 +58,7 @@ impl Gate {
         cost: Cost,
         launch: impl FnOnce() -> CUresult,
     ) -> CUresult {
-        let first = matches!(cost, Cost::Guessed(_) | Cost::Scaled(_));
+        let first = !matches!(cost, Cost::Known(_));
         let unknown = matches!(cost, Cost::Guessed(_));
         let Some(pair) = self.begin(work) else { return launch() };
         let answer = launch();
