@@ -44,6 +44,15 @@ macro_rules! ok {
     }};
 }
 
+/// What the driver says to it.
+#[macro_export]
+macro_rules! says {
+    ($call:expr) => {{
+        // SAFETY: as in `ok`.
+        unsafe { $call }
+    }};
+}
+
 /// Expects a failure.
 #[macro_export]
 macro_rules! fails {

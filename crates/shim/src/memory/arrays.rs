@@ -199,3 +199,31 @@ hooks! { cuda;
         destroy(mipmapped_array.addr() as u64, || unsafe { next(mipmapped_array) })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn small_arrays_have_room_and_all_of_it_comes_back(steps in prop::collection::vec((any::<bool>(), 1..=MOST), 1..200)) {
+            let (mut shared, mut arrays) = (Shared::default(), Vec::new());
+            let mut taken = 0;
+            for (free, bytes) in steps {
+                if free && let Some(bytes) = arrays.pop() {
+                    taken -= shared.remove(bytes);
+                } else {
+                    let blocks = shared.more(bytes);
+                    shared.add(bytes, blocks);
+                    taken += blocks;
+                    arrays.push(bytes);
+                }
+                prop_assert!(taken * BLOCK >= arrays.iter().map(|&bytes| rounded(bytes)).sum::<u64>());
+                prop_assert!(taken <= arrays.len() as u64);
+            }
+            arrays.into_iter().for_each(|bytes| taken -= shared.remove(bytes));
+            prop_assert_eq!(taken, 0);
+        }
+    }
+}

@@ -210,6 +210,26 @@ hooks! { cuda;
         create!(context, device, next(; flags, device))
     }
 
+    fn cuVDPAUCtxCreate(
+        context: *mut CUcontext,
+        flags: u32,
+        device: CUdevice,
+        vdp_device: VdpDevice,
+        vdp_get_proc_address: *mut c_void,
+    ) |next, _variant| {
+        create!(context, device, next(; flags, device, vdp_device, vdp_get_proc_address))
+    }
+
+    fn cuVDPAUCtxCreate_v2(
+        context: *mut CUcontext,
+        flags: u32,
+        device: CUdevice,
+        vdp_device: VdpDevice,
+        vdp_get_proc_address: *mut c_void,
+    ) |next, _variant| {
+        create!(context, device, next(; flags, device, vdp_device, vdp_get_proc_address))
+    }
+
     fn cuCtxDestroy(context: CUcontext) |next, _variant| {
         // SAFETY: the program's promise.
         destroy(context, || unsafe { next(context) })

@@ -157,4 +157,29 @@ hooks! { cuda;
             },
         )
     }
+
+    /// What is behind parts of an array stays there when its handle goes, and when it leaves again is not seen: such
+    /// memory counts as long as the process lives.
+    fn cuMemMapArrayAsync(
+        map_info_list: *mut CUarrayMapInfo,
+        count: u32,
+        stream: CUstream,
+    ) twin cuMemMapArrayAsync_ptsz |next, _variant| {
+        changing(
+            // SAFETY: the program's promise.
+            || unsafe { next(map_info_list, count, stream) },
+            |books| {
+                if !map_info_list.is_null() {
+                    // SAFETY: not null, and as many as the program says, which the driver has read.
+                    let list = unsafe { std::slice::from_raw_parts(map_info_list, count as usize) };
+                    for info in list.iter().filter(|info| info.memOperationType == CU_MEM_OPERATION_TYPE_MAP) {
+                        // SAFETY: every bit pattern is a number.
+                        let handle = unsafe { info.memHandle.memHandle };
+                        books.count(handle, |own| own.mappings += 1);
+                    }
+                }
+                Vec::new()
+            },
+        )
+    }
 }

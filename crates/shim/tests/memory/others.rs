@@ -120,7 +120,7 @@ fn arrays() {
         wanted(256, 256, 6, CUDA_ARRAY3D_CUBEMAP),
         wanted(300, 300, 5, CUDA_ARRAY3D_LAYERED),
     ] {
-        while unsafe { cuda.cuArray3DCreate_v2(&mut array, &shape) } == CUDA_SUCCESS {
+        while says!(cuda.cuArray3DCreate_v2(&mut array, &shape)) == CUDA_SUCCESS {
             held.push(array);
             observer.exact("after an array");
         }
@@ -150,7 +150,7 @@ fn small() {
     let (cuda, _, observer) = start();
     let (mut array, mut held) = (null_mut(), Vec::new());
     let plane = CUDA_ARRAY_DESCRIPTOR { Width: 100, Height: 100, Format: CU_AD_FORMAT_FLOAT, NumChannels: 4 };
-    while unsafe { cuda.cuArrayCreate_v2(&mut array, &plane) } == CUDA_SUCCESS {
+    while says!(cuda.cuArrayCreate_v2(&mut array, &plane)) == CUDA_SUCCESS {
         held.push(array);
         observer.exact("after an array");
     }
@@ -210,7 +210,7 @@ fn modules() {
     ok!(cuda.cuMemAlloc_v2(&mut pointer, 60 * SIZE));
     let image = image.as_ptr().cast();
     let loaded =
-        (0..9).take_while(|_| unsafe { cuda.cuModuleLoadData(&mut module, image) } == CUDA_SUCCESS).count();
+        (0..9).take_while(|_| says!(cuda.cuModuleLoadData(&mut module, image)) == CUDA_SUCCESS).count();
     // Two mebibytes are left for them.
     assert_eq!(loaded, 2);
     fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuModuleLoadData(&mut module, image));

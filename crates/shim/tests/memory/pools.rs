@@ -46,7 +46,7 @@ fn default() {
     for size in [1, 5 * SIZE, 33 * SIZE, 100_000] {
         let (mut held, mut pointer) = (Vec::new(), 0);
         while held.len() < 200 {
-            match unsafe { cuda.cuMemAllocAsync(&mut pointer, size, stream) } {
+            match says!(cuda.cuMemAllocAsync(&mut pointer, size, stream)) {
                 CUDA_SUCCESS => held.push(pointer),
                 CUDA_ERROR_OUT_OF_MEMORY => break,
                 other => panic!("{:?}", name(other)),
@@ -151,7 +151,7 @@ fn plain() {
     ok!(cuda.cuMemAlloc_v2(&mut large, 64 * SIZE));
     ok!(cuda.cuMemFreeAsync(large, stream));
     // Nobody has synchronised, and what is free can be had.
-    while unsafe { cuda.cuStreamQuery(stream) } != CUDA_SUCCESS {}
+    while says!(cuda.cuStreamQuery(stream)) != CUDA_SUCCESS {}
     ok!(cuda.cuMemAlloc_v2(&mut large, 64 * SIZE));
     observer.exact("again");
 }

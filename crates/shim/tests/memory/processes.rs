@@ -201,7 +201,7 @@ fn whole() {
     let rest = LIMIT - CONTEXT;
     let until = Instant::now() + Duration::from_secs(1);
     let mut pointer = 0;
-    while unsafe { cuda.cuMemAlloc_v2(&mut pointer, rest as usize) } != CUDA_SUCCESS {
+    while says!(cuda.cuMemAlloc_v2(&mut pointer, rest as usize)) != CUDA_SUCCESS {
         assert!(Instant::now() < until, "{} are still used", observer.used(0));
     }
     observer.exact("whole");
