@@ -136,7 +136,8 @@ async fn nvidia_smi_does_not_show_what_the_neighbour_does() {
             let mut command = Command::new(shared.stage.smi_program());
             command.args(["-i", "1", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]);
             let said = shared.stage.node.env(&mut command).output().unwrap().stdout;
-            if said == b"100\n" { Ok(()) } else { Err(said) }
+            let said = String::from_utf8(said).unwrap();
+            if said.trim() == "100" { Ok(()) } else { Err(said) }
         })
         .await;
         for arguments in [&["pmon", "-c", "1", "-s", "um"][..], &["dmon", "-c", "1", "-s", "um"]] {
