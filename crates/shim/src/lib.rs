@@ -50,4 +50,5 @@ static HOOKS: &[&[hook::Hook]] = &[
     nvml::sessions::HOOKS,
     nvml::table::HOOKS,
     nvml::utilisation::HOOKS,
+    process::current::HOOKS,
 ];

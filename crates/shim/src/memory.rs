@@ -120,6 +120,11 @@ impl Memory {
         process.region.held(gpu) < before
     }
 
+    /// The GPU of a context that this process has.
+    pub(crate) fn gpu_of(&self, context: CUcontext) -> Option<usize> {
+        self.contexts.place(context).map(|(_, gpu)| gpu)
+    }
+
     /// A context of the GPU is gone, and with it what was in it.
     fn forget_context(&self, process: &Process, gpu: usize, context: CUcontext) {
         self.later.forget_context(process, context);

@@ -73,6 +73,7 @@ fn create(
     let reserved = Reserved::take(process, gpu, process.region.limits(gpu).context())?;
     let mut context = std::ptr::null_mut();
     checked(call(&mut context))?;
+    process::current::forget();
     let new = Context { gpu, device, bytes: reserved.keep(), attached: 1 };
     locked(&process.memory.contexts.live).insert(key(context), new);
     Ok(context)
@@ -82,6 +83,7 @@ fn create(
 fn destroy(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(process) = process::attached() else { return call() };
     process.gate.forget_context(context);
+    process::current::forget();
     let answer = call();
     if answer == CUDA_SUCCESS {
         gone(process, context);
