@@ -283,7 +283,7 @@ fn work(cuda: &Cuda, context: CUcontext, seed: u64) {
             Ok(had) => held.push(had),
             Err(code) => assert_eq!(code, CUDA_ERROR_OUT_OF_MEMORY),
         }
-        while held.len() > 20 || !held.is_empty() && next(&mut random) % 3 == 0 {
+        while held.len() > 20 || !held.is_empty() && next(&mut random).is_multiple_of(3) {
             free(cuda, held.swap_remove(next(&mut random) as usize % held.len()));
         }
     }
