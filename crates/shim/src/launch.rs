@@ -3,6 +3,7 @@
 
 use crate::gate::{Key, Work, needed, submit};
 use crate::hook::{Variant, hooks};
+use crate::memory;
 use partage_driver_api::cuda::*;
 
 /// What stands for a graph among the kinds of work.
@@ -158,7 +159,7 @@ hooks! { cuda;
         submit(
             || Work { key: Key::other(GRAPH, exec.addr() as u64), stream, variant },
             // SAFETY: the program's promise.
-            || unsafe { next(exec, stream) },
+            || memory::graphs::launched(exec, || unsafe { next(exec, stream) }),
         )
     }
 }

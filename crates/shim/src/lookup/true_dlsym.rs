@@ -69,7 +69,7 @@ unsafe extern "C" fn look(object: *mut libc::dl_phdr_info, _size: usize, data: *
     let base = object.dlpi_addr as usize;
     // SAFETY: a C library that the linker has loaded: its tables are whole.
     let tables = unsafe { Tables::read(base, base + dynamic.p_vaddr as usize) };
-    // SAFETY: tables of a loaded object.
+    // SAFETY: likewise.
     let found = tables.and_then(|tables| unsafe { tables.find(search.name) });
     match found {
         Some(address) => {

@@ -12,12 +12,19 @@ pub(super) struct Held {
     gpu: u8,
     /// Bytes taken from the container's account for it alone.
     pub(super) bytes: u64,
+    /// The pool it is a piece of, which is counted as a whole; zero for none.
+    pub(super) pool: u64,
 }
 
 impl Held {
     #[inline]
     pub(super) fn new(gpu: usize, bytes: u64) -> Self {
-        Self { gpu: gpu as u8, bytes }
+        Self { gpu: gpu as u8, bytes, pool: 0 }
+    }
+
+    /// A piece of a pool.
+    pub(super) fn of_pool(gpu: usize, pool: u64) -> Self {
+        Self { gpu: gpu as u8, bytes: 0, pool }
     }
 
     #[inline]
@@ -87,6 +94,10 @@ impl Allocations {
     #[inline]
     pub(super) fn remove(&self, pointer: CUdeviceptr) -> Option<Held> {
         self.shard(pointer).remove(&pointer)
+    }
+
+    pub(super) fn contains(&self, pointer: CUdeviceptr) -> bool {
+        self.shard(pointer).contains_key(&pointer)
     }
 
     /// All addresses on a GPU.
