@@ -26,7 +26,7 @@ struct Shared {
 impl Shared {
     /// One per driver. Either this container's workload is busy or the neighbour's.
     fn both(busy: bool) -> impl Iterator<Item = Self> {
-        Stage::both(A100, 2).map(move |stage| {
+        Stage::bare(&[A100], 2).map(move |stage| {
             let stage = stage.contained(LIMIT);
             let other = Container::new(&stage.node, 3 * LIMIT);
             let load = |memory_mib, busy: bool| Load { gpu: 1, memory_mib, busy: if busy { 100 } else { 0 } };
@@ -261,7 +261,7 @@ async fn nvtop_draws_the_limit_and_own_processes() {
 
 #[test]
 fn cuda_python_gets_as_much_as_the_limit() {
-    for stage in Stage::each(&["T4", A100], 2) {
+    for stage in Stage::bare(&["T4", A100], 2) {
         let stage = stage.contained(LIMIT);
         let other = Container::new(&stage.node, LIMIT);
         let _neighbour = stage.workload_in(Some(&other), Load { gpu: 0, memory_mib: 3000, busy: 0 });
@@ -296,7 +296,7 @@ fn cuda_python_gets_as_much_as_the_limit() {
 
 #[test]
 fn numba_gets_as_much_as_the_limit() {
-    for stage in Stage::each(&["T4", A100], 2) {
+    for stage in Stage::bare(&["T4", A100], 2) {
         let stage = stage.contained(LIMIT);
         let said = stage.script("numba_kernel.py", &[]);
         let card = stage.node.card(0).unwrap();

@@ -38,7 +38,7 @@ impl Said {
 impl Stage {
     /// One stage per model and driver, each when its turn comes. None where the clients are missing: the test is skipped,
     /// and says so once.
-    pub(crate) fn each(models: &[&str], count: usize) -> impl Iterator<Item = Self> {
+    pub(crate) fn bare(models: &[&str], count: usize) -> impl Iterator<Item = Self> {
         let clients = Clients::ready().map_err(|missing| skip_or_fail(&missing)).ok();
         let kinds = models.iter().flat_map(|model| DriverVersion::ALL.map(|driver| (*model, driver)));
         kinds.filter_map(move |(model, driver)| {
@@ -47,13 +47,20 @@ impl Stage {
         })
     }
 
+    /// The same, and then all once more in a container without a limit: there the cards are what they are outside, and the
+    /// shim must not be noticed.
+    pub(crate) fn each(models: &[&str], count: usize) -> impl Iterator<Item = Self> {
+        let contained = Self::bare(models, count).map(|stage| stage.contained(u64::MAX));
+        Self::bare(models, count).chain(contained)
+    }
+
     /// All of it in a container with so many bytes of each GPU.
     pub(crate) fn contained(mut self, memory: u64) -> Self {
         self.container = Some(Container::new(&self.node, memory));
         self
     }
 
-    /// One stage per driver.
+    /// One model, with both drivers.
     pub(crate) fn both(model: &str, count: usize) -> impl Iterator<Item = Self> {
         Self::each(&[model], count).collect::<Vec<_>>().into_iter()
     }
