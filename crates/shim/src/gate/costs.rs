@@ -119,7 +119,11 @@ impl Costs {
             return self.scaled(key);
         }
         let nanoseconds = word & NANOSECONDS_MASK;
-        if word & SEEN_MASK == EARLY << SEEN_SHIFT { Cost::Known(nanoseconds) } else { Cost::Measured(nanoseconds) }
+        if word & SEEN_MASK == EARLY << SEEN_SHIFT {
+            Cost::Known(nanoseconds)
+        } else {
+            Cost::Measured(nanoseconds)
+        }
     }
 
     #[cold]
