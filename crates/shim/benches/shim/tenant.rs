@@ -12,6 +12,7 @@ pub fn play(arguments: &[String]) {
     assert_eq!(unsafe { cuda.cuCtxCreate_v2(&mut context, 0, 0) }, CUDA_SUCCESS);
     match arguments {
         [kind, lengths] if kind == "saturate" => saturate(&cuda, lengths),
+        [kind, lengths] if kind == "now-and-then" => now_and_then(&cuda, lengths),
         [kind] if kind == "restless" => restless(&cuda),
         [kind, call] if kind == "cost" => cost(&cuda, call),
         [kind, call, count] if kind == "step" => step(&cuda, call, count.parse().unwrap()),
@@ -151,5 +152,20 @@ fn restless(cuda: &Cuda) {
                 code => assert_eq!(code, CUDA_ERROR_OUT_OF_MEMORY),
             }
         }
+    }
+}
+
+/// Wants the GPU three times a second; prints the milliseconds from a launch to its end.
+fn now_and_then(cuda: &Cuda, lengths: &str) {
+    let kernel = functions(cuda, lengths)[0];
+    launch(cuda, kernel);
+    go();
+    loop {
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        let began = std::time::Instant::now();
+        launch(cuda, kernel);
+        // SAFETY: no pointers.
+        assert_eq!(unsafe { cuda.cuCtxSynchronize() }, CUDA_SUCCESS);
+        println!("{}", began.elapsed().as_secs_f64() * 1e3);
     }
 }
