@@ -10,9 +10,9 @@
 )]
 
 mod calls;
-mod memory;
 #[path = "../../../sim/tests/support/driver.rs"]
 mod driver;
+mod memory;
 mod rig;
 mod shares;
 mod start;

@@ -33,7 +33,10 @@ pub fn all() {
     while node.state.processes(0).len() > 4 || reader.snapshot().unwrap().processes.len() > 4 {
         node.state.sweep();
     }
-    println!("  after kill -9 of four: all of theirs is back after {:.1} ms", killed.elapsed().as_secs_f64() * 1e3);
+    println!(
+        "  after kill -9 of four: all of theirs is back after {:.1} ms",
+        killed.elapsed().as_secs_f64() * 1e3
+    );
     println!();
     assert!(most <= LIMIT, "{most} bytes were used");
 }

@@ -36,13 +36,12 @@ impl Shared {
         })
     }
 
-    /// Bytes that its workload holds: by the container's account, which is as much as the driver says, less a module.
+    /// Bytes that its workload holds: by the container's account, which is as much as the driver says.
     fn held(&self) -> u64 {
         let held = self.stage.container.as_ref().unwrap().used(1);
         let truth = self.stage.node.state().processes(1);
         let own = truth.iter().find(|process| process.pid == self.own.pid()).unwrap();
-        let missing = (own.used * partage_region::UNIT).checked_sub(held);
-        assert!(missing.is_some_and(|missing| missing <= partage_region::UNIT), "{held} of {own:?}");
+        assert_eq!(held, own.used * partage_region::UNIT);
         assert!(held >= self.stage.held(1024));
         assert!(self.other.used(1) >= self.stage.held(5000));
         held
