@@ -27,6 +27,12 @@ fn grid(function: CUfunction, width: i32, height: i32, stream: CUstream, variant
     kernel(function, [width.cast_unsigned(), height.cast_unsigned(), 1], [1; 3], stream, variant)
 }
 
+/// Whether launches of graphs have to be looked at, be it for the memory that they take.
+#[inline]
+fn graphs_needed() -> bool {
+    needed() || memory::graphs::any()
+}
+
 hooks! { cuda;
     fn cuLaunchKernel(
         function: CUfunction,
@@ -155,7 +161,7 @@ hooks! { cuda;
         )
     }
 
-    fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) twin cuGraphLaunch_ptsz |next, variant| if needed {
+    fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) twin cuGraphLaunch_ptsz |next, variant| if graphs_needed {
         submit(
             || Work { key: Key::other(GRAPH, exec.addr() as u64), stream, variant },
             // SAFETY: the program's promise.

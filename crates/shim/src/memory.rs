@@ -40,6 +40,7 @@ use graphs::Graphs;
 use later::Later;
 use modules::Modules;
 use partage_driver_api::cuda::*;
+use partage_region::futex::keeping_errno;
 use pools::Pools;
 use sharing::Sharing;
 use small::Small;
@@ -244,9 +245,14 @@ fn of_device(process: &Process, device: CUdevice) -> Result<usize, CUresult> {
     Err(if (0..count).contains(&device) { CUDA_ERROR_NOT_PERMITTED } else { CUDA_ERROR_INVALID_DEVICE })
 }
 
+#[inline]
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Books are whole at every step.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Books are whole at every step, whoever panicked. Waiting leaves a trace that a program may see.
+    #[cold]
+    fn wait<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        keeping_errno(|| mutex.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+    mutex.try_lock().unwrap_or_else(|_| wait(mutex))
 }
 
 /// Writes an answer where the program wants it.

@@ -7,8 +7,10 @@
 
 use super::all;
 use super::true_dlsym::{DLSYM, DLVSYM, found, true_dlsym};
+use crate::real::Library;
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// `void *dlsym(void *handle, const char *name)`.
 #[unsafe(naked)]
@@ -61,6 +63,7 @@ pub(crate) unsafe extern "C" fn dlvsym(
 unsafe extern "C" fn route_dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     crate::hook::guarded(std::ptr::null_mut(), || {
         found(&DLSYM, c"dlsym");
+        found(&DLVSYM, c"dlvsym");
         // SAFETY: the program's promise.
         unsafe { route(handle, name) }
     })
@@ -89,16 +92,41 @@ unsafe fn route(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     // SAFETY: a text that ends in zero.
     let name = unsafe { CStr::from_ptr(name) };
     let bytes = name.to_bytes_with_nul();
-    if !(bytes.starts_with(b"cu") || bytes.starts_with(b"nvml")) {
-        return nothing;
-    }
-    let Some(hook) = all().find(|hook| hook.name.as_bytes() == bytes) else { return nothing };
+    let library = match bytes {
+        [b'c', b'u', ..] => Library::Cuda,
+        [b'n', b'v', b'm', b'l', ..] => Library::Nvml,
+        // A library that interposes these two asks for the next ones by name, and would go past us with the C library's.
+        b"dlsym\0" => return lookup(handle, name, &DLSYM, (dlsym as *const c_void).cast_mut()),
+        b"dlvsym\0" => return lookup(handle, name, &DLVSYM, (dlvsym as *const c_void).cast_mut()),
+        _ => return nothing,
+    };
+    let hook = all().find(|hook| hook.name.as_bytes() == bytes).map(|hook| hook.address.cast_mut());
     if handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT {
         // "Whichever comes first" is this library; "the next one after me" must not be the driver itself either.
-        return if hook.library.symbol(name).is_null() { nothing } else { hook.address.cast_mut() };
+        return match hook {
+            Some(hook) if !library.symbol(name).is_null() => hook,
+            _ => nothing,
+        };
     }
     let answer = true_dlsym(handle, name);
-    if is_drivers(answer) { hook.address.cast_mut() } else { nothing }
+    if !is_drivers(answer) {
+        return nothing;
+    }
+    // A second copy of the driver, in a namespace of its own or from another file, knows nothing of what the hooks do with
+    // the first: all of it is the first one's.
+    let first = library.symbol(name);
+    match hook {
+        Some(hook) => hook,
+        None if first.is_null() => answer,
+        None => first,
+    }
+}
+
+/// Our own way to look names up, where the C library's would be the answer.
+fn lookup(handle: *mut c_void, name: &CStr, theirs: &AtomicPtr<c_void>, ours: *mut c_void) -> *mut c_void {
+    let first = handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT;
+    let theirs = theirs.load(Ordering::Acquire);
+    if first || !theirs.is_null() && true_dlsym(handle, name) == theirs { ours } else { std::ptr::null_mut() }
 }
 
 /// Whether an address lies in a library of the driver's, in whatever namespace it was loaded.

@@ -1,9 +1,10 @@
 //! Allocations by their address or handle.
 
+use super::locked;
 use partage_driver_api::cuda::CUdeviceptr;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// What is counted for an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +84,7 @@ impl Allocations {
     #[inline]
     fn shard(&self, pointer: CUdeviceptr) -> MutexGuard<'_, Table<Held>> {
         let index = (pointer >> 21 ^ pointer >> 12) as usize % SHARDS;
-        self.shards[index].0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.shards[index].0)
     }
 
     #[inline]
@@ -103,7 +104,7 @@ impl Allocations {
     /// All addresses on a GPU.
     pub(super) fn on(&self, gpu: usize) -> Vec<CUdeviceptr> {
         let all = self.shards.iter().flat_map(|shard| {
-            let shard = shard.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let shard = locked(&shard.0);
             let own = shard.iter().filter(|(_, held)| held.gpu() == gpu).map(|(&pointer, _)| pointer);
             own.collect::<Vec<_>>()
         });

@@ -172,12 +172,18 @@ fn settle(process: &Process, gpu: usize, own: &mut Device, taken: u64) {
     own.charged = reserved.min(have);
 }
 
+/// Whether any graph of this process ever allocated.
+#[inline]
+pub(crate) fn any() -> bool {
+    process::attached().is_some_and(|process| process.memory.graphs.any.load(Relaxed))
+}
+
 /// Launches an executable graph, with the driver's call: what it allocates is taken before.
 #[inline]
 pub(crate) fn launched(exec: CUgraphExec, call: impl FnOnce() -> CUresult) -> CUresult {
-    match process::attached() {
-        Some(process) if process.memory.graphs.any.load(Relaxed) => launch(process, exec, call),
-        _ => call(),
+    match process::attached().filter(|_| any()) {
+        Some(process) => launch(process, exec, call),
+        None => call(),
     }
 }
 
@@ -330,20 +336,19 @@ hooks! { cuda;
         launched(exec, || unsafe { next(exec, stream) })
     }
 
-    fn cuGraphExecDestroy(exec: CUgraphExec) |next, _variant| {
-        if let Some(process) = process::attached()
-            && process.memory.graphs.any.load(Relaxed)
-        {
-            let mut execs = locked(&process.memory.graphs.execs);
+    fn cuGraphExecDestroy(exec: CUgraphExec) |next, _variant| if any {
+        let Some(process) = process::attached() else {
             // SAFETY: the program's promise.
-            let answer = unsafe { next(exec) };
-            if answer == CUDA_SUCCESS {
-                execs.remove(&(exec.addr() as u64));
-            }
-            return answer;
-        }
+            return unsafe { next(exec) };
+        };
+        // Held while the driver ends it: it may use the handle again at once.
+        let mut execs = locked(&process.memory.graphs.execs);
         // SAFETY: the program's promise.
-        unsafe { next(exec) }
+        let answer = unsafe { next(exec) };
+        if answer == CUDA_SUCCESS {
+            execs.remove(&(exec.addr() as u64));
+        }
+        answer
     }
 
     fn cuDeviceGraphMemTrim(device: CUdevice) |next, _variant| {

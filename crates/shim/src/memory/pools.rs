@@ -115,7 +115,8 @@ impl Pools {
         }
     }
 
-    /// Whether the process has pools on the GPU that it allocated from.
+    /// Whether any of them may have given something back.
+    #[inline]
     pub(super) fn any(&self) -> bool {
         self.may_shrink.load(Relaxed) != 0
     }
@@ -156,7 +157,13 @@ fn prepare(
     bytes: u64,
 ) -> Result<u64, CUresult> {
     let step = bytes.checked_next_multiple_of(STEP).unwrap_or(u64::MAX);
-    let take = || process.region.reserve(gpu, step).is_ok();
+    let region = &process.region;
+    // A pool asks for more than the program did: if there is not as much, nothing has been refused yet.
+    let fits = || region.memory_limit(gpu).is_none_or(|limit| limit.saturating_sub(region.used(gpu)) >= step);
+    if !fits() {
+        region.tidy();
+    }
+    let take = || fits() && region.reserve(gpu, step).is_ok();
     if take() {
         return Ok(step);
     }
@@ -227,6 +234,9 @@ fn allocate(
 fn place_of(process: &Process, stream: CUstream) -> Result<(CUdevice, usize), CUresult> {
     /// Handles up to this mean default streams, of the thread's context.
     const DEFAULT: usize = 2;
+    if let Some(gpu) = process.devices.only() {
+        return Ok((0, gpu));
+    }
     if stream.addr() > DEFAULT {
         let mut context = std::ptr::null_mut();
         // SAFETY: the program's stream, and a handle to fill in.
@@ -371,7 +381,12 @@ fn destroy(pool: CUmemoryPool, call: impl FnOnce() -> CUresult) -> CUresult {
     answer
 }
 
+/// Whether any pool of this process may have given something back.
 #[inline]
+fn may_shrink() -> bool {
+    process::attached().is_some_and(|process| process.memory.pools.any())
+}
+
 fn synchronised(answer: CUresult) -> CUresult {
     if let Some(process) = process::attached() {
         Pools::at_sync(process);
@@ -480,17 +495,17 @@ hooks! { cuda;
         unsafe { next(pool, attribute, value) }
     }
 
-    fn cuStreamSynchronize(stream: CUstream) twin cuStreamSynchronize_ptsz |next, _variant| {
+    fn cuStreamSynchronize(stream: CUstream) twin cuStreamSynchronize_ptsz |next, _variant| if may_shrink {
         // SAFETY: the program's promise.
         synchronised(unsafe { next(stream) })
     }
 
-    fn cuCtxSynchronize() |next, _variant| {
+    fn cuCtxSynchronize() |next, _variant| if may_shrink {
         // SAFETY: the program's promise.
         synchronised(unsafe { next() })
     }
 
-    fn cuEventSynchronize(event: CUevent) |next, _variant| {
+    fn cuEventSynchronize(event: CUevent) |next, _variant| if may_shrink {
         // SAFETY: the program's promise.
         synchronised(unsafe { next(event) })
     }

@@ -87,12 +87,18 @@ fn what_fits_is_not_refused() {
     sure.end();
 }
 
+/// Threads that allocate and free side by side leave an exact account.
+#[test]
+fn many_threads_are_counted_exactly() {
+    play("processes threads", 300 * MIB);
+}
+
 pub fn client(arguments: &[&str]) {
     match arguments {
         ["random", seed] => random(seed.parse().unwrap()),
         ["whole"] => whole(),
         ["sure"] => sure(),
-        ["measure"] => measure(),
+        ["threads"] => threads(),
         ["modest", seed] => modest(seed.parse().unwrap()),
         other => panic!("{other:?}"),
     }
@@ -238,50 +244,48 @@ fn modest(seed: u64) {
     }
 }
 
-/// Nanoseconds that calls take; run by hand, with and without the shim.
-fn measure() {
-    let (cuda, _) = plainly();
-    let mut best = [f64::MAX; 3];
-    for _ in 0..40 {
-        const TIMES: u32 = 20_000;
-        let (mut pointer, mut free, mut total) = (0, 0, 0);
-        let began = Instant::now();
-        for _ in 0..TIMES {
-            ok!(cuda.cuMemAlloc_v2(&mut pointer, SIZE));
-            ok!(cuda.cuMemFree_v2(pointer));
-        }
-        best[0] = best[0].min(began.elapsed().as_nanos() as f64 / f64::from(TIMES));
-        let began = Instant::now();
-        for _ in 0..TIMES {
-            ok!(cuda.cuMemGetInfo_v2(&mut free, &mut total));
-        }
-        best[1] = best[1].min(began.elapsed().as_nanos() as f64 / f64::from(TIMES));
-        let began = Instant::now();
-        for _ in 0..TIMES {
-            ok!(cuda.cuMemAlloc_v2(&mut pointer, 4096));
-            ok!(cuda.cuMemFree_v2(pointer));
-        }
-        best[2] = best[2].min(began.elapsed().as_nanos() as f64 / f64::from(TIMES));
-    }
-    say(&format!("1 MiB {:.0} ns, info {:.0} ns, 4 KiB {:.0} ns", best[0], best[1], best[2]));
+fn threads() {
+    let (cuda, context, observer) = start();
+    let state = AtomicBool::new(false);
+    let shared = context.addr();
+    std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            while !state.load(Ordering::Relaxed) {
+                assert!(observer.truth(0) <= CONTEXT + 300 * MIB);
+            }
+        });
+        let end = Ending(&state);
+        let workers: Vec<_> = (1..=4u64)
+            .map(|seed| {
+                let cuda = &cuda;
+                scope.spawn(move || work(cuda, std::ptr::with_exposed_provenance_mut(shared), seed))
+            })
+            .collect();
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        drop(end);
+        watcher.join().unwrap();
+    });
+    ok!(cuda.cuCtxSynchronize());
+    observer.exact("after all threads");
+    assert_eq!(observer.used(0), CONTEXT);
 }
 
-fn plainly() -> (Cuda, CUcontext) {
-    let cuda = Cuda::started();
-    let mut context = null_mut();
-    ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
-    (cuda, context)
-}
-
-#[test]
-#[ignore = "prints what calls cost, for people"]
-fn costs() {
-    let node = node();
-    let container = Container::with_memory(&node, 1 << 30);
-    for _ in 0..3 {
-        for output in [node.play("processes measure"), container.play("processes measure")] {
-            let line = output.lines().find(|line| line.contains("MiB")).unwrap();
-            eprintln!("{line}");
+/// Everything that a thread can have, again and again.
+fn work(cuda: &Cuda, context: CUcontext, seed: u64) {
+    ok!(cuda.cuCtxSetCurrent(context));
+    let (mut random, mut held) = (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, Vec::new());
+    for _ in 0..3000 {
+        let size = match next(&mut random) % 3 {
+            0 => next(&mut random) as usize % (30 * SIZE) + 1,
+            _ => next(&mut random) as usize % (200 << 10) + 1,
+        };
+        match allocate(cuda, next(&mut random), size) {
+            Ok(had) => held.push(had),
+            Err(code) => assert_eq!(code, CUDA_ERROR_OUT_OF_MEMORY),
+        }
+        while held.len() > 20 || !held.is_empty() && next(&mut random).is_multiple_of(3) {
+            free(cuda, held.swap_remove(next(&mut random) as usize % held.len()));
         }
     }
+    held.into_iter().for_each(|had| free(cuda, had));
 }

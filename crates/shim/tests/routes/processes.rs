@@ -1,0 +1,361 @@
+//! Processes: forked, started with nothing, many, with many threads.
+
+use super::*;
+use container::{Observer, REGION, shares};
+use driver::cuda::*;
+use partage_region::{Policy, UsageReader};
+use program::{Maker, said};
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::ptr::null_mut;
+
+const SIZE: usize = MIB as usize;
+
+fn play(role: &str) {
+    let node = node();
+    // Contexts of two processes.
+    let container = Container::with_memory(&node, 2 * CONTEXT + ROOM);
+    container.play(&format!("processes {role}"));
+    assert_eq!(container.used(0), 0, "{role}");
+}
+
+#[test]
+fn a_child_that_is_forked_first_has_a_slot_of_its_own() {
+    play("fork_before");
+}
+
+#[test]
+fn a_child_that_is_forked_later_touches_nothing_of_its_parents() {
+    play("fork_after");
+}
+
+#[test]
+fn a_child_of_many_threads_is_not_stuck() {
+    play("fork_storm");
+}
+
+#[test]
+fn threads_share_the_limit_of_their_process() {
+    play("threads");
+}
+
+/// A program that is started with nothing, from a login shell, or from another program: the files know whose they are.
+#[test]
+fn an_empty_environment_lifts_nothing() {
+    let (node, folder) = (node(), tempfile::tempdir().unwrap());
+    let container = Container::with_memory(&node, CONTEXT + ROOM);
+    let program = linker::linked_program(folder.path(), &node, Some(&container.libraries()));
+    // The simulated node is what device files are elsewhere.
+    let devices = format!("{}={}", partage_sim::node::VARIABLE, node.0.path().display());
+    let text = format!("{} linked", program.display());
+    for arguments in [
+        vec![program.to_str().unwrap(), "linked"],
+        vec!["/bin/sh", "-lc", &text],
+        vec!["/bin/sh", "-c", &format!("( setsid {text} )")],
+    ] {
+        let mut command = Command::new("env");
+        let output = command.args(["-i", &devices]).args(&arguments).output().unwrap();
+        assert_eq!(said(&output), held(), "{arguments:?}");
+    }
+    assert_eq!(container.used(0), 0);
+}
+
+/// Variables that other libraries of this kind listen to, and ours.
+#[test]
+fn no_variable_lifts_anything() {
+    let (node, folder) = (node(), tempfile::tempdir().unwrap());
+    let container = Container::with_memory(&node, CONTEXT + ROOM);
+    let program = linker::linked_program(folder.path(), &node, None);
+    for way in linker::WAYS {
+        let mut command = linker::run(&container, way, &[], &[], &program);
+        for variable in [
+            "PARTAGE_SHIM_LIBRARY",
+            "PARTAGE_DISABLE",
+            "PARTAGE_REGION",
+            "CUDA_DISABLE_CONTROL",
+            "CUDA_REDIRECT",
+            "DISABLE_VGPU",
+            "CUDA_DEVICE_MEMORY_LIMIT",
+            "CUDA_DEVICE_MEMORY_SHARED_CACHE",
+        ] {
+            command.env(variable, "/nowhere");
+        }
+        assert_eq!(said(&command.arg("linked").output().unwrap()), held(), "{way:?}");
+    }
+}
+
+/// As `/etc/ld.so.preload` does it: in every process, whatever its environment. Needs a namespace of mounts, so root.
+#[test]
+fn the_systems_preload_list_holds_every_program() {
+    let (node, folder) = (node(), tempfile::tempdir().unwrap());
+    let container = Container::with_memory(&node, CONTEXT + ROOM);
+    let program = linker::linked_program(folder.path(), &node, Some(&node.0.libraries()));
+    let etc = folder.path().join("etc");
+    let text = format!(
+        "mount --make-rprivate / && cp -a /etc {etc} && echo {preload} > {etc}/ld.so.preload && mount --bind {etc} /etc || exit 99
+         ls / > /dev/null && exec env -i {devices} /bin/sh -lc '{program} linked'",
+        etc = etc.display(),
+        preload = linker::preload(&container).display(),
+        devices = format_args!("{}={}", partage_sim::node::VARIABLE, node.0.path().display()),
+        program = program.display(),
+    );
+    let output = Command::new("unshare").args(["-m", "/bin/sh", "-c", &text]).output();
+    match output {
+        Ok(output)
+            if output.status.code() != Some(99)
+                && !String::from_utf8_lossy(&output.stderr).contains("unshare") =>
+        {
+            assert_eq!(said(&output), held());
+        }
+        other => eprintln!("skipped: no namespace of mounts to be had: {other:?}"),
+    }
+}
+
+#[test]
+fn three_hundred_processes_at_once_are_held_together() {
+    const PROCESSES: u64 = 300;
+    const GPUS: u64 = 8;
+    let (node, folder) = (Node::new(CARD, GPUS as usize, DriverVersion::R550), tempfile::tempdir().unwrap());
+    // To the byte: a context and a block each, of as many as come to one GPU.
+    let each = |gpu: u64| (PROCESSES / GPUS + u64::from(gpu < PROCESSES % GPUS)) * (CONTEXT + 2 * MIB);
+    let mut all = shares(&node, 0);
+    (0..).zip(&mut all).for_each(|(gpu, share)| share.memory = each(gpu));
+    let container = Container::new(&node, &all, Policy::default());
+    let mut arguments = vec![format!("-L{}", node.0.libraries().display()), "-lcuda".into()];
+    arguments.insert(0, "-Wl,--no-as-needed".into());
+    let program = Maker { folder: folder.path() }.program("one", include_str!("one.c"), &arguments);
+    let start = |gpu: u64| {
+        let mut command = Command::new(&program);
+        container.env(&mut command);
+        let mut child =
+            command.arg(gpu.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        (child, output)
+    };
+    let heard = |output: &mut BufReader<_>| {
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        line.trim().to_string()
+    };
+    let mut processes: Vec<_> = (0..PROCESSES).map(|number| start(number % GPUS)).collect();
+    for (number, (_, output)) in processes.iter_mut().enumerate() {
+        assert_eq!(heard(output), "0", "process {number}");
+    }
+    let snapshot = container.reader().snapshot().unwrap();
+    assert_eq!(snapshot.forged, []);
+    assert_eq!(snapshot.processes.len() as u64, PROCESSES);
+    let state = node.state();
+    for gpu in 0..GPUS {
+        assert_eq!(snapshot.gpus[gpu as usize].used, each(gpu), "GPU {gpu}");
+        assert_eq!(state.used_memory(gpu as usize) * partage_region::UNIT, each(gpu), "GPU {gpu}");
+    }
+    let (mut more, mut output) = start(3);
+    assert_eq!(heard(&mut output), CUDA_ERROR_OUT_OF_MEMORY.to_string());
+    more.kill().unwrap();
+    more.wait().unwrap();
+    // Half of them are killed, half end.
+    for (number, (child, _)) in processes.iter_mut().enumerate() {
+        if number % 2 == 0 {
+            child.kill().unwrap();
+        }
+        drop(child.stdin.take());
+    }
+    for (child, _) in &mut processes {
+        child.wait().unwrap();
+    }
+    assert!((0..GPUS).all(|gpu| container.used(gpu as usize) == 0));
+}
+
+pub fn client(arguments: &[&str]) {
+    match arguments {
+        ["fork_before"] => fork_before(),
+        ["fork_after"] => fork_after(),
+        ["fork_storm"] => fork_storm(),
+        ["threads"] => threads(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Runs a child that says by its end whether all was well. Nothing in it may panic: it has one thread of many.
+fn in_child(work: impl FnOnce() -> i32) -> i32 {
+    // SAFETY: the child does its work and ends without coming back.
+    match unsafe { libc::fork() } {
+        0 => {
+            let code = work();
+            // SAFETY: ends this process alone.
+            unsafe { libc::_exit(code) }
+        }
+        child => {
+            assert!(child > 0);
+            let mut status = 0;
+            // SAFETY: a number to fill in.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            assert!(libc::WIFEXITED(status), "{status:#x}");
+            libc::WEXITSTATUS(status)
+        }
+    }
+}
+
+fn reader() -> UsageReader {
+    UsageReader::open(Path::new(&std::env::var_os(REGION).unwrap())).unwrap()
+}
+
+fn used() -> u64 {
+    reader().snapshot().unwrap().gpus[0].used
+}
+
+/// Takes a context and some memory; the number of the first step that failed.
+fn takes(cuda: &Cuda, bytes: usize) -> i32 {
+    let (mut context, mut pointer) = (null_mut(), 0);
+    // SAFETY: variables of ours.
+    unsafe {
+        if cuda.cuInit(0) != 0 {
+            return 1;
+        }
+        if cuda.cuCtxCreate_v2(&mut context, 0, 0) != 0 {
+            return 2;
+        }
+        if cuda.cuMemAlloc_v2(&mut pointer, bytes) != 0 { 3 } else { 0 }
+    }
+}
+
+fn fork_before() {
+    let cuda = Cuda(driver::Library::open("libcuda.so.1").unwrap());
+    // A child that starts the driver by itself, before its parent did.
+    let code = in_child(|| {
+        let own = std::process::id();
+        match takes(&cuda, 10 * SIZE) {
+            0 if used() != CONTEXT + 10 * MIB => 10,
+            0 if reader().snapshot().unwrap().processes.iter().all(|process| process.pid != own) => 11,
+            other => other,
+        }
+    });
+    assert_eq!(code, 0);
+    assert_eq!(used(), 0, "what the child had is given back");
+    // Both at once, each with its own.
+    assert_eq!(takes(&cuda, 30 * SIZE), 0);
+    Observer::new().exact("the parent alone");
+}
+
+fn fork_after() {
+    let cuda = Cuda::started();
+    let (mut context, mut pointer) = (null_mut(), 0);
+    ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, 30 * SIZE));
+    let before = used();
+    for _ in 0..20 {
+        let code = in_child(|| {
+            let mut more = 0;
+            // A driver does not work in a forked child, and says so. What matters is whose account it is done on.
+            // SAFETY: variables of ours; the driver knows nothing of them here.
+            unsafe {
+                cuda.cuMemAlloc_v2(&mut more, SIZE);
+                cuda.cuMemFree_v2(pointer);
+                cuda.cuCtxDestroy_v2(context);
+                cuda.cuDevicePrimaryCtxReset_v2(0);
+            }
+            if used() < before { 12 } else { 0 }
+        });
+        assert_eq!(code, 0);
+        // The child is gone: what it may have taken is, too.
+        assert_eq!(used(), before);
+        Observer::new().exact("after a child");
+    }
+    // The parent's own is as it was.
+    ok!(cuda.cuMemFree_v2(pointer));
+    Observer::new().exact("freed");
+    assert_eq!(used(), CONTEXT);
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, ROOM as usize));
+    ok!(cuda.cuMemFree_v2(pointer));
+}
+
+/// Children are born at any instant of what the threads do, and call at once.
+fn fork_storm() {
+    let cuda = Cuda::started();
+    let mut context = null_mut();
+    ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
+    let (context, over) = (context as usize, std::sync::atomic::AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                ok!(cuda.cuCtxSetCurrent(context as CUcontext));
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    let mut pointer = 0;
+                    ok!(cuda.cuMemAlloc_v2(&mut pointer, SIZE));
+                    ok!(cuda.cuMemFree_v2(pointer));
+                }
+            });
+        }
+        for _ in 0..150 {
+            let code = in_child(|| {
+                // A child that is stuck ends by this, not well.
+                // SAFETY: no pointers.
+                unsafe { libc::alarm(60) };
+                let (mut pointer, mut free, mut total) = (0, 0, 0);
+                // SAFETY: variables of ours.
+                unsafe {
+                    cuda.cuMemGetInfo_v2(&mut free, &mut total);
+                    cuda.cuMemAlloc_v2(&mut pointer, SIZE);
+                }
+                0
+            });
+            assert_eq!(code, 0);
+        }
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert_eq!(used(), CONTEXT);
+    Observer::new().exact("at the end");
+}
+
+fn threads() {
+    let cuda = Cuda::started();
+    let mut context = null_mut();
+    ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
+    let (mut module, mut function) = (null_mut(), null_mut());
+    ok!(cuda.cuModuleLoadData(&mut module, c"any image".as_ptr().cast()));
+    ok!(cuda.cuModuleGetFunction(&mut function, module, c"busy_1us".as_ptr()));
+    let function = function as usize;
+    let observer = Observer::new();
+    std::thread::scope(|scope| {
+        for thread in 0..8u64 {
+            let cuda = &cuda;
+            let context = context as usize;
+            scope.spawn(move || {
+                ok!(cuda.cuCtxSetCurrent(context as CUcontext));
+                let (mut held, mut refused, mut random) = (Vec::new(), 0, thread * 77 + 1);
+                for _ in 0..600 {
+                    random = random
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407);
+                    let (mut pointer, size) = (0, (random >> 33) as usize % (12 * SIZE) + 1);
+                    match unsafe { cuda.cuMemAlloc_v2(&mut pointer, size) } {
+                        CUDA_SUCCESS => held.push(pointer),
+                        CUDA_ERROR_OUT_OF_MEMORY => {
+                            refused += 1;
+                            held.drain(..).for_each(|pointer| ok!(cuda.cuMemFree_v2(pointer)));
+                        }
+                        other => panic!("{:?}", name(other)),
+                    }
+                    ok!(cuda.cuLaunchKernel(
+                        function as CUfunction,
+                        1,
+                        1,
+                        1,
+                        32,
+                        1,
+                        1,
+                        0,
+                        null_mut(),
+                        null_mut(),
+                        null_mut()
+                    ));
+                }
+                held.drain(..).for_each(|pointer| ok!(cuda.cuMemFree_v2(pointer)));
+                assert!(refused > 0, "nobody fought for it");
+            });
+        }
+    });
+    ok!(cuda.cuModuleUnload(module));
+    observer.exact("at the end");
+    assert_eq!(observer.used(0), CONTEXT);
+}
