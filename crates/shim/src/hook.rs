@@ -1,6 +1,6 @@
 //! The form of a hook.
 //!
-//! ```ignore
+//! ```text
 //! hooks! { cuda;
 //!     /// What it does that the driver's does not.
 //!     fn cuMemAlloc_v2(pointer: *mut CUdeviceptr, bytes: usize) |next, _variant| {

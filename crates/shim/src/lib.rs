@@ -8,9 +8,9 @@
 //!                                  └───── real ─────▶ the driver's library
 //! ```
 //!
-//! - [`hook`] is the form of a hook, [`real`] the driver's own functions, [`lookup`] the routes to a function that are no
+//! - `hook` is the form of a hook, `real` the driver's own functions, `lookup` the routes to a function that are no
 //!   plain symbol (`cuGetProcAddress`, `dlsym`).
-//! - [`process`] is what a process knows: its region, which device is which GPU.
+//! - `process` is what a process knows: its region, which device is which GPU.
 //! - `memory`, `launch` and `nvml` hold the hooks.
 //!
 //! It lives in other people's processes: nothing here panics across a call, prints, ends, signals or reads the environment.

@@ -17,7 +17,7 @@ use driver::nvml::*;
 use node::{Node, Player, role, say, wait_to_be_told};
 use partage_driver_api::exports::DriverVersion;
 use partage_region::audit::{self, Audit, Granted, Round, Seen, Tolerance};
-use partage_region::{GpuShare, Owner, Policy, UsageReader};
+use partage_region::{GpuShare, Owner, Policy, UNIT, UsageReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::ptr::null_mut;
@@ -36,6 +36,8 @@ const LIMIT: u64 = 4096 * MIB;
 /// Between two looks, and for how many something must be wrong.
 const LOOK: Duration = Duration::from_millis(100);
 const GRACE: u32 = 5;
+/// Looks before something may change.
+const BEFORE: u32 = 3;
 
 #[test]
 fn client() {
@@ -128,11 +130,15 @@ fn audit_of(looks: u32, region: &Path, pids: &[u32]) {
             }],
             containers: vec![audit::Container { id: "c".into(), granted: vec![granted], snapshot }],
         };
+        if look == BEFORE {
+            say("seen");
+            wait_to_be_told();
+        }
         for finding in audit.look(&round) {
-            say(&format!("found {look} {:?} {}", finding.kind, finding.pid.map_or(-1, i64::from)));
+            say(&format!("agent: found {:?} {}", finding.kind, finding.pid.map_or(-1, i64::from)));
         }
     }
-    say("done");
+    say("agent: done");
 }
 
 fn driver_says(nvml: &Nvml, device: nvmlDevice_t, pids: &[u32], seen_until: &mut u64) -> Vec<Seen> {
@@ -168,17 +174,33 @@ fn started(mut player: Player) -> Player {
 
 /// What the agent finds: kinds and pids, without repetitions.
 fn found(container: &Container<'_>, looks: u32, players: &[&Player]) -> Vec<(String, i64)> {
+    found_after(container, looks, players, || {})
+}
+
+/// The same, when something is done once it has looked a few times.
+fn found_after(
+    container: &Container<'_>,
+    looks: u32,
+    players: &[&Player],
+    change: impl FnOnce(),
+) -> Vec<(String, i64)> {
     let pids: Vec<String> = players.iter().map(|player| player.child.id().to_string()).collect();
     let region = container.region();
     // The agent is outside: it has the driver itself.
-    let said = container.node.play(&format!("audit {looks} {} {}", region.display(), pids.join(" ")));
-    let lines = said.lines().filter_map(|line| line.strip_prefix("found "));
-    let mut found: Vec<(String, i64)> = lines
-        .map(|line| {
-            let words: Vec<&str> = line.split(' ').collect();
-            (words[1].to_string(), words[2].parse().unwrap())
-        })
-        .collect();
+    let role = format!("audit {looks} {} {}", region.display(), pids.join(" "));
+    let mut agent = container.node.start(&role);
+    agent.hear("seen");
+    change();
+    agent.tell();
+    let mut found = Vec::new();
+    loop {
+        // Either a finding or the end.
+        let line = agent.hear("agent:");
+        let words: Vec<&str> = line.split(' ').collect();
+        let ["found", kind, pid] = words[..] else { break };
+        found.push((kind.to_string(), pid.parse().unwrap()));
+    }
+    agent.end();
     found.sort();
     found.dedup();
     found
@@ -230,4 +252,25 @@ fn who_forges_its_account_is_found() {
     // The book of GPU 0: nothing is used.
     usage.write_all_at(&[0; 8], 256).unwrap();
     assert_eq!(found(&container, 15, &[&player]), [("ForgedUsage".into(), -1)]);
+}
+
+#[test]
+fn who_forges_its_account_with_care_is_found() {
+    let node = node();
+    let container = Container::with_memory(&node, LIMIT);
+    let player = started(container.start("hold 500"));
+    let pid = i64::from(player.child.id());
+    let forge = || {
+        let usage =
+            std::fs::File::options().read(true).write(true).open(container.region().join("usage")).unwrap();
+        // The book of GPU 0 and the lane of the first slot agree: 300 MiB less.
+        for at in [256, 4352 + 256] {
+            let mut word = [0; 8];
+            usage.read_exact_at(&mut word, at).unwrap();
+            let less = u64::from_le_bytes(word) - 300 * MIB / UNIT;
+            usage.write_all_at(&less.to_le_bytes(), at).unwrap();
+        }
+        assert_eq!(container.reader().snapshot().unwrap().forged, []);
+    };
+    assert_eq!(found_after(&container, 20, &[&player], forge), [("ForgedUsage".into(), pid)]);
 }
