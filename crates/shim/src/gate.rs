@@ -28,8 +28,8 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 /// Nanoseconds that a process takes from its container at a time.
 pub(crate) const CHUNK: u64 = 500_000;
 
-/// A launch in so many is measured once its kernel is known: three calls of the driver's in as many launches.
-const SAMPLED: u32 = 128;
+/// A launch in so many is measured once its kernel is known, with four calls of the driver: one in 64 launches.
+const SAMPLED: u32 = 256;
 
 /// What a process knows of its turns.
 #[derive(Default)]
@@ -91,7 +91,7 @@ pub(crate) fn needed() -> bool {
 /// The GPU of the thread's context, if it has a gate.
 #[inline]
 fn gated(process: &Process) -> Option<usize> {
-    process.devices.current(&process.region).filter(|&gpu| process.region.limits(gpu).gated())
+    process.devices.current_for_launch(&process.region).filter(|&gpu| process.region.limits(gpu).gated())
 }
 
 impl Gate {
@@ -108,7 +108,10 @@ impl Gate {
             // It is written down, not run: its time counts when the graph is launched.
             return launch();
         }
-        let cost = self.costs.of(work.key);
+        let mut cost = self.costs.of(work.key);
+        if !matches!(cost, Cost::Known(_)) {
+            cost = self.newest(process, work.key);
+        }
         let limits = process.region.limits(gpu);
         let nanoseconds = cost.nanoseconds().cast_signed();
         let in_turn = here.turn.load(Relaxed) == limits.turn().0;

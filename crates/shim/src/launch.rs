@@ -3,6 +3,7 @@
 
 use crate::gate::{Key, Work, needed, submit};
 use crate::hook::{Variant, hooks};
+use crate::memory;
 use partage_driver_api::cuda::*;
 
 /// What stands for a graph among the kinds of work.
@@ -24,6 +25,12 @@ fn kernel(
 /// The old calls set a kernel's threads beforehand; two shapes of one function are told apart by its blocks alone.
 fn grid(function: CUfunction, width: i32, height: i32, stream: CUstream, variant: Variant) -> Work {
     kernel(function, [width.cast_unsigned(), height.cast_unsigned(), 1], [1; 3], stream, variant)
+}
+
+/// Whether launches of graphs have to be looked at, be it for the memory that they take.
+#[inline]
+fn graphs_needed() -> bool {
+    needed() || memory::graphs::any()
 }
 
 hooks! { cuda;
@@ -154,11 +161,11 @@ hooks! { cuda;
         )
     }
 
-    fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) twin cuGraphLaunch_ptsz |next, variant| if needed {
+    fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) twin cuGraphLaunch_ptsz |next, variant| if graphs_needed {
         submit(
             || Work { key: Key::other(GRAPH, exec.addr() as u64), stream, variant },
             // SAFETY: the program's promise.
-            || unsafe { next(exec, stream) },
+            || memory::graphs::launched(exec, || unsafe { next(exec, stream) }),
         )
     }
 }

@@ -7,24 +7,45 @@
 //! | | |
 //! |---|---|
 //! | [`plain`] | memory with an address: linear, pitched, managed |
+//! | [`pools`] | memory in stream order |
+//! | [`virtual_memory`] | memory without an address |
+//! | [`arrays`] | arrays and mipmapped arrays |
+//! | [`graphs`] | what graphs allocate themselves |
+//! | [`modules`] | device code and its variables |
+//! | [`sharing`] | memory of others |
 //! | [`contexts`] | contexts, and what goes with them |
 //! | [`info`] | how much there is and how much of it is free |
 #![allow(unsafe_code)]
 
+pub(crate) mod arrays;
 pub(crate) mod contexts;
+pub(crate) mod graphs;
 pub(crate) mod info;
+pub(crate) mod modules;
 pub(crate) mod plain;
+pub(crate) mod pools;
+pub(crate) mod sharing;
+pub(crate) mod virtual_memory;
 
 mod allocations;
+mod later;
 mod small;
 
 use crate::process::{self, Process, Standing};
 use crate::real::cuda as real;
 use allocations::{Allocations, Held};
+use arrays::Arrays;
 use contexts::Contexts;
+use graphs::Graphs;
+use later::Later;
+use modules::Modules;
 use partage_driver_api::cuda::*;
+use partage_region::futex::keeping_errno;
+use pools::Pools;
+use sharing::Sharing;
 use small::Small;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use virtual_memory::VirtualMemory;
 
 /// What the driver takes of a card at a time, and what small allocations share.
 const BLOCK: u64 = 2 << 20;
@@ -37,6 +58,14 @@ pub(crate) struct Memory {
     /// What has an address and shares its block.
     small: Small,
     contexts: Contexts,
+    pools: Pools,
+    /// What is freed when a stream has come to it.
+    later: Later,
+    virtual_memory: VirtualMemory,
+    arrays: Arrays,
+    graphs: Graphs,
+    modules: Modules,
+    sharing: Sharing,
 }
 
 /// Memory taken from the container's account, given back unless it is kept.
@@ -83,11 +112,29 @@ impl Drop for Reserved<'_> {
 
 impl Memory {
     /// Gives back what the driver gave up by itself; whether that was anything.
-    fn look_for_returned(&self, _process: &Process, _gpu: usize) -> bool {
-        false
+    fn look_for_returned(&self, process: &Process, gpu: usize) -> bool {
+        let before = process.region.held(gpu);
+        self.later.look(process);
+        self.pools.refresh(process, gpu);
+        self.graphs.refresh(process, gpu);
+        process.region.held(gpu) < before
     }
 
-    /// A context of the GPU is gone, and with it what was in it: the driver does not know that any more.
+    /// The GPU of a context that this process has.
+    pub(crate) fn gpu_of(&self, context: CUcontext) -> Option<usize> {
+        self.contexts.place(context).map(|(_, gpu)| gpu)
+    }
+
+    /// A context of the GPU is gone, and with it what was in it.
+    fn forget_context(&self, process: &Process, gpu: usize, context: CUcontext) {
+        self.later.forget_context(process, context);
+        self.arrays.forget_context(process, context);
+        self.modules.forget_context(process, context);
+        self.forget_gone(process, gpu);
+        self.pools.refresh(process, gpu);
+    }
+
+    /// What the driver does not know any more has gone with what it was in.
     fn forget_gone(&self, process: &Process, gpu: usize) {
         for pointer in self.allocations.on(gpu) {
             if !is_known(pointer)
@@ -109,7 +156,11 @@ impl Memory {
     /// It is freed.
     #[inline]
     fn give_back(&self, process: &Process, held: Held) {
-        process.region.release(held.gpu(), held.bytes);
+        if held.pool == 0 {
+            process.region.release(held.gpu(), held.bytes);
+        } else {
+            self.pools.piece_gone(process, held, None);
+        }
     }
 
     /// Notes what has been allocated. What was known there before has gone with its context.
@@ -194,9 +245,14 @@ fn of_device(process: &Process, device: CUdevice) -> Result<usize, CUresult> {
     Err(if (0..count).contains(&device) { CUDA_ERROR_NOT_PERMITTED } else { CUDA_ERROR_INVALID_DEVICE })
 }
 
+#[inline]
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Books are whole at every step.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Books are whole at every step, whoever panicked. Waiting leaves a trace that a program may see.
+    #[cold]
+    fn wait<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        keeping_errno(|| mutex.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+    mutex.try_lock().unwrap_or_else(|_| wait(mutex))
 }
 
 /// Writes an answer where the program wants it.

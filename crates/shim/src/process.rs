@@ -3,6 +3,7 @@
 //! Nothing is looked at before the first call that needs it: a process that never calls CUDA or NVML stays as it was.
 #![allow(unsafe_code)]
 
+pub(crate) mod current;
 mod devices;
 
 use crate::config;

@@ -10,10 +10,23 @@ mod driver;
 #[path = "../../sim/tests/support/node.rs"]
 mod node;
 
+#[path = "../../sim/tests/support/sequence.rs"]
+mod sequence;
+
 #[path = "memory/contexts.rs"]
 mod contexts;
+#[path = "memory/graphs.rs"]
+mod graphs;
+#[path = "memory/others.rs"]
+mod others;
 #[path = "memory/plain.rs"]
 mod plain;
+#[path = "memory/pools.rs"]
+mod pools;
+#[path = "memory/processes.rs"]
+mod processes;
+#[path = "memory/sequences.rs"]
+mod sequences;
 
 use container::{Container, MIB, Observer};
 use driver::cuda::*;
@@ -28,6 +41,15 @@ macro_rules! ok {
         // SAFETY: every pointer in these calls is null or to a variable that lives through them.
         let code = unsafe { $call };
         assert_eq!(code, 0, "{}: {:?}", stringify!($call), partage_driver_api::cuda::name(code));
+    }};
+}
+
+/// What the driver says to it.
+#[macro_export]
+macro_rules! says {
+    ($call:expr) => {{
+        // SAFETY: as in `ok`.
+        unsafe { $call }
     }};
 }
 
@@ -55,6 +77,11 @@ fn client() {
     match *name {
         "plain" => plain::client(rest),
         "contexts" => contexts::client(rest),
+        "graphs" => graphs::client(rest),
+        "others" => others::client(rest),
+        "pools" => pools::client(rest),
+        "processes" => processes::client(rest),
+        "sequences" => sequences::client(rest),
         other => panic!("{other}"),
     }
 }

@@ -18,6 +18,7 @@ use node::{Node, Player, role, say, wait_to_be_told};
 use partage_driver_api::exports::DriverVersion;
 use partage_region::Policy;
 use std::ffi::{CString, c_void};
+use std::process::Command;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
@@ -58,6 +59,7 @@ fn client() {
         "consistent" => consistent(),
         "stranger" => stranger(),
         "controls" => controls(),
+        "family" => family(),
         "refused" => refused(),
         "free" => free(),
         "uninitialised" => uninitialised(),
@@ -342,6 +344,45 @@ fn containers_see_their_own_processes_and_memory() {
         assert_eq!(other.used(0), 0);
         let third = Container::with_memory(&node, LIMIT);
         third.play("nobody");
+    }
+}
+
+/// In a pid namespace of its own: what it starts is listed by the pid that it has there.
+fn family() {
+    assert_eq!(std::process::id(), 1);
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["client", "--exact", "--nocapture", "--test-threads=1"]).env(node::ROLE, "use 0 700 0");
+    let mut child = Player::of(command);
+    child.hear("ready");
+    let (nvml, pid, bytes) = (started(), child.child.id(), CONTEXT + 700 * MIB);
+    let device = device(&nvml, 0);
+    assert!(pid < 100, "{pid}");
+    assert_eq!(compute(&nvml, device), [(pid, bytes)]);
+    let [(listed_pid, used, name)] = &listed(&nvml, 213, device)[..] else { panic!("not one process") };
+    assert_eq!((*listed_pid, *used), (pid, bytes));
+    assert!(name.contains("nvml-"), "{name}");
+}
+
+#[test]
+fn pids_are_those_that_the_caller_knows() {
+    let unshared = || {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+        command
+    };
+    if !unshared().arg("true").output().is_ok_and(|run| run.status.success()) {
+        eprintln!("skipped: no namespaces can be made here");
+        return;
+    }
+    for node in both_drivers() {
+        let (one, other) = (Container::with_memory(&node, LIMIT), Container::with_memory(&node, LIMIT));
+        let (_neighbour, _) = work(&other, 0, 500, false);
+        let plain = one.command("family");
+        let mut command = unshared();
+        command.arg(plain.get_program()).args(plain.get_args());
+        one.env(&mut command);
+        let run = command.env(node::ROLE, "family").output().unwrap();
+        assert!(run.status.success(), "{run:?}");
     }
 }
 

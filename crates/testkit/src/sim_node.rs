@@ -105,12 +105,22 @@ impl SimNode {
     /// Starts `program workload` ([`crate::workload`]) and waits until it uses the GPU as told. Tests have the program
     /// in `env!("CARGO_BIN_EXE_partage-testkit")`.
     pub fn workload(&self, program: &Path, load: Load) -> Result<Workload, SimNodeError> {
+        self.workload_with(program, load, &self.dir.libraries())
+    }
+
+    /// The same with the driver's libraries from another folder: those of a container.
+    pub fn workload_with(
+        &self,
+        program: &Path,
+        load: Load,
+        libraries: &Path,
+    ) -> Result<Workload, SimNodeError> {
         let failed = |error: std::io::Error| SimNodeError::Workload(error.to_string());
         let mut command = Command::new(program);
         command.arg0(Workload::NAME).arg("workload").args(["--gpu", &load.gpu.to_string()]);
         command.args(["--memory-mib", &load.memory_mib.to_string(), "--busy", &load.busy.to_string()]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = self.env(&mut command).spawn().map_err(failed)?;
+        let mut child = self.env(&mut command).env("LD_LIBRARY_PATH", libraries).spawn().map_err(failed)?;
         let (out, mut err) = (child.stdout.take(), child.stderr.take());
         let workload = Workload { child };
         let mut line = String::new();

@@ -12,8 +12,10 @@
 mod calls;
 #[path = "../../../sim/tests/support/driver.rs"]
 mod driver;
+mod memory;
 mod rig;
 mod shares;
+mod start;
 mod tenant;
 
 fn main() {
@@ -24,6 +26,12 @@ fn main() {
     let wanted = |part: &str| arguments.is_empty() || arguments.iter().any(|word| word == part);
     if wanted("calls") {
         calls::all();
+    }
+    if wanted("start") {
+        start::all();
+    }
+    if wanted("memory") {
+        memory::all();
     }
     if wanted("shares") {
         shares::all();

@@ -3,12 +3,16 @@
 use crate::driver::cuda::*;
 
 pub fn play(arguments: &[String]) {
+    if arguments == ["start"] {
+        return start();
+    }
     let cuda = Cuda::started();
     let mut context = std::ptr::null_mut();
     // SAFETY: a handle to fill in.
     assert_eq!(unsafe { cuda.cuCtxCreate_v2(&mut context, 0, 0) }, CUDA_SUCCESS);
     match arguments {
         [kind, lengths] if kind == "saturate" => saturate(&cuda, lengths),
+        [kind] if kind == "restless" => restless(&cuda),
         [kind, call] if kind == "cost" => cost(&cuda, call),
         [kind, call, count] if kind == "step" => step(&cuda, call, count.parse().unwrap()),
         other => panic!("{other:?}"),
@@ -113,4 +117,39 @@ fn step(cuda: &Cuda, what: &str, count: u32) {
     (0..count).for_each(|_| call(cuda, what, nothing));
     // SAFETY: nothing is left to do.
     unsafe { libc::_exit(0) };
+}
+
+/// From nothing to the first answer that knows the limit; prints milliseconds of processor time.
+fn start() {
+    go();
+    let began = processor_time();
+    let cuda = Cuda::started();
+    let mut bytes = 0;
+    // SAFETY: a number to fill in.
+    assert_eq!(unsafe { cuda.cuDeviceTotalMem_v2(&mut bytes, 0) }, CUDA_SUCCESS);
+    println!("{}", (processor_time() - began) / 1e6);
+}
+
+/// Allocates and frees at random until killed.
+fn restless(cuda: &Cuda) {
+    go();
+    let mut held = Vec::new();
+    let mut random = u64::from(std::process::id()) * 0x9e37_79b9 + 1;
+    loop {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        if random.is_multiple_of(3) && !held.is_empty() {
+            let pointer = held.swap_remove(random as usize / 3 % held.len());
+            // SAFETY: it was given out and not yet freed.
+            assert_eq!(unsafe { cuda.cuMemFree_v2(pointer) }, CUDA_SUCCESS);
+        } else {
+            let mut pointer = 0;
+            // SAFETY: a number to fill in.
+            match unsafe { cuda.cuMemAlloc_v2(&mut pointer, random as usize % (256 << 20) + 1) } {
+                CUDA_SUCCESS => held.push(pointer),
+                code => assert_eq!(code, CUDA_ERROR_OUT_OF_MEMORY),
+            }
+        }
+    }
 }

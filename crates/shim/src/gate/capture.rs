@@ -19,6 +19,12 @@ pub(super) fn is_captured(stream: CUstream, variant: Variant) -> bool {
     answer == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE
 }
 
+/// The same, for who does not know whether any is.
+#[inline]
+pub(crate) fn is_captured_now(process: &process::Process, stream: CUstream, variant: Variant) -> bool {
+    process.gate.captures.load(Relaxed) != 0 && is_captured(stream, variant)
+}
+
 fn began(answer: CUresult) -> CUresult {
     if answer == CUDA_SUCCESS
         && let Some(process) = process::attached()

@@ -41,7 +41,7 @@ struct Pending {
     key: Key,
     /// What was charged for it.
     charged: u64,
-    /// Whether its kind was unknown.
+    /// Whether its kind was not well known: then what it took is charged, not what was thought.
     first: bool,
     /// When it has probably run.
     ready: u64,
@@ -58,7 +58,7 @@ impl Gate {
         cost: Cost,
         launch: impl FnOnce() -> CUresult,
     ) -> CUresult {
-        let first = matches!(cost, Cost::Guessed(_) | Cost::Scaled(_));
+        let first = !matches!(cost, Cost::Known(_));
         let unknown = matches!(cost, Cost::Guessed(_));
         let Some(pair) = self.begin(work) else { return launch() };
         let answer = launch();
@@ -75,6 +75,13 @@ impl Gate {
             self.wait_for_first(process, gpu, pair.1);
         }
         answer
+    }
+
+    /// What is known of work after a look at what is through: it may have run since.
+    #[cold]
+    pub(super) fn newest(&self, process: &Process, key: Key) -> Cost {
+        self.look_at_samples(process, u64::MAX);
+        self.costs.of(key)
     }
 
     fn samples(&self) -> std::sync::MutexGuard<'_, Samples> {

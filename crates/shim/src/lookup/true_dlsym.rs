@@ -68,9 +68,9 @@ unsafe extern "C" fn look(object: *mut libc::dl_phdr_info, _size: usize, data: *
     let Some(dynamic) = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC) else { return 0 };
     let base = object.dlpi_addr as usize;
     // SAFETY: a C library that the linker has loaded: its tables are whole.
-    let found = unsafe {
-        Tables::read(base, base + dynamic.p_vaddr as usize).and_then(|tables| tables.find(search.name))
-    };
+    let tables = unsafe { Tables::read(base, base + dynamic.p_vaddr as usize) };
+    // SAFETY: likewise.
+    let found = tables.and_then(|tables| unsafe { tables.find(search.name) });
     match found {
         Some(address) => {
             search.address = std::ptr::with_exposed_provenance_mut(address);

@@ -1,9 +1,10 @@
 //! Allocations by their address or handle.
 
+use super::locked;
 use partage_driver_api::cuda::CUdeviceptr;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// What is counted for an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,12 +13,19 @@ pub(super) struct Held {
     gpu: u8,
     /// Bytes taken from the container's account for it alone.
     pub(super) bytes: u64,
+    /// The pool it is a piece of, which is counted as a whole; zero for none.
+    pub(super) pool: u64,
 }
 
 impl Held {
     #[inline]
     pub(super) fn new(gpu: usize, bytes: u64) -> Self {
-        Self { gpu: gpu as u8, bytes }
+        Self { gpu: gpu as u8, bytes, pool: 0 }
+    }
+
+    /// A piece of a pool.
+    pub(super) fn of_pool(gpu: usize, pool: u64) -> Self {
+        Self { gpu: gpu as u8, bytes: 0, pool }
     }
 
     #[inline]
@@ -76,7 +84,7 @@ impl Allocations {
     #[inline]
     fn shard(&self, pointer: CUdeviceptr) -> MutexGuard<'_, Table<Held>> {
         let index = (pointer >> 21 ^ pointer >> 12) as usize % SHARDS;
-        self.shards[index].0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.shards[index].0)
     }
 
     #[inline]
@@ -89,10 +97,14 @@ impl Allocations {
         self.shard(pointer).remove(&pointer)
     }
 
+    pub(super) fn contains(&self, pointer: CUdeviceptr) -> bool {
+        self.shard(pointer).contains_key(&pointer)
+    }
+
     /// All addresses on a GPU.
     pub(super) fn on(&self, gpu: usize) -> Vec<CUdeviceptr> {
         let all = self.shards.iter().flat_map(|shard| {
-            let shard = shard.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let shard = locked(&shard.0);
             let own = shard.iter().filter(|(_, held)| held.gpu() == gpu).map(|(&pointer, _)| pointer);
             own.collect::<Vec<_>>()
         });

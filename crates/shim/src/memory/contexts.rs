@@ -26,6 +26,7 @@ pub(super) struct Contexts {
 #[derive(Clone, Copy)]
 struct Context {
     gpu: usize,
+    device: CUdevice,
     /// What was taken for it.
     bytes: u64,
     /// How often it was made or attached, less how often it was let go.
@@ -47,6 +48,21 @@ fn key(context: CUcontext) -> u64 {
     context.addr() as u64
 }
 
+impl Contexts {
+    /// The device of a context, and its GPU.
+    pub(super) fn place(&self, context: CUcontext) -> Option<(CUdevice, usize)> {
+        locked(&self.live).get(&key(context)).map(|context| (context.device, context.gpu))
+    }
+}
+
+/// The thread's context.
+pub(super) fn current() -> Result<CUcontext, CUresult> {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: a handle to fill in.
+    checked(unsafe { real::cuCtxGetCurrent(&mut context) })?;
+    if context.is_null() { Err(CUDA_ERROR_INVALID_CONTEXT) } else { Ok(context) }
+}
+
 /// Makes a context, with the driver's call.
 fn create(
     process: &Process,
@@ -57,7 +73,8 @@ fn create(
     let reserved = Reserved::take(process, gpu, process.region.limits(gpu).context())?;
     let mut context = std::ptr::null_mut();
     checked(call(&mut context))?;
-    let new = Context { gpu, bytes: reserved.keep(), attached: 1 };
+    process::current::forget();
+    let new = Context { gpu, device, bytes: reserved.keep(), attached: 1 };
     locked(&process.memory.contexts.live).insert(key(context), new);
     Ok(context)
 }
@@ -66,6 +83,7 @@ fn create(
 fn destroy(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(process) = process::attached() else { return call() };
     process.gate.forget_context(context);
+    process::current::forget();
     let answer = call();
     if answer == CUDA_SUCCESS {
         gone(process, context);
@@ -76,7 +94,7 @@ fn destroy(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
 /// The driver has ended a context.
 fn gone(process: &Process, context: CUcontext) {
     let Some(ended) = locked(&process.memory.contexts.live).remove(&key(context)) else { return };
-    process.memory.forget_gone(process, ended.gpu);
+    process.memory.forget_context(process, ended.gpu, context);
     if ended.bytes > 0 {
         process.region.release(ended.gpu, ended.bytes);
     }
@@ -117,7 +135,7 @@ fn retain(process: &Process, device: CUdevice, call: impl FnOnce() -> CUresult) 
     checked(call())?;
     if let Some(handle) = handle_of_primary(device) {
         primary.insert(at, Primary { handle, retained: 1 });
-        let new = Context { gpu, bytes: reserved.keep(), attached: 1 };
+        let new = Context { gpu, device, bytes: reserved.keep(), attached: 1 };
         locked(&contexts.live).insert(key(handle), new);
     }
     Ok(())
@@ -190,6 +208,26 @@ hooks! { cuda;
 
     fn cuGLCtxCreate_v2(context: *mut CUcontext, flags: u32, device: CUdevice) |next, _variant| {
         create!(context, device, next(; flags, device))
+    }
+
+    fn cuVDPAUCtxCreate(
+        context: *mut CUcontext,
+        flags: u32,
+        device: CUdevice,
+        vdp_device: VdpDevice,
+        vdp_get_proc_address: *mut c_void,
+    ) |next, _variant| {
+        create!(context, device, next(; flags, device, vdp_device, vdp_get_proc_address))
+    }
+
+    fn cuVDPAUCtxCreate_v2(
+        context: *mut CUcontext,
+        flags: u32,
+        device: CUdevice,
+        vdp_device: VdpDevice,
+        vdp_get_proc_address: *mut c_void,
+    ) |next, _variant| {
+        create!(context, device, next(; flags, device, vdp_device, vdp_get_proc_address))
     }
 
     fn cuCtxDestroy(context: CUcontext) |next, _variant| {

@@ -13,8 +13,11 @@ use std::ptr::null_mut;
 pub(crate) fn shown(process: &Process, gpu: usize, free: u64, total: u64) -> (u64, u64) {
     let region = &process.region;
     let Some(limit) = region.memory_limit(gpu) else { return (free, total) };
-    // What the dead held is free.
+    // What the dead held is free, and what pools gave back.
     region.tidy();
+    if process.memory.pools.any() {
+        process.memory.look_for_returned(process, gpu);
+    }
     let total = total.min(limit);
     // Somebody may have lowered the limit below what is used.
     (total.saturating_sub(region.used(gpu)).min(free), total)

@@ -93,6 +93,51 @@ fn allocate_piece(
     Ok(pointer)
 }
 
+/// A variable of a module, with the driver's call: the driver may place it when it is first asked for.
+pub(super) fn variable(
+    pointer: *mut CUdeviceptr,
+    bytes: *mut usize,
+    call: impl Fn(*mut CUdeviceptr, *mut usize) -> CUresult,
+) -> CUresult {
+    granted(
+        |process| {
+            let gpu = here(process)?;
+            let small = &process.memory.small;
+            let _alone = small.begin(gpu).ok_or(CUDA_ERROR_NOT_PERMITTED)?;
+            let (mut at, mut size) = (0, 0);
+            let reserved = Reserved::take(process, gpu, BLOCK);
+            checked(call(&mut at, &mut size))?;
+            if size as u64 > MOST {
+                if !process.memory.allocations.contains(at) {
+                    drop(reserved);
+                    let whole = (size as u64).checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX);
+                    let taken = Reserved::take(process, gpu, whole)?;
+                    process.memory.note(process, at, Held::new(gpu, taken.keep()));
+                }
+            } else if small.insert(gpu, at, size as u64) {
+                // It is there now. Where there is no room for its block, the program has no use for it.
+                reserved?.keep();
+            }
+            if !pointer.is_null() {
+                // SAFETY: not null, and the program's to write.
+                unsafe { answer(pointer, at) };
+            }
+            if !bytes.is_null() {
+                // SAFETY: likewise.
+                unsafe { answer(bytes, size) };
+            }
+            Ok(())
+        },
+        || call(pointer, bytes),
+    )
+}
+
+/// Plain memory, whatever was asked for.
+pub(super) fn allocate_plainly(process: &Process, bytes: usize) -> Result<CUdeviceptr, CUresult> {
+    // SAFETY: a number to fill in.
+    allocate(process, bytes as u64, |pointer| unsafe { real::cuMemAlloc_v2(pointer, bytes) })
+}
+
 /// Frees what has an address, with the driver's call.
 #[inline]
 pub(super) fn free(pointer: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {

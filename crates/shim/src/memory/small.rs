@@ -42,7 +42,7 @@ pub(super) struct Piece {
 }
 
 /// What the driver takes for a piece: halves of halves of a block.
-fn rounded(bytes: u64) -> u64 {
+pub(super) fn rounded(bytes: u64) -> u64 {
     bytes.max(1).div_ceil(PIECE).next_power_of_two() * PIECE
 }
 
@@ -124,5 +124,65 @@ impl Small {
             block.pieces.keys().map(move |&offset| at.wrapping_mul(BLOCK).wrapping_add(u64::from(offset)))
         });
         pieces.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const GPU: usize = 3;
+    const BASE: u64 = 7 * BLOCK;
+
+    /// What the driver does: halves of halves, the first that is free as a whole.
+    fn place(taken: &BTreeMap<u64, u64>, bytes: u64) -> Option<u64> {
+        let size = rounded(bytes);
+        (0..BLOCK / size).map(|index| index * size).find(|&start| {
+            taken.iter().all(|(&at, &other)| at + rounded(other) <= start || start + size <= at)
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn room_is_seen_where_it_is(steps in prop::collection::vec((any::<bool>(), 1..MOST, 0..64usize), 1..80)) {
+            let small = Small::default();
+            let mut taken = BTreeMap::new();
+            let mut bytes_of_block = 0;
+            for (free, bytes, which) in steps {
+                if free && !taken.is_empty() {
+                    let at = *taken.keys().nth(which % taken.len()).unwrap_or(&0);
+                    taken.remove(&at);
+                    let piece = small.begin_to_free(BASE + at);
+                    prop_assert!(piece.is_some() && small.begin_to_free(BASE + at).is_none());
+                    if let Some(piece) = piece {
+                        prop_assert_eq!(piece.gpu, GPU);
+                        // What is being freed is not room yet.
+                        prop_assert!(!small.has_room(GPU, 1));
+                        if which % 3 == 0 {
+                            small.kept(&piece);
+                            taken.insert(at, u64::from(piece.bytes));
+                        } else if small.freed(&piece) {
+                            bytes_of_block -= BLOCK;
+                        }
+                    }
+                } else {
+                    let place = place(&taken, bytes);
+                    if !taken.is_empty() {
+                        prop_assert_eq!(small.has_room(GPU, bytes), place.is_some());
+                        prop_assert!(!small.has_room(GPU + 1, bytes));
+                    }
+                    if let Some(at) = place {
+                        if small.insert(GPU, BASE + at, bytes) {
+                            bytes_of_block += BLOCK;
+                        }
+                        taken.insert(at, bytes);
+                    }
+                }
+                // A block counts as long as anything is in it.
+                prop_assert_eq!(bytes_of_block, if taken.is_empty() { 0 } else { BLOCK });
+                prop_assert_eq!(small.on(GPU).len(), taken.len());
+            }
+        }
     }
 }

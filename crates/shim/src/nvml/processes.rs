@@ -8,7 +8,9 @@
 //! computes: lists of graphics and of MPS are empty.
 //!
 //! Where only the driver knows the answer (utilisation, accounting), its pids are compared with both names that the region has
-//! for a process.
+//! for a process. NVIDIA's open kernel modules translate them for the caller's namespace, so its own are found. They leave a
+//! process of another namespace the machine's pid, which may by chance be one of ours: it is a percentage that is then wrong,
+//! nobody is named. The closed modules of old translate nothing, and in a namespace of its own a container has used nothing.
 #![allow(unsafe_code)]
 
 use super::{Answer, Share, check, everything, put, put_list, take, told, utilisation};

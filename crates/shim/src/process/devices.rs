@@ -30,12 +30,21 @@ impl Devices {
         known.gpus.get(usize::try_from(device).ok()?).copied().flatten().map(usize::from)
     }
 
-    /// The GPU of the calling thread's context.
+    /// The GPU of the calling thread's context, as the driver says.
     #[inline]
     pub(crate) fn current(&self, region: &Region) -> Option<usize> {
         match self.known(region)?.only {
             Some(gpu) => Some(gpu),
             None => self.gpu(region, current_device()?),
+        }
+    }
+
+    /// The same as far as is known without asking: for launches.
+    #[inline]
+    pub(crate) fn current_for_launch(&self, region: &Region) -> Option<usize> {
+        match self.known(region)?.only {
+            Some(gpu) => Some(gpu),
+            None => super::current::gpu(|| self.gpu(region, current_device()?)),
         }
     }
 

@@ -94,7 +94,7 @@ fn linear() {
     // What the driver rounds up to two MiB counts as that.
     for size in [SIZE, SIZE + 1, 2 * SIZE, 2 * SIZE + 1, 31 * SIZE] {
         let (mut held, mut pointer) = (Vec::new(), 0);
-        while unsafe { cuda.cuMemAlloc_v2(&mut pointer, size) } == CUDA_SUCCESS {
+        while says!(cuda.cuMemAlloc_v2(&mut pointer, size)) == CUDA_SUCCESS {
             held.push(pointer);
             observer.exact("after an allocation");
         }
@@ -127,7 +127,7 @@ fn small() {
             held.drain(..).for_each(|pointer| ok!(cuda.cuMemFree_v2(pointer)));
         } else {
             let size = sizes[(random >> 40) as usize % sizes.len()];
-            match unsafe { cuda.cuMemAlloc_v2(&mut pointer, size) } {
+            match says!(cuda.cuMemAlloc_v2(&mut pointer, size)) {
                 CUDA_SUCCESS => held.push(pointer),
                 CUDA_ERROR_OUT_OF_MEMORY => assert_eq!(observer.used(0), CONTEXT + 6 * MIB),
                 other => panic!("{:?}", name(other)),
@@ -155,7 +155,7 @@ fn pitched() {
     let (mut held, mut pointer, mut pitch) = (Vec::new(), 0, 0);
     for (width, height) in [(1, 5000), (513, 4096), (4000, 700), (100, 3)] {
         while held.len() < 100
-            && unsafe { cuda.cuMemAllocPitch_v2(&mut pointer, &mut pitch, width, height, 4) } == CUDA_SUCCESS
+            && says!(cuda.cuMemAllocPitch_v2(&mut pointer, &mut pitch, width, height, 4)) == CUDA_SUCCESS
         {
             assert_eq!(pitch, width.next_multiple_of(512));
             held.push(pointer);

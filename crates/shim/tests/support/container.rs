@@ -5,7 +5,7 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use super::node::{Node, Player};
-use partage_region::{GpuShare, Owner, Policy, Region, UNIT, UsageReader};
+use partage_region::{GpuShare, Owner, Policy, UNIT, UsageReader};
 use partage_shim::install::{self, Settings};
 use partage_sim::state::State;
 use std::path::{Path, PathBuf};
@@ -110,6 +110,13 @@ impl<'a> Container<'a> {
     }
 }
 
+/// Bytes of a GPU that the living have.
+pub fn truth(state: &State, gpu: usize) -> u64 {
+    // Looking for them is what makes the simulated driver forget the dead.
+    state.processes(gpu);
+    state.used_memory(gpu) * UNIT
+}
+
 /// Inside a container: its account, and the truth about the node.
 pub struct Observer {
     region: UsageReader,
@@ -133,9 +140,9 @@ impl Observer {
         snapshot.gpus[gpu].used
     }
 
-    /// Bytes of a GPU that are truly used, by everybody on the node.
+    /// Bytes of a GPU that are truly used, by everybody alive on the node.
     pub fn truth(&self, gpu: usize) -> u64 {
-        self.state.used_memory(gpu) * UNIT
+        truth(&self.state, gpu)
     }
 
     /// Fails unless the account is exact on all GPUs.
@@ -145,9 +152,4 @@ impl Observer {
             assert_eq!(self.used(gpu), self.truth(gpu), "GPU {gpu}, {when}");
         }
     }
-}
-
-/// A region for tests that need none of the rest.
-pub fn attach() -> Region {
-    Region::attach(Path::new(&std::env::var_os(REGION).unwrap())).unwrap()
 }

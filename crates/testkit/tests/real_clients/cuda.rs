@@ -61,7 +61,7 @@ fn device(stage: &Stage, index: usize) -> Value {
     })
 }
 
-fn launched(said: &Value) {
+pub(crate) fn launched(said: &Value) {
     // Three kernels of 20 ms: never less, and in one of some rounds nothing came between them.
     let milliseconds = said["milliseconds"].as_f64().unwrap();
     assert!((59.99..60.61).contains(&milliseconds), "{said:#}");

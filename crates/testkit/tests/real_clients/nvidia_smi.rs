@@ -24,7 +24,7 @@ fn lists_gpus_by_name_and_uuid() {
 }
 
 /// The cells of a table's lines, without the frame.
-fn cells(line: &str) -> Vec<&str> {
+pub(crate) fn cells(line: &str) -> Vec<&str> {
     line.split('|').map(str::trim).filter(|cell| !cell.is_empty()).collect()
 }
 
@@ -120,7 +120,7 @@ fn lists_processes_with_their_gpus() {
 }
 
 /// The rows of `pmon` and `dmon`, each by the names of its columns.
-fn watched(text: &str) -> Vec<std::collections::BTreeMap<&str, &str>> {
+pub(crate) fn watched(text: &str) -> Vec<std::collections::BTreeMap<&str, &str>> {
     let mut lines = text.lines();
     let names: Vec<&str> = lines.next().unwrap().trim_start_matches('#').split_whitespace().collect();
     let rows = lines.filter(|line| !line.starts_with('#'));

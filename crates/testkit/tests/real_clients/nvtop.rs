@@ -14,7 +14,7 @@ async fn nvtop_draws_gpus_and_processes() {
         // Its settings are its own, whatever the person at this machine has set.
         let nowhere = stage.node.path().join("home");
         command.env("HOME", &nowhere).env("XDG_CONFIG_HOME", &nowhere).env("LC_ALL", "C.UTF-8");
-        let mut nvtop = OnScreen::start(stage.node.env(&mut command));
+        let mut nvtop = OnScreen::start(stage.env(&mut command));
         let screen = eventually("the process uses all of GPU 1", async || {
             let screen = nvtop.text();
             assert_eq!(nvtop.ended(), None, "{screen}");

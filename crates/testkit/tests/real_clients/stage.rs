@@ -1,5 +1,6 @@
 //! A node, the clients, and a workload for them to see.
 
+use crate::container::Container;
 use partage_driver_api::exports::DriverVersion;
 use partage_testkit::binaries::skip_or_fail;
 use partage_testkit::clients::{Branch, Clients};
@@ -13,6 +14,8 @@ use std::process::{Command, Stdio};
 pub(crate) struct Stage {
     pub(crate) node: SimNode,
     pub(crate) clients: Clients,
+    /// Where its programs run; on the node itself if there is none.
+    pub(crate) container: Option<Container>,
 }
 
 /// How a client ended, and what it printed.
@@ -35,16 +38,29 @@ impl Said {
 impl Stage {
     /// One stage per model and driver, each when its turn comes. None where the clients are missing: the test is skipped,
     /// and says so once.
-    pub(crate) fn each(models: &[&str], count: usize) -> impl Iterator<Item = Self> {
+    pub(crate) fn bare(models: &[&str], count: usize) -> impl Iterator<Item = Self> {
         let clients = Clients::ready().map_err(|missing| skip_or_fail(&missing)).ok();
         let kinds = models.iter().flat_map(|model| DriverVersion::ALL.map(|driver| (*model, driver)));
         kinds.filter_map(move |(model, driver)| {
             let clients = clients.clone()?;
-            Some(Self { node: SimNode::new(model, count, driver).unwrap(), clients })
+            Some(Self { node: SimNode::new(model, count, driver).unwrap(), clients, container: None })
         })
     }
 
-    /// One stage per driver.
+    /// The same, and then all once more in a container without a limit: there the cards are what they are outside, and the
+    /// shim must not be noticed.
+    pub(crate) fn each(models: &[&str], count: usize) -> impl Iterator<Item = Self> {
+        let contained = Self::bare(models, count).map(|stage| stage.contained(u64::MAX));
+        Self::bare(models, count).chain(contained)
+    }
+
+    /// All of it in a container with so many bytes of each GPU.
+    pub(crate) fn contained(mut self, memory: u64) -> Self {
+        self.container = Some(Container::new(&self.node, memory));
+        self
+    }
+
+    /// One model, with both drivers.
     pub(crate) fn both(model: &str, count: usize) -> impl Iterator<Item = Self> {
         Self::each(&[model], count).collect::<Vec<_>>().into_iter()
     }
@@ -55,8 +71,26 @@ impl Stage {
 
     /// Starts a program that uses a GPU.
     pub(crate) fn workload(&self, gpu: u32, memory_mib: u64, busy: u32) -> Workload {
+        self.workload_in(self.container.as_ref(), Load { gpu, memory_mib, busy })
+    }
+
+    /// Starts one in a container, which need not be the stage's own.
+    pub(crate) fn workload_in(&self, container: Option<&Container>, load: Load) -> Workload {
         let program = Path::new(env!("CARGO_BIN_EXE_partage-testkit"));
-        self.node.workload(program, Load { gpu, memory_mib, busy }).unwrap()
+        match container {
+            Some(container) => self.node.workload_with(program, load, &container.libraries()),
+            None => self.node.workload(program, load),
+        }
+        .unwrap()
+    }
+
+    /// Lets a program see what the stage's programs see.
+    pub(crate) fn env<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        self.node.env(command);
+        match &self.container {
+            Some(container) => command.env("LD_LIBRARY_PATH", container.libraries()),
+            None => command,
+        }
     }
 
     /// What people call its cards.
@@ -103,7 +137,7 @@ impl Stage {
         command.args(arguments).stdin(Stdio::null());
         // Nothing is compiled beside the scripts, and what numba compiles is compiled here.
         command.env("PYTHONDONTWRITEBYTECODE", "1").env("LC_ALL", "C.UTF-8").env("TERM", "vt100");
-        let output = self.node.env(&mut command).output().unwrap();
+        let output = self.env(&mut command).output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
     }

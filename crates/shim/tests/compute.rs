@@ -1,0 +1,268 @@
+//! What a container may have of a GPU's time: every way to submit work, every mode, with an arbiter and without.
+//!
+//! How exactly is measured by `make bench`; these tests are wide enough for a machine that does other things: a limit is
+//! exceeded by no more than a few points, and what was promised comes.
+#![allow(unsafe_code, unreachable_pub, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::multiple_unsafe_ops_per_block, clippy::macro_metavars_in_unsafe)]
+
+#[path = "support/container.rs"]
+mod container;
+#[path = "../../sim/tests/support/driver.rs"]
+mod driver;
+#[path = "../../sim/tests/support/node.rs"]
+mod node;
+
+#[path = "compute/calls.rs"]
+mod calls;
+#[path = "compute/tenant.rs"]
+mod tenant;
+
+use container::{Container, shares};
+use node::{Node, Player};
+use partage_driver_api::exports::DriverVersion;
+use partage_region::arbiter::Runner;
+use partage_region::{GpuShare, Policy};
+use std::time::{Duration, Instant};
+
+/// The program in the container, of every test here.
+#[test]
+fn client() {
+    if let Some(role) = node::role() {
+        tenant::play(&role.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+}
+
+fn a_node() -> Node {
+    Node::new("A100-SXM4-40GB", 1, DriverVersion::R550)
+}
+
+/// A container with this share of the GPU's time, in percent.
+fn holding(node: &Node, cores: u32, ceiling: u32) -> Container<'_> {
+    Container::new(node, &[share(node, cores, ceiling)], Policy::default())
+}
+
+fn share(node: &Node, cores: u32, ceiling: u32) -> GpuShare {
+    let [share] = shares(node, u64::MAX).try_into().unwrap();
+    GpuShare { cores: cores * 100, ceiling: ceiling * 100, gated: true, ..share }
+}
+
+fn dealt(containers: &[&Container<'_>]) -> Runner {
+    let runner = Runner::new();
+    for container in containers {
+        runner.add(&container.region()).unwrap();
+    }
+    runner
+}
+
+/// A tenant that is at work.
+fn working(container: &Container<'_>, role: &str) -> Player {
+    let mut player = container.start(role);
+    player.hear("ready");
+    player
+}
+
+/// Percent of the GPU's time that each got in the next so many milliseconds.
+fn got(node: &Node, players: &[&Player], milliseconds: u64) -> Vec<f64> {
+    let state = node.state();
+    let served = || -> Vec<u64> {
+        let processes = state.processes(0);
+        let slot = |pid| processes.iter().find(|process| process.pid == pid).map(|process| process.slot);
+        players
+            .iter()
+            .map(|player| slot(player.child.id()).map_or(0, |slot| state.service(0, slot).0))
+            .collect()
+    };
+    let (before, began) = (served(), Instant::now());
+    std::thread::sleep(Duration::from_millis(milliseconds));
+    let (after, took) = (served(), began.elapsed().as_nanos() as f64);
+    after.iter().zip(before).map(|(after, before)| (after - before) as f64 / took * 100.0).collect()
+}
+
+#[track_caller]
+fn between(least: f64, got: f64, most: f64, what: &str) {
+    assert!((least..=most).contains(&got), "{what}: {got:.1} % is not between {least} and {most}");
+}
+
+#[test]
+fn every_way_to_submit_work_keeps_to_the_share() {
+    let node = a_node();
+    let container = holding(&node, 20, 20);
+    let _arbiter = dealt(&[&container]);
+    for way in tenant::WAYS {
+        let player = working(&container, &format!("work {way} 500"));
+        let got = got(&node, &[&player], 700);
+        between(10.0, got[0], 26.0, way);
+    }
+}
+
+/// The arbiter has been heard of now, but deals no turns.
+fn beat(container: &Container<'_>) {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a struct to fill in.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    container.owner.beat(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64);
+}
+
+#[test]
+fn copies_keep_to_turns_only_where_the_owner_says_so() {
+    let node = a_node();
+    for gate_copies in [false, true] {
+        let policy = Policy { gate_copies, ..Policy::default() };
+        let container = Container::new(&node, &[share(&node, 20, 20)], policy);
+        let mut player = container.start("copy");
+        player.hear("ready");
+        beat(&container);
+        player.tell();
+        let waits =
+            || container.reader().snapshot().unwrap().processes.iter().any(|process| process.waiting[0] > 0);
+        if gate_copies {
+            let began = Instant::now();
+            while !waits() {
+                beat(&container);
+                assert!(began.elapsed() < Duration::from_secs(30), "it does not wait for a turn");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let _arbiter = dealt(&[&container]);
+            player.hear("copied");
+        } else {
+            player.hear("copied");
+            assert!(!waits());
+        }
+    }
+}
+
+#[test]
+fn without_an_arbiter_the_share_holds_by_local_accounting() {
+    let node = a_node();
+    let container = holding(&node, 20, 20);
+    let player = working(&container, "work kernel 2000");
+    between(10.0, got(&node, &[&player], 1000)[0], 26.0, "never an arbiter");
+    let arbiter = dealt(&[&container]);
+    between(10.0, got(&node, &[&player], 1000)[0], 26.0, "an arbiter came");
+    arbiter.stop();
+    // It notices within a quarter of a second; until then it waits.
+    std::thread::sleep(Duration::from_millis(400));
+    between(10.0, got(&node, &[&player], 1000)[0], 26.0, "the arbiter went");
+}
+
+#[test]
+fn two_processes_of_a_container_have_one_share() {
+    let node = a_node();
+    let container = holding(&node, 30, 30);
+    let _arbiter = dealt(&[&container]);
+    let players = [working(&container, "work kernel 200"), working(&container, "work kernel 3000")];
+    let got = got(&node, &players.iter().collect::<Vec<_>>(), 1000);
+    between(18.0, got[0] + got[1], 37.0, "both");
+}
+
+#[test]
+fn two_containers_get_what_they_were_promised() {
+    let node = a_node();
+    let containers = [holding(&node, 30, 30), holding(&node, 70, 70)];
+    let _arbiter = dealt(&[&containers[0], &containers[1]]);
+    let players = containers.each_ref().map(|container| working(container, "work kernel 200,2000,8000"));
+    std::thread::sleep(Duration::from_millis(300));
+    let got = got(&node, &players.iter().collect::<Vec<_>>(), 2000);
+    between(20.0, got[0], 36.0, "30 %");
+    between(50.0, got[1], 76.0, "70 %");
+}
+
+#[test]
+fn idle_time_is_lent_and_returned() {
+    let node = a_node();
+    let (lent, owner) = (holding(&node, 20, 100), holding(&node, 80, 80));
+    let _arbiter = dealt(&[&lent, &owner]);
+    let borrower = working(&lent, "work kernel 500");
+    between(60.0, got(&node, &[&borrower], 700)[0], 101.0, "alone");
+    let back = working(&owner, "work kernel 500");
+    std::thread::sleep(Duration::from_millis(200));
+    let shared = got(&node, &[&borrower, &back], 1000);
+    between(10.0, shared[0], 40.0, "the one that borrowed");
+    between(55.0, shared[1], 86.0, "the owner");
+}
+
+#[test]
+fn a_ceiling_is_reached_and_not_exceeded() {
+    let node = a_node();
+    let container = holding(&node, 20, 50);
+    let _arbiter = dealt(&[&container]);
+    let player = working(&container, "work kernel 500");
+    between(35.0, got(&node, &[&player], 1000)[0], 56.0, "20 % promised, 50 % at most");
+}
+
+#[test]
+fn who_has_priority_gets_the_idle_time() {
+    let node = a_node();
+    let (low, high) = (holding(&node, 10, 100), holding(&node, 10, 100));
+    high.owner.set(0, &GpuShare { priority: 5, ..share(&node, 10, 100) }).unwrap();
+    let _arbiter = dealt(&[&low, &high]);
+    let players = [working(&low, "work kernel 500"), working(&high, "work kernel 500")];
+    std::thread::sleep(Duration::from_millis(200));
+    let got = got(&node, &[&players[0], &players[1]], 1000);
+    between(4.0, got[0], 20.0, "low");
+    between(60.0, got[1], 96.0, "high");
+}
+
+#[test]
+fn a_share_changes_while_the_program_runs() {
+    let node = a_node();
+    let container = holding(&node, 80, 80);
+    let _arbiter = dealt(&[&container]);
+    let player = working(&container, "work kernel 500");
+    between(50.0, got(&node, &[&player], 500)[0], 86.0, "80 %");
+    container.owner.set(0, &share(&node, 20, 20)).unwrap();
+    std::thread::sleep(Duration::from_millis(150));
+    between(10.0, got(&node, &[&player], 800)[0], 27.0, "20 %");
+    container.owner.set(0, &GpuShare { gated: false, ..share(&node, 0, 100) }).unwrap();
+    std::thread::sleep(Duration::from_millis(150));
+    between(60.0, got(&node, &[&player], 500)[0], 101.0, "no limit");
+}
+
+#[test]
+fn a_long_kernel_is_paid_for_afterwards() {
+    let node = a_node();
+    let container = holding(&node, 20, 20);
+    let _arbiter = dealt(&[&container]);
+    let player = working(&container, "work kernel 150000");
+    // Five kernels' time: one more may have begun.
+    between(8.0, got(&node, &[&player], 3000)[0], 28.0, "kernels of 150 ms");
+}
+
+#[test]
+fn what_is_captured_counts_when_it_is_launched() {
+    let node = a_node();
+    let container = holding(&node, 20, 20);
+    let _arbiter = dealt(&[&container]);
+    container.play("capture");
+}
+
+#[test]
+fn waiting_takes_no_processor_time_and_no_thread() {
+    let node = a_node();
+    let container = holding(&node, 5, 5);
+    let _arbiter = dealt(&[&container]);
+    let player = working(&container, "work kernel 20000");
+    let of = |file: &str| std::fs::read_to_string(format!("/proc/{}/{file}", player.child.id())).unwrap();
+    let ticks = || {
+        let stat = of("stat");
+        let fields: Vec<u64> = stat
+            .rsplit_once(')')
+            .unwrap()
+            .1
+            .split_whitespace()
+            .map(|word| word.parse().unwrap_or(0))
+            .collect();
+        fields[11] + fields[12]
+    };
+    let before = ticks();
+    std::thread::sleep(Duration::from_millis(2000));
+    // Two hundred hundredths of a second have passed.
+    assert!(ticks() - before < 40, "{} of 200 ticks at work", ticks() - before);
+    let bare = {
+        let mut bare = Player::of(node.command("work kernel 20000"));
+        bare.hear("ready");
+        std::fs::read_dir(format!("/proc/{}/task", bare.child.id())).unwrap().count()
+    };
+    let held = std::fs::read_dir(format!("/proc/{}/task", player.child.id())).unwrap().count();
+    assert_eq!(held, bare);
+}

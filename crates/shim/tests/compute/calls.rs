@@ -1,0 +1,85 @@
+//! How many calls of the driver the shim adds: counted by a library that stands between the two.
+
+use crate::container::shares;
+use crate::node::{Node, Player};
+use crate::{a_node, dealt};
+use partage_region::{GpuShare, Owner, Policy};
+use partage_shim::install::{self, Settings};
+use std::path::Path;
+use std::process::Command;
+
+/// Everything the gate may call; each counts one up in a file and goes on to the driver.
+const COUNTED: [(&str, &str, &str); 9] = [
+    ("cuEventRecord", "void *a, void *b", "a, b"),
+    ("cuEventRecord_ptsz", "void *a, void *b", "a, b"),
+    ("cuEventElapsedTime", "void *a, void *b, void *c", "a, b, c"),
+    ("cuEventCreate", "void *a, unsigned b", "a, b"),
+    ("cuEventQuery", "void *a", "a"),
+    ("cuEventSynchronize", "void *a", "a"),
+    ("cuCtxGetCurrent", "void *a", "a"),
+    ("cuCtxGetDevice", "void *a", "a"),
+    ("cuStreamIsCapturing", "void *a, void *b", "a, b"),
+];
+
+/// A libcuda that counts, before the one given.
+fn counting(folder: &Path, real: &Path, counts: &Path) -> std::path::PathBuf {
+    let mut text =
+        String::from("#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <fcntl.h>\n#include <unistd.h>\n");
+    text += &format!(
+        "static void count(void) {{ int f = open(\"{}\", O_WRONLY | O_APPEND | O_CREAT, 0666); (void)!write(f, \".\", 1); close(f); }}\n",
+        counts.display()
+    );
+    for (name, parameters, arguments) in COUNTED {
+        text += &format!(
+            "int {name}({parameters}) {{ static int (*f)({parameters}); if (!f) f = dlsym(RTLD_NEXT, \"{name}\"); count(); return f({arguments}); }}\n"
+        );
+    }
+    let (source, library) = (folder.join("counting.c"), folder.join("libcounting.so"));
+    std::fs::write(&source, text).unwrap();
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-Wl,--no-as-needed", "-o"])
+        .arg(&library)
+        .arg(&source)
+        .arg(real)
+        .arg("-ldl");
+    assert!(cc.status().unwrap().success());
+    library
+}
+
+#[test]
+fn a_known_kernel_costs_one_more_call_in_thirty_two_at_most() {
+    const LAUNCHES: usize = 20_000;
+    let node: Node = a_node();
+    let folder = tempfile::tempdir().unwrap();
+    let (region, lib, counts) =
+        (folder.path().join("region"), folder.path().join("lib"), folder.path().join("counts"));
+    std::fs::create_dir(&region).unwrap();
+    std::fs::create_dir(&lib).unwrap();
+    let [share] = shares(&node, u64::MAX).try_into().unwrap();
+    let share = GpuShare { cores: 9_000, ceiling: 9_000, gated: true, ..share };
+    let _owner = Owner::create(&region, &[share], Policy::default()).unwrap();
+    let real = partage_sim::install::shared_object().unwrap();
+    let settings = Settings {
+        region: &region,
+        // As it was linked, under its own name: "libcuda.so.1" would be the shim again.
+        real_cuda: &counting(folder.path(), &real, &counts),
+        real_nvml: &node.0.libraries().join("libnvidia-ml.so.1"),
+        pass_when_broken: false,
+        version: None,
+    };
+    install::stand_in(&install::shared_object().unwrap(), &lib, &settings).unwrap();
+    let arbiter = dealt(&[]);
+    arbiter.add(&region).unwrap();
+    let mut command = node.command(&format!("launches {LAUNCHES}"));
+    let libraries = [lib.as_path(), real.parent().unwrap()];
+    command.env("LD_LIBRARY_PATH", std::env::join_paths(libraries).unwrap());
+    let mut player = Player::of(command);
+    player.hear("ready");
+    let counted = || std::fs::metadata(&counts).map_or(0, |file| file.len() as usize);
+    let before = counted();
+    assert!(before > 0, "nothing was measured, or nothing was counted");
+    player.tell();
+    player.hear("done");
+    let added = counted() - before;
+    assert!(added > 0 && added * 32 <= LAUNCHES, "{added} calls were added to {LAUNCHES} launches");
+}

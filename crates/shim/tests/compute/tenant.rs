@@ -1,0 +1,212 @@
+//! Programs that use a GPU's time.
+
+use crate::driver::cuda::*;
+use crate::node::{say, wait_to_be_told};
+use std::ptr::{null, null_mut};
+
+/// Every way to submit work.
+pub const WAYS: [&str; 10] = [
+    "kernel",
+    "kernel-per-thread",
+    "ex",
+    "ex-per-thread",
+    "cooperative",
+    "several-devices",
+    "grid",
+    "graph",
+    "graph-per-thread",
+    "captured-graph",
+];
+
+macro_rules! ok {
+    ($call:expr) => {{
+        // SAFETY: every pointer in these calls is null or to a variable that lives through them.
+        let code = unsafe { $call };
+        assert_eq!(code, 0, "{}: {:?}", stringify!($call), partage_driver_api::cuda::name(code));
+    }};
+}
+
+pub fn play(words: &[&str]) {
+    let cuda = Cuda::started();
+    let mut context = null_mut();
+    ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
+    match words {
+        ["work", way, lengths] => work(&cuda, way, lengths),
+        ["capture"] => capture(&cuda),
+        ["copy"] => copy(&cuda),
+        ["launches", count] => launches(&cuda, count.parse().unwrap()),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn functions(cuda: &Cuda, lengths: &str) -> Vec<CUfunction> {
+    let mut module = null_mut();
+    ok!(cuda.cuModuleLoadData(&mut module, c"any".as_ptr().cast()));
+    let one = |micros: &str| {
+        let name = std::ffi::CString::new(format!("busy_{micros}us")).unwrap();
+        let mut function = null_mut();
+        ok!(cuda.cuModuleGetFunction(&mut function, module, name.as_ptr()));
+        function
+    };
+    lengths.split(',').map(one).collect()
+}
+
+fn kernel(cuda: &Cuda, function: CUfunction, stream: CUstream) {
+    ok!(cuda.cuLaunchKernel(function, 1 << 20, 1, 1, 256, 1, 1, 0, stream, null_mut(), null_mut()));
+}
+
+fn instantiated(cuda: &Cuda, graph: CUgraph) -> CUgraphExec {
+    let mut exec = null_mut();
+    ok!(cuda.cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+    exec
+}
+
+/// A graph of one kernel.
+fn graph(cuda: &Cuda, function: CUfunction) -> CUgraphExec {
+    let (mut graph, mut node) = (null_mut(), null_mut());
+    ok!(cuda.cuGraphCreate(&mut graph, 0));
+    let kernel = CUDA_KERNEL_NODE_PARAMS_v1 {
+        func: function,
+        gridDimX: 1 << 20,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: 256,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: 0,
+        kernelParams: null_mut(),
+        extra: null_mut(),
+    };
+    ok!(cuda.cuGraphAddKernelNode(&mut node, graph, null(), 0, &kernel));
+    instantiated(cuda, graph)
+}
+
+fn captured(cuda: &Cuda, function: CUfunction, kernels: usize) -> CUgraphExec {
+    let (mut stream, mut graph) = (null_mut(), null_mut());
+    ok!(cuda.cuStreamCreate(&mut stream, 0));
+    ok!(cuda.cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    (0..kernels).for_each(|_| kernel(cuda, function, stream));
+    ok!(cuda.cuStreamEndCapture(stream, &mut graph));
+    instantiated(cuda, graph)
+}
+
+/// Always has work, until killed.
+fn work(cuda: &Cuda, way: &str, lengths: &str) {
+    let kernels = functions(cuda, lengths);
+    let graphs: Vec<CUgraphExec> = match way {
+        "graph" | "graph-per-thread" => kernels.iter().map(|&function| graph(cuda, function)).collect(),
+        "captured-graph" => kernels.iter().map(|&function| captured(cuda, function, 1)).collect(),
+        _ => Vec::new(),
+    };
+    say("ready");
+    for (function, at) in kernels.iter().copied().zip(0..).cycle() {
+        let config = CUlaunchConfig {
+            gridDimX: 1 << 20,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: 256,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            hStream: null_mut(),
+            attrs: null_mut(),
+            numAttrs: 0,
+        };
+        let nothing = null_mut();
+        match way {
+            "kernel" => kernel(cuda, function, nothing),
+            "kernel-per-thread" => ok!(cuda.cuLaunchKernel_ptsz(
+                function,
+                1 << 20,
+                1,
+                1,
+                256,
+                1,
+                1,
+                0,
+                nothing,
+                null_mut(),
+                null_mut()
+            )),
+            "ex" => ok!(cuda.cuLaunchKernelEx(&config, function, null_mut(), null_mut())),
+            "ex-per-thread" => ok!(cuda.cuLaunchKernelEx_ptsz(&config, function, null_mut(), null_mut())),
+            "cooperative" => {
+                ok!(cuda.cuLaunchCooperativeKernel(function, 100, 1, 1, 256, 1, 1, 0, nothing, null_mut()))
+            }
+            "several-devices" => several_devices(cuda, function),
+            "grid" => {
+                ok!(cuda.cuFuncSetBlockShape(function, 256, 1, 1));
+                ok!(cuda.cuLaunchGrid(function, 1 << 15, 1 << 5));
+            }
+            "graph" | "captured-graph" => ok!(cuda.cuGraphLaunch(graphs[at], nothing)),
+            "graph-per-thread" => ok!(cuda.cuGraphLaunch_ptsz(graphs[at], nothing)),
+            other => panic!("{other}"),
+        }
+    }
+}
+
+fn several_devices(cuda: &Cuda, function: CUfunction) {
+    use std::cell::Cell;
+    thread_local!(static STREAM: Cell<CUstream> = const { Cell::new(null_mut()) });
+    if STREAM.get().is_null() {
+        let mut stream = null_mut();
+        ok!(cuda.cuStreamCreate(&mut stream, CU_STREAM_NON_BLOCKING));
+        STREAM.set(stream);
+    }
+    let mut launch = CUDA_LAUNCH_PARAMS_v1 {
+        function,
+        gridDimX: 100,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: 256,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: 0,
+        hStream: STREAM.get(),
+        kernelParams: null_mut(),
+    };
+    ok!(cuda.cuLaunchCooperativeKernelMultiDevice(&mut launch, 1, 0));
+}
+
+fn spent() -> u64 {
+    let region = std::env::var_os(crate::container::REGION).unwrap();
+    partage_region::UsageReader::open(region.as_ref()).unwrap().snapshot().unwrap().gpus[0].spent
+}
+
+/// Two hundred kernels of a millisecond are written down, and only then run, twice.
+fn capture(cuda: &Cuda) {
+    let function = functions(cuda, "1000")[0];
+    let before = spent();
+    let exec = captured(cuda, function, 200);
+    assert_eq!(spent(), before, "what was written down was charged");
+    // What the first took is known when the second comes, and charged.
+    for _ in 0..2 {
+        ok!(cuda.cuGraphLaunch(exec, null_mut()));
+        ok!(cuda.cuCtxSynchronize());
+    }
+    let charged = spent() - before;
+    assert!((390_000_000..450_000_000).contains(&charged), "{charged} ns for twice 200 ms");
+}
+
+/// Copies once when told to, says so, and stays.
+fn copy(cuda: &Cuda) {
+    let (mut memory, bytes) = (0, vec![7_u8; 4096]);
+    ok!(cuda.cuMemAlloc_v2(&mut memory, 4096));
+    say("ready");
+    wait_to_be_told();
+    ok!(cuda.cuMemcpyHtoD_v2(memory, bytes.as_ptr().cast(), bytes.len()));
+    say("copied");
+    wait_to_be_told();
+}
+
+/// So many launches of a known kernel, between two lines.
+fn launches(cuda: &Cuda, count: u32) {
+    let function = functions(cuda, "20")[0];
+    (0..2000).for_each(|_| kernel(cuda, function, null_mut()));
+    ok!(cuda.cuCtxSynchronize());
+    say("ready");
+    wait_to_be_told();
+    (0..count).for_each(|_| kernel(cuda, function, null_mut()));
+    say("done");
+    wait_to_be_told();
+}

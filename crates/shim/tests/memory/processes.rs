@@ -1,0 +1,291 @@
+//! Many processes against one limit.
+
+use super::*;
+use node::{say, wait_to_be_told};
+use partage_region::UNIT;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const SIZE: usize = MIB as usize;
+
+/// Contexts of eight processes, and what they fight for.
+const LIMIT: u64 = 8 * CONTEXT + 1024 * MIB;
+
+#[test]
+fn many_processes_never_have_a_byte_too_much() {
+    let node = node();
+    let container = Container::with_memory(&node, LIMIT);
+    let (state, over) = (node.state(), AtomicBool::new(false));
+    let highest = std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            let mut highest = 0;
+            while !over.load(Ordering::Relaxed) {
+                highest = highest.max(state.used_memory(0) * UNIT);
+            }
+            highest
+        });
+        let end = Ending(&over);
+        let mut players: Vec<_> =
+            (0..8).map(|seed| container.start(&format!("processes random {seed}"))).collect();
+        // Each has its context before any takes the rest.
+        players.iter_mut().for_each(|player| drop(player.hear("random")));
+        players.iter_mut().for_each(|player| player.tell());
+        std::thread::sleep(Duration::from_secs(4));
+        // What the dead had, the simulated driver counts until somebody asks for more than there is.
+        drop(end);
+        let highest = watcher.join().unwrap();
+        for player in &mut players[..4] {
+            player.kill();
+        }
+        // What they had is free for the others at once.
+        std::thread::sleep(Duration::from_secs(1));
+        for player in &mut players[4..] {
+            player.tell();
+            player.hear("empty");
+        }
+        let mut after = container.start("processes whole");
+        after.hear("whole");
+        after.end();
+        for player in players.drain(4..) {
+            player.end();
+        }
+        highest
+    });
+    assert!(highest <= LIMIT, "{highest} of {LIMIT}");
+    // They did fight for it.
+    assert!(highest > LIMIT - 64 * MIB, "{highest} of {LIMIT}");
+    assert_eq!((container.used(0), container::truth(&node.state(), 0)), (0, 0));
+}
+
+/// The watcher ends, also when the test fails.
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What fits is had: a lone process gets it at every try, however many others come and go beside it.
+#[test]
+fn what_fits_is_not_refused() {
+    let node = node();
+    let container = Container::with_memory(&node, LIMIT);
+    let mut sure = container.start("processes sure");
+    sure.hear("sure");
+    let mut others: Vec<_> =
+        (0..3).map(|seed| container.start(&format!("processes modest {seed}"))).collect();
+    others.iter_mut().for_each(|player| drop(player.hear("modest")));
+    for round in 0..10 {
+        std::thread::sleep(Duration::from_millis(200));
+        others[round % 3].kill();
+        others[round % 3] = container.start(&format!("processes modest {round}"));
+        others[round % 3].hear("modest");
+    }
+    sure.tell();
+    sure.hear("never refused");
+    sure.end();
+}
+
+/// Threads that allocate and free side by side leave an exact account.
+#[test]
+fn many_threads_are_counted_exactly() {
+    play("processes threads", 300 * MIB);
+}
+
+pub fn client(arguments: &[&str]) {
+    match arguments {
+        ["random", seed] => random(seed.parse().unwrap()),
+        ["whole"] => whole(),
+        ["sure"] => sure(),
+        ["threads"] => threads(),
+        ["modest", seed] => modest(seed.parse().unwrap()),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Whether the test wants something, without waiting for it.
+fn is_told() -> bool {
+    let mut poll = libc::pollfd { fd: 0, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry of ours.
+    unsafe { libc::poll(&mut poll, 1, 0) > 0 }
+}
+
+fn next(random: &mut u64) -> u64 {
+    *random ^= *random << 13;
+    *random ^= *random >> 7;
+    *random ^= *random << 17;
+    *random >> 16
+}
+
+/// One of several ways to have memory.
+#[derive(Clone, Copy)]
+enum Had {
+    Plain(CUdeviceptr),
+    Handle(u64),
+    Array(CUarray),
+}
+
+fn allocate(cuda: &Cuda, kind: u64, bytes: usize) -> Result<Had, CUresult> {
+    let (mut pointer, mut handle, mut array) = (0, 0, null_mut());
+    // SAFETY: variables of ours.
+    unsafe {
+        match kind % 4 {
+            0 => {
+                let properties = CUmemAllocationProp {
+                    type_: CU_MEM_ALLOCATION_TYPE_PINNED,
+                    location: CUmemLocation { type_: CU_MEM_LOCATION_TYPE_DEVICE, id: 0 },
+                    ..CUmemAllocationProp::default()
+                };
+                done(cuda.cuMemCreate(&mut handle, bytes.next_multiple_of(2 * SIZE), &properties, 0))?;
+                Ok(Had::Handle(handle))
+            }
+            1 if bytes > 2 * SIZE => {
+                let wanted = CUDA_ARRAY_DESCRIPTOR {
+                    Width: 1024,
+                    Height: bytes.div_ceil(4096),
+                    Format: CU_AD_FORMAT_FLOAT,
+                    NumChannels: 1,
+                };
+                done(cuda.cuArrayCreate_v2(&mut array, &wanted))?;
+                Ok(Had::Array(array))
+            }
+            _ => {
+                done(cuda.cuMemAlloc_v2(&mut pointer, bytes))?;
+                Ok(Had::Plain(pointer))
+            }
+        }
+    }
+}
+
+fn done(code: CUresult) -> Result<(), CUresult> {
+    if code == CUDA_SUCCESS { Ok(()) } else { Err(code) }
+}
+
+fn free(cuda: &Cuda, had: Had) {
+    match had {
+        Had::Plain(pointer) => ok!(cuda.cuMemFree_v2(pointer)),
+        Had::Handle(handle) => ok!(cuda.cuMemRelease(handle)),
+        Had::Array(array) => ok!(cuda.cuArrayDestroy(array)),
+    }
+}
+
+/// Takes all it can get and gives some back, until told to stop.
+fn random(seed: u64) {
+    let (cuda, context, _) = start();
+    say("random");
+    wait_to_be_told();
+    let (mut random, mut held) = (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, Vec::new());
+    while !is_told() {
+        let size = match next(&mut random) % 4 {
+            0 => next(&mut random) as usize % (300 << 10) + 1,
+            1 => next(&mut random) as usize % (3 * SIZE) + 1,
+            _ => next(&mut random) as usize % (60 * SIZE) + 1,
+        };
+        match allocate(&cuda, next(&mut random), size) {
+            Ok(had) => held.push(had),
+            Err(CUDA_ERROR_OUT_OF_MEMORY) => {
+                for _ in 0..=next(&mut random) as usize % (held.len() + 1) {
+                    if !held.is_empty() {
+                        free(&cuda, held.swap_remove(next(&mut random) as usize % held.len()));
+                    }
+                }
+            }
+            Err(other) => panic!("{:?}", name(other)),
+        }
+    }
+    held.into_iter().for_each(|had| free(&cuda, had));
+    ok!(cuda.cuCtxDestroy_v2(context));
+    wait_to_be_told();
+    say("empty");
+    wait_to_be_told();
+}
+
+/// Everything is there within a second.
+fn whole() {
+    let (cuda, _, observer) = start();
+    let rest = LIMIT - CONTEXT;
+    let until = Instant::now() + Duration::from_secs(1);
+    let mut pointer = 0;
+    while says!(cuda.cuMemAlloc_v2(&mut pointer, rest as usize)) != CUDA_SUCCESS {
+        assert!(Instant::now() < until, "{} are still used", observer.used(0));
+    }
+    observer.exact("whole");
+    say("whole");
+    wait_to_be_told();
+}
+
+/// Has always the same, which fits.
+fn sure() {
+    let (cuda, _, _) = start();
+    say("sure");
+    let mut random = 77;
+    while !is_told() {
+        let (mut large, mut small) = (0, 0);
+        ok!(cuda.cuMemAlloc_v2(&mut large, 500 * SIZE));
+        ok!(cuda.cuMemAlloc_v2(&mut small, next(&mut random) as usize % SIZE + 1));
+        ok!(cuda.cuMemFree_v2(large));
+        ok!(cuda.cuMemFree_v2(small));
+    }
+    wait_to_be_told();
+    say("never refused");
+    wait_to_be_told();
+}
+
+/// Has a third of what the other leaves, and no more.
+fn modest(seed: u64) {
+    let (cuda, _, _) = start();
+    say("modest");
+    let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    loop {
+        let mut pointer = 0;
+        ok!(cuda.cuMemAlloc_v2(&mut pointer, next(&mut random) as usize % (150 * SIZE) + 1));
+        ok!(cuda.cuMemFree_v2(pointer));
+    }
+}
+
+fn threads() {
+    let (cuda, context, observer) = start();
+    let state = AtomicBool::new(false);
+    let shared = context.addr();
+    std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            while !state.load(Ordering::Relaxed) {
+                assert!(observer.truth(0) <= CONTEXT + 300 * MIB);
+            }
+        });
+        let end = Ending(&state);
+        let workers: Vec<_> = (1..=4u64)
+            .map(|seed| {
+                let cuda = &cuda;
+                scope.spawn(move || work(cuda, std::ptr::with_exposed_provenance_mut(shared), seed))
+            })
+            .collect();
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        drop(end);
+        watcher.join().unwrap();
+    });
+    ok!(cuda.cuCtxSynchronize());
+    observer.exact("after all threads");
+    assert_eq!(observer.used(0), CONTEXT);
+}
+
+/// Everything that a thread can have, again and again.
+fn work(cuda: &Cuda, context: CUcontext, seed: u64) {
+    ok!(cuda.cuCtxSetCurrent(context));
+    let (mut random, mut held) = (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, Vec::new());
+    for _ in 0..3000 {
+        let size = match next(&mut random) % 3 {
+            0 => next(&mut random) as usize % (30 * SIZE) + 1,
+            _ => next(&mut random) as usize % (200 << 10) + 1,
+        };
+        match allocate(cuda, next(&mut random), size) {
+            Ok(had) => held.push(had),
+            Err(code) => assert_eq!(code, CUDA_ERROR_OUT_OF_MEMORY),
+        }
+        while held.len() > 20 || !held.is_empty() && next(&mut random).is_multiple_of(3) {
+            free(cuda, held.swap_remove(next(&mut random) as usize % held.len()));
+        }
+    }
+    held.into_iter().for_each(|had| free(cuda, had));
+}
