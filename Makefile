@@ -56,6 +56,8 @@ lint: toolchain cargo-deny ## formatting, clippy, docs, dependencies
 bench: binaries ## the figures of docs/benchmarks.md
 	cargo bench --package partage-core
 	cargo bench --package partage-sim
+	cargo bench --package partage-region
+	cargo bench --package partage-shim
 	cargo bench --profile dev --package partage-testkit --bench bed  # what is measured is not ours to optimise
 
 fuzz: toolchain cargo-fuzz ## every parser of tenant input, FUZZ_SECONDS (60) each

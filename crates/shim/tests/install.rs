@@ -24,13 +24,13 @@ static DRIVER: LazyLock<Driver> = LazyLock::new(|| {
     let cuda = built(
         &real,
         "libcuda.so.1",
-        "int cuDriverGetVersion(int *v) { *v = 12040; return 0; }
+        "int cuCtxPopCurrent_v2(int *v) { *v = 12040; return 0; }
          int cuNotYetInvented(void) { return 7; }",
     );
     let nvml = built(
         &real,
         "libnvidia-ml.so.1",
-        "int nvmlSystemGetCudaDriverVersion(int *v) { *v = 12050; return 0; }
+        "int nvmlDeviceClearAccountingPids(int *v) { *v = 12050; return 0; }
          int nvmlNotYetInvented(void) { return 8; }",
     );
     let settings = Settings {
@@ -73,26 +73,26 @@ fn function(library: &Path, name: &str) -> Option<(*mut c_void, PathBuf)> {
     Some((symbol, PathBuf::from(file.to_str().unwrap())))
 }
 
-fn version(library: &Path, name: &str) -> (c_int, c_int, PathBuf) {
+fn number(library: &Path, name: &str) -> (c_int, c_int, PathBuf) {
     let (symbol, file) = function(library, name).unwrap();
-    // SAFETY: the version functions of both libraries have this type.
+    // SAFETY: of a driver of ours, whose functions take a place for a number; those of the real one take one pointer, too.
     let call =
         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_int) -> c_int>(symbol) };
-    let mut version = 0;
+    let mut number = 0;
     // SAFETY: the number is ours.
-    let result = unsafe { call(&mut version) };
-    (result, version, file)
+    let result = unsafe { call(&mut number) };
+    (result, number, file)
 }
 
 #[test]
 fn a_hooked_name_is_ours_and_reaches_the_driver_of_the_settings() {
     let cuda = DRIVER.stand_ins.join("libcuda.so.1");
-    assert_eq!(version(&cuda, "cuDriverGetVersion"), (0, 12040, cuda));
+    assert_eq!(number(&cuda, "cuCtxPopCurrent_v2"), (0, 12040, cuda));
     let nvml = DRIVER.stand_ins.join("libnvidia-ml.so.1");
-    assert_eq!(version(&nvml, "nvmlSystemGetCudaDriverVersion"), (0, 12050, nvml));
+    assert_eq!(number(&nvml, "nvmlDeviceClearAccountingPids"), (0, 12050, nvml));
     let preload = DRIVER.stand_ins.join(install::PRELOAD);
-    assert_eq!(version(&preload, "cuDriverGetVersion"), (0, 12040, preload.clone()));
-    assert_eq!(version(&preload, "nvmlSystemGetCudaDriverVersion"), (0, 12050, preload));
+    assert_eq!(number(&preload, "cuCtxPopCurrent_v2"), (0, 12040, preload.clone()));
+    assert_eq!(number(&preload, "nvmlDeviceClearAccountingPids"), (0, 12050, preload));
 }
 
 #[test]
@@ -106,9 +106,9 @@ fn any_other_name_is_the_drivers() {
 
 #[test]
 fn every_name_of_the_file_leads_to_the_same_library() {
-    let loaded = function(&DRIVER.stand_ins.join("libcuda.so.1"), "cuDriverGetVersion").unwrap().0;
+    let loaded = function(&DRIVER.stand_ins.join("libcuda.so.1"), "cuCtxPopCurrent_v2").unwrap().0;
     for name in ["libcuda.so", "libcuda.so.550.163.01"] {
-        assert_eq!(function(&DRIVER.stand_ins.join(name), "cuDriverGetVersion").unwrap().0, loaded, "{name}");
+        assert_eq!(function(&DRIVER.stand_ins.join(name), "cuCtxPopCurrent_v2").unwrap().0, loaded, "{name}");
     }
 }
 
@@ -118,11 +118,11 @@ fn a_program_that_is_linked_gets_both() {
     let source = DRIVER.folder.path().join("program.c");
     let text = "#define _GNU_SOURCE
         #include <dlfcn.h>
-        int cuDriverGetVersion(int *); int cuNotYetInvented(void);
+        int cuCtxPopCurrent_v2(int *); int cuNotYetInvented(void);
         int main(void) {
             int version = 0;
-            void *next = dlsym(RTLD_NEXT, \"cuDriverGetVersion\");
-            if (next != (void *)cuDriverGetVersion || cuDriverGetVersion(&version)) return 1;
+            void *next = dlsym(RTLD_NEXT, \"cuCtxPopCurrent_v2\");
+            if (next != (void *)cuCtxPopCurrent_v2 || cuCtxPopCurrent_v2(&version)) return 1;
             return version == 12040 && cuNotYetInvented() == 7 ? 42 : 2;
         }";
     std::fs::write(&source, text).unwrap();

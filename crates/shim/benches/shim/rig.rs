@@ -48,13 +48,12 @@ impl Drop for Node {
 /// A container: its region and its libraries.
 pub struct Container {
     pub folder: tempfile::TempDir,
-    pub owner: Owner,
 }
 
 impl Container {
     pub fn new(node: &Node, share: GpuShare) -> Self {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        let owner = Owner::create(folder.path(), &[share], Policy::default()).unwrap();
+        Owner::create(folder.path(), &[share], Policy::default()).unwrap();
         let libraries = folder.path().join("lib");
         std::fs::create_dir(&libraries).unwrap();
         let settings = shim::Settings {
@@ -65,7 +64,7 @@ impl Container {
             version: None,
         };
         shim::stand_in(&shim::shared_object().unwrap(), &libraries, &settings).unwrap();
-        Self { folder, owner }
+        Self { folder }
     }
 
     pub fn libraries(&self) -> std::path::PathBuf {
