@@ -6,6 +6,7 @@ use crate::hook::hooks;
 use crate::process::Process;
 use crate::real::cuda as real;
 use partage_driver_api::cuda::*;
+use std::ptr::null_mut;
 
 /// Free and all memory of a GPU, from what the driver says of the card.
 #[inline]
@@ -45,11 +46,20 @@ fn narrow(bytes: u64) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
+/// What the driver says to a question without a place for all of its answer. It tells no numbers of the card's.
+#[cold]
+fn nowhere(ask: impl FnOnce() -> CUresult) -> CUresult {
+    match ask() {
+        CUDA_SUCCESS => CUDA_ERROR_INVALID_VALUE,
+        refused => refused,
+    }
+}
+
 hooks! { cuda;
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) |next, _variant| {
         if free.is_null() || total.is_null() {
-            // SAFETY: the program's promise. Whatever the driver says to that, it tells no numbers of the card's.
-            return granted(|_| Err(CUDA_ERROR_INVALID_VALUE), || unsafe { next(free, total) });
+            // SAFETY: the program's promise.
+            return granted(|_| Err(nowhere(|| unsafe { next(null_mut(), null_mut()) })), || unsafe { next(free, total) });
         }
         granted(
             |process| {
@@ -68,7 +78,7 @@ hooks! { cuda;
     fn cuMemGetInfo(free: *mut u32, total: *mut u32) |next, _variant| {
         if free.is_null() || total.is_null() {
             // SAFETY: the program's promise.
-            return granted(|_| Err(CUDA_ERROR_INVALID_VALUE), || unsafe { next(free, total) });
+            return granted(|_| Err(nowhere(|| unsafe { next(null_mut(), null_mut()) })), || unsafe { next(free, total) });
         }
         granted(
             |process| {

@@ -109,7 +109,7 @@ fn every_answer_of_a_real_driver_is_routed() {
         };
         let object = partage_shim::install::shared_object().unwrap();
         partage_shim::install::stand_in(&object, folder.path(), &settings).unwrap();
-        let mut command = node.command(&format!("proc_address {}", real.display()));
+        let mut command = node.command(&format!("proc_address {} real", real.display()));
         let output = program::said(&command.env("LD_LIBRARY_PATH", folder.path()).output().unwrap());
         assert!(output.contains("routed"), "{output}");
     }
@@ -195,7 +195,7 @@ pub fn client(arguments: &[&str]) {
                 if real.3 == ours.3 {
                     passed += 1
                 } else {
-                    drop(routed.insert(ours.3))
+                    let _ = routed.insert(ours.3);
                 };
             }
             // A thread's own default stream is another function, hooked or not.
@@ -216,7 +216,10 @@ pub fn client(arguments: &[&str]) {
         .collect();
     println!("\nnot to be had by cuGetProcAddress: {unnamed:?}");
     assert!(passed > 1000);
-    nothing_to_write_to(&asked, &truth);
+    // A real driver takes what it is given for good.
+    if arguments.len() == 1 {
+        nothing_to_write_to(&asked, &truth);
+    }
     println!("\nrouted {}", routed.len());
 }
 

@@ -1,0 +1,314 @@
+//! A region that is missing or broken, and questions that leave nowhere to put the answer.
+#![allow(unsafe_code, unreachable_pub, missing_docs)]
+// Calls of C functions, over and over: what is promised of them is said once, in `ok!`.
+#![allow(clippy::unwrap_used, clippy::multiple_unsafe_ops_per_block, clippy::macro_metavars_in_unsafe)]
+
+#[path = "support/container.rs"]
+mod container;
+#[path = "../../sim/tests/support/driver.rs"]
+mod driver;
+#[path = "../../sim/tests/support/node.rs"]
+mod node;
+
+#[path = "failures/nowhere.rs"]
+mod nowhere;
+
+use container::{Container, MIB, shares};
+use driver::cuda::*;
+use driver::nvml::{NVML_ERROR_NO_PERMISSION, NVML_SUCCESS, Nvml, nvmlMemory_t};
+use node::{Node, role, say, wait_to_be_told};
+use partage_driver_api::exports::DriverVersion;
+use partage_region::{Owner, Policy};
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::Path;
+use std::ptr::null_mut;
+
+/// Fails with the name of the code.
+#[macro_export]
+macro_rules! ok {
+    ($call:expr) => {{
+        // SAFETY: every pointer in these calls is null or to a variable that lives through them.
+        let code = unsafe { $call };
+        assert_eq!(code, 0, "{}", stringify!($call));
+    }};
+}
+
+/// The program in the container, of every test here.
+#[test]
+fn client() {
+    let Some(role) = role() else { return };
+    let words: Vec<&str> = role.iter().map(String::as_str).collect();
+    match words[..] {
+        ["refused"] => refused(),
+        ["passed"] => passed(),
+        ["late", free] => late(free == "true"),
+        ["broken_later"] => broken_later(),
+        ["nowhere", state] => nowhere::client(state),
+        ref other => panic!("{other:?}"),
+    }
+}
+
+const CARD: &str = "A100-SXM4-40GB";
+const CONTEXT: u64 = 414 * MIB;
+const LIMIT: u64 = CONTEXT + 64 * MIB;
+const TOTAL: usize = 42_298_834_944;
+
+fn node() -> Node {
+    Node::new(CARD, 1, DriverVersion::R550)
+}
+
+fn broken<'a>(node: &'a Node, pass: bool, break_it: &dyn Fn(&Path)) -> Container<'a> {
+    let container = Container::made(node, &shares(node, LIMIT), Policy::default(), pass);
+    break_it(&container.region());
+    container
+}
+
+/// Everything that can be wrong with a file of the region.
+fn ways_to_break() -> Vec<(String, Box<dyn Fn(&Path)>)> {
+    let mut ways: Vec<(String, Box<dyn Fn(&Path)>)> = vec![(
+        "no folder".into(),
+        Box::new(|region: &Path| {
+            fs::remove_dir_all(region).unwrap();
+        }),
+    )];
+    for file in ["limits", "usage"] {
+        let mut way = |name: &str, break_it: Box<dyn Fn(&Path)>| {
+            ways.push((
+                format!("{file}: {name}"),
+                Box::new(move |region: &Path| break_it(&region.join(file))),
+            ));
+        };
+        way("missing", Box::new(|file| fs::remove_file(file).unwrap()));
+        way(
+            "a folder",
+            Box::new(|file| {
+                fs::remove_file(file).unwrap();
+                fs::create_dir(file).unwrap();
+            }),
+        );
+        way(
+            "a pipe",
+            Box::new(|file| {
+                fs::remove_file(file).unwrap();
+                let path = std::ffi::CString::new(file.to_str().unwrap()).unwrap();
+                // SAFETY: a text that ends in zero.
+                assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o666) }, 0);
+            }),
+        );
+        way(
+            "a link to nowhere",
+            Box::new(|file| {
+                fs::remove_file(file).unwrap();
+                std::os::unix::fs::symlink("/nowhere/at/all", file).unwrap();
+            }),
+        );
+        way("empty", Box::new(|file| File::options().write(true).open(file).unwrap().set_len(0).unwrap()));
+        way(
+            "cut",
+            Box::new(|file| {
+                let open = File::options().write(true).open(file).unwrap();
+                open.set_len(open.metadata().unwrap().len() - 1).unwrap();
+            }),
+        );
+        way("zeros", Box::new(|file| overwrite(file, |_| 0)));
+        way("ones", Box::new(|file| overwrite(file, |_| 0xff)));
+        way("text", Box::new(|file| overwrite(file, |at| b"not what you think "[at % 19])));
+        // The head: magic, version, count, size.
+        way(
+            "another magic",
+            Box::new(|file| File::options().write(true).open(file).unwrap().write_all_at(&[7], 0).unwrap()),
+        );
+        way("a newer version", Box::new(|file| write_number(file, 8, 99)));
+        way("an older version", Box::new(|file| write_number(file, 8, 0)));
+    }
+    ways
+}
+
+fn overwrite(file: &Path, byte: impl Fn(usize) -> u8) {
+    let length = fs::metadata(file).unwrap().len() as usize;
+    let bytes: Vec<u8> = (0..length).map(byte).collect();
+    File::options().write(true).open(file).unwrap().write_all_at(&bytes, 0).unwrap();
+}
+
+fn write_number(file: &Path, at: u64, number: u32) {
+    File::options().write(true).open(file).unwrap().write_all_at(&number.to_le_bytes(), at).unwrap();
+}
+
+#[test]
+fn a_broken_region_gives_nothing() {
+    let node = node();
+    for (way, break_it) in ways_to_break() {
+        println!("{way}");
+        broken(&node, false, &*break_it).play("refused");
+    }
+}
+
+#[test]
+fn a_broken_region_lets_pass_where_that_is_wanted() {
+    let node = node();
+    for (way, break_it) in ways_to_break() {
+        println!("{way}");
+        broken(&node, true, &*break_it).play("passed");
+    }
+}
+
+/// Files that a program may not read, as another user than root.
+#[test]
+fn an_unreadable_region_gives_nothing() {
+    let node = node();
+    for (file, mode) in [("limits", 0o000), ("usage", 0o000), ("usage", 0o444)] {
+        let container = broken(&node, false, &|region| {
+            fs::set_permissions(region.join(file), fs::Permissions::from_mode(mode)).unwrap();
+        });
+        let mut command = container.command("refused");
+        // SAFETY: no pointers.
+        if unsafe { libc::geteuid() } == 0 {
+            // The container's folder is its maker's alone, the test's program anybody's.
+            for folder in [container.region(), container.region().parent().unwrap().to_path_buf()] {
+                fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
+            }
+            std::os::unix::process::CommandExt::uid(&mut command, 65534);
+            std::os::unix::process::CommandExt::gid(&mut command, 65534);
+            let Ok(probe) = command.env(node::ROLE, "refused").output() else {
+                eprintln!("skipped: another user cannot run this test's program");
+                return;
+            };
+            let (out, err) = (String::from_utf8_lossy(&probe.stdout), String::from_utf8_lossy(&probe.stderr));
+            assert!(probe.status.success(), "{file} {mode:o}\n{out}\n{err}");
+            continue;
+        }
+        assert!(command.output().unwrap().status.success(), "{file} {mode:o}");
+    }
+}
+
+/// The region comes when the program runs already: it holds from then on.
+#[test]
+fn a_region_that_comes_late_holds() {
+    let node = node();
+    for pass in [false, true] {
+        let container = broken(&node, pass, &|region| fs::remove_file(region.join("limits")).unwrap());
+        let mut player = container.start(&format!("late {pass}"));
+        player.hear("without");
+        let _owner = Owner::create(&container.region(), &shares(&node, LIMIT), Policy::default()).unwrap();
+        player.tell();
+        player.hear("held");
+        player.end();
+    }
+}
+
+/// A process that has its region keeps it, whatever becomes of the file's name.
+#[test]
+fn a_region_that_goes_is_kept() {
+    let node = node();
+    let container = Container::with_memory(&node, LIMIT);
+    let mut player = container.start("broken_later");
+    player.hear("with");
+    fs::remove_file(container.region().join("limits")).unwrap();
+    fs::remove_file(container.region().join("usage")).unwrap();
+    player.tell();
+    player.end();
+}
+
+/// Who it is, a program may always ask.
+fn identity(cuda: &Cuda) {
+    let (mut count, mut version, mut name, mut uuid, mut bus) = (0, 0, [0; 100], CUuuid::default(), [0; 32]);
+    ok!(cuda.cuDeviceGetCount(&mut count));
+    ok!(cuda.cuDriverGetVersion(&mut version));
+    ok!(cuda.cuDeviceGetName(name.as_mut_ptr(), 100, 0));
+    ok!(cuda.cuDeviceGetUuid(&mut uuid, 0));
+    ok!(cuda.cuDeviceGetPCIBusId(bus.as_mut_ptr(), 32, 0));
+    assert_eq!((count, version), (1, 12040));
+}
+
+fn refused() {
+    let cuda = Cuda::started();
+    identity(&cuda);
+    let (mut context, mut pointer, mut free, mut total) = (null_mut(), 0, 0, 0);
+    // SAFETY: variables of ours.
+    unsafe {
+        assert_eq!(cuda.cuCtxCreate_v2(&mut context, 0, 0), CUDA_ERROR_NOT_PERMITTED);
+        assert_eq!(cuda.cuDevicePrimaryCtxRetain(&mut context, 0), CUDA_ERROR_NOT_PERMITTED);
+        assert_eq!(cuda.cuMemAlloc_v2(&mut pointer, 1 << 20), CUDA_ERROR_NOT_PERMITTED);
+        assert_eq!(
+            cuda.cuMemAllocManaged(&mut pointer, 1 << 20, CU_MEM_ATTACH_GLOBAL),
+            CUDA_ERROR_NOT_PERMITTED
+        );
+        assert_eq!(cuda.cuMemGetInfo_v2(&mut free, &mut total), CUDA_ERROR_NOT_PERMITTED);
+        let none = null_mut();
+        let launch = cuda.cuLaunchKernel(null_mut(), 1, 1, 1, 1, 1, 1, 0, null_mut(), none, none);
+        assert_eq!(launch, CUDA_ERROR_NOT_PERMITTED);
+    }
+    assert!(context.is_null() && pointer == 0);
+    let nvml = Nvml::open();
+    ok!(nvml.nvmlInit_v2());
+    let (mut device, mut count, mut memory) = (null_mut(), 0, nvmlMemory_t::default());
+    ok!(nvml.nvmlDeviceGetCount_v2(&mut count));
+    ok!(nvml.nvmlDeviceGetHandleByIndex_v2(0, &mut device));
+    assert_eq!(count, 1);
+    // SAFETY: variables of ours.
+    assert_eq!(unsafe { nvml.nvmlDeviceGetMemoryInfo(device, &mut memory) }, NVML_ERROR_NO_PERMISSION);
+}
+
+fn passed() {
+    let cuda = Cuda::started();
+    identity(&cuda);
+    let (mut context, mut pointer, mut free, mut total) = (null_mut(), 0, 0, 0);
+    ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, 2 * LIMIT as usize));
+    ok!(cuda.cuMemGetInfo_v2(&mut free, &mut total));
+    assert_eq!(total, TOTAL);
+    ok!(cuda.cuMemFree_v2(pointer));
+    let nvml = Nvml::open();
+    ok!(nvml.nvmlInit_v2());
+    let (mut device, mut memory) = (null_mut(), nvmlMemory_t::default());
+    ok!(nvml.nvmlDeviceGetHandleByIndex_v2(0, &mut device));
+    ok!(nvml.nvmlDeviceGetMemoryInfo(device, &mut memory));
+    assert_eq!(memory.total, 40960 * MIB);
+}
+
+fn late(free: bool) {
+    let cuda = Cuda::started();
+    let (mut context, mut pointer) = (null_mut(), 0);
+    // SAFETY: variables of ours.
+    let code = unsafe { cuda.cuCtxCreate_v2(&mut context, 0, 0) };
+    assert_eq!(code, if free { CUDA_SUCCESS } else { CUDA_ERROR_NOT_PERMITTED });
+    say("without");
+    wait_to_be_told();
+    if !free {
+        ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
+    }
+    // Whoever was let pass looks again after a while; whoever was refused, at once.
+    let began = std::time::Instant::now();
+    // SAFETY: variables of ours.
+    while free && unsafe { cuda.cuMemAlloc_v2(&mut pointer, 2 * LIMIT as usize) } == CUDA_SUCCESS {
+        ok!(cuda.cuMemFree_v2(pointer));
+        assert!(began.elapsed().as_secs() < 100, "it is never found");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    // SAFETY: variables of ours.
+    assert_eq!(unsafe { cuda.cuMemAlloc_v2(&mut pointer, LIMIT as usize + 1) }, CUDA_ERROR_OUT_OF_MEMORY);
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, 64 << 20));
+    say("held");
+    wait_to_be_told();
+}
+
+fn broken_later() {
+    let cuda = Cuda::started();
+    let (mut context, mut pointer) = (null_mut(), 0);
+    ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
+    say("with");
+    wait_to_be_told();
+    // SAFETY: variables of ours.
+    assert_eq!(unsafe { cuda.cuMemAlloc_v2(&mut pointer, (64 << 20) + 1) }, CUDA_ERROR_OUT_OF_MEMORY);
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, 64 << 20));
+    ok!(cuda.cuMemFree_v2(pointer));
+    let nvml = Nvml::open();
+    // The other library has not seen the region, and is another's word for nothing.
+    ok!(nvml.nvmlInit_v2());
+    let (mut device, mut memory) = (null_mut(), nvmlMemory_t::default());
+    ok!(nvml.nvmlDeviceGetHandleByIndex_v2(0, &mut device));
+    // SAFETY: variables of ours.
+    let code = unsafe { nvml.nvmlDeviceGetMemoryInfo(device, &mut memory) };
+    assert!(code == NVML_ERROR_NO_PERMISSION && code != NVML_SUCCESS);
+}
