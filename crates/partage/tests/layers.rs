@@ -6,7 +6,7 @@
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Our crates and the ones of ours that each may use; tests may use `testkit` anywhere.
+/// Our crates and the ones of ours that each may use; tests may use `testkit` and the simulated driver anywhere.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("partage-core", &[]),
     ("partage-region", &[]),
@@ -95,7 +95,7 @@ fn arrows_go_down_only() {
         for dependency in package["dependencies"].as_array().unwrap() {
             let used = dependency["name"].as_str().unwrap();
             let for_tests = dependency["kind"] == "dev";
-            if our_names.contains(used) && !(for_tests && used == "partage-testkit") {
+            if our_names.contains(used) && !(for_tests && ["partage-testkit", "partage-sim"].contains(&used)) {
                 assert!(allowed.contains(&used), "{name} may not use {used}");
             }
         }
