@@ -105,7 +105,8 @@ fn what_comes_and_goes_between_readings_is_no_finding() {
         // It allocates after the first reading, or frees before the second.
         let mut round = round(now, vec![seen(5, 1000 * MIB, 0)], vec![process(5, 1000 * MIB)], 0);
         let container = &mut round.containers[0];
-        let other = if now / SECOND % 2 == 0 { &mut container.before } else { &mut container.after };
+        let other =
+            if (now / SECOND).is_multiple_of(2) { &mut container.before } else { &mut container.after };
         other.processes[0].held[0] = 0;
         round
     });
