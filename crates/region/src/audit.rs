@@ -54,8 +54,11 @@ pub struct Container {
     pub id: String,
     /// Its GPUs.
     pub granted: Vec<Granted>,
-    /// What its region says.
-    pub snapshot: Snapshot,
+    /// What its region said before the driver was asked.
+    pub before: Snapshot,
+    /// What it said afterwards. An honest process holds by its account what it truly holds, or more, at any time: so it is
+    /// judged by the larger one, and what comes and goes between the readings does not matter.
+    pub after: Snapshot,
 }
 
 /// Everything that is known at one time.
@@ -226,7 +229,7 @@ impl Audit {
     }
 
     fn look_at(&mut self, round: &Round, container: &Container, passed: u64, wrong: &mut Vec<Finding>) {
-        let snapshot = &container.snapshot;
+        let snapshot = &container.after;
         for (index, granted) in container.granted.iter().enumerate().take(MAX_GPUS) {
             let mut note = |kind, pid, amount| {
                 wrong.push(Finding {
@@ -251,7 +254,7 @@ impl Audit {
                 memory = memory.saturating_add(seen.memory);
                 slack = slack.saturating_add(self.tolerance.of(granted, seen.memory));
                 worked = worked.saturating_add(passed.saturating_mul(seen.busy.min(100).into()) / 100);
-                if let Some((kind, bytes)) = self.memory(&container.id, granted, snapshot, index, seen) {
+                if let Some((kind, bytes)) = self.memory(container, granted, index, seen) {
                     note(kind, Some(seen.pid), bytes);
                 }
             }
@@ -269,20 +272,16 @@ impl Audit {
     /// What is wrong with a process's memory.
     fn memory(
         &mut self,
-        container: &str,
+        container: &Container,
         granted: &Granted,
-        snapshot: &Snapshot,
         index: usize,
         seen: &Seen,
     ) -> Option<(Kind, u64)> {
-        // A process that uses both of the driver's libraries has two slots.
-        let mut slots =
-            snapshot.processes.iter().filter(|process| process.pid_here == Some(seen.pid)).peekable();
-        if slots.peek().is_none() {
+        let held = [&container.before, &container.after].map(|snapshot| held(snapshot, index, seen.pid));
+        let Some(held) = held.into_iter().flatten().max() else {
             return (seen.memory > 0).then_some((Kind::UnaccountedMemory, seen.memory));
-        }
-        let held = slots
-            .fold(0u64, |sum, process| sum.saturating_add(process.held.get(index).copied().unwrap_or(0)));
+        };
+        let container = container.id.as_str();
         let before = self.ledgers.iter_mut().find(|ledger| {
             (ledger.container.as_str(), ledger.gpu, ledger.pid) == (container, granted.uuid, seen.pid)
         });
@@ -358,6 +357,13 @@ impl Audit {
         let bypass = work.worked > self.tolerance.work && work.accounted < work.worked / 2;
         bypass.then(|| work.worked - work.accounted)
     }
+}
+
+/// Bytes that a process holds by its region; none if it is not registered. One that uses both of the driver's libraries has
+/// two slots.
+fn held(snapshot: &Snapshot, index: usize, pid: u32) -> Option<u64> {
+    let slots = snapshot.processes.iter().filter(|process| process.pid_here == Some(pid));
+    slots.map(|process| process.held.get(index).copied().unwrap_or(0)).reduce(u64::saturating_add)
 }
 
 /// Processes on a GPU that their containers were not granted.

@@ -112,23 +112,18 @@ fn audit_of(looks: u32, region: &Path, pids: &[u32]) {
     let share = owner.share(0).unwrap();
     let granted =
         Granted { uuid: share.uuid, memory: share.memory, context: share.context, gated: share.gated };
-    let tolerance = Tolerance {
-        grace: (LOOK * (GRACE - 1)).as_nanos() as u64,
-        work: 200_000_000,
-        // What is allocated between two readings of the account is in one of them only; the grace is for more than that.
-        ..Tolerance::default()
-    };
+    let grace = (LOOK * (GRACE - 1)).as_nanos() as u64;
+    let tolerance = Tolerance { grace, work: 200_000_000, ..Tolerance::default() };
     let (mut audit, start, mut seen_until) = (Audit::new(tolerance), Instant::now(), 0);
     for look in 0..looks {
         std::thread::sleep(LOOK);
-        let snapshot = reader.snapshot().unwrap();
+        let before = reader.snapshot().unwrap();
+        let processes = driver_says(&nvml, device, pids, &mut seen_until);
+        let after = reader.snapshot().unwrap();
         let round = Round {
             now: start.elapsed().as_nanos() as u64,
-            gpus: vec![audit::Gpu {
-                uuid: share.uuid,
-                processes: driver_says(&nvml, device, pids, &mut seen_until),
-            }],
-            containers: vec![audit::Container { id: "c".into(), granted: vec![granted], snapshot }],
+            gpus: vec![audit::Gpu { uuid: share.uuid, processes }],
+            containers: vec![audit::Container { id: "c".into(), granted: vec![granted], before, after }],
         };
         if look == BEFORE {
             say("seen");

@@ -37,13 +37,15 @@ fn seen(pid: u32, memory: u64, busy: u32) -> Seen {
 fn round(now: u64, seen: Vec<Seen>, processes: Vec<ProcessUsage>, spent: u64) -> Round {
     let mut gpus = [GpuUsage::default(); MAX_GPUS];
     gpus[0].spent = spent;
+    let snapshot = Snapshot { gpus, processes, forged: Vec::new() };
     Round {
         now,
         gpus: vec![Gpu { uuid: GPU, processes: seen }],
         containers: vec![Container {
             id: "a".into(),
             granted: vec![granted()],
-            snapshot: Snapshot { gpus, processes, forged: Vec::new() },
+            before: snapshot.clone(),
+            after: snapshot,
         }],
     }
 }
@@ -97,11 +99,26 @@ fn more_than_is_accounted_for_is_found() {
 }
 
 #[test]
+fn what_comes_and_goes_between_readings_is_no_finding() {
+    let mut audit = Audit::default();
+    let found = kinds(&mut audit, 0, 20, |now| {
+        // It allocates after the first reading, or frees before the second.
+        let mut round = round(now, vec![seen(5, 1000 * MIB, 0)], vec![process(5, 1000 * MIB)], 0);
+        let container = &mut round.containers[0];
+        let other =
+            if (now / SECOND).is_multiple_of(2) { &mut container.before } else { &mut container.after };
+        other.processes[0].held[0] = 0;
+        round
+    });
+    assert_eq!(found, []);
+}
+
+#[test]
 fn what_contradicts_itself_is_forged() {
     let mut audit = Audit::default();
     let found = kinds(&mut audit, 0, 5, |now| {
         let mut round = round(now, vec![], vec![], 0);
-        round.containers[0].snapshot.forged = vec![
+        round.containers[0].after.forged = vec![
             Forgery::Books { gpu: 0, word: 1, slots: 2 },
             Forgery::Slot { slot: 3, gpu: 0 },
             Forgery::Slot { slot: 3, gpu: 9 },
