@@ -28,8 +28,12 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 /// Nanoseconds that a process takes from its container at a time.
 pub(crate) const CHUNK: u64 = 500_000;
 
-/// A launch in so many is measured once its kernel is known, with four calls of the driver: one in 64 launches.
-const SAMPLED: u32 = 256;
+/// Between so many launches one is measured once its kernel is known, with four calls of the driver's. Which one is not to be
+/// foreseen: a program's loop must not have the same kernel measured every time.
+const STRIDE: std::ops::Range<u32> = 192..448;
+
+/// A part of 1024.
+const ONE: u32 = 1024;
 
 /// What a process knows of its turns.
 #[derive(Default)]
@@ -39,6 +43,8 @@ pub(crate) struct Gate {
     samples: Mutex<Samples>,
     /// Captures that are going on in this process; while there is none, no stream has to be asked.
     captures: AtomicU32,
+    /// The last random number.
+    random: AtomicU32,
 }
 
 /// One GPU's. On lines of its own: threads that launch on different GPUs do not meet.
@@ -50,6 +56,14 @@ struct GpuGate {
     /// Nanoseconds taken from the container and not yet drawn.
     left: AtomicI64,
     launches: AtomicU32,
+    /// Launches until one is measured.
+    unmeasured: AtomicU32,
+    /// Launches there had been when it was last checked whether work ends when it should.
+    checked: AtomicU32,
+    /// How much longer than thought work takes, in parts of [`ONE`] beyond the first.
+    excess: AtomicU32,
+    /// When this process first saw the turn.
+    began: AtomicU64,
     /// When what was submitted will have run: the copy that other threads of this process agree on.
     busy_until: AtomicU64,
     /// One thread at a time takes time.
@@ -104,7 +118,7 @@ impl Gate {
         launch: impl FnOnce() -> CUresult,
     ) -> CUresult {
         let Some(here) = self.gpus.get(gpu) else { return launch() };
-        if self.captures.load(Relaxed) != 0 && capture::is_captured(work.stream, work.variant) {
+        if self.is_capturing() && capture::is_captured(work.stream, work.variant) {
             // It is written down, not run: its time counts when the graph is launched.
             return launch();
         }
@@ -112,22 +126,32 @@ impl Gate {
         if !matches!(cost, Cost::Known(_)) {
             cost = self.newest(process, work.key);
         }
-        let limits = process.region.limits(gpu);
         let nanoseconds = cost.nanoseconds().cast_signed();
-        let in_turn = here.turn.load(Relaxed) == limits.turn().0;
+        let in_turn = here.turn.load(Relaxed) == process.region.limits(gpu).turn().0;
         let paid = in_turn && here.left.fetch_sub(nanoseconds, Relaxed) >= nanoseconds;
         if !paid {
             if in_turn {
                 here.left.fetch_add(nanoseconds, Relaxed);
             }
-            self.wait_for_turn(process, gpu, nanoseconds);
+            self.wait_for_turn(process, gpu, work, nanoseconds);
         }
-        // Two threads at once may count one launch: it is only which of them is measured.
-        let number = here.launches.load(Relaxed);
-        here.launches.store(number.wrapping_add(1), Relaxed);
+        // Two threads at once may count one launch: it only matters for which of them is measured.
+        here.launches.store(here.launches.load(Relaxed).wrapping_add(1), Relaxed);
+        let unmeasured = here.unmeasured.load(Relaxed);
+        here.unmeasured.store(unmeasured.wrapping_sub(1), Relaxed);
         match cost {
-            Cost::Known(_) if number % SAMPLED != 0 => launch(),
+            Cost::Known(_) if unmeasured != 0 => launch(),
             _ => self.measured(process, gpu, work, cost, launch),
         }
+    }
+
+    /// Launches until the next one is measured.
+    fn stride(&self) -> u32 {
+        let mut random = self.random.load(Relaxed) | 1;
+        random ^= random << 13;
+        random ^= random >> 17;
+        random ^= random << 5;
+        self.random.store(random, Relaxed);
+        STRIDE.start + random % (STRIDE.end - STRIDE.start)
     }
 }

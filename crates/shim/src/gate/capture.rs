@@ -1,6 +1,7 @@
 //! Captures: what is launched into a stream that is captured does not run now.
 #![allow(unsafe_code)]
 
+use super::Gate;
 use crate::hook::{Variant, hooks};
 use crate::process;
 use crate::real::cuda as real;
@@ -25,6 +26,15 @@ pub(crate) fn is_captured_now(process: &process::Process, stream: CUstream, vari
     process.gate.captures.load(Relaxed) != 0 && is_captured(stream, variant)
 }
 
+impl Gate {
+    /// Whether a capture goes on in this process. Some calls of the driver's would end it, whichever thread they come from:
+    /// then we make none of our own.
+    #[inline]
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.captures.load(Relaxed) != 0
+    }
+}
+
 fn began(answer: CUresult) -> CUresult {
     if answer == CUDA_SUCCESS
         && let Some(process) = process::attached()
@@ -34,15 +44,32 @@ fn began(answer: CUresult) -> CUresult {
     answer
 }
 
-fn ended(answer: CUresult) -> CUresult {
-    // A capture that failed has ended, too.
-    if answer != CUDA_ERROR_INVALID_VALUE
-        && answer != CUDA_ERROR_ILLEGAL_STATE
+/// A capture may have ended: it has if the stream is captured no more, whatever the driver answered.
+fn ended(answer: CUresult, stream: CUstream, variant: Variant) -> CUresult {
+    if let Some(process) = process::attached()
+        && (answer == CUDA_SUCCESS || !is_captured(stream, variant))
+    {
+        let _ = process.gate.captures.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
+    }
+    answer
+}
+
+/// A stream goes, and with it a capture of it.
+fn destroyed(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
+    let captured = is_captured(stream, Variant::Plain);
+    let answer = call();
+    if captured
+        && answer == CUDA_SUCCESS
         && let Some(process) = process::attached()
     {
         let _ = process.gate.captures.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
     }
     answer
+}
+
+/// Whether any capture goes on.
+fn capturing() -> bool {
+    process::attached().is_some_and(|process| process.gate.is_capturing())
 }
 
 hooks! { cuda;
@@ -71,8 +98,19 @@ hooks! { cuda;
         began(unsafe { next(stream, graph, dependencies, dependency_data, count, mode) })
     }
 
-    fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) twin cuStreamEndCapture_ptsz |next, _variant| {
+    fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) twin cuStreamEndCapture_ptsz |next, variant| {
         // SAFETY: the program's promise.
-        ended(unsafe { next(stream, graph) })
+        let answer = unsafe { next(stream, graph) };
+        ended(answer, stream, variant)
+    }
+
+    fn cuStreamDestroy(stream: CUstream) |next, _variant| if capturing {
+        // SAFETY: the program's promise.
+        destroyed(stream, || unsafe { next(stream) })
+    }
+
+    fn cuStreamDestroy_v2(stream: CUstream) |next, _variant| if capturing {
+        // SAFETY: the program's promise.
+        destroyed(stream, || unsafe { next(stream) })
     }
 }

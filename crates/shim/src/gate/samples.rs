@@ -1,14 +1,20 @@
 //! Measuring what work takes: an event before it, one behind it, in the same stream. Nobody waits for them; they are read
 //! when they have probably passed.
+//!
+//! What a kind of work takes may change from launch to launch. So it is also checked, when a turn is used up, whether all
+//! that was submitted ends when it should: an event behind the last launch, looked at when it should have passed. As long as
+//! it has not, the container pays for the time, and what it submits next counts as so much longer.
 #![allow(unsafe_code)]
 
 use super::costs::{Cost, Key};
-use super::{Gate, Work};
+use super::{Gate, GpuGate, ONE, Work};
 use crate::hook::Variant;
 use crate::process::{Process, exact_now};
 use crate::real::cuda as real;
 use partage_driver_api::cuda::*;
 use partage_region::futex::keeping_errno;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Measurements that can be under way at once.
@@ -17,6 +23,15 @@ const MOST: usize = 64;
 /// How long the first launch of a kernel waits for it to have run, in nanoseconds. A kernel may wait for something that the
 /// program does only afterwards, so it does not wait for ever.
 const PATIENCE: u64 = 50_000_000;
+
+/// Launches between two checks, at least: each takes three calls of the driver's.
+const CHECKED: u32 = 224;
+
+/// What may come late without meaning anything, in nanoseconds.
+const LATE: u64 = 2_000_000;
+
+/// Work is never taken for longer than so many times what is known of it.
+const MOST_EXCESS: u32 = 1000 * ONE;
 
 /// The measurements that are under way.
 #[derive(Default)]
@@ -29,22 +44,20 @@ struct Pair {
     context: CUcontext,
     start: CUevent,
     end: CUevent,
-    pending: Option<Pending>,
+    waits_for: Option<Measurement>,
 }
 
 // SAFETY: handles of the driver's, which are good for every thread.
 unsafe impl Send for Pair {}
 
 #[derive(Clone, Copy)]
-struct Pending {
-    gpu: usize,
-    key: Key,
-    /// What was charged for it.
-    charged: u64,
-    /// Whether its kind was not well known: then what it took is charged, not what was thought.
-    first: bool,
-    /// When it has probably run.
-    ready: u64,
+enum Measurement {
+    /// A launch that is being made: nobody else takes the pair.
+    Launching,
+    /// How long a launch takes.
+    Sample { gpu: usize, key: Key, charged: u64, ready: u64 },
+    /// Whether what was submitted ends at `expected`; it has been paid for until `paid`.
+    Check { gpu: usize, began: u64, expected: u64, paid: u64 },
 }
 
 impl Gate {
@@ -58,21 +71,24 @@ impl Gate {
         cost: Cost,
         launch: impl FnOnce() -> CUresult,
     ) -> CUresult {
-        let first = !matches!(cost, Cost::Known(_));
+        let here = &self.gpus[gpu];
+        here.unmeasured.store(self.stride(), Relaxed);
+        let charged = here.charge(cost.nanoseconds());
         let unknown = matches!(cost, Cost::Guessed(_));
-        let Some(pair) = self.begin(work) else { return launch() };
+        let Some((start, end)) = self.begin(work) else {
+            if unknown {
+                // Nobody will know: nothing is a better guess than next to nothing.
+                Self::correct(process, gpu, i64::try_from(charged).unwrap_or(i64::MAX).saturating_neg());
+            }
+            return launch();
+        };
         let answer = launch();
         // SAFETY: an event of this context, and the program's stream.
-        let recorded = answer == CUDA_SUCCESS && unsafe { record(pair.1, work) } == CUDA_SUCCESS;
-        let mut samples = self.samples();
-        let ready = self.gpus[gpu].busy_until();
-        if let Some(pair) = samples.pairs.iter_mut().find(|known| known.end == pair.1) {
-            let charged = cost.nanoseconds();
-            pair.pending = recorded.then_some(Pending { gpu, key: work.key, charged, first, ready });
-        }
-        drop(samples);
-        if unknown {
-            self.wait_for_first(process, gpu, pair.1);
+        let recorded = answer == CUDA_SUCCESS && unsafe { record(end, work) } == CUDA_SUCCESS;
+        let ready = here.busy_until();
+        self.settle(start, recorded.then_some(Measurement::Sample { gpu, key: work.key, charged, ready }));
+        if unknown && recorded {
+            self.wait_for_first(process, gpu, start);
         }
         answer
     }
@@ -80,28 +96,33 @@ impl Gate {
     /// What is known of work after a look at what is through: it may have run since.
     #[cold]
     pub(super) fn newest(&self, process: &Process, key: Key) -> Cost {
-        self.look_at_samples(process, u64::MAX);
+        self.look(process, u64::MAX);
         self.costs.of(key)
     }
 
-    fn samples(&self) -> std::sync::MutexGuard<'_, Samples> {
-        self.samples.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn samples(&self) -> MutexGuard<'_, Samples> {
+        self.samples.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says what the pair with this event waits for now.
+    fn settle(&self, start: CUevent, waits_for: Option<Measurement>) {
+        if let Some(pair) = self.samples().pairs.iter_mut().find(|pair| pair.start == start) {
+            pair.waits_for = waits_for;
+        }
     }
 
     /// Waits until a kernel that nobody knew has run: a program could otherwise put a minute's work into the queue before
     /// anybody knows. Programs are used to it: the driver loads a kernel's code at its first launch, too.
-    fn wait_for_first(&self, process: &Process, gpu: usize, end: CUevent) {
+    fn wait_for_first(&self, process: &Process, gpu: usize, start: CUevent) {
         keeping_errno(|| {
             let began = exact_now();
             let mut pause = 20_000;
             loop {
-                self.look_at_samples(process, u64::MAX);
-                let under_way =
-                    self.samples().pairs.iter().any(|pair| pair.end == end && pair.pending.is_some());
-                if !under_way {
+                self.look(process, u64::MAX);
+                if !self.samples().pairs.iter().any(|pair| pair.start == start && pair.waits_for.is_some()) {
                     return self.gpus[gpu].is_done(process, gpu, exact_now());
                 }
-                if exact_now().saturating_sub(began) > PATIENCE {
+                if exact_now().saturating_sub(began) > PATIENCE || self.is_capturing() {
                     return;
                 }
                 std::thread::sleep(Duration::from_nanos(pause));
@@ -110,57 +131,116 @@ impl Gate {
         });
     }
 
-    /// Two events for this thread's context, the first of them recorded.
+    /// Two events for this thread's context, the first of them recorded; none while a capture goes on, which the driver might
+    /// end for it.
     fn begin(&self, work: &Work) -> Option<(CUevent, CUevent)> {
         let mut context = std::ptr::null_mut();
         // SAFETY: a handle to fill in.
-        if unsafe { real::cuCtxGetCurrent(&mut context) } != CUDA_SUCCESS || context.is_null() {
+        if self.is_capturing()
+            || unsafe { real::cuCtxGetCurrent(&mut context) } != CUDA_SUCCESS
+            || context.is_null()
+        {
             return None;
         }
         let mut samples = self.samples();
-        let is_free = |pair: &Pair| pair.context == context && pair.pending.is_none();
+        let is_free = |pair: &Pair| pair.context == context && pair.waits_for.is_none();
         if !samples.pairs.iter().any(is_free) && samples.pairs.len() < MOST {
-            samples.pairs.push(Pair { context, start: event()?, end: event()?, pending: None });
+            let start = event()?;
+            let Some(end) = event() else {
+                destroy(start);
+                return None;
+            };
+            samples.pairs.push(Pair { context, start, end, waits_for: None });
         }
         let pair = samples.pairs.iter_mut().find(|pair| is_free(pair))?;
-        let events = (pair.start, pair.end);
-        // Nobody else takes it while the launch goes on.
-        pair.pending =
-            Some(Pending { gpu: usize::MAX, key: work.key, charged: 0, first: false, ready: u64::MAX });
+        let (start, end) = (pair.start, pair.end);
+        pair.waits_for = Some(Measurement::Launching);
         drop(samples);
         // SAFETY: an event of this context, and the program's stream.
-        if unsafe { record(events.0, work) } == CUDA_SUCCESS {
-            return Some(events);
+        if unsafe { record(start, work) } == CUDA_SUCCESS {
+            return Some((start, end));
         }
-        self.samples().pairs.retain(|pair| pair.end != events.1);
+        self.settle(start, None);
         None
     }
 
-    /// Learns from the measurements that are through.
-    pub(super) fn look_at_samples(&self, process: &Process, now: u64) {
+    /// Begins to check whether all that was submitted ends when it should.
+    pub(super) fn check(&self, process: &Process, gpu: usize, work: &Work) {
+        let here = &self.gpus[gpu];
+        let launches = here.launches.load(Relaxed);
+        if launches.wrapping_sub(here.checked.load(Relaxed)) < CHECKED {
+            return;
+        }
+        here.checked.store(launches, Relaxed);
+        let is_check =
+            |pair: &Pair| matches!(pair.waits_for, Some(Measurement::Check { gpu: of, .. }) if of == gpu);
+        if self.samples().pairs.iter().any(is_check) {
+            return;
+        }
+        if let Some((start, _)) = self.begin(work) {
+            let expected = here.busy_until();
+            let began = here.began.load(Relaxed);
+            self.settle(start, Some(Measurement::Check { gpu, began, expected, paid: expected }));
+        }
+        // The look at it comes when it should have passed.
+        self.look(process, exact_now());
+    }
+
+    /// When the next check is due, on the monotonic clock.
+    pub(super) fn due(&self) -> u64 {
+        let due = |pair: &Pair| match pair.waits_for {
+            Some(Measurement::Check { paid, .. }) => Some(paid.saturating_add(LATE)),
+            _ => None,
+        };
+        self.samples().pairs.iter().filter_map(due).min().unwrap_or(u64::MAX)
+    }
+
+    /// Learns from the measurements that are through at this time.
+    pub(super) fn look(&self, process: &Process, now: u64) {
+        if self.is_capturing() {
+            return;
+        }
         let mut samples = self.samples();
-        samples.pairs.retain_mut(|pair| {
-            let Some(pending) =
-                pair.pending.filter(|pending| pending.gpu != usize::MAX && pending.ready <= now)
-            else {
-                return true;
-            };
-            let mut milliseconds = 0.0;
-            // SAFETY: two events of ours and a number to fill in. If their context is gone the driver says so.
-            match unsafe { real::cuEventElapsedTime(&mut milliseconds, pair.start, pair.end) } {
-                CUDA_SUCCESS => {
-                    pair.pending = None;
-                    let took = (f64::from(milliseconds) * 1e6) as u64;
-                    self.costs.learn(pending.key, took);
-                    if pending.first {
-                        let difference = i128::from(took) - i128::from(pending.charged);
-                        Self::correct(process, pending.gpu, i64::try_from(difference).unwrap_or(i64::MAX));
+        samples.pairs.retain_mut(|pair| match pair.waits_for {
+            Some(Measurement::Sample { gpu, key, charged, ready }) if ready <= now => {
+                let mut milliseconds = 0.0;
+                // SAFETY: two events of ours and a number to fill in. If their context is gone the driver says so.
+                match unsafe { real::cuEventElapsedTime(&mut milliseconds, pair.start, pair.end) } {
+                    CUDA_SUCCESS => {
+                        pair.waits_for = None;
+                        let took = (f64::from(milliseconds) * 1e6) as u64;
+                        self.costs.learn(key, took);
+                        let difference = i128::from(took) - i128::from(charged);
+                        Self::correct(process, gpu, i64::try_from(difference).unwrap_or(i64::MAX));
+                        true
                     }
-                    true
+                    CUDA_ERROR_NOT_READY => true,
+                    _ => false,
                 }
-                CUDA_ERROR_NOT_READY => true,
-                _ => false,
             }
+            Some(Measurement::Check { gpu, began, expected, paid }) => {
+                let now = exact_now();
+                if now < paid.saturating_add(LATE) {
+                    return true;
+                }
+                let here = &self.gpus[gpu];
+                // SAFETY: an event of ours. If its context is gone the driver says so.
+                match unsafe { real::cuEventQuery(pair.start) } {
+                    CUDA_SUCCESS => {
+                        here.ended(began, expected, paid);
+                        pair.waits_for = None;
+                        true
+                    }
+                    CUDA_ERROR_NOT_READY => {
+                        Self::correct(process, gpu, i64::try_from(now - paid).unwrap_or(i64::MAX));
+                        here.goes_on(process, gpu, now.saturating_add(LATE));
+                        pair.waits_for = Some(Measurement::Check { gpu, began, expected, paid: now });
+                        true
+                    }
+                    _ => false,
+                }
+            }
+            _ => true,
         });
     }
 
@@ -170,10 +250,37 @@ impl Gate {
     }
 }
 
+impl GpuGate {
+    /// What is charged for work of this length.
+    pub(super) fn charge(&self, nanoseconds: u64) -> u64 {
+        let part = u64::from(ONE.saturating_add(self.excess.load(Relaxed)));
+        nanoseconds.saturating_mul(part) / u64::from(ONE)
+    }
+
+    /// What was submitted in the turn that began then has run, and was paid for until then.
+    fn ended(&self, began: u64, expected: u64, paid: u64) {
+        let excess = self.excess.load(Relaxed);
+        let new = if paid <= expected {
+            // As expected, or sooner: nobody knows how much.
+            excess - excess.div_ceil(8)
+        } else {
+            let (took, thought) = (paid.saturating_sub(began), expected.saturating_sub(began).max(1));
+            let longer = u128::from(took) * u128::from(ONE.saturating_add(excess)) / u128::from(thought);
+            u32::try_from(longer).unwrap_or(u32::MAX).saturating_sub(ONE).min(MOST_EXCESS)
+        };
+        self.excess.store(new, Relaxed);
+    }
+}
+
 fn event() -> Option<CUevent> {
     let mut event = std::ptr::null_mut();
     // SAFETY: a handle to fill in; the context is current.
     (unsafe { real::cuEventCreate(&mut event, CU_EVENT_DEFAULT) } == CUDA_SUCCESS).then_some(event)
+}
+
+fn destroy(event: CUevent) {
+    // SAFETY: an event of ours that nobody else knows.
+    let _ = unsafe { real::cuEventDestroy_v2(event) };
 }
 
 /// # Safety

@@ -1,7 +1,7 @@
 //! How many calls of the driver the shim adds: counted by a library that stands between the two.
 
 use crate::container::shares;
-use crate::node::{Node, Player};
+use crate::node::Player;
 use crate::{a_node, dealt};
 use partage_region::{GpuShare, Owner, Policy};
 use partage_shim::install::{self, Settings};
@@ -49,7 +49,7 @@ fn counting(folder: &Path, real: &Path, counts: &Path) -> std::path::PathBuf {
 #[test]
 fn a_known_kernel_costs_one_more_call_in_thirty_two_at_most() {
     const LAUNCHES: usize = 20_000;
-    let node: Node = a_node();
+    let node = a_node();
     let folder = tempfile::tempdir().unwrap();
     let (region, lib, counts) =
         (folder.path().join("region"), folder.path().join("lib"), folder.path().join("counts"));

@@ -61,11 +61,8 @@ fn instantiated(cuda: &Cuda, graph: CUgraph) -> CUgraphExec {
     exec
 }
 
-/// A graph of one kernel.
-fn graph(cuda: &Cuda, function: CUfunction) -> CUgraphExec {
-    let (mut graph, mut node) = (null_mut(), null_mut());
-    ok!(cuda.cuGraphCreate(&mut graph, 0));
-    let kernel = CUDA_KERNEL_NODE_PARAMS_v1 {
+fn parameters(function: CUfunction) -> CUDA_KERNEL_NODE_PARAMS_v1 {
+    CUDA_KERNEL_NODE_PARAMS_v1 {
         func: function,
         gridDimX: 1 << 20,
         gridDimY: 1,
@@ -76,9 +73,27 @@ fn graph(cuda: &Cuda, function: CUfunction) -> CUgraphExec {
         sharedMemBytes: 0,
         kernelParams: null_mut(),
         extra: null_mut(),
-    };
-    ok!(cuda.cuGraphAddKernelNode(&mut node, graph, null(), 0, &kernel));
-    instantiated(cuda, graph)
+    }
+}
+
+/// A graph of one kernel, and its node.
+fn graph(cuda: &Cuda, function: CUfunction) -> (CUgraphExec, CUgraphNode) {
+    let (mut graph, mut node) = (null_mut(), null_mut());
+    ok!(cuda.cuGraphCreate(&mut graph, 0));
+    ok!(cuda.cuGraphAddKernelNode(&mut node, graph, null(), 0, &parameters(function)));
+    (instantiated(cuda, graph), node)
+}
+
+/// One graph whose kernel changes: nine times the first, once the second, and so on.
+fn changing_graph(cuda: &Cuda, kernels: &[CUfunction]) {
+    let (exec, node) = graph(cuda, kernels[0]);
+    let mut random = 1_u32;
+    loop {
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let function = kernels[usize::from((random >> 16) % 10 == 0)];
+        ok!(cuda.cuGraphExecKernelNodeSetParams(exec, node, &parameters(function)));
+        ok!(cuda.cuGraphLaunch(exec, null_mut()));
+    }
 }
 
 fn captured(cuda: &Cuda, function: CUfunction, kernels: usize) -> CUgraphExec {
@@ -94,11 +109,14 @@ fn captured(cuda: &Cuda, function: CUfunction, kernels: usize) -> CUgraphExec {
 fn work(cuda: &Cuda, way: &str, lengths: &str) {
     let kernels = functions(cuda, lengths);
     let graphs: Vec<CUgraphExec> = match way {
-        "graph" | "graph-per-thread" => kernels.iter().map(|&function| graph(cuda, function)).collect(),
+        "graph" | "graph-per-thread" => kernels.iter().map(|&function| graph(cuda, function).0).collect(),
         "captured-graph" => kernels.iter().map(|&function| captured(cuda, function, 1)).collect(),
         _ => Vec::new(),
     };
     say("ready");
+    if way == "changing-graph" {
+        changing_graph(cuda, &kernels);
+    }
     for (function, at) in kernels.iter().copied().zip(0..).cycle() {
         let config = CUlaunchConfig {
             gridDimX: 1 << 20,
