@@ -19,7 +19,7 @@ pub(crate) use costs::Key;
 use crate::hook::Variant;
 use crate::process::{self, Process, Standing};
 use costs::{Cost, Costs};
-use partage_driver_api::cuda::{CUDA_ERROR_NOT_PERMITTED, CUresult, CUstream};
+use partage_driver_api::cuda::{CUDA_ERROR_NOT_PERMITTED, CUDA_SUCCESS, CUresult, CUstream};
 use partage_region::MAX_GPUS;
 use samples::Samples;
 use std::sync::Mutex;
@@ -43,6 +43,8 @@ pub(crate) struct Gate {
     samples: Mutex<Samples>,
     /// Captures that are going on in this process; while there is none, no stream has to be asked.
     captures: AtomicU32,
+    /// Measurements that are under way.
+    awaited: AtomicU32,
     /// The last random number.
     random: AtomicU32,
 }
@@ -139,10 +141,15 @@ impl Gate {
         here.launches.store(here.launches.load(Relaxed).wrapping_add(1), Relaxed);
         let unmeasured = here.unmeasured.load(Relaxed);
         here.unmeasured.store(unmeasured.wrapping_sub(1), Relaxed);
-        match cost {
+        let answer = match cost {
             Cost::Known(_) if unmeasured != 0 => launch(),
             _ => self.measured(process, gpu, work, cost, launch),
+        };
+        if answer != CUDA_SUCCESS && !matches!(cost, Cost::Guessed(_)) {
+            // It did not run: autotuners try what cannot.
+            here.left.fetch_add(nanoseconds, Relaxed);
         }
+        answer
     }
 
     /// Launches until the next one is measured.

@@ -258,6 +258,36 @@ fn work_that_changes_from_launch_to_launch_is_paid_for() {
 }
 
 #[test]
+fn a_process_that_ends_has_paid_for_its_kernels() {
+    let node = a_node();
+    let container = holding(&node, 20, 20);
+    let _arbiter = dealt(&[&container]);
+    container.play("once 400000");
+    let spent = container.reader().snapshot().unwrap().gpus[0].spent;
+    assert!(spent >= 395_000_000, "{spent} ns for a kernel of 400 ms");
+}
+
+#[test]
+fn launches_that_fail_cost_nothing() {
+    let node = a_node();
+    let container = holding(&node, 20, 20);
+    let _arbiter = dealt(&[&container]);
+    container.play("fail 200");
+    let spent = container.reader().snapshot().unwrap().gpus[0].spent;
+    assert!(spent < 30_000_000, "{spent} ns for launches that the driver refused");
+}
+
+#[test]
+fn a_second_context_is_measured_too() {
+    let node = a_node();
+    let container = holding(&node, 90, 90);
+    let _arbiter = dealt(&[&container]);
+    container.play("contexts");
+    let spent = container.reader().snapshot().unwrap().gpus[0].spent;
+    assert!(spent < 400_000_000, "{spent} ns for 4,000 kernels of 20 us");
+}
+
+#[test]
 fn what_is_captured_counts_when_it_is_launched() {
     let node = a_node();
     let container = holding(&node, 20, 20);

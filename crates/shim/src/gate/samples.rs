@@ -17,8 +17,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Measurements that can be under way at once.
-const MOST: usize = 64;
+/// Measurements of launches that can be under way at once in a context.
+const MOST: usize = 16;
+
+/// What is charged for work that nobody knows and nobody can measure now.
+const UNMEASURED: u64 = 1_000_000;
 
 /// How long the first launch of a kernel waits for it to have run, in nanoseconds. A kernel may wait for something that the
 /// program does only afterwards, so it does not wait for ever.
@@ -75,14 +78,17 @@ impl Gate {
         here.unmeasured.store(self.stride(), Relaxed);
         let charged = here.charge(cost.nanoseconds());
         let unknown = matches!(cost, Cost::Guessed(_));
-        let Some((start, end)) = self.begin(work) else {
+        let Some((start, end)) = self.begin(work, MOST) else {
             if unknown {
-                // Nobody will know: nothing is a better guess than next to nothing.
-                Self::correct(process, gpu, i64::try_from(charged).unwrap_or(i64::MAX).saturating_neg());
+                // Whether that was right is seen when the turn is checked.
+                Self::correct(process, gpu, signed(UNMEASURED) - signed(charged));
             }
             return launch();
         };
         let answer = launch();
+        if answer != CUDA_SUCCESS && unknown {
+            Self::correct(process, gpu, -signed(charged));
+        }
         // SAFETY: an event of this context, and the program's stream.
         let recorded = answer == CUDA_SUCCESS && unsafe { record(end, work) } == CUDA_SUCCESS;
         let ready = here.busy_until();
@@ -106,9 +112,28 @@ impl Gate {
 
     /// Says what the pair with this event waits for now.
     fn settle(&self, start: CUevent, waits_for: Option<Measurement>) {
-        if let Some(pair) = self.samples().pairs.iter_mut().find(|pair| pair.start == start) {
+        let mut samples = self.samples();
+        if let Some(pair) = samples.pairs.iter_mut().find(|pair| pair.start == start) {
             pair.waits_for = waits_for;
         }
+        self.count(&samples);
+    }
+
+    fn count(&self, samples: &Samples) {
+        let waiting = samples.pairs.iter().filter(|pair| pair.waits_for.is_some()).count();
+        self.awaited.store(u32::try_from(waiting).unwrap_or(u32::MAX), Relaxed);
+    }
+
+    /// Whether something is being measured.
+    #[inline]
+    pub(crate) fn awaits(&self) -> bool {
+        self.awaited.load(Relaxed) != 0
+    }
+
+    /// The program has waited for its work: what was measured is known, and a process that ends now has paid.
+    #[cold]
+    pub(crate) fn synchronised(&self, process: &Process) {
+        keeping_errno(|| self.look(process, u64::MAX));
     }
 
     /// Waits until a kernel that nobody knew has run: a program could otherwise put a minute's work into the queue before
@@ -133,7 +158,7 @@ impl Gate {
 
     /// Two events for this thread's context, the first of them recorded; none while a capture goes on, which the driver might
     /// end for it.
-    fn begin(&self, work: &Work) -> Option<(CUevent, CUevent)> {
+    fn begin(&self, work: &Work, most: usize) -> Option<(CUevent, CUevent)> {
         let mut context = std::ptr::null_mut();
         // SAFETY: a handle to fill in.
         if self.is_capturing()
@@ -144,7 +169,8 @@ impl Gate {
         }
         let mut samples = self.samples();
         let is_free = |pair: &Pair| pair.context == context && pair.waits_for.is_none();
-        if !samples.pairs.iter().any(is_free) && samples.pairs.len() < MOST {
+        let there = samples.pairs.iter().filter(|pair| pair.context == context).count();
+        if !samples.pairs.iter().any(is_free) && there < most {
             let start = event()?;
             let Some(end) = event() else {
                 destroy(start);
@@ -177,7 +203,8 @@ impl Gate {
         if self.samples().pairs.iter().any(is_check) {
             return;
         }
-        if let Some((start, _)) = self.begin(work) {
+        // One more than launches may have: they cannot keep a check away.
+        if let Some((start, _)) = self.begin(work, MOST + 1) {
             let expected = here.busy_until();
             let began = here.began.load(Relaxed);
             self.settle(start, Some(Measurement::Check { gpu, began, expected, paid: expected }));
@@ -210,8 +237,7 @@ impl Gate {
                         pair.waits_for = None;
                         let took = (f64::from(milliseconds) * 1e6) as u64;
                         self.costs.learn(key, took);
-                        let difference = i128::from(took) - i128::from(charged);
-                        Self::correct(process, gpu, i64::try_from(difference).unwrap_or(i64::MAX));
+                        Self::correct(process, gpu, signed(took) - signed(charged));
                         true
                     }
                     CUDA_ERROR_NOT_READY => true,
@@ -232,7 +258,7 @@ impl Gate {
                         true
                     }
                     CUDA_ERROR_NOT_READY => {
-                        Self::correct(process, gpu, i64::try_from(now - paid).unwrap_or(i64::MAX));
+                        Self::correct(process, gpu, signed(now - paid));
                         here.goes_on(process, gpu, now.saturating_add(LATE));
                         pair.waits_for = Some(Measurement::Check { gpu, began, expected, paid: now });
                         true
@@ -242,6 +268,7 @@ impl Gate {
             }
             _ => true,
         });
+        self.count(&samples);
     }
 
     /// The context is going: its events go with it.
@@ -270,6 +297,11 @@ impl GpuGate {
         };
         self.excess.store(new, Relaxed);
     }
+}
+
+/// A length of time, as one that can be taken from another: longer ones than years are years.
+fn signed(nanoseconds: u64) -> i64 {
+    i64::try_from(nanoseconds).unwrap_or(i64::MAX).min(1 << 56)
 }
 
 fn event() -> Option<CUevent> {

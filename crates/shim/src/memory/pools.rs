@@ -384,12 +384,15 @@ fn destroy(pool: CUmemoryPool, call: impl FnOnce() -> CUresult) -> CUresult {
 /// Whether any pool of this process may have given something back.
 #[inline]
 fn may_shrink() -> bool {
-    process::attached().is_some_and(|process| process.memory.pools.any())
+    process::attached().is_some_and(|process| process.memory.pools.any() || process.gate.awaits())
 }
 
 fn synchronised(answer: CUresult) -> CUresult {
     if let Some(process) = process::attached() {
         Pools::at_sync(process);
+        if process.gate.awaits() {
+            process.gate.synchronised(process);
+        }
     }
     answer
 }

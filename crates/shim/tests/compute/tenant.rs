@@ -34,6 +34,12 @@ pub fn play(words: &[&str]) {
         ["work", way, lengths] => work(&cuda, way, lengths),
         ["capture"] => capture(&cuda),
         ["copy"] => copy(&cuda),
+        ["once", length] => {
+            kernel(&cuda, functions(&cuda, length)[0], null_mut());
+            ok!(cuda.cuCtxSynchronize());
+        }
+        ["fail", count] => fail(&cuda, count.parse().unwrap()),
+        ["contexts"] => contexts(&cuda),
         ["launches", count] => launches(&cuda, count.parse().unwrap()),
         other => panic!("{other:?}"),
     }
@@ -227,4 +233,28 @@ fn launches(cuda: &Cuda, count: u32) {
     (0..count).for_each(|_| kernel(cuda, function, null_mut()));
     say("done");
     wait_to_be_told();
+}
+
+/// Launches that the driver refuses: more threads than a block may have.
+fn fail(cuda: &Cuda, count: u32) {
+    let function = functions(cuda, "20")[0];
+    for _ in 0..count {
+        // SAFETY: no arguments, no stream.
+        let code = unsafe {
+            cuda.cuLaunchKernel(function, 1, 1, 1, 4096, 1, 1, 0, null_mut(), null_mut(), null_mut())
+        };
+        assert_ne!(code, CUDA_SUCCESS);
+    }
+}
+
+/// Many kernels in one context, then as many in another.
+fn contexts(cuda: &Cuda) {
+    for _ in 0..2 {
+        let functions: Vec<CUfunction> = (0..20).map(|_| functions(cuda, "20")[0]).collect();
+        for function in functions.iter().cycle().take(2000) {
+            kernel(cuda, *function, null_mut());
+        }
+        let mut context = null_mut();
+        ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
+    }
 }
