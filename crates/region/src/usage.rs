@@ -198,11 +198,11 @@ impl Region {
         Policy::of(self.limits.header.policy.load(Relaxed))
     }
 
-    /// When the arbiter last said that it lives, on the monotonic clock; zero if it never did.
+    /// When the GPU's arbiter last said that it lives, on the monotonic clock; zero if none ever did.
     #[inline]
     #[must_use]
-    pub fn heartbeat(&self) -> u64 {
-        self.limits.header.beat.heartbeat.load(Relaxed)
+    pub fn heartbeat(&self, gpu: usize) -> u64 {
+        self.limits(gpu).heartbeat()
     }
 
     /// This process's slot.

@@ -140,7 +140,7 @@ impl GpuGate {
 fn allowance(process: &Process, gpu: usize, limits: &GpuLimits, turn: Turn, now: u64) -> Allowance {
     let book = process.region.book(gpu);
     let spent = book.spent().load(Acquire);
-    let beat = process.region.heartbeat();
+    let beat = process.region.heartbeat(gpu);
     if now.saturating_sub(beat) < SILENCE {
         book.time.local_since.store(0, Relaxed);
         return if turn.is_open() && spent < limits.allowed() {
