@@ -65,13 +65,14 @@ fn register(from: i32, to: i32) -> bool {
 
 impl Drop for Alive {
     fn drop(&mut self) {
+        // In a forked child the numbers were closed and struck off, and may by now be other files', even ones of this list.
+        if !self.is_own() {
+            return;
+        }
         for file in std::iter::once(&mut self.slots).chain(&mut self.pids) {
             register(file.as_raw_fd(), -1);
-            // In a forked child the number was closed, and may be another file's by now.
-            if self.forks == FORKS.load(Ordering::Relaxed) {
-                // SAFETY: dropped once, here.
-                unsafe { ManuallyDrop::drop(file) };
-            }
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(file) };
         }
     }
 }

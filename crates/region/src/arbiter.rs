@@ -51,8 +51,9 @@ pub mod tuning {
     pub const SAVED: u64 = 10 * MILLI;
     /// The deepest debt: whoever submitted more than that is not locked out for good.
     pub const DEBT: u64 = 10_000 * MILLI;
-    /// The next turn opens so long before the last one's work ends: a thread takes as long to wake up.
-    pub const LEAD: u64 = 30 * MICRO;
+    /// The next turn opens so long before the last one's work ends: a thread takes about as long to wake up. The model
+    /// loses too much of the GPU in handing over with less, and with more two run at once more often.
+    pub const LEAD: u64 = 65 * MICRO;
     /// Who may go on learns it so long before its work ends: its GPU does not stop.
     pub const AHEAD: u64 = 5 * MILLI;
     /// A turn's rest that is too little for a process to take some.

@@ -57,14 +57,6 @@ pub(crate) struct LimitsFile {
 pub(crate) struct LimitsHeader {
     pub(crate) start: Start,
     pub(crate) policy: AtomicU32,
-    pub(crate) beat: Beat,
-}
-
-/// Written a thousand times a second, so on a line of its own.
-#[repr(C, align(128))]
-#[derive(Debug)]
-pub(crate) struct Beat {
-    pub(crate) heartbeat: AtomicU64,
 }
 
 /// What the container may have of one GPU. Its owner changes it while programs run; nobody else can.
@@ -86,6 +78,8 @@ pub struct GpuLimits {
 pub(crate) struct GateLine {
     pub(crate) turn: AtomicU32,
     pub(crate) allowed: AtomicU64,
+    /// Each GPU has an arbiter of its own: one may be gone while the others deal.
+    pub(crate) heartbeat: AtomicU64,
 }
 
 /// A container's turn on a GPU: which, and whether it lasts.
@@ -129,7 +123,11 @@ impl GpuLimits {
             ceiling: AtomicU32::new(0),
             priority: AtomicU32::new(0),
             gated: AtomicU32::new(0),
-            gate: GateLine { turn: AtomicU32::new(0), allowed: AtomicU64::new(0) },
+            gate: GateLine {
+                turn: AtomicU32::new(0),
+                allowed: AtomicU64::new(0),
+                heartbeat: AtomicU64::new(0),
+            },
         }
     }
 
@@ -197,6 +195,13 @@ impl GpuLimits {
     #[must_use]
     pub fn turn_word(&self) -> &AtomicU32 {
         &self.gate.turn
+    }
+
+    /// When the GPU's arbiter last said that it lives, on the monotonic clock; zero if none ever did.
+    #[inline]
+    #[must_use]
+    pub(crate) fn heartbeat(&self) -> u64 {
+        self.gate.heartbeat.load(Ordering::Acquire)
     }
 
     /// Nanoseconds of the GPU that the container may have spent in all.
@@ -366,13 +371,13 @@ const _: () = {
     assert!(
         offset_of!(Start, version) == 8 && offset_of!(Start, count) == 12 && offset_of!(Start, size) == 16
     );
-    assert!(offset_of!(LimitsFile, gpus) == 256 && size_of::<GpuLimits>() == 256 && LIMITS_SIZE == 8192);
-    assert!(offset_of!(LimitsHeader, policy) == 24 && offset_of!(LimitsHeader, beat) == 128);
+    assert!(offset_of!(LimitsFile, gpus) == 128 && size_of::<GpuLimits>() == 256 && LIMITS_SIZE == 8192);
+    assert!(offset_of!(LimitsHeader, policy) == 24);
     assert!(offset_of!(GpuLimits, memory) == 16 && offset_of!(GpuLimits, context) == 24);
     assert!(offset_of!(GpuLimits, cores) == 32 && offset_of!(GpuLimits, ceiling) == 36);
     assert!(offset_of!(GpuLimits, priority) == 40 && offset_of!(GpuLimits, gated) == 44);
     assert!(offset_of!(GpuLimits, gate) == 128 && offset_of!(GateLine, turn) == 0);
-    assert!(offset_of!(GateLine, allowed) == 8);
+    assert!(offset_of!(GateLine, allowed) == 8 && offset_of!(GateLine, heartbeat) == 16);
     assert!(offset_of!(UsageHeader, swept) == 24 && offset_of!(UsageHeader, occupied) == 128);
     assert!(offset_of!(UsageFile, books) == 256 && size_of::<GpuBook>() == 256);
     assert!(

@@ -173,15 +173,17 @@ impl Owner {
         self.limits.header.policy.store(policy.bits(), Relaxed);
     }
 
-    /// The arbiter lives: `now` is the monotonic clock's, in nanoseconds.
-    pub fn beat(&self, now: u64) {
-        self.limits.header.beat.heartbeat.store(now, Release);
+    /// The GPU's arbiter lives: `now` is the monotonic clock's, in nanoseconds.
+    pub fn beat(&self, gpu: usize, now: u64) {
+        if let Some(limits) = self.limits(gpu) {
+            limits.gate.heartbeat.store(now, Release);
+        }
     }
 
-    /// When the arbiter last said that it lives; zero if it never did.
+    /// When the GPU's arbiter last said that it lives; zero if none ever did.
     #[must_use]
-    pub fn heartbeat(&self) -> u64 {
-        self.limits.header.beat.heartbeat.load(Acquire)
+    pub fn heartbeat(&self, gpu: usize) -> u64 {
+        self.limits(gpu).map_or(0, GpuLimits::heartbeat)
     }
 
     /// Where turns on a GPU are given. One thread at a time.

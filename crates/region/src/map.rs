@@ -7,7 +7,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::ptr::NonNull;
 
@@ -91,6 +91,12 @@ pub(crate) fn open(path: &Path, writable: bool) -> Result<File, RegionError> {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => RegionError::Missing(path.to_path_buf()),
         _ => RegionError::unreadable("open", path, source),
     })
+}
+
+/// What tells a file from others of the same name.
+pub(crate) fn identity(file: &File, path: &Path) -> Result<(u64, u64), RegionError> {
+    let data = file.metadata().map_err(|source| RegionError::unreadable("examine", path, source))?;
+    Ok((data.dev(), data.ino()))
 }
 
 /// Whether the file is what its name says, of this version, and whole.

@@ -87,6 +87,14 @@ impl Region {
         map::check::<UsageFile>(&file, &path)?;
         map::keep_room(&file, &path, 0, offset_of!(UsageFile, slots))?;
         let usage = Map::new(&file, &path, true)?;
+        let mapped = map::identity(&file, &path)?;
+        drop(file);
+        // Opened once more: memory keeps its opening, and a forked child keeps the memory, which must not keep the locks.
+        // The first is closed before there are any, since closing one gives up those of the old kind.
+        let file = map::open(&path, true)?;
+        if map::identity(&file, &path)? != mapped {
+            return Err(RegionError::broken(&path, "it was replaced just now"));
+        }
         let alive = Alive::in_one(file, LIVES_AT, PIDS_AT);
         let mut region = Self {
             limits,
@@ -190,11 +198,11 @@ impl Region {
         Policy::of(self.limits.header.policy.load(Relaxed))
     }
 
-    /// When the arbiter last said that it lives, on the monotonic clock; zero if it never did.
+    /// When the GPU's arbiter last said that it lives, on the monotonic clock; zero if none ever did.
     #[inline]
     #[must_use]
-    pub fn heartbeat(&self) -> u64 {
-        self.limits.header.beat.heartbeat.load(Relaxed)
+    pub fn heartbeat(&self, gpu: usize) -> u64 {
+        self.limits(gpu).heartbeat()
     }
 
     /// This process's slot.

@@ -90,6 +90,7 @@ fn player() {
         "life" => life(folder, number),
         "restless" => restless(folder, number),
         "parent" => parent(folder),
+        "ancestor" => ancestor(folder),
         _ => panic!("there is no part {part:?}"),
     }
 }
@@ -293,4 +294,43 @@ fn a_forked_child_keeps_nobody_alive_and_can_come_itself() {
     let living: Vec<u64> = observer.processes().map(|process| process.held[0]).collect();
     assert_eq!((living.as_slice(), observer.used(0)), ([0, UNIT].as_slice(), UNIT));
     drop(hears);
+}
+
+/// Forks a child that attaches itself, lets go of what it has inherited only then, and ends before a child of its own.
+fn ancestor(folder: &Path) {
+    let inherited = Region::attach(folder).unwrap();
+    inherited.reserve(0, 10 * UNIT).unwrap();
+    // SAFETY: the child has this thread only, and uses nothing that another could have held.
+    let child = unsafe { libc::fork() };
+    if child != 0 {
+        // SAFETY: waits for the child; nothing is to be filled in.
+        unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+        say("over");
+        wait_to_be_told();
+        return;
+    }
+    // Its descriptor gets the number that the inherited one had.
+    let own = Region::attach(folder).unwrap();
+    own.reserve(0, 7 * UNIT).unwrap();
+    drop(inherited);
+    // SAFETY: as above.
+    if unsafe { libc::fork() } == 0 {
+        say("here");
+        wait_to_be_told();
+    }
+    // SAFETY: ends both here, before the test harness they have inherited goes on; as a killed process, without cleaning.
+    unsafe { libc::_exit(0) };
+}
+
+#[test]
+fn what_was_inherited_takes_nothing_along_when_it_is_let_go() {
+    let folder = region(&[100]);
+    let observer = Region::attach(folder.path()).unwrap();
+    let mut player = Player::start(&folder, "ancestor");
+    // "here" and "over", in any order.
+    player.hear("");
+    player.hear("");
+    // The grandchild lives and must not keep its dead parent's slot alive.
+    observer.sweep();
+    assert_eq!((observer.used(0), observer.processes().count()), (10 * UNIT, 2));
 }

@@ -118,7 +118,7 @@ fn beat(container: &Container<'_>) {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a struct to fill in.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
-    container.owner.beat(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64);
+    container.owner.beat(0, now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64);
 }
 
 #[test]

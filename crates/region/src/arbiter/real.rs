@@ -161,15 +161,15 @@ fn an_idle_runner_beats_and_stops_at_once() {
     runner.add(a.path()).unwrap();
     let b_member = runner.add(b.path()).unwrap();
     for container in [&a, &b] {
-        comes("a beat", || container.owner.heartbeat() > 0);
-        let first = container.owner.heartbeat();
-        comes("another beat", || container.owner.heartbeat() > first);
+        comes("a beat", || container.owner.heartbeat(0) > 0);
+        let first = container.owner.heartbeat(0);
+        comes("another beat", || container.owner.heartbeat(0) > first);
     }
     runner.remove(b_member);
     runner.stop();
-    let (first, second) = (a.owner.heartbeat(), b.owner.heartbeat());
+    let (first, second) = (a.owner.heartbeat(0), b.owner.heartbeat(0));
     std::thread::sleep(Duration::from_millis(120));
-    assert_eq!((a.owner.heartbeat(), b.owner.heartbeat()), (first, second));
+    assert_eq!((a.owner.heartbeat(0), b.owner.heartbeat(0)), (first, second));
 }
 
 /// Nothing that a runner knows is lost with it: the next goes on from what was spent, and closes what was left open.
@@ -250,6 +250,32 @@ fn a_gpu_that_comes_later_gets_its_own_turns() {
     assert!(!region.limits(0).turn().is_open());
 }
 
+/// One GPU's dealer says nothing of another's: who waits for a turn that nobody deals must learn it.
+#[test]
+fn a_gpu_that_nobody_deals_has_no_beat() {
+    let a = Container::new(30, 100);
+    let runner = Runner::new();
+    let member = runner.add(a.path()).unwrap();
+    a.owner.set(1, &GpuShare { uuid: [9; 16], ..share(50, 50) }).unwrap();
+    let region = Region::attach(a.path()).unwrap();
+    let beats = |gpu| region.heartbeat(gpu);
+    comes("a beat", || beats(0) > 0);
+    let first = beats(0);
+    comes("many beats", || beats(0) > first + 300 * MILLI);
+    assert_eq!((beats(1), beats(2), beats(usize::MAX)), (0, 0, 0));
+    runner.refresh(member).unwrap();
+    comes("a beat of the second GPU's own dealer", || beats(1) > 0);
+    runner.stop();
+    // The same where one dealer of two has gone.
+    let last = beats(1);
+    let table = Table::start([7; 16]).unwrap();
+    let owner = Owner::open(a.path()).unwrap();
+    let hall = Arc::new(Hall { owner, reader: UsageReader::open(a.path()).unwrap() });
+    table.join(1, &hall, a.path(), 0).unwrap();
+    comes("beats of the one that is left", || beats(0) > last + 300 * MILLI);
+    assert_eq!(beats(1), last);
+}
+
 /// A container without a gate may ring as it likes.
 #[test]
 fn who_has_no_gate_wakes_nobody() {
@@ -260,9 +286,9 @@ fn who_has_no_gate_wakes_nobody() {
     region.book(0).doorbell().store(77, Ordering::SeqCst);
     let runner = Runner::new();
     runner.add(a.path()).unwrap();
-    comes("a beat", || a.owner.heartbeat() > 0);
-    let (first, beats) = (runner.decisions(), a.owner.heartbeat());
-    comes("half a second of beats", || a.owner.heartbeat() > beats + 500 * MILLI);
+    comes("a beat", || a.owner.heartbeat(0) > 0);
+    let (first, beats) = (runner.decisions(), a.owner.heartbeat(0));
+    comes("half a second of beats", || a.owner.heartbeat(0) > beats + 500 * MILLI);
     assert!(runner.decisions() - first < 60, "{}", runner.decisions() - first);
     assert!(!region.limits(0).turn().is_open());
     a.owner.set(0, &share(30, 100)).unwrap();

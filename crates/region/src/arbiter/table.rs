@@ -259,11 +259,11 @@ impl Dealer {
         }
     }
 
-    /// Tells all containers that their arbiter lives, and the runner what was noted.
+    /// Tells all containers that this GPU's arbiter lives, and the runner what was noted.
     fn beat(&mut self, now: u64) {
         self.beaten = now;
         for seat in self.seats.iter().flatten() {
-            seat.hall.owner.beat(now);
+            seat.hall.owner.beat(seat.gpu, now);
         }
         let mut notes = self.desk.notes.lock().unwrap_or_else(PoisonError::into_inner);
         notes.clear();
@@ -290,7 +290,7 @@ impl Dealer {
                         // Left open by an arbiter that was killed.
                         gate.close();
                     }
-                    seat.hall.owner.beat(map::clock(libc::CLOCK_MONOTONIC));
+                    seat.hall.owner.beat(seat.gpu, map::clock(libc::CLOCK_MONOTONIC));
                     match self.seats.iter().position(Option::is_none) {
                         Some(free) => self.seats[free] = Some(seat),
                         None => self.seats.push(Some(seat)),

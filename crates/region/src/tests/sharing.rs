@@ -100,10 +100,13 @@ fn a_region_is_taken_over_and_usage_is_kept() {
     let (folder, owner) = region(&[10]);
     let region = attach(&folder);
     region.reserve(0, 8 * UNIT).unwrap();
-    owner.beat(77);
+    owner.beat(0, 77);
+    owner.beat(1, 78);
     drop(owner);
     let owner = Owner::open(folder.path()).unwrap();
-    assert_eq!((owner.gpus(), owner.heartbeat(), region.heartbeat()), (1, 77, 77));
+    assert_eq!((owner.gpus(), owner.heartbeat(0), region.heartbeat(0)), (1, 77, 77));
+    // There is no such GPU to beat for.
+    assert_eq!((owner.heartbeat(1), region.heartbeat(1)), (0, 0));
     owner.set(0, &share(9)).unwrap();
     assert_eq!(region.memory_limit(0), Some(9 * UNIT));
     Owner::create(folder.path(), &[share(20)], Policy::default()).unwrap();

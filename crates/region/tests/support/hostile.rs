@@ -38,14 +38,14 @@ pub(crate) fn spoil(files: &[File; 2], bytes: &[u8]) {
 /// All that a victim does; the answers do not matter, but there must be some.
 pub(crate) fn live(folder: &Path, amounts: [u64; 4]) {
     if let Ok(region) = Region::attach(folder) {
-        let _ = (region.find(&[2; 16]), region.policy(), region.heartbeat());
+        let _ = (region.find(&[2; 16]), region.policy());
         for gpu in [0, 1, region.gpus(), region.gpus().wrapping_sub(1), 15, 16, usize::MAX] {
             for amount in amounts {
                 let given = region.reserve(gpu, amount).is_ok();
                 if let (true, Some(limit)) = (given && amount > 0, region.memory_limit(gpu)) {
                     assert!(amount <= limit, "{amount} given of {limit}");
                 }
-                let _ = (region.used(gpu), region.held(gpu), region.memory_limit(gpu));
+                let _ = (region.used(gpu), region.held(gpu), region.memory_limit(gpu), region.heartbeat(gpu));
                 let limits = region.limits(gpu);
                 let _ = (limits.turn().next_open(), limits.allowed(), limits.cores(), limits.gated());
                 let book = region.book(gpu);

@@ -148,7 +148,7 @@ impl GpuGate {
 
 /// Whether the arbiter of a GPU has not been heard of.
 fn is_silent(process: &Process, gpu: usize, now: u64) -> bool {
-    now.saturating_sub(process.region.heartbeat()) >= SILENCE
+    now.saturating_sub(process.region.heartbeat(gpu)) >= SILENCE
 }
 
 /// How much is left up to `allowed`. Both count round, and a container may have written anything: it is the difference that
