@@ -64,6 +64,7 @@ fn is_control(line: &str) -> bool {
 const TWICE_WRONG: [&str; 6] = [
     "cuCtxCreate_v3",
     "cuGLCtxCreate",
+    "cuVDPAUCtxCreate",
     "cuGreenCtxCreate",
     "nvmlGpm",
     "nvmlDeviceGetProcessesUtilizationInfo",
