@@ -46,7 +46,7 @@ const ROOM: u64 = 64 * MIB;
 /// Whoever hangs is ended by this, and the test with it.
 fn guard() {
     // SAFETY: no pointers.
-    unsafe { libc::alarm(240) };
+    unsafe { libc::alarm(90) };
 }
 
 fn region() -> PathBuf {
@@ -141,14 +141,33 @@ fn victim(rounds: u32) {
         nvml.nvmlDeviceGetHandleByIndex_v2(0, &mut device);
         let loaded = cuda.cuModuleLoadData(&mut module, c"any image".as_ptr().cast()) == CUDA_SUCCESS
             && cuda.cuModuleGetFunction(&mut kernel, module, c"busy_50us".as_ptr()) == CUDA_SUCCESS;
+        // Who writes that all time is spent has spent it, for all of its container: launches may wait for ever, in a thread
+        // of their own, and nothing else waits for them.
+        let (kernel, context) = (kernel as usize, context as usize);
+        let launching = &*Box::leak(Box::new(Cuda(driver::Library::open("libcuda.so.1").unwrap())));
+        std::thread::spawn(move || {
+            launching.cuCtxSetCurrent(context as CUcontext);
+            while loaded {
+                launching.cuLaunchKernel(
+                    kernel as CUfunction,
+                    1,
+                    1,
+                    1,
+                    32,
+                    1,
+                    1,
+                    0,
+                    null_mut(),
+                    null_mut(),
+                    null_mut(),
+                );
+            }
+        });
         for _ in 0..rounds {
             for size in [1, 4096, 1 << 20, 10 << 20, 1 << 40] {
                 if cuda.cuMemAlloc_v2(&mut pointer, size) == CUDA_SUCCESS {
                     cuda.cuMemFree_v2(pointer);
                 }
-            }
-            if loaded {
-                cuda.cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, null_mut(), null_mut(), null_mut());
             }
             if cuda.cuMemGetInfo_v2(&mut free, &mut total) == CUDA_SUCCESS {
                 // `limits` says how much there is, and nobody could write there.
@@ -164,6 +183,8 @@ fn victim(rounds: u32) {
             nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, &mut count, list.as_mut_ptr());
         }
     }
+    // With a thread that may wait for ever.
+    std::process::exit(0);
 }
 
 /// Saturates its share, and finds its limits exactly as they are.
@@ -189,6 +210,8 @@ fn steady() {
         wait_to_be_told();
         ok(cuda.cuMemGetInfo_v2(&mut free, &mut total));
         assert_eq!(total as u64, 2 * CONTEXT + ROOM);
+        // What takes blocks of its own takes whole ones.
+        free = free >> 21 << 21;
         while !is_told() {
             assert_eq!(cuda.cuMemAlloc_v2(&mut pointer, free + 1), CUDA_ERROR_OUT_OF_MEMORY);
             ok(cuda.cuMemAlloc_v2(&mut pointer, free));
