@@ -61,9 +61,10 @@ fn is_control(line: &str) -> bool {
 }
 
 /// Where two things are wrong at once, which one is said may differ: no library, no device, nothing of this kind here.
-const TWICE_WRONG: [&str; 5] = [
+const TWICE_WRONG: [&str; 6] = [
     "cuCtxCreate_v3",
     "cuGLCtxCreate",
+    "cuVDPAUCtxCreate",
     "cuGreenCtxCreate",
     "nvmlGpm",
     "nvmlDeviceGetProcessesUtilizationInfo",
