@@ -18,16 +18,6 @@ pub enum Waited {
 
 /// Waits while the word is `expected`, at most for `timeout`.
 pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -> Waited {
-    // SAFETY: an aligned word that lives through the call.
-    unsafe { wait_at(word.as_ptr(), expected, timeout) }
-}
-
-/// As [`wait`], for a word that is only an address: the kernel alone looks there, so nothing happens to the caller if
-/// the file behind it has been cut short.
-///
-/// # Safety
-/// `word` must be aligned. It need not be mapped; then the wait ends at once.
-pub unsafe fn wait_at(word: *const u32, expected: u32, timeout: Option<Duration>) -> Waited {
     let timeout = timeout.map(|timeout| libc::timespec {
         tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
         // Below a thousand million.
@@ -35,8 +25,9 @@ pub unsafe fn wait_at(word: *const u32, expected: u32, timeout: Option<Duration>
     });
     let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     let kept = errno();
-    // SAFETY: the kernel checks the address; the time lives through the call.
-    let answer = unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT, expected, timeout) };
+    // SAFETY: an aligned word and a time that live through the call.
+    let answer =
+        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, timeout) };
     let failed = errno();
     set_errno(kept);
     match (answer, failed) {

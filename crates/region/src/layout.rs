@@ -251,11 +251,11 @@ pub struct GpuBook {
 #[derive(Debug)]
 pub struct TimeBook {
     /// Nanoseconds of the GPU that were submitted, in all.
-    pub spent: AtomicU64,
+    pub(crate) spent: AtomicU64,
     /// Nanoseconds that threads waited for a turn, in all.
-    pub throttled: AtomicU64,
+    pub(crate) throttled: AtomicU64,
     /// Futex, counted up by a process that begins to wait.
-    pub doorbell: AtomicU32,
+    pub(crate) doorbell: AtomicU32,
     /// Without an arbiter: since when the container deals with its time itself, on the monotonic clock.
     pub local_since: AtomicU64,
     /// Without an arbiter: what was spent then.

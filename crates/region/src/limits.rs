@@ -230,11 +230,6 @@ impl Gate<'_> {
     pub fn close(&self) {
         self.limits.gate.turn.store(self.turn().closed().0, Release);
     }
-
-    /// Wakes all who wait for a turn without giving one: what they go by has changed.
-    pub fn wake(&self) {
-        futex::wake(&self.limits.gate.turn, u32::MAX);
-    }
 }
 
 /// GPUs that the file has; never more than it has room for.

@@ -211,7 +211,8 @@ impl Region {
         self.slot
     }
 
-    /// Whether the calling process attached itself. A forked child did not: it must forget this and attach anew.
+    /// Whether the calling process attached itself. A forked child did not: it must attach anew, and to
+    /// drop this there does nothing to the parent's slot.
     #[inline]
     #[must_use]
     pub fn is_own(&self) -> bool {
@@ -428,11 +429,6 @@ impl Region {
                 held: array::from_fn(|gpu| self.held_by(slot, gpu)),
             })
         })
-    }
-
-    /// In a forked child: lets go of the parent's region without touching the parent's slot.
-    pub fn forget(self) {
-        // Dropping does just that where the region is not the process's own.
     }
 }
 

@@ -267,7 +267,7 @@ fn parent(folder: &Path) {
     let refused = !region.is_own() && region.reserve(0, UNIT).is_err();
     region.release(0, 10 * UNIT);
     let swept = region.sweep();
-    region.forget();
+    drop(region);
     let own = Region::attach(folder).unwrap();
     own.reserve(0, UNIT).unwrap();
     say(&format!("child {refused} {swept} {} {} {}", own.slot(), own.used(0) / UNIT, own.held(0) / UNIT));

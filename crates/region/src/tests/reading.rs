@@ -1,10 +1,8 @@
 use super::*;
-use crate::futex::{self, Waited};
 use crate::layout::{GpuBook, Lane, Slot, UsageFile};
 use crate::{Demand, Forgery, MAX_GPUS, RegionError, USAGE, UsageReader};
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 #[test]
 fn the_reader_sees_what_processes_have() {
@@ -69,24 +67,6 @@ fn a_file_cut_short_is_an_error_and_no_signal() {
         assert!(matches!(reader.demand(0, 0), Err(RegionError::Broken { .. })));
         assert!(matches!(UsageReader::open(folder.path()), Err(RegionError::Broken { .. })));
     }
-    // Nobody rings where nothing is; the kernel says so.
-    assert_eq!(reader.wait_for_doorbell(0, 0, Duration::from_secs(60)), Waited::Changed);
-}
-
-#[test]
-fn the_doorbell_is_heard() {
-    let (folder, _owner) = region(&[10]);
-    let region = attach(&folder);
-    let reader = UsageReader::open(folder.path()).unwrap();
-    assert_eq!(reader.wait_for_doorbell(0, 7, Duration::from_secs(60)), Waited::Changed);
-    assert_eq!(reader.wait_for_doorbell(0, 0, Duration::from_millis(1)), Waited::TimedOut);
-    std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| reader.wait_for_doorbell(0, 0, Duration::from_secs(60)));
-        std::thread::sleep(Duration::from_millis(20));
-        region.book(0).doorbell().fetch_add(1, Relaxed);
-        futex::wake(region.book(0).doorbell(), 1);
-        assert_ne!(waiter.join().unwrap(), Waited::TimedOut);
-    });
 }
 
 /// Programs never stop while the agent looks: no snapshot takes their changes for forgeries.

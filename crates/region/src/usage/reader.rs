@@ -1,12 +1,10 @@
 //! The agent's side of `usage`: read through the file, never through memory, since the container may cut it short at any
 //! time, and believed in nothing that can be checked.
-#![allow(unsafe_code)]
 
 use super::{LIVES_AT, PIDS_AT};
 use crate::USAGE;
 use crate::alive::Alive;
 use crate::error::RegionError;
-use crate::futex::{self, Waited};
 use crate::layout::{
     Confirmed, GpuBook, Identity, Lane, MAX_GPUS, Occupied, SLOTS, Slot, TimeBook, USAGE_SIZE, UsageFile,
     UsageHeader,
@@ -15,17 +13,14 @@ use crate::ledger::{UNIT, Values, Word};
 use crate::map::{self, number};
 use std::io;
 use std::mem::offset_of;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// Reads what a container's processes have, from outside.
 #[derive(Debug)]
 pub struct UsageReader {
     alive: Alive,
     path: PathBuf,
-    doorbells: Doorbells,
 }
 
 /// What a container's processes have, at one time.
@@ -118,24 +113,8 @@ pub enum Forgery {
     },
 }
 
-/// Addresses for the kernel to wait at. They are never looked at from here.
-#[derive(Debug)]
-struct Doorbells(*mut libc::c_void);
-
-// SAFETY: only an address, which only the kernel uses.
-unsafe impl Send for Doorbells {}
-// SAFETY: likewise.
-unsafe impl Sync for Doorbells {}
-
 /// Header and books.
 const START: usize = offset_of!(UsageFile, slots);
-
-impl Drop for Doorbells {
-    fn drop(&mut self) {
-        // SAFETY: this mapping, whole.
-        unsafe { libc::munmap(self.0, START) };
-    }
-}
 
 /// What the file said about one slot.
 struct Read {
@@ -180,29 +159,7 @@ impl UsageReader {
         let path = folder.join(USAGE);
         let file = map::open(&path, false)?;
         map::check::<UsageFile>(&file, &path)?;
-        // SAFETY: a new mapping over no other.
-        let address = unsafe {
-            libc::mmap(std::ptr::null_mut(), START, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
-        };
-        if address == libc::MAP_FAILED {
-            return Err(RegionError::unreadable("map", &path, io::Error::last_os_error()));
-        }
-        let doorbells = Doorbells(address);
-        Ok(Self { alive: Alive::in_one(file, LIVES_AT, PIDS_AT), path, doorbells })
-    }
-
-    /// Waits until a process begins to wait for a turn on the GPU, if none has since the doorbell said `seen`.
-    pub fn wait_for_doorbell(&self, gpu: usize, seen: u32, timeout: Duration) -> Waited {
-        if gpu >= MAX_GPUS {
-            return Waited::Changed;
-        }
-        let offset = offset_of!(UsageFile, books)
-            + gpu * size_of::<GpuBook>()
-            + offset_of!(GpuBook, time)
-            + offset_of!(TimeBook, doorbell);
-        let address = self.doorbells.0.cast::<u8>().wrapping_add(offset).cast::<u32>();
-        // SAFETY: aligned as the layout says; only the kernel looks there.
-        unsafe { futex::wait_at(address, seen, Some(timeout)) }
+        Ok(Self { alive: Alive::in_one(file, LIVES_AT, PIDS_AT), path })
     }
 
     /// What an arbiter goes by, in few small reads. `now` is the monotonic clock's.
