@@ -303,7 +303,7 @@ fn create() {
             said += &format!("\n= {kind} {id}: {code}\n= {kind} {id} granularity: {asked}");
         }
     }
-    println!("{said}");
+    say(&said);
 }
 
 /// Memory of a pool that is freed with the plain call.

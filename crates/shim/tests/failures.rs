@@ -64,9 +64,12 @@ fn broken<'a>(node: &'a Node, pass: bool, break_it: &dyn Fn(&Path)) -> Container
     container
 }
 
+/// Breaks a region, or a file of it.
+type Break = Box<dyn Fn(&Path)>;
+
 /// Everything that can be wrong with a file of the region.
-fn ways_to_break() -> Vec<(String, Box<dyn Fn(&Path)>)> {
-    let mut ways: Vec<(String, Box<dyn Fn(&Path)>)> = vec![(
+fn ways_to_break() -> Vec<(String, Break)> {
+    let mut ways: Vec<(String, Break)> = vec![(
         "no folder".into(),
         Box::new(|region: &Path| {
             fs::remove_dir_all(region).unwrap();
@@ -139,7 +142,7 @@ fn write_number(file: &Path, at: u64, number: u32) {
 fn a_broken_region_gives_nothing() {
     let node = node();
     for (way, break_it) in ways_to_break() {
-        println!("{way}");
+        eprintln!("{way}");
         broken(&node, false, &*break_it).play("refused");
     }
 }
@@ -148,7 +151,7 @@ fn a_broken_region_gives_nothing() {
 fn a_broken_region_lets_pass_where_that_is_wanted() {
     let node = node();
     for (way, break_it) in ways_to_break() {
-        println!("{way}");
+        eprintln!("{way}");
         broken(&node, true, &*break_it).play("passed");
     }
 }

@@ -147,7 +147,10 @@ fn victim(rounds: u32) {
         let launching = &*Box::leak(Box::new(Cuda(driver::Library::open("libcuda.so.1").unwrap())));
         std::thread::spawn(move || {
             launching.cuCtxSetCurrent(context as CUcontext);
-            while loaded {
+            if !loaded {
+                return;
+            }
+            loop {
                 launching.cuLaunchKernel(
                     kernel as CUfunction,
                     1,
@@ -184,7 +187,8 @@ fn victim(rounds: u32) {
         }
     }
     // With a thread that may wait for ever.
-    std::process::exit(0);
+    // SAFETY: ends this process, with nothing left to write.
+    unsafe { libc::_exit(0) };
 }
 
 /// Saturates its share, and finds its limits exactly as they are.

@@ -43,8 +43,8 @@ const ROOM: u64 = 64 * MIB;
 /// What lives beside the tenants.
 const WITNESS: u64 = CONTEXT + 30 * MIB;
 
-/// How many tenants are killed in a scenario.
-const KILLS: u64 = 12;
+/// How many tenants are killed in a scenario, while people wait for it: every step costs some microseconds.
+const KILLS: u64 = 5;
 
 /// Much of this is tables that are laid out; what others see of it is made by system calls, and it is killed before and
 /// after each.
@@ -61,17 +61,17 @@ fn while_it_attaches() {
 
 #[test]
 fn while_it_allocates() {
-    kill_all_over("memory");
+    kill_all_over("memory", KILLS);
 }
 
 #[test]
 fn while_it_allocates_in_other_ways() {
-    kill_all_over("pools");
+    kill_all_over("pools", KILLS);
 }
 
 #[test]
 fn while_contexts_come_and_go() {
-    kill_all_over("contexts");
+    kill_all_over("contexts", KILLS);
 }
 
 /// A gate that is closed is waited at, for as long as it takes: it is killed on the way there.
@@ -81,6 +81,15 @@ fn while_it_launches() {
     let mut trial = bed.trial("launch");
     for kill in 0..KILLS {
         trial.kill("on the way", |tenant| tenant.run(kill * 1700 + 1, u64::MAX));
+    }
+}
+
+/// The same, hundreds of times.
+#[test]
+#[ignore = "takes many minutes"]
+fn at_hundreds_of_instructions() {
+    for scenario in ["memory", "pools", "contexts"] {
+        kill_all_over(scenario, 100);
     }
 }
 
@@ -176,17 +185,16 @@ impl Trial<'_> {
     }
 }
 
-fn kill_all_over(scenario: &'static str) {
+fn kill_all_over(scenario: &'static str, kills: u64) {
     let bed = Bed::new();
     let mut trial = bed.trial(scenario);
     let whole = trial.kill("at its end", |tenant| tenant.run(u64::MAX, u64::MAX));
-    println!("{scenario}: {whole:?}");
     assert!(whole.ended && whole.inside > 1000, "{scenario}: {whole:?}");
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-    for kill in 0..KILLS {
+    for kill in 0..kills {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         // Spread over all of it, each anywhere in its part. Most in the shim; some wherever.
-        let part = |steps: u64| kill * (steps / KILLS) + (random >> 33) % (steps / KILLS).max(1);
+        let part = |steps: u64| kill * (steps / kills) + (random >> 33) % (steps / kills).max(1);
         let (steps, inside) =
             if kill % 5 == 4 { (part(whole.steps), u64::MAX) } else { (u64::MAX, part(whole.inside)) };
         trial.kill("anywhere", |tenant| tenant.run(steps, inside));

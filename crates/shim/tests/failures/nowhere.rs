@@ -170,5 +170,5 @@ pub fn client(state: &str) {
             }
         }
     }
-    println!("\n{said}");
+    say(&said);
 }

@@ -214,13 +214,13 @@ pub fn client(arguments: &[&str]) {
         .iter()
         .filter(|name| real.symbol(name).is_some() && !routed.contains(&own.symbol(name).unwrap().addr()))
         .collect();
-    println!("\nnot to be had by cuGetProcAddress: {unnamed:?}");
+    node::say(&format!("not to be had by cuGetProcAddress: {unnamed:?}"));
     assert!(passed > 1000);
     // A real driver takes what it is given for good.
     if arguments.len() == 1 {
         nothing_to_write_to(&asked, &truth);
     }
-    println!("\nrouted {}", routed.len());
+    node::say(&format!("routed {}", routed.len()));
 }
 
 fn nothing_to_write_to(asked: &Asked, truth: &Asked) {

@@ -328,6 +328,7 @@ fn threads() {
                         .wrapping_mul(6_364_136_223_846_793_005)
                         .wrapping_add(1_442_695_040_888_963_407);
                     let (mut pointer, size) = (0, (random >> 33) as usize % (12 * SIZE) + 1);
+                    // SAFETY: a variable of ours.
                     match unsafe { cuda.cuMemAlloc_v2(&mut pointer, size) } {
                         CUDA_SUCCESS => held.push(pointer),
                         CUDA_ERROR_OUT_OF_MEMORY => {
