@@ -211,9 +211,17 @@ impl Account {
     }
 
     /// Lent time counts less for who was promised more.
+    pub(super) fn weighed(view: &View, nanos: u64) -> u64 {
+        nanos.saturating_mul(u64::from(WHOLE)) / u64::from(view.cores().max(WHOLE / 100))
+    }
+
+    /// It had lent time; negative gives back.
     pub(super) fn lend(&mut self, view: &View, nanos: i64) {
-        let weight = i64::from(view.cores().max(WHOLE / 100));
-        self.lent = self.lent.saturating_add_signed(nanos.saturating_mul(i64::from(WHOLE)) / weight);
+        let weighed = Self::weighed(view, nanos.unsigned_abs());
+        self.lent = match nanos {
+            0.. => self.lent.saturating_add(weighed),
+            _ => self.lent.saturating_sub(weighed),
+        };
     }
 
     /// It had the turn and did not come. The more often, the rarer it is asked.

@@ -95,7 +95,8 @@ pub struct Deal {
     now: u64,
     accounts: Vec<Option<Account>>,
     turn: Option<Turn>,
-    /// The lent time per weight of who had some last: newcomers start there, not at nothing.
+    /// The lent time per weight of who had some last, as far as the clock bears it out: newcomers start there, not at
+    /// nothing.
     lent: u64,
 }
 
@@ -182,7 +183,9 @@ impl Deal {
             account.roof.take(grown);
             if mine.is_some_and(|turn| turn.class == Class::Lent) {
                 account.lend(view, grown);
-                lent = lent.max(account.lent);
+                // Whoever claims to have had more than there was puts only itself behind.
+                let most = self.lent.saturating_add(Account::weighed(view, passed));
+                lent = lent.max(account.lent.min(most));
             } else if view.cores > 0 {
                 account.promise.take(grown);
             }

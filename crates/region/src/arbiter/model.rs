@@ -50,6 +50,42 @@ pub(super) enum Word {
     NeverDrained(u64),
     /// `busy_until` is always nothing.
     AlwaysDrained,
+    /// Nothing of it need be true. It works as much as it is dealt all the same, and does not wait when it says so.
+    Forged {
+        spent: Lie,
+        busy_until: Lie,
+        waiting: Option<bool>,
+    },
+}
+
+/// How a number is forged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lie {
+    /// Not at all.
+    None,
+    /// Always this.
+    Always(u64),
+    /// The truth and so much.
+    Off(u64),
+    /// So many times less than the truth.
+    Part(u64),
+    /// Anything, at every look another.
+    Anything,
+    /// The truth, nothing, or the highest, at every look another.
+    Extremes,
+}
+
+impl Lie {
+    fn tell(self, truth: u64, dice: &mut Dice) -> u64 {
+        match self {
+            Self::None => truth,
+            Self::Always(number) => number,
+            Self::Off(number) => truth.wrapping_add(number),
+            Self::Part(number) => truth / number,
+            Self::Anything => dice.roll(0, u64::MAX),
+            Self::Extremes => [truth, 0, u64::MAX][usize::try_from(dice.roll(0, 3)).unwrap()],
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -377,17 +413,24 @@ impl World {
     fn arbitrate(&mut self) {
         let now = self.now;
         self.decisions += 1;
+        let dice = &mut self.dice;
         let views: Vec<Option<View>> = self
             .tenants
             .iter()
             .map(|tenant| {
                 let tenant = tenant.as_ref()?;
-                let busy_until = match tenant.word {
-                    Word::Honest => tenant.view.busy_until,
-                    Word::NeverDrained(far) => now + far,
-                    Word::AlwaysDrained => 0,
-                };
-                Some(View { busy_until, ..tenant.view })
+                let view = tenant.view;
+                Some(match tenant.word {
+                    Word::Honest => view,
+                    Word::NeverDrained(far) => View { busy_until: now + far, ..view },
+                    Word::AlwaysDrained => View { busy_until: 0, ..view },
+                    Word::Forged { spent, busy_until, waiting } => View {
+                        spent: spent.tell(view.spent, dice),
+                        busy_until: busy_until.tell(view.busy_until, dice),
+                        waiting: waiting.unwrap_or(view.waiting),
+                        ..view
+                    },
+                })
             })
             .collect();
         let order = self.deal.decide(now, &views);
@@ -401,7 +444,9 @@ impl World {
             let tenant = self.tenant(open.seat);
             tenant.open = true;
             tenant.turn += 1;
-            tenant.allowed = open.allowed;
+            // Who said that it had spent something else knows what it was dealt.
+            let said = views[open.seat].map_or(0, |view| view.spent);
+            tenant.allowed = open.allowed.wrapping_sub(said).wrapping_add(tenant.view.spent);
             self.at(now + late, Event::Wake(open.seat));
         }
         self.timer += 1;

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::model::{Habit, Tenant, Word, World};
+use super::model::{Habit, Lie, Tenant, Word, World};
 use super::{Deal, MICRO, MILLI, Order, View, WHOLE, tuning};
 
 /// Follows the gates as the orders open and close them.
@@ -54,6 +54,25 @@ fn tenant() -> impl Strategy<Value = Tenant> {
             Tenant::new(cores, ceiling.max(cores), &kernels).habit(habit).priority(priority)
         },
     )
+}
+
+fn lie() -> impl Strategy<Value = Lie> {
+    prop_oneof![
+        Just(Lie::None),
+        Just(Lie::Anything),
+        Just(Lie::Extremes),
+        prop_oneof![Just(0), Just(u64::MAX), Just(i64::MAX as u64), any::<u64>()].prop_map(Lie::Always),
+        prop_oneof![(1..1u64 << 32).prop_map(u64::wrapping_neg), any::<u64>()].prop_map(Lie::Off),
+        (2..1_000u64).prop_map(Lie::Part),
+    ]
+}
+
+fn forger() -> impl Strategy<Value = Tenant> {
+    (tenant(), lie(), lie(), any::<Option<bool>>()).prop_map(|(tenant, spent, busy_until, waiting)| {
+        // Work that is not charged is beyond what any deal can prevent: here words alone are tried.
+        let tenant = if spent == Lie::None { tenant } else { tenant.habit(Habit::Stopped) };
+        tenant.word(Word::Forged { spent, busy_until, waiting })
+    })
 }
 
 /// Up to four whose promises fit the GPU.
@@ -152,5 +171,30 @@ proptest! {
         let promised = span / 100 * u64::from(cores);
         // Three hundredths of it, and two turns at the edges.
         prop_assert!(had + 2 * tuning::TURN + promised / 33 >= promised, "had {had} of {promised}");
+    }
+
+    /// Whatever words somebody forges, who saturates beside it gets what it was promised.
+    #[test]
+    fn forged_words_take_nothing_from_others(
+        seed in 1..u64::MAX,
+        cores in 5..60u32,
+        forgers in prop::collection::vec(forger(), 1..3),
+    ) {
+        prop_assume!(forgers.iter().map(|it| it.view.cores).sum::<u32>() + cores * 100 <= WHOLE);
+        let span = 6_000 * MILLI;
+        let count = forgers.len() as u64;
+        let mut all = vec![Tenant::new(cores, cores, &[50 * MICRO, 300 * MICRO])];
+        all.extend(forgers);
+        let mut world = World::new(seed, all);
+        let had = world.run(span)[0];
+        let mut gates = Gates::default();
+        for (_, order) in &world.orders {
+            gates.follow(order)?;
+        }
+        let promised = span / 100 * u64::from(cores);
+        // As with honest ones; and each can make all wait for work that never comes, as long as anybody can, before it is
+        // in debt for it.
+        let kept = (1 + count) * tuning::BEHIND / 100 * u64::from(cores);
+        prop_assert!(had + kept + 2 * tuning::TURN + promised / 33 >= promised, "had {had} of {promised}");
     }
 }

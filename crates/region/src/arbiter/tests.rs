@@ -1,6 +1,6 @@
 //! The figures that are promised, in virtual time.
 
-use super::model::{Habit, Tenant, Word, World};
+use super::model::{Habit, Lie, Tenant, Word, World};
 use super::{Deal, MICRO, MILLI, View, tuning};
 
 const SECOND: u64 = 1_000 * MILLI;
@@ -300,6 +300,22 @@ fn a_counter_that_jumps_is_noted_and_does_no_harm() {
     // Ten seconds of debt, and not more, at three tenths of the time.
     let all = percents(&mut world, 32 * SECOND, 2 * SECOND);
     assert!((all[0] - 30.0).abs() < 2.0, "{all:?}");
+}
+
+/// Who claims to have used more lent time than has passed puts nobody else behind: not those who come and go either.
+#[test]
+fn lent_time_cannot_be_forged_away() {
+    for spent in [Lie::None, Lie::Extremes, Lie::Anything, Lie::Always(0), Lie::Part(100)] {
+        for seed in 1..4 {
+            let free = || Tenant::new(0, 100, MOSTLY_SHORT);
+            let bursty = free().habit(Habit::Bursts(8 * MILLI, 4 * MILLI));
+            let forger = free().word(Word::Forged { spent, busy_until: Lie::None, waiting: None });
+            let mut world = World::new(seed, vec![free(), bursty, forger]);
+            let all = percents(&mut world, SECOND, 10 * SECOND);
+            // It may waste its own third.
+            assert!(all[0] > 30.0 && all[1] > 15.0, "{spent:?} {all:?}");
+        }
+    }
 }
 
 /// More is promised than there is: everybody has less, by its weight.
