@@ -25,6 +25,14 @@ pub(crate) fn is_captured_now(process: &process::Process, stream: CUstream, vari
     process.gate.captures.load(Relaxed) != 0 && is_captured(stream, variant)
 }
 
+impl super::Gate {
+    /// Whether any stream of this process is being captured.
+    #[inline]
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.captures.load(Relaxed) != 0
+    }
+}
+
 fn began(answer: CUresult) -> CUresult {
     if answer == CUDA_SUCCESS
         && let Some(process) = process::attached()

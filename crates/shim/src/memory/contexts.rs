@@ -84,6 +84,7 @@ fn destroy(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(process) = process::attached() else { return call() };
     process.gate.forget_context(context);
     process::current::forget();
+    let _going = process.memory.later.going(context);
     let answer = call();
     if answer == CUDA_SUCCESS {
         gone(process, context);
@@ -150,6 +151,7 @@ fn release(device: CUdevice, all: bool, call: impl FnOnce() -> CUresult) -> CUre
     if let Some(known) = known.filter(|known| all || known.retained <= 1) {
         process.gate.forget_context(known.handle);
     }
+    let _going = known.map(|known| process.memory.later.going(known.handle));
     let answer = call();
     let Some(known) = known.filter(|_| answer == CUDA_SUCCESS) else { return answer };
     if is_active(device) {

@@ -109,7 +109,7 @@ impl Pools {
         book.remove(&held.pool);
         drop(book);
         match (stream, rest) {
-            (Some((stream, variant)), rest) => process.memory.later.add(process, rest, stream, variant),
+            (Some((stream, variant)), rest) => process.memory.later.add(rest, stream, variant),
             (None, What::Bytes(gpu, bytes)) => process.region.release(gpu, bytes),
             (None, What::Piece(_)) => {}
         }
@@ -325,7 +325,7 @@ fn free_in(
             memory.pools.piece_gone(process, held, Some((stream, variant)));
         } else {
             memory.pools.may_shrink(held.gpu());
-            memory.later.add(process, What::Bytes(held.gpu(), held.bytes), stream, variant);
+            memory.later.add(What::Bytes(held.gpu(), held.bytes), stream, variant);
         }
         return answer;
     }
@@ -333,7 +333,7 @@ fn free_in(
     let answer = call();
     if answer == CUDA_SUCCESS {
         memory.pools.may_shrink(piece.gpu);
-        memory.later.add(process, What::Piece(piece), stream, variant);
+        memory.later.add(What::Piece(piece), stream, variant);
     } else {
         memory.small.kept(&piece);
     }
@@ -375,7 +375,7 @@ fn destroy(pool: CUmemoryPool, call: impl FnOnce() -> CUresult) -> CUresult {
         if charged > 0 {
             let all = std::ptr::null_mut();
             process.memory.pools.may_shrink(gpu);
-            process.memory.later.add(process, What::Bytes(gpu, charged), all, Variant::Plain);
+            process.memory.later.add(What::Bytes(gpu, charged), all, Variant::Plain);
         }
     }
     answer
