@@ -135,17 +135,19 @@ impl Memory {
     }
 
     /// What the driver does not know any more has gone with what it was in.
+    ///
+    /// The driver is asked again where nobody can note anything: another thread may have allocated at the same address.
     fn forget_gone(&self, process: &Process, gpu: usize) {
         for pointer in self.allocations.on(gpu) {
             if !is_known(pointer)
-                && let Some(held) = self.allocations.remove(pointer)
+                && let Some(held) = self.allocations.remove_if(pointer, || !is_known(pointer))
             {
                 self.give_back(process, held);
             }
         }
         for pointer in self.small.on(gpu) {
             if !is_known(pointer)
-                && let Some(piece) = self.small.begin_to_free(pointer)
+                && let Some(piece) = self.small.begin_to_free_if(pointer, || !is_known(pointer))
                 && self.small.freed(&piece)
             {
                 process.region.release(gpu, BLOCK);

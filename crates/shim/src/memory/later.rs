@@ -83,7 +83,9 @@ impl Later {
             return;
         }
         self.give_back_if(process, |freed, going| {
-            let Some(event) = freed.event.filter(|_| !going.contains(&key(freed.context))) else { return false };
+            let Some(event) = freed.event.filter(|_| !going.contains(&key(freed.context))) else {
+                return false;
+            };
             // SAFETY: an event of ours, whose context lives: whoever destroys one says so before, and waits for this lock.
             let passed = unsafe { real::cuEventQuery(event) } == CUDA_SUCCESS;
             if passed {

@@ -87,9 +87,21 @@ impl Small {
 
     /// A piece is about to be freed.
     pub(super) fn begin_to_free(&self, pointer: CUdeviceptr) -> Option<Piece> {
+        self.begin_to_free_if(pointer, || true)
+    }
+
+    /// The same if it is gone; nobody notes another one there while that is asked.
+    pub(super) fn begin_to_free_if(
+        &self,
+        pointer: CUdeviceptr,
+        gone: impl FnOnce() -> bool,
+    ) -> Option<Piece> {
         let (block, offset) = (pointer / BLOCK, (pointer % BLOCK) as u32);
         let mut blocks = locked(&self.blocks);
         let own = blocks.get_mut(&block)?;
+        if !own.pieces.contains_key(&offset) || !gone() {
+            return None;
+        }
         let bytes = own.pieces.remove(&offset)?;
         own.going += 1;
         Some(Piece { gpu: own.gpu, block, offset, bytes })
