@@ -29,6 +29,7 @@ pub(crate) mod virtual_memory;
 
 mod allocations;
 mod later;
+mod patience;
 mod small;
 
 use crate::process::{self, Process, Standing};
@@ -79,19 +80,10 @@ impl<'a> Reserved<'a> {
     /// Takes memory, or answers what the driver would.
     #[inline]
     fn take(process: &'a Process, gpu: usize, bytes: u64) -> Result<Self, CUresult> {
-        if bytes > 0 && process.region.reserve(gpu, bytes).is_err() {
-            return Self::take_again(process, gpu, bytes);
+        if bytes > 0 && !process.region.try_reserve(gpu, bytes) {
+            take_again(process, gpu, bytes)?;
         }
         Ok(Self { process, gpu, bytes })
-    }
-
-    /// What the driver has given back in the meantime may be enough.
-    #[cold]
-    fn take_again(process: &'a Process, gpu: usize, bytes: u64) -> Result<Self, CUresult> {
-        if process.memory.look_for_returned(process, gpu) && process.region.reserve(gpu, bytes).is_ok() {
-            return Ok(Self { process, gpu, bytes });
-        }
-        Err(CUDA_ERROR_OUT_OF_MEMORY)
     }
 
     /// It is used: whoever holds what it is used for gives it back.
@@ -108,6 +100,21 @@ impl Drop for Reserved<'_> {
             self.process.region.release(self.gpu, self.bytes);
         }
     }
+}
+
+/// What the dead had, what the driver has given back in the meantime and what others do not need after all may be enough.
+#[cold]
+fn take_again(process: &Process, gpu: usize, bytes: u64) -> Result<(), CUresult> {
+    let region = &process.region;
+    region.sweep();
+    if region.try_reserve(gpu, bytes)
+        || process.memory.look_for_returned(process, gpu) && region.try_reserve(gpu, bytes)
+        || patience::take(region, gpu, bytes)
+    {
+        return Ok(());
+    }
+    region.note_refusal(gpu);
+    Err(CUDA_ERROR_OUT_OF_MEMORY)
 }
 
 impl Memory {

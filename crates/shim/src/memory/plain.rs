@@ -58,39 +58,60 @@ fn allocate_piece(
 ) -> Result<CUdeviceptr, CUresult> {
     let small = &process.memory.small;
     let _alone = small.begin(gpu).ok_or(CUDA_ERROR_NOT_PERMITTED)?;
-    // Where not even a block is left, a block that is there may have room.
-    let full = process
+    // Where not even a block is left, any block that is there may have room.
+    let short = process
         .region
         .memory_limit(gpu)
         .is_some_and(|limit| limit.saturating_sub(process.region.used(gpu)) < BLOCK);
-    let reserved = if full && small.has_room(gpu, bytes) {
-        None
-    } else {
-        Some(Reserved::take(process, gpu, BLOCK).map_err(refused_here)?)
-    };
     let mut pointer = 0;
-    checked(call(&mut pointer))?;
-    let opened = small.insert(gpu, pointer, bytes);
-    match reserved {
-        Some(reserved) if opened => {
+    let Some(block) = small.lean(gpu, bytes, short) else {
+        let reserved = Reserved::take(process, gpu, BLOCK).map_err(refused_here)?;
+        checked(call(&mut pointer))?;
+        if small.insert(gpu, pointer, bytes) {
             reserved.keep();
         }
-        None if opened => {
-            // Something that nobody has an address of lies where there seemed to be room.
-            if let Ok(reserved) = Reserved::take(process, gpu, BLOCK) {
-                reserved.keep();
-                return Ok(pointer);
-            }
-            // SAFETY: just allocated, and nobody knows of it.
-            unsafe { real::cuMemFree_v2(pointer) };
-            if let Some(piece) = small.begin_to_free(pointer) {
-                small.freed(&piece);
-            }
-            return Err(CUDA_ERROR_OUT_OF_MEMORY);
-        }
-        _ => {}
+        return Ok(pointer);
+    };
+    let leaned = Leaned { process, gpu, block };
+    checked(call(&mut pointer))?;
+    if !small.insert(gpu, pointer, bytes) || leaned.take_over() {
+        return Ok(pointer);
     }
-    Ok(pointer)
+    // Something that nobody has an address of lies where there seemed to be room.
+    small.doubt(gpu);
+    if let Ok(reserved) = Reserved::take(process, gpu, BLOCK) {
+        reserved.keep();
+        return Ok(pointer);
+    }
+    // SAFETY: just allocated, and nobody knows of it.
+    unsafe { real::cuMemFree_v2(pointer) };
+    if let Some(piece) = small.begin_to_free(pointer) {
+        small.freed(&piece);
+    }
+    Err(CUDA_ERROR_OUT_OF_MEMORY)
+}
+
+/// A block that an allocation leans on.
+struct Leaned<'a> {
+    process: &'a Process,
+    gpu: usize,
+    block: u64,
+}
+
+impl Leaned<'_> {
+    /// The driver has opened another block: if this one has gone meanwhile, what was taken for it is the other's.
+    fn take_over(self) -> bool {
+        let own = std::mem::ManuallyDrop::new(self);
+        own.process.memory.small.straighten(own.block)
+    }
+}
+
+impl Drop for Leaned<'_> {
+    fn drop(&mut self) {
+        if self.process.memory.small.straighten(self.block) {
+            self.process.region.release(self.gpu, BLOCK);
+        }
+    }
 }
 
 /// A variable of a module, with the driver's call: the driver may place it when it is first asked for.

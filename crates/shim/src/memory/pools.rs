@@ -7,7 +7,7 @@
 
 use super::allocations::{Held, Table};
 use super::later::What;
-use super::{answer, checked, granted, here, locked, plain};
+use super::{Reserved, answer, checked, granted, here, locked, patience, plain};
 use crate::gate::capture;
 use crate::hook::{Variant, hooks};
 use crate::process::{self, Process};
@@ -159,14 +159,11 @@ fn prepare(
     let step = bytes.checked_next_multiple_of(STEP).unwrap_or(u64::MAX);
     let region = &process.region;
     // A pool asks for more than the program did: if there is not as much, nothing has been refused yet.
-    let fits = || region.memory_limit(gpu).is_none_or(|limit| limit.saturating_sub(region.used(gpu)) >= step);
-    if !fits() {
-        region.tidy();
-    }
-    let take = || fits() && region.reserve(gpu, step).is_ok();
+    let take = || region.try_reserve(gpu, step);
     if take() {
         return Ok(step);
     }
+    region.tidy();
     process.memory.later.look(process);
     refresh(process, gpu, book);
     let room = |pool| {
@@ -178,7 +175,7 @@ fn prepare(
     }
     trim(book);
     refresh(process, gpu, book);
-    if take() { Ok(step) } else { Err(CUDA_ERROR_OUT_OF_MEMORY) }
+    if take() || patience::take(region, gpu, step) { Ok(step) } else { Err(CUDA_ERROR_OUT_OF_MEMORY) }
 }
 
 /// Sets what a pool is charged to what it has, out of what was taken before; false if it has more and that is not there.
@@ -187,7 +184,7 @@ fn settle(process: &Process, gpu: usize, own: &mut Pool, pool: u64, taken: u64) 
     // A pool that cannot be asked is assumed to have grown.
     let reserved = attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT).unwrap_or(have);
     if reserved > have {
-        let there = process.region.reserve(gpu, reserved - have).is_ok();
+        let there = Reserved::take(process, gpu, reserved - have).map(Reserved::keep).is_ok();
         own.charged = if there { reserved } else { have };
         return there;
     }
