@@ -28,6 +28,7 @@ pub(crate) mod sharing;
 pub(crate) mod virtual_memory;
 
 mod allocations;
+mod images;
 mod later;
 mod patience;
 mod small;
