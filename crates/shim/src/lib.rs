@@ -35,6 +35,7 @@ static HOOKS: &[&[hook::Hook]] = &[
     gate::capture::HOOKS,
     launch::HOOKS,
     memory::arrays::HOOKS,
+    memory::beyond::HOOKS,
     lookup::HOOKS,
     memory::contexts::HOOKS,
     memory::graphs::HOOKS,

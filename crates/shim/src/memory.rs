@@ -7,6 +7,7 @@
 //! | | |
 //! |---|---|
 //! | [`plain`] | memory with an address: linear, pitched, managed |
+//! | [`beyond`] | what the host has instead |
 //! | [`pools`] | memory in stream order |
 //! | [`virtual_memory`] | memory without an address |
 //! | [`arrays`] | arrays and mipmapped arrays |
@@ -18,6 +19,7 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod arrays;
+pub(crate) mod beyond;
 pub(crate) mod contexts;
 pub(crate) mod graphs;
 pub(crate) mod info;
@@ -37,6 +39,7 @@ use crate::process::{self, Process, Standing};
 use crate::real::cuda as real;
 use allocations::{Allocations, Held};
 use arrays::Arrays;
+use beyond::Beyond;
 use contexts::Contexts;
 use graphs::Graphs;
 use later::Later;
@@ -68,6 +71,8 @@ pub(crate) struct Memory {
     graphs: Graphs,
     modules: Modules,
     sharing: Sharing,
+    /// What is not counted, because it stays on the host.
+    beyond: Beyond,
 }
 
 /// Memory taken from the container's account, given back unless it is kept.
@@ -153,6 +158,7 @@ impl Memory {
                 self.give_back(process, held);
             }
         }
+        self.beyond.forget_gone(is_known);
         for pointer in self.small.on(gpu) {
             if !is_known(pointer)
                 && let Some(piece) = self.small.begin_to_free_if(pointer, || !is_known(pointer))

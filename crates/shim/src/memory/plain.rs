@@ -6,7 +6,7 @@
 
 use super::allocations::Held;
 use super::small::MOST;
-use super::{BLOCK, Reserved, answer, checked, granted, here, refused_here};
+use super::{BLOCK, Reserved, answer, beyond, checked, granted, here, refused_here};
 use crate::hook::hooks;
 use crate::process::{self, Process};
 use crate::real::cuda as real;
@@ -14,9 +14,6 @@ use partage_driver_api::cuda::*;
 
 /// Rows of pitched memory begin at multiples of this on every card there is.
 const PITCH: u64 = 512;
-
-/// `CU_DEVICE_CPU`.
-const CPU: CUdevice = -1;
 
 /// Allocates on the thread's GPU, with the driver's call.
 #[inline]
@@ -173,7 +170,7 @@ pub(super) fn free(pointer: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUr
         }
         return answer;
     }
-    let Some(piece) = memory.small.begin_to_free(pointer) else { return call() };
+    let Some(piece) = memory.small.begin_to_free(pointer) else { return memory.beyond.free(pointer, call) };
     let answer = call();
     if answer != CUDA_SUCCESS {
         memory.small.kept(&piece);
@@ -181,22 +178,6 @@ pub(super) fn free(pointer: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUr
         process.region.release(piece.gpu, BLOCK);
     }
     answer
-}
-
-/// Memory beyond the limit, where its owner allows that: the driver keeps it on the host and shows it to the card.
-fn allocate_on_host(process: &Process, bytes: u64, refused: CUresult) -> Result<CUdeviceptr, CUresult> {
-    if refused != CUDA_ERROR_OUT_OF_MEMORY || !process.region.policy().oversubscribe {
-        return Err(refused);
-    }
-    let bytes = usize::try_from(bytes).map_err(|_| refused)?;
-    let mut pointer = 0;
-    // SAFETY: a number to fill in.
-    let answer = unsafe { real::cuMemAllocManaged(&mut pointer, bytes, CU_MEM_ATTACH_GLOBAL) };
-    checked(answer).map_err(|_| refused)?;
-    // A card that cannot do this moves what it needs, as managed memory does anyway.
-    // SAFETY: just allocated, and as long.
-    unsafe { real::cuMemAdvise(pointer, bytes, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, CPU) };
-    Ok(pointer)
 }
 
 /// An address that old programs can have; one that is too long is given back.
@@ -256,7 +237,7 @@ hooks! { cuda;
             |process| {
                 // SAFETY: a number to fill in.
                 let made = allocate(process, bytes as u64, |pointer| unsafe { next(pointer, bytes) });
-                let made = made.or_else(|refused| allocate_on_host(process, bytes as u64, refused))?;
+                let made = made.or_else(|refused| beyond::allocate(process, bytes as u64, refused))?;
                 // SAFETY: not null, and the program's to write.
                 unsafe { answer(pointer, made) };
                 Ok(())
@@ -358,7 +339,7 @@ hooks! { cuda;
                 let gpu = here(process)?;
                 // SAFETY: a number to fill in.
                 let made = allocate_blocks(process, gpu, bytes as u64, |pointer| unsafe { next(pointer, bytes, flags) });
-                let made = made.or_else(|refused| allocate_on_host(process, bytes as u64, refused))?;
+                let made = made.or_else(|refused| beyond::allocate(process, bytes as u64, refused))?;
                 // SAFETY: not null, and the program's to write.
                 unsafe { answer(pointer, made) };
                 Ok(())

@@ -326,7 +326,7 @@ fn free_in(
         }
         return answer;
     }
-    let Some(piece) = memory.small.begin_to_free(pointer) else { return call() };
+    let Some(piece) = memory.small.begin_to_free(pointer) else { return memory.beyond.free(pointer, call) };
     let answer = call();
     if answer == CUDA_SUCCESS {
         memory.pools.may_shrink(piece.gpu);
