@@ -39,6 +39,7 @@ static HOOKS: &[&[hook::Hook]] = &[
     lookup::HOOKS,
     memory::contexts::HOOKS,
     memory::graphs::HOOKS,
+    memory::heaps::HOOKS,
     memory::info::HOOKS,
     memory::modules::HOOKS,
     memory::plain::HOOKS,

@@ -15,6 +15,7 @@
 //! | [`modules`] | device code and its variables |
 //! | [`sharing`] | memory of others |
 //! | [`contexts`] | contexts, and what goes with them |
+//! | [`heaps`] | what kernels allocate and print into |
 //! | [`info`] | how much there is and how much of it is free |
 #![allow(unsafe_code)]
 
@@ -22,6 +23,7 @@ pub(crate) mod arrays;
 pub(crate) mod beyond;
 pub(crate) mod contexts;
 pub(crate) mod graphs;
+pub(crate) mod heaps;
 pub(crate) mod info;
 pub(crate) mod modules;
 pub(crate) mod plain;
@@ -42,6 +44,7 @@ use arrays::Arrays;
 use beyond::Beyond;
 use contexts::Contexts;
 use graphs::Graphs;
+use heaps::Heaps;
 use later::Later;
 use modules::Modules;
 use partage_driver_api::cuda::*;
@@ -71,6 +74,7 @@ pub(crate) struct Memory {
     graphs: Graphs,
     modules: Modules,
     sharing: Sharing,
+    heaps: Heaps,
     /// What is not counted, because it stays on the host.
     beyond: Beyond,
 }
@@ -143,6 +147,7 @@ impl Memory {
         self.later.forget_context(process, context);
         self.arrays.forget_context(process, context);
         self.modules.forget_context(process, context);
+        self.heaps.forget_context(process, context);
         self.forget_gone(process, gpu);
         self.pools.refresh(process, gpu);
     }

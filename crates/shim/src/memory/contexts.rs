@@ -53,6 +53,17 @@ impl Contexts {
     pub(super) fn place(&self, context: CUcontext) -> Option<(CUdevice, usize)> {
         locked(&self.live).get(&key(context)).map(|context| (context.device, context.gpu))
     }
+
+    /// The context that a context goes with: itself, or the primary one of a green one's device, which must be current.
+    pub(super) fn owner(&self, context: CUcontext) -> CUcontext {
+        let mut device = 0;
+        // SAFETY: a number to fill in.
+        if self.place(context).is_some() || unsafe { real::cuCtxGetDevice(&mut device) } != CUDA_SUCCESS {
+            return context;
+        }
+        let primary = locked(&self.primary).get(&device.unsigned_abs().into()).map(|primary| primary.handle);
+        primary.unwrap_or(context)
+    }
 }
 
 /// The thread's context.
