@@ -235,6 +235,26 @@ impl Region {
         }
     }
 
+    /// As [`Region::reserve`], for who has something to do before it gives up: nothing is swept, and no refusal counted.
+    #[inline]
+    #[must_use]
+    pub fn try_reserve(&self, gpu: usize, bytes: u64) -> bool {
+        let _turn = self.turn(gpu);
+        let taken = self.try_take(gpu, units(bytes));
+        if let Some(used) = taken {
+            self.note_peak(gpu, used);
+        }
+        taken.is_some()
+    }
+
+    /// Counts a refusal, for who has given up.
+    #[cold]
+    pub fn note_refusal(&self, gpu: usize) {
+        if self.is_own() {
+            self.book(gpu).refusals.fetch_add(1, Relaxed);
+        }
+    }
+
     #[inline]
     fn try_take(&self, gpu: usize, asked: u64) -> Option<u64> {
         if !self.is_own() {
@@ -251,9 +271,7 @@ impl Region {
             self.note_peak(gpu, used);
             return Ok(());
         }
-        if self.is_own() {
-            self.book(gpu).refusals.fetch_add(1, Relaxed);
-        }
+        self.note_refusal(gpu);
         Err(Refused { asked: bytes, used: self.used(gpu), limit: self.limits(gpu).memory() })
     }
 

@@ -7,6 +7,7 @@
 //! | | |
 //! |---|---|
 //! | [`plain`] | memory with an address: linear, pitched, managed |
+//! | [`beyond`] | what the host has instead |
 //! | [`pools`] | memory in stream order |
 //! | [`virtual_memory`] | memory without an address |
 //! | [`arrays`] | arrays and mipmapped arrays |
@@ -14,12 +15,15 @@
 //! | [`modules`] | device code and its variables |
 //! | [`sharing`] | memory of others |
 //! | [`contexts`] | contexts, and what goes with them |
+//! | [`heaps`] | what kernels allocate and print into |
 //! | [`info`] | how much there is and how much of it is free |
 #![allow(unsafe_code)]
 
 pub(crate) mod arrays;
+pub(crate) mod beyond;
 pub(crate) mod contexts;
 pub(crate) mod graphs;
+pub(crate) mod heaps;
 pub(crate) mod info;
 pub(crate) mod modules;
 pub(crate) mod plain;
@@ -28,15 +32,19 @@ pub(crate) mod sharing;
 pub(crate) mod virtual_memory;
 
 mod allocations;
+mod images;
 mod later;
+mod patience;
 mod small;
 
 use crate::process::{self, Process, Standing};
 use crate::real::cuda as real;
 use allocations::{Allocations, Held};
 use arrays::Arrays;
+use beyond::Beyond;
 use contexts::Contexts;
 use graphs::Graphs;
+use heaps::Heaps;
 use later::Later;
 use modules::Modules;
 use partage_driver_api::cuda::*;
@@ -66,6 +74,9 @@ pub(crate) struct Memory {
     graphs: Graphs,
     modules: Modules,
     sharing: Sharing,
+    heaps: Heaps,
+    /// What is not counted, because it stays on the host.
+    beyond: Beyond,
 }
 
 /// Memory taken from the container's account, given back unless it is kept.
@@ -79,19 +90,10 @@ impl<'a> Reserved<'a> {
     /// Takes memory, or answers what the driver would.
     #[inline]
     fn take(process: &'a Process, gpu: usize, bytes: u64) -> Result<Self, CUresult> {
-        if bytes > 0 && process.region.reserve(gpu, bytes).is_err() {
-            return Self::take_again(process, gpu, bytes);
+        if bytes > 0 && !process.region.try_reserve(gpu, bytes) {
+            take_again(process, gpu, bytes)?;
         }
         Ok(Self { process, gpu, bytes })
-    }
-
-    /// What the driver has given back in the meantime may be enough.
-    #[cold]
-    fn take_again(process: &'a Process, gpu: usize, bytes: u64) -> Result<Self, CUresult> {
-        if process.memory.look_for_returned(process, gpu) && process.region.reserve(gpu, bytes).is_ok() {
-            return Ok(Self { process, gpu, bytes });
-        }
-        Err(CUDA_ERROR_OUT_OF_MEMORY)
     }
 
     /// It is used: whoever holds what it is used for gives it back.
@@ -108,6 +110,21 @@ impl Drop for Reserved<'_> {
             self.process.region.release(self.gpu, self.bytes);
         }
     }
+}
+
+/// What the dead had, what the driver has given back in the meantime and what others do not need after all may be enough.
+#[cold]
+fn take_again(process: &Process, gpu: usize, bytes: u64) -> Result<(), CUresult> {
+    let region = &process.region;
+    region.sweep();
+    if region.try_reserve(gpu, bytes)
+        || process.memory.look_for_returned(process, gpu) && region.try_reserve(gpu, bytes)
+        || patience::take(region, gpu, bytes)
+    {
+        return Ok(());
+    }
+    region.note_refusal(gpu);
+    Err(CUDA_ERROR_OUT_OF_MEMORY)
 }
 
 impl Memory {
@@ -130,22 +147,26 @@ impl Memory {
         self.later.forget_context(process, context);
         self.arrays.forget_context(process, context);
         self.modules.forget_context(process, context);
+        self.heaps.forget_context(process, context);
         self.forget_gone(process, gpu);
         self.pools.refresh(process, gpu);
     }
 
     /// What the driver does not know any more has gone with what it was in.
+    ///
+    /// The driver is asked again where nobody can note anything: another thread may have allocated at the same address.
     fn forget_gone(&self, process: &Process, gpu: usize) {
         for pointer in self.allocations.on(gpu) {
             if !is_known(pointer)
-                && let Some(held) = self.allocations.remove(pointer)
+                && let Some(held) = self.allocations.remove_if(pointer, || !is_known(pointer))
             {
                 self.give_back(process, held);
             }
         }
+        self.beyond.forget_gone(is_known);
         for pointer in self.small.on(gpu) {
             if !is_known(pointer)
-                && let Some(piece) = self.small.begin_to_free(pointer)
+                && let Some(piece) = self.small.begin_to_free_if(pointer, || !is_known(pointer))
                 && self.small.freed(&piece)
             {
                 process.region.release(gpu, BLOCK);

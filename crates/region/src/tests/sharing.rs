@@ -36,6 +36,10 @@ fn what_is_there_is_given_and_no_more() {
     assert!(one.reserve(0, 1).is_err() && one.reserve(0, u64::MAX).is_err());
     one.reserve(0, 0).unwrap();
     assert_eq!(one.book(0).refusals(), 3);
+    // Who tries has not been refused before it says so.
+    assert!(!one.try_reserve(0, 1) && one.book(0).refusals() == 3);
+    one.note_refusal(0);
+    assert_eq!(one.book(0).refusals(), 4);
     two.release(0, 4 * UNIT);
     one.reserve(0, 4 * UNIT).unwrap();
     assert_eq!((one.used(0), one.held(0), two.held(0)), (10 * UNIT, 10 * UNIT, 0));

@@ -26,9 +26,14 @@ pub(crate) fn is_captured_now(process: &process::Process, stream: CUstream, vari
     process.gate.captures.load(Relaxed) != 0 && is_captured(stream, variant)
 }
 
+<<<<<<< HEAD
 impl Gate {
     /// Whether a capture goes on in this process. Some calls of the driver's would end it, whichever thread they come from:
     /// then we make none of our own.
+=======
+impl super::Gate {
+    /// Whether any stream of this process is being captured.
+>>>>>>> fixmemory
     #[inline]
     pub(crate) fn is_capturing(&self) -> bool {
         self.captures.load(Relaxed) != 0

@@ -97,6 +97,12 @@ impl Allocations {
         self.shard(pointer).remove(&pointer)
     }
 
+    /// Removes it if it is gone; nobody notes another one there while that is asked.
+    pub(super) fn remove_if(&self, pointer: CUdeviceptr, gone: impl FnOnce() -> bool) -> Option<Held> {
+        let mut shard = self.shard(pointer);
+        if shard.contains_key(&pointer) && gone() { shard.remove(&pointer) } else { None }
+    }
+
     pub(super) fn contains(&self, pointer: CUdeviceptr) -> bool {
         self.shard(pointer).contains_key(&pointer)
     }
@@ -109,5 +115,23 @@ impl Allocations {
             own.collect::<Vec<_>>()
         });
         all.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_again_is_not_removed() {
+        let all = Allocations::default();
+        let (old, new) = (Held::new(0, 2), Held::new(0, 4));
+        all.insert(7, old);
+        assert_eq!(all.on(0), [7]);
+        // Listed, and gone; but before it is removed the address is somebody's again.
+        assert_eq!(all.insert(7, new), Some(old));
+        assert_eq!(all.remove_if(7, || false), None);
+        assert_eq!(all.remove_if(7, || true), Some(new));
+        assert_eq!(all.remove_if(7, || unreachable!()), None);
     }
 }

@@ -53,6 +53,17 @@ impl Contexts {
     pub(super) fn place(&self, context: CUcontext) -> Option<(CUdevice, usize)> {
         locked(&self.live).get(&key(context)).map(|context| (context.device, context.gpu))
     }
+
+    /// The context that a context goes with: itself, or the primary one of a green one's device, which must be current.
+    pub(super) fn owner(&self, context: CUcontext) -> CUcontext {
+        let mut device = 0;
+        // SAFETY: a number to fill in.
+        if self.place(context).is_some() || unsafe { real::cuCtxGetDevice(&mut device) } != CUDA_SUCCESS {
+            return context;
+        }
+        let primary = locked(&self.primary).get(&device.unsigned_abs().into()).map(|primary| primary.handle);
+        primary.unwrap_or(context)
+    }
 }
 
 /// The thread's context.
@@ -84,6 +95,7 @@ fn destroy(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(process) = process::attached() else { return call() };
     process.gate.forget_context(context);
     process::current::forget();
+    let _going = process.memory.later.going(context);
     let answer = call();
     if answer == CUDA_SUCCESS {
         gone(process, context);
@@ -150,6 +162,7 @@ fn release(device: CUdevice, all: bool, call: impl FnOnce() -> CUresult) -> CUre
     if let Some(known) = known.filter(|known| all || known.retained <= 1) {
         process.gate.forget_context(known.handle);
     }
+    let _going = known.map(|known| process.memory.later.going(known.handle));
     let answer = call();
     let Some(known) = known.filter(|_| answer == CUDA_SUCCESS) else { return answer };
     if is_active(device) {

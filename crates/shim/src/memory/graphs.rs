@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use super::allocations::Table;
-use super::{BLOCK, checked, code, granted, locked, of_device};
+use super::{BLOCK, Reserved, checked, code, granted, locked, of_device};
 use crate::hook::hooks;
 use crate::process::{self, Process};
 use crate::real::cuda as real;
@@ -142,9 +142,7 @@ impl Graphs {
                 // What graphs have and do not use serves first.
                 let used = attribute(need.device, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT).unwrap_or(own.charged);
                 let more = used.saturating_add(need.bytes).saturating_sub(own.charged);
-                if more > 0 {
-                    process.region.reserve(gpu, more).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
-                }
+                Reserved::take(process, gpu, more)?.keep();
                 taken[gpu] = more;
                 Ok(())
             });

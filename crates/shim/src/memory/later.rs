@@ -32,21 +32,44 @@ unsafe impl Send for Freed {}
 /// What was freed and may not be free yet.
 #[derive(Default)]
 pub(super) struct Later {
-    freed: Mutex<Vec<Freed>>,
+    list: Mutex<List>,
     /// How many there are: most processes never have any.
     count: AtomicUsize,
 }
 
+#[derive(Default)]
+struct List {
+    freed: Vec<Freed>,
+    /// Contexts that are being destroyed: the driver is not asked about their events any more.
+    going: Vec<u64>,
+}
+
+/// A context that is being destroyed. If it lives on, so do its events.
+pub(super) struct Going<'a> {
+    later: &'a Later,
+    context: u64,
+}
+
+impl Drop for Going<'_> {
+    fn drop(&mut self) {
+        let mut list = locked(&self.later.list);
+        if let Some(at) = list.going.iter().position(|&going| going == self.context) {
+            list.going.swap_remove(at);
+        }
+    }
+}
+
 impl Later {
     /// Notes what is free when the stream has come to here.
-    pub(super) fn add(&self, process: &Process, what: What, stream: CUstream, variant: Variant) {
-        let Ok(context) = contexts::current() else {
-            return give_back(process, &what);
+    pub(super) fn add(&self, what: What, stream: CUstream, variant: Variant) {
+        // Without a context there is no event; a stream that could be freed in is of one.
+        let (context, event) = match contexts::current() {
+            Ok(context) => (context, mark(stream, variant)),
+            Err(_) => (of_stream(stream), None),
         };
-        let event = mark(stream, variant);
-        let mut freed = locked(&self.freed);
-        freed.push(Freed { what, context, event });
-        self.count.store(freed.len(), Relaxed);
+        let mut list = locked(&self.list);
+        list.freed.push(Freed { what, context, event });
+        self.count.store(list.freed.len(), Relaxed);
     }
 
     /// Whether there is anything.
@@ -54,15 +77,17 @@ impl Later {
         self.count.load(Relaxed) > 0
     }
 
-    /// Gives back what is free by now.
+    /// Gives back what is free by now. Not while a stream is being captured: a question about an event may spoil that.
     pub(super) fn look(&self, process: &Process) {
-        if !self.any() {
+        if !self.any() || process.gate.is_capturing() {
             return;
         }
-        self.give_back_if(process, |freed| {
-            let Some(event) = freed.event else { return false };
-            // SAFETY: an event of ours, whose context lives.
-            let passed = unsafe { real::cuEventQuery(event) } != CUDA_ERROR_NOT_READY;
+        self.give_back_if(process, |freed, going| {
+            let Some(event) = freed.event.filter(|_| !going.contains(&key(freed.context))) else {
+                return false;
+            };
+            // SAFETY: an event of ours, whose context lives: whoever destroys one says so before, and waits for this lock.
+            let passed = unsafe { real::cuEventQuery(event) } == CUDA_SUCCESS;
             if passed {
                 // SAFETY: likewise, and nobody uses it any more.
                 unsafe { real::cuEventDestroy_v2(event) };
@@ -71,15 +96,22 @@ impl Later {
         });
     }
 
-    /// The context is gone, and everything in its streams.
-    pub(super) fn forget_context(&self, process: &Process, context: CUcontext) {
-        self.give_back_if(process, |freed| freed.context == context);
+    /// A context is about to be destroyed: until it is known whether it was, its events are left alone.
+    pub(super) fn going(&self, context: CUcontext) -> Going<'_> {
+        locked(&self.list).going.push(key(context));
+        Going { later: self, context: key(context) }
     }
 
-    fn give_back_if(&self, process: &Process, mut free: impl FnMut(&Freed) -> bool) {
-        let mut freed = locked(&self.freed);
+    /// The context is gone, and everything in its streams.
+    pub(super) fn forget_context(&self, process: &Process, context: CUcontext) {
+        self.give_back_if(process, |freed, _| freed.context == context);
+    }
+
+    fn give_back_if(&self, process: &Process, mut free: impl FnMut(&Freed, &[u64]) -> bool) {
+        let mut list = locked(&self.list);
+        let List { freed, going } = &mut *list;
         freed.retain(|one| {
-            let free = free(one);
+            let free = free(one, going);
             if free {
                 give_back(process, &one.what);
             }
@@ -87,6 +119,18 @@ impl Later {
         });
         self.count.store(freed.len(), Relaxed);
     }
+}
+
+fn key(context: CUcontext) -> u64 {
+    context.addr() as u64
+}
+
+/// The context of a stream; null if it cannot be told.
+fn of_stream(stream: CUstream) -> CUcontext {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: the program's stream, in which it has just freed something, and a handle to fill in.
+    let answer = unsafe { real::cuStreamGetCtx(stream, &mut context) };
+    if answer == CUDA_SUCCESS { context } else { std::ptr::null_mut() }
 }
 
 fn give_back(process: &Process, what: &What) {

@@ -1,20 +1,24 @@
 //! Device code and its variables.
 //!
 //! How much of the card an image takes is the driver's to decide, and it may decide later, when a function of it is first
-//! used. So an image's length is taken before the driver loads it, and given back as far as the card did not get fuller.
+//! used. So what an image may take at most ([`images`]) is taken before the driver loads it, and given back as far as the card
+//! did not get fuller. What is packed in an image cannot be seen before: if the card got fuller than that, the rest is taken
+//! afterwards, or the module goes.
 //! What the driver loads at the first launch of a function is not seen: it shows where the agent compares.
 #![allow(unsafe_code)]
 
 use super::allocations::Table;
-use super::{Reserved, answer, checked, contexts, granted, here, locked, plain, refused_here};
+use super::{Reserved, answer, checked, contexts, granted, here, images, locked, plain, refused_here};
 use crate::hook::hooks;
 use crate::process::{self, Process};
 use crate::real::cuda as real;
 use partage_driver_api::cuda::*;
 use partage_region::UNIT;
-use std::ffi::{CStr, OsStr};
-use std::os::unix::ffi::OsStrExt;
+use std::cell::Cell;
 use std::sync::Mutex;
+
+/// How often an image that took more than it should is loaded again.
+const AGAIN: u32 = 2;
 
 /// What was loaded. Modules and libraries have handles of their own, which may be the same.
 #[derive(Default)]
@@ -27,69 +31,12 @@ pub(super) struct Modules {
 
 #[derive(Clone, Copy, Default)]
 struct Module {
-    /// The length of its image.
-    length: u64,
+    /// What its image takes at most.
+    most: u64,
     /// Where it is loaded: the GPU, and the context. Nowhere yet, if it is a library.
     place: Option<(usize, u64)>,
     /// What it is charged.
     bytes: u64,
-}
-
-/// No image is longer.
-const LONGEST: u64 = 256 << 20;
-
-/// Bytes of an image: a cubin, a fat binary or a text.
-///
-/// # Safety
-///
-/// Null, or an image that the program gives to the driver.
-unsafe fn length(image: *const c_void) -> u64 {
-    const FAT_BINARY: u32 = 0xba55_ed50;
-    const FAT_WRAPPER: u32 = 0x4662_43b1;
-    if image.is_null() {
-        return 0;
-    }
-    // SAFETY: the shortest image is a text's end.
-    let first = unsafe { image.cast::<u8>().read() };
-    if first == 0x7f {
-        // SAFETY: no text begins with this byte: it is an ELF file, which has a header.
-        let header = unsafe { image.cast::<[u8; 64]>().read_unaligned() };
-        let field = |at: usize, bytes: usize| {
-            header[at..at + bytes].iter().rev().fold(0u64, |sum, &byte| sum << 8 | u64::from(byte))
-        };
-        // Its sections' headers come last.
-        return field(40, 8).saturating_add(field(58, 2) * field(60, 2)).min(LONGEST);
-    }
-    if first == 0x50 || first == 0xb1 {
-        // SAFETY: a text that begins like this is longer than four bytes or ends before; the words are read one by one.
-        let word = unsafe { image.cast::<u32>().read_unaligned() };
-        if word == FAT_BINARY || word == FAT_WRAPPER {
-            // SAFETY: a fat binary begins with sixteen bytes at least.
-            let rest = unsafe { image.cast::<[u64; 2]>().read_unaligned() }[1];
-            if word == FAT_BINARY {
-                return rest.saturating_add(16).min(LONGEST);
-            }
-            // SAFETY: the wrapper's third field is the address of the fat binary.
-            return unsafe { length(std::ptr::with_exposed_provenance(rest as usize)) };
-        }
-    }
-    // SAFETY: the program's promise: then it is a text.
-    unsafe { libc::strnlen(image.cast(), LONGEST as usize) as u64 }
-}
-
-/// Bytes of an image in a file.
-///
-/// # Safety
-///
-/// Null, or a text that ends in zero.
-unsafe fn length_of_file(path: *const c_char) -> u64 {
-    if path.is_null() {
-        return 0;
-    }
-    // SAFETY: the caller's promise.
-    let path = unsafe { CStr::from_ptr(path) };
-    let data = std::fs::metadata(OsStr::from_bytes(path.to_bytes()));
-    data.map_or(0, |data| data.len().min(LONGEST))
 }
 
 /// What is free on the card.
@@ -100,39 +47,67 @@ fn free() -> Option<u64> {
     (answer == CUDA_SUCCESS).then_some(free as u64)
 }
 
-/// Loads an image of that length, with the driver's call; what it takes of the card.
-fn load(process: &Process, length: u64, call: impl FnOnce() -> CUresult) -> Result<Module, CUresult> {
-    let gpu = here(process)?;
-    let context = contexts::current()?.addr() as u64;
-    let most = length.max(1).next_multiple_of(UNIT);
-    let reserved = Reserved::take(process, gpu, most).map_err(refused_here)?;
+/// Does what loads an image; by how much the card got fuller, if that can be told.
+fn filled(call: impl FnOnce() -> CUresult) -> Result<Option<u64>, CUresult> {
     let before = free();
     checked(call())?;
-    let taken = match (before, free()) {
-        (Some(before), Some(after)) if after <= before => before - after,
-        // Somebody else gave something back meanwhile, or nobody can tell.
-        _ => most,
-    };
-    let bytes = taken.next_multiple_of(UNIT).min(most);
-    let most = reserved.keep();
-    if bytes < most {
-        process.region.release(gpu, most - bytes);
+    // If there is more, somebody else gave something back meanwhile.
+    Ok(before.zip(free()).and_then(|(before, after)| before.checked_sub(after)))
+}
+
+/// Loads an image that takes so much at most, with the driver's call; what it takes of the card. `again` unloads it and
+/// loads it once more, for images that may take more.
+fn load(
+    process: &Process,
+    most: u64,
+    call: impl FnOnce() -> CUresult,
+    again: Option<&dyn Fn() -> CUresult>,
+    unload: &dyn Fn(),
+) -> Result<Module, CUresult> {
+    let gpu = here(process)?;
+    let context = contexts::current()?.addr() as u64;
+    let reserved = most.max(1).checked_next_multiple_of(UNIT).unwrap_or(u64::MAX);
+    let reserved = Reserved::take(process, gpu, reserved).map_err(refused_here)?;
+    let mut taken = filled(call)?.unwrap_or(reserved.bytes);
+    // What others take meanwhile looks the same, but not every time.
+    for _ in 0..AGAIN {
+        let Some(again) = again.filter(|_| taken > reserved.bytes) else { break };
+        taken = taken.min(filled(again)?.unwrap_or(reserved.bytes));
     }
-    Ok(Module { length, place: Some((gpu, context)), bytes })
+    let bytes = taken.checked_next_multiple_of(UNIT).unwrap_or(u64::MAX);
+    let bytes = if again.is_some() { bytes } else { bytes.min(reserved.bytes) };
+    if bytes > reserved.bytes {
+        let rest = Reserved::take(process, gpu, bytes - reserved.bytes).inspect_err(|_| unload())?;
+        rest.keep();
+    }
+    let had = reserved.keep();
+    if bytes < had {
+        process.region.release(gpu, had - bytes);
+    }
+    Ok(Module { most, place: Some((gpu, context)), bytes })
 }
 
 /// Loads a module where the program wants it.
-fn load_module(module: *mut CUmodule, length: u64, call: impl Fn(*mut CUmodule) -> CUresult) -> CUresult {
-    if module.is_null() || length == 0 {
+fn load_module(module: *mut CUmodule, most: u64, call: impl Fn(*mut CUmodule) -> CUresult) -> CUresult {
+    if module.is_null() || most == 0 {
         return call(module);
     }
     granted(
         |process| {
-            let mut made = std::ptr::null_mut();
-            let loaded = load(process, length, || call(&mut made))?;
-            locked(&process.memory.modules.modules).insert(made.addr() as u64, loaded);
+            let made = Cell::new(std::ptr::null_mut());
+            let unload = || {
+                // SAFETY: just loaded, and nobody knows of it.
+                let _ = unsafe { real::cuModuleUnload(made.get()) };
+            };
+            let first = || call(made.as_ptr());
+            let again = || {
+                unload();
+                call(made.as_ptr())
+            };
+            let loaded = load(process, most, first, Some(&again), &unload)?;
+            locked(&process.memory.modules.modules).insert(made.get().addr() as u64, loaded);
             // SAFETY: not null, and the program's to write.
-            unsafe { answer(module, made) };
+            unsafe { answer(module, made.get()) };
             Ok(())
         },
         || call(module),
@@ -140,7 +115,7 @@ fn load_module(module: *mut CUmodule, length: u64, call: impl Fn(*mut CUmodule) 
 }
 
 /// Loads a library: what it takes, it takes when it is first used.
-fn load_library(library: *mut CUlibrary, length: u64, call: impl FnOnce() -> CUresult) -> CUresult {
+fn load_library(library: *mut CUlibrary, most: u64, call: impl FnOnce() -> CUresult) -> CUresult {
     let answer = call();
     if answer == CUDA_SUCCESS
         && !library.is_null()
@@ -148,7 +123,7 @@ fn load_library(library: *mut CUlibrary, length: u64, call: impl FnOnce() -> CUr
     {
         // SAFETY: not null, and the driver has just written there.
         let made = unsafe { *library }.addr() as u64;
-        locked(&process.memory.modules.libraries).insert(made, Module { length, ..Module::default() });
+        locked(&process.memory.modules.libraries).insert(made, Module { most, ..Module::default() });
     }
     answer
 }
@@ -159,7 +134,8 @@ fn used(library: u64, call: impl FnOnce() -> CUresult) -> CUresult {
     let libraries = &process.memory.modules.libraries;
     let unused = locked(libraries).get(&library).copied().filter(|own| own.place.is_none());
     let (Some(own), Ok(_)) = (unused, here(process)) else { return call() };
-    match load(process, own.length, call) {
+    // It cannot be loaded once more.
+    match load(process, own.most, call, None, &|| ()) {
         Ok(loaded) => {
             if let Some(first) = locked(libraries).insert(library, loaded) {
                 // Another thread was first, and the card got fuller once.
@@ -213,7 +189,7 @@ impl Modules {
         // Libraries stay, and are loaded again where they are used next.
         for library in locked(&self.libraries).values_mut().filter(|library| there(library)) {
             give_back(process, library);
-            *library = Module { length: library.length, ..Module::default() };
+            *library = Module { most: library.most, ..Module::default() };
         }
     }
 }
@@ -221,16 +197,16 @@ impl Modules {
 hooks! { cuda;
     fn cuModuleLoad(module: *mut CUmodule, path: *const c_char) |next, _variant| {
         // SAFETY: the program's promise.
-        let length = unsafe { length_of_file(path) };
+        let most = unsafe { images::most_of_path(path) };
         // SAFETY: likewise.
-        load_module(module, length, |module| unsafe { next(module, path) })
+        load_module(module, most, |module| unsafe { next(module, path) })
     }
 
     fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) |next, _variant| {
         // SAFETY: the program's promise.
-        let length = unsafe { length(image) };
+        let most = unsafe { images::most(image) };
         // SAFETY: likewise.
-        load_module(module, length, |module| unsafe { next(module, image) })
+        load_module(module, most, |module| unsafe { next(module, image) })
     }
 
     fn cuModuleLoadDataEx(
@@ -241,16 +217,16 @@ hooks! { cuda;
         option_values: *mut *mut c_void,
     ) |next, _variant| {
         // SAFETY: the program's promise.
-        let length = unsafe { length(image) };
+        let most = unsafe { images::most(image) };
         // SAFETY: likewise.
-        load_module(module, length, |module| unsafe { next(module, image, num_options, options, option_values) })
+        load_module(module, most, |module| unsafe { next(module, image, num_options, options, option_values) })
     }
 
     fn cuModuleLoadFatBinary(module: *mut CUmodule, fat_cubin: *const c_void) |next, _variant| {
         // SAFETY: the program's promise.
-        let length = unsafe { length(fat_cubin) };
+        let most = unsafe { images::most(fat_cubin) };
         // SAFETY: likewise.
-        load_module(module, length, |module| unsafe { next(module, fat_cubin) })
+        load_module(module, most, |module| unsafe { next(module, fat_cubin) })
     }
 
     fn cuModuleUnload(module: CUmodule) |next, _variant| {
@@ -293,9 +269,9 @@ hooks! { cuda;
         num_library_options: u32,
     ) |next, _variant| {
         // SAFETY: the program's promise.
-        let length = unsafe { length(code) };
+        let most = unsafe { images::most(code) };
         // SAFETY: likewise.
-        load_library(library, length, || unsafe {
+        load_library(library, most, || unsafe {
             next(
                 library, code, jit_options, jit_options_values, num_jit_options, library_options,
                 library_option_values, num_library_options,
@@ -314,9 +290,9 @@ hooks! { cuda;
         num_library_options: u32,
     ) |next, _variant| {
         // SAFETY: the program's promise.
-        let length = unsafe { length_of_file(file_name) };
+        let most = unsafe { images::most_of_path(file_name) };
         // SAFETY: likewise.
-        load_library(library, length, || unsafe {
+        load_library(library, most, || unsafe {
             next(
                 library, file_name, jit_options, jit_options_values, num_jit_options, library_options,
                 library_option_values, num_library_options,

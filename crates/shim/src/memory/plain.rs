@@ -6,7 +6,7 @@
 
 use super::allocations::Held;
 use super::small::MOST;
-use super::{BLOCK, Reserved, answer, checked, granted, here, refused_here};
+use super::{BLOCK, Reserved, answer, beyond, checked, granted, here, refused_here};
 use crate::hook::hooks;
 use crate::process::{self, Process};
 use crate::real::cuda as real;
@@ -14,9 +14,6 @@ use partage_driver_api::cuda::*;
 
 /// Rows of pitched memory begin at multiples of this on every card there is.
 const PITCH: u64 = 512;
-
-/// `CU_DEVICE_CPU`.
-const CPU: CUdevice = -1;
 
 /// Allocates on the thread's GPU, with the driver's call.
 #[inline]
@@ -58,39 +55,60 @@ fn allocate_piece(
 ) -> Result<CUdeviceptr, CUresult> {
     let small = &process.memory.small;
     let _alone = small.begin(gpu).ok_or(CUDA_ERROR_NOT_PERMITTED)?;
-    // Where not even a block is left, a block that is there may have room.
-    let full = process
+    // Where not even a block is left, any block that is there may have room.
+    let short = process
         .region
         .memory_limit(gpu)
         .is_some_and(|limit| limit.saturating_sub(process.region.used(gpu)) < BLOCK);
-    let reserved = if full && small.has_room(gpu, bytes) {
-        None
-    } else {
-        Some(Reserved::take(process, gpu, BLOCK).map_err(refused_here)?)
-    };
     let mut pointer = 0;
-    checked(call(&mut pointer))?;
-    let opened = small.insert(gpu, pointer, bytes);
-    match reserved {
-        Some(reserved) if opened => {
+    let Some(block) = small.lean(gpu, bytes, short) else {
+        let reserved = Reserved::take(process, gpu, BLOCK).map_err(refused_here)?;
+        checked(call(&mut pointer))?;
+        if small.insert(gpu, pointer, bytes) {
             reserved.keep();
         }
-        None if opened => {
-            // Something that nobody has an address of lies where there seemed to be room.
-            if let Ok(reserved) = Reserved::take(process, gpu, BLOCK) {
-                reserved.keep();
-                return Ok(pointer);
-            }
-            // SAFETY: just allocated, and nobody knows of it.
-            unsafe { real::cuMemFree_v2(pointer) };
-            if let Some(piece) = small.begin_to_free(pointer) {
-                small.freed(&piece);
-            }
-            return Err(CUDA_ERROR_OUT_OF_MEMORY);
-        }
-        _ => {}
+        return Ok(pointer);
+    };
+    let leaned = Leaned { process, gpu, block };
+    checked(call(&mut pointer))?;
+    if !small.insert(gpu, pointer, bytes) || leaned.take_over() {
+        return Ok(pointer);
     }
-    Ok(pointer)
+    // Something that nobody has an address of lies where there seemed to be room.
+    small.doubt(gpu);
+    if let Ok(reserved) = Reserved::take(process, gpu, BLOCK) {
+        reserved.keep();
+        return Ok(pointer);
+    }
+    // SAFETY: just allocated, and nobody knows of it.
+    unsafe { real::cuMemFree_v2(pointer) };
+    if let Some(piece) = small.begin_to_free(pointer) {
+        small.freed(&piece);
+    }
+    Err(CUDA_ERROR_OUT_OF_MEMORY)
+}
+
+/// A block that an allocation leans on.
+struct Leaned<'a> {
+    process: &'a Process,
+    gpu: usize,
+    block: u64,
+}
+
+impl Leaned<'_> {
+    /// The driver has opened another block: if this one has gone meanwhile, what was taken for it is the other's.
+    fn take_over(self) -> bool {
+        let own = std::mem::ManuallyDrop::new(self);
+        own.process.memory.small.straighten(own.block)
+    }
+}
+
+impl Drop for Leaned<'_> {
+    fn drop(&mut self) {
+        if self.process.memory.small.straighten(self.block) {
+            self.process.region.release(self.gpu, BLOCK);
+        }
+    }
 }
 
 /// A variable of a module, with the driver's call: the driver may place it when it is first asked for.
@@ -152,7 +170,7 @@ pub(super) fn free(pointer: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUr
         }
         return answer;
     }
-    let Some(piece) = memory.small.begin_to_free(pointer) else { return call() };
+    let Some(piece) = memory.small.begin_to_free(pointer) else { return memory.beyond.free(pointer, call) };
     let answer = call();
     if answer != CUDA_SUCCESS {
         memory.small.kept(&piece);
@@ -160,22 +178,6 @@ pub(super) fn free(pointer: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUr
         process.region.release(piece.gpu, BLOCK);
     }
     answer
-}
-
-/// Memory beyond the limit, where its owner allows that: the driver keeps it on the host and shows it to the card.
-fn allocate_on_host(process: &Process, bytes: u64, refused: CUresult) -> Result<CUdeviceptr, CUresult> {
-    if refused != CUDA_ERROR_OUT_OF_MEMORY || !process.region.policy().oversubscribe {
-        return Err(refused);
-    }
-    let bytes = usize::try_from(bytes).map_err(|_| refused)?;
-    let mut pointer = 0;
-    // SAFETY: a number to fill in.
-    let answer = unsafe { real::cuMemAllocManaged(&mut pointer, bytes, CU_MEM_ATTACH_GLOBAL) };
-    checked(answer).map_err(|_| refused)?;
-    // A card that cannot do this moves what it needs, as managed memory does anyway.
-    // SAFETY: just allocated, and as long.
-    unsafe { real::cuMemAdvise(pointer, bytes, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, CPU) };
-    Ok(pointer)
 }
 
 /// An address that old programs can have; one that is too long is given back.
@@ -235,7 +237,7 @@ hooks! { cuda;
             |process| {
                 // SAFETY: a number to fill in.
                 let made = allocate(process, bytes as u64, |pointer| unsafe { next(pointer, bytes) });
-                let made = made.or_else(|refused| allocate_on_host(process, bytes as u64, refused))?;
+                let made = made.or_else(|refused| beyond::allocate(process, bytes as u64, refused))?;
                 // SAFETY: not null, and the program's to write.
                 unsafe { answer(pointer, made) };
                 Ok(())
@@ -337,7 +339,7 @@ hooks! { cuda;
                 let gpu = here(process)?;
                 // SAFETY: a number to fill in.
                 let made = allocate_blocks(process, gpu, bytes as u64, |pointer| unsafe { next(pointer, bytes, flags) });
-                let made = made.or_else(|refused| allocate_on_host(process, bytes as u64, refused))?;
+                let made = made.or_else(|refused| beyond::allocate(process, bytes as u64, refused))?;
                 // SAFETY: not null, and the program's to write.
                 unsafe { answer(pointer, made) };
                 Ok(())

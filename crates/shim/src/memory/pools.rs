@@ -7,7 +7,7 @@
 
 use super::allocations::{Held, Table};
 use super::later::What;
-use super::{answer, checked, granted, here, locked, plain};
+use super::{Reserved, answer, checked, granted, here, locked, patience, plain};
 use crate::gate::capture;
 use crate::hook::{Variant, hooks};
 use crate::process::{self, Process};
@@ -109,7 +109,7 @@ impl Pools {
         book.remove(&held.pool);
         drop(book);
         match (stream, rest) {
-            (Some((stream, variant)), rest) => process.memory.later.add(process, rest, stream, variant),
+            (Some((stream, variant)), rest) => process.memory.later.add(rest, stream, variant),
             (None, What::Bytes(gpu, bytes)) => process.region.release(gpu, bytes),
             (None, What::Piece(_)) => {}
         }
@@ -159,14 +159,11 @@ fn prepare(
     let step = bytes.checked_next_multiple_of(STEP).unwrap_or(u64::MAX);
     let region = &process.region;
     // A pool asks for more than the program did: if there is not as much, nothing has been refused yet.
-    let fits = || region.memory_limit(gpu).is_none_or(|limit| limit.saturating_sub(region.used(gpu)) >= step);
-    if !fits() {
-        region.tidy();
-    }
-    let take = || fits() && region.reserve(gpu, step).is_ok();
+    let take = || region.try_reserve(gpu, step);
     if take() {
         return Ok(step);
     }
+    region.tidy();
     process.memory.later.look(process);
     refresh(process, gpu, book);
     let room = |pool| {
@@ -178,7 +175,7 @@ fn prepare(
     }
     trim(book);
     refresh(process, gpu, book);
-    if take() { Ok(step) } else { Err(CUDA_ERROR_OUT_OF_MEMORY) }
+    if take() || patience::take(region, gpu, step) { Ok(step) } else { Err(CUDA_ERROR_OUT_OF_MEMORY) }
 }
 
 /// Sets what a pool is charged to what it has, out of what was taken before; false if it has more and that is not there.
@@ -187,7 +184,7 @@ fn settle(process: &Process, gpu: usize, own: &mut Pool, pool: u64, taken: u64) 
     // A pool that cannot be asked is assumed to have grown.
     let reserved = attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT).unwrap_or(have);
     if reserved > have {
-        let there = process.region.reserve(gpu, reserved - have).is_ok();
+        let there = Reserved::take(process, gpu, reserved - have).map(Reserved::keep).is_ok();
         own.charged = if there { reserved } else { have };
         return there;
     }
@@ -325,15 +322,15 @@ fn free_in(
             memory.pools.piece_gone(process, held, Some((stream, variant)));
         } else {
             memory.pools.may_shrink(held.gpu());
-            memory.later.add(process, What::Bytes(held.gpu(), held.bytes), stream, variant);
+            memory.later.add(What::Bytes(held.gpu(), held.bytes), stream, variant);
         }
         return answer;
     }
-    let Some(piece) = memory.small.begin_to_free(pointer) else { return call() };
+    let Some(piece) = memory.small.begin_to_free(pointer) else { return memory.beyond.free(pointer, call) };
     let answer = call();
     if answer == CUDA_SUCCESS {
         memory.pools.may_shrink(piece.gpu);
-        memory.later.add(process, What::Piece(piece), stream, variant);
+        memory.later.add(What::Piece(piece), stream, variant);
     } else {
         memory.small.kept(&piece);
     }
@@ -375,7 +372,7 @@ fn destroy(pool: CUmemoryPool, call: impl FnOnce() -> CUresult) -> CUresult {
         if charged > 0 {
             let all = std::ptr::null_mut();
             process.memory.pools.may_shrink(gpu);
-            process.memory.later.add(process, What::Bytes(gpu, charged), all, Variant::Plain);
+            process.memory.later.add(What::Bytes(gpu, charged), all, Variant::Plain);
         }
     }
     answer

@@ -30,6 +30,11 @@ fn a_context_beyond_the_limit_is_refused() {
     Container::with_memory(&node, CONTEXT - 1).play("contexts none");
 }
 
+#[test]
+fn heaps_count_with_their_context() {
+    play("contexts heaps", 64 * MIB);
+}
+
 pub fn client(arguments: &[&str]) {
     match arguments {
         ["made"] => made(),
@@ -37,6 +42,7 @@ pub fn client(arguments: &[&str]) {
         ["green"] => green(),
         ["contents"] => contents(),
         ["none"] => none(),
+        ["heaps"] => heaps(),
         other => panic!("{other:?}"),
     }
 }
@@ -141,4 +147,46 @@ fn none() {
     let observer = Observer::new();
     observer.exact("nothing");
     assert_eq!(observer.truth(0), 0);
+}
+
+fn heaps() {
+    let (cuda, context, observer) = start();
+    let (heap, buffer) = (CU_LIMIT_MALLOC_HEAP_SIZE, CU_LIMIT_PRINTF_FIFO_SIZE);
+    // As every context has it.
+    let (mut initial, mut value) = (0, 0);
+    ok!(cuda.cuCtxGetLimit(&mut initial, heap));
+    ok!(cuda.cuCtxSetLimit(heap, initial));
+    ok!(cuda.cuCtxSetLimit(heap, 1));
+    ok!(cuda.cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 4096));
+    observer.exact("as before");
+    assert_eq!(observer.used(0), CONTEXT);
+    for _ in 0..2 {
+        ok!(cuda.cuCtxSetLimit(buffer, SIZE));
+        ok!(cuda.cuCtxSetLimit(heap, initial + 60 * SIZE));
+        observer.exact("a large heap");
+        assert_eq!(observer.used(0), CONTEXT + 60 * MIB);
+        fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuCtxSetLimit(heap, initial + 65 * SIZE));
+        fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuCtxSetLimit(heap, usize::MAX));
+        fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuCtxSetLimit(buffer, 10 * SIZE));
+        ok!(cuda.cuCtxGetLimit(&mut value, heap));
+        assert_eq!(value, initial + 60 * SIZE);
+        observer.exact("not larger");
+        ok!(cuda.cuCtxSetLimit(heap, initial + 10 * SIZE + 1));
+        ok!(cuda.cuCtxSetLimit(buffer, 10 * SIZE));
+        observer.exact("both");
+    }
+    assert!(observer.used(0) > CONTEXT + 18 * MIB);
+    ok!(cuda.cuCtxDestroy_v2(context));
+    observer.exact("gone");
+    assert_eq!(observer.truth(0), 0);
+    let mut primary = null_mut();
+    for _ in 0..2 {
+        ok!(cuda.cuDevicePrimaryCtxRetain(&mut primary, 0));
+        ok!(cuda.cuCtxSetCurrent(primary));
+        ok!(cuda.cuCtxSetLimit(heap, initial + 60 * SIZE));
+        observer.exact("a primary context's");
+        ok!(cuda.cuDevicePrimaryCtxRelease_v2(0));
+        observer.exact("released");
+        assert_eq!(observer.truth(0), 0);
+    }
 }

@@ -261,6 +261,18 @@ fn beyond() {
         observer.exact("in between");
     }
     assert_eq!(observer.truth(0), CONTEXT + 60 * MIB);
+    // It stays on the host.
+    let (last, none) = (held[4], null_mut());
+    let device = CUmemLocation { type_: CU_MEM_LOCATION_TYPE_DEVICE, id: 0 };
+    let host = CUmemLocation { type_: CU_MEM_LOCATION_TYPE_HOST, id: 0 };
+    fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemPrefetchAsync(last, 30 * SIZE, 0, none));
+    fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemPrefetchAsync_ptsz(last + 5, 1, 0, none));
+    fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemPrefetchAsync_v2(last, SIZE, device, 0, none));
+    fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemPrefetchAsync_v2_ptsz(last, SIZE, device, 0, none));
+    ok!(cuda.cuMemPrefetchAsync(last, 30 * SIZE, -1, none));
+    ok!(cuda.cuMemPrefetchAsync_v2(last, SIZE, host, 0, none));
+    ok!(cuda.cuCtxSynchronize());
+    observer.exact("not prefetched");
     held.into_iter().for_each(|pointer| ok!(cuda.cuMemFree_v2(pointer)));
     observer.exact("empty");
 }

@@ -87,6 +87,33 @@ fn what_fits_is_not_refused() {
     sure.end();
 }
 
+/// What another thread takes for a moment only is no reason to refuse.
+#[test]
+fn what_fits_is_not_refused_for_a_small_one_beside_it() {
+    let node = node();
+    let container = Container::with_memory(&node, CONTEXT + 66 * MIB);
+    container.play("processes beside small");
+    assert_eq!(container.reader().snapshot().unwrap().gpus[0].refusals, 0);
+}
+
+#[test]
+fn what_fits_is_not_refused_for_a_small_one_of_another_process() {
+    let node = node();
+    let container = Container::with_memory(&node, 2 * CONTEXT + 66 * MIB);
+    let mut other = container.start("processes small");
+    other.hear("small");
+    container.play("processes exactly");
+    assert_eq!(container.reader().snapshot().unwrap().gpus[0].refusals, 0);
+    other.kill();
+}
+
+/// A pool takes a step before it knows that it needs none. Who meets it in between waits.
+#[test]
+fn what_fits_is_rarely_refused_beside_a_pool() {
+    let node = node();
+    Container::with_memory(&node, CONTEXT + 96 * MIB).play("processes beside pool");
+}
+
 /// Threads that allocate and free side by side leave an exact account.
 #[test]
 fn many_threads_are_counted_exactly() {
@@ -99,6 +126,9 @@ pub fn client(arguments: &[&str]) {
         ["whole"] => whole(),
         ["sure"] => sure(),
         ["threads"] => threads(),
+        ["beside", what] => beside(what),
+        ["small"] => small_ones(&start().0, &AtomicBool::new(false)),
+        ["exactly"] => assert_eq!(exactly(&start().0), 0),
         ["modest", seed] => modest(seed.parse().unwrap()),
         other => panic!("{other:?}"),
     }
@@ -242,6 +272,66 @@ fn modest(seed: u64) {
         ok!(cuda.cuMemAlloc_v2(&mut pointer, next(&mut random) as usize % (150 * SIZE) + 1));
         ok!(cuda.cuMemFree_v2(pointer));
     }
+}
+
+/// Allocates and frees in a block that stays, again and again.
+fn small_ones(cuda: &Cuda, over: &AtomicBool) {
+    let (mut kept, mut pointer) = (0, 0);
+    ok!(cuda.cuMemAlloc_v2(&mut kept, 4096));
+    say("small");
+    while !over.load(Ordering::Relaxed) {
+        ok!(cuda.cuMemAlloc_v2(&mut pointer, 4096));
+        ok!(cuda.cuMemFree_v2(pointer));
+    }
+}
+
+/// The same in a pool, which has one step and needs no more.
+fn pooled_ones(cuda: &Cuda, over: &AtomicBool) {
+    let (mut kept, mut pointer) = (0, 0);
+    ok!(cuda.cuMemAllocAsync(&mut kept, 4096, null_mut()));
+    say("pooled");
+    while !over.load(Ordering::Relaxed) {
+        ok!(cuda.cuMemAllocAsync(&mut pointer, 4096, null_mut()));
+        ok!(cuda.cuMemFreeAsync(pointer, null_mut()));
+    }
+}
+
+/// How often of many times it did not get what is exactly there.
+fn exactly(cuda: &Cuda) -> usize {
+    let refused = (0..TRIES).filter(|_| {
+        let mut pointer = 0;
+        match says!(cuda.cuMemAlloc_v2(&mut pointer, 64 * SIZE)) {
+            CUDA_SUCCESS => ok!(cuda.cuMemFree_v2(pointer)),
+            code => {
+                assert_eq!(code, CUDA_ERROR_OUT_OF_MEMORY);
+                return true;
+            }
+        }
+        false
+    });
+    refused.count()
+}
+
+const TRIES: usize = 10_000;
+
+fn beside(what: &str) {
+    let (cuda, context, observer) = start();
+    let (over, shared, pool) = (AtomicBool::new(false), context.addr(), what == "pool");
+    let refused = std::thread::scope(|scope| {
+        let end = Ending(&over);
+        scope.spawn(|| {
+            ok!(cuda.cuCtxSetCurrent(std::ptr::with_exposed_provenance_mut(shared)));
+            if pool { pooled_ones(&cuda, &over) } else { small_ones(&cuda, &over) }
+        });
+        while observer.used(0) == CONTEXT {
+            std::thread::yield_now();
+        }
+        let refused = exactly(&cuda);
+        drop(end);
+        refused
+    });
+    // Who waits does not wait for a thread that does not run for long.
+    assert!(refused <= if pool { TRIES / 100 } else { 0 }, "refused {refused} times");
 }
 
 fn threads() {

@@ -11,7 +11,7 @@ use super::handle::{Arena, handle_of};
 use super::session::{session, unique};
 use super::stream::Stream;
 use super::{CUcontext, CudaError, event, memory, module, stream};
-use crate::state::Setting;
+use crate::state::{Setting, UNIT};
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -30,6 +30,8 @@ pub(super) struct Context {
     pub(super) group: usize,
     legacy: OnceLock<&'static Stream>,
     limits: [AtomicU64; 8],
+    /// One at a time changes what the limits take of the card.
+    growing: Mutex<()>,
     cache: AtomicU32,
     banks: AtomicU32,
     /// How often it was made or attached, less how often it was let go.
@@ -152,6 +154,7 @@ impl Context {
             group,
             legacy: OnceLock::new(),
             limits: LIMITS.map(AtomicU64::new),
+            growing: Mutex::default(),
             cache: AtomicU32::new(0),
             banks: AtomicU32::new(1),
             attached: AtomicU32::new(1),
@@ -182,6 +185,43 @@ impl Context {
         Ok(())
     }
 
+    /// Bytes of the card that a limit takes beyond what every context has: the printf buffer and the heap lie there.
+    fn grown(which: usize, value: u64) -> Option<u64> {
+        match which {
+            1 | 2 => value.saturating_sub(LIMITS[which]).checked_next_multiple_of(UNIT),
+            _ => Some(0),
+        }
+    }
+
+    /// Sets one of its limits, and takes or gives back what that is of the card.
+    fn set_limit(&self, which: usize, value: u64) -> Result<(), CudaError> {
+        let _growing = self.growing.lock().map_err(|_| CudaError::UNKNOWN)?;
+        if !self.is_alive() {
+            return Err(CudaError::CONTEXT_IS_DESTROYED);
+        }
+        let limit = self.limits.get(which).ok_or(CudaError::UNSUPPORTED_LIMIT)?;
+        let before = Self::grown(which, limit.load(Ordering::Relaxed)).unwrap_or(0);
+        let after = Self::grown(which, value).ok_or(CudaError::OUT_OF_MEMORY)?;
+        if after > before {
+            self.device.take(after - before)?;
+        } else if after < before {
+            self.device.give(before - after);
+        }
+        limit.store(value, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// It has the limits that every context begins with.
+    fn reset_limits(&self) {
+        let _growing = self.growing.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        for (which, (limit, initial)) in self.limits.iter().zip(LIMITS).enumerate() {
+            let grown = Self::grown(which, limit.swap(initial, Ordering::Relaxed)).unwrap_or(0);
+            if grown > 0 {
+                self.device.give(grown);
+            }
+        }
+    }
+
     /// Ends the context and everything in it.
     fn destroy(&'static self) {
         // Work in flight is finished, as the driver does; a lost GPU has none.
@@ -193,6 +233,7 @@ impl Context {
         event::drop_all(self);
         stream::drop_all(self);
         memory::drop_all(self);
+        self.reset_limits();
         if !self.primary {
             self.device.engine().close_group(self.group);
         }

@@ -231,8 +231,9 @@ impl Contexts for Library {
     }
 
     unsafe fn cuCtxSetLimit(which: CUlimit, value: usize) -> Result<(), CudaError> {
-        limit(current()?, which)?.store(value as u64, Ordering::Relaxed);
-        Ok(())
+        let context = current()?;
+        limit(context, which)?;
+        context.set_limit(which as usize, value as u64)
     }
 
     unsafe fn cuCtxGetCacheConfig(config: *mut CUfunc_cache) -> Result<(), CudaError> {
