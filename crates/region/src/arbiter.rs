@@ -68,6 +68,10 @@ pub mod tuning {
     pub const HASTE: u64 = 30 * MICRO;
     /// Work that lasts longer than this past its turn no longer keeps others out.
     pub const BOUND: u64 = 200 * MILLI;
+    /// A look at a container that takes longer than this is dear...
+    pub const DEAR: u64 = MILLI;
+    /// ...and the next one comes after so many times as long.
+    pub const REST: u64 = 32;
     /// The longest time between two looks.
     pub const BEAT: u64 = 50 * MILLI;
 }

@@ -30,6 +30,8 @@ struct Seat {
     /// Somebody waited in it, or it had the turn, when last seen.
     lively: bool,
     broken: bool,
+    /// Not asked before this.
+    rests_until: u64,
     /// What was seen last.
     last: View,
 }
@@ -56,7 +58,7 @@ impl Seat {
         let (cores, ceiling, priority) = (limits.cores(), limits.ceiling(), limits.priority());
         let share = |view| View { cores, ceiling, priority, ..view };
         let care = if self.lively || holds { Care::Ask } else { care };
-        if care == Care::None {
+        if care == Care::None || now < self.rests_until {
             return (!self.broken).then(|| share(self.last));
         }
         self.broken = true;
@@ -66,6 +68,11 @@ impl Seat {
             // Before its processes are asked: who rings later is heard.
             self.seen = doorbell;
             let demand = self.hall.reader.demand(self.gpu, now).ok()?;
+            let cost = map::clock(libc::CLOCK_MONOTONIC).saturating_sub(now);
+            if cost > tuning::DEAR {
+                // A container can make itself hard to look at. It is looked at less then: nobody else waits for it.
+                self.rests_until = now.saturating_add(cost.saturating_mul(tuning::REST));
+            }
             (view.waiting, view.busy_until, view.spent) =
                 (demand.waiting > 0, demand.busy_until, demand.spent);
         }
@@ -213,7 +220,7 @@ impl Dealer {
             self.listened.clear();
             for (number, (seat, view)) in self.seats.iter().zip(&self.views).enumerate() {
                 // Whoever is not looked at would ring for ever.
-                if let (Some(seat), Some(_)) = (seat, view) {
+                if let (Some(seat), Some(_)) = (seat.as_ref().filter(|seat| now >= seat.rests_until), view) {
                     self.bells.add(&seat.bell, seat.seen);
                     self.listened.push(number);
                     active |= seat.lively;
@@ -284,6 +291,7 @@ impl Dealer {
                         seen: 0,
                         lively: true,
                         broken: false,
+                        rests_until: 0,
                         last: View::default(),
                     };
                     if let Some(gate) = seat.gate().filter(|gate| gate.turn().is_open()) {

@@ -23,17 +23,12 @@ pub(super) fn is_captured(stream: CUstream, variant: Variant) -> bool {
 /// The same, for who does not know whether any is.
 #[inline]
 pub(crate) fn is_captured_now(process: &process::Process, stream: CUstream, variant: Variant) -> bool {
-    process.gate.captures.load(Relaxed) != 0 && is_captured(stream, variant)
+    process.gate.is_capturing() && is_captured(stream, variant)
 }
 
-<<<<<<< HEAD
 impl Gate {
     /// Whether a capture goes on in this process. Some calls of the driver's would end it, whichever thread they come from:
     /// then we make none of our own.
-=======
-impl super::Gate {
-    /// Whether any stream of this process is being captured.
->>>>>>> fixmemory
     #[inline]
     pub(crate) fn is_capturing(&self) -> bool {
         self.captures.load(Relaxed) != 0
