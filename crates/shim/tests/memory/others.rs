@@ -11,6 +11,15 @@ fn handles_count_to_their_last_reference_and_mapping() {
     play("others handles", 64 * MIB);
 }
 
+/// Who has a handle's shareable counterpart has its memory: it counts until its maker's process ends.
+#[test]
+fn exported_handles_count_as_long_as_their_maker_lives() {
+    let node = node();
+    let container = Container::with_memory(&node, CONTEXT + 64 * MIB);
+    container.play("others shareable");
+    assert_eq!((container.used(0), container::truth(&node.state(), 0)), (0, 0));
+}
+
 #[test]
 fn arrays_count_by_their_elements() {
     play("others arrays", 64 * MIB);
@@ -48,6 +57,7 @@ pub fn client(arguments: &[&str]) {
     match arguments {
         ["handles"] => handles(),
         ["arrays"] => arrays(),
+        ["shareable"] => shareable(),
         ["small"] => small(),
         ["modules"] => modules(),
         ["external"] => external(),
@@ -57,14 +67,17 @@ pub fn client(arguments: &[&str]) {
     }
 }
 
-fn handles() {
-    let (cuda, _, observer) = start();
-    let properties = |device| CUmemAllocationProp {
+fn properties(device: i32) -> CUmemAllocationProp {
+    CUmemAllocationProp {
         type_: CU_MEM_ALLOCATION_TYPE_PINNED,
         requestedHandleTypes: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
         location: CUmemLocation { type_: CU_MEM_LOCATION_TYPE_DEVICE, id: device },
         ..CUmemAllocationProp::default()
-    };
+    }
+}
+
+fn handles() {
+    let (cuda, _, observer) = start();
     let (mut one, mut two, mut address, mut same) = (0, 0, 0, 0);
     ok!(cuda.cuMemCreate(&mut one, 40 * SIZE, &properties(0), 0));
     observer.exact("one handle");
@@ -81,13 +94,6 @@ fn handles() {
     ok!(cuda.cuMemRetainAllocationHandle(&mut same, address as *mut c_void));
     ok!(cuda.cuMemRelease(two));
     observer.exact("mapped");
-    // A second handle of the same memory is no second memory.
-    let (mut descriptor, mut imported) = (0i32, 0);
-    let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    ok!(cuda.cuMemExportToShareableHandle((&raw mut descriptor).cast(), same, kind, 0));
-    ok!(cuda.cuMemImportFromShareableHandle(&mut imported, descriptor as usize as *mut c_void, kind));
-    observer.exact("imported");
-    ok!(cuda.cuMemRelease(imported));
     ok!(cuda.cuMemUnmap(address, 66 * SIZE));
     observer.exact("unmapped");
     assert_eq!((observer.used(0), observer.used(1)), (CONTEXT + 40 * MIB, 0));
@@ -99,6 +105,42 @@ fn handles() {
         ok!(cuda.cuMemRelease(one));
     }
     observer.exact("at the end");
+}
+
+fn shareable() {
+    let (cuda, _, observer) = start();
+    let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    let (mut own, mut imported, mut same, mut address, mut descriptor) = (0, 0, 0, 0, -1i32);
+    ok!(cuda.cuMemAddressReserve(&mut address, 64 * SIZE, 0, 0, 0));
+    // An export that fails is none.
+    ok!(cuda.cuMemCreate(&mut own, 64 * SIZE, &properties(0), 0));
+    fails!(CUDA_ERROR_INVALID_VALUE, cuda.cuMemExportToShareableHandle(null_mut(), own, kind, 0));
+    ok!(cuda.cuMemRelease(own));
+    observer.exact("nothing was exported");
+    ok!(cuda.cuMemCreate(&mut own, 40 * SIZE, &properties(0), 0));
+    ok!(cuda.cuMemExportToShareableHandle((&raw mut descriptor).cast(), own, kind, 0));
+    ok!(cuda.cuMemImportFromShareableHandle(&mut imported, descriptor as usize as *mut c_void, kind));
+    observer.exact("a second handle is no second memory");
+    ok!(cuda.cuMemMap(address, 40 * SIZE, 0, imported, 0));
+    ok!(cuda.cuMemRelease(own));
+    ok!(cuda.cuMemRelease(imported));
+    observer.exact("mapped, without a handle");
+    assert_eq!(observer.used(0), CONTEXT + 40 * MIB);
+    fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemCreate(&mut own, 26 * SIZE, &properties(0), 0));
+    ok!(cuda.cuMemUnmap(address, 40 * SIZE));
+    // Somebody else could still have it.
+    assert_eq!((observer.used(0), observer.truth(0)), (CONTEXT + 40 * MIB, CONTEXT));
+    // A handle that uses the number again is another.
+    for _ in 0..3 {
+        ok!(cuda.cuMemCreate(&mut own, 24 * SIZE, &properties(0), 0));
+        ok!(cuda.cuMemMap(address, 24 * SIZE, 0, own, 0));
+        ok!(cuda.cuMemRetainAllocationHandle(&mut same, address as *mut c_void));
+        ok!(cuda.cuMemUnmap(address, 24 * SIZE));
+        ok!(cuda.cuMemRelease(same));
+        assert_eq!(observer.used(0), CONTEXT + 64 * MIB);
+        ok!(cuda.cuMemRelease(own));
+        assert_eq!(observer.used(0), CONTEXT + 40 * MIB);
+    }
 }
 
 fn arrays() {
