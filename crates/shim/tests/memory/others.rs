@@ -26,8 +26,14 @@ fn arrays_count_by_their_elements() {
 }
 
 #[test]
-fn small_arrays_share_blocks() {
+fn small_arrays_count_a_block_each() {
     play("others small", 8 * MIB);
+}
+
+/// A block that one small array is left in is a block.
+#[test]
+fn single_arrays_in_many_blocks_are_not_forgotten() {
+    play("others scattered", 64 * MIB);
 }
 
 #[test]
@@ -59,6 +65,7 @@ pub fn client(arguments: &[&str]) {
         ["arrays"] => arrays(),
         ["shareable"] => shareable(),
         ["small"] => small(),
+        ["scattered"] => scattered(),
         ["modules"] => modules(),
         ["external"] => external(),
         ["export"] => export(),
@@ -190,19 +197,69 @@ fn arrays() {
 
 fn small() {
     let (cuda, _, observer) = start();
-    let (mut array, mut held) = (null_mut(), Vec::new());
+    let (mut array, mut pointer) = (null_mut(), 0);
     let plane = CUDA_ARRAY_DESCRIPTOR { Width: 100, Height: 100, Format: CU_AD_FORMAT_FLOAT, NumChannels: 4 };
-    while says!(cuda.cuArrayCreate_v2(&mut array, &plane)) == CUDA_SUCCESS {
-        held.push(array);
-        observer.exact("after an array");
+    for _ in 0..2 {
+        let mut held = Vec::new();
+        while says!(cuda.cuArrayCreate_v2(&mut array, &plane)) == CUDA_SUCCESS {
+            held.push(array);
+            assert!(observer.used(0) >= observer.truth(0));
+        }
+        // The driver puts all of them into one block; nobody can see that.
+        assert_eq!(held.len(), 4);
+        assert_eq!(observer.used(0), CONTEXT + 8 * MIB);
+        for array in held {
+            ok!(cuda.cuArrayDestroy(array));
+            assert!(observer.used(0) >= observer.truth(0));
+        }
+        observer.exact("without arrays");
     }
-    // Eight of a quarter of a mebibyte in each of four blocks.
-    assert_eq!(held.len(), 32);
-    for array in held {
-        ok!(cuda.cuArrayDestroy(array));
+    // Beside an allocation in the same block, whichever goes first.
+    for array_first in [true, false] {
+        ok!(cuda.cuMemAlloc_v2(&mut pointer, 1000));
+        ok!(cuda.cuArrayCreate_v2(&mut array, &plane));
+        if array_first {
+            ok!(cuda.cuArrayDestroy(array));
+            observer.exact("without the array");
+            ok!(cuda.cuMemFree_v2(pointer));
+        } else {
+            ok!(cuda.cuMemFree_v2(pointer));
+            observer.exact("without the allocation");
+            ok!(cuda.cuArrayDestroy(array));
+        }
+        observer.exact("without both");
+    }
+}
+
+fn scattered() {
+    let (cuda, context, observer) = start();
+    let (mut pieces, mut arrays) = (Vec::new(), Vec::new());
+    let line =
+        CUDA_ARRAY_DESCRIPTOR { Width: 64, Height: 0, Format: CU_AD_FORMAT_UNSIGNED_INT8, NumChannels: 1 };
+    // Every block is filled by halves of halves, and the last piece of it is an array.
+    'all: loop {
+        for half in 1..=12 {
+            let (mut pointer, size) = (0, (2 * SIZE >> half).min(SIZE - 512));
+            if says!(cuda.cuMemAlloc_v2(&mut pointer, size)) != CUDA_SUCCESS {
+                break 'all;
+            }
+            pieces.push(pointer);
+        }
+        let mut array = null_mut();
+        if says!(cuda.cuArrayCreate_v2(&mut array, &line)) != CUDA_SUCCESS {
+            break;
+        }
+        arrays.push(array);
         assert!(observer.used(0) >= observer.truth(0));
     }
-    assert_eq!(observer.used(0), CONTEXT);
+    assert!(arrays.len() > 10, "{}", arrays.len());
+    pieces.into_iter().for_each(|pointer| ok!(cuda.cuMemFree_v2(pointer)));
+    let (account, truth) = (observer.used(0), observer.truth(0));
+    assert!(truth > CONTEXT + 20 * MIB, "arrays are in blocks of their own now: {truth}");
+    assert!(account >= truth, "{account} of {truth}");
+    fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemAlloc_v2(&mut 0, 58 * SIZE));
+    ok!(cuda.cuCtxDestroy_v2(context));
+    observer.exact("nothing");
 }
 
 fn modules() {
