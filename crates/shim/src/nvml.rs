@@ -2,9 +2,10 @@
 //!
 //! Every function of NVML was looked at. What is not hooked tells of the card and not of who uses it: how many there are,
 //! their handles, names, UUIDs, places and links; the driver's version; clocks, power, temperature, errors, events; traffic on
-//! PCIe and NVLink. None of that can be told apart by container. `nvmlDeviceGetBAR1MemoryInfo` stays, too: the window through
-//! which the host reaches the card is nobody's share. Fields by number (`nvmlDeviceGetFieldValues`) have neither memory nor
-//! utilisation among them. `nvmlSystemGetProcessName` reads what `/proc` of the caller says.
+//! PCIe and NVLink. None of that can be told apart by container. Nor can the use of the window through which the host reaches
+//! the card, and that tells how many others there are: `nvmlDeviceGetBAR1MemoryInfo` shows all of it free. Fields by number
+//! (`nvmlDeviceGetFieldValues`) have neither memory nor utilisation among them. `nvmlSystemGetProcessName` knows the
+//! container's own processes that have loaded the driver: the driver may know everybody's, by the machine's pids.
 //!
 //! A GPU that the region does not name is not the container's: who asks for its memory, processes or utilisation has no
 //! permission. So has everybody where the region is missing ([`Standing::Refused`]). Who it is can always be asked.

@@ -55,6 +55,7 @@ fn client() {
         "use" => use_gpu(number(0), number(1), number(2) != 0),
         "see" => see(number(0) as u32, number(1), number(2)),
         "nobody" => see_nobody(),
+        "names" => names(number(0) as u32, number(1) as u32),
         "utilisation" => utilisation(number(0) as u32, number(1) as u32),
         "consistent" => consistent(),
         "stranger" => stranger(),
@@ -347,6 +348,56 @@ fn containers_see_their_own_processes_and_memory() {
     }
 }
 
+/// How NVML says a process is called, in a buffer of this length.
+fn name_of(nvml: &Nvml, pid: u32, length: usize) -> Result<String, nvmlReturn_t> {
+    let mut name = vec![1; length];
+    // SAFETY: a buffer of this length.
+    let code = unsafe { nvml.nvmlSystemGetProcessName(pid, name.as_mut_ptr(), length as u32) };
+    if code != NVML_SUCCESS {
+        assert!(name.iter().all(|&letter| letter == 1), "nothing is written where nothing is told");
+        return Err(code);
+    }
+    let text: Vec<u8> = name.iter().map(|&letter| letter as u8).take_while(|&letter| letter != 0).collect();
+    assert!(text.len() < length, "it ends inside its buffer");
+    Ok(String::from_utf8(text).unwrap())
+}
+
+/// `own` is of this container, `other` is not.
+fn names(own: u32, other: u32) {
+    let nvml = started();
+    let program = std::env::current_exe().unwrap().to_str().unwrap().to_owned();
+    for pid in [own, std::process::id()] {
+        assert_eq!(name_of(&nvml, pid, 4096).as_ref(), Ok(&program));
+        assert_eq!(name_of(&nvml, pid, program.len() + 1).as_ref(), Ok(&program));
+        assert_eq!(name_of(&nvml, pid, 5).as_deref(), Ok(&program[..4]));
+        assert_eq!(name_of(&nvml, pid, 1).as_deref(), Ok(""));
+        assert_eq!(name_of(&nvml, pid, 0), Err(NVML_ERROR_INVALID_ARGUMENT));
+        fails!(NVML_ERROR_INVALID_ARGUMENT, nvml.nvmlSystemGetProcessName(pid, null_mut(), 64));
+    }
+    // Who else there is, on the GPU or not.
+    for pid in [other, 1, std::os::unix::process::parent_id(), 0, u32::MAX] {
+        assert_eq!(name_of(&nvml, pid, 64), Err(NVML_ERROR_NOT_FOUND), "{pid}");
+    }
+    for index in [0, 1] {
+        let mut window = nvmlBAR1Memory_t::default();
+        ok!(nvml.nvmlDeviceGetBAR1MemoryInfo(device(&nvml, index), &mut window));
+        assert!(window.bar1Total > 0);
+        assert_eq!((window.bar1Free, window.bar1Used), (window.bar1Total, 0));
+    }
+    fails!(NVML_ERROR_INVALID_ARGUMENT, nvml.nvmlDeviceGetBAR1MemoryInfo(device(&nvml, 0), null_mut()));
+}
+
+#[test]
+fn others_are_neither_named_nor_seen_in_the_window() {
+    for node in both_drivers() {
+        let (one, other) = (Container::with_memory(&node, LIMIT), Container::with_memory(&node, LIMIT));
+        let (_first, own) = work(&one, 0, 100, false);
+        let (_second, neighbour) = work(&other, 0, 100, false);
+        one.play(&format!("names {own} {neighbour}"));
+        other.play(&format!("names {neighbour} {own}"));
+    }
+}
+
 /// In a pid namespace of its own: what it starts is listed by the pid that it has there.
 fn family() {
     assert_eq!(std::process::id(), 1);
@@ -361,6 +412,9 @@ fn family() {
     let [(listed_pid, used, name)] = &listed(&nvml, 213, device)[..] else { panic!("not one process") };
     assert_eq!((*listed_pid, *used), (pid, bytes));
     assert!(name.contains("nvml-"), "{name}");
+    for own in [1, pid] {
+        assert!(name_of(&nvml, own, 4096).is_ok_and(|name| name.contains("nvml-")));
+    }
 }
 
 #[test]
@@ -538,6 +592,7 @@ fn denied(nvml: &Nvml, device: nvmlDevice_t) {
     let denied = |answer: nvmlReturn_t| assert_eq!(answer, NVML_ERROR_NO_PERMISSION);
     // SAFETY: no room.
     unsafe {
+        denied(nvml.nvmlDeviceGetBAR1MemoryInfo(device, &mut Default::default()));
         denied(nvml.nvmlDeviceGetComputeRunningProcesses(device, &mut count, null_mut()));
         denied(nvml.nvmlDeviceGetComputeRunningProcesses_v2(device, &mut count, null_mut()));
         denied(nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, &mut count, null_mut()));
@@ -631,6 +686,7 @@ fn refused() {
     assert_eq!(count, 2);
     ok!(nvml.nvmlDeviceGetName(device(&nvml, 0), [0; 96].as_mut_ptr(), 96));
     denied(&nvml, device(&nvml, 0));
+    assert_eq!(name_of(&nvml, std::process::id(), 64), Err(NVML_ERROR_NO_PERMISSION));
 }
 
 /// The region is gone, and that is let pass.
@@ -641,6 +697,10 @@ fn free() {
     assert_eq!((memory.total, memory.used), (40960 * MIB, CONTEXT + 500 * MIB));
     assert_eq!(compute(&nvml, device).len(), 1);
     assert_eq!(listed(&nvml, 213, device).len(), 1);
+    let mut window = nvmlBAR1Memory_t::default();
+    ok!(nvml.nvmlDeviceGetBAR1MemoryInfo(device, &mut window));
+    assert!(window.bar1Used > 0);
+    assert!(name_of(&nvml, std::os::unix::process::parent_id(), 4096).is_ok());
 }
 
 #[test]
@@ -663,6 +723,7 @@ fn uninitialised() {
         NVML_ERROR_UNINITIALIZED,
         nvml.nvmlDeviceGetMemoryInfo(std::ptr::without_provenance_mut(8), &mut Default::default())
     );
+    assert_eq!(name_of(&nvml, std::process::id(), 64), Err(NVML_ERROR_UNINITIALIZED));
     ok!(nvml.nvmlInit_v2());
     let device = device(&nvml, 0);
     say("ready");
@@ -673,6 +734,7 @@ fn uninitialised() {
         NVML_ERROR_GPU_IS_LOST,
         nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, &mut count, null_mut())
     );
+    fails!(NVML_ERROR_GPU_IS_LOST, nvml.nvmlDeviceGetBAR1MemoryInfo(device, &mut Default::default()));
     fails!(NVML_ERROR_GPU_IS_LOST, nvml.nvmlDeviceGetUtilizationRates(device, &mut Default::default()));
 }
 

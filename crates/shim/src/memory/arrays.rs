@@ -1,85 +1,32 @@
 //! Arrays and mipmapped arrays.
 //!
-//! Nobody has an address of an array, so which block a small one shares cannot be seen. Small ones are counted as if they
-//! shared blocks among themselves only, and a block is given back when there are fewer arrays than blocks: that is more
-//! than they take where they lie beside other small allocations, and less only where a program leaves single ones behind
-//! in many blocks that it has emptied otherwise.
+//! Nobody has an address of an array, so which block a small one shares cannot be seen: each is counted as a block of its
+//! own. That is what is surely enough, also when a program leaves single ones behind in many blocks that it has emptied
+//! otherwise. Where the driver puts several into one block, more is counted than they take, up to 2 MiB for each.
 #![allow(unsafe_code)]
 
 mod format;
 
 use super::allocations::Table;
-use super::small::{MOST, rounded};
 use super::{BLOCK, Reserved, answer, checked, contexts, granted, here, locked, refused_here};
 use crate::hook::hooks;
 use crate::process::{self, Process};
 use partage_driver_api::cuda::*;
-use partage_region::MAX_GPUS;
 use std::sync::Mutex;
 
-/// The arrays of this process. Held while the driver makes and ends them: it may use a handle again at once.
+/// The arrays of this process, mipmapped ones among them: no two handles are the same. Held while the driver makes and ends
+/// them: it may use a handle again at once.
 #[derive(Default)]
 pub(super) struct Arrays {
-    books: Mutex<Books>,
-}
-
-#[derive(Default)]
-struct Books {
-    /// Arrays have handles of their own, and so have mipmapped ones: no two of them are the same.
-    arrays: Table<Array>,
-    small: [Shared; MAX_GPUS],
+    books: Mutex<Table<Array>>,
 }
 
 #[derive(Clone, Copy)]
 struct Array {
     gpu: usize,
     context: u64,
+    /// Whole blocks; nothing for one that has no memory behind it yet.
     bytes: u64,
-}
-
-/// The blocks that small arrays share.
-#[derive(Clone, Copy, Default)]
-struct Shared {
-    arrays: u64,
-    bytes: u64,
-    blocks: u64,
-}
-
-impl Shared {
-    /// Blocks that it takes to have one more.
-    fn more(&self, bytes: u64) -> u64 {
-        (self.bytes + rounded(bytes)).div_ceil(BLOCK).saturating_sub(self.blocks)
-    }
-
-    fn add(&mut self, bytes: u64, blocks: u64) {
-        self.arrays += 1;
-        self.bytes += rounded(bytes);
-        self.blocks += blocks;
-    }
-
-    /// Blocks that it takes less.
-    fn remove(&mut self, bytes: u64) -> u64 {
-        self.arrays = self.arrays.saturating_sub(1);
-        self.bytes = self.bytes.saturating_sub(rounded(bytes));
-        let less = self.blocks.saturating_sub(self.arrays);
-        self.blocks -= less;
-        less
-    }
-}
-
-impl Books {
-    /// Bytes to give back.
-    fn remove(&mut self, array: u64) -> Option<(usize, u64)> {
-        let gone = self.arrays.remove(&array)?;
-        let bytes = if gone.bytes > MOST {
-            gone.bytes.checked_next_multiple_of(BLOCK)?
-        } else if gone.bytes > 0 {
-            self.small.get_mut(gone.gpu)?.remove(gone.bytes) * BLOCK
-        } else {
-            0
-        };
-        Some((gone.gpu, bytes))
-    }
 }
 
 impl Arrays {
@@ -87,17 +34,13 @@ impl Arrays {
     pub(super) fn forget_context(&self, process: &Process, context: CUcontext) {
         let mut books = locked(&self.books);
         let context = context.addr() as u64;
-        let gone: Vec<u64> = books
-            .arrays
-            .iter()
-            .filter(|(_, array)| array.context == context)
-            .map(|(&array, _)| array)
-            .collect();
-        for array in gone {
-            if let Some((gpu, bytes)) = books.remove(array) {
-                process.region.release(gpu, bytes);
+        books.retain(|_, array| {
+            let gone = array.context == context;
+            if gone {
+                process.region.release(array.gpu, array.bytes);
             }
-        }
+            !gone
+        });
     }
 }
 
@@ -111,19 +54,10 @@ fn create<T>(
     let gpu = here(process)?;
     let context = contexts::current()?.addr() as u64;
     let mut books = locked(&process.memory.arrays.books);
-    let small = books.small.get(gpu).copied().unwrap_or_default();
-    let blocks = if bytes > MOST || bytes == 0 { 0 } else { small.more(bytes) };
-    let whole =
-        if bytes > MOST { bytes.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX) } else { blocks * BLOCK };
+    let whole = bytes.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX);
     let reserved = Reserved::take(process, gpu, whole).map_err(refused_here)?;
     checked(call(&mut made))?;
-    reserved.keep();
-    if (1..=MOST).contains(&bytes)
-        && let Some(small) = books.small.get_mut(gpu)
-    {
-        small.add(bytes, blocks);
-    }
-    books.arrays.insert(made.addr() as u64, Array { gpu, context, bytes });
+    books.insert(made.addr() as u64, Array { gpu, context, bytes: reserved.keep() });
     Ok(made)
 }
 
@@ -133,9 +67,9 @@ fn destroy(array: u64, call: impl FnOnce() -> CUresult) -> CUresult {
     let mut books = locked(&process.memory.arrays.books);
     let answer = call();
     if answer == CUDA_SUCCESS
-        && let Some((gpu, bytes)) = books.remove(array)
+        && let Some(gone) = books.remove(&array)
     {
-        process.region.release(gpu, bytes);
+        process.region.release(gone.gpu, gone.bytes);
     }
     answer
 }
@@ -197,33 +131,5 @@ hooks! { cuda;
     fn cuMipmappedArrayDestroy(mipmapped_array: CUmipmappedArray) |next, _variant| {
         // SAFETY: the program's promise.
         destroy(mipmapped_array.addr() as u64, || unsafe { next(mipmapped_array) })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn small_arrays_have_room_and_all_of_it_comes_back(steps in prop::collection::vec((any::<bool>(), 1..=MOST), 1..200)) {
-            let (mut shared, mut arrays) = (Shared::default(), Vec::new());
-            let mut taken = 0;
-            for (free, bytes) in steps {
-                if free && let Some(bytes) = arrays.pop() {
-                    taken -= shared.remove(bytes);
-                } else {
-                    let blocks = shared.more(bytes);
-                    shared.add(bytes, blocks);
-                    taken += blocks;
-                    arrays.push(bytes);
-                }
-                prop_assert!(taken * BLOCK >= arrays.iter().map(|&bytes| rounded(bytes)).sum::<u64>());
-                prop_assert!(taken <= arrays.len() as u64);
-            }
-            arrays.into_iter().for_each(|bytes| taken -= shared.remove(bytes));
-            prop_assert_eq!(taken, 0);
-        }
     }
 }

@@ -6,7 +6,6 @@ use crate::hook::hooks;
 use crate::process::Process;
 use crate::real::cuda as real;
 use partage_driver_api::cuda::*;
-use std::ptr::null_mut;
 
 /// Free and all memory of a GPU, from what the driver says of the card.
 #[inline]
@@ -46,28 +45,28 @@ fn narrow(bytes: u64) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
-/// What the driver says to a question without a place for all of its answer. It tells no numbers of the card's.
-#[cold]
-fn nowhere(ask: impl FnOnce() -> CUresult) -> CUresult {
-    match ask() {
-        CUDA_SUCCESS => CUDA_ERROR_INVALID_VALUE,
-        refused => refused,
+/// Writes an answer, unless the program does not want it: as the driver does, one of two may be asked for alone.
+///
+/// # Safety
+///
+/// Null, or the program's to write.
+#[inline]
+unsafe fn tell<T>(to: *mut T, value: T) {
+    if !to.is_null() {
+        // SAFETY: not null, and the caller's promise.
+        unsafe { to.write(value) };
     }
 }
 
 hooks! { cuda;
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) |next, _variant| {
-        if free.is_null() || total.is_null() {
-            // SAFETY: the program's promise.
-            return granted(|_| Err(nowhere(|| unsafe { next(null_mut(), null_mut()) })), || unsafe { next(free, total) });
-        }
         granted(
             |process| {
                 let (left, all) = shown_here(process)?;
-                // SAFETY: not null, and the program's to write.
-                unsafe { free.write(left as usize) };
+                // SAFETY: null, or the program's to write.
+                unsafe { tell(free, left as usize) };
                 // SAFETY: likewise.
-                unsafe { total.write(all as usize) };
+                unsafe { tell(total, all as usize) };
                 Ok(())
             },
             // SAFETY: the program's promise.
@@ -76,17 +75,13 @@ hooks! { cuda;
     }
 
     fn cuMemGetInfo(free: *mut u32, total: *mut u32) |next, _variant| {
-        if free.is_null() || total.is_null() {
-            // SAFETY: the program's promise.
-            return granted(|_| Err(nowhere(|| unsafe { next(null_mut(), null_mut()) })), || unsafe { next(free, total) });
-        }
         granted(
             |process| {
                 let (left, all) = shown_here(process)?;
-                // SAFETY: not null, and the program's to write.
-                unsafe { free.write(narrow(left)) };
+                // SAFETY: null, or the program's to write.
+                unsafe { tell(free, narrow(left)) };
                 // SAFETY: likewise.
-                unsafe { total.write(narrow(all)) };
+                unsafe { tell(total, narrow(all)) };
                 Ok(())
             },
             // SAFETY: the program's promise.

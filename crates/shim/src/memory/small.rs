@@ -53,7 +53,7 @@ pub(super) struct Piece {
 }
 
 /// What the driver takes for a piece: halves of halves of a block.
-pub(super) fn rounded(bytes: u64) -> u64 {
+fn rounded(bytes: u64) -> u64 {
     bytes.max(1).div_ceil(PIECE).next_power_of_two() * PIECE
 }
 

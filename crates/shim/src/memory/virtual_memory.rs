@@ -1,8 +1,10 @@
 //! Memory without an address, and the addresses it is mapped to.
 //!
 //! A handle counts from its making to the end of the last of its references and mappings. Memory that somebody else made
-//! and sent here (`cuMemImportFromShareableHandle`) counts where it was made and not a second time. Multicast objects take
-//! no memory of their own: what is bound to them was made as any other.
+//! and sent here (`cuMemImportFromShareableHandle`) counts where it was made and not a second time. So what was exported
+//! counts as long as its maker's process lives: whoever has the shareable handle, or imported it, keeps the memory, and
+//! when the last of them lets go is not seen. Rather once too often than never. Multicast objects take no memory of their
+//! own: what is bound to them was made as any other.
 #![allow(unsafe_code)]
 
 use super::allocations::Table;
@@ -31,6 +33,8 @@ struct Handle {
     bytes: u64,
     references: u64,
     mappings: u64,
+    /// Others may have it, for as long as they like.
+    exported: bool,
 }
 
 impl Books {
@@ -41,7 +45,8 @@ impl Books {
         if own.references > 0 || own.mappings > 0 {
             return None;
         }
-        self.handles.remove(&handle).map(|gone| (gone.gpu, gone.bytes))
+        // What was exported is forgotten but not given back: the driver may use its number again.
+        self.handles.remove(&handle).filter(|gone| !gone.exported).map(|gone| (gone.gpu, gone.bytes))
     }
 }
 
@@ -84,7 +89,7 @@ hooks! { cuda;
                 let mut made = 0;
                 // SAFETY: a number to fill in, and the program's promise.
                 checked(unsafe { next(&mut made, size, properties, flags) })?;
-                let own = Handle { gpu, bytes: reserved.keep(), references: 1, mappings: 0 };
+                let own = Handle { gpu, bytes: reserved.keep(), references: 1, mappings: 0, exported: false };
                 books.handles.insert(made, own);
                 // SAFETY: not null, and the program's to write.
                 unsafe { answer(handle, made) };
@@ -117,6 +122,22 @@ hooks! { cuda;
                 // SAFETY: null, or the program's, where the driver has just written.
                 let retained = unsafe { handle.as_ref() }.copied().unwrap_or(0);
                 books.count(retained, |own| own.references += 1);
+                Vec::new()
+            },
+        )
+    }
+
+    fn cuMemExportToShareableHandle(
+        shareable_handle: *mut c_void,
+        handle: CUmemGenericAllocationHandle,
+        handle_type: CUmemAllocationHandleType,
+        flags: u64,
+    ) |next, _variant| {
+        changing(
+            // SAFETY: the program's promise.
+            || unsafe { next(shareable_handle, handle, handle_type, flags) },
+            |books| {
+                books.count(handle, |own| own.exported = true);
                 Vec::new()
             },
         )

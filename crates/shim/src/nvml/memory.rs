@@ -82,6 +82,21 @@ hooks! { nvml;
         })
     }
 
+    /// The window through which the host reaches the card. The driver does not say whose mappings are in it, so a container
+    /// sees none: all of it is free.
+    fn nvmlDeviceGetBAR1MemoryInfo(device: nvmlDevice_t, bar1_memory: *mut nvmlBAR1Memory_t) |next, _variant| {
+        // SAFETY: the program's promise.
+        told(device, || unsafe { next(device, bar1_memory) }, |_| {
+            let mut card = nvmlBAR1Memory_t::default();
+            // Not into the program's own: another thread could read what others use.
+            // SAFETY: a structure of ours.
+            check(unsafe { next(device, &mut card) })?;
+            let total = card.bar1Total;
+            // SAFETY: as it was called.
+            unsafe { put(bar1_memory, nvmlBAR1Memory_t { bar1Total: total, bar1Free: total, bar1Used: 0 }) }
+        })
+    }
+
     /// Protected memory of confidential computing is memory of the card.
     fn nvmlDeviceGetConfComputeProtectedMemoryUsage(
         device: nvmlDevice_t,

@@ -13,11 +13,13 @@
 //! nobody is named. The closed modules of old translate nothing, and in a namespace of its own a container has used nothing.
 #![allow(unsafe_code)]
 
-use super::{Answer, Share, check, everything, put, put_list, take, told, utilisation};
+use super::{Answer, Share, check, everything, put, put_list, table, take, told, utilisation};
 use crate::hook::hooks;
+use crate::process::{self, Process, Standing};
 use crate::real::nvml as real;
 use partage_driver_api::nvml::*;
 use partage_region::futex::keeping_errno;
+use std::ffi::c_char;
 use std::ptr::null_mut;
 
 /// A process of the container.
@@ -336,6 +338,41 @@ hooks! { nvml;
         })
     }
 
+    /// How a process of the container is called. Nobody else's can be asked for, whatever pid the driver knows it by.
+    fn nvmlSystemGetProcessName(pid: u32, name: *mut c_char, length: u32) |next, _variant| {
+        // SAFETY: the program's promise.
+        let ask = |pid| unsafe { next(pid, name, length) };
+        let process = match process::standing() {
+            Standing::Free => return ask(pid),
+            Standing::Refused => return NVML_ERROR_NO_PERMISSION,
+            Standing::Held(process) => process,
+        };
+        // What else speaks against it is said first, about a pid that no process has.
+        match ask(u32::MAX) {
+            NVML_SUCCESS | NVML_ERROR_NOT_FOUND => {}
+            code => return code,
+        }
+        if name.is_null() || length == 0 {
+            return NVML_ERROR_INVALID_ARGUMENT;
+        }
+        if !is_own(process, pid) {
+            return NVML_ERROR_NOT_FOUND;
+        }
+        let called = table::name(pid);
+        let letters = called.iter().take_while(|&&letter| letter != 0);
+        // A name that is too long is cut; its end is not.
+        let room = (length as usize - 1).min(letters.clone().count());
+        for (index, &letter) in letters.take(room).enumerate() {
+            let place = name.wrapping_add(index);
+            // SAFETY: not null, and inside what the program says is its length.
+            unsafe { place.write(letter as c_char) };
+        }
+        let end = name.wrapping_add(room);
+        // SAFETY: likewise: the end comes before the length does.
+        unsafe { end.write(0) };
+        NVML_SUCCESS
+    }
+
     /// Those of a process of the container.
     fn nvmlDeviceGetAccountingStats(
         device: nvmlDevice_t,
@@ -352,6 +389,11 @@ hooks! { nvml;
             }
         })
     }
+}
+
+/// Whether a pid, as the caller's `ps` shows it, is that of a process of the container that has loaded the driver.
+fn is_own(process: &Process, pid: u32) -> bool {
+    keeping_errno(|| process.region.processes().any(|own| own.pid_here == Some(pid)))
 }
 
 /// Records that there can be.

@@ -121,7 +121,7 @@ impl Listed {
 }
 
 /// How a process was called, cut to its field and ended by zeros. As the caller's `ps` knows it; the driver may know more.
-fn name(pid: u32) -> [u8; 4096] {
+pub(super) fn name(pid: u32) -> [u8; 4096] {
     let mut name = [0; 4096];
     let called = keeping_errno(|| std::fs::read(format!("/proc/{pid}/cmdline"))).unwrap_or_default();
     let first = called.split(|&byte| byte == 0).next().unwrap_or_default();

@@ -11,14 +11,29 @@ fn handles_count_to_their_last_reference_and_mapping() {
     play("others handles", 64 * MIB);
 }
 
+/// Who has a handle's shareable counterpart has its memory: it counts until its maker's process ends.
+#[test]
+fn exported_handles_count_as_long_as_their_maker_lives() {
+    let node = node();
+    let container = Container::with_memory(&node, CONTEXT + 64 * MIB);
+    container.play("others shareable");
+    assert_eq!((container.used(0), container::truth(&node.state(), 0)), (0, 0));
+}
+
 #[test]
 fn arrays_count_by_their_elements() {
     play("others arrays", 64 * MIB);
 }
 
 #[test]
-fn small_arrays_share_blocks() {
+fn small_arrays_count_a_block_each() {
     play("others small", 8 * MIB);
+}
+
+/// A block that one small array is left in is a block.
+#[test]
+fn single_arrays_in_many_blocks_are_not_forgotten() {
+    play("others scattered", 64 * MIB);
 }
 
 #[test]
@@ -48,7 +63,9 @@ pub fn client(arguments: &[&str]) {
     match arguments {
         ["handles"] => handles(),
         ["arrays"] => arrays(),
+        ["shareable"] => shareable(),
         ["small"] => small(),
+        ["scattered"] => scattered(),
         ["modules"] => modules(),
         ["external"] => external(),
         ["export"] => export(),
@@ -57,14 +74,17 @@ pub fn client(arguments: &[&str]) {
     }
 }
 
-fn handles() {
-    let (cuda, _, observer) = start();
-    let properties = |device| CUmemAllocationProp {
+fn properties(device: i32) -> CUmemAllocationProp {
+    CUmemAllocationProp {
         type_: CU_MEM_ALLOCATION_TYPE_PINNED,
         requestedHandleTypes: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
         location: CUmemLocation { type_: CU_MEM_LOCATION_TYPE_DEVICE, id: device },
         ..CUmemAllocationProp::default()
-    };
+    }
+}
+
+fn handles() {
+    let (cuda, _, observer) = start();
     let (mut one, mut two, mut address, mut same) = (0, 0, 0, 0);
     ok!(cuda.cuMemCreate(&mut one, 40 * SIZE, &properties(0), 0));
     observer.exact("one handle");
@@ -81,13 +101,6 @@ fn handles() {
     ok!(cuda.cuMemRetainAllocationHandle(&mut same, address as *mut c_void));
     ok!(cuda.cuMemRelease(two));
     observer.exact("mapped");
-    // A second handle of the same memory is no second memory.
-    let (mut descriptor, mut imported) = (0i32, 0);
-    let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    ok!(cuda.cuMemExportToShareableHandle((&raw mut descriptor).cast(), same, kind, 0));
-    ok!(cuda.cuMemImportFromShareableHandle(&mut imported, descriptor as usize as *mut c_void, kind));
-    observer.exact("imported");
-    ok!(cuda.cuMemRelease(imported));
     ok!(cuda.cuMemUnmap(address, 66 * SIZE));
     observer.exact("unmapped");
     assert_eq!((observer.used(0), observer.used(1)), (CONTEXT + 40 * MIB, 0));
@@ -99,6 +112,42 @@ fn handles() {
         ok!(cuda.cuMemRelease(one));
     }
     observer.exact("at the end");
+}
+
+fn shareable() {
+    let (cuda, _, observer) = start();
+    let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    let (mut own, mut imported, mut same, mut address, mut descriptor) = (0, 0, 0, 0, -1i32);
+    ok!(cuda.cuMemAddressReserve(&mut address, 64 * SIZE, 0, 0, 0));
+    // An export that fails is none.
+    ok!(cuda.cuMemCreate(&mut own, 64 * SIZE, &properties(0), 0));
+    fails!(CUDA_ERROR_INVALID_VALUE, cuda.cuMemExportToShareableHandle(null_mut(), own, kind, 0));
+    ok!(cuda.cuMemRelease(own));
+    observer.exact("nothing was exported");
+    ok!(cuda.cuMemCreate(&mut own, 40 * SIZE, &properties(0), 0));
+    ok!(cuda.cuMemExportToShareableHandle((&raw mut descriptor).cast(), own, kind, 0));
+    ok!(cuda.cuMemImportFromShareableHandle(&mut imported, descriptor as usize as *mut c_void, kind));
+    observer.exact("a second handle is no second memory");
+    ok!(cuda.cuMemMap(address, 40 * SIZE, 0, imported, 0));
+    ok!(cuda.cuMemRelease(own));
+    ok!(cuda.cuMemRelease(imported));
+    observer.exact("mapped, without a handle");
+    assert_eq!(observer.used(0), CONTEXT + 40 * MIB);
+    fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemCreate(&mut own, 26 * SIZE, &properties(0), 0));
+    ok!(cuda.cuMemUnmap(address, 40 * SIZE));
+    // Somebody else could still have it.
+    assert_eq!((observer.used(0), observer.truth(0)), (CONTEXT + 40 * MIB, CONTEXT));
+    // A handle that uses the number again is another.
+    for _ in 0..3 {
+        ok!(cuda.cuMemCreate(&mut own, 24 * SIZE, &properties(0), 0));
+        ok!(cuda.cuMemMap(address, 24 * SIZE, 0, own, 0));
+        ok!(cuda.cuMemRetainAllocationHandle(&mut same, address as *mut c_void));
+        ok!(cuda.cuMemUnmap(address, 24 * SIZE));
+        ok!(cuda.cuMemRelease(same));
+        assert_eq!(observer.used(0), CONTEXT + 64 * MIB);
+        ok!(cuda.cuMemRelease(own));
+        assert_eq!(observer.used(0), CONTEXT + 40 * MIB);
+    }
 }
 
 fn arrays() {
@@ -148,19 +197,69 @@ fn arrays() {
 
 fn small() {
     let (cuda, _, observer) = start();
-    let (mut array, mut held) = (null_mut(), Vec::new());
+    let (mut array, mut pointer) = (null_mut(), 0);
     let plane = CUDA_ARRAY_DESCRIPTOR { Width: 100, Height: 100, Format: CU_AD_FORMAT_FLOAT, NumChannels: 4 };
-    while says!(cuda.cuArrayCreate_v2(&mut array, &plane)) == CUDA_SUCCESS {
-        held.push(array);
-        observer.exact("after an array");
+    for _ in 0..2 {
+        let mut held = Vec::new();
+        while says!(cuda.cuArrayCreate_v2(&mut array, &plane)) == CUDA_SUCCESS {
+            held.push(array);
+            assert!(observer.used(0) >= observer.truth(0));
+        }
+        // The driver puts all of them into one block; nobody can see that.
+        assert_eq!(held.len(), 4);
+        assert_eq!(observer.used(0), CONTEXT + 8 * MIB);
+        for array in held {
+            ok!(cuda.cuArrayDestroy(array));
+            assert!(observer.used(0) >= observer.truth(0));
+        }
+        observer.exact("without arrays");
     }
-    // Eight of a quarter of a mebibyte in each of four blocks.
-    assert_eq!(held.len(), 32);
-    for array in held {
-        ok!(cuda.cuArrayDestroy(array));
+    // Beside an allocation in the same block, whichever goes first.
+    for array_first in [true, false] {
+        ok!(cuda.cuMemAlloc_v2(&mut pointer, 1000));
+        ok!(cuda.cuArrayCreate_v2(&mut array, &plane));
+        if array_first {
+            ok!(cuda.cuArrayDestroy(array));
+            observer.exact("without the array");
+            ok!(cuda.cuMemFree_v2(pointer));
+        } else {
+            ok!(cuda.cuMemFree_v2(pointer));
+            observer.exact("without the allocation");
+            ok!(cuda.cuArrayDestroy(array));
+        }
+        observer.exact("without both");
+    }
+}
+
+fn scattered() {
+    let (cuda, context, observer) = start();
+    let (mut pieces, mut arrays) = (Vec::new(), Vec::new());
+    let line =
+        CUDA_ARRAY_DESCRIPTOR { Width: 64, Height: 0, Format: CU_AD_FORMAT_UNSIGNED_INT8, NumChannels: 1 };
+    // Every block is filled by halves of halves, and the last piece of it is an array.
+    'all: loop {
+        for half in 1..=12 {
+            let (mut pointer, size) = (0, (2 * SIZE >> half).min(SIZE - 512));
+            if says!(cuda.cuMemAlloc_v2(&mut pointer, size)) != CUDA_SUCCESS {
+                break 'all;
+            }
+            pieces.push(pointer);
+        }
+        let mut array = null_mut();
+        if says!(cuda.cuArrayCreate_v2(&mut array, &line)) != CUDA_SUCCESS {
+            break;
+        }
+        arrays.push(array);
         assert!(observer.used(0) >= observer.truth(0));
     }
-    assert_eq!(observer.used(0), CONTEXT);
+    assert!(arrays.len() > 10, "{}", arrays.len());
+    pieces.into_iter().for_each(|pointer| ok!(cuda.cuMemFree_v2(pointer)));
+    let (account, truth) = (observer.used(0), observer.truth(0));
+    assert!(truth > CONTEXT + 20 * MIB, "arrays are in blocks of their own now: {truth}");
+    assert!(account >= truth, "{account} of {truth}");
+    fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemAlloc_v2(&mut 0, 58 * SIZE));
+    ok!(cuda.cuCtxDestroy_v2(context));
+    observer.exact("nothing");
 }
 
 fn modules() {

@@ -199,6 +199,7 @@ fn misuse() {
     fails!(CUDA_ERROR_INVALID_CONTEXT, cuda.cuMemAlloc_v2(&mut pointer, SIZE));
     fails!(CUDA_ERROR_INVALID_CONTEXT, cuda.cuMemAlloc_v2(&mut pointer, 1 << 40));
     fails!(CUDA_ERROR_INVALID_CONTEXT, cuda.cuMemGetInfo_v2(&mut 0, &mut 0));
+    fails!(CUDA_ERROR_INVALID_CONTEXT, cuda.cuMemGetInfo_v2(&mut 0, null_mut()));
     let observer = Observer::new();
     observer.exact("at the beginning");
     ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
@@ -211,7 +212,6 @@ fn misuse() {
     fails!(CUDA_ERROR_INVALID_VALUE, cuda.cuMemAlloc(&mut 0, 1 << 20));
     fails!(CUDA_ERROR_INVALID_VALUE, cuda.cuMemFree_v2(0));
     fails!(CUDA_ERROR_INVALID_VALUE, cuda.cuMemFree_v2(0xdead_0000));
-    fails!(CUDA_ERROR_INVALID_VALUE, cuda.cuMemGetInfo_v2(null_mut(), &mut 0));
     fails!(CUDA_ERROR_INVALID_DEVICE, cuda.cuDeviceTotalMem_v2(&mut 0, 2));
     fails!(CUDA_ERROR_INVALID_DEVICE, cuda.cuCtxCreate_v2(&mut context, 0, 9));
     observer.exact("after nothing");
@@ -237,6 +237,16 @@ fn info() {
     let (mut free, mut all) = (0, 0);
     ok!(cuda.cuMemGetInfo(&mut free, &mut all));
     assert_eq!((u64::from(free), u64::from(all)), (54 * MIB, limit));
+    // One of both, as programs ask that want no more.
+    (free, all, total) = (0, 0, 0);
+    ok!(cuda.cuMemGetInfo(&mut free, null_mut()));
+    ok!(cuda.cuMemGetInfo(null_mut(), &mut all));
+    assert_eq!((u64::from(free), u64::from(all)), (54 * MIB, limit));
+    let mut left = 0;
+    ok!(cuda.cuMemGetInfo_v2(&mut left, null_mut()));
+    ok!(cuda.cuMemGetInfo_v2(null_mut(), &mut total));
+    ok!(cuda.cuMemGetInfo_v2(null_mut(), null_mut()));
+    assert_eq!((left as u64, total as u64), (54 * MIB, limit));
     ok!(cuda.cuMemFree_v2(pointer));
     // What is free initially is free when all was given back.
     assert_eq!(read(&cuda), initially);

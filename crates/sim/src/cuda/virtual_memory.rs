@@ -1,8 +1,9 @@
 //! Addresses and physical memory apart: handles of memory that are mapped to addresses reserved before.
 //!
 //! A handle's bytes are in a file without a name, so that they can be at several addresses and in several processes.
-//! The card counts a handle from its making to the end of the last of its references and mappings; what another process
-//! made is counted there.
+//! The card counts memory from its making to the end of the last reference or mapping of any handle of it, be the handle the
+//! maker's or imported. What another process made is counted there, and goes when that process lets go of it: who else has
+//! it open is not seen across processes, though the real driver does.
 
 mod calls;
 
@@ -13,8 +14,8 @@ use super::session::session;
 use super::*;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::MemfdFlags;
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Memory comes and is mapped in multiples of this.
 const GRANULARITY: usize = 2 << 20;
@@ -33,6 +34,8 @@ struct Inner {
     /// The card; nothing if it is the host's.
     device: Option<&'static Device>,
     bytes: usize,
+    /// Nothing if it is the host's or another process's, who counts it. Goes before the file.
+    _charge: Option<Arc<Charge>>,
     file: Arc<OwnedFd>,
     handle_types: u32,
     location: CUmemLocation,
@@ -41,9 +44,20 @@ struct Inner {
     usage: u16,
     references: u32,
     mappings: u32,
-    /// Made by another process, or a second time: counted elsewhere.
-    imported: bool,
 }
+
+/// What the card counts for memory of this process, as long as any handle of it is there.
+struct Charge {
+    device: &'static Device,
+    bytes: u64,
+    file: FileId,
+}
+
+/// The device and the number of a file: the same for all descriptors of it.
+type FileId = (u64, u64);
+
+/// What this process has made and still counts.
+static CHARGES: Mutex<Option<HashMap<FileId, Weak<Charge>>>> = Mutex::new(None);
 
 /// A handle at an address.
 struct Mapping {
@@ -73,6 +87,33 @@ fn resolve(handle: CUmemGenericAllocationHandle) -> Result<&'static Physical, Cu
     HANDLES.get(handle as *mut u8).filter(|handle| handle.inner().is_some()).ok_or(CudaError::INVALID_VALUE)
 }
 
+impl Charge {
+    fn all() -> MutexGuard<'static, Option<HashMap<FileId, Weak<Charge>>>> {
+        CHARGES.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(device: &'static Device, bytes: u64, file: FileId) -> Result<Arc<Self>, CudaError> {
+        memory::check(device)?;
+        device.take(bytes)?;
+        let made = Arc::new(Self { device, bytes, file });
+        Self::all().get_or_insert_default().insert(file, Arc::downgrade(&made));
+        Ok(made)
+    }
+
+    /// That of a file, if this process has made it.
+    fn find(file: FileId) -> Option<Arc<Self>> {
+        Self::all().as_ref()?.get(&file)?.upgrade()
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        // A handle's charge goes before its file: no other file has the number yet.
+        Self::all().get_or_insert_default().remove(&self.file);
+        self.device.give(self.bytes);
+    }
+}
+
 impl Physical {
     fn inner(&self) -> MutexGuard<'_, Option<Inner>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
@@ -100,9 +141,6 @@ impl Physical {
         change(inner);
         if inner.references > 0 || inner.mappings > 0 {
             return Ok(());
-        }
-        if let Some(device) = inner.device.filter(|_| !inner.imported) {
-            device.give(inner.bytes as u64);
         }
         *guard = None;
         drop(guard);
@@ -142,6 +180,12 @@ fn check_properties(
     Ok((properties, place(&properties.location)?))
 }
 
+/// Which file it is, and how long.
+fn file_id(file: &OwnedFd) -> Result<(FileId, usize), CudaError> {
+    let status = rustix::fs::fstat(file).map_err(|_| CudaError::INVALID_VALUE)?;
+    Ok(((status.st_dev, status.st_ino), status.st_size as usize))
+}
+
 /// Memory of a card or of the host, without an address.
 fn create(bytes: usize, properties: *const CUmemAllocationProp) -> Result<&'static Physical, CudaError> {
     let (properties, device) = check_properties(properties)?;
@@ -153,10 +197,10 @@ fn create(bytes: usize, properties: *const CUmemAllocationProp) -> Result<&'stat
         .map_err(|_| CudaError::OPERATING_SYSTEM)?;
     // A size that no file can have, no card has.
     rustix::fs::ftruncate(&file, bytes as u64).map_err(|_| CudaError::OUT_OF_MEMORY)?;
-    if let Some(device) = device {
-        memory::check(device)?;
-        device.take(bytes as u64)?;
-    }
+    let charge = match device {
+        Some(device) => Some(Charge::take(device, bytes as u64, file_id(&file)?.0)?),
+        None => None,
+    };
     Physical::make(Inner {
         device,
         bytes,
@@ -168,7 +212,7 @@ fn create(bytes: usize, properties: *const CUmemAllocationProp) -> Result<&'stat
         usage: properties.allocFlags.usage,
         references: 1,
         mappings: 0,
-        imported: false,
+        _charge: charge,
     })
 }
 
@@ -185,7 +229,7 @@ fn import(file: OwnedFd) -> Result<&'static Physical, CudaError> {
         }
         Err(_) => None,
     };
-    let bytes = rustix::fs::fstat(&file).map_err(|_| bad)?.st_size as usize;
+    let (counted_as, bytes) = file_id(&file)?;
     let (type_, id) = match device {
         Some(device) => (CU_MEM_LOCATION_TYPE_DEVICE, device.ordinal),
         None => (CU_MEM_LOCATION_TYPE_HOST, 0),
@@ -201,7 +245,7 @@ fn import(file: OwnedFd) -> Result<&'static Physical, CudaError> {
         usage: 0,
         references: 1,
         mappings: 0,
-        imported: true,
+        _charge: Charge::find(counted_as),
     })
 }
 

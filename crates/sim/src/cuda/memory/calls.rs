@@ -20,6 +20,18 @@ fn info() -> Result<(u64, u64), CudaError> {
     Ok((total.saturating_sub(used) * UNIT, total * UNIT))
 }
 
+/// Writes an answer, unless the program does not want it: programs ask for one of two with null for the other.
+///
+/// # Safety
+/// `to` is null or may be written to.
+#[inline]
+unsafe fn tell<T>(to: *mut T, value: T) {
+    if !to.is_null() {
+        // SAFETY: not null, so the caller promised it.
+        unsafe { to.write(value) };
+    }
+}
+
 fn free(pointer: CUdeviceptr) -> Result<(), CudaError> {
     let context = context::current()?;
     capture::safe()?;
@@ -122,18 +134,20 @@ impl Memory for Library {
         let (left, all) = info()?;
         let narrow = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
         // SAFETY: the caller's promise.
-        unsafe { answer(free, narrow(left)) }?;
+        unsafe { tell(free, narrow(left)) };
         // SAFETY: the caller's promise.
-        unsafe { answer(total, narrow(all)) }
+        unsafe { tell(total, narrow(all)) };
+        Ok(())
     }
 
     #[inline]
     unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Result<(), CudaError> {
         let (left, all) = info()?;
         // SAFETY: the caller's promise.
-        unsafe { answer(free, left as usize) }?;
+        unsafe { tell(free, left as usize) };
         // SAFETY: the caller's promise.
-        unsafe { answer(total, all as usize) }
+        unsafe { tell(total, all as usize) };
+        Ok(())
     }
 
     unsafe fn cuMemGetAddressRange(

@@ -86,6 +86,25 @@ fn misuse_is_answered_as_the_driver_does() {
     });
 }
 
+/// Programs ask for one of two figures with null for the other.
+#[test]
+fn free_and_total_are_told_where_they_are_wanted() {
+    trial::on_node(|| {
+        begin();
+        let (mut free, mut total, mut left, mut all) = (0, 0, 0, 0);
+        assert_eq!(call!(cuMemGetInfo_v2(&mut free, &mut total)), 0);
+        assert_eq!(call!(cuMemGetInfo_v2(&mut left, null_mut())), 0);
+        assert_eq!(call!(cuMemGetInfo_v2(null_mut(), &mut all)), 0);
+        assert_eq!((left, all), (free, total));
+        assert!(free > 0 && total > free);
+        let (mut left, mut all) = (0, 0);
+        assert_eq!(call!(cuMemGetInfo(&mut left, null_mut())), 0);
+        assert_eq!(call!(cuMemGetInfo(null_mut(), &mut all)), 0);
+        assert_eq!((left, all), (u32::MAX, u32::MAX));
+        assert_eq!(call!(cuMemGetInfo_v2(null_mut(), null_mut())), 0);
+    });
+}
+
 #[test]
 fn free_memory_moves_in_steps_and_ends_where_the_card_does() {
     trial::on_node(|| {

@@ -269,6 +269,36 @@ fn a_stream_has_its_own_memory_again_at_once() {
     });
 }
 
+/// What is exported and imported again is the same memory, counted to its last handle and mapping.
+#[test]
+fn imported_handles_keep_memory_counted() {
+    trial::on_node(|| {
+        begin();
+        let start = free_bytes();
+        let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        let shared = CUmemAllocationProp { requestedHandleTypes: kind, ..on_device() };
+        let (mut first, mut second, mut third, mut base, mut sent) = (0, 0, 0, 0, -1i32);
+        assert_eq!(call!(cuMemAddressReserve(&mut base, 4 * MIB, 0, 0, 0)), 0);
+        for _ in 0..2 {
+            assert_eq!(call!(cuMemCreate(&mut first, 4 * MIB, &shared, 0)), 0);
+            assert_eq!(call!(cuMemExportToShareableHandle((&raw mut sent).cast(), first, kind, 0)), 0);
+            let by = sent as usize as *mut c_void;
+            assert_eq!(call!(cuMemImportFromShareableHandle(&mut second, by, kind)), 0);
+            assert_eq!(call!(cuMemRelease(first)), 0);
+            // Also when the first handle is gone.
+            assert_eq!(call!(cuMemImportFromShareableHandle(&mut third, by, kind)), 0);
+            assert_eq!(call!(cuMemMap(base, 4 * MIB, 0, third, 0)), 0);
+            assert_eq!(call!(cuMemRelease(second)), 0);
+            assert_eq!(call!(cuMemRelease(third)), 0);
+            assert_eq!(start - free_bytes(), 4 * MIB);
+            assert_eq!(call!(cuMemUnmap(base, 4 * MIB)), 0);
+            assert_eq!(free_bytes(), start);
+            // SAFETY: the driver made it for the test.
+            assert_eq!(unsafe { libc::close(sent) }, 0);
+        }
+    });
+}
+
 #[test]
 fn handles_are_mapped_and_unmapped() {
     trial::on_node(|| {
