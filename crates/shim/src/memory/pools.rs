@@ -293,9 +293,10 @@ fn allocate_in(
     // SAFETY: a handle to fill in.
     checked(unsafe { real::cuDeviceGetMemPool(&mut pool, device) })?;
     let made = allocate(process, gpu, pool, bytes as u64, call);
-    // The pool takes more at a time than there is left. Plain memory serves as well, and any stream may free it.
+    // The pool takes more at a time than there is left. Plain memory serves as well, and any stream may free it. But where
+    // something is captured, allocating it may spoil that.
     match made {
-        Err(CUDA_ERROR_OUT_OF_MEMORY) => {
+        Err(CUDA_ERROR_OUT_OF_MEMORY) if !process.gate.is_capturing() => {
             plain::allocate_plainly(process, bytes).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
         }
         made => made,

@@ -24,12 +24,18 @@ fn plain_memory_can_be_freed_in_a_streams_order() {
     play("pools plain", 64 * MIB);
 }
 
+#[test]
+fn a_capture_elsewhere_is_not_disturbed() {
+    play("pools captures", 64 * MIB);
+}
+
 pub fn client(arguments: &[&str]) {
     match arguments {
         ["default"] => default(),
         ["tight"] => tight(),
         ["own"] => own(),
         ["plain"] => plain(),
+        ["captures"] => captures(),
         other => panic!("{other:?}"),
     }
 }
@@ -154,4 +160,26 @@ fn plain() {
     while says!(cuda.cuStreamQuery(stream)) != CUDA_SUCCESS {}
     ok!(cuda.cuMemAlloc_v2(&mut large, 64 * SIZE));
     observer.exact("again");
+}
+
+/// Where memory runs short, the shim looks what is free by now: but not where that spoils what the program captures.
+fn captures() {
+    let (cuda, _, observer) = start();
+    let (stream, other) = (stream(&cuda), stream(&cuda));
+    let (mut pointer, mut graph) = (0, null_mut());
+    for size in [60 * SIZE, 40 * SIZE] {
+        ok!(cuda.cuMemAlloc_v2(&mut pointer, size));
+        ok!(cuda.cuMemFreeAsync(pointer, stream));
+        while says!(cuda.cuStreamQuery(stream)) != CUDA_SUCCESS {}
+        ok!(cuda.cuStreamBeginCapture_v2(other, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        // Less than what is left, the second time; but a pool would take more.
+        fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemAllocAsync(&mut pointer, 20 * SIZE, stream));
+        ok!(cuda.cuStreamEndCapture(other, &mut graph));
+        assert!(!graph.is_null());
+        ok!(cuda.cuMemAllocAsync(&mut pointer, 20 * SIZE, stream));
+        ok!(cuda.cuMemFreeAsync(pointer, stream));
+        ok!(cuda.cuStreamSynchronize(stream));
+        observer.exact("after the capture");
+        assert_eq!(observer.used(0), CONTEXT);
+    }
 }
