@@ -95,7 +95,8 @@ fn arrows_go_down_only() {
         for dependency in package["dependencies"].as_array().unwrap() {
             let used = dependency["name"].as_str().unwrap();
             let for_tests = dependency["kind"] == "dev";
-            if our_names.contains(used) && !(for_tests && ["partage-testkit", "partage-sim"].contains(&used)) {
+            if our_names.contains(used) && !(for_tests && ["partage-testkit", "partage-sim"].contains(&used))
+            {
                 assert!(allowed.contains(&used), "{name} may not use {used}");
             }
         }
