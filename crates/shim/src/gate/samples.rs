@@ -159,12 +159,13 @@ impl Gate {
     /// Two events for this thread's context, the first of them recorded; none while a capture goes on, which the driver might
     /// end for it.
     fn begin(&self, work: &Work, most: usize) -> Option<(CUevent, CUevent)> {
+        if self.is_capturing() {
+            return None;
+        }
         let mut context = std::ptr::null_mut();
         // SAFETY: a handle to fill in.
-        if self.is_capturing()
-            || unsafe { real::cuCtxGetCurrent(&mut context) } != CUDA_SUCCESS
-            || context.is_null()
-        {
+        let answer = unsafe { real::cuCtxGetCurrent(&mut context) };
+        if answer != CUDA_SUCCESS || context.is_null() {
             return None;
         }
         let mut samples = self.samples();
