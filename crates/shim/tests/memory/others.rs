@@ -239,7 +239,7 @@ fn scattered() {
     // Every block is filled by halves of halves, and the last piece of it is an array.
     'all: loop {
         for half in 1..=12 {
-            let (mut pointer, size) = (0, (2 * SIZE >> half).min(SIZE - 512));
+            let (mut pointer, size) = (0, ((2 * SIZE) >> half).min(SIZE - 512));
             if says!(cuda.cuMemAlloc_v2(&mut pointer, size)) != CUDA_SUCCESS {
                 break 'all;
             }
