@@ -142,6 +142,10 @@ impl<L: Lanes> Account<'_, L> {
         let lane = self.lanes.words(self.slot)?;
         let held = Word::unpack(lane.total.load(Relaxed));
         let wanted = held.units.saturating_add(units);
+        if units == 0 {
+            // Nothing always fits, also where the limit was lowered below what is held.
+            return Some(used(self.word));
+        }
         if capacity == UNLIMITED {
             return self.change(lane, held, wanted.min(UNITS_MASK), UNITS_MASK, true);
         }

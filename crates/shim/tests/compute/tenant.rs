@@ -96,7 +96,7 @@ fn changing_graph(cuda: &Cuda, kernels: &[CUfunction]) {
     let mut random = 1_u32;
     loop {
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let function = kernels[usize::from((random >> 16) % 10 == 0)];
+        let function = kernels[usize::from((random >> 16).is_multiple_of(10))];
         ok!(cuda.cuGraphExecKernelNodeSetParams(exec, node, &parameters(function)));
         ok!(cuda.cuGraphLaunch(exec, null_mut()));
     }
