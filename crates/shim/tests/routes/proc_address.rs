@@ -90,13 +90,11 @@ fn every_answer_is_the_hook_of_the_drivers_answer() {
     }
 }
 
-/// The same over the files of real drivers, where there are any.
+/// The same over the files of real drivers, which may not be handed on with this project.
 #[test]
+#[ignore = "PARTAGE_TEST_REAL_DRIVERS must name folders with a libcuda.so.1 of a real driver"]
 fn every_answer_of_a_real_driver_is_routed() {
-    let Some(folders) = std::env::var_os(REAL) else {
-        eprintln!("skipped: {REAL} names no folder with a libcuda.so.1");
-        return;
-    };
+    let folders = std::env::var_os(REAL).expect("PARTAGE_TEST_REAL_DRIVERS names folders");
     let node = node();
     for real in std::env::split_paths(&folders) {
         let folder = tempfile::tempdir().unwrap();
