@@ -62,6 +62,8 @@ struct GpuGate {
     unmeasured: AtomicU32,
     /// Launches there had been when it was last checked whether work ends when it should.
     checked: AtomicU32,
+    /// How often that was so, one time after the other.
+    trust: AtomicU32,
     /// How much longer than thought work takes, in parts of [`ONE`] beyond the first.
     excess: AtomicU32,
     /// When this process first saw the turn.
@@ -145,11 +147,19 @@ impl Gate {
             Cost::Known(_) if unmeasured != 0 => launch(),
             _ => self.measured(process, gpu, work, cost, launch),
         };
+        if here.is_on_probation() && answer == CUDA_SUCCESS {
+            self.probe(process, gpu, work);
+        }
         if answer != CUDA_SUCCESS && !matches!(cost, Cost::Guessed(_)) {
             // It did not run: autotuners try what cannot.
             here.left.fetch_add(nanoseconds, Relaxed);
         }
         answer
+    }
+
+    /// Work of this kind has changed.
+    pub(crate) fn doubt(&self, key: Key) {
+        self.costs.doubt(key);
     }
 
     /// Launches until the next one is measured.

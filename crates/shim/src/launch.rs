@@ -4,6 +4,7 @@
 use crate::gate::{Key, Work, needed, submit};
 use crate::hook::{Variant, hooks};
 use crate::memory;
+use crate::process;
 use partage_driver_api::cuda::*;
 
 /// What stands for a graph among the kinds of work.
@@ -31,6 +32,19 @@ fn grid(function: CUfunction, width: i32, height: i32, stream: CUstream, variant
 #[inline]
 fn graphs_needed() -> bool {
     needed() || memory::graphs::any()
+}
+
+/// What a graph is among the kinds of work.
+pub(crate) fn graph(exec: CUgraphExec) -> Key {
+    Key::other(GRAPH, exec.addr() as u64)
+}
+
+/// A graph has changed: what it took says nothing of what it will take.
+fn changed(exec: CUgraphExec, answer: CUresult) -> CUresult {
+    if let Some(process) = process::attached() {
+        process.gate.doubt(graph(exec));
+    }
+    answer
 }
 
 hooks! { cuda;
@@ -115,9 +129,12 @@ hooks! { cuda;
         num_devices: u32,
         flags: u32,
     ) |next, variant| if needed {
+        if num_devices > 1 {
+            // A turn on several GPUs at once cannot be had; CUDA itself has given this call up.
+            return CUDA_ERROR_NOT_SUPPORTED;
+        }
         submit(
             || {
-                // The devices run one kernel together: the turn of the thread's own is waited for, and its part measured.
                 // SAFETY: null, or the program's list; the driver refuses null.
                 match unsafe { launch_params_list.as_ref() }.filter(|_| num_devices > 0) {
                     Some(shape) => kernel(
@@ -163,9 +180,69 @@ hooks! { cuda;
 
     fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) twin cuGraphLaunch_ptsz |next, variant| if graphs_needed {
         submit(
-            || Work { key: Key::other(GRAPH, exec.addr() as u64), stream, variant },
+            || Work { key: graph(exec), stream, variant },
             // SAFETY: the program's promise.
             || memory::graphs::launched(exec, || unsafe { next(exec, stream) }),
         )
+    }
+
+    fn cuGraphExecUpdate(
+        exec: CUgraphExec,
+        graph: CUgraph,
+        error_node_out: *mut CUgraphNode,
+        update_result_out: *mut CUgraphExecUpdateResult,
+    ) |next, _variant| if needed {
+        // SAFETY: the program's promise.
+        changed(exec, unsafe { next(exec, graph, error_node_out, update_result_out) })
+    }
+
+    fn cuGraphExecUpdate_v2(
+        exec: CUgraphExec,
+        graph: CUgraph,
+        result_info: *mut CUgraphExecUpdateResultInfo,
+    ) |next, _variant| if needed {
+        // SAFETY: the program's promise.
+        changed(exec, unsafe { next(exec, graph, result_info) })
+    }
+
+    fn cuGraphExecKernelNodeSetParams(
+        exec: CUgraphExec,
+        node: CUgraphNode,
+        node_params: *const CUDA_KERNEL_NODE_PARAMS_v1,
+    ) |next, _variant| if needed {
+        // SAFETY: the program's promise.
+        changed(exec, unsafe { next(exec, node, node_params) })
+    }
+
+    fn cuGraphExecKernelNodeSetParams_v2(
+        exec: CUgraphExec,
+        node: CUgraphNode,
+        node_params: *const CUDA_KERNEL_NODE_PARAMS,
+    ) |next, _variant| if needed {
+        // SAFETY: the program's promise.
+        changed(exec, unsafe { next(exec, node, node_params) })
+    }
+
+    fn cuGraphExecNodeSetParams(
+        exec: CUgraphExec,
+        node: CUgraphNode,
+        node_params: *mut CUgraphNodeParams,
+    ) |next, _variant| if needed {
+        // SAFETY: the program's promise.
+        changed(exec, unsafe { next(exec, node, node_params) })
+    }
+
+    fn cuGraphExecChildGraphNodeSetParams(
+        exec: CUgraphExec,
+        node: CUgraphNode,
+        child_graph: CUgraph,
+    ) |next, _variant| if needed {
+        // SAFETY: the program's promise.
+        changed(exec, unsafe { next(exec, node, child_graph) })
+    }
+
+    fn cuGraphNodeSetEnabled(exec: CUgraphExec, node: CUgraphNode, is_enabled: u32) |next, _variant| if needed {
+        // SAFETY: the program's promise.
+        changed(exec, unsafe { next(exec, node, is_enabled) })
     }
 }

@@ -58,6 +58,8 @@ pub(super) struct Account {
     busy_until: u64,
     /// How much it may yet be charged without saying that work will run.
     excused: i64,
+    /// What was charged and may yet turn out to have been too much.
+    creditable: i64,
     pub(super) wanted: bool,
     /// Its share as it was until now.
     cores: u32,
@@ -70,6 +72,9 @@ pub(super) struct Account {
     absences: u32,
     pub(super) notes: Notes,
 }
+
+/// Corrections come soon after what they correct.
+const CREDITABLE: i64 = 100_000_000;
 
 /// The first kernels of a program are of unknown length, and some are long.
 const EXCUSED: i64 = 50_000_000;
@@ -107,6 +112,7 @@ impl Account {
             late: now,
             busy_until: view.busy_until,
             excused: EXCUSED,
+            creditable: 0,
             wanted: false,
             cores: view.cores(),
             ceiling: view.ceiling(),
@@ -124,16 +130,18 @@ impl Account {
         #[expect(clippy::cast_possible_wrap, reason = "the difference of counters that may wrap")]
         let grown = spent.wrapping_sub(self.spent) as i64;
         self.spent = spent;
-        if grown > limit {
+        let grown = if grown > limit {
             self.notes.leaps = self.notes.leaps.saturating_add(1);
             limit
-        } else if grown < -limit / 100 {
-            // A counter that began anew, or a lie: nobody is given credit for it.
+        } else if grown < -self.creditable {
+            // A counter that began anew, or a lie: nobody is given back more than was taken.
             self.notes.backwards = self.notes.backwards.saturating_add(1);
             0
         } else {
             grown
-        }
+        };
+        self.creditable = self.creditable.saturating_add(grown).min(CREDITABLE);
+        grown
     }
 
     /// Work of this length was submitted at some time between the two.

@@ -140,6 +140,15 @@ impl Costs {
         Cost::Scaled(u64::try_from(scaled).unwrap_or(NANOSECONDS_MASK).clamp(1_000, 1_000_000_000))
     }
 
+    /// What is known of it may not be true any more: what comes next is measured, and what it takes is charged.
+    pub(crate) fn doubt(&self, key: Key) {
+        let place = self.place(key.exact);
+        let word = place.load(Relaxed);
+        if word & !(NANOSECONDS_MASK | SEEN_MASK) == tag(key.exact) {
+            place.store(word & !SEEN_MASK, Relaxed);
+        }
+    }
+
     /// Remembers a measurement. Of the first few the shortest is believed, because what looks slow has waited for something;
     /// afterwards a measurement moves what is known by an eighth of the way, and counts as four times what is known at most.
     pub(crate) fn learn(&self, key: Key, nanoseconds: u64) {
@@ -147,7 +156,7 @@ impl Costs {
         let place = self.place(key.exact);
         let word = place.load(Relaxed);
         let (known, seen) = (word & NANOSECONDS_MASK, (word & SEEN_MASK) >> SEEN_SHIFT);
-        let (new, seen) = if word & !(NANOSECONDS_MASK | SEEN_MASK) != tag(key.exact) {
+        let (new, seen) = if word & !(NANOSECONDS_MASK | SEEN_MASK) != tag(key.exact) || seen == 0 {
             (nanoseconds, 1)
         } else if seen < EARLY {
             (known.min(nanoseconds), seen + 1)
@@ -198,7 +207,15 @@ mod tests {
         for _ in 0..80 {
             costs.learn(key, 20_000);
         }
-        assert!((20_000..=20_010).contains(&costs.of(key).nanoseconds()));
+        let known = costs.of(key).nanoseconds();
+        costs.doubt(key);
+        assert_eq!(costs.of(key), Cost::Measured(known));
+        costs.learn(key, 5_000_000);
+        assert_eq!(costs.of(key), Cost::Measured(5_000_000));
+        for _ in 0..10 {
+            costs.learn(key, 20_000);
+        }
+        assert_eq!(costs.of(key), Cost::Known(20_000));
     }
 
     #[test]

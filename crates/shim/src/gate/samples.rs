@@ -20,9 +20,6 @@ use std::time::Duration;
 /// Measurements of launches that can be under way at once in a context.
 const MOST: usize = 16;
 
-/// What is charged for work that nobody knows and nobody can measure now.
-const UNMEASURED: u64 = 1_000_000;
-
 /// How long the first launch of a kernel waits for it to have run, in nanoseconds. A kernel may wait for something that the
 /// program does only afterwards, so it does not wait for ever.
 const PATIENCE: u64 = 50_000_000;
@@ -30,8 +27,14 @@ const PATIENCE: u64 = 50_000_000;
 /// Launches between two checks, at least: each takes three calls of the driver's.
 const CHECKED: u32 = 224;
 
+/// A process whose work has ended when it should so many times is trusted. Before, it is looked at after 8 launches, 16 more, 32…
+const TRUSTED: u32 = 5;
+
 /// What may come late without meaning anything, in nanoseconds.
 const LATE: u64 = 2_000_000;
+
+/// What is later than this, in nanoseconds, does not run.
+const BLOCKED: u64 = 500_000_000;
 
 /// Work is never taken for longer than so many times what is known of it.
 const MOST_EXCESS: u32 = 1000 * ONE;
@@ -78,13 +81,8 @@ impl Gate {
         here.unmeasured.store(self.stride(), Relaxed);
         let charged = here.charge(cost.nanoseconds());
         let unknown = matches!(cost, Cost::Guessed(_));
-        let Some((start, end)) = self.begin(work, MOST) else {
-            if unknown {
-                // Whether that was right is seen when the turn is checked.
-                Self::correct(process, gpu, signed(UNMEASURED) - signed(charged));
-            }
-            return launch();
-        };
+        // Who keeps all measurements waiting pays what was assumed.
+        let Some((start, end)) = self.begin(work, MOST) else { return launch() };
         let answer = launch();
         if answer != CUDA_SUCCESS && unknown {
             Self::correct(process, gpu, -signed(charged));
@@ -214,6 +212,24 @@ impl Gate {
         self.look(process, exact_now());
     }
 
+    /// A process that is not yet trusted waits until what it has submitted has run: what it says of its work may be wrong by
+    /// far, and the queue is long.
+    #[cold]
+    pub(super) fn probe(&self, process: &Process, gpu: usize, work: &Work) {
+        let here = &self.gpus[gpu];
+        let launches = here.launches.load(Relaxed);
+        let due =
+            launches.wrapping_sub(here.checked.load(Relaxed)) >= 8 << here.trust.load(Relaxed).min(TRUSTED);
+        if !due || super::turns::is_silent(process, gpu, exact_now()) {
+            return;
+        }
+        here.checked.store(launches, Relaxed);
+        let Some((start, _)) = self.begin(work, MOST + 1) else { return };
+        let (began, expected) = (here.began.load(Relaxed), here.busy_until());
+        self.settle(start, Some(Measurement::Check { gpu, began, expected, paid: expected }));
+        self.wait_for_first(process, gpu, start);
+    }
+
     /// When the next check is due, on the monotonic clock.
     pub(super) fn due(&self) -> u64 {
         let due = |pair: &Pair| match pair.waits_for {
@@ -246,8 +262,10 @@ impl Gate {
                 }
             }
             Some(Measurement::Check { gpu, began, expected, paid }) => {
+                let forced = now == u64::MAX;
                 let now = exact_now();
-                if now < paid.saturating_add(LATE) {
+                let late = now >= paid.saturating_add(LATE);
+                if !late && !forced {
                     return true;
                 }
                 let here = &self.gpus[gpu];
@@ -255,6 +273,13 @@ impl Gate {
                 match unsafe { real::cuEventQuery(pair.start) } {
                     CUDA_SUCCESS => {
                         here.ended(began, expected, paid);
+                        pair.waits_for = None;
+                        true
+                    }
+                    CUDA_ERROR_NOT_READY if !late => true,
+                    CUDA_ERROR_NOT_READY if now.saturating_sub(expected) > BLOCKED => {
+                        // The stream waits for something that is no work; the program may be what it waits for.
+                        here.trusts();
                         pair.waits_for = None;
                         true
                     }
@@ -285,13 +310,25 @@ impl GpuGate {
         nanoseconds.saturating_mul(part) / u64::from(ONE)
     }
 
+    fn trusts(&self) {
+        self.trust.store((self.trust.load(Relaxed) + 1).min(TRUSTED), Relaxed);
+    }
+
+    /// Whether its work has not yet ended when it should often enough.
+    #[inline]
+    pub(super) fn is_on_probation(&self) -> bool {
+        self.trust.load(Relaxed) < TRUSTED
+    }
+
     /// What was submitted in the turn that began then has run, and was paid for until then.
     fn ended(&self, began: u64, expected: u64, paid: u64) {
         let excess = self.excess.load(Relaxed);
         let new = if paid <= expected {
             // As expected, or sooner: nobody knows how much.
+            self.trusts();
             excess - excess.div_ceil(8)
         } else {
+            self.trust.store(0, Relaxed);
             let (took, thought) = (paid.saturating_sub(began), expected.saturating_sub(began).max(1));
             let longer = u128::from(took) * u128::from(ONE.saturating_add(excess)) / u128::from(thought);
             u32::try_from(longer).unwrap_or(u32::MAX).saturating_sub(ONE).min(MOST_EXCESS)

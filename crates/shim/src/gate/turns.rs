@@ -147,7 +147,7 @@ impl GpuGate {
 }
 
 /// Whether the arbiter of a GPU has not been heard of.
-fn is_silent(process: &Process, gpu: usize, now: u64) -> bool {
+pub(super) fn is_silent(process: &Process, gpu: usize, now: u64) -> bool {
     now.saturating_sub(process.region.heartbeat(gpu)) >= SILENCE
 }
 

@@ -244,6 +244,11 @@ unsafe fn allocates(params: *const CUgraphNodeParams) -> bool {
     unsafe { params.as_ref() }.is_some_and(|params| params.type_ == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
 }
 
+/// Whether the end of a graph has to be looked at.
+fn destroy_matters() -> bool {
+    any() || crate::gate::needed()
+}
+
 hooks! { cuda;
     fn cuGraphAddMemAllocNode(
         graph_node: *mut CUgraphNode,
@@ -334,7 +339,7 @@ hooks! { cuda;
         launched(exec, || unsafe { next(exec, stream) })
     }
 
-    fn cuGraphExecDestroy(exec: CUgraphExec) |next, _variant| if any {
+    fn cuGraphExecDestroy(exec: CUgraphExec) |next, _variant| if destroy_matters {
         let Some(process) = process::attached() else {
             // SAFETY: the program's promise.
             return unsafe { next(exec) };
@@ -345,6 +350,7 @@ hooks! { cuda;
         let answer = unsafe { next(exec) };
         if answer == CUDA_SUCCESS {
             execs.remove(&(exec.addr() as u64));
+            process.gate.doubt(crate::launch::graph(exec));
         }
         answer
     }
