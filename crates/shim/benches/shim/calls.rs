@@ -3,6 +3,7 @@
 
 use crate::rig::{Container, Node, Tenant};
 use partage_region::GpuShare;
+use partage_region::arbiter::Runner;
 
 const ROUNDS: usize = 31;
 
@@ -18,6 +19,8 @@ pub fn all() {
     ] {
         let node = Node::new("A100-SXM4-40GB");
         let container = Container::new(&node, GpuShare { uuid: node.uuid(), ..share.clone() });
+        let arbiter = Runner::new();
+        arbiter.add(container.folder.path()).unwrap();
         let [bare, held] = [node.dir.libraries(), container.libraries()];
         let (bare_ns, held_ns) = medians(&node, &bare, &held, call);
         let instructions = |libraries| count(&node, libraries, call, 20) - count(&node, libraries, call, 0);
