@@ -70,9 +70,10 @@ fuzz: toolchain cargo-fuzz ## every parser of tenant input, FUZZ_SECONDS (60) ea
 	    $$length || exit 1; \
 	done
 
-soak: binaries ## the long runs: many property cases, 5,000 fake nodes, fuzzing for minutes
+soak: binaries ## the long runs: many property cases, 5,000 fake nodes, hundreds of kills, fuzzing for minutes
 	PROPTEST_CASES=50000 cargo test --release --package partage-core
 	cargo test --package partage-testkit --test scheduling -- --ignored
+	cargo test --package partage-shim --test kills -- --ignored
 	$(MAKE) fuzz FUZZ_SECONDS=300
 
 binaries: toolchain ## the programs, images and clients of the test bed (docs/testbed.md), made once

@@ -1,6 +1,7 @@
 //! What a process pays for its region: nanoseconds by the call, the least of several runs.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
+use partage_region::arbiter::Runner;
 use partage_region::{GpuShare, Owner, Policy, Region, UNIT, UsageReader};
 use std::hint::black_box;
 use std::time::Instant;
@@ -67,4 +68,41 @@ fn main() {
         black_box(reader.snapshot().unwrap());
     });
     drop(others);
+    println!();
+    for count in [1, 100] {
+        idle_arbiter(count);
+    }
+}
+
+/// What an arbiter costs while nobody wants a turn: it says that it lives, and looks at one container at a time.
+fn idle_arbiter(regions: usize) {
+    let share = GpuShare { cores: 100, ceiling: 100, gated: true, ..GpuShare::default() };
+    let folders: Vec<_> = (0..regions).map(|_| tempfile::tempdir().unwrap()).collect();
+    let runner = Runner::new();
+    for folder in &folders {
+        Owner::create(folder.path(), std::slice::from_ref(&share), Policy::default()).unwrap();
+        runner.add(folder.path()).unwrap();
+    }
+    let busy = || -> u64 {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let arbiters = tasks.filter(|task| {
+            std::fs::read_to_string(task.path().join("comm"))
+                .is_ok_and(|name| name.starts_with("partage-arb"))
+        });
+        let time = |task: std::fs::DirEntry| {
+            std::fs::read_to_string(task.path().join("schedstat"))
+                .ok()?
+                .split(' ')
+                .next()?
+                .parse::<u64>()
+                .ok()
+        };
+        arbiters.filter_map(time).sum()
+    };
+    let (before, decided, began) = (busy(), runner.decisions(), Instant::now());
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    let seconds = began.elapsed().as_secs_f64();
+    let percent = (busy() - before) as f64 / seconds / 1e7;
+    let decisions = (runner.decisions() - decided) as f64 / seconds;
+    println!("idle arbiter, {regions} regions: {percent:.2} % of a core, {decisions:.0} looks a second");
 }

@@ -6,6 +6,7 @@
 pub mod alive;
 pub mod arbiter;
 pub mod audit;
+pub mod clock;
 mod error;
 pub mod futex;
 pub mod layout;

@@ -150,11 +150,3 @@ pub(crate) fn keep_room(file: &File, path: &Path, at: usize, length: usize) -> R
         _ => Err(RegionError::unreadable("keep room in", path, error)),
     }
 }
-
-/// Nanoseconds of a clock of the kernel's.
-pub(crate) fn clock(which: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: fills the struct in, which lives through the call.
-    unsafe { libc::clock_gettime(which, &mut time) };
-    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
-}

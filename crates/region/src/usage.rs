@@ -349,7 +349,7 @@ impl Region {
     pub fn sweep(&self) -> usize {
         futex::keeping_errno(|| {
             let Some(_sweeping) = Sweeping::begin(self) else { return 0 };
-            self.usage.header.swept.store(map::clock(libc::CLOCK_MONOTONIC_COARSE), Relaxed);
+            self.usage.header.swept.store(crate::clock::coarse(), Relaxed);
             self.occupied().filter(|&slot| self.bury(slot)).count()
         })
     }
@@ -364,7 +364,7 @@ impl Region {
         if !others {
             return;
         }
-        let now = map::clock(libc::CLOCK_MONOTONIC_COARSE);
+        let now = crate::clock::coarse();
         let swept = &self.usage.header.swept;
         let last = swept.load(Relaxed);
         // A forged instant that is yet to come is long ago.

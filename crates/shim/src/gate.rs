@@ -11,6 +11,7 @@
 
 pub(crate) mod capture;
 mod costs;
+pub(crate) mod graphs;
 mod samples;
 mod turns;
 

@@ -4,7 +4,6 @@
 use crate::gate::{Key, Work, needed, submit};
 use crate::hook::{Variant, hooks};
 use crate::memory;
-use crate::process;
 use partage_driver_api::cuda::*;
 
 /// What stands for a graph among the kinds of work.
@@ -37,14 +36,6 @@ fn graphs_needed() -> bool {
 /// What a graph is among the kinds of work.
 pub(crate) fn graph(exec: CUgraphExec) -> Key {
     Key::other(GRAPH, exec.addr() as u64)
-}
-
-/// A graph has changed: what it took says nothing of what it will take.
-fn changed(exec: CUgraphExec, answer: CUresult) -> CUresult {
-    if let Some(process) = process::attached() {
-        process.gate.doubt(graph(exec));
-    }
-    answer
 }
 
 hooks! { cuda;
@@ -184,65 +175,5 @@ hooks! { cuda;
             // SAFETY: the program's promise.
             || memory::graphs::launched(exec, || unsafe { next(exec, stream) }),
         )
-    }
-
-    fn cuGraphExecUpdate(
-        exec: CUgraphExec,
-        graph: CUgraph,
-        error_node_out: *mut CUgraphNode,
-        update_result_out: *mut CUgraphExecUpdateResult,
-    ) |next, _variant| if needed {
-        // SAFETY: the program's promise.
-        changed(exec, unsafe { next(exec, graph, error_node_out, update_result_out) })
-    }
-
-    fn cuGraphExecUpdate_v2(
-        exec: CUgraphExec,
-        graph: CUgraph,
-        result_info: *mut CUgraphExecUpdateResultInfo,
-    ) |next, _variant| if needed {
-        // SAFETY: the program's promise.
-        changed(exec, unsafe { next(exec, graph, result_info) })
-    }
-
-    fn cuGraphExecKernelNodeSetParams(
-        exec: CUgraphExec,
-        node: CUgraphNode,
-        node_params: *const CUDA_KERNEL_NODE_PARAMS_v1,
-    ) |next, _variant| if needed {
-        // SAFETY: the program's promise.
-        changed(exec, unsafe { next(exec, node, node_params) })
-    }
-
-    fn cuGraphExecKernelNodeSetParams_v2(
-        exec: CUgraphExec,
-        node: CUgraphNode,
-        node_params: *const CUDA_KERNEL_NODE_PARAMS,
-    ) |next, _variant| if needed {
-        // SAFETY: the program's promise.
-        changed(exec, unsafe { next(exec, node, node_params) })
-    }
-
-    fn cuGraphExecNodeSetParams(
-        exec: CUgraphExec,
-        node: CUgraphNode,
-        node_params: *mut CUgraphNodeParams,
-    ) |next, _variant| if needed {
-        // SAFETY: the program's promise.
-        changed(exec, unsafe { next(exec, node, node_params) })
-    }
-
-    fn cuGraphExecChildGraphNodeSetParams(
-        exec: CUgraphExec,
-        node: CUgraphNode,
-        child_graph: CUgraph,
-    ) |next, _variant| if needed {
-        // SAFETY: the program's promise.
-        changed(exec, unsafe { next(exec, node, child_graph) })
-    }
-
-    fn cuGraphNodeSetEnabled(exec: CUgraphExec, node: CUgraphNode, is_enabled: u32) |next, _variant| if needed {
-        // SAFETY: the program's promise.
-        changed(exec, unsafe { next(exec, node, is_enabled) })
     }
 }

@@ -33,6 +33,7 @@ mod room;
 static HOOKS: &[&[hook::Hook]] = &[
     copies::HOOKS,
     gate::capture::HOOKS,
+    gate::graphs::HOOKS,
     launch::HOOKS,
     memory::arrays::HOOKS,
     memory::beyond::HOOKS,

@@ -10,8 +10,8 @@ use crate::config;
 use crate::gate::Gate;
 use crate::memory::Memory;
 pub(crate) use devices::Devices;
-use partage_region::Region;
 use partage_region::futex::keeping_errno;
+use partage_region::{Region, clock};
 use std::path::Path;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
@@ -67,7 +67,7 @@ fn attach() -> Standing {
 
 fn try_to_attach() -> Standing {
     let config = config::get();
-    if config.passes_when_broken() && now() < LOOK_AGAIN.load(Ordering::Relaxed) {
+    if config.passes_when_broken() && clock::coarse() < LOOK_AGAIN.load(Ordering::Relaxed) {
         return Standing::Free;
     }
     watch_forks();
@@ -90,7 +90,7 @@ fn try_to_attach() -> Standing {
                 Standing::Held(process)
             }
             Err(_) if config.passes_when_broken() => {
-                LOOK_AGAIN.store(now().saturating_add(SECOND), Ordering::Relaxed);
+                LOOK_AGAIN.store(clock::coarse().saturating_add(SECOND), Ordering::Relaxed);
                 Standing::Free
             }
             Err(_) => Standing::Refused,
@@ -115,21 +115,4 @@ fn watch_forks() {
         // SAFETY: the handler only stores words.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
-}
-
-/// Nanoseconds of the coarse monotonic clock: a few milliseconds exact, a few nanoseconds dear.
-pub(crate) fn now() -> u64 {
-    clock(libc::CLOCK_MONOTONIC_COARSE)
-}
-
-/// Nanoseconds of the monotonic clock that turns are dealt by.
-pub(crate) fn exact_now() -> u64 {
-    clock(libc::CLOCK_MONOTONIC)
-}
-
-fn clock(which: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a clock that every Linux has, and a struct that it fills in.
-    unsafe { libc::clock_gettime(which, &mut time) };
-    time.tv_sec.cast_unsigned().saturating_mul(SECOND).saturating_add(time.tv_nsec.cast_unsigned())
 }

@@ -1,7 +1,8 @@
 //! What a container may have of a GPU's time: every way to submit work, every mode, with an arbiter and without.
 //!
 //! How exactly is measured by `make bench`; these tests are wide enough for a machine that does other things: a limit is
-//! exceeded by no more than a few points, and what was promised comes.
+//! exceeded by no more than a few points, and what was promised comes. Where a test sleeps, it lets pass the time that it is
+//! about: what a share is can only be seen over some of it.
 #![allow(unsafe_code, unreachable_pub, missing_docs)]
 #![allow(clippy::unwrap_used, clippy::multiple_unsafe_ops_per_block, clippy::macro_metavars_in_unsafe)]
 
@@ -115,10 +116,7 @@ fn every_way_to_submit_work_keeps_to_the_share() {
 
 /// The arbiter has been heard of now, but deals no turns.
 fn beat(container: &Container<'_>) {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a struct to fill in.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
-    container.owner.beat(0, now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64);
+    container.owner.beat(0, partage_region::clock::exact());
 }
 
 #[test]

@@ -86,7 +86,7 @@ fn while_it_launches() {
 
 /// The same, hundreds of times.
 #[test]
-#[ignore = "takes many minutes"]
+#[ignore = "many minutes: make soak"]
 fn at_hundreds_of_instructions() {
     for scenario in ["memory", "pools", "contexts"] {
         kill_all_over(scenario, 100);

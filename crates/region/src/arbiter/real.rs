@@ -15,10 +15,10 @@ use super::table::{Hall, Table};
 use super::{MILLI, Runner, WHOLE, tuning};
 use crate::limits::{GpuShare, Owner, Policy};
 use crate::usage::reader::UsageReader;
-use crate::{Region, USAGE, futex, map};
+use crate::{Region, USAGE, clock, futex};
 
 fn now() -> u64 {
-    map::clock(libc::CLOCK_MONOTONIC)
+    clock::exact()
 }
 
 fn share(percent: u32, ceiling: u32) -> GpuShare {
@@ -168,6 +168,7 @@ fn an_idle_runner_beats_and_stops_at_once() {
     runner.remove(b_member);
     runner.stop();
     let (first, second) = (a.owner.heartbeat(0), b.owner.heartbeat(0));
+    // Longer than two beats: what must not come cannot be waited for.
     std::thread::sleep(Duration::from_millis(120));
     assert_eq!((a.owner.heartbeat(0), b.owner.heartbeat(0)), (first, second));
 }
@@ -293,55 +294,4 @@ fn who_has_no_gate_wakes_nobody() {
     assert!(!region.limits(0).turn().is_open());
     a.owner.set(0, &share(30, 100)).unwrap();
     comes("its turn, once it has a gate", || region.limits(0).turn().is_open());
-}
-
-/// Nanoseconds that the arbiters' threads of this process have run.
-fn arbiters_cpu() -> u64 {
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
-    tasks
-        .filter(|task| {
-            std::fs::read_to_string(task.path().join("comm"))
-                .is_ok_and(|name| name.starts_with("partage-arb"))
-        })
-        .filter_map(|task| {
-            let line = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
-            line.split_whitespace().next()?.parse::<u64>().ok()
-        })
-        .sum()
-}
-
-/// `cargo test --release -p partage-region -- --ignored --nocapture what_it_costs`
-#[test]
-#[ignore = "a figure, not a test"]
-fn what_it_costs() {
-    let measure = |name: &str, runner: &Runner| {
-        std::thread::sleep(Duration::from_millis(200));
-        let (cpu, decisions, start) = (arbiters_cpu(), runner.decisions(), Instant::now());
-        std::thread::sleep(Duration::from_secs(3));
-        let time = start.elapsed().as_secs_f64();
-        let percent = (arbiters_cpu() - cpu) as f64 / time / 1e7;
-        let decisions = (runner.decisions() - decisions) as f64 / time;
-        println!("{name}: {percent:.3} % of a CPU, {decisions:.0} decisions/s");
-    };
-    for count in [1, 100] {
-        let idle: Vec<Container> = (0..count).map(|_| Container::new(1, 1)).collect();
-        let runner = Runner::new();
-        for container in &idle {
-            runner.add(container.path()).unwrap();
-        }
-        measure(&format!("idle, {count} regions"), &runner);
-    }
-    for beside in [0, 97] {
-        let busy = [10, 20, 70].map(|percent| Container::new(percent, percent));
-        let idle: Vec<Container> = (0..beside).map(|_| Container::new(0, 100)).collect();
-        let runner = Runner::new();
-        for container in busy.iter().chain(&idle) {
-            runner.add(container.path()).unwrap();
-        }
-        let players = busy.each_ref().map(Container::saturate);
-        measure(&format!("busy, 10/20/70 and {beside} idle ones"), &runner);
-        let had = busy.each_ref().map(Container::spent);
-        println!("spent {had:?}");
-        drop(players);
-    }
 }

@@ -2,9 +2,9 @@
 
 use super::bells::{Bell, Bells, Glance, Heard, wake_in_time};
 use super::{Deal, Notes, View, tuning};
+use crate::clock;
 use crate::error::RegionError;
 use crate::limits::{Gate, Owner};
-use crate::map;
 use crate::usage::reader::UsageReader;
 use std::io;
 use std::path::Path;
@@ -68,7 +68,7 @@ impl Seat {
             // Before its processes are asked: who rings later is heard.
             self.seen = doorbell;
             let demand = self.hall.reader.demand(self.gpu, now).ok()?;
-            let cost = map::clock(libc::CLOCK_MONOTONIC).saturating_sub(now);
+            let cost = clock::exact().saturating_sub(now);
             if cost > tuning::DEAR {
                 // A container can make itself hard to look at. It is looked at less then: nobody else waits for it.
                 self.rests_until = now.saturating_add(cost.saturating_mul(tuning::REST));
@@ -201,7 +201,7 @@ impl Dealer {
         while !self.desk.stop.load(Ordering::Acquire) {
             let called = self.desk.called.load(Ordering::Acquire);
             self.read_mail();
-            let now = map::clock(libc::CLOCK_MONOTONIC);
+            let now = clock::exact();
             let beat = now.saturating_sub(self.beaten) >= tuning::BEAT / 2;
             self.look(now, heard, beat);
             let order = self.deal.decide(now, &self.views);
@@ -298,7 +298,7 @@ impl Dealer {
                         // Left open by an arbiter that was killed.
                         gate.close();
                     }
-                    seat.hall.owner.beat(seat.gpu, map::clock(libc::CLOCK_MONOTONIC));
+                    seat.hall.owner.beat(seat.gpu, clock::exact());
                     match self.seats.iter().position(Option::is_none) {
                         Some(free) => self.seats[free] = Some(seat),
                         None => self.seats.push(Some(seat)),

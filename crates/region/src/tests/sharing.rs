@@ -275,6 +275,7 @@ fn who_waits_for_a_turn_is_woken_through_memory_it_cannot_write() {
             }
             limits.allowed()
         });
+        // So that it mostly waits by then; if it does not yet, it finds the turn open, which is right, too.
         std::thread::sleep(Duration::from_millis(20));
         gate.open(1234);
         assert_eq!(waiter.join().unwrap(), 1234);

@@ -9,9 +9,10 @@
 use super::costs::{Cost, Key};
 use super::{Gate, GpuGate, ONE, Work};
 use crate::hook::Variant;
-use crate::process::{Process, exact_now};
+use crate::process::Process;
 use crate::real::cuda as real;
 use partage_driver_api::cuda::*;
+use partage_region::clock;
 use partage_region::futex::keeping_errno;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{MutexGuard, PoisonError};
@@ -138,14 +139,14 @@ impl Gate {
     /// anybody knows. Programs are used to it: the driver loads a kernel's code at its first launch, too.
     fn wait_for_first(&self, process: &Process, gpu: usize, start: CUevent) {
         keeping_errno(|| {
-            let began = exact_now();
+            let began = clock::exact();
             let mut pause = 20_000;
             loop {
                 self.look(process, u64::MAX);
                 if !self.samples().pairs.iter().any(|pair| pair.start == start && pair.waits_for.is_some()) {
-                    return self.gpus[gpu].is_done(process, gpu, exact_now());
+                    return self.gpus[gpu].is_done(process, gpu, clock::exact());
                 }
-                if exact_now().saturating_sub(began) > PATIENCE || self.is_capturing() {
+                if clock::exact().saturating_sub(began) > PATIENCE || self.is_capturing() {
                     return;
                 }
                 std::thread::sleep(Duration::from_nanos(pause));
@@ -209,7 +210,7 @@ impl Gate {
             self.settle(start, Some(Measurement::Check { gpu, began, expected, paid: expected }));
         }
         // The look at it comes when it should have passed.
-        self.look(process, exact_now());
+        self.look(process, clock::exact());
     }
 
     /// A process that is not yet trusted waits until what it has submitted has run: what it says of its work may be wrong by
@@ -224,7 +225,7 @@ impl Gate {
             return;
         }
         here.checked.store(launches, Relaxed);
-        if super::turns::is_silent(process, gpu, exact_now()) {
+        if super::turns::is_silent(process, gpu, clock::exact()) {
             // Beside others, without turns, nothing ends when it should.
             return;
         }
@@ -267,7 +268,7 @@ impl Gate {
             }
             Some(Measurement::Check { gpu, began, expected, paid }) => {
                 let forced = now == u64::MAX;
-                let now = exact_now();
+                let now = clock::exact();
                 let late = now >= paid.saturating_add(LATE);
                 if !late && !forced {
                     return true;

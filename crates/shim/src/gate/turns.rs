@@ -1,7 +1,8 @@
 //! Waiting for the turn, and for time in it.
 
 use super::{CHUNK, Gate, GpuGate, Work};
-use crate::process::{Process, exact_now};
+use crate::process::Process;
+use partage_region::clock;
 use partage_region::futex::{self, keeping_errno};
 use partage_region::{GpuLimits, Turn};
 use std::sync::PoisonError;
@@ -47,7 +48,7 @@ impl Gate {
                 if !limits.gated() || self.gpus[gpu].take(process, gpu, turn, nanoseconds) {
                     break;
                 }
-                let now = exact_now();
+                let now = clock::exact();
                 if began.is_none() {
                     began = Some(now);
                     lane.waiting.fetch_add(1, Relaxed);
@@ -71,7 +72,7 @@ impl Gate {
             }
             if let Some(began) = began {
                 let _ = lane.waiting.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
-                book.throttled().fetch_add(exact_now().saturating_sub(began), Relaxed);
+                book.throttled().fetch_add(clock::exact().saturating_sub(began), Relaxed);
             }
         });
     }
@@ -88,7 +89,7 @@ impl GpuGate {
     fn take(&self, process: &Process, gpu: usize, turn: Turn, nanoseconds: i64) -> bool {
         let _one = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
         let (book, lane) = (process.region.book(gpu), process.region.lane(gpu));
-        let now = exact_now();
+        let now = clock::exact();
         if self.turn.swap(turn.0, Relaxed) != turn.0 {
             // What was left of another turn goes back.
             let left = self.left.swap(0, Relaxed);

@@ -30,6 +30,7 @@ fn many_processes_never_have_a_byte_too_much() {
         // Each has its context before any takes the rest.
         players.iter_mut().for_each(|player| drop(player.hear("random")));
         players.iter_mut().for_each(|player| player.tell());
+        // They take and give back all the while; the benchmark does it for thirty seconds.
         std::thread::sleep(Duration::from_secs(4));
         // What the dead had, the simulated driver counts until somebody asks for more than there is.
         drop(end);
@@ -37,7 +38,7 @@ fn many_processes_never_have_a_byte_too_much() {
         for player in &mut players[..4] {
             player.kill();
         }
-        // What they had is free for the others at once.
+        // What they had is free for the others at once, who go on taking for as long as this.
         std::thread::sleep(Duration::from_secs(1));
         for player in &mut players[4..] {
             player.tell();
@@ -77,6 +78,7 @@ fn what_fits_is_not_refused() {
         (0..3).map(|seed| container.start(&format!("processes modest {seed}"))).collect();
     others.iter_mut().for_each(|player| drop(player.hear("modest")));
     for round in 0..10 {
+        // At work for a while, then killed at whatever it does.
         std::thread::sleep(Duration::from_millis(200));
         others[round % 3].kill();
         others[round % 3] = container.start(&format!("processes modest {round}"));
