@@ -16,7 +16,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("partage-sim", &["partage-core", "partage-region", "partage-driver-api", "partage-standin"]),
     ("partage-rpc", &[]),
     ("partage-cluster", &["partage-core"]),
-    ("partage-host", &["partage-core", "partage-region", "partage-shim"]),
+    ("partage-host", &["partage-core", "partage-region", "partage-driver-api"]),
+    (
+        "partage-local",
+        &["partage-core", "partage-region", "partage-driver-api", "partage-shim", "partage-sim", "partage-host"],
+    ),
     ("partage-agent", &["partage-core", "partage-region", "partage-host", "partage-cluster", "partage-rpc"]),
     ("partage-control", &["partage-core", "partage-cluster"]),
     (
@@ -28,6 +32,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "partage-shim",
             "partage-sim",
             "partage-host",
+            "partage-local",
             "partage-cluster",
             "partage-rpc",
             "partage-agent",

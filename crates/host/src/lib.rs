@@ -1,0 +1,4 @@
+//! This machine: its NVIDIA driver and GPUs, the processes that run on it, and what binds a process to a share: mount
+//! namespaces, cgroups, the device gate.
+//!
+//! Knows neither Kubernetes nor who may have what.

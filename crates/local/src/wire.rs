@@ -1,0 +1,216 @@
+//! What is said over the keeper's socket: one JSON document per line, a question first, then answers.
+//!
+//! The keeper believes nothing that is written here but what it can check itself: who asks is told by the kernel.
+
+use crate::report::{Report, ShareReport};
+use partage_core::model::{Bytes, Cores};
+use serde::{Deserialize, Serialize};
+use std::io::{self, BufRead, ErrorKind, Read, Write};
+use std::path::PathBuf;
+
+/// The longest line. A command line may be long; more than this is a mistake or an attack.
+pub const LONGEST: usize = 1 << 20;
+
+/// What is asked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "camelCase", deny_unknown_fields)]
+pub enum Question {
+    /// A share for the process that asks.
+    Run(RunRequest),
+    /// How everything is.
+    Report,
+    /// Other amounts for a share that runs.
+    Resize {
+        /// Which.
+        name: String,
+        /// What.
+        change: Change,
+    },
+    /// All processes of a share are to end.
+    Stop {
+        /// Which.
+        name: String,
+        /// Milliseconds between asking them to end and ending them.
+        grace_millis: u64,
+    },
+    /// The keeper is to make place for the one that asks, which must be its own user.
+    HandOver,
+}
+
+/// A share, as asked for.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RunRequest {
+    /// Its name; made from the command where absent.
+    pub name: Option<String>,
+    /// How many GPUs.
+    pub gpus: Option<u32>,
+    /// Memory of each.
+    pub memory: Option<Bytes>,
+    /// Memory of each, as a part of what it has.
+    pub memory_percent: Option<u32>,
+    /// Compute of each.
+    pub cores: Option<Cores>,
+    /// All of each, alone.
+    pub whole: bool,
+    /// Whether compute ends at what was promised.
+    pub mode: Option<Mode>,
+    /// Words one of which the model's name must contain.
+    pub models: Vec<String>,
+    /// Rather wait than be refused.
+    pub wait: bool,
+    /// The command, to be shown.
+    pub command: Vec<String>,
+}
+
+/// Whether idle time is lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Mode {
+    /// Never more than promised.
+    Hard,
+    /// What nobody else wants, too.
+    Share,
+}
+
+/// Other amounts; what is absent stays.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Change {
+    /// Memory of each GPU.
+    pub memory: Option<Bytes>,
+    /// Memory of each GPU, as a part of what it has.
+    pub memory_percent: Option<u32>,
+    /// Compute of each GPU.
+    pub cores: Option<Cores>,
+    /// Whether idle time is lent.
+    pub mode: Option<Mode>,
+}
+
+/// What is answered.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "camelCase")]
+pub enum Answer {
+    /// To [`Question::Run`], any number of times: not yet.
+    Queued {
+        /// How many are before it, and it.
+        place: usize,
+        /// How many wait in all.
+        of: usize,
+        /// Why not now.
+        why: String,
+    },
+    /// To [`Question::Run`]: the share is there. Who asked binds itself to it and says [`Bound`].
+    Granted(Box<Granted>),
+    /// To [`Bound`]: the command may start.
+    Go {
+        /// What should be said before.
+        notes: Vec<String>,
+    },
+    /// To [`Question::Report`].
+    Report(Box<Report>),
+    /// To [`Question::Resize`]: as it is now.
+    Resized(Box<ShareReport>),
+    /// To [`Question::Stop`].
+    Stopped {
+        /// Processes that ended when they were asked to.
+        ended: usize,
+        /// Processes that had to be killed.
+        killed: usize,
+    },
+    /// To [`Question::HandOver`]: the lock is free once this connection is closed.
+    HandedOver,
+    /// It cannot be.
+    Refused {
+        /// Which kind of no.
+        kind: Refusal,
+        /// Why, and what to do.
+        message: String,
+        /// What would work instead.
+        hints: Vec<String>,
+    },
+}
+
+/// Kinds of no, for exit codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Refusal {
+    /// The question makes no sense.
+    Wrong,
+    /// There is no room.
+    Full,
+    /// The settings do not allow it.
+    Policy,
+    /// It is somebody else's.
+    NotYours,
+    /// There is nothing of this name.
+    Unknown,
+    /// The machine does not do what it should.
+    Broken,
+}
+
+/// A share that was given, and where its parts are.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Granted {
+    /// Its name.
+    pub name: String,
+    /// What it is, in words: `4 GiB and 30 % of GPU 0`.
+    pub words: String,
+    /// UUIDs of its GPUs, in order.
+    pub gpus: Vec<String>,
+    /// What the process must bind to.
+    pub places: Places,
+}
+
+/// Files and folders of a share.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Places {
+    /// The region.
+    pub region: PathBuf,
+    /// Where the region is looked for by libraries that stand in for the driver's in a mount namespace.
+    pub region_at: PathBuf,
+    /// Those libraries.
+    pub stand_ins: PathBuf,
+    /// Like them, for a process without a mount namespace.
+    pub own_stand_ins: PathBuf,
+    /// The driver's own libraries, CUDA and NVML.
+    pub driver: [PathBuf; 2],
+    /// Where they appear in a mount namespace.
+    pub driver_at: [PathBuf; 2],
+    /// The folder of the simulated machine, where the driver is simulated.
+    pub simulated: Option<PathBuf>,
+    /// What is covered in a mount namespace besides: what, by what.
+    pub covers: Vec<(PathBuf, PathBuf)>,
+}
+
+/// Said by who was granted a share, once it has bound itself to it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Bound {
+    /// How.
+    pub binding: partage_host::binding::Binding,
+}
+
+/// Writes one document.
+pub fn say(to: &mut impl Write, what: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(what)?;
+    line.push(b'\n');
+    to.write_all(&line)?;
+    to.flush()
+}
+
+/// Reads one document; `None` where the other side has nothing more to say.
+pub fn hear<T: for<'a> Deserialize<'a>>(from: &mut impl BufRead) -> io::Result<Option<T>> {
+    let mut line = Vec::new();
+    let most = u64::try_from(LONGEST).unwrap_or(u64::MAX);
+    let read = from.by_ref().take(most).read_until(b'\n', &mut line)?;
+    if read == 0 {
+        return Ok(None);
+    }
+    if line.last() != Some(&b'\n') {
+        return Err(io::Error::new(ErrorKind::InvalidData, "a line that does not end"));
+    }
+    serde_json::from_slice(&line).map(Some).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
+}
