@@ -11,3 +11,4 @@
 //! keeper in the foreground. All it knows is in files: kill it at any time, and the next one goes on from them.
 
 pub mod report;
+pub mod wire;
