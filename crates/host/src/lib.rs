@@ -2,3 +2,7 @@
 //! namespaces, cgroups, the device gate.
 //!
 //! Knows neither Kubernetes nor who may have what.
+
+pub mod context;
+pub mod driver;
+pub mod gpus;
