@@ -2,3 +2,8 @@
 //! namespaces, cgroups, the device gate.
 //!
 //! Knows neither Kubernetes nor who may have what.
+
+pub mod binding;
+pub mod cgroup;
+pub mod members;
+pub mod process;
