@@ -6,3 +6,7 @@
 pub mod context;
 pub mod driver;
 pub mod gpus;
+pub mod binding;
+pub mod cgroup;
+pub mod members;
+pub mod process;
