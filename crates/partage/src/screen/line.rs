@@ -1,0 +1,126 @@
+//! A line of a table: text of which parts have a style.
+
+use std::fmt::{self, Write as _};
+
+/// How a part of a line looks where there are colours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Style {
+    /// As everything.
+    Plain,
+    /// The head of a table.
+    Head,
+    /// Of less weight.
+    Faint,
+    /// As it should be.
+    Good,
+    /// Worth a look.
+    Warn,
+    /// Not as it should be.
+    Bad,
+}
+
+impl Style {
+    fn code(self) -> &'static str {
+        match self {
+            Style::Plain => "",
+            Style::Head => "\x1b[1m",
+            Style::Faint => "\x1b[2m",
+            Style::Good => "\x1b[32m",
+            Style::Warn => "\x1b[33m",
+            Style::Bad => "\x1b[31m",
+        }
+    }
+}
+
+const USUAL: &str = "\x1b[0m";
+
+/// A line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Line {
+    text: String,
+    /// Where a style begins, in bytes; before the first one it is plain.
+    styles: Vec<(usize, Style)>,
+}
+
+impl Line {
+    /// A line of one style.
+    pub(crate) fn plain(style: Style, text: fmt::Arguments<'_>) -> Line {
+        let mut line = Line::default();
+        line.push(style, text);
+        line
+    }
+
+    /// Goes on with this.
+    pub(crate) fn push(&mut self, style: Style, text: fmt::Arguments<'_>) {
+        if self.styles.last().map_or(Style::Plain, |&(_, last)| last) != style {
+            self.styles.push((self.text.len(), style));
+        }
+        // A String takes everything.
+        let _ = self.text.write_fmt(text);
+    }
+
+    /// Without styles.
+    pub(crate) fn text(&self) -> &str {
+        self.text.trim_end()
+    }
+
+    /// Adds as much of it as fits in so many columns: a line that goes on in the next row could not be drawn over.
+    /// Anybody's text may be in it: what is not surely one column wide is shown as `?`.
+    pub(crate) fn paint(&self, to: &mut String, columns: usize, colours: bool) {
+        let mut styles = self.styles.iter().peekable();
+        let mut painted = false;
+        for (at, letter) in self.text().char_indices().take(columns) {
+            if let Some((_, style)) = styles.next_if(|&&(from, _)| from <= at)
+                && colours
+            {
+                if painted {
+                    to.push_str(USUAL);
+                }
+                painted = *style != Style::Plain;
+                to.push_str(style.code());
+            }
+            to.push(if is_one_column(letter) { letter } else { '?' });
+        }
+        if painted {
+            to.push_str(USUAL);
+        }
+    }
+}
+
+fn is_one_column(letter: char) -> bool {
+    letter == ' '
+        || letter.is_ascii_graphic()
+        // What our own tables are made of, and letters of names in Latin scripts.
+        || matches!(letter, '█' | '▓' | '▒' | '░' | '·' | '⚠' | '≤' | '→' | '…' | '▲' | '▼' | '\u{c0}'..='\u{17f}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn painted(line: &Line, columns: usize, colours: bool) -> String {
+        let mut text = String::new();
+        line.paint(&mut text, columns, colours);
+        text
+    }
+
+    #[test]
+    fn styles_end_where_the_line_is_cut() {
+        let mut line = Line::default();
+        line.push(Style::Plain, format_args!("ab"));
+        line.push(Style::Bad, format_args!("cd"));
+        line.push(Style::Bad, format_args!("ef"));
+        line.push(Style::Plain, format_args!("gh  "));
+        assert_eq!(line.text(), "abcdefgh");
+        assert_eq!(painted(&line, 80, false), "abcdefgh");
+        assert_eq!(painted(&line, 80, true), "ab\x1b[31mcdef\x1b[0mgh");
+        assert_eq!(painted(&line, 3, true), "ab\x1b[31mc\x1b[0m");
+        assert_eq!(painted(&line, 2, true), "ab");
+    }
+
+    #[test]
+    fn what_could_move_the_cursor_is_a_question_mark() {
+        let line = Line::plain(Style::Plain, format_args!("é\x1b[2J\u{202e}漢\u{301}█"));
+        assert_eq!(painted(&line, 80, true), "é?[2J???█");
+    }
+}
