@@ -112,7 +112,7 @@ fn living(pid: u32) -> Option<Identity> {
 
 impl Mark {
     /// Whether a process has it; not if that cannot be seen.
-    fn is_on(&self, pid: u32) -> bool {
+    pub fn is_on(&self, pid: u32) -> bool {
         let is = |path: String, id: (u64, u64)| file_id(Path::new(&path)).is_ok_and(|found| found == id);
         match self {
             Self::MountNamespace { device, inode } => is(format!("/proc/{pid}/ns/mnt"), (*device, *inode)),

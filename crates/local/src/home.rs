@@ -32,8 +32,13 @@ pub enum HomeError {
     #[error("{}: a socket in it would have a path of more than {SOCKET_PATH} bytes: use a shorter one", .0.display())]
     TooLong(PathBuf),
     /// A path is not absolute, or libraries could not be found in it.
-    #[error("{}: {1}", .0.display())]
-    Unusable(PathBuf, &'static str),
+    #[error("{}: {why}", path.display())]
+    Unusable {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        why: &'static str,
+    },
     /// A folder cannot be made or is not as it should be.
     #[error("{}: {what}: {error}", path.display())]
     Io {
@@ -100,13 +105,13 @@ impl Home {
         for path in [&self.run, &self.lib] {
             // The loader ends a folder at the first two and replaces what follows the third; the last ends a line.
             if path.as_os_str().as_bytes().iter().any(|byte| b":;$\n".contains(byte)) {
-                return Err(HomeError::Unusable(
-                    path.clone(),
-                    "libraries are not found in a folder with :, ;, $ or a line break in its name: use another",
-                ));
+                return Err(HomeError::Unusable {
+                    path: path.clone(),
+                    why: "libraries are not found in a folder with :, ;, $ or a line break in its name: use another",
+                });
             }
             if path.to_str().is_none() {
-                return Err(HomeError::Unusable(path.clone(), "its name is no text: use another"));
+                return Err(HomeError::Unusable { path: path.clone(), why: "its name is no text: use another" });
             }
         }
         Ok(self)
@@ -217,7 +222,7 @@ fn make_own(folder: &Path) -> Result<(), HomeError> {
         Ok(there) if there.uid() != own => {
             Err(HomeError::NotYours { path: folder.into(), owner: there.uid(), own })
         }
-        Ok(there) if !there.is_dir() => Err(HomeError::Unusable(folder.into(), "is no folder")),
+        Ok(there) if !there.is_dir() => Err(HomeError::Unusable { path: folder.into(), why: "is no folder" }),
         _ => make_folder(folder),
     }
 }

@@ -153,7 +153,7 @@ impl Keeper {
         let name = record.name.clone();
         // One that was not bound yet never started: who asked for it asks again.
         let lives = record.bound.is_some()
-            && partage_host::members::members(&record.marks()).map_or(true, |members| !members.is_empty());
+            && partage_host::members::members(&record.marks(&self.home)).map_or(true, |members| !members.is_empty());
         if !lives {
             self.forget(&record);
             return;

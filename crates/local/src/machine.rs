@@ -21,7 +21,7 @@ use std::process::{Command, Stdio};
 const LOADER_CACHE: &str = "/etc/ld.so.cache";
 
 /// This program, to be started again.
-pub const PROGRAM: &str = "/proc/self/exe";
+pub(crate) const PROGRAM: &str = "/proc/self/exe";
 
 /// The hidden command of the program that measures contexts.
 pub const CONTEXT_COMMAND: &str = "context-sizes";

@@ -6,7 +6,7 @@
 use crate::client::{Client, ClientError, Talk};
 use crate::home::Home;
 use crate::wire::{Answer, Bound, Granted, Places, Question, RunRequest, say};
-use partage_host::binding::{self, Binding, Plan};
+use partage_host::binding::{self, BindError, Binding, Plan};
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -148,7 +148,7 @@ fn bind(
     let entered = binding::enter(&plan(&granted.places));
     let (binding, why) = match entered {
         Ok(binding) => (binding, None),
-        Err(error) if error.is_untouched() => (Binding::LibraryPath, Some(error.to_string())),
+        Err(BindError::Impossible(why)) => (Binding::LibraryPath, Some(why)),
         Err(error) => return Err(RunError::Binding(error.to_string())),
     };
     // A keeper that was killed here cannot be asked anew: this process is bound already.

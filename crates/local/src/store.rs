@@ -5,7 +5,7 @@ use crate::users::Who;
 use partage_core::model::Share;
 use partage_host::binding::Binding;
 use partage_host::cgroup::Cgroup;
-use partage_host::members::Mark;
+use partage_host::members::{self, Mark};
 use partage_host::process::Identity;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
@@ -38,23 +38,28 @@ pub(crate) struct Record {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Bond {
     pub(crate) binding: Binding,
-    /// The mount namespace, by device and inode, where there is one of its own.
-    pub(crate) namespace: Option<(u64, u64)>,
     /// Whether devices of other GPUs are closed.
     pub(crate) gate: bool,
 }
 
 impl Record {
     /// What its processes carry.
-    pub(crate) fn marks(&self) -> Vec<Mark> {
-        let mut marks: Vec<Mark> = self.cgroup.iter().cloned().map(Mark::Cgroup).collect();
-        match self.bound.map(|bond| (bond.binding, bond.namespace)) {
-            Some((_, Some((device, inode)))) => marks.push(Mark::MountNamespace { device, inode }),
-            Some((Binding::LibraryPath, None)) => marks
-                .push(Mark::Variable { name: crate::run::SHARE_VARIABLE.into(), value: self.name.clone() }),
-            _ => {}
+    pub(crate) fn marks(&self, home: &Home) -> Vec<Mark> {
+        let cgroup = self.cgroup.iter().cloned().map(Mark::Cgroup);
+        cgroup.chain(self.bound.and_then(|bond| self.mark(home, bond.binding))).collect()
+    }
+
+    /// What processes carry that are bound in a way; none where the region is gone.
+    pub(crate) fn mark(&self, home: &Home, binding: Binding) -> Option<Mark> {
+        match binding {
+            Binding::MountNamespace | Binding::UserNamespace => {
+                let limits = region(home, &self.name).join(partage_region::LIMITS);
+                members::region(&limits, &home.region_at().join(partage_region::LIMITS)).ok()
+            }
+            Binding::LibraryPath => {
+                Some(Mark::Variable { name: crate::run::SHARE_VARIABLE.into(), value: self.name.clone() })
+            }
         }
-        marks
     }
 
     /// Writes it down, whole or not at all.

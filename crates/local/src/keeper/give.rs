@@ -197,19 +197,19 @@ impl Keeper {
     /// A process says that it has bound itself.
     pub(super) fn bind(self: &Arc<Self>, name: &str, main: Identity, binding: Binding) -> Result<Vec<String>, String> {
         let mut notes = Vec::new();
-        let mut state = self.state();
-        let number = {
-            let live = state.shares.get(name).filter(|live| live.record.main == main);
-            live.ok_or("the share is gone")?.number
-        };
+        let state = self.state();
+        let live = state.shares.get(name).filter(|live| live.record.main == main).ok_or("the share is gone")?;
+        let (number, devices) = (live.number, self.machine.other_devices(&live.record.shares));
+        let mark = live.record.mark(&self.home, binding);
         drop(state);
-        let namespace = match binding {
-            Binding::LibraryPath => {
-                self.machine.install_for(&self.home, name)?;
-                None
+        match binding {
+            Binding::LibraryPath => self.machine.install_for(&self.home, name)?,
+            Binding::MountNamespace | Binding::UserNamespace => {
+                if !mark.is_some_and(|mark| mark.is_on(main.pid)) {
+                    return Err("it says that it sees its region, and does not".into());
+                }
             }
-            Binding::MountNamespace | Binding::UserNamespace => Some(own_namespace(main)?),
-        };
+        }
         let cgroup = match Cgroup::make(&format!("partage-{name}"), main.pid) {
             Ok(cgroup) => cgroup,
             Err(error) => {
@@ -217,12 +217,6 @@ impl Keeper {
                 None
             }
         };
-        let devices = {
-            state = self.state();
-            let live = state.shares.get(name).filter(|live| live.number == number);
-            self.machine.other_devices(&live.ok_or("the share is gone")?.record.shares)
-        };
-        drop(state);
         let mut gate = false;
         if let Some(cgroup) = &cgroup {
             if !devices.is_empty() {
@@ -235,7 +229,7 @@ impl Keeper {
         }
         let mut state = self.state();
         let live = state.shares.get_mut(name).filter(|live| live.number == number).ok_or("the share is gone")?;
-        live.record.bound = Some(Bond { binding, namespace, gate });
+        live.record.bound = Some(Bond { binding, gate });
         live.record.cgroup = cgroup;
         live.record.write(&self.home).map_err(|error| format!("{}: {error}", self.home.share(name).display()))?;
         drop(state);
@@ -365,7 +359,7 @@ impl Keeper {
         live.stopping = true;
         let (number, record) = (live.number, live.record.clone());
         drop(state);
-        let marks = record.marks();
+        let marks = record.marks(&self.home);
         // A variable can be set by anybody: only the owner's own are meant. What a cgroup or a namespace holds is the share's.
         let by_variable = marks.iter().all(|mark| matches!(mark, Mark::Variable { .. }));
         let may = |process: &Identity| !by_variable || process::owner(process.pid).is_ok_and(|uid| uid == record.who.uid);
@@ -408,18 +402,4 @@ fn unknown(state: &State, name: &str) -> Refused {
         names => format!("there are {}", names.join(", ")),
     };
     Refused::new(Refusal::Unknown, format!("no share is called {name}: {there}"))
-}
-
-/// The mount namespace that a process has for itself.
-fn own_namespace(main: Identity) -> Result<(u64, u64), String> {
-    let of = |pid| members::mount_namespace(pid).map_err(|error| format!("its mount namespace is not known: {error}"));
-    match (of(main.pid)?, of(std::process::id())?) {
-        (Mark::MountNamespace { device, inode }, Mark::MountNamespace { device: ours, inode: our_inode }) => {
-            if (device, inode) == (ours, our_inode) {
-                return Err("it says that it has a mount namespace of its own, and has not".into());
-            }
-            Ok((device, inode))
-        }
-        _ => Err("its mount namespace is not known".into()),
-    }
 }

@@ -139,7 +139,7 @@ impl Keeper {
         // A cgroup is read at once; to look at all processes of the machine for every share is too dear.
         let members = match &record.cgroup {
             Some(cgroup) => cgroup.pids().map(|pids| pids.len()).ok(),
-            None => members::members(&record.marks()).map(|members| members.len()).ok(),
+            None => members::members(&record.marks(&self.home)).map(|members| members.len()).ok(),
         };
         ShareReport {
             name: record.name.clone(),

@@ -4,7 +4,6 @@ use super::Keeper;
 use super::give::Kept;
 use crate::store::Record;
 use partage_host::gpus::{Look, uuid_bytes};
-use partage_host::members::carries;
 use partage_region::Snapshot;
 use partage_region::audit::{self, Audit, Container, Finding, Granted, Kind, Round, Seen};
 use std::collections::BTreeMap;
@@ -64,7 +63,7 @@ impl Keeper {
             shares.iter().filter_map(|(record, kept)| Some((record.name.clone(), said(kept)?))).collect();
         let owner = |pid: u32| {
             let holds = |record: &&Record| {
-                record.main.pid == pid || record.marks().iter().any(|mark| carries(mark, pid))
+                record.main.pid == pid || record.marks(&self.home).iter().any(|mark| mark.is_on(pid))
             };
             shares.iter().map(|(record, _)| record).find(holds).map(|record| record.name.clone())
         };

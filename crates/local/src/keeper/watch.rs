@@ -76,7 +76,7 @@ impl Keeper {
     fn one_has_ended(self: &Arc<Self>, name: &str, number: u64) {
         let state = self.state();
         let Some(live) = state.shares.get(name).filter(|live| live.number == number) else { return };
-        let marks = live.record.marks();
+        let marks = live.record.marks(&self.home);
         drop(state);
         if marks.is_empty() {
             self.release(name, number);
