@@ -6,6 +6,7 @@ use crate::machine::PROGRAM;
 use crate::settings::Settings;
 use crate::store;
 use rustix::fs::{FlockOperation, flock};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -53,6 +54,8 @@ impl Keeper {
 /// The program as a keeper in the background, with its words in the home's log.
 pub(crate) fn background(home: &Home, settings: Option<&std::path::Path>) -> Command {
     let mut command = Command::new(PROGRAM);
+    // The link is what is started; this is what people see.
+    command.arg0("partage");
     command.arg(COMMAND).current_dir("/").stdin(Stdio::null());
     if home.is_named() {
         command.arg("--home").arg(home.path());
