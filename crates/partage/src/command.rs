@@ -2,8 +2,12 @@
 
 mod check;
 mod explain;
+#[cfg(test)]
+mod samples;
 mod sim;
 mod simulate;
+mod top;
+mod words;
 
 use clap::{Args, Subcommand, ValueEnum};
 use partage_core::dialect::{MemoryUnit, Settings};
