@@ -190,7 +190,7 @@ pub struct Places {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Bound {
     /// How.
-    pub binding: String,
+    pub binding: partage_host::binding::Binding,
 }
 
 /// Writes one document.

@@ -1,0 +1,254 @@
+//! Who asks, over the socket. Each is heard by a thread of its own.
+
+use super::Keeper;
+use super::queue::Ticket;
+use crate::decide::{self, Refused};
+use crate::users::Who;
+use crate::wire::{Answer, Bound, Granted, Question, Refusal, RunRequest, hear, say};
+use partage_host::process::{self, Identity};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::{self, BufReader};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+/// How many may ask at a time, those that wait included.
+const MOST: usize = 512;
+/// How long one may take to say what it wants.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long one that was granted a share may take to bind itself: libraries may have to be read from a slow disk.
+const BINDING: Duration = Duration::from_secs(30);
+/// How often it is looked whether one that waits is still there.
+const GLANCE: Duration = Duration::from_millis(500);
+/// The longest grace that a share can be stopped with.
+const LONGEST_GRACE: Duration = Duration::from_secs(3600);
+
+/// A connection, and who is at its other end.
+struct Caller {
+    who: Who,
+    main: Identity,
+    reader: BufReader<UnixStream>,
+    writer: UnixStream,
+}
+
+impl Keeper {
+    pub(super) fn serve(self: &Arc<Self>, listener: &UnixListener) {
+        for stream in listener.incoming() {
+            let stream = match stream {
+                Ok(stream) => stream,
+                Err(error) => {
+                    self.log(&format!("warning: a connection was lost: {error}"));
+                    // Without files or memory it is of no use to try again at once.
+                    std::thread::sleep(Duration::from_millis(50));
+                    continue;
+                }
+            };
+            let mut state = self.state();
+            if state.ending || state.connections >= MOST {
+                continue;
+            }
+            state.connections += 1;
+            drop(state);
+            let keeper = Arc::clone(self);
+            let heard = move || {
+                keeper.hear(stream);
+                keeper.state().connections -= 1;
+                keeper.changed.notify_all();
+            };
+            if std::thread::Builder::new().spawn(heard).is_err() {
+                self.state().connections -= 1;
+            }
+        }
+    }
+
+    fn hear(self: &Arc<Self>, stream: UnixStream) {
+        // Who goes away while being answered has its answer.
+        let _ = self.answer(stream);
+    }
+
+    fn answer(self: &Arc<Self>, stream: UnixStream) -> io::Result<()> {
+        let peer = rustix::net::sockopt::socket_peercred(&stream)?;
+        let pid = u32::try_from(peer.pid.as_raw_nonzero().get()).unwrap_or(0);
+        let who = Who::of(peer.uid.as_raw(), peer.gid.as_raw(), pid);
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut writer = stream.try_clone()?;
+        let mut reader = BufReader::new(stream);
+        let question = match hear::<Question>(&mut reader) {
+            Ok(Some(question)) => question,
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                let message = format!("that was no question: {error}");
+                return say(&mut writer, &refusal(Refused::new(Refusal::Wrong, message)));
+            }
+        };
+        let answer = match question {
+            Question::Run(request) => {
+                // Between the question and now the process may have ended, and its number be another's.
+                let main = Identity::of(pid)?;
+                if process::owner(pid)? != who.uid {
+                    return Ok(());
+                }
+                return self.run(Caller { who, main, reader, writer }, &request);
+            }
+            Question::Report => Answer::Report(Box::new(self.report())),
+            Question::Resize { name, change } => match self.resize(&who, &name, &change) {
+                Ok(()) => match self.report().shares.into_iter().find(|share| share.name == name) {
+                    Some(share) => Answer::Resized(Box::new(share)),
+                    None => refusal(Refused::new(Refusal::Unknown, format!("{name} has just ended"))),
+                },
+                Err(refused) => refusal(refused),
+            },
+            Question::Stop { name, grace_millis } => {
+                let grace = Duration::from_millis(grace_millis).min(LONGEST_GRACE);
+                match self.stop(&who, &name, grace) {
+                    Ok(ended) => Answer::Stopped { ended: ended.ended, killed: ended.killed },
+                    Err(refused) => refusal(refused),
+                }
+            }
+            Question::HandOver => self.hand_over(&who),
+        };
+        say(&mut writer, &answer)
+    }
+
+    fn hand_over(&self, who: &Who) -> Answer {
+        if !who.is_keeper() {
+            return refusal(Refused::new(Refusal::NotYours, "only the keeper's own user may take over from it"));
+        }
+        if self.options.foreground {
+            let message = format!(
+                "partage up already runs here, as process {}: watch it with partage top, or end that one first",
+                std::process::id()
+            );
+            return refusal(Refused::new(Refusal::Full, message));
+        }
+        self.standby.dismiss();
+        self.end();
+        Answer::HandedOver
+    }
+
+    fn run(self: &Arc<Self>, mut caller: Caller, request: &RunRequest) -> io::Result<()> {
+        let granted = match self.granted(&mut caller, request)? {
+            Ok(granted) => granted,
+            Err(refused) => return say(&mut caller.writer, &refusal(refused)),
+        };
+        let name = granted.name.clone();
+        let number = self.state().shares.get(&name).map(|live| live.number);
+        let bound = self.bound(&mut caller, granted);
+        if !matches!(bound, Ok(true))
+            && let Some(number) = number
+        {
+            // It went away, or could not be bound: it has not started.
+            self.release(&name, number);
+        }
+        bound.map(|_| ())
+    }
+
+    /// Says what was granted, and hears how it is bound; whether the command may start.
+    fn bound(self: &Arc<Self>, caller: &mut Caller, granted: Granted) -> io::Result<bool> {
+        let name = granted.name.clone();
+        self.watch_share(&name);
+        say(&mut caller.writer, &Answer::Granted(Box::new(granted)))?;
+        caller.reader.get_ref().set_read_timeout(Some(BINDING))?;
+        let Some(bound) = hear::<Bound>(&mut caller.reader)? else { return Ok(false) };
+        match self.bind(&name, caller.main, bound.binding) {
+            Ok(notes) => say(&mut caller.writer, &Answer::Go { notes }).map(|()| true),
+            Err(why) => {
+                let message = format!("the share cannot be bound to its process: {why}");
+                say(&mut caller.writer, &refusal(Refused::new(Refusal::Broken, message))).map(|()| false)
+            }
+        }
+    }
+
+    /// A share now, or later for one who would rather wait.
+    fn granted(self: &Arc<Self>, caller: &mut Caller, request: &RunRequest) -> io::Result<Result<Granted, Refused>> {
+        let ask = match decide::ask(request, &self.settings.default) {
+            Ok(ask) => ask,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        let mut state = self.state();
+        let name = match state.name(request) {
+            Ok(name) => name,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        let why = match self.give(&mut state, &name, &caller.who, caller.main, &ask, &request.command) {
+            Ok(granted) => return Ok(Ok(granted)),
+            Err(refused) if request.wait && matches!(refused.kind, Refusal::Full | Refusal::Policy) => refused,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        // What would not fit an empty machine is not worth waiting for.
+        if let Err(never) = decide::place(&self.machine.node, &[], &self.settings, &caller.who, &ask) {
+            return Ok(Err(never));
+        }
+        state.tickets += 1;
+        let number = state.tickets;
+        state.queue.push(Ticket {
+            number,
+            name,
+            who: caller.who.clone(),
+            main: caller.main,
+            ask,
+            command: request.command.clone(),
+            since: super::now(),
+            why,
+            granted: None,
+        });
+        drop(state);
+        let waited = self.wait_for(number, caller);
+        let mut state = self.state();
+        let at = state.queue.iter().position(|ticket| ticket.number == number);
+        let unfetched = at.and_then(|at| state.queue.remove(at).granted);
+        drop(state);
+        if let Some(granted) = unfetched {
+            self.give_back(&granted.name);
+        }
+        waited.map(Ok)
+    }
+
+    fn wait_for(self: &Arc<Self>, number: u64, caller: &mut Caller) -> io::Result<Granted> {
+        let mut told = None;
+        let mut state = self.state();
+        loop {
+            let of = state.queue.len();
+            let Some(at) = state.queue.iter().position(|ticket| ticket.number == number) else {
+                return Err(io::ErrorKind::NotFound.into());
+            };
+            let ticket = &mut state.queue[at];
+            if let Some(granted) = ticket.granted.take() {
+                return Ok(granted);
+            }
+            let now = (at + 1, of, ticket.why.message.clone());
+            let ending = state.ending;
+            if told.as_ref() != Some(&now) {
+                drop(state);
+                say(&mut caller.writer, &Answer::Queued { place: now.0, of: now.1, why: now.2.clone() })?;
+                told = Some(now);
+                state = self.state();
+                continue;
+            }
+            if ending || is_gone(&caller.writer) {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+            state = self.changed.wait_timeout(state, GLANCE).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Takes back a share that nobody fetched.
+    fn give_back(self: &Arc<Self>, name: &str) {
+        let number = self.state().shares.get(name).map(|live| live.number);
+        if let Some(number) = number {
+            self.release(name, number);
+        }
+    }
+}
+
+/// Whether nobody listens any more.
+fn is_gone(stream: &UnixStream) -> bool {
+    let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&now)).is_ok() && !fds[0].revents().is_empty()
+}
+
+fn refusal(refused: Refused) -> Answer {
+    Answer::Refused { kind: refused.kind, message: refused.message, hints: refused.hints }
+}

@@ -1,0 +1,79 @@
+//! Who goes on when a keeper dies: a process that waits for its lock, and nothing else.
+
+use super::{KeepError, Keeper, Options, lock_file};
+use crate::home::Home;
+use crate::machine::PROGRAM;
+use crate::settings::Settings;
+use crate::store;
+use rustix::fs::{FlockOperation, flock};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The hidden command of the program that keeps in the background.
+pub const COMMAND: &str = "keep";
+/// Its option for waiting until nobody else keeps.
+pub const STANDBY: &str = "--standby";
+
+/// The one who waits, if it was called.
+#[derive(Default)]
+pub(super) struct Successor(Mutex<Option<Child>>);
+
+impl Successor {
+    fn child(&self) -> std::sync::MutexGuard<'_, Option<Child>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends it away.
+    pub(super) fn dismiss(&self) {
+        if let Some(mut child) = self.child().take() {
+            // It may have ended; what counts is that it has.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Keeper {
+    /// Sees to it that somebody waits. Called when there is something to go on with.
+    pub(super) fn call_successor(&self) {
+        let mut child = self.standby.child();
+        if child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None))) {
+            return;
+        }
+        match background(&self.home, self.options.settings_file.as_deref()).arg(STANDBY).stdout(Stdio::null()).spawn() {
+            Ok(new) => *child = Some(new),
+            Err(error) => {
+                drop(child);
+                self.log(&format!("warning: nobody stands by, in case this keeper is killed: {error}"));
+            }
+        }
+    }
+}
+
+/// The program as a keeper in the background, with its words in the home's log.
+pub(crate) fn background(home: &Home, settings: Option<&std::path::Path>) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command.arg(COMMAND).current_dir("/").stdin(Stdio::null());
+    if home.is_named() {
+        command.arg("--home").arg(home.path());
+    }
+    if let Some(settings) = settings {
+        command.arg("--settings").arg(settings);
+    }
+    let log = std::fs::OpenOptions::new().create(true).append(true).open(home.log());
+    command.stderr(log.map_or_else(|_| Stdio::null(), Stdio::from));
+    command
+}
+
+/// Waits until nobody else keeps this home; then keeps it, if there is something to keep.
+pub fn stand_by(home: &Home, settings: Settings, options: Options) -> Result<Option<Arc<Keeper>>, KeepError> {
+    let lock = lock_file(home)?;
+    flock(&lock, FlockOperation::LockExclusive)
+        .map_err(|error| KeepError::Cannot(format!("{}: cannot be locked: {error}", home.lock().display())))?;
+    if !store::is_any(home) {
+        return Ok(None);
+    }
+    let keeper = Keeper::start_with(home, settings, options, lock)?;
+    keeper.call_successor();
+    Ok(Some(keeper))
+}

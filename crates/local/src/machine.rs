@@ -1,0 +1,251 @@
+//! The machine: its driver or a simulated one, its GPUs, and the libraries that stand in for the driver's.
+
+use crate::home::Home;
+use crate::settings::{DriverChoice, Settings};
+use crate::store;
+use partage_core::model::{Bytes, GpuUuid, Node, Share};
+use partage_driver_api::exports::DriverVersion;
+use partage_host::context;
+use partage_host::driver::Driver;
+use partage_host::gpus::{Gpus, uuid_bytes};
+use partage_region::GpuShare;
+use partage_sim::node::{NodeConfig, NodeDir};
+use partage_sim::profile::Profile;
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What the loader finds libraries by, whatever the environment says.
+const LOADER_CACHE: &str = "/etc/ld.so.cache";
+
+/// This program, to be started again.
+pub const PROGRAM: &str = "/proc/self/exe";
+
+/// The hidden command of the program that measures contexts.
+pub const CONTEXT_COMMAND: &str = "context-sizes";
+
+/// A machine whose GPUs can be shared.
+pub(crate) struct Machine {
+    pub(crate) driver: Driver,
+    pub(crate) gpus: Gpus,
+    pub(crate) node: Node,
+    pub(crate) warnings: Vec<String>,
+    contexts: BTreeMap<GpuUuid, Bytes>,
+    /// A cache for the loader that has the simulated driver in it.
+    loader_cache: Option<PathBuf>,
+}
+
+impl Machine {
+    /// Finds out what there is and puts the libraries in their places. Fast where that was done before.
+    pub(crate) fn open(home: &Home, settings: &Settings) -> Result<Machine, String> {
+        home.make().map_err(|error| error.to_string())?;
+        check_executable(home)?;
+        let driver = driver(home, settings)?;
+        let gpus = Gpus::open(&driver).map_err(|error| error.to_string())?;
+        let node = gpus.node("this machine").map_err(|error| error.to_string())?;
+        settings.check_against(&node)?;
+        let mut machine = Machine {
+            contexts: BTreeMap::new(),
+            loader_cache: None,
+            warnings: Vec::new(),
+            driver,
+            gpus,
+            node,
+        };
+        machine.install(home)?;
+        machine.measure(home);
+        if machine.driver.simulated.is_some() {
+            machine.loader_cache = loader_cache(home, &machine.driver);
+        }
+        Ok(machine)
+    }
+
+    fn install(&self, home: &Home) -> Result<(), String> {
+        let object = partage_shim::install::shared_object().map_err(|error| error.to_string())?;
+        let [real_cuda, real_nvml] = home.driver_files();
+        let version = self.gpus.driver_version();
+        let stamp = format!("{} {version} {real_cuda:?} {:?}", stamp_of(&object), home.region_at());
+        once(&home.lib().join("stand-ins.stamp"), &stamp, || {
+            let settings = partage_shim::install::Settings {
+                region: &home.region_at(),
+                real_cuda: &real_cuda,
+                real_nvml: &real_nvml,
+                pass_when_broken: false,
+                version: Some(version),
+            };
+            partage_shim::install::stand_in(&object, &home.stand_ins(), &settings).map_err(|error| error.to_string())
+        })
+    }
+
+    /// The libraries of one share, for processes that have no mount namespace.
+    pub(crate) fn install_for(&self, home: &Home, name: &str) -> Result<(), String> {
+        let object = partage_shim::install::shared_object().map_err(|error| error.to_string())?;
+        let folder = home.own_stand_ins().join(name);
+        fs::create_dir_all(&folder).map_err(|error| format!("{}: cannot be made: {error}", folder.display()))?;
+        let settings = partage_shim::install::Settings {
+            region: &store::region(home, name),
+            real_cuda: &self.driver.cuda,
+            real_nvml: &self.driver.nvml,
+            pass_when_broken: false,
+            version: Some(self.gpus.driver_version()),
+        };
+        partage_shim::install::stand_in(&object, &folder, &settings).map_err(|error| error.to_string())
+    }
+
+    /// What a context takes on each card: measured once for a driver and its GPUs.
+    fn measure(&mut self, home: &Home) {
+        let uuids: Vec<&str> = self.node.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+        let key = format!("{} {}", self.gpus.driver_version(), uuids.join(" "));
+        let file = home.lib().join("contexts.json");
+        let known = fs::read(&file).ok();
+        let known = known.and_then(|bytes| serde_json::from_slice::<(String, BTreeMap<GpuUuid, Bytes>)>(&bytes).ok());
+        if let Some((_, contexts)) = known.filter(|(known, _)| *known == key) {
+            self.contexts = contexts;
+            return;
+        }
+        match context::measure(&self.driver, Path::new(PROGRAM), &[CONTEXT_COMMAND]) {
+            Ok(measured) => {
+                self.contexts = measured.into_iter().collect();
+                let written = serde_json::to_vec(&(&key, &self.contexts)).map_err(std::io::Error::from);
+                if let Err(error) = written.and_then(|bytes| store::replace(&file, &bytes)) {
+                    self.warnings.push(format!("{}: cannot be written: {error}", file.display()));
+                }
+            }
+            Err(error) => self.warnings.push(format!(
+                "what a context takes on these GPUs could not be measured, and is not counted: {error}"
+            )),
+        }
+    }
+
+    /// A share as the region has it.
+    pub(crate) fn region_share(&self, share: &Share, gated: bool) -> Result<GpuShare, String> {
+        let uuid = uuid_bytes(&share.gpu).ok_or_else(|| format!("{} is no UUID of a GPU", share.gpu))?;
+        let hundredths = |cores: partage_core::model::Cores| cores.as_millipercent() / 10;
+        let context = self.contexts.get(&share.gpu).map_or(0, |bytes| bytes.0);
+        Ok(GpuShare {
+            uuid,
+            memory: share.memory_bytes.map_or(u64::MAX, |bytes| bytes.0),
+            context,
+            cores: share.cores.filter(|_| !share.whole).map_or(0, hundredths),
+            ceiling: share.ceiling.or(share.cores).map_or(10_000, hundredths),
+            priority: 0,
+            gated,
+        })
+    }
+
+    /// What is covered in a share's mount namespace, besides the driver's libraries.
+    pub(crate) fn covers(&self, home: &Home, name: &str, shares: &[Share]) -> std::io::Result<Vec<(PathBuf, PathBuf)>> {
+        let Some(simulated) = &self.driver.simulated else { return Ok(Vec::new()) };
+        let cache = self.loader_cache.iter().map(|cache| (PathBuf::from(LOADER_CACHE), cache.clone()));
+        let mut covers: Vec<(PathBuf, PathBuf)> = cache.collect();
+        let there = simulated.join("dev");
+        if there.is_dir() {
+            let own = store::devices(home, name);
+            fs::create_dir_all(&own)?;
+            for gpu in self.node.gpus.iter().filter(|gpu| shares.iter().any(|share| share.gpu == gpu.uuid)) {
+                fs::write(own.join(format!("nvidia{}", gpu.minor)), b"")?;
+            }
+            covers.push((there, own));
+        }
+        Ok(covers)
+    }
+
+    /// Device files of GPUs that a share does not have.
+    pub(crate) fn other_devices(&self, shares: &[Share]) -> Vec<(u32, u32)> {
+        /// NVIDIA's number for its GPUs, everywhere.
+        const NVIDIA: u32 = 195;
+        if self.driver.simulated.is_some() {
+            return Vec::new();
+        }
+        let others = self.node.gpus.iter().filter(|gpu| shares.iter().all(|share| share.gpu != gpu.uuid));
+        others.map(|gpu| (NVIDIA, gpu.minor)).collect()
+    }
+}
+
+/// The driver that the settings choose.
+fn driver(home: &Home, settings: &Settings) -> Result<Driver, String> {
+    let found = match settings.driver {
+        DriverChoice::Simulated => None,
+        DriverChoice::Auto | DriverChoice::Nvidia => Driver::find().map_err(|error| error.to_string())?,
+    };
+    match found {
+        Some(driver) => Ok(driver),
+        None if settings.driver == DriverChoice::Nvidia => {
+            Err("no NVIDIA driver was found, and the settings ask for one: install it, or write `driver: auto`".into())
+        }
+        None => simulated(home, settings),
+    }
+}
+
+/// The simulated machine of this home, made where there is none.
+fn simulated(home: &Home, settings: &Settings) -> Result<Driver, String> {
+    let folder = home.simulated();
+    let card = Profile::find(&settings.simulated.model).map_err(|error| error.to_string())?;
+    let seed = partage_sim::node::seed_of(&folder);
+    let config = NodeConfig::new(DriverVersion::R550, card, settings.simulated.gpus, seed);
+    let config = config.map_err(|error| format!("simulated: {error}"))?;
+    let node = match NodeDir::open(&folder) {
+        Ok(node) if node.config() == &config => node,
+        Ok(_) if store::is_any(home) => {
+            return Err("simulated: the settings ask for other GPUs, and shares use those that are there: stop them first".into());
+        }
+        Ok(_) => {
+            NodeDir::remove(&folder).map_err(|error| error.to_string())?;
+            NodeDir::create(&folder, &config).map_err(|error| error.to_string())?
+        }
+        Err(_) => NodeDir::create(&folder, &config).map_err(|error| error.to_string())?,
+    };
+    let object = partage_sim::install::shared_object().map_err(|error| error.to_string())?;
+    once(&home.lib().join("gpus.stamp"), &stamp_of(&object), || {
+        partage_sim::install::libraries(&object, &node.libraries(), config.driver, node.path())
+            .map_err(|error| error.to_string())
+    })?;
+    Driver::simulated(node.path()).map_err(|error| error.to_string())
+}
+
+/// Libraries cannot be loaded from every file system.
+fn check_executable(home: &Home) -> Result<(), String> {
+    let lib = home.lib();
+    match rustix::fs::statvfs(lib) {
+        Ok(about) if about.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC) => Err(format!(
+            "{}: libraries cannot be loaded from there (it is mounted noexec): use another place with --home",
+            lib.display()
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// A cache for the loader that has the driver's folder in it, besides what the machine's own has.
+fn loader_cache(home: &Home, driver: &Driver) -> Option<PathBuf> {
+    let folder = driver.cuda.parent()?;
+    let (cache, list) = (home.lib().join("loader.cache"), home.lib().join("loader.conf"));
+    let stamp = format!("{} {}", stamp_of(Path::new(LOADER_CACHE)), folder.display());
+    let made = once(&home.lib().join("loader.stamp"), &stamp, || {
+        let text = format!("{}\ninclude /etc/ld.so.conf\n", folder.display());
+        fs::write(&list, text).map_err(|error| error.to_string())?;
+        let mut ldconfig = Command::new("/sbin/ldconfig");
+        ldconfig.arg("-X").arg("-C").arg(&cache).arg("-f").arg(&list);
+        let done = ldconfig.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let done = done.map_err(|error| error.to_string())?;
+        if done.success() { Ok(()) } else { Err(format!("ldconfig ended with {done}")) }
+    });
+    // Without it programs find the simulated driver by their environment only.
+    made.ok().filter(|()| cache.is_file()).map(|()| cache)
+}
+
+/// Does something unless it was done for this very stamp.
+fn once(file: &Path, stamp: &str, work: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+    if fs::read_to_string(file).is_ok_and(|done| done == stamp) {
+        return Ok(());
+    }
+    work()?;
+    store::replace(file, stamp.as_bytes()).map_err(|error| format!("{}: cannot be written: {error}", file.display()))
+}
+
+/// What tells one version of a file from another.
+fn stamp_of(file: &Path) -> String {
+    let about = fs::metadata(file).map(|about| (about.len(), about.mtime(), about.mtime_nsec(), about.ino()));
+    format!("{} {about:?}", file.display())
+}

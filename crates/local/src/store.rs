@@ -1,0 +1,131 @@
+//! What is known of a share, in a file: a keeper that was killed is followed by one that reads it.
+
+use crate::home::Home;
+use crate::users::Who;
+use partage_core::model::Share;
+use partage_host::binding::Binding;
+use partage_host::cgroup::Cgroup;
+use partage_host::members::Mark;
+use partage_host::process::Identity;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+const RECORD: &str = "share.json";
+
+/// A share as written down.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Record {
+    pub(crate) name: String,
+    pub(crate) who: Who,
+    /// The shares of GPUs, in the order of the region.
+    pub(crate) shares: Vec<Share>,
+    /// Seconds since 1970.
+    pub(crate) since: u64,
+    /// The process that asked, and becomes the command.
+    pub(crate) main: Identity,
+    pub(crate) command: Vec<String>,
+    /// How it is bound; absent until it is.
+    pub(crate) bound: Option<Bond>,
+    /// The cgroup, from the moment it is made.
+    pub(crate) cgroup: Option<Cgroup>,
+}
+
+/// What ties processes to a share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Bond {
+    pub(crate) binding: Binding,
+    /// The mount namespace, by device and inode, where there is one of its own.
+    pub(crate) namespace: Option<(u64, u64)>,
+    /// Whether devices of other GPUs are closed.
+    pub(crate) gate: bool,
+}
+
+impl Record {
+    /// What its processes carry.
+    pub(crate) fn marks(&self) -> Vec<Mark> {
+        let mut marks: Vec<Mark> = self.cgroup.iter().cloned().map(Mark::Cgroup).collect();
+        match self.bound.map(|bond| (bond.binding, bond.namespace)) {
+            Some((_, Some((device, inode)))) => marks.push(Mark::MountNamespace { device, inode }),
+            Some((Binding::LibraryPath, None)) => marks
+                .push(Mark::Variable { name: crate::run::SHARE_VARIABLE.into(), value: self.name.clone() }),
+            _ => {}
+        }
+        marks
+    }
+
+    /// Writes it down, whole or not at all.
+    pub(crate) fn write(&self, home: &Home) -> io::Result<()> {
+        let bytes = serde_json::to_vec_pretty(self)?;
+        replace(&home.share(&self.name).join(RECORD), &bytes)
+    }
+}
+
+/// Replaces a file as a whole, durably.
+pub(crate) fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
+    let unfinished = file.with_extension("new");
+    let mut new = File::create(&unfinished)?;
+    new.write_all(bytes)?;
+    new.sync_all()?;
+    fs::rename(&unfinished, file)?;
+    match file.parent() {
+        Some(folder) => File::open(folder)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// A folder of a share, read.
+pub(crate) enum Found {
+    /// A share.
+    Share(Box<Record>),
+    /// What a keeper left that was killed half way, or something else: its name, and why it is no share.
+    Leftover(String, io::Error),
+}
+
+/// All shares that were written down.
+pub(crate) fn all(home: &Home) -> io::Result<Vec<Found>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(home.shares())? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let record = fs::read(entry.path().join(RECORD))
+            .and_then(|bytes| serde_json::from_slice::<Record>(&bytes).map_err(Into::into));
+        found.push(match record {
+            Ok(record) if record.name == name => Found::Share(Box::new(record)),
+            Ok(_) => Found::Leftover(name, io::Error::other("it is the record of another")),
+            Err(error) => Found::Leftover(name, error),
+        });
+    }
+    Ok(found)
+}
+
+/// Whether any share is written down.
+pub(crate) fn is_any(home: &Home) -> bool {
+    fs::read_dir(home.shares()).is_ok_and(|mut entries| entries.next().is_some())
+}
+
+/// The folder of a share's region.
+pub(crate) fn region(home: &Home, name: &str) -> PathBuf {
+    home.share(name).join("region")
+}
+
+/// The folder of a share's device files, where they are simulated.
+pub(crate) fn devices(home: &Home, name: &str) -> PathBuf {
+    home.share(name).join("dev")
+}
+
+/// Removes everything of a share. The record goes first: what is left without one is nobody's.
+pub(crate) fn remove(home: &Home, name: &str) -> io::Result<()> {
+    let folder = home.share(name);
+    for path in [folder.join(RECORD), folder, home.own_stand_ins().join(name)] {
+        let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        match removed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
