@@ -6,8 +6,12 @@ mod explain;
 mod home;
 mod keep;
 mod run;
+#[cfg(test)]
+mod samples;
 mod sim;
 mod simulate;
+mod top;
+mod words;
 
 use clap::{Args, Subcommand, ValueEnum};
 use crate::output::line;

@@ -3,8 +3,10 @@
 mod keys;
 mod line;
 mod signals;
+mod table;
 
 pub(crate) use line::{Line, Style};
+pub(crate) use table::{Column, table};
 
 use keys::Keys;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

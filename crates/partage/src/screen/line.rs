@@ -59,6 +59,37 @@ impl Line {
         let _ = self.text.write_fmt(text);
     }
 
+    /// Goes on with another line.
+    pub(crate) fn append(&mut self, other: &Line) {
+        let start = self.text.len();
+        let last = self.styles.last().map_or(Style::Plain, |&(_, last)| last);
+        if other.styles.first().is_none_or(|&(from, _)| from > 0) && last != Style::Plain {
+            self.styles.push((start, Style::Plain));
+        }
+        self.styles.extend(other.styles.iter().map(|&(from, style)| (start + from, style)));
+        self.text.push_str(&other.text);
+    }
+
+    /// Goes on with so much room.
+    pub(crate) fn space(&mut self, columns: usize) {
+        self.push(Style::Plain, format_args!("{:columns$}", ""));
+    }
+
+    /// Letters in it.
+    pub(crate) fn width(&self) -> usize {
+        self.text.chars().count()
+    }
+
+    /// Cut to so many letters, the last of which then says so.
+    pub(crate) fn cut(&mut self, columns: usize) {
+        if self.text().chars().count() > columns {
+            let end = self.text.char_indices().nth(columns.saturating_sub(1)).map_or(0, |(at, _)| at);
+            self.text.truncate(end);
+            self.text.push_str(if columns > 0 { "…" } else { "" });
+            self.styles.retain(|&(from, _)| from <= end);
+        }
+    }
+
     /// Without styles.
     pub(crate) fn text(&self) -> &str {
         self.text.trim_end()
@@ -116,6 +147,20 @@ mod tests {
         assert_eq!(painted(&line, 80, true), "ab\x1b[31mcdef\x1b[0mgh");
         assert_eq!(painted(&line, 3, true), "ab\x1b[31mc\x1b[0m");
         assert_eq!(painted(&line, 2, true), "ab");
+    }
+
+    #[test]
+    fn lines_are_joined_and_cut_with_their_styles() {
+        let mut line = Line::plain(Style::Bad, format_args!("ab"));
+        line.append(&Line::plain(Style::Plain, format_args!("cd")));
+        line.append(&Line::plain(Style::Good, format_args!("ef")));
+        assert_eq!(painted(&line, 80, true), "\x1b[31mab\x1b[0mcd\x1b[32mef\x1b[0m");
+        line.cut(6);
+        assert_eq!(line.text(), "abcdef");
+        line.cut(4);
+        assert_eq!(painted(&line, 80, true), "\x1b[31mab\x1b[0mc…");
+        line.cut(0);
+        assert_eq!(line, Line { text: String::new(), styles: vec![(0, Style::Bad)] });
     }
 
     #[test]

@@ -1,0 +1,9 @@
+//! `partage top`: who uses what on this machine, live.
+
+mod rates;
+mod view;
+
+pub(crate) use view::{Options, foot, lines};
+
+#[cfg(test)]
+mod tests;
