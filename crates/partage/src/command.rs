@@ -11,6 +11,7 @@ mod samples;
 mod sim;
 mod simulate;
 mod top;
+mod up;
 mod words;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -24,6 +25,7 @@ use std::process::ExitCode;
 #[derive(Subcommand)]
 pub(crate) enum Command {
     Run(run::Run),
+    Up(up::Up),
     Check(check::Check),
     Explain(explain::Explain),
     #[command(hide = true)]
@@ -38,6 +40,7 @@ impl Command {
     pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
         match self {
             Command::Run(run) => run.run(err),
+            Command::Up(up) => up.run(out, err),
             Command::Keep(keep) => keep.run(out),
             Command::ContextSizes(sizes) => sizes.run(out, err),
             Command::Check(check) => check.run(out, err),
