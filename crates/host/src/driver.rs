@@ -95,7 +95,7 @@ impl Driver {
         Search {
             node: env::var_os(SIMULATED).map(PathBuf::from),
             folders: env::var_os("LD_LIBRARY_PATH").map(|path| folders(&path)).unwrap_or_default(),
-            cache: cache,
+            cache,
             usual: USUAL.iter().map(PathBuf::from).collect(),
         }
         .run()
@@ -186,7 +186,7 @@ fn cache() -> Vec<PathBuf> {
     cached(&run.stdout)
 }
 
-/// Reads `	libcuda.so.1 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so.1`.
+/// Reads lines such as `libcuda.so.1 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so.1`.
 fn cached(text: &[u8]) -> Vec<PathBuf> {
     let file = |line: &[u8]| -> Option<PathBuf> {
         let ours = [CUDA, NVML].iter().any(|name| {
