@@ -198,14 +198,16 @@ fn cached(text: &[u8]) -> Vec<PathBuf> {
     text.split(|&byte| byte == b'\n').filter_map(file).collect()
 }
 
+const PASSED_OVER: [ErrorKind; 3] =
+    [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::PermissionDenied];
+
 /// The file behind a name, if the loader would take it: nothing, and a library for another processor, are passed over.
 fn loadable(path: &Path) -> Result<Option<PathBuf>, DriverError> {
     let unreadable = |error| DriverError::Unreadable { path: path.into(), error };
     let mut file = match File::open(path) {
         Ok(file) => file,
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            return Ok(None);
-        }
+        // A folder of somebody else on the path hinders no program.
+        Err(error) if PASSED_OVER.contains(&error.kind()) => return Ok(None),
         Err(error) => return Err(unreadable(error)),
     };
     // Class, byte order and machine; the same as this program's, or of no use to its children.
