@@ -1,7 +1,7 @@
 //! `partage top`: who uses what on this machine, live.
 
 mod rates;
-mod view;
+pub(super) mod view;
 
 pub(crate) use view::{Options, foot, lines};
 

@@ -123,7 +123,7 @@ impl Started {
     pub(super) fn end(&mut self, client: &Client, grace: Duration) {
         std::thread::scope(|scope| {
             for (workload, child) in &mut self.0 {
-                scope.spawn(|| {
+                scope.spawn(move || {
                     // One that has ended by itself is no share any more.
                     let _ = client.stop(&workload.name, grace);
                     if let Some(child) = child {
