@@ -4,17 +4,21 @@ mod check;
 mod context_sizes;
 mod explain;
 mod home;
+mod inspect;
 mod keep;
+mod ps;
+mod resize;
 mod run;
 #[cfg(test)]
 mod samples;
 mod sim;
 mod simulate;
+mod stop;
 mod top;
 mod words;
 
-use clap::{Args, Subcommand, ValueEnum};
 use crate::output::line;
+use clap::{Args, Subcommand, ValueEnum};
 use partage_core::dialect::{MemoryUnit, Settings};
 use partage_local::client::ClientError;
 use std::io::{self, Write};
@@ -24,6 +28,11 @@ use std::process::ExitCode;
 #[derive(Subcommand)]
 pub(crate) enum Command {
     Run(run::Run),
+    Ps(ps::Ps),
+    Top(top::Top),
+    Inspect(inspect::Inspect),
+    Resize(resize::Resize),
+    Stop(stop::Stop),
     Check(check::Check),
     Explain(explain::Explain),
     #[command(hide = true)]
@@ -38,6 +47,11 @@ impl Command {
     pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
         match self {
             Command::Run(run) => run.run(err),
+            Command::Ps(ps) => ps.run(out, err),
+            Command::Top(top) => top.run(out, err),
+            Command::Inspect(inspect) => inspect.run(out, err),
+            Command::Resize(resize) => resize.run(out, err),
+            Command::Stop(stop) => stop.run(out, err),
             Command::Keep(keep) => keep.run(out),
             Command::ContextSizes(sizes) => sizes.run(out, err),
             Command::Check(check) => check.run(out, err),
