@@ -4,18 +4,22 @@ mod check;
 mod context_sizes;
 mod explain;
 mod home;
+mod inspect;
 mod keep;
+mod ps;
+mod resize;
 mod run;
 #[cfg(test)]
 mod samples;
 mod sim;
 mod simulate;
+mod stop;
 mod top;
 mod up;
 mod words;
 
-use clap::{Args, Subcommand, ValueEnum};
 use crate::output::line;
+use clap::{Args, Subcommand, ValueEnum};
 use partage_core::dialect::{MemoryUnit, Settings};
 use partage_local::client::ClientError;
 use std::io::{self, Write};
@@ -26,6 +30,11 @@ use std::process::ExitCode;
 pub(crate) enum Command {
     Run(run::Run),
     Up(up::Up),
+    Ps(ps::Ps),
+    Top(top::Top),
+    Inspect(inspect::Inspect),
+    Resize(resize::Resize),
+    Stop(stop::Stop),
     Check(check::Check),
     Explain(explain::Explain),
     #[command(hide = true)]
@@ -41,6 +50,11 @@ impl Command {
         match self {
             Command::Run(run) => run.run(err),
             Command::Up(up) => up.run(out, err),
+            Command::Ps(ps) => ps.run(out, err),
+            Command::Top(top) => top.run(out, err),
+            Command::Inspect(inspect) => inspect.run(out, err),
+            Command::Resize(resize) => resize.run(out, err),
+            Command::Stop(stop) => stop.run(out, err),
             Command::Keep(keep) => keep.run(out),
             Command::ContextSizes(sizes) => sizes.run(out, err),
             Command::Check(check) => check.run(out, err),

@@ -1,4 +1,4 @@
-//! The one binary: `partage check|explain|sim|simulate`.
+//! The one binary: `partage run|ps|top|inspect|resize|stop|check|explain|sim|simulate`.
 
 mod amounts;
 mod command;

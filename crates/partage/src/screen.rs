@@ -217,6 +217,21 @@ impl Drop for Screen {
 /// Nothing more can come.
 struct Ended;
 
+/// Writes lines once and whole: in colours on a terminal, plain elsewhere.
+pub(crate) fn print(lines: &[Line], out: &mut dyn Write) -> io::Result<()> {
+    let colours = colours();
+    let mut painted = String::new();
+    for line in lines {
+        if colours {
+            line.paint_whole(&mut painted);
+            painted.push('\n');
+        } else {
+            crate::output::line(out, format_args!("{}", line.text()))?;
+        }
+    }
+    out.write_all(painted.as_bytes())
+}
+
 /// Whether colours are wanted on standard output.
 pub(crate) fn colours() -> bool {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());

@@ -1,11 +1,23 @@
 //! Words and figures that several views of a report share.
 
+use super::Outcome;
 use crate::screen::{Line, Style};
 use partage_core::model::Cores;
+use partage_local::client::ClientError;
 use partage_local::report::{PartReport, Report};
+use partage_local::wire::Refusal;
 
 /// Said where there is nothing to show.
 pub(super) const NO_SHARES: &str = "no shares: partage run --memory 4Gi -- COMMAND starts one";
+
+/// How a command ends that got no answer but this.
+pub(super) fn outcome(error: &ClientError) -> Outcome {
+    match error {
+        ClientError::Refused { kind: Refusal::Wrong | Refusal::Broken, .. } => Outcome::Unreadable,
+        ClientError::Refused { .. } => Outcome::Problems,
+        _ => Outcome::Unreadable,
+    }
+}
 
 /// Bytes in a few letters: `700 MiB`, `6.5 GiB`. Cut, not rounded.
 pub(super) fn size(bytes: u64) -> String {
@@ -51,6 +63,16 @@ pub(super) fn clock() -> u64 {
     std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_secs())
 }
 
+/// A command as a shell would take it.
+pub(super) fn shell(words: &[String]) -> String {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./=:,@%+".contains(letter);
+    let quoted = words.iter().map(|word| match !word.is_empty() && word.chars().all(plain) {
+        true => word.clone(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    });
+    quoted.collect::<Vec<_>>().join(" ")
+}
+
 /// Who waits, in the order of arrival.
 pub(super) fn waiting(report: &Report) -> Vec<Line> {
     let of = report.waiting.len();
@@ -80,6 +102,12 @@ mod tests {
         ] {
             assert_eq!(size(bytes), text);
         }
+    }
+
+    #[test]
+    fn commands_can_be_typed_again() {
+        let words = ["sh", "-c", "echo 'a b'", "", "x=1"].map(String::from);
+        assert_eq!(shell(&words), r"sh -c 'echo '\''a b'\''' '' x=1");
     }
 
     #[test]

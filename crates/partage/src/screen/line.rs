@@ -98,6 +98,20 @@ impl Line {
     /// Adds as much of it as fits in so many columns: a line that goes on in the next row could not be drawn over.
     /// Anybody's text may be in it: what is not surely one column wide is shown as `?`.
     pub(crate) fn paint(&self, to: &mut String, columns: usize, colours: bool) {
+        self.put(to, columns, colours, |to, letter| {
+            to.push(if is_one_column(letter) { letter } else { '?' })
+        });
+    }
+
+    /// Adds all of it in colours, on a terminal that may break the line. What would move the cursor is shown as `\\u{…}`.
+    pub(crate) fn paint_whole(&self, to: &mut String) {
+        self.put(to, usize::MAX, true, |to, letter| match crate::output::is_unseen(letter) {
+            true => to.extend(letter.escape_unicode()),
+            false => to.push(letter),
+        });
+    }
+
+    fn put(&self, to: &mut String, columns: usize, colours: bool, put: impl Fn(&mut String, char)) {
         let mut styles = self.styles.iter().peekable();
         let mut painted = false;
         for (at, letter) in self.text().char_indices().take(columns) {
@@ -110,7 +124,7 @@ impl Line {
                 painted = *style != Style::Plain;
                 to.push_str(style.code());
             }
-            to.push(if is_one_column(letter) { letter } else { '?' });
+            put(to, letter);
         }
         if painted {
             to.push_str(USUAL);
@@ -167,5 +181,8 @@ mod tests {
     fn what_could_move_the_cursor_is_a_question_mark() {
         let line = Line::plain(Style::Plain, format_args!("é\x1b[2J\u{202e}漢\u{301}█"));
         assert_eq!(painted(&line, 80, true), "é?[2J???█");
+        let mut whole = String::new();
+        line.paint_whole(&mut whole);
+        assert_eq!(whole, "é\\u{1b}[2J\\u{202e}漢\u{301}█");
     }
 }

@@ -42,7 +42,11 @@ impl Rates {
         let gpus = now.gpus.iter().map(|gpu| {
             let parts =
                 now.shares.iter().zip(&shares).flat_map(|(share, rates)| share.parts.iter().zip(rates));
-            let got: f64 = parts.filter(|(part, _)| part.uuid == gpu.uuid).map(|(_, rate)| rate.got).sum();
+            // An empty sum of fractions is less than zero, and shown so.
+            let got = parts
+                .filter(|(part, _)| part.uuid == gpu.uuid)
+                .map(|(_, rate)| rate.got)
+                .fold(0.0, |sum, got| sum + got);
             got.min(100.0)
         });
         Rates { nanos, gpus: gpus.collect(), shares }
