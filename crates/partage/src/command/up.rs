@@ -17,8 +17,10 @@ use partage_local::keeper::{KeepError, Keeper, Options};
 use partage_local::report::Report;
 use partage_local::settings::{self, Settings};
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -106,7 +108,7 @@ impl Up {
 
     fn keep(&self, prepared: Prepared, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
         let Prepared { home, settings, file, metrics, workloads } = prepared;
-        let news = Arc::new(News::new(self.plain || Kind::Full.on_terminal() == Kind::Stream));
+        let news = Arc::new(News::new(self.plain || Kind::Full.on_terminal() == Kind::Stream)?);
         let served = match metrics.map(metrics::Listener::bind).transpose() {
             Ok(served) => served,
             Err(what) => {
@@ -266,19 +268,21 @@ fn greet(report: &Report, metrics: Option<SocketAddr>, out: &mut dyn Write) -> i
 
 /// What happens, a line at a time: below the view, or as it comes.
 pub(super) struct News {
-    plain: bool,
+    /// Standard output, where there is no view. The program's own handle of it is locked for as long as it runs.
+    plain: Option<Mutex<File>>,
     last: Mutex<VecDeque<String>>,
 }
 
 impl News {
-    fn new(plain: bool) -> News {
-        News { plain, last: Mutex::default() }
+    fn new(plain: bool) -> io::Result<News> {
+        let out = || Ok::<_, io::Error>(Mutex::new(File::from(io::stdout().as_fd().try_clone_to_owned()?)));
+        Ok(News { plain: plain.then(out).transpose()?, last: Mutex::default() })
     }
 
     pub(super) fn tell(&self, words: &str) {
-        if self.plain {
+        if let Some(out) = &self.plain {
             // A reader who left is no reason to stop keeping.
-            let _ = line(&mut io::stdout().lock(), format_args!("{words}"));
+            let _ = line(&mut *out.lock().unwrap_or_else(PoisonError::into_inner), format_args!("{words}"));
             return;
         }
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
