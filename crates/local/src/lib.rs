@@ -15,6 +15,7 @@ pub mod decide;
 pub mod home;
 pub mod keeper;
 mod machine;
+pub mod metrics;
 pub mod report;
 pub mod run;
 pub mod settings;
