@@ -95,7 +95,7 @@ impl Driver {
         Search {
             node: env::var_os(SIMULATED).map(PathBuf::from),
             folders: env::var_os("LD_LIBRARY_PATH").map(|path| folders(&path)).unwrap_or_default(),
-            cache: cache,
+            cache,
             usual: USUAL.iter().map(PathBuf::from).collect(),
         }
         .run()
@@ -186,7 +186,7 @@ fn cache() -> Vec<PathBuf> {
     cached(&run.stdout)
 }
 
-/// Reads `	libcuda.so.1 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so.1`.
+/// Reads lines such as `libcuda.so.1 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so.1`.
 fn cached(text: &[u8]) -> Vec<PathBuf> {
     let file = |line: &[u8]| -> Option<PathBuf> {
         let ours = [CUDA, NVML].iter().any(|name| {
@@ -198,14 +198,16 @@ fn cached(text: &[u8]) -> Vec<PathBuf> {
     text.split(|&byte| byte == b'\n').filter_map(file).collect()
 }
 
+const PASSED_OVER: [ErrorKind; 3] =
+    [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::PermissionDenied];
+
 /// The file behind a name, if the loader would take it: nothing, and a library for another processor, are passed over.
 fn loadable(path: &Path) -> Result<Option<PathBuf>, DriverError> {
     let unreadable = |error| DriverError::Unreadable { path: path.into(), error };
     let mut file = match File::open(path) {
         Ok(file) => file,
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            return Ok(None);
-        }
+        // A folder of somebody else on the path hinders no program.
+        Err(error) if PASSED_OVER.contains(&error.kind()) => return Ok(None),
         Err(error) => return Err(unreadable(error)),
     };
     // Class, byte order and machine; the same as this program's, or of no use to its children.

@@ -130,7 +130,7 @@ impl Gpus {
             let health = look::health(seen, &device);
             let Some(identity) = &seen.identity else { continue };
             let mig = device.as_ref().is_ok_and(identity::is_split);
-            let withheld = health.or_else(|| mig.then(|| identity::SPLIT.to_string()));
+            let withheld = health.or_else(|| mig.then(|| identity::split(&identity.gpu.uuid)));
             gpus.push(Gpu { withheld, ..identity.gpu.clone() });
             indexes.push(index as u32);
         }

@@ -334,10 +334,12 @@ fn fit(
         return Ok(grant.shares);
     }
     let explanation = explain(ledger.cluster(), ask);
-    let mut message = explanation.per_node.first().map_or_else(String::new, |report| report.text.clone());
-    if message.is_empty() {
-        message = explanation.summary();
-    }
+    // There is one machine and one container: neither needs a name.
+    let of_container = format!("container {CONTAINER}: ");
+    let mut message = match explanation.per_node.first() {
+        Some(report) => report.text.trim_start_matches(&of_container).to_string(),
+        None => explanation.summary(),
+    };
     for kept in &kept {
         // A String takes everything.
         let _ = write!(message, "; {}", kept.words);

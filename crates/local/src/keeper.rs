@@ -93,9 +93,17 @@ struct State {
 
 impl Keeper {
     /// Takes over a home: what runs there goes on.
-    pub fn start(home: &Home, settings: Settings, options: Options) -> Result<Arc<Keeper>, KeepError> {
-        let lock = lock(home)?;
-        Keeper::start_with(home, settings, options, lock)
+    ///
+    /// Where another keeper is there, the options come back: one may wait for it.
+    pub fn start(
+        home: &Home,
+        settings: Settings,
+        options: Options,
+    ) -> Result<Arc<Keeper>, (KeepError, Option<Options>)> {
+        match lock(home) {
+            Ok(lock) => Keeper::start_with(home, settings, options, lock).map_err(|error| (error, None)),
+            Err(error) => Err((error, Some(options))),
+        }
     }
 
     fn start_with(home: &Home, settings: Settings, options: Options, lock: File) -> Result<Arc<Keeper>, KeepError> {

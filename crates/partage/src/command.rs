@@ -15,6 +15,7 @@ mod sim;
 mod simulate;
 mod stop;
 mod top;
+mod up;
 mod words;
 
 use crate::output::line;
@@ -28,6 +29,7 @@ use std::process::ExitCode;
 #[derive(Subcommand)]
 pub(crate) enum Command {
     Run(run::Run),
+    Up(up::Up),
     Ps(ps::Ps),
     Top(top::Top),
     Inspect(inspect::Inspect),
@@ -47,6 +49,7 @@ impl Command {
     pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
         match self {
             Command::Run(run) => run.run(err),
+            Command::Up(up) => up.run(out, err),
             Command::Ps(ps) => ps.run(out, err),
             Command::Top(top) => top.run(out, err),
             Command::Inspect(inspect) => inspect.run(out, err),

@@ -89,6 +89,13 @@ impl Screen {
         screen
     }
 
+    /// One that signals end wherever it goes: for who has something to do afterwards.
+    pub(crate) fn waiting(kind: Kind) -> Screen {
+        let mut screen = Screen::open(kind);
+        screen.signals = screen.signals.take().or_else(Signals::catch);
+        screen
+    }
+
     /// Whether tables are drawn over each other.
     pub(crate) fn is_live(&self) -> bool {
         self.kind != Kind::Stream

@@ -14,6 +14,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("partage-standin", &[]),
     ("partage-shim", &["partage-region", "partage-driver-api", "partage-standin"]),
     ("partage-sim", &["partage-core", "partage-region", "partage-driver-api", "partage-standin"]),
+    ("partage-samples", &["partage-core", "partage-driver-api"]),
     ("partage-rpc", &[]),
     ("partage-cluster", &["partage-core"]),
     ("partage-host", &["partage-core", "partage-region", "partage-driver-api"]),

@@ -27,6 +27,11 @@ pub fn shared_object() -> Result<PathBuf, InstallError> {
     files::shared_object(SHARED_OBJECT, VARIABLE)
 }
 
+/// What the shared object has before 512 zero bytes, and nowhere else: the place for the node's folder.
+pub fn marker() -> &'static [u8] {
+    written::marker()
+}
+
 /// Writes the two libraries of a driver and their usual links into a folder.
 ///
 /// `node` is the node's folder, which must be there: a program that loads them without [`crate::node::VARIABLE`] uses that
@@ -40,7 +45,7 @@ pub fn libraries(
     node: &Path,
 ) -> Result<(), InstallError> {
     let place = place(node)?;
-    let patches = [Patch { marker: written::marker(), bytes: &place }];
+    let patches = [Patch { marker: marker(), bytes: &place }];
     let object = Found::read(shared_object)?;
     for library in Library::ALL {
         let soname = library.soname();

@@ -25,8 +25,8 @@ static OBJECT: LazyLock<(tempfile::TempDir, PathBuf)> = LazyLock::new(|| {
         }
     }
     // The place of the node's folder.
-    text +=
-        "__attribute__((used)) const char place[32 + 512] = \"partage driver: its node, 1   \\x03\\x1a\";\n";
+    let place: Vec<String> = install::marker().iter().map(u8::to_string).collect();
+    writeln!(text, "const unsigned char place[{} + 512] = {{ {} }};", place.len(), place.join(", ")).unwrap();
     std::fs::write(&source, text).unwrap();
     let link = "-Wl,-Bsymbolic,--hash-style=gnu,-soname,libpartage_sim.so";
     let cc = Command::new("cc").args(["-shared", "-fPIC", link, "-o"]).arg(&object).arg(&source).status();

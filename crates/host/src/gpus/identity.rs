@@ -3,13 +3,17 @@
 use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus, TopologyLevel};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
-use partage_core::model::{Bytes, Gpu, Link};
+use partage_core::model::{Bytes, Gpu, GpuUuid, Link};
 use std::fs;
 
 /// Why a GPU in MIG mode is not offered.
-pub(super) const SPLIT: &str = "MIG mode is enabled: its parts are not shared further; disable it to use the GPU (sudo nvidia-smi -i UUID -mig 0)";
+pub(super) fn split(uuid: &GpuUuid) -> String {
+    format!(
+        "MIG mode is enabled, and its parts are not shared further: disable it (sudo nvidia-smi -i {uuid} -mig 0)"
+    )
+}
 
-/// NVML's number for the NUMA nodes of a GPU's socket part.
+/// NVML's number for the NUMA node that is nearest, not all of its socket.
 const NODE_SCOPE: u32 = 0;
 /// Words of a set of NUMA nodes: 1,024 are the most that Linux has.
 const NODE_WORDS: usize = 1024 / std::ffi::c_ulong::BITS as usize;

@@ -246,6 +246,20 @@ impl Keeper {
         }
     }
 
+    /// Gives back what has ended and was not noticed yet: who runs one command after another must not find the first in the
+    /// way of the second.
+    pub(super) fn sweep(&self, state: &mut State) {
+        let ended = state.shares.values().filter(|live| !live.record.main.lives());
+        let gone = ended.filter(|live| {
+            let marks = live.record.marks(&self.home);
+            marks.is_empty() || members::members(&marks).is_ok_and(|members| members.is_empty())
+        });
+        let gone: Vec<String> = gone.map(|live| live.record.name.clone()).collect();
+        for name in gone {
+            self.drop_share(state, &name);
+        }
+    }
+
     fn drop_share(&self, state: &mut State, name: &str) {
         let Some(live) = state.shares.remove(name) else { return };
         self.arbiter.remove(live.member);

@@ -167,6 +167,7 @@ impl Keeper {
             Err(refused) => return Ok(Err(refused)),
         };
         let mut state = self.state();
+        self.sweep(&mut state);
         let name = match state.name(request) {
             Ok(name) => name,
             Err(refused) => return Ok(Err(refused)),

@@ -2,7 +2,7 @@
 
 mod document;
 mod rates;
-mod view;
+pub(super) mod view;
 
 pub(crate) use view::{Options, foot, lines};
 
