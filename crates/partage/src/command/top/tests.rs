@@ -1,4 +1,5 @@
 use super::super::samples::{report, share, texts};
+use super::document::document;
 use super::rates::Rates;
 use super::view::{Options, Sort, foot, lines};
 use partage_core::model::Bytes;
@@ -167,4 +168,20 @@ fn a_hundred_shares_are_drawn_in_no_time() {
     let mut options = Options::new(120, true);
     options.sort = Sort::Memory;
     assert_eq!(names(&texts(&lines(Some(&before), &now, &options)))[..3], ["s7", "s0", "s1"]);
+}
+
+#[test]
+fn programs_get_the_rates_beside_what_was_reported() {
+    let before = report();
+    let mut document = document(&before, &later(&before)).unwrap();
+    assert_eq!(document["intervalSeconds"], 2.0);
+    assert_eq!(
+        (&document["gpus"][0]["gotPercent"], &document["gpus"][1]["gotPercent"]),
+        (&30.0.into(), &0.0.into())
+    );
+    let part = &document["shares"][0]["parts"][0];
+    assert_eq!((&part["gotPercent"], &part["throttledPercent"]), (&25.0.into(), &60.0.into()));
+    // Whoever knows reports reads it as one.
+    document["intervalSeconds"].take();
+    assert_eq!(serde_json::from_value::<Report>(document).unwrap(), later(&before));
 }
