@@ -29,9 +29,9 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// This kind on a terminal, and a stream elsewhere.
+    /// This kind on a terminal that can move its cursor, and a stream elsewhere.
     pub(crate) fn on_terminal(self) -> Kind {
-        if io::stdout().is_terminal() { self } else { Kind::Stream }
+        if io::stdout().is_terminal() && !is_dumb() { self } else { Kind::Stream }
     }
 }
 
@@ -234,8 +234,13 @@ pub(crate) fn print(lines: &[Line], out: &mut dyn Write) -> io::Result<()> {
 
 /// Whether colours are wanted on standard output.
 pub(crate) fn colours() -> bool {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    io::stdout().is_terminal() && set("NO_COLOR").is_none() && set("TERM").is_none_or(|term| term != "dumb")
+    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    io::stdout().is_terminal() && !plain && !is_dumb()
+}
+
+/// Whether the terminal says of itself that it only prints.
+fn is_dumb() -> bool {
+    std::env::var_os("TERM").is_some_and(|term| term == "dumb")
 }
 
 /// Whether the terminal can be expected to show more than ASCII.

@@ -164,9 +164,11 @@ fn stopped(
     std::thread::scope(|scope| {
         let one = &one;
         let threads: Vec<_> = names.iter().map(|name| scope.spawn(move || one(name))).collect();
-        // A thread that could not go on said why.
-        let results: Vec<_> =
-            threads.into_iter().map(|thread| thread.join().unwrap_or(Err(No::Unknown))).collect();
+        let joined = threads.into_iter().map(|thread| match thread.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        let results: Vec<_> = joined.collect();
         names.iter().cloned().zip(results).collect()
     })
 }

@@ -1,4 +1,5 @@
 use super::super::samples::{report, share, texts};
+use super::document::document;
 use super::rates::Rates;
 use super::view::{Options, Sort, foot, lines};
 use partage_core::model::Bytes;
@@ -91,8 +92,9 @@ fn a_narrow_terminal_shows_what_matters_most_and_never_wraps() {
         ]
     );
     for width in 1..200 {
-        for line in shown(width, |options| options.help = true) {
-            let free = line.starts_with("box") || line.starts_with("waits") || line.starts_with("  ");
+        for line in shown(width, |_| {}) {
+            // Sentences are cut where they are drawn.
+            let free = line.starts_with("box") || line.starts_with("waits");
             assert!(free || line.chars().count() <= width, "{width}: {line}");
         }
     }
@@ -112,22 +114,26 @@ fn one_report_has_no_rates() {
 
 #[test]
 fn keys_change_the_order() {
+    let before = report();
+    let mut now = later(&before);
+    now.shares[1].parts[0].throttled_nanos += 1_500_000_000;
+    now.shares[2].parts[1].spent_nanos += 900_000_000;
+    let shown = |options: &Options| texts(&lines(Some(&before), &now, options));
     let mut options = Options::new(80, true);
-    for (key, first, sort) in [
+    for (key, order, sort) in [
         ('m', ["trainer", "notebook", "pair", "pair"], Sort::Memory),
-        ('c', ["trainer", "notebook", "pair", "pair"], Sort::Cores),
-        ('t', ["trainer", "notebook", "pair", "pair"], Sort::Throttled),
+        ('c', ["pair", "pair", "trainer", "notebook"], Sort::Cores),
+        ('t', ["notebook", "trainer", "pair", "pair"], Sort::Throttled),
         ('n', ["notebook", "pair", "pair", "trainer"], Sort::Name),
     ] {
         assert!(options.key(key));
-        assert_eq!(options.sort, sort);
-        assert_eq!(names(&shown(80, |shown| *shown = options.clone())), first, "{key}");
+        assert_eq!((options.sort, names(&shown(&options))), (sort, order.to_vec()), "{key}");
     }
     assert!(options.key('r') && !options.key('x'));
-    assert_eq!(names(&shown(80, |shown| *shown = options.clone())), ["trainer", "pair", "pair", "notebook"]);
+    assert_eq!(names(&shown(&options)), ["trainer", "pair", "pair", "notebook"]);
     assert_eq!(foot(&options).text(), "q ends  ? keys  sorted by name, reversed");
     assert!(options.key('?'));
-    assert!(shown(80, |shown| *shown = options).iter().any(|line| line == "  q  end; Esc and Ctrl-C too"));
+    assert!(shown(&options).iter().any(|line| line == "  q  end; Esc and Ctrl-C too"));
 }
 
 #[test]
@@ -159,7 +165,7 @@ fn a_machine_with_nothing_on_it_says_what_to_do() {
 }
 
 #[test]
-fn a_hundred_shares_are_drawn_in_no_time() {
+fn of_a_hundred_shares_the_largest_comes_first() {
     let mut before = report();
     before.shares = (0..100).map(|number| share(&format!("s{number}"), "ada", &[0], 1, 1)).collect();
     let mut now = later(&before);
@@ -167,4 +173,20 @@ fn a_hundred_shares_are_drawn_in_no_time() {
     let mut options = Options::new(120, true);
     options.sort = Sort::Memory;
     assert_eq!(names(&texts(&lines(Some(&before), &now, &options)))[..3], ["s7", "s0", "s1"]);
+}
+
+#[test]
+fn programs_get_the_rates_beside_what_was_reported() {
+    let before = report();
+    let mut document = document(&before, &later(&before)).unwrap();
+    assert_eq!(document["intervalSeconds"], 2.0);
+    assert_eq!(
+        (&document["gpus"][0]["gotPercent"], &document["gpus"][1]["gotPercent"]),
+        (&30.0.into(), &0.0.into())
+    );
+    let part = &document["shares"][0]["parts"][0];
+    assert_eq!((&part["gotPercent"], &part["throttledPercent"]), (&25.0.into(), &60.0.into()));
+    // Whoever knows reports reads it as one.
+    document["intervalSeconds"].take();
+    assert_eq!(serde_json::from_value::<Report>(document).unwrap(), later(&before));
 }
