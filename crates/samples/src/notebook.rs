@@ -95,8 +95,8 @@ impl Notebook {
             }
             act.rest(cell.thought);
         }
-        let share = act.share();
-        Ok(format!("{run} cells, {refused} refused, at most {} at a time, {share}", gib(peak)))
+        let (share, cells) = (act.share(), if run == 1 { "cell" } else { "cells" });
+        Ok(format!("{run} {cells}, {refused} refused, at most {} at a time, {share}", gib(peak)))
     }
 }
 
