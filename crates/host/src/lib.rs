@@ -3,10 +3,10 @@
 //!
 //! Knows neither Kubernetes nor who may have what.
 
+pub mod binding;
+pub mod cgroup;
 pub mod context;
 pub mod driver;
 pub mod gpus;
-pub mod binding;
-pub mod cgroup;
 pub mod members;
 pub mod process;

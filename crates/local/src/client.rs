@@ -39,8 +39,13 @@ pub enum ClientError {
         #[source]
         error: io::Error,
     },
+    /// The keeper takes too long.
+    #[error("the keeper of {} does not answer: it may be very busy; if this lasts, end it and look at its log", .0.path().display())]
+    Silent(Home),
     /// The keeper answered something else than asked.
-    #[error("the keeper does not understand this program: it may be of another version; stop partage up and start it again")]
+    #[error(
+        "the keeper does not understand this program: it may be of another version; stop partage up and start it again"
+    )]
     Misunderstood,
 }
 
@@ -89,7 +94,9 @@ impl Client {
     /// Ends all processes of a share.
     pub fn stop(&self, name: &str, grace: Duration) -> Result<Stopped, ClientError> {
         let grace_millis = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-        match self.ask(&Question::Stop { name: name.into(), grace_millis }, ANSWERING.saturating_add(grace))? {
+        match self
+            .ask(&Question::Stop { name: name.into(), grace_millis }, ANSWERING.saturating_add(grace))?
+        {
             Answer::Stopped { ended, killed } => Ok(Stopped { ended, killed }),
             _ => Err(ClientError::Misunderstood),
         }
@@ -118,9 +125,7 @@ impl Client {
         for _ in 0..3 {
             let mut talk = self.talk(patience)?;
             match self.said(&mut talk, question) {
-                Err(ClientError::Io { home, error }) if error.kind() != ErrorKind::WouldBlock => {
-                    last = Some(ClientError::Io { home, error });
-                }
+                Err(error @ ClientError::Io { .. }) => last = Some(error),
                 other => return other,
             }
         }
@@ -134,7 +139,9 @@ impl Client {
 
     pub(crate) fn heard(&self, talk: &mut Talk) -> Result<Answer, ClientError> {
         match hear(&mut talk.reader) {
-            Ok(Some(Answer::Refused { kind, message, hints })) => Err(ClientError::Refused { kind, message, hints }),
+            Ok(Some(Answer::Refused { kind, message, hints })) => {
+                Err(ClientError::Refused { kind, message, hints })
+            }
             Ok(Some(answer)) => Ok(answer),
             Ok(None) => Err(self.io(ErrorKind::UnexpectedEof.into())),
             Err(error) if error.kind() == ErrorKind::InvalidData => Err(ClientError::Misunderstood),
@@ -179,7 +186,10 @@ impl Client {
     }
 
     fn io(&self, error: io::Error) -> ClientError {
-        ClientError::Io { home: self.home.clone(), error }
+        match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => ClientError::Silent(self.home.clone()),
+            _ => ClientError::Io { home: self.home.clone(), error },
+        }
     }
 }
 

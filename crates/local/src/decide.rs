@@ -3,11 +3,11 @@
 use crate::settings::{DefaultShare, Settings};
 use crate::users::Who;
 use crate::wire::{Change, Mode, Refusal, RunRequest};
-use partage_core::explain::explain;
+use partage_core::explain::{Change as Suggested, explain};
 use partage_core::ledger::{Ledger, Moment};
 use partage_core::model::{
-    Ask, Bytes, Constraints, Cores, CoresAsk, Grant, GpuUuid, MemoryAsk, Node, Part, PodAsk, PodGrant, PodId, Role,
-    Selector, Share, Want,
+    Ask, Bytes, Constraints, Cores, CoresAsk, GpuUuid, Grant, MemoryAsk, Node, Part, PodAsk, PodGrant, PodId,
+    Role, Selector, Share, Want,
 };
 use partage_core::place::{HostUse, Placer};
 use std::fmt::Write;
@@ -67,7 +67,9 @@ pub fn ask(request: &RunRequest, default: &DefaultShare) -> Result<PodAsk, Refus
         return wrong("the memory percentage is from 1 to 100");
     }
     if request.cores == Some(Cores::NONE) {
-        return wrong("0 % of a GPU is nothing: ask for 1 to 100, or leave the cores out to be promised none");
+        return wrong(
+            "0 % of a GPU is nothing: ask for 1 to 100, or leave the cores out to be promised none",
+        );
     }
     let (memory, cores, mode) = match sized || request.whole {
         true => (request.memory, request.cores, request.mode),
@@ -185,12 +187,15 @@ fn admit(
         Ok(Some(rule)) => rule,
         Ok(None) => return Ok(()),
         Err(()) => {
-            return no("the settings of this machine name nobody like you under users: ask who keeps it".into());
+            return no(
+                "the settings of this machine name nobody like you under users: ask who keeps it".into()
+            );
         }
     };
     let Some(want) = ask.asks.first().map(|ask| ask.want) else { return Ok(()) };
     if let Some(most) = rule.shares {
-        let has: Vec<&str> = held.iter().filter(|held| held.who.uid == who.uid).map(|held| held.name).collect();
+        let has: Vec<&str> =
+            held.iter().filter(|held| held.who.uid == who.uid).map(|held| held.name).collect();
         if has.len() >= usize::try_from(most).unwrap_or(usize::MAX) {
             return no(format!(
                 "{} may have {most} shares at a time and {}: stop one first",
@@ -203,10 +208,14 @@ fn admit(
         return no(format!("{} may have {most} GPUs in one share, asked are {}", rule.who, want.count));
     }
     if rule.whole == Some(false) && want.part.whole {
-        return no(format!("{} may not have a GPU alone: ask for a part with --memory and --cores", rule.who));
+        return no(format!(
+            "{} may not have a GPU alone: ask for a part with --memory and --cores",
+            rule.who
+        ));
     }
     if let Some(only) = &rule.only {
-        let allowed = node.gpus.iter().enumerate().filter(|(at, gpu)| only.iter().any(|word| word.names(*at, gpu)));
+        let allowed =
+            node.gpus.iter().enumerate().filter(|(at, gpu)| only.iter().any(|word| word.names(*at, gpu)));
         ask.constraints.uuids.only = allowed.map(|(_, gpu)| gpu.uuid.to_string()).collect();
         if ask.constraints.uuids.only.is_empty() {
             let words: Vec<String> = only.iter().map(ToString::to_string).collect();
@@ -228,12 +237,20 @@ fn within_rule(held: &[Held<'_>], settings: &Settings, who: &Who, shares: &[Shar
     let Ok(Some(rule)) = settings.rule(who) else { return Ok(()) };
     let theirs = held.iter().filter(|held| held.who.uid == who.uid).flat_map(|held| held.shares);
     let no = |most: String, what: String, has: String, asked: String| {
-        let message = format!("{} may have {most} of {what} in all, has {has} and asks for {asked}", rule.who);
-        Err(Refused { hints: vec!["ask for less, or stop another share".into()], ..Refused::new(Refusal::Policy, message) })
+        let message =
+            format!("{} may have {most} of {what} in all, has {has} and asks for {asked}", rule.who);
+        Err(Refused {
+            hints: vec!["ask for less, or stop another share".into()],
+            ..Refused::new(Refusal::Policy, message)
+        })
     };
     if let Some(most) = rule.memory {
         let sum = |shares: &mut dyn Iterator<Item = &Share>| {
-            Bytes(shares.filter_map(|share| share.memory_bytes).fold(0, |sum: u64, bytes| sum.saturating_add(bytes.0)))
+            Bytes(
+                shares
+                    .filter_map(|share| share.memory_bytes)
+                    .fold(0, |sum: u64, bytes| sum.saturating_add(bytes.0)),
+            )
         };
         let (has, asked) = (sum(&mut theirs.clone()), sum(&mut shares.iter()));
         if has.0.saturating_add(asked.0) > most.0 {
@@ -267,7 +284,13 @@ fn kept(node: &Node, held: &[Held<'_>], settings: &Settings, who: &Who) -> Vec<K
         if memory == Bytes::ZERO && cores == Cores::NONE {
             return None;
         }
-        let words = format!("{} of {} {} kept for {}", amounts(memory, cores), reservation.gpu, is(memory, cores), reservation.whom);
+        let words = format!(
+            "{} of {} {} kept for {}",
+            amounts(memory, cores),
+            reservation.gpu,
+            is(memory, cores),
+            reservation.whom
+        );
         let share =
             Share { gpu, memory_bytes: Some(memory), cores: Some(cores), ceiling: None, whole: false };
         Some(Kept { share, words })
@@ -325,9 +348,9 @@ fn fit(
         // No share is called so: names have no space in them.
         hold(&format!("kept {at}"), std::slice::from_ref(&kept.share));
     }
-    let granted = ledger.best(&Placer::new(settings.policy), ask).and_then(|decision| {
-        ledger.reserve(id("new share"), ask, &decision, Moment(u64::MAX)).ok()
-    });
+    let granted = ledger
+        .best(&Placer::new(settings.policy), ask)
+        .and_then(|decision| ledger.reserve(id("new share"), ask, &decision, Moment(u64::MAX)).ok());
     if let Some(grant) = granted
         && let Some(grant) = grant.grants.into_iter().next()
     {
@@ -337,15 +360,23 @@ fn fit(
     // There is one machine and one container: neither needs a name.
     let of_container = format!("container {CONTAINER}: ");
     let mut message = match explanation.per_node.first() {
-        Some(report) => report.text.trim_start_matches(&of_container).to_string(),
+        Some(report) => without_others(report.text.trim_start_matches(&of_container)),
         None => explanation.summary(),
     };
     for kept in &kept {
         // A String takes everything.
         let _ = write!(message, "; {}", kept.words);
     }
-    let hints = explanation.suggestions.iter().map(|suggestion| suggestion.change.to_string()).collect();
+    // Nobody named GPUs: the rules did, or the share is there.
+    let hints = explanation.suggestions.iter().filter(|hint| hint.change != Suggested::Uuids);
+    let hints = hints.map(|hint| hint.change.to_string()).collect();
     Err(Refused { kind: Refusal::Full, message, hints })
+}
+
+/// Words about GPUs that were not looked at help nobody, unless there are no others.
+fn without_others(text: &str) -> String {
+    let parts: Vec<&str> = text.split("; ").filter(|part| !part.ends_with("is excluded by UUID")).collect();
+    if parts.is_empty() { text.into() } else { parts.join("; ") }
 }
 
 fn id(name: &str) -> PodId {
@@ -354,9 +385,14 @@ fn id(name: &str) -> PodId {
 
 /// What was given, in words: `4 GiB and 30 % of GPU 0`.
 pub fn words(node: &Node, shares: &[Share]) -> String {
-    let place = |share: &Share| node.gpu_index(&share.gpu).map_or_else(|| share.gpu.to_string(), |at| at.to_string());
+    let place =
+        |share: &Share| node.gpu_index(&share.gpu).map_or_else(|| share.gpu.to_string(), |at| at.to_string());
     let gpus: Vec<String> = shares.iter().map(place).collect();
-    let gpus = if gpus.len() == 1 { format!("GPU {}", gpus[0]) } else { format!("each of GPUs {}", gpus.join(", ")) };
+    let gpus = if gpus.len() == 1 {
+        format!("GPU {}", gpus[0])
+    } else {
+        format!("each of GPUs {}", gpus.join(", "))
+    };
     let Some(share) = shares.first() else { return "nothing".into() };
     if share.whole {
         return format!("all of {gpus}");

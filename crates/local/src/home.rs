@@ -78,8 +78,11 @@ pub struct Home {
 impl Home {
     /// Everything in one folder.
     pub fn at(folder: &Path) -> Result<Home, HomeError> {
-        let folder = std::path::absolute(folder)
-            .map_err(|error| HomeError::Io { path: folder.into(), what: "cannot be named", error })?;
+        let folder = std::path::absolute(folder).map_err(|error| HomeError::Io {
+            path: folder.into(),
+            what: "cannot be named",
+            error,
+        })?;
         Home { lib: folder.join("lib"), run: folder, named: true }.checked()
     }
 
@@ -111,7 +114,10 @@ impl Home {
                 });
             }
             if path.to_str().is_none() {
-                return Err(HomeError::Unusable { path: path.clone(), why: "its name is no text: use another" });
+                return Err(HomeError::Unusable {
+                    path: path.clone(),
+                    why: "its name is no text: use another",
+                });
             }
         }
         Ok(self)
@@ -131,13 +137,9 @@ impl Home {
         for folder in [&self.run, &self.lib] {
             make_own(folder)?;
         }
-        for folder in [
-            self.shares(),
-            self.region_at(),
-            self.driver_at(),
-            self.stand_ins(),
-            self.own_stand_ins(),
-        ] {
+        for folder in
+            [self.shares(), self.region_at(), self.driver_at(), self.stand_ins(), self.own_stand_ins()]
+        {
             make_folder(&folder)?;
         }
         for file in self.driver_files() {

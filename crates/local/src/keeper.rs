@@ -14,8 +14,8 @@ mod tell;
 mod truth;
 mod watch;
 
-pub use standby::{COMMAND, STANDBY, stand_by};
 pub(crate) use standby::background;
+pub use standby::{COMMAND, STANDBY, stand_by};
 
 use crate::home::Home;
 use crate::machine::Machine;
@@ -106,7 +106,12 @@ impl Keeper {
         }
     }
 
-    fn start_with(home: &Home, settings: Settings, options: Options, lock: File) -> Result<Arc<Keeper>, KeepError> {
+    fn start_with(
+        home: &Home,
+        settings: Settings,
+        options: Options,
+        lock: File,
+    ) -> Result<Arc<Keeper>, KeepError> {
         let machine = Machine::open(home, &settings).map_err(KeepError::Cannot)?;
         let cannot = |what: &str, error: std::io::Error| KeepError::Cannot(format!("{what}: {error}"));
         let watch = Watch::new().map_err(|error| cannot("processes cannot be watched", error))?;
@@ -131,13 +136,19 @@ impl Keeper {
         keeper.restore().map_err(|error| cannot("the shares cannot be read", error))?;
         let listener = listen(home).map_err(|error| cannot("the socket cannot be made", error))?;
         for (name, work) in [
-            ("serve", Box::new(move |keeper: &Arc<Keeper>| keeper.serve(&listener)) as Box<dyn FnOnce(&Arc<Keeper>) + Send>),
+            (
+                "serve",
+                Box::new(move |keeper: &Arc<Keeper>| keeper.serve(&listener))
+                    as Box<dyn FnOnce(&Arc<Keeper>) + Send>,
+            ),
             ("watch", Box::new(|keeper: &Arc<Keeper>| keeper.watch_all())),
             ("truth", Box::new(|keeper: &Arc<Keeper>| keeper.look_again_and_again())),
         ] {
             let keeper = Arc::clone(&keeper);
             let thread = std::thread::Builder::new().name(name.into());
-            thread.spawn(move || work(&keeper)).map_err(|error| cannot("a thread cannot be started", error))?;
+            thread
+                .spawn(move || work(&keeper))
+                .map_err(|error| cannot("a thread cannot be started", error))?;
         }
         Ok(keeper)
     }
@@ -161,7 +172,8 @@ impl Keeper {
         let name = record.name.clone();
         // One that was not bound yet never started: who asked for it asks again.
         let lives = record.bound.is_some()
-            && partage_host::members::members(&record.marks(&self.home)).map_or(true, |members| !members.is_empty());
+            && partage_host::members::members(&record.marks(&self.home))
+                .map_or(true, |members| !members.is_empty());
         if !lives {
             self.forget(&record);
             return;

@@ -75,7 +75,8 @@ impl Machine {
                 pass_when_broken: false,
                 version: Some(version),
             };
-            partage_shim::install::stand_in(&object, &home.stand_ins(), &settings).map_err(|error| error.to_string())
+            partage_shim::install::stand_in(&object, &home.stand_ins(), &settings)
+                .map_err(|error| error.to_string())
         })
     }
 
@@ -83,7 +84,8 @@ impl Machine {
     pub(crate) fn install_for(&self, home: &Home, name: &str) -> Result<(), String> {
         let object = partage_shim::install::shared_object().map_err(|error| error.to_string())?;
         let folder = home.own_stand_ins().join(name);
-        fs::create_dir_all(&folder).map_err(|error| format!("{}: cannot be made: {error}", folder.display()))?;
+        fs::create_dir_all(&folder)
+            .map_err(|error| format!("{}: cannot be made: {error}", folder.display()))?;
         let settings = partage_shim::install::Settings {
             region: &store::region(home, name),
             real_cuda: &self.driver.cuda,
@@ -100,7 +102,8 @@ impl Machine {
         let key = format!("{} {}", self.gpus.driver_version(), uuids.join(" "));
         let file = home.lib().join("contexts.json");
         let known = fs::read(&file).ok();
-        let known = known.and_then(|bytes| serde_json::from_slice::<(String, BTreeMap<GpuUuid, Bytes>)>(&bytes).ok());
+        let known =
+            known.and_then(|bytes| serde_json::from_slice::<(String, BTreeMap<GpuUuid, Bytes>)>(&bytes).ok());
         if let Some((_, contexts)) = known.filter(|(known, _)| *known == key) {
             self.contexts = contexts;
             return;
@@ -136,7 +139,12 @@ impl Machine {
     }
 
     /// What is covered in a share's mount namespace, besides the driver's libraries.
-    pub(crate) fn covers(&self, home: &Home, name: &str, shares: &[Share]) -> std::io::Result<Vec<(PathBuf, PathBuf)>> {
+    pub(crate) fn covers(
+        &self,
+        home: &Home,
+        name: &str,
+        shares: &[Share],
+    ) -> std::io::Result<Vec<(PathBuf, PathBuf)>> {
         let Some(simulated) = &self.driver.simulated else { return Ok(Vec::new()) };
         let cache = self.loader_cache.iter().map(|cache| (PathBuf::from(LOADER_CACHE), cache.clone()));
         let mut covers: Vec<(PathBuf, PathBuf)> = cache.collect();
@@ -172,9 +180,10 @@ fn driver(home: &Home, settings: &Settings) -> Result<Driver, String> {
     };
     match found {
         Some(driver) => Ok(driver),
-        None if settings.driver == DriverChoice::Nvidia => {
-            Err("no NVIDIA driver was found, and the settings ask for one: install it, or write `driver: auto`".into())
-        }
+        None if settings.driver == DriverChoice::Nvidia => Err(
+            "no NVIDIA driver was found, and the settings ask for one: install it, or write `driver: auto`"
+                .into(),
+        ),
         None => simulated(home, settings),
     }
 }
@@ -241,7 +250,8 @@ fn once(file: &Path, stamp: &str, work: impl FnOnce() -> Result<(), String>) -> 
         return Ok(());
     }
     work()?;
-    store::replace(file, stamp.as_bytes()).map_err(|error| format!("{}: cannot be written: {error}", file.display()))
+    store::replace(file, stamp.as_bytes())
+        .map_err(|error| format!("{}: cannot be written: {error}", file.display()))
 }
 
 /// What tells one version of a file from another.

@@ -56,7 +56,9 @@ pub enum RunError {
     #[error(transparent)]
     Client(#[from] ClientError),
     /// This process is in one.
-    #[error("this is already inside share {0}, and shares do not nest: leave it, or run the command as it is")]
+    #[error(
+        "this is already inside share {0}, and shares do not nest: leave it, or run the command as it is"
+    )]
     Nested(String),
     /// It could not be bound.
     #[error("this process cannot be bound to its share: {0}")]
@@ -83,7 +85,12 @@ fn inside(home: &Home) -> Option<String> {
 }
 
 /// Runs a command in a share. Returns only if that cannot be.
-pub fn run(home: &Home, request: &RunRequest, command: &[OsString], news: &mut dyn FnMut(News<'_>)) -> RunError {
+pub fn run(
+    home: &Home,
+    request: &RunRequest,
+    command: &[OsString],
+    news: &mut dyn FnMut(News<'_>),
+) -> RunError {
     if let Some(name) = inside(home) {
         return RunError::Nested(name);
     }
@@ -106,7 +113,11 @@ pub fn run(home: &Home, request: &RunRequest, command: &[OsString], news: &mut d
     RunError::Command { command: program.clone(), error }
 }
 
-fn bound(home: &Home, request: &RunRequest, news: &mut dyn FnMut(News<'_>)) -> Result<(Granted, Binding), RunError> {
+fn bound(
+    home: &Home,
+    request: &RunRequest,
+    news: &mut dyn FnMut(News<'_>),
+) -> Result<(Granted, Binding), RunError> {
     let client = Client::new(home.clone());
     let mut tries = 0;
     loop {
@@ -209,7 +220,8 @@ fn before(folder: &Path, others: Option<&OsStr>) -> OsString {
 
 /// The file of a command, as the system will look for it.
 fn find(program: &OsStr) -> std::io::Result<PathBuf> {
-    let is_command = |path: &Path| rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok() && path.is_file();
+    let is_command =
+        |path: &Path| rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok() && path.is_file();
     let absent = || std::io::Error::new(ErrorKind::NotFound, "no such command");
     if program.as_bytes().contains(&b'/') {
         let path = PathBuf::from(program);
@@ -220,5 +232,8 @@ fn find(program: &OsStr) -> std::io::Result<PathBuf> {
         };
     }
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
-    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| is_command(file)).ok_or_else(absent)
+    std::env::split_paths(&path)
+        .map(|folder| folder.join(program))
+        .find(|file| is_command(file))
+        .ok_or_else(absent)
 }

@@ -181,10 +181,12 @@ impl<'de> Deserialize<'de> for Whom {
         };
         match text.strip_prefix('@') {
             _ if text == "*" => Ok(Whom::Everybody),
-            Some(group) => {
-                users::gid(group).map(|gid| Whom::Group(group.into(), gid)).ok_or_else(|| unknown("group", group))
-            }
-            None => users::uid(&text).map(|uid| Whom::User(text.clone(), uid)).ok_or_else(|| unknown("user", &text)),
+            Some(group) => users::gid(group)
+                .map(|gid| Whom::Group(group.into(), gid))
+                .ok_or_else(|| unknown("group", group)),
+            None => users::uid(&text)
+                .map(|uid| Whom::User(text.clone(), uid))
+                .ok_or_else(|| unknown("user", &text)),
         }
     }
 }
@@ -314,7 +316,11 @@ impl Settings {
         let wrong = |message: String| SettingsError::Wrong { path: path.clone(), message };
         let text = match read(&path) {
             Ok(text) => text,
-            Err(error) if file.is_none() && error.kind() == ErrorKind::NotFound => {
+            // A home that is not one's own has no settings for one.
+            Err(error)
+                if file.is_none()
+                    && matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) =>
+            {
                 return Ok((Settings::default(), None));
             }
             Err(error) => return Err(SettingsError::Io { path, error }),
@@ -337,7 +343,8 @@ impl Settings {
     fn check(&self) -> Result<(), String> {
         for rule in &self.users {
             if rule.shares == Some(0) {
-                let why = "shares: 0 lets nobody run anything: leave the rule out to forbid, or write 1 or more";
+                let why =
+                    "shares: 0 lets nobody run anything: leave the rule out to forbid, or write 1 or more";
                 return Err(format!("users, {}: {why}", rule.who));
             }
         }

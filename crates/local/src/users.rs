@@ -54,8 +54,11 @@ fn found(table: &str, key: &str, by: usize, field: usize) -> Option<String> {
     };
     let file = fs::read_to_string(format!("/etc/{table}")).unwrap_or_default();
     in_lines(&file).or_else(|| {
-        let answer =
-            Command::new("getent").args([table, "--", key]).stdin(Stdio::null()).stderr(Stdio::null()).output();
+        let answer = Command::new("getent")
+            .args([table, "--", key])
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .output();
         in_lines(&String::from_utf8_lossy(&answer.ok()?.stdout))
     })
 }
@@ -67,7 +70,10 @@ mod tests {
     #[test]
     fn names_and_numbers() {
         assert_eq!((name(0).as_str(), uid("root"), gid("root")), ("root", Some(0), Some(0)));
-        assert_eq!((name(3_999_999_999).as_str(), uid("12"), uid("no such one")), ("3999999999", Some(12), None));
+        assert_eq!(
+            (name(3_999_999_999).as_str(), uid("12"), uid("no such one")),
+            ("3999999999", Some(12), None)
+        );
         let own = Who::of(0, 7, std::process::id());
         assert!(own.gids.contains(&7), "{own:?}");
     }

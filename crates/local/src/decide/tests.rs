@@ -38,7 +38,13 @@ impl Books {
         self.0.iter().map(|(name, who, shares)| Held { name, who, shares }).collect()
     }
 
-    fn run(&mut self, name: &str, who: Who, settings: &Settings, request: &RunRequest) -> Result<Vec<Share>, Refused> {
+    fn run(
+        &mut self,
+        name: &str,
+        who: Who,
+        settings: &Settings,
+        request: &RunRequest,
+    ) -> Result<Vec<Share>, Refused> {
         let ask = ask(request, &settings.default)?;
         let shares = place(&node(), &self.held(), settings, &who, &ask)?;
         self.0.push((name.into(), who, shares.clone()));
@@ -56,7 +62,11 @@ fn two_people_get_two_gpus() {
     let first = books.run("a", user(1), &plain(), &request(4, 30)).unwrap();
     let second = books.run("b", user(2), &plain(), &request(4, 30)).unwrap();
     assert_ne!(first[0].gpu, second[0].gpu);
-    assert_eq!((first[0].cores, first[0].ceiling), (Cores::percent(30), Some(Cores::WHOLE)), "idle time is lent");
+    assert_eq!(
+        (first[0].cores, first[0].ceiling),
+        (Cores::percent(30), Some(Cores::WHOLE)),
+        "idle time is lent"
+    );
     let hard = RunRequest { mode: Some(Mode::Hard), ..request(4, 30) };
     assert_eq!(books.run("c", user(1), &plain(), &hard).unwrap()[0].ceiling, None);
 }
@@ -92,7 +102,10 @@ fn what_makes_no_sense_is_said() {
     ];
     for (request, words) in cases {
         let refused = ask(request.clone());
-        assert!(refused.kind == Refusal::Wrong && refused.message.contains(words), "{request:?}: {refused:?}");
+        assert!(
+            refused.kind == Refusal::Wrong && refused.message.contains(words),
+            "{request:?}: {refused:?}"
+        );
     }
 }
 
@@ -101,7 +114,10 @@ fn the_default_share_is_for_who_says_nothing() {
     let settings = Settings::from_yaml("default: {memory: 4Gi, cores: 25}").unwrap();
     let mut books = Books::default();
     let nothing_said = books.run("a", user(1), &settings, &RunRequest::default()).unwrap();
-    assert_eq!((nothing_said[0].memory_bytes, nothing_said[0].cores), (Some(Bytes(4 * GIB)), Cores::percent(25)));
+    assert_eq!(
+        (nothing_said[0].memory_bytes, nothing_said[0].cores),
+        (Some(Bytes(4 * GIB)), Cores::percent(25))
+    );
     let memory_said = books.run("b", user(1), &settings, &request(2, 0)).unwrap();
     assert_eq!((memory_said[0].memory_bytes, memory_said[0].cores), (Some(Bytes(2 * GIB)), None));
     let mut books = Books::default();
@@ -112,7 +128,8 @@ fn the_default_share_is_for_who_says_nothing() {
 #[test]
 fn rules_hold_for_all_shares_of_a_user_together() {
     let settings =
-        Settings::from_yaml("users: [{who: '*', shares: 3, memory: 10Gi, cores: 60, gpus: 1, whole: false}]").unwrap();
+        Settings::from_yaml("users: [{who: '*', shares: 3, memory: 10Gi, cores: 60, gpus: 1, whole: false}]")
+            .unwrap();
     let mut books = Books::default();
     books.run("a", user(1), &settings, &request(6, 40)).unwrap();
     let refused = |books: &mut Books, who, request: &RunRequest, words: &str| {
@@ -121,7 +138,12 @@ fn rules_hold_for_all_shares_of_a_user_together() {
     };
     refused(&mut books, 1, &request(5, 10), "10 GiB of GPU memory in all, has 6 GiB and asks for 5 GiB");
     refused(&mut books, 1, &request(1, 30), "60 % of GPU time in all, has 40 % and asks for 30 %");
-    refused(&mut books, 2, &RunRequest { gpus: Some(2), ..request(1, 1) }, "1 GPUs in one share, asked are 2");
+    refused(
+        &mut books,
+        2,
+        &RunRequest { gpus: Some(2), ..request(1, 1) },
+        "1 GPUs in one share, asked are 2",
+    );
     refused(&mut books, 2, &RunRequest { whole: true, ..RunRequest::default() }, "may not have a GPU alone");
     books.run("b", user(1), &settings, &request(1, 1)).unwrap();
     books.run("c", user(1), &settings, &request(1, 1)).unwrap();
@@ -170,7 +192,10 @@ fn a_share_changes_where_it_is() {
     assert_eq!(resized(&change(0, 41)).unwrap_err().kind, Refusal::Full);
     let hard = resized(&Change { mode: Some(Mode::Hard), ..Change::default() }).unwrap();
     assert_eq!(hard[0].ceiling, None);
-    assert_eq!(resize(&node(), &books.held(), &plain(), "z", &change(1, 0)).unwrap_err().kind, Refusal::Unknown);
+    assert_eq!(
+        resize(&node(), &books.held(), &plain(), "z", &change(1, 0)).unwrap_err().kind,
+        Refusal::Unknown
+    );
 }
 
 proptest! {

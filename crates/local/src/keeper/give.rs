@@ -72,7 +72,8 @@ impl State {
             let plain: String = base.chars().filter(|letter| is_plain(*letter)).take(40).collect();
             let plain = plain.trim_start_matches(['-', '.']);
             let plain = if plain.is_empty() { "share" } else { plain };
-            let free = (1u64..).map(|number| format!("{plain}-{number}")).find(|name| self.is_taken(name).is_none());
+            let free =
+                (1u64..).map(|number| format!("{plain}-{number}")).find(|name| self.is_taken(name).is_none());
             return free.map_or_else(|| wrong("there is no name left".into()), Ok);
         };
         let sound = name.len() <= LONGEST_NAME && name.chars().all(is_plain) && !name.starts_with(['-', '.']);
@@ -101,7 +102,8 @@ impl Keeper {
         let mut node = self.machine.node.clone();
         let truth = self.truth();
         for gpu in &mut node.gpus {
-            let ill = truth.looks.iter().find(|look| look.uuid == gpu.uuid).and_then(|look| look.health.clone());
+            let ill =
+                truth.looks.iter().find(|look| look.uuid == gpu.uuid).and_then(|look| look.health.clone());
             gpu.withheld = gpu.withheld.take().or(ill);
         }
         node
@@ -140,9 +142,9 @@ impl Keeper {
             cgroup: None,
         };
         let made = self.make(state, record);
-        let granted = made.inspect_err(|_| self.removed(name)).map_err(|why| {
-            Refused::new(Refusal::Broken, format!("the share cannot be made: {why}"))
-        })?;
+        let granted = made
+            .inspect_err(|_| self.removed(name))
+            .map_err(|why| Refused::new(Refusal::Broken, format!("the share cannot be made: {why}")))?;
         self.after_change(state);
         Ok(granted)
     }
@@ -161,7 +163,13 @@ impl Keeper {
         let gpus = record.shares.iter().map(|share| share.gpu.to_string()).collect();
         self.log(&format!("{name}: {words} for user {}", crate::users::name(record.who.uid)));
         let live = self.live(record)?;
-        let live = Live { number: { state.given += 1; state.given }, ..live };
+        let live = Live {
+            number: {
+                state.given += 1;
+                state.given
+            },
+            ..live
+        };
         state.shares.insert(name.clone(), live);
         let places = Places {
             region,
@@ -184,8 +192,11 @@ impl Keeper {
             Err(_) => {
                 // Somebody removed it. Processes that run keep the old one, new ones get this.
                 fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
-                let limits: Result<Vec<_>, String> =
-                    record.shares.iter().map(|share| self.machine.region_share(share, !share.whole)).collect();
+                let limits: Result<Vec<_>, String> = record
+                    .shares
+                    .iter()
+                    .map(|share| self.machine.region_share(share, !share.whole))
+                    .collect();
                 Owner::create(&folder, &limits?, Policy::default()).map_err(|error| error.to_string())?
             }
         };
@@ -195,10 +206,16 @@ impl Keeper {
     }
 
     /// A process says that it has bound itself.
-    pub(super) fn bind(self: &Arc<Self>, name: &str, main: Identity, binding: Binding) -> Result<Vec<String>, String> {
+    pub(super) fn bind(
+        self: &Arc<Self>,
+        name: &str,
+        main: Identity,
+        binding: Binding,
+    ) -> Result<Vec<String>, String> {
         let mut notes = Vec::new();
         let state = self.state();
-        let live = state.shares.get(name).filter(|live| live.record.main == main).ok_or("the share is gone")?;
+        let live =
+            state.shares.get(name).filter(|live| live.record.main == main).ok_or("the share is gone")?;
         let (number, devices) = (live.number, self.machine.other_devices(&live.record.shares));
         let mark = live.record.mark(&self.home, binding);
         drop(state);
@@ -228,10 +245,13 @@ impl Keeper {
             cgroup.take(main.pid).map_err(|error| error.to_string())?;
         }
         let mut state = self.state();
-        let live = state.shares.get_mut(name).filter(|live| live.number == number).ok_or("the share is gone")?;
+        let live =
+            state.shares.get_mut(name).filter(|live| live.number == number).ok_or("the share is gone")?;
         live.record.bound = Some(Bond { binding, gate });
         live.record.cgroup = cgroup;
-        live.record.write(&self.home).map_err(|error| format!("{}: {error}", self.home.share(name).display()))?;
+        live.record
+            .write(&self.home)
+            .map_err(|error| format!("{}: {error}", self.home.share(name).display()))?;
         drop(state);
         self.call_successor();
         Ok(notes)
@@ -296,15 +316,19 @@ impl Keeper {
             .collect();
         for live in state.shares.values() {
             for (at, share) in live.record.shares.iter().enumerate() {
-                let (Some(is), Ok(wanted)) =
-                    (live.region.owner.share(at), self.machine.region_share(share, gated.contains(&share.gpu)))
-                else {
+                let (Some(is), Ok(wanted)) = (
+                    live.region.owner.share(at),
+                    self.machine.region_share(share, gated.contains(&share.gpu)),
+                ) else {
                     continue;
                 };
                 if is != wanted
                     && let Err(error) = live.region.owner.set(at, &wanted)
                 {
-                    self.log(&format!("warning: {}: its limits cannot be changed: {error}", live.record.name));
+                    self.log(&format!(
+                        "warning: {}: its limits cannot be changed: {error}",
+                        live.record.name
+                    ));
                 }
             }
         }
@@ -359,14 +383,21 @@ impl Keeper {
                 format!("{} uses {used} right now, which is more than {limit}", live.record.name),
             );
             let mebibytes = used.0.div_ceil(1 << 20);
-            refused.hints.push(format!("free memory in the program first, or use --memory {mebibytes}Mi or more"));
+            refused
+                .hints
+                .push(format!("free memory in the program first, or use --memory {mebibytes}Mi or more"));
             return Err(refused);
         }
         Ok(())
     }
 
     /// Ends all processes of a share.
-    pub(super) fn stop(self: &Arc<Self>, who: &Who, name: &str, grace: Duration) -> Result<members::Ended, Refused> {
+    pub(super) fn stop(
+        self: &Arc<Self>,
+        who: &Who,
+        name: &str,
+        grace: Duration,
+    ) -> Result<members::Ended, Refused> {
         let mut state = self.state();
         self.find(&state, who, name)?;
         let Some(live) = state.shares.get_mut(name) else { return Err(unknown(&state, name)) };
@@ -376,7 +407,9 @@ impl Keeper {
         let marks = record.marks(&self.home);
         // A variable can be set by anybody: only the owner's own are meant. What a cgroup or a namespace holds is the share's.
         let by_variable = marks.iter().all(|mark| matches!(mark, Mark::Variable { .. }));
-        let may = |process: &Identity| !by_variable || process::owner(process.pid).is_ok_and(|uid| uid == record.who.uid);
+        let may = |process: &Identity| {
+            !by_variable || process::owner(process.pid).is_ok_and(|uid| uid == record.who.uid)
+        };
         let ended = if marks.is_empty() {
             // It has not started: its process is ours to end all the same.
             record.main.signal(rustix::process::Signal::KILL).map(|()| members::Ended { ended: 0, killed: 1 })
@@ -402,7 +435,8 @@ impl Keeper {
         let Some(live) = state.shares.get(name) else { return Err(unknown(state, name)) };
         if live.record.who.uid != who.uid && !who.is_keeper() {
             let owner = crate::users::name(live.record.who.uid);
-            let message = format!("{name} belongs to user {owner}: only they and the administrator may change it");
+            let message =
+                format!("{name} belongs to user {owner}: only they and the administrator may change it");
             return Err(Refused::new(Refusal::NotYours, message));
         }
         Ok(())

@@ -32,7 +32,8 @@ impl Keeper {
             if !ticket.main.lives() {
                 continue;
             }
-            let given = self.give(state, &ticket.name, &ticket.who, ticket.main, &ticket.ask, &ticket.command);
+            let given =
+                self.give(state, &ticket.name, &ticket.who, ticket.main, &ticket.ask, &ticket.command);
             match given {
                 Ok(granted) => ticket.granted = Some(granted),
                 Err(why) => ticket.why = why,

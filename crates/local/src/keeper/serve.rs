@@ -113,7 +113,10 @@ impl Keeper {
 
     fn hand_over(&self, who: &Who) -> Answer {
         if !who.is_keeper() {
-            return refusal(Refused::new(Refusal::NotYours, "only the keeper's own user may take over from it"));
+            return refusal(Refused::new(
+                Refusal::NotYours,
+                "only the keeper's own user may take over from it",
+            ));
         }
         if self.options.foreground {
             let message = format!(
@@ -161,7 +164,11 @@ impl Keeper {
     }
 
     /// A share now, or later for one who would rather wait.
-    fn granted(self: &Arc<Self>, caller: &mut Caller, request: &RunRequest) -> io::Result<Result<Granted, Refused>> {
+    fn granted(
+        self: &Arc<Self>,
+        caller: &mut Caller,
+        request: &RunRequest,
+    ) -> io::Result<Result<Granted, Refused>> {
         let ask = match decide::ask(request, &self.settings.default) {
             Ok(ask) => ask,
             Err(refused) => return Ok(Err(refused)),
@@ -174,7 +181,9 @@ impl Keeper {
         };
         let why = match self.give(&mut state, &name, &caller.who, caller.main, &ask, &request.command) {
             Ok(granted) => return Ok(Ok(granted)),
-            Err(refused) if request.wait && matches!(refused.kind, Refusal::Full | Refusal::Policy) => refused,
+            Err(refused) if request.wait && matches!(refused.kind, Refusal::Full | Refusal::Policy) => {
+                refused
+            }
             Err(refused) => return Ok(Err(refused)),
         };
         // What would not fit an empty machine is not worth waiting for.

@@ -41,7 +41,11 @@ impl Keeper {
         if child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None))) {
             return;
         }
-        match background(&self.home, self.options.settings_file.as_deref()).arg(STANDBY).stdout(Stdio::null()).spawn() {
+        match background(&self.home, self.options.settings_file.as_deref())
+            .arg(STANDBY)
+            .stdout(Stdio::null())
+            .spawn()
+        {
             Ok(new) => *child = Some(new),
             Err(error) => {
                 drop(child);
@@ -71,8 +75,9 @@ pub(crate) fn background(home: &Home, settings: Option<&std::path::Path>) -> Com
 /// Waits until nobody else keeps this home; then keeps it, if there is something to keep.
 pub fn stand_by(home: &Home, settings: Settings, options: Options) -> Result<Option<Arc<Keeper>>, KeepError> {
     let lock = lock_file(home)?;
-    flock(&lock, FlockOperation::LockExclusive)
-        .map_err(|error| KeepError::Cannot(format!("{}: cannot be locked: {error}", home.lock().display())))?;
+    flock(&lock, FlockOperation::LockExclusive).map_err(|error| {
+        KeepError::Cannot(format!("{}: cannot be locked: {error}", home.lock().display()))
+    })?;
     if !store::is_any(home) {
         return Ok(None);
     }

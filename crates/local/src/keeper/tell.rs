@@ -4,7 +4,8 @@ use super::Keeper;
 use super::give::Kept;
 use crate::decide::{self, Held};
 use crate::report::{
-    DriverReport, GpuReport, KeeperReport, PartReport, ProcessReport, Report, ShareReport, Stage, WaitingReport,
+    DriverReport, GpuReport, KeeperReport, PartReport, ProcessReport, Report, ShareReport, Stage,
+    WaitingReport,
 };
 use crate::store::Record;
 use crate::users;
@@ -106,7 +107,9 @@ impl Keeper {
         let usage = region.reader.snapshot().ok();
         let part = |(at, share): (usize, &Share)| {
             let gpu = usage.as_ref().map(|usage| usage.gpus[at]).unwrap_or_default();
-            let waits = usage.as_ref().is_some_and(|usage| usage.processes.iter().any(|process| process.waiting[at] > 0));
+            let waits = usage
+                .as_ref()
+                .is_some_and(|usage| usage.processes.iter().any(|process| process.waiting[at] > 0));
             let index = self.machine.node.gpu_index(&share.gpu).and_then(|index| u32::try_from(index).ok());
             PartReport {
                 gpu: index.unwrap_or(u32::MAX),

@@ -97,13 +97,16 @@ impl Keeper {
         let findings = truth.audit.look(&round);
         let suspicions = self.words(findings);
         for (name, words) in &suspicions {
-            for word in words.iter().filter(|word| !truth.suspicions.get(name).is_some_and(|was| was.contains(word))) {
+            for word in
+                words.iter().filter(|word| !truth.suspicions.get(name).is_some_and(|was| was.contains(word)))
+            {
                 self.log(&format!("warning: {name}: {word}"));
             }
         }
         let mut ill = false;
         for look in &looks {
-            let was = truth.looks.iter().find(|was| was.uuid == look.uuid).and_then(|was| was.health.as_ref());
+            let was =
+                truth.looks.iter().find(|was| was.uuid == look.uuid).and_then(|was| was.health.as_ref());
             if was != look.health.as_ref() {
                 ill = true;
                 let at = self.machine.node.gpu_index(&look.uuid).unwrap_or_default();
@@ -122,7 +125,8 @@ impl Keeper {
         let mut words: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for finding in findings {
             let gpus = &self.machine.node.gpus;
-            let at = gpus.iter().position(|gpu| uuid_bytes(&gpu.uuid) == Some(finding.gpu)).unwrap_or_default();
+            let at =
+                gpus.iter().position(|gpu| uuid_bytes(&gpu.uuid) == Some(finding.gpu)).unwrap_or_default();
             let who = finding.pid.map_or_else(|| "its processes".into(), |pid| format!("process {pid}"));
             let bytes = partage_core::model::Bytes(finding.amount);
             let word = match finding.kind {
@@ -141,7 +145,12 @@ impl Keeper {
 fn granted(record: &Record, kept: &Kept) -> Vec<Granted> {
     let shares = (0..record.shares.len()).filter_map(|gpu| kept.owner.share(gpu));
     shares
-        .map(|share| Granted { uuid: share.uuid, memory: share.memory, context: share.context, gated: share.gated })
+        .map(|share| Granted {
+            uuid: share.uuid,
+            memory: share.memory,
+            context: share.context,
+            gated: share.gated,
+        })
         .collect()
 }
 

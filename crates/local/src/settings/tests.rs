@@ -81,7 +81,10 @@ fn mistakes_are_named() {
         assert!(message.contains(words), "{text}: {message}");
     }
     for (text, words) in [
-        ("reservations: [{for: root, gpu: 7, memory: 1Gi}]", "names no GPU, or several; there are 0 (GPU-00000000"),
+        (
+            "reservations: [{for: root, gpu: 7, memory: 1Gi}]",
+            "names no GPU, or several; there are 0 (GPU-00000000",
+        ),
         ("reservations: [{for: root, gpu: 0, memory: 41Gi}]", "more memory than the 40 GiB"),
     ] {
         let message = Settings::from_yaml(text).unwrap().check_against(&node()).unwrap_err();

@@ -50,7 +50,11 @@ impl Keep {
         let loaded = Settings::load(self.settings.as_deref());
         let (settings, settings_file) = loaded.map_err(|error| KeepError::Cannot(error.to_string()))?;
         let options = Options { foreground: false, metrics: None, settings_file, log: Box::new(log) };
-        if self.standby { keeper::stand_by(&home, settings, options) } else { Keeper::start(&home, settings, options).map(Some).map_err(|(error, _)| error) }
+        if self.standby {
+            keeper::stand_by(&home, settings, options)
+        } else {
+            Keeper::start(&home, settings, options).map(Some).map_err(|(error, _)| error)
+        }
     }
 }
 

@@ -162,7 +162,8 @@ impl Teller<'_> {
                 self.drawn = true;
                 let text = format!("partage: waiting, place {place} of {of}: {why}");
                 let (_, columns) = crate::screen::size();
-                let text: String = text.chars().filter(|letter| !letter.is_control()).take(columns - 1).collect();
+                let text: String =
+                    text.chars().filter(|letter| !letter.is_control()).take(columns - 1).collect();
                 write!(self.err, "{text}").and_then(|()| self.err.flush())
             }
             News::Queued { place, of, why } => {

@@ -158,7 +158,12 @@ impl Up {
         keeper.wait();
         if left > 0 {
             let shares = if left == 1 { "1 share goes on".into() } else { format!("{left} shares go on") };
-            line(out, format_args!("{shares}, kept in the background: partage ps shows them, partage up takes them up"))?;
+            line(
+                out,
+                format_args!(
+                    "{shares}, kept in the background: partage ps shows them, partage up takes them up"
+                ),
+            )?;
         }
         Ok(Outcome::Fine)
     }
@@ -172,7 +177,9 @@ impl Up {
         out: &mut dyn Write,
     ) -> io::Result<()> {
         let end = self.time.map(|time| Instant::now() + time);
-        let left = |longest: Duration| end.map_or(longest, |end| end.saturating_duration_since(Instant::now()).min(longest));
+        let left = |longest: Duration| {
+            end.map_or(longest, |end| end.saturating_duration_since(Instant::now()).min(longest))
+        };
         let kind = if self.plain { Kind::Stream } else { Kind::Full.on_terminal() };
         let mut screen = Screen::waiting(kind);
         let mut view = View::new(usize::MAX, screen::has_blocks());
@@ -256,13 +263,21 @@ fn greet(report: &Report, metrics: Option<SocketAddr>, out: &mut dyn Write) -> i
     let gpus: Vec<String> = models.iter().map(|(count, model)| format!("{count} x {model}")).collect();
     let gpus = gpus.join(", ");
     match report.driver.simulated {
-        true => line(out, format_args!("no NVIDIA driver in use: {gpus} are simulated (driver {})", report.driver.version))?,
+        true => line(
+            out,
+            format_args!("no NVIDIA driver in use: {gpus} are simulated (driver {})", report.driver.version),
+        )?,
         false => line(out, format_args!("{gpus}, driver {}", report.driver.version))?,
     }
     if let Some(address) = metrics {
         line(out, format_args!("metrics: http://{address}/metrics"))?;
     }
-    line(out, format_args!("another terminal: partage run --memory 4Gi --cores 30 -- COMMAND; Ctrl-C ends this one"))?;
+    line(
+        out,
+        format_args!(
+            "another terminal: partage run --memory 4Gi --cores 30 -- COMMAND; Ctrl-C ends this one"
+        ),
+    )?;
     out.flush()
 }
 

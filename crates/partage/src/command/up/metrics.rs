@@ -23,7 +23,9 @@ pub(super) struct Listener {
 impl Listener {
     pub(super) fn bind(address: SocketAddr) -> Result<Listener, String> {
         let cannot = |error: std::io::Error| {
-            format!("metrics cannot be served at {address}: {error}; use another address with --metrics, or --metrics off")
+            format!(
+                "metrics cannot be served at {address}: {error}; use another address with --metrics, or --metrics off"
+            )
         };
         let listener = TcpListener::bind(address).map_err(cannot)?;
         listener.set_nonblocking(true).map_err(cannot)?;

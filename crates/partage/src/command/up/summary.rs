@@ -33,7 +33,8 @@ impl Summary {
 
     /// A table of those that were started here.
     pub(super) fn lines(&self, started: &Started) -> Vec<String> {
-        let mut rows = vec![["share", "asked", "got", "memory at most", "refused", "waited"].map(String::from)];
+        let mut rows =
+            vec![["share", "asked", "got", "memory at most", "refused", "waited"].map(String::from)];
         for workload in started.workloads() {
             match self.shares.get(&workload.name) {
                 Some(seen) => rows.extend(seen.share.parts.iter().map(|part| row(workload, seen, part))),
@@ -58,7 +59,8 @@ impl Summary {
 }
 
 fn asked(workload: &Workload) -> String {
-    let memory = workload.memory.clone().or_else(|| workload.memory_percent.map(|percent| format!("{percent} %")));
+    let memory =
+        workload.memory.clone().or_else(|| workload.memory_percent.map(|percent| format!("{percent} %")));
     let memory = memory.unwrap_or_else(|| "all memory".into());
     match (workload.whole, workload.cores) {
         (true, _) => "a whole GPU".into(),

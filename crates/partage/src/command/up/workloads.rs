@@ -45,14 +45,21 @@ impl Workloads {
     pub(super) fn load(path: &Path) -> Result<Workloads, String> {
         let place = path.display();
         let text = crate::input::text(path).map_err(|what| format!("{place}: {what}"))?;
-        let workloads: Workloads = serde_saphyr::from_str(&text).map_err(|error| format!("{place}: {error}"))?;
+        let workloads: Workloads =
+            serde_saphyr::from_str(&text).map_err(|error| format!("{place}: {error}"))?;
         let mut names = BTreeSet::new();
         for workload in &workloads.shares {
             if !names.insert(&workload.name) {
-                return Err(format!("{place}: two shares are called {}: give each its own name", workload.name));
+                return Err(format!(
+                    "{place}: two shares are called {}: give each its own name",
+                    workload.name
+                ));
             }
             if workload.command.is_empty() {
-                return Err(format!("{place}: {} has no command: write one, as a list of words", workload.name));
+                return Err(format!(
+                    "{place}: {} has no command: write one, as a list of words",
+                    workload.name
+                ));
             }
         }
         Ok(workloads)
@@ -96,13 +103,16 @@ impl Workload {
         // Ctrl-C is for who started them: it ends them in order.
         command.process_group(0);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-        let outputs: [Option<Box<dyn Read + Send>>; 2] =
-            [child.stdout.take().map(|out| Box::new(out) as _), child.stderr.take().map(|err| Box::new(err) as _)];
+        let outputs: [Option<Box<dyn Read + Send>>; 2] = [
+            child.stdout.take().map(|out| Box::new(out) as _),
+            child.stderr.take().map(|err| Box::new(err) as _),
+        ];
         for output in outputs.into_iter().flatten() {
             let (name, news) = (self.name.clone(), Arc::clone(news));
             std::thread::spawn(move || {
                 for words in BufReader::new(output).lines().map_while(Result::ok) {
-                    let words = words.strip_prefix(&format!("partage: {name}: ")).unwrap_or(&words).to_string();
+                    let words =
+                        words.strip_prefix(&format!("partage: {name}: ")).unwrap_or(&words).to_string();
                     news.tell(&format!("{name}: {words}"));
                 }
             });
