@@ -1,0 +1,7 @@
+//! One machine, end to end: every command of the local mode as people type it, and their mistakes.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "local/commands.rs"]
+mod commands;
+#[path = "local/support.rs"]
+mod support;
