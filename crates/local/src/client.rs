@@ -14,6 +14,11 @@ const BEGINNING: Duration = Duration::from_secs(90);
 /// How long a keeper may take to answer.
 const ANSWERING: Duration = Duration::from_secs(30);
 
+/// How often one asks anew whose keeper went away before it answered.
+pub(crate) const TRIES: usize = 20;
+/// A keeper that ends needs a moment until it does not answer any more.
+pub(crate) const BETWEEN_TRIES: Duration = Duration::from_millis(50);
+
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -122,7 +127,10 @@ impl Client {
     fn ask(&self, question: &Question, patience: Duration) -> Result<Answer, ClientError> {
         // A keeper may end just when it is asked: then the next one is.
         let mut last = None;
-        for _ in 0..3 {
+        for tried in 0..TRIES {
+            if tried > 0 {
+                std::thread::sleep(BETWEEN_TRIES);
+            }
             let mut talk = self.talk(patience)?;
             match self.said(&mut talk, question) {
                 Err(error @ ClientError::Io { .. }) => last = Some(error),
@@ -133,7 +141,8 @@ impl Client {
     }
 
     fn said(&self, talk: &mut Talk, question: &Question) -> Result<Answer, ClientError> {
-        say(&mut talk.writer, question).map_err(|error| self.io(error))?;
+        // One that does not want to hear may have said why; one that is gone says nothing.
+        let _ = say(&mut talk.writer, question);
         self.heard(talk)
     }
 
@@ -155,6 +164,8 @@ impl Client {
         loop {
             match UnixStream::connect(self.home.socket()) {
                 Ok(stream) => return Talk::new(stream, patience).map_err(|error| self.io(error)),
+                // Only its own user can start it; where it was killed, another one is about to follow.
+                Err(error) if is_absent(&error) && self.home.is_of_another() && self.home.answers() => {}
                 Err(error) if is_absent(&error) => self.start()?,
                 Err(error) => return Err(self.io(error)),
             }

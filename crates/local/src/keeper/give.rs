@@ -16,10 +16,13 @@ use partage_region::{Owner, Policy, UsageReader};
 use std::collections::BTreeSet;
 use std::fs;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The longest name of a share.
 const LONGEST_NAME: usize = 63;
+
+/// How long processes may take to leave a share that is given back.
+const LEAVING: Duration = Duration::from_secs(1);
 
 /// A share that is there.
 pub(super) struct Live {
@@ -234,6 +237,7 @@ impl Keeper {
                 None
             }
         };
+        self.remember_cgroup(name, number, cgroup.as_ref())?;
         let mut gate = false;
         if let Some(cgroup) = &cgroup {
             if !devices.is_empty() {
@@ -255,6 +259,25 @@ impl Keeper {
         drop(state);
         self.call_successor();
         Ok(notes)
+    }
+
+    /// Writes down which cgroup a share has before anything is in it: a keeper that follows this one must find it.
+    fn remember_cgroup(&self, name: &str, number: u64, cgroup: Option<&Cgroup>) -> Result<(), String> {
+        let Some(cgroup) = cgroup else { return Ok(()) };
+        let mut state = self.state();
+        let live = state.shares.get_mut(name).filter(|live| live.number == number);
+        let written = match live {
+            Some(live) => {
+                live.record.cgroup = Some(cgroup.clone());
+                live.record
+                    .write(&self.home)
+                    .map_err(|error| format!("{}: {error}", self.home.share(name).display()))
+            }
+            None => Err("the share is gone".into()),
+        };
+        drop(state);
+        // Nobody else knows of it.
+        written.inspect_err(|_| self.remove_cgroup(name, cgroup))
     }
 
     /// Gives a share back.
@@ -289,12 +312,22 @@ impl Keeper {
 
     /// Removes what a share leaves.
     pub(super) fn forget(&self, record: &Record) {
-        if let Some(cgroup) = &record.cgroup
-            && let Err(error) = cgroup.remove()
-        {
-            self.log(&format!("warning: {}: its cgroup stays: {error}", record.name));
+        if let Some(cgroup) = &record.cgroup {
+            self.remove_cgroup(&record.name, cgroup);
         }
         self.removed(&record.name);
+    }
+
+    /// A process that was not let in, or whose keeper was killed, may need a moment to end.
+    fn remove_cgroup(&self, name: &str, cgroup: &Cgroup) {
+        let until = Instant::now() + LEAVING;
+        while let Err(error) = cgroup.remove() {
+            if Instant::now() > until {
+                self.log(&format!("warning: {name}: its cgroup stays: {error}"));
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     pub(super) fn removed(&self, name: &str) {
