@@ -63,10 +63,14 @@ impl Record {
         }
     }
 
-    /// Writes it down, whole or not at all.
+    /// Writes it down, whole or not at all. Who waits for a command should not wait for the disk: a machine that loses
+    /// power loses the share as well.
     pub(crate) fn write(&self, home: &Home) -> io::Result<()> {
         let bytes = serde_json::to_vec_pretty(self)?;
-        replace(&home.share(&self.name).join(RECORD), &bytes)
+        let file = home.share(&self.name).join(RECORD);
+        let unfinished = file.with_extension("new");
+        fs::write(&unfinished, bytes)?;
+        fs::rename(&unfinished, &file)
     }
 }
 
