@@ -5,6 +5,7 @@ use super::{Keeper, State};
 use crate::decide::{self, Refused};
 use crate::users::Who;
 use crate::wire::{Answer, Bound, Granted, Question, Refusal, RunRequest, hear, say};
+use partage_core::model::PodAsk;
 use partage_host::process::{self, Identity};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::UCred;
@@ -174,10 +175,11 @@ impl Keeper {
         let name = granted.name.clone();
         self.watch_share(&name);
         say(&mut caller.writer, &Answer::Granted(Box::new(granted)))?;
+        let confined = self.confine(&name, caller.main);
         caller.reader.get_ref().set_read_timeout(Some(BINDING))?;
         let Some(bound) = hear::<Bound>(&mut caller.reader)? else { return Ok(false) };
-        match self.bind(&name, caller.main, bound.binding) {
-            Ok(notes) => say(&mut caller.writer, &Answer::Go { notes }).map(|()| true),
+        match self.bind(&name, caller.main, bound.binding, &confined) {
+            Ok(()) => say(&mut caller.writer, &Answer::Go { notes: confined.notes }).map(|()| true),
             Err(why) => {
                 let message = format!("the share cannot be bound to its process: {why}");
                 say(&mut caller.writer, &refusal(Refused::new(Refusal::Broken, message))).map(|()| false)
@@ -196,17 +198,16 @@ impl Keeper {
             Err(refused) => return Ok(Err(refused)),
         };
         let mut state = self.state();
-        self.sweep(&mut state);
-        let name = match state.name(request) {
-            Ok(name) => name,
-            Err(refused) => return Ok(Err(refused)),
-        };
-        let why = match self.give(&mut state, &name, &caller.who, caller.main, &ask, &request.command) {
+        let mut tried = self.try_once(&mut state, caller, request, &ask);
+        if tried.is_err() && self.sweep(&mut state) {
+            tried = self.try_once(&mut state, caller, request, &ask);
+        }
+        let (name, why) = match tried {
             Ok(granted) => return Ok(Ok(granted)),
-            Err(refused) if request.wait && matches!(refused.kind, Refusal::Full | Refusal::Policy) => {
-                refused
+            Err((Some(name), why)) if request.wait && matches!(why.kind, Refusal::Full | Refusal::Policy) => {
+                (name, why)
             }
-            Err(refused) => return Ok(Err(refused)),
+            Err((_, why)) => return Ok(Err(why)),
         };
         // What would not fit an empty machine is not worth waiting for.
         if let Err(never) = decide::place(&self.machine.node, &[], &self.settings, &caller.who, &ask) {
@@ -235,6 +236,19 @@ impl Keeper {
             self.give_back(&granted.name);
         }
         waited.map(Ok)
+    }
+
+    /// A share right now, or the name it would have and why not.
+    fn try_once(
+        self: &Arc<Self>,
+        state: &mut State,
+        caller: &Caller,
+        request: &RunRequest,
+        ask: &PodAsk,
+    ) -> Result<Granted, (Option<String>, Refused)> {
+        let name = state.name(request).map_err(|why| (None, why))?;
+        let given = self.give(state, &name, &caller.who, caller.main, ask, &request.command);
+        given.map_err(|why| (Some(name), why))
     }
 
     fn wait_for(self: &Arc<Self>, number: u64, caller: &mut Caller) -> io::Result<Granted> {
