@@ -66,6 +66,9 @@ pub fn ask(request: &RunRequest, default: &DefaultShare) -> Result<PodAsk, Refus
     if request.memory_percent.is_some_and(|percent| !(1..=100).contains(&percent)) {
         return wrong("the memory percentage is from 1 to 100");
     }
+    if request.memory.is_some_and(|memory| memory.0 < 1 << 20) {
+        return wrong("less than 1 MiB of memory is of no use: ask for more, such as 4Gi or 500Mi");
+    }
     if request.cores == Some(Cores::NONE) {
         return wrong(
             "0 % of a GPU is nothing: ask for 1 to 100, or leave the cores out to be promised none",
