@@ -18,7 +18,7 @@ use std::sync::{LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 /// Nothing here takes long; on a busy machine everything may.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 /// How often somebody who waits looks again.
 const GLANCE: Duration = Duration::from_millis(20);
 
@@ -205,9 +205,11 @@ impl Home {
         held[4].parse().ok().filter(|pid| self.processes().contains(pid))
     }
 
-    /// Who stands by, should the keeper die.
+    /// Who stands by, should the keeper die. One that did once keeps its arguments.
     pub(crate) fn standby(&self) -> Option<u32> {
-        self.processes().into_iter().find(|pid| arguments(*pid).iter().any(|word| word == "--standby"))
+        let keeper = self.keeper()?;
+        let waits = |pid: &u32| *pid != keeper && arguments(*pid).iter().any(|word| word == "--standby");
+        self.processes().into_iter().find(waits)
     }
 
     /// All processes of this home: keepers, commands, and whatever those started.
