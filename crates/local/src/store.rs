@@ -8,8 +8,9 @@ use partage_host::cgroup::Cgroup;
 use partage_host::members::{self, Mark};
 use partage_host::process::Identity;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 const RECORD: &str = "share.json";
@@ -65,21 +66,30 @@ impl Record {
     /// Writes it down, whole or not at all.
     pub(crate) fn write(&self, home: &Home) -> io::Result<()> {
         let bytes = serde_json::to_vec_pretty(self)?;
-        replace(&home.share(&self.name).join(RECORD), &bytes)
+        // A command line may hold what others should not read.
+        let file = home.share(&self.name).join(RECORD);
+        let unfinished = file.with_extension("new");
+        // Not forced onto the disk: what outlives the machine's power has no process left.
+        write(&unfinished, &bytes, 0o600)?;
+        fs::rename(&unfinished, &file)
     }
 }
 
 /// Replaces a file as a whole, durably.
 pub(crate) fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let unfinished = file.with_extension("new");
-    let mut new = File::create(&unfinished)?;
-    new.write_all(bytes)?;
-    new.sync_all()?;
+    write(&unfinished, bytes, 0o644)?.sync_all()?;
     fs::rename(&unfinished, file)?;
     match file.parent() {
         Some(folder) => File::open(folder)?.sync_all(),
         None => Ok(()),
     }
+}
+
+fn write(file: &Path, bytes: &[u8], mode: u32) -> io::Result<File> {
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(file)?;
+    file.write_all(bytes)?;
+    Ok(file)
 }
 
 /// A folder of a share, read.

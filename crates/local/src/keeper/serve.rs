@@ -1,19 +1,23 @@
 //! Who asks, over the socket. Each is heard by a thread of its own.
 
-use super::Keeper;
 use super::queue::Ticket;
+use super::{Keeper, State};
 use crate::decide::{self, Refused};
 use crate::users::Who;
 use crate::wire::{Answer, Bound, Granted, Question, Refusal, RunRequest, hear, say};
+use partage_core::model::PodAsk;
 use partage_host::process::{self, Identity};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::UCred;
 use std::io::{self, BufReader};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-/// How many may ask at a time, those that wait included.
-const MOST: usize = 512;
+/// How many of one user may ask at a time, those that wait included...
+const MOST: usize = 128;
+/// ...and how many users: each has a thread and some files.
+const MOST_USERS: usize = 64;
 /// How long one may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long one that was granted a share may take to bind itself: libraries may have to be read from a slow disk.
@@ -31,6 +35,31 @@ struct Caller {
     writer: UnixStream,
 }
 
+impl State {
+    /// Whether one more of a user is heard.
+    fn comes(&mut self, uid: u32) -> bool {
+        let known = self.connections.contains_key(&uid);
+        if self.ending || (!known && self.connections.len() >= MOST_USERS) {
+            return false;
+        }
+        let connections = self.connections.entry(uid).or_default();
+        if *connections >= MOST {
+            return false;
+        }
+        *connections += 1;
+        true
+    }
+
+    fn goes(&mut self, uid: u32) {
+        if let Some(connections) = self.connections.get_mut(&uid) {
+            *connections -= 1;
+            if *connections == 0 {
+                self.connections.remove(&uid);
+            }
+        }
+    }
+}
+
 impl Keeper {
     pub(super) fn serve(self: &Arc<Self>, listener: &UnixListener) {
         for stream in listener.incoming() {
@@ -43,31 +72,25 @@ impl Keeper {
                     continue;
                 }
             };
-            let mut state = self.state();
-            if state.ending || state.connections >= MOST {
+            let Ok(peer) = rustix::net::sockopt::socket_peercred(&stream) else { continue };
+            let uid = peer.uid.as_raw();
+            if !self.state().comes(uid) {
                 continue;
             }
-            state.connections += 1;
-            drop(state);
             let keeper = Arc::clone(self);
             let heard = move || {
-                keeper.hear(stream);
-                keeper.state().connections -= 1;
+                // Who goes away while being answered has its answer.
+                let _ = keeper.answer(stream, peer);
+                keeper.state().goes(uid);
                 keeper.changed.notify_all();
             };
             if std::thread::Builder::new().spawn(heard).is_err() {
-                self.state().connections -= 1;
+                self.state().goes(uid);
             }
         }
     }
 
-    fn hear(self: &Arc<Self>, stream: UnixStream) {
-        // Who goes away while being answered has its answer.
-        let _ = self.answer(stream);
-    }
-
-    fn answer(self: &Arc<Self>, stream: UnixStream) -> io::Result<()> {
-        let peer = rustix::net::sockopt::socket_peercred(&stream)?;
+    fn answer(self: &Arc<Self>, stream: UnixStream, peer: UCred) -> io::Result<()> {
         let pid = u32::try_from(peer.pid.as_raw_nonzero().get()).unwrap_or(0);
         let who = Who::of(peer.uid.as_raw(), peer.gid.as_raw(), pid);
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -152,10 +175,11 @@ impl Keeper {
         let name = granted.name.clone();
         self.watch_share(&name);
         say(&mut caller.writer, &Answer::Granted(Box::new(granted)))?;
+        let confined = self.confine(&name, caller.main);
         caller.reader.get_ref().set_read_timeout(Some(BINDING))?;
         let Some(bound) = hear::<Bound>(&mut caller.reader)? else { return Ok(false) };
-        match self.bind(&name, caller.main, bound.binding) {
-            Ok(notes) => say(&mut caller.writer, &Answer::Go { notes }).map(|()| true),
+        match self.bind(&name, caller.main, bound.binding, &confined) {
+            Ok(()) => say(&mut caller.writer, &Answer::Go { notes: confined.notes }).map(|()| true),
             Err(why) => {
                 let message = format!("the share cannot be bound to its process: {why}");
                 say(&mut caller.writer, &refusal(Refused::new(Refusal::Broken, message))).map(|()| false)
@@ -174,17 +198,16 @@ impl Keeper {
             Err(refused) => return Ok(Err(refused)),
         };
         let mut state = self.state();
-        self.sweep(&mut state);
-        let name = match state.name(request) {
-            Ok(name) => name,
-            Err(refused) => return Ok(Err(refused)),
-        };
-        let why = match self.give(&mut state, &name, &caller.who, caller.main, &ask, &request.command) {
+        let mut tried = self.try_once(&mut state, caller, request, &ask);
+        if tried.is_err() && self.sweep(&mut state) {
+            tried = self.try_once(&mut state, caller, request, &ask);
+        }
+        let (name, why) = match tried {
             Ok(granted) => return Ok(Ok(granted)),
-            Err(refused) if request.wait && matches!(refused.kind, Refusal::Full | Refusal::Policy) => {
-                refused
+            Err((Some(name), why)) if request.wait && matches!(why.kind, Refusal::Full | Refusal::Policy) => {
+                (name, why)
             }
-            Err(refused) => return Ok(Err(refused)),
+            Err((_, why)) => return Ok(Err(why)),
         };
         // What would not fit an empty machine is not worth waiting for.
         if let Err(never) = decide::place(&self.machine.node, &[], &self.settings, &caller.who, &ask) {
@@ -213,6 +236,19 @@ impl Keeper {
             self.give_back(&granted.name);
         }
         waited.map(Ok)
+    }
+
+    /// A share right now, or the name it would have and why not.
+    fn try_once(
+        self: &Arc<Self>,
+        state: &mut State,
+        caller: &Caller,
+        request: &RunRequest,
+        ask: &PodAsk,
+    ) -> Result<Granted, (Option<String>, Refused)> {
+        let name = state.name(request).map_err(|why| (None, why))?;
+        let given = self.give(state, &name, &caller.who, caller.main, ask, &request.command);
+        given.map_err(|why| (Some(name), why))
     }
 
     fn wait_for(self: &Arc<Self>, number: u64, caller: &mut Caller) -> io::Result<Granted> {
