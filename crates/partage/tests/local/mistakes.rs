@@ -21,8 +21,8 @@ fn commands_that_cannot_be() {
         (&["run", "--cores", "130", "--", "true"], 2, "130 is more than one GPU"),
         (&["run", "--memory", "1Gi", "--mode", "hard", "--", "true"], 125, "add --cores"),
         (&["run", "--gpus", "0", "--", "true"], 125, "ask for 1 to 16"),
-        (&["run", "--gpus", "3", "--", "true"], 125, "ask for 2 GPUs instead of 3"),
-        (&["run", "--model", "H100", "--", "true"], 125, "A100-SXM4-40GB"),
+        (&["run", "--gpus", "3", "--", "true"], 125, "the share wants 3 GPUs, 2 fit: "),
+        (&["run", "--model", "H100", "--", "true"], 125, "GPU 0 is of another model than asked for; "),
         (&["run", "--whole", "--memory", "3Gi", "--", "true"], 125, "a whole GPU is all of it"),
         (&["run", "--name", "a/b", "--", "true"], 125, "cannot be a name"),
         (&["run", "--name", "..", "--", "true"], 125, "cannot be a name"),
@@ -220,14 +220,14 @@ fn homes_that_cannot_be() {
     let mut wrong = vec![
         (long.to_str().unwrap(), "use a shorter one"),
         ("/tmp/a:b", "with :, ;"),
-        (below.to_str().unwrap(), "Not a directory"),
+        (below.to_str().unwrap(), "cannot be made"),
         (file.to_str().unwrap(), "is no folder"),
     ];
     let others = home.path().join("others");
     fs::create_dir(&others).unwrap();
     if is_root() {
         std::os::unix::fs::chown(&others, Some(61001), Some(61001)).unwrap();
-        wrong.push((others.to_str().unwrap(), "61001"));
+        wrong.push((others.to_str().unwrap(), "is somebody else's"));
     }
     for (folder, words) in wrong {
         let (code, said) = home.refused(&["run", "--home", folder, "--", "true"]);
@@ -237,6 +237,21 @@ fn homes_that_cannot_be() {
         );
         let (code, said) = home.refused(&["ps", "--home", folder]);
         assert!(code == 2 && said.contains(words), "{folder}: {code} {said}");
+    }
+}
+
+#[test]
+fn homes_do_not_disturb_each_other() {
+    let homes = [Home::new(), Home::new()];
+    let shares = homes.each_ref().map(|home| home.sleeper("same"));
+    for (home, mut running) in homes.iter().zip(shares) {
+        let share = home.find("same").unwrap();
+        assert_eq!((&share["pid"], &share["members"]), (&running.pid().into(), &1.into()));
+        // Where cgroups can be had, each has its own.
+        assert!(share["cgroup"] == true || !is_root() || !Path::new("/sys/fs/cgroup").exists(), "{share}");
+        home.fine(&["stop", "same"]);
+        running.ended();
+        home.nothing_left();
     }
 }
 
