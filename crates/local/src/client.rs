@@ -213,8 +213,9 @@ pub const READY: &str = "ready";
 /// See [`READY`].
 pub const BUSY: &str = "busy";
 
+/// Nobody is there. Where no folder can be, who tries to make one says so best.
 fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused | ErrorKind::NotADirectory)
 }
 
 impl Talk {
