@@ -35,6 +35,7 @@ fn what_is_written_and_read_is_the_commands() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "from outside\n/usr\nits own sh-1\n");
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "to the other\n");
+    home.nothing_left();
     // Without -q it is said what the share is and what holds it; nothing of it on standard output.
     let output = home.output(&["run", "--memory", "1Gi", "--name", "loud", "--", "echo", "out"]);
     let words = String::from_utf8(output.stderr).unwrap();
