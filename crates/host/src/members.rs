@@ -190,7 +190,7 @@ fn kill_cgroups(marks: &[Mark], may: &[Identity]) -> io::Result<()> {
 fn send(one: &Identity, signal: Signal) -> io::Result<()> {
     match one.signal(signal) {
         Ok(()) => Ok(()),
-        Err(error) if gone(&error) || error.kind() == ErrorKind::PermissionDenied => Ok(()),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => Ok(()),
         Err(error) => Err(error),
     }
 }
@@ -200,7 +200,7 @@ fn wait(all: &[Identity], until: Instant) -> io::Result<()> {
     for one in all {
         let fd = match one.pidfd() {
             Ok(fd) => fd,
-            Err(error) if gone(&error) => continue,
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
         };
         loop {
@@ -217,10 +217,6 @@ fn wait(all: &[Identity], until: Instant) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-fn gone(error: &io::Error) -> bool {
-    error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
 fn stuck(left: &[Identity]) -> io::Error {

@@ -14,6 +14,11 @@ const BEGINNING: Duration = Duration::from_secs(90);
 /// How long a keeper may take to answer.
 const ANSWERING: Duration = Duration::from_secs(30);
 
+/// How often one asks anew whose keeper was killed before it answered...
+pub(crate) const TRIES: usize = 20;
+/// ...and how long another one takes to begin, where nothing must be prepared.
+pub(crate) const PAUSE: Duration = Duration::from_millis(30);
+
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -122,10 +127,13 @@ impl Client {
     fn ask(&self, question: &Question, patience: Duration) -> Result<Answer, ClientError> {
         // A keeper may end just when it is asked: then the next one is.
         let mut last = None;
-        for _ in 0..3 {
+        for _ in 0..TRIES {
             let mut talk = self.talk(patience)?;
             match self.said(&mut talk, question) {
-                Err(error @ ClientError::Io { .. }) => last = Some(error),
+                Err(error @ ClientError::Io { .. }) => {
+                    last = Some(error);
+                    std::thread::sleep(PAUSE);
+                }
                 other => return other,
             }
         }
@@ -167,6 +175,13 @@ impl Client {
     /// Starts a keeper in the background; returns when it answers, or another one does.
     fn start(&self) -> Result<(), ClientError> {
         let cannot = |why: String| ClientError::NoKeeper(why);
+        if self.home.is_anothers() {
+            let home = self.home.path().display();
+            return Err(cannot(format!(
+                "{home} is somebody else's, and they keep nothing there now: ask them to start partage up, or use a home of \
+                 your own with --home"
+            )));
+        }
         self.home.make().map_err(|error| cannot(error.to_string()))?;
         let child = background(&self.home, None).stdout(Stdio::piped()).spawn();
         let mut child = child.map_err(|error| cannot(error.to_string()))?;
@@ -177,7 +192,7 @@ impl Client {
             READY => Ok(()),
             // Somebody else started one at the same time, and it may not be ready yet.
             BUSY => {
-                std::thread::sleep(Duration::from_millis(5));
+                std::thread::sleep(PAUSE);
                 Ok(())
             }
             "" => Err(cannot(format!("it ended at once; see {}", self.home.log().display()))),

@@ -12,7 +12,6 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 /// The variable that names a home.
@@ -90,7 +89,7 @@ impl Home {
     pub fn usual() -> Result<Home, HomeError> {
         let uid = rustix::process::getuid().as_raw();
         let machine = Home { run: MACHINE_RUN.into(), lib: MACHINE_LIB.into(), named: false };
-        if uid == 0 || UnixStream::connect(machine.socket()).is_ok() {
+        if uid == 0 || machine.socket().exists() {
             return machine.checked();
         }
         let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
@@ -126,6 +125,11 @@ impl Home {
     /// The folder that tells it apart.
     pub fn path(&self) -> &Path {
         &self.run
+    }
+
+    /// Whether it is there, and somebody else's: only they can keep it.
+    pub(crate) fn is_anothers(&self) -> bool {
+        fs::metadata(&self.run).is_ok_and(|there| there.uid() != rustix::process::geteuid().as_raw())
     }
 
     pub(crate) fn is_named(&self) -> bool {
@@ -174,6 +178,12 @@ impl Home {
 
     pub(crate) fn share(&self, name: &str) -> PathBuf {
         self.shares().join(name)
+    }
+
+    /// What the cgroup of a share is called. There may be several homes, and shares of one name in them.
+    pub(crate) fn cgroup(&self, name: &str) -> String {
+        let number = fs::metadata(&self.run).map_or(0, |about| about.ino());
+        format!("partage-{number:x}-{name}")
     }
 
     pub(crate) fn region_at(&self) -> PathBuf {

@@ -85,7 +85,8 @@ struct State {
     queue: Vec<Ticket>,
     tickets: u64,
     given: u64,
-    connections: usize,
+    /// How many ask, by user.
+    connections: BTreeMap<u32, usize>,
     /// Since when nobody needs it.
     idle: Option<Instant>,
     ending: bool,
@@ -100,6 +101,8 @@ impl Keeper {
         settings: Settings,
         options: Options,
     ) -> Result<Arc<Keeper>, (KeepError, Option<Options>)> {
+        // Other users' programs load and map what it writes.
+        rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
         match lock(home) {
             Ok(lock) => Keeper::start_with(home, settings, options, lock).map_err(|error| (error, None)),
             Err(error) => Err((error, Some(options))),
@@ -196,7 +199,7 @@ impl Keeper {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
-            let needed = !state.shares.is_empty() || !state.queue.is_empty() || state.connections > 0;
+            let needed = !state.shares.is_empty() || !state.queue.is_empty() || !state.connections.is_empty();
             state.idle = if needed { None } else { state.idle.or_else(|| Some(Instant::now())) };
             let left = state.idle.map_or(LINGER, |since| LINGER.saturating_sub(since.elapsed()));
             if left.is_zero() {

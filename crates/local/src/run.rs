@@ -3,7 +3,7 @@
 //! There is no process in between: the command has the terminal, the signals and the exit code because it is the process that
 //! `partage run` was.
 
-use crate::client::{Client, ClientError, Talk};
+use crate::client::{Client, ClientError, PAUSE, TRIES, Talk};
 use crate::home::Home;
 use crate::wire::{Answer, Bound, Granted, Places, Question, RunRequest, say};
 use partage_host::binding::{self, BindError, Binding, Plan};
@@ -20,8 +20,6 @@ pub const SHARE_VARIABLE: &str = "PARTAGE_SHARE";
 
 /// How long a keeper may be silent: one that waits hears of nothing for days.
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
-/// How often one asks anew whose keeper was killed before the command could start.
-const TRIES: usize = 5;
 
 /// What is said on the way.
 pub enum News<'a> {
@@ -125,7 +123,7 @@ fn bound(
         let mut talk = client.talk(FOR_EVER)?;
         match granted(&client, &mut talk, request, news) {
             // The keeper was killed. Nothing has begun, so another one can be asked.
-            Err(RunError::Client(ClientError::Io { .. })) if tries < TRIES => {}
+            Err(RunError::Client(ClientError::Io { .. })) if tries < TRIES => std::thread::sleep(PAUSE),
             Err(error) => return Err(error),
             Ok(granted) => return bind(&client, talk, granted, news),
         }

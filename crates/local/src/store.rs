@@ -8,8 +8,9 @@ use partage_host::cgroup::Cgroup;
 use partage_host::members::{self, Mark};
 use partage_host::process::Identity;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 const RECORD: &str = "share.json";
@@ -65,14 +66,15 @@ impl Record {
     /// Writes it down, whole or not at all.
     pub(crate) fn write(&self, home: &Home) -> io::Result<()> {
         let bytes = serde_json::to_vec_pretty(self)?;
-        replace(&home.share(&self.name).join(RECORD), &bytes)
+        // A command line may hold what others should not read.
+        replace(&home.share(&self.name).join(RECORD), &bytes, 0o600)
     }
 }
 
 /// Replaces a file as a whole, durably.
-pub(crate) fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn replace(file: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let unfinished = file.with_extension("new");
-    let mut new = File::create(&unfinished)?;
+    let mut new = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&unfinished)?;
     new.write_all(bytes)?;
     new.sync_all()?;
     fs::rename(&unfinished, file)?;

@@ -227,7 +227,7 @@ impl Keeper {
                 }
             }
         }
-        let cgroup = match Cgroup::make(&format!("partage-{name}"), main.pid) {
+        let cgroup = match Cgroup::make(&self.home.cgroup(name), main.pid) {
             Ok(cgroup) => cgroup,
             Err(error) => {
                 notes.push(format!("its processes are not held by a cgroup: {error}"));
@@ -235,26 +235,36 @@ impl Keeper {
             }
         };
         let mut gate = false;
-        if let Some(cgroup) = &cgroup {
-            if !devices.is_empty() {
-                match cgroup.close_devices(&devices) {
-                    Ok(()) => gate = true,
-                    Err(error) => notes.push(format!("other GPUs' device files stay open: {error}")),
-                }
+        if let Some(cgroup) = &cgroup
+            && !devices.is_empty()
+        {
+            match cgroup.close_devices(&devices) {
+                Ok(()) => gate = true,
+                Err(error) => notes.push(format!("other GPUs' device files stay open: {error}")),
             }
-            cgroup.take(main.pid).map_err(|error| error.to_string())?;
         }
+        let bond = Bond { binding, gate };
+        self.note_bond(name, number, bond, cgroup.clone()).inspect_err(|_| {
+            if let Some(cgroup) = &cgroup {
+                // Its process is about to end, and then it is empty: the name is free again.
+                let _ = cgroup.remove();
+            }
+        })?;
+        self.call_successor();
+        Ok(notes)
+    }
+
+    /// Writes down how a share is bound, and has its cgroup take the process: from here on a keeper that follows knows it.
+    fn note_bond(&self, name: &str, number: u64, bond: Bond, cgroup: Option<Cgroup>) -> Result<(), String> {
         let mut state = self.state();
         let live =
             state.shares.get_mut(name).filter(|live| live.number == number).ok_or("the share is gone")?;
-        live.record.bound = Some(Bond { binding, gate });
+        live.record.bound = Some(bond);
         live.record.cgroup = cgroup;
-        live.record
-            .write(&self.home)
-            .map_err(|error| format!("{}: {error}", self.home.share(name).display()))?;
-        drop(state);
-        self.call_successor();
-        Ok(notes)
+        if let Some(cgroup) = &live.record.cgroup {
+            cgroup.take(live.record.main.pid).map_err(|error| error.to_string())?;
+        }
+        live.record.write(&self.home).map_err(|error| format!("{}: {error}", self.home.share(name).display()))
     }
 
     /// Gives a share back.

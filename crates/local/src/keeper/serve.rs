@@ -1,19 +1,22 @@
 //! Who asks, over the socket. Each is heard by a thread of its own.
 
-use super::Keeper;
 use super::queue::Ticket;
+use super::{Keeper, State};
 use crate::decide::{self, Refused};
 use crate::users::Who;
 use crate::wire::{Answer, Bound, Granted, Question, Refusal, RunRequest, hear, say};
 use partage_host::process::{self, Identity};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::UCred;
 use std::io::{self, BufReader};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-/// How many may ask at a time, those that wait included.
-const MOST: usize = 512;
+/// How many of one user may ask at a time, those that wait included...
+const MOST: usize = 128;
+/// ...and how many users: each has a thread and some files.
+const MOST_USERS: usize = 64;
 /// How long one may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long one that was granted a share may take to bind itself: libraries may have to be read from a slow disk.
@@ -31,6 +34,31 @@ struct Caller {
     writer: UnixStream,
 }
 
+impl State {
+    /// Whether one more of a user is heard.
+    fn comes(&mut self, uid: u32) -> bool {
+        let known = self.connections.contains_key(&uid);
+        if self.ending || (!known && self.connections.len() >= MOST_USERS) {
+            return false;
+        }
+        let connections = self.connections.entry(uid).or_default();
+        if *connections >= MOST {
+            return false;
+        }
+        *connections += 1;
+        true
+    }
+
+    fn goes(&mut self, uid: u32) {
+        if let Some(connections) = self.connections.get_mut(&uid) {
+            *connections -= 1;
+            if *connections == 0 {
+                self.connections.remove(&uid);
+            }
+        }
+    }
+}
+
 impl Keeper {
     pub(super) fn serve(self: &Arc<Self>, listener: &UnixListener) {
         for stream in listener.incoming() {
@@ -43,31 +71,25 @@ impl Keeper {
                     continue;
                 }
             };
-            let mut state = self.state();
-            if state.ending || state.connections >= MOST {
+            let Ok(peer) = rustix::net::sockopt::socket_peercred(&stream) else { continue };
+            let uid = peer.uid.as_raw();
+            if !self.state().comes(uid) {
                 continue;
             }
-            state.connections += 1;
-            drop(state);
             let keeper = Arc::clone(self);
             let heard = move || {
-                keeper.hear(stream);
-                keeper.state().connections -= 1;
+                // Who goes away while being answered has its answer.
+                let _ = keeper.answer(stream, peer);
+                keeper.state().goes(uid);
                 keeper.changed.notify_all();
             };
             if std::thread::Builder::new().spawn(heard).is_err() {
-                self.state().connections -= 1;
+                self.state().goes(uid);
             }
         }
     }
 
-    fn hear(self: &Arc<Self>, stream: UnixStream) {
-        // Who goes away while being answered has its answer.
-        let _ = self.answer(stream);
-    }
-
-    fn answer(self: &Arc<Self>, stream: UnixStream) -> io::Result<()> {
-        let peer = rustix::net::sockopt::socket_peercred(&stream)?;
+    fn answer(self: &Arc<Self>, stream: UnixStream, peer: UCred) -> io::Result<()> {
         let pid = u32::try_from(peer.pid.as_raw_nonzero().get()).unwrap_or(0);
         let who = Who::of(peer.uid.as_raw(), peer.gid.as_raw(), pid);
         stream.set_read_timeout(Some(PATIENCE))?;
