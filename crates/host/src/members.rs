@@ -145,9 +145,10 @@ pub fn end(marks: &[Mark], may: &dyn Fn(&Identity) -> bool, grace: Duration) -> 
     };
     let mut asked = BTreeSet::new();
     let mut killed = BTreeSet::new();
-    let until = Instant::now() + grace;
     let mut now = left()?;
-    while !now.is_empty() && Instant::now() < until {
+    // Not before they are known: to find them may take long, and each must have been asked.
+    let until = Instant::now() + grace;
+    while !grace.is_zero() && !now.is_empty() {
         for one in now.iter().filter(|one| asked.insert(**one)) {
             send(one, Signal::TERM)?;
             // One that was stopped would not hear of it.
@@ -155,6 +156,9 @@ pub fn end(marks: &[Mark], may: &dyn Fn(&Identity) -> bool, grace: Duration) -> 
         }
         wait(&now, until)?;
         now = left()?;
+        if Instant::now() >= until {
+            break;
+        }
     }
     let until = Instant::now() + KILL_LIMIT;
     while !now.is_empty() {
