@@ -217,7 +217,7 @@ impl Keeper {
         let ended = state.shares.values().filter(|live| !live.record.main.lives());
         let gone = ended.filter(|live| {
             let marks = live.record.marks(&self.home);
-            marks.is_empty() || members::members(&marks).is_ok_and(|members| members.is_empty())
+            marks.is_empty() || members::are_any(&marks).is_ok_and(|any| !any)
         });
         let gone: Vec<String> = gone.map(|live| live.record.name.clone()).collect();
         for name in &gone {

@@ -233,11 +233,8 @@ impl Keeper {
             Err(refused) => return Ok(Err(refused)),
         };
         let mut state = self.state();
-        let mut tried = self.try_once(&mut state, caller, request, &ask);
-        if tried.is_err() && self.sweep(&mut state) {
-            tried = self.try_once(&mut state, caller, request, &ask);
-        }
-        let (name, why) = match tried {
+        self.sweep(&mut state);
+        let (name, why) = match self.try_once(&mut state, caller, request, &ask) {
             Ok(granted) => return Ok(Ok(granted)),
             Err((Some(name), why)) if request.wait && matches!(why.kind, Refusal::Full | Refusal::Policy) => {
                 (name, why)
