@@ -36,7 +36,8 @@ impl Identity {
 
     /// A file that stands for this process and becomes readable when it ends.
     pub fn pidfd(&self) -> io::Result<OwnedFd> {
-        let fd = pidfd_open(number(self.pid)?, PidfdFlags::empty())?;
+        let fd =
+            pidfd_open(number(self.pid)?, PidfdFlags::empty()).map_err(|e| missing(self.pid, e.into()))?;
         // The number may have passed to another one until it was opened; from now on it cannot.
         if Self::of(self.pid)? != *self {
             return Err(gone(self.pid));
@@ -46,7 +47,7 @@ impl Identity {
 
     /// Sends it a signal; never to a later process with its number.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
-        Ok(pidfd_send_signal(self.pidfd()?, signal)?)
+        pidfd_send_signal(self.pidfd()?, signal).map_err(|error| missing(self.pid, error.into()))
     }
 }
 
@@ -103,7 +104,7 @@ fn parse(text: &[u8]) -> Option<Stat> {
     Some(Stat { started, ended })
 }
 
-pub(crate) fn number(pid: u32) -> io::Result<Pid> {
+fn number(pid: u32) -> io::Result<Pid> {
     i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(|| gone(pid))
 }
 

@@ -3,7 +3,7 @@
 use crate::home::Home;
 use crate::keeper::background;
 use crate::report::{Report, ShareReport};
-use crate::wire::{Answer, Change, Question, Refusal, hear, say};
+use crate::wire::{Answer, Change, LONGEST_ANSWER, Question, Refusal, hear, say};
 use std::io::{self, BufRead, BufReader, ErrorKind};
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
@@ -147,7 +147,7 @@ impl Client {
     }
 
     pub(crate) fn heard(&self, talk: &mut Talk) -> Result<Answer, ClientError> {
-        match hear(&mut talk.reader) {
+        match hear(&mut talk.reader, LONGEST_ANSWER) {
             Ok(Some(Answer::Refused { kind, message, hints })) => {
                 Err(ClientError::Refused { kind, message, hints })
             }
@@ -178,6 +178,13 @@ impl Client {
     /// Starts a keeper in the background; returns when it answers, or another one does.
     fn start(&self) -> Result<(), ClientError> {
         let cannot = |why: String| ClientError::NoKeeper(why);
+        if self.home.is_of_another() {
+            let home = self.home.path().display();
+            return Err(cannot(format!(
+                "{home} is somebody else's, and they keep nothing there now: ask them to start partage up, or use a home of \
+                 your own with --home"
+            )));
+        }
         self.home.make().map_err(|error| cannot(error.to_string()))?;
         let child = background(&self.home, None).stdout(Stdio::piped()).spawn();
         let mut child = child.map_err(|error| cannot(error.to_string()))?;
@@ -188,7 +195,7 @@ impl Client {
             READY => Ok(()),
             // Somebody else started one at the same time, and it may not be ready yet.
             BUSY => {
-                std::thread::sleep(Duration::from_millis(5));
+                std::thread::sleep(BETWEEN_TRIES);
                 Ok(())
             }
             "" => Err(cannot(format!("it ended at once; see {}", self.home.log().display()))),

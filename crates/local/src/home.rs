@@ -153,6 +153,11 @@ impl Home {
         &self.run
     }
 
+    /// Where its settings are, if it was chosen by name: such a home has its own or none.
+    pub(crate) fn settings(&self) -> Option<PathBuf> {
+        self.named.then(|| self.run.join("partage.yaml"))
+    }
+
     pub(crate) fn is_named(&self) -> bool {
         self.named
     }
@@ -199,6 +204,12 @@ impl Home {
 
     pub(crate) fn share(&self, name: &str) -> PathBuf {
         self.shares().join(name)
+    }
+
+    /// What the cgroup of a share is called. There may be several homes, and shares of one name in them.
+    pub(crate) fn cgroup(&self, name: &str) -> String {
+        let (device, number) = fs::metadata(&self.run).map_or((0, 0), |about| (about.dev(), about.ino()));
+        format!("partage-{device:x}.{number:x}-{name}")
     }
 
     pub(crate) fn region_at(&self) -> PathBuf {

@@ -1,11 +1,14 @@
 //! The keeper: gives shares and takes them back, deals turns, tells how everything is. One in a home.
 //!
 //! ```text
-//!  serve   who asks, over the socket           give    a share's life: made, bound, changed, ended
+//!  serve   who asks, over the socket            give    shares are made and taken back
+//!  bind    a share and its process              change  other amounts, and stopping
 //!  queue   who waits                            watch   when the last process of a share ends
 //!  truth   what the driver says, the audit      tell    the report
 //! ```
 
+mod bind;
+mod change;
 mod give;
 mod queue;
 mod serve;
@@ -103,6 +106,8 @@ impl Keeper {
         settings: Settings,
         options: Options,
     ) -> Result<Arc<Keeper>, (KeepError, Option<Options>)> {
+        // Other users' programs load and map what it writes.
+        rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
         match lock(home) {
             Ok(lock) => Keeper::start_with(home, settings, options, lock).map_err(|error| (error, None)),
             Err(error) => Err((error, Some(options))),

@@ -8,9 +8,9 @@ use partage_host::cgroup::Cgroup;
 use partage_host::members::{self, Mark};
 use partage_host::process::Identity;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, DirBuilder, File, Permissions};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 const RECORD: &str = "share.json";
@@ -63,13 +63,14 @@ impl Record {
         }
     }
 
-    /// Writes it down, whole or not at all. Who waits for a command should not wait for the disk: a machine that loses
-    /// power loses the share as well.
+    /// Writes it down, whole or not at all.
     pub(crate) fn write(&self, home: &Home) -> io::Result<()> {
         let bytes = serde_json::to_vec_pretty(self)?;
+        // A command line may hold what others should not read.
         let file = home.share(&self.name).join(RECORD);
         let unfinished = file.with_extension("new");
-        fs::write(&unfinished, bytes)?;
+        // Not forced onto the disk: what outlives the machine's power has no process left.
+        write(&unfinished, &bytes, 0o600)?;
         fs::rename(&unfinished, &file)
     }
 }
@@ -77,14 +78,18 @@ impl Record {
 /// Replaces a file as a whole, durably.
 pub(crate) fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let unfinished = file.with_extension("new");
-    let mut new = File::create(&unfinished)?;
-    new.write_all(bytes)?;
-    new.sync_all()?;
+    write(&unfinished, bytes, 0o644)?.sync_all()?;
     fs::rename(&unfinished, file)?;
     match file.parent() {
         Some(folder) => File::open(folder)?.sync_all(),
         None => Ok(()),
     }
+}
+
+fn write(file: &Path, bytes: &[u8], mode: u32) -> io::Result<File> {
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(file)?;
+    file.write_all(bytes)?;
+    Ok(file)
 }
 
 /// A folder of a share, read.

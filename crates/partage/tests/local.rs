@@ -3,5 +3,13 @@
 
 #[path = "local/commands.rs"]
 mod commands;
+#[path = "local/limits.rs"]
+mod limits;
+#[path = "local/mistakes.rs"]
+mod mistakes;
+#[path = "local/resize.rs"]
+mod resize;
+#[path = "local/stop.rs"]
+mod stop;
 #[path = "local/support.rs"]
 mod support;

@@ -1,10 +1,11 @@
 //! Who asks, over the socket. Each is heard by a thread of its own.
 
-use super::Keeper;
 use super::queue::Ticket;
+use super::{Keeper, State};
 use crate::decide::{self, Refused};
 use crate::users::Who;
-use crate::wire::{Answer, Bound, Granted, Question, Refusal, RunRequest, hear, say};
+use crate::wire::{Answer, Bound, Granted, LONGEST, Question, Refusal, RunRequest, hear, say, shown};
+use partage_core::model::PodAsk;
 use partage_host::process::{self, Identity};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::UCred;
@@ -130,7 +131,7 @@ impl Keeper {
         stream.set_write_timeout(Some(PATIENCE))?;
         let mut writer = stream.try_clone()?;
         let mut reader = BufReader::new(Patient::new(stream, PATIENCE));
-        let question = match hear::<Question>(&mut reader) {
+        let question = match hear::<Question>(&mut reader, LONGEST) {
             Ok(Some(question)) => question,
             Ok(None) => return Ok(()),
             Err(error) => {
@@ -139,7 +140,8 @@ impl Keeper {
             }
         };
         let answer = match question {
-            Question::Run(request) => {
+            Question::Run(mut request) => {
+                request.command = shown(request.command);
                 // Between the question and now the process may have ended, and its number be another's.
                 let main = Identity::of(pid)?;
                 if process::owner(pid)? != who.uid {
@@ -209,10 +211,11 @@ impl Keeper {
         let name = granted.name.clone();
         self.watch_share(&name);
         say(&mut caller.writer, &Answer::Granted(Box::new(granted)))?;
+        let confined = self.confine(&name, caller.main);
         caller.reader.get_mut().until = Instant::now() + BINDING;
-        let Some(bound) = hear::<Bound>(&mut caller.reader)? else { return Ok(false) };
-        match self.bind(&name, caller.main, bound.binding) {
-            Ok(notes) => say(&mut caller.writer, &Answer::Go { notes }).map(|()| true),
+        let Some(bound) = hear::<Bound>(&mut caller.reader, LONGEST)? else { return Ok(false) };
+        match self.bind(&name, caller.main, bound.binding, &confined) {
+            Ok(()) => say(&mut caller.writer, &Answer::Go { notes: confined.notes }).map(|()| true),
             Err(why) => {
                 let message = format!("the share cannot be bound to its process: {why}");
                 say(&mut caller.writer, &refusal(Refused::new(Refusal::Broken, message))).map(|()| false)
@@ -232,16 +235,12 @@ impl Keeper {
         };
         let mut state = self.state();
         self.sweep(&mut state);
-        let name = match state.name(request) {
-            Ok(name) => name,
-            Err(refused) => return Ok(Err(refused)),
-        };
-        let why = match self.give(&mut state, &name, &caller.who, caller.main, &ask, &request.command) {
+        let (name, why) = match self.try_once(&mut state, caller, request, &ask) {
             Ok(granted) => return Ok(Ok(granted)),
-            Err(refused) if request.wait && matches!(refused.kind, Refusal::Full | Refusal::Policy) => {
-                refused
+            Err((Some(name), why)) if request.wait && matches!(why.kind, Refusal::Full | Refusal::Policy) => {
+                (name, why)
             }
-            Err(refused) => return Ok(Err(refused)),
+            Err((_, why)) => return Ok(Err(why)),
         };
         // What would not fit an empty machine is not worth waiting for.
         if let Err(never) = decide::place(&self.machine.node, &[], &self.settings, &caller.who, &ask) {
@@ -270,6 +269,19 @@ impl Keeper {
             self.give_back(&granted.name);
         }
         waited.map(Ok)
+    }
+
+    /// A share right now, or the name it would have and why not.
+    fn try_once(
+        self: &Arc<Self>,
+        state: &mut State,
+        caller: &Caller,
+        request: &RunRequest,
+        ask: &PodAsk,
+    ) -> Result<Granted, (Option<String>, Refused)> {
+        let name = state.name(request).map_err(|why| (None, why))?;
+        let given = self.give(state, &name, &caller.who, caller.main, ask, &request.command);
+        given.map_err(|why| (Some(name), why))
     }
 
     fn wait_for(self: &Arc<Self>, number: u64, caller: &mut Caller) -> io::Result<Granted> {

@@ -78,6 +78,7 @@ pub(crate) fn background(home: &Home, settings: Option<&std::path::Path>) -> Com
 
 /// Waits until nobody else keeps this home; then keeps it, if there is something to keep.
 pub fn stand_by(home: &Home, settings: Settings, options: Options) -> Result<Option<Arc<Keeper>>, KeepError> {
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let lock = lock_file(home)?;
     flock(&lock, FlockOperation::LockExclusive).map_err(|error| {
         KeepError::Cannot(format!("{}: cannot be locked: {error}", home.lock().display()))

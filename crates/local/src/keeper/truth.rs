@@ -2,8 +2,10 @@
 
 use super::Keeper;
 use super::give::Kept;
+use crate::home::Home;
 use crate::store::Record;
 use partage_host::gpus::{Look, uuid_bytes};
+use partage_host::members::Mark;
 use partage_region::Snapshot;
 use partage_region::audit::{self, Audit, Container, Finding, Granted, Kind, Round, Seen};
 use std::collections::BTreeMap;
@@ -65,12 +67,8 @@ impl Keeper {
         let looks = self.machine.gpus.look();
         let later: BTreeMap<String, Snapshot> =
             shares.iter().filter_map(|(record, kept)| Some((record.name.clone(), said(kept)?))).collect();
-        let owner = |pid: u32| {
-            let holds = |record: &&Record| {
-                record.main.pid == pid || record.marks(&self.home).iter().any(|mark| mark.is_on(pid))
-            };
-            shares.iter().map(|(record, _)| record).find(holds).map(|record| record.name.clone())
-        };
+        let owners = Owners::of(&shares, &self.home);
+        let owner = |pid: u32| owners.find(pid).map(str::to_string);
         let mut strangers = Vec::new();
         let mut gpus = Vec::new();
         for look in &looks {
@@ -156,6 +154,38 @@ fn granted(record: &Record, kept: &Kept) -> Vec<Granted> {
             gated: share.gated,
         })
         .collect()
+}
+
+/// Whose a process is.
+struct Owners<'a> {
+    /// A cgroup says all at once.
+    listed: BTreeMap<u32, &'a str>,
+    /// For those without one each process is looked at.
+    marked: Vec<(&'a str, Vec<Mark>)>,
+}
+
+impl Owners<'_> {
+    fn of<'a>(shares: &'a [(Record, Arc<Kept>)], home: &Home) -> Owners<'a> {
+        let mut owners = Owners { listed: BTreeMap::new(), marked: Vec::new() };
+        for (record, _) in shares {
+            let name = record.name.as_str();
+            owners.listed.insert(record.main.pid, name);
+            match &record.cgroup {
+                Some(cgroup) => {
+                    owners
+                        .listed
+                        .extend(cgroup.pids().unwrap_or_default().into_iter().map(|pid| (pid, name)));
+                }
+                None => owners.marked.push((name, record.marks(home))),
+            }
+        }
+        owners
+    }
+
+    fn find(&self, pid: u32) -> Option<&str> {
+        let marked = || self.marked.iter().find(|(_, marks)| marks.iter().any(|mark| mark.is_on(pid)));
+        self.listed.get(&pid).copied().or_else(|| marked().map(|(name, _)| *name))
+    }
 }
 
 fn is_there(pid: u32) -> bool {

@@ -18,7 +18,7 @@ use std::io::{self, IsTerminal, Write};
 /// given back when the last of them has ended. The command has the terminal, the signals and the exit code as if it
 /// were run by itself.
 #[derive(Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, override_usage = "partage run [OPTIONS] -- COMMAND...")]
 pub(crate) struct Run {
     /// How many GPUs [default: 1]
     #[arg(long, value_name = "N")]
@@ -119,7 +119,7 @@ impl Run {
             mode: self.mode.map(Into::into),
             models: self.models.clone(),
             wait: self.wait,
-            command: self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+            command: wire::shown(self.command.iter().map(|word| word.to_string_lossy().into_owned())),
         };
         let mut teller = Teller { err, quiet: self.quiet, live: io::stderr().is_terminal(), drawn: false };
         let error = run(&home, &request, &self.command, &mut |news| teller.tell(&news));

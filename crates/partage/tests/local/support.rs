@@ -3,7 +3,6 @@
 
 use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::Value;
-use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::FromRawFd;
@@ -13,12 +12,12 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::ptr::null_mut;
+use std::sync::LazyLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 /// Nothing here takes long; on a busy machine everything may.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 /// How often somebody who waits looks again.
 const GLANCE: Duration = Duration::from_millis(20);
 
@@ -87,8 +86,6 @@ pub(crate) fn lives(pid: u32) -> bool {
 /// Where shares of one test are kept. Whatever runs there ends with it.
 pub(crate) struct Home {
     folder: PathBuf,
-    /// Every name of a share that was seen, for what it could leave behind.
-    names: Mutex<BTreeSet<String>>,
 }
 
 impl Home {
@@ -101,7 +98,7 @@ impl Home {
 
     /// In a folder that is the home's from now on, and goes with it.
     pub(crate) fn at(folder: PathBuf) -> Home {
-        Home { folder, names: Mutex::default() }
+        Home { folder }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -143,10 +140,7 @@ impl Home {
 
     /// All shares, as `ps` tells.
     pub(crate) fn shares(&self) -> Vec<Value> {
-        let shares = self.json(&["ps", "-o", "json"])["shares"].as_array().unwrap().clone();
-        let mut names = self.names.lock().unwrap();
-        names.extend(shares.iter().map(|share| share["name"].as_str().unwrap().to_string()));
-        shares
+        self.json(&["ps", "-o", "json"])["shares"].as_array().unwrap().clone()
     }
 
     /// One share, as `ps` tells.
@@ -157,7 +151,6 @@ impl Home {
     /// `partage run` with options, and a command whose output is read; returns when the command runs.
     pub(crate) fn share(&self, name: &str, options: &[&str], command: &[&str]) -> Running {
         let arguments = [&["run", "-q", "--name", name], options, &["--"], command].concat();
-        self.names.lock().unwrap().insert(name.into());
         let mut running = Running::start(self.partage(&arguments));
         eventually(&format!("{name} runs"), || {
             if let Some(status) = running.child.try_wait().unwrap() {
@@ -205,9 +198,11 @@ impl Home {
         held[4].parse().ok().filter(|pid| self.processes().contains(pid))
     }
 
-    /// Who stands by, should the keeper die.
+    /// Who stands by, should the keeper die. One that did once keeps its arguments.
     pub(crate) fn standby(&self) -> Option<u32> {
-        self.processes().into_iter().find(|pid| arguments(*pid).iter().any(|word| word == "--standby"))
+        let keeper = self.keeper()?;
+        let waits = |pid: &u32| *pid != keeper && arguments(*pid).iter().any(|word| word == "--standby");
+        self.processes().into_iter().find(waits)
     }
 
     /// All processes of this home: keepers, commands, and whatever those started.
@@ -249,24 +244,25 @@ impl Home {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let inside = format!(" {}/", self.folder.display());
         left.extend(mounts.lines().filter(|line| line.contains(&inside)).map(|line| format!("mount {line}")));
-        let names = self.names.lock().unwrap();
-        let ours = |folder: &Path| {
-            let last = folder.file_name().unwrap().to_string_lossy().into_owned();
-            last.starts_with("partage-") && names.iter().any(|name| last.ends_with(&format!("-{name}")))
-        };
-        let mut folders = vec![PathBuf::from("/sys/fs/cgroup")];
+        left.extend(self.cgroups().iter().map(|folder| format!("cgroup {}", folder.display())));
+        left
+    }
+
+    /// The cgroups of its shares: they are called after the home's folder.
+    pub(crate) fn cgroups(&self) -> Vec<PathBuf> {
+        use std::os::unix::fs::MetadataExt;
+        let Ok(about) = fs::metadata(&self.folder) else { return Vec::new() };
+        let prefix = format!("partage-{:x}-", about.ino());
+        let (mut folders, mut found) = (vec![PathBuf::from("/sys/fs/cgroup")], Vec::new());
         while let Some(folder) = folders.pop() {
             let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
             let below = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
             folders.extend(below.map(|entry| entry.path()));
-            // Another home's may be called the same: it has processes.
-            if ours(&folder)
-                && fs::read_to_string(folder.join("cgroup.procs")).is_ok_and(|pids| pids.is_empty())
-            {
-                left.push(format!("cgroup {}", folder.display()));
+            if folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix)) {
+                found.push(folder);
             }
         }
-        left
+        found
     }
 
     /// All shares have ended and been given back, and left nothing.
@@ -289,25 +285,38 @@ fn arguments(pid: u32) -> Vec<String> {
     bytes.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect()
 }
 
+/// Kills processes until none is left.
+fn end_all(all: impl Fn() -> Vec<u32>) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let left = all();
+        if left.is_empty() || Instant::now() > deadline {
+            return;
+        }
+        for pid in left {
+            // SAFETY: a number and a signal; nothing of this process is touched.
+            unsafe { libc::kill(i32::try_from(pid).unwrap(), libc::SIGKILL) };
+        }
+        std::thread::sleep(GLANCE);
+    }
+}
+
 impl Drop for Home {
     fn drop(&mut self) {
-        // Commands first: keepers go on as long as there is something to keep, and start each other.
-        let deadline = Instant::now() + PATIENCE;
-        while Instant::now() < deadline {
-            let members = self.members();
-            let all = if members.is_empty() { self.processes() } else { members };
-            if all.is_empty() {
-                break;
-            }
-            for pid in all {
-                // SAFETY: a number and a signal; nothing of this process is touched.
-                unsafe { libc::kill(i32::try_from(pid).unwrap(), libc::SIGKILL) };
-            }
-            std::thread::sleep(GLANCE);
+        // Commands first: keepers give back what they had, and start each other as long as there is something to keep.
+        end_all(|| self.members());
+        let fine = !std::thread::panicking();
+        if fine && self.keeper().is_some() {
+            self.nothing_left();
+        }
+        end_all(|| self.processes());
+        let cgroups = self.cgroups();
+        for folder in &cgroups {
+            let _ = fs::remove_dir(folder);
         }
         let removed = fs::remove_dir_all(&self.folder);
-        if !std::thread::panicking() {
-            assert_eq!(self.processes(), Vec::<u32>::new());
+        if fine {
+            assert_eq!((self.processes(), cgroups), (Vec::new(), Vec::new()));
             removed.unwrap();
         }
     }

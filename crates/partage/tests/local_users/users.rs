@@ -1,7 +1,7 @@
 //! Several users on one machine: whose shares are whose, and who may take how much.
 
 use crate::fixture::{ADA, BOB, EVE, Place, as_user, without_namespaces};
-use crate::support::{GIB, Running, eventually, is_root, skip};
+use crate::support::{GIB, Home, Running, eventually, is_root, skip};
 use serde_json::Value;
 use std::fs::OpenOptions;
 use std::io::ErrorKind;
@@ -207,7 +207,7 @@ fn users_are_not_turned_away_while_one_keeper_follows_another() {
         let output = place.output(BOB, &["ps"]);
         (!output.status.success()).then(|| String::from_utf8(output.stderr).unwrap())
     });
-    assert!(words.contains("belongs to user 0, not to you (61002)"), "{words}");
+    assert!(words.contains("is somebody else's, and they keep nothing there now"), "{words}");
 }
 
 #[test]
@@ -243,5 +243,36 @@ fn nobody_reaches_into_the_share_of_another() {
     shares[1].says("refused at 1.5 GiB");
     assert!(up.goes_on());
     place.home.fine(&["stop", "reach-root"]);
+    place.home.nothing_left();
+}
+
+#[test]
+fn a_command_of_any_length_is_in_nobodys_way() {
+    let home = Home::new();
+    let word = "x".repeat(100_000);
+    let words = [&["sh", "-c", "echo $#; exec sleep 1000"][..], &[word.as_str(); 14]].concat();
+    let mut long = home.share("long", &["--memory", "1Gi"], &words);
+    // The command itself has all of it.
+    long.until(|line| line == "13");
+    let table = home.fine(&["ps"]);
+    assert!(table.contains("x…") && table.len() < 4000, "{table}");
+    home.fine(&["inspect", "long"]);
+    home.fine(&["top", "--once", "--interval", "50ms"]);
+    home.fine(&["stop", "long"]);
+    home.nothing_left();
+}
+
+#[test]
+fn what_root_keeps_others_can_use_whatever_the_umask() {
+    if cannot() {
+        return;
+    }
+    let (place, _up) = Place::kept_under("077", "");
+    let sample = place.sample();
+    let arguments = ["run", "--name", "umask", "--memory", "2Gi", "--", &sample, "greedy"];
+    let mut greedy = Running::start(place.partage(ADA, &arguments));
+    greedy.says("refused at 1.5 GiB");
+    greedy.signal(libc::SIGTERM);
+    assert!(greedy.ended().success());
     place.home.nothing_left();
 }
