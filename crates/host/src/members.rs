@@ -81,6 +81,18 @@ pub fn members(marks: &[Mark]) -> io::Result<Vec<Identity>> {
     Ok(found.into_iter().collect())
 }
 
+/// Whether there is any: a cgroup that has one answers at once.
+pub fn are_any(marks: &[Mark]) -> io::Result<bool> {
+    for mark in marks {
+        if let Mark::Cgroup(cgroup) = mark
+            && cgroup.pids()?.into_iter().any(|pid| living(pid).is_some())
+        {
+            return Ok(true);
+        }
+    }
+    Ok(!members(marks)?.is_empty())
+}
+
 fn scan(marks: &[Mark]) -> io::Result<BTreeSet<Identity>> {
     let mut found = BTreeSet::new();
     let mut by_look = Vec::new();
@@ -145,9 +157,10 @@ pub fn end(marks: &[Mark], may: &dyn Fn(&Identity) -> bool, grace: Duration) -> 
     };
     let mut asked = BTreeSet::new();
     let mut killed = BTreeSet::new();
-    let until = Instant::now() + grace;
     let mut now = left()?;
-    while !now.is_empty() && Instant::now() < until {
+    // Not before they are known: to find them may take long, and each must have been asked.
+    let until = Instant::now() + grace;
+    while !grace.is_zero() && !now.is_empty() {
         for one in now.iter().filter(|one| asked.insert(**one)) {
             send(one, Signal::TERM)?;
             // One that was stopped would not hear of it.
@@ -155,6 +168,9 @@ pub fn end(marks: &[Mark], may: &dyn Fn(&Identity) -> bool, grace: Duration) -> 
         }
         wait(&now, until)?;
         now = left()?;
+        if Instant::now() >= until {
+            break;
+        }
     }
     let until = Instant::now() + KILL_LIMIT;
     while !now.is_empty() {

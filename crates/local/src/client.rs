@@ -14,10 +14,10 @@ const BEGINNING: Duration = Duration::from_secs(90);
 /// How long a keeper may take to answer.
 const ANSWERING: Duration = Duration::from_secs(30);
 
-/// How often one asks anew whose keeper was killed before it answered...
+/// How often one asks anew whose keeper went away before it answered.
 pub(crate) const TRIES: usize = 20;
-/// ...and how long another one takes to begin, where nothing must be prepared.
-pub(crate) const PAUSE: Duration = Duration::from_millis(30);
+/// A keeper that ends needs a moment until it does not answer any more.
+pub(crate) const BETWEEN_TRIES: Duration = Duration::from_millis(50);
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -127,13 +127,13 @@ impl Client {
     fn ask(&self, question: &Question, patience: Duration) -> Result<Answer, ClientError> {
         // A keeper may end just when it is asked: then the next one is.
         let mut last = None;
-        for _ in 0..TRIES {
+        for tried in 0..TRIES {
+            if tried > 0 {
+                std::thread::sleep(BETWEEN_TRIES);
+            }
             let mut talk = self.talk(patience)?;
             match self.said(&mut talk, question) {
-                Err(error @ ClientError::Io { .. }) => {
-                    last = Some(error);
-                    std::thread::sleep(PAUSE);
-                }
+                Err(error @ ClientError::Io { .. }) => last = Some(error),
                 other => return other,
             }
         }
@@ -141,7 +141,8 @@ impl Client {
     }
 
     fn said(&self, talk: &mut Talk, question: &Question) -> Result<Answer, ClientError> {
-        say(&mut talk.writer, question).map_err(|error| self.io(error))?;
+        // One that does not want to hear may have said why; one that is gone says nothing.
+        let _ = say(&mut talk.writer, question);
         self.heard(talk)
     }
 
@@ -163,6 +164,8 @@ impl Client {
         loop {
             match UnixStream::connect(self.home.socket()) {
                 Ok(stream) => return Talk::new(stream, patience).map_err(|error| self.io(error)),
+                // Only its own user can start it; where it was killed, another one is about to follow.
+                Err(error) if is_absent(&error) && self.home.is_of_another() && self.home.answers() => {}
                 Err(error) if is_absent(&error) => self.start()?,
                 Err(error) => return Err(self.io(error)),
             }
@@ -175,7 +178,7 @@ impl Client {
     /// Starts a keeper in the background; returns when it answers, or another one does.
     fn start(&self) -> Result<(), ClientError> {
         let cannot = |why: String| ClientError::NoKeeper(why);
-        if self.home.is_anothers() {
+        if self.home.is_of_another() {
             let home = self.home.path().display();
             return Err(cannot(format!(
                 "{home} is somebody else's, and they keep nothing there now: ask them to start partage up, or use a home of \
@@ -192,7 +195,7 @@ impl Client {
             READY => Ok(()),
             // Somebody else started one at the same time, and it may not be ready yet.
             BUSY => {
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(BETWEEN_TRIES);
                 Ok(())
             }
             "" => Err(cannot(format!("it ended at once; see {}", self.home.log().display()))),

@@ -66,6 +66,9 @@ pub fn ask(request: &RunRequest, default: &DefaultShare) -> Result<PodAsk, Refus
     if request.memory_percent.is_some_and(|percent| !(1..=100).contains(&percent)) {
         return wrong("the memory percentage is from 1 to 100");
     }
+    if request.memory.is_some_and(|memory| memory.0 < 1 << 20) {
+        return wrong("less than 1 MiB of memory is of no use: ask for more, such as 4Gi or 500Mi");
+    }
     if request.cores == Some(Cores::NONE) {
         return wrong(
             "0 % of a GPU is nothing: ask for 1 to 100, or leave the cores out to be promised none",
@@ -357,10 +360,8 @@ fn fit(
         return Ok(grant.shares);
     }
     let explanation = explain(ledger.cluster(), ask);
-    // There is one machine and one container: neither needs a name.
-    let of_container = format!("container {CONTAINER}: ");
     let mut message = match explanation.per_node.first() {
-        Some(report) => without_others(report.text.trim_start_matches(&of_container)),
+        Some(report) => without_others(&of_this_machine(&report.text)),
         None => explanation.summary(),
     };
     for kept in &kept {
@@ -371,6 +372,14 @@ fn fit(
     let hints = explanation.suggestions.iter().filter(|hint| hint.change != Suggested::Uuids);
     let hints = hints.map(|hint| hint.change.to_string()).collect();
     Err(Refused { kind: Refusal::Full, message, hints })
+}
+
+/// The core's words, where there is one machine and one container: neither needs a name, and nobody has pods.
+fn of_this_machine(text: &str) -> String {
+    let named = format!("container {CONTAINER}");
+    let text = text.trim_start_matches(&format!("{named}: "));
+    let text = text.strip_prefix(&named).map_or_else(|| text.to_string(), |rest| format!("the share{rest}"));
+    text.replace("is of a model the pod excludes", "is of another model than asked for")
 }
 
 /// Words about GPUs that were not looked at help nobody, unless there are no others.

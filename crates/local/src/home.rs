@@ -12,13 +12,18 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// The variable that names a home.
 pub const VARIABLE: &str = "PARTAGE_HOME";
 
 /// The longest path that a socket can have.
 const SOCKET_PATH: usize = 107;
+
+/// How long it takes at most until one keeper follows another.
+const FOLLOWING: Duration = Duration::from_secs(10);
 
 /// Where the machine's own keeper lives: that of root, for everybody.
 const MACHINE_RUN: &str = "/run/partage";
@@ -89,7 +94,7 @@ impl Home {
     pub fn usual() -> Result<Home, HomeError> {
         let uid = rustix::process::getuid().as_raw();
         let machine = Home { run: MACHINE_RUN.into(), lib: MACHINE_LIB.into(), named: false };
-        if uid == 0 || machine.socket().exists() {
+        if uid == 0 || machine.answers() {
             return machine.checked();
         }
         let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
@@ -98,6 +103,27 @@ impl Home {
         let lib = variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(".local/state")));
         let lib = lib.map_or_else(|| run.join("lib"), |path| path.join("partage"));
         Home { run, lib, named: false }.checked()
+    }
+
+    /// Whether its keeper answers. Where shares run and it does not, it was killed and another one is about to follow:
+    /// who went elsewhere meanwhile would find the same GPUs free.
+    pub(crate) fn answers(&self) -> bool {
+        let until = Instant::now() + FOLLOWING;
+        loop {
+            if UnixStream::connect(self.socket()).is_ok() {
+                return true;
+            }
+            if !crate::store::is_any(self) || Instant::now() > until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Whether somebody else's keeper has to start: theirs is the folder.
+    pub(crate) fn is_of_another(&self) -> bool {
+        let own = rustix::process::geteuid().as_raw();
+        fs::symlink_metadata(&self.run).is_ok_and(|folder| folder.uid() != own)
     }
 
     fn checked(self) -> Result<Home, HomeError> {
@@ -127,9 +153,9 @@ impl Home {
         &self.run
     }
 
-    /// Whether it is there, and somebody else's: only they can keep it.
-    pub(crate) fn is_anothers(&self) -> bool {
-        fs::metadata(&self.run).is_ok_and(|there| there.uid() != rustix::process::geteuid().as_raw())
+    /// Where its settings are, if it was chosen by name: such a home has its own or none.
+    pub(crate) fn settings(&self) -> Option<PathBuf> {
+        self.named.then(|| self.run.join("partage.yaml"))
     }
 
     pub(crate) fn is_named(&self) -> bool {
@@ -182,8 +208,8 @@ impl Home {
 
     /// What the cgroup of a share is called. There may be several homes, and shares of one name in them.
     pub(crate) fn cgroup(&self, name: &str) -> String {
-        let number = fs::metadata(&self.run).map_or(0, |about| about.ino());
-        format!("partage-{number:x}-{name}")
+        let (device, number) = fs::metadata(&self.run).map_or((0, 0), |about| (about.dev(), about.ino()));
+        format!("partage-{device:x}.{number:x}-{name}")
     }
 
     pub(crate) fn region_at(&self) -> PathBuf {

@@ -1,11 +1,14 @@
 //! The keeper: gives shares and takes them back, deals turns, tells how everything is. One in a home.
 //!
 //! ```text
-//!  serve   who asks, over the socket           give    a share's life: made, bound, changed, ended
+//!  serve   who asks, over the socket            give    shares are made and taken back
+//!  bind    a share and its process              change  other amounts, and stopping
 //!  queue   who waits                            watch   when the last process of a share ends
 //!  truth   what the driver says, the audit      tell    the report
 //! ```
 
+mod bind;
+mod change;
 mod give;
 mod queue;
 mod serve;
@@ -85,11 +88,13 @@ struct State {
     queue: Vec<Ticket>,
     tickets: u64,
     given: u64,
-    /// How many ask, by user.
-    connections: BTreeMap<u32, usize>,
+    /// Connections, by user.
+    callers: BTreeMap<u32, usize>,
     /// Since when nobody needs it.
     idle: Option<Instant>,
     ending: bool,
+    /// Whether it ends because another keeper comes in its place.
+    handed_over: bool,
 }
 
 impl Keeper {
@@ -199,7 +204,7 @@ impl Keeper {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
-            let needed = !state.shares.is_empty() || !state.queue.is_empty() || !state.connections.is_empty();
+            let needed = !state.shares.is_empty() || !state.queue.is_empty() || !state.callers.is_empty();
             state.idle = if needed { None } else { state.idle.or_else(|| Some(Instant::now())) };
             let left = state.idle.map_or(LINGER, |since| LINGER.saturating_sub(since.elapsed()));
             if left.is_zero() {
@@ -212,7 +217,9 @@ impl Keeper {
         let runs = !state.shares.is_empty();
         drop(state);
         // Where shares go on, the one who waits for the lock goes on with them.
-        if !runs {
+        if runs {
+            self.call_successor();
+        } else {
             self.standby.dismiss();
             // Nobody answers there any more: another user's command must not wait for it.
             let _ = fs::remove_file(self.home.socket());

@@ -112,7 +112,7 @@ impl Machine {
             Ok(measured) => {
                 self.contexts = measured.into_iter().collect();
                 let written = serde_json::to_vec(&(&key, &self.contexts)).map_err(std::io::Error::from);
-                if let Err(error) = written.and_then(|bytes| store::replace(&file, &bytes, 0o644)) {
+                if let Err(error) = written.and_then(|bytes| store::replace(&file, &bytes)) {
                     self.warnings.push(format!("{}: cannot be written: {error}", file.display()));
                 }
             }
@@ -250,7 +250,7 @@ fn once(file: &Path, stamp: &str, work: impl FnOnce() -> Result<(), String>) -> 
         return Ok(());
     }
     work()?;
-    store::replace(file, stamp.as_bytes(), 0o644)
+    store::replace(file, stamp.as_bytes())
         .map_err(|error| format!("{}: cannot be written: {error}", file.display()))
 }
 

@@ -3,7 +3,7 @@
 //! There is no process in between: the command has the terminal, the signals and the exit code because it is the process that
 //! `partage run` was.
 
-use crate::client::{Client, ClientError, PAUSE, TRIES, Talk};
+use crate::client::{BETWEEN_TRIES, Client, ClientError, TRIES, Talk};
 use crate::home::Home;
 use crate::wire::{Answer, Bound, Granted, Places, Question, RunRequest, say};
 use partage_host::binding::{self, BindError, Binding, Plan};
@@ -123,7 +123,9 @@ fn bound(
         let mut talk = client.talk(FOR_EVER)?;
         match granted(&client, &mut talk, request, news) {
             // The keeper was killed. Nothing has begun, so another one can be asked.
-            Err(RunError::Client(ClientError::Io { .. })) if tries < TRIES => std::thread::sleep(PAUSE),
+            Err(RunError::Client(ClientError::Io { .. })) if tries < TRIES => {
+                std::thread::sleep(BETWEEN_TRIES);
+            }
             Err(error) => return Err(error),
             Ok(granted) => return bind(&client, talk, granted, news),
         }

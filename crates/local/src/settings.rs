@@ -1,5 +1,6 @@
 //! The settings file: what the machine offers, and who may take how much.
 
+use crate::home::Home;
 use crate::users::{self, Who};
 use crate::wire::Mode;
 use partage_core::model::{Bytes, Cores, Gpu, GpuUuid, Node, Policy};
@@ -304,11 +305,11 @@ pub enum SettingsError {
 }
 
 impl Settings {
-    /// The settings in a file; where no file is named, those of the machine or of the user, if there are any.
-    pub fn load(file: Option<&Path>) -> Result<(Settings, Option<PathBuf>), SettingsError> {
+    /// The settings in a file; where no file is named, those of the home, of the machine or of the user, if there are any.
+    pub fn load(file: Option<&Path>, home: &Home) -> Result<(Settings, Option<PathBuf>), SettingsError> {
         let path = match file {
             Some(file) => file.to_path_buf(),
-            None => match usual() {
+            None => match home.settings().or_else(usual) {
                 Some(path) => path,
                 None => return Ok((Settings::default(), None)),
             },

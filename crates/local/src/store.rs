@@ -67,21 +67,29 @@ impl Record {
     pub(crate) fn write(&self, home: &Home) -> io::Result<()> {
         let bytes = serde_json::to_vec_pretty(self)?;
         // A command line may hold what others should not read.
-        replace(&home.share(&self.name).join(RECORD), &bytes, 0o600)
+        let file = home.share(&self.name).join(RECORD);
+        let unfinished = file.with_extension("new");
+        // Not forced onto the disk: what outlives the machine's power has no process left.
+        write(&unfinished, &bytes, 0o600)?;
+        fs::rename(&unfinished, &file)
     }
 }
 
 /// Replaces a file as a whole, durably.
-pub(crate) fn replace(file: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+pub(crate) fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let unfinished = file.with_extension("new");
-    let mut new = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&unfinished)?;
-    new.write_all(bytes)?;
-    new.sync_all()?;
+    write(&unfinished, bytes, 0o644)?.sync_all()?;
     fs::rename(&unfinished, file)?;
     match file.parent() {
         Some(folder) => File::open(folder)?.sync_all(),
         None => Ok(()),
     }
+}
+
+fn write(file: &Path, bytes: &[u8], mode: u32) -> io::Result<File> {
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(file)?;
+    file.write_all(bytes)?;
+    Ok(file)
 }
 
 /// A folder of a share, read.

@@ -93,6 +93,7 @@ fn what_makes_no_sense_is_said() {
     let cases = [
         (RunRequest { whole: true, ..request(4, 0) }, "--whole"),
         (RunRequest { memory_percent: Some(10), ..request(4, 0) }, "leave one out"),
+        (RunRequest { memory: Some(Bytes(4)), ..RunRequest::default() }, "less than 1 MiB"),
         (RunRequest { gpus: Some(0), ..RunRequest::default() }, "0 GPUs"),
         (RunRequest { gpus: Some(17), ..RunRequest::default() }, "17 GPUs"),
         (RunRequest { memory_percent: Some(101), ..RunRequest::default() }, "1 to 100"),

@@ -3,20 +3,17 @@
 use super::{Keeper, State};
 use crate::decide::{self, Held, Refused};
 use crate::report::Stage;
-use crate::store::{self, Bond, Record};
+use crate::store::{self, Record};
 use crate::users::Who;
-use crate::wire::{Change, Granted, Places, Refusal, RunRequest};
+use crate::wire::{Granted, Places, Refusal, RunRequest};
 use partage_core::model::{GpuUuid, Node, PodAsk, Share};
-use partage_host::binding::Binding;
-use partage_host::cgroup::Cgroup;
-use partage_host::members::{self, Mark};
-use partage_host::process::{self, Identity};
+use partage_host::members::{self};
+use partage_host::process::Identity;
 use partage_region::arbiter::Member;
 use partage_region::{Owner, Policy, UsageReader};
 use std::collections::BTreeSet;
 use std::fs;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The longest name of a share.
 const LONGEST_NAME: usize = 63;
@@ -205,68 +202,6 @@ impl Keeper {
         Ok(Live { record, number: 0, stopping: false, region: Arc::new(Kept { owner, reader }), member })
     }
 
-    /// A process says that it has bound itself.
-    pub(super) fn bind(
-        self: &Arc<Self>,
-        name: &str,
-        main: Identity,
-        binding: Binding,
-    ) -> Result<Vec<String>, String> {
-        let mut notes = Vec::new();
-        let state = self.state();
-        let live =
-            state.shares.get(name).filter(|live| live.record.main == main).ok_or("the share is gone")?;
-        let (number, devices) = (live.number, self.machine.other_devices(&live.record.shares));
-        let mark = live.record.mark(&self.home, binding);
-        drop(state);
-        match binding {
-            Binding::LibraryPath => self.machine.install_for(&self.home, name)?,
-            Binding::MountNamespace | Binding::UserNamespace => {
-                if !mark.is_some_and(|mark| mark.is_on(main.pid)) {
-                    return Err("it says that it sees its region, and does not".into());
-                }
-            }
-        }
-        let cgroup = match Cgroup::make(&self.home.cgroup(name), main.pid) {
-            Ok(cgroup) => cgroup,
-            Err(error) => {
-                notes.push(format!("its processes are not held by a cgroup: {error}"));
-                None
-            }
-        };
-        let mut gate = false;
-        if let Some(cgroup) = &cgroup
-            && !devices.is_empty()
-        {
-            match cgroup.close_devices(&devices) {
-                Ok(()) => gate = true,
-                Err(error) => notes.push(format!("other GPUs' device files stay open: {error}")),
-            }
-        }
-        let bond = Bond { binding, gate };
-        self.note_bond(name, number, bond, cgroup.clone()).inspect_err(|_| {
-            if let Some(cgroup) = &cgroup {
-                // Its process is about to end, and then it is empty: the name is free again.
-                let _ = cgroup.remove();
-            }
-        })?;
-        self.call_successor();
-        Ok(notes)
-    }
-
-    /// Writes down how a share is bound, and has its cgroup take the process: from here on a keeper that follows knows it.
-    fn note_bond(&self, name: &str, number: u64, bond: Bond, cgroup: Option<Cgroup>) -> Result<(), String> {
-        let mut state = self.state();
-        let live =
-            state.shares.get_mut(name).filter(|live| live.number == number).ok_or("the share is gone")?;
-        live.record.bound = Some(bond);
-        live.record.cgroup = cgroup;
-        if let Some(cgroup) = &live.record.cgroup {
-            cgroup.take(live.record.main.pid).map_err(|error| error.to_string())?;
-        }
-        live.record.write(&self.home).map_err(|error| format!("{}: {error}", self.home.share(name).display()))
-    }
-
     /// Gives a share back.
     pub(super) fn release(self: &Arc<Self>, name: &str, number: u64) {
         let mut state = self.state();
@@ -277,17 +212,18 @@ impl Keeper {
     }
 
     /// Gives back what has ended and was not noticed yet: who runs one command after another must not find the first in the
-    /// way of the second.
-    pub(super) fn sweep(&self, state: &mut State) {
+    /// way of the second. Whether there was something.
+    pub(super) fn sweep(&self, state: &mut State) -> bool {
         let ended = state.shares.values().filter(|live| !live.record.main.lives());
         let gone = ended.filter(|live| {
             let marks = live.record.marks(&self.home);
-            marks.is_empty() || members::members(&marks).is_ok_and(|members| members.is_empty())
+            marks.is_empty() || members::are_any(&marks).is_ok_and(|any| !any)
         });
         let gone: Vec<String> = gone.map(|live| live.record.name.clone()).collect();
-        for name in gone {
-            self.drop_share(state, &name);
+        for name in &gone {
+            self.drop_share(state, name);
         }
+        !gone.is_empty()
     }
 
     fn drop_share(&self, state: &mut State, name: &str) {
@@ -299,10 +235,10 @@ impl Keeper {
 
     /// Removes what a share leaves.
     pub(super) fn forget(&self, record: &Record) {
-        if let Some(cgroup) = &record.cgroup
-            && let Err(error) = cgroup.remove()
-        {
-            self.log(&format!("warning: {}: its cgroup stays: {error}", record.name));
+        match &record.cgroup {
+            // One that never started may not have heard of it yet.
+            Some(cgroup) if cgroup.remove().is_err() => self.remove_soon(cgroup.clone()),
+            _ => {}
         }
         self.removed(&record.name);
     }
@@ -344,120 +280,4 @@ impl Keeper {
         }
         self.changed.notify_all();
     }
-
-    /// Other amounts for a share that runs.
-    pub(super) fn resize(self: &Arc<Self>, who: &Who, name: &str, change: &Change) -> Result<(), Refused> {
-        let node = self.node();
-        let mut state = self.state();
-        self.find(&state, who, name)?;
-        let shares = decide::resize(&node, &state.held(), &self.settings, name, change)?;
-        let Some(live) = state.shares.get_mut(name) else { return Err(unknown(&state, name)) };
-        let before = std::mem::replace(&mut live.record.shares, shares);
-        let undone = self.fits_what_is_used(live, &before).and_then(|()| {
-            live.record.write(&self.home).map_err(|error| {
-                Refused::new(Refusal::Broken, format!("{}: {error}", self.home.share(name).display()))
-            })
-        });
-        if undone.is_err() {
-            live.record.shares = before;
-        }
-        self.after_change(&mut state);
-        if undone.is_ok()
-            && let Some(live) = state.shares.get(name)
-        {
-            self.log(&format!("{name} is now {}", decide::words(&self.machine.node, &live.record.shares)));
-        }
-        undone
-    }
-
-    /// Sets the new limits, and takes them back where more is in use: asked the other way round, a process could take memory
-    /// between the question and the answer.
-    fn fits_what_is_used(&self, live: &Live, before: &[Share]) -> Result<(), Refused> {
-        let broken = |error: String| Refused::new(Refusal::Broken, error);
-        let write = |shares: &[Share]| -> Result<(), Refused> {
-            for (at, share) in shares.iter().enumerate() {
-                let gated = live.region.owner.share(at).is_some_and(|is| is.gated);
-                let share = self.machine.region_share(share, gated).map_err(broken)?;
-                live.region.owner.set(at, &share).map_err(|error| broken(error.to_string()))?;
-            }
-            Ok(())
-        };
-        write(&live.record.shares)?;
-        let usage = live.region.reader.snapshot().map_err(|error| broken(error.to_string()))?;
-        for (share, used) in live.record.shares.iter().zip(usage.gpus) {
-            let Some(limit) = share.memory_bytes.filter(|limit| used.used > limit.0) else { continue };
-            write(before)?;
-            let used = partage_core::model::Bytes(used.used);
-            let mut refused = Refused::new(
-                Refusal::Full,
-                format!("{} uses {used} right now, which is more than {limit}", live.record.name),
-            );
-            let mebibytes = used.0.div_ceil(1 << 20);
-            refused
-                .hints
-                .push(format!("free memory in the program first, or use --memory {mebibytes}Mi or more"));
-            return Err(refused);
-        }
-        Ok(())
-    }
-
-    /// Ends all processes of a share.
-    pub(super) fn stop(
-        self: &Arc<Self>,
-        who: &Who,
-        name: &str,
-        grace: Duration,
-    ) -> Result<members::Ended, Refused> {
-        let mut state = self.state();
-        self.find(&state, who, name)?;
-        let Some(live) = state.shares.get_mut(name) else { return Err(unknown(&state, name)) };
-        live.stopping = true;
-        let (number, record) = (live.number, live.record.clone());
-        drop(state);
-        let marks = record.marks(&self.home);
-        // A variable can be set by anybody: only the owner's own are meant. What a cgroup or a namespace holds is the share's.
-        let by_variable = marks.iter().all(|mark| matches!(mark, Mark::Variable { .. }));
-        let may = |process: &Identity| {
-            !by_variable || process::owner(process.pid).is_ok_and(|uid| uid == record.who.uid)
-        };
-        let ended = if marks.is_empty() {
-            // It has not started: its process is ours to end all the same.
-            record.main.signal(rustix::process::Signal::KILL).map(|()| members::Ended { ended: 0, killed: 1 })
-        } else {
-            members::end(&marks, &may, grace)
-        };
-        match ended {
-            Ok(ended) => {
-                self.release(name, number);
-                Ok(ended)
-            }
-            Err(error) => {
-                if let Some(live) = self.state().shares.get_mut(name).filter(|live| live.number == number) {
-                    live.stopping = false;
-                }
-                Err(Refused::new(Refusal::Broken, format!("{name} cannot be stopped: {error}")))
-            }
-        }
-    }
-
-    /// A share that somebody may change.
-    fn find(&self, state: &State, who: &Who, name: &str) -> Result<(), Refused> {
-        let Some(live) = state.shares.get(name) else { return Err(unknown(state, name)) };
-        if live.record.who.uid != who.uid && !who.is_keeper() {
-            let owner = crate::users::name(live.record.who.uid);
-            let message =
-                format!("{name} belongs to user {owner}: only they and the administrator may change it");
-            return Err(Refused::new(Refusal::NotYours, message));
-        }
-        Ok(())
-    }
-}
-
-fn unknown(state: &State, name: &str) -> Refused {
-    let names: Vec<&str> = state.shares.keys().map(String::as_str).collect();
-    let there = match names.as_slice() {
-        [] => "there is none at all".to_string(),
-        names => format!("there are {}", names.join(", ")),
-    };
-    Refused::new(Refusal::Unknown, format!("no share is called {name}: {there}"))
 }

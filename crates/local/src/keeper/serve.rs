@@ -5,18 +5,19 @@ use super::{Keeper, State};
 use crate::decide::{self, Refused};
 use crate::users::Who;
 use crate::wire::{Answer, Bound, Granted, Question, Refusal, RunRequest, hear, say};
+use partage_core::model::PodAsk;
 use partage_host::process::{self, Identity};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::UCred;
-use std::io::{self, BufReader};
+use std::io::{self, BufReader, Read};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How many of one user may ask at a time, those that wait included...
-const MOST: usize = 128;
-/// ...and how many users: each has a thread and some files.
-const MOST_USERS: usize = 64;
+/// How many may ask at a time, those that wait included.
+const MOST: usize = 512;
+/// How many of them one user may be: nobody can keep the others from asking.
+const MOST_OF_ONE: usize = 128;
 /// How long one may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long one that was granted a share may take to bind itself: libraries may have to be read from a slow disk.
@@ -30,32 +31,30 @@ const LONGEST_GRACE: Duration = Duration::from_secs(3600);
 struct Caller {
     who: Who,
     main: Identity,
-    reader: BufReader<UnixStream>,
+    reader: BufReader<Patient>,
     writer: UnixStream,
 }
 
-impl State {
-    /// Whether one more of a user is heard.
-    fn comes(&mut self, uid: u32) -> bool {
-        let known = self.connections.contains_key(&uid);
-        if self.ending || (!known && self.connections.len() >= MOST_USERS) {
-            return false;
-        }
-        let connections = self.connections.entry(uid).or_default();
-        if *connections >= MOST {
-            return false;
-        }
-        *connections += 1;
-        true
-    }
+/// A stream that is read until a time, however slowly the words come.
+struct Patient {
+    stream: UnixStream,
+    until: Instant,
+}
 
-    fn goes(&mut self, uid: u32) {
-        if let Some(connections) = self.connections.get_mut(&uid) {
-            *connections -= 1;
-            if *connections == 0 {
-                self.connections.remove(&uid);
-            }
+impl Patient {
+    fn new(stream: UnixStream, patience: Duration) -> Patient {
+        Patient { stream, until: Instant::now() + patience }
+    }
+}
+
+impl Read for Patient {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
         }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(bytes)
     }
 }
 
@@ -71,31 +70,67 @@ impl Keeper {
                     continue;
                 }
             };
+            if self.state().ending {
+                // Another one is asked next.
+                continue;
+            }
             let Ok(peer) = rustix::net::sockopt::socket_peercred(&stream) else { continue };
             let uid = peer.uid.as_raw();
-            if !self.state().comes(uid) {
+            if let Some(refused) = self.one_more(uid) {
+                // Who is not there any more need not hear it.
+                let _ = stream.set_nonblocking(true).and_then(|()| say(&mut &stream, &refusal(refused)));
                 continue;
             }
             let keeper = Arc::clone(self);
             let heard = move || {
                 // Who goes away while being answered has its answer.
-                let _ = keeper.answer(stream, peer);
-                keeper.state().goes(uid);
+                let _ = keeper.answer(stream, &peer);
+                keeper.one_less(uid);
                 keeper.changed.notify_all();
             };
             if std::thread::Builder::new().spawn(heard).is_err() {
-                self.state().goes(uid);
+                self.one_less(uid);
             }
         }
     }
 
-    fn answer(self: &Arc<Self>, stream: UnixStream, peer: UCred) -> io::Result<()> {
+    /// Counts a connection of a user; why not, where there are too many.
+    fn one_more(&self, uid: u32) -> Option<Refused> {
+        let mut state = self.state();
+        let (all, own) =
+            (state.callers.values().sum::<usize>(), state.callers.get(&uid).copied().unwrap_or(0));
+        // The administrator is always heard: somebody must be able to end what is too much.
+        let keeper = uid == 0 || uid == rustix::process::geteuid().as_raw();
+        let message = match (all >= MOST, own >= MOST_OF_ONE) {
+            _ if keeper && own < MOST => None,
+            (_, true) => Some(format!(
+                "{own} commands of yours talk to the keeper already, those that wait included: end some first"
+            )),
+            (true, _) => Some(format!("{all} commands talk to the keeper already: try again soon")),
+            _ => None,
+        };
+        if message.is_none() {
+            *state.callers.entry(uid).or_default() += 1;
+        }
+        message.map(|message| Refused::new(Refusal::Full, message))
+    }
+
+    fn one_less(&self, uid: u32) {
+        let mut state = self.state();
+        if let Some(own) = state.callers.get_mut(&uid) {
+            *own -= 1;
+            if *own == 0 {
+                state.callers.remove(&uid);
+            }
+        }
+    }
+
+    fn answer(self: &Arc<Self>, stream: UnixStream, peer: &UCred) -> io::Result<()> {
         let pid = u32::try_from(peer.pid.as_raw_nonzero().get()).unwrap_or(0);
         let who = Who::of(peer.uid.as_raw(), peer.gid.as_raw(), pid);
-        stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         let mut writer = stream.try_clone()?;
-        let mut reader = BufReader::new(stream);
+        let mut reader = BufReader::new(Patient::new(stream, PATIENCE));
         let question = match hear::<Question>(&mut reader) {
             Ok(Some(question)) => question,
             Ok(None) => return Ok(()),
@@ -147,6 +182,7 @@ impl Keeper {
             );
             return refusal(Refused::new(Refusal::Full, message));
         }
+        self.state().handed_over = true;
         self.standby.dismiss();
         self.end();
         Answer::HandedOver
@@ -174,10 +210,11 @@ impl Keeper {
         let name = granted.name.clone();
         self.watch_share(&name);
         say(&mut caller.writer, &Answer::Granted(Box::new(granted)))?;
-        caller.reader.get_ref().set_read_timeout(Some(BINDING))?;
+        let confined = self.confine(&name, caller.main);
+        caller.reader.get_mut().until = Instant::now() + BINDING;
         let Some(bound) = hear::<Bound>(&mut caller.reader)? else { return Ok(false) };
-        match self.bind(&name, caller.main, bound.binding) {
-            Ok(notes) => say(&mut caller.writer, &Answer::Go { notes }).map(|()| true),
+        match self.bind(&name, caller.main, bound.binding, &confined) {
+            Ok(()) => say(&mut caller.writer, &Answer::Go { notes: confined.notes }).map(|()| true),
             Err(why) => {
                 let message = format!("the share cannot be bound to its process: {why}");
                 say(&mut caller.writer, &refusal(Refused::new(Refusal::Broken, message))).map(|()| false)
@@ -197,16 +234,12 @@ impl Keeper {
         };
         let mut state = self.state();
         self.sweep(&mut state);
-        let name = match state.name(request) {
-            Ok(name) => name,
-            Err(refused) => return Ok(Err(refused)),
-        };
-        let why = match self.give(&mut state, &name, &caller.who, caller.main, &ask, &request.command) {
+        let (name, why) = match self.try_once(&mut state, caller, request, &ask) {
             Ok(granted) => return Ok(Ok(granted)),
-            Err(refused) if request.wait && matches!(refused.kind, Refusal::Full | Refusal::Policy) => {
-                refused
+            Err((Some(name), why)) if request.wait && matches!(why.kind, Refusal::Full | Refusal::Policy) => {
+                (name, why)
             }
-            Err(refused) => return Ok(Err(refused)),
+            Err((_, why)) => return Ok(Err(why)),
         };
         // What would not fit an empty machine is not worth waiting for.
         if let Err(never) = decide::place(&self.machine.node, &[], &self.settings, &caller.who, &ask) {
@@ -235,6 +268,19 @@ impl Keeper {
             self.give_back(&granted.name);
         }
         waited.map(Ok)
+    }
+
+    /// A share right now, or the name it would have and why not.
+    fn try_once(
+        self: &Arc<Self>,
+        state: &mut State,
+        caller: &Caller,
+        request: &RunRequest,
+        ask: &PodAsk,
+    ) -> Result<Granted, (Option<String>, Refused)> {
+        let name = state.name(request).map_err(|why| (None, why))?;
+        let given = self.give(state, &name, &caller.who, caller.main, ask, &request.command);
+        given.map_err(|why| (Some(name), why))
     }
 
     fn wait_for(self: &Arc<Self>, number: u64, caller: &mut Caller) -> io::Result<Granted> {

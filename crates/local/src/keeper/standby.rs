@@ -35,9 +35,13 @@ impl Successor {
 }
 
 impl Keeper {
-    /// Sees to it that somebody waits. Called when there is something to go on with.
+    /// Sees to it that somebody waits, also if the one who did was killed. Called when there is something to go on with.
     pub(super) fn call_successor(&self) {
         let mut child = self.standby.child();
+        // Another keeper is about to come, and needs the lock. Looked at while nobody can be sent away.
+        if self.state().handed_over {
+            return;
+        }
         if child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None))) {
             return;
         }

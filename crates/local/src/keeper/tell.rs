@@ -23,7 +23,10 @@ struct Seen {
 impl Keeper {
     /// How everything is now.
     pub fn report(self: &Arc<Self>) -> Report {
-        let state = self.state();
+        let mut state = self.state();
+        if self.sweep(&mut state) {
+            self.after_change(&mut state);
+        }
         let mut shares: Vec<Seen> = state
             .shares
             .values()

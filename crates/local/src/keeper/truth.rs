@@ -38,10 +38,14 @@ impl Keeper {
             std::thread::sleep(BEAT);
             let state = self.state();
             let needed = self.options.foreground || !state.shares.is_empty() || !state.queue.is_empty();
-            let ending = state.ending;
+            let (ending, kept) = (state.ending, !state.shares.is_empty());
             drop(state);
             if ending {
                 return;
+            }
+            if kept {
+                // Shares that were taken up have nobody yet, and the one who waited may have been killed.
+                self.call_successor();
             }
             if needed && self.look() {
                 // A GPU fell ill or got well.

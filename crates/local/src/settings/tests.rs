@@ -95,10 +95,18 @@ fn mistakes_are_named() {
 #[test]
 fn a_file_that_is_named_must_be_there() {
     let folder = tempfile::tempdir().unwrap();
-    let missing = Settings::load(Some(&folder.path().join("x.yaml"))).unwrap_err().to_string();
+    let home = Home::at(folder.path()).unwrap();
+    assert_eq!(
+        Settings::load(None, &home).unwrap(),
+        (Settings::default(), None),
+        "a home has its own or none"
+    );
+    std::fs::write(folder.path().join("partage.yaml"), "policy: binpack").unwrap();
+    assert_eq!(Settings::load(None, &home).unwrap().0.policy, Policy::Binpack);
+    let missing = Settings::load(Some(&folder.path().join("x.yaml")), &home).unwrap_err().to_string();
     assert!(missing.contains("x.yaml: cannot be read"), "{missing}");
     let large = folder.path().join("large.yaml");
     std::fs::write(&large, "#".repeat((1 << 20) + 1)).unwrap();
-    let large = Settings::load(Some(&large)).unwrap_err().to_string();
+    let large = Settings::load(Some(&large), &home).unwrap_err().to_string();
     assert!(large.contains("larger than 1 MiB"), "{large}");
 }

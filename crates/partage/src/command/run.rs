@@ -18,7 +18,7 @@ use std::io::{self, IsTerminal, Write};
 /// given back when the last of them has ended. The command has the terminal, the signals and the exit code as if it
 /// were run by itself.
 #[derive(Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, override_usage = "partage run [OPTIONS] -- COMMAND...")]
 pub(crate) struct Run {
     /// How many GPUs [default: 1]
     #[arg(long, value_name = "N")]

@@ -35,7 +35,7 @@ use workloads::Workloads;
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Up {
-    /// The settings [default: /etc/partage/partage.yaml for root, else ~/.config/partage/partage.yaml]
+    /// The settings [default: partage.yaml in --home; else /etc/partage/partage.yaml for root, ~/.config/partage/partage.yaml]
     #[arg(long, value_name = "FILE")]
     settings: Option<PathBuf>,
 
@@ -96,14 +96,16 @@ impl Up {
     }
 
     fn prepared(&self) -> Result<Prepared, String> {
-        let (settings, file) = Settings::load(self.settings.as_deref()).map_err(|error| error.to_string())?;
+        let home = self.home.home()?;
+        let loaded = Settings::load(self.settings.as_deref(), &home);
+        let (settings, file) = loaded.map_err(|error| error.to_string())?;
         let file = file.map(|file| std::path::absolute(&file).unwrap_or(file));
         let metrics = match &self.metrics {
             Some(text) => settings::metrics_address(text)?,
             None => settings.metrics,
         };
         let workloads = self.start.as_deref().map(Workloads::load).transpose()?;
-        Ok(Prepared { home: self.home.home()?, settings, file, metrics, workloads })
+        Ok(Prepared { home, settings, file, metrics, workloads })
     }
 
     fn keep(&self, prepared: Prepared, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {

@@ -8,7 +8,8 @@ use std::collections::HashMap;
 pub(super) struct Rate {
     /// GPU time it got.
     pub(super) got: f64,
-    /// Time in which it was kept waiting.
+    /// Time in which it was kept waiting and did not have the GPU: a launch that waits behind the share's own work loses
+    /// nothing.
     pub(super) throttled: f64,
 }
 
@@ -62,10 +63,9 @@ fn rate(earlier: Option<&ShareReport>, part: &PartReport, nanos: u64) -> Rate {
     let then = earlier.and_then(|share| share.parts.iter().find(|then| then.uuid == part.uuid));
     let since =
         |now: u64, then: Option<u64>| percent(now.checked_sub(then.unwrap_or(0)).unwrap_or(now), nanos);
-    Rate {
-        got: since(part.spent_nanos, then.map(|then| then.spent_nanos)),
-        throttled: since(part.throttled_nanos, then.map(|then| then.throttled_nanos)),
-    }
+    let got = since(part.spent_nanos, then.map(|then| then.spent_nanos));
+    let waited = since(part.throttled_nanos, then.map(|then| then.throttled_nanos));
+    Rate { got, throttled: waited.min((100.0 - got).max(0.0)) }
 }
 
 /// In tenths. Several processes may be kept waiting at the same time; more than all of it is not shown.

@@ -15,6 +15,8 @@ struct Seen {
     /// When it was first and last seen, on the machine's clock.
     first: u64,
     last: u64,
+    /// What it had used of each GPU when it was first seen.
+    before: Vec<u64>,
     share: ShareReport,
 }
 
@@ -24,6 +26,7 @@ impl Summary {
             let seen = self.shares.entry(share.name.clone()).or_insert_with(|| Seen {
                 first: report.at,
                 last: report.at,
+                before: share.parts.iter().map(|part| part.spent_nanos).collect(),
                 share: share.clone(),
             });
             seen.last = report.at;
@@ -37,7 +40,13 @@ impl Summary {
             vec![["share", "asked", "got", "memory at most", "refused", "waited"].map(String::from)];
         for workload in started.workloads() {
             match self.shares.get(&workload.name) {
-                Some(seen) => rows.extend(seen.share.parts.iter().map(|part| row(workload, seen, part))),
+                Some(seen) => rows.extend(
+                    seen.share
+                        .parts
+                        .iter()
+                        .zip(&seen.before)
+                        .map(|(part, &before)| row(workload, seen, part, before)),
+                ),
                 None => rows.push([
                     workload.name.clone(),
                     asked(workload),
@@ -69,9 +78,9 @@ fn asked(workload: &Workload) -> String {
     }
 }
 
-fn row(workload: &Workload, seen: &Seen, part: &PartReport) -> [String; 6] {
+fn row(workload: &Workload, seen: &Seen, part: &PartReport, before: u64) -> [String; 6] {
     let time = seen.last.saturating_sub(seen.first).max(1);
-    let tenths = u128::from(part.spent_nanos) * 1000 / u128::from(time);
+    let tenths = u128::from(part.spent_nanos.saturating_sub(before)) * 1000 / u128::from(time);
     let refused = match part.refusals {
         0 => "nothing".to_string(),
         1 => "1 allocation, by its own limit".to_string(),

@@ -1,0 +1,150 @@
+//! Keepers, those who stand by, and commands are killed at random. Limits hold, and nothing is left.
+
+use crate::support::{GIB, Home, Running, eventually, lives, sample, signal};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Numbers that come again with the same seed.
+struct Dice(u64);
+
+impl Dice {
+    /// One of so many.
+    fn throw(&mut self, of: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 >> 33).unwrap() % of
+    }
+}
+
+fn variable(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap())
+}
+
+/// What each share may have, and what runs in it.
+const SHARES: [(&str, u64, &[&str]); 4] = [
+    ("killed-trainer", 6, &["trainer", "--memory", "2Gi"]),
+    ("killed-greedy", 2, &["greedy"]),
+    ("killed-notebook", 4, &["notebook", "--memory", "1Gi"]),
+    ("killed-glutton", 3, &["greedy"]),
+];
+
+struct Machine {
+    home: Home,
+    running: BTreeMap<&'static str, Running>,
+}
+
+impl Machine {
+    /// Starts what does not run. A keeper that is killed while a command starts makes it fail, in words.
+    fn fill(&mut self) {
+        for (name, memory, work) in SHARES {
+            if self.running.contains_key(name) {
+                continue;
+            }
+            let memory = format!("{memory}Gi");
+            let arguments = [
+                &["run", "--wait", "--name", name, "--memory", &memory, "--cores", "20", "--", sample()],
+                work,
+            ]
+            .concat();
+            self.running.insert(name, Running::start(self.home.partage(&arguments)));
+        }
+    }
+
+    /// Takes out what has ended.
+    fn reap(&mut self) {
+        self.running.retain(|_, running| running.goes_on());
+    }
+
+    /// Every share has processes, every process has a share, and nobody holds more than its own.
+    fn check(&mut self, what: &str) {
+        eventually(&format!("shares and processes agree after {what}"), || {
+            self.reap();
+            let shares = self.home.shares();
+            self.within_limits(&shares, what);
+            let with_processes = |share: &Value| share["members"].as_u64().unwrap() > 0;
+            let starting = shares.iter().any(|share| share["stage"] == "starting");
+            let mut kept: Vec<u64> = shares.iter().map(|share| share["pid"].as_u64().unwrap()).collect();
+            let mut live: Vec<u64> = self.running.values().map(|running| running.pid().into()).collect();
+            kept.sort_unstable();
+            live.sort_unstable();
+            (!starting && shares.iter().all(with_processes) && kept == live).then_some(())
+        });
+    }
+
+    fn within_limits(&self, shares: &[Value], what: &str) {
+        for share in shares {
+            let name = share["name"].as_str().unwrap();
+            let (_, memory, _) = SHARES.iter().find(|one| one.0 == name).unwrap();
+            let part = &share["parts"][0];
+            assert_eq!(part["memoryBytes"], memory * GIB, "after {what}: {share}");
+            for figure in ["usedBytes", "peakBytes"] {
+                assert!(part[figure].as_u64().unwrap() <= memory * GIB, "after {what}: {share}");
+            }
+        }
+    }
+}
+
+#[test]
+fn whoever_is_killed_limits_hold_and_nothing_is_left() {
+    let rounds = variable("PARTAGE_KILL_ROUNDS").unwrap_or(12);
+    let seed = variable("PARTAGE_KILL_SEED").unwrap_or_else(|| {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        u64::try_from(since.as_nanos() & u128::from(u64::MAX)).unwrap() | 1
+    });
+    println!("PARTAGE_KILL_SEED={seed} repeats this");
+    let mut dice = Dice(seed);
+    let home = Home::new();
+    let mut up = Some(home.up("driver: simulated\n", &["--metrics", "off"]));
+    let mut machine = Machine { home, running: BTreeMap::new() };
+    for round in 0..rounds {
+        machine.fill();
+        // Some are killed while they start.
+        let settled = dice.throw(3) > 0;
+        if settled {
+            eventually("all run", || {
+                machine.reap();
+                machine.fill();
+                let runs = |share: &&Value| share["stage"] == "running";
+                (machine.home.shares().iter().filter(runs).count() == SHARES.len()).then_some(())
+            });
+        } else {
+            std::thread::sleep(std::time::Duration::from_millis(u64::try_from(dice.throw(60)).unwrap()));
+        }
+        let victims: [(&str, Option<u32>); 4] = [
+            ("the keeper", machine.home.keeper()),
+            ("who stands by", machine.home.standby()),
+            ("a command", machine.running.values().nth(dice.throw(SHARES.len())).map(Running::pid)),
+            ("up", up.as_ref().map(Running::pid)),
+        ];
+        let (who, pid) = victims[dice.throw(victims.len())];
+        let what =
+            format!("round {round}: {who}, {pid:?}, {}", if settled { "all run" } else { "some start" });
+        if let Some(pid) = pid {
+            signal(pid, libc::SIGKILL);
+            eventually("it is dead", || (!lives(pid)).then_some(()));
+        }
+        if up.as_mut().is_some_and(|up| !up.goes_on()) {
+            up = None;
+        }
+        machine.check(&what);
+        if up.is_none() && dice.throw(3) == 0 {
+            up = Some(machine.home.up("driver: simulated\n", &["--metrics", "off"]));
+            machine.check(&format!("{what}, up again"));
+        }
+    }
+    let Machine { home, mut running } = machine;
+    let stopped = home.json(&["stop", "--all", "--grace", "5s", "-o", "json"]);
+    assert_eq!(stopped["failed"], serde_json::json!([]), "seed {seed}");
+    for (name, running) in &mut running {
+        let _ = running.ended();
+        assert!(home.find(name).is_none());
+    }
+    if let Some(up) = &mut up {
+        up.signal(libc::SIGTERM);
+        assert!(up.ended().success());
+    }
+    home.nothing_left();
+    // A keeper in the background stays for a while, and no longer.
+    eventually("no keeper is left", || home.processes().is_empty().then_some(()));
+}
