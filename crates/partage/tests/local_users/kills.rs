@@ -156,8 +156,9 @@ fn whoever_is_killed_limits_hold_and_nothing_is_left() {
             signal(pid, libc::SIGKILL);
             eventually("it is dead", || (!lives(pid)).then_some(()));
         }
-        if up.as_mut().is_some_and(|up| !up.goes_on()) {
-            up = None;
+        // Its first thread is dead before all of it is.
+        if let Some(mut dead) = up.take_if(|up| pids.contains(&Some(up.pid()))) {
+            dead.ended();
         }
         machine.check(&what);
         if up.is_none() && dice.throw(3) == 0 {
