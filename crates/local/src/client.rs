@@ -186,7 +186,7 @@ impl Client {
             )));
         }
         self.home.make().map_err(|error| cannot(error.to_string()))?;
-        let child = background(&self.home, None).stdout(Stdio::piped()).spawn();
+        let child = background(&self.home).stdout(Stdio::piped()).spawn();
         let mut child = child.map_err(|error| cannot(error.to_string()))?;
         let Some(out) = child.stdout.take() else { return Err(cannot("it says nothing".into())) };
         let mut line = String::new();

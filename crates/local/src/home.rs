@@ -158,6 +158,11 @@ impl Home {
         self.named.then(|| self.run.join("partage.yaml"))
     }
 
+    /// The settings of the keeper that is there, or was killed: whoever follows goes by them.
+    pub(crate) fn settings_in_force(&self) -> PathBuf {
+        self.run.join("settings.in-force.yaml")
+    }
+
     pub(crate) fn is_named(&self) -> bool {
         self.named
     }
@@ -207,9 +212,15 @@ impl Home {
     }
 
     /// What the cgroup of a share is called. There may be several homes, and shares of one name in them.
-    pub(crate) fn cgroup(&self, name: &str) -> String {
+    pub(crate) fn cgroup(&self, name: &str, id: &str) -> String {
+        let id = id.get(..8).unwrap_or(id);
+        format!("{}{name}.{id}", self.cgroup_prefix())
+    }
+
+    /// How the cgroups of its shares begin.
+    pub(crate) fn cgroup_prefix(&self) -> String {
         let (device, number) = fs::metadata(&self.run).map_or((0, 0), |about| (about.dev(), about.ino()));
-        format!("partage-{device:x}.{number:x}-{name}")
+        format!("partage-{device:x}.{number:x}-")
     }
 
     pub(crate) fn region_at(&self) -> PathBuf {

@@ -18,6 +18,9 @@ use std::time::Duration;
 /// The variable that tells a command which share it is in.
 pub const SHARE_VARIABLE: &str = "PARTAGE_SHARE";
 
+/// The variable by which processes are known that nothing else holds. Nobody else knows its value.
+pub(crate) const ID_VARIABLE: &str = "PARTAGE_SHARE_ID";
+
 /// How long a keeper may be silent: one that waits hears of nothing for days.
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 
@@ -192,7 +195,7 @@ fn plan(places: &Places) -> Plan {
 
 /// What the command finds in its environment. Nothing of it keeps the limits, but for the library path.
 fn environment(command: &mut Command, granted: &Granted, binding: Binding) {
-    command.env(SHARE_VARIABLE, &granted.name);
+    command.env(SHARE_VARIABLE, &granted.name).env(ID_VARIABLE, &granted.id);
     // Whoever had chosen GPUs by their numbers chose among those of the machine.
     command.env("CUDA_VISIBLE_DEVICES", granted.gpus.join(","));
     let places = &granted.places;

@@ -146,18 +146,19 @@ impl Up {
         }
         let mut summary = Summary::default();
         let mut started = workloads.map(|workloads| workloads.start(&home, &news));
-        self.watch(&keeper, &news, &mut summary, out)?;
+        let watched = self.watch(&keeper, &news, &mut summary, out);
         if let Some(started) = &mut started {
             // What these shares did is known as long as they are there.
             summary.see(&keeper.report());
             started.end(&Client::new(home), GRACE);
-            for text in summary.lines(started) {
-                line(out, format_args!("{text}"))?;
-            }
         }
         let left = keeper.shares();
         keeper.end();
         keeper.wait();
+        watched?;
+        for text in started.iter().flat_map(|started| summary.lines(started)) {
+            line(out, format_args!("{text}"))?;
+        }
         if left > 0 {
             let shares = if left == 1 { "1 share goes on".into() } else { format!("{left} shares go on") };
             line(
