@@ -24,7 +24,7 @@ TRACE := traces/openb
 RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 PARTAGE := $(RELEASE)/partage
 
-.PHONY: help run simulate test lint bench fuzz soak binaries shim cluster cluster-down image toolchain
+.PHONY: help run simulate picture test lint bench fuzz soak binaries shim cluster cluster-down image toolchain
 
 help: ## list these words
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/make \1\t\2/' | expand -t 20
@@ -63,6 +63,7 @@ bench: binaries ## the figures of docs/benchmarks.md
 	cargo bench --package partage-sim
 	cargo bench --package partage-region
 	cargo bench --package partage-shim
+	cargo bench --package partage
 	cargo bench --profile dev --package partage-testkit --bench bed  # what is measured is not ours to optimise
 
 fuzz: toolchain cargo-fuzz ## every parser of tenant input, FUZZ_SECONDS (60) each
@@ -74,6 +75,10 @@ fuzz: toolchain cargo-fuzz ## every parser of tenant input, FUZZ_SECONDS (60) ea
 	    -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \
 	    $$length || exit 1; \
 	done
+
+picture: toolchain ## the README's picture, docs/images/up.svg, from a real run
+	cargo build --release --package partage --package partage-samples --package partage-sim --package partage-shim
+	cargo test --release --package partage --test picture -- --ignored
 
 soak: binaries ## the long runs: many property cases, 5,000 fake nodes, hundreds of kills, fuzzing for minutes
 	PROPTEST_CASES=50000 cargo test --release --package partage-core
