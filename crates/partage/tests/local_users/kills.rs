@@ -143,17 +143,23 @@ fn whoever_is_killed_limits_hold_and_nothing_is_left() {
         } else {
             std::thread::sleep(std::time::Duration::from_millis(u64::try_from(dice.throw(60)).unwrap()));
         }
-        let victims: [(&str, Option<u32>); 4] = [
-            ("the keeper", machine.home.keeper()),
-            ("who stands by", machine.home.standby()),
-            ("a command", machine.running.values().nth(dice.throw(SHARES.len())).map(Running::pid)),
-            ("up", up.as_ref().map(Running::pid)),
+        let keeper = machine.home.keeper();
+        let standby = machine.home.standby();
+        let command = machine.running.values().nth(dice.throw(SHARES.len())).map(Running::pid);
+        let victims = [
+            ("the keeper", [keeper, None]),
+            ("who stands by", [standby, None]),
+            ("a command", [command, None]),
+            ("the keeper and a command", [keeper, command]),
+            ("the keeper and who stands by", [keeper, standby]),
         ];
-        let (who, pid) = victims[dice.throw(victims.len())];
-        let what =
-            format!("round {round}: {who}, {pid:?}, {}", if settled { "all run" } else { "some start" });
-        if let Some(pid) = pid {
+        let (who, pids) = victims[dice.throw(victims.len())];
+        let when = if settled { "all run" } else { "some start" };
+        let what = format!("seed {seed}, round {round}: {who}, {pids:?}, {when}");
+        for pid in pids.into_iter().flatten() {
             signal(pid, libc::SIGKILL);
+        }
+        for pid in pids.into_iter().flatten() {
             eventually("it is dead", || (!lives(pid)).then_some(()));
         }
         // Its first thread is dead before all of it is.
