@@ -9,6 +9,7 @@
 
 mod bind;
 mod change;
+mod claims;
 mod give;
 mod queue;
 mod serve;
@@ -77,6 +78,9 @@ pub struct Keeper {
     state: Mutex<State>,
     changed: Condvar,
     truth: Mutex<Truth>,
+    claims: claims::Claims,
+    /// What is wrong, for the report.
+    warnings: Mutex<Vec<String>>,
     standby: standby::Successor,
     /// Held for as long as it keeps.
     _lock: File,
@@ -93,8 +97,6 @@ struct State {
     /// Since when nobody needs it.
     idle: Option<Instant>,
     ending: bool,
-    /// What is wrong, for the report.
-    warnings: Vec<String>,
     /// Whether it ends because another keeper comes in its place.
     handed_over: bool,
 }
@@ -137,6 +139,8 @@ impl Keeper {
             state: Mutex::default(),
             changed: Condvar::new(),
             truth: Mutex::default(),
+            claims: claims::Claims::default(),
+            warnings: Mutex::default(),
             standby: standby::Successor::default(),
             _lock: lock,
         });
@@ -178,6 +182,7 @@ impl Keeper {
             }
         }
         store::tidy(&self.home)?;
+        self.claim(&mut self.machine.node.clone());
         self.after_change(&mut self.state());
         Ok(())
     }
@@ -253,10 +258,9 @@ impl Keeper {
 
     /// Says something that the report should go on saying.
     fn warn(&self, warning: &str) {
-        let mut state = self.state();
-        if !state.warnings.iter().any(|known| known == warning) {
-            state.warnings.push(warning.into());
-            drop(state);
+        let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        if !warnings.iter().any(|known| known == warning) {
+            warnings.push(warning.into());
             self.log(&format!("warning: {warning}"));
         }
     }
@@ -283,10 +287,13 @@ fn put_in_force(home: &Home, file: Option<&Path>) -> std::io::Result<()> {
 fn be_a_keeper() {
     // Other users' programs load and map what it writes.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    // Each share and each who waits needs a few files. Where that is not granted, fewer are heard at a time.
-    let mut files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    files.current = files.maximum;
-    let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, files);
+    // Who started it may have been bounded for another purpose, and each share and each who waits needs a few files.
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    for resource in [Resource::Nofile, Resource::Fsize, Resource::As, Resource::Nproc] {
+        let mut limit = getrlimit(resource);
+        limit.current = limit.maximum;
+        let _ = setrlimit(resource, limit);
+    }
 }
 
 /// The lock that only one keeper of a home has.

@@ -3,7 +3,7 @@
 //! There is no process in between: the command has the terminal, the signals and the exit code because it is the process that
 //! `partage run` was.
 
-use crate::client::{BETWEEN_TRIES, Client, ClientError, TRIES, Talk};
+use crate::client::{ANSWERING, BETWEEN_TRIES, Client, ClientError, TRIES, Talk};
 use crate::home::Home;
 use crate::wire::{Answer, Bound, Granted, Places, Question, RunRequest, say};
 use partage_host::binding::{self, BindError, Binding, Plan};
@@ -76,7 +76,7 @@ pub enum RunError {
 }
 
 /// The share that this process is in.
-fn inside(home: &Home) -> Option<String> {
+pub fn inside(home: &Home) -> Option<String> {
     let named = std::env::var(SHARE_VARIABLE).ok();
     if home.region_at().join(partage_region::LIMITS).exists() {
         return Some(named.unwrap_or_else(|| "of another command".into()));
@@ -123,7 +123,7 @@ fn bound(
     let mut tries = 0;
     loop {
         tries += 1;
-        let mut talk = client.talk(FOR_EVER)?;
+        let mut talk = client.talk(if request.wait { FOR_EVER } else { ANSWERING })?;
         match granted(&client, &mut talk, request, news) {
             // The keeper was killed. Nothing has begun, so another one can be asked.
             Err(RunError::Client(ClientError::Io { .. })) if tries < TRIES => {

@@ -107,6 +107,8 @@ impl Keeper {
                 truth.looks.iter().find(|look| look.uuid == gpu.uuid).and_then(|look| look.health.clone());
             gpu.withheld = gpu.withheld.take().or(ill);
         }
+        drop(truth);
+        self.claim(&mut node);
         node
     }
 
@@ -248,6 +250,7 @@ impl Keeper {
     /// After shares came, went or changed: turns are needed where somebody was promised time, and who waits may fit.
     pub(super) fn after_change(self: &Arc<Self>, state: &mut State) {
         self.settle(state);
+        self.unclaim(state);
         let promised = |share: &Share| share.cores.is_some() && !share.whole;
         let gated: BTreeSet<GpuUuid> = state
             .shares

@@ -12,7 +12,7 @@ use crate::users::{self, Who};
 use partage_core::model::{Bytes, Cores, Share};
 use partage_host::{members, process};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 struct Seen {
     record: Record,
@@ -44,7 +44,7 @@ impl Keeper {
             })
             .collect();
         let mut names = Names::default();
-        let warnings = self.machine.warnings.iter().chain(&state.warnings).cloned().collect();
+        let warnings = self.warnings();
         let waiting = state
             .queue
             .iter()
@@ -78,6 +78,11 @@ impl Keeper {
             shares: shares.iter().map(|seen| self.share(seen, &mut names)).collect(),
             waiting,
         }
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let since = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        self.machine.warnings.iter().chain(since.iter()).cloned().collect()
     }
 
     fn gpus(&self, shares: &[Seen]) -> Vec<GpuReport> {
