@@ -3,7 +3,7 @@
 use crate::home::Home;
 use crate::keeper::background;
 use crate::report::{Report, ShareReport};
-use crate::wire::{Answer, Change, Question, Refusal, hear, say};
+use crate::wire::{Answer, Change, LONGEST_ANSWER, Question, Refusal, hear, say};
 use std::io::{self, BufRead, BufReader, ErrorKind};
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
@@ -147,7 +147,7 @@ impl Client {
     }
 
     pub(crate) fn heard(&self, talk: &mut Talk) -> Result<Answer, ClientError> {
-        match hear(&mut talk.reader) {
+        match hear(&mut talk.reader, LONGEST_ANSWER) {
             Ok(Some(Answer::Refused { kind, message, hints })) => {
                 Err(ClientError::Refused { kind, message, hints })
             }

@@ -8,9 +8,9 @@ use partage_host::cgroup::Cgroup;
 use partage_host::members::{self, Mark};
 use partage_host::process::Identity;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 const RECORD: &str = "share.json";
@@ -125,6 +125,30 @@ pub(crate) fn is_any(home: &Home) -> bool {
 /// The folder of a share's region.
 pub(crate) fn region(home: &Home, name: &str) -> PathBuf {
     home.share(name).join("region")
+}
+
+/// Makes the folder of a share's region, for the time being for the keeper alone: see [`open_to`].
+pub(crate) fn make_region(home: &Home, name: &str) -> io::Result<PathBuf> {
+    let region = region(home, name);
+    DirBuilder::new().recursive(true).mode(0o700).create(&region)?;
+    fs::set_permissions(&region, Permissions::from_mode(0o755))?;
+    Ok(region)
+}
+
+/// Lets the owner's processes, and no other user's, write the account of a share: who can cut that file short ends all
+/// programs that use it.
+///
+/// In a share of root programs may become any user, so the file is for all and the way to it for root: in the share's mount
+/// namespace there is another. All other shares have one user only.
+pub(crate) fn open_to(home: &Home, name: &str, uid: u32) -> io::Result<()> {
+    let folder = home.share(name);
+    if uid == 0 {
+        return fs::set_permissions(&folder, Permissions::from_mode(0o700));
+    }
+    let usage = region(home, name).join(partage_region::USAGE);
+    fs::set_permissions(&usage, Permissions::from_mode(0o600))?;
+    chown(&usage, Some(uid), None)?;
+    fs::set_permissions(&folder, Permissions::from_mode(0o755))
 }
 
 /// The folder of a share's device files, where they are simulated.

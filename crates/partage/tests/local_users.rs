@@ -1,5 +1,5 @@
 //! One machine, end to end: several users, those who wait, `partage up`, and what survives when keepers are killed.
-#![allow(clippy::unwrap_used, clippy::expect_used, unreachable_pub)]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "local_users/fixture.rs"]
 mod fixture;

@@ -12,7 +12,6 @@ use partage_host::process::Identity;
 use partage_region::arbiter::Member;
 use partage_region::{Owner, Policy, UsageReader};
 use std::collections::BTreeSet;
-use std::fs;
 use std::sync::Arc;
 
 /// The longest name of a share.
@@ -148,14 +147,15 @@ impl Keeper {
 
     fn make(self: &Arc<Self>, state: &mut State, record: Record) -> Result<Granted, String> {
         let name = record.name.clone();
-        let region = store::region(&self.home, &name);
-        fs::create_dir_all(&region).map_err(|error| format!("{}: {error}", region.display()))?;
+        let cannot = |error: std::io::Error| format!("{}: {error}", self.home.share(&name).display());
+        let region = store::make_region(&self.home, &name).map_err(cannot)?;
         let covers = self.machine.covers(&self.home, &name, &record.shares);
-        let covers = covers.map_err(|error| format!("{}: {error}", self.home.share(&name).display()))?;
+        let covers = covers.map_err(cannot)?;
         let limits: Result<Vec<_>, String> =
             record.shares.iter().map(|share| self.machine.region_share(share, !share.whole)).collect();
         Owner::create(&region, &limits?, Policy::default()).map_err(|error| error.to_string())?;
-        record.write(&self.home).map_err(|error| format!("{}: {error}", self.home.share(&name).display()))?;
+        record.write(&self.home).map_err(cannot)?;
+        store::open_to(&self.home, &name, record.who.uid).map_err(cannot)?;
         let words = decide::words(&self.machine.node, &record.shares);
         let gpus = record.shares.iter().map(|share| share.gpu.to_string()).collect();
         self.log(&format!("{name}: {words} for user {}", crate::users::name(record.who.uid)));
@@ -188,13 +188,16 @@ impl Keeper {
             Ok(owner) => owner,
             Err(_) => {
                 // Somebody removed it. Processes that run keep the old one, new ones get this.
-                fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+                store::make_region(&self.home, &record.name).map_err(|error| error.to_string())?;
                 let limits: Result<Vec<_>, String> = record
                     .shares
                     .iter()
                     .map(|share| self.machine.region_share(share, !share.whole))
                     .collect();
-                Owner::create(&folder, &limits?, Policy::default()).map_err(|error| error.to_string())?
+                let owner = Owner::create(&folder, &limits?, Policy::default());
+                store::open_to(&self.home, &record.name, record.who.uid)
+                    .map_err(|error| error.to_string())?;
+                owner.map_err(|error| error.to_string())?
             }
         };
         let reader = UsageReader::open(&folder).map_err(|error| error.to_string())?;

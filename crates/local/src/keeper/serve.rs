@@ -4,7 +4,7 @@ use super::queue::Ticket;
 use super::{Keeper, State};
 use crate::decide::{self, Refused};
 use crate::users::Who;
-use crate::wire::{Answer, Bound, Granted, Question, Refusal, RunRequest, hear, say};
+use crate::wire::{Answer, Bound, Granted, LONGEST, Question, Refusal, RunRequest, hear, say, shown};
 use partage_core::model::PodAsk;
 use partage_host::process::{self, Identity};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -131,7 +131,7 @@ impl Keeper {
         stream.set_write_timeout(Some(PATIENCE))?;
         let mut writer = stream.try_clone()?;
         let mut reader = BufReader::new(Patient::new(stream, PATIENCE));
-        let question = match hear::<Question>(&mut reader) {
+        let question = match hear::<Question>(&mut reader, LONGEST) {
             Ok(Some(question)) => question,
             Ok(None) => return Ok(()),
             Err(error) => {
@@ -140,7 +140,8 @@ impl Keeper {
             }
         };
         let answer = match question {
-            Question::Run(request) => {
+            Question::Run(mut request) => {
+                request.command = shown(request.command);
                 // Between the question and now the process may have ended, and its number be another's.
                 let main = Identity::of(pid)?;
                 if process::owner(pid)? != who.uid {
@@ -212,7 +213,7 @@ impl Keeper {
         say(&mut caller.writer, &Answer::Granted(Box::new(granted)))?;
         let confined = self.confine(&name, caller.main);
         caller.reader.get_mut().until = Instant::now() + BINDING;
-        let Some(bound) = hear::<Bound>(&mut caller.reader)? else { return Ok(false) };
+        let Some(bound) = hear::<Bound>(&mut caller.reader, LONGEST)? else { return Ok(false) };
         match self.bind(&name, caller.main, bound.binding, &confined) {
             Ok(()) => say(&mut caller.writer, &Answer::Go { notes: confined.notes }).map(|()| true),
             Err(why) => {

@@ -119,7 +119,7 @@ impl Run {
             mode: self.mode.map(Into::into),
             models: self.models.clone(),
             wait: self.wait,
-            command: self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+            command: wire::shown(self.command.iter().map(|word| word.to_string_lossy().into_owned())),
         };
         let mut teller = Teller { err, quiet: self.quiet, live: io::stderr().is_terminal(), drawn: false };
         let error = run(&home, &request, &self.command, &mut |news| teller.tell(&news));

@@ -72,7 +72,8 @@ impl Line {
 
     /// Goes on with so much room.
     pub(crate) fn space(&mut self, columns: usize) {
-        self.push(Style::Plain, format_args!("{:columns$}", ""));
+        // A width that is formatted ends at 65535, and a command line may be longer.
+        self.push(Style::Plain, format_args!("{}", " ".repeat(columns)));
     }
 
     /// Letters in it.

@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// Users that no machine has: their numbers are their names.
-pub const ADA: u32 = 61_001;
-pub const BOB: u32 = 61_002;
-pub const EVE: u32 = 61_003;
+pub(crate) const ADA: u32 = 61_001;
+pub(crate) const BOB: u32 = 61_002;
+pub(crate) const EVE: u32 = 61_003;
 
 /// A home, and programs beside it that everybody may execute: the ones that cargo built may lie where only root can go.
-pub struct Place {
-    pub home: Home,
+pub(crate) struct Place {
+    pub(crate) home: Home,
     folder: tempfile::TempDir,
 }
 
@@ -41,17 +41,30 @@ impl Place {
     }
 
     /// A home that root keeps, with settings.
-    pub fn kept(settings: &str) -> (Place, Running) {
+    pub(crate) fn kept(settings: &str) -> (Place, Running) {
+        Place::kept_under("022", settings)
+    }
+
+    /// As [`Place::kept`], by a root who lets others read what it writes, or not.
+    pub(crate) fn kept_under(umask: &str, settings: &str) -> (Place, Running) {
         let place = Place::new();
         fs::create_dir(place.home.path()).unwrap();
-        let up = place.home.up(&format!("driver: simulated\n{settings}"), &["--metrics", "off"]);
+        let file = place.home.settings(&format!("driver: simulated\n{settings}"));
+        let arguments = ["up", "--plain", "--metrics", "off", "--settings", file.to_str().unwrap()];
+        let mut command = Command::new("sh");
+        command.args(["-c", "umask $0; exec \"$@\"", umask, env!("CARGO_BIN_EXE_partage")]).args(arguments);
+        given_environment(&mut command, &place.home);
+        let mut up = Running::start(command);
         let socket = place.home.path().join("keeper.sock");
-        eventually("it answers", || UnixStream::connect(&socket).ok());
+        eventually("it answers", || {
+            assert!(up.goes_on(), "{:?}", up.rest());
+            UnixStream::connect(&socket).ok()
+        });
         (place, up)
     }
 
     /// A home that a user will keep, and has settings for.
-    pub fn of(uid: u32) -> Place {
+    pub(crate) fn of(uid: u32) -> Place {
         let place = Place::new();
         fs::create_dir(place.home.path()).unwrap();
         chown(place.home.path(), Some(uid), Some(uid)).unwrap();
@@ -61,45 +74,39 @@ impl Place {
         place
     }
 
-    pub fn sample(&self) -> String {
+    pub(crate) fn sample(&self) -> String {
         self.folder.path().join("partage-sample").to_str().unwrap().into()
     }
 
     /// `partage …` as a user types it.
-    pub fn partage(&self, uid: u32, arguments: &[&str]) -> Command {
+    pub(crate) fn partage(&self, uid: u32, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.folder.path().join("partage"));
-        let own = self.home.partage(arguments);
         command.args(arguments).uid(uid).gid(uid).current_dir("/");
-        for (name, value) in own.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
+        given_environment(&mut command, &self.home);
         command.env("HOME", "/").env("XDG_CONFIG_HOME", self.folder.path().join("config"));
         command.stdin(std::process::Stdio::null());
         command
     }
 
-    pub fn output(&self, uid: u32, arguments: &[&str]) -> Output {
+    pub(crate) fn output(&self, uid: u32, arguments: &[&str]) -> Output {
         self.partage(uid, arguments).output().unwrap()
     }
 
-    pub fn fine(&self, uid: u32, arguments: &[&str]) -> String {
+    pub(crate) fn fine(&self, uid: u32, arguments: &[&str]) -> String {
         let output = self.output(uid, arguments);
         assert!(output.status.success(), "{uid}: {arguments:?}: {output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
 
     /// The exit code, and what was said about it.
-    pub fn refused(&self, uid: u32, arguments: &[&str]) -> (i32, String) {
+    pub(crate) fn refused(&self, uid: u32, arguments: &[&str]) -> (i32, String) {
         let output = self.output(uid, arguments);
         assert!(!output.status.success(), "{uid}: {arguments:?}: {output:?}");
         (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
     }
 
     /// A user's share whose command does nothing; returns what was said when it runs.
-    pub fn sleeper(&self, uid: u32, name: &str, options: &[&str]) -> (Running, String) {
+    pub(crate) fn sleeper(&self, uid: u32, name: &str, options: &[&str]) -> (Running, String) {
         let script = ["--", "sh", "-c", "echo runs; exec sleep 1000"];
         let arguments = [&["run", "--name", name], options, &script].concat();
         let mut running = Running::start(self.partage(uid, &arguments));
@@ -113,8 +120,18 @@ impl Place {
     }
 }
 
+/// What a command about a home finds in its environment.
+fn given_environment(command: &mut Command, home: &Home) {
+    for (name, value) in home.partage(&[]).get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+}
+
 /// Makes a command one of a system that lets nobody make a user namespace: it is in one, where that is forbidden.
-pub fn without_namespaces(command: &mut Command, uid: u32) {
+pub(crate) fn without_namespaces(command: &mut Command, uid: u32) {
     let maps = [
         ("/proc/self/setgroups\0", "deny".to_string()),
         ("/proc/self/uid_map\0", format!("{uid} {uid} 1")),
@@ -146,7 +163,7 @@ pub fn without_namespaces(command: &mut Command, uid: u32) {
 }
 
 /// Does something as a user: only this thread is that user, and only meanwhile.
-pub fn as_user<T: Send>(uid: u32, work: impl FnOnce() -> T + Send) -> T {
+pub(crate) fn as_user<T: Send>(uid: u32, work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             // SAFETY: three numbers. The call itself is about this thread, unlike the one of the C library.

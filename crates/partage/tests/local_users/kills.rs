@@ -60,24 +60,33 @@ impl Machine {
     fn check(&mut self, what: &str) {
         eventually(&format!("shares and processes agree after {what}"), || {
             self.reap();
-            let shares = self.home.shares();
-            self.within_limits(&shares, what);
+            let report = self.home.json(&["top", "-o", "json", "--interval", "50ms"]);
+            let shares = report["shares"].as_array().unwrap();
+            self.within_limits(&report, what);
             let with_processes = |share: &Value| share["members"].as_u64().unwrap() > 0;
             let starting = shares.iter().any(|share| share["stage"] == "starting");
             let mut kept: Vec<u64> = shares.iter().map(|share| share["pid"].as_u64().unwrap()).collect();
             let mut live: Vec<u64> = self.running.values().map(|running| running.pid().into()).collect();
-            kept.sort_unstable();
-            live.sort_unstable();
-            (!starting && shares.iter().all(with_processes) && kept == live).then_some(())
+            let mut members: Vec<u64> = self.home.members().into_iter().map(u64::from).collect();
+            for pids in [&mut kept, &mut live, &mut members] {
+                pids.sort_unstable();
+            }
+            let agree = kept == live && live == members;
+            (!starting && shares.iter().all(with_processes) && agree).then_some(())
         });
     }
 
-    fn within_limits(&self, shares: &[Value], what: &str) {
-        for share in shares {
+    fn within_limits(&self, report: &Value, what: &str) {
+        // As the driver says: no program is on a GPU with more than all of them may have.
+        let used = report["gpus"].as_array().unwrap().iter();
+        let used: u64 = used.filter_map(|gpu| gpu["usedMemoryBytes"].as_u64()).sum();
+        assert!(used <= SHARES.iter().map(|share| share.1 * GIB).sum(), "after {what}: {report}");
+        for share in report["shares"].as_array().unwrap() {
             let name = share["name"].as_str().unwrap();
             let (_, memory, _) = SHARES.iter().find(|one| one.0 == name).unwrap();
             let part = &share["parts"][0];
             assert_eq!(part["memoryBytes"], memory * GIB, "after {what}: {share}");
+            assert_eq!(share["bypassSuspected"], serde_json::json!([]), "after {what}: {share}");
             for figure in ["usedBytes", "peakBytes"] {
                 assert!(part[figure].as_u64().unwrap() <= memory * GIB, "after {what}: {share}");
             }

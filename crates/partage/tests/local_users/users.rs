@@ -1,8 +1,10 @@
 //! Several users on one machine: whose shares are whose, and who may take how much.
 
-use crate::fixture::{ADA, BOB, EVE, Place, without_namespaces};
-use crate::support::{GIB, Running, eventually, is_root, skip};
+use crate::fixture::{ADA, BOB, EVE, Place, as_user, without_namespaces};
+use crate::support::{GIB, Home, Running, eventually, is_root, skip};
 use serde_json::Value;
+use std::fs::OpenOptions;
+use std::io::ErrorKind;
 
 /// Nobody can be somebody else without being root.
 fn cannot() -> bool {
@@ -205,5 +207,72 @@ fn users_are_not_turned_away_while_one_keeper_follows_another() {
         let output = place.output(BOB, &["ps"]);
         (!output.status.success()).then(|| String::from_utf8(output.stderr).unwrap())
     });
-    assert!(words.contains("belongs to user 0, not to you (61002)"), "{words}");
+    assert!(words.contains("is somebody else's, and they keep nothing there now"), "{words}");
+}
+
+#[test]
+fn nobody_reaches_into_the_share_of_another() {
+    if cannot() {
+        return;
+    }
+    let (place, mut up) = Place::kept("");
+    let sample = place.sample();
+    let greedy = |uid: u32, name: &str| {
+        let arguments = ["run", "--name", name, "--memory", "2Gi", "--cores", "20", "--", &sample, "greedy"];
+        let mut running = Running::start(place.partage(uid, &arguments));
+        running.says("refused at 1.5 GiB");
+        running
+    };
+    let mut shares = [greedy(ADA, "reach-ada"), greedy(0, "reach-root")];
+    for name in ["reach-ada", "reach-root"] {
+        let region = place.home.path().join("shares").join(name).join("region");
+        for file in ["usage", "limits"] {
+            let opened = as_user(BOB, || OpenOptions::new().write(true).open(region.join(file)));
+            assert_eq!(opened.unwrap_err().kind(), ErrorKind::PermissionDenied, "{name}: {file}");
+        }
+        for folder in [region.clone(), region.join("..")] {
+            let removed = as_user(BOB, || std::fs::remove_dir_all(&folder));
+            assert!(removed.is_err() && region.join("usage").exists(), "{name}");
+        }
+    }
+    // One's own can be cut short. That ends one's own programs, and nothing else.
+    let own = place.home.path().join("shares/reach-ada/region/usage");
+    as_user(ADA, || OpenOptions::new().write(true).truncate(true).open(&own)).unwrap();
+    assert!(!shares[0].ended().success());
+    eventually("it is given back", || place.home.find("reach-ada").is_none().then_some(()));
+    shares[1].says("refused at 1.5 GiB");
+    assert!(up.goes_on());
+    place.home.fine(&["stop", "reach-root"]);
+    place.home.nothing_left();
+}
+
+#[test]
+fn a_command_of_any_length_is_in_nobodys_way() {
+    let home = Home::new();
+    let word = "x".repeat(100_000);
+    let words = [&["sh", "-c", "echo $#; exec sleep 1000"][..], &[word.as_str(); 14]].concat();
+    let mut long = home.share("long", &["--memory", "1Gi"], &words);
+    // The command itself has all of it.
+    long.until(|line| line == "13");
+    let table = home.fine(&["ps"]);
+    assert!(table.contains("x…") && table.len() < 4000, "{table}");
+    home.fine(&["inspect", "long"]);
+    home.fine(&["top", "--once", "--interval", "50ms"]);
+    home.fine(&["stop", "long"]);
+    home.nothing_left();
+}
+
+#[test]
+fn what_root_keeps_others_can_use_whatever_the_umask() {
+    if cannot() {
+        return;
+    }
+    let (place, _up) = Place::kept_under("077", "");
+    let sample = place.sample();
+    let arguments = ["run", "--name", "umask", "--memory", "2Gi", "--", &sample, "greedy"];
+    let mut greedy = Running::start(place.partage(ADA, &arguments));
+    greedy.says("refused at 1.5 GiB");
+    greedy.signal(libc::SIGTERM);
+    assert!(greedy.ended().success());
+    place.home.nothing_left();
 }
