@@ -1,5 +1,9 @@
 //! Which processes belong to a share, and how they are ended.
 
+mod census;
+
+pub use census::{Census, census};
+
 use crate::cgroup::Cgroup;
 use crate::process::{self, Identity};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -86,28 +90,42 @@ fn scan(marks: &[Mark]) -> io::Result<BTreeSet<Identity>> {
     let mut by_look = Vec::new();
     for mark in marks {
         match mark {
-            Mark::Cgroup(cgroup) => found.extend(cgroup.pids()?.into_iter().filter_map(living)),
+            Mark::Cgroup(cgroup) => found.extend(cgroup.pids()?.into_iter().filter_map(Identity::living)),
             mark => by_look.push(mark),
         }
     }
     if by_look.is_empty() {
         return Ok(found);
     }
-    for entry in fs::read_dir("/proc")? {
-        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+    for pid in pids()? {
+        let is_marked = || by_look.iter().any(|mark| mark.is_on(pid));
+        // Most are not, and to know who each is costs more than to see that.
+        if !is_marked() {
             continue;
-        };
-        // Who it is comes first: the number may pass to another process while its marks are looked at.
-        let Some(identity) = living(pid) else { continue };
-        if by_look.iter().any(|mark| mark.is_on(pid)) && identity.lives() {
+        }
+        // Who it is comes before what it has: the number may pass to another process meanwhile.
+        let Some(identity) = Identity::living(pid) else { continue };
+        if is_marked() && identity.lives() {
             found.insert(identity);
         }
     }
     Ok(found)
 }
 
-fn living(pid: u32) -> Option<Identity> {
-    Identity::of(pid).ok().filter(Identity::lives)
+/// The numbers of all processes that this one sees.
+fn pids() -> io::Result<Vec<u32>> {
+    let mut pids = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        pids.extend(entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()));
+    }
+    Ok(pids)
+}
+
+/// A path as a process sees it.
+fn root_of(pid: u32, at: &Path) -> PathBuf {
+    let mut path = PathBuf::from(format!("/proc/{pid}/root"));
+    path.extend(at.strip_prefix("/"));
+    path
 }
 
 impl Mark {
@@ -117,9 +135,7 @@ impl Mark {
         match self {
             Self::MountNamespace { device, inode } => is(format!("/proc/{pid}/ns/mnt"), (*device, *inode)),
             Self::Region { at, device, inode } => {
-                let mut path = PathBuf::from(format!("/proc/{pid}/root"));
-                path.extend(at.strip_prefix("/"));
-                file_id(&path).is_ok_and(|found| found == (*device, *inode))
+                file_id(&root_of(pid, at)).is_ok_and(|found| found == (*device, *inode))
             }
             Self::Variable { name, value } => {
                 let set = format!("{name}={value}");
@@ -181,7 +197,7 @@ fn kill_cgroups(marks: &[Mark], may: &[Identity]) -> io::Result<()> {
     for mark in marks {
         if let Mark::Cgroup(cgroup) = mark {
             let all = cgroup.pids()?;
-            let known = |pid: &u32| may.iter().any(|one| one.pid == *pid) || living(*pid).is_none();
+            let known = |pid: &u32| may.iter().any(|one| one.pid == *pid) || Identity::living(*pid).is_none();
             if all.iter().all(known) {
                 cgroup.kill()?;
             }

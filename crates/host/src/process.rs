@@ -24,6 +24,12 @@ impl Identity {
         Ok(Self { pid, started: stat(pid)?.started })
     }
 
+    /// The process that has this number now, if it runs: one that ended and was not yet waited for does not.
+    pub fn living(pid: u32) -> Option<Self> {
+        let stat = stat(pid).ok()?;
+        (!stat.ended).then_some(Self { pid, started: stat.started })
+    }
+
     /// This process.
     pub fn own() -> io::Result<Self> {
         Self::of(std::process::id())

@@ -101,7 +101,7 @@ fn a_share_is_listed_shown_and_resized() {
         (&50.into(), &40.into())
     );
     let (code, words) = home.refused(&["resize", "trainer", "--memory", "4000Gi"]);
-    assert!(code == 1 && words.starts_with("error: ") && words.contains("40 GiB"), "{words}");
+    assert!(code == 1 && words.starts_with("error: ") && words.contains("39.39 GiB"), "{words}");
     let (code, words) = home.refused(&["resize", "triner", "--memory", "4Gi"]);
     assert_eq!((code, words.as_str()), (1, "error: no share is called triner: did you mean trainer?\n"));
     assert_eq!(home.json(&["inspect", "trainer", "-o", "json"])["parts"][0]["memoryBytes"], 6u64 << 30);

@@ -35,13 +35,19 @@ impl Identity {
                 other => Err(other),
             })?,
             model: device.name()?,
-            memory_bytes: Bytes(device.memory_info()?.total),
+            memory_bytes: memory(device)?,
             numa: numa(device).or_else(|| numa_of(&pci)),
             pci: Some(pci),
             withheld: None,
         };
         Ok(Self { gpu })
     }
+}
+
+/// What programs can have: without what the driver keeps for itself. Shares that fill a GPU to the last byte get it.
+fn memory(device: &Device<'_>) -> Result<Bytes, NvmlError> {
+    let memory = device.memory_info()?;
+    Ok(Bytes(memory.total.saturating_sub(memory.reserved)))
 }
 
 /// The NUMA node that a GPU hangs on, as the driver has it.

@@ -208,6 +208,78 @@ fn a_member_that_may_not_be_killed_saves_no_other_and_is_not_killed_with_the_cgr
     cgroup.remove().unwrap();
 }
 
+/// What a census of many shares finds is what a look for each of them finds.
+fn counted(shares: &[Vec<Mark>]) -> Vec<usize> {
+    let found = census(shares).unwrap();
+    let one_by_one: Vec<Vec<Identity>> = shares.iter().map(|marks| members(marks).unwrap()).collect();
+    assert_eq!(found, one_by_one);
+    let census = Census::of(shares).unwrap();
+    for (share, members) in found.iter().enumerate() {
+        assert!(members.iter().all(|member| census.owner(member.pid) == Some(share)), "{share}: {members:?}");
+    }
+    assert_eq!(census.owner(std::process::id()), None);
+    found.iter().map(Vec::len).collect()
+}
+
+#[test]
+fn many_shares_are_counted_at_once_by_their_variables() {
+    let mut shares: Vec<Vec<Mark>> = (0..60).map(|_| vec![variable()]).collect();
+    // One that has nobody, and one that has no mark yet.
+    shares[7].clear();
+    let one = Shell::marked(&shares[3][0], "echo ready; exec sleep 1000");
+    let many = Shell::marked(&shares[50][0], "sleep 1000 & sleep 1000 & echo ready; wait");
+    let counts = counted(&shares);
+    let those: Vec<(usize, usize)> = counts.into_iter().enumerate().filter(|(_, count)| *count > 0).collect();
+    assert_eq!(those, [(3, 1), (50, 3)]);
+    assert!(one.id().lives() && many.id().lives());
+    for marks in [&shares[3], &shares[50]] {
+        end(marks, &all, LONG).unwrap();
+    }
+    assert!(counted(&shares).iter().all(|count| *count == 0));
+}
+
+#[test]
+fn many_shares_are_counted_at_once_by_all_kinds_of_marks() {
+    if !root() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["a", "b", "at"] {
+        fs::write(folder.path().join(name), "").unwrap();
+    }
+    let bound = |file: &str| {
+        let script = format!("mount --bind {file} at && unshare -m sh -c 'sleep 1000 & echo ready; wait'; :");
+        Shell::start(Command::new("unshare").args(["-m", "sh", "-c", &script]).current_dir(&folder))
+    };
+    let sees = |file: &str| region(&folder.path().join(file), &folder.path().join("at")).unwrap();
+    let [a, b] = ["a", "b"].map(bound);
+    let apart = Shell::start(Command::new("unshare").args(["-m", "sh", "-c", "echo ready; exec sleep 1000"]));
+    let named = variable();
+    let _named = Shell::marked(&named, "echo ready; exec sleep 1000");
+    let mut shares =
+        vec![vec![sees("a")], vec![sees("b")], vec![mount_namespace(apart.0.id()).unwrap()], vec![named]];
+    let mut expected = vec![3, 3, 1, 1];
+    let name = format!("partage-test-census-{}", std::process::id());
+    let held = Shell::start(Command::new("sh").args(["-c", "echo ready; exec sleep 1000"]));
+    match Cgroup::make(&name, std::process::id()).unwrap() {
+        Some(cgroup) => {
+            cgroup.take(held.0.id()).unwrap();
+            shares.push(vec![Mark::Cgroup(cgroup)]);
+            expected.push(1);
+        }
+        None => skip_or_fail(&"no cgroup can be made here"),
+    }
+    assert_eq!(counted(&shares), expected);
+    for (shell, marks) in [a, b].into_iter().zip(&shares) {
+        end(marks, &all, LONG).unwrap();
+        drop(shell);
+    }
+    drop(held);
+    if let Some([Mark::Cgroup(cgroup)]) = shares.get(4).map(Vec::as_slice) {
+        cgroup.remove().unwrap();
+    }
+}
+
 #[test]
 fn marks_are_kept_in_a_file() {
     let marks = [variable(), Mark::MountNamespace { device: 4, inode: 4_026_531_841 }];

@@ -2,6 +2,7 @@
 
 use super::Keeper;
 use super::give::Kept;
+use super::truth;
 use crate::decide::{self, Held};
 use crate::report::{
     DriverReport, GpuReport, KeeperReport, PartReport, ProcessReport, Report, ShareReport, Stage,
@@ -75,7 +76,7 @@ impl Keeper {
                 simulated: self.machine.driver.simulated.is_some(),
             },
             gpus: self.gpus(&shares),
-            shares: shares.iter().map(|seen| self.share(seen, &mut names)).collect(),
+            shares: self.tell(&shares, &mut names),
             waiting,
         }
     }
@@ -118,7 +119,15 @@ impl Keeper {
         self.machine.node.gpus.iter().enumerate().map(gpu).collect()
     }
 
-    fn share(&self, seen: &Seen, names: &mut Names) -> ShareReport {
+    fn tell(&self, shares: &[Seen], names: &mut Names) -> Vec<ShareReport> {
+        // All at once: to look at all processes of the machine for every share is too dear.
+        let marks: Vec<_> = shares.iter().map(|seen| truth::marks(&seen.record, &self.home)).collect();
+        let counted = members::census(&marks).ok();
+        let members = |at: usize| counted.as_ref().map(|counted| counted[at].len());
+        shares.iter().enumerate().map(|(at, seen)| self.share(seen, members(at), names)).collect()
+    }
+
+    fn share(&self, seen: &Seen, members: Option<usize>, names: &mut Names) -> ShareReport {
         let Seen { record, stage, region } = seen;
         let usage = region.reader.snapshot().ok();
         let part = |(at, share): (usize, &Share)| {
@@ -155,11 +164,6 @@ impl Keeper {
                 sum.0 = sum.0.saturating_add(held);
             }
         }
-        // A cgroup is read at once; to look at all processes of the machine for every share is too dear.
-        let members = match &record.cgroup {
-            Some(cgroup) => cgroup.pids().map(|pids| pids.len()).ok(),
-            None => members::members(&record.marks(&self.home)).map(|members| members.len()).ok(),
-        };
         ShareReport {
             name: record.name.clone(),
             user: names.of(record.who.uid),

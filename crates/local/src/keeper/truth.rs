@@ -5,7 +5,7 @@ use super::give::Kept;
 use crate::home::Home;
 use crate::store::Record;
 use partage_host::gpus::{Look, uuid_bytes};
-use partage_host::members::Mark;
+use partage_host::members::{Census, Mark};
 use partage_region::Snapshot;
 use partage_region::audit::{self, Audit, Container, Finding, Granted, Kind, Round, Seen};
 use std::collections::BTreeMap;
@@ -156,35 +156,34 @@ fn granted(record: &Record, kept: &Kept) -> Vec<Granted> {
         .collect()
 }
 
+/// What the processes of a share are found by. A cgroup has them all, and says so at once.
+pub(super) fn marks(record: &Record, home: &Home) -> Vec<Mark> {
+    match &record.cgroup {
+        Some(cgroup) => vec![Mark::Cgroup(cgroup.clone())],
+        None => record.marks(home),
+    }
+}
+
 /// Whose a process is.
 struct Owners<'a> {
-    /// A cgroup says all at once.
-    listed: BTreeMap<u32, &'a str>,
-    /// For those without one each process is looked at.
-    marked: Vec<(&'a str, Vec<Mark>)>,
+    names: Vec<&'a str>,
+    /// The first process of each share, which has no marks in the beginning.
+    main: BTreeMap<u32, &'a str>,
+    census: Census,
 }
 
 impl Owners<'_> {
     fn of<'a>(shares: &'a [(Record, Arc<Kept>)], home: &Home) -> Owners<'a> {
-        let mut owners = Owners { listed: BTreeMap::new(), marked: Vec::new() };
-        for (record, _) in shares {
-            let name = record.name.as_str();
-            owners.listed.insert(record.main.pid, name);
-            match &record.cgroup {
-                Some(cgroup) => {
-                    owners
-                        .listed
-                        .extend(cgroup.pids().unwrap_or_default().into_iter().map(|pid| (pid, name)));
-                }
-                None => owners.marked.push((name, record.marks(home))),
-            }
-        }
-        owners
+        let names: Vec<&str> = shares.iter().map(|(record, _)| record.name.as_str()).collect();
+        let main = shares.iter().zip(&names).map(|((record, _), name)| (record.main.pid, *name)).collect();
+        let marks: Vec<Vec<Mark>> = shares.iter().map(|(record, _)| marks(record, home)).collect();
+        // Who cannot be found out belongs to nobody for now; the next look asks again.
+        Owners { names, main, census: Census::of(&marks).unwrap_or_default() }
     }
 
     fn find(&self, pid: u32) -> Option<&str> {
-        let marked = || self.marked.iter().find(|(_, marks)| marks.iter().any(|mark| mark.is_on(pid)));
-        self.listed.get(&pid).copied().or_else(|| marked().map(|(name, _)| *name))
+        let counted = || self.census.owner(pid).and_then(|at| self.names.get(at));
+        self.main.get(&pid).or_else(counted).copied()
     }
 }
 

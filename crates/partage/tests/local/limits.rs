@@ -36,6 +36,31 @@ fn a_greedy_one_is_refused_and_its_neighbour_is_not() {
 }
 
 #[test]
+fn two_halves_of_a_gpu_can_both_be_filled() {
+    let home = Home::new();
+    let _up = home.up(ONE_GPU, &[]);
+    let top = home.json(&["top", "-o", "json", "--interval", "50ms"]);
+    // What a context takes, and a little.
+    let model = (top["gpus"][0]["memoryBytes"].as_u64().unwrap() / 2 >> 20) - 450;
+    let model = format!("{model}Mi");
+    let mut halves = ["left", "right"].map(|name| {
+        let trainer = [sample(), "trainer", "--memory", &model, "--every", "0.3"];
+        home.share(name, &["--memory-percent", "50", "--cores", "50"], &trainer)
+    });
+    for half in &mut halves {
+        half.says("the model takes");
+    }
+    for half in &mut halves {
+        half.says("step ");
+    }
+    for name in ["left", "right"] {
+        assert_eq!(home.find(name).unwrap()["parts"][0]["refusals"], 0, "{name}");
+    }
+    home.fine(&["stop", "--all"]);
+    home.nothing_left();
+}
+
+#[test]
 fn no_way_of_starting_a_program_loses_the_limits() {
     if !is_root() {
         return skip("su, and what holds in a mount namespace of root's, need root");

@@ -16,7 +16,7 @@ fn commands_that_cannot_be() {
         (&["run"][..], 2, "<COMMAND>"),
         (&["run", "--memory", "1Gi", "--"], 2, "<COMMAND>"),
         (&["run", "--memory", "5gb", "--", "true"], 2, "5gb is no amount of memory: write 5Gi"),
-        (&["run", "--memory", "90Gi", "--", "true"], 125, "GPU 0 has 40 GiB in all, 90 GiB asked"),
+        (&["run", "--memory", "90Gi", "--", "true"], 125, "GPU 0 has 39.39 GiB in all, 90 GiB asked"),
         (&["run", "--memory", "-1Gi", "--", "true"], 2, "-1"),
         (&["run", "--cores", "130", "--", "true"], 2, "130 is more than one GPU"),
         (&["run", "--memory", "1Gi", "--mode", "hard", "--", "true"], 125, "add --cores"),
@@ -73,11 +73,11 @@ fn names_and_memory_that_are_taken() {
         format!("error: a share called one is there already, of user {user}: choose another with --name\n");
     assert_eq!((code, words), (125, taken));
     let (code, words) = home.refused(&["run", "--memory", "16Gi", "--", "true"]);
-    assert!(code == 125 && words.contains("10 GiB") && words.contains("16 GiB asked"), "{words}");
+    assert!(code == 125 && words.contains("9.39 GiB") && words.contains("16 GiB asked"), "{words}");
     let (code, words) = home.refused(&["run", "--whole", "--", "true"]);
     assert!(code == 125 && words.starts_with("error: "), "{words}");
     // Room that is there is given.
-    home.fine(&["run", "-q", "--memory", "10Gi", "--", "true"]);
+    home.fine(&["run", "-q", "--memory", "9Gi", "--", "true"]);
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn settings_with_mistakes() {
     let simulated = "driver: simulated\nmetrics: off\n";
     for (more, words) in [
         ("reservations:\n  - for: '*'\n    gpu: 7\n    memory: 1Gi\n", "names no GPU"),
-        ("reservations:\n  - for: '*'\n    gpu: 1\n    memory: 90Gi\n", "40 GiB the GPU has"),
+        ("reservations:\n  - for: '*'\n    gpu: 1\n    memory: 90Gi\n", "39.39 GiB the GPU has"),
         ("simulated:\n  model: RTX-9999\n", "RTX-9999"),
         ("simulated:\n  gpus: 0\n", "simulated"),
     ] {

@@ -40,7 +40,7 @@ fn programs_see_the_new_total() {
     assert_eq!(said, "shell: memory 2 GiB → 6 GiB, cores 20 % ≤100 % → 50 % ≤100 %\n");
     assert!(total(&mut shell).contains(" of 6.0 GiB there are "));
     home.fine(&["resize", "shell", "--memory-percent", "25"]);
-    assert!(total(&mut shell).contains(" of 10.0 GiB there are "));
+    assert!(total(&mut shell).contains(" of 9.8 GiB there are "));
     shell.input.as_mut().unwrap().write_all(b"exit 0\n").unwrap();
     assert!(shell.ended().success());
     home.nothing_left();
@@ -53,8 +53,8 @@ fn what_does_not_fit_is_refused_in_words() {
     let (_a, _b) = (home.sleeper("first"), home.sleeper("second"));
     let before = home.find("first").unwrap()["parts"].clone();
     for (change, code, words) in [
-        (&["--memory", "90Gi"][..], 1, "40 GiB"),
-        (&["--memory", "38Gi"], 1, "36 GiB"),
+        (&["--memory", "90Gi"][..], 1, "39.39 GiB"),
+        (&["--memory", "38Gi"], 1, "35.39 GiB"),
         (&["--cores", "80"], 1, "70 %"),
         (&["--memory", "5gb"], 2, "write 5Gi"),
         (&["--cores", "0"], 2, "0"),
@@ -68,7 +68,7 @@ fn what_does_not_fit_is_refused_in_words() {
         );
     }
     assert_eq!(home.find("first").unwrap()["parts"], before);
-    home.fine(&["resize", "first", "--memory", "36Gi", "--cores", "70"]);
+    home.fine(&["resize", "first", "--memory", "35Gi", "--cores", "70"]);
     home.fine(&["stop", "--all"]);
     home.nothing_left();
 }

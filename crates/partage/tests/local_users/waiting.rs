@@ -28,7 +28,7 @@ fn who_came_first_is_served_first() {
     let first = home.share("wait-first", &["--memory", "30Gi"], &["sleep", "1000"]);
     let mut second = waits(&home, "wait-second", "20Gi");
     let said = second.says("partage: waiting, place 1 of 1: ");
-    assert!(said.contains("10 GiB"), "{said}");
+    assert!(said.contains("9.39 GiB"), "{said}");
     let mut third = waits(&home, "wait-third", "25Gi");
     third.says("partage: waiting, place 2 of 2: ");
     second.says("partage: waiting, place 1 of 2: ");
