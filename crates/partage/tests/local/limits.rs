@@ -41,7 +41,7 @@ fn two_halves_of_a_gpu_can_both_be_filled() {
     let _up = home.up(ONE_GPU, &[]);
     let top = home.json(&["top", "-o", "json", "--interval", "50ms"]);
     // What a context takes, and a little.
-    let model = (top["gpus"][0]["memoryBytes"].as_u64().unwrap() / 2 >> 20) - 450;
+    let model = ((top["gpus"][0]["memoryBytes"].as_u64().unwrap() / 2) >> 20) - 450;
     let model = format!("{model}Mi");
     let mut halves = ["left", "right"].map(|name| {
         let trainer = [sample(), "trainer", "--memory", &model, "--every", "0.3"];
