@@ -81,18 +81,6 @@ pub fn members(marks: &[Mark]) -> io::Result<Vec<Identity>> {
     Ok(found.into_iter().collect())
 }
 
-/// Whether there is any: a cgroup that has one answers at once.
-pub fn are_any(marks: &[Mark]) -> io::Result<bool> {
-    for mark in marks {
-        if let Mark::Cgroup(cgroup) = mark
-            && cgroup.pids()?.into_iter().any(|pid| living(pid).is_some())
-        {
-            return Ok(true);
-        }
-    }
-    Ok(!members(marks)?.is_empty())
-}
-
 fn scan(marks: &[Mark]) -> io::Result<BTreeSet<Identity>> {
     let mut found = BTreeSet::new();
     let mut by_look = Vec::new();

@@ -18,7 +18,8 @@ impl Keeper {
     /// that (a grace period), in which the process can bind itself.
     pub(super) fn confine(&self, name: &str, main: Identity) -> Confined {
         let mut confined = Confined { gate: false, notes: Vec::new() };
-        let cgroup = match Cgroup::make(&self.home.cgroup(name), main.pid) {
+        let id = self.state().shares.get(name).map(|live| live.record.id.clone()).unwrap_or_default();
+        let cgroup = match Cgroup::make(&self.home.cgroup(name, &id), main.pid) {
             Ok(Some(cgroup)) => cgroup,
             Ok(None) => return confined,
             Err(error) => {
