@@ -83,6 +83,11 @@ fn a_share_that_is_not_bound_is_given_back() {
         assert_eq!((&granted["answer"], &granted["name"]), (&"granted".into(), &"liar".into()), "{granted}");
         reader
     };
+    let given_back = || {
+        eventually("it is given back", || place.home.find("liar").is_none().then_some(()));
+        // Who asked goes on as it was.
+        eventually("its cgroup is the one it had", || (cgroups() == before).then_some(()));
+    };
     // It says that it is bound and is not.
     for binding in ["mountNamespace", "userNamespace"] {
         let mut reader = asked();
@@ -92,16 +97,14 @@ fn a_share_that_is_not_bound_is_given_back() {
         let mut line = String::new();
         reader.read_line(&mut line).unwrap();
         assert!(line.contains("it says that it sees its region, and does not"), "{line}");
-        eventually("it is given back", || place.home.find("liar").is_none().then_some(()));
+        given_back();
     }
     // It goes away.
     drop(asked());
-    eventually("it is given back", || place.home.find("liar").is_none().then_some(()));
+    given_back();
     // It talks nonsense.
     asked().get_mut().write_all(b"{}\n").unwrap();
-    eventually("it is given back", || place.home.find("liar").is_none().then_some(()));
-    // Who asked goes on as it was.
-    eventually("its cgroup is the one it had", || (cgroups() == before).then_some(()));
+    given_back();
     place.home.nothing_left();
 }
 

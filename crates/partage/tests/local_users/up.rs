@@ -14,8 +14,10 @@ fn the_view_is_live_and_ends_with_ctrl_c() {
     let arguments = ["up", "--settings", settings.to_str().unwrap(), "--metrics", "off"];
     let mut up = Terminal::start(home.partage(&arguments), 30, 110);
     let before = up.modes().local_modes;
-    up.shows("2 x NVIDIA A100-SXM4-40GB are simulated");
-    up.shows("\u{1b}[?1049h");
+    // One read may bring both.
+    up.until(|shown| {
+        shown.contains("2 x NVIDIA A100-SXM4-40GB are simulated") && shown.contains("\u{1b}[?1049h")
+    });
     let mut share = home.share("view", &["--memory", "4Gi", "--cores", "30"], &["sleep", "1000"]);
     // In the table, and below it as news.
     up.shows("view: 4 GiB and 30 % of GPU ");
