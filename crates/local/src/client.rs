@@ -237,7 +237,7 @@ pub const READY: &str = "ready";
 pub const BUSY: &str = "busy";
 
 fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused | ErrorKind::NotADirectory)
 }
 
 /// A connection to a keeper that may be believed: what it says decides what is mounted and loaded.
