@@ -1,9 +1,12 @@
 //! The machine: its driver or a simulated one, its GPUs, and the libraries that stand in for the driver's.
 
+mod contexts;
+
 use crate::home::Home;
 use crate::settings::{DriverChoice, Settings};
 use crate::store;
-use partage_core::model::{Bytes, GpuUuid, Node, Share};
+use contexts::Contexts;
+use partage_core::model::{Node, Share};
 use partage_driver_api::exports::DriverVersion;
 use partage_host::context;
 use partage_host::driver::Driver;
@@ -11,7 +14,6 @@ use partage_host::gpus::{Gpus, uuid_bytes};
 use partage_region::GpuShare;
 use partage_sim::node::{NodeConfig, NodeDir};
 use partage_sim::profile::Profile;
-use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -32,7 +34,7 @@ pub(crate) struct Machine {
     pub(crate) gpus: Gpus,
     pub(crate) node: Node,
     pub(crate) warnings: Vec<String>,
-    contexts: BTreeMap<GpuUuid, Bytes>,
+    contexts: Contexts,
     /// A cache for the loader that has the simulated driver in it.
     loader_cache: Option<PathBuf>,
 }
@@ -46,16 +48,17 @@ impl Machine {
         let gpus = Gpus::open(&driver).map_err(|error| error.to_string())?;
         let node = gpus.node("this machine").map_err(|error| error.to_string())?;
         settings.check_against(&node)?;
+        let mut contexts = Contexts::read(home.lib().join("contexts.json"), gpus.driver_version());
         let mut machine = Machine {
-            contexts: BTreeMap::new(),
+            warnings: contexts
+                .complete(&node, || context::measure(&driver, Path::new(PROGRAM), &[CONTEXT_COMMAND])),
+            contexts,
             loader_cache: None,
-            warnings: Vec::new(),
             driver,
             gpus,
             node,
         };
         machine.install(home)?;
-        machine.measure(home);
         if machine.driver.simulated.is_some() {
             machine.loader_cache = loader_cache(home, &machine.driver);
         }
@@ -96,37 +99,11 @@ impl Machine {
         partage_shim::install::stand_in(&object, &folder, &settings).map_err(|error| error.to_string())
     }
 
-    /// What a context takes on each card: measured once for a driver and its GPUs.
-    fn measure(&mut self, home: &Home) {
-        let uuids: Vec<&str> = self.node.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
-        let key = format!("{} {}", self.gpus.driver_version(), uuids.join(" "));
-        let file = home.lib().join("contexts.json");
-        let known = fs::read(&file).ok();
-        let known =
-            known.and_then(|bytes| serde_json::from_slice::<(String, BTreeMap<GpuUuid, Bytes>)>(&bytes).ok());
-        if let Some((_, contexts)) = known.filter(|(known, _)| *known == key) {
-            self.contexts = contexts;
-            return;
-        }
-        match context::measure(&self.driver, Path::new(PROGRAM), &[CONTEXT_COMMAND]) {
-            Ok(measured) => {
-                self.contexts = measured.into_iter().collect();
-                let written = serde_json::to_vec(&(&key, &self.contexts)).map_err(std::io::Error::from);
-                if let Err(error) = written.and_then(|bytes| store::replace(&file, &bytes)) {
-                    self.warnings.push(format!("{}: cannot be written: {error}", file.display()));
-                }
-            }
-            Err(error) => self.warnings.push(format!(
-                "what a context takes on these GPUs could not be measured, and is not counted: {error}"
-            )),
-        }
-    }
-
     /// A share as the region has it.
     pub(crate) fn region_share(&self, share: &Share, gated: bool) -> Result<GpuShare, String> {
         let uuid = uuid_bytes(&share.gpu).ok_or_else(|| format!("{} is no UUID of a GPU", share.gpu))?;
         let hundredths = |cores: partage_core::model::Cores| cores.as_millipercent() / 10;
-        let context = self.contexts.get(&share.gpu).map_or(0, |bytes| bytes.0);
+        let context = self.contexts.of(&share.gpu).0;
         Ok(GpuShare {
             uuid,
             memory: share.memory_bytes.map_or(u64::MAX, |bytes| bytes.0),
