@@ -217,7 +217,12 @@ fn a_text_is_no_nvml() {
     let folder = tempfile::tempdir().unwrap();
     let nvml = folder.path().join("libnvidia-ml.so.1");
     std::fs::write(&nvml, "not a library, but long enough to be looked at").unwrap();
-    let error =
-        Gpus::open(&Driver { cuda: "/cuda".into(), nvml: nvml.clone(), simulated: None }).unwrap_err();
+    let error = Gpus::open(&Driver {
+        cuda: "/cuda".into(),
+        nvml: nvml.clone(),
+        simulated: None,
+        others: Default::default(),
+    })
+    .unwrap_err();
     assert!(matches!(&error, GpusError::NoLibrary { path, .. } if *path == nvml), "{error}");
 }

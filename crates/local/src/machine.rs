@@ -9,7 +9,7 @@ use contexts::Contexts;
 use partage_core::model::{Node, Share};
 use partage_driver_api::exports::DriverVersion;
 use partage_host::context;
-use partage_host::driver::Driver;
+use partage_host::driver::{self, Driver, Others};
 use partage_host::gpus::{Gpus, uuid_bytes};
 use partage_region::GpuShare;
 use partage_sim::node::{NodeConfig, NodeDir};
@@ -122,7 +122,9 @@ impl Machine {
         name: &str,
         shares: &[Share],
     ) -> std::io::Result<Vec<(PathBuf, PathBuf)>> {
-        let Some(simulated) = &self.driver.simulated else { return Ok(Vec::new()) };
+        let Some(simulated) = &self.driver.simulated else {
+            return Ok(covered(&self.driver.others, &home.stand_ins()));
+        };
         let cache = self.loader_cache.iter().map(|cache| (PathBuf::from(LOADER_CACHE), cache.clone()));
         let mut covers: Vec<(PathBuf, PathBuf)> = cache.collect();
         let there = simulated.join("dev");
@@ -147,6 +149,16 @@ impl Machine {
         let others = self.node.gpus.iter().filter(|gpu| shares.iter().all(|share| share.gpu != gpu.uuid));
         others.map(|gpu| (NVIDIA, gpu.minor)).collect()
     }
+}
+
+/// Whatever else a program may load as the driver is covered by the libraries that stand in for it.
+fn covered(others: &Others, stand_ins: &Path) -> Vec<(PathBuf, PathBuf)> {
+    let cover = |files: &[PathBuf], name: &str| {
+        // What was removed meanwhile is in nobody's way.
+        let there = files.iter().filter(|file| file.exists());
+        there.map(|file| (file.clone(), stand_ins.join(name))).collect::<Vec<_>>()
+    };
+    [cover(&others.cuda, driver::CUDA), cover(&others.nvml, driver::NVML)].concat()
 }
 
 /// The driver that the settings choose.
@@ -235,4 +247,27 @@ fn once(file: &Path, stamp: &str, work: impl FnOnce() -> Result<(), String>) -> 
 fn stamp_of(file: &Path) -> String {
     let about = fs::metadata(file).map(|about| (about.len(), about.mtime(), about.mtime_nsec(), about.ino()));
     format!("{} {about:?}", file.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_libraries_of_the_driver_are_covered_as_long_as_they_are_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for name in ["libcuda.so.535.1", "libnvidia-ml.so.535.1"] {
+            fs::write(at(name), "").unwrap();
+        }
+        let others = Others {
+            cuda: vec![at("libcuda.so.535.1"), at("libcuda.so.removed")],
+            nvml: vec![at("libnvidia-ml.so.535.1")],
+        };
+        let expected = [
+            (at("libcuda.so.535.1"), PathBuf::from("/ours/libcuda.so.1")),
+            (at("libnvidia-ml.so.535.1"), PathBuf::from("/ours/libnvidia-ml.so.1")),
+        ];
+        assert_eq!(covered(&others, Path::new("/ours")), expected);
+    }
 }

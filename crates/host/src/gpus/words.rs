@@ -49,11 +49,17 @@ pub(super) fn ill(error: &NvmlError) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::Others;
     use std::path::PathBuf;
 
     #[test]
     fn what_hinders_a_session_is_told_with_what_helps() {
-        let driver = Driver { cuda: PathBuf::new(), nvml: "/lib/nvml".into(), simulated: None };
+        let driver = Driver {
+            cuda: PathBuf::new(),
+            nvml: "/lib/nvml".into(),
+            simulated: None,
+            others: Others::default(),
+        };
         for (error, words) in [
             (NvmlError::DriverNotLoaded, "modprobe"),
             (NvmlError::LibRmVersionMismatch, "another version"),
