@@ -15,12 +15,15 @@ use partage_region::GpuShare;
 use partage_sim::node::{NodeConfig, NodeDir};
 use partage_sim::profile::Profile;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// What the loader finds libraries by, whatever the environment says.
 const LOADER_CACHE: &str = "/etc/ld.so.cache";
+
+/// NVIDIA's number for the device files of its GPUs, everywhere.
+const NVIDIA: u32 = 195;
 
 /// This program, to be started again.
 pub(crate) const PROGRAM: &str = "/proc/self/exe";
@@ -139,15 +142,30 @@ impl Machine {
         Ok(covers)
     }
 
-    /// Device files of GPUs that a share does not have.
+    /// Device files of GPUs that a share does not have, where there are such files.
     pub(crate) fn other_devices(&self, shares: &[Share]) -> Vec<(u32, u32)> {
-        /// NVIDIA's number for its GPUs, everywhere.
-        const NVIDIA: u32 = 195;
         if self.driver.simulated.is_some() {
             return Vec::new();
         }
         let others = self.node.gpus.iter().filter(|gpu| shares.iter().all(|share| share.gpu != gpu.uuid));
-        others.map(|gpu| (NVIDIA, gpu.minor)).collect()
+        devices(Path::new("/dev"), NVIDIA, &others.map(|gpu| gpu.minor).collect::<Vec<_>>())
+    }
+}
+
+/// The numbers of GPUs' device files. None where there are no such files, or others under their names: to close these
+/// numbers would close nothing, and nobody should be told that it did.
+fn devices(folder: &Path, major: u32, minors: &[u32]) -> Vec<(u32, u32)> {
+    let number = |minor: &u32| {
+        let about = fs::metadata(folder.join(format!("nvidia{minor}"))).ok()?;
+        let device = about.file_type().is_char_device().then(|| about.rdev());
+        Some(device.map(|device| (rustix::fs::major(device), rustix::fs::minor(device))))
+    };
+    let found: Vec<Option<bool>> =
+        minors.iter().map(|minor| number(minor).map(|found| found == Some((major, *minor)))).collect();
+    // One that is not there is closed too: the driver makes some when they are first asked for.
+    match found.contains(&Some(true)) && !found.contains(&Some(false)) {
+        true => minors.iter().map(|minor| (major, *minor)).collect(),
+        false => Vec::new(),
     }
 }
 
@@ -269,5 +287,21 @@ mod tests {
             (at("libnvidia-ml.so.535.1"), PathBuf::from("/ours/libnvidia-ml.so.1")),
         ];
         assert_eq!(covered(&others, Path::new("/ours")), expected);
+    }
+    #[test]
+    fn devices_are_closed_where_they_are_what_they_are_called() {
+        let folder = tempfile::tempdir().unwrap();
+        let closed = |minors: &[u32]| devices(folder.path(), 1, minors);
+        // As in Windows' Linux.
+        assert_eq!(closed(&[3, 5]), []);
+        // /dev/null is 1:3 everywhere.
+        std::os::unix::fs::symlink("/dev/null", folder.path().join("nvidia3")).unwrap();
+        assert_eq!(closed(&[3, 5]), [(1, 3), (1, 5)]);
+        assert_eq!((closed(&[]), closed(&[5])), (vec![], vec![]));
+        // Another device, and no device.
+        std::os::unix::fs::symlink("/dev/null", folder.path().join("nvidia7")).unwrap();
+        fs::write(folder.path().join("nvidia8"), "").unwrap();
+        assert_eq!((closed(&[3, 7]), closed(&[3, 8])), (vec![], vec![]));
+        assert_eq!(devices(folder.path(), NVIDIA, &[3]), []);
     }
 }
