@@ -70,6 +70,18 @@ pub enum BindError {
         /// What the system said.
         source: io::Error,
     },
+    /// The driver's library is no longer there. The process is as it was.
+    #[error(
+        "{}: the driver's library is gone ({source}): the driver was updated or removed since its GPUs are shared; \
+         restart partage up, or wait until all shares have ended, then run it again",
+        path.display()
+    )]
+    DriverGone {
+        /// Where it was.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The process is in a share already. It is as it was.
     #[error("{} is a stand-in already: this process runs in a share; start the other share outside of it", .0.display())]
     Bound(PathBuf),
@@ -92,7 +104,7 @@ pub enum BindError {
 impl BindError {
     /// Whether the process is as it was, and may go on in another way.
     pub fn unchanged(&self) -> bool {
-        matches!(self, Self::Impossible(_) | Self::Absent { .. } | Self::Bound(_))
+        matches!(self, Self::Impossible(_) | Self::Absent { .. } | Self::DriverGone { .. } | Self::Bound(_))
     }
 
     fn half_way(doing: impl Into<String>) -> impl FnOnce(rustix::io::Errno) -> Self {
@@ -139,11 +151,15 @@ fn check(plan: &Plan) -> Result<(), BindError> {
     let stand_ins = STAND_INS.map(|name| plan.stand_ins.join(name));
     let covers = plan.covers.iter().flat_map(|(what, by)| [what, by]);
     let all = [&plan.region, &usage, &plan.region_at].into_iter();
-    for path in all.chain(&stand_ins).chain(&plan.driver).chain(&plan.driver_at).chain(covers) {
+    for path in all.chain(&stand_ins).chain(&plan.driver_at).chain(covers) {
         id(path)?;
     }
     for (driver, stand_in) in plan.driver.iter().zip(&stand_ins) {
-        if id(driver)? == id(stand_in)? {
+        let there = id(driver).map_err(|error| match error {
+            BindError::Absent { path, source } => BindError::DriverGone { path, source },
+            other => other,
+        })?;
+        if there == id(stand_in)? {
             return Err(BindError::Bound(driver.clone()));
         }
     }

@@ -3,7 +3,11 @@
 //! The search is the dynamic loader's: the folders of `LD_LIBRARY_PATH`, its cache, the usual folders. Each library is
 //! searched for by itself, as programs do, and files for other processors are passed over. A simulated node that
 //! `PARTAGE_SIM_DIR` names comes first: who sets it means it.
+//!
+//! Root finds the machine's driver, whatever its own `LD_LIBRARY_PATH` says, but for simulated nodes: it looks for all users,
+//! and they do not have its path.
 
+use std::collections::BTreeSet;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -19,8 +23,8 @@ pub const NVML: &str = "libnvidia-ml.so.1";
 /// The variable that names a simulated node's folder.
 pub const SIMULATED: &str = "PARTAGE_SIM_DIR";
 
-/// Where drivers are put by Debian, by others, by Windows for its Linux, and by container tools.
-const USUAL: [&str; 8] = [
+/// Where drivers are put by Debian, by others, by Windows for its Linux, by container tools, and by NixOS.
+const USUAL: [&str; 9] = [
     "/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -29,7 +33,11 @@ const USUAL: [&str; 8] = [
     "/usr/lib",
     "/usr/lib/wsl/lib",
     "/usr/local/nvidia/lib64",
+    "/run/opengl-driver/lib",
 ];
+/// Where toolkits put libraries of newer drivers, each below a folder of its version.
+const TOOLKITS: &str = "/usr/local";
+const COMPATIBLE: [&str; 3] = ["compat", "compat/lib", "compat/lib.real"];
 /// It is not on everybody's path.
 const LDCONFIG: [&str; 4] = ["/sbin/ldconfig", "/usr/sbin/ldconfig", "/bin/ldconfig", "/usr/bin/ldconfig"];
 
@@ -87,16 +95,33 @@ pub struct Driver {
     pub nvml: PathBuf,
     /// The node's folder, where the driver is a simulated one.
     pub simulated: Option<PathBuf>,
+    /// Other files that programs may load in the place of `cuda` and `nvml`: under another of their names, of a toolkit, or
+    /// left from an older driver. A simulated node has none.
+    pub others: Others,
+}
+
+/// Files that are not the driver's and bear its libraries' names. Real files, each once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Others {
+    /// Those called `libcuda.so…`.
+    pub cuda: Vec<PathBuf>,
+    /// Those called `libnvidia-ml.so…`.
+    pub nvml: Vec<PathBuf>,
 }
 
 impl Driver {
     /// The driver that a program started from here would load. `None` where there is none at all.
     pub fn find() -> Result<Option<Driver>, DriverError> {
+        let mut folders = env::var_os("LD_LIBRARY_PATH").map(|path| folders(&path)).unwrap_or_default();
+        if rustix::process::geteuid().is_root() {
+            folders.retain(|folder| has_node(folder));
+        }
         Search {
             node: env::var_os(SIMULATED).map(PathBuf::from),
-            folders: env::var_os("LD_LIBRARY_PATH").map(|path| folders(&path)).unwrap_or_default(),
+            folders,
             cache,
             usual: USUAL.iter().map(PathBuf::from).collect(),
+            toolkits: TOOLKITS.into(),
         }
         .run()
     }
@@ -111,7 +136,7 @@ impl Driver {
         let (cuda, nvml) = (one(CUDA)?, one(NVML)?);
         let node =
             fs::canonicalize(node).map_err(|error| DriverError::Unreadable { path: node.into(), error })?;
-        Ok(Driver { cuda, nvml, simulated: Some(node) })
+        Ok(Driver { cuda, nvml, simulated: Some(node), others: Others::default() })
     }
 }
 
@@ -125,6 +150,8 @@ struct Search {
     cache: fn() -> Vec<PathBuf>,
     /// Where drivers usually are.
     usual: Vec<PathBuf>,
+    /// The folder that toolkits are in.
+    toolkits: PathBuf,
 }
 
 impl Search {
@@ -139,7 +166,11 @@ impl Search {
         match (self.library(CUDA, &mut cache)?, self.library(NVML, &mut cache)?) {
             (Some(cuda), Some(nvml)) => {
                 let simulated = node_of(&cuda);
-                Ok(Some(Driver { cuda, nvml, simulated }))
+                let others = match simulated {
+                    Some(_) => Others::default(),
+                    None => self.others([&cuda, &nvml], cache.get_or_insert_with(self.cache)),
+                };
+                Ok(Some(Driver { cuda, nvml, simulated, others }))
             }
             (Some(there), None) => Err(DriverError::Half { there, missing: NVML }),
             (None, Some(there)) => Err(DriverError::Half { there, missing: CUDA }),
@@ -163,6 +194,42 @@ impl Search {
         }
         Ok(None)
     }
+}
+
+impl Search {
+    /// All files with the libraries' names where a program could come by, but for the driver's own.
+    fn others(&self, own: [&PathBuf; 2], cache: &[PathBuf]) -> Others {
+        let known = own.into_iter().chain(cache).filter_map(|file| file.parent());
+        let named = self.folders.iter().chain(&self.usual).map(PathBuf::as_path);
+        let toolkits = compatible(&self.toolkits);
+        let folders = known.chain(named).chain(toolkits.iter().map(PathBuf::as_path));
+        // Many are links to one another.
+        let folders: BTreeSet<PathBuf> = folders.filter_map(|folder| fs::canonicalize(folder).ok()).collect();
+        let [mut cuda, mut nvml] = [BTreeSet::new(), BTreeSet::new()];
+        for entry in folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten() {
+            let found = match entry.file_name() {
+                name if is_called(&name, CUDA) => &mut cuda,
+                name if is_called(&name, NVML) => &mut nvml,
+                _ => continue,
+            };
+            // What cannot be loaded needs no cover.
+            found.extend(loadable(&entry.path()).ok().flatten().filter(|file| !own.contains(&file)));
+        }
+        Others { cuda: cuda.into_iter().collect(), nvml: nvml.into_iter().collect() }
+    }
+}
+
+/// Whether a file's name is a library's, with any version or none.
+fn is_called(name: &OsStr, library: &str) -> bool {
+    let plain = library.trim_end_matches(".1").as_bytes();
+    name.as_bytes().strip_prefix(plain).is_some_and(|rest| rest.is_empty() || rest[0] == b'.')
+}
+
+/// The folders of toolkits that have libraries of newer drivers.
+fn compatible(toolkits: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(toolkits).into_iter().flatten().flatten();
+    let toolkits = entries.filter(|entry| entry.file_name().as_bytes().starts_with(b"cuda"));
+    toolkits.flat_map(|entry| COMPATIBLE.map(|below| entry.path().join(below))).collect()
 }
 
 /// The folders of a library path, as the loader reads it: an empty one is where the program stands.
@@ -235,6 +302,11 @@ fn node_of(cuda: &Path) -> Option<PathBuf> {
     let folder = cuda.parent()?;
     let node = folder.parent()?;
     (folder.file_name()? == "lib" && node.join("node.json").is_file()).then(|| node.to_path_buf())
+}
+
+/// Whether a folder is that of a simulated node's libraries.
+fn has_node(folder: &Path) -> bool {
+    fs::canonicalize(folder.join(CUDA)).is_ok_and(|file| node_of(&file).is_some())
 }
 
 #[cfg(test)]

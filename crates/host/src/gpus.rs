@@ -12,8 +12,8 @@ pub use look::{Look, Working};
 use crate::driver::Driver;
 use events::Events;
 use identity::Identity;
-use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
 use partage_core::model::{Gpu, GpuUuid, Link, Links, Node};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -85,6 +85,16 @@ struct Seen {
     busy: busy::Busy,
 }
 
+impl Seen {
+    /// A GPU that answers: asks for its reports, and what was not known of it.
+    fn meet(&mut self, device: &Device<'_>) {
+        self.events.register(device);
+        if self.identity.is_none() {
+            self.identity = Identity::of(device).ok();
+        }
+    }
+}
+
 impl Gpus {
     /// Begins a session with a driver that is loaded and has GPUs. What happens to them is remembered from here on.
     pub fn open(driver: &Driver) -> Result<Gpus, GpusError> {
@@ -120,17 +130,19 @@ impl Gpus {
     }
 
     /// The machine as a node: every GPU that has answered since the session began, and how they are linked. Those in MIG
-    /// mode and those that are not well are withheld.
+    /// mode are withheld. How they are changes from look to look: [`Gpus::look`] tells.
     pub fn node(&self, name: &str) -> Result<Node, GpusError> {
         let mut seen = self.seen();
         let mut gpus = Vec::new();
         let mut indexes = Vec::new();
         for (index, seen) in seen.iter_mut().enumerate() {
             let device = self.nvml.device_by_index(index as u32);
-            let health = look::health(seen, &device);
+            if let Ok(device) = &device {
+                seen.meet(device);
+            }
             let Some(identity) = &seen.identity else { continue };
             let mig = device.as_ref().is_ok_and(identity::is_split);
-            let withheld = health.or_else(|| mig.then(|| identity::split(&identity.gpu.uuid)));
+            let withheld = mig.then(|| identity::split(&identity.gpu.uuid));
             gpus.push(Gpu { withheld, ..identity.gpu.clone() });
             indexes.push(index as u32);
         }

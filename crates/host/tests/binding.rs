@@ -116,6 +116,9 @@ fn bound_process() {
     if std::env::var_os("WITHOUT_REGION").is_some() {
         plan.region.set_file_name("no-region");
     }
+    if std::env::var_os("UPDATED").is_some() {
+        plan.driver[1].set_file_name("libnvidia-ml.so.570");
+    }
     let without_admin = std::env::var_os("WITHOUT_ADMIN").is_some();
     let mut shell = Command::new("/bin/sh");
     shell.args(["-c", &std::env::var(SCRIPT).unwrap_or_default()]);
@@ -434,6 +437,15 @@ fn what_the_plan_lacks_is_found_before_anything_is_changed() {
     let output = machine.bound("true").env("WITHOUT_REGION", "1").output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("@unbound: unchanged true") && said.contains("no-region"), "{output:?}");
+}
+
+#[test]
+fn a_driver_that_was_updated_meanwhile_is_told_with_what_to_do() {
+    let machine = Machine::new();
+    let output = machine.bound("true").env("UPDATED", "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("@unbound: unchanged true") && said.contains("libnvidia-ml.so.570"), "{output:?}");
+    assert!(said.contains("updated or removed") && said.contains("restart partage up"), "{output:?}");
 }
 
 #[test]

@@ -1,25 +1,30 @@
 //! The machine: its driver or a simulated one, its GPUs, and the libraries that stand in for the driver's.
 
+mod contexts;
+
 use crate::home::Home;
 use crate::settings::{DriverChoice, Settings};
 use crate::store;
-use partage_core::model::{Bytes, GpuUuid, Node, Share};
+use contexts::Contexts;
+use partage_core::model::{Node, Share};
 use partage_driver_api::exports::DriverVersion;
 use partage_host::context;
-use partage_host::driver::Driver;
+use partage_host::driver::{self, Driver, Others};
 use partage_host::gpus::{Gpus, uuid_bytes};
 use partage_region::GpuShare;
 use partage_sim::node::{NodeConfig, NodeDir};
 use partage_sim::profile::Profile;
 use partage_sim::state::State;
-use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// What the loader finds libraries by, whatever the environment says.
 const LOADER_CACHE: &str = "/etc/ld.so.cache";
+
+/// NVIDIA's number for the device files of its GPUs, everywhere.
+const NVIDIA: u32 = 195;
 
 /// This program, to be started again.
 pub(crate) const PROGRAM: &str = "/proc/self/exe";
@@ -33,7 +38,7 @@ pub(crate) struct Machine {
     pub(crate) gpus: Gpus,
     pub(crate) node: Node,
     pub(crate) warnings: Vec<String>,
-    contexts: BTreeMap<GpuUuid, Bytes>,
+    contexts: Contexts,
     /// A cache for the loader that has the simulated driver in it.
     loader_cache: Option<PathBuf>,
 }
@@ -47,16 +52,17 @@ impl Machine {
         let gpus = Gpus::open(&driver).map_err(|error| error.to_string())?;
         let node = gpus.node("this machine").map_err(|error| error.to_string())?;
         settings.check_against(&node)?;
+        let mut contexts = Contexts::read(home.lib().join("contexts.json"), gpus.driver_version());
         let mut machine = Machine {
-            contexts: BTreeMap::new(),
+            warnings: contexts
+                .complete(&node, || context::measure(&driver, Path::new(PROGRAM), &[CONTEXT_COMMAND])),
+            contexts,
             loader_cache: None,
-            warnings: Vec::new(),
             driver,
             gpus,
             node,
         };
         machine.install(home)?;
-        machine.measure(home);
         if machine.driver.simulated.is_some() {
             machine.loader_cache = loader_cache(home, &machine.driver);
         }
@@ -97,37 +103,11 @@ impl Machine {
         partage_shim::install::stand_in(&object, &folder, &settings).map_err(|error| error.to_string())
     }
 
-    /// What a context takes on each card: measured once for a driver and its GPUs.
-    fn measure(&mut self, home: &Home) {
-        let uuids: Vec<&str> = self.node.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
-        let key = format!("{} {}", self.gpus.driver_version(), uuids.join(" "));
-        let file = home.lib().join("contexts.json");
-        let known = fs::read(&file).ok();
-        let known =
-            known.and_then(|bytes| serde_json::from_slice::<(String, BTreeMap<GpuUuid, Bytes>)>(&bytes).ok());
-        if let Some((_, contexts)) = known.filter(|(known, _)| *known == key) {
-            self.contexts = contexts;
-            return;
-        }
-        match context::measure(&self.driver, Path::new(PROGRAM), &[CONTEXT_COMMAND]) {
-            Ok(measured) => {
-                self.contexts = measured.into_iter().collect();
-                let written = serde_json::to_vec(&(&key, &self.contexts)).map_err(std::io::Error::from);
-                if let Err(error) = written.and_then(|bytes| store::replace(&file, &bytes)) {
-                    self.warnings.push(format!("{}: cannot be written: {error}", file.display()));
-                }
-            }
-            Err(error) => self.warnings.push(format!(
-                "what a context takes on these GPUs could not be measured, and is not counted: {error}"
-            )),
-        }
-    }
-
     /// A share as the region has it.
     pub(crate) fn region_share(&self, share: &Share, gated: bool) -> Result<GpuShare, String> {
         let uuid = uuid_bytes(&share.gpu).ok_or_else(|| format!("{} is no UUID of a GPU", share.gpu))?;
         let hundredths = |cores: partage_core::model::Cores| cores.as_millipercent() / 10;
-        let context = self.contexts.get(&share.gpu).map_or(0, |bytes| bytes.0);
+        let context = self.contexts.of(&share.gpu).0;
         Ok(GpuShare {
             uuid,
             memory: share.memory_bytes.map_or(u64::MAX, |bytes| bytes.0),
@@ -146,7 +126,9 @@ impl Machine {
         name: &str,
         shares: &[Share],
     ) -> std::io::Result<Vec<(PathBuf, PathBuf)>> {
-        let Some(simulated) = &self.driver.simulated else { return Ok(Vec::new()) };
+        let Some(simulated) = &self.driver.simulated else {
+            return Ok(covered(&self.driver.others, &home.stand_ins()));
+        };
         let cache = self.loader_cache.iter().map(|cache| (PathBuf::from(LOADER_CACHE), cache.clone()));
         let mut covers: Vec<(PathBuf, PathBuf)> = cache.collect();
         let there = simulated.join("dev");
@@ -161,15 +143,13 @@ impl Machine {
         Ok(covers)
     }
 
-    /// Device files of GPUs that a share does not have.
+    /// Device files of GPUs that a share does not have, where there are such files.
     pub(crate) fn other_devices(&self, shares: &[Share]) -> Vec<(u32, u32)> {
-        /// NVIDIA's number for its GPUs, everywhere.
-        const NVIDIA: u32 = 195;
         if self.driver.simulated.is_some() {
             return Vec::new();
         }
         let others = self.node.gpus.iter().filter(|gpu| shares.iter().all(|share| share.gpu != gpu.uuid));
-        others.map(|gpu| (NVIDIA, gpu.minor)).collect()
+        devices(Path::new("/dev"), NVIDIA, &others.map(|gpu| gpu.minor).collect::<Vec<_>>())
     }
 }
 
@@ -187,6 +167,33 @@ pub fn check(settings: &Settings) -> Result<(), String> {
         None => simulated_config(settings, Path::new("/"))?.truth("this machine"),
     };
     settings.check_against(&node)
+}
+
+/// The numbers of GPUs' device files. None where there are no such files, or others under their names: to close these
+/// numbers would close nothing, and nobody should be told that it did.
+fn devices(folder: &Path, major: u32, minors: &[u32]) -> Vec<(u32, u32)> {
+    let number = |minor: &u32| {
+        let about = fs::metadata(folder.join(format!("nvidia{minor}"))).ok()?;
+        let device = about.file_type().is_char_device().then(|| about.rdev());
+        Some(device.map(|device| (rustix::fs::major(device), rustix::fs::minor(device))))
+    };
+    let found: Vec<Option<bool>> =
+        minors.iter().map(|minor| number(minor).map(|found| found == Some((major, *minor)))).collect();
+    // One that is not there is closed too: the driver makes some when they are first asked for.
+    match found.contains(&Some(true)) && !found.contains(&Some(false)) {
+        true => minors.iter().map(|minor| (major, *minor)).collect(),
+        false => Vec::new(),
+    }
+}
+
+/// Whatever else a program may load as the driver is covered by the libraries that stand in for it.
+fn covered(others: &Others, stand_ins: &Path) -> Vec<(PathBuf, PathBuf)> {
+    let cover = |files: &[PathBuf], name: &str| {
+        // What was removed meanwhile is in nobody's way.
+        let there = files.iter().filter(|file| file.exists());
+        there.map(|file| (file.clone(), stand_ins.join(name))).collect::<Vec<_>>()
+    };
+    [cover(&others.cuda, driver::CUDA), cover(&others.nvml, driver::NVML)].concat()
 }
 
 /// The driver that the settings choose.
@@ -301,4 +308,43 @@ fn once(file: &Path, stamp: &str, work: impl FnOnce() -> Result<(), String>) -> 
 fn stamp_of(file: &Path) -> String {
     let about = fs::metadata(file).map(|about| (about.len(), about.mtime(), about.mtime_nsec(), about.ino()));
     format!("{} {about:?}", file.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_libraries_of_the_driver_are_covered_as_long_as_they_are_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for name in ["libcuda.so.535.1", "libnvidia-ml.so.535.1"] {
+            fs::write(at(name), "").unwrap();
+        }
+        let others = Others {
+            cuda: vec![at("libcuda.so.535.1"), at("libcuda.so.removed")],
+            nvml: vec![at("libnvidia-ml.so.535.1")],
+        };
+        let expected = [
+            (at("libcuda.so.535.1"), PathBuf::from("/ours/libcuda.so.1")),
+            (at("libnvidia-ml.so.535.1"), PathBuf::from("/ours/libnvidia-ml.so.1")),
+        ];
+        assert_eq!(covered(&others, Path::new("/ours")), expected);
+    }
+    #[test]
+    fn devices_are_closed_where_they_are_what_they_are_called() {
+        let folder = tempfile::tempdir().unwrap();
+        let closed = |minors: &[u32]| devices(folder.path(), 1, minors);
+        // As in Windows' Linux.
+        assert_eq!(closed(&[3, 5]), []);
+        // /dev/null is 1:3 everywhere.
+        std::os::unix::fs::symlink("/dev/null", folder.path().join("nvidia3")).unwrap();
+        assert_eq!(closed(&[3, 5]), [(1, 3), (1, 5)]);
+        assert_eq!((closed(&[]), closed(&[5])), (vec![], vec![]));
+        // Another device, and no device.
+        std::os::unix::fs::symlink("/dev/null", folder.path().join("nvidia7")).unwrap();
+        fs::write(folder.path().join("nvidia8"), "").unwrap();
+        assert_eq!((closed(&[3, 7]), closed(&[3, 8])), (vec![], vec![]));
+        assert_eq!(devices(folder.path(), NVIDIA, &[3]), []);
+    }
 }

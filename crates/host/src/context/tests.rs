@@ -3,7 +3,12 @@ use super::*;
 const UUID: &str = "GPU-0123abcd-4567-89ef-fedc-ba9876543210";
 
 fn driver() -> Driver {
-    Driver { cuda: "/cuda".into(), nvml: "/nvml".into(), simulated: Some("/node".into()) }
+    Driver {
+        cuda: "/cuda".into(),
+        nvml: "/nvml".into(),
+        simulated: Some("/node".into()),
+        others: Default::default(),
+    }
 }
 
 /// What a shell script that stands for the child answers.

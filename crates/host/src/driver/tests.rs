@@ -4,7 +4,7 @@ use tempfile::TempDir;
 
 fn search(folders: &[&Path]) -> Search {
     let folders = folders.iter().map(|folder| folder.to_path_buf()).collect();
-    Search { node: None, folders, cache: Vec::new, usual: Vec::new() }
+    Search { node: None, folders, cache: Vec::new, usual: Vec::new(), toolkits: "/nowhere".into() }
 }
 
 /// The start of a library for this processor.
@@ -103,6 +103,61 @@ fn a_named_node_comes_before_everything_and_one_on_the_path_is_known() {
     assert_eq!(search.run().unwrap().unwrap().simulated, None);
     fs::write(node.path().join("node.json"), "{}").unwrap();
     assert_eq!(search.run().unwrap(), Some(found));
+}
+
+#[test]
+fn other_files_of_the_names_are_found_wherever_programs_come_by() {
+    let at = tempfile::tempdir().unwrap();
+    let real = at.path().canonicalize().unwrap();
+    let all = [
+        "driver/libcuda.so.1",
+        "driver/libcuda.so",
+        "driver/libcuda.so.1.1",
+        "driver/libnvidia-ml.so.1",
+        "driver/libcudart.so.12",
+        "driver/libcuda.sold",
+        "usual/libcuda.so.535.1",
+        "usual/libnvidia-ml.so.535.1",
+        "local/cuda-12.8/compat/libcuda.so.570.1",
+        "local/other/compat/libcuda.so.1",
+    ];
+    for file in all.map(|file| real.join(file)) {
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        library(&file);
+    }
+    // The same ones again, and what no program can load.
+    symlink("libcuda.so.535.1", real.join("usual/libcuda.so.1")).unwrap();
+    symlink("../driver/libcuda.so.1", real.join("usual/libcuda.so")).unwrap();
+    symlink("cuda-12.8", real.join("local/cuda")).unwrap();
+    symlink("usual", real.join("again")).unwrap();
+    fs::write(real.join("usual/libnvidia-ml.so"), "INPUT(libnvidia-ml.so.1)").unwrap();
+    let mut search = search(&[&real.join("driver")]);
+    search.usual = ["usual", "again"].map(|folder| real.join(folder)).into();
+    search.toolkits = real.join("local");
+    let found = search.run().unwrap().unwrap();
+    assert_eq!(found.cuda, real.join("driver/libcuda.so.1"));
+    let files = |names: &[&str]| names.iter().map(|name| real.join(name)).collect::<Vec<_>>();
+    let expected = Others {
+        cuda: files(&[
+            "driver/libcuda.so",
+            "driver/libcuda.so.1.1",
+            "local/cuda-12.8/compat/libcuda.so.570.1",
+            "usual/libcuda.so.535.1",
+        ]),
+        nvml: files(&["usual/libnvidia-ml.so.535.1"]),
+    };
+    assert_eq!(found.others, expected);
+}
+
+#[test]
+fn only_a_simulated_node_is_taken_from_roots_path() {
+    let (node, other) = (tempfile::tempdir().unwrap(), folder(&[CUDA, NVML]));
+    let libraries = node.path().join("lib");
+    fs::create_dir(&libraries).unwrap();
+    library(&libraries.join(CUDA));
+    assert!(!has_node(&libraries) && !has_node(other.path()) && !has_node(Path::new("/nowhere")));
+    fs::write(node.path().join("node.json"), "{}").unwrap();
+    assert!(has_node(&libraries));
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! One look at one GPU.
 
-use super::identity::Identity;
 use super::{Seen, words, xid};
 use nvml_wrapper::Device;
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError, TemperatureSensor};
@@ -60,13 +59,10 @@ pub(super) fn at(seen: &mut Seen, device: Found<'_>) -> Option<Look> {
 }
 
 /// What is wrong with a GPU. What it reported is taken in, and what was not known of it is asked for.
-pub(super) fn health(seen: &mut Seen, device: &Found<'_>) -> Option<String> {
+fn health(seen: &mut Seen, device: &Found<'_>) -> Option<String> {
     let now = match device {
         Ok(device) => {
-            seen.events.register(device);
-            if seen.identity.is_none() {
-                seen.identity = Identity::of(device).ok();
-            }
+            seen.meet(device);
             ill(device)
         }
         Err(error) => words::ill(error),
@@ -89,9 +85,9 @@ fn ill(device: &Device<'_>) -> Option<String> {
     match device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile) {
         Ok(0) => None,
         Ok(errors) => Some(format!(
-            "{errors} memory error{} could not be corrected: end what runs on it, then reset it \
-             (nvidia-smi --gpu-reset) or restart the machine",
-            if errors == 1 { "" } else { "s" }
+            "{errors} memory error{} could not be corrected: {}",
+            if errors == 1 { "" } else { "s" },
+            xid::RESET
         )),
         Err(error) => words::ill(&error),
     }

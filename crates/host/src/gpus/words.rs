@@ -1,6 +1,6 @@
 //! NVML's errors in words that say what to do.
 
-use super::GpusError;
+use super::{GpusError, xid};
 use crate::driver::Driver;
 use nvml_wrapper::error::NvmlError;
 
@@ -34,9 +34,7 @@ pub(super) fn ill(error: &NvmlError) -> Option<String> {
         NvmlError::GpuLost => {
             "the GPU has fallen off the bus: restart the machine; if it comes again, check its seat and its power"
         }
-        NvmlError::ResetRequired => {
-            "the GPU must be reset: end what runs on it, then reset it (nvidia-smi --gpu-reset) or restart the machine"
-        }
+        NvmlError::ResetRequired => return Some(format!("the GPU must be reset: {}", xid::RESET)),
         NvmlError::IrqIssue => "the GPU's interrupts do not arrive: see dmesg, then restart the machine",
         NvmlError::InsufficientPower => "the GPU has too little power: check its power cables",
         NvmlError::DriverNotLoaded | NvmlError::Uninitialized => {
@@ -51,11 +49,17 @@ pub(super) fn ill(error: &NvmlError) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::Others;
     use std::path::PathBuf;
 
     #[test]
     fn what_hinders_a_session_is_told_with_what_helps() {
-        let driver = Driver { cuda: PathBuf::new(), nvml: "/lib/nvml".into(), simulated: None };
+        let driver = Driver {
+            cuda: PathBuf::new(),
+            nvml: "/lib/nvml".into(),
+            simulated: None,
+            others: Others::default(),
+        };
         for (error, words) in [
             (NvmlError::DriverNotLoaded, "modprobe"),
             (NvmlError::LibRmVersionMismatch, "another version"),

@@ -8,7 +8,9 @@
 //! Two are left out against the catalogue. 109 (a change of contexts took too long) also comes from programs, which would
 //! then take a GPU from everybody; NVIDIA's own device plugin passes it over. 155 also reports NVLinks that were put to sleep.
 
-const RESET: &str = "end what runs on it, then reset it (nvidia-smi --gpu-reset) or restart the machine";
+/// Who keeps the GPUs has them open, which hinders a reset, and remembers until its own end what it saw.
+pub(super) const RESET: &str =
+    "end what runs on it, stop partage up, then reset it (nvidia-smi --gpu-reset) or restart the machine";
 const RESTART: &str = "restart the machine; if it comes again, check its seat and its power";
 
 /// What an XID that makes a GPU unusable means and what to do; `None` for all others.
@@ -54,5 +56,7 @@ mod tests {
             assert!(words.starts_with(&format!("XID {xid}: ")) && words.contains("; "), "{words}");
         }
         assert!(fatal(79).unwrap().contains("fallen off the bus"));
+        // It keeps the GPU open.
+        assert!(fatal(62).unwrap().contains("stop partage up, then reset it"));
     }
 }
