@@ -129,6 +129,21 @@ impl Cgroup {
             .map_err(CgroupError::io(format!("moving process {pid} into {}", self.folder.display())))
     }
 
+    /// Moves its processes into the cgroup above, where they came from: they go on without it. One that ends meanwhile needs
+    /// no move.
+    pub fn let_go(&self) -> io::Result<()> {
+        let Some(above) = self.folder.parent() else { return Ok(()) };
+        for pid in self.pids()? {
+            match fs::write(above.join(PROCS), pid.to_string()) {
+                Err(error) if !gone(&error) && error.raw_os_error() != Some(libc::ESRCH) => {
+                    return Err(error);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     /// The processes in it and in all cgroups below; none if it is gone.
     pub fn pids(&self) -> io::Result<Vec<u32>> {
         let mut pids = Vec::new();

@@ -8,5 +8,6 @@ pub mod cgroup;
 pub mod context;
 pub mod driver;
 pub mod gpus;
+pub mod inherited;
 pub mod members;
 pub mod process;

@@ -85,18 +85,6 @@ pub fn members(marks: &[Mark]) -> io::Result<Vec<Identity>> {
     Ok(found.into_iter().collect())
 }
 
-/// Whether there is any: a cgroup that has one answers at once.
-pub fn are_any(marks: &[Mark]) -> io::Result<bool> {
-    for mark in marks {
-        if let Mark::Cgroup(cgroup) = mark
-            && cgroup.pids()?.into_iter().any(|pid| Identity::living(pid).is_some())
-        {
-            return Ok(true);
-        }
-    }
-    Ok(!members(marks)?.is_empty())
-}
-
 fn scan(marks: &[Mark]) -> io::Result<BTreeSet<Identity>> {
     let mut found = BTreeSet::new();
     let mut by_look = Vec::new();
@@ -110,9 +98,14 @@ fn scan(marks: &[Mark]) -> io::Result<BTreeSet<Identity>> {
         return Ok(found);
     }
     for pid in pids()? {
-        // Who it is comes first: the number may pass to another process while its marks are looked at.
+        let is_marked = || by_look.iter().any(|mark| mark.is_on(pid));
+        // Most are not, and to know who each is costs more than to see that.
+        if !is_marked() {
+            continue;
+        }
+        // Who it is comes before what it has: the number may pass to another process meanwhile.
         let Some(identity) = Identity::living(pid) else { continue };
-        if by_look.iter().any(|mark| mark.is_on(pid)) && identity.lives() {
+        if is_marked() && identity.lives() {
             found.insert(identity);
         }
     }

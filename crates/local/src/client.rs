@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// How long a keeper may take to begin: where the driver is, contexts are measured the first time.
 const BEGINNING: Duration = Duration::from_secs(90);
 /// How long a keeper may take to answer.
-const ANSWERING: Duration = Duration::from_secs(30);
+pub(crate) const ANSWERING: Duration = Duration::from_secs(30);
 
 /// How often one asks anew whose keeper went away before it answered.
 pub(crate) const TRIES: usize = 20;
@@ -43,6 +43,18 @@ pub enum ClientError {
         /// What the system said.
         #[source]
         error: io::Error,
+    },
+    /// Somebody else answers there.
+    #[error(
+        "{} is answered by user {uid}, who is neither you nor the administrator, and could make you run anything: use another \
+         home with --home",
+        home.socket().display()
+    )]
+    Impostor {
+        /// Which home.
+        home: Home,
+        /// Who.
+        uid: u32,
     },
     /// The keeper takes too long.
     #[error("the keeper of {} does not answer: it may be very busy; if this lasts, end it and look at its log", .0.path().display())]
@@ -109,10 +121,10 @@ impl Client {
 
     /// Asks a keeper in the background to make place; nothing where there is none.
     pub fn take_over(&self) -> Result<(), ClientError> {
-        let stream = match UnixStream::connect(self.home.socket()) {
+        let stream = match connected(&self.home) {
             Ok(stream) => stream,
-            Err(error) if is_absent(&error) => return Ok(()),
-            Err(error) => return Err(self.io(error)),
+            Err(ClientError::Io { error, .. }) if is_absent(&error) => return Ok(()),
+            Err(error) => return Err(error),
         };
         let mut talk = Talk::new(stream, ANSWERING).map_err(|error| self.io(error))?;
         match self.said(&mut talk, &Question::HandOver) {
@@ -121,6 +133,13 @@ impl Client {
             // It ended just now.
             Err(ClientError::Io { .. }) => Ok(()),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Starts a keeper in the background again, if there is something to keep. Where that fails, the next command tries.
+    pub fn resume(&self) {
+        if crate::store::is_any(&self.home) {
+            let _ = self.talk(ANSWERING);
         }
     }
 
@@ -162,12 +181,13 @@ impl Client {
     pub(crate) fn talk(&self, patience: Duration) -> Result<Talk, ClientError> {
         let deadline = Instant::now() + BEGINNING;
         loop {
-            match UnixStream::connect(self.home.socket()) {
+            match connected(&self.home) {
                 Ok(stream) => return Talk::new(stream, patience).map_err(|error| self.io(error)),
                 // Only its own user can start it; where it was killed, another one is about to follow.
-                Err(error) if is_absent(&error) && self.home.is_of_another() && self.home.answers() => {}
-                Err(error) if is_absent(&error) => self.start()?,
-                Err(error) => return Err(self.io(error)),
+                Err(ClientError::Io { error, .. })
+                    if is_absent(&error) && self.home.is_of_another() && self.home.answers() => {}
+                Err(ClientError::Io { error, .. }) if is_absent(&error) => self.start()?,
+                Err(error) => return Err(error),
             }
             if Instant::now() > deadline {
                 return Err(ClientError::NoKeeper("it does not answer".into()));
@@ -181,12 +201,12 @@ impl Client {
         if self.home.is_of_another() {
             let home = self.home.path().display();
             return Err(cannot(format!(
-                "{home} is somebody else's, and they keep nothing there now: ask them to start partage up, or use a home of \
+                "{home} is somebody else's, and nobody answers there: ask them to start partage up again, or use a home of \
                  your own with --home"
             )));
         }
         self.home.make().map_err(|error| cannot(error.to_string()))?;
-        let child = background(&self.home, None).stdout(Stdio::piped()).spawn();
+        let child = background(&self.home).stdout(Stdio::piped()).spawn();
         let mut child = child.map_err(|error| cannot(error.to_string()))?;
         let Some(out) = child.stdout.take() else { return Err(cannot("it says nothing".into())) };
         let mut line = String::new();
@@ -218,6 +238,18 @@ pub const BUSY: &str = "busy";
 
 fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
+}
+
+/// A connection to a keeper that may be believed: what it says decides what is mounted and loaded.
+fn connected(home: &Home) -> Result<UnixStream, ClientError> {
+    let failed = |error: io::Error| ClientError::Io { home: home.clone(), error };
+    let stream = UnixStream::connect(home.socket()).map_err(failed)?;
+    let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|error| failed(error.into()))?;
+    let uid = peer.uid.as_raw();
+    if uid != 0 && uid != rustix::process::geteuid().as_raw() {
+        return Err(ClientError::Impostor { home: home.clone(), uid });
+    }
+    Ok(stream)
 }
 
 impl Talk {

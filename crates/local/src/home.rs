@@ -94,11 +94,15 @@ impl Home {
     pub fn usual() -> Result<Home, HomeError> {
         let uid = rustix::process::getuid().as_raw();
         let machine = Home { run: MACHINE_RUN.into(), lib: MACHINE_LIB.into(), named: false };
-        if uid == 0 || machine.answers() {
+        // Where shares run there and nobody answers, to go elsewhere would be to find their GPUs free.
+        if uid == 0 || machine.answers() || crate::store::is_any(&machine) {
             return machine.checked();
         }
         let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-        let run = variable("XDG_RUNTIME_DIR").filter(|path| path.is_dir());
+        // The same for a login, a cron job and `su`: two homes of one user would give the same GPU twice.
+        let run = Some(PathBuf::from(format!("/run/user/{uid}")));
+        let run =
+            run.filter(|path| fs::metadata(path).is_ok_and(|about| about.is_dir() && about.uid() == uid));
         let run = run.map_or_else(|| format!("/tmp/partage-{uid}").into(), |path| path.join("partage"));
         let lib = variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(".local/state")));
         let lib = lib.map_or_else(|| run.join("lib"), |path| path.join("partage"));
@@ -158,6 +162,11 @@ impl Home {
         self.named.then(|| self.run.join("partage.yaml"))
     }
 
+    /// The settings of the keeper that is there, or was killed: whoever follows goes by them.
+    pub(crate) fn settings_in_force(&self) -> PathBuf {
+        self.run.join("settings.in-force.yaml")
+    }
+
     pub(crate) fn is_named(&self) -> bool {
         self.named
     }
@@ -207,9 +216,15 @@ impl Home {
     }
 
     /// What the cgroup of a share is called. There may be several homes, and shares of one name in them.
-    pub(crate) fn cgroup(&self, name: &str) -> String {
+    pub(crate) fn cgroup(&self, name: &str, id: &str) -> String {
+        let id = id.get(..8).unwrap_or(id);
+        format!("{}{name}.{id}", self.cgroup_prefix())
+    }
+
+    /// How the cgroups of its shares begin.
+    pub(crate) fn cgroup_prefix(&self) -> String {
         let (device, number) = fs::metadata(&self.run).map_or((0, 0), |about| (about.dev(), about.ino()));
-        format!("partage-{device:x}.{number:x}-{name}")
+        format!("partage-{device:x}.{number:x}-")
     }
 
     pub(crate) fn region_at(&self) -> PathBuf {
@@ -248,21 +263,43 @@ fn failed(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> HomeErro
 }
 
 fn make_folder(folder: &Path) -> Result<(), HomeError> {
-    DirBuilder::new().recursive(true).mode(0o755).create(folder).map_err(failed(folder, "cannot be made"))?;
-    // Whatever the umask: other users' programs load what lies here.
-    fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).map_err(failed(folder, "cannot be opened"))
+    match DirBuilder::new().mode(0o755).create(folder) {
+        // Whatever the umask: other users' programs load what lies here.
+        Ok(()) => fs::set_permissions(folder, fs::Permissions::from_mode(0o755))
+            .map_err(failed(folder, "cannot be opened")),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let above = folder.parent().unwrap_or(folder);
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o755)
+                .create(above)
+                .map_err(failed(above, "cannot be made"))?;
+            make_folder(folder)
+        }
+        Err(error) => Err(failed(folder, "cannot be made")(error)),
+    }
 }
 
-/// A folder that is one's own: in `/tmp` anybody could have made it first.
+/// A folder that is one's own: in `/tmp` anybody could have made it first. One that is there is left as it is, and must be
+/// empty or a home: another's files are not to be among ours.
 fn make_own(folder: &Path) -> Result<(), HomeError> {
+    make_folder(folder)?;
     let own = rustix::process::geteuid().as_raw();
-    match fs::symlink_metadata(folder) {
-        Ok(there) if there.uid() != own => {
-            Err(HomeError::NotYours { path: folder.into(), owner: there.uid(), own })
-        }
-        Ok(there) if !there.is_dir() => Err(HomeError::Unusable { path: folder.into(), why: "is no folder" }),
-        _ => make_folder(folder),
+    let there = fs::symlink_metadata(folder).map_err(failed(folder, "cannot be seen"))?;
+    let unusable = |why| Err(HomeError::Unusable { path: folder.into(), why });
+    if !there.is_dir() {
+        return unusable("is no folder");
     }
+    if there.uid() != own {
+        return Err(HomeError::NotYours { path: folder.into(), owner: there.uid(), own });
+    }
+    if there.mode() & 0o022 != 0 {
+        return unusable(
+            "others may write there, and could take the keeper's place: use a folder of your own",
+        );
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 
 mod bind;
 mod change;
+mod claims;
 mod give;
 mod queue;
 mod serve;
@@ -33,7 +34,7 @@ use std::fs::{self, File, OpenOptions};
 use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 use truth::Truth;
@@ -77,6 +78,9 @@ pub struct Keeper {
     state: Mutex<State>,
     changed: Condvar,
     truth: Mutex<Truth>,
+    claims: claims::Claims,
+    /// What is wrong, for the report.
+    warnings: Mutex<Vec<String>>,
     standby: standby::Successor,
     /// Held for as long as it keeps.
     _lock: File,
@@ -106,8 +110,7 @@ impl Keeper {
         settings: Settings,
         options: Options,
     ) -> Result<Arc<Keeper>, (KeepError, Option<Options>)> {
-        // Other users' programs load and map what it writes.
-        rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+        be_a_keeper();
         match lock(home) {
             Ok(lock) => Keeper::start_with(home, settings, options, lock).map_err(|error| (error, None)),
             Err(error) => Err((error, Some(options))),
@@ -122,6 +125,8 @@ impl Keeper {
     ) -> Result<Arc<Keeper>, KeepError> {
         let machine = Machine::open(home, &settings).map_err(KeepError::Cannot)?;
         let cannot = |what: &str, error: std::io::Error| KeepError::Cannot(format!("{what}: {error}"));
+        put_in_force(home, options.settings_file.as_deref())
+            .map_err(|error| cannot("the settings cannot be kept", error))?;
         let watch = Watch::new().map_err(|error| cannot("processes cannot be watched", error))?;
         let keeper = Arc::new(Keeper {
             home: home.clone(),
@@ -134,6 +139,8 @@ impl Keeper {
             state: Mutex::default(),
             changed: Condvar::new(),
             truth: Mutex::default(),
+            claims: claims::Claims::default(),
+            warnings: Mutex::default(),
             standby: standby::Successor::default(),
             _lock: lock,
         });
@@ -166,12 +173,16 @@ impl Keeper {
         for found in store::all(&self.home)? {
             match found {
                 Found::Share(record) => self.take_up(*record),
-                Found::Leftover(name, why) => {
-                    self.log(&format!("{name}: what was left of it is removed: {why}"));
-                    self.removed(&name);
-                }
+                Found::Leftover(name) => self.removed(&name),
+                Found::Unreadable(name, why) => self.warn(&format!(
+                    "the record of share {name} cannot be read, and what it has is not counted: {why}; end its processes, \
+                     then remove {}",
+                    self.home.share(&name).display()
+                )),
             }
         }
+        store::tidy(&self.home)?;
+        self.claim(&mut self.machine.node.clone());
         self.after_change(&mut self.state());
         Ok(())
     }
@@ -179,9 +190,7 @@ impl Keeper {
     fn take_up(self: &Arc<Self>, record: Record) {
         let name = record.name.clone();
         // One that was not bound yet never started: who asked for it asks again.
-        let lives = record.bound.is_some()
-            && partage_host::members::members(&record.marks(&self.home))
-                .map_or(true, |members| !members.is_empty());
+        let lives = record.bound.is_some() && record.has_members(&self.home).unwrap_or(true);
         if !lives {
             self.forget(&record);
             return;
@@ -223,6 +232,7 @@ impl Keeper {
             self.standby.dismiss();
             // Nobody answers there any more: another user's command must not wait for it.
             let _ = fs::remove_file(self.home.socket());
+            let _ = fs::remove_file(self.home.settings_in_force());
         }
     }
 
@@ -246,8 +256,43 @@ impl Keeper {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Says something that the report should go on saying.
+    fn warn(&self, warning: &str) {
+        let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        if !warnings.iter().any(|known| known == warning) {
+            warnings.push(warning.into());
+            self.log(&format!("warning: {warning}"));
+        }
+    }
+
     fn log(&self, line: &str) {
         (self.options.log)(line);
+    }
+}
+
+/// Keeps a copy of the settings for whoever follows: their file may be changed meanwhile, and be wrong.
+fn put_in_force(home: &Home, file: Option<&Path>) -> std::io::Result<()> {
+    let copy = home.settings_in_force();
+    match file {
+        Some(file) if file == copy => Ok(()),
+        Some(file) => store::replace(&copy, &fs::read(file)?),
+        None => match fs::remove_file(&copy) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        },
+    }
+}
+
+/// What a process needs to keep shares of many.
+fn be_a_keeper() {
+    // Other users' programs load and map what it writes.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    // Who started it may have been bounded for another purpose, and each share and each who waits needs a few files.
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    for resource in [Resource::Nofile, Resource::Fsize, Resource::As, Resource::Nproc] {
+        let mut limit = getrlimit(resource);
+        limit.current = limit.maximum;
+        let _ = setrlimit(resource, limit);
     }
 }
 

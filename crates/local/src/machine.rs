@@ -14,6 +14,7 @@ use partage_host::gpus::{Gpus, uuid_bytes};
 use partage_region::GpuShare;
 use partage_sim::node::{NodeConfig, NodeDir};
 use partage_sim::profile::Profile;
+use partage_sim::state::State;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -69,7 +70,7 @@ impl Machine {
     }
 
     fn install(&self, home: &Home) -> Result<(), String> {
-        let object = partage_shim::install::shared_object().map_err(|error| error.to_string())?;
+        let object = trusted(partage_shim::install::shared_object().map_err(|error| error.to_string())?)?;
         let [real_cuda, real_nvml] = home.driver_files();
         let version = self.gpus.driver_version();
         let stamp = format!("{} {version} {real_cuda:?} {:?}", stamp_of(&object), home.region_at());
@@ -88,7 +89,7 @@ impl Machine {
 
     /// The libraries of one share, for processes that have no mount namespace.
     pub(crate) fn install_for(&self, home: &Home, name: &str) -> Result<(), String> {
-        let object = partage_shim::install::shared_object().map_err(|error| error.to_string())?;
+        let object = trusted(partage_shim::install::shared_object().map_err(|error| error.to_string())?)?;
         let folder = home.own_stand_ins().join(name);
         fs::create_dir_all(&folder)
             .map_err(|error| format!("{}: cannot be made: {error}", folder.display()))?;
@@ -179,6 +180,22 @@ fn covered(others: &Others, stand_ins: &Path) -> Vec<(PathBuf, PathBuf)> {
     [cover(&others.cuda, driver::CUDA), cover(&others.nvml, driver::NVML)].concat()
 }
 
+/// Whether settings can be on this machine. Changes nothing.
+pub fn check(settings: &Settings) -> Result<(), String> {
+    let found = match settings.driver {
+        DriverChoice::Simulated => None,
+        DriverChoice::Auto | DriverChoice::Nvidia => Driver::find().map_err(|error| error.to_string())?,
+    };
+    let node = match found {
+        Some(driver) => {
+            let gpus = Gpus::open(&driver).map_err(|error| error.to_string())?;
+            gpus.node("this machine").map_err(|error| error.to_string())?
+        }
+        None => simulated_config(settings, Path::new("/"))?.truth("this machine"),
+    };
+    settings.check_against(&node)
+}
+
 /// The driver that the settings choose.
 fn driver(home: &Home, settings: &Settings) -> Result<Driver, String> {
     let found = match settings.driver {
@@ -195,15 +212,25 @@ fn driver(home: &Home, settings: &Settings) -> Result<Driver, String> {
     }
 }
 
+fn simulated_config(settings: &Settings, folder: &Path) -> Result<NodeConfig, String> {
+    let card = Profile::find(&settings.simulated.model).map_err(|error| format!("simulated: {error}"))?;
+    let seed = partage_sim::node::seed_of(folder);
+    NodeConfig::new(DriverVersion::R550, card, settings.simulated.gpus, seed)
+        .map_err(|error| format!("simulated: {error}"))
+}
+
 /// The simulated machine of this home, made where there is none.
 fn simulated(home: &Home, settings: &Settings) -> Result<Driver, String> {
     let folder = home.simulated();
-    let card = Profile::find(&settings.simulated.model).map_err(|error| error.to_string())?;
-    let seed = partage_sim::node::seed_of(&folder);
-    let config = NodeConfig::new(DriverVersion::R550, card, settings.simulated.gpus, seed);
-    let config = config.map_err(|error| format!("simulated: {error}"))?;
+    let config = simulated_config(settings, &folder)?;
     let node = match NodeDir::open(&folder) {
-        Ok(node) if node.config() == &config => node,
+        Ok(node) if node.config() == &config && State::attach(node.path()).is_ok() => node,
+        Ok(node) if node.config() == &config && store::is_any(home) => {
+            return Err(format!(
+                "{}: the simulated GPUs are damaged: stop the shares, and remove it",
+                folder.display()
+            ));
+        }
         Ok(_) if store::is_any(home) => {
             return Err("simulated: the settings ask for other GPUs, and shares use those that are there: stop them first".into());
         }
@@ -213,12 +240,28 @@ fn simulated(home: &Home, settings: &Settings) -> Result<Driver, String> {
         }
         Err(_) => NodeDir::create(&folder, &config).map_err(|error| error.to_string())?,
     };
-    let object = partage_sim::install::shared_object().map_err(|error| error.to_string())?;
+    let object = trusted(partage_sim::install::shared_object().map_err(|error| error.to_string())?)?;
     once(&home.lib().join("gpus.stamp"), &stamp_of(&object), || {
         partage_sim::install::libraries(&object, &node.libraries(), config.driver, node.path())
             .map_err(|error| error.to_string())
     })?;
     Driver::simulated(node.path()).map_err(|error| error.to_string())
+}
+
+/// The shared object that all users' programs will load must be root's, where root keeps: a variable may name any.
+fn trusted(object: PathBuf) -> Result<PathBuf, String> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(object);
+    }
+    let of_root =
+        |path: &Path| fs::metadata(path).is_ok_and(|about| about.uid() == 0 && about.mode() & 0o022 == 0);
+    match of_root(&object) {
+        true => Ok(object),
+        false => Err(format!(
+            "{}: others than root may write it, and every user's programs would load it: install it as root, mode 0755",
+            object.display()
+        )),
+    }
 }
 
 /// Libraries cannot be loaded from every file system.

@@ -3,7 +3,7 @@
 //! There is no process in between: the command has the terminal, the signals and the exit code because it is the process that
 //! `partage run` was.
 
-use crate::client::{BETWEEN_TRIES, Client, ClientError, TRIES, Talk};
+use crate::client::{ANSWERING, BETWEEN_TRIES, Client, ClientError, TRIES, Talk};
 use crate::home::Home;
 use crate::wire::{Answer, Bound, Granted, Places, Question, RunRequest, say};
 use partage_host::binding::{self, BindError, Binding, Plan};
@@ -17,6 +17,9 @@ use std::time::Duration;
 
 /// The variable that tells a command which share it is in.
 pub const SHARE_VARIABLE: &str = "PARTAGE_SHARE";
+
+/// The variable by which processes are known that nothing else holds. Nobody else knows its value.
+pub(crate) const ID_VARIABLE: &str = "PARTAGE_SHARE_ID";
 
 /// How long a keeper may be silent: one that waits hears of nothing for days.
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
@@ -73,7 +76,7 @@ pub enum RunError {
 }
 
 /// The share that this process is in.
-fn inside(home: &Home) -> Option<String> {
+pub fn inside(home: &Home) -> Option<String> {
     let named = std::env::var(SHARE_VARIABLE).ok();
     if home.region_at().join(partage_region::LIMITS).exists() {
         return Some(named.unwrap_or_else(|| "of another command".into()));
@@ -120,7 +123,7 @@ fn bound(
     let mut tries = 0;
     loop {
         tries += 1;
-        let mut talk = client.talk(FOR_EVER)?;
+        let mut talk = client.talk(if request.wait { FOR_EVER } else { ANSWERING })?;
         match granted(&client, &mut talk, request, news) {
             // The keeper was killed. Nothing has begun, so another one can be asked.
             Err(RunError::Client(ClientError::Io { .. })) if tries < TRIES => {
@@ -192,7 +195,7 @@ fn plan(places: &Places) -> Plan {
 
 /// What the command finds in its environment. Nothing of it keeps the limits, but for the library path.
 fn environment(command: &mut Command, granted: &Granted, binding: Binding) {
-    command.env(SHARE_VARIABLE, &granted.name);
+    command.env(SHARE_VARIABLE, &granted.name).env(ID_VARIABLE, &granted.id);
     // Whoever had chosen GPUs by their numbers chose among those of the machine.
     command.env("CUDA_VISIBLE_DEVICES", granted.gpus.join(","));
     let places = &granted.places;

@@ -110,7 +110,7 @@ pub struct Rule {
     #[serde(default, deserialize_with = "memory")]
     pub memory: Option<Bytes>,
     /// Compute of all their shares together, in percent of one GPU.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "percents")]
     pub cores: Option<u32>,
     /// GPUs of one share.
     #[serde(default)]
@@ -256,6 +256,13 @@ fn cores<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Cores>, D:
     Ok(Some(cores))
 }
 
+fn percents<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    let text = Word::deserialize(deserializer)?.text();
+    let wrong =
+        |_| serde::de::Error::custom(format!("{text} is no percentage: write a whole number, such as 150"));
+    text.trim_end_matches('%').trim().parse().map(Some).map_err(wrong)
+}
+
 fn policy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Policy, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
 }
@@ -342,6 +349,19 @@ impl Settings {
     }
 
     fn check(&self) -> Result<(), String> {
+        if self.default.mode == Some(Mode::Hard) && self.default.cores.is_none() {
+            return Err("default: hard mode ends compute at what was promised: write cores, too".into());
+        }
+        if self.default.cores == Some(Cores::NONE) {
+            return Err("default: 0 % of a GPU is nothing: leave the cores out, or write 1 or more".into());
+        }
+        if !(1..=partage_sim::node::MOST_GPUS).contains(&self.simulated.gpus) {
+            return Err(format!(
+                "simulated: {} GPUs cannot be: write 1 to {}",
+                self.simulated.gpus,
+                partage_sim::node::MOST_GPUS
+            ));
+        }
         for rule in &self.users {
             if rule.shares == Some(0) {
                 let why =
@@ -368,9 +388,26 @@ impl Settings {
                     node.gpus.iter().enumerate().map(|(at, gpu)| format!("{at} ({})", gpu.uuid)).collect();
                 return Err(format!("{place}: names no GPU, or several; there are {}", all.join(", ")));
             };
-            if reservation.memory.is_some_and(|memory| memory > gpu.memory_bytes) {
-                return Err(format!("{place}: is more memory than the {} the GPU has", gpu.memory_bytes));
+            let here = self.reservations.iter().filter(|other| other.gpu(node).as_ref() == Some(&gpu.uuid));
+            let (memory, cores) = here.fold((0u64, 0u32), |(memory, cores), other| {
+                let promised = other.cores.unwrap_or(Cores::NONE).as_millipercent();
+                (memory.saturating_add(other.memory.unwrap_or(Bytes::ZERO).0), cores.saturating_add(promised))
+            });
+            if memory > gpu.memory_bytes.0 {
+                let sum = Bytes(memory);
+                return Err(format!(
+                    "{place}: {sum} are kept of it in all, which is more than its {}",
+                    gpu.memory_bytes
+                ));
             }
+            if cores > Cores::WHOLE.as_millipercent() {
+                return Err(format!("{place}: more than 100 % of its time are kept in all"));
+            }
+        }
+        if let Some(memory) = self.default.memory
+            && node.gpus.iter().all(|gpu| gpu.memory_bytes < memory)
+        {
+            return Err(format!("default: no GPU of this machine has {memory}"));
         }
         Ok(())
     }

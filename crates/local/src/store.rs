@@ -6,20 +6,27 @@ use partage_core::model::Share;
 use partage_host::binding::Binding;
 use partage_host::cgroup::Cgroup;
 use partage_host::members::{self, Mark};
-use partage_host::process::Identity;
+use partage_host::process::{self, Identity};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 const RECORD: &str = "share.json";
+/// How records are written. One of another program's may be of a share that runs.
+const FORMAT: u32 = 1;
 
 /// A share as written down.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Record {
+    /// How it is written: [`FORMAT`].
+    format: u32,
     pub(crate) name: String,
+    /// What nobody else can know or have by chance.
+    pub(crate) id: String,
     pub(crate) who: Who,
     /// The shares of GPUs, in the order of the region.
     pub(crate) shares: Vec<Share>,
@@ -44,6 +51,32 @@ pub(crate) struct Bond {
 }
 
 impl Record {
+    /// A share that was decided, of a process that asked.
+    pub(crate) fn new(
+        name: &str,
+        who: &Who,
+        shares: Vec<Share>,
+        main: Identity,
+        command: &[String],
+    ) -> io::Result<Record> {
+        let mut random = [0; 16];
+        File::open("/dev/urandom")?.read_exact(&mut random)?;
+        let since =
+            SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Ok(Record {
+            format: FORMAT,
+            name: name.into(),
+            id: random.iter().map(|byte| format!("{byte:02x}")).collect(),
+            who: who.clone(),
+            shares,
+            since,
+            main,
+            command: command.to_vec(),
+            bound: None,
+            cgroup: None,
+        })
+    }
+
     /// What its processes carry.
     pub(crate) fn marks(&self, home: &Home) -> Vec<Mark> {
         let cgroup = self.cgroup.iter().cloned().map(Mark::Cgroup);
@@ -58,9 +91,35 @@ impl Record {
                 members::region(&limits, &home.region_at().join(partage_region::LIMITS)).ok()
             }
             Binding::LibraryPath => {
-                Some(Mark::Variable { name: crate::run::SHARE_VARIABLE.into(), value: self.name.clone() })
+                Some(Mark::Variable { name: crate::run::ID_VARIABLE.into(), value: self.id.clone() })
             }
         }
+    }
+
+    /// Its processes.
+    pub(crate) fn members(&self, home: &Home) -> io::Result<Vec<Identity>> {
+        let mut members = members::members(&self.marks(home))?;
+        members.retain(|process| self.is_of(process));
+        Ok(members)
+    }
+
+    /// Whether it has processes. A cgroup that has one answers at once.
+    pub(crate) fn has_members(&self, home: &Home) -> io::Result<bool> {
+        let held = self.cgroup.as_ref().map(|cgroup| cgroup.pids()).transpose()?.unwrap_or_default();
+        let living = |pid: u32| Identity::of(pid).is_ok_and(|process| process.lives());
+        Ok(held.into_iter().any(living) || !self.members(home)?.is_empty())
+    }
+
+    /// Whether a process that carries a mark is the share's: what a cgroup holds is; a name of a file or a variable can be
+    /// had by anybody, so of those only the owner's own are. Root's programs may have become anybody.
+    pub(crate) fn is_of(&self, process: &Identity) -> bool {
+        let is_owners = || process::owner(process.pid).is_ok_and(|uid| uid == self.who.uid);
+        let is_held = || {
+            self.cgroup
+                .as_ref()
+                .is_some_and(|cgroup| cgroup.pids().is_ok_and(|pids| pids.contains(&process.pid)))
+        };
+        self.who.uid == 0 || is_owners() || is_held()
     }
 
     /// Writes it down, whole or not at all.
@@ -96,8 +155,10 @@ fn write(file: &Path, bytes: &[u8], mode: u32) -> io::Result<File> {
 pub(crate) enum Found {
     /// A share.
     Share(Box<Record>),
-    /// What a keeper left that was killed half way, or something else: its name, and why it is no share.
-    Leftover(String, io::Error),
+    /// What a keeper left that was killed half way: there is no record.
+    Leftover(String),
+    /// A record that cannot be read. Its share may run.
+    Unreadable(String, io::Error),
 }
 
 /// All shares that were written down.
@@ -109,12 +170,24 @@ pub(crate) fn all(home: &Home) -> io::Result<Vec<Found>> {
         let record = fs::read(entry.path().join(RECORD))
             .and_then(|bytes| serde_json::from_slice::<Record>(&bytes).map_err(Into::into));
         found.push(match record {
-            Ok(record) if record.name == name => Found::Share(Box::new(record)),
-            Ok(_) => Found::Leftover(name, io::Error::other("it is the record of another")),
-            Err(error) => Found::Leftover(name, error),
+            Ok(record) if record.name == name && record.format == FORMAT => Found::Share(Box::new(record)),
+            Ok(_) => Found::Unreadable(name, io::Error::other("it is of another share or another version")),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Found::Leftover(name),
+            Err(error) => Found::Unreadable(name, error),
         });
     }
     Ok(found)
+}
+
+/// Removes libraries of shares that are not there any more.
+pub(crate) fn tidy(home: &Home) -> io::Result<()> {
+    for entry in fs::read_dir(home.own_stand_ins())? {
+        let entry = entry?;
+        if !home.shares().join(entry.file_name()).exists() {
+            fs::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether any share is written down.

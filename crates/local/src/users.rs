@@ -1,7 +1,9 @@
 //! Who is who: names and numbers of users and groups, as the machine knows them.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 /// Who asks, as the kernel says.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -33,7 +35,15 @@ impl Who {
 
 /// A user's name, or the number where there is none.
 pub fn name(uid: u32) -> String {
-    found("passwd", &uid.to_string(), 2, 0).unwrap_or_else(|| uid.to_string())
+    // A directory of the network may take its time, and is asked once.
+    static KNOWN: Mutex<BTreeMap<u32, String>> = Mutex::new(BTreeMap::new());
+    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(name) = known().get(&uid) {
+        return name.clone();
+    }
+    let name = found("passwd", &uid.to_string(), 2, 0).unwrap_or_else(|| uid.to_string());
+    known().insert(uid, name.clone());
+    name
 }
 
 /// The number of a user.

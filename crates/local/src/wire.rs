@@ -159,6 +159,8 @@ pub enum Refusal {
 pub struct Granted {
     /// Its name.
     pub name: String,
+    /// What nobody else knows.
+    pub id: String,
     /// What it is, in words: `4 GiB and 30 % of GPU 0`.
     pub words: String,
     /// UUIDs of its GPUs, in order.

@@ -18,7 +18,8 @@ impl Keeper {
     /// that (a grace period), in which the process can bind itself.
     pub(super) fn confine(&self, name: &str, main: Identity) -> Confined {
         let mut confined = Confined { gate: false, notes: Vec::new() };
-        let cgroup = match Cgroup::make(&self.home.cgroup(name), main.pid) {
+        let id = self.state().shares.get(name).map(|live| live.record.id.clone()).unwrap_or_default();
+        let cgroup = match Cgroup::make(&self.home.cgroup(name, &id), main.pid) {
             Ok(Some(cgroup)) => cgroup,
             Ok(None) => return confined,
             Err(error) => {
@@ -88,12 +89,12 @@ impl Keeper {
         Ok(())
     }
 
-    /// Removes a cgroup whose process is about to end.
+    /// Removes a cgroup whose process was not let in: it is about to end, or goes on as it was before it asked.
     pub(super) fn remove_soon(&self, cgroup: Cgroup) {
         const PATIENCE: u32 = 100;
         let remove = move || {
             for _ in 0..PATIENCE {
-                if cgroup.remove().is_ok() {
+                if cgroup.let_go().is_ok() && cgroup.remove().is_ok() {
                     return;
                 }
                 std::thread::sleep(Duration::from_millis(50));

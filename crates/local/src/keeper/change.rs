@@ -6,8 +6,7 @@ use crate::decide::{self, Refused};
 use crate::users::{self, Who};
 use crate::wire::{Change, Refusal};
 use partage_core::model::{Bytes, Share};
-use partage_host::members::{self, Mark};
-use partage_host::process::{self, Identity};
+use partage_host::members;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -82,16 +81,11 @@ impl Keeper {
         let (number, record) = (live.number, live.record.clone());
         drop(state);
         let marks = record.marks(&self.home);
-        // A variable can be set by anybody: only the owner's own are meant. What a cgroup or a namespace holds is the share's.
-        let by_variable = marks.iter().all(|mark| matches!(mark, Mark::Variable { .. }));
-        let may = |process: &Identity| {
-            !by_variable || process::owner(process.pid).is_ok_and(|uid| uid == record.who.uid)
-        };
         let ended = if marks.is_empty() {
             // It has not started: its process is ours to end all the same.
             record.main.signal(rustix::process::Signal::KILL).map(|()| members::Ended { ended: 0, killed: 1 })
         } else {
-            members::end(&marks, &may, grace)
+            members::end(&marks, &|process| record.is_of(process), grace)
         };
         match ended {
             Ok(ended) => {

@@ -2,12 +2,12 @@
 
 use super::{Keeper, State};
 use crate::decide::{self, Held, Refused};
+use crate::home::Home;
 use crate::report::Stage;
 use crate::store::{self, Record};
 use crate::users::Who;
 use crate::wire::{Granted, Places, Refusal, RunRequest};
 use partage_core::model::{GpuUuid, Node, PodAsk, Share};
-use partage_host::members::{self};
 use partage_host::process::Identity;
 use partage_region::arbiter::Member;
 use partage_region::{Owner, Policy, UsageReader};
@@ -60,7 +60,7 @@ impl State {
     }
 
     /// The name asked for, or one made of the command's.
-    pub(super) fn name(&self, request: &RunRequest) -> Result<String, Refused> {
+    pub(super) fn name(&self, request: &RunRequest, home: &Home) -> Result<String, Refused> {
         let wrong = |message: String| Err(Refused::new(Refusal::Wrong, message));
         let Some(name) = &request.name else {
             let command = request.command.first().map_or("share", String::as_str);
@@ -68,8 +68,8 @@ impl State {
             let plain: String = base.chars().filter(|letter| is_plain(*letter)).take(40).collect();
             let plain = plain.trim_start_matches(['-', '.']);
             let plain = if plain.is_empty() { "share" } else { plain };
-            let free =
-                (1u64..).map(|number| format!("{plain}-{number}")).find(|name| self.is_taken(name).is_none());
+            let is_free = |name: &String| self.is_taken(name).is_none() && !home.share(name).exists();
+            let free = (1u64..).map(|number| format!("{plain}-{number}")).find(is_free);
             return free.map_or_else(|| wrong("there is no name left".into()), Ok);
         };
         let sound = name.len() <= LONGEST_NAME && name.chars().all(is_plain) && !name.starts_with(['-', '.']);
@@ -82,6 +82,11 @@ impl State {
             Some(who) => wrong(format!(
                 "a share called {name} is there already, of user {}: choose another with --name",
                 crate::users::name(who.uid)
+            )),
+            // Its record cannot be read; it may run.
+            None if home.share(name).exists() => wrong(format!(
+                "{} is there and is no share that is known: choose another name with --name",
+                home.share(name).display()
             )),
             None => Ok(name.clone()),
         }
@@ -102,6 +107,8 @@ impl Keeper {
                 truth.looks.iter().find(|look| look.uuid == gpu.uuid).and_then(|look| look.health.clone());
             gpu.withheld = gpu.withheld.take().or(ill);
         }
+        drop(truth);
+        self.claim(&mut node);
         node
     }
 
@@ -116,31 +123,21 @@ impl Keeper {
         command: &[String],
     ) -> Result<Granted, Refused> {
         // A process has one share. It asks again if the keeper was killed before it had its answer.
-        let before: Vec<String> = state
-            .shares
-            .values()
-            .filter(|live| live.record.main == main)
-            .map(|live| live.record.name.clone())
-            .collect();
-        for name in before {
-            self.drop_share(state, &name);
+        let before = state.shares.values().find(|live| live.record.main == main);
+        if let Some(live) = before {
+            let name = live.record.name.clone();
+            if live.record.bound.is_some() {
+                return Err(Refused::new(Refusal::Wrong, format!("this process is in share {name} already")));
+            }
+            self.take_back(state, &[name]);
         }
         let node = self.node();
         let shares = decide::place(&node, &state.held(), &self.settings, who, ask)?;
-        let record = Record {
-            name: name.into(),
-            who: who.clone(),
-            shares,
-            since: super::now(),
-            main,
-            command: command.to_vec(),
-            bound: None,
-            cgroup: None,
-        };
+        let broken = |why: String| Refused::new(Refusal::Broken, format!("the share cannot be made: {why}"));
+        let record =
+            Record::new(name, who, shares, main, command).map_err(|error| broken(error.to_string()))?;
         let made = self.make(state, record);
-        let granted = made
-            .inspect_err(|_| self.removed(name))
-            .map_err(|why| Refused::new(Refusal::Broken, format!("the share cannot be made: {why}")))?;
+        let granted = made.inspect_err(|_| self.removed(name)).map_err(broken)?;
         self.after_change(state);
         Ok(granted)
     }
@@ -156,7 +153,7 @@ impl Keeper {
         Owner::create(&region, &limits?, Policy::default()).map_err(|error| error.to_string())?;
         record.write(&self.home).map_err(cannot)?;
         store::open_to(&self.home, &name, record.who.uid).map_err(cannot)?;
-        let words = decide::words(&self.machine.node, &record.shares);
+        let (words, id) = (decide::words(&self.machine.node, &record.shares), record.id.clone());
         let gpus = record.shares.iter().map(|share| share.gpu.to_string()).collect();
         self.log(&format!("{name}: {words} for user {}", crate::users::name(record.who.uid)));
         let live = self.live(record)?;
@@ -178,7 +175,7 @@ impl Keeper {
             simulated: self.machine.driver.simulated.clone(),
             covers,
         };
-        Ok(Granted { name, words, gpus, places })
+        Ok(Granted { name, id, words, gpus, places })
     }
 
     /// A share whose region is there, kept from now on.
@@ -209,39 +206,37 @@ impl Keeper {
     pub(super) fn release(self: &Arc<Self>, name: &str, number: u64) {
         let mut state = self.state();
         if state.shares.get(name).is_some_and(|live| live.number == number) {
-            self.drop_share(&mut state, name);
-            self.after_change(&mut state);
+            self.take_back(&mut state, &[name.to_string()]);
         }
     }
 
     /// Gives back what has ended and was not noticed yet: who runs one command after another must not find the first in the
-    /// way of the second. Whether there was something.
-    pub(super) fn sweep(&self, state: &mut State) -> bool {
+    /// way of the second.
+    pub(super) fn sweep(self: &Arc<Self>, state: &mut State) {
         let ended = state.shares.values().filter(|live| !live.record.main.lives());
-        let gone = ended.filter(|live| {
-            let marks = live.record.marks(&self.home);
-            marks.is_empty() || members::are_any(&marks).is_ok_and(|any| !any)
-        });
+        let gone = ended.filter(|live| live.record.has_members(&self.home).is_ok_and(|any| !any));
         let gone: Vec<String> = gone.map(|live| live.record.name.clone()).collect();
-        for name in &gone {
-            self.drop_share(state, name);
+        if !gone.is_empty() {
+            self.take_back(state, &gone);
         }
-        !gone.is_empty()
     }
 
-    fn drop_share(&self, state: &mut State, name: &str) {
-        let Some(live) = state.shares.remove(name) else { return };
-        self.arbiter.remove(live.member);
-        self.forget(&live.record);
-        self.log(&format!("{name} has ended"));
+    /// Takes shares out of the books, and gives what they had to those who wait: one never without the other.
+    fn take_back(self: &Arc<Self>, state: &mut State, names: &[String]) {
+        for name in names {
+            let Some(live) = state.shares.remove(name) else { continue };
+            self.arbiter.remove(live.member);
+            self.forget(&live.record);
+            self.log(&format!("{name} has ended"));
+        }
+        self.after_change(state);
     }
 
     /// Removes what a share leaves.
     pub(super) fn forget(&self, record: &Record) {
-        match &record.cgroup {
-            // One that never started may not have heard of it yet.
-            Some(cgroup) if cgroup.remove().is_err() => self.remove_soon(cgroup.clone()),
-            _ => {}
+        if let Some(cgroup) = &record.cgroup {
+            // The kernel may take a moment to see that it is empty.
+            self.remove_soon(cgroup.clone());
         }
         self.removed(&record.name);
     }
@@ -255,6 +250,7 @@ impl Keeper {
     /// After shares came, went or changed: turns are needed where somebody was promised time, and who waits may fit.
     pub(super) fn after_change(self: &Arc<Self>, state: &mut State) {
         self.settle(state);
+        self.unclaim(state);
         let promised = |share: &Share| share.cores.is_some() && !share.whole;
         let gated: BTreeSet<GpuUuid> = state
             .shares

@@ -9,8 +9,10 @@ use partage_core::model::PodAsk;
 use partage_host::process::{self, Identity};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::UCred;
+use std::fs;
 use std::io::{self, BufReader, Read};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -149,7 +151,7 @@ impl Keeper {
                 }
                 return self.run(Caller { who, main, reader, writer }, &request);
             }
-            Question::Report => Answer::Report(Box::new(self.report())),
+            Question::Report => Answer::Report(Box::new(self.report_to(&who))),
             Question::Resize { name, change } => match self.resize(&who, &name, &change) {
                 Ok(()) => match self.report().shares.into_iter().find(|share| share.name == name) {
                     Some(share) => Answer::Resized(Box::new(share)),
@@ -233,6 +235,12 @@ impl Keeper {
             Ok(ask) => ask,
             Err(refused) => return Ok(Err(refused)),
         };
+        if self.is_inside(caller.main) {
+            return Ok(Err(Refused::new(
+                Refusal::Wrong,
+                "this process is in a share already, and shares do not nest",
+            )));
+        }
         let mut state = self.state();
         self.sweep(&mut state);
         let (name, why) = match self.try_once(&mut state, caller, request, &ask) {
@@ -271,6 +279,17 @@ impl Keeper {
         waited.map(Ok)
     }
 
+    /// Whether a process sees a region, or is in the cgroup of a share.
+    fn is_inside(&self, main: Identity) -> bool {
+        let limits = self.home.region_at().join(partage_region::LIMITS);
+        let seen = limits
+            .strip_prefix("/")
+            .map(|limits| Path::new("/proc").join(main.pid.to_string()).join("root").join(limits));
+        let cgroups = fs::read_to_string(format!("/proc/{}/cgroup", main.pid)).unwrap_or_default();
+        seen.is_ok_and(|limits| limits.exists())
+            || cgroups.contains(&format!("/{}", self.home.cgroup_prefix()))
+    }
+
     /// A share right now, or the name it would have and why not.
     fn try_once(
         self: &Arc<Self>,
@@ -279,7 +298,7 @@ impl Keeper {
         request: &RunRequest,
         ask: &PodAsk,
     ) -> Result<Granted, (Option<String>, Refused)> {
-        let name = state.name(request).map_err(|why| (None, why))?;
+        let name = state.name(request, &self.home).map_err(|why| (None, why))?;
         let given = self.give(state, &name, &caller.who, caller.main, ask, &request.command);
         given.map_err(|why| (Some(name), why))
     }

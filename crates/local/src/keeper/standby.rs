@@ -45,22 +45,29 @@ impl Keeper {
         if child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None))) {
             return;
         }
-        match background(&self.home, self.options.settings_file.as_deref())
-            .arg(STANDBY)
-            .stdout(Stdio::null())
-            .spawn()
-        {
+        // One that ended by itself has said why in the log, and would again.
+        let failed =
+            child.take().and_then(|mut child| child.wait().ok()).is_some_and(|ended| ended.code().is_some());
+        let called = match failed {
+            true => Err(std::io::Error::other(format!("it ended; see {}", self.home.log().display()))),
+            false => background(&self.home).arg(STANDBY).stdout(Stdio::null()).spawn(),
+        };
+        match called {
             Ok(new) => *child = Some(new),
             Err(error) => {
                 drop(child);
-                self.log(&format!("warning: nobody stands by, in case this keeper is killed: {error}"));
+                self.warn(&format!("nobody stands by, in case this keeper is killed: {error}"));
             }
         }
     }
 }
 
-/// The program as a keeper in the background, with its words in the home's log.
-pub(crate) fn background(home: &Home, settings: Option<&std::path::Path>) -> Command {
+/// A log that is longer begins anew.
+const LONGEST_LOG: u64 = 1 << 20;
+
+/// The program as a keeper in the background, with its words in the home's log. It goes by the settings that were last in
+/// force, as long as there is something that was given under them.
+pub(crate) fn background(home: &Home) -> Command {
     let mut command = Command::new(PROGRAM);
     // The link is what is started; this is what people see.
     command.arg0("partage");
@@ -68,8 +75,11 @@ pub(crate) fn background(home: &Home, settings: Option<&std::path::Path>) -> Com
     if home.is_named() {
         command.arg("--home").arg(home.path());
     }
-    if let Some(settings) = settings {
-        command.arg("--settings").arg(settings);
+    if home.settings_in_force().exists() {
+        command.arg("--settings").arg(home.settings_in_force());
+    }
+    if std::fs::metadata(home.log()).is_ok_and(|log| log.len() > LONGEST_LOG) {
+        let _ = std::fs::remove_file(home.log());
     }
     let log = std::fs::OpenOptions::new().create(true).append(true).open(home.log());
     command.stderr(log.map_or_else(|_| Stdio::null(), Stdio::from));
@@ -78,7 +88,7 @@ pub(crate) fn background(home: &Home, settings: Option<&std::path::Path>) -> Com
 
 /// Waits until nobody else keeps this home; then keeps it, if there is something to keep.
 pub fn stand_by(home: &Home, settings: Settings, options: Options) -> Result<Option<Arc<Keeper>>, KeepError> {
-    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    super::be_a_keeper();
     let lock = lock_file(home)?;
     flock(&lock, FlockOperation::LockExclusive).map_err(|error| {
         KeepError::Cannot(format!("{}: cannot be locked: {error}", home.lock().display()))

@@ -9,11 +9,11 @@ use crate::report::{
     WaitingReport,
 };
 use crate::store::Record;
-use crate::users;
+use crate::users::{self, Who};
 use partage_core::model::{Bytes, Cores, Share};
 use partage_host::{members, process};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 struct Seen {
     record: Record,
@@ -22,12 +22,19 @@ struct Seen {
 }
 
 impl Keeper {
+    /// How everything is now, for somebody: with what others run, and not with what they told it.
+    pub(super) fn report_to(self: &Arc<Self>, who: &Who) -> Report {
+        let mut report = self.report();
+        for share in report.shares.iter_mut().filter(|share| share.uid != who.uid && !who.is_keeper()) {
+            share.command.truncate(1);
+        }
+        report
+    }
+
     /// How everything is now.
     pub fn report(self: &Arc<Self>) -> Report {
         let mut state = self.state();
-        if self.sweep(&mut state) {
-            self.after_change(&mut state);
-        }
+        self.sweep(&mut state);
         let mut shares: Vec<Seen> = state
             .shares
             .values()
@@ -38,6 +45,7 @@ impl Keeper {
             })
             .collect();
         let mut names = Names::default();
+        let warnings = self.warnings();
         let waiting = state
             .queue
             .iter()
@@ -61,7 +69,7 @@ impl Keeper {
                 since: self.since,
                 foreground: self.options.foreground,
                 metrics: self.options.metrics.map(|address| address.to_string()),
-                warnings: self.machine.warnings.clone(),
+                warnings,
             },
             driver: DriverReport {
                 version: self.machine.gpus.driver_version().into(),
@@ -71,6 +79,11 @@ impl Keeper {
             shares: self.tell(&shares, &mut names),
             waiting,
         }
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let since = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        self.machine.warnings.iter().chain(since.iter()).cloned().collect()
     }
 
     fn gpus(&self, shares: &[Seen]) -> Vec<GpuReport> {

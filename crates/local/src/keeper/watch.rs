@@ -4,7 +4,6 @@
 //! next, and when there is none the share is given back.
 
 use super::Keeper;
-use partage_host::members::members;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -76,13 +75,11 @@ impl Keeper {
     fn one_has_ended(self: &Arc<Self>, name: &str, number: u64) {
         let state = self.state();
         let Some(live) = state.shares.get(name).filter(|live| live.number == number) else { return };
-        let marks = live.record.marks(&self.home);
+        let record = live.record.clone();
         drop(state);
-        if marks.is_empty() {
-            self.release(name, number);
-            return;
-        }
-        match members(&marks) {
+        match record.members(&self.home) {
+            // One that is not bound yet has nothing that could be looked for but itself.
+            Ok(left) if left.is_empty() && record.main.lives() => self.look_later(name, number),
             Ok(left) if left.is_empty() => self.release(name, number),
             Ok(left) => {
                 let process = left.iter().find_map(|process| process.pidfd().ok());
@@ -118,6 +115,7 @@ impl Keeper {
         drop(state);
         match main.pidfd() {
             Ok(process) => self.watch.add(name, number, process),
+            // Also where it has not ended and cannot be watched: then it is looked at again and again.
             Err(_) => self.one_has_ended(name, number),
         }
     }

@@ -76,6 +76,9 @@ fn mistakes_are_named() {
         ("users: [{shares: 2}]", "who"),
         ("reservations: [{for: root, gpu: 0}]", "keeps nothing"),
         ("driver: nvida", "nvida"),
+        ("default: {mode: hard}", "write cores, too"),
+        ("simulated: {gpus: 0}", "0 GPUs cannot be"),
+        ("users: [{who: root, cores: many}]", "many is no percentage"),
     ] {
         let message = refused(text);
         assert!(message.contains(words), "{text}: {message}");
@@ -85,7 +88,12 @@ fn mistakes_are_named() {
             "reservations: [{for: root, gpu: 7, memory: 1Gi}]",
             "names no GPU, or several; there are 0 (GPU-00000000",
         ),
-        ("reservations: [{for: root, gpu: 0, memory: 41Gi}]", "more memory than the 40 GiB"),
+        ("reservations: [{for: root, gpu: 0, cores: 60}, {for: 7, gpu: 0, cores: 50}]", "more than 100 %"),
+        ("default: {memory: 500Gi}", "no GPU of this machine has 500 GiB"),
+        (
+            "reservations: [{for: root, gpu: 0, memory: 41Gi}]",
+            "41 GiB are kept of it in all, which is more than its 40 GiB",
+        ),
     ] {
         let message = Settings::from_yaml(text).unwrap().check_against(&node()).unwrap_err();
         assert!(message.contains(words), "{text}: {message}");

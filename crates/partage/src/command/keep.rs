@@ -26,6 +26,13 @@ pub(crate) struct Keep {
 
 impl Keep {
     pub(crate) fn run(&self, out: &mut dyn Write) -> io::Result<Outcome> {
+        // What it was started with open is not its own.
+        partage_host::inherited::close_files();
+        // A thread that fails leaves half a keeper: the one who stands by is better.
+        std::panic::set_hook(Box::new(|panic| {
+            log(&format!("error: {panic}"));
+            std::process::abort();
+        }));
         // A terminal that goes away, or its Ctrl-C, is not meant for it. It may lead a session already.
         let _ = rustix::process::setsid();
         match self.start() {

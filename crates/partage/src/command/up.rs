@@ -22,6 +22,7 @@ use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use summary::Summary;
@@ -83,13 +84,20 @@ impl Up {
     pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
         match self.prepared() {
             Ok(prepared) if self.check => {
+                if let Err(what) = partage_local::check(&prepared.settings) {
+                    line(err, format_args!("error: {what}"))?;
+                    return Ok(Outcome::Problems);
+                }
                 let from = prepared.file.map_or_else(|| "no file".into(), |file| file.display().to_string());
                 line(out, format_args!("the settings are right ({from})"))?;
                 Ok(Outcome::Fine)
             }
             Ok(prepared) => self.keep(prepared, out, err),
             Err(what) => {
-                line(err, format_args!("error: {what}"))?;
+                // What is wrong with a file is shown where it is, on several lines.
+                for (at, words) in what.lines().enumerate() {
+                    line(err, format_args!("{}{words}", if at == 0 { "error: " } else { "  " }))?;
+                }
                 Ok(Outcome::Problems)
             }
         }
@@ -97,6 +105,11 @@ impl Up {
 
     fn prepared(&self) -> Result<Prepared, String> {
         let home = self.home.home()?;
+        if let Some(name) = partage_local::run::inside(&home).filter(|_| !self.check) {
+            return Err(format!(
+                "this is inside share {name}, from where nobody else's can be kept: leave it first"
+            ));
+        }
         let loaded = Settings::load(self.settings.as_deref(), &home);
         let (settings, file) = loaded.map_err(|error| error.to_string())?;
         let file = file.map(|file| std::path::absolute(&file).unwrap_or(file));
@@ -146,18 +159,19 @@ impl Up {
         }
         let mut summary = Summary::default();
         let mut started = workloads.map(|workloads| workloads.start(&home, &news));
-        self.watch(&keeper, &news, &mut summary, out)?;
+        let watched = self.watch(&keeper, &news, &mut summary, out);
         if let Some(started) = &mut started {
             // What these shares did is known as long as they are there.
             summary.see(&keeper.report());
             started.end(&Client::new(home), GRACE);
-            for text in summary.lines(started) {
-                line(out, format_args!("{text}"))?;
-            }
         }
         let left = keeper.shares();
         keeper.end();
         keeper.wait();
+        watched?;
+        for text in started.iter().flat_map(|started| summary.lines(started)) {
+            line(out, format_args!("{text}"))?;
+        }
         if left > 0 {
             let shares = if left == 1 { "1 share goes on".into() } else { format!("{left} shares go on") };
             line(
@@ -249,7 +263,11 @@ fn take_over(home: &Home, settings: Settings, options: Options) -> Result<Arc<Ke
                     home.path().display()
                 )));
             }
-            Err((error, _)) => return Err(Why::Keeper(error.to_string())),
+            Err((error, _)) => {
+                // Who was sent away for this one comes back.
+                client.resume();
+                return Err(Why::Keeper(error.to_string()));
+            }
         }
     }
 }
@@ -285,21 +303,33 @@ fn greet(report: &Report, metrics: Option<SocketAddr>, out: &mut dyn Write) -> i
 
 /// What happens, a line at a time: below the view, or as it comes.
 pub(super) struct News {
-    /// Standard output, where there is no view. The program's own handle of it is locked for as long as it runs.
-    plain: Option<Mutex<File>>,
+    /// To who writes it, where there is no view. Whoever has news does not wait: a reader may have stopped reading.
+    plain: Option<SyncSender<String>>,
     last: Mutex<VecDeque<String>>,
 }
 
 impl News {
     fn new(plain: bool) -> io::Result<News> {
-        let out = || Ok::<_, io::Error>(Mutex::new(File::from(io::stdout().as_fd().try_clone_to_owned()?)));
-        Ok(News { plain: plain.then(out).transpose()?, last: Mutex::default() })
+        /// Lines that may wait for their reader; more are lost.
+        const WAITING: usize = 1024;
+        if !plain {
+            return Ok(News { plain: None, last: Mutex::default() });
+        }
+        // The program's own handle of it is locked for as long as it runs.
+        let mut out = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+        let (sender, news) = mpsc::sync_channel::<String>(WAITING);
+        std::thread::Builder::new().name("news".into()).spawn(move || {
+            for words in news {
+                // A reader who left is no reason to stop keeping.
+                let _ = line(&mut out, format_args!("{words}"));
+            }
+        })?;
+        Ok(News { plain: Some(sender), last: Mutex::default() })
     }
 
     pub(super) fn tell(&self, words: &str) {
         if let Some(out) = &self.plain {
-            // A reader who left is no reason to stop keeping.
-            let _ = line(&mut *out.lock().unwrap_or_else(PoisonError::into_inner), format_args!("{words}"));
+            let _ = out.try_send(words.into());
             return;
         }
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);

@@ -252,7 +252,7 @@ impl Home {
     pub(crate) fn cgroups(&self) -> Vec<PathBuf> {
         use std::os::unix::fs::MetadataExt;
         let Ok(about) = fs::metadata(&self.folder) else { return Vec::new() };
-        let prefix = format!("partage-{:x}-", about.ino());
+        let prefix = format!("partage-{:x}.{:x}-", about.dev(), about.ino());
         let (mut folders, mut found) = (vec![PathBuf::from("/sys/fs/cgroup")], Vec::new());
         while let Some(folder) = folders.pop() {
             let entries = fs::read_dir(&folder).into_iter().flatten().flatten();

@@ -76,6 +76,28 @@ impl Machine {
         });
     }
 
+    /// All run, those who want too much are refused, and all get their turns.
+    fn all_work(&mut self) {
+        let mut before: Option<Vec<u64>> = None;
+        eventually("all run and work", || {
+            self.reap();
+            self.fill();
+            let shares = self.home.shares();
+            let runs = |share: &&Value| share["stage"] == "running";
+            let refused = |share: &Value| {
+                let greedy = share["command"].as_array().unwrap().last().unwrap() == "greedy";
+                !greedy || share["parts"][0]["refusals"].as_u64().unwrap() > 0
+            };
+            if shares.iter().filter(runs).count() < SHARES.len() || !shares.iter().all(refused) {
+                return None;
+            }
+            let spent =
+                shares.iter().map(|share| share["parts"][0]["spentNanos"].as_u64().unwrap()).collect();
+            let before = before.get_or_insert_with(|| Vec::clone(&spent));
+            before.iter().zip(&spent).all(|(before, now)| now > before).then_some(())
+        });
+    }
+
     fn within_limits(&self, report: &Value, what: &str) {
         // As the driver says: no program is on a GPU with more than all of them may have.
         let used = report["gpus"].as_array().unwrap().iter();
@@ -106,6 +128,7 @@ fn whoever_is_killed_limits_hold_and_nothing_is_left() {
     let home = Home::new();
     let mut up = Some(home.up("driver: simulated\n", &["--metrics", "off"]));
     let mut machine = Machine { home, running: BTreeMap::new() };
+    machine.all_work();
     for round in 0..rounds {
         machine.fill();
         // Some are killed while they start.
@@ -120,21 +143,28 @@ fn whoever_is_killed_limits_hold_and_nothing_is_left() {
         } else {
             std::thread::sleep(std::time::Duration::from_millis(u64::try_from(dice.throw(60)).unwrap()));
         }
-        let victims: [(&str, Option<u32>); 4] = [
-            ("the keeper", machine.home.keeper()),
-            ("who stands by", machine.home.standby()),
-            ("a command", machine.running.values().nth(dice.throw(SHARES.len())).map(Running::pid)),
-            ("up", up.as_ref().map(Running::pid)),
+        let keeper = machine.home.keeper();
+        let standby = machine.home.standby();
+        let command = machine.running.values().nth(dice.throw(SHARES.len())).map(Running::pid);
+        let victims = [
+            ("the keeper", [keeper, None]),
+            ("who stands by", [standby, None]),
+            ("a command", [command, None]),
+            ("the keeper and a command", [keeper, command]),
+            ("the keeper and who stands by", [keeper, standby]),
         ];
-        let (who, pid) = victims[dice.throw(victims.len())];
-        let what =
-            format!("round {round}: {who}, {pid:?}, {}", if settled { "all run" } else { "some start" });
-        if let Some(pid) = pid {
+        let (who, pids) = victims[dice.throw(victims.len())];
+        let when = if settled { "all run" } else { "some start" };
+        let what = format!("seed {seed}, round {round}: {who}, {pids:?}, {when}");
+        for pid in pids.into_iter().flatten() {
             signal(pid, libc::SIGKILL);
+        }
+        for pid in pids.into_iter().flatten() {
             eventually("it is dead", || (!lives(pid)).then_some(()));
         }
-        if up.as_mut().is_some_and(|up| !up.goes_on()) {
-            up = None;
+        // Its first thread is dead before all of it is.
+        if let Some(mut dead) = up.take_if(|up| pids.contains(&Some(up.pid()))) {
+            dead.ended();
         }
         machine.check(&what);
         if up.is_none() && dice.throw(3) == 0 {
@@ -142,6 +172,8 @@ fn whoever_is_killed_limits_hold_and_nothing_is_left() {
             machine.check(&format!("{what}, up again"));
         }
     }
+    machine.all_work();
+    machine.check(&format!("seed {seed}: everything"));
     let Machine { home, mut running } = machine;
     let stopped = home.json(&["stop", "--all", "--grace", "5s", "-o", "json"]);
     assert_eq!(stopped["failed"], serde_json::json!([]), "seed {seed}");
@@ -151,7 +183,8 @@ fn whoever_is_killed_limits_hold_and_nothing_is_left() {
     }
     if let Some(up) = &mut up {
         up.signal(libc::SIGTERM);
-        assert!(up.ended().success());
+        let status = up.ended();
+        assert!(status.success(), "seed {seed}: {status}: {:?}", up.rest());
     }
     home.nothing_left();
     // A keeper in the background stays for a while, and no longer.

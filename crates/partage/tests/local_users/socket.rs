@@ -71,6 +71,8 @@ fn a_share_that_is_not_bound_is_given_back() {
         "ask": "run", "name": "liar", "gpus": null, "memory": 1u64 << 30, "memoryPercent": null, "cores": null,
         "whole": false, "mode": null, "models": [], "wait": false, "command": ["liar"],
     });
+    let cgroups = || std::fs::read_to_string("/proc/self/cgroup").unwrap();
+    let before = cgroups();
     let asked = || {
         let mut stream = connect(&place);
         stream.write_all((request.to_string() + "\n").as_bytes()).unwrap();
@@ -98,6 +100,8 @@ fn a_share_that_is_not_bound_is_given_back() {
     // It talks nonsense.
     asked().get_mut().write_all(b"{}\n").unwrap();
     eventually("it is given back", || place.home.find("liar").is_none().then_some(()));
+    // Who asked goes on as it was.
+    eventually("its cgroup is the one it had", || (cgroups() == before).then_some(()));
     place.home.nothing_left();
 }
 
