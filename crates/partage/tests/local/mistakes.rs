@@ -194,7 +194,7 @@ fn settings_with_mistakes() {
     let simulated = "driver: simulated\nmetrics: off\n";
     for (more, words) in [
         ("reservations:\n  - for: '*'\n    gpu: 7\n    memory: 1Gi\n", "names no GPU"),
-        ("reservations:\n  - for: '*'\n    gpu: 1\n    memory: 90Gi\n", "39.39 GiB the GPU has"),
+        ("reservations:\n  - for: '*'\n    gpu: 1\n    memory: 90Gi\n", "more than its 39.39 GiB"),
         ("simulated:\n  model: RTX-9999\n", "RTX-9999"),
         ("simulated:\n  gpus: 0\n", "simulated"),
     ] {

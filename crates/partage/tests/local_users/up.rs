@@ -96,7 +96,10 @@ fn metrics_tell_of_every_gpu_and_share() {
         let of = |name: &str| {
             value(&format!("partage_gpu_{name}"), gpu).unwrap_or_else(|| panic!("{name} is not in {text}"))
         };
-        assert_eq!((of("memory_bytes"), of("healthy"), of("strangers")), (40.0 * gib, 1.0, 0.0));
+        // Without what the driver keeps for itself.
+        let memory = of("memory_bytes") / gib;
+        assert!((39.0..40.0).contains(&memory), "{memory}");
+        assert_eq!((of("healthy"), of("strangers")), (1.0, 0.0));
         assert!(of("utilisation_ratio") <= 1.0 && of("memory_used_bytes") <= 40.0 * gib);
         assert!(of("memory_promised_bytes") <= 4.0 * gib && of("cores_promised_ratio") <= 0.3);
         assert!(of("temperature_celsius") > 0.0 && of("power_watts") > 0.0);
