@@ -51,7 +51,11 @@ fn pass(shares: &[Vec<Mark>]) -> io::Result<Vec<BTreeSet<Identity>>> {
         return Ok(found);
     }
     for pid in super::pids()? {
-        // Who it is comes first: the number may pass to another process while its marks are looked at.
+        // Most are nobody's, and to know who each is costs more than to see that.
+        if census.looked_at(pid).is_empty() {
+            continue;
+        }
+        // Who it is comes before what it has: the number may pass to another process meanwhile.
         let Some(identity) = Identity::living(pid) else { continue };
         let shares = census.looked_at(pid);
         if !shares.is_empty() && identity.lives() {
