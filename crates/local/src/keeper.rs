@@ -35,6 +35,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 use truth::Truth;
@@ -79,6 +80,8 @@ pub struct Keeper {
     changed: Condvar,
     truth: Mutex<Truth>,
     claims: claims::Claims,
+    /// How many cgroups are being removed.
+    removing: AtomicUsize,
     /// What is wrong, for the report.
     warnings: Mutex<Vec<String>>,
     standby: standby::Successor,
@@ -140,6 +143,7 @@ impl Keeper {
             changed: Condvar::new(),
             truth: Mutex::default(),
             claims: claims::Claims::default(),
+            removing: AtomicUsize::new(0),
             warnings: Mutex::default(),
             standby: standby::Successor::default(),
             _lock: lock,
@@ -225,6 +229,7 @@ impl Keeper {
         state.ending = true;
         let runs = !state.shares.is_empty();
         drop(state);
+        self.finish_removing();
         // Where shares go on, the one who waits for the lock goes on with them.
         if runs {
             self.call_successor();

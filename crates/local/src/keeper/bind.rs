@@ -5,7 +5,9 @@ use crate::store::Bond;
 use partage_host::binding::Binding;
 use partage_host::cgroup::Cgroup;
 use partage_host::process::Identity;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// What holds a share's processes from outside, and what could not be had.
 pub(super) struct Confined {
@@ -16,7 +18,7 @@ pub(super) struct Confined {
 impl Keeper {
     /// Puts the process into a cgroup of its own, with the device files of other GPUs closed. The kernel takes its time for
     /// that (a grace period), in which the process can bind itself.
-    pub(super) fn confine(&self, name: &str, main: Identity) -> Confined {
+    pub(super) fn confine(self: &Arc<Self>, name: &str, main: Identity) -> Confined {
         let mut confined = Confined { gate: false, notes: Vec::new() };
         let id = self.state().shares.get(name).map(|live| live.record.id.clone()).unwrap_or_default();
         let cgroup = match Cgroup::make(&self.home.cgroup(name, &id), main.pid) {
@@ -90,18 +92,31 @@ impl Keeper {
     }
 
     /// Removes a cgroup whose process was not let in: it is about to end, or goes on as it was before it asked.
-    pub(super) fn remove_soon(&self, cgroup: Cgroup) {
+    pub(super) fn remove_soon(self: &Arc<Self>, cgroup: Cgroup) {
         const PATIENCE: u32 = 100;
+        let keeper = Arc::clone(self);
+        self.removing.fetch_add(1, Ordering::SeqCst);
         let remove = move || {
             for _ in 0..PATIENCE {
                 if cgroup.let_go().is_ok() && cgroup.remove().is_ok() {
-                    return;
+                    break;
                 }
                 std::thread::sleep(Duration::from_millis(50));
             }
+            keeper.removing.fetch_sub(1, Ordering::SeqCst);
         };
         if std::thread::Builder::new().spawn(remove).is_err() {
+            self.removing.fetch_sub(1, Ordering::SeqCst);
             self.log("warning: a thread cannot be started");
+        }
+    }
+
+    /// Waits until nothing is left to remove: a process that ends takes its threads with it.
+    pub(super) fn finish_removing(&self) {
+        const PATIENCE: Duration = Duration::from_secs(6);
+        let until = Instant::now() + PATIENCE;
+        while self.removing.load(Ordering::SeqCst) > 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }

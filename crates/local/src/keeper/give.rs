@@ -233,7 +233,7 @@ impl Keeper {
     }
 
     /// Removes what a share leaves.
-    pub(super) fn forget(&self, record: &Record) {
+    pub(super) fn forget(self: &Arc<Self>, record: &Record) {
         if let Some(cgroup) = &record.cgroup {
             // The kernel may take a moment to see that it is empty.
             self.remove_soon(cgroup.clone());
