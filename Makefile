@@ -21,16 +21,21 @@ FRESH ?=
 SKIPPED := $(CURDIR)/target/skipped-tests
 
 TRACE := traces/openb
-PARTAGE := target/release/partage
+RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
+PARTAGE := $(RELEASE)/partage
 
-.PHONY: help run test lint bench fuzz soak binaries shim cluster cluster-down image toolchain
+.PHONY: help run simulate picture test lint bench fuzz soak binaries shim cluster cluster-down image toolchain
 
 help: ## list these words
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/make \1\t\2/' | expand -t 20
 
-run: toolchain ## replay a production trace under every policy and compare
+run: toolchain ## share two GPUs between three programs for a minute; without a GPU, simulated ones
+	cargo build --release --package partage --package partage-samples --package partage-sim --package partage-shim
+	@PATH="$$(cd "$(RELEASE)" && pwd):$$PATH" partage up --start examples/workloads.yaml --for 60s
+
+simulate: toolchain ## replay a production trace under every policy and compare
 	cargo build --release --package partage
-	$(PARTAGE) simulate --nodes $(TRACE)/openb_node_list_gpu_node.csv --pods $(TRACE)/openb_pod_list_default.csv \
+	"$(PARTAGE)" simulate --nodes $(TRACE)/openb_node_list_gpu_node.csv --pods $(TRACE)/openb_pod_list_default.csv \
 	  --compare --plot target/compare.svg
 	@echo
 	@echo "The curves are drawn in target/compare.svg."
@@ -58,6 +63,7 @@ bench: binaries ## the figures of docs/benchmarks.md
 	cargo bench --package partage-sim
 	cargo bench --package partage-region
 	cargo bench --package partage-shim
+	cargo bench --package partage
 	cargo bench --profile dev --package partage-testkit --bench bed  # what is measured is not ours to optimise
 
 fuzz: toolchain cargo-fuzz ## every parser of tenant input, FUZZ_SECONDS (60) each
@@ -69,6 +75,10 @@ fuzz: toolchain cargo-fuzz ## every parser of tenant input, FUZZ_SECONDS (60) ea
 	    -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \
 	    $$length || exit 1; \
 	done
+
+picture: toolchain ## the README's picture, docs/images/up.svg, from a real run
+	cargo build --release --package partage --package partage-samples --package partage-sim --package partage-shim
+	cargo test --release --package partage --test picture -- --ignored
 
 soak: binaries ## the long runs: many property cases, 5,000 fake nodes, hundreds of kills, fuzzing for minutes
 	PROPTEST_CASES=50000 cargo test --release --package partage-core
@@ -93,7 +103,7 @@ cluster-down: toolchain ## ends it; nothing of it stays
 
 image: toolchain ## Partage's own image, dist/partage.oci.tar, without Docker
 	cargo build --release --package partage
-	@cargo run --quiet --package partage-testkit -- image --program $(PARTAGE) --archive dist/partage.oci.tar \
+	@cargo run --quiet --package partage-testkit -- image --program "$(PARTAGE)" --archive dist/partage.oci.tar \
 	  $(FRESH:%=--fresh)
 
 toolchain:

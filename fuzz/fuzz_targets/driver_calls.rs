@@ -21,7 +21,8 @@ static DRIVER: LazyLock<(Cuda, State)> = LazyLock::new(|| {
     let folder = std::env::temp_dir().join("partage-fuzz-driver");
     let _ = NodeDir::remove(&folder);
     let node = NodeDir::create(&folder, &config).unwrap();
-    install::libraries(&install::shared_object().unwrap(), &node.libraries(), config.driver).unwrap();
+    let object = install::shared_object().unwrap();
+    install::libraries(&object, &node.libraries(), config.driver, node.path()).unwrap();
     // SAFETY: no other thread runs yet that would read the environment.
     unsafe { std::env::set_var(VARIABLE, &folder) };
     let cuda = Cuda(Library::open(node.libraries().join("libcuda.so.1").to_str().unwrap()).unwrap());

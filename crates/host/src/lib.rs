@@ -2,3 +2,12 @@
 //! namespaces, cgroups, the device gate.
 //!
 //! Knows neither Kubernetes nor who may have what.
+
+pub mod binding;
+pub mod cgroup;
+pub mod context;
+pub mod driver;
+pub mod gpus;
+pub mod inherited;
+pub mod members;
+pub mod process;

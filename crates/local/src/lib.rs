@@ -10,5 +10,17 @@
 //! There is one keeper in a [`home`]. It is started by whoever needs it and ends with the last share; `partage up` is the same
 //! keeper in the foreground. All it knows is in files: kill it at any time, and the next one goes on from them.
 
+pub mod client;
+pub mod decide;
+pub mod home;
+pub mod keeper;
+mod machine;
+pub mod metrics;
 pub mod report;
+pub mod run;
+pub mod settings;
+mod store;
+pub mod users;
 pub mod wire;
+
+pub use machine::{CONTEXT_COMMAND, check};

@@ -8,8 +8,12 @@ use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, ErrorKind, Read, Write};
 use std::path::PathBuf;
 
-/// The longest line. A command line may be long; more than this is a mistake or an attack.
+/// The longest question: more than this is a mistake or an attack.
 pub const LONGEST: usize = 1 << 20;
+/// The longest answer: a report tells of every share.
+pub const LONGEST_ANSWER: usize = 64 << 20;
+/// How much of a command is shown, in bytes. People give programs thousands of files, and a report is for all users.
+const SHOWN: usize = 1 << 10;
 
 /// What is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -155,6 +159,8 @@ pub enum Refusal {
 pub struct Granted {
     /// Its name.
     pub name: String,
+    /// What nobody else knows.
+    pub id: String,
     /// What it is, in words: `4 GiB and 30 % of GPU 0`.
     pub words: String,
     /// UUIDs of its GPUs, in order.
@@ -190,7 +196,23 @@ pub struct Places {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Bound {
     /// How.
-    pub binding: String,
+    pub binding: partage_host::binding::Binding,
+}
+
+/// A command as far as it is shown; where it goes on, its last word says so.
+pub fn shown(command: impl IntoIterator<Item = String>) -> Vec<String> {
+    let (mut shown, mut left) = (Vec::new(), SHOWN);
+    for mut word in command {
+        if word.len() >= left {
+            word.truncate(word.floor_char_boundary(left));
+            word.push('…');
+            shown.push(word);
+            break;
+        }
+        left -= word.len() + 1;
+        shown.push(word);
+    }
+    shown
 }
 
 /// Writes one document.
@@ -202,9 +224,9 @@ pub fn say(to: &mut impl Write, what: &impl Serialize) -> io::Result<()> {
 }
 
 /// Reads one document; `None` where the other side has nothing more to say.
-pub fn hear<T: for<'a> Deserialize<'a>>(from: &mut impl BufRead) -> io::Result<Option<T>> {
+pub fn hear<T: for<'a> Deserialize<'a>>(from: &mut impl BufRead, longest: usize) -> io::Result<Option<T>> {
     let mut line = Vec::new();
-    let most = u64::try_from(LONGEST).unwrap_or(u64::MAX);
+    let most = u64::try_from(longest).unwrap_or(u64::MAX);
     let read = from.by_ref().take(most).read_until(b'\n', &mut line)?;
     if read == 0 {
         return Ok(None);
@@ -213,4 +235,26 @@ pub fn hear<T: for<'a> Deserialize<'a>>(from: &mut impl BufRead) -> io::Result<O
         return Err(io::Error::new(ErrorKind::InvalidData, "a line that does not end"));
     }
     serde_json::from_slice(&line).map(Some).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_command_is_cut_and_says_so() {
+        let words = |text: &str| text.split(' ').map(String::from).collect::<Vec<_>>();
+        assert_eq!(shown(words("python train.py --files a b")), words("python train.py --files a b"));
+        let long = shown(words(&format!("cat {}", "ü".repeat(SHOWN))));
+        assert!(long.len() == 2 && long[1].ends_with("ü…") && long[1].len() <= SHOWN, "{long:?}");
+        let many = shown(vec!["file".to_string(); SHOWN]);
+        assert!(many.len() < SHOWN / 4 && many.last().is_some_and(|last| last.ends_with('…')), "{many:?}");
+    }
+
+    #[test]
+    fn a_line_that_does_not_end_is_none() {
+        let error = hear::<Question>(&mut &b"{\"ask\":\"report\"}"[..], LONGEST).unwrap_err();
+        assert!(error.to_string().contains("does not end"), "{error}");
+        assert_eq!(hear(&mut &b"{\"ask\":\"report\"}\n"[..], LONGEST).unwrap(), Some(Question::Report));
+    }
 }

@@ -1,20 +1,46 @@
 //! The commands, one file each.
 
 mod check;
+mod context_sizes;
 mod explain;
+mod home;
+mod inspect;
+mod keep;
+mod ps;
+mod resize;
+mod run;
+#[cfg(test)]
+mod samples;
 mod sim;
 mod simulate;
+mod stop;
+mod top;
+mod up;
+mod words;
 
+use crate::output::line;
 use clap::{Args, Subcommand, ValueEnum};
 use partage_core::dialect::{MemoryUnit, Settings};
+use partage_local::client::ClientError;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 /// What to do.
 #[derive(Subcommand)]
 pub(crate) enum Command {
+    Run(run::Run),
+    Up(up::Up),
+    Ps(ps::Ps),
+    Top(top::Top),
+    Inspect(inspect::Inspect),
+    Resize(resize::Resize),
+    Stop(stop::Stop),
     Check(check::Check),
     Explain(explain::Explain),
+    #[command(hide = true)]
+    Keep(keep::Keep),
+    #[command(name = partage_local::CONTEXT_COMMAND, hide = true)]
+    ContextSizes(context_sizes::ContextSizes),
     Sim(sim::Sim),
     Simulate(simulate::Simulate),
 }
@@ -22,6 +48,15 @@ pub(crate) enum Command {
 impl Command {
     pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
         match self {
+            Command::Run(run) => run.run(err),
+            Command::Up(up) => up.run(out, err),
+            Command::Ps(ps) => ps.run(out, err),
+            Command::Top(top) => top.run(out, err),
+            Command::Inspect(inspect) => inspect.run(out, err),
+            Command::Resize(resize) => resize.run(out, err),
+            Command::Stop(stop) => stop.run(out, err),
+            Command::Keep(keep) => keep.run(out),
+            Command::ContextSizes(sizes) => sizes.run(out, err),
             Command::Check(check) => check.run(out, err),
             Command::Explain(explain) => explain.run(out, err),
             Command::Sim(sim) => sim.run(out, err),
@@ -39,6 +74,8 @@ pub(crate) enum Outcome {
     Problems,
     /// Something could not be read at all: exit code 2, as for wrong arguments.
     Unreadable,
+    /// Another exit code.
+    Code(u8),
 }
 
 impl From<Outcome> for ExitCode {
@@ -47,8 +84,20 @@ impl From<Outcome> for ExitCode {
             Outcome::Fine => 0,
             Outcome::Problems => 1,
             Outcome::Unreadable => 2,
+            Outcome::Code(code) => code,
         })
     }
+}
+
+/// Says why the keeper did not do it, and what would work.
+fn says(err: &mut dyn Write, error: &ClientError) -> io::Result<()> {
+    line(err, format_args!("error: {error}"))?;
+    if let ClientError::Refused { hints, .. } = error {
+        for hint in hints {
+            line(err, format_args!("  try: {hint}"))?;
+        }
+    }
+    Ok(())
 }
 
 /// Who the answer is for.

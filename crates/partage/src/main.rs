@@ -1,11 +1,13 @@
-//! The one binary: `partage check|explain|sim|simulate`.
+//! The one binary: `partage run|ps|top|inspect|resize|stop|check|explain|sim|simulate`.
 
+mod amounts;
 mod command;
 mod documents;
 mod input;
 mod output;
 mod plot;
 mod progress;
+mod screen;
 
 use clap::Parser;
 use command::Command;

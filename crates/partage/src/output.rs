@@ -62,7 +62,7 @@ pub(crate) fn line(out: &mut dyn Write, text: fmt::Arguments<'_>) -> io::Result<
 }
 
 /// Controls, marks of direction, line separators and letters without width.
-fn is_unseen(letter: char) -> bool {
+pub(crate) fn is_unseen(letter: char) -> bool {
     letter.is_control()
         || matches!(letter,
             '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'

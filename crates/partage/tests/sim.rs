@@ -21,6 +21,9 @@ static OBJECT: LazyLock<(tempfile::TempDir, PathBuf)> = LazyLock::new(|| {
     for name in libraries.chain(older).collect::<BTreeSet<_>>() {
         writeln!(text, "int {name}(void) {{ return {}; }}", name.len()).unwrap();
     }
+    // The place of the node's folder.
+    let place: Vec<String> = install::marker().iter().map(u8::to_string).collect();
+    writeln!(text, "const unsigned char place[{} + 512] = {{ {} }};", place.len(), place.join(", ")).unwrap();
     std::fs::write(&source, text).unwrap();
     let link = "-Wl,-Bsymbolic,--hash-style=gnu,-soname,libpartage_sim.so";
     let mut cc = Command::new("cc");

@@ -83,7 +83,8 @@ fn shares(node: &NodeDir, processes: usize) -> Vec<f64> {
 fn node() -> NodeDir {
     let config = NodeConfig::new(DriverVersion::R550, &profile::A100_SXM4_40GB, 1, 7).unwrap();
     let node = NodeDir::fresh(&config).unwrap();
-    install::libraries(&install::shared_object().unwrap(), &node.libraries(), DriverVersion::R550).unwrap();
+    let object = install::shared_object().unwrap();
+    install::libraries(&object, &node.libraries(), DriverVersion::R550, node.path()).unwrap();
     node
 }
 

@@ -11,9 +11,10 @@
 
 pub use partage_standin::InstallError;
 
+use crate::written;
 use partage_driver_api::exports::{self, DriverVersion, Library};
 use partage_standin::files::{self, Found};
-use partage_standin::{Form, elf};
+use partage_standin::{Form, Patch, elf};
 use std::path::{Path, PathBuf};
 
 /// The name of the shared object.
@@ -26,15 +27,30 @@ pub fn shared_object() -> Result<PathBuf, InstallError> {
     files::shared_object(SHARED_OBJECT, VARIABLE)
 }
 
+/// What the shared object has before 512 zero bytes, and nowhere else: the place for the node's folder.
+pub fn marker() -> &'static [u8] {
+    written::marker()
+}
+
 /// Writes the two libraries of a driver and their usual links into a folder.
 ///
+/// `node` is the node's folder, which must be there: a program that loads them without [`crate::node::VARIABLE`] uses that
+/// one. Where the variable is set, it wins: a container has the folder elsewhere.
+///
 /// A file is replaced as a whole: a process that loaded the old one keeps it, one that starts gets either.
-pub fn libraries(shared_object: &Path, into: &Path, driver: DriverVersion) -> Result<(), InstallError> {
+pub fn libraries(
+    shared_object: &Path,
+    into: &Path,
+    driver: DriverVersion,
+    node: &Path,
+) -> Result<(), InstallError> {
+    let place = place(node)?;
+    let patches = [Patch { marker: marker(), bytes: &place }];
     let object = Found::read(shared_object)?;
     for library in Library::ALL {
         let soname = library.soname();
         let exports = elf::as_they_are(exports::exports(library, driver));
-        let bytes = object.formed(&Form { exports, ..Form::called(soname) })?;
+        let bytes = object.formed(&Form { exports, patches: &patches, ..Form::called(soname) })?;
         let plain = soname.strip_suffix(".1").unwrap_or(soname);
         let file = format!("{plain}.{}", driver.version());
         files::write(&into.join(&file), &bytes)?;
@@ -42,4 +58,16 @@ pub fn libraries(shared_object: &Path, into: &Path, driver: DriverVersion) -> Re
         files::link(soname, &into.join(plain))?;
     }
     Ok(())
+}
+
+/// The node's folder, as it is written into the files.
+fn place(node: &Path) -> Result<[u8; written::PLACE], InstallError> {
+    let failed =
+        |error| InstallError::Io { path: node.to_path_buf(), what: "the node cannot be found", error };
+    let path = std::fs::canonicalize(node).map_err(failed)?;
+    written::bytes(&path).ok_or(InstallError::Path {
+        what: "the node's folder",
+        path,
+        why: "it is longer than 511 bytes",
+    })
 }

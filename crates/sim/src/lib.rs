@@ -10,3 +10,4 @@ mod nvml;
 pub mod profile;
 pub mod state;
 mod table;
+mod written;

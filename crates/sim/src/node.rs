@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `node.json` | nobody: the driver, the GPUs, the settings ([`NodeConfig`]) |
 //! | `lib/` | its owner: the driver's two libraries ([`crate::install`]) |
+//! | `dev/` | its owner: the GPUs' device files, `nvidia0` and so on |
 //! | `state` | everybody: what runs and what is allocated |
 //! | `shared/` | everybody, each their own files: memory that processes give to others |
 //! | `lock` | nobody: locked while the folder is made or removed |
@@ -14,6 +15,8 @@
 //! Like the device files of a real driver, the node is for every user of the machine and for containers that it is
 //! mounted into: whoever may use its GPUs may write `state` (mode 0666). What is loaded into other people's
 //! processes, and what says how to read `state`, is not: the folder itself belongs to who made it (0755).
+//! A GPU whose device file is missing, or may not be opened, is not there for a program that starts. Where there is no
+//! `dev` at all (nodes of older versions, containers that have only some of the folder), all are.
 //! `shared/` is like `/tmp` (1777): open a file of another user there without `O_CREAT`, or the kernel refuses it.
 
 mod config;
@@ -39,6 +42,7 @@ const CLIENTS: &str = crate::state::CLIENTS;
 const PIDS: &str = crate::state::PIDS;
 const SHARED: &str = "shared";
 const LIBRARIES: &str = "lib";
+const DEVICES: &str = "dev";
 const LOCK: &str = "lock";
 /// How `node.json` is called while it is written.
 const UNFINISHED: &str = ".node.json.new";
@@ -92,7 +96,10 @@ pub enum NodeError {
         error: ConfigError,
     },
     /// No program says which node.
-    #[error("{VARIABLE} is not set: it names the folder of the simulated node (partage sim env prints it)")]
+    #[error(
+        "no simulated node is named: {VARIABLE} is not set, and no node's folder is written into this file; \
+         set the variable (partage sim env prints it), or load the libraries in the lib folder of a node"
+    )]
     NotNamed,
 }
 
@@ -131,6 +138,7 @@ impl NodeDir {
                 _ => mode(&folder, bits)?,
             }
         }
+        make_devices(&dir.join(DEVICES), config)?;
         // A maker that died may have left one half done.
         remove_if_there(&dir.join(STATE))?;
         crate::state::create(dir, &config.setup())?;
@@ -159,9 +167,13 @@ impl NodeDir {
         NodeDir::existing(dir)?.ok_or_else(|| NodeError::NoNode { path: dir.to_path_buf() })
     }
 
-    /// Opens the node that [`VARIABLE`] names.
+    /// Opens the node that [`VARIABLE`] names; without it, the one whose library this file is
+    /// ([`crate::install::libraries`]).
     pub fn named() -> Result<NodeDir, NodeError> {
-        NodeDir::open(Path::new(&std::env::var_os(VARIABLE).ok_or(NodeError::NotNamed)?))
+        match std::env::var_os(VARIABLE).filter(|dir| !dir.is_empty()) {
+            Some(dir) => NodeDir::open(Path::new(&dir)),
+            None => NodeDir::open(crate::written::node().ok_or(NodeError::NotNamed)?),
+        }
     }
 
     /// Removes a node and its folder. Programs that still run on it keep what they have open.
@@ -174,14 +186,8 @@ impl NodeDir {
         only_ours(dir)?;
         // What says that it is a node goes last: what could not be removed can be tried again.
         remove_if_there(&dir.join(STATE))?;
-        for folder in [LIBRARIES, SHARED] {
-            let folder = dir.join(folder);
-            match fs::remove_dir_all(&folder) {
-                Err(error) if error.kind() != ErrorKind::NotFound => {
-                    return Err(failed(&folder, "cannot be removed")(error));
-                }
-                _ => {}
-            }
+        for folder in [LIBRARIES, DEVICES, SHARED] {
+            remove_all_if_there(&dir.join(folder))?;
         }
         for file in [CLIENTS, PIDS, UNFINISHED, LOCK, CONFIG] {
             remove_if_there(&dir.join(file))?;
@@ -231,6 +237,22 @@ impl NodeDir {
         self.path.join(LIBRARIES)
     }
 
+    /// Where the GPUs' device files are.
+    pub fn devices(&self) -> PathBuf {
+        self.path.join(DEVICES)
+    }
+
+    /// The indexes of the GPUs that a program may use: those whose device file can be opened, as with a real driver.
+    pub fn usable(&self) -> Vec<usize> {
+        let devices = self.devices();
+        let gpus = self.config.gpus.iter().enumerate();
+        if matches!(devices.try_exists(), Ok(false)) {
+            return gpus.map(|(index, _)| index).collect();
+        }
+        let opens = |gpu: &NodeGpu| File::open(devices.join(device(gpu))).is_ok();
+        gpus.filter(|(_, gpu)| opens(gpu)).map(|(index, _)| index).collect()
+    }
+
     /// The memory that its processes share.
     pub fn state(&self) -> PathBuf {
         self.path.join(STATE)
@@ -260,7 +282,7 @@ impl Lock {
 
 /// Refuses a folder that holds more than a node.
 fn only_ours(dir: &Path) -> Result<(), NodeError> {
-    let ours = [CONFIG, STATE, CLIENTS, PIDS, SHARED, LIBRARIES, LOCK, UNFINISHED];
+    let ours = [CONFIG, STATE, CLIENTS, PIDS, SHARED, LIBRARIES, DEVICES, LOCK, UNFINISHED];
     let entries = fs::read_dir(dir).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
     let entries = entries.map_err(failed(dir, "the folder cannot be read"))?;
     let names = entries.iter().map(fs::DirEntry::file_name);
@@ -275,6 +297,32 @@ fn only_ours(dir: &Path) -> Result<(), NodeError> {
 fn mode(path: &Path, bits: u32) -> Result<(), NodeError> {
     rustix::fs::chmod(path, Mode::from_raw_mode(bits))
         .map_err(|error| failed(path, "its mode cannot be set")(error.into()))
+}
+
+/// How a GPU's device file is called.
+fn device(gpu: &NodeGpu) -> String {
+    format!("nvidia{}", gpu.minor)
+}
+
+/// Empty files: there is nothing to say to a GPU through them, only whether one may.
+fn make_devices(folder: &Path, config: &NodeConfig) -> Result<(), NodeError> {
+    // A maker that died may have left those of another node.
+    remove_all_if_there(folder)?;
+    fs::create_dir(folder).map_err(failed(folder, "cannot be made"))?;
+    mode(folder, 0o755)?;
+    for gpu in &config.gpus {
+        let file = folder.join(device(gpu));
+        File::create(&file).map_err(failed(&file, "cannot be made"))?;
+        mode(&file, 0o444)?;
+    }
+    Ok(())
+}
+
+fn remove_all_if_there(folder: &Path) -> Result<(), NodeError> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(folder, "cannot be removed")(error)),
+        _ => Ok(()),
+    }
 }
 
 fn remove_if_there(file: &Path) -> Result<(), NodeError> {

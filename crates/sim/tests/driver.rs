@@ -12,6 +12,8 @@ mod node;
 #[path = "support/sequence.rs"]
 mod sequence;
 
+#[path = "driver/devices.rs"]
+mod devices;
 #[path = "driver/misuse.rs"]
 mod misuse;
 #[path = "driver/processes.rs"]
@@ -61,6 +63,7 @@ fn client() {
     let (name, rest) = words.split_first().unwrap();
     match *name {
         "symbols" => symbols::client(rest),
+        "devices" => devices::client(rest),
         "misuse" => misuse::client(rest),
         "stream" => streams::client(rest),
         "process" => processes::client(rest),

@@ -24,6 +24,9 @@ static OBJECT: LazyLock<(tempfile::TempDir, PathBuf)> = LazyLock::new(|| {
             writeln!(text, "int {name}(void) {{ return {}; }}", name.len()).unwrap();
         }
     }
+    // The place of the node's folder.
+    let place: Vec<String> = install::marker().iter().map(u8::to_string).collect();
+    writeln!(text, "const unsigned char place[{} + 512] = {{ {} }};", place.len(), place.join(", ")).unwrap();
     std::fs::write(&source, text).unwrap();
     let link = "-Wl,-Bsymbolic,--hash-style=gnu,-soname,libpartage_sim.so";
     let cc = Command::new("cc").args(["-shared", "-fPIC", link, "-o"]).arg(&object).arg(&source).status();
@@ -33,7 +36,7 @@ static OBJECT: LazyLock<(tempfile::TempDir, PathBuf)> = LazyLock::new(|| {
 
 fn installed(object: &Path, driver: DriverVersion) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    install::libraries(object, folder.path(), driver).unwrap();
+    install::libraries(object, folder.path(), driver, folder.path()).unwrap();
     folder
 }
 
@@ -93,7 +96,7 @@ fn files_and_links_lie_as_the_packages_lay_them() {
         ]
     );
     // A second time nothing is in the way.
-    install::libraries(&OBJECT.1, folder.path(), DriverVersion::R535).unwrap();
+    install::libraries(&OBJECT.1, folder.path(), DriverVersion::R535, folder.path()).unwrap();
 }
 
 #[test]
@@ -115,10 +118,17 @@ fn what_is_wrong_is_said() {
     let folder = tempfile::tempdir().unwrap();
     let text = folder.path().join("text.so");
     std::fs::write(&text, "hello").unwrap();
-    let error = |object: &Path, into: &Path| {
-        install::libraries(object, into, DriverVersion::R550).unwrap_err().to_string()
+    let absent = folder.path().join("absent");
+    let error = |object: &Path, into: &Path, node: &Path| {
+        install::libraries(object, into, DriverVersion::R550, node).unwrap_err().to_string()
     };
-    assert!(error(&text, folder.path()).contains("cannot be made into libcuda.so.1: it is no 64-bit"));
-    assert!(error(&folder.path().join("absent.so"), folder.path()).contains("absent.so: cannot be read"));
-    assert!(error(&OBJECT.1, &folder.path().join("absent")).contains("cannot be written"));
+    let here = folder.path();
+    assert!(error(&text, here, here).contains("cannot be made into libcuda.so.1: it is no 64-bit"));
+    assert!(error(&absent, here, here).contains("absent: cannot be read"));
+    assert!(error(&OBJECT.1, &absent, here).contains("cannot be written"));
+    assert!(error(&OBJECT.1, here, &absent).contains("absent: the node cannot be found"));
+    let deep = here.join(vec!["x".repeat(200); 3].join("/"));
+    std::fs::create_dir_all(&deep).unwrap();
+    let words = error(&OBJECT.1, here, &deep);
+    assert!(words.starts_with("the node's folder, ") && words.contains("longer than 511 bytes"), "{words}");
 }

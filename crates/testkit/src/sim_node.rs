@@ -63,7 +63,7 @@ impl SimNode {
     pub fn of(config: &NodeConfig) -> Result<Self, SimNodeError> {
         let dir = NodeDir::fresh(config)?;
         let made = || -> Result<State, SimNodeError> {
-            install::libraries(&install::shared_object()?, &dir.libraries(), config.driver)?;
+            install::libraries(&install::shared_object()?, &dir.libraries(), config.driver, dir.path())?;
             Ok(State::attach(dir.path())?)
         };
         match made() {

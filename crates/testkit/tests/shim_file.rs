@@ -80,7 +80,8 @@ impl Stood {
         std::fs::create_dir(stood.real()).unwrap();
         std::fs::create_dir(stood.stand_ins()).unwrap();
         let driver = partage_sim::install::shared_object().unwrap();
-        partage_sim::install::libraries(&driver, &stood.real(), DriverVersion::R550).unwrap();
+        partage_sim::install::libraries(&driver, &stood.real(), DriverVersion::R550, stood.folder.path())
+            .unwrap();
         let settings = Settings {
             region: Path::new("/nowhere/region"),
             real_cuda: &stood.real().join("libcuda.so.1"),

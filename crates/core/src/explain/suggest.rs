@@ -93,30 +93,35 @@ pub enum Change {
 
 impl fmt::Display for Suggestion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.change {
+        write!(f, "{}: it would fit on {}", self.change, self.node)
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
             Change::Memory { container, from, to } => {
-                write!(f, "ask for {to} of GPU memory instead of {from}{}", within(container.as_ref()))?;
+                write!(f, "ask for {to} of GPU memory instead of {from}{}", within(container.as_ref()))
             }
             Change::MemoryPercent { from, to } => {
-                write!(f, "ask for {to} % of the GPU's memory instead of {from} %")?;
+                write!(f, "ask for {to} % of the GPU's memory instead of {from} %")
             }
             Change::Cores { container, from, to } => {
-                write!(f, "ask for {to} of the cores instead of {from}{}", within(container.as_ref()))?;
+                write!(f, "ask for {to} of the cores instead of {from}{}", within(container.as_ref()))
             }
-            Change::Slots { from, to } => write!(f, "ask for {to} slots instead of {from}")?,
-            Change::Count { from, to: 1 } => write!(f, "ask for 1 GPU instead of {from}")?,
-            Change::Count { from, to } => write!(f, "ask for {to} GPUs instead of {from}")?,
-            Change::Part { to } => write!(f, "ask for a part of a GPU with at most {to} of memory")?,
+            Change::Slots { from, to } => write!(f, "ask for {to} slots instead of {from}"),
+            Change::Count { from, to: 1 } => write!(f, "ask for 1 GPU instead of {from}"),
+            Change::Count { from, to } => write!(f, "ask for {to} GPUs instead of {from}"),
+            Change::Part { to } => write!(f, "ask for a part of a GPU with at most {to} of memory"),
             Change::Limit { to } => {
-                write!(f, "set a memory limit of at most {to} (partage.dev/memory-limit)")?
+                write!(f, "set a memory limit of at most {to} (partage.dev/memory-limit)")
             }
-            Change::Models(models) => write!(f, "allow the model {}", models.join(" or "))?,
-            Change::Uuids => f.write_str("allow other GPUs than those named by UUID")?,
-            Change::Apart => f.write_str("let the containers sit on different GPUs")?,
-            Change::Cpu { from, to } => write!(f, "ask for {to} instead of {from}")?,
-            Change::HostMemory { from, to } => write!(f, "ask for {to} of host memory instead of {from}")?,
+            Change::Models(models) => write!(f, "allow the model {}", models.join(" or ")),
+            Change::Uuids => f.write_str("allow other GPUs than those named by UUID"),
+            Change::Apart => f.write_str("let the containers sit on different GPUs"),
+            Change::Cpu { from, to } => write!(f, "ask for {to} instead of {from}"),
+            Change::HostMemory { from, to } => write!(f, "ask for {to} of host memory instead of {from}"),
         }
-        write!(f, ": it would fit on {}", self.node)
     }
 }
 

@@ -20,7 +20,7 @@ impl Node {
         let config = NodeConfig::new(DriverVersion::R550, Profile::named(card).unwrap(), 1, 7).unwrap();
         let dir = NodeDir::fresh(&config).unwrap();
         let object = partage_sim::install::shared_object().unwrap();
-        partage_sim::install::libraries(&object, &dir.libraries(), DriverVersion::R550).unwrap();
+        partage_sim::install::libraries(&object, &dir.libraries(), DriverVersion::R550, dir.path()).unwrap();
         let state = State::attach(dir.path()).unwrap();
         Self { dir, state }
     }

@@ -43,10 +43,14 @@ fn start() -> Result<Session, CudaError> {
         return Err(CudaError::NO_DEVICE);
     }
     let wanted = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-    let uuids: Vec<String> = node.config().gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+    // The variable counts the GPUs that the program may use, and no others.
+    let usable = node.usable();
+    let gpus = &node.config().gpus;
+    let uuids: Vec<String> = usable.iter().map(|&gpu| gpus[gpu].uuid.clone()).collect();
     // A card that is off the bus when a process starts is not there for it.
     let present = |gpu: &usize| !state.is_lost(*gpu);
-    let shown: Vec<usize> = visible::devices(wanted.as_deref(), &uuids).into_iter().filter(present).collect();
+    let shown = visible::devices(wanted.as_deref(), &uuids);
+    let shown: Vec<usize> = shown.into_iter().map(|number| usable[number]).filter(present).collect();
     if shown.is_empty() {
         return Err(CudaError::NO_DEVICE);
     }

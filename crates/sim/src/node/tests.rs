@@ -85,7 +85,8 @@ fn the_truth_is_what_discovery_should_find() {
     let config = config(&profile::V100_SXM2_32GB, 6);
     let node = config.truth("here");
     assert_eq!(node.gpus[0].model, "Tesla V100-SXM2-32GB");
-    assert_eq!(node.gpus[0].memory_bytes.0, 32 << 30);
+    // Without what the driver keeps for itself.
+    assert_eq!(node.gpus[0].memory_bytes.0, (32 << 30) - profile::V100_SXM2_32GB.memory.reserved);
     let rows: Vec<String> = node.links.clone().unwrap().into();
     assert_eq!(rows[0], "X NV NV NV NV SYS");
     assert_eq!(node.gpus[4].numa, Some(1));
@@ -188,15 +189,42 @@ fn a_folder_of_something_else_is_left_alone() {
 #[test]
 fn what_a_dead_maker_left_is_finished() {
     let temp = tempfile::tempdir().unwrap();
-    for left in [LIBRARIES, SHARED] {
+    for left in [LIBRARIES, DEVICES, SHARED] {
         fs::create_dir(temp.path().join(left)).unwrap();
     }
+    fs::write(temp.path().join(DEVICES).join("nvidia7"), "").unwrap();
     for left in [STATE, LOCK, UNFINISHED] {
         fs::write(temp.path().join(left), "half").unwrap();
     }
     assert!(matches!(NodeDir::open(temp.path()), Err(NodeError::NoNode { .. })));
     NodeDir::create(temp.path(), &config(&profile::T4, 1)).unwrap();
-    NodeDir::open(temp.path()).unwrap();
+    let node = NodeDir::open(temp.path()).unwrap();
+    assert!(node.devices().join("nvidia0").exists() && !node.devices().join("nvidia7").exists());
+}
+
+#[test]
+fn device_files_say_which_gpus_a_program_may_use() {
+    let temp = tempfile::tempdir().unwrap();
+    let node = NodeDir::create(&temp.path().join("node"), &config(&profile::A100_SXM4_40GB, 4)).unwrap();
+    let file = |gpu: usize| node.devices().join(format!("nvidia{}", node.config().gpus[gpu].minor));
+    let bits = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    assert_eq!((bits(&node.devices()), bits(&file(3)), bits(&file(0))), (0o755, 0o444, 0o444));
+    assert_eq!(fs::read_dir(node.devices()).unwrap().count(), 4);
+    assert_eq!(node.usable(), [0, 1, 2, 3]);
+    fs::remove_file(file(2)).unwrap();
+    assert_eq!(node.usable(), [0, 1, 3]);
+    // A folder without any is one of a program that may use nothing; no folder says nothing.
+    fs::remove_dir_all(node.devices()).unwrap();
+    assert_eq!(node.usable(), [0, 1, 2, 3]);
+    fs::create_dir(node.devices()).unwrap();
+    assert!(node.usable().is_empty());
+    NodeDir::remove(node.path()).unwrap();
+}
+
+#[test]
+fn who_names_no_node_is_told_both_ways() {
+    let words = NodeError::NotNamed.to_string();
+    assert!(words.contains(VARIABLE) && words.contains("written into this file"), "{words}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::topology::PciPath;
 use partage_core::model::{Bytes, Gpu, Link, Links, Node};
 
 impl NodeConfig {
-    /// The node that somebody who asks the driver should find.
+    /// The node that somebody who asks the driver should find. A GPU's memory is what programs can have of it.
     pub fn truth(&self, name: &str) -> Node {
         let gpu = |index: usize| {
             let (gpu, profile) = (&self.gpus[index], self.profile(index)?);
@@ -13,7 +13,7 @@ impl NodeConfig {
                 uuid: gpu.uuid.as_str().into(),
                 minor: gpu.minor,
                 model: profile.name.to_string(),
-                memory_bytes: Bytes(profile.memory.total),
+                memory_bytes: Bytes(profile.memory.usable()),
                 numa: Some(gpu.numa),
                 pci: Some(gpu.pci.to_string()),
                 withheld: None,

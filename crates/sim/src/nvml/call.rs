@@ -22,12 +22,18 @@ pub(super) fn handle(gpu: usize) -> nvmlDevice_t {
 #[derive(Clone, Copy)]
 pub(super) struct Gpu {
     pub(super) session: &'static Session,
+    /// Its place on the node, which is its number for the program only where that may use all of them.
     pub(super) index: usize,
 }
 
 impl Gpu {
     pub(super) fn card(self) -> &'static Card {
         &self.session.cards[self.index]
+    }
+
+    /// Its number for the program.
+    pub(super) fn number(self) -> u32 {
+        self.session.shown.iter().take_while(|&&gpu| gpu != self.index).count() as u32
     }
 
     pub(super) fn profile(self) -> &'static crate::profile::Profile {
@@ -55,7 +61,7 @@ impl Gpu {
 pub(super) fn known(device: nvmlDevice_t) -> Result<Gpu, NvmlError> {
     let session = session()?;
     let offset = (device as usize).wrapping_sub(HANDLES.as_ptr() as usize);
-    if offset < session.cards.len() {
+    if session.shown.contains(&offset) {
         Ok(Gpu { session, index: offset })
     } else {
         Err(NvmlError::INVALID_ARGUMENT)

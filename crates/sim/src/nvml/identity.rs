@@ -2,7 +2,7 @@
 //!
 //! A GPU that is off the bus is still counted, and what the library knows without asking the card (its index,
 //! its minor number, its PCI address) is still told to those who have its handle. A new handle is refused,
-//! with `GPU_IS_LOST`.
+//! with `GPU_IS_LOST`. One whose device file the program could not open is not counted, not listed and not found.
 
 use super::call::{Answer, Gpu, answer, answer_list, answer_text, gpu, handle, known, letters, passed};
 use super::session::{Card, session};
@@ -25,10 +25,7 @@ fn found(gpu: Gpu, device: *mut nvmlDevice_t) -> Answer {
 
 fn by_index(index: u32, device: *mut nvmlDevice_t) -> Answer {
     let session = session()?;
-    let index = index as usize;
-    if index >= session.cards.len() {
-        return Err(NvmlError::INVALID_ARGUMENT);
-    }
+    let index = *session.shown.get(index as usize).ok_or(NvmlError::INVALID_ARGUMENT)?;
     found(Gpu { session, index }, device)
 }
 
@@ -44,8 +41,8 @@ fn given(text: *const c_char) -> Result<String, NvmlError> {
 
 fn by_text(text: &str, of: impl Fn(&Card) -> &str, device: *mut nvmlDevice_t) -> Answer {
     let session = session()?;
-    let index = session.cards.iter().position(|card| of(card).eq_ignore_ascii_case(text));
-    found(Gpu { session, index: index.ok_or(NvmlError::NOT_FOUND)? }, device)
+    let index = session.find(|card| of(card).eq_ignore_ascii_case(text))?;
+    found(Gpu { session, index }, device)
 }
 
 /// A place on the PCI bus, of whatever is there.
@@ -104,11 +101,11 @@ fn put_devices(count: *mut u32, to: *mut nvmlDevice_t, list: &[nvmlDevice_t]) ->
 
 impl Identity for Library {
     unsafe fn nvmlDeviceGetCount(count: *mut u32) -> Answer {
-        answer!(count => session()?.cards.len() as u32)
+        answer!(count => session()?.shown.len() as u32)
     }
 
     unsafe fn nvmlDeviceGetCount_v2(count: *mut u32) -> Answer {
-        answer!(count => session()?.cards.len() as u32)
+        answer!(count => session()?.shown.len() as u32)
     }
 
     unsafe fn nvmlDeviceGetHandleByIndex(index: u32, device: *mut nvmlDevice_t) -> Answer {
@@ -147,7 +144,7 @@ impl Identity for Library {
     }
 
     unsafe fn nvmlDeviceGetIndex(device: nvmlDevice_t, index: *mut u32) -> Answer {
-        answer!(index => known(device)?.index as u32)
+        answer!(index => known(device)?.number())
     }
 
     unsafe fn nvmlDeviceGetMinorNumber(device: nvmlDevice_t, minor_number: *mut u32) -> Answer {
@@ -450,9 +447,9 @@ impl Identity for Library {
         count: *mut u32,
         device_array: *mut nvmlDevice_t,
     ) -> Answer {
-        let cards = &session()?.cards;
+        let session = session()?;
         let near = |card: &Card| card.gpu.cpus.iter().any(|cpu| cpu == cpu_number);
-        let gpus = cards.iter().enumerate().filter(|(_, card)| near(card)).map(|(index, _)| handle(index));
+        let gpus = session.shown.iter().filter(|&&gpu| near(&session.cards[gpu])).map(|&gpu| handle(gpu));
         put_devices(count, device_array, &gpus.collect::<Vec<_>>())
     }
 }

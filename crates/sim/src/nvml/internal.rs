@@ -99,7 +99,9 @@ slots! {
 
     /// Where a GPU sits, also one that is off the bus: how it is called when its handle cannot be had.
     fn place(index: u32, to: *mut c_char, length: u32) {
-        let pci = session()?.cards.get(index as usize).ok_or(NvmlError::INVALID_ARGUMENT)?.gpu.pci;
+        let session = session()?;
+        let gpu = *session.shown.get(index as usize).ok_or(NvmlError::INVALID_ARGUMENT)?;
+        let pci = session.cards[gpu].gpu.pci;
         answer_text!(to, length, format!("{:04X}:{:02X}:{:02X}.0", pci.domain, pci.bus, pci.device))
     }
 

@@ -32,7 +32,10 @@ impl Card {
 pub(super) struct Session {
     pub(super) node: NodeDir,
     pub(super) state: State,
+    /// All of them; their places are the node's.
     pub(super) cards: Vec<Card>,
+    /// The places of those that this process may use. Its program counts these, and hears of no others.
+    pub(super) shown: Vec<usize>,
     pub(super) sets: Mutex<Sets>,
     /// `nvmlInit`s without their `nvmlShutdown`.
     users: AtomicU32,
@@ -54,17 +57,24 @@ impl Session {
         if cards.len() > state.gpus() {
             return Err(NvmlError::LIB_RM_VERSION_MISMATCH);
         }
+        let shown = node.usable();
         let wall = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let ahead = u64::try_from(wall.as_nanos()).unwrap_or(u64::MAX).saturating_sub(state::now());
         Ok(Self {
             node,
             state,
             cards,
+            shown,
             sets: Mutex::default(),
             users: AtomicU32::new(0),
             pid: std::process::id(),
             ahead,
         })
+    }
+
+    /// The first of the cards that the program may use for which this holds.
+    pub(super) fn find(&self, is: impl Fn(&Card) -> bool) -> Result<usize, NvmlError> {
+        self.shown.iter().copied().find(|&gpu| is(&self.cards[gpu])).ok_or(NvmlError::NOT_FOUND)
     }
 
     fn is_used(&self) -> bool {

@@ -28,7 +28,7 @@ pub(super) fn by_place(domain: u32, bus: u32, device: u32) -> Result<Gpu, NvmlEr
         let pci = card.gpu.pci;
         (pci.domain, u32::from(pci.bus), u32::from(pci.device)) == (domain, bus, device)
     };
-    let index = session.cards.iter().position(is_there).ok_or(NvmlError::NOT_FOUND)?;
+    let index = session.find(is_there)?;
     Ok(Gpu { session, index })
 }
 
@@ -43,7 +43,7 @@ fn parse(text: &str) -> Option<(u32, u32, u32)> {
 
 /// The GPUs that `accept` takes, but not this one.
 pub(super) fn others(gpu: Gpu, accept: impl Fn(usize) -> bool) -> Vec<super::nvmlDevice_t> {
-    let all = 0..gpu.session.cards.len();
+    let all = gpu.session.shown.iter().copied();
     all.filter(|&other| other != gpu.index && accept(other)).map(call::handle).collect()
 }
 

@@ -25,7 +25,8 @@ impl Node {
     pub fn new(card: &str, gpus: usize, driver: DriverVersion) -> Self {
         let config = NodeConfig::new(driver, Profile::named(card).unwrap(), gpus, 11).unwrap();
         let node = NodeDir::fresh(&config).unwrap();
-        install::libraries(&install::shared_object().unwrap(), &node.libraries(), driver).unwrap();
+        let object = install::shared_object().unwrap();
+        install::libraries(&object, &node.libraries(), driver, node.path()).unwrap();
         Self(node)
     }
 

@@ -146,8 +146,9 @@ impl Env {
             Ok(found) => found,
             Err(what) => return Ok(Err(what)),
         };
-        let installed = install::shared_object()
-            .and_then(|object| install::libraries(&object, &node.libraries(), node.config().driver));
+        let installed = install::shared_object().and_then(|object| {
+            install::libraries(&object, &node.libraries(), node.config().driver, node.path())
+        });
         match installed {
             Ok(()) => Ok(Ok(node)),
             // Somebody else's node: it has its libraries.

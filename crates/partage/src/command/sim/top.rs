@@ -1,17 +1,16 @@
 //! `partage sim top`: who uses what on a simulated node, in simulated truth.
 
 mod report;
-mod screen;
 
 use super::super::{Outcome, Output};
 use super::attach;
 use crate::output::line;
+use crate::screen::{Kind, Line, Screen, Style, Wake};
 use clap::Args;
 use partage_sim::node::NodeDir;
 use partage_sim::state::{State, Usage};
 use report::Report;
-use screen::Screen;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -97,12 +96,14 @@ impl Top {
         /// Nobody likes to look at nothing for a whole interval.
         const FIRST: Duration = Duration::from_millis(200);
         let identity = identity(node);
-        let mut screen = Screen::open(io::stdout().is_terminal());
+        let mut screen = Screen::open(Kind::Inline.on_terminal());
+        let foot = Line::plain(Style::Plain, format_args!("q ends"));
         let mut before = look(state);
         let mut wait = if screen.is_live() { self.interval.min(FIRST) } else { self.interval };
         loop {
-            if screen.wait(wait) {
-                return Ok(Outcome::Fine);
+            match screen.wait(wait) {
+                Wake::End => return Ok(Outcome::Fine),
+                Wake::Time | Wake::Resized | Wake::Key(_) => {}
             }
             if self::identity(node) != identity {
                 drop(screen);
@@ -110,7 +111,10 @@ impl Top {
                 return Ok(Outcome::Unreadable);
             }
             let after = look(state);
-            screen.show(&Report::new(node, state, &before, &after).lines(), out)?;
+            let report = Report::new(node, state, &before, &after);
+            let lines =
+                report.lines().into_iter().map(|text| Line::plain(Style::Plain, format_args!("{text}")));
+            screen.show(&lines.collect::<Vec<_>>(), &foot, out)?;
             before = after;
             wait = self.interval;
         }

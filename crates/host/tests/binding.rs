@@ -1,0 +1,474 @@
+//! A process that binds itself to a share and then becomes a shell: what it sees, and what it cannot do.
+//!
+//! The test starts itself again as that process, as root and as nobody.
+#![allow(clippy::unwrap_used, clippy::expect_used, unsafe_code)]
+
+use partage_host::binding::{BindError, Binding, Plan, enter};
+use partage_testkit::binaries::skip_or_fail;
+use rustix::thread::CapabilitySet;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use tempfile::TempDir;
+
+/// What the bound process is told.
+const FOLDER: &str = "PARTAGE_HOST_TEST_FOLDER";
+const SCRIPT: &str = "PARTAGE_HOST_TEST_SCRIPT";
+const NOBODY: u32 = 65534;
+
+/// A machine's files in a folder: a driver, stand-ins, a region and what is covered.
+struct Machine {
+    folder: TempDir,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for name in
+            ["lib", "real", "ours", "region", "region-at", "dev", "share-dev", "share-dev/sub", "dev/sub"]
+        {
+            fs::create_dir_all(at(name)).unwrap();
+        }
+        let files = [
+            ("lib/libcuda.so.575", "driver cuda"),
+            ("lib/libnvidia-ml.so.575", "driver nvml"),
+            ("real/cuda", ""),
+            ("real/nvml", ""),
+            ("ours/libcuda.so.1", "stand-in cuda"),
+            ("ours/libnvidia-ml.so.1", "stand-in nvml"),
+            ("region/limits", "limits"),
+            ("region/usage", "usage"),
+            ("cache", "system cache"),
+            ("our-cache", "our cache"),
+            ("dev/nvidia7", "another's gpu"),
+            ("share-dev/nvidia0", "our gpu"),
+        ];
+        for (name, text) in files {
+            fs::write(at(name), text).unwrap();
+        }
+        // Where nobody can reach it. Copied by another process: a program that is open for writing, were it only in a
+        // child of another test that has not come to its exec, cannot be run.
+        let mut copy = Command::new("install");
+        copy.args(["-m", "755"]).arg(std::env::current_exe().unwrap()).arg(at("program"));
+        assert!(copy.status().unwrap().success());
+        fs::set_permissions(at("region/usage"), Permissions::from_mode(0o666)).unwrap();
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+        Self { folder }
+    }
+
+    /// As it is where the keeper is the same user.
+    fn all_of(user: u32) -> Self {
+        let machine = Self::new();
+        for name in ["region", "region/limits", "region/usage", "ours", "lib", "lib/libcuda.so.575"] {
+            chown(machine.folder.path().join(name), Some(user), Some(user)).unwrap();
+        }
+        machine
+    }
+
+    /// A process that binds itself and then runs a script.
+    fn bound(&self, script: &str) -> Command {
+        let mut command = Command::new(self.folder.path().join("program"));
+        command
+            .args(["--exact", "bound_process", "--ignored", "--nocapture", "--test-threads=1"])
+            .env(FOLDER, self.folder.path())
+            .env(SCRIPT, script)
+            .current_dir(self.folder.path());
+        command
+    }
+
+    fn nobody(&self, script: &str) -> Command {
+        let mut command = self.bound(script);
+        command.uid(NOBODY).gid(NOBODY);
+        command
+    }
+}
+
+fn plan(folder: &Path) -> Plan {
+    let at = |name: &str| folder.join(name);
+    Plan {
+        region: at("region"),
+        region_at: at("region-at"),
+        stand_ins: at("ours"),
+        driver: [at("lib/libcuda.so.575"), at("lib/libnvidia-ml.so.575")],
+        driver_at: [at("real/cuda"), at("real/nvml")],
+        covers: vec![(at("cache"), at("our-cache")), (at("dev"), at("share-dev"))],
+    }
+}
+
+/// What the shell said after the process was bound, and the binding.
+fn told(output: &Output) -> (String, String) {
+    let all = String::from_utf8_lossy(&output.stdout);
+    let (_, rest) = all.split_once("@bound: ").unwrap_or_else(|| panic!("not bound: {output:?}"));
+    let (binding, said) = rest.split_once('\n').unwrap();
+    assert!(output.status.success(), "{output:?}");
+    // The test runner has the last word.
+    let said = said.rsplit_once("ok\n\ntest result:").map_or(said, |(said, _)| said);
+    (binding.to_string(), said.to_string())
+}
+
+#[test]
+#[ignore = "it is the process that the other tests start"]
+fn bound_process() {
+    let mut plan = plan(&PathBuf::from(std::env::var_os(FOLDER).unwrap()));
+    if std::env::var_os("WITHOUT_REGION").is_some() {
+        plan.region.set_file_name("no-region");
+    }
+    if std::env::var_os("UPDATED").is_some() {
+        plan.driver[1].set_file_name("libnvidia-ml.so.570");
+    }
+    let without_admin = std::env::var_os("WITHOUT_ADMIN").is_some();
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", &std::env::var(SCRIPT).unwrap_or_default()]);
+    let bind = move || {
+        if without_admin {
+            let mut sets = rustix::thread::capabilities(None)?;
+            sets.effective.remove(CapabilitySet::SYS_ADMIN);
+            sets.permitted.remove(CapabilitySet::SYS_ADMIN);
+            rustix::thread::set_capabilities(None, sets)?;
+        }
+        let entered = enter(&plan);
+        let line = match &entered {
+            Ok(binding) => format!("@bound: {binding}\n"),
+            Err(error) => format!("@unbound: unchanged {}: {error}\n", error.unchanged()),
+        };
+        rustix::io::write(std::io::stdout(), line.as_bytes())?;
+        entered.map(|_| ()).map_err(std::io::Error::other)
+    };
+    // SAFETY: the test runner has threads, and this child has one: what it allocates, the C library lets it.
+    let shell = unsafe { shell.pre_exec(bind) }.status();
+    assert!(shell.is_ok_and(|status| status.success()));
+}
+
+fn root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        skip_or_fail(&"it starts processes of root and of nobody; run it as root");
+    }
+    root
+}
+
+/// Everything that a share's process should see, and the marks of what it should not be able to do.
+const LOOK: &str = r#"
+    cat lib/libcuda.so.575; echo; cat lib/libnvidia-ml.so.575; echo
+    cat real/cuda; echo; cat real/nvml; echo
+    cat region-at/limits; echo; cat cache; echo; ls dev; pwd
+    (echo x > region-at/limits) 2>/dev/null && echo 'limits were written'
+    (rm -f region-at/limits) 2>/dev/null && echo 'limits were removed'
+    (mv region-at/usage region-at/other) 2>/dev/null && echo 'usage was moved'
+    (echo x > lib/libcuda.so.575) 2>/dev/null && echo 'the stand-in was written'
+    (echo x > dev/x) 2>/dev/null && echo 'a cover was written'
+    echo 'much used' > region-at/usage
+    :
+"#;
+
+fn seen(machine: &Machine) -> String {
+    let folder = machine.folder.path().display();
+    format!(
+        "stand-in cuda\nstand-in nvml\ndriver cuda\ndriver nvml\nlimits\nour cache\nnvidia0\nsub\n{folder}\n"
+    )
+}
+
+fn nothing_has_changed_outside(machine: &Machine) {
+    let read = |name: &str| fs::read_to_string(machine.folder.path().join(name)).unwrap();
+    assert_eq!(read("lib/libcuda.so.575"), "driver cuda");
+    assert_eq!(read("real/cuda"), "");
+    assert_eq!(read("region/limits"), "limits");
+    assert_eq!(read("region/usage"), "much used\n");
+    assert_eq!(fs::read_dir(machine.folder.path().join("region-at")).unwrap().count(), 0);
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains(machine.folder.path().to_str().unwrap()), "{mounts}");
+}
+
+#[test]
+fn root_is_bound_by_a_mount_namespace() {
+    if !root() {
+        return;
+    }
+    let machine = Machine::new();
+    let output = machine.bound(LOOK).output().unwrap();
+    assert_eq!(told(&output), ("mount namespace".into(), seen(&machine)));
+    nothing_has_changed_outside(&machine);
+}
+
+#[test]
+fn what_is_mounted_outside_later_is_seen_inside() {
+    if !root() {
+        return;
+    }
+    let machine = Machine::new();
+    let at = machine.folder.path();
+    let folder = at.join("shared");
+    fs::create_dir(&folder).unwrap();
+    // All in a namespace of the test's own: a folder that is shared as most systems share theirs.
+    let script = "
+        mount -t tmpfs none shared && mount --make-shared shared && mkdir shared/inner || exit 1
+        \"$PROGRAM\" --exact bound_process --ignored --nocapture --test-threads=1 &
+        until [ -e bound ] || ! kill -0 $!; do sleep 0.02; done
+        mount -t tmpfs none shared/inner && echo there > shared/inner/file; touch go; wait $!
+    ";
+    let inside = "touch bound; until [ -e go ]; do sleep 0.02; done; cat shared/inner/file";
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", script])
+        .env("PROGRAM", at.join("program"))
+        .env(FOLDER, at)
+        .env(SCRIPT, inside)
+        .current_dir(at)
+        .output()
+        .unwrap();
+    assert_eq!(told(&output), ("mount namespace".into(), "there\n".into()));
+}
+
+#[test]
+fn nobody_is_bound_by_a_user_namespace() {
+    if !root() {
+        return;
+    }
+    for machine in [Machine::new(), Machine::all_of(NOBODY)] {
+        let output = machine.nobody(&format!("{LOOK} id -u; id -g")).output().unwrap();
+        let expected = seen(&machine) + "65534\n65534\n";
+        assert_eq!(told(&output), ("user namespace".into(), expected));
+        nothing_has_changed_outside(&machine);
+    }
+}
+
+#[test]
+fn the_share_is_kept_without_variables_in_shells_and_in_children() {
+    if !root() {
+        return;
+    }
+    let machine = Machine::new();
+    let script = "env -i /bin/sh -c 'cat lib/libcuda.so.575'; echo; setsid sh -lc 'cat lib/libcuda.so.575'";
+    for mut command in [machine.bound(script), machine.nobody(script)] {
+        assert_eq!(told(&command.output().unwrap()).1, "stand-in cuda\nstand-in cuda");
+    }
+    // Another user, as with `su`: only root can become one.
+    let script = "setpriv --reuid 65534 --regid 65534 --clear-groups cat lib/libcuda.so.575";
+    assert_eq!(told(&machine.bound(script).output().unwrap()).1, "stand-in cuda");
+}
+
+/// Ways to get at the driver's file from inside.
+const ATTEMPTS: &[&str] = &[
+    "umount lib/libcuda.so.575",
+    "umount -l lib/libcuda.so.575",
+    "umount -l region-at/usage",
+    "umount -l region-at",
+    "umount -l dev",
+    "mount -o remount,rw,bind region-at",
+    "mount --bind lib real",
+    "mount -t tmpfs none region-at",
+    // With a namespace of its own the process is its root, and the mounts it came with are locked.
+    "unshare -Ur umount -l lib/libcuda.so.575",
+    "unshare -Urm umount -l lib/libcuda.so.575",
+    "unshare -Urm umount -l region-at",
+    "unshare -Urm umount -l dev",
+    "unshare -Urm mount --bind lib real",
+    "unshare -Urm mount -o remount,rw,bind region-at",
+    "nsenter -t $PPID -m true",
+];
+
+#[test]
+fn nobody_cannot_undo_the_mounts() {
+    if !root() {
+        return;
+    }
+    let machine = Machine::all_of(NOBODY);
+    for attempt in ATTEMPTS {
+        let script = format!(
+            "if {attempt} 2>/dev/null; then echo 'it worked'; fi; cat lib/libcuda.so.575; cat dev/*0"
+        );
+        let output = machine.nobody(&script).output().unwrap();
+        assert_eq!(told(&output).1, "stand-in cudaour gpu", "{attempt}");
+    }
+}
+
+#[test]
+fn capabilities_are_what_they_were() {
+    if !root() {
+        return;
+    }
+    let machine = Machine::new();
+    let script = "grep -E '^Cap(Prm|Eff|Inh|Amb|Bnd)' /proc/self/status";
+    let sets = |output: &Output| -> Vec<u64> {
+        let (_, said) = told(output);
+        said.lines()
+            .map(|line| u64::from_str_radix(line.split_whitespace().nth(1).unwrap(), 16).unwrap())
+            .collect()
+    };
+    let own = fs::read_to_string("/proc/self/status").unwrap();
+    let own = own.lines().find_map(|line| line.strip_prefix("CapBnd:")).unwrap().trim();
+    let bounding = u64::from_str_radix(own, 16).unwrap();
+    let admin = 1 << 21;
+
+    let [inherited, permitted, effective, bound, ambient] =
+        sets(&machine.bound(script).output().unwrap())[..]
+    else {
+        panic!("five sets")
+    };
+    assert_eq!([inherited, permitted, effective, bound, ambient], [0, bounding, bounding, bounding, 0]);
+    // Nobody has none, and no file can give it the one that unmounts.
+    assert_eq!(sets(&machine.nobody(script).output().unwrap()), [0, 0, 0, bounding & !admin, 0]);
+    // Root without it, as in most containers, keeps the others and does not get it.
+    let output = machine.bound(script).env("WITHOUT_ADMIN", "1").output().unwrap();
+    let rest = bounding & !admin;
+    assert_eq!(told(&output).0, "user namespace");
+    assert_eq!(sets(&output), [0, rest, rest, rest, 0]);
+    let attempt = "umount -l lib/libcuda.so.575 2>/dev/null; cat lib/libcuda.so.575";
+    let output = machine.bound(attempt).env("WITHOUT_ADMIN", "1").output().unwrap();
+    assert_eq!(told(&output).1, "stand-in cuda");
+}
+
+#[test]
+fn a_working_folder_that_is_covered_is_the_covering_one() {
+    if !root() {
+        return;
+    }
+    let machine = Machine::new();
+    for (folder, sees) in [("dev", "nvidia0\nsub\n"), ("dev/sub", "")] {
+        for mut command in [machine.bound("ls"), machine.nobody("ls")] {
+            let output = command.current_dir(machine.folder.path().join(folder)).output().unwrap();
+            assert_eq!(told(&output).1, sees, "{folder}");
+        }
+    }
+}
+
+#[test]
+fn flags_of_the_file_systems_are_kept_and_stand_ins_stay_executable() {
+    if !root() {
+        return;
+    }
+    let machine = Machine::new();
+    let at = machine.folder.path();
+    fs::write(at.join("ours/libcuda.so.1"), "#!/bin/sh\necho ran\n").unwrap();
+    fs::set_permissions(at.join("ours/libcuda.so.1"), Permissions::from_mode(0o755)).unwrap();
+    let run = |prepare: &str, user: &str| {
+        let script = format!(
+            "{prepare} && exec {user} \"$PROGRAM\" --exact bound_process --ignored --nocapture --test-threads=1"
+        );
+        Command::new("unshare")
+            .args(["-m", "sh", "-c", &script])
+            .env("PROGRAM", at.join("program"))
+            .env(FOLDER, at)
+            .env(SCRIPT, "lib/libcuda.so.575; grep region-at /proc/self/mountinfo | cut -d' ' -f6")
+            .current_dir(at)
+            .output()
+            .unwrap()
+    };
+    let nobody = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+    let flags = "mount --bind region region && mount -o remount,bind,nosuid,nodev,noexec region";
+    for user in ["", nobody] {
+        let (_, said) = told(&run(flags, user));
+        let lines: Vec<&str> = said.lines().collect();
+        assert_eq!(lines[0], "ran");
+        assert!(lines[1].starts_with("ro,nosuid,nodev,noexec"), "{said}");
+        assert!(lines[2].starts_with("rw,nosuid,nodev,noexec"), "{said}");
+    }
+    // Root may lift it for its own file; nobody may not, and is told.
+    let flags = "mount --bind ours ours && mount -o remount,bind,noexec ours";
+    assert!(told(&run(flags, "")).1.starts_with("ran\n"));
+    let output = run(flags, nobody);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("@unbound: unchanged false") && said.contains("noexec"), "{output:?}");
+}
+
+#[test]
+fn a_share_in_a_share_is_refused() {
+    if !root() {
+        return;
+    }
+    let machine = Machine::new();
+    let script = "./program --exact bound_process --ignored --nocapture --test-threads=1 2>&1; :";
+    for mut command in [machine.bound(script), machine.nobody(script)] {
+        let (_, said) = told(&command.output().unwrap());
+        assert!(said.contains("@unbound: unchanged true") && said.contains("runs in a share"), "{said}");
+    }
+}
+
+#[test]
+fn where_there_are_no_user_namespaces_it_is_said_why() {
+    if !root() {
+        return;
+    }
+    let machine = Machine::new();
+    let at = machine.folder.path();
+    // The setting holds for the namespace in which it is made, and for those below.
+    let script = "echo 0 > /proc/sys/user/max_user_namespaces && exec ./program --exact bound_process --ignored \
+                  --nocapture --test-threads=1";
+    let output = Command::new("unshare")
+        .args(["-Ur", "sh", "-c", script])
+        .env(FOLDER, at)
+        .env("WITHOUT_ADMIN", "1")
+        .current_dir(at)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("@unbound: unchanged true"), "{output:?}");
+    assert!(said.contains("user.max_user_namespaces is 0"), "{output:?}");
+}
+
+#[test]
+fn where_user_namespaces_are_of_no_use_the_process_stays_as_it_was() {
+    if !root() {
+        return;
+    }
+    let machine = Machine::new();
+    // In a chroot the kernel refuses them.
+    let script = "mount --rbind / lib && exec setpriv --bounding-set -sys_admin --inh-caps -sys_admin chroot lib \
+                  \"$FOLDER/program\" --exact bound_process --ignored --nocapture --test-threads=1";
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", script])
+        .env("FOLDER", machine.folder.path())
+        .env(FOLDER, machine.folder.path())
+        .current_dir(machine.folder.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("@unbound: unchanged true") && said.contains("chroot"), "{output:?}");
+}
+
+#[test]
+fn what_the_plan_lacks_is_found_before_anything_is_changed() {
+    if !root() {
+        return;
+    }
+    let machine = Machine::new();
+    let output = machine.bound("true").env("WITHOUT_REGION", "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("@unbound: unchanged true") && said.contains("no-region"), "{output:?}");
+}
+
+#[test]
+fn a_driver_that_was_updated_meanwhile_is_told_with_what_to_do() {
+    let machine = Machine::new();
+    let output = machine.bound("true").env("UPDATED", "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("@unbound: unchanged true") && said.contains("libnvidia-ml.so.570"), "{output:?}");
+    assert!(said.contains("updated or removed") && said.contains("restart partage up"), "{output:?}");
+}
+
+#[test]
+fn a_program_with_threads_is_refused_and_stays_as_it_was() {
+    let machine = Machine::new();
+    let namespace = || fs::read_link("/proc/thread-self/ns/user").unwrap();
+    let before = namespace();
+    let plan = plan(machine.folder.path());
+    let error = std::thread::spawn(move || {
+        let mut sets = rustix::thread::capabilities(None).unwrap();
+        sets.effective.remove(CapabilitySet::SYS_ADMIN);
+        rustix::thread::set_capabilities(None, sets).unwrap();
+        (enter(&plan).unwrap_err(), fs::read_link("/proc/thread-self/ns/user").unwrap())
+    });
+    let (error, after) = error.join().unwrap();
+    assert!(error.unchanged() && matches!(error, BindError::Impossible(_)), "{error}");
+    assert_eq!(before, after);
+}
+
+#[test]
+fn a_binding_is_written_as_one_word() {
+    let written =
+        serde_json::to_string(&[Binding::MountNamespace, Binding::UserNamespace, Binding::LibraryPath]);
+    assert_eq!(written.unwrap(), r#"["mountNamespace","userNamespace","libraryPath"]"#);
+    assert_eq!(Binding::LibraryPath.to_string(), "library path");
+}

@@ -1,0 +1,262 @@
+//! Real cgroups of both kinds, and devices that are closed to real processes.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use partage_host::cgroup::{Cgroup, CgroupError, Hierarchy};
+use partage_testkit::binaries::skip_or_fail;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use tempfile::TempDir;
+
+const BOTH: [Hierarchy; 2] = [Hierarchy::Unified, Hierarchy::Devices];
+
+/// A cgroup that is removed with the test.
+struct Made(Cgroup);
+
+impl Made {
+    fn new(hierarchy: Hierarchy) -> Option<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("partage-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
+        if !rustix::process::geteuid().is_root() {
+            skip_or_fail(&"it makes cgroups and devices; run it as root");
+            return None;
+        }
+        let made = Cgroup::make_in(hierarchy, &name, std::process::id()).unwrap();
+        if made.is_none() {
+            skip_or_fail(&format!("the cgroups of {hierarchy:?} are not mounted, or read-only"));
+        }
+        made.map(Self)
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.remove();
+    }
+}
+
+/// A shell that does what it is told, line by line.
+struct Shell {
+    child: Child,
+    says: BufReader<ChildStdout>,
+}
+
+impl Shell {
+    fn start() -> Self {
+        let mut command = Command::new("sh");
+        command.env("LC_ALL", "C").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let says = BufReader::new(child.stdout.take().unwrap());
+        Self { child, says }
+    }
+
+    fn ask(&mut self, line: &str) -> String {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
+        let mut answer = String::new();
+        self.says.read_line(&mut answer).unwrap();
+        answer.trim().into()
+    }
+
+    /// What opening a file says.
+    fn open(&mut self, path: &Path) -> String {
+        self.ask(&format!(
+            "if m=$(sh -c ': < {0}' 2>&1); then echo open; else echo ${{m##*: }}; fi",
+            path.display()
+        ))
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Nodes of devices that this machine does not have: opening one that is not closed says so.
+fn nodes(numbers: &[(u32, u32)]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (major, minor) in numbers {
+        node(folder.path(), &format!("{major}-{minor}"), "c", *major, *minor);
+    }
+    folder
+}
+
+fn node(folder: &Path, name: &str, kind: &str, major: u32, minor: u32) {
+    let made = Command::new("mknod")
+        .arg(folder.join(name))
+        .args([kind, &major.to_string(), &minor.to_string()])
+        .status();
+    assert!(made.unwrap().success());
+}
+
+fn closed(said: &str) -> bool {
+    said == "Operation not permitted"
+}
+
+#[test]
+fn devices_are_closed_to_all_in_it_and_to_nobody_else() {
+    for hierarchy in BOTH {
+        let Some(made) = Made::new(hierarchy) else { continue };
+        let folder = nodes(&[(195, 0), (195, 7), (510, 7)]);
+        let at = |name: &str| folder.path().join(name);
+        let mut inside = Shell::start();
+        let mut outside = Shell::start();
+        made.0.take(inside.pid()).unwrap();
+        let before = inside.open(&at("195-7"));
+        assert!(!closed(&before), "{before}");
+
+        made.0.close_devices(&[(195, 7)]).unwrap();
+        assert!(closed(&inside.open(&at("195-7"))), "{hierarchy:?}");
+        assert_eq!(inside.open(&at("195-0")), before);
+        assert_eq!(inside.open(&at("510-7")), before);
+        assert_eq!(outside.open(&at("195-7")), before);
+        assert_eq!(inside.open(Path::new("/dev/null")), "open");
+        assert_eq!(inside.open(Path::new("/dev/zero")), "open");
+        // Another file with the same numbers, and a block device with them.
+        node(folder.path(), "again", "c", 195, 7);
+        node(folder.path(), "block", "b", 195, 7);
+        assert!(closed(&inside.open(&at("again"))));
+        assert!(!closed(&inside.open(&at("block"))));
+        // A shell that it starts, and one that comes later.
+        assert_eq!(
+            inside.ask(&format!(
+                "sh -c 'setsid sh -c \": < {}\"' && echo open || echo closed",
+                at("195-7").display()
+            )),
+            "closed"
+        );
+        let mut later = Shell::start();
+        made.0.take(later.pid()).unwrap();
+        assert!(closed(&later.open(&at("195-7"))));
+
+        // A second list closes more and opens nothing.
+        made.0.close_devices(&[(195, 0)]).unwrap();
+        made.0.close_devices(&[]).unwrap();
+        assert!(closed(&inside.open(&at("195-0"))) && closed(&inside.open(&at("195-7"))));
+        // Who leaves has them again.
+        let own = made.0.folder().parent().unwrap().join("cgroup.procs");
+        fs::write(own, later.pid().to_string()).unwrap();
+        assert_eq!(later.open(&at("195-7")), before);
+    }
+}
+
+#[test]
+fn a_cgroup_below_cannot_open_them_again() {
+    for hierarchy in BOTH {
+        let Some(made) = Made::new(hierarchy) else { continue };
+        let folder = nodes(&[(195, 7)]);
+        made.0.close_devices(&[(195, 7)]).unwrap();
+        let mut shell = Shell::start();
+        made.0.take(shell.pid()).unwrap();
+        let below = Cgroup::make_in(hierarchy, "below", shell.pid()).unwrap().unwrap();
+        assert_eq!(below.folder(), made.0.folder().join("below"));
+        below.take(shell.pid()).unwrap();
+        // It closes what is none of its business, and in the old kind allows all that it can.
+        below.close_devices(&[(510, 7)]).unwrap();
+        for line in ["a", "c 195:7 rwm", "c *:* rwm"] {
+            let _ = fs::write(below.folder().join("devices.allow"), line);
+        }
+        assert!(closed(&shell.open(&folder.path().join("195-7"))), "{hierarchy:?}");
+        assert_eq!(made.0.pids().unwrap(), [shell.pid()], "what is below counts");
+    }
+}
+
+#[test]
+fn many_devices_are_closed_at_once() {
+    for hierarchy in BOTH {
+        let Some(made) = Made::new(hierarchy) else { continue };
+        let list: Vec<(u32, u32)> = (0..256).map(|minor| (195, minor)).collect();
+        made.0.close_devices(&list[1..]).unwrap();
+        let folder = nodes(&[(195, 0), (195, 1), (195, 64), (195, 255)]);
+        let mut shell = Shell::start();
+        made.0.take(shell.pid()).unwrap();
+        for minor in [1, 64, 255] {
+            assert!(
+                closed(&shell.open(&folder.path().join(format!("195-{minor}")))),
+                "{hierarchy:?} {minor}"
+            );
+        }
+        assert!(!closed(&shell.open(&folder.path().join("195-0"))));
+    }
+}
+
+#[test]
+fn a_leftover_is_made_anew_and_one_in_use_is_refused() {
+    for hierarchy in BOTH {
+        let Some(made) = Made::new(hierarchy) else { continue };
+        let name = made.0.folder().file_name().unwrap().to_str().unwrap();
+        let folder = nodes(&[(195, 7)]);
+        made.0.close_devices(&[(195, 7)]).unwrap();
+        fs::create_dir_all(made.0.folder().join("deep/deeper")).unwrap();
+        let again = Cgroup::make_in(hierarchy, name, std::process::id()).unwrap().unwrap();
+        assert_eq!(again, made.0);
+        assert!(!again.folder().join("deep").exists());
+        let mut shell = Shell::start();
+        again.take(shell.pid()).unwrap();
+        assert!(!closed(&shell.open(&folder.path().join("195-7"))), "nothing of the earlier one is left");
+
+        let error = Cgroup::make_in(hierarchy, name, std::process::id()).unwrap_err();
+        let CgroupError::InUse { pids, .. } = &error else { panic!("{error}") };
+        assert_eq!(*pids, [shell.pid()]);
+        assert!(error.to_string().contains("end them first"), "{error}");
+    }
+}
+
+#[test]
+fn it_is_written_down_and_used_again() {
+    for hierarchy in BOTH {
+        let Some(made) = Made::new(hierarchy) else { continue };
+        let text = serde_json::to_string(&made.0).unwrap();
+        let again: Cgroup = serde_json::from_str(&text).unwrap();
+        assert!(again.exists() && again.pids().unwrap().is_empty());
+        let shell = Shell::start();
+        made.0.take(shell.pid()).unwrap();
+        assert_eq!(again.pids().unwrap(), [shell.pid()]);
+        drop(shell);
+        again.remove().unwrap();
+        assert!(!made.0.exists());
+        assert_eq!(again.pids().unwrap(), [] as [u32; 0]);
+        again.remove().unwrap();
+        assert!(again.take(std::process::id()).unwrap_err().to_string().contains("moving process"));
+    }
+}
+
+/// This thread only: the system call is one thread's.
+fn become_nobody() {
+    let nobody = rustix::process::Uid::from_raw(65534);
+    rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+}
+
+#[test]
+fn nobody_may_not_make_one() {
+    if !rustix::process::geteuid().is_root() {
+        return skip_or_fail(&"it becomes nobody; run it as root");
+    }
+    let made = std::thread::spawn(|| {
+        become_nobody();
+        Cgroup::make("partage-test-nobody", std::process::id())
+    });
+    assert_eq!(made.join().unwrap().unwrap(), None);
+}
+
+#[test]
+fn nobody_may_not_close_devices() {
+    for hierarchy in BOTH {
+        let Some(made) = Made::new(hierarchy) else { continue };
+        let folder = made.0.clone();
+        let closed = std::thread::spawn(move || {
+            become_nobody();
+            folder.close_devices(&[(195, 7)])
+        });
+        let error = closed.join().unwrap().unwrap_err().to_string();
+        assert!(error.contains("it takes root"), "{error}");
+    }
+}

@@ -1,0 +1,261 @@
+//! Who asks a keeper, and starts one where there is none.
+
+use crate::home::Home;
+use crate::keeper::background;
+use crate::report::{Report, ShareReport};
+use crate::wire::{Answer, Change, LONGEST_ANSWER, Question, Refusal, hear, say};
+use std::io::{self, BufRead, BufReader, ErrorKind};
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+/// How long a keeper may take to begin: where the driver is, contexts are measured the first time.
+const BEGINNING: Duration = Duration::from_secs(90);
+/// How long a keeper may take to answer.
+pub(crate) const ANSWERING: Duration = Duration::from_secs(30);
+
+/// How often one asks anew whose keeper went away before it answered.
+pub(crate) const TRIES: usize = 20;
+/// A keeper that ends needs a moment until it does not answer any more.
+pub(crate) const BETWEEN_TRIES: Duration = Duration::from_millis(50);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The keeper said no.
+    #[error("{message}")]
+    Refused {
+        /// Which kind of no.
+        kind: Refusal,
+        /// Why.
+        message: String,
+        /// What would work instead.
+        hints: Vec<String>,
+    },
+    /// There is no keeper, and none can be started.
+    #[error("the keeper of shares cannot be started: {0}")]
+    NoKeeper(String),
+    /// The keeper's socket cannot be used.
+    #[error("{}: {error}", home.socket().display())]
+    Io {
+        /// Which home.
+        home: Home,
+        /// What the system said.
+        #[source]
+        error: io::Error,
+    },
+    /// Somebody else answers there.
+    #[error(
+        "{} is answered by user {uid}, who is neither you nor the administrator, and could make you run anything: use another \
+         home with --home",
+        home.socket().display()
+    )]
+    Impostor {
+        /// Which home.
+        home: Home,
+        /// Who.
+        uid: u32,
+    },
+    /// The keeper takes too long.
+    #[error("the keeper of {} does not answer: it may be very busy; if this lasts, end it and look at its log", .0.path().display())]
+    Silent(Home),
+    /// The keeper answered something else than asked.
+    #[error(
+        "the keeper does not understand this program: it may be of another version; stop partage up and start it again"
+    )]
+    Misunderstood,
+}
+
+/// What became of a share's processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopped {
+    /// Processes that ended when they were asked to.
+    pub ended: usize,
+    /// Processes that had to be killed.
+    pub killed: usize,
+}
+
+/// A way to a home's keeper.
+pub struct Client {
+    home: Home,
+}
+
+/// A conversation.
+pub(crate) struct Talk {
+    pub(crate) reader: BufReader<UnixStream>,
+    pub(crate) writer: UnixStream,
+}
+
+impl Client {
+    /// For a home.
+    pub fn new(home: Home) -> Client {
+        Client { home }
+    }
+
+    /// How everything is.
+    pub fn report(&self) -> Result<Report, ClientError> {
+        match self.ask(&Question::Report, ANSWERING)? {
+            Answer::Report(report) => Ok(*report),
+            _ => Err(ClientError::Misunderstood),
+        }
+    }
+
+    /// Gives a share that runs another size.
+    pub fn resize(&self, name: &str, change: Change) -> Result<ShareReport, ClientError> {
+        match self.ask(&Question::Resize { name: name.into(), change }, ANSWERING)? {
+            Answer::Resized(share) => Ok(*share),
+            _ => Err(ClientError::Misunderstood),
+        }
+    }
+
+    /// Ends all processes of a share.
+    pub fn stop(&self, name: &str, grace: Duration) -> Result<Stopped, ClientError> {
+        let grace_millis = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        match self
+            .ask(&Question::Stop { name: name.into(), grace_millis }, ANSWERING.saturating_add(grace))?
+        {
+            Answer::Stopped { ended, killed } => Ok(Stopped { ended, killed }),
+            _ => Err(ClientError::Misunderstood),
+        }
+    }
+
+    /// Asks a keeper in the background to make place; nothing where there is none.
+    pub fn take_over(&self) -> Result<(), ClientError> {
+        let stream = match connected(&self.home) {
+            Ok(stream) => stream,
+            Err(ClientError::Io { error, .. }) if is_absent(&error) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let mut talk = Talk::new(stream, ANSWERING).map_err(|error| self.io(error))?;
+        match self.said(&mut talk, &Question::HandOver) {
+            Ok(Answer::HandedOver) => Ok(()),
+            Ok(_) => Err(ClientError::Misunderstood),
+            // It ended just now.
+            Err(ClientError::Io { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Starts a keeper in the background again, if there is something to keep. Where that fails, the next command tries.
+    pub fn resume(&self) {
+        if crate::store::is_any(&self.home) {
+            let _ = self.talk(ANSWERING);
+        }
+    }
+
+    fn ask(&self, question: &Question, patience: Duration) -> Result<Answer, ClientError> {
+        // A keeper may end just when it is asked: then the next one is.
+        let mut last = None;
+        for tried in 0..TRIES {
+            if tried > 0 {
+                std::thread::sleep(BETWEEN_TRIES);
+            }
+            let mut talk = self.talk(patience)?;
+            match self.said(&mut talk, question) {
+                Err(error @ ClientError::Io { .. }) => last = Some(error),
+                other => return other,
+            }
+        }
+        Err(last.unwrap_or(ClientError::Misunderstood))
+    }
+
+    fn said(&self, talk: &mut Talk, question: &Question) -> Result<Answer, ClientError> {
+        // One that does not want to hear may have said why; one that is gone says nothing.
+        let _ = say(&mut talk.writer, question);
+        self.heard(talk)
+    }
+
+    pub(crate) fn heard(&self, talk: &mut Talk) -> Result<Answer, ClientError> {
+        match hear(&mut talk.reader, LONGEST_ANSWER) {
+            Ok(Some(Answer::Refused { kind, message, hints })) => {
+                Err(ClientError::Refused { kind, message, hints })
+            }
+            Ok(Some(answer)) => Ok(answer),
+            Ok(None) => Err(self.io(ErrorKind::UnexpectedEof.into())),
+            Err(error) if error.kind() == ErrorKind::InvalidData => Err(ClientError::Misunderstood),
+            Err(error) => Err(self.io(error)),
+        }
+    }
+
+    /// A conversation with the keeper, which is started where there is none.
+    pub(crate) fn talk(&self, patience: Duration) -> Result<Talk, ClientError> {
+        let deadline = Instant::now() + BEGINNING;
+        loop {
+            match connected(&self.home) {
+                Ok(stream) => return Talk::new(stream, patience).map_err(|error| self.io(error)),
+                // Only its own user can start it; where it was killed, another one is about to follow.
+                Err(ClientError::Io { error, .. })
+                    if is_absent(&error) && self.home.is_of_another() && self.home.answers() => {}
+                Err(ClientError::Io { error, .. }) if is_absent(&error) => self.start()?,
+                Err(error) => return Err(error),
+            }
+            if Instant::now() > deadline {
+                return Err(ClientError::NoKeeper("it does not answer".into()));
+            }
+        }
+    }
+
+    /// Starts a keeper in the background; returns when it answers, or another one does.
+    fn start(&self) -> Result<(), ClientError> {
+        let cannot = |why: String| ClientError::NoKeeper(why);
+        if self.home.is_of_another() {
+            let home = self.home.path().display();
+            return Err(cannot(format!(
+                "{home} is somebody else's, and nobody answers there: ask them to start partage up again, or use a home of \
+                 your own with --home"
+            )));
+        }
+        self.home.make().map_err(|error| cannot(error.to_string()))?;
+        let child = background(&self.home).stdout(Stdio::piped()).spawn();
+        let mut child = child.map_err(|error| cannot(error.to_string()))?;
+        let Some(out) = child.stdout.take() else { return Err(cannot("it says nothing".into())) };
+        let mut line = String::new();
+        BufReader::new(out).read_line(&mut line).map_err(|error| cannot(error.to_string()))?;
+        match line.trim() {
+            READY => Ok(()),
+            // Somebody else started one at the same time, and it may not be ready yet.
+            BUSY => {
+                std::thread::sleep(BETWEEN_TRIES);
+                Ok(())
+            }
+            "" => Err(cannot(format!("it ended at once; see {}", self.home.log().display()))),
+            why => Err(cannot(why.to_string())),
+        }
+    }
+
+    fn io(&self, error: io::Error) -> ClientError {
+        match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => ClientError::Silent(self.home.clone()),
+            _ => ClientError::Io { home: self.home.clone(), error },
+        }
+    }
+}
+
+/// What a keeper that was started says first, on its standard output: this, the other, or why not.
+pub const READY: &str = "ready";
+/// See [`READY`].
+pub const BUSY: &str = "busy";
+
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused | ErrorKind::NotADirectory)
+}
+
+/// A connection to a keeper that may be believed: what it says decides what is mounted and loaded.
+fn connected(home: &Home) -> Result<UnixStream, ClientError> {
+    let failed = |error: io::Error| ClientError::Io { home: home.clone(), error };
+    let stream = UnixStream::connect(home.socket()).map_err(failed)?;
+    let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|error| failed(error.into()))?;
+    let uid = peer.uid.as_raw();
+    if uid != 0 && uid != rustix::process::geteuid().as_raw() {
+        return Err(ClientError::Impostor { home: home.clone(), uid });
+    }
+    Ok(stream)
+}
+
+impl Talk {
+    fn new(stream: UnixStream, patience: Duration) -> io::Result<Talk> {
+        stream.set_read_timeout(Some(patience))?;
+        let writer = stream.try_clone()?;
+        Ok(Talk { reader: BufReader::new(stream), writer })
+    }
+}

@@ -1,0 +1,240 @@
+use super::*;
+use partage_core::model::Gpu;
+use proptest::prelude::*;
+
+const GIB: u64 = 1 << 30;
+
+fn node() -> Node {
+    let gpu = |number: u32| Gpu {
+        uuid: format!("GPU-{number:08}-0000-0000-0000-000000000000").as_str().into(),
+        minor: number,
+        model: "NVIDIA A100-SXM4-40GB".into(),
+        memory_bytes: Bytes(40 * GIB),
+        numa: None,
+        pci: None,
+        withheld: None,
+    };
+    Node::new("this machine", vec![gpu(0), gpu(1)])
+}
+
+fn user(uid: u32) -> Who {
+    Who { uid, gids: vec![uid] }
+}
+
+fn request(gib: u64, cores: u32) -> RunRequest {
+    RunRequest {
+        memory: (gib > 0).then_some(Bytes(gib * GIB)),
+        cores: if cores > 0 { Cores::percent(cores) } else { None },
+        ..RunRequest::default()
+    }
+}
+
+/// Shares that are held.
+#[derive(Default)]
+struct Books(Vec<(String, Who, Vec<Share>)>);
+
+impl Books {
+    fn held(&self) -> Vec<Held<'_>> {
+        self.0.iter().map(|(name, who, shares)| Held { name, who, shares }).collect()
+    }
+
+    fn run(
+        &mut self,
+        name: &str,
+        who: Who,
+        settings: &Settings,
+        request: &RunRequest,
+    ) -> Result<Vec<Share>, Refused> {
+        let ask = ask(request, &settings.default)?;
+        let shares = place(&node(), &self.held(), settings, &who, &ask)?;
+        self.0.push((name.into(), who, shares.clone()));
+        Ok(shares)
+    }
+}
+
+fn plain() -> Settings {
+    Settings::default()
+}
+
+#[test]
+fn two_people_get_two_gpus() {
+    let mut books = Books::default();
+    let first = books.run("a", user(1), &plain(), &request(4, 30)).unwrap();
+    let second = books.run("b", user(2), &plain(), &request(4, 30)).unwrap();
+    assert_ne!(first[0].gpu, second[0].gpu);
+    assert_eq!(
+        (first[0].cores, first[0].ceiling),
+        (Cores::percent(30), Some(Cores::WHOLE)),
+        "idle time is lent"
+    );
+    let hard = RunRequest { mode: Some(Mode::Hard), ..request(4, 30) };
+    assert_eq!(books.run("c", user(1), &plain(), &hard).unwrap()[0].ceiling, None);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_what_would() {
+    let mut books = Books::default();
+    books.run("a", user(1), &plain(), &request(30, 50)).unwrap();
+    books.run("b", user(1), &plain(), &request(20, 50)).unwrap();
+    let refused = books.run("c", user(2), &plain(), &request(24, 10)).unwrap_err();
+    assert_eq!(refused.kind, Refusal::Full);
+    assert!(refused.message.contains("24 GiB"), "{refused:?}");
+    assert!(refused.hints.iter().any(|hint| hint.contains("20 GiB")), "{refused:?}");
+    let whole = RunRequest { whole: true, ..RunRequest::default() };
+    let refused = books.run("d", user(2), &plain(), &whole).unwrap_err();
+    assert!(refused.message.starts_with("GPU 0 has a share on it, a whole GPU is asked"), "{refused:?}");
+    let large = books.run("e", user(2), &plain(), &request(41, 0)).unwrap_err();
+    assert!(large.message.contains("40 GiB"), "{large:?}");
+}
+
+#[test]
+fn what_makes_no_sense_is_said() {
+    let ask = |request: RunRequest| ask(&request, &DefaultShare::default()).unwrap_err();
+    let cases = [
+        (RunRequest { whole: true, ..request(4, 0) }, "--whole"),
+        (RunRequest { memory_percent: Some(10), ..request(4, 0) }, "leave one out"),
+        (RunRequest { memory: Some(Bytes(4)), ..RunRequest::default() }, "less than 1 MiB"),
+        (RunRequest { gpus: Some(0), ..RunRequest::default() }, "0 GPUs"),
+        (RunRequest { gpus: Some(17), ..RunRequest::default() }, "17 GPUs"),
+        (RunRequest { memory_percent: Some(101), ..RunRequest::default() }, "1 to 100"),
+        (RunRequest { cores: Some(Cores::NONE), ..RunRequest::default() }, "0 %"),
+        (RunRequest { mode: Some(Mode::Hard), ..RunRequest::default() }, "--cores"),
+        (RunRequest { mode: Some(Mode::Share), whole: true, ..RunRequest::default() }, "--whole"),
+    ];
+    for (request, words) in cases {
+        let refused = ask(request.clone());
+        assert!(
+            refused.kind == Refusal::Wrong && refused.message.contains(words),
+            "{request:?}: {refused:?}"
+        );
+    }
+}
+
+#[test]
+fn the_default_share_is_for_who_says_nothing() {
+    let settings = Settings::from_yaml("default: {memory: 4Gi, cores: 25}").unwrap();
+    let mut books = Books::default();
+    let nothing_said = books.run("a", user(1), &settings, &RunRequest::default()).unwrap();
+    assert_eq!(
+        (nothing_said[0].memory_bytes, nothing_said[0].cores),
+        (Some(Bytes(4 * GIB)), Cores::percent(25))
+    );
+    let memory_said = books.run("b", user(1), &settings, &request(2, 0)).unwrap();
+    assert_eq!((memory_said[0].memory_bytes, memory_said[0].cores), (Some(Bytes(2 * GIB)), None));
+    let mut books = Books::default();
+    let all = books.run("a", user(1), &plain(), &RunRequest::default()).unwrap();
+    assert_eq!(all[0].memory_bytes, Some(Bytes(40 * GIB)), "without settings: the GPU's memory");
+}
+
+#[test]
+fn rules_hold_for_all_shares_of_a_user_together() {
+    let settings =
+        Settings::from_yaml("users: [{who: '*', shares: 3, memory: 10Gi, cores: 60, gpus: 1, whole: false}]")
+            .unwrap();
+    let mut books = Books::default();
+    books.run("a", user(1), &settings, &request(6, 40)).unwrap();
+    let refused = |books: &mut Books, who, request: &RunRequest, words: &str| {
+        let refused = books.run("x", user(who), &settings, request).unwrap_err();
+        assert!(refused.kind == Refusal::Policy && refused.message.contains(words), "{refused:?}");
+    };
+    refused(&mut books, 1, &request(5, 10), "10 GiB of GPU memory in all, has 6 GiB and asks for 5 GiB");
+    refused(&mut books, 1, &request(1, 30), "60 % of GPU time in all, has 40 % and asks for 30 %");
+    refused(
+        &mut books,
+        2,
+        &RunRequest { gpus: Some(2), ..request(1, 1) },
+        "1 GPUs in one share, asked are 2",
+    );
+    refused(&mut books, 2, &RunRequest { whole: true, ..RunRequest::default() }, "may not have a GPU alone");
+    books.run("b", user(1), &settings, &request(1, 1)).unwrap();
+    books.run("c", user(1), &settings, &request(1, 1)).unwrap();
+    refused(&mut books, 1, &request(1, 1), "3 shares at a time and has a, b, c");
+    books.run("d", user(2), &settings, &request(10, 60)).unwrap();
+    let strict = Settings::from_yaml("users: [{who: root}]").unwrap();
+    let nobody = books.run("x", user(3), &strict, &request(1, 1)).unwrap_err();
+    assert!(nobody.message.contains("name nobody like you"), "{nobody:?}");
+    let only = Settings::from_yaml("users: [{who: '*', only: [1]}]").unwrap();
+    for name in ["e", "f"] {
+        assert_eq!(books.run(name, user(4), &only, &request(1, 1)).unwrap()[0].gpu, node().gpus[1].uuid);
+    }
+}
+
+#[test]
+fn what_is_reserved_is_for_those_it_is_for() {
+    let settings = Settings::from_yaml("reservations: [{for: 7, gpu: 0, memory: 30Gi, cores: 50}]").unwrap();
+    let mut books = Books::default();
+    books.run("a", user(1), &settings, &request(40, 50)).unwrap();
+    let refused = books.run("b", user(1), &settings, &request(11, 10)).unwrap_err();
+    assert!(refused.message.contains("30 GiB and 50 % of GPU 0 are kept for 7"), "{refused:?}");
+    books.run("c", user(1), &settings, &request(10, 50)).unwrap();
+    assert_eq!(reserved(&node(), &books.held(), &settings, &node().gpus[0].uuid), Bytes(30 * GIB));
+    books.run("d", user(7), &settings, &request(20, 40)).unwrap();
+    assert_eq!(reserved(&node(), &books.held(), &settings, &node().gpus[0].uuid), Bytes(10 * GIB));
+    books.run("e", user(7), &settings, &request(10, 10)).unwrap();
+    assert_eq!(reserved(&node(), &books.held(), &settings, &node().gpus[0].uuid), Bytes::ZERO);
+}
+
+#[test]
+fn a_share_changes_where_it_is() {
+    let mut books = Books::default();
+    let before = books.run("a", user(1), &plain(), &request(4, 30)).unwrap();
+    books.run("b", user(2), &plain(), &RunRequest { gpus: Some(2), ..request(30, 60) }).unwrap();
+    let change = |memory: u64, cores: u32| Change {
+        memory: (memory > 0).then_some(Bytes(memory * GIB)),
+        cores: if cores > 0 { Cores::percent(cores) } else { None },
+        ..Change::default()
+    };
+    let resized = |change: &Change| resize(&node(), &books.held(), &plain(), "a", change);
+    let after = resized(&change(6, 0)).unwrap();
+    assert_eq!((&after[0].gpu, after[0].memory_bytes), (&before[0].gpu, Some(Bytes(6 * GIB))));
+    assert_eq!(after[0].cores, Cores::percent(30), "what is not said stays");
+    assert_eq!(resized(&change(0, 40)).unwrap()[0].memory_bytes, Some(Bytes(4 * GIB)));
+    assert_eq!(resized(&change(11, 0)).unwrap_err().kind, Refusal::Full);
+    assert_eq!(resized(&change(0, 41)).unwrap_err().kind, Refusal::Full);
+    let hard = resized(&Change { mode: Some(Mode::Hard), ..Change::default() }).unwrap();
+    assert_eq!(hard[0].ceiling, None);
+    assert_eq!(
+        resize(&node(), &books.held(), &plain(), "z", &change(1, 0)).unwrap_err().kind,
+        Refusal::Unknown
+    );
+}
+
+proptest! {
+    /// Whatever people ask for, change and give back: no GPU is promised more than it has.
+    #[test]
+    fn no_gpu_is_promised_twice(steps in proptest::collection::vec((0u32..4, 0u64..45, 0u32..=100, 0u32..3, any::<bool>()), 1..40)) {
+        let settings = Settings::from_yaml("reservations: [{for: 3, gpu: 1, memory: 8Gi, cores: 20}]").unwrap();
+        let mut books = Books::default();
+        for (at, (who, gib, cores, kind, whole)) in steps.into_iter().enumerate() {
+            match kind {
+                0 => {
+                    let request = match whole && gib % 4 == 0 {
+                        true => RunRequest { whole, ..RunRequest::default() },
+                        false => request(gib, cores),
+                    };
+                    let _ = books.run(&format!("s{at}"), user(who), &settings, &request);
+                }
+                1 if !books.0.is_empty() => {
+                    let which = at % books.0.len();
+                    let name = books.0[which].0.clone();
+                    let change = Change { memory: (gib > 0).then_some(Bytes(gib * GIB)), cores: if cores > 0 { Cores::percent(cores) } else { None }, ..Change::default() };
+                    if let Ok(shares) = resize(&node(), &books.held(), &settings, &name, &change) {
+                        books.0[which].2 = shares;
+                    }
+                }
+                _ if !books.0.is_empty() => {
+                    let which = at % books.0.len();
+                    books.0.remove(which);
+                }
+                _ => {}
+            }
+            for gpu in &node().gpus {
+                let here: Vec<&Share> = books.0.iter().flat_map(|(_, _, shares)| shares).filter(|share| share.gpu == gpu.uuid).collect();
+                let memory: u64 = here.iter().filter_map(|share| share.memory_bytes).map(|bytes| bytes.0).sum();
+                let cores: u32 = here.iter().filter_map(|share| share.cores).map(Cores::as_millipercent).sum();
+                prop_assert!(memory <= gpu.memory_bytes.0 && cores <= Cores::WHOLE.as_millipercent());
+                prop_assert!(here.len() <= 1 || here.iter().all(|share| !share.whole));
+            }
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! The keeper: gives shares and takes them back, deals turns, tells how everything is. One in a home.
+//!
+//! ```text
+//!  serve   who asks, over the socket            give    shares are made and taken back
+//!  bind    a share and its process              change  other amounts, and stopping
+//!  queue   who waits                            watch   when the last process of a share ends
+//!  truth   what the driver says, the audit      tell    the report
+//! ```
+
+mod bind;
+mod change;
+mod claims;
+mod give;
+mod queue;
+mod serve;
+mod standby;
+mod tell;
+mod truth;
+mod watch;
+
+pub(crate) use standby::background;
+pub use standby::{COMMAND, STANDBY, stand_by};
+
+use crate::home::Home;
+use crate::machine::Machine;
+use crate::settings::Settings;
+use crate::store::{self, Found, Record};
+use give::Live;
+use partage_region::arbiter::Runner;
+use queue::Ticket;
+use rustix::fs::{FlockOperation, flock};
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::net::SocketAddr;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+use truth::Truth;
+use watch::Watch;
+
+/// How long a keeper in the background stays after its last share: the next command need not start one.
+const LINGER: Duration = Duration::from_secs(10);
+
+/// How a keeper is to be.
+pub struct Options {
+    /// Whether it is `partage up`: it stays without shares and makes place for nobody.
+    pub foreground: bool,
+    /// Where metrics are served, to be told.
+    pub metrics: Option<SocketAddr>,
+    /// The settings' file, for the one who follows.
+    pub settings_file: Option<PathBuf>,
+    /// Where to say what happens, a line at a time.
+    pub log: Box<dyn Fn(&str) + Send + Sync>,
+}
+
+/// Why there is no keeper.
+#[derive(Debug, thiserror::Error)]
+pub enum KeepError {
+    /// There is one.
+    #[error("another keeper is there")]
+    Busy,
+    /// It cannot be.
+    #[error("{0}")]
+    Cannot(String),
+}
+
+/// Who keeps the shares of a home.
+pub struct Keeper {
+    home: Home,
+    settings: Settings,
+    machine: Machine,
+    options: Options,
+    arbiter: Runner,
+    watch: Watch,
+    since: u64,
+    state: Mutex<State>,
+    changed: Condvar,
+    truth: Mutex<Truth>,
+    claims: claims::Claims,
+    /// How many cgroups are being removed.
+    removing: AtomicUsize,
+    /// What is wrong, for the report.
+    warnings: Mutex<Vec<String>>,
+    standby: standby::Successor,
+    /// Held for as long as it keeps.
+    _lock: File,
+}
+
+#[derive(Default)]
+struct State {
+    shares: BTreeMap<String, Live>,
+    queue: Vec<Ticket>,
+    tickets: u64,
+    given: u64,
+    /// Connections, by user.
+    callers: BTreeMap<u32, usize>,
+    /// Since when nobody needs it.
+    idle: Option<Instant>,
+    ending: bool,
+    /// Whether it ends because another keeper comes in its place.
+    handed_over: bool,
+}
+
+impl Keeper {
+    /// Takes over a home: what runs there goes on.
+    ///
+    /// Where another keeper is there, the options come back: one may wait for it.
+    pub fn start(
+        home: &Home,
+        settings: Settings,
+        options: Options,
+    ) -> Result<Arc<Keeper>, (KeepError, Option<Options>)> {
+        be_a_keeper();
+        match lock(home) {
+            Ok(lock) => Keeper::start_with(home, settings, options, lock).map_err(|error| (error, None)),
+            Err(error) => Err((error, Some(options))),
+        }
+    }
+
+    fn start_with(
+        home: &Home,
+        settings: Settings,
+        options: Options,
+        lock: File,
+    ) -> Result<Arc<Keeper>, KeepError> {
+        let machine = Machine::open(home, &settings).map_err(KeepError::Cannot)?;
+        let cannot = |what: &str, error: std::io::Error| KeepError::Cannot(format!("{what}: {error}"));
+        put_in_force(home, options.settings_file.as_deref())
+            .map_err(|error| cannot("the settings cannot be kept", error))?;
+        let watch = Watch::new().map_err(|error| cannot("processes cannot be watched", error))?;
+        let keeper = Arc::new(Keeper {
+            home: home.clone(),
+            settings,
+            machine,
+            options,
+            arbiter: Runner::new(),
+            watch,
+            since: now(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            truth: Mutex::default(),
+            claims: claims::Claims::default(),
+            removing: AtomicUsize::new(0),
+            warnings: Mutex::default(),
+            standby: standby::Successor::default(),
+            _lock: lock,
+        });
+        for warning in &keeper.machine.warnings {
+            keeper.log(&format!("warning: {warning}"));
+        }
+        keeper.look();
+        keeper.restore().map_err(|error| cannot("the shares cannot be read", error))?;
+        let listener = listen(home).map_err(|error| cannot("the socket cannot be made", error))?;
+        for (name, work) in [
+            (
+                "serve",
+                Box::new(move |keeper: &Arc<Keeper>| keeper.serve(&listener))
+                    as Box<dyn FnOnce(&Arc<Keeper>) + Send>,
+            ),
+            ("watch", Box::new(|keeper: &Arc<Keeper>| keeper.watch_all())),
+            ("truth", Box::new(|keeper: &Arc<Keeper>| keeper.look_again_and_again())),
+        ] {
+            let keeper = Arc::clone(&keeper);
+            let thread = std::thread::Builder::new().name(name.into());
+            thread
+                .spawn(move || work(&keeper))
+                .map_err(|error| cannot("a thread cannot be started", error))?;
+        }
+        Ok(keeper)
+    }
+
+    /// Takes up the shares that a keeper before it gave.
+    fn restore(self: &Arc<Self>) -> std::io::Result<()> {
+        for found in store::all(&self.home)? {
+            match found {
+                Found::Share(record) => self.take_up(*record),
+                Found::Leftover(name) => self.removed(&name),
+                Found::Unreadable(name, why) => self.warn(&format!(
+                    "the record of share {name} cannot be read, and what it has is not counted: {why}; end its processes, \
+                     then remove {}",
+                    self.home.share(&name).display()
+                )),
+            }
+        }
+        store::tidy(&self.home)?;
+        self.claim(&mut self.machine.node.clone());
+        self.after_change(&mut self.state());
+        Ok(())
+    }
+
+    fn take_up(self: &Arc<Self>, record: Record) {
+        let name = record.name.clone();
+        // One that was not bound yet never started: who asked for it asks again.
+        let lives = record.bound.is_some() && record.has_members(&self.home).unwrap_or(true);
+        if !lives {
+            self.forget(&record);
+            return;
+        }
+        match self.live(record) {
+            Ok(live) => {
+                self.log(&format!("{name} goes on"));
+                self.state().shares.insert(name.clone(), live);
+                self.watch_share(&name);
+            }
+            Err(why) => self.log(&format!("error: {name} runs and cannot be kept: {why}")),
+        }
+    }
+
+    /// Waits until it is told to end, or nobody has needed it for a while.
+    pub fn wait(&self) {
+        let mut state = self.state();
+        while !state.ending {
+            if self.options.foreground {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let needed = !state.shares.is_empty() || !state.queue.is_empty() || !state.callers.is_empty();
+            state.idle = if needed { None } else { state.idle.or_else(|| Some(Instant::now())) };
+            let left = state.idle.map_or(LINGER, |since| LINGER.saturating_sub(since.elapsed()));
+            if left.is_zero() {
+                break;
+            }
+            let waited = self.changed.wait_timeout(state, left.min(Duration::from_secs(1)));
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.ending = true;
+        let runs = !state.shares.is_empty();
+        drop(state);
+        self.finish_removing();
+        // Where shares go on, the one who waits for the lock goes on with them.
+        if runs {
+            self.call_successor();
+        } else {
+            self.standby.dismiss();
+            // Nobody answers there any more: another user's command must not wait for it.
+            let _ = fs::remove_file(self.home.socket());
+            let _ = fs::remove_file(self.home.settings_in_force());
+        }
+    }
+
+    /// Ends [`Keeper::wait`].
+    pub fn end(&self) {
+        self.state().ending = true;
+        self.changed.notify_all();
+    }
+
+    /// How many shares there are.
+    pub fn shares(&self) -> usize {
+        self.state().shares.len()
+    }
+
+    /// The settings in force.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says something that the report should go on saying.
+    fn warn(&self, warning: &str) {
+        let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        if !warnings.iter().any(|known| known == warning) {
+            warnings.push(warning.into());
+            self.log(&format!("warning: {warning}"));
+        }
+    }
+
+    fn log(&self, line: &str) {
+        (self.options.log)(line);
+    }
+}
+
+/// Keeps a copy of the settings for whoever follows: their file may be changed meanwhile, and be wrong.
+fn put_in_force(home: &Home, file: Option<&Path>) -> std::io::Result<()> {
+    let copy = home.settings_in_force();
+    match file {
+        Some(file) if file == copy => Ok(()),
+        Some(file) => store::replace(&copy, &fs::read(file)?),
+        None => match fs::remove_file(&copy) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        },
+    }
+}
+
+/// What a process needs to keep shares of many.
+fn be_a_keeper() {
+    // Other users' programs load and map what it writes.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    // Who started it may have been bounded for another purpose, and each share and each who waits needs a few files.
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    for resource in [Resource::Nofile, Resource::Fsize, Resource::As, Resource::Nproc] {
+        let mut limit = getrlimit(resource);
+        limit.current = limit.maximum;
+        let _ = setrlimit(resource, limit);
+    }
+}
+
+/// The lock that only one keeper of a home has.
+fn lock(home: &Home) -> Result<File, KeepError> {
+    let file = lock_file(home)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(KeepError::Busy),
+        Err(error) => Err(KeepError::Cannot(format!("{}: cannot be locked: {error}", home.lock().display()))),
+    }
+}
+
+fn lock_file(home: &Home) -> Result<File, KeepError> {
+    home.make().map_err(|error| KeepError::Cannot(error.to_string()))?;
+    let path = home.lock();
+    // Nobody else may hold it: whoever can open a file can lock it.
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .map_err(|error| KeepError::Cannot(format!("{}: cannot be opened: {error}", path.display())))
+}
+
+/// The socket, in place of the one of a keeper before.
+fn listen(home: &Home) -> std::io::Result<UnixListener> {
+    let (path, unfinished) = (home.socket(), home.path().join("keeper.new"));
+    let _ = fs::remove_file(&unfinished);
+    let listener = UnixListener::bind(&unfinished)?;
+    // Who asks is told by the kernel; what they may is up to the settings.
+    let mode = if Home::is_for_everybody() { 0o666 } else { 0o600 };
+    fs::set_permissions(&unfinished, fs::Permissions::from_mode(mode))?;
+    fs::rename(&unfinished, &path)?;
+    Ok(listener)
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

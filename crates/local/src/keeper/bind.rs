@@ -1,0 +1,122 @@
+//! A share and its process are tied together: what the process says it did is looked at, and its cgroup holds it.
+
+use super::Keeper;
+use crate::store::Bond;
+use partage_host::binding::Binding;
+use partage_host::cgroup::Cgroup;
+use partage_host::process::Identity;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// What holds a share's processes from outside, and what could not be had.
+pub(super) struct Confined {
+    gate: bool,
+    pub(super) notes: Vec<String>,
+}
+
+impl Keeper {
+    /// Puts the process into a cgroup of its own, with the device files of other GPUs closed. The kernel takes its time for
+    /// that (a grace period), in which the process can bind itself.
+    pub(super) fn confine(self: &Arc<Self>, name: &str, main: Identity) -> Confined {
+        let mut confined = Confined { gate: false, notes: Vec::new() };
+        let id = self.state().shares.get(name).map(|live| live.record.id.clone()).unwrap_or_default();
+        let cgroup = match Cgroup::make(&self.home.cgroup(name, &id), main.pid) {
+            Ok(Some(cgroup)) => cgroup,
+            Ok(None) => return confined,
+            Err(error) => {
+                confined.notes.push(format!("its processes are not held by a cgroup: {error}"));
+                return confined;
+            }
+        };
+        let mut state = self.state();
+        let Some(live) = state.shares.get_mut(name).filter(|live| live.record.main == main) else {
+            drop(state);
+            self.remove_soon(cgroup);
+            return confined;
+        };
+        // Written down first: whoever follows can remove it.
+        live.record.cgroup = Some(cgroup.clone());
+        if let Err(error) = live.record.write(&self.home) {
+            confined.notes.push(format!("its cgroup could not be written down: {error}"));
+        }
+        let devices = self.machine.other_devices(&live.record.shares);
+        drop(state);
+        if !devices.is_empty() {
+            match cgroup.close_devices(&devices) {
+                Ok(()) => confined.gate = true,
+                Err(error) => confined.notes.push(format!("other GPUs' device files stay open: {error}")),
+            }
+        }
+        if let Err(error) = cgroup.take(main.pid) {
+            confined.notes.push(format!("its processes are not held by a cgroup: {error}"));
+            confined.gate = false;
+            if let Some(live) = self.state().shares.get_mut(name).filter(|live| live.record.main == main) {
+                live.record.cgroup = None;
+            }
+            self.remove_soon(cgroup);
+        }
+        confined
+    }
+
+    /// A process says that it has bound itself.
+    pub(super) fn bind(
+        &self,
+        name: &str,
+        main: Identity,
+        binding: Binding,
+        confined: &Confined,
+    ) -> Result<(), String> {
+        let state = self.state();
+        let live =
+            state.shares.get(name).filter(|live| live.record.main == main).ok_or("the share is gone")?;
+        let mark = live.record.mark(&self.home, binding);
+        drop(state);
+        match binding {
+            Binding::LibraryPath => self.machine.install_for(&self.home, name)?,
+            Binding::MountNamespace | Binding::UserNamespace => {
+                if !mark.is_some_and(|mark| mark.is_on(main.pid)) {
+                    return Err("it says that it sees its region, and does not".into());
+                }
+            }
+        }
+        let mut state = self.state();
+        let live =
+            state.shares.get_mut(name).filter(|live| live.record.main == main).ok_or("the share is gone")?;
+        live.record.bound = Some(Bond { binding, gate: confined.gate });
+        let written = live.record.write(&self.home);
+        drop(state);
+        written.map_err(|error| format!("{}: {error}", self.home.share(name).display()))?;
+        self.call_successor();
+        Ok(())
+    }
+
+    /// Removes a cgroup whose process was not let in: it is about to end, or goes on as it was before it asked.
+    pub(super) fn remove_soon(self: &Arc<Self>, cgroup: Cgroup) {
+        const PATIENCE: u32 = 100;
+        let keeper = Arc::clone(self);
+        self.removing.fetch_add(1, Ordering::SeqCst);
+        let remove = move || {
+            for _ in 0..PATIENCE {
+                if cgroup.let_go().is_ok() && cgroup.remove().is_ok() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            keeper.removing.fetch_sub(1, Ordering::SeqCst);
+        };
+        if std::thread::Builder::new().spawn(remove).is_err() {
+            self.removing.fetch_sub(1, Ordering::SeqCst);
+            self.log("warning: a thread cannot be started");
+        }
+    }
+
+    /// Waits until nothing is left to remove: a process that ends takes its threads with it.
+    pub(super) fn finish_removing(&self) {
+        const PATIENCE: Duration = Duration::from_secs(6);
+        let until = Instant::now() + PATIENCE;
+        while self.removing.load(Ordering::SeqCst) > 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}

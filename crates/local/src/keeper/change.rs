@@ -1,0 +1,124 @@
+//! Shares that run are changed and stopped, by those who may.
+
+use super::give::Live;
+use super::{Keeper, State};
+use crate::decide::{self, Refused};
+use crate::users::{self, Who};
+use crate::wire::{Change, Refusal};
+use partage_core::model::{Bytes, Share};
+use partage_host::members;
+use std::sync::Arc;
+use std::time::Duration;
+
+impl Keeper {
+    /// Other amounts for a share that runs.
+    pub(super) fn resize(self: &Arc<Self>, who: &Who, name: &str, change: &Change) -> Result<(), Refused> {
+        let node = self.node();
+        let mut state = self.state();
+        self.find(&state, who, name)?;
+        let shares = decide::resize(&node, &state.held(), &self.settings, name, change)?;
+        let Some(live) = state.shares.get_mut(name) else { return Err(unknown(&state, name)) };
+        let before = std::mem::replace(&mut live.record.shares, shares);
+        let undone = self.fits_what_is_used(live, &before).and_then(|()| {
+            live.record.write(&self.home).map_err(|error| {
+                Refused::new(Refusal::Broken, format!("{}: {error}", self.home.share(name).display()))
+            })
+        });
+        if undone.is_err() {
+            live.record.shares = before;
+        }
+        self.after_change(&mut state);
+        if undone.is_ok()
+            && let Some(live) = state.shares.get(name)
+        {
+            self.log(&format!("{name} is now {}", decide::words(&self.machine.node, &live.record.shares)));
+        }
+        undone
+    }
+
+    /// Sets the new limits, and takes them back where more is in use: asked the other way round, a process could take memory
+    /// between the question and the answer.
+    fn fits_what_is_used(&self, live: &Live, before: &[Share]) -> Result<(), Refused> {
+        let broken = |error: String| Refused::new(Refusal::Broken, error);
+        let write = |shares: &[Share]| -> Result<(), Refused> {
+            for (at, share) in shares.iter().enumerate() {
+                let gated = live.region.owner.share(at).is_some_and(|is| is.gated);
+                let share = self.machine.region_share(share, gated).map_err(broken)?;
+                live.region.owner.set(at, &share).map_err(|error| broken(error.to_string()))?;
+            }
+            Ok(())
+        };
+        write(&live.record.shares)?;
+        let usage = live.region.reader.snapshot().map_err(|error| broken(error.to_string()))?;
+        for (share, used) in live.record.shares.iter().zip(usage.gpus) {
+            let Some(limit) = share.memory_bytes.filter(|limit| used.used > limit.0) else { continue };
+            write(before)?;
+            let used = Bytes(used.used);
+            let mut refused = Refused::new(
+                Refusal::Full,
+                format!("{} uses {used} right now, which is more than {limit}", live.record.name),
+            );
+            let mebibytes = used.0.div_ceil(1 << 20);
+            refused
+                .hints
+                .push(format!("free memory in the program first, or use --memory {mebibytes}Mi or more"));
+            return Err(refused);
+        }
+        Ok(())
+    }
+
+    /// Ends all processes of a share.
+    pub(super) fn stop(
+        self: &Arc<Self>,
+        who: &Who,
+        name: &str,
+        grace: Duration,
+    ) -> Result<members::Ended, Refused> {
+        let mut state = self.state();
+        self.find(&state, who, name)?;
+        let Some(live) = state.shares.get_mut(name) else { return Err(unknown(&state, name)) };
+        live.stopping = true;
+        let (number, record) = (live.number, live.record.clone());
+        drop(state);
+        let marks = record.marks(&self.home);
+        let ended = if marks.is_empty() {
+            // It has not started: its process is ours to end all the same.
+            record.main.signal(rustix::process::Signal::KILL).map(|()| members::Ended { ended: 0, killed: 1 })
+        } else {
+            members::end(&marks, &|process| record.is_of(process), grace)
+        };
+        match ended {
+            Ok(ended) => {
+                self.release(name, number);
+                Ok(ended)
+            }
+            Err(error) => {
+                if let Some(live) = self.state().shares.get_mut(name).filter(|live| live.number == number) {
+                    live.stopping = false;
+                }
+                Err(Refused::new(Refusal::Broken, format!("{name} cannot be stopped: {error}")))
+            }
+        }
+    }
+
+    /// A share that somebody may change.
+    fn find(&self, state: &State, who: &Who, name: &str) -> Result<(), Refused> {
+        let Some(live) = state.shares.get(name) else { return Err(unknown(state, name)) };
+        if live.record.who.uid != who.uid && !who.is_keeper() {
+            let owner = users::name(live.record.who.uid);
+            let message =
+                format!("{name} belongs to user {owner}: only they and the administrator may change it");
+            return Err(Refused::new(Refusal::NotYours, message));
+        }
+        Ok(())
+    }
+}
+
+fn unknown(state: &State, name: &str) -> Refused {
+    let names: Vec<&str> = state.shares.keys().map(String::as_str).collect();
+    let there = match names.as_slice() {
+        [] => "there is none at all".to_string(),
+        names => format!("there are {}", names.join(", ")),
+    };
+    Refused::new(Refusal::Unknown, format!("no share is called {name}: {there}"))
+}

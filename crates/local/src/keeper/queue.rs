@@ -1,0 +1,44 @@
+//! Who waits for a share. Whoever came first is tried first; one behind that fits does not wait for it.
+
+use super::{Keeper, State};
+use crate::decide::Refused;
+use crate::users::Who;
+use crate::wire::Granted;
+use partage_core::model::PodAsk;
+use partage_host::process::Identity;
+use std::sync::Arc;
+
+/// One who waits.
+pub(super) struct Ticket {
+    pub(super) number: u64,
+    pub(super) name: String,
+    pub(super) who: Who,
+    pub(super) main: Identity,
+    pub(super) ask: PodAsk,
+    pub(super) command: Vec<String>,
+    pub(super) since: u64,
+    /// Why not yet.
+    pub(super) why: Refused,
+    /// Its share, until it is fetched.
+    pub(super) granted: Option<Granted>,
+}
+
+impl Keeper {
+    /// Gives to those who wait what fits now.
+    pub(super) fn settle(self: &Arc<Self>, state: &mut State) {
+        // Giving changes the shares, and settling again would change nothing.
+        let mut waiting = std::mem::take(&mut state.queue);
+        for ticket in waiting.iter_mut().filter(|ticket| ticket.granted.is_none()) {
+            if !ticket.main.lives() {
+                continue;
+            }
+            let given =
+                self.give(state, &ticket.name, &ticket.who, ticket.main, &ticket.ask, &ticket.command);
+            match given {
+                Ok(granted) => ticket.granted = Some(granted),
+                Err(why) => ticket.why = why,
+            }
+        }
+        state.queue = waiting;
+    }
+}

@@ -1,0 +1,194 @@
+//! The report: how everything is.
+
+use super::Keeper;
+use super::give::Kept;
+use super::truth;
+use crate::decide::{self, Held};
+use crate::report::{
+    DriverReport, GpuReport, KeeperReport, PartReport, ProcessReport, Report, ShareReport, Stage,
+    WaitingReport,
+};
+use crate::store::Record;
+use crate::users::{self, Who};
+use partage_core::model::{Bytes, Cores, Share};
+use partage_host::{members, process};
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError};
+
+struct Seen {
+    record: Record,
+    stage: Stage,
+    region: Arc<Kept>,
+}
+
+impl Keeper {
+    /// How everything is now, for somebody: with what others run, and not with what they told it.
+    pub(super) fn report_to(self: &Arc<Self>, who: &Who) -> Report {
+        let mut report = self.report();
+        for share in report.shares.iter_mut().filter(|share| share.uid != who.uid && !who.is_keeper()) {
+            share.command.truncate(1);
+        }
+        report
+    }
+
+    /// How everything is now.
+    pub fn report(self: &Arc<Self>) -> Report {
+        let mut state = self.state();
+        self.sweep(&mut state);
+        let mut shares: Vec<Seen> = state
+            .shares
+            .values()
+            .map(|live| Seen {
+                record: live.record.clone(),
+                stage: live.stage(),
+                region: Arc::clone(&live.region),
+            })
+            .collect();
+        let mut names = Names::default();
+        let warnings = self.warnings();
+        let waiting = state
+            .queue
+            .iter()
+            .filter(|ticket| ticket.granted.is_none())
+            .map(|ticket| WaitingReport {
+                name: ticket.name.clone(),
+                user: names.of(ticket.who.uid),
+                asked: decide::asked(&ticket.ask),
+                why: ticket.why.message.clone(),
+                since: ticket.since,
+            })
+            .collect();
+        drop(state);
+        shares.sort_by(|a, b| (a.record.since, &a.record.name).cmp(&(b.record.since, &b.record.name)));
+        Report {
+            at: partage_region::clock::exact(),
+            machine: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            keeper: KeeperReport {
+                pid: std::process::id(),
+                version: env!("CARGO_PKG_VERSION").into(),
+                since: self.since,
+                foreground: self.options.foreground,
+                metrics: self.options.metrics.map(|address| address.to_string()),
+                warnings,
+            },
+            driver: DriverReport {
+                version: self.machine.gpus.driver_version().into(),
+                simulated: self.machine.driver.simulated.is_some(),
+            },
+            gpus: self.gpus(&shares),
+            shares: self.tell(&shares, &mut names),
+            waiting,
+        }
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let since = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        self.machine.warnings.iter().chain(since.iter()).cloned().collect()
+    }
+
+    fn gpus(&self, shares: &[Seen]) -> Vec<GpuReport> {
+        let held: Vec<Held<'_>> = shares
+            .iter()
+            .map(|Seen { record, .. }| Held { name: &record.name, who: &record.who, shares: &record.shares })
+            .collect();
+        let truth = self.truth();
+        let gpu = |(index, gpu): (usize, &partage_core::model::Gpu)| {
+            let here: Vec<&Share> =
+                held.iter().flat_map(|held| held.shares).filter(|share| share.gpu == gpu.uuid).collect();
+            let memory = |share: &&Share| share.memory_bytes.map_or(0, |bytes| bytes.0);
+            let cores = |share: &&Share| share.cores.map_or(0, Cores::as_millipercent);
+            let promised = here.iter().map(cores).sum::<u32>().min(Cores::WHOLE.as_millipercent());
+            let at = truth.looks.iter().position(|look| look.uuid == gpu.uuid);
+            let look = at.and_then(|at| truth.looks.get(at));
+            GpuReport {
+                index: u32::try_from(index).unwrap_or(u32::MAX),
+                uuid: gpu.uuid.clone(),
+                model: gpu.model.clone(),
+                memory_bytes: gpu.memory_bytes,
+                promised_memory_bytes: Bytes(here.iter().map(memory).sum()),
+                promised_cores: Cores::millipercent(promised).unwrap_or(Cores::WHOLE),
+                reserved_memory_bytes: decide::reserved(&self.machine.node, &held, &self.settings, &gpu.uuid),
+                used_memory_bytes: look.and_then(|look| look.memory_used),
+                utilisation: look.and_then(|look| look.utilisation),
+                temperature: look.and_then(|look| look.temperature),
+                power_milliwatts: look.and_then(|look| look.power_milliwatts),
+                unhealthy: look.and_then(|look| look.health.clone()).or_else(|| gpu.withheld.clone()),
+                strangers: at.and_then(|at| truth.strangers.get(at).cloned()).unwrap_or_default(),
+            }
+        };
+        self.machine.node.gpus.iter().enumerate().map(gpu).collect()
+    }
+
+    fn tell(&self, shares: &[Seen], names: &mut Names) -> Vec<ShareReport> {
+        // All at once: to look at all processes of the machine for every share is too dear.
+        let marks: Vec<_> = shares.iter().map(|seen| truth::marks(&seen.record, &self.home)).collect();
+        let counted = members::census(&marks).ok();
+        let members = |at: usize| counted.as_ref().map(|counted| counted[at].len());
+        shares.iter().enumerate().map(|(at, seen)| self.share(seen, members(at), names)).collect()
+    }
+
+    fn share(&self, seen: &Seen, members: Option<usize>, names: &mut Names) -> ShareReport {
+        let Seen { record, stage, region } = seen;
+        let usage = region.reader.snapshot().ok();
+        let part = |(at, share): (usize, &Share)| {
+            let gpu = usage.as_ref().map(|usage| usage.gpus[at]).unwrap_or_default();
+            let waits = usage
+                .as_ref()
+                .is_some_and(|usage| usage.processes.iter().any(|process| process.waiting[at] > 0));
+            let index = self.machine.node.gpu_index(&share.gpu).and_then(|index| u32::try_from(index).ok());
+            PartReport {
+                gpu: index.unwrap_or(u32::MAX),
+                uuid: share.gpu.clone(),
+                memory_bytes: share.memory_bytes,
+                cores: share.cores,
+                ceiling: share.ceiling,
+                whole: share.whole,
+                used_bytes: Bytes(gpu.used),
+                peak_bytes: Bytes(gpu.peak),
+                refusals: gpu.refusals,
+                throttled_nanos: gpu.throttled,
+                spent_nanos: gpu.spent,
+                waiting: waits,
+            }
+        };
+        let mut processes: BTreeMap<u32, ProcessReport> = BTreeMap::new();
+        for used in usage.iter().flat_map(|usage| &usage.processes) {
+            let Some(pid) = used.pid_here else { continue };
+            // One that uses both libraries has two slots.
+            let process = processes.entry(pid).or_insert_with(|| ProcessReport {
+                pid,
+                command: process::command(pid).unwrap_or_default(),
+                held_bytes: vec![Bytes::ZERO; record.shares.len()],
+            });
+            for (sum, held) in process.held_bytes.iter_mut().zip(used.held) {
+                sum.0 = sum.0.saturating_add(held);
+            }
+        }
+        ShareReport {
+            name: record.name.clone(),
+            user: names.of(record.who.uid),
+            uid: record.who.uid,
+            stage: *stage,
+            since: record.since,
+            pid: record.main.pid,
+            command: record.command.clone(),
+            binding: record.bound.map_or_else(|| "none yet".into(), |bond| bond.binding.to_string()),
+            cgroup: record.cgroup.is_some(),
+            device_gate: record.bound.is_some_and(|bond| bond.gate),
+            members: members.unwrap_or(processes.len()),
+            processes: processes.into_values().collect(),
+            parts: record.shares.iter().enumerate().map(part).collect(),
+            bypass_suspected: self.truth().suspicions.get(&record.name).cloned().unwrap_or_default(),
+        }
+    }
+}
+
+/// Names of users, each looked up once.
+#[derive(Default)]
+struct Names(BTreeMap<u32, String>);
+
+impl Names {
+    fn of(&mut self, uid: u32) -> String {
+        self.0.entry(uid).or_insert_with(|| users::name(uid)).clone()
+    }
+}

@@ -1,0 +1,122 @@
+//! When the last process of a share ends.
+//!
+//! One process of each share is watched, the command first. When it ends, the others are looked for; one of them is watched
+//! next, and when there is none the share is given back.
+
+use super::Keeper;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Processes that are watched, each for a share.
+pub(super) struct Watch {
+    /// Rung when the list changes.
+    bell: OwnedFd,
+    list: Mutex<Vec<Watched>>,
+}
+
+struct Watched {
+    name: String,
+    /// Which share of this name: one may follow another.
+    number: u64,
+    process: Arc<OwnedFd>,
+}
+
+impl Watch {
+    pub(super) fn new() -> std::io::Result<Watch> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Watch { bell, list: Mutex::default() })
+    }
+
+    fn list(&self) -> std::sync::MutexGuard<'_, Vec<Watched>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, name: &str, number: u64, process: OwnedFd) {
+        let mut list = self.list();
+        list.retain(|watched| watched.name != name);
+        list.push(Watched { name: name.into(), number, process: Arc::new(process) });
+        drop(list);
+        // Full only if it was rung 2^64 times.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+}
+
+impl Keeper {
+    pub(super) fn watch_all(self: &Arc<Self>) {
+        loop {
+            let watched: Vec<(String, u64, Arc<OwnedFd>)> = self
+                .watch
+                .list()
+                .iter()
+                .map(|watched| (watched.name.clone(), watched.number, Arc::clone(&watched.process)))
+                .collect();
+            let mut fds = vec![PollFd::new(&self.watch.bell, PollFlags::IN)];
+            fds.extend(watched.iter().map(|(_, _, process)| PollFd::new(&**process, PollFlags::IN)));
+            if poll(&mut fds, None).is_err() {
+                continue;
+            }
+            let rung = !fds[0].revents().is_empty();
+            let ended: Vec<usize> =
+                (0..watched.len()).filter(|at| !fds[at + 1].revents().is_empty()).collect();
+            drop(fds);
+            if rung {
+                let _ = rustix::io::read(&self.watch.bell, &mut [0; 8]);
+            }
+            for at in ended {
+                let (name, number, process) = &watched[at];
+                self.watch.list().retain(|watched| !Arc::ptr_eq(&watched.process, process));
+                self.one_has_ended(name, *number);
+            }
+        }
+    }
+
+    /// A process of a share has ended: who is left?
+    fn one_has_ended(self: &Arc<Self>, name: &str, number: u64) {
+        let state = self.state();
+        let Some(live) = state.shares.get(name).filter(|live| live.number == number) else { return };
+        let record = live.record.clone();
+        drop(state);
+        match record.members(&self.home) {
+            // One that is not bound yet has nothing that could be looked for but itself.
+            Ok(left) if left.is_empty() && record.main.lives() => self.look_later(name, number),
+            Ok(left) if left.is_empty() => self.release(name, number),
+            Ok(left) => {
+                let process = left.iter().find_map(|process| process.pidfd().ok());
+                match process {
+                    Some(process) => self.watch.add(name, number, process),
+                    // All of them ended in the meantime, or they are not ours to see: look again soon.
+                    None => self.look_later(name, number),
+                }
+            }
+            Err(error) => {
+                self.log(&format!("warning: {name}: its processes cannot be counted: {error}"));
+                self.look_later(name, number);
+            }
+        }
+    }
+
+    fn look_later(self: &Arc<Self>, name: &str, number: u64) {
+        let (keeper, name) = (Arc::clone(self), name.to_string());
+        let again = move || {
+            std::thread::sleep(std::time::Duration::from_millis(500));
+            keeper.one_has_ended(&name, number);
+        };
+        if std::thread::Builder::new().spawn(again).is_err() {
+            self.log("warning: a thread cannot be started");
+        }
+    }
+
+    /// Watches a share from now on, whichever of its processes lives.
+    pub(super) fn watch_share(self: &Arc<Self>, name: &str) {
+        let state = self.state();
+        let Some(live) = state.shares.get(name) else { return };
+        let (number, main) = (live.number, live.record.main);
+        drop(state);
+        match main.pidfd() {
+            Ok(process) => self.watch.add(name, number, process),
+            // Also where it has not ended and cannot be watched: then it is looked at again and again.
+            Err(_) => self.one_has_ended(name, number),
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! `partage keep`: the keeper in the background. People do not type it; `partage run` does.
+
+use super::Outcome;
+use super::home::HomeArgs;
+use clap::Args;
+use partage_local::client::{BUSY, READY};
+use partage_local::keeper::{self, KeepError, Keeper, Options};
+use partage_local::settings::Settings;
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+/// Keep the shares of a home, in the background
+#[derive(Args)]
+pub(crate) struct Keep {
+    #[command(flatten)]
+    home: HomeArgs,
+
+    /// The settings
+    #[arg(long, value_name = "FILE")]
+    settings: Option<PathBuf>,
+
+    /// Wait until nobody else keeps them
+    #[arg(long)]
+    standby: bool,
+}
+
+impl Keep {
+    pub(crate) fn run(&self, out: &mut dyn Write) -> io::Result<Outcome> {
+        // What it was started with open is not its own.
+        partage_host::inherited::close_files();
+        // A thread that fails leaves half a keeper: the one who stands by is better.
+        std::panic::set_hook(Box::new(|panic| {
+            log(&format!("error: {panic}"));
+            std::process::abort();
+        }));
+        // A terminal that goes away, or its Ctrl-C, is not meant for it. It may lead a session already.
+        let _ = rustix::process::setsid();
+        match self.start() {
+            Ok(Some(keeper)) => {
+                // Who started it may have left.
+                let _ = writeln!(out, "{READY}").and_then(|()| out.flush());
+                keeper.wait();
+                Ok(Outcome::Fine)
+            }
+            Ok(None) => Ok(Outcome::Fine),
+            Err(error) => {
+                let words = if matches!(error, KeepError::Busy) { BUSY.into() } else { error.to_string() };
+                log(&words);
+                writeln!(out, "{}", words.replace('\n', " "))?;
+                Ok(Outcome::Problems)
+            }
+        }
+    }
+
+    fn start(&self) -> Result<Option<std::sync::Arc<Keeper>>, KeepError> {
+        let home = self.home.home().map_err(KeepError::Cannot)?;
+        let loaded = Settings::load(self.settings.as_deref(), &home);
+        let (settings, settings_file) = loaded.map_err(|error| KeepError::Cannot(error.to_string()))?;
+        let options = Options { foreground: false, metrics: None, settings_file, log: Box::new(log) };
+        if self.standby {
+            keeper::stand_by(&home, settings, options)
+        } else {
+            Keeper::start(&home, settings, options).map(Some).map_err(|(error, _)| error)
+        }
+    }
+}
+
+fn log(words: &str) {
+    // Standard error is the log of the home; where it is full, there is nobody to tell.
+    let _ = crate::output::line(&mut io::stderr(), format_args!("{words}"));
+}

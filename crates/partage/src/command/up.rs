@@ -1,0 +1,346 @@
+//! `partage up`: the machine's keeper in the foreground, with a live view and metrics.
+
+mod metrics;
+mod summary;
+mod workloads;
+
+use super::home::HomeArgs;
+use super::top::view::{self, Options as View};
+use super::{Outcome, says};
+use crate::amounts;
+use crate::output::line;
+use crate::screen::{self, Kind, Screen, Wake};
+use clap::Args;
+use partage_local::client::Client;
+use partage_local::home::Home;
+use partage_local::keeper::{KeepError, Keeper, Options};
+use partage_local::report::Report;
+use partage_local::settings::{self, Settings};
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, SyncSender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use summary::Summary;
+use workloads::Workloads;
+
+/// Keep this machine's GPUs and show who uses them
+///
+/// Uses the NVIDIA driver where there is one, and simulated GPUs where there is none. Shares that run are taken up, and go on
+/// when this ends. Without it `partage run` works as well; with it the machine has metrics, and all users share one
+/// keeper if root starts it.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Up {
+    /// The settings [default: partage.yaml in --home; else /etc/partage/partage.yaml for root, ~/.config/partage/partage.yaml]
+    #[arg(long, value_name = "FILE")]
+    settings: Option<PathBuf>,
+
+    /// Read the settings, say whether they are right, and do nothing
+    #[arg(long)]
+    check: bool,
+
+    /// Where Prometheus finds metrics: an address of this machine, or off [default: as the settings say, 127.0.0.1:9464]
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<String>,
+
+    /// Lines of what happens instead of the live view
+    #[arg(long)]
+    plain: bool,
+
+    /// A file of shares to start, each with its command
+    #[arg(long, value_name = "FILE")]
+    start: Option<PathBuf>,
+
+    /// End after so long, such as 60s or 5m
+    #[arg(long = "for", value_name = "TIME", value_parser = amounts::duration)]
+    time: Option<Duration>,
+
+    #[command(flatten)]
+    home: HomeArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  partage up
+  partage up --settings lab.yaml --check
+  partage up --start examples/workloads.yaml --for 60s
+  curl http://127.0.0.1:9464/metrics
+
+Exit code: 0 ended as asked, 1 the settings are wrong or it cannot start, 2 something cannot be read";
+
+/// How often the view is drawn anew.
+const FRAME: Duration = Duration::from_secs(1);
+/// How long the processes of shares that were started here have to end.
+const GRACE: Duration = Duration::from_secs(5);
+/// Lines of news below the view.
+const NEWS: usize = 6;
+
+impl Up {
+    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
+        match self.prepared() {
+            Ok(prepared) if self.check => {
+                if let Err(what) = partage_local::check(&prepared.settings) {
+                    line(err, format_args!("error: {what}"))?;
+                    return Ok(Outcome::Problems);
+                }
+                let from = prepared.file.map_or_else(|| "no file".into(), |file| file.display().to_string());
+                line(out, format_args!("the settings are right ({from})"))?;
+                Ok(Outcome::Fine)
+            }
+            Ok(prepared) => self.keep(prepared, out, err),
+            Err(what) => {
+                // What is wrong with a file is shown where it is, on several lines.
+                for (at, words) in what.lines().enumerate() {
+                    line(err, format_args!("{}{words}", if at == 0 { "error: " } else { "  " }))?;
+                }
+                Ok(Outcome::Problems)
+            }
+        }
+    }
+
+    fn prepared(&self) -> Result<Prepared, String> {
+        let home = self.home.home()?;
+        if let Some(name) = partage_local::run::inside(&home).filter(|_| !self.check) {
+            return Err(format!(
+                "this is inside share {name}, from where nobody else's can be kept: leave it first"
+            ));
+        }
+        let loaded = Settings::load(self.settings.as_deref(), &home);
+        let (settings, file) = loaded.map_err(|error| error.to_string())?;
+        let file = file.map(|file| std::path::absolute(&file).unwrap_or(file));
+        let metrics = match &self.metrics {
+            Some(text) => settings::metrics_address(text)?,
+            None => settings.metrics,
+        };
+        let workloads = self.start.as_deref().map(Workloads::load).transpose()?;
+        Ok(Prepared { home, settings, file, metrics, workloads })
+    }
+
+    fn keep(&self, prepared: Prepared, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
+        let Prepared { home, settings, file, metrics, workloads } = prepared;
+        let news = Arc::new(News::new(self.plain || Kind::Full.on_terminal() == Kind::Stream)?);
+        let served = match metrics.map(metrics::Listener::bind).transpose() {
+            Ok(served) => served,
+            Err(what) => {
+                line(err, format_args!("error: {what}"))?;
+                return Ok(Outcome::Problems);
+            }
+        };
+        let log = Arc::clone(&news);
+        let options = Options {
+            foreground: true,
+            metrics: served.as_ref().map(metrics::Listener::address),
+            settings_file: file,
+            log: Box::new(move |words| log.tell(words)),
+        };
+        let keeper = match take_over(&home, settings, options) {
+            Ok(keeper) => keeper,
+            Err(Why::Keeper(what)) => {
+                line(err, format_args!("error: {what}"))?;
+                return Ok(Outcome::Problems);
+            }
+            Err(Why::Client(error)) => {
+                says(err, &error)?;
+                return Ok(Outcome::Problems);
+            }
+        };
+        let report = keeper.report();
+        greet(&report, served.as_ref().map(metrics::Listener::address), out)?;
+        if let Some(served) = served
+            && let Err(what) = served.serve(&keeper)
+        {
+            line(err, format_args!("error: {what}"))?;
+            return Ok(Outcome::Problems);
+        }
+        let mut summary = Summary::default();
+        let mut started = workloads.map(|workloads| workloads.start(&home, &news));
+        let watched = self.watch(&keeper, &news, &mut summary, out);
+        if let Some(started) = &mut started {
+            // What these shares did is known as long as they are there.
+            summary.see(&keeper.report());
+            started.end(&Client::new(home), GRACE);
+        }
+        let left = keeper.shares();
+        keeper.end();
+        keeper.wait();
+        watched?;
+        for text in started.iter().flat_map(|started| summary.lines(started)) {
+            line(out, format_args!("{text}"))?;
+        }
+        if left > 0 {
+            let shares = if left == 1 { "1 share goes on".into() } else { format!("{left} shares go on") };
+            line(
+                out,
+                format_args!(
+                    "{shares}, kept in the background: partage ps shows them, partage up takes them up"
+                ),
+            )?;
+        }
+        Ok(Outcome::Fine)
+    }
+
+    /// Shows how everything is until somebody has seen enough or the time is over.
+    fn watch(
+        &self,
+        keeper: &Arc<Keeper>,
+        news: &News,
+        summary: &mut Summary,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        let end = self.time.map(|time| Instant::now() + time);
+        let left = |longest: Duration| {
+            end.map_or(longest, |end| end.saturating_duration_since(Instant::now()).min(longest))
+        };
+        let kind = if self.plain { Kind::Stream } else { Kind::Full.on_terminal() };
+        let mut screen = Screen::waiting(kind);
+        let mut view = View::new(usize::MAX, screen::has_blocks());
+        let mut before: Option<Report> = None;
+        let mut now = keeper.report();
+        loop {
+            summary.see(&now);
+            if screen.is_live() {
+                view.width = screen.size().1;
+                let mut lines = view::lines(before.as_ref(), &now, &view);
+                lines.push(screen::Line::default());
+                lines.extend(news.lines());
+                screen.show(&lines, &view::foot(&view), out)?;
+            }
+            match screen.wait(left(FRAME)) {
+                Wake::End => break,
+                Wake::Key(key) => {
+                    view.key(key);
+                }
+                Wake::Resized => {}
+                Wake::Time => {
+                    before = Some(now);
+                    now = keeper.report();
+                }
+            }
+            if end.is_some_and(|end| Instant::now() >= end) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Prepared {
+    home: Home,
+    settings: Settings,
+    file: Option<PathBuf>,
+    metrics: Option<SocketAddr>,
+    workloads: Option<Workloads>,
+}
+
+enum Why {
+    Keeper(String),
+    Client(partage_local::client::ClientError),
+}
+
+/// Becomes the keeper, in place of one in the background.
+fn take_over(home: &Home, settings: Settings, options: Options) -> Result<Arc<Keeper>, Why> {
+    /// A keeper that was asked to make place does so at once, unless the machine is very busy.
+    const PATIENCE: Duration = Duration::from_secs(20);
+    let until = Instant::now() + PATIENCE;
+    let client = Client::new(home.clone());
+    let mut options = options;
+    loop {
+        client.take_over().map_err(Why::Client)?;
+        match Keeper::start(home, settings.clone(), options) {
+            Ok(keeper) => return Ok(keeper),
+            Err((KeepError::Busy, Some(back))) if Instant::now() < until => {
+                options = back;
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err((KeepError::Busy, _)) => {
+                return Err(Why::Keeper(format!(
+                    "another keeper holds {} and does not make place: end it first",
+                    home.path().display()
+                )));
+            }
+            Err((error, _)) => {
+                // Who was sent away for this one comes back.
+                client.resume();
+                return Err(Why::Keeper(error.to_string()));
+            }
+        }
+    }
+}
+
+fn greet(report: &Report, metrics: Option<SocketAddr>, out: &mut dyn Write) -> io::Result<()> {
+    let mut models: Vec<(usize, &str)> = Vec::new();
+    for gpu in &report.gpus {
+        match models.iter_mut().find(|(_, model)| *model == gpu.model) {
+            Some((count, _)) => *count += 1,
+            None => models.push((1, &gpu.model)),
+        }
+    }
+    let gpus: Vec<String> = models.iter().map(|(count, model)| format!("{count} x {model}")).collect();
+    let gpus = gpus.join(", ");
+    match report.driver.simulated {
+        true => line(
+            out,
+            format_args!("no NVIDIA driver in use: {gpus} are simulated (driver {})", report.driver.version),
+        )?,
+        false => line(out, format_args!("{gpus}, driver {}", report.driver.version))?,
+    }
+    if let Some(address) = metrics {
+        line(out, format_args!("metrics: http://{address}/metrics"))?;
+    }
+    line(
+        out,
+        format_args!(
+            "another terminal: partage run --memory 4Gi --cores 30 -- COMMAND; Ctrl-C ends this one"
+        ),
+    )?;
+    out.flush()
+}
+
+/// What happens, a line at a time: below the view, or as it comes.
+pub(super) struct News {
+    /// To who writes it, where there is no view. Whoever has news does not wait: a reader may have stopped reading.
+    plain: Option<SyncSender<String>>,
+    last: Mutex<VecDeque<String>>,
+}
+
+impl News {
+    fn new(plain: bool) -> io::Result<News> {
+        /// Lines that may wait for their reader; more are lost.
+        const WAITING: usize = 1024;
+        if !plain {
+            return Ok(News { plain: None, last: Mutex::default() });
+        }
+        // The program's own handle of it is locked for as long as it runs.
+        let mut out = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+        let (sender, news) = mpsc::sync_channel::<String>(WAITING);
+        std::thread::Builder::new().name("news".into()).spawn(move || {
+            for words in news {
+                // A reader who left is no reason to stop keeping.
+                let _ = line(&mut out, format_args!("{words}"));
+            }
+        })?;
+        Ok(News { plain: Some(sender), last: Mutex::default() })
+    }
+
+    pub(super) fn tell(&self, words: &str) {
+        if let Some(out) = &self.plain {
+            let _ = out.try_send(words.into());
+            return;
+        }
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.len() == NEWS {
+            last.pop_front();
+        }
+        last.push_back(words.into());
+    }
+
+    fn lines(&self) -> Vec<screen::Line> {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.iter().map(|words| screen::Line::plain(screen::Style::Faint, format_args!("{words}"))).collect()
+    }
+}
