@@ -1,6 +1,6 @@
 //! Who asks a keeper, and starts one where there is none.
 
-use crate::home::Home;
+use crate::home::{Home, HomeError};
 use crate::keeper::background;
 use crate::report::{Report, ShareReport};
 use crate::wire::{Answer, Change, LONGEST_ANSWER, Question, Refusal, hear, say};
@@ -32,6 +32,9 @@ pub enum ClientError {
         /// What would work instead.
         hints: Vec<String>,
     },
+    /// There is no home to look in.
+    #[error(transparent)]
+    Home(#[from] HomeError),
     /// There is no keeper, and none can be started.
     #[error("the keeper of shares cannot be started: {0}")]
     NoKeeper(String),

@@ -1,7 +1,9 @@
 //! Which keeper is meant.
 
 use clap::Args;
-use partage_local::home::{self, Home};
+use partage_local::client::{Client, ClientError};
+use partage_local::home::{self, Home, HomeError};
+use partage_local::report::Report;
 use std::path::PathBuf;
 
 /// Where shares are kept.
@@ -13,11 +15,22 @@ pub(crate) struct HomeArgs {
 }
 
 impl HomeArgs {
-    pub(crate) fn home(&self) -> Result<Home, String> {
-        let home = match &self.home {
+    pub(crate) fn home(&self) -> Result<Home, HomeError> {
+        match &self.home {
             Some(folder) => Home::at(folder),
             None => Home::usual(),
-        };
-        home.map_err(|error| error.to_string())
+        }
+    }
+
+    /// Whom to ask.
+    pub(crate) fn client(&self) -> Result<Client, ClientError> {
+        Ok(Client::new(self.home()?))
+    }
+
+    /// Whom to ask, and how everything is.
+    pub(crate) fn report(&self) -> Result<(Client, Report), ClientError> {
+        let client = self.client()?;
+        let report = client.report()?;
+        Ok((client, report))
     }
 }

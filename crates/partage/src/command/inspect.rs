@@ -9,7 +9,6 @@ use crate::output::line;
 use crate::screen::{self, Line, Style};
 use clap::Args;
 use partage_core::model::Cores;
-use partage_local::client::Client;
 use partage_local::report::{PartReport, ShareReport, Stage};
 use std::fmt;
 use std::io::{self, Write};
@@ -38,15 +37,8 @@ Exit code: 0 done, 1 there is no share of this name, 2 there is nobody to ask";
 
 impl Inspect {
     pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
-        let client = match self.home.home() {
-            Ok(home) => Client::new(home),
-            Err(what) => {
-                line(err, format_args!("error: {what}"))?;
-                return Ok(Outcome::Unreadable);
-            }
-        };
-        let report = match client.report() {
-            Ok(report) => report,
+        let (_, report) = match self.home.report() {
+            Ok(asked) => asked,
             Err(error) => {
                 says(err, &error)?;
                 return Ok(Outcome::Unreadable);

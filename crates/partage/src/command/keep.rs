@@ -53,7 +53,7 @@ impl Keep {
     }
 
     fn start(&self) -> Result<Option<std::sync::Arc<Keeper>>, KeepError> {
-        let home = self.home.home().map_err(KeepError::Cannot)?;
+        let home = self.home.home().map_err(|error| KeepError::Cannot(error.to_string()))?;
         let loaded = Settings::load(self.settings.as_deref(), &home);
         let (settings, settings_file) = loaded.map_err(|error| KeepError::Cannot(error.to_string()))?;
         let options = Options { foreground: false, metrics: None, settings_file, log: Box::new(log) };

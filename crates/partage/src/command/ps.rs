@@ -3,10 +3,8 @@
 use super::home::HomeArgs;
 use super::words::{self, age, clock, cores, size};
 use super::{Outcome, Output, says};
-use crate::output::line;
 use crate::screen::{self, Column, Line, Style, table};
 use clap::Args;
-use partage_local::client::Client;
 use partage_local::report::{Report, ShareReport, Stage};
 use serde::Serialize;
 use std::io::{self, IsTerminal, Write};
@@ -42,15 +40,8 @@ struct Document<'a> {
 
 impl Ps {
     pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
-        let client = match self.home.home() {
-            Ok(home) => Client::new(home),
-            Err(what) => {
-                line(err, format_args!("error: {what}"))?;
-                return Ok(Outcome::Unreadable);
-            }
-        };
-        let report = match client.report() {
-            Ok(report) => report,
+        let (_, report) = match self.home.report() {
+            Ok(asked) => asked,
             Err(error) => {
                 says(err, &error)?;
                 return Ok(Outcome::Unreadable);

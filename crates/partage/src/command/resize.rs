@@ -10,7 +10,7 @@ use crate::output::line;
 use crate::screen;
 use clap::Args;
 use partage_core::model::{Bytes, Cores};
-use partage_local::client::{Client, ClientError};
+use partage_local::client::ClientError;
 use partage_local::report::{PartReport, ShareReport};
 use partage_local::wire::Change;
 use serde::Serialize;
@@ -73,16 +73,9 @@ impl Resize {
             line(err, format_args!("error: {what}"))?;
             return Ok(Outcome::Unreadable);
         }
-        let client = match self.home.home() {
-            Ok(home) => Client::new(home),
-            Err(what) => {
-                line(err, format_args!("error: {what}"))?;
-                return Ok(Outcome::Unreadable);
-            }
-        };
         let failed = |err: &mut dyn Write, error: &ClientError| says(err, error).map(|()| outcome(error));
-        let report = match client.report() {
-            Ok(report) => report,
+        let (client, report) = match self.home.report() {
+            Ok(asked) => asked,
             Err(error) => return failed(err, &error),
         };
         let Some(before) = report.shares.iter().find(|share| share.name == self.name) else {

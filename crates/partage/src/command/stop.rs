@@ -72,15 +72,8 @@ struct Failed {
 
 impl Stop {
     pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
-        let client = match self.home.home() {
-            Ok(home) => Client::new(home),
-            Err(what) => {
-                line(err, format_args!("error: {what}"))?;
-                return Ok(Outcome::Unreadable);
-            }
-        };
-        let report = match client.report() {
-            Ok(report) => report,
+        let (client, report) = match self.home.report() {
+            Ok(asked) => asked,
             Err(error) => {
                 says(err, &error)?;
                 return Ok(outcome(&error));

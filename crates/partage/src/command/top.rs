@@ -9,7 +9,6 @@ pub(crate) use view::{Options, foot, lines};
 use super::home::HomeArgs;
 use super::{Outcome, Output, says};
 use crate::amounts;
-use crate::output::line;
 use crate::screen::{self, Kind, Line, Screen, Style, Wake};
 use clap::Args;
 use partage_local::client::{Client, ClientError};
@@ -53,10 +52,10 @@ Exit code: 0 done, 2 there is nobody to ask";
 
 impl Top {
     pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
-        let client = match self.home.home() {
-            Ok(home) => Client::new(home),
-            Err(what) => {
-                line(err, format_args!("error: {what}"))?;
+        let client = match self.home.client() {
+            Ok(client) => client,
+            Err(error) => {
+                says(err, &error)?;
                 return Ok(Outcome::Unreadable);
             }
         };

@@ -104,7 +104,7 @@ impl Up {
     }
 
     fn prepared(&self) -> Result<Prepared, String> {
-        let home = self.home.home()?;
+        let home = self.home.home().map_err(|error| error.to_string())?;
         if let Some(name) = partage_local::run::inside(&home).filter(|_| !self.check) {
             return Err(format!(
                 "this is inside share {name}, from where nobody else's can be kept: leave it first"
