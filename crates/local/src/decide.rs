@@ -16,7 +16,7 @@ use std::fmt::Write;
 const CONTAINER: &str = "share";
 
 /// The most GPUs of one share: what a region has room for.
-const MOST_GPUS: u32 = 16;
+const MOST_GPUS: u32 = partage_region::MAX_GPUS as u32;
 
 /// What somebody holds.
 #[derive(Clone, Debug)]

@@ -110,7 +110,12 @@ pub fn run(
     let mut command = Command::new(program);
     command.args(arguments);
     environment(&mut command, &granted, binding);
-    let error = command.exec();
+    let mut error = command.exec();
+    if error.kind() == ErrorKind::NotFound {
+        // The file itself was found before.
+        error =
+            std::io::Error::new(ErrorKind::NotFound, "what its first line says it is run by is not there");
+    }
     RunError::Command { command: program.clone(), error }
 }
 

@@ -44,7 +44,6 @@ impl Keeper {
                 region: Arc::clone(&live.region),
             })
             .collect();
-        let mut names = Names::default();
         let warnings = self.warnings();
         let waiting = state
             .queue
@@ -52,7 +51,7 @@ impl Keeper {
             .filter(|ticket| ticket.granted.is_none())
             .map(|ticket| WaitingReport {
                 name: ticket.name.clone(),
-                user: names.of(ticket.who.uid),
+                user: users::name(ticket.who.uid),
                 asked: decide::asked(&ticket.ask),
                 why: ticket.why.message.clone(),
                 since: ticket.since,
@@ -76,7 +75,7 @@ impl Keeper {
                 simulated: self.machine.driver.simulated.is_some(),
             },
             gpus: self.gpus(&shares),
-            shares: self.tell(&shares, &mut names),
+            shares: self.tell(&shares),
             waiting,
         }
     }
@@ -119,15 +118,15 @@ impl Keeper {
         self.machine.node.gpus.iter().enumerate().map(gpu).collect()
     }
 
-    fn tell(&self, shares: &[Seen], names: &mut Names) -> Vec<ShareReport> {
+    fn tell(&self, shares: &[Seen]) -> Vec<ShareReport> {
         // All at once: to look at all processes of the machine for every share is too dear.
         let marks: Vec<_> = shares.iter().map(|seen| truth::marks(&seen.record, &self.home)).collect();
         let counted = members::census(&marks).ok();
         let members = |at: usize| counted.as_ref().map(|counted| counted[at].len());
-        shares.iter().enumerate().map(|(at, seen)| self.share(seen, members(at), names)).collect()
+        shares.iter().enumerate().map(|(at, seen)| self.share(seen, members(at))).collect()
     }
 
-    fn share(&self, seen: &Seen, members: Option<usize>, names: &mut Names) -> ShareReport {
+    fn share(&self, seen: &Seen, members: Option<usize>) -> ShareReport {
         let Seen { record, stage, region } = seen;
         let usage = region.reader.snapshot().ok();
         let part = |(at, share): (usize, &Share)| {
@@ -166,7 +165,7 @@ impl Keeper {
         }
         ShareReport {
             name: record.name.clone(),
-            user: names.of(record.who.uid),
+            user: users::name(record.who.uid),
             uid: record.who.uid,
             stage: *stage,
             since: record.since,
@@ -180,15 +179,5 @@ impl Keeper {
             parts: record.shares.iter().enumerate().map(part).collect(),
             bypass_suspected: self.truth().suspicions.get(&record.name).cloned().unwrap_or_default(),
         }
-    }
-}
-
-/// Names of users, each looked up once.
-#[derive(Default)]
-struct Names(BTreeMap<u32, String>);
-
-impl Names {
-    fn of(&mut self, uid: u32) -> String {
-        self.0.entry(uid).or_insert_with(|| users::name(uid)).clone()
     }
 }
