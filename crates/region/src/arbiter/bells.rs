@@ -19,8 +19,6 @@ const MOST: usize = 128;
 
 /// Words of 32 bits, in memory that processes share.
 const SHARED: u32 = 2;
-/// The same, in this process's own.
-const OWN: u32 = SHARED | 128;
 
 /// A container's doorbell on one GPU, and the few words beside it.
 #[derive(Debug)]
@@ -119,21 +117,21 @@ impl Bells {
     pub(super) fn begin(&mut self, word: &AtomicU32, expected: u32) {
         self.list.clear();
         self.deaf = !self.many;
-        self.push(word.as_ptr(), expected, OWN);
+        self.push(word.as_ptr(), expected);
     }
 
     /// Adds a doorbell that said `seen`.
     pub(super) fn add(&mut self, bell: &Bell, seen: u32) {
         if self.many && self.list.len() < MOST {
-            self.push(bell.address(), seen, SHARED);
+            self.push(bell.address(), seen);
         } else {
             self.deaf = true;
         }
     }
 
-    fn push(&mut self, address: *const u32, expected: u32, flags: u32) {
+    fn push(&mut self, address: *const u32, expected: u32) {
         let address = address.addr() as u64;
-        self.list.push(Waiter { expected: expected.into(), address, flags, reserved: 0 });
+        self.list.push(Waiter { expected: expected.into(), address, flags: SHARED, reserved: 0 });
     }
 
     /// Waits until one of the words is not what it was, or until `until` on the monotonic clock. Without a kernel that

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use super::bells::Bells;
+use super::bells::{Bells, Heard};
 use super::table::{Hall, Table};
 use super::{MILLI, Runner, WHOLE, tuning};
 use crate::limits::{GpuShare, Owner, Policy};
@@ -294,4 +294,22 @@ fn who_has_no_gate_wakes_nobody() {
     assert!(!region.limits(0).turn().is_open());
     a.owner.set(0, &share(30, 100)).unwrap();
     comes("its turn, once it has a gate", || region.limits(0).turn().is_open());
+}
+
+/// The thread that deals is woken by who calls it: it does not find out at its next beat.
+#[test]
+fn a_call_is_heard_at_once() {
+    let word = std::sync::atomic::AtomicU32::new(0);
+    let mut bells = Bells::new();
+    bells.begin(&word, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Most likely the other one waits by then. If it does not, it hears of it in another way, and this shows nothing.
+            std::thread::sleep(Duration::from_millis(50));
+            word.fetch_add(1, Ordering::Release);
+            futex::wake(&word, 1);
+        });
+        let heard = bells.wait(&word, now(), now() + 5_000 * MILLI, false);
+        assert!(matches!(heard, Heard::Perhaps), "it was the time that woke it");
+    });
 }

@@ -198,8 +198,12 @@ impl Dealer {
     fn run(mut self) {
         wake_in_time();
         let mut heard = Heard::Perhaps;
-        while !self.desk.stop.load(Ordering::Acquire) {
+        loop {
+            // Before anything that a call may be about: whoever calls afterwards changes the word that is waited on.
             let called = self.desk.called.load(Ordering::Acquire);
+            if self.desk.stop.load(Ordering::Acquire) {
+                break;
+            }
             self.read_mail();
             let now = clock::exact();
             let beat = now.saturating_sub(self.beaten) >= tuning::BEAT / 2;
