@@ -12,6 +12,7 @@ use partage_host::process::Identity;
 use partage_region::arbiter::Member;
 use partage_region::{Owner, Policy, UsageReader};
 use std::collections::BTreeSet;
+use std::fs;
 use std::sync::Arc;
 
 /// The longest name of a share.
@@ -234,8 +235,11 @@ impl Keeper {
 
     /// Removes what a share leaves.
     pub(super) fn forget(self: &Arc<Self>, record: &Record) {
-        if let Some(cgroup) = &record.cgroup {
-            // The kernel may take a moment to see that it is empty.
+        // Before the record: who follows a keeper that is killed here must know of it. The kernel may take a moment to see that
+        // it is empty.
+        if let Some(cgroup) = &record.cgroup
+            && fs::remove_dir(cgroup.folder()).is_err()
+        {
             self.remove_soon(cgroup.clone());
         }
         self.removed(&record.name);
