@@ -19,7 +19,7 @@ mod truth;
 mod watch;
 
 pub(crate) use standby::background;
-pub use standby::{COMMAND, STANDBY, stand_by};
+pub use standby::{COMMAND, stand_by};
 
 use crate::home::Home;
 use crate::machine::Machine;
@@ -205,7 +205,9 @@ impl Keeper {
                 self.state().shares.insert(name.clone(), live);
                 self.watch_share(&name);
             }
-            Err(why) => self.log(&format!("error: {name} runs and cannot be kept: {why}")),
+            Err(why) => {
+                self.warn(&format!("{name} runs and cannot be kept, so what it has is not counted: {why}"))
+            }
         }
     }
 
@@ -252,11 +254,6 @@ impl Keeper {
         self.state().shares.len()
     }
 
-    /// The settings in force.
-    pub fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -280,7 +277,7 @@ fn put_in_force(home: &Home, file: Option<&Path>) -> std::io::Result<()> {
     let copy = home.settings_in_force();
     match file {
         Some(file) if file == copy => Ok(()),
-        Some(file) => store::replace(&copy, &fs::read(file)?),
+        Some(file) => store::replace(&copy, &fs::read(file)?, 0o600),
         None => match fs::remove_file(&copy) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),

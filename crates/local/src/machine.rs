@@ -48,7 +48,10 @@ impl Machine {
     pub(crate) fn open(home: &Home, settings: &Settings) -> Result<Machine, String> {
         home.make().map_err(|error| error.to_string())?;
         check_executable(home)?;
-        let driver = driver(home, settings)?;
+        let driver = match found(settings)? {
+            Some(driver) => driver,
+            None => simulated(home, settings)?,
+        };
         let gpus = Gpus::open(&driver).map_err(|error| error.to_string())?;
         let node = gpus.node("this machine").map_err(|error| error.to_string())?;
         settings.check_against(&node)?;
@@ -155,11 +158,7 @@ impl Machine {
 
 /// Whether settings can be on this machine. Changes nothing.
 pub fn check(settings: &Settings) -> Result<(), String> {
-    let found = match settings.driver {
-        DriverChoice::Simulated => None,
-        DriverChoice::Auto | DriverChoice::Nvidia => Driver::find().map_err(|error| error.to_string())?,
-    };
-    let node = match found {
+    let node = match found(settings)? {
         Some(driver) => {
             let gpus = Gpus::open(&driver).map_err(|error| error.to_string())?;
             gpus.node("this machine").map_err(|error| error.to_string())?
@@ -196,19 +195,18 @@ fn covered(others: &Others, stand_ins: &Path) -> Vec<(PathBuf, PathBuf)> {
     [cover(&others.cuda, driver::CUDA), cover(&others.nvml, driver::NVML)].concat()
 }
 
-/// The driver that the settings choose.
-fn driver(home: &Home, settings: &Settings) -> Result<Driver, String> {
+/// The driver that is there and that the settings choose; none where it is to be simulated.
+fn found(settings: &Settings) -> Result<Option<Driver>, String> {
     let found = match settings.driver {
         DriverChoice::Simulated => None,
         DriverChoice::Auto | DriverChoice::Nvidia => Driver::find().map_err(|error| error.to_string())?,
     };
     match found {
-        Some(driver) => Ok(driver),
         None if settings.driver == DriverChoice::Nvidia => Err(
             "no NVIDIA driver was found, and the settings ask for one: install it, or write `driver: auto`"
                 .into(),
         ),
-        None => simulated(home, settings),
+        found => Ok(found),
     }
 }
 
@@ -300,7 +298,7 @@ fn once(file: &Path, stamp: &str, work: impl FnOnce() -> Result<(), String>) -> 
         return Ok(());
     }
     work()?;
-    store::replace(file, stamp.as_bytes())
+    store::replace(file, stamp.as_bytes(), 0o644)
         .map_err(|error| format!("{}: cannot be written: {error}", file.display()))
 }
 

@@ -135,9 +135,9 @@ impl Record {
 }
 
 /// Replaces a file as a whole, durably.
-pub(crate) fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn replace(file: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let unfinished = file.with_extension("new");
-    write(&unfinished, bytes, 0o644)?.sync_all()?;
+    write(&unfinished, bytes, mode)?.sync_all()?;
     fs::rename(&unfinished, file)?;
     match file.parent() {
         Some(folder) => File::open(folder)?.sync_all(),

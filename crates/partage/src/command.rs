@@ -37,7 +37,7 @@ pub(crate) enum Command {
     Stop(stop::Stop),
     Check(check::Check),
     Explain(explain::Explain),
-    #[command(hide = true)]
+    #[command(name = partage_local::keeper::COMMAND, hide = true)]
     Keep(keep::Keep),
     #[command(name = partage_local::CONTEXT_COMMAND, hide = true)]
     ContextSizes(context_sizes::ContextSizes),

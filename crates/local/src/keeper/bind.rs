@@ -48,7 +48,11 @@ impl Keeper {
                 Err(error) => confined.notes.push(format!("other GPUs' device files stay open: {error}")),
             }
         }
-        if let Err(error) = cgroup.take(main.pid) {
+        // A process that ended meanwhile may have left its number to another, which is nobody's to hold.
+        let taken = cgroup.take(main.pid).map_err(|error| error.to_string());
+        if let Err(error) =
+            taken.and_then(|()| main.lives().then_some(()).ok_or_else(|| "it has ended".into()))
+        {
             confined.notes.push(format!("its processes are not held by a cgroup: {error}"));
             confined.gate = false;
             if let Some(live) = self.state().shares.get_mut(name).filter(|live| live.record.main == main) {

@@ -13,10 +13,11 @@ use std::time::Duration;
 impl Keeper {
     /// Other amounts for a share that runs.
     pub(super) fn resize(self: &Arc<Self>, who: &Who, name: &str, change: &Change) -> Result<(), Refused> {
-        let node = self.node();
         let mut state = self.state();
         self.find(&state, who, name)?;
-        let shares = decide::resize(&node, &state.held(), &self.settings, name, change)?;
+        let node = self.node();
+        let resized = decide::resize(&node, &state.held(), &self.settings, name, change);
+        let shares = resized.inspect_err(|_| self.unclaim(&state))?;
         let Some(live) = state.shares.get_mut(name) else { return Err(unknown(&state, name)) };
         let before = std::mem::replace(&mut live.record.shares, shares);
         let undone = self.fits_what_is_used(live, &before).and_then(|()| {

@@ -1,4 +1,4 @@
-//! A share's life: made, bound, changed, ended.
+//! Shares are made and taken back.
 
 use super::{Keeper, State};
 use crate::decide::{self, Held, Refused};
@@ -133,7 +133,8 @@ impl Keeper {
             self.take_back(state, &[name]);
         }
         let node = self.node();
-        let shares = decide::place(&node, &state.held(), &self.settings, who, ask)?;
+        let placed = decide::place(&node, &state.held(), &self.settings, who, ask);
+        let shares = placed.inspect_err(|_| self.unclaim(state))?;
         let broken = |why: String| Refused::new(Refusal::Broken, format!("the share cannot be made: {why}"));
         let record =
             Record::new(name, who, shares, main, command).map_err(|error| broken(error.to_string()))?;
@@ -146,14 +147,9 @@ impl Keeper {
     fn make(self: &Arc<Self>, state: &mut State, record: Record) -> Result<Granted, String> {
         let name = record.name.clone();
         let cannot = |error: std::io::Error| format!("{}: {error}", self.home.share(&name).display());
-        let region = store::make_region(&self.home, &name).map_err(cannot)?;
-        let covers = self.machine.covers(&self.home, &name, &record.shares);
-        let covers = covers.map_err(cannot)?;
-        let limits: Result<Vec<_>, String> =
-            record.shares.iter().map(|share| self.machine.region_share(share, !share.whole)).collect();
-        Owner::create(&region, &limits?, Policy::default()).map_err(|error| error.to_string())?;
+        self.make_region(&record)?;
+        let covers = self.machine.covers(&self.home, &name, &record.shares).map_err(cannot)?;
         record.write(&self.home).map_err(cannot)?;
-        store::open_to(&self.home, &name, record.who.uid).map_err(cannot)?;
         let (words, id) = (decide::words(&self.machine.node, &record.shares), record.id.clone());
         let gpus = record.shares.iter().map(|share| share.gpu.to_string()).collect();
         self.log(&format!("{name}: {words} for user {}", crate::users::name(record.who.uid)));
@@ -167,7 +163,7 @@ impl Keeper {
         };
         state.shares.insert(name.clone(), live);
         let places = Places {
-            region,
+            region: store::region(&self.home, &name),
             region_at: self.home.region_at(),
             stand_ins: self.home.stand_ins(),
             own_stand_ins: self.home.own_stand_ins().join(&name),
@@ -179,24 +175,24 @@ impl Keeper {
         Ok(Granted { name, id, words, gpus, places })
     }
 
+    /// The region of a share, for its owner's processes and nobody else's.
+    fn make_region(&self, record: &Record) -> Result<Owner, String> {
+        let cannot = |error: std::io::Error| format!("{}: {error}", self.home.share(&record.name).display());
+        let region = store::make_region(&self.home, &record.name).map_err(cannot)?;
+        let limits: Result<Vec<_>, String> =
+            record.shares.iter().map(|share| self.machine.region_share(share, !share.whole)).collect();
+        let owner = Owner::create(&region, &limits?, Policy::default()).map_err(|error| error.to_string())?;
+        store::open_to(&self.home, &record.name, record.who.uid).map_err(cannot)?;
+        Ok(owner)
+    }
+
     /// A share whose region is there, kept from now on.
     pub(super) fn live(&self, record: Record) -> Result<Live, String> {
         let folder = store::region(&self.home, &record.name);
         let owner = match Owner::open(&folder) {
             Ok(owner) => owner,
-            Err(_) => {
-                // Somebody removed it. Processes that run keep the old one, new ones get this.
-                store::make_region(&self.home, &record.name).map_err(|error| error.to_string())?;
-                let limits: Result<Vec<_>, String> = record
-                    .shares
-                    .iter()
-                    .map(|share| self.machine.region_share(share, !share.whole))
-                    .collect();
-                let owner = Owner::create(&folder, &limits?, Policy::default());
-                store::open_to(&self.home, &record.name, record.who.uid)
-                    .map_err(|error| error.to_string())?;
-                owner.map_err(|error| error.to_string())?
-            }
+            // Somebody removed it. Processes that run keep the old one, new ones get this.
+            Err(_) => self.make_region(&record)?,
         };
         let reader = UsageReader::open(&folder).map_err(|error| error.to_string())?;
         let member = self.arbiter.add(&folder).map_err(|error| error.to_string())?;

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The hidden command of the program that keeps in the background.
 pub const COMMAND: &str = "keep";
 /// Its option for waiting until nobody else keeps.
-pub const STANDBY: &str = "--standby";
+const STANDBY: &str = "--standby";
 
 /// The one who waits, if it was called.
 #[derive(Default)]

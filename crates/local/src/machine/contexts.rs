@@ -84,7 +84,7 @@ impl Contexts {
     }
 
     fn write(&self) -> io::Result<()> {
-        store::replace(&self.file, &serde_json::to_vec(&self.known)?)
+        store::replace(&self.file, &serde_json::to_vec(&self.known)?, 0o644)
     }
 }
 

@@ -5,6 +5,7 @@ use crate::support::{GIB, Home, Running, eventually, is_root, skip};
 use serde_json::Value;
 use std::fs::OpenOptions;
 use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
 
 /// Nobody can be somebody else without being root.
 fn cannot() -> bool {
@@ -275,4 +276,53 @@ fn what_root_keeps_others_can_use_whatever_the_umask() {
     greedy.signal(libc::SIGTERM);
     assert!(greedy.ended().success());
     place.home.nothing_left();
+}
+
+#[test]
+fn of_two_keepers_only_one_gives_of_a_gpu() {
+    if cannot() {
+        return;
+    }
+    let (ada, bob) = (Place::of(ADA), Place::of(BOB));
+    let machine = tempfile::Builder::new().prefix("p").tempdir_in("/tmp").unwrap();
+    std::fs::set_permissions(machine.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let node = machine.path().join("node");
+    ada.home.fine(&["sim", "env", "--gpus", "1", "--dir", node.to_str().unwrap()]);
+    let run = |place: &Place, uid, memory, command: &[&str]| {
+        let arguments = [&["run", "--memory", memory, "--"], command].concat();
+        let mut run = place.partage(uid, &arguments);
+        run.env("PARTAGE_SIM_DIR", &node);
+        run
+    };
+    // One that gives nothing has nothing: its keeper goes on for a while.
+    let none = run(&bob, BOB, "90Gi", &["true"]).output().unwrap();
+    assert_eq!(none.status.code(), Some(125), "{none:?}");
+    let mut first = Running::start(run(&ada, ADA, "4Gi", &["sleep", "1000"]));
+    first.says("partage: sleep-1: 4 GiB of GPU 0");
+    let second = run(&bob, BOB, "4Gi", &["true"]).output().unwrap();
+    let words = String::from_utf8(second.stderr).unwrap();
+    assert!(second.status.code() == Some(125) && words.contains("another keeper of this machine"), "{words}");
+    first.signal(libc::SIGTERM);
+    first.ended();
+    eventually("the other one gives of it", || {
+        run(&bob, BOB, "4Gi", &["true"]).output().unwrap().status.success().then_some(())
+    });
+}
+
+#[test]
+fn whoever_answers_must_be_root_or_oneself() {
+    if cannot() {
+        return;
+    }
+    let place = Place::of(EVE);
+    let socket = place.home.path().join("keeper.sock");
+    let _listens = as_user(EVE, || std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let words = format!("is answered by user {EVE}");
+    for arguments in [&["ps"][..], &["run", "--", "true"]] {
+        let (_, said) = place.refused(BOB, arguments);
+        assert!(said.contains(&words), "{arguments:?}: {said}");
+        let (_, said) = place.home.refused(arguments);
+        assert!(said.contains(&words), "root, {arguments:?}: {said}");
+    }
 }
