@@ -45,6 +45,12 @@ pub struct Held {
 }
 
 impl Held {
+    /// What it takes of a GPU of its node, by index, at the time it takes most.
+    pub fn charge(&self, gpu: usize) -> Charge {
+        let of = self.charges.iter().find(|(at, _)| *at == gpu);
+        of.map_or_else(Charge::default, |(_, charge)| *charge)
+    }
+
     /// An ask that would have been granted this: what a policy learns from after a restart.
     pub fn ask(&self) -> PodAsk {
         let asks = self.grant.grants.iter().filter_map(|grant| {

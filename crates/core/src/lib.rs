@@ -11,6 +11,7 @@ pub mod place;
 pub mod pod;
 pub mod quantity;
 mod quote;
+pub mod resize;
 pub mod simulate;
 pub mod snapshot;
 #[cfg(test)]

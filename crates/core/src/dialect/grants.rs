@@ -192,6 +192,21 @@ pub fn read(
     Ok(found)
 }
 
+/// The node has set the pod up: records that wait for it say so, as the systems replaced let them say it.
+pub fn set_up(annotations: &mut BTreeMap<String, String>) {
+    for (key, value) in annotations {
+        let done = match key.as_str() {
+            gpushare::ASSIGNED => "true",
+            volcano::BIND_PHASE => "success",
+            // Erased container by container.
+            volcano::TO_ALLOCATE => "",
+            key if vcuda::is_assigned_key(key) => "true",
+            _ => continue,
+        };
+        *value = done.into();
+    }
+}
+
 /// Whether an annotation is a decision of some scheduler, never of a manifest's author.
 pub fn is_record(annotation: &str) -> bool {
     const RECORDS: [&str; 9] = [

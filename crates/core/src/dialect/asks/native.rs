@@ -33,7 +33,7 @@ pub(super) const CARRIER: &str = "partage.dev/carrier";
 pub(in crate::dialect) const GRANT: &str = "partage.dev/grant";
 /// Nothing runs in less memory, and "8" for "8Gi" is a slip of the pen.
 pub(super) const LEAST: Bytes = Bytes(1 << 20);
-pub(super) const ANNOTATIONS: [&str; 12] = [
+pub(super) const ANNOTATIONS: [&str; 13] = [
     POLICY,
     MODELS,
     NOT_MODELS,
@@ -46,6 +46,7 @@ pub(super) const ANNOTATIONS: [&str; 12] = [
     CARRIER,
     GRANT,
     ATTACHABLE,
+    crate::resize::ANNOTATION,
 ];
 
 pub(super) fn read(lines: &mut Lines<'_>) -> Read {

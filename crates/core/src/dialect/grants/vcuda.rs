@@ -25,6 +25,13 @@ pub(super) fn is_index_key(annotation: &str) -> bool {
     annotation.split_once('/').is_some_and(|(_, name)| name.starts_with(INDEX))
 }
 
+const ASSIGNED: &str = "gpu-assigned";
+
+/// Whether an annotation says that the node has set the pod up, under any domain.
+pub(super) fn is_assigned_key(annotation: &str) -> bool {
+    annotation.split_once('/').is_some_and(|(_, name)| name == ASSIGNED)
+}
+
 fn cores_of(domain: &str) -> String {
     format!("{domain}/{}", names::CORE)
 }
@@ -50,7 +57,7 @@ pub(super) fn write(
         }
         annotations.insert(format!("{domain}/predicate-node"), bind.node.name.to_string());
         annotations.insert(format!("{domain}/predicate-time"), bind.now.0.to_string());
-        annotations.insert(format!("{domain}/gpu-assigned"), "false".into());
+        annotations.insert(format!("{domain}/{ASSIGNED}"), "false".into());
         written.container_annotations.insert(placed.container.clone(), for_runtime(placed, domain));
     }
     Ok(())

@@ -123,6 +123,32 @@ fn b52_broken_json_leaves_the_index_to_decide() {
 }
 
 #[test]
+fn a_pod_that_is_set_up_says_so_in_every_dialect() {
+    let before = [
+        ("ALIYUN_COM_GPU_MEM_ASSIGNED", "false"),
+        ("ALIYUN_COM_GPU_MEM_IDX", "1"),
+        ("inspur.com/gpu-assigned", "false"),
+        ("inspur.com/predicate-node", "n1"),
+        ("volcano.sh/bind-phase", "allocating"),
+        ("volcano.sh/devices-to-allocate", "GPU-a,NVIDIA,3000,50:"),
+        ("volcano.sh/vgpu-ids-new", "GPU-a,NVIDIA,3000,50:"),
+    ];
+    let mut annotations = annotated(Pod::default(), &before).annotations;
+    set_up(&mut annotations);
+    let changed = before.iter().filter(|(key, value)| annotations[*key] != *value);
+    let changed: Vec<_> = changed.map(|(key, _)| (*key, annotations[*key].as_str())).collect();
+    assert_eq!(
+        changed,
+        [
+            ("ALIYUN_COM_GPU_MEM_ASSIGNED", "true"),
+            ("inspur.com/gpu-assigned", "true"),
+            ("volcano.sh/bind-phase", "success"),
+            ("volcano.sh/devices-to-allocate", ""),
+        ]
+    );
+}
+
+#[test]
 fn c17_c94_volcano_bind_and_environment() {
     let pod = pod(vec![
         app("one", &[(NUMBER, "2")]),
