@@ -5,16 +5,20 @@
 //! `PARTAGE_SIM_DIR` names comes first: who sets it means it.
 //!
 //! Root finds the machine's driver, whatever its own `LD_LIBRARY_PATH` says, but for simulated nodes: it looks for all users,
-//! and they do not have its path.
+//! and they do not have its path. Who runs in a container finds the host's below where it sees the host's root; that may
+//! have its driver in a container, too.
 
+mod cache;
+pub mod files;
+
+use crate::root::Root;
 use std::collections::BTreeSet;
 use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 /// The library that programs compute with.
 pub const CUDA: &str = "libcuda.so.1";
@@ -38,8 +42,8 @@ const USUAL: [&str; 9] = [
 /// Where toolkits put libraries of newer drivers, each below a folder of its version.
 const TOOLKITS: &str = "/usr/local";
 const COMPATIBLE: [&str; 3] = ["compat", "compat/lib", "compat/lib.real"];
-/// It is not on everybody's path.
-const LDCONFIG: [&str; 4] = ["/sbin/ldconfig", "/usr/sbin/ldconfig", "/bin/ldconfig", "/usr/bin/ldconfig"];
+/// The root of a driver that runs in a container of its own, as NVIDIA's operator has it.
+const DRIVER_CONTAINER: &str = "/run/nvidia/driver";
 
 /// What is wrong with this machine's driver.
 #[derive(Debug, thiserror::Error)]
@@ -116,14 +120,23 @@ impl Driver {
         if rustix::process::geteuid().is_root() {
             folders.retain(|folder| has_node(folder));
         }
-        Search {
-            node: env::var_os(SIMULATED).map(PathBuf::from),
-            folders,
-            cache,
-            usual: USUAL.iter().map(PathBuf::from).collect(),
-            toolkits: TOOLKITS.into(),
+        Search { node: env::var_os(SIMULATED).map(PathBuf::from), folders, ..Search::below(Root::here()) }
+            .run()
+    }
+
+    /// The driver that the host's own programs would load, below where we see its root; that of a driver container where
+    /// the host itself has none. Paths are as we see them.
+    pub fn find_in(root: &Root) -> Result<Option<Driver>, DriverError> {
+        let found = Search::below(root.clone()).run();
+        if matches!(found, Ok(Some(_))) {
+            return found;
         }
-        .run()
+        match root.below(Path::new(DRIVER_CONTAINER)).map(|root| Search::below(root).run()) {
+            Some(Ok(Some(driver))) => Ok(Some(driver)),
+            // What is wrong with the host's own says more.
+            Some(inside) if matches!(found, Ok(None)) => inside,
+            _ => found,
+        }
     }
 
     /// The driver of a simulated node.
@@ -131,7 +144,7 @@ impl Driver {
         let folder = node.join("lib");
         let one = |library| {
             let absent = || DriverError::NotSimulated { node: node.into(), folder: folder.clone(), library };
-            loadable(&folder.join(library))?.ok_or_else(absent)
+            loadable(&Root::here(), &folder.join(library))?.ok_or_else(absent)
         };
         let (cuda, nvml) = (one(CUDA)?, one(NVML)?);
         let node =
@@ -140,14 +153,15 @@ impl Driver {
     }
 }
 
-/// Where is looked, in this order.
+/// Where is looked, in this order. Paths are those of the root.
 struct Search {
+    root: Root,
     /// A simulated node.
     node: Option<PathBuf>,
     /// Those of `LD_LIBRARY_PATH`.
     folders: Vec<PathBuf>,
-    /// What the loader's cache has. It is asked when nothing was found before: that takes a process.
-    cache: fn() -> Vec<PathBuf>,
+    /// The loader's cache. It is read when nothing was found before.
+    cache: PathBuf,
     /// Where drivers usually are.
     usual: Vec<PathBuf>,
     /// The folder that toolkits are in.
@@ -155,6 +169,18 @@ struct Search {
 }
 
 impl Search {
+    /// Where all users' programs look.
+    fn below(root: Root) -> Search {
+        Search {
+            root,
+            node: None,
+            folders: Vec::new(),
+            cache: cache::FILE.into(),
+            usual: USUAL.iter().map(PathBuf::from).collect(),
+            toolkits: TOOLKITS.into(),
+        }
+    }
+
     fn run(&self) -> Result<Option<Driver>, DriverError> {
         if let Some(node) = &self.node {
             let there = |library| node.join("lib").join(library).exists();
@@ -168,7 +194,7 @@ impl Search {
                 let simulated = node_of(&cuda);
                 let others = match simulated {
                     Some(_) => Others::default(),
-                    None => self.others([&cuda, &nvml], cache.get_or_insert_with(self.cache)),
+                    None => self.others([&cuda, &nvml], self.cached(&mut cache)),
                 };
                 Ok(Some(Driver { cuda, nvml, simulated, others }))
             }
@@ -181,30 +207,39 @@ impl Search {
     /// The file that is loaded under a name.
     fn library(&self, name: &str, cache: &mut Option<Vec<PathBuf>>) -> Result<Option<PathBuf>, DriverError> {
         for folder in &self.folders {
-            if let Some(file) = loadable(&folder.join(name))? {
+            if let Some(file) = loadable(&self.root, &folder.join(name))? {
                 return Ok(Some(file));
             }
         }
-        let cached = cache.get_or_insert_with(self.cache).iter();
+        let cached = self.cached(cache).iter();
         let cached = cached.filter(|file| file.file_name() == Some(OsStr::new(name))).cloned();
         for file in cached.chain(self.usual.iter().map(|folder| folder.join(name))) {
-            if let Some(file) = loadable(&file)? {
+            if let Some(file) = loadable(&self.root, &file)? {
                 return Ok(Some(file));
             }
         }
         Ok(None)
     }
-}
 
-impl Search {
+    /// What the loader's cache has under our names.
+    fn cached<'a>(&self, cache: &'a mut Option<Vec<PathBuf>>) -> &'a [PathBuf] {
+        cache.get_or_insert_with(|| {
+            let bytes = self.root.real(&self.cache).and_then(|file| fs::read(self.root.at(&file)));
+            // A machine whose loader has none is no machine without a driver.
+            cache::files(&bytes.unwrap_or_default(), &[CUDA, NVML])
+        })
+    }
+
     /// All files with the libraries' names where a program could come by, but for the driver's own.
     fn others(&self, own: [&PathBuf; 2], cache: &[PathBuf]) -> Others {
-        let known = own.into_iter().chain(cache).filter_map(|file| file.parent());
-        let named = self.folders.iter().chain(&self.usual).map(PathBuf::as_path);
-        let toolkits = compatible(&self.toolkits);
-        let folders = known.chain(named).chain(toolkits.iter().map(PathBuf::as_path));
+        // Our own two are as we see them already.
+        let beside = own.into_iter().filter_map(|file| Some(file.parent()?.to_path_buf()));
+        let cached = cache.iter().filter_map(|file| Some(file.parent()?.to_path_buf()));
+        let toolkits = compatible(&self.root.at(&self.toolkits), &self.toolkits);
+        let named = cached.chain(self.folders.iter().chain(&self.usual).cloned()).chain(toolkits);
+        let real = |folder: PathBuf| self.root.real(&folder).ok().map(|folder| self.root.at(&folder));
         // Many are links to one another.
-        let folders: BTreeSet<PathBuf> = folders.filter_map(|folder| fs::canonicalize(folder).ok()).collect();
+        let folders: BTreeSet<PathBuf> = beside.chain(named.filter_map(real)).collect();
         let [mut cuda, mut nvml] = [BTreeSet::new(), BTreeSet::new()];
         for entry in folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten() {
             let found = match entry.file_name() {
@@ -213,7 +248,8 @@ impl Search {
                 _ => continue,
             };
             // What cannot be loaded needs no cover.
-            found.extend(loadable(&entry.path()).ok().flatten().filter(|file| !own.contains(&file)));
+            let file = loadable(&self.root, &self.root.inside(&entry.path())).ok().flatten();
+            found.extend(file.filter(|file| !own.contains(&file)));
         }
         Others { cuda: cuda.into_iter().collect(), nvml: nvml.into_iter().collect() }
     }
@@ -226,10 +262,10 @@ fn is_called(name: &OsStr, library: &str) -> bool {
 }
 
 /// The folders of toolkits that have libraries of newer drivers.
-fn compatible(toolkits: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(toolkits).into_iter().flatten().flatten();
-    let toolkits = entries.filter(|entry| entry.file_name().as_bytes().starts_with(b"cuda"));
-    toolkits.flat_map(|entry| COMPATIBLE.map(|below| entry.path().join(below))).collect()
+fn compatible(seen: &Path, toolkits: &Path) -> Vec<PathBuf> {
+    let names = fs::read_dir(seen).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let names = names.filter(|name| name.as_bytes().starts_with(b"cuda"));
+    names.flat_map(|name| COMPATIBLE.map(|below| toolkits.join(&name).join(below))).collect()
 }
 
 /// The folders of a library path, as the loader reads it: an empty one is where the program stands.
@@ -242,37 +278,16 @@ fn folders(path: &OsStr) -> Vec<PathBuf> {
     path.as_bytes().split(|byte| b":;".contains(byte)).map(folder).collect()
 }
 
-/// All files of the loader's cache that have one of our names.
-fn cache() -> Vec<PathBuf> {
-    let ask = |program: &&str| {
-        let mut command = Command::new(program);
-        command.arg("-p").stdin(Stdio::null()).stderr(Stdio::null()).env("LC_ALL", "C");
-        command.output().ok().filter(|run| run.status.success())
-    };
-    let Some(run) = LDCONFIG.iter().find_map(ask) else { return Vec::new() };
-    cached(&run.stdout)
-}
-
-/// Reads lines such as `libcuda.so.1 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so.1`.
-fn cached(text: &[u8]) -> Vec<PathBuf> {
-    let file = |line: &[u8]| -> Option<PathBuf> {
-        let ours = [CUDA, NVML].iter().any(|name| {
-            line.trim_ascii_start().strip_prefix(name.as_bytes()).is_some_and(|rest| rest.starts_with(b" "))
-        });
-        let arrow = line.windows(4).position(|part| part == b" => ")?;
-        ours.then(|| OsString::from(OsStr::from_bytes(&line[arrow + 4..])).into())
-    };
-    text.split(|&byte| byte == b'\n').filter_map(file).collect()
-}
-
 const PASSED_OVER: [ErrorKind; 3] =
     [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::PermissionDenied];
 
-/// The file behind a name, if the loader would take it: nothing, and a library for another processor, are passed over.
-fn loadable(path: &Path) -> Result<Option<PathBuf>, DriverError> {
-    let unreadable = |error| DriverError::Unreadable { path: path.into(), error };
-    let mut file = match File::open(path) {
-        Ok(file) => file,
+/// The file behind a name of a root, if the loader would take it: nothing, and a library for another processor, are passed
+/// over. As we see it.
+fn loadable(root: &Root, path: &Path) -> Result<Option<PathBuf>, DriverError> {
+    let unreadable = |error| DriverError::Unreadable { path: root.at(path), error };
+    let found = root.real(path).map(|real| root.at(&real)).and_then(|real| Ok((File::open(&real)?, real)));
+    let (mut file, real) = match found {
+        Ok(found) => found,
         // A folder of somebody else on the path hinders no program.
         Err(error) if PASSED_OVER.contains(&error.kind()) => return Ok(None),
         Err(error) => return Err(unreadable(error)),
@@ -281,17 +296,14 @@ fn loadable(path: &Path) -> Result<Option<PathBuf>, DriverError> {
     let mut head = [0; 20];
     match file.read_exact(&mut head) {
         Ok(()) if head.starts_with(b"\x7fELF") => {}
-        Ok(()) => return Err(DriverError::NoLibrary { path: path.into() }),
+        Ok(()) => return Err(DriverError::NoLibrary { path: root.at(path) }),
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
-            return Err(DriverError::NoLibrary { path: path.into() });
+            return Err(DriverError::NoLibrary { path: root.at(path) });
         }
         Err(error) => return Err(unreadable(error)),
     }
     let (class, machine) = (head[4], u16::from_ne_bytes([head[18], head[19]]));
-    if (class, machine) != (2, MACHINE) {
-        return Ok(None);
-    }
-    fs::canonicalize(path).map(Some).map_err(unreadable)
+    Ok(((class, machine) == (2, MACHINE)).then_some(real))
 }
 
 /// ELF's number for the processor that this is built for.

@@ -2,15 +2,18 @@
 
 mod busy;
 mod events;
+mod health;
 mod identity;
 mod look;
 mod words;
 mod xid;
 
+pub use health::Fatal;
 pub use look::{Look, Working};
 
 use crate::driver::Driver;
 use events::Events;
+use health::Health;
 use identity::Identity;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
@@ -80,8 +83,7 @@ struct Seen {
     /// From its first answer on: a GPU that is lost does not even tell its name.
     identity: Option<Identity>,
     events: Events,
-    /// The first XID since the beginning that makes it unusable.
-    fatal: Option<u64>,
+    health: Health,
     busy: busy::Busy,
 }
 
@@ -105,8 +107,12 @@ impl Gpus {
         if count == 0 {
             return Err(GpusError::NoGpu);
         }
-        let seen =
-            |_| Seen { identity: None, events: Events::new(&nvml), fatal: None, busy: busy::Busy::default() };
+        let seen = |_| Seen {
+            identity: None,
+            events: Events::new(&nvml),
+            health: Health::default(),
+            busy: busy::Busy::default(),
+        };
         let mut gpus: Vec<Seen> = (0..count).map(seen).collect();
         for (index, seen) in gpus.iter_mut().enumerate() {
             // One that is lost is asked again with every look.
@@ -129,6 +135,11 @@ impl Gpus {
         &self.version
     }
 
+    /// How many GPUs the driver counts now, whether they answer or not; `None` where it does not tell.
+    pub fn counted(&self) -> Option<usize> {
+        self.nvml.device_count().ok().map(|count| count as usize)
+    }
+
     /// The machine as a node: every GPU that has answered since the session began, and how they are linked. Those in MIG
     /// mode are withheld. How they are changes from look to look: [`Gpus::look`] tells.
     pub fn node(&self, name: &str) -> Result<Node, GpusError> {
@@ -141,7 +152,7 @@ impl Gpus {
                 seen.meet(device);
             }
             let Some(identity) = &seen.identity else { continue };
-            let mig = device.as_ref().is_ok_and(identity::is_split);
+            let mig = device.as_ref().is_ok_and(|device| identity::is_split(device) == Some(true));
             let withheld = mig.then(|| identity::split(&identity.gpu.uuid));
             gpus.push(Gpu { withheld, ..identity.gpu.clone() });
             indexes.push(index as u32);
@@ -173,6 +184,24 @@ impl Gpus {
         let look =
             |(index, seen): (usize, &mut Seen)| look::at(seen, self.nvml.device_by_index(index as u32));
         seen.iter_mut().enumerate().filter_map(look).collect()
+    }
+
+    /// What makes GPUs unusable until they are reset, as of the last look: for who begins a session later.
+    pub fn fatal(&self) -> Vec<Fatal> {
+        let of = |seen: &Seen| seen.health.fatal(&seen.identity.as_ref()?.gpu.uuid);
+        self.seen().iter().filter_map(of).collect()
+    }
+
+    /// Takes up what an earlier session in this boot knew. A GPU that was reset meanwhile is found to be with the next look; one
+    /// that does not answer now has been gone when it does.
+    pub fn remember(&self, fatal: Vec<Fatal>) {
+        let mut seen = self.seen();
+        for fatal in fatal {
+            let is = |seen: &&mut Seen| seen.identity.as_ref().is_some_and(|id| id.gpu.uuid == fatal.uuid);
+            if let Some(seen) = seen.iter_mut().find(is) {
+                seen.health.remember(&fatal);
+            }
+        }
     }
 
     fn seen(&self) -> MutexGuard<'_, Vec<Seen>> {

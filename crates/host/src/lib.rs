@@ -4,10 +4,18 @@
 //! Knows neither Kubernetes nor who may have what.
 
 pub mod binding;
+pub mod cdi;
 pub mod cgroup;
 pub mod context;
 pub mod driver;
+pub mod files;
 pub mod gpus;
+pub mod heap;
 pub mod inherited;
 pub mod members;
+pub mod openmetrics;
 pub mod process;
+pub mod root;
+pub mod selinux;
+pub mod shares;
+pub mod truth;

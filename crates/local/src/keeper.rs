@@ -26,6 +26,8 @@ use crate::machine::Machine;
 use crate::settings::Settings;
 use crate::store::{self, Found, Record};
 use give::Live;
+use partage_host::files;
+use partage_host::truth::{Auditor, Truth};
 use partage_region::arbiter::Runner;
 use queue::Ticket;
 use rustix::fs::{FlockOperation, flock};
@@ -38,7 +40,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
-use truth::Truth;
 use watch::Watch;
 
 /// How long a keeper in the background stays after its last share: the next command need not start one.
@@ -78,7 +79,8 @@ pub struct Keeper {
     since: u64,
     state: Mutex<State>,
     changed: Condvar,
-    truth: Mutex<Truth>,
+    auditor: Mutex<Auditor<String>>,
+    truth: Mutex<Truth<String>>,
     claims: claims::Claims,
     /// How many cgroups are being removed.
     removing: AtomicUsize,
@@ -131,6 +133,7 @@ impl Keeper {
         put_in_force(home, options.settings_file.as_deref())
             .map_err(|error| cannot("the settings cannot be kept", error))?;
         let watch = Watch::new().map_err(|error| cannot("processes cannot be watched", error))?;
+        let auditor = Mutex::new(Auditor::new(&machine.node));
         let keeper = Arc::new(Keeper {
             home: home.clone(),
             settings,
@@ -141,6 +144,7 @@ impl Keeper {
             since: now(),
             state: Mutex::default(),
             changed: Condvar::new(),
+            auditor,
             truth: Mutex::default(),
             claims: claims::Claims::default(),
             removing: AtomicUsize::new(0),
@@ -277,7 +281,7 @@ fn put_in_force(home: &Home, file: Option<&Path>) -> std::io::Result<()> {
     let copy = home.settings_in_force();
     match file {
         Some(file) if file == copy => Ok(()),
-        Some(file) => store::replace(&copy, &fs::read(file)?, 0o600),
+        Some(file) => files::write_whole(&copy, &fs::read(file)?, 0o600),
         None => match fs::remove_file(&copy) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),

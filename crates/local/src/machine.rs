@@ -1,20 +1,16 @@
 //! The machine: its driver or a simulated one, its GPUs, and the libraries that stand in for the driver's.
 
-mod contexts;
-
 use crate::home::Home;
 use crate::settings::{DriverChoice, Settings};
 use crate::store;
-use contexts::Contexts;
 use partage_core::model::{Node, Share};
-use partage_driver_api::exports::DriverVersion;
-use partage_host::context;
+use partage_host::context::{self, Sizes};
 use partage_host::driver::{self, Driver, Others};
-use partage_host::gpus::{Gpus, uuid_bytes};
+use partage_host::files::{once, stamp_of};
+use partage_host::gpus::Gpus;
+use partage_host::shares;
 use partage_region::GpuShare;
 use partage_sim::node::{NodeConfig, NodeDir};
-use partage_sim::profile::Profile;
-use partage_sim::state::State;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -38,7 +34,7 @@ pub(crate) struct Machine {
     pub(crate) gpus: Gpus,
     pub(crate) node: Node,
     pub(crate) warnings: Vec<String>,
-    contexts: Contexts,
+    contexts: Sizes,
     /// A cache for the loader that has the simulated driver in it.
     loader_cache: Option<PathBuf>,
 }
@@ -55,7 +51,7 @@ impl Machine {
         let gpus = Gpus::open(&driver).map_err(|error| error.to_string())?;
         let node = gpus.node("this machine").map_err(|error| error.to_string())?;
         settings.check_against(&node)?;
-        let mut contexts = Contexts::read(home.lib().join("contexts.json"), gpus.driver_version());
+        let mut contexts = Sizes::read(home.lib().join("contexts.json"), gpus.driver_version());
         let mut machine = Machine {
             warnings: contexts
                 .complete(&node, || context::measure(&driver, Path::new(PROGRAM), &[CONTEXT_COMMAND])),
@@ -73,7 +69,7 @@ impl Machine {
     }
 
     fn install(&self, home: &Home) -> Result<(), String> {
-        let object = trusted(partage_shim::install::shared_object().map_err(|error| error.to_string())?)?;
+        let object = partage_shim::install::trusted_object().map_err(|error| error.to_string())?;
         let [real_cuda, real_nvml] = home.driver_files();
         let version = self.gpus.driver_version();
         let stamp = format!("{} {version} {real_cuda:?} {:?}", stamp_of(&object), home.region_at());
@@ -92,7 +88,7 @@ impl Machine {
 
     /// The libraries of one share, for processes that have no mount namespace.
     pub(crate) fn install_for(&self, home: &Home, name: &str) -> Result<(), String> {
-        let object = trusted(partage_shim::install::shared_object().map_err(|error| error.to_string())?)?;
+        let object = partage_shim::install::trusted_object().map_err(|error| error.to_string())?;
         let folder = home.own_stand_ins().join(name);
         fs::create_dir_all(&folder)
             .map_err(|error| format!("{}: cannot be made: {error}", folder.display()))?;
@@ -108,18 +104,7 @@ impl Machine {
 
     /// A share as the region has it.
     pub(crate) fn region_share(&self, share: &Share, gated: bool) -> Result<GpuShare, String> {
-        let uuid = uuid_bytes(&share.gpu).ok_or_else(|| format!("{} is no UUID of a GPU", share.gpu))?;
-        let hundredths = |cores: partage_core::model::Cores| cores.as_millipercent() / 10;
-        let context = self.contexts.of(&share.gpu).0;
-        Ok(GpuShare {
-            uuid,
-            memory: share.memory_bytes.map_or(u64::MAX, |bytes| bytes.0),
-            context,
-            cores: share.cores.filter(|_| !share.whole).map_or(0, hundredths),
-            ceiling: share.ceiling.or(share.cores).map_or(10_000, hundredths),
-            priority: 0,
-            gated,
-        })
+        shares::region_share(share, self.contexts.of(&share.gpu), gated)
     }
 
     /// What is covered in a share's mount namespace, besides the driver's libraries.
@@ -211,55 +196,20 @@ fn found(settings: &Settings) -> Result<Option<Driver>, String> {
 }
 
 fn simulated_config(settings: &Settings, folder: &Path) -> Result<NodeConfig, String> {
-    let card = Profile::find(&settings.simulated.model).map_err(|error| format!("simulated: {error}"))?;
-    let seed = partage_sim::node::seed_of(folder);
-    NodeConfig::new(DriverVersion::R550, card, settings.simulated.gpus, seed)
-        .map_err(|error| format!("simulated: {error}"))
+    settings.simulated.config(partage_sim::node::seed_of(folder))
 }
 
 /// The simulated machine of this home, made where there is none.
 fn simulated(home: &Home, settings: &Settings) -> Result<Driver, String> {
     let folder = home.simulated();
     let config = simulated_config(settings, &folder)?;
-    let node = match NodeDir::open(&folder) {
-        Ok(node) if node.config() == &config && State::attach(node.path()).is_ok() => node,
-        Ok(node) if node.config() == &config && store::is_any(home) => {
-            return Err(format!(
-                "{}: the simulated GPUs are damaged: stop the shares, and remove it",
-                folder.display()
-            ));
-        }
-        Ok(_) if store::is_any(home) => {
-            return Err("simulated: the settings ask for other GPUs, and shares use those that are there: stop them first".into());
-        }
-        Ok(_) => {
-            NodeDir::remove(&folder).map_err(|error| error.to_string())?;
-            NodeDir::create(&folder, &config).map_err(|error| error.to_string())?
-        }
-        Err(_) => NodeDir::create(&folder, &config).map_err(|error| error.to_string())?,
-    };
-    let object = trusted(partage_sim::install::shared_object().map_err(|error| error.to_string())?)?;
+    let node = NodeDir::keep(&folder, &config, store::is_any(home)).map_err(|error| error.to_string())?;
+    let object = partage_sim::install::trusted_object().map_err(|error| error.to_string())?;
     once(&home.lib().join("gpus.stamp"), &stamp_of(&object), || {
         partage_sim::install::libraries(&object, &node.libraries(), config.driver, node.path())
             .map_err(|error| error.to_string())
     })?;
     Driver::simulated(node.path()).map_err(|error| error.to_string())
-}
-
-/// The shared object that all users' programs will load must be root's, where root keeps: a variable may name any.
-fn trusted(object: PathBuf) -> Result<PathBuf, String> {
-    if !rustix::process::geteuid().is_root() {
-        return Ok(object);
-    }
-    let of_root =
-        |path: &Path| fs::metadata(path).is_ok_and(|about| about.uid() == 0 && about.mode() & 0o022 == 0);
-    match of_root(&object) {
-        true => Ok(object),
-        false => Err(format!(
-            "{}: others than root may write it, and every user's programs would load it: install it as root, mode 0755",
-            object.display()
-        )),
-    }
 }
 
 /// Libraries cannot be loaded from every file system.
@@ -290,22 +240,6 @@ fn loader_cache(home: &Home, driver: &Driver) -> Option<PathBuf> {
     });
     // Without it programs find the simulated driver by their environment only.
     made.ok().filter(|()| cache.is_file()).map(|()| cache)
-}
-
-/// Does something unless it was done for this very stamp.
-fn once(file: &Path, stamp: &str, work: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
-    if fs::read_to_string(file).is_ok_and(|done| done == stamp) {
-        return Ok(());
-    }
-    work()?;
-    store::replace(file, stamp.as_bytes(), 0o644)
-        .map_err(|error| format!("{}: cannot be written: {error}", file.display()))
-}
-
-/// What tells one version of a file from another.
-fn stamp_of(file: &Path) -> String {
-    let about = fs::metadata(file).map(|about| (about.len(), about.mtime(), about.mtime_nsec(), about.ino()));
-    format!("{} {about:?}", file.display())
 }
 
 #[cfg(test)]

@@ -1,84 +1,21 @@
 //! A report as OpenMetrics text, for Prometheus.
 
 use crate::report::{GpuReport, PartReport, Report, ShareReport};
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{
-    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, EncodeMetric, text,
-};
-use prometheus_client::metrics::counter::ConstCounter;
+use partage_host::openmetrics::{self, BYTES, Families, GpuFigures, RATIO, SECONDS, ratio, seconds};
 use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::metrics::{MetricType, info::Info};
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::metrics::info::Info;
 use std::fmt;
 
 /// What is to be served as `application/openmetrics-text; version=1.0.0; charset=utf-8`.
 pub fn text(report: &Report) -> String {
-    let mut registry = Registry::default();
-    registry.register_collector(Box::new(Snapshot(report.clone())));
-    let mut text = String::new();
-    // A String takes everything, and every figure of a report has a spelling.
-    let _ = text::encode(&mut text, &registry);
-    text
+    let report = report.clone();
+    openmetrics::text(move |to| {
+        machine(&report, to)?;
+        gpus(&report, to)?;
+        shares(&report, to)?;
+        parts(&report, to)
+    })
 }
-
-/// A report, in the order in which it is told.
-#[derive(Debug)]
-struct Snapshot(Report);
-
-impl Collector for Snapshot {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut to = Families { encoder: &mut encoder };
-        machine(&self.0, &mut to)?;
-        gpus(&self.0, &mut to)?;
-        shares(&self.0, &mut to)?;
-        parts(&self.0, &mut to)
-    }
-}
-
-struct Families<'a, 'b> {
-    encoder: &'a mut DescriptorEncoder<'b>,
-}
-
-impl Families<'_, '_> {
-    /// A family of figures that go up and down.
-    fn gauge<L: EncodeLabelSet, N: EncodeGaugeValue>(
-        &mut self,
-        name: &str,
-        unit: Option<&str>,
-        help: &str,
-        values: impl Iterator<Item = (L, Option<N>)>,
-    ) -> fmt::Result {
-        let unit = unit.map(|unit| Unit::Other(unit.into()));
-        let mut family = self.encoder.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
-        for (labels, value) in values {
-            // What is not known is left out: zero would be a figure.
-            if let Some(value) = value {
-                ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// A family of sums; the text calls them `…_total`.
-    fn counter<L: EncodeLabelSet, N: EncodeCounterValue>(
-        &mut self,
-        name: &str,
-        unit: Option<&str>,
-        help: &str,
-        values: impl Iterator<Item = (L, N)>,
-    ) -> fmt::Result {
-        let unit = unit.map(|unit| Unit::Other(unit.into()));
-        let mut family = self.encoder.encode_descriptor(name, help, unit.as_ref(), MetricType::Counter)?;
-        for (labels, value) in values {
-            ConstCounter::new(value).encode(family.encode_family(&labels)?)?;
-        }
-        Ok(())
-    }
-}
-
-const BYTES: Option<&str> = Some("bytes");
-const RATIO: Option<&str> = Some("ratio");
-const SECONDS: Option<&str> = Some("seconds");
 
 fn machine(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
     let simulated = if report.driver.simulated { "true" } else { "false" };
@@ -87,61 +24,32 @@ fn machine(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
         ("driver", report.driver.version.clone()),
         ("simulated", simulated.to_string()),
     ];
-    let info = to.encoder.encode_descriptor(
-        "partage",
-        "What keeps the shares of this machine.",
-        None,
-        MetricType::Info,
-    )?;
-    Info::new(labels).encode(info)?;
-    let waiting = to.encoder.encode_descriptor(
-        "partage_waiting",
-        "Commands that wait for a share.",
-        None,
-        MetricType::Gauge,
-    )?;
-    ConstGauge::new(count(report.waiting.len())).encode(waiting)
+    to.single("partage", "What keeps the shares of this machine.", &Info::new(labels))?;
+    let waiting = ConstGauge::new(count(report.waiting.len()));
+    to.single("partage_waiting", "Commands that wait for a share.", &waiting)
 }
 
 fn gpus(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
-    let each = || report.gpus.iter().map(|gpu| (labels_of_gpu(gpu), gpu));
-    macro_rules! gauge {
-        ($name:literal, $unit:expr, $help:literal, $value:expr) => {
-            to.gauge(
-                concat!("partage_gpu_", $name),
-                $unit,
-                $help,
-                each().map(|(labels, gpu)| (labels, $value(gpu))),
-            )?
-        };
+    openmetrics::gpus(to, || report.gpus.iter().map(|gpu| figures(gpu, report)))
+}
+
+fn figures<'a>(gpu: &'a GpuReport, report: &Report) -> GpuFigures<'a> {
+    let parts = report.shares.iter().flat_map(|share| &share.parts);
+    GpuFigures {
+        index: gpu.index as usize,
+        uuid: &gpu.uuid,
+        model: &gpu.model,
+        memory: gpu.memory_bytes,
+        memory_promised: gpu.promised_memory_bytes,
+        memory_used: gpu.used_memory_bytes,
+        cores_promised: gpu.promised_cores.as_millipercent(),
+        utilisation: gpu.utilisation,
+        temperature: gpu.temperature,
+        power_milliwatts: gpu.power_milliwatts,
+        healthy: gpu.unhealthy.is_none(),
+        strangers: gpu.strangers.len(),
+        shares: parts.filter(|part| part.uuid == gpu.uuid).count(),
     }
-    gauge!("memory", BYTES, "Memory of the GPU.", |gpu: &GpuReport| Some(gpu.memory_bytes.0));
-    gauge!("memory_promised", BYTES, "Memory that shares were given.", |gpu: &GpuReport| Some(
-        gpu.promised_memory_bytes.0
-    ));
-    gauge!("memory_used", BYTES, "Memory in use, as the driver says.", |gpu: &GpuReport| gpu
-        .used_memory_bytes
-        .map(|bytes| bytes.0));
-    gauge!("cores_promised", RATIO, "Compute that shares were promised.", |gpu: &GpuReport| Some(ratio(
-        gpu.promised_cores.as_millipercent()
-    )));
-    gauge!(
-        "utilisation",
-        RATIO,
-        "Part of the last moments in which it worked, as the driver says.",
-        |gpu: &GpuReport| gpu.utilisation.map(|percent| f64::from(percent) / 100.0)
-    );
-    gauge!("temperature", Some("celsius"), "Temperature.", |gpu: &GpuReport| gpu.temperature);
-    gauge!("power", Some("watts"), "Power it takes.", |gpu: &GpuReport| gpu
-        .power_milliwatts
-        .map(|milliwatts| f64::from(milliwatts) / 1000.0));
-    gauge!("healthy", None, "1 where shares are given of it, 0 where it is not well.", |gpu: &GpuReport| {
-        Some(flag(gpu.unhealthy.is_none()))
-    });
-    gauge!("strangers", None, "Processes on it that belong to no share.", |gpu: &GpuReport| Some(count(
-        gpu.strangers.len()
-    )));
-    Ok(())
 }
 
 fn shares(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
@@ -187,40 +95,29 @@ fn parts(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
     ));
     family!(gauge, "cores_promised", RATIO, "Compute it was promised.", |part: &PartReport| part
         .cores
-        .map(|cores| ratio(cores.as_millipercent())));
+        .map(ratio));
     family!(gauge, "cores_ceiling", RATIO, "Compute it may reach.", |part: &PartReport| part
         .ceiling
         .or(part.cores)
-        .map(|cores| ratio(cores.as_millipercent())));
-    family!(counter, "gpu", SECONDS, "Time of the GPU it used.", |part: &PartReport| seconds(
+        .map(ratio));
+    family!(counter, "gpu", SECONDS, "Time of the GPU it used.", |part: &PartReport| Some(seconds(
         part.spent_nanos
-    ));
+    )));
     family!(
         counter,
         "throttled",
         SECONDS,
         "Time its processes were kept waiting for their turn.",
-        |part: &PartReport| seconds(part.throttled_nanos)
+        |part: &PartReport| Some(seconds(part.throttled_nanos))
     );
-    family!(counter, "refusals", None, "Allocations that its own limit refused.", |part: &PartReport| part
-        .refusals);
+    family!(counter, "refusals", None, "Allocations that its own limit refused.", |part: &PartReport| Some(
+        part.refusals
+    ));
     Ok(())
-}
-
-fn labels_of_gpu(gpu: &GpuReport) -> [(&'static str, String); 3] {
-    [("gpu", gpu.index.to_string()), ("uuid", gpu.uuid.to_string()), ("model", gpu.model.clone())]
 }
 
 fn labels_of_part(share: &ShareReport, part: &PartReport) -> [(&'static str, String); 3] {
     [("share", share.name.clone()), ("user", share.user.clone()), ("gpu", part.gpu.to_string())]
-}
-
-fn ratio(millipercent: u32) -> f64 {
-    f64::from(millipercent) / 100_000.0
-}
-
-fn seconds(nanos: u64) -> f64 {
-    nanos as f64 / 1e9
 }
 
 fn flag(is: bool) -> u64 {

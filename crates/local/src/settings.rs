@@ -5,6 +5,7 @@ use crate::users::{self, Who};
 use crate::wire::Mode;
 use partage_core::model::{Bytes, Cores, Gpu, GpuUuid, Node, Policy};
 use partage_core::quantity::Quantity;
+use partage_sim::node::Simulated;
 use serde::{Deserialize, Deserializer};
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -65,22 +66,6 @@ pub enum DriverChoice {
     Nvidia,
     /// A simulated one.
     Simulated,
-}
-
-/// A simulated machine.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Simulated {
-    /// How many GPUs.
-    pub gpus: usize,
-    /// Which card, as `partage sim list` names it.
-    pub model: String,
-}
-
-impl Default for Simulated {
-    fn default() -> Self {
-        Simulated { gpus: 2, model: "A100-SXM4-40GB".into() }
-    }
 }
 
 /// A share that nobody said the size of.

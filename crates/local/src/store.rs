@@ -134,17 +134,6 @@ impl Record {
     }
 }
 
-/// Replaces a file as a whole, durably.
-pub(crate) fn replace(file: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    let unfinished = file.with_extension("new");
-    write(&unfinished, bytes, mode)?.sync_all()?;
-    fs::rename(&unfinished, file)?;
-    match file.parent() {
-        Some(folder) => File::open(folder)?.sync_all(),
-        None => Ok(()),
-    }
-}
-
 fn write(file: &Path, bytes: &[u8], mode: u32) -> io::Result<File> {
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(file)?;
     file.write_all(bytes)?;

@@ -241,6 +241,19 @@ fn a_slow_gpu_serves_less_in_the_same_time() {
 }
 
 #[test]
+fn a_gpu_in_mig_mode_is_no_programs() {
+    let node = Node::new(&[]);
+    assert_eq!(node.partage(&["inject", "mig", "off"]), "GPU 0: MIG mode is disabled already\n");
+    assert_eq!(node.partage(&["inject", "mig", "on"]), "GPU 0: MIG mode is enabled\n");
+    assert_eq!(node.program("compute").says(), format!("cuInit {CUDA_ERROR_NO_DEVICE}"));
+    assert_eq!(node.program("watch").says(), format!("nvml {NVML_SUCCESS}"));
+    assert_eq!(node.top()["gpus"][0]["mig"], true);
+    assert!(node.partage(&["top", "--once", "--interval", "0.1"]).contains("MIG mode"));
+    node.partage(&["inject", "mig", "off"]);
+    assert_eq!(node.program("compute").says(), "computes");
+}
+
+#[test]
 fn without_a_driver_programs_find_no_gpu() {
     let node = Node::new(&[]);
     node.partage(&["inject", "driver", "unload"]);

@@ -44,7 +44,9 @@ pub mod tuning {
     /// ...and no more: one this long costs less than a hundredth to hand over.
     pub const ENOUGH: u64 = 10 * MILLI;
     /// Who wants and is kept waiting gathers this long and can catch up on all of it: longer than anybody is kept.
-    pub const BEHIND: u64 = BOUND + 2 * TURN;
+    pub const BEHIND: u64 = BOUND + OVERDUE;
+    /// Who is kept waiting so long goes before any priority.
+    pub const OVERDUE: u64 = 2 * TURN;
     /// Who does not want gathers this long at most...
     pub const IDLE: u64 = 100 * MILLI;
     /// ...and this much.
@@ -58,8 +60,12 @@ pub mod tuning {
     pub const AHEAD: u64 = 5 * MILLI;
     /// A turn's rest that is too little for a process to take some.
     pub const CHUNK: u64 = 500 * MICRO;
-    /// How long one may take to wake up before its turn passes on.
+    /// How long one may take to wake up before its turn passes on...
     pub const WAKE: u64 = 2 * MILLI;
+    /// ...and at most, if that has been too short for it: where processors are scarce, nobody is called in vain for good.
+    pub const SLOWEST: u64 = 16 * MILLI;
+    /// Who takes longer than usual to wake up has turns so many times as long as what it takes more.
+    pub const WORTH: u64 = 8;
     /// When to see whether one has begun.
     pub const GLANCE: u64 = 300 * MICRO;
     /// How long one may be without work before its turn passes on, at most; who used it in vain has less of it.
@@ -72,6 +78,9 @@ pub mod tuning {
     pub const DEAR: u64 = MILLI;
     /// ...and the next one comes after so many times as long.
     pub const REST: u64 = 32;
-    /// The longest time between two looks.
+    /// The longest time between two looks...
     pub const BEAT: u64 = 50 * MILLI;
+    /// ...and between two while nobody has a turn or wants one: who does rings. Containers are told that they will hear no more
+    /// for so long.
+    pub const QUIET: u64 = 500 * MILLI;
 }

@@ -7,8 +7,6 @@
 //! Pure: what is known comes in as a [`Round`], what was found goes out. [`Audit`] remembers from round to round, since a
 //! difference of a moment is no finding: contexts are made and memory is given back between two looks.
 
-pub mod cgroup;
-
 use crate::layout::MAX_GPUS;
 use crate::usage::reader::{Forgery, Snapshot};
 
@@ -76,7 +74,7 @@ pub struct Round {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// Words of `usage` contradict each other, or a process's fell while the driver's did not: somebody wrote them who
-    /// did not give memory back.
+    /// did not give memory back. Or the file was made longer.
     ForgedUsage,
     /// A process holds memory that its region does not know of.
     UnaccountedMemory,
@@ -99,7 +97,8 @@ pub struct Finding {
     pub kind: Kind,
     /// Which process, on the machine; none where it is the container's as a whole.
     pub pid: Option<u32>,
-    /// How much: bytes of memory, nanoseconds of work in the last seconds; zero for forged words.
+    /// How much: bytes of memory, nanoseconds of work in the last seconds, bytes by which the file grew; zero for words that
+    /// contradict each other.
     pub amount: u64,
     /// Since when, on the monotonic clock.
     pub since: u64,
@@ -224,12 +223,22 @@ impl Audit {
         }
         wrong.sort();
         self.suspicions = wrong;
-        let old = |finding: &&Finding| round.now.saturating_sub(finding.since) >= self.tolerance.grace;
+        // A file does not grow by accident, and is cut back when it is seen: there is nothing to wait for.
+        let is_sure = |finding: &Finding| {
+            finding.kind == Kind::ForgedUsage && finding.pid.is_none() && finding.amount > 0
+        };
+        let old = |finding: &&Finding| {
+            is_sure(finding) || round.now.saturating_sub(finding.since) >= self.tolerance.grace
+        };
         self.suspicions.iter().filter(old).cloned().collect()
     }
 
     fn look_at(&mut self, round: &Round, container: &Container, passed: u64, wrong: &mut Vec<Finding>) {
         let snapshot = &container.after;
+        let grown = snapshot.forged.iter().find_map(|forged| match *forged {
+            Forgery::Grown { bytes } => Some(bytes),
+            Forgery::Books { .. } | Forgery::Slot { .. } => None,
+        });
         for (index, granted) in container.granted.iter().enumerate().take(MAX_GPUS) {
             let mut note = |kind, pid, amount| {
                 wrong.push(Finding {
@@ -243,9 +252,13 @@ impl Audit {
             };
             let contradicts = |forged: &Forgery| match *forged {
                 Forgery::Books { gpu, .. } | Forgery::Slot { gpu, .. } => gpu == index,
+                Forgery::Grown { .. } => false,
             };
             if snapshot.forged.iter().any(contradicts) {
                 note(Kind::ForgedUsage, None, 0);
+            }
+            if let Some(bytes) = grown.filter(|_| index == 0) {
+                note(Kind::ForgedUsage, None, bytes);
             }
             let Some(gpu) = round.gpus.iter().find(|gpu| gpu.uuid == granted.uuid) else { continue };
             let of_this = gpu.processes.iter().filter(|seen| seen.container.as_ref() == Some(&container.id));

@@ -173,14 +173,14 @@ impl Owner {
         self.limits.header.policy.store(policy.bits(), Relaxed);
     }
 
-    /// The GPU's arbiter lives: `now` is the monotonic clock's, in nanoseconds.
-    pub fn beat(&self, gpu: usize, now: u64) {
+    /// The GPU's arbiter lives: now, or until it has slept; on the monotonic clock, in nanoseconds.
+    pub fn beat(&self, gpu: usize, when: u64) {
         if let Some(limits) = self.limits(gpu) {
-            limits.gate.heartbeat.store(now, Release);
+            limits.gate.heartbeat.store(when, Release);
         }
     }
 
-    /// When the GPU's arbiter last said that it lives; zero if none ever did.
+    /// When the GPU's arbiter lives by its own last word; zero if none ever did.
     #[must_use]
     pub fn heartbeat(&self, gpu: usize) -> u64 {
         self.limits(gpu).map_or(0, GpuLimits::heartbeat)

@@ -67,8 +67,10 @@ struct GpuGate {
     trust: AtomicU32,
     /// How much longer than thought work takes, in parts of [`ONE`] beyond the first.
     excess: AtomicU32,
-    /// When this process first saw the turn.
+    /// When this process first saw its last turn.
     began: AtomicU64,
+    /// What was charged for what it took last.
+    taken: AtomicU64,
     /// When what was submitted will have run: the copy that other threads of this process agree on.
     busy_until: AtomicU64,
     /// One thread at a time takes time.

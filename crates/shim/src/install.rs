@@ -53,6 +53,11 @@ pub fn shared_object() -> Result<PathBuf, InstallError> {
     files::shared_object(SHARED_OBJECT, VARIABLE)
 }
 
+/// The same for who gives it to other users: where root asks, only root may be able to write it.
+pub fn trusted_object() -> Result<PathBuf, InstallError> {
+    files::trusted_object(SHARED_OBJECT, VARIABLE)
+}
+
 /// Writes the stand-ins, their usual links and the file to preload into a folder.
 ///
 /// A file is replaced as a whole: a process that loaded the old one keeps it, one that starts gets either.

@@ -90,16 +90,33 @@ fn got(node: &Node, players: &[&Player], milliseconds: u64) -> Vec<f64> {
             .map(|player| slot(player.child.id()).map_or(0, |slot| state.service(0, slot).0))
             .collect()
     };
-    let (before, began) = (served(), Instant::now());
+    let (began, before) = (Instant::now(), served());
     std::thread::sleep(Duration::from_millis(milliseconds));
     let (after, took) = (served(), began.elapsed().as_nanos() as f64);
     after.iter().zip(before).map(|(after, before)| (after - before) as f64 / took * 100.0).collect()
 }
 
-/// The limit is what a test is about; what was promised comes late where the machine does other things, so half of it will do.
+/// What each of these is to get: at least, at most, and whose it is.
+type Bounds<'a> = (f64, f64, &'a str);
+
+/// Each gets what it should. On a machine that does other things a process may get no processor for a while; others then have its
+/// time, and it catches up. So half of what was promised, in one of several windows, will do; and no more than the limit is had in all of
+/// them together.
 #[track_caller]
-fn between(least: f64, got: f64, most: f64, what: &str) {
-    assert!((least / 2.0..=most).contains(&got), "{what}: {got:.1} % is not between {least} and {most}");
+fn kept(node: &Node, players: &[&Player], milliseconds: u64, bounds: &[Bounds<'_>]) {
+    let mut seen: Vec<Vec<f64>> = Vec::new();
+    for _ in 0..10 {
+        seen.push(got(node, players, milliseconds));
+        let enough =
+            |(at, (least, ..)): (usize, &Bounds<'_>)| seen.last().is_some_and(|got| got[at] >= least / 2.0);
+        let limited = |(at, (_, most, _)): (usize, &Bounds<'_>)| {
+            seen.iter().map(|got| got[at]).sum::<f64>() <= most * seen.len() as f64
+        };
+        if bounds.iter().enumerate().all(enough) && bounds.iter().enumerate().all(limited) {
+            return;
+        }
+    }
+    panic!("{bounds:?}: {seen:.1?}");
 }
 
 #[test]
@@ -109,8 +126,7 @@ fn every_way_to_submit_work_keeps_to_the_share() {
     let _arbiter = dealt(&[&container]);
     for way in tenant::WAYS {
         let player = working(&container, &format!("work {way} 500"));
-        let got = got(&node, &[&player], 700);
-        between(10.0, got[0], 26.0, way);
+        kept(&node, &[&player], 700, &[(10.0, 26.0, way)]);
     }
 }
 
@@ -152,13 +168,13 @@ fn without_an_arbiter_the_share_holds_by_local_accounting() {
     let node = a_node();
     let container = holding(&node, 20, 20);
     let player = working(&container, "work kernel 2000");
-    between(10.0, got(&node, &[&player], 1000)[0], 26.0, "never an arbiter");
+    kept(&node, &[&player], 1000, &[(10.0, 26.0, "never an arbiter")]);
     let arbiter = dealt(&[&container]);
-    between(10.0, got(&node, &[&player], 1000)[0], 26.0, "an arbiter came");
+    kept(&node, &[&player], 1000, &[(10.0, 26.0, "an arbiter came")]);
     arbiter.stop();
     // It notices within a quarter of a second; until then it waits.
     std::thread::sleep(Duration::from_millis(400));
-    between(10.0, got(&node, &[&player], 1000)[0], 26.0, "the arbiter went");
+    kept(&node, &[&player], 1000, &[(10.0, 26.0, "the arbiter went")]);
 }
 
 #[test]
@@ -167,8 +183,13 @@ fn two_processes_of_a_container_have_one_share() {
     let container = holding(&node, 30, 30);
     let _arbiter = dealt(&[&container]);
     let players = [working(&container, "work kernel 200"), working(&container, "work kernel 3000")];
-    let got = got(&node, &players.iter().collect::<Vec<_>>(), 1000);
-    between(18.0, got[0] + got[1], 37.0, "both");
+    let mut seen: Vec<f64> = Vec::new();
+    let enough = |seen: &[f64]| seen.last().is_some_and(|got| *got >= 9.0);
+    let limited = |seen: &[f64]| seen.iter().sum::<f64>() <= 37.0 * seen.len() as f64;
+    while !(enough(&seen) && limited(&seen)) {
+        assert!(seen.len() < 10, "both together: {seen:.1?}");
+        seen.push(got(&node, &players.iter().collect::<Vec<_>>(), 1000).iter().sum());
+    }
 }
 
 #[test]
@@ -178,9 +199,8 @@ fn two_containers_get_what_they_were_promised() {
     let _arbiter = dealt(&[&containers[0], &containers[1]]);
     let players = containers.each_ref().map(|container| working(container, "work kernel 200,2000,8000"));
     std::thread::sleep(Duration::from_millis(300));
-    let got = got(&node, &players.iter().collect::<Vec<_>>(), 2000);
-    between(20.0, got[0], 36.0, "30 %");
-    between(50.0, got[1], 76.0, "70 %");
+    let bounds = [(20.0, 36.0, "30 %"), (50.0, 76.0, "70 %")];
+    kept(&node, &players.iter().collect::<Vec<_>>(), 2000, &bounds);
 }
 
 #[test]
@@ -189,12 +209,11 @@ fn idle_time_is_lent_and_returned() {
     let (lent, owner) = (holding(&node, 20, 100), holding(&node, 80, 80));
     let _arbiter = dealt(&[&lent, &owner]);
     let borrower = working(&lent, "work kernel 500");
-    between(60.0, got(&node, &[&borrower], 700)[0], 101.0, "alone");
+    kept(&node, &[&borrower], 700, &[(60.0, 101.0, "alone")]);
     let back = working(&owner, "work kernel 500");
     std::thread::sleep(Duration::from_millis(200));
-    let shared = got(&node, &[&borrower, &back], 1000);
-    between(10.0, shared[0], 40.0, "the one that borrowed");
-    between(55.0, shared[1], 86.0, "the owner");
+    let bounds = [(10.0, 40.0, "the one that borrowed"), (55.0, 86.0, "the owner")];
+    kept(&node, &[&borrower, &back], 1000, &bounds);
 }
 
 #[test]
@@ -203,7 +222,7 @@ fn a_ceiling_is_reached_and_not_exceeded() {
     let container = holding(&node, 20, 50);
     let _arbiter = dealt(&[&container]);
     let player = working(&container, "work kernel 500");
-    between(35.0, got(&node, &[&player], 1000)[0], 56.0, "20 % promised, 50 % at most");
+    kept(&node, &[&player], 1000, &[(35.0, 56.0, "20 % promised, 50 % at most")]);
 }
 
 #[test]
@@ -214,9 +233,7 @@ fn who_has_priority_gets_the_idle_time() {
     let _arbiter = dealt(&[&low, &high]);
     let players = [working(&low, "work kernel 500"), working(&high, "work kernel 500")];
     std::thread::sleep(Duration::from_millis(200));
-    let got = got(&node, &[&players[0], &players[1]], 1000);
-    between(4.0, got[0], 20.0, "low");
-    between(60.0, got[1], 96.0, "high");
+    kept(&node, &[&players[0], &players[1]], 1000, &[(4.0, 20.0, "low"), (60.0, 96.0, "high")]);
 }
 
 #[test]
@@ -225,13 +242,13 @@ fn a_share_changes_while_the_program_runs() {
     let container = holding(&node, 80, 80);
     let _arbiter = dealt(&[&container]);
     let player = working(&container, "work kernel 500");
-    between(50.0, got(&node, &[&player], 500)[0], 86.0, "80 %");
+    kept(&node, &[&player], 500, &[(50.0, 86.0, "80 %")]);
     container.owner.set(0, &share(&node, 20, 20)).unwrap();
     std::thread::sleep(Duration::from_millis(150));
-    between(10.0, got(&node, &[&player], 800)[0], 27.0, "20 %");
+    kept(&node, &[&player], 800, &[(10.0, 27.0, "20 %")]);
     container.owner.set(0, &GpuShare { gated: false, ..share(&node, 0, 100) }).unwrap();
     std::thread::sleep(Duration::from_millis(150));
-    between(60.0, got(&node, &[&player], 500)[0], 101.0, "no limit");
+    kept(&node, &[&player], 500, &[(60.0, 101.0, "no limit")]);
 }
 
 #[test]
@@ -241,7 +258,7 @@ fn a_long_kernel_is_paid_for_afterwards() {
     let _arbiter = dealt(&[&container]);
     let player = working(&container, "work kernel 150000");
     // Five kernels' time: one more may have begun.
-    between(8.0, got(&node, &[&player], 3000)[0], 28.0, "kernels of 150 ms");
+    kept(&node, &[&player], 3000, &[(8.0, 28.0, "kernels of 150 ms")]);
 }
 
 #[test]
@@ -252,7 +269,7 @@ fn work_that_changes_from_launch_to_launch_is_paid_for() {
     // One graph, mostly of 20 us and sometimes of 2 ms: nobody can know beforehand.
     let player = working(&container, "work changing-graph 20,2000");
     std::thread::sleep(Duration::from_millis(1500));
-    between(10.0, got(&node, &[&player], 3000)[0], 27.0, "a graph that changes");
+    kept(&node, &[&player], 3000, &[(10.0, 27.0, "a graph that changes")]);
 }
 
 #[test]

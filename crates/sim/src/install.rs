@@ -27,6 +27,11 @@ pub fn shared_object() -> Result<PathBuf, InstallError> {
     files::shared_object(SHARED_OBJECT, VARIABLE)
 }
 
+/// The same for who gives it to other users: where root asks, only root may be able to write it.
+pub fn trusted_object() -> Result<PathBuf, InstallError> {
+    files::trusted_object(SHARED_OBJECT, VARIABLE)
+}
+
 /// What the shared object has before 512 zero bytes, and nowhere else: the place for the node's folder.
 pub fn marker() -> &'static [u8] {
     written::marker()

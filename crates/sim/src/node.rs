@@ -25,9 +25,10 @@ mod machine;
 mod topology;
 mod truth;
 
-pub use config::{ConfigError, MOST_GPUS, NodeConfig, NodeGpu, Settings, driver};
+pub use config::{ConfigError, MOST_GPUS, NodeConfig, NodeGpu, Settings, Simulated, driver};
 pub use topology::{Cpus, LinkEnd, PciAddress, PciPath, PciPaths};
 
+use crate::state::State;
 use rustix::fs::{FlockOperation, Mode};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -95,6 +96,14 @@ pub enum NodeError {
         #[source]
         error: ConfigError,
     },
+    /// The folder holds another node than asked for, or a damaged one, and somebody uses it.
+    #[error("{} is {what}, and is in use: stop what uses it first", path.display())]
+    InUse {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: &'static str,
+    },
     /// No program says which node.
     #[error(
         "no simulated node is named: {VARIABLE} is not set, and no node's folder is written into this file; \
@@ -145,6 +154,22 @@ impl NodeDir {
         write_config(dir, config)?;
         drop(lock);
         Ok(NodeDir { path: absolute(dir)?, config: config.clone() })
+    }
+
+    /// The node of a folder that has had one before: as it is where it is the same and whole, made anew where it is not,
+    /// unless it is in use.
+    pub fn keep(dir: &Path, config: &NodeConfig, in_use: bool) -> Result<NodeDir, NodeError> {
+        let in_use = |what| if in_use { Err(NodeError::InUse { path: dir.into(), what }) } else { Ok(()) };
+        match NodeDir::open(dir) {
+            Ok(node) if node.config() == config && crate::state::State::attach(node.path()).is_ok() => {
+                return Ok(node);
+            }
+            Ok(node) if node.config() == config => in_use("damaged")?,
+            Ok(_) => in_use("a simulated node with other GPUs")?,
+            Err(_) => return NodeDir::create(dir, config),
+        }
+        NodeDir::remove(dir)?;
+        NodeDir::create(dir, config)
     }
 
     /// Makes a node in a folder of its own: in memory where that is possible, else where temporary files are.
@@ -251,6 +276,11 @@ impl NodeDir {
         }
         let opens = |gpu: &NodeGpu| File::open(devices.join(device(gpu))).is_ok();
         gpus.filter(|(_, gpu)| opens(gpu)).map(|(index, _)| index).collect()
+    }
+
+    /// Whether a GPU is in MIG mode.
+    pub fn is_split(&self, state: &State, gpu: usize) -> bool {
+        state.mig(gpu).unwrap_or_else(|| self.config.gpus.get(gpu).is_some_and(|gpu| gpu.mig))
     }
 
     /// The memory that its processes share.

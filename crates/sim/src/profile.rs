@@ -48,7 +48,7 @@ pub struct Profile {
     pub board: Board,
     /// True where NVML answers a fan speed, be it 0 %.
     pub fan: bool,
-    /// The most MIG instances it can be cut in; 0 = it cannot. MIG is off in simulated cards.
+    /// The most MIG instances it can be cut in; 0 = it cannot.
     pub mig_instances: u32,
     /// Video encoders.
     pub encoders: u32,

@@ -13,7 +13,7 @@
 use crate::elf::{self, ElfError, Form};
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -54,6 +54,14 @@ pub enum InstallError {
         /// Why not.
         why: &'static str,
     },
+    /// The shared object is not root's alone, and root is to give it to everybody.
+    #[error(
+        "{}: others than root may write it, and every user's programs would load it: install it as root, mode 0755", path.display()
+    )]
+    Untrusted {
+        /// The shared object.
+        path: PathBuf,
+    },
     /// Reading or writing failed.
     #[error("{}: {what}: {error}", path.display())]
     Io {
@@ -89,6 +97,21 @@ pub fn shared_object(name: &'static str, variable: &'static str) -> Result<PathB
     match places.iter().find(|place| place.is_file()) {
         Some(place) => Ok(place.clone()),
         None => Err(InstallError::NotFound { name, variable, places }),
+    }
+}
+
+/// The same for who gives it to other users: where root asks, it must be root's, because a variable may name any.
+pub fn trusted_object(name: &'static str, variable: &'static str) -> Result<PathBuf, InstallError> {
+    let own = fs::metadata("/proc/self").map_err(failed(Path::new("/proc/self"), "cannot be read"))?;
+    trusted(shared_object(name, variable)?, own.uid())
+}
+
+/// A shared object, if this user may give it to others.
+fn trusted(object: PathBuf, user: u32) -> Result<PathBuf, InstallError> {
+    let about = fs::metadata(&object).map_err(failed(&object, "cannot be read"))?;
+    match user != 0 || (about.uid() == 0 && about.mode() & 0o022 == 0) {
+        true => Ok(object),
+        false => Err(InstallError::Untrusted { path: object }),
     }
 }
 
@@ -166,4 +189,29 @@ pub fn link(to: &str, file: &Path) -> Result<(), InstallError> {
         let _ = fs::remove_file(&new);
         failed(file, "cannot be written")(error)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_gives_others_only_what_root_alone_can_write() {
+        let folder = tempfile::tempdir().unwrap();
+        let object = folder.path().join("libpartage.so");
+        fs::write(&object, "").unwrap();
+        let is_roots = fs::metadata(&object).unwrap().uid() == 0;
+        for (mode, alone) in [(0o755, true), (0o775, false), (0o757, false), (0o600, true)] {
+            fs::set_permissions(&object, fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(trusted(object.clone(), 0).is_ok(), alone && is_roots, "{mode:o}");
+            assert!(trusted(object.clone(), 1000).is_ok(), "{mode:o}");
+        }
+        fs::set_permissions(&object, fs::Permissions::from_mode(0o777)).unwrap();
+        let error = trusted(object.clone(), 0).unwrap_err().to_string();
+        assert!(
+            error.starts_with(object.to_str().unwrap()) && error.contains("install it as root"),
+            "{error}"
+        );
+        assert!(matches!(trusted(folder.path().join("nothing"), 0), Err(InstallError::Io { .. })));
+    }
 }

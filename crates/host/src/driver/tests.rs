@@ -4,11 +4,17 @@ use tempfile::TempDir;
 
 fn search(folders: &[&Path]) -> Search {
     let folders = folders.iter().map(|folder| folder.to_path_buf()).collect();
-    Search { node: None, folders, cache: Vec::new, usual: Vec::new(), toolkits: "/nowhere".into() }
+    Search {
+        folders,
+        cache: "/nowhere".into(),
+        usual: Vec::new(),
+        toolkits: "/nowhere".into(),
+        ..Search::below(Root::here())
+    }
 }
 
 /// The start of a library for this processor.
-fn library(path: &Path) {
+pub(super) fn library(path: &Path) {
     let mut head = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x03\0".to_vec();
     head.extend(MACHINE.to_ne_bytes());
     fs::write(path, head).unwrap();
@@ -168,18 +174,57 @@ fn the_path_is_read_as_the_loader_reads_it() {
     assert!(read("").is_empty());
 }
 
+/// A host seen at a folder, with files and links in it.
+pub(super) fn host(files: &[&str], links: &[(&str, &str)]) -> (TempDir, Root) {
+    let folder = tempfile::tempdir().unwrap();
+    let root = Root::new(folder.path());
+    let place = |path: &str| {
+        let seen = root.at(Path::new(path));
+        fs::create_dir_all(seen.parent().unwrap()).unwrap();
+        seen
+    };
+    files.iter().for_each(|file| library(&place(file)));
+    links.iter().for_each(|(link, to)| symlink(to, place(link)).unwrap());
+    (folder, root)
+}
+
 #[test]
-fn the_cache_is_read() {
-    let text = b"1000 libs found in cache `/etc/ld.so.cache'\n\
-        \tlibcudart.so.12 (libc6,x86-64) => /usr/lib/libcudart.so.12\n\
-        \tlibcuda.so.1 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so.1\n\
-        \tlibcuda.so.1 (libc6) => /usr/lib/i386-linux-gnu/libcuda.so.1\n\
-        \tlibcuda.so (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so\n\
-        \tlibnvidia-ml.so.1 (libc6,x86-64) => /a folder/libnvidia-ml.so.1\n";
-    let expected = [
-        "/usr/lib/x86_64-linux-gnu/libcuda.so.1",
-        "/usr/lib/i386-linux-gnu/libcuda.so.1",
-        "/a folder/libnvidia-ml.so.1",
-    ];
-    assert_eq!(cached(text), expected.map(PathBuf::from));
+fn a_hosts_driver_is_found_below_its_root() {
+    // As Debian's packages lay it, all links from the host's root.
+    let (_kept, root) = host(
+        &[
+            "/usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.9",
+            "/usr/lib64/libnvidia-ml.so.9",
+            "/usr/lib64/libcuda.so.8",
+        ],
+        &[
+            ("/usr/lib/x86_64-linux-gnu/libcuda.so.1", "/etc/alternatives/libcuda.so.1"),
+            ("/etc/alternatives/libcuda.so.1", "/usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.9"),
+            ("/usr/lib64/libnvidia-ml.so.1", "libnvidia-ml.so.9"),
+            ("/lib", "usr/lib"),
+        ],
+    );
+    let at = |path: &str| root.at(Path::new(path));
+    let found = Driver::find_in(&root).unwrap().unwrap();
+    assert_eq!(found.cuda, at("/usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.9"));
+    assert_eq!(found.nvml, at("/usr/lib64/libnvidia-ml.so.9"));
+    assert_eq!(found.others.cuda, [at("/usr/lib64/libcuda.so.8")]);
+    assert_eq!(found.simulated, None);
+}
+
+#[test]
+fn a_hosts_driver_may_be_in_a_container() {
+    let inside =
+        ["libcuda.so.1", "libnvidia-ml.so.1"].map(|name| format!("/run/nvidia/driver/usr/lib64/{name}"));
+    let (_kept, root) = host(&inside.each_ref().map(String::as_str), &[]);
+    let found = Driver::find_in(&root).unwrap().unwrap();
+    assert_eq!(found.cuda, root.at(Path::new(&inside[0])));
+    // Half a driver on the host is passed over then, and told of where there is nothing else.
+    fs::create_dir_all(root.at(Path::new("/usr/lib64"))).unwrap();
+    library(&root.at(Path::new("/usr/lib64/libnvidia-ml.so.1")));
+    assert_eq!(Driver::find_in(&root).unwrap(), Some(found));
+    fs::remove_file(root.at(Path::new(&inside[1]))).unwrap();
+    let error = Driver::find_in(&root).unwrap_err();
+    assert!(matches!(&error, DriverError::Half { missing: CUDA, .. }), "{error}");
+    assert_eq!(Driver::find_in(&host(&[], &[]).1).unwrap(), None);
 }

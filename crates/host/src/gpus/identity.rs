@@ -71,9 +71,15 @@ fn numa_of(pci: &str) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-/// Whether a GPU is in MIG mode. Cards that have none say so.
-pub(super) fn is_split(device: &Device<'_>) -> bool {
-    device.mig_mode().is_ok_and(|mode| mode.current == 1)
+/// Whether a GPU is in MIG mode. Cards and drivers that have none say so; `None` where it does not answer.
+pub(super) fn is_split(device: &Device<'_>) -> Option<bool> {
+    match device.mig_mode() {
+        Ok(mode) => Some(mode.current == 1),
+        Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => {
+            Some(false)
+        }
+        Err(_) => None,
+    }
 }
 
 /// The best link between two GPUs; `None` where the driver does not tell.

@@ -1,8 +1,8 @@
 //! One look at one GPU.
 
-use super::{Seen, words, xid};
+use super::{Seen, health, identity};
 use nvml_wrapper::Device;
-use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError, TemperatureSensor};
+use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use partage_core::model::{Bytes, GpuUuid};
@@ -15,6 +15,8 @@ pub struct Look {
     pub uuid: GpuUuid,
     /// What is wrong with it and what to do; `None` while it is well.
     pub health: Option<String>,
+    /// Whether it is in MIG mode; `None` where it does not answer.
+    pub mig: Option<bool>,
     /// Memory in use, without what the driver keeps for itself.
     pub memory_used: Option<Bytes>,
     /// Percent of the last moments during which anything ran.
@@ -39,58 +41,24 @@ pub struct Working {
 }
 
 /// A GPU, or why there is none to ask.
-type Found<'a> = Result<Device<'a>, NvmlError>;
+pub(super) type Found<'a> = Result<Device<'a>, NvmlError>;
 
 /// Looks at a GPU; `None` if it never said which it is.
 pub(super) fn at(seen: &mut Seen, device: Found<'_>) -> Option<Look> {
-    let health = health(seen, &device);
+    let health = health::of(seen, &device);
     let uuid = seen.identity.as_ref()?.gpu.uuid.clone();
     let device = device.ok();
     let device = device.as_ref();
     Some(Look {
         uuid,
         health,
+        mig: device.and_then(identity::is_split),
         memory_used: device.and_then(|gpu| gpu.memory_info().ok()).map(|memory| Bytes(memory.used)),
         utilisation: device.and_then(|gpu| gpu.utilization_rates().ok()).map(|rates| rates.gpu),
         temperature: device.and_then(|gpu| gpu.temperature(TemperatureSensor::Gpu).ok()),
         power_milliwatts: device.and_then(|gpu| gpu.power_usage().ok()),
         processes: device.map(|gpu| processes(seen, gpu)).unwrap_or_default(),
     })
-}
-
-/// What is wrong with a GPU. What it reported is taken in, and what was not known of it is asked for.
-fn health(seen: &mut Seen, device: &Found<'_>) -> Option<String> {
-    let now = match device {
-        Ok(device) => {
-            seen.meet(device);
-            ill(device)
-        }
-        Err(error) => words::ill(error),
-    };
-    for xid in seen.events.xids() {
-        if seen.fatal.is_none() && xid::fatal(xid).is_some() {
-            seen.fatal = Some(xid);
-        }
-    }
-    // The XID says why; what is seen now may be all there is.
-    seen.fatal.and_then(xid::fatal).or(now)
-}
-
-/// What can be seen to be wrong.
-fn ill(device: &Device<'_>) -> Option<String> {
-    // Something that only a GPU that is there can answer.
-    if let Some(words) = device.uuid().err().and_then(|error| words::ill(&error)) {
-        return Some(words);
-    }
-    match device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile) {
-        Ok(0) => None,
-        Ok(errors) => Some(format!(
-            "{errors} memory error{} could not be corrected: {}",
-            if errors == 1 { "" } else { "s" },
-            xid::RESET
-        )),
-        Err(error) => words::ill(&error),
-    }
 }
 
 /// Who has a context. A process that computes and draws is in both lists, with the same memory.

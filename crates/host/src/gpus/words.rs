@@ -46,6 +46,12 @@ pub(super) fn ill(error: &NvmlError) -> Option<String> {
     Some(words.to_string())
 }
 
+/// Whether an error says that a GPU is gone until it is reset, comes back, or the driver is loaded anew. Others may be of a moment.
+pub(super) fn is_gone(error: &NvmlError) -> bool {
+    use NvmlError::{DriverNotLoaded, GpuLost, ResetRequired, Uninitialized};
+    matches!(error, GpuLost | ResetRequired | DriverNotLoaded | Uninitialized)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,10 +8,18 @@
 //! Two are left out against the catalogue. 109 (a change of contexts took too long) also comes from programs, which would
 //! then take a GPU from everybody; NVIDIA's own device plugin passes it over. 155 also reports NVLinks that were put to sleep.
 
-/// Who keeps the GPUs has them open, which hinders a reset, and remembers until its own end what it saw.
+/// Whoever has a GPU open hinders its reset, who only watches it too.
 pub(super) const RESET: &str =
-    "end what runs on it, stop partage up, then reset it (nvidia-smi --gpu-reset) or restart the machine";
+    "end everything that has it open, then reset it (nvidia-smi --gpu-reset) or restart the machine";
 const RESTART: &str = "restart the machine; if it comes again, check its seat and its power";
+
+/// The XID of a GPU that does not answer any more.
+pub(super) const OFF_THE_BUS: u64 = 79;
+
+/// Whether an XID says of a memory error that it reached one program only, or that its place is put aside with the next reset.
+pub(super) fn is_contained(xid: u64) -> bool {
+    matches!(xid, 63 | 94)
+}
 
 /// What an XID that makes a GPU unusable means and what to do; `None` for all others.
 pub(super) fn fatal(xid: u64) -> Option<String> {
@@ -22,7 +30,7 @@ pub(super) fn fatal(xid: u64) -> Option<String> {
         62 => ("its microcontroller halted", RESET),
         64 => ("a faulty part of its memory could not be put aside", RESET),
         74 => ("an NVLink failed", RESET),
-        79 => ("the GPU has fallen off the bus", RESTART),
+        OFF_THE_BUS => ("the GPU has fallen off the bus", RESTART),
         95 => ("a memory error that may have reached all who use it", RESET),
         110 => ("a security fault", RESET),
         119 => ("its system processor does not answer", RESET),
@@ -56,7 +64,8 @@ mod tests {
             assert!(words.starts_with(&format!("XID {xid}: ")) && words.contains("; "), "{words}");
         }
         assert!(fatal(79).unwrap().contains("fallen off the bus"));
-        // It keeps the GPU open.
-        assert!(fatal(62).unwrap().contains("stop partage up, then reset it"));
+        // Who shares it has it open too, and is called otherwise on a node than on a workstation.
+        let words = fatal(62).unwrap();
+        assert!(words.contains("has it open, then reset it") && !words.contains("partage"), "{words}");
     }
 }

@@ -71,7 +71,9 @@ fn children_of_a_process_are_members_too_and_all_end_when_asked() {
 #[test]
 fn a_variable_counts_whole_and_as_it_was_at_the_start() {
     let mark = variable();
-    let script = "export PARTAGE_TEST_MARK=$PARTAGE_TEST_MARK-other; sleep 1000 & echo ready; wait";
+    // What it starts says so itself: until it is another program it has the variables of the one that started it.
+    let script =
+        "export PARTAGE_TEST_MARK=$PARTAGE_TEST_MARK-other; sh -c 'echo ready; exec sleep 1000' & wait";
     let shell = Shell::marked(&mark, script);
     let Mark::Variable { name, value } = mark.clone() else { panic!("{mark:?}") };
     for (name, value) in [(name.clone(), value[1..].to_string()), (name[1..].to_string(), value.clone())] {

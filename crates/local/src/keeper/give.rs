@@ -7,11 +7,12 @@ use crate::report::Stage;
 use crate::store::{self, Record};
 use crate::users::Who;
 use crate::wire::{Granted, Places, Refusal, RunRequest};
-use partage_core::model::{GpuUuid, Node, PodAsk, Share};
+use partage_core::model::{Node, PodAsk};
 use partage_host::process::Identity;
+use partage_host::shares;
+use partage_host::truth::Kept;
 use partage_region::arbiter::Member;
-use partage_region::{Owner, Policy, UsageReader};
-use std::collections::BTreeSet;
+use partage_region::{Owner, Policy};
 use std::fs;
 use std::sync::Arc;
 
@@ -26,12 +27,6 @@ pub(super) struct Live {
     pub(super) stopping: bool,
     pub(super) region: Arc<Kept>,
     member: Member,
-}
-
-/// The keeper's side of a region.
-pub(super) struct Kept {
-    pub(super) owner: Owner,
-    pub(super) reader: UsageReader,
 }
 
 impl Live {
@@ -194,9 +189,9 @@ impl Keeper {
             // Somebody removed it. Processes that run keep the old one, new ones get this.
             Err(_) => self.make_region(&record)?,
         };
-        let reader = UsageReader::open(&folder).map_err(|error| error.to_string())?;
+        let kept = Kept::of(owner, &folder).map_err(|error| error.to_string())?;
         let member = self.arbiter.add(&folder).map_err(|error| error.to_string())?;
-        Ok(Live { record, number: 0, stopping: false, region: Arc::new(Kept { owner, reader }), member })
+        Ok(Live { record, number: 0, stopping: false, region: Arc::new(kept), member })
     }
 
     /// Gives a share back.
@@ -251,14 +246,8 @@ impl Keeper {
     pub(super) fn after_change(self: &Arc<Self>, state: &mut State) {
         self.settle(state);
         self.unclaim(state);
-        let promised = |share: &Share| share.cores.is_some() && !share.whole;
-        let gated: BTreeSet<GpuUuid> = state
-            .shares
-            .values()
-            .flat_map(|live| &live.record.shares)
-            .filter(|share| promised(share))
-            .map(|share| share.gpu.clone())
-            .collect();
+        let gated = shares::gated(state.shares.values().flat_map(|live| &live.record.shares));
+        let mut changed = false;
         for live in state.shares.values() {
             for (at, share) in live.record.shares.iter().enumerate() {
                 let (Some(is), Ok(wanted)) = (
@@ -267,15 +256,20 @@ impl Keeper {
                 ) else {
                     continue;
                 };
-                if is != wanted
-                    && let Err(error) = live.region.owner.set(at, &wanted)
-                {
+                if is == wanted {
+                    continue;
+                }
+                changed = true;
+                if let Err(error) = live.region.owner.set(at, &wanted) {
                     self.log(&format!(
                         "warning: {}: its limits cannot be changed: {error}",
                         live.record.name
                     ));
                 }
             }
+        }
+        if changed {
+            self.arbiter.limits_changed();
         }
         self.changed.notify_all();
     }

@@ -1,7 +1,6 @@
 //! The report: how everything is.
 
 use super::Keeper;
-use super::give::Kept;
 use super::truth;
 use crate::decide::{self, Held};
 use crate::report::{
@@ -11,6 +10,7 @@ use crate::report::{
 use crate::store::Record;
 use crate::users::{self, Who};
 use partage_core::model::{Bytes, Cores, Share};
+use partage_host::truth::Kept;
 use partage_host::{members, process};
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};

@@ -160,6 +160,7 @@ fn every_figure_of_a_gpu_has_its_name() {
         ("power_watts", 120.5),
         ("healthy", 1.0),
         ("strangers", 1.0),
+        ("shares", 1.0),
     ] {
         let name = format!("partage_gpu_{name}");
         assert_eq!(types[&name], "gauge");
@@ -209,5 +210,5 @@ fn the_machine_has_its_figures_too() {
     // Nobody's name made a line of its own.
     let known = |name: &str| types.keys().any(|family| name.starts_with(family.as_str()));
     assert!(samples.iter().all(|(name, ..)| known(name)) && !types.contains_key("x"));
-    assert_eq!(types.len(), 2 + 9 + 2 + 8);
+    assert_eq!(types.len(), 2 + 10 + 2 + 8);
 }

@@ -218,7 +218,7 @@ fn programs_are_started_and_summed_up() {
          - {{name: sum-huge, memory: 90Gi, command: [{sample}, greedy]}}\n"
     );
     std::fs::write(&file, text).unwrap();
-    let mut up = home.up(SIMULATED, &["--metrics", "off", "--start", file.to_str().unwrap(), "--for", "6s"]);
+    let mut up = home.up(SIMULATED, &["--metrics", "off", "--start", file.to_str().unwrap(), "--for", "20s"]);
     up.until(|line| line.starts_with("sum-huge: error: "));
     up.until(|line| line.starts_with("sum-greedy: refused at 1."));
     let head = up.says("memory at most");

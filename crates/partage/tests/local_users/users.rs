@@ -4,7 +4,7 @@ use crate::fixture::{ADA, BOB, EVE, Place, as_user, without_namespaces};
 use crate::support::{GIB, Home, Running, eventually, is_root, skip};
 use serde_json::Value;
 use std::fs::OpenOptions;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::PermissionsExt;
 
 /// Nobody can be somebody else without being root.
@@ -151,7 +151,8 @@ fn without_namespaces_the_library_path_holds_limits() {
     }
     let place = Place::of(ADA);
     let sample = place.sample();
-    let script = format!("{sample} greedy & {sample} trainer --memory 256Mi & wait");
+    // One after the other: greedy leaves nothing to who comes later.
+    let script = format!("{sample} trainer --memory 256Mi & read go; {sample} greedy & wait");
     let arguments = ["run", "--name", "path", "--memory", "2Gi", "--", "sh", "-c", &script];
     let mut command = place.partage(ADA, &arguments);
     without_namespaces(&mut command, ADA);
@@ -161,6 +162,8 @@ fn without_namespaces_the_library_path_holds_limits() {
     let why = both.says("partage: ");
     assert!(why.contains("a program that clears its environment leaves the share"), "{why}");
     assert!(why.contains("user.max_user_namespaces is 0"), "{why}");
+    both.says("the model takes");
+    both.input.as_mut().unwrap().write_all(b"go\n").unwrap();
     // 512 MiB at a time, beside a neighbour in the same share and two contexts.
     both.says("refused at 0.5 GiB");
     let report: Value = serde_json::from_str(&place.fine(ADA, &["ps", "-o", "json"])).unwrap();

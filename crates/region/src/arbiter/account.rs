@@ -60,6 +60,14 @@ pub(super) struct Account {
     excused: i64,
     /// What was charged and may yet turn out to have been too much.
     creditable: i64,
+    /// How much of that is given back: not what paid for time that others had a use for, whatever ran in it.
+    refundable: i64,
+    /// How much of that was charged as lent time.
+    borrowed: i64,
+    /// All that was charged, less what was given back.
+    pub(super) charged: i64,
+    /// How long it may yet hold the GPU for nothing while it wakes up or thinks. It earns this by what it is charged.
+    grace: i64,
     pub(super) wanted: bool,
     /// Its share as it was until now.
     cores: u32,
@@ -67,9 +75,13 @@ pub(super) struct Account {
     idle_since: u64,
     /// How long it may be without work in its turn.
     pub(super) patience: u64,
+    /// How long it may take to wake up.
+    pub(super) wake: u64,
     /// It had turns and did not come: not asked before this.
     pub(super) away_until: u64,
     absences: u32,
+    /// When its last turn was given.
+    pub(super) served: u64,
     pub(super) notes: Notes,
 }
 
@@ -78,6 +90,10 @@ const CREDITABLE: i64 = 100_000_000;
 
 /// The first kernels of a program are of unknown length, and some are long.
 const EXCUSED: i64 = 50_000_000;
+
+/// Nobody begins at once, and the next one is called when patience ends.
+#[expect(clippy::cast_possible_wrap, reason = "a constant")]
+const GRACE: i64 = (tuning::PATIENCE + tuning::LEAD) as i64;
 
 /// `nanos` of `rate`.
 fn part(nanos: u64, rate: u32) -> u64 {
@@ -113,18 +129,29 @@ impl Account {
             busy_until: view.busy_until,
             excused: EXCUSED,
             creditable: 0,
+            refundable: 0,
+            borrowed: 0,
+            charged: 0,
+            grace: 0,
             wanted: false,
             cores: view.cores(),
             ceiling: view.ceiling(),
             idle_since: now,
             patience: tuning::PATIENCE,
+            wake: tuning::WAKE,
             away_until: 0,
             absences: 0,
+            served: now,
             notes: Notes::default(),
         }
     }
 
-    /// How much `spent` grew, as far as that can be; less than nothing when costs were corrected.
+    /// Its share as last seen, and nothing else.
+    pub(super) fn share(&self) -> View {
+        View { cores: self.cores, ceiling: self.ceiling, ..View::default() }
+    }
+
+    /// How much more is charged now that `spent` is this; less than nothing when costs were corrected.
     pub(super) fn growth(&mut self, spent: u64) -> i64 {
         let limit = i64::try_from(tuning::DEBT).unwrap_or(i64::MAX);
         #[expect(clippy::cast_possible_wrap, reason = "the difference of counters that may wrap")]
@@ -141,7 +168,40 @@ impl Account {
             grown
         };
         self.creditable = self.creditable.saturating_add(grown).min(CREDITABLE);
+        let grown = grown.max(-self.refundable);
+        self.refundable = self.refundable.saturating_add(grown).min(CREDITABLE);
+        self.grace = self.grace.saturating_add(grown).clamp(-CREDITABLE, GRACE);
+        self.charged = self.charged.wrapping_add(grown);
         grown
+    }
+
+    /// Books what [`growth`](Self::growth) says: to the lent time if that is what it had, else to the promise; and back
+    /// to where it came from.
+    pub(super) fn book(&mut self, view: &View, grown: i64, lent: bool) {
+        self.roof.take(grown);
+        let lent = match grown {
+            0.. if lent => grown,
+            0.. => 0,
+            _ => grown.max(-self.borrowed),
+        };
+        self.borrowed = (self.borrowed + lent).min(self.refundable);
+        self.lend(view, lent);
+        if view.cores() > 0 {
+            self.promise.take(grown - lent);
+        }
+    }
+
+    /// It held the GPU for so long while others had a use for it, and was charged so much for this: says what is
+    /// missing. What it was charged for it is not given back later: else it could say that work will run, have all wait
+    /// for that, and then say that there was none.
+    pub(super) fn held(&mut self, held: i64, paid: i64) -> i64 {
+        let free = held.min(self.grace).max(0);
+        self.grace -= free;
+        let due = held - free;
+        let missing = (due - paid).clamp(0, due.max(0));
+        self.refundable = (self.refundable - (due - missing)).max(0);
+        self.borrowed = self.borrowed.min(self.refundable);
+        missing
     }
 
     /// Work of this length was submitted at some time between the two.
@@ -194,7 +254,7 @@ impl Account {
     /// is not left idle because everybody has a little.
     pub(super) fn promised(&self, view: &View) -> Option<u64> {
         let held = u64::try_from(self.promise.nanos()).ok()?;
-        (view.cores() > 0 && held > 0).then(|| held.max(worth(view.cores())).min(tuning::TURN))
+        (view.cores() > 0 && held > 0).then(|| held.max(self.worth(view.cores())).min(tuning::TURN))
     }
 
     /// The turn that it may have of time nobody claims.
@@ -205,6 +265,17 @@ impl Account {
         }
         let held = u64::try_from(self.roof.nanos()).ok()?;
         (ceiling > cores && held > 0).then(|| held.max(worth(ceiling)).min(tuning::LENT))
+    }
+
+    /// The shortest turn that is worth calling it for: it pays for the time that it takes to wake up.
+    fn worth(&self, rate: u32) -> u64 {
+        let longer = self.wake.saturating_sub(tuning::WAKE).saturating_mul(tuning::WORTH);
+        worth(rate).max(longer.min(behind(rate)))
+    }
+
+    /// How long its promise takes to bring what it has not used: so long it is behind. Less than nothing if it is ahead.
+    pub(super) fn behind(&self, view: &View) -> i64 {
+        self.promise.nanos().saturating_mul(i64::from(WHOLE)) / i64::from(view.cores().max(1))
     }
 
     /// How long until it may have a turn, if nobody else wanted one.
@@ -232,8 +303,15 @@ impl Account {
         };
     }
 
-    /// It had the turn and did not come. The more often, the rarer it is asked.
+    /// It had the turn and came, so long after it was called.
+    pub(super) fn came(&mut self, after: u64) {
+        let less = self.wake - self.wake / 16;
+        self.wake = less.max(after.saturating_mul(2)).clamp(tuning::WAKE, tuning::SLOWEST);
+    }
+
+    /// It had the turn and did not come. The more often, the rarer it is asked, and the longer it is waited for.
     pub(super) fn absent(&mut self, now: u64) {
+        self.wake = self.wake.saturating_mul(2).min(tuning::SLOWEST);
         self.away_until = now.saturating_add((20 * super::MILLI) << self.absences.min(5));
         self.absences = self.absences.saturating_add(1);
     }

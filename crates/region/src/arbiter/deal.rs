@@ -40,7 +40,8 @@ struct Contest {
     since: u64,
     /// When, counted from the end of what it had submitted by then.
     from: u64,
-    spent: u64,
+    /// What it had been charged by then.
+    charged: i64,
     /// When it must have used its turn.
     until: u64,
 }
@@ -54,7 +55,9 @@ struct Turn {
     allowed: u64,
     length: u64,
     since: u64,
-    /// What it had spent when the turn was opened or last prolonged.
+    /// It has begun, since it was opened or last prolonged.
+    begun: bool,
+    /// What it had spent then.
     spent: u64,
     contest: Option<Contest>,
 }
@@ -74,6 +77,9 @@ struct Pick {
     seat: usize,
     class: Class,
     length: u64,
+    /// How long it had no turn, if it is too far behind: then neither its priority matters nor what others say they are
+    /// owed. All who are overdue take turns.
+    overdue: u64,
     priority: u32,
     /// The higher of two of the same class and priority goes first.
     rank: i64,
@@ -81,15 +87,16 @@ struct Pick {
 
 impl Pick {
     fn before(&self, other: &Self) -> bool {
-        let promised = |pick: &Self| pick.class == Class::Promised;
-        (promised(self), self.priority, self.rank) > (promised(other), other.priority, other.rank)
+        let order = |pick: &Self| (pick.class == Class::Promised, pick.overdue, pick.priority, pick.rank);
+        order(self) > order(other)
     }
 }
 
 /// Deals out one GPU's time among containers.
 ///
-/// A container's place in the slice of views is its *seat*; an empty place is `None`. Memory is allocated only when
-/// the slice becomes longer than ever before.
+/// A container's place in the slice of views is its *seat*; an empty place is `None`, and so is one that cannot be seen:
+/// its account is kept until [`vacate`](Deal::vacate), so that nobody loses its debt by hiding. Memory is allocated only
+/// when the slice becomes longer than ever before.
 #[derive(Debug, Default)]
 pub struct Deal {
     now: u64,
@@ -123,6 +130,12 @@ impl Deal {
         self.turn.filter(|turn| turn.open).map(|turn| turn.seat)
     }
 
+    /// Whether nobody has a turn, nor work left of one.
+    #[must_use]
+    pub fn rests(&self) -> bool {
+        self.turn.is_none()
+    }
+
     /// What the container on this seat said that cannot be.
     #[must_use]
     pub fn notes(&self, seat: usize) -> Notes {
@@ -144,6 +157,9 @@ impl Deal {
             None => self.fresh(now, views),
             Some(turn) => match views.get(turn.seat).copied().flatten() {
                 None => {
+                    if let Some(Some(account)) = self.accounts.get(turn.seat) {
+                        self.fine(now, &turn, &account.share());
+                    }
                     self.turn = None;
                     self.fresh(now, views)
                 }
@@ -173,21 +189,21 @@ impl Deal {
         let mut lent = self.lent;
         for (seat, account) in self.accounts.iter_mut().enumerate() {
             let Some(view) = views.get(seat).and_then(Option::as_ref) else {
-                *account = None;
+                if let Some(account) = account {
+                    account.accrue(now, owed, passed, &account.share(), false);
+                }
                 continue;
             };
             let account = account.get_or_insert_with(|| Account::new(now, view));
             let before = account.drained(view);
             let grown = account.growth(view.spent);
             let mine = turn.filter(|turn| turn.seat == seat);
-            account.roof.take(grown);
-            if mine.is_some_and(|turn| turn.class == Class::Lent) {
-                account.lend(view, grown);
+            let lends = mine.is_some_and(|turn| turn.class == Class::Lent);
+            account.book(view, grown, lends);
+            if lends {
                 // Whoever claims to have had more than there was puts only itself behind.
                 let most = self.lent.saturating_add(Account::weighed(view, passed));
                 lent = lent.max(account.lent.min(most));
-            } else if view.cores > 0 {
-                account.promise.take(grown);
             }
             account.submitted(last, now, view, grown);
             if mine.is_some() && grown > 0 && before < last {
@@ -211,12 +227,14 @@ impl Deal {
         }
         let priority = view.priority;
         if let Some(length) = account.promised(view) {
-            let rank = account.promise.nanos().saturating_mul(1_000) / i64::from(view.cores().max(1));
-            return Some(Pick { seat, class: Class::Promised, length, priority, rank });
+            let rank = account.behind(view);
+            let late = u64::try_from(rank).is_ok_and(|behind| behind >= tuning::OVERDUE);
+            let overdue = if late { now.saturating_sub(account.served) } else { 0 };
+            return Some(Pick { seat, class: Class::Promised, length, overdue, priority, rank });
         }
         let length = account.lendable(view)?;
         let rank = -i64::try_from(account.lent).unwrap_or(i64::MAX);
-        Some(Pick { seat, class: Class::Lent, length, priority, rank })
+        Some(Pick { seat, class: Class::Lent, length, overdue: 0, priority, rank })
     }
 
     /// The first in line among those who wait, but for one seat.
@@ -251,21 +269,26 @@ impl Deal {
         let spent = views.get(pick.seat).copied().flatten().map_or(0, |view| view.spent);
         let allowed = spent.wrapping_add(pick.length);
         let (seat, class, length) = (pick.seat, pick.class, pick.length);
-        let mut turn = Turn { seat, open: true, class, allowed, length, since: now, spent, contest: None };
+        let mut turn =
+            Turn { seat, open: true, class, allowed, length, since: now, begun: false, spent, contest: None };
         if let (Some(_), Some(Some(view))) = (self.first(now, views, Some(seat)), views.get(seat)) {
             turn.contest = self.contest(now, &turn, view);
         }
         self.turn = Some(turn);
+        if let Some(Some(account)) = self.accounts.get_mut(seat) {
+            account.served = now;
+        }
         let look = if turn.contest.is_some() { tuning::GLANCE } else { length / 2 };
         Order { close, open: Some(Open { seat, allowed, class }), next: now.saturating_add(look) }
     }
 
     /// From now on others could use the turn.
     fn contest(&self, now: u64, turn: &Turn, view: &View) -> Option<Contest> {
-        let from = self.accounts.get(turn.seat)?.as_ref()?.drained(view).max(now);
+        let account = self.accounts.get(turn.seat)?.as_ref()?;
+        let from = account.drained(view).max(now);
         let left = turn.left(view).min(turn.length);
         let until = from.saturating_add(left).saturating_add(turn.length / 4).saturating_add(MILLI);
-        Some(Contest { since: now, from, spent: view.spent, until })
+        Some(Contest { since: now, from, charged: account.charged, until })
     }
 
     /// Somebody has the turn, or its work still runs.
@@ -281,6 +304,7 @@ impl Deal {
         let used_up = left <= tuning::CHUNK.min(turn.length / 2);
         let mine = (view.waiting || (used_up && backlog > 0)).then(|| self.pick(now, seat, view)).flatten();
         let Some(other) = self.first(now, views, Some(seat)) else {
+            self.fine(now, &turn, view);
             turn.contest = None;
             self.turn = Some(turn);
             return self.alone(now, views, view, mine, backlog, left);
@@ -299,12 +323,20 @@ impl Deal {
         let bound = turn.since.saturating_add(turn.length).saturating_add(tuning::BOUND);
         // Who has something left of an earlier turn spends nothing and works all the same.
         let started = view.spent != turn.spent || drained > turn.since || !view.waiting;
+        if started && !turn.begun {
+            turn.begun = true;
+            // Whom nobody else waited for was not looked at so closely.
+            let watched = turn.contest.is_some_and(|contest| contest.since == turn.since);
+            if let Some(account) = self.accounts.get_mut(seat).and_then(Option::as_mut).filter(|_| watched) {
+                account.came(now.saturating_sub(turn.since));
+            }
+        }
         let passes_at = if used_up || !turn.open {
             drained.saturating_sub(tuning::LEAD)
         } else if started {
             drained.max(turn.since.saturating_add(tuning::LEAD)).saturating_add(account.patience)
         } else {
-            turn.since.saturating_add(tuning::WAKE)
+            turn.since.saturating_add(account.wake)
         };
         let passes_at = passes_at.min(bound);
         let ready = used_up || !turn.open;
@@ -389,17 +421,14 @@ impl Deal {
         let (Some(contest), Some(Some(account))) = (turn.contest, self.accounts.get_mut(turn.seat)) else {
             return;
         };
-        let held = i64::try_from(now.saturating_sub(contest.from)).unwrap_or(i64::MAX);
-        #[expect(clippy::cast_possible_wrap, reason = "the difference of counters that may wrap")]
-        let used = (view.spent.wrapping_sub(contest.spent) as i64).max(0);
-        #[expect(clippy::cast_possible_wrap, reason = "a constant")]
-        let idle = held.saturating_sub(used).saturating_sub((tuning::PATIENCE + tuning::LEAD) as i64);
-        if idle <= 0 {
-            return;
-        }
+        let signed = |nanos: u64| i64::try_from(nanos).unwrap_or(i64::MAX);
+        // What it had submitted before was paid for, and so was what it was charged since.
+        let before = signed(contest.from.saturating_sub(contest.since));
+        let paid = before.saturating_add(account.charged.wrapping_sub(contest.charged));
+        let missing = account.held(signed(now.saturating_sub(contest.since)), paid);
         match turn.class {
-            Class::Promised => account.promise.take(idle),
-            Class::Lent => account.lend(view, idle),
+            Class::Promised => account.promise.take(missing),
+            Class::Lent => account.lend(view, missing),
         }
     }
 }

@@ -94,6 +94,8 @@ pub(super) struct Tenant {
     pub(super) habit: Habit,
     pub(super) word: Word,
     pub(super) kernels: Vec<u64>,
+    /// How long it takes to wake up when it is called: at least, and at most.
+    wakes: (u64, u64),
     learned: Vec<Option<u64>>,
     left: i64,
     seen: u64,
@@ -121,6 +123,7 @@ impl Tenant {
             habit: Habit::Saturates,
             word: Word::Honest,
             kernels: kernels.to_vec(),
+            wakes: (20 * MICRO, 200 * MICRO),
             learned: vec![None; kernels.len()],
             left: 0,
             seen: 0,
@@ -141,6 +144,11 @@ impl Tenant {
 
     pub(super) fn habit(mut self, habit: Habit) -> Self {
         self.habit = habit;
+        self
+    }
+
+    pub(super) fn wakes(mut self, soonest: u64, latest: u64) -> Self {
+        self.wakes = (soonest, latest);
         self
     }
 
@@ -440,7 +448,8 @@ impl World {
             self.tenant(seat).turn += 1;
         }
         if let Some(open) = order.open {
-            let late = self.dice.roll(20 * MICRO, 200 * MICRO);
+            let (soonest, latest) = self.tenant(open.seat).wakes;
+            let late = self.dice.roll(soonest, latest);
             let tenant = self.tenant(open.seat);
             tenant.open = true;
             tenant.turn += 1;

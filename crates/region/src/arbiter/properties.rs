@@ -1,6 +1,7 @@
 //! What holds whoever comes, whatever it does and says.
 
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 
 use super::model::{Habit, Lie, Tenant, Word, World};
 use super::{Deal, MICRO, MILLI, Order, View, WHOLE, tuning};
@@ -111,8 +112,16 @@ proptest! {
     }
 }
 
+/// The same cases in every run: a change is judged by what it changed. `make soak` looks for others.
+fn config() -> ProptestConfig {
+    match std::env::var_os("PROPTEST_CASES") {
+        Some(_) => ProptestConfig::default(),
+        None => ProptestConfig { cases: 40, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() },
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
+    #![proptest_config(config())]
 
     #[test]
     fn shares_hold_and_time_is_used(seed in 1..u64::MAX, tenants in tenants()) {
@@ -127,7 +136,7 @@ proptest! {
         // Nobody with a ceiling of everything waits beside a GPU that has nothing to do, but for the moments of handing over.
         let longest = all.iter().flat_map(|it| &it.kernels).max().copied().unwrap_or(0);
         // A kernel whose length nobody knew is charged when it has run, and may look like one that will.
-        prop_assert!(world.longest_idle < longest + 8 * MILLI, "idle for {} us", world.longest_idle / 1000);
+        prop_assert!(world.longest_idle < longest + tuning::TURN, "idle for {} us", world.longest_idle / 1000);
         // No more is charged than there is time, but for what is in flight and the first kernels of unknown length.
         let charged: u64 = world.tenants.iter().flatten().map(|it| it.view.spent).sum();
         prop_assert!(charged <= span + tuning::TURN + longest + span / 100 + 10 * MILLI, "charged {charged}");
@@ -145,9 +154,12 @@ proptest! {
             } else {
                 0
             };
+            // It comes with what it saved, or gathered while each of the others had a turn; and its last turn may be on debt.
+            let waited = (tuning::TURN + longest) * (all.len() as u64 - 1);
+            let gathered = (waited * u64::from(tenant.view.cores) / u64::from(WHOLE)).max(tuning::SAVED);
             for (start, window) in had.windows(1_000).enumerate() {
                 let used: u64 = window.iter().sum();
-                let most = share + own + longest + behind + tuning::TURN + share / 100;
+                let most = share + own + longest + behind + gathered + tuning::TURN + share / 50;
                 prop_assert!(used <= most, "seat {seat} had {used} of {most} in the second from {start} ms");
             }
         }

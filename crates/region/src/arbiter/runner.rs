@@ -70,6 +70,13 @@ impl Runner {
         self.state().seat(member.0)
     }
 
+    /// Limits have changed: who has a gate now that had none is heard from here on, and not when somebody next looks.
+    pub fn limits_changed(&self) {
+        for table in &self.state().tables {
+            table.call();
+        }
+    }
+
     /// Deals no more turns to it. Its gates are closed; its processes go on by their own account, or end.
     pub fn remove(&self, member: Member) {
         let mut state = self.state();

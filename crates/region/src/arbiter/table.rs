@@ -29,6 +29,8 @@ struct Seat {
     seen: u32,
     /// Somebody waited in it, or it had the turn, when last seen.
     lively: bool,
+    /// It had a gate when last seen.
+    gated: bool,
     broken: bool,
     /// Not asked before this.
     rests_until: u64,
@@ -54,7 +56,14 @@ impl Seat {
 
     /// What there is to see. Nothing if it has no gate or made its own `usage` unreadable: then it gets no turn.
     fn view(&mut self, now: u64, holds: bool, care: Care) -> Option<View> {
-        let limits = self.hall.owner.limits(self.gpu).filter(|limits| limits.gated())?;
+        let Some(limits) = self.hall.owner.limits(self.gpu).filter(|limits| limits.gated()) else {
+            // It wants nothing of us, and its bell is not listened to.
+            (self.gated, self.lively) = (false, false);
+            return None;
+        };
+        // What it rang for before it had a gate was not heard.
+        let care = if self.gated { care } else { Care::Ask };
+        self.gated = true;
         let (cores, ceiling, priority) = (limits.cores(), limits.ceiling(), limits.priority());
         let share = |view| View { cores, ceiling, priority, ..view };
         let care = if self.lively || holds { Care::Ask } else { care };
@@ -126,6 +135,7 @@ impl Table {
                 listened: Vec::new(),
                 bells,
                 beaten: 0,
+                quiet: false,
                 asked: 0,
             }
             .run();
@@ -163,7 +173,7 @@ impl Table {
         self.call();
     }
 
-    fn call(&self) {
+    pub(super) fn call(&self) {
         self.desk.called.fetch_add(1, Ordering::Release);
         crate::futex::wake(&self.desk.called, 1);
     }
@@ -190,6 +200,8 @@ struct Dealer {
     /// Whose bells those are.
     listened: Vec<usize>,
     beaten: u64,
+    /// Nobody had a turn or wanted one when last looked at.
+    quiet: bool,
     /// Whose processes were asked last although nothing was heard of them.
     asked: usize,
 }
@@ -216,7 +228,9 @@ impl Dealer {
             if let Some((gate, open)) = order.open.and_then(|open| Some((self.gate(open.seat)?, open))) {
                 gate.open(open.allowed);
             }
-            if beat {
+            let quiet = self.deal.rests() && self.seats.iter().flatten().all(|seat| !seat.lively);
+            if beat || quiet != self.quiet {
+                self.quiet = quiet;
                 self.beat(now);
             }
             let mut active = false;
@@ -230,11 +244,18 @@ impl Dealer {
                     active |= seat.lively;
                 }
             }
-            let until = order.next.min(self.beaten.saturating_add(tuning::BEAT));
+            let rested =
+                self.seats.iter().flatten().map(|seat| seat.rests_until).filter(|until| *until > now).min();
+            let until = match quiet {
+                true => self.beaten.saturating_add(tuning::QUIET).min(rested.unwrap_or(u64::MAX)),
+                false => order.next.min(self.beaten.saturating_add(tuning::BEAT)),
+            };
             heard = self.bells.wait(&self.desk.called, now, until, active);
         }
         // Who left just before has its gate closed.
         self.read_mail();
+        self.quiet = false;
+        self.beat(clock::exact());
     }
 
     fn gate(&self, seat: usize) -> Option<Gate<'_>> {
@@ -270,11 +291,12 @@ impl Dealer {
         }
     }
 
-    /// Tells all containers that this GPU's arbiter lives, and the runner what was noted.
+    /// Tells all containers that this GPU's arbiter lives, for as long as it is going to sleep, and the runner what was noted.
     fn beat(&mut self, now: u64) {
         self.beaten = now;
+        let lives = if self.quiet { now.saturating_add(tuning::QUIET) } else { now };
         for seat in self.seats.iter().flatten() {
-            seat.hall.owner.beat(seat.gpu, now);
+            seat.hall.owner.beat(seat.gpu, lives);
         }
         let mut notes = self.desk.notes.lock().unwrap_or_else(PoisonError::into_inner);
         notes.clear();
@@ -294,6 +316,7 @@ impl Dealer {
                         bell,
                         seen: 0,
                         lively: true,
+                        gated: true,
                         broken: false,
                         rests_until: 0,
                         last: View::default(),
@@ -315,6 +338,7 @@ impl Dealer {
                         if let Some(gate) = seat.gate() {
                             gate.close();
                         }
+                        seat.hall.owner.beat(seat.gpu, clock::exact());
                     }
                 }
             }

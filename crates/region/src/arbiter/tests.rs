@@ -148,6 +148,37 @@ fn alone_without_a_limit_the_turn_is_never_closed() {
     }
 }
 
+/// Where processors are scarce, who is called wakes up late, and some of the GPU's time is lost. It is lost to all alike: a small
+/// share is not called in vain again and again.
+#[test]
+fn on_a_machine_that_wakes_them_late_shares_are_kept_in_proportion() {
+    for (soonest, latest) in [(0, 3 * MILLI), (0, 6 * MILLI), (2 * MILLI, 6 * MILLI), (8 * MILLI, 15 * MILLI)]
+    {
+        for (kernels, small) in [(SHORT, 30), (MOSTLY_SHORT, 30), (SHORT, 10), (MOSTLY_SHORT, 10)] {
+            let tenants =
+                [small, 100 - small].map(|cores| Tenant::new(cores, cores, kernels).wakes(soonest, latest));
+            let all = percents(&mut World::new(1, tenants.to_vec()), SECOND, 10 * SECOND);
+            let part = 100.0 * all[0] / (all[0] + all[1]) / f64::from(small);
+            assert!((0.88..1.05).contains(&part), "{soonest} {latest} {small}: {all:?}, {part}");
+            // What is lost at each handing over is little against a turn.
+            assert!(all[0] + all[1] > 60.0, "{soonest} {latest} {small}: {all:?}");
+        }
+    }
+}
+
+/// Who takes its time pays for it: also if that is meant to keep others waiting.
+#[test]
+fn one_that_wakes_up_late_takes_nothing_from_others() {
+    for late in [MILLI, 3 * MILLI, 8 * MILLI, 15 * MILLI, 60 * MILLI] {
+        for (cores, ceiling) in [(30, 30), (30, 100), (0, 100)] {
+            let slow = Tenant::new(cores, ceiling, MOSTLY_SHORT).wakes(late, late + 1).priority(1);
+            let mut world = World::new(1, vec![slow, Tenant::new(70, 70, MOSTLY_SHORT)]);
+            let all = percents(&mut world, SECOND, 10 * SECOND);
+            assert!(all[1] > 68.0, "{late} {cores} {ceiling}: {all:?}");
+        }
+    }
+}
+
 /// The owner of lent time comes back: its first turn within 100 ms, its share from then on.
 #[test]
 fn lent_time_is_returned_at_once() {
@@ -356,4 +387,75 @@ fn processes_of_one_container_are_added_up() {
         view.busy_until = now + last / (2 - open.seat as u64);
     }
     assert!(early <= 1, "{early}");
+}
+
+/// How much of its promise a steady one of the lowest priority gets beside others, at least. Over so long that one turn more or
+/// less does not count.
+fn beside(others: Vec<Tenant>, cores: u32) -> f64 {
+    let kept = (1..4).map(|seed| {
+        let mut all = vec![Tenant::new(cores, cores, &[50 * MICRO, 300 * MICRO])];
+        all.extend(others.clone());
+        percents(&mut World::new(seed, all), SECOND, 20 * SECOND)[0] / f64::from(cores)
+    });
+    kept.fold(f64::MAX, f64::min)
+}
+
+/// Says that work will run, has all wait for it, and says afterwards that there was none: again and again, in front of
+/// others because of its priority.
+#[test]
+fn who_takes_back_what_it_was_charged_has_paid_for_the_wait() {
+    for work in [300 * MICRO, 5 * MILLI, 20 * MILLI] {
+        for (priority, accomplice) in [(0, 1), (1, 1), (1, 7)] {
+            let mut forger = Tenant::new(41, 41, SHORT)
+                .habit(Habit::Stopped)
+                .priority(priority)
+                .word(Word::Forged { spent: Lie::Extremes, busy_until: Lie::Anything, waiting: Some(true) });
+            forger.view.spent = work;
+            let other = Tenant::new(accomplice, accomplice, SHORT)
+                .habit(Habit::Synchronises(10 * MICRO))
+                .priority(priority)
+                .word(Word::Forged { spent: Lie::None, busy_until: Lie::Always(0), waiting: None });
+            let kept = beside(vec![forger, other], 5);
+            assert!(kept > 0.97, "{work} {priority} {accomplice}: {kept}");
+        }
+    }
+}
+
+/// A turn that costs next to nothing, and then the other's: both hold the GPU and hardly use it. Who goes first by its
+/// priority need not even lie for that.
+#[test]
+fn two_that_pass_the_turn_to_each_other_keep_nobody_out() {
+    let polite = || Tenant::new(20, 20, &[10 * MICRO]).habit(Habit::Synchronises(60 * MICRO)).priority(1);
+    let forges = |spent, busy_until, waiting| Word::Forged { spent, busy_until, waiting };
+    let empty = forges(Lie::Extremes, Lie::Anything, Some(true));
+    for (name, tenant) in [
+        ("honest", polite()),
+        ("never at work", polite().word(forges(Lie::None, Lie::Always(0), None))),
+        ("hardly charged", polite().word(forges(Lie::Part(10), Lie::Always(0), None))),
+        ("nothing but words", polite().habit(Habit::Stopped).word(empty)),
+    ] {
+        for cores in [5, 50] {
+            let kept = beside(vec![tenant.clone(), tenant.clone()], cores);
+            assert!(kept > 0.97, "{name}: {kept} of {cores}");
+        }
+    }
+}
+
+/// A container can make its own words unreadable, and readable again. It has its debt afterwards.
+#[test]
+fn nobody_loses_its_debt_by_hiding() {
+    let share = View { cores: 1_000, ceiling: 1_000, waiting: true, ..View::default() };
+    let mut deal = Deal::new();
+    deal.decide(SECOND, &[Some(share), Some(share)]);
+    let spent = View { spent: SECOND, ..share };
+    deal.decide(SECOND + MILLI, &[Some(spent), Some(share)]);
+    let debt = deal.credit(0);
+    assert!(debt < 0, "{debt}");
+    deal.decide(SECOND + 2 * MILLI, &[None, Some(share)]);
+    deal.decide(SECOND + 3 * MILLI, &[Some(spent), Some(share)]);
+    // Two milliseconds have passed, a tenth of which is its own.
+    assert_eq!(deal.credit(0) - debt, 200_000);
+    deal.vacate(0);
+    deal.decide(SECOND + 4 * MILLI, &[Some(spent), Some(share)]);
+    assert!(deal.credit(0) > 0, "somebody else has no debt");
 }

@@ -114,6 +114,20 @@ fn what_comes_and_goes_between_readings_is_no_finding() {
 }
 
 #[test]
+fn a_file_that_grew_is_found_at_once_and_once() {
+    let mut audit = Audit::default();
+    let mut grew = round(0, vec![], vec![], 0);
+    grew.containers[0].granted.push(Granted { uuid: OTHER, ..granted() });
+    let mut after = grew.clone();
+    after.now = SECOND;
+    grew.containers[0].after.forged = vec![Forgery::Grown { bytes: 4096 }];
+    let found = audit.look(&grew);
+    assert_eq!(found.len(), 1, "whatever it has shares of: {found:?}");
+    assert_eq!((found[0].kind, found[0].pid, found[0].amount), (Kind::ForgedUsage, None, 4096));
+    assert_eq!(audit.look(&after), [], "it was cut back");
+}
+
+#[test]
 fn what_contradicts_itself_is_forged() {
     let mut audit = Audit::default();
     let found = kinds(&mut audit, 0, 5, |now| {

@@ -1,7 +1,9 @@
 use super::*;
-use crate::layout::{GpuBook, Lane, Slot, UsageFile};
+use crate::layout::{GpuBook, Lane, Slot, USAGE_SIZE, UsageFile};
 use crate::{Demand, Forgery, MAX_GPUS, RegionError, USAGE, UsageReader};
+use std::io::Write;
 use std::mem::offset_of;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::Relaxed;
 
 #[test]
@@ -67,6 +69,42 @@ fn a_file_cut_short_is_an_error_and_no_signal() {
         assert!(matches!(reader.demand(0, 0), Err(RegionError::Broken { .. })));
         assert!(matches!(UsageReader::open(folder.path()), Err(RegionError::Broken { .. })));
     }
+}
+
+#[test]
+fn a_file_made_longer_is_cut_back_and_never_shorter() {
+    let (folder, _owner) = region(&[10]);
+    let reader = UsageReader::open(folder.path()).unwrap();
+    let region = attach(&folder);
+    region.reserve(0, 3 * UNIT).unwrap();
+    assert_eq!(reader.cut().unwrap(), None);
+    let path = folder.path().join(USAGE);
+    let mut tenant = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
+    tenant.write_all(&[7; 5000]).unwrap();
+    assert!(reader.cut().unwrap().is_some_and(|bytes| bytes >= 5000));
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), USAGE_SIZE as u64);
+    assert_eq!(reader.cut().unwrap(), None);
+    assert_eq!(reader.snapshot().unwrap().gpus[0].used, 3 * UNIT, "what it said stands");
+    // Room behind the end makes no file longer.
+    #[allow(unsafe_code)]
+    // SAFETY: no pointers.
+    let kept = unsafe {
+        libc::fallocate(tenant.as_raw_fd(), libc::FALLOC_FL_KEEP_SIZE, USAGE_SIZE as libc::off_t, 64 << 20)
+    };
+    assert_eq!(kept, 0);
+    assert!(reader.cut().unwrap().is_some_and(|bytes| bytes >= 60 << 20));
+    assert_eq!(reader.cut().unwrap(), None);
+    // One that was cut short stays so: it is told of otherwise.
+    tenant.set_len(100).unwrap();
+    assert_eq!(reader.cut().unwrap(), None);
+    // Nobody is led elsewhere.
+    let other = folder.path().join("other");
+    std::fs::write(&other, "of somebody else").unwrap();
+    tenant.set_len(USAGE_SIZE as u64 + 1).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    std::os::unix::fs::symlink(&other, &path).unwrap();
+    assert!(reader.cut().is_err());
+    assert_eq!(std::fs::read(&other).unwrap(), b"of somebody else");
 }
 
 /// Programs never stop while the agent looks: no snapshot takes their changes for forgeries.

@@ -11,9 +11,10 @@ use crate::layout::{
 };
 use crate::ledger::{UNIT, Values, Word};
 use crate::map::{self, number};
+use std::fs::File;
 use std::io;
 use std::mem::offset_of;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Reads what a container's processes have, from outside.
@@ -111,7 +112,15 @@ pub enum Forgery {
         /// On which GPU.
         gpu: usize,
     },
+    /// The file was longer than such a file is, or had room kept behind its end, and was cut back: see [`UsageReader::cut`].
+    Grown {
+        /// Bytes too many.
+        bytes: u64,
+    },
 }
+
+/// Bytes that a file system may take for the file beyond its length: it gives room in pages, which may be large.
+const SPARE: u64 = 4 << 20;
 
 /// Header and books.
 const START: usize = offset_of!(UsageFile, slots);
@@ -160,6 +169,35 @@ impl UsageReader {
         let file = map::open(&path, false)?;
         map::check::<UsageFile>(&file, &path)?;
         Ok(Self { alive: Alive::in_one(file, LIVES_AT, PIDS_AT), path })
+    }
+
+    /// Cuts the file back to its length where somebody made it longer, or had room kept behind its end: it lies in the machine's
+    /// memory. How many bytes that gave back; none where all is as it should be.
+    pub fn cut(&self) -> Result<Option<u64>, RegionError> {
+        let examine = |file: &File| {
+            let data =
+                file.metadata().map_err(|error| RegionError::unreadable("examine", &self.path, error))?;
+            Ok::<_, RegionError>((
+                data.len().saturating_sub(USAGE_SIZE as u64),
+                data.blocks().saturating_mul(512),
+            ))
+        };
+        let own = self.alive.file();
+        let (longer, room) = examine(own)?;
+        if longer == 0 && room <= USAGE_SIZE as u64 + SPARE {
+            return Ok(None);
+        }
+        let file = map::open(&self.path, true)?;
+        if map::identity(&file, &self.path)? != map::identity(own, &self.path)? {
+            return Err(RegionError::broken(&self.path, "another file is in its place"));
+        }
+        // To its length and no shorter, whatever was done to it meanwhile: who has it mapped would be killed.
+        file.set_len(USAGE_SIZE as u64)
+            .map_err(|error| RegionError::unreadable("cut back", &self.path, error))?;
+        let (_, left) = examine(&file)?;
+        // Some file systems take more for any file than is thought here: that is nobody's doing.
+        let back = longer.max(room.saturating_sub(left));
+        Ok((back > 0).then_some(back))
     }
 
     /// What an arbiter goes by, in few small reads. `now` is the monotonic clock's.

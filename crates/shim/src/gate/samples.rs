@@ -205,9 +205,7 @@ impl Gate {
         }
         // One more than launches may have: they cannot keep a check away.
         if let Some((start, _)) = self.begin(work, MOST + 1) {
-            let expected = here.busy_until();
-            let began = here.began.load(Relaxed);
-            self.settle(start, Some(Measurement::Check { gpu, began, expected, paid: expected }));
+            self.settle(start, Some(here.expectation(gpu)));
         }
         // The look at it comes when it should have passed.
         self.look(process, clock::exact());
@@ -230,8 +228,7 @@ impl Gate {
             return;
         }
         let Some((start, _)) = self.begin(work, MOST + 1) else { return };
-        let (began, expected) = (here.began.load(Relaxed), here.busy_until());
-        self.settle(start, Some(Measurement::Check { gpu, began, expected, paid: expected }));
+        self.settle(start, Some(here.expectation(gpu)));
         self.wait_for_first(process, gpu, start);
     }
 
@@ -325,6 +322,14 @@ impl GpuGate {
         self.trust.load(Relaxed) < TRUSTED
     }
 
+    /// When all that was submitted until now should have run. What was taken last may have been launched only now: a thread
+    /// that got no processor in between does not make its work any longer.
+    fn expectation(&self, gpu: usize) -> Measurement {
+        let latest = clock::exact().saturating_add(self.taken.load(Relaxed));
+        let expected = self.busy_until().max(latest);
+        Measurement::Check { gpu, began: self.began.load(Relaxed), expected, paid: expected }
+    }
+
     /// What was submitted in the turn that began then has run, and was paid for until then.
     fn ended(&self, began: u64, expected: u64, paid: u64) {
         let excess = self.excess.load(Relaxed);
@@ -334,7 +339,8 @@ impl GpuGate {
             excess - excess.div_ceil(8)
         } else {
             self.trust.store(0, Relaxed);
-            let (took, thought) = (paid.saturating_sub(began), expected.saturating_sub(began).max(1));
+            // Little work that came late says little about how much longer work takes.
+            let (took, thought) = (paid.saturating_sub(began), expected.saturating_sub(began).max(LATE));
             let longer = u128::from(took) * u128::from(ONE.saturating_add(excess)) / u128::from(thought);
             u32::try_from(longer).unwrap_or(u32::MAX).saturating_sub(ONE).min(MOST_EXCESS)
         };
@@ -367,5 +373,49 @@ unsafe fn record(event: CUevent, work: &Work) -> CUresult {
         Variant::Plain => unsafe { real::cuEventRecord(event, work.stream) },
         // SAFETY: likewise.
         Variant::PerThread => unsafe { real::cuEventRecord_ptsz(event, work.stream) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many times as long work is taken for.
+    fn times(gate: &GpuGate) -> f64 {
+        f64::from(ONE + gate.excess.load(Relaxed)) / f64::from(ONE)
+    }
+
+    #[test]
+    fn work_that_takes_longer_than_thought_counts_as_so_much_longer() {
+        let gate = GpuGate::default();
+        gate.ended(0, 10_000_000, 40_000_000);
+        assert!((3.9..4.1).contains(&times(&gate)) && gate.is_on_probation());
+        for _ in 0..60 {
+            gate.ended(0, 10_000_000, 10_000_000);
+        }
+        assert!(times(&gate) < 1.01 && !gate.is_on_probation());
+    }
+
+    /// A turn in which nothing was submitted yet, or next to nothing: a few milliseconds are how late a thread is.
+    #[test]
+    fn little_work_that_comes_late_says_little() {
+        for thought in [0, 1, 100_000] {
+            let gate = GpuGate::default();
+            gate.ended(50_000_000, 50_000_000 + thought, 53_000_000);
+            assert!(times(&gate) < 2.0, "{} times as long", times(&gate));
+        }
+    }
+
+    #[test]
+    fn what_was_taken_last_may_be_launched_only_now() {
+        let gate = GpuGate::default();
+        let before = clock::exact();
+        gate.taken.store(500_000, Relaxed);
+        gate.busy_until.store(before.saturating_sub(5_000_000), Relaxed);
+        let Measurement::Check { expected, paid, .. } = gate.expectation(0) else { panic!("a check") };
+        assert!(expected >= before + 500_000 && paid == expected);
+        gate.busy_until.store(u64::MAX / 2, Relaxed);
+        let Measurement::Check { expected, .. } = gate.expectation(0) else { panic!("a check") };
+        assert_eq!(expected, u64::MAX / 2);
     }
 }

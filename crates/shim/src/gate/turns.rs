@@ -96,7 +96,9 @@ impl GpuGate {
             let back = self.charge(left.unsigned_abs()).cast_signed() * left.signum();
             book.spent().fetch_sub(back.cast_unsigned(), AcqRel);
             lane.spent.fetch_sub(back.cast_unsigned(), Relaxed);
-            self.began.store(now, Relaxed);
+            if turn.is_open() {
+                self.began.store(now, Relaxed);
+            }
         } else if self.left.fetch_sub(nanoseconds, Relaxed) >= nanoseconds {
             // Another thread has taken a chunk in the meantime.
             return true;
@@ -117,6 +119,7 @@ impl GpuGate {
         };
         book.spent().fetch_add(charged, AcqRel);
         lane.spent.fetch_add(charged, Relaxed);
+        self.taken.store(charged, Relaxed);
         self.will_be_busy(process, gpu, now, charged);
         self.left.fetch_add(chunk.cast_signed() - nanoseconds, Relaxed);
         true

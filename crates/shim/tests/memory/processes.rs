@@ -233,11 +233,11 @@ fn random(seed: u64) {
     wait_to_be_told();
 }
 
-/// Everything is there within a second.
+/// Everything is there soon.
 fn whole() {
     let (cuda, _, observer) = start();
     let rest = LIMIT - CONTEXT;
-    let until = Instant::now() + Duration::from_secs(1);
+    let until = Instant::now() + Duration::from_secs(30);
     let mut pointer = 0;
     while says!(cuda.cuMemAlloc_v2(&mut pointer, rest as usize)) != CUDA_SUCCESS {
         assert!(Instant::now() < until, "{} are still used", observer.used(0));

@@ -47,8 +47,9 @@ fn start() -> Result<Session, CudaError> {
     let usable = node.usable();
     let gpus = &node.config().gpus;
     let uuids: Vec<String> = usable.iter().map(|&gpu| gpus[gpu].uuid.clone()).collect();
-    // A card that is off the bus when a process starts is not there for it.
-    let present = |gpu: &usize| !state.is_lost(*gpu);
+    // A card that is off the bus when a process starts is not there for it, nor is one in MIG mode, of which it could have an
+    // instance only.
+    let present = |gpu: &usize| !state.is_lost(*gpu) && !node.is_split(&state, *gpu);
     let shown = visible::devices(wanted.as_deref(), &uuids);
     let shown: Vec<usize> = shown.into_iter().map(|number| usable[number]).filter(present).collect();
     if shown.is_empty() {

@@ -53,6 +53,31 @@ impl Default for Settings {
     }
 }
 
+/// A node as people ask for it in a file of settings.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Simulated {
+    /// How many GPUs.
+    pub gpus: usize,
+    /// Which card, as `partage sim list` names it.
+    pub model: String,
+}
+
+impl Default for Simulated {
+    fn default() -> Self {
+        Simulated { gpus: 2, model: "A100-SXM4-40GB".into() }
+    }
+}
+
+impl Simulated {
+    /// Such a node. The same seed makes the same GPUs.
+    pub fn config(&self, seed: u64) -> Result<NodeConfig, String> {
+        let card = Profile::find(&self.model).map_err(|error| format!("simulated: {error}"))?;
+        NodeConfig::new(DriverVersion::R550, card, self.gpus, seed)
+            .map_err(|error| format!("simulated: {error}"))
+    }
+}
+
 /// One GPU of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -76,6 +101,9 @@ pub struct NodeGpu {
     /// Where its NVLinks end, first to last. Links that are not here go nowhere.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<LinkEnd>,
+    /// Whether it is in MIG mode, unless that was switched since the node was made.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mig: bool,
 }
 
 impl NodeGpu {
@@ -147,6 +175,7 @@ impl NodeConfig {
                 numa: seat.numa,
                 cpus: seat.cpus,
                 links: seat.links,
+                mig: false,
             }
         });
         let gpus = gpus.collect();
@@ -288,6 +317,9 @@ impl NodeConfig {
             }
             if gpu.numa > 1023 {
                 return wrong(format!("numa is {}: use 0 to 1023", gpu.numa));
+            }
+            if gpu.mig && profile.mig_instances == 0 {
+                return wrong(format!("mig is true, and a {} has no MIG mode", gpu.model));
             }
             let most = profile.nvlink.as_ref().map_or(0, |nvlink| nvlink.links as usize);
             if gpu.links.len() > most {

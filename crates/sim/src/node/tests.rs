@@ -1,5 +1,6 @@
 use super::*;
 use crate::profile::{self, Profile};
+use crate::state::Fault;
 use partage_driver_api::exports::DriverVersion;
 use proptest::prelude::*;
 use std::os::unix::fs::PermissionsExt;
@@ -222,6 +223,26 @@ fn device_files_say_which_gpus_a_program_may_use() {
 }
 
 #[test]
+fn a_node_may_begin_in_mig_mode() {
+    let temp = tempfile::tempdir().unwrap();
+    let mut split = config(&profile::A100_SXM4_40GB, 2);
+    split.gpus[1].mig = true;
+    assert_eq!(NodeConfig::from_json(&split.to_json().unwrap()), Ok(split.clone()));
+    let node = NodeDir::create(&temp.path().join("node"), &split).unwrap();
+    let state = State::attach(node.path()).unwrap();
+    assert!(!node.is_split(&state, 0) && node.is_split(&state, 1));
+    state.inject(0, Fault::Mig(true));
+    state.inject(1, Fault::Mig(false));
+    assert!(node.is_split(&state, 0) && !node.is_split(&state, 1));
+    let words = split.difference(&config(&profile::A100_SXM4_40GB, 2)).unwrap();
+    assert!(words.contains("MIG mode"), "{words}");
+    let mut uncut = config(&profile::T4, 1);
+    uncut.gpus[0].mig = true;
+    assert!(uncut.validate().unwrap_err().to_string().contains("a T4 has no MIG mode"));
+    NodeDir::remove(node.path()).unwrap();
+}
+
+#[test]
 fn who_names_no_node_is_told_both_ways() {
     let words = NodeError::NotNamed.to_string();
     assert!(words.contains(VARIABLE) && words.contains("written into this file"), "{words}");
@@ -265,4 +286,28 @@ proptest! {
             config.truth("any");
         }
     }
+}
+
+#[test]
+fn a_kept_node_is_made_anew_only_where_it_must_and_nobody_uses_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("node");
+    let (one, two) = (config(&profile::T4, 1), config(&profile::T4, 2));
+    let file = |node: &NodeDir| std::os::unix::fs::MetadataExt::ino(&fs::metadata(node.state()).unwrap());
+    let first = NodeDir::keep(&dir, &one, true).unwrap();
+    let before = file(&first);
+    assert_eq!(file(&NodeDir::keep(&dir, &one, false).unwrap()), before);
+    let error = NodeDir::keep(&dir, &two, true).unwrap_err().to_string();
+    assert!(error.contains("other GPUs, and is in use"), "{error}");
+    assert_eq!(NodeDir::keep(&dir, &two, false).unwrap().config(), &two);
+    // One that was cut short.
+    fs::write(dir.join(STATE), "short").unwrap();
+    let error = NodeDir::keep(&dir, &two, true).unwrap_err().to_string();
+    assert!(error.contains("damaged, and is in use"), "{error}");
+    let again = NodeDir::keep(&dir, &two, false).unwrap();
+    assert!(crate::state::State::attach(again.path()).is_ok());
+    // What is no node of ours stays.
+    let other = tempfile::tempdir().unwrap();
+    fs::write(other.path().join("letter"), "").unwrap();
+    assert!(matches!(NodeDir::keep(other.path(), &one, false), Err(NodeError::Foreign { .. })));
 }

@@ -50,6 +50,7 @@ impl NodeConfig {
             }
             words.iter().map(|(count, model)| format!("{count} x {model}")).collect::<Vec<_>>().join(", ")
         };
+        let modes = |config: &NodeConfig| config.gpus.iter().map(|gpu| gpu.mig).collect::<Vec<_>>();
         let differs =
             |what: &str, is: String, asked: String| Some(format!("its {what} is {is}, asked was {asked}"));
         if self == other {
@@ -67,6 +68,7 @@ impl NodeConfig {
                 differs("settings", format!("{:?}", self.settings), format!("{:?}", other.settings))
             }
             () if self.seed != other.seed => differs("seed", self.seed.to_string(), other.seed.to_string()),
+            () if modes(self) != modes(other) => Some("MIG mode of its GPUs is another".into()),
             () => Some("its GPUs sit elsewhere".into()),
         }
     }

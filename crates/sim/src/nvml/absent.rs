@@ -1,4 +1,4 @@
-//! What these cards could do and do not: MIG is off, nothing is virtual, nobody encodes, nothing is
+//! What these cards could do and do not: none is cut in instances, nothing is virtual, nobody encodes, nothing is
 //! confidential.
 
 use super::call::{Answer, answer, gpu, passed};
@@ -19,8 +19,11 @@ impl Mig for Library {
         current_mode: *mut u32,
         pending_mode: *mut u32,
     ) -> Answer {
-        cuttable(device)?;
-        answer!(current_mode => NVML_DEVICE_MIG_DISABLE, pending_mode => NVML_DEVICE_MIG_DISABLE)
+        let mode = match cuttable(device)?.is_split() {
+            true => NVML_DEVICE_MIG_ENABLE,
+            false => NVML_DEVICE_MIG_DISABLE,
+        };
+        answer!(current_mode => mode, pending_mode => mode)
     }
 
     unsafe fn nvmlDeviceGetMaxMigDeviceCount(device: nvmlDevice_t, count: *mut u32) -> Answer {

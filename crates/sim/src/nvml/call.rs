@@ -55,6 +55,11 @@ impl Gpu {
     pub(super) fn is_lost(self) -> bool {
         self.session.state.is_lost(self.index)
     }
+
+    /// Whether it is in MIG mode.
+    pub(super) fn is_split(self) -> bool {
+        self.session.node.is_split(&self.session.state, self.index)
+    }
 }
 
 /// The GPU that a handle stands for, be it on the bus or not.

@@ -3,7 +3,7 @@
 
 use super::call::Gpu;
 use crate::profile::Profile;
-use crate::state::{Setting, now};
+use crate::state::{Counter, Setting, now};
 
 /// The part of the time during which memory was read or written, for a card that computed so long. A
 /// simulated kernel touches nothing, so this is what a common one would do.
@@ -135,16 +135,19 @@ impl Reading {
         self.hunger().min(u64::from(self.power_limit())) as u32
     }
 
-    /// What it has drawn since the machine was started, in millijoules. Tenths of windows are the least that
-    /// is counted: the energy must not be a better clock than utilisation.
+    /// What it has drawn since the machine was started or it came back to the bus, in millijoules. Tenths of windows are the
+    /// least that is counted: the energy must not be a better clock than utilisation.
     pub(super) fn energy(&self) -> u64 {
         let state = &self.gpu.session.state;
         let step = (state.window() / 10).max(1);
-        let busy = u128::from(state.service(self.gpu.index, state.slot()).1 / step * step);
+        let count = |counter| state.counter(self.gpu.index, counter);
+        let busy = state.service(self.gpu.index, state.slot()).1.saturating_sub(count(Counter::BusyBefore));
+        let busy = u128::from(busy / step * step);
+        let age = u128::from(now().saturating_sub(count(Counter::Returned)));
         let idle = u128::from(self.profile().power.idle);
         let more = u128::from(full_power(self.profile())).saturating_sub(idle);
         // Milliwatts times nanoseconds are picojoules.
-        let picojoules = idle * u128::from(now()) + more * busy;
+        let picojoules = idle * age + more * busy;
         u64::try_from(picojoules / 1_000_000_000).unwrap_or(u64::MAX)
     }
 

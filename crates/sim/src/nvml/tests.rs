@@ -477,6 +477,32 @@ fn units_of_memory_are_bytes_to_programs() {
 }
 
 #[test]
+fn mig_mode_is_told_with_an_event() {
+    let bench = open(&profile::A100_SXM4_40GB, 2);
+    let mode = |gpu: u32| {
+        let (mut current, mut pending) = (9, 9);
+        let asked = call(|| unsafe { nvmlDeviceGetMigMode(device(gpu), &mut current, &mut pending) });
+        asked.map(|()| (current, pending))
+    };
+    let mut set = std::ptr::null_mut();
+    assert_eq!(call(|| unsafe { nvmlEventSetCreate(&mut set) }), Ok(()));
+    let wanted = call(|| unsafe { nvmlDeviceRegisterEvents(device(1), nvmlEventMigConfigChange, set) });
+    assert_eq!((wanted, mode(1)), (Ok(()), Ok((NVML_DEVICE_MIG_DISABLE, NVML_DEVICE_MIG_DISABLE))));
+    bench.other.inject(1, Fault::Mig(true));
+    assert_eq!(mode(1), Ok((NVML_DEVICE_MIG_ENABLE, NVML_DEVICE_MIG_ENABLE)));
+    assert_eq!(mode(0), Ok((NVML_DEVICE_MIG_DISABLE, NVML_DEVICE_MIG_DISABLE)));
+    let mut event = nvmlEventData_t::default();
+    assert_eq!(call(|| unsafe { nvmlEventSetWait_v2(set, &mut event, 0) }), Ok(()));
+    assert_eq!((event.device, event.eventType), (device(1), nvmlEventMigConfigChange));
+    // It is not cut.
+    let mut instance = std::ptr::null_mut();
+    let found = call(|| unsafe { nvmlDeviceGetMigDeviceHandleByIndex(device(1), 0, &mut instance) });
+    assert_eq!(found, Err(NvmlError::NOT_FOUND));
+    bench.other.inject(1, Fault::Mig(false));
+    assert_eq!(mode(1), Ok((NVML_DEVICE_MIG_DISABLE, NVML_DEVICE_MIG_DISABLE)));
+}
+
+#[test]
 fn a_child_begins_anew() {
     let bench = open(&profile::T4, 1);
     let device = device(0);

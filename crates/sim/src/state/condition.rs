@@ -21,6 +21,7 @@ pub(crate) enum Setting {
     LockedGraphics,
     LockedMemory,
     Accounting,
+    Mig,
 }
 
 /// Something a card counts.
@@ -33,6 +34,10 @@ pub enum Counter {
     CorrectedAggregate,
     UncorrectedAggregate,
     RetiredPages,
+    /// When it last came back, in nanoseconds: its energy is counted from there.
+    Returned,
+    /// How long it had been busy until then.
+    BusyBefore,
 }
 
 /// What can go wrong, or right again.
@@ -50,6 +55,8 @@ pub enum Fault {
     Returned,
     /// Takes so many thousandths of the usual time from now on; 1000 is as usual.
     Slow(u32),
+    /// MIG mode is enabled, or disabled, at once and without a reset. It is cut in no instances.
+    Mig(bool),
 }
 
 /// An event that NVML's event sets deliver.
@@ -75,6 +82,7 @@ impl FaultEvent {
 const SINGLE_BIT: u32 = 0x1;
 const DOUBLE_BIT: u32 = 0x2;
 const XID: u32 = 0x8;
+const MIG_CHANGE: u32 = 0x100;
 
 impl State {
     /// Whether the kernel module is loaded.
@@ -105,6 +113,11 @@ impl State {
     /// Thousandths of the usual time that work takes.
     pub fn slowness(&self, gpu: usize) -> u32 {
         self.shared.gpus[gpu].condition.slowness.load(Relaxed).max(1000)
+    }
+
+    /// Whether the GPU is in MIG mode, where that was switched since the node was made.
+    pub fn mig(&self, gpu: usize) -> Option<bool> {
+        self.setting(gpu, Setting::Mig).map(|mode| mode != 0)
     }
 
     /// A setting, where one was made.
@@ -161,6 +174,11 @@ impl State {
                 // What was on it is gone: errors since the last reset, and all work.
                 self.reset_counter(gpu, Counter::CorrectedVolatile);
                 self.reset_counter(gpu, Counter::UncorrectedVolatile);
+                let busy = self.service(gpu, self.slot()).1;
+                for (counter, value) in [(Counter::Returned, now()), (Counter::BusyBefore, busy)] {
+                    self.reset_counter(gpu, counter);
+                    self.count(gpu, counter, value);
+                }
                 self.turn_generation(gpu, 1);
             }
             Fault::Lost | Fault::Returned => {}
@@ -169,6 +187,10 @@ impl State {
                 // What came before went at the old speed.
                 timeline.advance(now());
                 condition.slowness.store(thousandths.max(1000), Release);
+            }
+            Fault::Mig(enabled) => {
+                self.set(gpu, Setting::Mig, Some(u64::from(enabled)));
+                self.report(gpu, MIG_CHANGE, 0);
             }
         }
     }

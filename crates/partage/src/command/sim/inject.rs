@@ -40,6 +40,7 @@ Examples:
   partage sim inject --gpu 3 xid 13
   partage sim inject --gpu all slow 2.5
   partage sim inject --gpu GPU-513536b6 ecc --uncorrected 1
+  partage sim inject --gpu 1 mig on
   partage sim inject driver unload
 
 Exit code: 0 it is so, 2 there is no such node or GPU, or it cannot have this fault";
@@ -72,6 +73,11 @@ enum What {
         #[arg(value_name = "FACTOR", value_parser = factor)]
         factor: u32,
     },
+    /// Switches MIG mode, at once; the card is not cut in instances
+    Mig {
+        /// How it is to be
+        to: Mode,
+    },
     /// Unloads or loads the node's kernel driver
     Driver {
         /// What to do with it
@@ -85,6 +91,14 @@ enum Driver {
     Unload,
     /// As after modprobe
     Load,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Mode {
+    /// Programs that start do not see the GPU
+    On,
+    /// As usual
+    Off,
 }
 
 fn xid(text: &str) -> Result<u32, String> {
@@ -135,11 +149,16 @@ impl Inject {
         {
             return Err(format!("GPU {gpu} is a {name}, which has no ECC memory: nothing was injected"));
         }
-        Ok(gpus.into_iter().map(|gpu| format!("GPU {gpu}: {}", self.on(&state, gpu))).collect())
+        if matches!(self.fault, What::Mig { .. })
+            && let Some((gpu, name)) = gpus.iter().find_map(|&gpu| without_mig(&node, gpu))
+        {
+            return Err(format!("GPU {gpu} is a {name}, which has no MIG mode: nothing was injected"));
+        }
+        Ok(gpus.into_iter().map(|gpu| format!("GPU {gpu}: {}", self.on(&node, &state, gpu))).collect())
     }
 
     /// Makes it happen on one GPU and says so.
-    fn on(&self, state: &State, gpu: usize) -> String {
+    fn on(&self, node: &NodeDir, state: &State, gpu: usize) -> String {
         match self.fault {
             What::Xid { code } => {
                 state.inject(gpu, Fault::Xid(code));
@@ -190,6 +209,14 @@ impl Inject {
                     _ => format!("takes {} times as long from now on", f64::from(factor) / 1000.0),
                 }
             }
+            What::Mig { to } => {
+                let (enabled, mode) = (to == Mode::On, if to == Mode::On { "enabled" } else { "disabled" });
+                if node.is_split(state, gpu) == enabled {
+                    return format!("MIG mode is {mode} already");
+                }
+                state.inject(gpu, Fault::Mig(enabled));
+                format!("MIG mode is {mode}")
+            }
             // It is no GPU's.
             What::Driver { to } => set_driver(state, to),
         }
@@ -215,6 +242,11 @@ fn errors_words(errors: u64, kind: &str) -> String {
 fn without_ecc(node: &NodeDir, gpu: usize) -> Option<(usize, String)> {
     let profile = node.config().profile(gpu)?;
     (!profile.memory.ecc).then(|| (gpu, profile.name.to_string()))
+}
+
+fn without_mig(node: &NodeDir, gpu: usize) -> Option<(usize, String)> {
+    let profile = node.config().profile(gpu)?;
+    (profile.mig_instances == 0).then(|| (gpu, profile.name.to_string()))
 }
 
 /// The GPUs that are meant.

@@ -77,6 +77,8 @@ fn a_lost_gpu_says_so_until_it_is_back() {
     assert_eq!(call(|| unsafe { nvmlEventSetCreate(&mut set) }), Ok(()));
     let register = call(|| unsafe { nvmlDeviceRegisterEvents(second, nvmlEventTypeXidCriticalError, set) });
     assert_eq!(register, Ok(()));
+    let energy = || ask::<u64>(|to| unsafe { nvmlDeviceGetTotalEnergyConsumption(second, to) });
+    let before = energy().unwrap();
     bench.other.inject(1, Fault::Lost);
 
     let power = |device| ask::<u32>(|to| unsafe { nvmlDeviceGetPowerUsage(device, to) });
@@ -96,6 +98,7 @@ fn a_lost_gpu_says_so_until_it_is_back() {
 
     bench.other.inject(1, Fault::Returned);
     assert!(power(second).is_ok());
+    assert!(energy().unwrap() < before);
     assert_eq!(wait().map(|_| ()), Err(NvmlError::TIMEOUT));
     assert_eq!(call(|| unsafe { nvmlEventSetFree(set) }), Ok(()));
 }

@@ -39,6 +39,8 @@ struct Gpu {
     /// How long anything ran since the node was made.
     busy_seconds: f64,
     lost: bool,
+    /// Whether it is in MIG mode.
+    mig: bool,
     /// How many times as long as usual everything takes.
     slowness: f64,
     /// Memory errors since the GPU was last started.
@@ -93,6 +95,7 @@ impl Report {
                 nvml_percent: state.utilisation(index).0.min(1000) / 10,
                 busy_seconds: seconds(after.busy),
                 lost: state.is_lost(index),
+                mig: node.is_split(state, index),
                 slowness: f64::from(slowness) / 1000.0,
                 corrected_errors: state.counter(index, Counter::CorrectedVolatile),
                 uncorrected_errors: state.counter(index, Counter::UncorrectedVolatile),
@@ -165,6 +168,9 @@ impl Gpu {
         let mut words = Vec::new();
         if self.lost {
             words.push("lost".to_string());
+        }
+        if self.mig {
+            words.push("MIG mode".to_string());
         }
         if self.slowness > 1.0 {
             words.push(format!("{} times slower", self.slowness));

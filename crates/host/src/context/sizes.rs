@@ -1,6 +1,6 @@
 //! What a context takes on each GPU, measured once for a GPU and a driver, and written down.
 
-use crate::store;
+use crate::files;
 use partage_core::model::{Bytes, GpuUuid, Node};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -9,8 +9,9 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 
-/// What is known of contexts.
-pub(super) struct Contexts {
+/// What is known of the sizes of contexts.
+#[derive(Debug)]
+pub struct Sizes {
     file: PathBuf,
     /// The version of the driver that is loaded now.
     driver: String,
@@ -25,15 +26,15 @@ struct Measured {
     bytes: Bytes,
 }
 
-impl Contexts {
+impl Sizes {
     /// What was written down. A file that cannot be read is like none: all is measured again.
-    pub(super) fn read(file: PathBuf, driver: &str) -> Self {
+    pub fn read(file: PathBuf, driver: &str) -> Self {
         let known = fs::read(&file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         Self { file, driver: driver.into(), known: known.unwrap_or_default() }
     }
 
     /// What a context takes on a GPU; nothing where that is unknown.
-    pub(super) fn of(&self, gpu: &GpuUuid) -> Bytes {
+    pub fn of(&self, gpu: &GpuUuid) -> Bytes {
         self.find(gpu).unwrap_or(Bytes::ZERO)
     }
 
@@ -49,7 +50,7 @@ impl Contexts {
 
     /// Measures where something is missing; what to warn of. What stays unknown is tried again at the next start: a GPU may
     /// have been somebody's alone, or full.
-    pub(super) fn complete<E: Display>(
+    pub fn complete<E: Display>(
         &mut self,
         node: &Node,
         measure: impl FnOnce() -> Result<Vec<(GpuUuid, Bytes)>, E>,
@@ -84,7 +85,7 @@ impl Contexts {
     }
 
     fn write(&self) -> io::Result<()> {
-        store::replace(&self.file, &serde_json::to_vec(&self.known)?, 0o644)
+        files::write_whole(&self.file, &serde_json::to_vec(&self.known)?, 0o644)
     }
 }
 
@@ -111,9 +112,9 @@ mod tests {
     }
 
     /// Measures, and says so.
-    fn complete(contexts: &mut Contexts, node: &Node, found: &[(usize, u64)]) -> (bool, Vec<String>) {
+    fn complete(sizes: &mut Sizes, node: &Node, found: &[(usize, u64)]) -> (bool, Vec<String>) {
         let mut asked = false;
-        let warnings = contexts.complete(node, || {
+        let warnings = sizes.complete(node, || {
             asked = true;
             Ok::<_, io::Error>(found.iter().map(|(at, bytes)| (uuid(*at), Bytes(*bytes))).collect())
         });
@@ -124,17 +125,17 @@ mod tests {
     fn what_is_missing_is_measured_again_and_warned_of() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("contexts.json");
-        let read = |driver: &str| Contexts::read(file.clone(), driver);
+        let read = |driver: &str| Sizes::read(file.clone(), driver);
         let three = node(3);
 
         let (asked, warnings) = complete(&mut read("550.1"), &three, &[(0, 100), (2, 300)]);
         assert!(asked && warnings.len() == 1, "{warnings:?}");
         assert!(warnings[0].starts_with("what a context takes on GPU 1 is unknown"), "{warnings:?}");
         // A start later the GPU is free.
-        let mut contexts = read("550.1");
-        assert_eq!((contexts.of(&uuid(1)), contexts.of(&uuid(2))), (Bytes::ZERO, Bytes(300)));
-        assert_eq!(complete(&mut contexts, &three, &[(0, 101), (1, 200)]), (true, Vec::new()));
-        assert_eq!([0, 1, 2].map(|at| contexts.of(&uuid(at)).0), [101, 200, 300]);
+        let mut sizes = read("550.1");
+        assert_eq!((sizes.of(&uuid(1)), sizes.of(&uuid(2))), (Bytes::ZERO, Bytes(300)));
+        assert_eq!(complete(&mut sizes, &three, &[(0, 101), (1, 200)]), (true, Vec::new()));
+        assert_eq!([0, 1, 2].map(|at| sizes.of(&uuid(at)).0), [101, 200, 300]);
         // All is known, also of fewer GPUs and when the third is back.
         for gpus in [3, 2, 3] {
             assert_eq!(complete(&mut read("550.1"), &node(gpus), &[]), (false, Vec::new()), "{gpus}");
@@ -151,12 +152,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("contexts.json");
         fs::write(&file, "[\"another format\", {}]").unwrap();
-        let mut contexts = Contexts::read(file, "550.1");
+        let mut sizes = Sizes::read(file, "550.1");
         let mut node = node(2);
-        let warnings = contexts.complete(&node, || Err(io::Error::other("it hangs")));
+        let warnings = sizes.complete(&node, || Err(io::Error::other("it hangs")));
         assert!(warnings.len() == 1 && warnings[0].contains("GPU 0, 1") && warnings[0].contains("it hangs"));
         node.gpus[0].withheld = Some("MIG".into());
-        assert_eq!(complete(&mut contexts, &node, &[(1, 7)]), (true, Vec::new()));
-        assert_eq!(complete(&mut contexts, &node, &[]), (false, Vec::new()));
+        assert_eq!(complete(&mut sizes, &node, &[(1, 7)]), (true, Vec::new()));
+        assert_eq!(complete(&mut sizes, &node, &[]), (false, Vec::new()));
     }
 }

@@ -1,0 +1,300 @@
+//! What the driver says, beside what shares say of themselves.
+//!
+//! A tenant can write what it likes into its own account; nobody can talk the driver into not seeing a process. An
+//! [`Auditor`] asks both, once in a while, and tells where they differ.
+
+use crate::gpus::{Gpus, Look, uuid_bytes};
+use partage_core::model::{Bytes, GpuUuid, Node};
+use partage_region::audit::{self, Audit, Container, Finding, Granted, Kind, Round, Seen};
+use partage_region::{Forgery, Owner, RegionError, Snapshot, UsageReader};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+/// The side of a region that its tenant does not have.
+#[derive(Debug)]
+pub struct Kept {
+    /// Its limits.
+    pub owner: Owner,
+    /// What its processes say.
+    pub reader: UsageReader,
+}
+
+impl Kept {
+    /// Of a region that is there.
+    pub fn open(folder: &Path) -> Result<Kept, RegionError> {
+        Kept::of(Owner::open(folder)?, folder)
+    }
+
+    /// Of a region whose owner one is already.
+    pub fn of(owner: Owner, folder: &Path) -> Result<Kept, RegionError> {
+        Ok(Kept { owner, reader: UsageReader::open(folder)? })
+    }
+
+    fn granted(&self) -> Vec<Granted> {
+        let shares = (0..self.owner.gpus()).filter_map(|gpu| self.owner.share(gpu));
+        shares
+            .map(|share| Granted {
+                uuid: share.uuid,
+                memory: share.memory,
+                context: share.context,
+                gated: share.gated,
+            })
+            .collect()
+    }
+}
+
+/// Somebody who has shares, in one region.
+#[derive(Clone, Debug)]
+pub struct Watched<K> {
+    /// Who.
+    pub key: K,
+    /// The region.
+    pub kept: Arc<Kept>,
+}
+
+/// What one has of one GPU, as the driver says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Used {
+    /// What its processes hold, their contexts included.
+    pub memory: Bytes,
+    /// Percent of the time since the last round in which its work ran, all processes together.
+    pub busy: u32,
+    /// When it was last seen at work, on the monotonic clock; absent if never.
+    pub worked: Option<u64>,
+}
+
+/// Sentences about each.
+pub type Words<K> = BTreeMap<K, Vec<String>>;
+
+/// What was found in one round.
+#[derive(Clone, Debug)]
+pub struct Truth<K> {
+    /// How each GPU is.
+    pub looks: Vec<Look>,
+    /// Processes on each of these GPUs that are nobody's.
+    pub strangers: Vec<Vec<u32>>,
+    /// What everybody has of each GPU that they use or may use.
+    pub used: BTreeMap<K, BTreeMap<GpuUuid, Used>>,
+    /// What looks like a way around limits.
+    pub suspicions: Words<K>,
+    /// What of it was not there in the round before.
+    pub raised: Vec<(K, String)>,
+    /// GPUs that fell ill, with what is wrong, or that are well again.
+    pub health_changes: Vec<(GpuUuid, Option<String>)>,
+}
+
+impl<K> Default for Truth<K> {
+    fn default() -> Self {
+        Truth {
+            looks: Vec::new(),
+            strangers: Vec::new(),
+            used: BTreeMap::new(),
+            suspicions: BTreeMap::new(),
+            raised: Vec::new(),
+            health_changes: Vec::new(),
+        }
+    }
+}
+
+/// Compares, round after round: a difference of a moment is nothing.
+#[derive(Debug)]
+pub struct Auditor<K> {
+    /// A GPU's index is its place here.
+    gpus: Vec<GpuUuid>,
+    audit: Audit,
+    /// What everybody said in the last round.
+    before: BTreeMap<K, Snapshot>,
+    used: BTreeMap<K, BTreeMap<GpuUuid, Used>>,
+    health: BTreeMap<GpuUuid, String>,
+    /// What was wrong in the last round. Its amounts change, and it is still the same.
+    wrong: BTreeSet<(K, [u8; 16], Kind, Option<u32>)>,
+}
+
+impl<K: Ord + Clone + ToString> Auditor<K> {
+    /// Of a machine.
+    pub fn new(node: &Node) -> Self {
+        Auditor {
+            gpus: node.gpus.iter().map(|gpu| gpu.uuid.clone()).collect(),
+            audit: Audit::default(),
+            before: BTreeMap::new(),
+            used: BTreeMap::new(),
+            health: BTreeMap::new(),
+            wrong: BTreeSet::new(),
+        }
+    }
+
+    /// Somebody said earlier that these GPUs are ill: that they are well is news, too.
+    pub fn after(mut self, ill: impl IntoIterator<Item = GpuUuid>) -> Self {
+        self.health.extend(ill.into_iter().map(|gpu| (gpu, String::new())));
+        self
+    }
+
+    /// Asks the driver, and those who are watched. `owner` says whose a process is: it must not be what the process can
+    /// choose itself.
+    pub fn round(
+        &mut self,
+        gpus: &Gpus,
+        watched: &[Watched<K>],
+        owner: &dyn Fn(u32) -> Option<K>,
+    ) -> Truth<K> {
+        let earlier = snapshots(watched);
+        let looks = gpus.look();
+        let mut later = snapshots(watched);
+        cut(watched, &mut later);
+        let now = partage_region::clock::exact();
+        let (seen, strangers) = attribute(&looks, owner);
+        let used = self.use_of(now, &looks, &seen, watched, &later);
+
+        let containers = watched.iter().filter_map(|one| {
+            let after = later.get(&one.key)?.clone();
+            let before = earlier.get(&one.key).or_else(|| self.before.get(&one.key))?.clone();
+            Some(Container { id: one.key.to_string(), granted: one.kept.granted(), before, after })
+        });
+        let audited = looks.iter().zip(&seen).filter_map(|(look, seen)| {
+            let as_audited = |(pid, memory, busy, key): &(u32, u64, u32, Option<K>)| Seen {
+                pid: *pid,
+                memory: *memory,
+                busy: *busy,
+                container: key.as_ref().map(K::to_string),
+            };
+            let uuid = uuid_bytes(&look.uuid)?;
+            Some(audit::Gpu { uuid, processes: seen.iter().map(as_audited).collect() })
+        });
+        let round = Round { now, gpus: audited.collect(), containers: containers.collect() };
+        let findings = self.audit.look(&round);
+
+        let owners = seen.iter().flatten().filter_map(|(.., key)| key.as_ref());
+        let keys: BTreeMap<String, K> = owners
+            .chain(watched.iter().map(|one| &one.key))
+            .map(|key| (key.to_string(), key.clone()))
+            .collect();
+        let (suspicions, raised) = self.words(findings, &keys);
+        let health_changes = self.health(&looks);
+        self.before = later;
+        self.used.clone_from(&used);
+        Truth { looks, strangers, used, suspicions, raised, health_changes }
+    }
+
+    fn use_of(
+        &self,
+        now: u64,
+        looks: &[Look],
+        seen: &[Vec<Process<K>>],
+        watched: &[Watched<K>],
+        later: &BTreeMap<K, Snapshot>,
+    ) -> BTreeMap<K, BTreeMap<GpuUuid, Used>> {
+        let mut used: BTreeMap<K, BTreeMap<GpuUuid, Used>> = BTreeMap::new();
+        for (look, seen) in looks.iter().zip(seen) {
+            for (_, memory, busy, key) in seen {
+                let Some(key) = key else { continue };
+                let of = used.entry(key.clone()).or_default().entry(look.uuid.clone()).or_default();
+                of.memory.0 = of.memory.0.saturating_add(*memory);
+                of.busy = of.busy.saturating_add(*busy);
+            }
+        }
+        for Watched { key, kept } in watched {
+            for (at, granted) in kept.granted().iter().enumerate() {
+                let uuid = crate::gpus::uuid_of(granted.uuid);
+                let of = used.entry(key.clone()).or_default().entry(uuid).or_default();
+                let spent = |said: &BTreeMap<K, Snapshot>| Some(said.get(key)?.gpus.get(at)?.spent);
+                // A driver tells of work in whole percents, and only of the last moments.
+                if spent(&self.before).zip(spent(later)).is_some_and(|(before, after)| before != after) {
+                    of.worked = Some(now);
+                }
+            }
+        }
+        for (key, gpus) in &mut used {
+            for (uuid, of) in gpus {
+                let before = self.used.get(key).and_then(|gpus| gpus.get(uuid)).and_then(|was| was.worked);
+                of.worked = if of.busy > 0 { Some(now) } else { of.worked.or(before) };
+            }
+        }
+        used
+    }
+
+    fn words(&mut self, findings: Vec<Finding>, keys: &BTreeMap<String, K>) -> (Words<K>, Vec<(K, String)>) {
+        let (mut words, mut raised) = (Words::<K>::new(), Vec::new());
+        let mut wrong = BTreeSet::new();
+        for finding in findings {
+            let Some(key) = keys.get(&finding.container) else { continue };
+            let word = self.word(&finding);
+            let what = (key.clone(), finding.gpu, finding.kind, finding.pid);
+            if !self.wrong.contains(&what) {
+                raised.push((key.clone(), word.clone()));
+            }
+            wrong.insert(what);
+            words.entry(key.clone()).or_default().push(word);
+        }
+        self.wrong = wrong;
+        (words, raised)
+    }
+
+    fn word(&self, finding: &Finding) -> String {
+        let at = self.gpus.iter().position(|uuid| uuid_bytes(uuid) == Some(finding.gpu));
+        let gpu = at.map_or_else(|| crate::gpus::uuid_of(finding.gpu).to_string(), |at| format!("GPU {at}"));
+        let who = finding.pid.map_or_else(|| "its processes".into(), |pid| format!("process {pid}"));
+        let bytes = Bytes(finding.amount);
+        match finding.kind {
+            Kind::ForgedUsage if finding.pid.is_none() && finding.amount > 0 => {
+                format!("{who} made the file of their account {bytes} longer; it was cut back")
+            }
+            Kind::ForgedUsage => format!("{who} wrote over its account of {gpu}"),
+            Kind::UnaccountedMemory => format!("{who} holds {bytes} on {gpu} that it did not ask for"),
+            Kind::OverLimit => format!("{who} hold {bytes} more on {gpu} than the limit"),
+            Kind::UnaccountedWork => format!("{who} works on {gpu} outside its turns"),
+            Kind::Stranger => format!("{who} uses {gpu}, which is not the share's"),
+        }
+    }
+
+    fn health(&mut self, looks: &[Look]) -> Vec<(GpuUuid, Option<String>)> {
+        let changed = looks.iter().filter(|look| self.health.get(&look.uuid) != look.health.as_ref());
+        let changes = changed.map(|look| (look.uuid.clone(), look.health.clone())).collect();
+        self.health =
+            looks.iter().filter_map(|look| Some((look.uuid.clone(), look.health.clone()?))).collect();
+        changes
+    }
+}
+
+/// A process on a GPU: its pid, its memory, its work and whose it is.
+type Process<K> = (u32, u64, u32, Option<K>);
+
+/// Whose the processes on each GPU are, and which are nobody's.
+fn attribute<K>(looks: &[Look], owner: &dyn Fn(u32) -> Option<K>) -> (Vec<Vec<Process<K>>>, Vec<Vec<u32>>) {
+    let (mut all, mut strangers) = (Vec::new(), Vec::new());
+    for look in looks {
+        let processes = look.processes.iter();
+        let seen: Vec<Process<K>> = processes
+            .map(|one| {
+                let memory = one.memory.map_or(0, |memory| memory.0);
+                (one.pid, memory, one.busy.unwrap_or(0), owner(one.pid))
+            })
+            .collect();
+        // One that ended meanwhile is nobody's, and no stranger.
+        let alone = seen.iter().filter(|(pid, .., key)| key.is_none() && is_there(*pid));
+        strangers.push(alone.map(|(pid, ..)| *pid).collect());
+        all.push(seen);
+    }
+    (all, strangers)
+}
+
+fn snapshots<K: Ord + Clone>(watched: &[Watched<K>]) -> BTreeMap<K, Snapshot> {
+    let said = |one: &Watched<K>| Some((one.key.clone(), one.kept.reader.snapshot().ok()?));
+    watched.iter().filter_map(said).collect()
+}
+
+/// Accounts that their tenants made longer are cut back, and that is noted with what they say.
+fn cut<K: Ord>(watched: &[Watched<K>], said: &mut BTreeMap<K, Snapshot>) {
+    for one in watched {
+        // What cannot be cut now is tried again with the next round.
+        if let Ok(Some(bytes)) = one.kept.reader.cut()
+            && let Some(said) = said.get_mut(&one.key)
+        {
+            said.forged.push(Forgery::Grown { bytes });
+        }
+    }
+}
+
+fn is_there(pid: u32) -> bool {
+    Path::new("/proc").join(pid.to_string()).exists()
+}
