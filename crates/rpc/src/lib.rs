@@ -5,6 +5,7 @@
 //! | [`deviceplugin`] | `v1beta1.Registration` | kubelet | `device-plugins/kubelet.sock` |
 //! | [`deviceplugin`] | `v1beta1.DevicePlugin` | the plugin | a socket beside it |
 //! | [`podresources`] | `v1.PodResourcesLister` | kubelet | `pod-resources/kubelet.sock` |
+//! | [`cri`] | `runtime.v1.RuntimeService`, the part that is used | the container runtime | such as `/run/containerd/containerd.sock` |
 //!
 //! The `.proto` files in `proto/` are ours: names and numbers are the contract, the words are not. The Rust made from
 //! them is checked in, so a build needs no protocol compiler; `tests/generated.rs` makes it again and compares.
@@ -37,5 +38,15 @@ pub mod podresources {
     #[allow(missing_docs, unreachable_pub, clippy::all, reason = "made by a program")]
     mod generated {
         include!("generated/podresources.v1.rs");
+    }
+}
+
+/// The container runtime: which one it is, and the pods and containers that it knows.
+pub mod cri {
+    pub use generated::*;
+
+    #[allow(missing_docs, unreachable_pub, clippy::all, reason = "made by a program")]
+    mod generated {
+        include!("generated/cri.v1.rs");
     }
 }

@@ -6,7 +6,8 @@ use std::fs;
 use std::path::Path;
 
 /// The name of a `.proto` file, and of its package: the generator names its output after the package.
-const CONTRACTS: &[(&str, &str)] = &[("deviceplugin.v1beta1", "v1beta1"), ("podresources.v1", "v1")];
+const CONTRACTS: &[(&str, &str)] =
+    &[("deviceplugin.v1beta1", "v1beta1"), ("podresources.v1", "v1"), ("cri.v1", "runtime.v1")];
 
 #[test]
 fn generated_code_is_what_the_contracts_make() {

@@ -1,6 +1,9 @@
 //! What goes over a socket: every call of every contract, sockets that come and go, and bytes nobody meant.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use partage_rpc::cri::runtime_service_client::RuntimeServiceClient;
+use partage_rpc::cri::runtime_service_server::{RuntimeService, RuntimeServiceServer};
+use partage_rpc::cri::{self};
 use partage_rpc::deviceplugin::device_plugin_client::DevicePluginClient;
 use partage_rpc::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use partage_rpc::deviceplugin::registration_client::RegistrationClient;
@@ -176,17 +179,80 @@ impl PodResourcesLister for Node {
     }
 }
 
+fn sandbox() -> cri::PodSandbox {
+    let metadata =
+        cri::PodSandboxMetadata { name: "n".into(), uid: "u".into(), namespace: "s".into(), attempt: 1 };
+    let state = cri::PodSandboxState::SandboxNotready.into();
+    cri::PodSandbox { id: "a".into(), metadata: Some(metadata), state, created_at: 2 }
+}
+
+fn container() -> cri::Container {
+    cri::Container {
+        id: "a".into(),
+        pod_sandbox_id: "b".into(),
+        metadata: Some(cri::ContainerMetadata { name: "c".into(), attempt: 1 }),
+        state: cri::ContainerState::ContainerExited.into(),
+        created_at: 3,
+        labels: HashMap::from([("k".to_string(), "v".to_string())]),
+    }
+}
+
+fn version() -> cri::VersionResponse {
+    cri::VersionResponse {
+        version: "v".into(),
+        runtime_name: "n".into(),
+        runtime_version: "2".into(),
+        runtime_api_version: "1".into(),
+    }
+}
+
+#[tonic::async_trait]
+impl RuntimeService for Node {
+    async fn version(
+        &self,
+        _: Request<cri::VersionRequest>,
+    ) -> Result<Response<cri::VersionResponse>, Status> {
+        Ok(Response::new(version()))
+    }
+
+    async fn status(
+        &self,
+        request: Request<cri::StatusRequest>,
+    ) -> Result<Response<cri::StatusResponse>, Status> {
+        let info = request.into_inner().verbose.then(|| ("k".to_string(), "v".to_string()));
+        Ok(Response::new(cri::StatusResponse {
+            info: info.into_iter().collect(),
+            runtime_handlers: vec![cri::RuntimeHandler { name: "runc".into() }],
+        }))
+    }
+
+    async fn list_pod_sandbox(
+        &self,
+        _: Request<cri::ListPodSandboxRequest>,
+    ) -> Result<Response<cri::ListPodSandboxResponse>, Status> {
+        Ok(Response::new(cri::ListPodSandboxResponse { items: vec![sandbox()] }))
+    }
+
+    async fn list_containers(
+        &self,
+        _: Request<cri::ListContainersRequest>,
+    ) -> Result<Response<cri::ListContainersResponse>, Status> {
+        Ok(Response::new(cri::ListContainersResponse { containers: vec![container()] }))
+    }
+}
+
 impl Node {
     fn new() -> Node {
         Node { registered: Arc::default(), health: watch::Sender::new(HEALTHY) }
     }
 
     /// The contracts of one node, each on its own socket; they end when what is returned is dropped.
-    async fn serve(&self, folder: &Path) -> [oneshot::Sender<()>; 3] {
+    async fn serve(&self, folder: &Path) -> [oneshot::Sender<()>; 4] {
         [
             serve(RegistrationServer::new(self.clone()), &folder.join("registration.sock")).await,
             serve(DevicePluginServer::new(self.clone()), &folder.join("plugin.sock")).await,
             serve(PodResourcesListerServer::new(self.clone()), &folder.join("resources.sock")).await,
+            serve(RuntimeServiceServer::new(self.clone()), &folder.join("runtime.sock")).await,
         ]
     }
 }
@@ -273,6 +339,23 @@ async fn kubelet_says_who_holds_what() {
     assert_eq!(client.get(ask("train")).await.unwrap().into_inner().pod_resources, Some(pod()));
     let refused = client.get(ask("gone")).await.unwrap_err();
     assert_eq!((refused.code(), refused.message()), (Code::NotFound, "no pod team/gone"));
+}
+
+#[tokio::test]
+async fn the_runtime_says_what_it_is_and_what_it_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let _serving = Node::new().serve(folder.path()).await;
+    let channel = unix::connect(folder.path().join("runtime.sock")).await.unwrap();
+    let mut client = RuntimeServiceClient::new(channel);
+    assert_eq!(client.version(cri::VersionRequest::default()).await.unwrap().into_inner(), version());
+    for verbose in [false, true] {
+        let status = client.status(cri::StatusRequest { verbose }).await.unwrap().into_inner();
+        assert_eq!(status.info.len(), usize::from(verbose));
+    }
+    let sandboxes = client.list_pod_sandbox(cri::ListPodSandboxRequest {}).await.unwrap().into_inner();
+    assert_eq!(sandboxes.items, [sandbox()]);
+    let containers = client.list_containers(cri::ListContainersRequest {}).await.unwrap().into_inner();
+    assert_eq!(containers.containers, [container()]);
 }
 
 #[tokio::test]
@@ -400,6 +483,29 @@ fn fields_have_kubelets_numbers() {
     assert_eq!(devices.encode_to_vec(), bytes("0a 01 72 12 01 61 12 01 62"));
 }
 
+#[test]
+fn fields_have_the_runtimes_numbers() {
+    let hex =
+        |message: Vec<u8>| message.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ");
+    assert_eq!(hex(version().encode_to_vec()), "0a 01 76 12 01 6e 1a 01 32 22 01 31");
+    assert_eq!(hex(cri::StatusRequest { verbose: true }.encode_to_vec()), "08 01");
+    let info = HashMap::from([("k".to_string(), "v".to_string())]);
+    let runtime_handlers = vec![cri::RuntimeHandler { name: "n".into() }];
+    assert_eq!(
+        hex(cri::StatusResponse { info, runtime_handlers }.encode_to_vec()),
+        "12 06 0a 01 6b 12 01 76 1a 03 0a 01 6e"
+    );
+    assert_eq!(hex(sandbox().encode_to_vec()), "0a 01 61 12 0b 0a 01 6e 12 01 75 1a 01 73 20 01 18 01 20 02");
+    assert_eq!(
+        hex(container().encode_to_vec()),
+        "0a 01 61 12 01 62 1a 05 0a 01 63 10 01 30 02 38 03 42 06 0a 01 6b 12 01 76"
+    );
+    let list = cri::ListPodSandboxResponse { items: vec![cri::PodSandbox::default()] };
+    assert_eq!(hex(list.encode_to_vec()), "0a 00");
+    let list = cri::ListContainersResponse { containers: vec![cri::Container::default()] };
+    assert_eq!(hex(list.encode_to_vec()), "0a 00");
+}
+
 /// What is read is written and read again as the same.
 fn settles<M: Message + Default + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
     if let Ok(message) = M::decode(bytes) {
@@ -420,6 +526,10 @@ fn read_as_everything(bytes: &[u8]) {
     settles::<resources::GetPodResourcesRequest>(bytes);
     settles::<resources::GetPodResourcesResponse>(bytes);
     settles::<resources::AllocatableResourcesResponse>(bytes);
+    settles::<cri::VersionResponse>(bytes);
+    settles::<cri::StatusResponse>(bytes);
+    settles::<cri::ListPodSandboxResponse>(bytes);
+    settles::<cri::ListContainersResponse>(bytes);
 }
 
 proptest! {
@@ -437,7 +547,8 @@ proptest! {
         let list = resources::ListPodResourcesResponse { pod_resources: vec![pod(), pod()] };
         let ids = ["a".to_string()];
         let answer = plugin::AllocateResponse { container_responses: vec![allocated(&ids), allocated(&ids)] };
-        for mut bytes in [list.encode_to_vec(), answer.encode_to_vec()] {
+        let runtime = cri::ListContainersResponse { containers: vec![container(), container()] };
+        for mut bytes in [list.encode_to_vec(), answer.encode_to_vec(), runtime.encode_to_vec()] {
             for (at, byte) in &damage {
                 let at = at.index(bytes.len());
                 bytes[at] = *byte;
