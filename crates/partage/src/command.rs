@@ -6,6 +6,7 @@ mod explain;
 mod home;
 mod inspect;
 mod keep;
+mod node;
 mod ps;
 mod resize;
 mod run;
@@ -37,6 +38,7 @@ pub(crate) enum Command {
     Stop(stop::Stop),
     Check(check::Check),
     Explain(explain::Explain),
+    Node(node::Node),
     #[command(name = partage_local::keeper::COMMAND, hide = true)]
     Keep(keep::Keep),
     #[command(name = partage_local::CONTEXT_COMMAND, hide = true)]
@@ -59,6 +61,7 @@ impl Command {
             Command::ContextSizes(sizes) => sizes.run(out, err),
             Command::Check(check) => check.run(out, err),
             Command::Explain(explain) => explain.run(out, err),
+            Command::Node(node) => node.run(out, err),
             Command::Sim(sim) => sim.run(out, err),
             Command::Simulate(simulate) => simulate.run(out, err),
         }

@@ -29,7 +29,19 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "partage-host",
         ],
     ),
-    ("partage-agent", &["partage-core", "partage-region", "partage-host", "partage-cluster", "partage-rpc"]),
+    (
+        "partage-agent",
+        &[
+            "partage-core",
+            "partage-region",
+            "partage-driver-api",
+            "partage-shim",
+            "partage-sim",
+            "partage-host",
+            "partage-cluster",
+            "partage-rpc",
+        ],
+    ),
     ("partage-control", &["partage-core", "partage-cluster"]),
     (
         "partage",

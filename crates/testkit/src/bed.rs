@@ -1,11 +1,13 @@
 //! A real Kubernetes in namespaces of its own: `Bed::start` brings it up, dropping it leaves nothing behind.
 //!
 //! The map: `profile` what is asked for; `folder` its files; `world` the namespaces and who tidies up; `component` one program;
-//! `control_plane`, `node` what is in a cluster; `network`, `dns`, `pki`, `kubeconfig`, `cgroups` what they need;
+//! `control_plane`, `node` what is in a cluster; `agent` what an agent is given; `network`, `dns`, `pki`, `kubeconfig`, `cgroups` what they need;
 //! `scripts` what runs inside before any program of ours could. `docs/testbed.md` shows it in use.
 
+mod agent;
 mod cgroups;
 mod component;
+mod containerd;
 mod control_plane;
 mod dns;
 mod error;
@@ -25,7 +27,7 @@ pub use component::Component;
 pub use error::BedError;
 pub use node::Node;
 pub use pki::Certificate;
-pub use profile::{Cgroups, NodeProfile, Profile};
+pub use profile::{Cgroups, Containerd, NodeProfile, Profile};
 
 use cgroups::Hierarchies;
 use component::Place;
@@ -300,8 +302,11 @@ impl Bed {
     }
 
     fn client_with(&self, identity: &Identity<'_>) -> Result<kube::Client, BedError> {
-        let config = kubeconfig::kubeconfig(&control_plane::server(), &self.authority.pem(), identity);
-        kubeconfig::client(config, self.handle())
+        kubeconfig::client(self.kubeconfig_of(identity), self.handle())
+    }
+
+    fn kubeconfig_of(&self, identity: &Identity<'_>) -> Value {
+        kubeconfig::kubeconfig(&control_plane::server(), &self.authority.pem(), identity)
     }
 
     /// An administrator's kubeconfig that reaches the API server at this address.
@@ -367,16 +372,20 @@ impl Bed {
         self.world.is_gone()
     }
 
+    /// A program of who looks after the cluster, ready to be given arguments and run: on this machine, in the bed's network, with an
+    /// administrator's kubeconfig.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/proc/{}/ns/net", self.world.first())).arg(program);
+        // By default what is learned of a cluster goes to the user's home, by address, and beds have all the same.
+        command.env("KUBECACHEDIR", self.around.folder.path.join("kubectl"));
+        command.env("KUBECONFIG", &self.kubeconfig).stdin(Stdio::null());
+        command
+    }
+
     /// `kubectl`, as administrator, ready to be given arguments and run.
     pub fn kubectl_command(&self) -> Command {
-        let mut command = Command::new("nsenter");
-        command
-            .arg(format!("--net=/proc/{}/ns/net", self.world.first()))
-            .arg(self.around.bin.join("kubectl"));
-        // By default what it learns of a cluster goes to the user's home, by address, and beds have all the same.
-        command.arg("--cache-dir").arg(self.around.folder.path.join("kubectl"));
-        command.arg("--kubeconfig").arg(&self.kubeconfig).stdin(Stdio::null());
-        command
+        self.command(self.around.bin.join("kubectl"))
     }
 
     /// Runs `kubectl`; what it wrote, or its own words on why not.

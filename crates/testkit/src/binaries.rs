@@ -13,6 +13,7 @@ pub use crate::missing::Missing;
 pub use build::build;
 pub use report::check;
 
+use catalog::{BED, CHART, OLDER, Program, Set};
 use go::Go;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -40,8 +41,31 @@ impl Settings {
         }
     }
 
-    fn store(&self, go: &Go) -> Result<Store, Missing> {
-        Ok(Store::new(self.cache.as_deref().ok_or(Missing::NoCacheFolder)?, &go.version))
+    fn store(&self, go: &Go, set: &'static Set) -> Result<Store, Missing> {
+        Ok(Store::new(self.cache.as_deref().ok_or(Missing::NoCacheFolder)?, &go.version, set))
+    }
+
+    /// The folder of a set, where all of it is there.
+    fn folder(&self, set: &'static Set) -> Result<PathBuf, Missing> {
+        if let Some(folder) = &self.bin_dir {
+            let unusable = |program: &Program| {
+                let why = report::unusable(&folder.join(program.name))?;
+                Some(format!("{} ({why})", program.name))
+            };
+            let absent: Vec<_> = set.programs.iter().filter_map(unusable).collect();
+            return match absent.is_empty() {
+                true => Ok(folder.clone()),
+                false => Err(Missing::NotInFolder { folder: folder.clone(), absent }),
+            };
+        }
+        let store = self.store(&Go::find()?, set)?;
+        let manifest = store.manifest();
+        let names = set.programs.iter().map(|program| program.name);
+        let left: Vec<_> = names.filter(|name| !store.has(&manifest, name)).collect();
+        match left.is_empty() {
+            true => Ok(store.bin()),
+            false => Err(Missing::NotBuilt { left, all: set.programs.len(), folder: store.bin() }),
+        }
     }
 }
 
@@ -59,25 +83,7 @@ impl Binaries {
 
     /// The same, with the places given.
     pub fn ready_in(settings: &Settings) -> Result<Self, Missing> {
-        if let Some(folder) = &settings.bin_dir {
-            let absent: Vec<_> = catalog::PROGRAMS
-                .iter()
-                .filter_map(|program| report::unusable(&folder.join(program.name)).map(|why| (program, why)))
-                .map(|(program, why)| format!("{} ({why})", program.name))
-                .collect();
-            return match absent.is_empty() {
-                true => Ok(Self { folder: folder.clone() }),
-                false => Err(Missing::NotInFolder { folder: folder.clone(), absent }),
-            };
-        }
-        let store = settings.store(&Go::find()?)?;
-        let manifest = store.manifest();
-        let left: Vec<_> =
-            catalog::PROGRAMS.iter().map(|p| p.name).filter(|name| !store.has(&manifest, name)).collect();
-        match left.is_empty() {
-            true => Ok(Self { folder: store.bin() }),
-            false => Err(Missing::NotBuilt { left, all: catalog::PROGRAMS.len(), folder: store.bin() }),
-        }
+        Ok(Self { folder: settings.folder(&BED)? })
     }
 
     /// The folder with the programs and nothing else; CNI plugins are among them.
@@ -89,6 +95,17 @@ impl Binaries {
     pub fn path(&self, program: &str) -> PathBuf {
         self.folder.join(program)
     }
+}
+
+/// Where containerd 1.7 and its shim are, in this order. Looks, and builds nothing.
+pub fn containerd_1_7(settings: &Settings) -> Result<[PathBuf; 2], Missing> {
+    let folder = settings.folder(&OLDER)?;
+    Ok(["containerd-1.7", "containerd-shim-runc-1.7"].map(|program| folder.join(program)))
+}
+
+/// Where helm is, which makes the plain manifests of the chart. Looks, and builds nothing.
+pub fn helm(settings: &Settings) -> Result<PathBuf, Missing> {
+    Ok(settings.folder(&CHART)?.join("helm"))
 }
 
 /// What a test does that cannot run here: on a person's machine it says so and passes; in CI (`CI` is set and not

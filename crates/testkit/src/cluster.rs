@@ -3,9 +3,11 @@
 //! A holder owns the bed in the background. It holds a lock for as long as it lives, so that a second cluster is
 //! refused, and whoever looks for it never mistakes another process for it.
 
+mod install;
 mod relay;
 mod state;
 
+pub use install::bring_nvidia_smi;
 pub use state::State;
 
 use crate::bed::{Bed, BedError, Cgroups, NodeProfile, Profile};
@@ -14,6 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use state::{Holder, Home};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -28,6 +31,9 @@ pub struct Wishes {
     /// Which cgroups the nodes see; absent = as the machine
     #[arg(long, value_enum)]
     pub cgroups: Option<CgroupsWish>,
+    /// Partage's own image, an OCI archive: it is installed, with simulated GPUs on every node
+    #[arg(long, value_name = "FILE")]
+    pub partage: Option<PathBuf>,
     /// Which one.
     #[command(flatten)]
     pub name: Name,
@@ -74,7 +80,9 @@ pub enum CgroupsWish {
 
 impl Wishes {
     fn profile(&self) -> Profile {
-        (1..=self.nodes).fold(Profile::control_plane().debian(), |profile, number| {
+        let empty = Profile::control_plane().debian();
+        let empty = self.partage.iter().fold(empty, Profile::image);
+        (1..=self.nodes).fold(empty, |profile, number| {
             let node = NodeProfile::new(format!("node{number}"));
             profile.node(match self.cgroups {
                 Some(CgroupsWish::V1) => node.cgroups(Cgroups::V1),
@@ -91,6 +99,9 @@ impl Wishes {
         if let Some(cgroups) = self.cgroups {
             let word = format!("{cgroups:?}").to_lowercase();
             arguments.extend(["--cgroups".to_string(), word]);
+        }
+        if let Some(image) = &self.partage {
+            arguments.extend(["--partage".to_string(), image.display().to_string()]);
         }
         arguments
     }
@@ -111,6 +122,17 @@ pub enum ClusterError {
     /// One is coming up, or going down, right now.
     #[error("a cluster of this name is just being started or ended; wait a moment and repeat")]
     Busy,
+    /// Partage does not run in it.
+    #[error(
+        "the cluster is up, but Partage has no shares of GPUs on {nodes}; look with kubectl --namespace partage-system describe \
+         pods; its agent says:\n{said}"
+    )]
+    NotInstalled {
+        /// Where.
+        nodes: String,
+        /// The agent's last words.
+        said: String,
+    },
     /// The holder ended before the cluster was up; it said why.
     #[error("{0}")]
     Said(String),
@@ -141,8 +163,16 @@ pub fn up(wishes: &Wishes, out: &mut dyn Write, stop: &AtomicBool) -> Result<Sta
         .stderr(log)
         .spawn()
         .map_err(BedError::io(doing))?;
-    match follow(&mut holder, out, stop) {
-        Ok(()) => home.running()?.ok_or(ClusterError::NotUp),
+    let start = Instant::now();
+    match follow(&mut holder, start, out, stop) {
+        Ok(()) => {
+            let state = home.running()?.ok_or(ClusterError::NotUp)?;
+            if wishes.partage.is_some() {
+                // What does not come up is left for its owner to look at.
+                install::install(&state, &mut |line| tell(out, start, line), stop)?;
+            }
+            Ok(state)
+        }
         Err(error) => {
             end(&mut holder);
             match (error, home.last_words()) {
@@ -154,7 +184,12 @@ pub fn up(wishes: &Wishes, out: &mut dyn Write, stop: &AtomicBool) -> Result<Sta
 }
 
 /// A line per step, with the time it took, until the holder says that it is up.
-fn follow(holder: &mut Child, out: &mut dyn Write, stop: &AtomicBool) -> Result<(), ClusterError> {
+fn follow(
+    holder: &mut Child,
+    start: Instant,
+    out: &mut dyn Write,
+    stop: &AtomicBool,
+) -> Result<(), ClusterError> {
     let Some(pipe) = holder.stdout.take() else { return Err(ClusterError::NotUp) };
     let (send, lines) = mpsc::channel();
     // Ends with the pipe.
@@ -165,22 +200,23 @@ fn follow(holder: &mut Child, out: &mut dyn Write, stop: &AtomicBool) -> Result<
             }
         }
     });
-    let start = Instant::now();
     loop {
         if stop.load(Ordering::Relaxed) {
             return Err(BedError::Interrupted.into());
         }
         match lines.recv_timeout(Duration::from_millis(50)) {
             Ok(line) if line == UP => return Ok(()),
-            Ok(line) => {
-                // A reader who went away does not stop the cluster.
-                let _ = writeln!(out, "{:>5.1} s  {line}", start.elapsed().as_secs_f64());
-                let _ = out.flush();
-            }
+            Ok(line) => tell(out, start, &line),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Err(ClusterError::NotUp),
         }
     }
+}
+
+fn tell(out: &mut dyn Write, start: Instant, line: &str) {
+    // A reader who went away does not stop the cluster.
+    let _ = writeln!(out, "{:>5.1} s  {line}", start.elapsed().as_secs_f64());
+    let _ = out.flush();
 }
 
 /// Ends the holder; one that does not hear is killed, and its keeper tidies up.
@@ -205,6 +241,9 @@ pub fn hold(wishes: &Wishes, out: &mut dyn Write, stop: &AtomicBool) -> Result<(
         let _ = out.flush();
     };
     let bed = Bed::start_telling(wishes.profile(), stop, &mut tell)?;
+    if wishes.partage.is_some() {
+        install::bring_nvidia_smi(&bed)?;
+    }
     let relay = Relay::start(&bed)?;
     let name = wishes.name.clone();
     let nodes = bed.nodes().iter().map(|node| node.name().to_string()).collect();

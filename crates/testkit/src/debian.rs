@@ -15,8 +15,9 @@ const BUILD_NEEDS: &[(&[&str], &[&str])] = &[
     (&["pkg-config", "--exists", "libseccomp"], &["libseccomp-dev"]),
 ];
 
-/// What a bed calls, likewise. The rest is in packages that every Debian has.
-const BED_NEEDS: &[(&[&str], &[&str])] = &[(&["ip", "-V"], &["iproute2"])];
+/// What a bed calls, and what the pages have people call in it, likewise. The rest is in packages that every Debian has.
+const BED_NEEDS: &[(&[&str], &[&str])] =
+    &[(&["ip", "-V"], &["iproute2"]), (&["curl", "--version"], &["curl"])];
 
 /// Debian's tools, working in one folder.
 pub(crate) struct Debian<'a> {

@@ -6,6 +6,7 @@ use partage_testkit::binaries::{self, Binaries, Missing, Settings};
 use partage_testkit::clients;
 use partage_testkit::cluster::{self, ClusterError, Name, Wishes};
 use partage_testkit::image::{self, Product};
+use partage_testkit::manifests;
 use partage_testkit::portable;
 use partage_testkit::workload::{self, Load, WorkloadError};
 use std::io::{self, Write};
@@ -59,6 +60,9 @@ enum Command {
         /// The program
         #[arg(long, value_name = "FILE", default_value = "target/release/partage")]
         program: PathBuf,
+        /// The shim for every image
+        #[arg(long, value_name = "FILE", default_value = "target/portable/libpartage_shim.so")]
+        shim: PathBuf,
         /// Where the archive goes
         #[arg(long, value_name = "FILE", default_value = "dist/partage.oci.tar")]
         archive: PathBuf,
@@ -70,6 +74,8 @@ enum Command {
     ///
     /// What that needs (zig and cargo-zigbuild, from pip) is fetched once, into the user's cache folder.
     Shim,
+    /// Render the chart into the plain manifests of `deploy/`.
+    Manifests,
     /// A real Kubernetes to try things on, without a GPU.
     #[command(subcommand)]
     Cluster(Cluster),
@@ -110,10 +116,11 @@ fn main() -> ExitCode {
         Command::Clients { check: false } => made(clients::build(&settings, &mut out, &stop)),
         Command::Images { check: true, .. } => made(image::check(&settings, &mut out, &stop)),
         Command::Images { check: false, fresh } => made(image::build(&settings, fresh, &mut out, &stop)),
-        Command::Image { program, archive, fresh } => {
-            let product = Product { program, archive, fresh };
+        Command::Image { program, shim, archive, fresh } => {
+            let product = Product { program, shim, archive, fresh };
             made(image::product(&product, &settings, &mut out, &stop))
         }
+        Command::Manifests => made(manifests::write(&settings)),
         Command::Shim => made(portable::build(&settings, &mut out, &stop)),
         Command::Cluster(command) => cluster(&command, &mut out, &stop),
         Command::Workload(load) => workload::run(&load, &mut out, &stop).map_err(Failure::from),
@@ -162,6 +169,15 @@ fn made<T>(done: Result<T, Missing>) -> Result<(), Failure> {
     done.map(drop).map_err(Failure::from)
 }
 
+/// With Partage in the cluster.
+const TRY: &str = "
+Partage is in it, with simulated GPUs. A pod in 4 GiB and 30 % of one:
+
+  kubectl apply -f examples/pod.yaml && kubectl wait --for=condition=Ready pod/share
+  kubectl exec share -- nvidia-smi
+  kubectl describe node node1
+";
+
 fn cluster(command: &Cluster, out: &mut dyn Write, stop: &AtomicBool) -> Result<(), Failure> {
     let words = match command {
         Cluster::Hold(wishes) => {
@@ -174,12 +190,13 @@ fn cluster(command: &Cluster, out: &mut dyn Write, stop: &AtomicBool) -> Result<
             let kubectl = Binaries::ready()?.path("kubectl");
             format!(
                 "\nA Kubernetes is up after {:.1} s, with {}. Use it, with any kubectl:\n\n  export KUBECONFIG='{}'\n  \
-                 '{}' get nodes\n\nIts images are localhost/debian:bed and localhost/busybox:bed (imagePullPolicy: Never).\n\
+                 '{}' get nodes\n{}\nIts images are localhost/debian:bed and localhost/busybox:bed (imagePullPolicy: Never).\n\
                  End it with: {}\n",
                 start.elapsed().as_secs_f64(),
                 state.nodes.join(", "),
                 state.kubeconfig.display(),
                 kubectl.display(),
+                if wishes.partage.is_some() { TRY } else { "" },
                 state.name.ending(),
             )
         }

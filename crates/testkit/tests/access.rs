@@ -16,7 +16,7 @@ const POD: &str = r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "w
 fn people_reach_into_containers() {
     let Some(bed) = Bed::for_test(Profile::one_node().debian()) else { return };
     bed.kubectl_with(&["apply", "-f", "-"], POD).unwrap();
-    bed.kubectl(&["wait", "--for=condition=Ready", "pod/web", "--timeout=90s"]).unwrap();
+    bed.kubectl(&["wait", "--for=condition=Ready", "pod/web", "--timeout=300s"]).unwrap();
     exec_carries_input_output_and_the_exit_code(&bed);
     exec_gives_a_terminal(&bed);
     logs_follow(&bed);
@@ -41,7 +41,9 @@ fn exec_gives_a_terminal(bed: &Bed) {
     let kubectl = bed.kubectl_command();
     let words: Vec<_> = kubectl.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
     let line = format!("nsenter {} exec -it web -c web -- tty", words.join(" "));
-    let output = std::process::Command::new("script").args(["-qec", &line, "/dev/null"]).output().unwrap();
+    let mut script = std::process::Command::new("script");
+    script.envs(kubectl.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let output = script.args(["-qec", &line, "/dev/null"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(said.contains("/dev/pts/"), "{said}");
 }

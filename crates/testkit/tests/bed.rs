@@ -25,7 +25,7 @@ fn apply(bed: &Bed, manifest: &str) {
 }
 
 fn wait_for(bed: &Bed, pod: &str, condition: &str) {
-    bed.kubectl(&["wait", &format!("--for={condition}"), &format!("pod/{pod}"), "--timeout=90s"]).unwrap();
+    bed.kubectl(&["wait", &format!("--for={condition}"), &format!("pod/{pod}"), "--timeout=300s"]).unwrap();
 }
 
 fn run_pod(bed: &Bed, name: &str, script: &str, more: &str) {
@@ -60,9 +60,8 @@ fn two_beds_and_their_nodes_do_not_see_each_other() {
         );
     }
     let address = bed.kubectl(&["get", "pod", "new", "-o", "jsonpath={.status.podIP}"]).unwrap();
-    let heard =
-        bed.kubectl(&["exec", "old", "--", "wget", "-q", "-O-", &format!("http://{address}/")]).unwrap();
-    assert_eq!(heard, "new\n");
+    let ask = ["exec", "old", "--", "wget", "-q", "-O-", &format!("http://{address}/")];
+    eventually("new answers", || bed.kubectl(&ask).is_ok_and(|heard| heard == "new\n"));
 
     // v1 has a hierarchy per controller, v2 one for all; both begin at the node itself.
     let cgroups = |pod: &str| bed.kubectl(&["exec", pod, "--", "cat", "/proc/1/mountinfo"]).unwrap();
@@ -131,7 +130,10 @@ subjects: [{kind: ServiceAccount, name: reader, namespace: default}]
     let refused = bed.block_on(pods.list(&Default::default())).unwrap_err().to_string();
     assert!(refused.contains(r#"User "alice" cannot list resource "pods""#), "{refused}");
     bed.kubectl(&["create", "rolebinding", "alice", "--role=reader", "--group=readers"]).unwrap();
-    assert_eq!(bed.block_on(pods.list(&Default::default())).unwrap().items.len(), 1);
+    // The API server hears of what it was told itself, a moment later.
+    eventually("alice may read", || {
+        bed.block_on(pods.list(&Default::default())).is_ok_and(|seen| seen.items.len() == 1)
+    });
 }
 
 #[test]

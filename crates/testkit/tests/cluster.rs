@@ -1,12 +1,17 @@
 //! `make cluster` and `make cluster-down`, as a person uses them.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "support/product.rs"]
+mod built;
+
 use partage_testkit::bed::{Bed, Profile};
-use partage_testkit::binaries::{Binaries, Settings};
+use partage_testkit::binaries::{Binaries, Settings, skip_or_fail};
+use partage_testkit::clients::Clients;
+use partage_testkit::pages::{Page, meant, repository};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 /// A cluster of this test only, and its folder.
@@ -71,7 +76,7 @@ fn a_person_brings_one_up_uses_it_and_ends_it() {
     let run =
         ["run", "try", "--image=localhost/debian:bed", "--image-pull-policy=Never", "--", "sleep", "1000"];
     assert!(kubectl(&run).status.success());
-    assert!(kubectl(&["wait", "--for=condition=Ready", "pod/try", "--timeout=90s"]).status.success());
+    assert!(kubectl(&["wait", "--for=condition=Ready", "pod/try", "--timeout=300s"]).status.success());
     let (code, out, err) = words(&kubectl(&["exec", "try", "--", "cat", "/etc/debian_version"]));
     assert_eq!(code, Some(0), "{out}{err}");
 
@@ -91,6 +96,70 @@ fn a_person_brings_one_up_uses_it_and_ends_it() {
     assert!(!kubeconfig.exists());
     let (_, out, _) = words(&cluster.run("status"));
     assert_eq!(out, "no cluster is running\n");
+}
+
+/// What the README and the page of the bed say to do with it, in their own words. Nothing is built here.
+const README: &[(&str, &str)] = &[
+    ("make run", "crates/partage/tests/picture.rs runs the same for a picture"),
+    ("make test", "it is what runs this"),
+    ("partage run", "crates/partage/tests/local has the commands of one machine"),
+    ("partage top", "crates/partage/tests/top.rs"),
+    ("make cluster-down", "the page of the bed goes on with the cluster, and ends it"),
+];
+const TESTBED: &[(&str, &str)] = &[
+    ("make cluster ", "the README has brought it up"),
+    ("make binaries", "it builds; `make test` begins with it"),
+    ("make shim", "tests/shim_file.rs builds the shim the same way"),
+    ("cargo run -p partage-testkit -- clients  ", "it fetches; `make binaries` does"),
+];
+
+#[test]
+fn partage_is_in_it_as_the_pages_say() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some((archive, _)) = built::image(folder.path()) else { return };
+    if let Err(missing) = Clients::ready() {
+        return skip_or_fail(&missing);
+    }
+    let Some(cluster) = Cluster::new("partage") else { return };
+    let testkit = env!("CARGO_BIN_EXE_partage-testkit");
+    let of = |word: &str| format!("{testkit} cluster {word} --name {}", cluster.name);
+    let (up, down) = (format!("{} --partage {}", of("up"), archive.display()), of("down"));
+    let kubeconfig = cluster.folder().join("kubeconfig").display().to_string();
+    let table = [
+        ("make cluster-down", down.as_str()),
+        ("make cluster", &up),
+        ("~/.cache/partage/cluster/bed/kubeconfig", &kubeconfig),
+        ("cargo run -p partage-testkit --", testkit),
+    ];
+    let does = |commands: &[String]| {
+        let script = meant(&commands.join("\n"), &table);
+        let bin = Binaries::ready().unwrap().folder().display().to_string();
+        let path = format!("{bin}:{}", std::env::var("PATH").unwrap());
+        let mut command = Command::new("bash");
+        command.args(["-euo", "pipefail", "-c", &script]).env("PATH", path).current_dir(repository());
+        let (code, out, err) = words(&command.stdin(Stdio::null()).output().unwrap());
+        assert_eq!(code, Some(0), "{script}\n{out}{err}");
+        out
+    };
+
+    let readme = Page::read("README.md", README).unwrap();
+    let blocks = readme.commands("Try it");
+    let said = does(blocks.last().unwrap());
+    assert!(said.contains("waiting until the nodes have shares of GPUs"), "{said}");
+    assert!(said.contains("4096MiB"), "{said}");
+    readme.is_done().unwrap();
+
+    let page = Page::read("docs/testbed.md", TESTBED).unwrap();
+    let said = does(&page.commands("Try it")[0]);
+    assert!(
+        said.contains("node1") && said.contains("4096MiB") && said.ends_with("the cluster is gone\n"),
+        "{said}"
+    );
+    for heading in ["The programs", "The images", "The clients"] {
+        does(&page.commands(heading)[0]);
+    }
+    page.is_done().unwrap();
+    assert!(!Path::new(&kubeconfig).exists());
 }
 
 #[test]
@@ -153,7 +222,7 @@ fn who_is_not_root_is_told() {
 #[test]
 fn a_missing_tool_is_named_with_its_package() {
     if !rustix::process::geteuid().is_root() {
-        return partage_testkit::binaries::skip_or_fail(&"only root gets so far as to miss a tool");
+        return skip_or_fail(&"only root gets so far as to miss a tool");
     }
     let folder = std::env::temp_dir().join(format!("partage-no-ip-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();

@@ -16,6 +16,7 @@ fn start_pod(bed: &Bed, node: &Node) -> LatePlugin {
     let mut settings = Settings::new(
         &path("/var/lib/kubelet"),
         &path("/var/log/pods"),
+        &path("/run/containerd/containerd.sock"),
         &path("/etc/cdi"),
         &path("/var/lib/record.json"),
     );
@@ -37,7 +38,7 @@ fn start_pod(bed: &Bed, node: &Node) -> LatePlugin {
                              "resources": {{"limits": {{"example.com/late": 1}}}}}}]}}}}"#
     );
     bed.kubectl_with(&["apply", "-f", "-"], &manifest).unwrap();
-    bed.kubectl(&["wait", "--for=condition=Ready", &format!("pod/{name}"), "--timeout=90s"]).unwrap();
+    bed.kubectl(&["wait", "--for=condition=Ready", &format!("pod/{name}"), "--timeout=300s"]).unwrap();
     plugin
 }
 

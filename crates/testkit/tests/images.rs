@@ -7,6 +7,7 @@ mod folder;
 use folder::{Folder, testkit};
 use partage_testkit::binaries::{Missing, skip_or_fail};
 use partage_testkit::image::{BedImage, Image, Layer};
+use partage_testkit::portable::Zig;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -15,6 +16,8 @@ use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, PoisonError};
 
 fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
@@ -175,9 +178,10 @@ fn what_cannot_be_written_is_said() {
 }
 
 /// `partage-testkit image` with this program, in this folder.
-fn product(folder: &Folder, program: &Path, path: &Path) -> (i32, String, String) {
+fn product(folder: &Folder, program: &Path, shim: &Path, path: &Path) -> (i32, String, String) {
     let archive = folder.path().join("dist/partage.oci.tar");
-    let arguments = ["image", "--program", program.to_str().unwrap(), "--archive", archive.to_str().unwrap()];
+    let [program, archive, shim] = [program, &archive, shim].map(|path| path.to_str().unwrap());
+    let arguments = ["image", "--program", program, "--archive", archive, "--shim", shim];
     testkit(&arguments, &[("PATH", path), ("XDG_CACHE_HOME", &folder.path().join("cache"))])
 }
 
@@ -185,15 +189,24 @@ fn product(folder: &Folder, program: &Path, path: &Path) -> (i32, String, String
 fn a_program_that_is_none_is_refused() {
     let folder = Folder::new();
     let program = folder.path().join("partage");
-    let (code, out, err) = product(&folder, &program, folder.path());
+    let (code, out, err) = product(&folder, &program, Path::new("none"), folder.path());
     assert_eq!((code, out.as_str()), (1, ""));
     let said =
         "cannot go into an image: it is not there; build it: cargo build --release --package partage\n";
     assert!(err.ends_with(said), "{err}");
     fs::write(&program, "").unwrap();
-    let (code, _, err) = product(&folder, &program, folder.path());
+    let (code, _, err) = product(&folder, &program, Path::new("none"), folder.path());
     assert!(code == 1 && err.ends_with("it is not executable\n"), "{err}");
     assert!(!folder.path().join("cache").exists(), "nothing is left behind");
+}
+
+/// The shim of this checkout: what is packed is looked at.
+fn shim() -> Option<PathBuf> {
+    // It is put into its place by one at a time.
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let built = Zig::ready().and_then(|zig| zig.shim(&AtomicBool::new(false)));
+    built.map_err(|missing| skip_or_fail(&missing)).ok()
 }
 
 /// A program to pack, with its shared object where cargo puts it.
@@ -205,15 +218,16 @@ fn partage(folder: &Folder, script: &str) -> PathBuf {
 
 #[test]
 fn without_debian_or_network_it_says_so() {
+    let Some(shim) = shim() else { return };
     let folder = Folder::new();
     let program = partage(&folder, "");
     let empty = folder.path().join("empty");
-    let (code, _, err) = product(&folder, &program, &empty);
+    let (code, _, err) = product(&folder, &program, &shim, &empty);
     assert_eq!(code, 1);
     assert!(err.contains("there is no apt-get here; build on Debian"), "{err}");
 
     folder.program("path/apt-get", "echo \"E: Failed to fetch x  Could not resolve 'y'\" >&2; exit 100");
-    let (code, out, err) = product(&folder, &program, &folder.path().join("path"));
+    let (code, out, err) = product(&folder, &program, &shim, &folder.path().join("path"));
     assert_eq!(code, 1);
     assert!(out.contains("not done"), "{out}");
     assert!(err.contains("could not be downloaded: E: Failed to fetch x"), "{err}");
@@ -225,11 +239,19 @@ fn without_debian_or_network_it_says_so() {
 
 #[test]
 fn an_interruption_leaves_nothing_half() {
+    let Some(shim) = shim() else { return };
     let folder = Folder::new();
     let program = partage(&folder, "");
     folder.program("path/apt-get", "/bin/sleep 60");
     let mut child = Command::new(env!("CARGO_BIN_EXE_partage-testkit"))
-        .args(["image", "--program", program.to_str().unwrap(), "--archive"])
+        .args([
+            "image",
+            "--program",
+            program.to_str().unwrap(),
+            "--shim",
+            shim.to_str().unwrap(),
+            "--archive",
+        ])
         .arg(folder.path().join("dist/partage.oci.tar"))
         .env("PATH", folder.path().join("path"))
         .env("XDG_CACHE_HOME", folder.path().join("cache"))
@@ -290,12 +312,13 @@ fn the_product_is_its_program_above_its_libraries() {
         let what = "a package to try".to_string();
         return skip_or_fail(&Missing::NoDebian { what, tool: "dpkg-deb", instead: "test on Debian" });
     }
+    let Some(shim) = shim() else { return };
     let folder = Folder::new();
     let program = partage(&folder, "echo I am Partage");
     // The tools around apt-get are the machine's.
     let path = PathBuf::from(format!("{}:/usr/bin:/bin", folder.path().join("path").display()));
     small_debian(&folder, &["base-files", "libc6", "libgcc-s1", "mawk"]);
-    let (code, first, err) = product(&folder, &program, &path);
+    let (code, first, err) = product(&folder, &program, &shim, &path);
     assert_eq!((code, err.as_str()), (0, ""), "{first}");
     assert!(first.contains("   3 packages"), "{first}");
     assert!(first.contains("docker load --input") && first.contains("ctr --namespace k8s.io"), "{first}");
@@ -313,7 +336,7 @@ fn the_product_is_its_program_above_its_libraries() {
     // Again: nothing is fetched, and the digest is the same.
     folder.program("path/apt-get", "exit 1");
     let bytes = fs::read(&archive).unwrap();
-    let (code, second, err) = product(&folder, &program, &path);
+    let (code, second, err) = product(&folder, &program, &shim, &path);
     assert_eq!((code, err.as_str()), (0, ""), "{second}");
     assert!(!second.contains("fetching"), "{second}");
     assert!(fs::read(&archive).unwrap() == bytes);
@@ -321,7 +344,7 @@ fn the_product_is_its_program_above_its_libraries() {
     let kept = folder.path().join("cache/partage/images/packages");
     let kept = fs::read_dir(kept).unwrap().next().unwrap().unwrap().path().join("libc6_2.0_all.deb");
     fs::write(kept, "half").unwrap();
-    let (code, out, _) = product(&folder, &program, &path);
+    let (code, out, _) = product(&folder, &program, &shim, &path);
     assert!(code == 1 && out.contains("fetching"), "{out}");
 }
 

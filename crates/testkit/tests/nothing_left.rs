@@ -118,7 +118,7 @@ fn a_dropped_bed_is_gone() {
     let before = Traces::of(this);
     let Some(bed) = Bed::for_test(Profile::nodes(2)) else { return };
     bed.kubectl_with(&["apply", "-f", "-"], POD).unwrap();
-    bed.kubectl(&["wait", "--for=condition=Ready", "pod/one", "--timeout=90s"]).unwrap();
+    bed.kubectl(&["wait", "--for=condition=Ready", "pod/one", "--timeout=300s"]).unwrap();
     // It can be told from outside that something is there at all, and that the machine has nothing of it.
     let during = Traces::of(this);
     assert!(during.processes.len() > 10, "{:?}", during.processes);

@@ -1,31 +1,28 @@
 //! Partage's own image, as `make image` makes it, in a pod.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "support/product.rs"]
+mod built;
+
 use partage_testkit::bed::{Bed, Profile};
-use partage_testkit::binaries::{Settings, skip_or_fail};
+use partage_testkit::binaries::Settings;
 use partage_testkit::image::{Product, product};
+use std::fs;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 #[test]
 fn partage_runs_in_a_pod() {
-    // Built next to us whenever the whole workspace is tested.
-    let program = Path::new(env!("CARGO_BIN_EXE_partage-testkit")).with_file_name("partage");
-    if !program.exists() {
-        return skip_or_fail(&format!("{} is not built: cargo build --package partage", program.display()));
-    }
     let folder = tempfile::tempdir().unwrap();
-    let archive = folder.path().join("partage.oci.tar");
-    let asked = Product { program, archive: archive.clone(), fresh: false };
-    let mut said = Vec::new();
-    if let Err(missing) = product(&asked, &Settings::from_environment(), &mut said, &AtomicBool::new(false)) {
-        return skip_or_fail(&missing);
-    }
-    let said = String::from_utf8(said).unwrap();
-    let name =
-        said.split_whitespace().find(|word| word.starts_with("localhost/partage:")).expect(&said).to_string();
-
+    let Some((archive, shim)) = built::image(folder.path()) else { return };
+    let name = concat!("localhost/partage:", env!("CARGO_PKG_VERSION"));
     let Some(bed) = Bed::for_test(Profile::one_node().image(&archive)) else { return };
+    // Where the program looks for it, as it was built for every image.
+    let node = bed.node("node1").unwrap();
+    node.run("/bed/bin/ctr", ["--namespace", "k8s.io", "images", "mount", name, "/mnt"]).unwrap();
+    let inside = node.path("/mnt/usr/lib/partage/libpartage_shim.so").unwrap();
+    assert!(fs::read(inside).unwrap() == fs::read(&shim).unwrap());
+
     // Without rights, without a writable file but in a folder that comes with the pod: what is in the image is enough.
     let container = |container: &str, arguments: &str| {
         format!(
@@ -50,7 +47,7 @@ fn partage_runs_in_a_pod() {
             "containers": [{containers}]}}}}"#
     );
     bed.kubectl_with(&["apply", "-f", "-"], &manifest).unwrap();
-    bed.kubectl(&["wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/partage", "--timeout=90s"])
+    bed.kubectl(&["wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/partage", "--timeout=300s"])
         .unwrap();
     let version = bed.kubectl(&["logs", "partage", "--container", "version"]).unwrap();
     assert_eq!(version, format!("partage {}\n", env!("CARGO_PKG_VERSION")));
@@ -58,4 +55,22 @@ fn partage_runs_in_a_pod() {
     let made = bed.kubectl(&["logs", "partage", "--container", "sim"]).unwrap();
     assert!(made.contains("export LD_LIBRARY_PATH=/node/sim/lib\n"), "{made}");
     assert!(made.contains("simulated node: 8 GPUs, NVIDIA H100 80GB HBM3, driver 550.163.01"), "{made}");
+}
+
+#[test]
+fn a_shim_for_this_machine_only_is_refused() {
+    let program = Path::new(env!("CARGO_BIN_EXE_partage-testkit")).to_path_buf();
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |shim: &Path| {
+        let archive = folder.path().join("partage.oci.tar");
+        let asked = Product { program: program.clone(), shim: shim.to_path_buf(), archive, fresh: false };
+        let made =
+            product(&asked, &Settings::from_environment(), &mut std::io::sink(), &AtomicBool::new(false));
+        made.unwrap_err().to_string()
+    };
+    let absent = folder.path().join("libpartage_shim.so");
+    assert!(refused(&absent).ends_with("it is not there; build it: make shim"), "{}", refused(&absent));
+    // Any program of this machine needs its C library.
+    let said = refused(&program);
+    assert!(said.contains("it needs ") && said.ends_with("build it: make shim"), "{said}");
 }

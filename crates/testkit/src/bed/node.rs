@@ -2,6 +2,7 @@
 
 use super::cgroups::{self, Hierarchies};
 use super::component::{Component, Place, lock};
+use super::containerd::SOCKET;
 use super::folder::Folder;
 use super::kubeconfig::{Identity, kubeconfig};
 use super::network::{self, DNS, Network};
@@ -9,7 +10,6 @@ use super::pki::Authority;
 use super::profile::{Cgroups, NodeProfile};
 use super::world::{child_of, signal, wait_nudging};
 use super::{BedError, control_plane, logs, wait};
-use crate::image::BedImage;
 use rustix::process::Signal;
 use serde_json::json;
 use std::fs::{self, File};
@@ -22,8 +22,6 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Where containerd listens, inside.
-const CONTAINERD: &str = "/run/containerd/containerd.sock";
 /// A node that runs this long without being up never will be.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -97,13 +95,15 @@ impl Node {
             true => executable(&write("runc-v2lite", include_str!("scripts/runc-v2lite.sh"))?)?,
             false => "/bed/bin/runc",
         };
-        write("containerd.toml", &containerd_config(runc))?;
+        write("containerd.toml", &profile.containerd.config(runc))?;
+        let containerd = profile.containerd.bring(&folder)?;
 
-        let component = |program: &str, arguments: &[&str]| {
+        let component = |part: &str, program: &str, arguments: &[&str]| {
             let arguments = arguments.iter().map(ToString::to_string).collect();
-            Component::new(format!("{name}/{program}"), program, arguments, &around.folder, &around.host)
+            Component::new(format!("{name}/{part}"), program, arguments, &around.folder, &around.host)
         };
         let kubelet = component(
+            "kubelet",
             "kubelet",
             &[
                 "--config=/bed/kubelet.yaml",
@@ -114,7 +114,7 @@ impl Node {
                 "--v=2",
             ],
         );
-        let containerd = component("containerd", &["--config=/bed/containerd.toml"]);
+        let containerd = component("containerd", containerd, &["--config=/bed/containerd.toml"]);
         let around = Arc::clone(around);
         Ok(Self { name, number, cgroups, folder, kubelet, containerd, around, machine: Mutex::new(None) })
     }
@@ -161,6 +161,20 @@ impl Node {
             lock(&self.machine).as_ref().map(|machine| machine.place.clone()).ok_or_else(|| self.off())?;
         let arguments: Vec<_> = arguments.into_iter().map(|one| one.as_ref().to_string()).collect();
         Ok(place.command(Path::new(program), &arguments))
+    }
+
+    /// A program that runs on the node, outside of any container, as its services do. Paths are the node's; it does not outlive a
+    /// reboot.
+    pub fn service<I: AsRef<str>>(
+        &self,
+        name: &str,
+        program: &str,
+        arguments: impl IntoIterator<Item = I>,
+    ) -> Result<Component, BedError> {
+        let place =
+            lock(&self.machine).as_ref().map(|machine| machine.place.clone()).ok_or_else(|| self.off())?;
+        let arguments = arguments.into_iter().map(|one| one.as_ref().to_string()).collect();
+        Ok(Component::new(format!("{}/{name}", self.name), program, arguments, &self.around.folder, &place))
     }
 
     /// Runs a program on the node to its end; what it wrote.
@@ -286,7 +300,7 @@ impl Node {
 
     fn start_containerd(&self, stop: &AtomicBool) -> Result<(), BedError> {
         self.containerd.start()?;
-        let socket = self.path(CONTAINERD)?;
+        let socket = self.path(SOCKET)?;
         wait::until(&format!("{}'s containerd", self.name), PATIENCE, stop, || {
             self.containerd.check()?;
             Ok(UnixStream::connect(&socket).ok().map(drop))
@@ -359,7 +373,7 @@ fn kubelet_config() -> serde_json::Value {
         "authorization": { "mode": "Webhook" },
         "tlsCertFile": "/bed/kubelet.crt",
         "tlsPrivateKeyFile": "/bed/kubelet.key",
-        "containerRuntimeEndpoint": format!("unix://{CONTAINERD}"),
+        "containerRuntimeEndpoint": format!("unix://{SOCKET}"),
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": "/",
         // On v1 nodes kubelet would refuse to start.
@@ -404,39 +418,4 @@ fn cni_config(number: u8) -> serde_json::Value {
             },
         }],
     })
-}
-
-fn containerd_config(runc: &str) -> String {
-    let pause = BedImage::Pause.name();
-    format!(
-        r#"version = 3
-root = "/var/lib/containerd"
-state = "/run/containerd"
-temp = "/bed/tmp"
-disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri", "io.containerd.tracing.processor.v1.otlp"]
-
-[grpc]
-address = "{CONTAINERD}"
-
-[plugins.'io.containerd.cri.v1.images']
-snapshotter = "overlayfs"
-[plugins.'io.containerd.cri.v1.images'.pinned_images]
-sandbox = "{pause}"
-
-[plugins.'io.containerd.cri.v1.runtime']
-enable_cdi = true
-cdi_spec_dirs = ["/etc/cdi", "/run/cdi"]
-# Without CAP_SYS_RESOURCE a sandbox would die of its oom_score_adj.
-restrict_oom_score_adj = true
-netns_mounts_under_state_dir = true
-[plugins.'io.containerd.cri.v1.runtime'.cni]
-bin_dirs = ["/bed/bin"]
-conf_dir = "/bed/cni"
-[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
-runtime_type = "io.containerd.runc.v2"
-[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
-SystemdCgroup = false
-BinaryName = "{runc}"
-"#
-    )
 }

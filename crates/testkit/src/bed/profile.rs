@@ -76,12 +76,20 @@ impl Profile {
 pub struct NodeProfile {
     pub(super) name: String,
     pub(super) cgroups: Option<Cgroups>,
+    pub(super) containerd: Containerd,
 }
 
 impl NodeProfile {
     /// A node of this name, with the cgroups that the machine itself uses.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), cgroups: None }
+        Self { name: name.into(), cgroups: None, containerd: Containerd::default() }
+    }
+
+    /// With this containerd.
+    #[must_use]
+    pub fn containerd(mut self, containerd: Containerd) -> Self {
+        self.containerd = containerd;
+        self
     }
 
     /// With these cgroups, whatever the machine itself uses.
@@ -90,6 +98,16 @@ impl NodeProfile {
         self.cgroups = Some(cgroups);
         self
     }
+}
+
+/// Which containerd a node has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Containerd {
+    /// The newest.
+    #[default]
+    Newest,
+    /// The oldest that is supported, 1.7, with CDI switched on, which it is not by itself.
+    Oldest,
 }
 
 /// Which cgroups a node sees.

@@ -1,6 +1,6 @@
 //! Builds what is not there yet, in one run at a time.
 
-use super::catalog::{PROGRAMS, Program, Source};
+use super::catalog::{Program, SETS, Set, Source};
 use super::go::Go;
 use super::report::{ask, check_folder};
 use super::store::Store;
@@ -22,12 +22,26 @@ pub fn build(settings: &Settings, out: &mut dyn Write, stop: &AtomicBool) -> Res
         return check_folder(settings, folder, &mut progress, stop);
     }
     let go = Go::find()?;
-    let store = settings.store(&go)?;
+    for set in SETS {
+        possible(&go, &settings.store(&go, set)?, set)?;
+    }
+    for set in SETS {
+        build_set(set, &go, &settings.store(&go, set)?, &mut progress, stop)?;
+    }
+    Binaries::ready_in(settings)
+}
+
+fn build_set(
+    set: &Set,
+    go: &Go,
+    store: &Store,
+    progress: &mut Progress<'_>,
+    stop: &AtomicBool,
+) -> Result<(), Missing> {
     let start = Instant::now();
-    possible(&go, &store)?;
-    let building = store.begin(&mut progress, stop)?;
+    let building = store.begin(progress, stop)?;
     // Another run may have built while we waited.
-    let left = left(&store);
+    let left = left(store, set);
     let interrupted = || store.interrupted();
     let debian = Debian {
         work: store.work(),
@@ -36,33 +50,32 @@ pub fn build(settings: &Settings, out: &mut dyn Write, stop: &AtomicBool) -> Res
         instead: WITHOUT_DEBIAN,
         private: None,
     };
-    let work = Work { go: &go, store: &store, stop, debian };
-    work.install(BEDS, &bed_needs(), &mut progress)?;
+    let work = Work { go, store, stop, debian };
+    work.install(BEDS, &bed_needs(), progress)?;
+    let (all, what) = (set.programs.len(), set.what);
     if !left.is_empty() {
-        work.install(LINKING, &link_needs(&left), &mut progress)?;
-        let all = PROGRAMS.len();
-        progress.line(&format!("building {} of {all} programs with {}, once", left.len(), go.version));
-        work.programs(&left, &mut progress)?;
+        work.install(LINKING, &link_needs(&left), progress)?;
+        progress.line(&format!("building {} of {all} {what} with {}, once", left.len(), go.version));
+        work.programs(&left, progress)?;
     }
     drop(building);
-    let binaries = Binaries::ready_in(settings)?;
     let made = match left.len() {
         0 => String::new(),
         count => format!(", {count} built in {} s", start.elapsed().as_secs()),
     };
-    progress.line(&format!("{} programs in {}{made}", PROGRAMS.len(), binaries.folder().display()));
-    Ok(binaries)
+    progress.line(&format!("{all} {what} in {}{made}", store.bin().display()));
+    Ok(())
 }
 
 /// The programs that are not there.
-fn left(store: &Store) -> Vec<&'static Program> {
+fn left<'a>(store: &Store, set: &'a Set) -> Vec<&'a Program> {
     let manifest = store.manifest();
-    PROGRAMS.iter().filter(|program| !store.has(&manifest, program.name)).collect()
+    set.programs.iter().filter(|program| !store.has(&manifest, program.name)).collect()
 }
 
 /// Says what would fail for certain, before anything is touched.
-fn possible(go: &Go, store: &Store) -> Result<(), Missing> {
-    let left = left(store);
+fn possible(go: &Go, store: &Store, set: &Set) -> Result<(), Missing> {
+    let left = left(store, set);
     space::enough(&[&store.bin(), &go.cache, &go.modules], &left)?;
     debian::may_install(LINKING, &link_needs(&left))
 }

@@ -27,7 +27,48 @@ pub(super) const KUBERNETES: Module = module!("kubernetes-1.36", 4);
 /// On its own: next to containerd it gets a newer otelgrpc, which breaks its build.
 pub(super) const ETCD: Module = module!("etcd", 1);
 pub(super) const RUNTIME: Module = module!("runtime", 1);
-pub(super) const MODULES: [&Module; 3] = [&ETCD, &RUNTIME, &KUBERNETES];
+pub(super) const HELM: Module = module!("helm", 2);
+pub(super) const CONTAINERD_1_7: Module = module!("containerd-1.7", 1);
+
+/// Programs that stand in one folder. A change of one makes the whole folder new.
+#[derive(Debug)]
+pub(super) struct Set {
+    /// What they are, for people.
+    pub(super) what: &'static str,
+    pub(super) modules: &'static [&'static Module],
+    pub(super) programs: &'static [Program],
+}
+
+/// The programs of a bed.
+pub(super) static BED: Set =
+    Set { what: "programs", modules: &[&ETCD, &RUNTIME, &KUBERNETES], programs: PROGRAMS };
+/// What makes the plain manifests of the chart.
+pub(super) static CHART: Set = Set {
+    what: "tool for the chart",
+    modules: &[&HELM],
+    programs: &[Program {
+        name: "helm",
+        source: Source::Go(GoSource {
+            stamps: &[("helm.sh/helm/v3/internal/version.version", Part::Whole)],
+            ..go(&HELM, "helm.sh/helm/v3/cmd/helm", "helm.sh/helm/v3")
+        }),
+        version_arguments: &["version", "--short"],
+    }],
+};
+/// The oldest containerd that is supported.
+pub(super) static OLDER: Set = Set {
+    what: "programs of containerd 1.7",
+    modules: &[&CONTAINERD_1_7],
+    programs: &[
+        containerd_1_7("containerd-1.7", "github.com/containerd/containerd/cmd/containerd", &["--version"]),
+        containerd_1_7(
+            "containerd-shim-runc-1.7",
+            "github.com/containerd/containerd/cmd/containerd-shim-runc-v2",
+            &["-v"],
+        ),
+    ],
+};
+pub(super) const SETS: [&Set; 3] = [&BED, &CHART, &OLDER];
 
 /// One program of the bed.
 #[derive(Debug)]
@@ -100,6 +141,17 @@ const fn containerd(
     Program { name, source: Source::Go(source), version_arguments }
 }
 
+const fn containerd_1_7(
+    name: &'static str,
+    package: &'static str,
+    version_arguments: &'static [&'static str],
+) -> Program {
+    let pinned_by = "github.com/containerd/containerd";
+    let stamps = &[("github.com/containerd/containerd/version.Version", Part::Whole)];
+    let source = GoSource { stamps, ..go(&CONTAINERD_1_7, package, pinned_by) };
+    Program { name, source: Source::Go(source), version_arguments }
+}
+
 const fn cni(name: &'static str, package: &'static str) -> Program {
     let pinned_by = "github.com/containernetworking/plugins";
     let source = GoSource { stamps: CNI_STAMPS, ..go(&RUNTIME, package, pinned_by) };
@@ -107,8 +159,8 @@ const fn cni(name: &'static str, package: &'static str) -> Program {
     Program { name, source: Source::Go(source), version_arguments: &[] }
 }
 
-/// Every program, the quick ones first: what is wrong shows early.
-pub(super) const PROGRAMS: &[Program] = &[
+/// Every program of a bed, the quick ones first: what is wrong shows early.
+const PROGRAMS: &[Program] = &[
     Program {
         name: "busybox",
         source: Source::Debian { package: "busybox-static", files: &["bin/busybox", "usr/bin/busybox"] },
@@ -198,7 +250,7 @@ impl GoSource {
 
 /// The Go version all modules can be built with.
 pub(super) fn go_needed() -> &'static str {
-    let versions = MODULES.iter().map(|module| module.go_version());
+    let versions = SETS.iter().flat_map(|set| set.modules).map(|module| module.go_version());
     versions.max_by_key(|version| super::go::numbers(version)).unwrap_or("0")
 }
 
@@ -208,7 +260,7 @@ mod tests {
 
     #[test]
     fn every_program_is_a_tool_of_its_module_and_has_a_version() {
-        for program in PROGRAMS {
+        for program in SETS.iter().flat_map(|set| set.programs) {
             let Source::Go(source) = &program.source else { continue };
             let is_tool = source
                 .module

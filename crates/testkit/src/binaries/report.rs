@@ -1,7 +1,8 @@
 //! What is there: looked at, asked, shown.
 
-use super::catalog::{PROGRAMS, Program, Source};
+use super::catalog::{BED, Program, SETS, Set, Source};
 use super::go::Go;
+use super::store::Store;
 use super::{Binaries, Missing, Settings};
 use crate::digest;
 use crate::process::{End, last_words, run};
@@ -23,11 +24,26 @@ pub fn check(settings: &Settings, out: &mut dyn Write, stop: &AtomicBool) -> Res
     if let Some(folder) = &settings.bin_dir {
         return check_folder(settings, folder, &mut progress, stop);
     }
-    let store = settings.store(&Go::find()?)?;
+    let go = Go::find()?;
+    let mut damaged = None;
+    for set in SETS {
+        let wrong = check_set(set, &settings.store(&go, set)?, &mut progress, stop)?;
+        damaged = damaged.or(wrong);
+    }
+    damaged.map_or_else(|| Binaries::ready_in(settings), Err)
+}
+
+/// One folder of built programs; the first that is damaged.
+fn check_set(
+    set: &Set,
+    store: &Store,
+    progress: &mut Progress<'_>,
+    stop: &AtomicBool,
+) -> Result<Option<Missing>, Missing> {
     let manifest = store.manifest();
     progress.line(&format!("{}", store.bin().display()));
     let mut damaged = None;
-    for program in PROGRAMS {
+    for program in set.programs {
         let path = store.bin().join(program.name);
         let state = match manifest.entry(program.name) {
             Some(entry) if store.has(&manifest, program.name) => {
@@ -52,7 +68,7 @@ pub fn check(settings: &Settings, out: &mut dyn Write, stop: &AtomicBool) -> Res
         }
         progress.line(&format!("  {:<24} {state}", program.name));
     }
-    damaged.map_or_else(|| Binaries::ready_in(settings), Err)
+    Ok(damaged)
 }
 
 /// The programs of `PARTAGE_KUBE_BIN_DIR`.
@@ -64,7 +80,7 @@ pub(super) fn check_folder(
 ) -> Result<Binaries, Missing> {
     progress.line(&format!("{} (by {})", folder.display(), super::BIN_DIR));
     let mut broken = Vec::new();
-    for (done, program) in PROGRAMS.iter().enumerate() {
+    for (done, program) in BED.programs.iter().enumerate() {
         let path = folder.join(program.name);
         let state = match unusable(&path) {
             Some(why) => why.to_string(),
@@ -82,7 +98,7 @@ pub(super) fn check_folder(
             },
         };
         if stop.load(Ordering::Relaxed) {
-            return Err(Missing::Interrupted { done, all: PROGRAMS.len(), what: "programs" });
+            return Err(Missing::Interrupted { done, all: BED.programs.len(), what: "programs" });
         }
         progress.line(&format!("  {:<24} {state}", program.name));
     }

@@ -1,7 +1,7 @@
 //! Is there room for what is left to build?
 
 use super::Missing;
-use super::catalog::{MODULES, Program, Source};
+use super::catalog::{Program, SETS, Source};
 use crate::space;
 use std::path::Path;
 
@@ -17,19 +17,20 @@ fn needed_mib(left: &[&Program]) -> u64 {
     let is_left = |name| {
         left.iter().any(|program| matches!(&program.source, Source::Go(source) if source.module.name == name))
     };
-    MODULES.iter().filter(|module| is_left(module.name)).map(|module| module.gibibytes * 1024).sum()
+    let modules = SETS.iter().flat_map(|set| set.modules);
+    modules.filter(|module| is_left(module.name)).map(|module| module.gibibytes * 1024).sum()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::catalog::PROGRAMS;
+    use super::super::catalog::BED;
     use super::*;
 
     #[test]
     fn only_what_is_left_counts() {
-        let all: Vec<_> = PROGRAMS.iter().collect();
+        let all: Vec<_> = BED.programs.iter().collect();
         assert_eq!(needed_mib(&all), 6 * 1024);
-        let etcd: Vec<_> = PROGRAMS.iter().filter(|program| program.name == "etcd").collect();
+        let etcd: Vec<_> = BED.programs.iter().filter(|program| program.name == "etcd").collect();
         assert_eq!(needed_mib(&etcd), 1024);
         assert_eq!(needed_mib(&[]), 0);
     }
@@ -37,7 +38,7 @@ mod tests {
     #[test]
     fn a_full_disk_is_named() {
         // proc has no room at all.
-        let all: Vec<_> = PROGRAMS.iter().collect();
+        let all: Vec<_> = BED.programs.iter().collect();
         let error = enough(&[Path::new("/proc/none/such")], &all).unwrap_err().to_string();
         assert_eq!(
             error,

@@ -1,7 +1,7 @@
 //! Where programs are kept: one folder per key, with a lock, a manifest, and a folder of finished programs.
 
 use super::Missing;
-use super::catalog::{MODULES, PROGRAMS, Source};
+use super::catalog::{Set, Source};
 use crate::progress::Progress;
 use crate::work::{self, Building};
 use crate::{digest, machine};
@@ -41,11 +41,12 @@ impl Manifest {
 pub(super) struct Store {
     root: PathBuf,
     go: String,
+    set: &'static Set,
 }
 
 impl Store {
-    pub(super) fn new(cache: &Path, go_version: &str) -> Self {
-        Self { root: cache.join("partage/kube").join(key(go_version)), go: go_version.to_string() }
+    pub(super) fn new(cache: &Path, go_version: &str, set: &'static Set) -> Self {
+        Self { root: cache.join("partage/kube").join(key(go_version, set)), go: go_version.to_string(), set }
     }
 
     /// Finished programs and nothing else.
@@ -101,18 +102,19 @@ impl Store {
     /// The words for Ctrl-C.
     pub(super) fn interrupted(&self) -> Missing {
         let manifest = self.manifest();
-        let done = PROGRAMS.iter().filter(|program| self.has(&manifest, program.name)).count();
-        Missing::Interrupted { done, all: PROGRAMS.len(), what: "programs" }
+        let programs = self.set.programs;
+        let done = programs.iter().filter(|program| self.has(&manifest, program.name)).count();
+        Missing::Interrupted { done, all: programs.len(), what: "programs" }
     }
 }
 
 /// All that decides what is built: another answer is another folder.
-fn key(go_version: &str) -> String {
+fn key(go_version: &str, set: &Set) -> String {
     let mut parts = vec![go_version.to_string(), machine::architecture().to_string()];
-    for module in MODULES {
+    for module in set.modules {
         parts.extend([module.name, module.go_mod, module.go_sum].map(str::to_string));
     }
-    for program in PROGRAMS {
+    for program in set.programs {
         parts.push(program.name.to_string());
         match &program.source {
             Source::Go(source) => {
@@ -127,6 +129,7 @@ fn key(go_version: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::catalog::{BED, CHART};
     use super::*;
 
     struct Folder(PathBuf);
@@ -147,15 +150,16 @@ mod tests {
 
     #[test]
     fn another_go_is_another_folder() {
-        assert_ne!(key("go1.26.8"), key("go1.26.9"));
-        assert_eq!(key("go1.26.8"), key("go1.26.8"));
-        assert_eq!(key("go1.26.8").len(), 16);
+        assert_ne!(key("go1.26.8", &BED), key("go1.26.9", &BED));
+        assert_ne!(key("go1.26.8", &BED), key("go1.26.8", &CHART));
+        assert_eq!(key("go1.26.8", &BED), key("go1.26.8", &BED));
+        assert_eq!(key("go1.26.8", &BED).len(), 16);
     }
 
     #[test]
     fn a_program_is_there_when_it_is_whole_and_recorded() {
         let folder = Folder::new("whole");
-        let store = Store::new(&folder.0, "go1.26.8");
+        let store = Store::new(&folder.0, "go1.26.8", &BED);
         let mut sink = io::sink();
         let building = store.begin(&mut Progress::new(&mut sink), &AtomicBool::new(false)).unwrap();
         let half = store.work().join("etcd");
@@ -193,7 +197,7 @@ mod tests {
     #[test]
     fn the_second_run_waits_and_says_so() {
         let folder = Folder::new("wait");
-        let store = Store::new(&folder.0, "go1.26.8");
+        let store = Store::new(&folder.0, "go1.26.8", &BED);
         let stop = AtomicBool::new(false);
         let mut sink = io::sink();
         let first = store.begin(&mut Progress::new(&mut sink), &stop).unwrap();
@@ -220,7 +224,7 @@ mod tests {
     #[test]
     fn waiting_can_be_interrupted() {
         let folder = Folder::new("stop");
-        let store = Store::new(&folder.0, "go1.26.8");
+        let store = Store::new(&folder.0, "go1.26.8", &BED);
         let mut sink = io::sink();
         let first = store.begin(&mut Progress::new(&mut sink), &AtomicBool::new(false)).unwrap();
         let second = store.begin(&mut Progress::new(&mut io::sink()), &AtomicBool::new(true));

@@ -1,4 +1,4 @@
-//! Partage's own image: the program, what it links, what it makes the simulated driver from, and little else.
+//! Partage's own image: the program, what it links, what it makes stand-ins and the simulated driver from, and little else.
 
 use super::bed::Bench;
 use super::packages::Packages;
@@ -9,6 +9,7 @@ use crate::missing::Missing;
 use crate::progress::{Progress, mebibytes};
 use crate::space;
 use crate::work::{self, Building};
+use partage_standin::elf;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -21,6 +22,8 @@ const LINKED: Packages =
 
 /// Packages, the program and the archive, measured and rounded up.
 const NEEDED_MIB: u64 = 100;
+/// That of the oldest images that anybody still runs.
+const OLDEST_GLIBC: [u32; 2] = [2, 17];
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Partage's own image, to be built.
@@ -28,6 +31,8 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 pub struct Product {
     /// The program. Cargo puts what the simulated driver is made from beside it.
     pub program: PathBuf,
+    /// The shim for every image, as `make shim` builds it.
+    pub shim: PathBuf,
     /// Where the archive goes.
     pub archive: PathBuf,
     /// Ask Debian for newer packages first.
@@ -44,6 +49,7 @@ pub fn product(
     let mut progress = Progress::new(out);
     executable(&product.program)?;
     let simulated = simulated_driver(&product.program)?;
+    portable(&product.shim)?;
     let root = store::root(settings)?;
     space::enough(&root, NEEDED_MIB, "XDG_CACHE_HOME")?;
     let interrupted = || Missing::Interrupted { done: 0, all: 1, what: "images" };
@@ -70,7 +76,7 @@ pub fn product(
         || {
             let image = Image::new(&name)?
                 .layer(bench.packages(&LINKED, &packages)?)
-                .layer(own(&product.program, &simulated)?)
+                .layer(own(&product.program, &product.shim, &simulated)?)
                 .entrypoint(&["/usr/bin/partage"])
                 .env("PATH", "/usr/bin:/bin")
                 .working_folder("/")
@@ -119,11 +125,36 @@ fn simulated_driver(program: &Path) -> Result<PathBuf, Missing> {
     }
 }
 
+/// What containers load must run with the C library of every image.
+fn portable(shim: &Path) -> Result<(), Missing> {
+    let refused = |why: String| Err(Missing::Refused { path: shim.display().to_string(), why });
+    let Ok(bytes) = fs::read(shim) else {
+        return refused("it is not there; build it: make shim".to_string());
+    };
+    let versions = match elf::versions(&bytes) {
+        Ok(versions) => versions,
+        Err(error) => return refused(format!("it is no shared object: {error}")),
+    };
+    let newer = |version: &str| {
+        let numbers =
+            version.strip_prefix("GLIBC_").map(|rest| rest.split('.').map(str::parse::<u32>).collect());
+        let Some(Ok::<Vec<_>, _>(numbers)) = numbers else { return true };
+        numbers > OLDEST_GLIBC.to_vec()
+    };
+    match versions.into_iter().find(|(_, version)| newer(version)) {
+        Some((file, version)) => {
+            refused(format!("it needs {version} of {file}, which older images have not; build it: make shim"))
+        }
+        None => Ok(()),
+    }
+}
+
 /// The program above its libraries: a new build is a small new layer.
-fn own(program: &Path, simulated: &Path) -> Result<Layer, Missing> {
+fn own(program: &Path, shim: &Path, simulated: &Path) -> Result<Layer, Missing> {
     let mut layer = Layer::new();
     layer
         .file("/usr/bin/partage", 0o755, program)?
+        .file("/usr/lib/partage/libpartage_shim.so", 0o644, shim)?
         .file("/usr/lib/partage/libpartage_sim.so", 0o644, simulated)?
         .text("/usr/share/doc/partage/LICENSE", 0o644, include_str!("../../../../LICENSE"))?
         .folder("/tmp", 0o1777)?;

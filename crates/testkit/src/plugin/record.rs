@@ -1,6 +1,7 @@
 //! What outlives the plugin: which name was answered for which devices, and the CDI files.
 
-use super::{Edits, KIND, Owner, PluginError};
+use super::{Edits, Owner, PluginError};
+use partage_agent::plugin::CDI_KIND;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -93,7 +94,7 @@ pub(super) fn write_spec(folder: &Path, nonce: &str, owner: &Owner, edits: &Edit
     let annotations = BTreeMap::from([("partage.dev/owner", owner.to_string())]);
     let devices = [SpecDevice { name: nonce, annotations, container_edits: edits }];
     // 0.6.0 is the first version with annotations.
-    let spec = Spec { cdi_version: "0.6.0", kind: KIND, devices };
+    let spec = Spec { cdi_version: "0.6.0", kind: CDI_KIND, devices };
     write_whole(&spec_path(folder, nonce), &serde_json::to_vec_pretty(&spec)?)
 }
 

@@ -1,0 +1,208 @@
+use super::*;
+use partage_core::dialect::grants::native;
+use partage_core::model::{Bytes, Gpu, NodeName};
+use proptest::prelude::*;
+use serde_json::json;
+
+const GPU: [&str; 2] =
+    ["GPU-00000000-0000-0000-0000-000000000001", "GPU-00000000-0000-0000-0000-000000000002"];
+
+fn node() -> Node {
+    let gpu = |at: usize| Gpu {
+        uuid: GPU[at].into(),
+        minor: at as u32,
+        model: "Tesla T4".into(),
+        memory_bytes: Bytes(16 << 30),
+        numa: None,
+        pci: None,
+        withheld: None,
+    };
+    Node::new("n1", vec![gpu(0), gpu(1)])
+}
+
+fn pod(limits: serde_json::Value, annotations: serde_json::Value) -> Pod {
+    let spec = json!({"containers": [{"name": "main", "resources": {"limits": limits}}]});
+    Pod::read(&json!({"annotations": annotations}), &spec).0
+}
+
+fn decide(book: &mut Book, uid: &str, pod: &Pod, settings: &Settings) -> Result<PodRecord, String> {
+    let id = PodId { uid: uid.into(), namespace: "default".into(), name: uid.into() };
+    let wanting = Wanting { id: &id, pod, problems: &[], boot: "b", now: 7 };
+    book.decide(&wanting, settings).map_err(|refusal| refusal.0)
+}
+
+fn extender() -> Settings {
+    Settings { extender: true, ..Settings::default() }
+}
+
+/// A grant as an extender would write it.
+fn granted(node: &str, container: &str, gpu: &str, memory: u64) -> serde_json::Value {
+    let share = Share {
+        gpu: gpu.into(),
+        memory_bytes: Some(Bytes(memory)),
+        cores: None,
+        ceiling: None,
+        whole: false,
+    };
+    let grants = vec![Grant { container: container.into(), init: false, shares: vec![share] }];
+    let text = native::encode(&PodGrant { node: NodeName::from(node), grants }).unwrap();
+    json!({native::ANNOTATION: text})
+}
+
+#[test]
+fn a_pod_that_asks_twice_has_one_grant() {
+    let mut book = Book::new(node(), BTreeMap::new());
+    let asks = pod(json!({"partage.dev/gpu": 1, "partage.dev/memory": "10Gi"}), json!({}));
+    let first = decide(&mut book, "a", &asks, &Settings::default()).unwrap();
+    assert_eq!(decide(&mut book, "a", &asks, &Settings::default()).unwrap(), first);
+    assert_eq!(book.records().count(), 1);
+    assert!(first.annotations.contains_key(native::ANNOTATION));
+    assert_eq!(first.env["main"]["NVIDIA_VISIBLE_DEVICES"], first.grant.grants[0].shares[0].gpu.as_str());
+}
+
+#[test]
+fn who_finds_no_room_is_told_why_and_has_it_when_there_is() {
+    let mut book = Book::new(node(), BTreeMap::new());
+    let settings = Settings::default();
+    let asks = pod(json!({"partage.dev/gpu": 1, "partage.dev/memory": "10Gi"}), json!({}));
+    decide(&mut book, "a", &asks, &settings).unwrap();
+    decide(&mut book, "b", &asks, &settings).unwrap();
+    let why = decide(&mut book, "c", &asks, &settings).unwrap_err();
+    assert!(why.starts_with("no room on node n1 now: ") && why.contains("10 GiB"), "{why}");
+    assert!(why.contains("the container starts by itself when there is"), "{why}");
+    book.release(&"a".into());
+    decide(&mut book, "c", &asks, &settings).unwrap();
+    // What no GPU of the node has is not waited for.
+    let huge = pod(json!({"partage.dev/gpu": 1, "partage.dev/memory": "17Gi"}), json!({}));
+    let why = decide(&mut book, "d", &huge, &settings).unwrap_err();
+    assert!(why.starts_with("no room on node n1, also with nobody else on it: "), "{why}");
+    assert!(why.contains("; delete the pod, and ask for"), "{why}");
+}
+
+#[test]
+fn what_is_ill_is_given_to_nobody_and_stays_with_who_has_it() {
+    let mut book = Book::new(node(), BTreeMap::new());
+    let settings = Settings::default();
+    let asks = pod(json!({"partage.dev/gpu": 1, "partage.dev/memory": "10Gi"}), json!({}));
+    let first = decide(&mut book, "a", &asks, &settings).unwrap();
+    let mut ill = node();
+    ill.gpus.iter_mut().for_each(|gpu| gpu.withheld = Some("XID 79".into()));
+    book.set_node(ill);
+    assert!(decide(&mut book, "b", &asks, &settings).unwrap_err().contains("XID 79"));
+    assert_eq!(decide(&mut book, "a", &asks, &settings).unwrap(), first);
+    book.set_node(node());
+    decide(&mut book, "b", &asks, &settings).unwrap();
+    assert_eq!(book.audit(), []);
+}
+
+#[test]
+fn wrong_asks_are_refused_in_words() {
+    let mut book = Book::new(node(), BTreeMap::new());
+    let wrong = pod(json!({"partage.dev/gpu": 1, "volcano.sh/vgpu-number": 1}), json!({}));
+    let why = decide(&mut book, "a", &wrong, &Settings::default()).unwrap_err();
+    assert!(why.starts_with("container main, "), "{why}");
+    // One dialect may carry another, and kubelet still counts both.
+    let limits = json!({"partage.dev/gpu": 1, "aliyun.com/gpu-mem": 2});
+    let carried = pod(limits, json!({"partage.dev/carrier": "main=partage.dev/gpu"}));
+    let why = decide(&mut book, "a", &carried, &Settings::default()).unwrap_err();
+    assert!(why.contains("partage.dev/gpu and aliyun.com/gpu-mem, and each of them is a share"), "{why}");
+    assert_eq!(book.records().count(), 0);
+}
+
+#[test]
+fn a_grant_that_came_with_the_pod_is_obeyed_to_the_byte() {
+    let mut book = Book::new(node(), BTreeMap::new());
+    let limits = json!({"partage.dev/gpu": 1, "partage.dev/memory": "10Gi"});
+    let asks = pod(limits.clone(), granted("n1", "main", GPU[1], 10 << 30));
+    let record = decide(&mut book, "a", &asks, &extender()).unwrap();
+    assert_eq!(record.grant.grants[0].shares[0].gpu.as_str(), GPU[1]);
+    assert!(!record.annotations.contains_key(native::ANNOTATION), "it is there, and stays as it is");
+    // Without one, or with one that cannot be.
+    let huge = granted("n1", "main", GPU[1], 10 << 30);
+    for (annotations, words) in [
+        (json!({}), "without a grant"),
+        (huge, "has 6 GiB of memory for this pod, and 10 GiB would be its"),
+        (granted("n1", "main", GPU[0], 1 << 30), "asks for 10 GiB of memory and was granted 1 GiB"),
+        (granted("n2", "main", GPU[0], 1 << 30), "n2"),
+        (granted("n1", "other", GPU[0], 1 << 30), "other"),
+        (granted("n1", "main", "GPU-00000000-0000-0000-0000-000000000009", 1 << 30), "does not have"),
+        (json!({native::ANNOTATION: "{}"}), "no grant"),
+    ] {
+        let why = decide(&mut book, "b", &pod(limits.clone(), annotations), &extender()).unwrap_err();
+        assert!(why.contains(words), "{words}: {why}");
+        assert_eq!((book.records().count(), book.audit()), (1, vec![]), "{why}");
+    }
+}
+
+#[test]
+fn a_grant_on_a_pod_means_nothing_where_no_extender_grants() {
+    let mut book = Book::new(node(), BTreeMap::new());
+    let limits = json!({"partage.dev/gpu": 1, "partage.dev/memory": "1Gi"});
+    let forged = pod(limits, granted("n1", "main", GPU[0], 16 << 30));
+    let record = decide(&mut book, "a", &forged, &Settings::default()).unwrap();
+    assert_eq!(record.grant.grants[0].shares[0].memory_bytes, Some(Bytes(1 << 30)));
+}
+
+#[test]
+fn amounts_change_within_what_the_gpu_has() {
+    let mut book = Book::new(node(), BTreeMap::new());
+    let settings = Settings::default();
+    let ten = pod(json!({"partage.dev/gpu": 1, "partage.dev/memory": "10Gi"}), json!({}));
+    for uid in ["a", "b"] {
+        decide(&mut book, uid, &ten, &settings).unwrap();
+    }
+    let old = book.record(&"a".into()).unwrap().clone();
+    let resized = |memory: u64| {
+        let mut record = old.clone();
+        record.grant.grants[0].shares[0].memory_bytes = Some(Bytes(memory));
+        record
+    };
+    book.reserve(&old, &resized(16 << 30).grant).unwrap();
+    book.put_back(resized(16 << 30));
+    // While it is not known whether less is enough, nobody else gets it.
+    let now = book.record(&"a".into()).unwrap().clone();
+    book.reserve(&now, &resized(2 << 30).grant).unwrap();
+    assert!(decide(&mut book, "c", &ten, &settings).unwrap_err().contains("no room"));
+    book.put_back(resized(2 << 30));
+    let now = book.record(&"a".into()).unwrap().clone();
+    let why = book.reserve(&now, &resized(17 << 30).grant).unwrap_err().0;
+    assert_eq!(why, format!("GPU {} has 16 GiB of memory for this pod, and 17 GiB would be its", GPU[0]));
+    assert_eq!(book.record(&"a".into()), Some(&resized(2 << 30)));
+    assert_eq!((book.audit(), book.promised(&old.grant.grants[0].shares[0].gpu).0), (vec![], 2 << 30));
+    decide(&mut book, "c", &ten, &settings).unwrap();
+}
+
+proptest! {
+    /// Whatever comes and goes: never more than there is, and what is given back is there again.
+    #[test]
+    fn never_over_capacity(steps in proptest::collection::vec((0..12_usize, 1..20_u64, 0..=100_u32, any::<bool>()), 1..60)) {
+        let mut book = Book::new(node(), BTreeMap::new());
+        let settings = Settings::default();
+        for (uid, memory, cores, goes) in steps {
+            let uid = format!("pod-{uid}");
+            if goes {
+                book.release(&uid.as_str().into());
+                continue;
+            }
+            let mut limits = json!({"partage.dev/gpu": 1, "partage.dev/memory": format!("{memory}Gi")});
+            if cores > 0 {
+                limits["partage.dev/cores"] = cores.into();
+            }
+            let _ = decide(&mut book, &uid, &pod(limits, json!({})), &settings);
+            prop_assert_eq!(book.audit(), vec![]);
+            // The same book again, from its records.
+            let again = Book::new(node(), book.records.clone());
+            for gpu in GPU {
+                prop_assert_eq!(again.promised(&gpu.into()), book.promised(&gpu.into()));
+                prop_assert!(book.promised(&gpu.into()).0 <= 16 << 30);
+            }
+        }
+        let uids: Vec<PodUid> = book.records().map(|record| record.pod.uid.clone()).collect();
+        uids.iter().for_each(|uid| drop(book.release(uid)));
+        for gpu in GPU {
+            prop_assert_eq!(book.promised(&gpu.into()), (0, 0, 0));
+        }
+        let all = pod(json!({"partage.dev/gpu": 2, "partage.dev/memory": "16Gi", "partage.dev/cores": 100}), json!({}));
+        prop_assert!(decide(&mut book, "all", &all, &settings).is_ok());
+    }
+}

@@ -1,0 +1,167 @@
+//! Kubelet and the runtime at moments that a real node passes through too fast to hold.
+#![allow(clippy::unwrap_used)]
+
+use super::list::tests::Busy;
+use super::*;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use partage_rpc::cri::runtime_service_server::{RuntimeService, RuntimeServiceServer};
+use partage_rpc::cri::{self, PodSandboxState};
+use partage_rpc::deviceplugin::{CdiDevice, ContainerAllocateResponse};
+use partage_rpc::unix;
+use prost::Message;
+use serde_json::json;
+use std::fs;
+use std::sync::{Arc, Mutex};
+use tonic::transport::Server;
+use tonic::{Request, Response, Status};
+
+/// A runtime with the sandboxes that a test says.
+#[derive(Clone, Default)]
+struct Sandboxes(Arc<Mutex<Vec<cri::PodSandbox>>>);
+
+impl Sandboxes {
+    /// Each a name, a UID, whether it is ready, and when it was made.
+    fn are(&self, sandboxes: &[(&str, &str, bool, i64)]) {
+        let sandbox = |&(name, uid, ready, created_at): &(&str, &str, bool, i64)| cri::PodSandbox {
+            id: uid.into(),
+            metadata: Some(cri::PodSandboxMetadata {
+                name: name.into(),
+                uid: uid.into(),
+                namespace: "team".into(),
+                attempt: 0,
+            }),
+            state: if ready { PodSandboxState::SandboxReady } else { PodSandboxState::SandboxNotready }
+                .into(),
+            created_at,
+        };
+        *self.0.lock().unwrap() = sandboxes.iter().map(sandbox).collect();
+    }
+}
+
+#[tonic::async_trait]
+impl RuntimeService for Sandboxes {
+    async fn list_pod_sandbox(
+        &self,
+        _: Request<cri::ListPodSandboxRequest>,
+    ) -> Result<Response<cri::ListPodSandboxResponse>, Status> {
+        Ok(Response::new(cri::ListPodSandboxResponse { items: self.0.lock().unwrap().clone() }))
+    }
+
+    async fn version(
+        &self,
+        _: Request<cri::VersionRequest>,
+    ) -> Result<Response<cri::VersionResponse>, Status> {
+        Err(Status::unimplemented("not asked"))
+    }
+
+    async fn status(&self, _: Request<cri::StatusRequest>) -> Result<Response<cri::StatusResponse>, Status> {
+        Err(Status::unimplemented("not asked"))
+    }
+
+    async fn list_containers(
+        &self,
+        _: Request<cri::ListContainersRequest>,
+    ) -> Result<Response<cri::ListContainersResponse>, Status> {
+        Err(Status::unimplemented("not asked"))
+    }
+}
+
+async fn node(folder: &Path) -> (Kubelet, Sandboxes) {
+    let sandboxes = Sandboxes::default();
+    let socket = folder.join("containerd.sock");
+    let listener = unix::listen(&socket).await.unwrap();
+    let server = RuntimeServiceServer::new(sandboxes.clone());
+    tokio::spawn(Server::builder().serve_with_incoming(server, listener));
+    (Kubelet::new(folder, Runtime::new(&socket)), sandboxes)
+}
+
+/// A checkpoint that gives the same device to each of these pods.
+fn write_checkpoint(kubelet: &Path, uids: &[&str]) {
+    write_checkpoint_of(kubelet, uids, &["a1"]);
+}
+
+fn write_checkpoint_of(kubelet: &Path, uids: &[&str], ids: &[&str]) {
+    let entry = |(number, uid): (usize, &&str)| {
+        let cdi_devices = vec![CdiDevice { name: Nonce(format!("{number:032x}")).cdi_device() }];
+        let answer = ContainerAllocateResponse { cdi_devices, ..Default::default() };
+        let answer = STANDARD.encode(answer.encode_to_vec());
+        json!({"PodUID": uid, "ContainerName": "main", "ResourceName": "example.com/gpu", "DeviceIDs": {"-1": ids},
+               "AllocResp": answer})
+    };
+    let entries: Vec<_> = uids.iter().enumerate().map(entry).collect();
+    fs::create_dir_all(kubelet.join("device-plugins")).unwrap();
+    let path = kubelet.join("device-plugins/kubelet_internal_checkpoint");
+    fs::write(path, json!({"Data": {"PodDeviceEntries": entries}}).to_string()).unwrap();
+}
+
+fn uids(holders: Vec<Holder>) -> Vec<String> {
+    holders.into_iter().map(|holder| holder.uid.to_string()).collect()
+}
+
+#[tokio::test]
+async fn of_two_pods_with_one_device_the_one_that_lives_is_meant() {
+    let folder = tempfile::tempdir().unwrap();
+    let (kubelet, sandboxes) = node(folder.path()).await;
+    write_checkpoint(folder.path(), &["old", "new"]);
+    let device = BTreeSet::from([DeviceId("a1".into())]);
+    let ask = || kubelet.holders("example.com/gpu", &device, None);
+    sandboxes.are(&[("train", "old", false, 1), ("train", "new", true, 2), ("other", "x", true, 3)]);
+    assert_eq!(uids(ask().await.unwrap()), ["new"]);
+    for both_or_none in [true, false] {
+        sandboxes.are(&[("train", "old", both_or_none, 1), ("train", "new", both_or_none, 2)]);
+        let refused = ask().await.unwrap_err();
+        assert!(matches!(refused, IdentityError::Several { .. }));
+        assert!(
+            refused.to_string().starts_with("kubelet gives a1 of example.com/gpu to the pods new, old"),
+            "{refused}"
+        );
+    }
+    // One pod alone is believed: the name in its answer is ours.
+    write_checkpoint(folder.path(), &["old"]);
+    assert_eq!(uids(ask().await.unwrap()), ["old"]);
+}
+
+#[tokio::test]
+async fn without_a_checkpoint_the_newest_ready_sandbox_has_the_uid() {
+    let folder = tempfile::tempdir().unwrap();
+    let (kubelet, sandboxes) = node(folder.path()).await;
+    Busy::default().serve(folder.path()).await;
+    let devices = BTreeSet::from([DeviceId("a1".into()), DeviceId("b1".into())]);
+    let ask = || kubelet.holders("example.com/gpu", &devices, None);
+    sandboxes.are(&[
+        ("train-1", "older", true, 1),
+        ("train-1", "newest", true, 3),
+        ("train-1", "old", true, 2),
+        ("train-1", "ended", false, 4),
+        ("train-2", "other", true, 5),
+    ]);
+    let holders = ask().await.unwrap();
+    assert_eq!(holders[0].name, Some(("team".into(), "train-1".into())));
+    assert_eq!(holders[0].nonce, None);
+    assert_eq!(uids(holders), ["newest"]);
+    sandboxes.are(&[("train-1", "ended", false, 4)]);
+    let refused = ask().await.unwrap_err();
+    assert!(matches!(refused, IdentityError::NotReady { .. }));
+    assert!(refused.to_string().contains("no ready sandbox for team/train-1"), "{refused}");
+    // The checkpoint comes first where it knows the devices, and the list where it does not.
+    write_checkpoint(folder.path(), &["u"]);
+    sandboxes.are(&[("train-1", "newest", true, 3)]);
+    assert_eq!(uids(ask().await.unwrap()), ["newest"]);
+}
+
+#[tokio::test]
+async fn a_checkpoint_that_is_older_than_our_answer_is_not_believed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (kubelet, sandboxes) = node(folder.path()).await;
+    Busy::default().serve(folder.path()).await;
+    sandboxes.are(&[("train-1", "new", true, 3)]);
+    let devices = BTreeSet::from([DeviceId("a1".into()), DeviceId("b1".into())]);
+    write_checkpoint_of(folder.path(), &["old"], &["a1", "b1"]);
+    let ask = async |newest: &str| {
+        let newest = Nonce(newest.into());
+        uids(kubelet.holders("example.com/gpu", &devices, Some(&newest)).await.unwrap())
+    };
+    assert_eq!(ask(&format!("{:032x}", 0)).await, ["old"], "it has our last answer");
+    assert_eq!(ask("another").await, ["new"], "kubelet's list knows whose the devices are now");
+}

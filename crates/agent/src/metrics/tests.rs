@@ -1,0 +1,352 @@
+use super::*;
+use crate::report::{ContainerReport, Counts, GpuReport, Times};
+use partage_core::dialect::Dialect;
+use partage_core::model::{Bytes, Cores, Gpu, PodId, Share};
+use partage_host::gpus::Look;
+use partage_host::truth::Used;
+use partage_region::GpuUsage;
+use partage_testkit::openmetrics::Exposition;
+
+/// No pod can be called so; what is told must be sound all the same.
+const HOSTILE: &str = "a\"} 1\n# TYPE x counter\\n{b=\"\\";
+const GIB: u64 = 1 << 30;
+
+fn gpu(index: u32, look: Option<Look>, withheld: Option<&str>) -> GpuReport {
+    GpuReport {
+        gpu: Gpu {
+            uuid: format!("GPU-{index}").as_str().into(),
+            minor: index,
+            model: "NVIDIA A100-SXM4-40GB".into(),
+            memory_bytes: Bytes(40 * GIB),
+            numa: None,
+            pci: None,
+            withheld: withheld.map(String::from),
+        },
+        look,
+        promised_memory: 12 * GIB,
+        promised_cores: 30_000,
+        shares: 2,
+        strangers: 1,
+    }
+}
+
+fn look(index: u32) -> Look {
+    Look {
+        uuid: format!("GPU-{index}").as_str().into(),
+        health: None,
+        mig: Some(false),
+        memory_used: Some(Bytes(5 * GIB)),
+        utilisation: Some(70),
+        temperature: Some(54),
+        power_milliwatts: Some(120_500),
+        processes: Vec::new(),
+    }
+}
+
+fn share(gpu: u32, memory: Option<u64>, cores: Option<u32>) -> Share {
+    Share {
+        gpu: format!("GPU-{gpu}").as_str().into(),
+        memory_bytes: memory.map(Bytes),
+        cores: cores.and_then(Cores::percent),
+        ceiling: None,
+        whole: false,
+    }
+}
+
+fn usage(used: u64) -> GpuUsage {
+    GpuUsage {
+        used,
+        peak: 6 * GIB,
+        refusals: 3,
+        throttled: 1_500_000_000,
+        spent: 2_250_000_000,
+        ..GpuUsage::default()
+    }
+}
+
+fn container(
+    pod: &str,
+    uid: &str,
+    dialect: Dialect,
+    shares: Vec<(Share, Option<GpuUsage>)>,
+) -> ContainerReport {
+    let seen = |(share, _): &(Share, Option<GpuUsage>)| {
+        (share.gpu.clone(), Used { memory: Bytes(3 * GIB), busy: 25, worked: Some(98_000_000_000) })
+    };
+    ContainerReport {
+        pod: PodId { uid: uid.into(), namespace: "team".into(), name: pod.into() },
+        container: "main".into(),
+        dialect,
+        seen: shares.iter().map(seen).collect(),
+        shares,
+        suspicions: Vec::new(),
+    }
+}
+
+pub(super) fn report() -> Report {
+    Report {
+        at: 100_500_000_000,
+        node: "node-1".into(),
+        driver: "550.163.01".into(),
+        simulated: true,
+        gpus: vec![gpu(0, Some(look(0)), None), gpu(1, None, Some("MIG is on"))],
+        containers: vec![
+            container(
+                "train",
+                "uid-1",
+                Dialect::Volcano,
+                vec![
+                    (share(0, Some(8 * GIB), Some(30)), Some(usage(2 * GIB))),
+                    (share(1, None, None), Some(usage(u64::MAX))),
+                ],
+            ),
+            ContainerReport {
+                suspicions: vec!["process 7 works on GPU 0 outside its turns".into()],
+                ..container("serve", "uid-2", Dialect::Vcuda, vec![(share(0, Some(4 * GIB), Some(50)), None)])
+            },
+        ],
+        counts: Counts {
+            answers: Times { counts: [9, 0, 0, 0, 0, 0, 0, 0, 0, 0], nanos: 2_000_000 },
+            starts: Times { counts: [0, 1, 2, 3, 0, 0, 0, 0, 0, 1], nanos: 3_040_000_000 },
+            refused: 4,
+            bypasses: 1,
+            mismatches: 0,
+            quarantined: 2,
+        },
+    }
+}
+
+fn parsed(report: Report) -> Exposition {
+    let text = text(report);
+    Exposition::parse(&text).unwrap_or_else(|why| panic!("{why}\n{text}"))
+}
+
+#[test]
+fn the_text_is_as_it_was() {
+    let text = text(report());
+    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/metrics/tests/node.txt");
+    if std::env::var_os("PARTAGE_WRITE_GOLDEN").is_some() {
+        std::fs::write(&file, &text).unwrap();
+    }
+    let golden = std::fs::read_to_string(&file).unwrap();
+    for (line, (is, was)) in text.lines().zip(golden.lines()).enumerate() {
+        assert_eq!(is, was, "line {}", line + 1);
+    }
+    assert_eq!(text.lines().count(), golden.lines().count());
+}
+
+#[test]
+fn gpus_have_our_names_and_theirs() {
+    let all = parsed(report());
+    let ours = [("gpu", "0"), ("uuid", "GPU-0"), ("model", "NVIDIA A100-SXM4-40GB")];
+    for (name, figure) in [
+        ("memory_bytes", (40 * GIB) as f64),
+        ("memory_promised_bytes", (12 * GIB) as f64),
+        ("memory_used_bytes", (5 * GIB) as f64),
+        ("cores_promised_ratio", 0.3),
+        ("utilisation_ratio", 0.7),
+        ("temperature_celsius", 54.0),
+        ("power_watts", 120.5),
+        ("healthy", 1.0),
+        ("strangers", 1.0),
+        ("shares", 2.0),
+    ] {
+        assert_eq!(all.value(&format!("partage_gpu_{name}"), &ours), Some(figure), "{name}");
+    }
+    assert_eq!(all.value("partage_gpu_healthy", &[("gpu", "1")]), Some(0.0));
+    assert_eq!(all.value("partage_gpu_memory_used_bytes", &[("gpu", "1")]), None, "not known is not zero");
+    let theirs = [("deviceidx", "0"), ("deviceuuid", "GPU-0"), ("zone", "vGPU"), ("nodeid", "node-1")];
+    assert_eq!(all.value("HostGPUMemoryUsage", &theirs), Some((5 * GIB) as f64));
+    assert_eq!(all.value("HostCoreUtilization", &theirs), Some(70.0));
+    assert_eq!(all.value("hami_host_gpu_utilization_ratio", &[("device_index", "0")]), Some(70.0));
+}
+
+#[test]
+fn containers_have_our_names_and_theirs() {
+    let all = parsed(report());
+    let ours = [("namespace", "team"), ("pod", "train"), ("container", "main"), ("share", "0"), ("gpu", "0")];
+    for (name, figure) in [
+        ("memory_limit_bytes", (8 * GIB) as f64),
+        ("memory_used_bytes", (2 * GIB) as f64),
+        ("memory_peak_bytes", (6 * GIB) as f64),
+        ("memory_seen_bytes", (3 * GIB) as f64),
+        ("cores_promised_ratio", 0.3),
+        ("cores_ceiling_ratio", 0.3),
+        ("utilisation_ratio", 0.25),
+        ("gpu_seconds_total", 2.25),
+        ("throttled_seconds_total", 1.5),
+        ("refusals_total", 3.0),
+    ] {
+        assert_eq!(all.value(&format!("partage_container_{name}"), &ours), Some(figure), "{name}");
+    }
+    let suspected = |pod| all.value("partage_container_bypass_suspected", &[("pod", pod)]);
+    assert_eq!((suspected("train"), suspected("serve")), (Some(0.0), Some(1.0)));
+    assert_eq!(all.value("partage_container_memory_limit_bytes", &[("share", "1")]), None, "no limit");
+    assert_eq!(all.value("partage_container_memory_used_bytes", &[("pod", "serve")]), None, "not read");
+
+    let theirs = [("podnamespace", "team"), ("podname", "train"), ("ctrname", "main"), ("zone", "vGPU")];
+    let volcano = |name: &str, at: &str, uuid: &str| {
+        all.value(name, &[&theirs[..], &[("vdeviceid", at), ("deviceuuid", uuid)]].concat())
+    };
+    assert_eq!(volcano("vGPU_device_memory_usage_in_bytes", "0", "GPU-0"), Some((2 * GIB) as f64));
+    assert_eq!(volcano("vGPU_device_memory_limit_in_bytes", "0", "GPU-0"), Some((8 * GIB) as f64));
+    assert_eq!(volcano("vGPU_device_memory_limit_in_bytes", "1", "GPU-1"), Some((40 * GIB) as f64));
+    let most = Some((40 * GIB) as f64);
+    assert_eq!(volcano("vGPU_device_memory_usage_in_bytes", "1", "GPU-1"), most, "whatever it wrote");
+    assert_eq!(volcano("Device_memory_desc_of_container", "0", "GPU-0"), Some((2 * GIB) as f64));
+    assert_eq!(volcano("Device_utilization_desc_of_container", "0", "GPU-0"), Some(25.0));
+    assert_eq!(volcano("Device_last_kernel_of_container", "0", "GPU-0"), Some(2.5));
+
+    let vcuda =
+        [("pod_name", "train"), ("namespace", "team"), ("node", "node-1"), ("container_name", "main")];
+    let vcuda = |name: &str, key, value| all.value(name, &[&vcuda[..], &[(key, value)]].concat());
+    assert_eq!(vcuda("container_gpu_utilization", "gpu", "gpu0"), Some(25.0));
+    assert_eq!(vcuda("container_gpu_utilization", "gpu", "total"), Some(50.0));
+    assert_eq!(vcuda("container_gpu_memory_total", "gpu_memory", "gpu1"), Some(3072.0));
+    assert_eq!(vcuda("container_request_gpu_utilization", "req_of_gpu", "total"), Some(0.3));
+    assert_eq!(
+        vcuda("container_request_gpu_memory", "req_of_gpu_memory", "total"),
+        Some((48u64 << 10) as f64)
+    );
+}
+
+#[test]
+fn labels_are_those_that_dashboards_have() {
+    let all = parsed(report());
+    let host = ["deviceidx", "devicetype", "deviceuuid", "nodeid", "zone"];
+    let device = ["ctrname", "deviceuuid", "podname", "podnamespace", "vdeviceid", "zone"];
+    let request = |last| ["container_name", "namespace", "node", "pod_name", last];
+    for (name, labels) in [
+        ("HostGPUMemoryUsage", &host[..]),
+        ("HostCoreUtilization", &host),
+        ("vGPU_device_memory_usage_in_bytes", &device),
+        ("vGPU_device_memory_limit_in_bytes", &device),
+        ("Device_memory_desc_of_container", &device),
+        ("Device_utilization_desc_of_container", &device),
+        ("Device_last_kernel_of_container", &device),
+        ("container_request_gpu_utilization", &request("req_of_gpu")),
+        ("container_request_gpu_memory", &request("req_of_gpu_memory")),
+    ] {
+        assert_eq!(all.families[name], "gauge");
+        let mut found = all.samples.iter().filter(|sample| sample.name == name).peekable();
+        assert!(found.peek().is_some(), "{name}");
+        assert!(found.all(|sample| sample.labels.keys().eq(labels)), "{name}");
+    }
+}
+
+#[test]
+fn the_agent_tells_of_itself() {
+    let all = parsed(report());
+    let info = [("version", env!("CARGO_PKG_VERSION")), ("driver", "550.163.01"), ("simulated", "true")];
+    assert_eq!(all.value("partage_info", &info), Some(1.0));
+    for (name, figure) in [
+        ("partage_refused_total", 4.0),
+        ("partage_bypass_total", 1.0),
+        ("partage_quarantined_total", 2.0),
+        ("partage_ledger_mismatch", 0.0),
+        ("partage_allocate_seconds_count", 9.0),
+        ("partage_start_seconds_count", 7.0),
+        ("partage_start_seconds_sum", 3.04),
+    ] {
+        assert_eq!(all.value(name, &[]), Some(figure), "{name}");
+    }
+    let up_to = |bound| all.value("partage_start_seconds_bucket", &[("le", bound)]);
+    assert_eq!(
+        (up_to("0.001"), up_to("0.005"), up_to("2.0"), up_to("+Inf")),
+        (Some(0.0), Some(3.0), Some(6.0), Some(7.0))
+    );
+    assert_eq!(all.value("partage_containers", &[("dialect", "vcuda")]), Some(1.0));
+    assert_eq!(all.value("partage_containers", &[("dialect", "hami")]), Some(0.0));
+}
+
+#[test]
+fn two_pods_of_one_name_spoil_nothing() {
+    let mut twice = report();
+    let old = ContainerReport {
+        pod: PodId { uid: "uid-0".into(), ..twice.containers[0].pod.clone() },
+        ..twice.containers[0].clone()
+    };
+    twice.containers.push(old);
+    let all = parsed(twice);
+    let labels = [("podname", "train"), ("vdeviceid", "0")];
+    assert_eq!(all.value("vGPU_device_memory_usage_in_bytes", &labels), Some((4 * GIB) as f64));
+    assert_eq!(all.value("Device_last_kernel_of_container", &labels), Some(2.5), "the one that worked last");
+    let ours = [("pod", "train"), ("pod_uid", "uid-0"), ("share", "0")];
+    assert_eq!(all.value("partage_container_memory_used_bytes", &ours), Some((2 * GIB) as f64));
+}
+
+#[test]
+fn two_shares_of_one_gpu_are_not_seen_twice() {
+    let mut report = report();
+    report.containers.truncate(1);
+    report.containers[0].shares[1].0.gpu = "GPU-0".into();
+    report.containers[0].seen.remove("GPU-1");
+    let all = parsed(report);
+    assert_eq!(all.value("partage_container_memory_seen_bytes", &[("share", "0")]), Some((3 * GIB) as f64));
+    assert_eq!(all.value("partage_container_memory_seen_bytes", &[("share", "1")]), None);
+    assert_eq!(all.value("container_gpu_utilization", &[("gpu", "total")]), Some(25.0));
+}
+
+#[test]
+fn nobodys_name_makes_a_line_of_its_own() {
+    let mut report = report();
+    report.node = HOSTILE.into();
+    report.driver = HOSTILE.into();
+    report.containers[0].pod.name = HOSTILE.into();
+    report.containers[0].container = HOSTILE.into();
+    let all = parsed(report);
+    assert!(!all.families.contains_key("x"));
+    let labels = [("podname", HOSTILE), ("ctrname", HOSTILE), ("vdeviceid", "0")];
+    assert_eq!(all.value("vGPU_device_memory_usage_in_bytes", &labels), Some((2 * GIB) as f64));
+}
+
+#[test]
+fn a_node_with_nothing_has_a_text_too() {
+    let empty = Report { gpus: Vec::new(), containers: Vec::new(), counts: Counts::default(), ..report() };
+    assert_eq!(parsed(empty).value("partage_start_seconds_count", &[]), Some(0.0));
+}
+
+#[test]
+fn older_readers_get_families_called_as_their_figures() {
+    let text = text(report());
+    let classic = classic::classic(&text);
+    let figures = |text: &str| -> Vec<String> {
+        text.lines().filter(|line| !line.starts_with('#')).map(String::from).collect()
+    };
+    assert_eq!(figures(&classic), figures(&text), "the same figures");
+    for line in [
+        "# TYPE partage_info gauge",
+        "# TYPE partage_refused_total counter",
+        "# HELP partage_refused_total Starts of containers that were refused; kubelet tries again, and each time counts.",
+        "# TYPE partage_start_seconds histogram",
+        "# TYPE HostGPUMemoryUsage gauge",
+    ] {
+        assert!(classic.lines().any(|is| is == line), "{line}\n{classic}");
+    }
+    assert!(!classic.contains("# UNIT") && !classic.contains("# EOF"));
+}
+
+#[test]
+fn the_page_names_everything_and_nothing_else() {
+    let page = include_str!("../../../../docs/metrics.md");
+    let told: std::collections::BTreeSet<String> = parsed(report())
+        .families
+        .into_iter()
+        .map(|(name, kind)| match kind.as_str() {
+            "counter" => format!("{name}_total"),
+            "info" => format!("{name}_info"),
+            _ => name,
+        })
+        .collect();
+    // In the tables, before what is not there.
+    let words =
+        page.lines().filter(|line| line.starts_with('|')).flat_map(|line| line.split('`').skip(1).step_by(2));
+    let is_ours = |word: &&str| ["partage_", "hami_"].iter().any(|start| word.starts_with(start));
+    for word in words.clone().filter(is_ours) {
+        assert!(told.contains(word), "{word} is not told");
+    }
+    let named: std::collections::BTreeSet<&str> = words.collect();
+    for name in &told {
+        assert!(named.contains(name.as_str()), "{name} is not on the page");
+    }
+}

@@ -1,0 +1,206 @@
+//! The names of the systems that are replaced, as dashboards have them.
+
+use crate::report::{ContainerReport, GpuReport, Report};
+use partage_core::model::{Cores, Share};
+use partage_host::openmetrics::{Families, Labels};
+use partage_region::GpuUsage;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What these monitors put on everything.
+const ZONE: (&str, &str) = ("zone", "vGPU");
+const MIB: f64 = (1u64 << 20) as f64;
+
+pub(super) fn tell(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
+    hosts(report, to)?;
+    devices(report, to)?;
+    vcuda(report, to)
+}
+
+/// GPUs, under the names of Volcano and older HAMi, and of newer HAMi. Volcano's label sets are part of HAMi's.
+fn hosts(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
+    const OLD: [&str; 4] = ["nodeid", "deviceidx", "deviceuuid", "devicetype"];
+    const NEW: [&str; 4] = ["node", "device_index", "device_uuid", "device_type"];
+    let mut gauge = |name, names: [&'static str; 4], help, value: fn(&GpuReport) -> Option<f64>| {
+        let each = report.gpus.iter().enumerate().map(|(index, of)| {
+            let values = [
+                report.node.to_string(),
+                index.to_string(),
+                of.gpu.uuid.to_string(),
+                format!("NVIDIA-{}", of.gpu.model),
+            ];
+            (zoned(names, values), value(of))
+        });
+        to.gauge(name, None, help, each)
+    };
+    let memory = |of: &GpuReport| Some(of.look.as_ref()?.memory_used?.0 as f64);
+    let busy = |of: &GpuReport| Some(f64::from(of.look.as_ref()?.utilisation?));
+    gauge("HostGPUMemoryUsage", OLD, "GPU memory in use, in bytes.", memory)?;
+    gauge("HostCoreUtilization", OLD, "GPU utilisation, in percent.", busy)?;
+    gauge("hami_host_gpu_memory_used_bytes", NEW, "GPU memory in use.", memory)?;
+    gauge("hami_host_gpu_utilization_ratio", NEW, "GPU utilisation, in percent.", busy)?;
+    gauge("hami_host_gpu_temperature_celsius", NEW, "GPU temperature.", |of| {
+        Some(f64::from(of.look.as_ref()?.temperature?))
+    })?;
+    gauge("hami_host_gpu_power_usage_watts", NEW, "Power that the GPU takes.", |of| {
+        Some(f64::from(of.look.as_ref()?.power_milliwatts?) / 1e3)
+    })
+}
+
+/// One share, and what is needed to tell of it.
+struct Part<'a> {
+    report: &'a Report,
+    of: &'a ContainerReport,
+    at: usize,
+    share: &'a Share,
+    usage: Option<&'a GpuUsage>,
+}
+
+fn used(part: &Part<'_>) -> Option<f64> {
+    Some(part.report.bounded(part.share, part.usage?.used) as f64)
+}
+
+/// Who has no limit has the whole GPU: a dashboard divides by it.
+fn limit(part: &Part<'_>) -> Option<f64> {
+    part.report.memory_of(part.share).map(|bytes| bytes as f64)
+}
+
+fn busy(part: &Part<'_>) -> Option<f64> {
+    Some(f64::from(part.of.seen_at(part.at)?.busy))
+}
+
+/// Seconds since it worked.
+fn rested(part: &Part<'_>) -> Option<f64> {
+    let worked = part.of.seen_at(part.at)?.worked?;
+    Some(part.report.at.saturating_sub(worked) as f64 / 1e9)
+}
+
+/// Containers, under the names of Volcano and older HAMi, and of newer HAMi.
+fn devices(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
+    const OLD: [&str; 5] = ["podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid"];
+    const NEW: [&str; 5] = ["namespace", "pod", "container", "vdevice_index", "device_uuid"];
+    let mut gauge =
+        |name, names: [&'static str; 5], help, value: fn(&Part<'_>) -> Option<f64>, meet: Meet| {
+            let parts = report.containers.iter().flat_map(|of| {
+                of.shares.iter().enumerate().filter_map(move |(at, (share, usage))| {
+                    let key = [
+                        of.pod.namespace.to_string(),
+                        of.pod.name.to_string(),
+                        of.container.to_string(),
+                        at.to_string(),
+                        share.gpu.to_string(),
+                    ];
+                    Some((key, value(&Part { report, of, at, share, usage: usage.as_ref() })?))
+                })
+            });
+            let each = merged(parts, meet).into_iter().map(|(key, value)| (zoned(names, key), Some(value)));
+            to.gauge(name, None, help, each)
+        };
+    const USED: &str = "GPU memory that the container uses, in bytes.";
+    const LIMIT: &str = "GPU memory that the container may use, in bytes.";
+    const BUSY: &str = "GPU utilisation by the container, in percent.";
+    const RESTED: &str = "Seconds since the container last worked on the GPU.";
+    gauge("vGPU_device_memory_usage_in_bytes", OLD, USED, used, sum)?;
+    gauge("vGPU_device_memory_limit_in_bytes", OLD, LIMIT, limit, sum)?;
+    gauge("Device_memory_desc_of_container", OLD, USED, used, sum)?;
+    gauge("Device_utilization_desc_of_container", OLD, BUSY, busy, sum)?;
+    gauge("Device_last_kernel_of_container", OLD, RESTED, rested, f64::min)?;
+    gauge("hami_vgpu_memory_used_bytes", NEW, USED, used, sum)?;
+    gauge("hami_vgpu_memory_limit_bytes", NEW, LIMIT, limit, sum)?;
+    gauge("hami_container_device_memory_bytes", NEW, USED, used, sum)?;
+    gauge("hami_container_device_utilization_ratio", NEW, BUSY, busy, sum)?;
+    gauge("hami_container_last_kernel_elapsed_seconds", NEW, RESTED, rested, f64::min)
+}
+
+/// Containers, under the names of gpu-manager.
+fn vcuda(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
+    let mut gauge = |name, last: &'static str, help, values: fn(&Report, &ContainerReport) -> ByCard| {
+        let all = report.containers.iter().flat_map(|of| {
+            values(report, of).into_iter().map(|(card, value)| {
+                let key = [
+                    of.pod.name.to_string(),
+                    of.pod.namespace.to_string(),
+                    report.node.to_string(),
+                    of.container.to_string(),
+                    card,
+                ];
+                (key, value)
+            })
+        });
+        let names = ["pod_name", "namespace", "node", "container_name", last];
+        let each = merged(all, sum).into_iter().map(|(key, value)| (labelled(names, key), Some(value)));
+        to.gauge(name, None, help, each)
+    };
+    gauge("container_gpu_utilization", "gpu", "gpu utilization, in percent.", |report, of| {
+        by_card(report, of, |seen| f64::from(seen.busy))
+    })?;
+    gauge("container_gpu_memory_total", "gpu_memory", "gpu memory usage in MiB.", |report, of| {
+        by_card(report, of, |seen| seen.memory.0 as f64 / MIB)
+    })?;
+    gauge("container_request_gpu_utilization", "req_of_gpu", "request of gpu utilization.", |_, of| {
+        let whole = |share: &Share| share.whole.then_some(Cores::WHOLE);
+        let cores = of.shares.iter().filter_map(|(share, _)| share.cores.or_else(|| whole(share)));
+        total(cores.map(|cores| f64::from(cores.as_millipercent()) / 1e5).sum())
+    })?;
+    gauge(
+        "container_request_gpu_memory",
+        "req_of_gpu_memory",
+        "request of gpu memory in MiB.",
+        |report, of| {
+            total(
+                of.shares
+                    .iter()
+                    .filter_map(|(share, _)| report.memory_of(share))
+                    .map(|of| of as f64 / MIB)
+                    .sum(),
+            )
+        },
+    )
+}
+
+/// Values by card, and of all cards.
+type ByCard = Vec<(String, f64)>;
+
+fn total(value: f64) -> ByCard {
+    vec![("total".into(), value)]
+}
+
+/// What the driver says of a container, if it was asked already.
+fn by_card(report: &Report, of: &ContainerReport, value: fn(&partage_host::truth::Used) -> f64) -> ByCard {
+    if of.seen.is_empty() {
+        return Vec::new();
+    }
+    let card = |uuid| report.index(uuid).map(|index| format!("gpu{index}"));
+    let cards = of.seen.iter().filter_map(|(uuid, seen)| Some((card(uuid)?, value(seen))));
+    cards.chain(total(of.seen.values().map(value).sum())).collect()
+}
+
+/// What becomes of two values under one name.
+type Meet = fn(f64, f64) -> f64;
+
+fn sum(one: f64, other: f64) -> f64 {
+    one + other
+}
+
+/// A pod that was deleted by force and the next one of its name may both be there, and these names have no UID: a figure told
+/// twice would spoil all of them.
+fn merged<const N: usize>(
+    values: impl Iterator<Item = ([String; N], f64)>,
+    meet: Meet,
+) -> BTreeMap<[String; N], f64> {
+    let mut all: BTreeMap<[String; N], f64> = BTreeMap::new();
+    for (key, value) in values {
+        all.entry(key).and_modify(|known| *known = meet(*known, value)).or_insert(value);
+    }
+    all
+}
+
+fn labelled<const N: usize>(names: [&'static str; N], values: [String; N]) -> Labels {
+    names.into_iter().zip(values).collect()
+}
+
+fn zoned<const N: usize>(names: [&'static str; N], values: [String; N]) -> Labels {
+    let mut labels = labelled(names, values);
+    labels.push((ZONE.0, ZONE.1.into()));
+    labels
+}

@@ -1,0 +1,301 @@
+//! The node's own state, and everything that is done to it.
+//!
+//! One value holds what the agent knows; the loops around it ([`crate::run`]) call it when something happened. It begins with what
+//! earlier agents left ([`known`]), gives containers what their pods were granted ([`start`]), and keeps that on disk ([`save`]).
+
+mod known;
+mod save;
+mod start;
+
+pub(crate) use save::keep_saving;
+
+use crate::audit;
+use crate::book::Book;
+use crate::checkpoint::{Checkpoint, Name, PodRecord};
+use crate::fault;
+use crate::identity::{Holder, Kubelet, Runtime};
+use crate::inject::Materials;
+use crate::inventory::Inventory;
+use crate::plugin::{DeviceId, Nonce};
+use crate::regions::Regions;
+use crate::report::Counts;
+use crate::settings::Settings;
+use partage_cluster::{About, Cluster, Pods, Severity};
+use partage_core::model::{ContainerName, GpuUuid, Grant, Node, PodUid};
+use partage_host::cdi;
+use partage_host::gpus::Gpus;
+use partage_host::shares::gated;
+use partage_host::truth::Truth;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::sync::Notify;
+
+/// Pods come and go in crowds: who looks through everything when one changes does so no more often than this.
+pub(crate) const CROWD: Duration = Duration::from_millis(100);
+
+/// What the agent knows.
+pub(crate) struct NodeState {
+    parts: Parts,
+    settings: Mutex<Arc<Settings>>,
+    book: Mutex<Book>,
+    names: Mutex<BTreeMap<Nonce, Name>>,
+    /// The containers that names were answered for, as far as that is known.
+    owners: Mutex<BTreeMap<Nonce, (PodUid, ContainerName)>>,
+    /// Pods whose record is on disk as it is in the book.
+    saved: Mutex<BTreeSet<PodUid>>,
+    /// Records are written and removed by one at a time: who read the book first must not write last.
+    saving: Mutex<()>,
+    /// There is a record that is not on disk.
+    to_save: Notify,
+    pub(crate) truth: Mutex<Truth<Nonce>>,
+    /// When the driver last answered all that it was asked.
+    pub(crate) looked: Mutex<Instant>,
+    counts: Mutex<Counts>,
+    /// What the books do not agree on, as far as it was told.
+    mismatched: Mutex<BTreeSet<String>>,
+    /// Pods that kubelet gave devices, and of which nothing here tells what they hold.
+    unknown: Mutex<BTreeSet<PodUid>>,
+    /// A pod is started, changed or forgotten by one at a time.
+    busy: Mutex<BTreeMap<PodUid, Arc<tokio::sync::Mutex<()>>>>,
+    /// The GPUs whose regions were last set to take turns. By one at a time: who reads the book first must not write last.
+    settled: Mutex<BTreeSet<GpuUuid>>,
+    /// Something is held that was not, or no longer.
+    pub(crate) changed: Notify,
+}
+
+/// What the state is made of and does not change: everything around the agent, as it was found.
+pub(crate) struct Parts {
+    pub(crate) cluster: Cluster,
+    pub(crate) pods: Pods,
+    pub(crate) kubelet: Kubelet,
+    pub(crate) runtime: Runtime,
+    pub(crate) gpus: Gpus,
+    pub(crate) materials: Materials,
+    pub(crate) regions: Regions,
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) cdi: cdi::Folder,
+    /// Whether the NVIDIA runtime may stand between us and a container. It can come while we run.
+    pub(crate) nvidia_runtime: AtomicBool,
+    /// The simulated node's folder, where the driver is simulated.
+    pub(crate) simulated: Option<PathBuf>,
+    pub(crate) boot: String,
+    pub(crate) inventory: Inventory,
+    /// GPUs that an earlier agent said are not to be used.
+    pub(crate) were_ill: BTreeSet<GpuUuid>,
+}
+
+/// Whoever has the state has all around it.
+impl Deref for NodeState {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.parts
+    }
+}
+
+impl NodeState {
+    /// The GPUs on which launches keep to turns now.
+    pub(crate) fn gated(&self) -> BTreeSet<GpuUuid> {
+        gated(self.book().shares().map(|(_, _, share)| share))
+    }
+
+    /// Sets the turns of all regions by what the book says now.
+    pub(crate) fn settle(&self) {
+        let mut settled = lock(&self.settled);
+        *settled = self.gated();
+        self.regions.settle(&settled);
+    }
+
+    /// The same after a region was made by what the book said then: mostly nothing has changed, and many start at once.
+    pub(crate) fn settle_after(&self, made_by: &BTreeSet<GpuUuid>) {
+        let mut settled = lock(&self.settled);
+        let gated = self.gated();
+        if gated != *settled || gated != *made_by {
+            *settled = gated;
+            self.regions.settle(&settled);
+        }
+    }
+
+    /// From here on nobody else starts, changes or forgets this pod, until the answer is dropped.
+    pub(crate) async fn alone_with(&self, uid: &PodUid) -> tokio::sync::OwnedMutexGuard<()> {
+        let own = {
+            let mut busy = lock(&self.busy);
+            // Those that nobody waits for any more.
+            busy.retain(|_, one| Arc::strong_count(one) > 1);
+            Arc::clone(busy.entry(uid.clone()).or_default())
+        };
+        own.lock_owned().await
+    }
+
+    /// Compares everybody's books, and says what they do not agree on, each once for as long as it is so. How much there is now.
+    pub(crate) fn compare(&self) -> usize {
+        let now = self.mismatches();
+        let count = now.len();
+        for what in audit::news(&mut lock(&self.mismatched), now) {
+            tracing::warn!("the books do not agree: {what}");
+        }
+        count
+    }
+
+    /// What cannot be right: what the ledger finds, and where the book, kubelet and the regions disagree.
+    fn mismatches(&self) -> Vec<String> {
+        // Kubelet remembers pods that have finished, or are gone, until it gives their devices again.
+        let holds = |uid: &PodUid| self.pods.by_uid(uid).is_some_and(|pod| !pod.is_finished());
+        let held = self.kubelet.all().into_iter().flatten();
+        let held: Vec<Holder> = held.filter(|holder| holds(&holder.uid)).collect();
+        let on_disk = self.regions.on_disk().into_iter().collect();
+        let (book, live, names) = (self.book(), self.regions.live(), self.names());
+        let kept = live.iter().map(|(nonce, live)| audit::Kept {
+            nonce,
+            uid: &live.uid,
+            container: &live.container,
+            shares: &live.shares,
+        });
+        audit::mismatches(&book, kept, &on_disk, &held, &names)
+    }
+
+    /// The GPUs as the driver has them, before anything is withheld for its health.
+    pub(crate) fn hardware(&self) -> &Node {
+        &self.inventory.node
+    }
+
+    pub(crate) fn settings(&self) -> Arc<Settings> {
+        Arc::clone(&lock(&self.settings))
+    }
+
+    pub(crate) fn book(&self) -> MutexGuard<'_, Book> {
+        lock(&self.book)
+    }
+
+    pub(crate) fn names(&self) -> MutexGuard<'_, BTreeMap<Nonce, Name>> {
+        lock(&self.names)
+    }
+
+    pub(crate) fn counts(&self) -> MutexGuard<'_, Counts> {
+        lock(&self.counts)
+    }
+
+    pub(crate) fn truth(&self) -> MutexGuard<'_, Truth<Nonce>> {
+        lock(&self.truth)
+    }
+
+    /// Other settings, or other health: what can be given away is counted anew.
+    pub(crate) fn refresh(&self, settings: Option<Settings>) {
+        if let Some(settings) = settings {
+            *lock(&self.settings) = Arc::new(settings);
+        }
+        {
+            // Under the lock: of two at once, who reads what is true last must write it last.
+            let mut book = self.book();
+            book.set_node(offered(self.hardware(), &self.settings(), &self.truth()));
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Devices of a resource that containers hold, with the indexes of the GPUs that their shares are of. Those that nobody was
+    /// granted anything for yet are on none.
+    pub(crate) fn held(&self, resource: &str) -> BTreeMap<DeviceId, BTreeSet<usize>> {
+        let mut held: BTreeMap<DeviceId, BTreeSet<usize>> = BTreeMap::new();
+        let (book, names, owners) = (self.book(), self.names(), lock(&self.owners));
+        for name in names.values().filter(|name| name.resource == resource) {
+            // By the book and not by the regions: after a boot, and on a GPU that is ill, there may be none yet.
+            let grant =
+                owners.get(&name.nonce).and_then(|(uid, container)| grant_of(book.record(uid)?, container));
+            let shares = grant.map_or([].as_slice(), |grant| &grant.shares);
+            let gpus: Vec<usize> =
+                shares.iter().filter_map(|share| self.hardware().gpu_index(&share.gpu)).collect();
+            let each = name.ids.len().div_ceil(gpus.len().max(1)).max(1);
+            for (at, id) in name.ids.iter().enumerate() {
+                held.entry(id.clone()).or_default().extend(gpus.get(at / each));
+            }
+        }
+        held
+    }
+
+    /// Forgets a pod that has ended, and removes what it leaves.
+    pub(crate) fn forget(&self, uid: &PodUid) {
+        fault::point("before-forget");
+        let nonces: Vec<Nonce> = {
+            let owners = lock(&self.owners);
+            owners.iter().filter(|(_, (owner, _))| owner == uid).map(|(nonce, _)| nonce.clone()).collect()
+        };
+        for nonce in &nonces {
+            self.forget_name(nonce);
+        }
+        // Last: an agent that is killed before this sweeps the pod again.
+        self.unsave(uid);
+        self.settle();
+        self.changed.notify_waiters();
+    }
+
+    /// Removes everything under one name.
+    pub(crate) fn forget_name(&self, nonce: &Nonce) {
+        if let Err(error) = self.cdi.remove(&nonce.0) {
+            tracing::warn!(%nonce, "a CDI file cannot be removed: {error}");
+        }
+        fault::point("after-forget-cdi");
+        self.regions.remove(nonce);
+        fault::point("after-forget-region");
+        if let Err(error) = self.checkpoint.remove_name(nonce) {
+            tracing::warn!(%nonce, "a record cannot be removed: {error}");
+        }
+        self.names().remove(nonce);
+        lock(&self.owners).remove(nonce);
+    }
+
+    /// The pod that a name was answered for, as far as that is known.
+    pub(crate) fn owner(&self, nonce: &Nonce) -> Option<PodUid> {
+        lock(&self.owners).get(nonce).map(|(uid, _)| uid.clone())
+    }
+
+    /// Whether it is known for every container of a pod that holds something which name was answered for it.
+    pub(crate) fn all_named(&self, uid: &PodUid) -> bool {
+        let (book, owners) = (self.book(), lock(&self.owners));
+        let named =
+            |container: &ContainerName| owners.values().any(|(owner, of)| owner == uid && of == container);
+        book.record(uid).is_some_and(|record| record.grant.grants.iter().all(|grant| named(&grant.container)))
+    }
+
+    /// A pod's containers that have a region.
+    pub(crate) fn containers_of(&self, uid: &PodUid) -> Vec<(Nonce, ContainerName)> {
+        let live = self.regions.live();
+        let of_pod = live.iter().filter(|(_, live)| live.uid == *uid);
+        of_pod.map(|(nonce, live)| (nonce.clone(), live.container.clone())).collect()
+    }
+
+    pub(crate) fn tell_node(&self, severity: Severity, reason: &'static str, note: &str) {
+        self.cluster.tell(About::Node, severity, reason, note);
+    }
+}
+
+/// The grant of one container.
+pub(crate) fn grant_of<'a>(record: &'a PodRecord, container: &ContainerName) -> Option<&'a Grant> {
+    record.grant.grants.iter().find(|grant| grant.container == *container)
+}
+
+/// The node as it can be given away: cut as the settings say, without what is ill.
+fn offered(hardware: &Node, settings: &Settings, truth: &Truth<Nonce>) -> Node {
+    let mut node = hardware.clone();
+    node.memory_overcommit_percent = settings.memory_overcommit;
+    node.slots_per_gpu = settings.aws_slots;
+    for gpu in &mut node.gpus {
+        let look = truth.looks.iter().find(|look| look.uuid == gpu.uuid);
+        gpu.withheld = gpu.withheld.take().or_else(|| look?.health.clone());
+    }
+    node
+}
+
+/// In nanoseconds since 1970.
+pub(crate) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every change under these locks is whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,344 @@
+//! A container is about to start: whose it is, what its pod was granted, and everything put in its place.
+
+use super::known::annotations;
+use super::{NodeState, grant_of, lock, now};
+use crate::book::Wanting;
+use crate::checkpoint::{Name, PodRecord};
+use crate::fault;
+use crate::identity::{ContainerState, Holder, RunningContainer};
+use crate::inject::Container;
+use crate::plugin::{DeviceId, Giver, Nonce, Refusal};
+use partage_cluster::PodView;
+use partage_core::model::{ContainerName, Grant, PodUid};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long a pod that kubelet knows may take to be known here too: both are told by the same API server.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Kubelet waits for 30 s, and says nothing of why.
+const DEADLINE: Duration = Duration::from_secs(25);
+/// How often to look whether it is.
+const GLANCE: Duration = Duration::from_millis(50);
+
+impl NodeState {
+    /// What the pod of these devices holds, decided now where that was not done before.
+    async fn granted(&self, holder: &Holder) -> Result<PodRecord, Refusal> {
+        let known = self.book().record(&holder.uid).cloned();
+        if let Some(record) = known {
+            // Its share is about to be given back.
+            if self.pods.synced() && self.pods.by_uid(&holder.uid).is_none() {
+                return Err(Refusal(format!(
+                    "pod {} was deleted: the API server no longer has it, and its GPUs go to others",
+                    holder.uid
+                )));
+            }
+            return Ok(self.of_this_boot(record));
+        }
+        let pod = self.pod(holder).await?;
+        self.adopt().await?;
+        let settings = self.settings();
+        let wanting =
+            Wanting { id: &pod.id, pod: &pod.pod, problems: &pod.problems, boot: &self.boot, now: now() };
+        let decided = self.book().decide(&wanting, &settings);
+        fault::point("after-decide");
+        decided
+    }
+
+    /// A pod that starts again after a boot holds what it held before.
+    fn of_this_boot(&self, mut record: PodRecord) -> PodRecord {
+        if record.boot != self.boot {
+            record.boot.clone_from(&self.boot);
+            self.book().put_back(record.clone());
+            lock(&self.saved).remove(&record.pod.uid);
+        }
+        record
+    }
+
+    async fn pod(&self, holder: &Holder) -> Result<Arc<PodView>, Refusal> {
+        if let Some(pod) = self.pods.wait_for(&holder.uid, PATIENCE).await {
+            return Ok(pod);
+        }
+        let unknown = |why: &str| {
+            Refusal(format!("pod {} is not known here yet: {why}; kubelet tries again by itself", holder.uid))
+        };
+        let Some((namespace, name)) = &holder.name else {
+            return Err(unknown("the API server has not told of it"));
+        };
+        match self.cluster.pod(namespace, name).await {
+            Ok(Some(pod)) if pod.id.uid == holder.uid => Ok(pod),
+            Ok(_) => Err(unknown("the API server has no such pod")),
+            Err(error) => Err(unknown(&error.to_string())),
+        }
+    }
+
+    /// Puts everything in its place that a container gets. `also` are other names under which the runtime may be asked for it.
+    pub(super) fn make_ready(
+        &self,
+        nonce: &Nonce,
+        also: &[Nonce],
+        record: &PodRecord,
+        grant: &Grant,
+    ) -> Result<(), String> {
+        let (uid, container) = (&record.pod.uid, &grant.container);
+        let names = || [nonce].into_iter().chain(also);
+        for name in names() {
+            lock(&self.owners).insert(name.clone(), (uid.clone(), container.clone()));
+        }
+        let all = self.gated();
+        self.regions.keep(nonce, uid, container, &grant.shares, &all)?;
+        fault::point("after-region");
+        let region = self.regions.folder(nonce);
+        let devices =
+            self.devices(&region, grant).map_err(|error| format!("{}: {error}", region.display()))?;
+        let empty = BTreeMap::new();
+        let edits = self.materials.edits(&Container {
+            node: self.hardware(),
+            shares: &grant.shares,
+            region: &region,
+            devices: devices.as_deref(),
+            env: record.env.get(container).unwrap_or(&empty),
+            nvidia_runtime: self.nvidia_runtime.load(Ordering::Relaxed),
+        })?;
+        let annotations = annotations(record, container).map_err(|error| error.to_string())?;
+        for name in names() {
+            self.cdi
+                .put(&name.0, &annotations, &edits)
+                .map_err(|error| format!("its CDI file cannot be written: {error}"))?;
+        }
+        fault::point("after-cdi");
+        self.save_soon(uid);
+        self.settle_after(&all);
+        Ok(())
+    }
+
+    /// Whether everything is in its place that was put there under a name.
+    fn is_ready(&self, nonce: &Nonce) -> bool {
+        self.cdi.get(&nonce.0).is_some_and(|found| found.content.is_ok())
+            && self.regions.folder(nonce).is_dir()
+    }
+
+    /// Kubelet may have lost its own records and asked for another name: the container that had the one before is gone.
+    fn forget_earlier(&self, nonce: &Nonce, uid: &PodUid, container: &ContainerName) {
+        let earlier: Vec<Nonce> = {
+            let live = self.regions.live();
+            let of_container = live
+                .iter()
+                .filter(|(other, live)| *other != nonce && live.uid == *uid && live.container == *container);
+            of_container.map(|(other, _)| other.clone()).collect()
+        };
+        for other in &earlier {
+            self.forget_name(other);
+        }
+    }
+
+    /// A simulated driver sees the GPUs that have a file in its node's folder.
+    fn devices(&self, region: &Path, grant: &Grant) -> io::Result<Option<PathBuf>> {
+        if self.simulated.is_none() {
+            return Ok(None);
+        }
+        let folder = region.join("dev");
+        fs::create_dir_all(&folder)?;
+        for share in &grant.shares {
+            if let Some(at) = self.hardware().gpu_index(&share.gpu) {
+                fs::write(folder.join(format!("nvidia{}", self.hardware().gpus[at].minor)), b"")?;
+            }
+        }
+        Ok(Some(folder))
+    }
+
+    /// Why a container must not start on one of its GPUs.
+    fn ill(&self, grant: &Grant) -> Option<Refusal> {
+        let book = self.book();
+        grant.shares.iter().find_map(|share| {
+            let at = book.node().gpu_index(&share.gpu);
+            let why = match at {
+                Some(at) => book.node().gpus[at].withheld.clone()?,
+                None => "this node does not have it any more".into(),
+            };
+            Some(Refusal(format!(
+                "the container's GPU {} is not to be used: {why}; it starts by itself when the GPU is well, or delete the pod to have another",
+                share.gpu
+            )))
+        })
+    }
+
+    async fn start_all(&self, resource: &str, ids: &BTreeSet<DeviceId>) -> Result<(), Refusal> {
+        let newest = {
+            let names = self.names();
+            let same = names.values().filter(|name| name.resource == resource && name.ids == *ids);
+            same.max_by_key(|name| name.at).map(|name| name.nonce.clone())
+        };
+        let holders = self.kubelet.holders(resource, ids, newest.as_ref()).await;
+        let holders = holders.map_err(|error| Refusal(error.to_string()))?;
+        for holder in &holders {
+            // Who was deleted by force meanwhile is forgotten before or after, and never in between.
+            let _alone = self.alone_with(&holder.uid).await;
+            let record = self.granted(holder).await?;
+            let container = self.starting(holder, &record).await;
+            let Some(grant) = grant_of(&record, &container) else {
+                return Err(Refusal(format!(
+                    "the pod's grant has nothing for container {container}: it asks for {resource}, and that was not understood as an ask for GPUs"
+                )));
+            };
+            let nonces = self.nonces(holder);
+            let Some((nonce, also)) = nonces.split_first() else {
+                return Err(Refusal(format!(
+                    "no name is known for the devices of container {container}: delete the pod"
+                )));
+            };
+            if grant.init && self.has_finished(&holder.uid, &container) && self.is_ready(nonce) {
+                // It passed its devices on: an ill GPU of its own must hold up nobody. Where it starts again, as all do in a new
+                // sandbox, it finds everything in its place; after a boot that is not so, and it is made ready like any other.
+                continue;
+            }
+            if let Some(refusal) = self.ill(grant) {
+                return Err(refusal);
+            }
+            // Waiting for a disk must not keep others waiting.
+            tokio::task::block_in_place(|| {
+                self.make_ready(nonce, also, &record, grant)?;
+                if holder.nonce.is_some() {
+                    self.forget_earlier(nonce, &holder.uid, &container);
+                }
+                Ok(())
+            })
+            .map_err(Refusal)?;
+        }
+        self.changed.notify_waiters();
+        Ok(())
+    }
+
+    /// The name that was answered for a holder's devices. Where kubelet's checkpoint cannot be read, all for these devices that are of
+    /// no other pod, the newest first: an init container and the one that has its devices next were answered one each, and only
+    /// one of them starts at a time, so both names lead to the same place.
+    fn nonces(&self, holder: &Holder) -> Vec<Nonce> {
+        if let Some(nonce) = &holder.nonce {
+            return vec![nonce.clone()];
+        }
+        let (names, owners) = (self.names(), lock(&self.owners));
+        let others = |nonce: &Nonce| owners.get(nonce).is_some_and(|(uid, _)| *uid != holder.uid);
+        let same = names.values().filter(|name| name.resource == holder.resource && name.ids == holder.ids);
+        let mut same: Vec<&Name> = same.filter(|name| !others(&name.nonce)).collect();
+        same.sort_by_key(|name| Reverse(name.at));
+        same.into_iter().map(|name| name.nonce.clone()).collect()
+    }
+
+    /// The container that starts. Without its checkpoint kubelet does not tell of init containers: then it is the first of those
+    /// with a grant that has not finished.
+    async fn starting(&self, holder: &Holder, record: &PodRecord) -> ContainerName {
+        if holder.nonce.is_some() {
+            return holder.container.clone();
+        }
+        if self.was_started(&holder.uid, &holder.container).await {
+            return holder.container.clone();
+        }
+        let inits = record.grant.grants.iter().filter(|grant| grant.init);
+        for grant in inits {
+            if !self.finishes(&holder.uid, &grant.container).await {
+                return grant.container.clone();
+            }
+        }
+        holder.container.clone()
+    }
+
+    /// Whether a container was made in its pod's sandbox before: then all that start before it have ended, whoever else can say so.
+    async fn was_started(&self, uid: &PodUid, container: &ContainerName) -> bool {
+        let (Ok(sandboxes), Ok(containers)) =
+            (self.runtime.sandboxes().await, self.runtime.containers().await)
+        else {
+            return false;
+        };
+        let ready = |id: &str| sandboxes.iter().any(|sandbox| sandbox.id == id && sandbox.ready);
+        let is_it = |one: &RunningContainer| one.uid == *uid && one.container == *container;
+        containers.iter().any(|one| is_it(one) && ready(&one.sandbox))
+    }
+
+    /// Whether an init container has finished. The runtime knows first that one has ended, the API server how: one that ended is
+    /// waited for, and starts again where it is not said to have finished.
+    async fn finishes(&self, uid: &PodUid, container: &ContainerName) -> bool {
+        let begun = Instant::now();
+        loop {
+            if self.has_finished(uid, container) {
+                return true;
+            }
+            let ended = self.runtime.containers().await.is_ok_and(|all| {
+                let mut of_it = all.iter().filter(|one| one.uid == *uid && one.container == *container);
+                of_it.any(|one| one.state == ContainerState::Exited)
+            });
+            if !ended || begun.elapsed() > PATIENCE {
+                return false;
+            }
+            tokio::time::sleep(GLANCE).await;
+        }
+    }
+
+    fn has_finished(&self, uid: &PodUid, init: &ContainerName) -> bool {
+        self.pods.by_uid(uid).is_some_and(|pod| pod.finished_inits.contains(init))
+    }
+}
+
+impl Giver for NodeState {
+    async fn allocate(&self, resource: &str, ids: BTreeSet<DeviceId>) -> Result<Nonce, Refusal> {
+        let begun = Instant::now();
+        let nonce = nonce().map_err(|error| Refusal(format!("no name can be made: {error}")))?;
+        let name = Name { nonce: nonce.clone(), resource: resource.into(), ids, at: now() };
+        self.checkpoint.put_name(&name).map_err(|error| {
+            Refusal(format!("the answer cannot be recorded: {error}; look after the node's disk"))
+        })?;
+        fault::point("after-name");
+        let first = name.ids.first().cloned();
+        self.names().insert(nonce.clone(), name);
+        let took = begun.elapsed();
+        tracing::debug!(
+            resource,
+            device = first.map(tracing::field::display),
+            micros = took.as_micros(),
+            "devices are named"
+        );
+        self.counts().answers.note(took);
+        Ok(nonce)
+    }
+
+    async fn start(&self, resource: &str, ids: BTreeSet<DeviceId>) -> Result<(), Refusal> {
+        let begun = Instant::now();
+        let late = || {
+            Refusal(format!(
+                "it took longer than {} s to find out whose devices these are; kubelet tries again by itself",
+                DEADLINE.as_secs()
+            ))
+        };
+        let done = tokio::time::timeout(DEADLINE, self.start_all(resource, &ids));
+        let done = done.await.unwrap_or_else(|_| Err(late()));
+        let took = begun.elapsed();
+        let mut counts = self.counts();
+        match &done {
+            Ok(()) => {
+                tracing::debug!(
+                    resource,
+                    device = ids.first().map(tracing::field::display),
+                    micros = took.as_micros(),
+                    "a container is ready"
+                );
+                counts.starts.note(took);
+            }
+            Err(refusal) => {
+                counts.refused += 1;
+                tracing::info!(resource, "a container is refused: {refusal}");
+            }
+        }
+        done
+    }
+}
+
+/// A name nobody can have used before.
+fn nonce() -> io::Result<Nonce> {
+    let mut bytes = [0_u8; 16];
+    fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(Nonce(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
+}

@@ -1,0 +1,251 @@
+use super::*;
+use partage_core::model::{Bytes, Overcommit, Policy};
+use partage_core::pod::Pod;
+use proptest::collection::{btree_map, btree_set, vec};
+use proptest::prelude::*;
+use serde_json::json;
+
+pub(crate) fn settings(dialects: &[Dialect]) -> Settings {
+    Settings { dialects: dialects.to_vec(), policy: Policy::default(), ..Settings::default() }
+}
+
+pub(crate) fn node(mib: &[u64]) -> Node {
+    let gpu = |(minor, mib): (u32, &u64)| Gpu {
+        uuid: format!("GPU-{minor}").into(),
+        minor,
+        model: "NVIDIA A100".into(),
+        memory_bytes: Bytes(mib << 20),
+        numa: None,
+        pci: None,
+        withheld: None,
+    };
+    Node::new("node1", (0..).zip(mib).map(gpu).collect())
+}
+
+fn held(ids: &[(u64, &[usize])]) -> BTreeMap<DeviceId, BTreeSet<usize>> {
+    ids.iter().map(|(number, gpus)| (id(*number), gpus.iter().copied().collect())).collect()
+}
+
+fn unhealthy(listed: &[Listed]) -> Vec<&str> {
+    listed.iter().filter(|listed| !listed.healthy).map(|listed| listed.id.0.as_str()).collect()
+}
+
+#[test]
+fn every_dialect_counts_in_its_own_way() {
+    let all = settings(&Dialect::ALL);
+    let mut node = node(&[11_178, 40_960]);
+    node.gpus.push(Gpu { withheld: Some("MIG mode is enabled".into()), ..node.gpus[1].clone() });
+    let counted: Vec<(String, Vec<u32>)> = CountResource::enabled(&all)
+        .iter()
+        .map(|resource| (resource.name(), slots(resource, &node, &all)))
+        .collect();
+    let expected = [
+        ("partage.dev/gpu", [10, 10, 0]),
+        ("volcano.sh/vgpu-number", [10, 10, 0]),
+        ("inspur.com/vcuda-core", [100, 100, 0]),
+        ("tencent.com/vcuda-core", [100, 100, 0]),
+        ("k8s.amazonaws.com/vgpu", [10, 10, 0]),
+        ("aliyun.com/gpu-mem", [10, 40, 0]),
+        ("nvidia.com/gpu", [10, 10, 0]),
+    ];
+    assert_eq!(counted, expected.map(|(name, slots)| (name.to_string(), slots.to_vec())));
+    assert_eq!(CountResource::enabled(&settings(&[Dialect::Aws, Dialect::Aws])), [CountResource::Aws]);
+}
+
+#[test]
+fn amounts_are_what_the_replaced_systems_showed() {
+    let mut node = node(&[11_178; 8]);
+    let all = amounts(&node, &settings(&Dialect::ALL), &BTreeMap::new());
+    let expected = [
+        ("aliyun.com/gpu-count", 8),
+        ("inspur.com/vcuda-memory", 8 * 11_178 / 256),
+        ("nvidia.com/gpucores", 800),
+        ("nvidia.com/gpumem", 89_424),
+        ("nvidia.com/gpumem-percentage", 800),
+        ("partage.dev/cores", 800),
+        ("partage.dev/memory", 89_424 << 20),
+        ("partage.dev/memory-percent", 800),
+        ("tencent.com/vcuda-memory", 8 * 11_178 / 256),
+        ("volcano.sh/vgpu-cores", 800),
+        ("volcano.sh/vgpu-memory", 89_424),
+        ("volcano.sh/vgpu-memory-percentage", 800),
+    ];
+    assert_eq!(all, expected.map(|(name, amount)| (name.to_string(), amount)).into());
+
+    node.gpus[0].withheld = Some("it is lost".into());
+    let volcano = Settings {
+        volcano_memory_factor: 10,
+        memory_overcommit: Overcommit::percent(150).unwrap(),
+        ..settings(&[Dialect::Volcano])
+    };
+    let asked = BTreeMap::from([("volcano.sh/vgpu-cores".to_string(), 790), ("other.com/x".to_string(), 1)]);
+    let lost = amounts(&node, &volcano, &asked);
+    let expected = [
+        ("volcano.sh/vgpu-cores", 790),
+        ("volcano.sh/vgpu-memory", 7 * (11_178 * 3 / 2 / 10)),
+        ("volcano.sh/vgpu-memory-percentage", 7 * 150),
+    ];
+    assert_eq!(lost, expected.map(|(name, amount)| (name.to_string(), amount)).into());
+}
+
+#[test]
+fn too_many_devices_are_refused_in_words() {
+    let mib = Settings { gpushare_unit: MemoryUnit::Mib, ..settings(&Dialect::ALL) };
+    assert_eq!(check(&mib, &node(&[40_960])), Ok(()));
+    assert_eq!(
+        check(&mib, &node(&[40_960, 40_960])).unwrap_err(),
+        "aliyun.com/gpu-mem would be 81920 devices on node node1, and kubelet takes 50000 of one resource at the most: \
+         count it in GiB"
+    );
+    assert_eq!(check(&settings(&Dialect::ALL), &node(&[40_960, 40_960])), Ok(()));
+    let shares = Settings { shares_per_gpu: 50_001, ..settings(&[Dialect::Native]) };
+    assert!(check(&shares, &node(&[1])).unwrap_err().ends_with("allow fewer shares of each GPU"));
+}
+
+#[test]
+fn an_ill_gpu_takes_its_own_ids_and_its_free_ones() {
+    let holders = held(&[(0, &[1]), (1, &[0]), (2, &[0])]);
+    let listed = devices(&[3, 3], &[true, false], &holders);
+    assert_eq!(listed.len(), 6);
+    assert_eq!(
+        unhealthy(&listed),
+        ["slot-1", "slot-2", "slot-5"],
+        "two that are held on it, and one that is free"
+    );
+    let listed = devices(&[3, 3], &[false, true], &holders);
+    assert_eq!(unhealthy(&listed), ["slot-0", "slot-4", "slot-5"]);
+    assert_eq!(unhealthy(&devices(&[3, 3], &[true, true], &holders)).len(), 6);
+}
+
+#[test]
+fn a_grant_on_several_gpus_loses_its_part_on_the_ill_one() {
+    let holders = held(&[(0, &[0, 1]), (1, &[0, 1]), (2, &[])]);
+    let listed = devices(&[2, 2], &[false, true], &holders);
+    assert_eq!(unhealthy(&listed), ["slot-1", "slot-3"]);
+}
+
+#[test]
+fn what_is_held_stays_listed_when_slots_are_taken_away() {
+    let mut holders = held(&[(1, &[0]), (7, &[1])]);
+    holders.insert(DeviceId("from-elsewhere".into()), [1].into());
+    let names = |listed: &[Listed]| listed.iter().map(|listed| listed.id.0.clone()).collect::<Vec<_>>();
+    let listed = devices(&[1, 1], &[false, false], &holders);
+    assert_eq!(names(&listed), ["slot-0", "slot-1", "from-elsewhere", "slot-7"]);
+    assert_eq!(unhealthy(&listed), ["slot-0"], "there are two slots, and three are held");
+    assert_eq!(
+        unhealthy(&devices(&[1, 1], &[false, true], &holders)),
+        ["slot-0", "from-elsewhere", "slot-7"]
+    );
+}
+
+#[test]
+fn a_gpu_on_which_more_was_held_than_it_has_takes_nothing_from_others() {
+    // All of the node's slots are held on the first GPU.
+    let numbers: Vec<u64> = (0..6).collect();
+    let holders = held(&numbers.iter().map(|&number| (number, [0].as_slice())).collect::<Vec<_>>());
+    assert_eq!(devices(&[3, 3], &[false, false], &holders).len(), 6);
+    let listed = devices(&[3, 3], &[true, false], &holders);
+    assert_eq!(unhealthy(&listed), ["slot-0", "slot-1", "slot-2", "slot-3", "slot-4", "slot-5"]);
+    let free: Vec<&str> =
+        listed.iter().filter(|one| one.healthy).map(|listed| listed.id.0.as_str()).collect();
+    assert_eq!(free, ["slot-6", "slot-7", "slot-8"]);
+}
+
+#[test]
+fn pods_are_counted_as_kubelet_counts_them() {
+    let container = |name: &str, memory: u64| json!({"name": name, "resources": {"limits": {"a.b/memory": memory, "cpu": 1}}});
+    let mut sidecar = container("proxy", 5);
+    sidecar["restartPolicy"] = "Always".into();
+    let of = |init: serde_json::Value, app: serde_json::Value| {
+        let (pod, problems) = Pod::read(&json!({}), &json!({"initContainers": init, "containers": app}));
+        assert_eq!(problems, []);
+        pod
+    };
+    let sum = |pods: &[&Pod]| asked(pods).get("a.b/memory").copied();
+    let apps = of(json!([container("fetch", 7)]), json!([container("a", 4), container("b", 4)]));
+    assert_eq!(sum(&[&apps]), Some(8));
+    let large_init = of(json!([container("fetch", 9)]), json!([container("a", 4), container("b", 4)]));
+    assert_eq!(sum(&[&large_init]), Some(9));
+    let early = of(json!([sidecar, container("fetch", 7)]), json!([container("a", 4)]));
+    assert_eq!(sum(&[&early]), Some(12), "the init container runs beside the sidecar");
+    let late = of(json!([container("fetch", 7), sidecar]), json!([container("a", 4)]));
+    assert_eq!(sum(&[&late]), Some(9));
+    assert_eq!(sum(&[&apps, &late]), Some(17));
+    assert_eq!(asked(&[&apps]).len(), 1, "cpu is none of ours");
+}
+
+/// GPUs with slots, which of them are ill, and ids that are held, also beyond the slots.
+fn situation() -> impl Strategy<Value = (Vec<u32>, Vec<bool>, BTreeMap<DeviceId, BTreeSet<usize>>)> {
+    (1usize..5).prop_flat_map(|gpus| {
+        let holders = btree_map((0u64..60).prop_map(id), btree_set(0..gpus, 0..3), 0..30);
+        (vec(0u32..12, gpus), vec(any::<bool>(), gpus), holders)
+    })
+}
+
+proptest! {
+    #[test]
+    fn ids_are_listed_once_and_stay((slots, ill, held) in situation()) {
+        let listed = devices(&slots, &ill, &held);
+        let ids: BTreeSet<&DeviceId> = listed.iter().map(|listed| &listed.id).collect();
+        prop_assert_eq!(ids.len(), listed.len());
+        let total: u32 = slots.iter().sum();
+        for number in 0..u64::from(total) {
+            prop_assert!(ids.contains(&id(number)));
+        }
+        prop_assert!(held.keys().all(|id| ids.contains(id)));
+        prop_assert!(listed.iter().all(|listed| listed.id.0.len() <= 63));
+    }
+
+    #[test]
+    fn what_lies_on_healthy_gpus_is_never_unhealthy((slots, ill, held) in situation()) {
+        for Listed { id, healthy } in devices(&slots, &ill, &held) {
+            let Some(gpus) = held.get(&id) else { continue };
+            if gpus.iter().all(|&gpu| !ill[gpu]) {
+                prop_assert!(healthy, "{id}");
+            } else if gpus.iter().all(|&gpu| ill[gpu]) {
+                prop_assert!(!healthy, "{id}");
+            }
+        }
+        let well = vec![false; ill.len()];
+        let listed = devices(&slots, &well, &held);
+        prop_assert!(listed.iter().all(|listed| listed.healthy || !held.contains_key(&listed.id)));
+    }
+
+    #[test]
+    fn as_many_are_free_as_well_gpus_have_left((slots, ill, held) in situation()) {
+        let listed = devices(&slots, &ill, &held);
+        let free = listed.iter().filter(|one| one.healthy && !held.contains_key(&one.id)).count() as u64;
+        let on = share_out(&held);
+        let well: u64 = (0..slots.len()).filter(|&gpu| !ill[gpu]).map(|gpu| u64::from(slots[gpu])).sum();
+        let taken = held.keys().filter(|id| on.get(id).is_none_or(|&gpu| !ill[gpu])).count() as u64;
+        prop_assert_eq!(free, well.saturating_sub(taken));
+        // No more than are needed.
+        let total: u64 = slots.iter().map(|&slots| u64::from(slots)).sum();
+        prop_assert!(listed.len() as u64 <= total + held.len() as u64);
+    }
+
+    #[test]
+    fn amounts_never_fall_below_what_is_asked(
+        mib in vec(0u64..100_000, 0..9),
+        lost in any::<u8>(),
+        overcommit in 100u32..1000,
+        asks in vec(0u64..1 << 50, 12),
+    ) {
+        let settings = Settings {
+            memory_overcommit: Overcommit::percent(overcommit).unwrap(),
+            ..settings(&Dialect::ALL)
+        };
+        let mut node = node(&mib);
+        let well = amounts(&node, &settings, &BTreeMap::new());
+        let asked: BTreeMap<String, u64> = well.keys().cloned().zip(asks).collect();
+        for (index, gpu) in node.gpus.iter_mut().enumerate() {
+            gpu.withheld = (lost >> index & 1 == 1).then(|| "it is lost".to_string());
+        }
+        let ill = amounts(&node, &settings, &asked);
+        prop_assert_eq!(ill.len(), well.len());
+        for (resource, amount) in ill {
+            prop_assert!(amount >= asked[&resource]);
+            prop_assert!(amount <= asked[&resource].max(well[&resource]));
+        }
+    }
+}

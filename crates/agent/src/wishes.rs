@@ -1,0 +1,193 @@
+//! Pods say what they were granted, and may wish for other amounts: both are annotations.
+
+use crate::checkpoint::PodRecord;
+use crate::fault;
+use crate::node::{CROWD, NodeState, grant_of};
+use crate::settings::Resize;
+use partage_cluster::{About, Annotated, PodView, Severity};
+use partage_core::model::{ContainerName, PodUid, Share};
+use partage_core::resize;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+
+/// A pod that loses what was written on it is not written on more often.
+const AGAIN: Duration = Duration::from_secs(10);
+/// While the API server takes nothing.
+const LATER: Duration = Duration::from_secs(1);
+/// Nothing is missed for longer.
+const BEAT: Duration = Duration::from_secs(60);
+
+/// When something was last said to pods.
+#[derive(Default)]
+struct Said {
+    /// What they were granted.
+    written: BTreeMap<PodUid, Instant>,
+    /// To a wish of theirs.
+    answered: BTreeMap<PodUid, Instant>,
+}
+
+/// Writes grants on pods and answers wishes, until told to stop.
+pub(crate) async fn keep_answering(state: Arc<NodeState>, stop: CancellationToken) {
+    let mut pods = state.pods.changed();
+    let mut said = Said::default();
+    while !stop.is_cancelled() {
+        let looked = tokio::time::Instant::now();
+        pods.borrow_and_update();
+        let changed = state.changed.notified();
+        let all_said = answer(&state, &mut said).await;
+        tokio::select! {
+            () = tokio::time::sleep(if all_said { BEAT } else { LATER }) => {}
+            _ = pods.changed() => {}
+            () = changed => {}
+            () = stop.cancelled() => {}
+        }
+        tokio::time::sleep_until(looked + CROWD).await;
+    }
+}
+
+/// Whether every pod says what it should.
+async fn answer(state: &NodeState, said: &mut Said) -> bool {
+    let mut all_said = true;
+    let uids: Vec<PodUid> = state.book().records().map(|record| record.pod.uid.clone()).collect();
+    said.written.retain(|uid, _| uids.contains(uid));
+    said.answered.retain(|uid, _| uids.contains(uid));
+    for uid in uids {
+        let Some(pod) = state.pods.by_uid(&uid) else { continue };
+        all_said &= wish(state, &pod, &mut said.answered).await;
+        let Some(record) = state.book().record(&uid).cloned() else { continue };
+        let missing: BTreeMap<String, Option<String>> = record
+            .annotations
+            .iter()
+            .filter(|(key, value)| pod.pod.annotations.get(*key) != Some(value))
+            .map(|(key, value)| (key.clone(), Some(value.clone())))
+            .collect();
+        if missing.is_empty() {
+            continue;
+        }
+        if said.written.get(&uid).is_some_and(|at| at.elapsed() < AGAIN) {
+            // The watch is on its way, or somebody else writes too.
+            all_said = false;
+            continue;
+        }
+        match state.cluster.annotate(&record.pod, &missing).await {
+            Ok(Annotated::Done) => drop(said.written.insert(uid, Instant::now())),
+            Ok(Annotated::Gone) => {}
+            Err(error) => {
+                // Not at once again: it may be the pod that cannot be written on.
+                said.written.insert(uid, Instant::now());
+                all_said = false;
+                tracing::warn!(namespace = %record.pod.namespace, pod = %record.pod.name, "its grant cannot be written on it yet: {error}");
+            }
+        }
+    }
+    all_said
+}
+
+/// Answers a wish for other amounts, once. Whether it was: who wishes again and again waits for its turn.
+async fn wish(state: &NodeState, pod: &PodView, answered: &mut BTreeMap<PodUid, Instant>) -> bool {
+    let wish = pod.pod.annotations.get(resize::ANNOTATION);
+    let _alone = state.alone_with(&pod.id.uid).await;
+    let Some(record) = state.book().record(&pod.id.uid).cloned() else { return true };
+    if record.resize.as_ref() == wish {
+        return true;
+    }
+    let Some(wish) = wish else {
+        // The amounts stay; the same wish, written again, is a new one.
+        let forgotten = PodRecord { resize: None, ..record };
+        state.book().put_back(forgotten.clone());
+        if let Err(why) = tokio::task::block_in_place(|| state.save_anew(&forgotten)) {
+            tracing::warn!(namespace = %pod.id.namespace, pod = %pod.id.name, "{why}");
+        }
+        return true;
+    };
+    if answered.get(&pod.id.uid).is_some_and(|at| at.elapsed() < LATER) {
+        return false;
+    }
+    answered.insert(pod.id.uid.clone(), Instant::now());
+    let answer = tokio::task::block_in_place(|| resize(state, &record, pod, wish));
+    let (severity, reason, note) = match &answer {
+        Ok(note) => (Severity::Normal, "Resized", note.clone()),
+        Err(why) => (
+            Severity::Warning,
+            "ResizeRefused",
+            format!("{}: {why}; nothing was changed", resize::ANNOTATION),
+        ),
+    };
+    tracing::info!(namespace = %pod.id.namespace, pod = %pod.id.name, "{note}");
+    state.cluster.tell(About::Pod(&pod.id), severity, reason, &note);
+    true
+}
+
+fn resize(state: &NodeState, old: &PodRecord, pod: &PodView, wish: &str) -> Result<String, String> {
+    let answered = |record: PodRecord| PodRecord { resize: Some(wish.into()), ..record };
+    let done = changed(state, old, pod, wish).and_then(|record| {
+        fault::point("after-resize-regions");
+        let record = answered(record);
+        state.save_anew(&record).inspect_err(|_| put_back(state, old))?;
+        fault::point("after-resize-record");
+        Ok(record)
+    });
+    let (record, answer) = match done {
+        Ok(record) => (record, Ok(format!("the pod's shares are changed: {wish}"))),
+        // Answered is answered: a wish that was refused is not tried again until it is another.
+        Err(why) => (answered(old.clone()), Err(why)),
+    };
+    state.book().put_back(record.clone());
+    state.settle();
+    match &answer {
+        Ok(_) => {
+            for (nonce, container) in state.containers_of(&old.pod.uid) {
+                state.note_in_cdi(&nonce, &record, &container);
+            }
+        }
+        Err(_) => {
+            // Where that fails too, an agent that starts later answers once more.
+            if let Err(why) = state.save_anew(&record) {
+                tracing::warn!(namespace = %pod.id.namespace, pod = %pod.id.name, "{why}");
+            }
+        }
+    }
+    answer
+}
+
+/// The new record, which holds already in the pod's regions. The book holds the more of both. An agent that is killed here sets the
+/// old limits when it starts.
+fn changed(state: &NodeState, old: &PodRecord, pod: &PodView, wish: &str) -> Result<PodRecord, String> {
+    let settings = state.settings();
+    if settings.resize == Resize::Off {
+        return Err("this cluster's settings do not allow it (resize: off): change the manifest".into());
+    }
+    let grant = resize::read(wish).and_then(|changes| resize::apply(&old.grant, &changes));
+    let grant = grant.map_err(|error| error.to_string())?;
+    let record = state.book().rewritten(old, &pod.pod, grant, &settings).map_err(|refusal| refusal.0)?;
+    state.book().reserve(old, &record.grant).map_err(|refusal| refusal.0)?;
+    let turns = state.gated();
+    let mut containers = state.containers_of(&old.pod.uid);
+    // Only who is to have less can refuse, so those are first: nobody has more for a moment and uses it.
+    containers.sort_by_key(|(_, container)| {
+        let memory =
+            |record| shares(record, container).iter().map(|share| share.memory_bytes).collect::<Vec<_>>();
+        memory(&record) > memory(old)
+    });
+    for (nonce, container) in containers {
+        let resized = state.regions.resize(&nonce, &shares(&record, &container), &turns);
+        resized.inspect_err(|_| put_back(state, old))?;
+    }
+    Ok(record)
+}
+
+/// All regions of a pod have what it had.
+fn put_back(state: &NodeState, old: &PodRecord) {
+    let turns = state.gated();
+    for (nonce, container) in state.containers_of(&old.pod.uid) {
+        if let Err(error) = state.regions.put_back(&nonce, &shares(old, &container), &turns) {
+            tracing::warn!(%nonce, "limits cannot be put back: {error}");
+        }
+    }
+}
+
+fn shares(record: &PodRecord, container: &ContainerName) -> Vec<Share> {
+    grant_of(record, container).map(|grant| grant.shares.clone()).unwrap_or_default()
+}
