@@ -6,7 +6,7 @@ use partage_core::model::{Bytes, Gpu, Node};
 use partage_local::decide;
 use partage_local::settings::Settings;
 use partage_local::users::Who;
-use partage_local::wire::{Bound, Question, hear};
+use partage_local::wire::{Bound, LONGEST, Question, hear};
 
 const MEMORY: u64 = 40 << 30;
 
@@ -24,8 +24,8 @@ fn node() -> Node {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    let _ = hear::<Bound>(&mut &bytes[..]);
-    let Ok(Some(question)) = hear::<Question>(&mut &bytes[..]) else { return };
+    let _ = hear::<Bound>(&mut &bytes[..], LONGEST);
+    let Ok(Some(question)) = hear::<Question>(&mut &bytes[..], LONGEST) else { return };
     let who = Who { uid: 1000, gids: vec![1000] };
     let settings = Settings::default();
     match question {
