@@ -23,8 +23,9 @@ SKIPPED := $(CURDIR)/target/skipped-tests
 TRACE := traces/openb
 RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 PARTAGE := $(RELEASE)/partage
+SHIM := $(or $(CARGO_TARGET_DIR),target)/portable/libpartage_shim.so
 
-.PHONY: help run simulate picture test lint bench fuzz soak binaries shim cluster cluster-down image toolchain
+.PHONY: help run simulate picture test lint bench bench-node fuzz soak binaries shim cluster cluster-down image manifests toolchain
 
 help: ## list these words
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/make \1\t\2/' | expand -t 20
@@ -63,8 +64,13 @@ bench: binaries ## the figures of docs/benchmarks.md
 	cargo bench --package partage-sim
 	cargo bench --package partage-region
 	cargo bench --package partage-shim
-	cargo bench --package partage
+	cargo bench --package partage --bench local
+	$(MAKE) --no-print-directory bench-node
 	cargo bench --profile dev --package partage-testkit --bench bed  # what is measured is not ours to optimise
+
+bench-node: binaries ## what the node agent costs and keeps, on a real kubelet; STRICT=1 fails where a figure is missed
+	cargo build --release --package partage --package partage-samples --package partage-sim --package partage-shim
+	cargo bench --package partage --bench node -- $(STRICT:%=--strict)
 
 fuzz: toolchain cargo-fuzz ## every parser of tenant input, FUZZ_SECONDS (60) each
 	@rustup toolchain list | grep -q nightly || { echo "error: fuzzing needs a nightly compiler: rustup toolchain install nightly" >&2; exit 1; }
@@ -82,8 +88,10 @@ picture: toolchain ## the README's picture, docs/images/up.svg, from a real run
 
 soak: binaries ## the long runs: many property cases, 5,000 fake nodes, hundreds of kills, fuzzing for minutes
 	PROPTEST_CASES=50000 cargo test --release --package partage-core
+	PROPTEST_CASES=20000 cargo test --release --package partage-region --lib properties
 	cargo test --package partage-testkit --test scheduling -- --ignored
 	cargo test --package partage-shim --test kills -- --ignored
+	cargo test --package partage --test node -- --ignored
 	$(MAKE) fuzz FUZZ_SECONDS=300
 
 binaries: toolchain ## the programs, images and clients of the test bed (docs/testbed.md), made once
@@ -95,16 +103,20 @@ binaries: toolchain ## the programs, images and clients of the test bed (docs/te
 shim: toolchain ## the shim for every image (glibc 2.17), target/portable/libpartage_shim.so
 	@cargo run --quiet --package partage-testkit -- shim
 
-cluster: binaries ## a real Kubernetes to try things on, without a GPU (NODES=2 for more nodes)
-	@cargo run --quiet --package partage-testkit -- cluster up --nodes $(or $(NODES),1)
+cluster: binaries image ## a real Kubernetes with Partage and simulated GPUs to try things on (NODES=2 for more nodes)
+	@cargo run --quiet --package partage-testkit -- cluster up --nodes $(or $(NODES),1) --partage dist/partage.oci.tar
 
 cluster-down: toolchain ## ends it; nothing of it stays
 	@cargo run --quiet --package partage-testkit -- cluster down
 
-image: toolchain ## Partage's own image, dist/partage.oci.tar, without Docker
+image: shim ## Partage's own image, dist/partage.oci.tar, without Docker
 	cargo build --release --package partage
-	@cargo run --quiet --package partage-testkit -- image --program "$(PARTAGE)" --archive dist/partage.oci.tar \
-	  $(FRESH:%=--fresh)
+	@cargo run --quiet --package partage-testkit -- image --program "$(PARTAGE)" --shim "$(SHIM)" \
+	  --archive dist/partage.oci.tar $(FRESH:%=--fresh)
+
+manifests: toolchain ## the plain manifests in deploy/, from the chart
+	@cargo run --quiet --package partage-testkit -- binaries
+	@cargo run --quiet --package partage-testkit -- manifests
 
 toolchain:
 	@tools/toolchain
