@@ -279,8 +279,9 @@ fn attribute<K>(looks: &[Look], owner: &dyn Fn(u32) -> Option<K>) -> (Vec<Vec<Pr
 }
 
 fn snapshots<K: Ord + Clone>(watched: &[Watched<K>]) -> BTreeMap<K, Snapshot> {
-    let said = |one: &Watched<K>| Some((one.key.clone(), one.kept.reader.snapshot().ok()?));
-    watched.iter().filter_map(said).collect()
+    // It was whole when it was opened, and nobody but its tenant writes it.
+    let said = |one: &Watched<K>| one.kept.reader.snapshot().unwrap_or_else(|_| Snapshot::of_a_short_file());
+    watched.iter().map(|one| (one.key.clone(), said(one))).collect()
 }
 
 /// Accounts that their tenants made longer are cut back, and that is noted with what they say.

@@ -28,7 +28,7 @@ fn workload() {
 /// A region with a share of one GPU.
 struct Region {
     watched: Watched<String>,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 fn region(name: &str, uuid: &GpuUuid, memory: u64) -> Region {
@@ -36,7 +36,7 @@ fn region(name: &str, uuid: &GpuUuid, memory: u64) -> Region {
     let share = GpuShare { uuid: uuid_bytes(uuid).unwrap(), memory, ..GpuShare::default() };
     Owner::create(folder.path(), &[share], Policy::default()).unwrap();
     let kept = Arc::new(Kept::open(folder.path()).unwrap());
-    Region { watched: Watched { key: name.into(), kept }, _folder: folder }
+    Region { watched: Watched { key: name.into(), kept }, folder }
 }
 
 fn uuid(inside: &Inside, gpu: usize) -> GpuUuid {
@@ -93,6 +93,22 @@ fn who_uses_a_gpu_past_its_region_is_told_of_once() {
         assert_eq!((after.memory, after.busy), (Bytes(0), 0));
         assert_eq!(after.worked, worked, "what it did is remembered while it is watched");
         assert!(last.suspicions.is_empty());
+    });
+}
+
+#[test]
+fn who_cuts_its_account_short_is_no_stranger_on_its_own_gpu() {
+    on("who_cuts_its_account_short_is_no_stranger_on_its_own_gpu", A100, 1, DRIVER, |inside| {
+        let gpus = Gpus::open(&inside.driver).unwrap();
+        let mut auditor = Auditor::new(&gpus.node("here").unwrap());
+        let program = Program::start(&Load { gpu: 0, memory_mib: 64, busy: 0 });
+        let own = region("own", &uuid(&inside, 0), 1 << 30);
+        std::fs::File::create(own.folder.path().join(partage_region::USAGE)).unwrap();
+        let owner = |pid: u32| (pid == program.pid()).then(|| String::from("own"));
+        let words = eventually("it is suspected", || {
+            auditor.round(&gpus, std::slice::from_ref(&own.watched), &owner).suspicions.remove("own")
+        });
+        assert_eq!(words, ["its processes wrote over its account of GPU 0"]);
     });
 }
 

@@ -74,7 +74,7 @@ pub struct Round {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// Words of `usage` contradict each other, or a process's fell while the driver's did not: somebody wrote them who
-    /// did not give memory back. Or the file was made longer.
+    /// did not give memory back. Or the file was made longer, or shorter.
     ForgedUsage,
     /// A process holds memory that its region does not know of.
     UnaccountedMemory,
@@ -237,8 +237,9 @@ impl Audit {
         let snapshot = &container.after;
         let grown = snapshot.forged.iter().find_map(|forged| match *forged {
             Forgery::Grown { bytes } => Some(bytes),
-            Forgery::Books { .. } | Forgery::Slot { .. } => None,
+            Forgery::Books { .. } | Forgery::Slot { .. } | Forgery::Short => None,
         });
+        let short = snapshot.forged.contains(&Forgery::Short);
         for (index, granted) in container.granted.iter().enumerate().take(MAX_GPUS) {
             let mut note = |kind, pid, amount| {
                 wrong.push(Finding {
@@ -253,12 +254,17 @@ impl Audit {
             let contradicts = |forged: &Forgery| match *forged {
                 Forgery::Books { gpu, .. } | Forgery::Slot { gpu, .. } => gpu == index,
                 Forgery::Grown { .. } => false,
+                Forgery::Short => true,
             };
             if snapshot.forged.iter().any(contradicts) {
                 note(Kind::ForgedUsage, None, 0);
             }
             if let Some(bytes) = grown.filter(|_| index == 0) {
                 note(Kind::ForgedUsage, None, bytes);
+            }
+            // By an account that is not there nobody else can be judged.
+            if short {
+                continue;
             }
             let Some(gpu) = round.gpus.iter().find(|gpu| gpu.uuid == granted.uuid) else { continue };
             let of_this = gpu.processes.iter().filter(|seen| seen.container.as_ref() == Some(&container.id));

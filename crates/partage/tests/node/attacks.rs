@@ -103,10 +103,11 @@ fn who_writes_over_its_account_harms_nobody_and_is_told_of() {
         for name in ["a", "b"] {
             stage.apply(&busy(name));
         }
-        for name in ["a", "b"] {
-            stage.runs(name).await;
-            stage.uses(name, 0.0).await;
-        }
+        let gibibyte = f64::from(1 << 30);
+        stage.runs("a").await;
+        stage.uses("a", gibibyte).await;
+        stage.runs("b").await;
+        let alone = stage.uses("b", gibibyte).await;
         let agent = stage.agent.process().process();
         let usage = "/usr/local/partage/region/usage";
         let size: u64 = stage.exec("a", &format!("stat -c %s {usage}")).unwrap().trim().parse().unwrap();
@@ -125,7 +126,7 @@ fn who_writes_over_its_account_harms_nobody_and_is_told_of() {
         stage.exec("b", "/programs/partage-sample trainer --memory 1Gi --seconds 0.2").unwrap();
         // A file without an end is worse than one with garbage.
         stage.exec("a", &format!("truncate -s 0 {usage} || : > {usage}")).unwrap();
-        stage.is_looked_at("b", 3).await;
+        stage.is_looked_at("b", alone, 3).await;
         assert_eq!(stage.agent.process().process(), agent, "the agent lives:\n{}", stage.agent.log());
         stage.exec("b", "/programs/partage-sample trainer --memory 1Gi --seconds 0.2").unwrap();
 
@@ -178,6 +179,10 @@ impl Stage<'_> {
 
     /// Waits until a pod uses more of its GPU than so many bytes, as the driver says; how many.
     async fn uses(&self, pod: &str, more_than: f64) -> f64 {
+        self.is_seen_with(pod, |bytes| bytes > more_than).await
+    }
+
+    async fn is_seen_with(&self, pod: &str, right: impl Fn(f64) -> bool) -> f64 {
         eventually(&format!("{pod} uses its GPU"), async || {
             let metrics = self.ask("metrics")?;
             let line = metrics.lines().find(|line| {
@@ -185,7 +190,7 @@ impl Stage<'_> {
                     && line.contains(&format!("pod=\"{pod}\""))
             });
             match line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok()) {
-                Some(bytes) if bytes > more_than => Ok(bytes),
+                Some(bytes) if right(bytes) => Ok(bytes),
                 seen => Err(format!("{seen:?}\n{}", self.agent.log())),
             }
         })
@@ -193,8 +198,10 @@ impl Stage<'_> {
     }
 
     /// Waits until the agent has asked the driver so many times: each time it sees a process that was not there before.
-    async fn is_looked_at(&self, pod: &str, times: u32) {
-        let mut seen = self.uses(pod, 0.0).await;
+    /// `alone` is what the pod uses by itself; programs that were started in it meanwhile have ended, and may still be in the
+    /// agent's last look.
+    async fn is_looked_at(&self, pod: &str, alone: f64, times: u32) {
+        let mut seen = self.is_seen_with(pod, |bytes| bytes <= alone).await;
         for _ in 0..times {
             let works = "/programs/partage-sample trainer --memory 256Mi --seconds 3000 > /dev/null 2>&1 &";
             self.exec(pod, works).unwrap();

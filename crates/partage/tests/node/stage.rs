@@ -233,42 +233,25 @@ impl<'a> Stage<'a> {
 
     /// Waits until an event with this reason says these words.
     pub(crate) async fn event(&self, reason: &str, words: &str) {
-        eventually(&format!("an event {reason}: {words}"), async || {
-            let events = self
-                .bed
-                .kubectl(&["get", "events.events.k8s.io", "-A", "-o", "json"])
-                .map_err(|error| error.to_string())?;
-            let events: Value = serde_json::from_str(&events).map_err(|error| error.to_string())?;
-            let said: Vec<String> = events["items"]
-                .as_array()
-                .into_iter()
-                .flatten()
-                .filter(|event| event["reason"] == reason)
-                .map(|event| event["note"].to_string())
-                .collect();
-            if said.iter().any(|note| note.contains(words)) {
-                Ok(())
-            } else {
-                Err(format!("{said:?}\n{}", self.agent.log()))
-            }
-        })
-        .await;
+        self.is_told(&format!("an event {reason}: {words}"), reason, words, |_| true).await;
     }
 
     /// Waits until an event about this object has this reason and these words.
-    pub(crate) async fn told(&self, object: (&str, &str), reason: &str, words: &str) {
-        let (kind, name) = object;
-        eventually(&format!("{kind} {name} is told {reason}: {words}"), async || {
+    pub(crate) async fn told(&self, (kind, name): (&str, &str), reason: &str, words: &str) {
+        let about = |regarding: &Value| regarding["kind"] == kind && regarding["name"] == name;
+        self.is_told(&format!("{kind} {name} is told {reason}: {words}"), reason, words, about).await;
+    }
+
+    async fn is_told(&self, what: &str, reason: &str, words: &str, about: impl Fn(&Value) -> bool) {
+        eventually(what, async || {
             let events = self
                 .bed
                 .kubectl(&["get", "events.events.k8s.io", "-A", "-o", "json"])
                 .map_err(|error| error.to_string())?;
             let events: Value = serde_json::from_str(&events).map_err(|error| error.to_string())?;
-            let about =
-                |event: &&Value| event["regarding"]["kind"] == kind && event["regarding"]["name"] == name;
-            let all = events["items"].as_array().into_iter().flatten().filter(about);
+            let all = events["items"].as_array().into_iter().flatten();
             let said: Vec<String> = all
-                .filter(|event| event["reason"] == reason)
+                .filter(|event| event["reason"] == reason && about(&event["regarding"]))
                 .map(|event| event["note"].to_string())
                 .collect();
             match said.iter().any(|note| note.contains(words)) {

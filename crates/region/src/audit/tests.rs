@@ -196,6 +196,17 @@ fn a_gpu_that_was_not_granted_is_not_used() {
 }
 
 #[test]
+fn who_cuts_its_account_short_is_told_that_and_nothing_else() {
+    let mut audit = Audit::default();
+    let found = kinds(&mut audit, 0, 10, |now| {
+        let mut round = round(now, vec![seen(5, 8192 * MIB, 100)], vec![], 0);
+        round.containers[0].after = Snapshot::of_a_short_file();
+        round
+    });
+    assert_eq!(found, [(Kind::ForgedUsage, None)], "the GPU is its own, whatever its account says");
+}
+
+#[test]
 fn two_slots_of_a_process_add_up() {
     let mut audit = Audit::default();
     let found = kinds(&mut audit, 0, 10, |now| {

@@ -117,6 +117,16 @@ pub enum Forgery {
         /// Bytes too many.
         bytes: u64,
     },
+    /// The file cannot be read to its end: somebody made it shorter.
+    Short,
+}
+
+impl Snapshot {
+    /// Of a file that somebody made shorter: nothing is known but that.
+    #[must_use]
+    pub fn of_a_short_file() -> Self {
+        Self { gpus: [GpuUsage::default(); MAX_GPUS], processes: Vec::new(), forged: vec![Forgery::Short] }
+    }
 }
 
 /// Bytes that a file system may take for the file beyond its length: it gives room in pages, which may be large.
