@@ -18,6 +18,7 @@ use partage_sim::profile::Profile as Card;
 use partage_testkit::bed::{Bed, Profile};
 use partage_testkit::binaries::skip_or_fail;
 use partage_testkit::clients::{Branch, Clients};
+use partage_testkit::image::BedImage;
 use partage_testkit::plugin::{self, LatePlugin, Settings};
 use partage_testkit::workload::{self, Load};
 use serde_json::{Value, json};
@@ -118,6 +119,9 @@ if [ -e /var/lib/partage/simulated/dev/nvidia0 ]; then echo "@another GPU is the
 echo "@driver"; LD_LIBRARY_PATH=/var/lib/partage/simulated/lib $client
 "#;
 
+/// musl cannot load what is made for glibc, also where it is led to it, and goes on.
+const MUSL: &str = "musl-program && LD_LIBRARY_PATH=/usr/lib64:/usr/local/nvidia/lib64 musl-program";
+
 fn pod(name: &str, image: &str, script: &str, container: Value, volumes: &[(&str, &str)]) -> String {
     let mut mounts = vec![json!({"name": "programs", "mountPath": PROGRAMS, "readOnly": true})];
     let mut all = vec![json!({"name": "programs", "hostPath": {"path": PROGRAMS, "type": "Directory"}})];
@@ -160,7 +164,11 @@ fn pods_keep_to_their_limits_however_programs_start() {
         Ok(clients) => clients,
         Err(missing) => return skip_or_fail(&missing),
     };
-    let Some(bed) = Bed::for_test(Profile::one_node().debian()) else { return };
+    let other = match BedImage::Other.ready() {
+        Ok(archive) => archive,
+        Err(missing) => return skip_or_fail(&missing),
+    };
+    let Some(bed) = Bed::for_test(Profile::one_node().debian().image(other)) else { return };
     let node = bed.node("node1").unwrap();
     let at = |path: &str| node.path(path).unwrap();
     fs::create_dir(at(PROGRAMS)).unwrap();
@@ -178,7 +186,7 @@ fn pods_keep_to_their_limits_however_programs_start() {
     });
     put(&clients.nvidia_smi(Branch::R550), "/usr/bin/nvidia-smi");
 
-    let pods = ["root", "user", "covered", "static"];
+    let pods = ["root", "user", "covered", "other", "musl", "static"];
     let named = format!("{PODS}={}", pods.join(","));
     let role = [&shim, &sim, &named, &this, "--exact", "on_the_node", "--nocapture"];
     let said = node.run("/usr/bin/env", role).unwrap();
@@ -220,6 +228,8 @@ fn pods_keep_to_their_limits_however_programs_start() {
             pod("root", "debian", EVERY_WAY, json!({}), &[]),
             pod("user", "debian", EVERY_WAY, user, &[]),
             pod("covered", "debian", EVERY_WAY, json!({}), &above[..3]),
+            pod("other", "other", EVERY_WAY, json!({}), &[]),
+            pod("musl", "other", MUSL, json!({}), &[]),
             pod("static", "busybox", "ls /usr/lib64 && echo @unharmed", json!({}), &above[3..]),
         ];
         for manifest in &manifests {
@@ -233,9 +243,12 @@ fn pods_keep_to_their_limits_however_programs_start() {
                 panic!("{pod}: {error}\n{described}\n{}", bed.kubectl(&["logs", pod]).unwrap_or_default());
             }
         }
-        for pod in ["root", "user", "covered"] {
+        for pod in ["root", "user", "covered", "other"] {
             must_be_kept(pod, &bed.kubectl(&["logs", pod]).unwrap(), &granted);
         }
+        let logs = bed.kubectl(&["logs", "musl"]).unwrap();
+        let unharmed = |line: &str| line.starts_with("musl works, libcuda.so.1 Error ");
+        assert!(logs.lines().count() == 2 && logs.lines().all(unharmed), "{logs}");
         let logs = bed.kubectl(&["logs", "static"]).unwrap();
         assert!(logs.contains("libcuda.so.1") && logs.ends_with("@unharmed\n"), "{logs}");
     });

@@ -226,7 +226,7 @@ fn a_node_says_what_it_has_by_its_status_alone() {
         ]),
     );
     let cluster = plane.with_token(&token);
-    let mut shown = plane.bed.block_on(async { cluster.watch_node() });
+    let shown = plane.bed.block_on(async { cluster.watch_node() });
     let some = |text: &str| Some(text.to_string());
     let said = Publication {
         capacity: BTreeMap::from([
@@ -245,8 +245,13 @@ fn a_node_says_what_it_has_by_its_status_alone() {
         assert_eq!(node.capacity["volcano.sh/vgpu-memory"], "89424");
         assert_eq!(node.annotations["partage.dev/inventory"], "{}");
         assert_eq!(node.labels["gpushare"], "true");
-        let wait = shown.wait_for(|shown| shown.as_deref() == Some(&node));
-        drop(tokio::time::timeout(PATIENCE, wait).await.unwrap().unwrap());
+        eventually("the watch shows the node as it is", async || {
+            // Others write on it too.
+            let node = cluster.node().await.map_err(|error| error.to_string())?;
+            let shown = shown.borrow().clone();
+            if shown.as_deref() == Some(&node) { Ok(()) } else { Err(format!("{shown:?}, and not {node:?}")) }
+        })
+        .await;
 
         let said = Publication {
             gone_capacity: BTreeSet::from(["volcano.sh/vgpu-memory".into()]),

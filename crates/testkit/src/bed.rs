@@ -55,7 +55,7 @@ use tokio::runtime::{Handle, Runtime};
 use world::World;
 
 /// How long the cluster may take to come up on a machine that is busy with other things.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A running cluster. Dropped, it is gone: processes, mounts, interfaces, cgroups, files.
 pub struct Bed {

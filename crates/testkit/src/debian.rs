@@ -1,5 +1,9 @@
 //! What comes from Debian: packages, fetched and unpacked privately, and what a build needs, installed.
 
+mod suites;
+
+pub(crate) use suites::Suites;
+
 use crate::missing::Missing;
 use crate::process::{End, last_words, run, run_into};
 use std::fs::{self, File};

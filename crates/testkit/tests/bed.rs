@@ -37,7 +37,7 @@ fn run_pod(bed: &Bed, name: &str, script: &str, more: &str) {
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(90), "{what} did not come about");
+        assert!(start.elapsed() < Duration::from_secs(300), "{what} did not come about");
         std::thread::sleep(Duration::from_millis(50));
     }
 }

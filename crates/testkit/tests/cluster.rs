@@ -130,6 +130,8 @@ fn partage_is_in_it_as_the_pages_say() {
         ("make cluster", &up),
         ("~/.cache/partage/cluster/bed/kubeconfig", &kubeconfig),
         ("cargo run -p partage-testkit --", testkit),
+        // A person would repeat it where their machine is slow.
+        ("kubectl wait ", "kubectl wait --timeout=300s "),
     ];
     let does = |commands: &[String]| {
         let script = meant(&commands.join("\n"), &table);

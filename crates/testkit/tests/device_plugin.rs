@@ -23,7 +23,7 @@ const RESOURCE: &str = "example.com/late";
 const NAMESPACE: &str = "late";
 /// Where the granted files are, as the node sees it.
 const GRANTS: &str = "/var/lib/late-grants";
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Says what it was granted, then runs until it is told to exit.
 const SAY_AND_STAY: &str = r#"

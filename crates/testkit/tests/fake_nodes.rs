@@ -14,7 +14,7 @@ use serde_json::json;
 
 #[test]
 fn a_fake_node_is_ready_while_it_beats() {
-    let Some(bed) = Bed::for_test(Profile::control_plane().give_nodes_up_after(20)) else { return };
+    let Some(bed) = Bed::for_test(Profile::control_plane().give_nodes_up_after(40)) else { return };
     bed.block_on(async {
         let client = bed.client();
         let alive = fleet("alive-");

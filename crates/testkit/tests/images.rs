@@ -403,6 +403,14 @@ fn the_images_of_the_bed_are_what_tests_need() {
                 assert!(!files.keys().any(|path| path.contains("cuda") || path.contains("nvidia")));
                 assert!(fs::metadata(&archive).unwrap().len() < 80 << 20);
             }
+            BedImage::Other => {
+                assert_eq!(files["lib64"].target.as_deref(), Some("usr/lib64"));
+                assert_eq!(files["usr/bin/sh"].target.as_deref(), Some("busybox"));
+                assert!(!files.contains_key("etc/ld.so.cache"));
+                let interpreter =
+                    String::from_utf8_lossy(&files["usr/bin/musl-program"].contents).into_owned();
+                assert!(interpreter.contains("/lib/ld-musl-"));
+            }
         }
     }
 }

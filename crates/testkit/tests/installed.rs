@@ -46,7 +46,7 @@ fn what_the_pages_say_works_and_leaves_nothing() {
     fs::create_dir_all(&programs).unwrap();
     fs::copy(&sample, programs.join("partage-sample")).unwrap();
     let person = Person { bed: &bed, home: folder.path().to_path_buf(), helm };
-    let before = person.node();
+    let before = person.node_by_itself();
 
     let install =
         Page::read("docs/install.md", &[("make image", "the image was made before the bed")]).unwrap();
@@ -99,6 +99,18 @@ impl Person<'_> {
 
     fn node(&self) -> Value {
         serde_json::from_str(&self.kubectl("get node node1 -o json")).unwrap()
+    }
+
+    /// The node when Kubernetes has written on it what it writes on every node, in its own time.
+    fn node_by_itself(&self) -> Value {
+        self.bed.block_on(eventually("the node is as Kubernetes has it", async || {
+            let node = self.node();
+            let annotations = node["metadata"]["annotations"].clone();
+            match annotations["node.alpha.kubernetes.io/ttl"].is_string() {
+                true => Ok(node),
+                false => Err(annotations.to_string()),
+            }
+        }))
     }
 
     fn has_shares(&self, shares: u32) {

@@ -256,7 +256,7 @@ fn env(plugin: &LatePlugin, nonce: &str) -> Option<Vec<String>> {
 }
 
 async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    for _ in 0..1000 {
+    for _ in 0..6000 {
         if holds() {
             return;
         }

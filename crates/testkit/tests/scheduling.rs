@@ -10,7 +10,7 @@ use partage_testkit::eventually;
 use partage_testkit::extender::{self, Bind, Call, Extender, Managed, Rules};
 use partage_testkit::fake_nodes::{self, FakeNodes, Plan, Template};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -81,6 +81,7 @@ async fn watched_until_bound(pods: &Api<Pod>, name: &str, since: String) -> Vec<
                         break;
                     }
                 }
+                WatchEvent::Bookmark(_) => {}
                 other => panic!("{name}: {other:?}"),
             }
         }
@@ -309,7 +310,8 @@ fn load(node_count: u32, pod_count: usize) {
         }
         let calls = extender.calls();
         assert!(calls.iter().all(|call| call.pod().starts_with("managed-")));
-        assert_eq!(calls.iter().filter(|call| matches!(call, Call::Bind(_))).count(), pod_count);
+        let binds = calls.iter().filter(|call| matches!(call, Call::Bind(_)));
+        assert_eq!(binds.map(Call::pod).collect::<BTreeSet<_>>().len(), pod_count);
         let all = Api::<Node>::all(client).list(&ListParams::default()).await.unwrap();
         assert_eq!(all.items.len(), node_count as usize);
         let lost: Vec<&Node> = all.items.iter().filter(|node| !is_ready(node)).collect();

@@ -21,6 +21,17 @@ pub(crate) struct Start {
     pub(crate) without_checkpoint: Result<Vec<Holder>, IdentityError>,
 }
 
+impl Start {
+    /// Why nothing can be said of it: kubelet or the runtime had no time to answer.
+    fn in_vain(&self) -> Option<Refusal> {
+        let errors = [&self.holders, &self.without_checkpoint].map(|said| said.as_ref().err());
+        let no_time = |error: &&IdentityError| {
+            matches!(error, IdentityError::Kubelet { .. } | IdentityError::Runtime { .. })
+        };
+        errors.into_iter().flatten().find(no_time).map(|error| Refusal(error.to_string()))
+    }
+}
+
 /// Gives every container its pod's UID and its own name, in `GRANT`.
 pub(crate) struct Recorder {
     kubelet: Kubelet,
@@ -44,11 +55,16 @@ impl Giver for Recorder {
             self.kubelet.holders(resource, &ids, None),
             self.blind.holders(resource, &ids, None)
         );
-        for holder in holders.as_deref().unwrap_or_default() {
-            let nonce = holder.nonce.as_ref().unwrap();
+        let start = Start { ids, holders, without_checkpoint };
+        if let Some(refusal) = start.in_vain() {
+            return Err(refusal);
+        }
+        for holder in start.holders.as_deref().unwrap_or_default() {
+            // Where the checkpoint could not be read just now, it can the next time.
+            let Some(nonce) = holder.nonce.as_ref() else { return Err(Refusal("no name yet".to_string())) };
             assert_eq!(
                 self.names.lock().unwrap().get(nonce),
-                Some(&ids),
+                Some(&start.ids),
                 "the name was answered for these ids"
             );
             let edits = json!({"env": [format!("GRANT={}/{}", holder.uid, holder.container)]});
@@ -58,8 +74,8 @@ impl Giver for Recorder {
             std::fs::write(&temporary, spec.to_string()).unwrap();
             std::fs::rename(temporary, self.cdi.join(format!("{nonce}.json"))).unwrap();
         }
-        let refusal = holders.as_ref().err().map(|error| Refusal(error.to_string()));
-        self.starts.lock().unwrap().push(Start { ids, holders, without_checkpoint });
+        let refusal = start.holders.as_ref().err().map(|error| Refusal(error.to_string()));
+        self.starts.lock().unwrap().push(start);
         refusal.map_or(Ok(()), Err)
     }
 }

@@ -132,7 +132,8 @@ async fn a_crash_changes_nothing(stage: &Stage<'_>) {
     };
     let before = files();
     assert_eq!(before.len(), 1);
-    stage.exec("crash", "touch /crash/now").unwrap();
+    // Not before the command that says so has ended: what runs in a container ends with it.
+    stage.exec("crash", "(sleep 1; touch /crash/now) > /dev/null 2>&1 &").unwrap();
     eventually("it started again", async || {
         let pod = stage.object("pod", "crash")?;
         let status = &pod["status"]["containerStatuses"][0];

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 
 /// The program under test.
 pub(crate) const PARTAGE: &str = env!("CARGO_BIN_EXE_partage");
@@ -181,13 +182,35 @@ impl<'a> Stage<'a> {
 
     /// What a command in a pod writes; its words where it fails.
     pub(crate) fn exec(&self, pod: &str, command: &str) -> Result<String, String> {
-        self.bed.kubectl(&["exec", pod, "--", "sh", "-c", command]).map_err(|error| error.to_string())
+        self.executed(&["exec", pod, "--", "sh", "-c", command])
     }
 
     /// The same in one of its containers.
     pub(crate) fn exec_in(&self, pod: &str, container: &str, command: &str) -> Result<String, String> {
-        let words = ["exec", pod, "-c", container, "--", "sh", "-c", command];
-        self.bed.kubectl(&words).map_err(|error| error.to_string())
+        self.executed(&["exec", pod, "-c", container, "--", "sh", "-c", command])
+    }
+
+    /// Where kubelet could not be reached for a moment, nothing was run, and it is tried again.
+    fn executed(&self, words: &[&str]) -> Result<String, String> {
+        const TRIES: usize = 10;
+        const UNREACHED: [&str; 4] = [
+            "error dialing backend",
+            "TLS handshake timeout",
+            "connection refused",
+            "unable to upgrade connection",
+        ];
+        let unreached = |said: &str| {
+            !said.contains("command terminated") && UNREACHED.iter().any(|words| said.contains(words))
+        };
+        let mut said = self.bed.kubectl(words).map_err(|error| error.to_string());
+        for _ in 1..TRIES {
+            if !said.as_ref().is_err_and(|said| unreached(said)) {
+                break;
+            }
+            std::thread::sleep(Duration::from_secs(1));
+            said = self.bed.kubectl(words).map_err(|error| error.to_string());
+        }
+        said
     }
 
     /// The GPUs of a pod as it sees them: UUID and memory in MiB.
@@ -294,10 +317,11 @@ impl<'a> Stage<'a> {
 /// What a container sees of GPUs.
 pub(crate) const SEES: &str = "nvidia-smi --query-gpu=uuid,memory.total --format=csv,noheader";
 
-/// What a pod runs that says what it sees of GPUs when it starts, and ends when it is told to ([`Stage::crash`]).
+/// What a pod runs that says what it sees of GPUs when it starts, and ends when it is told to ([`Stage::crash`]). Whoever has
+/// heard it may tell it: it knows by then what it was not told yet.
 pub(crate) fn witness(name: &str) -> String {
     format!(
-        "{SEES}; exec 2>&-; read was < /programs/{name}; now=$was; \
+        "read was < /programs/{name}; {SEES}; exec 2>&-; now=$was; \
          while [ \"$now\" = \"$was\" ]; do sleep 0.5; read now < /programs/{name}; done; exit 1"
     )
 }

@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How long the steps around a start may take on a machine that is busy with other things.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Namespaces and cgroups that programs are started in.
 #[derive(Clone, Debug)]

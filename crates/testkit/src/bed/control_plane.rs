@@ -145,7 +145,7 @@ impl ControlPlane {
     pub(super) fn start_store_and_server(&self, stop: &AtomicBool) -> Result<(), BedError> {
         self.etcd.start()?;
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 2379));
-        wait::until("etcd's port", Duration::from_secs(60), stop, || {
+        wait::until("etcd's port", Duration::from_secs(300), stop, || {
             self.etcd.check()?;
             Ok(TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok())
         })?;

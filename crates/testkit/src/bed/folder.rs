@@ -98,9 +98,8 @@ impl Folder {
 
     /// Nothing went wrong: nobody will read them.
     pub(super) fn forget_logs(&self) {
+        // The folder of all logs stays: another bed may be going to put its own there.
         let _ = fs::remove_dir_all(&self.logs);
-        // Where it was the last.
-        let _ = self.logs.parent().map(fs::remove_dir);
     }
 }
 

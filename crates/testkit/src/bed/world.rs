@@ -38,7 +38,7 @@ impl World {
         let process = keeper.map_err(BedError::io("starting the bed's keeper"));
         let mut keeper = Keeper::new(process?, folder.clone(), hierarchies.clone());
         let pid_file = folder.path.join("init.pid");
-        let first = wait::until("the bed's namespaces", Duration::from_secs(30), stop, || {
+        let first = wait::until("the bed's namespaces", Duration::from_secs(120), stop, || {
             if let Some(status) = keeper.ended()? {
                 let said = fs::read_to_string(&log_path).unwrap_or_default();
                 return Err(BedError::Kernel {

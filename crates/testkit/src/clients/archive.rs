@@ -1,16 +1,12 @@
-//! Debian's archive with the suites that have the clients: its lists are private, so the system's stay as they are, and
-//! nobody has to be root.
+//! Debian's archive with the suites that have the clients.
 
 use super::Missing;
 use super::catalog::{NOT_UNPACKED, Packaged, SUITES};
 use crate::debian::Debian;
-use crate::machine;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-/// Signs the archive; every Debian has it.
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// What to do where there is no Debian.
 pub(crate) const WITHOUT_DEBIAN: &str = "fetch on Debian or on a system made from it";
 
@@ -20,31 +16,15 @@ pub(super) struct Archive<'a> {
 }
 
 impl<'a> Archive<'a> {
-    /// Uses the mirror and the proxy that the machine's own apt uses.
+    /// Fetches the lists.
     pub(super) fn open(
         work: &Path,
         stop: &'a AtomicBool,
         interrupted: &'a dyn Fn() -> Missing,
     ) -> Result<Self, Missing> {
-        let work = work.join("archive");
-        let making = || Missing::io(format!("making {}", work.display()));
-        for folder in ["state/lists/partial", "cache/archives/partial"] {
-            fs::create_dir_all(work.join(folder)).map_err(making())?;
-        }
-        let instead = WITHOUT_DEBIAN;
-        let system = Debian { work: work.clone(), stop, interrupted, instead, private: None };
-        let mirror = mirror(&system.sources()?, machine::debian_codename().as_deref());
-        let mirror = mirror.ok_or_else(|| Missing::Failed {
-            doing: "looking for a Debian archive among apt's sources".into(),
-            said: format!("there is none; add one, or {WITHOUT_DEBIAN}"),
-        })?;
-        fs::write(work.join("sources.list"), sources(&mirror, Path::new(KEYRING).exists()))
-            .map_err(making())?;
-        let private = work.join("apt.conf");
-        fs::write(&private, configuration(&work)).map_err(making())?;
-        let debian = Debian { private: Some(private), ..system };
-        debian.update()?;
-        Ok(Self { debian })
+        let (work, instead) = (work.join("archive"), WITHOUT_DEBIAN);
+        let system = Debian { work, stop, interrupted, instead, private: None };
+        Ok(Self { debian: system.with_suites(SUITES)? })
     }
 
     /// Fetches a program into a folder, with its libraries where they are wanted; its version.
@@ -95,59 +75,10 @@ fn choose<'a>(packaged: &Packaged, offered: &'a [String]) -> Option<&'a str> {
     pinned.or_else(newest).map(String::as_str)
 }
 
-/// The address of Debian's archive, among `address release` lines; nothing where there is none.
-fn mirror(sources: &str, codename: Option<&str>) -> Option<String> {
-    let codename = codename?;
-    let lines = || sources.lines().filter_map(|line| line.rsplit_once(' '));
-    let of_release = lines().find(|(_, release)| *release == codename);
-    // Sources may call the release `stable`; security updates are elsewhere.
-    let by_name = || lines().find(|(address, _)| address.trim_end_matches('/').ends_with("/debian"));
-    of_release.or_else(by_name).map(|(address, _)| address.to_string())
-}
-
-fn sources(mirror: &str, signed: bool) -> String {
-    let signed = if signed { format!(" signed-by={KEYRING}") } else { String::new() };
-    let line = |(suite, components): &(&str, &str)| {
-        let options = format!("target=Packages arch={}{signed}", machine::architecture());
-        format!("deb [{options}] {mirror} {suite} {components}\n")
-    };
-    SUITES.iter().map(line).collect()
-}
-
-/// apt's configuration, read after the system's: proxies stay, everything with a place goes into `work`.
-fn configuration(work: &Path) -> String {
-    let work = work.display();
-    format!(
-        "Dir::State \"{work}/state\";\n\
-         Dir::State::status \"/dev/null\";\n\
-         Dir::Cache \"{work}/cache\";\n\
-         Dir::Etc::sourcelist \"{work}/sources.list\";\n\
-         Dir::Etc::sourceparts \"/dev/null\";\n\
-         Dir::Etc::preferences \"/dev/null\";\n\
-         Dir::Etc::preferencesparts \"/dev/null\";\n\
-         Acquire::Languages \"none\";\n\
-         APT::Update::Error-Mode \"any\";\n\
-         APT::Sandbox::User \"root\";\n\
-         #clear APT::Update::Post-Invoke;\n\
-         #clear APT::Update::Post-Invoke-Success;\n"
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::catalog::Part;
     use super::*;
-
-    #[test]
-    fn the_mirror_is_the_one_of_the_machine() {
-        let said = "http://security.example/debian-security/ bookworm-security\n\
-                    http://mirror.example/some/path/ bookworm\n";
-        assert_eq!(mirror(said, Some("bookworm")).unwrap(), "http://mirror.example/some/path/");
-        let said = "http://a.example/debian-security/ stable-security\nhttp://b.example/debian/ stable\n";
-        assert_eq!(mirror(said, Some("trixie")).unwrap(), "http://b.example/debian/");
-        assert_eq!(mirror("", Some("trixie")), None);
-        assert_eq!(mirror("http://archive.example/ubuntu/ noble\n", None), None);
-    }
 
     #[test]
     fn a_version_that_is_gone_has_a_successor() {
@@ -157,11 +88,5 @@ mod tests {
         assert_eq!(choose(packaged, &both), Some("535.261.03-1"));
         assert_eq!(choose(packaged, &both[..2]), Some("535.309.01-1"));
         assert_eq!(choose(packaged, &both[..1]), None);
-    }
-
-    #[test]
-    fn sources_are_signed() {
-        let said = sources("http://m/debian/", true);
-        assert!(said.contains(&format!("signed-by={KEYRING}] http://m/debian/ trixie non-free\n")), "{said}");
     }
 }

@@ -1,6 +1,7 @@
 //! Which clients, in which versions.
 
 use super::Branch;
+use crate::debian::Suites;
 
 /// What pip installs.
 pub(super) const REQUIREMENTS: &str = include_str!("../../clients-requirements.txt");
@@ -27,7 +28,8 @@ pub(super) struct Packaged {
 }
 
 /// The suites that have them, with their components. `main` has the libraries.
-pub(super) const SUITES: [(&str, &str); 2] = [("bookworm", "main contrib non-free"), ("trixie", "non-free")];
+pub(super) const SUITES: Suites =
+    Suites { suites: &[("bookworm", "main contrib non-free"), ("trixie", "non-free")], foreign: &[] };
 
 /// The C library is the machine's: two in one process do not work.
 pub(super) const NOT_UNPACKED: [&str; 3] = ["libc6", "libgcc-s1", "gcc-12-base"];

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Agents that have said nothing by then will not.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// `nvidia-smi` where a driver would have put it, on every node. Without it everything else works.
 pub fn bring_nvidia_smi(bed: &Bed) -> Result<(), BedError> {

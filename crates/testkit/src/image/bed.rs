@@ -3,7 +3,7 @@
 use super::packages::{Package, Packages};
 use super::{Image, Layer, files};
 use crate::binaries::Settings;
-use crate::debian::Debian;
+use crate::debian::{Debian, Suites};
 use crate::missing::Missing;
 use crate::process::{End, last_words, run};
 use crate::{digest, machine};
@@ -44,7 +44,36 @@ const DEBIAN: Packages = Packages {
         "util-linux",
     ],
     without: &["debconf", "dpkg", "init-system-helpers", "perl-base", "usr-is-merged"],
+    elsewhere: None,
 };
+
+/// The C library of a newer release, and where it can be had in the folders that Fedora's and its relatives' has it in: as what
+/// a 32-bit Debian runs 64-bit programs with. And musl.
+const OTHER: Packages = Packages {
+    wanted: match cfg!(target_arch = "x86_64") {
+        true => &["libc6-amd64:i386", "lib64gcc-s1:i386", "musl"],
+        false => &["libc6", "libgcc-s1", "musl"],
+    },
+    without: &[],
+    elsewhere: Some(Suites {
+        suites: &[("trixie", "main")],
+        foreign: if cfg!(target_arch = "x86_64") { &["i386"] } else { &[] },
+    }),
+};
+
+/// A program for musl. It has no start files, which would be glibc's.
+const MUSL: &str = include_str!("musl.c");
+const MUSL_FLAGS: &[&str] = &[
+    "-O1",
+    "-s",
+    "-nostdlib",
+    "-fno-stack-protector",
+    "-Wl,--build-id=none",
+    "-Wl,--no-as-needed",
+    "-l:libc.so",
+];
+const MUSL_LOADER: &str =
+    if cfg!(target_arch = "x86_64") { "/lib/ld-musl-x86_64.so.1" } else { "/lib/ld-musl-aarch64.so.1" };
 
 /// An image of the test bed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +84,8 @@ pub enum BedImage {
     Busybox,
     /// glibc, shells and the usual tools.
     Debian,
+    /// Busybox with the C libraries of others: a newer glibc in `/usr/lib64`, and musl with a program for it, `musl-program`.
+    Other,
 }
 
 /// What an image is made from and with.
@@ -67,7 +98,7 @@ pub(super) struct Bench<'a> {
 
 impl BedImage {
     /// All of them, the quick ones first.
-    pub const ALL: [Self; 3] = [Self::Pause, Self::Busybox, Self::Debian];
+    pub const ALL: [Self; 4] = [Self::Pause, Self::Busybox, Self::Debian, Self::Other];
 
     /// The name that a pod asks for.
     pub fn name(self) -> &'static str {
@@ -75,6 +106,7 @@ impl BedImage {
             Self::Pause => "localhost/pause:bed",
             Self::Busybox => "localhost/busybox:bed",
             Self::Debian => "localhost/debian:bed",
+            Self::Other => "localhost/other:bed",
         }
     }
 
@@ -89,12 +121,17 @@ impl BedImage {
             Self::Pause => "pause.oci.tar",
             Self::Busybox => "busybox.oci.tar",
             Self::Debian => "debian.oci.tar",
+            Self::Other => "other.oci.tar",
         }
     }
 
     /// The packages in it, where it is made of packages.
     pub(super) fn packages(self) -> Option<&'static Packages> {
-        (self == Self::Debian).then_some(&DEBIAN)
+        match self {
+            Self::Pause | Self::Busybox => None,
+            Self::Debian => Some(&DEBIAN),
+            Self::Other => Some(&OTHER),
+        }
     }
 
     /// A name for all that decides what is in it; none while its packages are not chosen.
@@ -105,20 +142,25 @@ impl BedImage {
     ) -> Result<Option<String>, Missing> {
         let mut parts =
             vec![self.name().to_string(), FORMAT.to_string(), machine::architecture().to_string()];
+        if let Some(packages) = self.packages() {
+            let Some(packages) = packages.kept(root) else { return Ok(None) };
+            parts.extend(packages.into_iter().flat_map(|one| [one.name, one.version, one.sha256]));
+        }
         match self {
             Self::Pause => {
                 // The release stands for the compiler and its library.
                 parts.extend([PAUSE.to_string(), PAUSE_FLAGS.join(" "), machine::release()]);
             }
-            Self::Busybox => {
+            Self::Busybox | Self::Other => {
                 let busybox = busybox()?;
                 let reading = Missing::io(format!("reading {}", busybox.display()));
                 parts.push(digest::of_file(&busybox).map_err(reading)?.0);
                 parts.extend(files::parts(files::PEOPLE));
+                if self == Self::Other {
+                    parts.extend([MUSL.to_string(), MUSL_FLAGS.join(" "), machine::release()]);
+                }
             }
             Self::Debian => {
-                let Some(packages) = DEBIAN.kept(root) else { return Ok(None) };
-                parts.extend(packages.into_iter().flat_map(|one| [one.name, one.version, one.sha256]));
                 parts.extend(files::parts(files::PEOPLE));
                 parts.extend(files::parts(files::LOGIN));
             }
@@ -136,6 +178,11 @@ impl BedImage {
                 let packages = bench.packages(&DEBIAN, &DEBIAN.kept(bench.root).unwrap_or_default())?;
                 let own = bench.debian(&packages)?;
                 Ok(image.layer(packages).layer(own).command(&["bash"]))
+            }
+            Self::Other => {
+                let packages = bench.packages(&OTHER, &OTHER.kept(bench.root).unwrap_or_default())?;
+                let musl = bench.musl(&packages)?;
+                Ok(image.layer(bench.busybox()?).layer(packages).layer(musl).command(&["sh"]))
             }
         }
     }
@@ -206,6 +253,23 @@ impl Bench<'_> {
         self.run(compile.args(PAUSE_FLAGS).arg("-o").arg(&program).arg(&source), "cc")?;
         let mut layer = Layer::new();
         layer.file("/pause", 0o755, &program)?;
+        Ok(layer)
+    }
+
+    /// The program for musl, linked with the library in these packages.
+    fn musl(&self, packages: &Layer) -> Result<Layer, Missing> {
+        let work = |name: &str| self.debian.work.join(name);
+        let (tree, source, program) = (work("musl"), work("musl.c"), work("musl-program"));
+        packages
+            .unpack(&tree, |path| path.contains("musl"))
+            .and_then(|()| fs::write(&source, MUSL))
+            .map_err(Missing::io(format!("writing {}", source.display())))?;
+        let library = tree.join(format!("usr/lib/{}-linux-musl", std::env::consts::ARCH));
+        let mut compile = Command::new("cc");
+        compile.args(MUSL_FLAGS).arg(format!("-Wl,--dynamic-linker={MUSL_LOADER}"));
+        self.run(compile.arg("-L").arg(&library).arg("-o").arg(&program).arg(&source), "cc")?;
+        let mut layer = Layer::new();
+        layer.file("/usr/bin/musl-program", 0o755, &program)?;
         Ok(layer)
     }
 

@@ -1,7 +1,7 @@
 //! Debian packages for images: chosen once, then kept. What is kept decides what is built, so the same packages can be
 //! used again, without the network and when Debian has newer ones.
 
-use crate::debian::Debian;
+use crate::debian::{Debian, Suites};
 use crate::missing::Missing;
 use crate::{digest, machine};
 use serde::{Deserialize, Serialize};
@@ -16,6 +16,9 @@ pub(super) struct Packages {
     pub(super) wanted: &'static [&'static str],
     /// What they need only to be installed, which never happens to an image.
     pub(super) without: &'static [&'static str],
+    /// Where they come from, unless from the machine's own sources. What they need does not come with them then: it is
+    /// another release's, or another architecture's.
+    pub(super) elsewhere: Option<Suites>,
 }
 
 /// One package as it was fetched.
@@ -35,6 +38,8 @@ impl Packages {
         let mut parts = vec![machine::release(), machine::architecture().to_string()];
         parts.extend(self.wanted.iter().map(|name| (*name).to_string()));
         parts.extend(self.without.iter().map(|name| format!("-{name}")));
+        let suites = self.elsewhere.iter().flat_map(|suites| suites.suites);
+        parts.extend(suites.map(|(suite, components)| format!("{suite} {components}")));
         root.join("packages").join(digest::key(parts))
     }
 
@@ -75,7 +80,8 @@ impl Packages {
         files.sort();
         let mut packages = Vec::new();
         for (name, version) in chosen {
-            let file = files.iter().find(|file| file.split('_').next() == Some(&name));
+            let plain = name.split(':').next();
+            let file = files.iter().find(|file| file.split('_').next() == plain);
             let file = file.ok_or_else(|| Missing::Failed {
                 doing: format!("downloading {name}"),
                 said: "apt-get left no package behind".to_string(),
@@ -95,6 +101,17 @@ impl Packages {
 
     /// Names and versions, in the order of the names.
     fn choose(&self, debian: &Debian<'_>) -> Result<Vec<(String, String)>, Missing> {
+        if self.elsewhere.is_some() {
+            let newest = |name: &&str| {
+                let version = debian.versions(name)?.into_iter().next();
+                let version = version.ok_or_else(|| Missing::Failed {
+                    doing: format!("looking for {name} in Debian"),
+                    said: "it has none".to_string(),
+                })?;
+                Ok((name.to_string(), version))
+            };
+            return self.wanted.iter().map(newest).collect();
+        }
         let mut chosen = debian.resolve(self.wanted)?;
         chosen.retain(|(name, _)| !self.without.contains(&name.as_str()));
         chosen.sort();

@@ -17,8 +17,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 /// The libraries come from the release the program was linked on: an older glibc would not start it.
-const LINKED: Packages =
-    Packages { wanted: &["base-files", "libc6", "libgcc-s1"], without: &["mawk", "original-awk", "gawk"] };
+const LINKED: Packages = Packages {
+    wanted: &["base-files", "libc6", "libgcc-s1"],
+    without: &["mawk", "original-awk", "gawk"],
+    elsewhere: None,
+};
 
 /// Packages, the program and the archive, measured and rounded up.
 const NEEDED_MIB: u64 = 100;

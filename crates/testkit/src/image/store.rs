@@ -116,11 +116,18 @@ fn one(
     if let Some(packages) = image.packages()
         && (fresh || packages.kept_whole(bench.root).is_none())
     {
-        progress.step(
-            &format!("  fetching the packages of {}", image.name()),
-            || packages.fetch(bench.root, bench.debian),
-            |fetched| format!("{:>4} packages", fetched.len()),
-        )?;
+        let fetch = || match packages.elsewhere {
+            None => packages.fetch(bench.root, bench.debian),
+            Some(suites) => {
+                let Debian { work, stop, interrupted, instead, .. } = bench.debian;
+                let work = work.join("suites");
+                let elsewhere = Debian { work, stop, interrupted: *interrupted, instead, private: None };
+                packages.fetch(bench.root, &elsewhere.with_suites(suites)?)
+            }
+        };
+        progress.step(&format!("  fetching the packages of {}", image.name()), fetch, |fetched| {
+            format!("{:>4} packages", fetched.len())
+        })?;
         if image.ready_in(settings).is_ok() {
             return Ok(false);
         }
