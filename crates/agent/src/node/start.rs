@@ -67,12 +67,15 @@ impl NodeState {
         let unknown = |why: &str| {
             Refusal(format!("pod {} is not known here yet: {why}; kubelet tries again by itself", holder.uid))
         };
+        // Kubelet and the API server have different UIDs for a pod that comes from a file on the node.
+        let no_such = "the API server has no such pod (one that comes from a file on the node cannot have a share: make it a DaemonSet)";
         let Some((namespace, name)) = &holder.name else {
-            return Err(unknown("the API server has not told of it"));
+            let has_told = self.pods.synced();
+            return Err(unknown(if has_told { no_such } else { "the API server has not told of it" }));
         };
         match self.cluster.pod(namespace, name).await {
             Ok(Some(pod)) if pod.id.uid == holder.uid => Ok(pod),
-            Ok(_) => Err(unknown("the API server has no such pod")),
+            Ok(_) => Err(unknown(no_such)),
             Err(error) => Err(unknown(&error.to_string())),
         }
     }
