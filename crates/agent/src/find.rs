@@ -1,7 +1,7 @@
 //! What this node has: a container runtime that knows CDI, a driver, its GPUs.
 
 use crate::checkpoint::Checkpoint;
-use crate::identity::Runtime;
+use crate::identity::{About, Runtime};
 use crate::inventory::{Found, INVENTORY, Inventory};
 use crate::memory;
 use crate::plugin::endpoint;
@@ -16,7 +16,7 @@ use partage_sim::install;
 use partage_sim::node::NodeDir;
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio_util::sync::CancellationToken;
 
@@ -42,8 +42,12 @@ pub(crate) fn runtime(options: &Options) -> Result<Runtime, AgentError> {
     })
 }
 
-/// The runtime must look where we write.
-pub(crate) fn check_cdi(ours: &Path, dirs: &[PathBuf]) -> Result<(), AgentError> {
+/// The runtime must take CDI devices, and look where we write.
+pub(crate) fn check_cdi(ours: &Path, about: &About) -> Result<(), AgentError> {
+    let About { name, version, cdi, cdi_dirs: dirs, .. } = about;
+    if let Err(why) = cdi {
+        return Err(AgentError::Cannot(format!("{name} {version} cannot be used: {why}")));
+    }
     // `/var/run` is `/run` everywhere, by a link that may not be in our own image.
     let plain = |path: &Path| {
         path.strip_prefix("/var/run").map_or_else(|_| path.to_path_buf(), |rest| Path::new("/run").join(rest))

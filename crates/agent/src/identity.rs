@@ -154,6 +154,11 @@ impl Kubelet {
         self.checkpoint.holders()
     }
 
+    /// When kubelet last wrote down what it has given, in nanoseconds since 1970.
+    pub fn written(&self) -> Option<u64> {
+        self.checkpoint.written()
+    }
+
     /// The same from kubelet's list of resources.
     async fn listed(&self, resource: &str, ids: &BTreeSet<DeviceId>) -> Result<Vec<Holder>, IdentityError> {
         let listed = self.list.holders(resource, ids).await?;

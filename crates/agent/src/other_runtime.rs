@@ -1,13 +1,16 @@
-//! NVIDIA's own runtime, where there is one: it must be told to leave our containers alone, and can come at any time.
+//! The container runtime while the agent runs. Whoever restarts it may have changed it: NVIDIA's own can stand beside it, and must be
+//! told to leave our containers alone; CDI can be off.
 
+use crate::find::check_cdi;
 use crate::node::NodeState;
 use partage_cluster::Severity;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// Whoever installs it restarts the container runtime, which takes longer.
+/// Whoever installs something restarts the container runtime, which takes longer.
 const BEAT: Duration = Duration::from_secs(20);
 
 const BY_DEFAULT: &str = "NVIDIA's container runtime runs all containers of this node: those that ask Partage for nothing and have \
@@ -16,11 +19,23 @@ const BY_CHOICE: &str = "NVIDIA's container runtime can be chosen on this node: 
      NVIDIA_VISIBLE_DEVICES in its manifest gets GPUs that Partage has given to others; let only those use that RuntimeClass whom you trust \
      with all GPUs";
 
-/// Asks the container runtime, again and again, whether NVIDIA's stands beside it.
-pub(crate) async fn keep_asking(state: Arc<NodeState>, stop: CancellationToken) {
-    let mut told = "";
+const BY_CHECKPOINT: &str = "this containerd takes CDI devices from the annotations of a checkpoint image (CVE-2026-53492): who may make pods can \
+     have any device that a CDI file on this node describes; install containerd 2.1.9, 2.2.5, 2.3.2 or newer";
+
+/// Asks the container runtime, again and again, what it is. Ends where it can no longer be used: containers would start without what
+/// they were granted, and the agent after this one says why.
+pub(crate) async fn keep_asking(state: Arc<NodeState>, cdi: PathBuf, stop: CancellationToken) {
+    let (mut told, mut warned) = ("", false);
     while !stop.is_cancelled() {
         if let Ok(about) = state.runtime.about().await {
+            if let Err(why) = check_cdi(&cdi, &about) {
+                tracing::error!("the container runtime has changed: {why}");
+                return;
+            }
+            if about.trusts_checkpoints && !std::mem::replace(&mut warned, true) {
+                tracing::warn!("{BY_CHECKPOINT}");
+                state.tell_node(Severity::Warning, "RuntimeTrustsCheckpoints", BY_CHECKPOINT);
+            }
             if state.nvidia_runtime.swap(about.nvidia, Ordering::Relaxed) != about.nvidia {
                 tracing::info!(is_there = about.nvidia, "NVIDIA's container runtime came or went");
             }

@@ -61,7 +61,7 @@ pub(crate) struct Regions {
 impl Regions {
     pub(crate) fn new(folder: &Path, sizes: Sizes) -> io::Result<Regions> {
         fs::create_dir_all(folder)?;
-        // Names are no secret, and what is inside is for who has it mounted.
+        // What is inside is for who has it mounted.
         fs::set_permissions(folder, fs::Permissions::from_mode(0o711))?;
         Ok(Regions { folder: folder.into(), sizes, arbiter: Runner::new(), live: Mutex::default() })
     }

@@ -135,10 +135,7 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), AgentE
     })
     .await;
     let Some(about) = about else { return Ok(()) };
-    about.cdi.as_ref().map_err(|why| {
-        AgentError::Cannot(format!("{} {} cannot be used: {why}", about.name, about.version))
-    })?;
-    find::check_cdi(&options.cdi, &about.cdi_dirs)?;
+    find::check_cdi(&options.cdi, &about)?;
     let alone = find::insist(&stop, "the node", || async { alone::take(&options.run) }).await;
     let Some(_alone) = alone else { return Ok(()) };
     let boot = find::boot_id();
@@ -359,7 +356,7 @@ impl Agent {
         duties.begin(wishes::keep_answering(Arc::clone(state), stop.clone()));
         duties.begin(publish::keep_published(state.cluster.clone(), wanted));
         duties.begin(uncounted::keep_telling(Arc::clone(state), stop.clone()));
-        duties.begin(other_runtime::keep_asking(Arc::clone(state), stop.clone()));
+        duties.begin(other_runtime::keep_asking(Arc::clone(state), self.options.cdi.clone(), stop.clone()));
         duties.begin(node::keep_saving(Arc::clone(state), stop.clone()));
         duties.begin(look::keep_watch(Arc::clone(state), stop.clone()));
         duties.0.spawn(look::keep_looking(Arc::clone(state), stop.clone(), Instant::now() + patience));
@@ -559,11 +556,13 @@ impl Duties {
         }
     }
 
-    /// Waits until all have ended that were told to, and ends the others.
+    /// Waits until all have ended that were told to. The others are left to themselves: one that waits for a driver which does not
+    /// answer cannot be ended, and must not keep the agent from doing so.
     async fn end(mut self) {
         let all = async { while self.0.join_next().await.is_some() {} };
         if tokio::time::timeout(FAREWELL, all).await.is_err() {
-            self.0.shutdown().await;
+            tracing::warn!("a duty of the agent does not end, and is left to itself");
+            self.0.abort_all();
         }
     }
 }

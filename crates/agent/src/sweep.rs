@@ -71,7 +71,7 @@ async fn sweep(state: &NodeState, seen: &mut BTreeSet<PodUid>) -> bool {
                         ended.push(uid.clone());
                     }
                 }
-                None if seen.contains(uid) || is_old(record.at) => ended.push(uid.clone()),
+                None if seen.contains(uid) || is_older(record.at, now()) => ended.push(uid.clone()),
                 None => {}
             }
         }
@@ -169,11 +169,15 @@ fn remove_orphans(state: &NodeState) {
     // Before anybody is asked whose they are: what comes meanwhile is not among them.
     let files = state.cdi.names().unwrap_or_default().into_iter().map(Nonce);
     let mut all: BTreeSet<Nonce> = files.chain(state.regions.on_disk()).collect();
-    let mut young = BTreeSet::new();
+    let (mut young, mut unheard) = (BTreeSet::new(), BTreeSet::new());
+    let written = state.kubelet.written();
     for (nonce, name) in state.names().iter() {
         all.insert(nonce.clone());
-        if !is_old(name.at) {
+        if !is_older(name.at, now()) {
             young.insert(nonce.clone());
+        }
+        if !written.is_some_and(|written| is_older(name.at, written)) {
+            unheard.insert(nonce.clone());
         }
     }
     let Some(held) = state.kubelet.all() else { return };
@@ -185,7 +189,8 @@ fn remove_orphans(state: &NodeState) {
         state.regions.live().iter().map(|(nonce, live)| (nonce.clone(), live.uid.clone())).collect();
     let live = live.into_iter().filter(|(_, uid)| state.book().record(uid).is_some());
     let live: BTreeSet<Nonce> = live.map(|(nonce, _)| nonce).collect();
-    // Kubelet's checkpoint can be without our newest answers until it is written again: while a container waits, a name may be its.
+    // Kubelet's checkpoint can be without our newest answers until it is written again: while a container waits, a name that was not
+    // answered long before that may be its.
     let waits = |pod: &PodView| {
         !pod.is_finished() && is_ours(pod, &state.settings()) && !state.all_named(&pod.id.uid)
     };
@@ -195,7 +200,7 @@ fn remove_orphans(state: &NodeState) {
         held.contains(nonce)
             || live.contains(nonce)
             || owner.as_ref().is_some_and(|uid| state.book().record(uid).is_some())
-            || (owner.is_none() && somebody_waits)
+            || (owner.is_none() && somebody_waits && unheard.contains(nonce))
     };
     for nonce in all.iter().filter(|nonce| !young.contains(nonce) && !known(nonce)) {
         tracing::debug!(%nonce, "nobody's: removed");
@@ -203,8 +208,9 @@ fn remove_orphans(state: &NodeState) {
     }
 }
 
-fn is_old(at: u64) -> bool {
-    now().saturating_sub(at) > u64::try_from(YOUNG.as_nanos()).unwrap_or(u64::MAX)
+/// Whether something of one time was no longer young at another.
+fn is_older(at: u64, than: u64) -> bool {
+    than.saturating_sub(at) > u64::try_from(YOUNG.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

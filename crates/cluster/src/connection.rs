@@ -20,8 +20,9 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// A watch is asked for anew after so many seconds: a server that vanished without a word is noticed then.
 const WATCH_SECONDS: u32 = 120;
-/// Objects of one page of a list: whole objects are in memory until they are cut to what is needed.
-const PAGE: u32 = 50;
+/// Objects of one page of a list: whole objects are in memory, several times over, until they are cut to what is needed, and a
+/// tenant may make each of its pods a megabyte large.
+const PAGE: u32 = 4;
 
 /// A connection to the API server, on behalf of one node. Cloning it is cheap.
 #[derive(Clone)]

@@ -27,6 +27,8 @@ pub struct About {
     pub nvidia: bool,
     /// Whether they are unless they say otherwise. CRI-O does not tell: `false`.
     pub nvidia_by_default: bool,
+    /// Whether it takes CDI devices from an image that says to be a checkpoint: anybody can make one.
+    pub trusts_checkpoints: bool,
 }
 
 /// How NVIDIA's handlers are called.
@@ -39,6 +41,12 @@ const CONTAINERD: Version = Version(1, 7, 13);
 const CONTAINERD_ON: Version = Version(2, 0, 0);
 /// The first in which a pod cannot override what CDI puts into its containers.
 const CRI_O: Version = Version(1, 34, 0);
+/// Those of containerd that believe the CDI devices of a checkpoint image (CVE-2026-53492): from, and until before.
+const TRUSTING: [(Version, Version); 3] = [
+    (Version(2, 1, 0), Version(2, 1, 9)),
+    (Version(2, 2, 0), Version(2, 2, 5)),
+    (Version(2, 3, 0), Version(2, 3, 2)),
+];
 
 pub(super) fn about(version: &VersionResponse, status: &StatusResponse) -> About {
     let (name, said) = (version.runtime_name.clone(), version.runtime_version.clone());
@@ -74,7 +82,16 @@ pub(super) fn about(version: &VersionResponse, status: &StatusResponse) -> About
     let handlers = config.containerd.unwrap_or_default();
     let named = status.runtime_handlers.iter().any(|handler| handler.name.starts_with(NVIDIA));
     let nvidia_by_default = handlers.is_nvidia(&handlers.default_runtime_name);
-    About { name, version: said, cdi, cdi_dirs, nvidia: named || handlers.has_nvidia(), nvidia_by_default }
+    let trusting = |(from, until): &(Version, Version)| (*from..*until).contains(&number);
+    About {
+        trusts_checkpoints: name == "containerd" && TRUSTING.iter().any(trusting),
+        name,
+        version: said,
+        cdi,
+        cdi_dirs,
+        nvidia: named || handlers.has_nvidia(),
+        nvidia_by_default,
+    }
 }
 
 fn containerd(said: &str, number: Version, enabled: Option<bool>) -> Result<(), String> {

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::UNIX_EPOCH;
 
 #[derive(Debug)]
 pub(super) struct Checkpoint {
@@ -26,6 +27,12 @@ impl Checkpoint {
     pub(super) fn new(kubelet: &Path) -> Checkpoint {
         let path = kubelet.join("device-plugins/kubelet_internal_checkpoint");
         Checkpoint { path, complaint: Mutex::default() }
+    }
+
+    /// When kubelet wrote it, in nanoseconds since 1970.
+    pub(super) fn written(&self) -> Option<u64> {
+        let at = std::fs::metadata(&self.path).and_then(|file| file.modified()).ok()?;
+        u64::try_from(at.duration_since(UNIX_EPOCH).ok()?.as_nanos()).ok()
     }
 
     /// Who was given what, with our names. `None` where it cannot be read.

@@ -290,7 +290,14 @@ impl Giver for NodeState {
     async fn allocate(&self, resource: &str, ids: BTreeSet<DeviceId>) -> Result<Nonce, Refusal> {
         let begun = Instant::now();
         let nonce = nonce().map_err(|error| Refusal(format!("no name can be made: {error}")))?;
-        let name = Name { nonce: nonce.clone(), resource: resource.into(), ids, at: now() };
+        // The newest is the newest, also where somebody has set the clock back.
+        let last = self.names().values().map(|name| name.at).max().unwrap_or(0);
+        let name = Name {
+            nonce: nonce.clone(),
+            resource: resource.into(),
+            ids,
+            at: now().max(last.saturating_add(1)),
+        };
         self.checkpoint.put_name(&name).map_err(|error| {
             Refusal(format!("the answer cannot be recorded: {error}; look after the node's disk"))
         })?;

@@ -5,7 +5,7 @@ use crate::connection::Watched;
 use k8s_openapi::api::core::v1;
 use kube::core::{ApiResource, Object};
 use partage_core::model::{ContainerName, PodId};
-use partage_core::pod::Pod;
+use partage_core::pod::{Pod, Problem};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -21,6 +21,8 @@ impl Watched for LeanPod {
 
 /// No text of ours or of a replaced system is longer; a tenant's may be, and there is not room for many of those.
 const LONGEST: usize = 32 << 10;
+/// The same for a pod that has ended: it holds nothing any more, and there may be thousands.
+const LONGEST_OF_THE_FINISHED: usize = 4 << 10;
 /// What kubelet says where a device plugin did not give what a pod asks.
 const NO_DEVICES: &str = "UnexpectedAdmissionError";
 /// All of the manifest once more.
@@ -109,13 +111,26 @@ pub(crate) fn view(object: LeanPod) -> Option<PodView> {
     let meta = object.metadata;
     let id = PodId { uid: meta.uid?.into(), namespace: meta.namespace?.into(), name: meta.name?.into() };
     let all = object.spec.init_containers.iter().chain(&object.spec.containers);
-    let metadata = match all.chain(&object.spec.ephemeral_containers).any(Container::asks) {
-        true => json!({"labels": kept(meta.labels), "annotations": kept(meta.annotations)}),
-        false => json!({}),
-    };
-    let spec = serde_json::to_value(&object.spec).unwrap_or_default();
-    let (pod, problems) = Pod::read(&metadata, &spec);
     let status = object.status.unwrap_or_default();
+    let finished = matches!(status.phase.as_str(), "Succeeded" | "Failed");
+    let most = if finished { LONGEST_OF_THE_FINISHED } else { LONGEST };
+    let asks = all.chain(&object.spec.ephemeral_containers).any(Container::asks);
+    let mut problems = Vec::new();
+    let mut keep = |field: &str, texts: Option<BTreeMap<String, String>>| {
+        kept(texts.filter(|_| asks).unwrap_or_default(), most).unwrap_or_else(|bytes| {
+            let words = "those of dialects of GPUs have";
+            let message = format!("{words} {bytes} bytes together, and {most} are read: remove some");
+            problems.push(Problem::of_pod(field, message));
+            BTreeMap::new()
+        })
+    };
+    let metadata = json!({
+        "labels": keep("metadata.labels", meta.labels),
+        "annotations": keep("metadata.annotations", meta.annotations),
+    });
+    let spec = serde_json::to_value(&object.spec).unwrap_or_default();
+    let (pod, more) = Pod::read(&metadata, &spec);
+    problems.extend(more);
     let succeeded = |status: &ContainerStatus| {
         status.state.terminated.as_ref().is_some_and(|terminated| terminated.exit_code == 0)
     };
@@ -141,14 +156,20 @@ pub(crate) fn view(object: LeanPod) -> Option<PodView> {
     })
 }
 
-fn kept(texts: Option<BTreeMap<String, String>>) -> BTreeMap<String, String> {
-    let mut texts = texts.unwrap_or_default();
+/// What of it is kept; how much it would be, where that is too much: half an ask is none.
+fn kept(mut texts: BTreeMap<String, String>, most: usize) -> Result<BTreeMap<String, String>, usize> {
+    let size = |texts: &BTreeMap<String, String>| -> usize {
+        texts.iter().map(|(key, text)| key.len() + text.len()).sum()
+    };
     texts.retain(|key, text| key != LAST_APPLIED && text.len() <= LONGEST);
     // A tenant may write 256 KiB on each of its pods: then only what may be an ask or a grant is kept.
-    if texts.iter().map(|(key, text)| key.len() + text.len()).sum::<usize>() > LONGEST {
+    if size(&texts) > most {
         texts.retain(|key, _| OF_DIALECTS.iter().any(|part| key.contains(part)));
     }
-    texts
+    match size(&texts) {
+        bytes if bytes > most => Err(bytes),
+        _ => Ok(texts),
+    }
 }
 
 #[cfg(test)]
@@ -196,6 +217,29 @@ mod tests {
         plain["spec"]["containers"][0]["resources"] = json!({"limits": {"cpu": "1"}});
         let seen = view(plain);
         assert!(seen.pod.annotations.is_empty() && seen.pod.labels.is_empty());
+    }
+
+    #[test]
+    fn nobody_fills_the_memory_with_annotations() {
+        let of = |count: usize, phase: &str| {
+            let annotations: BTreeMap<String, String> =
+                (0..count).map(|at| (format!("partage.dev/x{at}"), "x".repeat(5000))).collect();
+            let limits = json!({"limits": {"partage.dev/gpu": "1"}});
+            view(json!({
+                "metadata": {"annotations": annotations},
+                "spec": {"containers": [{"name": "main", "resources": limits}]},
+                "status": {"phase": phase},
+            }))
+        };
+        let few = of(2, "Pending");
+        assert_eq!((few.pod.annotations.len(), few.problems.len()), (2, 0));
+        let many = of(8, "Pending");
+        assert_eq!(many.pod.annotations.len(), 0);
+        let said: Vec<_> =
+            many.problems.iter().map(|one| (one.field.as_str(), one.message.as_str())).collect();
+        let words = "those of dialects of GPUs have 40112 bytes together, and 32768 are read: remove some";
+        assert_eq!(said, [("metadata.annotations", words)]);
+        assert_eq!(of(2, "Failed").pod.annotations.len(), 0, "it has ended");
     }
 
     #[test]

@@ -137,6 +137,8 @@ impl Node {
             };
             io::Result::Ok(work.await)
         })?;
+        // Who still waits for a driver that does not answer is not waited for.
+        runtime.shutdown_background();
         let why = match done {
             Ok(Ok(())) => return Ok(Outcome::Fine),
             Ok(Err(error)) => error.to_string(),

@@ -4,6 +4,7 @@ use crate::stage::{Stage, lasting};
 use partage_testkit::agent::SETTINGS;
 use partage_testkit::bed::{Bed, Containerd, NodeProfile, Profile};
 use partage_testkit::binaries::{self, skip_or_fail};
+use partage_testkit::eventually;
 
 #[test]
 fn a_pod_gets_its_share_by_containerd_1_7() {
@@ -32,5 +33,18 @@ fn a_pod_gets_its_share_by_containerd_1_7() {
         stage.agrees().await;
         bed.kubectl(&["delete", "pods", "--all", "--grace-period=1", "--wait"]).unwrap();
         stage.nothing_is_kept().await;
+
+        // Whoever restarts it without CDI would have containers without what they were granted, and no word of that.
+        let config = stage.node_path("/bed/containerd.toml");
+        let without =
+            std::fs::read_to_string(&config).unwrap().replace("enable_cdi = true", "enable_cdi = false");
+        std::fs::write(&config, without).unwrap();
+        stage.agent.node().containerd().restart().unwrap();
+        eventually("the agent does not serve", async || {
+            let log = stage.agent.log();
+            let said = log.contains("CDI is off in containerd") && stage.sockets().is_empty();
+            if said { Ok(()) } else { Err(log) }
+        })
+        .await;
     });
 }

@@ -57,7 +57,8 @@ impl<'a> Stage<'a> {
         let programs = stage.agent.path("/var/lib/programs").unwrap();
         std::fs::create_dir_all(&programs).unwrap();
         let sample = "partage-sample";
-        std::fs::copy(Path::new(PARTAGE).with_file_name(sample), programs.join(sample)).unwrap();
+        std::fs::copy(Path::new(PARTAGE).with_file_name(sample), programs.join(sample))
+            .expect("it is built with the workspace: cargo build -p partage-samples");
         stage
     }
 

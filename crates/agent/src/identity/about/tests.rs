@@ -27,6 +27,18 @@ fn the_real_containerd_is_read() {
 }
 
 #[test]
+fn versions_that_believe_checkpoint_images_are_known() {
+    for (version, trusts) in
+        [("v2.3.7", false), ("2.3.1", true), ("v2.2.4", true), ("2.2.5", false), ("2.1.0-rc.1", true)]
+    {
+        assert_eq!(containerd(version, "{}").trusts_checkpoints, trusts, "{version}");
+    }
+    assert!(
+        !containerd("v2.0.9", "{}").trusts_checkpoints && !asked("cri-o", "2.2.1", None).trusts_checkpoints
+    );
+}
+
+#[test]
 fn containerd_1_7_has_to_be_told() {
     let off =
         containerd("1.7.24~ds1", r#"{"enableCDI": false, "cdiSpecDirs": ["/etc/cdi", "/var/run/cdi"]}"#);
