@@ -47,6 +47,18 @@ impl Drop for Shell {
     }
 }
 
+/// Waits until so many members are `sleep`. In the middle of becoming another program a process has no variables.
+fn settled(marks: &[Mark], sleepers: usize) {
+    let until = Instant::now() + LONG;
+    let sleeps = |one: &&Identity| {
+        fs::read(format!("/proc/{}/cmdline", one.pid)).is_ok_and(|words| words.starts_with(b"sleep\0"))
+    };
+    while members(marks).unwrap().iter().filter(sleeps).count() != sleepers {
+        assert!(Instant::now() < until, "{:?}", members(marks));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 fn root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
@@ -60,6 +72,7 @@ fn children_of_a_process_are_members_too_and_all_end_when_asked() {
     let mark = variable();
     let shell = Shell::marked(&mark, "sleep 1000 & sleep 1000 & echo ready; wait");
     let marks = [mark];
+    settled(&marks, 2);
     let found = members(&marks).unwrap();
     assert_eq!(found.len(), 3, "{found:?}");
     assert!(found.contains(&shell.id()));
@@ -81,6 +94,7 @@ fn a_variable_counts_whole_and_as_it_was_at_the_start() {
     }
     assert_eq!(members(std::slice::from_ref(&mark)).unwrap(), [shell.id()], "not what it started after");
     let other = Mark::Variable { name, value: value + "-other" };
+    settled(std::slice::from_ref(&other), 1);
     assert_eq!(end(&[mark, other], &all, LONG).unwrap(), Ended { ended: 2, killed: 0 });
 }
 
@@ -88,7 +102,9 @@ fn a_variable_counts_whole_and_as_it_was_at_the_start() {
 fn what_does_not_listen_is_killed() {
     let mark = variable();
     let shell = Shell::marked(&mark, "trap '' TERM; sleep 1000 & echo ready; wait");
-    let ended = end(&[mark], &all, Duration::from_millis(300)).unwrap();
+    let marks = [mark];
+    settled(&marks, 1);
+    let ended = end(&marks, &all, Duration::from_millis(300)).unwrap();
     assert_eq!(ended, Ended { ended: 0, killed: 2 });
     assert!(!shell.id().lives());
 }
@@ -97,8 +113,10 @@ fn what_does_not_listen_is_killed() {
 fn what_is_stopped_hears_that_it_shall_end() {
     let mark = variable();
     let shell = Shell::marked(&mark, "echo ready; exec sleep 1000");
+    let marks = [mark];
+    settled(&marks, 1);
     shell.id().signal(Signal::STOP).unwrap();
-    assert_eq!(end(&[mark], &all, LONG).unwrap(), Ended { ended: 1, killed: 0 });
+    assert_eq!(end(&marks, &all, LONG).unwrap(), Ended { ended: 1, killed: 0 });
 }
 
 #[test]
@@ -117,6 +135,7 @@ fn what_may_not_be_ended_stays() {
     let mark = variable();
     let mine = Shell::marked(&mark, "echo ready; exec sleep 1000");
     let other = Shell::marked(&mark, "echo ready; exec sleep 1000");
+    settled(std::slice::from_ref(&mark), 2);
     let spared = other.id();
     let ended = end(std::slice::from_ref(&mark), &|one| *one != spared, LONG).unwrap();
     assert_eq!(ended, Ended { ended: 1, killed: 0 });
@@ -230,6 +249,8 @@ fn many_shares_are_counted_at_once_by_their_variables() {
     shares[7].clear();
     let one = Shell::marked(&shares[3][0], "echo ready; exec sleep 1000");
     let many = Shell::marked(&shares[50][0], "sleep 1000 & sleep 1000 & echo ready; wait");
+    settled(&shares[3], 1);
+    settled(&shares[50], 2);
     let counts = counted(&shares);
     let those: Vec<(usize, usize)> = counts.into_iter().enumerate().filter(|(_, count)| *count > 0).collect();
     assert_eq!(those, [(3, 1), (50, 3)]);
@@ -258,6 +279,7 @@ fn many_shares_are_counted_at_once_by_all_kinds_of_marks() {
     let apart = Shell::start(Command::new("unshare").args(["-m", "sh", "-c", "echo ready; exec sleep 1000"]));
     let named = variable();
     let _named = Shell::marked(&named, "echo ready; exec sleep 1000");
+    settled(std::slice::from_ref(&named), 1);
     let mut shares =
         vec![vec![sees("a")], vec![sees("b")], vec![mount_namespace(apart.0.id()).unwrap()], vec![named]];
     let mut expected = vec![3, 3, 1, 1];
