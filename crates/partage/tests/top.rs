@@ -22,6 +22,8 @@ struct Terminal {
     ours: File,
     theirs: File,
     child: Child,
+    /// The modes before anybody changed them.
+    before: LocalModes,
     reads: Receiver<Vec<u8>>,
     shown: String,
 }
@@ -41,6 +43,7 @@ impl Terminal {
         command.args(["top", "--interval", "100ms"]).env("PARTAGE_HOME", home.path());
         command.env("LC_ALL", "C.UTF-8").env("TERM", "xterm").env_remove("NO_COLOR");
         command.stdin(theirs.try_clone().unwrap()).stdout(theirs.try_clone().unwrap()).stderr(Stdio::piped());
+        let before = tcgetattr(&theirs).unwrap().local_modes;
         let child = command.spawn().unwrap();
         let (send, reads) = channel();
         let mut reader = ours.try_clone().unwrap();
@@ -52,7 +55,7 @@ impl Terminal {
                 }
             }
         });
-        Terminal { ours, theirs, child, reads, shown: String::new() }
+        Terminal { ours, theirs, child, before, reads, shown: String::new() }
     }
 
     /// Reads on until it is there, and forgets what was shown before.
@@ -84,10 +87,10 @@ impl Terminal {
     }
 
     /// It ends well, and the terminal is as it was.
-    fn ended(mut self, before: LocalModes) {
+    fn ended(mut self) {
         self.until(|shown| shown.ends_with("\x1b[?25h\x1b[?1049l"));
         assert!(self.child.wait().unwrap().success());
-        assert_eq!(self.modes(), before);
+        assert_eq!(self.modes(), self.before);
     }
 }
 
@@ -98,7 +101,8 @@ fn rows(shown: &str) -> Vec<String> {
     let mut letters = frame.chars();
     while let Some(letter) = letters.next() {
         match letter {
-            '\x1b' => while !letters.next().unwrap().is_ascii_alphabetic() {},
+            // The rest of it may not have been read yet.
+            '\x1b' => while letters.next().is_some_and(|letter| !letter.is_ascii_alphabetic()) {},
             '\r' => {}
             other => plain.push(other),
         }
@@ -107,14 +111,13 @@ fn rows(shown: &str) -> Vec<String> {
 }
 
 impl Terminal {
-    fn begun(home: &tempfile::TempDir, columns: u16) -> (Terminal, LocalModes) {
+    fn begun(home: &tempfile::TempDir, columns: u16) -> Terminal {
         let mut terminal = Terminal::run(home, columns);
         // Its keys are taken only once the keeper has answered.
-        let before = terminal.modes();
         let shown = terminal.frame("sorted by name");
         assert!(shown.starts_with("\x1b[?1049h\x1b[?25l"), "{shown:?}");
-        assert_ne!(terminal.modes(), before);
-        (terminal, before)
+        assert_ne!(terminal.modes(), terminal.before);
+        terminal
     }
 }
 
@@ -122,22 +125,22 @@ impl Terminal {
 fn every_way_to_end_it_gives_the_terminal_back() {
     let home = tempfile::tempdir().unwrap();
     for key in ["q", "\u{3}", "\u{1b}"] {
-        let (mut terminal, before) = Terminal::begun(&home, 100);
+        let mut terminal = Terminal::begun(&home, 100);
         terminal.strike(key);
-        terminal.ended(before);
+        terminal.ended();
     }
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
-        let (terminal, before) = Terminal::begun(&home, 100);
+        let terminal = Terminal::begun(&home, 100);
         // SAFETY: a child that was not waited for is still ours.
         assert_eq!(unsafe { libc::kill(i32::try_from(terminal.child.id()).unwrap(), signal) }, 0);
-        terminal.ended(before);
+        terminal.ended();
     }
 }
 
 #[test]
 fn keys_sort_and_the_window_may_become_narrow() {
     let home = tempfile::tempdir().unwrap();
-    let (mut terminal, before) = Terminal::begun(&home, 100);
+    let mut terminal = Terminal::begun(&home, 100);
     // An arrow is no Esc, and means nothing.
     terminal.strike("\u{1b}[Am");
     terminal.frame("sorted by memory");
@@ -158,5 +161,5 @@ fn keys_sort_and_the_window_may_become_narrow() {
     let rows = rows(&narrow);
     assert!(rows.len() <= 8, "{rows:?}");
     terminal.strike("q");
-    terminal.ended(before);
+    terminal.ended();
 }

@@ -2,7 +2,6 @@
 
 use super::support::*;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 
 /// One GPU, so that neighbours are neighbours.
 const ONE_GPU: &str = "driver: simulated\nmetrics: off\nsimulated:\n  gpus: 1\n";
@@ -68,8 +67,7 @@ fn no_way_of_starting_a_program_loses_the_limits() {
     let home = Home::new();
     // Where every user can start it.
     let program = home.path().join("too-large");
-    fs::copy(sample(), &program).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    install(sample(), &program);
     let program = program.to_str().unwrap();
     let large = format!("{program} trainer --memory 1Gi --seconds 0.1");
     let ways: [(&str, Vec<String>); 7] = [

@@ -1,8 +1,6 @@
 //! Ending shares.
 
 use super::support::*;
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 
 #[test]
@@ -76,8 +74,7 @@ fn what_is_not_yours_stays() {
     }
     let home = Home::new();
     let program = home.path().join("partage");
-    fs::copy(env!("CARGO_BIN_EXE_partage"), &program).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    install(env!("CARGO_BIN_EXE_partage"), &program);
     let mut running = home.sleeper("roots");
     for command in [&["stop", "roots"][..], &["resize", "roots", "--memory", "1Gi"]] {
         let mut other = std::process::Command::new(&program);

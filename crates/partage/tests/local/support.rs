@@ -1,7 +1,7 @@
 //! A home of a test's own, programs to run in it, and a terminal to type on.
 #![allow(dead_code, unsafe_code)] // Each test file uses a part of it.
 
-use rustix::termios::{Winsize, tcsetwinsize};
+use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -65,6 +65,14 @@ pub(crate) fn sample() -> &'static str {
         folder.join("partage-sample").to_str().unwrap().to_string()
     });
     &SAMPLE
+}
+
+/// Puts a program where every user can start it. Copied by another process: a program that is open for writing, were it only
+/// in a child of another test that has not come to its exec, cannot be run.
+pub(crate) fn install(program: impl AsRef<Path>, to: &Path) {
+    let mut copy = Command::new("install");
+    copy.args(["-m", "755"]).arg(program.as_ref()).arg(to);
+    assert!(copy.status().unwrap().success());
 }
 
 /// Sends a signal to a process.
@@ -187,22 +195,32 @@ impl Home {
         file
     }
 
-    /// Who keeps: the process that has the lock. One that stands by waits for it.
+    /// Who keeps: the process that has the lock.
     pub(crate) fn keeper(&self) -> Option<u32> {
+        self.at_the_lock(false)
+    }
+
+    /// Who stands by, should the keeper die: one that waits for the lock. One that is about to may come too late.
+    pub(crate) fn standby(&self) -> Option<u32> {
+        self.at_the_lock(true)
+    }
+
+    fn at_the_lock(&self, waits: bool) -> Option<u32> {
         use std::os::unix::fs::MetadataExt;
         let inode = fs::metadata(self.folder.join("keeper.lock")).ok()?.ino().to_string();
         let locks = fs::read_to_string("/proc/locks").unwrap();
-        let held = locks.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).find(|words| {
-            words.get(1) == Some(&"FLOCK") && words[5].rsplit(':').next() == Some(inode.as_str())
-        })?;
-        held[4].parse().ok().filter(|pid| self.processes().contains(pid))
-    }
-
-    /// Who stands by, should the keeper die. One that did once keeps its arguments.
-    pub(crate) fn standby(&self) -> Option<u32> {
-        let keeper = self.keeper()?;
-        let waits = |pid: &u32| *pid != keeper && arguments(*pid).iter().any(|word| word == "--standby");
-        self.processes().into_iter().find(waits)
+        locks.lines().find_map(|line| {
+            let mut words: Vec<&str> = line.split_whitespace().collect();
+            // Who waits stands behind an arrow.
+            let is_behind = words.get(1) == Some(&"->");
+            if is_behind {
+                words.remove(1);
+            }
+            let is_ours =
+                words.get(1) == Some(&"FLOCK") && words[5].rsplit(':').next() == Some(inode.as_str());
+            let pid = (is_ours && is_behind == waits).then(|| words[4].parse().ok())?;
+            pid.filter(|pid| self.processes().contains(pid))
+        })
     }
 
     /// All processes of this home: keepers, commands, and whatever those started.
@@ -409,6 +427,8 @@ pub(crate) struct Terminal {
     pub(crate) ours: File,
     pub(crate) theirs: File,
     pub(crate) child: Child,
+    /// The modes before anybody changed them.
+    pub(crate) before: Termios,
     reads: Receiver<Vec<u8>>,
     bytes: Vec<u8>,
     shown: String,
@@ -445,6 +465,7 @@ impl Terminal {
         };
         // SAFETY: between fork and exec it makes two system calls and takes no memory.
         unsafe { command.pre_exec(own) };
+        let before = tcgetattr(&theirs).unwrap();
         let child = command.spawn().unwrap();
         let (send, reads) = channel();
         let mut reader = ours.try_clone().unwrap();
@@ -456,7 +477,7 @@ impl Terminal {
                 }
             }
         });
-        Terminal { ours, theirs, child, reads, bytes: Vec::new(), shown: String::new() }
+        Terminal { ours, theirs, child, before, reads, bytes: Vec::new(), shown: String::new() }
     }
 
     /// Reads on until it is there, and forgets what was shown before.
@@ -487,8 +508,8 @@ impl Terminal {
         tcsetwinsize(&self.ours, size(rows, columns)).unwrap();
     }
 
-    pub(crate) fn modes(&self) -> rustix::termios::Termios {
-        rustix::termios::tcgetattr(&self.theirs).unwrap()
+    pub(crate) fn modes(&self) -> Termios {
+        tcgetattr(&self.theirs).unwrap()
     }
 
     pub(crate) fn ended(&mut self) -> ExitStatus {

@@ -1,7 +1,7 @@
 //! A machine with several users: programs that all of them can start, and a home.
 #![allow(unsafe_code)]
 
-use crate::support::{Home, Running, eventually, sample};
+use crate::support::{Home, Running, eventually, install, sample};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
@@ -34,7 +34,7 @@ impl Place {
         for file in libraries.into_iter().chain([built.into(), PathBuf::from(sample())]) {
             let to = folder.path().join(file.file_name().unwrap());
             if fs::hard_link(&file, &to).is_err() {
-                fs::copy(&file, &to).unwrap();
+                install(&file, &to);
             }
         }
         Place { home: Home::at(folder.path().join("h")), folder }

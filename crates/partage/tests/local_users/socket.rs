@@ -1,14 +1,20 @@
 //! The keeper's socket: whatever is said there, others are not harmed.
 
 use crate::fixture::{ADA, BOB, Place, as_user};
-use crate::support::{PATIENCE, eventually, is_root, skip};
+use crate::support::{PATIENCE, Running, eventually, is_root, skip};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 fn connect(place: &Place) -> UnixStream {
-    let stream = UnixStream::connect(place.home.path().join("keeper.sock")).unwrap();
+    connect_to(&place.home.path().join("keeper.sock"))
+}
+
+fn connect_to(socket: &Path) -> UnixStream {
+    let stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream
 }
@@ -61,6 +67,29 @@ fn nonsense_is_answered_and_harms_nobody() {
     place.home.fine(&["ps"]);
 }
 
+const SOCKET: &str = "PARTAGE_TEST_SOCKET";
+
+/// Says to the keeper what it is told to, and tells what is answered; an empty line ends the talk.
+#[test]
+#[ignore = "it is the process that another test starts"]
+fn liar() {
+    // Somebody runs all tests that are ignored.
+    let Some(socket) = std::env::var_os(SOCKET) else { return };
+    let mut talk = None;
+    for line in std::io::stdin().lines().map(Result::unwrap) {
+        if line.is_empty() {
+            talk = None;
+            continue;
+        }
+        let reader = talk.get_or_insert_with(|| BufReader::new(connect_to(socket.as_ref())));
+        reader.get_mut().write_all((line + "\n").as_bytes()).unwrap();
+        let mut answer = String::new();
+        // There may be none.
+        let _ = reader.read_line(&mut answer);
+        writeln!(std::io::stdout(), "heard {}", answer.trim_end()).unwrap();
+    }
+}
+
 #[test]
 fn a_share_that_is_not_bound_is_given_back() {
     if !is_root() {
@@ -71,17 +100,22 @@ fn a_share_that_is_not_bound_is_given_back() {
         "ask": "run", "name": "liar", "gpus": null, "memory": 1u64 << 30, "memoryPercent": null, "cores": null,
         "whole": false, "mode": null, "models": [], "wait": false, "command": ["liar"],
     });
-    let cgroups = || std::fs::read_to_string("/proc/self/cgroup").unwrap();
+    // A process of its own: who asks is moved to the share's cgroup, and what it starts meanwhile is born there.
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "socket::liar", "--ignored", "--nocapture"]);
+    command.env(SOCKET, place.home.path().join("keeper.sock"));
+    let mut liar = Running::start(command);
+    let cgroup = format!("/proc/{}/cgroup", liar.pid());
+    let cgroups = || std::fs::read_to_string(&cgroup).unwrap();
     let before = cgroups();
-    let asked = || {
-        let mut stream = connect(&place);
-        stream.write_all((request.to_string() + "\n").as_bytes()).unwrap();
-        let mut reader = BufReader::new(stream);
-        let mut line = String::new();
-        reader.read_line(&mut line).unwrap();
-        let granted: Value = serde_json::from_str(&line).unwrap();
+    let tell = |liar: &mut Running, words: &str| writeln!(liar.input.as_mut().unwrap(), "{words}").unwrap();
+    let hear = |liar: &mut Running, words: &str| {
+        tell(liar, words);
+        liar.says("heard ").split_once("heard ").unwrap().1.to_string()
+    };
+    let asked = |liar: &mut Running| {
+        let granted: Value = serde_json::from_str(&hear(liar, &request.to_string())).unwrap();
         assert_eq!((&granted["answer"], &granted["name"]), (&"granted".into(), &"liar".into()), "{granted}");
-        reader
     };
     let given_back = || {
         eventually("it is given back", || place.home.find("liar").is_none().then_some(()));
@@ -90,21 +124,22 @@ fn a_share_that_is_not_bound_is_given_back() {
     };
     // It says that it is bound and is not.
     for binding in ["mountNamespace", "userNamespace"] {
-        let mut reader = asked();
+        asked(&mut liar);
         assert!(place.home.find("liar").is_some());
-        let bound = json!({"binding": binding}).to_string() + "\n";
-        reader.get_mut().write_all(bound.as_bytes()).unwrap();
-        let mut line = String::new();
-        reader.read_line(&mut line).unwrap();
+        let line = hear(&mut liar, &json!({"binding": binding}).to_string());
         assert!(line.contains("it says that it sees its region, and does not"), "{line}");
         given_back();
+        tell(&mut liar, "");
     }
     // It goes away.
-    drop(asked());
+    asked(&mut liar);
+    tell(&mut liar, "");
     given_back();
     // It talks nonsense.
-    asked().get_mut().write_all(b"{}\n").unwrap();
+    asked(&mut liar);
+    hear(&mut liar, "{}");
     given_back();
+    assert!(liar.goes_on());
     place.home.nothing_left();
 }
 

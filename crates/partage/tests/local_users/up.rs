@@ -13,7 +13,7 @@ fn the_view_is_live_and_ends_with_ctrl_c() {
     let settings = home.settings(SIMULATED);
     let arguments = ["up", "--settings", settings.to_str().unwrap(), "--metrics", "off"];
     let mut up = Terminal::start(home.partage(&arguments), 30, 110);
-    let before = up.modes().local_modes;
+    let before = up.before.local_modes;
     // One read may bring both.
     up.until(|shown| {
         shown.contains("2 x NVIDIA A100-SXM4-40GB are simulated") && shown.contains("\u{1b}[?1049h")
