@@ -5,8 +5,18 @@ mod reading;
 mod sharing;
 
 use crate::{GpuShare, Owner, Policy, Region, UNIT};
+use proptest::prelude::ProptestConfig;
+use proptest::test_runner::RngSeed;
 use std::os::unix::fs::FileExt;
 use tempfile::TempDir;
+
+/// The same cases in every run: a change is judged by what it changed. `make soak` looks for others.
+pub(crate) fn same_cases(cases: u32) -> ProptestConfig {
+    match std::env::var_os("PROPTEST_CASES") {
+        Some(_) => ProptestConfig::default(),
+        None => ProptestConfig { cases, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() },
+    }
+}
 
 fn share(units: u64) -> GpuShare {
     GpuShare { uuid: [7; 16], memory: units * UNIT, ..GpuShare::default() }

@@ -1,10 +1,10 @@
 //! What holds whoever comes, whatever it does and says.
 
 use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
 
 use super::model::{Habit, Lie, Tenant, Word, World};
 use super::{Deal, MICRO, MILLI, Order, View, WHOLE, tuning};
+use crate::tests::same_cases;
 
 /// Follows the gates as the orders open and close them.
 #[derive(Debug, Default)]
@@ -112,16 +112,8 @@ proptest! {
     }
 }
 
-/// The same cases in every run: a change is judged by what it changed. `make soak` looks for others.
-fn config() -> ProptestConfig {
-    match std::env::var_os("PROPTEST_CASES") {
-        Some(_) => ProptestConfig::default(),
-        None => ProptestConfig { cases: 40, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() },
-    }
-}
-
 proptest! {
-    #![proptest_config(config())]
+    #![proptest_config(same_cases(40))]
 
     #[test]
     fn shares_hold_and_time_is_used(seed in 1..u64::MAX, tenants in tenants()) {
