@@ -309,10 +309,12 @@ fn utilisation_is_told_after_its_window() {
     next_window(&bench);
     let begun = now();
     let mut lane = Lane::open(Arc::clone(&bench.other), 0).unwrap();
-    let long = 50 * bench.other.window();
+    // Longer than the test, however long it is kept waiting.
+    let long = 10_000 * bench.other.window();
     lane.extend(long).unwrap();
+    let rate = rates().gpu;
     if now() / bench.other.window() == begun / bench.other.window() {
-        assert_eq!(rates().gpu, 0, "the window in which it began is not over");
+        assert_eq!(rate, 0, "the window in which it began is not over");
     }
     next_window(&bench);
     next_window(&bench);
@@ -323,7 +325,7 @@ fn utilisation_is_told_after_its_window() {
     assert_eq!((samples.len(), samples[0].pid), (1, std::process::id()));
     let seen = samples[0].timeStamp;
     let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros() as u64;
-    assert!(seen <= wall && wall - seen < 1_000_000, "{seen} is not just before {wall}");
+    assert!(seen <= wall && wall - seen < 60_000_000, "{seen} is not just before {wall}");
     // What was seen is not told again.
     match process_samples(device, seen) {
         Err(failure) => assert_eq!(failure, NvmlError::NOT_FOUND),
@@ -438,7 +440,7 @@ fn the_table_of_nvidia_smi_has_its_size_and_places() {
             // Windows of the GPU, told as moments of one process each.
             next_window(&bench);
             let mut lane = Lane::open(Arc::clone(&bench.other), 0).unwrap();
-            lane.extend(20 * bench.other.window()).unwrap();
+            lane.extend(10_000 * bench.other.window()).unwrap();
             let seen = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
             std::thread::sleep(4 * WINDOW);
             let mut samples = vec![0_u8; sample * 100];

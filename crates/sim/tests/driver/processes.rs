@@ -234,14 +234,21 @@ fn watch() {
 fn parent() {
     let (cuda, _) = start();
     launch(&cuda, function(&cuda, "busy_50000us"), null_mut());
-    // SAFETY: the child only waits for its input to end.
+    let (mut ends, mut byte) = ([0; 2], [0u8]);
+    // SAFETY: room for both ends.
+    assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+    // SAFETY: the child only says that it is there and waits for its input to end.
     if unsafe { libc::fork() } == 0 {
-        let mut byte = [0u8];
+        // SAFETY: a byte of ours.
+        unsafe { libc::write(ends[1], byte.as_ptr().cast(), 1) };
         // SAFETY: a byte of ours.
         while unsafe { libc::read(0, byte.as_mut_ptr().cast(), 1) } > 0 {}
         // SAFETY: ends the child without anything of the parent's.
         unsafe { libc::_exit(0) };
     }
+    // It has come so far that it has nothing of its parent's.
+    // SAFETY: a byte of ours.
+    assert_eq!(unsafe { libc::read(ends[0], byte.as_mut_ptr().cast(), 1) }, 1);
     say("forked");
     wait_to_be_told();
 }

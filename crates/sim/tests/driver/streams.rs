@@ -68,11 +68,11 @@ fn events_stamp_the_wall_clock() {
 mod roles {
     use super::*;
 
-    /// Far more work than the test lasts.
+    /// Far more work than the test lasts; nearly as much as the queue takes.
     pub fn saturate() {
         let (cuda, _) = start();
         let busy = function(&cuda, "busy_50000us");
-        for _ in 0..200 {
+        for _ in 0..1000 {
             launch(&cuda, busy, null_mut());
         }
         say("saturating");

@@ -3,6 +3,8 @@
 use super::*;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Where one side of a copy lies.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -251,6 +253,15 @@ fn fills_fill_rows_and_nothing_else() {
     });
 }
 
+/// Whether the streams that wait for it go on.
+static OPEN: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" fn wait_for_the_gate(_: *mut c_void) {
+    while !OPEN.load(Ordering::Acquire) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn copies_keep_the_order_of_their_stream() {
     trial::on_node(|| {
@@ -263,8 +274,12 @@ fn copies_keep_the_order_of_their_stream() {
         let mut pinned = null_mut();
         assert_eq!(call!(cuMemAllocHost_v2(&mut pinned, 8)), 0);
         let word = pinned.cast::<u64>();
-        let launch =
-            || call!(cuLaunchKernel(function, 1000, 1, 1, 1024, 1, 1, 0, stream, null_mut(), null_mut()));
+        // Nothing begins before the gate is open, however slowly this thread comes to it.
+        let launch = || {
+            OPEN.store(false, Ordering::Release);
+            assert_eq!(call!(cuLaunchHostFunc(stream, Some(wait_for_the_gate), null_mut())), 0);
+            call!(cuLaunchKernel(function, 1000, 1, 1, 1024, 1, 1, 0, stream, null_mut(), null_mut()))
+        };
         // Pageable memory is read at once, whatever runs.
         let mut pageable = 7u64;
         assert_eq!(launch(), 0);
@@ -274,6 +289,7 @@ fn copies_keep_the_order_of_their_stream() {
         assert_eq!(call!(cuMemcpyDtoHAsync_v2(pinned, pointer, 8, stream)), 0);
         // SAFETY: the test's own word.
         assert_eq!(unsafe { word.read_volatile() }, 0);
+        OPEN.store(true, Ordering::Release);
         assert_eq!(call!(cuStreamSynchronize(stream)), 0);
         // SAFETY: the test's own word.
         assert_eq!((unsafe { word.read_volatile() }, pageable), (7, 8));
@@ -282,6 +298,7 @@ fn copies_keep_the_order_of_their_stream() {
         assert_eq!(call!(cuMemcpyHtoDAsync_v2(pointer, pinned, 8, stream)), 0);
         // SAFETY: the test's own word.
         unsafe { word.write_volatile(9) };
+        OPEN.store(true, Ordering::Release);
         assert_eq!(call!(cuMemFreeHost(pinned)), 0);
         assert_eq!(call!(cuMemcpyDtoHAsync_v2((&raw mut pageable).cast(), pointer, 8, stream)), 0);
         assert_eq!(pageable, 9);
