@@ -130,9 +130,10 @@ fn every_way_to_submit_work_keeps_to_the_share() {
     }
 }
 
-/// The arbiter has been heard of now, but deals no turns.
+/// The arbiter lives, but deals no turns. It says so for a minute: were this thread kept from saying it again, it would be
+/// taken for gone.
 fn beat(container: &Container<'_>) {
-    container.owner.beat(0, partage_region::clock::exact());
+    container.owner.beat(0, partage_region::clock::exact() + 60_000_000_000);
 }
 
 #[test]
@@ -212,7 +213,8 @@ fn idle_time_is_lent_and_returned() {
     kept(&node, &[&borrower], 700, &[(60.0, 101.0, "alone")]);
     let back = working(&owner, "work kernel 500");
     std::thread::sleep(Duration::from_millis(200));
-    let bounds = [(10.0, 40.0, "the one that borrowed"), (55.0, 86.0, "the owner")];
+    // Were nothing returned, it would be half.
+    let bounds = [(10.0, 48.0, "the one that borrowed"), (55.0, 86.0, "the owner")];
     kept(&node, &[&borrower, &back], 1000, &bounds);
 }
 
@@ -233,7 +235,8 @@ fn who_has_priority_gets_the_idle_time() {
     let _arbiter = dealt(&[&low, &high]);
     let players = [working(&low, "work kernel 500"), working(&high, "work kernel 500")];
     std::thread::sleep(Duration::from_millis(200));
-    kept(&node, &[&players[0], &players[1]], 1000, &[(4.0, 20.0, "low"), (60.0, 96.0, "high")]);
+    // Without priority it would be half each.
+    kept(&node, &[&players[0], &players[1]], 1000, &[(4.0, 40.0, "low"), (60.0, 96.0, "high")]);
 }
 
 #[test]

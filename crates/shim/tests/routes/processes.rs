@@ -274,6 +274,11 @@ fn fork_storm() {
     let cuda = Cuda::started();
     let mut context = null_mut();
     ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
+    // Every function is looked up here: a child that is born while a thread does it would wait for that thread.
+    let (mut pointer, mut free, mut total) = (0, 0, 0);
+    ok!(cuda.cuMemGetInfo_v2(&mut free, &mut total));
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, SIZE));
+    ok!(cuda.cuMemFree_v2(pointer));
     let (context, over) = (context as usize, std::sync::atomic::AtomicBool::new(false));
     std::thread::scope(|scope| {
         for _ in 0..4 {
