@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
@@ -48,20 +49,10 @@ impl Fetch {
 
     /// Asks for a path.
     pub async fn get(&self, path: &str) -> io::Result<Answer> {
-        let stream = TcpStream::connect(self.address).await?;
-        if !self.tls {
-            return self.ask(stream, path).await;
+        match self.tls {
+            true => self.ask(secured(self.address).await?, path).await,
+            false => self.ask(TcpStream::connect(self.address).await?, path).await,
         }
-        let provider = Arc::new(ring::default_provider());
-        let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
-            .with_safe_default_protocol_versions()
-            .map_err(io::Error::other)?
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Anybody(provider)))
-            .with_no_client_auth();
-        let name = ServerName::from(self.address.ip());
-        let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
-        self.ask(stream, path).await
     }
 
     async fn ask(&self, mut stream: impl AsyncRead + AsyncWrite + Unpin, path: &str) -> io::Result<Answer> {
@@ -76,6 +67,19 @@ impl Fetch {
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(wrong)?;
         Ok(Answer { status, body: body.to_string() })
     }
+}
+
+/// A connection with TLS to whoever answers.
+pub async fn secured(address: SocketAddr) -> io::Result<TlsStream<TcpStream>> {
+    let provider = Arc::new(ring::default_provider());
+    let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Anybody(provider)))
+        .with_no_client_auth();
+    let stream = TcpStream::connect(address).await?;
+    TlsConnector::from(Arc::new(config)).connect(ServerName::from(address.ip()), stream).await
 }
 
 /// Takes every certificate; that its owner has the key is still shown.

@@ -1,15 +1,11 @@
 use super::super::tests::report;
 use super::*;
+use partage_testkit::fetch::secured;
 use partage_testkit::openmetrics::Exposition;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
-use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
 
 /// A server on a port of its own.
 struct Running {
@@ -57,59 +53,8 @@ async fn plain(address: SocketAddr, path: &str, headers: &str) -> String {
     ask(TcpStream::connect(address).await.unwrap(), path, headers).await
 }
 
-/// Trusts whoever answers, as a scraper must that is told so.
-#[derive(Debug)]
-struct Anybody;
-
-impl ServerCertVerifier for Anybody {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        ring::default_provider().signature_verification_algorithms.supported_schemes()
-    }
-}
-
 async fn tls(address: SocketAddr, path: &str, headers: &str) -> String {
-    ask(shaken(address).await, path, headers).await
-}
-
-async fn shaken(address: SocketAddr) -> TlsStream<TcpStream> {
-    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Anybody))
-        .with_no_client_auth();
-    let stream = TcpStream::connect(address).await.unwrap();
-    let name = ServerName::try_from("localhost").unwrap();
-    TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap()
+    ask(secured(address).await.unwrap(), path, headers).await
 }
 
 /// Allows one token, and is away for another.
@@ -241,7 +186,7 @@ async fn who_has_asked_may_wait_longer_than_who_does_not() {
     let running = start_with(false, access, bounds).await;
     let asked = tokio::spawn(tls(running.address, "/metrics", "Authorization: Bearer prometheus\r\n"));
     heard.cancelled().await;
-    let mut half = shaken(running.address).await;
+    let mut half = secured(running.address).await.unwrap();
     half.write_all(b"GET /metrics HTTP/1.1\r\n").await.unwrap();
     let mut silent = TcpStream::connect(running.address).await.unwrap();
     for let_go in [half.read(&mut [0; 1]).await, silent.read(&mut [0; 1]).await] {
