@@ -496,8 +496,12 @@ impl Terminal {
         std::mem::take(&mut self.shown)
     }
 
+    /// Reads on until it shows this. What came in the same read is kept: it may be what is waited for next.
     pub(crate) fn shows(&mut self, what: &str) -> String {
-        self.until(|shown| shown.contains(what))
+        let mut shown = self.until(|shown| shown.contains(what));
+        let end = shown.find(what).map_or(shown.len(), |at| at + what.len());
+        self.shown = shown.split_off(end);
+        shown
     }
 
     pub(crate) fn strike(&mut self, keys: &str) {
