@@ -161,10 +161,11 @@ fn kept(mut texts: BTreeMap<String, String>, most: usize) -> Result<BTreeMap<Str
     let size = |texts: &BTreeMap<String, String>| -> usize {
         texts.iter().map(|(key, text)| key.len() + text.len()).sum()
     };
-    texts.retain(|key, text| key != LAST_APPLIED && text.len() <= LONGEST);
+    let of_a_dialect = |key: &str| OF_DIALECTS.iter().any(|part| key.contains(part));
+    texts.retain(|key, text| key != LAST_APPLIED && (text.len() <= LONGEST || of_a_dialect(key)));
     // A tenant may write 256 KiB on each of its pods: then only what may be an ask or a grant is kept.
     if size(&texts) > most {
-        texts.retain(|key, _| OF_DIALECTS.iter().any(|part| key.contains(part)));
+        texts.retain(|key, _| of_a_dialect(key));
     }
     match size(&texts) {
         bytes if bytes > most => Err(bytes),
@@ -221,9 +222,9 @@ mod tests {
 
     #[test]
     fn nobody_fills_the_memory_with_annotations() {
-        let of = |count: usize, phase: &str| {
+        let of = |count: usize, length: usize, phase: &str| {
             let annotations: BTreeMap<String, String> =
-                (0..count).map(|at| (format!("partage.dev/x{at}"), "x".repeat(5000))).collect();
+                (0..count).map(|at| (format!("partage.dev/x{at}"), "x".repeat(length))).collect();
             let limits = json!({"limits": {"partage.dev/gpu": "1"}});
             view(json!({
                 "metadata": {"annotations": annotations},
@@ -231,15 +232,16 @@ mod tests {
                 "status": {"phase": phase},
             }))
         };
-        let few = of(2, "Pending");
+        let few = of(2, 5000, "Pending");
         assert_eq!((few.pod.annotations.len(), few.problems.len()), (2, 0));
-        let many = of(8, "Pending");
+        assert_eq!(of(1, LONGEST + 1, "Pending").problems.len(), 1, "half an ask is none");
+        let many = of(8, 5000, "Pending");
         assert_eq!(many.pod.annotations.len(), 0);
         let said: Vec<_> =
             many.problems.iter().map(|one| (one.field.as_str(), one.message.as_str())).collect();
         let words = "those of dialects of GPUs have 40112 bytes together, and 32768 are read: remove some";
         assert_eq!(said, [("metadata.annotations", words)]);
-        assert_eq!(of(2, "Failed").pod.annotations.len(), 0, "it has ended");
+        assert_eq!(of(2, 5000, "Failed").pod.annotations.len(), 0, "it has ended");
     }
 
     #[test]
