@@ -3,10 +3,10 @@
 
 use libfuzzer_sys::fuzz_target;
 use partage_core::model::{Bytes, Gpu, Node};
-use partage_local::decide;
-use partage_local::settings::Settings;
-use partage_local::users::Who;
-use partage_local::wire::{Bound, LONGEST, Question, hear};
+use partage_workstation::decide;
+use partage_workstation::settings::Settings;
+use partage_workstation::users::Who;
+use partage_workstation::wire::{Bound, LONGEST, Question, hear};
 
 const MEMORY: u64 = 40 << 30;
 

@@ -7,7 +7,7 @@ mod folder;
 mod keep;
 mod serve;
 
-use partage_rpc::deviceplugin::KUBELET_SOCKET;
+use partage_kubelet_api::deviceplugin::KUBELET_SOCKET;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;

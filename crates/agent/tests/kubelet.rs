@@ -5,7 +5,7 @@
 mod stage;
 
 use partage_agent::identity::{ContainerState, Holder, IdentityError};
-use partage_rpc::unix::SocketFile;
+use partage_kubelet_api::unix::SocketFile;
 use partage_testkit::bed::{Bed, Profile};
 use partage_testkit::eventually;
 use serde_json::json;

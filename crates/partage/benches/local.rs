@@ -3,10 +3,10 @@
 #![allow(unsafe_code, clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 
 use partage_driver_api::exports::DriverVersion;
-use partage_local::client::Client;
-use partage_local::home::Home;
 use partage_sim::node::{NodeConfig, NodeDir};
 use partage_sim::{install, profile};
+use partage_workstation::client::Client;
+use partage_workstation::home::Home;
 use rustix::termios::{Winsize, tcsetwinsize};
 use std::fs::File;
 use std::io::Read;

@@ -22,7 +22,7 @@ mod words;
 use crate::output::line;
 use clap::{Args, Subcommand, ValueEnum};
 use partage_core::dialect::{MemoryUnit, Settings};
-use partage_local::client::ClientError;
+use partage_workstation::client::ClientError;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -39,9 +39,9 @@ pub(crate) enum Command {
     Check(check::Check),
     Explain(explain::Explain),
     Node(node::Node),
-    #[command(name = partage_local::keeper::COMMAND, hide = true)]
+    #[command(name = partage_workstation::keeper::COMMAND, hide = true)]
     Keep(keep::Keep),
-    #[command(name = partage_local::CONTEXT_COMMAND, hide = true)]
+    #[command(name = partage_workstation::CONTEXT_COMMAND, hide = true)]
     ContextSizes(context_sizes::ContextSizes),
     Sim(sim::Sim),
     Simulate(simulate::Simulate),

@@ -2,10 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use partage_driver_api::exports::DriverVersion;
-use partage_local::client::Client;
-use partage_local::home::Home;
 use partage_sim::node::{NodeConfig, NodeDir};
 use partage_sim::{install, profile};
+use partage_workstation::client::Client;
+use partage_workstation::home::Home;
 use std::time::{Duration, Instant};
 use trycmd::TestCases;
 

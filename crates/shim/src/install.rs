@@ -1,6 +1,6 @@
 //! Writes the files that stand in for a driver's libraries in a container.
 //!
-//! All are made from one shared object, `libpartage_shim.so`; [`partage_standin::files`] says where it is. A stand-in
+//! All are made from one shared object, `libpartage_shim.so`; [`partage_elf_rewrite::files`] says where it is. A stand-in
 //! exports the names that the shim hooks and nothing else, and needs the driver's own library by its path: a program that
 //! asks for another name gets it from there.
 //!
@@ -10,12 +10,12 @@
 //! libpartage-preload.so
 //! ```
 
-pub use partage_standin::InstallError;
+pub use partage_elf_rewrite::InstallError;
 
 use crate::config::{self, PLACE, Role};
 use partage_driver_api::exports::Library;
-use partage_standin::files::{self, Found};
-use partage_standin::{Form, Patch};
+use partage_elf_rewrite::files::{self, Found};
+use partage_elf_rewrite::{Form, Patch};
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};

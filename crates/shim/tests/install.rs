@@ -1,8 +1,8 @@
 //! The stand-ins as programs find them: our names first, the driver's behind them.
 #![allow(unsafe_code, clippy::unwrap_used, clippy::expect_used)]
 
+use partage_elf_rewrite::elf;
 use partage_shim::install::{self, Settings};
-use partage_standin::elf;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;

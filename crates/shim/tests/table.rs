@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use partage_driver_api::exports::{DriverVersion, Library, exports};
+use partage_elf_rewrite::elf;
 use partage_shim::install;
-use partage_standin::elf;
 use std::collections::BTreeSet;
 
 /// A row: what is done with some functions of a family.

@@ -1,7 +1,7 @@
 //! Writes `libcuda.so.1` and `libnvidia-ml.so.1` of a driver version.
 //!
 //! Both are made from one shared object, `libpartage_sim.so`, which has the functions of both libraries in all
-//! versions; [`partage_standin::files`] says where it is. A file keeps the names that the real one exports; they lie as
+//! versions; [`partage_elf_rewrite::files`] says where it is. A file keeps the names that the real one exports; they lie as
 //! NVIDIA's packages lay them:
 //!
 //! ```text
@@ -9,12 +9,12 @@
 //! libnvidia-ml.so -> libnvidia-ml.so.1 -> libnvidia-ml.so.550.163.01
 //! ```
 
-pub use partage_standin::InstallError;
+pub use partage_elf_rewrite::InstallError;
 
 use crate::written;
 use partage_driver_api::exports::{self, DriverVersion, Library};
-use partage_standin::files::{self, Found};
-use partage_standin::{Form, Patch, elf};
+use partage_elf_rewrite::files::{self, Found};
+use partage_elf_rewrite::{Form, Patch, elf};
 use std::path::{Path, PathBuf};
 
 /// The name of the shared object.

@@ -2,8 +2,8 @@
 #![allow(unsafe_code, clippy::unwrap_used, clippy::expect_used)]
 
 use partage_driver_api::exports::{DriverVersion, Library, exports};
+use partage_elf_rewrite::elf;
 use partage_sim::install;
-use partage_standin::elf;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

@@ -4,12 +4,14 @@
 
 use base64::Engine;
 use partage_agent::plugin::CDI_KIND;
-use partage_rpc::deviceplugin::device_plugin_client::DevicePluginClient;
-use partage_rpc::deviceplugin::registration_server::{Registration, RegistrationServer};
-use partage_rpc::deviceplugin::{self as contract, Empty};
-use partage_rpc::podresources::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
-use partage_rpc::podresources::{self as resources};
-use partage_rpc::unix;
+use partage_kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
+use partage_kubelet_api::deviceplugin::registration_server::{Registration, RegistrationServer};
+use partage_kubelet_api::deviceplugin::{self as contract, Empty};
+use partage_kubelet_api::podresources::pod_resources_lister_server::{
+    PodResourcesLister, PodResourcesListerServer,
+};
+use partage_kubelet_api::podresources::{self as resources};
+use partage_kubelet_api::unix;
 use partage_testkit::plugin::{DeviceNode, Edits, LatePlugin, Mount, Owner, Settings, What, Written};
 use prost::Message;
 use serde_json::{Value, json};

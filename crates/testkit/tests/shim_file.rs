@@ -2,8 +2,8 @@
 #![allow(unsafe_code, clippy::unwrap_used, clippy::expect_used)]
 
 use partage_driver_api::exports::{DriverVersion, Library, exports};
+use partage_elf_rewrite::elf;
 use partage_shim::install::{self, Settings};
-use partage_standin::elf;
 use partage_testkit::binaries::skip_or_fail;
 use partage_testkit::portable::Zig;
 use std::collections::BTreeSet;

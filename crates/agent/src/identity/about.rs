@@ -6,7 +6,7 @@
 //! the image and the pod say of environment and mounts came after CDI's, and won: limits would be the tenant's to set.
 //! Runtimes of which nothing is known may start containers with nothing in them, or with every GPU.
 
-use partage_rpc::cri::{StatusResponse, VersionResponse};
+use partage_kubelet_api::cri::{StatusResponse, VersionResponse};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fmt;

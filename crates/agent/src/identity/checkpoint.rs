@@ -7,7 +7,7 @@ use super::Holder;
 use crate::plugin::{DeviceId, Nonce};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use partage_rpc::deviceplugin::ContainerAllocateResponse;
+use partage_kubelet_api::deviceplugin::ContainerAllocateResponse;
 use prost::Message;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

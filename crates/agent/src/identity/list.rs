@@ -3,9 +3,9 @@
 use super::IdentityError;
 use crate::plugin::DeviceId;
 use partage_core::model::{ContainerName, Namespace, PodName};
-use partage_rpc::podresources::pod_resources_lister_client::PodResourcesListerClient;
-use partage_rpc::podresources::{ListPodResourcesRequest, PodResources};
-use partage_rpc::unix;
+use partage_kubelet_api::podresources::pod_resources_lister_client::PodResourcesListerClient;
+use partage_kubelet_api::podresources::{ListPodResourcesRequest, PodResources};
+use partage_kubelet_api::unix;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -3,9 +3,11 @@
 use super::IdentityError;
 use super::about::{self, About};
 use partage_core::model::{ContainerName, Namespace, PodName, PodUid};
-use partage_rpc::cri::runtime_service_client::RuntimeServiceClient;
-use partage_rpc::cri::{self, ListContainersRequest, ListPodSandboxRequest, StatusRequest, VersionRequest};
-use partage_rpc::unix;
+use partage_kubelet_api::cri::runtime_service_client::RuntimeServiceClient;
+use partage_kubelet_api::cri::{
+    self, ListContainersRequest, ListPodSandboxRequest, StatusRequest, VersionRequest,
+};
+use partage_kubelet_api::unix;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;

@@ -3,10 +3,10 @@
 use super::folder::Folder;
 use super::serve::{OPTIONS, Service};
 use super::{Giver, Shared};
-use partage_rpc::deviceplugin::device_plugin_server::DevicePluginServer;
-use partage_rpc::deviceplugin::registration_client::RegistrationClient;
-use partage_rpc::deviceplugin::{RegisterRequest, VERSION};
-use partage_rpc::unix::{self, SocketFile};
+use partage_kubelet_api::deviceplugin::device_plugin_server::DevicePluginServer;
+use partage_kubelet_api::deviceplugin::registration_client::RegistrationClient;
+use partage_kubelet_api::deviceplugin::{RegisterRequest, VERSION};
+use partage_kubelet_api::unix::{self, SocketFile};
 use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

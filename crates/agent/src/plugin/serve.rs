@@ -1,8 +1,8 @@
 //! What kubelet asks of a plugin.
 
 use super::{DeviceId, Giver, Listed, Nonce, Refusal, Shared};
-use partage_rpc::deviceplugin::device_plugin_server::DevicePlugin;
-use partage_rpc::deviceplugin::{self as contract, Empty, HEALTHY, UNHEALTHY};
+use partage_kubelet_api::deviceplugin::device_plugin_server::DevicePlugin;
+use partage_kubelet_api::deviceplugin::{self as contract, Empty, HEALTHY, UNHEALTHY};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,9 +1,9 @@
 //! How soon kubelet knows that a GPU is lost, and back: by what it says that it may give.
 
 use crate::{Bench, Table};
-use partage_rpc::podresources::AllocatableResourcesRequest;
-use partage_rpc::podresources::pod_resources_lister_client::PodResourcesListerClient;
-use partage_rpc::unix;
+use partage_kubelet_api::podresources::AllocatableResourcesRequest;
+use partage_kubelet_api::podresources::pod_resources_lister_client::PodResourcesListerClient;
+use partage_kubelet_api::unix;
 use partage_sim::state::Fault;
 use std::time::{Duration, Instant};
 

@@ -1,9 +1,9 @@
 //! Which keeper is meant.
 
 use clap::Args;
-use partage_local::client::{Client, ClientError};
-use partage_local::home::{self, Home, HomeError};
-use partage_local::report::Report;
+use partage_workstation::client::{Client, ClientError};
+use partage_workstation::home::{self, Home, HomeError};
+use partage_workstation::report::Report;
 use std::path::PathBuf;
 
 /// Where shares are kept.

@@ -9,7 +9,7 @@ use crate::output::line;
 use crate::screen::{self, Line, Style};
 use clap::Args;
 use partage_core::model::Cores;
-use partage_local::report::{PartReport, ShareReport, Stage};
+use partage_workstation::report::{PartReport, ShareReport, Stage};
 use std::fmt;
 use std::io::{self, Write};
 

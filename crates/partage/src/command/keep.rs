@@ -3,9 +3,9 @@
 use super::Outcome;
 use super::home::HomeArgs;
 use clap::Args;
-use partage_local::client::{BUSY, READY};
-use partage_local::keeper::{self, KeepError, Keeper, Options};
-use partage_local::settings::Settings;
+use partage_workstation::client::{BUSY, READY};
+use partage_workstation::keeper::{self, KeepError, Keeper, Options};
+use partage_workstation::settings::Settings;
 use std::io::{self, Write};
 use std::path::PathBuf;
 

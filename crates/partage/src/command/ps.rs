@@ -5,7 +5,7 @@ use super::words::{self, age, clock, cores, size};
 use super::{Outcome, Output, says};
 use crate::screen::{self, Column, Line, Style, table};
 use clap::Args;
-use partage_local::report::{Report, ShareReport, Stage};
+use partage_workstation::report::{Report, ShareReport, Stage};
 use serde::Serialize;
 use std::io::{self, IsTerminal, Write};
 
@@ -35,7 +35,7 @@ Exit code: 0 done, 2 there is nobody to ask";
 #[derive(Serialize)]
 struct Document<'a> {
     shares: &'a [ShareReport],
-    waiting: &'a [partage_local::report::WaitingReport],
+    waiting: &'a [partage_workstation::report::WaitingReport],
 }
 
 impl Ps {

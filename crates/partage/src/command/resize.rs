@@ -10,9 +10,9 @@ use crate::output::line;
 use crate::screen;
 use clap::Args;
 use partage_core::model::{Bytes, Cores};
-use partage_local::client::ClientError;
-use partage_local::report::{PartReport, ShareReport};
-use partage_local::wire::Change;
+use partage_workstation::client::ClientError;
+use partage_workstation::report::{PartReport, ShareReport};
+use partage_workstation::wire::Change;
 use serde::Serialize;
 use std::io::{self, Write};
 

@@ -7,8 +7,8 @@ use crate::output::line;
 use clap::{Args, ValueEnum};
 use partage_core::model::{Bytes, Cores};
 use partage_host::binding::Binding;
-use partage_local::run::{News, RunError, run};
-use partage_local::wire::{self, RunRequest};
+use partage_workstation::run::{News, RunError, run};
+use partage_workstation::wire::{self, RunRequest};
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 

@@ -1,7 +1,7 @@
 //! Reports for the tests of the views.
 
 use partage_core::model::{Bytes, Cores};
-use partage_local::report::{
+use partage_workstation::report::{
     DriverReport, GpuReport, KeeperReport, PartReport, ProcessReport, Report, ShareReport, Stage,
     WaitingReport,
 };

@@ -11,8 +11,8 @@ use super::{Outcome, Output, says};
 use crate::amounts;
 use crate::screen::{self, Kind, Line, Screen, Style, Wake};
 use clap::Args;
-use partage_local::client::{Client, ClientError};
-use partage_local::report::Report;
+use partage_workstation::client::{Client, ClientError};
+use partage_workstation::report::Report;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 

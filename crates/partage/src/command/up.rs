@@ -11,11 +11,11 @@ use crate::amounts;
 use crate::output::line;
 use crate::screen::{self, Kind, Screen, Wake};
 use clap::Args;
-use partage_local::client::Client;
-use partage_local::home::Home;
-use partage_local::keeper::{KeepError, Keeper, Options};
-use partage_local::report::Report;
-use partage_local::settings::{self, Settings};
+use partage_workstation::client::Client;
+use partage_workstation::home::Home;
+use partage_workstation::keeper::{KeepError, Keeper, Options};
+use partage_workstation::report::Report;
+use partage_workstation::settings::{self, Settings};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
@@ -84,7 +84,7 @@ impl Up {
     pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
         match self.prepared() {
             Ok(prepared) if self.check => {
-                if let Err(what) = partage_local::check(&prepared.settings) {
+                if let Err(what) = partage_workstation::check(&prepared.settings) {
                     line(err, format_args!("error: {what}"))?;
                     return Ok(Outcome::Problems);
                 }
@@ -105,7 +105,7 @@ impl Up {
 
     fn prepared(&self) -> Result<Prepared, String> {
         let home = self.home.home().map_err(|error| error.to_string())?;
-        if let Some(name) = partage_local::run::inside(&home).filter(|_| !self.check) {
+        if let Some(name) = partage_workstation::run::inside(&home).filter(|_| !self.check) {
             return Err(format!(
                 "this is inside share {name}, from where nobody else's can be kept: leave it first"
             ));
@@ -239,7 +239,7 @@ struct Prepared {
 
 enum Why {
     Keeper(String),
-    Client(partage_local::client::ClientError),
+    Client(partage_workstation::client::ClientError),
 }
 
 /// Becomes the keeper, in place of one in the background.

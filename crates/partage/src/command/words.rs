@@ -3,9 +3,9 @@
 use super::Outcome;
 use crate::screen::{Line, Style};
 use partage_core::model::Cores;
-use partage_local::client::ClientError;
-use partage_local::report::{PartReport, Report};
-use partage_local::wire::Refusal;
+use partage_workstation::client::ClientError;
+use partage_workstation::report::{PartReport, Report};
+use partage_workstation::wire::Refusal;
 
 /// Said where there is nothing to show.
 pub(super) const NO_SHARES: &str = "no shares: partage run --memory 4Gi -- COMMAND starts one";

@@ -3,7 +3,7 @@
 use super::*;
 use driver::Library;
 use driver::nvml::NVML_ERROR_FUNCTION_NOT_FOUND;
-use partage_standin::elf;
+use partage_elf_rewrite::elf;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_void;
 use std::fmt::Write as _;

@@ -5,7 +5,7 @@ use super::*;
 use driver::Library;
 use partage_driver_api::cuda::*;
 use partage_driver_api::exports::twin;
-use partage_standin::elf;
+use partage_elf_rewrite::elf;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, c_char, c_void};
 use std::ptr::null_mut;

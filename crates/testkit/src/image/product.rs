@@ -9,7 +9,7 @@ use crate::missing::Missing;
 use crate::progress::{Progress, mebibytes};
 use crate::space;
 use crate::work::{self, Building};
-use partage_standin::elf;
+use partage_elf_rewrite::elf;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;

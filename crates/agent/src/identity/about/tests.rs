@@ -1,5 +1,5 @@
 use super::*;
-use partage_rpc::cri::RuntimeHandler;
+use partage_kubelet_api::cri::RuntimeHandler;
 
 /// What containerd 2.3.7 told of itself on the test bed.
 const CONTAINERD_2_3: &str = include_str!("containerd-2.3.json");

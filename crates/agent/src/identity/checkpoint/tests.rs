@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use partage_rpc::deviceplugin::CdiDevice;
+use partage_kubelet_api::deviceplugin::CdiDevice;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 

@@ -1,8 +1,10 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use partage_rpc::podresources::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
-use partage_rpc::podresources::{self as contract, ContainerDevices, ContainerResources};
+use partage_kubelet_api::podresources::pod_resources_lister_server::{
+    PodResourcesLister, PodResourcesListerServer,
+};
+use partage_kubelet_api::podresources::{self as contract, ContainerDevices, ContainerResources};
 use std::sync::atomic::AtomicUsize;
 use tonic::transport::Server;
 use tonic::{Request, Response};

@@ -1,6 +1,6 @@
 //! Which share was probably meant.
 
-use partage_local::report::Report;
+use partage_workstation::report::Report;
 
 /// No name is longer, and comparing is quadratic in it.
 const LONGEST: usize = 100;

@@ -1,7 +1,7 @@
 //! A report for programs, with what happened in an interval.
 
 use super::rates::Rates;
-use partage_local::report::Report;
+use partage_workstation::report::Report;
 use serde_json::{Value, json};
 
 /// The report, where GPUs have `gotPercent` and shares' parts have `gotPercent` and `throttledPercent` besides.

@@ -1,6 +1,6 @@
 //! What happened between two reports.
 
-use partage_local::report::{PartReport, Report, ShareReport};
+use partage_workstation::report::{PartReport, Report, ShareReport};
 use std::collections::HashMap;
 
 /// What a share made of a GPU in the time between two reports, in percent of that time.

@@ -3,7 +3,7 @@ use super::document::document;
 use super::rates::Rates;
 use super::view::{Options, Sort, foot, lines};
 use partage_core::model::Bytes;
-use partage_local::report::Report;
+use partage_workstation::report::Report;
 
 /// Two seconds later: the trainer used a quarter of the time and was kept waiting for most of it.
 fn later(before: &Report) -> Report {

@@ -3,7 +3,7 @@
 use super::super::words::{cores, size};
 use super::rates::{Rate, Rates};
 use crate::screen::{Column, Line, Style, table};
-use partage_local::report::{GpuReport, PartReport, Report, ShareReport, Stage};
+use partage_workstation::report::{GpuReport, PartReport, Report, ShareReport, Stage};
 use std::cmp::Ordering;
 
 /// Who comes first.

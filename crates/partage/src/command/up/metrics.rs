@@ -6,8 +6,8 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use partage_local::keeper::Keeper;
-use partage_local::metrics;
+use partage_workstation::keeper::Keeper;
+use partage_workstation::metrics;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 

@@ -2,7 +2,7 @@
 
 use super::workloads::{Started, Workload};
 use partage_core::model::Bytes;
-use partage_local::report::{PartReport, Report, ShareReport};
+use partage_workstation::report::{PartReport, Report, ShareReport};
 use std::collections::BTreeMap;
 
 /// What shares did, as of the last time they were seen.

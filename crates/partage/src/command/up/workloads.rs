@@ -1,8 +1,8 @@
 //! Shares to start with `partage up`, from a file.
 
 use super::News;
-use partage_local::client::Client;
-use partage_local::home::Home;
+use partage_workstation::client::Client;
+use partage_workstation::home::Home;
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};

@@ -1,7 +1,7 @@
 //! Shared objects in another form: what comes out must still be what the dynamic loader takes.
 #![allow(unsafe_code, clippy::unwrap_used, clippy::expect_used)]
 
-use partage_standin::elf::{self, ElfError, Form, Patch};
+use partage_elf_rewrite::elf::{self, ElfError, Form, Patch};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, c_void};

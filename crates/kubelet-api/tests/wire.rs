@@ -1,18 +1,20 @@
 //! What goes over a socket: every call of every contract, sockets that come and go, and bytes nobody meant.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use partage_rpc::cri::runtime_service_client::RuntimeServiceClient;
-use partage_rpc::cri::runtime_service_server::{RuntimeService, RuntimeServiceServer};
-use partage_rpc::cri::{self};
-use partage_rpc::deviceplugin::device_plugin_client::DevicePluginClient;
-use partage_rpc::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
-use partage_rpc::deviceplugin::registration_client::RegistrationClient;
-use partage_rpc::deviceplugin::registration_server::{Registration, RegistrationServer};
-use partage_rpc::deviceplugin::{self as plugin, Empty, HEALTHY, UNHEALTHY, VERSION};
-use partage_rpc::podresources::pod_resources_lister_client::PodResourcesListerClient;
-use partage_rpc::podresources::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
-use partage_rpc::podresources::{self as resources};
-use partage_rpc::unix::{self, SocketError, SocketFile};
+use partage_kubelet_api::cri::runtime_service_client::RuntimeServiceClient;
+use partage_kubelet_api::cri::runtime_service_server::{RuntimeService, RuntimeServiceServer};
+use partage_kubelet_api::cri::{self};
+use partage_kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
+use partage_kubelet_api::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use partage_kubelet_api::deviceplugin::registration_client::RegistrationClient;
+use partage_kubelet_api::deviceplugin::registration_server::{Registration, RegistrationServer};
+use partage_kubelet_api::deviceplugin::{self as plugin, Empty, HEALTHY, UNHEALTHY, VERSION};
+use partage_kubelet_api::podresources::pod_resources_lister_client::PodResourcesListerClient;
+use partage_kubelet_api::podresources::pod_resources_lister_server::{
+    PodResourcesLister, PodResourcesListerServer,
+};
+use partage_kubelet_api::podresources::{self as resources};
+use partage_kubelet_api::unix::{self, SocketError, SocketFile};
 use proptest::prelude::*;
 use prost::Message;
 use std::collections::HashMap;

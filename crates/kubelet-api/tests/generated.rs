@@ -1,6 +1,6 @@
 //! The Rust in `src/generated` is what the files in `proto` make, byte for byte.
 //!
-//! After a change: `PARTAGE_REGENERATE=1 cargo test -p partage-rpc --test generated`, then read the difference.
+//! After a change: `PARTAGE_REGENERATE=1 cargo test -p partage-kubelet-api --test generated`, then read the difference.
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +31,7 @@ fn generated_code_is_what_the_contracts_make() {
             let kept = fs::read_to_string(&path).unwrap_or_default();
             assert!(
                 kept == made,
-                "{} is not what proto/{name}.proto makes: run PARTAGE_REGENERATE=1 cargo test -p partage-rpc \
+                "{} is not what proto/{name}.proto makes: run PARTAGE_REGENERATE=1 cargo test -p partage-kubelet-api \
                  --test generated",
                 path.display()
             );
