@@ -7,6 +7,7 @@
 //!
 //! Each of a container's shares gets the amounts; what is not named stays. A share of a whole GPU has no amounts to change.
 
+use crate::dialect::asks::{MAX_MEMORY, MIN_MEMORY};
 use crate::model::{Bytes, ContainerName, Cores, PodGrant};
 use crate::quantity::Quantity;
 use crate::quote;
@@ -14,8 +15,8 @@ use std::collections::BTreeSet;
 
 /// The annotation.
 pub const ANNOTATION: &str = "partage.dev/resize";
-/// The least compute that a region can say, in thousandths of a percent.
-const LEAST_CORES: u32 = 10;
+/// The smallest share of compute that a region can express, in thousandths of a percent.
+const MIN_CORES: u32 = 10;
 /// Nobody writes as much by hand.
 const LONGEST: usize = 4096;
 
@@ -79,15 +80,26 @@ fn change(text: &str) -> Result<Change, ResizeError> {
                     .parse::<Quantity>()
                     .and_then(Quantity::to_count)
                     .map_err(|error| wrong(error.to_string()))?;
-                if bytes == 0 {
-                    return Err(wrong("no memory at all is no share: write 1Mi or more".into()));
+                if bytes < MIN_MEMORY.0 {
+                    return Err(wrong(format!(
+                        "the smallest share of memory is {MIN_MEMORY}: write that or more, with its unit, as in 6Gi"
+                    )));
+                }
+                if bytes > MAX_MEMORY.0 {
+                    return Err(wrong(format!(
+                        "this is more memory than any GPU has: write {MAX_MEMORY} or less, with its unit, as in 6Gi"
+                    )));
                 }
                 change.memory.replace(Bytes(bytes)).is_some()
             }
             "cores" => {
                 let cores: Cores = value.parse().map_err(|error| wrong(format!("{error}")))?;
-                if cores.as_millipercent() < LEAST_CORES {
-                    return Err(wrong("with no compute at all nothing would run: write 0.01 or more".into()));
+                if cores.as_millipercent() < MIN_CORES {
+                    let least =
+                        Cores::millipercent(MIN_CORES).map_or_else(String::new, |cores| cores.to_string());
+                    return Err(wrong(format!(
+                        "the smallest share of compute is {least} of one GPU: write a percentage from there to 100"
+                    )));
                 }
                 change.cores.replace(cores).is_some()
             }
@@ -213,11 +225,22 @@ mod tests {
             ("6Gi", "write memory=6Gi or cores=40"),
             ("gpu=2", "only memory and cores can be changed"),
             ("memory=6Gi memory=7Gi", "memory is there twice"),
-            ("memory=0", "no memory at all"),
+            ("memory=0", "\"memory=0\": the smallest share of memory is 1 MiB"),
+            (
+                "memory=1",
+                "\"memory=1\": the smallest share of memory is 1 MiB: write that or more, with its unit",
+            ),
+            ("memory=1048575", "the smallest share of memory is 1 MiB"),
+            (
+                "memory=9223372036854775807",
+                "\"memory=9223372036854775807\": this is more memory than any GPU has",
+            ),
+            ("memory=9223372036854775808", "\"9223372036854775808\" is larger than"),
             ("memory=-1", "\"memory=-1\""),
             ("cores=101", "\"cores=101\""),
-            ("cores=0", "with no compute at all nothing would run"),
-            ("cores=0.005", "write 0.01 or more"),
+            ("cores=0", "\"cores=0\": the smallest share of compute is 0.01 % of one GPU"),
+            ("cores=0.005", "\"cores=0.005\": the smallest share of compute is 0.01 % of one GPU"),
+            ("cores=0.0105", "at most three decimals"),
             ("other: cores=1", "container other has no share"),
             ("main:", "names no amount"),
             (": cores=1", "no container is named"),
@@ -225,6 +248,9 @@ mod tests {
         ] {
             let error = resized(&one, text).expect_err(text);
             assert!(error.contains(words), "{text}: {error}");
+        }
+        for right in ["memory=1Mi", "memory=1048576", "memory=1Ti", "cores=0.01", "cores=100"] {
+            assert!(resized(&one, right).is_ok(), "{right}");
         }
         let mut whole = one.clone();
         whole.grants[0].shares[0].whole = true;
@@ -238,7 +264,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_is_read(memory in 1..1_u64 << 40, cores in 1..=100_u32) {
+        fn what_is_written_is_read(memory in 1_u64 << 20..=1 << 40, cores in 1..=100_u32) {
             let changes = read(&format!("main: memory={memory}, cores={cores}")).unwrap();
             let wanted = Change { container: Some("main".into()), memory: Some(Bytes(memory)), cores: Cores::percent(cores) };
             prop_assert_eq!(changes, [wanted]);

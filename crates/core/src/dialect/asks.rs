@@ -23,6 +23,8 @@ use crate::model::{Ask, ContainerName, Cores, CoresAsk, MemoryAsk, Part, PodAsk,
 use crate::pod::{Pod, Problem};
 pub(super) use lines::MAX_GPUS;
 use lines::{Lines, Unclear};
+pub(crate) use memory::MOST as MAX_MEMORY;
+pub(crate) use native::LEAST as MIN_MEMORY;
 
 /// What a pod asks and what is wrong with it.
 #[derive(Clone, Debug, PartialEq, Eq)]

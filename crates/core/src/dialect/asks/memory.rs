@@ -6,7 +6,7 @@ use crate::quantity::Quantity;
 use crate::quote::short;
 
 /// More memory than any GPU has: an ask above it is a slip in the unit.
-pub(super) const MOST: Bytes = Bytes(1 << 40);
+pub(crate) const MOST: Bytes = Bytes(1 << 40);
 
 /// A resource that counts memory.
 pub(super) struct Counter<'a> {

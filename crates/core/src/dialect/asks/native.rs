@@ -32,7 +32,7 @@ pub(super) const CARRIER: &str = "partage.dev/carrier";
 /// What a pod was given.
 pub(in crate::dialect) const GRANT: &str = "partage.dev/grant";
 /// Nothing runs in less memory, and "8" for "8Gi" is a slip of the pen.
-pub(super) const LEAST: Bytes = Bytes(1 << 20);
+pub(crate) const LEAST: Bytes = Bytes(1 << 20);
 pub(super) const ANNOTATIONS: [&str; 13] = [
     POLICY,
     MODELS,
@@ -78,14 +78,14 @@ pub(super) fn check_annotations(pod: &Pod, problems: &mut Vec<Problem>) {
     }
 }
 
-/// An annotation that says yes or no.
+/// Reads an annotation that is `true` or `false`.
 pub(super) fn flag(pod: &Pod, key: &str, problems: &mut Vec<Problem>) -> Option<bool> {
     match pod.annotations.get(key)?.as_str() {
         "true" => Some(true),
         "false" => Some(false),
         other => {
             let other = short(other);
-            let message = format!("\"{other}\" is neither yes nor no: write \"true\" or \"false\"");
+            let message = format!("\"{other}\" is not a boolean: write \"true\" or \"false\"");
             problems.push(Problem::of_pod(key, message));
             None
         }

@@ -76,10 +76,7 @@ fn wrong_annotations_are_named() {
         said("partage.dev/policy", "random"),
         "\"random\" is no policy: use fragmentation, binpack, spread or topology"
     );
-    assert_eq!(
-        said("partage.dev/exclusive", "yes"),
-        "\"yes\" is neither yes nor no: write \"true\" or \"false\""
-    );
+    assert_eq!(said("partage.dev/exclusive", "yes"), "\"yes\" is not a boolean: write \"true\" or \"false\"");
     assert_eq!(
         said("partage.dev/model", "A100"),
         "Partage knows no such annotation: did you mean partage.dev/models?"
