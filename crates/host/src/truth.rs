@@ -234,16 +234,25 @@ impl<K: Ord + Clone + ToString> Auditor<K> {
         let at = self.gpus.iter().position(|uuid| uuid_bytes(uuid) == Some(finding.gpu));
         let gpu = at.map_or_else(|| crate::gpus::uuid_of(finding.gpu).to_string(), |at| format!("GPU {at}"));
         let who = finding.pid.map_or_else(|| "its processes".into(), |pid| format!("process {pid}"));
+        let one = |singular, plural| if finding.pid.is_some() { singular } else { plural };
         let bytes = Bytes(finding.amount);
         match finding.kind {
             Kind::ForgedUsage if finding.pid.is_none() && finding.amount > 0 => {
                 format!("{who} made the file of their account {bytes} longer; it was cut back")
             }
-            Kind::ForgedUsage => format!("{who} wrote over its account of {gpu}"),
-            Kind::UnaccountedMemory => format!("{who} holds {bytes} on {gpu} that it did not ask for"),
-            Kind::OverLimit => format!("{who} hold {bytes} more on {gpu} than the limit"),
-            Kind::UnaccountedWork => format!("{who} works on {gpu} outside its turns"),
-            Kind::Stranger => format!("{who} uses {gpu}, which is not the share's"),
+            Kind::ForgedUsage => format!("{who} wrote over {} account of {gpu}", one("its", "their")),
+            Kind::UnaccountedMemory => {
+                format!(
+                    "{who} {} {bytes} on {gpu} that {} did not ask for",
+                    one("holds", "hold"),
+                    one("it", "they")
+                )
+            }
+            Kind::OverLimit => format!("{who} {} {bytes} more on {gpu} than the limit", one("holds", "hold")),
+            Kind::UnaccountedWork => {
+                format!("{who} {} on {gpu} outside {} turns", one("works", "work"), one("its", "their"))
+            }
+            Kind::Stranger => format!("{who} {} {gpu}, which is not the share's", one("uses", "use")),
         }
     }
 
@@ -298,4 +307,60 @@ fn cut<K: Ord>(watched: &[Watched<K>], said: &mut BTreeMap<K, Snapshot>) {
 
 fn is_there(pid: u32) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use partage_core::model::Gpu;
+
+    const GPU: &str = "GPU-01234567-89ab-cdef-0123-456789abcdef";
+
+    #[test]
+    fn sentences_agree_with_one_process_and_with_several() {
+        let gpu = Gpu {
+            uuid: GPU.into(),
+            minor: 0,
+            model: "Tesla T4".into(),
+            memory_bytes: Bytes(16 << 30),
+            numa: None,
+            pci: None,
+            withheld: None,
+        };
+        let auditor: Auditor<String> = Auditor::new(&Node::new("n1", vec![gpu]));
+        let word = |kind, pid| {
+            let gpu = uuid_bytes(&GPU.into()).unwrap();
+            auditor.word(&Finding { container: "a".into(), gpu, kind, pid, amount: 1 << 30, since: 0 })
+        };
+        for (kind, one, all) in [
+            (
+                Kind::UnaccountedWork,
+                "process 7 works on GPU 0 outside its turns",
+                "its processes work on GPU 0 outside their turns",
+            ),
+            (
+                Kind::UnaccountedMemory,
+                "process 7 holds 1 GiB on GPU 0 that it did not ask for",
+                "its processes hold 1 GiB on GPU 0 that they did not ask for",
+            ),
+            (
+                Kind::OverLimit,
+                "process 7 holds 1 GiB more on GPU 0 than the limit",
+                "its processes hold 1 GiB more on GPU 0 than the limit",
+            ),
+            (
+                Kind::Stranger,
+                "process 7 uses GPU 0, which is not the share's",
+                "its processes use GPU 0, which is not the share's",
+            ),
+            (
+                Kind::ForgedUsage,
+                "process 7 wrote over its account of GPU 0",
+                "its processes made the file of their account 1 GiB longer; it was cut back",
+            ),
+        ] {
+            assert_eq!(word(kind, Some(7)), one);
+            assert_eq!(word(kind, None), all);
+        }
+    }
 }
