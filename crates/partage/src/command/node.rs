@@ -90,6 +90,19 @@ The settings' keys are those of docs/install.md (with Helm: what is below `setti
 
 Exit code: 0 ended as asked, 1 it cannot run here, 2 wrong command line or, with --check, settings";
 
+/// Libraries whose requests fail while the API server or kubelet is away. They log each failure as an error, without saying what was
+/// requested; the agent logs it once, with what it was doing.
+const REQUEST_LIBRARIES: [&str; 5] = ["kube", "hyper", "tower", "h2", "tonic"];
+
+/// Which lines are logged: the agent's own, and errors of the libraries that it uses.
+fn levels(verbose: bool) -> Targets {
+    let ours = if verbose { LevelFilter::DEBUG } else { LevelFilter::INFO };
+    let levels = Targets::new().with_default(LevelFilter::ERROR).with_target("partage", ours);
+    REQUEST_LIBRARIES
+        .into_iter()
+        .fold(levels, |levels, library| levels.with_target(library, LevelFilter::OFF))
+}
+
 /// Most of what it does is to wait.
 const THREADS: usize = 2;
 
@@ -149,9 +162,7 @@ impl Node {
     }
 
     fn log(&self) {
-        let ours = if self.verbose { LevelFilter::DEBUG } else { LevelFilter::INFO };
-        // Of what it is built on, only what went wrong.
-        let levels = Targets::new().with_default(LevelFilter::ERROR).with_target("partage", ours);
+        let levels = levels(self.verbose);
         let format = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_target(false);
         let registry = tracing_subscriber::registry();
         match self.json {
@@ -194,6 +205,33 @@ impl Node {
                     error => line(err, format_args!("error: {}: {error}", file.display()))?,
                 }
                 Ok(Outcome::Unreadable)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tracing::Level;
+
+    #[test]
+    fn failed_requests_are_logged_by_the_agent_and_not_by_libraries() {
+        for verbose in [false, true] {
+            let levels = levels(verbose);
+            for library in [
+                "kube_client::client::builder",
+                "hyper_util::client",
+                "tower::buffer::worker",
+                "tonic::transport",
+            ] {
+                assert!(!levels.would_enable(library, &Level::ERROR), "{library}");
+            }
+            assert!(levels.would_enable("rustls::conn", &Level::ERROR), "other libraries' errors are logged");
+            assert!(!levels.would_enable("rustls::conn", &Level::WARN));
+            for ours in ["partage_agent::sweep", "partage_cluster::connection"] {
+                assert!(levels.would_enable(ours, &Level::INFO));
+                assert_eq!(levels.would_enable(ours, &Level::DEBUG), verbose);
             }
         }
     }
