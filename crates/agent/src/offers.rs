@@ -3,7 +3,7 @@
 use crate::node::NodeState;
 use crate::plugin::{Listed, Plugin};
 use crate::publish;
-use crate::resources::{self, CountResource};
+use crate::resources::{self, CountResource, PodRequest};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -95,8 +95,11 @@ pub(crate) fn publication(state: &NodeState) -> Option<publish::Statement> {
         return None;
     }
     let pods = state.pods.all();
-    let living = pods.iter().filter(|pod| !pod.is_finished());
-    let living: Vec<_> = living.map(|pod| &pod.pod).collect();
-    let asked = resources::asked(&living);
-    Some(publish::publication(state.book().node(), &state.settings(), &asked))
+    let book = state.book();
+    let running = pods.iter().filter(|pod| !pod.is_finished());
+    let requests: Vec<PodRequest<'_>> = running
+        .map(|pod| PodRequest { pod: &pod.pod, grant: book.record(&pod.id.uid).map(|record| &record.grant) })
+        .collect();
+    let requested = resources::requested(&requests, book.node());
+    Some(publish::publication(book.node(), &state.settings(), &requested))
 }

@@ -4,7 +4,7 @@
 //! and when somebody else changed it. Which keys are ours stands on the node itself, so that what is no longer said is taken
 //! back, also by another version or after a long absence. What was there before us, and as it should be, stays.
 
-use crate::resources;
+use crate::resources::{self, Requested};
 use crate::settings::Settings;
 use partage_cluster::{About, Cluster, ClusterError, NodeView, Pauses, Publication, Severity};
 use partage_core::dialect::Dialect;
@@ -37,9 +37,9 @@ pub(crate) struct Statement {
 
 /// What this node shall say.
 ///
-/// GPUs that are ill are withheld in `node`. `asked` must be of all pods here ([`partage_cluster::Pods::synced`]): with
-/// amounts below what is asked, kubelet's next restart kills pods.
-pub(crate) fn publication(node: &Node, settings: &Settings, asked: &BTreeMap<String, u64>) -> Statement {
+/// Unhealthy GPUs are withheld in `node`. `requested` must be of all pods here ([`partage_cluster::Pods::synced`]): with
+/// amounts below what is requested, kubelet's next restart kills pods.
+pub(crate) fn publication(node: &Node, settings: &Settings, requested: &Requested) -> Statement {
     let mut annotations = BTreeMap::new();
     match serde_json::to_string(node) {
         Ok(inventory) => drop(annotations.insert(INVENTORY.to_string(), inventory)),
@@ -52,7 +52,7 @@ pub(crate) fn publication(node: &Node, settings: &Settings, asked: &BTreeMap<Str
         annotations.insert(node_register::ANNOTATION.to_string(), register);
     }
     Statement {
-        amounts: resources::amounts(node, settings, asked),
+        amounts: resources::amounts(node, settings, requested),
         annotations,
         labels: settings.labels.clone(),
     }

@@ -1,12 +1,12 @@
 //! What GPUs become: devices that kubelet counts, and amounts that the node publishes. Pure functions.
 //!
 //! Every dialect has one resource that kubelet counts by device. Its devices are slots that belong to no GPU until they are
-//! given: a GPU that falls ill takes with it the slots that are given on it and as many free ones as it had. What is asked
-//! beside the count (memory, compute) is an amount in the node's status.
+//! granted: a GPU that becomes unhealthy takes with it the slots that are granted on it, and as many free ones as it had beyond
+//! those. What is requested beside the count (memory, compute) is an amount in the node's status.
 
 mod amounts;
 
-pub use amounts::{amounts, asked};
+pub use amounts::{PodRequest, Requested, amounts, requested};
 
 use crate::plugin::{DeviceId, Listed};
 use crate::settings::Settings;
@@ -141,27 +141,43 @@ pub fn check(settings: &Settings, node: &Node) -> Result<(), String> {
 /// `slots` and `ill` are per GPU. `held` are the ids that containers hold, with the GPUs that their grants lie on; the ids of
 /// a grant on several GPUs are shared out among these. Ids that are held stay in the list whatever `slots` says now.
 ///
-/// As many free ids are well as GPUs that are well have slots that nobody holds. Slots are counted for the node and not for each
-/// GPU, so more may be held on one than it has: when it is lost, others still offer all of theirs, by further ids.
+/// As many ids are healthy as healthy GPUs have slots, plus one for each id that is held on an unhealthy GPU: kube-scheduler
+/// subtracts the requests of those pods, too, and would otherwise take them from healthy GPUs. Without any healthy GPU there are
+/// none. An id that is held and belongs to no GPU counts against the slots of healthy GPUs: its container was not granted anything
+/// yet, or is gone and kubelet has not reused the id.
+///
+/// Slots are counted for the node and not for each GPU, so more may be held on one than it has: when it is lost, others still offer
+/// all of theirs, by further ids.
 pub fn devices(slots: &[u32], ill: &[bool], held: &BTreeMap<DeviceId, BTreeSet<usize>>) -> Vec<Listed> {
     let is_ill = |gpu: usize| ill.get(gpu).copied().unwrap_or(false);
     let on = share_out(held);
-    let is_well = |id: &DeviceId| on.get(id).is_none_or(|gpu| !is_ill(*gpu));
+    let is_on_ill = |id: &&DeviceId| on.get(id).is_some_and(|gpu| is_ill(*gpu));
+    let is_on_well = |id: &&DeviceId| on.get(id).is_some_and(|gpu| !is_ill(*gpu));
+    let count = |ids: usize| ids as u64;
     let well_slots: u64 =
         (0..).zip(slots).filter(|(gpu, _)| !is_ill(*gpu)).map(|(_, &slots)| u64::from(slots)).sum();
-    let mut free = well_slots.saturating_sub(held.keys().filter(|id| is_well(id)).count() as u64);
+    let left = well_slots.saturating_sub(count(held.keys().filter(is_on_well).count()));
+    let without_gpu: Vec<&DeviceId> = held.keys().filter(|id| !on.contains_key(id)).collect();
+    let healthy_without_gpu: BTreeSet<&DeviceId> =
+        without_gpu.into_iter().take(usize::try_from(left).unwrap_or(usize::MAX)).collect();
+    let mut free = left - count(healthy_without_gpu.len());
+    if well_slots > 0 {
+        let listed = count(held.len()).saturating_add(free);
+        let on_ill = count(held.keys().filter(is_on_ill).count());
+        free += on_ill.min(MOST_DEVICES.saturating_sub(listed));
+    }
+    let is_well = |id: &DeviceId| is_on_well(&id) || healthy_without_gpu.contains(id);
 
     let configured: u64 = slots.iter().map(|&slots| u64::from(slots)).sum();
     let mut listed = Vec::new();
-    // The first free ids are well, so that those at the beginning are good for as long as any is.
+    // The first free ids are healthy, so that those at the beginning are usable for as long as any is.
     for id in (0..).map(id).take(usize::try_from(configured).unwrap_or(usize::MAX)) {
-        let healthy = match held.contains_key(&id) {
-            true => is_well(&id),
-            false => {
-                let well = free > 0;
-                free -= u64::from(well);
-                well
-            }
+        let healthy = if held.contains_key(&id) {
+            is_well(&id)
+        } else {
+            let well = free > 0;
+            free -= u64::from(well);
+            well
         };
         listed.push(Listed { id, healthy });
     }

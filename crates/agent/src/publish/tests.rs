@@ -1,4 +1,5 @@
 use super::*;
+use crate::resources::PodRequest;
 use crate::resources::tests::{node, settings};
 use partage_cluster::PodView;
 use partage_core::model::Gpu;
@@ -52,7 +53,7 @@ fn only_what_differs_is_changed_and_only_what_is_ours_is_taken_back() {
     };
     let labels = map(&[("gpushare", "true"), ("nvidia-device-enable", "enable")]);
     let settings = Settings { labels, ..settings(&[Dialect::Volcano]) };
-    let statement = publication(&node(&[50_000, 50_000]), &settings, &BTreeMap::new());
+    let statement = publication(&node(&[50_000, 50_000]), &settings, &Requested::default());
     let first = relabelling(&statement, &before).unwrap();
     assert_eq!(first.labels, BTreeMap::from([("nvidia-device-enable".into(), Some("enable".into()))]));
     let mut shown = settled(&statement, before);
@@ -85,7 +86,7 @@ fn a_label_that_may_not_be_removed_stays_ours() {
     let with = publication(
         &node(&[50_000]),
         &Settings { labels, ..settings(&[Dialect::Volcano]) },
-        &BTreeMap::new(),
+        &Requested::default(),
     );
     let shown = settled(&with, NodeView::default());
     // Everything else is taken back; the policy must find it named when it goes.
@@ -103,14 +104,14 @@ fn a_label_that_may_not_be_removed_stays_ours() {
 fn the_inventory_is_the_cores_and_says_how_it_may_be_shared() {
     let mut node = node(&[15_360, 15_360]);
     node.gpus[1].withheld = Some("it has fallen off the bus".into());
-    let said = publication(&node, &settings(&[Dialect::Volcano, Dialect::Native]), &BTreeMap::new());
+    let said = publication(&node, &settings(&[Dialect::Volcano, Dialect::Native]), &Requested::default());
     let read: Node = serde_json::from_str(&said.annotations[INVENTORY]).unwrap();
     assert_eq!(read.gpus, node.gpus);
     assert_eq!(read, node, "what is given away is counted as it is published");
     let register = &said.annotations[node_register::ANNOTATION];
     assert!(register.starts_with("GPU-0,10,15360,NVIDIA-NVIDIA A100,true,"), "{register}");
     assert!(register.contains("GPU-1,10,15360,NVIDIA-NVIDIA A100,false,"), "{register}");
-    let native = publication(&node, &settings(&[Dialect::Native]), &BTreeMap::new());
+    let native = publication(&node, &settings(&[Dialect::Native]), &Requested::default());
     assert_eq!(native.annotations.keys().collect::<Vec<_>>(), [INVENTORY]);
 }
 
@@ -175,14 +176,15 @@ fn no_pod_dies_of_what_is_published() {
     let labels = map(&[("gpushare", "true"), ("nvidia-device-enable", "enable")]);
     let settings = Settings { labels, ..settings(&[Dialect::Volcano]) };
     let healthy = node(&[11_178, 11_178]);
-    let asks = |pods: &[Arc<PodView>]| {
-        let running: Vec<&_> = pods.iter().filter(|pod| !pod.is_finished()).map(|pod| &pod.pod).collect();
-        resources::asked(&running)
+    let requests = |pods: &[Arc<PodView>], node: &Node| {
+        let running = pods.iter().filter(|pod| !pod.is_finished());
+        let running: Vec<_> = running.map(|pod| PodRequest { pod: &pod.pod, grant: None }).collect();
+        resources::requested(&running, node)
     };
     let (say, wanted) = watch::channel(None);
     let (pods, keeper) =
         bed.block_on(async { (cluster.watch_pods(), tokio::spawn(keep_published(cluster.clone(), wanted))) });
-    say.send_replace(Some(publication(&healthy, &settings, &BTreeMap::new())));
+    say.send_replace(Some(publication(&healthy, &settings, &Requested::default())));
     shown.until("the node says what it has", |node| {
         node["status"]["allocatable"][MEMORY] == "22356"
             && node["metadata"]["labels"]["nvidia-device-enable"] == "enable"
@@ -196,8 +198,8 @@ fn no_pod_dies_of_what_is_published() {
     let lost = Some("it has fallen off the bus".to_string());
     let mut ill = healthy.clone();
     ill.gpus[0] = Gpu { withheld: lost, ..ill.gpus[0].clone() };
-    let asked = asks(&pods.all());
-    assert_eq!(asked, BTreeMap::from([(MEMORY.to_string(), 12_000)]));
+    let asked = requests(&pods.all(), &ill);
+    assert_eq!(asked.total, BTreeMap::from([(MEMORY.to_string(), 12_000)]));
     say.send_replace(Some(publication(&ill, &settings, &asked)));
     shown.until("the node has less", |node| node["status"]["allocatable"][MEMORY] == "12k");
     shown.restart_kubelet("second");

@@ -2,26 +2,48 @@
 
 use crate::settings::Settings;
 use partage_core::dialect::Dialect;
-use partage_core::model::{Gpu, Node, Role};
-use partage_core::pod::Pod;
+use partage_core::model::{Gpu, Node, PodGrant, Role, Share};
+use partage_core::pod::{Container, Pod};
 use std::collections::BTreeMap;
 
 const MIB: u64 = 1 << 20;
 /// What one `vcuda-memory` is.
 const VCUDA_BLOCK: u64 = 256 << 20;
-/// The most that Kubernetes counts.
-const MOST: u64 = i64::MAX as u64;
+/// The largest amount that Kubernetes counts.
+const MAX_AMOUNT: u64 = i64::MAX as u64;
 /// All of one GPU's compute, or of its memory.
 const PERCENT: u64 = 100;
 
-/// The amounts that the node publishes: all its offered GPUs have, or what is asked if that is more.
+/// Extended resources that the pods of a node request, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Requested {
+    /// By all pods together.
+    pub total: BTreeMap<String, u64>,
+    /// The part of it that no healthy GPU provides, because its shares are on unhealthy GPUs.
+    pub on_unhealthy: BTreeMap<String, u64>,
+}
+
+/// A pod that is not finished, with its grant where it has one.
+#[derive(Clone, Copy, Debug)]
+pub struct PodRequest<'a> {
+    /// What it requests.
+    pub pod: &'a Pod,
+    /// Which GPUs its shares are on.
+    pub grant: Option<&'a PodGrant>,
+}
+
+/// The amounts that the node publishes: what its healthy GPUs have, plus what pods on unhealthy GPUs request; and at least what all
+/// pods request.
 ///
-/// Kubelet admits the pods that run here once more whenever it restarts, against these amounts. Were they to fall below what
-/// is asked when a GPU is lost, pods on other GPUs would be killed.
-pub fn amounts(node: &Node, settings: &Settings, asked: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+/// Kube-scheduler subtracts the requests of all pods from these amounts, also of those whose GPU is lost: without the second term an
+/// unhealthy GPU would take capacity from healthy ones. Kubelet admits running pods again whenever it restarts, against these amounts:
+/// were they below what is requested, it would kill pods.
+pub fn amounts(node: &Node, settings: &Settings, requested: &Requested) -> BTreeMap<String, u64> {
+    let of = |map: &BTreeMap<String, u64>, resource: &str| map.get(resource).copied().unwrap_or(0);
     let mut amounts = totals(node, settings);
     for (resource, amount) in &mut amounts {
-        *amount = (*amount).max(asked.get(resource).copied().unwrap_or(0)).min(MOST);
+        let published = amount.saturating_add(of(&requested.on_unhealthy, resource));
+        *amount = published.max(of(&requested.total, resource)).min(MAX_AMOUNT);
     }
     amounts
 }
@@ -70,40 +92,67 @@ fn totals(node: &Node, settings: &Settings) -> BTreeMap<String, u64> {
     totals
 }
 
-/// What pods ask of extended resources, as kubelet counts it. Pods that are finished must not be among them.
+/// Returns what pods request of extended resources, as kubelet counts it, on a node whose unhealthy GPUs are withheld.
 ///
 /// A pod needs what its containers and sidecars need together, or what an init container needs beside the sidecars that
 /// were started before it, whichever is more.
-pub fn asked(pods: &[&Pod]) -> BTreeMap<String, u64> {
-    let mut sums: BTreeMap<String, u64> = BTreeMap::new();
-    for pod in pods {
-        for (resource, amount) in asked_by(pod) {
-            let sum = sums.entry(resource.to_string()).or_default();
-            *sum = sum.saturating_add(amount);
+pub fn requested(pods: &[PodRequest<'_>], node: &Node) -> Requested {
+    let mut requested = Requested::default();
+    for PodRequest { pod, grant } in pods {
+        let healthy_part = |container: &Container, amount: u64| on_healthy(container, amount, *grant, node);
+        let healthy = requested_by(pod, healthy_part);
+        for (resource, amount) in requested_by(pod, |_, amount| amount) {
+            let unhealthy = amount.saturating_sub(healthy.get(resource).copied().unwrap_or(0));
+            add(&mut requested.total, resource, amount);
+            if unhealthy > 0 {
+                add(&mut requested.on_unhealthy, resource, unhealthy);
+            }
         }
     }
-    sums
+    requested
 }
 
-fn asked_by(pod: &Pod) -> BTreeMap<&str, u64> {
-    /// What holds of one resource while the containers are gone through in the order of the spec.
+fn add(sums: &mut BTreeMap<String, u64>, resource: &str, amount: u64) {
+    let sum = sums.entry(resource.to_string()).or_default();
+    *sum = sum.saturating_add(amount);
+}
+
+/// The part of a container's request that lies on healthy GPUs, by the number of its shares there, rounded up. A container without a
+/// grant can only get one on healthy GPUs.
+fn on_healthy(container: &Container, amount: u64, grant: Option<&PodGrant>, node: &Node) -> u64 {
+    let name = container.name.as_str();
+    let of_container = grant.and_then(|grant| grant.grants.iter().find(|one| one.container.as_str() == name));
+    let shares = of_container.map_or([].as_slice(), |one| one.shares.as_slice());
+    if shares.is_empty() {
+        return amount;
+    }
+    let is_healthy =
+        |share: &&Share| node.gpu_index(&share.gpu).is_some_and(|at| node.gpus[at].withheld.is_none());
+    let healthy = shares.iter().filter(is_healthy).count() as u128;
+    let part = (u128::from(amount) * healthy).div_ceil(shares.len() as u128);
+    u64::try_from(part).unwrap_or(amount)
+}
+
+/// What one pod requests, where each container counts with what `part` makes of its amount.
+fn requested_by(pod: &Pod, part: impl Fn(&Container, u64) -> u64) -> BTreeMap<&str, u64> {
+    /// The need for one resource while the containers are gone through in the order of the spec.
     #[derive(Default)]
     struct Need {
         running: u64,
-        most: u64,
+        peak: u64,
     }
     let mut needs: BTreeMap<&str, Need> = BTreeMap::new();
     for container in &pod.containers {
         for resource in container.resources().filter(|resource| resource.contains('/')) {
-            // An amount that is none is refused by the API server already.
+            // The API server refuses an amount that is no number.
             let Some(Ok(amount)) = container.count(resource) else { continue };
             let need = needs.entry(resource).or_default();
-            let now = need.running.saturating_add(amount);
-            need.most = need.most.max(now);
+            let now = need.running.saturating_add(part(container, amount));
+            need.peak = need.peak.max(now);
             if container.role != Role::Init {
                 need.running = now;
             }
         }
     }
-    needs.into_iter().map(|(resource, need)| (resource, need.most)).collect()
+    needs.into_iter().map(|(resource, need)| (resource, need.peak)).collect()
 }

@@ -1,5 +1,5 @@
 use super::*;
-use partage_core::model::{Bytes, Overcommit, Policy};
+use partage_core::model::{Bytes, Grant, Overcommit, PodGrant, Policy, Share};
 use partage_core::pod::Pod;
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::prelude::*;
@@ -55,7 +55,7 @@ fn every_dialect_counts_in_its_own_way() {
 #[test]
 fn amounts_are_what_the_replaced_systems_showed() {
     let mut node = node(&[11_178; 8]);
-    let all = amounts(&node, &settings(&Dialect::ALL), &BTreeMap::new());
+    let all = amounts(&node, &settings(&Dialect::ALL), &Requested::default());
     let expected = [
         ("aliyun.com/gpu-count", 8),
         ("inspur.com/vcuda-memory", 8 * 11_178 / 256),
@@ -78,8 +78,8 @@ fn amounts_are_what_the_replaced_systems_showed() {
         memory_overcommit: Overcommit::percent(150).unwrap(),
         ..settings(&[Dialect::Volcano])
     };
-    let asked = BTreeMap::from([("volcano.sh/vgpu-cores".to_string(), 790), ("other.com/x".to_string(), 1)]);
-    let lost = amounts(&node, &volcano, &asked);
+    let total = BTreeMap::from([("volcano.sh/vgpu-cores".to_string(), 790), ("other.com/x".to_string(), 1)]);
+    let lost = amounts(&node, &volcano, &Requested { total, ..Requested::default() });
     let expected = [
         ("volcano.sh/vgpu-cores", 790),
         ("volcano.sh/vgpu-memory", 7 * (11_178 * 3 / 2 / 10)),
@@ -106,22 +106,39 @@ fn too_many_devices_are_refused_in_words() {
 fn an_ill_gpu_takes_its_own_ids_and_its_free_ones() {
     let holders = held(&[(0, &[1]), (1, &[0]), (2, &[0])]);
     let listed = devices(&[3, 3], &[true, false], &holders);
-    assert_eq!(listed.len(), 6);
-    assert_eq!(
-        unhealthy(&listed),
-        ["slot-1", "slot-2", "slot-5"],
-        "two that are held on it, and one that is free"
-    );
+    assert_eq!(listed.len(), 7, "one more, so that the scheduler counts two free ones on the healthy GPU");
+    assert_eq!(unhealthy(&listed), ["slot-1", "slot-2"], "those that are held on it");
     let listed = devices(&[3, 3], &[false, true], &holders);
-    assert_eq!(unhealthy(&listed), ["slot-0", "slot-4", "slot-5"]);
+    assert_eq!(unhealthy(&listed), ["slot-0", "slot-5"], "one that is held on it, and one that is free");
     assert_eq!(unhealthy(&devices(&[3, 3], &[true, true], &holders)).len(), 6);
+}
+
+/// The scheduler subtracts all pods' requests from the healthy ids: what is left is what healthy GPUs have free.
+#[test]
+fn lost_gpu_takes_no_free_slot_from_a_healthy_one() {
+    let numbers: Vec<u64> = (0..4).collect();
+    let on_first = numbers.iter().map(|&number| (number, [0].as_slice())).collect::<Vec<_>>();
+    let listed = devices(&[5, 5], &[true, false], &held(&on_first));
+    let allocatable = listed.iter().filter(|one| one.healthy).count();
+    assert_eq!(allocatable - on_first.len(), 5);
+    // Without a healthy GPU there is nothing to offer.
+    assert_eq!(unhealthy(&devices(&[5, 5], &[true, true], &held(&on_first))).len(), 10);
+}
+
+#[test]
+fn id_without_a_gpu_is_unhealthy_when_all_gpus_are() {
+    // As of a pod that is gone, until kubelet reuses its device.
+    let holders = held(&[(0, &[0]), (1, &[])]);
+    assert_eq!(unhealthy(&devices(&[2, 2], &[true, true], &holders)).len(), 4);
+    assert_eq!(unhealthy(&devices(&[2, 2], &[false, false], &holders)), [""; 0]);
+    assert_eq!(unhealthy(&devices(&[2, 2], &[true, false], &holders)), ["slot-0"]);
 }
 
 #[test]
 fn a_grant_on_several_gpus_loses_its_part_on_the_ill_one() {
     let holders = held(&[(0, &[0, 1]), (1, &[0, 1]), (2, &[])]);
     let listed = devices(&[2, 2], &[false, true], &holders);
-    assert_eq!(unhealthy(&listed), ["slot-1", "slot-3"]);
+    assert_eq!(unhealthy(&listed), ["slot-1"], "the scheduler counts the other half of the grant, too");
 }
 
 #[test]
@@ -132,10 +149,7 @@ fn what_is_held_stays_listed_when_slots_are_taken_away() {
     let listed = devices(&[1, 1], &[false, false], &holders);
     assert_eq!(names(&listed), ["slot-0", "slot-1", "from-elsewhere", "slot-7"]);
     assert_eq!(unhealthy(&listed), ["slot-0"], "there are two slots, and three are held");
-    assert_eq!(
-        unhealthy(&devices(&[1, 1], &[false, true], &holders)),
-        ["slot-0", "from-elsewhere", "slot-7"]
-    );
+    assert_eq!(unhealthy(&devices(&[1, 1], &[false, true], &holders)), ["from-elsewhere", "slot-7"]);
 }
 
 #[test]
@@ -148,7 +162,11 @@ fn a_gpu_on_which_more_was_held_than_it_has_takes_nothing_from_others() {
     assert_eq!(unhealthy(&listed), ["slot-0", "slot-1", "slot-2", "slot-3", "slot-4", "slot-5"]);
     let free: Vec<&str> =
         listed.iter().filter(|one| one.healthy).map(|listed| listed.id.0.as_str()).collect();
-    assert_eq!(free, ["slot-6", "slot-7", "slot-8"]);
+    assert_eq!(
+        free,
+        (6..15).map(|number| format!("slot-{number}")).collect::<Vec<_>>(),
+        "three, and six for those that are held"
+    );
 }
 
 #[test]
@@ -161,7 +179,17 @@ fn pods_are_counted_as_kubelet_counts_them() {
         assert_eq!(problems, []);
         pod
     };
-    let sum = |pods: &[&Pod]| asked(pods).get("a.b/memory").copied();
+    let of_all = |pods: &[&Pod]| {
+        let pods: Vec<_> = pods.iter().map(|pod| PodRequest { pod, grant: None }).collect();
+        let requested = requested(&pods, &node(&[1000]));
+        assert_eq!(
+            requested.on_unhealthy,
+            BTreeMap::new(),
+            "a pod without a grant can only get healthy GPUs"
+        );
+        requested.total
+    };
+    let sum = |pods: &[&Pod]| of_all(pods).get("a.b/memory").copied();
     let apps = of(json!([container("fetch", 7)]), json!([container("a", 4), container("b", 4)]));
     assert_eq!(sum(&[&apps]), Some(8));
     let large_init = of(json!([container("fetch", 9)]), json!([container("a", 4), container("b", 4)]));
@@ -171,7 +199,7 @@ fn pods_are_counted_as_kubelet_counts_them() {
     let late = of(json!([container("fetch", 7), sidecar]), json!([container("a", 4)]));
     assert_eq!(sum(&[&late]), Some(9));
     assert_eq!(sum(&[&apps, &late]), Some(17));
-    assert_eq!(asked(&[&apps]).len(), 1, "cpu is none of ours");
+    assert_eq!(of_all(&[&apps]).len(), 1, "cpu is none of ours");
 }
 
 /// GPUs with slots, which of them are ill, and ids that are held, also beyond the slots.
@@ -199,53 +227,122 @@ proptest! {
     #[test]
     fn what_lies_on_healthy_gpus_is_never_unhealthy((slots, ill, held) in situation()) {
         for Listed { id, healthy } in devices(&slots, &ill, &held) {
-            let Some(gpus) = held.get(&id) else { continue };
+            let Some(gpus) = held.get(&id).filter(|gpus| !gpus.is_empty()) else { continue };
             if gpus.iter().all(|&gpu| !ill[gpu]) {
                 prop_assert!(healthy, "{id}");
             } else if gpus.iter().all(|&gpu| ill[gpu]) {
                 prop_assert!(!healthy, "{id}");
             }
         }
-        let well = vec![false; ill.len()];
-        let listed = devices(&slots, &well, &held);
-        prop_assert!(listed.iter().all(|listed| listed.healthy || !held.contains_key(&listed.id)));
     }
 
+    /// What kube-scheduler computes is right: healthy ids minus all that are held is what healthy GPUs have free.
     #[test]
     fn as_many_are_free_as_well_gpus_have_left((slots, ill, held) in situation()) {
         let listed = devices(&slots, &ill, &held);
-        let free = listed.iter().filter(|one| one.healthy && !held.contains_key(&one.id)).count() as u64;
         let on = share_out(&held);
         let well: u64 = (0..slots.len()).filter(|&gpu| !ill[gpu]).map(|gpu| u64::from(slots[gpu])).sum();
-        let taken = held.keys().filter(|id| on.get(id).is_none_or(|&gpu| !ill[gpu])).count() as u64;
-        prop_assert_eq!(free, well.saturating_sub(taken));
-        // No more than are needed.
+        let on_ill = held.keys().filter(|id| on.get(id).is_some_and(|&gpu| ill[gpu])).count() as u64;
+        let taken = held.len() as u64 - on_ill;
+        let allocatable = listed.iter().filter(|one| one.healthy).count() as u64;
+        if well == 0 {
+            let on_well = held.keys().filter(|id| on.get(id).is_some_and(|&gpu| !ill[gpu])).count() as u64;
+            prop_assert_eq!(allocatable, on_well, "there is nothing to offer");
+        } else {
+            prop_assert_eq!(allocatable.saturating_sub(held.len() as u64), well.saturating_sub(taken));
+        }
         let total: u64 = slots.iter().map(|&slots| u64::from(slots)).sum();
-        prop_assert!(listed.len() as u64 <= total + held.len() as u64);
+        prop_assert!(listed.len() as u64 <= total + 2 * held.len() as u64);
     }
 
+    /// Pods with shares of any GPUs: the scheduler's remainder is what healthy GPUs have beyond the requests on them, and no amount is
+    /// below what is requested.
     #[test]
-    fn amounts_never_fall_below_what_is_asked(
-        mib in vec(0u64..100_000, 0..9),
+    fn amounts_cover_requests_and_lose_nothing_of_healthy_gpus(
+        mib in vec(1u64..100_000, 1..9),
         lost in any::<u8>(),
         overcommit in 100u32..1000,
-        asks in vec(0u64..1 << 50, 12),
+        requests in vec((vec(0usize..9, 0..4), 1u64..1 << 40), 0..12),
     ) {
         let settings = Settings {
             memory_overcommit: Overcommit::percent(overcommit).unwrap(),
             ..settings(&Dialect::ALL)
         };
         let mut node = node(&mib);
-        let well = amounts(&node, &settings, &BTreeMap::new());
-        let asked: BTreeMap<String, u64> = well.keys().cloned().zip(asks).collect();
         for (index, gpu) in node.gpus.iter_mut().enumerate() {
             gpu.withheld = (lost >> index & 1 == 1).then(|| "it is lost".to_string());
         }
-        let ill = amounts(&node, &settings, &asked);
-        prop_assert_eq!(ill.len(), well.len());
-        for (resource, amount) in ill {
-            prop_assert!(amount >= asked[&resource]);
-            prop_assert!(amount <= asked[&resource].max(well[&resource]));
+        let resources: Vec<String> = amounts(&node, &settings, &Requested::default()).into_keys().collect();
+        let pods: Vec<(Pod, Option<PodGrant>)> = requests.iter().map(|(gpus, amount)| pod_on(gpus, *amount, &resources)).collect();
+        let pods: Vec<_> = pods.iter().map(|(pod, grant)| PodRequest { pod, grant: grant.as_ref() }).collect();
+        let requested = requested(&pods, &node);
+        let healthy = amounts(&node, &settings, &Requested::default());
+        for (resource, amount) in amounts(&node, &settings, &requested) {
+            let of = |map: &BTreeMap<String, u64>| map.get(&resource).copied().unwrap_or(0);
+            let (total, on_unhealthy) = (of(&requested.total), of(&requested.on_unhealthy));
+            prop_assert!(amount >= total);
+            prop_assert!(on_unhealthy <= total);
+            // The shares on healthy GPUs, each container's amount in equal parts, rounded up.
+            let on_healthy: u64 = requests.iter().map(|(gpus, amount)| {
+                let well = gpus.iter().filter(|&&gpu| gpu < mib.len() && lost >> gpu & 1 == 0).count() as u64;
+                if gpus.is_empty() { *amount } else { (amount * well).div_ceil(gpus.len() as u64) }
+            }).sum();
+            prop_assert_eq!(total - on_unhealthy, on_healthy);
+            prop_assert_eq!(amount - total, of(&healthy).saturating_sub(on_healthy));
         }
     }
+}
+
+/// A pod that requests an amount of every resource, with one share on each of these GPUs; without a grant where there are none.
+fn pod_on(gpus: &[usize], amount: u64, resources: &[String]) -> (Pod, Option<PodGrant>) {
+    let limits: serde_json::Map<String, serde_json::Value> =
+        resources.iter().map(|resource| (resource.clone(), amount.into())).collect();
+    let spec = json!({"containers": [{"name": "main", "resources": {"limits": limits}}]});
+    let share = |gpu: &usize| Share {
+        gpu: format!("GPU-{gpu}").as_str().into(),
+        memory_bytes: None,
+        cores: None,
+        ceiling: None,
+        whole: false,
+    };
+    let shares = gpus.iter().map(share).collect();
+    let grant = Grant { container: "main".into(), init: false, shares };
+    let grant = PodGrant { node: "node1".into(), grants: vec![grant] };
+    (Pod::read(&json!({}), &spec).0, (!gpus.is_empty()).then_some(grant))
+}
+
+/// The case of a lost GPU whose pods held 12 GiB and 90 % of its compute: the other GPU is free as a whole.
+#[test]
+fn lost_gpu_leaves_the_healthy_one_free() {
+    let mut node = node(&[40_000, 40_000]);
+    node.gpus[1].withheld = Some("XID 79".into());
+    let settings = settings(&Dialect::ALL);
+    let free = amounts(&node, &settings, &Requested::default());
+    let resources: Vec<String> = free.keys().cloned().collect();
+    let pods: Vec<_> = (0..3).map(|_| pod_on(&[1], 30, &resources)).collect();
+    let pods: Vec<_> = pods.iter().map(|(pod, grant)| PodRequest { pod, grant: grant.as_ref() }).collect();
+    let requested = requested(&pods, &node);
+    for (resource, amount) in amounts(&node, &settings, &requested) {
+        assert_eq!(requested.total[&resource], 90);
+        assert_eq!(amount - 90, free[&resource], "{resource}");
+    }
+}
+
+/// An init container that ran on a lost GPU does not hide what the pod holds on a healthy one.
+#[test]
+fn init_container_on_a_lost_gpu_leaves_the_pods_need_of_the_healthy_one() {
+    let mut node = node(&[40_000, 40_000]);
+    node.gpus[1].withheld = Some("XID 79".into());
+    let container =
+        |name: &str, cores: u64| json!({"name": name, "resources": {"limits": {"partage.dev/cores": cores}}});
+    let spec = json!({"initContainers": [container("fetch", 90)], "containers": [container("main", 40)]});
+    let (pod, _) = Pod::read(&json!({}), &spec);
+    let (_, grant) = pod_on(&[1], 1, &[]);
+    let mut grant = grant.unwrap();
+    grant.grants[0].container = "fetch".into();
+    let (_, main) = pod_on(&[0], 1, &[]);
+    grant.grants.extend(main.unwrap().grants);
+    let requested = requested(&[PodRequest { pod: &pod, grant: Some(&grant) }], &node);
+    assert_eq!(requested.total["partage.dev/cores"], 90);
+    assert_eq!(requested.on_unhealthy["partage.dev/cores"], 50);
 }

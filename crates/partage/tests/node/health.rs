@@ -17,6 +17,10 @@ const COUNTS: [(&str, u32); 6] = [
     ("aliyun.com/gpu-mem", 78),
 ];
 
+/// The devices that pod `a` of these tests holds.
+const HELD_BY_A: (&str, u32) = ("partage.dev/gpu", 1);
+const NOTHING: (&str, u32) = ("", 0);
+
 #[test]
 fn a_gpu_is_lost_and_back_while_others_run_and_kubelet_is_restarted() {
     let Some(bed) = bed() else { return };
@@ -35,13 +39,14 @@ fn a_gpu_is_lost_and_back_while_others_run_and_kubelet_is_restarted() {
 
         let both = stage.has("partage.dev/memory").unwrap();
         gpus.inject(at, Fault::Lost);
-        stage.offers_parts(1).await;
+        stage.offers_parts(1, HELD_BY_A).await;
         for object in [("Node", "node1"), ("Pod", "a")] {
             stage.told(object, "GpuUnhealthy", "XID 79").await;
         }
         stage.lists(at, Some("XID 79")).await;
-        // Never less than what pods ask, or kubelet would fail them when it starts again.
-        stage.amount("partage.dev/memory", 42 << 30).await;
+        // What the healthy GPU has and what the pod on the lost one requests: the scheduler subtracts both pods' requests, and at
+        // what both request kubelet does not fail them when it starts again.
+        stage.amount("partage.dev/memory", both / 2 + (21 << 30)).await;
         stage.exec("b", "/programs/partage-sample trainer --memory 20Gi --seconds 0.5").unwrap();
         stage.crash("a");
         let said = stage.waits("a", "it starts by itself when the GPU is well").await;
@@ -49,12 +54,12 @@ fn a_gpu_is_lost_and_back_while_others_run_and_kubelet_is_restarted() {
         gpus.inject(at, Fault::Returned);
         stage.told(("Node", "node1"), "GpuHealthy", "is well again").await;
         stage.restarted("a", 1).await;
-        stage.offers_parts(2).await;
+        stage.offers_parts(2, NOTHING).await;
         stage.agrees().await;
 
         stage.kubelet_restarts_while_lost(&gpus, at).await;
         gpus.inject(at, Fault::Returned);
-        stage.offers_parts(2).await;
+        stage.offers_parts(2, NOTHING).await;
         stage.lists(at, None).await;
         stage.amount("partage.dev/memory", both).await;
         stage.agrees().await;
@@ -81,17 +86,42 @@ fn an_agent_that_starts_while_a_gpu_is_lost_counts_as_the_one_before() {
         let (lost, left) = (gpu_of(&stage, "a").await, gpu_of(&stage, "b").await);
         let (gpus, at) = (stage.agent.gpus().unwrap(), stage.index_of(lost.as_str()));
         gpus.inject(at, Fault::Lost);
-        stage.offers_parts(1).await;
+        stage.offers_parts(1, HELD_BY_A).await;
         stage.start_again().await;
         stage.lists(at, Some("it does not answer, since")).await;
-        stage.offers_parts(1).await;
+        stage.offers_parts(1, HELD_BY_A).await;
         stage.apply(&lasting("c", "aliyun.com/gpu-mem: 1"));
         stage.runs("c").await;
         assert_eq!(gpu_of(&stage, "c").await, left);
         stage.agrees().await;
         gpus.inject(at, Fault::Returned);
         stage.told(("Node", "node1"), "GpusChanged", "answers again").await;
-        stage.offers_parts(2).await;
+        stage.offers_parts(2, NOTHING).await;
+        stage.agrees().await;
+    });
+}
+
+/// Without a driver nothing is offered, also where a device still belongs to a pod that is gone.
+#[test]
+fn node_offers_nothing_while_the_driver_is_unloaded() {
+    let Some(bed) = bed() else { return };
+    bed.block_on(async {
+        let stage = Stage::set(&bed, SETTINGS).await;
+        for name in ["a", "gone"] {
+            stage.apply(&lasting(name, "partage.dev/gpu: 1, partage.dev/memory: 5Gi"));
+            stage.runs(name).await;
+        }
+        // Kubelet remembers its device until it gives it to another pod.
+        stage.delete("gone");
+        let gpus = stage.agent.gpus().unwrap();
+        gpus.set_loaded(false);
+        for (resource, _) in COUNTS {
+            stage.offers(resource, Some("0")).await;
+        }
+        gpus.set_loaded(true);
+        for (resource, both) in COUNTS {
+            stage.offers(resource, Some(&both.to_string())).await;
+        }
         stage.agrees().await;
     });
 }
@@ -105,11 +135,11 @@ impl Stage<'_> {
         };
         let before = containers(self);
         gpus.inject(at, Fault::Lost);
-        self.offers_parts(1).await;
+        self.offers_parts(1, HELD_BY_A).await;
         self.kubelet_restarts().await;
-        self.offers_parts(1).await;
-        // Amounts are full by the asks of both; what kubelet counts is not.
-        self.apply(&lasting("c", "aliyun.com/gpu-mem: 1"));
+        self.offers_parts(1, HELD_BY_A).await;
+        // The healthy GPU has 39 GiB, of which one pod holds 21: what is requested on the lost one takes nothing from it.
+        self.apply(&lasting("c", "partage.dev/gpu: 1, partage.dev/memory: 18Gi"));
         self.runs("c").await;
         assert_eq!(containers(self), before, "all that ran goes on");
         let beside = self.grant("b").await.grants[0].shares[0].gpu.clone();
@@ -127,7 +157,7 @@ impl Stage<'_> {
         self.told(("Node", "node1"), "GpusChanged", "was enabled").await;
         self.told(("Node", "node1"), "GpuNotOffered", words).await;
         self.lists(at, Some(words)).await;
-        self.offers_parts(1).await;
+        self.offers_parts(1, NOTHING).await;
         self.is_ready().await;
         let offered = self.inventory().unwrap().gpus[1 - at].uuid.clone();
         for name in ["d", "e"] {
@@ -138,7 +168,7 @@ impl Stage<'_> {
         gpus.inject(at, Fault::Mig(false));
         self.told(("Node", "node1"), "GpusChanged", "was disabled").await;
         self.lists(at, None).await;
-        self.offers_parts(2).await;
+        self.offers_parts(2, NOTHING).await;
         self.agrees().await;
     }
 
@@ -157,10 +187,11 @@ impl Stage<'_> {
         .await;
     }
 
-    /// Waits until the node gives what so many of its two GPUs have.
-    async fn offers_parts(&self, gpus: u32) {
+    /// Waits until the node offers what so many of its two GPUs have, and the devices that pods hold on the other one.
+    async fn offers_parts(&self, gpus: u32, held: (&str, u32)) {
         for (resource, both) in COUNTS {
-            self.offers(resource, Some(&(both / 2 * gpus).to_string())).await;
+            let held = if resource == held.0 { held.1 } else { 0 };
+            self.offers(resource, Some(&(both / 2 * gpus + held).to_string())).await;
         }
     }
 
