@@ -1,12 +1,14 @@
-//! Where those who should know the same disagree: the ledger, the book, the regions and kubelet.
+//! Consistency checks: where the ledger, the records, the regions and kubelet disagree.
 
 use crate::book::Book;
-use crate::checkpoint::Name;
+use crate::checkpoint::{Name, PodRecord};
 use crate::identity::Holder;
 use crate::node::grant_of;
 use crate::plugin::Nonce;
-use partage_core::model::{ContainerName, PodUid, Share};
+use crate::sweep::is_older;
+use partage_core::model::{ContainerName, PodId, PodUid, Share};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 /// A region, as far as it is compared.
 pub(crate) struct Kept<'a> {
@@ -16,42 +18,112 @@ pub(crate) struct Kept<'a> {
     pub(crate) shares: &'a [Share],
 }
 
-/// What cannot be right, each in a sentence. `held` is what kubelet gave to pods that are there; `on_disk` are all regions, also
-/// those that nobody keeps.
+/// One disagreement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mismatch {
+    /// What is wrong, in one sentence that stays the same for as long as it is so.
+    pub(crate) text: String,
+    /// The pod that it is about, where there is one.
+    pub(crate) pod: Option<PodId>,
+    /// The reason of the event that the pod gets, where its author or an operator has to act.
+    pub(crate) event: Option<&'static str>,
+}
+
+impl Mismatch {
+    fn new(text: String, pod: Option<PodId>) -> Mismatch {
+        Mismatch { text, pod, event: None }
+    }
+}
+
+/// Compares what everybody says. `held` is what kubelet gave to pods that are there; `on_disk` are all regions, also those that
+/// belong to no container.
 pub(crate) fn mismatches<'a>(
     book: &Book,
     regions: impl IntoIterator<Item = Kept<'a>>,
     on_disk: &BTreeSet<Nonce>,
     held: &[Holder],
     names: &BTreeMap<Nonce, Name>,
-) -> Vec<String> {
-    let mut wrong: Vec<String> = book.audit().iter().map(ToString::to_string).collect();
+) -> Vec<Mismatch> {
+    let pod = |uid: &PodUid| book.record(uid).map(|record| record.pod.clone());
+    let audited = book.audit().into_iter().map(|finding| Mismatch::new(finding.to_string(), None));
+    let mut wrong: Vec<Mismatch> = audited.collect();
     for Kept { nonce, uid, container, shares } in regions {
         let granted = book.record(uid).and_then(|record| grant_of(record, container));
         if granted.is_none_or(|grant| grant.shares != shares) {
-            wrong.push(format!("the region of {nonce} is not what the book says of pod {uid}"));
+            let text = format!("the region {nonce} does not match the recorded grant of pod {uid}");
+            wrong.push(Mismatch::new(text, pod(uid)));
         }
         let other = held.iter().find(|holder| holder.nonce.as_ref() == Some(nonce) && holder.uid != *uid);
         if let Some(other) = other {
-            wrong.push(format!("kubelet gave {nonce} to pod {}, its region is of pod {uid}", other.uid));
+            let text = format!("kubelet gave {nonce} to pod {}, its region is of pod {uid}", other.uid);
+            wrong.push(Mismatch::new(text, pod(uid)));
         }
     }
     for holder in held.iter().filter(|holder| book.record(&holder.uid).is_none()) {
         if let Some(nonce) = holder.nonce.as_ref().filter(|nonce| on_disk.contains(nonce)) {
-            wrong.push(format!("pod {} has the region {nonce}, and nobody knows what it holds", holder.uid));
+            let text = format!("pod {} has the region {nonce} and no recorded grant", holder.uid);
+            wrong.push(Mismatch::new(text, None));
         }
     }
-    let unknown = held.iter().filter_map(|holder| holder.nonce.as_ref());
-    let unknown = unknown.filter(|nonce| !names.contains_key(nonce));
-    wrong.extend(unknown.map(|nonce| format!("kubelet has {nonce}, which is not known here")));
+    let unknown = held.iter().filter_map(|holder| holder.nonce.as_ref().map(|nonce| (nonce, &holder.uid)));
+    let unknown = unknown.filter(|(nonce, _)| !names.contains_key(nonce));
+    wrong.extend(unknown.map(|(nonce, uid)| {
+        Mismatch::new(format!("kubelet has {nonce}, which is not known here"), pod(uid))
+    }));
     wrong
 }
 
-/// What was not there before. What is no longer there is news when it comes again.
-pub(crate) fn news(before: &mut BTreeSet<String>, now: Vec<String>) -> Vec<String> {
-    let now: BTreeSet<String> = now.into_iter().collect();
-    let new = now.difference(before).cloned().collect();
-    *before = now;
+/// Containers that were made ready and whose region is no longer on the node. `running` returns the record of a pod that runs;
+/// `missing` returns where the region of a container that was made ready should be, if it is not there.
+pub(crate) fn missing_regions<'a>(
+    owners: &BTreeMap<Nonce, (PodUid, ContainerName)>,
+    running: impl Fn(&PodUid) -> Option<&'a PodRecord>,
+    missing: impl Fn(&Nonce) -> Option<PathBuf>,
+) -> Vec<Mismatch> {
+    let mut wrong = Vec::new();
+    for (nonce, (uid, container)) in owners {
+        let Some(record) = running(uid).filter(|record| grant_of(record, container).is_some()) else {
+            continue;
+        };
+        let Some(folder) = missing(nonce) else { continue };
+        let text = format!(
+            "the region of container {container} was removed from the node ({}): its amounts cannot be changed, and programs that start \
+             in it may find no GPU; restart the container to create the region again, as by deleting the pod",
+            folder.display()
+        );
+        wrong.push(Mismatch { text, pod: Some(record.pod.clone()), event: Some("RegionMissing") });
+    }
+    wrong
+}
+
+/// Running pods whose devices kubelet no longer has a record of. `held` is all that kubelet's checkpoint has, and `written` is when it
+/// was written: one that was not written again since the grant may lag behind what kubelet knows.
+pub(crate) fn lost_allocations<'a>(
+    running: impl Iterator<Item = &'a PodRecord>,
+    held: &[Holder],
+    written: u64,
+) -> Vec<Mismatch> {
+    let is_lost = |record: &&PodRecord| {
+        is_older(record.at, written) && held.iter().all(|holder| holder.uid != record.pod.uid)
+    };
+    let mismatch = |record: &PodRecord| {
+        let PodId { namespace, name, .. } = &record.pod;
+        let text = format!(
+            "kubelet has lost its record of the devices of pod {namespace}/{name}: its containers run on, and one that restarts waits \
+             forever (\"no devices found allocated in local cache\"); delete the pod, so that its controller creates a replacement"
+        );
+        Mismatch { text, pod: Some(record.pod.clone()), event: Some("KubeletAllocationLost") }
+    };
+    running.filter(is_lost).map(mismatch).collect()
+}
+
+/// Returns what was not there before. What is no longer there is news when it comes again.
+pub(crate) fn news(before: &mut BTreeSet<String>, now: Vec<Mismatch>) -> Vec<Mismatch> {
+    let texts: BTreeSet<String> = now.iter().map(|one| one.text.clone()).collect();
+    let mut told = BTreeSet::new();
+    let is_new = |one: &Mismatch| !before.contains(&one.text) && told.insert(one.text.clone());
+    let new = now.into_iter().filter(is_new).collect();
+    *before = texts;
     new
 }
 
@@ -84,19 +156,20 @@ mod tests {
             let share = record("u-0", region << 20).grant.grants.remove(0).shares;
             let kept = Kept { nonce: &nonce, uid: &uid, container: &container, shares: &share };
             let names = names.iter().map(|nonce| name(nonce)).collect();
-            mismatches(&book(memory), [kept], &[Nonce("a".into())].into(), held, &names)
+            let wrong = mismatches(&book(memory), [kept], &[Nonce("a".into())].into(), held, &names);
+            wrong.into_iter().map(|one| one.text).collect::<Vec<_>>()
         };
         let held = [holder("u-0", "a")];
         assert_eq!(told(&[400], 400, &held, &["a"]), [""; 0]);
         assert_eq!(
             told(&[400], 500, &held, &["a"]),
-            ["the region of a is not what the book says of pod u-0"]
+            ["the region a does not match the recorded grant of pod u-0"]
         );
         assert_eq!(
             told(&[], 400, &held, &["a"]),
             [
-                "the region of a is not what the book says of pod u-0",
-                "pod u-0 has the region a, and nobody knows what it holds"
+                "the region a does not match the recorded grant of pod u-0",
+                "pod u-0 has the region a and no recorded grant"
             ]
         );
         // One that waits for room has a name, and no region yet.
@@ -105,7 +178,7 @@ mod tests {
             told(&[400], 400, &[holder("u-7", "a")], &["a"]),
             [
                 "kubelet gave a to pod u-7, its region is of pod u-0",
-                "pod u-7 has the region a, and nobody knows what it holds"
+                "pod u-7 has the region a and no recorded grant"
             ]
         );
         assert_eq!(told(&[400], 400, &held, &[]), ["kubelet has a, which is not known here"]);
@@ -116,11 +189,55 @@ mod tests {
     #[test]
     fn what_does_not_agree_is_told_once() {
         let mut told = BTreeSet::new();
-        let mut news = |now: &[&str]| news(&mut told, now.iter().map(ToString::to_string).collect());
+        let mut news = |now: &[&str]| {
+            let now = now.iter().map(|text| Mismatch::new((*text).to_string(), None)).collect();
+            news(&mut told, now).into_iter().map(|one| one.text).collect::<Vec<_>>()
+        };
         assert_eq!(news(&["a", "b", "a"]), ["a", "b"]);
         assert_eq!(news(&["b", "c"]), ["c"]);
         assert_eq!(news(&["b", "c"]), [""; 0]);
         assert_eq!(news(&[]), [""; 0]);
         assert_eq!(news(&["b"]), ["b"], "it came again");
+    }
+
+    #[test]
+    fn region_that_was_removed_is_reported_on_its_pod() {
+        let record = record("u-0", 400 << 20);
+        let owners = BTreeMap::from([
+            (Nonce("a".into()), ("u-0".into(), "main".into())),
+            (Nonce("b".into()), ("u-0".into(), "without-a-grant".into())),
+            (Nonce("c".into()), ("ended".into(), "main".into())),
+        ]);
+        let running = |uid: &PodUid| (*uid == record.pod.uid).then_some(&record);
+        let folder = |nonce: &Nonce| PathBuf::from("/run/partage/regions").join(&nonce.0);
+        let wrong = missing_regions(&owners, running, |nonce| Some(folder(nonce)));
+        let [one] = wrong.as_slice() else { panic!("{wrong:?}") };
+        assert_eq!((&one.pod, one.event), (&Some(record.pod.clone()), Some("RegionMissing")));
+        assert!(
+            one.text.contains("(/run/partage/regions/a)") && one.text.contains("restart the container"),
+            "{one:?}"
+        );
+        assert_eq!(missing_regions(&owners, running, |_| None), [], "nothing is missing");
+    }
+
+    #[test]
+    fn pod_that_kubelet_has_forgotten_is_reported_once_its_checkpoint_is_newer() {
+        let record = record("u-0", 400 << 20);
+        let later = record.at + 121_000_000_000;
+        let holder = |uid: &str| Holder {
+            uid: uid.into(),
+            container: "main".into(),
+            resource: "partage.dev/gpu".into(),
+            ids: BTreeSet::new(),
+            nonce: Some(Nonce("a".into())),
+            name: None,
+        };
+        let lost = |held: &[Holder], written| lost_allocations([&record].into_iter(), held, written);
+        assert_eq!(lost(&[holder("u-0")], later), []);
+        assert_eq!(lost(&[holder("u-1")], record.at), [], "the file is as old as the grant");
+        let wrong = lost(&[holder("u-1")], later);
+        let [one] = wrong.as_slice() else { panic!("{wrong:?}") };
+        assert_eq!((&one.pod, one.event), (&Some(record.pod.clone()), Some("KubeletAllocationLost")));
+        assert!(one.text.contains("pod default/p") && one.text.contains("delete the pod"), "{one:?}");
     }
 }

@@ -12,6 +12,7 @@
 //!  find     the runtime, the driver, the GPUs                    uncounted  asks that kubelet brings to nobody
 //!  inventory  the GPUs, also those that do not answer            memory   what makes them unusable until a reset
 //!  audit    where the book, kubelet and the regions disagree     alone    one agent on a node
+//!  suspected  containers with a recent bypass finding                refusals which refusals were logged already
 //!  mounted  folders that were made again behind its back         other_runtime  NVIDIA's own, told to leave containers alone
 //!  run      all of it, from start to end
 //! ```
@@ -38,11 +39,13 @@ pub mod plugin;
 pub mod processes;
 mod progress;
 mod publish;
+mod refusals;
 mod regions;
 mod report;
 pub mod resources;
 mod run;
 pub mod settings;
+mod suspected;
 mod sweep;
 mod uncounted;
 mod wishes;

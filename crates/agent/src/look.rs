@@ -129,6 +129,7 @@ impl Looker {
         let truth = self.auditor.round(&state.gpus, &watched, &owner);
         let foreign = self.foreign.take(Instant::now(), without_share(state, &truth, &others.into_inner()));
         let (raised, health) = (truth.raised.clone(), truth.health_changes.clone());
+        state.suspected().note(truth.suspicions.keys(), Instant::now());
         *state.truth() = truth;
         if !health.is_empty() {
             tell_health(state, &health);

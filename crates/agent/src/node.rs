@@ -9,7 +9,7 @@ mod start;
 
 pub(crate) use save::keep_saving;
 
-use crate::audit;
+use crate::audit::{self, Mismatch};
 use crate::book::Book;
 use crate::checkpoint::{Checkpoint, Name, PodRecord};
 use crate::fault;
@@ -17,16 +17,20 @@ use crate::identity::{Holder, Kubelet, Runtime};
 use crate::inject::Materials;
 use crate::inventory::Inventory;
 use crate::plugin::{DeviceId, Nonce};
+use crate::refusals::RefusalLog;
 use crate::regions::Regions;
 use crate::report::Counts;
 use crate::settings::Settings;
+use crate::suspected::Suspected;
+use crate::sweep::ListedPods;
 use partage_cluster::{About, Cluster, Pods, Severity};
-use partage_core::model::{ContainerName, GpuUuid, Grant, Node, PodUid};
+use partage_core::model::{ContainerName, GpuUuid, Grant, Node, PodId, PodUid};
 use partage_host::cdi;
 use partage_host::gpus::Gpus;
 use partage_host::shares::gated;
 use partage_host::truth::Truth;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -54,9 +58,15 @@ pub(crate) struct NodeState {
     pub(crate) truth: Mutex<Truth<Nonce>>,
     /// When the driver last answered all that it was asked.
     pub(crate) looked: Mutex<Instant>,
+    /// Containers in which the audit found a bypass lately.
+    suspected: Mutex<Suspected>,
     counts: Mutex<Counts>,
     /// What the books do not agree on, as far as it was told.
     mismatched: Mutex<BTreeSet<String>>,
+    /// The refusals that were logged.
+    pub(crate) refusals: RefusalLog,
+    /// Pods with a grant that the API server's list has contained.
+    listed: Mutex<ListedPods>,
     /// Pods that kubelet gave devices, and of which nothing here tells what they hold.
     unknown: Mutex<BTreeSet<PodUid>>,
     /// A pod is started, changed or forgotten by one at a time.
@@ -131,23 +141,30 @@ impl NodeState {
         own.lock_owned().await
     }
 
-    /// Compares everybody's books, and says what they do not agree on, each once for as long as it is so. How much there is now.
+    /// Runs the consistency checks and reports each mismatch once for as long as it lasts. Returns how many there are now.
     pub(crate) fn compare(&self) -> usize {
         let now = self.mismatches();
         let count = now.len();
-        for what in audit::news(&mut lock(&self.mismatched), now) {
-            tracing::warn!("the books do not agree: {what}");
+        for Mismatch { text, pod, event } in audit::news(&mut lock(&self.mismatched), now) {
+            let (namespace, name) = logged_name(pod.as_ref());
+            tracing::warn!(namespace, pod = name, "mismatch: {text}");
+            if let Some((pod, reason)) = pod.as_ref().zip(event) {
+                self.cluster.tell(About::Pod(pod), Severity::Warning, reason, &text);
+            }
         }
         count
     }
 
-    /// What cannot be right: what the ledger finds, and where the book, kubelet and the regions disagree.
-    fn mismatches(&self) -> Vec<String> {
+    /// What cannot be right: what the ledger finds, and where the records, kubelet and the regions disagree.
+    fn mismatches(&self) -> Vec<Mismatch> {
         // Kubelet remembers pods that have finished, or are gone, until it gives their devices again.
         let holds = |uid: &PodUid| self.pods.by_uid(uid).is_some_and(|pod| !pod.is_finished());
-        let held = self.kubelet.all().into_iter().flatten();
-        let held: Vec<Holder> = held.filter(|holder| holds(&holder.uid)).collect();
+        let written = self.kubelet.written();
+        let all = self.kubelet.all();
+        let held = all.iter().flatten().filter(|holder| holds(&holder.uid));
+        let held: Vec<Holder> = held.cloned().collect();
         let on_disk = self.regions.on_disk().into_iter().collect();
+        let specs: BTreeSet<String> = self.cdi.names().unwrap_or_default().into_iter().collect();
         let (book, live, names) = (self.book(), self.regions.live(), self.names());
         let kept = live.iter().map(|(nonce, live)| audit::Kept {
             nonce,
@@ -155,7 +172,21 @@ impl NodeState {
             container: &live.container,
             shares: &live.shares,
         });
-        audit::mismatches(&book, kept, &on_disk, &held, &names)
+        let mut wrong = audit::mismatches(&book, kept, &on_disk, &held, &names);
+        let running = |uid: &PodUid| {
+            book.record(uid).filter(|record| record.boot == self.boot && holds(&record.pod.uid))
+        };
+        // The CDI file is written after the region, and removed before it.
+        let was_ready = |nonce: &Nonce| live.contains_key(nonce) || specs.contains(&nonce.0);
+        let missing = |nonce: &Nonce| {
+            (was_ready(nonce) && !self.regions.is_whole(nonce)).then(|| self.regions.folder(nonce))
+        };
+        wrong.extend(audit::missing_regions(&lock(&self.owners), running, missing));
+        if let Some((all, written)) = all.as_ref().zip(written) {
+            let running = book.records().filter(|record| running(&record.pod.uid).is_some());
+            wrong.extend(audit::lost_allocations(running, all, written));
+        }
+        wrong
     }
 
     /// The GPUs as the driver has them, before anything is withheld for its health.
@@ -173,6 +204,14 @@ impl NodeState {
 
     pub(crate) fn names(&self) -> MutexGuard<'_, BTreeMap<Nonce, Name>> {
         lock(&self.names)
+    }
+
+    pub(crate) fn listed(&self) -> MutexGuard<'_, ListedPods> {
+        lock(&self.listed)
+    }
+
+    pub(crate) fn suspected(&self) -> MutexGuard<'_, Suspected> {
+        lock(&self.suspected)
     }
 
     pub(crate) fn counts(&self) -> MutexGuard<'_, Counts> {
@@ -234,17 +273,28 @@ impl NodeState {
 
     /// Removes everything under one name.
     pub(crate) fn forget_name(&self, nonce: &Nonce) {
+        let pod = self.owner(nonce).and_then(|uid| self.pod_id(&uid));
+        let failed = |error: io::Error, message: &'static str| {
+            let (namespace, name) = logged_name(pod.as_ref());
+            tracing::warn!(namespace, pod = name, %nonce, %error, "{message}");
+        };
         if let Err(error) = self.cdi.remove(&nonce.0) {
-            tracing::warn!(%nonce, "a CDI file cannot be removed: {error}");
+            failed(error, "CDI file cannot be removed");
         }
         fault::point("after-forget-cdi");
         self.regions.remove(nonce);
         fault::point("after-forget-region");
         if let Err(error) = self.checkpoint.remove_name(nonce) {
-            tracing::warn!(%nonce, "a record cannot be removed: {error}");
+            failed(error, "record of an allocation cannot be removed");
         }
         self.names().remove(nonce);
         lock(&self.owners).remove(nonce);
+    }
+
+    /// The namespace and name of a pod, from wherever it is known.
+    pub(crate) fn pod_id(&self, uid: &PodUid) -> Option<PodId> {
+        let recorded = self.book().record(uid).map(|record| record.pod.clone());
+        recorded.or_else(|| self.pods.by_uid(uid).map(|pod| pod.id.clone()))
     }
 
     /// The pod that a name was answered for, as far as that is known.
@@ -270,6 +320,11 @@ impl NodeState {
     pub(crate) fn tell_node(&self, severity: Severity, reason: &'static str, note: &str) {
         self.cluster.tell(About::Node, severity, reason, note);
     }
+}
+
+/// A pod's namespace and name as fields of a log line; absent where the pod is not known.
+pub(crate) fn logged_name(pod: Option<&PodId>) -> (Option<&str>, Option<&str>) {
+    (pod.map(|pod| pod.namespace.as_str()), pod.map(|pod| pod.name.as_str()))
 }
 
 /// The grant of one container.

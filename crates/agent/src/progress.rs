@@ -7,7 +7,7 @@ use crate::settings::Metrics;
 use partage_cluster::Cluster;
 use partage_core::model::NodeName;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -140,6 +140,7 @@ fn report(state: &NodeState) -> Report {
         })
         .collect();
     let mismatches = state.compare() as u64;
+    let suspected = state.suspected();
     let book = state.book();
     let gpus = book.node().gpus.iter().map(|gpu| {
         let at = truth.looks.iter().position(|look| look.uuid == gpu.uuid);
@@ -162,7 +163,7 @@ fn report(state: &NodeState) -> Report {
             container,
             shares: shares.into_iter().enumerate().map(|(at, share)| (share, used(at))).collect(),
             seen: truth.used.get(&nonce).cloned().unwrap_or_default(),
-            suspicions: truth.suspicions.get(&nonce).cloned().unwrap_or_default(),
+            bypass_suspected: suspected.contains(&nonce, Instant::now()),
         })
     });
     let mut counts = state.counts().clone();

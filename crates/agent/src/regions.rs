@@ -77,6 +77,11 @@ impl Regions {
         entries.filter_map(|entry| entry.file_name().into_string().ok().map(Nonce)).collect()
     }
 
+    /// Whether both files of a container's region are on the node.
+    pub(crate) fn is_whole(&self, nonce: &Nonce) -> bool {
+        is_there(&self.folder(nonce))
+    }
+
     pub(crate) fn live(&self) -> MutexGuard<'_, BTreeMap<Nonce, Live>> {
         // Every change to it is whole.
         self.live.lock().unwrap_or_else(PoisonError::into_inner)

@@ -76,8 +76,8 @@ pub(crate) struct ContainerReport {
     pub(crate) shares: Vec<(Share, Option<GpuUsage>)>,
     /// What the driver says of its processes; empty before the first look.
     pub(crate) seen: BTreeMap<GpuUuid, Used>,
-    /// What looks like a way around its limits.
-    pub(crate) suspicions: Vec<String>,
+    /// Whether the audit found a bypass of its limits lately ([`crate::suspected::SUSPICION_HOLD`]).
+    pub(crate) bypass_suspected: bool,
 }
 
 impl ContainerReport {

@@ -4,8 +4,8 @@ use crate::checkpoint::PodRecord;
 use crate::fault;
 use crate::node::{CROWD, NodeState, grant_of};
 use crate::settings::Resize;
-use partage_cluster::{About, Annotated, PodView, Severity};
-use partage_core::model::{ContainerName, PodUid, Share};
+use partage_cluster::{About, Annotated, ClusterError, PodView, Severity};
+use partage_core::model::{ContainerName, PodId, PodUid, Share};
 use partage_core::resize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,13 +19,32 @@ const LATER: Duration = Duration::from_secs(1);
 /// Nothing is missed for longer.
 const BEAT: Duration = Duration::from_secs(60);
 
-/// When something was last said to pods.
+/// When something was last written on pods, and why it could not be.
 #[derive(Default)]
 struct Said {
-    /// What they were granted.
+    /// Their grants.
     written: BTreeMap<PodUid, Instant>,
-    /// To a wish of theirs.
+    /// The answer to a resize.
     answered: BTreeMap<PodUid, Instant>,
+    /// Grants that cannot be written, with the reason that was reported.
+    failing: Reported,
+}
+
+/// What was reported about pods, so that each reason is reported once for as long as it lasts.
+#[derive(Debug, Default)]
+struct Reported(BTreeMap<PodUid, String>);
+
+impl Reported {
+    /// Records a reason. Returns whether it is another one than before.
+    fn insert(&mut self, uid: &PodUid, reason: &str) -> bool {
+        let before = self.0.insert(uid.clone(), reason.to_string());
+        before.is_none_or(|before| before != reason)
+    }
+
+    /// Forgets a pod for which the operation succeeded.
+    fn remove(&mut self, uid: &PodUid) {
+        self.0.remove(uid);
+    }
 }
 
 /// Writes grants on pods and answers wishes, until told to stop.
@@ -53,6 +72,7 @@ async fn answer(state: &NodeState, said: &mut Said) -> bool {
     let uids: Vec<PodUid> = state.book().records().map(|record| record.pod.uid.clone()).collect();
     said.written.retain(|uid, _| uids.contains(uid));
     said.answered.retain(|uid, _| uids.contains(uid));
+    said.failing.0.retain(|uid, _| uids.contains(uid));
     for uid in uids {
         let Some(pod) = state.pods.by_uid(&uid) else { continue };
         all_said &= wish(state, &pod, &mut said.answered).await;
@@ -72,17 +92,35 @@ async fn answer(state: &NodeState, said: &mut Said) -> bool {
             continue;
         }
         match state.cluster.annotate(&record.pod, &missing).await {
-            Ok(Annotated::Done) => drop(said.written.insert(uid, Instant::now())),
+            Ok(Annotated::Done) => {
+                said.failing.remove(&uid);
+                said.written.insert(uid, Instant::now());
+            }
             Ok(Annotated::Gone) => {}
             Err(error) => {
-                // Not at once again: it may be the pod that cannot be written on.
-                said.written.insert(uid, Instant::now());
                 all_said = false;
-                tracing::warn!(namespace = %record.pod.namespace, pod = %record.pod.name, "its grant cannot be written on it yet: {error}");
+                if said.failing.insert(&uid, &error.to_string()) {
+                    tell_unwritten(state, &record.pod, &error);
+                }
+                // Not at once again: it may be the pod that cannot be annotated.
+                said.written.insert(uid, Instant::now());
             }
         }
     }
     all_said
+}
+
+/// Reports that a pod's grant cannot be written on it. Where the API server refuses it for good, as when the pod's own annotations leave
+/// no space, its author has to act and gets an event.
+fn tell_unwritten(state: &NodeState, pod: &PodId, error: &ClusterError) {
+    tracing::warn!(namespace = %pod.namespace, pod = %pod.name, %error, "grant cannot be written on the pod; it is tried again");
+    if matches!(error, ClusterError::Refused { .. }) && !error.passes() {
+        let note = format!(
+            "the grant holds, but cannot be written on the pod: {error}; remove annotations of the pod where they take up all space, and \
+             the agent writes it"
+        );
+        state.cluster.tell(About::Pod(pod), Severity::Warning, "GrantNotWritten", &note);
+    }
 }
 
 /// Answers a wish for other amounts, once. Whether it was: who wishes again and again waits for its turn.
@@ -183,11 +221,30 @@ fn put_back(state: &NodeState, old: &PodRecord) {
     let turns = state.gated();
     for (nonce, container) in state.containers_of(&old.pod.uid) {
         if let Err(error) = state.regions.put_back(&nonce, &shares(old, &container), &turns) {
-            tracing::warn!(%nonce, "limits cannot be put back: {error}");
+            let PodId { namespace, name, .. } = &old.pod;
+            tracing::warn!(%namespace, pod = %name, %container, error, "limits cannot be restored");
         }
     }
 }
 
 fn shares(record: &PodRecord, container: &ContainerName) -> Vec<Share> {
     grant_of(record, container).map(|grant| grant.shares.clone()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reason_is_reported_once_until_it_changes_or_passes() {
+        let mut reported = Reported::default();
+        let (a, b) = (PodUid::from("a"), PodUid::from("b"));
+        assert!(reported.insert(&a, "annotations: Too long"));
+        assert!(!reported.insert(&a, "annotations: Too long"));
+        assert!(reported.insert(&b, "annotations: Too long"));
+        assert!(reported.insert(&a, "no answer"));
+        assert!(!reported.insert(&a, "no answer"));
+        reported.remove(&a);
+        assert!(reported.insert(&a, "no answer"));
+    }
 }

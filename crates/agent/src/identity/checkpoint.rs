@@ -49,7 +49,12 @@ impl Checkpoint {
             Err(why) => {
                 if complaint.as_ref() != Some(&why) {
                     let path = self.path.display();
-                    tracing::warn!(%path, why, "kubelet's checkpoint cannot be read; kubelet and the runtime are asked instead");
+                    if self.path.try_exists().is_ok_and(|exists| !exists) {
+                        // As on every new node, before the first pod with a device.
+                        tracing::info!(%path, "kubelet has written no checkpoint yet");
+                    } else {
+                        tracing::warn!(%path, why, "kubelet's checkpoint cannot be read; kubelet and the runtime are asked instead");
+                    }
                     *complaint = Some(why);
                 }
                 None

@@ -81,11 +81,11 @@ fn figures(index: usize, of: &GpuReport) -> GpuFigures<'_> {
 }
 
 fn containers(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
-    let suspected = |of: &ContainerReport| Some(u32::from(!of.suspicions.is_empty()));
+    let suspected = |of: &ContainerReport| Some(u32::from(of.bypass_suspected));
     to.gauge(
         "partage_container_bypass_suspected",
         None,
-        "1 where something looks like a way around its limits.",
+        "1 if a bypass of its limits was found within the last five minutes, else 0.",
         report.containers.iter().map(|of| (labels(of), suspected(of))),
     )
 }

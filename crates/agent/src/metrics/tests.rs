@@ -79,7 +79,7 @@ fn container(
         dialect,
         seen: shares.iter().map(seen).collect(),
         shares,
-        suspicions: Vec::new(),
+        bypass_suspected: false,
     }
 }
 
@@ -101,7 +101,7 @@ pub(super) fn report() -> Report {
                 ],
             ),
             ContainerReport {
-                suspicions: vec!["process 7 works on GPU 0 outside its turns".into()],
+                bypass_suspected: true,
                 ..container("serve", "uid-2", Dialect::Vcuda, vec![(share(0, Some(4 * GIB), Some(50)), None)])
             },
         ],

@@ -1,12 +1,14 @@
 //! What earlier agents left: their records, kubelet's, the CDI files, and what pods say of themselves.
 
-use super::{NodeState, Parts, grant_of, lock, now, offered};
+use super::{NodeState, Parts, grant_of, lock, logged_name, now, offered};
 use crate::book::{Book, Wanting};
 use crate::checkpoint::{self, Name, PodRecord};
 use crate::identity::{ContainerState, Holder};
 use crate::plugin::{Nonce, Refusal};
+use crate::refusals::RefusalLog;
 use crate::report::Counts;
 use crate::settings::Settings;
+use crate::sweep::ListedPods;
 use partage_cluster::Severity;
 use partage_core::model::{ContainerName, PodUid};
 use partage_host::cdi::Found;
@@ -66,6 +68,7 @@ impl NodeState {
         // Nothing is offered on a GPU that nobody has looked at.
         let truth = Truth { looks: parts.gpus.look(), ..Truth::default() };
         let node = offered(&parts.inventory.node, &settings, &truth);
+        let listed = ListedPods::new(pods.keys().cloned());
         let state = NodeState {
             parts,
             settings: Mutex::new(Arc::new(settings)),
@@ -84,8 +87,11 @@ impl NodeState {
             to_save: Notify::new(),
             truth: Mutex::new(truth),
             looked: Mutex::new(Instant::now()),
+            suspected: Mutex::default(),
             counts: Mutex::new(counts),
             mismatched: Mutex::default(),
+            refusals: RefusalLog::default(),
+            listed: Mutex::new(listed),
             unknown: Mutex::new(unknown),
             busy: Mutex::default(),
             settled: Mutex::default(),
@@ -112,7 +118,8 @@ impl NodeState {
                 false => self.make_ready(nonce, &[], record, grant),
             };
             if let Err(error) = kept {
-                tracing::warn!(%nonce, "a region cannot be kept: {error}");
+                let (namespace, pod) = logged_name(Some(&record.pod));
+                tracing::warn!(namespace, pod, %container, %nonce, error, "region cannot be adopted");
             }
         }
         self.settle();
@@ -139,10 +146,13 @@ impl NodeState {
                 let wanting =
                     Wanting { id: &pod.id, pod: &pod.pod, problems: &[], boot: &self.boot, now: now() };
                 let adopted = self.book().adopt(&wanting, &settings);
+                if adopted.is_ok() {
+                    self.listed().insert(&uid);
+                }
                 let (namespace, pod) = (&pod.id.namespace, &pod.id.name);
                 match adopted {
                     Ok(record) => {
-                        tracing::warn!(%namespace, %pod, "its record was lost: what it holds is read from the pod");
+                        tracing::warn!(%namespace, %pod, "record was lost; the grant is read from the pod's annotation");
                         tokio::task::block_in_place(|| self.take_up_adopted(&record));
                     }
                     Err(why) => {
@@ -150,7 +160,7 @@ impl NodeState {
                             "pod {namespace}/{pod} runs with a GPU, its record was lost, and the pod does not tell what it holds: {why}; \
                              what it uses is not counted: delete the pod"
                         );
-                        tracing::warn!("{note}");
+                        tracing::warn!(%namespace, %pod, "{note}");
                         self.tell_node(Severity::Warning, "GrantLost", &note);
                     }
                 }
@@ -181,7 +191,8 @@ impl NodeState {
             .map_err(io::Error::from)
             .and_then(|annotations| self.cdi.put(&nonce.0, &annotations, &content.edits));
         if let Err(error) = noted {
-            tracing::warn!(%nonce, "a CDI file cannot be written: {error}");
+            let (namespace, pod) = logged_name(Some(&record.pod));
+            tracing::warn!(namespace, pod, %container, %nonce, %error, "CDI file cannot be written");
         }
     }
 }

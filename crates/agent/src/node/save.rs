@@ -4,7 +4,7 @@
 //! too, and is written before its container may start; so an agent that is killed loses nothing. After a boot no container runs, and
 //! a pod whose record did not come to the disk in time is placed as a new one is.
 
-use super::{NodeState, lock};
+use super::{NodeState, lock, logged_name};
 use crate::checkpoint::PodRecord;
 use crate::fault;
 use partage_core::model::PodUid;
@@ -91,7 +91,9 @@ impl NodeState {
         let _one = lock(&self.saving);
         lock(&self.saved).remove(uid);
         if let Err(error) = self.checkpoint.remove_pod(uid) {
-            tracing::warn!(%uid, "a record cannot be removed: {error}");
+            let pod = self.pod_id(uid);
+            let (namespace, pod) = logged_name(pod.as_ref());
+            tracing::warn!(namespace, pod, %uid, %error, "record of a pod cannot be removed");
         }
         fault::point("after-forget-record");
         self.book().release(uid);

@@ -1,13 +1,14 @@
 //! A container is about to start: whose it is, what its pod was granted, and everything put in its place.
 
 use super::known::annotations;
-use super::{NodeState, grant_of, lock, now};
+use super::{NodeState, grant_of, lock, logged_name, now};
 use crate::book::Wanting;
 use crate::checkpoint::{Name, PodRecord};
 use crate::fault;
 use crate::identity::{ContainerState, Holder, RunningContainer};
 use crate::inject::Container;
 use crate::plugin::{DeviceId, Giver, Nonce, Refusal};
+use crate::refusals::StartSubject;
 use partage_cluster::PodView;
 use partage_core::model::{ContainerName, Grant, PodUid};
 use std::cmp::Reverse;
@@ -15,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long a pod that kubelet knows may take to be known here too: both are told by the same API server.
@@ -40,12 +41,16 @@ impl NodeState {
             }
             return Ok(self.of_this_boot(record));
         }
-        let pod = self.pod(holder).await?;
+        let (pod, listed) = self.pod(holder).await?;
         self.adopt().await?;
         let settings = self.settings();
         let wanting =
             Wanting { id: &pod.id, pod: &pod.pod, problems: &pod.problems, boot: &self.boot, now: now() };
         let decided = self.book().decide(&wanting, &settings);
+        if decided.is_ok() && listed {
+            // From here on it counts as deleted as soon as the list does not have it.
+            self.listed().insert(&pod.id.uid);
+        }
         fault::point("after-decide");
         decided
     }
@@ -60,9 +65,10 @@ impl NodeState {
         record
     }
 
-    async fn pod(&self, holder: &Holder) -> Result<Arc<PodView>, Refusal> {
+    /// Returns the pod that holds these devices, and whether the API server's list has it: a single read may be ahead of the list.
+    async fn pod(&self, holder: &Holder) -> Result<(Arc<PodView>, bool), Refusal> {
         if let Some(pod) = self.pods.wait_for(&holder.uid, PATIENCE).await {
-            return Ok(pod);
+            return Ok((pod, true));
         }
         let unknown = |why: &str| {
             Refusal(format!("pod {} is not known here yet: {why}; kubelet tries again by itself", holder.uid))
@@ -74,7 +80,7 @@ impl NodeState {
             return Err(unknown(if has_told { no_such } else { "the API server has not told of it" }));
         };
         match self.cluster.pod(namespace, name).await {
-            Ok(Some(pod)) if pod.id.uid == holder.uid => Ok(pod),
+            Ok(Some(pod)) if pod.id.uid == holder.uid => Ok((pod, false)),
             Ok(_) => Err(unknown(no_such)),
             Err(error) => Err(unknown(&error.to_string())),
         }
@@ -171,7 +177,14 @@ impl NodeState {
         })
     }
 
-    async fn start_all(&self, resource: &str, ids: &BTreeSet<DeviceId>) -> Result<(), Refusal> {
+    /// Makes everything ready for the container that is about to start. `current` is the container that is being worked on, for whom a
+    /// refusal is.
+    async fn start_all(
+        &self,
+        resource: &str,
+        ids: &BTreeSet<DeviceId>,
+        current: &Mutex<Option<Holder>>,
+    ) -> Result<(), Refusal> {
         let newest = {
             let names = self.names();
             let same = names.values().filter(|name| name.resource == resource && name.ids == *ids);
@@ -180,41 +193,78 @@ impl NodeState {
         let holders = self.kubelet.holders(resource, ids, newest.as_ref()).await;
         let holders = holders.map_err(|error| Refusal(error.to_string()))?;
         for holder in &holders {
-            // Who was deleted by force meanwhile is forgotten before or after, and never in between.
-            let _alone = self.alone_with(&holder.uid).await;
-            let record = self.granted(holder).await?;
-            let container = self.starting(holder, &record).await;
-            let Some(grant) = grant_of(&record, &container) else {
-                return Err(Refusal(format!(
-                    "the pod's grant has nothing for container {container}: it asks for {resource}, and that was not understood as an ask for GPUs"
-                )));
-            };
-            let nonces = self.nonces(holder);
-            let Some((nonce, also)) = nonces.split_first() else {
-                return Err(Refusal(format!(
-                    "no name is known for the devices of container {container}: delete the pod"
-                )));
-            };
-            if grant.init && self.has_finished(&holder.uid, &container) && self.is_ready(nonce) {
-                // It passed its devices on: an ill GPU of its own must hold up nobody. Where it starts again, as all do in a new
-                // sandbox, it finds everything in its place; after a boot that is not so, and it is made ready like any other.
-                continue;
-            }
-            if let Some(refusal) = self.ill(grant) {
-                return Err(refusal);
-            }
-            // Waiting for a disk must not keep others waiting.
-            tokio::task::block_in_place(|| {
-                self.make_ready(nonce, also, &record, grant)?;
-                if holder.nonce.is_some() {
-                    self.forget_earlier(nonce, &holder.uid, &container);
-                }
-                Ok(())
-            })
-            .map_err(Refusal)?;
+            *lock(current) = Some(holder.clone());
+            self.start_one(holder).await?;
+            self.refusals.remove(&StartSubject::of(holder));
         }
         self.changed.notify_waiters();
         Ok(())
+    }
+
+    /// Makes everything ready for one container that holds the devices.
+    async fn start_one(&self, holder: &Holder) -> Result<(), Refusal> {
+        // A pod that is force-deleted meanwhile is forgotten before or after this, and never in between.
+        let _alone = self.alone_with(&holder.uid).await;
+        let record = self.granted(holder).await?;
+        let container = self.starting(holder, &record).await;
+        let Some(grant) = grant_of(&record, &container) else {
+            return Err(Refusal(format!(
+                "the pod's grant has nothing for container {container}: it asks for {}, and that was not understood as an ask for GPUs",
+                holder.resource
+            )));
+        };
+        let nonces = self.nonces(holder);
+        let Some((nonce, also)) = nonces.split_first() else {
+            return Err(Refusal(format!(
+                "no name is known for the devices of container {container}: delete the pod"
+            )));
+        };
+        if grant.init && self.has_finished(&holder.uid, &container) && self.is_ready(nonce) {
+            // It passed its devices on: an unhealthy GPU of its own must not block the other containers. Where it starts again, as
+            // all do in a new sandbox, it finds everything in its place; after a reboot that is not so, and it is made ready like
+            // any other.
+            return Ok(());
+        }
+        if let Some(refusal) = self.ill(grant) {
+            return Err(refusal);
+        }
+        // Waiting for a disk must not keep others waiting.
+        tokio::task::block_in_place(|| {
+            self.make_ready(nonce, also, &record, grant)?;
+            if holder.nonce.is_some() {
+                self.forget_earlier(nonce, &holder.uid, &container);
+            }
+            Ok(())
+        })
+        .map_err(Refusal)
+    }
+
+    /// Logs that a container was refused, once for each reason: kubelet retries every few seconds.
+    fn log_refusal(
+        &self,
+        resource: &str,
+        ids: &BTreeSet<DeviceId>,
+        holder: Option<&Holder>,
+        refusal: &Refusal,
+    ) {
+        let subject = match holder {
+            Some(holder) => StartSubject::of(holder),
+            None => StartSubject::Devices(resource.to_string(), ids.clone()),
+        };
+        let container = holder.map(|holder| holder.container.as_str());
+        let uid = holder.map(|holder| holder.uid.as_str());
+        let id = holder.and_then(|holder| self.pod_id(&holder.uid));
+        let named = holder.and_then(|holder| holder.name.as_ref());
+        let (namespace, pod) = match (&id, named) {
+            (None, Some((namespace, pod))) => (Some(namespace.as_str()), Some(pod.as_str())),
+            (id, _) => logged_name(id.as_ref()),
+        };
+        let device = ids.first().map(tracing::field::display);
+        if self.refusals.insert(&subject, &refusal.0) {
+            tracing::info!(namespace, pod, container, uid, resource, device, reason = %refusal, "container start refused");
+        } else {
+            tracing::debug!(namespace, pod, container, uid, resource, device, reason = %refusal, "container start refused again");
+        }
     }
 
     /// The name that was answered for a holder's devices. Where kubelet's checkpoint cannot be read, all for these devices that are of
@@ -299,6 +349,8 @@ impl Giver for NodeState {
             at: now().max(last.saturating_add(1)),
         };
         self.checkpoint.put_name(&name).map_err(|error| {
+            // Kubelet fails the pod and says why in its status; `Allocate` does not say which pod it is for.
+            tracing::warn!(resource, %error, "device allocation refused: it cannot be recorded");
             Refusal(format!("the answer cannot be recorded: {error}; look after the node's disk"))
         })?;
         fault::point("after-name");
@@ -323,23 +375,29 @@ impl Giver for NodeState {
                 DEADLINE.as_secs()
             ))
         };
-        let done = tokio::time::timeout(DEADLINE, self.start_all(resource, &ids));
+        let current = Mutex::new(None);
+        let done = tokio::time::timeout(DEADLINE, self.start_all(resource, &ids, &current));
         let done = done.await.unwrap_or_else(|_| Err(late()));
         let took = begun.elapsed();
-        let mut counts = self.counts();
+        let holder = lock(&current).take();
         match &done {
             Ok(()) => {
+                let id = holder.as_ref().and_then(|holder| self.pod_id(&holder.uid));
+                let (namespace, pod) = logged_name(id.as_ref());
                 tracing::debug!(
+                    namespace,
+                    pod,
+                    container = holder.as_ref().map(|holder| holder.container.as_str()),
                     resource,
                     device = ids.first().map(tracing::field::display),
                     micros = took.as_micros(),
                     "a container is ready"
                 );
-                counts.starts.note(took);
+                self.counts().starts.note(took);
             }
             Err(refusal) => {
-                counts.refused += 1;
-                tracing::info!(resource, "a container is refused: {refusal}");
+                self.counts().refused += 1;
+                self.log_refusal(resource, &ids, holder.as_ref(), refusal);
             }
         }
         done

@@ -27,6 +27,7 @@ fn what_cannot_be_given_is_said_and_starts_when_it_can() {
         stage.apply(&pod("third", &asks("20Gi"), "sleep 1000"));
         let said = stage.waits("third", "no room on node node1 now").await;
         assert!(said.contains("the container starts by itself when there is"), "{said}");
+        logged_once(&stage, "third").await;
         // The scheduler itself sees that the node never has as much.
         stage.apply(&pod("never", &asks("100Gi"), "sleep 1000"));
         eventually("the scheduler says no", async || {
@@ -48,6 +49,24 @@ fn what_cannot_be_given_is_said_and_starts_when_it_can() {
         wrong_asks(&stage).await;
         stage.keeps([2, 2, 2]).await;
     });
+}
+
+/// Kubelet retries again and again; the agent's log says once whom it refused and why.
+async fn logged_once(stage: &Stage<'_>, pod: &str) {
+    let whose = format!("namespace=\"default\" pod=\"{pod}\" container=\"main\"");
+    let lines = |message: &str| {
+        let log = stage.agent.log();
+        let of_pod = log.lines().filter(|line| line.contains(message) && line.contains(&whose));
+        of_pod.map(String::from).collect::<Vec<_>>()
+    };
+    eventually("kubelet has retried", async || match lines("container start refused again").len() {
+        2.. => Ok(()),
+        retries => Err(format!("{retries} retries\n{}", stage.agent.log())),
+    })
+    .await;
+    let logged = lines(" container start refused ").into_iter().filter(|line| line.contains(" INFO "));
+    let logged: Vec<String> = logged.collect();
+    assert!(logged.len() == 1 && logged[0].contains("no room on node node1 now"), "{logged:#?}");
 }
 
 async fn wrong_asks(stage: &Stage<'_>) {

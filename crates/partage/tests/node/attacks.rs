@@ -86,8 +86,13 @@ fn neither_the_environment_nor_mounts_nor_annotations_change_a_grant() {
         assert!(held.iter().all(|pod| pod.grant.grants[0].shares[0].memory_bytes.unwrap().0 == 5 << 30));
 
         // The driver's own file, loaded before all others: nothing can stop that, and it is seen. The pod's LD_PRELOAD is still there.
-        stage.exec("a", "/programs/partage-sample trainer --memory 6Gi > /dev/null 2>&1 &").unwrap();
+        let works = "/programs/partage-sample trainer --memory 6Gi > /dev/null 2>&1 & echo $! > /tmp/pid";
+        stage.exec("a", works).unwrap();
         stage.told(("Pod", "a"), "BypassSuspected", "container main goes around its limits").await;
+        // A scrape that comes after the process has ended finds it, too.
+        stage.exec("a", "kill -9 $(cat /tmp/pid)").unwrap();
+        stage.is_seen_with("a", |bytes| bytes == 0.0).await;
+        assert_eq!(stage.metric("partage_container_bypass_suspected").unwrap(), 1.0);
     });
 }
 

@@ -112,6 +112,47 @@ fn kubelet_containerd_and_the_sockets_go_and_come_back() {
     });
 }
 
+/// Somebody removes a running container's region: the agent says so, and what to do; the container has it again when it restarts.
+#[test]
+fn region_removed_by_hand_is_reported_and_created_again() {
+    let Some(bed) = bed() else { return };
+    bed.block_on(async {
+        let mut stage = Stage::set(&bed, SETTINGS).await;
+        for name in ["a", "b"] {
+            stage.apply(&lasting(name, "partage.dev/gpu: 1, partage.dev/memory: 5Gi"));
+        }
+        for name in ["a", "b"] {
+            stage.runs(name).await;
+        }
+        let held = stage.agrees().await;
+        let regions = stage.node_path("/run/partage/regions");
+        let is_missing = async |stage: &Stage<'_>| {
+            eventually("both are counted", async || match stage.metric("partage_ledger_mismatch")? {
+                2.0 => Ok(()),
+                other => Err(format!("{other}\n{}", stage.agent.log())),
+            })
+            .await;
+        };
+        for region in fs::read_dir(&regions).unwrap().flatten() {
+            fs::remove_dir_all(region.path()).unwrap();
+        }
+        is_missing(&stage).await;
+        for name in ["a", "b"] {
+            stage
+                .told(("Pod", name), "RegionMissing", "restart the container to create the region again")
+                .await;
+        }
+        // An agent that starts now has never seen the regions.
+        stage.start_again().await;
+        is_missing(&stage).await;
+        for pod in &held {
+            stage.crash(&pod.name);
+            stage.restarted(&pod.name, 1).await;
+        }
+        assert_eq!(stage.agrees().await.len(), 2);
+    });
+}
+
 impl Stage<'_> {
     /// A runtime that puts no CDI devices into containers: the agent says so, and what to do, and ends.
     async fn cannot_begin_without_cdi(&mut self) {

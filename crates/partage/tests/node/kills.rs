@@ -34,7 +34,7 @@ fn an_agent_that_dies_at_any_step_goes_on_where_it_was() {
         stage.dies().await;
         stage.fails("a", "UnexpectedAdmissionError").await;
         stage.start_again().await;
-        stage.event("AgentWasAway", "has to be made again").await;
+        stage.event("AgentUnavailable", "has to be created again").await;
         stage.delete("a");
 
         // Each death is followed by the next, with the same pod.

@@ -46,7 +46,7 @@ fn after_a_boot_pods_get_their_shares_again_or_are_made_again() {
         stage.fails("alone", "UnexpectedAdmissionError").await;
         stage.agent.process().start().unwrap();
         stage.is_ready().await;
-        stage.told(("Pod", "alone"), "AgentWasAway", "the node was booted").await;
+        stage.told(("Pod", "alone"), "AgentUnavailable", "the node was rebooted").await;
         stage.has_replicas().await;
         // The deployment may count those from before the boot for a moment.
         let after = eventually("all of them are others", async || {
