@@ -178,7 +178,7 @@ impl Waiting {
     pub(crate) fn tell(&mut self, why: &str) -> bool {
         let is_news = self.told != why;
         if is_news {
-            tracing::error!("{} is not to be had yet: {why}", self.what);
+            tracing::error!("waiting for {}: {why}", self.what);
             self.told = why.into();
         }
         is_news

@@ -11,7 +11,7 @@
 //!  progress what probes and Prometheus are told (metrics)        offers   devices and amounts, as they are now
 //!  find     the runtime, the driver, the GPUs                    uncounted  asks that kubelet brings to nobody
 //!  inventory  the GPUs, also those that do not answer            memory   what makes them unusable until a reset
-//!  audit    where the book, kubelet and the regions disagree     alone    one agent on a node
+//!  audit    where the book, kubelet and the regions disagree
 //!  suspected  containers with a recent bypass finding                refusals which refusals were logged already
 //!  mounted  folders that were made again behind its back         other_runtime  NVIDIA's own, told to leave containers alone
 //!  run      all of it, from start to end
@@ -19,7 +19,6 @@
 //!
 //! Everything it knows is on disk, in kubelet or in the API server: it can be killed at any instruction.
 
-mod alone;
 mod audit;
 mod book;
 mod checkpoint;

@@ -11,9 +11,11 @@ use crate::offers::{self, Plugins};
 use crate::progress::{Progress, keep_telling};
 use crate::regions::Regions;
 use crate::settings::{Followed, Settings};
-use crate::{alone, find, look, node, other_runtime, plugin, publish, resources, sweep, uncounted, wishes};
+use crate::{find, look, node, other_runtime, plugin, publish, resources, sweep, uncounted, wishes};
 use partage_cluster::{About, Cluster, ClusterError, Pods, Severity};
 use partage_core::model::NodeName;
+use partage_enforce::error_chain::describe;
+use partage_enforce::instance_lock::InstanceLock;
 use partage_host::cdi;
 use partage_host::context::{self, Sizes};
 use partage_host::files;
@@ -36,6 +38,8 @@ const GLANCE: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_secs(30);
 /// How long what ends may take: an event to be written, duties to come to their end.
 const FAREWELL: Duration = Duration::from_secs(5);
+/// The lock file of the agent, in its runtime directory.
+const LOCK_FILE: &str = "agent.lock";
 /// This program, to be started again.
 const PROGRAM: &str = "/proc/self/exe";
 
@@ -136,8 +140,8 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), AgentE
     .await;
     let Some(about) = about else { return Ok(()) };
     find::check_cdi(&options.cdi, &about)?;
-    let alone = find::insist(&stop, "the node", || async { alone::take(&options.run) }).await;
-    let Some(_alone) = alone else { return Ok(()) };
+    let lock = instance_lock(&stop, &options.run).await;
+    let Some(_lock) = lock else { return Ok(()) };
     let boot = find::boot_id();
     let mut agent = Agent {
         options,
@@ -153,6 +157,15 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), AgentE
         stop,
     };
     agent.live().await
+}
+
+/// Waits until no other agent manages this node; `None` if the agent is stopped before.
+async fn instance_lock(stop: &CancellationToken, runtime_dir: &Path) -> Option<InstanceLock> {
+    let path = runtime_dir.join(LOCK_FILE);
+    find::insist(stop, "the node", || async {
+        InstanceLock::try_acquire(&path).map_err(|error| describe(&error))
+    })
+    .await
 }
 
 /// What the settings' file says cannot be used: what was last in force is, where anything was. Either is told.
@@ -500,10 +513,7 @@ pub async fn withdraw(options: Options) -> Result<(), AgentError> {
     let cluster = Cluster::connect(options.kubeconfig.as_deref(), &options.node).await?;
     // An agent that has not ended yet would say and write again what goes here. Where its folder is gone, there is none.
     let never = CancellationToken::new();
-    let _alone = match options.run.exists() {
-        true => find::insist(&never, "the node", || async { alone::take(&options.run) }).await,
-        false => None,
-    };
+    let _lock = if options.run.exists() { instance_lock(&never, &options.run).await } else { None };
     publish::withdraw(&cluster).await?;
     let io = |path: &Path| {
         let path = path.to_path_buf();

@@ -18,6 +18,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("partage-kubelet-api", &[]),
     ("partage-cluster", &["partage-core"]),
     ("partage-host", &["partage-core", "partage-region", "partage-driver-api"]),
+    ("partage-enforce", &["partage-core", "partage-region", "partage-shim", "partage-sim", "partage-host"]),
     (
         "partage-workstation",
         &[
@@ -27,6 +28,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "partage-shim",
             "partage-sim",
             "partage-host",
+            "partage-enforce",
         ],
     ),
     (
@@ -38,6 +40,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "partage-shim",
             "partage-sim",
             "partage-host",
+            "partage-enforce",
             "partage-cluster",
             "partage-kubelet-api",
         ],
@@ -52,6 +55,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "partage-shim",
             "partage-sim",
             "partage-host",
+            "partage-enforce",
             "partage-workstation",
             "partage-cluster",
             "partage-kubelet-api",

@@ -26,15 +26,16 @@ use crate::machine::Machine;
 use crate::settings::Settings;
 use crate::store::{self, Found, Record};
 use give::Live;
+use partage_enforce::error_chain::describe;
+use partage_enforce::instance_lock::{InstanceLock, LockError};
 use partage_host::files;
 use partage_host::truth::{Auditor, Truth};
 use partage_region::arbiter::Runner;
 use queue::Ticket;
-use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::net::SocketAddr;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicUsize;
@@ -88,7 +89,7 @@ pub struct Keeper {
     warnings: Mutex<Vec<String>>,
     standby: standby::Successor,
     /// Held for as long as it keeps.
-    _lock: File,
+    _lock: InstanceLock,
 }
 
 #[derive(Default)]
@@ -126,7 +127,7 @@ impl Keeper {
         home: &Home,
         settings: Settings,
         options: Options,
-        lock: File,
+        lock: InstanceLock,
     ) -> Result<Arc<Keeper>, KeepError> {
         let machine = Machine::open(home, &settings).map_err(KeepError::Cannot)?;
         let cannot = |what: &str, error: std::io::Error| KeepError::Cannot(format!("{what}: {error}"));
@@ -302,27 +303,19 @@ fn be_a_keeper() {
     }
 }
 
-/// The lock that only one keeper of a home has.
-fn lock(home: &Home) -> Result<File, KeepError> {
-    let file = lock_file(home)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(KeepError::Busy),
-        Err(error) => Err(KeepError::Cannot(format!("{}: cannot be locked: {error}", home.lock().display()))),
-    }
+/// Acquires the lock of a home without waiting.
+fn lock(home: &Home) -> Result<InstanceLock, KeepError> {
+    home.make().map_err(|error| KeepError::Cannot(error.to_string()))?;
+    InstanceLock::try_acquire(&home.lock()).map_err(KeepError::from)
 }
 
-fn lock_file(home: &Home) -> Result<File, KeepError> {
-    home.make().map_err(|error| KeepError::Cannot(error.to_string()))?;
-    let path = home.lock();
-    // Nobody else may hold it: whoever can open a file can lock it.
-    OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(&path)
-        .map_err(|error| KeepError::Cannot(format!("{}: cannot be opened: {error}", path.display())))
+impl From<LockError> for KeepError {
+    fn from(error: LockError) -> KeepError {
+        match error {
+            LockError::Held { .. } => KeepError::Busy,
+            error => KeepError::Cannot(describe(&error)),
+        }
+    }
 }
 
 /// The socket, in place of the one of a keeper before.

@@ -1,11 +1,11 @@
 //! Who goes on when a keeper dies: a process that waits for its lock, and nothing else.
 
-use super::{KeepError, Keeper, Options, lock_file};
+use super::{KeepError, Keeper, Options};
 use crate::home::Home;
 use crate::machine::PROGRAM;
 use crate::settings::Settings;
 use crate::store;
-use rustix::fs::{FlockOperation, flock};
+use partage_enforce::instance_lock::InstanceLock;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -89,10 +89,8 @@ pub(crate) fn background(home: &Home) -> Command {
 /// Waits until nobody else keeps this home; then keeps it, if there is something to keep.
 pub fn stand_by(home: &Home, settings: Settings, options: Options) -> Result<Option<Arc<Keeper>>, KeepError> {
     super::be_a_keeper();
-    let lock = lock_file(home)?;
-    flock(&lock, FlockOperation::LockExclusive).map_err(|error| {
-        KeepError::Cannot(format!("{}: cannot be locked: {error}", home.lock().display()))
-    })?;
+    home.make().map_err(|error| KeepError::Cannot(error.to_string()))?;
+    let lock = InstanceLock::acquire(&home.lock())?;
     if !store::is_any(home) {
         return Ok(None);
     }

@@ -1,0 +1,7 @@
+//! The node engine: holds tenants inside their shares on this machine.
+//!
+//! The node agent and the workstation daemon are its two front ends. What both of them do is here; what only Kubernetes or only
+//! a workstation needs stays in the front end. `host` below it knows this machine and no policy.
+
+pub mod error_chain;
+pub mod instance_lock;
