@@ -6,6 +6,7 @@
 use crate::settings::{DriverChoice, Settings};
 use jiff::Timestamp;
 use partage_core::model::{Gpu, GpuUuid, Links, Node};
+use partage_enforce::records::VersionedRecord;
 use partage_host::gpus::Look;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -27,6 +28,10 @@ pub(crate) struct Inventory {
     pub(crate) node: Node,
     /// Those that do not answer, and since when, in seconds since 1970.
     missing: BTreeMap<GpuUuid, i64>,
+}
+
+impl VersionedRecord for Inventory {
+    const VERSION: u32 = 1;
 }
 
 /// What the driver tells at one moment.

@@ -1,9 +1,9 @@
 //! What makes GPUs unusable until they are reset, kept for the agent that comes next: the driver says it once.
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, CheckpointError};
+use partage_enforce::records::VersionedRecord;
 use partage_host::gpus::Fatal;
 use serde::{Deserialize, Serialize};
-use std::io;
 
 /// What it is called among the agent's records.
 const HEALTH: &str = "health";
@@ -16,8 +16,12 @@ struct Kept {
     gpus: Vec<Fatal>,
 }
 
+impl VersionedRecord for Kept {
+    const VERSION: u32 = 1;
+}
+
 /// What an earlier agent of this boot knew.
-pub(crate) fn recall(checkpoint: &Checkpoint, boot: &str) -> io::Result<Vec<Fatal>> {
+pub(crate) fn recall(checkpoint: &Checkpoint, boot: &str) -> Result<Vec<Fatal>, CheckpointError> {
     let kept: Option<Kept> = checkpoint.one(HEALTH)?;
     Ok(kept.filter(|kept| kept.boot == boot).map(|kept| kept.gpus).unwrap_or_default())
 }

@@ -5,3 +5,4 @@
 
 pub mod error_chain;
 pub mod instance_lock;
+pub mod records;

@@ -11,8 +11,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// How names of files end that are not finished. They begin with a dot.
 const UNFINISHED: &str = ".unfinished";
 
-/// Writes a file that is the old or the new one at every moment, durably.
+/// What a file must survive once it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// The end of the process that wrote it. For files that mean nothing after a reboot: nothing waits for a disk.
+    UntilReboot,
+    /// A power failure. The file and its directory are synced to the disk.
+    AcrossReboots,
+}
+
+/// Replaces a file so that it is the old or the new one at every moment, also after a power failure.
 pub fn write_whole(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    replace(path, bytes, mode, Durability::AcrossReboots)
+}
+
+/// Replaces a file so that readers see the old or the new one at every moment, and nothing in between.
+pub fn replace(path: &Path, bytes: &[u8], mode: u32, durability: Durability) -> io::Result<()> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::Error::new(ErrorKind::InvalidInput, "it is no path of a file"));
     };
@@ -24,14 +38,19 @@ pub fn write_whole(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
         // Whatever the umask says.
         file.set_permissions(Permissions::from_mode(mode))?;
         file.write_all(bytes)?;
-        file.sync_all()?;
+        if durability == Durability::AcrossReboots {
+            file.sync_all()?;
+        }
         fs::rename(&unfinished, path)
     };
     written().inspect_err(|_| {
         // What is left over is of no use; that it stays is not what went wrong.
         let _ = fs::remove_file(&unfinished);
     })?;
-    sync_folder(folder)
+    match durability {
+        Durability::AcrossReboots => sync_folder(folder),
+        Durability::UntilReboot => Ok(()),
+    }
 }
 
 /// Makes what was renamed in or removed from a folder durable.

@@ -24,10 +24,11 @@ pub use standby::{COMMAND, stand_by};
 use crate::home::Home;
 use crate::machine::Machine;
 use crate::settings::Settings;
-use crate::store::{self, Found, Record};
+use crate::store::{self, Found, HeldElsewhere, Record};
 use give::Live;
 use partage_enforce::error_chain::describe;
 use partage_enforce::instance_lock::{InstanceLock, LockError};
+use partage_enforce::records::RecordError;
 use partage_host::files;
 use partage_host::truth::{Auditor, Truth};
 use partage_region::arbiter::Runner;
@@ -95,6 +96,8 @@ pub struct Keeper {
 #[derive(Default)]
 struct State {
     shares: BTreeMap<String, Live>,
+    /// Shares that another version of the daemon made and this one cannot manage, by name.
+    held_elsewhere: BTreeMap<String, HeldElsewhere>,
     queue: Vec<Ticket>,
     tickets: u64,
     given: u64,
@@ -183,9 +186,11 @@ impl Keeper {
             match found {
                 Found::Share(record) => self.take_up(*record),
                 Found::Leftover(name) => self.removed(&name),
-                Found::Unreadable(name, why) => self.warn(&format!(
-                    "the record of share {name} cannot be read, and what it has is not counted: {why}; end its processes, \
+                Found::OtherVersion { name, held, reason } => self.hold_elsewhere(name, held, &reason),
+                Found::Unreadable(name, reason) => self.warn(&format!(
+                    "the record of share {name} cannot be read, and what it has is not counted: {}; end its processes, \
                      then remove {}",
+                    describe(&reason),
                     self.home.share(&name).display()
                 )),
             }
@@ -194,6 +199,20 @@ impl Keeper {
         self.claim(&mut self.machine.node.clone());
         self.after_change(&mut self.state());
         Ok(())
+    }
+
+    /// Counts what a share of another version of this daemon holds, for as long as its folder is there.
+    fn hold_elsewhere(&self, name: String, held: Option<HeldElsewhere>, reason: &RecordError) {
+        let counted = if held.is_some() { "stays held" } else { "cannot be counted" };
+        self.warn(&format!(
+            "share {name} was made by another version of partage, and what it has {counted}: {}; start that version again, or \
+             end the share's processes and remove {}",
+            describe(reason),
+            self.home.share(&name).display()
+        ));
+        if let Some(held) = held {
+            self.state().held_elsewhere.insert(name, held);
+        }
     }
 
     fn take_up(self: &Arc<Self>, record: Record) {

@@ -1,29 +1,29 @@
-//! What is known of a share, in a file: a keeper that was killed is followed by one that reads it.
+//! The record of a share: a daemon that was killed is followed by one that reads it.
+//!
+//! Records are not synced to the disk ([`Durability::UntilReboot`]): a share ends with its processes, and none of them outlives
+//! the machine's power. A record that cannot be read stays where it is, and so does its share's folder: processes may use both.
 
 use crate::home::Home;
 use crate::users::Who;
 use partage_core::model::Share;
+use partage_enforce::records::{self, DecodeError, Durability, RecordError, VersionedRecord};
 use partage_host::binding::Binding;
 use partage_host::cgroup::Cgroup;
 use partage_host::members::{self, Mark};
 use partage_host::process::{self, Identity};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown};
-use std::path::{Path, PathBuf};
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
+use std::path::PathBuf;
 use std::time::SystemTime;
 
 const RECORD: &str = "share.json";
-/// How records are written. One of another program's may be of a share that runs.
-const FORMAT: u32 = 1;
 
 /// A share as written down.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Record {
-    /// How it is written: [`FORMAT`].
-    format: u32,
     pub(crate) name: String,
     /// What nobody else can know or have by chance.
     pub(crate) id: String,
@@ -50,6 +50,15 @@ pub(crate) struct Bond {
     pub(crate) gate: bool,
 }
 
+impl VersionedRecord for Record {
+    const VERSION: u32 = 1;
+    const VERSION_FIELD: &'static str = "format";
+
+    fn is_named(&self, name: &str) -> bool {
+        self.name == name
+    }
+}
+
 impl Record {
     /// A share that was decided, of a process that asked.
     pub(crate) fn new(
@@ -64,7 +73,6 @@ impl Record {
         let since =
             SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
         Ok(Record {
-            format: FORMAT,
             name: name.into(),
             id: random.iter().map(|byte| format!("{byte:02x}")).collect(),
             who: who.clone(),
@@ -122,50 +130,72 @@ impl Record {
         self.who.uid == 0 || is_owners() || is_held()
     }
 
-    /// Writes it down, whole or not at all.
-    pub(crate) fn write(&self, home: &Home) -> io::Result<()> {
-        let bytes = serde_json::to_vec_pretty(self)?;
-        // A command line may hold what others should not read.
-        let file = home.share(&self.name).join(RECORD);
-        let unfinished = file.with_extension("new");
-        // Not forced onto the disk: what outlives the machine's power has no process left.
-        write(&unfinished, &bytes, 0o600)?;
-        fs::rename(&unfinished, &file)
+    /// Replaces the record's file as a whole.
+    pub(crate) fn write(&self, home: &Home) -> Result<(), RecordError> {
+        records::write_file(&home.share(&self.name).join(RECORD), self, Durability::UntilReboot)
     }
 }
 
-fn write(file: &Path, bytes: &[u8], mode: u32) -> io::Result<File> {
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(file)?;
-    file.write_all(bytes)?;
-    Ok(file)
-}
-
-/// A folder of a share, read.
+/// The folder of a share, read.
+#[derive(Debug)]
 pub(crate) enum Found {
     /// A share.
     Share(Box<Record>),
-    /// What a keeper left that was killed half way: there is no record.
+    /// What a daemon left that was killed before it wrote the record.
     Leftover(String),
+    /// A record of another version of the daemon, which may have written a share that runs. What it holds must not be granted
+    /// again.
+    OtherVersion {
+        name: String,
+        /// What it holds, if that can be read from it.
+        held: Option<HeldElsewhere>,
+        reason: RecordError,
+    },
     /// A record that cannot be read. Its share may run.
-    Unreadable(String, io::Error),
+    Unreadable(String, RecordError),
 }
 
-/// All shares that were written down.
+/// What a share of another version of the daemon holds.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub(crate) struct HeldElsewhere {
+    pub(crate) who: Who,
+    pub(crate) shares: Vec<Share>,
+}
+
+/// Reads the records of all shares.
 pub(crate) fn all(home: &Home) -> io::Result<Vec<Found>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(home.shares())? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        let record = fs::read(entry.path().join(RECORD))
-            .and_then(|bytes| serde_json::from_slice::<Record>(&bytes).map_err(Into::into));
-        found.push(match record {
-            Ok(record) if record.name == name && record.format == FORMAT => Found::Share(Box::new(record)),
-            Ok(_) => Found::Unreadable(name, io::Error::other("it is of another share or another version")),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Found::Leftover(name),
-            Err(error) => Found::Unreadable(name, error),
+        if !entry.file_type()?.is_dir() {
+            found.push(Found::Unreadable(name, RecordError::NotAFile { path: entry.path() }));
+            continue;
+        }
+        let path = entry.path().join(RECORD);
+        found.push(match records::read_file::<Record>(&path) {
+            Ok(Some(record)) if !record.is_named(&name) => {
+                Found::Unreadable(name, RecordError::Misnamed { path })
+            }
+            Ok(Some(record)) => Found::Share(Box::new(record)),
+            Ok(None) => Found::Leftover(name),
+            Err(reason) if reason.is_unsupported_version() => {
+                Found::OtherVersion { name, held: held_elsewhere(&reason), reason }
+            }
+            Err(reason) => Found::Unreadable(name, reason),
         });
     }
     Ok(found)
+}
+
+/// Looks for what a record of another version holds under the names that this version uses.
+fn held_elsewhere(reason: &RecordError) -> Option<HeldElsewhere> {
+    match reason {
+        RecordError::Invalid { source: DecodeError::UnsupportedVersion { fields, .. }, .. } => {
+            serde_json::from_value(fields.clone().into()).ok()
+        }
+        _ => None,
+    }
 }
 
 /// Removes libraries of shares that are not there any more.
@@ -229,4 +259,102 @@ pub(crate) fn remove(home: &Home, name: &str) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use partage_core::model::{Bytes, Cores};
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+
+    fn home(folder: &tempfile::TempDir) -> Home {
+        let home = Home::at(folder.path()).unwrap();
+        home.make().unwrap();
+        home
+    }
+
+    /// Puts a record of format 1, as an earlier build wrote it, into the home.
+    fn put_format_1(home: &Home, name: &str) -> PathBuf {
+        let written = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/shares-format-1");
+        fs::create_dir_all(home.share(name)).unwrap();
+        let path = home.share(name).join(RECORD);
+        fs::copy(written.join(name).join(RECORD), &path).unwrap();
+        path
+    }
+
+    fn one(home: &Home) -> Found {
+        let mut found = all(home).unwrap();
+        assert_eq!(found.len(), 1);
+        found.remove(0)
+    }
+
+    #[test]
+    fn records_of_format_1_are_read_and_written_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = home(&folder);
+        for name in ["trainer", "starting", "whole"] {
+            let path = put_format_1(&home, name);
+            let before: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+            let record = match one(&home) {
+                Found::Share(record) => record,
+                other => panic!("{other:?}"),
+            };
+            match name {
+                "trainer" => {
+                    assert_eq!(record.shares.len(), 2);
+                    let Share { memory_bytes, cores, ceiling, .. } = &record.shares[0];
+                    let expected = (Some(Bytes(4 << 30)), Cores::percent(30), Some(Cores::WHOLE));
+                    assert_eq!((*memory_bytes, *cores, *ceiling), expected);
+                    assert_eq!(record.who, Who { uid: 1000, gids: vec![1000, 44] });
+                    assert_eq!(record.bound, Some(Bond { binding: Binding::MountNamespace, gate: true }));
+                    assert!(record.cgroup.is_some());
+                }
+                "starting" => assert!(record.bound.is_none() && record.cgroup.is_none()),
+                _ => assert!(record.shares[0].whole),
+            }
+            record.write(&home).unwrap();
+            let after: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+            assert_eq!(after, before);
+            fs::remove_dir_all(home.share(name)).unwrap();
+        }
+    }
+
+    #[test]
+    fn record_of_a_newer_format_is_left_alone_with_what_it_holds() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = home(&folder);
+        let path = put_format_1(&home, "trainer");
+        let newer = fs::read_to_string(&path).unwrap().replacen("\"format\": 1", "\"format\": 2", 1);
+        fs::write(&path, &newer).unwrap();
+        let Found::OtherVersion { name, held: Some(held), reason } = one(&home) else { panic!() };
+        assert_eq!((name.as_str(), held.who.uid, held.shares.len()), ("trainer", 1000, 2));
+        assert!(reason.to_string().contains("trainer/share.json"), "{reason}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), newer);
+        // What it holds cannot be known where it is called otherwise.
+        fs::write(&path, r#"{"format": 2, "name": "trainer"}"#).unwrap();
+        assert!(matches!(one(&home), Found::OtherVersion { held: None, .. }));
+    }
+
+    #[test]
+    fn damaged_record_is_reported_and_stays_with_its_share() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = home(&folder);
+        let path = put_format_1(&home, "trainer");
+        let whole = fs::read_to_string(&path).unwrap();
+        for text in [&whole[..100], "", "{}", &whole.replacen("\"trainer\"", "\"other\"", 1)] {
+            fs::write(&path, text).unwrap();
+            assert!(matches!(one(&home), Found::Unreadable(name, _) if name == "trainer"), "{text}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+        fs::remove_file(&path).unwrap();
+        symlink("/nowhere", &path).unwrap();
+        assert!(matches!(one(&home), Found::Unreadable(_, RecordError::NotAFile { .. })));
+        fs::remove_file(&path).unwrap();
+        assert!(matches!(one(&home), Found::Leftover(name) if name == "trainer"));
+        fs::remove_dir_all(home.share("trainer")).unwrap();
+        symlink("/nowhere", home.share("link")).unwrap();
+        assert!(matches!(one(&home), Found::Unreadable(name, _) if name == "link"));
+        assert!(home.share("link").symlink_metadata().is_ok());
+    }
 }

@@ -11,6 +11,8 @@ use crate::settings::Settings;
 use crate::sweep::ListedPods;
 use partage_cluster::Severity;
 use partage_core::model::{ContainerName, PodUid};
+use partage_enforce::error_chain::describe;
+use partage_enforce::records::DecodeError;
 use partage_host::cdi::Found;
 use partage_host::truth::Truth;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,13 +37,12 @@ impl NodeState {
     /// Everything that is known of earlier: from its own records, kubelet, and the CDI folder.
     pub(crate) fn rebuild(parts: Parts, settings: Settings) -> io::Result<NodeState> {
         let kept = parts.checkpoint.read()?;
-        for (path, why) in &kept.quarantined {
-            tracing::warn!("{}: a record was put aside: {why}", path.display());
-        }
-        let mut counts = Counts { quarantined: kept.quarantined.len() as u64, ..Counts::default() };
+        let mut counts = Counts { quarantined: kept.quarantined as u64, ..Counts::default() };
         let (mut names, mut pods) = (kept.names, kept.pods);
-        let saved = pods.keys().cloned().collect();
+        // A record that another version of the agent wrote counts as saved: it is not replaced.
+        let saved = pods.keys().chain(&kept.unsupported).cloned().collect();
         let mut ready = BTreeMap::new();
+        let mut unsupported_cdi = BTreeSet::new();
         for found in parts.cdi.all()? {
             match owner(&found) {
                 Some(Ok((record, container))) => {
@@ -49,20 +50,27 @@ impl NodeState {
                     ready.insert(nonce, Ready { uid: uid.clone(), container, written: true });
                     pods.entry(uid).or_insert(record);
                 }
+                Some(Err(OwnerError::Record(error @ DecodeError::UnsupportedVersion { .. }))) => {
+                    tracing::warn!(name = found.name, %error, "CDI spec of another agent version left in place");
+                    unsupported_cdi.insert(Nonce(found.name));
+                }
                 Some(Err(error)) => {
                     counts.quarantined += 1;
-                    tracing::warn!(name = found.name, "a CDI file cannot be read: {error}");
+                    tracing::warn!(name = found.name, error = %describe(&error), "cannot read a CDI spec");
                 }
                 None => {}
             }
         }
-        let mut unknown = BTreeSet::new();
+        // What these pods hold is read from the pods themselves, before anything is granted to others.
+        let mut unknown = kept.unsupported;
+        unknown.retain(|uid| !pods.contains_key(uid));
         for Holder { uid, container, resource, ids, nonce, .. } in parts.kubelet.all().into_iter().flatten() {
             let Some(nonce) = nonce else { continue };
             if !pods.contains_key(&uid) {
                 unknown.insert(uid.clone());
             }
-            ready.entry(nonce.clone()).or_insert(Ready { uid, container, written: false });
+            let written = unsupported_cdi.contains(&nonce);
+            ready.entry(nonce.clone()).or_insert(Ready { uid, container, written });
             names.entry(nonce.clone()).or_insert(Name { nonce, resource, ids, at: 0 });
         }
         // Nothing is offered on a GPU that nobody has looked at.
@@ -174,7 +182,10 @@ impl NodeState {
     fn take_up_adopted(&self, record: &PodRecord) {
         let held = self.kubelet.all().into_iter().flatten().filter(|holder| holder.uid == record.pod.uid);
         let ready = held.filter_map(|Holder { uid, container, nonce, .. }| {
-            Some((nonce?, Ready { uid, container, written: false }))
+            let nonce = nonce?;
+            // A spec that another version of the agent wrote is not replaced.
+            let written = self.cdi.get(&nonce.0).is_some_and(|found| is_unsupported(&found));
+            Some((nonce, Ready { uid, container, written }))
         });
         let ready: BTreeMap<Nonce, Ready> = ready.collect();
         for (nonce, Ready { uid, container, .. }) in &ready {
@@ -207,11 +218,28 @@ pub(super) fn annotations(
 }
 
 /// The pod and container of a CDI file, as [`annotations`] wrote them.
-fn owner(found: &Found) -> Option<Result<(PodRecord, ContainerName), String>> {
+fn owner(found: &Found) -> Option<Result<(PodRecord, ContainerName), OwnerError>> {
     let content = match &found.content {
         Ok(content) => content,
-        Err(why) => return Some(Err(why.clone())),
+        Err(why) => return Some(Err(OwnerError::Spec(why.clone()))),
     };
     let (text, container) = (content.annotations.get(OF_POD)?, content.annotations.get(OF_CONTAINER)?);
-    Some(checkpoint::decode(text).map(|record| (record, ContainerName::from(container.as_str()))))
+    let record = checkpoint::decode(text).map_err(OwnerError::Record);
+    Some(record.map(|record| (record, ContainerName::from(container.as_str()))))
+}
+
+/// Why the container of a CDI spec is unknown.
+#[derive(Debug, thiserror::Error)]
+enum OwnerError {
+    /// The file is no CDI spec of ours.
+    #[error("{0}")]
+    Spec(String),
+    /// The record in it cannot be read.
+    #[error("its record cannot be read")]
+    Record(#[source] DecodeError),
+}
+
+/// Whether a CDI spec carries the record of another version of the agent.
+fn is_unsupported(found: &Found) -> bool {
+    matches!(owner(found), Some(Err(OwnerError::Record(DecodeError::UnsupportedVersion { .. }))))
 }

@@ -3,6 +3,7 @@
 use super::{Settings, SettingsError};
 use crate::checkpoint::Checkpoint;
 use partage_core::model::NodeName;
+use partage_enforce::records::VersionedRecord;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::PathBuf;
@@ -13,6 +14,10 @@ const SETTINGS: &str = "settings";
 #[derive(Serialize, Deserialize)]
 struct Kept {
     text: String,
+}
+
+impl VersionedRecord for Kept {
+    const VERSION: u32 = 1;
 }
 
 /// A file that is followed.

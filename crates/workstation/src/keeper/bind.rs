@@ -2,6 +2,7 @@
 
 use super::Keeper;
 use crate::store::Bond;
+use partage_enforce::error_chain::describe;
 use partage_host::binding::Binding;
 use partage_host::cgroup::Cgroup;
 use partage_host::process::Identity;
@@ -38,7 +39,7 @@ impl Keeper {
         // Written down first: whoever follows can remove it.
         live.record.cgroup = Some(cgroup.clone());
         if let Err(error) = live.record.write(&self.home) {
-            confined.notes.push(format!("its cgroup could not be written down: {error}"));
+            confined.notes.push(format!("its cgroup cannot be recorded: {}", describe(&error)));
         }
         let devices = self.machine.other_devices(&live.record.shares);
         drop(state);
@@ -90,7 +91,7 @@ impl Keeper {
         live.record.bound = Some(Bond { binding, gate: confined.gate });
         let written = live.record.write(&self.home);
         drop(state);
-        written.map_err(|error| format!("{}: {error}", self.home.share(name).display()))?;
+        written.map_err(|error| describe(&error))?;
         self.call_successor();
         Ok(())
     }

@@ -6,6 +6,7 @@ use crate::decide::{self, Refused};
 use crate::users::{self, Who};
 use crate::wire::{Change, Refusal};
 use partage_core::model::{Bytes, Share};
+use partage_enforce::error_chain::describe;
 use partage_host::members;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,9 +22,7 @@ impl Keeper {
         let Some(live) = state.shares.get_mut(name) else { return Err(unknown(&state, name)) };
         let before = std::mem::replace(&mut live.record.shares, shares);
         let undone = self.fits_what_is_used(live, &before).and_then(|()| {
-            live.record.write(&self.home).map_err(|error| {
-                Refused::new(Refusal::Broken, format!("{}: {error}", self.home.share(name).display()))
-            })
+            live.record.write(&self.home).map_err(|error| Refused::new(Refusal::Broken, describe(&error)))
         });
         if undone.is_err() {
             live.record.shares = before;

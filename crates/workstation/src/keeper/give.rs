@@ -8,6 +8,7 @@ use crate::store::{self, Record};
 use crate::users::Who;
 use crate::wire::{Granted, Places, Refusal, RunRequest};
 use partage_core::model::{Node, PodAsk};
+use partage_enforce::error_chain::describe;
 use partage_host::process::Identity;
 use partage_host::shares;
 use partage_host::truth::Kept;
@@ -47,7 +48,9 @@ impl State {
             who: &live.record.who,
             shares: &live.record.shares,
         });
-        held.collect()
+        let elsewhere = self.held_elsewhere.iter();
+        let elsewhere = elsewhere.map(|(name, held)| Held { name, who: &held.who, shares: &held.shares });
+        held.chain(elsewhere).collect()
     }
 
     fn is_taken(&self, name: &str) -> Option<&Who> {
@@ -144,7 +147,7 @@ impl Keeper {
         let cannot = |error: std::io::Error| format!("{}: {error}", self.home.share(&name).display());
         self.make_region(&record)?;
         let covers = self.machine.covers(&self.home, &name, &record.shares).map_err(cannot)?;
-        record.write(&self.home).map_err(cannot)?;
+        record.write(&self.home).map_err(|error| describe(&error))?;
         let (words, id) = (decide::words(&self.machine.node, &record.shares), record.id.clone());
         let gpus = record.shares.iter().map(|share| share.gpu.to_string()).collect();
         self.log(&format!("{name}: {words} for user {}", crate::users::name(record.who.uid)));

@@ -31,12 +31,21 @@ impl Keeper {
                 // Shares that were taken up have nobody yet, and the one who waited may have been killed.
                 self.call_successor();
             }
-            if needed && self.look() {
-                // A GPU fell ill or got well.
+            let released = self.release_held_elsewhere();
+            if (needed && self.look()) || released {
+                // A GPU became unhealthy or recovered, or something is free that was held.
                 let mut state = self.state();
                 self.after_change(&mut state);
             }
         }
+    }
+
+    /// Releases what shares of another version of the daemon held once their folders are gone. Returns whether any are.
+    fn release_held_elsewhere(&self) -> bool {
+        let mut state = self.state();
+        let before = state.held_elsewhere.len();
+        state.held_elsewhere.retain(|name, _| self.home.share(name).exists());
+        state.held_elsewhere.len() < before
     }
 
     /// Asks the driver and compares; whether a GPU's health changed.
