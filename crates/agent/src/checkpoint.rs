@@ -144,6 +144,11 @@ impl Checkpoint {
         })
     }
 
+    /// The directory of the records that there is one of each.
+    pub(crate) fn singletons(&self) -> &RecordDir {
+        &self.singletons
+    }
+
     /// Something that there is one of; `None` where it was never put, or cannot be used.
     pub(crate) fn one<T: VersionedRecord>(&self, name: &str) -> Result<Option<T>, CheckpointError> {
         Ok(self.singletons.load(name)?)

@@ -2,22 +2,17 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::identity::{About, Runtime};
-use crate::inventory::{Found, INVENTORY, Inventory};
-use crate::memory;
 use crate::plugin::endpoint;
 use crate::resources::CountResource;
 use crate::run::{AgentError, Options};
 use crate::settings::{DriverChoice, Settings};
-use partage_core::model::{GpuUuid, Node};
-use partage_host::driver::Driver;
-use partage_host::gpus::Gpus;
+use partage_enforce::error_chain::describe;
+use partage_enforce::gpus::{
+    self as enforce_gpus, DiscoveredGpus, DiscoveryError, DiscoveryOptions, SimulatedMachine,
+};
 use partage_host::root::Root;
-use partage_sim::install;
-use partage_sim::node::NodeDir;
-use std::collections::BTreeSet;
-use std::fs;
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 /// How long to wait for a driver or a runtime that is not there yet.
@@ -63,86 +58,41 @@ pub(crate) fn check_cdi(ours: &Path, about: &About) -> Result<(), AgentError> {
     )))
 }
 
-/// What there is to share.
-pub(crate) struct Hardware {
-    pub(crate) driver: Driver,
-    /// A session with it.
-    pub(crate) gpus: Gpus,
-    pub(crate) inventory: Inventory,
-    /// GPUs that an earlier agent said are not to be used.
-    pub(crate) were_ill: BTreeSet<GpuUuid>,
-}
-
-/// Why there is nothing to share, now.
-pub(crate) struct NoGpus {
-    pub(crate) why: String,
-    /// Whether somebody has to look after the node.
-    pub(crate) is_news: bool,
-}
-
-impl NoGpus {
-    fn unusable(why: impl ToString) -> NoGpus {
-        NoGpus { why: why.to_string(), is_news: true }
-    }
-}
-
-/// The driver and the GPUs it has: those that do not answer are known from earlier, and so is what made GPUs
-/// unusable in this boot.
+/// Finds the driver and the GPUs that it has, with what earlier agents knew of them.
 pub(crate) fn gpus(
     options: &Options,
     settings: &Settings,
     root: &Root,
     checkpoint: &Checkpoint,
     boot: &str,
-) -> Result<Hardware, NoGpus> {
-    let kept: Option<Inventory> = checkpoint.one(INVENTORY).map_err(NoGpus::unusable)?;
-    let driver = match settings.driver {
-        DriverChoice::Nvidia => Driver::find_in(root).map_err(NoGpus::unusable)?.ok_or_else(|| NoGpus {
-            why: format!(
-                "no NVIDIA driver was found below {}: install it, or write `driver: simulated`",
-                options.host_root.display()
-            ),
-            // Most nodes of a cluster have none, and never will. This one had.
-            is_news: kept.is_some(),
-        })?,
-        DriverChoice::Simulated => simulated(options, settings).map_err(NoGpus::unusable)?,
-    };
-    let gpus = Gpus::open(&driver).map_err(NoGpus::unusable)?;
-    let fatal = memory::recall(checkpoint, boot).map_err(NoGpus::unusable)?;
-    let missed = kept.iter().flat_map(Inventory::missing);
-    let were_ill = fatal.iter().filter(|one| one.is_fatal()).map(|one| &one.uuid);
-    let were_ill = were_ill.chain(missed).cloned().collect();
-    gpus.remember(fatal);
-    let (node, none) = match gpus.node(options.node.as_str()) {
-        Ok(node) => (node, None),
-        Err(error) => (Node::new(options.node.as_str(), Vec::new()), Some(error)),
-    };
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
-    let found = Found { boot, settings, counted: gpus.counted().unwrap_or(node.gpus.len()), node, now };
-    let inventory = Inventory::new(found, kept.as_ref());
-    if let Some(error) = none.filter(|_| inventory.node.gpus.is_empty()) {
-        return Err(NoGpus::unusable(error));
-    }
-    if kept.as_ref() != Some(&inventory)
-        && let Err(error) = checkpoint.put_one(INVENTORY, &inventory)
-    {
-        tracing::warn!("the node's GPUs cannot be recorded: {error}");
-    }
-    Ok(Hardware { driver, gpus, inventory, were_ill })
+) -> Result<DiscoveredGpus, DiscoveryError> {
+    let folder = options.state.join("simulated");
+    enforce_gpus::discover(&DiscoveryOptions {
+        node_name: options.node.as_str(),
+        driver: match settings.driver {
+            DriverChoice::Nvidia => enforce_gpus::DriverChoice::Nvidia,
+            DriverChoice::Simulated => enforce_gpus::DriverChoice::Simulated,
+        },
+        host_root: Some(root),
+        simulated: &settings.simulated,
+        simulated_machine: SimulatedMachine {
+            folder: &folder,
+            // The same GPUs after every start, and others on every node.
+            seed: Path::new(options.node.as_str()),
+            in_use: false,
+            stamp: None,
+        },
+        records: checkpoint.singletons(),
+        boot_id: boot,
+    })
 }
 
-fn simulated(options: &Options, settings: &Settings) -> Result<Driver, String> {
-    let folder = options.state.join("simulated");
-    fs::create_dir_all(&options.state).map_err(|error| format!("{}: {error}", options.state.display()))?;
-    // The same GPUs after every start, and others on every node.
-    let seed = partage_sim::node::seed_of(Path::new(options.node.as_str()));
-    let config = settings.simulated.config(seed)?;
-    let node = NodeDir::keep(&folder, &config, false).map_err(|error| error.to_string())?;
-    let object = install::trusted_object().map_err(|error| error.to_string())?;
-    install::libraries(&object, &node.libraries(), config.driver, node.path())
-        .map_err(|error| error.to_string())?;
-    Driver::simulated(node.path()).map_err(|error| error.to_string())
+/// Why there is nothing to share, with what to do.
+pub(crate) fn explain(error: &DiscoveryError) -> String {
+    match error {
+        DiscoveryError::NoDriver { .. } => format!("{error}: install it, or write `driver: simulated`"),
+        error => describe(error),
+    }
 }
 
 /// Tries until it works or is told to stop, and says why it does not, once for each reason.
@@ -204,13 +154,6 @@ pub(crate) fn check_sockets(kubelet: &Path, settings: &Settings) -> Result<(), S
             length(resource)
         )),
     }
-}
-
-/// Which boot this is.
-pub(crate) fn boot_id() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .map(|text| text.trim().to_string())
-        .unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -10,7 +10,6 @@
 //!  sweep    gives back what has ended, removes what is nobody's  wishes   what pods say, and other amounts for them
 //!  progress what probes and Prometheus are told (metrics)        offers   devices and amounts, as they are now
 //!  find     the runtime, the driver, the GPUs                    uncounted  asks that kubelet brings to nobody
-//!  inventory  the GPUs, also those that do not answer            memory   what makes them unusable until a reset
 //!  audit    where the book, kubelet and the regions disagree
 //!  suspected  containers with a recent bypass finding                refusals which refusals were logged already
 //!  mounted  folders that were made again behind its back         other_runtime  NVIDIA's own, told to leave containers alone
@@ -26,9 +25,7 @@ mod fault;
 mod find;
 pub mod identity;
 pub mod inject;
-mod inventory;
 mod look;
-mod memory;
 mod metrics;
 mod mounted;
 mod node;

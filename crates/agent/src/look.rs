@@ -3,7 +3,6 @@
 mod containers;
 mod foreign;
 
-use crate::memory::Memory;
 use crate::node::{NodeState, grant_of};
 use crate::plugin::Nonce;
 use crate::processes::Processes;
@@ -12,6 +11,7 @@ use containers::{Containers, Whose};
 use foreign::{Foreign, Seen};
 use partage_cluster::{About, Severity};
 use partage_core::model::{ContainerName, GpuUuid, PodId, PodUid};
+use partage_enforce::gpus::FatalErrorLog;
 use partage_host::truth::{Auditor, Truth, Watched};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -52,7 +52,7 @@ pub(crate) async fn keep_looking(
         foreign: Foreign::default(),
         evicted: BTreeMap::new(),
     };
-    let mut memory = Memory::default();
+    let mut fatal_errors = FatalErrorLog::default();
     while !stop.is_cancelled() {
         let begun = Instant::now();
         let (live, runtime) = (state.regions.live().len(), state.runtime.clone());
@@ -60,7 +60,7 @@ pub(crate) async fn keep_looking(
         // The driver may take its time, and the region's files are on no disk.
         let change = tokio::task::block_in_place(|| {
             looker.look(&state);
-            memory.keep(&state.checkpoint, &state.boot, state.gpus.fatal());
+            fatal_errors.store(state.checkpoint.singletons(), &state.boot, state.gpus.fatal());
             state.inventory.change(state.gpus.counted(), &state.truth().looks)
         });
         if change.is_some() && Instant::now() >= lets_be_until {

@@ -15,7 +15,6 @@ use crate::checkpoint::{Checkpoint, Name, PodRecord};
 use crate::fault;
 use crate::identity::{Holder, Kubelet, Runtime};
 use crate::inject::Materials;
-use crate::inventory::Inventory;
 use crate::plugin::{DeviceId, Nonce};
 use crate::refusals::RefusalLog;
 use crate::regions::Regions;
@@ -25,12 +24,13 @@ use crate::suspected::Suspected;
 use crate::sweep::ListedPods;
 use partage_cluster::{About, Cluster, Pods, Severity};
 use partage_core::model::{ContainerName, GpuUuid, Grant, Node, PodId, PodUid};
+use partage_enforce::gpus::{Inventory, withhold_unhealthy};
 use partage_host::cdi;
 use partage_host::gpus::Gpus;
 use partage_host::shares::gated;
 use partage_host::truth::Truth;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
+use std::fmt;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -274,18 +274,18 @@ impl NodeState {
     /// Removes everything under one name.
     pub(crate) fn forget_name(&self, nonce: &Nonce) {
         let pod = self.owner(nonce).and_then(|uid| self.pod_id(&uid));
-        let failed = |error: io::Error, message: &'static str| {
+        let failed = |error: &dyn fmt::Display, message: &'static str| {
             let (namespace, name) = logged_name(pod.as_ref());
             tracing::warn!(namespace, pod = name, %nonce, %error, "{message}");
         };
         if let Err(error) = self.cdi.remove(&nonce.0) {
-            failed(error, "CDI file cannot be removed");
+            failed(&error, "CDI file cannot be removed");
         }
         fault::point("after-forget-cdi");
         self.regions.remove(nonce);
         fault::point("after-forget-region");
         if let Err(error) = self.checkpoint.remove_name(nonce) {
-            failed(error, "record of an allocation cannot be removed");
+            failed(&error, "record of an allocation cannot be removed");
         }
         self.names().remove(nonce);
         lock(&self.owners).remove(nonce);
@@ -337,10 +337,7 @@ fn offered(hardware: &Node, settings: &Settings, truth: &Truth<Nonce>) -> Node {
     let mut node = hardware.clone();
     node.memory_overcommit_percent = settings.memory_overcommit;
     node.slots_per_gpu = settings.aws_slots;
-    for gpu in &mut node.gpus {
-        let look = truth.looks.iter().find(|look| look.uuid == gpu.uuid);
-        gpu.withheld = gpu.withheld.take().or_else(|| look?.health.clone());
-    }
+    withhold_unhealthy(&mut node, &truth.looks);
     node
 }
 

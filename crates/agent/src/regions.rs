@@ -2,7 +2,7 @@
 
 use crate::plugin::Nonce;
 use partage_core::model::{ContainerName, GpuUuid, PodUid, Share};
-use partage_host::context::Sizes;
+use partage_enforce::context_sizes::ContextSizes as Sizes;
 use partage_host::shares::region_share;
 use partage_host::truth::Kept;
 use partage_region::arbiter::{Member, Runner};

@@ -1,10 +1,8 @@
 //! The agent from its start to its end: what is there is found, what was is known again, and the loops begin.
 
 use crate::checkpoint::Checkpoint;
-use crate::find::Hardware;
 use crate::identity::{self, Kubelet, Runtime};
 use crate::inject::Materials;
-use crate::inventory::Inventory;
 use crate::mounted::Mounted;
 use crate::node::{NodeState, Parts};
 use crate::offers::{self, Plugins};
@@ -14,12 +12,14 @@ use crate::settings::{Followed, Settings};
 use crate::{find, look, node, other_runtime, plugin, publish, resources, sweep, uncounted, wishes};
 use partage_cluster::{About, Cluster, ClusterError, Pods, Severity};
 use partage_core::model::NodeName;
+use partage_enforce::context_sizes::ContextSizes;
 use partage_enforce::error_chain::describe;
+use partage_enforce::gpus::{DiscoveredGpus, Inventory};
 use partage_enforce::instance_lock::InstanceLock;
 use partage_host::cdi;
-use partage_host::context::{self, Sizes};
 use partage_host::files;
 use partage_host::heap;
+use partage_host::process::boot_id;
 use partage_host::root::Root;
 use partage_host::selinux;
 use std::fs;
@@ -40,8 +40,6 @@ const AGAIN: Duration = Duration::from_secs(30);
 const FAREWELL: Duration = Duration::from_secs(5);
 /// The lock file of the agent, in its runtime directory.
 const LOCK_FILE: &str = "agent.lock";
-/// This program, to be started again.
-const PROGRAM: &str = "/proc/self/exe";
 
 /// Where everything is.
 #[derive(Clone, Debug)]
@@ -64,8 +62,6 @@ pub struct Options {
     pub run: PathBuf,
     /// The container runtime's socket; absent = where one is.
     pub runtime_socket: Option<PathBuf>,
-    /// The words of this program after which it measures contexts.
-    pub context_command: &'static str,
 }
 
 impl Options {
@@ -142,7 +138,7 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), AgentE
     find::check_cdi(&options.cdi, &about)?;
     let lock = instance_lock(&stop, &options.run).await;
     let Some(_lock) = lock else { return Ok(()) };
-    let boot = find::boot_id();
+    let boot = boot_id();
     let mut agent = Agent {
         options,
         checkpoint,
@@ -241,7 +237,7 @@ impl Agent {
     }
 
     /// The GPUs and settings that fit them, as soon as there are any; none where it was told to stop before.
-    async fn find(&mut self) -> Result<Option<Hardware>, AgentError> {
+    async fn find(&mut self) -> Result<Option<DiscoveredGpus>, AgentError> {
         let root = Root::new(&self.options.host_root);
         let mut waiting = find::Waiting::new("the driver");
         loop {
@@ -254,13 +250,13 @@ impl Agent {
             let found = tokio::task::block_in_place(|| {
                 find::gpus(&self.options, &self.settings, &root, &self.checkpoint, &self.boot)
             });
-            self.progress.nothing(found.as_ref().err().map(|none| none.why.as_str()));
+            let why = found.as_ref().err().map(find::explain).unwrap_or_default();
+            self.progress.nothing(found.as_ref().err().map(|_| why.as_str()));
             let hardware = match found {
                 Ok(hardware) => hardware,
-                Err(none) => {
-                    if waiting.tell(&none.why) && none.is_news {
-                        let note =
-                            format!("the node's GPUs cannot be shared yet: {}; it is tried again", none.why);
+                Err(error) => {
+                    if waiting.tell(&why) && error.needs_attention() {
+                        let note = format!("the node's GPUs cannot be shared yet: {why}; it is tried again");
                         self.cluster.tell(About::Node, Severity::Warning, "DriverUnusable", &note);
                     }
                     match waiting.again(&self.stop).await {
@@ -293,8 +289,8 @@ impl Agent {
     }
 
     /// Everything that is known of these GPUs, in its place.
-    fn rebuild(&self, hardware: Hardware) -> Result<Arc<NodeState>, AgentError> {
-        let Hardware { driver, gpus, inventory, were_ill } = hardware;
+    fn rebuild(&self, hardware: DiscoveredGpus) -> Result<Arc<NodeState>, AgentError> {
+        let DiscoveredGpus { driver, session: gpus, inventory, previously_unhealthy: were_ill } = hardware;
         let (options, node) = (&self.options, &inventory.node);
         let version = gpus.driver_version().to_string();
         tracing::info!(
@@ -316,9 +312,8 @@ impl Agent {
             let path = path.to_path_buf();
             move |error| AgentError::Io { path, error }
         };
-        let mut sizes = Sizes::read(options.state.join("contexts.json"), &version);
-        let measure = || context::measure(&driver, Path::new(PROGRAM), &[options.context_command]);
-        for warning in sizes.complete(node, measure) {
+        let mut sizes = ContextSizes::read(options.state.join("contexts.json"), &version);
+        for warning in sizes.measure_unknown(node, &driver) {
             tracing::warn!("{warning}");
         }
         let root = Root::new(&options.host_root);

@@ -4,9 +4,6 @@
 //! be unloaded again and would hold a context of its own.
 
 mod cuda;
-mod sizes;
-
-pub use sizes::Sizes;
 
 use crate::driver::{Driver, SIMULATED};
 use crate::gpus::{uuid_bytes, uuid_of};

@@ -5,7 +5,7 @@ use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// How names of files end that are not finished. They begin with a dot.
@@ -90,14 +90,35 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Does something unless it was done for this very stamp, which is kept in a file.
-pub fn once(file: &Path, stamp: &str, work: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+/// Why it could not be recorded that work was done.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: cannot be written: {source}", file.display())]
+pub struct StampError {
+    /// The file.
+    file: PathBuf,
+    /// What the system reported.
+    #[source]
+    source: io::Error,
+}
+
+impl From<StampError> for String {
+    fn from(error: StampError) -> String {
+        error.to_string()
+    }
+}
+
+/// Does work unless it was done for this very stamp, which is kept in a file.
+pub fn once<E: From<StampError>>(
+    file: &Path,
+    stamp: &str,
+    work: impl FnOnce() -> Result<(), E>,
+) -> Result<(), E> {
     if fs::read_to_string(file).is_ok_and(|done| done == stamp) {
         return Ok(());
     }
     work()?;
-    write_whole(file, stamp.as_bytes(), 0o644)
-        .map_err(|error| format!("{}: cannot be written: {error}", file.display()))
+    let written = write_whole(file, stamp.as_bytes(), 0o644);
+    Ok(written.map_err(|source| StampError { file: file.into(), source })?)
 }
 
 /// What tells one version of a file from another.
@@ -183,11 +204,11 @@ mod tests {
         let (file, subject) = (folder.path().join("stamp"), folder.path().join("subject"));
         let mut done = 0;
         let mut work = |stamp: &str, well: bool| {
-            once(&file, stamp, || {
+            let work = || {
                 done += 1;
-                well.then_some(()).ok_or_else(|| "not now".into())
-            })
-            .is_ok()
+                well.then_some(()).ok_or_else(|| "not now".to_string())
+            };
+            once(&file, stamp, work).is_ok()
         };
         fs::write(&subject, "1").unwrap();
         let first = stamp_of(&subject);

@@ -9,6 +9,12 @@ use std::os::fd::OwnedFd;
 /// A command's name is shown up to here, in characters.
 const LONGEST_NAME: usize = 256;
 
+/// Returns the id of the current boot; empty where the kernel has none.
+pub fn boot_id() -> String {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.trim().to_string()
+}
+
 /// One process, and no later one that has its number again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Identity {

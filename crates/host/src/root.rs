@@ -31,6 +31,11 @@ impl Root {
         Root::new("/")
     }
 
+    /// Where this process sees it.
+    pub fn seen_at(&self) -> &Path {
+        &self.seen
+    }
+
     /// A root inside of this one, as that of a container with the driver in it. `None` where there is no such folder.
     pub fn below(&self, folder: &Path) -> Option<Root> {
         let seen = self.at(&self.real(folder).ok()?);

@@ -41,7 +41,7 @@ pub(crate) enum Command {
     Node(node::Node),
     #[command(name = partage_workstation::keeper::COMMAND, hide = true)]
     Keep(keep::Keep),
-    #[command(name = partage_workstation::CONTEXT_COMMAND, hide = true)]
+    #[command(name = partage_enforce::context_sizes::MEASURE_COMMAND, hide = true)]
     ContextSizes(context_sizes::ContextSizes),
     Sim(sim::Sim),
     Simulate(simulate::Simulate),

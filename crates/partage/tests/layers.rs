@@ -18,7 +18,17 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("partage-kubelet-api", &[]),
     ("partage-cluster", &["partage-core"]),
     ("partage-host", &["partage-core", "partage-region", "partage-driver-api"]),
-    ("partage-enforce", &["partage-core", "partage-region", "partage-shim", "partage-sim", "partage-host"]),
+    (
+        "partage-enforce",
+        &[
+            "partage-core",
+            "partage-region",
+            "partage-driver-api",
+            "partage-shim",
+            "partage-sim",
+            "partage-host",
+        ],
+    ),
     (
         "partage-workstation",
         &[

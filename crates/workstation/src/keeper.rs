@@ -27,6 +27,7 @@ use crate::settings::Settings;
 use crate::store::{self, Found, HeldElsewhere, Record};
 use give::Live;
 use partage_enforce::error_chain::describe;
+use partage_enforce::gpus::FatalErrorLog;
 use partage_enforce::instance_lock::{InstanceLock, LockError};
 use partage_enforce::records::RecordError;
 use partage_host::files;
@@ -82,6 +83,7 @@ pub struct Keeper {
     state: Mutex<State>,
     changed: Condvar,
     auditor: Mutex<Auditor<String>>,
+    fatal_errors: Mutex<FatalErrorLog>,
     truth: Mutex<Truth<String>>,
     claims: claims::Claims,
     /// How many cgroups are being removed.
@@ -132,12 +134,12 @@ impl Keeper {
         options: Options,
         lock: InstanceLock,
     ) -> Result<Arc<Keeper>, KeepError> {
-        let machine = Machine::open(home, &settings).map_err(KeepError::Cannot)?;
+        let machine = Machine::open(home, &settings).map_err(|error| KeepError::Cannot(describe(&error)))?;
         let cannot = |what: &str, error: std::io::Error| KeepError::Cannot(format!("{what}: {error}"));
         put_in_force(home, options.settings_file.as_deref())
             .map_err(|error| cannot("the settings cannot be kept", error))?;
         let watch = Watch::new().map_err(|error| cannot("processes cannot be watched", error))?;
-        let auditor = Mutex::new(Auditor::new(&machine.node));
+        let auditor = Auditor::new(&machine.node).after(machine.previously_unhealthy.iter().cloned());
         let keeper = Arc::new(Keeper {
             home: home.clone(),
             settings,
@@ -148,7 +150,8 @@ impl Keeper {
             since: now(),
             state: Mutex::default(),
             changed: Condvar::new(),
-            auditor,
+            auditor: Mutex::new(auditor),
+            fatal_errors: Mutex::default(),
             truth: Mutex::default(),
             claims: claims::Claims::default(),
             removing: AtomicUsize::new(0),

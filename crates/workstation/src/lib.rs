@@ -23,4 +23,4 @@ mod store;
 pub mod users;
 pub mod wire;
 
-pub use machine::{CONTEXT_COMMAND, check};
+pub use machine::{MachineError, check};

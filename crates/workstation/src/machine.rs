@@ -1,17 +1,23 @@
 //! The machine: its driver or a simulated one, its GPUs, and the libraries that stand in for the driver's.
 
-use crate::home::Home;
-use crate::settings::{DriverChoice, Settings};
+use crate::home::{Home, HomeError};
+use crate::settings::Settings;
 use crate::store;
-use partage_core::model::{Node, Share};
-use partage_host::context::{self, Sizes};
+use partage_core::model::{GpuUuid, Node, Share};
+use partage_enforce::context_sizes::ContextSizes;
+use partage_enforce::gpus::{
+    DiscoveredGpus, DiscoveryError, DiscoveryOptions, SimulatedMachine, discover, find_driver,
+};
+use partage_enforce::records::{Durability, RecordDir};
 use partage_host::driver::{self, Driver, Others};
 use partage_host::files::{once, stamp_of};
-use partage_host::gpus::Gpus;
+use partage_host::gpus::{Gpus, GpusError};
+use partage_host::process::boot_id;
 use partage_host::shares;
 use partage_region::GpuShare;
-use partage_sim::node::{NodeConfig, NodeDir};
+use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -25,8 +31,55 @@ const NVIDIA: u32 = 195;
 /// This program, to be started again.
 pub(crate) const PROGRAM: &str = "/proc/self/exe";
 
-/// The hidden command of the program that measures contexts.
-pub const CONTEXT_COMMAND: &str = "context-sizes";
+/// How the machine is called where a node has a name.
+const NODE_NAME: &str = "this machine";
+
+/// Why the GPUs of this machine cannot be shared.
+#[derive(Debug, thiserror::Error)]
+pub enum MachineError {
+    /// The state directory cannot be used.
+    #[error(transparent)]
+    Home(#[from] HomeError),
+    /// Libraries cannot be loaded from the state directory.
+    #[error("{}: libraries cannot be loaded from there (it is mounted noexec): use another place with --home", path.display())]
+    NoExec {
+        /// The directory of libraries.
+        path: PathBuf,
+    },
+    /// The directory of records cannot be opened.
+    #[error("{}: cannot be opened", path.display())]
+    Records {
+        /// The directory.
+        path: PathBuf,
+        /// What the system reported.
+        #[source]
+        source: io::Error,
+    },
+    /// The settings require NVIDIA's driver, and none is installed.
+    #[error("no NVIDIA driver was found, and the settings ask for one: install it, or write `driver: auto`")]
+    NoDriver,
+    /// There are no GPUs to share.
+    #[error(transparent)]
+    Gpus(DiscoveryError),
+    /// The driver reports no GPUs.
+    #[error(transparent)]
+    Session(#[from] GpusError),
+    /// The settings do not fit this machine.
+    #[error("{0}")]
+    Settings(String),
+    /// The libraries that stand in for the driver's cannot be installed.
+    #[error("{0}")]
+    Libraries(String),
+}
+
+impl From<DiscoveryError> for MachineError {
+    fn from(error: DiscoveryError) -> MachineError {
+        match error {
+            DiscoveryError::NoDriver { .. } => MachineError::NoDriver,
+            error => MachineError::Gpus(error),
+        }
+    }
+}
 
 /// A machine whose GPUs can be shared.
 pub(crate) struct Machine {
@@ -34,34 +87,56 @@ pub(crate) struct Machine {
     pub(crate) gpus: Gpus,
     pub(crate) node: Node,
     pub(crate) warnings: Vec<String>,
-    contexts: Sizes,
+    /// GPUs that an earlier daemon of this boot found unusable or missing.
+    pub(crate) previously_unhealthy: BTreeSet<GpuUuid>,
+    /// Where what is known of the GPUs is kept for the next daemon.
+    pub(crate) records: RecordDir,
+    pub(crate) boot_id: String,
+    contexts: ContextSizes,
     /// A cache for the loader that has the simulated driver in it.
     loader_cache: Option<PathBuf>,
 }
 
 impl Machine {
-    /// Finds out what there is and puts the libraries in their places. Fast where that was done before.
-    pub(crate) fn open(home: &Home, settings: &Settings) -> Result<Machine, String> {
-        home.make().map_err(|error| error.to_string())?;
+    /// Discovers the GPUs and installs the libraries. Fast where that was done before.
+    pub(crate) fn open(home: &Home, settings: &Settings) -> Result<Machine, MachineError> {
+        home.make()?;
         check_executable(home)?;
-        let driver = match found(settings)? {
-            Some(driver) => driver,
-            None => simulated(home, settings)?,
-        };
-        let gpus = Gpus::open(&driver).map_err(|error| error.to_string())?;
-        let node = gpus.node("this machine").map_err(|error| error.to_string())?;
-        settings.check_against(&node)?;
-        let mut contexts = Sizes::read(home.lib().join("contexts.json"), gpus.driver_version());
+        let records = home.path();
+        let records = RecordDir::open(records, &records.join("quarantine"), Durability::UntilReboot)
+            .map_err(|source| MachineError::Records { path: records.into(), source })?;
+        let (folder, stamp, boot_id) = (home.simulated(), home.lib().join("gpus.stamp"), boot_id());
+        let DiscoveredGpus { driver, session: gpus, inventory, previously_unhealthy } =
+            discover(&DiscoveryOptions {
+                node_name: NODE_NAME,
+                driver: settings.driver,
+                host_root: None,
+                simulated: &settings.simulated,
+                simulated_machine: SimulatedMachine {
+                    folder: &folder,
+                    seed: &folder,
+                    in_use: store::is_any(home),
+                    stamp: Some(&stamp),
+                },
+                records: &records,
+                boot_id: &boot_id,
+            })?;
+        let node = inventory.node;
+        settings.check_against(&node).map_err(MachineError::Settings)?;
+        let mut contexts = ContextSizes::read(home.lib().join("contexts.json"), gpus.driver_version());
+        let warnings = contexts.measure_unknown(&node, &driver);
         let mut machine = Machine {
-            warnings: contexts
-                .complete(&node, || context::measure(&driver, Path::new(PROGRAM), &[CONTEXT_COMMAND])),
-            contexts,
-            loader_cache: None,
             driver,
             gpus,
             node,
+            warnings,
+            previously_unhealthy,
+            records,
+            boot_id,
+            contexts,
+            loader_cache: None,
         };
-        machine.install(home)?;
+        machine.install(home).map_err(MachineError::Libraries)?;
         if machine.driver.simulated.is_some() {
             machine.loader_cache = loader_cache(home, &machine.driver);
         }
@@ -141,16 +216,16 @@ impl Machine {
     }
 }
 
-/// Whether settings can be on this machine. Changes nothing.
-pub fn check(settings: &Settings) -> Result<(), String> {
-    let node = match found(settings)? {
-        Some(driver) => {
-            let gpus = Gpus::open(&driver).map_err(|error| error.to_string())?;
-            gpus.node("this machine").map_err(|error| error.to_string())?
+/// Checks whether settings fit this machine. Changes nothing.
+pub fn check(settings: &Settings) -> Result<(), MachineError> {
+    let node = match find_driver(settings.driver, None)? {
+        Some(driver) => Gpus::open(&driver)?.node(NODE_NAME)?,
+        None => {
+            let seed = partage_sim::node::seed_of(Path::new("/"));
+            settings.simulated.config(seed).map_err(MachineError::Settings)?.truth(NODE_NAME)
         }
-        None => simulated_config(settings, Path::new("/"))?.truth("this machine"),
     };
-    settings.check_against(&node)
+    settings.check_against(&node).map_err(MachineError::Settings)
 }
 
 /// The numbers of GPUs' device files. None where there are no such files, or others under their names: to close these
@@ -180,46 +255,13 @@ fn covered(others: &Others, stand_ins: &Path) -> Vec<(PathBuf, PathBuf)> {
     [cover(&others.cuda, driver::CUDA), cover(&others.nvml, driver::NVML)].concat()
 }
 
-/// The driver that is there and that the settings choose; none where it is to be simulated.
-fn found(settings: &Settings) -> Result<Option<Driver>, String> {
-    let found = match settings.driver {
-        DriverChoice::Simulated => None,
-        DriverChoice::Auto | DriverChoice::Nvidia => Driver::find().map_err(|error| error.to_string())?,
-    };
-    match found {
-        None if settings.driver == DriverChoice::Nvidia => Err(
-            "no NVIDIA driver was found, and the settings ask for one: install it, or write `driver: auto`"
-                .into(),
-        ),
-        found => Ok(found),
-    }
-}
-
-fn simulated_config(settings: &Settings, folder: &Path) -> Result<NodeConfig, String> {
-    settings.simulated.config(partage_sim::node::seed_of(folder))
-}
-
-/// The simulated machine of this home, made where there is none.
-fn simulated(home: &Home, settings: &Settings) -> Result<Driver, String> {
-    let folder = home.simulated();
-    let config = simulated_config(settings, &folder)?;
-    let node = NodeDir::keep(&folder, &config, store::is_any(home)).map_err(|error| error.to_string())?;
-    let object = partage_sim::install::trusted_object().map_err(|error| error.to_string())?;
-    once(&home.lib().join("gpus.stamp"), &stamp_of(&object), || {
-        partage_sim::install::libraries(&object, &node.libraries(), config.driver, node.path())
-            .map_err(|error| error.to_string())
-    })?;
-    Driver::simulated(node.path()).map_err(|error| error.to_string())
-}
-
-/// Libraries cannot be loaded from every file system.
-fn check_executable(home: &Home) -> Result<(), String> {
+/// Refuses a file system from which libraries cannot be loaded.
+fn check_executable(home: &Home) -> Result<(), MachineError> {
     let lib = home.lib();
     match rustix::fs::statvfs(lib) {
-        Ok(about) if about.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC) => Err(format!(
-            "{}: libraries cannot be loaded from there (it is mounted noexec): use another place with --home",
-            lib.display()
-        )),
+        Ok(about) if about.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC) => {
+            Err(MachineError::NoExec { path: lib.into() })
+        }
         _ => Ok(()),
     }
 }

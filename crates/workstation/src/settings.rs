@@ -5,6 +5,7 @@ use crate::users::{self, Who};
 use crate::wire::Mode;
 use partage_core::model::{Bytes, Cores, Gpu, GpuUuid, Node, Policy};
 use partage_core::quantity::Quantity;
+use partage_enforce::gpus::DriverChoice;
 use partage_sim::node::Simulated;
 use serde::{Deserialize, Deserializer};
 use std::io::{self, ErrorKind};
@@ -53,19 +54,6 @@ impl Default for Settings {
             reservations: Vec::new(),
         }
     }
-}
-
-/// Which driver to use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum DriverChoice {
-    /// NVIDIA's, or a simulated one where there is none.
-    #[default]
-    Auto,
-    /// NVIDIA's, or nothing.
-    Nvidia,
-    /// A simulated one.
-    Simulated,
 }
 
 /// A share that nobody said the size of.

@@ -53,11 +53,10 @@ pub struct UnsupportedRecord {
 }
 
 impl RecordDir {
-    /// Opens a directory of records; both directories are created where they are missing. The quarantine must be on the same
-    /// file system, because files are moved there.
+    /// Opens a directory of records, and creates it if it is missing. The quarantine must be on the same file system, because files
+    /// are moved there; it is created with the first of them.
     pub fn open(directory: &Path, quarantine: &Path, durability: Durability) -> io::Result<RecordDir> {
         fs::create_dir_all(directory)?;
-        fs::create_dir_all(quarantine)?;
         Ok(RecordDir { directory: directory.into(), quarantine: quarantine.into(), durability })
     }
 
@@ -145,6 +144,7 @@ impl RecordDir {
 
     fn move_to_quarantine(&self, path: &Path) -> io::Result<PathBuf> {
         let name = path.file_name().unwrap_or_default();
+        fs::create_dir_all(&self.quarantine)?;
         if fs::read_dir(&self.quarantine)?.count() >= MAX_QUARANTINED {
             let full = format!("{} is full: empty it", self.quarantine.display());
             return Err(io::Error::new(ErrorKind::StorageFull, full));

@@ -182,7 +182,6 @@ impl Node {
             state: self.state.clone(),
             run: self.run.clone(),
             runtime_socket: self.runtime_socket.clone(),
-            context_command: partage_workstation::CONTEXT_COMMAND,
         }
     }
 

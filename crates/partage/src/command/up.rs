@@ -11,6 +11,7 @@ use crate::amounts;
 use crate::output::line;
 use crate::screen::{self, Kind, Screen, Wake};
 use clap::Args;
+use partage_enforce::error_chain::describe;
 use partage_workstation::client::Client;
 use partage_workstation::home::Home;
 use partage_workstation::keeper::{KeepError, Keeper, Options};
@@ -84,8 +85,8 @@ impl Up {
     pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
         match self.prepared() {
             Ok(prepared) if self.check => {
-                if let Err(what) = partage_workstation::check(&prepared.settings) {
-                    line(err, format_args!("error: {what}"))?;
+                if let Err(error) = partage_workstation::check(&prepared.settings) {
+                    line(err, format_args!("error: {}", describe(&error)))?;
                     return Ok(Outcome::Problems);
                 }
                 let from = prepared.file.map_or_else(|| "no file".into(), |file| file.display().to_string());

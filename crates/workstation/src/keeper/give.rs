@@ -9,6 +9,7 @@ use crate::users::Who;
 use crate::wire::{Granted, Places, Refusal, RunRequest};
 use partage_core::model::{Node, PodAsk};
 use partage_enforce::error_chain::describe;
+use partage_enforce::gpus::withhold_unhealthy;
 use partage_host::process::Identity;
 use partage_host::shares;
 use partage_host::truth::Kept;
@@ -100,13 +101,7 @@ impl Keeper {
     /// The machine as it can be given away now: without what is ill.
     pub(super) fn node(&self) -> Node {
         let mut node = self.machine.node.clone();
-        let truth = self.truth();
-        for gpu in &mut node.gpus {
-            let ill =
-                truth.looks.iter().find(|look| look.uuid == gpu.uuid).and_then(|look| look.health.clone());
-            gpu.withheld = gpu.withheld.take().or(ill);
-        }
-        drop(truth);
+        withhold_unhealthy(&mut node, &self.truth().looks);
         self.claim(&mut node);
         node
     }

@@ -71,6 +71,9 @@ impl Keeper {
             let how = health.as_deref().unwrap_or("is well again");
             self.log(&format!("GPU {at}: {how}"));
         }
+        let mut fatal_errors = self.fatal_errors.lock().unwrap_or_else(PoisonError::into_inner);
+        fatal_errors.store(&self.machine.records, &self.machine.boot_id, self.machine.gpus.fatal());
+        drop(fatal_errors);
         let changed = !truth.health_changes.is_empty();
         *self.truth() = truth;
         changed

@@ -1,79 +1,98 @@
-//! What a context takes on each GPU, measured once for a GPU and a driver, and written down.
+//! The memory that a CUDA context takes on each GPU: measured once for a GPU and a driver version, and cached in a file.
+//!
+//! A context's memory counts against its share, and only the driver knows how much it is. How it is measured is
+//! [`partage_host::context`]'s; when it is measured, and what is done where it cannot be, is decided here.
 
-use crate::files;
 use partage_core::model::{Bytes, GpuUuid, Node};
+use partage_host::context;
+use partage_host::driver::Driver;
+use partage_host::files;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fmt::Display;
+use std::error::Error;
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// What is known of the sizes of contexts.
+/// The hidden command of the binary that measures contexts, in a process of its own.
+pub const MEASURE_COMMAND: &str = "context-sizes";
+
+/// The program that runs, to be started again for the measurement.
+const PROGRAM: &str = "/proc/self/exe";
+
+/// The known sizes of contexts.
 #[derive(Debug)]
-pub struct Sizes {
+pub struct ContextSizes {
     file: PathBuf,
     /// The version of the driver that is loaded now.
-    driver: String,
+    driver_version: String,
     /// By GPU, also those that are not there now: a card may be lost today and back tomorrow.
-    known: BTreeMap<GpuUuid, Measured>,
+    known: BTreeMap<GpuUuid, MeasuredContext>,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Measured {
-    /// With which driver.
+struct MeasuredContext {
+    /// The driver's version at the time.
     driver: String,
     bytes: Bytes,
 }
 
-impl Sizes {
-    /// What was written down. A file that cannot be read is like none: all is measured again.
-    pub fn read(file: PathBuf, driver: &str) -> Self {
+impl ContextSizes {
+    /// Reads the cached sizes. A file that cannot be read is treated like none: everything is measured again.
+    pub fn read(file: PathBuf, driver_version: &str) -> ContextSizes {
         let known = fs::read(&file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
-        Self { file, driver: driver.into(), known: known.unwrap_or_default() }
+        ContextSizes { file, driver_version: driver_version.into(), known: known.unwrap_or_default() }
     }
 
-    /// What a context takes on a GPU; nothing where that is unknown.
+    /// Returns the size of a context on a GPU; zero where it is unknown.
     pub fn of(&self, gpu: &GpuUuid) -> Bytes {
         self.find(gpu).unwrap_or(Bytes::ZERO)
     }
 
     fn find(&self, gpu: &GpuUuid) -> Option<Bytes> {
-        self.known.get(gpu).filter(|known| known.driver == self.driver).map(|known| known.bytes)
+        let known = self.known.get(gpu).filter(|known| known.driver == self.driver_version);
+        known.map(|known| known.bytes)
     }
 
-    /// GPUs that can be shared and of which it is not known, with their numbers.
-    fn missing<'a>(&self, node: &'a Node) -> Vec<(usize, &'a GpuUuid)> {
+    /// Returns the GPUs that can be shared and whose size is unknown, with their indexes.
+    fn unknown<'a>(&self, node: &'a Node) -> Vec<(usize, &'a GpuUuid)> {
         let gpus = node.gpus.iter().enumerate().filter(|(_, gpu)| gpu.withheld.is_none());
         gpus.map(|(at, gpu)| (at, &gpu.uuid)).filter(|(_, gpu)| self.find(gpu).is_none()).collect()
     }
 
-    /// Measures where something is missing; what to warn of. What stays unknown is tried again at the next start: a GPU may
-    /// have been somebody's alone, or full.
-    pub fn complete<E: Display>(
+    /// Measures with the driver if a size is unknown, and returns warnings for the user. A size that stays unknown is measured again
+    /// at the next start: the GPU may have been full, or in exclusive use.
+    pub fn measure_unknown(&mut self, node: &Node, driver: &Driver) -> Vec<String> {
+        self.complete(node, || {
+            let _span = tracing::debug_span!("measure_contexts").entered();
+            context::measure(driver, Path::new(PROGRAM), &[MEASURE_COMMAND])
+        })
+    }
+
+    fn complete<E: Error>(
         &mut self,
         node: &Node,
         measure: impl FnOnce() -> Result<Vec<(GpuUuid, Bytes)>, E>,
     ) -> Vec<String> {
-        if self.missing(node).is_empty() {
+        if self.unknown(node).is_empty() {
             return Vec::new();
         }
         let mut warnings = Vec::new();
         let mut why = "the driver made no context there, or does not tell its size".to_string();
         match measure() {
             Ok(measured) => {
-                let driver = &self.driver;
+                let driver = &self.driver_version;
                 let measured = measured
                     .into_iter()
-                    .map(|(gpu, bytes)| (gpu, Measured { driver: driver.clone(), bytes }));
+                    .map(|(gpu, bytes)| (gpu, MeasuredContext { driver: driver.clone(), bytes }));
                 self.known.extend(measured);
                 if let Err(error) = self.write() {
                     warnings.push(format!("{}: cannot be written: {error}", self.file.display()));
                 }
             }
-            Err(error) => why = error.to_string(),
+            Err(error) => why = crate::error_chain::describe(&error),
         }
-        let unknown = self.missing(node);
+        let unknown = self.unknown(node);
         if !unknown.is_empty() {
             let gpus: Vec<String> = unknown.iter().map(|(at, _)| at.to_string()).collect();
             warnings.push(format!(
@@ -111,25 +130,25 @@ mod tests {
         format!("GPU-{at}").into()
     }
 
-    /// Measures, and says so.
-    fn complete(sizes: &mut Sizes, node: &Node, found: &[(usize, u64)]) -> (bool, Vec<String>) {
-        let mut asked = false;
+    /// Completes the sizes with a measurement that finds these; also returns whether it was made.
+    fn complete(sizes: &mut ContextSizes, node: &Node, found: &[(usize, u64)]) -> (bool, Vec<String>) {
+        let mut measured = false;
         let warnings = sizes.complete(node, || {
-            asked = true;
+            measured = true;
             Ok::<_, io::Error>(found.iter().map(|(at, bytes)| (uuid(*at), Bytes(*bytes))).collect())
         });
-        (asked, warnings)
+        (measured, warnings)
     }
 
     #[test]
-    fn what_is_missing_is_measured_again_and_warned_of() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("contexts.json");
-        let read = |driver: &str| Sizes::read(file.clone(), driver);
+    fn unknown_size_is_measured_again_and_warned_of() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("contexts.json");
+        let read = |driver: &str| ContextSizes::read(file.clone(), driver);
         let three = node(3);
 
-        let (asked, warnings) = complete(&mut read("550.1"), &three, &[(0, 100), (2, 300)]);
-        assert!(asked && warnings.len() == 1, "{warnings:?}");
+        let (measured, warnings) = complete(&mut read("550.1"), &three, &[(0, 100), (2, 300)]);
+        assert!(measured && warnings.len() == 1, "{warnings:?}");
         assert!(warnings[0].starts_with("what a context takes on GPU 1 is unknown"), "{warnings:?}");
         // A start later the GPU is free.
         let mut sizes = read("550.1");
@@ -148,11 +167,11 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_is_told_with_why_and_what_cannot_be_shared_is_not_asked_for() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("contexts.json");
+    fn failed_measurement_is_reported_and_withheld_gpus_are_not_measured() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("contexts.json");
         fs::write(&file, "[\"another format\", {}]").unwrap();
-        let mut sizes = Sizes::read(file, "550.1");
+        let mut sizes = ContextSizes::read(file, "550.1");
         let mut node = node(2);
         let warnings = sizes.complete(&node, || Err(io::Error::other("it hangs")));
         assert!(warnings.len() == 1 && warnings[0].contains("GPU 0, 1") && warnings[0].contains("it hangs"));
