@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod check;
+pub mod cluster_file;
 pub mod dialect;
 pub mod explain;
 pub mod ledger;
@@ -13,6 +14,5 @@ pub mod quantity;
 mod quote;
 pub mod resize;
 pub mod simulate;
-pub mod snapshot;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -1,9 +1,9 @@
-//! Random nodes, grants and snapshots for property tests.
+//! Random nodes, grants and cluster files for property tests.
 
+use crate::cluster_file::{ClusterFile, ClusterFileGrant};
 use crate::model::{
     Bytes, Cores, Gpu, Grant, Link, Links, MAX_SLOTS, MilliCpu, Node, Overcommit, PodGrant, PodId, Share,
 };
-use crate::snapshot::{Held, Snapshot};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -115,15 +115,15 @@ pub(crate) fn node_and_grant() -> impl Strategy<Value = (Node, PodGrant)> {
 }
 
 /// A small cluster.
-pub(crate) fn snapshot() -> impl Strategy<Value = Snapshot> {
+pub(crate) fn cluster_file() -> impl Strategy<Value = ClusterFile> {
     (node("n0", 0..3), node("n1", 1..9), node("n2", 1..3)).prop_flat_map(|(a, b, c)| {
         let grants = vec((prop_oneof![pod_grant(&b), pod_grant(&c)], 0u64..9000, 0u64..1 << 40), 0..4);
-        (Just(vec![a, b, c]), grants).prop_map(|(nodes, grants)| Snapshot {
+        (Just(vec![a, b, c]), grants).prop_map(|(nodes, grants)| ClusterFile {
             nodes,
             grants: grants
                 .into_iter()
                 .enumerate()
-                .map(|(index, (grant, cpu, memory))| Held {
+                .map(|(index, (grant, cpu, memory))| ClusterFileGrant {
                     pod: PodId {
                         uid: format!("uid-{index}").into(),
                         namespace: "default".into(),

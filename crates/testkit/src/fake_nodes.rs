@@ -31,8 +31,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::Status;
 use kube::{Api, Client};
+use partage_core::cluster_file::{ClusterFile, ClusterFileError};
 use partage_core::model;
-use partage_core::snapshot::{Snapshot, SnapshotError};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -159,7 +159,7 @@ pub enum FakeNodesError {
         /// The file.
         file: PathBuf,
         /// Where and why.
-        source: SnapshotError,
+        source: ClusterFileError,
     },
 }
 
@@ -179,7 +179,11 @@ impl FakeNodes {
     ///
     /// Heartbeats begin with the first node. Nodes that an earlier run left are taken over if their inventory, labels
     /// and kinds of resources are the same. Where a node fails, those made so far stay: [`delete`] removes them.
-    pub async fn start(client: Client, snapshot: &Snapshot, plan: Plan) -> Result<FakeNodes, FakeNodesError> {
+    pub async fn start(
+        client: Client,
+        snapshot: &ClusterFile,
+        plan: Plan,
+    ) -> Result<FakeNodes, FakeNodesError> {
         let all = snapshot.nodes.len();
         let fleet = Arc::new(Fleet {
             leases: Api::namespaced(client.clone(), LEASES),

@@ -5,8 +5,8 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client, ResourceExt};
+use partage_core::cluster_file::ClusterFile;
 use partage_core::model;
-use partage_core::snapshot::Snapshot;
 use partage_testkit::bed::{Bed, Profile};
 use partage_testkit::eventually;
 use partage_testkit::fake_nodes::{self, FakeNodes, INVENTORY, Plan, Template};
@@ -58,7 +58,7 @@ fn a_fake_node_is_ready_while_it_beats() {
     });
 }
 
-fn fleet(prefix: &str) -> Snapshot {
+fn fleet(prefix: &str) -> ClusterFile {
     fake_nodes::inventory(3, &Template { prefix: prefix.into(), ..Template::default() }).unwrap()
 }
 

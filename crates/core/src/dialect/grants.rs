@@ -20,10 +20,10 @@ pub mod vcuda;
 pub mod volcano;
 
 use super::{Dialect, Settings};
+use crate::cluster_file::MAX_MEMORY;
 use crate::model::{Bytes, ContainerName, Gpu, Grant, Node, NodeName, PodGrant, Role, Share};
 use crate::pod::{Container, Pod};
 use crate::quote;
-use crate::snapshot::MOST_MEMORY;
 use std::collections::BTreeMap;
 
 /// The longest record read or written: Kubernetes takes no more annotations than this on one object.
@@ -378,7 +378,7 @@ impl<'a> Record<'a> {
 
 /// So many units of memory in bytes, unless no GPU has as much.
 fn memory_of(field: &str, units: u64, unit: u64) -> Result<Bytes, GrantError> {
-    let bytes = units.checked_mul(unit).map(Bytes).filter(|&bytes| bytes <= MOST_MEMORY);
+    let bytes = units.checked_mul(unit).map(Bytes).filter(|&bytes| bytes <= MAX_MEMORY);
     bytes.ok_or_else(|| {
         GrantError::new(field, format!("says {units} units of {}, more memory than any GPU has", Bytes(unit)))
     })

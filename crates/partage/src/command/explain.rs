@@ -5,12 +5,12 @@ use crate::input::{self, Input};
 use crate::output::line;
 use clap::Args;
 use partage_core::check::WorkloadReport;
+use partage_core::cluster_file::ClusterFile;
 use partage_core::explain::{Closest, Explanation, explain};
 use partage_core::ledger::Ledger;
 use partage_core::manifest::Workload;
 use partage_core::model::{PodGrant, Policy};
 use partage_core::place::{HostUse, Placer};
-use partage_core::snapshot::Snapshot;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -118,7 +118,7 @@ impl Explain {
     }
 
     /// The workloads and the cluster.
-    fn read(&self) -> (Input, Result<Snapshot, String>) {
+    fn read(&self) -> (Input, Result<ClusterFile, String>) {
         let is_input = |file: &PathBuf| file.as_os_str() == "-";
         if is_input(&self.cluster) && self.files.iter().any(is_input) {
             let what =
@@ -126,7 +126,7 @@ impl Explain {
             return (Input::default(), Err(what.into()));
         }
         let snapshot = input::text(&self.cluster)
-            .and_then(|text| Snapshot::from_json(&text).map_err(|error| error.to_string()))
+            .and_then(|text| ClusterFile::from_json(&text).map_err(|error| error.to_string()))
             .map_err(|what| format!("{}: {what}", self.cluster.display()));
         (input::read(&self.files), snapshot)
     }

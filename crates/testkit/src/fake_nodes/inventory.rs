@@ -1,8 +1,8 @@
 //! Snapshots to make fake nodes from: generated, or read from a file.
 
 use super::FakeNodesError;
+use partage_core::cluster_file::{ClusterFile, ClusterFileError};
 use partage_core::model::{Bytes, Gpu, MilliCpu, Node};
-use partage_core::snapshot::{Snapshot, SnapshotError};
 use std::path::Path;
 
 const GIB: u64 = 1 << 30;
@@ -41,7 +41,7 @@ impl Default for Template {
 /// A snapshot of so many equal nodes, the same each time it is asked for.
 ///
 /// Refused, with the reason, where the template makes no valid node.
-pub fn inventory(nodes: u32, template: &Template) -> Result<Snapshot, SnapshotError> {
+pub fn inventory(nodes: u32, template: &Template) -> Result<ClusterFile, ClusterFileError> {
     let nodes = (0..nodes).map(|number| {
         let gpus = (0..template.gpus).map(|minor| Gpu {
             uuid: uuid(&template.prefix, number, minor).as_str().into(),
@@ -56,7 +56,7 @@ pub fn inventory(nodes: u32, template: &Template) -> Result<Snapshot, SnapshotEr
         (node.cpu_milli, node.memory_bytes) = (Some(template.cpu), Some(template.memory));
         node
     });
-    let snapshot = Snapshot { nodes: nodes.collect(), grants: Vec::new() };
+    let snapshot = ClusterFile { nodes: nodes.collect(), grants: Vec::new() };
     snapshot.check()?;
     Ok(snapshot)
 }
@@ -68,10 +68,10 @@ fn uuid(prefix: &str, node: u32, minor: u32) -> String {
 }
 
 /// Reads a snapshot file (`docs/snapshot.md`).
-pub fn read(file: &Path) -> Result<Snapshot, FakeNodesError> {
+pub fn read(file: &Path) -> Result<ClusterFile, FakeNodesError> {
     let text =
         std::fs::read_to_string(file).map_err(|source| FakeNodesError::File { file: file.into(), source })?;
-    Snapshot::from_json(&text).map_err(|source| FakeNodesError::Snapshot { file: file.into(), source })
+    ClusterFile::from_json(&text).map_err(|source| FakeNodesError::Snapshot { file: file.into(), source })
 }
 
 #[cfg(test)]
@@ -86,7 +86,7 @@ mod tests {
         assert_eq!(snapshot.nodes[17].gpus.len(), 8);
         let numa: Vec<_> = snapshot.nodes[0].gpus.iter().filter_map(|gpu| gpu.numa).collect();
         assert_eq!(numa, [0, 0, 0, 0, 1, 1, 1, 1]);
-        assert_eq!(Snapshot::from_json(&snapshot.to_json().unwrap()).unwrap(), snapshot);
+        assert_eq!(ClusterFile::from_json(&snapshot.to_json().unwrap()).unwrap(), snapshot);
     }
 
     #[test]
@@ -94,7 +94,7 @@ mod tests {
         let of = |prefix: &str| {
             inventory(3, &Template { prefix: prefix.into(), ..Template::default() }).unwrap().nodes
         };
-        let both = Snapshot { nodes: [of("a-"), of("b-")].concat(), grants: Vec::new() };
+        let both = ClusterFile { nodes: [of("a-"), of("b-")].concat(), grants: Vec::new() };
         both.check().unwrap();
     }
 

@@ -1,8 +1,8 @@
 //! `partage.dev/grant`: the grant itself, as compact JSON.
 
 use super::{GrantError, MOST_TEXT, Record, quoted};
+use crate::cluster_file::check_grants;
 use crate::model::{Grant, NodeName, PodGrant, Role};
-use crate::snapshot::check_grants;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

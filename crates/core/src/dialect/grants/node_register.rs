@@ -4,9 +4,9 @@
 
 use super::volcano::unit;
 use super::{GrantError, MOST_TEXT, memory_of, quoted};
+use crate::cluster_file::is_uuid;
 use crate::dialect::Settings;
 use crate::model::{Gpu, Node, NodeName};
-use crate::snapshot::is_uuid;
 use std::collections::BTreeSet;
 
 /// The annotation of the node.

@@ -1,13 +1,12 @@
-//! A cluster in one JSON file: its nodes and who holds what.
+//! A cluster in one JSON file: its nodes and the grants of its pods (`docs/snapshot.md`).
 //!
-//! The format is strict. An operator writes or exports it once and then believes every answer computed from it,
-//! so a misspelt field or a doubled UUID is refused with the place where it stands. What a real cluster can
-//! contain all the same (a grant on a node or GPU that is gone) is accepted: the ledger reports it.
+//! The format is strict: an operator writes or exports the file once and then trusts every answer computed from
+//! it, so a misspelled field or a duplicate UUID is refused with its path in the file. A grant on a node or GPU
+//! that no longer exists is accepted, because real clusters contain such grants; the ledger's audit reports it.
 
 use crate::model::{
     Bytes, Gpu, Grant, MAX_SLOTS, MilliCpu, Namespace, Node, NodeName, PodGrant, PodId, PodName, PodUid,
 };
-
 use crate::place::room::MAX_GPUS;
 use crate::quantity::Quantity;
 use crate::quote::short;
@@ -16,66 +15,66 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The `apiVersion` of a snapshot.
+/// The `apiVersion` of a cluster file.
 pub const API_VERSION: &str = "partage.dev/v1";
-/// The `kind` of a snapshot.
+/// The `kind` of a cluster file.
 pub const KIND: &str = "Snapshot";
-/// More memory than any GPU or share has: sums over a whole cluster stay far from overflow.
-pub(crate) const MOST_MEMORY: Bytes = Bytes(1 << 50);
+/// Upper bound for the memory of one GPU or share; sums over a whole cluster stay far from overflow.
+pub(crate) const MAX_MEMORY: Bytes = Bytes(1 << 50);
 
 /// The nodes of a cluster and the grants held on them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Snapshot {
-    /// Its nodes.
+pub struct ClusterFile {
+    /// The nodes, each listed once.
     pub nodes: Vec<Node>,
-    /// Who holds what.
-    pub grants: Vec<Held>,
+    /// The grants held on them, one entry per pod.
+    pub grants: Vec<ClusterFileGrant>,
 }
 
-/// What one pod holds.
+/// The grant that one pod holds, with its CPU and host memory requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "HeldFields", into = "HeldFields")]
-pub struct Held {
-    /// The pod.
+#[serde(from = "GrantFields", into = "GrantFields")]
+pub struct ClusterFileGrant {
+    /// The pod that holds the grant.
     pub pod: PodId,
-    /// Its shares.
+    /// Its shares, by container.
     pub grant: PodGrant,
-    /// CPU it requests.
+    /// CPU that the pod requests.
     pub cpu_milli: MilliCpu,
-    /// Host memory it requests.
+    /// Host memory that the pod requests.
     pub memory_bytes: Bytes,
 }
 
-/// Why a text is no snapshot.
+/// Why a text is not a valid cluster file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {message}")]
-pub struct SnapshotError {
-    /// The place: a path in the file, with the name of the node or pod.
+pub struct ClusterFileError {
+    /// The path in the file, with the name of the node or pod.
     pub path: String,
     /// What is wrong there and what to write.
     pub message: String,
 }
 
-impl Snapshot {
-    /// Reads and checks a snapshot.
-    pub fn from_json(text: &str) -> Result<Snapshot, SnapshotError> {
-        // Editors on Windows start a file with this mark.
+impl ClusterFile {
+    /// Parses and validates a cluster file.
+    pub fn from_json(text: &str) -> Result<ClusterFile, ClusterFileError> {
+        // Editors on Windows may start a file with a byte order mark.
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let file: File = serde_json::from_str(text).map_err(|e| locate(text, &e))?;
+        let file: FileFields = serde_json::from_str(text).map_err(|e| locate(text, &e))?;
         if file.api_version != API_VERSION {
             return Err(at("apiVersion", wrong(&file.api_version, API_VERSION)));
         }
         if file.kind != KIND {
             return Err(at("kind", wrong(&file.kind, KIND)));
         }
-        let snapshot = Snapshot { nodes: file.nodes, grants: file.grants };
-        snapshot.check()?;
-        Ok(snapshot)
+        let cluster = ClusterFile { nodes: file.nodes, grants: file.grants };
+        cluster.check()?;
+        Ok(cluster)
     }
 
-    /// The snapshot as JSON, indented for people.
+    /// Serializes the cluster as indented JSON.
     pub fn to_json(&self) -> Result<String, serde_json::Error> {
-        let file = File {
+        let file = FileFields {
             api_version: API_VERSION.into(),
             kind: KIND.into(),
             nodes: self.nodes.clone(),
@@ -84,8 +83,8 @@ impl Snapshot {
         serde_json::to_string_pretty(&file)
     }
 
-    /// Everything [`Snapshot::from_json`] demands beyond the shape.
-    pub fn check(&self) -> Result<(), SnapshotError> {
+    /// Validates everything that [`ClusterFile::from_json`] requires beyond the JSON shape.
+    pub fn check(&self) -> Result<(), ClusterFileError> {
         let mut names = BTreeSet::new();
         let mut uuids = BTreeMap::new();
         for (index, node) in self.nodes.iter().enumerate() {
@@ -128,7 +127,7 @@ impl Snapshot {
     }
 }
 
-fn check_node(node: &Node, path: &str) -> Result<(), SnapshotError> {
+fn check_node(node: &Node, path: &str) -> Result<(), ClusterFileError> {
     if !(1..=MAX_SLOTS).contains(&node.slots_per_gpu) {
         let message = format!("is {}: write 1 to {MAX_SLOTS}", node.slots_per_gpu);
         return Err(at(&format!("{path}.slotsPerGpu"), message));
@@ -141,7 +140,7 @@ fn check_node(node: &Node, path: &str) -> Result<(), SnapshotError> {
         let message = format!("are {}: a node has {MAX_GPUS} at the most", node.gpus.len());
         return Err(at(&format!("{path}.gpus"), message));
     }
-    // The text form shows how many GPUs the links speak of.
+    // The text form has one row per GPU.
     let rows = node.links.clone().map(|links| Vec::<String>::from(links).len());
     if let Some(rows) = rows.filter(|&rows| rows != node.gpus.len()) {
         let message = format!("has {rows} rows for {} GPUs: write one row per GPU", node.gpus.len());
@@ -159,21 +158,21 @@ fn check_node(node: &Node, path: &str) -> Result<(), SnapshotError> {
             let message = format!("another GPU of this node has minor {}: each has its own", gpu.minor);
             return Err(at(&format!("{path}.minor"), message));
         }
-        if gpu.memory_bytes == Bytes::ZERO || gpu.memory_bytes > MOST_MEMORY {
-            let message = format!("is {}: write the GPU's memory, at most {MOST_MEMORY}", gpu.memory_bytes.0);
+        if gpu.memory_bytes == Bytes::ZERO || gpu.memory_bytes > MAX_MEMORY {
+            let message = format!("is {}: write the GPU's memory, at most {MAX_MEMORY}", gpu.memory_bytes.0);
             return Err(at(&format!("{path}.memoryBytes"), message));
         }
     }
     Ok(())
 }
 
-/// Whether a text can stand for a GPU: UUIDs are written in lists with these separators that other tools read.
+/// Returns whether a text can be a GPU's UUID. Other tools read lists of UUIDs with the excluded separators.
 pub(crate) fn is_uuid(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic() && !",:;[]\"".contains(c))
 }
 
-/// What every list of grants must hold to, wherever it was written.
-pub(crate) fn check_grants(grants: &[Grant], path: &str) -> Result<(), SnapshotError> {
+/// Validates a list of grants, whichever format it was read from.
+pub(crate) fn check_grants(grants: &[Grant], path: &str) -> Result<(), ClusterFileError> {
     let mut containers = BTreeSet::new();
     for (index, grant) in grants.iter().enumerate() {
         let path = format!("{path}.grants[{index}] ({})", short(grant.container.as_str()));
@@ -193,8 +192,8 @@ pub(crate) fn check_grants(grants: &[Grant], path: &str) -> Result<(), SnapshotE
                 let message = format!("{gpu} is listed twice: write one share per GPU");
                 return Err(at(&format!("{path}.shares[{index}].gpu"), message));
             }
-            if let Some(memory) = share.memory_bytes.filter(|&memory| memory > MOST_MEMORY) {
-                let message = format!("is {}: write at most {MOST_MEMORY}", memory.0);
+            if let Some(memory) = share.memory_bytes.filter(|&memory| memory > MAX_MEMORY) {
+                let message = format!("is {}: write at most {MAX_MEMORY}", memory.0);
                 return Err(at(&format!("{path}.shares[{index}].memoryBytes"), message));
             }
         }
@@ -202,10 +201,10 @@ pub(crate) fn check_grants(grants: &[Grant], path: &str) -> Result<(), SnapshotE
     Ok(())
 }
 
-/// The file as written.
+/// The fields of the file as written.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct File<N = Node, G = Held> {
+struct FileFields<N = Node, G = ClusterFileGrant> {
     api_version: String,
     kind: String,
     #[serde(default = "Vec::new")]
@@ -214,12 +213,12 @@ struct File<N = Node, G = Held> {
     grants: Vec<G>,
 }
 
-/// A held grant as written: flat, because a person reads one line per pod.
+/// A pod's grant as written: flat, so that one line per pod can be read.
 ///
-/// Spelt out rather than flattened by serde, which would accept unknown fields.
+/// Spelled out rather than flattened by serde, which would accept unknown fields.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct HeldFields {
+struct GrantFields {
     uid: PodUid,
     namespace: Namespace,
     name: PodName,
@@ -235,9 +234,9 @@ fn is_default<T: Default + PartialEq>(amount: &T) -> bool {
     *amount == T::default()
 }
 
-impl From<HeldFields> for Held {
-    fn from(fields: HeldFields) -> Held {
-        Held {
+impl From<GrantFields> for ClusterFileGrant {
+    fn from(fields: GrantFields) -> ClusterFileGrant {
+        ClusterFileGrant {
             pod: PodId { uid: fields.uid, namespace: fields.namespace, name: fields.name },
             grant: PodGrant { node: fields.node, grants: fields.grants },
             cpu_milli: fields.cpu_milli,
@@ -246,9 +245,9 @@ impl From<HeldFields> for Held {
     }
 }
 
-impl From<Held> for HeldFields {
-    fn from(held: Held) -> HeldFields {
-        HeldFields {
+impl From<ClusterFileGrant> for GrantFields {
+    fn from(held: ClusterFileGrant) -> GrantFields {
+        GrantFields {
             uid: held.pod.uid,
             namespace: held.pod.namespace,
             name: held.pod.name,
@@ -260,30 +259,30 @@ impl From<Held> for HeldFields {
     }
 }
 
-fn at(path: &str, message: String) -> SnapshotError {
-    SnapshotError { path: path.into(), message }
+fn at(path: &str, message: String) -> ClusterFileError {
+    ClusterFileError { path: path.into(), message }
 }
 
 fn wrong(is: &str, must: &str) -> String {
     format!("is \"{is}\": write \"{must}\"")
 }
 
-/// Names the node or pod a shape error is in: a line number helps little in a generated file.
+/// Names the node or pod that contains a shape error: a line number helps little in a generated file.
 ///
-/// Only a file that failed is read this second time, item by item.
-fn locate(text: &str, error: &serde_json::Error) -> SnapshotError {
+/// Only a file that failed to parse is read this second time, item by item.
+fn locate(text: &str, error: &serde_json::Error) -> ClusterFileError {
     let whole = || at("snapshot", error.to_string());
-    let Ok(file) = serde_json::from_str::<File<Value, Value>>(text) else { return whole() };
+    let Ok(file) = serde_json::from_str::<FileFields<Value, Value>>(text) else { return whole() };
     let node = |item: &Value| {
         let gpus = item.get("gpus").and_then(Value::as_array).into_iter().flatten();
         first_bad::<Gpu>(gpus, ".gpus", "uuid", |_| None)
     };
     first_bad::<Node>(file.nodes.iter(), "nodes", "name", node)
-        .or_else(|| first_bad::<Held>(file.grants.iter(), "grants", "name", |_| None))
+        .or_else(|| first_bad::<ClusterFileGrant>(file.grants.iter(), "grants", "name", |_| None))
         .map_or_else(whole, |(path, message)| at(&path, message))
 }
 
-/// A quantity as in manifests, where a number of bytes must be.
+/// Returns a hint where a quantity as in manifests was written instead of a number of bytes.
 fn quantity_for_bytes(value: &Value) -> Option<String> {
     match value {
         Value::Object(fields) => fields.iter().find_map(|(key, value)| match value {
@@ -298,7 +297,7 @@ fn quantity_for_bytes(value: &Value) -> Option<String> {
     }
 }
 
-/// The first item that is no `T`, with the path to it or to what `inside` finds in it.
+/// Returns the path and error of the first item that does not deserialize as `T`, or what `inside` finds in it.
 fn first_bad<'a, T: DeserializeOwned>(
     items: impl Iterator<Item = &'a Value>,
     list: &str,
@@ -328,14 +327,14 @@ mod tests {
     fn refused(change: impl Fn(&mut Value)) -> String {
         let mut value: Value = serde_json::from_str(EXAMPLE).unwrap();
         change(&mut value);
-        Snapshot::from_json(&value.to_string()).unwrap_err().to_string()
+        ClusterFile::from_json(&value.to_string()).unwrap_err().to_string()
     }
 
     #[test]
-    fn the_example_is_a_snapshot() {
-        let snapshot = Snapshot::from_json(EXAMPLE).unwrap();
-        assert_eq!((snapshot.nodes.len(), snapshot.grants.len()), (3, 4));
-        assert_eq!(Snapshot::from_json(&snapshot.to_json().unwrap()), Ok(snapshot));
+    fn example_file_is_valid() {
+        let cluster = ClusterFile::from_json(EXAMPLE).unwrap();
+        assert_eq!((cluster.nodes.len(), cluster.grants.len()), (3, 4));
+        assert_eq!(ClusterFile::from_json(&cluster.to_json().unwrap()), Ok(cluster));
     }
 
     #[test]
@@ -365,7 +364,7 @@ mod tests {
         assert!(refused(|v| v["grants"][1]["uid"] = v["grants"][0]["uid"].clone()).contains("has the UID"));
         assert!(refused(|v| v["grants"][0]["node"] = "".into()).contains("node: is empty"));
         assert!(refused(|v| v["more"] = 1.into()).contains("unknown field `more`"));
-        assert!(Snapshot::from_json("{").unwrap_err().to_string().contains("line 1"));
+        assert!(ClusterFile::from_json("{").unwrap_err().to_string().contains("line 1"));
     }
 
     #[test]
@@ -394,26 +393,26 @@ mod tests {
         };
         assert_eq!(many(65), "nodes[2] (gpu-c).gpus: are 65: a node has 64 at the most");
         assert!(many(64).starts_with("grants[0]"));
-        assert!(Snapshot::from_json(&format!("\u{feff}{EXAMPLE}")).is_ok());
+        assert!(ClusterFile::from_json(&format!("\u{feff}{EXAMPLE}")).is_ok());
     }
 
     #[test]
     fn a_grant_may_be_on_a_node_that_is_gone() {
         let mut value: Value = serde_json::from_str(EXAMPLE).unwrap();
         value["grants"][0]["node"] = "gone".into();
-        assert!(Snapshot::from_json(&value.to_string()).is_ok());
+        assert!(ClusterFile::from_json(&value.to_string()).is_ok());
     }
 
     proptest! {
         #[test]
-        fn round_trips(snapshot in testing::snapshot()) {
-            let json = snapshot.to_json().unwrap();
-            prop_assert_eq!(Snapshot::from_json(&json).unwrap(), snapshot);
+        fn round_trips(cluster in testing::cluster_file()) {
+            let json = cluster.to_json().unwrap();
+            prop_assert_eq!(ClusterFile::from_json(&json).unwrap(), cluster);
         }
 
         #[test]
         fn never_panics(text in ".*") {
-            let _ = Snapshot::from_json(&text);
+            let _ = ClusterFile::from_json(&text);
         }
     }
 }
