@@ -6,7 +6,7 @@ use partage_core::dialect::grants::{
     Spelling, UnixNanos, gpushare, hami, native, read, vcuda, volcano, write,
 };
 use partage_core::dialect::{Dialect, Settings};
-use partage_core::model::{Bytes, Gpu, Node, Role};
+use partage_core::model::{Bytes, ContainerRole, Gpu, Node};
 use partage_core::pod::{Container, Pod};
 use std::collections::BTreeMap;
 
@@ -72,9 +72,9 @@ fn pod(amount: &str) -> Pod {
     };
     Pod {
         containers: vec![
-            container("init", Role::Init, "1"),
-            container("main", Role::App, "2"),
-            container("side", Role::App, amount),
+            container("init", ContainerRole::Init, "1"),
+            container("main", ContainerRole::App, "2"),
+            container("side", ContainerRole::App, amount),
         ],
         ..Pod::default()
     }

@@ -5,7 +5,7 @@ use libfuzzer_sys::fuzz_target;
 use partage_core::cluster_file::ClusterFile;
 use partage_core::explain::explain;
 use partage_core::ledger::Ledger;
-use partage_core::place::HostUse;
+use partage_core::place::HostUsage;
 use partage_core::simulate::trace;
 
 fuzz_target!(|text: &str| {
@@ -17,7 +17,7 @@ fuzz_target!(|text: &str| {
     let held = cluster
         .grants
         .into_iter()
-        .map(|held| (held.pod, held.grant, HostUse::new(held.cpu_milli, held.memory_bytes)));
+        .map(|held| (held.pod, held.grant, HostUsage::new(held.cpu_milli, held.memory_bytes)));
     let ledger = Ledger::rebuild(cluster.nodes, held);
     let _ = ledger.audit();
     for held in ledger.all_held() {

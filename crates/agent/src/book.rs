@@ -11,11 +11,11 @@ use partage_core::dialect::Dialect;
 use partage_core::dialect::asks::{self, Reading};
 use partage_core::dialect::grants::{self, Spelling, UnixNanos, gpushare, volcano};
 use partage_core::explain::explain;
-use partage_core::ledger::{Finding, Ledger, Moment, OverCommit};
+use partage_core::ledger::{LedgerFinding, Ledger, LedgerTime, OverCommitment};
 use partage_core::model::{
     Bytes, ContainerName, Cores, GpuUuid, Grant, Node, PodAsk, PodGrant, PodId, PodUid, Policy, Share,
 };
-use partage_core::place::{GpuClass, HostUse, Need, Placer};
+use partage_core::place::{GpuClass, HostUsage, PolicyEngine, ShareNeed};
 use partage_core::pod::{Pod, Problem};
 use partage_core::resize;
 use std::collections::BTreeMap;
@@ -44,7 +44,7 @@ impl Book {
     /// A book in which these grants stand already.
     pub(crate) fn new(node: Node, records: BTreeMap<PodUid, PodRecord>) -> Book {
         let held =
-            records.values().map(|record| (record.pod.clone(), record.grant.clone(), HostUse::default()));
+            records.values().map(|record| (record.pod.clone(), record.grant.clone(), HostUsage::default()));
         let ledger = Ledger::rebuild([node.clone()], held);
         Book { node, ledger, records }
     }
@@ -80,7 +80,7 @@ impl Book {
     }
 
     /// What the ledger finds wrong.
-    pub(crate) fn audit(&self) -> Vec<Finding> {
+    pub(crate) fn audit(&self) -> Vec<LedgerFinding> {
         self.ledger.audit()
     }
 
@@ -143,20 +143,20 @@ impl Book {
         let reading = asks::read(wanting.pod, &settings.dialect());
         let brought = self.brought(wanting, &reading, settings)?;
         let (_, grant) = brought.ok_or_else(|| Refusal("it carries no grant".into()))?;
-        self.ledger.confirm(wanting.id.clone(), grant.clone(), HostUse::default());
+        self.ledger.confirm(wanting.id.clone(), grant.clone(), HostUsage::default());
         self.enter(wanting, &reading, grant, settings)
     }
 
     /// Takes the best place there is now.
     fn place(&mut self, id: &PodId, ask: &PodAsk, settings: &Settings) -> Result<PodGrant, Refusal> {
-        let mut placer = Placer::new(settings.policy);
+        let mut placer = PolicyEngine::new(settings.policy);
         let held: Vec<PodAsk> = self.ledger.all_held().map(|held| held.ask()).collect();
         placer.learn(&held, self.ledger.cluster());
         let placed = self.ledger.best(&placer, ask);
         let granted = placed
-            .and_then(|decision| self.ledger.reserve(id.clone(), ask, &decision, Moment(u64::MAX)).ok());
+            .and_then(|decision| self.ledger.reserve(id.clone(), ask, &decision, LedgerTime(u64::MAX)).ok());
         let Some(grant) = granted else { return Err(self.no_room(ask)) };
-        self.ledger.confirm(id.clone(), grant.clone(), HostUse::default());
+        self.ledger.confirm(id.clone(), grant.clone(), HostUsage::default());
         Ok(grant)
     }
 
@@ -187,7 +187,7 @@ impl Book {
     fn ever_fits(&self, ask: &PodAsk) -> bool {
         let mut node = self.node.clone();
         node.gpus.iter_mut().for_each(|gpu| gpu.withheld = None);
-        Ledger::new([node]).best(&Placer::new(Policy::Binpack), ask).is_some()
+        Ledger::new([node]).best(&PolicyEngine::new(Policy::Binpack), ask).is_some()
     }
 
     fn without_grant(&self, id: &PodId) -> Refusal {
@@ -224,7 +224,7 @@ impl Book {
         for ask in &asks.asks {
             for share in shares_of(grant, &ask.container) {
                 let Some(at) = self.node.gpu_index(&share.gpu) else { continue };
-                let need = Need::of(&ask.want.part, &GpuClass::of(&self.node, &self.node.gpus[at]));
+                let need = ShareNeed::of(&ask.want.part, &GpuClass::of(&self.node, &self.node.gpus[at]));
                 let less = |what: &str, asked: &dyn fmt::Display, granted: &dyn fmt::Display| {
                     Err(not_obeyed(format_args!(
                         "container {} asks for {asked} of {what} and was granted {granted}: have the scheduler place the pod again",
@@ -249,7 +249,7 @@ impl Book {
 
     /// Takes a grant that somebody else decided, unless its GPUs have no room for it.
     fn obey(&mut self, id: &PodId, grant: PodGrant) -> Result<PodGrant, Refusal> {
-        self.ledger.confirm(id.clone(), grant.clone(), HostUse::default());
+        self.ledger.confirm(id.clone(), grant.clone(), HostUsage::default());
         if let Some(finding) = self.ledger.audit().iter().find(|finding| concerns(finding, &grant)) {
             let refusal = not_obeyed(self.too_much(finding, &id.uid));
             self.ledger.release(&id.uid);
@@ -260,33 +260,37 @@ impl Book {
 
     /// What a pod's grant would take of a GPU that does not have it, in words for its author: who else is on the GPU is no business of
     /// theirs. The ledger has the grant.
-    fn too_much(&self, finding: &Finding, uid: &PodUid) -> String {
-        let Finding::OverCommitted { gpu, what, .. } = finding else {
+    fn too_much(&self, finding: &LedgerFinding, uid: &PodUid) -> String {
+        let LedgerFinding::OverCommitted { gpu, what, .. } = finding else {
             return match finding {
-                Finding::UnknownGpu { node, gpu, .. } => format!("node {node} does not have GPU {gpu}"),
+                LedgerFinding::UnknownGpu { node, gpu, .. } => format!("node {node} does not have GPU {gpu}"),
                 other => other.to_string(),
             };
         };
-        let own = self.ledger.held(uid).zip(self.node.gpu_index(gpu)).map(|(held, at)| held.charge(at));
+        let own = self.ledger.held(uid).zip(self.node.gpu_index(gpu)).map(|(held, at)| held.usage_on(at));
         let own = own.unwrap_or_default();
         match what {
-            OverCommit::Memory { promised, limit } => {
+            OverCommitment::Memory { promised, limit } => {
                 let free = limit.0.saturating_sub(promised.0.saturating_sub(own.memory));
                 let (free, asked) = (Bytes(free), Bytes(own.memory));
                 format!("GPU {gpu} has {free} of memory for this pod, and {asked} would be its")
             }
-            OverCommit::Cores { promised } => {
+            OverCommitment::Cores { promised } => {
                 let all = u64::from(Cores::WHOLE.as_millipercent());
                 let free = all.saturating_sub(promised.saturating_sub(own.cores)) / 1000;
                 let asked = own.cores.div_ceil(1000);
                 format!("GPU {gpu} has {free} % of its compute for this pod, and {asked} % would be its")
             }
-            OverCommit::Whole { .. } => format!("GPU {gpu} is or would be held whole, and others are on it"),
-            OverCommit::Mixed => format!("GPU {gpu} would have shares with and without a limit of memory"),
-            OverCommit::Shares { most, .. } => {
+            OverCommitment::Whole { .. } => {
+                format!("GPU {gpu} is or would be held whole, and others are on it")
+            }
+            OverCommitment::Mixed => {
+                format!("GPU {gpu} would have shares with and without a limit of memory")
+            }
+            OverCommitment::Shares { most, .. } => {
                 format!("GPU {gpu} has {most} shares already, which is all that it may have")
             }
-            OverCommit::Share { card, .. } => {
+            OverCommitment::Share { card, .. } => {
                 format!("a share of GPU {gpu} would be larger than its memory, which is {card}")
             }
         }
@@ -365,13 +369,13 @@ impl Book {
     /// else can take either, whatever becomes of the change; [`Book::put_back`] ends it, one way or the other.
     pub(crate) fn reserve(&mut self, old: &PodRecord, new: &PodGrant) -> Result<(), Refusal> {
         let most = most(&old.grant, new);
-        self.ledger.confirm(old.pod.clone(), most.clone(), HostUse::default());
+        self.ledger.confirm(old.pod.clone(), most.clone(), HostUsage::default());
         // Who takes less makes nothing worse, however full the GPU is.
         let wrong = self.ledger.audit().into_iter().find(|finding| concerns(finding, &most));
         match wrong.filter(|_| most != old.grant) {
             Some(finding) => {
                 let why = self.too_much(&finding, &old.pod.uid);
-                self.ledger.confirm(old.pod.clone(), old.grant.clone(), HostUse::default());
+                self.ledger.confirm(old.pod.clone(), old.grant.clone(), HostUsage::default());
                 Err(Refusal(why))
             }
             None => Ok(()),
@@ -380,7 +384,7 @@ impl Book {
 
     /// This is what the pod holds now.
     pub(crate) fn put_back(&mut self, record: PodRecord) {
-        self.ledger.confirm(record.pod.clone(), record.grant.clone(), HostUse::default());
+        self.ledger.confirm(record.pod.clone(), record.grant.clone(), HostUsage::default());
         self.records.insert(record.pod.uid.clone(), record);
     }
 
@@ -407,10 +411,10 @@ fn wrong(problem: &Problem, more: usize) -> Refusal {
 }
 
 /// Whether a finding is about a GPU of this grant.
-fn concerns(finding: &Finding, grant: &PodGrant) -> bool {
+fn concerns(finding: &LedgerFinding, grant: &PodGrant) -> bool {
     let gpu = match finding {
-        Finding::OverCommitted { gpu, .. } | Finding::UnknownGpu { gpu, .. } => gpu,
-        Finding::UnknownNode { .. } | Finding::SeveralGrants { .. } => return false,
+        LedgerFinding::OverCommitted { gpu, .. } | LedgerFinding::UnknownGpu { gpu, .. } => gpu,
+        LedgerFinding::UnknownNode { .. } | LedgerFinding::SeveralGrants { .. } => return false,
     };
     grant.grants.iter().flat_map(|one| &one.shares).any(|share| share.gpu == *gpu)
 }

@@ -66,13 +66,13 @@ fn notes(pod: &Pod, settings: &partage_core::dialect::Settings) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use partage_core::model::Role;
+    use partage_core::model::ContainerRole;
     use partage_core::pod::Container;
 
     fn told(limits: &[(&str, &str)]) -> Vec<String> {
         let limits = limits.iter().map(|(name, amount)| ((*name).into(), (*amount).into())).collect();
         let container =
-            Container { name: "main".into(), role: Role::App, requests: Default::default(), limits };
+            Container { name: "main".into(), role: ContainerRole::App, requests: Default::default(), limits };
         notes(&Pod { containers: vec![container], ..Pod::default() }, &Default::default())
     }
 

@@ -7,8 +7,8 @@
 use partage_core::ledger::Ledger;
 use partage_core::model::*;
 use partage_core::place::fragmentation::Fragmentation;
-use partage_core::place::{Charge, Cluster, HostUse, NodeIndex, Placer, Ranking};
-use partage_core::simulate::{Dice, Inflation, arrivals, trace};
+use partage_core::place::{ClusterCapacity, HostUsage, NodeIndex, NodeRanking, PolicyEngine, Usage};
+use partage_core::simulate::{Inflation, SplitMix64, arrivals, trace};
 use std::time::Instant;
 
 fn main() {
@@ -39,10 +39,10 @@ fn timed<T>(times: &mut Times, work: impl FnOnce() -> T) -> T {
 }
 
 /// Ranks every node for an ask, as a scheduler without memory would.
-fn brute_force(cluster: &Cluster, ranking: &impl Ranking, ask: &PodAsk) -> Option<NodeIndex> {
+fn brute_force(cluster: &ClusterCapacity, ranking: &impl NodeRanking, ask: &PodAsk) -> Option<NodeIndex> {
     let prepared = cluster.prepare(ask);
-    let ranks = cluster.nodes().filter_map(|(node, room)| {
-        Some((ranking.rank(room, cluster.classes(), &prepared)?, std::cmp::Reverse(node)))
+    let ranks = cluster.nodes().filter_map(|(node, capacity)| {
+        Some((ranking.rank(capacity, cluster.classes(), &prepared)?, std::cmp::Reverse(node)))
     });
     ranks.max().map(|(_, std::cmp::Reverse(node))| node)
 }
@@ -66,7 +66,7 @@ fn trace_decisions() -> f64 {
     let pods = trace::read_pods(&read("pod_list_default")).unwrap();
     let capacity = nodes.iter().map(|node| u64::from(node.gpus) * 1000).sum();
     let asks: Vec<PodAsk> = pods.iter().map(|pod| pod.to_ask()).collect();
-    let mut cluster = Cluster::new(nodes.iter().map(|node| node.to_node()));
+    let mut cluster = ClusterCapacity::new(nodes.iter().map(|node| node.to_node()));
     let mut ranking = Fragmentation::new();
     let (mut times, mut anew) = (Times(Vec::new()), Times(Vec::new()));
     let mut total = 0.0;
@@ -83,8 +83,8 @@ fn trace_decisions() -> f64 {
             cluster.best(ask, &ranking)
         });
         if let Some(decision) = decision {
-            let charges = decision.placement.charges(&ask.asks);
-            cluster.take(decision.node, &charges, HostUse::new(ask.cpu, ask.memory));
+            let usage = decision.placement.usage_by_gpu(&ask.asks);
+            cluster.add_usage(decision.node, &usage, HostUsage::new(ask.cpu, ask.memory));
         }
         total += start.elapsed().as_secs_f64();
     }
@@ -111,14 +111,14 @@ fn large_nodes() -> impl Iterator<Item = Node> {
 }
 
 /// A pod of one of forty kinds: shares of many sizes, whole GPUs, several GPUs.
-fn some_ask(dice: &mut Dice) -> PodAsk {
+fn some_ask(dice: &mut SplitMix64) -> PodAsk {
     let kind = dice.below(40) as u64;
     let (count, whole) = match kind {
         0..32 => (1, false),
         32..36 => (1, true),
         _ => (1 << (kind - 35), true),
     };
-    let part = Part {
+    let part = ShareAsk {
         memory: if whole { MemoryAsk::All } else { MemoryAsk::Exactly(Bytes((2 + kind) << 30)) },
         cores: if whole {
             CoresAsk::Exactly(Cores::WHOLE)
@@ -128,7 +128,11 @@ fn some_ask(dice: &mut Dice) -> PodAsk {
         whole,
         ceiling: None,
     };
-    let ask = Ask { container: "main".into(), role: Role::App, want: Want { count: count.min(8), part } };
+    let ask = Ask {
+        container: "main".into(),
+        role: ContainerRole::App,
+        want: WantedGpus { count: count.min(8), part },
+    };
     PodAsk {
         asks: vec![ask],
         cpu: MilliCpu(2000 + 500 * kind),
@@ -146,14 +150,14 @@ fn id(pod: usize) -> PodId {
 }
 
 /// What a pod took, to be given back.
-type Taken = (NodeIndex, Vec<(usize, Charge)>, HostUse);
+type Taken = (NodeIndex, Vec<(usize, Usage)>, HostUsage);
 
 /// 5,000 nodes of 8 GPUs, half of all cores promised, with pods coming and going; every four hundredth decision
 /// also the slow way, and both must agree.
 fn large_cluster() {
-    let mut cluster = Cluster::new(large_nodes());
+    let mut cluster = ClusterCapacity::new(large_nodes());
     let mut ranking = Fragmentation::new();
-    let mut dice = Dice::new(1);
+    let mut dice = SplitMix64::new(1);
     let mut living: Vec<Taken> = Vec::new();
     let (mut times, mut anew) = (Times(Vec::new()), Times(Vec::new()));
     let (mut promised, half) = (0, 5000 * 8 * u64::from(Cores::WHOLE.as_millipercent()) / 2);
@@ -161,9 +165,9 @@ fn large_cluster() {
     while rounds < 4000 {
         let full = promised >= half;
         if full {
-            let (node, charges, host) = living.swap_remove(dice.below(living.len()));
-            promised -= charges.iter().map(|(_, charge)| charge.cores).sum::<u64>();
-            cluster.give_back(node, &charges, host);
+            let (node, usage, host) = living.swap_remove(dice.below(living.len()));
+            promised -= usage.iter().map(|(_, usage)| usage.cores).sum::<u64>();
+            cluster.remove_usage(node, &usage, host);
             rounds += 1;
         }
         let ask = some_ask(&mut dice);
@@ -177,10 +181,10 @@ fn large_cluster() {
             assert_eq!(slow, decision.as_ref().map(|decision| decision.node));
         }
         let decision = decision.expect("half of the cluster is free");
-        let (charges, host) = (decision.placement.charges(&ask.asks), HostUse::new(ask.cpu, ask.memory));
-        promised += charges.iter().map(|(_, charge)| charge.cores).sum::<u64>();
-        cluster.take(decision.node, &charges, host);
-        living.push((decision.node, charges, host));
+        let (usage, host) = (decision.placement.usage_by_gpu(&ask.asks), HostUsage::new(ask.cpu, ask.memory));
+        promised += usage.iter().map(|(_, usage)| usage.cores).sum::<u64>();
+        cluster.add_usage(decision.node, &usage, host);
+        living.push((decision.node, usage, host));
     }
     row("5,000 nodes x 8 GPUs, half full, 40 kinds of pods coming and going", times, anew);
 }
@@ -202,11 +206,11 @@ fn memory_of_books() -> u64 {
             node: format!("node-{node:04}").into(),
             grants: vec![Grant { container: "main".into(), init: false, shares: vec![share] }],
         };
-        ledger.confirm(id(pod), grant, HostUse::default());
+        ledger.confirm(id(pod), grant, HostUsage::default());
     }
     // Deciding for forty kinds of pods fills the caches, too.
-    let placer = Placer::new(Policy::Fragmentation);
-    let mut dice = Dice::new(1);
+    let placer = PolicyEngine::new(Policy::Fragmentation);
+    let mut dice = SplitMix64::new(1);
     for _ in 0..400 {
         ledger.best(&placer, &some_ask(&mut dice));
     }

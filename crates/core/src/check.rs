@@ -3,7 +3,9 @@
 use crate::dialect::asks::{self, ContainerReading};
 use crate::dialect::{Dialect, Settings};
 use crate::manifest::Workload;
-use crate::model::{Bytes, Constraints, Cores, CoresAsk, MemoryAsk, Part, PodAsk, Role, Together, Want};
+use crate::model::{
+    Bytes, Constraints, ContainerRole, Cores, CoresAsk, MemoryAsk, PodAsk, ShareAsk, Together, WantedGpus,
+};
 use crate::pod::Problem;
 use crate::quote::{self, short};
 use serde::{Serialize, Serializer};
@@ -169,9 +171,9 @@ impl WorkloadReport {
 impl ContainerReport {
     fn of(reading: &ContainerReading, troubled: bool, settings: &Settings) -> ContainerReport {
         let role = match reading.role {
-            Role::Init => Some("init"),
-            Role::Sidecar => Some("sidecar"),
-            Role::App => None,
+            ContainerRole::Init => Some("init"),
+            ContainerRole::Sidecar => Some("sidecar"),
+            ContainerRole::App => None,
         };
         let notes: Vec<&str> = role.into_iter().chain(reading.dialect.map(Dialect::name)).collect();
         let notes = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join(", ")) };
@@ -182,7 +184,7 @@ impl ContainerReport {
         };
         ContainerReport {
             name: reading.name.to_string(),
-            init: reading.role == Role::Init,
+            init: reading.role == ContainerRole::Init,
             dialect: reading.dialect,
             ask: reading.want.map(|want| AskReport::of(&want, settings)),
             unclear: reading.want.is_none() && (troubled || reading.dialect.is_some()),
@@ -193,8 +195,8 @@ impl ContainerReport {
 
 impl AskReport {
     /// The numbers of an ask.
-    pub fn of(want: &Want, settings: &Settings) -> AskReport {
-        let Part { memory, cores, whole, ceiling } = want.part;
+    pub fn of(want: &WantedGpus, settings: &Settings) -> AskReport {
+        let ShareAsk { memory, cores, whole, ceiling } = want.part;
         AskReport {
             count: gpus(want, settings),
             whole,
@@ -217,8 +219,8 @@ impl AskReport {
 }
 
 /// What an ask means, in plain words.
-pub fn words(want: &Want, settings: &Settings) -> String {
-    let Part { memory, cores, whole, ceiling } = want.part;
+pub fn words(want: &WantedGpus, settings: &Settings) -> String {
+    let ShareAsk { memory, cores, whole, ceiling } = want.part;
     let count = gpus(want, settings);
     let head = number(count as usize, if whole { "whole GPU" } else { "GPU" });
     let each = count > 1;
@@ -311,7 +313,7 @@ fn with_short_form(bytes: Bytes, exactly: String) -> String {
 }
 
 /// How many GPUs an ask takes at the least: more slots than one GPU has come from several.
-fn gpus(want: &Want, settings: &Settings) -> u32 {
+fn gpus(want: &WantedGpus, settings: &Settings) -> u32 {
     match want.part.cores {
         CoresAsk::Slots(taken) => want.count.max(taken.div_ceil(settings.aws_slots.max(1))),
         _ => want.count,
@@ -348,7 +350,7 @@ mod tests {
 
     fn said(count: u32, memory: MemoryAsk, cores: CoresAsk) -> String {
         words(
-            &Want { count, part: Part { memory, cores, whole: false, ceiling: None } },
+            &WantedGpus { count, part: ShareAsk { memory, cores, whole: false, ceiling: None } },
             &Settings::default(),
         )
     }
@@ -373,7 +375,7 @@ mod tests {
             said(1, MemoryAsk::Unlimited, CoresAsk::Slots(15)),
             "15 slots (10 per GPU): at least 2 GPUs, no memory limit"
         );
-        let mut want = Want { count: 2, part: whole_gpu(MemoryAsk::AtMost(Bytes::gib(15).unwrap())) };
+        let mut want = WantedGpus { count: 2, part: whole_gpu(MemoryAsk::AtMost(Bytes::gib(15).unwrap())) };
         assert_eq!(words(&want, &Settings::default()), "2 whole GPUs, each held to 15 GiB");
         want.count = 1;
         assert_eq!(words(&want, &Settings::default()), "1 whole GPU held to 15 GiB");
@@ -451,9 +453,13 @@ mod tests {
         assert_eq!(slots_percent(15, 10), Percent(150_000));
         assert_eq!(slots_percent(10, 10), Percent(100_000));
         assert_eq!(slots_percent(3, 10), Percent(30_000));
-        let part =
-            Part { memory: MemoryAsk::Unlimited, cores: CoresAsk::Slots(15), whole: false, ceiling: None };
-        let ask = AskReport::of(&Want { count: 1, part }, &Settings::default());
+        let part = ShareAsk {
+            memory: MemoryAsk::Unlimited,
+            cores: CoresAsk::Slots(15),
+            whole: false,
+            ceiling: None,
+        };
+        let ask = AskReport::of(&WantedGpus { count: 1, part }, &Settings::default());
         assert_eq!((ask.count, ask.cores), (2, Some(Percent(150_000))));
     }
 }

@@ -7,7 +7,7 @@
 use crate::model::{
     Bytes, Gpu, Grant, MAX_SLOTS, MilliCpu, Namespace, Node, NodeName, PodGrant, PodId, PodName, PodUid,
 };
-use crate::place::room::MAX_GPUS;
+use crate::place::capacity::MAX_GPUS;
 use crate::quantity::Quantity;
 use crate::quote::short;
 use serde::de::DeserializeOwned;

@@ -9,11 +9,11 @@ mod words;
 pub use suggest::{Change, Suggestion};
 
 use crate::model::{Bytes, Cores, CoresAsk, MilliCpu, NodeName, PodAsk, Together};
-use crate::place::fit::{Need, Prepared, Short, Wanted};
-use crate::place::order;
-use crate::place::room::{GpuClass, NodeRoom, State};
-use crate::place::solve::{self, NodeShort};
-use crate::place::{Cluster, NodeIndex, rank};
+use crate::place::capacity::{GpuClass, NodeCapacity, NodeState};
+use crate::place::fit::{PreparedAsk, PreparedWant, ShareNeed, Shortfall};
+use crate::place::gpu_order;
+use crate::place::solve::{self, NodeShortfall};
+use crate::place::{ClusterCapacity, NodeIndex, policies};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// What is known about a pod and a cluster.
@@ -164,13 +164,13 @@ pub struct NodeReport {
     /// Why.
     pub cause: Cause,
     /// What each GPU is short of for the container that finds no place; `None` where it would fit.
-    pub gpus: Vec<Option<Short>>,
+    pub gpus: Vec<Option<Shortfall>>,
     /// In words.
     pub text: String,
 }
 
 /// Explains a pod on a cluster.
-pub fn explain(cluster: &Cluster, ask: &PodAsk) -> Explanation {
+pub fn explain(cluster: &ClusterCapacity, ask: &PodAsk) -> Explanation {
     let prepared = cluster.prepare(ask);
     let mut explanation = Explanation {
         nodes: cluster.nodes().count(),
@@ -183,12 +183,12 @@ pub fn explain(cluster: &Cluster, ask: &PodAsk) -> Explanation {
     let mut reasons: BTreeMap<(Cause, usize), (usize, Option<Closest>)> = BTreeMap::new();
     // Nodes of one state are looked at once, unless the pod tells GPUs apart by UUID.
     let alike = ask.constraints.uuids.is_open();
-    let mut known: HashMap<State, Option<Looked>> = HashMap::new();
-    for (_, room) in cluster.nodes() {
-        let look = || Looked::at(room, cluster.classes(), &prepared);
-        let looked = if alike { known.entry(room.state()).or_insert_with(look).clone() } else { look() };
+    let mut known: HashMap<NodeState, Option<Looked>> = HashMap::new();
+    for (_, capacity) in cluster.nodes() {
+        let look = || Looked::at(capacity, cluster.classes(), &prepared);
+        let looked = if alike { known.entry(capacity.state()).or_insert_with(look).clone() } else { look() };
         let Some(looked) = looked else {
-            explanation.fitting.push(room.node.name.clone());
+            explanation.fitting.push(capacity.node.name.clone());
             continue;
         };
         let (nodes, closest) = reasons.entry((looked.cause, looked.ask)).or_default();
@@ -196,11 +196,12 @@ pub fn explain(cluster: &Cluster, ask: &PodAsk) -> Explanation {
         if let Some(has) = looked.has
             && closest.as_ref().is_none_or(|closest| closest.has < has)
         {
-            *closest = Some(Closest { node: room.node.name.clone(), gpu: looked.gpu, has });
+            *closest = Some(Closest { node: capacity.node.name.clone(), gpu: looked.gpu, has });
         }
-        let text = words::node(&looked.short, looked.cause, &looked.gpus, &prepared, room, cluster.classes());
+        let text =
+            words::node(&looked.short, looked.cause, &looked.gpus, &prepared, capacity, cluster.classes());
         explanation.per_node.push(NodeReport {
-            node: room.node.name.clone(),
+            node: capacity.node.name.clone(),
             cause: looked.cause,
             gpus: looked.gpus,
             text,
@@ -223,8 +224,8 @@ pub fn explain(cluster: &Cluster, ask: &PodAsk) -> Explanation {
 /// What a look at one node shows.
 #[derive(Clone)]
 struct Looked {
-    short: NodeShort,
-    gpus: Vec<Option<Short>>,
+    short: NodeShortfall,
+    gpus: Vec<Option<Shortfall>>,
     cause: Cause,
     /// The container that is the trouble, where one is.
     ask: usize,
@@ -234,84 +235,95 @@ struct Looked {
 
 impl Looked {
     /// `None` where the pod fits.
-    fn at(room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared) -> Option<Looked> {
-        let short = why_not(room, classes, prepared)?;
-        let gpus = gpu_shorts(room, classes, prepared, &short);
-        let (cause, gpu, has) = cause(room, classes, prepared, &short, &gpus);
-        let ask = if let NodeShort::Gpus { ask, .. } = short { ask } else { 0 };
+    fn at(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> Option<Looked> {
+        let short = why_not(capacity, classes, prepared)?;
+        let gpus = gpu_shortfalls(capacity, classes, prepared, &short);
+        let (cause, gpu, has) = cause(capacity, classes, prepared, &short, &gpus);
+        let ask = if let NodeShortfall::Gpus { ask, .. } = short { ask } else { 0 };
         Some(Looked { short, gpus, cause, ask, gpu, has })
     }
 }
 
 /// Why a pod does not fit a node; `None` exactly where it fits.
-pub fn why_not(room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared) -> Option<NodeShort> {
-    if rank::fits(room, classes, prepared) {
+pub fn why_not(
+    capacity: &NodeCapacity,
+    classes: &[GpuClass],
+    prepared: &PreparedAsk,
+) -> Option<NodeShortfall> {
+    if policies::fits(capacity, classes, prepared) {
         return None;
     }
-    if let Some(short) = solve::host_short(room, prepared) {
+    if let Some(short) = solve::host_shortfall(capacity, prepared) {
         return Some(short);
     }
-    if room.gpus.is_empty() {
-        return Some(NodeShort::NoGpu);
+    if capacity.gpus.is_empty() {
+        return Some(NodeShortfall::NoGpu);
     }
     for (ask, wanted) in prepared.wants.iter().enumerate() {
-        if !fits_alone(room, classes, prepared, wanted) {
-            let fitting = order::fitting(room, classes, prepared, wanted).count_ones();
-            return Some(NodeShort::Gpus { ask, fitting });
+        if !fits_alone(capacity, classes, prepared, wanted) {
+            let fitting = gpu_order::fitting(capacity, classes, prepared, wanted).count_ones();
+            return Some(NodeShortfall::Gpus { ask, fitting });
         }
     }
     Some(match prepared.ask.constraints.together {
-        Together::Required => NodeShort::Together,
-        _ if solve::is_given_up(room, classes, prepared) => NodeShort::GaveUp,
-        _ => NodeShort::AllAtOnce,
+        Together::Required => NodeShortfall::Together,
+        _ if solve::is_given_up(capacity, classes, prepared) => NodeShortfall::GaveUp,
+        _ => NodeShortfall::AllAtOnce,
     })
 }
 
 /// Whether a container would fit if it were the only one.
-fn fits_alone(room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared, wanted: &Wanted) -> bool {
+fn fits_alone(
+    capacity: &NodeCapacity,
+    classes: &[GpuClass],
+    prepared: &PreparedAsk,
+    wanted: &PreparedWant,
+) -> bool {
     let mut ask = prepared.ask.clone();
     ask.constraints.together = Together::Anywhere;
-    rank::fits(room, classes, &Prepared { ask, wants: vec![wanted.clone()] })
+    policies::fits(capacity, classes, &PreparedAsk { ask, wants: vec![wanted.clone()] })
 }
 
 /// What each GPU is short of for the container that found no place.
-fn gpu_shorts(
-    room: &NodeRoom,
+fn gpu_shortfalls(
+    capacity: &NodeCapacity,
     classes: &[GpuClass],
-    prepared: &Prepared,
-    short: &NodeShort,
-) -> Vec<Option<Short>> {
-    let NodeShort::Gpus { ask, .. } = short else { return Vec::new() };
+    prepared: &PreparedAsk,
+    short: &NodeShortfall,
+) -> Vec<Option<Shortfall>> {
+    let NodeShortfall::Gpus { ask, .. } = short else { return Vec::new() };
     let wanted = &prepared.wants[*ask];
     let uuids = &prepared.ask.constraints.uuids;
-    let per_gpu = room.gpus.iter().zip(&room.node.gpus).map(|(state, gpu)| {
+    let per_gpu = capacity.gpus.iter().zip(&capacity.node.gpus).map(|(state, gpu)| {
         let class = usize::from(state.class);
         if !uuids.admits_uuid(gpu.uuid.as_str()) {
-            return Some(Short::Uuid);
+            return Some(Shortfall::Uuid);
         }
-        let Some(need) = wanted.needs[class] else { return Some(Short::Model) };
-        need.short_on(state, &classes[class])
+        let Some(need) = wanted.needs[class] else { return Some(Shortfall::Model) };
+        need.shortfall_on(state, &classes[class])
     });
     per_gpu.collect()
 }
 
 /// The reason that is nearest to fitting, the GPU it is about, and what that one has.
 fn cause(
-    room: &NodeRoom,
+    capacity: &NodeCapacity,
     classes: &[GpuClass],
-    prepared: &Prepared,
-    short: &NodeShort,
-    gpus: &[Option<Short>],
+    prepared: &PreparedAsk,
+    short: &NodeShortfall,
+    gpus: &[Option<Shortfall>],
 ) -> (Cause, Option<usize>, Option<Has>) {
     match short {
-        NodeShort::Cpu { free, .. } => (Cause::Cpu, None, Some(Has::Cpu(*free))),
-        NodeShort::Memory { free, .. } => (Cause::HostMemory, None, Some(Has::Memory(*free))),
-        NodeShort::NoGpu => (Cause::NoGpu, None, None),
-        NodeShort::AllAtOnce => (Cause::AllAtOnce, None, None),
-        NodeShort::GaveUp => (Cause::GaveUp, None, None),
-        NodeShort::Together => (Cause::Together, None, None),
-        NodeShort::Gpus { fitting, .. } if *fitting > 0 => (Cause::TooFew, None, Some(Has::Gpus(*fitting))),
-        NodeShort::Gpus { ask, .. } => {
+        NodeShortfall::Cpu { free, .. } => (Cause::Cpu, None, Some(Has::Cpu(*free))),
+        NodeShortfall::Memory { free, .. } => (Cause::HostMemory, None, Some(Has::Memory(*free))),
+        NodeShortfall::NoGpu => (Cause::NoGpu, None, None),
+        NodeShortfall::AllAtOnce => (Cause::AllAtOnce, None, None),
+        NodeShortfall::GaveUp => (Cause::GaveUp, None, None),
+        NodeShortfall::Together => (Cause::Together, None, None),
+        NodeShortfall::Gpus { fitting, .. } if *fitting > 0 => {
+            (Cause::TooFew, None, Some(Has::Gpus(*fitting)))
+        }
+        NodeShortfall::Gpus { ask, .. } => {
             let near = gpus.iter().enumerate().filter_map(|(gpu, short)| {
                 let (cause, has) = gpu_cause(short.as_ref()?);
                 Some((cause, has, std::cmp::Reverse(gpu)))
@@ -319,7 +331,7 @@ fn cause(
             match near.max() {
                 // Slots may come from several GPUs: what counts is how many there are in all.
                 Some((Cause::Cores | Cause::Slots, ..)) if asked_slots(&prepared.wants[*ask]).is_some() => {
-                    let free = free_slots(room, classes, prepared, &prepared.wants[*ask]);
+                    let free = free_slots(capacity, classes, prepared, &prepared.wants[*ask]);
                     (Cause::Slots, None, Some(Has::Slots(free)))
                 }
                 Some((cause, has, std::cmp::Reverse(gpu))) => (cause, Some(gpu), has),
@@ -329,20 +341,20 @@ fn cause(
     }
 }
 
-fn gpu_cause(short: &Short) -> (Cause, Option<Has>) {
+fn gpu_cause(short: &Shortfall) -> (Cause, Option<Has>) {
     match *short {
-        Short::Withheld => (Cause::Withheld, None),
-        Short::Model => (Cause::Model, None),
-        Short::Uuid => (Cause::Uuid, None),
-        Short::Card { card, .. } => (Cause::Card, Some(Has::Memory(card))),
-        Short::Slots { .. } => (Cause::Slots, None),
-        Short::HeldWhole => (Cause::HeldWhole, None),
-        Short::Shares { .. } => (Cause::Shares, None),
-        Short::NotEmpty { .. } => (Cause::NotEmpty, None),
-        Short::BesideUnlimited | Short::BesideLimited => (Cause::Limits, None),
-        Short::Memory { free, .. } => (Cause::Memory, Some(Has::Memory(free))),
-        Short::Cores { free, .. } => (Cause::Cores, Some(Has::Cores(free))),
-        Short::CoresAllPromised | Short::CoresForOthers { .. } => {
+        Shortfall::Withheld => (Cause::Withheld, None),
+        Shortfall::Model => (Cause::Model, None),
+        Shortfall::Uuid => (Cause::Uuid, None),
+        Shortfall::Card { card, .. } => (Cause::Card, Some(Has::Memory(card))),
+        Shortfall::Slots { .. } => (Cause::Slots, None),
+        Shortfall::HeldWhole => (Cause::HeldWhole, None),
+        Shortfall::Shares { .. } => (Cause::Shares, None),
+        Shortfall::NotEmpty { .. } => (Cause::NotEmpty, None),
+        Shortfall::BesideUnlimited | Shortfall::BesideLimited => (Cause::Limits, None),
+        Shortfall::Memory { free, .. } => (Cause::Memory, Some(Has::Memory(free))),
+        Shortfall::Cores { free, .. } => (Cause::Cores, Some(Has::Cores(free))),
+        Shortfall::CoresAllPromised | Shortfall::CoresForOthers { .. } => {
             (Cause::Cores, Some(Has::Cores(Cores::NONE)))
         }
     }
@@ -352,12 +364,12 @@ fn gpu_cause(short: &Short) -> (Cause, Option<Has>) {
 const MOST_TRIED: usize = 512;
 
 /// The first node, in order, that a pod fits.
-fn first_fitting(cluster: &Cluster, ask: &PodAsk) -> Option<NodeIndex> {
+fn first_fitting(cluster: &ClusterCapacity, ask: &PodAsk) -> Option<NodeIndex> {
     let prepared = cluster.prepare(ask);
     let costly = prepared.wants.len() > 1 && ask.constraints.uuids.is_open();
-    let mut tried: HashSet<State> = HashSet::new();
-    for (node, room) in cluster.nodes() {
-        let known = costly && (tried.len() >= MOST_TRIED || !tried.insert(room.state()));
+    let mut tried: HashSet<NodeState> = HashSet::new();
+    for (node, capacity) in cluster.nodes() {
+        let known = costly && (tried.len() >= MOST_TRIED || !tried.insert(capacity.state()));
         if !known && cluster.fits(node, &prepared) {
             return Some(node);
         }
@@ -365,7 +377,7 @@ fn first_fitting(cluster: &Cluster, ask: &PodAsk) -> Option<NodeIndex> {
     None
 }
 
-fn asked_slots(wanted: &Wanted) -> Option<u32> {
+fn asked_slots(wanted: &PreparedWant) -> Option<u32> {
     match wanted.want.part.cores {
         CoresAsk::Slots(slots) => Some(slots),
         _ => None,
@@ -373,7 +385,12 @@ fn asked_slots(wanted: &Wanted) -> Option<u32> {
 }
 
 /// Slots that a container could have on a node.
-fn free_slots(room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared, wanted: &Wanted) -> u32 {
+fn free_slots(
+    capacity: &NodeCapacity,
+    classes: &[GpuClass],
+    prepared: &PreparedAsk,
+    wanted: &PreparedWant,
+) -> u32 {
     let fits = |slots: u32| {
         let mut ask = prepared.ask.clone();
         ask.constraints.together = Together::Anywhere;
@@ -382,9 +399,9 @@ fn free_slots(room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared, wanted
         wanted.needs = classes
             .iter()
             .zip(&wanted.needs)
-            .map(|(class, need)| need.map(|_| Need::of(&wanted.want.part, class)))
+            .map(|(class, need)| need.map(|_| ShareNeed::of(&wanted.want.part, class)))
             .collect();
-        rank::fits(room, classes, &Prepared { ask, wants: vec![wanted] })
+        policies::fits(capacity, classes, &PreparedAsk { ask, wants: vec![wanted] })
     };
     let asked = asked_slots(wanted).unwrap_or(0);
     (1..asked).rev().find(|&slots| fits(slots)).unwrap_or(0)

@@ -6,16 +6,18 @@
 //! is, a GPU nobody has) is reported by [`Ledger::audit`] and never underflows.
 
 use crate::model::{
-    Ask, Bytes, CoresAsk, GpuUuid, Grant, MemoryAsk, Node, NodeName, Part, PodAsk, PodGrant, PodId, PodUid,
-    Role, Want,
+    Ask, Bytes, ContainerRole, CoresAsk, GpuUuid, Grant, MemoryAsk, Node, NodeName, PodAsk, PodGrant, PodId,
+    PodUid, ShareAsk, WantedGpus,
 };
-use crate::place::{Charge, Cluster, Decision, GpuClass, HostUse, NodeIndex, Placer, placement};
+use crate::place::{
+    ClusterCapacity, Decision, GpuClass, HostUsage, NodeIndex, PolicyEngine, Usage, placement,
+};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
 /// A point in time, in milliseconds of whatever clock the caller keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Moment(pub u64);
+pub struct LedgerTime(pub u64);
 
 /// How far a grant has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +25,7 @@ pub enum Stage {
     /// Decided, not yet seen on the pod; given back at this moment.
     Reserved {
         /// When it expires.
-        until: Moment,
+        until: LedgerTime,
     },
     /// Seen on the pod.
     Confirmed,
@@ -31,7 +33,7 @@ pub enum Stage {
 
 /// What the ledger knows of one pod.
 #[derive(Clone, Debug)]
-pub struct Held {
+pub struct HeldGrant {
     /// The pod.
     pub pod: PodId,
     /// How far it has come.
@@ -39,31 +41,31 @@ pub struct Held {
     /// What it holds.
     pub grant: PodGrant,
     /// What it takes of the node itself.
-    pub host: HostUse,
+    pub host: HostUsage,
     /// What it takes of each GPU, as charged.
-    charges: Vec<(usize, Charge)>,
+    usage: Vec<(usize, Usage)>,
 }
 
-impl Held {
+impl HeldGrant {
     /// What it takes of a GPU of its node, by index, at the time it takes most.
-    pub fn charge(&self, gpu: usize) -> Charge {
-        let of = self.charges.iter().find(|(at, _)| *at == gpu);
-        of.map_or_else(Charge::default, |(_, charge)| *charge)
+    pub fn usage_on(&self, gpu: usize) -> Usage {
+        let of = self.usage.iter().find(|(at, _)| *at == gpu);
+        of.map_or_else(Usage::default, |(_, usage)| *usage)
     }
 
     /// An ask that would have been granted this: what a policy learns from after a restart.
     pub fn ask(&self) -> PodAsk {
         let asks = self.grant.grants.iter().filter_map(|grant| {
             let first = grant.shares.first()?;
-            let part = Part {
+            let part = ShareAsk {
                 memory: first.memory_bytes.map_or(MemoryAsk::Unlimited, MemoryAsk::Exactly),
                 cores: first.cores.map_or(CoresAsk::Uncounted, CoresAsk::Exactly),
                 whole: first.whole,
                 ceiling: first.ceiling,
             };
             let count = u32::try_from(grant.shares.len()).unwrap_or(u32::MAX);
-            let role = if grant.init { Role::Init } else { Role::App };
-            Some(Ask { container: grant.container.clone(), role, want: Want { count, part } })
+            let role = if grant.init { ContainerRole::Init } else { ContainerRole::App };
+            Some(Ask { container: grant.container.clone(), role, want: WantedGpus { count, part } })
         });
         PodAsk { asks: asks.collect(), cpu: self.host.cpu(), memory: self.host.memory(), ..PodAsk::default() }
     }
@@ -71,7 +73,7 @@ impl Held {
 
 /// Why nothing was reserved.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum ReserveError {
     /// The node is gone or has other GPUs now.
     #[error("the node chosen for pod {namespace}/{name} has changed since the decision: decide again")]
     Changed {
@@ -82,7 +84,7 @@ pub enum Refused {
     },
     /// Another pod was faster.
     #[error(
-        "node {node} has no room left for pod {namespace}/{name}: another pod took it since the decision; decide again"
+        "node {node} has no capacity left for pod {namespace}/{name}: another pod took it since the decision; decide again"
     )]
     Taken {
         /// The node.
@@ -106,7 +108,7 @@ pub enum Refused {
 
 /// Something that cannot be right.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Finding {
+pub enum LedgerFinding {
     /// A GPU is promised to more than it has.
     OverCommitted {
         /// The node.
@@ -114,7 +116,7 @@ pub enum Finding {
         /// The GPU.
         gpu: GpuUuid,
         /// What is wrong with it.
-        what: OverCommit,
+        what: OverCommitment,
         /// The pods that hold shares of it.
         pods: Vec<String>,
     },
@@ -145,7 +147,7 @@ pub enum Finding {
 
 /// How a GPU is promised to more than it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum OverCommit {
+pub enum OverCommitment {
     /// More memory than may be promised.
     Memory {
         /// Promised.
@@ -158,7 +160,7 @@ pub enum OverCommit {
         /// Promised.
         promised: u64,
     },
-    /// Held whole, and somebody else is on it.
+    /// HeldGrant whole, and somebody else is on it.
     Whole {
         /// Shares on it.
         shares: u32,
@@ -181,34 +183,36 @@ pub enum OverCommit {
     },
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for LedgerFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Finding::OverCommitted { node, gpu, what, pods } => {
+            LedgerFinding::OverCommitted { node, gpu, what, pods } => {
                 write!(f, "{node}/{gpu} is over-committed: ")?;
                 match what {
-                    OverCommit::Memory { promised, limit } => write!(f, "{promised} promised of {limit}")?,
-                    OverCommit::Cores { promised } => {
+                    OverCommitment::Memory { promised, limit } => {
+                        write!(f, "{promised} promised of {limit}")?
+                    }
+                    OverCommitment::Cores { promised } => {
                         write!(f, "{} % of its cores promised", promised.div_ceil(1000))?;
                     }
-                    OverCommit::Whole { shares } => write!(f, "held whole, with {shares} shares on it")?,
-                    OverCommit::Mixed => f.write_str("shares with and without a memory limit on it")?,
-                    OverCommit::Shares { shares, most } => {
+                    OverCommitment::Whole { shares } => write!(f, "held whole, with {shares} shares on it")?,
+                    OverCommitment::Mixed => f.write_str("shares with and without a memory limit on it")?,
+                    OverCommitment::Shares { shares, most } => {
                         write!(f, "{shares} shares where {most} are allowed")?
                     }
-                    OverCommit::Share { memory, card } => {
+                    OverCommitment::Share { memory, card } => {
                         write!(f, "a share of {memory} on a card of {card}")?;
                     }
                 }
                 write!(f, " (pods: {})", pods.join(", "))
             }
-            Finding::UnknownGpu { pod, node, gpu } => {
+            LedgerFinding::UnknownGpu { pod, node, gpu } => {
                 write!(f, "pod {pod} holds a share of {gpu}, which node {node} does not have")
             }
-            Finding::UnknownNode { pod, node } => {
+            LedgerFinding::UnknownNode { pod, node } => {
                 write!(f, "pod {pod} holds shares on node {node}, which nobody knows")
             }
-            Finding::SeveralGrants { pod, nodes } => {
+            LedgerFinding::SeveralGrants { pod, nodes } => {
                 let nodes: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
                 write!(f, "pod {pod} came with different grants, on {}", nodes.join(" and "))
             }
@@ -219,8 +223,8 @@ impl fmt::Display for Finding {
 /// The ledger, and the room it leaves.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    cluster: Cluster,
-    held: HashMap<PodUid, Held>,
+    cluster: ClusterCapacity,
+    held: HashMap<PodUid, HeldGrant>,
     by_node: HashMap<NodeName, BTreeSet<PodUid>>,
     /// Pods that a rebuild found with different grants, and the nodes these named.
     several: BTreeMap<PodUid, BTreeSet<NodeName>>,
@@ -229,26 +233,26 @@ pub struct Ledger {
 impl Ledger {
     /// A ledger of empty nodes.
     pub fn new(nodes: impl IntoIterator<Item = Node>) -> Ledger {
-        Ledger { cluster: Cluster::new(nodes), ..Ledger::default() }
+        Ledger { cluster: ClusterCapacity::new(nodes), ..Ledger::default() }
     }
 
     /// The room that is left.
-    pub fn cluster(&self) -> &Cluster {
+    pub fn cluster(&self) -> &ClusterCapacity {
         &self.cluster
     }
 
     /// The best node for a pod, and the GPUs there; `None` where it fits nowhere.
-    pub fn best(&mut self, placer: &Placer, ask: &PodAsk) -> Option<Decision> {
+    pub fn best(&mut self, placer: &PolicyEngine, ask: &PodAsk) -> Option<Decision> {
         placer.best(&mut self.cluster, ask)
     }
 
     /// What a pod holds.
-    pub fn held(&self, uid: &PodUid) -> Option<&Held> {
+    pub fn held(&self, uid: &PodUid) -> Option<&HeldGrant> {
         self.held.get(uid)
     }
 
     /// Everything held, in no order.
-    pub fn all_held(&self) -> impl Iterator<Item = &Held> {
+    pub fn all_held(&self) -> impl Iterator<Item = &HeldGrant> {
         self.held.values()
     }
 
@@ -259,8 +263,8 @@ impl Ledger {
         let uids: Vec<PodUid> = self.by_node.get(&name).into_iter().flatten().cloned().collect();
         for uid in uids {
             if let Some(held) = self.held.get_mut(&uid) {
-                held.charges = charges(&self.cluster, &held.grant);
-                self.cluster.take(index, &held.charges, held.host);
+                held.usage = peak_usage(&self.cluster, &held.grant);
+                self.cluster.add_usage(index, &held.usage, held.host);
             }
         }
         index
@@ -273,7 +277,7 @@ impl Ledger {
         }
         for uid in self.by_node.get(name).into_iter().flatten() {
             if let Some(held) = self.held.get_mut(uid) {
-                held.charges.clear();
+                held.usage.clear();
             }
         }
     }
@@ -286,37 +290,37 @@ impl Ledger {
         pod: PodId,
         ask: &PodAsk,
         decision: &Decision,
-        until: Moment,
-    ) -> Result<PodGrant, Refused> {
+        until: LedgerTime,
+    ) -> Result<PodGrant, ReserveError> {
         let (namespace, name) = (pod.namespace.to_string(), pod.name.to_string());
-        let Some(room) = self.cluster.current(decision) else {
-            return Err(Refused::Changed { namespace, name });
+        let Some(capacity) = self.cluster.current(decision) else {
+            return Err(ReserveError::Changed { namespace, name });
         };
-        let node = room.node.name.clone();
-        let grant = decision.placement.grant(&ask.asks, room);
+        let node = capacity.node.name.clone();
+        let grant = decision.placement.grant(&ask.asks, capacity);
         if let Some(held) = self.held.get(&pod.uid) {
             if held.grant == grant {
                 return Ok(grant);
             }
-            return Err(Refused::Holds { node: held.grant.node.clone(), namespace, name });
+            return Err(ReserveError::Holds { node: held.grant.node.clone(), namespace, name });
         }
-        let host = HostUse::new(ask.cpu, ask.memory);
-        let charges = decision.placement.charges(&ask.asks);
+        let host = HostUsage::new(ask.cpu, ask.memory);
+        let usage = decision.placement.usage_by_gpu(&ask.asks);
         if !placement::still_fits(
-            room,
+            capacity,
             self.cluster.classes(),
             &self.cluster.prepare(ask),
             &decision.placement,
         ) {
-            return Err(Refused::Taken { node, namespace, name });
+            return Err(ReserveError::Taken { node, namespace, name });
         }
-        self.hold(Held { pod, stage: Stage::Reserved { until }, grant: grant.clone(), host, charges });
+        self.hold(HeldGrant { pod, stage: Stage::Reserved { until }, grant: grant.clone(), host, usage });
         Ok(grant)
     }
 
     /// Notes a grant seen on a living pod. The pod's word is final: a grant that differs from what was held
     /// replaces it and is returned.
-    pub fn confirm(&mut self, pod: PodId, grant: PodGrant, host: HostUse) -> Option<PodGrant> {
+    pub fn confirm(&mut self, pod: PodId, grant: PodGrant, host: HostUsage) -> Option<PodGrant> {
         if let Some(held) = self.held.get_mut(&pod.uid)
             && held.grant == grant
             && held.host == host
@@ -325,13 +329,13 @@ impl Ledger {
             return None;
         }
         let replaced = self.release(&pod.uid).map(|held| held.grant).filter(|old| *old != grant);
-        let charges = charges(&self.cluster, &grant);
-        self.hold(Held { pod, stage: Stage::Confirmed, grant, host, charges });
+        let usage = peak_usage(&self.cluster, &grant);
+        self.hold(HeldGrant { pod, stage: Stage::Confirmed, grant, host, usage });
         replaced
     }
 
     /// Gives back what a pod held, once it has ended. Releasing twice changes nothing.
-    pub fn release(&mut self, uid: &PodUid) -> Option<Held> {
+    pub fn release(&mut self, uid: &PodUid) -> Option<HeldGrant> {
         self.several.remove(uid);
         let held = self.held.remove(uid)?;
         if let Some(uids) = self.by_node.get_mut(&held.grant.node) {
@@ -341,14 +345,14 @@ impl Ledger {
             }
         }
         if let Some(node) = self.cluster.node(&held.grant.node) {
-            self.cluster.give_back(node, &held.charges, held.host);
+            self.cluster.remove_usage(node, &held.usage, held.host);
         }
         Some(held)
     }
 
     /// Gives back every reservation that was not confirmed in time.
-    pub fn expire(&mut self, now: Moment) -> Vec<Held> {
-        let late = |held: &&Held| matches!(held.stage, Stage::Reserved { until } if until <= now);
+    pub fn expire(&mut self, now: LedgerTime) -> Vec<HeldGrant> {
+        let late = |held: &&HeldGrant| matches!(held.stage, Stage::Reserved { until } if until <= now);
         let mut uids: Vec<PodUid> =
             self.held.values().filter(late).map(|held| held.pod.uid.clone()).collect();
         uids.sort_unstable();
@@ -358,10 +362,10 @@ impl Ledger {
     /// Everything confirmed anew, as after a restart. The order of the grants makes no difference.
     pub fn rebuild(
         nodes: impl IntoIterator<Item = Node>,
-        grants: impl IntoIterator<Item = (PodId, PodGrant, HostUse)>,
+        grants: impl IntoIterator<Item = (PodId, PodGrant, HostUsage)>,
     ) -> Ledger {
         let mut ledger = Ledger::new(nodes);
-        let mut by_pod: BTreeMap<PodUid, Vec<(PodId, PodGrant, HostUse)>> = BTreeMap::new();
+        let mut by_pod: BTreeMap<PodUid, Vec<(PodId, PodGrant, HostUsage)>> = BTreeMap::new();
         for (pod, grant, host) in grants {
             by_pod.entry(pod.uid.clone()).or_default().push((pod, grant, host));
         }
@@ -376,28 +380,28 @@ impl Ledger {
                 }
             }
             let (pod, grant, host) = claims.swap_remove(0);
-            let charges = charges(&ledger.cluster, &grant);
-            ledger.hold(Held { pod, stage: Stage::Confirmed, grant, host, charges });
+            let usage = peak_usage(&ledger.cluster, &grant);
+            ledger.hold(HeldGrant { pod, stage: Stage::Confirmed, grant, host, usage });
         }
         ledger
     }
 
     /// Everything that cannot be right, in a stable order.
-    pub fn audit(&self) -> Vec<Finding> {
-        let mut findings: Vec<Finding> = Vec::new();
+    pub fn audit(&self) -> Vec<LedgerFinding> {
+        let mut findings: Vec<LedgerFinding> = Vec::new();
         let mut holders: HashMap<(&NodeName, &GpuUuid), BTreeSet<String>> = HashMap::new();
         for held in self.held.values() {
             let pod = format!("{}/{}", held.pod.namespace, held.pod.name);
             let Some(node) = self.cluster.node(&held.grant.node) else {
-                findings.push(Finding::UnknownNode { pod, node: held.grant.node.clone() });
+                findings.push(LedgerFinding::UnknownNode { pod, node: held.grant.node.clone() });
                 continue;
             };
-            let node = &self.cluster.room(node).node;
+            let node = &self.cluster.node_capacity(node).node;
             for share in held.grant.grants.iter().flat_map(|grant| &grant.shares) {
                 if node.gpu_index(&share.gpu).is_some() {
                     holders.entry((&node.name, &share.gpu)).or_default().insert(pod.clone());
                 } else {
-                    findings.push(Finding::UnknownGpu {
+                    findings.push(LedgerFinding::UnknownGpu {
                         pod: pod.clone(),
                         node: held.grant.node.clone(),
                         gpu: share.gpu.clone(),
@@ -408,19 +412,20 @@ impl Ledger {
         for (uid, nodes) in &self.several {
             if let Some(held) = self.held.get(uid) {
                 let pod = format!("{}/{}", held.pod.namespace, held.pod.name);
-                findings.push(Finding::SeveralGrants { pod, nodes: nodes.clone() });
+                findings.push(LedgerFinding::SeveralGrants { pod, nodes: nodes.clone() });
             }
         }
         let largest = self.largest_shares();
-        for (_, room) in self.cluster.nodes() {
-            for (gpu, state) in room.node.gpus.iter().zip(&room.gpus) {
+        for (_, capacity) in self.cluster.nodes() {
+            for (gpu, state) in capacity.node.gpus.iter().zip(&capacity.gpus) {
                 let class = &self.cluster.classes()[usize::from(state.class)];
                 let largest = largest.get(&gpu.uuid).copied().unwrap_or_default();
-                let pods =
-                    || holders.get(&(&room.node.name, &gpu.uuid)).into_iter().flatten().cloned().collect();
+                let pods = || {
+                    holders.get(&(&capacity.node.name, &gpu.uuid)).into_iter().flatten().cloned().collect()
+                };
                 findings.extend(over_commits(state.used, class, largest).map(|what| {
-                    Finding::OverCommitted {
-                        node: room.node.name.clone(),
+                    LedgerFinding::OverCommitted {
+                        node: capacity.node.name.clone(),
                         gpu: gpu.uuid.clone(),
                         what,
                         pods: pods(),
@@ -443,9 +448,9 @@ impl Ledger {
         largest
     }
 
-    fn hold(&mut self, held: Held) {
+    fn hold(&mut self, held: HeldGrant) {
         if let Some(node) = self.cluster.node(&held.grant.node) {
-            self.cluster.take(node, &held.charges, held.host);
+            self.cluster.add_usage(node, &held.usage, held.host);
         }
         self.by_node.entry(held.grant.node.clone()).or_default().insert(held.pod.uid.clone());
         self.held.insert(held.pod.uid.clone(), held);
@@ -454,41 +459,41 @@ impl Ledger {
 
 /// What a grant takes of each GPU of its node, at the time it takes most. GPUs the node does not have are left
 /// out; the audit names them.
-fn charges(cluster: &Cluster, grant: &PodGrant) -> Vec<(usize, Charge)> {
+fn peak_usage(cluster: &ClusterCapacity, grant: &PodGrant) -> Vec<(usize, Usage)> {
     let Some(node) = cluster.node(&grant.node) else { return Vec::new() };
     let last_init = grant.grants.iter().rposition(|grant| grant.init);
     // Sidecars stand among the init containers, ordinary containers after them.
     let role = |(at, grant): (usize, &Grant)| match (grant.init, last_init) {
-        (true, _) => Role::Init,
-        (false, Some(last)) if at < last => Role::Sidecar,
-        _ => Role::App,
+        (true, _) => ContainerRole::Init,
+        (false, Some(last)) if at < last => ContainerRole::Sidecar,
+        _ => ContainerRole::App,
     };
-    let roles: Vec<Role> = grant.grants.iter().enumerate().map(role).collect();
-    let room = cluster.room(node);
-    placement::peak_charges(&roles, |at| {
+    let roles: Vec<ContainerRole> = grant.grants.iter().enumerate().map(role).collect();
+    let capacity = cluster.node_capacity(node);
+    placement::peak_usage(&roles, |at| {
         grant.grants[at].shares.iter().filter_map(|share| {
-            let gpu = room.node.gpu_index(&share.gpu)?;
-            let class = usize::from(room.gpus[gpu].class);
-            Some((gpu, Charge::of_share(share, &cluster.classes()[class])))
+            let gpu = capacity.node.gpu_index(&share.gpu)?;
+            let class = usize::from(capacity.gpus[gpu].class);
+            Some((gpu, Usage::of_share(share, &cluster.classes()[class])))
         })
     })
 }
 
 /// Every way in which a GPU is promised to more than it has.
-fn over_commits(used: Charge, class: &GpuClass, largest: Bytes) -> impl Iterator<Item = OverCommit> {
-    let whole = used.is_crowded();
+fn over_commits(used: Usage, class: &GpuClass, largest: Bytes) -> impl Iterator<Item = OverCommitment> {
+    let whole = used.is_whole_and_shared();
     // A whole GPU beside others is one mistake, not three.
-    let memory = !whole && used.memory > class.promised.0;
+    let memory = !whole && used.memory > class.allocatable.0;
     let cores = !whole && used.cores > u64::from(crate::model::Cores::WHOLE.as_millipercent());
     let mixed = used.limited > 0 && used.unlimited > 0;
     [
-        whole.then_some(OverCommit::Whole { shares: used.shares }),
-        memory.then_some(OverCommit::Memory { promised: Bytes(used.memory), limit: class.promised }),
-        cores.then_some(OverCommit::Cores { promised: used.cores }),
-        mixed.then_some(OverCommit::Mixed),
+        whole.then_some(OverCommitment::Whole { shares: used.shares }),
+        memory.then_some(OverCommitment::Memory { promised: Bytes(used.memory), limit: class.allocatable }),
+        cores.then_some(OverCommitment::Cores { promised: used.cores }),
+        mixed.then_some(OverCommitment::Mixed),
         (used.shares > class.max_shares)
-            .then_some(OverCommit::Shares { shares: used.shares, most: class.max_shares }),
-        (largest > class.memory).then_some(OverCommit::Share { memory: largest, card: class.memory }),
+            .then_some(OverCommitment::Shares { shares: used.shares, most: class.max_shares }),
+        (largest > class.memory).then_some(OverCommitment::Share { memory: largest, card: class.memory }),
     ]
     .into_iter()
     .flatten()

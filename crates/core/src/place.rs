@@ -1,30 +1,31 @@
-//! Fit, score and place: the one allocator that everything else asks.
+//! Fit, score and place: the one allocator that every component calls.
 //!
-//! A [`Cluster`] holds the room left on every GPU. A pod's ask is prepared once ([`Prepared`]), checked against
-//! a node ([`Cluster::fits`]), ranked by a [`Ranking`] and placed on the best one ([`Cluster::best`]). The same
-//! room and the same ask always give the same answer; ties go to the lowest index.
+//! A [`ClusterCapacity`] holds the free capacity of every GPU. A pod's ask is prepared once ([`PreparedAsk`]), checked
+//! against a node ([`ClusterCapacity::fits`]), ranked by a [`NodeRanking`] and placed on the best node
+//! ([`ClusterCapacity::best`]). The same capacity and the same ask always give the same answer; ties go to the lowest
+//! index.
 //!
-//! Reading order: [`room`] (what is left), [`fit`] (whether a part fits one GPU, and why not), [`order`] (which
-//! GPUs first), [`solve`] (a whole pod on one node, giving a [`placement`]), [`rank`] (which node), [`cluster`]
-//! (all of them, with ranks cached on boards), [`fragmentation`] (the default policy).
+//! Reading order: [`capacity`] (what is free), [`fit`] (whether a share fits one GPU, and why not), [`gpu_order`] (which
+//! GPUs first), [`solve`] (a whole pod on one node, giving a [`placement`]), [`policies`] (which node),
+//! [`cluster_capacity`] (all nodes, with ranks cached by kind of ask), [`fragmentation`] (the default policy of a cluster).
 
-mod board;
-pub mod cluster;
+pub mod capacity;
+pub(crate) mod capacity_vector;
+pub mod cluster_capacity;
+pub(crate) mod demand_histogram;
 pub mod fit;
 pub mod fragmentation;
-pub(crate) mod mix;
-pub mod order;
+pub mod gpu_order;
 pub mod placement;
-pub mod placer;
-pub mod rank;
-pub mod room;
-pub(crate) mod sketch;
+pub mod policies;
+pub mod policy_engine;
+mod rank_cache;
 pub mod solve;
 
-pub use cluster::{Cluster, Decision, NodeIndex};
-pub use fit::{Need, Prepared, Short, Wanted};
-pub use placement::{Placement, Slice};
-pub use placer::Placer;
-pub use rank::Ranking;
-pub use room::{Charge, GpuClass, GpuRoom, HostUse, NodeRoom};
-pub use solve::NodeShort;
+pub use capacity::{GpuCapacity, GpuClass, HostUsage, NodeCapacity, Usage};
+pub use cluster_capacity::{ClusterCapacity, Decision, NodeIndex};
+pub use fit::{PreparedAsk, PreparedWant, ShareNeed, Shortfall};
+pub use placement::{PlacedShare, Placement};
+pub use policies::NodeRanking;
+pub use policy_engine::PolicyEngine;
+pub use solve::NodeShortfall;

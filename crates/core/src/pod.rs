@@ -5,7 +5,7 @@
 
 mod misplaced;
 
-use crate::model::{ContainerName, Role};
+use crate::model::{ContainerName, ContainerRole};
 use crate::quantity::{Quantity, QuantityError};
 use crate::quote;
 use serde::Serialize;
@@ -57,7 +57,7 @@ pub struct Container {
     /// Its name.
     pub name: ContainerName,
     /// When it runs.
-    pub role: Role,
+    pub role: ContainerRole,
     /// Resource limits, as written.
     pub limits: BTreeMap<String, String>,
     /// Resource requests, as written.
@@ -104,9 +104,9 @@ impl Pod {
                 Some(Value::Array(items)) => {
                     for (index, item) in items.iter().enumerate() {
                         let role = match (key, item.get("restartPolicy").and_then(Value::as_str)) {
-                            ("containers", _) => Role::App,
-                            (_, Some("Always")) => Role::Sidecar,
-                            _ => Role::Init,
+                            ("containers", _) => ContainerRole::App,
+                            (_, Some("Always")) => ContainerRole::Sidecar,
+                            _ => ContainerRole::Init,
                         };
                         pod.containers.extend(container(
                             item,
@@ -139,7 +139,12 @@ impl Pod {
     }
 }
 
-fn container(item: &Value, role: Role, path: &str, problems: &mut Vec<Problem>) -> Option<Container> {
+fn container(
+    item: &Value,
+    role: ContainerRole,
+    path: &str,
+    problems: &mut Vec<Problem>,
+) -> Option<Container> {
     if !item.is_object() {
         let message = format!("{path} must be a container, it is {}", kind(Some(item)));
         problems.push(Problem::of_pod(path, message));
@@ -280,7 +285,10 @@ mod tests {
         let (pod, problems) = Pod::read(&json!({}), &spec);
         assert_eq!(problems, []);
         let roles: Vec<_> = pod.containers.iter().map(|c| (c.name.as_str(), c.role)).collect();
-        assert_eq!(roles, [("fetch", Role::Init), ("proxy", Role::Sidecar), ("main", Role::App)]);
+        assert_eq!(
+            roles,
+            [("fetch", ContainerRole::Init), ("proxy", ContainerRole::Sidecar), ("main", ContainerRole::App)]
+        );
         assert_eq!(pod.containers[2].amount("partage.dev/gpu"), Some("1"));
     }
 

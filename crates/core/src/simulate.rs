@@ -11,17 +11,17 @@ pub mod trace;
 
 pub use contender::Contender;
 
-use crate::place::{Cluster, HostUse};
+use crate::place::{ClusterCapacity, HostUsage};
 use trace::{TraceNode, TracePod};
 
 /// A small, fast, well-mixed generator (splitmix64): the same seed gives the same run on every machine.
 #[derive(Clone, Copy, Debug)]
-pub struct Dice(u64);
+pub struct SplitMix64(u64);
 
-impl Dice {
+impl SplitMix64 {
     /// From a seed.
-    pub fn new(seed: u64) -> Dice {
-        Dice(seed)
+    pub fn new(seed: u64) -> SplitMix64 {
+        SplitMix64(seed)
     }
 
     /// The next 64 bits.
@@ -74,7 +74,7 @@ pub fn arrivals(
     inflation: Inflation,
     seed: u64,
 ) -> Result<Vec<usize>, NoLoad> {
-    let mut dice = Dice::new(seed);
+    let mut dice = SplitMix64::new(seed);
     let target = capacity_milli.saturating_mul(inflation.0) / 1000;
     let mut order: Vec<usize> = (0..pods.len()).collect();
     let mut asked: u64 = pods.iter().map(TracePod::gpu_milli).sum();
@@ -152,7 +152,7 @@ pub fn run(
     clock: &dyn Fn() -> u64,
     progress: &mut dyn FnMut(usize),
 ) -> Result<Outcome, NotPlaced> {
-    let mut cluster = Cluster::new(nodes.iter().map(TraceNode::to_node));
+    let mut cluster = ClusterCapacity::new(nodes.iter().map(TraceNode::to_node));
     let mut player = contender.player(pods, &cluster, seed);
     let mut outcome = Outcome {
         capacity_milli: nodes.iter().map(|node| u64::from(node.gpus) * 1000).sum(),
@@ -167,8 +167,8 @@ pub fn run(
         let decision = player.decide(&mut cluster, ask);
         match decision {
             Some(decision) => {
-                let charges = decision.placement.charges(&ask.asks);
-                cluster.take(decision.node, &charges, HostUse::new(ask.cpu, ask.memory));
+                let usage = decision.placement.usage_by_gpu(&ask.asks);
+                cluster.add_usage(decision.node, &usage, HostUsage::new(ask.cpu, ask.memory));
                 outcome.nanos += clock().saturating_sub(start);
                 outcome.allocated_milli += pods[pod].gpu_milli();
                 outcome.placed += 1;
@@ -180,7 +180,7 @@ pub fn run(
                 if let Some((node, _)) = cluster.nodes().find(|&(node, _)| cluster.fits(node, &prepared)) {
                     return Err(NotPlaced {
                         pod: pods[pod].name.clone(),
-                        node: cluster.room(node).node.name.to_string(),
+                        node: cluster.node_capacity(node).node.name.to_string(),
                         policy: contender.name(),
                     });
                 }

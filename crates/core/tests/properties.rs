@@ -4,10 +4,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use partage_core::explain::{explain, why_not};
-use partage_core::ledger::{Finding, Ledger, Moment};
+use partage_core::ledger::{Ledger, LedgerFinding, LedgerTime};
 use partage_core::model::*;
-use partage_core::place::rank::Plain;
-use partage_core::place::{Cluster, Decision, GpuRoom, HostUse, NodeIndex, Placer, Prepared, order};
+use partage_core::place::policies::StatelessPolicy;
+use partage_core::place::{
+    ClusterCapacity, Decision, GpuCapacity, HostUsage, NodeIndex, PolicyEngine, PreparedAsk, gpu_order,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -41,7 +43,7 @@ fn nodes() -> impl Strategy<Value = Vec<Node>> {
     })
 }
 
-fn wants() -> impl Strategy<Value = Want> {
+fn wants() -> impl Strategy<Value = WantedGpus> {
     let memory = prop_oneof![
         1 => Just(MemoryAsk::Unlimited),
         1 => Just(MemoryAsk::All),
@@ -56,18 +58,18 @@ fn wants() -> impl Strategy<Value = Want> {
     (1u32..4, memory, cores, prop::bool::weighted(0.15)).prop_map(|(count, memory, cores, whole)| {
         // Slots are always asked as one lot, as their dialect does.
         let count = if matches!(cores, CoresAsk::Slots(_)) { 1 } else { count };
-        Want { count, part: Part { memory, cores, whole, ceiling: None } }
+        WantedGpus { count, part: ShareAsk { memory, cores, whole, ceiling: None } }
     })
 }
 
 fn asks() -> impl Strategy<Value = PodAsk> {
-    let role = prop_oneof![Just(Role::Init), Just(Role::Sidecar), Just(Role::App)];
+    let role = prop_oneof![Just(ContainerRole::Init), Just(ContainerRole::Sidecar), Just(ContainerRole::App)];
     let together = prop_oneof![4 => Just(Together::Anywhere), 1 => Just(Together::Preferred), 1 => Just(Together::Required)];
     let models = prop_oneof![4 => Just(vec![]), 1 => Just(vec!["M40".to_string()])];
     (vec((role, wants()), 0..4), together, models, 0u64..8000).prop_map(
         |(mut wants, together, models, cpu)| {
             // Ordinary containers come last in a spec.
-            wants.sort_by_key(|(role, _)| *role == Role::App);
+            wants.sort_by_key(|(role, _)| *role == ContainerRole::App);
             let asks = wants.into_iter().enumerate().map(|(at, (role, want))| Ask {
                 container: format!("c{at}").into(),
                 role,
@@ -96,12 +98,12 @@ fn id(pod: usize) -> PodId {
 }
 
 /// A policy that has seen enough of a pod, and of pods with whole GPUs, to have an opinion.
-fn taught(policy: Policy, ask: &PodAsk, cluster: &Cluster) -> Placer {
+fn taught(policy: Policy, ask: &PodAsk, cluster: &ClusterCapacity) -> PolicyEngine {
     let mut larger = ask.clone();
     for ask in &mut larger.asks {
         (ask.want.count, ask.want.part.whole) = (2, true);
     }
-    let mut placer = Placer::new(policy);
+    let mut placer = PolicyEngine::new(policy);
     placer.learn([ask, &larger].into_iter().cycle().take(60), cluster);
     placer
 }
@@ -113,29 +115,29 @@ fn decide(ledger: &mut Ledger, ask: &PodAsk, policy: Policy) -> Option<Decision>
 
 fn place(ledger: &mut Ledger, pod: usize, ask: &PodAsk, policy: Policy) -> bool {
     let Some(decision) = decide(ledger, ask, policy) else { return false };
-    ledger.reserve(id(pod), ask, &decision, Moment(10)).expect("a fresh decision is never refused");
+    ledger.reserve(id(pod), ask, &decision, LedgerTime(10)).expect("a fresh decision is never refused");
     true
 }
 
-fn used(cluster: &Cluster) -> Vec<(Vec<partage_core::place::Charge>, HostUse)> {
+fn used(cluster: &ClusterCapacity) -> Vec<(Vec<partage_core::place::Usage>, HostUsage)> {
     cluster.nodes().map(|(_, r)| (r.gpus.iter().map(|g| g.used).collect(), r.host_used)).collect()
 }
 
 /// Every limit of every GPU, recomputed from the grants alone.
 fn within_capacity(ledger: &Ledger) -> Result<(), TestCaseError> {
-    prop_assert_eq!(ledger.audit(), Vec::<Finding>::new());
-    for (_, room) in ledger.cluster().nodes() {
-        for (gpu, state) in room.node.gpus.iter().zip(&room.gpus) {
-            let promised = room.node.memory_overcommit_percent.of(gpu.memory_bytes).0;
+    prop_assert_eq!(ledger.audit(), Vec::<LedgerFinding>::new());
+    for (_, capacity) in ledger.cluster().nodes() {
+        for (gpu, state) in capacity.node.gpus.iter().zip(&capacity.gpus) {
+            let promised = capacity.node.memory_overcommit_percent.of(gpu.memory_bytes).0;
             prop_assert!(state.used.memory <= promised);
             prop_assert!(state.used.cores <= 100_000);
-            prop_assert!(room.node.max_shares_per_gpu.is_none_or(|most| state.used.shares <= most));
+            prop_assert!(capacity.node.max_shares_per_gpu.is_none_or(|most| state.used.shares <= most));
             prop_assert!(state.used.limited == 0 || state.used.unlimited == 0);
             prop_assert!(state.used.whole == 0 || state.used.shares == 1);
             prop_assert!(gpu.withheld.is_none() || state.used.shares == 0);
         }
-        if let Some(cpu) = room.node.cpu_milli {
-            prop_assert!(room.host_used.cpu() <= cpu);
+        if let Some(cpu) = capacity.node.cpu_milli {
+            prop_assert!(capacity.host_used.cpu() <= cpu);
         }
     }
     Ok(())
@@ -217,7 +219,7 @@ proptest! {
         let grants: Vec<_> = order.iter().chain(order.iter().rev()).filter_map(held).collect();
         let rebuilt = Ledger::rebuild(nodes, grants);
         prop_assert_eq!(used(rebuilt.cluster()), used(ledger.cluster()));
-        prop_assert_eq!(rebuilt.audit(), Vec::<Finding>::new());
+        prop_assert_eq!(rebuilt.audit(), Vec::<LedgerFinding>::new());
     }
 
     #[test]
@@ -234,7 +236,7 @@ proptest! {
         let mut grants: Vec<_> = ledger.all_held().map(|h| (h.pod.clone(), h.grant.clone(), h.host)).collect();
         grants.sort_by(|a, b| a.0.uid.cmp(&b.0.uid));
         let forged = |skip: usize, cpu: u64| {
-            let host = HostUse::new(MilliCpu(cpu), Bytes::ZERO);
+            let host = HostUsage::new(MilliCpu(cpu), Bytes::ZERO);
             let pairs = grants.iter().zip(grants.iter().skip(skip));
             pairs.map(move |(a, b)| (a.0.clone(), b.1.clone(), host)).collect::<Vec<_>>()
         };
@@ -281,8 +283,8 @@ proptest! {
         let cluster = ledger.cluster();
         let prepared = cluster.prepare(&probe);
         for node in (0..cluster.nodes().count()).map(NodeIndex) {
-            let reason = why_not(cluster.room(node), cluster.classes(), &prepared);
-            let placed = cluster.place_on(node, &probe, &Plain(Policy::Spread));
+            let reason = why_not(cluster.node_capacity(node), cluster.classes(), &prepared);
+            let placed = cluster.place_on(node, &probe, &StatelessPolicy(Policy::Spread));
             prop_assert_eq!(reason.is_none(), placed.is_some(), "{:?}", reason);
         }
         let explanation = explain(cluster, &probe);
@@ -296,7 +298,7 @@ proptest! {
     #[test]
     fn learning_leaves_no_stale_ranks(nodes in nodes(), asks in vec(asks(), 1..6), probe in asks()) {
         let mut ledger = Ledger::new(nodes);
-        let mut placer = Placer::new(Policy::Fragmentation);
+        let mut placer = PolicyEngine::new(Policy::Fragmentation);
         for arrival in 0..120 {
             let ask = &asks[arrival % asks.len()];
             placer.arrived(ask, ledger.cluster());
@@ -304,7 +306,7 @@ proptest! {
             ledger.best(&placer, &probe);
         }
         let held: Vec<_> = ledger.all_held().map(|h| (h.pod.clone(), h.grant.clone(), h.host)).collect();
-        let nodes: Vec<Node> = ledger.cluster().nodes().map(|(_, room)| (*room.node).clone()).collect();
+        let nodes: Vec<Node> = ledger.cluster().nodes().map(|(_, capacity)| (*capacity.node).clone()).collect();
         let mut fresh = Ledger::rebuild(nodes, held);
         prop_assert_eq!(ledger.best(&placer, &probe), fresh.best(&placer, &probe));
     }
@@ -326,16 +328,16 @@ proptest! {
                 0 | 1 => {
                     let decision = decide(&mut ledger, ask, Policy::Fragmentation);
                     if let Some(decision) = &decision {
-                        let _ = ledger.reserve(id(pod), ask, decision, Moment(time as u64 + 3));
+                        let _ = ledger.reserve(id(pod), ask, decision, LedgerTime(time as u64 + 3));
                     }
                     stale = decision.map(|decision| (decision, ask)).or(stale);
                 }
                 // A decision taken some events ago is refused or still right, never a panic.
                 2 => if let Some((decision, ask)) = &stale {
-                    let _ = ledger.reserve(id(pod), ask, decision, Moment(time as u64 + 3));
+                    let _ = ledger.reserve(id(pod), ask, decision, LedgerTime(time as u64 + 3));
                 },
                 3 => { ledger.release(&id(pod).uid); }
-                4 => { ledger.expire(Moment(time as u64)); }
+                4 => { ledger.expire(LedgerTime(time as u64)); }
                 // The node comes back, one GPU fewer or with one of another node.
                 5 => {
                     let mut changed = node.clone();
@@ -357,19 +359,19 @@ proptest! {
         let held: Vec<_> = ledger.all_held().map(|h| (h.pod.clone(), h.grant.clone(), h.host)).collect();
         let rebuilt = Ledger::rebuild(there, held);
         let by_name = |ledger: &Ledger| {
-            let mut rooms: Vec<_> = ledger.cluster().nodes().map(|(_, room)| {
-                let used: Vec<_> = room.gpus.iter().map(|gpu| gpu.used).collect();
-                (room.node.name.clone(), used, room.host_used)
+            let mut nodes: Vec<_> = ledger.cluster().nodes().map(|(_, capacity)| {
+                let used: Vec<_> = capacity.gpus.iter().map(|gpu| gpu.used).collect();
+                (capacity.node.name.clone(), used, capacity.host_used)
             }).collect();
-            rooms.sort_by(|a, b| a.0.cmp(&b.0));
-            rooms
+            nodes.sort_by(|a, b| a.0.cmp(&b.0));
+            nodes
         };
         prop_assert_eq!(by_name(&ledger), by_name(&rebuilt));
         prop_assert_eq!(ledger.audit(), rebuilt.audit());
         for held in rebuilt.all_held().map(|held| held.pod.uid.clone()).collect::<Vec<_>>() {
             ledger.release(&held);
         }
-        prop_assert!(ledger.cluster().nodes().all(|(_, room)| room.gpus.iter().all(|gpu| gpu.used == Default::default())));
+        prop_assert!(ledger.cluster().nodes().all(|(_, capacity)| capacity.gpus.iter().all(|gpu| gpu.used == Default::default())));
     }
 
     /// Every way to place a small pod, tried one by one, finds room exactly where the allocator does.
@@ -385,13 +387,13 @@ proptest! {
             place(&mut ledger, pod, ask, Policy::Spread);
         }
         let asks = wants.iter().filter(|want| !matches!(want.part.cores, CoresAsk::Slots(_)));
-        let asks = asks.enumerate().map(|(at, &want)| Ask { container: format!("c{at}").into(), role: Role::App, want });
+        let asks = asks.enumerate().map(|(at, &want)| Ask { container: format!("c{at}").into(), role: ContainerRole::App, want });
         let ask = PodAsk { asks: asks.collect(), ..PodAsk::default() };
         let cluster = ledger.cluster();
         let prepared = cluster.prepare(&ask);
         let placer = taught(policy, &ask, cluster);
         let possible: Vec<NodeIndex> =
-            cluster.nodes().filter(|(_, room)| some_way(cluster, &prepared, &room.gpus, 0)).map(|(node, _)| node).collect();
+            cluster.nodes().filter(|(_, capacity)| some_way(cluster, &prepared, &capacity.gpus, 0)).map(|(node, _)| node).collect();
         for (node, _) in cluster.nodes() {
             prop_assert_eq!(cluster.fits(node, &prepared), possible.contains(&node));
         }
@@ -400,14 +402,14 @@ proptest! {
 }
 
 /// Whether the wants from `at` on can be placed somehow.
-fn some_way(cluster: &Cluster, prepared: &Prepared, gpus: &[GpuRoom], at: usize) -> bool {
+fn some_way(cluster: &ClusterCapacity, prepared: &PreparedAsk, gpus: &[GpuCapacity], at: usize) -> bool {
     let Some(wanted) = prepared.wants.get(at) else { return true };
-    order::subsets((1 << gpus.len()) - 1, wanted.want.count).any(|set| {
+    gpu_order::subsets((1 << gpus.len()) - 1, wanted.want.count).any(|set| {
         let mut after = gpus.to_vec();
-        let fits = order::indexes(set).all(|gpu| {
+        let fits = gpu_order::indexes(set).all(|gpu| {
             let class = usize::from(after[gpu].class);
             let need = wanted.needs[class].filter(|need| need.fits(&after[gpu], &cluster.classes()[class]));
-            need.map(|need| after[gpu].used = after[gpu].used.plus(need.charge)).is_some()
+            need.map(|need| after[gpu].used = after[gpu].used.plus(need.usage)).is_some()
         });
         fits && some_way(cluster, prepared, &after, at + 1)
     })

@@ -4,12 +4,12 @@ use crate::settings::{DefaultShare, Settings};
 use crate::users::Who;
 use crate::wire::{Change, Mode, Refusal, RunRequest};
 use partage_core::explain::{Change as Suggested, explain};
-use partage_core::ledger::{Ledger, Moment};
+use partage_core::ledger::{Ledger, LedgerTime};
 use partage_core::model::{
-    Ask, Bytes, Constraints, Cores, CoresAsk, GpuUuid, Grant, MemoryAsk, Node, Part, PodAsk, PodGrant, PodId,
-    Role, Selector, Share, Want,
+    Ask, Bytes, Constraints, ContainerRole, Cores, CoresAsk, GpuUuid, Grant, MemoryAsk, Node, PodAsk,
+    PodGrant, PodId, Selector, Share, ShareAsk, WantedGpus,
 };
-use partage_core::place::{HostUse, Placer};
+use partage_core::place::{HostUsage, PolicyEngine};
 use std::fmt::Write;
 
 /// Everything is for the one container that a share is to the core.
@@ -86,7 +86,7 @@ pub fn ask(request: &RunRequest, default: &DefaultShare) -> Result<PodAsk, Refus
         (None, Some(percent)) => MemoryAsk::Percent(percent),
         (None, None) => MemoryAsk::All,
     };
-    let part = Part {
+    let part = ShareAsk {
         memory,
         cores: match (request.whole, cores) {
             (true, _) => CoresAsk::Exactly(Cores::WHOLE),
@@ -96,9 +96,9 @@ pub fn ask(request: &RunRequest, default: &DefaultShare) -> Result<PodAsk, Refus
         whole: request.whole,
         ceiling: ceiling(mode, request.whole, cores),
     };
-    let want = Want { count, part };
+    let want = WantedGpus { count, part };
     Ok(PodAsk {
-        asks: vec![Ask { container: CONTAINER.into(), role: Role::App, want }],
+        asks: vec![Ask { container: CONTAINER.into(), role: ContainerRole::App, want }],
         constraints: Constraints {
             models: Selector { only: request.models.clone(), never: Vec::new() },
             ..Constraints::default()
@@ -341,7 +341,7 @@ fn fit(
     let mut hold = |name: &str, shares: &[Share]| {
         let grants = vec![Grant { container: CONTAINER.into(), init: false, shares: shares.to_vec() }];
         let grant = PodGrant { node: node.name.clone(), grants };
-        ledger.confirm(id(name), grant, HostUse::default());
+        ledger.confirm(id(name), grant, HostUsage::default());
     };
     for held in held {
         hold(held.name, held.shares);
@@ -352,8 +352,8 @@ fn fit(
         hold(&format!("kept {at}"), std::slice::from_ref(&kept.share));
     }
     let granted = ledger
-        .best(&Placer::new(settings.policy), ask)
-        .and_then(|decision| ledger.reserve(id("new share"), ask, &decision, Moment(u64::MAX)).ok());
+        .best(&PolicyEngine::new(settings.policy), ask)
+        .and_then(|decision| ledger.reserve(id("new share"), ask, &decision, LedgerTime(u64::MAX)).ok());
     if let Some(grant) = granted
         && let Some(grant) = grant.grants.into_iter().next()
     {
@@ -415,7 +415,9 @@ pub fn words(node: &Node, shares: &[Share]) -> String {
 
 /// What was asked, in words: `4 GiB and 30 % of 1 GPU`.
 pub fn asked(ask: &PodAsk) -> String {
-    let Some(Ask { want: Want { count, part }, .. }) = ask.asks.first() else { return "nothing".into() };
+    let Some(Ask { want: WantedGpus { count, part }, .. }) = ask.asks.first() else {
+        return "nothing".into();
+    };
     let gpus = if *count == 1 { "1 GPU".to_string() } else { format!("each of {count} GPUs") };
     if part.whole {
         return format!("all of {gpus}");

@@ -2,7 +2,7 @@
 
 use crate::settings::Settings;
 use partage_core::dialect::Dialect;
-use partage_core::model::{Gpu, Node, PodGrant, Role, Share};
+use partage_core::model::{ContainerRole, Gpu, Node, PodGrant, Share};
 use partage_core::pod::{Container, Pod};
 use std::collections::BTreeMap;
 
@@ -137,11 +137,11 @@ fn on_healthy(container: &Container, amount: u64, grant: Option<&PodGrant>, node
 fn requested_by(pod: &Pod, part: impl Fn(&Container, u64) -> u64) -> BTreeMap<&str, u64> {
     /// The need for one resource while the containers are gone through in the order of the spec.
     #[derive(Default)]
-    struct Need {
+    struct ShareNeed {
         running: u64,
         peak: u64,
     }
-    let mut needs: BTreeMap<&str, Need> = BTreeMap::new();
+    let mut needs: BTreeMap<&str, ShareNeed> = BTreeMap::new();
     for container in &pod.containers {
         for resource in container.resources().filter(|resource| resource.contains('/')) {
             // The API server refuses an amount that is no number.
@@ -149,7 +149,7 @@ fn requested_by(pod: &Pod, part: impl Fn(&Container, u64) -> u64) -> BTreeMap<&s
             let need = needs.entry(resource).or_default();
             let now = need.running.saturating_add(part(container, amount));
             need.peak = need.peak.max(now);
-            if container.role != Role::Init {
+            if container.role != ContainerRole::Init {
                 need.running = now;
             }
         }

@@ -19,7 +19,9 @@ pub(super) mod vcuda;
 pub(super) mod volcano;
 
 use super::{Dialect, Settings};
-use crate::model::{Ask, ContainerName, Cores, CoresAsk, MemoryAsk, Part, PodAsk, Role, Together, Want};
+use crate::model::{
+    Ask, ContainerName, ContainerRole, Cores, CoresAsk, MemoryAsk, PodAsk, ShareAsk, Together, WantedGpus,
+};
 use crate::pod::{Pod, Problem};
 pub(super) use lines::MAX_GPUS;
 use lines::{Lines, Unclear};
@@ -43,11 +45,11 @@ pub struct ContainerReading {
     /// The container.
     pub name: ContainerName,
     /// When it runs.
-    pub role: Role,
+    pub role: ContainerRole,
     /// The dialect it asks in; absent where it asks nothing, or in several at once.
     pub dialect: Option<Dialect>,
     /// What it wants; absent where it asks nothing, or a problem says why that is unclear.
-    pub want: Option<Want>,
+    pub want: Option<WantedGpus>,
 }
 
 /// Reads what a pod asks.
@@ -114,12 +116,12 @@ pub fn reads_annotation(key: &str) -> bool {
 }
 
 /// A whole GPU, its memory as asked.
-pub fn whole_gpu(memory: MemoryAsk) -> Part {
-    Part { memory, cores: CoresAsk::Exactly(Cores::WHOLE), whole: true, ceiling: None }
+pub fn whole_gpu(memory: MemoryAsk) -> ShareAsk {
+    ShareAsk { memory, cores: CoresAsk::Exactly(Cores::WHOLE), whole: true, ceiling: None }
 }
 
 /// What a container wants, where it asks anything; the problems that make it unclear are recorded.
-type Read = Result<Option<Want>, Unclear>;
+type Read = Result<Option<WantedGpus>, Unclear>;
 
 fn read_in(dialect: Dialect, lines: &mut Lines<'_>, pod: &Pod, settings: &Settings) -> Read {
     match dialect {
@@ -175,7 +177,7 @@ fn together(
             ask.container, ask.want.count
         ));
     }
-    let mut running = asks.iter().filter(|ask| ask.role != Role::Init);
+    let mut running = asks.iter().filter(|ask| ask.role != ContainerRole::Init);
     if running.clone().count() > 1
         && let Some(whole) = running.find(|ask| ask.want.part.whole)
     {

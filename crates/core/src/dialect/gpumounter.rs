@@ -3,7 +3,7 @@
 //! Only the reading of a request is here, with the texts and codes upstream answers when it cannot be read.
 
 use super::asks::{MAX_GPUS, whole_gpu};
-use crate::model::{GpuUuid, MemoryAsk, Namespace, PodName, Want};
+use crate::model::{GpuUuid, MemoryAsk, Namespace, PodName, WantedGpus};
 
 /// A request that could be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,8 +58,8 @@ impl Refusal {
 
 impl Add {
     /// The same ask in the model: whole GPUs with all they have.
-    pub fn want(&self) -> Want {
-        Want { count: self.count, part: whole_gpu(MemoryAsk::All) }
+    pub fn want(&self) -> WantedGpus {
+        WantedGpus { count: self.count, part: whole_gpu(MemoryAsk::All) }
     }
 }
 

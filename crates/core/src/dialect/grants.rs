@@ -21,7 +21,7 @@ pub mod volcano;
 
 use super::{Dialect, Settings};
 use crate::cluster_file::MAX_MEMORY;
-use crate::model::{Bytes, ContainerName, Gpu, Grant, Node, NodeName, PodGrant, Role, Share};
+use crate::model::{Bytes, ContainerName, ContainerRole, Gpu, Grant, Node, NodeName, PodGrant, Share};
 use crate::pod::{Container, Pod};
 use crate::quote;
 use std::collections::BTreeMap;
@@ -53,7 +53,7 @@ pub struct SpeltContainer {
     /// The container.
     pub name: ContainerName,
     /// When it runs.
-    pub role: Role,
+    pub role: ContainerRole,
     /// Its dialect; absent where it asks for no GPU.
     pub dialect: Option<Dialect>,
     /// The domain of its `vcuda-*` resources, where it has any.
@@ -77,7 +77,7 @@ impl Spelling {
         let mut app_indexes = 0..;
         let mut places = BTreeMap::new();
         for spelt in &self.containers {
-            let app_index = if spelt.role == Role::App { app_indexes.next() } else { None };
+            let app_index = if spelt.role == ContainerRole::App { app_indexes.next() } else { None };
             places.insert(spelt.name.as_str(), (spelt, app_index));
         }
         places
@@ -271,7 +271,7 @@ impl<'a> Placed<'a> {
             .ok_or_else(|| fail("the grant names a container that the pod does not have".into()))?;
         let dialect =
             spelt.dialect.ok_or_else(|| fail("the grant names a container that asks for no GPU".into()))?;
-        if grant.init != (spelt.role == Role::Init) {
+        if grant.init != (spelt.role == ContainerRole::Init) {
             let (says, is) = if grant.init { ("an", "none") } else { ("no", "one") };
             return Err(fail(format!("the grant says this is {says} init container, and it is {is}")));
         }
@@ -286,7 +286,7 @@ impl<'a> Placed<'a> {
             dialect,
             domain: spelt.domain.as_deref(),
             app_index,
-            init: spelt.role == Role::Init,
+            init: spelt.role == ContainerRole::Init,
             parts: grant.shares.iter().map(part).collect::<Result<_, _>>()?,
         })
     }
@@ -341,7 +341,7 @@ impl<'a> Record<'a> {
 
     /// The containers of `spec.containers`; their positions are the indexes that records use.
     fn apps(&self) -> impl Iterator<Item = &'a Container> {
-        self.pod.containers.iter().filter(|container| container.role == Role::App)
+        self.pod.containers.iter().filter(|container| container.role == ContainerRole::App)
     }
 
     /// A GPU by its index on the node.

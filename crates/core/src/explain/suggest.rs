@@ -4,7 +4,7 @@ use super::first_fitting;
 use crate::model::{
     Ask, Bytes, ContainerName, Cores, CoresAsk, MemoryAsk, MilliCpu, NodeName, PodAsk, Selector, Together,
 };
-use crate::place::Cluster;
+use crate::place::ClusterCapacity;
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -60,7 +60,7 @@ pub enum Change {
         to: u32,
     },
     /// Ask for a limited part instead of all of a GPU.
-    Part {
+    ShareAsk {
         /// The most memory that fits.
         to: Bytes,
     },
@@ -112,7 +112,7 @@ impl fmt::Display for Change {
             Change::Slots { from, to } => write!(f, "ask for {to} slots instead of {from}"),
             Change::Count { from, to: 1 } => write!(f, "ask for 1 GPU instead of {from}"),
             Change::Count { from, to } => write!(f, "ask for {to} GPUs instead of {from}"),
-            Change::Part { to } => write!(f, "ask for a part of a GPU with at most {to} of memory"),
+            Change::ShareAsk { to } => write!(f, "ask for a part of a GPU with at most {to} of memory"),
             Change::Limit { to } => {
                 write!(f, "set a memory limit of at most {to} (partage.dev/memory-limit)")
             }
@@ -130,7 +130,7 @@ fn within(container: Option<&ContainerName>) -> String {
 }
 
 /// Every single change that makes the pod fit somewhere.
-pub(super) fn suggestions(cluster: &Cluster, ask: &PodAsk) -> Vec<Suggestion> {
+pub(super) fn suggestions(cluster: &ClusterCapacity, ask: &PodAsk) -> Vec<Suggestion> {
     let search = Search { cluster, ask };
     let found = [
         search.memory(),
@@ -150,7 +150,7 @@ pub(super) fn suggestions(cluster: &Cluster, ask: &PodAsk) -> Vec<Suggestion> {
 }
 
 struct Search<'a> {
-    cluster: &'a Cluster,
+    cluster: &'a ClusterCapacity,
     ask: &'a PodAsk,
 }
 
@@ -180,7 +180,7 @@ impl Search<'_> {
 
     fn tried(&self, ask: &PodAsk) -> Option<NodeName> {
         let node = first_fitting(self.cluster, ask)?;
-        Some(self.cluster.room(node).node.name.clone())
+        Some(self.cluster.node_capacity(node).node.name.clone())
     }
 
     /// Tries a change in one container after the other, then in all of them at once.
@@ -306,7 +306,7 @@ impl Search<'_> {
                 }
             }
         })?;
-        Some(Suggestion { change: Change::Part { to: Bytes(to << 20) }, node })
+        Some(Suggestion { change: Change::ShareAsk { to: Bytes(to << 20) }, node })
     }
 
     /// A limit, where none was asked.

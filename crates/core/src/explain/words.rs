@@ -2,9 +2,9 @@
 
 use super::{Cause, Closest, Explanation, Has};
 use crate::model::{CoresAsk, MemoryAsk};
-use crate::place::fit::{Prepared, Short, Wanted};
-use crate::place::room::{GpuClass, NodeRoom};
-use crate::place::solve::NodeShort;
+use crate::place::capacity::{GpuClass, NodeCapacity};
+use crate::place::fit::{PreparedAsk, PreparedWant, Shortfall};
+use crate::place::solve::NodeShortfall;
 use std::fmt;
 
 /// A number with its thousands set apart: `1,213`.
@@ -65,7 +65,7 @@ pub(super) fn reason(
     cause: Cause,
     nodes: usize,
     closest: Option<&Closest>,
-    prepared: &Prepared,
+    prepared: &PreparedAsk,
     ask: usize,
 ) -> String {
     let count = grouped(nodes);
@@ -135,7 +135,7 @@ pub(super) fn reason(
 }
 
 /// The memory a container wants of one GPU, in words that hold on every card.
-fn memory(wanted: &Wanted) -> String {
+fn memory(wanted: &PreparedWant) -> String {
     match wanted.want.part.memory {
         MemoryAsk::Exactly(bytes) => bytes.to_string(),
         MemoryAsk::Percent(percent) => format!("{percent} % of its memory"),
@@ -146,30 +146,35 @@ fn memory(wanted: &Wanted) -> String {
 
 /// Why one node does not fit.
 pub(super) fn node(
-    short: &NodeShort,
+    short: &NodeShortfall,
     cause: Cause,
-    gpus: &[Option<Short>],
-    prepared: &Prepared,
-    room: &NodeRoom,
+    gpus: &[Option<Shortfall>],
+    prepared: &PreparedAsk,
+    capacity: &NodeCapacity,
     classes: &[GpuClass],
 ) -> String {
     match short {
-        NodeShort::Cpu { asked, free } => format!("{free} free, {asked} asked"),
-        NodeShort::Memory { asked, free } => format!("{free} of host memory free, {asked} asked"),
-        NodeShort::NoGpu => "no GPU".to_string(),
-        NodeShort::AllAtOnce => {
-            format!("each container fits alone, not all at once: {}", rooms(room, classes))
+        NodeShortfall::Cpu { asked, free } => format!("{free} free, {asked} asked"),
+        NodeShortfall::Memory { asked, free } => format!("{free} of host memory free, {asked} asked"),
+        NodeShortfall::NoGpu => "no GPU".to_string(),
+        NodeShortfall::AllAtOnce => {
+            format!("each container fits alone, not all at once: {}", nodes(capacity, classes))
         }
-        NodeShort::GaveUp => {
-            format!("each container fits alone; no way was found for all at once: {}", rooms(room, classes))
+        NodeShortfall::GaveUp => {
+            format!(
+                "each container fits alone; no way was found for all at once: {}",
+                nodes(capacity, classes)
+            )
         }
-        NodeShort::Together => format!("no single GPU takes all containers: {}", rooms(room, classes)),
-        NodeShort::Gpus { ask, fitting } => {
+        NodeShortfall::Together => {
+            format!("no single GPU takes all containers: {}", nodes(capacity, classes))
+        }
+        NodeShortfall::Gpus { ask, fitting } => {
             let container = &prepared.ask.asks[*ask].container;
             let wanted = prepared.wants[*ask].want.count;
             let each = gpus.iter().enumerate().map(|(gpu, short)| match short {
-                Some(Short::Withheld) => {
-                    let reason = room.node.gpus[gpu].withheld.as_deref().unwrap_or("no reason given");
+                Some(Shortfall::Withheld) => {
+                    let reason = capacity.node.gpus[gpu].withheld.as_deref().unwrap_or("no reason given");
                     format!("GPU {gpu} is not offered ({reason})")
                 }
                 Some(short) => format!("GPU {gpu} {short}"),
@@ -186,8 +191,8 @@ pub(super) fn node(
 }
 
 /// What is free on each GPU of a node.
-fn rooms(room: &NodeRoom, classes: &[GpuClass]) -> String {
-    let each = room.gpus.iter().enumerate().map(|(index, gpu)| {
+fn nodes(capacity: &NodeCapacity, classes: &[GpuClass]) -> String {
+    let each = capacity.gpus.iter().enumerate().map(|(index, gpu)| {
         let memory = gpu.free_memory(&classes[usize::from(gpu.class)]);
         if gpu.withheld {
             format!("GPU {index} is not offered")

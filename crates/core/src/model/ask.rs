@@ -10,14 +10,14 @@ pub struct Ask {
     /// The container.
     pub container: ContainerName,
     /// When it runs.
-    pub role: Role,
+    pub role: ContainerRole,
     /// What it wants.
-    pub want: Want,
+    pub want: WantedGpus,
 }
 
 /// When a container runs, which decides what it may share room with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Role {
+pub enum ContainerRole {
     /// An init container: runs to its end before the next one starts.
     Init,
     /// A restartable init container: runs from its turn on.
@@ -28,16 +28,16 @@ pub enum Role {
 
 /// `count` equal parts, each on a GPU of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Want {
+pub struct WantedGpus {
     /// How many GPUs.
     pub count: u32,
     /// What is wanted of each.
-    pub part: Part,
+    pub part: ShareAsk,
 }
 
 /// A part of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Part {
+pub struct ShareAsk {
     /// Memory.
     pub memory: MemoryAsk,
     /// Compute.

@@ -1,12 +1,12 @@
 //! Whether a part fits one GPU, and if not, what it is short of.
 
-use super::room::{Charge, GpuClass, GpuRoom};
-use crate::model::{Bytes, Cores, CoresAsk, MemoryAsk, Part, PodAsk, Role, Want};
+use super::capacity::{GpuCapacity, GpuClass, Usage};
+use crate::model::{Bytes, ContainerRole, Cores, CoresAsk, MemoryAsk, PodAsk, ShareAsk, WantedGpus};
 use std::fmt;
 
 /// What a part comes to on one class of GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Need {
+pub struct ShareNeed {
     /// The memory limit its share will carry; `None` = no limit.
     pub limit: Option<Bytes>,
     /// The compute its share will be promised; `None` = none counted.
@@ -14,14 +14,14 @@ pub struct Need {
     /// How far the compute may stretch.
     pub ceiling: Option<Cores>,
     /// What it takes.
-    pub charge: Charge,
+    pub usage: Usage,
     /// Whether even an empty GPU of this class would be too small.
     pub too_large: bool,
 }
 
-impl Need {
+impl ShareNeed {
     /// What `part` comes to on a GPU of `class`.
-    pub fn of(part: &Part, class: &GpuClass) -> Need {
+    pub fn of(part: &ShareAsk, class: &GpuClass) -> ShareNeed {
         let limit = match part.memory {
             MemoryAsk::Unlimited => None,
             MemoryAsk::All => Some(class.memory),
@@ -35,10 +35,10 @@ impl Need {
             CoresAsk::Slots(slots) => Some(Cores::of_slots(slots, class.slots)),
         };
         let too_many_slots = matches!(part.cores, CoresAsk::Slots(slots) if slots > class.slots);
-        let charge = if part.whole {
-            Charge::of_whole(class)
+        let usage = if part.whole {
+            Usage::of_whole(class)
         } else {
-            Charge {
+            Usage {
                 memory: limit.map_or(0, |bytes| bytes.0),
                 cores: cores.map_or(0, |cores| cores.as_millipercent().into()),
                 shares: 1,
@@ -50,52 +50,52 @@ impl Need {
         };
         // One share is never promised more than the card really has, overcommitted or not.
         let too_large = limit.is_some_and(|bytes| bytes > class.memory) || too_many_slots;
-        Need { limit, cores, ceiling: part.ceiling, charge, too_large }
+        ShareNeed { limit, cores, ceiling: part.ceiling, usage, too_large }
     }
 
-    /// Whether it fits beside what is taken already. The same tests as [`Need::short_on`], without the words.
+    /// Whether it fits beside what is taken already. The same tests as [`ShareNeed::short_on`], without the words.
     #[inline]
-    pub fn fits(&self, gpu: &GpuRoom, class: &GpuClass) -> bool {
+    pub fn fits(&self, gpu: &GpuCapacity, class: &GpuClass) -> bool {
         let used = &gpu.used;
         if gpu.withheld || self.too_large || used.whole > 0 || used.shares >= class.max_shares {
             return false;
         }
-        if self.charge.whole > 0 {
+        if self.usage.whole > 0 {
             return used.shares == 0;
         }
         let memory_fits = match self.limit {
-            Some(limit) => used.unlimited == 0 && limit.0 <= class.promised.0.saturating_sub(used.memory),
+            Some(limit) => used.unlimited == 0 && limit.0 <= class.allocatable.0.saturating_sub(used.memory),
             None => used.limited == 0,
         };
         memory_fits && self.cores_left(used).is_some()
     }
 
     /// What it is short of on this GPU; `None` where it fits.
-    pub fn short_on(&self, gpu: &GpuRoom, class: &GpuClass) -> Option<Short> {
+    pub fn shortfall_on(&self, gpu: &GpuCapacity, class: &GpuClass) -> Option<Shortfall> {
         let used = &gpu.used;
         if gpu.withheld {
-            return Some(Short::Withheld);
+            return Some(Shortfall::Withheld);
         }
         if self.too_large {
             return Some(match self.limit {
-                Some(asked) if asked > class.memory => Short::Card { asked, card: class.memory },
-                _ => Short::Slots { slots: class.slots },
+                Some(asked) if asked > class.memory => Shortfall::Card { asked, card: class.memory },
+                _ => Shortfall::Slots { slots: class.slots },
             });
         }
         if used.whole > 0 {
-            return Some(Short::HeldWhole);
+            return Some(Shortfall::HeldWhole);
         }
         if used.shares >= class.max_shares {
-            return Some(Short::Shares { max: class.max_shares });
+            return Some(Shortfall::Shares { max: class.max_shares });
         }
-        if self.charge.whole > 0 {
-            return (used.shares > 0).then_some(Short::NotEmpty { shares: used.shares });
+        if self.usage.whole > 0 {
+            return (used.shares > 0).then_some(Shortfall::NotEmpty { shares: used.shares });
         }
         match self.limit {
-            Some(_) if used.unlimited > 0 => return Some(Short::BesideUnlimited),
-            None if used.limited > 0 => return Some(Short::BesideLimited),
+            Some(_) if used.unlimited > 0 => return Some(Shortfall::BesideUnlimited),
+            None if used.limited > 0 => return Some(Shortfall::BesideLimited),
             Some(asked) if asked > gpu.free_memory(class) => {
-                return Some(Short::Memory { asked, free: gpu.free_memory(class) });
+                return Some(Shortfall::Memory { asked, free: gpu.free_memory(class) });
             }
             _ => {}
         }
@@ -104,26 +104,26 @@ impl Need {
         }
         let free = gpu.free_cores();
         Some(match self.cores {
-            Some(asked) if asked > free => Short::Cores { asked, free },
+            Some(asked) if asked > free => Shortfall::Cores { asked, free },
             // All would be promised, and somebody without a promise could not run at all.
-            Some(asked) => Short::CoresForOthers { asked },
-            None => Short::CoresAllPromised,
+            Some(asked) => Shortfall::CoresForOthers { asked },
+            None => Shortfall::CoresAllPromised,
         })
     }
 
     /// Compute left over once this is placed, in thousandths of a percent; `None` where it is not enough. A
     /// share without a promise, this one or another, needs more than nothing.
-    fn cores_left(&self, used: &Charge) -> Option<u64> {
+    fn cores_left(&self, used: &Usage) -> Option<u64> {
         let all = u64::from(Cores::WHOLE.as_millipercent());
-        let left = all.checked_sub(used.cores)?.checked_sub(self.charge.cores)?;
-        let somebody_without = used.uncounted + self.charge.uncounted > 0;
+        let left = all.checked_sub(used.cores)?.checked_sub(self.usage.cores)?;
+        let somebody_without = used.uncounted + self.usage.uncounted > 0;
         (left > 0 || !somebody_without).then_some(left)
     }
 }
 
 /// Why a part does not fit a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Short {
+pub enum Shortfall {
     /// The GPU is not offered.
     Withheld,
     /// The pod excludes its model.
@@ -181,26 +181,28 @@ pub enum Short {
     },
 }
 
-impl fmt::Display for Short {
+impl fmt::Display for Shortfall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Short::Withheld => f.write_str("is not offered"),
-            Short::Model => f.write_str("is of a model the pod excludes"),
-            Short::Uuid => f.write_str("is excluded by UUID"),
-            Short::Card { asked, card } => write!(f, "has {card} in all, {asked} asked"),
-            Short::Slots { slots } => write!(f, "is split in {slots} slots, more are asked of one GPU"),
-            Short::HeldWhole => f.write_str("is held whole by another pod"),
-            Short::Shares { max } => write!(f, "has all of its {max} shares taken"),
-            Short::NotEmpty { shares: 1 } => f.write_str("has a share on it, a whole GPU is asked"),
-            Short::NotEmpty { shares } => write!(f, "has {shares} shares on it, a whole GPU is asked"),
-            Short::BesideUnlimited => {
+            Shortfall::Withheld => f.write_str("is not offered"),
+            Shortfall::Model => f.write_str("is of a model the pod excludes"),
+            Shortfall::Uuid => f.write_str("is excluded by UUID"),
+            Shortfall::Card { asked, card } => write!(f, "has {card} in all, {asked} asked"),
+            Shortfall::Slots { slots } => write!(f, "is split in {slots} slots, more are asked of one GPU"),
+            Shortfall::HeldWhole => f.write_str("is held whole by another pod"),
+            Shortfall::Shares { max } => write!(f, "has all of its {max} shares taken"),
+            Shortfall::NotEmpty { shares: 1 } => f.write_str("has a share on it, a whole GPU is asked"),
+            Shortfall::NotEmpty { shares } => write!(f, "has {shares} shares on it, a whole GPU is asked"),
+            Shortfall::BesideUnlimited => {
                 f.write_str("has shares without a memory limit, which exclude limited ones")
             }
-            Short::BesideLimited => f.write_str("has memory-limited shares, which exclude unlimited ones"),
-            Short::Memory { asked, free } => write!(f, "has {free} free, {asked} asked"),
-            Short::Cores { asked, free } => write!(f, "has {free} of its cores free, {asked} asked"),
-            Short::CoresAllPromised => f.write_str("has all of its cores promised to others"),
-            Short::CoresForOthers { asked } => {
+            Shortfall::BesideLimited => {
+                f.write_str("has memory-limited shares, which exclude unlimited ones")
+            }
+            Shortfall::Memory { asked, free } => write!(f, "has {free} free, {asked} asked"),
+            Shortfall::Cores { asked, free } => write!(f, "has {free} of its cores free, {asked} asked"),
+            Shortfall::CoresAllPromised => f.write_str("has all of its cores promised to others"),
+            Shortfall::CoresForOthers { asked } => {
                 write!(f, "would have no cores left for others on it without a promise, {asked} asked")
             }
         }
@@ -209,42 +211,42 @@ impl fmt::Display for Short {
 
 /// One container's want, resolved for every class of GPU in the cluster.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct PreparedWant {
     /// When the container runs.
-    pub role: Role,
+    pub role: ContainerRole,
     /// What it wants.
-    pub want: Want,
+    pub want: WantedGpus,
     /// What a part comes to, by class; `None` where the pod excludes the model.
-    pub needs: Vec<Option<Need>>,
+    pub needs: Vec<Option<ShareNeed>>,
 }
 
 /// A pod's ask, resolved once for a cluster, so that checking a node is arithmetic only.
 #[derive(Clone, Debug)]
-pub struct Prepared {
+pub struct PreparedAsk {
     /// The ask.
     pub ask: PodAsk,
     /// Its wants, in the order of the spec.
-    pub wants: Vec<Wanted>,
+    pub wants: Vec<PreparedWant>,
 }
 
-impl Prepared {
+impl PreparedAsk {
     /// Resolves an ask for these classes.
-    pub fn new(ask: &PodAsk, classes: &[GpuClass]) -> Prepared {
+    pub fn new(ask: &PodAsk, classes: &[GpuClass]) -> PreparedAsk {
         let models = &ask.constraints.models;
         let admitted = |class: &GpuClass| models.is_open() || models.admits_model(&class.model);
         let wants = ask
             .asks
             .iter()
-            .map(|asked| Wanted {
+            .map(|asked| PreparedWant {
                 role: asked.role,
                 want: asked.want,
                 needs: classes
                     .iter()
-                    .map(|class| admitted(class).then(|| Need::of(&asked.want.part, class)))
+                    .map(|class| admitted(class).then(|| ShareNeed::of(&asked.want.part, class)))
                     .collect(),
             })
             .collect();
-        Prepared { ask: ask.clone(), wants }
+        PreparedAsk { ask: ask.clone(), wants }
     }
 }
 
@@ -255,10 +257,10 @@ mod tests {
 
     fn class(max_shares: u32) -> GpuClass {
         let memory = Bytes(40 << 30);
-        GpuClass { model: "A100".into(), memory, promised: memory.percent(150), slots: 10, max_shares }
+        GpuClass { model: "A100".into(), memory, allocatable: memory.percent(150), slots: 10, max_shares }
     }
 
-    fn parts() -> impl Strategy<Value = Part> {
+    fn parts() -> impl Strategy<Value = ShareAsk> {
         let memory = prop_oneof![
             Just(MemoryAsk::Unlimited),
             Just(MemoryAsk::All),
@@ -270,7 +272,7 @@ mod tests {
             (1u32..=100).prop_map(|p| CoresAsk::Exactly(Cores::percent(p).unwrap())),
             (1u32..=12).prop_map(CoresAsk::Slots),
         ];
-        (memory, cores, any::<bool>()).prop_map(|(memory, cores, whole)| Part {
+        (memory, cores, any::<bool>()).prop_map(|(memory, cores, whole)| ShareAsk {
             memory,
             cores,
             whole,
@@ -288,21 +290,21 @@ mod tests {
             max_shares in 1u32..5,
         ) {
             let class = class(max_shares);
-            let mut gpu = GpuRoom { class: 0, withheld: false, used: Charge::default() };
+            let mut gpu = GpuCapacity { class: 0, withheld: false, used: Usage::default() };
             for part in held {
-                let need = Need::of(&part, &class);
+                let need = ShareNeed::of(&part, &class);
                 if need.fits(&gpu, &class) {
-                    gpu.used = gpu.used.plus(need.charge);
+                    gpu.used = gpu.used.plus(need.usage);
                 }
-                prop_assert!(gpu.used.memory <= class.promised.0);
+                prop_assert!(gpu.used.memory <= class.allocatable.0);
                 prop_assert!(gpu.used.cores <= 100_000);
                 prop_assert!(gpu.used.shares <= class.max_shares);
                 prop_assert!(gpu.used.limited == 0 || gpu.used.unlimited == 0);
                 prop_assert!(gpu.used.whole == 0 || gpu.used.shares == 1);
             }
             gpu.withheld = withheld;
-            let need = Need::of(&part, &class);
-            prop_assert_eq!(need.fits(&gpu, &class), need.short_on(&gpu, &class).is_none());
+            let need = ShareNeed::of(&part, &class);
+            prop_assert_eq!(need.fits(&gpu, &class), need.shortfall_on(&gpu, &class).is_none());
         }
     }
 }

@@ -13,18 +13,18 @@
 //! are frozen between refreshes, so that ranks of unchanged nodes stay valid. Until enough has arrived it packs.
 //! Scores are whole numbers.
 
-mod tables;
+mod loss_tables;
 
-use super::fit::{Prepared, Wanted};
-use super::mix::Mix;
+use super::capacity::{GpuClass, NodeCapacity};
+use super::capacity_vector::CapacityVector;
+use super::demand_histogram::DemandHistogram;
+use super::fit::{PreparedAsk, PreparedWant};
 use super::placement::Placement;
-use super::rank::{self, Plain, Ranking};
-use super::room::{GpuClass, NodeRoom};
-use super::sketch::Sketch;
-use super::solve::{self, Preference, Setting};
-use super::{Cluster, order};
+use super::policies::{self, NodeRanking, StatelessPolicy};
+use super::solve::{self, GpuPreference, PlacementContext};
+use super::{ClusterCapacity, gpu_order};
 use crate::model::{CoresAsk, PodAsk, Policy, Together};
-use tables::{Asker, Tables};
+use loss_tables::{AskKind, LossTables};
 
 /// Arrivals after which the mix is believed and the tables are made for the first time. A few pods are no
 /// pattern; until then packing does better.
@@ -35,14 +35,14 @@ const FADE_AT: u64 = 51_200;
 const GAIN: i64 = 2048;
 
 /// What stands in while too little is known.
-const PACKED: Plain = Plain(Policy::Binpack);
+const PACKED: StatelessPolicy = StatelessPolicy(Policy::Binpack);
 
 /// The default policy and what it has learned.
 #[derive(Clone, Debug)]
 pub struct Fragmentation {
-    mix: Mix,
+    mix: DemandHistogram,
     /// What the mix says about room; nothing while too few pods have been seen.
-    tables: Option<Tables>,
+    tables: Option<LossTables>,
     arrived: u64,
     refresh_at: u64,
     epoch: u64,
@@ -58,16 +58,16 @@ impl Fragmentation {
     /// Having seen nothing yet: it packs until it has.
     pub fn new() -> Fragmentation {
         Fragmentation {
-            mix: Mix::default(),
+            mix: DemandHistogram::default(),
             tables: None,
             arrived: 0,
             refresh_at: ENOUGH,
-            epoch: rank::new_epoch(),
+            epoch: policies::new_epoch(),
         }
     }
 
     /// Takes note of a pod that arrived. Call it once per pod, before it is placed.
-    pub fn arrived(&mut self, ask: &PodAsk, cluster: &Cluster) {
+    pub fn arrived(&mut self, ask: &PodAsk, cluster: &ClusterCapacity) {
         self.mix.add(ask, 1);
         self.arrived += 1;
         // Doubling gaps: a refresh makes every cached rank stale, and all of them together must stay cheap.
@@ -86,7 +86,7 @@ impl Fragmentation {
     }
 
     /// Takes note of all pods that hold something, as after a restart.
-    pub fn learn<'a>(&mut self, held: impl IntoIterator<Item = &'a PodAsk>, cluster: &Cluster) {
+    pub fn learn<'a>(&mut self, held: impl IntoIterator<Item = &'a PodAsk>, cluster: &ClusterCapacity) {
         for ask in held {
             self.mix.add(ask, 1);
             self.arrived += 1;
@@ -97,41 +97,41 @@ impl Fragmentation {
         }
     }
 
-    fn refresh(&mut self, cluster: &Cluster) {
-        self.tables = Some(Tables::new(&self.mix, cluster));
-        self.epoch = rank::new_epoch();
+    fn refresh(&mut self, cluster: &ClusterCapacity) {
+        self.tables = Some(LossTables::new(&self.mix, cluster));
+        self.epoch = policies::new_epoch();
     }
 
     /// What a node loses by a placement; the best loses least.
-    fn gain(tables: &Tables, before: &Sketch, after: &Sketch, asker: Asker) -> i64 {
+    fn gain(tables: &LossTables, before: &CapacityVector, after: &CapacityVector, asker: AskKind) -> i64 {
         let gain = tables.loss(before, asker) - tables.loss(after, asker);
         (gain + tables.leaning(after, asker)) * GAIN
     }
 
     /// The gain of a share on each GPU of a mask. GPUs in the same state gain the same.
     fn share_gains(
-        tables: &Tables,
-        on: &Setting,
-        wanted: &Wanted,
+        tables: &LossTables,
+        on: &PlacementContext,
+        wanted: &PreparedWant,
         mask: u64,
     ) -> impl Iterator<Item = (i64, usize)> {
-        let Setting { room, classes, prepared } = *on;
-        let before = Sketch::of(room, classes);
+        let PlacementContext { capacity, classes, prepared } = *on;
+        let before = CapacityVector::of(capacity, classes);
         let mut after_host = before;
         after_host.take_host(prepared);
-        let loss = tables.loss(&before, Asker::Share);
+        let loss = tables.loss(&before, AskKind::Share);
         let mut last: Option<(u16, u16, i64)> = None;
-        order::indexes(mask).filter_map(move |gpu| {
+        gpu_order::indexes(mask).filter_map(move |gpu| {
             let state = (before.idle[gpu], before.class[gpu]);
             if let Some((idle, class, gain)) = last
                 && (idle, class) == state
             {
                 return Some((gain, gpu));
             }
-            let need = wanted.needs[usize::from(room.gpus[gpu].class)]?;
+            let need = wanted.needs[usize::from(capacity.gpus[gpu].class)]?;
             let mut after = after_host;
-            after.take_part(gpu, &room.gpus[gpu], &need, classes);
-            let gain = loss - tables.loss(&after, Asker::Share) + tables.leaning(&after, Asker::Share);
+            after.take_part(gpu, &capacity.gpus[gpu], &need, classes);
+            let gain = loss - tables.loss(&after, AskKind::Share) + tables.leaning(&after, AskKind::Share);
             let gain = gain * GAIN - i64::from(after.idle[gpu]);
             last = Some((state.0, state.1, gain));
             Some((gain, gpu))
@@ -140,19 +140,19 @@ impl Fragmentation {
 }
 
 /// Who asks, as far as losses differ.
-fn asker(prepared: &Prepared) -> Asker {
+fn asker(prepared: &PreparedAsk) -> AskKind {
     match prepared.wants.as_slice() {
-        [] => Asker::NoGpu,
-        wants if wants.iter().all(|wanted| !wanted.want.part.whole) => Asker::Share,
-        _ => Asker::Whole,
+        [] => AskKind::NoGpu,
+        wants if wants.iter().all(|wanted| !wanted.want.part.whole) => AskKind::Share,
+        _ => AskKind::Whole,
     }
 }
 
-impl Preference for Fragmentation {
-    fn sort(&self, on: &Setting, wanted: &Wanted, gpus: &mut Vec<usize>) {
+impl GpuPreference for Fragmentation {
+    fn sort(&self, on: &PlacementContext, wanted: &PreparedWant, gpus: &mut Vec<usize>) {
         let Some(tables) = &self.tables else { return PACKED.sort(on, wanted, gpus) };
         if wanted.want.part.whole {
-            return rank::least_needed_first(on.room, gpus);
+            return policies::least_needed_first(on.capacity, gpus);
         }
         let mask = gpus.iter().fold(0, |mask, gpu| mask | 1 << gpu);
         let mut gains: Vec<(i64, usize)> = Self::share_gains(tables, on, wanted, mask).collect();
@@ -160,17 +160,17 @@ impl Preference for Fragmentation {
         *gpus = gains.into_iter().map(|(_, gpu)| gpu).collect();
     }
 
-    fn set(&self, on: &Setting, wanted: &Wanted, mask: u64) -> Option<u64> {
+    fn set(&self, on: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Option<u64> {
         if wanted.want.part.whole {
-            return order::leftover_set(on.room, mask, wanted.want.count);
+            return gpu_order::leftover_set(on.capacity, mask, wanted.want.count);
         }
-        let mut gpus: Vec<usize> = order::indexes(mask).collect();
+        let mut gpus: Vec<usize> = gpu_order::indexes(mask).collect();
         self.sort(on, wanted, &mut gpus);
-        order::first(&gpus, wanted.want.count)
+        gpu_order::first(&gpus, wanted.want.count)
     }
 }
 
-impl Ranking for Fragmentation {
+impl NodeRanking for Fragmentation {
     fn name(&self) -> &'static str {
         "fragmentation"
     }
@@ -179,42 +179,42 @@ impl Ranking for Fragmentation {
         self.epoch
     }
 
-    fn rank(&self, room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared) -> Option<i64> {
-        let Some(tables) = &self.tables else { return PACKED.rank(room, classes, prepared) };
-        if solve::host_short(room, prepared).is_some() {
+    fn rank(&self, capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> Option<i64> {
+        let Some(tables) = &self.tables else { return PACKED.rank(capacity, classes, prepared) };
+        if solve::host_shortfall(capacity, prepared).is_some() {
             return None;
         }
         let asker = asker(prepared);
         match prepared.wants.as_slice() {
             [] => {
-                let before = Sketch::of(room, classes);
+                let before = CapacityVector::of(capacity, classes);
                 let mut after = before;
                 after.take_host(prepared);
                 Some(Self::gain(tables, &before, &after, asker))
             }
             [one] if one.want.count == 1 && !one.want.part.whole => {
-                let mask = order::fitting(room, classes, prepared, one);
+                let mask = gpu_order::fitting(capacity, classes, prepared, one);
                 if mask == 0 {
-                    return self.rank_placed(tables, room, classes, prepared, asker);
+                    return self.rank_placed(tables, capacity, classes, prepared, asker);
                 }
-                let on = Setting { room, classes, prepared };
+                let on = PlacementContext { capacity, classes, prepared };
                 Self::share_gains(tables, &on, one, mask).map(|(gain, _)| gain).max()
             }
             [one] if one.want.part.whole && !matches!(one.want.part.cores, CoresAsk::Slots(_)) => {
-                let mask = order::fitting(room, classes, prepared, one);
-                let set = order::leftover_set(room, mask, one.want.count)?;
+                let mask = gpu_order::fitting(capacity, classes, prepared, one);
+                let set = gpu_order::leftover_set(capacity, mask, one.want.count)?;
                 if one.want.count > 1 && prepared.ask.constraints.together == Together::Required {
                     return None;
                 }
-                let before = Sketch::of(room, classes);
+                let before = CapacityVector::of(capacity, classes);
                 let mut after = before;
                 after.take_host(prepared);
-                for gpu in order::indexes(set) {
+                for gpu in gpu_order::indexes(set) {
                     after.idle[gpu] = 0;
                 }
                 Some(Self::gain(tables, &before, &after, asker))
             }
-            _ => self.rank_placed(tables, room, classes, prepared, asker),
+            _ => self.rank_placed(tables, capacity, classes, prepared, asker),
         }
     }
 }
@@ -223,21 +223,21 @@ impl Fragmentation {
     /// The rank of a pod that has to be placed to know what it takes.
     fn rank_placed(
         &self,
-        tables: &Tables,
-        room: &NodeRoom,
+        tables: &LossTables,
+        capacity: &NodeCapacity,
         classes: &[GpuClass],
-        prepared: &Prepared,
-        asker: Asker,
+        prepared: &PreparedAsk,
+        asker: AskKind,
     ) -> Option<i64> {
-        if prepared.wants.len() > 1 && !rank::fits(room, classes, prepared) {
+        if prepared.wants.len() > 1 && !policies::fits(capacity, classes, prepared) {
             return None;
         }
-        let placement: Placement = self.place(room, classes, prepared)?;
-        let before = Sketch::of(room, classes);
+        let placement: Placement = self.place(capacity, classes, prepared)?;
+        let before = CapacityVector::of(capacity, classes);
         let mut after = before;
         after.take_host(prepared);
-        for (gpu, charge) in placement.charges(&prepared.ask.asks) {
-            after.take_charge(gpu, &room.gpus[gpu], charge, classes);
+        for (gpu, usage) in placement.usage_by_gpu(&prepared.ask.asks) {
+            after.take_usage(gpu, &capacity.gpus[gpu], usage, classes);
         }
         Some(Self::gain(tables, &before, &after, asker))
     }

@@ -1,49 +1,49 @@
 //! Where a pod's parts are, what they take, and the grant that says so.
 
-use super::fit::{Need, Prepared};
-use super::room::{Charge, GpuClass, NodeRoom};
-use super::solve::host_short;
-use crate::model::{Ask, Grant, PodGrant, Role, Share};
+use super::capacity::{GpuClass, NodeCapacity, Usage};
+use super::fit::{PreparedAsk, ShareNeed};
+use super::solve::host_shortfall;
+use crate::model::{Ask, ContainerRole, Grant, PodGrant, Share};
 
 /// A part on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slice {
+pub struct PlacedShare {
     /// The GPU's index.
     pub gpu: usize,
     /// What it takes there.
-    pub need: Need,
+    pub need: ShareNeed,
 }
 
 /// A pod on a node: for each ask, in order, its parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// The parts of each ask.
-    pub slices: Vec<Vec<Slice>>,
+    pub shares: Vec<Vec<PlacedShare>>,
 }
 
 impl Placement {
     /// What the pod takes of each GPU it touches, at the time it takes most.
-    pub fn charges(&self, asks: &[Ask]) -> Vec<(usize, Charge)> {
-        let roles: Vec<Role> = asks.iter().map(|ask| ask.role).collect();
-        let slices = |at: usize| self.slices[at].iter().map(|slice| (slice.gpu, slice.need.charge));
-        peak_charges(&roles, slices)
+    pub fn usage_by_gpu(&self, asks: &[Ask]) -> Vec<(usize, Usage)> {
+        let roles: Vec<ContainerRole> = asks.iter().map(|ask| ask.role).collect();
+        let placed = |at: usize| self.shares[at].iter().map(|placed| (placed.gpu, placed.need.usage));
+        peak_usage(&roles, placed)
     }
 
     /// The grant that says so.
-    pub fn grant(&self, asks: &[Ask], room: &NodeRoom) -> PodGrant {
-        let share = |slice: &Slice| Share {
-            gpu: room.node.gpus[slice.gpu].uuid.clone(),
-            memory_bytes: slice.need.limit,
-            cores: slice.need.cores,
-            ceiling: slice.need.ceiling,
-            whole: slice.need.charge.whole > 0,
+    pub fn grant(&self, asks: &[Ask], capacity: &NodeCapacity) -> PodGrant {
+        let share = |placed: &PlacedShare| Share {
+            gpu: capacity.node.gpus[placed.gpu].uuid.clone(),
+            memory_bytes: placed.need.limit,
+            cores: placed.need.cores,
+            ceiling: placed.need.ceiling,
+            whole: placed.need.usage.whole > 0,
         };
-        let grants = asks.iter().zip(&self.slices).map(|(ask, slices)| Grant {
+        let grants = asks.iter().zip(&self.shares).map(|(ask, placed)| Grant {
             container: ask.container.clone(),
-            init: ask.role == Role::Init,
-            shares: slices.iter().map(share).collect(),
+            init: ask.role == ContainerRole::Init,
+            shares: placed.iter().map(share).collect(),
         });
-        PodGrant { node: room.node.name.clone(), grants: grants.collect() }
+        PodGrant { node: capacity.node.name.clone(), grants: grants.collect() }
     }
 }
 
@@ -51,28 +51,28 @@ impl Placement {
 ///
 /// As Kubernetes counts: all sidecars and ordinary containers at once, or any one init container with the
 /// sidecars declared before it.
-pub(crate) fn peak_charges<I: Iterator<Item = (usize, Charge)>>(
-    roles: &[Role],
+pub(crate) fn peak_usage<I: Iterator<Item = (usize, Usage)>>(
+    roles: &[ContainerRole],
     taken: impl Fn(usize) -> I,
-) -> Vec<(usize, Charge)> {
+) -> Vec<(usize, Usage)> {
     let sum = |members: &mut dyn Iterator<Item = usize>| {
-        let mut charges: Vec<(usize, Charge)> = Vec::new();
-        for (gpu, charge) in members.flat_map(&taken) {
-            match charges.iter_mut().find(|(at, _)| *at == gpu) {
-                Some((_, sum)) => *sum = sum.plus(charge),
-                None => charges.push((gpu, charge)),
+        let mut sums: Vec<(usize, Usage)> = Vec::new();
+        for (gpu, usage) in members.flat_map(&taken) {
+            match sums.iter_mut().find(|(at, _)| *at == gpu) {
+                Some((_, sum)) => *sum = sum.plus(usage),
+                None => sums.push((gpu, usage)),
             }
         }
-        charges
+        sums
     };
     let all = 0..roles.len();
-    let mut peak = sum(&mut all.clone().filter(|&at| roles[at] != Role::Init));
-    for init in all.filter(|&at| roles[at] == Role::Init) {
-        let mut phase = (0..=init).filter(|&at| at == init || roles[at] == Role::Sidecar);
-        for (gpu, charge) in sum(&mut phase) {
+    let mut peak = sum(&mut all.clone().filter(|&at| roles[at] != ContainerRole::Init));
+    for init in all.filter(|&at| roles[at] == ContainerRole::Init) {
+        let mut phase = (0..=init).filter(|&at| at == init || roles[at] == ContainerRole::Sidecar);
+        for (gpu, usage) in sum(&mut phase) {
             match peak.iter_mut().find(|(at, _)| *at == gpu) {
-                Some((_, most)) => *most = most.max(charge),
-                None => peak.push((gpu, charge)),
+                Some((_, most)) => *most = most.max(usage),
+                None => peak.push((gpu, usage)),
             }
         }
     }
@@ -82,29 +82,29 @@ pub(crate) fn peak_charges<I: Iterator<Item = (usize, Charge)>>(
 
 /// Whether a placement found earlier still fits a node that others may have used since.
 pub(crate) fn still_fits(
-    room: &NodeRoom,
+    capacity: &NodeCapacity,
     classes: &[GpuClass],
-    prepared: &Prepared,
+    prepared: &PreparedAsk,
     placement: &Placement,
 ) -> bool {
-    if host_short(room, prepared).is_some() || placement.slices.len() != prepared.wants.len() {
+    if host_shortfall(capacity, prepared).is_some() || placement.shares.len() != prepared.wants.len() {
         return false;
     }
     let role = |at: usize| prepared.wants[at].role;
     // One moment of the pod's life: its containers one after another on the room without it.
     let fits_together = |members: &mut dyn Iterator<Item = usize>| {
-        let mut gpus = room.gpus.clone();
-        members.flat_map(|at| &placement.slices[at]).all(|slice| {
-            gpus.get_mut(slice.gpu).is_some_and(|gpu| {
-                let fits = slice.need.fits(gpu, &classes[usize::from(gpu.class)]);
-                gpu.used = gpu.used.plus(slice.need.charge);
+        let mut gpus = capacity.gpus.clone();
+        members.flat_map(|at| &placement.shares[at]).all(|placed| {
+            gpus.get_mut(placed.gpu).is_some_and(|gpu| {
+                let fits = placed.need.fits(gpu, &classes[usize::from(gpu.class)]);
+                gpu.used = gpu.used.plus(placed.need.usage);
                 fits
             })
         })
     };
     let all = 0..prepared.wants.len();
-    fits_together(&mut all.clone().filter(|&at| role(at) != Role::Init))
-        && all
-            .filter(|&at| role(at) == Role::Init)
-            .all(|init| fits_together(&mut (0..=init).filter(|&at| at == init || role(at) == Role::Sidecar)))
+    fits_together(&mut all.clone().filter(|&at| role(at) != ContainerRole::Init))
+        && all.filter(|&at| role(at) == ContainerRole::Init).all(|init| {
+            fits_together(&mut (0..=init).filter(|&at| at == init || role(at) == ContainerRole::Sidecar))
+        })
 }

@@ -5,11 +5,11 @@
 //! containers run before the ordinary ones and give back what they held: they are placed against the empty node
 //! plus the sidecars started before them, and the pod is charged the larger of the two.
 
-use super::fit::{Need, Prepared, Wanted};
-use super::order;
-use super::placement::{Placement, Slice};
-use super::room::{Charge, GpuClass, GpuRoom, NodeRoom};
-use crate::model::{Bytes, CoresAsk, MemoryAsk, MilliCpu, Part, Role, Together};
+use super::capacity::{GpuCapacity, GpuClass, NodeCapacity, Usage};
+use super::fit::{PreparedAsk, PreparedWant, ShareNeed};
+use super::gpu_order;
+use super::placement::{PlacedShare, Placement};
+use crate::model::{Bytes, ContainerRole, CoresAsk, MemoryAsk, MilliCpu, ShareAsk, Together};
 
 /// Choices tried for a pod of many containers on one node, in the order of the spec: beyond what real pods need.
 const MOST_STEPS: usize = 256;
@@ -21,7 +21,7 @@ const MOST_ALTERNATIVES: usize = 128;
 
 /// Why a node has no room for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NodeShort {
+pub enum NodeShortfall {
     /// Too little CPU left.
     Cpu {
         /// Asked.
@@ -55,29 +55,31 @@ pub enum NodeShort {
 
 /// What a preference may look at: the room with this pod's earlier containers in it, and the whole ask.
 #[derive(Clone, Copy, Debug)]
-pub struct Setting<'a> {
+pub struct PlacementContext<'a> {
     /// The node.
-    pub room: &'a NodeRoom,
+    pub capacity: &'a NodeCapacity,
     /// The classes of its GPUs.
     pub classes: &'a [GpuClass],
     /// The pod.
-    pub prepared: &'a Prepared,
+    pub prepared: &'a PreparedAsk,
 }
 
 /// What a policy prefers among the GPUs (or sets of GPUs) that would take a container's parts.
-pub trait Preference {
+pub trait GpuPreference {
     /// Orders single GPUs, best first.
-    fn sort(&self, on: &Setting, wanted: &Wanted, gpus: &mut Vec<usize>);
+    fn sort(&self, on: &PlacementContext, wanted: &PreparedWant, gpus: &mut Vec<usize>);
     /// The best set of `wanted.want.count` GPUs out of a mask that has at least as many.
-    fn set(&self, on: &Setting, wanted: &Wanted, mask: u64) -> Option<u64>;
+    fn set(&self, on: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Option<u64>;
 }
 
 /// Whether the node's CPU and memory suffice.
-pub fn host_short(room: &NodeRoom, prepared: &Prepared) -> Option<NodeShort> {
-    match (room.free_cpu(), room.free_memory()) {
-        (Some(free), _) if prepared.ask.cpu > free => Some(NodeShort::Cpu { asked: prepared.ask.cpu, free }),
+pub fn host_shortfall(capacity: &NodeCapacity, prepared: &PreparedAsk) -> Option<NodeShortfall> {
+    match (capacity.free_cpu(), capacity.free_memory()) {
+        (Some(free), _) if prepared.ask.cpu > free => {
+            Some(NodeShortfall::Cpu { asked: prepared.ask.cpu, free })
+        }
         (_, Some(free)) if prepared.ask.memory > free => {
-            Some(NodeShort::Memory { asked: prepared.ask.memory, free })
+            Some(NodeShortfall::Memory { asked: prepared.ask.memory, free })
         }
         _ => None,
     }
@@ -85,33 +87,39 @@ pub fn host_short(room: &NodeRoom, prepared: &Prepared) -> Option<NodeShort> {
 
 /// Places a pod on a node, or finds that it does not fit.
 pub fn solve(
-    room: &NodeRoom,
+    capacity: &NodeCapacity,
     classes: &[GpuClass],
-    prepared: &Prepared,
-    preference: &dyn Preference,
+    prepared: &PreparedAsk,
+    preference: &dyn GpuPreference,
 ) -> Option<Placement> {
-    match search(room, classes, prepared, preference) {
+    match search(capacity, classes, prepared, preference) {
         Found::Placement(placement) => Some(placement),
         Found::Nothing | Found::OutOfSteps => None,
     }
 }
 
 /// Whether a search for a pod ends because it was given up, not because everything was tried.
-pub(crate) fn is_given_up(room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared) -> bool {
-    let preference = super::rank::Plain(crate::model::Policy::Binpack);
-    matches!(search(room, classes, prepared, &preference), Found::OutOfSteps)
+pub(crate) fn is_given_up(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> bool {
+    let preference = super::policies::StatelessPolicy(crate::model::Policy::Binpack);
+    matches!(search(capacity, classes, prepared, &preference), Found::OutOfSteps)
 }
 
-fn search(room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared, preference: &dyn Preference) -> Found {
-    if host_short(room, prepared).is_some() {
+fn search(
+    capacity: &NodeCapacity,
+    classes: &[GpuClass],
+    prepared: &PreparedAsk,
+    preference: &dyn GpuPreference,
+) -> Found {
+    if host_shortfall(capacity, prepared).is_some() {
         return Found::Nothing;
     }
-    if prepared.wants.len() > 1 && hopeless(room, classes, prepared) {
+    if prepared.wants.len() > 1 && hopeless(capacity, classes, prepared) {
         return Found::Nothing;
     }
     let on = |allowed: u64| {
-        let in_order =
-            |largest_first| Search::new(room, classes, prepared, preference, allowed, largest_first).pod();
+        let in_order = |largest_first| {
+            Search::new(capacity, classes, prepared, preference, allowed, largest_first).pod()
+        };
         match in_order(false) {
             Found::OutOfSteps => in_order(true),
             found => found,
@@ -120,9 +128,9 @@ fn search(room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared, preference
     let anywhere = || on(u64::MAX);
     let on_one = || {
         let Some(first) = prepared.wants.first() else { return anywhere() };
-        let mask = order::fitting(room, classes, prepared, first);
-        let mut gpus: Vec<usize> = order::indexes(mask).collect();
-        preference.sort(&Setting { room, classes, prepared }, first, &mut gpus);
+        let mask = gpu_order::fitting(capacity, classes, prepared, first);
+        let mut gpus: Vec<usize> = gpu_order::indexes(mask).collect();
+        preference.sort(&PlacementContext { capacity, classes, prepared }, first, &mut gpus);
         let found =
             gpus.into_iter().map(|gpu| on(1 << gpu)).find(|found| matches!(found, Found::Placement(_)));
         found.unwrap_or(Found::Nothing)
@@ -139,44 +147,44 @@ fn search(room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared, preference
 
 /// Whether a pod of several containers cannot fit for a reason that needs no search: a container that does not
 /// fit alone, or more running together than the GPUs can take, by count or in sum.
-fn hopeless(room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared) -> bool {
-    let alone = |wanted: &Wanted| {
+fn hopeless(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> bool {
+    let alone = |wanted: &PreparedWant| {
         let slots = matches!(wanted.want.part.cores, CoresAsk::Slots(_));
-        slots || order::fitting(room, classes, prepared, wanted).count_ones() >= wanted.want.count
+        slots || gpu_order::fitting(capacity, classes, prepared, wanted).count_ones() >= wanted.want.count
     };
     if !prepared.wants.iter().all(alone) {
         return true;
     }
-    let running = || prepared.wants.iter().filter(|wanted| wanted.role != Role::Init);
+    let running = || prepared.wants.iter().filter(|wanted| wanted.role != ContainerRole::Init);
     if running().any(|wanted| matches!(wanted.want.part.cores, CoresAsk::Slots(_))) {
         return false;
     }
     let parts: u64 = running().map(|wanted| u64::from(wanted.want.count)).sum();
-    let at_most = |gpu: &GpuRoom| {
+    let at_most = |gpu: &GpuCapacity| {
         let class = usize::from(gpu.class);
-        let needs = || running().filter_map(|wanted| wanted.needs[class].map(|need| need.charge));
-        let smallest = |amount: fn(&Charge) -> u64| needs().map(|charge| amount(&charge)).min().unwrap_or(0);
+        let needs = || running().filter_map(|wanted| wanted.needs[class].map(|need| need.usage));
+        let smallest = |amount: fn(&Usage) -> u64| needs().map(|usage| amount(&usage)).min().unwrap_or(0);
         let times = |free: u64, each: u64| free.checked_div(each).unwrap_or(parts);
         if gpu.withheld || gpu.used.whole > 0 {
             return 0;
         }
-        let memory = times(gpu.free_memory(&classes[class]).0, smallest(|charge| charge.memory));
-        let cores = times(gpu.free_cores().as_millipercent().into(), smallest(|charge| charge.cores));
+        let memory = times(gpu.free_memory(&classes[class]).0, smallest(|usage| usage.memory));
+        let cores = times(gpu.free_cores().as_millipercent().into(), smallest(|usage| usage.cores));
         memory.min(cores).min(parts)
     };
-    if room.gpus.iter().map(at_most).sum::<u64>() < parts {
+    if capacity.gpus.iter().map(at_most).sum::<u64>() < parts {
         return true;
     }
     // Shares only: what a whole GPU takes depends on the GPU.
-    let least = |wanted: &Wanted, amount: fn(&Charge) -> u64| {
-        let needs = wanted.needs.iter().flatten().filter(|need| need.charge.whole == 0);
-        needs.map(|need| amount(&need.charge)).min().unwrap_or(0).saturating_mul(wanted.want.count.into())
+    let least = |wanted: &PreparedWant, amount: fn(&Usage) -> u64| {
+        let needs = wanted.needs.iter().flatten().filter(|need| need.usage.whole == 0);
+        needs.map(|need| amount(&need.usage)).min().unwrap_or(0).saturating_mul(wanted.want.count.into())
     };
-    let asked = |amount: fn(&Charge) -> u64| running().map(|wanted| least(wanted, amount)).sum::<u64>();
-    let offered = || room.gpus.iter().filter(|gpu| !gpu.withheld && gpu.used.whole == 0);
+    let asked = |amount: fn(&Usage) -> u64| running().map(|wanted| least(wanted, amount)).sum::<u64>();
+    let offered = || capacity.gpus.iter().filter(|gpu| !gpu.withheld && gpu.used.whole == 0);
     let memory: u64 = offered().map(|gpu| gpu.free_memory(&classes[usize::from(gpu.class)]).0).sum();
     let cores: u64 = offered().map(|gpu| u64::from(gpu.free_cores().as_millipercent())).sum();
-    asked(|charge| charge.memory) > memory || asked(|charge| charge.cores) > cores
+    asked(|usage| usage.memory) > memory || asked(|usage| usage.cores) > cores
 }
 
 /// What a search came to.
@@ -189,17 +197,17 @@ enum Found {
 /// A search with second thoughts: first the containers that run together, then each init container.
 struct Search<'a> {
     /// The node without this pod.
-    base: &'a NodeRoom,
+    base: &'a NodeCapacity,
     /// The node with the containers placed so far that run together.
-    room: NodeRoom,
+    capacity: NodeCapacity,
     /// What this pod takes of each GPU at the time it takes most.
-    peak: Vec<Charge>,
+    peak: Vec<Usage>,
     /// Asks in the order they are placed.
     order: Vec<usize>,
-    slices: Vec<Vec<Slice>>,
+    shares: Vec<Vec<PlacedShare>>,
     classes: &'a [GpuClass],
-    prepared: &'a Prepared,
-    preference: &'a dyn Preference,
+    prepared: &'a PreparedAsk,
+    preference: &'a dyn GpuPreference,
     /// The GPUs it may use.
     allowed: u64,
     steps: usize,
@@ -208,10 +216,10 @@ struct Search<'a> {
 
 impl<'a> Search<'a> {
     fn new(
-        base: &'a NodeRoom,
+        base: &'a NodeCapacity,
         classes: &'a [GpuClass],
-        prepared: &'a Prepared,
-        preference: &'a dyn Preference,
+        prepared: &'a PreparedAsk,
+        preference: &'a dyn GpuPreference,
         allowed: u64,
         largest_first: bool,
     ) -> Search<'a> {
@@ -219,16 +227,16 @@ impl<'a> Search<'a> {
         let mut order: Vec<usize> = (0..wants.len()).collect();
         order.sort_by_key(|&at| {
             let largest =
-                wants[at].needs.iter().flatten().map(|need| (need.charge.memory, need.charge.cores)).max();
+                wants[at].needs.iter().flatten().map(|need| (need.usage.memory, need.usage.cores)).max();
             let size = (wants[at].want.part.whole, wants[at].want.count, largest);
-            (wants[at].role == Role::Init, std::cmp::Reverse(largest_first.then_some(size)))
+            (wants[at].role == ContainerRole::Init, std::cmp::Reverse(largest_first.then_some(size)))
         });
         Search {
             base,
-            room: base.clone(),
-            peak: vec![Charge::default(); base.gpus.len()],
+            capacity: base.clone(),
+            peak: vec![Usage::default(); base.gpus.len()],
             order,
-            slices: vec![Vec::new(); wants.len()],
+            shares: vec![Vec::new(); wants.len()],
             classes,
             prepared,
             preference,
@@ -240,7 +248,7 @@ impl<'a> Search<'a> {
 
     fn pod(mut self) -> Found {
         match self.place_from(0) {
-            true => Found::Placement(Placement { slices: self.slices }),
+            true => Found::Placement(Placement { shares: self.shares }),
             false if self.steps > self.most_steps => Found::OutOfSteps,
             false => Found::Nothing,
         }
@@ -249,51 +257,51 @@ impl<'a> Search<'a> {
     /// Places every ask from `depth` on; takes back what leads nowhere.
     fn place_from(&mut self, depth: usize) -> bool {
         let Some(&at) = self.order.get(depth) else { return true };
-        let init = self.prepared.wants[at].role == Role::Init;
+        let init = self.prepared.wants[at].role == ContainerRole::Init;
         let choices = if init { self.init_choices(at) } else { self.running_choices(at) };
         for parts in choices {
             self.steps += 1;
             if self.steps > self.most_steps {
                 return false;
             }
-            let before = (self.room.gpus.clone(), self.peak.clone());
-            for slice in &parts {
-                let peak = self.peak[slice.gpu];
-                self.peak[slice.gpu] = if init {
-                    peak.max(self.sidecars_before(at, slice.gpu).plus(slice.need.charge))
+            let before = (self.capacity.gpus.clone(), self.peak.clone());
+            for placed in &parts {
+                let peak = self.peak[placed.gpu];
+                self.peak[placed.gpu] = if init {
+                    peak.max(self.sidecars_before(at, placed.gpu).plus(placed.need.usage))
                 } else {
-                    let gpu = &mut self.room.gpus[slice.gpu];
-                    gpu.used = gpu.used.plus(slice.need.charge);
-                    peak.plus(slice.need.charge)
+                    let gpu = &mut self.capacity.gpus[placed.gpu];
+                    gpu.used = gpu.used.plus(placed.need.usage);
+                    peak.plus(placed.need.usage)
                 };
             }
-            self.slices[at] = parts;
+            self.shares[at] = parts;
             if self.place_from(depth + 1) {
                 return true;
             }
-            (self.room.gpus, self.peak) = before;
+            (self.capacity.gpus, self.peak) = before;
         }
         false
     }
 
     /// Ways to place a container that runs together with those placed so far, best first.
-    fn running_choices(&self, at: usize) -> Vec<Vec<Slice>> {
+    fn running_choices(&self, at: usize) -> Vec<Vec<PlacedShare>> {
         let wanted = &self.prepared.wants[at];
-        let fitting = order::fitting(&self.room, self.classes, self.prepared, wanted) & self.allowed;
+        let fitting = gpu_order::fitting(&self.capacity, self.classes, self.prepared, wanted) & self.allowed;
         if fitting.count_ones() < wanted.want.count {
-            return self.split(&self.room, wanted, self.allowed).into_iter().collect();
+            return self.split(&self.capacity, wanted, self.allowed).into_iter().collect();
         }
         if wanted.want.count > 1 {
-            let best = self.preference.set(&self.setting(&self.room), wanted, fitting);
-            return self.sets(wanted, best, fitting, |gpu| self.room.gpus[gpu]);
+            let best = self.preference.set(&self.setting(&self.capacity), wanted, fitting);
+            return self.sets(wanted, best, fitting, |gpu| self.capacity.gpus[gpu]);
         }
-        let mut gpus: Vec<usize> = order::indexes(fitting).collect();
-        self.preference.sort(&self.setting(&self.room), wanted, &mut gpus);
-        self.singles(wanted, gpus, |gpu| self.room.gpus[gpu])
+        let mut gpus: Vec<usize> = gpu_order::indexes(fitting).collect();
+        self.preference.sort(&self.setting(&self.capacity), wanted, &mut gpus);
+        self.singles(wanted, gpus, |gpu| self.capacity.gpus[gpu])
     }
 
     /// Ways to place an init container: first where the pod will hold most anyway.
-    fn init_choices(&self, at: usize) -> Vec<Vec<Slice>> {
+    fn init_choices(&self, at: usize) -> Vec<Vec<PlacedShare>> {
         let wanted = &self.prepared.wants[at];
         let mut phase = self.base.clone();
         for (gpu, state) in phase.gpus.iter_mut().enumerate() {
@@ -303,18 +311,18 @@ impl<'a> Search<'a> {
         // would have to be closed to both kinds of neighbours.
         let unlimited = wanted.want.part.memory == MemoryAsk::Unlimited && !wanted.want.part.whole;
         let limited = !unlimited && !wanted.want.part.whole;
-        let mixes = |peak: &Charge| (unlimited && peak.limited > 0) || (limited && peak.unlimited > 0);
+        let mixes = |peak: &Usage| (unlimited && peak.limited > 0) || (limited && peak.unlimited > 0);
         let unmixed = (0..self.peak.len()).filter(|&gpu| !mixes(&self.peak[gpu]));
         let allowed = self.allowed & unmixed.fold(0, |mask, gpu| mask | 1 << gpu);
-        let fitting = order::fitting(&phase, self.classes, self.prepared, wanted) & allowed;
+        let fitting = gpu_order::fitting(&phase, self.classes, self.prepared, wanted) & allowed;
         let count = wanted.want.count as usize;
-        let mut gpus: Vec<usize> = order::indexes(fitting).collect();
+        let mut gpus: Vec<usize> = gpu_order::indexes(fitting).collect();
         if gpus.len() < count {
             return self.split(&phase, wanted, allowed).into_iter().collect();
         }
         self.preference.sort(&self.setting(&phase), wanted, &mut gpus);
         gpus.sort_by_key(|&gpu| {
-            let (with, held) = (self.need(wanted, gpu).charge, self.peak[gpu]);
+            let (with, held) = (self.need(wanted, gpu).usage, self.peak[gpu]);
             (with.memory.saturating_sub(held.memory), with.cores.saturating_sub(held.cores))
         });
         if count > 1 {
@@ -325,19 +333,19 @@ impl<'a> Search<'a> {
     }
 
     /// What the sidecars started before an init container take of a GPU.
-    fn sidecars_before(&self, init: usize, gpu: usize) -> Charge {
-        let sidecars = (0..init).filter(|&at| self.prepared.wants[at].role == Role::Sidecar);
-        let slices = sidecars.flat_map(|at| &self.slices[at]).filter(|slice| slice.gpu == gpu);
-        slices.fold(Charge::default(), |sum, slice| sum.plus(slice.need.charge))
+    fn sidecars_before(&self, init: usize, gpu: usize) -> Usage {
+        let sidecars = (0..init).filter(|&at| self.prepared.wants[at].role == ContainerRole::Sidecar);
+        let placed = sidecars.flat_map(|at| &self.shares[at]).filter(|placed| placed.gpu == gpu);
+        placed.fold(Usage::default(), |sum, placed| sum.plus(placed.need.usage))
     }
 
     /// One choice per GPU, in the given order. Of GPUs in the same state, trying one is trying all.
     fn singles<S: PartialEq>(
         &self,
-        wanted: &Wanted,
+        wanted: &PreparedWant,
         gpus: Vec<usize>,
         state: impl Fn(usize) -> S,
-    ) -> Vec<Vec<Slice>> {
+    ) -> Vec<Vec<PlacedShare>> {
         let mut tried: Vec<S> = Vec::new();
         let fresh = gpus.into_iter().filter(|&gpu| {
             let new = !tried.contains(&state(gpu));
@@ -350,13 +358,13 @@ impl<'a> Search<'a> {
     /// The best set first, then the others. Of GPUs in the same state only the number matters.
     fn sets<S: PartialEq>(
         &self,
-        wanted: &Wanted,
+        wanted: &PreparedWant,
         best: Option<u64>,
         fitting: u64,
         state: impl Fn(usize) -> S,
-    ) -> Vec<Vec<Slice>> {
+    ) -> Vec<Vec<PlacedShare>> {
         let mut alike: Vec<(S, u64)> = Vec::new();
-        for gpu in order::indexes(fitting) {
+        for gpu in gpu_order::indexes(fitting) {
             let state = state(gpu);
             match alike.iter_mut().find(|(known, _)| *known == state) {
                 Some((_, members)) => *members |= 1 << gpu,
@@ -370,50 +378,56 @@ impl<'a> Search<'a> {
         best.into_iter().chain(others).map(|set| self.slices_on(wanted, set)).collect()
     }
 
-    fn slices_on(&self, wanted: &Wanted, set: u64) -> Vec<Slice> {
-        order::indexes(set).map(|gpu| Slice { gpu, need: self.need(wanted, gpu) }).collect()
+    fn slices_on(&self, wanted: &PreparedWant, set: u64) -> Vec<PlacedShare> {
+        gpu_order::indexes(set).map(|gpu| PlacedShare { gpu, need: self.need(wanted, gpu) }).collect()
     }
 
     /// Slots that no single GPU has left, from as few GPUs as possible.
-    fn split(&self, room: &NodeRoom, wanted: &Wanted, allowed: u64) -> Option<Vec<Slice>> {
+    fn split(
+        &self,
+        capacity: &NodeCapacity,
+        wanted: &PreparedWant,
+        allowed: u64,
+    ) -> Option<Vec<PlacedShare>> {
         let CoresAsk::Slots(asked) = wanted.want.part.cores else { return None };
-        let slots = |slots: u32| Part { cores: CoresAsk::Slots(slots), ..wanted.want.part };
-        let class = |gpu: usize| &self.classes[usize::from(room.gpus[gpu].class)];
+        let slots = |slots: u32| ShareAsk { cores: CoresAsk::Slots(slots), ..wanted.want.part };
+        let class = |gpu: usize| &self.classes[usize::from(capacity.gpus[gpu].class)];
         let take = |gpu: usize, count: u32| {
-            let need = Need::of(&slots(count), class(gpu));
-            need.fits(&room.gpus[gpu], class(gpu)).then_some(need)
+            let need = ShareNeed::of(&slots(count), class(gpu));
+            need.fits(&capacity.gpus[gpu], class(gpu)).then_some(need)
         };
-        let one_slot = |(class, need): (&GpuClass, &Option<Need>)| need.map(|_| Need::of(&slots(1), class));
-        let one = Wanted {
+        let one_slot =
+            |(class, need): (&GpuClass, &Option<ShareNeed>)| need.map(|_| ShareNeed::of(&slots(1), class));
+        let one = PreparedWant {
             needs: self.classes.iter().zip(&wanted.needs).map(one_slot).collect(),
             ..wanted.clone()
         };
-        let fitting = order::fitting(room, self.classes, self.prepared, &one) & allowed;
+        let fitting = gpu_order::fitting(capacity, self.classes, self.prepared, &one) & allowed;
         let most = |gpu: usize| (1..=class(gpu).slots).rev().find(|&n| take(gpu, n).is_some()).unwrap_or(0);
-        let mut free: Vec<(usize, u32)> = order::indexes(fitting).map(|gpu| (gpu, most(gpu))).collect();
+        let mut free: Vec<(usize, u32)> = gpu_order::indexes(fitting).map(|gpu| (gpu, most(gpu))).collect();
         free.sort_by_key(|&(gpu, slots)| (std::cmp::Reverse(slots), gpu));
         let mut left = asked;
-        let mut slices = Vec::new();
+        let mut placed = Vec::new();
         for (gpu, slots) in free {
             let taken = slots.min(left);
             if taken == 0 {
                 break;
             }
-            slices.push(Slice { gpu, need: take(gpu, taken)? });
+            placed.push(PlacedShare { gpu, need: take(gpu, taken)? });
             left -= taken;
         }
-        slices.sort_by_key(|slice| slice.gpu);
-        (left == 0).then_some(slices)
+        placed.sort_by_key(|placed| placed.gpu);
+        (left == 0).then_some(placed)
     }
 
-    fn setting<'b>(&'b self, room: &'b NodeRoom) -> Setting<'b> {
-        Setting { room, classes: self.classes, prepared: self.prepared }
+    fn setting<'b>(&'b self, capacity: &'b NodeCapacity) -> PlacementContext<'b> {
+        PlacementContext { capacity, classes: self.classes, prepared: self.prepared }
     }
 
-    fn need(&self, wanted: &Wanted, gpu: usize) -> Need {
+    fn need(&self, wanted: &PreparedWant, gpu: usize) -> ShareNeed {
         let class = usize::from(self.base.gpus[gpu].class);
         // Only GPUs of admitted classes are ever chosen; the part itself says what it needs on any.
-        wanted.needs[class].unwrap_or_else(|| Need::of(&wanted.want.part, &self.classes[class]))
+        wanted.needs[class].unwrap_or_else(|| ShareNeed::of(&wanted.want.part, &self.classes[class]))
     }
 }
 
@@ -429,7 +443,7 @@ fn from_each(groups: &[u64], count: u32, taken: u64, found: &mut Vec<u64>) {
         if found.len() >= MOST_ALTERNATIVES {
             return;
         }
-        let lowest = order::lowest(*group, number).unwrap_or(0);
+        let lowest = gpu_order::lowest(*group, number).unwrap_or(0);
         from_each(rest, count - number, taken | lowest, found);
     }
 }

@@ -1,15 +1,15 @@
 //! The policies of the literature, to compare with: random, best fit, dot product, and fragmentation gradient
 //! descent (FGD).
 
-use super::Dice;
+use super::SplitMix64;
 use crate::model::Cores;
-use crate::place::fit::{Prepared, Wanted};
-use crate::place::mix::{Kind, Mix};
-use crate::place::rank::{self, Ranking};
-use crate::place::room::{GpuClass, NodeRoom};
-use crate::place::sketch::Sketch;
-use crate::place::solve::{Preference, Setting};
-use crate::place::{Cluster, order};
+use crate::place::capacity::{GpuClass, NodeCapacity};
+use crate::place::capacity_vector::CapacityVector;
+use crate::place::demand_histogram::{DemandHistogram, DemandKind};
+use crate::place::fit::{PreparedAsk, PreparedWant};
+use crate::place::policies::{self, NodeRanking};
+use crate::place::solve::{GpuPreference, PlacementContext};
+use crate::place::{ClusterCapacity, gpu_order};
 
 /// Any node that fits, any GPU that fits.
 #[derive(Clone, Copy, Debug)]
@@ -31,25 +31,25 @@ impl Random {
 
     /// A number drawn for something, by its name.
     fn draw(&self, name: &[u8]) -> u64 {
-        let mut drawn = Dice::new(self.seed ^ self.decision.rotate_left(32)).roll();
+        let mut drawn = SplitMix64::new(self.seed ^ self.decision.rotate_left(32)).roll();
         for byte in name {
-            drawn = Dice::new(drawn ^ u64::from(*byte)).roll();
+            drawn = SplitMix64::new(drawn ^ u64::from(*byte)).roll();
         }
         drawn
     }
 }
 
-impl Preference for Random {
-    fn sort(&self, _: &Setting, _: &Wanted, gpus: &mut Vec<usize>) {
+impl GpuPreference for Random {
+    fn sort(&self, _: &PlacementContext, _: &PreparedWant, gpus: &mut Vec<usize>) {
         gpus.sort_by_key(|&gpu| self.draw(&gpu.to_le_bytes()));
     }
 
-    fn set(&self, _: &Setting, wanted: &Wanted, mask: u64) -> Option<u64> {
-        order::lowest(mask, wanted.want.count)
+    fn set(&self, _: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Option<u64> {
+        gpu_order::lowest(mask, wanted.want.count)
     }
 }
 
-impl Ranking for Random {
+impl NodeRanking for Random {
     fn name(&self) -> &'static str {
         "random"
     }
@@ -58,15 +58,17 @@ impl Ranking for Random {
         self.decision
     }
 
-    fn rank(&self, room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared) -> Option<i64> {
-        let draw = (self.draw(room.node.name.as_str().as_bytes()) >> 1) as i64;
-        rank::fits(room, classes, prepared).then_some(draw)
+    fn rank(&self, capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> Option<i64> {
+        let draw = (self.draw(capacity.node.name.as_str().as_bytes()) >> 1) as i64;
+        policies::fits(capacity, classes, prepared).then_some(draw)
     }
 }
 
 /// The tightest GPU for a share, the lowest ones for whole GPUs: what best fit and dot product do on a node.
-fn tightest(room: &NodeRoom, classes: &[GpuClass], gpus: &mut [usize]) {
-    gpus.sort_by_key(|&gpu| (room.gpus[gpu].idle_milli(&classes[usize::from(room.gpus[gpu].class)]), gpu));
+fn tightest(capacity: &NodeCapacity, classes: &[GpuClass], gpus: &mut [usize]) {
+    gpus.sort_by_key(|&gpu| {
+        (capacity.gpus[gpu].idle_milli(&classes[usize::from(capacity.gpus[gpu].class)]), gpu)
+    });
 }
 
 /// The largest node of the cluster, by which the classic scores are normalised.
@@ -78,18 +80,19 @@ pub(super) struct Largest {
 
 impl Largest {
     /// Of a cluster.
-    pub(super) fn of(cluster: &Cluster) -> Largest {
-        let most =
-            |of: &dyn Fn(&NodeRoom) -> f64| cluster.nodes().map(|(_, room)| of(room)).fold(1.0, f64::max);
+    pub(super) fn of(cluster: &ClusterCapacity) -> Largest {
+        let most = |of: &dyn Fn(&NodeCapacity) -> f64| {
+            cluster.nodes().map(|(_, capacity)| of(capacity)).fold(1.0, f64::max)
+        };
         Largest {
-            cpu: most(&|room| room.node.cpu_milli.map_or(0.0, |cpu| cpu.0 as f64)),
-            gpu_milli: most(&|room| room.gpus.len() as f64 * 1000.0),
+            cpu: most(&|capacity| capacity.node.cpu_milli.map_or(0.0, |cpu| cpu.0 as f64)),
+            gpu_milli: most(&|capacity| capacity.gpus.len() as f64 * 1000.0),
         }
     }
 }
 
-fn asked_milli(prepared: &Prepared) -> f64 {
-    let milli = |wanted: &Wanted| match wanted.want.part.cores {
+fn asked_milli(prepared: &PreparedAsk) -> f64 {
+    let milli = |wanted: &PreparedWant| match wanted.want.part.cores {
         crate::model::CoresAsk::Exactly(cores) => {
             f64::from(wanted.want.count) * f64::from(cores.as_millipercent())
                 / f64::from(Cores::WHOLE.as_millipercent())
@@ -109,13 +112,13 @@ pub(super) struct DotProduct(pub(super) Largest);
 
 macro_rules! tightest_on_node {
     ($($ranking:ty),*) => {$(
-        impl Preference for $ranking {
-            fn sort(&self, on: &Setting, _: &Wanted, gpus: &mut Vec<usize>) {
-                tightest(on.room, on.classes, gpus);
+        impl GpuPreference for $ranking {
+            fn sort(&self, on: &PlacementContext, _: &PreparedWant, gpus: &mut Vec<usize>) {
+                tightest(on.capacity, on.classes, gpus);
             }
 
-            fn set(&self, _: &Setting, wanted: &Wanted, mask: u64) -> Option<u64> {
-                order::lowest(mask, wanted.want.count)
+            fn set(&self, _: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Option<u64> {
+                gpu_order::lowest(mask, wanted.want.count)
             }
         }
     )*};
@@ -123,32 +126,32 @@ macro_rules! tightest_on_node {
 
 tightest_on_node!(BestFit, DotProduct);
 
-impl Ranking for BestFit {
+impl NodeRanking for BestFit {
     fn name(&self) -> &'static str {
         "best-fit"
     }
 
-    fn rank(&self, room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared) -> Option<i64> {
-        if !rank::fits(room, classes, prepared) {
+    fn rank(&self, capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> Option<i64> {
+        if !policies::fits(capacity, classes, prepared) {
             return None;
         }
-        let sketch = Sketch::of(room, classes);
+        let sketch = CapacityVector::of(capacity, classes);
         let cpu_left = (sketch.cpu as f64 - prepared.ask.cpu.0 as f64) / self.0.cpu;
         let gpu_left = (f64::from(sketch.idle_sum()) - asked_milli(prepared)) / self.0.gpu_milli;
         Some((100.0 * (1.0 - 0.5 * (cpu_left + gpu_left))).floor() as i64)
     }
 }
 
-impl Ranking for DotProduct {
+impl NodeRanking for DotProduct {
     fn name(&self) -> &'static str {
         "dot-product"
     }
 
-    fn rank(&self, room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared) -> Option<i64> {
-        if !rank::fits(room, classes, prepared) {
+    fn rank(&self, capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> Option<i64> {
+        if !policies::fits(capacity, classes, prepared) {
             return None;
         }
-        let sketch = Sketch::of(room, classes);
+        let sketch = CapacityVector::of(capacity, classes);
         let (cpu, gpu) = (self.0.cpu, self.0.gpu_milli);
         let along_cpu = sketch.cpu as f64 / cpu * (prepared.ask.cpu.0 as f64 / cpu);
         let along_gpu = f64::from(sketch.idle_sum()) / gpu * (asked_milli(prepared) / gpu);
@@ -160,12 +163,12 @@ impl Ranking for DotProduct {
 /// typical pods are told apart by host memory, too, which comes nearer to the published figures.
 #[derive(Clone, Debug)]
 pub(super) struct Fgd {
-    typical: Vec<Kind>,
+    typical: Vec<DemandKind>,
 }
 
 impl Fgd {
     /// Knowing this mix.
-    pub(super) fn new(mix: &Mix, classes: &[GpuClass]) -> Fgd {
+    pub(super) fn new(mix: &DemandHistogram, classes: &[GpuClass]) -> Fgd {
         let mut typical = mix.kinds(classes);
         typical.truncate(mix.typical());
         let covered: f64 = typical.iter().map(|kind| kind.weight).sum();
@@ -176,12 +179,12 @@ impl Fgd {
     }
 
     /// Idle thousandths that the typical pods cannot use, weighted by how typical they are.
-    fn fragments(&self, node: &Sketch) -> f64 {
+    fn fragments(&self, node: &CapacityVector) -> f64 {
         let all = node.idle_sum();
         if all == 0 {
             return 0.0;
         }
-        let useless = |kind: &Kind| {
+        let useless = |kind: &DemandKind| {
             if kind.count == 0 || kind.cpu > node.cpu || kind.memory > node.memory {
                 return all;
             }
@@ -195,28 +198,28 @@ impl Fgd {
         self.typical.iter().map(|kind| kind.weight * f64::from(useless(kind))).sum()
     }
 
-    fn score(&self, before: f64, after: &Sketch) -> i64 {
+    fn score(&self, before: f64, after: &CapacityVector) -> i64 {
         let gained = before - self.fragments(after);
         // The coarse step is part of the method: exact scores do markedly worse.
         (100.0 / (1.0 + (-gained / 1000.0).exp())).floor() as i64
     }
 
     /// The score of a share on each GPU that takes it.
-    fn share_scores(&self, on: &Setting, wanted: &Wanted, mask: u64) -> Vec<(i64, usize)> {
-        let Setting { room, classes, prepared } = *on;
-        let now = Sketch::of(room, classes);
+    fn share_scores(&self, on: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Vec<(i64, usize)> {
+        let PlacementContext { capacity, classes, prepared } = *on;
+        let now = CapacityVector::of(capacity, classes);
         let before = self.fragments(&now);
         let mut seen: Vec<(u16, u16, i64)> = Vec::new();
-        order::indexes(mask)
+        gpu_order::indexes(mask)
             .filter_map(|gpu| {
                 let state = (now.idle[gpu], now.class[gpu]);
                 if let Some(&(.., score)) = seen.iter().find(|(idle, class, _)| (*idle, *class) == state) {
                     return Some((score, gpu));
                 }
-                let need = wanted.needs[usize::from(room.gpus[gpu].class)]?;
+                let need = wanted.needs[usize::from(capacity.gpus[gpu].class)]?;
                 let mut after = now;
                 after.take_host(prepared);
-                after.take_part(gpu, &room.gpus[gpu], &need, classes);
+                after.take_part(gpu, &capacity.gpus[gpu], &need, classes);
                 let score = self.score(before, &after);
                 seen.push((state.0, state.1, score));
                 Some((score, gpu))
@@ -225,43 +228,44 @@ impl Fgd {
     }
 }
 
-impl Preference for Fgd {
-    fn sort(&self, on: &Setting, wanted: &Wanted, gpus: &mut Vec<usize>) {
+impl GpuPreference for Fgd {
+    fn sort(&self, on: &PlacementContext, wanted: &PreparedWant, gpus: &mut Vec<usize>) {
         let mask = gpus.iter().fold(0, |mask, gpu| mask | 1 << gpu);
         let mut scores = self.share_scores(on, wanted, mask);
         scores.sort_by_key(|&(score, gpu)| (std::cmp::Reverse(score), gpu));
         *gpus = scores.into_iter().map(|(_, gpu)| gpu).collect();
     }
 
-    fn set(&self, _: &Setting, wanted: &Wanted, mask: u64) -> Option<u64> {
-        order::lowest(mask, wanted.want.count)
+    fn set(&self, _: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Option<u64> {
+        gpu_order::lowest(mask, wanted.want.count)
     }
 }
 
-impl Ranking for Fgd {
+impl NodeRanking for Fgd {
     fn name(&self) -> &'static str {
         "fgd"
     }
 
-    fn rank(&self, room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared) -> Option<i64> {
-        if !rank::fits(room, classes, prepared) {
+    fn rank(&self, capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> Option<i64> {
+        if !policies::fits(capacity, classes, prepared) {
             return None;
         }
         match prepared.wants.as_slice() {
             [share] if share.want.count == 1 && !share.want.part.whole => {
-                let mask = order::fitting(room, classes, prepared, share);
-                let scores = self.share_scores(&Setting { room, classes, prepared }, share, mask);
+                let mask = gpu_order::fitting(capacity, classes, prepared, share);
+                let scores =
+                    self.share_scores(&PlacementContext { capacity, classes, prepared }, share, mask);
                 scores.into_iter().map(|(score, _)| score).max()
             }
             wants => {
-                let now = Sketch::of(room, classes);
+                let now = CapacityVector::of(capacity, classes);
                 let mut after = now;
                 after.take_host(prepared);
                 for wanted in wants {
-                    let mask = order::fitting(room, classes, prepared, wanted);
-                    for gpu in order::indexes(order::lowest(mask, wanted.want.count)?) {
-                        let need = wanted.needs[usize::from(room.gpus[gpu].class)]?;
-                        after.take_part(gpu, &room.gpus[gpu], &need, classes);
+                    let mask = gpu_order::fitting(capacity, classes, prepared, wanted);
+                    for gpu in gpu_order::indexes(gpu_order::lowest(mask, wanted.want.count)?) {
+                        let need = wanted.needs[usize::from(capacity.gpus[gpu].class)]?;
+                        after.take_part(gpu, &capacity.gpus[gpu], &need, classes);
                     }
                 }
                 Some(self.score(self.fragments(&now), &after))

@@ -3,8 +3,8 @@
 use super::classic::{BestFit, DotProduct, Fgd, Largest, Random};
 use super::trace::TracePod;
 use crate::model::{PodAsk, Policy};
-use crate::place::mix::Mix;
-use crate::place::{Cluster, Decision, Placer};
+use crate::place::demand_histogram::DemandHistogram;
+use crate::place::{ClusterCapacity, Decision, PolicyEngine};
 use std::fmt;
 use std::str::FromStr;
 
@@ -47,19 +47,19 @@ impl Contender {
         }
     }
 
-    pub(super) fn player(self, pods: &[TracePod], cluster: &Cluster, seed: u64) -> Player {
+    pub(super) fn player(self, pods: &[TracePod], cluster: &ClusterCapacity, seed: u64) -> Player {
         match self {
             Contender::Random => Player::Random(Random::new(seed)),
             Contender::BestFit => Player::BestFit(BestFit(Largest::of(cluster))),
             Contender::DotProduct => Player::DotProduct(DotProduct(Largest::of(cluster))),
             Contender::Fgd => {
-                let mut mix = Mix::default();
+                let mut mix = DemandHistogram::default();
                 for pod in pods {
                     mix.add(&pod.to_ask(), 1);
                 }
                 Player::Fgd(Fgd::new(&mix, cluster.classes()))
             }
-            Contender::Ours(policy) => Player::Ours(Placer::new(policy)),
+            Contender::Ours(policy) => Player::Ours(PolicyEngine::new(policy)),
         }
     }
 }
@@ -91,11 +91,11 @@ pub(super) enum Player {
     BestFit(BestFit),
     DotProduct(DotProduct),
     Fgd(Fgd),
-    Ours(Placer),
+    Ours(PolicyEngine),
 }
 
 impl Player {
-    pub(super) fn decide(&mut self, cluster: &mut Cluster, ask: &PodAsk) -> Option<Decision> {
+    pub(super) fn decide(&mut self, cluster: &mut ClusterCapacity, ask: &PodAsk) -> Option<Decision> {
         match self {
             Player::Random(random) => {
                 random.next();

@@ -1,14 +1,14 @@
 //! Trace files: nodes and pods as comma-separated values, read by the names in their header.
 
 use crate::model::{
-    Ask, Bytes, Constraints, Cores, CoresAsk, Gpu, MemoryAsk, MilliCpu, Node, Part, PodAsk, Role, Selector,
-    Want,
+    Ask, Bytes, Constraints, ContainerRole, Cores, CoresAsk, Gpu, MemoryAsk, MilliCpu, Node, PodAsk,
+    Selector, ShareAsk, WantedGpus,
 };
 
 /// Memory of a simulated GPU. The trace measures shares in thousandths of a GPU: one is a MiB here.
 const GPU_MIB: u64 = 1000;
 /// GPUs one node of a trace may have.
-const MOST_GPUS: u32 = crate::place::room::MAX_GPUS as u32;
+const MOST_GPUS: u32 = crate::place::capacity::MAX_GPUS as u32;
 
 /// A node of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,13 +70,17 @@ impl TracePod {
     /// As an ask of the model.
     pub fn to_ask(&self) -> PodAsk {
         let whole = self.milli >= 1000;
-        let part = Part {
+        let part = ShareAsk {
             memory: MemoryAsk::Exactly(Bytes(u64::from(self.milli) << 20)),
             cores: CoresAsk::Exactly(Cores::millipercent(self.milli * 100).unwrap_or(Cores::WHOLE)),
             whole,
             ceiling: None,
         };
-        let ask = Ask { container: "main".into(), role: Role::App, want: Want { count: self.gpus, part } };
+        let ask = Ask {
+            container: "main".into(),
+            role: ContainerRole::App,
+            want: WantedGpus { count: self.gpus, part },
+        };
         // Exactly: an A10 is no A100.
         let models = self.models.iter().map(|model| format!("={model}"));
         let models = Selector { only: models.collect(), never: Vec::new() };

@@ -1,9 +1,9 @@
 //! Book-keeping cases: restarts, repeats, races.
 
 use crate::world::*;
-use partage_core::ledger::{Finding, Ledger, Moment, OverCommit, Refused};
+use partage_core::ledger::{Ledger, LedgerFinding, LedgerTime, OverCommitment, ReserveError};
 use partage_core::model::*;
-use partage_core::place::HostUse;
+use partage_core::place::HostUsage;
 use partage_core::place::NodeIndex;
 
 fn share(gpu: &str, mib: u64) -> Share {
@@ -19,10 +19,10 @@ fn a2_reserving_twice_is_one_reservation() {
     let mut ledger = Ledger::new([s6(1024)]);
     let ask = pod(&[vcuda(600, 0)]);
     let decision = best(&mut ledger, &ask, Policy::Topology).unwrap();
-    let first = ledger.reserve(id("p"), &ask, &decision, Moment(1)).unwrap();
-    let again = ledger.reserve(id("p"), &ask, &decision, Moment(1)).unwrap();
+    let first = ledger.reserve(id("p"), &ask, &decision, LedgerTime(1)).unwrap();
+    let again = ledger.reserve(id("p"), &ask, &decision, LedgerTime(1)).unwrap();
     assert_eq!(first, again);
-    assert!(ledger.cluster().room(NodeIndex(0)).gpus.iter().all(|gpu| gpu.used.shares == 1));
+    assert!(ledger.cluster().node_capacity(NodeIndex(0)).gpus.iter().all(|gpu| gpu.used.shares == 1));
 }
 
 /// Of a pending, a failed and a terminated pod only the first holds anything, before a restart and after it.
@@ -30,10 +30,10 @@ fn a2_reserving_twice_is_one_reservation() {
 fn a4_recovery_counts_living_pods_only() {
     let mut ledger = Ledger::new([s6(1024)]);
     for (name, gpu) in [("pending", "GPU-s6-0"), ("failed", "GPU-s6-1"), ("terminated", "GPU-s6-2")] {
-        ledger.confirm(id(name), grant("s6", vec![share(gpu, 256)]), HostUse::default());
+        ledger.confirm(id(name), grant("s6", vec![share(gpu, 256)]), HostUsage::default());
     }
     let free = |ledger: &Ledger| -> Vec<usize> {
-        let gpus = &ledger.cluster().room(NodeIndex(0)).gpus;
+        let gpus = &ledger.cluster().node_capacity(NodeIndex(0)).gpus;
         (0..gpus.len()).filter(|&gpu| gpus[gpu].is_free()).collect()
     };
     assert_eq!(free(&ledger), [3, 4, 5]);
@@ -49,9 +49,9 @@ fn b17_two_binds_for_the_last_units_one_wins() {
     let mut ledger = Ledger::new([node("n", &[8])]);
     let ask = pod(&[memory(1, 8)]);
     let decision = best(&mut ledger, &ask, Policy::Binpack).unwrap();
-    ledger.reserve(id("first"), &ask, &decision, Moment(1)).unwrap();
-    let refused = ledger.reserve(id("second"), &ask, &decision, Moment(1)).unwrap_err();
-    assert!(matches!(&refused, Refused::Taken { .. }));
+    ledger.reserve(id("first"), &ask, &decision, LedgerTime(1)).unwrap();
+    let refused = ledger.reserve(id("second"), &ask, &decision, LedgerTime(1)).unwrap_err();
+    assert!(matches!(&refused, ReserveError::Taken { .. }));
     assert!(refused.to_string().contains("default/second"), "{refused}");
 }
 
@@ -59,13 +59,13 @@ fn b17_two_binds_for_the_last_units_one_wins() {
 #[test]
 fn b19_over_commit_never_underflows() {
     let held = [
-        (id("a"), grant("n", vec![share("GPU-n-0", 12)]), HostUse::default()),
-        (id("b"), grant("n", vec![share("GPU-n-0", 12)]), HostUse::default()),
+        (id("a"), grant("n", vec![share("GPU-n-0", 12)]), HostUsage::default()),
+        (id("b"), grant("n", vec![share("GPU-n-0", 12)]), HostUsage::default()),
     ];
     let mut ledger = Ledger::rebuild([node("n", &[16])], held);
     let findings = ledger.audit();
     assert!(
-        matches!(&findings[..], [Finding::OverCommitted { what: OverCommit::Memory { .. }, pods, .. }] if pods.len() == 2),
+        matches!(&findings[..], [LedgerFinding::OverCommitted { what: OverCommitment::Memory { .. }, pods, .. }] if pods.len() == 2),
         "{findings:?}"
     );
     assert_eq!(
@@ -75,18 +75,18 @@ fn b19_over_commit_never_underflows() {
     assert!(best(&mut ledger, &pod(&[memory(1, 1)]), Policy::Binpack).is_none());
     ledger.release(&id("b").uid);
     assert_eq!(ledger.audit(), []);
-    assert_eq!(ledger.cluster().room(NodeIndex(0)).gpus[0].used.memory >> 20, 12);
+    assert_eq!(ledger.cluster().node_capacity(NodeIndex(0)).gpus[0].used.memory >> 20, 12);
 }
 
 #[test]
 fn b23_restart_counts_what_pods_carry() {
     let held = [
-        (id("running"), grant("n1", vec![share("GPU-n1-0", 6)]), HostUse::default()),
-        (id("pending"), grant("n1", vec![share("GPU-n1-1", 2)]), HostUse::default()),
+        (id("running"), grant("n1", vec![share("GPU-n1-0", 6)]), HostUsage::default()),
+        (id("pending"), grant("n1", vec![share("GPU-n1-1", 2)]), HostUsage::default()),
     ];
     let ledger = Ledger::rebuild([node("n1", &[16, 16])], held);
     let used: Vec<u64> =
-        ledger.cluster().room(NodeIndex(0)).gpus.iter().map(|gpu| gpu.used.memory >> 20).collect();
+        ledger.cluster().node_capacity(NodeIndex(0)).gpus.iter().map(|gpu| gpu.used.memory >> 20).collect();
     assert_eq!(used, [6, 2]);
 }
 
@@ -95,21 +95,22 @@ fn b23_restart_counts_what_pods_carry() {
 fn b25_same_name_other_uid_does_not_leak() {
     let mut ledger = Ledger::new([node("n", &[16])]);
     let successor = PodId { uid: "uid-2".into(), ..id("p") };
-    ledger.confirm(id("p"), grant("n", vec![share("GPU-n-0", 6)]), HostUse::default());
-    ledger.confirm(successor.clone(), grant("n", vec![share("GPU-n-0", 6)]), HostUse::default());
+    ledger.confirm(id("p"), grant("n", vec![share("GPU-n-0", 6)]), HostUsage::default());
+    ledger.confirm(successor.clone(), grant("n", vec![share("GPU-n-0", 6)]), HostUsage::default());
     ledger.release(&id("p").uid);
     ledger.release(&id("p").uid);
-    assert_eq!(ledger.cluster().room(NodeIndex(0)).gpus[0].used.memory >> 20, 6);
+    assert_eq!(ledger.cluster().node_capacity(NodeIndex(0)).gpus[0].used.memory >> 20, 6);
     ledger.release(&successor.uid);
-    assert!(ledger.cluster().room(NodeIndex(0)).gpus[0].is_free());
+    assert!(ledger.cluster().node_capacity(NodeIndex(0)).gpus[0].is_free());
 }
 
 #[test]
 fn b26_more_gpus_are_seen_without_a_restart() {
     let mut ledger = Ledger::new([node("n", &[16])]);
-    ledger.confirm(id("p"), grant("n", vec![share("GPU-n-0", 16)]), HostUse::default());
+    ledger.confirm(id("p"), grant("n", vec![share("GPU-n-0", 16)]), HostUsage::default());
     ledger.set_node(node("n", &[16, 16]));
-    let gpus: Vec<bool> = ledger.cluster().room(NodeIndex(0)).gpus.iter().map(|gpu| gpu.is_free()).collect();
+    let gpus: Vec<bool> =
+        ledger.cluster().node_capacity(NodeIndex(0)).gpus.iter().map(|gpu| gpu.is_free()).collect();
     assert_eq!(gpus, [false, true]);
 }
 
@@ -117,18 +118,22 @@ fn b26_more_gpus_are_seen_without_a_restart() {
 fn d10_a_reservation_never_confirmed_expires() {
     let mut world = World::new(Policy::Binpack, [node("n", &[8])]);
     assert_eq!(world.gpus("stale", memory(1, 8)), [0]);
-    assert!(world.ledger.expire(Moment(59_999)).is_empty());
-    assert_eq!(world.ledger.expire(Moment(60_000)).len(), 1);
+    assert!(world.ledger.expire(LedgerTime(59_999)).is_empty());
+    assert_eq!(world.ledger.expire(LedgerTime(60_000)).len(), 1);
     assert_eq!(world.gpus("next", memory(1, 8)), [0]);
 }
 
 #[test]
 fn grants_on_nodes_seen_later_are_counted_when_they_come() {
     let mut ledger = Ledger::new([]);
-    ledger.confirm(id("p"), grant("n", vec![share("GPU-n-0", 6), share("GPU-gone", 1)]), HostUse::default());
+    ledger.confirm(
+        id("p"),
+        grant("n", vec![share("GPU-n-0", 6), share("GPU-gone", 1)]),
+        HostUsage::default(),
+    );
     assert_eq!(ledger.audit()[0].to_string(), "pod default/p holds shares on node n, which nobody knows");
     ledger.set_node(node("n", &[16]));
-    assert_eq!(ledger.cluster().room(NodeIndex(0)).gpus[0].used.memory >> 20, 6);
+    assert_eq!(ledger.cluster().node_capacity(NodeIndex(0)).gpus[0].used.memory >> 20, 6);
     assert_eq!(
         ledger.audit()[0].to_string(),
         "pod default/p holds a share of GPU-gone, which node n does not have"

@@ -1,12 +1,12 @@
 //! Cases of our own: what once went wrong, and must not again.
 
 use crate::world::*;
-use partage_core::ledger::{Ledger, Moment, Refused};
+use partage_core::ledger::{Ledger, LedgerTime, ReserveError};
 use partage_core::model::*;
-use partage_core::place::{HostUse, NodeIndex, Placer};
+use partage_core::place::{HostUsage, NodeIndex, PolicyEngine};
 
-fn whole_gpus(count: u32) -> Want {
-    Want { count, part: whole(MemoryAsk::All) }
+fn whole_gpus(count: u32) -> WantedGpus {
+    WantedGpus { count, part: whole(MemoryAsk::All) }
 }
 
 fn grant(node: &str, gpu: &str, mib: u64) -> PodGrant {
@@ -57,9 +57,9 @@ fn large_cards_are_left_to_who_needs_them() {
 /// A share without a promise of compute needs something to run on, whichever comes first.
 #[test]
 fn uncounted_cores_do_not_depend_on_order() {
-    let all = Want {
+    let all = WantedGpus {
         count: 1,
-        part: Part {
+        part: ShareAsk {
             memory: MemoryAsk::Exactly(Bytes(1 << 20)),
             cores: CoresAsk::Exactly(Cores::WHOLE),
             whole: false,
@@ -78,7 +78,7 @@ fn a_gpu_moved_to_another_node_is_charged_there() {
     moved.gpus = node("a", &[16]).gpus;
     ledger.set_node(moved);
     ledger.set_node(node("a", &[]));
-    ledger.confirm(id("p"), grant("b", "GPU-a-0", 16), HostUse::default());
+    ledger.confirm(id("p"), grant("b", "GPU-a-0", 16), HostUsage::default());
     assert!(best(&mut ledger, &pod(&[memory(1, 1)]), Policy::Binpack).is_none());
     assert_eq!(ledger.audit(), []);
 }
@@ -89,7 +89,10 @@ fn a_decision_from_before_a_node_changed_is_refused() {
     let ask = pod(&[whole_gpus(2)]);
     let decision = best(&mut ledger, &ask, Policy::Binpack).unwrap();
     ledger.set_node(node("n", &[16]));
-    assert!(matches!(ledger.reserve(id("p"), &ask, &decision, Moment(1)), Err(Refused::Changed { .. })));
+    assert!(matches!(
+        ledger.reserve(id("p"), &ask, &decision, LedgerTime(1)),
+        Err(ReserveError::Changed { .. })
+    ));
 }
 
 #[test]
@@ -106,15 +109,15 @@ fn a_removed_node_takes_nothing_and_its_index_is_used_again() {
 #[test]
 fn a_claim_beyond_all_bounds_is_given_back_exactly() {
     let mut ledger = Ledger::new([node("n", &[16])]);
-    let absurd = HostUse::new(MilliCpu(u64::MAX), Bytes(u64::MAX));
+    let absurd = HostUsage::new(MilliCpu(u64::MAX), Bytes(u64::MAX));
     let mut huge = grant("n", "GPU-n-0", 1);
     huge.grants[0].shares[0].memory_bytes = Some(Bytes(u64::MAX));
     ledger.confirm(id("huge"), huge, absurd);
-    ledger.confirm(id("small"), grant("n", "GPU-n-0", 16), HostUse::new(MilliCpu(5), Bytes(7)));
+    ledger.confirm(id("small"), grant("n", "GPU-n-0", 16), HostUsage::new(MilliCpu(5), Bytes(7)));
     ledger.release(&id("huge").uid);
-    let room = ledger.cluster().room(NodeIndex(0));
-    assert_eq!(room.gpus[0].used.memory >> 20, 16);
-    assert_eq!(room.host_used, HostUse::new(MilliCpu(5), Bytes(7)));
+    let capacity = ledger.cluster().node_capacity(NodeIndex(0));
+    assert_eq!(capacity.gpus[0].used.memory >> 20, 16);
+    assert_eq!(capacity.host_used, HostUsage::new(MilliCpu(5), Bytes(7)));
 }
 
 /// Two policies that learned different things look at one cluster.
@@ -122,11 +125,12 @@ fn a_claim_beyond_all_bounds_is_given_back_exactly() {
 fn placers_do_not_take_each_others_ranks() {
     let mut ledger = Ledger::new([node("a", &[16, 16]), node("b", &[16, 16])]);
     let ask = pod(&[memory(1, 4)]);
-    let (mut one, other) = (Placer::new(Policy::Fragmentation), Placer::new(Policy::Fragmentation));
+    let (mut one, other) =
+        (PolicyEngine::new(Policy::Fragmentation), PolicyEngine::new(Policy::Fragmentation));
     for _ in 0..60 {
         one.arrived(&pod(&[memory(1, 9)]), ledger.cluster());
     }
-    let alone = |placer: &Placer| {
+    let alone = |placer: &PolicyEngine| {
         let mut fresh = Ledger::new([node("a", &[16, 16]), node("b", &[16, 16])]);
         fresh.best(placer, &ask).map(|decision| decision.rank)
     };
@@ -140,10 +144,10 @@ fn placers_do_not_take_each_others_ranks() {
 fn the_largest_cards_are_counted_to_the_byte() {
     let tib = 1u64 << 20;
     let mut ledger = Ledger::new([node("n", &[64 * tib])]);
-    ledger.confirm(id("a"), grant("n", "GPU-n-0", 40 * tib), HostUse::default());
-    ledger.confirm(id("b"), grant("n", "GPU-n-0", 20 * tib), HostUse::default());
+    ledger.confirm(id("a"), grant("n", "GPU-n-0", 40 * tib), HostUsage::default());
+    ledger.confirm(id("b"), grant("n", "GPU-n-0", 20 * tib), HostUsage::default());
     assert!(best(&mut ledger, &pod(&[memory(1, 5 * tib)]), Policy::Binpack).is_none());
     assert!(best(&mut ledger, &pod(&[memory(1, 4 * tib)]), Policy::Binpack).is_some());
-    ledger.confirm(id("c"), grant("n", "GPU-n-0", 40 * tib), HostUse::default());
+    ledger.confirm(id("c"), grant("n", "GPU-n-0", 40 * tib), HostUsage::default());
     assert_eq!(ledger.audit().len(), 1);
 }

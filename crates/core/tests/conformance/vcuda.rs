@@ -1,14 +1,14 @@
 //! gpu-manager's allocator and gpu-admission's extender.
 
 use crate::world::*;
-use partage_core::model::{MemoryAsk, Policy, Want};
+use partage_core::model::{MemoryAsk, Policy, WantedGpus};
 use partage_core::place::NodeIndex;
-use partage_core::place::order;
+use partage_core::place::gpu_order;
 
 const GIB: u64 = 1024;
 
-fn whole_gpus(count: u32) -> Want {
-    Want { count, part: whole(MemoryAsk::All) }
+fn whole_gpus(count: u32) -> WantedGpus {
+    WantedGpus { count, part: whole(MemoryAsk::All) }
 }
 
 /// Upstream's LINK: the best-connected set for several whole GPUs.
@@ -18,10 +18,12 @@ fn link(world: &mut World, count: u32) -> Vec<usize> {
 
 /// Upstream's FRAGMENT: whole GPUs from the group that has the fewest to spare.
 fn fragment(world: &World, count: u32) -> Vec<usize> {
-    let room = &world.ledger.cluster().room(NodeIndex(0));
-    let free = room.gpus.iter().enumerate().filter(|(_, gpu)| gpu.is_free());
+    let capacity = &world.ledger.cluster().node_capacity(NodeIndex(0));
+    let free = capacity.gpus.iter().enumerate().filter(|(_, gpu)| gpu.is_free());
     let mask = free.fold(0u64, |mask, (index, _)| mask | 1 << index);
-    order::leftover_set(room, mask, count).map(|set| order::indexes(set).collect()).unwrap_or_default()
+    gpu_order::leftover_set(capacity, mask, count)
+        .map(|set| gpu_order::indexes(set).collect())
+        .unwrap_or_default()
 }
 
 fn topology(node: partage_core::model::Node, busy: &[usize]) -> World {
@@ -36,7 +38,7 @@ fn topology(node: partage_core::model::Node, busy: &[usize]) -> World {
 fn t1_available_gpus_follow_occupation() {
     let mut world = topology(s6(GIB), &[]);
     let available = |world: &World| {
-        world.ledger.cluster().room(NodeIndex(0)).gpus.iter().filter(|gpu| gpu.is_free()).count()
+        world.ledger.cluster().node_capacity(NodeIndex(0)).gpus.iter().filter(|gpu| gpu.is_free()).count()
     };
     assert_eq!(available(&world), 6);
     for want in [vcuda(50, 1), vcuda(100, 0)] {
@@ -170,15 +172,15 @@ fn a1_sequence() {
     assert_eq!(world.gpus("p6", vcuda(50, 1)), [3]);
     world.delete("p5");
     assert_eq!(world.gpus("p7", vcuda(100, 1)), [4]);
-    let room = &world.ledger.cluster().room(NodeIndex(0));
-    assert!(room.gpus.iter().all(|gpu| gpu.free_cores().as_millipercent() == 0));
+    let capacity = &world.ledger.cluster().node_capacity(NodeIndex(0));
+    assert!(capacity.gpus.iter().all(|gpu| gpu.free_cores().as_millipercent() == 0));
 }
 
 #[test]
 fn d1_to_d7_admission() {
     let nodes = ["testnode0", "testnode1", "testnode2"].map(|name| node(name, &[4 * 256, 4 * 256]));
     let mut world = World::new(Policy::Binpack, nodes);
-    let place = |world: &mut World, name: &str, wants: &[Want]| world.place(name, &pod(wants));
+    let place = |world: &mut World, name: &str, wants: &[WantedGpus]| world.place(name, &pod(wants));
     let at =
         |node: &str, gpus: &[&[usize]]| Some((node.to_string(), gpus.iter().map(|g| g.to_vec()).collect()));
     assert_eq!(place(&mut world, "d1", &[vcuda(10, 1), vcuda(10, 1)]), at("testnode0", &[&[0], &[0]]));
@@ -222,8 +224,8 @@ fn t2_the_fullest_first() {
     }
     let world = topology(cards, &[5]);
     let cluster = world.ledger.cluster();
-    let gpus = &cluster.room(NodeIndex(0)).gpus;
+    let gpus = &cluster.node_capacity(NodeIndex(0)).gpus;
     let mut order: Vec<usize> = (0..6).collect();
-    order.sort_by_key(|&gpu| (order::fullness(&gpus[gpu], cluster.classes()), gpu));
+    order.sort_by_key(|&gpu| (gpu_order::fullness(&gpus[gpu], cluster.classes()), gpu));
     assert_eq!(order, [5, 4, 3, 2, 1, 0]);
 }

@@ -3,16 +3,16 @@
 use crate::world::*;
 use partage_core::ledger::Ledger;
 use partage_core::model::*;
-use partage_core::place::HostUse;
+use partage_core::place::HostUsage;
 use partage_core::place::NodeIndex;
 
-fn vgpu(count: u32, mib: u64, cores: u32) -> Want {
+fn vgpu(count: u32, mib: u64, cores: u32) -> WantedGpus {
     let cores_ask = match cores {
         0 => CoresAsk::Uncounted,
         percent => CoresAsk::Exactly(Cores::percent(percent).unwrap()),
     };
     let memory = if mib == 0 { MemoryAsk::All } else { MemoryAsk::Exactly(Bytes::mib(mib).unwrap()) };
-    Want { count, part: Part { memory, cores: cores_ask, whole: cores == 100, ceiling: None } }
+    WantedGpus { count, part: ShareAsk { memory, cores: cores_ask, whole: cores == 100, ceiling: None } }
 }
 
 fn world(policy: Policy, mib: &[u64]) -> World {
@@ -130,10 +130,10 @@ fn c40_c41_models_and_uuids() {
 fn c53_two_containers_on_one_gpu() {
     let mut world = world(Policy::Binpack, &[16384]);
     world.place("p", &pod(&[vgpu(1, 1000, 25), vgpu(1, 2000, 25)])).unwrap();
-    let used = world.ledger.cluster().room(NodeIndex(0)).gpus[0].used;
+    let used = world.ledger.cluster().node_capacity(NodeIndex(0)).gpus[0].used;
     assert_eq!((used.memory >> 20, used.cores, used.shares), (3000, 50_000, 2));
     world.delete("p");
-    assert_eq!(world.ledger.cluster().room(NodeIndex(0)).gpus[0].used, Default::default());
+    assert_eq!(world.ledger.cluster().node_capacity(NodeIndex(0)).gpus[0].used, Default::default());
 }
 
 /// Running containers add up, init containers run before them: the larger of the two is charged.
@@ -143,13 +143,13 @@ fn c140_init_containers_count_by_maximum() {
         let mut ask = pod(&apps.iter().map(|&mib| vgpu(1, mib, 0)).collect::<Vec<_>>());
         let inits = init.iter().enumerate().map(|(index, &mib)| Ask {
             container: format!("init{index}").into(),
-            role: Role::Init,
+            role: ContainerRole::Init,
             want: vgpu(1, mib, 0),
         });
         ask.asks = inits.chain(ask.asks).collect();
         let mut world = world(Policy::Binpack, &[16384]);
         world.place("p", &ask).unwrap();
-        world.ledger.cluster().room(NodeIndex(0)).gpus[0].used.memory >> 20
+        world.ledger.cluster().node_capacity(NodeIndex(0)).gpus[0].used.memory >> 20
     };
     assert_eq!(charged(&[], &[1, 3]), 4);
     assert_eq!(charged(&[1, 3], &[2]), 3);
@@ -174,20 +174,20 @@ fn c50_accounting() {
         }],
     };
     let used = |ledger: &Ledger| {
-        let used = ledger.cluster().room(NodeIndex(0)).gpus[0].used;
+        let used = ledger.cluster().node_capacity(NodeIndex(0)).gpus[0].used;
         (used.shares, used.memory >> 20, used.cores / 1000)
     };
     for _ in 0..2 {
-        ledger.confirm(id("a"), grant(1000), HostUse::default());
+        ledger.confirm(id("a"), grant(1000), HostUsage::default());
         assert_eq!(used(&ledger), (1, 1000, 25));
     }
-    ledger.confirm(id("b"), grant(1000), HostUse::default());
-    ledger.confirm(id("c"), grant(1000), HostUse::default());
+    ledger.confirm(id("b"), grant(1000), HostUsage::default());
+    ledger.confirm(id("c"), grant(1000), HostUsage::default());
     assert_eq!(used(&ledger), (3, 3000, 75));
     for name in ["a", "b", "c", "a"] {
         ledger.release(&id(name).uid);
     }
     assert_eq!(used(&ledger), (0, 0, 0));
-    ledger.confirm(id("a"), grant(1000), HostUse::default());
+    ledger.confirm(id("a"), grant(1000), HostUsage::default());
     assert_eq!(used(&ledger), (1, 1000, 25));
 }

@@ -1,9 +1,9 @@
 //! Small clusters and asks, in as few words as possible.
 
-use partage_core::ledger::{Ledger, Moment};
+use partage_core::ledger::{Ledger, LedgerTime};
 use partage_core::model::*;
 use partage_core::place::NodeIndex;
-use partage_core::place::{Decision, Placer};
+use partage_core::place::{Decision, PolicyEngine};
 
 /// A GPU with so many MiB.
 pub(crate) fn gpu(node: &str, index: usize, mib: u64) -> Gpu {
@@ -46,42 +46,42 @@ pub(crate) fn s8(mib: u64) -> Node {
 }
 
 /// `cores` and `blocks` of 256 MiB as gpu-manager's users write them.
-pub(crate) fn vcuda(cores: u32, blocks: u64) -> Want {
+pub(crate) fn vcuda(cores: u32, blocks: u64) -> WantedGpus {
     let memory = Bytes(blocks << 28);
     if cores < 100 {
-        let part = Part {
+        let part = ShareAsk {
             memory: MemoryAsk::Exactly(memory),
             cores: CoresAsk::Exactly(Cores::percent(cores).unwrap()),
             whole: false,
             ceiling: None,
         };
-        return Want { count: 1, part };
+        return WantedGpus { count: 1, part };
     }
     let memory = if blocks == 0 { MemoryAsk::All } else { MemoryAsk::AtMost(memory) };
-    Want { count: cores / 100, part: whole(memory) }
+    WantedGpus { count: cores / 100, part: whole(memory) }
 }
 
 /// Whole GPUs.
-pub(crate) fn whole(memory: MemoryAsk) -> Part {
-    Part { memory, cores: CoresAsk::Exactly(Cores::WHOLE), whole: true, ceiling: None }
+pub(crate) fn whole(memory: MemoryAsk) -> ShareAsk {
+    ShareAsk { memory, cores: CoresAsk::Exactly(Cores::WHOLE), whole: true, ceiling: None }
 }
 
 /// So many MiB of each of `count` GPUs.
-pub(crate) fn memory(count: u32, mib: u64) -> Want {
-    let part = Part {
+pub(crate) fn memory(count: u32, mib: u64) -> WantedGpus {
+    let part = ShareAsk {
         memory: MemoryAsk::Exactly(Bytes::mib(mib).unwrap()),
         cores: CoresAsk::Uncounted,
         whole: false,
         ceiling: None,
     };
-    Want { count, part }
+    WantedGpus { count, part }
 }
 
 /// A pod of ordinary containers.
-pub(crate) fn pod(wants: &[Want]) -> PodAsk {
+pub(crate) fn pod(wants: &[WantedGpus]) -> PodAsk {
     let asks = wants.iter().enumerate().map(|(index, &want)| Ask {
         container: format!("c{index}").into(),
-        role: Role::App,
+        role: ContainerRole::App,
         want,
     });
     PodAsk { asks: asks.collect(), ..PodAsk::default() }
@@ -94,7 +94,7 @@ pub(crate) fn id(name: &str) -> PodId {
 
 /// Decides by a policy that has seen nothing yet.
 pub(crate) fn best(ledger: &mut Ledger, ask: &PodAsk, policy: Policy) -> Option<Decision> {
-    let placer = Placer::new(policy);
+    let placer = PolicyEngine::new(policy);
     ledger.best(&placer, ask)
 }
 
@@ -114,28 +114,28 @@ impl World {
     /// Places a pod: the node, and the GPU indexes of each container.
     pub(crate) fn place(&mut self, name: &str, ask: &PodAsk) -> Option<(String, Vec<Vec<usize>>)> {
         let decision = best(&mut self.ledger, ask, self.policy)?;
-        let node = self.ledger.cluster().room(decision.node).node.name.to_string();
-        self.ledger.reserve(id(name), ask, &decision, Moment(60_000)).expect("a fresh decision fits");
-        let gpus = decision.placement.slices.iter().map(|s| s.iter().map(|slice| slice.gpu).collect());
+        let node = self.ledger.cluster().node_capacity(decision.node).node.name.to_string();
+        self.ledger.reserve(id(name), ask, &decision, LedgerTime(60_000)).expect("a fresh decision fits");
+        let gpus = decision.placement.shares.iter().map(|s| s.iter().map(|slice| slice.gpu).collect());
         Some((node, gpus.collect()))
     }
 
     /// The GPUs of a pod of one container; empty where it fits nowhere.
-    pub(crate) fn gpus(&mut self, name: &str, want: Want) -> Vec<usize> {
+    pub(crate) fn gpus(&mut self, name: &str, want: WantedGpus) -> Vec<usize> {
         self.place(name, &pod(&[want])).map(|(_, mut gpus)| gpus.remove(0)).unwrap_or_default()
     }
 
     /// The GPUs a container would get, without taking them.
-    pub(crate) fn would(&mut self, want: Want) -> Vec<usize> {
+    pub(crate) fn would(&mut self, want: WantedGpus) -> Vec<usize> {
         let gpus = self.gpus("probe", want);
         self.delete("probe");
         gpus
     }
 
     /// Takes a part of a given GPU of the only node, to start a case from there.
-    pub(crate) fn occupy(&mut self, gpu: usize, want: Want) {
+    pub(crate) fn occupy(&mut self, gpu: usize, want: WantedGpus) {
         let mut ask = pod(&[want]);
-        let uuid = self.ledger.cluster().room(NodeIndex(0)).node.gpus[gpu].uuid.to_string();
+        let uuid = self.ledger.cluster().node_capacity(NodeIndex(0)).node.gpus[gpu].uuid.to_string();
         ask.constraints.uuids.only = vec![uuid];
         let name = format!("occupant-{gpu}-{}", self.ledger.all_held().count());
         assert!(self.place(&name, &ask).is_some(), "GPU {gpu} takes the occupant");

@@ -10,7 +10,7 @@ use partage_core::explain::{Closest, Explanation, explain};
 use partage_core::ledger::Ledger;
 use partage_core::manifest::Workload;
 use partage_core::model::{PodGrant, Policy};
-use partage_core::place::{HostUse, Placer};
+use partage_core::place::{HostUsage, PolicyEngine};
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -84,12 +84,12 @@ impl Explain {
             return Ok(Outcome::Unreadable);
         };
         let held = snapshot.grants.into_iter().map(|held| {
-            let host = HostUse::new(held.cpu_milli, held.memory_bytes);
+            let host = HostUsage::new(held.cpu_milli, held.memory_bytes);
             (held.pod, held.grant, host)
         });
         let mut ledger = Ledger::rebuild(snapshot.nodes, held);
         let findings: Vec<String> = ledger.audit().iter().map(ToString::to_string).collect();
-        let mut placer = Placer::new(self.policy);
+        let mut placer = PolicyEngine::new(self.policy);
         // What runs is the best guess at what comes; by name, so that the same file gives the same answer.
         let mut held: Vec<_> = ledger.all_held().collect();
         held.sort_by(|a, b| a.pod.uid.cmp(&b.pod.uid));
@@ -131,7 +131,7 @@ impl Explain {
         (input::read(&self.files), snapshot)
     }
 
-    fn answer(&self, workload: &Workload, ledger: &mut Ledger, placer: &Placer) -> Answer {
+    fn answer(&self, workload: &Workload, ledger: &mut Ledger, placer: &PolicyEngine) -> Answer {
         let settings = self.dialects.settings();
         let (report, ask) = WorkloadReport::with_ask(workload, &settings);
         // Where one container's ask is unclear, the pod would be judged for less than it wants.
@@ -140,7 +140,7 @@ impl Explain {
         }
         let decision = ledger.best(placer, &ask);
         let cluster = ledger.cluster();
-        let grant = decision.map(|decision| decision.placement.grant(&ask.asks, cluster.room(decision.node)));
+        let grant = decision.map(|decision| decision.placement.grant(&ask.asks, cluster.node_capacity(decision.node)));
         Answer { report, explanation: Some(explain(cluster, &ask)), grant }
     }
 

@@ -6,7 +6,7 @@ use super::lines::{self, Lines};
 use super::memory::MOST;
 use super::native::{self, MEMORY_LIMIT};
 use super::{ContainerReading, Read};
-use crate::model::{Bytes, CoresAsk, MAX_SLOTS, Part, Want};
+use crate::model::{Bytes, CoresAsk, MAX_SLOTS, ShareAsk, WantedGpus};
 use crate::pod::{Pod, Problem};
 use crate::quantity::Quantity;
 use crate::quote::short;
@@ -30,8 +30,8 @@ pub(super) fn read(lines: &mut Lines<'_>) -> Read {
     };
     let memory = Absent::of(Dialect::Aws).memory(false);
     Ok(memory.map(|memory| {
-        let part = Part { memory, cores: CoresAsk::Slots(slots), whole: false, ceiling: None };
-        Want { count: 1, part }
+        let part = ShareAsk { memory, cores: CoresAsk::Slots(slots), whole: false, ceiling: None };
+        WantedGpus { count: 1, part }
     }))
 }
 

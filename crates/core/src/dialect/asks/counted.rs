@@ -5,7 +5,7 @@ use super::super::absent::Absent;
 use super::Read;
 use super::lines::{Lines, Unclear};
 use super::memory::Counter;
-use crate::model::{Bytes, Cores, CoresAsk, MemoryAsk, Part, Want};
+use crate::model::{Bytes, Cores, CoresAsk, MemoryAsk, ShareAsk, WantedGpus};
 use crate::quote::short;
 
 /// How a dialect spells it.
@@ -61,7 +61,7 @@ impl Counted {
             return Ok(None);
         };
         let whole = self.full_is_whole && cores == CoresAsk::Exactly(Cores::WHOLE);
-        Ok(Some(Want { count, part: Part { memory, cores, whole, ceiling: None } }))
+        Ok(Some(WantedGpus { count, part: ShareAsk { memory, cores, whole, ceiling: None } }))
     }
 
     fn memory(&self, lines: &mut Lines<'_>) -> Result<Option<Bytes>, Unclear> {

@@ -5,7 +5,7 @@ use super::super::{Dialect, Settings};
 use super::Read;
 use super::lines::{Lines, Unclear};
 use super::memory::Counter;
-use crate::model::{MemoryAsk, Part, Want};
+use crate::model::{MemoryAsk, ShareAsk, WantedGpus};
 use crate::pod::Pod;
 use crate::quote::short;
 
@@ -37,7 +37,7 @@ pub(super) fn read(lines: &mut Lines<'_>, pod: &Pod, settings: &Settings) -> Rea
         return Err(lines.problem(MEMORY, message));
     }
     let cores = Absent::of(Dialect::Gpushare).cores();
-    Ok(cores.map(|cores| Want { count, part: Part { memory, cores, whole: false, ceiling: None } }))
+    Ok(cores.map(|cores| WantedGpus { count, part: ShareAsk { memory, cores, whole: false, ceiling: None } }))
 }
 
 /// Over how many GPUs: a resource of the container, or a label or annotation of the pod as ACK writes it.

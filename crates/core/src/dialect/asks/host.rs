@@ -1,13 +1,13 @@
 //! CPU and memory of the host a pod requests, counted as Kubernetes counts them.
 
-use crate::model::{Bytes, MilliCpu, Role};
+use crate::model::{Bytes, ContainerRole, MilliCpu};
 use crate::pod::{Container, Pod, Problem};
 use crate::quantity::{Quantity, QuantityError};
 
 /// What the scheduler must find room for: the running set, or an init container that needs more.
 pub(super) fn requests(pod: &Pod, problems: &mut Vec<Problem>) -> (MilliCpu, Bytes) {
     let mut total = |resource: &str, read: fn(Quantity) -> Result<u64, QuantityError>| {
-        let amounts: Vec<(Role, u64)> =
+        let amounts: Vec<(ContainerRole, u64)> =
             pod.containers.iter().map(|c| (c.role, amount(c, resource, read, problems))).collect();
         peak(&amounts)
     };
@@ -16,14 +16,14 @@ pub(super) fn requests(pod: &Pod, problems: &mut Vec<Problem>) -> (MilliCpu, Byt
 
 /// The most that is held at one time: everything that keeps running, or one init container beside the sidecars
 /// started before it.
-fn peak(amounts: &[(Role, u64)]) -> u64 {
+fn peak(amounts: &[(ContainerRole, u64)]) -> u64 {
     let (mut sidecars, mut apps, mut init) = (0u64, 0u64, 0u64);
     for &(role, amount) in amounts {
         // No node has room for a saturated sum, so it is refused, not wrapped around.
         match role {
-            Role::Init => init = init.max(sidecars.saturating_add(amount)),
-            Role::Sidecar => sidecars = sidecars.saturating_add(amount),
-            Role::App => apps = apps.saturating_add(amount),
+            ContainerRole::Init => init = init.max(sidecars.saturating_add(amount)),
+            ContainerRole::Sidecar => sidecars = sidecars.saturating_add(amount),
+            ContainerRole::App => apps = apps.saturating_add(amount),
         }
     }
     init.max(sidecars.saturating_add(apps))
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn c140_init_containers_count_by_the_largest() {
-        use Role::{App, Init, Sidecar};
+        use ContainerRole::{App, Init, Sidecar};
         assert_eq!(peak(&[(App, 1), (App, 3)]), 4);
         assert_eq!(peak(&[(Init, 1), (Init, 3), (App, 2)]), 3);
         assert_eq!(peak(&[(Sidecar, 2), (Init, 3), (App, 2)]), 5);

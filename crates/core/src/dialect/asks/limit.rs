@@ -3,7 +3,7 @@
 use super::super::{Dialect, Settings};
 use super::lines::Lines;
 use super::{ContainerReading, native, vcuda};
-use crate::model::{Cores, CoresAsk, Want};
+use crate::model::{Cores, CoresAsk, WantedGpus};
 use crate::pod::{Pod, Problem};
 use crate::quote::short;
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,7 +46,7 @@ impl Limits {
     pub(super) fn apply(
         &mut self,
         dialect: Dialect,
-        want: &mut Want,
+        want: &mut WantedGpus,
         lines: &mut Lines<'_>,
         settings: &Settings,
     ) {

@@ -36,7 +36,7 @@ fn read_one(amounts: Value) -> Reading {
 }
 
 /// The only want, where nothing is wrong.
-fn want(reading: &Reading) -> Want {
+fn want(reading: &Reading) -> WantedGpus {
     assert_eq!(reading.problems, []);
     reading.containers[0].want.expect("an ask")
 }
@@ -55,6 +55,6 @@ fn percent(n: u32) -> CoresAsk {
     CoresAsk::Exactly(Cores::percent(n).unwrap())
 }
 
-fn parts(count: u32, memory: MemoryAsk, cores: CoresAsk) -> Want {
-    Want { count, part: Part { memory, cores, whole: false, ceiling: None } }
+fn parts(count: u32, memory: MemoryAsk, cores: CoresAsk) -> WantedGpus {
+    WantedGpus { count, part: ShareAsk { memory, cores, whole: false, ceiling: None } }
 }

@@ -7,7 +7,7 @@ use super::super::absent::Absent;
 use super::lines::Lines;
 use super::memory::Counter;
 use super::{Read, whole_gpu};
-use crate::model::{Cores, CoresAsk, MemoryAsk, Part, Want};
+use crate::model::{Cores, CoresAsk, MemoryAsk, ShareAsk, WantedGpus};
 use crate::pod::Container;
 use crate::quote::short;
 
@@ -84,9 +84,10 @@ pub(super) fn read(lines: &mut Lines<'_>) -> Read {
     };
     if !whole {
         let cores = u32::try_from(cores).ok().and_then(Cores::percent).unwrap_or(Cores::WHOLE);
-        let part = Part { memory: memory_ask, cores: CoresAsk::Exactly(cores), whole: false, ceiling: None };
-        return Ok(Some(Want { count: 1, part }));
+        let part =
+            ShareAsk { memory: memory_ask, cores: CoresAsk::Exactly(cores), whole: false, ceiling: None };
+        return Ok(Some(WantedGpus { count: 1, part }));
     }
     let count = lines.few_enough(&core, cores / 100)?;
-    Ok(Some(Want { count, part: whole_gpu(memory_ask) }))
+    Ok(Some(WantedGpus { count, part: whole_gpu(memory_ask) }))
 }

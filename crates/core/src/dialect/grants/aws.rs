@@ -5,7 +5,7 @@
 
 use super::{GrantError, Placed, Written, quoted};
 use crate::dialect::asks::aws::VGPU;
-use crate::model::{ContainerName, Cores, GpuUuid, Grant, Node, Role, Share};
+use crate::model::{ContainerName, ContainerRole, Cores, GpuUuid, Grant, Node, Share};
 use std::collections::BTreeSet;
 
 /// Every device ID of a node: all slots of the first GPU, then of the next. GPUs that are not offered have none.
@@ -48,7 +48,7 @@ pub fn slots_taken(node: &Node, device_ids: &[&str]) -> Result<Vec<(GpuUuid, u32
 pub fn read(
     node: &Node,
     container: &ContainerName,
-    role: Role,
+    role: ContainerRole,
     device_ids: &[&str],
 ) -> Result<Grant, GrantError> {
     let share = |(gpu, taken)| Share {
@@ -63,7 +63,7 @@ pub fn read(
         let message = format!("container {} holds no device", quoted(container.as_str()));
         return Err(GrantError::new(VGPU, message));
     }
-    Ok(Grant { container: container.clone(), init: role == Role::Init, shares })
+    Ok(Grant { container: container.clone(), init: role == ContainerRole::Init, shares })
 }
 
 pub(super) fn write(placed: &[&Placed<'_>], written: &mut Written) {
@@ -129,12 +129,12 @@ mod tests {
 
     #[test]
     fn a_running_containers_grant_is_read_from_its_devices() {
-        let held = |ids: &[&str]| read(&node(48), &"main".into(), Role::App, ids);
+        let held = |ids: &[&str]| read(&node(48), &"main".into(), ContainerRole::App, ids);
         let grant = held(&["b-1", "a-0", "a-47"]).unwrap();
         let shares: Vec<_> = grant.shares.iter().map(|s| (s.gpu.as_str(), s.cores, s.memory_bytes)).collect();
         let slots = |taken| Some(Cores::of_slots(taken, 48));
         assert_eq!(shares, [("a", slots(2), None), ("b", slots(1), None)]);
-        assert!(!grant.init && read(&node(10), &"main".into(), Role::Init, &["a-0"]).unwrap().init);
+        assert!(!grant.init && read(&node(10), &"main".into(), ContainerRole::Init, &["a-0"]).unwrap().init);
         assert!(held(&["a-48"]).is_err());
         assert_eq!(
             held(&[]).unwrap_err().to_string(),

@@ -2,7 +2,7 @@
 
 use super::environment::comma_list;
 use super::{Bind, GrantError, Placed, PlacedShare, Record, Written, memory_of, position, quoted};
-use crate::model::{Gpu, Grant, Role, Share};
+use crate::model::{ContainerRole, Gpu, Grant, Share};
 use crate::pod::Container;
 use std::collections::BTreeMap;
 
@@ -102,7 +102,7 @@ pub(super) fn read(record: &Record<'_>) -> Result<Option<Vec<Grant>>, GrantError
                 shares
             }
             // The allocation lists only spec.containers: the index speaks for the others.
-            (None, Some(index)) if allocation.is_none() || container.role != Role::App => {
+            (None, Some(index)) if allocation.is_none() || container.role != ContainerRole::App => {
                 vec![share(only_gpu(record, index)?, INDEX, units, unit)?]
             }
             (None, None) if allocation.is_none() => {
@@ -111,14 +111,14 @@ pub(super) fn read(record: &Record<'_>) -> Result<Option<Vec<Grant>>, GrantError
                 return Err(GrantError::new(ALLOCATION, message));
             }
             // What is not recorded here is held all the same: read as free, it would be given away twice.
-            (None, _) if container.role == Role::App => {
+            (None, _) if container.role == ContainerRole::App => {
                 let name = quoted(container.name.as_str());
                 let message = format!("gives nothing to container {name}, which asks for {units} {MEMORY}");
                 return Err(GrantError::new(ALLOCATION, message));
             }
             _ => continue,
         };
-        let init = container.role == Role::Init;
+        let init = container.role == ContainerRole::Init;
         grants.push(Grant { container: container.name.clone(), init, shares });
     }
     if let Some(container) = allocated.keys().next() {

@@ -2,7 +2,7 @@
 
 use super::{GrantError, MOST_TEXT, Record, quoted};
 use crate::cluster_file::check_grants;
-use crate::model::{Grant, NodeName, PodGrant, Role};
+use crate::model::{ContainerRole, Grant, NodeName, PodGrant};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -54,7 +54,7 @@ pub(super) fn read(text: &str, record: &Record<'_>) -> Result<PodGrant, GrantErr
         let node = quoted(grant.node.as_str());
         return Err(fail(format!("is for node {node}, but this is {}", record.node.name)));
     }
-    let roles: BTreeMap<&str, Role> =
+    let roles: BTreeMap<&str, ContainerRole> =
         record.pod.containers.iter().map(|container| (container.name.as_str(), container.role)).collect();
     for Grant { container, init, .. } in &grant.grants {
         let name = quoted(container.as_str());
@@ -62,7 +62,7 @@ pub(super) fn read(text: &str, record: &Record<'_>) -> Result<PodGrant, GrantErr
         let role =
             role.ok_or_else(|| fail(format!("names container {name}, which the pod does not have")))?;
         // An app container passed off as an init container would hold its share uncounted.
-        if *init != (*role == Role::Init) {
+        if *init != (*role == ContainerRole::Init) {
             let (says, is) = if *init { ("an", "none") } else { ("no", "one") };
             return Err(fail(format!("says container {name} is {says} init container, and it is {is}")));
         }

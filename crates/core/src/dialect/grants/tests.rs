@@ -27,14 +27,14 @@ fn node() -> Node {
     Node::new("n1", vec![gpu("GPU-a", 0, 16276), gpu("GPU-b", 3, 12288)])
 }
 
-fn container(name: &str, role: Role, limits: &[(&str, &str)]) -> Container {
+fn container(name: &str, role: ContainerRole, limits: &[(&str, &str)]) -> Container {
     let limits: BTreeMap<String, String> =
         limits.iter().map(|(name, amount)| (name.to_string(), amount.to_string())).collect();
     Container { name: name.into(), role, requests: limits.clone(), limits }
 }
 
 fn app(name: &str, limits: &[(&str, &str)]) -> Container {
-    container(name, Role::App, limits)
+    container(name, ContainerRole::App, limits)
 }
 
 fn pod(containers: Vec<Container>) -> Pod {

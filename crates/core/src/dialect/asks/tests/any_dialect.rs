@@ -73,8 +73,8 @@ fn b21_init_containers_and_sidecars_ask_too() {
     });
     let reading = read(&Pod::read(&json!({}), &spec).0, &Settings::default());
     assert_eq!(reading.problems, []);
-    let roles: Vec<Role> = reading.ask.asks.iter().map(|ask| ask.role).collect();
-    assert_eq!(roles, [Role::Init, Role::Sidecar, Role::App]);
+    let roles: Vec<ContainerRole> = reading.ask.asks.iter().map(|ask| ask.role).collect();
+    assert_eq!(roles, [ContainerRole::Init, ContainerRole::Sidecar, ContainerRole::App]);
     assert_eq!((reading.ask.cpu, reading.ask.memory), (MilliCpu(1000), Bytes(2 << 30)));
 }
 

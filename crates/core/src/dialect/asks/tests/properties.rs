@@ -50,7 +50,7 @@ fn any_annotation() -> impl Strategy<Value = (String, String)> {
 
 fn any_pod() -> impl Strategy<Value = Pod> {
     let amounts = || prop::collection::btree_map(any_resource(), any_amount(), 0..5);
-    let roles = prop::sample::select(vec![Role::Init, Role::Sidecar, Role::App]);
+    let roles = prop::sample::select(vec![ContainerRole::Init, ContainerRole::Sidecar, ContainerRole::App]);
     let container = (roles, amounts(), amounts()).prop_map(|(role, limits, requests)| {
         crate::pod::Container { name: "main".into(), role, limits, requests }
     });

@@ -56,9 +56,9 @@ fn a16_is_gpu() {
 fn whole_cards_are_held_to_the_memory_they_ask() {
     let reading = read_one(json!({"inspur.com/vcuda-core": 200, "inspur.com/vcuda-memory": 60}));
     let limit = MemoryAsk::AtMost(Bytes::gib(15).unwrap());
-    assert_eq!(want(&reading), Want { count: 2, part: whole_gpu(limit) });
+    assert_eq!(want(&reading), WantedGpus { count: 2, part: whole_gpu(limit) });
     let reading = read_one(json!({"inspur.com/vcuda-core": 100}));
-    assert_eq!(want(&reading), Want { count: 1, part: whole_gpu(MemoryAsk::All) });
+    assert_eq!(want(&reading), WantedGpus { count: 1, part: whole_gpu(MemoryAsk::All) });
     let reading = read_one(json!({"inspur.com/vcuda-core": 1_000_000}));
     assert_eq!(message(&reading), "10000 GPUs are more than any node has: ask for 64 at the most");
 }

@@ -79,7 +79,7 @@ fn b20_b40_two_containers_on_one_gpu() {
 
 #[test]
 fn b21_an_init_container_alone_is_counted() {
-    let pod = pod(vec![container("init", Role::Init, &[(GPU_MEM, "2")]), app("main", &[])]);
+    let pod = pod(vec![container("init", ContainerRole::Init, &[(GPU_MEM, "2")]), app("main", &[])]);
     let mut grant = pod_grant(vec![granted("init", vec![gib("GPU-b", 2)])]);
     grant.grants[0].init = true;
     let settings = Settings::default();

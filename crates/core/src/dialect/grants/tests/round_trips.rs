@@ -10,7 +10,7 @@ use proptest::sample::subsequence;
 
 type Case = (Node, Pod, PodGrant);
 /// When a container runs, what it is limited to, what it got.
-type Holder = (Role, Vec<(String, u64)>, Vec<Share>);
+type Holder = (ContainerRole, Vec<(String, u64)>, Vec<Share>);
 
 /// The node with a pod whose containers hold `shares`, with containers that ask for nothing in between.
 fn case(node: Node, containers: Vec<Holder>) -> Case {
@@ -23,10 +23,10 @@ fn case(node: Node, containers: Vec<Holder>) -> Case {
         let limits: Vec<(&str, &str)> = amounts.iter().map(|(r, a)| (r.as_str(), a.as_str())).collect();
         pod.containers.push(container(&name, role, &limits));
         pod.containers.push(container(&format!("{name}-beside"), role, &[("cpu", "1")]));
-        grant.grants.push(Grant { init: role == Role::Init, ..granted(&name, shares) });
+        grant.grants.push(Grant { init: role == ContainerRole::Init, ..granted(&name, shares) });
     }
     // Init containers come first in a spec.
-    pod.containers.sort_by_key(|container| container.role == Role::App);
+    pod.containers.sort_by_key(|container| container.role == ContainerRole::App);
     let place = |grant: &Grant| pod.containers.iter().position(|c| c.name == grant.container);
     grant.grants.sort_by_key(place);
     (node, pod, grant)
@@ -48,8 +48,8 @@ fn within(seed: u64, most: u64) -> u64 {
     seed % most + 1
 }
 
-fn role() -> impl Strategy<Value = Role> {
-    prop::sample::select(vec![Role::Init, Role::Sidecar, Role::App])
+fn role() -> impl Strategy<Value = ContainerRole> {
+    prop::sample::select(vec![ContainerRole::Init, ContainerRole::Sidecar, ContainerRole::App])
 }
 
 /// Any number of app containers on several GPUs, or any containers on one.
@@ -59,7 +59,7 @@ fn gpushare_case(unit: u64) -> impl Strategy<Value = Case> {
             let with_gpu = |(role, seed)| (role, vec![gpus[0]], seed);
             containers.into_iter().map(with_gpu).collect::<Vec<_>>()
         });
-        let on_several = vec((Just(Role::App), some_gpus(&node), seeds()), 1..4);
+        let on_several = vec((Just(ContainerRole::App), some_gpus(&node), seeds()), 1..4);
         prop_oneof![on_one, on_several].prop_map(move |containers| {
             let containers = containers.into_iter().map(|(role, gpus, (seed, ..))| {
                 let shares: Vec<Share> = gpus
@@ -92,7 +92,7 @@ fn volcano_case(factor: u32) -> impl Strategy<Value = Case> {
                     super::share(node.gpus[index].uuid.as_str(), Some(memory), cores)
                 };
                 let limits = vec![("volcano.sh/vgpu-number".to_string(), count)];
-                (Role::App, limits, gpus.into_iter().map(share).collect())
+                (ContainerRole::App, limits, gpus.into_iter().map(share).collect())
             });
             case(node.clone(), containers.collect())
         })
@@ -128,7 +128,7 @@ fn vcuda_case() -> impl Strategy<Value = Case> {
                 if limited {
                     limits.push(("example.com/vcuda-memory".to_string(), blocks));
                 }
-                (Role::App, limits, gpus.into_iter().map(share).collect())
+                (ContainerRole::App, limits, gpus.into_iter().map(share).collect())
             });
             let (node, mut pod, grant) = case(node.clone(), containers.collect());
             if let Some(limit) = limit {
@@ -154,7 +154,7 @@ proptest! {
     fn native_says_everything((node, grant) in testing::node_and_grant()) {
         let text = native::encode(&grant).unwrap();
         prop_assert_eq!(native::decode(&text), Ok(grant.clone()));
-        let role = |grant: &Grant| if grant.init { Role::Init } else { Role::App };
+        let role = |grant: &Grant| if grant.init { ContainerRole::Init } else { ContainerRole::App };
         let containers = grant.grants.iter().map(|grant| container(grant.container.as_str(), role(grant), &[]));
         let pod = pod(containers.collect());
         // Every dialect carries it, even where its own record cannot say it.

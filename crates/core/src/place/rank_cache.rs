@@ -4,10 +4,10 @@
 //! scan over plain numbers.
 
 use super::NodeIndex;
-use super::fit::Prepared;
-use super::rank::Ranking;
-use super::room::{GpuClass, NodeRoom, State};
-use crate::model::{PodAsk, Role, Want};
+use super::capacity::{GpuClass, NodeCapacity, NodeState};
+use super::fit::PreparedAsk;
+use super::policies::NodeRanking;
+use crate::model::{ContainerRole, PodAsk, WantedGpus};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const UNFIT: i64 = i64::MIN;
 
 /// The nodes as boards see them.
 pub(super) struct Nodes<'a> {
-    pub(super) rooms: &'a [NodeRoom],
+    pub(super) nodes: &'a [NodeCapacity],
     pub(super) classes: &'a [GpuClass],
     /// When each node last changed.
     pub(super) changed: &'a [u64],
@@ -28,18 +28,18 @@ pub(super) struct Nodes<'a> {
 
 /// The boards of all kinds of ask that came lately.
 #[derive(Debug, Default)]
-pub(super) struct Boards {
+pub(super) struct RankCache {
     /// By a hash of the kind; kinds that share one stand side by side.
-    buckets: HashMap<u64, Vec<Board>>,
+    buckets: HashMap<u64, Vec<AskRanks>>,
     count: usize,
     hasher: RandomState,
 }
 
 /// The ranks of all nodes for one kind of ask under one ranking.
 #[derive(Debug)]
-pub(super) struct Board {
+pub(super) struct AskRanks {
     ranking: &'static str,
-    prepared: Arc<Prepared>,
+    prepared: Arc<PreparedAsk>,
     epoch: u64,
     /// Ranks hold for every node unchanged since then.
     seen: u64,
@@ -47,23 +47,29 @@ pub(super) struct Board {
     ranks: Vec<i64>,
 }
 
-impl Boards {
+impl RankCache {
     /// The ranks for an ask, brought up to date.
-    pub(super) fn up_to_date(&mut self, ask: &PodAsk, ranking: &impl Ranking, nodes: &Nodes) -> &Board {
+    pub(super) fn up_to_date(
+        &mut self,
+        ask: &PodAsk,
+        ranking: &impl NodeRanking,
+        nodes: &Nodes,
+    ) -> &AskRanks {
         let key = self.hasher.hash_one((ranking.name(), Likeness(ask)));
         let bucket = self.buckets.entry(key).or_default();
-        let is_it =
-            |board: &Board| board.ranking == ranking.name() && Likeness(&board.prepared.ask) == Likeness(ask);
+        let is_it = |board: &AskRanks| {
+            board.ranking == ranking.name() && Likeness(&board.prepared.ask) == Likeness(ask)
+        };
         let at = match bucket.iter().position(is_it) {
             Some(at) => at,
             None => {
-                bucket.push(Board::new(ask, ranking.name(), nodes.classes));
+                bucket.push(AskRanks::new(ask, ranking.name(), nodes.classes));
                 self.count += 1;
                 bucket.len() - 1
             }
         };
         if !bucket[at].knows(nodes.classes) {
-            bucket[at] = Board::new(ask, ranking.name(), nodes.classes);
+            bucket[at] = AskRanks::new(ask, ranking.name(), nodes.classes);
         }
         if self.count > MOST_BOARDS {
             self.drop_oldest(key);
@@ -91,24 +97,24 @@ impl Boards {
     }
 }
 
-impl Board {
-    fn new(ask: &PodAsk, ranking: &'static str, classes: &[GpuClass]) -> Board {
-        let prepared = Arc::new(Prepared::new(ask, classes));
-        Board { ranking, prepared, epoch: 0, seen: 0, used: 0, ranks: Vec::new() }
+impl AskRanks {
+    fn new(ask: &PodAsk, ranking: &'static str, classes: &[GpuClass]) -> AskRanks {
+        let prepared = Arc::new(PreparedAsk::new(ask, classes));
+        AskRanks { ranking, prepared, epoch: 0, seen: 0, used: 0, ranks: Vec::new() }
     }
 
     /// Ranks every node that changed since, or all of them where the ranking itself has changed.
-    fn refresh(&mut self, nodes: &Nodes, ranking: &impl Ranking) {
+    fn refresh(&mut self, nodes: &Nodes, ranking: &impl NodeRanking) {
         let seen = if self.epoch == ranking.epoch() { self.seen } else { 0 };
-        self.ranks.resize(nodes.rooms.len(), UNFIT);
+        self.ranks.resize(nodes.nodes.len(), UNFIT);
         // A pod of several containers is worth remembering by state: in a large cluster many nodes are alike.
         let costly = self.prepared.wants.len() > 1 && self.prepared.ask.constraints.uuids.is_open();
-        let mut known: HashMap<State, i64> = HashMap::new();
-        for (at, room) in nodes.rooms.iter().enumerate().filter(|&(at, _)| nodes.changed[at] > seen) {
-            let rank = || ranking.rank(room, nodes.classes, &self.prepared).unwrap_or(UNFIT);
-            self.ranks[at] = match room {
-                room if room.removed => UNFIT,
-                room if costly => *known.entry(room.state()).or_insert_with(rank),
+        let mut known: HashMap<NodeState, i64> = HashMap::new();
+        for (at, capacity) in nodes.nodes.iter().enumerate().filter(|&(at, _)| nodes.changed[at] > seen) {
+            let rank = || ranking.rank(capacity, nodes.classes, &self.prepared).unwrap_or(UNFIT);
+            self.ranks[at] = match capacity {
+                capacity if capacity.removed => UNFIT,
+                capacity if costly => *known.entry(capacity.state()).or_insert_with(rank),
                 _ => rank(),
             };
         }
@@ -122,7 +128,7 @@ impl Board {
     }
 
     /// The ask these ranks are for.
-    pub(super) fn prepared(&self) -> Arc<Prepared> {
+    pub(super) fn prepared(&self) -> Arc<PreparedAsk> {
         Arc::clone(&self.prepared)
     }
 
@@ -145,7 +151,7 @@ impl Board {
 struct Likeness<'a>(&'a PodAsk);
 
 impl Likeness<'_> {
-    fn wants(&self) -> impl Iterator<Item = (Role, Want)> {
+    fn wants(&self) -> impl Iterator<Item = (ContainerRole, WantedGpus)> {
         self.0.asks.iter().map(|ask| (ask.role, ask.want))
     }
 }

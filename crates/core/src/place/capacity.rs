@@ -14,7 +14,7 @@ pub struct GpuClass {
     /// Memory of the card.
     pub memory: Bytes,
     /// Memory that may be promised: more than the card has where the node overcommits.
-    pub promised: Bytes,
+    pub allocatable: Bytes,
     /// Slots for the AWS dialect.
     pub slots: u32,
     /// The most shares at once.
@@ -27,7 +27,7 @@ impl GpuClass {
         GpuClass {
             model: gpu.model.clone(),
             memory: gpu.memory_bytes,
-            promised: node.memory_overcommit_percent.of(gpu.memory_bytes),
+            allocatable: node.memory_overcommit_percent.of(gpu.memory_bytes),
             slots: node.slots_per_gpu.max(1),
             max_shares: node.max_shares_per_gpu.unwrap_or(u32::MAX),
         }
@@ -36,7 +36,7 @@ impl GpuClass {
 
 /// What is taken of one GPU. Charges add up, and taking one back restores exactly what was there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Charge {
+pub struct Usage {
     /// Promised memory.
     pub memory: u64,
     /// Promised compute in thousandths of a percent.
@@ -60,16 +60,16 @@ const MOST_TIMES: u64 = 4;
 const MOST_CPU: u64 = 1 << 40;
 const MOST_HOST_MEMORY: u64 = 1 << 46;
 
-impl Charge {
+impl Usage {
     /// What a share takes of a GPU of this class.
-    pub fn of_share(share: &Share, class: &GpuClass) -> Charge {
+    pub fn of_share(share: &Share, class: &GpuClass) -> Usage {
         if share.whole {
-            return Charge::of_whole(class);
+            return Usage::of_whole(class);
         }
-        Charge {
+        Usage {
             memory: share
                 .memory_bytes
-                .map_or(0, |memory| memory.0.min(class.promised.0.saturating_mul(MOST_TIMES))),
+                .map_or(0, |memory| memory.0.min(class.allocatable.0.saturating_mul(MOST_TIMES))),
             cores: share.cores.map_or(0, |cores| cores.as_millipercent().into()),
             shares: 1,
             limited: u32::from(share.memory_bytes.is_some()),
@@ -80,9 +80,9 @@ impl Charge {
     }
 
     /// All of a GPU.
-    pub fn of_whole(class: &GpuClass) -> Charge {
-        Charge {
-            memory: class.promised.0,
+    pub fn of_whole(class: &GpuClass) -> Usage {
+        Usage {
+            memory: class.allocatable.0,
             cores: Cores::WHOLE.as_millipercent().into(),
             shares: 1,
             limited: 0,
@@ -93,8 +93,8 @@ impl Charge {
     }
 
     /// Both at once.
-    pub fn plus(self, other: Charge) -> Charge {
-        Charge {
+    pub fn plus(self, other: Usage) -> Usage {
+        Usage {
             memory: self.memory.saturating_add(other.memory),
             cores: self.cores.saturating_add(other.cores),
             shares: self.shares.saturating_add(other.shares),
@@ -106,8 +106,8 @@ impl Charge {
     }
 
     /// This without the other.
-    pub fn minus(self, other: Charge) -> Charge {
-        Charge {
+    pub fn minus(self, other: Usage) -> Usage {
+        Usage {
             memory: self.memory.saturating_sub(other.memory),
             cores: self.cores.saturating_sub(other.cores),
             shares: self.shares.saturating_sub(other.shares),
@@ -119,8 +119,8 @@ impl Charge {
     }
 
     /// Enough for either, when the two never hold at the same time (init containers and the running set).
-    pub fn max(self, other: Charge) -> Charge {
-        let most = Charge {
+    pub fn max(self, other: Usage) -> Usage {
+        let most = Usage {
             memory: self.memory.max(other.memory),
             cores: self.cores.max(other.cores),
             shares: self.shares.max(other.shares),
@@ -129,35 +129,35 @@ impl Charge {
             uncounted: self.uncounted.max(other.uncounted),
             whole: self.whole.max(other.whole),
         };
-        if self.is_crowded() || other.is_crowded() || most.whole == 0 {
+        if self.is_whole_and_shared() || other.is_whole_and_shared() || most.whole == 0 {
             return most;
         }
         // Whole at one time is whole at all times: nobody else can come in between.
-        Charge { shares: 1, limited: 0, unlimited: 0, uncounted: 0, whole: 1, ..most }
+        Usage { shares: 1, limited: 0, unlimited: 0, uncounted: 0, whole: 1, ..most }
     }
 
     /// Held whole with somebody else on it: only a wrong grant does that, and it must stay visible.
-    pub fn is_crowded(self) -> bool {
+    pub fn is_whole_and_shared(self) -> bool {
         self.whole > 0 && self.shares > 1
     }
 }
 
 /// What a pod takes of the node itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct HostUse {
+pub struct HostUsage {
     cpu: MilliCpu,
     memory: Bytes,
 }
 
-impl HostUse {
+impl HostUsage {
     /// What a pod requests; absurd amounts are counted as the most there could be.
-    pub fn new(cpu: MilliCpu, memory: Bytes) -> HostUse {
-        HostUse { cpu: MilliCpu(cpu.0.min(MOST_CPU)), memory: Bytes(memory.0.min(MOST_HOST_MEMORY)) }
+    pub fn new(cpu: MilliCpu, memory: Bytes) -> HostUsage {
+        HostUsage { cpu: MilliCpu(cpu.0.min(MOST_CPU)), memory: Bytes(memory.0.min(MOST_HOST_MEMORY)) }
     }
 
     /// Both at once.
-    pub fn plus(self, other: HostUse) -> HostUse {
-        HostUse {
+    pub fn plus(self, other: HostUsage) -> HostUsage {
+        HostUsage {
             cpu: MilliCpu(self.cpu.0.saturating_add(other.cpu.0)),
             memory: Bytes(self.memory.0.saturating_add(other.memory.0)),
         }
@@ -174,8 +174,8 @@ impl HostUse {
     }
 
     /// This without the other.
-    pub fn minus(self, other: HostUse) -> HostUse {
-        HostUse {
+    pub fn minus(self, other: HostUsage) -> HostUsage {
+        HostUsage {
             cpu: MilliCpu(self.cpu.0.saturating_sub(other.cpu.0)),
             memory: Bytes(self.memory.0.saturating_sub(other.memory.0)),
         }
@@ -184,19 +184,19 @@ impl HostUse {
 
 /// One GPU and what is taken of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct GpuRoom {
+pub struct GpuCapacity {
     /// Its class in the cluster's list.
     pub class: u16,
     /// Listed but not offered.
     pub withheld: bool,
     /// What is taken.
-    pub used: Charge,
+    pub used: Usage,
 }
 
-impl GpuRoom {
+impl GpuCapacity {
     /// Memory that can still be promised.
     pub fn free_memory(&self, class: &GpuClass) -> Bytes {
-        Bytes(class.promised.0.saturating_sub(self.used.memory))
+        Bytes(class.allocatable.0.saturating_sub(self.used.memory))
     }
 
     /// Compute that can still be promised.
@@ -220,25 +220,25 @@ impl GpuRoom {
             return 0;
         }
         let cores = self.free_cores().as_millipercent() / 100;
-        if self.used.unlimited > 0 || class.promised.0 == 0 {
+        if self.used.unlimited > 0 || class.allocatable.0 == 0 {
             return cores;
         }
         let free = self.free_memory(class).0;
         // Bytes times a thousand fit a word up to 16 PiB; nobody has that on one card.
-        let memory = free.saturating_mul(1000) / class.promised.0;
+        let memory = free.saturating_mul(1000) / class.allocatable.0;
         cores.min(u32::try_from(memory).unwrap_or(1000))
     }
 }
 
 /// One node and what is taken of it.
 #[derive(Clone, Debug)]
-pub struct NodeRoom {
+pub struct NodeCapacity {
     /// What the node is.
     pub node: Arc<Node>,
     /// Its GPUs.
-    pub gpus: Vec<GpuRoom>,
+    pub gpus: Vec<GpuCapacity>,
     /// CPU and host memory taken, whether or not the node's own are known.
-    pub host_used: HostUse,
+    pub host_used: HostUsage,
     /// No longer there; its index waits for another node.
     pub(super) removed: bool,
     /// When its GPUs last changed: a decision taken before names other GPUs by the same indexes.
@@ -247,19 +247,19 @@ pub struct NodeRoom {
     pub(super) groups: Arc<[Vec<u8>; Link::ALL.len()]>,
 }
 
-impl NodeRoom {
+impl NodeCapacity {
     /// An empty node whose GPUs' classes are given in order.
-    pub(super) fn new(node: Arc<Node>, classes: &[u16], layout: u64) -> NodeRoom {
+    pub(super) fn new(node: Arc<Node>, classes: &[u16], layout: u64) -> NodeCapacity {
         let gpus = node.gpus.iter().zip(classes);
-        NodeRoom {
+        NodeCapacity {
             gpus: gpus
-                .map(|(gpu, &class)| GpuRoom {
+                .map(|(gpu, &class)| GpuCapacity {
                     class,
                     withheld: gpu.withheld.is_some(),
-                    used: Charge::default(),
+                    used: Usage::default(),
                 })
                 .collect(),
-            host_used: HostUse::default(),
+            host_used: HostUsage::default(),
             removed: false,
             layout,
             groups: Arc::new(Link::ALL.map(|link| groups_up_to(&node, link))),
@@ -268,8 +268,8 @@ impl NodeRoom {
     }
 
     /// Everything about the node that can make a difference to a pod that names no GPU by UUID.
-    pub(crate) fn state(&self) -> State<'_> {
-        State {
+    pub(crate) fn state(&self) -> NodeState<'_> {
+        NodeState {
             gpus: &self.gpus,
             cpu: self.free_cpu(),
             memory: self.free_memory(),
@@ -291,8 +291,8 @@ impl NodeRoom {
 
 /// A node's state: two nodes of one state are the same to a pod.
 #[derive(PartialEq, Eq, Hash)]
-pub(crate) struct State<'a> {
-    gpus: &'a [GpuRoom],
+pub(crate) struct NodeState<'a> {
+    gpus: &'a [GpuCapacity],
     cpu: Option<MilliCpu>,
     memory: Option<Bytes>,
     links: Option<&'a Links>,

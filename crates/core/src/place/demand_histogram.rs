@@ -3,9 +3,9 @@
 //! Only asks that have arrived are known; the most frequent kinds that make up 95 percent of them stand for
 //! the rest.
 
-use super::room::GpuClass;
-use super::sketch::{NEVER, amount, milli};
-use crate::model::{Ask, Bytes, MilliCpu, Part, PodAsk, Role, Selector};
+use super::capacity::GpuClass;
+use super::capacity_vector::{NEVER, amount, milli};
+use crate::model::{Ask, Bytes, ContainerRole, MilliCpu, PodAsk, Selector, ShareAsk};
 use std::collections::HashMap;
 
 /// How much of everything seen the typical kinds cover, in percent.
@@ -17,13 +17,13 @@ struct Likeness {
     cpu: MilliCpu,
     memory: Bytes,
     count: u32,
-    part: Option<Part>,
+    part: Option<ShareAsk>,
     models: Selector,
 }
 
 /// How often each kind of pod has been asked for.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Mix {
+pub(crate) struct DemandHistogram {
     kinds: Vec<(Likeness, u64)>,
     known: HashMap<Likeness, usize>,
     seen: u64,
@@ -31,7 +31,7 @@ pub(crate) struct Mix {
 
 /// A kind of pod, measured on every class of GPU.
 #[derive(Clone, Debug)]
-pub(crate) struct Kind {
+pub(crate) struct DemandKind {
     /// CPU.
     pub(crate) cpu: i64,
     /// Host memory.
@@ -44,7 +44,7 @@ pub(crate) struct Kind {
     pub(crate) weight: f64,
 }
 
-impl Mix {
+impl DemandHistogram {
     /// Counts a pod, so many times.
     pub(crate) fn add(&mut self, ask: &PodAsk, times: u64) {
         // A pod of several containers counts by the one that wants most.
@@ -79,13 +79,13 @@ impl Mix {
     }
 
     /// Every kind seen, the most frequent first; equally frequent ones in the order they came.
-    pub(crate) fn kinds(&self, classes: &[GpuClass]) -> Vec<Kind> {
+    pub(crate) fn kinds(&self, classes: &[GpuClass]) -> Vec<DemandKind> {
         let mut order: Vec<&(Likeness, u64)> = self.kinds.iter().collect();
         order.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-        order.into_iter().map(|(kind, count)| Kind::measure(kind, *count, classes)).collect()
+        order.into_iter().map(|(kind, count)| DemandKind::measure(kind, *count, classes)).collect()
     }
 
-    /// How many of [`Mix::kinds`] it takes to cover most of what was seen.
+    /// How many of [`DemandHistogram::kinds`] it takes to cover most of what was seen.
     pub(crate) fn typical(&self) -> usize {
         let mut counts: Vec<u64> = self.kinds.iter().map(|(_, count)| *count).collect();
         counts.sort_unstable_by_key(|count| std::cmp::Reverse(*count));
@@ -104,12 +104,13 @@ impl Mix {
 
 /// GPUs a pod wants at the time it wants most: all that run together, or the largest init container.
 fn gpus_at_once(ask: &PodAsk) -> u32 {
-    let (init, running): (Vec<&Ask>, Vec<&Ask>) = ask.asks.iter().partition(|a| a.role == Role::Init);
+    let (init, running): (Vec<&Ask>, Vec<&Ask>) =
+        ask.asks.iter().partition(|a| a.role == ContainerRole::Init);
     let running = running.iter().fold(0u32, |sum, a| sum.saturating_add(a.want.count));
     init.iter().map(|a| a.want.count).fold(running, u32::max)
 }
 
-impl Kind {
+impl DemandKind {
     /// Thousandths of a GPU all pods of this kind asked for, on the smallest card that takes them.
     pub(crate) fn gpu_milli(&self) -> f64 {
         self.weight * f64::from(self.count) * f64::from(self.largest_part())
@@ -124,13 +125,13 @@ impl Kind {
         self.milli.iter().copied().filter(|&milli| milli != NEVER).max().unwrap_or(0)
     }
 
-    fn measure(kind: &Likeness, count: u64, classes: &[GpuClass]) -> Kind {
+    fn measure(kind: &Likeness, count: u64, classes: &[GpuClass]) -> DemandKind {
         let milli_on = |class: &GpuClass| match &kind.part {
             None => 0,
             Some(_) if !(kind.models.is_open() || kind.models.admits_model(&class.model)) => NEVER,
-            Some(part) => milli(&super::Need::of(part, class), class),
+            Some(part) => milli(&super::ShareNeed::of(part, class), class),
         };
-        Kind {
+        DemandKind {
             cpu: amount(kind.cpu.0),
             memory: amount(kind.memory.0),
             count: kind.count,
@@ -150,7 +151,7 @@ mod tests {
 
     #[test]
     fn typical_kinds_cover_most() {
-        let mut mix = Mix::default();
+        let mut mix = DemandHistogram::default();
         for (cpu, times) in [(1, 2), (2, 90), (3, 6), (4, 2)] {
             mix.add(&cpu_pod(cpu), times);
         }
@@ -162,7 +163,7 @@ mod tests {
 
     #[test]
     fn fading_forgets_what_was_rare() {
-        let mut mix = Mix::default();
+        let mut mix = DemandHistogram::default();
         for cpu in [1, 1, 1, 1, 2] {
             mix.add(&cpu_pod(cpu), 1);
         }

@@ -4,8 +4,8 @@
 //! takes the best-connected GPUs, [`leftover_set`] takes them from the smallest group that has enough, so that
 //! larger groups stay whole for whoever needs them.
 
-use super::fit::{Prepared, Wanted};
-use super::room::{GpuClass, GpuRoom, MAX_GPUS, NodeRoom};
+use super::capacity::{GpuCapacity, GpuClass, MAX_GPUS, NodeCapacity};
+use super::fit::{PreparedAsk, PreparedWant};
 use crate::model::Link;
 use std::cmp::Reverse;
 
@@ -13,13 +13,18 @@ use std::cmp::Reverse;
 const MOST_SETS: u64 = 2000;
 
 /// The GPUs a part of `wanted` fits on now.
-pub fn fitting(room: &NodeRoom, classes: &[GpuClass], prepared: &Prepared, wanted: &Wanted) -> u64 {
+pub fn fitting(
+    capacity: &NodeCapacity,
+    classes: &[GpuClass],
+    prepared: &PreparedAsk,
+    wanted: &PreparedWant,
+) -> u64 {
     let uuids = &prepared.ask.constraints.uuids;
     let mut mask = 0;
-    for (index, gpu) in room.gpus.iter().enumerate().take(MAX_GPUS) {
+    for (index, gpu) in capacity.gpus.iter().enumerate().take(MAX_GPUS) {
         let fits = wanted.needs[usize::from(gpu.class)]
             .is_some_and(|need| need.fits(gpu, &classes[usize::from(gpu.class)]));
-        if fits && (uuids.is_open() || uuids.admits_uuid(room.node.gpus[index].uuid.as_str())) {
+        if fits && (uuids.is_open() || uuids.admits_uuid(capacity.node.gpus[index].uuid.as_str())) {
             mask |= 1 << index;
         }
     }
@@ -49,27 +54,32 @@ pub fn first(gpus: &[usize], count: u32) -> Option<u64> {
 }
 
 /// How full a GPU is, the fullest least: compute left, then memory left.
-pub fn fullness(gpu: &GpuRoom, classes: &[GpuClass]) -> impl Ord + use<> {
+pub fn fullness(gpu: &GpuCapacity, classes: &[GpuClass]) -> impl Ord + use<> {
     (gpu.free_cores(), gpu.free_memory(&classes[usize::from(gpu.class)]))
 }
 
 /// How empty a GPU is, the emptiest least: fewest shares, then most left.
-pub fn emptiness(gpu: &GpuRoom, classes: &[GpuClass]) -> impl Ord + use<> {
+pub fn emptiness(gpu: &GpuCapacity, classes: &[GpuClass]) -> impl Ord + use<> {
     (gpu.used.shares, Reverse(fullness(gpu, classes)))
 }
 
 /// The best-connected `count` GPUs of a mask: the best worst link, then the best links in sum, then the group
 /// that has the fewest to spare, then the least by `key`, then the lowest indexes.
-pub fn linked_set<K: Ord>(room: &NodeRoom, mask: u64, count: u32, key: impl Fn(usize) -> K) -> Option<u64> {
-    for (link, groups) in Link::ALL.iter().zip(room.groups.iter()) {
+pub fn linked_set<K: Ord>(
+    capacity: &NodeCapacity,
+    mask: u64,
+    count: u32,
+    key: impl Fn(usize) -> K,
+) -> Option<u64> {
+    for (link, groups) in Link::ALL.iter().zip(capacity.groups.iter()) {
         // GPUs that reach each other by links this good, directly or through others, are in one group: a set
         // whose worst link is this good lies within one.
         let large_enough = group_masks(groups, mask).filter(|group| group.count_ones() >= count);
         let sets = large_enough.flat_map(|group| {
-            candidates(room, group, count).into_iter().map(move |set| (group.count_ones(), set))
+            candidates(capacity, group, count).into_iter().map(move |set| (group.count_ones(), set))
         });
         let linked = sets.filter_map(|(spare, set)| {
-            let (worst, sum) = links(room, set);
+            let (worst, sum) = links(capacity, set);
             (worst.is_none_or(|worst| worst <= *link)).then_some((sum, spare, set))
         });
         let keys = |set: u64| indexes(set).map(&key).collect::<Vec<K>>();
@@ -88,12 +98,12 @@ pub fn linked_set<K: Ord>(room: &NodeRoom, mask: u64, count: u32, key: impl Fn(u
 }
 
 /// The worst link within a set, and all of its links in sum (better ones are less).
-pub fn links(room: &NodeRoom, set: u64) -> (Option<Link>, usize) {
+pub fn links(capacity: &NodeCapacity, set: u64) -> (Option<Link>, usize) {
     let mut worst = None;
     let mut sum = 0;
     for a in indexes(set) {
         for b in indexes(set).take_while(|&b| b < a) {
-            let link = room.node.link(a, b);
+            let link = capacity.node.link(a, b);
             worst = worst.max(Some(link));
             sum += link as usize;
         }
@@ -102,7 +112,7 @@ pub fn links(room: &NodeRoom, set: u64) -> (Option<Link>, usize) {
 }
 
 /// Sets of `count` GPUs worth comparing: all of them, or one grown from each GPU where they are too many.
-fn candidates(room: &NodeRoom, group: u64, count: u32) -> Vec<u64> {
+fn candidates(capacity: &NodeCapacity, group: u64, count: u32) -> Vec<u64> {
     if combinations(group.count_ones(), count) <= MOST_SETS {
         return subsets(group, count).collect();
     }
@@ -110,7 +120,7 @@ fn candidates(room: &NodeRoom, group: u64, count: u32) -> Vec<u64> {
         let mut set = 1u64 << first;
         while set.count_ones() < count {
             let cost = |gpu: usize| {
-                let to_set = indexes(set).map(move |member| room.node.link(gpu, member));
+                let to_set = indexes(set).map(move |member| capacity.node.link(gpu, member));
                 (to_set.clone().max(), to_set.map(|link| link as usize).sum::<usize>(), gpu)
             };
             let Some(next) = indexes(group & !set).min_by_key(|&gpu| cost(gpu)) else { break };
@@ -131,8 +141,8 @@ fn combinations(members: u32, count: u32) -> u64 {
 }
 
 /// `count` GPUs of a mask, from the outermost group that has the fewest to spare inwards, lowest first.
-pub fn leftover_set(room: &NodeRoom, mut mask: u64, count: u32) -> Option<u64> {
-    for groups in room.groups.iter().rev() {
+pub fn leftover_set(capacity: &NodeCapacity, mut mask: u64, count: u32) -> Option<u64> {
+    for groups in capacity.groups.iter().rev() {
         let narrower = group_masks(groups, mask)
             .filter(|group| group.count_ones() >= count)
             .min_by_key(|group| (group.count_ones(), group.trailing_zeros()));

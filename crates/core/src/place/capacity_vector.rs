@@ -3,8 +3,8 @@
 //! Scores look at many hypothetical nodes; a sketch is cheap to copy and to change, and it measures every part
 //! of a GPU on one scale, whatever mix of memory and compute it is made of.
 
-use super::fit::{Need, Prepared};
-use super::room::{Charge, GpuClass, GpuRoom, MAX_GPUS, NodeRoom};
+use super::capacity::{GpuCapacity, GpuClass, MAX_GPUS, NodeCapacity, Usage};
+use super::fit::{PreparedAsk, ShareNeed};
 use crate::model::Cores;
 
 /// More thousandths than any GPU has: the size of what a GPU may never take.
@@ -14,7 +14,7 @@ pub(crate) const ENDLESS: i64 = 1 << 56;
 
 /// A node as far as scoring goes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sketch {
+pub(crate) struct CapacityVector {
     /// CPU left in thousandths; [`ENDLESS`] where the node's is unknown.
     pub(crate) cpu: i64,
     /// Host memory left in bytes; [`ENDLESS`] where the node's is unknown.
@@ -27,17 +27,17 @@ pub(crate) struct Sketch {
     pub(crate) class: [u16; MAX_GPUS],
 }
 
-impl Sketch {
+impl CapacityVector {
     /// Of a node as it is.
-    pub(crate) fn of(room: &NodeRoom, classes: &[GpuClass]) -> Sketch {
-        let mut sketch = Sketch {
-            cpu: room.free_cpu().map_or(ENDLESS, |cpu| amount(cpu.0)),
-            memory: room.free_memory().map_or(ENDLESS, |memory| amount(memory.0)),
-            gpus: room.gpus.len().min(MAX_GPUS),
+    pub(crate) fn of(capacity: &NodeCapacity, classes: &[GpuClass]) -> CapacityVector {
+        let mut sketch = CapacityVector {
+            cpu: capacity.free_cpu().map_or(ENDLESS, |cpu| amount(cpu.0)),
+            memory: capacity.free_memory().map_or(ENDLESS, |memory| amount(memory.0)),
+            gpus: capacity.gpus.len().min(MAX_GPUS),
             idle: [0; MAX_GPUS],
             class: [0; MAX_GPUS],
         };
-        for (at, gpu) in room.gpus.iter().enumerate().take(MAX_GPUS) {
+        for (at, gpu) in capacity.gpus.iter().enumerate().take(MAX_GPUS) {
             sketch.idle[at] = idle(gpu, classes);
             sketch.class[at] = gpu.class;
         }
@@ -45,19 +45,19 @@ impl Sketch {
     }
 
     /// Takes a pod's CPU and memory off.
-    pub(crate) fn take_host(&mut self, prepared: &Prepared) {
+    pub(crate) fn take_host(&mut self, prepared: &PreparedAsk) {
         self.cpu -= amount(prepared.ask.cpu.0);
         self.memory -= amount(prepared.ask.memory.0);
     }
 
     /// Takes a part off a GPU.
-    pub(crate) fn take_part(&mut self, at: usize, gpu: &GpuRoom, need: &Need, classes: &[GpuClass]) {
-        self.take_charge(at, gpu, need.charge, classes);
+    pub(crate) fn take_part(&mut self, at: usize, gpu: &GpuCapacity, need: &ShareNeed, classes: &[GpuClass]) {
+        self.take_usage(at, gpu, need.usage, classes);
     }
 
     /// Takes a charge off a GPU.
-    pub(crate) fn take_charge(&mut self, at: usize, gpu: &GpuRoom, charge: Charge, classes: &[GpuClass]) {
-        let after = GpuRoom { used: gpu.used.plus(charge), ..*gpu };
+    pub(crate) fn take_usage(&mut self, at: usize, gpu: &GpuCapacity, usage: Usage, classes: &[GpuClass]) {
+        let after = GpuCapacity { used: gpu.used.plus(usage), ..*gpu };
         self.idle[at] = idle(&after, classes);
     }
 
@@ -80,18 +80,18 @@ pub(crate) fn amount(amount: u64) -> i64 {
     i64::try_from(amount).unwrap_or(ENDLESS).min(ENDLESS)
 }
 
-fn idle(gpu: &GpuRoom, classes: &[GpuClass]) -> u16 {
+fn idle(gpu: &GpuCapacity, classes: &[GpuClass]) -> u16 {
     gpu.idle_milli(&classes[usize::from(gpu.class)]) as u16
 }
 
 /// How many thousandths of a GPU a part takes: its memory or its compute, whichever is more.
-pub(crate) fn milli(need: &Need, class: &GpuClass) -> u16 {
+pub(crate) fn milli(need: &ShareNeed, class: &GpuClass) -> u16 {
     if need.too_large {
         return NEVER;
     }
     let whole = u64::from(Cores::WHOLE.as_millipercent());
-    let cores = (need.charge.cores * 1000).div_ceil(whole);
-    let memory = u128::from(need.charge.memory) * 1000;
-    let memory = memory.div_ceil(u128::from(class.promised.0.max(1)));
+    let cores = (need.usage.cores * 1000).div_ceil(whole);
+    let memory = u128::from(need.usage.memory) * 1000;
+    let memory = memory.div_ceil(u128::from(class.allocatable.0.max(1)));
     u16::try_from(memory.max(u128::from(cores)).clamp(1, 1000)).unwrap_or(1000)
 }

@@ -2,9 +2,9 @@
 //!
 //! Losses are counted in thousandths of a GPU, times 1024 so that fractions survive in whole numbers.
 
-use crate::place::Cluster;
-use crate::place::mix::{Kind, Mix};
-use crate::place::sketch::{NEVER, Sketch};
+use crate::place::ClusterCapacity;
+use crate::place::capacity_vector::{CapacityVector, NEVER};
+use crate::place::demand_histogram::{DemandHistogram, DemandKind};
 
 /// Typical kinds looked at: a bound on what a decision costs.
 const MOST_KINDS: usize = 96;
@@ -44,7 +44,7 @@ const STEPS: usize = 101;
 
 /// Who asks, as far as losses differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Asker {
+pub(super) enum AskKind {
     /// A pod without a GPU.
     NoGpu,
     /// A pod with parts of GPUs.
@@ -55,7 +55,7 @@ pub(super) enum Asker {
 
 /// Everything learned, frozen.
 #[derive(Clone, Debug)]
-pub(super) struct Tables {
+pub(super) struct LossTables {
     classes: Vec<ClassTable>,
     /// GPU thousandths that one thousandth of CPU serves: at the mean, for lean pods, for rich pods.
     served: i64,
@@ -98,22 +98,22 @@ struct Multi {
     weight: i64,
 }
 
-impl Tables {
+impl LossTables {
     /// From what was asked so far and what the cluster has.
-    pub(super) fn new(mix: &Mix, cluster: &Cluster) -> Tables {
+    pub(super) fn new(mix: &DemandHistogram, cluster: &ClusterCapacity) -> LossTables {
         let classes = cluster.classes();
         let kinds = mix.kinds(classes);
         let typical = mix.typical().min(MOST_KINDS);
-        let capacity = Capacity::of(cluster);
-        let demand = Demand::of(&kinds);
+        let totals = ClusterTotals::of(cluster);
+        let demand = DemandTotals::of(&kinds);
         let per_cpu = demand.gpu_milli / demand.cpu_with_gpu.max(1.0);
         let ratio = |multiple: f64| fixed(per_cpu / multiple, 1 << RATIO_BITS);
         // How far from plenty to scarce the CPU is, by what all pods ask.
-        let asked = demand.cpu / demand.gpu_milli.max(1.0) / capacity.cpu_per_gpu_milli;
+        let asked = demand.cpu / demand.gpu_milli.max(1.0) / totals.cpu_per_gpu_milli;
         let scarce = ((asked - PLENTY) / (SCARCE - PLENTY)).clamp(0.0, 1.0);
-        Tables {
+        LossTables {
             classes: (0..classes.len())
-                .map(|class| ClassTable::new(class, &kinds, typical, &demand, &capacity))
+                .map(|class| ClassTable::new(class, &kinds, typical, &demand, &totals))
                 .collect(),
             served: ratio(1.0),
             served_lean: ratio(LEAN),
@@ -124,27 +124,27 @@ impl Tables {
     }
 
     /// Whether every class of the cluster's GPUs is in the tables.
-    pub(super) fn know(&self, cluster: &Cluster) -> bool {
+    pub(super) fn know(&self, cluster: &ClusterCapacity) -> bool {
         self.classes.len() == cluster.classes().len()
     }
 
     /// How much of a node's room is lost to likely asks.
-    pub(super) fn loss(&self, node: &Sketch, asker: Asker) -> i64 {
+    pub(super) fn loss(&self, node: &CapacityVector, asker: AskKind) -> i64 {
         let idle = i64::from(node.idle_sum());
         let lean = without_cpu(node, idle, self.served_lean);
         let rich = without_cpu(node, idle, self.served_rich);
         let by_class = |loss: &dyn Fn(&ClassTable, &[u16]) -> i64| self.sum(node, loss);
         match asker {
-            Asker::NoGpu => {
+            AskKind::NoGpu => {
                 by_class(&|class, gpus| class.fragments(node, gpus))
                     + fixed(SHORT_FOR_NO_GPU, UNIT) * (lean + rich)
             }
-            Asker::Share => {
+            AskKind::Share => {
                 by_class(&|class, gpus| {
                     class.holes(gpus) + class.split(node, gpus) - class.price * idle_sum(gpus)
                 }) + fixed(SHORT_FOR_SHARES, UNIT) * (lean + rich)
             }
-            Asker::Whole => {
+            AskKind::Whole => {
                 by_class(&|class, gpus| class.fragments(node, gpus) - class.price * idle_sum(gpus))
                     + fixed(SHORT_FOR_WHOLE, UNIT) * rich
             }
@@ -152,16 +152,18 @@ impl Tables {
     }
 
     /// Small preferences among placements that lose the same: whole GPUs packed, shares spread over CPU.
-    pub(super) fn leaning(&self, after: &Sketch, asker: Asker) -> i64 {
+    pub(super) fn leaning(&self, after: &CapacityVector, asker: AskKind) -> i64 {
         match asker {
-            Asker::NoGpu => 0,
-            Asker::Share => self.spread * (after.cpu.saturating_mul(self.served) >> RATIO_BITS).min(1 << 30),
-            Asker::Whole => -self.pack * i64::from(after.idle_sum()),
+            AskKind::NoGpu => 0,
+            AskKind::Share => {
+                self.spread * (after.cpu.saturating_mul(self.served) >> RATIO_BITS).min(1 << 30)
+            }
+            AskKind::Whole => -self.pack * i64::from(after.idle_sum()),
         }
     }
 
     /// Sums over the classes of GPU a node has, each with the idle thousandths of its GPUs.
-    fn sum(&self, node: &Sketch, loss: &dyn Fn(&ClassTable, &[u16]) -> i64) -> i64 {
+    fn sum(&self, node: &CapacityVector, loss: &dyn Fn(&ClassTable, &[u16]) -> i64) -> i64 {
         let (idle, class) = (&node.idle[..node.gpus], &node.class[..node.gpus]);
         let Some(&first) = class.first() else { return 0 };
         let table = |class: u16| self.classes.get(usize::from(class));
@@ -180,7 +182,7 @@ impl Tables {
 }
 
 /// Idle thousandths that the CPU left cannot serve.
-fn without_cpu(node: &Sketch, idle: i64, served: i64) -> i64 {
+fn without_cpu(node: &CapacityVector, idle: i64, served: i64) -> i64 {
     (idle - (node.cpu.saturating_mul(served) >> RATIO_BITS)).max(0)
 }
 
@@ -194,13 +196,19 @@ fn fixed(value: f64, unit: i64) -> i64 {
 }
 
 impl ClassTable {
-    fn new(class: usize, kinds: &[Kind], typical: usize, demand: &Demand, capacity: &Capacity) -> ClassTable {
+    fn new(
+        class: usize,
+        kinds: &[DemandKind],
+        typical: usize,
+        demand: &DemandTotals,
+        totals: &ClusterTotals,
+    ) -> ClassTable {
         let mut table = ClassTable {
             sizes: Vec::new(),
             kinds: Vec::new(),
             multi: Vec::new(),
             value: values(class, kinds, demand),
-            price: price(class, kinds, demand, capacity),
+            price: price(class, kinds, demand, totals),
         };
         let covered: f64 = kinds[..typical].iter().map(|kind| kind.weight).sum();
         for kind in kinds[..typical].iter().filter(|kind| kind.count > 0 && kind.milli[class] != NEVER) {
@@ -217,7 +225,7 @@ impl ClassTable {
                 weight: fixed(kind.weight / covered.max(1.0), 1 << WEIGHT_BITS),
             });
         }
-        let mut multi: Vec<(f64, &Kind)> = kinds
+        let mut multi: Vec<(f64, &DemandKind)> = kinds
             .iter()
             .filter(|kind| kind.count > 1)
             .map(|kind| (kind.gpu_milli() / demand.gpu_milli, kind))
@@ -238,7 +246,7 @@ impl ClassTable {
     }
 
     /// Idle thousandths that typical pods cannot use, weighted by how typical they are.
-    fn fragments(&self, node: &Sketch, gpus: &[u16]) -> i64 {
+    fn fragments(&self, node: &CapacityVector, gpus: &[u16]) -> i64 {
         let idle = idle_sum(gpus);
         if idle == 0 {
             return 0;
@@ -268,7 +276,7 @@ impl ClassTable {
     }
 
     /// Whole free GPUs that multi-GPU pods could not use, weighted by their part of the demand.
-    fn split(&self, node: &Sketch, gpus: &[u16]) -> i64 {
+    fn split(&self, node: &CapacityVector, gpus: &[u16]) -> i64 {
         let whole = gpus.iter().filter(|&&idle| idle >= 1000).count() as i64;
         if whole == 0 {
             return 0;
@@ -284,7 +292,7 @@ impl ClassTable {
 
 /// What a GPU with so many idle thousandths is worth: what the asks seen so far would fill it with if they came
 /// as they came until now, discounted where few of them fit.
-fn values(class: usize, kinds: &[Kind], demand: &Demand) -> [i64; STEPS] {
+fn values(class: usize, kinds: &[DemandKind], demand: &DemandTotals) -> [i64; STEPS] {
     let mut asked = [0.0; STEPS];
     for kind in kinds.iter().filter(|kind| kind.count > 0 && kind.milli[class] != NEVER) {
         asked[usize::from(kind.milli[class]).div_ceil(10).min(STEPS - 1)] +=
@@ -292,67 +300,67 @@ fn values(class: usize, kinds: &[Kind], demand: &Demand) -> [i64; STEPS] {
     }
     let rare = RARE + RARE_AMONG_SHARES * demand.shares / demand.gpus.max(1.0);
     let mut worth = [0.0f64; STEPS];
-    for room in 1..STEPS {
+    for capacity in 1..STEPS {
         let (mut fitting, mut filled) = (0.0, 0.0);
-        for size in 1..=room {
+        for size in 1..=capacity {
             fitting += asked[size];
-            filled += asked[size] * (10.0 * size as f64 + worth[room - size]);
+            filled += asked[size] * (10.0 * size as f64 + worth[capacity - size]);
         }
         if fitting > 0.0 {
             let part = fitting / demand.gpus;
             let likely = part.powi(3) / (part.powi(3) + rare.powi(3));
-            worth[room] = likely * filled / fitting;
+            worth[capacity] = likely * filled / fitting;
         }
-        worth[room] = worth[room].max(worth[room - 1]);
+        worth[capacity] = worth[capacity].max(worth[capacity - 1]);
     }
     worth.map(|worth| fixed(worth, UNIT))
 }
 
 /// What a class costs pods that do not insist on it: the demand of those that do, against what there is.
-fn price(class: usize, kinds: &[Kind], demand: &Demand, capacity: &Capacity) -> i64 {
+fn price(class: usize, kinds: &[DemandKind], demand: &DemandTotals, totals: &ClusterTotals) -> i64 {
     let mut insisting = 0.0;
     for kind in kinds.iter().filter(|kind| kind.count > 0 && kind.milli[class] != NEVER) {
         let allowed: f64 = kind
             .milli
             .iter()
-            .zip(&capacity.by_class)
+            .zip(&totals.by_class)
             .filter(|(milli, _)| **milli != NEVER)
             .map(|(_, c)| c)
             .sum();
-        if allowed < capacity.gpu_milli {
+        if allowed < totals.gpu_milli {
             insisting += kind.gpu_milli() / allowed.max(1.0);
         }
     }
-    let demand = insisting * capacity.gpu_milli / demand.gpu_milli.max(1.0);
+    let demand = insisting * totals.gpu_milli / demand.gpu_milli.max(1.0);
     fixed(PRICE * demand.min(HIGHEST_DEMAND), UNIT)
 }
 
 /// What the cluster has.
-struct Capacity {
+struct ClusterTotals {
     by_class: Vec<f64>,
     gpu_milli: f64,
     cpu_per_gpu_milli: f64,
 }
 
-impl Capacity {
-    fn of(cluster: &Cluster) -> Capacity {
+impl ClusterTotals {
+    fn of(cluster: &ClusterCapacity) -> ClusterTotals {
         let mut by_class = vec![0.0; cluster.classes().len()];
         let mut cpu = 0.0;
-        for (_, room) in cluster.nodes() {
-            for gpu in room.gpus.iter().filter(|gpu| !gpu.withheld) {
+        for (_, capacity) in cluster.nodes() {
+            for gpu in capacity.gpus.iter().filter(|gpu| !gpu.withheld) {
                 by_class[usize::from(gpu.class)] += 1000.0;
             }
-            cpu += room.node.cpu_milli.map_or(0.0, |cpu| cpu.0 as f64);
+            cpu += capacity.node.cpu_milli.map_or(0.0, |cpu| cpu.0 as f64);
         }
         let gpu_milli = by_class.iter().sum::<f64>().max(1.0);
         // A cluster whose CPU nobody counts has plenty.
         let cpu_per_gpu_milli = if cpu > 0.0 { cpu / gpu_milli } else { f64::INFINITY };
-        Capacity { by_class, gpu_milli, cpu_per_gpu_milli }
+        ClusterTotals { by_class, gpu_milli, cpu_per_gpu_milli }
     }
 }
 
 /// What was asked so far.
-struct Demand {
+struct DemandTotals {
     /// CPU of all pods.
     cpu: f64,
     /// CPU of pods with GPUs.
@@ -364,9 +372,9 @@ struct Demand {
     shares: f64,
 }
 
-impl Demand {
-    fn of(kinds: &[Kind]) -> Demand {
-        let mut demand = Demand { cpu: 0.0, cpu_with_gpu: 0.0, gpu_milli: 0.0, gpus: 0.0, shares: 0.0 };
+impl DemandTotals {
+    fn of(kinds: &[DemandKind]) -> DemandTotals {
+        let mut demand = DemandTotals { cpu: 0.0, cpu_with_gpu: 0.0, gpu_milli: 0.0, gpus: 0.0, shares: 0.0 };
         for kind in kinds {
             let cpu = kind.cpu as f64 * kind.weight;
             demand.cpu += cpu;

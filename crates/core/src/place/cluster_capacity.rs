@@ -1,10 +1,10 @@
 //! All nodes, and the best of them for a pod.
 
-use super::board::{Board, Boards, Nodes};
-use super::fit::Prepared;
+use super::capacity::{GpuClass, HostUsage, MAX_GPUS, NodeCapacity, Usage};
+use super::fit::PreparedAsk;
 use super::placement::Placement;
-use super::rank::{self, Ranking};
-use super::room::{Charge, GpuClass, HostUse, MAX_GPUS, NodeRoom};
+use super::policies::{self, NodeRanking};
+use super::rank_cache::{AskRanks, Nodes, RankCache};
 use crate::model::{Node, NodeName, PodAsk};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,20 +28,20 @@ pub struct Decision {
 
 /// The room on every node.
 #[derive(Debug, Default)]
-pub struct Cluster {
+pub struct ClusterCapacity {
     classes: Vec<GpuClass>,
-    rooms: Vec<NodeRoom>,
+    nodes: Vec<NodeCapacity>,
     /// When each node last changed.
     changed: Vec<u64>,
     names: HashMap<NodeName, usize>,
-    boards: Boards,
+    boards: RankCache,
     clock: u64,
 }
 
-impl Cluster {
+impl ClusterCapacity {
     /// A cluster of empty nodes.
-    pub fn new(nodes: impl IntoIterator<Item = Node>) -> Cluster {
-        let mut cluster = Cluster::default();
+    pub fn new(nodes: impl IntoIterator<Item = Node>) -> ClusterCapacity {
+        let mut cluster = ClusterCapacity::default();
         for node in nodes {
             cluster.set_node(node);
         }
@@ -56,15 +56,15 @@ impl Cluster {
         let at = match self.names.get(&node.name) {
             Some(&at) => at,
             // The lowest index nobody uses.
-            None => self.rooms.iter().position(|room| room.removed).unwrap_or(self.rooms.len()),
+            None => self.nodes.iter().position(|capacity| capacity.removed).unwrap_or(self.nodes.len()),
         };
         self.names.insert(node.name.clone(), at);
-        let room = NodeRoom::new(Arc::new(node), &classes, self.clock);
-        if at == self.rooms.len() {
-            self.rooms.push(room);
+        let capacity = NodeCapacity::new(Arc::new(node), &classes, self.clock);
+        if at == self.nodes.len() {
+            self.nodes.push(capacity);
             self.changed.push(0);
         } else {
-            self.rooms[at] = room;
+            self.nodes[at] = capacity;
         }
         self.touch(at);
         NodeIndex(at)
@@ -72,22 +72,23 @@ impl Cluster {
 
     /// Forgets a node. Its index is given to the next new one; the others keep theirs.
     pub fn remove_node(&mut self, node: NodeIndex) {
-        let room = &mut self.rooms[node.0];
-        self.names.remove(&room.node.name);
-        *room = NodeRoom::new(Arc::new(Node::new(room.node.name.clone(), Vec::new())), &[], self.clock);
-        room.removed = true;
+        let capacity = &mut self.nodes[node.0];
+        self.names.remove(&capacity.node.name);
+        *capacity =
+            NodeCapacity::new(Arc::new(Node::new(capacity.node.name.clone(), Vec::new())), &[], self.clock);
+        capacity.removed = true;
         self.touch(node.0);
     }
 
     /// Every node there is, in order.
-    pub fn nodes(&self) -> impl Iterator<Item = (NodeIndex, &NodeRoom)> {
-        let rooms = self.rooms.iter().enumerate().filter(|(_, room)| !room.removed);
-        rooms.map(|(at, room)| (NodeIndex(at), room))
+    pub fn nodes(&self) -> impl Iterator<Item = (NodeIndex, &NodeCapacity)> {
+        let nodes = self.nodes.iter().enumerate().filter(|(_, capacity)| !capacity.removed);
+        nodes.map(|(at, capacity)| (NodeIndex(at), capacity))
     }
 
     /// One node.
-    pub fn room(&self, node: NodeIndex) -> &NodeRoom {
-        &self.rooms[node.0]
+    pub fn node_capacity(&self, node: NodeIndex) -> &NodeCapacity {
+        &self.nodes[node.0]
     }
 
     /// The classes of GPU seen so far.
@@ -101,72 +102,74 @@ impl Cluster {
     }
 
     /// Takes charges off a node's room.
-    pub fn take(&mut self, node: NodeIndex, charges: &[(usize, Charge)], host: HostUse) {
-        self.change(node, charges, Charge::plus, |used| used.plus(host));
+    pub fn add_usage(&mut self, node: NodeIndex, usage: &[(usize, Usage)], host: HostUsage) {
+        self.change(node, usage, Usage::plus, |used| used.plus(host));
     }
 
     /// Gives charges back.
-    pub fn give_back(&mut self, node: NodeIndex, charges: &[(usize, Charge)], host: HostUse) {
-        self.change(node, charges, Charge::minus, |used| used.minus(host));
+    pub fn remove_usage(&mut self, node: NodeIndex, usage: &[(usize, Usage)], host: HostUsage) {
+        self.change(node, usage, Usage::minus, |used| used.minus(host));
     }
 
     fn change(
         &mut self,
         node: NodeIndex,
-        charges: &[(usize, Charge)],
-        apply: impl Fn(Charge, Charge) -> Charge,
-        apply_host: impl Fn(HostUse) -> HostUse,
+        usage: &[(usize, Usage)],
+        apply: impl Fn(Usage, Usage) -> Usage,
+        apply_host: impl Fn(HostUsage) -> HostUsage,
     ) {
-        let room = &mut self.rooms[node.0];
-        for &(gpu, charge) in charges {
-            if let Some(gpu) = room.gpus.get_mut(gpu) {
-                gpu.used = apply(gpu.used, charge);
+        let capacity = &mut self.nodes[node.0];
+        for &(gpu, usage) in usage {
+            if let Some(gpu) = capacity.gpus.get_mut(gpu) {
+                gpu.used = apply(gpu.used, usage);
             }
         }
-        room.host_used = apply_host(room.host_used);
+        capacity.host_used = apply_host(capacity.host_used);
         self.touch(node.0);
     }
 
     /// Resolves an ask against this cluster's classes of GPU.
-    pub fn prepare(&self, ask: &PodAsk) -> Prepared {
-        Prepared::new(ask, &self.classes)
+    pub fn prepare(&self, ask: &PodAsk) -> PreparedAsk {
+        PreparedAsk::new(ask, &self.classes)
     }
 
     /// Whether a pod fits a node.
-    pub fn fits(&self, node: NodeIndex, prepared: &Prepared) -> bool {
-        rank::fits(self.room(node), &self.classes, prepared)
+    pub fn fits(&self, node: NodeIndex, prepared: &PreparedAsk) -> bool {
+        policies::fits(self.node_capacity(node), &self.classes, prepared)
     }
 
     /// Places a pod on a given node.
-    pub fn place_on(&self, node: NodeIndex, ask: &PodAsk, ranking: &impl Ranking) -> Option<Placement> {
-        ranking.place(self.room(node), &self.classes, &self.prepare(ask))
+    pub fn place_on(&self, node: NodeIndex, ask: &PodAsk, ranking: &impl NodeRanking) -> Option<Placement> {
+        ranking.place(self.node_capacity(node), &self.classes, &self.prepare(ask))
     }
 
     /// The best node for a pod, and the GPUs there; `None` where it fits nowhere.
-    pub fn best(&mut self, ask: &PodAsk, ranking: &impl Ranking) -> Option<Decision> {
+    pub fn best(&mut self, ask: &PodAsk, ranking: &impl NodeRanking) -> Option<Decision> {
         let board = self.board(ask, ranking);
         let (node, rank) = board.highest()?;
         let prepared = board.prepared();
-        let room = self.room(node);
-        let placement = ranking.place(room, &self.classes, &prepared)?;
-        Some(Decision { node, placement, rank, layout: room.layout })
+        let capacity = self.node_capacity(node);
+        let placement = ranking.place(capacity, &self.classes, &prepared)?;
+        Some(Decision { node, placement, rank, layout: capacity.layout })
     }
 
     /// The rank of every node that a pod fits, in order.
-    pub fn ranks(&mut self, ask: &PodAsk, ranking: &impl Ranking) -> Vec<(NodeIndex, i64)> {
+    pub fn ranks(&mut self, ask: &PodAsk, ranking: &impl NodeRanking) -> Vec<(NodeIndex, i64)> {
         self.board(ask, ranking).fitting().collect()
     }
 
     /// The node of a decision, while its indexes still mean the GPUs they meant when it was taken.
-    pub(crate) fn current(&self, decision: &Decision) -> Option<&NodeRoom> {
-        self.rooms.get(decision.node.0).filter(|room| !room.removed && room.layout == decision.layout)
+    pub(crate) fn current(&self, decision: &Decision) -> Option<&NodeCapacity> {
+        self.nodes
+            .get(decision.node.0)
+            .filter(|capacity| !capacity.removed && capacity.layout == decision.layout)
     }
 
     /// The up-to-date ranks for an ask.
-    fn board(&mut self, ask: &PodAsk, ranking: &impl Ranking) -> &Board {
+    fn board(&mut self, ask: &PodAsk, ranking: &impl NodeRanking) -> &AskRanks {
         self.clock += 1;
         let nodes =
-            Nodes { rooms: &self.rooms, classes: &self.classes, changed: &self.changed, now: self.clock };
+            Nodes { nodes: &self.nodes, classes: &self.classes, changed: &self.changed, now: self.clock };
         self.boards.up_to_date(ask, ranking, &nodes)
     }
 

@@ -1,0 +1,162 @@
+//! Which node: a ranking gives every node that fits a number, and the highest wins.
+
+use super::capacity::{GpuClass, NodeCapacity};
+use super::fit::{PreparedAsk, PreparedWant};
+use super::gpu_order;
+use super::placement::Placement;
+use super::solve::{self, GpuPreference, PlacementContext};
+use crate::model::{CoresAsk, Policy, Together};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A way to choose among nodes and GPUs. Must be a function of what it is given and of its epoch.
+pub trait NodeRanking: GpuPreference {
+    /// Its name: rankings of one name and epoch share cached ranks.
+    fn name(&self) -> &'static str;
+
+    /// Grows whenever ranks given earlier no longer hold, even for nodes that did not change.
+    fn epoch(&self) -> u64 {
+        0
+    }
+
+    /// How good this node is for the pod, higher is better; `None` where the pod does not fit.
+    fn rank(&self, capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> Option<i64>;
+
+    /// Where on the node: found wherever [`fits`] says that it fits.
+    fn place(
+        &self,
+        capacity: &NodeCapacity,
+        classes: &[GpuClass],
+        prepared: &PreparedAsk,
+    ) -> Option<Placement>
+    where
+        Self: Sized,
+    {
+        // The search is bounded, and another preference may run out of steps where this one did not.
+        solve::solve(capacity, classes, prepared, self)
+            .or_else(|| solve::solve(capacity, classes, prepared, &StatelessPolicy(Policy::Binpack)))
+    }
+}
+
+/// An epoch nobody has had: rankings of one name never take each other's cached ranks for their own.
+pub fn new_epoch() -> u64 {
+    // It decides nothing; it only tells caches apart.
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Whether a pod fits a node, without saying where. Agrees with [`solve::solve`], whatever the preference.
+pub fn fits(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> bool {
+    if solve::host_shortfall(capacity, prepared).is_some() {
+        return false;
+    }
+    match prepared.wants.as_slice() {
+        [] => true,
+        [one] => fits_alone(capacity, classes, prepared, one),
+        _ => solve::solve(capacity, classes, prepared, &StatelessPolicy(Policy::Binpack)).is_some(),
+    }
+}
+
+fn fits_alone(
+    capacity: &NodeCapacity,
+    classes: &[GpuClass],
+    prepared: &PreparedAsk,
+    wanted: &PreparedWant,
+) -> bool {
+    let count = wanted.want.count;
+    if count > 1 && prepared.ask.constraints.together == Together::Required {
+        return false;
+    }
+    if gpu_order::fitting(capacity, classes, prepared, wanted).count_ones() >= count {
+        return true;
+    }
+    // Slots may come from several GPUs.
+    matches!(wanted.want.part.cores, CoresAsk::Slots(_))
+        && solve::solve(capacity, classes, prepared, &StatelessPolicy(Policy::Binpack)).is_some()
+}
+
+/// Puts the GPU first that breaks up the smallest group, for one whole GPU; the others follow in order.
+pub(super) fn least_needed_first(capacity: &NodeCapacity, gpus: &mut [usize]) {
+    let mask = gpus.iter().fold(0, |mask, gpu| mask | 1 << gpu);
+    if let Some(first) = gpu_order::leftover_set(capacity, mask, 1) {
+        gpus.sort_by_key(|&gpu| (first != 1 << gpu, gpu));
+    }
+}
+
+/// The policies that need nothing but the node itself: binpack, spread and topology.
+#[derive(Clone, Copy, Debug)]
+pub struct StatelessPolicy(pub Policy);
+
+impl GpuPreference for StatelessPolicy {
+    fn sort(&self, on: &PlacementContext, wanted: &PreparedWant, gpus: &mut Vec<usize>) {
+        let PlacementContext { capacity, classes, .. } = *on;
+        if wanted.want.part.whole {
+            return least_needed_first(capacity, gpus);
+        }
+        match self.0 {
+            Policy::Spread => {
+                gpus.sort_by_key(|&gpu| (gpu_order::emptiness(&capacity.gpus[gpu], classes), gpu))
+            }
+            _ => gpus.sort_by_key(|&gpu| (gpu_order::fullness(&capacity.gpus[gpu], classes), gpu)),
+        }
+    }
+
+    fn set(&self, on: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Option<u64> {
+        let capacity = on.capacity;
+        let count = wanted.want.count;
+        match self.0 {
+            // Among sets that are linked as well, the fullest.
+            Policy::Topology => gpu_order::linked_set(capacity, mask, count, |gpu| {
+                gpu_order::fullness(&capacity.gpus[gpu], on.classes)
+            }),
+            Policy::Spread if wanted.want.part.whole => {
+                gpu_order::linked_set(capacity, mask, count, |gpu| gpu)
+            }
+            _ if wanted.want.part.whole => gpu_order::leftover_set(capacity, mask, count),
+            _ => {
+                let mut gpus: Vec<usize> = gpu_order::indexes(mask).collect();
+                self.sort(on, wanted, &mut gpus);
+                gpu_order::first(&gpus, count)
+            }
+        }
+    }
+}
+
+impl NodeRanking for StatelessPolicy {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn rank(&self, capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> Option<i64> {
+        if !fits(capacity, classes, prepared) {
+            return None;
+        }
+        let free_total = free_total(capacity, classes);
+        Some(match self.0 {
+            Policy::Spread => free_total,
+            Policy::Topology => -(i64::from(worst_link(capacity, classes, prepared)) << 58) - free_total,
+            _ => -free_total,
+        })
+    }
+}
+
+/// What is left on a node in one number: compute first, memory second.
+fn free_total(capacity: &NodeCapacity, classes: &[GpuClass]) -> i64 {
+    let offered = capacity.gpus.iter().filter(|gpu| !gpu.withheld);
+    let (mut cores, mut mib) = (0i64, 0i64);
+    for gpu in offered {
+        cores += i64::from(gpu.free_cores().as_millipercent());
+        mib += (gpu.free_memory(&classes[usize::from(gpu.class)]).0 >> 20) as i64;
+    }
+    // 64 GPUs x 100,000 need 23 bits; the memory's 34 bits hold 16 PiB.
+    (cores << 34) + mib.min((1 << 34) - 1)
+}
+
+/// The worst link within the best set for the ask that wants most GPUs; 0 where one GPU is enough.
+fn worst_link(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> u8 {
+    let Some(widest) = prepared.wants.iter().filter(|w| w.want.count > 1).max_by_key(|w| w.want.count) else {
+        return 0;
+    };
+    let mask = gpu_order::fitting(capacity, classes, prepared, widest);
+    let set = gpu_order::linked_set(capacity, mask, widest.want.count, |gpu| gpu).unwrap_or(0);
+    gpu_order::links(capacity, set).0.map_or(0, |worst| worst as u8)
+}
