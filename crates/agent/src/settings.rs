@@ -11,6 +11,7 @@ pub(crate) use followed::Followed;
 use file::File;
 use partage_core::dialect::{self, Dialect, MemoryUnit};
 use partage_core::model::{MAX_SLOTS, NodeName, Overcommit, Policy};
+use partage_core::place::defaults;
 use partage_sim::node::Simulated;
 use partage_sim::profile::Profile;
 use serde::Deserialize;
@@ -101,7 +102,7 @@ impl Default for Settings {
             volcano_memory_factor: core.volcano_memory_factor,
             memory_overcommit: Overcommit::default(),
             labels: BTreeMap::new(),
-            policy: Policy::Binpack,
+            policy: defaults::NODE_AGENT_POLICY,
             extender: false,
             resize: Resize::default(),
             on_bypass: OnBypass::default(),

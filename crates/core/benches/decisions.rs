@@ -7,7 +7,9 @@
 use partage_core::ledger::Ledger;
 use partage_core::model::*;
 use partage_core::place::fragmentation::Fragmentation;
-use partage_core::place::{ClusterCapacity, HostUsage, NodeIndex, NodeRanking, PolicyEngine, Usage};
+use partage_core::place::{
+    ClusterCapacity, HostUsage, NodeIndex, NodeRanking, PolicyEngine, RankCache, Usage,
+};
 use partage_core::simulate::{Inflation, SplitMix64, arrivals, trace};
 use std::time::Instant;
 
@@ -68,19 +70,20 @@ fn trace_decisions() -> f64 {
     let asks: Vec<PodAsk> = pods.iter().map(|pod| pod.to_ask()).collect();
     let mut cluster = ClusterCapacity::new(nodes.iter().map(|node| node.to_node()));
     let mut ranking = Fragmentation::new();
+    let mut cache = RankCache::default();
     let (mut times, mut anew) = (Times(Vec::new()), Times(Vec::new()));
     let mut total = 0.0;
     for (count, pod) in arrivals(&pods, capacity, Inflation::default(), 1).unwrap().into_iter().enumerate() {
         let ask = &asks[pod];
         if count % 50 == 0 {
             let slow = timed(&mut anew, || brute_force(&cluster, &ranking, ask));
-            let fast = cluster.best(ask, &ranking);
+            let fast = cache.best(&cluster, ask, &ranking);
             assert_eq!(slow, fast.map(|decision| decision.node));
         }
         let start = Instant::now();
         let decision = timed(&mut times, || {
             ranking.arrived(ask, &cluster);
-            cluster.best(ask, &ranking)
+            cache.best(&cluster, ask, &ranking)
         });
         if let Some(decision) = decision {
             let usage = decision.placement.usage_by_gpu(&ask.asks);
@@ -157,6 +160,7 @@ type Taken = (NodeIndex, Vec<(usize, Usage)>, HostUsage);
 fn large_cluster() {
     let mut cluster = ClusterCapacity::new(large_nodes());
     let mut ranking = Fragmentation::new();
+    let mut cache = RankCache::default();
     let mut dice = SplitMix64::new(1);
     let mut living: Vec<Taken> = Vec::new();
     let (mut times, mut anew) = (Times(Vec::new()), Times(Vec::new()));
@@ -174,7 +178,7 @@ fn large_cluster() {
         let mut untimed = Times(Vec::new());
         let decision = timed(if full { &mut times } else { &mut untimed }, || {
             ranking.arrived(&ask, &cluster);
-            cluster.best(&ask, &ranking)
+            cache.best(&cluster, &ask, &ranking)
         });
         if full && rounds % 400 == 0 {
             let slow = timed(&mut anew, || brute_force(&cluster, &ranking, &ask));

@@ -5,9 +5,9 @@
 //! that no longer exists is accepted, because real clusters contain such grants; the ledger's audit reports it.
 
 use crate::model::{
-    Bytes, Gpu, Grant, MAX_SLOTS, MilliCpu, Namespace, Node, NodeName, PodGrant, PodId, PodName, PodUid,
+    Bytes, Gpu, Grant, MAX_GPUS_PER_NODE, MAX_SLOTS, MilliCpu, Namespace, Node, NodeName, PodGrant, PodId,
+    PodName, PodUid,
 };
-use crate::place::capacity::MAX_GPUS;
 use crate::quantity::Quantity;
 use crate::quote::short;
 use serde::de::DeserializeOwned;
@@ -136,8 +136,8 @@ fn check_node(node: &Node, path: &str) -> Result<(), ClusterFileError> {
         let message = "is 0, so no pod would ever fit: write 1 or more, or leave it out".into();
         return Err(at(&format!("{path}.maxSharesPerGpu"), message));
     }
-    if node.gpus.len() > MAX_GPUS {
-        let message = format!("are {}: a node has {MAX_GPUS} at the most", node.gpus.len());
+    if node.gpus.len() > MAX_GPUS_PER_NODE {
+        let message = format!("are {}: a node has {MAX_GPUS_PER_NODE} at the most", node.gpus.len());
         return Err(at(&format!("{path}.gpus"), message));
     }
     // The text form has one row per GPU.

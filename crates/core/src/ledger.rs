@@ -10,7 +10,7 @@ use crate::model::{
     PodUid, ShareAsk, WantedGpus,
 };
 use crate::place::{
-    ClusterCapacity, Decision, GpuClass, HostUsage, NodeIndex, PolicyEngine, Usage, placement,
+    ClusterCapacity, Decision, GpuClass, HostUsage, NodeIndex, PolicyEngine, RankCache, Usage, placement,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -224,6 +224,7 @@ impl fmt::Display for LedgerFinding {
 #[derive(Debug, Default)]
 pub struct Ledger {
     cluster: ClusterCapacity,
+    rank_cache: RankCache,
     held: HashMap<PodUid, HeldGrant>,
     by_node: HashMap<NodeName, BTreeSet<PodUid>>,
     /// Pods that a rebuild found with different grants, and the nodes these named.
@@ -243,7 +244,7 @@ impl Ledger {
 
     /// The best node for a pod, and the GPUs there; `None` where it fits nowhere.
     pub fn best(&mut self, placer: &PolicyEngine, ask: &PodAsk) -> Option<Decision> {
-        placer.best(&mut self.cluster, ask)
+        placer.best(&self.cluster, ask, &mut self.rank_cache)
     }
 
     /// What a pod holds.
@@ -272,7 +273,7 @@ impl Ledger {
 
     /// Forgets a node; what pods hold there stays held, and the audit names it until they are released.
     pub fn remove_node(&mut self, name: &NodeName) {
-        if let Some(node) = self.cluster.node(name) {
+        if let Some(node) = self.cluster.index_of(name) {
             self.cluster.remove_node(node);
         }
         for uid in self.by_node.get(name).into_iter().flatten() {
@@ -344,7 +345,7 @@ impl Ledger {
                 self.by_node.remove(&held.grant.node);
             }
         }
-        if let Some(node) = self.cluster.node(&held.grant.node) {
+        if let Some(node) = self.cluster.index_of(&held.grant.node) {
             self.cluster.remove_usage(node, &held.usage, held.host);
         }
         Some(held)
@@ -392,7 +393,7 @@ impl Ledger {
         let mut holders: HashMap<(&NodeName, &GpuUuid), BTreeSet<String>> = HashMap::new();
         for held in self.held.values() {
             let pod = format!("{}/{}", held.pod.namespace, held.pod.name);
-            let Some(node) = self.cluster.node(&held.grant.node) else {
+            let Some(node) = self.cluster.index_of(&held.grant.node) else {
                 findings.push(LedgerFinding::UnknownNode { pod, node: held.grant.node.clone() });
                 continue;
             };
@@ -449,7 +450,7 @@ impl Ledger {
     }
 
     fn hold(&mut self, held: HeldGrant) {
-        if let Some(node) = self.cluster.node(&held.grant.node) {
+        if let Some(node) = self.cluster.index_of(&held.grant.node) {
             self.cluster.add_usage(node, &held.usage, held.host);
         }
         self.by_node.entry(held.grant.node.clone()).or_default().insert(held.pod.uid.clone());
@@ -460,7 +461,7 @@ impl Ledger {
 /// What a grant takes of each GPU of its node, at the time it takes most. GPUs the node does not have are left
 /// out; the audit names them.
 fn peak_usage(cluster: &ClusterCapacity, grant: &PodGrant) -> Vec<(usize, Usage)> {
-    let Some(node) = cluster.node(&grant.node) else { return Vec::new() };
+    let Some(node) = cluster.index_of(&grant.node) else { return Vec::new() };
     let last_init = grant.grants.iter().rposition(|grant| grant.init);
     // Sidecars stand among the init containers, ordinary containers after them.
     let role = |(at, grant): (usize, &Grant)| match (grant.init, last_init) {

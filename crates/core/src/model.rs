@@ -14,6 +14,6 @@ pub use ask::{
     Ask, Constraints, ContainerRole, CoresAsk, MemoryAsk, PodAsk, Policy, Selector, ShareAsk, Together,
     UnknownPolicy, WantedGpus,
 };
-pub use gpu::{DEFAULT_SLOTS, Gpu, Link, Links, MAX_SLOTS, Node, Overcommit, UnknownLink};
+pub use gpu::{DEFAULT_SLOTS, Gpu, Link, Links, MAX_GPUS_PER_NODE, MAX_SLOTS, Node, Overcommit, UnknownLink};
 pub use grant::{Grant, PodGrant, PodId, Share};
 pub use names::{ContainerName, GpuUuid, Namespace, NodeName, PodName, PodUid};

@@ -12,6 +12,7 @@
 pub mod capacity;
 pub(crate) mod capacity_vector;
 pub mod cluster_capacity;
+pub mod defaults;
 pub(crate) mod demand_histogram;
 pub mod fit;
 pub mod fragmentation;
@@ -19,7 +20,7 @@ pub mod gpu_order;
 pub mod placement;
 pub mod policies;
 pub mod policy_engine;
-mod rank_cache;
+pub mod rank_cache;
 pub mod solve;
 
 pub use capacity::{GpuCapacity, GpuClass, HostUsage, NodeCapacity, Usage};
@@ -28,4 +29,5 @@ pub use fit::{PreparedAsk, PreparedWant, ShareNeed, Shortfall};
 pub use placement::{PlacedShare, Placement};
 pub use policies::NodeRanking;
 pub use policy_engine::PolicyEngine;
+pub use rank_cache::RankCache;
 pub use solve::NodeShortfall;

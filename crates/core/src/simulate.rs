@@ -11,7 +11,7 @@ pub mod trace;
 
 pub use contender::Contender;
 
-use crate::place::{ClusterCapacity, HostUsage};
+use crate::place::{ClusterCapacity, HostUsage, RankCache};
 use trace::{TraceNode, TracePod};
 
 /// A small, fast, well-mixed generator (splitmix64): the same seed gives the same run on every machine.
@@ -153,6 +153,7 @@ pub fn run(
     progress: &mut dyn FnMut(usize),
 ) -> Result<Outcome, NotPlaced> {
     let mut cluster = ClusterCapacity::new(nodes.iter().map(TraceNode::to_node));
+    let mut cache = RankCache::default();
     let mut player = contender.player(pods, &cluster, seed);
     let mut outcome = Outcome {
         capacity_milli: nodes.iter().map(|node| u64::from(node.gpus) * 1000).sum(),
@@ -164,7 +165,7 @@ pub fn run(
         let ask = &asks[pod];
         arrived += pods[pod].gpu_milli();
         let start = clock();
-        let decision = player.decide(&mut cluster, ask);
+        let decision = player.decide(&cluster, ask, &mut cache);
         match decision {
             Some(decision) => {
                 let usage = decision.placement.usage_by_gpu(&ask.asks);

@@ -4,6 +4,7 @@ use crate::home::Home;
 use crate::users::{self, Who};
 use crate::wire::Mode;
 use partage_core::model::{Bytes, Cores, Gpu, GpuUuid, Node, Policy};
+use partage_core::place::defaults;
 use partage_core::quantity::Quantity;
 use partage_enforce::gpus::DriverChoice;
 use partage_sim::node::Simulated;
@@ -47,8 +48,7 @@ impl Default for Settings {
             driver: DriverChoice::default(),
             simulated: Simulated::default(),
             metrics: Some(SocketAddr::from(([127, 0, 0, 1], 9464))),
-            // Idle time is lent, so two people are better off on two GPUs.
-            policy: Policy::Spread,
+            policy: defaults::WORKSTATION_POLICY,
             default: DefaultShare::default(),
             users: Vec::new(),
             reservations: Vec::new(),

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 pub(crate) fn settings(dialects: &[Dialect]) -> Settings {
-    Settings { dialects: dialects.to_vec(), policy: Policy::default(), ..Settings::default() }
+    Settings { dialects: dialects.to_vec(), ..Settings::default() }
 }
 
 pub(crate) fn node(mib: &[u64]) -> Node {

@@ -72,7 +72,7 @@ impl Cores {
     }
 
     /// The amount in thousandths of a percent.
-    pub fn as_millipercent(self) -> u32 {
+    pub const fn as_millipercent(self) -> u32 {
         self.0
     }
 

@@ -148,22 +148,22 @@ pub enum Together {
     Required,
 }
 
-/// How the allocator chooses among placements that fit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// How the allocator chooses among placements that fit. It has no default here: [`crate::place::defaults`] says which
+/// component uses which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Policy {
-    /// Leave the least room that no likely ask can use.
-    #[default]
+    /// Leave as little capacity as possible that no likely ask can use.
     Fragmentation,
-    /// Fill the fullest first.
+    /// Fill the fullest GPU first.
     Binpack,
-    /// Fill the emptiest first.
+    /// Fill the emptiest GPU first.
     Spread,
-    /// Best-connected GPUs, then fullest.
+    /// Prefer GPUs with the best links, then the fullest.
     Topology,
 }
 
 impl Policy {
-    /// Every policy, the default first.
+    /// Every policy, the default of a cluster first.
     pub const ALL: [Policy; 4] = [Policy::Fragmentation, Policy::Binpack, Policy::Spread, Policy::Topology];
 
     /// Its name on command lines and in annotations.

@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
+/// Maximum number of GPUs per node: the allocator keeps sets of GPUs as the bits of one word.
+pub const MAX_GPUS_PER_NODE: usize = 64;
 /// Slots a GPU is split in for the AWS dialect where a node says nothing else.
 pub const DEFAULT_SLOTS: u32 = 10;
 /// The most slots a GPU can be split in: the clients one MPS server takes.

@@ -1,28 +1,25 @@
-//! What is left on each GPU.
+//! The capacity of GPUs and nodes, and how much of it is in use.
 
-use crate::model::{Bytes, Cores, Gpu, Link, Links, MilliCpu, Node, Share};
+use crate::model::{Bytes, Cores, Gpu, Link, Links, MAX_GPUS_PER_NODE, MilliCpu, Node, Share};
 use std::sync::Arc;
 
-/// The most GPUs one node may have: sets of GPUs are bits of one word.
-pub const MAX_GPUS: usize = 64;
-
-/// What GPUs of one kind have in common, as far as placing is concerned.
+/// What GPUs of one kind have in common, as far as placement is concerned.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GpuClass {
     /// Product name.
     pub model: String,
     /// Memory of the card.
     pub memory: Bytes,
-    /// Memory that may be promised: more than the card has where the node overcommits.
+    /// Memory that may be granted: more than the card has where the node overcommits.
     pub allocatable: Bytes,
-    /// Slots for the AWS dialect.
+    /// Slots per GPU for the AWS dialect.
     pub slots: u32,
-    /// The most shares at once.
+    /// Maximum number of shares at the same time.
     pub max_shares: u32,
 }
 
 impl GpuClass {
-    /// The class of a node's GPU.
+    /// Returns the class of a node's GPU.
     pub fn of(node: &Node, gpu: &Gpu) -> GpuClass {
         GpuClass {
             model: gpu.model.clone(),
@@ -34,65 +31,68 @@ impl GpuClass {
     }
 }
 
-/// What is taken of one GPU. Charges add up, and taking one back restores exactly what was there.
+/// How much of one GPU is in use. Usages add up, and subtracting one restores exactly what was there before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Usage {
-    /// Promised memory.
+    /// Granted memory in bytes.
     pub memory: u64,
-    /// Promised compute in thousandths of a percent.
+    /// Guaranteed compute in thousandths of a percent of one GPU.
     pub cores: u64,
-    /// Shares held.
+    /// Number of shares.
     pub shares: u32,
-    /// Shares with a memory limit.
+    /// Number of shares with a memory limit.
     pub limited: u32,
-    /// Shares without a memory limit.
+    /// Number of shares without a memory limit.
     pub unlimited: u32,
-    /// Shares without a promise of compute: they still need something left to run on.
+    /// Number of shares without guaranteed compute. They still need some compute left to run on.
     pub uncounted: u32,
-    /// Shares that want the GPU for themselves.
+    /// Number of shares that require the GPU for themselves.
     pub whole: u32,
+    /// Number of shares that are larger than the card: only an invalid grant has one.
+    pub oversized: u32,
 }
 
-/// A share that claims more than so many times what may be promised of its card is counted as that much: it is
-/// over-committed either way, which the audit reports, and sums stay far from where they would be cut.
-const MOST_TIMES: u64 = 4;
-/// More CPU (in thousandths) and host memory than any node has; claims beyond are counted as this much.
-const MOST_CPU: u64 = 1 << 40;
-const MOST_HOST_MEMORY: u64 = 1 << 46;
+/// A share that claims more than this multiple of its GPU's allocatable memory is counted as this much. It is
+/// over-committed either way, which the audit reports, and sums stay far from saturation.
+const MAX_CLAIM_FACTOR: u64 = 4;
+/// Upper bound for the CPU (in thousandths) of one pod; larger claims are counted as this much.
+const MAX_HOST_CPU: u64 = 1 << 40;
+/// Upper bound for the host memory of one pod; larger claims are counted as this much.
+const MAX_HOST_MEMORY: u64 = 1 << 46;
 
 impl Usage {
-    /// What a share takes of a GPU of this class.
+    /// Returns what a share uses of a GPU of this class.
     pub fn of_share(share: &Share, class: &GpuClass) -> Usage {
+        let oversized = u32::from(share.memory_bytes.is_some_and(|memory| memory > class.memory));
         if share.whole {
-            return Usage::of_whole(class);
+            return Usage { oversized, ..Usage::of_whole(class) };
         }
         Usage {
             memory: share
                 .memory_bytes
-                .map_or(0, |memory| memory.0.min(class.allocatable.0.saturating_mul(MOST_TIMES))),
+                .map_or(0, |memory| memory.0.min(class.allocatable.0.saturating_mul(MAX_CLAIM_FACTOR))),
             cores: share.cores.map_or(0, |cores| cores.as_millipercent().into()),
             shares: 1,
             limited: u32::from(share.memory_bytes.is_some()),
             unlimited: u32::from(share.memory_bytes.is_none()),
             uncounted: u32::from(share.cores.is_none()),
             whole: 0,
+            oversized,
         }
     }
 
-    /// All of a GPU.
+    /// Returns the usage of a whole GPU.
     pub fn of_whole(class: &GpuClass) -> Usage {
         Usage {
             memory: class.allocatable.0,
             cores: Cores::WHOLE.as_millipercent().into(),
             shares: 1,
-            limited: 0,
-            unlimited: 0,
-            uncounted: 0,
             whole: 1,
+            ..Usage::default()
         }
     }
 
-    /// Both at once.
+    /// Returns the sum of both.
     pub fn plus(self, other: Usage) -> Usage {
         Usage {
             memory: self.memory.saturating_add(other.memory),
@@ -102,10 +102,11 @@ impl Usage {
             unlimited: self.unlimited.saturating_add(other.unlimited),
             uncounted: self.uncounted.saturating_add(other.uncounted),
             whole: self.whole.saturating_add(other.whole),
+            oversized: self.oversized.saturating_add(other.oversized),
         }
     }
 
-    /// This without the other.
+    /// Returns this without the other.
     pub fn minus(self, other: Usage) -> Usage {
         Usage {
             memory: self.memory.saturating_sub(other.memory),
@@ -115,10 +116,12 @@ impl Usage {
             unlimited: self.unlimited.saturating_sub(other.unlimited),
             uncounted: self.uncounted.saturating_sub(other.uncounted),
             whole: self.whole.saturating_sub(other.whole),
+            oversized: self.oversized.saturating_sub(other.oversized),
         }
     }
 
-    /// Enough for either, when the two never hold at the same time (init containers and the running set).
+    /// Returns the usage that covers either, for two that never apply at the same time (an init container and the
+    /// containers that run after it).
     pub fn max(self, other: Usage) -> Usage {
         let most = Usage {
             memory: self.memory.max(other.memory),
@@ -128,21 +131,23 @@ impl Usage {
             unlimited: self.unlimited.max(other.unlimited),
             uncounted: self.uncounted.max(other.uncounted),
             whole: self.whole.max(other.whole),
+            oversized: self.oversized.max(other.oversized),
         };
         if self.is_whole_and_shared() || other.is_whole_and_shared() || most.whole == 0 {
             return most;
         }
-        // Whole at one time is whole at all times: nobody else can come in between.
+        // A GPU that is held whole at one time is held whole at all times: no other pod can use it in between.
         Usage { shares: 1, limited: 0, unlimited: 0, uncounted: 0, whole: 1, ..most }
     }
 
-    /// Held whole with somebody else on it: only a wrong grant does that, and it must stay visible.
+    /// Returns whether the GPU is held whole while another share is on it. Only an invalid grant does that, and it
+    /// must stay visible to the audit.
     pub fn is_whole_and_shared(self) -> bool {
         self.whole > 0 && self.shares > 1
     }
 }
 
-/// What a pod takes of the node itself.
+/// CPU and host memory that pods use of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct HostUsage {
     cpu: MilliCpu,
@@ -150,12 +155,12 @@ pub struct HostUsage {
 }
 
 impl HostUsage {
-    /// What a pod requests; absurd amounts are counted as the most there could be.
+    /// Returns what a pod requests, bounded to amounts that sums can hold.
     pub fn new(cpu: MilliCpu, memory: Bytes) -> HostUsage {
-        HostUsage { cpu: MilliCpu(cpu.0.min(MOST_CPU)), memory: Bytes(memory.0.min(MOST_HOST_MEMORY)) }
+        HostUsage { cpu: MilliCpu(cpu.0.min(MAX_HOST_CPU)), memory: Bytes(memory.0.min(MAX_HOST_MEMORY)) }
     }
 
-    /// Both at once.
+    /// Returns the sum of both.
     pub fn plus(self, other: HostUsage) -> HostUsage {
         HostUsage {
             cpu: MilliCpu(self.cpu.0.saturating_add(other.cpu.0)),
@@ -163,50 +168,50 @@ impl HostUsage {
         }
     }
 
-    /// CPU.
-    pub fn cpu(self) -> MilliCpu {
-        self.cpu
-    }
-
-    /// Memory.
-    pub fn memory(self) -> Bytes {
-        self.memory
-    }
-
-    /// This without the other.
+    /// Returns this without the other.
     pub fn minus(self, other: HostUsage) -> HostUsage {
         HostUsage {
             cpu: MilliCpu(self.cpu.0.saturating_sub(other.cpu.0)),
             memory: Bytes(self.memory.0.saturating_sub(other.memory.0)),
         }
     }
+
+    /// The CPU.
+    pub fn cpu(self) -> MilliCpu {
+        self.cpu
+    }
+
+    /// The host memory.
+    pub fn memory(self) -> Bytes {
+        self.memory
+    }
 }
 
-/// One GPU and what is taken of it.
+/// One GPU and how much of it is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GpuCapacity {
-    /// Its class in the cluster's list.
+    /// Index of its class in [`ClusterCapacity::classes`](super::ClusterCapacity::classes).
     pub class: u16,
-    /// Listed but not offered.
+    /// Listed but not offered, because it is unhealthy or in another mode.
     pub withheld: bool,
-    /// What is taken.
+    /// What is in use.
     pub used: Usage,
 }
 
 impl GpuCapacity {
-    /// Memory that can still be promised.
+    /// Returns the memory that can still be granted.
     pub fn free_memory(&self, class: &GpuClass) -> Bytes {
         Bytes(class.allocatable.0.saturating_sub(self.used.memory))
     }
 
-    /// Compute that can still be promised.
+    /// Returns the compute that can still be guaranteed.
     pub fn free_cores(&self) -> Cores {
         let used = u32::try_from(self.used.cores).unwrap_or(u32::MAX);
         let free = Cores::WHOLE.as_millipercent().saturating_sub(used);
         Cores::millipercent(free).unwrap_or(Cores::NONE)
     }
 
-    /// Nothing taken and offered.
+    /// Returns whether the GPU is offered and no share is on it.
     pub fn is_free(&self) -> bool {
         !self.withheld && self.used.shares == 0
     }
@@ -230,26 +235,26 @@ impl GpuCapacity {
     }
 }
 
-/// One node and what is taken of it.
+/// One node and how much of it is in use.
 #[derive(Clone, Debug)]
 pub struct NodeCapacity {
-    /// What the node is.
+    /// The node's inventory and settings.
     pub node: Arc<Node>,
-    /// Its GPUs.
+    /// Its GPUs, in the order of the inventory.
     pub gpus: Vec<GpuCapacity>,
-    /// CPU and host memory taken, whether or not the node's own are known.
+    /// CPU and host memory in use, whether or not the node's totals are known.
     pub host_used: HostUsage,
-    /// No longer there; its index waits for another node.
+    /// The node was removed; its index will be given to the next new node.
     pub(super) removed: bool,
-    /// When its GPUs last changed: a decision taken before names other GPUs by the same indexes.
-    pub(super) layout: u64,
-    /// For each kind of link, best first: the group every GPU belongs to when all links up to it are followed.
+    /// Identifies the inventory: a decision made for another inventory means other GPUs by the same indexes.
+    pub(super) inventory: u64,
+    /// For each kind of link, best first: the group of each GPU when all links at least as good are followed.
     pub(super) groups: Arc<[Vec<u8>; Link::ALL.len()]>,
 }
 
 impl NodeCapacity {
-    /// An empty node whose GPUs' classes are given in order.
-    pub(super) fn new(node: Arc<Node>, classes: &[u16], layout: u64) -> NodeCapacity {
+    /// Returns a node with nothing in use. The classes of its GPUs are given in order.
+    pub(super) fn new(node: Arc<Node>, classes: &[u16], inventory: u64) -> NodeCapacity {
         let gpus = node.gpus.iter().zip(classes);
         NodeCapacity {
             gpus: gpus
@@ -261,13 +266,13 @@ impl NodeCapacity {
                 .collect(),
             host_used: HostUsage::default(),
             removed: false,
-            layout,
+            inventory,
             groups: Arc::new(Link::ALL.map(|link| groups_up_to(&node, link))),
             node,
         }
     }
 
-    /// Everything about the node that can make a difference to a pod that names no GPU by UUID.
+    /// Returns everything about the node that can matter to a pod that names no GPU by UUID.
     pub(crate) fn state(&self) -> NodeState<'_> {
         NodeState {
             gpus: &self.gpus,
@@ -278,32 +283,31 @@ impl NodeCapacity {
         }
     }
 
-    /// CPU left; `None` = not counted.
+    /// Returns the free CPU, or `None` where the node's CPU is not counted.
     pub fn free_cpu(&self) -> Option<MilliCpu> {
         self.node.cpu_milli.map(|all| MilliCpu(all.0.saturating_sub(self.host_used.cpu.0)))
     }
 
-    /// Host memory left; `None` = not counted.
+    /// Returns the free host memory, or `None` where the node's memory is not counted.
     pub fn free_memory(&self) -> Option<Bytes> {
         self.node.memory_bytes.map(|all| Bytes(all.0.saturating_sub(self.host_used.memory.0)))
     }
 }
 
-/// A node's state: two nodes of one state are the same to a pod.
+/// A node's state: a pod that names no GPU by UUID cannot tell two nodes of equal state apart.
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct NodeState<'a> {
     gpus: &'a [GpuCapacity],
     cpu: Option<MilliCpu>,
     memory: Option<Bytes>,
     links: Option<&'a Links>,
-    // Where links are not given they follow from the NUMA nodes, which these groups show.
+    // Links that are not given are derived from NUMA nodes, which these groups reflect.
     groups: &'a [Vec<u8>; Link::ALL.len()],
 }
 
-/// Numbers the groups of GPUs that reach each other by links at least as good as `worst`; a group's number is
-/// its lowest GPU.
+/// Groups the GPUs that reach each other by links at least as good as `worst`. A group's number is its lowest GPU.
 fn groups_up_to(node: &Node, worst: Link) -> Vec<u8> {
-    let mut group: Vec<u8> = (0..node.gpus.len().min(MAX_GPUS)).map(|gpu| gpu as u8).collect();
+    let mut group: Vec<u8> = (0..node.gpus.len().min(MAX_GPUS_PER_NODE)).map(|gpu| gpu as u8).collect();
     for a in 0..group.len() {
         for b in 0..a {
             if node.link(a, b) <= worst && group[a] != group[b] {

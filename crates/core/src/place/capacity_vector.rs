@@ -3,9 +3,9 @@
 //! Scores look at many hypothetical nodes; a sketch is cheap to copy and to change, and it measures every part
 //! of a GPU on one scale, whatever mix of memory and compute it is made of.
 
-use super::capacity::{GpuCapacity, GpuClass, MAX_GPUS, NodeCapacity, Usage};
+use super::capacity::{GpuCapacity, GpuClass, NodeCapacity, Usage};
 use super::fit::{PreparedAsk, ShareNeed};
-use crate::model::Cores;
+use crate::model::{Cores, MAX_GPUS_PER_NODE};
 
 /// More thousandths than any GPU has: the size of what a GPU may never take.
 pub(crate) const NEVER: u16 = u16::MAX;
@@ -22,9 +22,9 @@ pub(crate) struct CapacityVector {
     /// GPUs.
     pub(crate) gpus: usize,
     /// Idle thousandths of each GPU.
-    pub(crate) idle: [u16; MAX_GPUS],
+    pub(crate) idle: [u16; MAX_GPUS_PER_NODE],
     /// The class of each GPU.
-    pub(crate) class: [u16; MAX_GPUS],
+    pub(crate) class: [u16; MAX_GPUS_PER_NODE],
 }
 
 impl CapacityVector {
@@ -33,11 +33,11 @@ impl CapacityVector {
         let mut sketch = CapacityVector {
             cpu: capacity.free_cpu().map_or(ENDLESS, |cpu| amount(cpu.0)),
             memory: capacity.free_memory().map_or(ENDLESS, |memory| amount(memory.0)),
-            gpus: capacity.gpus.len().min(MAX_GPUS),
-            idle: [0; MAX_GPUS],
-            class: [0; MAX_GPUS],
+            gpus: capacity.gpus.len().min(MAX_GPUS_PER_NODE),
+            idle: [0; MAX_GPUS_PER_NODE],
+            class: [0; MAX_GPUS_PER_NODE],
         };
-        for (at, gpu) in capacity.gpus.iter().enumerate().take(MAX_GPUS) {
+        for (at, gpu) in capacity.gpus.iter().enumerate().take(MAX_GPUS_PER_NODE) {
             sketch.idle[at] = idle(gpu, classes);
             sketch.class[at] = gpu.class;
         }

@@ -45,7 +45,7 @@ impl ShareNeed {
                 limited: u32::from(limit.is_some()),
                 unlimited: u32::from(limit.is_none()),
                 uncounted: u32::from(cores.is_none()),
-                whole: 0,
+                ..Usage::default()
             }
         };
         // One share is never promised more than the card really has, overcommitted or not.

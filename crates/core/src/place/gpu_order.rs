@@ -4,9 +4,9 @@
 //! takes the best-connected GPUs, [`leftover_set`] takes them from the smallest group that has enough, so that
 //! larger groups stay whole for whoever needs them.
 
-use super::capacity::{GpuCapacity, GpuClass, MAX_GPUS, NodeCapacity};
+use super::capacity::{GpuCapacity, GpuClass, NodeCapacity};
 use super::fit::{PreparedAsk, PreparedWant};
-use crate::model::Link;
+use crate::model::{Link, MAX_GPUS_PER_NODE};
 use std::cmp::Reverse;
 
 /// Sets of GPUs compared one by one; beyond it a set grows from each GPU by the closest next.
@@ -21,7 +21,7 @@ pub fn fitting(
 ) -> u64 {
     let uuids = &prepared.ask.constraints.uuids;
     let mut mask = 0;
-    for (index, gpu) in capacity.gpus.iter().enumerate().take(MAX_GPUS) {
+    for (index, gpu) in capacity.gpus.iter().enumerate().take(MAX_GPUS_PER_NODE) {
         let fits = wanted.needs[usize::from(gpu.class)]
             .is_some_and(|need| need.fits(gpu, &classes[usize::from(gpu.class)]));
         if fits && (uuids.is_open() || uuids.admits_uuid(capacity.node.gpus[index].uuid.as_str())) {

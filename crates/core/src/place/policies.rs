@@ -1,27 +1,27 @@
 //! Which node: a ranking gives every node that fits a number, and the highest wins.
 
 use super::capacity::{GpuClass, NodeCapacity};
+use super::cluster_capacity::unique_version;
 use super::fit::{PreparedAsk, PreparedWant};
 use super::gpu_order;
 use super::placement::Placement;
 use super::solve::{self, GpuPreference, PlacementContext};
 use crate::model::{CoresAsk, Policy, Together};
-use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A way to choose among nodes and GPUs. Must be a function of what it is given and of its epoch.
+/// A way to choose among nodes and GPUs. It must be a function of its arguments and of its epoch.
 pub trait NodeRanking: GpuPreference {
-    /// Its name: rankings of one name and epoch share cached ranks.
+    /// The name of the ranking. Rankings of one name and epoch share cached ranks.
     fn name(&self) -> &'static str;
 
-    /// Grows whenever ranks given earlier no longer hold, even for nodes that did not change.
+    /// Changes whenever earlier ranks no longer hold, even for nodes that did not change.
     fn epoch(&self) -> u64 {
         0
     }
 
-    /// How good this node is for the pod, higher is better; `None` where the pod does not fit.
+    /// Returns how good this node is for the pod, higher is better; `None` where the pod does not fit.
     fn rank(&self, capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> Option<i64>;
 
-    /// Where on the node: found wherever [`fits`] says that it fits.
+    /// Places the pod on the node. A placement is found wherever [`fits`] returns true.
     fn place(
         &self,
         capacity: &NodeCapacity,
@@ -31,20 +31,18 @@ pub trait NodeRanking: GpuPreference {
     where
         Self: Sized,
     {
-        // The search is bounded, and another preference may run out of steps where this one did not.
+        // The search is bounded, and one preference may run out of steps where another does not.
         solve::solve(capacity, classes, prepared, self)
             .or_else(|| solve::solve(capacity, classes, prepared, &StatelessPolicy(Policy::Binpack)))
     }
 }
 
-/// An epoch nobody has had: rankings of one name never take each other's cached ranks for their own.
-pub fn new_epoch() -> u64 {
-    // It decides nothing; it only tells caches apart.
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
+/// Returns an epoch that no ranking has had, so that rankings of one name never share cached ranks by mistake.
+pub(super) fn new_epoch() -> u64 {
+    unique_version()
 }
 
-/// Whether a pod fits a node, without saying where. Agrees with [`solve::solve`], whatever the preference.
+/// Returns whether a pod fits a node, without a placement. Agrees with [`solve::solve`] for every preference.
 pub fn fits(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> bool {
     if solve::host_shortfall(capacity, prepared).is_some() {
         return false;
@@ -74,7 +72,7 @@ fn fits_alone(
         && solve::solve(capacity, classes, prepared, &StatelessPolicy(Policy::Binpack)).is_some()
 }
 
-/// Puts the GPU first that breaks up the smallest group, for one whole GPU; the others follow in order.
+/// Orders GPUs for an ask of one whole GPU: first the one that breaks up the smallest group, then by index.
 pub(super) fn least_needed_first(capacity: &NodeCapacity, gpus: &mut [usize]) {
     let mask = gpus.iter().fold(0, |mask, gpu| mask | 1 << gpu);
     if let Some(first) = gpu_order::leftover_set(capacity, mask, 1) {
@@ -82,7 +80,7 @@ pub(super) fn least_needed_first(capacity: &NodeCapacity, gpus: &mut [usize]) {
     }
 }
 
-/// The policies that need nothing but the node itself: binpack, spread and topology.
+/// A policy that needs nothing but the node itself: binpack, spread or topology.
 #[derive(Clone, Copy, Debug)]
 pub struct StatelessPolicy(pub Policy);
 
@@ -104,7 +102,7 @@ impl GpuPreference for StatelessPolicy {
         let capacity = on.capacity;
         let count = wanted.want.count;
         match self.0 {
-            // Among sets that are linked as well, the fullest.
+            // Of sets with equally good links, the fullest.
             Policy::Topology => gpu_order::linked_set(capacity, mask, count, |gpu| {
                 gpu_order::fullness(&capacity.gpus[gpu], on.classes)
             }),
@@ -130,32 +128,31 @@ impl NodeRanking for StatelessPolicy {
         if !fits(capacity, classes, prepared) {
             return None;
         }
-        let free_total = free_total(capacity, classes);
+        let free = free_total(capacity, classes);
         Some(match self.0 {
-            Policy::Spread => free_total,
-            Policy::Topology => -(i64::from(worst_link(capacity, classes, prepared)) << 58) - free_total,
-            _ => -free_total,
+            Policy::Spread => free,
+            Policy::Topology => -(i64::from(worst_link(capacity, classes, prepared)) << 58) - free,
+            _ => -free,
         })
     }
 }
 
-/// What is left on a node in one number: compute first, memory second.
+/// Returns what is free on a node as one number: compute first, memory second.
 fn free_total(capacity: &NodeCapacity, classes: &[GpuClass]) -> i64 {
-    let offered = capacity.gpus.iter().filter(|gpu| !gpu.withheld);
-    let (mut cores, mut mib) = (0i64, 0i64);
-    for gpu in offered {
+    let mut cores = 0i64;
+    let mut mib = 0i64;
+    for gpu in capacity.gpus.iter().filter(|gpu| !gpu.withheld) {
         cores += i64::from(gpu.free_cores().as_millipercent());
         mib += (gpu.free_memory(&classes[usize::from(gpu.class)]).0 >> 20) as i64;
     }
-    // 64 GPUs x 100,000 need 23 bits; the memory's 34 bits hold 16 PiB.
+    // 64 GPUs of 100,000 need 23 bits; the 34 bits for memory hold 16 PiB.
     (cores << 34) + mib.min((1 << 34) - 1)
 }
 
-/// The worst link within the best set for the ask that wants most GPUs; 0 where one GPU is enough.
+/// Returns the worst link within the best set for the container that wants most GPUs; 0 where one GPU is enough.
 fn worst_link(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> u8 {
-    let Some(widest) = prepared.wants.iter().filter(|w| w.want.count > 1).max_by_key(|w| w.want.count) else {
-        return 0;
-    };
+    let several = prepared.wants.iter().filter(|wanted| wanted.want.count > 1);
+    let Some(widest) = several.max_by_key(|wanted| wanted.want.count) else { return 0 };
     let mask = gpu_order::fitting(capacity, classes, prepared, widest);
     let set = gpu_order::linked_set(capacity, mask, widest.want.count, |gpu| gpu).unwrap_or(0);
     gpu_order::links(capacity, set).0.map_or(0, |worst| worst as u8)

@@ -1,11 +1,12 @@
-//! The policies as a cluster uses them: one by default, another where a pod says so.
+//! The placement policies as a component uses them: its own, or another where a pod names one.
 
+use super::cluster_capacity::{ClusterCapacity, Decision, NodeIndex};
 use super::fragmentation::Fragmentation;
 use super::policies::StatelessPolicy;
-use super::{ClusterCapacity, Decision};
+use super::rank_cache::RankCache;
 use crate::model::{PodAsk, Policy};
 
-/// Chooses by the cluster's policy, or the pod's, and learns from what arrives.
+/// Chooses nodes and GPUs by the component's policy, or by the pod's, and learns from the asks that arrive.
 #[derive(Clone, Debug)]
 pub struct PolicyEngine {
     policy: Policy,
@@ -13,26 +14,40 @@ pub struct PolicyEngine {
 }
 
 impl PolicyEngine {
-    /// By this policy, having seen nothing yet.
+    /// Returns an engine for this policy that has seen no ask yet. [`super::defaults`] has the policy of each
+    /// component.
     pub fn new(policy: Policy) -> PolicyEngine {
         PolicyEngine { policy, fragmentation: Fragmentation::new() }
     }
 
-    /// Takes note of all pods that hold something, as after a restart.
+    /// Learns from all pods that hold a grant, as after a restart.
     pub fn learn<'a>(&mut self, held: impl IntoIterator<Item = &'a PodAsk>, cluster: &ClusterCapacity) {
         self.fragmentation.learn(held, cluster);
     }
 
-    /// Takes note of a pod that arrived. Call it once per pod, before it is placed.
+    /// Learns from a pod that arrived. Callers must call this once per pod, before it is placed.
     pub fn arrived(&mut self, ask: &PodAsk, cluster: &ClusterCapacity) {
         self.fragmentation.arrived(ask, cluster);
     }
 
-    /// The best node for a pod, and the GPUs there; `None` where it fits nowhere.
-    pub fn best(&self, cluster: &mut ClusterCapacity, ask: &PodAsk) -> Option<Decision> {
+    /// Returns the best node for a pod, and the GPUs there; `None` where it fits nowhere.
+    pub fn best(&self, cluster: &ClusterCapacity, ask: &PodAsk, cache: &mut RankCache) -> Option<Decision> {
         match ask.constraints.policy.unwrap_or(self.policy) {
-            Policy::Fragmentation => cluster.best(ask, &self.fragmentation),
-            plain => cluster.best(ask, &StatelessPolicy(plain)),
+            Policy::Fragmentation => cache.best(cluster, ask, &self.fragmentation),
+            policy => cache.best(cluster, ask, &StatelessPolicy(policy)),
+        }
+    }
+
+    /// Returns the rank of every node that a pod fits, in the order of their indexes; higher is better.
+    pub fn ranks(
+        &self,
+        cluster: &ClusterCapacity,
+        ask: &PodAsk,
+        cache: &mut RankCache,
+    ) -> Vec<(NodeIndex, i64)> {
+        match ask.constraints.policy.unwrap_or(self.policy) {
+            Policy::Fragmentation => cache.ranks(cluster, ask, &self.fragmentation),
+            policy => cache.ranks(cluster, ask, &StatelessPolicy(policy)),
         }
     }
 }

@@ -1,10 +1,11 @@
-//! Cached ranks: one board per kind of ask, one number per node.
+//! Cached ranks: for each kind of ask and each ranking, one number per node.
 //!
-//! When the same kind of ask comes again, only nodes that changed since are ranked anew. A decision then costs a
-//! scan over plain numbers.
+//! When an ask of the same kind comes again, only nodes whose version differs from the one that was ranked are ranked
+//! again. Versions identify content (see [`super::cluster_capacity`]), so one cache serves a ledger and any of
+//! its snapshots, older or newer, and still never answers with an outdated rank.
 
-use super::NodeIndex;
-use super::capacity::{GpuClass, NodeCapacity, NodeState};
+use super::capacity::{GpuClass, NodeState};
+use super::cluster_capacity::{CHUNK_NODES, ClusterCapacity, Decision, NodeChunk, NodeIndex};
 use super::fit::PreparedAsk;
 use super::policies::NodeRanking;
 use crate::model::{ContainerRole, PodAsk, WantedGpus};
@@ -12,84 +13,117 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-/// Kinds of ask whose ranks are kept. Beyond it the one unused for longest goes.
-const MOST_BOARDS: usize = 512;
-/// The rank of a node that does not fit.
+/// Kinds of ask whose ranks are kept. Beyond it the one that was not used for longest is dropped.
+const MAX_KINDS: usize = 512;
+/// The rank of a node that the pod does not fit.
 const UNFIT: i64 = i64::MIN;
+/// The version of a node that was not ranked yet.
+const UNRANKED: u64 = 0;
 
-/// The nodes as boards see them.
-pub(super) struct Nodes<'a> {
-    pub(super) nodes: &'a [NodeCapacity],
-    pub(super) classes: &'a [GpuClass],
-    /// When each node last changed.
-    pub(super) changed: &'a [u64],
-    pub(super) now: u64,
-}
-
-/// The boards of all kinds of ask that came lately.
+/// The ranks of all nodes for the kinds of ask that came lately.
 #[derive(Debug, Default)]
-pub(super) struct RankCache {
-    /// By a hash of the kind; kinds that share one stand side by side.
+pub struct RankCache {
+    /// By a hash of the kind; kinds with equal hashes share a bucket.
     buckets: HashMap<u64, Vec<AskRanks>>,
-    count: usize,
+    kinds: usize,
     hasher: RandomState,
+    /// Counts decisions, to find the kind that was not used for longest.
+    tick: u64,
 }
 
 /// The ranks of all nodes for one kind of ask under one ranking.
 #[derive(Debug)]
-pub(super) struct AskRanks {
+struct AskRanks {
     ranking: &'static str,
-    prepared: Arc<PreparedAsk>,
     epoch: u64,
-    /// Ranks hold for every node unchanged since then.
-    seen: u64,
-    used: u64,
+    last_used: u64,
+    classes: Arc<Vec<GpuClass>>,
+    prepared: Arc<PreparedAsk>,
     ranks: Vec<i64>,
+    /// The version of each node when it was ranked.
+    versions: Vec<u64>,
+    chunks: Vec<ChunkRanks>,
+}
+
+/// What is known about the ranks of one chunk of nodes.
+#[derive(Clone, Copy, Debug)]
+struct ChunkRanks {
+    /// The version of the chunk when its nodes were ranked.
+    version: u64,
+    /// The highest of its ranks.
+    highest: i64,
 }
 
 impl RankCache {
-    /// The ranks for an ask, brought up to date.
-    pub(super) fn up_to_date(
+    /// Returns the best node for a pod, and the GPUs there; `None` where it fits nowhere.
+    pub fn best(
         &mut self,
+        cluster: &ClusterCapacity,
         ask: &PodAsk,
         ranking: &impl NodeRanking,
-        nodes: &Nodes,
+    ) -> Option<Decision> {
+        let ranks = self.up_to_date(cluster, ask, ranking);
+        let (node, rank) = ranks.highest()?;
+        let capacity = cluster.node_capacity(node);
+        let placement = ranking.place(capacity, cluster.classes(), &ranks.prepared)?;
+        Some(Decision { node, placement, rank, inventory: capacity.inventory })
+    }
+
+    /// Returns the rank of every node that a pod fits, in the order of their indexes.
+    pub fn ranks(
+        &mut self,
+        cluster: &ClusterCapacity,
+        ask: &PodAsk,
+        ranking: &impl NodeRanking,
+    ) -> Vec<(NodeIndex, i64)> {
+        let ranks = self.up_to_date(cluster, ask, ranking).ranks.iter().enumerate();
+        ranks.filter(|(_, rank)| **rank != UNFIT).map(|(at, &rank)| (NodeIndex(at), rank)).collect()
+    }
+
+    /// Returns the ranks for an ask after ranking the nodes that changed.
+    fn up_to_date(
+        &mut self,
+        cluster: &ClusterCapacity,
+        ask: &PodAsk,
+        ranking: &impl NodeRanking,
     ) -> &AskRanks {
-        let key = self.hasher.hash_one((ranking.name(), Likeness(ask)));
+        self.tick += 1;
+        let key = self.hasher.hash_one((ranking.name(), AskIdentity(ask)));
         let bucket = self.buckets.entry(key).or_default();
-        let is_it = |board: &AskRanks| {
-            board.ranking == ranking.name() && Likeness(&board.prepared.ask) == Likeness(ask)
+        let is_same = |ranks: &AskRanks| {
+            ranks.ranking == ranking.name() && AskIdentity(&ranks.prepared.ask) == AskIdentity(ask)
         };
-        let at = match bucket.iter().position(is_it) {
+        let at = match bucket.iter().position(is_same) {
             Some(at) => at,
             None => {
-                bucket.push(AskRanks::new(ask, ranking.name(), nodes.classes));
-                self.count += 1;
+                bucket.push(AskRanks::new(cluster, ask, ranking.name()));
+                self.kinds += 1;
                 bucket.len() - 1
             }
         };
-        if !bucket[at].knows(nodes.classes) {
-            bucket[at] = AskRanks::new(ask, ranking.name(), nodes.classes);
+        if !bucket[at].is_prepared_for(cluster) {
+            bucket[at] = AskRanks::new(cluster, ask, ranking.name());
         }
-        if self.count > MOST_BOARDS {
+        if self.kinds > MAX_KINDS {
             self.drop_oldest(key);
         }
-        let board = &mut self.buckets.entry(key).or_default()[at];
-        board.used = nodes.now;
-        board.refresh(nodes, ranking);
-        board
+        let ranks = &mut self.buckets.entry(key).or_default()[at];
+        ranks.last_used = self.tick;
+        ranks.refresh(cluster, ranking);
+        ranks
     }
 
-    /// Forgets the board unused for longest, sparing the bucket just asked for.
-    fn drop_oldest(&mut self, spared: u64) {
-        let others = self.buckets.iter().filter(|(key, _)| **key != spared);
-        let oldest = others.flat_map(|(key, bucket)| bucket.iter().map(|board| (board.used, *key))).min();
-        if let Some((used, key)) = oldest
+    /// Drops the kind that was not used for longest, except from the bucket that was just looked up.
+    fn drop_oldest(&mut self, kept: u64) {
+        let others = self.buckets.iter().filter(|(key, _)| **key != kept);
+        let oldest =
+            others.flat_map(|(key, bucket)| bucket.iter().map(|ranks| (ranks.last_used, *key))).min();
+        if let Some((last_used, key)) = oldest
             && let Some(bucket) = self.buckets.get_mut(&key)
         {
             let before = bucket.len();
-            bucket.retain(|board| board.used != used);
-            self.count -= before - bucket.len();
+            bucket.retain(|ranks| ranks.last_used != last_used);
+            self.kinds -= before - bucket.len();
             if bucket.is_empty() {
                 self.buckets.remove(&key);
             }
@@ -98,65 +132,93 @@ impl RankCache {
 }
 
 impl AskRanks {
-    fn new(ask: &PodAsk, ranking: &'static str, classes: &[GpuClass]) -> AskRanks {
-        let prepared = Arc::new(PreparedAsk::new(ask, classes));
-        AskRanks { ranking, prepared, epoch: 0, seen: 0, used: 0, ranks: Vec::new() }
-    }
-
-    /// Ranks every node that changed since, or all of them where the ranking itself has changed.
-    fn refresh(&mut self, nodes: &Nodes, ranking: &impl NodeRanking) {
-        let seen = if self.epoch == ranking.epoch() { self.seen } else { 0 };
-        self.ranks.resize(nodes.nodes.len(), UNFIT);
-        // A pod of several containers is worth remembering by state: in a large cluster many nodes are alike.
-        let costly = self.prepared.wants.len() > 1 && self.prepared.ask.constraints.uuids.is_open();
-        let mut known: HashMap<NodeState, i64> = HashMap::new();
-        for (at, capacity) in nodes.nodes.iter().enumerate().filter(|&(at, _)| nodes.changed[at] > seen) {
-            let rank = || ranking.rank(capacity, nodes.classes, &self.prepared).unwrap_or(UNFIT);
-            self.ranks[at] = match capacity {
-                capacity if capacity.removed => UNFIT,
-                capacity if costly => *known.entry(capacity.state()).or_insert_with(rank),
-                _ => rank(),
-            };
+    fn new(cluster: &ClusterCapacity, ask: &PodAsk, ranking: &'static str) -> AskRanks {
+        AskRanks {
+            ranking,
+            epoch: 0,
+            last_used: 0,
+            classes: Arc::clone(cluster.shared_classes()),
+            prepared: Arc::new(cluster.prepare(ask)),
+            ranks: Vec::new(),
+            versions: Vec::new(),
+            chunks: Vec::new(),
         }
-        self.epoch = ranking.epoch();
-        self.seen = nodes.now;
     }
 
-    /// Whether the ask was resolved for all classes of GPU there are now.
-    fn knows(&self, classes: &[GpuClass]) -> bool {
-        self.prepared.wants.first().is_none_or(|wanted| wanted.needs.len() == classes.len())
+    /// Returns whether the ask was resolved for the classes of GPU that this cluster has.
+    fn is_prepared_for(&self, cluster: &ClusterCapacity) -> bool {
+        let classes = cluster.shared_classes();
+        Arc::ptr_eq(&self.classes, classes) || self.classes == *classes
     }
 
-    /// The ask these ranks are for.
-    pub(super) fn prepared(&self) -> Arc<PreparedAsk> {
-        Arc::clone(&self.prepared)
+    /// Ranks every node whose version is another than the one ranked, or all where the ranking itself changed.
+    fn refresh(&mut self, cluster: &ClusterCapacity, ranking: &impl NodeRanking) {
+        let chunks = cluster.chunks();
+        let nodes = chunks.last().map_or(0, |last| (chunks.len() - 1) * CHUNK_NODES + last.nodes.len());
+        if self.epoch != ranking.epoch() {
+            self.epoch = ranking.epoch();
+            self.versions.clear();
+            self.chunks.clear();
+        }
+        self.ranks.resize(nodes, UNFIT);
+        self.versions.resize(nodes, UNRANKED);
+        self.chunks.resize(chunks.len(), ChunkRanks { version: UNRANKED, highest: UNFIT });
+        // Ranking a pod of several containers is expensive, and in a large cluster many nodes are alike.
+        let is_expensive = self.prepared.wants.len() > 1 && self.prepared.ask.constraints.uuids.is_open();
+        let mut known: HashMap<NodeState, i64> = HashMap::new();
+        for (index, chunk) in chunks.iter().enumerate() {
+            if self.chunks[index].version == chunk.version {
+                continue;
+            }
+            let of_chunk = index * CHUNK_NODES..index * CHUNK_NODES + chunk.nodes.len();
+            let ranks = &mut self.ranks[of_chunk.clone()];
+            let versions = &mut self.versions[of_chunk];
+            for at in outdated(chunk, versions) {
+                let node = &chunk.nodes[at];
+                let rank = || ranking.rank(node, cluster.classes(), &self.prepared).unwrap_or(UNFIT);
+                ranks[at] = if node.removed {
+                    UNFIT
+                } else if is_expensive {
+                    *known.entry(node.state()).or_insert_with(rank)
+                } else {
+                    rank()
+                };
+            }
+            versions.copy_from_slice(&chunk.versions);
+            let highest = ranks.iter().copied().max().unwrap_or(UNFIT);
+            self.chunks[index] = ChunkRanks { version: chunk.version, highest };
+        }
     }
 
-    /// The first node of the highest rank.
-    pub(super) fn highest(&self) -> Option<(NodeIndex, i64)> {
-        // The maximum first, then where it is: both passes are simple enough to be vectorised.
-        let best = self.ranks.iter().copied().max().filter(|&rank| rank != UNFIT)?;
-        let at = self.ranks.iter().position(|&rank| rank == best)?;
-        Some((NodeIndex(at), best))
-    }
-
-    /// Every node that fits, with its rank.
-    pub(super) fn fitting(&self) -> impl Iterator<Item = (NodeIndex, i64)> {
-        let ranks = self.ranks.iter().enumerate().filter(|(_, rank)| **rank != UNFIT);
-        ranks.map(|(at, &rank)| (NodeIndex(at), rank))
+    /// Returns the first node of the highest rank.
+    fn highest(&self) -> Option<(NodeIndex, i64)> {
+        let highest = self.chunks.iter().map(|chunk| chunk.highest).max().filter(|&rank| rank != UNFIT)?;
+        let first = self.chunks.iter().position(|chunk| chunk.highest == highest)? * CHUNK_NODES;
+        let at = self.ranks[first..].iter().position(|&rank| rank == highest)?;
+        Some((NodeIndex(first + at), highest))
     }
 }
 
-/// Two asks are alike when the allocator cannot tell them apart: everything but the containers' names.
-struct Likeness<'a>(&'a PodAsk);
+/// Returns the nodes of a chunk whose version differs from the one that was ranked.
+fn outdated(chunk: &NodeChunk, ranked: &[u64]) -> impl Iterator<Item = usize> + use<> {
+    // A mask first: the comparison vectorizes, and most nodes of a chunk did not change.
+    let mut mask = 0u64;
+    for (at, (version, ranked)) in chunk.versions.iter().zip(ranked).enumerate() {
+        mask |= u64::from(version != ranked) << at;
+    }
+    super::gpu_order::indexes(mask)
+}
 
-impl Likeness<'_> {
+/// Compares asks as the allocator does: everything but the names of the containers.
+struct AskIdentity<'a>(&'a PodAsk);
+
+impl AskIdentity<'_> {
     fn wants(&self) -> impl Iterator<Item = (ContainerRole, WantedGpus)> {
         self.0.asks.iter().map(|ask| (ask.role, ask.want))
     }
 }
 
-impl PartialEq for Likeness<'_> {
+impl PartialEq for AskIdentity<'_> {
     fn eq(&self, other: &Self) -> bool {
         self.wants().eq(other.wants())
             && self.0.constraints == other.0.constraints
@@ -164,7 +226,7 @@ impl PartialEq for Likeness<'_> {
     }
 }
 
-impl std::hash::Hash for Likeness<'_> {
+impl std::hash::Hash for AskIdentity<'_> {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
         for want in self.wants() {
             want.hash(state);

@@ -4,7 +4,7 @@ use super::classic::{BestFit, DotProduct, Fgd, Largest, Random};
 use super::trace::TracePod;
 use crate::model::{PodAsk, Policy};
 use crate::place::demand_histogram::DemandHistogram;
-use crate::place::{ClusterCapacity, Decision, PolicyEngine};
+use crate::place::{ClusterCapacity, Decision, PolicyEngine, RankCache};
 use std::fmt;
 use std::str::FromStr;
 
@@ -95,18 +95,23 @@ pub(super) enum Player {
 }
 
 impl Player {
-    pub(super) fn decide(&mut self, cluster: &mut ClusterCapacity, ask: &PodAsk) -> Option<Decision> {
+    pub(super) fn decide(
+        &mut self,
+        cluster: &ClusterCapacity,
+        ask: &PodAsk,
+        cache: &mut RankCache,
+    ) -> Option<Decision> {
         match self {
             Player::Random(random) => {
                 random.next();
-                cluster.best(ask, random)
+                cache.best(cluster, ask, random)
             }
-            Player::BestFit(ranking) => cluster.best(ask, ranking),
-            Player::DotProduct(ranking) => cluster.best(ask, ranking),
-            Player::Fgd(ranking) => cluster.best(ask, ranking),
-            Player::Ours(placer) => {
-                placer.arrived(ask, cluster);
-                placer.best(cluster, ask)
+            Player::BestFit(ranking) => cache.best(cluster, ask, ranking),
+            Player::DotProduct(ranking) => cache.best(cluster, ask, ranking),
+            Player::Fgd(ranking) => cache.best(cluster, ask, ranking),
+            Player::Ours(policies) => {
+                policies.arrived(ask, cluster);
+                policies.best(cluster, ask, cache)
             }
         }
     }

@@ -8,7 +8,7 @@ use crate::model::{
 /// Memory of a simulated GPU. The trace measures shares in thousandths of a GPU: one is a MiB here.
 const GPU_MIB: u64 = 1000;
 /// GPUs one node of a trace may have.
-const MOST_GPUS: u32 = crate::place::capacity::MAX_GPUS as u32;
+const MAX_GPUS: u32 = crate::model::MAX_GPUS_PER_NODE as u32;
 
 /// A node of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,7 +127,7 @@ pub fn read_nodes(text: &str) -> Result<Vec<TraceNode>, TraceError> {
     let mut nodes = Vec::with_capacity(table.rows.len());
     let mut names = std::collections::HashSet::new();
     for row in &table.rows {
-        let gpus = row.small("gpu", MOST_GPUS)?;
+        let gpus = row.small("gpu", MAX_GPUS)?;
         // A node without GPUs has no model to name.
         let model = if gpus == 0 { row.optional("model").unwrap_or("") } else { row.text("model")? };
         let node = TraceNode {
@@ -150,7 +150,7 @@ pub fn read_pods(text: &str) -> Result<Vec<TracePod>, TraceError> {
     let table = Table::read(text, &["name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"])?;
     let mut pods = Vec::with_capacity(table.rows.len());
     for row in &table.rows {
-        let gpus = row.small("num_gpu", MOST_GPUS)?;
+        let gpus = row.small("num_gpu", MAX_GPUS)?;
         let milli = row.small("gpu_milli", 1000)?;
         if gpus > 0 && milli == 0 {
             return Err(row.error(format!("num_gpu is {gpus} and gpu_milli is 0: write 1 to 1000")));

@@ -10,7 +10,7 @@ use partage_core::explain::{Closest, Explanation, explain};
 use partage_core::ledger::Ledger;
 use partage_core::manifest::Workload;
 use partage_core::model::{PodGrant, Policy};
-use partage_core::place::{HostUsage, PolicyEngine};
+use partage_core::place::{HostUsage, PolicyEngine, defaults};
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ pub(crate) struct Explain {
     cluster: PathBuf,
 
     /// The policy that would choose, where the pod names none: fragmentation, binpack, spread or topology
-    #[arg(long, default_value_t = Policy::Fragmentation)]
+    #[arg(long, default_value_t = defaults::CLUSTER_POLICY)]
     policy: Policy,
 
     /// Show every node that does not fit, and what each of its GPUs is short of

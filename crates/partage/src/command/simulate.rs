@@ -5,6 +5,7 @@ use crate::input;
 use crate::plot::{self, Line};
 use crate::progress::Progress;
 use clap::{Args, ValueEnum};
+use partage_core::place::defaults;
 use partage_core::simulate::trace::{self, TraceNode, TracePod};
 use partage_core::simulate::{self, Contender, Inflation, NotPlaced};
 use serde::Serialize;
@@ -30,7 +31,7 @@ pub(crate) struct Simulate {
     pods: PathBuf,
 
     /// fragmentation, binpack, spread, topology, or one to compare with: fgd, best-fit, dot-product, random
-    #[arg(long, default_value_t = Contender::Ours(partage_core::model::Policy::Fragmentation))]
+    #[arg(long, default_value_t = Contender::Ours(defaults::CLUSTER_POLICY))]
     policy: Contender,
 
     /// How many runs, each in an order of its own

@@ -2,13 +2,12 @@
 
 use super::super::Dialect;
 use super::{dialect_of, gpushare, hami, native, nearest, volcano};
-use crate::place::capacity;
 use crate::pod::{Container, Problem};
 use crate::quantity::{Quantity, QuantityError};
 use crate::quote::short;
 
 /// The most GPUs one container may ask for: all of a node.
-pub(in crate::dialect) const MAX_GPUS: u32 = capacity::MAX_GPUS as u32;
+pub(in crate::dialect) const MAX_GPUS: u32 = crate::model::MAX_GPUS_PER_NODE as u32;
 
 /// An amount could not be understood; the problem is recorded.
 #[derive(Debug)]
