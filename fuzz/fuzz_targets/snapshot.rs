@@ -3,7 +3,6 @@
 
 use libfuzzer_sys::fuzz_target;
 use partage_core::cluster_file::ClusterFile;
-use partage_core::explain::explain;
 use partage_core::ledger::Ledger;
 use partage_core::place::HostUsage;
 use partage_core::simulate::trace;
@@ -20,7 +19,8 @@ fuzz_target!(|text: &str| {
         .map(|held| (held.pod, held.grant, HostUsage::new(held.cpu_milli, held.memory_bytes)));
     let ledger = Ledger::rebuild(cluster.nodes, held);
     let _ = ledger.audit();
+    let snapshot = ledger.snapshot();
     for held in ledger.all_held() {
-        let _ = explain(ledger.cluster(), &held.ask()).summary();
+        let _ = snapshot.explain(&held.to_ask()).summary();
     }
 });

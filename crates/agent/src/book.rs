@@ -10,11 +10,8 @@ use crate::settings::Settings;
 use partage_core::dialect::Dialect;
 use partage_core::dialect::asks::{self, Reading};
 use partage_core::dialect::grants::{self, Spelling, UnixNanos, gpushare, volcano};
-use partage_core::explain::explain;
-use partage_core::ledger::{LedgerFinding, Ledger, LedgerTime, OverCommitment};
-use partage_core::model::{
-    Bytes, ContainerName, Cores, GpuUuid, Grant, Node, PodAsk, PodGrant, PodId, PodUid, Policy, Share,
-};
+use partage_core::ledger::{HeldGrant, Ledger, LedgerFinding, LedgerTime};
+use partage_core::model::{ContainerName, GpuUuid, Grant, Node, PodAsk, PodGrant, PodId, PodUid, Share};
 use partage_core::place::{GpuClass, HostUsage, PolicyEngine, ShareNeed};
 use partage_core::pod::{Pod, Problem};
 use partage_core::resize;
@@ -100,38 +97,28 @@ impl Book {
             return Err(wrong(problem, more));
         }
         counted_once(wanting.pod, settings)?;
-        let grant = match settings.extender {
-            true => {
-                let brought = self.brought(wanting, &reading, settings)?;
-                let (dialect, grant) = brought.ok_or_else(|| self.without_grant(wanting.id))?;
-                if dialect == Dialect::Native && !wanting.pod.annotations.contains_key(resize::ANNOTATION) {
-                    self.is_enough(&reading.ask, &grant)?;
-                }
-                self.obey(wanting.id, grant)?
+        if settings.extender {
+            let brought = self.brought(wanting, &reading, settings)?;
+            let (dialect, grant) = brought.ok_or_else(|| self.without_grant(wanting.id))?;
+            if dialect == Dialect::Native && !wanting.pod.annotations.contains_key(resize::ANNOTATION) {
+                self.is_enough(&reading.ask, &grant)?;
             }
-            false => self.place(wanting.id, &reading.ask, settings)?,
-        };
-        self.enter(wanting, &reading, grant, settings)
+            let mut statement = self.ledger.statement();
+            statement
+                .try_confirm(wanting.id.clone(), grant.clone(), HostUsage::default())
+                .map_err(not_obeyed)?;
+            let record = record_of(&self.node, wanting, &reading, grant, settings)?;
+            statement.commit();
+            Ok(self.enter(record))
+        } else {
+            self.place(wanting, &reading, settings)
+        }
     }
 
-    /// Writes down a grant that the ledger has.
-    fn enter(
-        &mut self,
-        wanting: &Wanting<'_>,
-        reading: &Reading,
-        grant: PodGrant,
-        settings: &Settings,
-    ) -> Result<PodRecord, Refusal> {
-        match self.record_of(wanting, reading, grant, settings) {
-            Ok(record) => {
-                self.records.insert(record.pod.uid.clone(), record.clone());
-                Ok(record)
-            }
-            Err(refusal) => {
-                self.ledger.release(&wanting.id.uid);
-                Err(refusal)
-            }
-        }
+    /// Keeps the record of a grant that the ledger holds.
+    fn enter(&mut self, record: PodRecord) -> PodRecord {
+        self.records.insert(record.pod.uid.clone(), record.clone());
+        record
     }
 
     /// Takes up what a pod says that it holds, where it runs and nothing else tells. It holds that already: where its GPUs have less
@@ -143,31 +130,44 @@ impl Book {
         let reading = asks::read(wanting.pod, &settings.dialect());
         let brought = self.brought(wanting, &reading, settings)?;
         let (_, grant) = brought.ok_or_else(|| Refusal("it carries no grant".into()))?;
-        self.ledger.confirm(wanting.id.clone(), grant.clone(), HostUsage::default());
-        self.enter(wanting, &reading, grant, settings)
+        let mut statement = self.ledger.statement();
+        statement.confirm(wanting.id.clone(), grant.clone(), HostUsage::default());
+        let record = record_of(&self.node, wanting, &reading, grant, settings)?;
+        statement.commit();
+        Ok(self.enter(record))
     }
 
-    /// Takes the best place there is now.
-    fn place(&mut self, id: &PodId, ask: &PodAsk, settings: &Settings) -> Result<PodGrant, Refusal> {
-        let mut placer = PolicyEngine::new(settings.policy);
-        let held: Vec<PodAsk> = self.ledger.all_held().map(|held| held.ask()).collect();
-        placer.learn(&held, self.ledger.cluster());
-        let placed = self.ledger.best(&placer, ask);
-        let granted = placed
-            .and_then(|decision| self.ledger.reserve(id.clone(), ask, &decision, LedgerTime(u64::MAX)).ok());
-        let Some(grant) = granted else { return Err(self.no_room(ask)) };
-        self.ledger.confirm(id.clone(), grant.clone(), HostUsage::default());
-        Ok(grant)
+    /// Places a pod on the best GPUs of this node.
+    fn place(
+        &mut self,
+        wanting: &Wanting<'_>,
+        reading: &Reading,
+        settings: &Settings,
+    ) -> Result<PodRecord, Refusal> {
+        let mut policies = PolicyEngine::new(settings.policy);
+        let held: Vec<PodAsk> = self.ledger.all_held().map(HeldGrant::to_ask).collect();
+        policies.learn(&held, self.ledger.cluster());
+        let mut statement = self.ledger.statement();
+        let id = wanting.id;
+        let Ok(grant) = statement.place(id.clone(), &reading.ask, &policies, LedgerTime(u64::MAX)) else {
+            drop(statement);
+            return Err(self.no_room(&reading.ask));
+        };
+        statement.confirm(id.clone(), grant.clone(), HostUsage::default());
+        let record = record_of(&self.node, wanting, reading, grant, settings)?;
+        statement.commit();
+        Ok(self.enter(record))
     }
 
-    /// Why there is no room, in words for the pod's author.
+    /// Explains to the pod's author why the pod does not fit.
     fn no_room(&self, ask: &PodAsk) -> Refusal {
-        let explanation = explain(self.ledger.cluster(), ask);
+        let snapshot = self.ledger.snapshot();
+        let explanation = snapshot.explain(ask);
         let why =
             explanation.per_node.first().map_or_else(|| explanation.summary(), |report| report.text.clone());
         let hint = explanation.suggestions.first().map(|hint| hint.change.to_string());
         let name = &self.node.name;
-        Refusal(match self.ever_fits(ask) {
+        Refusal(match snapshot.could_ever_fit(ask) {
             true => {
                 let hint = hint.map(|change| format!(", or {change}")).unwrap_or_default();
                 format!(
@@ -181,13 +181,6 @@ impl Book {
                 )
             }
         })
-    }
-
-    /// Whether an ask would fit if nobody held anything and all GPUs were well: who waits for what never comes must be told.
-    fn ever_fits(&self, ask: &PodAsk) -> bool {
-        let mut node = self.node.clone();
-        node.gpus.iter_mut().for_each(|gpu| gpu.withheld = None);
-        Ledger::new([node]).best(&PolicyEngine::new(Policy::Binpack), ask).is_some()
     }
 
     fn without_grant(&self, id: &PodId) -> Refusal {
@@ -247,105 +240,6 @@ impl Book {
         Ok(())
     }
 
-    /// Takes a grant that somebody else decided, unless its GPUs have no room for it.
-    fn obey(&mut self, id: &PodId, grant: PodGrant) -> Result<PodGrant, Refusal> {
-        self.ledger.confirm(id.clone(), grant.clone(), HostUsage::default());
-        if let Some(finding) = self.ledger.audit().iter().find(|finding| concerns(finding, &grant)) {
-            let refusal = not_obeyed(self.too_much(finding, &id.uid));
-            self.ledger.release(&id.uid);
-            return Err(refusal);
-        }
-        Ok(grant)
-    }
-
-    /// What a pod's grant would take of a GPU that does not have it, in words for its author: who else is on the GPU is no business of
-    /// theirs. The ledger has the grant.
-    fn too_much(&self, finding: &LedgerFinding, uid: &PodUid) -> String {
-        let LedgerFinding::OverCommitted { gpu, what, .. } = finding else {
-            return match finding {
-                LedgerFinding::UnknownGpu { node, gpu, .. } => format!("node {node} does not have GPU {gpu}"),
-                other => other.to_string(),
-            };
-        };
-        let own = self.ledger.held(uid).zip(self.node.gpu_index(gpu)).map(|(held, at)| held.usage_on(at));
-        let own = own.unwrap_or_default();
-        match what {
-            OverCommitment::Memory { promised, limit } => {
-                let free = limit.0.saturating_sub(promised.0.saturating_sub(own.memory));
-                let (free, asked) = (Bytes(free), Bytes(own.memory));
-                format!("GPU {gpu} has {free} of memory for this pod, and {asked} would be its")
-            }
-            OverCommitment::Cores { promised } => {
-                let all = u64::from(Cores::WHOLE.as_millipercent());
-                let free = all.saturating_sub(promised.saturating_sub(own.cores)) / 1000;
-                let asked = own.cores.div_ceil(1000);
-                format!("GPU {gpu} has {free} % of its compute for this pod, and {asked} % would be its")
-            }
-            OverCommitment::Whole { .. } => {
-                format!("GPU {gpu} is or would be held whole, and others are on it")
-            }
-            OverCommitment::Mixed => {
-                format!("GPU {gpu} would have shares with and without a limit of memory")
-            }
-            OverCommitment::Shares { most, .. } => {
-                format!("GPU {gpu} has {most} shares already, which is all that it may have")
-            }
-            OverCommitment::Share { card, .. } => {
-                format!("a share of GPU {gpu} would be larger than its memory, which is {card}")
-            }
-        }
-    }
-
-    /// What is kept of a grant, and said on its pod.
-    fn record_of(
-        &self,
-        wanting: &Wanting<'_>,
-        reading: &Reading,
-        grant: PodGrant,
-        settings: &Settings,
-    ) -> Result<PodRecord, Refusal> {
-        let mut record = self.written(wanting, reading, grant, settings)?;
-        if settings.extender {
-            // What the extender wrote stays as it is; only that it was obeyed is new.
-            let decided = |key: &str| {
-                grants::is_record(key) && ![gpushare::ASSIGNED, volcano::TO_ALLOCATE].contains(&key)
-            };
-            record.annotations.retain(|key, _| !(decided(key) && wanting.pod.annotations.contains_key(key)));
-        }
-        Ok(record)
-    }
-
-    /// The same, with everything that a grant says in any dialect.
-    fn written(
-        &self,
-        wanting: &Wanting<'_>,
-        reading: &Reading,
-        grant: PodGrant,
-        settings: &Settings,
-    ) -> Result<PodRecord, Refusal> {
-        let dialects: BTreeMap<ContainerName, _> =
-            reading.containers.iter().filter_map(|one| Some((one.name.clone(), one.dialect?))).collect();
-        let spelling = Spelling::of(wanting.pod, &dialects);
-        let mut written =
-            grants::write(&grant, &self.node, &spelling, &settings.dialect(), UnixNanos(wanting.now))
-                .map_err(|error| Refusal(format!("the grant cannot be written: {error}")))?;
-        // The node that other systems' records wait for is this one.
-        grants::set_up(&mut written.annotations);
-        Ok(PodRecord {
-            pod: wanting.id.clone(),
-            boot: wanting.boot.into(),
-            at: wanting.now,
-            grant,
-            dialects: dialects
-                .into_iter()
-                .map(|(name, dialect)| (name, dialect.name().to_string()))
-                .collect(),
-            annotations: written.annotations,
-            env: written.env,
-            resize: None,
-        })
-    }
-
     /// A pod's record with another grant, and everything that follows from that.
     pub(crate) fn rewritten(
         &self,
@@ -356,7 +250,7 @@ impl Book {
     ) -> Result<PodRecord, Refusal> {
         let reading = asks::read(pod, &settings.dialect());
         let wanting = Wanting { id: &old.pod, pod, problems: &[], boot: &old.boot, now: old.at };
-        self.written(&wanting, &reading, grant, settings)
+        written(&self.node, &wanting, &reading, grant, settings)
     }
 
     /// A pod has ended: what it held can be given again.
@@ -365,24 +259,19 @@ impl Book {
         self.records.remove(uid)
     }
 
-    /// Holds, for a pod that runs, the more of what it has and what it is to have, where its GPUs have room for that. Then nobody
-    /// else can take either, whatever becomes of the change; [`Book::put_back`] ends it, one way or the other.
+    /// Reserves, for a running pod that is resized, the larger of its old and its new amounts, if its GPUs have them.
+    /// No other pod can take either until [`Book::put_back`] ends the resize.
     pub(crate) fn reserve(&mut self, old: &PodRecord, new: &PodGrant) -> Result<(), Refusal> {
-        let most = most(&old.grant, new);
-        self.ledger.confirm(old.pod.clone(), most.clone(), HostUsage::default());
-        // Who takes less makes nothing worse, however full the GPU is.
-        let wrong = self.ledger.audit().into_iter().find(|finding| concerns(finding, &most));
-        match wrong.filter(|_| most != old.grant) {
-            Some(finding) => {
-                let why = self.too_much(&finding, &old.pod.uid);
-                self.ledger.confirm(old.pod.clone(), old.grant.clone(), HostUsage::default());
-                Err(Refusal(why))
-            }
-            None => Ok(()),
-        }
+        let mut statement = self.ledger.statement();
+        // Shrinking reserves what the pod has already, which is never refused, however full the GPU is.
+        statement
+            .replace(&old.pod.uid, most(&old.grant, new))
+            .map_err(|refused| Refusal(refused.to_string()))?;
+        statement.commit();
+        Ok(())
     }
 
-    /// This is what the pod holds now.
+    /// Ends a resize: the pod holds what the record says.
     pub(crate) fn put_back(&mut self, record: PodRecord) {
         self.ledger.confirm(record.pod.clone(), record.grant.clone(), HostUsage::default());
         self.records.insert(record.pod.uid.clone(), record);
@@ -402,21 +291,57 @@ impl Book {
     }
 }
 
+/// Returns what is persisted of a grant and written to its pod.
+fn record_of(
+    node: &Node,
+    wanting: &Wanting<'_>,
+    reading: &Reading,
+    grant: PodGrant,
+    settings: &Settings,
+) -> Result<PodRecord, Refusal> {
+    let mut record = written(node, wanting, reading, grant, settings)?;
+    if settings.extender {
+        // What the extender wrote is kept; only the note that the grant was applied is new.
+        let decided =
+            |key: &str| grants::is_record(key) && ![gpushare::ASSIGNED, volcano::TO_ALLOCATE].contains(&key);
+        record.annotations.retain(|key, _| !(decided(key) && wanting.pod.annotations.contains_key(key)));
+    }
+    Ok(record)
+}
+
+/// Returns a record with the annotations of every dialect.
+fn written(
+    node: &Node,
+    wanting: &Wanting<'_>,
+    reading: &Reading,
+    grant: PodGrant,
+    settings: &Settings,
+) -> Result<PodRecord, Refusal> {
+    let dialects: BTreeMap<ContainerName, _> =
+        reading.containers.iter().filter_map(|one| Some((one.name.clone(), one.dialect?))).collect();
+    let spelling = Spelling::of(wanting.pod, &dialects);
+    let mut written = grants::write(&grant, node, &spelling, &settings.dialect(), UnixNanos(wanting.now))
+        .map_err(|error| Refusal(format!("the grant cannot be written: {error}")))?;
+    // Records of other systems that wait for a node to apply them are marked as applied.
+    grants::set_up(&mut written.annotations);
+    Ok(PodRecord {
+        pod: wanting.id.clone(),
+        boot: wanting.boot.into(),
+        at: wanting.now,
+        grant,
+        dialects: dialects.into_iter().map(|(name, dialect)| (name, dialect.name().to_string())).collect(),
+        annotations: written.annotations,
+        env: written.env,
+        resize: None,
+    })
+}
+
 fn wrong(problem: &Problem, more: usize) -> Refusal {
     let place =
         problem.container.as_ref().map_or_else(String::new, |container| format!("container {container}, "));
     let more =
         if more == 0 { String::new() } else { format!(" (and {more} more: partage check tells them all)") };
     Refusal(format!("{place}{}: {}{more}", problem.field, problem.message))
-}
-
-/// Whether a finding is about a GPU of this grant.
-fn concerns(finding: &LedgerFinding, grant: &PodGrant) -> bool {
-    let gpu = match finding {
-        LedgerFinding::OverCommitted { gpu, .. } | LedgerFinding::UnknownGpu { gpu, .. } => gpu,
-        LedgerFinding::UnknownNode { .. } | LedgerFinding::SeveralGrants { .. } => return false,
-    };
-    grant.grants.iter().flat_map(|one| &one.shares).any(|share| share.gpu == *gpu)
 }
 
 fn not_obeyed(why: impl fmt::Display) -> Refusal {

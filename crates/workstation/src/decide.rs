@@ -3,8 +3,8 @@
 use crate::settings::{DefaultShare, Settings};
 use crate::users::Who;
 use crate::wire::{Change, Mode, Refusal, RunRequest};
-use partage_core::explain::{Change as Suggested, explain};
-use partage_core::ledger::{Ledger, LedgerTime};
+use partage_core::explain::Change as Suggested;
+use partage_core::ledger::{Ledger, LedgerTime, Statement};
 use partage_core::model::{
     Ask, Bytes, Constraints, ContainerRole, Cores, CoresAsk, GpuUuid, Grant, MemoryAsk, Node, PodAsk,
     PodGrant, PodId, Selector, Share, ShareAsk, WantedGpus,
@@ -123,7 +123,7 @@ pub fn place(
     let mut ask = ask.clone();
     ask.constraints.policy = Some(settings.policy);
     admit(node, held, settings, who, &mut ask)?;
-    let shares = fit(node, held, settings, who, &ask)?;
+    let shares = fit(ledger_of(node, held).statement(), node, held, settings, who, &ask)?;
     within_rule(held, settings, who, &shares)?;
     Ok(shares)
 }
@@ -140,7 +140,6 @@ pub fn resize(
     let Some(own) = held.iter().find(|held| held.name == name) else {
         return Err(Refused::new(Refusal::Unknown, format!("there is no share called {name}")));
     };
-    let others: Vec<Held<'_>> = held.iter().filter(|held| held.name != name).cloned().collect();
     let Some(first) = own.shares.first() else {
         return Err(wrong(format!("{name} has no GPU")));
     };
@@ -170,7 +169,11 @@ pub fn resize(
     };
     let mut ask = ask(&request, &DefaultShare::default())?;
     ask.constraints.uuids.only = own.shares.iter().map(|share| share.gpu.to_string()).collect();
-    let mut shares = fit(node, &others, settings, own.who, &ask)?;
+    let mut ledger = ledger_of(node, held);
+    let mut statement = ledger.statement();
+    statement.release(&id(name).uid);
+    let others: Vec<Held<'_>> = held.iter().filter(|held| held.name != name).cloned().collect();
+    let mut shares = fit(statement, node, &others, settings, own.who, &ask)?;
     within_rule(&others, settings, own.who, &shares)?;
     // In the order that the region has them.
     shares.sort_by_key(|share| own.shares.iter().position(|own| own.gpu == share.gpu));
@@ -330,36 +333,41 @@ pub fn reserved(node: &Node, held: &[Held<'_>], settings: &Settings, gpu: &GpuUu
     Bytes(here.map(|reservation| left(reservation, gpu, held).0.0).sum())
 }
 
+/// Returns a ledger of what is held on this machine.
+fn ledger_of(node: &Node, held: &[Held<'_>]) -> Ledger {
+    let grants = held.iter().map(|held| (id(held.name), grant_of(node, held.shares), HostUsage::default()));
+    Ledger::rebuild([node.clone()], grants)
+}
+
+/// Returns a grant of these shares, all for the one container.
+fn grant_of(node: &Node, shares: &[Share]) -> PodGrant {
+    let grants = vec![Grant { container: CONTAINER.into(), init: false, shares: shares.to_vec() }];
+    PodGrant { node: node.name.clone(), grants }
+}
+
+/// Finds shares for an ask beside what the statement's ledger holds and what is reserved for others.
+///
+/// The statement is only tried: it is rolled back, and the caller decides what becomes of the shares.
 fn fit(
+    mut statement: Statement<'_>,
     node: &Node,
     held: &[Held<'_>],
     settings: &Settings,
     who: &Who,
     ask: &PodAsk,
 ) -> Result<Vec<Share>, Refused> {
-    let mut ledger = Ledger::new([node.clone()]);
-    let mut hold = |name: &str, shares: &[Share]| {
-        let grants = vec![Grant { container: CONTAINER.into(), init: false, shares: shares.to_vec() }];
-        let grant = PodGrant { node: node.name.clone(), grants };
-        ledger.confirm(id(name), grant, HostUsage::default());
-    };
-    for held in held {
-        hold(held.name, held.shares);
-    }
     let kept = kept(node, held, settings, who);
     for (at, kept) in kept.iter().enumerate() {
-        // No share is called so: names have no space in them.
-        hold(&format!("kept {at}"), std::slice::from_ref(&kept.share));
+        // Names of shares contain no space, so this one is free.
+        let name = id(&format!("kept {at}"));
+        statement.confirm(name, grant_of(node, std::slice::from_ref(&kept.share)), HostUsage::default());
     }
-    let granted = ledger
-        .best(&PolicyEngine::new(settings.policy), ask)
-        .and_then(|decision| ledger.reserve(id("new share"), ask, &decision, LedgerTime(u64::MAX)).ok());
-    if let Some(grant) = granted
-        && let Some(grant) = grant.grants.into_iter().next()
-    {
+    let policies = PolicyEngine::new(settings.policy);
+    let granted = statement.place(id("new share"), ask, &policies, LedgerTime(u64::MAX)).ok();
+    if let Some(grant) = granted.and_then(|grant| grant.grants.into_iter().next()) {
         return Ok(grant.shares);
     }
-    let explanation = explain(ledger.cluster(), ask);
+    let explanation = statement.ledger().snapshot().explain(ask);
     let mut message = match explanation.per_node.first() {
         Some(report) => without_others(&of_this_machine(&report.text)),
         None => explanation.summary(),

@@ -121,7 +121,7 @@ fn a_grant_that_came_with_the_pod_is_obeyed_to_the_byte() {
     let huge = granted("n1", "main", GPU[1], 10 << 30);
     for (annotations, words) in [
         (json!({}), "without a grant"),
-        (huge, "has 6 GiB of memory for this pod, and 10 GiB would be its"),
+        (huge, "has 6 GiB of memory free for this pod, 10 GiB requested"),
         (granted("n1", "main", GPU[0], 1 << 30), "asks for 10 GiB of memory and was granted 1 GiB"),
         (granted("n2", "main", GPU[0], 1 << 30), "n2"),
         (granted("n1", "other", GPU[0], 1 << 30), "other"),
@@ -166,7 +166,7 @@ fn amounts_change_within_what_the_gpu_has() {
     book.put_back(resized(2 << 30));
     let now = book.record(&"a".into()).unwrap().clone();
     let why = book.reserve(&now, &resized(17 << 30).grant).unwrap_err().0;
-    assert_eq!(why, format!("GPU {} has 16 GiB of memory for this pod, and 17 GiB would be its", GPU[0]));
+    assert_eq!(why, format!("GPU {} has 16 GiB of memory free for this pod, 17 GiB requested", GPU[0]));
     assert_eq!(book.record(&"a".into()), Some(&resized(2 << 30)));
     assert_eq!((book.audit(), book.promised(&old.grant.grants[0].shares[0].gpu).0), (vec![], 2 << 30));
     decide(&mut book, "c", &ten, &settings).unwrap();

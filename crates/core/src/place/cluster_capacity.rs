@@ -72,6 +72,14 @@ struct NodeDirectory {
     unused: BTreeSet<usize>,
 }
 
+/// The content of one node at some time, to be put back by [`ClusterCapacity::restore`].
+#[derive(Debug)]
+pub(crate) struct SavedNode {
+    node: NodeIndex,
+    version: u64,
+    capacity: Arc<NodeCapacity>,
+}
+
 /// Returns a number that was never returned before in this process. It tells contents and caches apart and decides
 /// nothing.
 pub(crate) fn unique_version() -> u64 {
@@ -213,6 +221,21 @@ impl ClusterCapacity {
         (!node.removed && node.inventory == decision.inventory).then_some(node.as_ref())
     }
 
+    /// Returns the content of a node, to be put back later.
+    pub(crate) fn save(&self, node: NodeIndex) -> SavedNode {
+        let chunk = &self.chunks[node.0 / CHUNK_NODES];
+        let at = node.0 % CHUNK_NODES;
+        SavedNode { node, version: chunk.versions[at], capacity: Arc::clone(&chunk.nodes[at]) }
+    }
+
+    /// Puts back the content of a node, with the version that it had.
+    pub(crate) fn restore(&mut self, saved: SavedNode) {
+        let chunk = Arc::make_mut(&mut Arc::make_mut(&mut self.chunks)[saved.node.0 / CHUNK_NODES]);
+        let at = saved.node.0 % CHUNK_NODES;
+        chunk.nodes[at] = saved.capacity;
+        chunk.stamp(at, saved.version);
+    }
+
     /// The nodes as the rank cache reads them.
     pub(super) fn chunks(&self) -> &[Arc<NodeChunk>] {
         &self.chunks
@@ -315,6 +338,19 @@ mod tests {
         let before = Arc::as_ptr(&cluster.chunks[0].nodes[1]);
         cluster.add_usage(NodeIndex(1), &[], one_cpu());
         assert_eq!(Arc::as_ptr(&cluster.chunks[0].nodes[1]), before);
+    }
+
+    #[test]
+    fn restored_node_has_its_old_version_and_the_chunk_a_new_one() {
+        let mut cluster = cluster(2);
+        let (chunk, node) = (cluster.chunks[0].version, cluster.chunks[0].versions[1]);
+        let saved = cluster.save(NodeIndex(1));
+        cluster.add_usage(NodeIndex(1), &[], one_cpu());
+        assert_ne!(cluster.chunks[0].versions[1], node);
+        cluster.restore(saved);
+        assert_eq!(cluster.chunks[0].versions[1], node);
+        assert_ne!(cluster.chunks[0].version, chunk);
+        assert_eq!(cluster.node_capacity(NodeIndex(1)).host_used, HostUsage::default());
     }
 
     #[test]

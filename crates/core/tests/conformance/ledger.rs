@@ -51,7 +51,7 @@ fn b17_two_binds_for_the_last_units_one_wins() {
     let decision = best(&mut ledger, &ask, Policy::Binpack).unwrap();
     ledger.reserve(id("first"), &ask, &decision, LedgerTime(1)).unwrap();
     let refused = ledger.reserve(id("second"), &ask, &decision, LedgerTime(1)).unwrap_err();
-    assert!(matches!(&refused, ReserveError::Taken { .. }));
+    assert!(matches!(&refused, ReserveError::CapacityTaken { .. }));
     assert!(refused.to_string().contains("default/second"), "{refused}");
 }
 

@@ -7,6 +7,7 @@
 mod gpushare;
 mod ledger;
 mod ours;
+mod statements;
 mod vcuda;
 mod volcano;
 mod world;

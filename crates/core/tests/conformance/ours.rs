@@ -91,7 +91,7 @@ fn a_decision_from_before_a_node_changed_is_refused() {
     ledger.set_node(node("n", &[16]));
     assert!(matches!(
         ledger.reserve(id("p"), &ask, &decision, LedgerTime(1)),
-        Err(ReserveError::Changed { .. })
+        Err(ReserveError::NodeChanged { .. })
     ));
 }
 

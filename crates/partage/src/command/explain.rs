@@ -6,11 +6,11 @@ use crate::output::line;
 use clap::Args;
 use partage_core::check::WorkloadReport;
 use partage_core::cluster_file::ClusterFile;
-use partage_core::explain::{Closest, Explanation, explain};
-use partage_core::ledger::Ledger;
+use partage_core::explain::{Closest, Explanation};
+use partage_core::ledger::{HeldGrant, Ledger, Snapshot};
 use partage_core::manifest::Workload;
 use partage_core::model::{PodGrant, Policy};
-use partage_core::place::{HostUsage, PolicyEngine, defaults};
+use partage_core::place::{HostUsage, PolicyEngine, RankCache, defaults};
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -72,31 +72,30 @@ impl Answer {
 
 impl Explain {
     pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
-        let (input, snapshot) = self.read();
-        for what in input.unread.iter().chain(&input.unreadable).chain(snapshot.as_ref().err()) {
+        let (input, cluster) = self.read();
+        for what in input.unread.iter().chain(&input.unreadable).chain(cluster.as_ref().err()) {
             line(err, format_args!("error: {what}"))?;
         }
-        let Ok(snapshot) = snapshot else {
+        let Ok(cluster) = cluster else {
             // A program gets JSON whatever happens.
             if matches!(self.output, Output::Json) {
                 write_json(&self.json(&[], &[]), out)?;
             }
             return Ok(Outcome::Unreadable);
         };
-        let held = snapshot.grants.into_iter().map(|held| {
+        let held = cluster.grants.into_iter().map(|held| {
             let host = HostUsage::new(held.cpu_milli, held.memory_bytes);
             (held.pod, held.grant, host)
         });
-        let mut ledger = Ledger::rebuild(snapshot.nodes, held);
+        let ledger = Ledger::rebuild(cluster.nodes, held);
         let findings: Vec<String> = ledger.audit().iter().map(ToString::to_string).collect();
-        let mut placer = PolicyEngine::new(self.policy);
-        // What runs is the best guess at what comes; by name, so that the same file gives the same answer.
-        let mut held: Vec<_> = ledger.all_held().collect();
-        held.sort_by(|a, b| a.pod.uid.cmp(&b.pod.uid));
-        let held: Vec<_> = held.into_iter().map(|held| held.ask()).collect();
-        placer.learn(&held, ledger.cluster());
+        let mut policies = PolicyEngine::new(self.policy);
+        // What runs is the best guess at what will arrive.
+        let held: Vec<_> = ledger.all_held().map(HeldGrant::to_ask).collect();
+        policies.learn(&held, ledger.cluster());
+        let snapshot = ledger.snapshot();
         let answers: Vec<Answer> =
-            input.workloads.iter().map(|workload| self.answer(workload, &mut ledger, &placer)).collect();
+            input.workloads.iter().map(|workload| self.answer(workload, &snapshot, &policies)).collect();
         match self.output {
             Output::Json => {
                 write_json(&self.json(&answers, &findings), out)?;
@@ -125,23 +124,24 @@ impl Explain {
                 "standard input cannot be both the manifest and the cluster: name a file for one of them";
             return (Input::default(), Err(what.into()));
         }
-        let snapshot = input::text(&self.cluster)
+        let cluster = input::text(&self.cluster)
             .and_then(|text| ClusterFile::from_json(&text).map_err(|error| error.to_string()))
             .map_err(|what| format!("{}: {what}", self.cluster.display()));
-        (input::read(&self.files), snapshot)
+        (input::read(&self.files), cluster)
     }
 
-    fn answer(&self, workload: &Workload, ledger: &mut Ledger, placer: &PolicyEngine) -> Answer {
+    fn answer(&self, workload: &Workload, snapshot: &Snapshot, policies: &PolicyEngine) -> Answer {
         let settings = self.dialects.settings();
         let (report, ask) = WorkloadReport::with_ask(workload, &settings);
         // Where one container's ask is unclear, the pod would be judged for less than it wants.
         if ask.asks.is_empty() || report.containers.iter().any(|container| container.unclear) {
             return Answer { report, explanation: None, grant: None };
         }
-        let decision = ledger.best(placer, &ask);
-        let cluster = ledger.cluster();
-        let grant = decision.map(|decision| decision.placement.grant(&ask.asks, cluster.node_capacity(decision.node)));
-        Answer { report, explanation: Some(explain(cluster, &ask)), grant }
+        let decision = snapshot.best(policies, &ask, &mut RankCache::default());
+        let cluster = snapshot.cluster();
+        let grant = decision
+            .map(|decision| decision.placement.grant(&ask.asks, cluster.node_capacity(decision.node)));
+        Answer { report, explanation: Some(snapshot.explain(&ask)), grant }
     }
 
     fn table(&self, answer: &Answer, out: &mut dyn Write) -> io::Result<()> {

@@ -129,7 +129,7 @@ fn a_running_pod_gets_other_amounts_where_there_is_room() {
         resize(&stage, "r", "memory=3Gi").await;
         shows(&stage, 3).await;
         for (wish, words) in [
-            ("memory=33Gi", "of memory for this pod, and 33 GiB would be its"),
+            ("memory=33Gi", "of memory free for this pod, 33 GiB requested"),
             ("memory=1Gi", "free memory in the program first"),
             ("memory=lots", "memory=lots"),
             ("other: memory=4Gi", "container other has no share"),
@@ -172,7 +172,7 @@ async fn several_containers(stage: &Stage<'_>) {
     assert_eq!((sees("train"), sees("serve")), (2 << 10, 1 << 10));
     // One of the two does not fit, and neither is changed.
     resize(stage, "both", "train: memory=3Gi; serve: memory=39Gi").await;
-    stage.told(("Pod", "both"), "ResizeRefused", "of memory for this pod, and").await;
+    stage.told(("Pod", "both"), "ResizeRefused", "of memory free for this pod, ").await;
     assert_eq!((sees("train"), sees("serve")), (2 << 10, 1 << 10));
     resize(stage, "both", "train: memory=3Gi; serve: memory=2Gi, cores=10").await;
     stage.event("Resized", "train: memory=3Gi; serve: memory=2Gi, cores=10").await;
