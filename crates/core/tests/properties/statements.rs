@@ -44,9 +44,21 @@ fn apply(statement: &mut Statement<'_>, operation: &Operation) {
     }
 }
 
-/// A ledger to which these operations were applied one by one.
-fn ledger_after<'a>(nodes: &[Node], operations: impl IntoIterator<Item = &'a Operation>) -> Ledger {
-    let mut ledger = Ledger::new(nodes.to_vec());
+/// A grant that a pod claims after a restart. Of several claims for one pod the ledger keeps a note.
+type Claim = (usize, PodGrant);
+
+fn claims() -> impl Strategy<Value = Vec<Claim>> {
+    vec((0usize..6, grants()), 0..4)
+}
+
+/// A ledger rebuilt from these claims, to which these operations were then applied one by one.
+fn ledger_after<'a>(
+    nodes: &[Node],
+    claims: &[Claim],
+    operations: impl IntoIterator<Item = &'a Operation>,
+) -> Ledger {
+    let claims = claims.iter().map(|(pod, grant)| (id(*pod), grant.clone(), HostUsage::default()));
+    let mut ledger = Ledger::rebuild(nodes.to_vec(), claims);
     for operation in operations {
         let mut statement = ledger.statement();
         apply(&mut statement, operation);
@@ -69,14 +81,15 @@ proptest! {
     #[test]
     fn statement_that_is_not_committed_restores_the_ledger(
         nodes in nodes(),
+        claims in claims(),
         before in vec(operations(), 0..10),
         within in vec(operations(), 0..10),
         probe in asks(),
         ending in prop::sample::select(vec![Ending::Drop, Ending::Rollback, Ending::RollbackToStart]),
         policy in policies(),
     ) {
-        let mut ledger = ledger_after(&nodes, &before);
-        let unchanged = ledger_after(&nodes, &before);
+        let mut ledger = ledger_after(&nodes, &claims, &before);
+        let unchanged = ledger_after(&nodes, &claims, &before);
         let policies = taught(policy, &probe, ledger.cluster());
         let decision = ledger.best(&policies, &probe);
         let mut statement = ledger.statement();
@@ -107,9 +120,10 @@ proptest! {
     #[test]
     fn nested_checkpoints_keep_exactly_what_came_before_them(
         nodes in nodes(),
+        claims in claims(),
         steps in vec((operations(), prop::bool::weighted(0.4), prop::option::weighted(0.3, any::<prop::sample::Index>())), 1..20),
     ) {
-        let mut ledger = Ledger::new(nodes.clone());
+        let mut ledger = ledger_after(&nodes, &claims, []);
         let mut statement = ledger.statement();
         let mut kept: Vec<&Operation> = Vec::new();
         let mut checkpoints = vec![(statement.checkpoint(), 0)];
@@ -136,7 +150,7 @@ proptest! {
             }
         }
         statement.commit();
-        prop_assert!(ledger == ledger_after(&nodes, kept));
+        prop_assert!(ledger == ledger_after(&nodes, &claims, kept));
     }
 
     #[test]
@@ -171,6 +185,16 @@ proptest! {
         };
         let accepted = !audited.audit().iter().any(concerns);
         prop_assert_eq!(answer.is_ok(), accepted, "{:?}", answer);
+        // From the grants alone: no share of these GPUs is larger than its card.
+        let on_node = audited.all_held().filter(|held| held.grant.node == grant.node);
+        let shares: Vec<&Share> = on_node.flat_map(|held| &held.grant.grants).flat_map(|one| &one.shares).collect();
+        let is_oversized = |gpu: &Gpu| {
+            let of_gpu = shares.iter().filter(|share| share.gpu == gpu.uuid);
+            gpus.contains(&&gpu.uuid) && of_gpu.clone().any(|share| share.memory_bytes > Some(gpu.memory_bytes))
+        };
+        if nodes.iter().filter(|node| node.name == grant.node).flat_map(|node| &node.gpus).any(is_oversized) {
+            prop_assert!(answer.is_err());
+        }
         match answer {
             Ok(replaced) => {
                 prop_assert_eq!(replaced, held);
