@@ -16,6 +16,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("partage-sim", &["partage-core", "partage-region", "partage-driver-api", "partage-elf-rewrite"]),
     ("partage-samples", &["partage-core", "partage-driver-api"]),
     ("partage-kubelet-api", &[]),
+    ("partage-serve", &[]),
     ("partage-cluster", &["partage-core"]),
     ("partage-host", &["partage-core", "partage-region", "partage-driver-api"]),
     (
@@ -53,9 +54,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "partage-enforce",
             "partage-cluster",
             "partage-kubelet-api",
+            "partage-serve",
         ],
     ),
-    ("partage-control", &["partage-core", "partage-cluster"]),
+    ("partage-control", &["partage-core", "partage-cluster", "partage-serve"]),
     (
         "partage",
         &[
@@ -69,6 +71,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "partage-workstation",
             "partage-cluster",
             "partage-kubelet-api",
+            "partage-serve",
             "partage-agent",
             "partage-control",
         ],
