@@ -1,20 +1,18 @@
-//! What is told to Prometheus, and to whom.
+//! Metrics for Prometheus, and the server that exposes them.
 //!
 //! ```text
-//!  ours    partage_…, strict OpenMetrics       serve        HTTP or HTTPS, and health
-//!  theirs  the names of replaced systems       access       who may read
-//!  classic the text for older readers          connections  how long, how many, how much
+//!  ours     partage_…, strict OpenMetrics
+//!  theirs   the metric names of replaced systems
+//!  classic  the Prometheus text format that precedes OpenMetrics
+//!  serve    /metrics, /healthz and /readyz over HTTP or HTTPS
 //! ```
 
-mod access;
 mod classic;
-mod connections;
 mod ours;
 mod serve;
 mod theirs;
 
-pub(crate) use access::Access;
-pub(crate) use serve::Server;
+pub(crate) use serve::{Server, token_auth};
 
 use crate::report::Report;
 use partage_host::openmetrics;

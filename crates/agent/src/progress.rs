@@ -6,6 +6,7 @@ use crate::report::{ContainerReport, Counts, GpuReport, Report};
 use crate::settings::Metrics;
 use partage_cluster::Cluster;
 use partage_core::model::NodeName;
+use partage_serve::NotReady;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -82,17 +83,17 @@ pub(crate) async fn keep_telling(
     stop: CancellationToken,
 ) {
     let node = cluster.node_name().clone();
-    let access = metrics::Access::Asks(Arc::new(move |token| {
+    let auth = metrics::token_auth(move |token| {
         let cluster = cluster.clone();
-        Box::pin(async move { cluster.may_read_metrics(&token).await.map_err(|error| error.to_string()) })
-    }));
+        async move { cluster.may_read_metrics(&token).await }
+    });
     while !stop.is_cancelled() {
         let (of, ready, node) = (Arc::clone(&progress), Arc::clone(&progress), node.clone());
         let report = move || of.state().map_or_else(|| empty(&node), |state| report(&state));
         let served = async {
-            let server = metrics::Server::bind(&settings, access.clone()).await?;
+            let server = metrics::Server::bind(&settings, Arc::clone(&auth)).await?;
             tracing::info!(address = %server.address(), anonymous = settings.anonymous, "metrics are served");
-            server.run(report, move || ready.ready(), stop.clone()).await;
+            server.run(report, move || ready.ready().map_err(NotReady::new), stop.clone()).await;
             std::io::Result::Ok(())
         };
         if let Err(error) = served.await {

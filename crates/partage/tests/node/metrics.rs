@@ -74,7 +74,7 @@ async fn by_token(stage: &Stage<'_>, address: SocketAddr) {
     };
     let nobody = get(None).await;
     assert_eq!(nobody.status, 401);
-    assert!(nobody.body.contains("metrics are for those with a token of this cluster"), "{}", nobody.body);
+    assert!(nobody.body.contains("metrics require a token of this cluster"), "{}", nobody.body);
     let stranger = get(Some(&token("stranger"))).await;
     assert_eq!(stranger.status, 403);
     assert!(stranger.body.contains("partage-metrics-reader"), "{}", stranger.body);

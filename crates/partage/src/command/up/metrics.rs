@@ -1,26 +1,40 @@
-//! Metrics over HTTP, for programs of this machine.
+//! Metrics over plain HTTP, for programs on this machine.
 
 use axum::Router;
-use axum::extract::{Request, State};
-use axum::http::{StatusCode, header};
-use axum::middleware::{self, Next};
-use axum::response::{IntoResponse, Response};
+use axum::extract::State;
+use axum::http::header;
+use axum::response::IntoResponse;
 use axum::routing::get;
+use partage_serve::{HttpServer, ServerLimits, Transport, health_routes, restrict_to_loopback_host};
 use partage_workstation::keeper::Keeper;
 use partage_workstation::metrics;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
 
-/// What Prometheus expects of OpenMetrics.
-const CONTENT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// The content type of OpenMetrics.
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// A port that is taken before anything else is done: who cannot have it should hear so at once.
+/// All clients share one address here. Prometheus keeps its connection open between scrapes.
+const LIMITS: ServerLimits = ServerLimits {
+    max_connections: 64,
+    max_connections_per_address: 64,
+    head_timeout: Duration::from_secs(10),
+    request_timeout: Duration::from_secs(30),
+    idle_timeout: Some(Duration::from_secs(300)),
+    max_head_bytes: 16 << 10,
+    max_body_bytes: 16 << 10,
+};
+
+/// A bound port. It is bound before anything else is done, so that a port in use is reported at once.
 pub(super) struct Listener {
     listener: TcpListener,
     address: SocketAddr,
 }
 
 impl Listener {
+    /// Binds the address.
     pub(super) fn bind(address: SocketAddr) -> Result<Listener, String> {
         let cannot = |error: std::io::Error| {
             format!(
@@ -28,51 +42,37 @@ impl Listener {
             )
         };
         let listener = TcpListener::bind(address).map_err(cannot)?;
-        listener.set_nonblocking(true).map_err(cannot)?;
         let address = listener.local_addr().map_err(cannot)?;
         Ok(Listener { listener, address })
     }
 
+    /// The bound address.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Answers from now on, in a thread of its own, for as long as the process lives.
+    /// Serves in a thread of its own until the process ends.
     pub(super) fn serve(self, keeper: &Arc<Keeper>) -> Result<(), String> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
-        let runtime = runtime.map_err(|error| format!("metrics cannot be served: {error}"))?;
-        let keeper = Arc::clone(keeper);
-        let serve = move || {
-            runtime.block_on(async {
-                let Ok(listener) = tokio::net::TcpListener::from_std(self.listener) else { return };
-                let routes = Router::new()
-                    .route("/metrics", get(answer))
-                    .route("/healthz", get(|| async { "ok\n" }))
-                    .layer(middleware::from_fn(only_from_here))
-                    .with_state(keeper);
-                // It ends with the process.
-                let _ = axum::serve(listener, routes).await;
-            });
+        let cannot = |error: std::io::Error| format!("metrics cannot be served: {error}");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()
+            .map_err(cannot)?;
+        let server = {
+            let _context = runtime.enter();
+            HttpServer::from_std(self.listener, Transport::Plain, LIMITS).map_err(cannot)?
         };
-        let thread = std::thread::Builder::new().name("metrics".into());
-        thread.spawn(serve).map(|_| ()).map_err(|error| format!("metrics cannot be served: {error}"))
+        let routes = Router::new()
+            .route("/metrics", get(text))
+            .with_state(Arc::clone(keeper))
+            .merge(health_routes(|| Ok(())));
+        let serve =
+            move || runtime.block_on(server.run(restrict_to_loopback_host(routes), CancellationToken::new()));
+        std::thread::Builder::new().name("metrics".into()).spawn(serve).map(drop).map_err(cannot)
     }
 }
 
-async fn answer(State(keeper): State<Arc<Keeper>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, CONTENT)], metrics::text(&keeper.report()))
-}
-
-/// A page of the internet can make a browser of this machine ask, under a name that it has pointed here: only who asks for
-/// this machine by its own address is answered.
-async fn only_from_here(request: Request, next: Next) -> Response {
-    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-    let name = host.rsplit_once(':').map_or(host, |(name, port)| {
-        if port.bytes().all(|byte| byte.is_ascii_digit()) { name } else { host }
-    });
-    let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
-    if name == "localhost" || address.is_ok_and(|address| address.is_loopback()) {
-        return next.run(request).await;
-    }
-    (StatusCode::FORBIDDEN, "ask for 127.0.0.1 or localhost\n").into_response()
+async fn text(State(keeper): State<Arc<Keeper>>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], metrics::text(&keeper.report()))
 }
