@@ -18,6 +18,7 @@
 //!
 //! Everything it knows is on disk, in kubelet or in the API server: it can be killed at any instruction.
 
+mod api_server;
 mod audit;
 mod book;
 mod checkpoint;

@@ -9,7 +9,7 @@ use crate::processes::Processes;
 use crate::settings::OnBypass;
 use containers::{Containers, Whose};
 use foreign::{Foreign, Seen};
-use partage_cluster::{About, Severity};
+use partage_cluster::Severity;
 use partage_core::model::{ContainerName, GpuUuid, PodId, PodUid};
 use partage_enforce::gpus::FatalErrorLog;
 use partage_host::truth::{Auditor, Truth, Watched};
@@ -171,7 +171,7 @@ impl Looker {
             self.evicted.insert(uid, Instant::now());
             let cluster = state.cluster.clone();
             tokio::spawn(async move {
-                match cluster.evict(&pod).await {
+                match cluster.client.evict_pod(&pod).await {
                     Ok(()) => tracing::warn!(namespace = %pod.namespace, pod = %pod.name, "evicted"),
                     Err(error) => {
                         tracing::warn!(namespace = %pod.namespace, pod = %pod.name, "cannot be evicted yet: {error}");
@@ -184,7 +184,7 @@ impl Looker {
 
 /// Processes on GPUs whose containers have no share of them. One that was granted a share and whose region was lost is none.
 fn without_share(state: &NodeState, truth: &Truth<Nonce>, others: &BTreeMap<u32, Whose>) -> Vec<Seen> {
-    if !state.pods.synced() {
+    if !state.pods.is_synced() {
         // Who holds what may be written on pods that nobody has told of.
         return Vec::new();
     }
@@ -228,7 +228,7 @@ fn tell_health(state: &NodeState, changes: &[(GpuUuid, Option<String>)]) {
             on
         };
         for pod in pods {
-            state.cluster.tell(About::Pod(&pod), severity, reason, &note);
+            state.cluster.pod_event(&pod, severity, reason, &note);
         }
     }
 }
@@ -244,5 +244,5 @@ fn tell_bypass(state: &NodeState, Whose { pod, container }: &Whose, what: &str) 
         (true, OnBypass::Report) => format!("container {container} goes around its limits: {what}"),
     };
     tracing::warn!(namespace = %pod.namespace, pod = %pod.name, "{note}");
-    state.cluster.tell(About::Pod(pod), Severity::Warning, "BypassSuspected", &note);
+    state.cluster.pod_event(pod, Severity::Warning, "BypassSuspected", &note);
 }

@@ -9,6 +9,7 @@ mod start;
 
 pub(crate) use save::keep_saving;
 
+use crate::api_server::ApiServer;
 use crate::audit::{self, Mismatch};
 use crate::book::Book;
 use crate::checkpoint::{Checkpoint, Name, PodRecord};
@@ -22,7 +23,7 @@ use crate::report::Counts;
 use crate::settings::Settings;
 use crate::suspected::Suspected;
 use crate::sweep::ListedPods;
-use partage_cluster::{About, Cluster, Pods, Severity};
+use partage_cluster::{PodCache, Severity};
 use partage_core::model::{ContainerName, GpuUuid, Grant, Node, PodId, PodUid};
 use partage_enforce::gpus::{Inventory, withhold_unhealthy};
 use partage_host::cdi;
@@ -79,8 +80,8 @@ pub(crate) struct NodeState {
 
 /// What the state is made of and does not change: everything around the agent, as it was found.
 pub(crate) struct Parts {
-    pub(crate) cluster: Cluster,
-    pub(crate) pods: Pods,
+    pub(crate) cluster: ApiServer,
+    pub(crate) pods: PodCache,
     pub(crate) kubelet: Kubelet,
     pub(crate) runtime: Runtime,
     pub(crate) gpus: Gpus,
@@ -149,7 +150,7 @@ impl NodeState {
             let (namespace, name) = logged_name(pod.as_ref());
             tracing::warn!(namespace, pod = name, "mismatch: {text}");
             if let Some((pod, reason)) = pod.as_ref().zip(event) {
-                self.cluster.tell(About::Pod(pod), Severity::Warning, reason, &text);
+                self.cluster.pod_event(pod, Severity::Warning, reason, &text);
             }
         }
         count
@@ -318,7 +319,7 @@ impl NodeState {
     }
 
     pub(crate) fn tell_node(&self, severity: Severity, reason: &'static str, note: &str) {
-        self.cluster.tell(About::Node, severity, reason, note);
+        self.cluster.node_event(severity, reason, note);
     }
 }
 

@@ -91,7 +91,7 @@ pub(crate) fn replace<T: PartialEq>(now: &mut T, next: T) -> bool {
 
 /// What the node is to say; not known before all of its pods are.
 pub(crate) fn publication(state: &NodeState) -> Option<publish::Statement> {
-    if !state.pods.synced() {
+    if !state.pods.is_synced() {
         return None;
     }
     let pods = state.pods.all();

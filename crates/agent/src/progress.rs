@@ -1,10 +1,10 @@
 //! How far the agent is, from its first moment on: what probes and Prometheus are told.
 
+use crate::api_server::ApiServer;
 use crate::metrics;
 use crate::node::NodeState;
 use crate::report::{ContainerReport, Counts, GpuReport, Report};
 use crate::settings::Metrics;
-use partage_cluster::Cluster;
 use partage_core::model::NodeName;
 use partage_serve::NotReady;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -78,14 +78,14 @@ fn listened_to(watched: &[(String, watch::Receiver<usize>)]) -> Result<(), Strin
 /// Serves metrics and probes until told to stop.
 pub(crate) async fn keep_telling(
     progress: Arc<Progress>,
-    cluster: Cluster,
+    cluster: ApiServer,
     settings: Metrics,
     stop: CancellationToken,
 ) {
-    let node = cluster.node_name().clone();
+    let node = cluster.node.name().clone();
     let auth = metrics::token_auth(move |token| {
         let cluster = cluster.clone();
-        async move { cluster.may_read_metrics(&token).await }
+        async move { cluster.client.token_may_get(&token, "/metrics").await }
     });
     while !stop.is_cancelled() {
         let (of, ready, node) = (Arc::clone(&progress), Arc::clone(&progress), node.clone());

@@ -4,9 +4,10 @@
 //! and when somebody else changed it. Which keys are ours stands on the node itself, so that what is no longer said is taken
 //! back, also by another version or after a long absence. What was there before us, and as it should be, stays.
 
+use crate::api_server::ApiServer;
 use crate::resources::{self, Requested};
 use crate::settings::Settings;
-use partage_cluster::{About, Cluster, ClusterError, NodeView, Pauses, Publication, Severity};
+use partage_cluster::{ClusterError, NodePatch, NodeView, RetryBackoff, Severity};
 use partage_core::dialect::Dialect;
 use partage_core::dialect::grants::node_register;
 use partage_core::model::Node;
@@ -37,7 +38,7 @@ pub(crate) struct Statement {
 
 /// What this node shall say.
 ///
-/// Unhealthy GPUs are withheld in `node`. `requested` must be of all pods here ([`partage_cluster::Pods::synced`]): with
+/// Unhealthy GPUs are withheld in `node`. `requested` must be of all pods here ([`partage_cluster::WatchCache::is_synced`]): with
 /// amounts below what is requested, kubelet's next restart kills pods.
 pub(crate) fn publication(node: &Node, settings: &Settings, requested: &Requested) -> Statement {
     let mut annotations = BTreeMap::new();
@@ -64,10 +65,10 @@ pub(crate) fn withdrawn() -> Statement {
 }
 
 /// Takes back whatever this node says by Partage: amounts first, which no label holds up.
-pub(crate) async fn withdraw(cluster: &Cluster) -> Result<(), ClusterError> {
+pub(crate) async fn withdraw(cluster: &ApiServer) -> Result<(), ClusterError> {
     for part in [change, relabelling] {
-        if let Some(needed) = part(&withdrawn(), &cluster.node().await?) {
-            cluster.publish(&needed).await?;
+        if let Some(needed) = part(&withdrawn(), &cluster.node.read().await?) {
+            cluster.node.apply(&needed).await?;
         }
     }
     Ok(())
@@ -76,11 +77,14 @@ pub(crate) async fn withdraw(cluster: &Cluster) -> Result<(), ClusterError> {
 /// Keeps the node saying what it shall, until nobody is left to say what that is. `None` is not known yet: nothing is changed.
 ///
 /// Labels go in a patch of their own, with pauses of their own: who forbids one does not hold up amounts.
-pub(crate) async fn keep_published(cluster: Cluster, mut wanted: watch::Receiver<Option<Statement>>) {
-    let mut shown = cluster.watch_node();
+pub(crate) async fn keep_published(cluster: ApiServer, mut wanted: watch::Receiver<Option<Statement>>) {
+    let shown = cluster.node.watch();
+    let mut changed = shown.changed();
     let (mut amounts, mut labels) = (Attempts::new(&cluster), Attempts::new(&cluster));
     loop {
-        let (statement, node) = (wanted.borrow_and_update().clone(), shown.borrow_and_update().clone());
+        let statement = wanted.borrow_and_update().clone();
+        changed.mark_unchanged();
+        let node = shown.by_name("", cluster.node.name());
         let again = match statement.zip(node) {
             None => None,
             Some((statement, node)) => match (change(&statement, &node), relabelling(&statement, &node)) {
@@ -98,7 +102,7 @@ pub(crate) async fn keep_published(cluster: Cluster, mut wanted: watch::Receiver
         // While one waits to be tried again it may be shown, or something else wanted.
         let open = tokio::select! {
             open = wanted.changed() => open.is_ok(),
-            open = shown.changed() => open.is_ok(),
+            open = changed.changed() => open.is_ok(),
             () = later => true,
         };
         if !open {
@@ -109,32 +113,32 @@ pub(crate) async fn keep_published(cluster: Cluster, mut wanted: watch::Receiver
 
 /// Changes of one kind, with pauses between those that fail or are undone.
 struct Attempts {
-    pauses: Pauses,
+    backoff: RetryBackoff,
     ready: Instant,
-    last: Option<(Publication, Instant)>,
+    last: Option<(NodePatch, Instant)>,
     /// What was complained of last: the same is not said again.
     failing: String,
 }
 
 impl Attempts {
-    fn new(cluster: &Cluster) -> Attempts {
-        let pauses = Pauses::of(cluster.node_name());
-        Attempts { pauses, ready: Instant::now(), last: None, failing: String::new() }
+    fn new(cluster: &ApiServer) -> Attempts {
+        let backoff = cluster.client.backoff();
+        Attempts { backoff, ready: Instant::now(), last: None, failing: String::new() }
     }
 
     /// Makes a change if it is time to. `Some` is when to try again.
-    async fn make(&mut self, cluster: &Cluster, needed: Publication) -> Option<Instant> {
+    async fn make(&mut self, cluster: &ApiServer, needed: NodePatch) -> Option<Instant> {
         if Instant::now() < self.ready {
             return Some(self.ready);
         }
-        let outcome = cluster.publish(&needed).await;
+        let outcome = cluster.node.apply(&needed).await;
         match &self.last {
             // Mended a moment ago, and undone: somebody else wants something else. Kubelet does so once, when it restarts.
             Some((before, at)) if *before == needed && at.elapsed() < PEACE => {}
-            _ if outcome.is_ok() => self.pauses.reset(),
+            _ if outcome.is_ok() => self.backoff.reset(),
             _ => {}
         }
-        self.ready = Instant::now() + self.pauses.longer();
+        self.ready = Instant::now() + self.backoff.next_delay();
         if let Err(error) = outcome {
             self.complain(cluster, &error);
             return Some(self.ready);
@@ -144,7 +148,7 @@ impl Attempts {
         None
     }
 
-    fn complain(&mut self, cluster: &Cluster, error: &ClusterError) {
+    fn complain(&mut self, cluster: &ApiServer, error: &ClusterError) {
         let words = error.to_string();
         if self.failing == words {
             tracing::debug!("{words}");
@@ -152,8 +156,8 @@ impl Attempts {
         }
         tracing::warn!("{words}");
         // Who is away hears of no event; who forbids something does.
-        if matches!(error, ClusterError::Refused { .. } | ClusterError::Forbidden { .. }) {
-            cluster.tell(About::Node, Severity::Warning, "PublishRefused", &words);
+        if matches!(error, ClusterError::Rejected { .. } | ClusterError::Forbidden { .. }) {
+            cluster.node_event(Severity::Warning, "PublishRefused", &words);
         }
         self.failing = words;
     }
@@ -177,7 +181,7 @@ impl Owned {
     }
 
     /// Writes it down with a change, where the node says something else.
-    fn record(&self, node: &NodeView, change: &mut Publication) {
+    fn record(&self, node: &NodeView, change: &mut NodePatch) {
         let record = (*self != Owned::default()).then(|| serde_json::to_string(self).ok()).flatten();
         if node.annotations.get(PUBLISHED) != record.as_ref() {
             change.annotations.insert(PUBLISHED.to_string(), record);
@@ -187,16 +191,16 @@ impl Owned {
 
 /// What has to be changed of a node's amounts and annotations so that it says this; `None` where it does. Which labels are ours
 /// stays as it was: the admission policy goes by that when one is removed.
-fn change(statement: &Statement, node: &NodeView) -> Option<Publication> {
+fn change(statement: &Statement, node: &NodeView) -> Option<NodePatch> {
     let before = Owned::read(node);
     let mut owned = Owned {
         amounts: statement.amounts.keys().cloned().collect(),
         labels: before.labels.clone(),
         ..Owned::default()
     };
-    let mut change = Publication {
+    let mut change = NodePatch {
         capacity: statement.amounts.clone(),
-        gone_capacity: before.amounts.difference(&owned.amounts).cloned().collect(),
+        removed_capacity: before.amounts.difference(&owned.amounts).cloned().collect(),
         annotations: texts(
             &statement.annotations,
             &node.annotations,
@@ -207,20 +211,20 @@ fn change(statement: &Statement, node: &NodeView) -> Option<Publication> {
     };
     change.capacity.retain(|name, amount| !shows(node, name, *amount));
     change
-        .gone_capacity
+        .removed_capacity
         .retain(|name| node.capacity.contains_key(name) || node.allocatable.contains_key(name));
     owned.record(node, &mut change);
-    (change != Publication::default()).then_some(change)
+    (change != NodePatch::default()).then_some(change)
 }
 
 /// The same of its labels, once there is nothing else to change.
-fn relabelling(statement: &Statement, node: &NodeView) -> Option<Publication> {
+fn relabelling(statement: &Statement, node: &NodeView) -> Option<NodePatch> {
     let before = Owned::read(node);
     let mut owned = Owned { labels: BTreeSet::new(), ..before };
     let labels = texts(&statement.labels, &node.labels, &before.labels, &mut owned.labels);
-    let mut change = Publication { labels, ..Publication::default() };
+    let mut change = NodePatch { labels, ..NodePatch::default() };
     owned.record(node, &mut change);
-    (change != Publication::default()).then_some(change)
+    (change != NodePatch::default()).then_some(change)
 }
 
 /// Labels or annotations that differ, with those that are ours no longer wanted.

@@ -1,5 +1,6 @@
 //! The agent from its start to its end: what is there is found, what was is known again, and the loops begin.
 
+use crate::api_server::ApiServer;
 use crate::checkpoint::Checkpoint;
 use crate::identity::{self, Kubelet, Runtime};
 use crate::inject::Materials;
@@ -10,7 +11,7 @@ use crate::progress::{Progress, keep_telling};
 use crate::regions::Regions;
 use crate::settings::{Followed, Settings};
 use crate::{find, look, node, other_runtime, plugin, publish, resources, sweep, uncounted, wishes};
-use partage_cluster::{About, Cluster, ClusterError, Pods, Severity};
+use partage_cluster::{ClusterError, PodCache, Severity};
 use partage_core::model::NodeName;
 use partage_enforce::context_sizes::ContextSizes;
 use partage_enforce::error_chain::describe;
@@ -106,7 +107,7 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), AgentE
         .map_err(|error| AgentError::Io { path: options.state.clone(), error })?;
     let mut followed = Followed::new(options.settings.clone(), &options.node, &checkpoint);
     let read = followed.read();
-    let cluster = match Cluster::connect(options.kubeconfig.as_deref(), &options.node).await {
+    let cluster = match ApiServer::connect(options.kubeconfig.as_deref(), &options.node).await {
         Ok(cluster) => cluster,
         Err(error) => {
             read?;
@@ -165,7 +166,7 @@ async fn instance_lock(stop: &CancellationToken, runtime_dir: &Path) -> Option<I
 }
 
 /// What the settings' file says cannot be used: what was last in force is, where anything was. Either is told.
-async fn instead(cluster: &Cluster, followed: &Followed, why: &str) -> Option<Settings> {
+async fn instead(cluster: &ApiServer, followed: &Followed, why: &str) -> Option<Settings> {
     let earlier = followed.earlier();
     let note = match &earlier {
         Some(_) => format!("the settings cannot be used, those that were last in force are: {why}"),
@@ -174,9 +175,9 @@ async fn instead(cluster: &Cluster, followed: &Followed, why: &str) -> Option<Se
         }
     };
     tracing::error!("{note}");
-    cluster.tell(About::Node, Severity::Warning, "SettingsRefused", &note);
+    cluster.node_event(Severity::Warning, "SettingsRefused", &note);
     if earlier.is_none() {
-        cluster.all_told(FAREWELL).await;
+        cluster.recorder.flush(FAREWELL).await;
     }
     earlier
 }
@@ -188,8 +189,8 @@ struct Agent {
     followed: Followed,
     /// Those in force.
     settings: Settings,
-    cluster: Cluster,
-    pods: Pods,
+    cluster: ApiServer,
+    pods: PodCache,
     runtime: Runtime,
     about: identity::About,
     boot: String,
@@ -225,7 +226,7 @@ impl Agent {
                 "the node's GPUs have changed: {what}; everything is counted anew, and containers go on as they are"
             );
             tracing::warn!("{note}");
-            self.cluster.tell(About::Node, Severity::Normal, "GpusChanged", &note);
+            self.cluster.node_event(Severity::Normal, "GpusChanged", &note);
             if !is_gone(state).await {
                 // Two who deal out the same GPUs would be worse than none for a while.
                 return Err(AgentError::Cannot(format!(
@@ -257,7 +258,7 @@ impl Agent {
                 Err(error) => {
                     if waiting.tell(&why) && error.needs_attention() {
                         let note = format!("the node's GPUs cannot be shared yet: {why}; it is tried again");
-                        self.cluster.tell(About::Node, Severity::Warning, "DriverUnusable", &note);
+                        self.cluster.node_event(Severity::Warning, "DriverUnusable", &note);
                     }
                     match waiting.again(&self.stop).await {
                         true => continue,
@@ -285,7 +286,7 @@ impl Agent {
     fn refuse(&self, why: &str) {
         let note = format!("the changed settings cannot be used, the old ones stay: {why}");
         tracing::error!("{note}");
-        self.cluster.tell(About::Node, Severity::Warning, "SettingsRefused", &note);
+        self.cluster.node_event(Severity::Warning, "SettingsRefused", &note);
     }
 
     /// Everything that is known of these GPUs, in its place.
@@ -302,7 +303,7 @@ impl Agent {
         for gpu in node.gpus.iter().filter_map(|gpu| gpu.withheld.as_ref().map(|why| (gpu, why))) {
             let note = format!("GPU {} ({}) is listed and not offered: {}", gpu.0.uuid, gpu.0.model, gpu.1);
             tracing::warn!("{note}");
-            self.cluster.tell(About::Node, Severity::Warning, "GpuNotOffered", &note);
+            self.cluster.node_event(Severity::Warning, "GpuNotOffered", &note);
         }
         let folder = |path: &Path| {
             fs::create_dir_all(path).map_err(|error| AgentError::Io { path: path.into(), error })
@@ -505,7 +506,7 @@ fn tell_boot(state: &NodeState) {
 /// Takes back what the node says, and removes everything that an agent keeps on it.
 pub async fn withdraw(options: Options) -> Result<(), AgentError> {
     let options = options.followed();
-    let cluster = Cluster::connect(options.kubeconfig.as_deref(), &options.node).await?;
+    let cluster = ApiServer::connect(options.kubeconfig.as_deref(), &options.node).await?;
     // An agent that has not ended yet would say and write again what goes here. Where its folder is gone, there is none.
     let never = CancellationToken::new();
     let _lock = if options.run.exists() { instance_lock(&never, &options.run).await } else { None };

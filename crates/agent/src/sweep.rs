@@ -11,7 +11,7 @@ use crate::plugin::Nonce;
 use crate::refusals::StartSubject;
 use crate::resources::CountResource;
 use crate::settings::Settings;
-use partage_cluster::{About, PodView, Severity};
+use partage_cluster::{PodView, Severity};
 use partage_core::model::{PodId, PodUid};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -101,7 +101,7 @@ pub(crate) async fn keep_sweeping(state: Arc<NodeState>, stop: CancellationToken
 
 /// Runs one pass. Returns whether a pod that has ended still has running containers.
 async fn sweep(state: &NodeState) -> bool {
-    if !state.pods.synced() {
+    if !state.pods.is_synced() {
         return false;
     }
     // A file is not orphaned before it is known which pods hold grants.
@@ -181,7 +181,7 @@ fn tell_rejected(state: &NodeState, told: &mut BTreeSet<PodUid>) {
             "{why}: kubelet failed the pod (UnexpectedAdmissionError), and what it held is free; its controller creates a replacement, \
              and a pod without a controller has to be created again"
         );
-        state.cluster.tell(About::Pod(&pod.id), Severity::Warning, reason, &note);
+        state.cluster.pod_event(&pod.id, Severity::Warning, reason, &note);
     }
 }
 

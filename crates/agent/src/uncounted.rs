@@ -5,7 +5,7 @@
 
 use crate::node::{CROWD, NodeState};
 use crate::resources::CountResource;
-use partage_cluster::{About, Severity};
+use partage_cluster::Severity;
 use partage_core::dialect::asks::{self, is_or_resembles_ask};
 use partage_core::model::PodUid;
 use partage_core::pod::Pod;
@@ -29,7 +29,7 @@ pub(crate) async fn keep_telling(state: Arc<NodeState>, stop: CancellationToken)
                 continue;
             }
             for note in notes(&pod.pod, &state.settings().dialect()) {
-                state.cluster.tell(About::Pod(&pod.id), Severity::Warning, "NoGpuGiven", &note);
+                state.cluster.pod_event(&pod.id, Severity::Warning, "NoGpuGiven", &note);
             }
         }
         tokio::select! {

@@ -4,7 +4,7 @@ use crate::checkpoint::PodRecord;
 use crate::fault;
 use crate::node::{CROWD, NodeState, grant_of};
 use crate::settings::Resize;
-use partage_cluster::{About, Annotated, ClusterError, PodView, Severity};
+use partage_cluster::{Annotated, ClusterError, PodView, Severity};
 use partage_core::model::{ContainerName, PodId, PodUid, Share};
 use partage_core::resize;
 use std::collections::BTreeMap;
@@ -119,7 +119,7 @@ fn tell_unwritten(state: &NodeState, pod: &PodId, error: &ClusterError) {
             "the grant holds, but cannot be written on the pod: {error}; remove annotations of the pod where they take up all space, and \
              the agent writes it"
         );
-        state.cluster.tell(About::Pod(pod), Severity::Warning, "GrantNotWritten", &note);
+        state.cluster.pod_event(pod, Severity::Warning, "GrantNotWritten", &note);
     }
 }
 
@@ -154,7 +154,7 @@ async fn wish(state: &NodeState, pod: &PodView, answered: &mut BTreeMap<PodUid, 
         ),
     };
     tracing::info!(namespace = %pod.id.namespace, pod = %pod.id.name, "{note}");
-    state.cluster.tell(About::Pod(&pod.id), severity, reason, &note);
+    state.cluster.pod_event(&pod.id, severity, reason, &note);
     true
 }
 

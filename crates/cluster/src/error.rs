@@ -1,95 +1,103 @@
-//! Why the API server did not do what it was asked.
+//! Errors of requests to the API server.
 
 use std::error::Error;
 use std::path::PathBuf;
 
-/// Why the API server did not do what it was asked.
+/// Why a request to the API server did not succeed.
+///
+/// `operation` names what was attempted, such as `reading pod default/web`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClusterError {
-    /// There is no service account to go by.
+    /// The process does not run in a pod with a service account, and was given no kubeconfig.
     #[error(
-        "this process runs in no pod with a service account ({0}): run it in one, or name a kubeconfig with --kubeconfig"
+        "this process does not run in a pod with a service account ({0}): run it in one, or set a kubeconfig with --kubeconfig"
     )]
-    NoAccount(String),
-    /// The kubeconfig is none.
-    #[error("the kubeconfig {} cannot be used ({said}): name one that kubectl can use", path.display())]
-    Kubeconfig {
+    NotInCluster(String),
+    /// The kubeconfig cannot be used.
+    #[error("invalid kubeconfig {} ({reason}): use one that works with kubectl", path.display())]
+    InvalidKubeconfig {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        said: String,
+        reason: String,
     },
-    /// RBAC or a policy says no.
-    #[error("{doing}: the API server forbids it ({said}): allow it to who asks, as Partage's manifests do")]
+    /// RBAC or an admission policy forbids the request.
+    #[error("{operation}: forbidden ({message}): grant the permission, as Partage's manifests do")]
     Forbidden {
-        /// What was asked.
-        doing: String,
-        /// Its words.
-        said: String,
+        /// What was attempted.
+        operation: String,
+        /// The API server's message.
+        message: String,
     },
-    /// It was asked for something that it does not do.
-    #[error("{doing}: the API server refuses ({code}: {said})")]
-    Refused {
-        /// What was asked.
-        doing: String,
+    /// The API server answered with another error.
+    #[error("{operation}: rejected by the API server ({code}: {message})")]
+    Rejected {
+        /// What was attempted.
+        operation: String,
         /// The HTTP status.
         code: u16,
-        /// Its words.
-        said: String,
+        /// The API server's message.
+        message: String,
     },
-    /// There is no such node.
-    #[error("{doing}: the cluster has no node {node}: give the name under which its kubelet registered it")]
-    NoNode {
-        /// What was asked.
-        doing: String,
+    /// The cluster has no node of this name.
+    #[error("{operation}: node {node} not found: use the name under which its kubelet registered it")]
+    NodeNotFound {
+        /// What was attempted.
+        operation: String,
         /// The node.
         node: String,
     },
-    /// Nobody answers.
-    #[error("{doing}: the API server does not answer ({said}): it is asked again when it is back")]
-    Away {
-        /// What was asked.
-        doing: String,
+    /// The API server could not be reached, or did not answer in time. A write may or may not have happened.
+    #[error("{operation}: the API server is unavailable ({reason}): it is retried when the server is back")]
+    Unavailable {
+        /// What was attempted.
+        operation: String,
         /// How the connection failed.
-        said: String,
+        reason: String,
     },
 }
 
 impl ClusterError {
-    /// Whether the same question may have another answer in a while, without anybody changing anything. A server that has
-    /// just started also forbids for a moment what it allows: what matters is asked again whatever was said.
-    pub fn passes(&self) -> bool {
+    /// Whether the same request may succeed later although nothing was changed.
+    ///
+    /// An API server that has just started also forbids for a moment what it allows, so requests that matter are retried
+    /// whatever this returns.
+    pub fn is_transient(&self) -> bool {
         match self {
-            ClusterError::Away { .. } => true,
-            // It does not know us yet, somebody else wrote at the same time, it is asked too much, or it is in trouble.
-            ClusterError::Refused { code, .. } => matches!(*code, 401 | 409 | 429 | 500..),
+            ClusterError::Unavailable { .. } => true,
+            // Credentials that are not known yet, a conflicting write, throttling, or a failing server.
+            ClusterError::Rejected { code, .. } => matches!(*code, 401 | 409 | 429 | 500..),
             _ => false,
         }
     }
 
-    pub(crate) fn of(doing: String, error: kube::Error) -> ClusterError {
+    /// Whether the API server may have carried out a write although this error was returned for it.
+    pub fn is_outcome_unknown(&self) -> bool {
+        matches!(self, ClusterError::Unavailable { .. } | ClusterError::Rejected { code: 500.., .. })
+    }
+
+    pub(crate) fn new(operation: String, error: kube::Error) -> ClusterError {
         match error {
-            kube::Error::Api(status) => {
-                let said = status.message;
-                match status.code {
-                    403 => ClusterError::Forbidden { doing, said },
-                    code => ClusterError::Refused { doing, code, said },
-                }
+            kube::Error::Api(status) if status.code == 403 => {
+                ClusterError::Forbidden { operation, message: status.message }
             }
-            other => ClusterError::Away { doing, said: whole(&other) },
+            kube::Error::Api(status) => {
+                ClusterError::Rejected { operation, code: status.code, message: status.message }
+            }
+            other => ClusterError::Unavailable { operation, reason: with_causes(&other) },
         }
     }
 }
 
-/// An error with all its causes: the first one alone never says that a connection was refused.
-pub(crate) fn whole(error: &dyn Error) -> String {
+/// Formats an error with all its causes: the outermost one alone does not mention that a connection was refused.
+pub(crate) fn with_causes(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        let said = error.to_string();
-        if !text.contains(&said) {
+        let message = error.to_string();
+        if !text.contains(&message) {
             text.push_str(": ");
-            text.push_str(&said);
+            text.push_str(&message);
         }
         cause = error.source();
     }

@@ -1,49 +1,41 @@
-//! Events: what people see under `kubectl describe`.
+//! Events, as `kubectl describe` shows them.
 //!
-//! Telling never waits and never fails. What is told is kept in a small book; one task writes it to the API server, and goes
-//! on trying while that is away. The same again within ten minutes is counted, not written anew.
+//! Recording never waits and never fails. Events are queued; one task writes them to the API server and retries while
+//! that is unreachable. Repetitions within ten minutes are counted in one event.
 
-mod book;
+mod queue;
 
-use crate::connection::{Cluster, in_time};
+use crate::client::ApiClient;
 use crate::error::ClusterError;
-use crate::pauses::Pauses;
-use book::{Book, Due, Told, Wait};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::{Api, Client};
 use partage_core::model::{NodeName, PodId};
+use queue::{DueEvent, EventQueue, Occurrence, QueueWait};
 use serde_json::json;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 
-/// Who tells.
-const CONTROLLER: &str = "partage.dev/node";
-/// What the API server takes.
-const LONGEST_NOTE: usize = 1024;
-const LONGEST_INSTANCE: usize = 128;
-/// With the number that is added, what a name may be.
-const LONGEST_NAME: usize = 230;
+/// The API server's limit for notes.
+const MAX_NOTE_BYTES: usize = 1024;
+/// The API server's limit for reporting instances.
+const MAX_INSTANCE_BYTES: usize = 128;
+/// The API server's limit for names, less the number that is appended.
+const MAX_NAME_BYTES: usize = 230;
+/// Where events about cluster-scoped objects are.
+const DEFAULT_NAMESPACE: &str = "default";
 
-/// What an event is about.
-#[derive(Clone, Copy, Debug)]
-pub enum About<'a> {
-    /// A pod.
-    Pod(&'a PodId),
-    /// This node.
-    Node,
-}
-
-/// Whether an event is bad news.
+/// Whether an event needs attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Severity {
-    /// It is not.
+    /// It reports normal operation.
     Normal,
-    /// It is.
+    /// It reports a problem.
     Warning,
 }
 
@@ -56,173 +48,201 @@ impl Severity {
     }
 }
 
-impl Cluster {
-    /// Tells people something, in the background. `reason` is one word (`GpuLost`), `note` a sentence.
-    pub fn tell(&self, about: About<'_>, severity: Severity, reason: &'static str, note: &str) {
-        let pod = match about {
-            About::Pod(pod) => Some(pod.clone()),
-            About::Node => None,
+/// A reference to a pod.
+pub fn pod_reference(pod: &PodId) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Pod".into()),
+        namespace: Some(pod.namespace.to_string()),
+        name: Some(pod.name.to_string()),
+        uid: Some(pod.uid.to_string()),
+        ..ObjectReference::default()
+    }
+}
+
+/// A reference to a node. Its name serves as UID, as in kubelet's own events: `kubectl describe node` selects by it.
+pub fn node_reference(node: &NodeName) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Node".into()),
+        name: Some(node.to_string()),
+        uid: Some(node.to_string()),
+        ..ObjectReference::default()
+    }
+}
+
+/// Records events of one component. Cloning it is cheap; all clones share one queue.
+///
+/// ```no_run
+/// use partage_cluster::{ApiClient, Severity, Recorder};
+/// use k8s_openapi::api::core::v1::ResourceQuota;
+/// use kube::Resource;
+///
+/// # fn record(client: &ApiClient, quota: &ResourceQuota) {
+/// let recorder = Recorder::start(client, "partage.dev/control", "control-0");
+/// recorder.record(&quota.object_ref(&()), Severity::Warning, "QuotaExceeded", "4 GiB requested, 2 GiB free");
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Recorder {
+    shared: Arc<Shared>,
+    _task: Arc<AbortOnDropHandle<()>>,
+}
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recorder").finish_non_exhaustive()
+    }
+}
+
+impl Recorder {
+    /// Starts the task that writes events. `controller` names the component (`partage.dev/node`), `instance` the process
+    /// (its node or pod).
+    ///
+    /// Must be called inside a tokio runtime.
+    pub fn start(client: &ApiClient, controller: &str, instance: &str) -> Recorder {
+        let shared = Arc::new(Shared::default());
+        let writer = EventWriter {
+            client: client.clone(),
+            controller: controller.to_string(),
+            instance: truncate(instance, MAX_INSTANCE_BYTES).to_string(),
+            shared: Arc::clone(&shared),
         };
-        self.events.tell(Told { pod, severity, reason, note: cut(note, LONGEST_NOTE).to_string() });
+        Recorder { shared, _task: Arc::new(AbortOnDropHandle::new(tokio::spawn(writer.run()))) }
     }
 
-    /// Waits until everything that was told is written, and no longer than this: for who is about to end.
-    pub async fn all_told(&self, patience: Duration) {
-        // What is not written by then is in the log.
-        let _ = tokio::time::timeout(patience, self.events.desk.all_written()).await;
-    }
-}
-
-/// The book, and the task that writes it out.
-pub(crate) struct Events {
-    desk: Arc<Desk>,
-    _task: AbortOnDropHandle<()>,
-}
-
-impl Events {
-    pub(crate) fn start(client: Client, node: NodeName) -> Events {
-        let desk = Arc::new(Desk::default());
-        let writer = Writer { client, node, desk: desk.clone() };
-        Events { desk, _task: AbortOnDropHandle::new(tokio::spawn(writer.write())) }
-    }
-
-    fn tell(&self, told: Told) {
-        let reason = told.reason;
-        if self.desk.book().tell(told, Instant::now()) {
-            self.desk.more.notify_one();
+    /// Records an event about an object, in the background. `reason` is a CamelCase noun phrase (`GpuUnhealthy`), `note` a
+    /// sentence.
+    pub fn record(&self, regarding: &ObjectReference, severity: Severity, reason: &'static str, note: &str) {
+        let note = truncate(note, MAX_NOTE_BYTES).to_string();
+        let occurrence = Occurrence { regarding: regarding.clone(), severity, reason, note };
+        if self.shared.queue().push(occurrence, Instant::now()) {
+            self.shared.pushed.notify_one();
         } else {
-            tracing::warn!("an event ({reason}) is lost: too many of them wait for the API server");
+            tracing::warn!(reason, "event dropped: too many events wait for the API server");
         }
+    }
+
+    /// Waits until all recorded events are written, for no longer than `timeout`: for a process that is about to exit.
+    pub async fn flush(&self, timeout: Duration) {
+        // What is not written by then is in the log.
+        let _ = tokio::time::timeout(timeout, self.shared.all_written()).await;
     }
 }
 
 #[derive(Default)]
-struct Desk {
-    book: Mutex<Book>,
-    more: Notify,
-    /// Something was written or given up.
-    less: Notify,
+struct Shared {
+    queue: Mutex<EventQueue>,
+    pushed: Notify,
+    /// An event was written, or given up.
+    finished: Notify,
 }
 
-impl Desk {
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+impl Shared {
+    fn queue(&self) -> MutexGuard<'_, EventQueue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn all_written(&self) {
         loop {
-            // What is written while we look is noticed.
-            let less = self.less.notified();
-            if self.book().all_written() {
+            // Created before the check, so that an event that finishes meanwhile wakes this task.
+            let finished = self.finished.notified();
+            if self.queue().is_all_written() {
                 return;
             }
-            less.await;
+            finished.await;
         }
     }
 }
 
-struct Writer {
-    client: Client,
-    node: NodeName,
-    desk: Arc<Desk>,
+struct EventWriter {
+    client: ApiClient,
+    controller: String,
+    instance: String,
+    shared: Arc<Shared>,
 }
 
-impl Writer {
-    async fn write(self) {
-        let mut pauses = Pauses::of(&self.node);
+impl EventWriter {
+    async fn run(self) {
+        let mut backoff = self.client.backoff();
         loop {
-            // The lock must not be held while anything is waited for.
-            let next = self.desk.book().next(Instant::now());
+            // A statement of its own: the lock must not be held across an await.
+            let next = self.shared.queue().next(Instant::now());
             match next {
-                Ok(due) => match self.send(&due).await {
+                Ok(due) => match self.write(&due).await {
                     Ok(()) => {
-                        pauses.reset();
-                        self.desk.book().written(&due, Instant::now());
-                        self.desk.less.notify_waiters();
+                        backoff.reset();
+                        self.shared.queue().written(&due, Instant::now());
+                        self.shared.finished.notify_waiters();
                     }
-                    Err(error) if error.passes() => tokio::time::sleep(pauses.longer()).await,
+                    Err(error) if error.is_transient() => tokio::time::sleep(backoff.next_delay()).await,
                     Err(error) => {
-                        tracing::debug!("an event is not taken: {error}");
-                        self.desk.book().refused(&due, Instant::now());
-                        self.desk.less.notify_waiters();
+                        tracing::debug!(%error, "event rejected");
+                        self.shared.queue().rejected(&due, Instant::now());
+                        self.shared.finished.notify_waiters();
                     }
                 },
-                Err(Wait::ForMore) => self.desk.more.notified().await,
-                Err(Wait::Until(moment)) => tokio::select! {
-                    () = self.desk.more.notified() => {}
+                Err(QueueWait::ForPush) => self.shared.pushed.notified().await,
+                Err(QueueWait::Until(moment)) => tokio::select! {
+                    () = self.shared.pushed.notified() => {}
                     () = tokio::time::sleep_until(moment.into()) => {}
                 },
             }
         }
     }
 
-    async fn send(&self, due: &Due) -> Result<(), ClusterError> {
-        let regarding = self.regarding(&due.told);
-        let namespace = regarding.namespace.clone().unwrap_or_else(|| "default".to_string());
-        let events: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
-        let subject = regarding.name.clone().unwrap_or_default();
-        let name = name(&subject, due.number);
-        let doing = || format!("telling of {subject} ({})", due.told.reason);
-        if due.fresh {
-            let event = self.event(name, namespace, regarding, due);
-            match in_time(doing, events.create(&PostParams::default(), &event)).await {
-                // Written before, and the answer was lost.
-                Err(ClusterError::Refused { code: 409, .. }) => Ok(()),
+    async fn write(&self, due: &DueEvent) -> Result<(), ClusterError> {
+        let regarding = &due.occurrence.regarding;
+        let namespace = regarding.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+        let events: Api<Event> = Api::namespaced(self.client.kube().clone(), namespace);
+        let subject = regarding.name.as_deref().unwrap_or_default();
+        let name = event_name(subject, due.number);
+        let operation = || format!("recording event {} about {subject}", due.occurrence.reason);
+        if due.is_new {
+            let event = self.event(name, namespace, due);
+            match self.client.request(operation, events.create(&PostParams::default(), &event)).await {
+                // It was created before, and the answer was lost.
+                Err(ClusterError::Rejected { code: 409, .. }) => Ok(()),
                 other => other.map(drop),
             }
         } else {
             let series = json!({"count": due.count, "lastObservedTime": MicroTime(due.last)});
             let patch = Patch::Merge(json!({"series": series}));
-            in_time(doing, events.patch(&name, &PatchParams::default(), &patch)).await.map(drop)
+            let options = PatchParams::default();
+            self.client.request(operation, events.patch(&name, &options, &patch)).await.map(drop)
         }
     }
 
-    fn event(&self, name: String, namespace: String, regarding: ObjectReference, due: &Due) -> Event {
+    fn event(&self, name: String, namespace: &str, due: &DueEvent) -> Event {
+        let Occurrence { regarding, severity, reason, note } = &due.occurrence;
         Event {
-            metadata: ObjectMeta { name: Some(name), namespace: Some(namespace), ..ObjectMeta::default() },
+            metadata: ObjectMeta {
+                name: Some(name),
+                namespace: Some(namespace.into()),
+                ..ObjectMeta::default()
+            },
             event_time: Some(MicroTime(due.first)),
-            reporting_controller: Some(CONTROLLER.into()),
-            reporting_instance: Some(cut(self.node.as_str(), LONGEST_INSTANCE).into()),
-            action: Some(due.told.reason.into()),
-            reason: Some(due.told.reason.into()),
-            type_: Some(due.told.severity.name().into()),
-            note: Some(due.told.note.clone()),
-            regarding: Some(regarding),
+            reporting_controller: Some(self.controller.clone()),
+            reporting_instance: Some(self.instance.clone()),
+            action: Some((*reason).into()),
+            reason: Some((*reason).into()),
+            type_: Some(severity.name().into()),
+            note: Some(note.clone()),
+            regarding: Some(regarding.clone()),
             ..Event::default()
         }
     }
-
-    fn regarding(&self, told: &Told) -> ObjectReference {
-        let of = |kind: &str, name: &str, uid: &str| ObjectReference {
-            api_version: Some("v1".into()),
-            kind: Some(kind.into()),
-            name: Some(name.into()),
-            uid: Some(uid.into()),
-            ..ObjectReference::default()
-        };
-        match &told.pod {
-            Some(pod) => ObjectReference {
-                namespace: Some(pod.namespace.to_string()),
-                ..of("Pod", pod.name.as_str(), pod.uid.as_str())
-            },
-            // As kubelet does: `kubectl describe node` looks for its name.
-            None => of("Node", self.node.as_str(), self.node.as_str()),
-        }
-    }
 }
 
-/// A name that no other event has, beginning with what it is about.
-fn name(subject: &str, number: u64) -> String {
-    let subject = cut(subject, LONGEST_NAME).trim_end_matches(['.', '-']);
+/// A name that no other event has, beginning with the object's.
+fn event_name(subject: &str, number: u64) -> String {
+    let subject = truncate(subject, MAX_NAME_BYTES).trim_end_matches(['.', '-']);
     format!("{subject}.{number:x}")
 }
 
-/// At most so many bytes, and no half characters.
-fn cut(text: &str, bytes: usize) -> &str {
-    match text.len() <= bytes {
-        true => text,
-        false => &text[..text.floor_char_boundary(bytes)],
-    }
+/// At most this many bytes, ending at a character's boundary.
+fn truncate(text: &str, max_bytes: usize) -> &str {
+    if text.len() <= max_bytes { text } else { &text[..text.floor_char_boundary(max_bytes)] }
 }
 
 #[cfg(test)]
@@ -230,12 +250,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_notes_are_cut_where_the_server_would_refuse_them() {
-        assert_eq!(name("pod-1", 255), "pod-1.ff");
-        let long = format!("{}-{}", "a".repeat(LONGEST_NAME - 1), "b".repeat(20));
-        let name = name(&long, u64::MAX);
+    fn names_and_notes_are_truncated_to_what_the_server_accepts() {
+        assert_eq!(event_name("pod-1", 255), "pod-1.ff");
+        let long = format!("{}-{}", "a".repeat(MAX_NAME_BYTES - 1), "b".repeat(20));
+        let name = event_name(&long, u64::MAX);
         assert!(name.len() <= 253 && !name.contains("-."), "{name}");
-        assert_eq!(cut("éé", 3), "é");
-        assert_eq!(cut("short", 1024), "short");
+        assert_eq!(truncate("éé", 3), "é");
+        assert_eq!(truncate("short", 1024), "short");
     }
 }

@@ -1,20 +1,36 @@
-//! The API server, as a node of Partage needs it: who runs here, what the node says of itself, who may ask.
+//! The Kubernetes API server, as Partage's daemons use it. Nothing here is tied to one node, and nothing decides.
 //!
-//! Nothing here decides anything. A daemon must live through every absence of the API server: what is read comes from a
-//! cache that is filled by a watch, and what is written is written again until it is there or no longer true.
+//! ```text
+//!  client        connection, timeouts, time of the last contact      node_writer   status, labels, annotations of a node
+//!  watch, cache  watch any resource, keep a small view of it
+//!  pods, nodes   the views that Partage keeps
+//!  events        events about any object, deduplicated               token_review  who a token belongs to, and may do what
+//! ```
+//!
+//! A daemon must survive every absence of the API server: what it reads comes from a cache that a watch fills, and what
+//! it writes is retried until it is written or no longer wanted.
 #![forbid(unsafe_code)]
 
-mod access;
-mod connection;
+mod backoff;
+mod cache;
+mod client;
 mod error;
 mod events;
-mod node;
-mod pauses;
+mod node_writer;
+mod nodes;
 mod pods;
+mod token_review;
+mod watch;
 
-pub use connection::Cluster;
+pub use backoff::RetryBackoff;
+pub use cache::{ObjectKey, WatchCache};
+pub use client::{ApiClient, ClientOptions};
 pub use error::ClusterError;
-pub use events::{About, Severity};
-pub use node::{NodeView, Publication};
-pub use pauses::Pauses;
-pub use pods::{Annotated, Phase, PodView, Pods};
+pub use events::{Recorder, Severity, node_reference, pod_reference};
+pub use node_writer::{NodePatch, NodeWriter};
+pub use nodes::{NodeCache, NodeProjection, NodeView};
+pub use pods::{Annotated, PodCache, PodPhase, PodProjection, PodView};
+pub use watch::{Projection, WatchSelector, watch};
+
+pub use k8s_openapi::api::authentication::v1::UserInfo;
+pub use k8s_openapi::api::core::v1::ObjectReference;

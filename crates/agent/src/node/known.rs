@@ -143,7 +143,7 @@ impl NodeState {
         let later = |why: &str| {
             Refusal(format!("it is not known yet who holds what: {why}; kubelet tries again by itself"))
         };
-        if !self.pods.synced() {
+        if !self.pods.is_synced() {
             return Err(later("the API server has not told of the node's pods"));
         }
         let containers = self.runtime.containers().await.map_err(|error| later(&error.to_string()))?;

@@ -33,7 +33,7 @@ impl NodeState {
         let known = self.book().record(&holder.uid).cloned();
         if let Some(record) = known {
             // Its share is about to be given back.
-            if self.pods.synced() && self.pods.by_uid(&holder.uid).is_none() {
+            if self.pods.is_synced() && self.pods.by_uid(&holder.uid).is_none() {
                 return Err(Refusal(format!(
                     "pod {} was deleted: the API server no longer has it, and its GPUs go to others",
                     holder.uid
@@ -76,10 +76,10 @@ impl NodeState {
         // Kubelet and the API server have different UIDs for a pod that comes from a file on the node.
         let no_such = "the API server has no such pod (one that comes from a file on the node cannot have a share: make it a DaemonSet)";
         let Some((namespace, name)) = &holder.name else {
-            let has_told = self.pods.synced();
+            let has_told = self.pods.is_synced();
             return Err(unknown(if has_told { no_such } else { "the API server has not told of it" }));
         };
-        match self.cluster.pod(namespace, name).await {
+        match self.cluster.client.pod(namespace, name).await {
             Ok(Some(pod)) if pod.id.uid == holder.uid => Ok((pod, false)),
             Ok(_) => Err(unknown(no_such)),
             Err(error) => Err(unknown(&error.to_string())),

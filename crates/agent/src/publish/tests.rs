@@ -15,7 +15,7 @@ fn map(texts: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 /// A node after a change.
-fn changed(mut node: NodeView, change: &Publication) -> NodeView {
+fn changed(mut node: NodeView, change: &NodePatch) -> NodeView {
     let apply = |shown: &mut BTreeMap<String, String>, change: &BTreeMap<String, Option<String>>| {
         for (key, text) in change {
             match text {
@@ -27,7 +27,7 @@ fn changed(mut node: NodeView, change: &Publication) -> NodeView {
     apply(&mut node.annotations, &change.annotations);
     apply(&mut node.labels, &change.labels);
     for amounts in [&mut node.capacity, &mut node.allocatable] {
-        amounts.retain(|name, _| !change.gone_capacity.contains(name));
+        amounts.retain(|name, _| !change.removed_capacity.contains(name));
         amounts.extend(change.capacity.iter().map(|(name, amount)| (name.clone(), amount.to_string())));
     }
     node
@@ -169,7 +169,7 @@ fn no_pod_dies_of_what_is_published() {
     let folder = tempfile::tempdir().unwrap();
     let kubeconfig = folder.path().join("kubeconfig");
     std::fs::write(&kubeconfig, bed.kubectl(&["config", "view", "--raw"]).unwrap()).unwrap();
-    let cluster = bed.block_on(Cluster::connect(Some(&kubeconfig), &"node1".into())).unwrap();
+    let cluster = bed.block_on(ApiServer::connect(Some(&kubeconfig), &"node1".into())).unwrap();
     let shown = Shown { bed: &bed };
     bed.kubectl(&["label", "node", "node1", "gpushare=true"]).unwrap();
 
@@ -191,7 +191,7 @@ fn no_pod_dies_of_what_is_published() {
             && node["metadata"]["annotations"][node_register::ANNOTATION].is_string()
     });
     shown.run("large", json!({MEMORY: 12_000}));
-    let uid = shown.get(&["pod", "large"])["metadata"]["uid"].as_str().unwrap().into();
+    let uid = shown.get(&["pod", "large"])["metadata"]["uid"].as_str().unwrap().to_string();
     assert!(bed.block_on(pods.wait_for(&uid, Duration::from_secs(120))).is_some());
 
     // A GPU is lost. What is left of the node has less than the pod asks.
@@ -238,8 +238,8 @@ fn no_pod_dies_of_what_is_published() {
     assert!(node["metadata"]["labels"].get("nvidia-device-enable").is_none());
 
     // What the rule is for: one amount that is too small, and the pod is killed.
-    let small = Publication { capacity: BTreeMap::from([(MEMORY.into(), 11_178)]), ..Publication::default() };
-    bed.block_on(cluster.publish(&small)).unwrap();
+    let small = NodePatch { capacity: BTreeMap::from([(MEMORY.into(), 11_178)]), ..NodePatch::default() };
+    bed.block_on(cluster.node.apply(&small)).unwrap();
     shown.restart_kubelet("fourth");
     let pod = shown.until_pod("large", "Failed");
     assert_eq!(pod["status"]["reason"], format!("OutOf{MEMORY}"));

@@ -1,46 +1,46 @@
-//! What is kept of a pod.
+//! The part of a pod that is kept.
 
 use partage_core::model::{ContainerName, PodId};
 use partage_core::pod::{Pod, Problem};
 use std::collections::BTreeSet;
 
-/// What is kept of a pod: the rest of the object is dropped as soon as it is read.
+/// The part of a pod that is kept. The rest of the object is dropped as soon as it is decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodView {
-    /// Which pod.
+    /// The pod's UID, namespace and name.
     pub id: PodId,
-    /// Its asks. Of a pod that asks for no extended resource neither labels nor annotations are kept.
+    /// The pod's asks. Labels and annotations are empty for a pod that requests no extended resource.
     pub pod: Pod,
-    /// What is wrong with it.
+    /// What is invalid in the pod's asks.
     pub problems: Vec<Problem>,
-    /// How far it is.
-    pub phase: Phase,
-    /// Where kubelet did not take it, or no longer, because its devices were not to be had: what it says.
+    /// The pod's phase.
+    pub phase: PodPhase,
+    /// Kubelet's message, where it rejected the pod because its devices could not be allocated.
     pub rejected: Option<String>,
-    /// When it was made, in seconds since 1970.
+    /// Creation time, in seconds since 1970.
     pub created: i64,
-    /// Its init containers that have succeeded.
+    /// The init containers that have succeeded.
     pub finished_inits: BTreeSet<ContainerName>,
 }
 
 impl PodView {
-    /// Whether none of its containers runs any more, or ever will.
+    /// Whether no container of the pod runs any more, or ever will.
     pub fn is_finished(&self) -> bool {
-        matches!(self.phase, Phase::Succeeded | Phase::Failed)
+        matches!(self.phase, PodPhase::Succeeded | PodPhase::Failed)
     }
 }
 
-/// How far a pod is.
+/// The phase in a pod's status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    /// Not all its containers have been started.
+pub enum PodPhase {
+    /// Not all of its containers have been started.
     Pending,
-    /// On its way.
+    /// It is bound, and at least one of its containers runs or restarts.
     Running,
-    /// All its containers ended well.
+    /// All of its containers have exited with code 0.
     Succeeded,
-    /// It has ended otherwise.
+    /// All of its containers have ended, and at least one has failed.
     Failed,
-    /// Its node does not say.
+    /// Its kubelet does not report its state.
     Unknown,
 }

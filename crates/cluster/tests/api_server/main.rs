@@ -1,0 +1,9 @@
+//! Requests to a real API server: it goes away and comes back, pods of one name follow each other, permissions are missing.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod caches;
+mod events;
+mod nodes;
+mod plane;
+mod pods;
+mod tokens;
