@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  client        connection, timeouts, time of the last contact      node_writer   status, labels, annotations of a node
-//!  watch, cache  watch any resource, keep a small view of it
+//!  watch, cache  watch any resource, keep a small view of it         bindings      bind a pod, with its grant, to a node
 //!  pods, nodes   the views that Partage keeps
 //!  events        events about any object, deduplicated               token_review  who a token belongs to, and may do what
 //! ```
@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod backoff;
+mod bindings;
 mod cache;
 mod client;
 mod error;
@@ -23,6 +24,7 @@ mod token_review;
 mod watch;
 
 pub use backoff::RetryBackoff;
+pub use bindings::{BindConflict, BindOutcome, BindingState, PodBinding};
 pub use cache::{ObjectKey, WatchCache};
 pub use client::{ApiClient, ClientOptions};
 pub use error::ClusterError;
