@@ -3,7 +3,7 @@
 //! ```text
 //!  client        connection, timeouts, time of the last contact      node_writer   status, labels, annotations of a node
 //!  watch, cache  watch any resource, keep a small view of it         bindings      bind a pod, with its grant, to a node
-//!  pods, nodes   the views that Partage keeps
+//!  pods, nodes   the views that Partage keeps                        lease         leader election between replicas
 //!  events        events about any object, deduplicated               token_review  who a token belongs to, and may do what
 //! ```
 //!
@@ -17,6 +17,7 @@ mod cache;
 mod client;
 mod error;
 mod events;
+mod lease;
 mod node_writer;
 mod nodes;
 mod pods;
@@ -29,6 +30,7 @@ pub use cache::{ObjectKey, WatchCache};
 pub use client::{ApiClient, ClientOptions};
 pub use error::ClusterError;
 pub use events::{Recorder, Severity, node_reference, pod_reference};
+pub use lease::{ElectionTiming, LeaderElection, LeaderRole, LeaderTerm, LeaseName, TimingError};
 pub use node_writer::{NodePatch, NodeWriter};
 pub use nodes::{NodeCache, NodeProjection, NodeView};
 pub use pods::{Annotated, PodCache, PodPhase, PodProjection, PodView};

@@ -4,6 +4,7 @@
 mod bindings;
 mod caches;
 mod events;
+mod lease;
 mod nodes;
 mod plane;
 mod pods;
