@@ -1,54 +1,54 @@
-//! A test's own HTTP server that the control plane calls: plain or TLS, ended when dropped.
+//! A test's own HTTP server that the control plane calls: plain or TLS, stopped when dropped.
 
 use crate::bed::Certificate;
 use axum::Router;
-use axum::serve::{Listener, ListenerExt};
+use partage_serve::{
+    CertificateSource, HttpServer, ServerLimits, TlsError, TlsIdentity, TlsOptions, Transport,
+};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
-use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-/// A client that does not finish its handshake is let go.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+/// The control plane is trusted: it keeps connections open, and posts whole lists of nodes.
+const LIMITS: ServerLimits = ServerLimits {
+    max_connections: 1024,
+    max_connections_per_address: 1024,
+    head_timeout: Duration::from_secs(10),
+    request_timeout: Duration::from_secs(300),
+    idle_timeout: Some(Duration::from_secs(300)),
+    max_head_bytes: 64 << 10,
+    max_body_bytes: 256 << 20,
+};
 
-/// Why a test's server does not serve.
+/// Why a test's server cannot serve.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The address cannot be listened on.
+    /// The address cannot be bound.
     #[error("cannot listen on {address}: {source}; is the address of this host, and its port free?")]
     Listen {
-        /// The address asked for.
+        /// The requested address.
         address: SocketAddr,
-        /// What the kernel says.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// The certificate or key is not usable.
-    #[error("cannot serve TLS with this certificate and key: {0}; write both as PEM, of one pair")]
-    Certificate(String),
+    #[error("cannot serve TLS with this certificate and key: {0}")]
+    Certificate(#[from] TlsError),
 }
 
 /// A server that runs until it is stopped or dropped.
 pub(crate) struct Serving {
     pub(crate) address: SocketAddr,
-    end: CancellationToken,
+    stop: CancellationToken,
     task: JoinHandle<()>,
 }
 
 impl Serving {
     pub(crate) async fn plain(address: SocketAddr, router: Router) -> Result<Serving, ServeError> {
-        let listener = listen(address).await?;
-        let address = listener.local_addr().map_err(|source| ServeError::Listen { address, source })?;
-        Ok(Serving::run(address, listener.tap_io(|stream| no_delay(stream)), router))
+        Serving::run(address, Transport::Plain, router).await
     }
 
     pub(crate) async fn tls(
@@ -56,108 +56,30 @@ impl Serving {
         certificate: &Certificate,
         router: Router,
     ) -> Result<Serving, ServeError> {
-        let acceptor = acceptor(certificate).map_err(ServeError::Certificate)?;
-        let listener = listen(address).await?;
-        let address = listener.local_addr().map_err(|source| ServeError::Listen { address, source })?;
-        Ok(Serving::run(address, TlsListener::new(listener, acceptor, address), router))
+        let Certificate { certificate, key } = certificate.clone();
+        let identity = TlsIdentity::load(TlsOptions::new(CertificateSource::Pem { certificate, key }))?;
+        Serving::run(address, Transport::Tls(Arc::new(identity)), router).await
     }
 
-    fn run<L: Listener>(address: SocketAddr, listener: L, router: Router) -> Serving
-    where
-        L::Addr: std::fmt::Debug,
-    {
-        let end = CancellationToken::new();
-        let ended = end.clone().cancelled_owned();
-        let task = tokio::spawn(async move {
-            // It only ends by the token.
-            let _ = axum::serve(listener, router).with_graceful_shutdown(ended).await;
-        });
-        Serving { address, end, task }
+    async fn run(address: SocketAddr, transport: Transport, router: Router) -> Result<Serving, ServeError> {
+        let server = HttpServer::bind(address, transport, LIMITS)
+            .await
+            .map_err(|source| ServeError::Listen { address, source })?;
+        let (address, stop) = (server.address(), CancellationToken::new());
+        let task = tokio::spawn(server.run(router, stop.clone()));
+        Ok(Serving { address, stop, task })
     }
 
-    /// Ends it. What is being answered is answered; after that the port is free.
+    /// Stops it. Requests in progress are answered; after that the port is free.
     pub(crate) async fn stop(mut self) {
-        self.end.cancel();
+        self.stop.cancel();
         let _ = (&mut self.task).await;
     }
 }
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        self.end.cancel();
-    }
-}
-
-async fn listen(address: SocketAddr) -> Result<TcpListener, ServeError> {
-    TcpListener::bind(address).await.map_err(|source| ServeError::Listen { address, source })
-}
-
-/// Without this, an answer in two packets waits for the other side's delayed acknowledgement: 40 ms for every call.
-fn no_delay(stream: &TcpStream) {
-    let _ = stream.set_nodelay(true);
-}
-
-fn acceptor(certificate: &Certificate) -> Result<TlsAcceptor, String> {
-    let chain = CertificateDer::pem_slice_iter(certificate.certificate.as_bytes())
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|e| format!("in the chain, {e}"))?;
-    let key =
-        PrivateKeyDer::from_pem_slice(certificate.key.as_bytes()).map_err(|e| format!("in the key, {e}"))?;
-    // The provider by name: no default of the whole process is asked for or set.
-    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key))
-        .map_err(|e| e.to_string())?;
-    Ok(TlsAcceptor::from(Arc::new(config)))
-}
-
-/// Handshakes happen beside each other: a slow client does not hold up the others.
-struct TlsListener {
-    ready: mpsc::Receiver<(TlsStream<TcpStream>, SocketAddr)>,
-    address: SocketAddr,
-    accepting: JoinHandle<()>,
-}
-
-impl TlsListener {
-    fn new(mut listener: TcpListener, acceptor: TlsAcceptor, address: SocketAddr) -> TlsListener {
-        let (done, ready) = mpsc::channel(16);
-        let accepting = tokio::spawn(async move {
-            loop {
-                let (stream, peer) = Listener::accept(&mut listener).await;
-                no_delay(&stream);
-                let (done, handshake) = (done.clone(), acceptor.accept(stream));
-                tokio::spawn(async move {
-                    if let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, handshake).await {
-                        // Where nobody takes it any more, the server has ended.
-                        let _ = done.send((stream, peer)).await;
-                    }
-                });
-            }
-        });
-        TlsListener { ready, address, accepting }
-    }
-}
-
-impl Listener for TlsListener {
-    type Io = TlsStream<TcpStream>;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        match self.ready.recv().await {
-            Some(accepted) => accepted,
-            // The accepting task never ends by itself.
-            None => std::future::pending().await,
-        }
-    }
-
-    fn local_addr(&self) -> io::Result<Self::Addr> {
-        Ok(self.address)
-    }
-}
-
-impl Drop for TlsListener {
-    fn drop(&mut self) {
-        self.accepting.abort();
+        self.stop.cancel();
     }
 }
 
@@ -167,17 +89,20 @@ pub(crate) mod tests {
     use axum::routing::post;
     use serde_json::{Value, json};
     use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+    use tokio::net::TcpStream;
     use tokio_rustls::TlsConnector;
-    use tokio_rustls::rustls::pki_types::ServerName;
+    use tokio_rustls::rustls::crypto::ring;
+    use tokio_rustls::rustls::pki_types::pem::PemObject;
+    use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
     use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-    /// A certificate for `localhost` that signs itself.
+    /// A self-signed certificate for `localhost`.
     pub(crate) fn certificate() -> Certificate {
         let made = rcgen::generate_simple_self_signed(["localhost".to_string()]).unwrap();
         Certificate { certificate: made.cert.pem(), key: made.signing_key.serialize_pem() }
     }
 
-    /// Posts a JSON body over this connection and reads the JSON answer.
+    /// Posts a JSON body over a connection and reads the JSON response.
     pub(crate) async fn ask(
         mut stream: impl AsyncRead + AsyncWrite + Unpin,
         path: &str,
@@ -197,7 +122,7 @@ pub(crate) mod tests {
         serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
     }
 
-    /// Connects with TLS, trusting this certificate only.
+    /// Connects with TLS and trusts this certificate only.
     pub(crate) async fn connect(
         address: SocketAddr,
         trusted: &Certificate,
@@ -223,25 +148,25 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn serves_tls_to_those_who_trust_it() {
+    async fn tls_is_served_to_clients_that_trust_the_certificate() {
         let certificate = certificate();
         let serving = Serving::tls(loopback(), &certificate, echo()).await.unwrap();
-        // Somebody who never speaks holds up nobody.
+        // A client that never speaks delays nobody.
         let silent = TcpStream::connect(serving.address).await.unwrap();
         let stream = connect(serving.address, &certificate).await.unwrap();
         assert_eq!(ask(stream, "/", &json!({"a": 1})).await, json!({"a": 1}));
-        assert!(connect(serving.address, &self::certificate()).await.is_err(), "signed by somebody else");
+        assert!(connect(serving.address, &self::certificate()).await.is_err(), "signed by another");
         drop(silent);
     }
 
     #[tokio::test]
-    async fn a_stopped_server_frees_its_port() {
+    async fn stopped_server_frees_its_port() {
         let first = Serving::plain(loopback(), echo()).await.unwrap();
         let address = first.address;
         // Kept open, as kube-scheduler keeps its connection.
         let idle = TcpStream::connect(address).await.unwrap();
         first.stop().await;
-        assert!(TcpStream::connect(address).await.is_err(), "nobody listens");
+        assert!(TcpStream::connect(address).await.is_err(), "the port is closed");
         drop(idle);
         let second = Serving::plain(address, echo()).await.unwrap();
         let stream = TcpStream::connect(second.address).await.unwrap();
@@ -249,12 +174,14 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_served_is_said_in_words() {
+    async fn unusable_address_or_certificate_is_reported() {
         let serving = Serving::plain(loopback(), echo()).await.unwrap();
         let taken = Serving::plain(serving.address, echo()).await.err().unwrap().to_string();
         assert!(taken.starts_with(&format!("cannot listen on {}: ", serving.address)), "{taken}");
         let bad = Certificate { certificate: "no".into(), key: "no".into() };
         let bad = Serving::tls(loopback(), &bad, echo()).await.err().unwrap().to_string();
-        assert!(bad.starts_with("cannot serve TLS with this certificate and key: in the key, "), "{bad}");
+        let expected =
+            "cannot serve TLS with this certificate and key: invalid certificate in the PEM text: ";
+        assert!(bad.starts_with(expected), "{bad}");
     }
 }
