@@ -11,7 +11,7 @@ use partage_core::dialect::Dialect;
 use partage_core::dialect::asks::{self, Reading};
 use partage_core::dialect::grants::{self, Spelling, UnixNanos, gpushare, volcano};
 use partage_core::ledger::{HeldGrant, Ledger, LedgerFinding, LedgerTime};
-use partage_core::model::{ContainerName, GpuUuid, Grant, Node, PodAsk, PodGrant, PodId, PodUid, Share};
+use partage_core::model::{ContainerName, Grant, Node, PodAsk, PodGrant, PodId, PodUid, Share};
 use partage_core::place::{GpuClass, HostUsage, PolicyEngine, ShareNeed};
 use partage_core::pod::{Pod, Problem};
 use partage_core::resize;
@@ -275,19 +275,6 @@ impl Book {
     pub(crate) fn put_back(&mut self, record: PodRecord) {
         self.ledger.confirm(record.pod.clone(), record.grant.clone(), HostUsage::default());
         self.records.insert(record.pod.uid.clone(), record);
-    }
-
-    /// How much of a GPU is given away: memory, compute in thousandths of a percent, shares. What an init container holds
-    /// before the others start is not counted beside them.
-    pub(crate) fn promised(&self, gpu: &GpuUuid) -> (u64, u32, u32) {
-        let on = self.shares().filter(|(_, grant, share)| share.gpu == *gpu && !grant.init);
-        on.fold((0, 0, 0), |(memory, cores, shares), (_, _, share)| {
-            (
-                memory + share.memory_bytes.map_or(0, |bytes| bytes.0),
-                cores + share.cores.map_or(0, |cores| cores.as_millipercent()),
-                shares + 1,
-            )
-        })
     }
 }
 

@@ -15,11 +15,11 @@ mod theirs;
 pub(crate) use serve::{Server, token_auth};
 
 use crate::report::Report;
-use partage_host::openmetrics;
+use partage_enforce::metrics;
 
 /// A report as OpenMetrics text.
 pub(crate) fn text(report: Report) -> String {
-    openmetrics::text(move |to| {
+    metrics::render(move |to| {
         ours::tell(&report, to)?;
         theirs::tell(&report, to)
     })

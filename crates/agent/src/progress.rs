@@ -3,10 +3,11 @@
 use crate::api_server::ApiServer;
 use crate::metrics;
 use crate::node::NodeState;
-use crate::report::{ContainerReport, Counts, GpuReport, Report};
+use crate::report::{ContainerReport, Counts, Report};
 use crate::settings::Metrics;
 use partage_core::model::NodeName;
 use partage_serve::NotReady;
+use partage_enforce::report::GpuStatus;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -143,18 +144,9 @@ fn report(state: &NodeState) -> Report {
     let mismatches = state.compare() as u64;
     let suspected = state.suspected();
     let book = state.book();
-    let gpus = book.node().gpus.iter().map(|gpu| {
-        let at = truth.looks.iter().position(|look| look.uuid == gpu.uuid);
-        let (promised_memory, promised_cores, shares) = book.promised(&gpu.uuid);
-        GpuReport {
-            gpu: gpu.clone(),
-            look: at.map(|at| truth.looks[at].clone()),
-            promised_memory,
-            promised_cores,
-            shares,
-            strangers: at.and_then(|at| truth.strangers.get(at)).map_or(0, Vec::len),
-        }
-    });
+    // An init container's share is used before the others start, and not beside theirs.
+    let granted = || book.shares().filter(|(_, grant, _)| !grant.init).map(|(_, _, share)| share);
+    let gpus = GpuStatus::of_node(book.node(), &truth, granted);
     let containers = live.into_iter().filter_map(|(nonce, uid, container, shares, usage)| {
         let record = book.record(&uid)?;
         let used = |at: usize| usage.as_ref().and_then(|usage| usage.gpus.get(at)).cloned();
@@ -174,7 +166,7 @@ fn report(state: &NodeState) -> Report {
         node: book.node().name.clone(),
         driver: state.gpus.driver_version().into(),
         simulated: state.simulated.is_some(),
-        gpus: gpus.collect(),
+        gpus,
         containers: containers.collect(),
         counts,
     }

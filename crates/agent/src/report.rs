@@ -1,8 +1,8 @@
 //! How the node is at one moment: what metrics are made of.
 
 use partage_core::dialect::Dialect;
-use partage_core::model::{ContainerName, Gpu, GpuUuid, NodeName, PodId, Share};
-use partage_host::gpus::Look;
+use partage_core::model::{ContainerName, GpuUuid, NodeName, PodId, Share};
+use partage_enforce::report::GpuStatus;
 use partage_host::truth::Used;
 use partage_region::GpuUsage;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ pub(crate) struct Report {
     /// Whether the driver is simulated.
     pub(crate) simulated: bool,
     /// Its GPUs in the driver's order.
-    pub(crate) gpus: Vec<GpuReport>,
+    pub(crate) gpus: Vec<GpuStatus>,
     /// Containers that hold shares.
     pub(crate) containers: Vec<ContainerReport>,
     /// What the agent counted since it started.
@@ -44,23 +44,6 @@ impl Report {
         let gpu = self.gpus.iter().find(|of| of.gpu.uuid == share.gpu);
         gpu.map_or(bytes, |of| bytes.min(of.gpu.memory_bytes.0))
     }
-}
-
-/// One GPU.
-#[derive(Clone, Debug)]
-pub(crate) struct GpuReport {
-    /// What it is, and why it is withheld.
-    pub(crate) gpu: Gpu,
-    /// What the driver last said; absent before the first look.
-    pub(crate) look: Option<Look>,
-    /// Memory that was given away.
-    pub(crate) promised_memory: u64,
-    /// Compute that was given away, in thousandths of a percent.
-    pub(crate) promised_cores: u32,
-    /// Shares of it.
-    pub(crate) shares: u32,
-    /// Processes on it that belong to no container with a grant.
-    pub(crate) strangers: usize,
 }
 
 /// One container with a grant.

@@ -19,8 +19,8 @@ use partage_enforce::gpus::{DiscoveredGpus, Inventory};
 use partage_enforce::instance_lock::InstanceLock;
 use partage_host::cdi;
 use partage_host::files;
-use partage_host::heap;
 use partage_host::process::boot_id;
+use partage_host::process_setup;
 use partage_host::root::Root;
 use partage_host::selinux;
 use std::fs;
@@ -358,7 +358,7 @@ impl Agent {
         // Before all else: kubelet fails pods that it looks at before it knows us.
         plugins.follow(state).await;
         // Whole libraries were read on the way here.
-        heap::give_back();
+        process_setup::trim_heap();
         let (publication, wanted) = watch::channel(None);
         let mut duties = Duties::default();
         duties.begin(sweep::keep_sweeping(Arc::clone(state), stop.clone()));

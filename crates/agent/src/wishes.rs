@@ -91,7 +91,7 @@ async fn answer(state: &NodeState, said: &mut Said) -> bool {
             all_said = false;
             continue;
         }
-        match state.cluster.annotate(&record.pod, &missing).await {
+        match state.cluster.client.annotate_pod(&record.pod, &missing).await {
             Ok(Annotated::Done) => {
                 said.failing.remove(&uid);
                 said.written.insert(uid, Instant::now());
@@ -114,7 +114,7 @@ async fn answer(state: &NodeState, said: &mut Said) -> bool {
 /// no space, its author has to act and gets an event.
 fn tell_unwritten(state: &NodeState, pod: &PodId, error: &ClusterError) {
     tracing::warn!(namespace = %pod.namespace, pod = %pod.name, %error, "grant cannot be written on the pod; it is tried again");
-    if matches!(error, ClusterError::Refused { .. }) && !error.passes() {
+    if matches!(error, ClusterError::Rejected { .. }) && !error.is_transient() {
         let note = format!(
             "the grant holds, but cannot be written on the pod: {error}; remove annotations of the pod where they take up all space, and \
              the agent writes it"

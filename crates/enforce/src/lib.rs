@@ -7,4 +7,6 @@ pub mod context_sizes;
 pub mod error_chain;
 pub mod gpus;
 pub mod instance_lock;
+pub mod metrics;
 pub mod records;
+pub mod report;

@@ -1,49 +1,48 @@
 //! A report as OpenMetrics text, for Prometheus.
 
 use crate::report::{GpuReport, PartReport, Report, ShareReport};
-use partage_host::openmetrics::{self, BYTES, Families, GpuFigures, RATIO, SECONDS, ratio, seconds};
+use partage_enforce::metrics::{
+    GpuMetrics, Labels, MetricFamilies, ShareMetrics, UsageMetrics, render, write_gpus, write_info,
+    write_shares, write_suspected,
+};
 use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::metrics::info::Info;
 use std::fmt;
 
-/// What is to be served as `application/openmetrics-text; version=1.0.0; charset=utf-8`.
+/// How the families of shares begin.
+const PREFIX: &str = "partage_share";
+
+/// Renders a report as `application/openmetrics-text; version=1.0.0; charset=utf-8`.
 pub fn text(report: &Report) -> String {
     let report = report.clone();
-    openmetrics::text(move |to| {
+    render(move |to| {
         machine(&report, to)?;
-        gpus(&report, to)?;
+        write_gpus(to, || report.gpus.iter().map(|gpu| gpu_metrics(gpu, &report)))?;
         shares(&report, to)?;
-        parts(&report, to)
+        write_shares(to, PREFIX, || {
+            let parts =
+                report.shares.iter().flat_map(|share| share.parts.iter().map(move |part| (share, part)));
+            parts.map(|(share, part)| (part_labels(share, part), part_metrics(part)))
+        })
     })
 }
 
-fn machine(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
-    let simulated = if report.driver.simulated { "true" } else { "false" };
-    let labels = vec![
-        ("version", report.keeper.version.clone()),
-        ("driver", report.driver.version.clone()),
-        ("simulated", simulated.to_string()),
-    ];
-    to.single("partage", "What keeps the shares of this machine.", &Info::new(labels))?;
+fn machine(report: &Report, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
+    write_info(to, &report.keeper.version, &report.driver.version, report.driver.simulated)?;
     let waiting = ConstGauge::new(count(report.waiting.len()));
     to.single("partage_waiting", "Commands that wait for a share.", &waiting)
 }
 
-fn gpus(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
-    openmetrics::gpus(to, || report.gpus.iter().map(|gpu| figures(gpu, report)))
-}
-
-fn figures<'a>(gpu: &'a GpuReport, report: &Report) -> GpuFigures<'a> {
+fn gpu_metrics<'a>(gpu: &'a GpuReport, report: &Report) -> GpuMetrics<'a> {
     let parts = report.shares.iter().flat_map(|share| &share.parts);
-    GpuFigures {
+    GpuMetrics {
         index: gpu.index as usize,
         uuid: &gpu.uuid,
         model: &gpu.model,
         memory: gpu.memory_bytes,
-        memory_promised: gpu.promised_memory_bytes,
-        memory_used: gpu.used_memory_bytes,
-        cores_promised: gpu.promised_cores.as_millipercent(),
-        utilisation: gpu.utilisation,
+        granted_memory: gpu.promised_memory_bytes,
+        used_memory: gpu.used_memory_bytes,
+        granted_millipercent: gpu.promised_cores.as_millipercent(),
+        utilization_percent: gpu.utilisation,
         temperature: gpu.temperature,
         power_milliwatts: gpu.power_milliwatts,
         healthy: gpu.unhealthy.is_none(),
@@ -52,76 +51,37 @@ fn figures<'a>(gpu: &'a GpuReport, report: &Report) -> GpuFigures<'a> {
     }
 }
 
-fn shares(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
+fn shares(report: &Report, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
     let each = || {
         let shares = report.shares.iter();
         shares.map(|share| ([("share", share.name.as_str()), ("user", share.user.as_str())], share))
     };
     to.gauge(
-        "partage_share_processes",
+        &format!("{PREFIX}_processes"),
         None,
         "Processes of the share.",
         each().map(|(labels, share)| (labels, Some(count(share.members)))),
     )?;
-    to.gauge(
-        "partage_share_bypass_suspected",
-        None,
-        "1 where something looks like a way around its limits.",
-        each().map(|(labels, share)| (labels, Some(flag(!share.bypass_suspected.is_empty())))),
-    )
+    write_suspected(to, PREFIX, each().map(|(labels, share)| (labels, !share.bypass_suspected.is_empty())))
 }
 
-fn parts(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
-    let each = || {
-        let all = report.shares.iter().flat_map(|share| share.parts.iter().map(move |part| (share, part)));
-        all.map(|(share, part)| (labels_of_part(share, part), part))
-    };
-    macro_rules! family {
-        ($kind:ident, $name:literal, $unit:expr, $help:literal, $value:expr) => {
-            to.$kind(
-                concat!("partage_share_", $name),
-                $unit,
-                $help,
-                each().map(|(labels, part)| (labels, $value(part))),
-            )?
-        };
+fn part_metrics(part: &PartReport) -> ShareMetrics {
+    ShareMetrics {
+        memory_limit: part.memory_bytes.map(|bytes| bytes.0),
+        cores: part.cores,
+        ceiling: part.ceiling,
+        usage: Some(UsageMetrics {
+            used_bytes: part.used_bytes.0,
+            peak_bytes: part.peak_bytes.0,
+            gpu_nanos: part.spent_nanos,
+            throttled_nanos: part.throttled_nanos,
+            refusals: part.refusals,
+        }),
     }
-    family!(gauge, "memory_limit", BYTES, "Memory it may use.", |part: &PartReport| part
-        .memory_bytes
-        .map(|bytes| bytes.0));
-    family!(gauge, "memory_used", BYTES, "Memory it uses.", |part: &PartReport| Some(part.used_bytes.0));
-    family!(gauge, "memory_peak", BYTES, "The most memory it ever used.", |part: &PartReport| Some(
-        part.peak_bytes.0
-    ));
-    family!(gauge, "cores_promised", RATIO, "Compute it was promised.", |part: &PartReport| part
-        .cores
-        .map(ratio));
-    family!(gauge, "cores_ceiling", RATIO, "Compute it may reach.", |part: &PartReport| part
-        .ceiling
-        .or(part.cores)
-        .map(ratio));
-    family!(counter, "gpu", SECONDS, "Time of the GPU it used.", |part: &PartReport| Some(seconds(
-        part.spent_nanos
-    )));
-    family!(
-        counter,
-        "throttled",
-        SECONDS,
-        "Time its processes were kept waiting for their turn.",
-        |part: &PartReport| Some(seconds(part.throttled_nanos))
-    );
-    family!(counter, "refusals", None, "Allocations that its own limit refused.", |part: &PartReport| Some(
-        part.refusals
-    ));
-    Ok(())
 }
 
-fn labels_of_part(share: &ShareReport, part: &PartReport) -> [(&'static str, String); 3] {
-    [("share", share.name.clone()), ("user", share.user.clone()), ("gpu", part.gpu.to_string())]
-}
-
-fn flag(is: bool) -> u64 {
-    u64::from(is)
+fn part_labels(share: &ShareReport, part: &PartReport) -> Labels {
+    vec![("share", share.name.clone()), ("user", share.user.clone()), ("gpu", part.gpu.to_string())]
 }
 
 fn count(of: usize) -> u64 {

@@ -1,29 +1,29 @@
 //! The names that are ours.
 
-use crate::report::{ContainerReport, GpuReport, Report, Times};
+use crate::report::{ContainerReport, Report, Times};
 use partage_core::dialect::Dialect;
-use partage_core::model::{Bytes, Share};
-use partage_host::openmetrics::{self, BYTES, Families, GpuFigures, Labels, RATIO, SECONDS, ratio, seconds};
+use partage_core::model::Share;
+use partage_enforce::metrics::{
+    BYTES, Labels, MetricFamilies, RATIO, ShareMetrics, UsageMetrics, seconds, write_gpus, write_info,
+    write_shares, write_suspected,
+};
 use partage_region::GpuUsage;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::metrics::info::Info;
 use std::fmt;
 
-pub(super) fn tell(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
+/// How the families of containers begin.
+const PREFIX: &str = "partage_container";
+
+pub(super) fn tell(report: &Report, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
     agent(report, to)?;
     gpus(report, to)?;
     containers(report, to)?;
     shares(report, to)
 }
 
-fn agent(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
-    let labels = vec![
-        ("version", env!("CARGO_PKG_VERSION").to_string()),
-        ("driver", report.driver.clone()),
-        ("simulated", report.simulated.to_string()),
-    ];
-    to.single("partage", "What shares the GPUs of this node.", &Info::new(labels))?;
+fn agent(report: &Report, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
+    write_info(to, env!("CARGO_PKG_VERSION"), &report.driver, report.simulated)?;
     let counts = &report.counts;
     times("partage_allocate", "Time to answer kubelet which device a container gets.", &counts.answers, to)?;
     let help = "Time to make a container ready: its grant, its region, its devices.";
@@ -50,47 +50,23 @@ fn agent(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
     )
 }
 
-fn times(name: &str, help: &str, times: &Times, to: &mut Families<'_, '_>) -> fmt::Result {
+fn times(name: &str, help: &str, times: &Times, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
     let bounds = Times::BOUNDS.iter().map(|milliseconds| *milliseconds as f64 / 1e3);
     let buckets: Vec<(f64, u64)> =
         bounds.chain(std::iter::once(f64::INFINITY)).zip(times.counts.iter().copied()).collect();
     to.histogram(name, help, &buckets, seconds(times.nanos))
 }
 
-fn gpus(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
-    openmetrics::gpus(to, || report.gpus.iter().enumerate().map(|(index, of)| figures(index, of)))
+fn gpus(report: &Report, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
+    write_gpus(to, || report.gpus.iter().enumerate().map(|(index, gpu)| gpu.metrics(index)))
 }
 
-fn figures(index: usize, of: &GpuReport) -> GpuFigures<'_> {
-    let look = of.look.as_ref();
-    GpuFigures {
-        index,
-        uuid: &of.gpu.uuid,
-        model: &of.gpu.model,
-        memory: of.gpu.memory_bytes,
-        memory_promised: Bytes(of.promised_memory),
-        memory_used: look.and_then(|look| look.memory_used),
-        cores_promised: of.promised_cores,
-        utilisation: look.and_then(|look| look.utilisation),
-        temperature: look.and_then(|look| look.temperature),
-        power_milliwatts: look.and_then(|look| look.power_milliwatts),
-        healthy: of.gpu.withheld.is_none() && look.is_none_or(|look| look.health.is_none()),
-        strangers: of.strangers,
-        shares: of.shares as usize,
-    }
+fn containers(report: &Report, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
+    let containers = report.containers.iter().map(|of| (labels(of), of.bypass_suspected));
+    write_suspected(to, PREFIX, containers)
 }
 
-fn containers(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
-    let suspected = |of: &ContainerReport| Some(u32::from(of.bypass_suspected));
-    to.gauge(
-        "partage_container_bypass_suspected",
-        None,
-        "1 if a bypass of its limits was found within the last five minutes, else 0.",
-        report.containers.iter().map(|of| (labels(of), suspected(of))),
-    )
-}
-
-fn shares(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
+fn shares(report: &Report, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
     let each = || {
         report.containers.iter().flat_map(|of| {
             of.shares.iter().enumerate().map(move |(at, (share, usage))| {
@@ -102,50 +78,37 @@ fn shares(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
             })
         })
     };
-    let mut gauge = |name: &str, unit, help: &str, value: &dyn Fn(&Share) -> Option<f64>| {
-        let name = format!("partage_container_{name}");
-        to.gauge(&name, unit, help, each().map(|(labels, _, share, _)| (labels, value(share))))
-    };
-    gauge("memory_limit", BYTES, "Memory it may use.", &|share| Some(share.memory_bytes?.0 as f64))?;
-    gauge("cores_promised", RATIO, "Compute it was promised.", &|share| share.cores.map(ratio))?;
-    gauge("cores_ceiling", RATIO, "Compute it may reach.", &|share| {
-        share.ceiling.or(share.cores).map(ratio)
+    write_shares(to, PREFIX, || {
+        each().map(|(labels, _, share, usage)| (labels, share_metrics(report, share, usage)))
     })?;
-    for (name, help, value) in [
-        ("memory_used", "Memory it uses, as its limit counts it.", (|of| of.used) as fn(&GpuUsage) -> u64),
-        ("memory_peak", "The most memory it ever used.", |of| of.peak),
-    ] {
-        let name = format!("partage_container_{name}");
-        let bounded = |share, usage: Option<&GpuUsage>| Some(report.bounded(share, value(usage?)));
-        to.gauge(
-            &name,
-            BYTES,
-            help,
-            each().map(|(labels, _, share, usage)| (labels, bounded(share, usage))),
-        )?;
-    }
     let seen = || each().map(|(labels, seen, ..)| (labels, seen));
     to.gauge(
-        "partage_container_memory_seen",
+        &format!("{PREFIX}_memory_seen"),
         BYTES,
-        "Memory its processes hold, as the driver says.",
+        "GPU memory that the container's processes hold, from NVML.",
         seen().map(|(labels, seen)| (labels, seen.map(|seen| seen.memory.0))),
     )?;
     to.gauge(
-        "partage_container_utilisation",
+        &format!("{PREFIX}_utilisation"),
         RATIO,
-        "Part of the last moments in which it worked, as the driver says.",
+        "GPU utilization by the container over the last sampling period, from NVML.",
         seen().map(|(labels, seen)| (labels, seen.map(|seen| f64::from(seen.busy) / 100.0))),
-    )?;
-    let mut counter = |name: &str, unit, help: &str, value: fn(&GpuUsage) -> f64| {
-        let name = format!("partage_container_{name}");
-        to.counter(&name, unit, help, each().map(|(labels, .., usage)| (labels, usage.map(value))))
-    };
-    counter("gpu", SECONDS, "Time of the GPU it used.", |of| seconds(of.spent))?;
-    counter("throttled", SECONDS, "Time its threads were kept waiting for their turn.", |of| {
-        seconds(of.throttled)
-    })?;
-    counter("refusals", None, "Allocations that its own limit refused.", |of| of.refusals as f64)
+    )
+}
+
+fn share_metrics(report: &Report, share: &Share, usage: Option<&GpuUsage>) -> ShareMetrics {
+    ShareMetrics {
+        memory_limit: share.memory_bytes.map(|bytes| bytes.0),
+        cores: share.cores,
+        ceiling: share.ceiling,
+        usage: usage.map(|usage| UsageMetrics {
+            used_bytes: report.bounded(share, usage.used),
+            peak_bytes: report.bounded(share, usage.peak),
+            gpu_nanos: usage.spent,
+            throttled_nanos: usage.throttled,
+            refusals: usage.refusals,
+        }),
+    }
 }
 
 /// Two pods of one name may be there for a while, the old one and the new one: their UIDs tell them apart.

@@ -1,7 +1,8 @@
 use super::*;
-use crate::report::{ContainerReport, Counts, GpuReport, Times};
+use crate::report::{ContainerReport, Counts, Times};
 use partage_core::dialect::Dialect;
 use partage_core::model::{Bytes, Cores, Gpu, PodId, Share};
+use partage_enforce::report::GpuStatus;
 use partage_host::gpus::Look;
 use partage_host::truth::Used;
 use partage_region::GpuUsage;
@@ -11,8 +12,8 @@ use partage_testkit::openmetrics::Exposition;
 const HOSTILE: &str = "a\"} 1\n# TYPE x counter\\n{b=\"\\";
 const GIB: u64 = 1 << 30;
 
-fn gpu(index: u32, look: Option<Look>, withheld: Option<&str>) -> GpuReport {
-    GpuReport {
+fn gpu(index: u32, look: Option<Look>, withheld: Option<&str>) -> GpuStatus {
+    GpuStatus {
         gpu: Gpu {
             uuid: format!("GPU-{index}").as_str().into(),
             minor: index,
@@ -23,10 +24,10 @@ fn gpu(index: u32, look: Option<Look>, withheld: Option<&str>) -> GpuReport {
             withheld: withheld.map(String::from),
         },
         look,
-        promised_memory: 12 * GIB,
-        promised_cores: 30_000,
+        granted_memory: Bytes(12 * GIB),
+        granted_millipercent: 30_000,
         shares: 2,
-        strangers: 1,
+        strangers: vec![7],
     }
 }
 

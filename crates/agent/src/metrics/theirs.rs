@@ -1,8 +1,9 @@
 //! The names of the systems that are replaced, as dashboards have them.
 
-use crate::report::{ContainerReport, GpuReport, Report};
+use crate::report::{ContainerReport, Report};
 use partage_core::model::{Cores, Share};
-use partage_host::openmetrics::{Families, Labels};
+use partage_enforce::metrics::{Labels, MetricFamilies};
+use partage_enforce::report::GpuStatus;
 use partage_region::GpuUsage;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,17 +12,17 @@ use std::fmt;
 const ZONE: (&str, &str) = ("zone", "vGPU");
 const MIB: f64 = (1u64 << 20) as f64;
 
-pub(super) fn tell(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
+pub(super) fn tell(report: &Report, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
     hosts(report, to)?;
     devices(report, to)?;
     vcuda(report, to)
 }
 
 /// GPUs, under the names of Volcano and older HAMi, and of newer HAMi. Volcano's label sets are part of HAMi's.
-fn hosts(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
+fn hosts(report: &Report, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
     const OLD: [&str; 4] = ["nodeid", "deviceidx", "deviceuuid", "devicetype"];
     const NEW: [&str; 4] = ["node", "device_index", "device_uuid", "device_type"];
-    let mut gauge = |name, names: [&'static str; 4], help, value: fn(&GpuReport) -> Option<f64>| {
+    let mut gauge = |name, names: [&'static str; 4], help, value: fn(&GpuStatus) -> Option<f64>| {
         let each = report.gpus.iter().enumerate().map(|(index, of)| {
             let values = [
                 report.node.to_string(),
@@ -33,8 +34,8 @@ fn hosts(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
         });
         to.gauge(name, None, help, each)
     };
-    let memory = |of: &GpuReport| Some(of.look.as_ref()?.memory_used?.0 as f64);
-    let busy = |of: &GpuReport| Some(f64::from(of.look.as_ref()?.utilisation?));
+    let memory = |of: &GpuStatus| Some(of.look.as_ref()?.memory_used?.0 as f64);
+    let busy = |of: &GpuStatus| Some(f64::from(of.look.as_ref()?.utilisation?));
     gauge("HostGPUMemoryUsage", OLD, "GPU memory in use, in bytes.", memory)?;
     gauge("HostCoreUtilization", OLD, "GPU utilisation, in percent.", busy)?;
     gauge("hami_host_gpu_memory_used_bytes", NEW, "GPU memory in use.", memory)?;
@@ -76,7 +77,7 @@ fn rested(part: &Part<'_>) -> Option<f64> {
 }
 
 /// Containers, under the names of Volcano and older HAMi, and of newer HAMi.
-fn devices(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
+fn devices(report: &Report, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
     const OLD: [&str; 5] = ["podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid"];
     const NEW: [&str; 5] = ["namespace", "pod", "container", "vdevice_index", "device_uuid"];
     let mut gauge =
@@ -113,7 +114,7 @@ fn devices(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
 }
 
 /// Containers, under the names of gpu-manager.
-fn vcuda(report: &Report, to: &mut Families<'_, '_>) -> fmt::Result {
+fn vcuda(report: &Report, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
     let mut gauge = |name, last: &'static str, help, values: fn(&Report, &ContainerReport) -> ByCard| {
         let all = report.containers.iter().flat_map(|of| {
             values(report, of).into_iter().map(|(card, value)| {

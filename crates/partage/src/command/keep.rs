@@ -27,7 +27,7 @@ pub(crate) struct Keep {
 impl Keep {
     pub(crate) fn run(&self, out: &mut dyn Write) -> io::Result<Outcome> {
         // What it was started with open is not its own.
-        partage_host::inherited::close_files();
+        partage_host::process_setup::close_inherited_files();
         // A thread that fails leaves half a keeper: the one who stands by is better.
         std::panic::set_hook(Box::new(|panic| {
             log(&format!("error: {panic}"));

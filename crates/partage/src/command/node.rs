@@ -121,7 +121,7 @@ impl Node {
             return Ok(Outcome::Unreadable);
         };
         self.log();
-        partage_host::heap::keep_small();
+        partage_host::process_setup::limit_heap();
         let options = self.options(name);
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build()?;

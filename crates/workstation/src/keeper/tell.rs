@@ -7,9 +7,10 @@ use crate::report::{
     DriverReport, GpuReport, KeeperReport, PartReport, ProcessReport, Report, ShareReport, Stage,
     WaitingReport,
 };
-use crate::store::Record;
+use crate::store::{HeldElsewhere, Record};
 use crate::users::{self, Who};
 use partage_core::model::{Bytes, Cores, Share};
+use partage_enforce::report::GpuStatus;
 use partage_host::truth::Kept;
 use partage_host::{members, process};
 use std::collections::BTreeMap;
@@ -44,6 +45,7 @@ impl Keeper {
                 region: Arc::clone(&live.region),
             })
             .collect();
+        let elsewhere: Vec<HeldElsewhere> = state.held_elsewhere.values().cloned().collect();
         let warnings = self.warnings();
         let waiting = state
             .queue
@@ -74,7 +76,7 @@ impl Keeper {
                 version: self.machine.gpus.driver_version().into(),
                 simulated: self.machine.driver.simulated.is_some(),
             },
-            gpus: self.gpus(&shares),
+            gpus: self.gpus(&shares, &elsewhere),
             shares: self.tell(&shares),
             waiting,
         }
@@ -85,37 +87,41 @@ impl Keeper {
         self.machine.warnings.iter().chain(since.iter()).cloned().collect()
     }
 
-    fn gpus(&self, shares: &[Seen]) -> Vec<GpuReport> {
+    fn gpus(&self, shares: &[Seen], elsewhere: &[HeldElsewhere]) -> Vec<GpuReport> {
         let held: Vec<Held<'_>> = shares
             .iter()
             .map(|Seen { record, .. }| Held { name: &record.name, who: &record.who, shares: &record.shares })
             .collect();
-        let truth = self.truth();
-        let gpu = |(index, gpu): (usize, &partage_core::model::Gpu)| {
-            let here: Vec<&Share> =
-                held.iter().flat_map(|held| held.shares).filter(|share| share.gpu == gpu.uuid).collect();
-            let memory = |share: &&Share| share.memory_bytes.map_or(0, |bytes| bytes.0);
-            let cores = |share: &&Share| share.cores.map_or(0, Cores::as_millipercent);
-            let promised = here.iter().map(cores).sum::<u32>().min(Cores::WHOLE.as_millipercent());
-            let at = truth.looks.iter().position(|look| look.uuid == gpu.uuid);
-            let look = at.and_then(|at| truth.looks.get(at));
+        let granted = || {
+            let elsewhere = elsewhere.iter().flat_map(|held| &held.shares);
+            held.iter().flat_map(|held| held.shares).chain(elsewhere)
+        };
+        let status = GpuStatus::of_node(&self.machine.node, &self.truth(), granted);
+        let gpu = |(index, status): (usize, GpuStatus)| {
+            let look = status.look.as_ref();
+            let promised = status.granted_millipercent.min(Cores::WHOLE.as_millipercent());
             GpuReport {
                 index: u32::try_from(index).unwrap_or(u32::MAX),
-                uuid: gpu.uuid.clone(),
-                model: gpu.model.clone(),
-                memory_bytes: gpu.memory_bytes,
-                promised_memory_bytes: Bytes(here.iter().map(memory).sum()),
+                memory_bytes: status.gpu.memory_bytes,
+                promised_memory_bytes: status.granted_memory,
                 promised_cores: Cores::millipercent(promised).unwrap_or(Cores::WHOLE),
-                reserved_memory_bytes: decide::reserved(&self.machine.node, &held, &self.settings, &gpu.uuid),
+                reserved_memory_bytes: decide::reserved(
+                    &self.machine.node,
+                    &held,
+                    &self.settings,
+                    &status.gpu.uuid,
+                ),
                 used_memory_bytes: look.and_then(|look| look.memory_used),
                 utilisation: look.and_then(|look| look.utilisation),
                 temperature: look.and_then(|look| look.temperature),
                 power_milliwatts: look.and_then(|look| look.power_milliwatts),
-                unhealthy: look.and_then(|look| look.health.clone()).or_else(|| gpu.withheld.clone()),
-                strangers: at.and_then(|at| truth.strangers.get(at).cloned()).unwrap_or_default(),
+                unhealthy: status.unhealthy_reason().map(str::to_string),
+                strangers: status.strangers,
+                uuid: status.gpu.uuid,
+                model: status.gpu.model,
             }
         };
-        self.machine.node.gpus.iter().enumerate().map(gpu).collect()
+        status.into_iter().enumerate().map(gpu).collect()
     }
 
     fn tell(&self, shares: &[Seen]) -> Vec<ShareReport> {
