@@ -15,6 +15,7 @@ use partage_core::model::{ContainerName, Grant, Node, PodAsk, PodGrant, PodId, P
 use partage_core::place::{GpuClass, HostUsage, PolicyEngine, ShareNeed};
 use partage_core::pod::{Pod, Problem};
 use partage_core::resize;
+use partage_enforce::placing::NoPlacement;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -161,26 +162,7 @@ impl Book {
 
     /// Explains to the pod's author why the pod does not fit.
     fn no_room(&self, ask: &PodAsk) -> Refusal {
-        let snapshot = self.ledger.snapshot();
-        let explanation = snapshot.explain(ask);
-        let why =
-            explanation.per_node.first().map_or_else(|| explanation.summary(), |report| report.text.clone());
-        let hint = explanation.suggestions.first().map(|hint| hint.change.to_string());
-        let name = &self.node.name;
-        Refusal(match snapshot.could_ever_fit(ask) {
-            true => {
-                let hint = hint.map(|change| format!(", or {change}")).unwrap_or_default();
-                format!(
-                    "no room on node {name} now: {why}; the container starts by itself when there is{hint}"
-                )
-            }
-            false => {
-                let hint = hint.unwrap_or_else(|| "ask for less, or for another node".into());
-                format!(
-                    "no room on node {name}, also with nobody else on it: {why}; delete the pod, and {hint}"
-                )
-            }
-        })
+        NoPlacement::explain(&self.ledger.snapshot(), ask).into_pod_refusal(&self.node.name).into()
     }
 
     fn without_grant(&self, id: &PodId) -> Refusal {

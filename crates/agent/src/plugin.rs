@@ -64,6 +64,12 @@ impl fmt::Display for Nonce {
 #[error("{0}")]
 pub struct Refusal(pub String);
 
+impl From<partage_enforce::refusal::Refusal> for Refusal {
+    fn from(refusal: partage_enforce::refusal::Refusal) -> Refusal {
+        Refusal(refusal.sentence())
+    }
+}
+
 /// Who answers kubelet.
 pub trait Giver: Send + Sync + 'static {
     /// Kubelet chose devices for a container that it does not name: a fresh name, on disk before it is answered.

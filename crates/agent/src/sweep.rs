@@ -280,7 +280,7 @@ pub(crate) fn is_older(at: u64, than: u64) -> bool {
 mod tests {
     use super::*;
     use crate::checkpoint::tests::record;
-    use partage_cluster::Phase;
+    use partage_cluster::PodPhase;
     use partage_core::pod::Pod;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
@@ -346,8 +346,8 @@ mod tests {
         assert_eq!(listed.end_of(&young, None, now()), None, "the list may lag behind kubelet");
         listed.insert(&young.pod.uid);
         assert_eq!(listed.end_of(&young, None, now()), Some(PodEnd::Deleted));
-        assert_eq!(listed.end_of(&young, Some(&view("a", Phase::Running)), now()), None);
-        let finished = view("a", Phase::Succeeded);
+        assert_eq!(listed.end_of(&young, Some(&view("a", PodPhase::Running)), now()), None);
+        let finished = view("a", PodPhase::Succeeded);
         assert_eq!(listed.end_of(&young, Some(&finished), now()), Some(PodEnd::Finished));
         let old = ORPHAN_GRACE_PERIOD.as_nanos() as u64 + 1;
         assert_eq!(
@@ -408,7 +408,7 @@ mod tests {
                     Step::Pass => {
                         let mut ended = Vec::new();
                         for (pod, record) in &records {
-                            let view = there.contains(pod).then(|| view(&pod.to_string(), Phase::Running));
+                            let view = there.contains(pod).then(|| view(&pod.to_string(), PodPhase::Running));
                             if view.is_some() {
                                 listed.insert(&record.pod.uid);
                                 known.insert(*pod);

@@ -8,5 +8,7 @@ pub mod error_chain;
 pub mod gpus;
 pub mod instance_lock;
 pub mod metrics;
+pub mod placing;
 pub mod records;
+pub mod refusal;
 pub mod report;

@@ -95,8 +95,8 @@ impl From<Outcome> for ExitCode {
 /// Says why the keeper did not do it, and what would work.
 fn says(err: &mut dyn Write, error: &ClientError) -> io::Result<()> {
     line(err, format_args!("error: {error}"))?;
-    if let ClientError::Refused { hints, .. } = error {
-        for hint in hints {
+    if let ClientError::Refused(refusal) = error {
+        for hint in &refusal.hints {
             line(err, format_args!("  try: {hint}"))?;
         }
     }

@@ -3,7 +3,8 @@
 use crate::home::{Home, HomeError};
 use crate::keeper::background;
 use crate::report::{Report, ShareReport};
-use crate::wire::{Answer, Change, LONGEST_ANSWER, Question, Refusal, hear, say};
+use crate::wire::{Answer, Change, LONGEST_ANSWER, Question, hear, say};
+use partage_enforce::refusal::Refusal;
 use std::io::{self, BufRead, BufReader, ErrorKind};
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
@@ -22,16 +23,9 @@ pub(crate) const BETWEEN_TRIES: Duration = Duration::from_millis(50);
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The keeper said no.
-    #[error("{message}")]
-    Refused {
-        /// Which kind of no.
-        kind: Refusal,
-        /// Why.
-        message: String,
-        /// What would work instead.
-        hints: Vec<String>,
-    },
+    /// The daemon refused the request.
+    #[error(transparent)]
+    Refused(Refusal),
     /// There is no home to look in.
     #[error(transparent)]
     Home(#[from] HomeError),
@@ -171,7 +165,7 @@ impl Client {
     pub(crate) fn heard(&self, talk: &mut Talk) -> Result<Answer, ClientError> {
         match hear(&mut talk.reader, LONGEST_ANSWER) {
             Ok(Some(Answer::Refused { kind, message, hints })) => {
-                Err(ClientError::Refused { kind, message, hints })
+                Err(ClientError::Refused(Refusal::new(kind, message).with_hints(hints)))
             }
             Ok(Some(answer)) => Ok(answer),
             Ok(None) => Err(self.io(ErrorKind::UnexpectedEof.into())),

@@ -2,7 +2,7 @@
 
 use crate::settings::{DefaultShare, Settings};
 use crate::users::Who;
-use crate::wire::{Change, Mode, Refusal, RunRequest};
+use crate::wire::{Change, Mode, RunRequest};
 use partage_core::explain::Change as Suggested;
 use partage_core::ledger::{Ledger, LedgerTime, Statement};
 use partage_core::model::{
@@ -10,6 +10,8 @@ use partage_core::model::{
     PodGrant, PodId, Selector, Share, ShareAsk, WantedGpus,
 };
 use partage_core::place::{HostUsage, PolicyEngine};
+use partage_enforce::placing::NoPlacement;
+use partage_enforce::refusal::{Refusal, RefusalReason};
 use std::fmt::Write;
 
 /// Everything is for the one container that a share is to the core.
@@ -29,26 +31,9 @@ pub struct Held<'a> {
     pub shares: &'a [Share],
 }
 
-/// Why not.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
-    /// Which kind of no.
-    pub kind: Refusal,
-    /// Why, and what to do.
-    pub message: String,
-    /// What would work instead.
-    pub hints: Vec<String>,
-}
-
-impl Refused {
-    pub(crate) fn new(kind: Refusal, message: impl Into<String>) -> Refused {
-        Refused { kind, message: message.into(), hints: Vec::new() }
-    }
-}
-
 /// What a request asks for, in the core's words.
-pub fn ask(request: &RunRequest, default: &DefaultShare) -> Result<PodAsk, Refused> {
-    let wrong = |message: &str| Err(Refused::new(Refusal::Wrong, message));
+pub fn ask(request: &RunRequest, default: &DefaultShare) -> Result<PodAsk, Refusal> {
+    let wrong = |message: &str| Err(Refusal::new(RefusalReason::Invalid, message));
     let sized = request.memory.is_some() || request.memory_percent.is_some() || request.cores.is_some();
     if request.memory.is_some() && request.memory_percent.is_some() {
         return wrong("memory is asked both as an amount and as a percentage: leave one out");
@@ -119,7 +104,7 @@ pub fn place(
     settings: &Settings,
     who: &Who,
     ask: &PodAsk,
-) -> Result<Vec<Share>, Refused> {
+) -> Result<Vec<Share>, Refusal> {
     let mut ask = ask.clone();
     ask.constraints.policy = Some(settings.policy);
     admit(node, held, settings, who, &mut ask)?;
@@ -135,10 +120,10 @@ pub fn resize(
     settings: &Settings,
     name: &str,
     change: &Change,
-) -> Result<Vec<Share>, Refused> {
-    let wrong = |message: String| Refused::new(Refusal::Wrong, message);
+) -> Result<Vec<Share>, Refusal> {
+    let wrong = |message: String| Refusal::new(RefusalReason::Invalid, message);
     let Some(own) = held.iter().find(|held| held.name == name) else {
-        return Err(Refused::new(Refusal::Unknown, format!("there is no share called {name}")));
+        return Err(Refusal::new(RefusalReason::NotFound, format!("there is no share called {name}")));
     };
     let Some(first) = own.shares.first() else {
         return Err(wrong(format!("{name} has no GPU")));
@@ -187,8 +172,8 @@ fn admit(
     settings: &Settings,
     who: &Who,
     ask: &mut PodAsk,
-) -> Result<(), Refused> {
-    let no = |message: String| Err(Refused::new(Refusal::Policy, message));
+) -> Result<(), Refusal> {
+    let no = |message: String| Err(Refusal::new(RefusalReason::NotAllowed, message));
     let rule = match settings.rule(who) {
         Ok(Some(rule)) => rule,
         Ok(None) => return Ok(()),
@@ -239,16 +224,14 @@ fn has_already(names: &[&str]) -> String {
 }
 
 /// What the rules say about the sum of all that somebody would hold.
-fn within_rule(held: &[Held<'_>], settings: &Settings, who: &Who, shares: &[Share]) -> Result<(), Refused> {
+fn within_rule(held: &[Held<'_>], settings: &Settings, who: &Who, shares: &[Share]) -> Result<(), Refusal> {
     let Ok(Some(rule)) = settings.rule(who) else { return Ok(()) };
     let theirs = held.iter().filter(|held| held.who.uid == who.uid).flat_map(|held| held.shares);
     let no = |most: String, what: String, has: String, asked: String| {
         let message =
             format!("{} may have {most} of {what} in all, has {has} and asks for {asked}", rule.who);
-        Err(Refused {
-            hints: vec!["ask for less, or stop another share".into()],
-            ..Refused::new(Refusal::Policy, message)
-        })
+        let refusal = Refusal::new(RefusalReason::NotAllowed, message);
+        Err(refusal.with_hints(["ask for less, or stop another share".into()]))
     };
     if let Some(most) = rule.memory {
         let sum = |shares: &mut dyn Iterator<Item = &Share>| {
@@ -355,7 +338,7 @@ fn fit(
     settings: &Settings,
     who: &Who,
     ask: &PodAsk,
-) -> Result<Vec<Share>, Refused> {
+) -> Result<Vec<Share>, Refusal> {
     let kept = kept(node, held, settings, who);
     for (at, kept) in kept.iter().enumerate() {
         // Names of shares contain no space, so this one is free.
@@ -367,19 +350,16 @@ fn fit(
     if let Some(grant) = granted.and_then(|grant| grant.grants.into_iter().next()) {
         return Ok(grant.shares);
     }
-    let explanation = statement.ledger().snapshot().explain(ask);
-    let mut message = match explanation.per_node.first() {
-        Some(report) => without_others(&of_this_machine(&report.text)),
-        None => explanation.summary(),
-    };
+    let refused = NoPlacement::explain(&statement.ledger().snapshot(), ask);
+    let mut message = without_others(&of_this_machine(&refused.why));
     for kept in &kept {
         // A String takes everything.
         let _ = write!(message, "; {}", kept.words);
     }
     // Nobody named GPUs: the rules did, or the share is there.
-    let hints = explanation.suggestions.iter().filter(|hint| hint.change != Suggested::Uuids);
-    let hints = hints.map(|hint| hint.change.to_string()).collect();
-    Err(Refused { kind: Refusal::Full, message, hints })
+    let hints =
+        refused.changes.iter().filter(|change| **change != Suggested::Uuids).map(Suggested::to_string);
+    Err(Refusal::new(RefusalReason::NoCapacity, message).with_hints(hints))
 }
 
 /// The core's words, where there is one machine and one container: neither needs a name, and nobody has pods.

@@ -4,6 +4,7 @@
 
 use crate::report::{Report, ShareReport};
 use partage_core::model::{Bytes, Cores};
+use partage_enforce::refusal::{Refusal, RefusalReason};
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, ErrorKind, Read, Write};
 use std::path::PathBuf;
@@ -126,8 +127,8 @@ pub enum Answer {
     HandedOver,
     /// It cannot be.
     Refused {
-        /// Which kind of no.
-        kind: Refusal,
+        /// What kind of refusal it is.
+        kind: RefusalReason,
         /// Why, and what to do.
         message: String,
         /// What would work instead.
@@ -135,22 +136,10 @@ pub enum Answer {
     },
 }
 
-/// Kinds of no, for exit codes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Refusal {
-    /// The question makes no sense.
-    Wrong,
-    /// There is no room.
-    Full,
-    /// The settings do not allow it.
-    Policy,
-    /// It is somebody else's.
-    NotYours,
-    /// There is nothing of this name.
-    Unknown,
-    /// The machine does not do what it should.
-    Broken,
+impl From<Refusal> for Answer {
+    fn from(refusal: Refusal) -> Answer {
+        Answer::Refused { kind: refusal.reason, message: refusal.message, hints: refusal.hints }
+    }
 }
 
 /// A share that was given, and where its parts are.

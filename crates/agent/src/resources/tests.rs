@@ -1,5 +1,5 @@
 use super::*;
-use partage_core::model::{Bytes, Grant, Overcommit, PodGrant, Policy, Share};
+use partage_core::model::{Bytes, Grant, Overcommit, PodGrant, Share};
 use partage_core::pod::Pod;
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::prelude::*;

@@ -7,9 +7,9 @@ use super::{Outcome, Output, says};
 use crate::amounts;
 use crate::output::line;
 use clap::Args;
+use partage_enforce::refusal::RefusalReason;
 use partage_workstation::client::{Client, ClientError, Stopped};
 use partage_workstation::report::Report;
-use partage_workstation::wire::Refusal;
 use serde::Serialize;
 use std::io::{self, Write};
 use std::time::Duration;
@@ -150,7 +150,9 @@ fn stopped(
         }
         match client.stop(name, grace) {
             // It ended by itself just now, which is what was wanted.
-            Err(ClientError::Refused { kind: Refusal::Unknown, .. }) => Ok(Stopped { ended: 0, killed: 0 }),
+            Err(ClientError::Refused(refusal)) if refusal.reason == RefusalReason::NotFound => {
+                Ok(Stopped { ended: 0, killed: 0 })
+            }
             other => other.map_err(No::Client),
         }
     };

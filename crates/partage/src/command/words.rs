@@ -3,18 +3,23 @@
 use super::Outcome;
 use crate::screen::{Line, Style};
 use partage_core::model::Cores;
+use partage_enforce::refusal::RefusalReason;
 use partage_workstation::client::ClientError;
 use partage_workstation::report::{PartReport, Report};
-use partage_workstation::wire::Refusal;
 
 /// Said where there is nothing to show.
 pub(super) const NO_SHARES: &str = "no shares: partage run --memory 4Gi -- COMMAND starts one";
 
-/// How a command ends that got no answer but this.
+/// The outcome of a command whose request failed.
 pub(super) fn outcome(error: &ClientError) -> Outcome {
     match error {
-        ClientError::Refused { kind: Refusal::Wrong | Refusal::Broken, .. } => Outcome::Unreadable,
-        ClientError::Refused { .. } => Outcome::Problems,
+        ClientError::Refused(refusal) => match refusal.reason {
+            RefusalReason::Invalid | RefusalReason::Failed => Outcome::Unreadable,
+            RefusalReason::NoCapacity
+            | RefusalReason::NotAllowed
+            | RefusalReason::NotOwner
+            | RefusalReason::NotFound => Outcome::Problems,
+        },
         _ => Outcome::Unreadable,
     }
 }

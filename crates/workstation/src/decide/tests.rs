@@ -44,7 +44,7 @@ impl Books {
         who: Who,
         settings: &Settings,
         request: &RunRequest,
-    ) -> Result<Vec<Share>, Refused> {
+    ) -> Result<Vec<Share>, Refusal> {
         let ask = ask(request, &settings.default)?;
         let shares = place(&node(), &self.held(), settings, &who, &ask)?;
         self.0.push((name.into(), who, shares.clone()));
@@ -77,7 +77,7 @@ fn what_does_not_fit_is_refused_with_what_would() {
     books.run("a", user(1), &plain(), &request(30, 50)).unwrap();
     books.run("b", user(1), &plain(), &request(20, 50)).unwrap();
     let refused = books.run("c", user(2), &plain(), &request(24, 10)).unwrap_err();
-    assert_eq!(refused.kind, Refusal::Full);
+    assert_eq!(refused.reason, RefusalReason::NoCapacity);
     assert!(refused.message.contains("24 GiB"), "{refused:?}");
     assert!(refused.hints.iter().any(|hint| hint.contains("20 GiB")), "{refused:?}");
     let whole = RunRequest { whole: true, ..RunRequest::default() };
@@ -104,7 +104,7 @@ fn what_makes_no_sense_is_said() {
     for (request, words) in cases {
         let refused = ask(request.clone());
         assert!(
-            refused.kind == Refusal::Wrong && refused.message.contains(words),
+            refused.reason == RefusalReason::Invalid && refused.message.contains(words),
             "{request:?}: {refused:?}"
         );
     }
@@ -135,7 +135,10 @@ fn rules_hold_for_all_shares_of_a_user_together() {
     books.run("a", user(1), &settings, &request(6, 40)).unwrap();
     let refused = |books: &mut Books, who, request: &RunRequest, words: &str| {
         let refused = books.run("x", user(who), &settings, request).unwrap_err();
-        assert!(refused.kind == Refusal::Policy && refused.message.contains(words), "{refused:?}");
+        assert!(
+            refused.reason == RefusalReason::NotAllowed && refused.message.contains(words),
+            "{refused:?}"
+        );
     };
     refused(&mut books, 1, &request(5, 10), "10 GiB of GPU memory in all, has 6 GiB and asks for 5 GiB");
     refused(&mut books, 1, &request(1, 30), "60 % of GPU time in all, has 40 % and asks for 30 %");
@@ -189,13 +192,13 @@ fn a_share_changes_where_it_is() {
     assert_eq!((&after[0].gpu, after[0].memory_bytes), (&before[0].gpu, Some(Bytes(6 * GIB))));
     assert_eq!(after[0].cores, Cores::percent(30), "what is not said stays");
     assert_eq!(resized(&change(0, 40)).unwrap()[0].memory_bytes, Some(Bytes(4 * GIB)));
-    assert_eq!(resized(&change(11, 0)).unwrap_err().kind, Refusal::Full);
-    assert_eq!(resized(&change(0, 41)).unwrap_err().kind, Refusal::Full);
+    assert_eq!(resized(&change(11, 0)).unwrap_err().reason, RefusalReason::NoCapacity);
+    assert_eq!(resized(&change(0, 41)).unwrap_err().reason, RefusalReason::NoCapacity);
     let hard = resized(&Change { mode: Some(Mode::Hard), ..Change::default() }).unwrap();
     assert_eq!(hard[0].ceiling, None);
     assert_eq!(
-        resize(&node(), &books.held(), &plain(), "z", &change(1, 0)).unwrap_err().kind,
-        Refusal::Unknown
+        resize(&node(), &books.held(), &plain(), "z", &change(1, 0)).unwrap_err().reason,
+        RefusalReason::NotFound
     );
 }
 

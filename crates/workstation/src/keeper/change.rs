@@ -2,18 +2,19 @@
 
 use super::give::Live;
 use super::{Keeper, State};
-use crate::decide::{self, Refused};
+use crate::decide;
 use crate::users::{self, Who};
-use crate::wire::{Change, Refusal};
+use crate::wire::Change;
 use partage_core::model::{Bytes, Share};
 use partage_enforce::error_chain::describe;
+use partage_enforce::refusal::{Refusal, RefusalReason};
 use partage_host::members;
 use std::sync::Arc;
 use std::time::Duration;
 
 impl Keeper {
     /// Other amounts for a share that runs.
-    pub(super) fn resize(self: &Arc<Self>, who: &Who, name: &str, change: &Change) -> Result<(), Refused> {
+    pub(super) fn resize(self: &Arc<Self>, who: &Who, name: &str, change: &Change) -> Result<(), Refusal> {
         let mut state = self.state();
         self.find(&state, who, name)?;
         let node = self.node();
@@ -22,7 +23,9 @@ impl Keeper {
         let Some(live) = state.shares.get_mut(name) else { return Err(unknown(&state, name)) };
         let before = std::mem::replace(&mut live.record.shares, shares);
         let undone = self.fits_what_is_used(live, &before).and_then(|()| {
-            live.record.write(&self.home).map_err(|error| Refused::new(Refusal::Broken, describe(&error)))
+            live.record
+                .write(&self.home)
+                .map_err(|error| Refusal::new(RefusalReason::Failed, describe(&error)))
         });
         if undone.is_err() {
             live.record.shares = before;
@@ -38,9 +41,9 @@ impl Keeper {
 
     /// Sets the new limits, and takes them back where more is in use: asked the other way round, a process could take memory
     /// between the question and the answer.
-    fn fits_what_is_used(&self, live: &Live, before: &[Share]) -> Result<(), Refused> {
-        let broken = |error: String| Refused::new(Refusal::Broken, error);
-        let write = |shares: &[Share]| -> Result<(), Refused> {
+    fn fits_what_is_used(&self, live: &Live, before: &[Share]) -> Result<(), Refusal> {
+        let broken = |error: String| Refusal::new(RefusalReason::Failed, error);
+        let write = |shares: &[Share]| -> Result<(), Refusal> {
             for (at, share) in shares.iter().enumerate() {
                 let gated = live.region.owner.share(at).is_some_and(|is| is.gated);
                 let share = self.machine.region_share(share, gated).map_err(broken)?;
@@ -54,8 +57,8 @@ impl Keeper {
             let Some(limit) = share.memory_bytes.filter(|limit| used.used > limit.0) else { continue };
             write(before)?;
             let used = Bytes(used.used);
-            let mut refused = Refused::new(
-                Refusal::Full,
+            let mut refused = Refusal::new(
+                RefusalReason::NoCapacity,
                 format!("{} uses {used} right now, which is more than {limit}", live.record.name),
             );
             let mebibytes = used.0.div_ceil(1 << 20);
@@ -73,7 +76,7 @@ impl Keeper {
         who: &Who,
         name: &str,
         grace: Duration,
-    ) -> Result<members::Ended, Refused> {
+    ) -> Result<members::Ended, Refusal> {
         let mut state = self.state();
         self.find(&state, who, name)?;
         let Some(live) = state.shares.get_mut(name) else { return Err(unknown(&state, name)) };
@@ -96,29 +99,29 @@ impl Keeper {
                 if let Some(live) = self.state().shares.get_mut(name).filter(|live| live.number == number) {
                     live.stopping = false;
                 }
-                Err(Refused::new(Refusal::Broken, format!("{name} cannot be stopped: {error}")))
+                Err(Refusal::new(RefusalReason::Failed, format!("{name} cannot be stopped: {error}")))
             }
         }
     }
 
     /// A share that somebody may change.
-    fn find(&self, state: &State, who: &Who, name: &str) -> Result<(), Refused> {
+    fn find(&self, state: &State, who: &Who, name: &str) -> Result<(), Refusal> {
         let Some(live) = state.shares.get(name) else { return Err(unknown(state, name)) };
         if live.record.who.uid != who.uid && !who.is_keeper() {
             let owner = users::name(live.record.who.uid);
             let message =
                 format!("{name} belongs to user {owner}: only they and the administrator may change it");
-            return Err(Refused::new(Refusal::NotYours, message));
+            return Err(Refusal::new(RefusalReason::NotOwner, message));
         }
         Ok(())
     }
 }
 
-fn unknown(state: &State, name: &str) -> Refused {
+fn unknown(state: &State, name: &str) -> Refusal {
     let names: Vec<&str> = state.shares.keys().map(String::as_str).collect();
     let there = match names.as_slice() {
         [] => "there is none at all".to_string(),
         names => format!("there are {}", names.join(", ")),
     };
-    Refused::new(Refusal::Unknown, format!("no share is called {name}: {there}"))
+    Refusal::new(RefusalReason::NotFound, format!("no share is called {name}: {there}"))
 }

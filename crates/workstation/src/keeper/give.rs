@@ -1,15 +1,16 @@
 //! Shares are made and taken back.
 
 use super::{Keeper, State};
-use crate::decide::{self, Held, Refused};
+use crate::decide::{self, Held};
 use crate::home::Home;
 use crate::report::Stage;
 use crate::store::{self, Record};
 use crate::users::Who;
-use crate::wire::{Granted, Places, Refusal, RunRequest};
+use crate::wire::{Granted, Places, RunRequest};
 use partage_core::model::{Node, PodAsk};
 use partage_enforce::error_chain::describe;
 use partage_enforce::gpus::withhold_unhealthy;
+use partage_enforce::refusal::{Refusal, RefusalReason};
 use partage_host::process::Identity;
 use partage_host::shares;
 use partage_host::truth::Kept;
@@ -60,8 +61,8 @@ impl State {
     }
 
     /// The name asked for, or one made of the command's.
-    pub(super) fn name(&self, request: &RunRequest, home: &Home) -> Result<String, Refused> {
-        let wrong = |message: String| Err(Refused::new(Refusal::Wrong, message));
+    pub(super) fn name(&self, request: &RunRequest, home: &Home) -> Result<String, Refusal> {
+        let wrong = |message: String| Err(Refusal::new(RefusalReason::Invalid, message));
         let Some(name) = &request.name else {
             let command = request.command.first().map_or("share", String::as_str);
             let base = command.rsplit('/').next().unwrap_or(command);
@@ -115,20 +116,24 @@ impl Keeper {
         main: Identity,
         ask: &PodAsk,
         command: &[String],
-    ) -> Result<Granted, Refused> {
+    ) -> Result<Granted, Refusal> {
         // A process has one share. It asks again if the keeper was killed before it had its answer.
         let before = state.shares.values().find(|live| live.record.main == main);
         if let Some(live) = before {
             let name = live.record.name.clone();
             if live.record.bound.is_some() {
-                return Err(Refused::new(Refusal::Wrong, format!("this process is in share {name} already")));
+                return Err(Refusal::new(
+                    RefusalReason::Invalid,
+                    format!("this process is in share {name} already"),
+                ));
             }
             self.take_back(state, &[name]);
         }
         let node = self.node();
         let placed = decide::place(&node, &state.held(), &self.settings, who, ask);
         let shares = placed.inspect_err(|_| self.unclaim(state))?;
-        let broken = |why: String| Refused::new(Refusal::Broken, format!("the share cannot be made: {why}"));
+        let broken =
+            |why: String| Refusal::new(RefusalReason::Failed, format!("the share cannot be made: {why}"));
         let record =
             Record::new(name, who, shares, main, command).map_err(|error| broken(error.to_string()))?;
         let made = self.make(state, record);

@@ -1,10 +1,10 @@
 //! Who waits for a share. Whoever came first is tried first; one behind that fits does not wait for it.
 
 use super::{Keeper, State};
-use crate::decide::Refused;
 use crate::users::Who;
 use crate::wire::Granted;
 use partage_core::model::PodAsk;
+use partage_enforce::refusal::Refusal;
 use partage_host::process::Identity;
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub(super) struct Ticket {
     pub(super) command: Vec<String>,
     pub(super) since: u64,
     /// Why not yet.
-    pub(super) why: Refused,
+    pub(super) why: Refusal,
     /// Its share, until it is fetched.
     pub(super) granted: Option<Granted>,
 }

@@ -2,10 +2,11 @@
 
 use super::queue::Ticket;
 use super::{Keeper, State};
-use crate::decide::{self, Refused};
+use crate::decide;
 use crate::users::Who;
-use crate::wire::{Answer, Bound, Granted, LONGEST, Question, Refusal, RunRequest, hear, say, shown};
+use crate::wire::{Answer, Bound, Granted, LONGEST, Question, RunRequest, hear, say, shown};
 use partage_core::model::PodAsk;
+use partage_enforce::refusal::{Refusal, RefusalReason};
 use partage_host::process::{self, Identity};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::UCred;
@@ -80,7 +81,7 @@ impl Keeper {
             let uid = peer.uid.as_raw();
             if let Some(refused) = self.one_more(uid) {
                 // Who is not there any more need not hear it.
-                let _ = stream.set_nonblocking(true).and_then(|()| say(&mut &stream, &refusal(refused)));
+                let _ = stream.set_nonblocking(true).and_then(|()| say(&mut &stream, &Answer::from(refused)));
                 continue;
             }
             let keeper = Arc::clone(self);
@@ -97,7 +98,7 @@ impl Keeper {
     }
 
     /// Counts a connection of a user; why not, where there are too many.
-    fn one_more(&self, uid: u32) -> Option<Refused> {
+    fn one_more(&self, uid: u32) -> Option<Refusal> {
         let mut state = self.state();
         let (all, own) =
             (state.callers.values().sum::<usize>(), state.callers.get(&uid).copied().unwrap_or(0));
@@ -114,7 +115,7 @@ impl Keeper {
         if message.is_none() {
             *state.callers.entry(uid).or_default() += 1;
         }
-        message.map(|message| Refused::new(Refusal::Full, message))
+        message.map(|message| Refusal::new(RefusalReason::NoCapacity, message))
     }
 
     fn one_less(&self, uid: u32) {
@@ -138,7 +139,7 @@ impl Keeper {
             Ok(None) => return Ok(()),
             Err(error) => {
                 let message = format!("that was no question: {error}");
-                return say(&mut writer, &refusal(Refused::new(Refusal::Wrong, message)));
+                return say(&mut writer, &Answer::from(Refusal::new(RefusalReason::Invalid, message)));
             }
         };
         let answer = match question {
@@ -155,15 +156,17 @@ impl Keeper {
             Question::Resize { name, change } => match self.resize(&who, &name, &change) {
                 Ok(()) => match self.report().shares.into_iter().find(|share| share.name == name) {
                     Some(share) => Answer::Resized(Box::new(share)),
-                    None => refusal(Refused::new(Refusal::Unknown, format!("{name} has just ended"))),
+                    None => {
+                        Answer::from(Refusal::new(RefusalReason::NotFound, format!("{name} has just ended")))
+                    }
                 },
-                Err(refused) => refusal(refused),
+                Err(refused) => Answer::from(refused),
             },
             Question::Stop { name, grace_millis } => {
                 let grace = Duration::from_millis(grace_millis).min(LONGEST_GRACE);
                 match self.stop(&who, &name, grace) {
                     Ok(ended) => Answer::Stopped { ended: ended.ended, killed: ended.killed },
-                    Err(refused) => refusal(refused),
+                    Err(refused) => Answer::from(refused),
                 }
             }
             Question::HandOver => self.hand_over(&who),
@@ -173,8 +176,8 @@ impl Keeper {
 
     fn hand_over(&self, who: &Who) -> Answer {
         if !who.is_keeper() {
-            return refusal(Refused::new(
-                Refusal::NotYours,
+            return Answer::from(Refusal::new(
+                RefusalReason::NotOwner,
                 "only the keeper's own user may take over from it",
             ));
         }
@@ -183,7 +186,7 @@ impl Keeper {
                 "partage up already runs here, as process {}: watch it with partage top, or end that one first",
                 std::process::id()
             );
-            return refusal(Refused::new(Refusal::Full, message));
+            return Answer::from(Refusal::new(RefusalReason::NoCapacity, message));
         }
         self.state().handed_over = true;
         self.standby.dismiss();
@@ -194,7 +197,7 @@ impl Keeper {
     fn run(self: &Arc<Self>, mut caller: Caller, request: &RunRequest) -> io::Result<()> {
         let granted = match self.granted(&mut caller, request)? {
             Ok(granted) => granted,
-            Err(refused) => return say(&mut caller.writer, &refusal(refused)),
+            Err(refused) => return say(&mut caller.writer, &Answer::from(refused)),
         };
         let name = granted.name.clone();
         let number = self.state().shares.get(&name).map(|live| live.number);
@@ -220,7 +223,8 @@ impl Keeper {
             Ok(()) => say(&mut caller.writer, &Answer::Go { notes: confined.notes }).map(|()| true),
             Err(why) => {
                 let message = format!("the share cannot be bound to its process: {why}");
-                say(&mut caller.writer, &refusal(Refused::new(Refusal::Broken, message))).map(|()| false)
+                say(&mut caller.writer, &Answer::from(Refusal::new(RefusalReason::Failed, message)))
+                    .map(|()| false)
             }
         }
     }
@@ -230,14 +234,14 @@ impl Keeper {
         self: &Arc<Self>,
         caller: &mut Caller,
         request: &RunRequest,
-    ) -> io::Result<Result<Granted, Refused>> {
+    ) -> io::Result<Result<Granted, Refusal>> {
         let ask = match decide::ask(request, &self.settings.default) {
             Ok(ask) => ask,
             Err(refused) => return Ok(Err(refused)),
         };
         if self.is_inside(caller.main) {
-            return Ok(Err(Refused::new(
-                Refusal::Wrong,
+            return Ok(Err(Refusal::new(
+                RefusalReason::Invalid,
                 "this process is in a share already, and shares do not nest",
             )));
         }
@@ -245,9 +249,7 @@ impl Keeper {
         self.sweep(&mut state);
         let (name, why) = match self.try_once(&mut state, caller, request, &ask) {
             Ok(granted) => return Ok(Ok(granted)),
-            Err((Some(name), why)) if request.wait && matches!(why.kind, Refusal::Full | Refusal::Policy) => {
-                (name, why)
-            }
+            Err((Some(name), why)) if request.wait && why.reason.can_be_waited_for() => (name, why),
             Err((_, why)) => return Ok(Err(why)),
         };
         // What would not fit an empty machine is not worth waiting for.
@@ -297,7 +299,7 @@ impl Keeper {
         caller: &Caller,
         request: &RunRequest,
         ask: &PodAsk,
-    ) -> Result<Granted, (Option<String>, Refused)> {
+    ) -> Result<Granted, (Option<String>, Refusal)> {
         let name = state.name(request, &self.home).map_err(|why| (None, why))?;
         let given = self.give(state, &name, &caller.who, caller.main, ask, &request.command);
         given.map_err(|why| (Some(name), why))
@@ -345,8 +347,4 @@ fn is_gone(stream: &UnixStream) -> bool {
     let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut fds, Some(&now)).is_ok() && !fds[0].revents().is_empty()
-}
-
-fn refusal(refused: Refused) -> Answer {
-    Answer::Refused { kind: refused.kind, message: refused.message, hints: refused.hints }
 }

@@ -1,0 +1,139 @@
+//! A refusal: why a request is not granted, in a form that every front end turns into its own answer.
+//!
+//! | front end | becomes |
+//! |---|---|
+//! | workstation daemon | the answer over the socket; the command's exit code by its reason |
+//! | node agent | the error that kubelet shows on the pod, or an event |
+//! | admission | the message of the refused request |
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// What kind of refusal it is. Callers decide by it whether to wait, to change the request, or to call a person.
+///
+/// The serialized names are part of the workstation's protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum RefusalReason {
+    /// The request is malformed or contradicts itself.
+    #[serde(rename = "wrong")]
+    Invalid,
+    /// There is not enough free capacity now.
+    #[serde(rename = "full")]
+    NoCapacity,
+    /// A rule of the settings forbids it.
+    #[serde(rename = "policy")]
+    NotAllowed,
+    /// It concerns something that belongs to another user.
+    #[serde(rename = "notYours")]
+    NotOwner,
+    /// It names something that does not exist.
+    #[serde(rename = "unknown")]
+    NotFound,
+    /// This machine cannot do it, although the request is valid.
+    #[serde(rename = "broken")]
+    Failed,
+}
+
+impl RefusalReason {
+    /// The reason as Kubernetes events spell reasons.
+    pub fn as_event_reason(self) -> &'static str {
+        match self {
+            RefusalReason::Invalid => "InvalidRequest",
+            RefusalReason::NoCapacity => "InsufficientCapacity",
+            RefusalReason::NotAllowed => "NotAllowed",
+            RefusalReason::NotOwner => "NotOwner",
+            RefusalReason::NotFound => "NotFound",
+            RefusalReason::Failed => "Failed",
+        }
+    }
+
+    /// Whether the same request can be granted later, when others have released something.
+    pub fn can_be_waited_for(self) -> bool {
+        matches!(self, RefusalReason::NoCapacity | RefusalReason::NotAllowed)
+    }
+}
+
+/// A request that is not granted. `Display` is the message alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// What kind of refusal it is.
+    pub reason: RefusalReason,
+    /// What was asked, what is available and what to do; lower case, no full stop.
+    pub message: String,
+    /// Requests that would be granted instead, best first.
+    pub hints: Vec<String>,
+}
+
+impl Refusal {
+    /// A refusal without hints.
+    ///
+    /// ```
+    /// use partage_enforce::refusal::{Refusal, RefusalReason};
+    ///
+    /// let refusal = Refusal::new(RefusalReason::NoCapacity, "GPU 0 has 1 GiB free, 8 GiB asked")
+    ///     .with_hints(["ask for 1 GiB of GPU memory instead of 8 GiB".to_string()]);
+    /// assert_eq!(
+    ///     refusal.sentence(),
+    ///     "GPU 0 has 1 GiB free, 8 GiB asked; ask for 1 GiB of GPU memory instead of 8 GiB"
+    /// );
+    /// ```
+    pub fn new(reason: RefusalReason, message: impl Into<String>) -> Refusal {
+        Refusal { reason, message: message.into(), hints: Vec::new() }
+    }
+
+    /// The same refusal with hints added.
+    pub fn with_hints(mut self, hints: impl IntoIterator<Item = String>) -> Refusal {
+        self.hints.extend(hints);
+        self
+    }
+
+    /// The message with its first hint, for where there is room for one sentence.
+    pub fn sentence(&self) -> String {
+        match self.hints.first() {
+            Some(hint) => format!("{}; {hint}", self.message),
+            None => self.message.clone(),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_keep_their_names_in_the_protocol() {
+        for (reason, name) in [
+            (RefusalReason::Invalid, "\"wrong\""),
+            (RefusalReason::NoCapacity, "\"full\""),
+            (RefusalReason::NotAllowed, "\"policy\""),
+            (RefusalReason::NotOwner, "\"notYours\""),
+            (RefusalReason::NotFound, "\"unknown\""),
+            (RefusalReason::Failed, "\"broken\""),
+        ] {
+            assert_eq!(serde_json::to_string(&reason).unwrap(), name);
+            assert_eq!(serde_json::from_str::<RefusalReason>(name).unwrap(), reason);
+            let event = reason.as_event_reason();
+            assert!(event.starts_with(|letter: char| letter.is_ascii_uppercase()) && !event.contains(' '));
+        }
+    }
+
+    #[test]
+    fn only_what_others_can_release_is_waited_for() {
+        assert!(
+            RefusalReason::NoCapacity.can_be_waited_for() && RefusalReason::NotAllowed.can_be_waited_for()
+        );
+        for reason in
+            [RefusalReason::Invalid, RefusalReason::NotOwner, RefusalReason::NotFound, RefusalReason::Failed]
+        {
+            assert!(!reason.can_be_waited_for(), "{reason:?}");
+        }
+    }
+}
