@@ -31,7 +31,7 @@ help: ## list these words
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/make \1\t\2/' | expand -t 20
 
 run: toolchain ## share two GPUs between three programs for a minute; without a GPU, simulated ones
-	cargo build --release --package partage --package partage-samples --package partage-sim --package partage-shim
+	cargo build --release --package partage --package partage-samples --package partage-sim-driver --package partage-shim
 	@PATH="$$(cd "$(RELEASE)" && pwd):$$PATH" partage up --start examples/workloads.yaml --for 60s
 
 simulate: toolchain ## replay a production trace under every policy and compare
@@ -56,12 +56,13 @@ lint: toolchain cargo-deny ## formatting, clippy, docs, dependencies
 	cargo fmt --check
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	cargo clippy --workspace --all-targets -- --deny warnings
+	cargo clippy --package partage --no-default-features -- --deny warnings
 	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --quiet
 	"$(TOOLS)/cargo-deny-$(DENY_VERSION)/bin/cargo-deny" --log-level error check bans licenses sources
 
 bench: binaries ## the figures of docs/benchmarks.md
 	cargo bench --package partage-core
-	cargo bench --package partage-sim
+	cargo bench --package partage-sim-driver
 	cargo bench --package partage-region
 	cargo bench --package partage-shim
 	cargo bench --package partage --bench local
@@ -69,7 +70,7 @@ bench: binaries ## the figures of docs/benchmarks.md
 	cargo bench --profile dev --package partage-testkit --bench bed  # what is measured is not ours to optimise
 
 bench-node: binaries ## what the node agent costs and keeps, on a real kubelet; STRICT=1 fails where a figure is missed
-	cargo build --release --package partage --package partage-samples --package partage-sim --package partage-shim
+	cargo build --release --package partage --package partage-samples --package partage-sim-driver --package partage-shim
 	cargo bench --package partage --bench node -- $(STRICT:%=--strict)
 
 fuzz: toolchain cargo-fuzz ## every parser of tenant input, FUZZ_SECONDS (60) each
@@ -83,7 +84,7 @@ fuzz: toolchain cargo-fuzz ## every parser of tenant input, FUZZ_SECONDS (60) ea
 	done
 
 picture: toolchain ## the README's picture, docs/images/up.svg, from a real run
-	cargo build --release --package partage --package partage-samples --package partage-sim --package partage-shim
+	cargo build --release --package partage --package partage-samples --package partage-sim-driver --package partage-shim
 	cargo test --release --package partage --test picture -- --ignored
 
 soak: binaries ## the long runs: many property cases, 5,000 fake nodes, hundreds of kills, fuzzing for minutes

@@ -1,18 +1,18 @@
 //! Calls of the simulated CUDA driver in any order: none crashes or hangs, and nothing is left when all was given back.
 #![no_main]
 
-#[path = "../../crates/sim/tests/support/driver.rs"]
+#[path = "../../crates/sim-driver/tests/support/driver.rs"]
 mod driver;
-#[path = "../../crates/sim/tests/support/sequence.rs"]
+#[path = "../../crates/sim-driver/tests/support/sequence.rs"]
 mod sequence;
 
 use driver::Library;
 use driver::cuda::{CUDA_SUCCESS, Cuda};
 use libfuzzer_sys::fuzz_target;
 use partage_driver_api::exports::DriverVersion;
-use partage_sim::node::{NodeConfig, NodeDir, VARIABLE};
-use partage_sim::state::State;
-use partage_sim::{install, profile};
+use partage_sim_node::node::{NodeConfig, NodeDir, VARIABLE};
+use partage_sim_node::state::State;
+use partage_sim_node::{install, profile};
 use std::sync::LazyLock;
 
 /// A node of this process's own, which goes with the machine's memory: a fuzzer is ended, it does not end.

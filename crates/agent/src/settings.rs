@@ -12,8 +12,7 @@ use file::File;
 use partage_core::dialect::{self, Dialect, MemoryUnit};
 use partage_core::model::{MAX_SLOTS, NodeName, Overcommit, Policy};
 use partage_core::place::defaults;
-use partage_sim::node::Simulated;
-use partage_sim::profile::Profile;
+use partage_host::simulated_driver::{self, MAX_SIMULATED_GPUS, SimulatedGpus};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -26,8 +25,6 @@ const LARGEST: u64 = 1 << 20;
 const MOST_SHARES: u32 = 1000;
 /// The longest domain of `vcuda-core`: its socket is in kubelet's folder, and the kernel takes paths of sockets up to 107 bytes.
 const LONGEST_DOMAIN: usize = 51;
-/// The most simulated GPUs of a node: what the allocator counts.
-const MOST_SIMULATED: usize = 64;
 
 /// Why settings cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +81,7 @@ pub struct Settings {
     /// Which driver.
     pub driver: DriverChoice,
     /// The simulated GPUs, where the driver is simulated.
-    pub simulated: Simulated,
+    pub simulated: SimulatedGpus,
     /// Where metrics are served.
     pub metrics: Metrics,
 }
@@ -107,7 +104,7 @@ impl Default for Settings {
             resize: Resize::default(),
             on_bypass: OnBypass::default(),
             driver: DriverChoice::default(),
-            simulated: Simulated::default(),
+            simulated: SimulatedGpus::default(),
             metrics: Metrics::default(),
         }
     }
@@ -158,12 +155,17 @@ impl Settings {
             let why = format!("{} shares of one GPU: write 1 to {MOST_SHARES}", self.shares_per_gpu);
             return wrong("sharesPerGpu", why);
         }
-        if !(1..=MOST_SIMULATED).contains(&self.simulated.gpus) {
-            let why = format!("{} simulated GPUs: write 1 to {MOST_SIMULATED}", self.simulated.gpus);
+        if !(1..=MAX_SIMULATED_GPUS).contains(&self.simulated.gpus) {
+            let why = format!("{} simulated GPUs: write 1 to {MAX_SIMULATED_GPUS}", self.simulated.gpus);
             return wrong("simulated.gpus", why);
         }
-        if let Err(error) = Profile::find(&self.simulated.model) {
+        if let Err(error) = self.simulated.check_model() {
             return wrong("simulated.model", error.to_string());
+        }
+        if self.driver == DriverChoice::Simulated
+            && let Err(error) = simulated_driver::ensure_built()
+        {
+            return wrong("driver", error.to_string());
         }
         let mut domains = BTreeSet::new();
         for domain in &self.vcuda_domains {

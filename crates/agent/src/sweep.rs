@@ -326,7 +326,7 @@ mod tests {
         }
     }
 
-    fn view(uid: &str, phase: Phase) -> PodView {
+    fn view(uid: &str, phase: PodPhase) -> PodView {
         PodView {
             id: record(uid, 1).pod,
             pod: Pod::default(),

@@ -13,8 +13,8 @@ use partage_host::gpus::Gpus;
 use partage_host::root::Root;
 use partage_host::shares::region_share;
 use partage_region::{Owner as Region, Policy};
-use partage_sim::node::{NodeConfig, NodeDir};
-use partage_sim::profile::Profile as Card;
+use partage_sim_node::node::{NodeConfig, NodeDir};
+use partage_sim_node::profile::Profile as Card;
 use partage_testkit::bed::{Bed, Profile};
 use partage_testkit::binaries::skip_or_fail;
 use partage_testkit::clients::{Branch, Clients};
@@ -48,8 +48,8 @@ fn on_the_node() {
     let Ok(pods) = std::env::var(PODS) else { return };
     let config = NodeConfig::new(DriverVersion::R550, Card::named(CARD).unwrap(), 2, 7).unwrap();
     let simulated = NodeDir::keep(Path::new(SIMULATED), &config, false).unwrap();
-    let object = partage_sim::install::trusted_object().unwrap();
-    partage_sim::install::libraries(&object, &simulated.libraries(), config.driver, simulated.path())
+    let object = partage_sim_node::install::trusted_object().unwrap();
+    partage_sim_node::install::libraries(&object, &simulated.libraries(), config.driver, simulated.path())
         .unwrap();
     let driver = Driver::simulated(simulated.path()).unwrap();
     let gpus = Gpus::open(&driver).unwrap();
@@ -177,7 +177,7 @@ fn pods_keep_to_their_limits_however_programs_start() {
     put(&std::env::current_exe().unwrap(), &this);
     let objects = [
         (partage_shim::install::shared_object(), partage_shim::install::VARIABLE),
-        (partage_sim::install::shared_object(), partage_sim::install::VARIABLE),
+        (partage_sim_node::install::shared_object(), partage_sim_node::install::VARIABLE),
     ];
     let [shim, sim] = objects.map(|(object, variable)| {
         let to = format!("{PROGRAMS}/{variable}.so");

@@ -2,13 +2,13 @@
 //!
 //! # Where a shared object is
 //!
-//! Cargo builds it with everything that uses its crate, because a library's kinds are built together: `cargo build
+//! Cargo builds it with everything that depends on its crate, because a library's kinds are built together: `cargo build
 //! -p partage` and `cargo test` put it in `target/<profile>/deps`, and only `cargo build` of the whole workspace or
 //! of its package also in `target/<profile>`. A copy there may be older, so `deps` is looked at first. It has the
 //! same name for every choice of packages, so cargo builds its crate again when the choice changes; what it left
-//! last is always whole and what the program was linked with. The unit tests of its crate alone (`cargo test -p
-//! partage-sim --lib`) build none, nor does `cargo install`. Where Partage is installed, it lies in `lib/partage`
-//! beside `bin`.
+//! last is always whole and what the program was built with. The unit tests of its crate alone (`cargo test -p
+//! partage-sim-driver --lib`) build none, nor does `cargo install`. Where Partage is installed, it lies in
+//! `lib/partage` beside `bin`.
 
 use crate::elf::{self, ElfError, Form};
 use std::fs::{self, File};

@@ -5,20 +5,19 @@
 
 mod fatal_errors;
 mod inventory;
-mod simulated;
 #[cfg(test)]
 mod tests;
 
 pub use fatal_errors::FatalErrorLog;
 pub use inventory::{Inventory, Observation};
-pub use simulated::{SimulatedDriverError, SimulatedMachine};
+pub use partage_host::simulated_driver::{SimulatedDriverError, SimulatedMachine};
 
 use crate::records::{RecordDir, RecordError};
 use partage_core::model::{GpuUuid, Node};
 use partage_host::driver::{Driver, DriverError};
 use partage_host::gpus::{Gpus, GpusError, Look};
 use partage_host::root::Root;
-use partage_sim::node::Simulated;
+use partage_host::simulated_driver::SimulatedGpus;
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -47,7 +46,7 @@ pub struct DiscoveryOptions<'a> {
     /// The host's root as this process sees it; `None` searches where programs that this process starts would.
     pub host_root: Option<&'a Root>,
     /// The simulated GPUs.
-    pub simulated: &'a Simulated,
+    pub simulated: &'a SimulatedGpus,
     /// Where the simulated GPUs live.
     pub simulated_machine: SimulatedMachine<'a>,
     /// Where the inventory and fatal errors are kept.
@@ -134,8 +133,8 @@ pub fn discover(options: &DiscoveryOptions<'_>) -> Result<DiscoveredGpus, Discov
             (driver, source)
         }
         None => {
-            let Simulated { gpus, model } = options.simulated;
-            let driver = simulated::install(options.simulated, &options.simulated_machine)?;
+            let SimulatedGpus { gpus, model } = options.simulated;
+            let driver = options.simulated.install(&options.simulated_machine)?;
             (driver, format!("simulated {gpus} {model}"))
         }
     };

@@ -81,7 +81,10 @@ mod tests {
             ceiling: None,
         };
         let want = WantedGpus { count: 1, part };
-        PodAsk { asks: vec![Ask { container: "main".into(), role: ContainerRole::App, want }], ..PodAsk::default() }
+        PodAsk {
+            asks: vec![Ask { container: "main".into(), role: ContainerRole::App, want }],
+            ..PodAsk::default()
+        }
     }
 
     /// The refusal of an ask on a node of which 12 GiB of 16 GiB are held.

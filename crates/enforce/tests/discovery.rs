@@ -10,8 +10,8 @@ use partage_enforce::gpus::{
     DiscoveredGpus, DiscoveryError, DiscoveryOptions, DriverChoice, FatalErrorLog, SimulatedMachine, discover,
 };
 use partage_enforce::records::{Durability, RecordDir};
-use partage_sim::node::Simulated;
-use partage_sim::state::Fault;
+use partage_host::simulated_driver::SimulatedGpus;
+use partage_sim_node::state::Fault;
 use std::path::Path;
 
 const TEST_DRIVER: DriverVersion = DriverVersion::R550;
@@ -23,7 +23,7 @@ fn start(records: &RecordDir, boot_id: &str) -> Result<DiscoveredGpus, Discovery
         node_name: "node1",
         driver: DriverChoice::Auto,
         host_root: None,
-        simulated: &Simulated::default(),
+        simulated: &SimulatedGpus::default(),
         simulated_machine: SimulatedMachine { folder: unused, seed: unused, in_use: false, stamp: None },
         records,
         boot_id,

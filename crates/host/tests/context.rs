@@ -9,8 +9,8 @@ use partage_core::model::{Bytes, GpuUuid};
 use partage_driver_api::exports::DriverVersion;
 use partage_host::context::{self, ContextError};
 use partage_host::driver::{Driver, DriverError};
-use partage_sim::node::NodeConfig;
-use partage_sim::state::Fault;
+use partage_sim_node::node::NodeConfig;
+use partage_sim_node::state::Fault;
 use std::path::{Path, PathBuf};
 
 const CUDA: &str = "PARTAGE_TEST_CUDA";

@@ -9,7 +9,7 @@ use partage_core::model::Bytes;
 use partage_driver_api::exports::DriverVersion;
 use partage_host::driver::Driver;
 use partage_host::gpus::{Fatal, Gpus, GpusError, Look, Working, uuid_bytes};
-use partage_sim::state::Fault;
+use partage_sim_node::state::Fault;
 use partage_testkit::workload::Load;
 
 const A100: &str = "A100-SXM4-40GB";
@@ -36,7 +36,7 @@ fn the_inventory_is_the_truth() {
         for (card, count) in [(A100, 8), (A100, 1), ("T4", 3), ("H100-SXM5-80GB", 8)] {
             on("the_inventory_is_the_truth", card, count, driver, |inside: Inside| {
                 let gpus = Gpus::open(&inside.driver).unwrap();
-                assert_eq!(gpus.node("here").unwrap(), inside.config.truth("here"));
+                assert_eq!(gpus.node("here").unwrap(), inside.config.expected_inventory("here"));
                 assert_eq!(gpus.driver_version(), inside.config.driver.version());
             });
             if node::is_inside() {
@@ -82,7 +82,7 @@ fn programs_faults_leave_a_gpu_well_and_its_own_do_not() {
         assert_eq!(health(&gpus), seen);
         assert_eq!(health(&gpus), seen);
         // What is ill now may be well later; what the machine has stays.
-        assert_eq!(gpus.node("here").unwrap(), inside.config.truth("here"));
+        assert_eq!(gpus.node("here").unwrap(), inside.config.expected_inventory("here"));
         // Who comes later has not seen it, and must be told.
         drop(gpus);
         assert_eq!(health(&Gpus::open(&inside.driver).unwrap()), [None, None]);
@@ -151,7 +151,7 @@ fn a_gpu_that_falls_off_the_bus_is_told_and_well_when_it_is_back() {
             assert_eq!((lost.memory_used, lost.temperature, &lost.processes), (None, None, &Vec::new()));
             assert_eq!((lost.mig, looks[0].mig), (None, Some(false)));
             // What it is stays known.
-            assert_eq!(gpus.node("here").unwrap().gpus, inside.config.truth("here").gpus);
+            assert_eq!(gpus.node("here").unwrap().gpus, inside.config.expected_inventory("here").gpus);
             // It comes back only by being set up anew: what it reported was of its life before.
             inside.state.inject(1, Fault::Returned);
             let back = gpus.look().remove(1);
@@ -214,11 +214,11 @@ fn a_gpu_that_was_lost_before_is_well_when_it_is_back() {
         let uuids =
             |gpus: &Gpus| gpus.look().into_iter().map(|look| look.uuid.to_string()).collect::<Vec<_>>();
         assert_eq!(uuids(&gpus), [inside.config.gpus[1].uuid.clone()]);
-        assert_eq!(gpus.node("here").unwrap().gpus, inside.config.truth("here").gpus[1..]);
+        assert_eq!(gpus.node("here").unwrap().gpus, inside.config.expected_inventory("here").gpus[1..]);
         inside.state.inject(0, Fault::Returned);
         assert_eq!(uuids(&gpus), inside.config.gpus.iter().map(|gpu| gpu.uuid.clone()).collect::<Vec<_>>());
         assert_eq!(health(&gpus), [None, None]);
-        assert_eq!(gpus.node("here").unwrap(), inside.config.truth("here"));
+        assert_eq!(gpus.node("here").unwrap(), inside.config.expected_inventory("here"));
         // From now on it is listened to.
         inside.state.inject(0, Fault::Xid(62));
         assert!(health(&gpus)[0].as_deref().unwrap().starts_with("XID 62"));

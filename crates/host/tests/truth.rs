@@ -10,7 +10,7 @@ use partage_driver_api::exports::DriverVersion;
 use partage_host::gpus::{Gpus, uuid_bytes};
 use partage_host::truth::{Auditor, Kept, Truth, Watched};
 use partage_region::{GpuShare, Owner, Policy};
-use partage_sim::state::Fault;
+use partage_sim_node::state::Fault;
 use partage_testkit::workload::Load;
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -3,8 +3,8 @@
 #![allow(unsafe_code, clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 
 use partage_driver_api::exports::DriverVersion;
-use partage_sim::node::{NodeConfig, NodeDir};
-use partage_sim::{install, profile};
+use partage_sim_node::node::{NodeConfig, NodeDir};
+use partage_sim_node::{install, profile};
 use partage_workstation::client::Client;
 use partage_workstation::home::Home;
 use rustix::termios::{Winsize, tcsetwinsize};

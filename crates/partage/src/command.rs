@@ -12,6 +12,10 @@ mod resize;
 mod run;
 #[cfg(test)]
 mod samples;
+#[cfg(feature = "simulated-driver")]
+mod sim;
+#[cfg(not(feature = "simulated-driver"))]
+#[path = "command/sim_not_built.rs"]
 mod sim;
 mod simulate;
 mod stop;

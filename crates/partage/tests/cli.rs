@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use partage_driver_api::exports::DriverVersion;
-use partage_sim::node::{NodeConfig, NodeDir};
-use partage_sim::{install, profile};
+use partage_sim_node::node::{NodeConfig, NodeDir};
+use partage_sim_node::{install, profile};
 use partage_workstation::client::Client;
 use partage_workstation::home::Home;
 use std::time::{Duration, Instant};

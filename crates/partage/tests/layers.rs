@@ -6,29 +6,23 @@
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Our crates and the ones of ours that each may use; tests may use `testkit` and the simulated driver anywhere.
+/// The crates of the workspace and the ones that each may use. Tests may use those of [`FOR_TESTS`] anywhere.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("partage-core", &[]),
     ("partage-region", &[]),
     ("partage-driver-api", &[]),
     ("partage-elf-rewrite", &[]),
     ("partage-shim", &["partage-region", "partage-driver-api", "partage-elf-rewrite"]),
-    ("partage-sim", &["partage-core", "partage-region", "partage-driver-api", "partage-elf-rewrite"]),
+    ("partage-sim-node", &["partage-core", "partage-region", "partage-driver-api", "partage-elf-rewrite"]),
+    ("partage-sim-driver", &["partage-driver-api", "partage-elf-rewrite", "partage-sim-node"]),
     ("partage-samples", &["partage-core", "partage-driver-api"]),
     ("partage-kubelet-api", &[]),
     ("partage-serve", &[]),
     ("partage-cluster", &["partage-core"]),
-    ("partage-host", &["partage-core", "partage-region", "partage-driver-api"]),
+    ("partage-host", &["partage-core", "partage-region", "partage-driver-api", "partage-sim-node"]),
     (
         "partage-enforce",
-        &[
-            "partage-core",
-            "partage-region",
-            "partage-driver-api",
-            "partage-shim",
-            "partage-sim",
-            "partage-host",
-        ],
+        &["partage-core", "partage-region", "partage-driver-api", "partage-shim", "partage-host"],
     ),
     (
         "partage-workstation",
@@ -37,7 +31,6 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "partage-region",
             "partage-driver-api",
             "partage-shim",
-            "partage-sim",
             "partage-host",
             "partage-enforce",
         ],
@@ -49,7 +42,6 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "partage-region",
             "partage-driver-api",
             "partage-shim",
-            "partage-sim",
             "partage-host",
             "partage-enforce",
             "partage-cluster",
@@ -65,7 +57,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "partage-region",
             "partage-driver-api",
             "partage-shim",
-            "partage-sim",
+            "partage-sim-node",
+            "partage-sim-driver",
             "partage-host",
             "partage-enforce",
             "partage-workstation",
@@ -78,6 +71,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
 ];
 
+/// What the tests of every crate may use.
+const FOR_TESTS: &[&str] = &["partage-testkit", "partage-sim-node", "partage-sim-driver"];
+
 /// What a crate must never link, not even through others.
 const NEVER_LINKS: &[(&str, &[&str])] = &[
     // It lives in other people's processes.
@@ -86,7 +82,7 @@ const NEVER_LINKS: &[(&str, &[&str])] = &[
     // It decides; it does not talk.
     ("partage-core", &["tokio", "kube", "k8s-openapi", "tonic", "libc", "rustix"]),
     // It is loaded into programs as their driver.
-    ("partage-sim", &["tokio", "kube", "k8s-openapi", "tonic", "clap"]),
+    ("partage-sim-driver", &["tokio", "kube", "k8s-openapi", "tonic", "clap"]),
     // It is a table.
     ("partage-driver-api", &["libc", "serde", "rustix"]),
     // The test bed builds and installs things.
@@ -137,8 +133,7 @@ fn arrows_go_down_only() {
         for dependency in package["dependencies"].as_array().unwrap() {
             let used = dependency["name"].as_str().unwrap();
             let for_tests = dependency["kind"] == "dev";
-            if our_names.contains(used) && !(for_tests && ["partage-testkit", "partage-sim"].contains(&used))
-            {
+            if our_names.contains(used) && !(for_tests && FOR_TESTS.contains(&used)) {
                 assert!(allowed.contains(&used), "{name} may not use {used}");
             }
         }
@@ -182,6 +177,30 @@ fn some_crates_stay_light() {
             assert!(!banned.contains(&name_of[id]), "{crate_name} links {}", name_of[id]);
         }
     }
+}
+
+/// The packages that the program links when it is built with these features.
+fn linked_by_the_program(features: &[&str]) -> BTreeSet<String> {
+    let output = std::process::Command::new(env!("CARGO"))
+        .args(["tree", "--locked", "--offline", "--package", "partage", "--edges", "normal"])
+        .args(["--prefix", "none", "--format", "{p}"])
+        .args(features)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().filter_map(|line| line.split(' ').next()).map(str::to_string).collect()
+}
+
+#[test]
+fn program_without_default_features_links_no_simulated_driver() {
+    let simulated = ["partage-sim-node", "partage-sim-driver"];
+    let default = linked_by_the_program(&[]);
+    assert!(simulated.iter().all(|name| default.contains(*name)), "{default:?}");
+    let pure = linked_by_the_program(&["--no-default-features"]);
+    assert!(pure.contains("partage-agent") && pure.contains("partage-workstation"), "{pure:?}");
+    assert!(simulated.iter().all(|name| !pure.contains(*name)), "{pure:?}");
 }
 
 #[test]

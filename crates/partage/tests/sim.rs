@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use partage_driver_api::exports::{DriverVersion, Library, exports};
-use partage_sim::install;
-use partage_sim::node::NodeDir;
-use partage_sim::profile::Profile;
+use partage_sim_node::install;
+use partage_sim_node::node::NodeDir;
+use partage_sim_node::profile::Profile;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

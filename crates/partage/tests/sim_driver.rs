@@ -2,7 +2,7 @@
 //! which opens libcuda.so.1 and libnvidia-ml.so.1 as any program does.
 #![allow(unsafe_code, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
-#[path = "../../sim/tests/support/driver.rs"]
+#[path = "../../sim-driver/tests/support/driver.rs"]
 mod driver;
 
 use driver::{Library, cuda::*, nvml::*};

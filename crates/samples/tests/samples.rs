@@ -2,10 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use partage_driver_api::exports::DriverVersion;
-use partage_sim::install;
-use partage_sim::node::{NodeConfig, NodeDir, VARIABLE};
-use partage_sim::profile::Profile;
-use partage_sim::state::{Fault, State, UNIT};
+use partage_sim_node::install;
+use partage_sim_node::node::{NodeConfig, NodeDir, VARIABLE};
+use partage_sim_node::profile::Profile;
+use partage_sim_node::state::{Fault, State, UNIT};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};

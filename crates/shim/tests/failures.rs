@@ -5,9 +5,9 @@
 
 #[path = "support/container.rs"]
 mod container;
-#[path = "../../sim/tests/support/driver.rs"]
+#[path = "../../sim-driver/tests/support/driver.rs"]
 mod driver;
-#[path = "../../sim/tests/support/node.rs"]
+#[path = "../../sim-driver/tests/support/node.rs"]
 mod node;
 
 #[path = "failures/nowhere.rs"]

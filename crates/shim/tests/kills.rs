@@ -9,9 +9,9 @@
 
 #[path = "support/container.rs"]
 mod container;
-#[path = "../../sim/tests/support/driver.rs"]
+#[path = "../../sim-driver/tests/support/driver.rs"]
 mod driver;
-#[path = "../../sim/tests/support/node.rs"]
+#[path = "../../sim-driver/tests/support/node.rs"]
 mod node;
 #[path = "support/program.rs"]
 mod program;
@@ -21,7 +21,7 @@ use driver::cuda::*;
 use node::{Node, Player, role, say, wait_to_be_told};
 use partage_driver_api::exports::DriverVersion;
 use partage_region::{Policy, Region};
-use partage_sim::state::State;
+use partage_sim_node::state::State;
 use program::Maker;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};

@@ -5,12 +5,12 @@
 
 #[path = "support/container.rs"]
 mod container;
-#[path = "../../sim/tests/support/driver.rs"]
+#[path = "../../sim-driver/tests/support/driver.rs"]
 mod driver;
-#[path = "../../sim/tests/support/node.rs"]
+#[path = "../../sim-driver/tests/support/node.rs"]
 mod node;
 
-#[path = "../../sim/tests/support/sequence.rs"]
+#[path = "../../sim-driver/tests/support/sequence.rs"]
 mod sequence;
 
 #[path = "memory/contexts.rs"]

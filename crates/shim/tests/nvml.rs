@@ -6,9 +6,9 @@
 
 #[path = "support/container.rs"]
 mod container;
-#[path = "../../sim/tests/support/driver.rs"]
+#[path = "../../sim-driver/tests/support/driver.rs"]
 mod driver;
-#[path = "../../sim/tests/support/node.rs"]
+#[path = "../../sim-driver/tests/support/node.rs"]
 mod node;
 
 use container::{Container, MIB, shares};
@@ -744,7 +744,7 @@ fn failures_of_the_driver_stay_its_own() {
         let container = Container::with_memory(&node, LIMIT);
         let mut player = container.start("uninitialised");
         player.hear("ready");
-        node.state().inject(0, partage_sim::state::Fault::Lost);
+        node.state().inject(0, partage_sim_node::state::Fault::Lost);
         player.tell();
         player.end();
     }

@@ -3,7 +3,7 @@
 
 use crate::bed::{Bed, BedError, Component, Node};
 use crate::clients::{Branch, Clients};
-use partage_sim::state::State;
+use partage_sim_node::state::State;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

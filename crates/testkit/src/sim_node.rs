@@ -2,10 +2,10 @@
 
 use crate::workload::Load;
 use partage_driver_api::exports::DriverVersion;
-use partage_sim::install::{self, InstallError};
-use partage_sim::node::{self, ConfigError, NodeConfig, NodeDir, NodeError};
-use partage_sim::profile::Profile;
-use partage_sim::state::{State, StateError};
+use partage_sim_node::install::{self, InstallError};
+use partage_sim_node::node::{self, ConfigError, NodeConfig, NodeDir, NodeError};
+use partage_sim_node::profile::Profile;
+use partage_sim_node::state::{State, StateError};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::Path;

@@ -79,9 +79,14 @@ impl Stood {
         let stood = Stood { folder: tempfile::tempdir().unwrap() };
         std::fs::create_dir(stood.real()).unwrap();
         std::fs::create_dir(stood.stand_ins()).unwrap();
-        let driver = partage_sim::install::shared_object().unwrap();
-        partage_sim::install::libraries(&driver, &stood.real(), DriverVersion::R550, stood.folder.path())
-            .unwrap();
+        let driver = partage_sim_node::install::shared_object().unwrap();
+        partage_sim_node::install::libraries(
+            &driver,
+            &stood.real(),
+            DriverVersion::R550,
+            stood.folder.path(),
+        )
+        .unwrap();
         let settings = Settings {
             region: Path::new("/nowhere/region"),
             real_cuda: &stood.real().join("libcuda.so.1"),

@@ -2,9 +2,9 @@
 //! memory is the same from everywhere, and their turns are fair.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use partage_sim::install;
-use partage_sim::node::VARIABLE;
-use partage_sim::profile::Profile as Card;
+use partage_sim_node::install;
+use partage_sim_node::node::VARIABLE;
+use partage_sim_node::profile::Profile as Card;
 use partage_testkit::bed::{Bed, Node, Profile};
 use partage_testkit::binaries::skip_or_fail;
 use partage_testkit::clients::{Branch, Clients};

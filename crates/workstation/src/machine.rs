@@ -221,8 +221,8 @@ pub fn check(settings: &Settings) -> Result<(), MachineError> {
     let node = match find_driver(settings.driver, None)? {
         Some(driver) => Gpus::open(&driver)?.node(NODE_NAME)?,
         None => {
-            let seed = partage_sim::node::seed_of(Path::new("/"));
-            settings.simulated.config(seed).map_err(MachineError::Settings)?.truth(NODE_NAME)
+            let expected = settings.simulated.expected_inventory(Path::new("/"), NODE_NAME);
+            expected.map_err(DiscoveryError::from)?
         }
     };
     settings.check_against(&node).map_err(MachineError::Settings)

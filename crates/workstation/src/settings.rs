@@ -7,7 +7,7 @@ use partage_core::model::{Bytes, Cores, Gpu, GpuUuid, Node, Policy};
 use partage_core::place::defaults;
 use partage_core::quantity::Quantity;
 use partage_enforce::gpus::DriverChoice;
-use partage_sim::node::Simulated;
+use partage_host::simulated_driver::{self, MAX_SIMULATED_GPUS, SimulatedGpus};
 use serde::{Deserialize, Deserializer};
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -26,7 +26,7 @@ pub struct Settings {
     /// Which driver.
     pub driver: DriverChoice,
     /// The simulated machine, where the driver is simulated.
-    pub simulated: Simulated,
+    pub simulated: SimulatedGpus,
     /// Where `partage up` serves metrics: an address of this machine, `off` for nowhere.
     #[serde(deserialize_with = "address")]
     pub metrics: Option<SocketAddr>,
@@ -46,7 +46,7 @@ impl Default for Settings {
     fn default() -> Self {
         Settings {
             driver: DriverChoice::default(),
-            simulated: Simulated::default(),
+            simulated: SimulatedGpus::default(),
             metrics: Some(SocketAddr::from(([127, 0, 0, 1], 9464))),
             policy: defaults::WORKSTATION_POLICY,
             default: DefaultShare::default(),
@@ -328,12 +328,14 @@ impl Settings {
         if self.default.cores == Some(Cores::NONE) {
             return Err("default: 0 % of a GPU is nothing: leave the cores out, or write 1 or more".into());
         }
-        if !(1..=partage_sim::node::MOST_GPUS).contains(&self.simulated.gpus) {
+        if !(1..=MAX_SIMULATED_GPUS).contains(&self.simulated.gpus) {
             return Err(format!(
-                "simulated: {} GPUs cannot be: write 1 to {}",
-                self.simulated.gpus,
-                partage_sim::node::MOST_GPUS
+                "simulated: {} GPUs cannot be: write 1 to {MAX_SIMULATED_GPUS}",
+                self.simulated.gpus
             ));
+        }
+        if self.driver == DriverChoice::Simulated {
+            simulated_driver::ensure_built().map_err(|error| format!("driver: {error}"))?;
         }
         for rule in &self.users {
             if rule.shares == Some(0) {

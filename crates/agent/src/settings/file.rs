@@ -1,6 +1,6 @@
 //! The file as it is written: everything may be left out, and some nodes may differ.
 
-use super::{DriverChoice, Metrics, OnBypass, Resize, Settings, SettingsError, Simulated};
+use super::{DriverChoice, Metrics, OnBypass, Resize, Settings, SettingsError, SimulatedGpus};
 use partage_core::dialect::{Dialect, MemoryUnit};
 use partage_core::model::{NodeName, Overcommit, Policy};
 use serde::{Deserialize, Deserializer, de};
@@ -26,7 +26,7 @@ pub(super) struct File {
     resize: Option<Resize>,
     on_bypass: Option<OnBypass>,
     driver: Option<DriverChoice>,
-    simulated: Option<Simulated>,
+    simulated: Option<SimulatedGpus>,
     metrics: Option<Metrics>,
     nodes: Vec<Exception>,
 }
@@ -66,7 +66,7 @@ struct Exception {
     #[serde(default)]
     driver: Option<DriverChoice>,
     #[serde(default)]
-    simulated: Option<Simulated>,
+    simulated: Option<SimulatedGpus>,
     #[serde(default)]
     metrics: Option<Metrics>,
 }

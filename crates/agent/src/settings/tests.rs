@@ -44,7 +44,7 @@ metrics: {address: '127.0.0.1:9000', anonymous: true}
     assert!(settings.extender && settings.metrics.anonymous);
     assert_eq!(settings.resize, Resize::Off);
     assert_eq!((settings.on_bypass, settings.driver), (OnBypass::Evict, DriverChoice::Simulated));
-    assert_eq!(settings.simulated, Simulated { gpus: 8, model: "H100-SXM5-80GB".into() });
+    assert_eq!(settings.simulated, SimulatedGpus { gpus: 8, model: "H100-SXM5-80GB".into() });
 }
 
 #[test]

@@ -4,8 +4,8 @@
 
 use partage_driver_api::exports::DriverVersion;
 use partage_host::driver::Driver;
-use partage_sim::node::{NodeConfig, NodeDir};
-use partage_sim::state::State;
+use partage_sim_node::node::{NodeConfig, NodeDir};
+use partage_sim_node::state::State;
 use partage_testkit::sim_node::SimNode;
 use partage_testkit::workload::Load;
 use std::io::{BufRead, BufReader};

@@ -4,7 +4,7 @@ use crate::{Bench, Table};
 use partage_kubelet_api::podresources::AllocatableResourcesRequest;
 use partage_kubelet_api::podresources::pod_resources_lister_client::PodResourcesListerClient;
 use partage_kubelet_api::unix;
-use partage_sim::state::Fault;
+use partage_sim_node::state::Fault;
 use std::time::{Duration, Instant};
 
 /// Where kubelet tells what it may give. Its checkpoint would not do: of two resources that change at once the one that changed first may

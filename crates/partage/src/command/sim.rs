@@ -8,8 +8,8 @@ mod top;
 
 use super::Outcome;
 use clap::{Args, Subcommand};
-use partage_sim::node::{self, NodeDir};
-use partage_sim::state::State;
+use partage_sim_node::node::{self, NodeDir};
+use partage_sim_node::state::State;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,7 @@
 //! What was there when the agent started is not what is there later, and the other way round.
 
 use crate::stage::{SEES, Stage, bed, lasting, pod};
-use partage_sim::state::Fault;
+use partage_sim_node::state::Fault;
 use partage_testkit::agent::SETTINGS;
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::stage::{Stage, bed, lasting};
 use partage_core::model::Link;
 use partage_core::quantity::Quantity;
-use partage_sim::state::{Fault, State};
+use partage_sim_node::state::{Fault, State};
 use partage_testkit::agent::SETTINGS;
 use partage_testkit::eventually;
 

@@ -1,7 +1,7 @@
 //! Pods that share a GPU keep to their parts, and a whole GPU is one pod's alone.
 
 use crate::stage::{PARTAGE, SMI, Stage, bed, gpus, pod};
-use partage_sim::profile::Profile as Card;
+use partage_sim_node::profile::Profile as Card;
 use partage_testkit::agent::install_driver;
 use partage_testkit::bed::{Bed, Cgroups, NodeProfile, Profile};
 use partage_testkit::eventually;

@@ -10,7 +10,7 @@
 )]
 
 mod calls;
-#[path = "../../../sim/tests/support/driver.rs"]
+#[path = "../../../sim-driver/tests/support/driver.rs"]
 mod driver;
 mod memory;
 mod rig;

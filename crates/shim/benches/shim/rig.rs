@@ -3,9 +3,9 @@
 use partage_driver_api::exports::DriverVersion;
 use partage_region::{GpuShare, Owner, Policy};
 use partage_shim::install as shim;
-use partage_sim::node::{NodeConfig, NodeDir, VARIABLE};
-use partage_sim::profile::Profile;
-use partage_sim::state::State;
+use partage_sim_node::node::{NodeConfig, NodeDir, VARIABLE};
+use partage_sim_node::profile::Profile;
+use partage_sim_node::state::State;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -19,8 +19,9 @@ impl Node {
     pub fn new(card: &str) -> Self {
         let config = NodeConfig::new(DriverVersion::R550, Profile::named(card).unwrap(), 1, 7).unwrap();
         let dir = NodeDir::fresh(&config).unwrap();
-        let object = partage_sim::install::shared_object().unwrap();
-        partage_sim::install::libraries(&object, &dir.libraries(), DriverVersion::R550, dir.path()).unwrap();
+        let object = partage_sim_node::install::shared_object().unwrap();
+        partage_sim_node::install::libraries(&object, &dir.libraries(), DriverVersion::R550, dir.path())
+            .unwrap();
         let state = State::attach(dir.path()).unwrap();
         Self { dir, state }
     }

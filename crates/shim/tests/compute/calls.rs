@@ -58,7 +58,7 @@ fn a_known_kernel_costs_one_more_call_in_thirty_two_at_most() {
     let [share] = shares(&node, u64::MAX).try_into().unwrap();
     let share = GpuShare { cores: 9_000, ceiling: 9_000, gated: true, ..share };
     let _owner = Owner::create(&region, &[share], Policy::default()).unwrap();
-    let real = partage_sim::install::shared_object().unwrap();
+    let real = partage_sim_node::install::shared_object().unwrap();
     let settings = Settings {
         region: &region,
         // As it was linked, under its own name: "libcuda.so.1" would be the shim again.

@@ -46,7 +46,7 @@ fn an_empty_environment_lifts_nothing() {
     let container = Container::with_memory(&node, CONTEXT + ROOM);
     let program = linker::linked_program(folder.path(), &node, Some(&container.libraries()));
     // The simulated node is what device files are elsewhere.
-    let devices = format!("{}={}", partage_sim::node::VARIABLE, node.0.path().display());
+    let devices = format!("{}={}", partage_sim_node::node::VARIABLE, node.0.path().display());
     let text = format!("{} linked", program.display());
     for arguments in [
         vec![program.to_str().unwrap(), "linked"],
@@ -96,7 +96,7 @@ fn the_systems_preload_list_holds_every_program() {
          ls / > /dev/null && exec env -i {devices} /bin/sh -lc '{program} linked'",
         etc = etc.display(),
         preload = linker::preload(&container).display(),
-        devices = format_args!("{}={}", partage_sim::node::VARIABLE, node.0.path().display()),
+        devices = format_args!("{}={}", partage_sim_node::node::VARIABLE, node.0.path().display()),
         program = program.display(),
     );
     let output = Command::new("unshare").args(["-m", "/bin/sh", "-c", &text]).output();

@@ -7,7 +7,7 @@
 use super::node::{Node, Player};
 use partage_region::{GpuShare, Owner, Policy, UNIT, UsageReader};
 use partage_shim::install::{self, Settings};
-use partage_sim::state::State;
+use partage_sim_node::state::State;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -126,7 +126,7 @@ pub struct Observer {
 impl Observer {
     pub fn new() -> Self {
         let region = std::env::var_os(REGION).unwrap();
-        let node = std::env::var_os(partage_sim::node::VARIABLE).unwrap();
+        let node = std::env::var_os(partage_sim_node::node::VARIABLE).unwrap();
         Self {
             region: UsageReader::open(Path::new(&region)).unwrap(),
             state: State::attach(Path::new(&node)).unwrap(),

@@ -1,7 +1,7 @@
 //! Programs nobody here wrote, on the simulated driver, unmodified, judged by what they print: `nvidia-smi` of both
 //! drivers, nvidia-ml-py, gpustat, nvitop, nvtop, cuda-python and numba.
 //!
-//! What they print is compared with the node as it was made ([`partage_sim::node::NodeConfig`]) and with what a workload
+//! What they print is compared with the node as it was made ([`partage_sim_node::node::NodeConfig`]) and with what a workload
 //! of ours does on it. Every test has a node of its own, and runs there and in a container without
 //! a limit. In `contained` they are in a container with a limit and a neighbour.
 // One `json!` has everything that is true of a GPU.

@@ -5,9 +5,9 @@ use crate::input;
 use crate::output::line;
 use clap::{Args, ValueEnum};
 use partage_driver_api::exports::DriverVersion;
-use partage_sim::install::{self, InstallError};
-use partage_sim::node::{self, NodeConfig, NodeDir, Settings};
-use partage_sim::profile::Profile;
+use partage_sim_node::install::{self, InstallError};
+use partage_sim_node::node::{self, NodeConfig, NodeDir, Settings};
+use partage_sim_node::profile::Profile;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -187,7 +187,7 @@ impl Env {
         });
         let card = match &self.model {
             Some(model) => card(model)?,
-            None => partage_sim::profile::A100_SXM4_40GB.clone(),
+            None => partage_sim_node::profile::A100_SXM4_40GB.clone(),
         };
         let driver = self.driver.unwrap_or(DriverVersion::R550);
         let config = NodeConfig::new(driver, &card, self.gpus.unwrap_or(1), seed);

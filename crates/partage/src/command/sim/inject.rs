@@ -4,8 +4,8 @@ use super::super::Outcome;
 use super::{attach, counted};
 use crate::output::line;
 use clap::{Args, Subcommand, ValueEnum};
-use partage_sim::node::{NodeConfig, NodeDir};
-use partage_sim::state::{Fault, State};
+use partage_sim_node::node::{NodeConfig, NodeDir};
+use partage_sim_node::state::{Fault, State};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -285,7 +285,7 @@ fn which(config: &NodeConfig, asked: Option<&str>) -> Result<Vec<usize>, String>
 mod tests {
     use super::*;
     use partage_driver_api::exports::DriverVersion;
-    use partage_sim::profile;
+    use partage_sim_node::profile;
 
     #[test]
     fn factors_are_exact_to_the_thousandth() {

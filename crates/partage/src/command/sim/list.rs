@@ -3,7 +3,7 @@
 use super::super::{Outcome, Output};
 use crate::output::line;
 use clap::Args;
-use partage_sim::profile::Profile;
+use partage_sim_node::profile::Profile;
 use std::io::{self, Write};
 
 /// List the cards that can be simulated

@@ -3,7 +3,7 @@
 use super::super::Outcome;
 use crate::output::line;
 use clap::Args;
-use partage_sim::node::NodeDir;
+use partage_sim_node::node::NodeDir;
 use std::io::{self, Write};
 use std::path::PathBuf;
 

@@ -1,7 +1,7 @@
 //! What `nvidia-smi` says when something is wrong.
 
 use crate::stage::Stage;
-use partage_sim::state::Fault;
+use partage_sim_node::state::Fault;
 
 #[test]
 fn without_the_driver_it_says_its_famous_sentence() {

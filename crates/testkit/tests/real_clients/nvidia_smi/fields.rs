@@ -2,7 +2,7 @@
 
 use crate::stage::{Stage, mib};
 use partage_driver_api::exports::DriverVersion;
-use partage_sim::profile::Architecture;
+use partage_sim_node::profile::Architecture;
 use partage_testkit::sim_node::Workload;
 use std::collections::BTreeMap;
 
@@ -153,7 +153,7 @@ fn text_tells_what_is_true() {
 fn text_tells_of_processes_and_faults() {
     for stage in Stage::both("A100-SXM4-40GB", 2) {
         let workload = stage.workload(1, 1536, 0);
-        stage.node.state().inject(1, partage_sim::state::Fault::UncorrectedErrors(3));
+        stage.node.state().inject(1, partage_sim_node::state::Fault::UncorrectedErrors(3));
         let said = stage.smi(&["-q", "-i", "1"]).well();
         is_untroubled(&said);
         let found = paths(&said);

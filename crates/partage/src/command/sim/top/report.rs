@@ -1,8 +1,8 @@
 //! What happened between two looks at a node, for people and for programs.
 
 use crate::command::sim::counted;
-use partage_sim::node::NodeDir;
-use partage_sim::state::{Counter, Process, State, UNIT, Usage};
+use partage_sim_node::node::NodeDir;
+use partage_sim_node::state::{Counter, Process, State, UNIT, Usage};
 use serde::Serialize;
 
 /// A node over an interval.

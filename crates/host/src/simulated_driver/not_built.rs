@@ -1,0 +1,22 @@
+//! Builds without the simulated driver.
+
+use super::{SimulatedDriverError, SimulatedGpus, SimulatedMachine};
+use crate::driver::Driver;
+use partage_core::model::Node;
+use std::path::Path;
+
+pub(super) fn ensure_built() -> Result<(), SimulatedDriverError> {
+    Err(SimulatedDriverError::NotBuilt)
+}
+
+pub(super) fn check_model(_: &SimulatedGpus) -> Result<(), SimulatedDriverError> {
+    Ok(())
+}
+
+pub(super) fn expected_inventory(_: &SimulatedGpus, _: &Path, _: &str) -> Result<Node, SimulatedDriverError> {
+    Err(SimulatedDriverError::NotBuilt)
+}
+
+pub(super) fn install(_: &SimulatedGpus, _: &SimulatedMachine<'_>) -> Result<Driver, SimulatedDriverError> {
+    Err(SimulatedDriverError::NotBuilt)
+}

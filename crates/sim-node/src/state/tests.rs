@@ -1,0 +1,412 @@
+use super::*;
+use partage_region::mortal::dies;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tempfile::TempDir;
+
+const SLICE: u64 = 2_000;
+const WINDOW: u64 = 100_000;
+
+fn folder(gpus: usize) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let setup = Setup { memory: vec![1000 * UNIT; gpus], slice: SLICE, window: WINDOW };
+    create(folder.path(), &setup).unwrap();
+    folder
+}
+
+fn attach(folder: &TempDir) -> State {
+    State::attach(folder.path()).unwrap()
+}
+
+/// The slot's process is dead: its lock is gone, and nothing of it was cleaned up.
+fn bury_alive(state: &State) {
+    state.alive.leave(state.slot);
+}
+
+#[test]
+fn a_process_comes_is_seen_and_goes() {
+    let folder = folder(2);
+    let (one, two) = (attach(&folder), attach(&folder));
+    assert_ne!(one.slot(), two.slot());
+    assert!(one.processes(0).is_empty());
+    one.set_contexts(0, 1);
+    assert!(one.take_memory(0, 10));
+    let seen = two.processes(0);
+    assert_eq!(seen.len(), 1);
+    assert_eq!((seen[0].pid, seen[0].used, seen[0].contexts), (std::process::id(), 10, 1));
+    assert!(seen[0].name.contains("partage_sim"), "{}", seen[0].name);
+    assert!(two.processes(1).is_empty());
+    drop(one);
+    assert!(two.processes(0).is_empty());
+    assert_eq!(two.used_memory(0), 0);
+}
+
+#[test]
+fn what_is_there_is_given_and_no_more() {
+    let folder = folder(1);
+    let (one, two) = (attach(&folder), attach(&folder));
+    assert!(one.take_memory(0, 600) && !two.take_memory(0, 401) && two.take_memory(0, 400));
+    assert!(!one.take_memory(0, 1));
+    two.give_memory(0, 400);
+    assert!(one.take_memory(0, 400));
+    assert_eq!((one.used_memory(0), one.held_memory(0), two.held_memory(0)), (1000, 1000, 0));
+}
+
+#[test]
+fn the_dead_make_room_for_who_asks() {
+    let folder = folder(1);
+    let (dead, living) = (attach(&folder), attach(&folder));
+    assert!(dead.take_memory(0, 900));
+    bury_alive(&dead);
+    assert!(living.take_memory(0, 1000));
+    std::mem::forget(dead);
+}
+
+#[test]
+fn files_of_others_are_refused() {
+    let folder = folder(1);
+    std::fs::write(folder.path().join(STATE), "something").unwrap();
+    assert!(matches!(State::attach(folder.path()), Err(StateError::Foreign(_))));
+    std::fs::remove_file(folder.path().join(STATE)).unwrap();
+    assert!(matches!(State::attach(folder.path()), Err(StateError::File { .. })));
+    let many = Setup { memory: vec![1; MAX_GPUS + 1], slice: 1, window: 1 };
+    assert!(matches!(create(folder.path(), &many), Err(StateError::TooManyGpus(17))));
+}
+
+/// Threads of one process that find the same dead at once do not take anything from who comes to live in their slots.
+#[test]
+fn threads_may_bury_at_once() {
+    let folder = folder(1);
+    let observer = attach(&folder);
+    assert!(observer.take_memory(0, 100));
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    observer.sweep();
+                }
+            });
+        }
+        for _ in 0..400 {
+            let living = attach(&folder);
+            living.set_contexts(0, 1);
+            assert!(living.take_memory(0, 10));
+            assert_eq!(living.held_memory(0), 10);
+            bury_alive(&living);
+            std::mem::forget(living);
+        }
+        done.store(true, Relaxed);
+    });
+    observer.sweep();
+    assert_eq!(observer.used_memory(0), 100);
+}
+
+/// Of two that are killed together, one may have died with a GPU's lock in its hand.
+#[test]
+fn one_of_the_dead_may_hold_what_burying_another_needs() {
+    let folder = folder(1);
+    let observer = Arc::new(attach(&folder));
+    // The dead are seen to in the order of their slots.
+    let (first, second) = (attach(&folder), attach(&folder));
+    assert!(first.slot < second.slot && first.take_memory(0, 3));
+    let (timeline, held) = second.timeline(0);
+    std::mem::forget(held);
+    assert_ne!(timeline.gpu.line.lock.load(Relaxed), 0);
+    bury_alive(&first);
+    bury_alive(&second);
+    // Not to wait for ever is all that it must do: on a thread of its own, so that it is seen if it does.
+    let undertaker = Arc::clone(&observer);
+    let (buried, count) = std::sync::mpsc::channel();
+    assert!(!dies(u32::MAX, move || buried.send(undertaker.sweep()).unwrap()));
+    assert_eq!((count.recv(), observer.used_memory(0)), (Ok(2), 0));
+    std::mem::forget((first, second));
+}
+
+/// Who comes, goes or buries cleans a slot, and opens no lock that somebody else holds.
+#[test]
+fn the_locks_of_the_living_stay_shut() {
+    let folder = folder(2);
+    let (living, dead) = (attach(&folder), attach(&folder));
+    let locks = || {
+        let gpus = living.shared.gpus[..2].iter().map(|gpu| gpu.line.lock.load(Relaxed));
+        gpus.chain([living.shared.header.event_lock.load(Relaxed)]).collect::<Vec<_>>()
+    };
+    let (_, held) = living.timeline(1);
+    let events = robust::take(&living.shared.header.event_lock, living.slot, &living.alive);
+    let shut = locks();
+    assert!(shut[0] == 0 && shut[1] != 0 && shut[2] != 0);
+    let coming = attach(&folder);
+    assert_eq!(locks(), shut);
+    bury_alive(&dead);
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let coming = &coming;
+        scope.spawn(move || sender.send(coming.sweep()).unwrap());
+        // It waits for the GPU.
+        assert!(receiver.recv_timeout(std::time::Duration::from_millis(20)).is_err());
+        drop((held, events));
+        assert_eq!(receiver.recv(), Ok(1));
+    });
+    std::mem::forget(dead);
+}
+
+/// Everything a process does that others depend on, so that it can be killed in the middle of it.
+fn a_busy_life(folder: std::path::PathBuf, slot: std::sync::mpsc::Sender<State>) -> impl FnOnce() + Send {
+    move || {
+        let state = Arc::new(State::attach(&folder).unwrap());
+        // The test plays the kernel that releases a dead process's locks: it needs the same open files.
+        slot.send(second_hold(&state)).unwrap();
+        state.set_contexts(0, 1);
+        for units in [3, 5] {
+            assert!(state.take_memory(0, units));
+        }
+        state.give_memory(0, 3);
+        let mut lane = GpuLane::open(Arc::clone(&state), 0).unwrap();
+        lane.extend(10_000).unwrap();
+        std::thread::sleep(std::time::Duration::from_micros(200));
+        lane.refresh().unwrap();
+        lane.extend(20_000).unwrap();
+        state.inject(0, Fault::Xid(31));
+        std::thread::sleep(std::time::Duration::from_micros(200));
+        lane.refresh().unwrap();
+        drop(lane);
+        drop(Arc::into_inner(state));
+    }
+}
+
+/// The same slot again, for who must let go of it in the place of its owner.
+fn second_hold(state: &State) -> State {
+    let file = state.file.try_clone().unwrap();
+    State {
+        shared: state.shared,
+        file,
+        alive: state.alive.second().unwrap(),
+        slot: state.slot,
+        gpus: state.gpus,
+        next_look: AtomicU64::new(0),
+    }
+}
+
+#[test]
+fn a_process_may_be_killed_at_every_step() {
+    let mut places = 0;
+    for n in 0.. {
+        let folder = folder(1);
+        let living = Arc::new(attach(&folder));
+        assert!(living.take_memory(0, 7));
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let died = dies(n, a_busy_life(folder.path().to_path_buf(), sender));
+        if let Ok(dead) = receiver.try_recv() {
+            bury_alive(&dead);
+            std::mem::forget(dead);
+        }
+        if !died {
+            break;
+        }
+        places += 1;
+        // Whoever comes next finds everything in order: no lock held, no memory lost, no work of the dead.
+        let next = Arc::new(attach(&folder));
+        next.sweep();
+        assert_eq!(living.used_memory(0), 7, "killed at place {n}");
+        assert!(living.processes(0).is_empty(), "killed at place {n}");
+        let mut lane = GpuLane::open(Arc::clone(&next), 0).unwrap();
+        let start = now();
+        lane.extend(1_000_000).unwrap();
+        let stamp = lane.mark(1_000_000);
+        while let Some(instant) = lane.not_before(1_000_000).unwrap() {
+            wait_until(instant);
+        }
+        let took = stamp.load(std::sync::atomic::Ordering::Relaxed) - start;
+        // Nobody else has work: it takes what it takes, apart from what passed before it was submitted.
+        assert!((1_000_000..1_000_000 + (now() - start)).contains(&took), "killed at place {n}: {took} ns");
+        let (served, busy) = living.service(0, next.slot());
+        assert!(served == 1_000_000 && busy >= served && busy <= served + 20_000, "{served} {busy}");
+    }
+    assert!(places > 60, "only {places} places to die at");
+}
+
+/// What a random schedule of submissions does to the lanes of one GPU, on a clock of its own.
+#[derive(Clone, Debug)]
+struct Submission {
+    at: u64,
+    lane: usize,
+    work: u64,
+}
+
+fn submissions() -> impl Strategy<Value = Vec<Submission>> {
+    let one =
+        (0..200_000u64, 0..4usize, 1..30_000u64).prop_map(|(at, lane, work)| Submission { at, lane, work });
+    prop::collection::vec(one, 1..40).prop_map(|mut all| {
+        all.sort_by_key(|submission| submission.at);
+        all
+    })
+}
+
+/// Runs the schedule, looking at the given instants too; returns what each lane was served and when positions passed.
+fn run(schedule: &[Submission], looks: &[u64], end: u64) -> (Vec<u64>, u64, Vec<Vec<u64>>) {
+    let folder = folder(1);
+    let states: Vec<State> = (0..4).map(|_| attach(&folder)).collect();
+    let (timeline, _held) = states[0].timeline(0);
+    let mut submitted = [0u64; 4];
+    let mut events: Vec<(u64, Option<&Submission>)> =
+        schedule.iter().map(|submission| (submission.at, Some(submission))).collect();
+    events.extend(looks.iter().map(|&at| (at, None)));
+    events.sort_by_key(|event| event.0);
+    for state in &states {
+        timeline.clear(state.slot());
+    }
+    for (at, submission) in events {
+        timeline.advance(at);
+        if let Some(submission) = submission {
+            submitted[submission.lane] += submission.work;
+            timeline.submit(states[submission.lane].slot(), submitted[submission.lane]);
+        }
+    }
+    timeline.advance(end);
+    let served = states.iter().map(|state| timeline.lane(state.slot()).served.load(Relaxed)).collect();
+    let instants = (0..4)
+        .map(|lane| {
+            let mut position = 0;
+            let own = schedule.iter().filter(|submission| submission.lane == lane);
+            own.map(|submission| {
+                position += submission.work;
+                timeline.instant(states[lane].slot(), position).unwrap_or(0)
+            })
+            .collect()
+        })
+        .collect();
+    let busy = timeline.gpu.line.busy.load(Relaxed);
+    // The clock goes on from here to the machine's own, which is far away.
+    for state in &states {
+        timeline.clear(state.slot());
+    }
+    (served, busy, instants)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// The GPU is never idle while there is work, never does more than there is, and it does not matter who looks when.
+    #[test]
+    fn time_is_conserved_whoever_looks(schedule in submissions(), looks in prop::collection::vec(0..600_000u64, 0..30),
+                                       end in 200_000..700_000u64) {
+        let (served, busy, instants) = run(&schedule, &[], end);
+        prop_assert_eq!(&run(&schedule, &looks, end.max(600_000)).2.iter().flatten().filter(|&&at| at != 0 && at <= end)
+            .count(), &instants.iter().flatten().filter(|&&at| at != 0).count());
+        let looks: Vec<u64> = looks.into_iter().filter(|&at| at < end).collect();
+        prop_assert_eq!(run(&schedule, &looks, end), (served.clone(), busy, instants.clone()));
+        prop_assert_eq!(served.iter().sum::<u64>(), busy);
+        // What one server does of known arrivals, in whatever order.
+        let (mut backlog, mut done, mut clock) = (0u64, 0u64, 0u64);
+        for submission in &schedule {
+            let did = backlog.min(submission.at - clock);
+            done += did;
+            backlog = backlog - did + submission.work;
+            clock = submission.at;
+        }
+        done += backlog.min(end - clock);
+        prop_assert_eq!(busy, done);
+        for lane in &instants {
+            let reached: Vec<u64> = lane.iter().copied().take_while(|&at| at != 0).collect();
+            prop_assert!(reached.is_sorted(), "{:?}", reached);
+            prop_assert!(reached.iter().all(|&at| at <= end));
+        }
+    }
+
+    /// Lanes that all have work get the same, to a slice.
+    #[test]
+    fn turns_are_fair(lanes in 2..5usize, end in 10_000..500_000u64) {
+        let schedule: Vec<Submission> = (0..lanes).map(|lane| Submission { at: 0, lane, work: 1 << 40 }).collect();
+        let (served, _, _) = run(&schedule, &[], end);
+        let least = served[..lanes].iter().min().unwrap();
+        let most = served[..lanes].iter().max().unwrap();
+        prop_assert!(most - least <= SLICE, "{:?}", served);
+    }
+
+    /// Whatever is taken and given by whom: the card's books are the sum of what the processes hold, and never too much.
+    #[test]
+    fn memory_is_never_more_than_there_is(operations in prop::collection::vec((0..3usize, 0..400u64, any::<bool>()), 1..200)) {
+        let folder = folder(1);
+        let states: Vec<State> = (0..3).map(|_| attach(&folder)).collect();
+        let mut held = BTreeMap::from([(0, 0u64), (1, 0), (2, 0)]);
+        for (who, units, takes) in operations {
+            let total: u64 = held.values().sum();
+            if takes {
+                prop_assert_eq!(states[who].take_memory(0, units), total + units <= 1000);
+                if total + units <= 1000 {
+                    *held.get_mut(&who).unwrap() += units;
+                }
+            } else {
+                let units = units.min(held[&who]);
+                states[who].give_memory(0, units);
+                *held.get_mut(&who).unwrap() -= units;
+            }
+            prop_assert_eq!(states[0].used_memory(0), held.values().sum::<u64>());
+            prop_assert_eq!(states[who].held_memory(0), held[&who]);
+        }
+    }
+}
+
+#[test]
+fn a_slow_gpu_takes_longer_from_that_moment_on() {
+    let folder = folder(1);
+    let state = Arc::new(attach(&folder));
+    {
+        let (timeline, _held) = state.timeline(0);
+        timeline.clear(state.slot());
+        timeline.advance(1_000);
+        timeline.submit(state.slot(), 10_000);
+        timeline.advance(5_000);
+        assert_eq!(timeline.lane(state.slot()).served.load(Relaxed), 4_000);
+        timeline.gpu.condition.slowness.store(2_500, Relaxed);
+        timeline.advance(20_000);
+        assert_eq!(timeline.instant(state.slot(), 4_000), Some(5_000));
+        assert_eq!(timeline.instant(state.slot(), 10_000), Some(20_000));
+    }
+    assert_eq!(state.slowness(0), 2_500);
+}
+
+#[test]
+fn a_lost_gpu_loses_its_work_for_good() {
+    let folder = folder(2);
+    let state = Arc::new(attach(&folder));
+    let mut lane = GpuLane::open(Arc::clone(&state), 0).unwrap();
+    lane.extend(1 << 40).unwrap();
+    state.inject(0, Fault::Lost);
+    assert!(state.is_lost(0) && !state.is_lost(1));
+    assert_eq!(lane.refresh(), Err(GpuLost));
+    assert_eq!(lane.not_before(1 << 40), Err(GpuLost));
+    assert_eq!(GpuLane::open(Arc::clone(&state), 0).err(), Some(GpuLost));
+    state.inject(0, Fault::Returned);
+    assert_eq!(lane.refresh(), Err(GpuLost));
+    assert!(GpuLane::open(state, 0).is_ok());
+}
+
+#[test]
+fn events_are_delivered_in_order_and_remembered() {
+    let folder = folder(2);
+    let (one, two) = (attach(&folder), attach(&folder));
+    let start = two.last_event();
+    assert_eq!(two.event_after(start), None);
+    one.inject(1, Fault::UncorrectedErrors(2));
+    let first = two.event_after(start).unwrap();
+    assert_eq!((first.gpu, first.kind, first.data), (1, 2, 2));
+    let second = two.event_after(first.number).unwrap();
+    assert_eq!((second.gpu, second.kind, second.data), (1, 8, 48));
+    assert_eq!(two.event_after(second.number), None);
+    assert_eq!(two.counter(1, Counter::UncorrectedVolatile), 2);
+    for _ in 0..300 {
+        one.inject(0, Fault::Xid(13));
+    }
+    // The oldest are forgotten; what is left is in order.
+    let mut number = start;
+    let mut seen = 0;
+    while let Some(event) = two.event_after(number) {
+        assert!(event.number > number);
+        number = event.number;
+        seen += 1;
+    }
+    assert_eq!(seen, layout::EVENTS);
+}
