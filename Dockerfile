@@ -7,7 +7,7 @@ COPY . .
 RUN cargo build --release --locked --package partage
 # What containers load runs with the C library of every image: zig links it against that of 2012.
 RUN apt-get update && apt-get install --yes --no-install-recommends python3-venv && python3 -m venv /zig \
-    && /zig/bin/pip install --require-hashes --requirement crates/testkit/portable-requirements.txt
+    && /zig/bin/pip install --require-hashes --requirement xtask/portable-requirements.txt
 RUN PATH="/zig/bin:$PATH" cargo zigbuild --release --locked --package partage-shim --lib --target "$(uname -m)-unknown-linux-gnu.2.17" \
     && cp "target/$(uname -m)-unknown-linux-gnu/release/libpartage_shim.so" target/release/portable_shim.so
 

@@ -96,13 +96,13 @@ soak: binaries ## the long runs: many property cases, 5,000 fake nodes, hundreds
 	$(MAKE) fuzz FUZZ_SECONDS=300
 
 binaries: toolchain ## the programs, images and clients of the test bed (docs/testbed.md), made once
-	@cargo run --quiet --package partage-testkit -- binaries
-	@cargo run --quiet --package partage-testkit -- images $(FRESH:%=--fresh)
-	@cargo run --quiet --package partage-testkit -- clients
-	@cargo run --quiet --package partage-testkit -- shim
+	@cargo run --quiet --package partage-xtask -- binaries
+	@cargo run --quiet --package partage-xtask -- images $(FRESH:%=--fresh)
+	@cargo run --quiet --package partage-xtask -- clients
+	@cargo run --quiet --package partage-xtask -- shim
 
 shim: toolchain ## the shim for every image (glibc 2.17), target/portable/libpartage_shim.so
-	@cargo run --quiet --package partage-testkit -- shim
+	@cargo run --quiet --package partage-xtask -- shim
 
 cluster: binaries image ## a real Kubernetes with Partage and simulated GPUs to try things on (NODES=2 for more nodes)
 	@cargo run --quiet --package partage-testkit -- cluster up --nodes $(or $(NODES),1) --partage dist/partage.oci.tar
@@ -112,12 +112,12 @@ cluster-down: toolchain ## ends it; nothing of it stays
 
 image: shim ## Partage's own image, dist/partage.oci.tar, without Docker
 	cargo build --release --package partage
-	@cargo run --quiet --package partage-testkit -- image --program "$(PARTAGE)" --shim "$(SHIM)" \
+	@cargo run --quiet --package partage-xtask -- image --program "$(PARTAGE)" --shim "$(SHIM)" \
 	  --archive dist/partage.oci.tar $(FRESH:%=--fresh)
 
 manifests: toolchain ## the plain manifests in deploy/, from the chart
-	@cargo run --quiet --package partage-testkit -- binaries
-	@cargo run --quiet --package partage-testkit -- manifests
+	@cargo run --quiet --package partage-xtask -- binaries
+	@cargo run --quiet --package partage-xtask -- manifests
 
 toolchain:
 	@tools/toolchain

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, unsafe_code)]
 
 use partage_host::binding::{BindError, Binding, Plan, enter};
-use partage_testkit::binaries::skip_or_fail;
+use partage_testkit::skip_or_fail;
 use rustix::thread::CapabilitySet;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use partage_host::cgroup::{Cgroup, CgroupError, Hierarchy};
-use partage_testkit::binaries::skip_or_fail;
+use partage_testkit::skip_or_fail;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;

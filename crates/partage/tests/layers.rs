@@ -71,6 +71,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
 ];
 
+/// Crates that only tests and `make` use: they may use all others, and no product links them.
+const DEVELOPMENT: &[&str] = &["partage-testkit", "partage-xtask"];
+
 /// What the tests of every crate may use.
 const FOR_TESTS: &[&str] = &["partage-testkit", "partage-sim-node", "partage-sim-driver"];
 
@@ -85,8 +88,8 @@ const NEVER_LINKS: &[(&str, &[&str])] = &[
     ("partage-sim-driver", &["tokio", "kube", "k8s-openapi", "tonic", "clap"]),
     // It is a table.
     ("partage-driver-api", &["libc", "serde", "rustix"]),
-    // The test bed builds and installs things.
-    ("partage", &["partage-testkit"]),
+    // They build and install things.
+    ("partage", DEVELOPMENT),
 ];
 
 fn metadata() -> Value {
@@ -107,10 +110,6 @@ fn metadata() -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-fn names(list: &Value) -> Vec<String> {
-    list.as_array().unwrap().iter().map(|v| v["name"].as_str().unwrap().to_string()).collect()
-}
-
 #[test]
 fn arrows_go_down_only() {
     let metadata = metadata();
@@ -125,7 +124,7 @@ fn arrows_go_down_only() {
     let mut checked = 0;
     for package in ours {
         let name = package["name"].as_str().unwrap();
-        if name == "partage-testkit" {
+        if DEVELOPMENT.contains(&name) {
             continue;
         }
         let allowed =
@@ -205,10 +204,14 @@ fn program_without_default_features_links_no_simulated_driver() {
 
 #[test]
 fn every_crate_takes_the_workspace_lints() {
-    for name in names(&metadata()["packages"]).iter().filter(|name| name.starts_with("partage")) {
-        let folder = name.strip_prefix("partage-").unwrap_or(name);
-        let manifest = format!("{}/../{folder}/Cargo.toml", env!("CARGO_MANIFEST_DIR"));
-        let text = std::fs::read_to_string(&manifest).unwrap_or_else(|e| panic!("{manifest}: {e}"));
+    let metadata = metadata();
+    let members = metadata["workspace_members"].as_array().unwrap();
+    for package in metadata["packages"].as_array().unwrap() {
+        if !members.contains(&package["id"]) {
+            continue;
+        }
+        let manifest = package["manifest_path"].as_str().unwrap();
+        let text = std::fs::read_to_string(manifest).unwrap_or_else(|e| panic!("{manifest}: {e}"));
         assert!(text.contains("[lints]\nworkspace = true"), "{manifest} does not take the workspace's lints");
     }
 }

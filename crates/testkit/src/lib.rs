@@ -1,34 +1,25 @@
 //! A real Kubernetes and simulated GPUs for Partage's tests. Nothing here reaches the product: other crates use it in tests only.
+//!
+//! The programs, images and clients that it needs are built by `partage-xtask` (`make binaries`).
 
 pub mod agent;
 pub mod bed;
-pub mod binaries;
-pub mod clients;
 pub mod cluster;
 pub mod extender;
 pub mod fake_nodes;
 pub mod fetch;
-pub mod image;
-pub mod manifests;
 pub mod openmetrics;
 pub mod pages;
 pub mod plugin;
-pub mod portable;
 pub mod sim_node;
 pub mod webhook;
 pub mod workload;
 
-mod debian;
-mod digest;
 mod eventually;
-mod machine;
-mod missing;
-mod process;
-mod progress;
-mod python;
 mod serving;
-mod space;
-mod work;
+mod skip;
 
 pub use eventually::eventually;
+pub use partage_xtask::{binaries, clients, image, manifests, portable};
 pub use serving::ServeError;
+pub use skip::skip_or_fail;

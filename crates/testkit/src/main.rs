@@ -1,16 +1,11 @@
-//! `partage-testkit`: what a person or `make` asks of the test bed.
+//! `partage-testkit`: clusters to try things on, and the workload of tests.
 
 use clap::{Parser, Subcommand};
 use partage_testkit::bed::BedError;
-use partage_testkit::binaries::{self, Binaries, Missing, Settings};
-use partage_testkit::clients;
+use partage_testkit::binaries::{Binaries, Missing};
 use partage_testkit::cluster::{self, ClusterError, Name, Wishes};
-use partage_testkit::image::{self, Product};
-use partage_testkit::manifests;
-use partage_testkit::portable;
 use partage_testkit::workload::{self, Load, WorkloadError};
 use std::io::{self, Write};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -26,56 +21,6 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Build the programs of the test bed, once, into the user's cache folder.
-    ///
-    /// Safe to interrupt and to repeat: finished programs stay. With PARTAGE_KUBE_BIN_DIR set, nothing is built:
-    /// the programs in that folder are looked at and used.
-    Binaries {
-        /// Say what is there; build nothing
-        #[arg(long)]
-        check: bool,
-    },
-    /// Fetch the real clients of the simulated driver, once, into the user's cache folder.
-    ///
-    /// nvidia-smi 535 and 550 and nvtop from Debian, nvidia-ml-py, gpustat, nvitop, cuda-python and numba from pip.
-    /// Safe to interrupt and to repeat: finished clients stay.
-    Clients {
-        /// Say what is there; fetch nothing
-        #[arg(long)]
-        check: bool,
-    },
-    /// Build the images of the test bed, once, into the user's cache folder.
-    ///
-    /// Safe to interrupt and to repeat: finished images stay. The programs must be there.
-    Images {
-        /// Say what is there; build nothing
-        #[arg(long, conflicts_with = "fresh")]
-        check: bool,
-        /// Ask Debian for newer packages first
-        #[arg(long)]
-        fresh: bool,
-    },
-    /// Build Partage's own image.
-    Image {
-        /// The program
-        #[arg(long, value_name = "FILE", default_value = "target/release/partage")]
-        program: PathBuf,
-        /// The shim for every image
-        #[arg(long, value_name = "FILE", default_value = "target/portable/libpartage_shim.so")]
-        shim: PathBuf,
-        /// Where the archive goes
-        #[arg(long, value_name = "FILE", default_value = "dist/partage.oci.tar")]
-        archive: PathBuf,
-        /// Ask Debian for newer packages first
-        #[arg(long)]
-        fresh: bool,
-    },
-    /// Build the shim so that it runs in every image: against a C library of 2012.
-    ///
-    /// What that needs (zig and cargo-zigbuild, from pip) is fetched once, into the user's cache folder.
-    Shim,
-    /// Render the chart into the plain manifests of `deploy/`.
-    Manifests,
     /// A real Kubernetes to try things on, without a GPU.
     #[command(subcommand)]
     Cluster(Cluster),
@@ -108,20 +53,7 @@ fn main() -> ExitCode {
         let _ = signal_hook::flag::register(signal, Arc::clone(&stop));
     }
     let mut out = io::stdout();
-    let settings = Settings::from_environment();
     let done = match command {
-        Command::Binaries { check: true } => made(binaries::check(&settings, &mut out, &stop)),
-        Command::Binaries { check: false } => made(binaries::build(&settings, &mut out, &stop)),
-        Command::Clients { check: true } => made(clients::check(&settings, &mut out, &stop)),
-        Command::Clients { check: false } => made(clients::build(&settings, &mut out, &stop)),
-        Command::Images { check: true, .. } => made(image::check(&settings, &mut out, &stop)),
-        Command::Images { check: false, fresh } => made(image::build(&settings, fresh, &mut out, &stop)),
-        Command::Image { program, shim, archive, fresh } => {
-            let product = Product { program, shim, archive, fresh };
-            made(image::product(&product, &settings, &mut out, &stop))
-        }
-        Command::Manifests => made(manifests::write(&settings)),
-        Command::Shim => made(portable::build(&settings, &mut out, &stop)),
         Command::Cluster(command) => cluster(&command, &mut out, &stop),
         Command::Workload(load) => workload::run(&load, &mut out, &stop).map_err(Failure::from),
     };
@@ -163,10 +95,6 @@ impl From<WorkloadError> for Failure {
     fn from(error: WorkloadError) -> Self {
         Self::new(error.to_string(), false)
     }
-}
-
-fn made<T>(done: Result<T, Missing>) -> Result<(), Failure> {
-    done.map(drop).map_err(Failure::from)
 }
 
 /// With Partage in the cluster.

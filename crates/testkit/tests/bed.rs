@@ -275,7 +275,7 @@ fn a_part_that_ends_by_itself_is_named_with_its_last_words() {
             return;
         }
         Err(error @ (BedError::Missing(_) | BedError::NotRoot | BedError::NoTool { .. })) => {
-            return partage_testkit::binaries::skip_or_fail(&error);
+            return partage_testkit::skip_or_fail(&error);
         }
         other => other.unwrap(),
     };

@@ -4,9 +4,10 @@
 use partage_agent::settings;
 use partage_core::dialect::Dialect;
 use partage_core::model::Policy;
-use partage_testkit::binaries::{Settings, helm, skip_or_fail};
+use partage_testkit::binaries::{Settings, helm};
 use partage_testkit::manifests::Manifest;
 use partage_testkit::pages::Page;
+use partage_testkit::skip_or_fail;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;

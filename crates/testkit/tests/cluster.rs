@@ -5,9 +5,10 @@
 mod built;
 
 use partage_testkit::bed::{Bed, Profile};
-use partage_testkit::binaries::{Binaries, Settings, skip_or_fail};
+use partage_testkit::binaries::{Binaries, Settings};
 use partage_testkit::clients::Clients;
 use partage_testkit::pages::{Page, meant, repository};
+use partage_testkit::skip_or_fail;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;

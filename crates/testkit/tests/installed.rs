@@ -7,11 +7,12 @@ mod built;
 
 use partage_testkit::agent::install_driver;
 use partage_testkit::bed::{Bed, Profile};
-use partage_testkit::binaries::{Binaries, Settings, helm, skip_or_fail};
+use partage_testkit::binaries::{Binaries, Settings, helm};
 use partage_testkit::clients::Clients;
 use partage_testkit::cluster::bring_nvidia_smi;
 use partage_testkit::eventually;
 use partage_testkit::pages::{Page, meant, repository};
+use partage_testkit::skip_or_fail;
 use serde_json::Value;
 use std::env::{join_paths, split_paths, var_os};
 use std::fs;

@@ -4,8 +4,8 @@
 use partage_driver_api::exports::{DriverVersion, Library, exports};
 use partage_elf_rewrite::elf;
 use partage_shim::install::{self, Settings};
-use partage_testkit::binaries::skip_or_fail;
 use partage_testkit::portable::Zig;
+use partage_testkit::skip_or_fail;
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::path::{Path, PathBuf};

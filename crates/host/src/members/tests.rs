@@ -1,6 +1,6 @@
 use super::*;
 use crate::cgroup::Hierarchy;
-use partage_testkit::binaries::skip_or_fail;
+use partage_testkit::skip_or_fail;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 

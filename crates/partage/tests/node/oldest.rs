@@ -3,8 +3,9 @@
 use crate::stage::{Stage, lasting};
 use partage_testkit::agent::SETTINGS;
 use partage_testkit::bed::{Bed, Containerd, NodeProfile, Profile};
-use partage_testkit::binaries::{self, skip_or_fail};
+use partage_testkit::binaries;
 use partage_testkit::eventually;
+use partage_testkit::skip_or_fail;
 
 #[test]
 fn a_pod_gets_its_share_by_containerd_1_7() {

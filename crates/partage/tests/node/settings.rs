@@ -77,7 +77,7 @@ async fn labels_of_the_replaced_systems(stage: &Stage<'_>, write: &impl Fn(&str)
     };
     let helm = match binaries::helm(&binaries::Settings::from_environment()) {
         Ok(helm) => helm,
-        Err(missing) => return binaries::skip_or_fail(&missing),
+        Err(missing) => return partage_testkit::skip_or_fail(&missing),
     };
     let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/chart/partage");
     let mut command = Command::new(helm);

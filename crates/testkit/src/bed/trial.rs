@@ -1,7 +1,7 @@
 //! A bed for a test, or the reason why there is none.
 
 use super::{Bed, BedError, Profile};
-use crate::binaries::skip_or_fail;
+use crate::skip_or_fail;
 
 impl Bed {
     /// A bed for a test. Where this machine has not what it takes, the test is skipped, and fails in CI; where the bed

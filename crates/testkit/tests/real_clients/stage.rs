@@ -2,9 +2,9 @@
 
 use crate::container::Container;
 use partage_driver_api::exports::DriverVersion;
-use partage_testkit::binaries::skip_or_fail;
 use partage_testkit::clients::{Branch, Clients};
 use partage_testkit::sim_node::{SimNode, Workload};
+use partage_testkit::skip_or_fail;
 use partage_testkit::workload::Load;
 use serde_json::Value;
 use std::path::{Path, PathBuf};

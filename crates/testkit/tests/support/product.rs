@@ -1,8 +1,9 @@
 //! Partage's own image, of the program that was built beside the tests.
 
-use partage_testkit::binaries::{Settings, skip_or_fail};
+use partage_testkit::binaries::Settings;
 use partage_testkit::image::{Product, product};
 use partage_testkit::portable::Zig;
+use partage_testkit::skip_or_fail;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 

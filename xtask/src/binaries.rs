@@ -15,7 +15,6 @@ pub use report::check;
 
 use catalog::{BED, CHART, OLDER, Program, Set};
 use go::Go;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use store::Store;
 
@@ -106,30 +105,4 @@ pub fn containerd_1_7(settings: &Settings) -> Result<[PathBuf; 2], Missing> {
 /// Where helm is, which makes the plain manifests of the chart. Looks, and builds nothing.
 pub fn helm(settings: &Settings) -> Result<PathBuf, Missing> {
     Ok(settings.folder(&CHART)?.join("helm"))
-}
-
-/// What a test does that cannot run here: on a person's machine it says so and passes; in CI (`CI` is set and not
-/// `false`) it fails, because a check that nobody runs is no check.
-///
-/// `make test` counts the skips: they are noted in the file that `PARTAGE_SKIPPED` names.
-///
-/// ```no_run
-/// use partage_testkit::binaries::{Binaries, skip_or_fail};
-/// # fn test() {
-/// let binaries = match Binaries::ready() {
-///     Ok(binaries) => binaries,
-///     Err(missing) => return skip_or_fail(&missing),
-/// };
-/// # }
-/// ```
-pub fn skip_or_fail(missing: &dyn std::fmt::Display) {
-    let in_ci = std::env::var("CI").is_ok_and(|value| !value.is_empty() && value != "false");
-    assert!(!in_ci, "a test cannot be skipped in CI: {missing}");
-    let test = std::thread::current().name().unwrap_or("a test").to_string();
-    // Past the capture of the test runner: a skip should be seen.
-    let _ = writeln!(std::io::stderr(), "skipped: {test}: {missing}");
-    if let Some(path) = std::env::var_os("PARTAGE_SKIPPED") {
-        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
-        let _ = file.and_then(|mut file| writeln!(file, "{test}: {missing}"));
-    }
 }

@@ -114,5 +114,5 @@ pub fn write(settings: &Settings) -> Result<(), Missing> {
 
 fn deploy() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.ancestors().nth(2).unwrap_or(here).join("deploy")
+    here.parent().unwrap_or(here).join("deploy")
 }

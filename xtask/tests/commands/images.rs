@@ -1,13 +1,10 @@
 //! Images: whole, the same from the same, and one clear sentence where they cannot be built.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
 
-#[path = "support/folder.rs"]
-mod folder;
-
-use folder::{Folder, testkit};
-use partage_testkit::binaries::{Missing, skip_or_fail};
-use partage_testkit::image::{BedImage, Image, Layer};
-use partage_testkit::portable::Zig;
+use crate::folder::{Folder, xtask};
+use partage_testkit::skip_or_fail;
+use partage_xtask::binaries::Missing;
+use partage_xtask::image::{BedImage, Image, Layer};
+use partage_xtask::portable::Zig;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -177,12 +174,12 @@ fn what_cannot_be_written_is_said() {
     assert!(error.starts_with(&format!("writing {}", file.join("x.tar").display())), "{error}");
 }
 
-/// `partage-testkit image` with this program, in this folder.
+/// `partage-xtask image` with this program, in this folder.
 fn product(folder: &Folder, program: &Path, shim: &Path, path: &Path) -> (i32, String, String) {
     let archive = folder.path().join("dist/partage.oci.tar");
     let [program, archive, shim] = [program, &archive, shim].map(|path| path.to_str().unwrap());
     let arguments = ["image", "--program", program, "--archive", archive, "--shim", shim];
-    testkit(&arguments, &[("PATH", path), ("XDG_CACHE_HOME", &folder.path().join("cache"))])
+    xtask(&arguments, &[("PATH", path), ("XDG_CACHE_HOME", &folder.path().join("cache"))])
 }
 
 #[test]
@@ -243,7 +240,7 @@ fn an_interruption_leaves_nothing_half() {
     let folder = Folder::new();
     let program = partage(&folder, "");
     folder.program("path/apt-get", "/bin/sleep 60");
-    let mut child = Command::new(env!("CARGO_BIN_EXE_partage-testkit"))
+    let mut child = Command::new(env!("CARGO_BIN_EXE_partage-xtask"))
         .args([
             "image",
             "--program",
@@ -350,7 +347,7 @@ fn the_product_is_its_program_above_its_libraries() {
 
 #[test]
 fn the_dockerfile_makes_the_same() {
-    let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Dockerfile")).unwrap();
+    let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../Dockerfile")).unwrap();
     assert!(text.contains("ENTRYPOINT [\"/usr/bin/partage\"]"));
     assert!(text.contains(&format!("FROM rust:{}-", env!("CARGO_PKG_RUST_VERSION"))), "{text}");
 }
@@ -359,11 +356,11 @@ fn the_dockerfile_makes_the_same() {
 fn images_that_are_not_built_are_named() {
     let folder = Folder::new();
     let settings =
-        partage_testkit::binaries::Settings { bin_dir: None, cache: Some(folder.path().to_path_buf()) };
+        partage_xtask::binaries::Settings { bin_dir: None, cache: Some(folder.path().to_path_buf()) };
     let error = BedImage::Debian.ready_in(&settings).unwrap_err().to_string();
     assert!(error.starts_with("the image localhost/debian:bed is not built"), "{error}");
     assert!(error.ends_with("run `make binaries`, once"), "{error}");
-    let nowhere = partage_testkit::binaries::Settings::default();
+    let nowhere = partage_xtask::binaries::Settings::default();
     let error = BedImage::Pause.ready_in(&nowhere).unwrap_err().to_string();
     assert!(error.starts_with("there is no place to keep what is built"), "{error}");
 }

@@ -1,12 +1,8 @@
 //! The real clients of the simulated driver: they are whole, each runs without a driver, and what is missing is said.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
 
-#[path = "support/folder.rs"]
-mod folder;
-
-use folder::{Folder, testkit};
-use partage_testkit::binaries::skip_or_fail;
-use partage_testkit::clients::{Branch, Clients};
+use crate::folder::{Folder, xtask};
+use partage_testkit::skip_or_fail;
+use partage_xtask::clients::{Branch, Clients};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -48,7 +44,7 @@ fn the_python_clients_are_the_pinned_ones() {
     let script =
         "import importlib.metadata as m\nfor d in m.distributions(): print(d.name.lower(), d.version)";
     let installed = said(&clients.python(), &["-c", script]);
-    for line in include_str!("../clients-requirements.txt").lines() {
+    for line in include_str!("../../clients-requirements.txt").lines() {
         let Some((name, version)) = line.split_once("==") else { continue };
         assert!(installed.lines().any(|line| line == format!("{name} {version}")), "{name}: {installed}");
     }
@@ -84,7 +80,7 @@ print(compile_ptx(double, (float32[:],), cc=(8, 0))[0])
 #[test]
 fn what_is_missing_is_named() {
     let folder = Folder::new();
-    let (code, out, err) = testkit(&["clients", "--check"], &[("XDG_CACHE_HOME", folder.path())]);
+    let (code, out, err) = xtask(&["clients", "--check"], &[("XDG_CACHE_HOME", folder.path())]);
     assert_eq!(code, 1);
     assert!(out.contains("  nvidia-smi-535           not there\n"), "{out}");
     assert!(
@@ -101,7 +97,7 @@ fn what_is_missing_is_named() {
 fn without_debian_it_says_so() {
     let folder = Folder::new();
     let (empty, cache) = (folder.path().join("path"), folder.path().join("cache"));
-    let (code, _, err) = testkit(&["clients"], &[("PATH", &empty), ("XDG_CACHE_HOME", &cache)]);
+    let (code, _, err) = xtask(&["clients"], &[("PATH", &empty), ("XDG_CACHE_HOME", &cache)]);
     assert_eq!(code, 1);
     assert!(err.contains("there is no apt-get here; fetch on Debian or on a system made from it"), "{err}");
 }
@@ -116,7 +112,7 @@ fn without_a_network_it_says_where_to_look() {
          *) echo 'E: Failed to fetch http://mirror.example/debian/x  Could not resolve'; exit 100;; esac",
     );
     let tools = folder.path().join("tools");
-    let (code, out, err) = testkit(&["clients"], &[("PATH", &tools), ("XDG_CACHE_HOME", &cache)]);
+    let (code, out, err) = xtask(&["clients"], &[("PATH", &tools), ("XDG_CACHE_HOME", &cache)]);
     assert_eq!(code, 1, "{out}");
     assert!(out.contains("Debian's package lists") && out.contains("not done"), "{out}");
     assert!(err.contains("look at the network and at apt's sources and proxy, then repeat"), "{err}");

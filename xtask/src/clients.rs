@@ -29,14 +29,11 @@ pub enum Branch {
 /// A folder that holds every client.
 ///
 /// ```no_run
-/// use partage_testkit::binaries::skip_or_fail;
-/// use partage_testkit::clients::{Branch, Clients};
-/// # fn test() {
-/// let clients = match Clients::ready() {
-///     Ok(clients) => clients,
-///     Err(missing) => return skip_or_fail(&missing),
-/// };
+/// use partage_xtask::clients::{Branch, Clients};
+/// # fn example() -> Result<(), partage_xtask::clients::Missing> {
+/// let clients = Clients::ready()?;
 /// let nvidia_smi = clients.nvidia_smi(Branch::R550);
+/// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Debug)]

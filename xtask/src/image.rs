@@ -24,7 +24,7 @@ use std::path::Path;
 /// An image to be written.
 ///
 /// ```no_run
-/// use partage_testkit::image::{Image, Layer};
+/// use partage_xtask::image::{Image, Layer};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let mut layer = Layer::new();
 /// layer.text("/etc/greeting", 0o644, "hello\n")?.folder("/tmp", 0o1777)?;

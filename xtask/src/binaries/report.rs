@@ -121,7 +121,7 @@ pub(super) fn unusable(path: &Path) -> Option<&'static str> {
 
 /// Runs a program and takes its version from what it says.
 pub(super) fn ask(program: &Program, path: &Path, stop: &AtomicBool) -> Result<String, String> {
-    let log = std::env::temp_dir().join(format!("partage-testkit-{}.log", std::process::id()));
+    let log = std::env::temp_dir().join(format!("partage-xtask-{}.log", std::process::id()));
     // A plugin asks its environment for work.
     let mut command = Command::new(path);
     command.args(program.version_arguments).env_remove("CNI_COMMAND");

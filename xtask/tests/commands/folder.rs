@@ -27,8 +27,8 @@ impl Folder {
 }
 
 /// Exit code, stdout, stderr.
-pub(crate) fn testkit(arguments: &[&str], environment: &[(&str, &Path)]) -> (i32, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_partage-testkit"));
+pub(crate) fn xtask(arguments: &[&str], environment: &[(&str, &Path)]) -> (i32, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_partage-xtask"));
     command.args(arguments).env_remove("PARTAGE_KUBE_BIN_DIR").envs(environment.iter().copied());
     let output = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();

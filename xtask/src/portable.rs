@@ -167,7 +167,7 @@ fn interrupted() -> Missing {
 
 fn workspace() -> &'static Path {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.ancestors().nth(2).unwrap_or(here)
+    here.parent().unwrap_or(here)
 }
 
 /// Where cargo puts what it builds.

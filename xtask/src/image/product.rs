@@ -159,7 +159,7 @@ fn own(program: &Path, shim: &Path, simulated: &Path) -> Result<Layer, Missing> 
         .file("/usr/bin/partage", 0o755, program)?
         .file("/usr/lib/partage/libpartage_shim.so", 0o644, shim)?
         .file("/usr/lib/partage/libpartage_sim.so", 0o644, simulated)?
-        .text("/usr/share/doc/partage/LICENSE", 0o644, include_str!("../../../../LICENSE"))?
+        .text("/usr/share/doc/partage/LICENSE", 0o644, include_str!("../../../LICENSE"))?
         .folder("/tmp", 0o1777)?;
     files::put(&mut layer, files::SYSTEM)?;
     Ok(layer)

@@ -1,10 +1,6 @@
-//! `partage-testkit binaries` where it cannot do its work: one clear sentence each, and nothing left behind.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+//! `partage-xtask binaries` where it cannot do its work: one clear sentence each, and nothing left behind.
 
-#[path = "support/folder.rs"]
-mod folder;
-
-use folder::{Folder, testkit};
+use crate::folder::{Folder, xtask};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
@@ -31,7 +27,7 @@ fn without_go_it_says_which_go() {
     let folder = Folder::new();
     let (empty, cache) = (folder.path().join("path"), folder.path().join("cache"));
     for arguments in [&["binaries"][..], &["binaries", "--check"]] {
-        let (code, out, err) = testkit(arguments, &[("PATH", &empty), ("XDG_CACHE_HOME", &cache)]);
+        let (code, out, err) = xtask(arguments, &[("PATH", &empty), ("XDG_CACHE_HOME", &cache)]);
         assert_eq!((code, out.as_str()), (1, ""));
         assert!(err.starts_with("error: there is no Go compiler on the PATH"), "{err}");
         assert!(err.contains("Go 1.26.8 or newer") && err.contains("https://go.dev/dl"), "{err}");
@@ -45,7 +41,7 @@ fn programs_of_a_folder_are_asked_and_shown() {
     for name in ALL {
         folder.program(name, &format!("echo {name} v1.36.4"));
     }
-    let (code, out, err) = testkit(&["binaries"], &[("PARTAGE_KUBE_BIN_DIR", folder.path())]);
+    let (code, out, err) = xtask(&["binaries"], &[("PARTAGE_KUBE_BIN_DIR", folder.path())]);
     assert_eq!((code, err.as_str()), (0, ""), "{out}");
     assert!(out.contains("  kubelet                  1.36.4\n"), "{out}");
     assert!(out.contains("  etcd                     1.36.4 (tried with 3.6.16)\n"), "{out}");
@@ -59,7 +55,7 @@ fn what_a_folder_lacks_is_named() {
     }
     let etcd = folder.path().join("etcd");
     fs::set_permissions(&etcd, fs::Permissions::from_mode(0o644)).unwrap();
-    let (code, out, err) = testkit(&["binaries", "--check"], &[("PARTAGE_KUBE_BIN_DIR", folder.path())]);
+    let (code, out, err) = xtask(&["binaries", "--check"], &[("PARTAGE_KUBE_BIN_DIR", folder.path())]);
     assert_eq!(code, 1, "{out}");
     assert!(out.contains("  kubelet                  not there\n"), "{out}");
     assert!(
@@ -75,7 +71,7 @@ fn a_program_that_does_not_run_is_named() {
         folder.program(name, "echo v1.36.4");
     }
     folder.program("runc", "echo 'libseccomp.so.2: no such file' >&2; exit 127");
-    let (code, _, err) = testkit(&["binaries"], &[("PARTAGE_KUBE_BIN_DIR", folder.path())]);
+    let (code, _, err) = xtask(&["binaries"], &[("PARTAGE_KUBE_BIN_DIR", folder.path())]);
     assert_eq!(code, 1);
     assert!(err.contains("runc (does not say its version: libseccomp.so.2: no such file)"), "{err}");
 }

@@ -1,0 +1,7 @@
+//! The commands of `partage-xtask`: what they build is complete and reproducible, and each failure is one clear sentence.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod binaries;
+mod clients;
+mod folder;
+mod images;
