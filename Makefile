@@ -71,7 +71,7 @@ bench: binaries ## the figures of docs/benchmarks.md
 
 bench-node: binaries ## what the node agent costs and keeps, on a real kubelet; STRICT=1 fails where a figure is missed
 	cargo build --release --package partage --package partage-samples --package partage-sim-driver --package partage-shim
-	cargo bench --package partage --bench node -- $(STRICT:%=--strict)
+	cargo bench --package partage-e2e --bench node -- $(STRICT:%=--strict)
 
 fuzz: toolchain cargo-fuzz ## every parser of tenant input, FUZZ_SECONDS (60) each
 	@rustup toolchain list | grep -q nightly || { echo "error: fuzzing needs a nightly compiler: rustup toolchain install nightly" >&2; exit 1; }
@@ -85,14 +85,15 @@ fuzz: toolchain cargo-fuzz ## every parser of tenant input, FUZZ_SECONDS (60) ea
 
 picture: toolchain ## the README's picture, docs/images/up.svg, from a real run
 	cargo build --release --package partage --package partage-samples --package partage-sim-driver --package partage-shim
-	cargo test --release --package partage --test picture -- --ignored
+	cargo test --release --package partage-e2e --test workstation picture -- --ignored
 
 soak: binaries ## the long runs: many property cases, 5,000 fake nodes, hundreds of kills, fuzzing for minutes
 	PROPTEST_CASES=50000 cargo test --release --package partage-core
 	PROPTEST_CASES=20000 cargo test --release --package partage-region --lib properties
-	cargo test --package partage-testkit --test scheduling -- --ignored
+	cargo test --package partage-testkit --test bed scheduling -- --ignored
 	cargo test --package partage-shim --test kills -- --ignored
-	cargo test --package partage --test node -- --ignored
+	cargo build --package partage --package partage-samples
+	cargo test --package partage-e2e --test node kills -- --ignored
 	$(MAKE) fuzz FUZZ_SECONDS=300
 
 binaries: toolchain ## the programs, images and clients of the test bed (docs/testbed.md), made once

@@ -72,7 +72,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 ];
 
 /// Crates that only tests and `make` use: they may use all others, and no product links them.
-const DEVELOPMENT: &[&str] = &["partage-testkit", "partage-xtask"];
+const DEVELOPMENT: &[&str] = &["partage-e2e", "partage-testkit", "partage-xtask"];
 
 /// What the tests of every crate may use.
 const FOR_TESTS: &[&str] = &["partage-testkit", "partage-sim-node", "partage-sim-driver"];

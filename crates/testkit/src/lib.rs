@@ -10,7 +10,6 @@ pub mod fake_nodes;
 pub mod fetch;
 pub mod openmetrics;
 pub mod pages;
-pub mod plugin;
 pub mod sim_node;
 pub mod webhook;
 pub mod workload;

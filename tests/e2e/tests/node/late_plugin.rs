@@ -1,0 +1,484 @@
+//! The late-binding plugin's own plumbing, against the two sockets and the file of kubelet that it uses. What a real
+//! kubelet does is shown in `device_plugin.rs`.
+
+use base64::Engine;
+use partage_agent::plugin::CDI_KIND;
+use partage_e2e::late_plugin::{DeviceNode, Edits, LatePlugin, Mount, Owner, Settings, What, Written};
+use partage_kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
+use partage_kubelet_api::deviceplugin::registration_server::{Registration, RegistrationServer};
+use partage_kubelet_api::deviceplugin::{self as contract, Empty};
+use partage_kubelet_api::podresources::pod_resources_lister_server::{
+    PodResourcesLister, PodResourcesListerServer,
+};
+use partage_kubelet_api::podresources::{self as resources};
+use partage_kubelet_api::unix;
+use prost::Message;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tonic::transport::{Channel, Server};
+use tonic::{Request, Response, Status};
+
+const RESOURCE: &str = "example.com/late";
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Init,
+    App,
+}
+use Kind::{App, Init};
+
+/// What kubelet keeps for a container.
+#[derive(Clone)]
+struct Allocation {
+    uid: String,
+    pod: String,
+    container: String,
+    kind: Kind,
+    ids: Vec<String>,
+    answer: contract::ContainerAllocateResponse,
+}
+
+/// The sides of kubelet that a plugin sees.
+#[derive(Clone)]
+struct Kubelet {
+    folder: Arc<tempfile::TempDir>,
+    registered: Arc<Mutex<Vec<contract::RegisterRequest>>>,
+    allocations: Arc<Mutex<Vec<Allocation>>>,
+    running: watch::Sender<u64>,
+    /// Changes when kubelet lets the lists of its plugins go.
+    holding: watch::Sender<u64>,
+}
+
+#[tonic::async_trait]
+impl Registration for Kubelet {
+    async fn register(&self, request: Request<contract::RegisterRequest>) -> Result<Response<Empty>, Status> {
+        let request = request.into_inner();
+        // Kubelet calls back before it answers.
+        let socket = self.path("kubelet/device-plugins").join(&request.endpoint);
+        let channel = unix::connect(socket).await.map_err(|e| Status::unavailable(e.to_string()))?;
+        let mut client = DevicePluginClient::new(channel);
+        let options = client.get_device_plugin_options(Empty {}).await?.into_inner();
+        assert!(options.pre_start_required);
+        self.registered.lock().unwrap().push(request);
+        let (mut running, mut holding) = (self.running.subscribe(), self.holding.subscribe());
+        tokio::spawn(async move {
+            let mut lists = client.list_and_watch(Empty {}).await.unwrap().into_inner();
+            loop {
+                tokio::select! {
+                    list = lists.message() => if !matches!(list, Ok(Some(_))) { break },
+                    _ = running.changed() => break,
+                    _ = holding.changed() => break,
+                }
+            }
+        });
+        Ok(Response::new(Empty {}))
+    }
+}
+
+#[tonic::async_trait]
+impl PodResourcesLister for Kubelet {
+    async fn list(
+        &self,
+        _: Request<resources::ListPodResourcesRequest>,
+    ) -> Result<Response<resources::ListPodResourcesResponse>, Status> {
+        let allocations = self.allocations.lock().unwrap();
+        let pod_resources = allocations.iter().filter(|a| a.kind == App).map(|allocation| {
+            // One entry for each device, as kubelet does.
+            let device = |id: &String| resources::ContainerDevices {
+                resource_name: RESOURCE.into(),
+                device_ids: vec![id.clone()],
+                topology: None,
+            };
+            resources::PodResources {
+                name: allocation.pod.clone(),
+                namespace: "team".into(),
+                containers: vec![resources::ContainerResources {
+                    name: allocation.container.clone(),
+                    devices: allocation.ids.iter().map(device).collect(),
+                    ..Default::default()
+                }],
+            }
+        });
+        let pod_resources = pod_resources.collect();
+        Ok(Response::new(resources::ListPodResourcesResponse { pod_resources }))
+    }
+
+    async fn get_allocatable_resources(
+        &self,
+        _: Request<resources::AllocatableResourcesRequest>,
+    ) -> Result<Response<resources::AllocatableResourcesResponse>, Status> {
+        Err(Status::unimplemented("not asked"))
+    }
+
+    async fn get(
+        &self,
+        _: Request<resources::GetPodResourcesRequest>,
+    ) -> Result<Response<resources::GetPodResourcesResponse>, Status> {
+        Err(Status::unimplemented("not asked"))
+    }
+}
+
+impl Kubelet {
+    async fn start() -> Kubelet {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["kubelet/device-plugins", "kubelet/pod-resources", "cdi", "logs"] {
+            fs::create_dir_all(folder.path().join(name)).unwrap();
+        }
+        let kubelet = Kubelet {
+            folder: Arc::new(folder),
+            registered: Arc::default(),
+            allocations: Arc::default(),
+            running: watch::Sender::new(0),
+            holding: watch::Sender::new(0),
+        };
+        kubelet.serve().await;
+        kubelet
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    async fn serve(&self) {
+        let registration = unix::listen(self.path("kubelet/device-plugins/kubelet.sock")).await.unwrap();
+        let resources = unix::listen(self.path("kubelet/pod-resources/kubelet.sock")).await.unwrap();
+        let until_restart = || {
+            let mut running = self.running.subscribe();
+            async move { drop(running.changed().await) }
+        };
+        let service = RegistrationServer::new(self.clone());
+        tokio::spawn(Server::builder().serve_with_incoming_shutdown(service, registration, until_restart()));
+        let service = PodResourcesListerServer::new(self.clone());
+        tokio::spawn(Server::builder().serve_with_incoming_shutdown(service, resources, until_restart()));
+    }
+
+    /// As kubelet does at its start: the sockets of all plugins are removed.
+    async fn restart(&self) {
+        self.running.send_modify(|starts| *starts += 1);
+        for entry in fs::read_dir(self.path("kubelet/device-plugins")).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|e| e == "sock") {
+                // The one that ends may have removed its own.
+                let _ = fs::remove_file(path);
+            }
+        }
+        while self.path("kubelet/pod-resources/kubelet.sock").exists() {
+            tokio::task::yield_now().await;
+        }
+        self.serve().await;
+    }
+
+    fn settings(&self) -> Settings {
+        let (kubelet, runtime) = (self.path("kubelet"), self.path("containerd.sock"));
+        Settings::new(&kubelet, &self.path("logs"), &runtime, &self.path("cdi"), &self.path("record.json"))
+    }
+
+    async fn plugin(&self) -> LatePlugin {
+        let plugin = LatePlugin::start(&Handle::current(), self.settings()).unwrap();
+        plugin.watched().await;
+        plugin
+    }
+
+    async fn client(&self) -> DevicePluginClient<Channel> {
+        let socket = self.path("kubelet/device-plugins/partage_example_com_late.sock");
+        DevicePluginClient::new(unix::connect(socket).await.unwrap())
+    }
+
+    /// A container of a pod is admitted with these devices.
+    async fn allocate(&self, uid: &str, pod: &str, container: &str, kind: Kind, ids: &[&str]) -> String {
+        let ids: Vec<String> = ids.iter().map(|id| id.to_string()).collect();
+        let ask = contract::ContainerAllocateRequest { devices_ids: ids.clone() };
+        let ask = contract::AllocateRequest { container_requests: vec![ask] };
+        let answer =
+            self.client().await.allocate(ask).await.unwrap().into_inner().container_responses.remove(0);
+        let nonce = answer.cdi_devices[0].name.strip_prefix(&format!("{CDI_KIND}=")).unwrap().to_string();
+        let (uid, pod, container) = (uid.to_string(), pod.to_string(), container.to_string());
+        fs::create_dir_all(self.path("logs").join(format!("team_{pod}_{uid}"))).unwrap();
+        let allocation = Allocation { uid, pod, container, kind, ids, answer };
+        self.allocations.lock().unwrap().push(allocation);
+        self.write_checkpoint();
+        nonce
+    }
+
+    fn write_checkpoint(&self) {
+        let allocations = self.allocations.lock().unwrap();
+        let entries = allocations.iter().map(|allocation| {
+            json!({
+                "PodUID": allocation.uid,
+                "ContainerName": allocation.container,
+                "ResourceName": RESOURCE,
+                "DeviceIDs": {"-1": allocation.ids},
+                "AllocResp": base64::engine::general_purpose::STANDARD.encode(allocation.answer.encode_to_vec()),
+            })
+        });
+        let entries: Vec<Value> = entries.collect();
+        let data = json!({"PodDeviceEntries": entries, "RegisteredDevices": {RESOURCE: []}});
+        let path = self.path("kubelet/device-plugins/kubelet_internal_checkpoint");
+        fs::write(path, json!({"Data": data, "Checksum": 1}).to_string()).unwrap();
+    }
+
+    fn forget(&self, uid: &str) {
+        self.allocations.lock().unwrap().retain(|allocation| allocation.uid != uid);
+    }
+
+    async fn pre_start(&self, ids: &[&str]) -> Result<(), Status> {
+        let devices_ids = ids.iter().map(|id| id.to_string()).collect();
+        let ask = contract::PreStartContainerRequest { devices_ids };
+        self.client().await.pre_start_container(ask).await.map(drop)
+    }
+}
+
+fn owner(pod: &str, container: &str, uid: &str) -> Owner {
+    Owner { namespace: "team".into(), pod: pod.into(), container: container.into(), uid: uid.into() }
+}
+
+/// What the plugin wrote at its last start of a container.
+fn last_written(plugin: &LatePlugin) -> Vec<Written> {
+    let mut started = plugin.events().into_iter().filter_map(|event| match event.what {
+        What::Started { written, .. } => Some(written),
+        _ => None,
+    });
+    started.next_back().unwrap()
+}
+
+/// The environment that a name gives, if its file is there.
+fn env(plugin: &LatePlugin, nonce: &str) -> Option<Vec<String>> {
+    let spec: Value = serde_json::from_slice(&fs::read(plugin.cdi_file(nonce)).ok()?).unwrap();
+    assert_eq!(spec["kind"], CDI_KIND);
+    assert_eq!(spec["devices"][0]["name"], nonce);
+    let env = spec["devices"][0]["containerEdits"]["env"].as_array().unwrap();
+    Some(env.iter().map(|entry| entry.as_str().unwrap().to_string()).collect())
+}
+
+async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    for _ in 0..6000 {
+        if holds() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("never: {what}");
+}
+
+#[tokio::test]
+async fn the_file_is_written_when_the_owner_is_known() {
+    let kubelet = Kubelet::start().await;
+    let plugin = kubelet.plugin().await;
+    let request = kubelet.registered.lock().unwrap()[0].clone();
+    assert_eq!((request.resource_name.as_str(), request.version.as_str()), (RESOURCE, "v1beta1"));
+    let nonce = kubelet.allocate("u1", "train", "main", App, &["late-1", "late-0"]).await;
+    assert_eq!(env(&plugin, &nonce), None, "nothing is known yet");
+    kubelet.pre_start(&["late-0", "late-1"]).await.unwrap();
+    assert_eq!(env(&plugin, &nonce).unwrap(), ["GRANT=team/train/main"]);
+    let written = Written { nonce, owner: owner("train", "main", "u1") };
+    assert_eq!(last_written(&plugin), [written]);
+    let names = fs::read_dir(kubelet.path("cdi")).unwrap().count();
+    assert_eq!(names, 1, "no temporary files are left");
+}
+
+#[tokio::test]
+async fn device_nodes_and_mounts_are_written_as_cdi_says() {
+    let kubelet = Kubelet::start().await;
+    let mut settings = kubelet.settings();
+    settings.edits = Arc::new(|_| Edits {
+        env: vec![],
+        device_nodes: vec![DeviceNode { path: "/dev/x".into(), host_path: "/dev/y".into() }],
+        mounts: vec![Mount {
+            host_path: "/a".into(),
+            container_path: "/b".into(),
+            options: vec!["ro".into(), "bind".into()],
+        }],
+    });
+    let plugin = LatePlugin::start(&Handle::current(), settings).unwrap();
+    plugin.watched().await;
+    let nonce = kubelet.allocate("u1", "train", "main", App, &["late-0"]).await;
+    kubelet.pre_start(&["late-0"]).await.unwrap();
+    let spec: Value = serde_json::from_slice(&fs::read(plugin.cdi_file(&nonce)).unwrap()).unwrap();
+    let expected = json!({
+        "cdiVersion": "0.6.0",
+        "kind": "partage.dev/grant",
+        "devices": [{
+            "name": nonce,
+            "annotations": {"partage.dev/owner": "team/train/main"},
+            "containerEdits": {
+                "deviceNodes": [{"path": "/dev/x", "hostPath": "/dev/y"}],
+                "mounts": [{"hostPath": "/a", "containerPath": "/b", "options": ["ro", "bind"]}],
+            },
+        }],
+    });
+    assert_eq!(spec, expected);
+}
+
+#[tokio::test]
+async fn init_containers_are_found_in_the_checkpoint() {
+    let kubelet = Kubelet::start().await;
+    let plugin = kubelet.plugin().await;
+    // The list does not know this pod's devices at all.
+    let alone = kubelet.allocate("u1", "prepare", "fetch", Init, &["late-0"]).await;
+    kubelet.pre_start(&["late-0"]).await.unwrap();
+    assert_eq!(env(&plugin, &alone).unwrap(), ["GRANT=team/prepare/fetch"]);
+    let written = Written { nonce: alone, owner: owner("prepare", "fetch", "u1") };
+    assert_eq!(last_written(&plugin), [written]);
+
+    // Kubelet gives the ids of an init container to the containers after it: each has its own name.
+    let init = kubelet.allocate("u2", "train", "fetch", Init, &["late-1"]).await;
+    let main = kubelet.allocate("u2", "train", "main", App, &["late-1"]).await;
+    kubelet.pre_start(&["late-1"]).await.unwrap();
+    assert_eq!(env(&plugin, &init).unwrap(), ["GRANT=team/train/fetch"]);
+    assert_eq!(env(&plugin, &main).unwrap(), ["GRANT=team/train/main"]);
+
+    // Also when it had more of them, and is started again after the others.
+    let init = kubelet.allocate("u3", "wide", "fetch", Init, &["late-2", "late-3"]).await;
+    let main = kubelet.allocate("u3", "wide", "main", App, &["late-2"]).await;
+    for ids in [&["late-2", "late-3"][..], &["late-2"], &["late-2", "late-3"]] {
+        kubelet.pre_start(ids).await.unwrap();
+    }
+    assert_eq!(env(&plugin, &init).unwrap(), ["GRANT=team/wide/fetch"]);
+    assert_eq!(env(&plugin, &main).unwrap(), ["GRANT=team/wide/main"]);
+}
+
+#[tokio::test]
+async fn a_successor_with_the_same_name_and_ids_gets_another_file() {
+    let kubelet = Kubelet::start().await;
+    let plugin = kubelet.plugin().await;
+    let first = kubelet.allocate("u1", "train", "main", App, &["late-0"]).await;
+    kubelet.pre_start(&["late-0"]).await.unwrap();
+    kubelet.forget("u1");
+    let second = kubelet.allocate("u2", "train", "main", App, &["late-0"]).await;
+    assert_ne!(first, second);
+    kubelet.pre_start(&["late-0"]).await.unwrap();
+    assert_eq!(last_written(&plugin)[0].owner, owner("train", "main", "u2"));
+    assert!(env(&plugin, &second).is_some());
+    assert_eq!(env(&plugin, &first), None, "the name of the dead does not come alive again");
+}
+
+/// The list names the pod, but no runtime says its UID.
+#[tokio::test]
+async fn without_the_checkpoint_only_what_is_certain_is_written() {
+    let kubelet = Kubelet::start().await;
+    let plugin = kubelet.plugin().await;
+    let nonce = kubelet.allocate("u1", "train", "main", App, &["late-0"]).await;
+    let checkpoint = kubelet.path("kubelet/device-plugins/kubelet_internal_checkpoint");
+    for torn in ["{\"Data\":{\"PodDev", "[]"] {
+        fs::write(&checkpoint, torn).unwrap();
+        let refused = kubelet.pre_start(&["late-0"]).await.unwrap_err();
+        assert!(refused.message().contains("the container runtime at"), "{refused}");
+        assert_eq!(env(&plugin, &nonce), None);
+    }
+    kubelet.write_checkpoint();
+    kubelet.pre_start(&["late-0"]).await.unwrap();
+    assert_eq!(env(&plugin, &nonce).unwrap(), ["GRANT=team/train/main"]);
+}
+
+#[tokio::test]
+async fn ids_that_nobody_holds_are_refused_in_words() {
+    let kubelet = Kubelet::start().await;
+    let plugin = kubelet.plugin().await;
+    let refused = kubelet.pre_start(&["late-7"]).await.unwrap_err();
+    assert!(refused.message().starts_with("kubelet knows no container that holds late-7"), "{refused}");
+    let ids = BTreeSet::from(["late-7".to_string()]);
+    let event = plugin.events().pop().unwrap().what;
+    assert_eq!(event, What::Refused { ids, why: refused.message().to_string() });
+}
+
+#[tokio::test]
+async fn starts_can_be_refused_for_a_while() {
+    let kubelet = Kubelet::start().await;
+    let plugin = kubelet.plugin().await;
+    kubelet.allocate("u1", "train", "main", App, &["late-0"]).await;
+    plugin.refuse_starts(2, "no room on this node");
+    for _ in 0..2 {
+        assert_eq!(kubelet.pre_start(&["late-0"]).await.unwrap_err().message(), "no room on this node");
+    }
+    kubelet.pre_start(&["late-0"]).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_new_plugin_knows_what_the_old_one_answered() {
+    let kubelet = Kubelet::start().await;
+    let plugin = kubelet.plugin().await;
+    let nonce = kubelet.allocate("u1", "train", "main", App, &["late-0"]).await;
+    plugin.stop().await;
+    assert!(!kubelet.path("kubelet/device-plugins/partage_example_com_late.sock").exists());
+    let plugin = kubelet.plugin().await;
+    kubelet.pre_start(&["late-0"]).await.unwrap();
+    assert_eq!(env(&plugin, &nonce).unwrap(), ["GRANT=team/train/main"]);
+
+    // Dropped and started at once: the new one waits until the socket is free.
+    drop(plugin);
+    let _plugin = kubelet.plugin().await;
+    kubelet.pre_start(&["late-0"]).await.unwrap();
+}
+
+#[tokio::test]
+async fn it_registers_again_with_a_new_kubelet() {
+    let kubelet = Kubelet::start().await;
+    let plugin = kubelet.plugin().await;
+    for restarts in 1..=3 {
+        kubelet.restart().await;
+        eventually("registered again", || kubelet.registered.lock().unwrap().len() > restarts).await;
+        plugin.watched().await;
+    }
+}
+
+#[tokio::test]
+async fn it_registers_again_when_only_its_socket_is_gone() {
+    let kubelet = Kubelet::start().await;
+    let plugin = kubelet.plugin().await;
+    fs::remove_file(kubelet.path("kubelet/device-plugins/partage_example_com_late.sock")).unwrap();
+    eventually("registered again", || kubelet.registered.lock().unwrap().len() > 1).await;
+    plugin.watched().await;
+    kubelet.allocate("u1", "train", "main", App, &["late-0"]).await;
+}
+
+#[tokio::test]
+async fn it_registers_again_when_kubelet_lets_go() {
+    let kubelet = Kubelet::start().await;
+    let plugin = kubelet.plugin().await;
+    for times in 1..=3 {
+        kubelet.holding.send_modify(|times| *times += 1);
+        eventually("registered again", || kubelet.registered.lock().unwrap().len() > times).await;
+        plugin.watched().await;
+    }
+}
+
+#[tokio::test]
+async fn it_waits_for_kubelet_and_for_its_folder() {
+    let kubelet = Kubelet::start().await;
+    let (folder, aside) = (kubelet.path("kubelet"), kubelet.path("aside"));
+    fs::rename(&folder, &aside).unwrap();
+    let plugin = LatePlugin::start(&Handle::current(), kubelet.settings()).unwrap();
+    assert!(tokio::time::timeout(Duration::from_millis(300), plugin.watched()).await.is_err());
+    fs::rename(&aside, &folder).unwrap();
+    plugin.watched().await;
+}
+
+#[tokio::test]
+async fn health_is_told_at_once() {
+    let kubelet = Kubelet::start().await;
+    let plugin = kubelet.plugin().await;
+    let mut lists = kubelet.client().await.list_and_watch(Empty {}).await.unwrap().into_inner();
+    assert_eq!(lists.message().await.unwrap().unwrap().devices.len(), 64);
+    for healthy in [false, true] {
+        plugin.set_health("late-5", healthy);
+        let list = lists.message().await.unwrap().unwrap();
+        let unhealthy: Vec<_> = list.devices.iter().filter(|d| d.health == contract::UNHEALTHY).collect();
+        match healthy {
+            true => assert!(unhealthy.is_empty()),
+            false => assert_eq!((unhealthy.len(), unhealthy[0].id.as_str()), (1, "late-5")),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_record_that_cannot_be_read_is_an_error() {
+    let kubelet = Kubelet::start().await;
+    fs::write(kubelet.path("record.json"), "{").unwrap();
+    assert!(LatePlugin::start(&Handle::current(), kubelet.settings()).is_err());
+}

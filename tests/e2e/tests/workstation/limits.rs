@@ -1,0 +1,194 @@
+//! Limits hold, whatever a command does with its processes; and they are its own.
+
+use super::support::*;
+use std::fs;
+
+/// One GPU, so that neighbours are neighbours.
+const ONE_GPU: &str = "driver: simulated\nmetrics: off\nsimulated:\n  gpus: 1\n";
+
+#[test]
+fn a_greedy_one_is_refused_and_its_neighbour_is_not() {
+    let home = Home::new();
+    let _up = home.up(ONE_GPU, &[]);
+    let trainer = [sample(), "trainer", "--memory", "30Gi", "--every", "0.3"];
+    let mut trainer = home.share("trainer", &["--memory", "32Gi", "--cores", "30"], &trainer);
+    trainer.says("step ");
+    let mut greedy = home.share("greedy", &["--memory", "4Gi", "--cores", "30"], &[sample(), "greedy"]);
+    greedy.says("refused at 3.5 GiB: out of memory");
+    trainer.says("step ");
+    let part = |name: &str| home.find(name).unwrap()["parts"][0].clone();
+    let (own, other) = (part("greedy"), part("trainer"));
+    assert!(own["refusals"].as_u64().unwrap() >= 1, "{own}");
+    assert!((7 * GIB / 2..=4 * GIB).contains(&own["peakBytes"].as_u64().unwrap()), "{own}");
+    assert_eq!(other["refusals"], 0);
+    assert!((30 * GIB..=32 * GIB).contains(&other["usedBytes"].as_u64().unwrap()), "{other}");
+    assert_eq!(own["uuid"], other["uuid"]);
+    // What the driver itself counts is no more than both were given.
+    let top = home.json(&["top", "-o", "json", "--interval", "50ms"]);
+    assert!(top["gpus"][0]["usedMemoryBytes"].as_u64().unwrap() <= 36 * GIB, "{top}");
+    for running in [&mut trainer, &mut greedy] {
+        running.signal(libc::SIGTERM);
+        running.says("ended after");
+        assert!(running.ended().success());
+    }
+    home.nothing_left();
+}
+
+#[test]
+fn two_halves_of_a_gpu_can_both_be_filled() {
+    let home = Home::new();
+    let _up = home.up(ONE_GPU, &[]);
+    let top = home.json(&["top", "-o", "json", "--interval", "50ms"]);
+    // What a context takes, and a little.
+    let model = ((top["gpus"][0]["memoryBytes"].as_u64().unwrap() / 2) >> 20) - 450;
+    let model = format!("{model}Mi");
+    let mut halves = ["left", "right"].map(|name| {
+        let trainer = [sample(), "trainer", "--memory", &model, "--every", "0.3"];
+        home.share(name, &["--memory-percent", "50", "--cores", "50"], &trainer)
+    });
+    for half in &mut halves {
+        half.says("the model takes");
+    }
+    for half in &mut halves {
+        half.says("step ");
+    }
+    for name in ["left", "right"] {
+        assert_eq!(home.find(name).unwrap()["parts"][0]["refusals"], 0, "{name}");
+    }
+    home.fine(&["stop", "--all"]);
+    home.nothing_left();
+}
+
+#[test]
+fn no_way_of_starting_a_program_loses_the_limits() {
+    if !is_root() {
+        return skip_or_fail(&"su, and what holds in a mount namespace of root's, need root");
+    }
+    let home = Home::new();
+    // Where every user can start it.
+    let program = home.path().join("too-large");
+    install(sample(), &program);
+    let program = program.to_str().unwrap();
+    let large = format!("{program} trainer --memory 1Gi --seconds 0.1");
+    let ways: [(&str, Vec<String>); 7] = [
+        ("plain", large.split(' ').map(String::from).collect()),
+        ("cleared", format!("env -i {large}").split(' ').map(String::from).collect()),
+        ("login", vec!["sh".into(), "-l".into(), "-c".into(), large.clone()]),
+        ("su", vec!["su".into(), "-s".into(), "/bin/sh".into(), "-c".into(), large.clone(), "nobody".into()]),
+        (
+            "su-login",
+            vec!["su".into(), "-".into(), "-s".into(), "/bin/sh".into(), "-c".into(), large.clone()],
+        ),
+        ("grandchild", vec!["sh".into(), "-c".into(), format!("sh -c 'sh -c \"{large}\"; true'; true")]),
+        (
+            "library",
+            vec![
+                "env".into(),
+                "LD_LIBRARY_PATH=/nowhere".into(),
+                "CUDA_VISIBLE_DEVICES=0".into(),
+                "sh".into(),
+                "-c".into(),
+                large.clone(),
+            ],
+        ),
+    ];
+    for (name, command) in ways {
+        let words = ["run", "-q", "--memory", "1Gi", "--name", name, "--"].into_iter();
+        let words: Vec<&str> = words.chain(command.iter().map(String::as_str)).collect();
+        let output = home.output(&words);
+        let said = String::from_utf8(output.stderr.clone()).unwrap();
+        assert!(
+            said.contains("out of memory") && said.contains(" of 1.0 GiB there are "),
+            "{name}: {output:?}"
+        );
+    }
+    home.nothing_left();
+}
+
+#[test]
+fn a_daemon_keeps_the_limits_and_the_share() {
+    let home = Home::new();
+    let out = home.path().join("out");
+    // Twice forked, in a session of its own, without anything that its command had open.
+    let script =
+        format!("(setsid {} greedy > {} 2>&1 < /dev/null &) & wait; echo left", sample(), out.display());
+    let left = home.fine(&["run", "-q", "--memory", "1Gi", "--name", "daemon", "--", "sh", "-c", &script]);
+    assert_eq!(left, "left\n");
+    let said = || fs::read_to_string(&out).unwrap_or_default();
+    eventually("the daemon is refused", || said().contains("refused at 0.5 GiB").then_some(()));
+    let share = home.find("daemon").unwrap();
+    assert_eq!((&share["stage"], &share["members"]), (&"lingering".into(), &1.into()));
+    assert!(share["parts"][0]["usedBytes"].as_u64().unwrap() <= GIB, "{share}");
+    // Its name is taken, and its memory is too, for as long as it runs.
+    let (code, words) = home.refused(&["run", "--memory", "1Gi", "--name", "daemon", "--", "true"]);
+    assert!(code == 125 && words.contains("a share called daemon is there already"), "{words}");
+    for pid in home.members() {
+        signal(pid, libc::SIGTERM);
+    }
+    home.nothing_left();
+    eventually("the share is given back", || home.shares().is_empty().then_some(()));
+}
+
+#[test]
+fn other_gpus_are_not_there() {
+    let home = Home::new();
+    let greedy = |words: &[&str], options: &[&str]| {
+        let sample = [sample(), "greedy", "--seconds", "0.2", "--gpu"];
+        home.output(&[&["run", "-q"], options, &["--memory", "1Gi", "--"], words, &sample, &["1"]].concat())
+    };
+    let everything = ["env", "CUDA_VISIBLE_DEVICES=0,1"];
+    let ways: &[&[&str]] = if is_root() { &[&[], &everything, &["env", "-i"]] } else { &[&[], &everything] };
+    for words in ways {
+        let output = greedy(words, &[]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && said.contains("no such device"), "{words:?}: {said}");
+    }
+    // Who asks for both has both.
+    let output = greedy(&[], &["--gpus", "2"]);
+    assert!(output.status.success(), "{output:?}");
+    home.nothing_left();
+}
+
+#[test]
+fn a_hard_share_gets_its_part_of_an_idle_gpu() {
+    let home = Home::new();
+    let percent = |options: &[&str]| {
+        let sample = [sample(), "trainer", "--memory", "512Mi", "--seconds", "3"];
+        let said = home.fine(&[&["run", "-q", "--memory", "2Gi"], options, &["--"], &sample].concat());
+        let last = said.lines().last().unwrap();
+        let words: Vec<&str> = last.split_whitespace().collect();
+        let at = words.iter().position(|word| *word == "%").unwrap_or_else(|| panic!("{said}"));
+        words[at - 1].parse::<u32>().unwrap()
+    };
+    // A machine that does other things may have had no time for it: that it has enough is seen in one of several runs.
+    let most = |options: &[&str], enough: u32| {
+        let mut most = 0;
+        for _ in 0..5 {
+            most = most.max(percent(options));
+            if most > enough {
+                break;
+            }
+        }
+        most
+    };
+    let hard = most(&["--cores", "30", "--mode", "hard"], 15);
+    assert!((15..=45).contains(&hard), "{hard} %");
+    let lent = most(&["--cores", "30"], 60);
+    assert!(lent > 60, "{lent} %");
+    home.nothing_left();
+}
+
+/// What a share may is written where its processes can only read it.
+#[test]
+fn limits_are_read_only_inside() {
+    let home = Home::new();
+    let limits = home.path().join("region/limits");
+    let script =
+        format!("test -r {0} && ! (echo x >> {0}) 2>/dev/null && ! rm -f {0} 2>/dev/null", limits.display());
+    let (code, words) = {
+        let output = home.output(&["run", "-q", "--memory", "1Gi", "--", "sh", "-c", &script]);
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert_eq!(code, Some(0), "{words}");
+    home.nothing_left();
+}
