@@ -5,6 +5,8 @@ use partage_core::model::{Bytes, Cores, GpuUuid, Share};
 use partage_region::GpuShare;
 use std::collections::BTreeSet;
 
+const _: () = assert!(partage_core::model::MAX_GPUS_PER_CONTAINER as usize == partage_region::MAX_GPUS);
+
 /// A share as the region has it. `context` is what a context takes on its GPU, `gated` whether launches keep to turns.
 pub fn region_share(share: &Share, context: Bytes, gated: bool) -> Result<GpuShare, String> {
     let uuid = uuid_bytes(&share.gpu).ok_or_else(|| format!("{} is no UUID of a GPU", share.gpu))?;

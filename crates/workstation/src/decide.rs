@@ -6,8 +6,8 @@ use crate::wire::{Change, Mode, RunRequest};
 use partage_core::explain::Change as Suggested;
 use partage_core::ledger::{Ledger, LedgerTime, Statement};
 use partage_core::model::{
-    Ask, Bytes, Constraints, ContainerRole, Cores, CoresAsk, GpuUuid, Grant, MemoryAsk, Node, PodAsk,
-    PodGrant, PodId, Selector, Share, ShareAsk, WantedGpus,
+    Ask, Bytes, Constraints, ContainerRole, Cores, CoresAsk, GpuUuid, Grant, MAX_GPUS_PER_CONTAINER,
+    MemoryAsk, Node, PodAsk, PodGrant, PodId, Selector, Share, ShareAsk, WantedGpus,
 };
 use partage_core::place::{HostUsage, PolicyEngine};
 use partage_enforce::placing::NoPlacement;
@@ -16,9 +16,6 @@ use std::fmt::Write;
 
 /// Everything is for the one container that a share is to the core.
 const CONTAINER: &str = "share";
-
-/// The most GPUs of one share: what a region has room for.
-const MOST_GPUS: u32 = partage_region::MAX_GPUS as u32;
 
 /// What somebody holds.
 #[derive(Clone, Debug)]
@@ -45,8 +42,8 @@ pub fn ask(request: &RunRequest, default: &DefaultShare) -> Result<PodAsk, Refus
         return wrong("a whole GPU is shared with nobody: leave out the mode, or --whole");
     }
     let count = request.gpus.unwrap_or(1);
-    if !(1..=MOST_GPUS).contains(&count) {
-        return wrong(&format!("{count} GPUs cannot be asked for: ask for 1 to {MOST_GPUS}"));
+    if !(1..=MAX_GPUS_PER_CONTAINER).contains(&count) {
+        return wrong(&format!("{count} GPUs cannot be asked for: ask for 1 to {MAX_GPUS_PER_CONTAINER}"));
     }
     if request.memory_percent.is_some_and(|percent| !(1..=100).contains(&percent)) {
         return wrong("the memory percentage is from 1 to 100");

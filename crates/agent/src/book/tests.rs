@@ -122,6 +122,31 @@ fn wrong_asks_are_refused_in_words() {
     assert_eq!(book.records().count(), 0);
 }
 
+/// A region has entries for 16 GPUs: a grant of more would be refused at every start of the container.
+#[test]
+fn more_gpus_than_a_container_can_have_are_refused() {
+    let mut many = node();
+    many.gpus = (0..20)
+        .map(|at| Gpu {
+            uuid: format!("GPU-00000000-0000-0000-0000-{at:012}").into(),
+            minor: at,
+            ..many.gpus[0].clone()
+        })
+        .collect();
+    let mut book = Book::new(many, BTreeMap::new());
+    let gpus = |count: u32| pod(json!({"partage.dev/gpu": count, "partage.dev/memory": "1Gi"}), json!({}));
+    for settings in [Settings::default(), extender()] {
+        let why = decide(&mut book, "a", &gpus(17), &settings).unwrap_err();
+        assert_eq!(
+            why,
+            "container main, partage.dev/gpu: 17 GPUs are more than one container can have: ask for 16 at the most"
+        );
+    }
+    assert_eq!((book.records().count(), book.audit()), (0, vec![]));
+    let most = decide(&mut book, "a", &gpus(16), &Settings::default()).unwrap();
+    assert_eq!(most.grant.grants[0].shares.len(), 16);
+}
+
 #[test]
 fn a_grant_that_came_with_the_pod_is_obeyed_to_the_byte() {
     let mut book = Book::new(node(), BTreeMap::new());

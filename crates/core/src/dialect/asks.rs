@@ -23,7 +23,6 @@ use crate::model::{
     Ask, ContainerName, ContainerRole, Cores, CoresAsk, MemoryAsk, PodAsk, ShareAsk, Together, WantedGpus,
 };
 use crate::pod::{Pod, Problem};
-pub(super) use lines::MAX_GPUS;
 use lines::{Lines, Unclear};
 pub(crate) use memory::MOST as MAX_MEMORY;
 pub(crate) use native::LEAST as MIN_MEMORY;

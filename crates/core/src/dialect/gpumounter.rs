@@ -2,8 +2,8 @@
 //!
 //! Only the reading of a request is here, with the texts and codes upstream answers when it cannot be read.
 
-use super::asks::{MAX_GPUS, whole_gpu};
-use crate::model::{GpuUuid, MemoryAsk, Namespace, PodName, WantedGpus};
+use super::asks::whole_gpu;
+use crate::model::{GpuUuid, MAX_GPUS_PER_CONTAINER, MemoryAsk, Namespace, PodName, WantedGpus};
 
 /// A request that could be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,12 +97,13 @@ fn add(namespace: &str, pod: &str, count: &str, entire: &str) -> Result<Request,
         Refusal::new(400, format!("Invalid param isEntireMount: {entire}(should be true or false)"))
     })?;
     match u32::try_from(asked) {
-        Ok(count @ 1..=MAX_GPUS) => {
+        Ok(count @ 1..=MAX_GPUS_PER_CONTAINER) => {
             Ok(Request::Add(Add { namespace: namespace.into(), pod: pod.into(), count, entire }))
         }
-        Ok(1..) => {
-            Err(Refusal::new(400, format!("Invalid param gpuNum: {count}(ask for {MAX_GPUS} GPUs or fewer)")))
-        }
+        Ok(1..) => Err(Refusal::new(
+            400,
+            format!("Invalid param gpuNum: {count}(ask for {MAX_GPUS_PER_CONTAINER} GPUs or fewer)"),
+        )),
         // Upstream answers success and mounts nothing, or loses its worker.
         _ => Err(Refusal::new(400, format!("Invalid param gpuNum: {count}(ask for 1 GPU or more)"))),
     }
@@ -187,10 +188,10 @@ mod tests {
     }
 
     #[test]
-    fn more_gpus_than_any_node_has_are_refused() {
-        let answer = refused(get("/addgpu/namespace/default/pod/p/gpu/65"));
-        assert_eq!(answer, (400, "Invalid param gpuNum: 65(ask for 64 GPUs or fewer)\n".into()));
-        assert!(get("/addgpu/namespace/default/pod/p/gpu/64").is_ok());
+    fn more_gpus_than_a_container_can_have_are_refused() {
+        let answer = refused(get("/addgpu/namespace/default/pod/p/gpu/17"));
+        assert_eq!(answer, (400, "Invalid param gpuNum: 17(ask for 16 GPUs or fewer)\n".into()));
+        assert!(get("/addgpu/namespace/default/pod/p/gpu/16").is_ok());
     }
 
     #[test]

@@ -4,6 +4,12 @@ use super::{Bytes, ContainerName, Cores, MilliCpu};
 use std::fmt;
 use std::str::FromStr;
 
+/// Maximum number of GPUs per container: the region that holds a container to its limits has this many entries.
+///
+/// Asks for more are refused where they are read, so that no container is granted what cannot be enforced. A node may
+/// have more GPUs ([`MAX_GPUS_PER_NODE`](super::MAX_GPUS_PER_NODE)).
+pub const MAX_GPUS_PER_CONTAINER: u32 = 16;
+
 /// What one container wants.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Ask {

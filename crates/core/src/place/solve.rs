@@ -9,7 +9,9 @@ use super::capacity::{GpuCapacity, GpuClass, NodeCapacity, Usage};
 use super::fit::{PreparedAsk, PreparedWant, ShareNeed};
 use super::gpu_order;
 use super::placement::{PlacedShare, Placement};
-use crate::model::{Bytes, ContainerRole, CoresAsk, MemoryAsk, MilliCpu, ShareAsk, Together};
+use crate::model::{
+    Bytes, ContainerRole, CoresAsk, MAX_GPUS_PER_CONTAINER, MemoryAsk, MilliCpu, ShareAsk, Together,
+};
 
 /// Choices tried for a pod of many containers on one node, in the order of the spec: beyond what real pods need.
 const MOST_STEPS: usize = 256;
@@ -382,7 +384,7 @@ impl<'a> Search<'a> {
         gpu_order::indexes(set).map(|gpu| PlacedShare { gpu, need: self.need(wanted, gpu) }).collect()
     }
 
-    /// Slots that no single GPU has left, from as few GPUs as possible.
+    /// Takes slots that no single GPU has free from as few GPUs as possible, at most [`MAX_GPUS_PER_CONTAINER`].
     fn split(
         &self,
         capacity: &NodeCapacity,
@@ -408,7 +410,7 @@ impl<'a> Search<'a> {
         free.sort_by_key(|&(gpu, slots)| (std::cmp::Reverse(slots), gpu));
         let mut left = asked;
         let mut placed = Vec::new();
-        for (gpu, slots) in free {
+        for (gpu, slots) in free.into_iter().take(MAX_GPUS_PER_CONTAINER as usize) {
             let taken = slots.min(left);
             if taken == 0 {
                 break;

@@ -151,3 +151,20 @@ fn the_largest_cards_are_counted_to_the_byte() {
     ledger.confirm(id("c"), grant("n", "GPU-n-0", 40 * tib), HostUsage::default());
     assert_eq!(ledger.audit().len(), 1);
 }
+
+/// Slots come from several GPUs, and from no more than a container can have.
+#[test]
+fn slots_come_from_at_most_sixteen_gpus() {
+    let slots = |slots: u32| {
+        let part = ShareAsk {
+            memory: MemoryAsk::Unlimited,
+            cores: CoresAsk::Slots(slots),
+            whole: false,
+            ceiling: None,
+        };
+        WantedGpus { count: 1, part }
+    };
+    let mut world = World::new(Policy::Binpack, [node("n", &[16; 20])]);
+    assert_eq!(world.would(slots(161)), NOWHERE);
+    assert_eq!(world.would(slots(160)).len(), 16);
+}

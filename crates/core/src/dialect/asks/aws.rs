@@ -2,28 +2,27 @@
 
 use super::super::Dialect;
 use super::super::absent::Absent;
-use super::lines::{self, Lines};
+use super::lines::Lines;
 use super::memory::MOST;
 use super::native::{self, MEMORY_LIMIT};
 use super::{ContainerReading, Read};
-use crate::model::{Bytes, CoresAsk, MAX_SLOTS, ShareAsk, WantedGpus};
+use crate::model::{Bytes, CoresAsk, MAX_GPUS_PER_CONTAINER, MAX_SLOTS, ShareAsk, WantedGpus};
 use crate::pod::{Pod, Problem};
 use crate::quantity::Quantity;
 use crate::quote::short;
 
 /// The resource.
 pub(in crate::dialect) const VGPU: &str = "k8s.amazonaws.com/vgpu";
-/// The most slots a node can have.
-const MOST_SLOTS: u32 = lines::MAX_GPUS * MAX_SLOTS;
+/// Maximum number of slots per container, on nodes that split their GPUs in as many as possible.
+const MAX_SLOTS_PER_CONTAINER: u32 = MAX_GPUS_PER_CONTAINER * MAX_SLOTS;
 
 pub(super) fn read(lines: &mut Lines<'_>) -> Read {
     let Some(slots @ 1..) = lines.count(VGPU)? else { return Ok(None) };
     let slots = match u32::try_from(slots) {
-        Ok(slots @ ..=MOST_SLOTS) => slots,
+        Ok(slots @ ..=MAX_SLOTS_PER_CONTAINER) => slots,
         _ => {
-            let (gpus, of_one) = (lines::MAX_GPUS, MAX_SLOTS);
             let message = format!(
-                "{slots} slots are more than any node has: ask for {MOST_SLOTS} at the most, {gpus} GPUs of {of_one}"
+                "{slots} slots are more than one container can have: ask for {MAX_SLOTS_PER_CONTAINER} at the most, {MAX_GPUS_PER_CONTAINER} GPUs of {MAX_SLOTS}"
             );
             return Err(lines.problem(VGPU, message));
         }

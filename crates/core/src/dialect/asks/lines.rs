@@ -2,12 +2,10 @@
 
 use super::super::Dialect;
 use super::{dialect_of, gpushare, hami, native, nearest, volcano};
+use crate::model::MAX_GPUS_PER_CONTAINER;
 use crate::pod::{Container, Problem};
 use crate::quantity::{Quantity, QuantityError};
 use crate::quote::short;
-
-/// The most GPUs one container may ask for: all of a node.
-pub(in crate::dialect) const MAX_GPUS: u32 = crate::model::MAX_GPUS_PER_NODE as u32;
 
 /// An amount could not be understood; the problem is recorded.
 #[derive(Debug)]
@@ -62,13 +60,13 @@ impl<'a> Lines<'a> {
         count.map(|count| self.few_enough(resource, count)).transpose()
     }
 
-    /// The same number, if it can be a number of GPUs.
+    /// Returns the number, unless it is more GPUs than one container can have.
     pub(super) fn few_enough(&mut self, field: &str, count: u64) -> Result<u32, Unclear> {
         match u32::try_from(count) {
-            Ok(count @ ..=MAX_GPUS) => Ok(count),
+            Ok(count @ ..=MAX_GPUS_PER_CONTAINER) => Ok(count),
             _ => Err(self.problem(
                 field,
-                format!("{count} GPUs are more than any node has: ask for {MAX_GPUS} at the most"),
+                format!("{count} GPUs are more than one container can have: ask for {MAX_GPUS_PER_CONTAINER} at the most"),
             )),
         }
     }

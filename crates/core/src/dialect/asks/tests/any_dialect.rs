@@ -209,15 +209,15 @@ fn slips_in_the_unit_of_memory_are_problems() {
 }
 
 #[test]
-fn more_gpus_than_a_node_can_have_are_problems() {
+fn more_gpus_than_a_container_can_have_are_problems() {
     for resource in ["partage.dev/gpu", "volcano.sh/vgpu-number", "nvidia.com/gpu"] {
-        assert_eq!(want(&read_one(json!({resource: 64}))).count, 64);
-        let reading = read_one(json!({resource: 65}));
-        assert_eq!(message(&reading), "65 GPUs are more than any node has: ask for 64 at the most");
+        assert_eq!(want(&read_one(json!({resource: 16}))).count, 16);
+        let reading = read_one(json!({resource: 17}));
+        assert_eq!(message(&reading), "17 GPUs are more than one container can have: ask for 16 at the most");
     }
     assert_eq!(
-        message(&read_one(json!({"k8s.amazonaws.com/vgpu": 3073}))),
-        "3073 slots are more than any node has: ask for 3072 at the most, 64 GPUs of 48"
+        message(&read_one(json!({"k8s.amazonaws.com/vgpu": 769}))),
+        "769 slots are more than one container can have: ask for 768 at the most, 16 GPUs of 48"
     );
-    assert_eq!(read_one(json!({"k8s.amazonaws.com/vgpu": 3072})).problems, []);
+    assert_eq!(read_one(json!({"k8s.amazonaws.com/vgpu": 768})).problems, []);
 }

@@ -60,7 +60,7 @@ fn whole_cards_are_held_to_the_memory_they_ask() {
     let reading = read_one(json!({"inspur.com/vcuda-core": 100}));
     assert_eq!(want(&reading), WantedGpus { count: 1, part: whole_gpu(MemoryAsk::All) });
     let reading = read_one(json!({"inspur.com/vcuda-core": 1_000_000}));
-    assert_eq!(message(&reading), "10000 GPUs are more than any node has: ask for 64 at the most");
+    assert_eq!(message(&reading), "10000 GPUs are more than one container can have: ask for 16 at the most");
 }
 
 fn limited(limit: &str, cores: u32) -> Reading {
