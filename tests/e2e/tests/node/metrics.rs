@@ -82,8 +82,10 @@ async fn by_token(stage: &Stage<'_>, address: SocketAddr) {
     let reader = get(Some(&token("reader"))).await;
     assert_eq!(reader.status, 200, "{}", reader.body);
     assert!(reader.body.contains("partage_container_memory_limit_bytes{"), "{}", reader.body);
-    // Not in the clear; whether the agent lives is no secret.
-    assert!(Fetch::plain(address).get("/metrics").await.map_or(true, |answer| answer.status != 200));
+    // A plain HTTP request learns what to do instead; health requires no token.
+    let plain = Fetch::plain(address).get("/metrics").await.unwrap();
+    assert_eq!(plain.status, 400, "{}", plain.body);
+    assert!(plain.body.contains("use https:// in the URL"), "{}", plain.body);
     let lives =
         eventually("it says whether it lives", async || Fetch::tls(address).get("/healthz").await).await;
     assert_eq!(lives.status, 200);
