@@ -251,7 +251,7 @@ impl Materials {
         };
         let mut nodes: Vec<files::DeviceNode> =
             container.node.gpus.iter().filter(granted).map(gpu).collect::<Result<_, _>>()?;
-        nodes.extend(self.nodes.control()?);
+        nodes.extend(self.nodes.control().map_err(|error| error.to_string())?);
         let node = |node: files::DeviceNode| DeviceNode {
             host_path: (node.host != node.path).then_some(node.host),
             path: node.path,

@@ -82,7 +82,27 @@ pub struct Found {
     /// The name.
     pub name: String,
     /// What it says, or why it cannot be read.
-    pub content: Result<Content, String>,
+    pub content: Result<Content, SpecError>,
+}
+
+/// Why a file is not a spec that [`Folder::put`] wrote.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// The system does not let it be read.
+    #[error("{0}")]
+    Unreadable(String),
+    /// It is not the JSON of a CDI spec.
+    #[error("{0}")]
+    Malformed(String),
+    /// It is of another vendor or class.
+    #[error("it is of the kind {0:?}, not {KIND}")]
+    WrongKind(String),
+    /// It has none or several devices.
+    #[error("it has {0} devices, not one")]
+    DeviceCount(usize),
+    /// It is for another device than its file name says.
+    #[error("it is for {0:?}")]
+    WrongDevice(String),
 }
 
 /// What a file says.
@@ -138,7 +158,7 @@ impl Folder {
         let content = match fs::read(self.file(name)) {
             Ok(bytes) => read(name, &bytes),
             Err(error) if error.kind() == ErrorKind::NotFound => return None,
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(SpecError::Unreadable(error.to_string())),
         };
         Some(Found { name: name.into(), content })
     }
@@ -190,17 +210,18 @@ fn is_name(name: &str) -> bool {
 }
 
 /// Reads a file that should be what [`Folder::put`] writes.
-fn read(name: &str, bytes: &[u8]) -> Result<Content, String> {
-    let spec: Spec = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+fn read(name: &str, bytes: &[u8]) -> Result<Content, SpecError> {
+    let spec: Spec =
+        serde_json::from_slice(bytes).map_err(|error| SpecError::Malformed(error.to_string()))?;
     if spec.kind != KIND {
-        return Err(format!("it is of the kind {:?}, not {KIND}", spec.kind));
+        return Err(SpecError::WrongKind(spec.kind));
     }
-    let [device] = <[Device; 1]>::try_from(spec.devices)
-        .map_err(|devices| format!("it has {} devices, not one", devices.len()))?;
-    match device.name == name {
-        true => Ok(Content { annotations: device.annotations, edits: device.container_edits }),
-        false => Err(format!("it is for {:?}", device.name)),
+    let [device] =
+        <[Device; 1]>::try_from(spec.devices).map_err(|devices| SpecError::DeviceCount(devices.len()))?;
+    if device.name != name {
+        return Err(SpecError::WrongDevice(device.name));
     }
+    Ok(Content { annotations: device.annotations, edits: device.container_edits })
 }
 
 #[cfg(test)]
@@ -285,7 +306,7 @@ mod tests {
             fs::write(at.path().join(others), "").unwrap();
         }
         let all = folder.all().unwrap();
-        let why = |at: usize| all[at].content.clone().unwrap_err();
+        let why = |at: usize| all[at].content.clone().unwrap_err().to_string();
         let names: Vec<&str> = all.iter().map(|found| found.name.as_str()).collect();
         assert_eq!(names, ["a", "b", "broken", "empty", "other"]);
         assert_eq!(why(0), "it is for \"moved\"");
@@ -364,7 +385,7 @@ mod tests {
             let at = at.index(bytes.len());
             bytes[at] = byte;
             if let Err(why) = read("a", &bytes) {
-                prop_assert!(!why.is_empty());
+                prop_assert!(!why.to_string().is_empty());
             }
         }
     }

@@ -26,6 +26,7 @@ mod words;
 use crate::output::line;
 use clap::{Args, Subcommand, ValueEnum};
 use partage_core::dialect::{MemoryUnit, Settings};
+use partage_enforce::error_chain::describe;
 use partage_workstation::client::ClientError;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -98,7 +99,7 @@ impl From<Outcome> for ExitCode {
 
 /// Says why the keeper did not do it, and what would work.
 fn says(err: &mut dyn Write, error: &ClientError) -> io::Result<()> {
-    line(err, format_args!("error: {error}"))?;
+    line(err, format_args!("error: {}", describe(error)))?;
     if let ClientError::Refused(refusal) = error {
         for hint in &refusal.hints {
             line(err, format_args!("  try: {hint}"))?;

@@ -7,6 +7,7 @@ use crate::wire::{Answer, Change, LONGEST_ANSWER, Question, hear, say};
 use partage_enforce::refusal::Refusal;
 use std::io::{self, BufRead, BufReader, ErrorKind};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -29,9 +30,9 @@ pub enum ClientError {
     /// There is no home to look in.
     #[error(transparent)]
     Home(#[from] HomeError),
-    /// There is no keeper, and none can be started.
-    #[error("the keeper of shares cannot be started: {0}")]
-    NoKeeper(String),
+    /// No daemon runs, and none can be started.
+    #[error("the keeper of shares cannot be started")]
+    NotStarted(#[source] StartError),
     /// The keeper's socket cannot be used.
     #[error("{}: {error}", home.socket().display())]
     Io {
@@ -61,6 +62,39 @@ pub enum ClientError {
         "the keeper does not understand this program: it may be of another version; stop partage up and start it again"
     )]
     Misunderstood,
+}
+
+/// Why no daemon could be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The home belongs to another user, and only that user can start its daemon.
+    #[error(
+        "{} is somebody else's, and nobody answers there: ask them to start partage up again, or use a home of your own with \
+         --home",
+        home.display()
+    )]
+    NotOwner {
+        /// The home.
+        home: PathBuf,
+    },
+    /// The home cannot be used.
+    #[error(transparent)]
+    Home(#[from] HomeError),
+    /// The process cannot be started, or its answer cannot be read.
+    #[error(transparent)]
+    Process(#[from] io::Error),
+    /// The process ended without an answer.
+    #[error("it ended at once; see {}", log.display())]
+    Exited {
+        /// The daemon's log file.
+        log: PathBuf,
+    },
+    /// The daemon said why it cannot run.
+    #[error("{0}")]
+    Failed(String),
+    /// It was started again and again, and does not answer.
+    #[error("it does not answer")]
+    Unresponsive,
 }
 
 /// What became of a share's processes.
@@ -183,31 +217,28 @@ impl Client {
                 // Only its own user can start it; where it was killed, another one is about to follow.
                 Err(ClientError::Io { error, .. })
                     if is_absent(&error) && self.home.is_of_another() && self.home.answers() => {}
-                Err(ClientError::Io { error, .. }) if is_absent(&error) => self.start()?,
+                Err(ClientError::Io { error, .. }) if is_absent(&error) => {
+                    self.start().map_err(ClientError::NotStarted)?;
+                }
                 Err(error) => return Err(error),
             }
             if Instant::now() > deadline {
-                return Err(ClientError::NoKeeper("it does not answer".into()));
+                return Err(ClientError::NotStarted(StartError::Unresponsive));
             }
         }
     }
 
     /// Starts a keeper in the background; returns when it answers, or another one does.
-    fn start(&self) -> Result<(), ClientError> {
-        let cannot = |why: String| ClientError::NoKeeper(why);
+    fn start(&self) -> Result<(), StartError> {
         if self.home.is_of_another() {
-            let home = self.home.path().display();
-            return Err(cannot(format!(
-                "{home} is somebody else's, and nobody answers there: ask them to start partage up again, or use a home of \
-                 your own with --home"
-            )));
+            return Err(StartError::NotOwner { home: self.home.path().into() });
         }
-        self.home.make().map_err(|error| cannot(error.to_string()))?;
-        let child = background(&self.home).stdout(Stdio::piped()).spawn();
-        let mut child = child.map_err(|error| cannot(error.to_string()))?;
-        let Some(out) = child.stdout.take() else { return Err(cannot("it says nothing".into())) };
+        self.home.make()?;
+        let mut child = background(&self.home).stdout(Stdio::piped()).spawn()?;
         let mut line = String::new();
-        BufReader::new(out).read_line(&mut line).map_err(|error| cannot(error.to_string()))?;
+        if let Some(out) = child.stdout.take() {
+            BufReader::new(out).read_line(&mut line)?;
+        }
         match line.trim() {
             READY => Ok(()),
             // Somebody else started one at the same time, and it may not be ready yet.
@@ -215,8 +246,8 @@ impl Client {
                 std::thread::sleep(BETWEEN_TRIES);
                 Ok(())
             }
-            "" => Err(cannot(format!("it ended at once; see {}", self.home.log().display()))),
-            why => Err(cannot(why.to_string())),
+            "" => Err(StartError::Exited { log: self.home.log() }),
+            why => Err(StartError::Failed(why.to_string())),
         }
     }
 

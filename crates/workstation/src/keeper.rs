@@ -21,9 +21,9 @@ mod watch;
 pub(crate) use standby::background;
 pub use standby::{COMMAND, stand_by};
 
-use crate::home::Home;
-use crate::machine::Machine;
-use crate::settings::Settings;
+use crate::home::{Home, HomeError};
+use crate::machine::{Machine, MachineError};
+use crate::settings::{Settings, SettingsError};
 use crate::store::{self, Found, HeldElsewhere, Record};
 use give::Live;
 use partage_enforce::error_chain::describe;
@@ -36,6 +36,7 @@ use partage_region::arbiter::Runner;
 use queue::Ticket;
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
@@ -49,6 +50,7 @@ use watch::Watch;
 const LINGER: Duration = Duration::from_secs(10);
 
 /// How a keeper is to be.
+#[derive(Clone)]
 pub struct Options {
     /// Whether it is `partage up`: it stays without shares and makes place for nobody.
     pub foreground: bool,
@@ -57,18 +59,45 @@ pub struct Options {
     /// The settings' file, for the one who follows.
     pub settings_file: Option<PathBuf>,
     /// Where to say what happens, a line at a time.
-    pub log: Box<dyn Fn(&str) + Send + Sync>,
+    pub log: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
-/// Why there is no keeper.
+/// Why the daemon cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum KeepError {
-    /// There is one.
+    /// Another daemon holds the lock of this home.
     #[error("another keeper is there")]
     Busy,
-    /// It cannot be.
-    #[error("{0}")]
-    Cannot(String),
+    /// The state directory cannot be used.
+    #[error(transparent)]
+    Home(#[from] HomeError),
+    /// The settings cannot be used.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// The lock file cannot be locked.
+    #[error(transparent)]
+    Lock(LockError),
+    /// The GPUs cannot be shared.
+    #[error(transparent)]
+    Machine(#[from] MachineError),
+    /// The system refused something that the daemon needs.
+    #[error("{what}")]
+    Io {
+        /// What cannot be done.
+        what: &'static str,
+        /// What the system reported.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl From<LockError> for KeepError {
+    fn from(error: LockError) -> KeepError {
+        match error {
+            LockError::Held { .. } => KeepError::Busy,
+            error => KeepError::Lock(error),
+        }
+    }
 }
 
 /// Who keeps the shares of a home.
@@ -113,19 +142,11 @@ struct State {
 }
 
 impl Keeper {
-    /// Takes over a home: what runs there goes on.
-    ///
-    /// Where another keeper is there, the options come back: one may wait for it.
-    pub fn start(
-        home: &Home,
-        settings: Settings,
-        options: Options,
-    ) -> Result<Arc<Keeper>, (KeepError, Option<Options>)> {
+    /// Takes over a home: what runs there goes on. Fails with [`KeepError::Busy`] while another daemon holds it.
+    pub fn start(home: &Home, settings: Settings, options: Options) -> Result<Arc<Keeper>, KeepError> {
         be_a_keeper();
-        match lock(home) {
-            Ok(lock) => Keeper::start_with(home, settings, options, lock).map_err(|error| (error, None)),
-            Err(error) => Err((error, Some(options))),
-        }
+        let lock = lock(home)?;
+        Keeper::start_with(home, settings, options, lock)
     }
 
     fn start_with(
@@ -134,11 +155,11 @@ impl Keeper {
         options: Options,
         lock: InstanceLock,
     ) -> Result<Arc<Keeper>, KeepError> {
-        let machine = Machine::open(home, &settings).map_err(|error| KeepError::Cannot(describe(&error)))?;
-        let cannot = |what: &str, error: std::io::Error| KeepError::Cannot(format!("{what}: {error}"));
+        let machine = Machine::open(home, &settings)?;
+        let cannot = |what: &'static str| move |source: io::Error| KeepError::Io { what, source };
         put_in_force(home, options.settings_file.as_deref())
-            .map_err(|error| cannot("the settings cannot be kept", error))?;
-        let watch = Watch::new().map_err(|error| cannot("processes cannot be watched", error))?;
+            .map_err(cannot("the settings cannot be kept"))?;
+        let watch = Watch::new().map_err(cannot("processes cannot be watched"))?;
         let auditor = Auditor::new(&machine.node).after(machine.previously_unhealthy.iter().cloned());
         let keeper = Arc::new(Keeper {
             home: home.clone(),
@@ -163,8 +184,8 @@ impl Keeper {
             keeper.log(&format!("warning: {warning}"));
         }
         keeper.look();
-        keeper.restore().map_err(|error| cannot("the shares cannot be read", error))?;
-        let listener = listen(home).map_err(|error| cannot("the socket cannot be made", error))?;
+        keeper.restore().map_err(cannot("the shares cannot be read"))?;
+        let listener = listen(home).map_err(cannot("the socket cannot be made"))?;
         for (name, work) in [
             (
                 "serve",
@@ -176,9 +197,7 @@ impl Keeper {
         ] {
             let keeper = Arc::clone(&keeper);
             let thread = std::thread::Builder::new().name(name.into());
-            thread
-                .spawn(move || work(&keeper))
-                .map_err(|error| cannot("a thread cannot be started", error))?;
+            thread.spawn(move || work(&keeper)).map_err(cannot("a thread cannot be started"))?;
         }
         Ok(keeper)
     }
@@ -327,17 +346,8 @@ fn be_a_keeper() {
 
 /// Acquires the lock of a home without waiting.
 fn lock(home: &Home) -> Result<InstanceLock, KeepError> {
-    home.make().map_err(|error| KeepError::Cannot(error.to_string()))?;
-    InstanceLock::try_acquire(&home.lock()).map_err(KeepError::from)
-}
-
-impl From<LockError> for KeepError {
-    fn from(error: LockError) -> KeepError {
-        match error {
-            LockError::Held { .. } => KeepError::Busy,
-            error => KeepError::Cannot(describe(&error)),
-        }
-    }
+    home.make()?;
+    Ok(InstanceLock::try_acquire(&home.lock())?)
 }
 
 /// The socket, in place of the one of a keeper before.

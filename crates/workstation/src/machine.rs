@@ -1,7 +1,7 @@
 //! The machine: its driver or a simulated one, its GPUs, and the libraries that stand in for the driver's.
 
 use crate::home::{Home, HomeError};
-use crate::settings::Settings;
+use crate::settings::{InvalidSettings, Settings};
 use crate::store;
 use partage_core::model::{GpuUuid, Node, Share};
 use partage_enforce::context_sizes::ContextSizes;
@@ -65,8 +65,8 @@ pub enum MachineError {
     #[error(transparent)]
     Session(#[from] GpusError),
     /// The settings do not fit this machine.
-    #[error("{0}")]
-    Settings(String),
+    #[error(transparent)]
+    Settings(#[from] InvalidSettings),
     /// The libraries that stand in for the driver's cannot be installed.
     #[error("{0}")]
     Libraries(String),
@@ -122,7 +122,7 @@ impl Machine {
                 boot_id: &boot_id,
             })?;
         let node = inventory.node;
-        settings.check_against(&node).map_err(MachineError::Settings)?;
+        settings.check_against(&node)?;
         let mut contexts = ContextSizes::read(home.lib().join("contexts.json"), gpus.driver_version());
         let warnings = contexts.measure_unknown(&node, &driver);
         let mut machine = Machine {
@@ -225,7 +225,7 @@ pub fn check(settings: &Settings) -> Result<(), MachineError> {
             expected.map_err(DiscoveryError::from)?
         }
     };
-    settings.check_against(&node).map_err(MachineError::Settings)
+    Ok(settings.check_against(&node)?)
 }
 
 /// The numbers of GPUs' device files. None where there are no such files, or others under their names: to close these

@@ -61,9 +61,12 @@ pub enum RunError {
         "this is already inside share {0}, and shares do not nest: leave it, or run the command as it is"
     )]
     Nested(String),
-    /// It could not be bound.
-    #[error("this process cannot be bound to its share: {0}")]
-    Binding(String),
+    /// The process could not be confined.
+    #[error("this process cannot be bound to its share")]
+    Binding(#[source] BindError),
+    /// The daemon went away after the process was confined: it cannot ask another one.
+    #[error("this process cannot be bound to its share: the keeper was killed meanwhile: run it again")]
+    DaemonLost,
     /// There is no such command.
     #[error("{}: {error}", command.to_string_lossy())]
     Command {
@@ -168,7 +171,7 @@ fn bind(
     let (binding, why) = match entered {
         Ok(binding) => (binding, None),
         Err(BindError::Impossible(why)) => (Binding::LibraryPath, Some(why)),
-        Err(error) => return Err(RunError::Binding(error.to_string())),
+        Err(error) => return Err(RunError::Binding(error)),
     };
     // A keeper that was killed here cannot be asked anew: this process is bound already.
     let _ = say(&mut talk.writer, &Bound { binding });
@@ -176,7 +179,7 @@ fn bind(
         Ok(Answer::Go { notes }) => notes,
         Ok(_) => return Err(ClientError::Misunderstood.into()),
         Err(ClientError::Io { .. }) => {
-            return Err(RunError::Binding("the keeper was killed meanwhile: run it again".into()));
+            return Err(RunError::DaemonLost);
         }
         Err(error) => return Err(error.into()),
     };

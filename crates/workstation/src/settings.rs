@@ -245,19 +245,35 @@ fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SocketAd
     metrics_address(&text).map_err(serde::de::Error::custom)
 }
 
-/// Where metrics are served, from an option or the settings: on this machine only.
-pub fn metrics_address(text: &str) -> Result<Option<SocketAddr>, String> {
+/// Why metrics cannot be served at an address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    /// It is not an address with a port.
+    #[error("{text} is no address: write 127.0.0.1:9464, or off")]
+    Malformed {
+        /// What was written.
+        text: String,
+    },
+    /// Other machines can reach it.
+    #[error(
+        "{address} can be reached from other machines, and metrics tell who runs what: use 127.0.0.1:{}, and let \
+         something that asks for a password stand before it",
+        address.port()
+    )]
+    NotLoopback {
+        /// The address.
+        address: SocketAddr,
+    },
+}
+
+/// Reads where metrics are served, from an option or the settings: an address of this machine only, or `off`.
+pub fn metrics_address(text: &str) -> Result<Option<SocketAddr>, AddressError> {
     if text == "off" {
         return Ok(None);
     }
-    let address: SocketAddr =
-        text.parse().map_err(|_| format!("{text} is no address: write 127.0.0.1:9464, or off"))?;
+    let address: SocketAddr = text.parse().map_err(|_| AddressError::Malformed { text: text.into() })?;
     if !address.ip().is_loopback() {
-        return Err(format!(
-            "{text} can be reached from other machines, and metrics tell who runs what: use 127.0.0.1:{}, and let \
-             something that asks for a password stand before it",
-            address.port()
-        ));
+        return Err(AddressError::NotLoopback { address });
     }
     Ok(Some(address))
 }
@@ -265,23 +281,44 @@ pub fn metrics_address(text: &str) -> Result<Option<SocketAddr>, String> {
 /// Why settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
-    /// It cannot be read.
-    #[error("{}: cannot be read: {error}", path.display())]
+    /// The file cannot be read.
+    #[error("{}: cannot be read", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// What the system reported.
         #[source]
-        error: io::Error,
+        source: io::Error,
     },
-    /// It is no settings file.
-    #[error("{}: {message}", path.display())]
-    Wrong {
+    /// What the file says cannot be used.
+    #[error("{}", path.display())]
+    Invalid {
         /// The file.
         path: PathBuf,
-        /// Where and why.
-        message: String,
+        /// What is wrong with it.
+        #[source]
+        source: InvalidSettings,
     },
+}
+
+/// Why the content of a settings file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidSettings {
+    /// It is not YAML, has a key that does not exist, or a value of another type. The message shows where.
+    #[error("{0}")]
+    Syntax(Box<serde_saphyr::Error>),
+    /// A value is not possible, or not on this machine.
+    #[error("{place}: {problem}")]
+    Value {
+        /// The key, and what tells one entry of a list from another.
+        place: String,
+        /// What is wrong, and what to write.
+        problem: String,
+    },
+}
+
+fn invalid<T>(place: impl Into<String>, problem: impl Into<String>) -> Result<T, InvalidSettings> {
+    Err(InvalidSettings::Value { place: place.into(), problem: problem.into() })
 }
 
 impl Settings {
@@ -294,7 +331,6 @@ impl Settings {
                 None => return Ok((Settings::default(), None)),
             },
         };
-        let wrong = |message: String| SettingsError::Wrong { path: path.clone(), message };
         let text = match read(&path) {
             Ok(text) => text,
             // A home that is not one's own has no settings for one.
@@ -304,64 +340,66 @@ impl Settings {
             {
                 return Ok((Settings::default(), None));
             }
-            Err(error) => return Err(SettingsError::Io { path, error }),
+            Err(source) => return Err(SettingsError::Io { path, source }),
         };
-        let settings = Settings::from_yaml(&text).map_err(wrong)?;
-        Ok((settings, Some(path)))
+        match Settings::from_yaml(&text) {
+            Ok(settings) => Ok((settings, Some(path))),
+            Err(source) => Err(SettingsError::Invalid { path, source }),
+        }
     }
 
-    /// Reads settings; nothing at all is the default.
-    pub fn from_yaml(text: &str) -> Result<Settings, String> {
+    /// Reads settings; an empty text is the default.
+    pub fn from_yaml(text: &str) -> Result<Settings, InvalidSettings> {
         let only_comments = |line: &str| line.trim().is_empty() || line.trim_start().starts_with('#');
         if text.lines().all(only_comments) {
             return Ok(Settings::default());
         }
-        let settings: Settings = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+        let settings: Settings =
+            serde_saphyr::from_str(text).map_err(|error| InvalidSettings::Syntax(Box::new(error)))?;
         settings.check()?;
         Ok(settings)
     }
 
-    fn check(&self) -> Result<(), String> {
+    fn check(&self) -> Result<(), InvalidSettings> {
         if self.default.mode == Some(Mode::Hard) && self.default.cores.is_none() {
-            return Err("default: hard mode ends compute at what was promised: write cores, too".into());
+            return invalid("default", "hard mode ends compute at what was promised: write cores, too");
         }
         if self.default.cores == Some(Cores::NONE) {
-            return Err("default: 0 % of a GPU is nothing: leave the cores out, or write 1 or more".into());
+            return invalid("default", "0 % of a GPU is nothing: leave the cores out, or write 1 or more");
         }
         if !(1..=MAX_SIMULATED_GPUS).contains(&self.simulated.gpus) {
-            return Err(format!(
-                "simulated: {} GPUs cannot be: write 1 to {MAX_SIMULATED_GPUS}",
-                self.simulated.gpus
-            ));
+            let gpus = self.simulated.gpus;
+            return invalid("simulated", format!("{gpus} GPUs cannot be: write 1 to {MAX_SIMULATED_GPUS}"));
         }
         if self.driver == DriverChoice::Simulated {
-            simulated_driver::ensure_built().map_err(|error| format!("driver: {error}"))?;
+            if let Err(error) = simulated_driver::ensure_built() {
+                return invalid("driver", error.to_string());
+            }
         }
         for rule in &self.users {
             if rule.shares == Some(0) {
-                let why =
+                let problem =
                     "shares: 0 lets nobody run anything: leave the rule out to forbid, or write 1 or more";
-                return Err(format!("users, {}: {why}", rule.who));
+                return invalid(format!("users, {}", rule.who), problem);
             }
         }
         for reservation in &self.reservations {
             if reservation.memory.is_none() && reservation.cores.is_none() {
-                let why = "keeps nothing: write memory, cores or both";
-                return Err(format!("reservations, {} for {}: {why}", reservation.gpu, reservation.whom));
+                return invalid(reservation.place(), "keeps nothing: write memory, cores or both");
             }
         }
         Ok(())
     }
 
-    /// What cannot be on this machine, in words.
-    pub(crate) fn check_against(&self, node: &Node) -> Result<(), String> {
+    /// Checks that the settings are possible on this machine.
+    pub(crate) fn check_against(&self, node: &Node) -> Result<(), InvalidSettings> {
         for reservation in &self.reservations {
             let named = reservation.gpu(node);
-            let place = format!("reservations, {} for {}", reservation.gpu, reservation.whom);
             let Some(gpu) = named.and_then(|uuid| node.gpus.iter().find(|gpu| gpu.uuid == uuid)) else {
                 let all: Vec<String> =
                     node.gpus.iter().enumerate().map(|(at, gpu)| format!("{at} ({})", gpu.uuid)).collect();
-                return Err(format!("{place}: names no GPU, or several; there are {}", all.join(", ")));
+                let problem = format!("names no GPU, or several; there are {}", all.join(", "));
+                return invalid(reservation.place(), problem);
             };
             let here = self.reservations.iter().filter(|other| other.gpu(node).as_ref() == Some(&gpu.uuid));
             let (memory, cores) = here.fold((0u64, 0u32), |(memory, cores), other| {
@@ -369,20 +407,18 @@ impl Settings {
                 (memory.saturating_add(other.memory.unwrap_or(Bytes::ZERO).0), cores.saturating_add(promised))
             });
             if memory > gpu.memory_bytes.0 {
-                let sum = Bytes(memory);
-                return Err(format!(
-                    "{place}: {sum} are kept of it in all, which is more than its {}",
-                    gpu.memory_bytes
-                ));
+                let (sum, has) = (Bytes(memory), gpu.memory_bytes);
+                let problem = format!("{sum} are kept of it in all, which is more than its {has}");
+                return invalid(reservation.place(), problem);
             }
             if cores > Cores::WHOLE.as_millipercent() {
-                return Err(format!("{place}: more than 100 % of its time are kept in all"));
+                return invalid(reservation.place(), "more than 100 % of its time are kept in all");
             }
         }
         if let Some(memory) = self.default.memory
             && node.gpus.iter().all(|gpu| gpu.memory_bytes < memory)
         {
-            return Err(format!("default: no GPU of this machine has {memory}"));
+            return invalid("default", format!("no GPU of this machine has {memory}"));
         }
         Ok(())
     }
@@ -397,6 +433,11 @@ impl Settings {
 }
 
 impl Reservation {
+    /// Where it stands in the settings, for messages.
+    fn place(&self) -> String {
+        format!("reservations, {} for {}", self.gpu, self.whom)
+    }
+
     /// The GPU it is about, if exactly one is named.
     pub(crate) fn gpu(&self, node: &Node) -> Option<GpuUuid> {
         let mut named = node.gpus.iter().enumerate().filter(|(at, gpu)| self.gpu.names(*at, gpu));

@@ -13,7 +13,7 @@ use partage_cluster::Severity;
 use partage_core::model::{ContainerName, PodUid};
 use partage_enforce::error_chain::describe;
 use partage_enforce::records::DecodeError;
-use partage_host::cdi::Found;
+use partage_host::cdi::{Found, SpecError};
 use partage_host::truth::Truth;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -232,8 +232,8 @@ fn owner(found: &Found) -> Option<Result<(PodRecord, ContainerName), OwnerError>
 #[derive(Debug, thiserror::Error)]
 enum OwnerError {
     /// The file is no CDI spec of ours.
-    #[error("{0}")]
-    Spec(String),
+    #[error(transparent)]
+    Spec(SpecError),
     /// The record in it cannot be read.
     #[error("its record cannot be read")]
     Record(#[source] DecodeError),

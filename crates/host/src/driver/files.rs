@@ -209,6 +209,14 @@ pub struct DeviceNode {
     pub host: PathBuf,
 }
 
+/// A device node that all containers need and that the driver has not made yet.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("/dev/{name} is not on the node: run `nvidia-modprobe -c 0 -u` there; kubelet tries again by itself")]
+pub struct MissingDeviceNode {
+    /// Its name below `/dev`.
+    pub name: &'static str,
+}
+
 impl Nodes {
     /// Those of a host. A driver container may have them in its own `/dev`.
     pub fn new(root: &Root) -> Nodes {
@@ -221,15 +229,9 @@ impl Nodes {
         self.find(&format!("nvidia{minor}"))
     }
 
-    /// The nodes that all containers need, or which of them is not there and how it comes.
-    pub fn control(&self) -> Result<Vec<DeviceNode>, String> {
-        let needed = |name: &str| {
-            self.find(name).ok_or_else(|| {
-                format!(
-                    "/dev/{name} is not on the node: run `nvidia-modprobe -c 0 -u` there; kubelet tries again by itself"
-                )
-            })
-        };
+    /// Returns the nodes that all containers need.
+    pub fn control(&self) -> Result<Vec<DeviceNode>, MissingDeviceNode> {
+        let needed = |name: &'static str| self.find(name).ok_or(MissingDeviceNode { name });
         let mut nodes: Vec<DeviceNode> = CONTROL.into_iter().map(needed).collect::<Result<_, _>>()?;
         nodes.extend(MORE_CONTROL.iter().filter_map(|name| self.find(name)));
         Ok(nodes)

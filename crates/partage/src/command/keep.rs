@@ -3,11 +3,13 @@
 use super::Outcome;
 use super::home::HomeArgs;
 use clap::Args;
+use partage_enforce::error_chain::describe;
 use partage_workstation::client::{BUSY, READY};
 use partage_workstation::keeper::{self, KeepError, Keeper, Options};
 use partage_workstation::settings::Settings;
 use std::io::{self, Write};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Keep the shares of a home, in the background
 #[derive(Args)]
@@ -44,7 +46,7 @@ impl Keep {
             }
             Ok(None) => Ok(Outcome::Fine),
             Err(error) => {
-                let words = if matches!(error, KeepError::Busy) { BUSY.into() } else { error.to_string() };
+                let words = if matches!(error, KeepError::Busy) { BUSY.into() } else { describe(&error) };
                 log(&words);
                 writeln!(out, "{}", words.replace('\n', " "))?;
                 Ok(Outcome::Problems)
@@ -52,15 +54,14 @@ impl Keep {
         }
     }
 
-    fn start(&self) -> Result<Option<std::sync::Arc<Keeper>>, KeepError> {
-        let home = self.home.home().map_err(|error| KeepError::Cannot(error.to_string()))?;
-        let loaded = Settings::load(self.settings.as_deref(), &home);
-        let (settings, settings_file) = loaded.map_err(|error| KeepError::Cannot(error.to_string()))?;
-        let options = Options { foreground: false, metrics: None, settings_file, log: Box::new(log) };
+    fn start(&self) -> Result<Option<Arc<Keeper>>, KeepError> {
+        let home = self.home.home()?;
+        let (settings, settings_file) = Settings::load(self.settings.as_deref(), &home)?;
+        let options = Options { foreground: false, metrics: None, settings_file, log: Arc::new(log) };
         if self.standby {
             keeper::stand_by(&home, settings, options)
         } else {
-            Keeper::start(&home, settings, options).map(Some).map_err(|(error, _)| error)
+            Keeper::start(&home, settings, options).map(Some)
         }
     }
 }

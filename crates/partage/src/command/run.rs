@@ -6,6 +6,7 @@ use crate::amounts;
 use crate::output::line;
 use clap::{Args, ValueEnum};
 use partage_core::model::{Bytes, Cores};
+use partage_enforce::error_chain::describe;
 use partage_host::binding::Binding;
 use partage_workstation::run::{News, RunError, run};
 use partage_workstation::wire::{self, RunRequest};
@@ -126,7 +127,7 @@ impl Run {
         teller.wipe();
         match &error {
             RunError::Client(error) => says(err, error)?,
-            error => line(err, format_args!("error: {error}"))?,
+            error => line(err, format_args!("error: {}", describe(error)))?,
         }
         Ok(Outcome::Code(match &error {
             RunError::Command { error, .. } if error.kind() == io::ErrorKind::NotFound => NO_COMMAND,

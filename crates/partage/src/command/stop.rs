@@ -7,6 +7,7 @@ use super::{Outcome, Output, says};
 use crate::amounts;
 use crate::output::line;
 use clap::Args;
+use partage_enforce::error_chain::describe;
 use partage_enforce::refusal::RefusalReason;
 use partage_workstation::client::{Client, ClientError, Stopped};
 use partage_workstation::report::Report;
@@ -93,7 +94,7 @@ impl Stop {
                 }
                 Err(No::Client(error)) => {
                     says(err, &error)?;
-                    document.failed.push(Failed { name, error: error.to_string() });
+                    document.failed.push(Failed { name, error: describe(&error) });
                     worst = worse(worst, outcome(&error));
                 }
             }

@@ -11,6 +11,7 @@ use super::{Outcome, Output, says};
 use crate::amounts;
 use crate::screen::{self, Kind, Line, Screen, Style, Wake};
 use clap::Args;
+use partage_enforce::error_chain::describe;
 use partage_workstation::client::{Client, ClientError};
 use partage_workstation::report::Report;
 use std::io::{self, Write};
@@ -151,7 +152,7 @@ fn draw(
     (_, options.width) = screen.size();
     let mut lines = lines(before, now, options);
     if let Some(trouble) = trouble {
-        lines.insert(0, Line::plain(Style::Bad, format_args!("not of now: {trouble}")));
+        lines.insert(0, Line::plain(Style::Bad, format_args!("not of now: {}", describe(trouble))));
     }
     screen.show(&lines, &foot(options), out)
 }

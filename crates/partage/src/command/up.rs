@@ -112,10 +112,10 @@ impl Up {
             ));
         }
         let loaded = Settings::load(self.settings.as_deref(), &home);
-        let (settings, file) = loaded.map_err(|error| error.to_string())?;
+        let (settings, file) = loaded.map_err(|error| describe(&error))?;
         let file = file.map(|file| std::path::absolute(&file).unwrap_or(file));
         let metrics = match &self.metrics {
-            Some(text) => settings::metrics_address(text)?,
+            Some(text) => settings::metrics_address(text).map_err(|error| error.to_string())?,
             None => settings.metrics,
         };
         let workloads = self.start.as_deref().map(Workloads::load).transpose()?;
@@ -137,7 +137,7 @@ impl Up {
             foreground: true,
             metrics: served.as_ref().map(metrics::Listener::address),
             settings_file: file,
-            log: Box::new(move |words| log.tell(words)),
+            log: Arc::new(move |words| log.tell(words)),
         };
         let keeper = match take_over(&home, settings, options) {
             Ok(keeper) => keeper,
@@ -249,25 +249,23 @@ fn take_over(home: &Home, settings: Settings, options: Options) -> Result<Arc<Ke
     const PATIENCE: Duration = Duration::from_secs(20);
     let until = Instant::now() + PATIENCE;
     let client = Client::new(home.clone());
-    let mut options = options;
     loop {
         client.take_over().map_err(Why::Client)?;
-        match Keeper::start(home, settings.clone(), options) {
+        match Keeper::start(home, settings.clone(), options.clone()) {
             Ok(keeper) => return Ok(keeper),
-            Err((KeepError::Busy, Some(back))) if Instant::now() < until => {
-                options = back;
+            Err(KeepError::Busy) if Instant::now() < until => {
                 std::thread::sleep(Duration::from_millis(20));
             }
-            Err((KeepError::Busy, _)) => {
+            Err(KeepError::Busy) => {
                 return Err(Why::Keeper(format!(
                     "another keeper holds {} and does not make place: end it first",
                     home.path().display()
                 )));
             }
-            Err((error, _)) => {
+            Err(error) => {
                 // Who was sent away for this one comes back.
                 client.resume();
-                return Err(Why::Keeper(error.to_string()));
+                return Err(Why::Keeper(describe(&error)));
             }
         }
     }

@@ -3,6 +3,7 @@
 use super::Keeper;
 use crate::store::Bond;
 use partage_enforce::error_chain::describe;
+use partage_enforce::records::RecordError;
 use partage_host::binding::Binding;
 use partage_host::cgroup::Cgroup;
 use partage_host::process::Identity;
@@ -14,6 +15,23 @@ use std::time::{Duration, Instant};
 pub(super) struct Confined {
     gate: bool,
     pub(super) notes: Vec<String>,
+}
+
+/// Why a process is not let into its share.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ConfineError {
+    /// The share was stopped in the meantime.
+    #[error("the share is gone")]
+    ShareGone,
+    /// The process reports a confinement that it does not have.
+    #[error("it says that it sees its region, and does not")]
+    NotConfined,
+    /// The share's own libraries cannot be installed.
+    #[error("{0}")]
+    Libraries(String),
+    /// The confinement cannot be recorded.
+    #[error(transparent)]
+    Record(#[from] RecordError),
 }
 
 impl Keeper {
@@ -64,34 +82,35 @@ impl Keeper {
         confined
     }
 
-    /// A process says that it has bound itself.
+    /// Checks the confinement that a process reports, and records it.
     pub(super) fn bind(
         &self,
         name: &str,
         main: Identity,
         binding: Binding,
         confined: &Confined,
-    ) -> Result<(), String> {
+    ) -> Result<(), ConfineError> {
         let state = self.state();
-        let live =
-            state.shares.get(name).filter(|live| live.record.main == main).ok_or("the share is gone")?;
-        let mark = live.record.mark(&self.home, binding);
+        let live = state.shares.get(name).filter(|live| live.record.main == main);
+        let mark = live.ok_or(ConfineError::ShareGone)?.record.mark(&self.home, binding);
         drop(state);
         match binding {
-            Binding::LibraryPath => self.machine.install_for(&self.home, name)?,
+            Binding::LibraryPath => {
+                self.machine.install_for(&self.home, name).map_err(ConfineError::Libraries)?;
+            }
             Binding::MountNamespace | Binding::UserNamespace => {
                 if !mark.is_some_and(|mark| mark.is_on(main.pid)) {
-                    return Err("it says that it sees its region, and does not".into());
+                    return Err(ConfineError::NotConfined);
                 }
             }
         }
         let mut state = self.state();
-        let live =
-            state.shares.get_mut(name).filter(|live| live.record.main == main).ok_or("the share is gone")?;
+        let live = state.shares.get_mut(name).filter(|live| live.record.main == main);
+        let live = live.ok_or(ConfineError::ShareGone)?;
         live.record.bound = Some(Bond { binding, gate: confined.gate });
         let written = live.record.write(&self.home);
         drop(state);
-        written.map_err(|error| describe(&error))?;
+        written?;
         self.call_successor();
         Ok(())
     }

@@ -6,6 +6,7 @@ use crate::decide;
 use crate::users::Who;
 use crate::wire::{Answer, Bound, Granted, LONGEST, Question, RunRequest, hear, say, shown};
 use partage_core::model::PodAsk;
+use partage_enforce::error_chain::describe;
 use partage_enforce::refusal::{Refusal, RefusalReason};
 use partage_host::process::{self, Identity};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -221,8 +222,8 @@ impl Keeper {
         let Some(bound) = hear::<Bound>(&mut caller.reader, LONGEST)? else { return Ok(false) };
         match self.bind(&name, caller.main, bound.binding, &confined) {
             Ok(()) => say(&mut caller.writer, &Answer::Go { notes: confined.notes }).map(|()| true),
-            Err(why) => {
-                let message = format!("the share cannot be bound to its process: {why}");
+            Err(error) => {
+                let message = format!("the share cannot be bound to its process: {}", describe(&error));
                 say(&mut caller.writer, &Answer::from(Refusal::new(RefusalReason::Failed, message)))
                     .map(|()| false)
             }

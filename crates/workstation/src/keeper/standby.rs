@@ -89,7 +89,7 @@ pub(crate) fn background(home: &Home) -> Command {
 /// Waits until nobody else keeps this home; then keeps it, if there is something to keep.
 pub fn stand_by(home: &Home, settings: Settings, options: Options) -> Result<Option<Arc<Keeper>>, KeepError> {
     super::be_a_keeper();
-    home.make().map_err(|error| KeepError::Cannot(error.to_string()))?;
+    home.make()?;
     let lock = InstanceLock::acquire(&home.lock())?;
     if !store::is_any(home) {
         return Ok(None);

@@ -168,10 +168,14 @@ fn device_nodes_are_found_when_they_are_there() {
     };
     assert_eq!(nodes.gpu(0), None);
     assert!(
-        nodes.control().unwrap_err().starts_with("/dev/nvidiactl is not on the node: run `nvidia-modprobe")
+        nodes
+            .control()
+            .unwrap_err()
+            .to_string()
+            .starts_with("/dev/nvidiactl is not on the node: run `nvidia-modprobe")
     );
     node("/dev/nvidiactl");
-    assert!(nodes.control().unwrap_err().starts_with("/dev/nvidia-uvm is not on the node"));
+    assert!(nodes.control().unwrap_err().to_string().starts_with("/dev/nvidia-uvm is not on the node"));
     for path in [
         "/dev/nvidia0",
         "/dev/nvidia-uvm",
