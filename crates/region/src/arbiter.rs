@@ -5,23 +5,17 @@
 //! owner's process: it reads `usage`, asks the deal, and writes the gate words of `limits`.
 
 mod account;
-mod bells;
-mod bucket;
-mod deal;
-#[cfg(test)]
-mod model;
-#[cfg(test)]
-mod properties;
-#[cfg(test)]
-mod real;
+mod credit;
+mod doorbell_wait;
+mod gpu_thread;
 mod runner;
-mod table;
 #[cfg(test)]
 mod tests;
+mod turn_scheduler;
 
 pub use account::{Notes, View};
-pub use deal::{Class, Deal, Open, Order};
 pub use runner::{Member, Runner};
+pub use turn_scheduler::{Class, Deal, Open, Order};
 
 /// The whole of a GPU's time, in the hundredths of a percent that shares are counted in.
 pub const WHOLE: u32 = 10_000;

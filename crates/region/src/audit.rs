@@ -8,7 +8,7 @@
 //! difference of a moment is no finding: contexts are made and memory is given back between two looks.
 
 use crate::layout::MAX_GPUS;
-use crate::usage::reader::{Forgery, Snapshot};
+use crate::reader::{Forgery, Snapshot};
 
 /// What the driver says of one process on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]

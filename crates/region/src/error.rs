@@ -1,7 +1,7 @@
 //! Why a region cannot be had, or memory not be given.
 
 use crate::layout::{MAX_GPUS, SLOTS, VERSION};
-use crate::ledger::MOST;
+use crate::memory_account::MOST;
 use std::io;
 use std::path::{Path, PathBuf};
 

@@ -3,29 +3,30 @@
 //! `limits` says what the container may have; its owner writes it and nobody inside can. `usage` says what its processes
 //! hold; they write it, and whoever reads it expects anything there.
 
-pub mod alive;
 pub mod arbiter;
 pub mod audit;
 pub mod clock;
 mod error;
+pub mod failpoint;
 pub mod futex;
 pub mod layout;
-pub mod ledger;
-mod limits;
-mod map;
-pub mod mortal;
+pub mod liveness_lock;
+pub mod memory_account;
+mod mmap;
+mod owner;
+mod reader;
 mod sync;
-mod usage;
+mod tenant;
 
 #[cfg(test)]
 mod tests;
 
 pub use error::{Refused, RegionError};
 pub use layout::{GpuBook, GpuLimits, Lane, MAX_GPUS, SLOTS, Turn};
-pub use ledger::UNIT;
-pub use limits::{Gate, GpuShare, Owner, Policy};
-pub use usage::reader::{Demand, Forgery, GpuUsage, ProcessUsage, Snapshot, UsageReader};
-pub use usage::{Process, Region};
+pub use memory_account::UNIT;
+pub use owner::{Gate, GpuShare, Owner, Policy};
+pub use reader::{Demand, Forgery, GpuUsage, ProcessUsage, Snapshot, UsageReader};
+pub use tenant::{Process, Region};
 
 /// The file that says what the container may have.
 pub const LIMITS: &str = "limits";

@@ -3,7 +3,7 @@
 //! The test starts itself again as a player, which does what its part says and tells what it did on its output.
 #![allow(clippy::unwrap_used, clippy::expect_used, unsafe_code)]
 
-use partage_region::{GpuShare, Owner, Policy, Region, UNIT, UsageReader, mortal};
+use partage_region::{GpuShare, Owner, Policy, Region, UNIT, UsageReader, failpoint};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -104,7 +104,7 @@ fn hold(folder: &Path, units: u32) {
 
 /// Everything a process does that others depend on; killed at the n-th place.
 fn life(folder: &Path, n: u32) {
-    mortal::kill_at(n);
+    failpoint::kill_at(n);
     let region = Region::attach(folder).unwrap();
     region.reserve(0, 3 * UNIT).unwrap();
     region.reserve(1, 5 * UNIT).unwrap();
@@ -114,13 +114,13 @@ fn life(folder: &Path, n: u32) {
     assert!(region.reserve(0, 100 * UNIT).is_err());
     region.sweep();
     drop(region);
-    mortal::spare();
+    failpoint::spare();
     say("survived");
 }
 
 #[test]
 fn a_process_may_be_killed_at_every_place() {
-    if !mortal::PLACES {
+    if !failpoint::PLACES {
         return;
     }
     let mut places = 0;

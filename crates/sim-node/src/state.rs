@@ -26,8 +26,8 @@ pub use layout::{MAX_GPUS, SLOTS};
 pub use memory::{UNIT, units};
 
 use layout::{MAGIC, Shared};
-use partage_region::alive::Alive;
-use partage_region::ledger;
+use partage_region::liveness_lock::Alive;
+use partage_region::memory_account;
 use robust::Held;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -266,7 +266,7 @@ impl State {
     /// Units of a GPU that are used, by all processes.
     #[inline]
     pub fn used_memory(&self, gpu: usize) -> u64 {
-        ledger::used(&self.shared.gpus[gpu].memory.word)
+        memory_account::used(&self.shared.gpus[gpu].memory.word)
     }
 
     /// Units of a GPU that there are.

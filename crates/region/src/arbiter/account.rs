@@ -1,6 +1,6 @@
 //! What the deal keeps about one container.
 
-use super::bucket::Bucket;
+use super::credit::Bucket;
 use super::{WHOLE, tuning};
 
 /// What is seen of one container on one GPU. The first three are its owner's, the others are the container's own

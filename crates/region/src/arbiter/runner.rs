@@ -1,10 +1,10 @@
 //! The arbiter in its owner's process: regions come and go, each GPU's turns are dealt by a thread of its own.
 
 use super::Notes;
-use super::table::{Hall, Table};
+use super::gpu_thread::{Hall, Table};
 use crate::error::RegionError;
-use crate::limits::Owner;
-use crate::usage::reader::UsageReader;
+use crate::owner::Owner;
+use crate::reader::UsageReader;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::usage::reader::{GpuUsage, ProcessUsage};
+use crate::reader::{GpuUsage, ProcessUsage};
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;

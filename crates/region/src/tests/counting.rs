@@ -1,4 +1,4 @@
-use crate::ledger::{
+use crate::memory_account::{
     Account, Lanes, MOST_SLOTS, NUMBER_MASK, UNITS_MASK, UNLIMITED, Values, Word, Words, newer, units, used,
 };
 use crate::{SLOTS, UNIT};

@@ -2,7 +2,7 @@
 
 use super::layout::{Client, SLOTS};
 use super::{State, Ticks, now, robust};
-use partage_region::mortal::may_die_here;
+use partage_region::failpoint::may_die_here;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 

@@ -1,7 +1,7 @@
 //! The condition of the cards: what was set on them, what they count, and what breaks.
 
 use super::{State, now, robust};
-use partage_region::mortal::may_die_here;
+use partage_region::failpoint::may_die_here;
 use rustix::thread::futex;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, fence};

@@ -1,10 +1,10 @@
 //! How much of a GPU's memory is used, and by whom: the region's ledger over this node's words.
 
 use super::layout::{Client, MemoryBook};
-use partage_region::ledger::{Lanes, Words};
+use partage_region::memory_account::{Lanes, Words};
 use std::sync::atomic::Ordering::Relaxed;
 
-pub use partage_region::ledger::{UNIT, units};
+pub use partage_region::memory_account::{UNIT, units};
 
 /// The lanes of one GPU.
 pub(super) struct GpuLanes<'a> {
@@ -22,14 +22,14 @@ impl Lanes for GpuLanes<'_> {
 
 /// The memory of one GPU, for the client of one slot. One thread at a time.
 pub(super) struct Account<'a> {
-    ledger: partage_region::ledger::Account<'a, GpuLanes<'a>>,
+    ledger: partage_region::memory_account::Account<'a, GpuLanes<'a>>,
     book: &'a MemoryBook,
 }
 
 impl<'a> Account<'a> {
     #[inline]
     pub(super) fn new(book: &'a MemoryBook, lanes: GpuLanes<'a>, slot: usize) -> Self {
-        Self { ledger: partage_region::ledger::Account { word: &book.word, lanes, slot }, book }
+        Self { ledger: partage_region::memory_account::Account { word: &book.word, lanes, slot }, book }
     }
 
     /// Takes `units` more, or says that there are not as many.

@@ -1,7 +1,7 @@
 //! A lock in shared memory that a killed owner does not keep.
 
-use partage_region::alive::Alive;
-use partage_region::mortal::may_die_here;
+use partage_region::failpoint::may_die_here;
+use partage_region::liveness_lock::Alive;
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicU32, Ordering};
 

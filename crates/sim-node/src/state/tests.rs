@@ -1,5 +1,5 @@
 use super::*;
-use partage_region::mortal::dies;
+use partage_region::failpoint::dies;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;

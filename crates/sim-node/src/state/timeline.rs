@@ -11,7 +11,7 @@
 //! leaves a step that the next one finishes.
 
 use super::layout::{Gpu, Lane, Line, SEGMENTS, Segment, Shared, WINDOWS};
-use partage_region::mortal::may_die_here;
+use partage_region::failpoint::may_die_here;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::compiler_fence;
 

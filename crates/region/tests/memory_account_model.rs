@@ -8,7 +8,7 @@ mod sync {
 }
 
 /// Deaths of the model: the thread unwinds, and nothing of the ledger's runs on the way.
-mod mortal {
+mod failpoint {
     use std::cell::Cell;
     use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -39,11 +39,11 @@ mod mortal {
     }
 }
 
-#[path = "../src/ledger.rs"]
-mod ledger;
+#[path = "../src/memory_account.rs"]
+mod memory_account;
 
-use ledger::{Account, Lanes, Words};
-use mortal::until_death;
+use failpoint::until_death;
+use memory_account::{Account, Lanes, Words};
 use shuttle::rand::Rng;
 use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use shuttle::{check_dfs, check_pct, check_random, rand, thread};
@@ -100,7 +100,7 @@ impl Gpu {
     }
 
     fn used(&self) -> u64 {
-        ledger::used(&self.word)
+        memory_account::used(&self.word)
     }
 
     fn take(&self, slot: usize, units: u64) -> bool {

@@ -3,15 +3,13 @@
 //! Guaranteed: a process may be killed at any instruction. Its slot is found free by the next one who looks, and what it
 //! held is given back, no more and no less. Nothing in the file makes any of this panic or go on for ever.
 
-pub(crate) mod reader;
-
-use crate::alive::Alive;
 use crate::error::{Refused, RegionError};
+use crate::failpoint::may_die_here;
 use crate::layout::{GpuBook, GpuLimits, Lane, LimitsFile, MAX_GPUS, NO_LIMIT, SLOTS, Slot, UsageFile};
-use crate::ledger::{self, Account, Lanes, UNIT, UNLIMITED, Words, units};
-use crate::limits::{self, Policy};
-use crate::map::{self, Map};
-use crate::mortal::may_die_here;
+use crate::liveness_lock::Alive;
+use crate::memory_account::{self, Account, Lanes, UNIT, UNLIMITED, Words, units};
+use crate::mmap::{self, Map};
+use crate::owner::{self, Policy};
 use crate::{LIMITS, USAGE, futex};
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -23,8 +21,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The bytes of `usage` whose locks say who lives, who is who, and that somebody sees to the dead.
-const LIVES_AT: u64 = 0;
-const PIDS_AT: u64 = 1 << 32;
+pub(crate) const LIVES_AT: u64 = 0;
+pub(crate) const PIDS_AT: u64 = 1 << 32;
 /// As if it were one more slot.
 const UNDERTAKER: usize = SLOTS;
 
@@ -78,21 +76,21 @@ impl Region {
     /// Takes a slot of the region in `folder`.
     pub fn attach(folder: &Path) -> Result<Self, RegionError> {
         let path = folder.join(LIMITS);
-        let file = map::open(&path, false)?;
-        map::check::<LimitsFile>(&file, &path)?;
+        let file = mmap::open(&path, false)?;
+        mmap::check::<LimitsFile>(&file, &path)?;
         let limits = Map::new(&file, &path, false)?;
         drop(file);
         let path = folder.join(USAGE);
-        let file = map::open(&path, true)?;
-        map::check::<UsageFile>(&file, &path)?;
-        map::keep_room(&file, &path, 0, offset_of!(UsageFile, slots))?;
+        let file = mmap::open(&path, true)?;
+        mmap::check::<UsageFile>(&file, &path)?;
+        mmap::keep_room(&file, &path, 0, offset_of!(UsageFile, slots))?;
         let usage = Map::new(&file, &path, true)?;
-        let mapped = map::identity(&file, &path)?;
+        let mapped = mmap::identity(&file, &path)?;
         drop(file);
         // Opened once more: memory keeps its opening, and a forked child keeps the memory, which must not keep the locks.
         // The first is closed before there are any, since closing one gives up those of the old kind.
-        let file = map::open(&path, true)?;
-        if map::identity(&file, &path)? != mapped {
+        let file = mmap::open(&path, true)?;
+        if mmap::identity(&file, &path)? != mapped {
             return Err(RegionError::broken(&path, "it was replaced just now"));
         }
         let alive = Alive::in_one(file, LIVES_AT, PIDS_AT);
@@ -113,7 +111,7 @@ impl Region {
         });
         let slot = slot.ok_or(RegionError::NoFreeSlot)?;
         let at = offset_of!(UsageFile, slots) + slot * size_of::<Slot>();
-        map::keep_room(region.alive.file(), &path, at, size_of::<Slot>())?;
+        mmap::keep_room(region.alive.file(), &path, at, size_of::<Slot>())?;
         region.slot = slot;
         region.introduce();
         Ok(region)
@@ -157,7 +155,7 @@ impl Region {
     #[inline]
     #[must_use]
     pub fn gpus(&self) -> usize {
-        limits::gpus(&self.limits)
+        owner::gpus(&self.limits)
     }
 
     /// The GPU with this UUID.
@@ -325,7 +323,7 @@ impl Region {
     #[inline]
     #[must_use]
     pub fn used(&self, gpu: usize) -> u64 {
-        ledger::used(&self.book(gpu).word).saturating_mul(UNIT)
+        memory_account::used(&self.book(gpu).word).saturating_mul(UNIT)
     }
 
     /// Bytes of a GPU that this process holds.

@@ -1,11 +1,11 @@
 //! One GPU's arbiter at work: a thread that looks at its containers, asks the deal and writes their gates.
 
-use super::bells::{Bell, Bells, Glance, Heard, wake_in_time};
+use super::doorbell_wait::{Bell, Bells, Glance, Heard, wake_in_time};
 use super::{Deal, Notes, View, tuning};
 use crate::clock;
 use crate::error::RegionError;
-use crate::limits::{Gate, Owner};
-use crate::usage::reader::UsageReader;
+use crate::owner::{Gate, Owner};
+use crate::reader::UsageReader;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

@@ -5,8 +5,8 @@ use crate::layout::{
     GATE_COPIES, GpuLimits, LIMITS_SIZE, LimitsFile, MAX_GPUS, NO_LIMIT, OVERSUBSCRIBE, SLOTS, Start, Turn,
     USAGE_SIZE, UsageFile, VERSION,
 };
-use crate::ledger::MOST;
-use crate::map::{self, Layout, Map};
+use crate::memory_account::MOST;
+use crate::mmap::{self, Layout, Map};
 use crate::{LIMITS, USAGE, futex};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -92,7 +92,7 @@ impl Owner {
         }
         shares.iter().try_for_each(GpuShare::check)?;
         let usage = folder.join(USAGE);
-        let kept = map::open(&usage, false).and_then(|file| map::check::<UsageFile>(&file, &usage));
+        let kept = mmap::open(&usage, false).and_then(|file| mmap::check::<UsageFile>(&file, &usage));
         if kept.is_err() {
             // Room for the processes' own parts is kept by who takes a slot.
             let start = offset_of!(UsageFile, slots);
@@ -113,8 +113,8 @@ impl Owner {
     /// Takes over a region that was made before.
     pub fn open(folder: &Path) -> Result<Self, RegionError> {
         let path = folder.join(LIMITS);
-        let file = map::open(&path, true)?;
-        map::check::<LimitsFile>(&file, &path)?;
+        let file = mmap::open(&path, true)?;
+        mmap::check::<LimitsFile>(&file, &path)?;
         Ok(Self { limits: Map::new(&file, &path, true)? })
     }
 
@@ -240,7 +240,7 @@ pub(crate) fn gpus(limits: &LimitsFile) -> usize {
 
 fn write(gpu: &GpuLimits, share: &GpuShare) {
     for (word, half) in gpu.uuid.iter().zip(share.uuid.chunks_exact(8)) {
-        word.store(map::number(half, 0, 8), Relaxed);
+        word.store(mmap::number(half, 0, 8), Relaxed);
     }
     gpu.memory.store(share.memory, Relaxed);
     gpu.context.store(share.context, Relaxed);
@@ -279,7 +279,7 @@ fn make<T: Layout>(
         .map_err(named("make"))?;
     let made = (|| {
         file.set_len(size as u64).map_err(named("give its length to"))?;
-        map::keep_room(&file, path, 0, room)?;
+        mmap::keep_room(&file, path, 0, room)?;
         let map = Map::new(&file, path, true)?;
         fill(&map);
         // The mode above was cut by the umask, and programs of any user of the container come here.

@@ -1,16 +1,16 @@
 //! The agent's side of `usage`: read through the file, never through memory, since the container may cut it short at any
 //! time, and believed in nothing that can be checked.
 
-use super::{LIVES_AT, PIDS_AT};
 use crate::USAGE;
-use crate::alive::Alive;
 use crate::error::RegionError;
 use crate::layout::{
     Confirmed, GpuBook, Identity, Lane, MAX_GPUS, Occupied, SLOTS, Slot, TimeBook, USAGE_SIZE, UsageFile,
     UsageHeader,
 };
-use crate::ledger::{UNIT, Values, Word};
-use crate::map::{self, number};
+use crate::liveness_lock::Alive;
+use crate::memory_account::{UNIT, Values, Word};
+use crate::mmap::{self, number};
+use crate::tenant::{LIVES_AT, PIDS_AT};
 use std::fs::File;
 use std::io;
 use std::mem::offset_of;
@@ -176,8 +176,8 @@ impl UsageReader {
     /// Opens the `usage` of the region in `folder`.
     pub fn open(folder: &Path) -> Result<Self, RegionError> {
         let path = folder.join(USAGE);
-        let file = map::open(&path, false)?;
-        map::check::<UsageFile>(&file, &path)?;
+        let file = mmap::open(&path, false)?;
+        mmap::check::<UsageFile>(&file, &path)?;
         Ok(Self { alive: Alive::in_one(file, LIVES_AT, PIDS_AT), path })
     }
 
@@ -197,8 +197,8 @@ impl UsageReader {
         if longer == 0 && room <= USAGE_SIZE as u64 + SPARE {
             return Ok(None);
         }
-        let file = map::open(&self.path, true)?;
-        if map::identity(&file, &self.path)? != map::identity(own, &self.path)? {
+        let file = mmap::open(&self.path, true)?;
+        if mmap::identity(&file, &self.path)? != mmap::identity(own, &self.path)? {
             return Err(RegionError::broken(&self.path, "another file is in its place"));
         }
         // To its length and no shorter, whatever was done to it meanwhile: who has it mapped would be killed.

@@ -5,7 +5,7 @@ use crate::USAGE;
 use crate::error::RegionError;
 use crate::futex;
 use crate::layout::{GpuBook, TimeBook, UsageFile};
-use crate::map::{self, Map, number};
+use crate::mmap::{self, Map, number};
 use std::fs::File;
 use std::mem::offset_of;
 use std::os::unix::fs::FileExt;
@@ -39,8 +39,8 @@ pub(super) struct Glance {
 impl Bell {
     pub(super) fn open(folder: &Path, gpu: usize) -> Result<Self, RegionError> {
         let path = folder.join(USAGE);
-        let file = map::open(&path, false)?;
-        map::check::<UsageFile>(&file, &path)?;
+        let file = mmap::open(&path, false)?;
+        mmap::check::<UsageFile>(&file, &path)?;
         let place = Map::new(&file, &path, false)?;
         Ok(Self { file, place, gpu })
     }

@@ -7,7 +7,7 @@
 //!
 //! Where the words lie is the caller's business, and so is the capacity: some files could be forged by who it limits.
 
-use super::mortal::may_die_here;
+use super::failpoint::may_die_here;
 use super::sync::AtomicU64;
 use super::sync::Ordering::{Acquire, Relaxed, Release};
 

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use super::bells::{Bells, Heard};
-use super::table::{Hall, Table};
+use super::doorbell_wait::{Bells, Heard};
+use super::gpu_thread::{Hall, Table};
 use super::{MILLI, Runner, WHOLE, tuning};
-use crate::limits::{GpuShare, Owner, Policy};
-use crate::usage::reader::UsageReader;
+use crate::owner::{GpuShare, Owner, Policy};
+use crate::reader::UsageReader;
 use crate::{Region, USAGE, clock, futex};
 
 fn now() -> u64 {
