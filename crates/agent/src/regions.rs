@@ -5,8 +5,8 @@ use partage_core::model::{ContainerName, GpuUuid, PodUid, Share};
 use partage_enforce::context_sizes::ContextSizes as Sizes;
 use partage_host::shares::region_share;
 use partage_host::truth::Kept;
-use partage_region::arbiter::{Member, Runner};
-use partage_region::{Owner, Policy};
+use partage_region::arbiter::{Arbiter, MemberId};
+use partage_region::{RegionOwner, RegionPolicy};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
@@ -24,7 +24,7 @@ pub(crate) struct Live {
     pub(crate) shares: Vec<Share>,
     /// Our side of the region.
     pub(crate) kept: Arc<Kept>,
-    member: Member,
+    member: MemberId,
 }
 
 impl Live {
@@ -54,7 +54,7 @@ impl Live {
 pub(crate) struct Regions {
     folder: PathBuf,
     sizes: Sizes,
-    arbiter: Runner,
+    arbiter: Arbiter,
     live: Mutex<BTreeMap<Nonce, Live>>,
 }
 
@@ -63,7 +63,7 @@ impl Regions {
         fs::create_dir_all(folder)?;
         // What is inside is for who has it mounted.
         fs::set_permissions(folder, fs::Permissions::from_mode(0o711))?;
-        Ok(Regions { folder: folder.into(), sizes, arbiter: Runner::new(), live: Mutex::default() })
+        Ok(Regions { folder: folder.into(), sizes, arbiter: Arbiter::new(), live: Mutex::default() })
     }
 
     /// Where a container's region is.
@@ -113,8 +113,8 @@ impl Regions {
                 // Damaged by its tenant, or of an agent that was killed while it made it. Who has the old one mounted keeps it.
                 let _ = fs::remove_dir_all(&folder);
                 fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-                let owner =
-                    Owner::create(&folder, &wanted, Policy::default()).map_err(|error| error.to_string())?;
+                let owner = RegionOwner::create(&folder, &wanted, RegionPolicy::default())
+                    .map_err(|error| error.to_string())?;
                 Kept::of(owner, &folder).map_err(|error| error.to_string())?
             }
         };
@@ -213,19 +213,19 @@ fn is_there(folder: &Path) -> bool {
 
 /// The region that is there, with these limits; none where it cannot be used.
 fn taken_up(folder: &Path, wanted: &[partage_region::GpuShare]) -> Option<Kept> {
-    let owner = Owner::open(folder).ok().filter(|owner| fits(owner, wanted) && is_there(folder))?;
+    let owner = RegionOwner::open(folder).ok().filter(|owner| fits(owner, wanted) && is_there(folder))?;
     set(&owner, wanted).ok()?;
     Kept::of(owner, folder).ok()
 }
 
 /// Whether a region is of these GPUs, in this order.
-fn fits(owner: &Owner, wanted: &[partage_region::GpuShare]) -> bool {
+fn fits(owner: &RegionOwner, wanted: &[partage_region::GpuShare]) -> bool {
     let uuids = (0..owner.gpus()).map(|at| owner.share(at).map(|share| share.uuid));
     uuids.eq(wanted.iter().map(|share| Some(share.uuid)))
 }
 
 /// Whether something was not so before.
-fn set(owner: &Owner, wanted: &[partage_region::GpuShare]) -> Result<bool, String> {
+fn set(owner: &RegionOwner, wanted: &[partage_region::GpuShare]) -> Result<bool, String> {
     let mut changed = false;
     for (at, share) in wanted.iter().enumerate() {
         if owner.share(at).as_ref() != Some(share) {

@@ -5,8 +5,10 @@
 
 use crate::gpus::{Gpus, Look, uuid_bytes};
 use partage_core::model::{Bytes, GpuUuid, Node};
-use partage_region::audit::{self, Audit, Container, Finding, Granted, Kind, Round, Seen};
-use partage_region::{Forgery, Owner, RegionError, Snapshot, UsageReader};
+use partage_region::audit::{
+    self, AuditRound, AuditedContainer, BypassAudit, Finding, FindingKind, GrantedGpu, ObservedProcess,
+};
+use partage_region::{Forgery, RegionError, RegionOwner, UsageReader, UsageSnapshot};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Kept {
     /// Its limits.
-    pub owner: Owner,
+    pub owner: RegionOwner,
     /// What its processes say.
     pub reader: UsageReader,
 }
@@ -23,18 +25,18 @@ pub struct Kept {
 impl Kept {
     /// Of a region that is there.
     pub fn open(folder: &Path) -> Result<Kept, RegionError> {
-        Kept::of(Owner::open(folder)?, folder)
+        Kept::of(RegionOwner::open(folder)?, folder)
     }
 
     /// Of a region whose owner one is already.
-    pub fn of(owner: Owner, folder: &Path) -> Result<Kept, RegionError> {
+    pub fn of(owner: RegionOwner, folder: &Path) -> Result<Kept, RegionError> {
         Ok(Kept { owner, reader: UsageReader::open(folder)? })
     }
 
-    fn granted(&self) -> Vec<Granted> {
+    fn granted(&self) -> Vec<GrantedGpu> {
         let shares = (0..self.owner.gpus()).filter_map(|gpu| self.owner.share(gpu));
         shares
-            .map(|share| Granted {
+            .map(|share| GrantedGpu {
                 uuid: share.uuid,
                 memory: share.memory,
                 context: share.context,
@@ -102,13 +104,13 @@ impl<K> Default for Truth<K> {
 pub struct Auditor<K> {
     /// A GPU's index is its place here.
     gpus: Vec<GpuUuid>,
-    audit: Audit,
+    audit: BypassAudit,
     /// What everybody said in the last round.
-    before: BTreeMap<K, Snapshot>,
+    before: BTreeMap<K, UsageSnapshot>,
     used: BTreeMap<K, BTreeMap<GpuUuid, Used>>,
     health: BTreeMap<GpuUuid, String>,
     /// What was wrong in the last round. Its amounts change, and it is still the same.
-    wrong: BTreeSet<(K, [u8; 16], Kind, Option<u32>)>,
+    wrong: BTreeSet<(K, [u8; 16], FindingKind, Option<u32>)>,
 }
 
 impl<K: Ord + Clone + ToString> Auditor<K> {
@@ -116,7 +118,7 @@ impl<K: Ord + Clone + ToString> Auditor<K> {
     pub fn new(node: &Node) -> Self {
         Auditor {
             gpus: node.gpus.iter().map(|gpu| gpu.uuid.clone()).collect(),
-            audit: Audit::default(),
+            audit: BypassAudit::default(),
             before: BTreeMap::new(),
             used: BTreeMap::new(),
             health: BTreeMap::new(),
@@ -149,19 +151,19 @@ impl<K: Ord + Clone + ToString> Auditor<K> {
         let containers = watched.iter().filter_map(|one| {
             let after = later.get(&one.key)?.clone();
             let before = earlier.get(&one.key).or_else(|| self.before.get(&one.key))?.clone();
-            Some(Container { id: one.key.to_string(), granted: one.kept.granted(), before, after })
+            Some(AuditedContainer { id: one.key.to_string(), granted: one.kept.granted(), before, after })
         });
         let audited = looks.iter().zip(&seen).filter_map(|(look, seen)| {
-            let as_audited = |(pid, memory, busy, key): &(u32, u64, u32, Option<K>)| Seen {
+            let as_audited = |(pid, memory, busy, key): &(u32, u64, u32, Option<K>)| ObservedProcess {
                 pid: *pid,
                 memory: *memory,
                 busy: *busy,
                 container: key.as_ref().map(K::to_string),
             };
             let uuid = uuid_bytes(&look.uuid)?;
-            Some(audit::Gpu { uuid, processes: seen.iter().map(as_audited).collect() })
+            Some(audit::ObservedGpu { uuid, processes: seen.iter().map(as_audited).collect() })
         });
-        let round = Round { now, gpus: audited.collect(), containers: containers.collect() };
+        let round = AuditRound { now, gpus: audited.collect(), containers: containers.collect() };
         let findings = self.audit.look(&round);
 
         let owners = seen.iter().flatten().filter_map(|(.., key)| key.as_ref());
@@ -182,7 +184,7 @@ impl<K: Ord + Clone + ToString> Auditor<K> {
         looks: &[Look],
         seen: &[Vec<Process<K>>],
         watched: &[Watched<K>],
-        later: &BTreeMap<K, Snapshot>,
+        later: &BTreeMap<K, UsageSnapshot>,
     ) -> BTreeMap<K, BTreeMap<GpuUuid, Used>> {
         let mut used: BTreeMap<K, BTreeMap<GpuUuid, Used>> = BTreeMap::new();
         for (look, seen) in looks.iter().zip(seen) {
@@ -197,7 +199,7 @@ impl<K: Ord + Clone + ToString> Auditor<K> {
             for (at, granted) in kept.granted().iter().enumerate() {
                 let uuid = crate::gpus::uuid_of(granted.uuid);
                 let of = used.entry(key.clone()).or_default().entry(uuid).or_default();
-                let spent = |said: &BTreeMap<K, Snapshot>| Some(said.get(key)?.gpus.get(at)?.spent);
+                let spent = |said: &BTreeMap<K, UsageSnapshot>| Some(said.get(key)?.gpus.get(at)?.spent);
                 // A driver tells of work in whole percents, and only of the last moments.
                 if spent(&self.before).zip(spent(later)).is_some_and(|(before, after)| before != after) {
                     of.worked = Some(now);
@@ -237,22 +239,22 @@ impl<K: Ord + Clone + ToString> Auditor<K> {
         let one = |singular, plural| if finding.pid.is_some() { singular } else { plural };
         let bytes = Bytes(finding.amount);
         match finding.kind {
-            Kind::ForgedUsage if finding.pid.is_none() && finding.amount > 0 => {
+            FindingKind::ForgedUsage if finding.pid.is_none() && finding.amount > 0 => {
                 format!("{who} made the file of their account {bytes} longer; it was cut back")
             }
-            Kind::ForgedUsage => format!("{who} wrote over {} account of {gpu}", one("its", "their")),
-            Kind::UnaccountedMemory => {
+            FindingKind::ForgedUsage => format!("{who} wrote over {} account of {gpu}", one("its", "their")),
+            FindingKind::UnaccountedMemory => {
                 format!(
                     "{who} {} {bytes} on {gpu} that {} did not ask for",
                     one("holds", "hold"),
                     one("it", "they")
                 )
             }
-            Kind::OverLimit => format!("{who} {} {bytes} more on {gpu} than the limit", one("holds", "hold")),
-            Kind::UnaccountedWork => {
+            FindingKind::OverLimit => format!("{who} {} {bytes} more on {gpu} than the limit", one("holds", "hold")),
+            FindingKind::UnaccountedWork => {
                 format!("{who} {} on {gpu} outside {} turns", one("works", "work"), one("its", "their"))
             }
-            Kind::Stranger => format!("{who} {} {gpu}, which is not the share's", one("uses", "use")),
+            FindingKind::UngrantedGpu => format!("{who} {} {gpu}, which is not the share's", one("uses", "use")),
         }
     }
 
@@ -287,14 +289,15 @@ fn attribute<K>(looks: &[Look], owner: &dyn Fn(u32) -> Option<K>) -> (Vec<Vec<Pr
     (all, strangers)
 }
 
-fn snapshots<K: Ord + Clone>(watched: &[Watched<K>]) -> BTreeMap<K, Snapshot> {
+fn snapshots<K: Ord + Clone>(watched: &[Watched<K>]) -> BTreeMap<K, UsageSnapshot> {
     // It was whole when it was opened, and nobody but its tenant writes it.
-    let said = |one: &Watched<K>| one.kept.reader.snapshot().unwrap_or_else(|_| Snapshot::of_a_short_file());
+    let said =
+        |one: &Watched<K>| one.kept.reader.snapshot().unwrap_or_else(|_| UsageSnapshot::of_a_short_file());
     watched.iter().map(|one| (one.key.clone(), said(one))).collect()
 }
 
 /// Accounts that their tenants made longer are cut back, and that is noted with what they say.
-fn cut<K: Ord>(watched: &[Watched<K>], said: &mut BTreeMap<K, Snapshot>) {
+fn cut<K: Ord>(watched: &[Watched<K>], said: &mut BTreeMap<K, UsageSnapshot>) {
     for one in watched {
         // What cannot be cut now is tried again with the next round.
         if let Ok(Some(bytes)) = one.kept.reader.cut()
@@ -334,27 +337,27 @@ mod tests {
         };
         for (kind, one, all) in [
             (
-                Kind::UnaccountedWork,
+                FindingKind::UnaccountedWork,
                 "process 7 works on GPU 0 outside its turns",
                 "its processes work on GPU 0 outside their turns",
             ),
             (
-                Kind::UnaccountedMemory,
+                FindingKind::UnaccountedMemory,
                 "process 7 holds 1 GiB on GPU 0 that it did not ask for",
                 "its processes hold 1 GiB on GPU 0 that they did not ask for",
             ),
             (
-                Kind::OverLimit,
+                FindingKind::OverLimit,
                 "process 7 holds 1 GiB more on GPU 0 than the limit",
                 "its processes hold 1 GiB more on GPU 0 than the limit",
             ),
             (
-                Kind::Stranger,
+                FindingKind::UngrantedGpu,
                 "process 7 uses GPU 0, which is not the share's",
                 "its processes use GPU 0, which is not the share's",
             ),
             (
-                Kind::ForgedUsage,
+                FindingKind::ForgedUsage,
                 "process 7 wrote over its account of GPU 0",
                 "its processes made the file of their account 1 GiB longer; it was cut back",
             ),

@@ -9,7 +9,7 @@ use partage_core::model::{Bytes, GpuUuid};
 use partage_driver_api::exports::DriverVersion;
 use partage_host::gpus::{Gpus, uuid_bytes};
 use partage_host::truth::{Auditor, Kept, Truth, Watched};
-use partage_region::{GpuShare, Owner, Policy};
+use partage_region::{GpuShare, RegionOwner, RegionPolicy};
 use partage_sim_node::state::Fault;
 use partage_testkit::workload::Load;
 use std::cell::RefCell;
@@ -34,7 +34,7 @@ struct Region {
 fn region(name: &str, uuid: &GpuUuid, memory: u64) -> Region {
     let folder = tempfile::tempdir().unwrap();
     let share = GpuShare { uuid: uuid_bytes(uuid).unwrap(), memory, ..GpuShare::default() };
-    Owner::create(folder.path(), &[share], Policy::default()).unwrap();
+    RegionOwner::create(folder.path(), &[share], RegionPolicy::default()).unwrap();
     let kept = Arc::new(Kept::open(folder.path()).unwrap());
     Region { watched: Watched { key: name.into(), kept }, folder }
 }

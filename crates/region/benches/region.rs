@@ -1,8 +1,8 @@
 //! What a process pays for its region: nanoseconds by the call, the least of several runs.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
-use partage_region::arbiter::Runner;
-use partage_region::{GpuShare, Owner, Policy, Region, UNIT, UsageReader};
+use partage_region::arbiter::Arbiter;
+use partage_region::{GpuShare, RegionOwner, RegionPolicy, RegionTenant, UNIT, UsageReader};
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -23,8 +23,8 @@ fn main() {
         tempfile::tempdir_in(if std::path::Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" });
     let folder = folder.unwrap();
     let shares = [GpuShare { memory: 1 << 30, ..GpuShare::default() }];
-    let _owner = Owner::create(folder.path(), &shares, Policy::default()).unwrap();
-    let region = Region::attach(folder.path()).unwrap();
+    let _owner = RegionOwner::create(folder.path(), &shares, RegionPolicy::default()).unwrap();
+    let region = RegionTenant::attach(folder.path()).unwrap();
     measure("reserve and release", 100_000, || {
         region.reserve(0, black_box(1 << 20)).unwrap();
         region.release(0, black_box(1 << 20));
@@ -39,7 +39,7 @@ fn main() {
         let limits = region.limits(black_box(0));
         black_box((limits.gated(), limits.turn()));
     });
-    let other = Region::attach(folder.path()).unwrap();
+    let other = RegionTenant::attach(folder.path()).unwrap();
     measure("reserve and release, two processes by turns", 100_000, || {
         for region in [&region, &other] {
             region.reserve(0, UNIT).unwrap();
@@ -54,9 +54,9 @@ fn main() {
     measure("refused", 1_000, || {
         assert!(region.reserve(0, 2 << 30).is_err());
     });
-    measure("attach and detach", 200, || drop(Region::attach(folder.path()).unwrap()));
-    let others: Vec<Region> = (0..200).map(|_| Region::attach(folder.path()).unwrap()).collect();
-    measure("attach and detach, 200 others", 200, || drop(Region::attach(folder.path()).unwrap()));
+    measure("attach and detach", 200, || drop(RegionTenant::attach(folder.path()).unwrap()));
+    let others: Vec<RegionTenant> = (0..200).map(|_| RegionTenant::attach(folder.path()).unwrap()).collect();
+    measure("attach and detach, 200 others", 200, || drop(RegionTenant::attach(folder.path()).unwrap()));
     measure("sweep, 200 others", 20, || {
         region.sweep();
     });
@@ -78,9 +78,9 @@ fn main() {
 fn idle_arbiter(regions: usize) {
     let share = GpuShare { cores: 100, ceiling: 100, gated: true, ..GpuShare::default() };
     let folders: Vec<_> = (0..regions).map(|_| tempfile::tempdir().unwrap()).collect();
-    let runner = Runner::new();
+    let runner = Arbiter::new();
     for folder in &folders {
-        Owner::create(folder.path(), std::slice::from_ref(&share), Policy::default()).unwrap();
+        RegionOwner::create(folder.path(), std::slice::from_ref(&share), RegionPolicy::default()).unwrap();
         runner.add(folder.path()).unwrap();
     }
     let busy = || -> u64 {

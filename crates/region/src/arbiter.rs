@@ -1,7 +1,7 @@
 //! Who may use a GPU now. One container at a time has the turn; what it submits in it is charged to it, and what it
 //! submits too much is debt.
 //!
-//! [`Deal`] decides, for one GPU, with no clock and no memory but its own. [`Runner`] lives in the
+//! [`TurnScheduler`] decides, for one GPU, with no clock and no memory but its own. [`Arbiter`] lives in the
 //! owner's process: it reads `usage`, asks the deal, and writes the gate words of `limits`.
 
 mod account;
@@ -13,9 +13,9 @@ mod runner;
 mod tests;
 mod turn_scheduler;
 
-pub use account::{Notes, View};
-pub use runner::{Member, Runner};
-pub use turn_scheduler::{Class, Deal, Open, Order};
+pub use account::{Anomalies, ContainerView};
+pub use runner::{Arbiter, MemberId};
+pub use turn_scheduler::{TurnClass, TurnDecision, TurnGrant, TurnScheduler};
 
 /// The whole of a GPU's time, in the hundredths of a percent that shares are counted in.
 pub const WHOLE: u32 = 10_000;

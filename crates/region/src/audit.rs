@@ -4,15 +4,15 @@
 //! from the driver itself: whoever uses a GPU is on its list, under the machine's pid, with its memory and its time. So
 //! nothing here prevents anything; it says who did it.
 //!
-//! Pure: what is known comes in as a [`Round`], what was found goes out. [`Audit`] remembers from round to round, since a
+//! Pure: what is known comes in as a [`AuditRound`], what was found goes out. [`BypassAudit`] remembers from round to round, since a
 //! difference of a moment is no finding: contexts are made and memory is given back between two looks.
 
 use crate::layout::MAX_GPUS;
-use crate::reader::{Forgery, Snapshot};
+use crate::reader::{Forgery, UsageSnapshot};
 
 /// What the driver says of one process on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct ObservedProcess {
     /// On the machine.
     pub pid: u32,
     /// Bytes.
@@ -25,16 +25,16 @@ pub struct Seen {
 
 /// A GPU, and who uses it by the driver's word.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gpu {
+pub struct ObservedGpu {
     /// The GPU's UUID.
     pub uuid: [u8; 16],
     /// Processes on it.
-    pub processes: Vec<Seen>,
+    pub processes: Vec<ObservedProcess>,
 }
 
 /// What a container was granted of a GPU, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Granted {
+pub struct GrantedGpu {
     /// The GPU's UUID.
     pub uuid: [u8; 16],
     /// Bytes that may be used; `u64::MAX` for no limit.
@@ -47,32 +47,32 @@ pub struct Granted {
 
 /// A container: what it was granted, in the order of its limits, and what its processes say.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Container {
+pub struct AuditedContainer {
     /// As processes are attributed to it.
     pub id: String,
     /// Its GPUs.
-    pub granted: Vec<Granted>,
+    pub granted: Vec<GrantedGpu>,
     /// What its region said before the driver was asked.
-    pub before: Snapshot,
+    pub before: UsageSnapshot,
     /// What it said afterwards. An honest process holds by its account what it truly holds, or more, at any time: so it is
     /// judged by the larger one, and what comes and goes between the readings does not matter.
-    pub after: Snapshot,
+    pub after: UsageSnapshot,
 }
 
 /// Everything that is known at one time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Round {
+pub struct AuditRound {
     /// Nanoseconds of the monotonic clock.
     pub now: u64,
     /// All GPUs of the machine.
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<ObservedGpu>,
     /// All containers with a region.
-    pub containers: Vec<Container>,
+    pub containers: Vec<AuditedContainer>,
 }
 
 /// What is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum FindingKind {
     /// Words of `usage` contradict each other, or a process's fell while the driver's did not: somebody wrote them who
     /// did not give memory back. Or the file was made longer, or shorter.
     ForgedUsage,
@@ -83,7 +83,7 @@ pub enum Kind {
     /// A process works on a GPU whose time is dealt out, and has not asked for as much time.
     UnaccountedWork,
     /// A process uses a GPU that its container was not granted.
-    Stranger,
+    UngrantedGpu,
 }
 
 /// Something that has been wrong for longer than the grace.
@@ -94,7 +94,7 @@ pub struct Finding {
     /// On which GPU.
     pub gpu: [u8; 16],
     /// What.
-    pub kind: Kind,
+    pub kind: FindingKind,
     /// Which process, on the machine; none where it is the container's as a whole.
     pub pid: Option<u32>,
     /// How much: bytes of memory, nanoseconds of work in the last seconds, bytes by which the file grew; zero for words that
@@ -135,7 +135,7 @@ impl Default for Tolerance {
 
 impl Tolerance {
     /// Bytes that a process's memory may be above what its region says.
-    fn of(&self, granted: &Granted, seen: u64) -> u64 {
+    fn of(&self, granted: &GrantedGpu, seen: u64) -> u64 {
         let context = if granted.context == 0 { self.context } else { 0 };
         self.memory.saturating_add(context).max((seen / 100).saturating_mul(self.memory_percent))
     }
@@ -143,7 +143,7 @@ impl Tolerance {
 
 /// What is remembered from round to round.
 #[derive(Debug, Default)]
-pub struct Audit {
+pub struct BypassAudit {
     tolerance: Tolerance,
     last: Option<u64>,
     suspicions: Vec<Finding>,
@@ -183,7 +183,7 @@ struct Work {
 /// Nanoseconds after which work counts half.
 const HALF: u64 = 3_000_000_000;
 
-impl Audit {
+impl BypassAudit {
     /// With a tolerance of one's own.
     #[must_use]
     pub fn new(tolerance: Tolerance) -> Self {
@@ -191,7 +191,7 @@ impl Audit {
     }
 
     /// Looks at a round; what has been wrong for longer than the grace.
-    pub fn look(&mut self, round: &Round) -> Vec<Finding> {
+    pub fn look(&mut self, round: &AuditRound) -> Vec<Finding> {
         let passed = self.last.map_or(0, |last| round.now.saturating_sub(last));
         self.last = Some(round.now);
         let mut wrong = Vec::new();
@@ -225,7 +225,7 @@ impl Audit {
         self.suspicions = wrong;
         // A file does not grow by accident, and is cut back when it is seen: there is nothing to wait for.
         let is_sure = |finding: &Finding| {
-            finding.kind == Kind::ForgedUsage && finding.pid.is_none() && finding.amount > 0
+            finding.kind == FindingKind::ForgedUsage && finding.pid.is_none() && finding.amount > 0
         };
         let old = |finding: &&Finding| {
             is_sure(finding) || round.now.saturating_sub(finding.since) >= self.tolerance.grace
@@ -233,11 +233,17 @@ impl Audit {
         self.suspicions.iter().filter(old).cloned().collect()
     }
 
-    fn look_at(&mut self, round: &Round, container: &Container, passed: u64, wrong: &mut Vec<Finding>) {
+    fn look_at(
+        &mut self,
+        round: &AuditRound,
+        container: &AuditedContainer,
+        passed: u64,
+        wrong: &mut Vec<Finding>,
+    ) {
         let snapshot = &container.after;
         let grown = snapshot.forged.iter().find_map(|forged| match *forged {
             Forgery::Grown { bytes } => Some(bytes),
-            Forgery::Books { .. } | Forgery::Slot { .. } | Forgery::Short => None,
+            Forgery::Accounts { .. } | Forgery::Slot { .. } | Forgery::Short => None,
         });
         let short = snapshot.forged.contains(&Forgery::Short);
         for (index, granted) in container.granted.iter().enumerate().take(MAX_GPUS) {
@@ -252,15 +258,15 @@ impl Audit {
                 });
             };
             let contradicts = |forged: &Forgery| match *forged {
-                Forgery::Books { gpu, .. } | Forgery::Slot { gpu, .. } => gpu == index,
+                Forgery::Accounts { gpu, .. } | Forgery::Slot { gpu, .. } => gpu == index,
                 Forgery::Grown { .. } => false,
                 Forgery::Short => true,
             };
             if snapshot.forged.iter().any(contradicts) {
-                note(Kind::ForgedUsage, None, 0);
+                note(FindingKind::ForgedUsage, None, 0);
             }
             if let Some(bytes) = grown.filter(|_| index == 0) {
-                note(Kind::ForgedUsage, None, bytes);
+                note(FindingKind::ForgedUsage, None, bytes);
             }
             // By an account that is not there nobody else can be judged.
             if short {
@@ -279,11 +285,11 @@ impl Audit {
             }
             let excess = self.excess(&container.id, granted, memory);
             if excess > slack {
-                note(Kind::OverLimit, None, excess);
+                note(FindingKind::OverLimit, None, excess);
             }
             let spent = snapshot.gpus.get(index).map_or(0, |gpu| gpu.spent);
             if let Some(nanoseconds) = self.work(&container.id, granted, passed, worked, spent) {
-                note(Kind::UnaccountedWork, None, nanoseconds);
+                note(FindingKind::UnaccountedWork, None, nanoseconds);
             }
         }
     }
@@ -291,14 +297,14 @@ impl Audit {
     /// What is wrong with a process's memory.
     fn memory(
         &mut self,
-        container: &Container,
-        granted: &Granted,
+        container: &AuditedContainer,
+        granted: &GrantedGpu,
         index: usize,
-        seen: &Seen,
-    ) -> Option<(Kind, u64)> {
+        seen: &ObservedProcess,
+    ) -> Option<(FindingKind, u64)> {
         let held = [&container.before, &container.after].map(|snapshot| held(snapshot, index, seen.pid));
         let Some(held) = held.into_iter().flatten().max() else {
-            return (seen.memory > 0).then_some((Kind::UnaccountedMemory, seen.memory));
+            return (seen.memory > 0).then_some((FindingKind::UnaccountedMemory, seen.memory));
         };
         let container = container.id.as_str();
         let before = self.ledgers.iter_mut().find(|ledger| {
@@ -307,7 +313,10 @@ impl Audit {
         let missing = seen.memory.saturating_sub(held);
         if missing > self.tolerance.of(granted, seen.memory) {
             let fell = before.is_some_and(|before| held < before.held);
-            return Some((if fell { Kind::ForgedUsage } else { Kind::UnaccountedMemory }, missing));
+            return Some((
+                if fell { FindingKind::ForgedUsage } else { FindingKind::UnaccountedMemory },
+                missing,
+            ));
         }
         match before {
             Some(before) => before.held = held,
@@ -322,7 +331,7 @@ impl Audit {
     }
 
     /// Bytes that a container holds beyond what it may.
-    fn excess(&mut self, container: &str, granted: &Granted, memory: u64) -> u64 {
+    fn excess(&mut self, container: &str, granted: &GrantedGpu, memory: u64) -> u64 {
         let known = self
             .ceilings
             .iter_mut()
@@ -342,7 +351,7 @@ impl Audit {
     fn work(
         &mut self,
         container: &str,
-        granted: &Granted,
+        granted: &GrantedGpu,
         passed: u64,
         worked: u64,
         spent: u64,
@@ -380,13 +389,13 @@ impl Audit {
 
 /// Bytes that a process holds by its region; none if it is not registered. One that uses both of the driver's libraries has
 /// two slots.
-fn held(snapshot: &Snapshot, index: usize, pid: u32) -> Option<u64> {
+fn held(snapshot: &UsageSnapshot, index: usize, pid: u32) -> Option<u64> {
     let slots = snapshot.processes.iter().filter(|process| process.pid_here == Some(pid));
     slots.map(|process| process.held.get(index).copied().unwrap_or(0)).reduce(u64::saturating_add)
 }
 
 /// Processes on a GPU that their containers were not granted.
-fn strangers(round: &Round, gpu: &Gpu, wrong: &mut Vec<Finding>) {
+fn strangers(round: &AuditRound, gpu: &ObservedGpu, wrong: &mut Vec<Finding>) {
     for seen in &gpu.processes {
         let Some(container) = &seen.container else { continue };
         let mut own = round.containers.iter().filter(|known| known.id == *container);
@@ -396,7 +405,7 @@ fn strangers(round: &Round, gpu: &Gpu, wrong: &mut Vec<Finding>) {
         wrong.push(Finding {
             container: container.clone(),
             gpu: gpu.uuid,
-            kind: Kind::Stranger,
+            kind: FindingKind::UngrantedGpu,
             pid: Some(seen.pid),
             amount: seen.memory,
             since: round.now,

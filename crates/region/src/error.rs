@@ -1,7 +1,7 @@
 //! Why a region cannot be had, or memory not be given.
 
 use crate::layout::{MAX_GPUS, SLOTS, VERSION};
-use crate::memory_account::MOST;
+use crate::memory_account::MAX_BYTES;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -60,7 +60,7 @@ pub enum RegionError {
     /// A limit that cannot be counted.
     #[error(
         "a memory limit of {0} bytes cannot be counted: give at most {max}, or u64::MAX for no limit",
-        max = MOST
+        max = MAX_BYTES
     )]
     TooMuchMemory(u64),
 }

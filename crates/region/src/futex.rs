@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waited {
+pub enum WaitOutcome {
     /// Woken, or interrupted by a signal: look again.
     Woken,
     /// The word was not what it was expected to be.
@@ -17,7 +17,7 @@ pub enum Waited {
 }
 
 /// Waits while the word is `expected`, at most for `timeout`.
-pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -> Waited {
+pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -> WaitOutcome {
     let timeout = timeout.map(|timeout| libc::timespec {
         tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
         // Below a thousand million.
@@ -31,9 +31,9 @@ pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -> Waite
     let failed = errno();
     set_errno(kept);
     match (answer, failed) {
-        (0, _) | (_, libc::EINTR) => Waited::Woken,
-        (_, libc::ETIMEDOUT) => Waited::TimedOut,
-        _ => Waited::Changed,
+        (0, _) | (_, libc::EINTR) => WaitOutcome::Woken,
+        (_, libc::ETIMEDOUT) => WaitOutcome::TimedOut,
+        _ => WaitOutcome::Changed,
     }
 }
 

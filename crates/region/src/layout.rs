@@ -22,10 +22,10 @@ pub const USAGE_MAGIC: u64 = u64::from_le_bytes(*b"PARTUSE\n");
 /// All of this is `memory` when the owner sets no limit.
 pub const NO_LIMIT: u64 = u64::MAX;
 
-/// Policy: beyond the limit the shim may place memory on the host's side.
+/// RegionPolicy: beyond the limit the shim may place memory on the host's side.
 pub const OVERSUBSCRIBE: u32 = 1;
 
-/// Policy: copies and fills keep to turns as launches do.
+/// RegionPolicy: copies and fills keep to turns as launches do.
 pub const GATE_COPIES: u32 = 1 << 1;
 
 /// Length of `limits`.
@@ -84,9 +84,9 @@ pub(crate) struct GateLine {
 
 /// A container's turn on a GPU: which, and whether it lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn(pub u32);
+pub struct TurnWord(pub u32);
 
-impl Turn {
+impl TurnWord {
     /// How many turns there have been; goes round.
     #[must_use]
     pub fn number(self) -> u32 {
@@ -186,8 +186,8 @@ impl GpuLimits {
     /// The container's last turn. What [`GpuLimits::allowed`] says after an open one was written before it opened.
     #[inline]
     #[must_use]
-    pub fn turn(&self) -> Turn {
-        Turn(self.gate.turn.load(Ordering::Acquire))
+    pub fn turn(&self) -> TurnWord {
+        TurnWord(self.gate.turn.load(Ordering::Acquire))
     }
 
     /// The word of [`GpuLimits::turn`], to wait on. It cannot be written here.
@@ -216,7 +216,7 @@ impl GpuLimits {
 #[derive(Debug)]
 pub(crate) struct UsageFile {
     pub(crate) header: UsageHeader,
-    pub(crate) books: [GpuBook; MAX_GPUS],
+    pub(crate) accounts: [GpuAccount; MAX_GPUS],
     pub(crate) slots: [Slot; SLOTS],
 }
 
@@ -237,19 +237,19 @@ pub(crate) struct Occupied(pub(crate) [AtomicU64; SLOTS / 64]);
 /// What a container's processes have together on one GPU. Any of them may have written anything here.
 #[repr(C, align(128))]
 #[derive(Debug)]
-pub struct GpuBook {
+pub struct GpuAccount {
     /// See `ledger`.
     pub(crate) word: AtomicU64,
     pub(crate) peak: AtomicU64,
     pub(crate) refusals: AtomicU64,
     /// The part about time.
-    pub time: TimeBook,
+    pub time: GpuTimeAccount,
 }
 
 /// The time that a container's processes have taken of one GPU.
 #[repr(C, align(128))]
 #[derive(Debug)]
-pub struct TimeBook {
+pub struct GpuTimeAccount {
     /// Nanoseconds of the GPU that were submitted, in all.
     pub(crate) spent: AtomicU64,
     /// Nanoseconds that threads waited for a turn, in all.
@@ -262,14 +262,14 @@ pub struct TimeBook {
     pub local_base: AtomicU64,
 }
 
-impl GpuBook {
+impl GpuAccount {
     /// An empty book.
     pub(crate) const fn none() -> Self {
         Self {
             word: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             refusals: AtomicU64::new(0),
-            time: TimeBook {
+            time: GpuTimeAccount {
                 spent: AtomicU64::new(0),
                 throttled: AtomicU64::new(0),
                 doorbell: AtomicU32::new(0),
@@ -319,7 +319,7 @@ impl GpuBook {
 pub(crate) struct Slot {
     pub(crate) identity: Identity,
     pub(crate) confirmed: Confirmed,
-    pub(crate) lanes: [Lane; MAX_GPUS],
+    pub(crate) lanes: [ProcessLane; MAX_GPUS],
 }
 
 #[repr(C, align(128))]
@@ -341,7 +341,7 @@ pub(crate) struct Confirmed(pub(crate) [AtomicU64; MAX_GPUS]);
 /// What one process has on one GPU.
 #[repr(C, align(128))]
 #[derive(Debug)]
-pub struct Lane {
+pub struct ProcessLane {
     pub(crate) total: AtomicU64,
     pub(crate) intent: AtomicU64,
     /// When all that this process has submitted will have run, as predicted, on the monotonic clock.
@@ -352,7 +352,7 @@ pub struct Lane {
     pub waiting: AtomicU32,
 }
 
-impl Lane {
+impl ProcessLane {
     /// A lane on which nothing has happened.
     pub(crate) const fn none() -> Self {
         Self {
@@ -379,15 +379,15 @@ const _: () = {
     assert!(offset_of!(GpuLimits, gate) == 128 && offset_of!(GateLine, turn) == 0);
     assert!(offset_of!(GateLine, allowed) == 8 && offset_of!(GateLine, heartbeat) == 16);
     assert!(offset_of!(UsageHeader, swept) == 24 && offset_of!(UsageHeader, occupied) == 128);
-    assert!(offset_of!(UsageFile, books) == 256 && size_of::<GpuBook>() == 256);
+    assert!(offset_of!(UsageFile, accounts) == 256 && size_of::<GpuAccount>() == 256);
     assert!(
-        offset_of!(GpuBook, word) == 0
-            && offset_of!(GpuBook, peak) == 8
-            && offset_of!(GpuBook, refusals) == 16
+        offset_of!(GpuAccount, word) == 0
+            && offset_of!(GpuAccount, peak) == 8
+            && offset_of!(GpuAccount, refusals) == 16
     );
-    assert!(offset_of!(GpuBook, time) == 128 && offset_of!(TimeBook, throttled) == 8);
-    assert!(offset_of!(TimeBook, doorbell) == 16 && offset_of!(TimeBook, local_since) == 24);
-    assert!(offset_of!(TimeBook, local_base) == 32);
+    assert!(offset_of!(GpuAccount, time) == 128 && offset_of!(GpuTimeAccount, throttled) == 8);
+    assert!(offset_of!(GpuTimeAccount, doorbell) == 16 && offset_of!(GpuTimeAccount, local_since) == 24);
+    assert!(offset_of!(GpuTimeAccount, local_base) == 32);
     assert!(offset_of!(UsageFile, slots) == 4352 && size_of::<Slot>() == 2304 && USAGE_SIZE == 2_367_488);
     assert!(
         offset_of!(Slot, identity) == 0
@@ -396,7 +396,13 @@ const _: () = {
     );
     assert!(offset_of!(Identity, started) == 8 && offset_of!(Identity, namespace) == 16);
     assert!(
-        offset_of!(Lane, total) == 0 && offset_of!(Lane, intent) == 8 && offset_of!(Lane, busy_until) == 16
+        offset_of!(ProcessLane, total) == 0
+            && offset_of!(ProcessLane, intent) == 8
+            && offset_of!(ProcessLane, busy_until) == 16
     );
-    assert!(offset_of!(Lane, spent) == 24 && offset_of!(Lane, waiting) == 32 && size_of::<Lane>() == 128);
+    assert!(
+        offset_of!(ProcessLane, spent) == 24
+            && offset_of!(ProcessLane, waiting) == 32
+            && size_of::<ProcessLane>() == 128
+    );
 };

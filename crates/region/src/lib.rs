@@ -22,11 +22,11 @@ mod tenant;
 mod tests;
 
 pub use error::{Refused, RegionError};
-pub use layout::{GpuBook, GpuLimits, Lane, MAX_GPUS, SLOTS, Turn};
+pub use layout::{GpuAccount, GpuLimits, MAX_GPUS, ProcessLane, SLOTS, TurnWord};
 pub use memory_account::UNIT;
-pub use owner::{Gate, GpuShare, Owner, Policy};
-pub use reader::{Demand, Forgery, GpuUsage, ProcessUsage, Snapshot, UsageReader};
-pub use tenant::{Process, Region};
+pub use owner::{GpuShare, RegionOwner, RegionPolicy, TurnControl};
+pub use reader::{ComputeDemand, Forgery, GpuUsage, ProcessUsage, UsageReader, UsageSnapshot};
+pub use tenant::{Process, RegionTenant};
 
 /// The file that says what the container may have.
 pub const LIMITS: &str = "limits";

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 /// The locks of the slots. They belong to the open file: two openings in one process are two owners.
 #[derive(Debug)]
-pub struct Alive {
+pub struct LivenessLocks {
     /// Locks that say "I live".
     slots: ManuallyDrop<File>,
     /// Locks of the old kind, which know their owner's pid and translate it between namespaces. A process loses all of
@@ -63,7 +63,7 @@ fn register(from: i32, to: i32) -> bool {
         .any(|entry| entry.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok())
 }
 
-impl Drop for Alive {
+impl Drop for LivenessLocks {
     fn drop(&mut self) {
         // In a forked child the numbers were closed and struck off, and may by now be other files', even ones of this list.
         if !self.is_own() {
@@ -77,17 +77,17 @@ impl Drop for Alive {
     }
 }
 
-impl Alive {
+impl LivenessLocks {
     /// Locks in two files, each from its first byte on.
     #[must_use]
-    pub fn in_two(slots: File, pids: File) -> Self {
+    pub fn in_two_files(slots: File, pids: File) -> Self {
         Self::new(slots, Some(pids), 0, 0)
     }
 
     /// Locks in one file: for slots from byte `slots_at` on, for pids from byte `pids_at` on. The two must lie apart: a
     /// lock of one kind is in the way of the other.
     #[must_use]
-    pub fn in_one(file: File, slots_at: u64, pids_at: u64) -> Self {
+    pub fn in_one_file(file: File, slots_at: u64, pids_at: u64) -> Self {
         Self::new(file, None, slots_at, pids_at)
     }
 
@@ -107,7 +107,7 @@ impl Alive {
     }
 
     /// The same open files once more: for tests, which play the kernel that lets go of a dead process's locks.
-    pub fn second(&self) -> io::Result<Self> {
+    pub fn duplicate(&self) -> io::Result<Self> {
         let pids = self.pids.as_ref().map(|pids| pids.try_clone()).transpose()?;
         Ok(Self::new(self.slots.try_clone()?, pids, self.slots_at, self.pids_at))
     }
@@ -128,18 +128,18 @@ impl Alive {
 
     /// Takes the slot if nobody lives in it.
     #[must_use]
-    pub fn take(&self, slot: usize) -> bool {
+    pub fn try_acquire(&self, slot: usize) -> bool {
         self.slot_lock(libc::F_OFD_SETLK, libc::F_WRLCK, slot).is_ok()
     }
 
     /// Gives it back.
-    pub fn leave(&self, slot: usize) {
+    pub fn release(&self, slot: usize) {
         let _ = self.slot_lock(libc::F_OFD_SETLK, libc::F_UNLCK, slot);
     }
 
     /// Whether another opening of the file holds the slot. In doubt it lives: nothing is taken from a living process.
     #[must_use]
-    pub fn lives(&self, slot: usize) -> bool {
+    pub fn is_alive(&self, slot: usize) -> bool {
         match self.slot_lock(libc::F_OFD_GETLK, libc::F_WRLCK, slot) {
             Ok(lock) => lock.l_type != libc::F_UNLCK as libc::c_short,
             Err(_) => true,
@@ -147,7 +147,7 @@ impl Alive {
     }
 
     /// Does something while the slot is nobody's and stays so; nothing if somebody lives in it or sees to it already.
-    pub fn while_dead<T>(&self, slot: usize, work: impl FnOnce() -> T) -> Option<T> {
+    pub fn with_dead_slot<T>(&self, slot: usize, work: impl FnOnce() -> T) -> Option<T> {
         // The lock is this open file's, so it does not keep this process's other threads away. The same thread may come
         // here again: seeing to one of the dead it may find something it needs in the hand of another.
         let me = this_thread();
@@ -155,9 +155,9 @@ impl Alive {
         if outer.is_err_and(|other| other != me) {
             return None;
         }
-        let result = self.take(slot).then(work);
+        let result = self.try_acquire(slot).then(work);
         if result.is_some() {
-            self.leave(slot);
+            self.release(slot);
         }
         if outer.is_ok() {
             self.undertaker.store(0, Ordering::Release);
@@ -165,13 +165,13 @@ impl Alive {
         result
     }
 
-    /// Makes this process's pid known to [`Alive::pid`] of other processes.
-    pub fn show_pid(&self, slot: usize) {
+    /// Makes this process's pid known to [`LivenessLocks::pid`] of other processes.
+    pub fn publish_pid(&self, slot: usize) {
         let _ = self.pid_lock(libc::F_SETLK, libc::F_WRLCK, slot);
     }
 
     /// No longer shows it.
-    pub fn hide_pid(&self, slot: usize) {
+    pub fn withdraw_pid(&self, slot: usize) {
         let _ = self.pid_lock(libc::F_SETLK, libc::F_UNLCK, slot);
     }
 

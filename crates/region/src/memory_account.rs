@@ -18,10 +18,10 @@ pub const UNIT: u64 = 64 << 10;
 pub const UNLIMITED: u64 = u64::MAX;
 
 /// The most slots that a word can name.
-pub const MOST_SLOTS: usize = 1 << SLOT_BITS;
+pub const MAX_SLOTS: usize = 1 << SLOT_BITS;
 
 /// The most bytes that can be counted.
-pub const MOST: u64 = UNITS_MASK * UNIT;
+pub const MAX_BYTES: u64 = UNITS_MASK * UNIT;
 
 /// `bytes` in units, rounded up.
 #[inline]
@@ -38,7 +38,7 @@ pub(crate) const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
 
 /// Units and the number of the operation that made them so; with a slot above, the GPU's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Word {
+pub struct AccountWord {
     /// Units used.
     pub units: u64,
     /// The number of the operation.
@@ -47,7 +47,7 @@ pub struct Word {
     pub slot: u64,
 }
 
-impl Word {
+impl AccountWord {
     /// What the bits mean. Any bits mean something.
     #[inline]
     #[must_use]
@@ -76,7 +76,7 @@ pub(crate) fn newer(number: u64, than: u64) -> bool {
 
 /// The words of one slot on one GPU.
 #[derive(Clone, Copy, Debug)]
-pub struct Words<'a> {
+pub struct SlotWords<'a> {
     /// What it holds.
     pub total: &'a AtomicU64,
     /// What it is about to hold.
@@ -87,7 +87,7 @@ pub struct Words<'a> {
 
 /// What the words of a slot said at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Values {
+pub struct SlotValues {
     /// What it holds.
     pub total: u64,
     /// What it is about to hold.
@@ -96,16 +96,16 @@ pub struct Values {
     pub confirmed: u64,
 }
 
-impl Values {
+impl SlotValues {
     /// What the slot truly holds, finished or not, given what the GPU's word said after `intent` was read and before
     /// `confirmed` was.
     #[must_use]
-    pub fn truly_held(self, word: u64, slot: usize) -> Word {
-        let (total, intent) = (Word::unpack(self.total), Word::unpack(self.intent));
+    pub fn truly_held(self, word: u64, slot: usize) -> AccountWord {
+        let (total, intent) = (AccountWord::unpack(self.total), AccountWord::unpack(self.intent));
         if intent.number == total.number {
             return total;
         }
-        let word = Word::unpack(word);
+        let word = AccountWord::unpack(word);
         let in_word = word.slot == slot as u64 && word.number == intent.number;
         if in_word || self.confirmed == intent.number { intent } else { total }
     }
@@ -113,20 +113,20 @@ impl Values {
     /// Whether one process can have left this: it has one operation under way, or none.
     #[must_use]
     pub fn are_of_one_time(self) -> bool {
-        let (total, intent) = (Word::unpack(self.total), Word::unpack(self.intent));
+        let (total, intent) = (AccountWord::unpack(self.total), AccountWord::unpack(self.intent));
         intent.number.wrapping_sub(total.number) & NUMBER_MASK <= 1
     }
 }
 
 /// Where the words of a GPU's slots are.
-pub trait Lanes {
+pub trait SlotTable {
     /// The words of one slot; none if there is no such slot.
-    fn words(&self, slot: usize) -> Option<Words<'_>>;
+    fn words(&self, slot: usize) -> Option<SlotWords<'_>>;
 }
 
 /// The memory of one GPU, for the process of one slot. One thread at a time.
 #[derive(Debug)]
-pub struct Account<'a, L> {
+pub struct MemoryAccount<'a, L> {
     /// The GPU's word.
     pub word: &'a AtomicU64,
     /// The words of all slots.
@@ -135,12 +135,12 @@ pub struct Account<'a, L> {
     pub slot: usize,
 }
 
-impl<L: Lanes> Account<'_, L> {
+impl<L: SlotTable> MemoryAccount<'_, L> {
     /// Takes `units` more of `capacity`; the units used then, or none if there are not as many.
     #[inline]
     pub fn take(&self, units: u64, capacity: u64) -> Option<u64> {
         let lane = self.lanes.words(self.slot)?;
-        let held = Word::unpack(lane.total.load(Relaxed));
+        let held = AccountWord::unpack(lane.total.load(Relaxed));
         let wanted = held.units.saturating_add(units);
         if units == 0 {
             // Nothing always fits, also where the limit was lowered below what is held.
@@ -157,25 +157,32 @@ impl<L: Lanes> Account<'_, L> {
     #[inline]
     pub fn give(&self, units: u64) {
         let Some(lane) = self.lanes.words(self.slot) else { return };
-        let held = Word::unpack(lane.total.load(Relaxed));
+        let held = AccountWord::unpack(lane.total.load(Relaxed));
         self.change(lane, held, held.units.saturating_sub(units), UNITS_MASK, true);
     }
 
     /// `capacity` and `units` are at most `UNITS_MASK`. With `cut` there is no refusal, and what cannot be
     /// counted is not.
     #[inline]
-    fn change(&self, lane: Words<'_>, held: Word, units: u64, capacity: u64, cut: bool) -> Option<u64> {
+    fn change(
+        &self,
+        lane: SlotWords<'_>,
+        held: AccountWord,
+        units: u64,
+        capacity: u64,
+        cut: bool,
+    ) -> Option<u64> {
         let number = (held.number + 1) & NUMBER_MASK;
         // Who is alone on a card is confirmed by nobody. Without this its confirmations would one day look newer than it.
         if number & (NUMBER_MASK >> 2) == 0 {
             lane.confirmed.store(held.number, Release);
         }
-        let after = Word { units, number, slot: 0 };
+        let after = AccountWord { units, number, slot: 0 };
         lane.intent.store(after.pack(), Release);
         may_die_here();
         let mut seen = self.word.load(Acquire);
         let used = loop {
-            let word = Word::unpack(seen);
+            let word = AccountWord::unpack(seen);
             let used = (word.units + units).saturating_sub(held.units).min(UNITS_MASK);
             if used > capacity && units > held.units && !cut {
                 lane.intent.store(held.pack(), Release);
@@ -185,7 +192,7 @@ impl<L: Lanes> Account<'_, L> {
                 self.confirm(word);
                 may_die_here();
             }
-            let next = Word { units: used, number, slot: self.slot as u64 };
+            let next = AccountWord { units: used, number, slot: self.slot as u64 };
             match self.word.compare_exchange_weak(seen, next.pack(), Release, Acquire) {
                 Ok(_) => break used,
                 Err(now) => seen = now,
@@ -198,7 +205,7 @@ impl<L: Lanes> Account<'_, L> {
     }
 
     /// Notes for the last one who changed the word that its operation was done: the word is about to forget it.
-    fn confirm(&self, word: Word) {
+    fn confirm(&self, word: AccountWord) {
         if let Some(lane) = self.lanes.words(word.slot as usize) {
             let _ = lane
                 .confirmed
@@ -219,19 +226,19 @@ impl<L: Lanes> Account<'_, L> {
         held.units
     }
 
-    fn truly_held(&self, lane: Words<'_>) -> Word {
+    fn truly_held(&self, lane: SlotWords<'_>) -> AccountWord {
         let total = lane.total.load(Acquire);
         let intent = lane.intent.load(Acquire);
         // The word before the confirmation: whoever changes it afterwards has confirmed before.
         let word = self.word.load(Acquire);
         let confirmed = lane.confirmed.load(Acquire);
-        Values { total, intent, confirmed }.truly_held(word, self.slot)
+        SlotValues { total, intent, confirmed }.truly_held(word, self.slot)
     }
 
     /// Units the slot holds.
     #[must_use]
     pub fn held(&self) -> u64 {
-        self.lanes.words(self.slot).map_or(0, |lane| Word::unpack(lane.total.load(Acquire)).units)
+        self.lanes.words(self.slot).map_or(0, |lane| AccountWord::unpack(lane.total.load(Acquire)).units)
     }
 }
 
@@ -239,5 +246,5 @@ impl<L: Lanes> Account<'_, L> {
 #[inline]
 #[must_use]
 pub fn used(word: &AtomicU64) -> u64 {
-    Word::unpack(word.load(Relaxed)).units
+    AccountWord::unpack(word.load(Relaxed)).units
 }

@@ -15,33 +15,33 @@ use std::ptr::NonNull;
 ///
 /// # Safety
 /// The type must have no invalid bit pattern and nothing but atomics in it, and be aligned to no more than a page.
-pub(crate) unsafe trait Layout {
+pub(crate) unsafe trait FileLayout {
     /// How the file begins.
     const MAGIC: u64;
 }
 
 // SAFETY: atomics of integers only.
-unsafe impl Layout for LimitsFile {
+unsafe impl FileLayout for LimitsFile {
     const MAGIC: u64 = LIMITS_MAGIC;
 }
 
 // SAFETY: atomics of integers only.
-unsafe impl Layout for UsageFile {
+unsafe impl FileLayout for UsageFile {
     const MAGIC: u64 = USAGE_MAGIC;
 }
 
 /// A mapped file. Whoever cuts the file short takes the memory away: only the container's own can do that to `usage`.
 #[derive(Debug)]
-pub(crate) struct Map<T> {
+pub(crate) struct MappedFile<T> {
     address: NonNull<T>,
 }
 
 // SAFETY: shared memory of atomics, which any thread may use.
-unsafe impl<T: Layout> Send for Map<T> {}
+unsafe impl<T: FileLayout> Send for MappedFile<T> {}
 // SAFETY: likewise.
-unsafe impl<T: Layout> Sync for Map<T> {}
+unsafe impl<T: FileLayout> Sync for MappedFile<T> {}
 
-impl<T: Layout> Map<T> {
+impl<T: FileLayout> MappedFile<T> {
     /// Maps a file that was [`check`]ed, to be read or also written.
     pub(crate) fn new(file: &File, path: &Path, writable: bool) -> Result<Self, RegionError> {
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
@@ -63,17 +63,17 @@ impl<T: Layout> Map<T> {
     }
 }
 
-impl<T> Deref for Map<T> {
+impl<T> Deref for MappedFile<T> {
     type Target = T;
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: page-aligned, as long as the type, mapped until dropped; any bits are a value (see `Layout`).
+        // SAFETY: page-aligned, as long as the type, mapped until dropped; any bits are a value (see `FileLayout`).
         unsafe { self.address.as_ref() }
     }
 }
 
-impl<T> Drop for Map<T> {
+impl<T> Drop for MappedFile<T> {
     fn drop(&mut self) {
         // SAFETY: this mapping, whole, which nobody refers to any more.
         unsafe { libc::munmap(self.address.as_ptr().cast(), size_of::<T>()) };
@@ -100,7 +100,7 @@ pub(crate) fn identity(file: &File, path: &Path) -> Result<(u64, u64), RegionErr
 }
 
 /// Whether the file is what its name says, of this version, and whole.
-pub(crate) fn check<T: Layout>(file: &File, path: &Path) -> Result<(), RegionError> {
+pub(crate) fn check<T: FileLayout>(file: &File, path: &Path) -> Result<(), RegionError> {
     let data = file.metadata().map_err(|source| RegionError::unreadable("examine", path, source))?;
     if !data.is_file() {
         return Err(RegionError::broken(path, "it is no ordinary file"));

@@ -2,11 +2,11 @@
 
 use crate::error::RegionError;
 use crate::layout::{
-    GATE_COPIES, GpuLimits, LIMITS_SIZE, LimitsFile, MAX_GPUS, NO_LIMIT, OVERSUBSCRIBE, SLOTS, Start, Turn,
-    USAGE_SIZE, UsageFile, VERSION,
+    GATE_COPIES, GpuLimits, LIMITS_SIZE, LimitsFile, MAX_GPUS, NO_LIMIT, OVERSUBSCRIBE, SLOTS, Start,
+    TurnWord, USAGE_SIZE, UsageFile, VERSION,
 };
-use crate::memory_account::MOST;
-use crate::mmap::{self, Layout, Map};
+use crate::memory_account::MAX_BYTES;
+use crate::mmap::{self, FileLayout, MappedFile};
 use crate::{LIMITS, USAGE, futex};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -50,7 +50,7 @@ impl Default for GpuShare {
 
 impl GpuShare {
     fn check(&self) -> Result<(), RegionError> {
-        if self.memory > MOST && self.memory != NO_LIMIT {
+        if self.memory > MAX_BYTES && self.memory != NO_LIMIT {
             return Err(RegionError::TooMuchMemory(self.memory));
         }
         Ok(())
@@ -59,14 +59,14 @@ impl GpuShare {
 
 /// What holds for all GPUs of a container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Policy {
+pub struct RegionPolicy {
     /// Beyond the limit memory may be placed on the host's side.
     pub oversubscribe: bool,
     /// Copies and fills keep to turns as launches do.
     pub gate_copies: bool,
 }
 
-impl Policy {
+impl RegionPolicy {
     fn bits(self) -> u32 {
         let flag = |on: bool, bit| if on { bit } else { 0 };
         flag(self.oversubscribe, OVERSUBSCRIBE) | flag(self.gate_copies, GATE_COPIES)
@@ -79,14 +79,14 @@ impl Policy {
 
 /// Who writes a container's limits.
 #[derive(Debug)]
-pub struct Owner {
-    limits: Map<LimitsFile>,
+pub struct RegionOwner {
+    limits: MappedFile<LimitsFile>,
 }
 
-impl Owner {
+impl RegionOwner {
     /// Makes the region in a folder. `limits` is made anew and takes its place at once, whole: processes that hold the
-    /// old file keep to the old one, so change a region in use through [`Owner::open`]. A sound `usage` is kept.
-    pub fn create(folder: &Path, shares: &[GpuShare], policy: Policy) -> Result<Self, RegionError> {
+    /// old file keep to the old one, so change a region in use through [`RegionOwner::open`]. A sound `usage` is kept.
+    pub fn create(folder: &Path, shares: &[GpuShare], policy: RegionPolicy) -> Result<Self, RegionError> {
         if shares.len() > MAX_GPUS {
             return Err(RegionError::TooManyGpus(shares.len()));
         }
@@ -115,7 +115,7 @@ impl Owner {
         let path = folder.join(LIMITS);
         let file = mmap::open(&path, true)?;
         mmap::check::<LimitsFile>(&file, &path)?;
-        Ok(Self { limits: Map::new(&file, &path, true)? })
+        Ok(Self { limits: MappedFile::new(&file, &path, true)? })
     }
 
     /// GPUs there are.
@@ -164,12 +164,12 @@ impl Owner {
 
     /// What holds for all GPUs.
     #[must_use]
-    pub fn policy(&self) -> Policy {
-        Policy::of(self.limits.header.policy.load(Relaxed))
+    pub fn policy(&self) -> RegionPolicy {
+        RegionPolicy::of(self.limits.header.policy.load(Relaxed))
     }
 
     /// Changes what holds for all GPUs.
-    pub fn set_policy(&self, policy: Policy) {
+    pub fn set_policy(&self, policy: RegionPolicy) {
         self.limits.header.policy.store(policy.bits(), Relaxed);
     }
 
@@ -188,21 +188,21 @@ impl Owner {
 
     /// Where turns on a GPU are given. One thread at a time.
     #[must_use]
-    pub fn gate(&self, gpu: usize) -> Option<Gate<'_>> {
-        self.limits(gpu).map(|limits| Gate { limits })
+    pub fn gate(&self, gpu: usize) -> Option<TurnControl<'_>> {
+        self.limits(gpu).map(|limits| TurnControl { limits })
     }
 }
 
 /// Where a container's turns on a GPU are given.
 #[derive(Clone, Copy, Debug)]
-pub struct Gate<'a> {
+pub struct TurnControl<'a> {
     limits: &'a GpuLimits,
 }
 
-impl Gate<'_> {
+impl TurnControl<'_> {
     /// The last turn.
     #[must_use]
-    pub fn turn(&self) -> Turn {
+    pub fn turn(&self) -> TurnWord {
         self.limits.turn()
     }
 
@@ -218,7 +218,7 @@ impl Gate<'_> {
     }
 
     /// Begins the next turn and wakes all who wait for one.
-    pub fn open(&self, allowed: u64) -> Turn {
+    pub fn open(&self, allowed: u64) -> TurnWord {
         self.allow(allowed);
         let turn = self.turn().next_open();
         self.limits.gate.turn.store(turn.0, Release);
@@ -250,7 +250,7 @@ fn write(gpu: &GpuLimits, share: &GpuShare) {
     gpu.gated.store(u32::from(share.gated), Release);
 }
 
-fn begin<T: Layout>(start: &Start, size: usize, count: usize) {
+fn begin<T: FileLayout>(start: &Start, size: usize, count: usize) {
     start.version.store(VERSION, Relaxed);
     // A handful of GPUs or a thousand slots.
     start.count.store(count as u32, Relaxed);
@@ -259,13 +259,13 @@ fn begin<T: Layout>(start: &Start, size: usize, count: usize) {
 }
 
 /// Makes a file whole under another name, then gives it its own.
-fn make<T: Layout>(
+fn make<T: FileLayout>(
     path: &Path,
     mode: u32,
     size: usize,
     room: usize,
     fill: impl FnOnce(&T),
-) -> Result<Map<T>, RegionError> {
+) -> Result<MappedFile<T>, RegionError> {
     let new = path.with_extension("new");
     let named = |what| move |source| RegionError::unreadable(what, path, source);
     let _ = fs::remove_file(&new);
@@ -280,7 +280,7 @@ fn make<T: Layout>(
     let made = (|| {
         file.set_len(size as u64).map_err(named("give its length to"))?;
         mmap::keep_room(&file, path, 0, room)?;
-        let map = Map::new(&file, path, true)?;
+        let map = MappedFile::new(&file, path, true)?;
         fill(&map);
         // The mode above was cut by the umask, and programs of any user of the container come here.
         file.set_permissions(Permissions::from_mode(mode)).map_err(named("open up"))?;

@@ -4,11 +4,11 @@
 use crate::USAGE;
 use crate::error::RegionError;
 use crate::layout::{
-    Confirmed, GpuBook, Identity, Lane, MAX_GPUS, Occupied, SLOTS, Slot, TimeBook, USAGE_SIZE, UsageFile,
-    UsageHeader,
+    Confirmed, GpuAccount, GpuTimeAccount, Identity, MAX_GPUS, Occupied, ProcessLane, SLOTS, Slot,
+    USAGE_SIZE, UsageFile, UsageHeader,
 };
-use crate::liveness_lock::Alive;
-use crate::memory_account::{UNIT, Values, Word};
+use crate::liveness_lock::LivenessLocks;
+use crate::memory_account::{AccountWord, SlotValues, UNIT};
 use crate::mmap::{self, number};
 use crate::tenant::{LIVES_AT, PIDS_AT};
 use std::fs::File;
@@ -20,13 +20,13 @@ use std::path::{Path, PathBuf};
 /// Reads what a container's processes have, from outside.
 #[derive(Debug)]
 pub struct UsageReader {
-    alive: Alive,
+    alive: LivenessLocks,
     path: PathBuf,
 }
 
 /// What a container's processes have, at one time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Snapshot {
+pub struct UsageSnapshot {
     /// By GPU, in the order of the limits.
     pub gpus: [GpuUsage; MAX_GPUS],
     /// The living, in the order of their slots.
@@ -56,7 +56,7 @@ pub struct GpuUsage {
 
 /// What a container wants of one GPU's time. Any of it may be forged: bound it before use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Demand {
+pub struct ComputeDemand {
     /// Nanoseconds of the GPU that were submitted, in all.
     pub spent: u64,
     /// Counted up whenever a process begins to wait for a turn.
@@ -97,7 +97,7 @@ pub struct ProcessUsage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forgery {
     /// The GPU's word says other than the slots do together.
-    Books {
+    Accounts {
         /// Which GPU.
         gpu: usize,
         /// Bytes by its word.
@@ -121,7 +121,7 @@ pub enum Forgery {
     Short,
 }
 
-impl Snapshot {
+impl UsageSnapshot {
     /// Of a file that somebody made shorter: nothing is known but that.
     #[must_use]
     pub fn of_a_short_file() -> Self {
@@ -144,17 +144,17 @@ struct Read {
 
 impl Read {
     fn lane(&self, gpu: usize, offset: usize, length: usize) -> u64 {
-        number(&self.bytes, offset_of!(Slot, lanes) + gpu * size_of::<Lane>() + offset, length)
+        number(&self.bytes, offset_of!(Slot, lanes) + gpu * size_of::<ProcessLane>() + offset, length)
     }
 
     fn identity(&self, offset: usize, length: usize) -> u64 {
         number(&self.bytes, offset_of!(Slot, identity) + offset, length)
     }
 
-    fn values(&self, gpu: usize) -> Values {
-        Values {
-            total: self.lane(gpu, offset_of!(Lane, total), 8),
-            intent: self.lane(gpu, offset_of!(Lane, intent), 8),
+    fn values(&self, gpu: usize) -> SlotValues {
+        SlotValues {
+            total: self.lane(gpu, offset_of!(ProcessLane, total), 8),
+            intent: self.lane(gpu, offset_of!(ProcessLane, intent), 8),
             confirmed: number(&self.bytes, offset_of!(Slot, confirmed) + gpu * size_of::<u64>(), 8),
         }
     }
@@ -165,11 +165,11 @@ const _: () = assert!(size_of::<Confirmed>() == MAX_GPUS * size_of::<u64>());
 type Start = [u8; START];
 
 fn book(start: &Start, gpu: usize, offset: usize, length: usize) -> u64 {
-    number(start, offset_of!(UsageFile, books) + gpu * size_of::<GpuBook>() + offset, length)
+    number(start, offset_of!(UsageFile, accounts) + gpu * size_of::<GpuAccount>() + offset, length)
 }
 
 fn word(start: &Start, gpu: usize) -> u64 {
-    book(start, gpu, offset_of!(GpuBook, word), 8)
+    book(start, gpu, offset_of!(GpuAccount, word), 8)
 }
 
 impl UsageReader {
@@ -178,7 +178,7 @@ impl UsageReader {
         let path = folder.join(USAGE);
         let file = mmap::open(&path, false)?;
         mmap::check::<UsageFile>(&file, &path)?;
-        Ok(Self { alive: Alive::in_one(file, LIVES_AT, PIDS_AT), path })
+        Ok(Self { alive: LivenessLocks::in_one_file(file, LIVES_AT, PIDS_AT), path })
     }
 
     /// Cuts the file back to its length where somebody made it longer, or had room kept behind its end: it lies in the machine's
@@ -211,8 +211,8 @@ impl UsageReader {
     }
 
     /// What an arbiter goes by, in few small reads. `now` is the monotonic clock's.
-    pub fn demand(&self, gpu: usize, now: u64) -> Result<Demand, RegionError> {
-        let mut demand = Demand::default();
+    pub fn demand(&self, gpu: usize, now: u64) -> Result<ComputeDemand, RegionError> {
+        let mut demand = ComputeDemand::default();
         if gpu >= MAX_GPUS {
             return Ok(demand);
         }
@@ -220,13 +220,13 @@ impl UsageReader {
         let book = GpuUsage::of(|offset, length| book(&start, gpu, offset, length));
         (demand.spent, demand.doorbell) = (book.spent, book.doorbell);
         for slot in occupied(&start) {
-            let mut lane = [0; size_of::<Lane>()];
+            let mut lane = [0; size_of::<ProcessLane>()];
             let lanes = START + slot * size_of::<Slot>() + offset_of!(Slot, lanes);
-            self.read(&mut lane, lanes + gpu * size_of::<Lane>())?;
-            let waiting = number(&lane, offset_of!(Lane, waiting), 4) as u32;
-            let busy_until = number(&lane, offset_of!(Lane, busy_until), 8);
+            self.read(&mut lane, lanes + gpu * size_of::<ProcessLane>())?;
+            let waiting = number(&lane, offset_of!(ProcessLane, waiting), 4) as u32;
+            let busy_until = number(&lane, offset_of!(ProcessLane, busy_until), 8);
             // The dead neither wait nor compute, and most of the living do neither.
-            if (waiting > 0 || busy_until > now) && self.alive.lives(slot) {
+            if (waiting > 0 || busy_until > now) && self.alive.is_alive(slot) {
                 demand.waiting = demand.waiting.saturating_add(waiting.min(MOST_THREADS));
                 demand.busy_until = demand.busy_until.max(busy_until);
             }
@@ -235,7 +235,7 @@ impl UsageReader {
     }
 
     /// Everything, as of now.
-    pub fn snapshot(&self) -> Result<Snapshot, RegionError> {
+    pub fn snapshot(&self) -> Result<UsageSnapshot, RegionError> {
         /// Programs change the books while they are read. What still contradicts itself after this many looks is no
         /// accident of reading.
         const LOOKS: usize = 5;
@@ -254,7 +254,7 @@ impl UsageReader {
     }
 
     /// One look, and whether nothing changed during it.
-    fn look(&self) -> Result<(Snapshot, bool), RegionError> {
+    fn look(&self) -> Result<(UsageSnapshot, bool), RegionError> {
         let before = self.start()?;
         let slots = self.slots(&before)?;
         let after = self.start()?;
@@ -273,12 +273,12 @@ impl UsageReader {
                 started: read.identity(offset_of!(Identity, started), 8),
                 namespace: read.identity(offset_of!(Identity, namespace), 8),
                 held: [0; MAX_GPUS],
-                spent: std::array::from_fn(|gpu| read.lane(gpu, offset_of!(Lane, spent), 8)),
+                spent: std::array::from_fn(|gpu| read.lane(gpu, offset_of!(ProcessLane, spent), 8)),
                 // Four bytes, and no process has more threads than the kernel has pids.
                 waiting: std::array::from_fn(|gpu| {
-                    read.lane(gpu, offset_of!(Lane, waiting), 4).min(MOST_THREADS.into()) as u32
+                    read.lane(gpu, offset_of!(ProcessLane, waiting), 4).min(MOST_THREADS.into()) as u32
                 }),
-                busy_until: std::array::from_fn(|gpu| read.lane(gpu, offset_of!(Lane, busy_until), 8)),
+                busy_until: std::array::from_fn(|gpu| read.lane(gpu, offset_of!(ProcessLane, busy_until), 8)),
             };
             for gpu in 0..MAX_GPUS {
                 let values = read.values(gpu);
@@ -297,14 +297,14 @@ impl UsageReader {
             }
         }
         for gpu in 0..MAX_GPUS {
-            let bytes = Word::unpack(word(&before, gpu)).units.saturating_mul(UNIT);
+            let bytes = AccountWord::unpack(word(&before, gpu)).units.saturating_mul(UNIT);
             if bytes != all[gpu] {
-                forged.push(Forgery::Books { gpu, word: bytes, slots: all[gpu] });
+                forged.push(Forgery::Accounts { gpu, word: bytes, slots: all[gpu] });
             }
             // A process killed between taking and noting leaves it behind.
             gpus[gpu].peak = gpus[gpu].peak.max(bytes);
         }
-        Ok((Snapshot { gpus, processes, forged }, still))
+        Ok((UsageSnapshot { gpus, processes, forged }, still))
     }
 
     fn start(&self) -> Result<Box<Start>, RegionError> {
@@ -316,7 +316,7 @@ impl UsageReader {
     fn slots(&self, start: &Start) -> Result<Vec<Read>, RegionError> {
         let mut slots = Vec::new();
         for slot in occupied(start) {
-            let lives = self.alive.lives(slot);
+            let lives = self.alive.is_alive(slot);
             let mut read = Read { slot, lives, bytes: [0; size_of::<Slot>()] };
             self.read(&mut read.bytes, START + slot * size_of::<Slot>())?;
             slots.push(read);
@@ -335,16 +335,16 @@ impl UsageReader {
 impl GpuUsage {
     /// A book, from a function that reads numbers of it.
     fn of(book: impl Fn(usize, usize) -> u64) -> Self {
-        let time = |offset, length| book(offset_of!(GpuBook, time) + offset, length);
+        let time = |offset, length| book(offset_of!(GpuAccount, time) + offset, length);
         Self {
             used: 0,
             dead: 0,
-            peak: book(offset_of!(GpuBook, peak), 8),
-            refusals: book(offset_of!(GpuBook, refusals), 8),
-            throttled: time(offset_of!(TimeBook, throttled), 8),
-            spent: time(offset_of!(TimeBook, spent), 8),
+            peak: book(offset_of!(GpuAccount, peak), 8),
+            refusals: book(offset_of!(GpuAccount, refusals), 8),
+            throttled: time(offset_of!(GpuTimeAccount, throttled), 8),
+            spent: time(offset_of!(GpuTimeAccount, spent), 8),
             // Four bytes were read.
-            doorbell: time(offset_of!(TimeBook, doorbell), 4) as u32,
+            doorbell: time(offset_of!(GpuTimeAccount, doorbell), 4) as u32,
         }
     }
 }

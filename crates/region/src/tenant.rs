@@ -5,11 +5,13 @@
 
 use crate::error::{Refused, RegionError};
 use crate::failpoint::may_die_here;
-use crate::layout::{GpuBook, GpuLimits, Lane, LimitsFile, MAX_GPUS, NO_LIMIT, SLOTS, Slot, UsageFile};
-use crate::liveness_lock::Alive;
-use crate::memory_account::{self, Account, Lanes, UNIT, UNLIMITED, Words, units};
-use crate::mmap::{self, Map};
-use crate::owner::{self, Policy};
+use crate::layout::{
+    GpuAccount, GpuLimits, LimitsFile, MAX_GPUS, NO_LIMIT, ProcessLane, SLOTS, Slot, UsageFile,
+};
+use crate::liveness_lock::LivenessLocks;
+use crate::memory_account::{self, MemoryAccount, SlotTable, SlotWords, UNIT, UNLIMITED, units};
+use crate::mmap::{self, MappedFile};
+use crate::owner::{self, RegionPolicy};
 use crate::{LIMITS, USAGE, futex};
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -28,10 +30,10 @@ const UNDERTAKER: usize = SLOTS;
 
 /// A process's hold on its container's region. Dropping it gives everything back.
 #[derive(Debug)]
-pub struct Region {
-    limits: Map<LimitsFile>,
-    usage: Map<UsageFile>,
-    alive: Alive,
+pub struct RegionTenant {
+    limits: MappedFile<LimitsFile>,
+    usage: MappedFile<UsageFile>,
+    alive: LivenessLocks,
     slot: usize,
     /// One thread at a time changes this process's lane on a GPU.
     turns: [Mutex<()>; MAX_GPUS],
@@ -63,28 +65,32 @@ struct GpuLanes<'a> {
     gpu: usize,
 }
 
-impl Lanes for GpuLanes<'_> {
+impl SlotTable for GpuLanes<'_> {
     #[inline]
-    fn words(&self, slot: usize) -> Option<Words<'_>> {
+    fn words(&self, slot: usize) -> Option<SlotWords<'_>> {
         let slot = self.slots.get(slot)?;
         let lane = slot.lanes.get(self.gpu)?;
-        Some(Words { total: &lane.total, intent: &lane.intent, confirmed: slot.confirmed.0.get(self.gpu)? })
+        Some(SlotWords {
+            total: &lane.total,
+            intent: &lane.intent,
+            confirmed: slot.confirmed.0.get(self.gpu)?,
+        })
     }
 }
 
-impl Region {
+impl RegionTenant {
     /// Takes a slot of the region in `folder`.
     pub fn attach(folder: &Path) -> Result<Self, RegionError> {
         let path = folder.join(LIMITS);
         let file = mmap::open(&path, false)?;
         mmap::check::<LimitsFile>(&file, &path)?;
-        let limits = Map::new(&file, &path, false)?;
+        let limits = MappedFile::new(&file, &path, false)?;
         drop(file);
         let path = folder.join(USAGE);
         let file = mmap::open(&path, true)?;
         mmap::check::<UsageFile>(&file, &path)?;
         mmap::keep_room(&file, &path, 0, offset_of!(UsageFile, slots))?;
-        let usage = Map::new(&file, &path, true)?;
+        let usage = MappedFile::new(&file, &path, true)?;
         let mapped = mmap::identity(&file, &path)?;
         drop(file);
         // Opened once more: memory keeps its opening, and a forked child keeps the memory, which must not keep the locks.
@@ -93,7 +99,7 @@ impl Region {
         if mmap::identity(&file, &path)? != mapped {
             return Err(RegionError::broken(&path, "it was replaced just now"));
         }
-        let alive = Alive::in_one(file, LIVES_AT, PIDS_AT);
+        let alive = LivenessLocks::in_one_file(file, LIVES_AT, PIDS_AT);
         let mut region = Self {
             limits,
             usage,
@@ -120,14 +126,14 @@ impl Region {
     /// A slot without a mark that nobody lives in. Low ones first: they stay in few pages.
     fn claim(&self) -> Option<usize> {
         (0..SLOTS).find(|&slot| {
-            if self.is_occupied(slot) || !self.alive.take(slot) {
+            if self.is_occupied(slot) || !self.alive.try_acquire(slot) {
                 return false;
             }
             // Somebody may have come and died in between. Its remains are not ours to see to: whoever needs what it held
             // waits for the undertaker only.
             let free = !self.is_occupied(slot);
             if !free {
-                self.alive.leave(slot);
+                self.alive.release(slot);
             }
             free
         })
@@ -136,7 +142,7 @@ impl Region {
     /// Puts this process's name on its slot.
     fn introduce(&self) {
         may_die_here();
-        self.alive.show_pid(self.slot);
+        self.alive.publish_pid(self.slot);
         let Some(slot) = self.usage.slots.get(self.slot) else { return };
         // Nothing is held in a slot without a mark, unless somebody forged it.
         for gpu in 0..MAX_GPUS {
@@ -175,16 +181,16 @@ impl Region {
     /// What the container's processes have together on a GPU.
     #[inline]
     #[must_use]
-    pub fn book(&self, gpu: usize) -> &GpuBook {
-        static NOWHERE: GpuBook = GpuBook::none();
-        self.usage.books.get(gpu).unwrap_or(&NOWHERE)
+    pub fn gpu_account(&self, gpu: usize) -> &GpuAccount {
+        static NOWHERE: GpuAccount = GpuAccount::none();
+        self.usage.accounts.get(gpu).unwrap_or(&NOWHERE)
     }
 
     /// What this process has on a GPU.
     #[inline]
     #[must_use]
-    pub fn lane(&self, gpu: usize) -> &Lane {
-        static NOWHERE: Lane = Lane::none();
+    pub fn lane(&self, gpu: usize) -> &ProcessLane {
+        static NOWHERE: ProcessLane = ProcessLane::none();
         let slot = self.usage.slots.get(self.slot);
         slot.and_then(|slot| slot.lanes.get(gpu)).unwrap_or(&NOWHERE)
     }
@@ -192,8 +198,8 @@ impl Region {
     /// What holds for all GPUs.
     #[inline]
     #[must_use]
-    pub fn policy(&self) -> Policy {
-        Policy::of(self.limits.header.policy.load(Relaxed))
+    pub fn policy(&self) -> RegionPolicy {
+        RegionPolicy::of(self.limits.header.policy.load(Relaxed))
     }
 
     /// When the GPU's arbiter last said that it lives, on the monotonic clock; zero if none ever did.
@@ -233,7 +239,7 @@ impl Region {
         }
     }
 
-    /// As [`Region::reserve`], for who has something to do before it gives up: nothing is swept, and no refusal counted.
+    /// As [`RegionTenant::reserve`], for who has something to do before it gives up: nothing is swept, and no refusal counted.
     #[inline]
     #[must_use]
     pub fn try_reserve(&self, gpu: usize, bytes: u64) -> bool {
@@ -249,7 +255,7 @@ impl Region {
     #[cold]
     pub fn note_refusal(&self, gpu: usize) {
         if self.is_own() {
-            self.book(gpu).refusals.fetch_add(1, Relaxed);
+            self.gpu_account(gpu).refusals.fetch_add(1, Relaxed);
         }
     }
 
@@ -275,7 +281,7 @@ impl Region {
 
     #[inline]
     fn note_peak(&self, gpu: usize, used: u64) {
-        let peak = &self.book(gpu).peak;
+        let peak = &self.gpu_account(gpu).peak;
         let used = used.saturating_mul(UNIT);
         if used > peak.load(Relaxed) {
             peak.fetch_max(used, Relaxed);
@@ -295,9 +301,9 @@ impl Region {
 
     /// The account of a slot; none if there is no such GPU or slot.
     #[inline]
-    fn account(&self, slot: usize, gpu: usize) -> Option<Account<'_, GpuLanes<'_>>> {
-        let book = self.usage.books.get(gpu)?;
-        Some(Account { word: &book.word, lanes: GpuLanes { slots: &self.usage.slots, gpu }, slot })
+    fn account(&self, slot: usize, gpu: usize) -> Option<MemoryAccount<'_, GpuLanes<'_>>> {
+        let book = self.usage.accounts.get(gpu)?;
+        Some(MemoryAccount { word: &book.word, lanes: GpuLanes { slots: &self.usage.slots, gpu }, slot })
     }
 
     #[inline]
@@ -323,7 +329,7 @@ impl Region {
     #[inline]
     #[must_use]
     pub fn used(&self, gpu: usize) -> u64 {
-        memory_account::used(&self.book(gpu).word).saturating_mul(UNIT)
+        memory_account::used(&self.gpu_account(gpu).word).saturating_mul(UNIT)
     }
 
     /// Bytes of a GPU that this process holds.
@@ -352,7 +358,7 @@ impl Region {
         })
     }
 
-    /// As [`Region::sweep`], unless somebody did it a moment ago or nobody else holds anything: cheap enough to be
+    /// As [`RegionTenant::sweep`], unless somebody did it a moment ago or nobody else holds anything: cheap enough to be
     /// called whenever somebody asks how much is used.
     #[inline]
     pub fn tidy(&self) {
@@ -373,10 +379,10 @@ impl Region {
 
     /// Cleans the slot if its process is dead.
     fn bury(&self, slot: usize) -> bool {
-        if slot == self.slot || self.alive.lives(slot) {
+        if slot == self.slot || self.alive.is_alive(slot) {
             return false;
         }
-        self.alive.while_dead(slot, || self.clean(slot)).is_some()
+        self.alive.with_dead_slot(slot, || self.clean(slot)).is_some()
     }
 
     /// Takes back everything a slot's process had. The slot must be ours by its lock.
@@ -432,7 +438,7 @@ impl Region {
 
     /// The living processes of the container, this one among them.
     pub fn processes(&self) -> impl Iterator<Item = Process> + '_ {
-        let living = self.occupied().filter(|&slot| slot == self.slot || self.alive.lives(slot));
+        let living = self.occupied().filter(|&slot| slot == self.slot || self.alive.is_alive(slot));
         living.filter_map(|slot| {
             let identity = &self.usage.slots.get(slot)?.identity;
             let own = slot == self.slot;
@@ -448,15 +454,15 @@ impl Region {
     }
 }
 
-impl Drop for Region {
+impl Drop for RegionTenant {
     fn drop(&mut self) {
         if !self.is_own() || self.slot >= SLOTS {
             return;
         }
         futex::keeping_errno(|| {
             self.clean(self.slot);
-            self.alive.hide_pid(self.slot);
-            self.alive.leave(self.slot);
+            self.alive.withdraw_pid(self.slot);
+            self.alive.release(self.slot);
         });
     }
 }
@@ -467,11 +473,11 @@ fn wait_for(turn: &Mutex<()>) -> MutexGuard<'_, ()> {
 }
 
 /// While it lives, nobody else of the container sees to the dead: who is refused memory has waited for all of theirs.
-struct Sweeping<'a>(&'a Region);
+struct Sweeping<'a>(&'a RegionTenant);
 
 impl<'a> Sweeping<'a> {
     /// Waits a while for others. Not for ever: one of them may have been stopped.
-    fn begin(region: &'a Region) -> Option<Self> {
+    fn begin(region: &'a RegionTenant) -> Option<Self> {
         const PATIENCE: u32 = 2_000;
         const NAP: Duration = Duration::from_micros(100);
         for _ in 0..PATIENCE {
@@ -479,7 +485,7 @@ impl<'a> Sweeping<'a> {
                 return None;
             }
             if !region.sweeping.swap(true, Acquire) {
-                if region.alive.take(UNDERTAKER) {
+                if region.alive.try_acquire(UNDERTAKER) {
                     return Some(Self(region));
                 }
                 region.sweeping.store(false, Release);
@@ -492,7 +498,7 @@ impl<'a> Sweeping<'a> {
 
 impl Drop for Sweeping<'_> {
     fn drop(&mut self) {
-        self.0.alive.leave(UNDERTAKER);
+        self.0.alive.release(UNDERTAKER);
         self.0.sweeping.store(false, Release);
     }
 }
@@ -506,18 +512,18 @@ fn start_time() -> u64 {
 }
 
 #[cfg(test)]
-impl Region {
+impl RegionTenant {
     /// Goes as a killed process does: its locks are gone, and nothing is cleaned up.
     pub(crate) fn let_go_as_if_killed(mut self) {
-        self.alive.leave(self.slot);
+        self.alive.release(self.slot);
         self.slot = SLOTS;
     }
 
     /// The same file, opened once more.
     #[allow(clippy::unwrap_used)]
-    pub(crate) fn another_opening(&self) -> Alive {
+    pub(crate) fn another_opening(&self) -> LivenessLocks {
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(self.alive.file()));
         let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
-        Alive::in_one(file, LIVES_AT, PIDS_AT)
+        LivenessLocks::in_one_file(file, LIVES_AT, PIDS_AT)
     }
 }

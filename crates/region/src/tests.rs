@@ -4,7 +4,7 @@ mod counting;
 mod reading;
 mod sharing;
 
-use crate::{GpuShare, Owner, Policy, Region, UNIT};
+use crate::{GpuShare, RegionOwner, RegionPolicy, RegionTenant, UNIT};
 use proptest::prelude::ProptestConfig;
 use proptest::test_runner::RngSeed;
 use std::os::unix::fs::FileExt;
@@ -23,19 +23,19 @@ fn share(units: u64) -> GpuShare {
 }
 
 /// A region with one GPU for each number of units.
-fn region(units: &[u64]) -> (TempDir, Owner) {
+fn region(units: &[u64]) -> (TempDir, RegionOwner) {
     let folder = tempfile::tempdir().unwrap();
     let shares: Vec<GpuShare> = units.iter().map(|&units| share(units)).collect();
-    let owner = Owner::create(folder.path(), &shares, Policy::default()).unwrap();
+    let owner = RegionOwner::create(folder.path(), &shares, RegionPolicy::default()).unwrap();
     (folder, owner)
 }
 
-fn attach(folder: &TempDir) -> Region {
-    Region::attach(folder.path()).unwrap()
+fn attach(folder: &TempDir) -> RegionTenant {
+    RegionTenant::attach(folder.path()).unwrap()
 }
 
 /// Its process is dead: its lock is gone, and nothing of it was cleaned up.
-fn bury_alive(region: Region) -> usize {
+fn bury_alive(region: RegionTenant) -> usize {
     let slot = region.slot();
     region.let_go_as_if_killed();
     slot

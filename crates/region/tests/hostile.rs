@@ -5,7 +5,7 @@
 mod hostile;
 
 use hostile::{live, make, open, spoil};
-use partage_region::{Region, UNIT, UsageReader};
+use partage_region::{RegionTenant, UNIT, UsageReader};
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -38,7 +38,7 @@ proptest! {
         let whole = file.metadata().unwrap().len();
         let length = if limits { length % (whole + 1) } else { length };
         file.set_len(length).unwrap();
-        prop_assert_eq!(Region::attach(folder.path()).is_ok(), length >= whole);
+        prop_assert_eq!(RegionTenant::attach(folder.path()).is_ok(), length >= whole);
         if !limits {
             prop_assert_eq!(UsageReader::open(folder.path()).is_ok(), length >= whole);
         }
@@ -69,7 +69,7 @@ fn a_victim_outlives_a_hostile_neighbour() {
                 spoil(&files, &order);
             }
         });
-        let victim = Region::attach(folder.path()).unwrap();
+        let victim = RegionTenant::attach(folder.path()).unwrap();
         for round in 0..150u64 {
             let bytes = round % 50 * UNIT;
             if victim.reserve(0, bytes).is_ok() {

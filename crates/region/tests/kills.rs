@@ -3,7 +3,7 @@
 //! The test starts itself again as a player, which does what its part says and tells what it did on its output.
 #![allow(clippy::unwrap_used, clippy::expect_used, unsafe_code)]
 
-use partage_region::{GpuShare, Owner, Policy, Region, UNIT, UsageReader, failpoint};
+use partage_region::{GpuShare, RegionOwner, RegionPolicy, RegionTenant, UNIT, UsageReader, failpoint};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -18,7 +18,7 @@ fn region(units: &[u64]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let shares: Vec<GpuShare> =
         units.iter().map(|units| GpuShare { memory: units * UNIT, ..GpuShare::default() }).collect();
-    Owner::create(folder.path(), &shares, Policy::default()).unwrap();
+    RegionOwner::create(folder.path(), &shares, RegionPolicy::default()).unwrap();
     folder
 }
 
@@ -96,7 +96,7 @@ fn player() {
 }
 
 fn hold(folder: &Path, units: u32) {
-    let region = Region::attach(folder).unwrap();
+    let region = RegionTenant::attach(folder).unwrap();
     region.reserve(0, u64::from(units) * UNIT).unwrap();
     say(&format!("holding {} {}", region.slot(), std::process::id()));
     wait_to_be_told();
@@ -105,7 +105,7 @@ fn hold(folder: &Path, units: u32) {
 /// Everything a process does that others depend on; killed at the n-th place.
 fn life(folder: &Path, n: u32) {
     failpoint::kill_at(n);
-    let region = Region::attach(folder).unwrap();
+    let region = RegionTenant::attach(folder).unwrap();
     region.reserve(0, 3 * UNIT).unwrap();
     region.reserve(1, 5 * UNIT).unwrap();
     region.release(0, UNIT);
@@ -126,7 +126,7 @@ fn a_process_may_be_killed_at_every_place() {
     let mut places = 0;
     for n in 0.. {
         let folder = region(&[100, 100]);
-        let living = Region::attach(folder.path()).unwrap();
+        let living = RegionTenant::attach(folder.path()).unwrap();
         living.reserve(0, 7 * UNIT).unwrap();
         let mut dead = Player::start(&folder, "hold 50");
         dead.hear("holding");
@@ -149,14 +149,14 @@ fn a_process_may_be_killed_at_every_place() {
         living.sweep();
         assert_eq!((living.used(0), living.used(1)), (7 * UNIT, 0), "killed at place {n}");
         assert_eq!((living.processes().count(), living.held(0)), (1, 7 * UNIT), "killed at place {n}");
-        assert_eq!(living.book(0).refusals() & !1, 0, "killed at place {n}");
+        assert_eq!(living.gpu_account(0).refusals() & !1, 0, "killed at place {n}");
     }
     assert!(places > 60, "only {places} places to die at");
 }
 
 /// Takes and gives at random, and never sees more used than there is.
 fn restless(folder: &Path, seed: u32) {
-    let region = Region::attach(folder).unwrap();
+    let region = RegionTenant::attach(folder).unwrap();
     let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let told = std::sync::Arc::clone(&stop);
     std::thread::spawn(move || {
@@ -193,7 +193,7 @@ fn restless(folder: &Path, seed: u32) {
 #[test]
 fn half_of_eight_are_killed_and_everything_is_back() {
     let folder = region(&[100, 64]);
-    let observer = Region::attach(folder.path()).unwrap();
+    let observer = RegionTenant::attach(folder.path()).unwrap();
     let mut players: Vec<Player> =
         (0..8).map(|seed| Player::start(&folder, &format!("restless {seed}"))).collect();
     for player in &mut players {
@@ -237,7 +237,7 @@ fn three_hundred_processes_have_a_slot_each() {
         .map(|player| player.hear("holding").split(' ').next().unwrap().to_string())
         .collect();
     assert_eq!(slots.len(), 300);
-    let observer = Region::attach(folder.path()).unwrap();
+    let observer = RegionTenant::attach(folder.path()).unwrap();
     assert_eq!((observer.used(0), observer.processes().count()), (600 * UNIT, 301));
     let pids: BTreeSet<u32> = players.iter().map(|player| player.child.id()).collect();
     let seen = UsageReader::open(folder.path()).unwrap().snapshot().unwrap();
@@ -256,7 +256,7 @@ fn three_hundred_processes_have_a_slot_each() {
 
 /// Forks: the child finds that the region is not its own, attaches itself, and stays when its parent is killed.
 fn parent(folder: &Path) {
-    let region = Region::attach(folder).unwrap();
+    let region = RegionTenant::attach(folder).unwrap();
     region.reserve(0, 10 * UNIT).unwrap();
     // SAFETY: the child has this thread only, and uses nothing that another could have held.
     let child = unsafe { libc::fork() };
@@ -269,7 +269,7 @@ fn parent(folder: &Path) {
     region.release(0, 10 * UNIT);
     let swept = region.sweep();
     drop(region);
-    let own = Region::attach(folder).unwrap();
+    let own = RegionTenant::attach(folder).unwrap();
     own.reserve(0, UNIT).unwrap();
     say(&format!("child {refused} {swept} {} {} {}", own.slot(), own.used(0) / UNIT, own.held(0) / UNIT));
     wait_to_be_told();
@@ -280,7 +280,7 @@ fn parent(folder: &Path) {
 #[test]
 fn a_forked_child_keeps_nobody_alive_and_can_come_itself() {
     let folder = region(&[100]);
-    let observer = Region::attach(folder.path()).unwrap();
+    let observer = RegionTenant::attach(folder.path()).unwrap();
     let mut player = Player::start(&folder, "parent");
     // Both write to the same pipe.
     let first = player.hear("");
@@ -299,7 +299,7 @@ fn a_forked_child_keeps_nobody_alive_and_can_come_itself() {
 
 /// Forks a child that attaches itself, lets go of what it has inherited only then, and ends before a child of its own.
 fn ancestor(folder: &Path) {
-    let inherited = Region::attach(folder).unwrap();
+    let inherited = RegionTenant::attach(folder).unwrap();
     inherited.reserve(0, 10 * UNIT).unwrap();
     // SAFETY: the child has this thread only, and uses nothing that another could have held.
     let child = unsafe { libc::fork() };
@@ -311,7 +311,7 @@ fn ancestor(folder: &Path) {
         return;
     }
     // Its descriptor gets the number that the inherited one had.
-    let own = Region::attach(folder).unwrap();
+    let own = RegionTenant::attach(folder).unwrap();
     own.reserve(0, 7 * UNIT).unwrap();
     drop(inherited);
     // SAFETY: as above.
@@ -326,7 +326,7 @@ fn ancestor(folder: &Path) {
 #[test]
 fn what_was_inherited_takes_nothing_along_when_it_is_let_go() {
     let folder = region(&[100]);
-    let observer = Region::attach(folder.path()).unwrap();
+    let observer = RegionTenant::attach(folder.path()).unwrap();
     let mut player = Player::start(&folder, "ancestor");
     // "here" and "over", in any order.
     player.hear("");

@@ -43,7 +43,7 @@ mod failpoint {
 mod memory_account;
 
 use failpoint::until_death;
-use memory_account::{Account, Lanes, Words};
+use memory_account::{MemoryAccount, SlotTable, SlotWords};
 use shuttle::rand::Rng;
 use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use shuttle::{check_dfs, check_pct, check_random, rand, thread};
@@ -72,10 +72,10 @@ struct Gpu {
     handed_out: Truth,
 }
 
-impl Lanes for &Gpu {
-    fn words(&self, slot: usize) -> Option<Words<'_>> {
+impl SlotTable for &Gpu {
+    fn words(&self, slot: usize) -> Option<SlotWords<'_>> {
         let slot = self.slots.get(slot)?;
-        Some(Words { total: &slot.total, intent: &slot.intent, confirmed: &slot.confirmed })
+        Some(SlotWords { total: &slot.total, intent: &slot.intent, confirmed: &slot.confirmed })
     }
 }
 
@@ -95,8 +95,8 @@ impl Drop for Lock<'_> {
 }
 
 impl Gpu {
-    fn account(&self, slot: usize) -> Account<'_, &Self> {
-        Account { word: &self.word, lanes: self, slot }
+    fn account(&self, slot: usize) -> MemoryAccount<'_, &Self> {
+        MemoryAccount { word: &self.word, lanes: self, slot }
     }
 
     fn used(&self) -> u64 {

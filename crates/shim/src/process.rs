@@ -11,14 +11,14 @@ use crate::gate::Gate;
 use crate::memory::Memory;
 pub(crate) use devices::Devices;
 use partage_region::futex::keeping_errno;
-use partage_region::{Region, clock};
+use partage_region::{RegionTenant, clock};
 use std::path::Path;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 /// What this process knows. Made once and never freed: other threads may use it until the very end.
 pub(crate) struct Process {
-    pub(crate) region: Region,
+    pub(crate) region: RegionTenant,
     pub(crate) devices: Devices,
     pub(crate) gate: Gate,
     pub(crate) memory: Memory,
@@ -78,7 +78,7 @@ fn try_to_attach() -> Standing {
     let standing = match attached() {
         // Another thread was first.
         Some(process) => Standing::Held(process),
-        None => match Region::attach(config.region().unwrap_or(Path::new(""))) {
+        None => match RegionTenant::attach(config.region().unwrap_or(Path::new(""))) {
             Ok(region) => {
                 let process = Box::leak(Box::new(Process {
                     region,

@@ -16,8 +16,8 @@ use driver::cuda::Cuda;
 use driver::nvml::*;
 use node::{Node, Player, role, say, wait_to_be_told};
 use partage_driver_api::exports::DriverVersion;
-use partage_region::audit::{self, Audit, Granted, Round, Seen, Tolerance};
-use partage_region::{GpuShare, Owner, Policy, UNIT, UsageReader};
+use partage_region::audit::{self, AuditRound, BypassAudit, GrantedGpu, ObservedProcess, Tolerance};
+use partage_region::{GpuShare, RegionOwner, RegionPolicy, UNIT, UsageReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::ptr::null_mut;
@@ -108,22 +108,27 @@ fn audit_of(looks: u32, region: &Path, pids: &[u32]) {
     ok!(nvml.nvmlInit_v2());
     let mut device = null_mut();
     ok!(nvml.nvmlDeviceGetHandleByIndex_v2(0, &mut device));
-    let (owner, reader) = (Owner::open(region).unwrap(), UsageReader::open(region).unwrap());
+    let (owner, reader) = (RegionOwner::open(region).unwrap(), UsageReader::open(region).unwrap());
     let share = owner.share(0).unwrap();
     let granted =
-        Granted { uuid: share.uuid, memory: share.memory, context: share.context, gated: share.gated };
+        GrantedGpu { uuid: share.uuid, memory: share.memory, context: share.context, gated: share.gated };
     let grace = (LOOK * (GRACE - 1)).as_nanos() as u64;
     let tolerance = Tolerance { grace, work: 200_000_000, ..Tolerance::default() };
-    let (mut audit, start, mut seen_until) = (Audit::new(tolerance), Instant::now(), 0);
+    let (mut audit, start, mut seen_until) = (BypassAudit::new(tolerance), Instant::now(), 0);
     for look in 0..looks {
         std::thread::sleep(LOOK);
         let before = reader.snapshot().unwrap();
         let processes = driver_says(&nvml, device, pids, &mut seen_until);
         let after = reader.snapshot().unwrap();
-        let round = Round {
+        let round = AuditRound {
             now: start.elapsed().as_nanos() as u64,
-            gpus: vec![audit::Gpu { uuid: share.uuid, processes }],
-            containers: vec![audit::Container { id: "c".into(), granted: vec![granted], before, after }],
+            gpus: vec![audit::ObservedGpu { uuid: share.uuid, processes }],
+            containers: vec![audit::AuditedContainer {
+                id: "c".into(),
+                granted: vec![granted],
+                before,
+                after,
+            }],
         };
         if look == BEFORE {
             say("seen");
@@ -136,7 +141,12 @@ fn audit_of(looks: u32, region: &Path, pids: &[u32]) {
     say("agent: done");
 }
 
-fn driver_says(nvml: &Nvml, device: nvmlDevice_t, pids: &[u32], seen_until: &mut u64) -> Vec<Seen> {
+fn driver_says(
+    nvml: &Nvml,
+    device: nvmlDevice_t,
+    pids: &[u32],
+    seen_until: &mut u64,
+) -> Vec<ObservedProcess> {
     let (mut count, mut infos) = (50, [nvmlProcessInfo_t::default(); 50]);
     ok!(nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, &mut count, infos.as_mut_ptr()));
     let (mut samples_count, mut samples) = (50, [nvmlProcessUtilizationSample_t::default(); 50]);
@@ -149,7 +159,7 @@ fn driver_says(nvml: &Nvml, device: nvmlDevice_t, pids: &[u32], seen_until: &mut
     let busy = |pid| samples.iter().find(|sample| sample.pid == pid).map_or(0, |sample| sample.smUtil);
     infos[..count as usize]
         .iter()
-        .map(|info| Seen {
+        .map(|info| ObservedProcess {
             pid: info.pid,
             memory: info.usedGpuMemory,
             busy: busy(info.pid),
@@ -227,7 +237,7 @@ fn who_goes_past_the_shim_is_found() {
 fn who_works_past_the_shim_is_found() {
     let node = node();
     let gated = GpuShare { gated: true, cores: 5000, ceiling: 5000, ..shares(&node, LIMIT)[0].clone() };
-    let container = Container::new(&node, &[gated], Policy::default());
+    let container = Container::new(&node, &[gated], RegionPolicy::default());
     let mut honest = started(container.start("launch"));
     assert_eq!(found(&container, 40, &[&honest]), []);
     honest.kill();

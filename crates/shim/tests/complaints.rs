@@ -18,7 +18,7 @@ use driver::cuda::*;
 use driver::nvml::{NVML_SUCCESS, Nvml, nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2, nvmlMemory_v2_t};
 use node::{Node, Player, role, say, wait_to_be_told};
 use partage_driver_api::exports::DriverVersion;
-use partage_region::{GpuShare, Policy, Region, SLOTS};
+use partage_region::{GpuShare, RegionPolicy, RegionTenant, SLOTS};
 use std::process::Command;
 use std::ptr::null_mut;
 
@@ -347,7 +347,7 @@ fn a_limit_belongs_to_a_gpu_not_to_a_number() {
     let uuids: Vec<_> = node.0.config().gpus.iter().map(|gpu| gpu.uuid.to_string()).collect();
     // The region's order is not the card's, either.
     for region in [all.clone(), all.iter().rev().cloned().collect()] {
-        let container = Container::new(&node, &region, Policy::default());
+        let container = Container::new(&node, &region, RegionPolicy::default());
         for (visible, order) in [
             (None, "0 1"),
             (Some("0,1".to_string()), "0 1"),
@@ -454,8 +454,9 @@ fn a_full_table_refuses_and_recovers() {
     let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
     // SAFETY: a struct of ours; more files for this test's process.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
-    let mut all: Vec<Region> = (0..SLOTS).map(|_| Region::attach(&container.region()).unwrap()).collect();
-    assert!(Region::attach(&container.region()).is_err());
+    let mut all: Vec<RegionTenant> =
+        (0..SLOTS).map(|_| RegionTenant::attach(&container.region()).unwrap()).collect();
+    assert!(RegionTenant::attach(&container.region()).is_err());
     let mut late = container.start("full");
     late.hear("refused");
     all.remove(500);

@@ -21,8 +21,8 @@ mod tenant;
 use container::{Container, shares};
 use node::{Node, Player};
 use partage_driver_api::exports::DriverVersion;
-use partage_region::arbiter::Runner;
-use partage_region::{GpuShare, Policy};
+use partage_region::arbiter::Arbiter;
+use partage_region::{GpuShare, RegionPolicy};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -56,7 +56,7 @@ impl std::ops::Deref for Alone {
 
 /// A container with this share of the GPU's time, in percent.
 fn holding(node: &Node, cores: u32, ceiling: u32) -> Container<'_> {
-    Container::new(node, &[share(node, cores, ceiling)], Policy::default())
+    Container::new(node, &[share(node, cores, ceiling)], RegionPolicy::default())
 }
 
 fn share(node: &Node, cores: u32, ceiling: u32) -> GpuShare {
@@ -64,8 +64,8 @@ fn share(node: &Node, cores: u32, ceiling: u32) -> GpuShare {
     GpuShare { cores: cores * 100, ceiling: ceiling * 100, gated: true, ..share }
 }
 
-fn dealt(containers: &[&Container<'_>]) -> Runner {
-    let runner = Runner::new();
+fn dealt(containers: &[&Container<'_>]) -> Arbiter {
+    let runner = Arbiter::new();
     for container in containers {
         runner.add(&container.region()).unwrap();
     }
@@ -140,7 +140,7 @@ fn beat(container: &Container<'_>) {
 fn copies_keep_to_turns_only_where_the_owner_says_so() {
     let node = a_node();
     for gate_copies in [false, true] {
-        let policy = Policy { gate_copies, ..Policy::default() };
+        let policy = RegionPolicy { gate_copies, ..RegionPolicy::default() };
         let container = Container::new(&node, &[share(&node, 20, 20)], policy);
         let mut player = container.start("copy");
         player.hear("ready");

@@ -18,7 +18,7 @@ use driver::cuda::*;
 use driver::nvml::{NVML_ERROR_NO_PERMISSION, NVML_SUCCESS, Nvml, nvmlMemory_t};
 use node::{Node, role, say, wait_to_be_told};
 use partage_driver_api::exports::DriverVersion;
-use partage_region::{Owner, Policy};
+use partage_region::{RegionOwner, RegionPolicy};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
@@ -59,7 +59,7 @@ fn node() -> Node {
 }
 
 fn broken<'a>(node: &'a Node, pass: bool, break_it: &dyn Fn(&Path)) -> Container<'a> {
-    let container = Container::made(node, &shares(node, LIMIT), Policy::default(), pass);
+    let container = Container::made(node, &shares(node, LIMIT), RegionPolicy::default(), pass);
     break_it(&container.region());
     container
 }
@@ -193,7 +193,8 @@ fn a_region_that_comes_late_holds() {
         let container = broken(&node, pass, &|region| fs::remove_file(region.join("limits")).unwrap());
         let mut player = container.start(&format!("late {pass}"));
         player.hear("without");
-        let _owner = Owner::create(&container.region(), &shares(&node, LIMIT), Policy::default()).unwrap();
+        let _owner =
+            RegionOwner::create(&container.region(), &shares(&node, LIMIT), RegionPolicy::default()).unwrap();
         player.tell();
         player.hear("held");
         player.end();

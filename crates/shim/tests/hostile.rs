@@ -15,8 +15,8 @@ use driver::cuda::*;
 use driver::nvml::{Nvml, nvmlMemory_t};
 use node::{Node, role, say, wait_to_be_told};
 use partage_driver_api::exports::DriverVersion;
-use partage_region::Policy;
-use partage_region::arbiter::Runner;
+use partage_region::RegionPolicy;
+use partage_region::arbiter::Arbiter;
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -60,10 +60,10 @@ fn a_hostile_tenant_harms_only_itself() {
     let contain = |cores: u32| {
         let mut all = shares(&node, 2 * CONTEXT + ROOM);
         (all[0].cores, all[0].ceiling, all[0].gated) = (cores, cores, true);
-        Container::new(&node, &all, Policy::default())
+        Container::new(&node, &all, RegionPolicy::default())
     };
     let (hostile, other) = (contain(3000), contain(6000));
-    let (arbiter, state) = (Runner::new(), node.state());
+    let (arbiter, state) = (Arbiter::new(), node.state());
     arbiter.add(&hostile.region()).unwrap();
     let member = arbiter.add(&other.region()).unwrap();
     let mut steady = other.start("steady");

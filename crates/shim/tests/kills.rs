@@ -20,7 +20,7 @@ use container::{Container, MIB, shares, truth};
 use driver::cuda::*;
 use node::{Node, Player, role, say, wait_to_be_told};
 use partage_driver_api::exports::DriverVersion;
-use partage_region::{Policy, Region};
+use partage_region::{RegionPolicy, RegionTenant};
 use partage_sim_node::state::State;
 use program::Maker;
 use std::os::unix::process::CommandExt;
@@ -138,7 +138,7 @@ impl Bed {
         let mut all = shares(node, WITNESS + 2 * CONTEXT + ROOM);
         // By its own account: step by step, a turn of an arbiter's would be over before anybody takes it.
         (all[0].cores, all[0].ceiling, all[0].gated) = (5000, 5000, scenario == "launch");
-        let container = Container::new(node, &all, Policy::default());
+        let container = Container::new(node, &all, RegionPolicy::default());
         let arguments =
             ["-Wl,--no-as-needed".into(), format!("-L{}", node.0.libraries().display()), "-lcuda".into()];
         let maker = Maker { folder: self.folder.path() };
@@ -165,7 +165,7 @@ impl Trial<'_> {
         let (scenario, container) = (self.scenario, &self.container);
         let seen = run(Tenant::start(container, &self.program, scenario));
         // Somebody looks, as the next process that needs something would.
-        let region = Region::attach(&container.region()).unwrap();
+        let region = RegionTenant::attach(&container.region()).unwrap();
         region.sweep();
         let (used, mine) = (region.used(0), region.held(0));
         drop(region);

@@ -16,7 +16,7 @@ use driver::cuda::Cuda;
 use driver::nvml::*;
 use node::{Node, Player, role, say, wait_to_be_told};
 use partage_driver_api::exports::DriverVersion;
-use partage_region::Policy;
+use partage_region::RegionPolicy;
 use std::ffi::{CString, c_void};
 use std::process::Command;
 use std::ptr::null_mut;
@@ -617,7 +617,7 @@ fn a_gpu_that_was_not_granted_tells_nothing() {
     for node in both_drivers() {
         let all = Container::with_memory(&node, LIMIT);
         let (_neighbour, _) = work(&all, 1, 500, false);
-        let one = Container::new(&node, &shares(&node, LIMIT)[..1], Policy::default());
+        let one = Container::new(&node, &shares(&node, LIMIT)[..1], RegionPolicy::default());
         one.play("stranger");
     }
 }
@@ -709,7 +709,7 @@ fn without_a_region_nothing_is_told_unless_that_is_let_pass() {
         let whole = Container::with_memory(&node, LIMIT);
         let (_neighbour, _) = work(&whole, 0, 500, false);
         for (pass, role) in [(false, "refused"), (true, "free")] {
-            let broken = Container::made(&node, &shares(&node, LIMIT), Policy::default(), pass);
+            let broken = Container::made(&node, &shares(&node, LIMIT), RegionPolicy::default(), pass);
             std::fs::remove_file(broken.region().join("limits")).unwrap();
             broken.play(role);
         }

@@ -26,7 +26,7 @@ pub use layout::{MAX_GPUS, SLOTS};
 pub use memory::{UNIT, units};
 
 use layout::{MAGIC, Shared};
-use partage_region::liveness_lock::Alive;
+use partage_region::liveness_lock::LivenessLocks;
 use partage_region::memory_account;
 use robust::Held;
 use std::fs::{File, OpenOptions};
@@ -86,7 +86,7 @@ pub struct State {
     shared: &'static Shared,
     /// The mapped file: pages are asked for before they are touched.
     file: File,
-    alive: Alive,
+    alive: LivenessLocks,
     slot: usize,
     gpus: usize,
     /// When, on the processor's counter, it is worth looking for the dead again.
@@ -213,11 +213,12 @@ impl State {
         if shared.header.magic.load(Acquire) != MAGIC {
             return Err(StateError::Foreign(path));
         }
-        let alive = Alive::in_two(existing(&folder.join(CLIENTS))?, existing(&folder.join(PIDS))?);
+        let alive =
+            LivenessLocks::in_two_files(existing(&folder.join(CLIENTS))?, existing(&folder.join(PIDS))?);
         let gpus = shared.gpus.iter().filter(|gpu| gpu.memory.capacity.load(Relaxed) > 0).count();
         let mut state = Self { shared, file, alive, slot: 0, gpus, next_look: AtomicU64::new(0) };
         // Low slots first: they stay in few pages, and in few words of the GPUs' maps.
-        state.slot = (0..SLOTS).find(|&slot| state.alive.take(slot)).ok_or(StateError::Full(SLOTS))?;
+        state.slot = (0..SLOTS).find(|&slot| state.alive.try_acquire(slot)).ok_or(StateError::Full(SLOTS))?;
         reserve(&state.file, &path, &shared.clients[state.slot], shared)?;
         state.clean(state.slot);
         state.introduce();

@@ -32,7 +32,7 @@ use partage_enforce::instance_lock::{InstanceLock, LockError};
 use partage_enforce::records::RecordError;
 use partage_host::files;
 use partage_host::truth::{Auditor, Truth};
-use partage_region::arbiter::Runner;
+use partage_region::arbiter::Arbiter;
 use queue::Ticket;
 use std::collections::BTreeMap;
 use std::fs;
@@ -106,7 +106,7 @@ pub struct Keeper {
     settings: Settings,
     machine: Machine,
     options: Options,
-    arbiter: Runner,
+    arbiter: Arbiter,
     watch: Watch,
     since: u64,
     state: Mutex<State>,
@@ -166,7 +166,7 @@ impl Keeper {
             settings,
             machine,
             options,
-            arbiter: Runner::new(),
+            arbiter: Arbiter::new(),
             watch,
             since: now(),
             state: Mutex::default(),

@@ -1,12 +1,12 @@
 //! What the deal keeps about one container.
 
-use super::credit::Bucket;
+use super::credit::Credit;
 use super::{WHOLE, tuning};
 
 /// What is seen of one container on one GPU. The first three are its owner's, the others are the container's own
 /// words and may be anything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct View {
+pub struct ContainerView {
     /// Promised, in hundredths of a percent of the GPU's time.
     pub cores: u32,
     /// What it may reach with time that others leave; in hard mode the same.
@@ -21,7 +21,7 @@ pub struct View {
     pub spent: u64,
 }
 
-impl View {
+impl ContainerView {
     pub(super) fn cores(&self) -> u32 {
         self.cores.min(WHOLE)
     }
@@ -33,7 +33,7 @@ impl View {
 
 /// What a container said that cannot be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Notes {
+pub struct Anomalies {
     /// Its `spent` fell by more than corrections explain.
     pub backwards: u64,
     /// Its `spent` rose by more than ten seconds between two looks.
@@ -44,9 +44,9 @@ pub struct Notes {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Account {
     /// What its promise brought and it did not use yet.
-    pub(super) promise: Bucket,
+    pub(super) promise: Credit,
     /// What its ceiling still lets it use.
-    pub(super) roof: Bucket,
+    pub(super) roof: Credit,
     /// Lent time it had for its weight: the least goes first.
     pub(super) lent: u64,
     pub(super) spent: u64,
@@ -82,7 +82,7 @@ pub(super) struct Account {
     absences: u32,
     /// When its last turn was given.
     pub(super) served: u64,
-    pub(super) notes: Notes,
+    pub(super) notes: Anomalies,
 }
 
 /// Corrections come soon after what they correct.
@@ -118,10 +118,10 @@ fn worth(rate: u32) -> u64 {
 impl Account {
     /// A container that was not there before: it begins with what one that did not want has, and what it spent under
     /// another arbiter is past.
-    pub(super) fn new(now: u64, view: &View) -> Self {
+    pub(super) fn new(now: u64, view: &ContainerView) -> Self {
         Self {
-            promise: Bucket::holding(saved(view.cores())),
-            roof: Bucket::holding(saved(view.ceiling())),
+            promise: Credit::holding(saved(view.cores())),
+            roof: Credit::holding(saved(view.ceiling())),
             lent: 0,
             spent: view.spent,
             early: 0,
@@ -142,13 +142,13 @@ impl Account {
             away_until: 0,
             absences: 0,
             served: now,
-            notes: Notes::default(),
+            notes: Anomalies::default(),
         }
     }
 
     /// Its share as last seen, and nothing else.
-    pub(super) fn share(&self) -> View {
-        View { cores: self.cores, ceiling: self.ceiling, ..View::default() }
+    pub(super) fn share(&self) -> ContainerView {
+        ContainerView { cores: self.cores, ceiling: self.ceiling, ..ContainerView::default() }
     }
 
     /// How much more is charged now that `spent` is this; less than nothing when costs were corrected.
@@ -177,7 +177,7 @@ impl Account {
 
     /// Books what [`growth`](Self::growth) says: to the lent time if that is what it had, else to the promise; and back
     /// to where it came from.
-    pub(super) fn book(&mut self, view: &View, grown: i64, lent: bool) {
+    pub(super) fn charge(&mut self, view: &ContainerView, grown: i64, lent: bool) {
         self.roof.take(grown);
         let lent = match grown {
             0.. if lent => grown,
@@ -205,7 +205,7 @@ impl Account {
     }
 
     /// Work of this length was submitted at some time between the two.
-    pub(super) fn submitted(&mut self, last: u64, now: u64, view: &View, grown: i64) {
+    pub(super) fn submitted(&mut self, last: u64, now: u64, view: &ContainerView, grown: i64) {
         if grown > 0 {
             // A cost that turned out higher is charged after the work has run: that is nothing to wait for. Who says
             // so of much of its work is not believed: it lies, or several processes each believe to be alone.
@@ -228,13 +228,13 @@ impl Account {
 
     /// When its work will have run: its own word, as far as its charges bear it out. So nobody can hold a GPU for
     /// longer than it pays, and several processes that each think they are alone do not run into the next turn.
-    pub(super) fn drained(&self, view: &View) -> u64 {
+    pub(super) fn drained(&self, view: &ContainerView) -> u64 {
         view.busy_until.min(self.late).max(self.early)
     }
 
     /// Lets credit accrue: by the share as it was until now, up to what the one from now on lets it keep.
     /// `owed` is the time that promises are reckoned by, `passed` that of ceilings.
-    pub(super) fn accrue(&mut self, now: u64, owed: u64, passed: u64, view: &View, wants: bool) {
+    pub(super) fn accrue(&mut self, now: u64, owed: u64, passed: u64, view: &ContainerView, wants: bool) {
         let (cores, ceiling) = (view.cores(), view.ceiling());
         if wants {
             self.idle_since = now;
@@ -252,13 +252,13 @@ impl Account {
 
     /// The turn that its promise is worth now. Any credit is good for a whole turn, and what it lacks is debt: so time
     /// is not left idle because everybody has a little.
-    pub(super) fn promised(&self, view: &View) -> Option<u64> {
+    pub(super) fn promised(&self, view: &ContainerView) -> Option<u64> {
         let held = u64::try_from(self.promise.nanos()).ok()?;
         (view.cores() > 0 && held > 0).then(|| held.max(self.worth(view.cores())).min(tuning::TURN))
     }
 
     /// The turn that it may have of time nobody claims.
-    pub(super) fn lendable(&self, view: &View) -> Option<u64> {
+    pub(super) fn lendable(&self, view: &ContainerView) -> Option<u64> {
         let (cores, ceiling) = (view.cores(), view.ceiling());
         if ceiling >= WHOLE {
             return Some(tuning::LENT);
@@ -274,12 +274,12 @@ impl Account {
     }
 
     /// How long its promise takes to bring what it has not used: so long it is behind. Less than nothing if it is ahead.
-    pub(super) fn behind(&self, view: &View) -> i64 {
+    pub(super) fn behind(&self, view: &ContainerView) -> i64 {
         self.promise.nanos().saturating_mul(i64::from(WHOLE)) / i64::from(view.cores().max(1))
     }
 
     /// How long until it may have a turn, if nobody else wanted one.
-    pub(super) fn eligible_in(&self, view: &View) -> Option<u64> {
+    pub(super) fn eligible_in(&self, view: &ContainerView) -> Option<u64> {
         let (cores, ceiling) = (view.cores(), view.ceiling());
         if ceiling >= WHOLE {
             return Some(0);
@@ -290,12 +290,12 @@ impl Account {
     }
 
     /// Lent time counts less for who was promised more.
-    pub(super) fn weighed(view: &View, nanos: u64) -> u64 {
+    pub(super) fn weighed(view: &ContainerView, nanos: u64) -> u64 {
         nanos.saturating_mul(u64::from(WHOLE)) / u64::from(view.cores().max(WHOLE / 100))
     }
 
     /// It had lent time; negative gives back.
-    pub(super) fn lend(&mut self, view: &View, nanos: i64) {
+    pub(super) fn lend(&mut self, view: &ContainerView, nanos: i64) {
         let weighed = Self::weighed(view, nanos.unsigned_abs());
         self.lent = match nanos {
             0.. => self.lent.saturating_add(weighed),

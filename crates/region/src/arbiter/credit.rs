@@ -4,7 +4,7 @@ use super::{WHOLE, tuning};
 
 /// Time that accrues at a rate and is spent at will. Below nothing is debt.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Bucket {
+pub(super) struct Credit {
     /// In ten-thousandths of a nanosecond, so that no share is lost to rounding.
     held: i64,
 }
@@ -15,7 +15,7 @@ fn scaled(nanos: u64) -> i64 {
     i64::try_from(nanos).unwrap_or(i64::MAX).saturating_mul(UNIT)
 }
 
-impl Bucket {
+impl Credit {
     pub(super) fn holding(nanos: u64) -> Self {
         Self { held: scaled(nanos) }
     }

@@ -4,8 +4,8 @@
 use crate::USAGE;
 use crate::error::RegionError;
 use crate::futex;
-use crate::layout::{GpuBook, TimeBook, UsageFile};
-use crate::mmap::{self, Map, number};
+use crate::layout::{GpuAccount, GpuTimeAccount, UsageFile};
+use crate::mmap::{self, MappedFile, number};
 use std::fs::File;
 use std::mem::offset_of;
 use std::os::unix::fs::FileExt;
@@ -22,42 +22,44 @@ const SHARED: u32 = 2;
 
 /// A container's doorbell on one GPU, and the few words beside it.
 #[derive(Debug)]
-pub(super) struct Bell {
+pub(super) struct Doorbell {
     file: File,
     /// Only for the kernel to know where to wait: the container may cut the file short, and who looks there then dies.
-    place: Map<UsageFile>,
+    place: MappedFile<UsageFile>,
     gpu: usize,
 }
 
 /// What can be seen without looking at every process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Glance {
+pub(super) struct DoorbellSample {
     pub(super) spent: u64,
     pub(super) doorbell: u32,
 }
 
-impl Bell {
+impl Doorbell {
     pub(super) fn open(folder: &Path, gpu: usize) -> Result<Self, RegionError> {
         let path = folder.join(USAGE);
         let file = mmap::open(&path, false)?;
         mmap::check::<UsageFile>(&file, &path)?;
-        let place = Map::new(&file, &path, false)?;
+        let place = MappedFile::new(&file, &path, false)?;
         Ok(Self { file, place, gpu })
     }
 
     /// What is there now, or nothing if it is no longer there.
-    pub(super) fn glance(&self) -> Option<Glance> {
-        const FIRST: usize = offset_of!(TimeBook, spent);
-        const LENGTH: usize = offset_of!(TimeBook, doorbell) + 4;
-        let at = offset_of!(UsageFile, books) + self.gpu * size_of::<GpuBook>() + offset_of!(GpuBook, time);
+    pub(super) fn glance(&self) -> Option<DoorbellSample> {
+        const FIRST: usize = offset_of!(GpuTimeAccount, spent);
+        const LENGTH: usize = offset_of!(GpuTimeAccount, doorbell) + 4;
+        let at = offset_of!(UsageFile, accounts)
+            + self.gpu * size_of::<GpuAccount>()
+            + offset_of!(GpuAccount, time);
         let mut bytes = [0; LENGTH];
         self.file.read_exact_at(&mut bytes, at as u64).ok()?;
-        let doorbell = u32::try_from(number(&bytes, offset_of!(TimeBook, doorbell), 4)).unwrap_or(0);
-        Some(Glance { spent: number(&bytes, FIRST, 8), doorbell })
+        let doorbell = u32::try_from(number(&bytes, offset_of!(GpuTimeAccount, doorbell), 4)).unwrap_or(0);
+        Some(DoorbellSample { spent: number(&bytes, FIRST, 8), doorbell })
     }
 
     fn address(&self) -> *const u32 {
-        self.place.books.get(self.gpu).map_or(std::ptr::null(), |book| book.time.doorbell.as_ptr())
+        self.place.accounts.get(self.gpu).map_or(std::ptr::null(), |book| book.time.doorbell.as_ptr())
     }
 }
 
@@ -73,7 +75,7 @@ struct Waiter {
 
 /// A list of doorbells, kept so that nothing is allocated for a wait.
 #[derive(Debug)]
-pub(super) struct Bells {
+pub(super) struct DoorbellWait {
     list: Vec<Waiter>,
     /// More bells than the kernel waits for: the others are heard at the next look.
     deaf: bool,
@@ -82,13 +84,13 @@ pub(super) struct Bells {
 
 /// Why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum WakeReason {
     /// The time was over, and no bell has rung.
-    Nothing,
+    TimedOut,
     /// This one of those that were added rang; others may have, too, and end the next wait at once.
-    Bell(usize),
+    Doorbell(usize),
     /// Any of them may have.
-    Perhaps,
+    Unknown,
 }
 
 /// Whether the kernel can wait for several words at once (Linux 5.16, if no filter forbids it).
@@ -102,7 +104,7 @@ fn kernel_waits_for_many() -> bool {
     })
 }
 
-impl Bells {
+impl DoorbellWait {
     pub(super) fn new() -> Self {
         Self { list: Vec::with_capacity(MOST), deaf: false, many: kernel_waits_for_many() }
     }
@@ -121,7 +123,7 @@ impl Bells {
     }
 
     /// Adds a doorbell that said `seen`.
-    pub(super) fn add(&mut self, bell: &Bell, seen: u32) {
+    pub(super) fn add(&mut self, bell: &Doorbell, seen: u32) {
         if self.many && self.list.len() < MOST {
             self.push(bell.address(), seen);
         } else {
@@ -136,14 +138,14 @@ impl Bells {
 
     /// Waits until one of the words is not what it was, or until `until` on the monotonic clock. Without a kernel that
     /// hears all bells it looks often while there is `active` work, and now and then otherwise.
-    pub(super) fn wait(&self, word: &AtomicU32, now: u64, until: u64, active: bool) -> Heard {
+    pub(super) fn wait(&self, word: &AtomicU32, now: u64, until: u64, active: bool) -> WakeReason {
         let deaf = if active { super::MILLI } else { 20 * super::MILLI };
         let until = if self.deaf { until.min(now.saturating_add(deaf)) } else { until };
         if !self.many {
             let expected = self.list.first().map_or(0, |own| own.expected);
             let expected = u32::try_from(expected).unwrap_or(0);
             futex::wait(word, expected, Some(Duration::from_nanos(until.saturating_sub(now))));
-            return Heard::Perhaps;
+            return WakeReason::Unknown;
         }
         let time = libc::timespec {
             tv_sec: libc::time_t::try_from(until / 1_000_000_000).unwrap_or(libc::time_t::MAX),
@@ -159,16 +161,16 @@ impl Bells {
         };
         if let Ok(index) = usize::try_from(answer) {
             // The first is the word of the own process.
-            return index.checked_sub(1).map_or(Heard::Perhaps, Heard::Bell);
+            return index.checked_sub(1).map_or(WakeReason::Unknown, WakeReason::Doorbell);
         }
         match futex::errno() {
-            libc::ETIMEDOUT if !self.deaf => Heard::Nothing,
+            libc::ETIMEDOUT if !self.deaf => WakeReason::TimedOut,
             libc::EFAULT => {
                 // A file was cut short under a bell: who did it is out at the next look, and this must not spin till then.
                 std::thread::sleep(Duration::from_micros(500));
-                Heard::Perhaps
+                WakeReason::Unknown
             }
-            _ => Heard::Perhaps,
+            _ => WakeReason::Unknown,
         }
     }
 }

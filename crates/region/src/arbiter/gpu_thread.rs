@@ -1,10 +1,10 @@
 //! One GPU's arbiter at work: a thread that looks at its containers, asks the deal and writes their gates.
 
-use super::doorbell_wait::{Bell, Bells, Glance, Heard, wake_in_time};
-use super::{Deal, Notes, View, tuning};
+use super::doorbell_wait::{Doorbell, DoorbellSample, DoorbellWait, WakeReason, wake_in_time};
+use super::{Anomalies, ContainerView, TurnScheduler, tuning};
 use crate::clock;
 use crate::error::RegionError;
-use crate::owner::{Gate, Owner};
+use crate::owner::{RegionOwner, TurnControl};
 use crate::reader::UsageReader;
 use std::io;
 use std::path::Path;
@@ -15,17 +15,17 @@ use std::thread::JoinHandle;
 /// A region whose turns are dealt here.
 #[derive(Debug)]
 pub(super) struct Hall {
-    pub(super) owner: Owner,
+    pub(super) owner: RegionOwner,
     pub(super) reader: UsageReader,
 }
 
 /// One container at one GPU.
 #[derive(Debug)]
-struct Seat {
+struct Contender {
     member: u64,
     hall: Arc<Hall>,
     gpu: usize,
-    bell: Bell,
+    bell: Doorbell,
     seen: u32,
     /// Somebody waited in it, or it had the turn, when last seen.
     lively: bool,
@@ -35,45 +35,45 @@ struct Seat {
     /// Not asked before this.
     rests_until: u64,
     /// What was seen last.
-    last: View,
+    last: ContainerView,
 }
 
 /// How closely to look at those who neither wait nor work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Care {
+enum PollDepth {
     /// They have not rung: nothing is new.
     None,
     /// See whether they have rung.
-    Glance,
+    Doorbell,
     /// Ask their processes.
-    Ask,
+    Processes,
 }
 
-impl Seat {
-    fn gate(&self) -> Option<Gate<'_>> {
+impl Contender {
+    fn gate(&self) -> Option<TurnControl<'_>> {
         self.hall.owner.gate(self.gpu)
     }
 
     /// What there is to see. Nothing if it has no gate or made its own `usage` unreadable: then it gets no turn.
-    fn view(&mut self, now: u64, holds: bool, care: Care) -> Option<View> {
+    fn view(&mut self, now: u64, holds: bool, care: PollDepth) -> Option<ContainerView> {
         let Some(limits) = self.hall.owner.limits(self.gpu).filter(|limits| limits.gated()) else {
             // It wants nothing of us, and its bell is not listened to.
             (self.gated, self.lively) = (false, false);
             return None;
         };
         // What it rang for before it had a gate was not heard.
-        let care = if self.gated { care } else { Care::Ask };
+        let care = if self.gated { care } else { PollDepth::Processes };
         self.gated = true;
         let (cores, ceiling, priority) = (limits.cores(), limits.ceiling(), limits.priority());
-        let share = |view| View { cores, ceiling, priority, ..view };
-        let care = if self.lively || holds { Care::Ask } else { care };
-        if care == Care::None || now < self.rests_until {
+        let share = |view| ContainerView { cores, ceiling, priority, ..view };
+        let care = if self.lively || holds { PollDepth::Processes } else { care };
+        if care == PollDepth::None || now < self.rests_until {
             return (!self.broken).then(|| share(self.last));
         }
         self.broken = true;
-        let Glance { spent, doorbell } = self.bell.glance()?;
-        let mut view = View { waiting: false, busy_until: 0, spent, ..self.last };
-        if care == Care::Ask || doorbell != self.seen {
+        let DoorbellSample { spent, doorbell } = self.bell.glance()?;
+        let mut view = ContainerView { waiting: false, busy_until: 0, spent, ..self.last };
+        if care == PollDepth::Processes || doorbell != self.seen {
             // Before its processes are asked: who rings later is heard.
             self.seen = doorbell;
             let demand = self.hall.reader.demand(self.gpu, now).ok()?;
@@ -94,42 +94,42 @@ impl Seat {
 
 /// What others ask of the thread.
 #[derive(Debug)]
-enum Mail {
-    Join { member: u64, hall: Arc<Hall>, gpu: usize, bell: Bell },
+enum Command {
+    Join { member: u64, hall: Arc<Hall>, gpu: usize, bell: Doorbell },
     Leave { member: u64 },
 }
 
 /// What the thread and its runner share.
 #[derive(Debug, Default)]
-struct Desk {
-    mail: Mutex<Vec<Mail>>,
+struct Mailbox {
+    mail: Mutex<Vec<Command>>,
     /// Futex: counted up when there is mail.
     called: AtomicU32,
     stop: AtomicBool,
     decisions: AtomicU64,
-    notes: Mutex<Vec<(u64, Notes)>>,
+    notes: Mutex<Vec<(u64, Anomalies)>>,
 }
 
 /// The arbiter of one GPU.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct GpuThread {
     pub(super) uuid: [u8; 16],
-    desk: Arc<Desk>,
+    desk: Arc<Mailbox>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Table {
+impl GpuThread {
     pub(super) fn start(uuid: [u8; 16]) -> io::Result<Self> {
-        Self::start_with(uuid, Bells::new())
+        Self::start_with(uuid, DoorbellWait::new())
     }
 
-    pub(super) fn start_with(uuid: [u8; 16], bells: Bells) -> io::Result<Self> {
-        let desk = Arc::new(Desk::default());
+    pub(super) fn start_with(uuid: [u8; 16], bells: DoorbellWait) -> io::Result<Self> {
+        let desk = Arc::new(Mailbox::default());
         let its = Arc::clone(&desk);
         let thread = std::thread::Builder::new().name("partage-arbiter".to_owned()).spawn(move || {
-            Dealer {
+            TurnLoop {
                 desk: its,
-                deal: Deal::new(),
+                deal: TurnScheduler::new(),
                 seats: Vec::new(),
                 views: Vec::new(),
                 listened: Vec::new(),
@@ -150,25 +150,25 @@ impl Table {
         folder: &Path,
         gpu: usize,
     ) -> Result<(), RegionError> {
-        let bell = Bell::open(folder, gpu)?;
-        self.post(Mail::Join { member, hall: Arc::clone(hall), gpu, bell });
+        let bell = Doorbell::open(folder, gpu)?;
+        self.post(Command::Join { member, hall: Arc::clone(hall), gpu, bell });
         Ok(())
     }
 
     pub(super) fn leave(&self, member: u64) {
-        self.post(Mail::Leave { member });
+        self.post(Command::Leave { member });
     }
 
     pub(super) fn decisions(&self) -> u64 {
         self.desk.decisions.load(Ordering::Relaxed)
     }
 
-    pub(super) fn notes(&self, member: u64) -> Notes {
+    pub(super) fn notes(&self, member: u64) -> Anomalies {
         let notes = self.desk.notes.lock().unwrap_or_else(PoisonError::into_inner);
-        notes.iter().find(|(whose, _)| *whose == member).map_or_else(Notes::default, |(_, notes)| *notes)
+        notes.iter().find(|(whose, _)| *whose == member).map_or_else(Anomalies::default, |(_, notes)| *notes)
     }
 
-    fn post(&self, mail: Mail) {
+    fn post(&self, mail: Command) {
         self.desk.mail.lock().unwrap_or_else(PoisonError::into_inner).push(mail);
         self.call();
     }
@@ -179,7 +179,7 @@ impl Table {
     }
 }
 
-impl Drop for Table {
+impl Drop for GpuThread {
     fn drop(&mut self) {
         self.desk.stop.store(true, Ordering::Release);
         self.call();
@@ -191,12 +191,12 @@ impl Drop for Table {
 }
 
 /// The thread's own.
-struct Dealer {
-    desk: Arc<Desk>,
-    deal: Deal,
-    seats: Vec<Option<Seat>>,
-    views: Vec<Option<View>>,
-    bells: Bells,
+struct TurnLoop {
+    desk: Arc<Mailbox>,
+    deal: TurnScheduler,
+    seats: Vec<Option<Contender>>,
+    views: Vec<Option<ContainerView>>,
+    bells: DoorbellWait,
     /// Whose bells those are.
     listened: Vec<usize>,
     beaten: u64,
@@ -206,10 +206,10 @@ struct Dealer {
     asked: usize,
 }
 
-impl Dealer {
+impl TurnLoop {
     fn run(mut self) {
         wake_in_time();
-        let mut heard = Heard::Perhaps;
+        let mut heard = WakeReason::Unknown;
         loop {
             // Before anything that a call may be about: whoever calls afterwards changes the word that is waited on.
             let called = self.desk.called.load(Ordering::Acquire);
@@ -258,11 +258,11 @@ impl Dealer {
         self.beat(clock::exact());
     }
 
-    fn gate(&self, seat: usize) -> Option<Gate<'_>> {
+    fn gate(&self, seat: usize) -> Option<TurnControl<'_>> {
         self.seats.get(seat)?.as_ref()?.gate()
     }
 
-    fn look(&mut self, now: u64, heard: Heard, beat: bool) {
+    fn look(&mut self, now: u64, heard: WakeReason, beat: bool) {
         let holder = self.deal.holder();
         self.views.resize(self.seats.len(), None);
         if beat {
@@ -270,21 +270,21 @@ impl Dealer {
             self.asked = (self.asked + 1) % self.seats.len().max(1);
         }
         let rang = match heard {
-            Heard::Bell(bell) => self.listened.get(bell).copied(),
+            WakeReason::Doorbell(bell) => self.listened.get(bell).copied(),
             _ => None,
         };
         for (number, (view, seat)) in self.views.iter_mut().zip(&mut self.seats).enumerate() {
             let holds = holder == Some(number);
             *view = seat.as_mut().and_then(|seat| {
                 let care = match heard {
-                    _ if rang == Some(number) || (beat && number == self.asked) => Care::Ask,
-                    Heard::Perhaps => Care::Glance,
-                    _ if beat => Care::Glance,
-                    _ => Care::None,
+                    _ if rang == Some(number) || (beat && number == self.asked) => PollDepth::Processes,
+                    WakeReason::Unknown => PollDepth::Doorbell,
+                    _ if beat => PollDepth::Doorbell,
+                    _ => PollDepth::None,
                 };
                 seat.view(now, holds, care)
             });
-            if let Some(gate) = seat.as_ref().filter(|_| holds && view.is_none()).and_then(Seat::gate) {
+            if let Some(gate) = seat.as_ref().filter(|_| holds && view.is_none()).and_then(Contender::gate) {
                 // Its gate was taken away or its file is broken; the deal forgets it, and nobody else would close it.
                 gate.close();
             }
@@ -308,8 +308,8 @@ impl Dealer {
         let mail = std::mem::take(&mut *self.desk.mail.lock().unwrap_or_else(PoisonError::into_inner));
         for letter in mail {
             match letter {
-                Mail::Join { member, hall, gpu, bell } => {
-                    let seat = Seat {
+                Command::Join { member, hall, gpu, bell } => {
+                    let seat = Contender {
                         member,
                         hall,
                         gpu,
@@ -319,7 +319,7 @@ impl Dealer {
                         gated: true,
                         broken: false,
                         rests_until: 0,
-                        last: View::default(),
+                        last: ContainerView::default(),
                     };
                     if let Some(gate) = seat.gate().filter(|gate| gate.turn().is_open()) {
                         // Left open by an arbiter that was killed.
@@ -331,7 +331,7 @@ impl Dealer {
                         None => self.seats.push(Some(seat)),
                     }
                 }
-                Mail::Leave { member } => {
+                Command::Leave { member } => {
                     for (number, place) in self.seats.iter_mut().enumerate() {
                         let Some(seat) = place.take_if(|seat| seat.member == member) else { continue };
                         self.deal.vacate(number);

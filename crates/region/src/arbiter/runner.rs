@@ -1,28 +1,28 @@
 //! The arbiter in its owner's process: regions come and go, each GPU's turns are dealt by a thread of its own.
 
-use super::Notes;
-use super::gpu_thread::{Hall, Table};
+use super::Anomalies;
+use super::gpu_thread::{GpuThread, Hall};
 use crate::error::RegionError;
-use crate::owner::Owner;
+use crate::owner::RegionOwner;
 use crate::reader::UsageReader;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A region that a [`Runner`] deals turns to.
+/// A region that a [`Arbiter`] deals turns to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Member(u64);
+pub struct MemberId(u64);
 
 /// Deals turns on all GPUs of a node to all regions it was given. It keeps nothing that a restart would lose: a new one
 /// goes on from what each container has spent.
 #[derive(Debug, Default)]
-pub struct Runner {
+pub struct Arbiter {
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     last: u64,
-    tables: Vec<Table>,
+    tables: Vec<GpuThread>,
     halls: Vec<Known>,
 }
 
@@ -41,7 +41,7 @@ impl Known {
     }
 }
 
-impl Runner {
+impl Arbiter {
     /// A runner without regions; it has no thread until a GPU needs one.
     #[must_use]
     pub fn new() -> Self {
@@ -53,20 +53,20 @@ impl Runner {
     }
 
     /// Deals turns to the region in this folder from now on, on every GPU it has.
-    pub fn add(&self, folder: &Path) -> Result<Member, RegionError> {
-        let hall = Arc::new(Hall { owner: Owner::open(folder)?, reader: UsageReader::open(folder)? });
+    pub fn add(&self, folder: &Path) -> Result<MemberId, RegionError> {
+        let hall = Arc::new(Hall { owner: RegionOwner::open(folder)?, reader: UsageReader::open(folder)? });
         let mut state = self.state();
         state.last += 1;
         let member = state.last;
         state.halls.push(Known { member, folder: folder.to_path_buf(), hall, seated: 0 });
         let seated = state.seat(member);
         drop(state);
-        seated.inspect_err(|_| self.remove(Member(member)))?;
-        Ok(Member(member))
+        seated.inspect_err(|_| self.remove(MemberId(member)))?;
+        Ok(MemberId(member))
     }
 
     /// Sees whether the region got more GPUs since it was added.
-    pub fn refresh(&self, member: Member) -> Result<(), RegionError> {
+    pub fn refresh(&self, member: MemberId) -> Result<(), RegionError> {
         self.state().seat(member.0)
     }
 
@@ -78,7 +78,7 @@ impl Runner {
     }
 
     /// Deals no more turns to it. Its gates are closed; its processes go on by their own account, or end.
-    pub fn remove(&self, member: Member) {
+    pub fn remove(&self, member: MemberId) {
         let mut state = self.state();
         state.halls.retain(|known| known.member != member.0);
         for table in &state.tables {
@@ -90,19 +90,20 @@ impl Runner {
 
     /// What this region said that cannot be, on any GPU, as of the last beat.
     #[must_use]
-    pub fn notes(&self, member: Member) -> Notes {
-        self.state().tables.iter().map(|table| table.notes(member.0)).fold(Notes::default(), |sum, notes| {
-            Notes {
+    pub fn notes(&self, member: MemberId) -> Anomalies {
+        self.state().tables.iter().map(|table| table.notes(member.0)).fold(
+            Anomalies::default(),
+            |sum, notes| Anomalies {
                 backwards: sum.backwards.saturating_add(notes.backwards),
                 leaps: sum.leaps.saturating_add(notes.leaps),
-            }
-        })
+            },
+        )
     }
 
     /// How many decisions were made so far.
     #[must_use]
     pub fn decisions(&self) -> u64 {
-        self.state().tables.iter().map(Table::decisions).sum()
+        self.state().tables.iter().map(GpuThread::decisions).sum()
     }
 
     /// Ends all threads, as dropping it does. Turns that are open stay open until their containers see that nobody beats.
@@ -118,7 +119,7 @@ impl State {
             let at = match self.tables.iter().position(|table| table.uuid == uuid) {
                 Some(at) => at,
                 None => {
-                    let table = Table::start(uuid)
+                    let table = GpuThread::start(uuid)
                         .map_err(|error| RegionError::unreadable("deal turns for", &known.folder, error))?;
                     self.tables.push(table);
                     self.tables.len() - 1

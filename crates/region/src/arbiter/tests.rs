@@ -5,4 +5,7 @@ mod properties;
 mod real_regions;
 mod shares;
 
-use super::{Deal, MICRO, MILLI, Order, Runner, View, WHOLE, doorbell_wait, gpu_thread, tuning};
+use super::{
+    Arbiter, ContainerView, MICRO, MILLI, TurnDecision, TurnScheduler, WHOLE, doorbell_wait, gpu_thread,
+    tuning,
+};

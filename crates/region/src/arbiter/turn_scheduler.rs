@@ -1,11 +1,11 @@
 //! The decisions for one GPU.
 
-use super::account::{Account, Notes, View};
+use super::account::{Account, Anomalies, ContainerView};
 use super::{MILLI, WHOLE, tuning};
 
 /// Why a turn is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
+pub enum TurnClass {
     /// It was promised.
     Promised,
     /// Nobody with a claim wants it.
@@ -14,22 +14,22 @@ pub enum Class {
 
 /// A turn to open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Open {
+pub struct TurnGrant {
     /// Whose turn.
     pub seat: usize,
     /// What the container may have spent in all until it must wait again.
     pub allowed: u64,
     /// Of which kind.
-    pub class: Class,
+    pub class: TurnClass,
 }
 
 /// What to write, in this order, and when to ask again at the latest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Order {
+pub struct TurnDecision {
     /// Whose turn to close.
     pub close: Option<usize>,
     /// Whose turn to open, or to prolong if it is open.
-    pub open: Option<Open>,
+    pub open: Option<TurnGrant>,
     /// When to ask again, even if no doorbell rings.
     pub next: u64,
 }
@@ -51,7 +51,7 @@ struct Turn {
     seat: usize,
     /// It may submit; otherwise only what it has submitted is waited for.
     open: bool,
-    class: Class,
+    class: TurnClass,
     allowed: u64,
     length: u64,
     since: u64,
@@ -64,7 +64,7 @@ struct Turn {
 
 impl Turn {
     /// What is left of it to be spent.
-    fn left(&self, view: &View) -> u64 {
+    fn left(&self, view: &ContainerView) -> u64 {
         #[expect(clippy::cast_possible_wrap, reason = "the difference of counters that may wrap")]
         let left = self.allowed.wrapping_sub(view.spent) as i64;
         u64::try_from(left).unwrap_or(0)
@@ -73,9 +73,9 @@ impl Turn {
 
 /// Somebody who could have the next turn.
 #[derive(Clone, Copy, Debug)]
-struct Pick {
+struct Candidate {
     seat: usize,
-    class: Class,
+    class: TurnClass,
     length: u64,
     /// How long it had no turn, if it is too far behind: then neither its priority matters nor what others say they are
     /// owed. All who are overdue take turns.
@@ -85,9 +85,9 @@ struct Pick {
     rank: i64,
 }
 
-impl Pick {
+impl Candidate {
     fn before(&self, other: &Self) -> bool {
-        let order = |pick: &Self| (pick.class == Class::Promised, pick.overdue, pick.priority, pick.rank);
+        let order = |pick: &Self| (pick.class == TurnClass::Promised, pick.overdue, pick.priority, pick.rank);
         order(self) > order(other)
     }
 }
@@ -95,10 +95,10 @@ impl Pick {
 /// Deals out one GPU's time among containers.
 ///
 /// A container's place in the slice of views is its *seat*; an empty place is `None`, and so is one that cannot be seen:
-/// its account is kept until [`vacate`](Deal::vacate), so that nobody loses its debt by hiding. Memory is allocated only
+/// its account is kept until [`vacate`](TurnScheduler::vacate), so that nobody loses its debt by hiding. Memory is allocated only
 /// when the slice becomes longer than ever before.
 #[derive(Debug, Default)]
-pub struct Deal {
+pub struct TurnScheduler {
     now: u64,
     accounts: Vec<Option<Account>>,
     turn: Option<Turn>,
@@ -107,7 +107,7 @@ pub struct Deal {
     lent: u64,
 }
 
-impl Deal {
+impl TurnScheduler {
     /// Nobody has a seat yet.
     #[must_use]
     pub fn new() -> Self {
@@ -138,8 +138,8 @@ impl Deal {
 
     /// What the container on this seat said that cannot be.
     #[must_use]
-    pub fn notes(&self, seat: usize) -> Notes {
-        self.accounts.get(seat).copied().flatten().map_or_else(Notes::default, |account| account.notes)
+    pub fn notes(&self, seat: usize) -> Anomalies {
+        self.accounts.get(seat).copied().flatten().map_or_else(Anomalies::default, |account| account.notes)
     }
 
     /// What its promise brought that it did not use, in nanoseconds; debt is negative.
@@ -149,7 +149,7 @@ impl Deal {
     }
 
     /// Says what to do at `now`, by what is seen.
-    pub fn decide(&mut self, now: u64, views: &[Option<View>]) -> Order {
+    pub fn decide(&mut self, now: u64, views: &[Option<ContainerView>]) -> TurnDecision {
         let now = now.max(self.now);
         self.settle(now, views);
         self.now = now;
@@ -172,14 +172,14 @@ impl Deal {
     }
 
     /// Charges what was spent and lets credit accrue.
-    fn settle(&mut self, now: u64, views: &[Option<View>]) {
+    fn settle(&mut self, now: u64, views: &[Option<ContainerView>]) {
         if self.accounts.len() < views.len() {
             self.accounts.resize(views.len(), None);
         }
         let last = if self.now == 0 { now } else { self.now };
         let passed = (now - last).min(1_000 * MILLI);
         // If those who want were promised more than there is, an hour of the GPU is less than an hour's worth for all.
-        let promised = |(view, account): (&Option<View>, &Option<Account>)| match (view, account) {
+        let promised = |(view, account): (&Option<ContainerView>, &Option<Account>)| match (view, account) {
             (Some(view), Some(account)) if account.wanted => u64::from(view.cores()),
             _ => 0,
         };
@@ -198,8 +198,8 @@ impl Deal {
             let before = account.drained(view);
             let grown = account.growth(view.spent);
             let mine = turn.filter(|turn| turn.seat == seat);
-            let lends = mine.is_some_and(|turn| turn.class == Class::Lent);
-            account.book(view, grown, lends);
+            let lends = mine.is_some_and(|turn| turn.class == TurnClass::Lent);
+            account.charge(view, grown, lends);
             if lends {
                 // Whoever claims to have had more than there was puts only itself behind.
                 let most = self.lent.saturating_add(Account::weighed(view, passed));
@@ -220,7 +220,7 @@ impl Deal {
     }
 
     /// What this seat could have now.
-    fn pick(&self, now: u64, seat: usize, view: &View) -> Option<Pick> {
+    fn pick(&self, now: u64, seat: usize, view: &ContainerView) -> Option<Candidate> {
         let account = self.accounts.get(seat)?.as_ref()?;
         if now < account.away_until {
             return None;
@@ -230,15 +230,15 @@ impl Deal {
             let rank = account.behind(view);
             let late = u64::try_from(rank).is_ok_and(|behind| behind >= tuning::OVERDUE);
             let overdue = if late { now.saturating_sub(account.served) } else { 0 };
-            return Some(Pick { seat, class: Class::Promised, length, overdue, priority, rank });
+            return Some(Candidate { seat, class: TurnClass::Promised, length, overdue, priority, rank });
         }
         let length = account.lendable(view)?;
         let rank = -i64::try_from(account.lent).unwrap_or(i64::MAX);
-        Some(Pick { seat, class: Class::Lent, length, overdue: 0, priority, rank })
+        Some(Candidate { seat, class: TurnClass::Lent, length, overdue: 0, priority, rank })
     }
 
     /// The first in line among those who wait, but for one seat.
-    fn first(&self, now: u64, views: &[Option<View>], but: Option<usize>) -> Option<Pick> {
+    fn first(&self, now: u64, views: &[Option<ContainerView>], but: Option<usize>) -> Option<Candidate> {
         let waiting = views.iter().enumerate().filter_map(|(seat, view)| {
             let view = view.as_ref().filter(|view| view.waiting && Some(seat) != but)?;
             self.pick(now, seat, view)
@@ -247,7 +247,7 @@ impl Deal {
     }
 
     /// When the next of those who wait may have a turn by its credit.
-    fn ripe(&self, now: u64, views: &[Option<View>]) -> u64 {
+    fn ripe(&self, now: u64, views: &[Option<ContainerView>]) -> u64 {
         let each = views.iter().zip(&self.accounts).filter_map(|(view, account)| {
             let view = view.as_ref().filter(|view| view.waiting)?;
             let account = account.as_ref()?;
@@ -257,15 +257,21 @@ impl Deal {
     }
 
     /// Nobody has the turn.
-    fn fresh(&mut self, now: u64, views: &[Option<View>]) -> Order {
+    fn fresh(&mut self, now: u64, views: &[Option<ContainerView>]) -> TurnDecision {
         match self.first(now, views, None) {
             Some(pick) => self.give(now, views, pick, None),
-            None => Order { close: None, open: None, next: self.ripe(now, views) },
+            None => TurnDecision { close: None, open: None, next: self.ripe(now, views) },
         }
     }
 
     /// Opens a turn, or prolongs it.
-    fn give(&mut self, now: u64, views: &[Option<View>], pick: Pick, close: Option<usize>) -> Order {
+    fn give(
+        &mut self,
+        now: u64,
+        views: &[Option<ContainerView>],
+        pick: Candidate,
+        close: Option<usize>,
+    ) -> TurnDecision {
         let spent = views.get(pick.seat).copied().flatten().map_or(0, |view| view.spent);
         let allowed = spent.wrapping_add(pick.length);
         let (seat, class, length) = (pick.seat, pick.class, pick.length);
@@ -279,11 +285,11 @@ impl Deal {
             account.served = now;
         }
         let look = if turn.contest.is_some() { tuning::GLANCE } else { length / 2 };
-        Order { close, open: Some(Open { seat, allowed, class }), next: now.saturating_add(look) }
+        TurnDecision { close, open: Some(TurnGrant { seat, allowed, class }), next: now.saturating_add(look) }
     }
 
     /// From now on others could use the turn.
-    fn contest(&self, now: u64, turn: &Turn, view: &View) -> Option<Contest> {
+    fn contest(&self, now: u64, turn: &Turn, view: &ContainerView) -> Option<Contest> {
         let account = self.accounts.get(turn.seat)?.as_ref()?;
         let from = account.drained(view).max(now);
         let left = turn.left(view).min(turn.length);
@@ -292,7 +298,13 @@ impl Deal {
     }
 
     /// Somebody has the turn, or its work still runs.
-    fn held(&mut self, now: u64, views: &[Option<View>], mut turn: Turn, view: &View) -> Order {
+    fn held(
+        &mut self,
+        now: u64,
+        views: &[Option<ContainerView>],
+        mut turn: Turn,
+        view: &ContainerView,
+    ) -> TurnDecision {
         let seat = turn.seat;
         let Some(account) = self.accounts.get(seat).copied().flatten() else {
             self.turn = None;
@@ -314,8 +326,8 @@ impl Deal {
         let until = turn.contest.map_or(u64::MAX, |contest| contest.until);
         let mine = mine.filter(|mine| mine.before(&other));
         let mut close = None;
-        let stop = (turn.class == Class::Lent && other.class == Class::Promised) || now >= until;
-        if turn.open && stop && mine.is_none_or(|mine| mine.class == Class::Lent) {
+        let stop = (turn.class == TurnClass::Lent && other.class == TurnClass::Promised) || now >= until;
+        if turn.open && stop && mine.is_none_or(|mine| mine.class == TurnClass::Lent) {
             // No more of it; what it has submitted is waited for.
             turn.open = false;
             close = Some(seat);
@@ -349,10 +361,10 @@ impl Deal {
             let until = if turn.open { until } else { u64::MAX };
             let ahead = if ready && backlog > tuning::AHEAD { drained - tuning::AHEAD } else { u64::MAX };
             let begins = if started { u64::MAX } else { now.saturating_add(tuning::GLANCE) };
-            return Order { close, open: None, next: passes_at.min(until).min(ahead).min(begins) };
+            return TurnDecision { close, open: None, next: passes_at.min(until).min(ahead).min(begins) };
         }
         self.fine(now, &turn, view);
-        if turn.class == Class::Lent && other.class == Class::Promised {
+        if turn.class == TurnClass::Lent && other.class == TurnClass::Promised {
             self.claim(now, &turn, view);
         }
         if turn.open {
@@ -372,15 +384,15 @@ impl Deal {
     fn alone(
         &mut self,
         now: u64,
-        views: &[Option<View>],
-        view: &View,
-        mine: Option<Pick>,
+        views: &[Option<ContainerView>],
+        view: &ContainerView,
+        mine: Option<Candidate>,
         backlog: u64,
         left: u64,
-    ) -> Order {
+    ) -> TurnDecision {
         let Some(turn) = self.turn else { return self.fresh(now, views) };
         let wanted = self.accounts.get(turn.seat).and_then(Option::as_ref).is_some_and(|it| it.wanted);
-        let wait = |next| Order { close: None, open: None, next };
+        let wait = |next| TurnDecision { close: None, open: None, next };
         let short = !turn.open || left <= turn.length / 2;
         // Some that wait although there is something left have missed that the turn was opened.
         let stuck = view.waiting && backlog == 0 && now >= turn.since.saturating_add(tuning::WAKE);
@@ -389,7 +401,7 @@ impl Deal {
             if backlog > tuning::AHEAD {
                 return wait(now + backlog - tuning::AHEAD);
             }
-            if mine.class == Class::Lent {
+            if mine.class == TurnClass::Lent {
                 mine.length = mine.length.saturating_sub(backlog).max(tuning::CHUNK);
             }
             return self.give(now, views, mine, None);
@@ -405,7 +417,7 @@ impl Deal {
 
     /// Lent time that lasted while its owner wanted it back was not lent: the promise pays for it. So long kernels in
     /// lent turns take nothing from others in the end.
-    fn claim(&mut self, now: u64, turn: &Turn, view: &View) {
+    fn claim(&mut self, now: u64, turn: &Turn, view: &ContainerView) {
         let (Some(contest), Some(Some(account))) = (turn.contest, self.accounts.get_mut(turn.seat)) else {
             return;
         };
@@ -417,7 +429,7 @@ impl Deal {
     }
 
     /// Time that one held while others had a use for it is charged to it, used or not.
-    fn fine(&mut self, now: u64, turn: &Turn, view: &View) {
+    fn fine(&mut self, now: u64, turn: &Turn, view: &ContainerView) {
         let (Some(contest), Some(Some(account))) = (turn.contest, self.accounts.get_mut(turn.seat)) else {
             return;
         };
@@ -427,8 +439,8 @@ impl Deal {
         let paid = before.saturating_add(account.charged.wrapping_sub(contest.charged));
         let missing = account.held(signed(now.saturating_sub(contest.since)), paid);
         match turn.class {
-            Class::Promised => account.promise.take(missing),
-            Class::Lent => account.lend(view, missing),
+            TurnClass::Promised => account.promise.take(missing),
+            TurnClass::Lent => account.lend(view, missing),
         }
     }
 }

@@ -9,8 +9,8 @@ const SECOND: u64 = 1_000_000_000;
 const GPU: [u8; 16] = [7; 16];
 const OTHER: [u8; 16] = [8; 16];
 
-fn granted() -> Granted {
-    Granted { uuid: GPU, memory: 4096 * MIB, context: 400 * MIB, gated: true }
+fn granted() -> GrantedGpu {
+    GrantedGpu { uuid: GPU, memory: 4096 * MIB, context: 400 * MIB, gated: true }
 }
 
 fn process(pid: u32, held: u64) -> ProcessUsage {
@@ -29,19 +29,19 @@ fn process(pid: u32, held: u64) -> ProcessUsage {
     }
 }
 
-fn seen(pid: u32, memory: u64, busy: u32) -> Seen {
-    Seen { pid, memory, busy, container: Some("a".into()) }
+fn seen(pid: u32, memory: u64, busy: u32) -> ObservedProcess {
+    ObservedProcess { pid, memory, busy, container: Some("a".into()) }
 }
 
 /// One container on one GPU.
-fn round(now: u64, seen: Vec<Seen>, processes: Vec<ProcessUsage>, spent: u64) -> Round {
+fn round(now: u64, seen: Vec<ObservedProcess>, processes: Vec<ProcessUsage>, spent: u64) -> AuditRound {
     let mut gpus = [GpuUsage::default(); MAX_GPUS];
     gpus[0].spent = spent;
-    let snapshot = Snapshot { gpus, processes, forged: Vec::new() };
-    Round {
+    let snapshot = UsageSnapshot { gpus, processes, forged: Vec::new() };
+    AuditRound {
         now,
-        gpus: vec![Gpu { uuid: GPU, processes: seen }],
-        containers: vec![Container {
+        gpus: vec![ObservedGpu { uuid: GPU, processes: seen }],
+        containers: vec![AuditedContainer {
             id: "a".into(),
             granted: vec![granted()],
             before: snapshot.clone(),
@@ -51,7 +51,12 @@ fn round(now: u64, seen: Vec<Seen>, processes: Vec<ProcessUsage>, spent: u64) ->
 }
 
 /// What is found when the same is seen once a second, from the second `from` on.
-fn kinds(audit: &mut Audit, from: u64, seconds: u64, of: impl Fn(u64) -> Round) -> Vec<(Kind, Option<u32>)> {
+fn kinds(
+    audit: &mut BypassAudit,
+    from: u64,
+    seconds: u64,
+    of: impl Fn(u64) -> AuditRound,
+) -> Vec<(FindingKind, Option<u32>)> {
     let mut found = Vec::new();
     for second in from..from + seconds {
         found = audit.look(&of(second * SECOND));
@@ -61,7 +66,7 @@ fn kinds(audit: &mut Audit, from: u64, seconds: u64, of: impl Fn(u64) -> Round) 
 
 #[test]
 fn an_honest_process_is_not_found() {
-    let mut audit = Audit::default();
+    let mut audit = BypassAudit::default();
     let found = kinds(&mut audit, 0, 60, |now| {
         round(now, vec![seen(5, 1000 * MIB, 80)], vec![process(5, 1000 * MIB)], now / 10 * 8)
     });
@@ -70,12 +75,12 @@ fn an_honest_process_is_not_found() {
 
 #[test]
 fn who_is_not_registered_is_found_after_the_grace() {
-    let mut audit = Audit::default();
+    let mut audit = BypassAudit::default();
     let bypass = |now| round(now, vec![seen(6, 500 * MIB, 0)], vec![process(5, 0)], 0);
     assert_eq!(kinds(&mut audit, 0, 3, bypass), [], "a context is there before its process is known");
     let found = audit.look(&bypass(3 * SECOND));
     assert_eq!(found.len(), 1);
-    assert_eq!((found[0].kind, found[0].pid), (Kind::UnaccountedMemory, Some(6)));
+    assert_eq!((found[0].kind, found[0].pid), (FindingKind::UnaccountedMemory, Some(6)));
     assert_eq!((found[0].amount, found[0].since), (500 * MIB, 0));
     // It comes and goes: nothing is held against it that was over.
     let honest = |now| round(now, vec![seen(6, 500 * MIB, 0)], vec![process(6, 500 * MIB)], 0);
@@ -85,22 +90,22 @@ fn who_is_not_registered_is_found_after_the_grace() {
 
 #[test]
 fn more_than_is_accounted_for_is_found() {
-    let mut audit = Audit::default();
+    let mut audit = BypassAudit::default();
     let honest = |now| round(now, vec![seen(5, 1000 * MIB, 0)], vec![process(5, 1000 * MIB)], 0);
     assert_eq!(kinds(&mut audit, 0, 2, honest), []);
     // The driver's figure grows, the ledger's does not.
     let more = |now| round(now, vec![seen(5, 1500 * MIB, 0)], vec![process(5, 1000 * MIB)], 0);
-    assert_eq!(kinds(&mut audit, 2, 5, more), [(Kind::UnaccountedMemory, Some(5))]);
+    assert_eq!(kinds(&mut audit, 2, 5, more), [(FindingKind::UnaccountedMemory, Some(5))]);
     // The ledger's falls, the driver's does not.
-    let mut audit = Audit::default();
+    let mut audit = BypassAudit::default();
     assert_eq!(kinds(&mut audit, 0, 2, honest), []);
     let less = |now| round(now, vec![seen(5, 1000 * MIB, 0)], vec![process(5, 100 * MIB)], 0);
-    assert_eq!(kinds(&mut audit, 2, 5, less), [(Kind::ForgedUsage, Some(5))]);
+    assert_eq!(kinds(&mut audit, 2, 5, less), [(FindingKind::ForgedUsage, Some(5))]);
 }
 
 #[test]
 fn what_comes_and_goes_between_readings_is_no_finding() {
-    let mut audit = Audit::default();
+    let mut audit = BypassAudit::default();
     let found = kinds(&mut audit, 0, 20, |now| {
         // It allocates after the first reading, or frees before the second.
         let mut round = round(now, vec![seen(5, 1000 * MIB, 0)], vec![process(5, 1000 * MIB)], 0);
@@ -115,40 +120,40 @@ fn what_comes_and_goes_between_readings_is_no_finding() {
 
 #[test]
 fn a_file_that_grew_is_found_at_once_and_once() {
-    let mut audit = Audit::default();
+    let mut audit = BypassAudit::default();
     let mut grew = round(0, vec![], vec![], 0);
-    grew.containers[0].granted.push(Granted { uuid: OTHER, ..granted() });
+    grew.containers[0].granted.push(GrantedGpu { uuid: OTHER, ..granted() });
     let mut after = grew.clone();
     after.now = SECOND;
     grew.containers[0].after.forged = vec![Forgery::Grown { bytes: 4096 }];
     let found = audit.look(&grew);
     assert_eq!(found.len(), 1, "whatever it has shares of: {found:?}");
-    assert_eq!((found[0].kind, found[0].pid, found[0].amount), (Kind::ForgedUsage, None, 4096));
+    assert_eq!((found[0].kind, found[0].pid, found[0].amount), (FindingKind::ForgedUsage, None, 4096));
     assert_eq!(audit.look(&after), [], "it was cut back");
 }
 
 #[test]
 fn what_contradicts_itself_is_forged() {
-    let mut audit = Audit::default();
+    let mut audit = BypassAudit::default();
     let found = kinds(&mut audit, 0, 5, |now| {
         let mut round = round(now, vec![], vec![], 0);
         round.containers[0].after.forged = vec![
-            Forgery::Books { gpu: 0, word: 1, slots: 2 },
+            Forgery::Accounts { gpu: 0, word: 1, slots: 2 },
             Forgery::Slot { slot: 3, gpu: 0 },
             Forgery::Slot { slot: 3, gpu: 9 },
         ];
         round
     });
-    assert_eq!(found, [(Kind::ForgedUsage, None)]);
+    assert_eq!(found, [(FindingKind::ForgedUsage, None)]);
 }
 
 #[test]
 fn work_that_nobody_asked_for_is_found() {
     let works = |now| round(now, vec![seen(5, MIB, 90)], vec![process(5, MIB)], 0);
-    let mut audit = Audit::default();
-    assert_eq!(kinds(&mut audit, 0, 10, works), [(Kind::UnaccountedWork, None)]);
+    let mut audit = BypassAudit::default();
+    assert_eq!(kinds(&mut audit, 0, 10, works), [(FindingKind::UnaccountedWork, None)]);
     // Without turns nobody counts.
-    let mut audit = Audit::default();
+    let mut audit = BypassAudit::default();
     let found = kinds(&mut audit, 0, 10, |now| {
         let mut round = works(now);
         round.containers[0].granted[0].gated = false;
@@ -156,7 +161,7 @@ fn work_that_nobody_asked_for_is_found() {
     });
     assert_eq!(found, []);
     // Nor does a moment.
-    let mut audit = Audit::default();
+    let mut audit = BypassAudit::default();
     let found = kinds(&mut audit, 0, 10, |now| round(now, vec![seen(5, MIB, 5)], vec![process(5, MIB)], 0));
     assert_eq!(found, []);
 }
@@ -164,12 +169,12 @@ fn work_that_nobody_asked_for_is_found() {
 #[test]
 fn agreeing_with_oneself_does_not_lift_the_limit() {
     let limit = granted().memory;
-    let mut audit = Audit::default();
+    let mut audit = BypassAudit::default();
     let holds = |bytes| move |now| round(now, vec![seen(5, bytes, 0)], vec![process(5, bytes)], 0);
     assert_eq!(kinds(&mut audit, 0, 2, holds(limit)), []);
-    assert_eq!(kinds(&mut audit, 2, 5, holds(2 * limit)), [(Kind::OverLimit, None)]);
+    assert_eq!(kinds(&mut audit, 2, 5, holds(2 * limit)), [(FindingKind::OverLimit, None)]);
     // A limit that is lowered takes nothing away, and nothing may be added.
-    let mut audit = Audit::default();
+    let mut audit = BypassAudit::default();
     let lowered = |bytes| {
         move |now| {
             let mut round = holds(bytes)(now);
@@ -180,35 +185,39 @@ fn agreeing_with_oneself_does_not_lift_the_limit() {
     assert_eq!(kinds(&mut audit, 0, 5, holds(limit)), []);
     assert_eq!(kinds(&mut audit, 5, 5, lowered(limit)), []);
     assert_eq!(kinds(&mut audit, 10, 5, lowered(limit / 2)), []);
-    assert_eq!(kinds(&mut audit, 15, 5, lowered(limit)), [(Kind::OverLimit, None)], "it was given back");
+    assert_eq!(
+        kinds(&mut audit, 15, 5, lowered(limit)),
+        [(FindingKind::OverLimit, None)],
+        "it was given back"
+    );
 }
 
 #[test]
 fn a_gpu_that_was_not_granted_is_not_used() {
-    let mut audit = Audit::default();
+    let mut audit = BypassAudit::default();
     let found = kinds(&mut audit, 0, 5, |now| {
         let mut round = round(now, vec![], vec![process(5, 0)], 0);
-        let of_the_machine = Seen { container: None, ..seen(9, MIB, 50) };
-        round.gpus.push(Gpu { uuid: OTHER, processes: vec![seen(5, MIB, 0), of_the_machine] });
+        let of_the_machine = ObservedProcess { container: None, ..seen(9, MIB, 50) };
+        round.gpus.push(ObservedGpu { uuid: OTHER, processes: vec![seen(5, MIB, 0), of_the_machine] });
         round
     });
-    assert_eq!(found, [(Kind::Stranger, Some(5))]);
+    assert_eq!(found, [(FindingKind::UngrantedGpu, Some(5))]);
 }
 
 #[test]
 fn who_cuts_its_account_short_is_told_that_and_nothing_else() {
-    let mut audit = Audit::default();
+    let mut audit = BypassAudit::default();
     let found = kinds(&mut audit, 0, 10, |now| {
         let mut round = round(now, vec![seen(5, 8192 * MIB, 100)], vec![], 0);
-        round.containers[0].after = Snapshot::of_a_short_file();
+        round.containers[0].after = UsageSnapshot::of_a_short_file();
         round
     });
-    assert_eq!(found, [(Kind::ForgedUsage, None)], "the GPU is its own, whatever its account says");
+    assert_eq!(found, [(FindingKind::ForgedUsage, None)], "the GPU is its own, whatever its account says");
 }
 
 #[test]
 fn two_slots_of_a_process_add_up() {
-    let mut audit = Audit::default();
+    let mut audit = BypassAudit::default();
     let found = kinds(&mut audit, 0, 10, |now| {
         let slots = vec![process(5, 700 * MIB), process(5, 300 * MIB)];
         round(now, vec![seen(5, 1000 * MIB, 0)], slots, 0)
@@ -247,7 +256,7 @@ proptest! {
 
     #[test]
     fn the_honest_are_never_found(steps in steps()) {
-        let mut audit = Audit::default();
+        let mut audit = BypassAudit::default();
         let (mut now, mut done) = (0, 0);
         for step in steps {
             now += step.moment;
@@ -269,7 +278,7 @@ proptest! {
     fn nothing_is_found_on_nobody(
         numbers in proptest::collection::vec((any::<u64>(), any::<u64>(), any::<u64>(), any::<u32>(), any::<u32>()), 1..20)
     ) {
-        let mut audit = Audit::default();
+        let mut audit = BypassAudit::default();
         for (now, held, memory, busy, pid) in numbers {
             let round = round(now, vec![seen(pid, memory, busy)], vec![process(pid, held)], held);
             for finding in audit.look(&round) {
@@ -283,10 +292,10 @@ proptest! {
     /// goes on.
     #[test]
     fn a_bypass_is_always_found(held in 0..3000u64, beyond in 200..1000u64, rounds in 5..50u64) {
-        let mut audit = Audit::default();
+        let mut audit = BypassAudit::default();
         let found = kinds(&mut audit, 0, rounds, |now| {
             round(now, vec![seen(5, (held + beyond) * MIB, 0)], vec![process(5, held * MIB)], 0)
         });
-        prop_assert_eq!(found, [(Kind::UnaccountedMemory, Some(5))]);
+        prop_assert_eq!(found, [(FindingKind::UnaccountedMemory, Some(5))]);
     }
 }

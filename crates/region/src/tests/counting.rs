@@ -1,5 +1,6 @@
 use crate::memory_account::{
-    Account, Lanes, MOST_SLOTS, NUMBER_MASK, UNITS_MASK, UNLIMITED, Values, Word, Words, newer, units, used,
+    AccountWord, MAX_SLOTS, MemoryAccount, NUMBER_MASK, SlotTable, SlotValues, SlotWords, UNITS_MASK,
+    UNLIMITED, newer, units, used,
 };
 use crate::{SLOTS, UNIT};
 use proptest::prelude::*;
@@ -13,10 +14,10 @@ struct Lane {
     confirmed: AtomicU64,
 }
 
-impl Lanes for &[Lane; 3] {
-    fn words(&self, slot: usize) -> Option<Words<'_>> {
+impl SlotTable for &[Lane; 3] {
+    fn words(&self, slot: usize) -> Option<SlotWords<'_>> {
         let lane = self.get(slot)?;
-        Some(Words { total: &lane.total, intent: &lane.intent, confirmed: &lane.confirmed })
+        Some(SlotWords { total: &lane.total, intent: &lane.intent, confirmed: &lane.confirmed })
     }
 }
 
@@ -27,18 +28,18 @@ struct Gpu {
 }
 
 impl Gpu {
-    fn account(&self, slot: usize) -> Account<'_, &[Lane; 3]> {
-        Account { word: &self.word, lanes: &self.lanes, slot }
+    fn account(&self, slot: usize) -> MemoryAccount<'_, &[Lane; 3]> {
+        MemoryAccount { word: &self.word, lanes: &self.lanes, slot }
     }
 }
 
-const _: () = assert!(SLOTS <= MOST_SLOTS);
+const _: () = assert!(SLOTS <= MAX_SLOTS);
 
 proptest! {
     #[test]
     fn words_round_trip(units in 0..=UNITS_MASK, number in 0..=NUMBER_MASK, slot in 0..1024u64) {
-        let word = Word { units, number, slot };
-        prop_assert_eq!(Word::unpack(word.pack()), word);
+        let word = AccountWord { units, number, slot };
+        prop_assert_eq!(AccountWord::unpack(word.pack()), word);
     }
 
     /// Whatever the words say, an operation ends, and leaves words that mean something.
@@ -71,7 +72,7 @@ fn who_was_long_alone_is_still_confirmed() {
     let lane = &gpu.lanes[0];
     // As after so many operations of its own.
     for number in [(1 << 28) - 2, (1 << 29) - 2, 3 * (1 << 28) - 2, NUMBER_MASK - 2] {
-        let word = Word { units: 0, number, slot: 0 }.pack();
+        let word = AccountWord { units: 0, number, slot: 0 }.pack();
         lane.total.store(word, Release);
         lane.intent.store(word, Release);
         for _ in 0..6 {
@@ -79,7 +80,7 @@ fn who_was_long_alone_is_still_confirmed() {
             one.give(3);
         }
         assert!(one.take(3, 100).is_some() && two.take(1, 100) == Some(4));
-        let last = Word::unpack(lane.total.load(Acquire)).number;
+        let last = AccountWord::unpack(lane.total.load(Acquire)).number;
         assert_eq!(lane.confirmed.load(Acquire), last);
         one.give(3);
         two.give(1);
@@ -112,10 +113,10 @@ fn bytes_are_rounded_up() {
 
 #[test]
 fn unfinished_operations_are_told_from_finished_ones() {
-    let word = |units, number, slot| Word { units, number, slot }.pack();
-    let values = Values { total: word(3, 8, 0), intent: word(5, 9, 0), confirmed: 8 };
+    let word = |units, number, slot| AccountWord { units, number, slot }.pack();
+    let values = SlotValues { total: word(3, 8, 0), intent: word(5, 9, 0), confirmed: 8 };
     assert_eq!(values.truly_held(word(9, 9, 1), 1).units, 5);
     assert_eq!(values.truly_held(word(9, 9, 2), 1).units, 3);
-    assert_eq!(Values { confirmed: 9, ..values }.truly_held(word(9, 9, 2), 1).units, 5);
-    assert!(values.are_of_one_time() && !Values { intent: word(5, 10, 0), ..values }.are_of_one_time());
+    assert_eq!(SlotValues { confirmed: 9, ..values }.truly_held(word(9, 9, 2), 1).units, 5);
+    assert!(values.are_of_one_time() && !SlotValues { intent: word(5, 10, 0), ..values }.are_of_one_time());
 }

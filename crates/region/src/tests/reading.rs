@@ -1,6 +1,6 @@
 use super::*;
-use crate::layout::{GpuBook, Lane, Slot, USAGE_SIZE, UsageFile};
-use crate::{Demand, Forgery, MAX_GPUS, RegionError, USAGE, UsageReader};
+use crate::layout::{GpuAccount, ProcessLane, Slot, USAGE_SIZE, UsageFile};
+use crate::{ComputeDemand, Forgery, MAX_GPUS, RegionError, USAGE, UsageReader};
 use std::io::Write;
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
@@ -18,9 +18,9 @@ fn the_reader_sees_what_processes_have() {
     two.lane(1).waiting.store(u32::MAX, Relaxed);
     two.lane(1).busy_until.store(99, Relaxed);
     two.lane(1).spent.store(98, Relaxed);
-    one.book(1).spent().store(97, Relaxed);
-    one.book(1).throttled().store(96, Relaxed);
-    one.book(1).doorbell().store(95, Relaxed);
+    one.gpu_account(1).spent().store(97, Relaxed);
+    one.gpu_account(1).throttled().store(96, Relaxed);
+    one.gpu_account(1).doorbell().store(95, Relaxed);
     dead.lane(1).waiting.store(5, Relaxed);
     bury_alive(dead);
     let reader = UsageReader::open(folder.path()).unwrap();
@@ -34,9 +34,9 @@ fn the_reader_sees_what_processes_have() {
     assert_eq!((process.slot, process.pid), (two.slot(), std::process::id()));
     assert_eq!((process.held[0], process.held[1]), (4 * UNIT, 5 * UNIT));
     assert_eq!((process.waiting[1], process.busy_until[1], process.spent[1]), (1 << 22, 99, 98));
-    let demand = Demand { spent: 97, doorbell: 95, waiting: 1 << 22, busy_until: 99 };
+    let demand = ComputeDemand { spent: 97, doorbell: 95, waiting: 1 << 22, busy_until: 99 };
     assert_eq!(reader.demand(1, 50).unwrap(), demand);
-    assert_eq!(reader.demand(MAX_GPUS, 50).unwrap(), Demand::default());
+    assert_eq!(reader.demand(MAX_GPUS, 50).unwrap(), ComputeDemand::default());
 }
 
 #[test]
@@ -45,14 +45,14 @@ fn forged_books_are_noted() {
     let region = attach(&folder);
     region.reserve(0, 3 * UNIT).unwrap();
     let reader = UsageReader::open(folder.path()).unwrap();
-    let word = offset_of!(UsageFile, books) + offset_of!(GpuBook, word);
+    let word = offset_of!(UsageFile, accounts) + offset_of!(GpuAccount, word);
     let lane = offset_of!(UsageFile, slots) + region.slot() * size_of::<Slot>() + offset_of!(Slot, lanes);
     overwrite(&folder, USAGE, word, &[0; 3]);
     let forged = reader.snapshot().unwrap().forged;
-    assert_eq!(forged, [Forgery::Books { gpu: 0, word: 0, slots: 3 * UNIT }]);
+    assert_eq!(forged, [Forgery::Accounts { gpu: 0, word: 0, slots: 3 * UNIT }]);
     overwrite(&folder, USAGE, word, &[3, 0, 0]);
     assert_eq!(reader.snapshot().unwrap().forged, []);
-    overwrite(&folder, USAGE, lane + offset_of!(Lane, intent) + 4, &[77]);
+    overwrite(&folder, USAGE, lane + offset_of!(ProcessLane, intent) + 4, &[77]);
     let forged = reader.snapshot().unwrap().forged;
     assert!(forged.contains(&Forgery::Slot { slot: region.slot(), gpu: 0 }), "{forged:?}");
 }

@@ -21,7 +21,7 @@ fn a_process_comes_is_seen_and_goes() {
     assert_eq!((two.used(1), two.used(0), two.held(1), one.held(1)), (3 * UNIT, 0, 0, 3 * UNIT));
     drop(one);
     assert_eq!((two.used(1), two.processes().count()), (0, 1));
-    assert_eq!(two.book(1).peak(), 3 * UNIT);
+    assert_eq!(two.gpu_account(1).peak(), 3 * UNIT);
     assert_eq!(attach(&folder).slot(), 0);
 }
 
@@ -35,11 +35,11 @@ fn what_is_there_is_given_and_no_more() {
     two.reserve(0, 4 * UNIT).unwrap();
     assert!(one.reserve(0, 1).is_err() && one.reserve(0, u64::MAX).is_err());
     one.reserve(0, 0).unwrap();
-    assert_eq!(one.book(0).refusals(), 3);
+    assert_eq!(one.gpu_account(0).refusals(), 3);
     // Who tries has not been refused before it says so.
-    assert!(!one.try_reserve(0, 1) && one.book(0).refusals() == 3);
+    assert!(!one.try_reserve(0, 1) && one.gpu_account(0).refusals() == 3);
     one.note_refusal(0);
-    assert_eq!(one.book(0).refusals(), 4);
+    assert_eq!(one.gpu_account(0).refusals(), 4);
     two.release(0, 4 * UNIT);
     one.reserve(0, 4 * UNIT).unwrap();
     assert_eq!((one.used(0), one.held(0), two.held(0)), (10 * UNIT, 10 * UNIT, 0));
@@ -55,7 +55,7 @@ fn what_is_there_is_given_and_no_more() {
 #[test]
 fn without_a_limit_everything_is_given_and_counted() {
     let folder = tempfile::tempdir().unwrap();
-    let owner = Owner::create(folder.path(), &[GpuShare::default()], Policy::default()).unwrap();
+    let owner = RegionOwner::create(folder.path(), &[GpuShare::default()], RegionPolicy::default()).unwrap();
     let region = attach(&folder);
     region.reserve(0, 5 * UNIT).unwrap();
     assert_eq!((region.used(0), region.memory_limit(0)), (5 * UNIT, None));
@@ -92,7 +92,7 @@ fn limits_change_while_programs_run() {
         (3_000, 5_000, 2, true)
     );
     region.reserve(1, 2 * UNIT).unwrap();
-    let policy = Policy { oversubscribe: true, gate_copies: true };
+    let policy = RegionPolicy { oversubscribe: true, gate_copies: true };
     owner.set_policy(policy);
     assert_eq!((region.policy(), owner.policy()), (policy, policy));
     let too_much = GpuShare { memory: NO_LIMIT - 1, ..share(0) };
@@ -107,21 +107,21 @@ fn a_region_is_taken_over_and_usage_is_kept() {
     owner.beat(0, 77);
     owner.beat(1, 78);
     drop(owner);
-    let owner = Owner::open(folder.path()).unwrap();
+    let owner = RegionOwner::open(folder.path()).unwrap();
     assert_eq!((owner.gpus(), owner.heartbeat(0), region.heartbeat(0)), (1, 77, 77));
     // There is no such GPU to beat for.
     assert_eq!((owner.heartbeat(1), region.heartbeat(1)), (0, 0));
     owner.set(0, &share(9)).unwrap();
     assert_eq!(region.memory_limit(0), Some(9 * UNIT));
-    Owner::create(folder.path(), &[share(20)], Policy::default()).unwrap();
+    RegionOwner::create(folder.path(), &[share(20)], RegionPolicy::default()).unwrap();
     assert_eq!((attach(&folder).used(0), attach(&folder).memory_limit(0)), (8 * UNIT, Some(20 * UNIT)));
     // One that nobody can use is made anew.
     overwrite(&folder, USAGE, 0, b"nonsense");
-    Owner::create(folder.path(), &[share(20)], Policy::default()).unwrap();
+    RegionOwner::create(folder.path(), &[share(20)], RegionPolicy::default()).unwrap();
     assert_eq!(attach(&folder).used(0), 0);
     let many = vec![share(1); MAX_GPUS + 1];
     assert!(matches!(
-        Owner::create(folder.path(), &many, Policy::default()),
+        RegionOwner::create(folder.path(), &many, RegionPolicy::default()),
         Err(RegionError::TooManyGpus(17))
     ));
     let names: Vec<_> =
@@ -132,7 +132,7 @@ fn a_region_is_taken_over_and_usage_is_kept() {
 #[test]
 fn files_that_are_not_right_are_told_apart() {
     let (folder, _owner) = region(&[1]);
-    let say = || Region::attach(folder.path()).err().unwrap();
+    let say = || RegionTenant::attach(folder.path()).err().unwrap();
     for (file, size) in [(LIMITS, LIMITS_SIZE), (USAGE, USAGE_SIZE)] {
         let path = folder.path().join(file);
         let sound = std::fs::read(&path).unwrap();
@@ -157,7 +157,7 @@ fn files_that_are_not_right_are_told_apart() {
         assert!(matches!(say(), RegionError::Unreadable { .. } | RegionError::Broken { .. }), "{}", say());
         std::fs::remove_dir(&path).unwrap();
         std::fs::write(&path, &sound).unwrap();
-        assert!(Region::attach(folder.path()).is_ok());
+        assert!(RegionTenant::attach(folder.path()).is_ok());
     }
 }
 
@@ -167,9 +167,9 @@ fn there_are_as_many_slots_as_there_are() {
     let observer = attach(&folder);
     // As if every other slot had been taken by somebody who lives.
     let holder = observer.another_opening();
-    assert!((1..crate::SLOTS).all(|slot| holder.take(slot)));
-    assert!(matches!(Region::attach(folder.path()), Err(RegionError::NoFreeSlot)));
-    holder.leave(500);
+    assert!((1..crate::SLOTS).all(|slot| holder.try_acquire(slot)));
+    assert!(matches!(RegionTenant::attach(folder.path()), Err(RegionError::NoFreeSlot)));
+    holder.release(500);
     assert_eq!(attach(&folder).slot(), 500);
     // Marked, and dead: found all the same.
     for word in 0..crate::SLOTS / 64 {
@@ -188,7 +188,7 @@ fn the_dead_make_room_for_who_asks() {
     dead.lane(0).waiting.store(3, Relaxed);
     let slot = bury_alive(dead);
     living.reserve(0, 10 * UNIT).unwrap();
-    assert_eq!(living.book(0).refusals(), 0);
+    assert_eq!(living.gpu_account(0).refusals(), 0);
     let heir = attach(&folder);
     assert_eq!((heir.slot(), heir.lane(0).waiting.load(Relaxed), heir.held(0)), (slot, 0, 0));
 }
@@ -263,15 +263,15 @@ fn who_waits_for_a_turn_is_woken_through_memory_it_cannot_write() {
     let (limits, gate) = (region.limits(0), owner.gate(0).unwrap());
     let before = limits.turn();
     assert_eq!((before.number(), before.is_open()), (0, false));
-    assert_eq!(futex::wait(limits.turn_word(), 9, None), futex::Waited::Changed);
+    assert_eq!(futex::wait(limits.turn_word(), 9, None), futex::WaitOutcome::Changed);
     let brief = Some(Duration::from_millis(1));
-    assert_eq!(futex::wait(limits.turn_word(), before.0, brief), futex::Waited::TimedOut);
+    assert_eq!(futex::wait(limits.turn_word(), before.0, brief), futex::WaitOutcome::TimedOut);
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             while limits.turn() == before {
                 // The test's patience: it is woken, and need not look again.
                 let waited = futex::wait(limits.turn_word(), before.0, Some(Duration::from_secs(60)));
-                assert_ne!(waited, futex::Waited::TimedOut);
+                assert_ne!(waited, futex::WaitOutcome::TimedOut);
             }
             limits.allowed()
         });
@@ -311,7 +311,7 @@ proptest! {
         operations in prop::collection::vec((0..3usize, 0..40u64, 0..8u8), 1..120)
     ) {
         let (folder, owner) = region(&[100]);
-        let mut regions: Vec<Region> = (0..3).map(|_| attach(&folder)).collect();
+        let mut regions: Vec<RegionTenant> = (0..3).map(|_| attach(&folder)).collect();
         let (mut held, mut limit) = ([0u64; 3], 100);
         for (who, units, what) in operations {
             let total: u64 = held.iter().sum();

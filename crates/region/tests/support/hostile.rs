@@ -1,14 +1,14 @@
 //! A region whose files hold what somebody wrote there, and everything a victim does with it.
 
-use partage_region::{GpuShare, Owner, Policy, Region, UNIT, UsageReader};
+use partage_region::{GpuShare, RegionOwner, RegionPolicy, RegionTenant, UNIT, UsageReader};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// Makes a region with two GPUs.
-pub(crate) fn make(folder: &Path) -> Owner {
+pub(crate) fn make(folder: &Path) -> RegionOwner {
     let share = |uuid: u8| GpuShare { uuid: [uuid; 16], memory: 100 * UNIT, ..GpuShare::default() };
-    Owner::create(folder, &[share(1), share(2)], Policy::default()).expect("a folder of our own")
+    RegionOwner::create(folder, &[share(1), share(2)], RegionPolicy::default()).expect("a folder of our own")
 }
 
 /// Opens both files to be spoilt.
@@ -37,7 +37,7 @@ pub(crate) fn spoil(files: &[File; 2], bytes: &[u8]) {
 
 /// All that a victim does; the answers do not matter, but there must be some.
 pub(crate) fn live(folder: &Path, amounts: [u64; 4]) {
-    if let Ok(region) = Region::attach(folder) {
+    if let Ok(region) = RegionTenant::attach(folder) {
         let _ = (region.find(&[2; 16]), region.policy());
         for gpu in [0, 1, region.gpus(), region.gpus().wrapping_sub(1), 15, 16, usize::MAX] {
             for amount in amounts {
@@ -48,7 +48,7 @@ pub(crate) fn live(folder: &Path, amounts: [u64; 4]) {
                 let _ = (region.used(gpu), region.held(gpu), region.memory_limit(gpu), region.heartbeat(gpu));
                 let limits = region.limits(gpu);
                 let _ = (limits.turn().next_open(), limits.allowed(), limits.cores(), limits.gated());
-                let book = region.book(gpu);
+                let book = region.gpu_account(gpu);
                 let _ = (book.peak(), book.refusals());
                 region.release(gpu, amount);
             }
@@ -63,7 +63,7 @@ pub(crate) fn live(folder: &Path, amounts: [u64; 4]) {
         }
         let _ = reader.demand(1, amounts[0]);
     }
-    if let Ok(owner) = Owner::open(folder) {
+    if let Ok(owner) = RegionOwner::open(folder) {
         for gpu in 0..owner.gpus() {
             let _ = owner.share(gpu);
         }

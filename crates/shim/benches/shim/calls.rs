@@ -3,7 +3,7 @@
 
 use crate::rig::{Container, Node, Tenant};
 use partage_region::GpuShare;
-use partage_region::arbiter::Runner;
+use partage_region::arbiter::Arbiter;
 
 const ROUNDS: usize = 31;
 
@@ -19,7 +19,7 @@ pub fn all() {
     ] {
         let node = Node::new("A100-SXM4-40GB");
         let container = Container::new(&node, GpuShare { uuid: node.uuid(), ..share.clone() });
-        let arbiter = Runner::new();
+        let arbiter = Arbiter::new();
         arbiter.add(container.folder.path()).unwrap();
         let [bare, held] = [node.dir.libraries(), container.libraries()];
         let (bare_ns, held_ns) = medians(&node, &bare, &held, call);

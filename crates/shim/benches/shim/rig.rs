@@ -1,7 +1,7 @@
 //! A simulated node, and containers on it.
 
 use partage_driver_api::exports::DriverVersion;
-use partage_region::{GpuShare, Owner, Policy};
+use partage_region::{GpuShare, RegionOwner, RegionPolicy};
 use partage_shim::install as shim;
 use partage_sim_node::node::{NodeConfig, NodeDir, VARIABLE};
 use partage_sim_node::profile::Profile;
@@ -54,7 +54,7 @@ pub struct Container {
 impl Container {
     pub fn new(node: &Node, share: GpuShare) -> Self {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        Owner::create(folder.path(), &[share], Policy::default()).unwrap();
+        RegionOwner::create(folder.path(), &[share], RegionPolicy::default()).unwrap();
         let libraries = folder.path().join("lib");
         std::fs::create_dir(&libraries).unwrap();
         let settings = shim::Settings {

@@ -1,8 +1,8 @@
 //! How exactly shares of a GPU's time are kept.
 
 use crate::rig::{Container, Node, Tenant};
-use partage_region::arbiter::Runner;
-use partage_region::{GpuShare, Owner};
+use partage_region::arbiter::Arbiter;
+use partage_region::{GpuShare, RegionOwner};
 use std::time::{Duration, Instant};
 
 const A100: &str = "A100-SXM4-40GB";
@@ -50,13 +50,13 @@ fn gained(node: &Node, tenants: &[Tenant], milliseconds: u64) -> Vec<f64> {
 fn change() {
     let node = Node::new(A100);
     let container = Container::new(&node, hard(&node, 80));
-    let arbiter = Runner::new();
+    let arbiter = Arbiter::new();
     arbiter.add(container.folder.path()).unwrap();
     let mut tenants = [Tenant::start(&node, &container.libraries(), &["saturate", "200"])];
     tenants[0].ready();
     tenants[0].go();
     std::thread::sleep(Duration::from_secs(2));
-    let owner = Owner::open(container.folder.path()).unwrap();
+    let owner = RegionOwner::open(container.folder.path()).unwrap();
     for cores in [20, 60] {
         owner.set(0, &hard(&node, cores)).unwrap();
         let parts: Vec<String> = (0..5).map(|_| format!("{:.0}", gained(&node, &tenants, 100)[0])).collect();
@@ -69,7 +69,7 @@ fn come_back() {
     let node = Node::new(A100);
     let borrower = Container::new(&node, GpuShare { ceiling: 10_000, ..hard(&node, 20) });
     let owner = Container::new(&node, hard(&node, 80));
-    let arbiter = Runner::new();
+    let arbiter = Arbiter::new();
     arbiter.add(borrower.folder.path()).unwrap();
     arbiter.add(owner.folder.path()).unwrap();
     let mut busy = Tenant::start(&node, &borrower.libraries(), &["saturate", MIXED]);
@@ -100,7 +100,7 @@ fn row(card: &str, shares: &[u32], lengths: &str) {
     let node = Node::new(card);
     let containers: Vec<Container> =
         shares.iter().map(|&cores| Container::new(&node, hard(&node, cores))).collect();
-    let arbiter = Runner::new();
+    let arbiter = Arbiter::new();
     for container in &containers {
         arbiter.add(container.folder.path()).unwrap();
     }

@@ -4,7 +4,7 @@ use super::{CHUNK, Gate, GpuGate, Work};
 use crate::process::Process;
 use partage_region::clock;
 use partage_region::futex::{self, keeping_errno};
-use partage_region::{GpuLimits, Turn};
+use partage_region::{GpuLimits, TurnWord};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::time::Duration;
@@ -42,7 +42,7 @@ impl Gate {
         keeping_errno(|| {
             let mut began = None;
             let (limits, lane, book) =
-                (process.region.limits(gpu), process.region.lane(gpu), process.region.book(gpu));
+                (process.region.limits(gpu), process.region.lane(gpu), process.region.gpu_account(gpu));
             loop {
                 let turn = limits.turn();
                 if !limits.gated() || self.gpus[gpu].take(process, gpu, turn, nanoseconds) {
@@ -79,16 +79,16 @@ impl Gate {
 
     /// Charges (or credits) what work took beyond what was assumed of it. It has run: nobody has to wait for it.
     pub(super) fn correct(process: &Process, gpu: usize, nanoseconds: i64) {
-        process.region.book(gpu).spent().fetch_add(nanoseconds.cast_unsigned(), AcqRel);
+        process.region.gpu_account(gpu).spent().fetch_add(nanoseconds.cast_unsigned(), AcqRel);
         process.region.lane(gpu).spent.fetch_add(nanoseconds.cast_unsigned(), Relaxed);
     }
 }
 
 impl GpuGate {
     /// Takes a chunk from the container, and a launch's part of it; false if there is none.
-    fn take(&self, process: &Process, gpu: usize, turn: Turn, nanoseconds: i64) -> bool {
+    fn take(&self, process: &Process, gpu: usize, turn: TurnWord, nanoseconds: i64) -> bool {
         let _one = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
-        let (book, lane) = (process.region.book(gpu), process.region.lane(gpu));
+        let (book, lane) = (process.region.gpu_account(gpu), process.region.lane(gpu));
         let now = clock::exact();
         if self.turn.swap(turn.0, Relaxed) != turn.0 {
             // What was left of another turn goes back.
@@ -162,8 +162,8 @@ fn left(allowed: u64, spent: u64) -> Option<u64> {
 }
 
 /// What the container may do, by the arbiter's word or, where it is gone, by the clock.
-fn allowance(process: &Process, gpu: usize, limits: &GpuLimits, turn: Turn, now: u64) -> Allowance {
-    let book = process.region.book(gpu);
+fn allowance(process: &Process, gpu: usize, limits: &GpuLimits, turn: TurnWord, now: u64) -> Allowance {
+    let book = process.region.gpu_account(gpu);
     let spent = book.spent().load(Acquire);
     let (since_word, base_word) = (&book.time.local_since, &book.time.local_base);
     if !is_silent(process, gpu, now) {

@@ -3,7 +3,7 @@
 //! Some calls take more of the account than they turn out to need: a block for a small allocation, a pool's step, a module's
 //! image. They give the rest back as soon as the driver has answered. Whoever asks in between must not be refused for that.
 
-use partage_region::Region;
+use partage_region::RegionTenant;
 use partage_region::futex::keeping_errno;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const SLEEPS: u32 = 8;
 const SLEEP: Duration = Duration::from_micros(20);
 
 /// Takes memory if it is nearly there and comes within a moment: half a millisecond or so if it does not.
-pub(super) fn take(region: &Region, gpu: usize, bytes: u64) -> bool {
+pub(super) fn take(region: &RegionTenant, gpu: usize, bytes: u64) -> bool {
     keeping_errno(|| {
         (0..YIELDS + SLEEPS).take_while(|_| is_near(region, gpu, bytes)).any(|round| {
             if round < YIELDS {
@@ -32,7 +32,7 @@ pub(super) fn take(region: &Region, gpu: usize, bytes: u64) -> bool {
 }
 
 /// Whether it would fit if a little more were free.
-fn is_near(region: &Region, gpu: usize, bytes: u64) -> bool {
+fn is_near(region: &RegionTenant, gpu: usize, bytes: u64) -> bool {
     let Some(limit) = region.memory_limit(gpu) else { return false };
     bytes <= limit && region.used(gpu).saturating_add(bytes).saturating_sub(limit) <= NEAR
 }

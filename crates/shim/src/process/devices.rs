@@ -4,7 +4,7 @@
 
 use crate::real::cuda as real;
 use partage_driver_api::cuda::{CUDA_SUCCESS, CUdevice, CUuuid};
-use partage_region::{MAX_GPUS, Region};
+use partage_region::{MAX_GPUS, RegionTenant};
 use std::sync::OnceLock;
 
 /// Devices beyond this are not looked at; no machine has as many.
@@ -25,14 +25,14 @@ struct Known {
 
 impl Devices {
     /// The region's GPU of a device.
-    pub(crate) fn gpu(&self, region: &Region, device: CUdevice) -> Option<usize> {
+    pub(crate) fn gpu(&self, region: &RegionTenant, device: CUdevice) -> Option<usize> {
         let known = self.known(region)?;
         known.gpus.get(usize::try_from(device).ok()?).copied().flatten().map(usize::from)
     }
 
     /// The GPU of the calling thread's context, as the driver says.
     #[inline]
-    pub(crate) fn current(&self, region: &Region) -> Option<usize> {
+    pub(crate) fn current(&self, region: &RegionTenant) -> Option<usize> {
         match self.known(region)?.only {
             Some(gpu) => Some(gpu),
             None => self.gpu(region, current_device()?),
@@ -41,7 +41,7 @@ impl Devices {
 
     /// The same as far as is known without asking: for launches.
     #[inline]
-    pub(crate) fn current_for_launch(&self, region: &Region) -> Option<usize> {
+    pub(crate) fn current_for_launch(&self, region: &RegionTenant) -> Option<usize> {
         match self.known(region)?.only {
             Some(gpu) => Some(gpu),
             None => super::current::gpu(|| self.gpu(region, current_device()?)),
@@ -55,7 +55,7 @@ impl Devices {
     }
 
     #[inline]
-    fn known(&self, region: &Region) -> Option<&Known> {
+    fn known(&self, region: &RegionTenant) -> Option<&Known> {
         match self.known.get() {
             Some(known) => Some(known),
             None => self.learn(region),
@@ -63,7 +63,7 @@ impl Devices {
     }
 
     #[cold]
-    fn learn(&self, region: &Region) -> Option<&Known> {
+    fn learn(&self, region: &RegionTenant) -> Option<&Known> {
         let mut count = 0;
         // SAFETY: a number to fill in. Before cuInit this fails, and nothing is remembered.
         if unsafe { real::cuDeviceGetCount(&mut count) } != CUDA_SUCCESS {

@@ -3,7 +3,7 @@
 use crate::container::shares;
 use crate::node::Player;
 use crate::{a_node, dealt};
-use partage_region::{GpuShare, Owner, Policy};
+use partage_region::{GpuShare, RegionOwner, RegionPolicy};
 use partage_shim::install::{self, Settings};
 use std::path::Path;
 use std::process::Command;
@@ -57,7 +57,7 @@ fn a_known_kernel_costs_one_more_call_in_thirty_two_at_most() {
     std::fs::create_dir(&lib).unwrap();
     let [share] = shares(&node, u64::MAX).try_into().unwrap();
     let share = GpuShare { cores: 9_000, ceiling: 9_000, gated: true, ..share };
-    let _owner = Owner::create(&region, &[share], Policy::default()).unwrap();
+    let _owner = RegionOwner::create(&region, &[share], RegionPolicy::default()).unwrap();
     let real = partage_sim_node::install::shared_object().unwrap();
     let settings = Settings {
         region: &region,

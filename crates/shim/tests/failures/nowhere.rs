@@ -17,7 +17,7 @@ fn nowhere_to_put_an_answer_is_what_it_is_to_the_driver() {
             let mut share = shares(&node, u64::MAX);
             // No limit: only the driver's own reasons are left.
             share[0].context = CONTEXT;
-            let container = Container::new(&node, &share, Policy::default());
+            let container = Container::new(&node, &share, RegionPolicy::default());
             let alone = node
                 .command(&format!("nowhere {state}"))
                 .env(STAND_INS, container.libraries())

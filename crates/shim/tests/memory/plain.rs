@@ -1,7 +1,7 @@
 //! Memory with an address.
 
 use super::*;
-use partage_region::Policy;
+use partage_region::RegionPolicy;
 
 const SIZE: usize = MIB as usize;
 
@@ -44,7 +44,7 @@ fn without_a_limit_the_card_is_seen() {
 #[test]
 fn beyond_the_limit_is_the_host_where_that_is_allowed() {
     let node = node();
-    let policy = Policy { oversubscribe: true, ..Policy::default() };
+    let policy = RegionPolicy { oversubscribe: true, ..RegionPolicy::default() };
     Container::new(&node, &container::shares(&node, CONTEXT + 64 * MIB), policy).play("plain beyond");
 }
 
@@ -52,7 +52,7 @@ fn beyond_the_limit_is_the_host_where_that_is_allowed() {
 fn a_card_that_was_not_granted_gives_nothing() {
     let node = node();
     let shares = &container::shares(&node, 1 << 30)[..1];
-    Container::new(&node, shares, Policy::default()).play("plain foreign");
+    Container::new(&node, shares, RegionPolicy::default()).play("plain foreign");
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn without_a_region_there_is_nothing() {
 #[test]
 fn without_a_region_everything_passes_where_that_is_wanted() {
     let node = node();
-    let container = Container::made(&node, &container::shares(&node, 1 << 30), Policy::default(), true);
+    let container = Container::made(&node, &container::shares(&node, 1 << 30), RegionPolicy::default(), true);
     std::fs::remove_file(container.region().join("limits")).unwrap();
     container.play("plain passed");
 }

@@ -3,7 +3,7 @@
 use super::*;
 use container::{Observer, REGION, shares};
 use driver::cuda::*;
-use partage_region::{Policy, UsageReader};
+use partage_region::{RegionPolicy, UsageReader};
 use program::{Maker, said};
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -120,7 +120,7 @@ fn three_hundred_processes_at_once_are_held_together() {
     let each = |gpu: u64| (PROCESSES / GPUS + u64::from(gpu < PROCESSES % GPUS)) * (CONTEXT + 2 * MIB);
     let mut all = shares(&node, 0);
     (0..).zip(&mut all).for_each(|(gpu, share)| share.memory = each(gpu));
-    let container = Container::new(&node, &all, Policy::default());
+    let container = Container::new(&node, &all, RegionPolicy::default());
     let mut arguments = vec![format!("-L{}", node.0.libraries().display()), "-lcuda".into()];
     arguments.insert(0, "-Wl,--no-as-needed".into());
     let program = Maker { folder: folder.path() }.program("one", include_str!("one.c"), &arguments);

@@ -5,7 +5,7 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use super::node::{Node, Player};
-use partage_region::{GpuShare, Owner, Policy, UNIT, UsageReader};
+use partage_region::{GpuShare, RegionOwner, RegionPolicy, UNIT, UsageReader};
 use partage_shim::install::{self, Settings};
 use partage_sim_node::state::State;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub const MIB: u64 = 1 << 20;
 /// A container, gone with the test.
 pub struct Container<'a> {
     pub node: &'a Node,
-    pub owner: Owner,
+    pub owner: RegionOwner,
     folder: tempfile::TempDir,
 }
 
@@ -38,20 +38,20 @@ pub fn shares(node: &Node, memory: u64) -> Vec<GpuShare> {
 impl<'a> Container<'a> {
     /// With so many bytes of each of the node's GPUs.
     pub fn with_memory(node: &'a Node, memory: u64) -> Self {
-        Self::new(node, &shares(node, memory), Policy::default())
+        Self::new(node, &shares(node, memory), RegionPolicy::default())
     }
 
-    pub fn new(node: &'a Node, shares: &[GpuShare], policy: Policy) -> Self {
+    pub fn new(node: &'a Node, shares: &[GpuShare], policy: RegionPolicy) -> Self {
         Self::made(node, shares, policy, false)
     }
 
     /// `pass_when_broken`: what happens without a region that can be used.
-    pub fn made(node: &'a Node, shares: &[GpuShare], policy: Policy, pass_when_broken: bool) -> Self {
+    pub fn made(node: &'a Node, shares: &[GpuShare], policy: RegionPolicy, pass_when_broken: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         for part in ["region", "lib"] {
             std::fs::create_dir(folder.path().join(part)).unwrap();
         }
-        let owner = Owner::create(&folder.path().join("region"), shares, policy).unwrap();
+        let owner = RegionOwner::create(&folder.path().join("region"), shares, policy).unwrap();
         let libraries = node.0.libraries();
         let settings = Settings {
             region: &folder.path().join("region"),

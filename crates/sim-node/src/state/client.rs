@@ -61,7 +61,7 @@ impl State {
         identity.pid.store(pid, Release);
         may_die_here();
         self.shared.header.occupied[self.slot / 64].fetch_or(1 << (self.slot % 64), Release);
-        self.alive.show_pid(self.slot);
+        self.alive.publish_pid(self.slot);
     }
 
     /// Takes back everything a slot's last process had. The slot must be ours by its lock.
@@ -114,10 +114,10 @@ impl State {
 
     /// Cleans the slot if its process is dead.
     pub(super) fn bury(&self, slot: usize) -> bool {
-        if slot == self.slot || self.alive.lives(slot) {
+        if slot == self.slot || self.alive.is_alive(slot) {
             return false;
         }
-        let buried = self.alive.while_dead(slot, || {
+        let buried = self.alive.with_dead_slot(slot, || {
             let dead = self.is_occupied(slot);
             self.clean(slot);
             dead
@@ -212,6 +212,6 @@ impl State {
 impl Drop for State {
     fn drop(&mut self) {
         self.clean(self.slot);
-        self.alive.leave(self.slot);
+        self.alive.release(self.slot);
     }
 }

@@ -1,7 +1,7 @@
 //! How much of a GPU's memory is used, and by whom: the region's ledger over this node's words.
 
 use super::layout::{Client, MemoryBook};
-use partage_region::memory_account::{Lanes, Words};
+use partage_region::memory_account::{SlotTable, SlotWords};
 use std::sync::atomic::Ordering::Relaxed;
 
 pub use partage_region::memory_account::{UNIT, units};
@@ -12,24 +12,24 @@ pub(super) struct GpuLanes<'a> {
     pub(super) gpu: usize,
 }
 
-impl Lanes for GpuLanes<'_> {
+impl SlotTable for GpuLanes<'_> {
     #[inline]
-    fn words(&self, slot: usize) -> Option<Words<'_>> {
+    fn words(&self, slot: usize) -> Option<SlotWords<'_>> {
         let lane = self.clients.get(slot)?.lanes.get(self.gpu)?;
-        Some(Words { total: &lane.total, intent: &lane.intent, confirmed: &lane.confirmed.0 })
+        Some(SlotWords { total: &lane.total, intent: &lane.intent, confirmed: &lane.confirmed.0 })
     }
 }
 
 /// The memory of one GPU, for the client of one slot. One thread at a time.
 pub(super) struct Account<'a> {
-    ledger: partage_region::memory_account::Account<'a, GpuLanes<'a>>,
+    ledger: partage_region::memory_account::MemoryAccount<'a, GpuLanes<'a>>,
     book: &'a MemoryBook,
 }
 
 impl<'a> Account<'a> {
     #[inline]
     pub(super) fn new(book: &'a MemoryBook, lanes: GpuLanes<'a>, slot: usize) -> Self {
-        Self { ledger: partage_region::memory_account::Account { word: &book.word, lanes, slot }, book }
+        Self { ledger: partage_region::memory_account::MemoryAccount { word: &book.word, lanes, slot }, book }
     }
 
     /// Takes `units` more, or says that there are not as many.

@@ -1,7 +1,7 @@
 //! A lock in shared memory that a killed owner does not keep.
 
 use partage_region::failpoint::may_die_here;
-use partage_region::liveness_lock::Alive;
+use partage_region::liveness_lock::LivenessLocks;
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -16,7 +16,7 @@ pub(super) struct Held<'a> {
 }
 
 /// Takes the lock for the client of `slot`, waiting for a living owner and inheriting from a dead one.
-pub(super) fn take<'a>(word: &'a AtomicU32, slot: usize, alive: &Alive) -> Held<'a> {
+pub(super) fn take<'a>(word: &'a AtomicU32, slot: usize, alive: &LivenessLocks) -> Held<'a> {
     // Slots are fewer than 2^31.
     let me = slot as u32 + 1;
     if word.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
@@ -27,7 +27,7 @@ pub(super) fn take<'a>(word: &'a AtomicU32, slot: usize, alive: &Alive) -> Held<
 }
 
 #[cold]
-fn wait<'a>(word: &'a AtomicU32, me: u32, alive: &Alive) -> Held<'a> {
+fn wait<'a>(word: &'a AtomicU32, me: u32, alive: &LivenessLocks) -> Held<'a> {
     /// Sections under the lock take about a microsecond: after this the owner has been put aside, or is dead.
     const PATIENCE: futex::Timespec = futex::Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
     loop {
@@ -57,7 +57,7 @@ fn wait<'a>(word: &'a AtomicU32, me: u32, alive: &Alive) -> Held<'a> {
         if timed_out && owner != me {
             // Nobody else can come to live in the slot, or inherit from it, while it is ours.
             let slot = owner as usize - 1;
-            let inherited = alive.while_dead(slot, || {
+            let inherited = alive.with_dead_slot(slot, || {
                 word.compare_exchange(marked, me | WAITERS, Ordering::Acquire, Ordering::Relaxed).is_ok()
             });
             if inherited == Some(true) {

@@ -21,7 +21,7 @@ fn attach(folder: &TempDir) -> State {
 
 /// The slot's process is dead: its lock is gone, and nothing of it was cleaned up.
 fn bury_alive(state: &State) {
-    state.alive.leave(state.slot);
+    state.alive.release(state.slot);
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn second_hold(state: &State) -> State {
     State {
         shared: state.shared,
         file,
-        alive: state.alive.second().unwrap(),
+        alive: state.alive.duplicate().unwrap(),
         slot: state.slot,
         gpus: state.gpus,
         next_look: AtomicU64::new(0),

@@ -14,8 +14,8 @@ use partage_enforce::refusal::{Refusal, RefusalReason};
 use partage_host::process::Identity;
 use partage_host::shares;
 use partage_host::truth::Kept;
-use partage_region::arbiter::Member;
-use partage_region::{Owner, Policy};
+use partage_region::arbiter::MemberId;
+use partage_region::{RegionOwner, RegionPolicy};
 use std::fs;
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(super) struct Live {
     pub(super) number: u64,
     pub(super) stopping: bool,
     pub(super) region: Arc<Kept>,
-    member: Member,
+    member: MemberId,
 }
 
 impl Live {
@@ -174,12 +174,13 @@ impl Keeper {
     }
 
     /// The region of a share, for its owner's processes and nobody else's.
-    fn make_region(&self, record: &Record) -> Result<Owner, String> {
+    fn make_region(&self, record: &Record) -> Result<RegionOwner, String> {
         let cannot = |error: std::io::Error| format!("{}: {error}", self.home.share(&record.name).display());
         let region = store::make_region(&self.home, &record.name).map_err(cannot)?;
         let limits: Result<Vec<_>, String> =
             record.shares.iter().map(|share| self.machine.region_share(share, !share.whole)).collect();
-        let owner = Owner::create(&region, &limits?, Policy::default()).map_err(|error| error.to_string())?;
+        let owner = RegionOwner::create(&region, &limits?, RegionPolicy::default())
+            .map_err(|error| error.to_string())?;
         store::open_to(&self.home, &record.name, record.who.uid).map_err(cannot)?;
         Ok(owner)
     }
@@ -187,7 +188,7 @@ impl Keeper {
     /// A share whose region is there, kept from now on.
     pub(super) fn live(&self, record: Record) -> Result<Live, String> {
         let folder = store::region(&self.home, &record.name);
-        let owner = match Owner::open(&folder) {
+        let owner = match RegionOwner::open(&folder) {
             Ok(owner) => owner,
             // Somebody removed it. Processes that run keep the old one, new ones get this.
             Err(_) => self.make_region(&record)?,

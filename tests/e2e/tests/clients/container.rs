@@ -1,6 +1,6 @@
 //! A container on a stage's node: a region, and the shim's files in the place of the driver's.
 
-use partage_region::{GpuShare, Owner, Policy, UsageReader};
+use partage_region::{GpuShare, RegionOwner, RegionPolicy, UsageReader};
 use partage_shim::install::{self, Settings};
 use partage_testkit::sim_node::SimNode;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 pub(crate) struct Container {
     folder: tempfile::TempDir,
     /// Who could change its limits while its programs run.
-    _owner: Owner,
+    _owner: RegionOwner,
 }
 
 impl Container {
@@ -28,7 +28,7 @@ impl Container {
             ..GpuShare::default()
         };
         let shares: Vec<GpuShare> = (0..node.config().gpus.len()).map(share).collect();
-        let owner = Owner::create(&region, &shares, Policy::default()).unwrap();
+        let owner = RegionOwner::create(&region, &shares, RegionPolicy::default()).unwrap();
         let real = node.path().join("lib");
         let settings = Settings {
             region: &region,

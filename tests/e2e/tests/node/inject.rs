@@ -12,7 +12,7 @@ use partage_host::driver::Driver;
 use partage_host::gpus::Gpus;
 use partage_host::root::Root;
 use partage_host::shares::region_share;
-use partage_region::{Owner as Region, Policy};
+use partage_region::{RegionOwner as Region, RegionPolicy};
 use partage_sim_node::node::{NodeConfig, NodeDir};
 use partage_sim_node::profile::Profile as Card;
 use partage_testkit::bed::{Bed, Profile};
@@ -72,7 +72,7 @@ fn granted(materials: &Materials, node: &Node, pod: &str) -> Edits {
     fs::write(devices.join(format!("nvidia{}", gpu.minor)), "").unwrap();
     let context = Bytes(Card::named(CARD).unwrap().memory.context);
     let limits = region_share(&share, context, false).unwrap();
-    Region::create(&region, &[limits], Policy::default()).unwrap();
+    Region::create(&region, &[limits], RegionPolicy::default()).unwrap();
     let env = BTreeMap::from([("NVIDIA_VISIBLE_DEVICES".to_string(), gpu.uuid.to_string())]);
     let container = Container {
         node,

@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use super::{Deal, MICRO, MILLI, Order, View, tuning};
+use super::{ContainerView, MICRO, MILLI, TurnDecision, TurnScheduler, tuning};
 
 const SLICE: u64 = 2 * MILLI;
 const QUEUE: usize = 1024;
@@ -90,7 +90,7 @@ impl Lie {
 
 #[derive(Clone, Debug)]
 pub(super) struct Tenant {
-    pub(super) view: View,
+    pub(super) view: ContainerView,
     pub(super) habit: Habit,
     pub(super) word: Word,
     pub(super) kernels: Vec<u64>,
@@ -119,7 +119,7 @@ pub(super) struct Tenant {
 impl Tenant {
     pub(super) fn new(cores: u32, ceiling: u32, kernels: &[u64]) -> Self {
         Self {
-            view: View { cores: cores * 100, ceiling: ceiling * 100, ..View::default() },
+            view: ContainerView { cores: cores * 100, ceiling: ceiling * 100, ..ContainerView::default() },
             habit: Habit::Saturates,
             word: Word::Honest,
             kernels: kernels.to_vec(),
@@ -167,7 +167,7 @@ impl Tenant {
 enum Event {
     Step(usize),
     Wake(usize),
-    Bell,
+    Doorbell,
     Timer(u64),
 }
 
@@ -176,9 +176,9 @@ enum Event {
 pub(super) struct World {
     pub(super) now: u64,
     pub(super) tenants: Vec<Option<Tenant>>,
-    pub(super) deal: Deal,
+    pub(super) deal: TurnScheduler,
     pub(super) dice: Dice,
-    pub(super) orders: Vec<(u64, Order)>,
+    pub(super) orders: Vec<(u64, TurnDecision)>,
     /// The longest time in which the GPU had nothing to do although somebody waited whose ceiling is everything.
     pub(super) longest_idle: u64,
     pub(super) busy: u64,
@@ -198,7 +198,7 @@ impl World {
         let mut world = Self {
             now: 1_000_000 * MILLI,
             tenants: Vec::new(),
-            deal: Deal::new(),
+            deal: TurnScheduler::new(),
             dice: Dice::new(seed),
             orders: Vec::new(),
             longest_idle: 0,
@@ -215,7 +215,7 @@ impl World {
         for tenant in tenants {
             world.join(tenant);
         }
-        world.at(world.now, Event::Bell);
+        world.at(world.now, Event::Doorbell);
         world
     }
 
@@ -341,7 +341,7 @@ impl World {
 
     fn handle(&mut self, event: Event) {
         match event {
-            Event::Bell => self.arbitrate(),
+            Event::Doorbell => self.arbitrate(),
             Event::Timer(number) if number == self.timer => self.arbitrate(),
             Event::Timer(_) => {}
             Event::Wake(seat) => {
@@ -383,7 +383,7 @@ impl World {
                 tenant.asleep = true;
                 tenant.view.waiting = true;
                 let late = self.dice.roll(20 * MICRO, 120 * MICRO);
-                self.at(now + late, Event::Bell);
+                self.at(now + late, Event::Doorbell);
                 return;
             }
             if tenant.left <= 0 {
@@ -422,7 +422,7 @@ impl World {
         let now = self.now;
         self.decisions += 1;
         let dice = &mut self.dice;
-        let views: Vec<Option<View>> = self
+        let views: Vec<Option<ContainerView>> = self
             .tenants
             .iter()
             .map(|tenant| {
@@ -430,9 +430,9 @@ impl World {
                 let view = tenant.view;
                 Some(match tenant.word {
                     Word::Honest => view,
-                    Word::NeverDrained(far) => View { busy_until: now + far, ..view },
-                    Word::AlwaysDrained => View { busy_until: 0, ..view },
-                    Word::Forged { spent, busy_until, waiting } => View {
+                    Word::NeverDrained(far) => ContainerView { busy_until: now + far, ..view },
+                    Word::AlwaysDrained => ContainerView { busy_until: 0, ..view },
+                    Word::Forged { spent, busy_until, waiting } => ContainerView {
                         spent: spent.tell(view.spent, dice),
                         busy_until: busy_until.tell(view.busy_until, dice),
                         waiting: waiting.unwrap_or(view.waiting),

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::model::{Habit, Lie, Tenant, Word, World};
-use super::{Deal, MICRO, MILLI, Order, View, WHOLE, tuning};
+use super::{ContainerView, MICRO, MILLI, TurnDecision, TurnScheduler, WHOLE, tuning};
 use crate::tests::same_cases;
 
 /// Follows the gates as the orders open and close them.
@@ -13,7 +13,7 @@ struct Gates {
 }
 
 impl Gates {
-    fn follow(&mut self, order: &Order) -> Result<(), TestCaseError> {
+    fn follow(&mut self, order: &TurnDecision) -> Result<(), TestCaseError> {
         if let Some(seat) = order.close {
             prop_assert_eq!(self.open, Some(seat), "closes what is not open");
             self.open = None;
@@ -26,11 +26,11 @@ impl Gates {
     }
 }
 
-fn anything() -> impl Strategy<Value = View> {
+fn anything() -> impl Strategy<Value = ContainerView> {
     let number = prop_oneof![Just(0), Just(u64::MAX), any::<u64>(), 0..100_000_000_000u64];
     let share = || prop_oneof![Just(0), Just(WHOLE), 0..=WHOLE, any::<u32>()];
     (share(), share(), any::<u32>(), any::<bool>(), number.clone(), number).prop_map(
-        |(cores, ceiling, priority, waiting, busy_until, spent)| View {
+        |(cores, ceiling, priority, waiting, busy_until, spent)| ContainerView {
             cores,
             ceiling,
             priority,
@@ -92,7 +92,7 @@ proptest! {
         (prop_oneof![0..10_000_000u64, any::<u64>()], prop::collection::vec(prop::option::of(anything()), 0..5)),
         1..60,
     )) {
-        let mut deal = Deal::new();
+        let mut deal = TurnScheduler::new();
         let mut gates = Gates::default();
         let mut now = 1u64;
         for (passed, views) in steps {

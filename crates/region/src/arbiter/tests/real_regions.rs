@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use super::doorbell_wait::{Bells, Heard};
-use super::gpu_thread::{Hall, Table};
-use super::{MILLI, Runner, WHOLE, tuning};
-use crate::owner::{GpuShare, Owner, Policy};
+use super::doorbell_wait::{DoorbellWait, WakeReason};
+use super::gpu_thread::{GpuThread, Hall};
+use super::{Arbiter, MILLI, WHOLE, tuning};
+use crate::owner::{GpuShare, RegionOwner, RegionPolicy};
 use crate::reader::UsageReader;
-use crate::{Region, USAGE, clock, futex};
+use crate::{RegionTenant, USAGE, clock, futex};
 
 fn now() -> u64 {
     clock::exact()
@@ -33,13 +33,14 @@ fn share(percent: u32, ceiling: u32) -> GpuShare {
 
 struct Container {
     folder: TempDir,
-    owner: Owner,
+    owner: RegionOwner,
 }
 
 impl Container {
     fn new(percent: u32, ceiling: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let owner = Owner::create(folder.path(), &[share(percent, ceiling)], Policy::default()).unwrap();
+        let owner =
+            RegionOwner::create(folder.path(), &[share(percent, ceiling)], RegionPolicy::default()).unwrap();
         Self { folder, owner }
     }
 
@@ -53,7 +54,7 @@ impl Container {
 
     /// A process that launches as fast as it may, until it is stopped.
     fn saturate(&self) -> Player {
-        let region = Region::attach(self.path()).unwrap();
+        let region = RegionTenant::attach(self.path()).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
@@ -66,8 +67,8 @@ impl Container {
 }
 
 /// What the shim does at a launch for which the process has nothing left.
-fn launch(region: &Region, chunk: u64, stop: &AtomicBool) {
-    let (limits, book, lane) = (region.limits(0), region.book(0), region.lane(0));
+fn launch(region: &RegionTenant, chunk: u64, stop: &AtomicBool) {
+    let (limits, book, lane) = (region.limits(0), region.gpu_account(0), region.lane(0));
     loop {
         let turn = limits.turn();
         let spent = book.spent().load(Ordering::Relaxed);
@@ -143,7 +144,7 @@ fn thirty_and_seventy(a: &Container, b: &Container) {
 #[test]
 fn two_containers_share_a_gpu() {
     let (a, b) = (Container::new(30, 30), Container::new(70, 70));
-    let runner = Runner::new();
+    let runner = Arbiter::new();
     runner.add(a.path()).unwrap();
     runner.add(b.path()).unwrap();
     thirty_and_seventy(&a, &b);
@@ -153,9 +154,9 @@ fn two_containers_share_a_gpu() {
 #[test]
 fn they_share_it_on_an_old_kernel_too() {
     let (a, b) = (Container::new(30, 30), Container::new(70, 70));
-    let table = Table::start_with([7; 16], Bells::one_at_a_time()).unwrap();
+    let table = GpuThread::start_with([7; 16], DoorbellWait::one_at_a_time()).unwrap();
     for (member, container) in [(1, &a), (2, &b)] {
-        let owner = Owner::open(container.path()).unwrap();
+        let owner = RegionOwner::open(container.path()).unwrap();
         let hall = Arc::new(Hall { owner, reader: UsageReader::open(container.path()).unwrap() });
         table.join(member, &hall, container.path(), 0).unwrap();
     }
@@ -165,7 +166,7 @@ fn they_share_it_on_an_old_kernel_too() {
 #[test]
 fn an_idle_runner_beats_and_stops_at_once() {
     let (a, b) = (Container::new(30, 30), Container::new(70, 70));
-    let runner = Runner::new();
+    let runner = Arbiter::new();
     runner.add(a.path()).unwrap();
     let b_member = runner.add(b.path()).unwrap();
     for container in [&a, &b] {
@@ -194,7 +195,7 @@ fn another_runner_goes_on() {
     let rounds = 4;
     let mut last = 0;
     for _ in 0..rounds {
-        let runner = Runner::new();
+        let runner = Arbiter::new();
         runner.add(a.path()).unwrap();
         runner.add(b.path()).unwrap();
         comes("work", || a.spent() > last + 60 * MILLI && b.spent() > last + 60 * MILLI);
@@ -213,7 +214,7 @@ fn another_runner_goes_on() {
 #[test]
 fn who_is_removed_gets_no_more_and_who_is_added_begins() {
     let (a, b) = (Container::new(30, 100), Container::new(70, 100));
-    let runner = Runner::new();
+    let runner = Arbiter::new();
     let first = runner.add(a.path()).unwrap();
     let player = a.saturate();
     comes("its first work", || a.spent() > 20 * MILLI);
@@ -231,7 +232,7 @@ fn who_is_removed_gets_no_more_and_who_is_added_begins() {
 #[test]
 fn a_file_cut_short_harms_only_its_container() {
     let (a, b) = (Container::new(30, 100), Container::new(70, 100));
-    let runner = Runner::new();
+    let runner = Arbiter::new();
     runner.add(a.path()).unwrap();
     runner.add(b.path()).unwrap();
     // No process of it is here: its memory would be gone, too, and only its own.
@@ -249,12 +250,12 @@ fn a_file_cut_short_harms_only_its_container() {
 #[test]
 fn a_gpu_that_comes_later_gets_its_own_turns() {
     let a = Container::new(30, 100);
-    let runner = Runner::new();
+    let runner = Arbiter::new();
     let member = runner.add(a.path()).unwrap();
     a.owner.set(1, &GpuShare { uuid: [9; 16], ..share(50, 50) }).unwrap();
     runner.refresh(member).unwrap();
-    let region = Region::attach(a.path()).unwrap();
-    let (book, lane) = (region.book(1), region.lane(1));
+    let region = RegionTenant::attach(a.path()).unwrap();
+    let (book, lane) = (region.gpu_account(1), region.lane(1));
     lane.waiting.store(1, Ordering::SeqCst);
     book.doorbell().fetch_add(1, Ordering::SeqCst);
     futex::wake(book.doorbell(), u32::MAX);
@@ -267,10 +268,10 @@ fn a_gpu_that_comes_later_gets_its_own_turns() {
 #[test]
 fn a_gpu_that_nobody_deals_has_no_beat() {
     let a = Container::new(30, 100);
-    let runner = Runner::new();
+    let runner = Arbiter::new();
     let member = runner.add(a.path()).unwrap();
     a.owner.set(1, &GpuShare { uuid: [9; 16], ..share(50, 50) }).unwrap();
-    let region = Region::attach(a.path()).unwrap();
+    let region = RegionTenant::attach(a.path()).unwrap();
     let beats = |gpu| region.heartbeat(gpu);
     comes("a beat", || beats(0) > 0);
     let first = beats(0);
@@ -281,8 +282,8 @@ fn a_gpu_that_nobody_deals_has_no_beat() {
     runner.stop();
     // The same where one dealer of two has gone.
     let last = beats(1);
-    let table = Table::start([7; 16]).unwrap();
-    let owner = Owner::open(a.path()).unwrap();
+    let table = GpuThread::start([7; 16]).unwrap();
+    let owner = RegionOwner::open(a.path()).unwrap();
     let hall = Arc::new(Hall { owner, reader: UsageReader::open(a.path()).unwrap() });
     table.join(1, &hall, a.path(), 0).unwrap();
     comes("beats of the one that is left", || beats(0) > last + 300 * MILLI);
@@ -294,10 +295,10 @@ fn a_gpu_that_nobody_deals_has_no_beat() {
 fn who_has_no_gate_wakes_nobody() {
     let a = Container::new(30, 100);
     a.owner.set(0, &GpuShare { gated: false, ..share(30, 100) }).unwrap();
-    let region = Region::attach(a.path()).unwrap();
+    let region = RegionTenant::attach(a.path()).unwrap();
     region.lane(0).waiting.store(1, Ordering::SeqCst);
-    region.book(0).doorbell().store(77, Ordering::SeqCst);
-    let runner = Runner::new();
+    region.gpu_account(0).doorbell().store(77, Ordering::SeqCst);
+    let runner = Arbiter::new();
     runner.add(a.path()).unwrap();
     comes("a beat", || a.owner.heartbeat(0) > 0);
     let (first, beats) = (runner.decisions(), a.owner.heartbeat(0));
@@ -317,7 +318,7 @@ fn who_has_no_gate_wakes_nobody() {
 #[test]
 fn a_call_is_heard_at_once() {
     let word = std::sync::atomic::AtomicU32::new(0);
-    let mut bells = Bells::new();
+    let mut bells = DoorbellWait::new();
     bells.begin(&word, 0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -327,6 +328,6 @@ fn a_call_is_heard_at_once() {
             futex::wake(&word, 1);
         });
         let heard = bells.wait(&word, now(), now() + 60_000 * MILLI, false);
-        assert!(matches!(heard, Heard::Perhaps), "it was the time that woke it");
+        assert!(matches!(heard, WakeReason::Unknown), "it was the time that woke it");
     });
 }

@@ -1,7 +1,7 @@
 //! The figures that are promised, in virtual time.
 
 use super::model::{Habit, Lie, Tenant, Word, World};
-use super::{Deal, MICRO, MILLI, View, tuning};
+use super::{ContainerView, MICRO, MILLI, TurnScheduler, tuning};
 
 const SECOND: u64 = 1_000 * MILLI;
 const SHORT: &[u64] = &[20 * MICRO];
@@ -361,9 +361,9 @@ fn promises_beyond_the_gpu_shrink_together() {
 /// when that has been seen for a while.
 #[test]
 fn processes_of_one_container_are_added_up() {
-    let share = View { cores: 5_000, ceiling: 5_000, waiting: true, ..View::default() };
+    let share = ContainerView { cores: 5_000, ceiling: 5_000, waiting: true, ..ContainerView::default() };
     let mut views = [Some(share), Some(share)];
-    let mut deal = Deal::new();
+    let mut deal = TurnScheduler::new();
     let mut now = SECOND;
     let mut early = 0;
     let mut last = 0;
@@ -444,10 +444,10 @@ fn two_that_pass_the_turn_to_each_other_keep_nobody_out() {
 /// A container can make its own words unreadable, and readable again. It has its debt afterwards.
 #[test]
 fn nobody_loses_its_debt_by_hiding() {
-    let share = View { cores: 1_000, ceiling: 1_000, waiting: true, ..View::default() };
-    let mut deal = Deal::new();
+    let share = ContainerView { cores: 1_000, ceiling: 1_000, waiting: true, ..ContainerView::default() };
+    let mut deal = TurnScheduler::new();
     deal.decide(SECOND, &[Some(share), Some(share)]);
-    let spent = View { spent: SECOND, ..share };
+    let spent = ContainerView { spent: SECOND, ..share };
     deal.decide(SECOND + MILLI, &[Some(spent), Some(share)]);
     let debt = deal.credit(0);
     assert!(debt < 0, "{debt}");
