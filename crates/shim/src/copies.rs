@@ -4,9 +4,9 @@
 //! whatever its size: what its calls take on average is what each is charged.
 #![allow(unsafe_code)]
 
-use crate::gate::{self, Key, Work, submit};
 use crate::hook::{Variant, hooks};
 use crate::process;
+use crate::throttle::{self, Key, Work, submit};
 use partage_driver_api::cuda::*;
 
 /// What stands for copies among the kinds of work.
@@ -15,7 +15,7 @@ const COPY: u64 = 2;
 /// Whether copies of this process have to be looked at.
 #[inline]
 fn needed() -> bool {
-    process::attached().is_some_and(|process| process.region.policy().gate_copies) && gate::needed()
+    process::attached().is_some_and(|process| process.region.policy().gate_copies) && throttle::needed()
 }
 
 fn copy(name: &'static str, stream: CUstream, variant: Variant) -> Work {

@@ -22,7 +22,7 @@ use std::ffi::c_void;
 pub(crate) struct Hook {
     /// With a zero at its end.
     pub(crate) name: &'static str,
-    pub(crate) library: crate::real::Library,
+    pub(crate) library: crate::driver::Library,
     pub(crate) address: *const c_void,
 }
 
@@ -65,10 +65,10 @@ macro_rules! hooks {
         hooks! { @one $library, PerThread, $twin $args |$next, $variant| $needed $body }
     };
     (@entry cuda $name:ident) => {
-        $crate::hook::Hook { name: concat!(stringify!($name), "\0"), library: $crate::real::Library::Cuda, address: $name as *const _ }
+        $crate::hook::Hook { name: concat!(stringify!($name), "\0"), library: $crate::driver::Library::Cuda, address: $name as *const _ }
     };
     (@entry nvml $name:ident) => {
-        $crate::hook::Hook { name: concat!(stringify!($name), "\0"), library: $crate::real::Library::Nvml, address: $name as *const _ }
+        $crate::hook::Hook { name: concat!(stringify!($name), "\0"), library: $crate::driver::Library::Nvml, address: $name as *const _ }
     };
     (@panic cuda) => { partage_driver_api::cuda::CUDA_ERROR_UNKNOWN };
     (@panic nvml) => { partage_driver_api::nvml::NVML_ERROR_UNKNOWN };
@@ -86,13 +86,13 @@ macro_rules! hooks {
         #[unsafe(export_name = concat!("partage_hook_", stringify!($name)))]
         pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> hooks!(@code $library) {
             #[allow(unused_imports)]
-            use $crate::real::$library::$name as $next;
+            use $crate::driver::$library::$name as $next;
             hooks! { @fast $needed $next $($arg)* }
             #[allow(unused_variables)]
             let $variant = $crate::hook::Variant::$is;
             $crate::hook::guarded(hooks!(@panic $library), || $body)
         }
-        const _: $crate::real::$library::types::$name = $name;
+        const _: $crate::driver::$library::types::$name = $name;
     };
 }
 

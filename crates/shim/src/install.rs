@@ -12,7 +12,7 @@
 
 pub use partage_elf_rewrite::InstallError;
 
-use crate::config::{self, PLACE, Role};
+use crate::embedded_config::{self, LibraryRole, PLACE};
 use partage_driver_api::exports::Library;
 use partage_elf_rewrite::files::{self, Found};
 use partage_elf_rewrite::{Form, Patch};
@@ -63,7 +63,7 @@ pub fn trusted_object() -> Result<PathBuf, InstallError> {
 /// A file is replaced as a whole: a process that loaded the old one keeps it, one that starts gets either.
 pub fn stand_in(shared_object: &Path, into: &Path, settings: &Settings<'_>) -> Result<(), InstallError> {
     let object = Found::read(shared_object)?;
-    for role in Role::ALL {
+    for role in LibraryRole::ALL {
         let bytes = made(&object, role, settings)?;
         let name = soname(role);
         files::write(&into.join(name), &bytes)?;
@@ -76,20 +76,20 @@ pub fn stand_in(shared_object: &Path, into: &Path, settings: &Settings<'_>) -> R
     Ok(())
 }
 
-fn soname(role: Role) -> &'static str {
+fn soname(role: LibraryRole) -> &'static str {
     match role {
-        Role::Cuda => Library::Cuda.soname(),
-        Role::Nvml => Library::Nvml.soname(),
-        Role::Preload => PRELOAD,
+        LibraryRole::Cuda => Library::Cuda.soname(),
+        LibraryRole::Nvml => Library::Nvml.soname(),
+        LibraryRole::Preload => PRELOAD,
     }
 }
 
-fn made(object: &Found, role: Role, settings: &Settings<'_>) -> Result<Vec<u8>, InstallError> {
+fn made(object: &Found, role: LibraryRole, settings: &Settings<'_>) -> Result<Vec<u8>, InstallError> {
     let region = place("the region's folder", settings.region)?;
     let real_cuda = place("the driver's library", settings.real_cuda)?;
     let real_nvml = place("the driver's library", settings.real_nvml)?;
     let symbols = object.exports()?;
-    let bytes = config::written(
+    let bytes = embedded_config::written(
         region.as_bytes(),
         real_cuda.as_bytes(),
         real_nvml.as_bytes(),
@@ -100,22 +100,22 @@ fn made(object: &Found, role: Role, settings: &Settings<'_>) -> Result<Vec<u8>, 
         soname: soname(role),
         exports: exports(role, &symbols),
         needed: match role {
-            Role::Cuda => Some(real_cuda),
-            Role::Nvml => Some(real_nvml),
-            Role::Preload => None,
+            LibraryRole::Cuda => Some(real_cuda),
+            LibraryRole::Nvml => Some(real_nvml),
+            LibraryRole::Preload => None,
         },
-        patches: &[Patch { marker: config::get().marker(), bytes: &bytes }],
+        patches: &[Patch { marker: embedded_config::get().marker(), bytes: &bytes }],
     })
 }
 
 /// The names that a file exports, each with its symbol: the hooks of the library that it stands in for.
-fn exports(role: Role, symbols: &[String]) -> BTreeMap<&str, &str> {
+fn exports(role: LibraryRole, symbols: &[String]) -> BTreeMap<&str, &str> {
     let hooks = symbols.iter().filter_map(|symbol| Some((symbol.strip_prefix(HOOK)?, symbol.as_str())));
     hooks
         .filter(|(name, _)| match role {
-            Role::Cuda => name.starts_with("cu"),
-            Role::Nvml => name.starts_with("nvml"),
-            Role::Preload => true,
+            LibraryRole::Cuda => name.starts_with("cu"),
+            LibraryRole::Nvml => name.starts_with("nvml"),
+            LibraryRole::Preload => true,
         })
         .collect()
 }

@@ -1,9 +1,9 @@
 //! Every way to submit work.
 #![allow(unsafe_code)]
 
-use crate::gate::{Key, Work, needed, submit};
 use crate::hook::{Variant, hooks};
 use crate::memory;
+use crate::throttle::{Key, Work, needed, submit};
 use partage_driver_api::cuda::*;
 
 /// What stands for a graph among the kinds of work.

@@ -5,53 +5,53 @@
 //!
 //! ```text
 //!  program ── cuMemAlloc_v2 ──▶ memory ── reserve ──▶ region (limits, usage)
-//!                                  └───── real ─────▶ the driver's library
+//!                                  └──── driver ────▶ the driver's library
 //! ```
 //!
-//! - `hook` is the form of a hook, `real` the driver's own functions, `lookup` the routes to a function that are no
+//! - `hook` is the form of a hook, `driver` the driver's own functions, `lookup` the routes to a function other than a
 //!   plain symbol (`cuGetProcAddress`, `dlsym`).
-//! - `process` is what a process knows: its region, which device is which GPU.
-//! - `memory`, `launch` and `nvml` hold the hooks.
+//! - `process` is what a process knows: its region, and which device is which GPU.
+//! - `memory`, `launch` and `nvml` hold the hooks; `throttle` delays launches until the container has the turn.
 //!
 //! It lives in other people's processes: nothing here panics across a call, prints, ends, signals or reads the environment.
 
-pub mod config;
+pub mod embedded_config;
 pub mod install;
 
 mod copies;
-mod gate;
+mod driver;
+mod dynstr_padding;
 mod hook;
 mod launch;
 mod lookup;
 mod memory;
 mod nvml;
 mod process;
-mod real;
-mod room;
+mod throttle;
 
 /// Every hook, by module.
 static HOOKS: &[&[hook::Hook]] = &[
     copies::HOOKS,
-    gate::capture::HOOKS,
-    gate::graphs::HOOKS,
+    throttle::capture::HOOKS,
+    throttle::graphs::HOOKS,
     launch::HOOKS,
     memory::arrays::HOOKS,
-    memory::beyond::HOOKS,
+    memory::oversubscribe::HOOKS,
     lookup::HOOKS,
     memory::contexts::HOOKS,
     memory::graphs::HOOKS,
-    memory::heaps::HOOKS,
+    memory::device_heaps::HOOKS,
     memory::info::HOOKS,
     memory::modules::HOOKS,
-    memory::plain::HOOKS,
+    memory::linear::HOOKS,
     memory::pools::HOOKS,
-    memory::sharing::HOOKS,
+    memory::ipc::HOOKS,
     memory::virtual_memory::HOOKS,
     nvml::controls::HOOKS,
     nvml::memory::HOOKS,
     nvml::processes::HOOKS,
     nvml::sessions::HOOKS,
-    nvml::table::HOOKS,
+    nvml::export_table::HOOKS,
     nvml::utilisation::HOOKS,
-    process::current::HOOKS,
+    process::current_context::HOOKS,
 ];

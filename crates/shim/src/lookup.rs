@@ -8,8 +8,8 @@
 mod preload;
 mod true_dlsym;
 
+use crate::driver::Library;
 use crate::hook::{Hook, hooks};
-use crate::real::Library;
 use partage_driver_api::cuda::*;
 use partage_driver_api::exports::DriverVersion;
 use partage_driver_api::proc_address::{Lookup, proc_address};

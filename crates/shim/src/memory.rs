@@ -20,39 +20,39 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod arrays;
-pub(crate) mod beyond;
 pub(crate) mod contexts;
+pub(crate) mod device_heaps;
 pub(crate) mod graphs;
-pub(crate) mod heaps;
 pub(crate) mod info;
+pub(crate) mod ipc;
+pub(crate) mod linear;
 pub(crate) mod modules;
-pub(crate) mod plain;
+pub(crate) mod oversubscribe;
 pub(crate) mod pools;
-pub(crate) mod sharing;
 pub(crate) mod virtual_memory;
 
 mod allocations;
-mod images;
-mod later;
-mod patience;
-mod small;
+mod module_images;
+mod retry;
+mod stream_ordered_free;
+mod suballocation;
 
+use crate::driver::cuda as real;
 use crate::process::{self, Process, Standing};
-use crate::real::cuda as real;
 use allocations::{Allocations, Held};
 use arrays::Arrays;
-use beyond::Beyond;
 use contexts::Contexts;
+use device_heaps::Heaps;
 use graphs::Graphs;
-use heaps::Heaps;
-use later::Later;
+use ipc::Sharing;
 use modules::Modules;
+use oversubscribe::Beyond;
 use partage_driver_api::cuda::*;
 use partage_region::futex::keeping_errno;
 use pools::Pools;
-use sharing::Sharing;
-use small::Small;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use stream_ordered_free::Later;
+use suballocation::Small;
 use virtual_memory::VirtualMemory;
 
 /// What the driver takes of a card at a time, and what small allocations share.
@@ -119,7 +119,7 @@ fn take_again(process: &Process, gpu: usize, bytes: u64) -> Result<(), CUresult>
     region.sweep();
     if region.try_reserve(gpu, bytes)
         || process.memory.look_for_returned(process, gpu) && region.try_reserve(gpu, bytes)
-        || patience::take(region, gpu, bytes)
+        || retry::take(region, gpu, bytes)
     {
         return Ok(());
     }

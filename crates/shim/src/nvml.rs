@@ -12,14 +12,14 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod controls;
+pub(crate) mod export_table;
 pub(crate) mod memory;
 pub(crate) mod processes;
 pub(crate) mod sessions;
-pub(crate) mod table;
 pub(crate) mod utilisation;
 
+use crate::driver::nvml as real;
 use crate::process::{self, Process, Standing};
-use crate::real::nvml as real;
 use partage_driver_api::nvml::*;
 use std::ffi::CStr;
 

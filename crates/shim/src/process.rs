@@ -3,12 +3,12 @@
 //! Nothing is looked at before the first call that needs it: a process that never calls CUDA or NVML stays as it was.
 #![allow(unsafe_code)]
 
-pub(crate) mod current;
+pub(crate) mod current_context;
 mod devices;
 
-use crate::config;
-use crate::gate::Gate;
+use crate::embedded_config;
 use crate::memory::Memory;
+use crate::throttle::Throttle;
 pub(crate) use devices::Devices;
 use partage_region::futex::keeping_errno;
 use partage_region::{RegionTenant, clock};
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 pub(crate) struct Process {
     pub(crate) region: RegionTenant,
     pub(crate) devices: Devices,
-    pub(crate) gate: Gate,
+    pub(crate) throttle: Throttle,
     pub(crate) memory: Memory,
 }
 
@@ -66,7 +66,7 @@ fn attach() -> Standing {
 }
 
 fn try_to_attach() -> Standing {
-    let config = config::get();
+    let config = embedded_config::get();
     if config.passes_when_broken() && clock::coarse() < LOOK_AGAIN.load(Ordering::Relaxed) {
         return Standing::Free;
     }
@@ -83,7 +83,7 @@ fn try_to_attach() -> Standing {
                 let process = Box::leak(Box::new(Process {
                     region,
                     devices: Devices::default(),
-                    gate: Gate::default(),
+                    throttle: Throttle::default(),
                     memory: Memory::default(),
                 }));
                 PROCESS.store(process, Ordering::Release);

@@ -7,7 +7,7 @@
 
 use super::all;
 use super::true_dlsym::{DLSYM, DLVSYM, found, true_dlsym};
-use crate::real::Library;
+use crate::driver::Library;
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};

@@ -6,9 +6,9 @@
 
 use super::allocations::Table;
 use super::{Reserved, answer, checked, granted, locked, of_device};
+use crate::driver::cuda as real;
 use crate::hook::hooks;
 use crate::process::{self, Process};
-use crate::real::cuda as real;
 use partage_driver_api::cuda::*;
 use std::sync::Mutex;
 
@@ -84,7 +84,7 @@ fn create(
     let reserved = Reserved::take(process, gpu, process.region.limits(gpu).context())?;
     let mut context = std::ptr::null_mut();
     checked(call(&mut context))?;
-    process::current::forget();
+    process::current_context::forget();
     let new = Context { gpu, device, bytes: reserved.keep(), attached: 1 };
     locked(&process.memory.contexts.live).insert(key(context), new);
     Ok(context)
@@ -93,8 +93,8 @@ fn create(
 /// Ends a context, with the driver's call.
 fn destroy(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(process) = process::attached() else { return call() };
-    process.gate.forget_context(context);
-    process::current::forget();
+    process.throttle.forget_context(context);
+    process::current_context::forget();
     let _going = process.memory.later.going(context);
     let answer = call();
     if answer == CUDA_SUCCESS {
@@ -160,7 +160,7 @@ fn release(device: CUdevice, all: bool, call: impl FnOnce() -> CUresult) -> CUre
     let at = device.unsigned_abs().into();
     let known = primary.get(&at).copied();
     if let Some(known) = known.filter(|known| all || known.retained <= 1) {
-        process.gate.forget_context(known.handle);
+        process.throttle.forget_context(known.handle);
     }
     let _going = known.map(|known| process.memory.later.going(known.handle));
     let answer = call();

@@ -6,9 +6,9 @@
 
 use super::allocations::Table;
 use super::{BLOCK, Reserved, checked, code, granted, locked, of_device};
+use crate::driver::cuda as real;
 use crate::hook::hooks;
 use crate::process::{self, Process};
-use crate::real::cuda as real;
 use partage_driver_api::cuda::*;
 use partage_region::MAX_GPUS;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -246,7 +246,7 @@ unsafe fn allocates(params: *const CUgraphNodeParams) -> bool {
 
 /// Whether the end of a graph has to be looked at.
 fn destroy_matters() -> bool {
-    any() || crate::gate::needed()
+    any() || crate::throttle::needed()
 }
 
 hooks! { cuda;
@@ -350,7 +350,7 @@ hooks! { cuda;
         let answer = unsafe { next(exec) };
         if answer == CUDA_SUCCESS {
             execs.remove(&(exec.addr() as u64));
-            process.gate.doubt(crate::launch::graph(exec));
+            process.throttle.doubt(crate::launch::graph(exec));
         }
         answer
     }

@@ -2,9 +2,9 @@
 #![allow(unsafe_code)]
 
 use super::{checked, granted, here, of_device};
+use crate::driver::cuda as real;
 use crate::hook::hooks;
 use crate::process::Process;
-use crate::real::cuda as real;
 use partage_driver_api::cuda::*;
 
 /// Free and all memory of a GPU, from what the driver says of the card.

@@ -8,10 +8,12 @@
 #![allow(unsafe_code)]
 
 use super::allocations::Table;
-use super::{Reserved, answer, checked, contexts, granted, here, images, locked, plain, refused_here};
+use super::{
+    Reserved, answer, checked, contexts, granted, here, linear, locked, module_images, refused_here,
+};
+use crate::driver::cuda as real;
 use crate::hook::hooks;
 use crate::process::{self, Process};
-use crate::real::cuda as real;
 use partage_driver_api::cuda::*;
 use partage_region::UNIT;
 use std::cell::Cell;
@@ -197,14 +199,14 @@ impl Modules {
 hooks! { cuda;
     fn cuModuleLoad(module: *mut CUmodule, path: *const c_char) |next, _variant| {
         // SAFETY: the program's promise.
-        let most = unsafe { images::most_of_path(path) };
+        let most = unsafe { module_images::most_of_path(path) };
         // SAFETY: likewise.
         load_module(module, most, |module| unsafe { next(module, path) })
     }
 
     fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) |next, _variant| {
         // SAFETY: the program's promise.
-        let most = unsafe { images::most(image) };
+        let most = unsafe { module_images::most(image) };
         // SAFETY: likewise.
         load_module(module, most, |module| unsafe { next(module, image) })
     }
@@ -217,14 +219,14 @@ hooks! { cuda;
         option_values: *mut *mut c_void,
     ) |next, _variant| {
         // SAFETY: the program's promise.
-        let most = unsafe { images::most(image) };
+        let most = unsafe { module_images::most(image) };
         // SAFETY: likewise.
         load_module(module, most, |module| unsafe { next(module, image, num_options, options, option_values) })
     }
 
     fn cuModuleLoadFatBinary(module: *mut CUmodule, fat_cubin: *const c_void) |next, _variant| {
         // SAFETY: the program's promise.
-        let most = unsafe { images::most(fat_cubin) };
+        let most = unsafe { module_images::most(fat_cubin) };
         // SAFETY: likewise.
         load_module(module, most, |module| unsafe { next(module, fat_cubin) })
     }
@@ -241,7 +243,7 @@ hooks! { cuda;
         name: *const c_char,
     ) |next, _variant| {
         // SAFETY: numbers to fill in, and the program's promise.
-        plain::variable(pointer, bytes, |pointer, bytes| unsafe { next(pointer, bytes, module, name) })
+        linear::variable(pointer, bytes, |pointer, bytes| unsafe { next(pointer, bytes, module, name) })
     }
 
     fn cuLibraryGetGlobal(
@@ -255,7 +257,7 @@ hooks! { cuda;
         // SAFETY: the program's library, and a handle to fill in. If that fails, so will what follows.
         used(library.addr() as u64, || unsafe { real::cuLibraryGetModule(&mut module, library) });
         // SAFETY: numbers to fill in, and the program's promise.
-        plain::variable(pointer, bytes, |pointer, bytes| unsafe { next(pointer, bytes, library, name) })
+        linear::variable(pointer, bytes, |pointer, bytes| unsafe { next(pointer, bytes, library, name) })
     }
 
     fn cuLibraryLoadData(
@@ -269,7 +271,7 @@ hooks! { cuda;
         num_library_options: u32,
     ) |next, _variant| {
         // SAFETY: the program's promise.
-        let most = unsafe { images::most(code) };
+        let most = unsafe { module_images::most(code) };
         // SAFETY: likewise.
         load_library(library, most, || unsafe {
             next(
@@ -290,7 +292,7 @@ hooks! { cuda;
         num_library_options: u32,
     ) |next, _variant| {
         // SAFETY: the program's promise.
-        let most = unsafe { images::most_of_path(file_name) };
+        let most = unsafe { module_images::most_of_path(file_name) };
         // SAFETY: likewise.
         load_library(library, most, || unsafe {
             next(

@@ -6,12 +6,12 @@
 #![allow(unsafe_code)]
 
 use super::allocations::{Held, Table};
-use super::later::What;
-use super::{Reserved, answer, checked, granted, here, locked, patience, plain};
-use crate::gate::capture;
+use super::stream_ordered_free::What;
+use super::{Reserved, answer, checked, granted, here, linear, locked, retry};
+use crate::driver::cuda as real;
 use crate::hook::{Variant, hooks};
 use crate::process::{self, Process};
-use crate::real::cuda as real;
+use crate::throttle::capture;
 use partage_driver_api::cuda::*;
 use partage_region::MAX_GPUS;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -175,7 +175,7 @@ fn prepare(
     }
     trim(book);
     refresh(process, gpu, book);
-    if take() || patience::take(region, gpu, step) { Ok(step) } else { Err(CUDA_ERROR_OUT_OF_MEMORY) }
+    if take() || retry::take(region, gpu, step) { Ok(step) } else { Err(CUDA_ERROR_OUT_OF_MEMORY) }
 }
 
 /// Sets what a pool is charged to what it has, out of what was taken before; false if it has more and that is not there.
@@ -296,8 +296,8 @@ fn allocate_in(
     // The pool takes more at a time than there is left. Plain memory serves as well, and any stream may free it. But where
     // something is captured, allocating it may spoil that.
     match made {
-        Err(CUDA_ERROR_OUT_OF_MEMORY) if !process.gate.is_capturing() => {
-            plain::allocate_plainly(process, bytes).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
+        Err(CUDA_ERROR_OUT_OF_MEMORY) if !process.throttle.is_capturing() => {
+            linear::allocate_plainly(process, bytes).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
         }
         made => made,
     }
@@ -382,14 +382,14 @@ fn destroy(pool: CUmemoryPool, call: impl FnOnce() -> CUresult) -> CUresult {
 /// Whether any pool of this process may have given something back.
 #[inline]
 fn may_shrink() -> bool {
-    process::attached().is_some_and(|process| process.memory.pools.any() || process.gate.awaits())
+    process::attached().is_some_and(|process| process.memory.pools.any() || process.throttle.awaits())
 }
 
 fn synchronised(answer: CUresult) -> CUresult {
     if let Some(process) = process::attached() {
         Pools::at_sync(process);
-        if process.gate.awaits() {
-            process.gate.synchronised(process);
+        if process.throttle.awaits() {
+            process.throttle.synchronised(process);
         }
     }
     answer

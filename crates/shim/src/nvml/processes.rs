@@ -13,10 +13,10 @@
 //! nobody is named. The closed modules of old translate nothing, and in a namespace of its own a container has used nothing.
 #![allow(unsafe_code)]
 
-use super::{Answer, Share, check, everything, put, put_list, table, take, told, utilisation};
+use super::{Answer, Share, check, everything, export_table, put, put_list, take, told, utilisation};
+use crate::driver::nvml as real;
 use crate::hook::hooks;
 use crate::process::{self, Process, Standing};
-use crate::real::nvml as real;
 use partage_driver_api::nvml::*;
 use partage_region::futex::keeping_errno;
 use std::ffi::c_char;
@@ -358,7 +358,7 @@ hooks! { nvml;
         if !is_own(process, pid) {
             return NVML_ERROR_NOT_FOUND;
         }
-        let called = table::name(pid);
+        let called = export_table::name(pid);
         let letters = called.iter().take_while(|&&letter| letter != 0);
         // A name that is too long is cut; its end is not.
         let room = (length as usize - 1).min(letters.clone().count());

@@ -3,8 +3,8 @@
 
 use super::processes::Container;
 use super::{Share, everything, put, put_list, told};
+use crate::driver::nvml as real;
 use crate::hook::hooks;
-use crate::real::nvml as real;
 use partage_driver_api::nvml::*;
 
 /// The container's sessions of the encoder, under the pids that are shown.

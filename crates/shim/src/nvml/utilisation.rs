@@ -7,8 +7,8 @@
 
 use super::processes::Container;
 use super::{Answer, Share, check, everything, put, take, told};
+use crate::driver::nvml as real;
 use crate::hook::hooks;
-use crate::real::nvml as real;
 use partage_driver_api::nvml::*;
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -2,7 +2,7 @@
 //! knows GPUs by their UUIDs.
 #![allow(unsafe_code)]
 
-use crate::real::cuda as real;
+use crate::driver::cuda as real;
 use partage_driver_api::cuda::{CUDA_SUCCESS, CUdevice, CUuuid};
 use partage_region::{MAX_GPUS, RegionTenant};
 use std::sync::OnceLock;
@@ -44,7 +44,7 @@ impl Devices {
     pub(crate) fn current_for_launch(&self, region: &RegionTenant) -> Option<usize> {
         match self.known(region)?.only {
             Some(gpu) => Some(gpu),
-            None => super::current::gpu(|| self.gpu(region, current_device()?)),
+            None => super::current_context::gpu(|| self.gpu(region, current_device()?)),
         }
     }
 

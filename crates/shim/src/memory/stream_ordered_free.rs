@@ -2,11 +2,11 @@
 #![allow(unsafe_code)]
 
 use super::contexts;
-use super::small::Piece;
+use super::suballocation::Piece;
 use super::{BLOCK, locked};
+use crate::driver::cuda as real;
 use crate::hook::Variant;
 use crate::process::Process;
-use crate::real::cuda as real;
 use partage_driver_api::cuda::*;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -79,7 +79,7 @@ impl Later {
 
     /// Gives back what is free by now. Not while a stream is being captured: a question about an event may spoil that.
     pub(super) fn look(&self, process: &Process) {
-        if !self.any() || process.gate.is_capturing() {
+        if !self.any() || process.throttle.is_capturing() {
             return;
         }
         self.give_back_if(process, |freed, going| {

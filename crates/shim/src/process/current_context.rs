@@ -5,9 +5,9 @@
 //! the driver is asked again now and then.
 #![allow(unsafe_code)]
 
+use crate::driver::cuda as real;
 use crate::hook::hooks;
 use crate::process::{self, Process};
-use crate::real::cuda as real;
 use partage_driver_api::cuda::*;
 use std::cell::Cell;
 

@@ -17,8 +17,8 @@ impl Library {
         static CUDA: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
         static NVML: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
         let (cell, path) = match self {
-            Self::Cuda => (&CUDA, crate::config::get().real_cuda()),
-            Self::Nvml => (&NVML, crate::config::get().real_nvml()),
+            Self::Cuda => (&CUDA, crate::embedded_config::get().real_cuda()),
+            Self::Nvml => (&NVML, crate::embedded_config::get().real_nvml()),
         };
         let known = cell.load(Ordering::Acquire);
         if !known.is_null() {

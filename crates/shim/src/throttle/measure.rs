@@ -6,11 +6,11 @@
 //! it has not, the container pays for the time, and what it submits next counts as so much longer.
 #![allow(unsafe_code)]
 
-use super::costs::{Cost, Key};
-use super::{Gate, GpuGate, ONE, Work};
+use super::kernel_costs::{Cost, Key};
+use super::{GpuThrottle, ONE, Throttle, Work};
+use crate::driver::cuda as real;
 use crate::hook::Variant;
 use crate::process::Process;
-use crate::real::cuda as real;
 use partage_driver_api::cuda::*;
 use partage_region::clock;
 use partage_region::futex::keeping_errno;
@@ -67,7 +67,7 @@ enum Measurement {
     Check { gpu: usize, began: u64, expected: u64, paid: u64 },
 }
 
-impl Gate {
+impl Throttle {
     /// Launches with an event before and one behind.
     #[cold]
     pub(super) fn measured(
@@ -223,7 +223,7 @@ impl Gate {
             return;
         }
         here.checked.store(launches, Relaxed);
-        if super::turns::is_silent(process, gpu, clock::exact()) {
+        if super::wait::is_silent(process, gpu, clock::exact()) {
             // Beside others, without turns, nothing ends when it should.
             return;
         }
@@ -305,7 +305,7 @@ impl Gate {
     }
 }
 
-impl GpuGate {
+impl GpuThrottle {
     /// What is charged for work of this length.
     pub(super) fn charge(&self, nanoseconds: u64) -> u64 {
         let part = u64::from(ONE.saturating_add(self.excess.load(Relaxed)));
@@ -381,41 +381,41 @@ mod tests {
     use super::*;
 
     /// How many times as long work is taken for.
-    fn times(gate: &GpuGate) -> f64 {
-        f64::from(ONE + gate.excess.load(Relaxed)) / f64::from(ONE)
+    fn times(throttle: &GpuThrottle) -> f64 {
+        f64::from(ONE + throttle.excess.load(Relaxed)) / f64::from(ONE)
     }
 
     #[test]
     fn work_that_takes_longer_than_thought_counts_as_so_much_longer() {
-        let gate = GpuGate::default();
-        gate.ended(0, 10_000_000, 40_000_000);
-        assert!((3.9..4.1).contains(&times(&gate)) && gate.is_on_probation());
+        let throttle = GpuThrottle::default();
+        throttle.ended(0, 10_000_000, 40_000_000);
+        assert!((3.9..4.1).contains(&times(&throttle)) && throttle.is_on_probation());
         for _ in 0..60 {
-            gate.ended(0, 10_000_000, 10_000_000);
+            throttle.ended(0, 10_000_000, 10_000_000);
         }
-        assert!(times(&gate) < 1.01 && !gate.is_on_probation());
+        assert!(times(&throttle) < 1.01 && !throttle.is_on_probation());
     }
 
     /// A turn in which nothing was submitted yet, or next to nothing: a few milliseconds are how late a thread is.
     #[test]
     fn little_work_that_comes_late_says_little() {
         for thought in [0, 1, 100_000] {
-            let gate = GpuGate::default();
-            gate.ended(50_000_000, 50_000_000 + thought, 53_000_000);
-            assert!(times(&gate) < 2.0, "{} times as long", times(&gate));
+            let throttle = GpuThrottle::default();
+            throttle.ended(50_000_000, 50_000_000 + thought, 53_000_000);
+            assert!(times(&throttle) < 2.0, "{} times as long", times(&throttle));
         }
     }
 
     #[test]
     fn what_was_taken_last_may_be_launched_only_now() {
-        let gate = GpuGate::default();
+        let throttle = GpuThrottle::default();
         let before = clock::exact();
-        gate.taken.store(500_000, Relaxed);
-        gate.busy_until.store(before.saturating_sub(5_000_000), Relaxed);
-        let Measurement::Check { expected, paid, .. } = gate.expectation(0) else { panic!("a check") };
+        throttle.taken.store(500_000, Relaxed);
+        throttle.busy_until.store(before.saturating_sub(5_000_000), Relaxed);
+        let Measurement::Check { expected, paid, .. } = throttle.expectation(0) else { panic!("a check") };
         assert!(expected >= before + 500_000 && paid == expected);
-        gate.busy_until.store(u64::MAX / 2, Relaxed);
-        let Measurement::Check { expected, .. } = gate.expectation(0) else { panic!("a check") };
+        throttle.busy_until.store(u64::MAX / 2, Relaxed);
+        let Measurement::Check { expected, .. } = throttle.expectation(0) else { panic!("a check") };
         assert_eq!(expected, u64::MAX / 2);
     }
 }

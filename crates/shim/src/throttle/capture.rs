@@ -1,10 +1,10 @@
 //! Captures: what is launched into a stream that is captured does not run now.
 #![allow(unsafe_code)]
 
-use super::Gate;
+use super::Throttle;
+use crate::driver::cuda as real;
 use crate::hook::{Variant, hooks};
 use crate::process;
-use crate::real::cuda as real;
 use partage_driver_api::cuda::*;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -23,10 +23,10 @@ pub(super) fn is_captured(stream: CUstream, variant: Variant) -> bool {
 /// The same, for who does not know whether any is.
 #[inline]
 pub(crate) fn is_captured_now(process: &process::Process, stream: CUstream, variant: Variant) -> bool {
-    process.gate.is_capturing() && is_captured(stream, variant)
+    process.throttle.is_capturing() && is_captured(stream, variant)
 }
 
-impl Gate {
+impl Throttle {
     /// Whether a capture goes on in this process. Some calls of the driver's would end it, whichever thread they come from:
     /// then we make none of our own.
     #[inline]
@@ -39,7 +39,7 @@ fn began(answer: CUresult) -> CUresult {
     if answer == CUDA_SUCCESS
         && let Some(process) = process::attached()
     {
-        process.gate.captures.fetch_add(1, Relaxed);
+        process.throttle.captures.fetch_add(1, Relaxed);
     }
     answer
 }
@@ -49,7 +49,7 @@ fn ended(answer: CUresult, stream: CUstream, variant: Variant) -> CUresult {
     if let Some(process) = process::attached()
         && (answer == CUDA_SUCCESS || !is_captured(stream, variant))
     {
-        let _ = process.gate.captures.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
+        let _ = process.throttle.captures.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
     }
     answer
 }
@@ -62,14 +62,14 @@ fn destroyed(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
         && answer == CUDA_SUCCESS
         && let Some(process) = process::attached()
     {
-        let _ = process.gate.captures.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
+        let _ = process.throttle.captures.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
     }
     answer
 }
 
 /// Whether any capture goes on.
 fn capturing() -> bool {
-    process::attached().is_some_and(|process| process.gate.is_capturing())
+    process::attached().is_some_and(|process| process.throttle.is_capturing())
 }
 
 hooks! { cuda;

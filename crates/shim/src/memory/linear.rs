@@ -5,11 +5,11 @@
 #![allow(unsafe_code)]
 
 use super::allocations::Held;
-use super::small::MOST;
-use super::{BLOCK, Reserved, answer, beyond, checked, granted, here, refused_here};
+use super::suballocation::MOST;
+use super::{BLOCK, Reserved, answer, checked, granted, here, oversubscribe, refused_here};
+use crate::driver::cuda as real;
 use crate::hook::hooks;
 use crate::process::{self, Process};
-use crate::real::cuda as real;
 use partage_driver_api::cuda::*;
 
 /// Rows of pitched memory begin at multiples of this on every card there is.
@@ -237,7 +237,7 @@ hooks! { cuda;
             |process| {
                 // SAFETY: a number to fill in.
                 let made = allocate(process, bytes as u64, |pointer| unsafe { next(pointer, bytes) });
-                let made = made.or_else(|refused| beyond::allocate(process, bytes as u64, refused))?;
+                let made = made.or_else(|refused| oversubscribe::allocate(process, bytes as u64, refused))?;
                 // SAFETY: not null, and the program's to write.
                 unsafe { answer(pointer, made) };
                 Ok(())
@@ -339,7 +339,7 @@ hooks! { cuda;
                 let gpu = here(process)?;
                 // SAFETY: a number to fill in.
                 let made = allocate_blocks(process, gpu, bytes as u64, |pointer| unsafe { next(pointer, bytes, flags) });
-                let made = made.or_else(|refused| beyond::allocate(process, bytes as u64, refused))?;
+                let made = made.or_else(|refused| oversubscribe::allocate(process, bytes as u64, refused))?;
                 // SAFETY: not null, and the program's to write.
                 unsafe { answer(pointer, made) };
                 Ok(())

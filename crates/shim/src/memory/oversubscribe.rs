@@ -4,9 +4,9 @@
 #![allow(unsafe_code)]
 
 use super::{checked, locked};
+use crate::driver::cuda as real;
 use crate::hook::hooks;
 use crate::process::{self, Process};
-use crate::real::cuda as real;
 use partage_driver_api::cuda::*;
 use std::collections::BTreeMap;
 use std::sync::Mutex;

@@ -1,6 +1,6 @@
 //! Waiting for the turn, and for time in it.
 
-use super::{CHUNK, Gate, GpuGate, Work};
+use super::{CHUNK, GpuThrottle, Throttle, Work};
 use crate::process::Process;
 use partage_region::clock;
 use partage_region::futex::{self, keeping_errno};
@@ -34,7 +34,7 @@ enum Allowance {
     Wait(u64),
 }
 
-impl Gate {
+impl Throttle {
     /// Takes `nanoseconds` for a launch, when there is time for it. The turn is looked at again and again: it may have
     /// gone, come, or stopped to matter.
     #[cold]
@@ -84,7 +84,7 @@ impl Gate {
     }
 }
 
-impl GpuGate {
+impl GpuThrottle {
     /// Takes a chunk from the container, and a launch's part of it; false if there is none.
     fn take(&self, process: &Process, gpu: usize, turn: TurnWord, nanoseconds: i64) -> bool {
         let _one = self.taking.lock().unwrap_or_else(PoisonError::into_inner);

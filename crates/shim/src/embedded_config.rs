@@ -13,7 +13,7 @@ pub const PLACE: usize = 512;
 
 /// Which library a file stands in for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum LibraryRole {
     /// `libcuda.so.1`.
     Cuda,
     /// `libnvidia-ml.so.1`.
@@ -22,16 +22,16 @@ pub enum Role {
     Preload,
 }
 
-impl Role {
+impl LibraryRole {
     /// All of them.
-    pub const ALL: [Role; 3] = [Role::Cuda, Role::Nvml, Role::Preload];
+    pub const ALL: [LibraryRole; 3] = [LibraryRole::Cuda, LibraryRole::Nvml, LibraryRole::Preload];
 
     /// As it is written down. Zero is the shared object as it was linked.
     pub(crate) const fn number(self) -> u32 {
         match self {
-            Role::Cuda => 1,
-            Role::Nvml => 2,
-            Role::Preload => 3,
+            LibraryRole::Cuda => 1,
+            LibraryRole::Nvml => 2,
+            LibraryRole::Preload => 3,
         }
     }
 }
@@ -39,7 +39,7 @@ impl Role {
 /// What is known in the file. Bytes only: it is written by [`install`](crate::install), not by the compiler.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Config {
+pub struct EmbeddedConfig {
     /// How the place is found. Another layout has another number in it.
     marker: [u8; 32],
     region: [u8; PLACE],
@@ -54,7 +54,7 @@ const PASS_WHEN_BROKEN: u32 = 1;
 
 /// The marker must be nowhere else in the shared object: whoever needs it takes it from here.
 #[used]
-static WRITTEN: Config = Config {
+static WRITTEN: EmbeddedConfig = EmbeddedConfig {
     marker: *b"partage shim: its settings, 1 \x03\x1a",
     region: [0; PLACE],
     real_cuda: [0; PLACE],
@@ -65,15 +65,15 @@ static WRITTEN: Config = Config {
 
 /// The compiler knows what `WRITTEN` was linked with, and must not believe it.
 #[used]
-static WHERE: &Config = &WRITTEN;
+static WHERE: &EmbeddedConfig = &WRITTEN;
 
 /// What was written into this file. Costs one read, allocates nothing.
-pub fn get() -> &'static Config {
+pub fn get() -> &'static EmbeddedConfig {
     // SAFETY: it is a static that nothing writes to while the process runs.
     unsafe { std::ptr::read_volatile(&raw const WHERE) }
 }
 
-impl Config {
+impl EmbeddedConfig {
     /// The folder of the container's region. None in a file that nobody wrote anything into.
     pub fn region(&self) -> Option<&Path> {
         text(&self.region).map(|text| Path::new(OsStr::from_bytes(text.to_bytes())))
@@ -95,9 +95,9 @@ impl Config {
     }
 
     /// What the file stands in for. None in the shared object as it was linked.
-    pub fn role(&self) -> Option<Role> {
+    pub fn role(&self) -> Option<LibraryRole> {
         let number = u32::from_le_bytes(self.role);
-        Role::ALL.into_iter().find(|role| role.number() == number)
+        LibraryRole::ALL.into_iter().find(|role| role.number() == number)
     }
 
     pub(crate) fn marker(&self) -> &[u8] {
@@ -111,8 +111,14 @@ fn text(place: &[u8; PLACE]) -> Option<&CStr> {
 }
 
 /// What stands behind the marker. The places end with a zero: the callers' texts are shorter.
-pub(crate) fn written(region: &[u8], real_cuda: &[u8], real_nvml: &[u8], pass: bool, role: Role) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(size_of::<Config>());
+pub(crate) fn written(
+    region: &[u8],
+    real_cuda: &[u8],
+    real_nvml: &[u8],
+    pass: bool,
+    role: LibraryRole,
+) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(size_of::<EmbeddedConfig>());
     for text in [region, real_cuda, real_nvml] {
         let mut place = [0; PLACE];
         for (to, from) in place[..PLACE - 1].iter_mut().zip(text) {
@@ -131,8 +137,8 @@ mod tests {
     use super::*;
 
     /// What was written, as the shim would find it.
-    fn read(bytes: &[u8]) -> Config {
-        let mut config = Config { marker: [0; 32], ..empty() };
+    fn read(bytes: &[u8]) -> EmbeddedConfig {
+        let mut config = EmbeddedConfig { marker: [0; 32], ..empty() };
         let mut at = 0;
         let mut take = |field: &mut [u8]| {
             field.copy_from_slice(&bytes[at..at + field.len()]);
@@ -147,8 +153,8 @@ mod tests {
         config
     }
 
-    fn empty() -> Config {
-        Config {
+    fn empty() -> EmbeddedConfig {
+        EmbeddedConfig {
             marker: [0; 32],
             region: [0; PLACE],
             real_cuda: [0; PLACE],
@@ -160,20 +166,20 @@ mod tests {
 
     #[test]
     fn fields_lie_as_they_are_written() {
-        assert_eq!(std::mem::offset_of!(Config, region), 32);
-        assert_eq!(std::mem::offset_of!(Config, real_nvml), 32 + 2 * PLACE);
-        assert_eq!(std::mem::offset_of!(Config, role), 32 + 3 * PLACE + 4);
-        assert_eq!(size_of::<Config>(), 32 + written(b"", b"", b"", false, Role::Cuda).len());
+        assert_eq!(std::mem::offset_of!(EmbeddedConfig, region), 32);
+        assert_eq!(std::mem::offset_of!(EmbeddedConfig, real_nvml), 32 + 2 * PLACE);
+        assert_eq!(std::mem::offset_of!(EmbeddedConfig, role), 32 + 3 * PLACE + 4);
+        assert_eq!(size_of::<EmbeddedConfig>(), 32 + written(b"", b"", b"", false, LibraryRole::Cuda).len());
     }
 
     #[test]
     fn what_is_written_is_read() {
-        let config = read(&written(b"/r", b"/c", b"/n", true, Role::Nvml));
+        let config = read(&written(b"/r", b"/c", b"/n", true, LibraryRole::Nvml));
         assert_eq!(config.region(), Some(Path::new("/r")));
         assert_eq!((config.real_cuda(), config.real_nvml()), (Some(c"/c"), Some(c"/n")));
         assert!(config.passes_when_broken());
-        assert_eq!(config.role(), Some(Role::Nvml));
-        assert!(!read(&written(b"/r", b"/c", b"/n", false, Role::Cuda)).passes_when_broken());
+        assert_eq!(config.role(), Some(LibraryRole::Nvml));
+        assert!(!read(&written(b"/r", b"/c", b"/n", false, LibraryRole::Cuda)).passes_when_broken());
     }
 
     #[test]
@@ -185,7 +191,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_nothing() {
-        let config = Config { region: [b'x'; PLACE], role: [9; 4], flags: [0xfe; 4], ..empty() };
+        let config = EmbeddedConfig { region: [b'x'; PLACE], role: [9; 4], flags: [0xfe; 4], ..empty() };
         assert_eq!((config.region(), config.role(), config.passes_when_broken()), (None, None, false));
     }
 }

@@ -8,9 +8,9 @@
 
 use super::processes::{Container, Kind, Own, answers};
 use super::{Answer, Share, check, put_list, take, told};
+use crate::driver::nvml as real;
 use crate::hook::{guarded, hooks};
 use crate::process::{Standing, standing};
-use crate::real::nvml as real;
 use partage_driver_api::nvml::*;
 use partage_region::futex::keeping_errno;
 use std::sync::OnceLock;

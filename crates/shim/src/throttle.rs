@@ -1,4 +1,4 @@
-//! The gate before every GPU: work goes through it while its container has the turn there and time left in it.
+//! Delays launches on a GPU until their container has the turn there and time left in it.
 //!
 //! Time is the GPU's own, in nanoseconds. The container has spent so much of it (`spent`, in `usage`) and may have spent so
 //! much (`allowed`, in `limits`, which the arbiter writes). A process takes time from the container in [`CHUNK`]s and its
@@ -10,19 +10,19 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod capture;
-mod costs;
 pub(crate) mod graphs;
-mod samples;
-mod turns;
+mod kernel_costs;
+mod measure;
+mod wait;
 
-pub(crate) use costs::Key;
+pub(crate) use kernel_costs::Key;
 
 use crate::hook::Variant;
 use crate::process::{self, Process, Standing};
-use costs::{Cost, Costs};
+use kernel_costs::{Cost, Costs};
+use measure::Samples;
 use partage_driver_api::cuda::{CUDA_ERROR_NOT_PERMITTED, CUDA_SUCCESS, CUresult, CUstream};
 use partage_region::MAX_GPUS;
-use samples::Samples;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -38,8 +38,8 @@ const ONE: u32 = 1024;
 
 /// What a process knows of its turns.
 #[derive(Default)]
-pub(crate) struct Gate {
-    gpus: [GpuGate; MAX_GPUS],
+pub(crate) struct Throttle {
+    gpus: [GpuThrottle; MAX_GPUS],
     costs: Costs,
     samples: Mutex<Samples>,
     /// Captures that are going on in this process; while there is none, no stream has to be asked.
@@ -53,7 +53,7 @@ pub(crate) struct Gate {
 /// One GPU's. On lines of its own: threads that launch on different GPUs do not meet.
 #[derive(Default)]
 #[repr(align(128))]
-struct GpuGate {
+struct GpuThrottle {
     /// The turn that `left` is of, as the word in `limits`.
     turn: AtomicU32,
     /// Nanoseconds taken from the container and not yet drawn.
@@ -85,20 +85,20 @@ pub(crate) struct Work {
     pub(crate) variant: Variant,
 }
 
-/// Submits work when it may run. `work` is only asked for where there is a gate.
+/// Submits work when it may run. `work` is only called where launches are throttled.
 #[inline]
 pub(crate) fn submit(work: impl FnOnce() -> Work, launch: impl FnOnce() -> CUresult) -> CUresult {
     match process::standing() {
         Standing::Held(process) => match gated(process) {
             None => launch(),
-            Some(gpu) => process.gate.pass(process, gpu, &work(), launch),
+            Some(gpu) => process.throttle.pass(process, gpu, &work(), launch),
         },
         Standing::Free => launch(),
         Standing::Refused => CUDA_ERROR_NOT_PERMITTED,
     }
 }
 
-/// Whether launches of this process have to be looked at: not if none of its GPUs has a gate.
+/// Whether launches of this process have to be examined: not if none of its GPUs is throttled.
 #[inline]
 pub(crate) fn needed() -> bool {
     let Some(process) = process::attached() else { return true };
@@ -109,13 +109,13 @@ pub(crate) fn needed() -> bool {
     }
 }
 
-/// The GPU of the thread's context, if it has a gate.
+/// The GPU of the thread's context, if launches on it are throttled.
 #[inline]
 fn gated(process: &Process) -> Option<usize> {
     process.devices.current_for_launch(&process.region).filter(|&gpu| process.region.limits(gpu).gated())
 }
 
-impl Gate {
+impl Throttle {
     #[inline]
     fn pass(
         &self,

@@ -9,7 +9,7 @@ use partage_driver_api::cuda::*;
 
 fn changed(exec: CUgraphExec, answer: CUresult) -> CUresult {
     if let Some(process) = process::attached() {
-        process.gate.doubt(graph(exec));
+        process.throttle.doubt(graph(exec));
     }
     answer
 }

@@ -5,9 +5,9 @@
 #![allow(unsafe_code)]
 
 use super::{Reserved, checked, contexts, granted, here, locked};
+use crate::driver::cuda as real;
 use crate::hook::hooks;
 use crate::process::Process;
-use crate::real::cuda as real;
 use partage_driver_api::cuda::*;
 use partage_region::UNIT;
 use std::sync::Mutex;
