@@ -20,7 +20,7 @@ use partage_host::driver::files::{self, Files, Nodes};
 use partage_host::driver::{self, Driver};
 use partage_host::files::sync_folder;
 use partage_host::root::Root;
-use partage_shim::install::{self, InstallError, PRELOAD};
+use partage_shim::install::{self, InstallError};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -167,7 +167,6 @@ impl Materials {
             region: Path::new(REGION),
             real_cuda: Path::new(REAL_CUDA),
             real_nvml: Path::new(REAL_NVML),
-            pass_when_broken: false,
             version: Some(&self.files.version),
         };
         install::stand_in(object, &libraries, &settings)?;
@@ -182,8 +181,6 @@ impl Materials {
         for program in &self.files.programs {
             link(links.join(program.name), Path::new(PROGRAMS).join(program.name))?;
         }
-        // Nothing is preloaded.
-        partage_host::files::remove(&libraries.join(PRELOAD)).map_err(failed(&libraries))?;
         for folder in [&libraries, &links, folder] {
             sync_folder(folder).map_err(failed(folder))?;
         }

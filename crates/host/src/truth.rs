@@ -250,11 +250,15 @@ impl<K: Ord + Clone + ToString> Auditor<K> {
                     one("it", "they")
                 )
             }
-            FindingKind::OverLimit => format!("{who} {} {bytes} more on {gpu} than the limit", one("holds", "hold")),
+            FindingKind::OverLimit => {
+                format!("{who} {} {bytes} more on {gpu} than the limit", one("holds", "hold"))
+            }
             FindingKind::UnaccountedWork => {
                 format!("{who} {} on {gpu} outside {} turns", one("works", "work"), one("its", "their"))
             }
-            FindingKind::UngrantedGpu => format!("{who} {} {gpu}, which is not the share's", one("uses", "use")),
+            FindingKind::UngrantedGpu => {
+                format!("{who} {} {gpu}, which is not the share's", one("uses", "use"))
+            }
         }
     }
 

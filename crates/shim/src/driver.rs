@@ -38,7 +38,7 @@ impl Library {
         if handle.is_null() {
             return std::ptr::null_mut();
         }
-        crate::lookup::true_dlsym(handle, name)
+        crate::lookup::libc_dlsym(handle, name)
     }
 }
 

@@ -18,20 +18,17 @@ pub enum LibraryRole {
     Cuda,
     /// `libnvidia-ml.so.1`.
     Nvml,
-    /// None: it is loaded before both, and has the loader's functions too.
-    Preload,
 }
 
 impl LibraryRole {
     /// All of them.
-    pub const ALL: [LibraryRole; 3] = [LibraryRole::Cuda, LibraryRole::Nvml, LibraryRole::Preload];
+    pub const ALL: [LibraryRole; 2] = [LibraryRole::Cuda, LibraryRole::Nvml];
 
     /// As it is written down. Zero is the shared object as it was linked.
     pub(crate) const fn number(self) -> u32 {
         match self {
             LibraryRole::Cuda => 1,
             LibraryRole::Nvml => 2,
-            LibraryRole::Preload => 3,
         }
     }
 }
@@ -45,12 +42,10 @@ pub struct EmbeddedConfig {
     region: [u8; PLACE],
     real_cuda: [u8; PLACE],
     real_nvml: [u8; PLACE],
-    flags: [u8; 4],
+    /// Zero; a flag of earlier releases.
+    _reserved: [u8; 4],
     role: [u8; 4],
 }
-
-/// In `flags`: without a region that can be used, calls go through to the driver. Else they are refused.
-const PASS_WHEN_BROKEN: u32 = 1;
 
 /// The marker must be nowhere else in the shared object: whoever needs it takes it from here.
 #[used]
@@ -59,7 +54,7 @@ static WRITTEN: EmbeddedConfig = EmbeddedConfig {
     region: [0; PLACE],
     real_cuda: [0; PLACE],
     real_nvml: [0; PLACE],
-    flags: [0; 4],
+    _reserved: [0; 4],
     role: [0; 4],
 };
 
@@ -89,11 +84,6 @@ impl EmbeddedConfig {
         text(&self.real_nvml)
     }
 
-    /// Whether calls go through where the region is missing or broken; they are refused otherwise.
-    pub fn passes_when_broken(&self) -> bool {
-        u32::from_le_bytes(self.flags) & PASS_WHEN_BROKEN != 0
-    }
-
     /// What the file stands in for. None in the shared object as it was linked.
     pub fn role(&self) -> Option<LibraryRole> {
         let number = u32::from_le_bytes(self.role);
@@ -111,13 +101,7 @@ fn text(place: &[u8; PLACE]) -> Option<&CStr> {
 }
 
 /// What stands behind the marker. The places end with a zero: the callers' texts are shorter.
-pub(crate) fn written(
-    region: &[u8],
-    real_cuda: &[u8],
-    real_nvml: &[u8],
-    pass: bool,
-    role: LibraryRole,
-) -> Vec<u8> {
+pub(crate) fn written(region: &[u8], real_cuda: &[u8], real_nvml: &[u8], role: LibraryRole) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(size_of::<EmbeddedConfig>());
     for text in [region, real_cuda, real_nvml] {
         let mut place = [0; PLACE];
@@ -126,7 +110,7 @@ pub(crate) fn written(
         }
         bytes.extend(place);
     }
-    bytes.extend(if pass { PASS_WHEN_BROKEN } else { 0 }.to_le_bytes());
+    bytes.extend([0; 4]);
     bytes.extend(role.number().to_le_bytes());
     bytes
 }
@@ -147,7 +131,7 @@ mod tests {
         take(&mut config.region);
         take(&mut config.real_cuda);
         take(&mut config.real_nvml);
-        take(&mut config.flags);
+        take(&mut config._reserved);
         take(&mut config.role);
         assert_eq!(at, bytes.len());
         config
@@ -159,7 +143,7 @@ mod tests {
             region: [0; PLACE],
             real_cuda: [0; PLACE],
             real_nvml: [0; PLACE],
-            flags: [0; 4],
+            _reserved: [0; 4],
             role: [0; 4],
         }
     }
@@ -169,29 +153,27 @@ mod tests {
         assert_eq!(std::mem::offset_of!(EmbeddedConfig, region), 32);
         assert_eq!(std::mem::offset_of!(EmbeddedConfig, real_nvml), 32 + 2 * PLACE);
         assert_eq!(std::mem::offset_of!(EmbeddedConfig, role), 32 + 3 * PLACE + 4);
-        assert_eq!(size_of::<EmbeddedConfig>(), 32 + written(b"", b"", b"", false, LibraryRole::Cuda).len());
+        assert_eq!(size_of::<EmbeddedConfig>(), 32 + written(b"", b"", b"", LibraryRole::Cuda).len());
     }
 
     #[test]
     fn what_is_written_is_read() {
-        let config = read(&written(b"/r", b"/c", b"/n", true, LibraryRole::Nvml));
+        let config = read(&written(b"/r", b"/c", b"/n", LibraryRole::Nvml));
         assert_eq!(config.region(), Some(Path::new("/r")));
         assert_eq!((config.real_cuda(), config.real_nvml()), (Some(c"/c"), Some(c"/n")));
-        assert!(config.passes_when_broken());
         assert_eq!(config.role(), Some(LibraryRole::Nvml));
-        assert!(!read(&written(b"/r", b"/c", b"/n", false, LibraryRole::Cuda)).passes_when_broken());
     }
 
     #[test]
     fn nobody_wrote_into_this_one() {
         let config = get();
         assert_eq!((config.region(), config.real_cuda(), config.real_nvml()), (None, None, None));
-        assert_eq!((config.role(), config.passes_when_broken()), (None, false));
+        assert_eq!(config.role(), None);
     }
 
     #[test]
     fn nonsense_is_nothing() {
-        let config = EmbeddedConfig { region: [b'x'; PLACE], role: [9; 4], flags: [0xfe; 4], ..empty() };
-        assert_eq!((config.region(), config.role(), config.passes_when_broken()), (None, None, false));
+        let config = EmbeddedConfig { region: [b'x'; PLACE], role: [9; 4], ..empty() };
+        assert_eq!((config.region(), config.role()), (None, None));
     }
 }

@@ -7,7 +7,6 @@
 //! ```text
 //! libcuda.so -> libcuda.so.1 <- libcuda.so.550.163.01
 //! libnvidia-ml.so -> libnvidia-ml.so.1 <- libnvidia-ml.so.550.163.01
-//! libpartage-preload.so
 //! ```
 
 pub use partage_elf_rewrite::InstallError;
@@ -24,11 +23,6 @@ use std::path::{Path, PathBuf};
 pub const SHARED_OBJECT: &str = "libpartage_shim.so";
 /// The variable that tells the one who installs where it is, where it is somewhere else. The shim itself reads none.
 pub const VARIABLE: &str = "PARTAGE_SHIM_LIBRARY";
-/// The file that is loaded before the driver's libraries where they cannot be stood in for.
-///
-/// It is named in `/etc/ld.so.preload`, never in `LD_PRELOAD`: musl's loader, which reads only the variable, refuses every
-/// program when it cannot load what is named there.
-pub const PRELOAD: &str = "libpartage-preload.so";
 
 /// How names of hooks start in the shared object.
 const HOOK: &str = "partage_hook_";
@@ -42,8 +36,6 @@ pub struct Settings<'a> {
     pub real_cuda: &'a Path,
     /// The driver's own `libnvidia-ml.so.1`.
     pub real_nvml: &'a Path,
-    /// Without a region that can be used, calls go through to the driver instead of being refused.
-    pub pass_when_broken: bool,
     /// The driver's version, for the names with a version: programs may ask for `libcuda.so.550.163.01`.
     pub version: Option<&'a str>,
 }
@@ -58,7 +50,7 @@ pub fn trusted_object() -> Result<PathBuf, InstallError> {
     files::trusted_object(SHARED_OBJECT, VARIABLE)
 }
 
-/// Writes the stand-ins, their usual links and the file to preload into a folder.
+/// Writes the stand-ins and their usual links into a folder.
 ///
 /// A file is replaced as a whole: a process that loaded the old one keeps it, one that starts gets either.
 pub fn stand_in(shared_object: &Path, into: &Path, settings: &Settings<'_>) -> Result<(), InstallError> {
@@ -80,7 +72,6 @@ fn soname(role: LibraryRole) -> &'static str {
     match role {
         LibraryRole::Cuda => Library::Cuda.soname(),
         LibraryRole::Nvml => Library::Nvml.soname(),
-        LibraryRole::Preload => PRELOAD,
     }
 }
 
@@ -89,21 +80,14 @@ fn made(object: &Found, role: LibraryRole, settings: &Settings<'_>) -> Result<Ve
     let real_cuda = place("the driver's library", settings.real_cuda)?;
     let real_nvml = place("the driver's library", settings.real_nvml)?;
     let symbols = object.exports()?;
-    let bytes = embedded_config::written(
-        region.as_bytes(),
-        real_cuda.as_bytes(),
-        real_nvml.as_bytes(),
-        settings.pass_when_broken,
-        role,
-    );
+    let bytes = embedded_config::written(region.as_bytes(), real_cuda.as_bytes(), real_nvml.as_bytes(), role);
     object.formed(&Form {
         soname: soname(role),
         exports: exports(role, &symbols),
-        needed: match role {
-            LibraryRole::Cuda => Some(real_cuda),
-            LibraryRole::Nvml => Some(real_nvml),
-            LibraryRole::Preload => None,
-        },
+        needed: Some(match role {
+            LibraryRole::Cuda => real_cuda,
+            LibraryRole::Nvml => real_nvml,
+        }),
         patches: &[Patch { marker: embedded_config::get().marker(), bytes: &bytes }],
     })
 }
@@ -115,7 +99,6 @@ fn exports(role: LibraryRole, symbols: &[String]) -> BTreeMap<&str, &str> {
         .filter(|(name, _)| match role {
             LibraryRole::Cuda => name.starts_with("cu"),
             LibraryRole::Nvml => name.starts_with("nvml"),
-            LibraryRole::Preload => true,
         })
         .collect()
 }

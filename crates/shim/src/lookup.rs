@@ -1,21 +1,19 @@
-//! The routes to a function that are no plain symbol: `cuGetProcAddress`, and where the library is preloaded, `dlsym`.
+//! `cuGetProcAddress`: the route to a function that is not a plain symbol.
 //!
 //! The driver answers first. Which hook stands for its answer is told by the address that it gave: so a hook always has the
 //! version and the default stream that the program asked for, whatever rule the driver went by.
 #![allow(unsafe_code)]
 
-#[cfg(target_arch = "x86_64")]
-mod preload;
-mod true_dlsym;
+mod libc_dlsym;
 
 use crate::driver::Library;
 use crate::hook::{Hook, hooks};
+pub(crate) use libc_dlsym::libc_dlsym;
 use partage_driver_api::cuda::*;
 use partage_driver_api::exports::DriverVersion;
 use partage_driver_api::proc_address::{Lookup, proc_address};
 use std::ffi::{CStr, c_void};
 use std::sync::OnceLock;
-pub(crate) use true_dlsym::true_dlsym;
 
 /// The newest CUDA version that `driver-api` knows the names of.
 const NEWEST_KNOWN: i32 = 12040;

@@ -203,15 +203,11 @@ fn is_known(pointer: CUdeviceptr) -> bool {
     answer == CUDA_SUCCESS
 }
 
-/// Does what needs a grant. Without one, and if that is no reason to refuse, the driver does as it would.
+/// Does what needs a grant; refuses it where the process has none.
 #[inline]
-fn granted(
-    work: impl FnOnce(&'static Process) -> Result<(), CUresult>,
-    driver: impl FnOnce() -> CUresult,
-) -> CUresult {
+fn granted(work: impl FnOnce(&'static Process) -> Result<(), CUresult>) -> CUresult {
     match process::standing() {
         Standing::Held(process) => code(work(process)),
-        Standing::Free => driver(),
         Standing::Refused => CUDA_ERROR_NOT_PERMITTED,
     }
 }

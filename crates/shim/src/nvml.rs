@@ -34,14 +34,9 @@ struct Share {
     device: nvmlDevice_t,
 }
 
-/// Answers a question about a device: by the driver alone where the process is free, by `own` where it has a share.
-fn told(
-    device: nvmlDevice_t,
-    all: impl FnOnce() -> nvmlReturn_t,
-    own: impl FnOnce(Share) -> Answer,
-) -> nvmlReturn_t {
+/// Answers a query about a device with `own` where the process has a share of it, and refuses it elsewhere.
+fn told(device: nvmlDevice_t, own: impl FnOnce(Share) -> Answer) -> nvmlReturn_t {
     match process::standing() {
-        Standing::Free => all(),
         Standing::Refused => NVML_ERROR_NO_PERMISSION,
         Standing::Held(process) => match share(process, device).and_then(own) {
             Ok(()) => NVML_SUCCESS,

@@ -10,11 +10,11 @@ use crate::embedded_config;
 use crate::memory::Memory;
 use crate::throttle::Throttle;
 pub(crate) use devices::Devices;
+use partage_region::RegionTenant;
 use partage_region::futex::keeping_errno;
-use partage_region::{RegionTenant, clock};
 use std::path::Path;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// What this process knows. Made once and never freed: other threads may use it until the very end.
 pub(crate) struct Process {
@@ -24,26 +24,20 @@ pub(crate) struct Process {
     pub(crate) memory: Memory,
 }
 
-/// How a process stands.
+/// Whether a process has a grant.
 #[derive(Clone, Copy)]
 pub(crate) enum Standing {
-    /// It has a grant, and keeps to it.
+    /// It has a grant, and is held to it.
     Held(&'static Process),
-    /// Its region is missing or broken, and the installer said that it may then do as it likes.
-    Free,
-    /// Its region is missing or broken: it gets nothing.
+    /// Its region is missing, damaged or of an unsupported layout: every call that needs a grant is refused.
     Refused,
 }
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 /// Held by the thread that attaches. A word, not a mutex: a forked child sets it free.
 static ATTACHING: AtomicBool = AtomicBool::new(false);
-/// When a process that was let go free looks for its region again, in nanoseconds of the coarse clock.
-static LOOK_AGAIN: AtomicU64 = AtomicU64::new(0);
 
-const SECOND: u64 = 1_000_000_000;
-
-/// How this process stands. One load, once it is attached.
+/// Whether this process has a grant. One load, once it is attached.
 #[inline]
 pub(crate) fn standing() -> Standing {
     match attached() {
@@ -67,9 +61,6 @@ fn attach() -> Standing {
 
 fn try_to_attach() -> Standing {
     let config = embedded_config::get();
-    if config.passes_when_broken() && clock::coarse() < LOOK_AGAIN.load(Ordering::Relaxed) {
-        return Standing::Free;
-    }
     watch_forks();
     while ATTACHING.swap(true, Ordering::Acquire) {
         // A millisecond at most, and once in a process's life.
@@ -88,10 +79,6 @@ fn try_to_attach() -> Standing {
                 }));
                 PROCESS.store(process, Ordering::Release);
                 Standing::Held(process)
-            }
-            Err(_) if config.passes_when_broken() => {
-                LOOK_AGAIN.store(clock::coarse().saturating_add(SECOND), Ordering::Relaxed);
-                Standing::Free
             }
             Err(_) => Standing::Refused,
         },

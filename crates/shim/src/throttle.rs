@@ -93,7 +93,6 @@ pub(crate) fn submit(work: impl FnOnce() -> Work, launch: impl FnOnce() -> CUres
             None => launch(),
             Some(gpu) => process.throttle.pass(process, gpu, &work(), launch),
         },
-        Standing::Free => launch(),
         Standing::Refused => CUDA_ERROR_NOT_PERMITTED,
     }
 }

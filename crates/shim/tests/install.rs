@@ -30,14 +30,13 @@ static DRIVER: LazyLock<Driver> = LazyLock::new(|| {
     let nvml = built(
         &real,
         "libnvidia-ml.so.1",
-        "int nvmlDeviceClearAccountingPids(int *v) { *v = 12050; return 0; }
+        "int nvmlInternalGetExportTable(int *v) { *v = 12050; return 0; }
          int nvmlNotYetInvented(void) { return 8; }",
     );
     let settings = Settings {
         region: Path::new("/nowhere/region"),
         real_cuda: &cuda,
         real_nvml: &nvml,
-        pass_when_broken: true,
         version: Some("550.163.01"),
     };
     install::stand_in(&install::shared_object().unwrap(), &stand_ins, &settings).unwrap();
@@ -75,12 +74,13 @@ fn function(library: &Path, name: &str) -> Option<(*mut c_void, PathBuf)> {
 
 fn number(library: &Path, name: &str) -> (c_int, c_int, PathBuf) {
     let (symbol, file) = function(library, name).unwrap();
-    // SAFETY: of a driver of ours, whose functions take a place for a number; those of the real one take one pointer, too.
-    let call =
-        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_int) -> c_int>(symbol) };
+    // SAFETY: of a driver of ours, whose functions take a place for a number; the hooks take that and, one of them, an id.
+    let call = unsafe {
+        std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_int, *const u8) -> c_int>(symbol)
+    };
     let mut number = 0;
-    // SAFETY: the number is ours.
-    let result = unsafe { call(&mut number) };
+    // SAFETY: the number is ours, and no id is asked for.
+    let result = unsafe { call(&mut number, std::ptr::null()) };
     (result, number, file)
 }
 
@@ -89,10 +89,7 @@ fn a_hooked_name_is_ours_and_reaches_the_driver_of_the_settings() {
     let cuda = DRIVER.stand_ins.join("libcuda.so.1");
     assert_eq!(number(&cuda, "cuCtxPopCurrent_v2"), (0, 12040, cuda));
     let nvml = DRIVER.stand_ins.join("libnvidia-ml.so.1");
-    assert_eq!(number(&nvml, "nvmlDeviceClearAccountingPids"), (0, 12050, nvml));
-    let preload = DRIVER.stand_ins.join(install::PRELOAD);
-    assert_eq!(number(&preload, "cuCtxPopCurrent_v2"), (0, 12040, preload.clone()));
-    assert_eq!(number(&preload, "nvmlDeviceClearAccountingPids"), (0, 12050, preload));
+    assert_eq!(number(&nvml, "nvmlInternalGetExportTable"), (0, 12050, nvml));
 }
 
 #[test]
@@ -101,7 +98,6 @@ fn any_other_name_is_the_drivers() {
     assert_eq!(found("libcuda.so.1", "cuNotYetInvented"), Some(DRIVER.cuda.clone()));
     assert_eq!(found("libnvidia-ml.so.1", "nvmlNotYetInvented"), Some(DRIVER.nvml.clone()));
     assert_eq!(found("libcuda.so.1", "nvmlNotYetInvented"), None);
-    assert_eq!(found(install::PRELOAD, "cuNotYetInvented"), None, "it brings no driver along");
 }
 
 #[test]
@@ -145,7 +141,7 @@ fn each_file_has_the_names_of_its_library_only() {
     let hooks: Vec<&str> = symbols.iter().filter_map(|name| name.strip_prefix("partage_hook_")).collect();
     let rest: Vec<_> = symbols.iter().filter(|name| !name.starts_with("partage_hook_")).collect();
     assert!(rest.len() == 1 && rest[0].starts_with("partage_room_") && rest[0].len() > 600, "{rest:?}");
-    for (file, prefix) in [("libcuda.so.1", "cu"), ("libnvidia-ml.so.1", "nvml"), (install::PRELOAD, "")] {
+    for (file, prefix) in [("libcuda.so.1", "cu"), ("libnvidia-ml.so.1", "nvml")] {
         let bytes = std::fs::read(DRIVER.stand_ins.join(file)).unwrap();
         let expected: Vec<&str> = hooks.iter().copied().filter(|name| name.starts_with(prefix)).collect();
         assert!(!expected.is_empty());
@@ -160,7 +156,6 @@ fn each_file_has_the_names_of_its_library_only() {
     let needed = |file| elf::needed(&std::fs::read(DRIVER.stand_ins.join(file)).unwrap()).unwrap();
     assert_eq!(needed("libcuda.so.1")[0], DRIVER.cuda.to_str().unwrap());
     assert_eq!(needed("libnvidia-ml.so.1")[0], DRIVER.nvml.to_str().unwrap());
-    assert_eq!(needed(install::PRELOAD), elf::needed(&object).unwrap());
 }
 
 #[test]
@@ -186,7 +181,6 @@ fn files_and_links_lie_where_programs_look() {
             "libnvidia-ml.so -> libnvidia-ml.so.1",
             "libnvidia-ml.so.1",
             "libnvidia-ml.so.550.163.01 -> libnvidia-ml.so.1",
-            "libpartage-preload.so",
         ]
     );
 }
@@ -200,7 +194,6 @@ fn paths_that_a_library_cannot_have_are_refused_in_words() {
             region: Path::new(region),
             real_cuda: Path::new(real),
             real_nvml: Path::new("/n"),
-            pass_when_broken: false,
             version: None,
         };
         let done = install::stand_in(&install::shared_object().unwrap(), folder.path(), &settings);
@@ -226,7 +219,6 @@ fn the_longest_paths_find_room() {
         region: Path::new(&region),
         real_cuda: Path::new(&cuda),
         real_nvml: Path::new(&nvml),
-        pass_when_broken: false,
         version: None,
     };
     install::stand_in(&install::shared_object().unwrap(), folder.path(), &settings).unwrap();

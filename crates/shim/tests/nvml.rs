@@ -62,7 +62,6 @@ fn client() {
         "controls" => controls(),
         "family" => family(),
         "refused" => refused(),
-        "free" => free(),
         "uninitialised" => uninitialised(),
         other => panic!("{other}"),
     }
@@ -678,7 +677,7 @@ fn no_container_turns_a_switch_of_a_card() {
     Container::with_memory(&node, LIMIT).play("controls");
 }
 
-/// The region is gone, and that is not let pass.
+/// The region is gone.
 fn refused() {
     let nvml = started();
     let mut count = 0;
@@ -689,30 +688,14 @@ fn refused() {
     assert_eq!(name_of(&nvml, std::process::id(), 64), Err(NVML_ERROR_NO_PERMISSION));
 }
 
-/// The region is gone, and that is let pass.
-fn free() {
-    let nvml = started();
-    let device = device(&nvml, 0);
-    let memory = memory(&nvml, device);
-    assert_eq!((memory.total, memory.used), (40960 * MIB, CONTEXT + 500 * MIB));
-    assert_eq!(compute(&nvml, device).len(), 1);
-    assert_eq!(listed(&nvml, 213, device).len(), 1);
-    let mut window = nvmlBAR1Memory_t::default();
-    ok!(nvml.nvmlDeviceGetBAR1MemoryInfo(device, &mut window));
-    assert!(window.bar1Used > 0);
-    assert!(name_of(&nvml, std::os::unix::process::parent_id(), 4096).is_ok());
-}
-
 #[test]
-fn without_a_region_nothing_is_told_unless_that_is_let_pass() {
+fn without_a_region_nothing_is_told() {
     for node in both_drivers() {
         let whole = Container::with_memory(&node, LIMIT);
         let (_neighbour, _) = work(&whole, 0, 500, false);
-        for (pass, role) in [(false, "refused"), (true, "free")] {
-            let broken = Container::made(&node, &shares(&node, LIMIT), RegionPolicy::default(), pass);
-            std::fs::remove_file(broken.region().join("limits")).unwrap();
-            broken.play(role);
-        }
+        let broken = Container::with_memory(&node, LIMIT);
+        std::fs::remove_file(broken.region().join("limits")).unwrap();
+        broken.play("refused");
     }
 }
 

@@ -65,7 +65,6 @@ fn the_tables_name_every_function_once_and_say_what_is_done() {
         .unwrap()
         .iter()
         .filter_map(|symbol| symbol.strip_prefix("partage_hook_"))
-        .filter(|name| !name.starts_with("dl"))
         .map(String::from)
         .collect();
     let enforced: BTreeSet<String> =

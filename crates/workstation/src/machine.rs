@@ -153,7 +153,6 @@ impl Machine {
                 region: &home.region_at(),
                 real_cuda: &real_cuda,
                 real_nvml: &real_nvml,
-                pass_when_broken: false,
                 version: Some(version),
             };
             partage_shim::install::stand_in(&object, &home.stand_ins(), &settings)
@@ -171,7 +170,6 @@ impl Machine {
             region: &store::region(home, name),
             real_cuda: &self.driver.cuda,
             real_nvml: &self.driver.nvml,
-            pass_when_broken: false,
             version: Some(self.gpus.driver_version()),
         };
         partage_shim::install::stand_in(&object, &folder, &settings).map_err(|error| error.to_string())

@@ -61,7 +61,6 @@ impl Container {
             region: folder.path(),
             real_cuda: &node.dir.libraries().join("libcuda.so.1"),
             real_nvml: &node.dir.libraries().join("libnvidia-ml.so.1"),
-            pass_when_broken: false,
             version: None,
         };
         shim::stand_in(&shim::shared_object().unwrap(), &libraries, &settings).unwrap();

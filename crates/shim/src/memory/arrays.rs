@@ -91,10 +91,7 @@ macro_rules! create {
                 // SAFETY: not null, and the program's to write.
                 unsafe { answer($handle, made) };
                 Ok(())
-            },
-            // SAFETY: the program's promise.
-            || unsafe { $next($handle, $wanted, $($more),*) },
-        )
+            })
     }};
 }
 

@@ -189,10 +189,7 @@ macro_rules! create {
                 // SAFETY: not null, and the program's to write.
                 unsafe { answer($context, made) };
                 Ok(())
-            },
-            // SAFETY: the program's promise.
-            || unsafe { $next($context, $($before,)* $($after),*) },
-        )
+            })
     }};
 }
 
@@ -292,10 +289,7 @@ hooks! { cuda;
         }
         granted(
             // SAFETY: the program's promise.
-            |process| retain(process, device, || unsafe { next(context, device) }),
-            // SAFETY: the program's promise.
-            || unsafe { next(context, device) },
-        )
+            |process| retain(process, device, || unsafe { next(context, device) }))
     }
 
     fn cuDevicePrimaryCtxRelease(device: CUdevice) |next, _variant| {
@@ -337,10 +331,7 @@ hooks! { cuda;
                 let made = unsafe { *context }.addr() as u64;
                 locked(&process.memory.contexts.green).insert(made, device);
                 Ok(())
-            },
-            // SAFETY: the program's promise.
-            || unsafe { next(context, descriptor, device, flags) },
-        )
+            })
     }
 
     fn cuGreenCtxDestroy(context: CUgreenCtx) |next, _variant| {

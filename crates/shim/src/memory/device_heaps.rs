@@ -87,9 +87,6 @@ hooks! { cuda;
         }
         granted(
             // SAFETY: the program's promise.
-            |process| set(process, limit, value as u64, || unsafe { next(limit, value) }),
-            // SAFETY: the program's promise.
-            || unsafe { next(limit, value) },
-        )
+            |process| set(process, limit, value as u64, || unsafe { next(limit, value) }))
     }
 }

@@ -259,10 +259,7 @@ hooks! { cuda;
     ) |next, _variant| {
         granted(
             // SAFETY: the program's promise.
-            |_| checked(added(unsafe { next(graph_node, graph, dependencies, num_dependencies, node_params) }, true)),
-            // SAFETY: likewise.
-            || unsafe { next(graph_node, graph, dependencies, num_dependencies, node_params) },
-        )
+            |_| checked(added(unsafe { next(graph_node, graph, dependencies, num_dependencies, node_params) }, true)))
     }
 
     fn cuGraphAddNode(

@@ -68,10 +68,7 @@ hooks! { cuda;
                 // SAFETY: likewise.
                 unsafe { tell(total, all as usize) };
                 Ok(())
-            },
-            // SAFETY: the program's promise.
-            || unsafe { next(free, total) },
-        )
+            })
     }
 
     fn cuMemGetInfo(free: *mut u32, total: *mut u32) |next, _variant| {
@@ -83,10 +80,7 @@ hooks! { cuda;
                 // SAFETY: likewise.
                 unsafe { tell(total, narrow(all)) };
                 Ok(())
-            },
-            // SAFETY: the program's promise.
-            || unsafe { next(free, total) },
-        )
+            })
     }
 
     fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice) |next, _variant| {
@@ -99,10 +93,7 @@ hooks! { cuda;
                 // SAFETY: not null, and the program's to write.
                 unsafe { bytes.write(shown_total(process, device)? as usize) };
                 Ok(())
-            },
-            // SAFETY: the program's promise.
-            || unsafe { next(bytes, device) },
-        )
+            })
     }
 
     fn cuDeviceTotalMem(bytes: *mut u32, device: CUdevice) |next, _variant| {
@@ -115,9 +106,6 @@ hooks! { cuda;
                 // SAFETY: not null, and the program's to write.
                 unsafe { bytes.write(narrow(shown_total(process, device)?)) };
                 Ok(())
-            },
-            // SAFETY: the program's promise.
-            || unsafe { next(bytes, device) },
-        )
+            })
     }
 }

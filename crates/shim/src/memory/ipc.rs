@@ -40,10 +40,7 @@ hooks! { cuda;
                 // SAFETY: not null, and the program's to write.
                 unsafe { answer(ext_mem_out, made) };
                 Ok(())
-            },
-            // SAFETY: the program's promise.
-            || unsafe { next(ext_mem_out, mem_handle_desc) },
-        )
+            })
     }
 
     fn cuDestroyExternalMemory(ext_mem: CUexternalMemory) |next, _variant| {

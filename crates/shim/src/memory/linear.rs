@@ -117,37 +117,34 @@ pub(super) fn variable(
     bytes: *mut usize,
     call: impl Fn(*mut CUdeviceptr, *mut usize) -> CUresult,
 ) -> CUresult {
-    granted(
-        |process| {
-            let gpu = here(process)?;
-            let small = &process.memory.small;
-            let _alone = small.begin(gpu).ok_or(CUDA_ERROR_NOT_PERMITTED)?;
-            let (mut at, mut size) = (0, 0);
-            let reserved = Reserved::take(process, gpu, BLOCK);
-            checked(call(&mut at, &mut size))?;
-            if size as u64 > MOST {
-                if !process.memory.allocations.contains(at) {
-                    drop(reserved);
-                    let whole = (size as u64).checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX);
-                    let taken = Reserved::take(process, gpu, whole)?;
-                    process.memory.note(process, at, Held::new(gpu, taken.keep()));
-                }
-            } else if small.insert(gpu, at, size as u64) {
-                // It is there now. Where there is no room for its block, the program has no use for it.
-                reserved?.keep();
+    granted(|process| {
+        let gpu = here(process)?;
+        let small = &process.memory.small;
+        let _alone = small.begin(gpu).ok_or(CUDA_ERROR_NOT_PERMITTED)?;
+        let (mut at, mut size) = (0, 0);
+        let reserved = Reserved::take(process, gpu, BLOCK);
+        checked(call(&mut at, &mut size))?;
+        if size as u64 > MOST {
+            if !process.memory.allocations.contains(at) {
+                drop(reserved);
+                let whole = (size as u64).checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX);
+                let taken = Reserved::take(process, gpu, whole)?;
+                process.memory.note(process, at, Held::new(gpu, taken.keep()));
             }
-            if !pointer.is_null() {
-                // SAFETY: not null, and the program's to write.
-                unsafe { answer(pointer, at) };
-            }
-            if !bytes.is_null() {
-                // SAFETY: likewise.
-                unsafe { answer(bytes, size) };
-            }
-            Ok(())
-        },
-        || call(pointer, bytes),
-    )
+        } else if small.insert(gpu, at, size as u64) {
+            // It is there now. Where there is no room for its block, the program has no use for it.
+            reserved?.keep();
+        }
+        if !pointer.is_null() {
+            // SAFETY: not null, and the program's to write.
+            unsafe { answer(pointer, at) };
+        }
+        if !bytes.is_null() {
+            // SAFETY: likewise.
+            unsafe { answer(bytes, size) };
+        }
+        Ok(())
+    })
 }
 
 /// Plain memory, whatever was asked for.
@@ -241,10 +238,7 @@ hooks! { cuda;
                 // SAFETY: not null, and the program's to write.
                 unsafe { answer(pointer, made) };
                 Ok(())
-            },
-            // SAFETY: the program's promise.
-            || unsafe { next(pointer, bytes) },
-        )
+            })
     }
 
     fn cuMemAlloc(pointer: *mut CUdeviceptr_v1, bytes: u32) |next, _variant| {
@@ -264,10 +258,7 @@ hooks! { cuda;
                 // SAFETY: not null, and the program's to write.
                 unsafe { answer(pointer, narrow(made)?) };
                 Ok(())
-            },
-            // SAFETY: the program's promise.
-            || unsafe { next(pointer, bytes) },
-        )
+            })
     }
 
     fn cuMemAllocPitch_v2(
@@ -289,10 +280,7 @@ hooks! { cuda;
                 // SAFETY: likewise.
                 unsafe { answer(pointer, made) };
                 Ok(())
-            },
-            // SAFETY: the program's promise.
-            || unsafe { next(pointer, pitch, width_in_bytes, height, element_size_bytes) },
-        )
+            })
     }
 
     fn cuMemAllocPitch(
@@ -322,10 +310,7 @@ hooks! { cuda;
                 // SAFETY: likewise.
                 unsafe { answer(pointer, narrow(made)?) };
                 Ok(())
-            },
-            // SAFETY: the program's promise.
-            || unsafe { next(pointer, pitch, width_in_bytes, height, element_size_bytes) },
-        )
+            })
     }
 
     /// Counted at its full size at once: a kernel may bring all of it onto the card, and nobody is asked then.
@@ -343,10 +328,7 @@ hooks! { cuda;
                 // SAFETY: not null, and the program's to write.
                 unsafe { answer(pointer, made) };
                 Ok(())
-            },
-            // SAFETY: the program's promise.
-            || unsafe { next(pointer, bytes, flags) },
-        )
+            })
     }
 
     fn cuMemFree_v2(pointer: CUdeviceptr) |next, _variant| {

@@ -94,26 +94,23 @@ fn load_module(module: *mut CUmodule, most: u64, call: impl Fn(*mut CUmodule) ->
     if module.is_null() || most == 0 {
         return call(module);
     }
-    granted(
-        |process| {
-            let made = Cell::new(std::ptr::null_mut());
-            let unload = || {
-                // SAFETY: just loaded, and nobody knows of it.
-                let _ = unsafe { real::cuModuleUnload(made.get()) };
-            };
-            let first = || call(made.as_ptr());
-            let again = || {
-                unload();
-                call(made.as_ptr())
-            };
-            let loaded = load(process, most, first, Some(&again), &unload)?;
-            locked(&process.memory.modules.modules).insert(made.get().addr() as u64, loaded);
-            // SAFETY: not null, and the program's to write.
-            unsafe { answer(module, made.get()) };
-            Ok(())
-        },
-        || call(module),
-    )
+    granted(|process| {
+        let made = Cell::new(std::ptr::null_mut());
+        let unload = || {
+            // SAFETY: just loaded, and nobody knows of it.
+            let _ = unsafe { real::cuModuleUnload(made.get()) };
+        };
+        let first = || call(made.as_ptr());
+        let again = || {
+            unload();
+            call(made.as_ptr())
+        };
+        let loaded = load(process, most, first, Some(&again), &unload)?;
+        locked(&process.memory.modules.modules).insert(made.get().addr() as u64, loaded);
+        // SAFETY: not null, and the program's to write.
+        unsafe { answer(module, made.get()) };
+        Ok(())
+    })
 }
 
 /// Loads a library: what it takes, it takes when it is first used.

@@ -414,10 +414,7 @@ hooks! { cuda;
                 // SAFETY: not null, and the program's to write.
                 unsafe { answer(pointer, made) };
                 Ok(())
-            },
-            // SAFETY: the program's promise.
-            || unsafe { next(pointer, bytes, stream) },
-        )
+            })
     }
 
     fn cuMemAllocFromPoolAsync(
@@ -439,10 +436,7 @@ hooks! { cuda;
                 // SAFETY: not null, and the program's to write.
                 unsafe { answer(pointer, made) };
                 Ok(())
-            },
-            // SAFETY: the program's promise.
-            || unsafe { next(pointer, bytes, pool, stream) },
-        )
+            })
     }
 
     fn cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream) twin cuMemFreeAsync_ptsz |next, variant| {
@@ -466,10 +460,7 @@ hooks! { cuda;
                     process.memory.pools.book(gpu)?.insert(made, Pool::default());
                 }
                 Ok(())
-            },
-            // SAFETY: the program's promise.
-            || unsafe { next(pool, pool_props) },
-        )
+            })
     }
 
     fn cuMemPoolDestroy(pool: CUmemoryPool) |next, _variant| {

@@ -94,10 +94,7 @@ hooks! { cuda;
                 // SAFETY: not null, and the program's to write.
                 unsafe { answer(handle, made) };
                 Ok(())
-            },
-            // SAFETY: the program's promise.
-            || unsafe { next(handle, size, properties, flags) },
-        )
+            })
     }
 
     fn cuMemRelease(handle: CUmemGenericAllocationHandle) |next, _variant| {

@@ -5,23 +5,14 @@
 #![allow(unsafe_code)]
 
 use crate::hook::hooks;
-use crate::process::{Standing, standing};
 use partage_driver_api::nvml::*;
-
-/// Passes where the process is free; nobody else may.
-fn only_free(ask: impl FnOnce() -> nvmlReturn_t) -> nvmlReturn_t {
-    match standing() {
-        Standing::Free => ask(),
-        Standing::Held(_) | Standing::Refused => NVML_ERROR_NO_PERMISSION,
-    }
-}
 
 macro_rules! refused {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?);)*) => {
         hooks! { nvml; $(
             fn $name($($arg: $type),*) |next, _variant| {
-                // SAFETY: the program's promise.
-                only_free(|| unsafe { next($($arg),*) })
+                let _ = ($($arg,)*);
+                NVML_ERROR_NO_PERMISSION
             }
         )* }
     };

@@ -10,7 +10,6 @@ use super::processes::{Container, Kind, Own, answers};
 use super::{Answer, Share, check, put_list, take, told};
 use crate::driver::nvml as real;
 use crate::hook::{guarded, hooks};
-use crate::process::{Standing, standing};
 use partage_driver_api::nvml::*;
 use partage_region::futex::keeping_errno;
 use std::sync::OnceLock;
@@ -36,10 +35,8 @@ const MOST: usize = 1 << 13;
 /// A place of the table. As many arguments as fit in registers, of which each function takes what it needs.
 type Place = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> nvmlReturn_t;
 
-/// The driver's own functions of our places.
-static REAL: [AtomicUsize; 4] = [const { AtomicUsize::new(0) }; 4];
-
-const OURS: [usize; 4] = [COMPUTE, GRAPHICS, MPS, SAMPLES];
+/// The driver's own function in the place of the samples.
+static REAL_SAMPLES: AtomicUsize = AtomicUsize::new(0);
 
 /// Bytes of what happened in a moment, in the table that was copied; zero where it is not known.
 static MOMENT: AtomicUsize = AtomicUsize::new(0);
@@ -58,11 +55,12 @@ unsafe fn copy_of(table: *const usize) -> Option<*const usize> {
         }
         // SAFETY: it is as long as it says.
         let mut copy: Box<[usize]> = unsafe { std::slice::from_raw_parts(table, places) }.into();
-        let hooks: [Place; 4] = [compute, graphics, mps, samples];
-        for ((place, hook), real) in OURS.into_iter().zip(hooks).zip(&REAL) {
-            let place = copy.get_mut(place)?;
-            real.store(std::mem::replace(place, hook as usize), Ordering::Release);
+        let hooks: [(usize, Place); 3] = [(COMPUTE, compute), (GRAPHICS, graphics), (MPS, mps)];
+        for (place, hook) in hooks {
+            *copy.get_mut(place)? = hook as usize;
         }
+        let samples = std::mem::replace(copy.get_mut(SAMPLES)?, samples as *const () as usize);
+        REAL_SAMPLES.store(samples, Ordering::Release);
         MOMENT.store(moment(places), Ordering::Release);
         Some((table.addr(), copy))
     });
@@ -136,9 +134,9 @@ pub(super) fn name(pid: u32) -> [u8; 4096] {
     name
 }
 
-/// Calls the driver's function of one of our places.
-fn real(ours: usize, given: [usize; 6]) -> nvmlReturn_t {
-    let address = REAL.get(ours).map_or(0, |real| real.load(Ordering::Acquire));
+/// Calls the driver's own function for samples.
+fn real_samples(given: [usize; 6]) -> nvmlReturn_t {
+    let address = REAL_SAMPLES.load(Ordering::Acquire);
     if address == 0 {
         return NVML_ERROR_FUNCTION_NOT_FOUND;
     }
@@ -150,58 +148,50 @@ fn real(ours: usize, given: [usize; 6]) -> nvmlReturn_t {
 }
 
 /// A list of processes.
-fn listed(ours: usize, kind: Kind, given: [usize; 6]) -> nvmlReturn_t {
+fn listed(kind: Kind, given: [usize; 6]) -> nvmlReturn_t {
     guarded(NVML_ERROR_UNKNOWN, || {
         let [device, count, to, ..] = given;
         let (count, to) = (count as *mut u32, to as *mut Listed);
-        told(
-            device as nvmlDevice_t,
-            || real(ours, given),
-            |share| {
-                answers(&share)?;
-                // SAFETY: the program's number.
-                let room = unsafe { take(count.cast_const()) }? as usize;
-                let list: Vec<Listed> = match kind {
-                    // As many as there is room for: a table with some of them is better than none.
-                    Kind::Compute => Container::of(&share).holders().take(room).map(Listed::of).collect(),
-                    Kind::Other => Vec::new(),
-                };
-                // SAFETY: the program's number, and its array with as much room.
-                unsafe { put_list(count, to, &list) }
-            },
-        )
+        told(device as nvmlDevice_t, |share| {
+            answers(&share)?;
+            // SAFETY: the program's number.
+            let room = unsafe { take(count.cast_const()) }? as usize;
+            let list: Vec<Listed> = match kind {
+                // As many as there is room for: a table with some of them is better than none.
+                Kind::Compute => Container::of(&share).holders().take(room).map(Listed::of).collect(),
+                Kind::Other => Vec::new(),
+            };
+            // SAFETY: the program's number, and its array with as much room.
+            unsafe { put_list(count, to, &list) }
+        })
     })
 }
 
 unsafe extern "C" fn compute(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> nvmlReturn_t {
-    listed(0, Kind::Compute, [a, b, c, d, e, f])
+    listed(Kind::Compute, [a, b, c, d, e, f])
 }
 
 unsafe extern "C" fn graphics(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> nvmlReturn_t {
-    listed(1, Kind::Other, [a, b, c, d, e, f])
+    listed(Kind::Other, [a, b, c, d, e, f])
 }
 
 unsafe extern "C" fn mps(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> nvmlReturn_t {
-    listed(2, Kind::Other, [a, b, c, d, e, f])
+    listed(Kind::Other, [a, b, c, d, e, f])
 }
 
 /// What processes did, moment by moment: a moment of somebody else's is one in which nothing happened.
 unsafe extern "C" fn samples(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> nvmlReturn_t {
     guarded(NVML_ERROR_UNKNOWN, || {
         let given = [a, b, c, d, e, f];
-        told(
-            a as nvmlDevice_t,
-            || real(3, given),
-            |share| {
-                let moment = MOMENT.load(Ordering::Acquire);
-                if moment == 0 {
-                    return Err(NVML_ERROR_NOT_SUPPORTED);
-                }
-                check(real(3, given))?;
-                // SAFETY: the driver has just written there.
-                unsafe { keep_own(&share, moment, d as *const u32, e as *mut u8) }
-            },
-        )
+        told(a as nvmlDevice_t, |share| {
+            let moment = MOMENT.load(Ordering::Acquire);
+            if moment == 0 {
+                return Err(NVML_ERROR_NOT_SUPPORTED);
+            }
+            check(real_samples(given))?;
+            // SAFETY: the driver has just written there.
+            unsafe { keep_own(&share, moment, d as *const u32, e as *mut u8) }
+        })
     })
 }
 
@@ -255,7 +245,6 @@ hooks! { nvml;
                 unsafe { table.write(copy.cast()) };
                 answer
             }
-            None if matches!(standing(), Standing::Free) => answer,
             // A table that cannot be copied would show everybody's processes.
             None => NVML_ERROR_NOT_FOUND,
         }

@@ -59,14 +59,14 @@ hooks! { nvml;
         // SAFETY: the program's promise.
         let ask = || unsafe { next(device, memory) };
         // SAFETY: as it was called.
-        told(device, ask, |share| unsafe { share.put_plain(memory, ask) })
+        told(device, |share| unsafe { share.put_plain(memory, ask) })
     }
 
     /// The same with the reserve apart, of which a container has none.
     fn nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, memory: *mut nvmlMemory_v2_t) |next, _variant| {
         // SAFETY: the program's promise.
         let ask = || unsafe { next(device, memory) };
-        told(device, ask, |share| {
+        told(device, |share| {
             check(ask())?;
             // SAFETY: the driver has just written there. The version comes first in all versions.
             let version = unsafe { take(memory.cast_const().cast::<u32>()) }?;
@@ -85,8 +85,7 @@ hooks! { nvml;
     /// The window through which the host reaches the card. The driver does not say whose mappings are in it, so a container
     /// sees none: all of it is free.
     fn nvmlDeviceGetBAR1MemoryInfo(device: nvmlDevice_t, bar1_memory: *mut nvmlBAR1Memory_t) |next, _variant| {
-        // SAFETY: the program's promise.
-        told(device, || unsafe { next(device, bar1_memory) }, |_| {
+        told(device, |_| {
             let mut card = nvmlBAR1Memory_t::default();
             // Not into the program's own: another thread could read what others use.
             // SAFETY: a structure of ours.
@@ -105,7 +104,7 @@ hooks! { nvml;
         // SAFETY: the program's promise.
         let ask = || unsafe { next(device, memory) };
         // SAFETY: as it was called.
-        told(device, ask, |share| unsafe { share.put_plain(memory, ask) })
+        told(device, |share| unsafe { share.put_plain(memory, ask) })
     }
 }
 

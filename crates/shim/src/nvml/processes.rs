@@ -116,24 +116,20 @@ fn running<T: Record>(
     infos: *mut T,
     ask: impl Fn(*mut u32, *mut T) -> nvmlReturn_t,
 ) -> nvmlReturn_t {
-    told(
-        device,
-        || ask(count, infos),
-        |share| {
-            if count.is_null() {
-                return check(ask(count, infos));
-            }
-            // What speaks against any answer is the driver's to say: a card that is lost, a library that has ended.
-            let mut none = 0;
-            may_answer(ask(&mut none, null_mut()))?;
-            let list: Vec<T> = match kind {
-                Kind::Compute => Container::of(&share).holders().map(T::of).collect(),
-                Kind::Other => Vec::new(),
-            };
-            // SAFETY: the program's count and array.
-            unsafe { put_list(count, infos, &list) }
-        },
-    )
+    told(device, |share| {
+        if count.is_null() {
+            return check(ask(count, infos));
+        }
+        // What speaks against any answer is the driver's to say: a card that is lost, a library that has ended.
+        let mut none = 0;
+        may_answer(ask(&mut none, null_mut()))?;
+        let list: Vec<T> = match kind {
+            Kind::Compute => Container::of(&share).holders().map(T::of).collect(),
+            Kind::Other => Vec::new(),
+        };
+        // SAFETY: the program's count and array.
+        unsafe { put_list(count, infos, &list) }
+    })
 }
 
 /// Whether the driver would have answered, had there been room.
@@ -235,8 +231,7 @@ hooks! { nvml;
         device: nvmlDevice_t,
         list: *mut nvmlProcessDetailList_t,
     ) |next, _variant| {
-        // SAFETY: the program's promise.
-        told(device, || unsafe { next(device, list) }, |_| {
+        told(device, |_| {
             // SAFETY: the program's structure; its version comes first in all versions.
             let version = unsafe { take(list.cast_const().cast::<u32>()) }?;
             if version != nvmlProcessDetailList_v1 {
@@ -272,7 +267,7 @@ hooks! { nvml;
     ) |next, _variant| {
         // SAFETY: the program's promise.
         let ask = || unsafe { next(device, utilization, process_samples_count, last_seen_time_stamp) };
-        told(device, ask, |share| {
+        told(device, |share| {
             if process_samples_count.is_null() {
                 return check(ask());
             }
@@ -296,8 +291,7 @@ hooks! { nvml;
         device: nvmlDevice_t,
         utilization: *mut nvmlProcessesUtilizationInfo_t,
     ) |next, _variant| {
-        // SAFETY: the program's promise.
-        told(device, || unsafe { next(device, utilization) }, |share| {
+        told(device, |share| {
             // SAFETY: the program's structure; its version comes first in all versions.
             let version = unsafe { take(utilization.cast_const().cast::<u32>()) }?;
             if version != nvmlProcessesUtilizationInfo_v1 {
@@ -327,8 +321,7 @@ hooks! { nvml;
 
     /// Those of the driver's that are of this container and still live: of the dead nobody knows whose they were.
     fn nvmlDeviceGetAccountingPids(device: nvmlDevice_t, count: *mut u32, pids: *mut u32) |next, _variant| {
-        // SAFETY: the program's promise.
-        told(device, || unsafe { next(device, count, pids) }, |share| {
+        told(device, |share| {
             // SAFETY: room as it is said.
             let all = everything(|count, pids| unsafe { next(device, count, pids) })?;
             let own = Container::of(&share);
@@ -343,7 +336,6 @@ hooks! { nvml;
         // SAFETY: the program's promise.
         let ask = |pid| unsafe { next(pid, name, length) };
         let process = match process::standing() {
-            Standing::Free => return ask(pid),
             Standing::Refused => return NVML_ERROR_NO_PERMISSION,
             Standing::Held(process) => process,
         };
@@ -381,7 +373,7 @@ hooks! { nvml;
     ) |next, _variant| {
         // SAFETY: the program's promise.
         let ask = |pid| unsafe { next(device, pid, stats) };
-        told(device, || ask(pid), |share| {
+        told(device, |share| {
             match Container::of(&share).shown(pid) {
                 Some(_) => check(ask(pid)),
                 // What else speaks against it is said first, about a pid that no process has.

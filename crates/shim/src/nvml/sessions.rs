@@ -42,8 +42,7 @@ hooks! { nvml;
         session_count: *mut u32,
         session_infos: *mut nvmlEncoderSessionInfo_t,
     ) |next, _variant| {
-        // SAFETY: the program's promise.
-        told(device, || unsafe { next(device, session_count, session_infos) }, |share| {
+        told(device, |share| {
             // SAFETY: the program's count and array.
             unsafe { put_list(session_count, session_infos, &encoding(&share)?) }
         })
@@ -58,7 +57,7 @@ hooks! { nvml;
     ) |next, _variant| {
         // SAFETY: the program's promise.
         let ask = || unsafe { next(device, session_count, average_fps, average_latency) };
-        told(device, ask, |share| {
+        told(device, |share| {
             super::check(ask())?;
             let own = encoding(&share)?;
             // SAFETY: the driver has just written there. There are at most as many as the driver counts in 32 bits.
@@ -75,8 +74,7 @@ hooks! { nvml;
         session_count: *mut u32,
         session_info: *mut nvmlFBCSessionInfo_t,
     ) |next, _variant| {
-        // SAFETY: the program's promise.
-        told(device, || unsafe { next(device, session_count, session_info) }, |share| {
+        told(device, |share| {
             // SAFETY: the program's count and array.
             unsafe { put_list(session_count, session_info, &capturing(&share)?) }
         })
@@ -86,7 +84,7 @@ hooks! { nvml;
     fn nvmlDeviceGetFBCStats(device: nvmlDevice_t, fbc_stats: *mut nvmlFBCStats_t) |next, _variant| {
         // SAFETY: the program's promise.
         let ask = || unsafe { next(device, fbc_stats) };
-        told(device, ask, |share| {
+        told(device, |share| {
             super::check(ask())?;
             let own = capturing(&share)?;
             let stats = nvmlFBCStats_t {

@@ -112,7 +112,7 @@ fn engine(
     ask: impl Fn() -> nvmlReturn_t,
     own: impl FnOnce(&Share) -> Result<u32, nvmlReturn_t>,
 ) -> nvmlReturn_t {
-    told(device, &ask, |share| {
+    told(device, |share| {
         check(ask())?;
         // SAFETY: the driver has just written there.
         if unsafe { take(utilization.cast_const()) }? == 0 {
@@ -183,7 +183,7 @@ hooks! { nvml;
     fn nvmlDeviceGetUtilizationRates(device: nvmlDevice_t, utilization: *mut nvmlUtilization_t) |next, _variant| {
         // SAFETY: the program's promise.
         let ask = || unsafe { next(device, utilization) };
-        told(device, ask, |share| {
+        told(device, |share| {
             check(ask())?;
             let Engines { compute, memory, .. } = Engines::lately(&share)?;
             // SAFETY: the driver has just written there.
@@ -238,7 +238,7 @@ hooks! { nvml;
     ) |next, _variant| {
         // SAFETY: the program's promise.
         let ask = || unsafe { next(device, dynamic_pstates_info) };
-        told(device, ask, |share| {
+        told(device, |share| {
             check(ask())?;
             // SAFETY: the driver has just written there.
             let mut info = unsafe { take(dynamic_pstates_info.cast_const()) }?;
@@ -266,7 +266,7 @@ hooks! { nvml;
         let ask = || unsafe {
             next(device, kind, last_seen_time_stamp, sample_val_type, sample_count, samples)
         };
-        told(device, ask, |share| {
+        told(device, |share| {
             if matches!(kind, NVML_JPG_UTILIZATION_SAMPLES | NVML_OFA_UTILIZATION_SAMPLES) {
                 return Err(NVML_ERROR_NOT_SUPPORTED);
             }
@@ -281,7 +281,7 @@ hooks! { nvml;
     fn nvmlGpmQueryDeviceSupport(device: nvmlDevice_t, gpm_support: *mut nvmlGpmSupport_t) |next, _variant| {
         // SAFETY: the program's promise.
         let ask = || unsafe { next(device, gpm_support) };
-        told(device, ask, |_| {
+        told(device, |_| {
             check(ask())?;
             // SAFETY: the driver has just written there.
             let support = unsafe { take(gpm_support.cast_const()) }?;
@@ -291,8 +291,8 @@ hooks! { nvml;
     }
 
     fn nvmlGpmSampleGet(device: nvmlDevice_t, gpm_sample: nvmlGpmSample_t) |next, _variant| {
-        // SAFETY: the program's promise.
-        told(device, || unsafe { next(device, gpm_sample) }, |_| Err(NVML_ERROR_NOT_SUPPORTED))
+        let _ = gpm_sample;
+        told(device, |_| Err(NVML_ERROR_NOT_SUPPORTED))
     }
 
     fn nvmlGpmMigSampleGet(
@@ -300,8 +300,8 @@ hooks! { nvml;
         gpu_instance_id: u32,
         gpm_sample: nvmlGpmSample_t,
     ) |next, _variant| {
-        // SAFETY: the program's promise.
-        told(device, || unsafe { next(device, gpu_instance_id, gpm_sample) }, |_| Err(NVML_ERROR_NOT_SUPPORTED))
+        let _ = (gpu_instance_id, gpm_sample);
+        told(device, |_| Err(NVML_ERROR_NOT_SUPPORTED))
     }
 }
 

@@ -64,7 +64,6 @@ fn a_known_kernel_costs_one_more_call_in_thirty_two_at_most() {
         // As it was linked, under its own name: "libcuda.so.1" would be the shim again.
         real_cuda: &counting(folder.path(), &real, &counts),
         real_nvml: &node.0.libraries().join("libnvidia-ml.so.1"),
-        pass_when_broken: false,
         version: None,
     };
     install::stand_in(&install::shared_object().unwrap(), &lib, &settings).unwrap();

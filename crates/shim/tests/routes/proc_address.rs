@@ -102,7 +102,6 @@ fn every_answer_of_a_real_driver_is_routed() {
             region: Path::new("/nowhere"),
             real_cuda: &real.join("libcuda.so.1"),
             real_nvml: &real.join("libnvidia-ml.so.1"),
-            pass_when_broken: false,
             version: None,
         };
         let object = partage_shim::install::shared_object().unwrap();

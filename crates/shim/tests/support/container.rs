@@ -42,11 +42,6 @@ impl<'a> Container<'a> {
     }
 
     pub fn new(node: &'a Node, shares: &[GpuShare], policy: RegionPolicy) -> Self {
-        Self::made(node, shares, policy, false)
-    }
-
-    /// `pass_when_broken`: what happens without a region that can be used.
-    pub fn made(node: &'a Node, shares: &[GpuShare], policy: RegionPolicy, pass_when_broken: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         for part in ["region", "lib"] {
             std::fs::create_dir(folder.path().join(part)).unwrap();
@@ -57,7 +52,6 @@ impl<'a> Container<'a> {
             region: &folder.path().join("region"),
             real_cuda: &libraries.join("libcuda.so.1"),
             real_nvml: &libraries.join("libnvidia-ml.so.1"),
-            pass_when_broken,
             version: Some(node.0.config().driver.version()),
         };
         install::stand_in(&install::shared_object().unwrap(), &folder.path().join("lib"), &settings).unwrap();

@@ -34,7 +34,6 @@ impl Container {
             region: &region,
             real_cuda: &real.join("libcuda.so.1"),
             real_nvml: &real.join("libnvidia-ml.so.1"),
-            pass_when_broken: false,
             version: Some(node.config().driver.version()),
         };
         install::stand_in(&install::shared_object().unwrap(), &libraries, &settings).unwrap();

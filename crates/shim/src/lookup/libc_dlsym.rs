@@ -1,13 +1,16 @@
-//! The C library's own `dlsym`. Where this library is preloaded it defines `dlsym` itself, and every reference to that name,
-//! also from here, means ours: so the C library's is looked up in its own symbol table.
+//! The C library's own `dlsym`, found in the C library's symbol table.
+//!
+//! Programs and their preloaded libraries may define a `dlsym` of their own (profilers do), and the loader binds this
+//! library's reference to that one. It may answer a driver function's name with a wrapper that calls the hook again, so
+//! the shim never looks the driver's functions up through it.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Looks a symbol up as the C library does.
-pub(crate) fn true_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
-    let address = found(&DLSYM, c"dlsym");
+pub(crate) fn libc_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
+    let address = address();
     if address.is_null() {
         return address;
     }
@@ -21,21 +24,17 @@ pub(crate) fn true_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
     unsafe { dlsym(handle, name.as_ptr()) }
 }
 
-/// Where it was found; null before.
-pub(super) static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-/// The one that takes a version.
-pub(super) static DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-
-/// The C library's function of this name, looked for once.
-pub(super) fn found(cell: &AtomicPtr<c_void>, name: &'static CStr) -> *mut c_void {
-    let known = cell.load(Ordering::Acquire);
+/// The address of the C library's `dlsym`, searched for once; null if it has none.
+fn address() -> *mut c_void {
+    static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    let known = FOUND.load(Ordering::Acquire);
     if !known.is_null() {
         return known;
     }
-    let mut search = Search { name, address: std::ptr::null_mut() };
+    let mut search = Search { name: c"dlsym", address: std::ptr::null_mut() };
     // SAFETY: the callback has the type that it takes, and the data outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut search).cast()) };
-    cell.store(search.address, Ordering::Release);
+    FOUND.store(search.address, Ordering::Release);
     search.address
 }
 
@@ -51,7 +50,7 @@ fn is_c_library(path: &[u8]) -> bool {
 }
 
 unsafe extern "C" fn look(object: *mut libc::dl_phdr_info, _size: usize, data: *mut c_void) -> c_int {
-    // SAFETY: what `found` gave, for the time of the call.
+    // SAFETY: what `address` gave, for the time of the call.
     let search = unsafe { &mut *data.cast::<Search>() };
     // SAFETY: the linker's, for the time of the call.
     let object = unsafe { &*object };
@@ -171,10 +170,9 @@ mod tests {
 
     #[test]
     fn it_is_the_one_that_programs_use() {
-        let found = found(&DLSYM, c"dlsym");
-        assert_eq!(found.addr(), libc::dlsym as *const () as usize);
+        assert_eq!(address().addr(), libc::dlsym as *const () as usize);
         // SAFETY: a name that every C library has.
-        assert!(!true_dlsym(libc::RTLD_DEFAULT, c"malloc").is_null());
-        assert!(true_dlsym(libc::RTLD_DEFAULT, c"no such thing").is_null());
+        assert!(!libc_dlsym(libc::RTLD_DEFAULT, c"malloc").is_null());
+        assert!(libc_dlsym(libc::RTLD_DEFAULT, c"no such thing").is_null());
     }
 }
