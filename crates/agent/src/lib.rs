@@ -22,7 +22,6 @@ mod api_server;
 mod audit;
 mod book;
 mod checkpoint;
-mod fault;
 mod find;
 pub mod identity;
 pub mod inject;

@@ -102,6 +102,7 @@ pub enum AgentError {
 
 /// Runs until told to stop. Containers go on as they are.
 pub async fn run(options: Options, stop: CancellationToken) -> Result<(), AgentError> {
+    partage_region::failpoint::arm_from_environment();
     let options = options.followed();
     let checkpoint = Checkpoint::open(&options.state, &options.run)
         .map_err(|error| AgentError::Io { path: options.state.clone(), error })?;

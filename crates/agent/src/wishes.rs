@@ -1,12 +1,12 @@
 //! Pods say what they were granted, and may wish for other amounts: both are annotations.
 
 use crate::checkpoint::PodRecord;
-use crate::fault;
 use crate::node::{CROWD, NodeState, grant_of};
 use crate::settings::Resize;
 use partage_cluster::{Annotated, ClusterError, PodView, Severity};
 use partage_core::model::{ContainerName, PodId, PodUid, Share};
 use partage_core::resize;
+use partage_region::failpoint as fault;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

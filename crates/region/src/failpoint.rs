@@ -1,39 +1,59 @@
-//! Places where a process may be killed. In builds for debugging a test can have a thread, or the whole process, stop
-//! for good at the n-th place it comes to. Elsewhere they are nothing.
+//! Fault injection points: places where a test kills the process, or stops the thread, as a crash there would.
+//!
+//! Debug builds have them; in release builds [`point`] is empty. A point is armed in one of three ways: by its name, for
+//! the whole process ([`arm_from_environment`]); as the n-th point that a thread reaches, which kills the process
+//! ([`kill_process_at`]); or as the n-th point that a closure reaches, which stops its thread for good ([`stops_at`]).
 
 use std::cell::Cell;
+use std::sync::OnceLock;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-/// Whether this build has such places.
-pub const PLACES: bool = cfg!(debug_assertions);
+/// Whether this build has fault injection points.
+pub const ENABLED: bool = cfg!(debug_assertions);
 
-/// A place to die.
-#[inline(always)]
-pub fn may_die_here() {
-    #[cfg(debug_assertions)]
-    count_down();
-}
+/// The variable that names the point at which [`arm_from_environment`] lets the process die.
+pub const VARIABLE: &str = "PARTAGE_DIE_AT";
+
+/// How long [`stops_at`] waits for its closure.
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The name of the armed point.
+static ARMED: OnceLock<String> = OnceLock::new();
 
 thread_local! {
-    static LEFT: Cell<Option<u32>> = const { Cell::new(None) };
-    static DEATH: Cell<Option<Sender<()>>> = const { Cell::new(None) };
+    /// Points that this thread passes before it reaches the armed one.
+    static COUNTDOWN: Cell<Option<u32>> = const { Cell::new(None) };
+    /// Signals that the thread stopped; without it the process is killed.
+    static STOPPED: Cell<Option<Sender<()>>> = const { Cell::new(None) };
+}
+
+/// A fault injection point.
+#[inline(always)]
+pub fn point(name: &str) {
+    #[cfg(debug_assertions)]
+    reached(name);
+    #[cfg(not(debug_assertions))]
+    let _ = name;
 }
 
 #[cfg(debug_assertions)]
-fn count_down() {
-    match LEFT.get() {
+fn reached(name: &str) {
+    if ARMED.get().is_some_and(|armed| armed == name) {
+        kill_this_process();
+    }
+    match COUNTDOWN.get() {
         None => {}
-        Some(0) => die(),
-        Some(left) => LEFT.set(Some(left - 1)),
+        Some(0) => stop(),
+        Some(left) => COUNTDOWN.set(Some(left - 1)),
     }
 }
 
 #[cfg(debug_assertions)]
-fn die() {
-    match DEATH.take() {
-        Some(death) => {
-            let _ = death.send(());
+fn stop() {
+    match STOPPED.take() {
+        Some(stopped) => {
+            let _ = stopped.send(());
         }
         None => kill_this_process(),
     }
@@ -42,40 +62,51 @@ fn die() {
     }
 }
 
+/// Kills the process without any cleanup.
 #[cfg(debug_assertions)]
 #[allow(unsafe_code)]
 fn kill_this_process() {
-    // SAFETY: no pointers; it asks the kernel to end this process.
+    // SAFETY: takes no arguments and cannot fail.
     let pid = unsafe { libc::getpid() };
-    // SAFETY: likewise.
+    // SAFETY: no pointers are passed; the signal ends this process and no other.
     unsafe { libc::kill(pid, libc::SIGKILL) };
 }
 
-/// From here on this thread's process is killed, by SIGKILL, at the n-th place the thread comes to.
-pub fn kill_at(n: u32) {
-    LEFT.set(Some(n));
+/// Arms the point that [`VARIABLE`] names, for the rest of the process's life. For programs of our own only: the shim
+/// never reads the environment.
+pub fn arm_from_environment() {
+    if ENABLED && let Ok(name) = std::env::var(VARIABLE) {
+        // The first call decides; the variable does not change.
+        let _ = ARMED.set(name);
+    }
 }
 
-/// This thread dies nowhere any more.
-pub fn spare() {
-    LEFT.set(None);
+/// Arms the n-th point that this thread reaches from here on: the process is killed there.
+pub fn kill_process_at(n: u32) {
+    COUNTDOWN.set(Some(n));
 }
 
-/// Does `work` on a thread that stops for good at the n-th place; false if it lived to the end.
+/// Disarms this thread.
+pub fn disarm() {
+    COUNTDOWN.set(None);
+}
+
+/// Runs `work` on a thread that stops for good at the n-th point it reaches. Returns whether it stopped, rather than
+/// finished.
 ///
 /// # Panics
-/// If it neither ends nor dies within a minute.
-pub fn dies(n: u32, work: impl FnOnce() + Send + 'static) -> bool {
-    let (died, death) = channel();
+/// If `work` neither finishes nor stops within a minute.
+pub fn stops_at(n: u32, work: impl FnOnce() + Send + 'static) -> bool {
+    let (stopped, stop) = channel();
     std::thread::spawn(move || {
-        LEFT.set(Some(n));
-        DEATH.set(Some(died));
+        COUNTDOWN.set(Some(n));
+        STOPPED.set(Some(stopped));
         work();
-        LEFT.set(None);
+        COUNTDOWN.set(None);
     });
-    match death.recv_timeout(Duration::from_secs(60)) {
+    match stop.recv_timeout(STOP_TIMEOUT) {
         Ok(()) => true,
         Err(RecvTimeoutError::Disconnected) => false,
-        Err(RecvTimeoutError::Timeout) => panic!("the work neither ends nor dies"),
+        Err(RecvTimeoutError::Timeout) => panic!("the work neither finished nor stopped"),
     }
 }

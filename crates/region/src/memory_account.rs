@@ -7,7 +7,7 @@
 //!
 //! Where the words lie is the caller's business, and so is the capacity: some files could be forged by who it limits.
 
-use super::failpoint::may_die_here;
+use super::failpoint::point;
 use super::sync::AtomicU64;
 use super::sync::Ordering::{Acquire, Relaxed, Release};
 
@@ -179,7 +179,7 @@ impl<L: SlotTable> MemoryAccount<'_, L> {
         }
         let after = AccountWord { units, number, slot: 0 };
         lane.intent.store(after.pack(), Release);
-        may_die_here();
+        point("account.intended");
         let mut seen = self.word.load(Acquire);
         let used = loop {
             let word = AccountWord::unpack(seen);
@@ -190,7 +190,7 @@ impl<L: SlotTable> MemoryAccount<'_, L> {
             }
             if word.slot != self.slot as u64 {
                 self.confirm(word);
-                may_die_here();
+                point("account.confirmed");
             }
             let next = AccountWord { units: used, number, slot: self.slot as u64 };
             match self.word.compare_exchange_weak(seen, next.pack(), Release, Acquire) {
@@ -198,9 +198,9 @@ impl<L: SlotTable> MemoryAccount<'_, L> {
                 Err(now) => seen = now,
             }
         };
-        may_die_here();
+        point("account.changed");
         lane.total.store(after.pack(), Release);
-        may_die_here();
+        point("account.noted");
         Some(used)
     }
 
@@ -219,7 +219,7 @@ impl<L: SlotTable> MemoryAccount<'_, L> {
         let held = self.truly_held(lane);
         // From here on the slot looks as if its last operation had ended before the death.
         lane.total.store(held.pack(), Release);
-        may_die_here();
+        point("account.settled");
         if held.units > 0 {
             self.change(lane, held, 0, UNITS_MASK, true);
         }

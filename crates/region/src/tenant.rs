@@ -4,7 +4,7 @@
 //! held is given back, no more and no less. Nothing in the file makes any of this panic or go on for ever.
 
 use crate::error::{Refused, RegionError};
-use crate::failpoint::may_die_here;
+use crate::failpoint::point;
 use crate::layout::{
     GpuAccount, GpuLimits, LimitsFile, MAX_GPUS, NO_LIMIT, ProcessLane, SLOTS, Slot, UsageFile,
 };
@@ -141,7 +141,7 @@ impl RegionTenant {
 
     /// Puts this process's name on its slot.
     fn introduce(&self) {
-        may_die_here();
+        point("slot.locked");
         self.alive.publish_pid(self.slot);
         let Some(slot) = self.usage.slots.get(self.slot) else { return };
         // Nothing is held in a slot without a mark, unless somebody forged it.
@@ -152,9 +152,9 @@ impl RegionTenant {
         let namespace = std::fs::metadata("/proc/self/ns/pid").map_or(0, |data| data.ino());
         slot.identity.namespace.store(namespace, Relaxed);
         slot.identity.pid.store(std::process::id(), Release);
-        may_die_here();
+        point("slot.identified");
         self.mark(self.slot, true);
-        may_die_here();
+        point("slot.marked");
     }
 
     /// GPUs the container has now.
@@ -393,9 +393,9 @@ impl RegionTenant {
         if let Some(slot) = self.usage.slots.get(slot) {
             slot.identity.pid.store(0, Release);
         }
-        may_die_here();
+        point("slot.cleared");
         self.mark(slot, false);
-        may_die_here();
+        point("slot.unmarked");
     }
 
     fn clear_lane(&self, slot: usize, gpu: usize) {

@@ -104,7 +104,7 @@ fn hold(folder: &Path, units: u32) {
 
 /// Everything a process does that others depend on; killed at the n-th place.
 fn life(folder: &Path, n: u32) {
-    failpoint::kill_at(n);
+    failpoint::kill_process_at(n);
     let region = RegionTenant::attach(folder).unwrap();
     region.reserve(0, 3 * UNIT).unwrap();
     region.reserve(1, 5 * UNIT).unwrap();
@@ -114,13 +114,13 @@ fn life(folder: &Path, n: u32) {
     assert!(region.reserve(0, 100 * UNIT).is_err());
     region.sweep();
     drop(region);
-    failpoint::spare();
+    failpoint::disarm();
     say("survived");
 }
 
 #[test]
 fn a_process_may_be_killed_at_every_place() {
-    if !failpoint::PLACES {
+    if !failpoint::ENABLED {
         return;
     }
     let mut places = 0;

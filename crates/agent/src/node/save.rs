@@ -6,8 +6,8 @@
 
 use super::{NodeState, lock, logged_name};
 use crate::checkpoint::PodRecord;
-use crate::fault;
 use partage_core::model::PodUid;
+use partage_region::failpoint as fault;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;

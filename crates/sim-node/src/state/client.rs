@@ -2,7 +2,7 @@
 
 use super::layout::{Client, SLOTS};
 use super::{State, Ticks, now, robust};
-use partage_region::failpoint::may_die_here;
+use partage_region::failpoint::point;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -59,7 +59,7 @@ impl State {
             byte.store(name.get(index).copied().filter(|_| !last).unwrap_or(0), Relaxed);
         }
         identity.pid.store(pid, Release);
-        may_die_here();
+        point("sim.client");
         self.shared.header.occupied[self.slot / 64].fetch_or(1 << (self.slot % 64), Release);
         self.alive.publish_pid(self.slot);
     }
@@ -82,15 +82,15 @@ impl State {
         for gpu in 0..self.gpus {
             let lane = &client.lanes[gpu];
             lane.contexts.store(0, Release);
-            may_die_here();
+            point("sim.client");
             self.account(slot, gpu).release_all();
             // Nobody knows when it died. What happened until somebody last looked happened; nothing since.
             let (timeline, _held) = self.timeline(gpu);
             timeline.clear(slot);
         }
-        may_die_here();
+        point("sim.client");
         client.identity.pid.store(0, Release);
-        may_die_here();
+        point("sim.client");
         client.identity.host_pid.store(0, Release);
         self.shared.header.occupied[slot / 64].fetch_and(!(1 << (slot % 64)), Release);
     }

@@ -1,7 +1,7 @@
 //! The condition of the cards: what was set on them, what they count, and what breaks.
 
 use super::{State, now, robust};
-use partage_region::failpoint::may_die_here;
+use partage_region::failpoint::point;
 use rustix::thread::futex;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, fence};
@@ -211,12 +211,12 @@ impl State {
         event.number.store(0, Release);
         // What follows must not be seen under the old number.
         fence(SeqCst);
-        may_die_here();
+        point("sim.event");
         event.gpu.store(gpu as u32, Relaxed);
         event.kind.store(kind, Relaxed);
         event.data.store(data, Relaxed);
         event.number.store(u64::from(number), Release);
-        may_die_here();
+        point("sim.event");
         header.event_count.store(number, Release);
         drop(held);
         let _ = futex::wake(&header.event_count, futex::Flags::empty(), u32::MAX);

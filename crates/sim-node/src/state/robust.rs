@@ -1,6 +1,6 @@
 //! A lock in shared memory that a killed owner does not keep.
 
-use partage_region::failpoint::may_die_here;
+use partage_region::failpoint::point;
 use partage_region::liveness_lock::LivenessLocks;
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,7 +20,7 @@ pub(super) fn take<'a>(word: &'a AtomicU32, slot: usize, alive: &LivenessLocks) 
     // Slots are fewer than 2^31.
     let me = slot as u32 + 1;
     if word.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-        may_die_here();
+        point("sim.lock");
         return Held { word, inherited: false };
     }
     wait(word, me, alive)

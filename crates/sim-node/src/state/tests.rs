@@ -1,5 +1,5 @@
 use super::*;
-use partage_region::failpoint::dies;
+use partage_region::failpoint::stops_at;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -119,7 +119,7 @@ fn one_of_the_dead_may_hold_what_burying_another_needs() {
     // Not to wait for ever is all that it must do: on a thread of its own, so that it is seen if it does.
     let undertaker = Arc::clone(&observer);
     let (buried, count) = std::sync::mpsc::channel();
-    assert!(!dies(u32::MAX, move || buried.send(undertaker.sweep()).unwrap()));
+    assert!(!stops_at(u32::MAX, move || buried.send(undertaker.sweep()).unwrap()));
     assert_eq!((count.recv(), observer.used_memory(0)), (Ok(2), 0));
     std::mem::forget((first, second));
 }
@@ -197,7 +197,7 @@ fn a_process_may_be_killed_at_every_step() {
         let living = Arc::new(attach(&folder));
         assert!(living.take_memory(0, 7));
         let (sender, receiver) = std::sync::mpsc::channel();
-        let died = dies(n, a_busy_life(folder.path().to_path_buf(), sender));
+        let died = stops_at(n, a_busy_life(folder.path().to_path_buf(), sender));
         if let Ok(dead) = receiver.try_recv() {
             bury_alive(&dead);
             std::mem::forget(dead);

@@ -11,7 +11,7 @@
 //! leaves a step that the next one finishes.
 
 use super::layout::{Gpu, Lane, Line, SEGMENTS, Segment, Shared, WINDOWS};
-use partage_region::failpoint::may_die_here;
+use partage_region::failpoint::point;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::compiler_fence;
 
@@ -75,7 +75,7 @@ impl<'a> Timeline<'a> {
                 // It may be getting more work this very moment: then it is not dry.
                 let marked = submitted & DRY != 0
                     || lane.submitted.compare_exchange(submitted, submitted | DRY, Acquire, Acquire).is_ok();
-                may_die_here();
+                point("sim.timeline");
                 if marked {
                     self.set_runnable(holder, false);
                 }
@@ -122,11 +122,11 @@ impl<'a> Timeline<'a> {
         step.window.store(window, Relaxed);
         step.gpu_window.store(window_word(window, busy_in(&line.windows, window) + wall), Relaxed);
         step.lane_window.store(window_word(window, busy_in(&lane.windows, window) + wall), Relaxed);
-        may_die_here();
+        point("sim.timeline");
         step.committed.store(1, Release);
         // Processes are killed between instructions: what is applied must come after in the program itself.
         compiler_fence(SeqCst);
-        may_die_here();
+        point("sim.timeline");
         self.apply();
     }
 
@@ -144,29 +144,29 @@ impl<'a> Timeline<'a> {
         if slowness != 0 && segments > 0 {
             let segment = self.segment(slot, segments - 1);
             segment.served.store(step.segment.served.load(Relaxed), Relaxed);
-            may_die_here();
+            point("sim.timeline");
             segment.wall.store(step.segment.wall.load(Relaxed), Relaxed);
-            may_die_here();
+            point("sim.timeline");
             segment.slowness.store(slowness, Relaxed);
-            may_die_here();
+            point("sim.timeline");
         }
         lane.segments.store(segments, Relaxed);
-        may_die_here();
+        point("sim.timeline");
         let window = (step.window.load(Relaxed) % WINDOWS as u64) as usize;
         line.windows[window].store(step.gpu_window.load(Relaxed), Relaxed);
-        may_die_here();
+        point("sim.timeline");
         lane.windows[window].store(step.lane_window.load(Relaxed), Relaxed);
-        may_die_here();
+        point("sim.timeline");
         line.now.store(step.now.load(Relaxed), Relaxed);
-        may_die_here();
+        point("sim.timeline");
         line.holder.store(slot as u32, Relaxed);
-        may_die_here();
+        point("sim.timeline");
         line.slice_left.store(step.slice_left.load(Relaxed), Relaxed);
-        may_die_here();
+        point("sim.timeline");
         line.busy.store(step.busy.load(Relaxed), Relaxed);
-        may_die_here();
+        point("sim.timeline");
         lane.served.store(step.served.load(Relaxed), Release);
-        may_die_here();
+        point("sim.timeline");
         step.committed.store(0, Release);
         // Nor may the next step's values be written before.
         compiler_fence(SeqCst);
@@ -184,14 +184,14 @@ impl<'a> Timeline<'a> {
     /// Gives the lane work up to `position`. The timeline must be up to now.
     pub(super) fn submit(&self, slot: usize, position: u64) {
         self.lane(slot).submitted.store(position & !DRY, Release);
-        may_die_here();
+        point("sim.timeline");
         self.set_runnable(slot, true);
     }
 
     /// Empties the lane, for its next process or because its process is gone.
     pub(super) fn clear(&self, slot: usize) {
         self.set_runnable(slot, false);
-        may_die_here();
+        point("sim.timeline");
         let lane = self.lane(slot);
         lane.submitted.store(DRY, Relaxed);
         lane.served.store(0, Relaxed);
