@@ -107,7 +107,7 @@ impl Looker {
             let live = state.regions.live();
             let watched: Vec<Watched<Nonce>> = live
                 .iter()
-                .map(|(nonce, live)| Watched { key: nonce.clone(), kept: Arc::clone(&live.kept) })
+                .map(|(nonce, live)| Watched { key: nonce.clone(), region: live.region().cloned() })
                 .collect();
             let owners: BTreeMap<(PodUid, ContainerName), Nonce> = live
                 .iter()

@@ -129,7 +129,7 @@ fn report(state: &NodeState) -> Report {
                     live.uid.clone(),
                     live.container.clone(),
                     live.shares.clone(),
-                    Arc::clone(&live.kept),
+                    live.region().cloned(),
                 )
             })
             .collect()
@@ -137,8 +137,9 @@ fn report(state: &NodeState) -> Report {
     // Regions are read before the book is held: nobody's start waits for that.
     let live: Vec<_> = live
         .into_iter()
-        .map(|(nonce, uid, container, shares, kept)| {
-            (nonce, uid, container, shares, kept.reader.snapshot().ok())
+        .map(|(nonce, uid, container, shares, region)| {
+            let usage = region.and_then(|region| region.reader().snapshot().ok());
+            (nonce, uid, container, shares, usage)
         })
         .collect();
     let mismatches = state.compare() as u64;

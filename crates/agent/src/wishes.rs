@@ -222,7 +222,7 @@ fn put_back(state: &NodeState, old: &PodRecord) {
     for (nonce, container) in state.containers_of(&old.pod.uid) {
         if let Err(error) = state.regions.put_back(&nonce, &shares(old, &container), &turns) {
             let PodId { namespace, name, .. } = &old.pod;
-            tracing::warn!(%namespace, pod = %name, %container, error, "limits cannot be restored");
+            tracing::warn!(%namespace, pod = %name, %container, %error, "limits cannot be restored");
         }
     }
 }

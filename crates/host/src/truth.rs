@@ -8,51 +8,32 @@ use partage_core::model::{Bytes, GpuUuid, Node};
 use partage_region::audit::{
     self, AuditRound, AuditedContainer, BypassAudit, Finding, FindingKind, GrantedGpu, ObservedProcess,
 };
-use partage_region::{Forgery, RegionError, RegionOwner, UsageReader, UsageSnapshot};
+use partage_region::{Forgery, RegionHandle, UsageSnapshot};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The side of a region that its tenant does not have.
-#[derive(Debug)]
-pub struct Kept {
-    /// Its limits.
-    pub owner: RegionOwner,
-    /// What its processes say.
-    pub reader: UsageReader,
-}
-
-impl Kept {
-    /// Of a region that is there.
-    pub fn open(folder: &Path) -> Result<Kept, RegionError> {
-        Kept::of(RegionOwner::open(folder)?, folder)
-    }
-
-    /// Of a region whose owner one is already.
-    pub fn of(owner: RegionOwner, folder: &Path) -> Result<Kept, RegionError> {
-        Ok(Kept { owner, reader: UsageReader::open(folder)? })
-    }
-
-    fn granted(&self) -> Vec<GrantedGpu> {
-        let shares = (0..self.owner.gpus()).filter_map(|gpu| self.owner.share(gpu));
-        shares
-            .map(|share| GrantedGpu {
-                uuid: share.uuid,
-                memory: share.memory,
-                context: share.context,
-                gated: share.gated,
-            })
-            .collect()
-    }
-}
-
-/// Somebody who has shares, in one region.
+/// A container or share that is audited.
 #[derive(Clone, Debug)]
 pub struct Watched<K> {
-    /// Who.
+    /// Identifies it.
     pub key: K,
-    /// The region.
-    pub kept: Arc<Kept>,
+    /// Its region; none where the region is there and cannot be managed, because it is damaged or of an unsupported
+    /// layout. What its processes use is then reported by the driver's word, and never held against it.
+    pub region: Option<Arc<RegionHandle>>,
+}
+
+/// What a region grants, as far as the audit compares it.
+fn granted(region: &RegionHandle) -> Vec<GrantedGpu> {
+    let shares = (0..region.owner().gpus()).filter_map(|gpu| region.owner().share(gpu));
+    shares
+        .map(|share| GrantedGpu {
+            uuid: share.uuid,
+            memory: share.memory,
+            context: share.context,
+            gated: share.gated,
+        })
+        .collect()
 }
 
 /// What one has of one GPU, as the driver says.
@@ -149,10 +130,12 @@ impl<K: Ord + Clone + ToString> Auditor<K> {
         let used = self.use_of(now, &looks, &seen, watched, &later);
 
         let containers = watched.iter().filter_map(|one| {
+            let region = one.region.as_ref()?;
             let after = later.get(&one.key)?.clone();
             let before = earlier.get(&one.key).or_else(|| self.before.get(&one.key))?.clone();
-            Some(AuditedContainer { id: one.key.to_string(), granted: one.kept.granted(), before, after })
+            Some(AuditedContainer { id: one.key.to_string(), granted: granted(region), before, after })
         });
+        let unmanaged = watched.iter().filter(|one| one.region.is_none()).map(|one| one.key.to_string());
         let audited = looks.iter().zip(&seen).filter_map(|(look, seen)| {
             let as_audited = |(pid, memory, busy, key): &(u32, u64, u32, Option<K>)| ObservedProcess {
                 pid: *pid,
@@ -163,7 +146,12 @@ impl<K: Ord + Clone + ToString> Auditor<K> {
             let uuid = uuid_bytes(&look.uuid)?;
             Some(audit::ObservedGpu { uuid, processes: seen.iter().map(as_audited).collect() })
         });
-        let round = AuditRound { now, gpus: audited.collect(), containers: containers.collect() };
+        let round = AuditRound {
+            now,
+            gpus: audited.collect(),
+            containers: containers.collect(),
+            unmanaged: unmanaged.collect(),
+        };
         let findings = self.audit.look(&round);
 
         let owners = seen.iter().flatten().filter_map(|(.., key)| key.as_ref());
@@ -195,8 +183,8 @@ impl<K: Ord + Clone + ToString> Auditor<K> {
                 of.busy = of.busy.saturating_add(*busy);
             }
         }
-        for Watched { key, kept } in watched {
-            for (at, granted) in kept.granted().iter().enumerate() {
+        for Watched { key, region } in watched {
+            for (at, granted) in region.iter().flat_map(|region| granted(region)).enumerate() {
                 let uuid = crate::gpus::uuid_of(granted.uuid);
                 let of = used.entry(key.clone()).or_default().entry(uuid).or_default();
                 let spent = |said: &BTreeMap<K, UsageSnapshot>| Some(said.get(key)?.gpus.get(at)?.spent);
@@ -294,17 +282,19 @@ fn attribute<K>(looks: &[Look], owner: &dyn Fn(u32) -> Option<K>) -> (Vec<Vec<Pr
 }
 
 fn snapshots<K: Ord + Clone>(watched: &[Watched<K>]) -> BTreeMap<K, UsageSnapshot> {
-    // It was whole when it was opened, and nobody but its tenant writes it.
-    let said =
-        |one: &Watched<K>| one.kept.reader.snapshot().unwrap_or_else(|_| UsageSnapshot::of_a_short_file());
-    watched.iter().map(|one| (one.key.clone(), said(one))).collect()
+    // The file was whole when it was opened, and only its container writes it.
+    let snapshot = |region: &Arc<RegionHandle>| {
+        region.reader().snapshot().unwrap_or_else(|_| UsageSnapshot::of_a_short_file())
+    };
+    watched.iter().filter_map(|one| Some((one.key.clone(), snapshot(one.region.as_ref()?)))).collect()
 }
 
 /// Accounts that their tenants made longer are cut back, and that is noted with what they say.
 fn cut<K: Ord>(watched: &[Watched<K>], said: &mut BTreeMap<K, UsageSnapshot>) {
     for one in watched {
         // What cannot be cut now is tried again with the next round.
-        if let Ok(Some(bytes)) = one.kept.reader.cut()
+        let cut = one.region.as_ref().and_then(|region| region.reader().cut().ok().flatten());
+        if let Some(bytes) = cut
             && let Some(said) = said.get_mut(&one.key)
         {
             said.forged.push(Forgery::Grown { bytes });

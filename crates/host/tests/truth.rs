@@ -8,8 +8,8 @@ use node::{Inside, Program, eventually, on};
 use partage_core::model::{Bytes, GpuUuid};
 use partage_driver_api::exports::DriverVersion;
 use partage_host::gpus::{Gpus, uuid_bytes};
-use partage_host::truth::{Auditor, Kept, Truth, Watched};
-use partage_region::{GpuShare, RegionOwner, RegionPolicy};
+use partage_host::truth::{Auditor, Truth, Watched};
+use partage_region::{GpuShare, RegionHandle, RegionPolicy};
 use partage_sim_node::state::Fault;
 use partage_testkit::workload::Load;
 use std::cell::RefCell;
@@ -34,9 +34,8 @@ struct Region {
 fn region(name: &str, uuid: &GpuUuid, memory: u64) -> Region {
     let folder = tempfile::tempdir().unwrap();
     let share = GpuShare { uuid: uuid_bytes(uuid).unwrap(), memory, ..GpuShare::default() };
-    RegionOwner::create(folder.path(), &[share], RegionPolicy::default()).unwrap();
-    let kept = Arc::new(Kept::open(folder.path()).unwrap());
-    Region { watched: Watched { key: name.into(), kept }, folder }
+    let region = RegionHandle::create(folder.path(), &[share], RegionPolicy::default()).unwrap();
+    Region { watched: Watched { key: name.into(), region: Some(Arc::new(region)) }, folder }
 }
 
 fn uuid(inside: &Inside, gpu: usize) -> GpuUuid {
@@ -109,6 +108,34 @@ fn who_cuts_its_account_short_is_no_stranger_on_its_own_gpu() {
             auditor.round(&gpus, std::slice::from_ref(&own.watched), &owner).suspicions.remove("own")
         });
         assert_eq!(words, ["its processes wrote over its account of GPU 0"]);
+    });
+}
+
+/// Its limits go on holding in files that this daemon cannot read: nothing is known that could be held against it.
+#[test]
+fn container_with_an_unmanaged_region_is_reported_and_never_suspected() {
+    on("container_with_an_unmanaged_region_is_reported_and_never_suspected", A100, 2, DRIVER, |inside| {
+        let gpus = Gpus::open(&inside.driver).unwrap();
+        let mut auditor = Auditor::new(&gpus.node("here").unwrap());
+        // One that is managed and uses a GPU that it was not granted: when it is suspected, so would be the other.
+        let own = region("own", &uuid(&inside, 0), 1 << 30);
+        let watched = [own.watched.clone(), Watched { key: "unmanaged".into(), region: None }];
+        let (one, other) = (
+            Program::start(&Load { gpu: 1, memory_mib: 64, busy: 0 }),
+            Program::start(&Load { gpu: 1, memory_mib: 2048, busy: 50 }),
+        );
+        let owner = |pid: u32| match pid {
+            _ if pid == one.pid() => Some(String::from("own")),
+            _ if pid == other.pid() => Some(String::from("unmanaged")),
+            _ => None,
+        };
+        let truth = eventually("the managed one is suspected", || {
+            let truth = auditor.round(&gpus, &watched, &owner);
+            truth.suspicions.contains_key("own").then_some(truth)
+        });
+        assert_eq!(truth.suspicions.keys().collect::<Vec<_>>(), ["own"]);
+        assert!(truth.strangers.iter().all(Vec::is_empty), "{:?}", truth.strangers);
+        assert!(truth.used["unmanaged"][&uuid(&inside, 1)].memory >= Bytes(2 << 30));
     });
 }
 

@@ -2,8 +2,9 @@
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 use partage_region::arbiter::Arbiter;
-use partage_region::{GpuShare, RegionOwner, RegionPolicy, RegionTenant, UNIT, UsageReader};
+use partage_region::{GpuShare, RegionHandle, RegionOwner, RegionPolicy, RegionTenant, UNIT, UsageReader};
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::Instant;
 
 fn measure(what: &str, calls: u32, mut work: impl FnMut()) {
@@ -76,12 +77,13 @@ fn main() {
 
 /// What an arbiter costs while nobody wants a turn: it says that it lives, and looks at one container at a time.
 fn idle_arbiter(regions: usize) {
-    let share = GpuShare { cores: 100, ceiling: 100, gated: true, ..GpuShare::default() };
+    let share = GpuShare { cores: 1_000, ceiling: 1_000, gated: true, ..GpuShare::default() };
     let folders: Vec<_> = (0..regions).map(|_| tempfile::tempdir().unwrap()).collect();
-    let runner = Arbiter::new();
+    let arbiter = Arbiter::new();
     for folder in &folders {
-        RegionOwner::create(folder.path(), std::slice::from_ref(&share), RegionPolicy::default()).unwrap();
-        runner.add(folder.path()).unwrap();
+        let shares = std::slice::from_ref(&share);
+        let region = RegionHandle::create(folder.path(), shares, RegionPolicy::default()).unwrap();
+        arbiter.add(Arc::new(region)).unwrap();
     }
     let busy = || -> u64 {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
@@ -99,10 +101,10 @@ fn idle_arbiter(regions: usize) {
         };
         arbiters.filter_map(time).sum()
     };
-    let (before, decided, began) = (busy(), runner.decisions(), Instant::now());
+    let (before, decided, began) = (busy(), arbiter.decisions(), Instant::now());
     std::thread::sleep(std::time::Duration::from_secs(3));
     let seconds = began.elapsed().as_secs_f64();
     let percent = (busy() - before) as f64 / seconds / 1e7;
-    let decisions = (runner.decisions() - decided) as f64 / seconds;
+    let decisions = (arbiter.decisions() - decided) as f64 / seconds;
     println!("idle arbiter, {regions} regions: {percent:.2} % of a core, {decisions:.0} looks a second");
 }

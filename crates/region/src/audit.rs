@@ -7,7 +7,7 @@
 //! Pure: what is known comes in as a [`AuditRound`], what was found goes out. [`BypassAudit`] remembers from round to round, since a
 //! difference of a moment is no finding: contexts are made and memory is given back between two looks.
 
-use crate::layout::MAX_GPUS;
+use crate::protocol::MAX_GPUS;
 use crate::reader::{Forgery, UsageSnapshot};
 
 /// What the driver says of one process on one GPU.
@@ -68,6 +68,9 @@ pub struct AuditRound {
     pub gpus: Vec<ObservedGpu>,
     /// All containers with a region.
     pub containers: Vec<AuditedContainer>,
+    /// Containers whose region cannot be read: damaged, or of an unsupported layout. Their limits go on holding, but what
+    /// they use cannot be compared with anything, so nothing is found against them.
+    pub unmanaged: Vec<String>,
 }
 
 /// What is wrong.
@@ -397,7 +400,9 @@ fn held(snapshot: &UsageSnapshot, index: usize, pid: u32) -> Option<u64> {
 /// Processes on a GPU that their containers were not granted.
 fn strangers(round: &AuditRound, gpu: &ObservedGpu, wrong: &mut Vec<Finding>) {
     for seen in &gpu.processes {
-        let Some(container) = &seen.container else { continue };
+        let Some(container) = seen.container.as_ref().filter(|id| !round.unmanaged.contains(id)) else {
+            continue;
+        };
         let mut own = round.containers.iter().filter(|known| known.id == *container);
         if own.any(|known| known.granted.iter().any(|granted| granted.uuid == gpu.uuid)) {
             continue;

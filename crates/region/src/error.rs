@@ -1,88 +1,115 @@
-//! Why a region cannot be had, or memory not be given.
+//! Errors of opening, creating and changing a region, and of reserving memory in it.
 
-use crate::layout::{MAX_GPUS, SLOTS, VERSION};
 use crate::memory_account::MAX_BYTES;
+use crate::protocol::{MAX_GPUS, SLOT_COUNT};
 use std::io;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-/// Why a region cannot be had.
+/// Why a region cannot be used or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
-    /// A file of it is not there.
-    #[error("{} is not there: its owner has not made this region, or it is not mounted here", .0.display())]
+    /// A file of the region does not exist.
+    #[error("{} does not exist: the region was not created, or is not mounted here", .0.display())]
     Missing(PathBuf),
-    /// A file of it cannot be used as asked.
-    #[error("cannot {what} {}: {source}; check its owner, mode and mount", path.display())]
-    Unreadable {
-        /// What was asked of it.
-        what: &'static str,
-        /// Which.
+    /// The system refused an operation on a file of the region.
+    #[error("cannot {action} {}: {error}; check its owner, mode and mount", path.display())]
+    Io {
+        /// What was attempted.
+        action: &'static str,
+        /// The file.
         path: PathBuf,
-        /// What the system says.
-        #[source]
-        source: io::Error,
+        /// The system's answer.
+        error: io::Error,
     },
-    /// Made by another version.
+    /// The region has a layout that this build does not work with. It must be left as it is: a container may run with it.
     #[error(
-        "{} has layout {found}, this program knows layout {VERSION}: use the agent and the shim of one release",
-        path.display()
+        "{} has layout {found}, and this release works with layouts {} to {}: it is left as it is; run the release that \
+         wrote it, or restart the container that uses it",
+        path.display(), supported.start(), supported.end()
     )]
-    Version {
-        /// Which.
+    UnsupportedVersion {
+        /// The file.
         path: PathBuf,
-        /// The version it has.
+        /// The layout that it has.
         found: u32,
+        /// The layouts that this build works with.
+        supported: RangeInclusive<u32>,
     },
-    /// Not what it should be.
-    #[error("{} is broken: {why}; have its owner make the region anew", path.display())]
-    Broken {
-        /// Which.
+    /// A file is not what its name says, or not whole.
+    #[error("{} is damaged: {why}; restart its container to have the region created again", path.display())]
+    Damaged {
+        /// The file.
         path: PathBuf,
-        /// In which way.
+        /// What is wrong with it.
         why: &'static str,
     },
+    /// A file belongs to another user, who could change it.
+    #[error(
+        "{} belongs to user {owner}, not to user {expected}: it is not used; restart its container to have the region \
+         created again",
+        path.display()
+    )]
+    ForeignOwner {
+        /// The file.
+        path: PathBuf,
+        /// The user that it belongs to.
+        owner: u32,
+        /// The user that it should belong to.
+        expected: u32,
+    },
+    /// The region is for other GPUs than those of the grant.
+    #[error("{} is for other GPUs than the grant; restart its container to have the region created again", .0.display())]
+    OtherGpus(PathBuf),
     /// Every slot is taken by a living process.
     #[error(
-        "{SLOTS} processes use the GPUs of this container already, and its region has room for no more: end some of them"
+        "{SLOT_COUNT} processes of this container use its GPUs already, and the region has no slot for more: end some of \
+         them"
     )]
     NoFreeSlot,
-    /// There cannot be as many GPUs.
-    #[error("a region has room for {MAX_GPUS} GPUs, not for {0}: give the container fewer")]
+    /// There are more GPUs than a region has room for.
+    #[error("a region has room for {MAX_GPUS} GPUs, not for {0}: grant the container fewer")]
     TooManyGpus(usize),
-    /// There is no such GPU in the region.
-    #[error("there is no GPU {gpu} in this region of {gpus}: name one of them, or the next to add it")]
+    /// The region has no GPU with this index.
+    #[error("the region has {gpus} GPUs and none with index {gpu}: extend it first")]
     NoSuchGpu {
-        /// The one asked for.
+        /// The index asked for.
         gpu: usize,
-        /// How many there are.
+        /// The number of GPUs.
         gpus: usize,
     },
-    /// A limit that cannot be counted.
+    /// The GPU that should be attached is in the region already.
+    #[error("this GPU is in the region already, with index {0}: change its share instead")]
+    DuplicateGpu(usize),
+    /// The region's layout has no room for attachments.
+    #[error("the region has layout {0}, which cannot grow: restart its container to have a newer one")]
+    CannotGrow(u32),
+    /// The memory limit is too large to be counted.
     #[error(
-        "a memory limit of {0} bytes cannot be counted: give at most {max}, or u64::MAX for no limit",
+        "a memory limit of {0} bytes cannot be counted: use at most {max}, or u64::MAX for no limit",
         max = MAX_BYTES
     )]
-    TooMuchMemory(u64),
+    MemoryLimitTooLarge(u64),
 }
 
 impl RegionError {
-    pub(crate) fn unreadable(what: &'static str, path: &Path, source: io::Error) -> Self {
-        Self::Unreadable { what, path: path.to_path_buf(), source }
+    pub(crate) fn io(action: &'static str, path: &Path, error: io::Error) -> Self {
+        Self::Io { action, path: path.to_path_buf(), error }
     }
 
-    pub(crate) fn broken(path: &Path, why: &'static str) -> Self {
-        Self::Broken { path: path.to_path_buf(), why }
+    pub(crate) fn damaged(path: &Path, why: &'static str) -> Self {
+        Self::Damaged { path: path.to_path_buf(), why }
     }
 }
 
-/// Memory that was not given.
+/// A reservation that was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{asked} bytes were asked for, {used} of {limit} are used: free some, or have the limit raised")]
+#[error("{asked} bytes were requested, {used} of {limit} are in use: free some, or have the limit raised")]
 pub struct Refused {
-    /// Bytes asked for.
+    /// Bytes that were requested.
     pub asked: u64,
-    /// Bytes used by all processes of the container when it was refused.
+    /// Bytes that all processes of the container had in use when it was refused.
     pub used: u64,
-    /// Bytes there may be.
+    /// Bytes that they may have in use.
     pub limit: u64,
 }

@@ -1,43 +1,103 @@
-//! What lies in the two files: only atomics, little endian, so that any number of processes may hold them at once. Zeros
-//! mean that nothing has happened yet. What different processes write at different times lies on different lines.
+//! Contents of the two files of a region.
+//!
+//! Both hold nothing but atomic words, little endian, so that any number of processes can map them at once. A zero word
+//! means that nothing has happened yet. Words that different processes write at different times lie on different cache
+//! lines.
+//!
+//! ```text
+//! limits  0     header: magic, version, GPUs, size, policy, base GPUs, generation
+//!         128   per GPU: 128 bytes that the daemon sets, 128 bytes of turns
+//! usage   0     header: magic, version, slots, size, last reclaim
+//!         128   bitmap of occupied slots
+//!         256   per GPU: 128 bytes of memory account, 128 bytes of time account
+//!         4352  per slot: identity, confirmations, and 128 bytes per GPU
+//! ```
+//!
+//! Layouts 1 and 2 have every word in the same place ([`v1`] says what differs), so code that runs at every call of a
+//! program does not have to know which one it works on. Words called *reserved* are zero and ignored: the next layout's
+//! accounting of occupied GPU time will use them. There are 23 per GPU in `limits` (10 that the daemon sets, 13 beside
+//! the turn), 24 per GPU in `usage`, and per process 13 of its own and 11 per GPU.
 
+mod v1;
+
+use crate::protocol::{LAYOUT_VERSION, MAX_GPUS, OLDEST_LAYOUT_VERSION, SLOT_COUNT};
 use core::mem::offset_of;
+use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// The most GPUs a container can have.
-pub const MAX_GPUS: usize = 16;
+/// The layouts that this build works with.
+pub const SUPPORTED_LAYOUTS: RangeInclusive<u32> = OLDEST_LAYOUT_VERSION..=LAYOUT_VERSION;
 
-/// The most processes of a container that can use its GPUs at a time.
-pub const SLOTS: usize = 1024;
-
-/// The layout of both files. Another layout is another number, never a guess.
-pub const VERSION: u32 = 1;
-
-/// The first word of `limits`.
-pub const LIMITS_MAGIC: u64 = u64::from_le_bytes(*b"PARTLIM\n");
-
-/// The first word of `usage`.
-pub const USAGE_MAGIC: u64 = u64::from_le_bytes(*b"PARTUSE\n");
-
-/// All of this is `memory` when the owner sets no limit.
-pub const NO_LIMIT: u64 = u64::MAX;
-
-/// RegionPolicy: beyond the limit the shim may place memory on the host's side.
-pub const OVERSUBSCRIBE: u32 = 1;
-
-/// RegionPolicy: copies and fills keep to turns as launches do.
-pub const GATE_COPIES: u32 = 1 << 1;
-
-/// Length of `limits`.
+/// Length of `limits` in bytes.
 pub const LIMITS_SIZE: usize = size_of::<LimitsFile>();
 
-/// Length of `usage`.
+/// Length of `usage` in bytes.
 pub const USAGE_SIZE: usize = size_of::<UsageFile>();
 
-/// How both files begin.
+/// A layout that this build works with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LayoutVersion {
+    V1,
+    V2,
+}
+
+impl LayoutVersion {
+    /// The layout of new regions.
+    pub(crate) const CURRENT: Self = Self::V2;
+
+    /// Returns the layout with this number; none if this build does not work with it.
+    pub(crate) fn from_number(number: u32) -> Option<Self> {
+        match number {
+            1 => Some(Self::V1),
+            2 => Some(Self::V2),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn number(self) -> u32 {
+        match self {
+            Self::V1 => 1,
+            Self::V2 => 2,
+        }
+    }
+
+    /// Converts a word of `cores` or `ceiling` into thousandths of a percent.
+    pub(crate) fn cores_from_word(self, word: u32) -> u32 {
+        match self {
+            Self::V1 => v1::cores_from_word(word),
+            Self::V2 => word,
+        }
+    }
+
+    /// Converts thousandths of a percent into a word of `cores` or `ceiling`.
+    pub(crate) fn cores_to_word(self, cores: u32) -> u32 {
+        match self {
+            Self::V1 => v1::cores_to_word(cores),
+            Self::V2 => cores,
+        }
+    }
+
+    /// Whether the list of GPUs can grow.
+    pub(crate) fn can_grow(self) -> bool {
+        self != Self::V1
+    }
+}
+
+/// Words that are zero and ignored.
+#[repr(transparent)]
+#[derive(Debug)]
+pub(crate) struct Reserved<const N: usize>([AtomicU64; N]);
+
+impl<const N: usize> Reserved<N> {
+    const fn zeroed() -> Self {
+        Self([const { AtomicU64::new(0) }; N])
+    }
+}
+
+/// The beginning of both files.
 #[repr(C)]
 #[derive(Debug)]
-pub(crate) struct Start {
+pub(crate) struct FileHeader {
     pub(crate) magic: AtomicU64,
     pub(crate) version: AtomicU32,
     /// GPUs in `limits`, slots in `usage`.
@@ -55,57 +115,66 @@ pub(crate) struct LimitsFile {
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct LimitsHeader {
-    pub(crate) start: Start,
+    pub(crate) file: FileHeader,
     pub(crate) policy: AtomicU32,
+    /// GPUs that the region was made with; those behind them were attached later. Layout 2.
+    pub(crate) base_gpus: AtomicU32,
+    /// Counts how often the list of GPUs grew; wraps. Layout 2.
+    pub(crate) generation: AtomicU32,
+    _reserved: AtomicU32,
 }
 
-/// What the container may have of one GPU. Its owner changes it while programs run; nobody else can.
+/// What the container may use of one GPU. The daemon changes it while programs run; the container cannot.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct GpuLimits {
     pub(crate) uuid: [AtomicU64; 2],
     pub(crate) memory: AtomicU64,
     pub(crate) context: AtomicU64,
+    /// In the layout's unit: see [`LayoutVersion::cores_from_word`].
     pub(crate) cores: AtomicU32,
+    /// In the layout's unit.
     pub(crate) ceiling: AtomicU32,
     pub(crate) priority: AtomicU32,
     pub(crate) gated: AtomicU32,
-    pub(crate) gate: GateLine,
+    _reserved: Reserved<10>,
+    pub(crate) turns: TurnLine,
 }
 
 #[repr(C, align(128))]
 #[derive(Debug)]
-pub(crate) struct GateLine {
+pub(crate) struct TurnLine {
     pub(crate) turn: AtomicU32,
     pub(crate) allowed: AtomicU64,
-    /// Each GPU has an arbiter of its own: one may be gone while the others deal.
+    /// Every GPU has a turn scheduler of its own: one may be gone while the others give turns.
     pub(crate) heartbeat: AtomicU64,
+    _reserved: Reserved<13>,
 }
 
-/// A container's turn on a GPU: which, and whether it lasts.
+/// A container's turn on a GPU: its number, and whether it is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TurnWord(pub u32);
 
 impl TurnWord {
-    /// How many turns there have been; goes round.
+    /// Counts the turns there have been; wraps.
     #[must_use]
     pub fn number(self) -> u32 {
         self.0 >> 1
     }
 
-    /// Whether it lasts.
+    /// Whether the turn is open.
     #[must_use]
     pub fn is_open(self) -> bool {
         self.0 & 1 == 1
     }
 
-    /// The next one, open.
+    /// Returns the next turn, open.
     #[must_use]
     pub fn next_open(self) -> Self {
         Self((self.0 & !1).wrapping_add(2) | 1)
     }
 
-    /// The same one, over.
+    /// Returns the same turn, closed.
     #[must_use]
     pub fn closed(self) -> Self {
         Self(self.0 & !1)
@@ -113,7 +182,7 @@ impl TurnWord {
 }
 
 impl GpuLimits {
-    /// Nothing of no GPU.
+    /// Limits of a GPU that the container does not have: nothing is allowed.
     pub(crate) const fn none() -> Self {
         Self {
             uuid: [const { AtomicU64::new(0) }; 2],
@@ -123,15 +192,17 @@ impl GpuLimits {
             ceiling: AtomicU32::new(0),
             priority: AtomicU32::new(0),
             gated: AtomicU32::new(0),
-            gate: GateLine {
+            _reserved: Reserved::zeroed(),
+            turns: TurnLine {
                 turn: AtomicU32::new(0),
                 allowed: AtomicU64::new(0),
                 heartbeat: AtomicU64::new(0),
+                _reserved: Reserved::zeroed(),
             },
         }
     }
 
-    /// The GPU's UUID.
+    /// Returns the GPU's UUID.
     #[must_use]
     pub fn uuid(&self) -> [u8; 16] {
         let mut bytes = [0; 16];
@@ -141,74 +212,60 @@ impl GpuLimits {
         bytes
     }
 
-    /// Bytes that may be used; [`NO_LIMIT`] if any number may.
+    /// Bytes that may be used; [`NO_MEMORY_LIMIT`](crate::protocol::NO_MEMORY_LIMIT) if any number may.
     #[inline]
     #[must_use]
     pub fn memory(&self) -> u64 {
         self.memory.load(Ordering::Relaxed)
     }
 
-    /// Bytes one context takes on this card; zero while nobody has measured it.
+    /// Bytes that one context takes on this card; zero as long as that has not been measured.
     #[inline]
     #[must_use]
     pub fn context(&self) -> u64 {
         self.context.load(Ordering::Relaxed)
     }
 
-    /// Hundredths of a percent of the GPU's time that are promised; zero for no promise.
-    #[inline]
-    #[must_use]
-    pub fn cores(&self) -> u32 {
-        self.cores.load(Ordering::Relaxed)
-    }
-
-    /// Hundredths of a percent of the GPU's time that may be reached.
-    #[inline]
-    #[must_use]
-    pub fn ceiling(&self) -> u32 {
-        self.ceiling.load(Ordering::Relaxed)
-    }
-
-    /// Who goes first: the higher one.
+    /// Priority among containers that want the same turn: the higher goes first.
     #[inline]
     #[must_use]
     pub fn priority(&self) -> u32 {
         self.priority.load(Ordering::Relaxed)
     }
 
-    /// Whether launches must keep to turns.
+    /// Whether launches must wait for turns.
     #[inline]
     #[must_use]
     pub fn gated(&self) -> bool {
         self.gated.load(Ordering::Relaxed) != 0
     }
 
-    /// The container's last turn. What [`GpuLimits::allowed`] says after an open one was written before it opened.
+    /// The container's last turn. After an open one, [`GpuLimits::allowed`] is at least as new as the turn.
     #[inline]
     #[must_use]
     pub fn turn(&self) -> TurnWord {
-        TurnWord(self.gate.turn.load(Ordering::Acquire))
+        TurnWord(self.turns.turn.load(Ordering::Acquire))
     }
 
-    /// The word of [`GpuLimits::turn`], to wait on. It cannot be written here.
+    /// The futex word of [`GpuLimits::turn`], to wait on. It is mapped read-only in containers.
     #[inline]
     #[must_use]
     pub fn turn_word(&self) -> &AtomicU32 {
-        &self.gate.turn
+        &self.turns.turn
     }
 
-    /// When the GPU's arbiter last said that it lives, on the monotonic clock; zero if none ever did.
+    /// When the GPU's turn scheduler last reported that it runs, on the monotonic clock; zero if it never did.
     #[inline]
     #[must_use]
     pub(crate) fn heartbeat(&self) -> u64 {
-        self.gate.heartbeat.load(Ordering::Acquire)
+        self.turns.heartbeat.load(Ordering::Acquire)
     }
 
-    /// Nanoseconds of the GPU that the container may have spent in all.
+    /// Nanoseconds of GPU time that the container may have spent in total.
     #[inline]
     #[must_use]
     pub fn allowed(&self) -> u64 {
-        self.gate.allowed.load(Ordering::Relaxed)
+        self.turns.allowed.load(Ordering::Relaxed)
     }
 }
 
@@ -217,88 +274,92 @@ impl GpuLimits {
 pub(crate) struct UsageFile {
     pub(crate) header: UsageHeader,
     pub(crate) accounts: [GpuAccount; MAX_GPUS],
-    pub(crate) slots: [Slot; SLOTS],
+    pub(crate) slots: [Slot; SLOT_COUNT],
 }
 
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct UsageHeader {
-    pub(crate) start: Start,
-    /// When somebody last looked for the dead, on the monotonic clock.
+    pub(crate) file: FileHeader,
+    /// When dead processes' slots were last reclaimed, on the monotonic clock.
     pub(crate) swept: AtomicU64,
-    pub(crate) occupied: Occupied,
+    pub(crate) occupied: OccupiedSlots,
 }
 
-/// Slots that have been taken and not yet cleaned, so that nobody looks through all of them.
+/// Bitmap of slots that were taken and not yet cleaned, so that nobody has to look at all of them.
 #[repr(C, align(128))]
 #[derive(Debug)]
-pub(crate) struct Occupied(pub(crate) [AtomicU64; SLOTS / 64]);
+pub(crate) struct OccupiedSlots(pub(crate) [AtomicU64; SLOT_COUNT / 64]);
 
-/// What a container's processes have together on one GPU. Any of them may have written anything here.
+/// What a container's processes use together of one GPU. Any of them may have written anything here.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct GpuAccount {
-    /// See `ledger`.
+    /// The word of `memory_account`.
     pub(crate) word: AtomicU64,
     pub(crate) peak: AtomicU64,
     pub(crate) refusals: AtomicU64,
-    /// The part about time.
+    _reserved: Reserved<13>,
+    /// Time that was spent on the GPU and waited for it.
     pub time: GpuTimeAccount,
 }
 
-/// The time that a container's processes have taken of one GPU.
+/// Time that a container's processes have spent on one GPU and waited for it.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct GpuTimeAccount {
-    /// Nanoseconds of the GPU that were submitted, in all.
+    /// Nanoseconds of GPU time that were submitted in total.
     pub(crate) spent: AtomicU64,
-    /// Nanoseconds that threads waited for a turn, in all.
+    /// Nanoseconds that threads waited for a turn in total.
     pub(crate) throttled: AtomicU64,
     /// Futex, counted up by a process that begins to wait.
     pub(crate) doorbell: AtomicU32,
-    /// Without an arbiter: since when the container deals with its time itself, on the monotonic clock.
+    /// Without a turn scheduler: since when the container limits its rate itself, on the monotonic clock.
     pub local_since: AtomicU64,
-    /// Without an arbiter: what was spent then.
+    /// Without a turn scheduler: what had been spent then.
     pub local_base: AtomicU64,
+    _reserved: Reserved<11>,
 }
 
 impl GpuAccount {
-    /// An empty book.
+    /// An empty account.
     pub(crate) const fn none() -> Self {
         Self {
             word: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             refusals: AtomicU64::new(0),
+            _reserved: Reserved::zeroed(),
             time: GpuTimeAccount {
                 spent: AtomicU64::new(0),
                 throttled: AtomicU64::new(0),
                 doorbell: AtomicU32::new(0),
                 local_since: AtomicU64::new(0),
                 local_base: AtomicU64::new(0),
+                _reserved: Reserved::zeroed(),
             },
         }
     }
 
-    /// The most bytes that were ever used at once.
+    /// The most bytes that were ever in use at once.
     #[must_use]
     pub fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }
 
-    /// How often memory was refused.
+    /// Counts how often memory was refused.
     #[must_use]
     pub fn refusals(&self) -> u64 {
         self.refusals.load(Ordering::Relaxed)
     }
 
-    /// Nanoseconds of the GPU that were submitted, in all.
+    /// Nanoseconds of GPU time that were submitted in total.
     #[inline]
     #[must_use]
     pub fn spent(&self) -> &AtomicU64 {
         &self.time.spent
     }
 
-    /// Nanoseconds that threads waited for a turn, in all.
+    /// Nanoseconds that threads waited for a turn in total.
     #[inline]
     #[must_use]
     pub fn throttled(&self) -> &AtomicU64 {
@@ -325,31 +386,33 @@ pub(crate) struct Slot {
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct Identity {
-    /// As the process calls itself; zero while the slot is free.
+    /// The process's own pid; zero while the slot is free.
     pub(crate) pid: AtomicU32,
     /// Clock ticks between the machine's start and the process's.
     pub(crate) started: AtomicU64,
-    /// The number of the pid namespace that `pid` is of.
+    /// Inode of the pid namespace that `pid` is of.
     pub(crate) namespace: AtomicU64,
+    _reserved: Reserved<13>,
 }
 
-/// Words of the ledger that other processes write: they must not take the owner's lines from it every time.
+/// Words of the memory account that other processes write: on a line of their own, so that the owner keeps its lines.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct Confirmed(pub(crate) [AtomicU64; MAX_GPUS]);
 
-/// What one process has on one GPU.
+/// What one process uses of one GPU.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct ProcessLane {
     pub(crate) total: AtomicU64,
     pub(crate) intent: AtomicU64,
-    /// When all that this process has submitted will have run, as predicted, on the monotonic clock.
+    /// When everything that this process submitted is predicted to have run, on the monotonic clock.
     pub busy_until: AtomicU64,
-    /// Nanoseconds of the GPU that this process has submitted, in all.
+    /// Nanoseconds of GPU time that this process submitted in total.
     pub spent: AtomicU64,
     /// Threads that wait for a turn.
     pub waiting: AtomicU32,
+    _reserved: Reserved<11>,
 }
 
 impl ProcessLane {
@@ -361,48 +424,56 @@ impl ProcessLane {
             busy_until: AtomicU64::new(0),
             spent: AtomicU64::new(0),
             waiting: AtomicU32::new(0),
+            _reserved: Reserved::zeroed(),
         }
     }
 }
 
-// The agent and the shim of a container may be built years apart: what is where is part of the contract.
+// The daemon and the shim of a container may be built years apart: the place of every word is part of the contract, in
+// both layouts.
 const _: () = {
     assert!(cfg!(target_endian = "little"));
-    assert!(
-        offset_of!(Start, version) == 8 && offset_of!(Start, count) == 12 && offset_of!(Start, size) == 16
-    );
+    assert!(offset_of!(FileHeader, version) == 8 && offset_of!(FileHeader, count) == 12);
+    assert!(offset_of!(FileHeader, size) == 16);
     assert!(offset_of!(LimitsFile, gpus) == 128 && size_of::<GpuLimits>() == 256 && LIMITS_SIZE == 8192);
-    assert!(offset_of!(LimitsHeader, policy) == 24);
+    assert!(offset_of!(LimitsHeader, policy) == 24 && offset_of!(LimitsHeader, base_gpus) == 28);
+    assert!(offset_of!(LimitsHeader, generation) == 32);
     assert!(offset_of!(GpuLimits, memory) == 16 && offset_of!(GpuLimits, context) == 24);
     assert!(offset_of!(GpuLimits, cores) == 32 && offset_of!(GpuLimits, ceiling) == 36);
     assert!(offset_of!(GpuLimits, priority) == 40 && offset_of!(GpuLimits, gated) == 44);
-    assert!(offset_of!(GpuLimits, gate) == 128 && offset_of!(GateLine, turn) == 0);
-    assert!(offset_of!(GateLine, allowed) == 8 && offset_of!(GateLine, heartbeat) == 16);
+    assert!(offset_of!(GpuLimits, _reserved) == 48 && offset_of!(GpuLimits, turns) == 128);
+    assert!(offset_of!(TurnLine, turn) == 0 && offset_of!(TurnLine, allowed) == 8);
+    assert!(offset_of!(TurnLine, heartbeat) == 16 && offset_of!(TurnLine, _reserved) == 24);
+    assert!(size_of::<TurnLine>() == 128);
     assert!(offset_of!(UsageHeader, swept) == 24 && offset_of!(UsageHeader, occupied) == 128);
     assert!(offset_of!(UsageFile, accounts) == 256 && size_of::<GpuAccount>() == 256);
-    assert!(
-        offset_of!(GpuAccount, word) == 0
-            && offset_of!(GpuAccount, peak) == 8
-            && offset_of!(GpuAccount, refusals) == 16
-    );
+    assert!(offset_of!(GpuAccount, word) == 0 && offset_of!(GpuAccount, peak) == 8);
+    assert!(offset_of!(GpuAccount, refusals) == 16 && offset_of!(GpuAccount, _reserved) == 24);
     assert!(offset_of!(GpuAccount, time) == 128 && offset_of!(GpuTimeAccount, throttled) == 8);
     assert!(offset_of!(GpuTimeAccount, doorbell) == 16 && offset_of!(GpuTimeAccount, local_since) == 24);
-    assert!(offset_of!(GpuTimeAccount, local_base) == 32);
+    assert!(offset_of!(GpuTimeAccount, local_base) == 32 && offset_of!(GpuTimeAccount, _reserved) == 40);
     assert!(offset_of!(UsageFile, slots) == 4352 && size_of::<Slot>() == 2304 && USAGE_SIZE == 2_367_488);
-    assert!(
-        offset_of!(Slot, identity) == 0
-            && offset_of!(Slot, confirmed) == 128
-            && offset_of!(Slot, lanes) == 256
-    );
+    assert!(offset_of!(Slot, identity) == 0 && offset_of!(Slot, confirmed) == 128);
+    assert!(offset_of!(Slot, lanes) == 256);
     assert!(offset_of!(Identity, started) == 8 && offset_of!(Identity, namespace) == 16);
-    assert!(
-        offset_of!(ProcessLane, total) == 0
-            && offset_of!(ProcessLane, intent) == 8
-            && offset_of!(ProcessLane, busy_until) == 16
-    );
-    assert!(
-        offset_of!(ProcessLane, spent) == 24
-            && offset_of!(ProcessLane, waiting) == 32
-            && size_of::<ProcessLane>() == 128
-    );
+    assert!(offset_of!(Identity, _reserved) == 24);
+    assert!(offset_of!(ProcessLane, total) == 0 && offset_of!(ProcessLane, intent) == 8);
+    assert!(offset_of!(ProcessLane, busy_until) == 16 && offset_of!(ProcessLane, spent) == 24);
+    assert!(offset_of!(ProcessLane, waiting) == 32 && offset_of!(ProcessLane, _reserved) == 40);
+    assert!(size_of::<ProcessLane>() == 128);
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layout_versions_are_the_supported_ones() {
+        for number in 0..5 {
+            let layout = LayoutVersion::from_number(number);
+            assert_eq!(layout.is_some(), SUPPORTED_LAYOUTS.contains(&number), "{number}");
+            assert!(layout.is_none_or(|layout| layout.number() == number));
+        }
+        assert_eq!(LayoutVersion::CURRENT.number(), LAYOUT_VERSION);
+    }
+}

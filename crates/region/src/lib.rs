@@ -1,7 +1,16 @@
-//! The region: two files that a container's processes and the node's agent share.
+//! The region: two files that a container's processes and the node daemon share.
 //!
-//! `limits` says what the container may have; its owner writes it and nobody inside can. `usage` says what its processes
-//! hold; they write it, and whoever reads it expects anything there.
+//! The daemon writes `limits`, which says what the container may use and is read-only inside it. The container's
+//! processes write `usage`, which says what they use; every reader expects anything there.
+//!
+//! | side | type | files |
+//! |---|---|---|
+//! | daemon | [`RegionHandle`] ([`RegionOwner`] and [`UsageReader`]) | writes `limits`, reads `usage` |
+//! | daemon | [`arbiter::Arbiter`], [`audit::BypassAudit`] | by handles and snapshots |
+//! | shim | [`RegionTenant`] | reads `limits`, writes `usage` |
+//!
+//! Daemon and shim are upgraded at different times: [`protocol`] holds what they must agree on, and both work with
+//! regions of the current layout and of the one before. Regions of any other layout are reported and left as they are.
 
 pub mod arbiter;
 pub mod audit;
@@ -9,11 +18,13 @@ pub mod clock;
 mod error;
 pub mod failpoint;
 pub mod futex;
+mod handle;
 pub mod layout;
 pub mod liveness_lock;
 pub mod memory_account;
 mod mmap;
 mod owner;
+pub mod protocol;
 mod reader;
 mod sync;
 mod tenant;
@@ -22,9 +33,11 @@ mod tenant;
 mod tests;
 
 pub use error::{Refused, RegionError};
-pub use layout::{GpuAccount, GpuLimits, MAX_GPUS, ProcessLane, SLOTS, TurnWord};
+pub use handle::{RegionHandle, is_in_use};
+pub use layout::{GpuAccount, GpuLimits, ProcessLane, TurnWord};
 pub use memory_account::UNIT;
 pub use owner::{GpuShare, RegionOwner, RegionPolicy, TurnControl};
+pub use protocol::{MAX_GPUS, SLOT_COUNT, WHOLE_GPU};
 pub use reader::{ComputeDemand, Forgery, GpuUsage, ProcessUsage, UsageReader, UsageSnapshot};
 pub use tenant::{Process, RegionTenant};
 

@@ -199,14 +199,34 @@ impl LivenessLocks {
         if !self.is_own() {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
         }
-        // SAFETY: a C struct of integers, for which zeros are a value.
-        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-        lock.l_type = kind as libc::c_short;
-        lock.l_whence = libc::SEEK_SET as libc::c_short;
-        lock.l_start = libc::off_t::try_from(at).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
-        lock.l_len = 1;
-        // SAFETY: the descriptor is open and the struct lives through the call, which only fills it in.
-        let answer = unsafe { libc::fcntl(file.as_raw_fd(), command, &mut lock) };
-        if answer == -1 { Err(io::Error::last_os_error()) } else { Ok(lock) }
+        lock_range(file, command, kind, at, 1)
     }
+}
+
+/// Whether any process, or another opening of the file in this one, holds a lock on any byte of it. If the kernel does
+/// not tell, the answer is yes.
+pub(crate) fn is_any_held(file: &File) -> bool {
+    // A length of zero is as far as a file can go.
+    match lock_range(file, libc::F_OFD_GETLK, libc::F_WRLCK, 0, 0) {
+        Ok(lock) => lock.l_type != libc::F_UNLCK as libc::c_short,
+        Err(_) => true,
+    }
+}
+
+fn lock_range(
+    file: &File,
+    command: libc::c_int,
+    kind: libc::c_int,
+    at: u64,
+    length: libc::off_t,
+) -> io::Result<libc::flock> {
+    // SAFETY: a C struct of integers, for which zeros are a value.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = libc::off_t::try_from(at).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    lock.l_len = length;
+    // SAFETY: the descriptor is open and the struct lives through the call, which only fills it in.
+    let answer = unsafe { libc::fcntl(file.as_raw_fd(), command, &mut lock) };
+    if answer == -1 { Err(io::Error::last_os_error()) } else { Ok(lock) }
 }

@@ -8,17 +8,18 @@
 //! Where the words lie is the caller's business, and so is the capacity: some files could be forged by who it limits.
 
 use super::failpoint::point;
+use super::protocol::{ACCOUNT_NUMBER_BITS, ACCOUNT_SLOT_BITS, ACCOUNT_UNITS_BITS, MEMORY_UNIT};
 use super::sync::AtomicU64;
 use super::sync::Ordering::{Acquire, Relaxed, Release};
 
-/// What the accounting counts in. No allocation of the driver is smaller or lies across.
-pub const UNIT: u64 = 64 << 10;
+/// Bytes that the account counts in.
+pub const UNIT: u64 = MEMORY_UNIT;
 
 /// As a capacity: as much as anybody likes. It is counted as far as can be.
 pub const UNLIMITED: u64 = u64::MAX;
 
 /// The most slots that a word can name.
-pub const MAX_SLOTS: usize = 1 << SLOT_BITS;
+pub const MAX_SLOTS: usize = 1 << ACCOUNT_SLOT_BITS;
 
 /// The most bytes that can be counted.
 pub const MAX_BYTES: u64 = UNITS_MASK * UNIT;
@@ -30,11 +31,8 @@ pub fn units(bytes: u64) -> u64 {
     bytes.div_ceil(UNIT)
 }
 
-const UNITS_BITS: u32 = 24;
-const NUMBER_BITS: u32 = 30;
-const SLOT_BITS: u32 = 64 - UNITS_BITS - NUMBER_BITS;
-pub(crate) const UNITS_MASK: u64 = (1 << UNITS_BITS) - 1;
-pub(crate) const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
+pub(crate) const UNITS_MASK: u64 = (1 << ACCOUNT_UNITS_BITS) - 1;
+pub(crate) const NUMBER_MASK: u64 = (1 << ACCOUNT_NUMBER_BITS) - 1;
 
 /// Units and the number of the operation that made them so; with a slot above, the GPU's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,8 +52,8 @@ impl AccountWord {
     pub fn unpack(word: u64) -> Self {
         Self {
             units: word & UNITS_MASK,
-            number: word >> UNITS_BITS & NUMBER_MASK,
-            slot: word >> (UNITS_BITS + NUMBER_BITS),
+            number: word >> ACCOUNT_UNITS_BITS & NUMBER_MASK,
+            slot: word >> (ACCOUNT_UNITS_BITS + ACCOUNT_NUMBER_BITS),
         }
     }
 
@@ -63,7 +61,9 @@ impl AccountWord {
     #[inline]
     #[must_use]
     pub fn pack(self) -> u64 {
-        self.units | self.number << UNITS_BITS | self.slot << (UNITS_BITS + NUMBER_BITS)
+        self.units
+            | self.number << ACCOUNT_UNITS_BITS
+            | self.slot << (ACCOUNT_UNITS_BITS + ACCOUNT_NUMBER_BITS)
     }
 }
 
@@ -71,7 +71,7 @@ impl AccountWord {
 #[inline]
 pub(crate) fn newer(number: u64, than: u64) -> bool {
     let ahead = number.wrapping_sub(than) & NUMBER_MASK;
-    ahead != 0 && ahead < 1 << (NUMBER_BITS - 1)
+    ahead != 0 && ahead < 1 << (ACCOUNT_NUMBER_BITS - 1)
 }
 
 /// The words of one slot on one GPU.

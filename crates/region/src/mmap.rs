@@ -1,8 +1,9 @@
-//! Files as memory.
+//! Opens, verifies and maps the files of a region.
 #![allow(unsafe_code)]
 
 use crate::error::RegionError;
-use crate::layout::{LIMITS_MAGIC, LimitsFile, Start, USAGE_MAGIC, UsageFile, VERSION};
+use crate::layout::{FileHeader, LayoutVersion, LimitsFile, SUPPORTED_LAYOUTS, UsageFile};
+use crate::protocol::{LIMITS_MAGIC, USAGE_MAGIC};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Deref;
@@ -11,41 +12,41 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::ptr::NonNull;
 
-/// A file of the region that can be mapped.
+/// The contents of a file of the region.
 ///
 /// # Safety
-/// The type must have no invalid bit pattern and nothing but atomics in it, and be aligned to no more than a page.
+/// The type must have no invalid bit pattern, contain nothing but atomics, and be aligned to at most a page.
 pub(crate) unsafe trait FileLayout {
-    /// How the file begins.
+    /// The first word of the file.
     const MAGIC: u64;
 }
 
-// SAFETY: atomics of integers only.
+// SAFETY: nothing but atomics of integers, aligned to a page.
 unsafe impl FileLayout for LimitsFile {
     const MAGIC: u64 = LIMITS_MAGIC;
 }
 
-// SAFETY: atomics of integers only.
+// SAFETY: nothing but atomics of integers, aligned to a page.
 unsafe impl FileLayout for UsageFile {
     const MAGIC: u64 = USAGE_MAGIC;
 }
 
-/// A mapped file. Whoever cuts the file short takes the memory away: only the container's own can do that to `usage`.
+/// A mapped file. Truncating the file takes the memory away; only the container itself can do that, to `usage`.
 #[derive(Debug)]
 pub(crate) struct MappedFile<T> {
     address: NonNull<T>,
 }
 
-// SAFETY: shared memory of atomics, which any thread may use.
+// SAFETY: the mapping is shared memory that holds nothing but atomics, which any thread may use.
 unsafe impl<T: FileLayout> Send for MappedFile<T> {}
-// SAFETY: likewise.
+// SAFETY: the mapping is shared memory that holds nothing but atomics, which any thread may use.
 unsafe impl<T: FileLayout> Sync for MappedFile<T> {}
 
 impl<T: FileLayout> MappedFile<T> {
-    /// Maps a file that was [`check`]ed, to be read or also written.
+    /// Maps a file that passed [`check`], for reading or also for writing.
     pub(crate) fn new(file: &File, path: &Path, writable: bool) -> Result<Self, RegionError> {
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-        // SAFETY: a new mapping over no other.
+        // SAFETY: a new mapping at an address that the kernel chooses; it replaces no other.
         let address = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -58,7 +59,7 @@ impl<T: FileLayout> MappedFile<T> {
         };
         match NonNull::new(address.cast::<T>()) {
             Some(address) if address.as_ptr().cast() != libc::MAP_FAILED => Ok(Self { address }),
-            _ => Err(RegionError::unreadable("map", path, io::Error::last_os_error())),
+            _ => Err(RegionError::io("map", path, io::Error::last_os_error())),
         }
     }
 }
@@ -68,85 +69,111 @@ impl<T> Deref for MappedFile<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: page-aligned, as long as the type, mapped until dropped; any bits are a value (see `FileLayout`).
+        // SAFETY: the mapping is page-aligned, as long as the type, and lasts until this is dropped; every bit pattern
+        // is a value of the type (see `FileLayout`).
         unsafe { self.address.as_ref() }
     }
 }
 
 impl<T> Drop for MappedFile<T> {
     fn drop(&mut self) {
-        // SAFETY: this mapping, whole, which nobody refers to any more.
+        // SAFETY: exactly the mapping that `new` made; references into it borrow this value and are gone.
         unsafe { libc::munmap(self.address.as_ptr().cast(), size_of::<T>()) };
     }
 }
 
-/// Opens a file of the region, following no link: who may write in the folder must not lead its owner elsewhere.
+/// Opens a file of the region. Links are not followed: a user who may write in the directory must not redirect the
+/// daemon.
 pub(crate) fn open(path: &Path, writable: bool) -> Result<File, RegionError> {
     let opened = OpenOptions::new()
         .read(true)
         .write(writable)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY)
         .open(path);
-    opened.map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => RegionError::Missing(path.to_path_buf()),
-        _ => RegionError::unreadable("open", path, source),
+    opened.map_err(|error| match (error.kind(), error.raw_os_error()) {
+        (io::ErrorKind::NotFound | io::ErrorKind::NotADirectory, _) => {
+            RegionError::Missing(path.to_path_buf())
+        }
+        (_, Some(libc::ELOOP)) => RegionError::damaged(path, "it is a symbolic link"),
+        // A pipe without a reader and a directory cannot be opened for writing.
+        (io::ErrorKind::IsADirectory, _) | (_, Some(libc::ENXIO)) => {
+            RegionError::damaged(path, NOT_A_REGULAR_FILE)
+        }
+        _ => RegionError::io("open", path, error),
     })
 }
 
-/// What tells a file from others of the same name.
+const NOT_A_REGULAR_FILE: &str = "it is not a regular file";
+
+/// Device and inode, which tell a file from others that had the same name.
 pub(crate) fn identity(file: &File, path: &Path) -> Result<(u64, u64), RegionError> {
-    let data = file.metadata().map_err(|source| RegionError::unreadable("examine", path, source))?;
+    let data = file.metadata().map_err(|error| RegionError::io("examine", path, error))?;
     Ok((data.dev(), data.ino()))
 }
 
-/// Whether the file is what its name says, of this version, and whole.
-pub(crate) fn check<T: FileLayout>(file: &File, path: &Path) -> Result<(), RegionError> {
-    let data = file.metadata().map_err(|source| RegionError::unreadable("examine", path, source))?;
-    if !data.is_file() {
-        return Err(RegionError::broken(path, "it is no ordinary file"));
+/// Verifies that the file belongs to a user.
+pub(crate) fn check_owner(file: &File, path: &Path, expected: u32) -> Result<(), RegionError> {
+    let owner = file.metadata().map_err(|error| RegionError::io("examine", path, error))?.uid();
+    if owner == expected {
+        return Ok(());
     }
-    let mut start = [0; size_of::<Start>()];
-    match file.read_exact_at(&mut start, 0) {
-        Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            return Err(RegionError::broken(path, "it is too short to say what it is"));
-        }
-        Err(source) => return Err(RegionError::unreadable("read", path, source)),
-    }
-    let [magic, version, size] = [number(&start, 0, 8), number(&start, 8, 4), number(&start, 16, 8)];
-    if magic != T::MAGIC {
-        return Err(RegionError::broken(path, "it does not begin as such a file does"));
-    }
-    if version != u64::from(VERSION) {
-        // Four bytes were read.
-        return Err(RegionError::Version { path: path.to_path_buf(), found: version as u32 });
-    }
-    if size != size_of::<T>() as u64 {
-        return Err(RegionError::broken(path, "it says that it has another length than such a file has"));
-    }
-    if data.len() < size {
-        return Err(RegionError::broken(path, "it has been cut short"));
-    }
-    Ok(())
+    Err(RegionError::ForeignOwner { path: path.to_path_buf(), owner, expected })
 }
 
-/// The little-endian number at a place; what is not there is zero.
+/// Verifies that the file is what its name says, of a supported layout, and whole. Returns the layout.
+pub(crate) fn check<T: FileLayout>(file: &File, path: &Path) -> Result<LayoutVersion, RegionError> {
+    let data = file.metadata().map_err(|error| RegionError::io("examine", path, error))?;
+    if !data.is_file() {
+        return Err(RegionError::damaged(path, NOT_A_REGULAR_FILE));
+    }
+    let mut header = [0; size_of::<FileHeader>()];
+    match file.read_exact_at(&mut header, 0) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            return Err(RegionError::damaged(path, "it is too short for a header"));
+        }
+        Err(error) => return Err(RegionError::io("read", path, error)),
+    }
+    let [magic, version, size] = [number(&header, 0, 8), number(&header, 8, 4), number(&header, 16, 8)];
+    if magic != T::MAGIC {
+        return Err(RegionError::damaged(path, "it does not begin with the magic number of its kind"));
+    }
+    // Four bytes were read. Before the size: another layout may have another.
+    let version = version as u32;
+    let Some(layout) = LayoutVersion::from_number(version) else {
+        return Err(RegionError::UnsupportedVersion {
+            path: path.to_path_buf(),
+            found: version,
+            supported: SUPPORTED_LAYOUTS,
+        });
+    };
+    if size != size_of::<T>() as u64 {
+        return Err(RegionError::damaged(path, "its header has another size than files of its layout have"));
+    }
+    if data.len() < size {
+        return Err(RegionError::damaged(path, "it has been truncated"));
+    }
+    Ok(layout)
+}
+
+/// Reads a little-endian number out of bytes; bytes beyond their end are zero.
 pub(crate) fn number(bytes: &[u8], at: usize, length: usize) -> u64 {
     let found = at.checked_add(length).and_then(|end| bytes.get(at..end)).unwrap_or_default();
     found.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
 }
 
-/// Has the file system keep room for a part of the file: touching a page that it has none for would kill the process.
-pub(crate) fn keep_room(file: &File, path: &Path, at: usize, length: usize) -> Result<(), RegionError> {
-    // SAFETY: no pointers.
+/// Allocates a part of the file on its file system: touching a page that the file system has no room for would kill the
+/// process.
+pub(crate) fn allocate(file: &File, path: &Path, at: usize, length: usize) -> Result<(), RegionError> {
+    // SAFETY: no pointers are passed.
     let answer = unsafe { libc::fallocate(file.as_raw_fd(), 0, at as libc::off_t, length as libc::off_t) };
     if answer == 0 {
         return Ok(());
     }
     let error = io::Error::last_os_error();
     match error.raw_os_error() {
-        // A file system that keeps no room has none to refuse.
+        // A file system that cannot allocate in advance does not refuse pages later either.
         Some(libc::EOPNOTSUPP | libc::ENOSYS) => Ok(()),
-        _ => Err(RegionError::unreadable("keep room in", path, error)),
+        _ => Err(RegionError::io("allocate", path, error)),
     }
 }

@@ -1,35 +1,38 @@
-//! The owner's side of `limits`: what the container may have, changed while its programs run.
+//! The daemon's side of `limits`: what the container may use, changed while its programs run.
 
 use crate::error::RegionError;
 use crate::layout::{
-    GATE_COPIES, GpuLimits, LIMITS_SIZE, LimitsFile, MAX_GPUS, NO_LIMIT, OVERSUBSCRIBE, SLOTS, Start,
-    TurnWord, USAGE_SIZE, UsageFile, VERSION,
+    FileHeader, GpuLimits, LIMITS_SIZE, LayoutVersion, LimitsFile, TurnWord, USAGE_SIZE, UsageFile,
 };
 use crate::memory_account::MAX_BYTES;
 use crate::mmap::{self, FileLayout, MappedFile};
+use crate::protocol::{
+    MAX_GPUS, NO_MEMORY_LIMIT, POLICY_OVERSUBSCRIBE, POLICY_THROTTLE_COPIES, SLOT_COUNT, WHOLE_GPU,
+};
 use crate::{LIMITS, USAGE, futex};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::mem::offset_of;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
-/// What a container may have of one GPU.
+/// What a container may use of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuShare {
     /// The GPU's UUID.
     pub uuid: [u8; 16],
     /// Bytes that may be used; `u64::MAX` for no limit.
     pub memory: u64,
-    /// Bytes one context takes on this card; zero if unknown.
+    /// Bytes that one context takes on this card; zero if unknown.
     pub context: u64,
-    /// Hundredths of a percent of the GPU's time that are promised; zero for no promise.
+    /// Guaranteed compute in thousandths of a percent of the GPU's time; zero for no guarantee.
     pub cores: u32,
-    /// Hundredths of a percent of the GPU's time that may be reached.
+    /// Compute that may be reached, in thousandths of a percent of the GPU's time.
     pub ceiling: u32,
-    /// Who goes first: the higher one.
+    /// Priority among containers that want the same turn: the higher goes first.
     pub priority: u32,
-    /// Whether launches must keep to turns.
+    /// Whether launches must wait for turns.
     pub gated: bool,
 }
 
@@ -38,10 +41,10 @@ impl Default for GpuShare {
     fn default() -> Self {
         Self {
             uuid: [0; 16],
-            memory: NO_LIMIT,
+            memory: NO_MEMORY_LIMIT,
             context: 0,
             cores: 0,
-            ceiling: 10_000,
+            ceiling: WHOLE_GPU,
             priority: 0,
             gated: false,
         }
@@ -50,8 +53,8 @@ impl Default for GpuShare {
 
 impl GpuShare {
     fn check(&self) -> Result<(), RegionError> {
-        if self.memory > MAX_BYTES && self.memory != NO_LIMIT {
-            return Err(RegionError::TooMuchMemory(self.memory));
+        if self.memory > MAX_BYTES && self.memory != NO_MEMORY_LIMIT {
+            return Err(RegionError::MemoryLimitTooLarge(self.memory));
         }
         Ok(())
     }
@@ -60,112 +63,180 @@ impl GpuShare {
 /// What holds for all GPUs of a container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegionPolicy {
-    /// Beyond the limit memory may be placed on the host's side.
+    /// Memory beyond the limit may be placed on the host.
     pub oversubscribe: bool,
-    /// Copies and fills keep to turns as launches do.
+    /// Copies and fills wait for turns as launches do.
     pub gate_copies: bool,
 }
 
 impl RegionPolicy {
     fn bits(self) -> u32 {
         let flag = |on: bool, bit| if on { bit } else { 0 };
-        flag(self.oversubscribe, OVERSUBSCRIBE) | flag(self.gate_copies, GATE_COPIES)
+        flag(self.oversubscribe, POLICY_OVERSUBSCRIBE) | flag(self.gate_copies, POLICY_THROTTLE_COPIES)
     }
 
-    pub(crate) fn of(bits: u32) -> Self {
-        Self { oversubscribe: bits & OVERSUBSCRIBE != 0, gate_copies: bits & GATE_COPIES != 0 }
+    pub(crate) fn from_bits(bits: u32) -> Self {
+        Self {
+            oversubscribe: bits & POLICY_OVERSUBSCRIBE != 0,
+            gate_copies: bits & POLICY_THROTTLE_COPIES != 0,
+        }
     }
 }
 
-/// Who writes a container's limits.
+/// The writer of a container's limits.
 #[derive(Debug)]
 pub struct RegionOwner {
     limits: MappedFile<LimitsFile>,
+    layout: LayoutVersion,
+    path: PathBuf,
+    /// Held while the list of GPUs grows.
+    growing: Mutex<()>,
 }
 
 impl RegionOwner {
-    /// Makes the region in a folder. `limits` is made anew and takes its place at once, whole: processes that hold the
-    /// old file keep to the old one, so change a region in use through [`RegionOwner::open`]. A sound `usage` is kept.
+    /// Creates the region in a directory, in the newest layout. A sound `usage` is kept. `limits` is created anew and put
+    /// in place in one step: processes that have the old file mapped go on with the old one, so a region in use is
+    /// changed through [`RegionOwner::open`]. Files of an unsupported layout are never replaced.
     pub fn create(folder: &Path, shares: &[GpuShare], policy: RegionPolicy) -> Result<Self, RegionError> {
         if shares.len() > MAX_GPUS {
             return Err(RegionError::TooManyGpus(shares.len()));
         }
         shares.iter().try_for_each(GpuShare::check)?;
-        let usage = folder.join(USAGE);
-        let kept = mmap::open(&usage, false).and_then(|file| mmap::check::<UsageFile>(&file, &usage));
-        if kept.is_err() {
-            // Room for the processes' own parts is kept by who takes a slot.
+        let (limits, usage) = (folder.join(LIMITS), folder.join(USAGE));
+        is_sound::<LimitsFile>(&limits)?;
+        if !is_sound::<UsageFile>(&usage)? {
+            // Each process allocates its own slot when it takes it.
             let start = offset_of!(UsageFile, slots);
             make::<UsageFile>(&usage, 0o666, USAGE_SIZE, start, |file: &UsageFile| {
-                begin::<UsageFile>(&file.header.start, USAGE_SIZE, SLOTS);
+                begin::<UsageFile>(&file.header.file, USAGE_SIZE, SLOT_COUNT);
             })?;
         }
-        let limits = make::<LimitsFile>(&folder.join(LIMITS), 0o644, LIMITS_SIZE, LIMITS_SIZE, |file| {
+        let layout = LayoutVersion::CURRENT;
+        let file = make::<LimitsFile>(&limits, 0o644, LIMITS_SIZE, LIMITS_SIZE, |file| {
             for (gpu, share) in file.gpus.iter().zip(shares) {
-                write(gpu, share);
+                write(gpu, share, layout);
             }
             file.header.policy.store(policy.bits(), Relaxed);
-            begin::<LimitsFile>(&file.header.start, LIMITS_SIZE, shares.len());
+            // At most sixteen.
+            file.header.base_gpus.store(shares.len() as u32, Relaxed);
+            begin::<LimitsFile>(&file.header.file, LIMITS_SIZE, shares.len());
         })?;
-        Ok(Self { limits })
+        Ok(Self { limits: file, layout, path: limits, growing: Mutex::new(()) })
     }
 
-    /// Takes over a region that was made before.
+    /// Opens the region of a directory, of any supported layout. `limits` must belong to the calling user: the container
+    /// cannot change it, and neither must another user be able to.
     pub fn open(folder: &Path) -> Result<Self, RegionError> {
         let path = folder.join(LIMITS);
         let file = mmap::open(&path, true)?;
-        mmap::check::<LimitsFile>(&file, &path)?;
-        Ok(Self { limits: MappedFile::new(&file, &path, true)? })
+        let layout = mmap::check::<LimitsFile>(&file, &path)?;
+        mmap::check_owner(&file, &path, effective_user())?;
+        let limits = MappedFile::new(&file, &path, true)?;
+        Ok(Self { limits, layout, path, growing: Mutex::new(()) })
     }
 
-    /// GPUs there are.
+    /// The number of the region's layout.
+    #[must_use]
+    pub fn layout(&self) -> u32 {
+        self.layout.number()
+    }
+
+    /// The file that the limits are in.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The number of GPUs, attachments included.
     #[must_use]
     pub fn gpus(&self) -> usize {
-        gpus(&self.limits)
+        gpu_count(&self.limits)
     }
 
-    /// What the container may have of a GPU.
+    /// The number of GPUs that the region was created with. They come first.
+    #[must_use]
+    pub fn base_gpus(&self) -> usize {
+        if self.layout.can_grow() {
+            (self.limits.header.base_gpus.load(Relaxed) as usize).min(self.gpus())
+        } else {
+            self.gpus()
+        }
+    }
+
+    /// Whether the region is for these GPUs, in this order: its base comes first in both lists, and neither has another
+    /// GPU where both have one. A region that grew, or is about to grow, is still the same region.
+    #[must_use]
+    pub fn is_for<'a>(&self, gpus: impl ExactSizeIterator<Item = &'a [u8; 16]>) -> bool {
+        gpus.len() >= self.base_gpus()
+            && gpus.zip(&self.limits.gpus[..self.gpus()]).all(|(uuid, limits)| limits.uuid() == *uuid)
+    }
+
+    /// Returns what the container may use of a GPU.
     #[must_use]
     pub fn share(&self, gpu: usize) -> Option<GpuShare> {
-        self.limits(gpu).map(|limits| GpuShare {
+        let limits = self.limits(gpu)?;
+        let (cores, ceiling) = self.compute(limits);
+        Some(GpuShare {
             uuid: limits.uuid(),
             memory: limits.memory(),
             context: limits.context(),
-            cores: limits.cores(),
-            ceiling: limits.ceiling(),
+            cores,
+            ceiling,
             priority: limits.priority(),
             gated: limits.gated(),
         })
     }
 
-    /// The same as processes of the container read it.
+    /// Returns the same as processes of the container read it.
     #[must_use]
     pub fn limits(&self, gpu: usize) -> Option<&GpuLimits> {
         self.limits.gpus.get(..self.gpus())?.get(gpu)
     }
 
-    /// Changes what the container may have of a GPU, from now on; the GPU after the last is added.
-    pub fn set(&self, gpu: usize, share: &GpuShare) -> Result<(), RegionError> {
-        share.check()?;
-        let gpus = self.gpus();
-        let Some(limits) = self.limits.gpus.get(gpu) else {
-            return Err(RegionError::TooManyGpus(gpu.saturating_add(1)));
-        };
-        if gpu > gpus {
-            return Err(RegionError::NoSuchGpu { gpu, gpus });
-        }
-        write(limits, share);
-        if gpu == gpus {
-            // At most sixteen.
-            self.limits.header.start.count.store(gpus as u32 + 1, Release);
-        }
-        Ok(())
+    /// Returns `cores` and `ceiling` of a GPU's limits in thousandths of a percent.
+    pub(crate) fn compute(&self, limits: &GpuLimits) -> (u32, u32) {
+        let cores = self.layout.cores_from_word(limits.cores.load(Relaxed));
+        (cores, self.layout.cores_from_word(limits.ceiling.load(Relaxed)))
     }
 
-    /// What holds for all GPUs.
+    /// Changes what the container may use of a GPU, from now on. Returns whether anything differs from before.
+    pub fn set(&self, gpu: usize, share: &GpuShare) -> Result<bool, RegionError> {
+        share.check()?;
+        let gpus = self.gpus();
+        let Some(limits) = self.limits(gpu) else { return Err(RegionError::NoSuchGpu { gpu, gpus }) };
+        let differs = words(limits) != encoded(share, self.layout);
+        if differs {
+            write(limits, share, self.layout);
+        }
+        Ok(differs)
+    }
+
+    /// Attaches a GPU: appends it to the list, up to [`MAX_GPUS`]. Returns its index. Processes that run find it when
+    /// they next look up a device that they do not know; the turn scheduler does when it is refreshed.
+    pub fn extend(&self, share: &GpuShare) -> Result<usize, RegionError> {
+        share.check()?;
+        if !self.layout.can_grow() {
+            return Err(RegionError::CannotGrow(self.layout.number()));
+        }
+        let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        let gpus = self.gpus();
+        if let Some(same) = self.limits.gpus[..gpus].iter().position(|gpu| gpu.uuid() == share.uuid) {
+            return Err(RegionError::DuplicateGpu(same));
+        }
+        let Some(limits) = self.limits.gpus.get(gpus) else {
+            return Err(RegionError::TooManyGpus(gpus.saturating_add(1)));
+        };
+        write(limits, share, self.layout);
+        // At most sixteen. The limits are there before the GPU counts, and it counts before the generation says so.
+        self.limits.header.file.count.store(gpus as u32 + 1, Release);
+        self.limits.header.generation.fetch_add(1, Release);
+        Ok(gpus)
+    }
+
+    /// Returns what holds for all GPUs.
     #[must_use]
     pub fn policy(&self) -> RegionPolicy {
-        RegionPolicy::of(self.limits.header.policy.load(Relaxed))
+        RegionPolicy::from_bits(self.limits.header.policy.load(Relaxed))
     }
 
     /// Changes what holds for all GPUs.
@@ -173,101 +244,135 @@ impl RegionOwner {
         self.limits.header.policy.store(policy.bits(), Relaxed);
     }
 
-    /// The GPU's arbiter lives: now, or until it has slept; on the monotonic clock, in nanoseconds.
+    /// Reports that the GPU's turn scheduler runs: now, or until a time that it will sleep to, on the monotonic clock.
     pub fn beat(&self, gpu: usize, when: u64) {
         if let Some(limits) = self.limits(gpu) {
-            limits.gate.heartbeat.store(when, Release);
+            limits.turns.heartbeat.store(when, Release);
         }
     }
 
-    /// When the GPU's arbiter lives by its own last word; zero if none ever did.
+    /// Returns the last heartbeat of the GPU's turn scheduler; zero if there was none.
     #[must_use]
     pub fn heartbeat(&self, gpu: usize) -> u64 {
         self.limits(gpu).map_or(0, GpuLimits::heartbeat)
     }
 
-    /// Where turns on a GPU are given. One thread at a time.
+    /// Returns the control over a GPU's turns. One thread at a time may use it.
     #[must_use]
-    pub fn gate(&self, gpu: usize) -> Option<TurnControl<'_>> {
+    pub fn turns(&self, gpu: usize) -> Option<TurnControl<'_>> {
         self.limits(gpu).map(|limits| TurnControl { limits })
     }
 }
 
-/// Where a container's turns on a GPU are given.
+/// Opens and closes a container's turns on a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct TurnControl<'a> {
     limits: &'a GpuLimits,
 }
 
 impl TurnControl<'_> {
-    /// The last turn.
+    /// Returns the last turn.
     #[must_use]
     pub fn turn(&self) -> TurnWord {
         self.limits.turn()
     }
 
-    /// Nanoseconds of the GPU that the container may have spent in all.
+    /// Nanoseconds of GPU time that the container may have spent in total.
     #[must_use]
     pub fn allowed(&self) -> u64 {
         self.limits.allowed()
     }
 
-    /// Changes what may have been spent within the turn that lasts.
+    /// Changes what may have been spent within the open turn.
     pub fn allow(&self, allowed: u64) {
-        self.limits.gate.allowed.store(allowed, Release);
+        self.limits.turns.allowed.store(allowed, Release);
     }
 
-    /// Begins the next turn and wakes all who wait for one.
+    /// Opens the next turn and wakes every thread that waits for one.
     pub fn open(&self, allowed: u64) -> TurnWord {
         self.allow(allowed);
         let turn = self.turn().next_open();
-        self.limits.gate.turn.store(turn.0, Release);
-        futex::wake(&self.limits.gate.turn, u32::MAX);
+        self.limits.turns.turn.store(turn.0, Release);
+        futex::wake(&self.limits.turns.turn, u32::MAX);
         turn
     }
 
-    /// Ends the turn.
+    /// Closes the turn.
     pub fn close(&self) {
-        self.limits.gate.turn.store(self.turn().closed().0, Release);
+        self.limits.turns.turn.store(self.turn().closed().0, Release);
     }
 }
 
-/// GPUs that the file has; never more than it has room for.
+/// Returns the number of GPUs in the file; never more than it has room for.
 #[inline]
-pub(crate) fn gpus(limits: &LimitsFile) -> usize {
-    (limits.header.start.count.load(Acquire) as usize).min(MAX_GPUS)
+pub(crate) fn gpu_count(limits: &LimitsFile) -> usize {
+    (limits.header.file.count.load(Acquire) as usize).min(MAX_GPUS)
 }
 
-fn write(gpu: &GpuLimits, share: &GpuShare) {
-    for (word, half) in gpu.uuid.iter().zip(share.uuid.chunks_exact(8)) {
-        word.store(mmap::number(half, 0, 8), Relaxed);
+/// The words of a share as a layout has them.
+type ShareWords = ([u64; 4], [u32; 4]);
+
+fn encoded(share: &GpuShare, layout: LayoutVersion) -> ShareWords {
+    let half = |at| mmap::number(&share.uuid, at, 8);
+    let cores = [share.cores, share.ceiling].map(|cores| layout.cores_to_word(cores));
+    (
+        [half(0), half(8), share.memory, share.context],
+        [cores[0], cores[1], share.priority, u32::from(share.gated)],
+    )
+}
+
+fn words(gpu: &GpuLimits) -> ShareWords {
+    let [first, second] = [0, 1].map(|half: usize| gpu.uuid[half].load(Relaxed));
+    let numbers = [&gpu.cores, &gpu.ceiling, &gpu.priority, &gpu.gated].map(|word| word.load(Relaxed));
+    ([first, second, gpu.memory(), gpu.context()], numbers)
+}
+
+fn write(gpu: &GpuLimits, share: &GpuShare, layout: LayoutVersion) {
+    let ([first, second, memory, context], [cores, ceiling, priority, gated]) = encoded(share, layout);
+    gpu.uuid[0].store(first, Relaxed);
+    gpu.uuid[1].store(second, Relaxed);
+    gpu.memory.store(memory, Relaxed);
+    gpu.context.store(context, Relaxed);
+    gpu.cores.store(cores, Relaxed);
+    gpu.ceiling.store(ceiling, Relaxed);
+    gpu.priority.store(priority, Relaxed);
+    gpu.gated.store(gated, Release);
+}
+
+/// The user that this process acts as.
+#[allow(unsafe_code)]
+pub(crate) fn effective_user() -> u32 {
+    // SAFETY: takes no arguments and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Whether the file exists and is sound. An error where it has an unsupported layout: then it is not ours to replace.
+fn is_sound<T: FileLayout>(path: &Path) -> Result<bool, RegionError> {
+    match mmap::open(path, false).and_then(|file| mmap::check::<T>(&file, path)) {
+        Ok(_) => Ok(true),
+        Err(error @ RegionError::UnsupportedVersion { .. }) => Err(error),
+        Err(_) => Ok(false),
     }
-    gpu.memory.store(share.memory, Relaxed);
-    gpu.context.store(share.context, Relaxed);
-    gpu.cores.store(share.cores, Relaxed);
-    gpu.ceiling.store(share.ceiling, Relaxed);
-    gpu.priority.store(share.priority, Relaxed);
-    gpu.gated.store(u32::from(share.gated), Release);
 }
 
-fn begin<T: FileLayout>(start: &Start, size: usize, count: usize) {
-    start.version.store(VERSION, Relaxed);
-    // A handful of GPUs or a thousand slots.
-    start.count.store(count as u32, Relaxed);
-    start.size.store(size as u64, Relaxed);
-    start.magic.store(T::MAGIC, Release);
+fn begin<T: FileLayout>(header: &FileHeader, size: usize, count: usize) {
+    header.version.store(LayoutVersion::CURRENT.number(), Relaxed);
+    // Sixteen GPUs at most, or a thousand slots.
+    header.count.store(count as u32, Relaxed);
+    header.size.store(size as u64, Relaxed);
+    header.magic.store(T::MAGIC, Release);
 }
 
-/// Makes a file whole under another name, then gives it its own.
+/// Creates a file whole under a temporary name, then renames it.
 fn make<T: FileLayout>(
     path: &Path,
     mode: u32,
     size: usize,
-    room: usize,
+    allocated: usize,
     fill: impl FnOnce(&T),
 ) -> Result<MappedFile<T>, RegionError> {
     let new = path.with_extension("new");
-    let named = |what| move |source| RegionError::unreadable(what, path, source);
+    let failed = |action| move |error| RegionError::io(action, path, error);
     let _ = fs::remove_file(&new);
     let file = OpenOptions::new()
         .read(true)
@@ -276,18 +381,18 @@ fn make<T: FileLayout>(
         .mode(mode)
         .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
         .open(&new)
-        .map_err(named("make"))?;
+        .map_err(failed("create"))?;
     let made = (|| {
-        file.set_len(size as u64).map_err(named("give its length to"))?;
-        mmap::keep_room(&file, path, 0, room)?;
+        file.set_len(size as u64).map_err(failed("set the length of"))?;
+        mmap::allocate(&file, path, 0, allocated)?;
         let map = MappedFile::new(&file, path, true)?;
         fill(&map);
-        // The mode above was cut by the umask, and programs of any user of the container come here.
-        file.set_permissions(Permissions::from_mode(mode)).map_err(named("open up"))?;
-        file.sync_all().map_err(named("write"))?;
-        fs::rename(&new, path).map_err(named("put in place"))?;
+        // The umask cut the mode above, and programs of any user of the container open the file.
+        file.set_permissions(Permissions::from_mode(mode)).map_err(failed("set the mode of"))?;
+        file.sync_all().map_err(failed("write"))?;
+        fs::rename(&new, path).map_err(failed("put in place"))?;
         if let Some(folder) = path.parent() {
-            File::open(folder).and_then(|folder| folder.sync_all()).map_err(named("keep"))?;
+            File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed("persist"))?;
         }
         Ok(map)
     })();

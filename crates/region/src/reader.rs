@@ -1,16 +1,16 @@
-//! The agent's side of `usage`: read through the file, never through memory, since the container may cut it short at any
-//! time, and believed in nothing that can be checked.
+//! The daemon's side of `usage`: read through the file and never through a mapping, since the container may truncate it at
+//! any time, and trusted in nothing that can be verified.
 
 use crate::USAGE;
 use crate::error::RegionError;
 use crate::layout::{
-    Confirmed, GpuAccount, GpuTimeAccount, Identity, MAX_GPUS, Occupied, ProcessLane, SLOTS, Slot,
-    USAGE_SIZE, UsageFile, UsageHeader,
+    Confirmed, GpuAccount, GpuTimeAccount, Identity, OccupiedSlots, ProcessLane, Slot, USAGE_SIZE, UsageFile,
+    UsageHeader,
 };
 use crate::liveness_lock::LivenessLocks;
 use crate::memory_account::{AccountWord, SlotValues, UNIT};
 use crate::mmap::{self, number};
-use crate::tenant::{LIVES_AT, PIDS_AT};
+use crate::protocol::{LIVENESS_LOCKS_AT, MAX_GPUS, PID_LOCKS_AT, SLOT_COUNT};
 use std::fs::File;
 use std::io;
 use std::mem::offset_of;
@@ -65,6 +65,15 @@ pub struct ComputeDemand {
     pub waiting: u32,
     /// Until when what the living have submitted will run, as they predict; zero or in the past if nothing runs.
     pub busy_until: u64,
+}
+
+/// What a container's doorbell said at one time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DoorbellSample {
+    /// Nanoseconds of GPU time that were submitted in total.
+    pub(crate) spent: u64,
+    /// Counted up whenever a process begins to wait for a turn.
+    pub(crate) doorbell: u32,
 }
 
 /// No process has more threads than the kernel has pids.
@@ -173,20 +182,54 @@ fn word(start: &Start, gpu: usize) -> u64 {
 }
 
 impl UsageReader {
-    /// Opens the `usage` of the region in `folder`.
+    /// Opens the `usage` of the region in `folder`, of any supported layout.
     pub fn open(folder: &Path) -> Result<Self, RegionError> {
+        Self::open_with(folder, |_, _| Ok(()))
+    }
+
+    /// As [`UsageReader::open`], if the file belongs to a user.
+    pub(crate) fn open_owned(folder: &Path, user: u32) -> Result<Self, RegionError> {
+        Self::open_with(folder, |file, path| mmap::check_owner(file, path, user))
+    }
+
+    fn open_with(
+        folder: &Path,
+        verify: impl FnOnce(&File, &Path) -> Result<(), RegionError>,
+    ) -> Result<Self, RegionError> {
         let path = folder.join(USAGE);
         let file = mmap::open(&path, false)?;
         mmap::check::<UsageFile>(&file, &path)?;
-        Ok(Self { alive: LivenessLocks::in_one_file(file, LIVES_AT, PIDS_AT), path })
+        verify(&file, &path)?;
+        Ok(Self { alive: LivenessLocks::in_one_file(file, LIVENESS_LOCKS_AT, PID_LOCKS_AT), path })
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        self.alive.file()
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads the few words that tell whether processes of the container wait for a turn; none if the file was truncated.
+    pub(crate) fn doorbell(&self, gpu: usize) -> Option<DoorbellSample> {
+        const LENGTH: usize = offset_of!(GpuTimeAccount, doorbell) + 4;
+        let at =
+            offset_of!(UsageFile, accounts) + gpu * size_of::<GpuAccount>() + offset_of!(GpuAccount, time);
+        let mut bytes = [0; LENGTH];
+        self.file().read_exact_at(&mut bytes, at as u64).ok()?;
+        Some(DoorbellSample {
+            spent: number(&bytes, offset_of!(GpuTimeAccount, spent), 8),
+            // Four bytes were read.
+            doorbell: number(&bytes, offset_of!(GpuTimeAccount, doorbell), 4) as u32,
+        })
     }
 
     /// Cuts the file back to its length where somebody made it longer, or had room kept behind its end: it lies in the machine's
     /// memory. How many bytes that gave back; none where all is as it should be.
     pub fn cut(&self) -> Result<Option<u64>, RegionError> {
         let examine = |file: &File| {
-            let data =
-                file.metadata().map_err(|error| RegionError::unreadable("examine", &self.path, error))?;
+            let data = file.metadata().map_err(|error| RegionError::io("examine", &self.path, error))?;
             Ok::<_, RegionError>((
                 data.len().saturating_sub(USAGE_SIZE as u64),
                 data.blocks().saturating_mul(512),
@@ -199,11 +242,10 @@ impl UsageReader {
         }
         let file = mmap::open(&self.path, true)?;
         if mmap::identity(&file, &self.path)? != mmap::identity(own, &self.path)? {
-            return Err(RegionError::broken(&self.path, "another file is in its place"));
+            return Err(RegionError::damaged(&self.path, "another file is in its place"));
         }
         // To its length and no shorter, whatever was done to it meanwhile: who has it mapped would be killed.
-        file.set_len(USAGE_SIZE as u64)
-            .map_err(|error| RegionError::unreadable("cut back", &self.path, error))?;
+        file.set_len(USAGE_SIZE as u64).map_err(|error| RegionError::io("cut back", &self.path, error))?;
         let (_, left) = examine(&file)?;
         // Some file systems take more for any file than is thought here: that is nobody's doing.
         let back = longer.max(room.saturating_sub(left));
@@ -326,8 +368,8 @@ impl UsageReader {
 
     fn read(&self, bytes: &mut [u8], at: usize) -> Result<(), RegionError> {
         self.alive.file().read_exact_at(bytes, at as u64).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => RegionError::broken(&self.path, "it has been cut short"),
-            _ => RegionError::unreadable("read", &self.path, error),
+            io::ErrorKind::UnexpectedEof => RegionError::damaged(&self.path, "it has been truncated"),
+            _ => RegionError::io("read", &self.path, error),
         })
     }
 }
@@ -352,7 +394,7 @@ impl GpuUsage {
 /// Slots that are marked.
 fn occupied(start: &Start) -> impl Iterator<Item = usize> + '_ {
     let at = offset_of!(UsageFile, header) + offset_of!(UsageHeader, occupied);
-    (0..SLOTS).filter(move |slot| number(start, at + slot / 8, 1) >> (slot % 8) & 1 == 1)
+    (0..SLOT_COUNT).filter(move |slot| number(start, at + slot / 8, 1) >> (slot % 8) & 1 == 1)
 }
 
-const _: () = assert!(size_of::<Occupied>() == SLOTS / 8 && START < USAGE_SIZE);
+const _: () = assert!(size_of::<OccupiedSlots>() == SLOT_COUNT / 8 && START < USAGE_SIZE);

@@ -1,17 +1,18 @@
-//! A process's side of the region: it takes a slot of `usage`, and takes memory before it allocates it.
+//! A process's side of the region: it takes a slot of `usage`, and reserves memory before it allocates it.
 //!
-//! Guaranteed: a process may be killed at any instruction. Its slot is found free by the next one who looks, and what it
-//! held is given back, no more and no less. Nothing in the file makes any of this panic or go on for ever.
+//! A process may be killed at any instruction: its slot is found free by the next process that looks, and exactly what it
+//! held is given back. Nothing in the files makes any of this panic or run for ever.
 
 use crate::error::{Refused, RegionError};
 use crate::failpoint::point;
-use crate::layout::{
-    GpuAccount, GpuLimits, LimitsFile, MAX_GPUS, NO_LIMIT, ProcessLane, SLOTS, Slot, UsageFile,
-};
+use crate::layout::{GpuAccount, GpuLimits, LayoutVersion, LimitsFile, ProcessLane, Slot, UsageFile};
 use crate::liveness_lock::LivenessLocks;
 use crate::memory_account::{self, MemoryAccount, SlotTable, SlotWords, UNIT, UNLIMITED, units};
 use crate::mmap::{self, MappedFile};
 use crate::owner::{self, RegionPolicy};
+use crate::protocol::{
+    LIVENESS_LOCKS_AT, MAX_GPUS, NO_MEMORY_LIMIT, PID_LOCKS_AT, RECLAIM_LOCK_SLOT, SLOT_COUNT,
+};
 use crate::{LIMITS, USAGE, futex};
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -22,23 +23,18 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The bytes of `usage` whose locks say who lives, who is who, and that somebody sees to the dead.
-pub(crate) const LIVES_AT: u64 = 0;
-pub(crate) const PIDS_AT: u64 = 1 << 32;
-/// As if it were one more slot.
-const UNDERTAKER: usize = SLOTS;
-
-/// A process's hold on its container's region. Dropping it gives everything back.
+/// A process's attachment to its container's region. Dropping it gives everything back.
 #[derive(Debug)]
 pub struct RegionTenant {
     limits: MappedFile<LimitsFile>,
+    layout: LayoutVersion,
     usage: MappedFile<UsageFile>,
     alive: LivenessLocks,
     slot: usize,
     /// One thread at a time changes this process's lane on a GPU.
-    turns: [Mutex<()>; MAX_GPUS],
-    /// A thread of this process sees to the dead.
-    sweeping: AtomicBool,
+    lanes: [Mutex<()>; MAX_GPUS],
+    /// A thread of this process is reclaiming dead processes' slots.
+    reclaiming: AtomicBool,
 }
 
 /// A living process of the container.
@@ -46,22 +42,22 @@ pub struct RegionTenant {
 pub struct Process {
     /// Its slot.
     pub slot: usize,
-    /// Its pid as it calls itself.
+    /// Its pid in its own pid namespace.
     pub pid: u32,
-    /// Its pid in the namespace of the caller, where the kernel knows one.
+    /// Its pid in the caller's pid namespace, where the kernel knows one.
     pub pid_here: Option<u32>,
-    /// Clock ticks between the machine's start and its own; with the pid, this names it for good.
+    /// Clock ticks between the machine's start and its own; with the pid, this identifies it for good.
     pub started: u64,
-    /// The number of the pid namespace that `pid` is of.
+    /// Inode of the pid namespace that `pid` is of.
     pub namespace: u64,
-    /// Bytes it holds on each GPU.
+    /// Bytes that it holds on each GPU.
     pub held: [u64; MAX_GPUS],
 }
 
 /// The lanes of one GPU.
 #[derive(Clone, Copy, Debug)]
 struct GpuLanes<'a> {
-    slots: &'a [Slot; SLOTS],
+    slots: &'a [Slot; SLOT_COUNT],
     gpu: usize,
 }
 
@@ -79,58 +75,60 @@ impl SlotTable for GpuLanes<'_> {
 }
 
 impl RegionTenant {
-    /// Takes a slot of the region in `folder`.
+    /// Takes a slot of the region in `folder`, which may have any supported layout.
     pub fn attach(folder: &Path) -> Result<Self, RegionError> {
         let path = folder.join(LIMITS);
         let file = mmap::open(&path, false)?;
-        mmap::check::<LimitsFile>(&file, &path)?;
+        let layout = mmap::check::<LimitsFile>(&file, &path)?;
         let limits = MappedFile::new(&file, &path, false)?;
         drop(file);
         let path = folder.join(USAGE);
         let file = mmap::open(&path, true)?;
         mmap::check::<UsageFile>(&file, &path)?;
-        mmap::keep_room(&file, &path, 0, offset_of!(UsageFile, slots))?;
+        mmap::allocate(&file, &path, 0, offset_of!(UsageFile, slots))?;
         let usage = MappedFile::new(&file, &path, true)?;
         let mapped = mmap::identity(&file, &path)?;
         drop(file);
-        // Opened once more: memory keeps its opening, and a forked child keeps the memory, which must not keep the locks.
-        // The first is closed before there are any, since closing one gives up those of the old kind.
+        // Opened a second time for the locks: a mapping keeps its open file description, and a forked child inherits the
+        // mapping, which must not keep the locks. The first one is closed before any lock is taken, since closing any
+        // descriptor of a file gives up classic locks on it.
         let file = mmap::open(&path, true)?;
         if mmap::identity(&file, &path)? != mapped {
-            return Err(RegionError::broken(&path, "it was replaced just now"));
+            return Err(RegionError::damaged(&path, "it was replaced while it was opened"));
         }
-        let alive = LivenessLocks::in_one_file(file, LIVES_AT, PIDS_AT);
+        let alive = LivenessLocks::in_one_file(file, LIVENESS_LOCKS_AT, PID_LOCKS_AT);
         let mut region = Self {
             limits,
+            layout,
             usage,
             alive,
-            // Nobody's, until one is found.
-            slot: SLOTS,
-            turns: array::from_fn(|_| Mutex::new(())),
-            sweeping: AtomicBool::new(false),
+            // None, until one is found.
+            slot: SLOT_COUNT,
+            lanes: array::from_fn(|_| Mutex::new(())),
+            reclaiming: AtomicBool::new(false),
         };
         region.tidy();
         let slot = region.claim().or_else(|| {
-            // Every slot is marked. Marks of the dead go.
+            // Every slot is marked; the marks of dead processes go.
             region.sweep();
             region.claim()
         });
         let slot = slot.ok_or(RegionError::NoFreeSlot)?;
         let at = offset_of!(UsageFile, slots) + slot * size_of::<Slot>();
-        mmap::keep_room(region.alive.file(), &path, at, size_of::<Slot>())?;
+        mmap::allocate(region.alive.file(), &path, at, size_of::<Slot>())?;
         region.slot = slot;
         region.introduce();
         Ok(region)
     }
 
-    /// A slot without a mark that nobody lives in. Low ones first: they stay in few pages.
+    /// Locks a slot that has no mark and no living process. Low slots first: they stay in few pages.
     fn claim(&self) -> Option<usize> {
-        (0..SLOTS).find(|&slot| {
+        (0..SLOT_COUNT).find(|&slot| {
             if self.is_occupied(slot) || !self.alive.try_acquire(slot) {
                 return false;
             }
-            // Somebody may have come and died in between. Its remains are not ours to see to: whoever needs what it held
-            // waits for the undertaker only.
+            // A process may have come and died in between. Its slot is left to the process that reclaims: whoever needs
+            // what it held waits for that one only.
             let free = !self.is_occupied(slot);
             if !free {
                 self.alive.release(slot);
@@ -139,12 +137,12 @@ impl RegionTenant {
         })
     }
 
-    /// Puts this process's name on its slot.
+    /// Writes this process's identity into its slot.
     fn introduce(&self) {
         point("slot.locked");
         self.alive.publish_pid(self.slot);
         let Some(slot) = self.usage.slots.get(self.slot) else { return };
-        // Nothing is held in a slot without a mark, unless somebody forged it.
+        // A slot without a mark holds nothing, unless it was forged.
         for gpu in 0..MAX_GPUS {
             self.clear_lane(self.slot, gpu);
         }
@@ -157,20 +155,27 @@ impl RegionTenant {
         point("slot.marked");
     }
 
-    /// GPUs the container has now.
+    /// The number of GPUs that the container has now, attachments included.
     #[inline]
     #[must_use]
     pub fn gpus(&self) -> usize {
-        owner::gpus(&self.limits)
+        owner::gpu_count(&self.limits)
     }
 
-    /// The GPU with this UUID.
+    /// Changes whenever the list of GPUs grows. What was found out about the list before the change may be outdated.
+    #[inline]
+    #[must_use]
+    pub fn generation(&self) -> u32 {
+        self.limits.header.generation.load(Acquire)
+    }
+
+    /// Finds the GPU with this UUID.
     #[must_use]
     pub fn find(&self, uuid: &[u8; 16]) -> Option<usize> {
         self.limits.gpus.iter().take(self.gpus()).position(|gpu| gpu.uuid() == *uuid)
     }
 
-    /// What the container may have of a GPU; of one it does not have, nothing.
+    /// What the container may use of a GPU; nothing, of one that it does not have.
     #[inline]
     #[must_use]
     pub fn limits(&self, gpu: usize) -> &GpuLimits {
@@ -178,7 +183,19 @@ impl RegionTenant {
         if gpu < self.gpus() { self.limits.gpus.get(gpu).unwrap_or(&NOTHING) } else { &NOTHING }
     }
 
-    /// What the container's processes have together on a GPU.
+    /// Guaranteed compute on a GPU in thousandths of a percent; zero for no guarantee.
+    #[must_use]
+    pub fn cores(&self, gpu: usize) -> u32 {
+        self.layout.cores_from_word(self.limits(gpu).cores.load(Relaxed))
+    }
+
+    /// Compute that may be reached on a GPU, in thousandths of a percent.
+    #[must_use]
+    pub fn ceiling(&self, gpu: usize) -> u32 {
+        self.layout.cores_from_word(self.limits(gpu).ceiling.load(Relaxed))
+    }
+
+    /// What the container's processes use together of a GPU.
     #[inline]
     #[must_use]
     pub fn gpu_account(&self, gpu: usize) -> &GpuAccount {
@@ -186,7 +203,7 @@ impl RegionTenant {
         self.usage.accounts.get(gpu).unwrap_or(&NOWHERE)
     }
 
-    /// What this process has on a GPU.
+    /// What this process uses of a GPU.
     #[inline]
     #[must_use]
     pub fn lane(&self, gpu: usize) -> &ProcessLane {
@@ -199,10 +216,10 @@ impl RegionTenant {
     #[inline]
     #[must_use]
     pub fn policy(&self) -> RegionPolicy {
-        RegionPolicy::of(self.limits.header.policy.load(Relaxed))
+        RegionPolicy::from_bits(self.limits.header.policy.load(Relaxed))
     }
 
-    /// When the GPU's arbiter last said that it lives, on the monotonic clock; zero if none ever did.
+    /// When the GPU's turn scheduler last reported that it runs, on the monotonic clock; zero if it never did.
     #[inline]
     #[must_use]
     pub fn heartbeat(&self, gpu: usize) -> u64 {
@@ -215,21 +232,21 @@ impl RegionTenant {
         self.slot
     }
 
-    /// Whether the calling process attached itself. A forked child did not: it must attach anew, and to
-    /// drop this there does nothing to the parent's slot.
+    /// Whether the calling process attached itself. A forked child did not: it must attach on its own, and dropping this
+    /// in the child does nothing to the parent's slot.
     #[inline]
     #[must_use]
     pub fn is_own(&self) -> bool {
         self.alive.is_own()
     }
 
-    /// Takes memory of a GPU for this process, before it is allocated.
+    /// Reserves memory of a GPU for this process, before it is allocated.
     ///
     /// In a forked child, which has no slot, everything is refused.
     #[inline]
     pub fn reserve(&self, gpu: usize, bytes: u64) -> Result<(), Refused> {
         let asked = units(bytes);
-        let _turn = self.turn(gpu);
+        let _lane = self.lock_lane(gpu);
         match self.try_take(gpu, asked) {
             Some(used) => {
                 self.note_peak(gpu, used);
@@ -239,11 +256,12 @@ impl RegionTenant {
         }
     }
 
-    /// As [`RegionTenant::reserve`], for who has something to do before it gives up: nothing is swept, and no refusal counted.
+    /// As [`RegionTenant::reserve`], for a caller that can do something before it gives up: dead processes' memory is not
+    /// reclaimed, and no refusal is counted.
     #[inline]
     #[must_use]
     pub fn try_reserve(&self, gpu: usize, bytes: u64) -> bool {
-        let _turn = self.turn(gpu);
+        let _lane = self.lock_lane(gpu);
         let taken = self.try_take(gpu, units(bytes));
         if let Some(used) = taken {
             self.note_peak(gpu, used);
@@ -251,7 +269,7 @@ impl RegionTenant {
         taken.is_some()
     }
 
-    /// Counts a refusal, for who has given up.
+    /// Counts a refusal, for a caller of [`RegionTenant::try_reserve`] that has given up.
     #[cold]
     pub fn note_refusal(&self, gpu: usize) {
         if self.is_own() {
@@ -267,7 +285,7 @@ impl RegionTenant {
         self.account(self.slot, gpu)?.take(asked, self.capacity(gpu))
     }
 
-    /// What the dead held may be enough.
+    /// What dead processes held may be enough.
     #[cold]
     fn take_after_sweep(&self, gpu: usize, bytes: u64) -> Result<(), Refused> {
         self.sweep();
@@ -288,10 +306,10 @@ impl RegionTenant {
         }
     }
 
-    /// Gives memory back, as much as was taken for it.
+    /// Gives memory back, as much as was reserved for it.
     #[inline]
     pub fn release(&self, gpu: usize, bytes: u64) {
-        let _turn = self.turn(gpu);
+        let _lane = self.lock_lane(gpu);
         if self.is_own()
             && let Some(account) = self.account(self.slot, gpu)
         {
@@ -299,33 +317,33 @@ impl RegionTenant {
         }
     }
 
-    /// The account of a slot; none if there is no such GPU or slot.
+    /// The memory account of a slot; none if there is no such GPU or slot.
     #[inline]
     fn account(&self, slot: usize, gpu: usize) -> Option<MemoryAccount<'_, GpuLanes<'_>>> {
-        let book = self.usage.accounts.get(gpu)?;
-        Some(MemoryAccount { word: &book.word, lanes: GpuLanes { slots: &self.usage.slots, gpu }, slot })
+        let account = self.usage.accounts.get(gpu)?;
+        Some(MemoryAccount { word: &account.word, lanes: GpuLanes { slots: &self.usage.slots, gpu }, slot })
     }
 
     #[inline]
-    fn turn(&self, gpu: usize) -> Option<MutexGuard<'_, ()>> {
-        // A forked child may have been born while another thread held it.
+    fn lock_lane(&self, gpu: usize) -> Option<MutexGuard<'_, ()>> {
+        // A forked child may have been born while another thread held the lock.
         if !self.is_own() {
             return None;
         }
-        let turn = self.turns.get(gpu)?;
-        Some(turn.try_lock().unwrap_or_else(|_| wait_for(turn)))
+        let lane = self.lanes.get(gpu)?;
+        Some(lane.try_lock().unwrap_or_else(|_| wait_for(lane)))
     }
 
-    /// Units there may be of a GPU.
+    /// Units that may be used of a GPU.
     #[inline]
     fn capacity(&self, gpu: usize) -> u64 {
         match self.limits(gpu).memory() {
-            NO_LIMIT => UNLIMITED,
+            NO_MEMORY_LIMIT => UNLIMITED,
             memory => memory / UNIT,
         }
     }
 
-    /// Bytes of a GPU used by all processes of the container.
+    /// Bytes of a GPU that all processes of the container use.
     #[inline]
     #[must_use]
     pub fn used(&self, gpu: usize) -> u64 {
@@ -346,24 +364,23 @@ impl RegionTenant {
     #[inline]
     #[must_use]
     pub fn memory_limit(&self, gpu: usize) -> Option<u64> {
-        Some(self.limits(gpu).memory()).filter(|&memory| memory != NO_LIMIT)
+        Some(self.limits(gpu).memory()).filter(|&memory| memory != NO_MEMORY_LIMIT)
     }
 
-    /// Gives back what dead processes held; returns how many there were. `errno` stays as it was.
+    /// Reclaims what dead processes held. Returns how many there were, and leaves `errno` as it was.
     pub fn sweep(&self) -> usize {
         futex::keeping_errno(|| {
-            let Some(_sweeping) = Sweeping::begin(self) else { return 0 };
+            let Some(_reclaiming) = Reclaiming::begin(self) else { return 0 };
             self.usage.header.swept.store(crate::clock::coarse(), Relaxed);
-            self.occupied().filter(|&slot| self.bury(slot)).count()
+            self.occupied().filter(|&slot| self.reclaim(slot)).count()
         })
     }
 
-    /// As [`RegionTenant::sweep`], unless somebody did it a moment ago or nobody else holds anything: cheap enough to be
-    /// called whenever somebody asks how much is used.
+    /// As [`RegionTenant::sweep`], unless that was done a moment ago or no other process holds anything: cheap enough for
+    /// every query of how much is used.
     #[inline]
     pub fn tidy(&self) {
-        /// Nanoseconds.
-        const A_MOMENT: u64 = 10_000_000;
+        const SWEEP_INTERVAL_NS: u64 = 10_000_000;
         let others = (0..self.gpus()).any(|gpu| self.used(gpu) != self.held(gpu));
         if !others {
             return;
@@ -371,21 +388,22 @@ impl RegionTenant {
         let now = crate::clock::coarse();
         let swept = &self.usage.header.swept;
         let last = swept.load(Relaxed);
-        // A forged instant that is yet to come is long ago.
-        if now.wrapping_sub(last) > A_MOMENT && swept.compare_exchange(last, now, Relaxed, Relaxed).is_ok() {
+        // A forged time in the future counts as long ago.
+        let is_due = now.wrapping_sub(last) > SWEEP_INTERVAL_NS;
+        if is_due && swept.compare_exchange(last, now, Relaxed, Relaxed).is_ok() {
             self.sweep();
         }
     }
 
     /// Cleans the slot if its process is dead.
-    fn bury(&self, slot: usize) -> bool {
+    fn reclaim(&self, slot: usize) -> bool {
         if slot == self.slot || self.alive.is_alive(slot) {
             return false;
         }
         self.alive.with_dead_slot(slot, || self.clean(slot)).is_some()
     }
 
-    /// Takes back everything a slot's process had. The slot must be ours by its lock.
+    /// Takes back everything that a slot's process had. The caller must hold the slot's lock.
     fn clean(&self, slot: usize) {
         for gpu in 0..MAX_GPUS {
             self.clear_lane(slot, gpu);
@@ -428,7 +446,7 @@ impl RegionTenant {
             .is_some_and(|word| word.load(Acquire) >> (slot % 64) & 1 == 1)
     }
 
-    /// Slots that have been taken and not yet cleaned.
+    /// Slots that were taken and not yet cleaned.
     fn occupied(&self) -> impl Iterator<Item = usize> + '_ {
         self.usage.header.occupied.0.iter().enumerate().flat_map(|(index, word)| {
             let word = word.load(Acquire);
@@ -456,7 +474,7 @@ impl RegionTenant {
 
 impl Drop for RegionTenant {
     fn drop(&mut self) {
-        if !self.is_own() || self.slot >= SLOTS {
+        if !self.is_own() || self.slot >= SLOT_COUNT {
             return;
         }
         futex::keeping_errno(|| {
@@ -468,42 +486,43 @@ impl Drop for RegionTenant {
 }
 
 #[cold]
-fn wait_for(turn: &Mutex<()>) -> MutexGuard<'_, ()> {
-    futex::keeping_errno(|| turn.lock().unwrap_or_else(PoisonError::into_inner))
+fn wait_for(lane: &Mutex<()>) -> MutexGuard<'_, ()> {
+    futex::keeping_errno(|| lane.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// While it lives, nobody else of the container sees to the dead: who is refused memory has waited for all of theirs.
-struct Sweeping<'a>(&'a RegionTenant);
+/// While it exists, no other process of the container reclaims slots: a process that is refused memory has waited for
+/// everything that dead processes held.
+struct Reclaiming<'a>(&'a RegionTenant);
 
-impl<'a> Sweeping<'a> {
-    /// Waits a while for others. Not for ever: one of them may have been stopped.
+impl<'a> Reclaiming<'a> {
+    /// Waits for other processes, but not for ever: one of them may have been stopped.
     fn begin(region: &'a RegionTenant) -> Option<Self> {
-        const PATIENCE: u32 = 2_000;
-        const NAP: Duration = Duration::from_micros(100);
-        for _ in 0..PATIENCE {
+        const MAX_ATTEMPTS: u32 = 2_000;
+        const RETRY_INTERVAL: Duration = Duration::from_micros(100);
+        for _ in 0..MAX_ATTEMPTS {
             if !region.is_own() {
                 return None;
             }
-            if !region.sweeping.swap(true, Acquire) {
-                if region.alive.try_acquire(UNDERTAKER) {
+            if !region.reclaiming.swap(true, Acquire) {
+                if region.alive.try_acquire(RECLAIM_LOCK_SLOT) {
                     return Some(Self(region));
                 }
-                region.sweeping.store(false, Release);
+                region.reclaiming.store(false, Release);
             }
-            std::thread::sleep(NAP);
+            std::thread::sleep(RETRY_INTERVAL);
         }
         None
     }
 }
 
-impl Drop for Sweeping<'_> {
+impl Drop for Reclaiming<'_> {
     fn drop(&mut self) {
-        self.0.alive.release(UNDERTAKER);
-        self.0.sweeping.store(false, Release);
+        self.0.alive.release(RECLAIM_LOCK_SLOT);
+        self.0.reclaiming.store(false, Release);
     }
 }
 
-/// Clock ticks between the machine's start and this process's; zero where it cannot be known.
+/// Clock ticks between the machine's start and this process's; zero if they cannot be read.
 fn start_time() -> u64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     // The name may contain anything, and ends with the last bracket. The 22nd field is the 20th after it.
@@ -513,17 +532,17 @@ fn start_time() -> u64 {
 
 #[cfg(test)]
 impl RegionTenant {
-    /// Goes as a killed process does: its locks are gone, and nothing is cleaned up.
-    pub(crate) fn let_go_as_if_killed(mut self) {
+    /// Ends as a killed process does: its locks are gone, and nothing is cleaned up.
+    pub(crate) fn end_as_if_killed(mut self) {
         self.alive.release(self.slot);
-        self.slot = SLOTS;
+        self.slot = SLOT_COUNT;
     }
 
-    /// The same file, opened once more.
+    /// Opens the same file a second time.
     #[allow(clippy::unwrap_used)]
     pub(crate) fn another_opening(&self) -> LivenessLocks {
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(self.alive.file()));
         let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
-        LivenessLocks::in_one_file(file, LIVES_AT, PIDS_AT)
+        LivenessLocks::in_one_file(file, LIVENESS_LOCKS_AT, PID_LOCKS_AT)
     }
 }

@@ -1,6 +1,7 @@
 //! What needs to see or spoil the inside of the files.
 
 mod counting;
+mod layouts;
 mod reading;
 mod sharing;
 
@@ -37,7 +38,7 @@ fn attach(folder: &TempDir) -> RegionTenant {
 /// Its process is dead: its lock is gone, and nothing of it was cleaned up.
 fn bury_alive(region: RegionTenant) -> usize {
     let slot = region.slot();
-    region.let_go_as_if_killed();
+    region.end_as_if_killed();
     slot
 }
 

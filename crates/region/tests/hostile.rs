@@ -18,9 +18,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn any_contents_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..1024), amounts in amounts()) {
+    fn any_contents_are_survived(
+        layout in 1..=2u32,
+        bytes in prop::collection::vec(any::<u8>(), 0..1024),
+        amounts in amounts(),
+    ) {
         let folder = tempfile::tempdir().unwrap();
-        let _owner = make(folder.path());
+        let _owner = make(folder.path(), layout);
         let files = open(folder.path());
         spoil(&files, &bytes);
         live(folder.path(), amounts);
@@ -31,9 +35,14 @@ proptest! {
 
     /// Cut at any length.
     #[test]
-    fn any_length_is_refused_or_whole(length in 0..2_400_000u64, limits in any::<bool>(), amounts in amounts()) {
+    fn any_length_is_refused_or_whole(
+        layout in 1..=2u32,
+        length in 0..2_400_000u64,
+        limits in any::<bool>(),
+        amounts in amounts(),
+    ) {
         let folder = tempfile::tempdir().unwrap();
-        let _owner = make(folder.path());
+        let _owner = make(folder.path(), layout);
         let file = &open(folder.path())[usize::from(!limits)];
         let whole = file.metadata().unwrap().len();
         let length = if limits { length % (whole + 1) } else { length };
@@ -50,7 +59,7 @@ proptest! {
 #[test]
 fn a_victim_outlives_a_hostile_neighbour() {
     let folder = tempfile::tempdir().unwrap();
-    let _owner = make(folder.path());
+    let _owner = make(folder.path(), 2);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -41,6 +41,8 @@ mod failpoint {
 
 #[path = "../src/memory_account.rs"]
 mod memory_account;
+#[path = "../src/protocol.rs"]
+mod protocol;
 
 use failpoint::until_death;
 use memory_account::{MemoryAccount, SlotTable, SlotWords};

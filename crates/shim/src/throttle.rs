@@ -1,7 +1,7 @@
 //! Delays launches on a GPU until their container has the turn there and time left in it.
 //!
 //! Time is the GPU's own, in nanoseconds. The container has spent so much of it (`spent`, in `usage`) and may have spent so
-//! much (`allowed`, in `limits`, which the arbiter writes). A process takes time from the container in [`CHUNK`]s and its
+//! much (`allowed`, in `limits`, which the arbiter writes). A process takes time from the container in chunks ([`TIME_CHUNK_NS`]) and its
 //! launches draw on that, each by what its kernel is known to take ([`costs`]): so a launch usually costs one lookup, one
 //! comparison and one subtraction, all in the process's own memory.
 //!
@@ -23,11 +23,10 @@ use kernel_costs::{Cost, Costs};
 use measure::Samples;
 use partage_driver_api::cuda::{CUDA_ERROR_NOT_PERMITTED, CUDA_SUCCESS, CUresult, CUstream};
 use partage_region::MAX_GPUS;
+#[cfg(doc)]
+use partage_region::protocol::TIME_CHUNK_NS;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
-
-/// Nanoseconds that a process takes from its container at a time.
-pub(crate) const CHUNK: u64 = 500_000;
 
 /// Between so many launches one is measured once its kernel is known, with four calls of the driver's. Which one is not to be
 /// foreseen: a program's loop must not have the same kernel measured every time.

@@ -129,6 +129,7 @@ fn audit_of(looks: u32, region: &Path, pids: &[u32]) {
                 before,
                 after,
             }],
+            unmanaged: Vec::new(),
         };
         if look == BEFORE {
             say("seen");
@@ -236,7 +237,7 @@ fn who_goes_past_the_shim_is_found() {
 #[test]
 fn who_works_past_the_shim_is_found() {
     let node = node();
-    let gated = GpuShare { gated: true, cores: 5000, ceiling: 5000, ..shares(&node, LIMIT)[0].clone() };
+    let gated = GpuShare { gated: true, cores: 50_000, ceiling: 50_000, ..shares(&node, LIMIT)[0].clone() };
     let container = Container::new(&node, &[gated], RegionPolicy::default());
     let mut honest = started(container.start("launch"));
     assert_eq!(found(&container, 40, &[&honest]), []);

@@ -18,7 +18,7 @@ use driver::cuda::*;
 use driver::nvml::{NVML_SUCCESS, Nvml, nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2, nvmlMemory_v2_t};
 use node::{Node, Player, role, say, wait_to_be_told};
 use partage_driver_api::exports::DriverVersion;
-use partage_region::{GpuShare, RegionPolicy, RegionTenant, SLOTS};
+use partage_region::{GpuShare, RegionPolicy, RegionTenant, SLOT_COUNT};
 use std::process::Command;
 use std::ptr::null_mut;
 
@@ -455,7 +455,7 @@ fn a_full_table_refuses_and_recovers() {
     // SAFETY: a struct of ours; more files for this test's process.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
     let mut all: Vec<RegionTenant> =
-        (0..SLOTS).map(|_| RegionTenant::attach(&container.region()).unwrap()).collect();
+        (0..SLOT_COUNT).map(|_| RegionTenant::attach(&container.region()).unwrap()).collect();
     assert!(RegionTenant::attach(&container.region()).is_err());
     let mut late = container.start("full");
     late.hear("refused");

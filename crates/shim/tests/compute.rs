@@ -61,13 +61,13 @@ fn holding(node: &Node, cores: u32, ceiling: u32) -> Container<'_> {
 
 fn share(node: &Node, cores: u32, ceiling: u32) -> GpuShare {
     let [share] = shares(node, u64::MAX).try_into().unwrap();
-    GpuShare { cores: cores * 100, ceiling: ceiling * 100, gated: true, ..share }
+    GpuShare { cores: cores * 1_000, ceiling: ceiling * 1_000, gated: true, ..share }
 }
 
 fn dealt(containers: &[&Container<'_>]) -> Arbiter {
     let runner = Arbiter::new();
     for container in containers {
-        runner.add(&container.region()).unwrap();
+        runner.add(container.handle()).unwrap();
     }
     runner
 }

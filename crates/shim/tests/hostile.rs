@@ -62,10 +62,10 @@ fn a_hostile_tenant_harms_only_itself() {
         (all[0].cores, all[0].ceiling, all[0].gated) = (cores, cores, true);
         Container::new(&node, &all, RegionPolicy::default())
     };
-    let (hostile, other) = (contain(3000), contain(6000));
+    let (hostile, other) = (contain(30_000), contain(60_000));
     let (arbiter, state) = (Arbiter::new(), node.state());
-    arbiter.add(&hostile.region()).unwrap();
-    let member = arbiter.add(&other.region()).unwrap();
+    arbiter.add(hostile.handle()).unwrap();
+    let member = arbiter.add(other.handle()).unwrap();
     let mut steady = other.start("steady");
     steady.hear("steady");
     let mut attacker = hostile.start("attacker");
@@ -104,8 +104,8 @@ fn a_hostile_tenant_harms_only_itself() {
     assert_eq!(snapshot.forged, []);
     assert_eq!(snapshot.gpus[0].used, CONTEXT + 10 * MIB);
     assert_eq!(truth(&state, 0), CONTEXT + 10 * MIB);
-    let notes = arbiter.notes(member);
-    assert_eq!((notes.backwards, notes.leaps), (0, 0));
+    let anomalies = arbiter.anomalies(member);
+    assert_eq!((anomalies.backwards, anomalies.leaps), (0, 0));
     // It was promised twice as much as the hostile one: of what ran, the larger part is its own.
     assert!(own * 2 > all, "{own} of {all}");
     steady.end();

@@ -137,7 +137,7 @@ impl Bed {
         // Room for the witness, and for a tenant with two contexts.
         let mut all = shares(node, WITNESS + 2 * CONTEXT + ROOM);
         // By its own account: step by step, a turn of an arbiter's would be over before anybody takes it.
-        (all[0].cores, all[0].ceiling, all[0].gated) = (5000, 5000, scenario == "launch");
+        (all[0].cores, all[0].ceiling, all[0].gated) = (50_000, 50_000, scenario == "launch");
         let container = Container::new(node, &all, RegionPolicy::default());
         let arguments =
             ["-Wl,--no-as-needed".into(), format!("-L{}", node.0.libraries().display()), "-lcuda".into()];

@@ -245,7 +245,7 @@ impl Keeper {
             self.forget(&record);
             return;
         }
-        match self.live(record) {
+        match self.adopted(record) {
             Ok(live) => {
                 self.log(&format!("{name} goes on"));
                 self.state().shares.insert(name.clone(), live);

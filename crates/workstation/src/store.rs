@@ -243,6 +243,11 @@ pub(crate) fn open_to(home: &Home, name: &str, uid: u32) -> io::Result<()> {
     fs::set_permissions(&folder, Permissions::from_mode(0o755))
 }
 
+/// The user that the `usage` of a share belongs to: see [`open_to`].
+pub(crate) fn usage_owner(uid: u32) -> u32 {
+    if uid == 0 { rustix::process::geteuid().as_raw() } else { uid }
+}
+
 /// The folder of a share's device files, where they are simulated.
 pub(crate) fn devices(home: &Home, name: &str) -> PathBuf {
     home.share(name).join("dev")

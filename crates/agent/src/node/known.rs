@@ -122,8 +122,10 @@ impl NodeState {
                 continue;
             }
             let kept = match written {
-                true => self.regions.keep(nonce, uid, container, &grant.shares, &gated),
-                false => self.make_ready(nonce, &[], record, grant),
+                true => {
+                    self.regions.adopt(nonce, uid, container, &grant.shares, &gated).map_err(String::from)
+                }
+                false => self.make_ready(nonce, &[], record, grant, true),
             };
             if let Err(error) = kept {
                 let (namespace, pod) = logged_name(Some(&record.pod));

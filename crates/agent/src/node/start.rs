@@ -87,12 +87,14 @@ impl NodeState {
     }
 
     /// Puts everything in its place that a container gets. `also` are other names under which the runtime may be asked for it.
+    /// The region of a container that may be running (`may_run`) is adopted or left alone, and never replaced.
     pub(super) fn make_ready(
         &self,
         nonce: &Nonce,
         also: &[Nonce],
         record: &PodRecord,
         grant: &Grant,
+        may_run: bool,
     ) -> Result<(), String> {
         let (uid, container) = (&record.pod.uid, &grant.container);
         let names = || [nonce].into_iter().chain(also);
@@ -100,7 +102,11 @@ impl NodeState {
             lock(&self.owners).insert(name.clone(), (uid.clone(), container.clone()));
         }
         let all = self.gated();
-        self.regions.keep(nonce, uid, container, &grant.shares, &all)?;
+        if may_run {
+            self.regions.adopt(nonce, uid, container, &grant.shares, &all)?;
+        } else {
+            self.regions.prepare(nonce, uid, container, &grant.shares, &all)?;
+        }
         fault::point("after-region");
         let region = self.regions.folder(nonce);
         let devices =
@@ -230,7 +236,7 @@ impl NodeState {
         }
         // Waiting for a disk must not keep others waiting.
         tokio::task::block_in_place(|| {
-            self.make_ready(nonce, also, &record, grant)?;
+            self.make_ready(nonce, also, &record, grant, false)?;
             if holder.nonce.is_some() {
                 self.forget_earlier(nonce, &holder.uid, &container);
             }

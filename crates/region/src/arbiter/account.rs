@@ -1,7 +1,8 @@
-//! What the deal keeps about one container.
+//! What the turn scheduler keeps about one container.
 
 use super::credit::Credit;
-use super::{WHOLE, tuning};
+use super::tuning;
+use crate::protocol::WHOLE_GPU;
 
 /// What is seen of one container on one GPU. The first three are its owner's, the others are the container's own
 /// words and may be anything.
@@ -23,11 +24,11 @@ pub struct ContainerView {
 
 impl ContainerView {
     pub(super) fn cores(&self) -> u32 {
-        self.cores.min(WHOLE)
+        self.cores.min(WHOLE_GPU)
     }
 
     pub(super) fn ceiling(&self) -> u32 {
-        self.ceiling.clamp(self.cores(), WHOLE)
+        self.ceiling.clamp(self.cores(), WHOLE_GPU)
     }
 }
 
@@ -82,7 +83,7 @@ pub(super) struct Account {
     absences: u32,
     /// When its last turn was given.
     pub(super) served: u64,
-    pub(super) notes: Anomalies,
+    pub(super) anomalies: Anomalies,
 }
 
 /// Corrections come soon after what they correct.
@@ -93,26 +94,26 @@ const EXCUSED: i64 = 50_000_000;
 
 /// Nobody begins at once, and the next one is called when patience ends.
 #[expect(clippy::cast_possible_wrap, reason = "a constant")]
-const GRACE: i64 = (tuning::PATIENCE + tuning::LEAD) as i64;
+const GRACE: i64 = (tuning::MAX_IDLE_IN_TURN + tuning::HANDOVER_LEAD) as i64;
 
 /// `nanos` of `rate`.
 fn part(nanos: u64, rate: u32) -> u64 {
-    nanos.saturating_mul(u64::from(rate)) / u64::from(WHOLE)
+    nanos.saturating_mul(u64::from(rate)) / u64::from(WHOLE_GPU)
 }
 
 /// What someone kept waiting gathers at most.
 fn behind(rate: u32) -> u64 {
-    part(tuning::BEHIND, rate)
+    part(tuning::MAX_CREDIT_AGE_WAITING, rate)
 }
 
 /// What someone who does not want keeps.
 fn saved(rate: u32) -> u64 {
-    part(tuning::IDLE, rate).min(tuning::SAVED).max(worth(rate))
+    part(tuning::MAX_CREDIT_AGE_IDLE, rate).min(tuning::MAX_IDLE_CREDIT).max(worth(rate))
 }
 
 /// The shortest turn.
 fn worth(rate: u32) -> u64 {
-    part(tuning::GATHER, rate).clamp(tuning::LEAST, tuning::ENOUGH).min(behind(rate))
+    part(tuning::MIN_TURN_ACCRUAL, rate).clamp(tuning::MIN_TURN, tuning::MAX_MIN_TURN).min(behind(rate))
 }
 
 impl Account {
@@ -137,12 +138,12 @@ impl Account {
             cores: view.cores(),
             ceiling: view.ceiling(),
             idle_since: now,
-            patience: tuning::PATIENCE,
-            wake: tuning::WAKE,
+            patience: tuning::MAX_IDLE_IN_TURN,
+            wake: tuning::WAKE_ALLOWANCE,
             away_until: 0,
             absences: 0,
             served: now,
-            notes: Anomalies::default(),
+            anomalies: Anomalies::default(),
         }
     }
 
@@ -153,16 +154,16 @@ impl Account {
 
     /// How much more is charged now that `spent` is this; less than nothing when costs were corrected.
     pub(super) fn growth(&mut self, spent: u64) -> i64 {
-        let limit = i64::try_from(tuning::DEBT).unwrap_or(i64::MAX);
+        let limit = i64::try_from(tuning::MAX_DEBT).unwrap_or(i64::MAX);
         #[expect(clippy::cast_possible_wrap, reason = "the difference of counters that may wrap")]
         let grown = spent.wrapping_sub(self.spent) as i64;
         self.spent = spent;
         let grown = if grown > limit {
-            self.notes.leaps = self.notes.leaps.saturating_add(1);
+            self.anomalies.leaps = self.anomalies.leaps.saturating_add(1);
             limit
         } else if grown < -self.creditable {
             // A counter that began anew, or a lie: nobody is given back more than was taken.
-            self.notes.backwards = self.notes.backwards.saturating_add(1);
+            self.anomalies.backwards = self.anomalies.backwards.saturating_add(1);
             0
         } else {
             grown
@@ -245,7 +246,8 @@ impl Account {
         self.promise.grow(owed, self.cores, cap(cores));
         self.roof.grow(passed, self.ceiling, cap(ceiling));
         (self.cores, self.ceiling) = (cores, ceiling);
-        let kept = if now.saturating_sub(self.idle_since) > tuning::IDLE { saved } else { behind };
+        let kept =
+            if now.saturating_sub(self.idle_since) > tuning::MAX_CREDIT_AGE_IDLE { saved } else { behind };
         self.promise.clip(kept(cores));
         self.roof.clip(kept(ceiling));
     }
@@ -254,34 +256,36 @@ impl Account {
     /// is not left idle because everybody has a little.
     pub(super) fn promised(&self, view: &ContainerView) -> Option<u64> {
         let held = u64::try_from(self.promise.nanos()).ok()?;
-        (view.cores() > 0 && held > 0).then(|| held.max(self.worth(view.cores())).min(tuning::TURN))
+        (view.cores() > 0 && held > 0)
+            .then(|| held.max(self.worth(view.cores())).min(tuning::MAX_GUARANTEED_TURN))
     }
 
     /// The turn that it may have of time nobody claims.
     pub(super) fn lendable(&self, view: &ContainerView) -> Option<u64> {
         let (cores, ceiling) = (view.cores(), view.ceiling());
-        if ceiling >= WHOLE {
-            return Some(tuning::LENT);
+        if ceiling >= WHOLE_GPU {
+            return Some(tuning::MAX_LENT_TURN);
         }
         let held = u64::try_from(self.roof.nanos()).ok()?;
-        (ceiling > cores && held > 0).then(|| held.max(worth(ceiling)).min(tuning::LENT))
+        (ceiling > cores && held > 0).then(|| held.max(worth(ceiling)).min(tuning::MAX_LENT_TURN))
     }
 
     /// The shortest turn that is worth calling it for: it pays for the time that it takes to wake up.
     fn worth(&self, rate: u32) -> u64 {
-        let longer = self.wake.saturating_sub(tuning::WAKE).saturating_mul(tuning::WORTH);
+        let longer =
+            self.wake.saturating_sub(tuning::WAKE_ALLOWANCE).saturating_mul(tuning::SLOW_WAKER_TURN_FACTOR);
         worth(rate).max(longer.min(behind(rate)))
     }
 
     /// How long its promise takes to bring what it has not used: so long it is behind. Less than nothing if it is ahead.
     pub(super) fn behind(&self, view: &ContainerView) -> i64 {
-        self.promise.nanos().saturating_mul(i64::from(WHOLE)) / i64::from(view.cores().max(1))
+        self.promise.nanos().saturating_mul(i64::from(WHOLE_GPU)) / i64::from(view.cores().max(1))
     }
 
     /// How long until it may have a turn, if nobody else wanted one.
     pub(super) fn eligible_in(&self, view: &ContainerView) -> Option<u64> {
         let (cores, ceiling) = (view.cores(), view.ceiling());
-        if ceiling >= WHOLE {
+        if ceiling >= WHOLE_GPU {
             return Some(0);
         }
         let promise = (cores > 0).then(|| self.promise.until(1, cores)).flatten();
@@ -291,7 +295,7 @@ impl Account {
 
     /// Lent time counts less for who was promised more.
     pub(super) fn weighed(view: &ContainerView, nanos: u64) -> u64 {
-        nanos.saturating_mul(u64::from(WHOLE)) / u64::from(view.cores().max(WHOLE / 100))
+        nanos.saturating_mul(u64::from(WHOLE_GPU)) / u64::from(view.cores().max(WHOLE_GPU / 100))
     }
 
     /// It had lent time; negative gives back.
@@ -306,12 +310,13 @@ impl Account {
     /// It had the turn and came, so long after it was called.
     pub(super) fn came(&mut self, after: u64) {
         let less = self.wake - self.wake / 16;
-        self.wake = less.max(after.saturating_mul(2)).clamp(tuning::WAKE, tuning::SLOWEST);
+        self.wake =
+            less.max(after.saturating_mul(2)).clamp(tuning::WAKE_ALLOWANCE, tuning::MAX_WAKE_ALLOWANCE);
     }
 
     /// It had the turn and did not come. The more often, the rarer it is asked, and the longer it is waited for.
     pub(super) fn absent(&mut self, now: u64) {
-        self.wake = self.wake.saturating_mul(2).min(tuning::SLOWEST);
+        self.wake = self.wake.saturating_mul(2).min(tuning::MAX_WAKE_ALLOWANCE);
         self.away_until = now.saturating_add((20 * super::MILLI) << self.absences.min(5));
         self.absences = self.absences.saturating_add(1);
     }

@@ -1,15 +1,16 @@
-//! What has been gathered and not yet been used: nanoseconds, exact to the ten-thousandth.
+//! What has been gathered and not yet been used: nanoseconds, exact to the hundred-thousandth.
 
-use super::{WHOLE, tuning};
+use super::tuning;
+use crate::protocol::WHOLE_GPU;
 
 /// Time that accrues at a rate and is spent at will. Below nothing is debt.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Credit {
-    /// In ten-thousandths of a nanosecond, so that no share is lost to rounding.
+    /// In hundred-thousandths of a nanosecond, so that no share is lost to rounding.
     held: i64,
 }
 
-const UNIT: i64 = WHOLE as i64;
+const UNIT: i64 = WHOLE_GPU as i64;
 
 fn scaled(nanos: u64) -> i64 {
     i64::try_from(nanos).unwrap_or(i64::MAX).saturating_mul(UNIT)
@@ -40,7 +41,7 @@ impl Credit {
 
     /// Spends; negative gives back.
     pub(super) fn take(&mut self, nanos: i64) {
-        self.held = self.held.saturating_sub(nanos.saturating_mul(UNIT)).max(-scaled(tuning::DEBT));
+        self.held = self.held.saturating_sub(nanos.saturating_mul(UNIT)).max(-scaled(tuning::MAX_DEBT));
     }
 
     /// How long until `goal` is held, at `rate`; `None` if never.

@@ -1,120 +1,119 @@
-//! One GPU's arbiter at work: a thread that looks at its containers, asks the deal and writes their gates.
+//! One GPU's turn scheduler at work: a thread that polls its containers, asks the scheduler and writes their turns.
 
-use super::doorbell_wait::{Doorbell, DoorbellSample, DoorbellWait, WakeReason, wake_in_time};
+use super::doorbell_wait::{DoorbellWait, WakeReason, reduce_timer_slack};
 use super::{Anomalies, ContainerView, TurnScheduler, tuning};
 use crate::clock;
-use crate::error::RegionError;
-use crate::owner::{RegionOwner, TurnControl};
-use crate::reader::UsageReader;
+use crate::handle::RegionHandle;
+use crate::owner::TurnControl;
+use crate::protocol::{HEARTBEAT_INTERVAL_NS, IDLE_HEARTBEAT_INTERVAL_NS};
+use crate::reader::DoorbellSample;
 use std::io;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-
-/// A region whose turns are dealt here.
-#[derive(Debug)]
-pub(super) struct Hall {
-    pub(super) owner: RegionOwner,
-    pub(super) reader: UsageReader,
-}
 
 /// One container at one GPU.
 #[derive(Debug)]
 struct Contender {
     member: u64,
-    hall: Arc<Hall>,
+    region: Arc<RegionHandle>,
     gpu: usize,
-    bell: Doorbell,
+    /// The doorbell's count when the container's processes were last examined.
     seen: u32,
-    /// Somebody waited in it, or it had the turn, when last seen.
-    lively: bool,
-    /// It had a gate when last seen.
+    /// A thread of it waited, or it had the turn and work to run, when last polled.
+    active: bool,
+    /// Its launches waited for turns when last polled.
     gated: bool,
-    broken: bool,
-    /// Not asked before this.
-    rests_until: u64,
+    /// Its `usage` could not be read when last polled.
+    unreadable: bool,
+    /// It is not polled before this time.
+    backs_off_until: u64,
     /// What was seen last.
     last: ContainerView,
 }
 
-/// How closely to look at those who neither wait nor work.
+/// How closely to examine a container that neither waits nor works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum PollDepth {
-    /// They have not rung: nothing is new.
+    /// Its doorbell did not ring: nothing is new.
     None,
-    /// See whether they have rung.
+    /// Read its doorbell.
     Doorbell,
-    /// Ask their processes.
+    /// Examine its processes.
     Processes,
 }
 
 impl Contender {
-    fn gate(&self) -> Option<TurnControl<'_>> {
-        self.hall.owner.gate(self.gpu)
+    fn turns(&self) -> Option<TurnControl<'_>> {
+        self.region.owner().turns(self.gpu)
     }
 
-    /// What there is to see. Nothing if it has no gate or made its own `usage` unreadable: then it gets no turn.
-    fn view(&mut self, now: u64, holds: bool, care: PollDepth) -> Option<ContainerView> {
-        let Some(limits) = self.hall.owner.limits(self.gpu).filter(|limits| limits.gated()) else {
-            // It wants nothing of us, and its bell is not listened to.
-            (self.gated, self.lively) = (false, false);
+    /// Polls the container. None if its launches do not wait for turns, or if it made its own `usage` unreadable: then it
+    /// gets no turn.
+    fn poll(&mut self, now: u64, holds: bool, depth: PollDepth) -> Option<ContainerView> {
+        let owner = self.region.owner();
+        let Some(limits) = owner.limits(self.gpu).filter(|limits| limits.gated()) else {
+            // It needs no turns, and its doorbell is not waited for.
+            self.gated = false;
+            self.active = false;
             return None;
         };
-        // What it rang for before it had a gate was not heard.
-        let care = if self.gated { care } else { PollDepth::Processes };
+        // Its doorbell was not waited for before.
+        let depth = if self.gated { depth } else { PollDepth::Processes };
         self.gated = true;
-        let (cores, ceiling, priority) = (limits.cores(), limits.ceiling(), limits.priority());
-        let share = |view| ContainerView { cores, ceiling, priority, ..view };
-        let care = if self.lively || holds { PollDepth::Processes } else { care };
-        if care == PollDepth::None || now < self.rests_until {
-            return (!self.broken).then(|| share(self.last));
+        let (cores, ceiling) = owner.compute(limits);
+        let priority = limits.priority();
+        let with_share = |view| ContainerView { cores, ceiling, priority, ..view };
+        let depth = if self.active || holds { PollDepth::Processes } else { depth };
+        if depth == PollDepth::None || now < self.backs_off_until {
+            return (!self.unreadable).then(|| with_share(self.last));
         }
-        self.broken = true;
-        let DoorbellSample { spent, doorbell } = self.bell.glance()?;
+        self.unreadable = true;
+        let DoorbellSample { spent, doorbell } = self.region.reader().doorbell(self.gpu)?;
         let mut view = ContainerView { waiting: false, busy_until: 0, spent, ..self.last };
-        if care == PollDepth::Processes || doorbell != self.seen {
-            // Before its processes are asked: who rings later is heard.
+        if depth == PollDepth::Processes || doorbell != self.seen {
+            // Before its processes are examined: a process that rings later changes the word again.
             self.seen = doorbell;
-            let demand = self.hall.reader.demand(self.gpu, now).ok()?;
+            let demand = self.region.reader().demand(self.gpu, now).ok()?;
             let cost = clock::exact().saturating_sub(now);
-            if cost > tuning::DEAR {
-                // A container can make itself hard to look at. It is looked at less then: nobody else waits for it.
-                self.rests_until = now.saturating_add(cost.saturating_mul(tuning::REST));
+            if cost > tuning::SLOW_POLL {
+                // A container can make itself expensive to examine. It is polled less then, so that others do not wait.
+                self.backs_off_until = now.saturating_add(cost.saturating_mul(tuning::SLOW_POLL_BACKOFF));
             }
-            (view.waiting, view.busy_until, view.spent) =
-                (demand.waiting > 0, demand.busy_until, demand.spent);
+            view.waiting = demand.waiting > 0;
+            view.busy_until = demand.busy_until;
+            view.spent = demand.spent;
         }
-        self.broken = false;
-        self.lively = view.waiting || (holds && view.busy_until > now);
+        self.unreadable = false;
+        self.active = view.waiting || (holds && view.busy_until > now);
         self.last = view;
-        Some(share(view))
+        Some(with_share(view))
     }
 }
 
-/// What others ask of the thread.
+/// A request to the thread.
 #[derive(Debug)]
 enum Command {
-    Join { member: u64, hall: Arc<Hall>, gpu: usize, bell: Doorbell },
+    Join { member: u64, region: Arc<RegionHandle>, gpu: usize },
     Leave { member: u64 },
 }
 
-/// What the thread and its runner share.
+/// What the thread shares with the arbiter.
 #[derive(Debug, Default)]
 struct Mailbox {
-    mail: Mutex<Vec<Command>>,
-    /// Futex: counted up when there is mail.
-    called: AtomicU32,
+    commands: Mutex<Vec<Command>>,
+    /// Futex: counted up to wake the thread.
+    signal: AtomicU32,
     stop: AtomicBool,
     decisions: AtomicU64,
-    notes: Mutex<Vec<(u64, Anomalies)>>,
+    anomalies: Mutex<Vec<(u64, Anomalies)>>,
 }
 
-/// The arbiter of one GPU.
+/// The turn scheduler's thread of one GPU.
 #[derive(Debug)]
 pub(super) struct GpuThread {
     pub(super) uuid: [u8; 16],
-    desk: Arc<Mailbox>,
+    mailbox: Arc<Mailbox>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -123,36 +122,29 @@ impl GpuThread {
         Self::start_with(uuid, DoorbellWait::new())
     }
 
-    pub(super) fn start_with(uuid: [u8; 16], bells: DoorbellWait) -> io::Result<Self> {
-        let desk = Arc::new(Mailbox::default());
-        let its = Arc::clone(&desk);
+    pub(super) fn start_with(uuid: [u8; 16], doorbells: DoorbellWait) -> io::Result<Self> {
+        let mailbox = Arc::new(Mailbox::default());
+        let its = Arc::clone(&mailbox);
         let thread = std::thread::Builder::new().name("partage-arbiter".to_owned()).spawn(move || {
             TurnLoop {
-                desk: its,
-                deal: TurnScheduler::new(),
-                seats: Vec::new(),
+                mailbox: its,
+                scheduler: TurnScheduler::new(),
+                contenders: Vec::new(),
                 views: Vec::new(),
-                listened: Vec::new(),
-                bells,
-                beaten: 0,
-                quiet: false,
-                asked: 0,
+                waited_for: Vec::new(),
+                doorbells,
+                last_heartbeat: 0,
+                idle: false,
+                examined: 0,
             }
             .run();
         })?;
-        Ok(Self { uuid, desk, thread: Some(thread) })
+        Ok(Self { uuid, mailbox, thread: Some(thread) })
     }
 
-    pub(super) fn join(
-        &self,
-        member: u64,
-        hall: &Arc<Hall>,
-        folder: &Path,
-        gpu: usize,
-    ) -> Result<(), RegionError> {
-        let bell = Doorbell::open(folder, gpu)?;
-        self.post(Command::Join { member, hall: Arc::clone(hall), gpu, bell });
-        Ok(())
+    /// Gives turns to a region's GPU from now on.
+    pub(super) fn join(&self, member: u64, region: &Arc<RegionHandle>, gpu: usize) {
+        self.post(Command::Join { member, region: Arc::clone(region), gpu });
     }
 
     pub(super) fn leave(&self, member: u64) {
@@ -160,188 +152,203 @@ impl GpuThread {
     }
 
     pub(super) fn decisions(&self) -> u64 {
-        self.desk.decisions.load(Ordering::Relaxed)
+        self.mailbox.decisions.load(Ordering::Relaxed)
     }
 
-    pub(super) fn notes(&self, member: u64) -> Anomalies {
-        let notes = self.desk.notes.lock().unwrap_or_else(PoisonError::into_inner);
-        notes.iter().find(|(whose, _)| *whose == member).map_or_else(Anomalies::default, |(_, notes)| *notes)
+    pub(super) fn anomalies(&self, member: u64) -> Anomalies {
+        let all = self.mailbox.anomalies.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().find(|(whose, _)| *whose == member).map_or_else(Anomalies::default, |(_, found)| *found)
     }
 
-    fn post(&self, mail: Command) {
-        self.desk.mail.lock().unwrap_or_else(PoisonError::into_inner).push(mail);
-        self.call();
+    fn post(&self, command: Command) {
+        self.mailbox.commands.lock().unwrap_or_else(PoisonError::into_inner).push(command);
+        self.wake();
     }
 
-    pub(super) fn call(&self) {
-        self.desk.called.fetch_add(1, Ordering::Release);
-        crate::futex::wake(&self.desk.called, 1);
+    pub(super) fn wake(&self) {
+        self.mailbox.signal.fetch_add(1, Ordering::Release);
+        crate::futex::wake(&self.mailbox.signal, 1);
     }
 }
 
 impl Drop for GpuThread {
     fn drop(&mut self) {
-        self.desk.stop.store(true, Ordering::Release);
-        self.call();
+        self.mailbox.stop.store(true, Ordering::Release);
+        self.wake();
         if let Some(thread) = self.thread.take() {
-            // It has no other way to end than by the word above.
+            // It panicked if this fails, and then it has ended, too.
             let _ = thread.join();
         }
     }
 }
 
-/// The thread's own.
+/// The thread's own state.
 struct TurnLoop {
-    desk: Arc<Mailbox>,
-    deal: TurnScheduler,
-    seats: Vec<Option<Contender>>,
+    mailbox: Arc<Mailbox>,
+    scheduler: TurnScheduler,
+    contenders: Vec<Option<Contender>>,
     views: Vec<Option<ContainerView>>,
-    bells: DoorbellWait,
-    /// Whose bells those are.
-    listened: Vec<usize>,
-    beaten: u64,
-    /// Nobody had a turn or wanted one when last looked at.
-    quiet: bool,
-    /// Whose processes were asked last although nothing was heard of them.
-    asked: usize,
+    doorbells: DoorbellWait,
+    /// The contenders whose doorbells are in `doorbells`, in that order.
+    waited_for: Vec<usize>,
+    last_heartbeat: u64,
+    /// No container had a turn or wanted one when last polled.
+    idle: bool,
+    /// The contender whose processes were last examined although its doorbell had not rung.
+    examined: usize,
 }
 
 impl TurnLoop {
     fn run(mut self) {
-        wake_in_time();
-        let mut heard = WakeReason::Unknown;
+        reduce_timer_slack();
+        let mut reason = WakeReason::Unknown;
         loop {
-            // Before anything that a call may be about: whoever calls afterwards changes the word that is waited on.
-            let called = self.desk.called.load(Ordering::Acquire);
-            if self.desk.stop.load(Ordering::Acquire) {
+            // Before anything that a signal may be about: a later signal changes the word that is waited on.
+            let signal = self.mailbox.signal.load(Ordering::Acquire);
+            if self.mailbox.stop.load(Ordering::Acquire) {
                 break;
             }
-            self.read_mail();
+            self.run_commands();
             let now = clock::exact();
-            let beat = now.saturating_sub(self.beaten) >= tuning::BEAT / 2;
-            self.look(now, heard, beat);
-            let order = self.deal.decide(now, &self.views);
-            self.desk.decisions.fetch_add(1, Ordering::Relaxed);
-            if let Some(gate) = order.close.and_then(|seat| self.gate(seat)) {
-                gate.close();
+            let beat = now.saturating_sub(self.last_heartbeat) >= HEARTBEAT_INTERVAL_NS / 2;
+            self.poll(now, reason, beat);
+            let decision = self.scheduler.decide(now, &self.views);
+            self.mailbox.decisions.fetch_add(1, Ordering::Relaxed);
+            if let Some(turns) = decision.close.and_then(|index| self.turns(index)) {
+                turns.close();
             }
-            if let Some((gate, open)) = order.open.and_then(|open| Some((self.gate(open.seat)?, open))) {
-                gate.open(open.allowed);
+            if let Some((turns, open)) = decision.open.and_then(|open| Some((self.turns(open.index)?, open)))
+            {
+                turns.open(open.allowed);
             }
-            let quiet = self.deal.rests() && self.seats.iter().flatten().all(|seat| !seat.lively);
-            if beat || quiet != self.quiet {
-                self.quiet = quiet;
+            let idle = self.scheduler.is_idle() && !self.contenders.iter().flatten().any(|one| one.active);
+            if beat || idle != self.idle {
+                self.idle = idle;
                 self.beat(now);
             }
-            let mut active = false;
-            self.bells.begin(&self.desk.called, called);
-            self.listened.clear();
-            for (number, (seat, view)) in self.seats.iter().zip(&self.views).enumerate() {
-                // Whoever is not looked at would ring for ever.
-                if let (Some(seat), Some(_)) = (seat.as_ref().filter(|seat| now >= seat.rests_until), view) {
-                    self.bells.add(&seat.bell, seat.seen);
-                    self.listened.push(number);
-                    active |= seat.lively;
-                }
-            }
-            let rested =
-                self.seats.iter().flatten().map(|seat| seat.rests_until).filter(|until| *until > now).min();
-            let until = match quiet {
-                true => self.beaten.saturating_add(tuning::QUIET).min(rested.unwrap_or(u64::MAX)),
-                false => order.next.min(self.beaten.saturating_add(tuning::BEAT)),
-            };
-            heard = self.bells.wait(&self.desk.called, now, until, active);
+            let (until, active) = self.prepare_wait(now, signal, decision.next);
+            reason = self.doorbells.wait(&self.mailbox.signal, now, until, active);
         }
-        // Who left just before has its gate closed.
-        self.read_mail();
-        self.quiet = false;
+        // A container that left just before has its turn closed.
+        self.run_commands();
+        self.idle = false;
         self.beat(clock::exact());
     }
 
-    fn gate(&self, seat: usize) -> Option<TurnControl<'_>> {
-        self.seats.get(seat)?.as_ref()?.gate()
+    /// Lists the doorbells to wait for. Returns until when to wait, and whether any of their containers is active.
+    fn prepare_wait(&mut self, now: u64, signal: u32, next: u64) -> (u64, bool) {
+        let mut active = false;
+        self.doorbells.begin(&self.mailbox.signal, signal);
+        self.waited_for.clear();
+        for (index, (contender, view)) in self.contenders.iter().zip(&self.views).enumerate() {
+            // The doorbell of a container that is not polled would end every wait.
+            let polled = contender.as_ref().filter(|contender| now >= contender.backs_off_until);
+            if let (Some(contender), Some(_)) = (polled, view) {
+                self.doorbells.add(&contender.region, contender.gpu, contender.seen);
+                self.waited_for.push(index);
+                active |= contender.active;
+            }
+        }
+        if !self.idle {
+            return (next.min(self.last_heartbeat.saturating_add(HEARTBEAT_INTERVAL_NS)), active);
+        }
+        let backing_off = self.contenders.iter().flatten().map(|contender| contender.backs_off_until);
+        let polled_again = backing_off.filter(|until| *until > now).min().unwrap_or(u64::MAX);
+        (self.last_heartbeat.saturating_add(IDLE_HEARTBEAT_INTERVAL_NS).min(polled_again), active)
     }
 
-    fn look(&mut self, now: u64, heard: WakeReason, beat: bool) {
-        let holder = self.deal.holder();
-        self.views.resize(self.seats.len(), None);
+    fn turns(&self, index: usize) -> Option<TurnControl<'_>> {
+        self.contenders.get(index)?.as_ref()?.turns()
+    }
+
+    fn poll(&mut self, now: u64, reason: WakeReason, beat: bool) {
+        let holder = self.scheduler.holder();
+        self.views.resize(self.contenders.len(), None);
         if beat {
-            // One at every beat, so that nothing stays unseen for good, whoever forgot to ring.
-            self.asked = (self.asked + 1) % self.seats.len().max(1);
+            // One at every heartbeat, so that nothing stays unseen for good if a process did not ring.
+            self.examined = (self.examined + 1) % self.contenders.len().max(1);
         }
-        let rang = match heard {
-            WakeReason::Doorbell(bell) => self.listened.get(bell).copied(),
-            _ => None,
+        let rang = match reason {
+            WakeReason::Doorbell(at) => self.waited_for.get(at).copied(),
+            WakeReason::TimedOut | WakeReason::Unknown => None,
         };
-        for (number, (view, seat)) in self.views.iter_mut().zip(&mut self.seats).enumerate() {
-            let holds = holder == Some(number);
-            *view = seat.as_mut().and_then(|seat| {
-                let care = match heard {
-                    _ if rang == Some(number) || (beat && number == self.asked) => PollDepth::Processes,
-                    WakeReason::Unknown => PollDepth::Doorbell,
-                    _ if beat => PollDepth::Doorbell,
-                    _ => PollDepth::None,
-                };
-                seat.view(now, holds, care)
-            });
-            if let Some(gate) = seat.as_ref().filter(|_| holds && view.is_none()).and_then(Contender::gate) {
-                // Its gate was taken away or its file is broken; the deal forgets it, and nobody else would close it.
-                gate.close();
+        for (index, (view, contender)) in self.views.iter_mut().zip(&mut self.contenders).enumerate() {
+            let holds = holder == Some(index);
+            let depth = if rang == Some(index) || (beat && index == self.examined) {
+                PollDepth::Processes
+            } else if beat || reason == WakeReason::Unknown {
+                PollDepth::Doorbell
+            } else {
+                PollDepth::None
+            };
+            *view = contender.as_mut().and_then(|contender| contender.poll(now, holds, depth));
+            let lost = contender.as_ref().filter(|_| holds && view.is_none());
+            if let Some(turns) = lost.and_then(Contender::turns) {
+                // Its launches no longer wait for turns, or its file is damaged. The scheduler forgets its turn, and
+                // nothing else would close it.
+                turns.close();
             }
         }
     }
 
-    /// Tells all containers that this GPU's arbiter lives, for as long as it is going to sleep, and the runner what was noted.
+    /// Reports to all containers that this GPU's turn scheduler runs, for as long as it is going to sleep, and publishes
+    /// the anomalies.
     fn beat(&mut self, now: u64) {
-        self.beaten = now;
-        let lives = if self.quiet { now.saturating_add(tuning::QUIET) } else { now };
-        for seat in self.seats.iter().flatten() {
-            seat.hall.owner.beat(seat.gpu, lives);
+        self.last_heartbeat = now;
+        let until = if self.idle { now.saturating_add(IDLE_HEARTBEAT_INTERVAL_NS) } else { now };
+        for contender in self.contenders.iter().flatten() {
+            contender.region.owner().beat(contender.gpu, until);
         }
-        let mut notes = self.desk.notes.lock().unwrap_or_else(PoisonError::into_inner);
-        notes.clear();
-        let seats = self.seats.iter().enumerate();
-        notes.extend(seats.filter_map(|(at, seat)| Some((seat.as_ref()?.member, self.deal.notes(at)))));
+        let mut anomalies = self.mailbox.anomalies.lock().unwrap_or_else(PoisonError::into_inner);
+        anomalies.clear();
+        let contenders = self.contenders.iter().enumerate();
+        anomalies.extend(
+            contenders.filter_map(|(at, one)| Some((one.as_ref()?.member, self.scheduler.anomalies(at)))),
+        );
     }
 
-    fn read_mail(&mut self) {
-        let mail = std::mem::take(&mut *self.desk.mail.lock().unwrap_or_else(PoisonError::into_inner));
-        for letter in mail {
-            match letter {
-                Command::Join { member, hall, gpu, bell } => {
-                    let seat = Contender {
-                        member,
-                        hall,
-                        gpu,
-                        bell,
-                        seen: 0,
-                        lively: true,
-                        gated: true,
-                        broken: false,
-                        rests_until: 0,
-                        last: ContainerView::default(),
-                    };
-                    if let Some(gate) = seat.gate().filter(|gate| gate.turn().is_open()) {
-                        // Left open by an arbiter that was killed.
-                        gate.close();
-                    }
-                    seat.hall.owner.beat(seat.gpu, clock::exact());
-                    match self.seats.iter().position(Option::is_none) {
-                        Some(free) => self.seats[free] = Some(seat),
-                        None => self.seats.push(Some(seat)),
-                    }
-                }
-                Command::Leave { member } => {
-                    for (number, place) in self.seats.iter_mut().enumerate() {
-                        let Some(seat) = place.take_if(|seat| seat.member == member) else { continue };
-                        self.deal.vacate(number);
-                        if let Some(gate) = seat.gate() {
-                            gate.close();
-                        }
-                        seat.hall.owner.beat(seat.gpu, clock::exact());
-                    }
-                }
+    fn run_commands(&mut self) {
+        let commands =
+            std::mem::take(&mut *self.mailbox.commands.lock().unwrap_or_else(PoisonError::into_inner));
+        for command in commands {
+            match command {
+                Command::Join { member, region, gpu } => self.join(member, region, gpu),
+                Command::Leave { member } => self.leave(member),
             }
+        }
+    }
+
+    fn join(&mut self, member: u64, region: Arc<RegionHandle>, gpu: usize) {
+        let contender = Contender {
+            member,
+            region,
+            gpu,
+            seen: 0,
+            active: true,
+            gated: true,
+            unreadable: false,
+            backs_off_until: 0,
+            last: ContainerView::default(),
+        };
+        if let Some(turns) = contender.turns().filter(|turns| turns.turn().is_open()) {
+            // Left open by a daemon that was killed.
+            turns.close();
+        }
+        contender.region.owner().beat(gpu, clock::exact());
+        match self.contenders.iter().position(Option::is_none) {
+            Some(free) => self.contenders[free] = Some(contender),
+            None => self.contenders.push(Some(contender)),
+        }
+    }
+
+    fn leave(&mut self, member: u64) {
+        for (index, place) in self.contenders.iter_mut().enumerate() {
+            let Some(contender) = place.take_if(|contender| contender.member == member) else { continue };
+            self.scheduler.vacate(index);
+            if let Some(turns) = contender.turns() {
+                turns.close();
+            }
+            contender.region.owner().beat(contender.gpu, clock::exact());
         }
     }
 }

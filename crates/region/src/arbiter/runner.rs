@@ -1,19 +1,17 @@
-//! The arbiter in its owner's process: regions come and go, each GPU's turns are dealt by a thread of its own.
+//! The arbiter in the daemon's process: regions come and go, and a thread per GPU gives turns.
 
 use super::Anomalies;
-use super::gpu_thread::{GpuThread, Hall};
+use super::gpu_thread::GpuThread;
 use crate::error::RegionError;
-use crate::owner::RegionOwner;
-use crate::reader::UsageReader;
-use std::path::{Path, PathBuf};
+use crate::handle::RegionHandle;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A region that a [`Arbiter`] deals turns to.
+/// A region that an [`Arbiter`] gives turns to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MemberId(u64);
 
-/// Deals turns on all GPUs of a node to all regions it was given. It keeps nothing that a restart would lose: a new one
-/// goes on from what each container has spent.
+/// Gives turns on all GPUs of a node to all regions that were added. It keeps nothing that a restart would lose: a new
+/// one goes on from what each container has spent.
 #[derive(Debug, Default)]
 pub struct Arbiter {
     state: Mutex<State>,
@@ -22,27 +20,27 @@ pub struct Arbiter {
 #[derive(Debug, Default)]
 struct State {
     last: u64,
-    tables: Vec<GpuThread>,
-    halls: Vec<Known>,
+    threads: Vec<GpuThread>,
+    members: Vec<Member>,
 }
 
 #[derive(Debug)]
-struct Known {
-    member: u64,
-    folder: PathBuf,
-    hall: Arc<Hall>,
-    /// GPUs of it that have a seat, in the order of its limits.
-    seated: usize,
+struct Member {
+    id: u64,
+    region: Arc<RegionHandle>,
+    /// How many of its GPUs, in the order of its limits, have joined their GPU's thread.
+    joined: usize,
 }
 
-impl Known {
+impl Member {
     fn has(&self, uuid: &[u8; 16]) -> bool {
-        (0..self.seated).filter_map(|gpu| self.hall.owner.limits(gpu)).any(|limits| limits.uuid() == *uuid)
+        let joined = (0..self.joined).filter_map(|gpu| self.region.owner().limits(gpu));
+        joined.into_iter().any(|limits| limits.uuid() == *uuid)
     }
 }
 
 impl Arbiter {
-    /// A runner without regions; it has no thread until a GPU needs one.
+    /// Returns an arbiter without regions. It has no thread until a GPU needs one.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -52,83 +50,83 @@ impl Arbiter {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Deals turns to the region in this folder from now on, on every GPU it has.
-    pub fn add(&self, folder: &Path) -> Result<MemberId, RegionError> {
-        let hall = Arc::new(Hall { owner: RegionOwner::open(folder)?, reader: UsageReader::open(folder)? });
+    /// Gives turns to a region from now on, on every GPU that it has.
+    pub fn add(&self, region: Arc<RegionHandle>) -> Result<MemberId, RegionError> {
         let mut state = self.state();
         state.last += 1;
-        let member = state.last;
-        state.halls.push(Known { member, folder: folder.to_path_buf(), hall, seated: 0 });
-        let seated = state.seat(member);
+        let id = state.last;
+        state.members.push(Member { id, region, joined: 0 });
+        let joined = state.join(id);
         drop(state);
-        seated.inspect_err(|_| self.remove(MemberId(member)))?;
-        Ok(MemberId(member))
+        joined.inspect_err(|_| self.remove(MemberId(id)))?;
+        Ok(MemberId(id))
     }
 
-    /// Sees whether the region got more GPUs since it was added.
+    /// Gives turns on the GPUs that were attached to the region since it was added.
     pub fn refresh(&self, member: MemberId) -> Result<(), RegionError> {
-        self.state().seat(member.0)
+        self.state().join(member.0)
     }
 
-    /// Limits have changed: who has a gate now that had none is heard from here on, and not when somebody next looks.
+    /// Has limits that changed take effect at once: a container whose launches wait for turns from now on is waited for.
     pub fn limits_changed(&self) {
-        for table in &self.state().tables {
-            table.call();
+        for thread in &self.state().threads {
+            thread.wake();
         }
     }
 
-    /// Deals no more turns to it. Its gates are closed; its processes go on by their own account, or end.
+    /// Gives no more turns to a region. Its turns are closed; its processes limit their rate themselves, or end.
     pub fn remove(&self, member: MemberId) {
         let mut state = self.state();
-        state.halls.retain(|known| known.member != member.0);
-        for table in &state.tables {
-            table.leave(member.0);
+        state.members.retain(|known| known.id != member.0);
+        for thread in &state.threads {
+            thread.leave(member.0);
         }
-        let State { tables, halls, .. } = &mut *state;
-        tables.retain(|table| halls.iter().any(|known| known.has(&table.uuid)));
+        let State { threads, members, .. } = &mut *state;
+        threads.retain(|thread| members.iter().any(|known| known.has(&thread.uuid)));
     }
 
-    /// What this region said that cannot be, on any GPU, as of the last beat.
+    /// Returns what this region's container reported that cannot be true, on any GPU, as of the last heartbeat.
     #[must_use]
-    pub fn notes(&self, member: MemberId) -> Anomalies {
-        self.state().tables.iter().map(|table| table.notes(member.0)).fold(
-            Anomalies::default(),
-            |sum, notes| Anomalies {
-                backwards: sum.backwards.saturating_add(notes.backwards),
-                leaps: sum.leaps.saturating_add(notes.leaps),
-            },
-        )
+    pub fn anomalies(&self, member: MemberId) -> Anomalies {
+        let state = self.state();
+        let all = state.threads.iter().map(|thread| thread.anomalies(member.0));
+        all.fold(Anomalies::default(), |sum, one| Anomalies {
+            backwards: sum.backwards.saturating_add(one.backwards),
+            leaps: sum.leaps.saturating_add(one.leaps),
+        })
     }
 
-    /// How many decisions were made so far.
+    /// Counts the decisions of all GPUs so far.
     #[must_use]
     pub fn decisions(&self) -> u64 {
-        self.state().tables.iter().map(GpuThread::decisions).sum()
+        self.state().threads.iter().map(GpuThread::decisions).sum()
     }
 
-    /// Ends all threads, as dropping it does. Turns that are open stay open until their containers see that nobody beats.
+    /// Ends all threads, as dropping it does. Turns that are open stay open until their containers notice that no
+    /// heartbeat comes.
     pub fn stop(self) {}
 }
 
 impl State {
-    fn seat(&mut self, member: u64) -> Result<(), RegionError> {
-        let Some(known) = self.halls.iter_mut().find(|known| known.member == member) else { return Ok(()) };
-        let hall = Arc::clone(&known.hall);
-        while let Some(limits) = hall.owner.limits(known.seated) {
+    fn join(&mut self, member: u64) -> Result<(), RegionError> {
+        let Some(known) = self.members.iter_mut().find(|known| known.id == member) else { return Ok(()) };
+        let region = Arc::clone(&known.region);
+        while let Some(limits) = region.owner().limits(known.joined) {
             let uuid = limits.uuid();
-            let at = match self.tables.iter().position(|table| table.uuid == uuid) {
+            let at = match self.threads.iter().position(|thread| thread.uuid == uuid) {
                 Some(at) => at,
                 None => {
-                    let table = GpuThread::start(uuid)
-                        .map_err(|error| RegionError::unreadable("deal turns for", &known.folder, error))?;
-                    self.tables.push(table);
-                    self.tables.len() - 1
+                    let thread = GpuThread::start(uuid).map_err(|error| {
+                        RegionError::io("start the turn scheduler for", region.owner().path(), error)
+                    })?;
+                    self.threads.push(thread);
+                    self.threads.len() - 1
                 }
             };
-            if let Some(table) = self.tables.get(at) {
-                table.join(member, &hall, &known.folder, known.seated)?;
+            if let Some(thread) = self.threads.get(at) {
+                thread.join(member, &region, known.joined);
             }
-            known.seated += 1;
+            known.joined += 1;
         }
         Ok(())
     }

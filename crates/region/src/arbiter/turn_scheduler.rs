@@ -1,7 +1,8 @@
 //! The decisions for one GPU.
 
 use super::account::{Account, Anomalies, ContainerView};
-use super::{MILLI, WHOLE, tuning};
+use super::{MILLI, tuning};
+use crate::protocol::{HEARTBEAT_INTERVAL_NS, TIME_CHUNK_NS, WHOLE_GPU};
 
 /// Why a turn is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +17,7 @@ pub enum TurnClass {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TurnGrant {
     /// Whose turn.
-    pub seat: usize,
+    pub index: usize,
     /// What the container may have spent in all until it must wait again.
     pub allowed: u64,
     /// Of which kind.
@@ -48,7 +49,7 @@ struct Contest {
 
 #[derive(Clone, Copy, Debug)]
 struct Turn {
-    seat: usize,
+    index: usize,
     /// It may submit; otherwise only what it has submitted is waited for.
     open: bool,
     class: TurnClass,
@@ -74,7 +75,7 @@ impl Turn {
 /// Somebody who could have the next turn.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
-    seat: usize,
+    index: usize,
     class: TurnClass,
     length: u64,
     /// How long it had no turn, if it is too far behind: then neither its priority matters nor what others say they are
@@ -94,7 +95,7 @@ impl Candidate {
 
 /// Deals out one GPU's time among containers.
 ///
-/// A container's place in the slice of views is its *seat*; an empty place is `None`, and so is one that cannot be seen:
+/// A container's place in the slice of views is its *index*; an empty place is `None`, and so is one that cannot be seen:
 /// its account is kept until [`vacate`](TurnScheduler::vacate), so that nobody loses its debt by hiding. Memory is allocated only
 /// when the slice becomes longer than ever before.
 #[derive(Debug, Default)]
@@ -108,18 +109,18 @@ pub struct TurnScheduler {
 }
 
 impl TurnScheduler {
-    /// Nobody has a seat yet.
+    /// Nobody has a index yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Someone else will sit here from now on.
-    pub fn vacate(&mut self, seat: usize) {
-        if let Some(account) = self.accounts.get_mut(seat) {
+    pub fn vacate(&mut self, index: usize) {
+        if let Some(account) = self.accounts.get_mut(index) {
             *account = None;
         }
-        if self.turn.is_some_and(|turn| turn.seat == seat) {
+        if self.turn.is_some_and(|turn| turn.index == index) {
             self.turn = None;
         }
     }
@@ -127,25 +128,29 @@ impl TurnScheduler {
     /// Who has the turn and may submit.
     #[must_use]
     pub fn holder(&self) -> Option<usize> {
-        self.turn.filter(|turn| turn.open).map(|turn| turn.seat)
+        self.turn.filter(|turn| turn.open).map(|turn| turn.index)
     }
 
     /// Whether nobody has a turn, nor work left of one.
     #[must_use]
-    pub fn rests(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.turn.is_none()
     }
 
-    /// What the container on this seat said that cannot be.
+    /// What the container on this index said that cannot be.
     #[must_use]
-    pub fn notes(&self, seat: usize) -> Anomalies {
-        self.accounts.get(seat).copied().flatten().map_or_else(Anomalies::default, |account| account.notes)
+    pub fn anomalies(&self, index: usize) -> Anomalies {
+        self.accounts
+            .get(index)
+            .copied()
+            .flatten()
+            .map_or_else(Anomalies::default, |account| account.anomalies)
     }
 
     /// What its promise brought that it did not use, in nanoseconds; debt is negative.
     #[must_use]
-    pub fn credit(&self, seat: usize) -> i64 {
-        self.accounts.get(seat).copied().flatten().map_or(0, |account| account.promise.nanos())
+    pub fn credit(&self, index: usize) -> i64 {
+        self.accounts.get(index).copied().flatten().map_or(0, |account| account.promise.nanos())
     }
 
     /// Says what to do at `now`, by what is seen.
@@ -155,9 +160,9 @@ impl TurnScheduler {
         self.now = now;
         let mut order = match self.turn {
             None => self.fresh(now, views),
-            Some(turn) => match views.get(turn.seat).copied().flatten() {
+            Some(turn) => match views.get(turn.index).copied().flatten() {
                 None => {
-                    if let Some(Some(account)) = self.accounts.get(turn.seat) {
+                    if let Some(Some(account)) = self.accounts.get(turn.index) {
                         self.fine(now, &turn, &account.share());
                     }
                     self.turn = None;
@@ -166,8 +171,9 @@ impl TurnScheduler {
                 Some(view) => self.held(now, views, turn, &view),
             },
         };
-        order.next =
-            order.next.clamp(now.saturating_add(50 * super::MICRO), now.saturating_add(tuning::BEAT));
+        order.next = order
+            .next
+            .clamp(now.saturating_add(50 * super::MICRO), now.saturating_add(HEARTBEAT_INTERVAL_NS));
         order
     }
 
@@ -184,11 +190,11 @@ impl TurnScheduler {
             _ => 0,
         };
         let promised: u64 = views.iter().zip(&self.accounts).map(promised).sum();
-        let owed = passed * u64::from(WHOLE) / promised.max(u64::from(WHOLE));
+        let owed = passed * u64::from(WHOLE_GPU) / promised.max(u64::from(WHOLE_GPU));
         let turn = self.turn;
         let mut lent = self.lent;
-        for (seat, account) in self.accounts.iter_mut().enumerate() {
-            let Some(view) = views.get(seat).and_then(Option::as_ref) else {
+        for (index, account) in self.accounts.iter_mut().enumerate() {
+            let Some(view) = views.get(index).and_then(Option::as_ref) else {
                 if let Some(account) = account {
                     account.accrue(now, owed, passed, &account.share(), false);
                 }
@@ -197,7 +203,7 @@ impl TurnScheduler {
             let account = account.get_or_insert_with(|| Account::new(now, view));
             let before = account.drained(view);
             let grown = account.growth(view.spent);
-            let mine = turn.filter(|turn| turn.seat == seat);
+            let mine = turn.filter(|turn| turn.index == index);
             let lends = mine.is_some_and(|turn| turn.class == TurnClass::Lent);
             account.charge(view, grown, lends);
             if lends {
@@ -208,7 +214,7 @@ impl TurnScheduler {
             account.submitted(last, now, view, grown);
             if mine.is_some() && grown > 0 && before < last {
                 // It was without work when last seen, and it was right to wait for it.
-                account.patience = (account.patience * 2).min(tuning::PATIENCE);
+                account.patience = (account.patience * 2).min(tuning::MAX_IDLE_IN_TURN);
             }
             let wants = view.waiting || (mine.is_some() && (grown > 0 || account.drained(view) > now));
             if wants && !account.wanted {
@@ -219,29 +225,29 @@ impl TurnScheduler {
         self.lent = lent;
     }
 
-    /// What this seat could have now.
-    fn pick(&self, now: u64, seat: usize, view: &ContainerView) -> Option<Candidate> {
-        let account = self.accounts.get(seat)?.as_ref()?;
+    /// What this index could have now.
+    fn pick(&self, now: u64, index: usize, view: &ContainerView) -> Option<Candidate> {
+        let account = self.accounts.get(index)?.as_ref()?;
         if now < account.away_until {
             return None;
         }
         let priority = view.priority;
         if let Some(length) = account.promised(view) {
             let rank = account.behind(view);
-            let late = u64::try_from(rank).is_ok_and(|behind| behind >= tuning::OVERDUE);
+            let late = u64::try_from(rank).is_ok_and(|behind| behind >= tuning::OVERDUE_AFTER);
             let overdue = if late { now.saturating_sub(account.served) } else { 0 };
-            return Some(Candidate { seat, class: TurnClass::Promised, length, overdue, priority, rank });
+            return Some(Candidate { index, class: TurnClass::Promised, length, overdue, priority, rank });
         }
         let length = account.lendable(view)?;
         let rank = -i64::try_from(account.lent).unwrap_or(i64::MAX);
-        Some(Candidate { seat, class: TurnClass::Lent, length, overdue: 0, priority, rank })
+        Some(Candidate { index, class: TurnClass::Lent, length, overdue: 0, priority, rank })
     }
 
-    /// The first in line among those who wait, but for one seat.
+    /// The first in line among those who wait, but for one index.
     fn first(&self, now: u64, views: &[Option<ContainerView>], but: Option<usize>) -> Option<Candidate> {
-        let waiting = views.iter().enumerate().filter_map(|(seat, view)| {
-            let view = view.as_ref().filter(|view| view.waiting && Some(seat) != but)?;
-            self.pick(now, seat, view)
+        let waiting = views.iter().enumerate().filter_map(|(index, view)| {
+            let view = view.as_ref().filter(|view| view.waiting && Some(index) != but)?;
+            self.pick(now, index, view)
         });
         waiting.reduce(|best, pick| if pick.before(&best) { pick } else { best })
     }
@@ -272,25 +278,38 @@ impl TurnScheduler {
         pick: Candidate,
         close: Option<usize>,
     ) -> TurnDecision {
-        let spent = views.get(pick.seat).copied().flatten().map_or(0, |view| view.spent);
+        let spent = views.get(pick.index).copied().flatten().map_or(0, |view| view.spent);
         let allowed = spent.wrapping_add(pick.length);
-        let (seat, class, length) = (pick.seat, pick.class, pick.length);
-        let mut turn =
-            Turn { seat, open: true, class, allowed, length, since: now, begun: false, spent, contest: None };
-        if let (Some(_), Some(Some(view))) = (self.first(now, views, Some(seat)), views.get(seat)) {
+        let (index, class, length) = (pick.index, pick.class, pick.length);
+        let mut turn = Turn {
+            index,
+            open: true,
+            class,
+            allowed,
+            length,
+            since: now,
+            begun: false,
+            spent,
+            contest: None,
+        };
+        if let (Some(_), Some(Some(view))) = (self.first(now, views, Some(index)), views.get(index)) {
             turn.contest = self.contest(now, &turn, view);
         }
         self.turn = Some(turn);
-        if let Some(Some(account)) = self.accounts.get_mut(seat) {
+        if let Some(Some(account)) = self.accounts.get_mut(index) {
             account.served = now;
         }
-        let look = if turn.contest.is_some() { tuning::GLANCE } else { length / 2 };
-        TurnDecision { close, open: Some(TurnGrant { seat, allowed, class }), next: now.saturating_add(look) }
+        let look = if turn.contest.is_some() { tuning::BEGIN_POLL_INTERVAL } else { length / 2 };
+        TurnDecision {
+            close,
+            open: Some(TurnGrant { index, allowed, class }),
+            next: now.saturating_add(look),
+        }
     }
 
     /// From now on others could use the turn.
     fn contest(&self, now: u64, turn: &Turn, view: &ContainerView) -> Option<Contest> {
-        let account = self.accounts.get(turn.seat)?.as_ref()?;
+        let account = self.accounts.get(turn.index)?.as_ref()?;
         let from = account.drained(view).max(now);
         let left = turn.left(view).min(turn.length);
         let until = from.saturating_add(left).saturating_add(turn.length / 4).saturating_add(MILLI);
@@ -305,17 +324,17 @@ impl TurnScheduler {
         mut turn: Turn,
         view: &ContainerView,
     ) -> TurnDecision {
-        let seat = turn.seat;
-        let Some(account) = self.accounts.get(seat).copied().flatten() else {
+        let index = turn.index;
+        let Some(account) = self.accounts.get(index).copied().flatten() else {
             self.turn = None;
             return self.fresh(now, views);
         };
         let drained = account.drained(view);
         let backlog = drained.saturating_sub(now);
         let left = turn.left(view);
-        let used_up = left <= tuning::CHUNK.min(turn.length / 2);
-        let mine = (view.waiting || (used_up && backlog > 0)).then(|| self.pick(now, seat, view)).flatten();
-        let Some(other) = self.first(now, views, Some(seat)) else {
+        let used_up = left <= TIME_CHUNK_NS.min(turn.length / 2);
+        let mine = (view.waiting || (used_up && backlog > 0)).then(|| self.pick(now, index, view)).flatten();
+        let Some(other) = self.first(now, views, Some(index)) else {
             self.fine(now, &turn, view);
             turn.contest = None;
             self.turn = Some(turn);
@@ -330,37 +349,41 @@ impl TurnScheduler {
         if turn.open && stop && mine.is_none_or(|mine| mine.class == TurnClass::Lent) {
             // No more of it; what it has submitted is waited for.
             turn.open = false;
-            close = Some(seat);
+            close = Some(index);
         }
-        let bound = turn.since.saturating_add(turn.length).saturating_add(tuning::BOUND);
+        let bound = turn.since.saturating_add(turn.length).saturating_add(tuning::MAX_OVERRUN);
         // Who has something left of an earlier turn spends nothing and works all the same.
         let started = view.spent != turn.spent || drained > turn.since || !view.waiting;
         if started && !turn.begun {
             turn.begun = true;
             // Whom nobody else waited for was not looked at so closely.
             let watched = turn.contest.is_some_and(|contest| contest.since == turn.since);
-            if let Some(account) = self.accounts.get_mut(seat).and_then(Option::as_mut).filter(|_| watched) {
+            if let Some(account) = self.accounts.get_mut(index).and_then(Option::as_mut).filter(|_| watched) {
                 account.came(now.saturating_sub(turn.since));
             }
         }
         let passes_at = if used_up || !turn.open {
-            drained.saturating_sub(tuning::LEAD)
+            drained.saturating_sub(tuning::HANDOVER_LEAD)
         } else if started {
-            drained.max(turn.since.saturating_add(tuning::LEAD)).saturating_add(account.patience)
+            drained.max(turn.since.saturating_add(tuning::HANDOVER_LEAD)).saturating_add(account.patience)
         } else {
             turn.since.saturating_add(account.wake)
         };
         let passes_at = passes_at.min(bound);
         let ready = used_up || !turn.open;
-        if let Some(mine) = mine.filter(|_| ready && backlog <= tuning::AHEAD) {
+        if let Some(mine) = mine.filter(|_| ready && backlog <= tuning::PROLONG_LEAD) {
             self.fine(now, &turn, view);
             return self.give(now, views, mine, None);
         }
         if now < passes_at {
             self.turn = Some(turn);
             let until = if turn.open { until } else { u64::MAX };
-            let ahead = if ready && backlog > tuning::AHEAD { drained - tuning::AHEAD } else { u64::MAX };
-            let begins = if started { u64::MAX } else { now.saturating_add(tuning::GLANCE) };
+            let ahead = if ready && backlog > tuning::PROLONG_LEAD {
+                drained - tuning::PROLONG_LEAD
+            } else {
+                u64::MAX
+            };
+            let begins = if started { u64::MAX } else { now.saturating_add(tuning::BEGIN_POLL_INTERVAL) };
             return TurnDecision { close, open: None, next: passes_at.min(until).min(ahead).min(begins) };
         }
         self.fine(now, &turn, view);
@@ -368,12 +391,12 @@ impl TurnScheduler {
             self.claim(now, &turn, view);
         }
         if turn.open {
-            close = Some(seat);
-            if let Some(account) = self.accounts.get_mut(seat).and_then(Option::as_mut) {
+            close = Some(index);
+            if let Some(account) = self.accounts.get_mut(index).and_then(Option::as_mut) {
                 if !started {
                     account.absent(now);
                 } else if !used_up {
-                    account.patience = (account.patience / 2).max(tuning::HASTE);
+                    account.patience = (account.patience / 2).max(tuning::MIN_IDLE_IN_TURN);
                 }
             }
         }
@@ -391,18 +414,18 @@ impl TurnScheduler {
         left: u64,
     ) -> TurnDecision {
         let Some(turn) = self.turn else { return self.fresh(now, views) };
-        let wanted = self.accounts.get(turn.seat).and_then(Option::as_ref).is_some_and(|it| it.wanted);
+        let wanted = self.accounts.get(turn.index).and_then(Option::as_ref).is_some_and(|it| it.wanted);
         let wait = |next| TurnDecision { close: None, open: None, next };
         let short = !turn.open || left <= turn.length / 2;
         // Some that wait although there is something left have missed that the turn was opened.
-        let stuck = view.waiting && backlog == 0 && now >= turn.since.saturating_add(tuning::WAKE);
-        let mine = mine.or_else(|| self.pick(now, turn.seat, view));
+        let stuck = view.waiting && backlog == 0 && now >= turn.since.saturating_add(tuning::WAKE_ALLOWANCE);
+        let mine = mine.or_else(|| self.pick(now, turn.index, view));
         if let Some(mut mine) = mine.filter(|_| short || stuck) {
-            if backlog > tuning::AHEAD {
-                return wait(now + backlog - tuning::AHEAD);
+            if backlog > tuning::PROLONG_LEAD {
+                return wait(now + backlog - tuning::PROLONG_LEAD);
             }
             if mine.class == TurnClass::Lent {
-                mine.length = mine.length.saturating_sub(backlog).max(tuning::CHUNK);
+                mine.length = mine.length.saturating_sub(backlog).max(TIME_CHUNK_NS);
             }
             return self.give(now, views, mine, None);
         }
@@ -410,7 +433,9 @@ impl TurnScheduler {
         wait(match (wanted, view.waiting) {
             (false, _) => u64::MAX,
             (true, true) if short => ripe,
-            (true, true) => turn.since.saturating_add(tuning::WAKE).max(now.saturating_add(backlog)),
+            (true, true) => {
+                turn.since.saturating_add(tuning::WAKE_ALLOWANCE).max(now.saturating_add(backlog))
+            }
             (true, false) => ripe.min(now.saturating_add((left / 2).max(2 * MILLI))),
         })
     }
@@ -418,7 +443,7 @@ impl TurnScheduler {
     /// Lent time that lasted while its owner wanted it back was not lent: the promise pays for it. So long kernels in
     /// lent turns take nothing from others in the end.
     fn claim(&mut self, now: u64, turn: &Turn, view: &ContainerView) {
-        let (Some(contest), Some(Some(account))) = (turn.contest, self.accounts.get_mut(turn.seat)) else {
+        let (Some(contest), Some(Some(account))) = (turn.contest, self.accounts.get_mut(turn.index)) else {
             return;
         };
         if view.cores() > 0 {
@@ -430,7 +455,7 @@ impl TurnScheduler {
 
     /// Time that one held while others had a use for it is charged to it, used or not.
     fn fine(&mut self, now: u64, turn: &Turn, view: &ContainerView) {
-        let (Some(contest), Some(Some(account))) = (turn.contest, self.accounts.get_mut(turn.seat)) else {
+        let (Some(contest), Some(Some(account))) = (turn.contest, self.accounts.get_mut(turn.index)) else {
             return;
         };
         let signed = |nanos: u64| i64::try_from(nanos).unwrap_or(i64::MAX);

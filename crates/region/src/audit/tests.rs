@@ -47,6 +47,7 @@ fn round(now: u64, seen: Vec<ObservedProcess>, processes: Vec<ProcessUsage>, spe
             before: snapshot.clone(),
             after: snapshot,
         }],
+        unmanaged: Vec::new(),
     }
 }
 
@@ -202,6 +203,18 @@ fn a_gpu_that_was_not_granted_is_not_used() {
         round
     });
     assert_eq!(found, [(FindingKind::UngrantedGpu, Some(5))]);
+}
+
+#[test]
+fn container_without_a_readable_region_is_not_found() {
+    let mut audit = BypassAudit::default();
+    let found = kinds(&mut audit, 0, 60, |now| {
+        let mut round = round(now, vec![seen(5, 8192 * MIB, 100)], vec![], 0);
+        round.containers.clear();
+        round.unmanaged.push("a".into());
+        round
+    });
+    assert_eq!(found, []);
 }
 
 #[test]

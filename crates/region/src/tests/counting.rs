@@ -2,7 +2,7 @@ use crate::memory_account::{
     AccountWord, MAX_SLOTS, MemoryAccount, NUMBER_MASK, SlotTable, SlotValues, SlotWords, UNITS_MASK,
     UNLIMITED, newer, units, used,
 };
-use crate::{SLOTS, UNIT};
+use crate::{SLOT_COUNT, UNIT};
 use proptest::prelude::*;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -33,7 +33,7 @@ impl Gpu {
     }
 }
 
-const _: () = assert!(SLOTS <= MAX_SLOTS);
+const _: () = assert!(SLOT_COUNT <= MAX_SLOTS);
 
 proptest! {
     #[test]

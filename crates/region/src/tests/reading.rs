@@ -65,9 +65,9 @@ fn a_file_cut_short_is_an_error_and_no_signal() {
     let file = std::fs::OpenOptions::new().write(true).open(folder.path().join(USAGE)).unwrap();
     for length in [4096, 100, 0] {
         file.set_len(length).unwrap();
-        assert!(matches!(reader.snapshot(), Err(RegionError::Broken { .. })));
-        assert!(matches!(reader.demand(0, 0), Err(RegionError::Broken { .. })));
-        assert!(matches!(UsageReader::open(folder.path()), Err(RegionError::Broken { .. })));
+        assert!(matches!(reader.snapshot(), Err(RegionError::Damaged { .. })));
+        assert!(matches!(reader.demand(0, 0), Err(RegionError::Damaged { .. })));
+        assert!(matches!(UsageReader::open(folder.path()), Err(RegionError::Damaged { .. })));
     }
 }
 

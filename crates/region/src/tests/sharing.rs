@@ -1,6 +1,7 @@
 use super::*;
-use crate::layout::{LIMITS_SIZE, NO_LIMIT, Start, USAGE_SIZE, UsageFile};
-use crate::{LIMITS, MAX_GPUS, Refused, RegionError, USAGE, futex};
+use crate::layout::{FileHeader, LIMITS_SIZE, USAGE_SIZE, UsageFile};
+use crate::protocol::NO_MEMORY_LIMIT;
+use crate::{LIMITS, MAX_GPUS, Refused, RegionError, SLOT_COUNT, USAGE, futex};
 use proptest::prelude::*;
 use std::mem::offset_of;
 use std::sync::atomic::AtomicBool;
@@ -80,23 +81,23 @@ fn limits_change_while_programs_run() {
     region.release(0, 5 * UNIT);
     region.reserve(0, UNIT).unwrap();
     assert_eq!(region.used(0), 4 * UNIT);
-    // A GPU is added.
+    // A GPU is attached.
     let added =
-        GpuShare { uuid: [9; 16], cores: 3_000, ceiling: 5_000, priority: 2, gated: true, ..share(2) };
-    assert!(matches!(owner.set(2, &added), Err(RegionError::NoSuchGpu { gpu: 2, gpus: 1 })));
-    owner.set(1, &added).unwrap();
+        GpuShare { uuid: [9; 16], cores: 30_000, ceiling: 50_000, priority: 2, gated: true, ..share(2) };
+    assert!(matches!(owner.set(1, &added), Err(RegionError::NoSuchGpu { gpu: 1, gpus: 1 })));
+    assert_eq!(owner.extend(&added).unwrap(), 1);
     assert_eq!((region.gpus(), region.find(&[9; 16]), owner.share(1)), (2, Some(1), Some(added)));
     let limits = region.limits(1);
     assert_eq!(
-        (limits.cores(), limits.ceiling(), limits.priority(), limits.gated()),
-        (3_000, 5_000, 2, true)
+        (region.cores(1), region.ceiling(1), limits.priority(), limits.gated()),
+        (30_000, 50_000, 2, true)
     );
     region.reserve(1, 2 * UNIT).unwrap();
     let policy = RegionPolicy { oversubscribe: true, gate_copies: true };
     owner.set_policy(policy);
     assert_eq!((region.policy(), owner.policy()), (policy, policy));
-    let too_much = GpuShare { memory: NO_LIMIT - 1, ..share(0) };
-    assert!(matches!(owner.set(0, &too_much), Err(RegionError::TooMuchMemory(_))));
+    let too_much = GpuShare { memory: NO_MEMORY_LIMIT - 1, ..share(0) };
+    assert!(matches!(owner.set(0, &too_much), Err(RegionError::MemoryLimitTooLarge(_))));
 }
 
 #[test]
@@ -136,25 +137,30 @@ fn files_that_are_not_right_are_told_apart() {
     for (file, size) in [(LIMITS, LIMITS_SIZE), (USAGE, USAGE_SIZE)] {
         let path = folder.path().join(file);
         let sound = std::fs::read(&path).unwrap();
-        overwrite(&folder, file, offset_of!(Start, version), &[2]);
-        assert!(matches!(say(), RegionError::Version { found: 2, .. }), "{}", say());
-        assert!(say().to_string().contains("layout 2"), "{}", say());
-        for (at, bytes) in [(0, 1u8), (offset_of!(Start, size), 1)] {
+        for version in [0, 3, 255] {
+            overwrite(&folder, file, offset_of!(FileHeader, version), &[version]);
+            let RegionError::UnsupportedVersion { path: of, found, supported } = say() else {
+                panic!("{}", say())
+            };
+            assert_eq!((of, found, supported), (path.clone(), version.into(), 1..=2));
+            assert!(say().to_string().contains(&format!("layout {version},")), "{}", say());
+        }
+        for (at, bytes) in [(0, 1u8), (offset_of!(FileHeader, size), 1)] {
             std::fs::write(&path, &sound).unwrap();
             overwrite(&folder, file, at, &[bytes]);
-            assert!(matches!(say(), RegionError::Broken { .. }), "{}", say());
+            assert!(matches!(say(), RegionError::Damaged { .. }), "{}", say());
         }
         for length in [0, 1, 23, 24, 4096, size - 4096, size - 1] {
             std::fs::write(&path, &sound[..length]).unwrap();
-            assert!(matches!(say(), RegionError::Broken { .. }), "{length}: {}", say());
+            assert!(matches!(say(), RegionError::Damaged { .. }), "{length}: {}", say());
         }
         std::fs::remove_file(&path).unwrap();
         assert!(matches!(say(), RegionError::Missing(ref missing) if *missing == path));
         std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
-        assert!(matches!(say(), RegionError::Unreadable { what: "open", .. }), "{}", say());
+        assert!(say().to_string().contains("is damaged: it is a symbolic link"), "{}", say());
         std::fs::remove_file(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
-        assert!(matches!(say(), RegionError::Unreadable { .. } | RegionError::Broken { .. }), "{}", say());
+        assert!(say().to_string().contains("is damaged: it is not a regular file"), "{}", say());
         std::fs::remove_dir(&path).unwrap();
         std::fs::write(&path, &sound).unwrap();
         assert!(RegionTenant::attach(folder.path()).is_ok());
@@ -167,12 +173,12 @@ fn there_are_as_many_slots_as_there_are() {
     let observer = attach(&folder);
     // As if every other slot had been taken by somebody who lives.
     let holder = observer.another_opening();
-    assert!((1..crate::SLOTS).all(|slot| holder.try_acquire(slot)));
+    assert!((1..SLOT_COUNT).all(|slot| holder.try_acquire(slot)));
     assert!(matches!(RegionTenant::attach(folder.path()), Err(RegionError::NoFreeSlot)));
     holder.release(500);
     assert_eq!(attach(&folder).slot(), 500);
     // Marked, and dead: found all the same.
-    for word in 0..crate::SLOTS / 64 {
+    for word in 0..SLOT_COUNT / 64 {
         overwrite(&folder, USAGE, 128 + 8 * word, &[0xff; 8]);
     }
     assert_eq!(attach(&folder).slot(), 500);
@@ -260,7 +266,7 @@ fn threads_share_a_lane() {
 fn who_waits_for_a_turn_is_woken_through_memory_it_cannot_write() {
     let (folder, owner) = region(&[1]);
     let region = attach(&folder);
-    let (limits, gate) = (region.limits(0), owner.gate(0).unwrap());
+    let (limits, turns) = (region.limits(0), owner.turns(0).unwrap());
     let before = limits.turn();
     assert_eq!((before.number(), before.is_open()), (0, false));
     assert_eq!(futex::wait(limits.turn_word(), 9, None), futex::WaitOutcome::Changed);
@@ -277,15 +283,15 @@ fn who_waits_for_a_turn_is_woken_through_memory_it_cannot_write() {
         });
         // So that it mostly waits by then; if it does not yet, it finds the turn open, which is right, too.
         std::thread::sleep(Duration::from_millis(20));
-        gate.open(1234);
+        turns.open(1234);
         assert_eq!(waiter.join().unwrap(), 1234);
     });
     assert_eq!((limits.turn().number(), limits.turn().is_open()), (1, true));
-    gate.close();
+    turns.close();
     assert_eq!((limits.turn().number(), limits.turn().is_open()), (1, false));
-    gate.open(2000);
-    assert_eq!((limits.turn().number(), gate.allowed()), (2, 2000));
-    assert!(owner.gate(1).is_none());
+    turns.open(2000);
+    assert_eq!((limits.turn().number(), turns.allowed()), (2, 2000));
+    assert!(owner.turns(1).is_none());
 }
 
 #[test]

@@ -1,14 +1,30 @@
 //! A region whose files hold what somebody wrote there, and everything a victim does with it.
 
-use partage_region::{GpuShare, RegionOwner, RegionPolicy, RegionTenant, UNIT, UsageReader};
+use partage_region::{
+    GpuShare, RegionHandle, RegionOwner, RegionPolicy, RegionTenant, UNIT, UsageReader, is_in_use,
+};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Makes a region with two GPUs.
-pub(crate) fn make(folder: &Path) -> RegionOwner {
+/// Makes a region with two GPUs, in a layout that daemons and shims of this release work with.
+pub(crate) fn make(folder: &Path, layout: u32) -> RegionOwner {
     let share = |uuid: u8| GpuShare { uuid: [uuid; 16], memory: 100 * UNIT, ..GpuShare::default() };
-    RegionOwner::create(folder, &[share(1), share(2)], RegionPolicy::default()).expect("a folder of our own")
+    let owner = RegionOwner::create(folder, &[share(1), share(2)], RegionPolicy::default());
+    let owner = owner.expect("a folder of our own");
+    if layout == owner.layout() {
+        return owner;
+    }
+    // Layout 1: every word in the same place, no base and no generation, and compute in hundredths of a percent.
+    let files = open(folder);
+    for file in &files {
+        file.write_all_at(&layout.to_le_bytes(), 8).expect("the file is there");
+    }
+    files[0].write_all_at(&[0; 8], 28).expect("the file is there");
+    for gpu in 0..2 {
+        files[0].write_all_at(&10_000u32.to_le_bytes(), 128 + gpu * 256 + 36).expect("the file is there");
+    }
+    RegionOwner::open(folder).expect("the layout is supported")
 }
 
 /// Opens both files to be spoilt.
@@ -47,7 +63,7 @@ pub(crate) fn live(folder: &Path, amounts: [u64; 4]) {
                 }
                 let _ = (region.used(gpu), region.held(gpu), region.memory_limit(gpu), region.heartbeat(gpu));
                 let limits = region.limits(gpu);
-                let _ = (limits.turn().next_open(), limits.allowed(), limits.cores(), limits.gated());
+                let _ = (limits.turn().next_open(), limits.allowed(), region.cores(gpu), limits.gated());
                 let book = region.gpu_account(gpu);
                 let _ = (book.peak(), book.refusals());
                 region.release(gpu, amount);
@@ -55,17 +71,26 @@ pub(crate) fn live(folder: &Path, amounts: [u64; 4]) {
         }
         region.tidy();
         region.sweep();
-        assert!(region.processes().count() <= partage_region::SLOTS);
+        assert!(region.processes().count() <= partage_region::SLOT_COUNT);
     }
     if let Ok(reader) = UsageReader::open(folder) {
         if let Ok(seen) = reader.snapshot() {
-            assert!(seen.processes.len() <= partage_region::SLOTS);
+            assert!(seen.processes.len() <= partage_region::SLOT_COUNT);
         }
         let _ = reader.demand(1, amounts[0]);
     }
-    if let Ok(owner) = RegionOwner::open(folder) {
-        for gpu in 0..owner.gpus() {
-            let _ = owner.share(gpu);
+    let _ = is_in_use(folder);
+    if let Ok(handle) = RegionHandle::open(folder) {
+        let owner = handle.owner();
+        let shares: Vec<GpuShare> = (0..owner.gpus()).filter_map(|gpu| owner.share(gpu)).collect();
+        assert_eq!(shares.len(), owner.gpus());
+        assert!(owner.base_gpus() <= owner.gpus());
+        let _ = (handle.apply(&shares), owner.is_for(shares.iter().map(|share| &share.uuid)));
+        let attached = GpuShare { uuid: [9; 16], memory: amounts[0], ..GpuShare::default() };
+        let before = owner.gpus();
+        match owner.extend(&attached) {
+            Ok(index) => assert_eq!((index, owner.gpus()), (before, before + 1)),
+            Err(_) => assert_eq!(owner.gpus(), before),
         }
     }
 }

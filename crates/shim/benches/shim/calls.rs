@@ -10,7 +10,7 @@ const ROUNDS: usize = 31;
 pub fn all() {
     println!("added to a call            bare ns   added ns   instructions   at most ns");
     let memory = GpuShare { memory: 8 << 30, ..GpuShare::default() };
-    let whole = GpuShare { memory: 8 << 30, cores: 10_000, gated: true, ..GpuShare::default() };
+    let whole = GpuShare { memory: 8 << 30, cores: 100_000, gated: true, ..GpuShare::default() };
     for (what, call, share, most) in [
         ("alloc + free 1 MiB", "alloc-free", &memory, 150),
         ("launch, memory limit", "launch", &memory, 15),
@@ -20,7 +20,7 @@ pub fn all() {
         let node = Node::new("A100-SXM4-40GB");
         let container = Container::new(&node, GpuShare { uuid: node.uuid(), ..share.clone() });
         let arbiter = Arbiter::new();
-        arbiter.add(container.folder.path()).unwrap();
+        arbiter.add(container.handle()).unwrap();
         let [bare, held] = [node.dir.libraries(), container.libraries()];
         let (bare_ns, held_ns) = medians(&node, &bare, &held, call);
         let instructions = |libraries| count(&node, libraries, call, 20) - count(&node, libraries, call, 0);

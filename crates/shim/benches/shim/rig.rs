@@ -1,7 +1,7 @@
 //! A simulated node, and containers on it.
 
 use partage_driver_api::exports::DriverVersion;
-use partage_region::{GpuShare, RegionOwner, RegionPolicy};
+use partage_region::{GpuShare, RegionHandle, RegionOwner, RegionPolicy};
 use partage_shim::install as shim;
 use partage_sim_node::node::{NodeConfig, NodeDir, VARIABLE};
 use partage_sim_node::profile::Profile;
@@ -9,6 +9,7 @@ use partage_sim_node::state::State;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
 
 pub struct Node {
     pub dir: NodeDir,
@@ -69,6 +70,11 @@ impl Container {
 
     pub fn libraries(&self) -> std::path::PathBuf {
         self.folder.path().join("lib")
+    }
+
+    /// The daemon's handle on its region, for an arbiter.
+    pub fn handle(&self) -> Arc<RegionHandle> {
+        Arc::new(RegionHandle::open(self.folder.path()).unwrap())
     }
 }
 

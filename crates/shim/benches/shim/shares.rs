@@ -51,7 +51,7 @@ fn change() {
     let node = Node::new(A100);
     let container = Container::new(&node, hard(&node, 80));
     let arbiter = Arbiter::new();
-    arbiter.add(container.folder.path()).unwrap();
+    arbiter.add(container.handle()).unwrap();
     let mut tenants = [Tenant::start(&node, &container.libraries(), &["saturate", "200"])];
     tenants[0].ready();
     tenants[0].go();
@@ -67,11 +67,11 @@ fn change() {
 /// One that lent its time wants it back.
 fn come_back() {
     let node = Node::new(A100);
-    let borrower = Container::new(&node, GpuShare { ceiling: 10_000, ..hard(&node, 20) });
+    let borrower = Container::new(&node, GpuShare { ceiling: 100_000, ..hard(&node, 20) });
     let owner = Container::new(&node, hard(&node, 80));
     let arbiter = Arbiter::new();
-    arbiter.add(borrower.folder.path()).unwrap();
-    arbiter.add(owner.folder.path()).unwrap();
+    arbiter.add(borrower.handle()).unwrap();
+    arbiter.add(owner.handle()).unwrap();
     let mut busy = Tenant::start(&node, &borrower.libraries(), &["saturate", MIXED]);
     busy.ready();
     busy.go();
@@ -89,8 +89,8 @@ fn come_back() {
 fn hard(node: &Node, cores: u32) -> GpuShare {
     GpuShare {
         uuid: node.uuid(),
-        cores: cores * 100,
-        ceiling: cores * 100,
+        cores: cores * 1_000,
+        ceiling: cores * 1_000,
         gated: true,
         ..GpuShare::default()
     }
@@ -102,7 +102,7 @@ fn row(card: &str, shares: &[u32], lengths: &str) {
         shares.iter().map(|&cores| Container::new(&node, hard(&node, cores))).collect();
     let arbiter = Arbiter::new();
     for container in &containers {
-        arbiter.add(container.folder.path()).unwrap();
+        arbiter.add(container.handle()).unwrap();
     }
     let mut tenants: Vec<Tenant> = containers
         .iter()

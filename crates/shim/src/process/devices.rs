@@ -1,82 +1,116 @@
-//! Which CUDA device is which GPU of the region. Their numbers differ: a program may reorder or hide devices, the region
-//! knows GPUs by their UUIDs.
+//! Maps CUDA devices to GPUs of the region. Their numbers differ: a program may reorder or hide devices, and the region
+//! identifies GPUs by their UUIDs.
 #![allow(unsafe_code)]
 
 use crate::driver::cuda as real;
 use partage_driver_api::cuda::{CUDA_SUCCESS, CUdevice, CUuuid};
 use partage_region::{MAX_GPUS, RegionTenant};
-use std::sync::OnceLock;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU8, AtomicU64};
 
 /// Devices beyond this are not looked at; no machine has as many.
-const MOST: usize = 64;
+const MAX_DEVICES: usize = 64;
 
-/// The GPU of every device. A device that the region does not name has none: the container was not granted it.
-#[derive(Default)]
+/// The GPU of every device, looked up when the driver first answers.
+///
+/// A device that the region does not name has no GPU, and its calls are refused, until the region grows: then all devices
+/// are looked up again. The numbers of the driver's devices do not change while a process lives.
 pub(crate) struct Devices {
-    /// Filled once the driver answers; it does not change while a process lives.
-    known: OnceLock<Known>,
+    /// The region's generation at the last lookup, plus one; zero before the first.
+    looked_up: AtomicU64,
+    /// The GPU of the only device, plus one, where there is but one: then nobody needs to ask which is meant. Zero
+    /// elsewhere.
+    only: AtomicU8,
+    /// By device, its GPU plus one; zero for none.
+    gpus: [AtomicU8; MAX_DEVICES],
 }
 
-struct Known {
-    gpus: [Option<u8>; MOST],
-    /// The only device, where there is but one: then nobody needs to ask which is meant.
-    only: Option<usize>,
+impl Default for Devices {
+    fn default() -> Self {
+        Self {
+            looked_up: AtomicU64::new(0),
+            only: AtomicU8::new(0),
+            gpus: [const { AtomicU8::new(0) }; MAX_DEVICES],
+        }
+    }
+}
+
+/// The GPU that a word stands for.
+#[inline]
+fn gpu_of(word: &AtomicU8) -> Option<usize> {
+    usize::from(word.load(Relaxed)).checked_sub(1)
 }
 
 impl Devices {
     /// The region's GPU of a device.
     pub(crate) fn gpu(&self, region: &RegionTenant, device: CUdevice) -> Option<usize> {
-        let known = self.known(region)?;
-        known.gpus.get(usize::try_from(device).ok()?).copied().flatten().map(usize::from)
+        let word = self.gpus.get(usize::try_from(device).ok()?)?;
+        gpu_of(word).or_else(|| if self.look_up(region) { gpu_of(word) } else { None })
     }
 
-    /// The GPU of the calling thread's context, as the driver says.
+    /// The GPU of the calling thread's context, by the driver's answer.
     #[inline]
     pub(crate) fn current(&self, region: &RegionTenant) -> Option<usize> {
-        match self.known(region)?.only {
+        match self.only() {
             Some(gpu) => Some(gpu),
-            None => self.gpu(region, current_device()?),
+            None => self.among_several(region, || self.gpu(region, current_device()?)),
         }
     }
 
-    /// The same as far as is known without asking: for launches.
+    /// The same, by what is known without a call of the driver: for launches.
     #[inline]
     pub(crate) fn current_for_launch(&self, region: &RegionTenant) -> Option<usize> {
-        match self.known(region)?.only {
+        match self.only() {
             Some(gpu) => Some(gpu),
-            None => super::current_context::gpu(|| self.gpu(region, current_device()?)),
+            None => self.among_several(region, || {
+                super::current_context::gpu(|| self.gpu(region, current_device()?))
+            }),
         }
     }
 
-    /// The only device's GPU, where that is known and there is but one.
+    /// The GPU of the only device, where it is known that there is but one.
     #[inline]
     pub(crate) fn only(&self) -> Option<usize> {
-        self.known.get()?.only
+        gpu_of(&self.only)
     }
 
-    #[inline]
-    fn known(&self, region: &RegionTenant) -> Option<&Known> {
-        match self.known.get() {
-            Some(known) => Some(known),
-            None => self.learn(region),
+    /// Finds a GPU where there are several devices, or where that is not known yet.
+    fn among_several(&self, region: &RegionTenant, find: impl FnOnce() -> Option<usize>) -> Option<usize> {
+        if self.looked_up.load(Acquire) == 0 && !self.look_up(region) {
+            return None;
         }
+        self.only().or_else(find)
     }
 
+    /// Looks all devices up, unless that was done for the region as it is now. Returns whether it was done.
     #[cold]
-    fn learn(&self, region: &RegionTenant) -> Option<&Known> {
+    fn look_up(&self, region: &RegionTenant) -> bool {
+        // Before the region's list is read: if it grows meanwhile, the next miss looks again.
+        let looked_up = u64::from(region.generation()) + 1;
+        if self.looked_up.load(Acquire) == looked_up {
+            return false;
+        }
         let mut count = 0;
         // SAFETY: a number to fill in. Before cuInit this fails, and nothing is remembered.
         if unsafe { real::cuDeviceGetCount(&mut count) } != CUDA_SUCCESS {
-            return None;
+            return false;
         }
-        let mut gpus = [None; MOST];
-        for (device, gpu) in (0..count).zip(&mut gpus) {
-            *gpu = uuid(device).and_then(|uuid| region.find(&uuid)).and_then(|gpu| u8::try_from(gpu).ok());
+        for (device, word) in (0..count).zip(&self.gpus) {
+            let gpu = uuid(device).and_then(|uuid| region.find(&uuid));
+            // Never back to none: GPUs do not leave a region, and another thread may have seen more of them.
+            if let Some(gpu) = gpu.and_then(|gpu| u8::try_from(gpu + 1).ok()) {
+                word.store(gpu, Relaxed);
+            }
         }
-        let only = if count == 1 { gpus[0].map(usize::from).filter(|&gpu| gpu < MAX_GPUS) } else { None };
-        Some(self.known.get_or_init(|| Known { gpus, only }))
+        if count == 1 {
+            self.only.store(self.gpus[0].load(Relaxed), Relaxed);
+        }
+        self.looked_up.store(looked_up, Release);
+        true
     }
 }
+
+const _: () = assert!(MAX_GPUS < u8::MAX as usize);
 
 fn current_device() -> Option<CUdevice> {
     let mut device = 0;
@@ -86,7 +120,7 @@ fn current_device() -> Option<CUdevice> {
 
 fn uuid(device: CUdevice) -> Option<[u8; 16]> {
     let mut uuid = CUuuid { bytes: [0; 16] };
-    // The older question: with MIG the newer one names the instance, the grant the GPU.
+    // The older query: with MIG the newer one names the instance, and the grant names the GPU.
     // SAFETY: a struct to fill in.
     let answer = unsafe { real::cuDeviceGetUuid(&mut uuid, device) };
     (answer == CUDA_SUCCESS).then(|| uuid.bytes.map(|byte| byte as u8))

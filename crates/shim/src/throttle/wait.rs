@@ -1,9 +1,10 @@
 //! Waiting for the turn, and for time in it.
 
-use super::{CHUNK, GpuThrottle, Throttle, Work};
+use super::{GpuThrottle, Throttle, Work};
 use crate::process::Process;
 use partage_region::clock;
 use partage_region::futex::{self, keeping_errno};
+use partage_region::protocol::{SCHEDULER_SILENCE_NS, TIME_CHUNK_NS, WHOLE_GPU};
 use partage_region::{GpuLimits, TurnWord};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -11,20 +12,17 @@ use std::time::Duration;
 
 const MILLISECOND: u64 = 1_000_000;
 
-/// An arbiter that has not been heard of for so long is gone.
-const SILENCE: u64 = 250 * MILLISECOND;
+/// Longest wait in nanoseconds before a thread checks again whether there is a turn scheduler.
+const CHECK_INTERVAL_NS: u64 = 50 * MILLISECOND;
 
-/// Nobody waits longer than this without looking whether there still is an arbiter.
-const LOOK: u64 = 50 * MILLISECOND;
+/// Without a turn scheduler: nanoseconds of unused time that a container keeps.
+const MAX_UNUSED_NS: u64 = 50 * MILLISECOND;
 
-/// Without an arbiter: time that was not used is kept for so long.
-const KEPT: u64 = 50 * MILLISECOND;
+/// Shortest wait in nanoseconds: as soon as possible, without spinning.
+const MIN_WAIT_NS: u64 = MILLISECOND / 10;
 
-/// Hundredths of a percent.
-const WHOLE: u64 = 10_000;
-
-/// As soon as possible, without spinning.
-const SHORTLY: u64 = MILLISECOND / 10;
+// A thread that waits notices in time that the turn scheduler is gone.
+const _: () = assert!(CHECK_INTERVAL_NS < SCHEDULER_SILENCE_NS);
 
 /// What a container may do now.
 enum Allowance {
@@ -63,9 +61,9 @@ impl Throttle {
                 // Whoever waits has time to look at what was measured.
                 self.look(process, now);
                 let longest = match allowance(process, gpu, limits, turn, now) {
-                    Allowance::UpTo(_) => SHORTLY,
+                    Allowance::UpTo(_) => MIN_WAIT_NS,
                     Allowance::Wait(longest) => {
-                        longest.min(LOOK).min(self.due().saturating_sub(now).max(SHORTLY))
+                        longest.min(CHECK_INTERVAL_NS).min(self.due().saturating_sub(now).max(MIN_WAIT_NS))
                     }
                 };
                 futex::wait(limits.turn_word(), turn.0, Some(Duration::from_nanos(longest)));
@@ -110,7 +108,7 @@ impl GpuThrottle {
         };
         // A launch may take more than there is: a kernel cannot be cut. What is too much is debt.
         let missing = nanoseconds.saturating_sub(self.left.load(Relaxed).max(0)).max(0).unsigned_abs();
-        let chunk = CHUNK.max(missing);
+        let chunk = TIME_CHUNK_NS.max(missing);
         let charged = self.charge(chunk);
         let (chunk, charged) = if charged > there && chunk > missing {
             (missing, self.charge(missing))
@@ -150,9 +148,9 @@ impl GpuThrottle {
     }
 }
 
-/// Whether the arbiter of a GPU has not been heard of.
+/// Whether a GPU's turn scheduler has stopped reporting that it runs.
 pub(super) fn is_silent(process: &Process, gpu: usize, now: u64) -> bool {
-    now.saturating_sub(process.region.heartbeat(gpu)) >= SILENCE
+    now.saturating_sub(process.region.heartbeat(gpu)) >= SCHEDULER_SILENCE_NS
 }
 
 /// How much is left up to `allowed`. Both count round, and a container may have written anything: it is the difference that
@@ -161,7 +159,14 @@ fn left(allowed: u64, spent: u64) -> Option<u64> {
     u64::try_from(allowed.wrapping_sub(spent).cast_signed()).ok().filter(|&left| left > 0)
 }
 
-/// What the container may do, by the arbiter's word or, where it is gone, by the clock.
+/// GPU time in nanoseconds that `elapsed` is worth at a rate below a whole GPU. It cannot overflow, whatever `elapsed` a
+/// container forged.
+fn accrued(elapsed: u64, rate: u64) -> u64 {
+    let whole = u64::from(WHOLE_GPU);
+    elapsed / whole * rate + elapsed % whole * rate / whole
+}
+
+/// What the container may do: by the turn scheduler's word or, where it is gone, by the clock.
 fn allowance(process: &Process, gpu: usize, limits: &GpuLimits, turn: TurnWord, now: u64) -> Allowance {
     let book = process.region.gpu_account(gpu);
     let spent = book.spent().load(Acquire);
@@ -172,17 +177,18 @@ fn allowance(process: &Process, gpu: usize, limits: &GpuLimits, turn: TurnWord, 
         }
         return match left(limits.allowed(), spent).filter(|_| turn.is_open()) {
             Some(there) => Allowance::UpTo(there),
-            None => Allowance::Wait(LOOK),
+            None => Allowance::Wait(CHECK_INTERVAL_NS),
         };
     }
-    let rate = match limits.cores() {
-        0 => u64::from(limits.ceiling()),
-        cores => u64::from(cores),
+    let rate = match process.region.cores(gpu) {
+        0 => process.region.ceiling(gpu),
+        cores => cores,
     };
+    let (rate, whole) = (u64::from(rate), u64::from(WHOLE_GPU));
     if rate == 0 {
-        return Allowance::Wait(LOOK);
+        return Allowance::Wait(CHECK_INTERVAL_NS);
     }
-    if rate >= WHOLE {
+    if rate >= whole {
         return Allowance::UpTo(u64::MAX);
     }
     // The first to notice says from when and from what the others count, too.
@@ -194,19 +200,32 @@ fn allowance(process: &Process, gpu: usize, limits: &GpuLimits, turn: TurnWord, 
             base_word.store(spent, Relaxed);
         }
     }
-    let dealt = now.saturating_sub(since) / 100 * rate / (WHOLE / 100);
-    let allowed = base_word.load(Relaxed).wrapping_add(dealt);
+    let accrued = accrued(now.saturating_sub(since), rate);
+    let allowed = base_word.load(Relaxed).wrapping_add(accrued);
     match left(allowed, spent) {
-        Some(there) if there > KEPT => {
+        Some(there) if there > MAX_UNUSED_NS => {
             // Time that nobody wanted is over.
             since_word.store(now, Relaxed);
             base_word.store(spent, Relaxed);
-            Allowance::UpTo(KEPT / 10)
+            Allowance::UpTo(MAX_UNUSED_NS / 10)
         }
         Some(there) => Allowance::UpTo(there),
         None => {
             let debt = spent.wrapping_sub(allowed);
-            Allowance::Wait((debt / rate).saturating_mul(WHOLE).max(SHORTLY))
+            Allowance::Wait((debt.saturating_mul(whole) / rate).max(MIN_WAIT_NS))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accrued_time_is_the_rate_of_what_has_passed() {
+        let whole = u64::from(WHOLE_GPU);
+        assert_eq!(accrued(1_000_000_000, whole * 30 / 100), 300_000_000);
+        assert_eq!((accrued(0, 1), accrued(whole, 1), accrued(whole - 1, 1)), (0, 1, 0));
+        assert_eq!(accrued(u64::MAX, whole - 1), u64::MAX - u64::MAX / whole - 1);
     }
 }

@@ -3,10 +3,11 @@
 use crate::container::shares;
 use crate::node::Player;
 use crate::{a_node, dealt};
-use partage_region::{GpuShare, RegionOwner, RegionPolicy};
+use partage_region::{GpuShare, RegionHandle, RegionOwner, RegionPolicy};
 use partage_shim::install::{self, Settings};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 
 /// Everything the gate may call; each counts one up in a file and goes on to the driver.
 const COUNTED: [(&str, &str, &str); 9] = [
@@ -56,7 +57,7 @@ fn a_known_kernel_costs_one_more_call_in_thirty_two_at_most() {
     std::fs::create_dir(&region).unwrap();
     std::fs::create_dir(&lib).unwrap();
     let [share] = shares(&node, u64::MAX).try_into().unwrap();
-    let share = GpuShare { cores: 9_000, ceiling: 9_000, gated: true, ..share };
+    let share = GpuShare { cores: 90_000, ceiling: 90_000, gated: true, ..share };
     let _owner = RegionOwner::create(&region, &[share], RegionPolicy::default()).unwrap();
     let real = partage_sim_node::install::shared_object().unwrap();
     let settings = Settings {
@@ -68,7 +69,7 @@ fn a_known_kernel_costs_one_more_call_in_thirty_two_at_most() {
     };
     install::stand_in(&install::shared_object().unwrap(), &lib, &settings).unwrap();
     let arbiter = dealt(&[]);
-    arbiter.add(&region).unwrap();
+    arbiter.add(Arc::new(RegionHandle::open(&region).unwrap())).unwrap();
     let mut command = node.command(&format!("launches {LAUNCHES}"));
     let libraries = [lib.as_path(), real.parent().unwrap()];
     command.env("LD_LIBRARY_PATH", std::env::join_paths(libraries).unwrap());

@@ -5,11 +5,12 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use super::node::{Node, Player};
-use partage_region::{GpuShare, RegionOwner, RegionPolicy, UNIT, UsageReader};
+use partage_region::{GpuShare, RegionHandle, RegionOwner, RegionPolicy, UNIT, UsageReader};
 use partage_shim::install::{self, Settings};
 use partage_sim_node::state::State;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 /// Where a program in a container finds its region's folder, to look at it from beside the shim.
 pub const REGION: &str = "PARTAGE_TEST_REGION";
@@ -91,6 +92,11 @@ impl<'a> Container<'a> {
     /// Begins a role; it goes on when told to.
     pub fn start(&self, role: &str) -> Player {
         Player::of(self.command(role))
+    }
+
+    /// The daemon's handle on its region, for an arbiter.
+    pub fn handle(&self) -> Arc<RegionHandle> {
+        Arc::new(RegionHandle::open(&self.region()).unwrap())
     }
 
     /// What its processes hold, as the agent reads it.

@@ -39,20 +39,21 @@ impl Keeper {
         undone
     }
 
-    /// Sets the new limits, and takes them back where more is in use: asked the other way round, a process could take memory
-    /// between the question and the answer.
+    /// Sets the new limits, and reverts them where more is in use: in the other order a process could take memory between the
+    /// check and the change.
     fn fits_what_is_used(&self, live: &Live, before: &[Share]) -> Result<(), Refusal> {
+        let region = live.managed()?;
         let broken = |error: String| Refusal::new(RefusalReason::Failed, error);
         let write = |shares: &[Share]| -> Result<(), Refusal> {
-            for (at, share) in shares.iter().enumerate() {
-                let gated = live.region.owner.share(at).is_some_and(|is| is.gated);
-                let share = self.machine.region_share(share, gated).map_err(broken)?;
-                live.region.owner.set(at, &share).map_err(|error| broken(error.to_string()))?;
-            }
+            let gated = |at: usize| region.owner().share(at).is_some_and(|is| is.gated);
+            let limits = shares.iter().enumerate();
+            let limits = limits.map(|(at, share)| self.machine.region_share(share, gated(at)));
+            let limits: Vec<_> = limits.collect::<Result<_, _>>().map_err(broken)?;
+            region.apply(&limits).map_err(|error| broken(error.to_string()))?;
             Ok(())
         };
         write(&live.record.shares)?;
-        let usage = live.region.reader.snapshot().map_err(|error| broken(error.to_string()))?;
+        let usage = region.reader().snapshot().map_err(|error| broken(error.to_string()))?;
         for (share, used) in live.record.shares.iter().zip(usage.gpus) {
             let Some(limit) = share.memory_bytes.filter(|limit| used.used > limit.0) else { continue };
             write(before)?;

@@ -7,15 +7,15 @@ use crate::report::Stage;
 use crate::store::{self, Record};
 use crate::users::Who;
 use crate::wire::{Granted, Places, RunRequest};
-use partage_core::model::{Node, PodAsk};
+use partage_core::model::{Node, PodAsk, Share};
 use partage_enforce::error_chain::describe;
 use partage_enforce::gpus::withhold_unhealthy;
 use partage_enforce::refusal::{Refusal, RefusalReason};
+use partage_host::gpus::uuid_bytes;
 use partage_host::process::Identity;
 use partage_host::shares;
-use partage_host::truth::Kept;
 use partage_region::arbiter::MemberId;
-use partage_region::{RegionOwner, RegionPolicy};
+use partage_region::{RegionError, RegionHandle, RegionPolicy};
 use std::fs;
 use std::sync::Arc;
 
@@ -28,11 +28,42 @@ pub(super) struct Live {
     /// Which share of its name.
     pub(super) number: u64,
     pub(super) stopping: bool,
-    pub(super) region: Arc<Kept>,
-    member: MemberId,
+    region: LiveRegion,
+}
+
+/// Whether the daemon manages a share's region.
+enum LiveRegion {
+    /// It sets limits, gives turns and reads usage.
+    Managed { handle: Arc<RegionHandle>, member: MemberId },
+    /// The share runs with files that this daemon cannot read: damaged, or of an unsupported layout. They are left as they
+    /// are, and the limits in them go on holding.
+    Unmanaged { why: String },
 }
 
 impl Live {
+    fn new(record: Record, region: LiveRegion) -> Live {
+        Live { record, number: 0, stopping: false, region }
+    }
+
+    /// The daemon's handle on the region; none where it is unmanaged.
+    pub(super) fn region(&self) -> Option<&Arc<RegionHandle>> {
+        match &self.region {
+            LiveRegion::Managed { handle, .. } => Some(handle),
+            LiveRegion::Unmanaged { .. } => None,
+        }
+    }
+
+    /// The same for a change of its limits.
+    pub(super) fn managed(&self) -> Result<&Arc<RegionHandle>, Refused> {
+        match &self.region {
+            LiveRegion::Managed { handle, .. } => Ok(handle),
+            LiveRegion::Unmanaged { why } => Err(Refused::new(
+                Refusal::Broken,
+                format!("{} keeps the limits that it has: {why}", self.record.name),
+            )),
+        }
+    }
+
     pub(super) fn stage(&self) -> Stage {
         match &self.record.bound {
             _ if self.stopping => Stage::Stopping,
@@ -145,13 +176,13 @@ impl Keeper {
     fn make(self: &Arc<Self>, state: &mut State, record: Record) -> Result<Granted, String> {
         let name = record.name.clone();
         let cannot = |error: std::io::Error| format!("{}: {error}", self.home.share(&name).display());
-        self.make_region(&record)?;
+        let region = self.make_region(&record)?;
         let covers = self.machine.covers(&self.home, &name, &record.shares).map_err(cannot)?;
         record.write(&self.home).map_err(|error| describe(&error))?;
         let (words, id) = (decide::words(&self.machine.node, &record.shares), record.id.clone());
         let gpus = record.shares.iter().map(|share| share.gpu.to_string()).collect();
         self.log(&format!("{name}: {words} for user {}", crate::users::name(record.who.uid)));
-        let live = self.live(record)?;
+        let live = self.managed(record, region)?;
         let live = Live {
             number: {
                 state.given += 1;
@@ -173,29 +204,46 @@ impl Keeper {
         Ok(Granted { name, id, words, gpus, places })
     }
 
-    /// The region of a share, for its owner's processes and nobody else's.
-    fn make_region(&self, record: &Record) -> Result<RegionOwner, String> {
+    /// Creates the region of a share, for its owner's processes and no other user's.
+    fn make_region(&self, record: &Record) -> Result<RegionHandle, String> {
         let cannot = |error: std::io::Error| format!("{}: {error}", self.home.share(&record.name).display());
         let region = store::make_region(&self.home, &record.name).map_err(cannot)?;
         let limits: Result<Vec<_>, String> =
             record.shares.iter().map(|share| self.machine.region_share(share, !share.whole)).collect();
-        let owner = RegionOwner::create(&region, &limits?, RegionPolicy::default())
+        let handle = RegionHandle::create(&region, &limits?, RegionPolicy::default())
             .map_err(|error| error.to_string())?;
         store::open_to(&self.home, &record.name, record.who.uid).map_err(cannot)?;
-        Ok(owner)
+        Ok(handle)
     }
 
-    /// A share whose region is there, kept from now on.
-    pub(super) fn live(&self, record: Record) -> Result<Live, String> {
+    /// Gives turns to a share from now on.
+    fn managed(&self, record: Record, handle: RegionHandle) -> Result<Live, String> {
+        let handle = Arc::new(handle);
+        let member = self.arbiter.add(Arc::clone(&handle)).map_err(|error| error.to_string())?;
+        Ok(Live::new(record, LiveRegion::Managed { handle, member }))
+    }
+
+    /// Adopts the region of a share that runs, after a restart of the daemon.
+    ///
+    /// A region that cannot be adopted is left as it is and reported: processes of the share have it mapped, and the limits
+    /// in it go on holding. What the share has stays counted; it cannot be resized and is not audited.
+    pub(super) fn adopted(&self, record: Record) -> Result<Live, String> {
         let folder = store::region(&self.home, &record.name);
-        let owner = match RegionOwner::open(&folder) {
-            Ok(owner) => owner,
-            // Somebody removed it. Processes that run keep the old one, new ones get this.
-            Err(_) => self.make_region(&record)?,
+        let opened = RegionHandle::open_of_user(&folder, store::usage_owner(record.who.uid));
+        let error = match opened.and_then(|handle| for_shares(handle, &record.shares)) {
+            Ok(handle) => return self.managed(record, handle),
+            // The files were removed. Processes that have them mapped go on with them, and new ones get these.
+            Err(RegionError::Missing(_)) => match self.make_region(&record) {
+                Ok(handle) => return self.managed(record, handle),
+                Err(why) => why,
+            },
+            Err(error) => error.to_string(),
         };
-        let kept = Kept::of(owner, &folder).map_err(|error| error.to_string())?;
-        let member = self.arbiter.add(&folder).map_err(|error| error.to_string())?;
-        Ok(Live { record, number: 0, stopping: false, region: Arc::new(kept), member })
+        self.warn(&format!(
+            "the region of share {} is not managed, and the share runs on with the limits that it has: {error}",
+            record.name
+        ));
+        Ok(Live::new(record, LiveRegion::Unmanaged { why: error }))
     }
 
     /// Gives a share back.
@@ -221,7 +269,9 @@ impl Keeper {
     fn take_back(self: &Arc<Self>, state: &mut State, names: &[String]) {
         for name in names {
             let Some(live) = state.shares.remove(name) else { continue };
-            self.arbiter.remove(live.member);
+            if let LiveRegion::Managed { member, .. } = live.region {
+                self.arbiter.remove(member);
+            }
             self.forget(&live.record);
             self.log(&format!("{name} has ended"));
         }
@@ -253,22 +303,15 @@ impl Keeper {
         let gated = shares::gated(state.shares.values().flat_map(|live| &live.record.shares));
         let mut changed = false;
         for live in state.shares.values() {
-            for (at, share) in live.record.shares.iter().enumerate() {
-                let (Some(is), Ok(wanted)) = (
-                    live.region.owner.share(at),
-                    self.machine.region_share(share, gated.contains(&share.gpu)),
-                ) else {
-                    continue;
-                };
-                if is == wanted {
-                    continue;
-                }
-                changed = true;
-                if let Err(error) = live.region.owner.set(at, &wanted) {
-                    self.log(&format!(
-                        "warning: {}: its limits cannot be changed: {error}",
-                        live.record.name
-                    ));
+            let Some(region) = live.region() else { continue };
+            let shares = live.record.shares.iter();
+            let wanted: Result<Vec<_>, String> =
+                shares.map(|share| self.machine.region_share(share, gated.contains(&share.gpu))).collect();
+            let applied = wanted.and_then(|wanted| region.apply(&wanted).map_err(|error| error.to_string()));
+            match applied {
+                Ok(differs) => changed |= differs,
+                Err(error) => {
+                    self.log(&format!("warning: {}: its limits cannot be changed: {error}", live.record.name))
                 }
             }
         }
@@ -277,4 +320,13 @@ impl Keeper {
         }
         self.changed.notify_all();
     }
+}
+
+/// The handle, if its region is for the GPUs of these shares.
+fn for_shares(handle: RegionHandle, shares: &[Share]) -> Result<RegionHandle, RegionError> {
+    let uuids: Vec<[u8; 16]> = shares.iter().filter_map(|share| uuid_bytes(&share.gpu)).collect();
+    if handle.owner().is_for(uuids.iter()) {
+        return Ok(handle);
+    }
+    Err(RegionError::OtherGpus(handle.owner().path().to_path_buf()))
 }

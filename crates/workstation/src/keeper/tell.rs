@@ -11,15 +11,16 @@ use crate::store::{HeldElsewhere, Record};
 use crate::users::{self, Who};
 use partage_core::model::{Bytes, Cores, Share};
 use partage_enforce::report::GpuStatus;
-use partage_host::truth::Kept;
 use partage_host::{members, process};
+use partage_region::RegionHandle;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 
 struct Seen {
     record: Record,
     stage: Stage,
-    region: Arc<Kept>,
+    /// None where it is not managed.
+    region: Option<Arc<RegionHandle>>,
 }
 
 impl Keeper {
@@ -42,7 +43,7 @@ impl Keeper {
             .map(|live| Seen {
                 record: live.record.clone(),
                 stage: live.stage(),
-                region: Arc::clone(&live.region),
+                region: live.region().cloned(),
             })
             .collect();
         let elsewhere: Vec<HeldElsewhere> = state.held_elsewhere.values().cloned().collect();
@@ -134,7 +135,7 @@ impl Keeper {
 
     fn share(&self, seen: &Seen, members: Option<usize>) -> ShareReport {
         let Seen { record, stage, region } = seen;
-        let usage = region.reader.snapshot().ok();
+        let usage = region.as_ref().and_then(|region| region.reader().snapshot().ok());
         let part = |(at, share): (usize, &Share)| {
             let gpu = usage.as_ref().map(|usage| usage.gpus[at]).unwrap_or_default();
             let waits = usage

@@ -54,7 +54,7 @@ impl Keeper {
             let state = self.state();
             let watched = state.shares.values().map(|live| {
                 let key = live.record.name.clone();
-                (live.record.clone(), Watched { key, kept: Arc::clone(&live.region) })
+                (live.record.clone(), Watched { key, region: live.region().cloned() })
             });
             watched.unzip()
         };

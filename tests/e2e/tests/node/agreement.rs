@@ -5,7 +5,7 @@ use partage_agent::identity::{Holder, Kubelet, Runtime};
 use partage_core::dialect::grants::native;
 use partage_core::model::{Cores, PodGrant, Share};
 use partage_host::gpus::uuid_bytes;
-use partage_host::truth::Kept;
+use partage_region::RegionHandle;
 use partage_testkit::eventually;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -149,8 +149,8 @@ impl Stage<'_> {
 
     fn limits(&self, nonce: &str) -> Result<Vec<Limits>, String> {
         let folder = self.node_path(&format!("/run/partage/regions/{nonce}"));
-        let kept = Kept::open(&folder).map_err(|error| format!("region {nonce}: {error}"))?;
-        let shares = (0..kept.owner.gpus()).filter_map(|gpu| kept.owner.share(gpu));
+        let region = RegionHandle::open(&folder).map_err(|error| format!("region {nonce}: {error}"))?;
+        let shares = (0..region.owner().gpus()).filter_map(|gpu| region.owner().share(gpu));
         let limits = shares.map(|share| Limits {
             gpu: share.uuid,
             memory: share.memory,
@@ -161,7 +161,7 @@ impl Stage<'_> {
     }
 }
 
-/// What a region says of one GPU. Compute is in hundredths of a percent: none promised is 0, and all may be reached.
+/// What a region says of one GPU. Compute is in thousandths of a percent: no guarantee is 0, and all may be reached.
 #[derive(Debug, PartialEq, Eq)]
 struct Limits {
     gpu: [u8; 16],
@@ -172,14 +172,14 @@ struct Limits {
 
 fn told(shares: &[Share]) -> Vec<Limits> {
     let one = |share: &Share| {
-        let hundredths = |cores: Cores| cores.as_millipercent() / 10;
+        let millipercent = |cores: Cores| cores.as_millipercent();
         // Who has a GPU alone needs no promise.
         let cores = share.cores.filter(|_| !share.whole);
         Limits {
             gpu: uuid_bytes(&share.gpu).unwrap(),
             memory: share.memory_bytes.map_or(u64::MAX, |bytes| bytes.0),
-            cores: cores.map_or(0, hundredths),
-            ceiling: share.ceiling.or(share.cores).map_or(10_000, hundredths),
+            cores: cores.map_or(0, millipercent),
+            ceiling: share.ceiling.or(share.cores).map_or(100_000, millipercent),
         }
     };
     shares.iter().map(one).collect()

@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use super::{ContainerView, MICRO, MILLI, TurnDecision, TurnScheduler, tuning};
+use super::{ContainerView, MICRO, MILLI, PERCENT, TIME_CHUNK_NS, TurnDecision, TurnScheduler, WHOLE_GPU};
 
 const SLICE: u64 = 2 * MILLI;
 const QUEUE: usize = 1024;
@@ -119,7 +119,11 @@ pub(super) struct Tenant {
 impl Tenant {
     pub(super) fn new(cores: u32, ceiling: u32, kernels: &[u64]) -> Self {
         Self {
-            view: ContainerView { cores: cores * 100, ceiling: ceiling * 100, ..ContainerView::default() },
+            view: ContainerView {
+                cores: cores * PERCENT,
+                ceiling: ceiling * PERCENT,
+                ..ContainerView::default()
+            },
             habit: Habit::Saturates,
             word: Word::Honest,
             kernels: kernels.to_vec(),
@@ -176,7 +180,7 @@ enum Event {
 pub(super) struct World {
     pub(super) now: u64,
     pub(super) tenants: Vec<Option<Tenant>>,
-    pub(super) deal: TurnScheduler,
+    pub(super) scheduler: TurnScheduler,
     pub(super) dice: Dice,
     pub(super) orders: Vec<(u64, TurnDecision)>,
     /// The longest time in which the GPU had nothing to do although somebody waited whose ceiling is everything.
@@ -198,7 +202,7 @@ impl World {
         let mut world = Self {
             now: 1_000_000 * MILLI,
             tenants: Vec::new(),
-            deal: TurnScheduler::new(),
+            scheduler: TurnScheduler::new(),
             dice: Dice::new(seed),
             orders: Vec::new(),
             longest_idle: 0,
@@ -220,7 +224,7 @@ impl World {
     }
 
     pub(super) fn join(&mut self, mut tenant: Tenant) -> usize {
-        let seat = self.tenants.len();
+        let index = self.tenants.len();
         tenant.asked = self.now;
         let start = match tenant.habit {
             Habit::From(when) => self.now + when,
@@ -228,16 +232,16 @@ impl World {
         };
         self.tenants.push(Some(tenant));
         let late = self.dice.roll(0, 300 * MICRO);
-        self.at(start + late, Event::Step(seat));
-        seat
+        self.at(start + late, Event::Step(index));
+        index
     }
 
-    pub(super) fn leave(&mut self, seat: usize) -> Option<Tenant> {
-        self.tenants[seat].take()
+    pub(super) fn leave(&mut self, index: usize) -> Option<Tenant> {
+        self.tenants[index].take()
     }
 
-    pub(super) fn tenant(&mut self, seat: usize) -> &mut Tenant {
-        self.tenants[seat].as_mut().unwrap()
+    pub(super) fn tenant(&mut self, index: usize) -> &mut Tenant {
+        self.tenants[index].as_mut().unwrap()
     }
 
     fn at(&mut self, when: u64, event: Event) {
@@ -265,12 +269,12 @@ impl World {
             }
         }
         self.advance(end);
-        let had = |seat: usize| self.tenants[seat].as_ref().map_or(0, |it| it.had);
-        (0..self.tenants.len()).map(|seat| had(seat) - before.get(seat).copied().unwrap_or(0)).collect()
+        let had = |index: usize| self.tenants[index].as_ref().map_or(0, |it| it.had);
+        (0..self.tenants.len()).map(|index| had(index) - before.get(index).copied().unwrap_or(0)).collect()
     }
 
-    fn runs(&self, seat: usize) -> bool {
-        self.tenants.get(seat).and_then(Option::as_ref).is_some_and(|it| !it.queue.is_empty())
+    fn runs(&self, index: usize) -> bool {
+        self.tenants.get(index).and_then(Option::as_ref).is_some_and(|it| !it.queue.is_empty())
     }
 
     /// When the GPU's state changes by itself: a kernel ends, or a slice.
@@ -278,7 +282,7 @@ impl World {
         if !self.runs(self.lane) || self.slice == 0 {
             let count = self.tenants.len();
             let next =
-                (1..=count).map(|step| (self.lane + step) % count.max(1)).find(|seat| self.runs(*seat));
+                (1..=count).map(|step| (self.lane + step) % count.max(1)).find(|index| self.runs(*index));
             self.lane = next?;
             self.slice = SLICE;
         }
@@ -328,9 +332,10 @@ impl World {
             }
         }
         let idle = !self.tenants.iter().flatten().any(|it| !it.queue.is_empty());
-        let wanted = self.tenants.iter().flatten().any(|it| {
-            it.view.waiting && it.view.ceiling >= super::WHOLE && !matches!(it.habit, Habit::Stopped)
-        });
+        let wanted =
+            self.tenants.iter().flatten().any(|it| {
+                it.view.waiting && it.view.ceiling >= WHOLE_GPU && !matches!(it.habit, Habit::Stopped)
+            });
         if idle && wanted {
             let since = *self.idle_since.get_or_insert(to);
             self.longest_idle = self.longest_idle.max(to - since);
@@ -344,9 +349,9 @@ impl World {
             Event::Doorbell => self.arbitrate(),
             Event::Timer(number) if number == self.timer => self.arbitrate(),
             Event::Timer(_) => {}
-            Event::Wake(seat) => {
+            Event::Wake(index) => {
                 let now = self.now;
-                if let Some(tenant) = &mut self.tenants[seat]
+                if let Some(tenant) = &mut self.tenants[index]
                     && tenant.asleep
                     && !matches!(tenant.habit, Habit::Stopped)
                 {
@@ -356,17 +361,17 @@ impl World {
                         tenant.first_wait.get_or_insert(now - tenant.asked);
                         tenant.longest_wait = tenant.longest_wait.max(now - tenant.asked);
                     }
-                    self.step(seat, true);
+                    self.step(index, true);
                 }
             }
-            Event::Step(seat) => self.step(seat, false),
+            Event::Step(index) => self.step(index, false),
         }
     }
 
     /// What the shim does at a launch.
-    fn step(&mut self, seat: usize, woken: bool) {
+    fn step(&mut self, index: usize, woken: bool) {
         let now = self.now;
-        let Some(tenant) = self.tenants[seat].as_mut() else { return };
+        let Some(tenant) = self.tenants[index].as_mut() else { return };
         let key = usize::try_from(self.dice.roll(0, tenant.kernels.len() as u64)).unwrap();
         let charged = tenant.learned[key].unwrap_or(GUESS);
         // One whose length nobody knows is launched alone, until it was measured.
@@ -388,7 +393,7 @@ impl World {
             }
             if tenant.left <= 0 {
                 let owed = u64::try_from(-tenant.left).unwrap_or(0);
-                let chunk = (charged + owed).max(tuning::CHUNK);
+                let chunk = (charged + owed).max(TIME_CHUNK_NS);
                 tenant.view.spent = tenant.view.spent.wrapping_add(chunk);
                 tenant.view.busy_until = tenant.view.busy_until.max(now) + chunk;
                 tenant.left += i64::try_from(chunk).unwrap();
@@ -414,7 +419,7 @@ impl World {
             tenant.blocked = room;
         } else {
             let cost = self.dice.roll(2 * MICRO, 6 * MICRO);
-            self.at(now + cost, Event::Step(seat));
+            self.at(now + cost, Event::Step(index));
         }
     }
 
@@ -441,22 +446,22 @@ impl World {
                 })
             })
             .collect();
-        let order = self.deal.decide(now, &views);
+        let order = self.scheduler.decide(now, &views);
         self.orders.push((now, order));
-        if let Some(seat) = order.close {
-            self.tenant(seat).open = false;
-            self.tenant(seat).turn += 1;
+        if let Some(index) = order.close {
+            self.tenant(index).open = false;
+            self.tenant(index).turn += 1;
         }
         if let Some(open) = order.open {
-            let (soonest, latest) = self.tenant(open.seat).wakes;
+            let (soonest, latest) = self.tenant(open.index).wakes;
             let late = self.dice.roll(soonest, latest);
-            let tenant = self.tenant(open.seat);
+            let tenant = self.tenant(open.index);
             tenant.open = true;
             tenant.turn += 1;
             // Who said that it had spent something else knows what it was dealt.
-            let said = views[open.seat].map_or(0, |view| view.spent);
+            let said = views[open.index].map_or(0, |view| view.spent);
             tenant.allowed = open.allowed.wrapping_sub(said).wrapping_add(tenant.view.spent);
-            self.at(now + late, Event::Wake(open.seat));
+            self.at(now + late, Event::Wake(open.index));
         }
         self.timer += 1;
         let late = self.dice.roll(5 * MICRO, 60 * MICRO);

@@ -1,4 +1,4 @@
-//! The runner over real regions, with threads that play the processes of containers. No GPU is there: what a container
+//! The arbiter over real regions, with threads that play the processes of containers. No GPU is there: what a container
 //! submits in its turns is what it had.
 
 use std::fs::OpenOptions;
@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use super::doorbell_wait::{DoorbellWait, WakeReason};
-use super::gpu_thread::{GpuThread, Hall};
-use super::{Arbiter, MILLI, WHOLE, tuning};
-use crate::owner::{GpuShare, RegionOwner, RegionPolicy};
-use crate::reader::UsageReader;
-use crate::{RegionTenant, USAGE, clock, futex};
+use super::gpu_thread::GpuThread;
+use super::{
+    Arbiter, HEARTBEAT_INTERVAL_NS, IDLE_HEARTBEAT_INTERVAL_NS, MILLI, PERCENT, TIME_CHUNK_NS, tuning,
+};
+use crate::{GpuShare, RegionHandle, RegionOwner, RegionPolicy, RegionTenant, USAGE, clock, futex};
 
 fn now() -> u64 {
     clock::exact()
@@ -23,8 +23,8 @@ fn now() -> u64 {
 
 fn share(percent: u32, ceiling: u32) -> GpuShare {
     GpuShare {
-        cores: percent * 100,
-        ceiling: ceiling * 100,
+        cores: percent * PERCENT,
+        ceiling: ceiling * PERCENT,
         gated: true,
         uuid: [7; 16],
         ..GpuShare::default()
@@ -33,15 +33,19 @@ fn share(percent: u32, ceiling: u32) -> GpuShare {
 
 struct Container {
     folder: TempDir,
-    owner: RegionOwner,
+    region: Arc<RegionHandle>,
 }
 
 impl Container {
     fn new(percent: u32, ceiling: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let owner =
-            RegionOwner::create(folder.path(), &[share(percent, ceiling)], RegionPolicy::default()).unwrap();
-        Self { folder, owner }
+        let shares = [share(percent, ceiling)];
+        let region = RegionHandle::create(folder.path(), &shares, RegionPolicy::default()).unwrap();
+        Self { folder, region: Arc::new(region) }
+    }
+
+    fn owner(&self) -> &RegionOwner {
+        self.region.owner()
     }
 
     fn path(&self) -> &Path {
@@ -49,7 +53,7 @@ impl Container {
     }
 
     fn spent(&self) -> u64 {
-        UsageReader::open(self.path()).unwrap().demand(0, now()).unwrap().spent
+        self.region.reader().demand(0, now()).unwrap().spent
     }
 
     /// A process that launches as fast as it may, until it is stopped.
@@ -59,7 +63,7 @@ impl Container {
         let seen = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
             while !seen.load(Ordering::Relaxed) {
-                launch(&region, tuning::CHUNK, &seen);
+                launch(&region, TIME_CHUNK_NS, &seen);
             }
         });
         Player { stop, thread: Some(thread) }
@@ -115,7 +119,10 @@ fn comes(what: &str, mut is: impl FnMut() -> bool) {
 /// What a share may have had at most in this time: never more, however slow the machine is.
 fn most(percent: u32, time: Duration) -> u64 {
     let time = u64::try_from(time.as_nanos()).unwrap();
-    time / u64::from(WHOLE) * u64::from(percent) * 100 + tuning::SAVED + tuning::TURN + 2 * tuning::CHUNK
+    time / 100 * u64::from(percent)
+        + tuning::MAX_IDLE_CREDIT
+        + tuning::MAX_GUARANTEED_TURN
+        + 2 * TIME_CHUNK_NS
 }
 
 fn thirty_and_seventy(a: &Container, b: &Container) {
@@ -144,21 +151,19 @@ fn thirty_and_seventy(a: &Container, b: &Container) {
 #[test]
 fn two_containers_share_a_gpu() {
     let (a, b) = (Container::new(30, 30), Container::new(70, 70));
-    let runner = Arbiter::new();
-    runner.add(a.path()).unwrap();
-    runner.add(b.path()).unwrap();
+    let arbiter = Arbiter::new();
+    arbiter.add(Arc::clone(&a.region)).unwrap();
+    arbiter.add(Arc::clone(&b.region)).unwrap();
     thirty_and_seventy(&a, &b);
-    runner.stop();
+    arbiter.stop();
 }
 
 #[test]
 fn they_share_it_on_an_old_kernel_too() {
     let (a, b) = (Container::new(30, 30), Container::new(70, 70));
-    let table = GpuThread::start_with([7; 16], DoorbellWait::one_at_a_time()).unwrap();
+    let thread = GpuThread::start_with([7; 16], DoorbellWait::one_at_a_time()).unwrap();
     for (member, container) in [(1, &a), (2, &b)] {
-        let owner = RegionOwner::open(container.path()).unwrap();
-        let hall = Arc::new(Hall { owner, reader: UsageReader::open(container.path()).unwrap() });
-        table.join(member, &hall, container.path(), 0).unwrap();
+        thread.join(member, &container.region, 0);
     }
     thirty_and_seventy(&a, &b);
 }
@@ -166,27 +171,29 @@ fn they_share_it_on_an_old_kernel_too() {
 #[test]
 fn an_idle_runner_beats_and_stops_at_once() {
     let (a, b) = (Container::new(30, 30), Container::new(70, 70));
-    let runner = Arbiter::new();
-    runner.add(a.path()).unwrap();
-    let b_member = runner.add(b.path()).unwrap();
+    let arbiter = Arbiter::new();
+    arbiter.add(Arc::clone(&a.region)).unwrap();
+    let b_member = arbiter.add(Arc::clone(&b.region)).unwrap();
     for container in [&a, &b] {
-        comes("a beat", || container.owner.heartbeat(0) > 0);
-        let first = container.owner.heartbeat(0);
-        comes("another beat", || container.owner.heartbeat(0) > first);
+        comes("a beat", || container.owner().heartbeat(0) > 0);
+        let first = container.owner().heartbeat(0);
+        comes("another beat", || container.owner().heartbeat(0) > first);
         // Nobody computes: it sleeps, and nobody is to take it for dead meanwhile.
-        comes("a word for the time it sleeps", || container.owner.heartbeat(0) > now() + tuning::BEAT);
+        comes("a word for the time it sleeps", || {
+            container.owner().heartbeat(0) > now() + HEARTBEAT_INTERVAL_NS
+        });
     }
-    runner.remove(b_member);
-    runner.stop();
-    let (first, second) = (a.owner.heartbeat(0), b.owner.heartbeat(0));
+    arbiter.remove(b_member);
+    arbiter.stop();
+    let (first, second) = (a.owner().heartbeat(0), b.owner().heartbeat(0));
     // What it said before it slept is no longer true.
     assert!(first <= now() && second <= now());
     // Longer than between two beats: what must not come cannot be waited for.
-    std::thread::sleep(Duration::from_nanos(tuning::QUIET + 100 * MILLI));
-    assert_eq!((a.owner.heartbeat(0), b.owner.heartbeat(0)), (first, second));
+    std::thread::sleep(Duration::from_nanos(IDLE_HEARTBEAT_INTERVAL_NS + 100 * MILLI));
+    assert_eq!((a.owner().heartbeat(0), b.owner().heartbeat(0)), (first, second));
 }
 
-/// Nothing that a runner knows is lost with it: the next goes on from what was spent, and closes what was left open.
+/// Nothing that a arbiter knows is lost with it: the next goes on from what was spent, and closes what was left open.
 #[test]
 fn another_runner_goes_on() {
     let (a, b) = (Container::new(40, 40), Container::new(40, 40));
@@ -195,46 +202,49 @@ fn another_runner_goes_on() {
     let rounds = 4;
     let mut last = 0;
     for _ in 0..rounds {
-        let runner = Arbiter::new();
-        runner.add(a.path()).unwrap();
-        runner.add(b.path()).unwrap();
+        let arbiter = Arbiter::new();
+        arbiter.add(Arc::clone(&a.region)).unwrap();
+        arbiter.add(Arc::clone(&b.region)).unwrap();
         comes("work", || a.spent() > last + 60 * MILLI && b.spent() > last + 60 * MILLI);
         last = a.spent().max(b.spent());
-        runner.stop();
-        let open = [&a, &b].map(|it| it.owner.gate(0).unwrap().turn().is_open());
+        arbiter.stop();
+        let open = [&a, &b].map(|it| it.owner().turns(0).unwrap().turn().is_open());
         assert!(open != [true, true]);
     }
     let time = start.elapsed();
     drop(players);
     for container in [&a, &b] {
-        assert!(container.spent() <= most(40, time) + rounds * (tuning::SAVED + tuning::TURN));
+        assert!(
+            container.spent()
+                <= most(40, time) + rounds * (tuning::MAX_IDLE_CREDIT + tuning::MAX_GUARANTEED_TURN)
+        );
     }
 }
 
 #[test]
 fn who_is_removed_gets_no_more_and_who_is_added_begins() {
     let (a, b) = (Container::new(30, 100), Container::new(70, 100));
-    let runner = Arbiter::new();
-    let first = runner.add(a.path()).unwrap();
+    let arbiter = Arbiter::new();
+    let first = arbiter.add(Arc::clone(&a.region)).unwrap();
     let player = a.saturate();
     comes("its first work", || a.spent() > 20 * MILLI);
-    runner.remove(first);
-    comes("the end of its turn", || !a.owner.gate(0).unwrap().turn().is_open());
+    arbiter.remove(first);
+    comes("the end of its turn", || !a.owner().turns(0).unwrap().turn().is_open());
     drop(player);
     let had = a.spent();
-    runner.add(b.path()).unwrap();
+    arbiter.add(Arc::clone(&b.region)).unwrap();
     let _player = b.saturate();
     comes("the other's work", || b.spent() > 50 * MILLI);
     assert_eq!(a.spent(), had);
 }
 
-/// A container that destroys its own `usage` loses its turns; the runner and the neighbours do not notice.
+/// A container that destroys its own `usage` loses its turns; the arbiter and the neighbours do not notice.
 #[test]
 fn a_file_cut_short_harms_only_its_container() {
     let (a, b) = (Container::new(30, 100), Container::new(70, 100));
-    let runner = Arbiter::new();
-    runner.add(a.path()).unwrap();
-    runner.add(b.path()).unwrap();
+    let arbiter = Arbiter::new();
+    arbiter.add(Arc::clone(&a.region)).unwrap();
+    arbiter.add(Arc::clone(&b.region)).unwrap();
     // No process of it is here: its memory would be gone, too, and only its own.
     let player = b.saturate();
     comes("work", || b.spent() > 20 * MILLI);
@@ -250,10 +260,10 @@ fn a_file_cut_short_harms_only_its_container() {
 #[test]
 fn a_gpu_that_comes_later_gets_its_own_turns() {
     let a = Container::new(30, 100);
-    let runner = Arbiter::new();
-    let member = runner.add(a.path()).unwrap();
-    a.owner.set(1, &GpuShare { uuid: [9; 16], ..share(50, 50) }).unwrap();
-    runner.refresh(member).unwrap();
+    let arbiter = Arbiter::new();
+    let member = arbiter.add(Arc::clone(&a.region)).unwrap();
+    a.owner().extend(&GpuShare { uuid: [9; 16], ..share(50, 50) }).unwrap();
+    arbiter.refresh(member).unwrap();
     let region = RegionTenant::attach(a.path()).unwrap();
     let (book, lane) = (region.gpu_account(1), region.lane(1));
     lane.waiting.store(1, Ordering::SeqCst);
@@ -268,24 +278,22 @@ fn a_gpu_that_comes_later_gets_its_own_turns() {
 #[test]
 fn a_gpu_that_nobody_deals_has_no_beat() {
     let a = Container::new(30, 100);
-    let runner = Arbiter::new();
-    let member = runner.add(a.path()).unwrap();
-    a.owner.set(1, &GpuShare { uuid: [9; 16], ..share(50, 50) }).unwrap();
+    let arbiter = Arbiter::new();
+    let member = arbiter.add(Arc::clone(&a.region)).unwrap();
+    a.owner().extend(&GpuShare { uuid: [9; 16], ..share(50, 50) }).unwrap();
     let region = RegionTenant::attach(a.path()).unwrap();
     let beats = |gpu| region.heartbeat(gpu);
     comes("a beat", || beats(0) > 0);
     let first = beats(0);
     comes("many beats", || beats(0) > first + 300 * MILLI);
     assert_eq!((beats(1), beats(2), beats(usize::MAX)), (0, 0, 0));
-    runner.refresh(member).unwrap();
+    arbiter.refresh(member).unwrap();
     comes("a beat of the second GPU's own dealer", || beats(1) > 0);
-    runner.stop();
+    arbiter.stop();
     // The same where one dealer of two has gone.
     let last = beats(1);
-    let table = GpuThread::start([7; 16]).unwrap();
-    let owner = RegionOwner::open(a.path()).unwrap();
-    let hall = Arc::new(Hall { owner, reader: UsageReader::open(a.path()).unwrap() });
-    table.join(1, &hall, a.path(), 0).unwrap();
+    let thread = GpuThread::start([7; 16]).unwrap();
+    thread.join(1, &a.region, 0);
     comes("beats of the one that is left", || beats(0) > last + 300 * MILLI);
     assert_eq!(beats(1), last);
 }
@@ -294,23 +302,23 @@ fn a_gpu_that_nobody_deals_has_no_beat() {
 #[test]
 fn who_has_no_gate_wakes_nobody() {
     let a = Container::new(30, 100);
-    a.owner.set(0, &GpuShare { gated: false, ..share(30, 100) }).unwrap();
+    a.owner().set(0, &GpuShare { gated: false, ..share(30, 100) }).unwrap();
     let region = RegionTenant::attach(a.path()).unwrap();
     region.lane(0).waiting.store(1, Ordering::SeqCst);
     region.gpu_account(0).doorbell().store(77, Ordering::SeqCst);
-    let runner = Arbiter::new();
-    runner.add(a.path()).unwrap();
-    comes("a beat", || a.owner.heartbeat(0) > 0);
-    let (first, beats) = (runner.decisions(), a.owner.heartbeat(0));
-    comes("half a second of beats", || a.owner.heartbeat(0) > beats + 500 * MILLI);
+    let arbiter = Arbiter::new();
+    arbiter.add(Arc::clone(&a.region)).unwrap();
+    comes("a beat", || a.owner().heartbeat(0) > 0);
+    let (first, beats) = (arbiter.decisions(), a.owner().heartbeat(0));
+    comes("half a second of beats", || a.owner().heartbeat(0) > beats + 500 * MILLI);
     // As many as its beats need, however long they took.
-    let halves = (a.owner.heartbeat(0) - beats) / (500 * MILLI) + 1;
-    assert!(runner.decisions() - first < 60 * halves, "{} in {halves}", runner.decisions() - first);
+    let halves = (a.owner().heartbeat(0) - beats) / (500 * MILLI) + 1;
+    assert!(arbiter.decisions() - first < 60 * halves, "{} in {halves}", arbiter.decisions() - first);
     assert!(!region.limits(0).turn().is_open());
     // Nobody has a gate: there is nothing to do but to sleep.
-    comes("a word for the time it sleeps", || a.owner.heartbeat(0) > now() + tuning::BEAT);
-    a.owner.set(0, &share(30, 100)).unwrap();
-    runner.limits_changed();
+    comes("a word for the time it sleeps", || a.owner().heartbeat(0) > now() + HEARTBEAT_INTERVAL_NS);
+    a.owner().set(0, &share(30, 100)).unwrap();
+    arbiter.limits_changed();
     comes("its turn, once it has a gate", || region.limits(0).turn().is_open());
 }
 

@@ -1,7 +1,7 @@
 //! The figures that are promised, in virtual time.
 
 use super::model::{Habit, Lie, Tenant, Word, World};
-use super::{ContainerView, MICRO, MILLI, TurnScheduler, tuning};
+use super::{ContainerView, MICRO, MILLI, PERCENT, TurnScheduler, WHOLE_GPU, tuning};
 
 const SECOND: u64 = 1_000 * MILLI;
 const SHORT: &[u64] = &[20 * MICRO];
@@ -15,15 +15,15 @@ fn percent(had: u64, of: u64) -> f64 {
 
 /// The first second, then all ten, against what each was promised.
 fn shares(name: &str, seed: u64, tenants: Vec<Tenant>) -> World {
-    let promised: Vec<f64> = tenants.iter().map(|it| f64::from(it.view.cores) / 100.0).collect();
+    let promised: Vec<f64> = tenants.iter().map(|it| f64::from(it.view.cores) / f64::from(PERCENT)).collect();
     let mut world = World::new(seed, tenants);
     let first = world.run(SECOND);
     let rest = world.run(9 * SECOND);
     let mut line = format!("{name} seed {seed}:");
     let mut bad = false;
-    for (seat, promised) in promised.iter().enumerate() {
-        let early = percent(first[seat], SECOND);
-        let all = percent(first[seat] + rest[seat], 10 * SECOND);
+    for (index, promised) in promised.iter().enumerate() {
+        let early = percent(first[index], SECOND);
+        let all = percent(first[index] + rest[index], 10 * SECOND);
         line += &format!("  {promised}: {early:.2} {all:.2}");
         bad |= (early - promised).abs() > 5.0 || (all - promised).abs() > 1.0;
     }
@@ -274,15 +274,15 @@ fn a_change_is_felt_within_100_ms() {
     for kernels in [SHORT, MOSTLY_SHORT] {
         let mut world = World::new(1, vec![Tenant::new(80, 80, kernels)]);
         world.run(2 * SECOND);
-        world.tenant(0).view.cores = 2_000;
-        world.tenant(0).view.ceiling = 2_000;
+        world.tenant(0).view.cores = 20 * PERCENT;
+        world.tenant(0).view.ceiling = 20 * PERCENT;
         let after = percents(&mut world, 100 * MILLI, 500 * MILLI);
         assert!((after[0] - 20.0).abs() < 3.0, "{after:?}");
-        world.tenant(0).view.cores = 9_000;
-        world.tenant(0).view.ceiling = 9_000;
+        world.tenant(0).view.cores = 90 * PERCENT;
+        world.tenant(0).view.ceiling = 90 * PERCENT;
         let after = percents(&mut world, 100 * MILLI, 500 * MILLI);
         assert!((after[0] - 90.0).abs() < 3.0, "{after:?}");
-        world.tenant(0).view.ceiling = 10_000;
+        world.tenant(0).view.ceiling = WHOLE_GPU;
         let after = percents(&mut world, 100 * MILLI, 500 * MILLI);
         assert!(after[0] > 99.0, "{after:?}");
     }
@@ -322,11 +322,11 @@ fn a_counter_that_jumps_is_noted_and_does_no_harm() {
         world.run(100 * MILLI);
     }
     let all = percents(&mut world, 100 * MILLI, 2 * SECOND);
-    assert_eq!((world.deal.notes(0).backwards, world.deal.notes(1).backwards), (2, 0));
+    assert_eq!((world.scheduler.anomalies(0).backwards, world.scheduler.anomalies(1).backwards), (2, 0));
     assert!((all[1] - 70.0).abs() < 2.0, "{all:?}");
     world.tenant(0).view.spent = 1 << 62;
     let all = percents(&mut world, SECOND, 2 * SECOND);
-    assert_eq!(world.deal.notes(0).leaps, 1);
+    assert_eq!(world.scheduler.anomalies(0).leaps, 1);
     assert!((all[1] - 70.0).abs() < 2.0, "{all:?}");
     // Ten seconds of debt, and not more, at three tenths of the time.
     let all = percents(&mut world, 32 * SECOND, 2 * SECOND);
@@ -361,9 +361,14 @@ fn promises_beyond_the_gpu_shrink_together() {
 /// when that has been seen for a while.
 #[test]
 fn processes_of_one_container_are_added_up() {
-    let share = ContainerView { cores: 5_000, ceiling: 5_000, waiting: true, ..ContainerView::default() };
+    let share = ContainerView {
+        cores: 50 * PERCENT,
+        ceiling: 50 * PERCENT,
+        waiting: true,
+        ..ContainerView::default()
+    };
     let mut views = [Some(share), Some(share)];
-    let mut deal = TurnScheduler::new();
+    let mut scheduler = TurnScheduler::new();
     let mut now = SECOND;
     let mut early = 0;
     let mut last = 0;
@@ -371,20 +376,20 @@ fn processes_of_one_container_are_added_up() {
         let start = now;
         now += 300 * MICRO;
         let open = loop {
-            let order = deal.decide(now, &views);
+            let order = scheduler.decide(now, &views);
             if let Some(open) = order.open {
                 break open;
             }
             now = order.next;
         };
-        if round >= 40 && now - start + tuning::LEAD < last {
+        if round >= 40 && now - start + tuning::HANDOVER_LEAD < last {
             early += 1;
         }
         // All of it is spent at once: in the first container by two processes, half each.
-        let view = views[open.seat].as_mut().unwrap();
+        let view = views[open.index].as_mut().unwrap();
         last = open.allowed - view.spent;
         view.spent = open.allowed;
-        view.busy_until = now + last / (2 - open.seat as u64);
+        view.busy_until = now + last / (2 - open.index as u64);
     }
     assert!(early <= 1, "{early}");
 }
@@ -444,18 +449,23 @@ fn two_that_pass_the_turn_to_each_other_keep_nobody_out() {
 /// A container can make its own words unreadable, and readable again. It has its debt afterwards.
 #[test]
 fn nobody_loses_its_debt_by_hiding() {
-    let share = ContainerView { cores: 1_000, ceiling: 1_000, waiting: true, ..ContainerView::default() };
-    let mut deal = TurnScheduler::new();
-    deal.decide(SECOND, &[Some(share), Some(share)]);
+    let share = ContainerView {
+        cores: 10 * PERCENT,
+        ceiling: 10 * PERCENT,
+        waiting: true,
+        ..ContainerView::default()
+    };
+    let mut scheduler = TurnScheduler::new();
+    scheduler.decide(SECOND, &[Some(share), Some(share)]);
     let spent = ContainerView { spent: SECOND, ..share };
-    deal.decide(SECOND + MILLI, &[Some(spent), Some(share)]);
-    let debt = deal.credit(0);
+    scheduler.decide(SECOND + MILLI, &[Some(spent), Some(share)]);
+    let debt = scheduler.credit(0);
     assert!(debt < 0, "{debt}");
-    deal.decide(SECOND + 2 * MILLI, &[None, Some(share)]);
-    deal.decide(SECOND + 3 * MILLI, &[Some(spent), Some(share)]);
+    scheduler.decide(SECOND + 2 * MILLI, &[None, Some(share)]);
+    scheduler.decide(SECOND + 3 * MILLI, &[Some(spent), Some(share)]);
     // Two milliseconds have passed, a tenth of which is its own.
-    assert_eq!(deal.credit(0) - debt, 200_000);
-    deal.vacate(0);
-    deal.decide(SECOND + 4 * MILLI, &[Some(spent), Some(share)]);
-    assert!(deal.credit(0) > 0, "somebody else has no debt");
+    assert_eq!(scheduler.credit(0) - debt, 200_000);
+    scheduler.vacate(0);
+    scheduler.decide(SECOND + 4 * MILLI, &[Some(spent), Some(share)]);
+    assert!(scheduler.credit(0) > 0, "somebody else has no debt");
 }

@@ -1,0 +1,96 @@
+//! The daemon's handle on one region: its limits and its usage, opened once and shared by everything that needs them.
+
+use crate::USAGE;
+use crate::error::RegionError;
+use crate::layout::UsageFile;
+use crate::liveness_lock;
+use crate::mmap::{self, MappedFile};
+use crate::owner::{GpuShare, RegionOwner, RegionPolicy, effective_user};
+use crate::reader::UsageReader;
+use std::path::Path;
+
+/// Limits and usage of one container.
+///
+/// It has one file open (`usage`) and two files mapped. The arbiter, the bypass audit, reports and resizes share it.
+#[derive(Debug)]
+pub struct RegionHandle {
+    owner: RegionOwner,
+    reader: UsageReader,
+    /// Only tells the kernel where doorbells are. The container may truncate the file, and reading here would then kill
+    /// the daemon.
+    doorbells: MappedFile<UsageFile>,
+}
+
+impl RegionHandle {
+    /// Creates a region: see [`RegionOwner::create`].
+    pub fn create(folder: &Path, shares: &[GpuShare], policy: RegionPolicy) -> Result<Self, RegionError> {
+        Self::with_reader(RegionOwner::create(folder, shares, policy)?, UsageReader::open(folder)?)
+    }
+
+    /// Opens a region whose two files belong to the calling user.
+    pub fn open(folder: &Path) -> Result<Self, RegionError> {
+        Self::open_of_user(folder, effective_user())
+    }
+
+    /// Opens a region whose `usage` belongs to this user, who is the only one that may write it.
+    pub fn open_of_user(folder: &Path, user: u32) -> Result<Self, RegionError> {
+        Self::with_reader(RegionOwner::open(folder)?, UsageReader::open_owned(folder, user)?)
+    }
+
+    fn with_reader(owner: RegionOwner, reader: UsageReader) -> Result<Self, RegionError> {
+        let doorbells = MappedFile::new(reader.file(), reader.path(), false)?;
+        Ok(Self { owner, reader, doorbells })
+    }
+
+    /// Opens a region that may be in use, and sets its limits to these shares. `usage` must belong to `user`.
+    ///
+    /// Nothing is changed unless the region is sound, of a supported layout, and for these GPUs: see
+    /// [`RegionOwner::is_for`]. A container that runs keeps the limits that it has in any case.
+    pub fn adopt(folder: &Path, shares: &[GpuShare], user: u32) -> Result<Self, RegionError> {
+        let handle = Self::open_of_user(folder, user)?;
+        if !handle.owner.is_for(shares.iter().map(|share| &share.uuid)) {
+            return Err(RegionError::OtherGpus(handle.owner.path().to_path_buf()));
+        }
+        handle.apply(shares)?;
+        Ok(handle)
+    }
+
+    /// The container's limits.
+    #[must_use]
+    pub fn owner(&self) -> &RegionOwner {
+        &self.owner
+    }
+
+    /// What the container's processes use.
+    #[must_use]
+    pub fn reader(&self) -> &UsageReader {
+        &self.reader
+    }
+
+    /// Sets the limits of the region's GPUs in order, and attaches those that it does not have yet. Returns whether
+    /// anything differs from before. GPUs behind the last of these shares stay as they are.
+    pub fn apply(&self, shares: &[GpuShare]) -> Result<bool, RegionError> {
+        let mut changed = false;
+        for (gpu, share) in shares.iter().enumerate() {
+            changed |= if gpu < self.owner.gpus() {
+                self.owner.set(gpu, share)?
+            } else {
+                self.owner.extend(share)?;
+                true
+            };
+        }
+        Ok(changed)
+    }
+
+    /// The address of a GPU's doorbell, for the kernel to wait on; never to be read.
+    pub(crate) fn doorbell_address(&self, gpu: usize) -> *const u32 {
+        self.doorbells.accounts.get(gpu).map_or(std::ptr::null(), |account| account.time.doorbell.as_ptr())
+    }
+}
+
+/// Whether a process still uses the region in a directory, whatever its layout: every process that has it mapped holds a
+/// kernel lock on `usage`. A region without a regular file `usage` is not in use by any process that could be found.
+#[must_use]
+pub fn is_in_use(folder: &Path) -> bool {
+    mmap::open(&folder.join(USAGE), false).is_ok_and(|file| liveness_lock::is_any_held(&file))
+}
