@@ -19,12 +19,12 @@ use partage_host::cdi::{DeviceNode, Edits, Mount};
 use partage_host::driver::files::{self, Files, Nodes};
 use partage_host::driver::{self, Driver};
 use partage_host::files::sync_folder;
+use partage_host::library_store::{LibraryStore, LibraryStoreError, build_name};
 use partage_host::root::Root;
 use partage_shim::install::{self, InstallError};
-use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
@@ -48,8 +48,6 @@ const FIRMWARE: &str = "/lib/firmware/nvidia";
 /// Parts of our folder.
 const LIBRARIES: &str = "lib64";
 const LINKS: &str = "bin";
-/// How a folder ends that is being made. It begins with a dot.
-const UNFINISHED: &str = ".unfinished";
 
 /// Where Triton, and so `torch.compile`, looks for `libcuda.so.1`. Otherwise it believes the cache of the image's loader, which
 /// does not know of what is mounted.
@@ -70,6 +68,9 @@ pub enum InjectError {
     /// The stand-ins cannot be made.
     #[error(transparent)]
     Install(#[from] InstallError),
+    /// Their directory cannot be written.
+    #[error(transparent)]
+    Store(#[from] LibraryStoreError),
     /// Reading or writing failed.
     #[error("{}: the stand-ins for the driver's libraries cannot be put there: {error}", path.display())]
     Io {
@@ -94,8 +95,8 @@ pub struct Materials {
     nodes: Nodes,
     /// The simulated node, where the driver is one.
     simulated: Option<PathBuf>,
-    /// Where all stand-ins are.
-    lib: PathBuf,
+    /// The stand-ins of this and of earlier builds.
+    store: LibraryStore,
     /// The folder of those for this shim and this driver.
     own: PathBuf,
 }
@@ -128,28 +129,21 @@ impl Materials {
         Ok(())
     }
 
-    /// Finds the driver's files, and writes the stand-ins below `lib` (the same path on the host). Fast where that was done
-    /// before for the same shim and driver. What containers have of earlier ones stays: see [`Materials::stale`].
+    /// Finds the driver's files, and installs the stand-ins below `lib` (the same path on the host) unless that was done
+    /// before for the same shim and driver. What containers have of earlier builds stays: see [`Materials::stale`].
     pub fn gather(root: &Root, driver: &Driver, version: &str, lib: &Path) -> Result<Materials, InjectError> {
         let files = Files::find(root, driver, version);
         let object = install::trusted_object()?;
         let name = name(&fs::read(&object).map_err(failed(&object))?, &files);
-        let materials = Materials {
+        let mut materials = Materials {
             root: root.clone(),
             nodes: Nodes::new(root),
             simulated: driver.simulated.clone(),
-            lib: lib.into(),
-            own: lib.join(&name),
+            store: LibraryStore::open(lib)?,
+            own: PathBuf::new(),
             files,
         };
-        fs::create_dir_all(lib).map_err(failed(lib))?;
-        materials.remove_unfinished().map_err(failed(lib))?;
-        if !materials.own.is_dir() {
-            let unfinished = lib.join(format!(".{name}{UNFINISHED}"));
-            materials.write(&object, &unfinished)?;
-            fs::rename(&unfinished, &materials.own).map_err(failed(&materials.own))?;
-            sync_folder(lib).map_err(failed(lib))?;
-        }
+        materials.own = materials.store.install(&name, |folder| materials.write(&object, folder))?;
         Ok(materials)
     }
 
@@ -181,45 +175,18 @@ impl Materials {
         for program in &self.files.programs {
             link(links.join(program.name), Path::new(PROGRAMS).join(program.name))?;
         }
-        for folder in [&libraries, &links, folder] {
+        for folder in [&libraries, &links] {
             sync_folder(folder).map_err(failed(folder))?;
         }
         Ok(())
     }
 
-    /// Removes what was being made when its maker was killed.
-    fn remove_unfinished(&self) -> io::Result<()> {
-        for name in self.folders()? {
-            if name.starts_with('.') && name.ends_with(UNFINISHED) {
-                fs::remove_dir_all(self.lib.join(name))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn folders(&self) -> io::Result<Vec<String>> {
-        let entries = match fs::read_dir(&self.lib) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries?,
-        };
-        let mut names = Vec::new();
-        for entry in entries {
-            let entry = entry?;
-            if entry.file_type()?.is_dir() {
-                names.extend(entry.file_name().into_string());
-            }
-        }
-        names.sort();
-        Ok(names)
-    }
-
-    /// Folders of earlier shims and drivers that nobody has: none of these paths of the host is in them. CDI files are what
-    /// names them, and may be used again until they are removed.
+    /// Folders of earlier shims and drivers that no container uses: none of these paths of the host is in them, and no
+    /// container has one of their files mounted. CDI files name the paths, and may be used again until they are removed.
     pub fn stale(&self, used: &BTreeSet<PathBuf>) -> io::Result<Vec<PathBuf>> {
-        let is_used = |folder: &Path| used.iter().any(|path| path.starts_with(self.root.host(folder)));
-        let all = self.folders()?.into_iter().filter(|name| !name.starts_with('.'));
-        let earlier = all.map(|name| self.lib.join(name)).filter(|folder| folder.join(LIBRARIES).is_dir());
-        Ok(earlier.filter(|folder| *folder != self.own && !is_used(folder)).collect())
+        let is_named = |folder: &Path| used.iter().any(|path| path.starts_with(self.root.host(folder)));
+        // The directory has other things in it, too.
+        self.store.unused(&self.own, |folder| !folder.join(LIBRARIES).is_dir() || is_named(folder))
     }
 
     /// What a container gets, or what of it is not there: less than was granted is given to nobody.
@@ -326,15 +293,12 @@ fn env(container: &Container<'_>) -> Vec<String> {
     env.iter().map(|(name, value)| format!("{name}={value}")).collect()
 }
 
-/// The name of the folder for a shim and a driver: all that decides what is in it.
+/// Names the folder for a shim and a driver.
 fn name(object: &[u8], files: &Files) -> String {
-    let mut hash = Sha256::new();
-    hash.update(object);
     let libraries = files.libraries.iter().map(|library| &library.names).collect::<Vec<_>>();
     let programs = files.programs.iter().map(|program| program.name).collect::<Vec<_>>();
-    hash.update(format!("{LOADER:?} {REAL_CUDA} {REAL_NVML} {REGION} {libraries:?} {programs:?}"));
-    let digest: String = hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{digest}", files.version)
+    let settings = format!("{LOADER:?} {REAL_CUDA} {REAL_NVML} {REGION} {libraries:?} {programs:?}");
+    build_name(&files.version, object, &settings)
 }
 
 #[cfg(test)]

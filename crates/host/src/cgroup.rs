@@ -1,7 +1,7 @@
 //! A cgroup for the processes of a share: it holds them together, and closes devices to them.
 
 mod devices;
-mod tables;
+pub(crate) mod tables;
 
 use serde::{Deserialize, Serialize};
 use std::fs;

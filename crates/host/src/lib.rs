@@ -10,6 +10,7 @@ pub mod context;
 pub mod driver;
 pub mod files;
 pub mod gpus;
+pub mod library_store;
 pub mod members;
 pub mod process;
 pub mod process_setup;

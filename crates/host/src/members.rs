@@ -113,7 +113,7 @@ fn scan(marks: &[Mark]) -> io::Result<BTreeSet<Identity>> {
 }
 
 /// The numbers of all processes that this one sees.
-fn pids() -> io::Result<Vec<u32>> {
+pub(crate) fn pids() -> io::Result<Vec<u32>> {
     let mut pids = Vec::new();
     for entry in fs::read_dir("/proc")? {
         pids.extend(entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()));

@@ -6,7 +6,7 @@
 //! | `shares/NAME/` | run | the record of a share, its region, its device files |
 //! | `region/`, `driver/` | run | empty: a share's own appear there, in its mount namespace |
 //! | `gpus/` | lib | the simulated machine, where there is no driver |
-//! | `stand-ins/`, `shares/NAME/` | lib | libraries: what lies in `/run` may not be executed on many machines |
+//! | `stand-ins/BUILD/`, `shares/NAME/` | lib | libraries: what lies in `/run` may not be executed on many machines |
 
 use std::fs::{self, DirBuilder};
 use std::io;

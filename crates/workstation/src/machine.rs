@@ -10,11 +10,13 @@ use partage_enforce::gpus::{
 };
 use partage_enforce::records::{Durability, RecordDir};
 use partage_host::driver::{self, Driver, Others};
-use partage_host::files::{once, stamp_of};
+use partage_host::files::{once, stamp_of, write_whole};
 use partage_host::gpus::{Gpus, GpusError};
+use partage_host::library_store::{LibraryStore, LibraryStoreError, build_name};
 use partage_host::process::boot_id;
 use partage_host::shares;
 use partage_region::GpuShare;
+use partage_shim::install::InstallError;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
@@ -68,8 +70,8 @@ pub enum MachineError {
     #[error(transparent)]
     Settings(#[from] InvalidSettings),
     /// The libraries that stand in for the driver's cannot be installed.
-    #[error("{0}")]
-    Libraries(String),
+    #[error(transparent)]
+    Libraries(#[from] LibraryInstallError),
 }
 
 impl From<DiscoveryError> for MachineError {
@@ -79,6 +81,22 @@ impl From<DiscoveryError> for MachineError {
             error => MachineError::Gpus(error),
         }
     }
+}
+
+/// Why the stand-ins cannot be installed.
+#[derive(Debug, thiserror::Error)]
+pub enum LibraryInstallError {
+    /// They cannot be made.
+    #[error(transparent)]
+    Install(#[from] InstallError),
+    /// Their directory cannot be written.
+    #[error(transparent)]
+    Store(#[from] LibraryStoreError),
+}
+
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> LibraryInstallError {
+    let path = path.to_path_buf();
+    move |error| LibraryStoreError { action, path, error }.into()
 }
 
 /// A machine whose GPUs can be shared.
@@ -93,6 +111,8 @@ pub(crate) struct Machine {
     pub(crate) records: RecordDir,
     pub(crate) boot_id: String,
     contexts: ContextSizes,
+    /// The directory of the stand-ins of this build, for processes in a mount namespace.
+    stand_ins: PathBuf,
     /// A cache for the loader that has the simulated driver in it.
     loader_cache: Option<PathBuf>,
 }
@@ -134,30 +154,53 @@ impl Machine {
             records,
             boot_id,
             contexts,
+            stand_ins: PathBuf::new(),
             loader_cache: None,
         };
-        machine.install(home).map_err(MachineError::Libraries)?;
+        machine.stand_ins = machine.install(home)?;
         if machine.driver.simulated.is_some() {
             machine.loader_cache = loader_cache(home, &machine.driver);
         }
         Ok(machine)
     }
 
-    fn install(&self, home: &Home) -> Result<(), String> {
-        let object = partage_shim::install::trusted_object().map_err(|error| error.to_string())?;
+    /// Installs the stand-ins of this build, unless that was done before, and removes those of earlier builds that no share
+    /// uses any more. A share that runs keeps the ones that it was started with.
+    fn install(&self, home: &Home) -> Result<PathBuf, LibraryInstallError> {
+        let object = partage_shim::install::trusted_object()?;
         let [real_cuda, real_nvml] = home.driver_files();
         let version = self.gpus.driver_version();
-        let stamp = format!("{} {version} {real_cuda:?} {:?}", stamp_of(&object), home.region_at());
-        once(&home.lib().join("stand-ins.stamp"), &stamp, || {
-            let settings = partage_shim::install::Settings {
-                region: &home.region_at(),
-                real_cuda: &real_cuda,
-                real_nvml: &real_nvml,
-                version: Some(version),
-            };
-            partage_shim::install::stand_in(&object, &home.stand_ins(), &settings)
-                .map_err(|error| error.to_string())
-        })
+        let region = home.region_at();
+        let settings = partage_shim::install::Settings {
+            region: &region,
+            real_cuda: &real_cuda,
+            real_nvml: &real_nvml,
+            version: Some(version),
+        };
+        let store = LibraryStore::open(&home.stand_ins())?;
+        // Reading and hashing the object costs more than everything else here, and mostly it is the one of the last time.
+        let stamp = format!("{} {version} {settings:?}", stamp_of(&object));
+        let cache = home.lib().join("stand-ins.stamp");
+        let known = fs::read_to_string(&cache).unwrap_or_default();
+        let known = known.split_once('\n').filter(|(of, _)| *of == stamp).map(|(_, name)| name.to_string());
+        let name = match known {
+            Some(name) => name,
+            None => {
+                let bytes = fs::read(&object).map_err(failed("read", &object))?;
+                build_name(version, &bytes, &format!("{settings:?}"))
+            }
+        };
+        let folder = store.install(&name, |folder| {
+            Ok::<_, LibraryInstallError>(partage_shim::install::stand_in(&object, folder, &settings)?)
+        })?;
+        write_whole(&cache, format!("{stamp}\n{name}").as_bytes(), 0o644).map_err(failed("write", &cache))?;
+        store.remove_unused(&folder, |_| false).map_err(failed("clean up", &home.stand_ins()))?;
+        Ok(folder)
+    }
+
+    /// The directory of the stand-ins, for processes in a mount namespace.
+    pub(crate) fn stand_ins(&self) -> &Path {
+        &self.stand_ins
     }
 
     /// The libraries of one share, for processes that have no mount namespace.
@@ -188,7 +231,7 @@ impl Machine {
         shares: &[Share],
     ) -> std::io::Result<Vec<(PathBuf, PathBuf)>> {
         let Some(simulated) = &self.driver.simulated else {
-            return Ok(covered(&self.driver.others, &home.stand_ins()));
+            return Ok(covered(&self.driver.others, &self.stand_ins));
         };
         let cache = self.loader_cache.iter().map(|cache| (PathBuf::from(LOADER_CACHE), cache.clone()));
         let mut covers: Vec<(PathBuf, PathBuf)> = cache.collect();

@@ -6,9 +6,9 @@ use std::path::{Component, Path, PathBuf};
 
 /// One line of `/proc/<pid>/mountinfo`.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Mount {
+pub(crate) struct Mount {
     /// The folder of the file system that is mounted.
-    pub(super) root: PathBuf,
+    pub(crate) root: PathBuf,
     /// Where it is mounted.
     pub(super) at: PathBuf,
     /// The kind of file system.
@@ -39,7 +39,7 @@ impl Mount {
 }
 
 /// All lines that can be read.
-pub(super) fn mounts(table: &[u8]) -> Vec<Mount> {
+pub(crate) fn mounts(table: &[u8]) -> Vec<Mount> {
     lines(table).filter_map(mount).collect()
 }
 

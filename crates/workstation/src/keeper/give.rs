@@ -54,11 +54,11 @@ impl Live {
     }
 
     /// The same for a change of its limits.
-    pub(super) fn managed(&self) -> Result<&Arc<RegionHandle>, Refused> {
+    pub(super) fn managed(&self) -> Result<&Arc<RegionHandle>, Refusal> {
         match &self.region {
             LiveRegion::Managed { handle, .. } => Ok(handle),
-            LiveRegion::Unmanaged { why } => Err(Refused::new(
-                Refusal::Broken,
+            LiveRegion::Unmanaged { why } => Err(Refusal::new(
+                RefusalReason::Failed,
                 format!("{} keeps the limits that it has: {why}", self.record.name),
             )),
         }
@@ -194,7 +194,7 @@ impl Keeper {
         let places = Places {
             region: store::region(&self.home, &name),
             region_at: self.home.region_at(),
-            stand_ins: self.home.stand_ins(),
+            stand_ins: self.machine.stand_ins().to_path_buf(),
             own_stand_ins: self.home.own_stand_ins().join(&name),
             driver: [self.machine.driver.cuda.clone(), self.machine.driver.nvml.clone()],
             driver_at: self.home.driver_files(),
