@@ -1,0 +1,115 @@
+//! Regions that the last release with layout 1 wrote are read, changed and used by this one.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+#[path = "support/layout_1.rs"]
+mod layout_1;
+
+use partage_region::arbiter::Arbiter;
+use partage_region::{
+    GpuShare, RegionHandle, RegionPolicy, RegionTenant, UNIT, UsageReader, WHOLE_GPU, futex,
+};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+const GIB: u64 = 1 << 30;
+
+fn user(folder: &Path) -> u32 {
+    fs::metadata(folder).unwrap().uid()
+}
+
+/// The shares of the region `used`, as the daemon has them in its records.
+fn used_shares() -> [GpuShare; 2] {
+    let elastic = GpuShare {
+        uuid: [0x22; 16],
+        memory: 8 * GIB,
+        context: 300 << 20,
+        cores: 12_500,
+        ceiling: 50_010,
+        priority: 3,
+        gated: true,
+    };
+    [elastic, GpuShare { uuid: [0x33; 16], ..GpuShare::default() }]
+}
+
+#[test]
+fn limits_and_usage_are_read_as_they_were_written() {
+    let folder = tempfile::tempdir().unwrap();
+    layout_1::put(layout_1::USED, folder.path());
+    let handle = RegionHandle::open(folder.path()).unwrap();
+    let owner = handle.owner();
+    assert_eq!((owner.layout(), owner.gpus(), owner.base_gpus()), (1, 2, 2));
+    assert_eq!([0, 1].map(|gpu| owner.share(gpu).unwrap()), used_shares());
+    assert_eq!(owner.policy(), RegionPolicy { oversubscribe: true, gate_copies: false });
+    assert_eq!((owner.heartbeat(0), owner.turns(0).unwrap().turn().is_open()), (55_555, true));
+    let seen = handle.reader().snapshot().unwrap();
+    assert_eq!((seen.forged, seen.processes), (vec![], vec![]), "its process is dead");
+    let [first, second] = [seen.gpus[0], seen.gpus[1]];
+    assert_eq!((first.used, first.dead, second.dead), (0, GIB + 2 * UNIT, 5 * GIB));
+    assert_eq!((first.peak, first.refusals), (GIB + 3 * UNIT, 1));
+    assert_eq!((first.spent, first.throttled, first.doorbell), (123_456_789, 4_321, 17));
+    // What nobody changed is what is there.
+    let before = fs::read(folder.path().join("limits")).unwrap();
+    let adopted = RegionHandle::adopt(folder.path(), &used_shares(), user(folder.path())).unwrap();
+    assert!(!adopted.apply(&used_shares()).unwrap());
+    assert!(fs::read(folder.path().join("limits")).unwrap() == before);
+}
+
+#[test]
+fn process_of_this_release_takes_over_what_the_dead_one_held() {
+    let folder = tempfile::tempdir().unwrap();
+    layout_1::put(layout_1::USED, folder.path());
+    let tenant = RegionTenant::attach(folder.path()).unwrap();
+    assert_eq!((tenant.gpus(), tenant.find(&[0x33; 16]), tenant.generation()), (2, Some(1), 0));
+    assert_eq!((tenant.cores(0), tenant.ceiling(0), tenant.ceiling(1)), (12_500, 50_010, WHOLE_GPU));
+    assert_eq!((tenant.used(0), tenant.used(1)), (0, 0), "reclaimed when it came");
+    tenant.reserve(0, 8 * GIB).unwrap();
+    assert!(tenant.reserve(0, 1).is_err());
+    tenant.reserve(1, 100 * GIB).unwrap();
+    let reader = UsageReader::open(folder.path()).unwrap();
+    let seen = reader.snapshot().unwrap();
+    assert_eq!((seen.forged, seen.gpus[0].used, seen.gpus[0].refusals), (vec![], 8 * GIB, 2));
+    drop(tenant);
+    assert_eq!(reader.snapshot().unwrap().gpus[0].used, 0);
+}
+
+#[test]
+fn turns_are_given_and_limits_resized_in_both_directions() {
+    let folder = tempfile::tempdir().unwrap();
+    layout_1::put(layout_1::FRESH, folder.path());
+    let share = GpuShare {
+        uuid: [0x11; 16],
+        memory: 2 * GIB,
+        context: 414 << 20,
+        cores: 30_000,
+        ceiling: 30_000,
+        priority: 0,
+        gated: true,
+    };
+    let adopt = |share: &GpuShare| {
+        RegionHandle::adopt(folder.path(), std::slice::from_ref(share), user(folder.path())).unwrap()
+    };
+    let handle = Arc::new(adopt(&share));
+    let tenant = RegionTenant::attach(folder.path()).unwrap();
+    assert!(tenant.reserve(0, 3 * GIB).is_err());
+    for (memory, cores) in [(3 * GIB, 60_000), (GIB, 10_010)] {
+        assert!(handle.apply(&[GpuShare { memory, cores, ceiling: cores, ..share.clone() }]).unwrap());
+        assert_eq!((tenant.memory_limit(0), tenant.cores(0)), (Some(memory), cores));
+    }
+    let arbiter = Arbiter::new();
+    let member = arbiter.add(Arc::clone(&handle)).unwrap();
+    let account = tenant.gpu_account(0);
+    tenant.lane(0).waiting.store(1, SeqCst);
+    account.doorbell().fetch_add(1, SeqCst);
+    futex::wake(account.doorbell(), u32::MAX);
+    let began = Instant::now();
+    while !tenant.limits(0).turn().is_open() {
+        assert!(began.elapsed() < Duration::from_secs(60), "no turn came");
+        std::thread::yield_now();
+    }
+    assert!(tenant.limits(0).allowed() > 0 && tenant.heartbeat(0) > 0);
+    arbiter.remove(member);
+}
