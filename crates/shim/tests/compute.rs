@@ -17,6 +17,10 @@ mod node;
 mod calls;
 #[path = "compute/tenant.rs"]
 mod tenant;
+// The shim of the release before is a file for this processor.
+#[cfg(target_arch = "x86_64")]
+#[path = "compute/upgrade.rs"]
+mod upgrade;
 
 use container::{Container, shares};
 use node::{Node, Player};
@@ -29,8 +33,11 @@ use std::time::{Duration, Instant};
 /// The program in the container, of every test here.
 #[test]
 fn client() {
-    if let Some(role) = node::role() {
-        tenant::play(&role.iter().map(String::as_str).collect::<Vec<_>>());
+    let Some(role) = node::role() else { return };
+    match role.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        #[cfg(target_arch = "x86_64")]
+        ["account"] => upgrade::account(),
+        ref role => tenant::play(role),
     }
 }
 
