@@ -17,6 +17,8 @@ mod sequence;
 mod contexts;
 #[path = "memory/graphs.rs"]
 mod graphs;
+#[path = "memory/growth.rs"]
+mod growth;
 #[path = "memory/others.rs"]
 mod others;
 #[path = "memory/plain.rs"]
@@ -78,6 +80,7 @@ fn client() {
         "plain" => plain::client(rest),
         "contexts" => contexts::client(rest),
         "graphs" => graphs::client(rest),
+        "growth" => growth::client(rest),
         "others" => others::client(rest),
         "pools" => pools::client(rest),
         "processes" => processes::client(rest),
