@@ -66,7 +66,7 @@ fn trace_decisions() -> f64 {
     };
     let nodes = trace::read_nodes(&read("node_list_gpu_node")).unwrap();
     let pods = trace::read_pods(&read("pod_list_default")).unwrap();
-    let capacity = nodes.iter().map(|node| u64::from(node.gpus) * 1000).sum();
+    let capacity = trace::total_cores(&nodes);
     let asks: Vec<PodAsk> = pods.iter().map(|pod| pod.to_ask()).collect();
     let mut cluster = ClusterCapacity::new(nodes.iter().map(|node| node.to_node()));
     let mut ranking = Fragmentation::new();

@@ -39,7 +39,7 @@ impl SplitMix64 {
     }
 }
 
-/// How much GPU the arriving pods ask for in all, in thousandths of what the cluster has.
+/// How much compute the arriving pods request in all, in thousandths of what the cluster has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inflation(pub u64);
 
@@ -70,26 +70,26 @@ pub enum NoLoad {
 /// The pods of one run in the order they arrive, as indexes into the list.
 pub fn arrivals(
     pods: &[TracePod],
-    capacity_milli: u64,
+    capacity_cores: u64,
     inflation: Inflation,
     seed: u64,
 ) -> Result<Vec<usize>, NoLoad> {
     let mut dice = SplitMix64::new(seed);
-    let target = capacity_milli.saturating_mul(inflation.0) / 1000;
+    let target = capacity_cores.saturating_mul(inflation.0) / 1000;
     let mut order: Vec<usize> = (0..pods.len()).collect();
-    let mut asked: u64 = pods.iter().map(TracePod::gpu_milli).sum();
+    let mut asked: u64 = pods.iter().map(TracePod::total_cores).sum();
     // A list that asks for no GPU at all would never reach the target: it arrives as it is.
     while asked < target && asked > 0 {
         if order.len() >= MOST_ARRIVALS {
             return Err(NoLoad::TooLittle);
         }
         let pod = dice.below(pods.len());
-        asked += pods[pod].gpu_milli();
+        asked += pods[pod].total_cores();
         order.push(pod);
     }
     while asked > target && !order.is_empty() {
         let removed = order.swap_remove(dice.below(order.len()));
-        asked -= pods[removed].gpu_milli();
+        asked -= pods[removed].total_cores();
     }
     if order.is_empty() {
         return Err(NoLoad::Nothing);
@@ -103,27 +103,27 @@ pub fn arrivals(
 /// What one run came to.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Thousandths of a GPU given away.
-    pub allocated_milli: u64,
-    /// Thousandths of a GPU in the cluster.
-    pub capacity_milli: u64,
+    /// Allocated compute, in thousandths of a percent of one GPU.
+    pub allocated_cores: u64,
+    /// Compute of the cluster, in thousandths of a percent of one GPU.
+    pub capacity_cores: u64,
     /// Pods placed.
     pub placed: u64,
     /// Pods that fitted nowhere.
     pub skipped: u64,
     /// Nanoseconds spent deciding, by the caller's clock.
     pub nanos: u64,
-    /// Asked and given so far, in thousandths of a GPU, at even steps of the run.
+    /// Requested and allocated compute at even steps of the run, in thousandths of a percent of one GPU.
     pub curve: Vec<(u64, u64)>,
 }
 
 impl Outcome {
     /// Given away, in percent of the cluster.
     pub fn allocated_percent(&self) -> f64 {
-        if self.capacity_milli == 0 {
+        if self.capacity_cores == 0 {
             return 0.0;
         }
-        self.allocated_milli as f64 * 100.0 / self.capacity_milli as f64
+        self.allocated_cores as f64 * 100.0 / self.capacity_cores as f64
     }
 }
 
@@ -155,15 +155,12 @@ pub fn run(
     let mut cluster = ClusterCapacity::new(nodes.iter().map(TraceNode::to_node));
     let mut cache = RankCache::default();
     let mut player = contender.player(pods, &cluster, seed);
-    let mut outcome = Outcome {
-        capacity_milli: nodes.iter().map(|node| u64::from(node.gpus) * 1000).sum(),
-        ..Outcome::default()
-    };
+    let mut outcome = Outcome { capacity_cores: trace::total_cores(nodes), ..Outcome::default() };
     let asks: Vec<_> = pods.iter().map(TracePod::to_ask).collect();
     let (mut arrived, step) = (0, order.len().div_ceil(CURVE_POINTS).max(1));
     for (count, &pod) in order.iter().enumerate() {
         let ask = &asks[pod];
-        arrived += pods[pod].gpu_milli();
+        arrived += pods[pod].total_cores();
         let start = clock();
         let decision = player.decide(&cluster, ask, &mut cache);
         match decision {
@@ -171,7 +168,7 @@ pub fn run(
                 let usage = decision.placement.usage_by_gpu(&ask.asks);
                 cluster.add_usage(decision.node, &usage, HostUsage::new(ask.cpu, ask.memory));
                 outcome.nanos += clock().saturating_sub(start);
-                outcome.allocated_milli += pods[pod].gpu_milli();
+                outcome.allocated_cores += pods[pod].total_cores();
                 outcome.placed += 1;
             }
             None => {
@@ -188,7 +185,7 @@ pub fn run(
             }
         }
         if count % step == 0 || count + 1 == order.len() {
-            outcome.curve.push((arrived, outcome.allocated_milli));
+            outcome.curve.push((arrived, outcome.allocated_cores));
             progress(count + 1);
         }
     }

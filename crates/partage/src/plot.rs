@@ -17,7 +17,7 @@ pub(crate) struct Line {
 
 /// A run's points, in percent of the cluster.
 pub(crate) fn curve(outcome: &Outcome) -> Vec<(f64, f64)> {
-    let percent = |milli: u64| milli as f64 * 100.0 / outcome.capacity_milli.max(1) as f64;
+    let percent = |cores: u64| cores as f64 * 100.0 / outcome.capacity_cores.max(1) as f64;
     outcome.curve.iter().map(|&(arrived, allocated)| (percent(arrived), percent(allocated))).collect()
 }
 

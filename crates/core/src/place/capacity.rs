@@ -216,23 +216,30 @@ impl GpuCapacity {
         !self.withheld && self.used.shares == 0
     }
 
-    /// The part of this GPU that a proportionate share could still take, in thousandths.
+    /// Returns the part of this GPU that a share of as much memory as compute could still take.
     ///
-    /// Memory and compute run out separately; what is left of the scarcer one counts. A GPU whose shares have
-    /// no memory limit takes no limited share, so only its compute counts.
-    pub fn idle_milli(&self, class: &GpuClass) -> u32 {
+    /// Memory and compute run out separately; what is left of the scarcer one counts. A GPU whose shares have no
+    /// memory limit takes no limited share, so only its compute counts.
+    pub fn idle(&self, class: &GpuClass) -> Cores {
         if self.withheld || self.used.whole > 0 {
-            return 0;
+            return Cores::NONE;
         }
-        let cores = self.free_cores().as_millipercent() / 100;
+        let cores = self.free_cores();
         if self.used.unlimited > 0 || class.allocatable.0 == 0 {
             return cores;
         }
-        let free = self.free_memory(class).0;
-        // Bytes times a thousand fit a word up to 16 PiB; nobody has that on one card.
-        let memory = free.saturating_mul(1000) / class.allocatable.0;
-        cores.min(u32::try_from(memory).unwrap_or(1000))
+        let memory = proportion(self.free_memory(class).0, class.allocatable.0);
+        cores.min(Cores::millipercent(memory).unwrap_or(Cores::WHOLE))
     }
+}
+
+/// Returns which part of `whole` an amount up to `whole` is, in thousandths of a percent, rounded down.
+pub(super) fn proportion(part: u64, whole: u64) -> u32 {
+    // A factor of 17 bits leaves 47; amounts of 128 TiB and more lose their lowest bits.
+    let excess = 17u32.saturating_sub(whole.leading_zeros());
+    let all = u64::from(Cores::WHOLE.as_millipercent());
+    let proportion = ((part >> excess) * all).checked_div(whole >> excess).unwrap_or(all);
+    u32::try_from(proportion.min(all)).unwrap_or(Cores::WHOLE.as_millipercent())
 }
 
 /// One node and how much of it is in use.
@@ -321,4 +328,26 @@ fn groups_up_to(node: &Node, worst: Link) -> Vec<u8> {
         }
     }
     group
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proportions_are_rounded_down_and_do_not_overflow() {
+        for (part, whole, expected) in [
+            (0, 40 << 30, 0),
+            (1, 3, 33_333),
+            (2, 3, 66_666),
+            (10 << 30, 40 << 30, 25_000),
+            ((40 << 30) - 1, 40 << 30, 99_999),
+            (40 << 30, 40 << 30, 100_000),
+            (1 << 49, 1 << 50, 50_000),
+            (u64::MAX, u64::MAX, 100_000),
+            (0, 0, 100_000),
+        ] {
+            assert_eq!(proportion(part, whole), expected, "{part} of {whole}");
+        }
+    }
 }

@@ -1,97 +1,106 @@
-//! A node reduced to what scoring needs: CPU and memory left, and each GPU's idle thousandths.
+//! A node reduced to what scoring needs: free CPU and memory, and the idle part of each GPU.
 //!
-//! Scores look at many hypothetical nodes; a sketch is cheap to copy and to change, and it measures every part
-//! of a GPU on one scale, whatever mix of memory and compute it is made of.
+//! Scores look at many hypothetical nodes. A capacity vector is cheap to copy and to change, and it measures every
+//! share on one scale, whatever combination of memory and compute it is: thousandths of a percent of one GPU, the
+//! unit of [`Cores`].
 
-use super::capacity::{GpuCapacity, GpuClass, NodeCapacity, Usage};
+use super::capacity::{GpuCapacity, GpuClass, NodeCapacity, Usage, proportion};
 use super::fit::{PreparedAsk, ShareNeed};
 use crate::model::{Cores, MAX_GPUS_PER_NODE};
 
-/// More thousandths than any GPU has: the size of what a GPU may never take.
-pub(crate) const NEVER: u16 = u16::MAX;
-/// More CPU or memory than any node has.
-pub(crate) const ENDLESS: i64 = 1 << 56;
+/// All of a GPU, in thousandths of a percent.
+pub(crate) const WHOLE_GPU: u32 = Cores::WHOLE.as_millipercent();
+/// The size of a share that a GPU can never take: larger than any GPU.
+pub(crate) const NEVER_FITS: u32 = u32::MAX;
+/// Stands for the CPU or memory of a node that does not count it: more than any node has.
+pub(crate) const UNCOUNTED: i64 = 1 << 56;
 
-/// A node as far as scoring goes.
+/// A node as scores see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CapacityVector {
-    /// CPU left in thousandths; [`ENDLESS`] where the node's is unknown.
+    /// Free CPU in thousandths; [`UNCOUNTED`] where the node's CPU is unknown.
     pub(crate) cpu: i64,
-    /// Host memory left in bytes; [`ENDLESS`] where the node's is unknown.
+    /// Free host memory in bytes; [`UNCOUNTED`] where the node's memory is unknown.
     pub(crate) memory: i64,
-    /// GPUs.
+    /// Number of GPUs.
     pub(crate) gpus: usize,
-    /// Idle thousandths of each GPU.
-    pub(crate) idle: [u16; MAX_GPUS_PER_NODE],
+    /// The idle part of each GPU in thousandths of a percent.
+    pub(crate) idle: [u32; MAX_GPUS_PER_NODE],
     /// The class of each GPU.
     pub(crate) class: [u16; MAX_GPUS_PER_NODE],
 }
 
 impl CapacityVector {
-    /// Of a node as it is.
+    /// Returns the vector of a node as it is.
     pub(crate) fn of(capacity: &NodeCapacity, classes: &[GpuClass]) -> CapacityVector {
-        let mut sketch = CapacityVector {
-            cpu: capacity.free_cpu().map_or(ENDLESS, |cpu| amount(cpu.0)),
-            memory: capacity.free_memory().map_or(ENDLESS, |memory| amount(memory.0)),
+        let mut vector = CapacityVector {
+            cpu: capacity.free_cpu().map_or(UNCOUNTED, |cpu| host_amount(cpu.0)),
+            memory: capacity.free_memory().map_or(UNCOUNTED, |memory| host_amount(memory.0)),
             gpus: capacity.gpus.len().min(MAX_GPUS_PER_NODE),
             idle: [0; MAX_GPUS_PER_NODE],
             class: [0; MAX_GPUS_PER_NODE],
         };
         for (at, gpu) in capacity.gpus.iter().enumerate().take(MAX_GPUS_PER_NODE) {
-            sketch.idle[at] = idle(gpu, classes);
-            sketch.class[at] = gpu.class;
+            vector.idle[at] = idle(gpu, classes);
+            vector.class[at] = gpu.class;
         }
-        sketch
+        vector
     }
 
-    /// Takes a pod's CPU and memory off.
+    /// Subtracts a pod's CPU and memory.
     pub(crate) fn take_host(&mut self, prepared: &PreparedAsk) {
-        self.cpu -= amount(prepared.ask.cpu.0);
-        self.memory -= amount(prepared.ask.memory.0);
+        self.cpu -= host_amount(prepared.ask.cpu.0);
+        self.memory -= host_amount(prepared.ask.memory.0);
     }
 
-    /// Takes a part off a GPU.
-    pub(crate) fn take_part(&mut self, at: usize, gpu: &GpuCapacity, need: &ShareNeed, classes: &[GpuClass]) {
+    /// Subtracts a share from a GPU.
+    pub(crate) fn take_share(
+        &mut self,
+        at: usize,
+        gpu: &GpuCapacity,
+        need: &ShareNeed,
+        classes: &[GpuClass],
+    ) {
         self.take_usage(at, gpu, need.usage, classes);
     }
 
-    /// Takes a charge off a GPU.
+    /// Subtracts usage from a GPU.
     pub(crate) fn take_usage(&mut self, at: usize, gpu: &GpuCapacity, usage: Usage, classes: &[GpuClass]) {
         let after = GpuCapacity { used: gpu.used.plus(usage), ..*gpu };
         self.idle[at] = idle(&after, classes);
     }
 
-    /// Idle thousandths of all GPUs together.
+    /// Returns the sum of the idle parts of all GPUs, in thousandths of a percent of one GPU.
     pub(crate) fn idle_sum(&self) -> u32 {
-        self.idle[..self.gpus].iter().map(|&idle| u32::from(idle)).sum()
+        // 64 GPUs of 100,000 fit a word many times over.
+        self.idle[..self.gpus].iter().sum()
     }
 
-    /// The GPUs, in order, as idle thousandths and class.
-    pub(crate) fn gpus(&self) -> impl Iterator<Item = (u16, usize)> {
-        self.idle[..self.gpus]
-            .iter()
-            .zip(&self.class[..self.gpus])
-            .map(|(&idle, &class)| (idle, usize::from(class)))
+    /// Returns the idle part and the class of each GPU, in order.
+    pub(crate) fn gpus(&self) -> impl Iterator<Item = (u32, usize)> {
+        let classes = self.class[..self.gpus].iter().map(|&class| usize::from(class));
+        self.idle[..self.gpus].iter().copied().zip(classes)
     }
 }
 
-/// An amount as scores count it; beyond [`ENDLESS`] there is no telling apart.
-pub(crate) fn amount(amount: u64) -> i64 {
-    i64::try_from(amount).unwrap_or(ENDLESS).min(ENDLESS)
+/// Converts an amount of CPU or host memory to the range of scores.
+pub(crate) fn host_amount(amount: u64) -> i64 {
+    i64::try_from(amount).unwrap_or(UNCOUNTED).min(UNCOUNTED)
 }
 
-fn idle(gpu: &GpuCapacity, classes: &[GpuClass]) -> u16 {
-    gpu.idle_milli(&classes[usize::from(gpu.class)]) as u16
+fn idle(gpu: &GpuCapacity, classes: &[GpuClass]) -> u32 {
+    gpu.idle(&classes[usize::from(gpu.class)]).as_millipercent()
 }
 
-/// How many thousandths of a GPU a part takes: its memory or its compute, whichever is more.
-pub(crate) fn milli(need: &ShareNeed, class: &GpuClass) -> u16 {
+/// Returns how much of a GPU a share takes: its part of the memory or of the compute, whichever is larger, in
+/// thousandths of a percent; [`NEVER_FITS`] where the GPU is too small.
+pub(crate) fn size_on(need: &ShareNeed, class: &GpuClass) -> u32 {
     if need.too_large {
-        return NEVER;
+        return NEVER_FITS;
     }
-    let whole = u64::from(Cores::WHOLE.as_millipercent());
-    let cores = (need.usage.cores * 1000).div_ceil(whole);
-    let memory = u128::from(need.usage.memory) * 1000;
-    let memory = memory.div_ceil(u128::from(class.allocatable.0.max(1)));
-    u16::try_from(memory.max(u128::from(cores)).clamp(1, 1000)).unwrap_or(1000)
+    let cores = u32::try_from(need.usage.cores).unwrap_or(WHOLE_GPU);
+    let memory = need.usage.memory.min(class.allocatable.0);
+    // What is left is rounded down, so what is taken is rounded up.
+    let memory = WHOLE_GPU - proportion(class.allocatable.0 - memory, class.allocatable.0);
+    memory.max(cores).clamp(1, WHOLE_GPU)
 }

@@ -1,22 +1,22 @@
-//! The default policy: leave the least room that no likely ask can use.
+//! The default policy of a cluster: leave as little capacity as possible that no likely ask can use.
 //!
-//! It goes back to fragmentation gradient descent (FGD): of all placements, take the one that adds least to the
-//! GPU room that typical pods cannot use. Four things are different, each because it gives more of the cluster
-//! away (docs/placement.md has the figures and what else was tried):
+//! It is derived from fragmentation gradient descent (FGD): of all placements, take the one that adds least to the
+//! GPU capacity that typical pods cannot use. It differs in four points, each because it allocates more of the cluster
+//! (`docs/placement.md` has the figures and what else was tried):
 //!
 //! * A hole on a partly used GPU is worth what the shares seen so far would fill it with, not all or nothing.
-//! * GPU room without the CPU to use it counts as lost, gradually, before the last CPU is gone.
+//! * GPU capacity without the CPU to use it counts as lost, gradually, before the last CPU is gone.
 //! * Whole GPUs that multi-GPU pods could no longer use side by side count as lost.
 //! * Models that some pods insist on have a price for pods that do not.
 //!
-//! Nothing is known beforehand: the mix of asks is learned from those that arrived, and the tables made of it
-//! are frozen between refreshes, so that ranks of unchanged nodes stay valid. Until enough has arrived it packs.
-//! Scores are whole numbers.
+//! Nothing is known beforehand. The demand is learned from the asks that arrived, and the tables derived from it are
+//! frozen between refreshes, so that ranks of unchanged nodes stay valid. Until enough asks have arrived the policy
+//! packs. Scores are integers.
 
 mod loss_tables;
 
 use super::capacity::{GpuClass, NodeCapacity};
-use super::capacity_vector::CapacityVector;
+use super::capacity_vector::{CapacityVector, WHOLE_GPU};
 use super::demand_histogram::DemandHistogram;
 use super::fit::{PreparedAsk, PreparedWant};
 use super::placement::Placement;
@@ -26,22 +26,24 @@ use super::{ClusterCapacity, gpu_order};
 use crate::model::{CoresAsk, PodAsk, Policy, Together};
 use loss_tables::{AskKind, LossTables};
 
-/// Arrivals after which the mix is believed and the tables are made for the first time. A few pods are no
-/// pattern; until then packing does better.
-const ENOUGH: u64 = 50;
-/// Arrivals after which the mix fades, so that it follows what is asked now.
-const FADE_AT: u64 = 51_200;
-/// A gain is worth this many ties: of placements that gain the same, the one on the fuller GPU wins.
-const GAIN: i64 = 2048;
+/// Arrivals after which the demand is trusted and the tables are made for the first time. Before that, packing does
+/// better.
+const MIN_ARRIVALS: u64 = 50;
+/// Arrivals after which all counts are halved, so that they follow what is asked now.
+const DECAY_ARRIVALS: u64 = 51_200;
+/// Scales a gain above every tie-breaker: of placements with equal gain, the one on the fuller GPU wins.
+const GAIN_SCALE: i64 = 1 << 17;
+const _: () =
+    assert!(GAIN_SCALE > WHOLE_GPU as i64, "the idle part of a GPU breaks ties and must not decide");
 
-/// What stands in while too little is known.
-const PACKED: StatelessPolicy = StatelessPolicy(Policy::Binpack);
+/// The policy to use while too little is known.
+const FALLBACK: StatelessPolicy = StatelessPolicy(Policy::Binpack);
 
-/// The default policy and what it has learned.
+/// The policy and what it has learned.
 #[derive(Clone, Debug)]
 pub struct Fragmentation {
-    mix: DemandHistogram,
-    /// What the mix says about room; nothing while too few pods have been seen.
+    demand: DemandHistogram,
+    /// Derived from the demand; absent while too few pods have arrived.
     tables: Option<LossTables>,
     arrived: u64,
     refresh_at: u64,
@@ -55,60 +57,60 @@ impl Default for Fragmentation {
 }
 
 impl Fragmentation {
-    /// Having seen nothing yet: it packs until it has.
+    /// Returns a policy that has seen no ask yet and packs until it has.
     pub fn new() -> Fragmentation {
         Fragmentation {
-            mix: DemandHistogram::default(),
+            demand: DemandHistogram::default(),
             tables: None,
             arrived: 0,
-            refresh_at: ENOUGH,
+            refresh_at: MIN_ARRIVALS,
             epoch: policies::new_epoch(),
         }
     }
 
-    /// Takes note of a pod that arrived. Call it once per pod, before it is placed.
+    /// Learns from a pod that arrived. Callers must call this once per pod, before it is placed.
     pub fn arrived(&mut self, ask: &PodAsk, cluster: &ClusterCapacity) {
-        self.mix.add(ask, 1);
+        self.demand.add(ask, 1);
         self.arrived += 1;
-        // Doubling gaps: a refresh makes every cached rank stale, and all of them together must stay cheap.
+        // The gaps double: a refresh invalidates every cached rank, and all refreshes together must stay cheap.
         let due = self.arrived >= self.refresh_at;
         if due {
             self.refresh_at = self.arrived * 2;
         }
-        if self.arrived >= FADE_AT {
-            self.mix.fade();
+        if self.arrived >= DECAY_ARRIVALS {
+            self.demand.decay();
             self.arrived /= 2;
-            self.refresh_at = FADE_AT;
+            self.refresh_at = DECAY_ARRIVALS;
         }
-        if due || self.tables.as_ref().is_some_and(|tables| !tables.know(cluster)) {
+        if due || self.tables.as_ref().is_some_and(|tables| !tables.cover(cluster)) {
             self.refresh(cluster);
         }
     }
 
-    /// Takes note of all pods that hold something, as after a restart.
+    /// Learns from all pods that hold a grant, as after a restart.
     pub fn learn<'a>(&mut self, held: impl IntoIterator<Item = &'a PodAsk>, cluster: &ClusterCapacity) {
         for ask in held {
-            self.mix.add(ask, 1);
+            self.demand.add(ask, 1);
             self.arrived += 1;
         }
-        self.refresh_at = (self.arrived * 2).clamp(ENOUGH, FADE_AT);
-        if self.arrived >= ENOUGH {
+        self.refresh_at = (self.arrived * 2).clamp(MIN_ARRIVALS, DECAY_ARRIVALS);
+        if self.arrived >= MIN_ARRIVALS {
             self.refresh(cluster);
         }
     }
 
     fn refresh(&mut self, cluster: &ClusterCapacity) {
-        self.tables = Some(LossTables::new(&self.mix, cluster));
+        self.tables = Some(LossTables::new(&self.demand, cluster));
         self.epoch = policies::new_epoch();
     }
 
-    /// What a node loses by a placement; the best loses least.
-    fn gain(tables: &LossTables, before: &CapacityVector, after: &CapacityVector, asker: AskKind) -> i64 {
-        let gain = tables.loss(before, asker) - tables.loss(after, asker);
-        (gain + tables.leaning(after, asker)) * GAIN
+    /// Returns by how much a placement lowers the loss of a node; the highest is best.
+    fn gain(tables: &LossTables, before: &CapacityVector, after: &CapacityVector, kind: AskKind) -> i64 {
+        let gain = tables.loss(before, kind) - tables.loss(after, kind);
+        (gain + tables.preference(after, kind)) * GAIN_SCALE
     }
 
-    /// The gain of a share on each GPU of a mask. GPUs in the same state gain the same.
+    /// Returns the gain of a share on each GPU of a mask. GPUs in the same state have the same gain.
     fn share_gains(
         tables: &LossTables,
         on: &PlacementContext,
@@ -120,7 +122,7 @@ impl Fragmentation {
         let mut after_host = before;
         after_host.take_host(prepared);
         let loss = tables.loss(&before, AskKind::Share);
-        let mut last: Option<(u16, u16, i64)> = None;
+        let mut last: Option<(u32, u16, i64)> = None;
         gpu_order::indexes(mask).filter_map(move |gpu| {
             let state = (before.idle[gpu], before.class[gpu]);
             if let Some((idle, class, gain)) = last
@@ -130,27 +132,18 @@ impl Fragmentation {
             }
             let need = wanted.needs[usize::from(capacity.gpus[gpu].class)]?;
             let mut after = after_host;
-            after.take_part(gpu, &capacity.gpus[gpu], &need, classes);
-            let gain = loss - tables.loss(&after, AskKind::Share) + tables.leaning(&after, AskKind::Share);
-            let gain = gain * GAIN - i64::from(after.idle[gpu]);
+            after.take_share(gpu, &capacity.gpus[gpu], &need, classes);
+            let gain = loss - tables.loss(&after, AskKind::Share) + tables.preference(&after, AskKind::Share);
+            let gain = gain * GAIN_SCALE - i64::from(after.idle[gpu]);
             last = Some((state.0, state.1, gain));
             Some((gain, gpu))
         })
     }
 }
 
-/// Who asks, as far as losses differ.
-fn asker(prepared: &PreparedAsk) -> AskKind {
-    match prepared.wants.as_slice() {
-        [] => AskKind::NoGpu,
-        wants if wants.iter().all(|wanted| !wanted.want.part.whole) => AskKind::Share,
-        _ => AskKind::Whole,
-    }
-}
-
 impl GpuPreference for Fragmentation {
     fn sort(&self, on: &PlacementContext, wanted: &PreparedWant, gpus: &mut Vec<usize>) {
-        let Some(tables) = &self.tables else { return PACKED.sort(on, wanted, gpus) };
+        let Some(tables) = &self.tables else { return FALLBACK.sort(on, wanted, gpus) };
         if wanted.want.part.whole {
             return policies::least_needed_first(on.capacity, gpus);
         }
@@ -180,22 +173,22 @@ impl NodeRanking for Fragmentation {
     }
 
     fn rank(&self, capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> Option<i64> {
-        let Some(tables) = &self.tables else { return PACKED.rank(capacity, classes, prepared) };
+        let Some(tables) = &self.tables else { return FALLBACK.rank(capacity, classes, prepared) };
         if solve::host_shortfall(capacity, prepared).is_some() {
             return None;
         }
-        let asker = asker(prepared);
+        let kind = AskKind::of(prepared);
         match prepared.wants.as_slice() {
             [] => {
                 let before = CapacityVector::of(capacity, classes);
                 let mut after = before;
                 after.take_host(prepared);
-                Some(Self::gain(tables, &before, &after, asker))
+                Some(Self::gain(tables, &before, &after, kind))
             }
             [one] if one.want.count == 1 && !one.want.part.whole => {
                 let mask = gpu_order::fitting(capacity, classes, prepared, one);
                 if mask == 0 {
-                    return self.rank_placed(tables, capacity, classes, prepared, asker);
+                    return self.rank_placed(tables, capacity, classes, prepared, kind);
                 }
                 let on = PlacementContext { capacity, classes, prepared };
                 Self::share_gains(tables, &on, one, mask).map(|(gain, _)| gain).max()
@@ -212,22 +205,22 @@ impl NodeRanking for Fragmentation {
                 for gpu in gpu_order::indexes(set) {
                     after.idle[gpu] = 0;
                 }
-                Some(Self::gain(tables, &before, &after, asker))
+                Some(Self::gain(tables, &before, &after, kind))
             }
-            _ => self.rank_placed(tables, capacity, classes, prepared, asker),
+            _ => self.rank_placed(tables, capacity, classes, prepared, kind),
         }
     }
 }
 
 impl Fragmentation {
-    /// The rank of a pod that has to be placed to know what it takes.
+    /// Returns the rank for a pod that must be placed to know what it uses.
     fn rank_placed(
         &self,
         tables: &LossTables,
         capacity: &NodeCapacity,
         classes: &[GpuClass],
         prepared: &PreparedAsk,
-        asker: AskKind,
+        kind: AskKind,
     ) -> Option<i64> {
         if prepared.wants.len() > 1 && !policies::fits(capacity, classes, prepared) {
             return None;
@@ -239,6 +232,6 @@ impl Fragmentation {
         for (gpu, usage) in placement.usage_by_gpu(&prepared.ask.asks) {
             after.take_usage(gpu, &capacity.gpus[gpu], usage, classes);
         }
-        Some(Self::gain(tables, &before, &after, asker))
+        Some(Self::gain(tables, &before, &after, kind))
     }
 }

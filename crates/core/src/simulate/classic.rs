@@ -2,9 +2,9 @@
 //! descent (FGD).
 
 use super::SplitMix64;
-use crate::model::Cores;
+use crate::model::CoresAsk;
 use crate::place::capacity::{GpuClass, NodeCapacity};
-use crate::place::capacity_vector::CapacityVector;
+use crate::place::capacity_vector::{CapacityVector, WHOLE_GPU};
 use crate::place::demand_histogram::{DemandHistogram, DemandKind};
 use crate::place::fit::{PreparedAsk, PreparedWant};
 use crate::place::policies::{self, NodeRanking};
@@ -66,16 +66,14 @@ impl NodeRanking for Random {
 
 /// The tightest GPU for a share, the lowest ones for whole GPUs: what best fit and dot product do on a node.
 fn tightest(capacity: &NodeCapacity, classes: &[GpuClass], gpus: &mut [usize]) {
-    gpus.sort_by_key(|&gpu| {
-        (capacity.gpus[gpu].idle_milli(&classes[usize::from(capacity.gpus[gpu].class)]), gpu)
-    });
+    gpus.sort_by_key(|&gpu| (capacity.gpus[gpu].idle(&classes[usize::from(capacity.gpus[gpu].class)]), gpu));
 }
 
 /// The largest node of the cluster, by which the classic scores are normalised.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Largest {
     cpu: f64,
-    gpu_milli: f64,
+    gpu_cores: f64,
 }
 
 impl Largest {
@@ -86,20 +84,18 @@ impl Largest {
         };
         Largest {
             cpu: most(&|capacity| capacity.node.cpu_milli.map_or(0.0, |cpu| cpu.0 as f64)),
-            gpu_milli: most(&|capacity| capacity.gpus.len() as f64 * 1000.0),
+            gpu_cores: most(&|capacity| capacity.gpus.len() as f64 * f64::from(WHOLE_GPU)),
         }
     }
 }
 
-fn asked_milli(prepared: &PreparedAsk) -> f64 {
-    let milli = |wanted: &PreparedWant| match wanted.want.part.cores {
-        crate::model::CoresAsk::Exactly(cores) => {
-            f64::from(wanted.want.count) * f64::from(cores.as_millipercent())
-                / f64::from(Cores::WHOLE.as_millipercent())
-        }
-        _ => f64::from(wanted.want.count),
+/// Returns the compute that a pod asks for, in thousandths of a percent of one GPU.
+fn asked_cores(prepared: &PreparedAsk) -> f64 {
+    let cores = |wanted: &PreparedWant| match wanted.want.part.cores {
+        CoresAsk::Exactly(cores) => f64::from(wanted.want.count) * f64::from(cores.as_millipercent()),
+        _ => f64::from(wanted.want.count) * f64::from(WHOLE_GPU),
     };
-    prepared.wants.iter().map(milli).sum::<f64>() * 1000.0
+    prepared.wants.iter().map(cores).sum::<f64>()
 }
 
 /// The node that is left with least.
@@ -137,7 +133,7 @@ impl NodeRanking for BestFit {
         }
         let sketch = CapacityVector::of(capacity, classes);
         let cpu_left = (sketch.cpu as f64 - prepared.ask.cpu.0 as f64) / self.0.cpu;
-        let gpu_left = (f64::from(sketch.idle_sum()) - asked_milli(prepared)) / self.0.gpu_milli;
+        let gpu_left = (f64::from(sketch.idle_sum()) - asked_cores(prepared)) / self.0.gpu_cores;
         Some((100.0 * (1.0 - 0.5 * (cpu_left + gpu_left))).floor() as i64)
     }
 }
@@ -152,9 +148,9 @@ impl NodeRanking for DotProduct {
             return None;
         }
         let sketch = CapacityVector::of(capacity, classes);
-        let (cpu, gpu) = (self.0.cpu, self.0.gpu_milli);
+        let (cpu, gpu) = (self.0.cpu, self.0.gpu_cores);
         let along_cpu = sketch.cpu as f64 / cpu * (prepared.ask.cpu.0 as f64 / cpu);
-        let along_gpu = f64::from(sketch.idle_sum()) / gpu * (asked_milli(prepared) / gpu);
+        let along_gpu = f64::from(sketch.idle_sum()) / gpu * (asked_cores(prepared) / gpu);
         Some((100.0 * (1.0 - (along_cpu + along_gpu) / 2.0)).floor() as i64)
     }
 }
@@ -167,10 +163,10 @@ pub(super) struct Fgd {
 }
 
 impl Fgd {
-    /// Knowing this mix.
-    pub(super) fn new(mix: &DemandHistogram, classes: &[GpuClass]) -> Fgd {
-        let mut typical = mix.kinds(classes);
-        typical.truncate(mix.typical());
+    /// Returns a policy that knows this demand beforehand.
+    pub(super) fn new(demand: &DemandHistogram, classes: &[GpuClass]) -> Fgd {
+        let mut typical = demand.kinds(classes);
+        typical.truncate(demand.typical());
         let covered: f64 = typical.iter().map(|kind| kind.weight).sum();
         for kind in &mut typical {
             kind.weight /= covered;
@@ -188,11 +184,11 @@ impl Fgd {
             if kind.count == 0 || kind.cpu > node.cpu || kind.memory > node.memory {
                 return all;
             }
-            let large_enough = |&(idle, class): &(u16, usize)| idle >= kind.milli[class];
+            let large_enough = |&(idle, class): &(u32, usize)| idle >= kind.size[class];
             let (count, usable) = node
                 .gpus()
                 .filter(large_enough)
-                .fold((0, 0), |(count, usable), (idle, _)| (count + 1, usable + u32::from(idle)));
+                .fold((0, 0), |(count, usable), (idle, _)| (count + 1, usable + idle));
             if count >= kind.count { all - usable } else { all }
         };
         self.typical.iter().map(|kind| kind.weight * f64::from(useless(kind))).sum()
@@ -201,7 +197,7 @@ impl Fgd {
     fn score(&self, before: f64, after: &CapacityVector) -> i64 {
         let gained = before - self.fragments(after);
         // The coarse step is part of the method: exact scores do markedly worse.
-        (100.0 / (1.0 + (-gained / 1000.0).exp())).floor() as i64
+        (100.0 / (1.0 + (-gained / f64::from(WHOLE_GPU)).exp())).floor() as i64
     }
 
     /// The score of a share on each GPU that takes it.
@@ -209,7 +205,7 @@ impl Fgd {
         let PlacementContext { capacity, classes, prepared } = *on;
         let now = CapacityVector::of(capacity, classes);
         let before = self.fragments(&now);
-        let mut seen: Vec<(u16, u16, i64)> = Vec::new();
+        let mut seen: Vec<(u32, u16, i64)> = Vec::new();
         gpu_order::indexes(mask)
             .filter_map(|gpu| {
                 let state = (now.idle[gpu], now.class[gpu]);
@@ -219,7 +215,7 @@ impl Fgd {
                 let need = wanted.needs[usize::from(capacity.gpus[gpu].class)]?;
                 let mut after = now;
                 after.take_host(prepared);
-                after.take_part(gpu, &capacity.gpus[gpu], &need, classes);
+                after.take_share(gpu, &capacity.gpus[gpu], &need, classes);
                 let score = self.score(before, &after);
                 seen.push((state.0, state.1, score));
                 Some((score, gpu))
@@ -265,7 +261,7 @@ impl NodeRanking for Fgd {
                     let mask = gpu_order::fitting(capacity, classes, prepared, wanted);
                     for gpu in gpu_order::indexes(gpu_order::lowest(mask, wanted.want.count)?) {
                         let need = wanted.needs[usize::from(capacity.gpus[gpu].class)]?;
-                        after.take_part(gpu, &capacity.gpus[gpu], &need, classes);
+                        after.take_share(gpu, &capacity.gpus[gpu], &need, classes);
                     }
                 }
                 Some(self.score(self.fragments(&now), &after))

@@ -53,11 +53,11 @@ impl Contender {
             Contender::BestFit => Player::BestFit(BestFit(Largest::of(cluster))),
             Contender::DotProduct => Player::DotProduct(DotProduct(Largest::of(cluster))),
             Contender::Fgd => {
-                let mut mix = DemandHistogram::default();
+                let mut demand = DemandHistogram::default();
                 for pod in pods {
-                    mix.add(&pod.to_ask(), 1);
+                    demand.add(&pod.to_ask(), 1);
                 }
-                Player::Fgd(Fgd::new(&mix, cluster.classes()))
+                Player::Fgd(Fgd::new(&demand, cluster.classes()))
             }
             Contender::Ours(policy) => Player::Ours(PolicyEngine::new(policy)),
         }

@@ -5,9 +5,13 @@ use crate::model::{
     Selector, ShareAsk, WantedGpus,
 };
 
-/// Memory of a simulated GPU. The trace measures shares in thousandths of a GPU: one is a MiB here.
+/// Memory of a GPU in MiB. Traces measure a share in thousandths of a GPU, and a share has as many MiB.
 const GPU_MIB: u64 = 1000;
-/// GPUs one node of a trace may have.
+/// Compute of a thousandth of a GPU, the unit of a trace, in thousandths of a percent.
+const CORES_PER_TRACE_UNIT: u32 = Cores::WHOLE.as_millipercent() / TRACE_UNITS_PER_GPU;
+/// Parts of a GPU in which traces measure.
+const TRACE_UNITS_PER_GPU: u32 = 1000;
+/// Maximum number of GPUs of a node or pod in a trace.
 const MAX_GPUS: u32 = crate::model::MAX_GPUS_PER_NODE as u32;
 
 /// A node of a trace.
@@ -36,8 +40,8 @@ pub struct TracePod {
     pub memory: Bytes,
     /// GPUs; 0 for none.
     pub gpus: u32,
-    /// Thousandths of each GPU; 1000 for whole ones.
-    pub milli: u32,
+    /// Compute of each GPU; [`Cores::WHOLE`] for whole GPUs.
+    pub cores: Cores,
     /// Models it may run on; empty for any.
     pub models: Vec<String>,
 }
@@ -62,18 +66,19 @@ impl TraceNode {
 }
 
 impl TracePod {
-    /// Thousandths of a GPU asked in all.
-    pub fn gpu_milli(&self) -> u64 {
-        u64::from(self.gpus) * u64::from(self.milli)
+    /// Returns the compute requested of all GPUs together, in thousandths of a percent of one GPU.
+    pub fn total_cores(&self) -> u64 {
+        u64::from(self.gpus) * u64::from(self.cores.as_millipercent())
     }
 
     /// As an ask of the model.
     pub fn to_ask(&self) -> PodAsk {
-        let whole = self.milli >= 1000;
+        let mib =
+            u64::from(self.cores.as_millipercent()) * GPU_MIB / u64::from(Cores::WHOLE.as_millipercent());
         let part = ShareAsk {
-            memory: MemoryAsk::Exactly(Bytes(u64::from(self.milli) << 20)),
-            cores: CoresAsk::Exactly(Cores::millipercent(self.milli * 100).unwrap_or(Cores::WHOLE)),
-            whole,
+            memory: MemoryAsk::Exactly(Bytes(mib << 20)),
+            cores: CoresAsk::Exactly(self.cores),
+            whole: self.cores == Cores::WHOLE,
             ceiling: None,
         };
         let ask = Ask {
@@ -95,6 +100,11 @@ impl TracePod {
             memory: self.memory,
         }
     }
+}
+
+/// Returns the compute of all nodes together, in thousandths of a percent of one GPU.
+pub fn total_cores(nodes: &[TraceNode]) -> u64 {
+    nodes.iter().map(|node| u64::from(node.gpus) * u64::from(Cores::WHOLE.as_millipercent())).sum()
 }
 
 /// Why a trace cannot be read.
@@ -151,8 +161,8 @@ pub fn read_pods(text: &str) -> Result<Vec<TracePod>, TraceError> {
     let mut pods = Vec::with_capacity(table.rows.len());
     for row in &table.rows {
         let gpus = row.small("num_gpu", MAX_GPUS)?;
-        let milli = row.small("gpu_milli", 1000)?;
-        if gpus > 0 && milli == 0 {
+        let units = row.small("gpu_milli", TRACE_UNITS_PER_GPU)?;
+        if gpus > 0 && units == 0 {
             return Err(row.error(format!("num_gpu is {gpus} and gpu_milli is 0: write 1 to 1000")));
         }
         let models = row.optional("gpu_spec").unwrap_or("").split('|').filter(|model| !model.is_empty());
@@ -162,7 +172,11 @@ pub fn read_pods(text: &str) -> Result<Vec<TracePod>, TraceError> {
             memory: row.mib("memory_mib")?,
             gpus,
             // Several GPUs are always whole ones.
-            milli: if gpus > 1 { 1000 } else { milli },
+            cores: if gpus > 1 {
+                Cores::WHOLE
+            } else {
+                Cores::millipercent(units * CORES_PER_TRACE_UNIT).unwrap_or(Cores::WHOLE)
+            },
             models: models.map(String::from).collect(),
         });
     }
@@ -249,7 +263,7 @@ mod tests {
     fn reads_by_header_in_any_order() {
         let pods = read_pods("gpu_milli,num_gpu,name,cpu_milli,memory_mib\n460,1,a,6000,12288\n0,0,b,1,1\n")
             .unwrap();
-        assert_eq!((pods[0].name.as_str(), pods[0].gpu_milli()), ("a", 460));
+        assert_eq!((pods[0].name.as_str(), pods[0].total_cores()), ("a", 46_000));
         assert!(pods[1].to_ask().asks.is_empty());
     }
 

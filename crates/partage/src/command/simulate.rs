@@ -124,7 +124,7 @@ impl Simulate {
             }
         };
         let contenders = if self.compare { Contender::ALL.to_vec() } else { vec![self.policy] };
-        let capacity = nodes.iter().map(|node| u64::from(node.gpus) * 1000).sum();
+        let capacity = trace::total_cores(&nodes);
         let orders: Result<Vec<_>, _> =
             (1..=self.seeds).map(|seed| simulate::arrivals(&pods, capacity, self.inflate, seed)).collect();
         let orders = match orders {

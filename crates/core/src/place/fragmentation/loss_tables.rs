@@ -1,96 +1,128 @@
-//! What the mix of asks says about room: tables made at a refresh, read at every decision.
+//! What the demand says about free capacity: tables made at a refresh and read at every decision.
 //!
-//! Losses are counted in thousandths of a GPU, times 1024 so that fractions survive in whole numbers.
+//! Losses are counted in thousandths of a percent of one GPU, as fixed-point numbers with [`FRACTION_BITS`] fractional
+//! bits.
 
 use crate::place::ClusterCapacity;
-use crate::place::capacity_vector::{CapacityVector, NEVER};
+use crate::place::capacity_vector::{CapacityVector, NEVER_FITS, WHOLE_GPU};
 use crate::place::demand_histogram::{DemandHistogram, DemandKind};
+use crate::place::fit::PreparedAsk;
 
-/// Typical kinds looked at: a bound on what a decision costs.
-const MOST_KINDS: usize = 96;
-/// Multi-GPU kinds looked at.
-const MOST_MULTI: usize = 16;
-/// A hole is worth half of what would fill it when this part of all GPUs asked comes as shares that fit it …
-const RARE: f64 = 0.015;
-/// … plus this much where all asks are shares: then holes are plenty, too.
-const RARE_AMONG_SHARES: f64 = 0.025;
-/// CPU per GPU of a lean and of a rich pod, in multiples of the mean.
-const LEAN: f64 = 0.8;
-const RICH: f64 = 1.5;
-/// What a thousandth of a GPU without CPU costs: to shares, pods without GPU, pods with whole GPUs.
-const SHORT_FOR_SHARES: f64 = 0.7;
-const SHORT_FOR_NO_GPU: f64 = 0.5;
-const SHORT_FOR_WHOLE: f64 = 0.5;
-/// What a whole GPU lost to multi-GPU pods costs a share.
-const SPLIT: f64 = 0.35;
-/// How strongly whole GPUs are packed while CPU is plenty, and shares spread over CPU while it is scarce.
-const PACK: f64 = 0.02;
-const SPREAD: f64 = 0.05;
-/// All CPU asked per GPU asked, against what the cluster has: from plenty to scarce.
-const PLENTY: f64 = 0.92;
-const SCARCE: f64 = 0.98;
-/// The price of a model by how much of it is asked for by name, and the most it can be.
-const PRICE: f64 = 0.3;
-const HIGHEST_DEMAND: f64 = 1.5;
+/// Maximum number of typical kinds, which bounds the cost of a decision.
+const MAX_KINDS: usize = 96;
+/// Maximum number of multi-GPU kinds.
+const MAX_MULTI_GPU_KINDS: usize = 16;
+/// A hole is worth half of what would fill it if this part of all requested GPUs comes as shares that fit it,
+const RARE_DEMAND: f64 = 0.015;
+/// plus this much if all asks are shares: then there are many holes as well.
+const RARE_DEMAND_AMONG_SHARES: f64 = 0.025;
+/// CPU per GPU of a pod with little CPU, in multiples of the mean.
+const LOW_CPU: f64 = 0.8;
+/// CPU per GPU of a pod with much CPU, in multiples of the mean.
+const HIGH_CPU: f64 = 1.5;
+/// Weight of GPU capacity without CPU in the loss that a share sees.
+const CPU_SHORTAGE_FOR_SHARES: f64 = 0.7;
+/// The same weight for a pod without GPUs.
+const CPU_SHORTAGE_FOR_NO_GPU: f64 = 0.5;
+/// The same weight for a pod with whole GPUs.
+const CPU_SHORTAGE_FOR_WHOLE: f64 = 0.5;
+/// Weight of whole GPUs lost to multi-GPU pods in the loss that a share sees.
+const SPLIT_WEIGHT: f64 = 0.35;
+/// How strongly whole GPUs are packed while there is enough CPU.
+const PACK_WEIGHT: f64 = 0.02;
+/// How strongly shares are spread over CPU while it is scarce.
+const SPREAD_WEIGHT: f64 = 0.05;
+/// CPU per GPU requested, relative to what the cluster has, up to which CPU is not scarce at all.
+const CPU_AMPLE: f64 = 0.92;
+/// The same ratio from which CPU is fully scarce.
+const CPU_SCARCE: f64 = 0.98;
+/// The price of a model per unit of relative demand for it by name.
+const MODEL_PRICE: f64 = 0.3;
+/// Upper bound for the relative demand for a model.
+const MAX_MODEL_DEMAND: f64 = 1.5;
 
-/// The loss of one unit, times 1024.
-const UNIT: i64 = 1024;
-/// GPU per CPU is kept in millionths (2^20).
+/// Fractional bits of losses and of the weights that they are multiplied with.
+const FRACTION_BITS: u32 = 10;
+/// One, as a fixed-point number.
+const ONE: i64 = 1 << FRACTION_BITS;
+/// Fractional bits of ratios of GPU to CPU.
 const RATIO_BITS: u32 = 20;
-/// Weights of typical kinds add up to 2^16.
+/// The weights of typical kinds add up to one with this many fractional bits.
 const WEIGHT_BITS: u32 = 16;
-/// The values of a GPU are tabled in steps of ten thousandths.
-const STEPS: usize = 101;
+/// Upper bound for the GPU capacity that free CPU can serve, so that scores do not overflow.
+const MAX_SERVED: i64 = 1 << 37;
+/// The value of a GPU is tabulated by whole percents of it that are idle, 0 to 100.
+const VALUES: usize = 101;
+/// One percent of a GPU, in thousandths of a percent.
+const PERCENT: u32 = WHOLE_GPU / 100;
 
-/// Who asks, as far as losses differ.
+/// Kinds of ask that see different losses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AskKind {
-    /// A pod without a GPU.
+    /// A pod without GPUs.
     NoGpu,
-    /// A pod with parts of GPUs.
+    /// A pod with shares of GPUs.
     Share,
     /// A pod with whole GPUs.
     Whole,
 }
 
-/// Everything learned, frozen.
+impl AskKind {
+    /// Returns the kind of an ask.
+    pub(super) fn of(prepared: &PreparedAsk) -> AskKind {
+        match prepared.wants.as_slice() {
+            [] => AskKind::NoGpu,
+            wants if wants.iter().all(|wanted| !wanted.want.part.whole) => AskKind::Share,
+            _ => AskKind::Whole,
+        }
+    }
+}
+
+/// What was learned, frozen until the next refresh.
 #[derive(Clone, Debug)]
 pub(super) struct LossTables {
     classes: Vec<ClassTable>,
-    /// GPU thousandths that one thousandth of CPU serves: at the mean, for lean pods, for rich pods.
+    /// GPU capacity per thousandth of a CPU at the mean of all pods, with [`RATIO_BITS`] fractional bits.
     served: i64,
-    served_lean: i64,
-    served_rich: i64,
+    /// The same ratio for pods with little CPU.
+    served_low_cpu: i64,
+    /// The same ratio for pods with much CPU.
+    served_high_cpu: i64,
+    /// How strongly whole GPUs are packed.
     pack: i64,
+    /// How strongly shares are spread over CPU.
     spread: i64,
 }
 
 /// What is known about one class of GPU.
 #[derive(Clone, Debug)]
 struct ClassTable {
-    /// Distinct sizes of typical parts.
-    sizes: Vec<u16>,
-    /// Typical kinds that may run here.
+    /// The distinct sizes of typical shares, in thousandths of a percent.
+    sizes: Vec<u32>,
+    /// Typical kinds that may run on this class.
     kinds: Vec<Typical>,
     /// Kinds that want several whole GPUs.
-    multi: Vec<Multi>,
-    /// What a GPU with so much idle is worth.
-    value: [i64; STEPS],
+    multi: Vec<MultiGpuKind>,
+    /// What a GPU is worth by its idle part in percent.
+    value: [i64; VALUES],
+    /// What the class costs a pod that does not insist on it, per unit of capacity.
     price: i64,
 }
 
+/// A typical kind of pod.
 #[derive(Clone, Debug)]
 struct Typical {
     cpu: i64,
     memory: i64,
     count: u32,
-    /// Which of the sizes.
+    /// Index of its size in [`ClassTable::sizes`].
     size: usize,
     weight: i64,
 }
 
+/// A kind of pod that wants several whole GPUs.
 #[derive(Clone, Debug)]
-struct Multi {
+struct MultiGpuKind {
     cpu: i64,
     memory: i64,
     count: i64,
@@ -99,81 +131,81 @@ struct Multi {
 }
 
 impl LossTables {
-    /// From what was asked so far and what the cluster has.
-    pub(super) fn new(mix: &DemandHistogram, cluster: &ClusterCapacity) -> LossTables {
+    /// Derives the tables from what was asked for so far and what the cluster has.
+    pub(super) fn new(histogram: &DemandHistogram, cluster: &ClusterCapacity) -> LossTables {
         let classes = cluster.classes();
-        let kinds = mix.kinds(classes);
-        let typical = mix.typical().min(MOST_KINDS);
+        let kinds = histogram.kinds(classes);
+        let typical = histogram.typical().min(MAX_KINDS);
         let totals = ClusterTotals::of(cluster);
         let demand = DemandTotals::of(&kinds);
-        let per_cpu = demand.gpu_milli / demand.cpu_with_gpu.max(1.0);
+        let per_cpu = demand.cores / demand.cpu_with_gpu.max(1.0);
         let ratio = |multiple: f64| fixed(per_cpu / multiple, 1 << RATIO_BITS);
-        // How far from plenty to scarce the CPU is, by what all pods ask.
-        let asked = demand.cpu / demand.gpu_milli.max(1.0) / totals.cpu_per_gpu_milli;
-        let scarce = ((asked - PLENTY) / (SCARCE - PLENTY)).clamp(0.0, 1.0);
+        // How scarce CPU is by what all pods request, from 0 to 1.
+        let requested = demand.cpu / demand.cores.max(1.0) / totals.cpu_per_core;
+        let scarce = ((requested - CPU_AMPLE) / (CPU_SCARCE - CPU_AMPLE)).clamp(0.0, 1.0);
         LossTables {
             classes: (0..classes.len())
                 .map(|class| ClassTable::new(class, &kinds, typical, &demand, &totals))
                 .collect(),
             served: ratio(1.0),
-            served_lean: ratio(LEAN),
-            served_rich: ratio(RICH),
-            pack: fixed(PACK * (1.0 - scarce), UNIT),
-            spread: fixed(SPREAD * scarce, UNIT),
+            served_low_cpu: ratio(LOW_CPU),
+            served_high_cpu: ratio(HIGH_CPU),
+            pack: fixed(PACK_WEIGHT * (1.0 - scarce), ONE),
+            spread: fixed(SPREAD_WEIGHT * scarce, ONE),
         }
     }
 
-    /// Whether every class of the cluster's GPUs is in the tables.
-    pub(super) fn know(&self, cluster: &ClusterCapacity) -> bool {
+    /// Returns whether the tables contain every class of the cluster's GPUs.
+    pub(super) fn cover(&self, cluster: &ClusterCapacity) -> bool {
         self.classes.len() == cluster.classes().len()
     }
 
-    /// How much of a node's room is lost to likely asks.
-    pub(super) fn loss(&self, node: &CapacityVector, asker: AskKind) -> i64 {
+    /// Returns how much of a node's free capacity is lost to likely asks.
+    pub(super) fn loss(&self, node: &CapacityVector, kind: AskKind) -> i64 {
         let idle = i64::from(node.idle_sum());
-        let lean = without_cpu(node, idle, self.served_lean);
-        let rich = without_cpu(node, idle, self.served_rich);
-        let by_class = |loss: &dyn Fn(&ClassTable, &[u16]) -> i64| self.sum(node, loss);
-        match asker {
+        let low_cpu = without_cpu(node, idle, self.served_low_cpu);
+        let high_cpu = without_cpu(node, idle, self.served_high_cpu);
+        let by_class = |loss: &dyn Fn(&ClassTable, &[u32]) -> i64| self.sum(node, loss);
+        match kind {
             AskKind::NoGpu => {
                 by_class(&|class, gpus| class.fragments(node, gpus))
-                    + fixed(SHORT_FOR_NO_GPU, UNIT) * (lean + rich)
+                    + fixed(CPU_SHORTAGE_FOR_NO_GPU, ONE) * (low_cpu + high_cpu)
             }
             AskKind::Share => {
                 by_class(&|class, gpus| {
                     class.holes(gpus) + class.split(node, gpus) - class.price * idle_sum(gpus)
-                }) + fixed(SHORT_FOR_SHARES, UNIT) * (lean + rich)
+                }) + fixed(CPU_SHORTAGE_FOR_SHARES, ONE) * (low_cpu + high_cpu)
             }
             AskKind::Whole => {
                 by_class(&|class, gpus| class.fragments(node, gpus) - class.price * idle_sum(gpus))
-                    + fixed(SHORT_FOR_WHOLE, UNIT) * rich
+                    + fixed(CPU_SHORTAGE_FOR_WHOLE, ONE) * high_cpu
             }
         }
     }
 
-    /// Small preferences among placements that lose the same: whole GPUs packed, shares spread over CPU.
-    pub(super) fn leaning(&self, after: &CapacityVector, asker: AskKind) -> i64 {
-        match asker {
+    /// Returns a small preference among placements of equal loss: whole GPUs are packed, shares are spread over CPU.
+    pub(super) fn preference(&self, after: &CapacityVector, kind: AskKind) -> i64 {
+        match kind {
             AskKind::NoGpu => 0,
             AskKind::Share => {
-                self.spread * (after.cpu.saturating_mul(self.served) >> RATIO_BITS).min(1 << 30)
+                self.spread * (after.cpu.saturating_mul(self.served) >> RATIO_BITS).min(MAX_SERVED)
             }
             AskKind::Whole => -self.pack * i64::from(after.idle_sum()),
         }
     }
 
-    /// Sums over the classes of GPU a node has, each with the idle thousandths of its GPUs.
-    fn sum(&self, node: &CapacityVector, loss: &dyn Fn(&ClassTable, &[u16]) -> i64) -> i64 {
+    /// Sums a loss over the classes of GPU that a node has, each with the idle parts of its GPUs.
+    fn sum(&self, node: &CapacityVector, loss: &dyn Fn(&ClassTable, &[u32]) -> i64) -> i64 {
         let (idle, class) = (&node.idle[..node.gpus], &node.class[..node.gpus]);
         let Some(&first) = class.first() else { return 0 };
         let table = |class: u16| self.classes.get(usize::from(class));
         if class.iter().all(|class| *class == first) {
             return table(first).map_or(0, |table| loss(table, idle));
         }
-        // Cards of different kinds in one node: each kind is a node of its own.
+        // A node with cards of different classes counts as one node per class.
         let mut sum = 0;
         for at in (0..class.len()).filter(|&at| !class[..at].contains(&class[at])) {
-            let own: Vec<u16> =
+            let own: Vec<u32> =
                 (at..class.len()).filter(|&b| class[b] == class[at]).map(|b| idle[b]).collect();
             sum += table(class[at]).map_or(0, |table| loss(table, &own));
         }
@@ -181,18 +213,19 @@ impl LossTables {
     }
 }
 
-/// Idle thousandths that the CPU left cannot serve.
+/// Returns the idle GPU capacity that the free CPU cannot serve.
 fn without_cpu(node: &CapacityVector, idle: i64, served: i64) -> i64 {
     (idle - (node.cpu.saturating_mul(served) >> RATIO_BITS)).max(0)
 }
 
-fn idle_sum(gpus: &[u16]) -> i64 {
+fn idle_sum(gpus: &[u32]) -> i64 {
     gpus.iter().map(|&idle| i64::from(idle)).sum()
 }
 
-fn fixed(value: f64, unit: i64) -> i64 {
-    // Saturates: a ratio of a cluster without CPU is as good as endless.
-    (value * unit as f64).round() as i64
+/// Converts to a fixed-point number in which `one` stands for 1. It saturates: the ratio of a cluster without CPU has no
+/// bound.
+fn fixed(value: f64, one: i64) -> i64 {
+    (value * one as f64).round() as i64
 }
 
 impl ClassTable {
@@ -211,8 +244,8 @@ impl ClassTable {
             price: price(class, kinds, demand, totals),
         };
         let covered: f64 = kinds[..typical].iter().map(|kind| kind.weight).sum();
-        for kind in kinds[..typical].iter().filter(|kind| kind.count > 0 && kind.milli[class] != NEVER) {
-            let size = kind.milli[class];
+        for kind in kinds[..typical].iter().filter(|kind| kind.count > 0 && kind.size[class] != NEVER_FITS) {
+            let size = kind.size[class];
             let at = table.sizes.iter().position(|known| *known == size).unwrap_or_else(|| {
                 table.sizes.push(size);
                 table.sizes.len() - 1
@@ -228,118 +261,119 @@ impl ClassTable {
         let mut multi: Vec<(f64, &DemandKind)> = kinds
             .iter()
             .filter(|kind| kind.count > 1)
-            .map(|kind| (kind.gpu_milli() / demand.gpu_milli, kind))
+            .map(|kind| (kind.cores() / demand.cores, kind))
             .collect();
         multi.sort_by(|a, b| b.0.total_cmp(&a.0));
         table.multi = multi
             .into_iter()
-            .take(MOST_MULTI)
-            .map(|(part, kind)| Multi {
+            .take(MAX_MULTI_GPU_KINDS)
+            .map(|(part, kind)| MultiGpuKind {
                 cpu: kind.cpu.max(1),
                 memory: kind.memory.max(1),
                 count: i64::from(kind.count),
-                allowed: kind.milli[class] != NEVER,
-                weight: fixed(part, UNIT),
+                allowed: kind.size[class] != NEVER_FITS,
+                weight: fixed(part, ONE),
             })
             .collect();
         table
     }
 
-    /// Idle thousandths that typical pods cannot use, weighted by how typical they are.
-    fn fragments(&self, node: &CapacityVector, gpus: &[u16]) -> i64 {
+    /// Returns the idle capacity that typical pods cannot use, weighted by how frequent they are.
+    fn fragments(&self, node: &CapacityVector, gpus: &[u32]) -> i64 {
         let idle = idle_sum(gpus);
         if idle == 0 {
             return 0;
         }
-        // For every size: GPUs large enough, and their idle thousandths; looked at only when a kind needs it.
+        // For every size, how many GPUs are large enough and their idle sum; computed only when a kind needs it.
         const UNKNOWN: u32 = u32::MAX;
-        let mut fitting = [(UNKNOWN, 0u32); MOST_KINDS];
+        let mut fitting = [(UNKNOWN, 0u32); MAX_KINDS];
         let mut usable = 0;
         for kind in self.kinds.iter().filter(|kind| kind.cpu <= node.cpu && kind.memory <= node.memory) {
             let (count, idle) = &mut fitting[kind.size];
             if *count == UNKNOWN {
                 let size = self.sizes[kind.size];
                 *count = gpus.iter().map(|idle| u32::from(*idle >= size)).sum();
-                *idle = gpus.iter().map(|idle| if *idle >= size { u32::from(*idle) } else { 0 }).sum();
+                *idle = gpus.iter().map(|idle| if *idle >= size { *idle } else { 0 }).sum();
             }
             if *count >= kind.count {
                 usable += kind.weight * i64::from(*idle);
             }
         }
-        idle * UNIT - (usable >> (WEIGHT_BITS - UNIT.trailing_zeros()))
+        idle * ONE - (usable >> (WEIGHT_BITS - FRACTION_BITS))
     }
 
-    /// Idle thousandths beyond what the shares seen so far would fill.
-    fn holes(&self, gpus: &[u16]) -> i64 {
-        let value: i64 = gpus.iter().map(|&idle| self.value[usize::from(idle / 10).min(STEPS - 1)]).sum();
-        idle_sum(gpus) * UNIT - value
+    /// Returns the idle capacity beyond what the shares seen so far would fill.
+    fn holes(&self, gpus: &[u32]) -> i64 {
+        let value = |idle: u32| self.value[((idle / PERCENT) as usize).min(VALUES - 1)];
+        idle_sum(gpus) * ONE - gpus.iter().map(|&idle| value(idle)).sum::<i64>()
     }
 
-    /// Whole free GPUs that multi-GPU pods could not use, weighted by their part of the demand.
-    fn split(&self, node: &CapacityVector, gpus: &[u16]) -> i64 {
-        let whole = gpus.iter().filter(|&&idle| idle >= 1000).count() as i64;
+    /// Returns the capacity of whole free GPUs that multi-GPU pods cannot use, weighted by their part of the demand.
+    fn split(&self, node: &CapacityVector, gpus: &[u32]) -> i64 {
+        let whole = gpus.iter().filter(|&&idle| idle >= WHOLE_GPU).count() as i64;
         if whole == 0 {
             return 0;
         }
-        let lost = |kind: &Multi| {
+        let lost = |kind: &MultiGpuKind| {
             let fits = (whole / kind.count).min(node.cpu / kind.cpu).min(node.memory / kind.memory).max(0);
             kind.weight * (whole - if kind.allowed { fits * kind.count } else { 0 })
         };
         let lost: i64 = self.multi.iter().map(lost).sum();
-        (fixed(SPLIT, UNIT) * lost * 1000) >> UNIT.trailing_zeros()
+        (fixed(SPLIT_WEIGHT, ONE) * lost * i64::from(WHOLE_GPU)) >> FRACTION_BITS
     }
 }
 
-/// What a GPU with so many idle thousandths is worth: what the asks seen so far would fill it with if they came
-/// as they came until now, discounted where few of them fit.
-fn values(class: usize, kinds: &[DemandKind], demand: &DemandTotals) -> [i64; STEPS] {
-    let mut asked = [0.0; STEPS];
-    for kind in kinds.iter().filter(|kind| kind.count > 0 && kind.milli[class] != NEVER) {
-        asked[usize::from(kind.milli[class]).div_ceil(10).min(STEPS - 1)] +=
-            kind.weight * f64::from(kind.count);
+/// Returns what a GPU is worth by its idle part in percent: what the asks seen so far would fill it with if they came in
+/// the same proportions, discounted where few of them fit.
+fn values(class: usize, kinds: &[DemandKind], demand: &DemandTotals) -> [i64; VALUES] {
+    let mut asked = [0.0; VALUES];
+    for kind in kinds.iter().filter(|kind| kind.count > 0 && kind.size[class] != NEVER_FITS) {
+        let percent = kind.size[class].div_ceil(PERCENT) as usize;
+        asked[percent.min(VALUES - 1)] += kind.weight * f64::from(kind.count);
     }
-    let rare = RARE + RARE_AMONG_SHARES * demand.shares / demand.gpus.max(1.0);
-    let mut worth = [0.0f64; STEPS];
-    for capacity in 1..STEPS {
-        let (mut fitting, mut filled) = (0.0, 0.0);
-        for size in 1..=capacity {
+    let rare = RARE_DEMAND + RARE_DEMAND_AMONG_SHARES * demand.shares / demand.gpus.max(1.0);
+    let mut worth = [0.0f64; VALUES];
+    for idle in 1..VALUES {
+        let mut fitting = 0.0;
+        let mut filled = 0.0;
+        for size in 1..=idle {
             fitting += asked[size];
-            filled += asked[size] * (10.0 * size as f64 + worth[capacity - size]);
+            filled += asked[size] * (f64::from(PERCENT) * size as f64 + worth[idle - size]);
         }
         if fitting > 0.0 {
             let part = fitting / demand.gpus;
             let likely = part.powi(3) / (part.powi(3) + rare.powi(3));
-            worth[capacity] = likely * filled / fitting;
+            worth[idle] = likely * filled / fitting;
         }
-        worth[capacity] = worth[capacity].max(worth[capacity - 1]);
+        worth[idle] = worth[idle].max(worth[idle - 1]);
     }
-    worth.map(|worth| fixed(worth, UNIT))
+    worth.map(|worth| fixed(worth, ONE))
 }
 
-/// What a class costs pods that do not insist on it: the demand of those that do, against what there is.
+/// Returns what a class costs pods that do not insist on it: the demand of those that do, relative to the capacity.
 fn price(class: usize, kinds: &[DemandKind], demand: &DemandTotals, totals: &ClusterTotals) -> i64 {
     let mut insisting = 0.0;
-    for kind in kinds.iter().filter(|kind| kind.count > 0 && kind.milli[class] != NEVER) {
+    for kind in kinds.iter().filter(|kind| kind.count > 0 && kind.size[class] != NEVER_FITS) {
         let allowed: f64 = kind
-            .milli
+            .size
             .iter()
             .zip(&totals.by_class)
-            .filter(|(milli, _)| **milli != NEVER)
+            .filter(|(size, _)| **size != NEVER_FITS)
             .map(|(_, c)| c)
             .sum();
-        if allowed < totals.gpu_milli {
-            insisting += kind.gpu_milli() / allowed.max(1.0);
+        if allowed < totals.cores {
+            insisting += kind.cores() / allowed.max(1.0);
         }
     }
-    let demand = insisting * totals.gpu_milli / demand.gpu_milli.max(1.0);
-    fixed(PRICE * demand.min(HIGHEST_DEMAND), UNIT)
+    let demand = insisting * totals.cores / demand.cores.max(1.0);
+    fixed(MODEL_PRICE * demand.min(MAX_MODEL_DEMAND), ONE)
 }
 
-/// What the cluster has.
+/// What the cluster has in all. Compute is in thousandths of a percent of one GPU.
 struct ClusterTotals {
     by_class: Vec<f64>,
-    gpu_milli: f64,
-    cpu_per_gpu_milli: f64,
+    cores: f64,
+    cpu_per_core: f64,
 }
 
 impl ClusterTotals {
@@ -348,39 +382,40 @@ impl ClusterTotals {
         let mut cpu = 0.0;
         for (_, capacity) in cluster.nodes() {
             for gpu in capacity.gpus.iter().filter(|gpu| !gpu.withheld) {
-                by_class[usize::from(gpu.class)] += 1000.0;
+                by_class[usize::from(gpu.class)] += f64::from(WHOLE_GPU);
             }
             cpu += capacity.node.cpu_milli.map_or(0.0, |cpu| cpu.0 as f64);
         }
-        let gpu_milli = by_class.iter().sum::<f64>().max(1.0);
-        // A cluster whose CPU nobody counts has plenty.
-        let cpu_per_gpu_milli = if cpu > 0.0 { cpu / gpu_milli } else { f64::INFINITY };
-        ClusterTotals { by_class, gpu_milli, cpu_per_gpu_milli }
+        let cores = by_class.iter().sum::<f64>().max(1.0);
+        // CPU is never scarce in a cluster that does not count it.
+        let cpu_per_core = if cpu > 0.0 { cpu / cores } else { f64::INFINITY };
+        ClusterTotals { by_class, cores, cpu_per_core }
     }
 }
 
-/// What was asked so far.
+/// What was asked for so far.
 struct DemandTotals {
-    /// CPU of all pods.
+    /// CPU of all pods, in thousandths.
     cpu: f64,
-    /// CPU of pods with GPUs.
+    /// CPU of pods with GPUs, in thousandths.
     cpu_with_gpu: f64,
-    gpu_milli: f64,
-    /// Parts of GPUs.
+    /// Compute, in thousandths of a percent of one GPU.
+    cores: f64,
+    /// Number of GPUs or shares of them.
     gpus: f64,
-    /// Pods with one part of a GPU.
+    /// Number of pods with one share.
     shares: f64,
 }
 
 impl DemandTotals {
     fn of(kinds: &[DemandKind]) -> DemandTotals {
-        let mut demand = DemandTotals { cpu: 0.0, cpu_with_gpu: 0.0, gpu_milli: 0.0, gpus: 0.0, shares: 0.0 };
+        let mut demand = DemandTotals { cpu: 0.0, cpu_with_gpu: 0.0, cores: 0.0, gpus: 0.0, shares: 0.0 };
         for kind in kinds {
             let cpu = kind.cpu as f64 * kind.weight;
             demand.cpu += cpu;
             if kind.count > 0 {
                 demand.cpu_with_gpu += cpu;
-                demand.gpu_milli += kind.gpu_milli();
+                demand.cores += kind.cores();
                 demand.gpus += kind.weight * f64::from(kind.count);
                 demand.shares += if kind.is_share() { kind.weight } else { 0.0 };
             }
