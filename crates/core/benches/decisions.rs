@@ -1,10 +1,10 @@
-//! The figures of docs/benchmarks.md: what a decision costs, and what the books weigh.
+//! The figures of docs/benchmarks.md: what decisions, statements and snapshots cost, and what a ledger weighs.
 //!
-//! Wall time on a shared machine is noisy. Medians are shown, and beside them the ratio to ranking every node
-//! anew, measured in the same run.
+//! Wall time on a shared machine is noisy. Medians are shown, and beside a decision the ratio to ranking every node
+//! again, measured in the same run.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
-use partage_core::ledger::Ledger;
+use partage_core::ledger::{Ledger, LedgerTime};
 use partage_core::model::*;
 use partage_core::place::fragmentation::Fragmentation;
 use partage_core::place::{
@@ -14,11 +14,14 @@ use partage_core::simulate::{Inflation, SplitMix64, arrivals, trace};
 use std::time::Instant;
 
 fn main() {
-    let memory = memory_of_books();
+    let memory = memory_of_a_ledger();
     println!("\n| what | median | mean | 99th of 100 | ranking every node anew | ratio |");
     println!("|---|---|---|---|---|---|");
     let seed = trace_decisions();
     large_cluster();
+    println!("\n| on a ledger of 5,000 nodes x 8 GPUs with 100,000 grants | median | mean | 99th of 100 |");
+    println!("|---|---|---|---|");
+    large_ledger();
     println!("\n| what | figure |\n|---|---|");
     println!("| one seed of the trace `default`, decisions and book-keeping | {seed:.2} s |");
     println!("| books of 5,000 nodes x 8 GPUs with 100,000 grants | {memory} MiB |");
@@ -40,7 +43,7 @@ fn timed<T>(times: &mut Times, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Ranks every node for an ask, as a scheduler without memory would.
+/// Ranks every node for an ask, as a scheduler without a cache would.
 fn brute_force(cluster: &ClusterCapacity, ranking: &impl NodeRanking, ask: &PodAsk) -> Option<NodeIndex> {
     let prepared = cluster.prepare(ask);
     let ranks = cluster.nodes().filter_map(|(node, capacity)| {
@@ -58,7 +61,8 @@ fn row(what: &str, mut times: Times, mut anew: Times) {
     );
 }
 
-/// Every decision of one run of the bundled trace; every fiftieth also the slow way, and both must agree.
+/// Times every decision of one run of the bundled trace. Every fiftieth is made without the cache as well, and both must
+/// agree.
 fn trace_decisions() -> f64 {
     let read = |name: &str| {
         let file = format!("{}/../../traces/openb/openb_{name}.csv", env!("CARGO_MANIFEST_DIR"));
@@ -113,7 +117,7 @@ fn large_nodes() -> impl Iterator<Item = Node> {
     })
 }
 
-/// A pod of one of forty kinds: shares of many sizes, whole GPUs, several GPUs.
+/// Returns a pod of one of forty kinds: shares of many sizes, whole GPUs, several GPUs.
 fn some_ask(dice: &mut SplitMix64) -> PodAsk {
     let kind = dice.below(40) as u64;
     let (count, whole) = match kind {
@@ -152,11 +156,11 @@ fn id(pod: usize) -> PodId {
     }
 }
 
-/// What a pod took, to be given back.
+/// What a pod uses, to be released later.
 type Taken = (NodeIndex, Vec<(usize, Usage)>, HostUsage);
 
-/// 5,000 nodes of 8 GPUs, half of all cores promised, with pods coming and going; every four hundredth decision
-/// also the slow way, and both must agree.
+/// Times decisions on 5,000 nodes of 8 GPUs with half of all compute guaranteed, while pods come and go. Every four
+/// hundredth is made without the cache as well, and both must agree.
 fn large_cluster() {
     let mut cluster = ClusterCapacity::new(large_nodes());
     let mut ranking = Fragmentation::new();
@@ -193,33 +197,107 @@ fn large_cluster() {
     row("5,000 nodes x 8 GPUs, half full, 40 kinds of pods coming and going", times, anew);
 }
 
-/// Resident memory that 5,000 x 8 GPUs with 100,000 grants add to this process.
-fn memory_of_books() -> u64 {
-    let before = resident_mib();
+/// Returns a grant of 20 GiB and 20 % on one GPU: the `pod`th of 100,000, of which no GPU has more than three.
+fn some_grant(pod: usize) -> PodGrant {
+    let (node, gpu) = (pod % 5000, pod / 5000 % 8);
+    let share = Share {
+        gpu: format!("GPU-{node:04}-{gpu}").into(),
+        memory_bytes: Some(Bytes(20 << 30)),
+        cores: Cores::percent(20),
+        ceiling: None,
+        whole: false,
+    };
+    PodGrant {
+        node: format!("node-{node:04}").into(),
+        grants: vec![Grant { container: "main".into(), init: false, shares: vec![share] }],
+    }
+}
+
+fn ledger_of_100_000_grants() -> Ledger {
     let mut ledger = Ledger::new(large_nodes());
     for pod in 0..100_000 {
-        let (node, gpu) = (pod % 5000, pod / 5000 % 8);
-        let share = Share {
-            gpu: format!("GPU-{node:04}-{gpu}").into(),
-            memory_bytes: Some(Bytes(20 << 30)),
-            cores: Cores::percent(20),
-            ceiling: None,
-            whole: false,
-        };
-        let grant = PodGrant {
-            node: format!("node-{node:04}").into(),
-            grants: vec![Grant { container: "main".into(), init: false, shares: vec![share] }],
-        };
-        ledger.confirm(id(pod), grant, HostUsage::default());
+        ledger.confirm(id(pod), some_grant(pod), HostUsage::default());
     }
-    // Deciding for forty kinds of pods fills the caches, too.
-    let placer = PolicyEngine::new(Policy::Fragmentation);
+    // Deciding for forty kinds of pods fills the rank cache.
+    let policies = PolicyEngine::new(Policy::Fragmentation);
     let mut dice = SplitMix64::new(1);
     for _ in 0..400 {
-        ledger.best(&placer, &some_ask(&mut dice));
+        ledger.best(&policies, &some_ask(&mut dice));
     }
     assert_eq!(ledger.all_held().count(), 100_000);
-    resident_mib() - before
+    ledger
+}
+
+/// Returns the resident memory that a ledger of 5,000 nodes of 8 GPUs with 100,000 grants adds to this process.
+fn memory_of_a_ledger() -> u64 {
+    let before = resident_mib();
+    let ledger = ledger_of_100_000_grants();
+    let after = resident_mib();
+    drop(ledger);
+    after - before
+}
+
+/// Operations timed together, because one of them is too short for the clock.
+const BATCH: usize = 64;
+
+/// Times `operation` in batches and prints a row of nanoseconds for one of them.
+fn operation_row(what: &str, mut operation: impl FnMut(usize)) {
+    let mut times = Times(Vec::new());
+    for batch in 0..500 {
+        timed(&mut times, || (0..BATCH).for_each(|at| operation(batch * BATCH + at)));
+    }
+    let each = |nanos: f64| nanos * 1000.0 / BATCH as f64;
+    let mean = times.0.iter().sum::<u64>() as f64 / times.0.len() as f64 / 1000.0;
+    let (median, late) = (times.at(50), times.at(99));
+    println!("| {what} | {:.0} ns | {:.0} ns | {:.0} ns |", each(median), each(mean), each(late));
+}
+
+fn large_ledger() {
+    let mut ledger = ledger_of_100_000_grants();
+    let host = HostUsage::default();
+    operation_row("take a snapshot and drop it", |_| drop(std::hint::black_box(ledger.snapshot())));
+    // Pods beyond the first 100,000 ask for a third share of a GPU that has two or three.
+    operation_row("confirm and release a fact", |at| {
+        ledger.confirm(id(100_000 + at), some_grant(at), host);
+        ledger.release(&id(100_000 + at).uid);
+    });
+    operation_row("the same, each after a snapshot that is kept meanwhile", |at| {
+        let _snapshot = ledger.snapshot();
+        ledger.confirm(id(100_000 + at), some_grant(at), host);
+        ledger.release(&id(100_000 + at).uid);
+    });
+    operation_row("statement: confirm a grant, rolled back", |at| {
+        ledger.statement().confirm(id(100_000 + at), some_grant(at), host);
+    });
+    operation_row("statement: release and confirm ten pods, rolled back", |at| {
+        let mut statement = ledger.statement();
+        for pod in at..at + 10 {
+            statement.release(&id(pod).uid);
+            statement.confirm(id(100_000 + pod), some_grant(pod), host);
+        }
+    });
+    operation_row("try_confirm and release a grant that fits", |at| {
+        let confirmed = ledger.try_confirm(id(100_000 + at), some_grant(at), host);
+        assert_eq!(confirmed, Ok(None));
+        ledger.release(&id(100_000 + at).uid);
+    });
+    operation_row("try_confirm a grant that is refused", |at| {
+        let mut grant = some_grant(at);
+        grant.grants[0].shares[0].memory_bytes = Some(Bytes(60 << 30));
+        assert!(ledger.try_confirm(id(100_000 + at), grant, host).is_err());
+    });
+    let policies = PolicyEngine::new(Policy::Fragmentation);
+    let mut dice = SplitMix64::new(1);
+    let asks: Vec<PodAsk> = (0..40).map(|_| some_ask(&mut dice)).collect();
+    operation_row("statement: place a pod of forty kinds, rolled back", |at| {
+        let placed = ledger.statement().place(id(200_000), &asks[at % 40], &policies, LedgerTime(1));
+        std::hint::black_box(placed.is_ok());
+    });
+    let mut times = Times(Vec::new());
+    for _ in 0..5 {
+        timed(&mut times, || assert_eq!(ledger.audit(), []));
+    }
+    println!("| audit of the whole ledger, for comparison | {:.0} ms | | |", times.at(50) / 1000.0);
 }
 
 fn resident_mib() -> u64 {

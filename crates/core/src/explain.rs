@@ -1,7 +1,7 @@
-//! Why a pod does not fit: per node, per GPU, summed up for people, with what would make it fit.
+//! Why a pod does not fit: per node, per GPU and in summary, with changes that would make it fit.
 //!
-//! Every reason is found by the same tests that decide, and every suggestion has been tried: a pod changed as
-//! suggested fits the node named.
+//! Every reason is found by the same rules that decide, and every suggestion has been tried: a pod changed as
+//! suggested fits the named node. Readers use it through [`Snapshot::explain`](crate::ledger::Snapshot::explain).
 
 mod suggest;
 mod words;
@@ -16,31 +16,31 @@ use crate::place::solve::{self, NodeShortfall};
 use crate::place::{ClusterCapacity, NodeIndex, policies};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// What is known about a pod and a cluster.
+/// Why a pod fits a cluster or does not.
 #[derive(Clone, Debug)]
 pub struct Explanation {
-    /// Nodes looked at.
+    /// Number of nodes examined.
     pub nodes: usize,
-    /// Nodes the pod fits.
+    /// Nodes that the pod fits.
     pub fitting: Vec<NodeName>,
-    /// Why it does not fit the others, the commonest reason first.
+    /// Why it does not fit the others, the most frequent reason first.
     pub reasons: Vec<Reason>,
-    /// What would make it fit, where it fits nowhere.
+    /// Changes that would make it fit, where it fits nowhere.
     pub suggestions: Vec<Suggestion>,
     /// Each node that does not fit, in order.
     pub per_node: Vec<NodeReport>,
 }
 
-/// One reason and the nodes it keeps the pod from.
+/// One reason, and how many nodes it applies to.
 #[derive(Clone, Debug)]
 pub struct Reason {
-    /// Which.
+    /// The cause, for programs.
     pub cause: Cause,
-    /// How many nodes.
+    /// Number of nodes.
     pub nodes: usize,
     /// The node that comes closest, and how close.
     pub closest: Option<Closest>,
-    /// In words.
+    /// The reason as text.
     pub text: String,
 }
 
@@ -49,14 +49,14 @@ pub struct Reason {
 pub struct Closest {
     /// The node.
     pub node: NodeName,
-    /// The GPU there, where one is meant.
+    /// The GPU there, where the reason is about one.
     pub gpu: Option<usize>,
-    /// What it has.
+    /// What the node or GPU has.
     pub has: Has,
 }
 
 impl Has {
-    /// As a number: bytes, percent of a GPU's cores (rounded down), thousandths of a CPU, or a count.
+    /// Returns the amount as a number: bytes, percent of a GPU's compute (rounded down), thousandths of a CPU, or a count.
     pub fn amount(self) -> u64 {
         match self {
             Has::Memory(bytes) => bytes.0,
@@ -76,13 +76,13 @@ pub enum Has {
     Cores(Cores),
     /// CPU.
     Cpu(MilliCpu),
-    /// GPUs that would take a part.
+    /// GPUs that would take a share.
     Gpus(u32),
     /// Slots.
     Slots(u32),
 }
 
-/// Why a node does not fit, in one word. The order is from far away to nearly there.
+/// Why a pod does not fit a node, as one word. Ordered from the farthest from fitting to the nearest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Cause {
     /// It has no GPU.
@@ -124,7 +124,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// Its name for programs.
+    /// Returns its name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Cause::NoGpu => "noGpu",
@@ -150,26 +150,26 @@ impl Cause {
 }
 
 impl Explanation {
-    /// Everything in one sentence: "1,213 nodes: 812 have no GPU with 8 GiB free, …; 401 …".
+    /// Returns a summary in one sentence: "1,213 nodes: 812 have no GPU with 8 GiB free, …; 401 …".
     pub fn summary(&self) -> String {
         words::summary(self)
     }
 }
 
-/// Why one node does not fit.
+/// Why a pod does not fit one node.
 #[derive(Clone, Debug)]
 pub struct NodeReport {
     /// The node.
     pub node: NodeName,
-    /// Why.
+    /// The cause that is nearest to fitting.
     pub cause: Cause,
-    /// What each GPU is short of for the container that finds no place; `None` where it would fit.
+    /// What each GPU is short of for the container that does not fit; `None` where it would fit.
     pub gpus: Vec<Option<Shortfall>>,
-    /// In words.
+    /// The reason as text.
     pub text: String,
 }
 
-/// Explains a pod on a cluster.
+/// Explains why a pod fits a cluster or does not.
 pub fn explain(cluster: &ClusterCapacity, ask: &PodAsk) -> Explanation {
     let prepared = cluster.prepare(ask);
     let mut explanation = Explanation {
@@ -179,9 +179,9 @@ pub fn explain(cluster: &ClusterCapacity, ask: &PodAsk) -> Explanation {
         suggestions: Vec::new(),
         per_node: Vec::new(),
     };
-    // By cause and, where one container is the trouble, by container: the words are about what it asks.
+    // By cause and, where one container is the problem, by container: the text is about what it asks for.
     let mut reasons: BTreeMap<(Cause, usize), (usize, Option<Closest>)> = BTreeMap::new();
-    // Nodes of one state are looked at once, unless the pod tells GPUs apart by UUID.
+    // Nodes in equal states are examined once, unless the pod tells GPUs apart by UUID.
     let alike = ask.constraints.uuids.is_open();
     let mut known: HashMap<NodeState, Option<Looked>> = HashMap::new();
     for (_, capacity) in cluster.nodes() {
@@ -221,20 +221,20 @@ pub fn explain(cluster: &ClusterCapacity, ask: &PodAsk) -> Explanation {
     explanation
 }
 
-/// What a look at one node shows.
+/// The result of examining one node.
 #[derive(Clone)]
 struct Looked {
     short: NodeShortfall,
     gpus: Vec<Option<Shortfall>>,
     cause: Cause,
-    /// The container that is the trouble, where one is.
+    /// Index of the ask that does not fit, where it is a single one.
     ask: usize,
     gpu: Option<usize>,
     has: Option<Has>,
 }
 
 impl Looked {
-    /// `None` where the pod fits.
+    /// Examines a node; returns `None` where the pod fits.
     fn at(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> Option<Looked> {
         let short = why_not(capacity, classes, prepared)?;
         let gpus = gpu_shortfalls(capacity, classes, prepared, &short);
@@ -244,7 +244,7 @@ impl Looked {
     }
 }
 
-/// Why a pod does not fit a node; `None` exactly where it fits.
+/// Returns why a pod does not fit a node; `None` exactly where it fits.
 pub fn why_not(
     capacity: &NodeCapacity,
     classes: &[GpuClass],
@@ -272,7 +272,7 @@ pub fn why_not(
     })
 }
 
-/// Whether a container would fit if it were the only one.
+/// Returns whether a container would fit if it were the only one.
 fn fits_alone(
     capacity: &NodeCapacity,
     classes: &[GpuClass],
@@ -284,7 +284,7 @@ fn fits_alone(
     policies::fits(capacity, classes, &PreparedAsk { ask, wants: vec![wanted.clone()] })
 }
 
-/// What each GPU is short of for the container that found no place.
+/// Returns what each GPU is short of for the container that does not fit.
 fn gpu_shortfalls(
     capacity: &NodeCapacity,
     classes: &[GpuClass],
@@ -305,7 +305,7 @@ fn gpu_shortfalls(
     per_gpu.collect()
 }
 
-/// The reason that is nearest to fitting, the GPU it is about, and what that one has.
+/// Returns the cause that is nearest to fitting, the GPU that it is about, and what that GPU has.
 fn cause(
     capacity: &NodeCapacity,
     classes: &[GpuClass],
@@ -329,7 +329,7 @@ fn cause(
                 Some((cause, has, std::cmp::Reverse(gpu)))
             });
             match near.max() {
-                // Slots may come from several GPUs: what counts is how many there are in all.
+                // Slots may come from several GPUs, so the number on all of them counts.
                 Some((Cause::Cores | Cause::Slots, ..)) if asked_slots(&prepared.wants[*ask]).is_some() => {
                     let free = free_slots(capacity, classes, prepared, &prepared.wants[*ask]);
                     (Cause::Slots, None, Some(Has::Slots(free)))
@@ -360,16 +360,16 @@ fn gpu_cause(short: &Shortfall) -> (Cause, Option<Has>) {
     }
 }
 
-/// States of nodes a change is tried on: a pod of many containers is costly to try.
-const MOST_TRIED: usize = 512;
+/// Maximum number of node states that a change is tried on: trying a pod of many containers is expensive.
+const MAX_TRIED_STATES: usize = 512;
 
-/// The first node, in order, that a pod fits.
+/// Returns the first node, in order, that a pod fits.
 fn first_fitting(cluster: &ClusterCapacity, ask: &PodAsk) -> Option<NodeIndex> {
     let prepared = cluster.prepare(ask);
     let costly = prepared.wants.len() > 1 && ask.constraints.uuids.is_open();
     let mut tried: HashSet<NodeState> = HashSet::new();
     for (node, capacity) in cluster.nodes() {
-        let known = costly && (tried.len() >= MOST_TRIED || !tried.insert(capacity.state()));
+        let known = costly && (tried.len() >= MAX_TRIED_STATES || !tried.insert(capacity.state()));
         if !known && cluster.fits(node, &prepared) {
             return Some(node);
         }
@@ -384,7 +384,7 @@ fn asked_slots(wanted: &PreparedWant) -> Option<u32> {
     }
 }
 
-/// Slots that a container could have on a node.
+/// Returns how many slots a container could have on a node.
 fn free_slots(
     capacity: &NodeCapacity,
     classes: &[GpuClass],

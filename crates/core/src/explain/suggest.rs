@@ -1,4 +1,4 @@
-//! What would make a pod fit. Every suggestion has been tried.
+//! Changes that would make a pod fit. Every suggestion has been tried.
 
 use super::first_fitting;
 use crate::model::{
@@ -13,11 +13,11 @@ use std::fmt;
 pub struct Suggestion {
     /// What to change.
     pub change: Change,
-    /// A node it then fits.
+    /// A node that the changed pod fits.
     pub node: NodeName,
 }
 
-/// One thing to change.
+/// One change of an ask.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Ask for at most so much GPU memory.
@@ -129,7 +129,7 @@ fn within(container: Option<&ContainerName>) -> String {
     container.map(|name| format!(" in container {name}")).unwrap_or_default()
 }
 
-/// Every single change that makes the pod fit somewhere.
+/// Returns every single change that makes the pod fit somewhere.
 pub(super) fn suggestions(cluster: &ClusterCapacity, ask: &PodAsk) -> Vec<Suggestion> {
     let search = Search { cluster, ask };
     let found = [
@@ -155,8 +155,8 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// The largest value up to `most` with which the changed pod fits, and where. Fitting is monotone in every
-    /// amount, so halving finds it.
+    /// Returns the largest value up to `most` with which the changed pod fits, and where. Fitting is monotone in every
+    /// amount, so bisection finds it.
     fn largest(&self, most: u64, change: impl Fn(&mut PodAsk, u64)) -> Option<(u64, NodeName)> {
         let fits = |amount: u64| {
             let mut ask = self.ask.clone();
@@ -204,7 +204,7 @@ impl Search<'_> {
             |ask| exact(ask).is_some(),
             |changed, container| {
                 let from = changed.iter().filter_map(|&at| exact(&self.ask.asks[at])).max()?;
-                // In the unit it was written in, as far as that shows: what is suggested must be writable.
+                // In the unit that the amount was written in, as far as that can be seen.
                 let units = [1u64 << 30, 1 << 28, 1 << 20].into_iter().filter(|unit| from.0 % unit == 0);
                 units.chain([1 << 20]).find_map(|unit| {
                     let (to, node) = self.largest((from.0 / unit).max(1), |ask, units| {
@@ -289,7 +289,7 @@ impl Search<'_> {
         Some(Suggestion { change: Change::Count { from, to: to as u32 }, node })
     }
 
-    /// A limited part, where all of a GPU was asked.
+    /// A limited share, where all of a GPU was requested.
     fn part(&self) -> Option<Suggestion> {
         let all = |memory: MemoryAsk| matches!(memory, MemoryAsk::All | MemoryAsk::AtMost(_));
         if !self.ask.asks.iter().any(|ask| ask.want.part.whole || all(ask.want.part.memory)) {
@@ -309,7 +309,7 @@ impl Search<'_> {
         Some(Suggestion { change: Change::ShareAsk { to: Bytes(to << 20) }, node })
     }
 
-    /// A limit, where none was asked.
+    /// A memory limit, where none was requested.
     fn limit(&self) -> Option<Suggestion> {
         let unlimited = |ask: &Ask| ask.want.part.memory == MemoryAsk::Unlimited && !ask.want.part.whole;
         if !self.ask.asks.iter().any(unlimited) {

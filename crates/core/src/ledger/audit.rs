@@ -6,7 +6,7 @@
 use super::{HeldGrant, Ledger, peak_usage};
 use crate::model::{Bytes, Cores, GpuUuid, MilliCpu, NodeName, PodGrant, PodUid, Share};
 use crate::place::{GpuClass, HostUsage, NodeCapacity, Usage};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// Compute of one GPU in thousandths of a percent.
@@ -260,25 +260,20 @@ impl Ledger {
     /// Returns every contradiction in the ledger, in a stable order.
     pub fn audit(&self) -> Vec<LedgerFinding> {
         let mut findings: Vec<LedgerFinding> = Vec::new();
-        let mut holders: BTreeMap<(&NodeName, &GpuUuid), BTreeSet<String>> = BTreeMap::new();
         for held in self.all_held() {
-            let pod = pod_name(held);
             let Some(node) = self.cluster.index_of(&held.grant.node) else {
-                findings.push(LedgerFinding::UnknownNode { pod, node: held.grant.node.clone() });
+                let node = held.grant.node.clone();
+                findings.push(LedgerFinding::UnknownNode { pod: pod_name(held), node });
                 continue;
             };
             let node = &self.cluster.node_capacity(node).node;
-            for share in shares(&held.grant) {
-                if node.gpu_index(&share.gpu).is_some() {
-                    holders.entry((&node.name, &share.gpu)).or_default().insert(pod.clone());
-                } else {
-                    let (node, gpu) = (held.grant.node.clone(), share.gpu.clone());
-                    findings.push(LedgerFinding::UnknownGpu { pod: pod.clone(), node, gpu });
-                }
+            for share in shares(&held.grant).filter(|share| node.gpu_index(&share.gpu).is_none()) {
+                let (node, gpu) = (held.grant.node.clone(), share.gpu.clone());
+                findings.push(LedgerFinding::UnknownGpu { pod: pod_name(held), node, gpu });
             }
         }
         for (uid, nodes) in &self.contradicted {
-            if let Some(held) = self.held.get(uid) {
+            if let Some(held) = self.held(uid) {
                 let pod = pod_name(held);
                 findings.push(LedgerFinding::SeveralGrants { pod, nodes: nodes.clone() });
             }
@@ -287,12 +282,17 @@ impl Ledger {
             for (gpu, state) in capacity.node.gpus.iter().zip(&capacity.gpus) {
                 let class = &self.cluster.classes()[usize::from(state.class)];
                 for exceeded in exceeded_limits(state.used, class) {
-                    let name = &capacity.node.name;
+                    let holders = self.holders(&capacity.node.name, &gpu.uuid);
                     findings.push(LedgerFinding::OverCommitted {
-                        node: name.clone(),
+                        node: capacity.node.name.clone(),
                         gpu: gpu.uuid.clone(),
-                        what: self.over_commitment(exceeded, state.used, class, name, &gpu.uuid),
-                        pods: holders.get(&(name, &gpu.uuid)).into_iter().flatten().cloned().collect(),
+                        what: over_commitment(exceeded, state.used, class, &holders, &gpu.uuid),
+                        pods: holders
+                            .iter()
+                            .map(|held| pod_name(held))
+                            .collect::<BTreeSet<_>>()
+                            .into_iter()
+                            .collect(),
                     });
                 }
             }
@@ -302,27 +302,10 @@ impl Ledger {
         findings
     }
 
-    fn over_commitment(
-        &self,
-        exceeded: Limit,
-        used: Usage,
-        class: &GpuClass,
-        node: &NodeName,
-        gpu: &GpuUuid,
-    ) -> OverCommitment {
-        match exceeded {
-            Limit::Whole => OverCommitment::Whole { shares: used.shares },
-            Limit::Memory => OverCommitment::Memory { granted: Bytes(used.memory), limit: class.allocatable },
-            Limit::Cores => OverCommitment::Cores { guaranteed: used.cores },
-            Limit::MixedLimits => OverCommitment::Mixed,
-            Limit::Shares => OverCommitment::Shares { shares: used.shares, max: class.max_shares },
-            Limit::Card => {
-                let on_node = self.by_node.get(node).into_iter().flatten();
-                let grants = on_node.filter_map(|uid| self.held.get(uid)).map(|held| &held.grant);
-                let largest = grants.map(|grant| largest_share(grant, gpu)).max().unwrap_or_default();
-                OverCommitment::Share { memory: largest, card: class.memory }
-            }
-        }
+    /// Returns the grants with shares of a GPU.
+    fn holders(&self, node: &NodeName, gpu: &GpuUuid) -> Vec<&HeldGrant> {
+        let on_node = self.by_node.get(node).into_iter().flatten().filter_map(|uid| self.held(uid));
+        on_node.filter(|held| shares(&held.grant).any(|share| share.gpu == *gpu)).collect()
     }
 
     /// Examines whether a grant can be confirmed for a pod, in place of what the pod holds now.
@@ -393,6 +376,27 @@ fn exceeded_limits(used: Usage, class: &GpuClass) -> impl Iterator<Item = Limit>
     ]
     .into_iter()
     .flatten()
+}
+
+/// Describes a limit that a GPU's usage exceeds.
+fn over_commitment(
+    exceeded: Limit,
+    used: Usage,
+    class: &GpuClass,
+    holders: &[&HeldGrant],
+    gpu: &GpuUuid,
+) -> OverCommitment {
+    match exceeded {
+        Limit::Whole => OverCommitment::Whole { shares: used.shares },
+        Limit::Memory => OverCommitment::Memory { granted: Bytes(used.memory), limit: class.allocatable },
+        Limit::Cores => OverCommitment::Cores { guaranteed: used.cores },
+        Limit::MixedLimits => OverCommitment::Mixed,
+        Limit::Shares => OverCommitment::Shares { shares: used.shares, max: class.max_shares },
+        Limit::Card => {
+            let largest = holders.iter().map(|held| largest_share(&held.grant, gpu)).max();
+            OverCommitment::Share { memory: largest.unwrap_or_default(), card: class.memory }
+        }
+    }
 }
 
 /// Describes a limit that a GPU's usage by others and by a grant together exceeds.

@@ -5,8 +5,7 @@
 
 use crate::model::Policy;
 
-/// The default of everything that chooses among the nodes of a cluster: trace replay, `partage explain`, and the
-/// control plane.
+/// The default of everything that chooses among the nodes of a cluster, such as trace replay and `partage explain`.
 ///
 /// Only here are there enough arrivals to learn what is asked for, and enough nodes for a bad choice to be avoidable.
 /// On the bundled traces it allocates more of the GPUs than any other policy (`docs/benchmarks.md`).

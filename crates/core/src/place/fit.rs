@@ -1,26 +1,26 @@
-//! Whether a part fits one GPU, and if not, what it is short of.
+//! Whether a share fits one GPU, and if not, what it is short of.
 
 use super::capacity::{GpuCapacity, GpuClass, Usage};
 use crate::model::{Bytes, ContainerRole, Cores, CoresAsk, MemoryAsk, PodAsk, ShareAsk, WantedGpus};
 use std::fmt;
 
-/// What a part comes to on one class of GPU.
+/// What a share needs on one class of GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareNeed {
-    /// The memory limit its share will carry; `None` = no limit.
+    /// Its memory limit; `None` for no limit.
     pub limit: Option<Bytes>,
-    /// The compute its share will be promised; `None` = none counted.
+    /// Its guaranteed compute; `None` for none.
     pub cores: Option<Cores>,
-    /// How far the compute may stretch.
+    /// Upper limit of its compute while the GPU is otherwise idle.
     pub ceiling: Option<Cores>,
-    /// What it takes.
+    /// What it uses of the GPU.
     pub usage: Usage,
-    /// Whether even an empty GPU of this class would be too small.
+    /// Whether even an empty GPU of this class is too small.
     pub too_large: bool,
 }
 
 impl ShareNeed {
-    /// What `part` comes to on a GPU of `class`.
+    /// Resolves a share for a class of GPU.
     pub fn of(part: &ShareAsk, class: &GpuClass) -> ShareNeed {
         let limit = match part.memory {
             MemoryAsk::Unlimited => None,
@@ -48,12 +48,12 @@ impl ShareNeed {
                 ..Usage::default()
             }
         };
-        // One share is never promised more than the card really has, overcommitted or not.
+        // One share is never granted more than the card has, overcommitted or not.
         let too_large = limit.is_some_and(|bytes| bytes > class.memory) || too_many_slots;
         ShareNeed { limit, cores, ceiling: part.ceiling, usage, too_large }
     }
 
-    /// Whether it fits beside what is taken already. The same tests as [`ShareNeed::short_on`], without the words.
+    /// Returns whether the share fits beside what is in use. Applies the rules of [`ShareNeed::shortfall_on`].
     #[inline]
     pub fn fits(&self, gpu: &GpuCapacity, class: &GpuClass) -> bool {
         let used = &gpu.used;
@@ -70,7 +70,7 @@ impl ShareNeed {
         memory_fits && self.cores_left(used).is_some()
     }
 
-    /// What it is short of on this GPU; `None` where it fits.
+    /// Returns what the share is short of on this GPU; `None` where it fits.
     pub fn shortfall_on(&self, gpu: &GpuCapacity, class: &GpuClass) -> Option<Shortfall> {
         let used = &gpu.used;
         if gpu.withheld {
@@ -105,78 +105,78 @@ impl ShareNeed {
         let free = gpu.free_cores();
         Some(match self.cores {
             Some(asked) if asked > free => Shortfall::Cores { asked, free },
-            // All would be promised, and somebody without a promise could not run at all.
+            // All compute would be guaranteed, and shares without a guarantee could not run at all.
             Some(asked) => Shortfall::CoresForOthers { asked },
             None => Shortfall::CoresAllPromised,
         })
     }
 
-    /// Compute left over once this is placed, in thousandths of a percent; `None` where it is not enough. A
-    /// share without a promise, this one or another, needs more than nothing.
+    /// Returns the compute that is left once the share is placed, in thousandths of a percent; `None` where there is not
+    /// enough. If any share has no guaranteed compute, something must be left.
     fn cores_left(&self, used: &Usage) -> Option<u64> {
         let all = u64::from(Cores::WHOLE.as_millipercent());
         let left = all.checked_sub(used.cores)?.checked_sub(self.usage.cores)?;
-        let somebody_without = used.uncounted + self.usage.uncounted > 0;
-        (left > 0 || !somebody_without).then_some(left)
+        let some_uncounted = used.uncounted + self.usage.uncounted > 0;
+        (left > 0 || !some_uncounted).then_some(left)
     }
 }
 
-/// Why a part does not fit a GPU.
+/// Why a share does not fit a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Shortfall {
-    /// The GPU is not offered.
+    /// The GPU is not offered, because it is unhealthy or in another mode.
     Withheld,
     /// The pod excludes its model.
     Model,
     /// The pod excludes its UUID.
     Uuid,
-    /// More memory than the card has.
+    /// More memory is requested than the card has.
     Card {
-        /// Asked.
+        /// Requested memory.
         asked: Bytes,
-        /// On the card.
+        /// Memory of the card.
         card: Bytes,
     },
-    /// More slots than a GPU is split in.
+    /// More slots are requested than a GPU is split in.
     Slots {
         /// Slots of one GPU.
         slots: u32,
     },
-    /// Somebody holds all of it.
+    /// Another pod holds the whole GPU.
     HeldWhole,
-    /// It takes no more shares.
+    /// The GPU takes no more shares.
     Shares {
         /// The node's limit.
         max: u32,
     },
-    /// A whole GPU was asked, this one has shares on it.
+    /// A whole GPU is requested, and this one has shares on it.
     NotEmpty {
-        /// How many.
+        /// Number of shares.
         shares: u32,
     },
-    /// It has shares without a memory limit, which never sit beside limited ones.
+    /// The GPU has shares without a memory limit, which exclude limited ones.
     BesideUnlimited,
-    /// It has shares with a memory limit, beside which an unlimited one never sits.
+    /// The GPU has shares with a memory limit, which exclude unlimited ones.
     BesideLimited,
-    /// Too little memory left.
+    /// Too little memory is free.
     Memory {
-        /// Asked.
+        /// Requested memory.
         asked: Bytes,
-        /// Left.
+        /// Free memory.
         free: Bytes,
     },
-    /// Too little compute left.
+    /// Too little compute is free.
     Cores {
-        /// Asked.
+        /// Requested compute.
         asked: Cores,
-        /// Left.
+        /// Free compute.
         free: Cores,
     },
-    /// All compute is promised to others.
+    /// All compute is guaranteed to other shares.
     CoresAllPromised,
-    /// It would be promised all compute, and others are on it without a promise.
+    /// All compute would be guaranteed, and shares without a guarantee are on the GPU.
     CoresForOthers {
-        /// Asked.
+        /// Requested compute.
         asked: Cores,
     },
 }
@@ -209,28 +209,28 @@ impl fmt::Display for Shortfall {
     }
 }
 
-/// One container's want, resolved for every class of GPU in the cluster.
+/// What one container wants, resolved for every class of GPU of a cluster.
 #[derive(Clone, Debug)]
 pub struct PreparedWant {
     /// When the container runs.
     pub role: ContainerRole,
-    /// What it wants.
+    /// The number of GPUs, and the share of each.
     pub want: WantedGpus,
-    /// What a part comes to, by class; `None` where the pod excludes the model.
+    /// What a share needs, by class; `None` where the pod excludes the model.
     pub needs: Vec<Option<ShareNeed>>,
 }
 
-/// A pod's ask, resolved once for a cluster, so that checking a node is arithmetic only.
+/// A pod's ask, resolved once for a cluster, so that examining a node is arithmetic only.
 #[derive(Clone, Debug)]
 pub struct PreparedAsk {
-    /// The ask.
+    /// The ask itself.
     pub ask: PodAsk,
-    /// Its wants, in the order of the spec.
+    /// What each container wants, in the order of the spec.
     pub wants: Vec<PreparedWant>,
 }
 
 impl PreparedAsk {
-    /// Resolves an ask for these classes.
+    /// Resolves an ask for these classes of GPU.
     pub fn new(ask: &PodAsk, classes: &[GpuClass]) -> PreparedAsk {
         let models = &ask.constraints.models;
         let admitted = |class: &GpuClass| models.is_open() || models.admits_model(&class.model);
@@ -281,9 +281,9 @@ mod tests {
     }
 
     proptest! {
-        /// The fast test and the one with words are one rule.
+        /// The fast check and the one that explains apply the same rules.
         #[test]
-        fn explained_exactly_where_it_does_not_fit(
+        fn shortfall_is_reported_exactly_where_the_share_does_not_fit(
             held in proptest::collection::vec(parts(), 0..6),
             part in parts(),
             withheld: bool,

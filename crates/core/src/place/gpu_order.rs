@@ -1,18 +1,19 @@
-//! Which GPUs of a node first: orders for single parts, sets for several GPUs at once.
+//! Which GPUs of a node come first: orders for single shares, sets for several GPUs at once.
 //!
-//! Sets of GPUs are bit masks. Two ways to choose a set come from the topology of the node: [`linked_set`]
-//! takes the best-connected GPUs, [`leftover_set`] takes them from the smallest group that has enough, so that
-//! larger groups stay whole for whoever needs them.
+//! Sets of GPUs are bit masks. Two ways to choose a set use the topology of the node: [`linked_set`] takes the
+//! best-connected GPUs, [`leftover_set`] takes them from the smallest group that has enough, so that larger groups stay
+//! whole for pods that need them.
 
 use super::capacity::{GpuCapacity, GpuClass, NodeCapacity};
 use super::fit::{PreparedAsk, PreparedWant};
 use crate::model::{Link, MAX_GPUS_PER_NODE};
 use std::cmp::Reverse;
 
-/// Sets of GPUs compared one by one; beyond it a set grows from each GPU by the closest next.
-const MOST_SETS: u64 = 2000;
+/// Maximum number of sets that are compared one by one. Beyond it, one set is grown from each GPU by adding the closest
+/// GPU repeatedly.
+const MAX_COMPARED_SETS: u64 = 2000;
 
-/// The GPUs a part of `wanted` fits on now.
+/// Returns the GPUs that a share of `wanted` fits now.
 pub fn fitting(
     capacity: &NodeCapacity,
     classes: &[GpuClass],
@@ -31,7 +32,7 @@ pub fn fitting(
     mask
 }
 
-/// The indexes in a mask, lowest first.
+/// Returns the indexes in a mask, lowest first.
 pub fn indexes(mut mask: u64) -> impl Iterator<Item = usize> + Clone {
     std::iter::from_fn(move || {
         (mask != 0).then(|| {
@@ -42,29 +43,29 @@ pub fn indexes(mut mask: u64) -> impl Iterator<Item = usize> + Clone {
     })
 }
 
-/// The `count` lowest GPUs of a mask, or `None` if it has fewer.
+/// Returns the `count` lowest GPUs of a mask, or `None` if it has fewer.
 pub fn lowest(mask: u64, count: u32) -> Option<u64> {
     (mask.count_ones() >= count)
         .then(|| indexes(mask).take(count as usize).fold(0, |set, gpu| set | 1 << gpu))
 }
 
-/// The first `count` of a list as a mask, or `None` if it has fewer.
+/// Returns the first `count` GPUs of a list as a mask, or `None` if it has fewer.
 pub fn first(gpus: &[usize], count: u32) -> Option<u64> {
     gpus.get(..count as usize).map(|gpus| gpus.iter().fold(0, |set, gpu| set | 1 << gpu))
 }
 
-/// How full a GPU is, the fullest least: compute left, then memory left.
+/// Returns a sort key that puts the fullest GPU first: by free compute, then by free memory.
 pub fn fullness(gpu: &GpuCapacity, classes: &[GpuClass]) -> impl Ord + use<> {
     (gpu.free_cores(), gpu.free_memory(&classes[usize::from(gpu.class)]))
 }
 
-/// How empty a GPU is, the emptiest least: fewest shares, then most left.
+/// Returns a sort key that puts the emptiest GPU first: by number of shares, then by most free.
 pub fn emptiness(gpu: &GpuCapacity, classes: &[GpuClass]) -> impl Ord + use<> {
     (gpu.used.shares, Reverse(fullness(gpu, classes)))
 }
 
-/// The best-connected `count` GPUs of a mask: the best worst link, then the best links in sum, then the group
-/// that has the fewest to spare, then the least by `key`, then the lowest indexes.
+/// Returns the best-connected `count` GPUs of a mask: the best worst link, then the best sum of links, then the group
+/// with the fewest GPUs to spare, then the lowest `key`s, then the lowest indexes.
 pub fn linked_set<K: Ord>(
     capacity: &NodeCapacity,
     mask: u64,
@@ -72,8 +73,8 @@ pub fn linked_set<K: Ord>(
     key: impl Fn(usize) -> K,
 ) -> Option<u64> {
     for (link, groups) in Link::ALL.iter().zip(capacity.groups.iter()) {
-        // GPUs that reach each other by links this good, directly or through others, are in one group: a set
-        // whose worst link is this good lies within one.
+        // GPUs that reach each other by links this good, directly or through others, are in one group, so a set whose
+        // worst link is this good lies within one group.
         let large_enough = group_masks(groups, mask).filter(|group| group.count_ones() >= count);
         let sets = large_enough.flat_map(|group| {
             candidates(capacity, group, count).into_iter().map(move |set| (group.count_ones(), set))
@@ -97,7 +98,7 @@ pub fn linked_set<K: Ord>(
     None
 }
 
-/// The worst link within a set, and all of its links in sum (better ones are less).
+/// Returns the worst link within a set, and the sum of all its links, in which better links count less.
 pub fn links(capacity: &NodeCapacity, set: u64) -> (Option<Link>, usize) {
     let mut worst = None;
     let mut sum = 0;
@@ -111,9 +112,9 @@ pub fn links(capacity: &NodeCapacity, set: u64) -> (Option<Link>, usize) {
     (worst, sum)
 }
 
-/// Sets of `count` GPUs worth comparing: all of them, or one grown from each GPU where they are too many.
+/// Returns the sets of `count` GPUs to compare: all of them, or one grown from each GPU where they are too many.
 fn candidates(capacity: &NodeCapacity, group: u64, count: u32) -> Vec<u64> {
-    if combinations(group.count_ones(), count) <= MOST_SETS {
+    if combinations(group.count_ones(), count) <= MAX_COMPARED_SETS {
         return subsets(group, count).collect();
     }
     let grown_from = |first: usize| {
@@ -131,7 +132,7 @@ fn candidates(capacity: &NodeCapacity, group: u64, count: u32) -> Vec<u64> {
     indexes(group).map(grown_from).collect()
 }
 
-/// How many sets of `count` there are among `members`; at its end where they are very many.
+/// Returns how many sets of `count` there are among `members`, saturating.
 fn combinations(members: u32, count: u32) -> u64 {
     let mut sets: u64 = 1;
     for at in 0..u64::from(count.min(members - count.min(members))) {
@@ -140,7 +141,8 @@ fn combinations(members: u32, count: u32) -> u64 {
     sets
 }
 
-/// `count` GPUs of a mask, from the outermost group that has the fewest to spare inwards, lowest first.
+/// Returns `count` GPUs of a mask from the group with the fewest GPUs to spare, from the outermost groups inwards, lowest
+/// index first.
 pub fn leftover_set(capacity: &NodeCapacity, mut mask: u64, count: u32) -> Option<u64> {
     for groups in capacity.groups.iter().rev() {
         let narrower = group_masks(groups, mask)
@@ -154,7 +156,7 @@ pub fn leftover_set(capacity: &NodeCapacity, mut mask: u64, count: u32) -> Optio
     lowest(mask, count)
 }
 
-/// The members of each group that are in the mask.
+/// Returns the members of each group that are in the mask.
 fn group_masks(groups: &[u8], mask: u64) -> impl Iterator<Item = u64> {
     let mut left = mask;
     std::iter::from_fn(move || {
@@ -166,7 +168,7 @@ fn group_masks(groups: &[u8], mask: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Every set of `count` GPUs of a mask, in the order of their indexes.
+/// Returns every set of `count` GPUs of a mask, in the order of their indexes.
 pub fn subsets(mask: u64, count: u32) -> impl Iterator<Item = u64> {
     let members: Vec<usize> = indexes(mask).collect();
     let count = count as usize;
@@ -175,7 +177,7 @@ pub fn subsets(mask: u64, count: u32) -> impl Iterator<Item = u64> {
         let current = chosen.take()?;
         let set = current.iter().fold(0u64, |set, &at| set | 1 << members[at]);
         let mut next = current;
-        // The rightmost position that can still move right; everything after it follows closely.
+        // Moves the rightmost position that can still move right; everything after it follows directly.
         if let Some(at) = (0..count).rev().find(|&at| next[at] + (count - at) < members.len()) {
             next[at] += 1;
             for after in at + 1..count {

@@ -1,35 +1,35 @@
-//! Where a pod's parts are, what they take, and the grant that says so.
+//! Where a pod's shares are, what they use, and the grant that records it.
 
 use super::capacity::{GpuClass, NodeCapacity, Usage};
 use super::fit::{PreparedAsk, ShareNeed};
 use super::solve::host_shortfall;
 use crate::model::{Ask, ContainerRole, Grant, PodGrant, Share};
 
-/// A part on a GPU.
+/// A share on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlacedShare {
-    /// The GPU's index.
+    /// The index of the GPU on its node.
     pub gpu: usize,
-    /// What it takes there.
+    /// What the share needs there.
     pub need: ShareNeed,
 }
 
-/// A pod on a node: for each ask, in order, its parts.
+/// A pod on a node: the shares of each container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// The parts of each ask.
+    /// The shares of each ask, in the order of the asks.
     pub shares: Vec<Vec<PlacedShare>>,
 }
 
 impl Placement {
-    /// What the pod takes of each GPU it touches, at the time it takes most.
+    /// Returns what the pod uses of each GPU, at the time when it uses most.
     pub fn usage_by_gpu(&self, asks: &[Ask]) -> Vec<(usize, Usage)> {
         let roles: Vec<ContainerRole> = asks.iter().map(|ask| ask.role).collect();
         let placed = |at: usize| self.shares[at].iter().map(|placed| (placed.gpu, placed.need.usage));
         peak_usage(&roles, placed)
     }
 
-    /// The grant that says so.
+    /// Returns the grant that records the placement.
     pub fn grant(&self, asks: &[Ask], capacity: &NodeCapacity) -> PodGrant {
         let share = |placed: &PlacedShare| Share {
             gpu: capacity.node.gpus[placed.gpu].uuid.clone(),
@@ -47,10 +47,10 @@ impl Placement {
     }
 }
 
-/// What a pod takes of each GPU at the time it takes most, given each container's role and what it takes.
+/// Returns what a pod uses of each GPU at the time when it uses most, given the role and the usage of each container.
 ///
-/// As Kubernetes counts: all sidecars and ordinary containers at once, or any one init container with the
-/// sidecars declared before it.
+/// As Kubernetes counts: all sidecars and ordinary containers together, or any one init container with the sidecars
+/// declared before it.
 pub(crate) fn peak_usage<I: Iterator<Item = (usize, Usage)>>(
     roles: &[ContainerRole],
     taken: impl Fn(usize) -> I,
@@ -80,7 +80,7 @@ pub(crate) fn peak_usage<I: Iterator<Item = (usize, Usage)>>(
     peak
 }
 
-/// Whether a placement found earlier still fits a node that others may have used since.
+/// Returns whether a placement that was found earlier still fits its node, which may have changed since.
 pub(crate) fn still_fits(
     capacity: &NodeCapacity,
     classes: &[GpuClass],
@@ -91,7 +91,7 @@ pub(crate) fn still_fits(
         return false;
     }
     let role = |at: usize| prepared.wants[at].role;
-    // One moment of the pod's life: its containers one after another on the room without it.
+    // Containers that run at the same time, one after another on the node without the pod.
     let fits_together = |members: &mut dyn Iterator<Item = usize>| {
         let mut gpus = capacity.gpus.clone();
         members.flat_map(|at| &placement.shares[at]).all(|placed| {

@@ -1,9 +1,8 @@
-//! A whole pod on one node: every container's parts on GPUs, so that all of them hold at once.
+//! A whole pod on one node: the shares of every container on GPUs, so that all of them fit together.
 //!
-//! Containers are placed in the order of the spec. A choice that leaves no room for a later container is taken
-//! back and the next one tried; where that runs out of steps, once more with the largest containers first. Init
-//! containers run before the ordinary ones and give back what they held: they are placed against the empty node
-//! plus the sidecars started before them, and the pod is charged the larger of the two.
+//! Containers are placed in the order of the spec by a backtracking search; where that runs out of steps, the search is
+//! repeated with the largest containers first. Init containers run before the ordinary ones and release what they used:
+//! they are placed on the node without the pod plus the sidecars started before them, and the larger of the two counts.
 
 use super::capacity::{GpuCapacity, GpuClass, NodeCapacity, Usage};
 use super::fit::{PreparedAsk, PreparedWant, ShareNeed};
@@ -13,52 +12,51 @@ use crate::model::{
     Bytes, ContainerRole, CoresAsk, MAX_GPUS_PER_CONTAINER, MemoryAsk, MilliCpu, ShareAsk, Together,
 };
 
-/// Choices tried for a pod of many containers on one node, in the order of the spec: beyond what real pods need.
-const MOST_STEPS: usize = 256;
-/// Choices tried with the largest containers first, where the others were not enough: a bound on what a hostile
-/// pod can cost.
-const MOST_STEPS_LARGEST_FIRST: usize = 1024;
-/// Ways tried to choose the GPUs of one container that wants several.
-const MOST_ALTERNATIVES: usize = 128;
+/// Maximum number of choices tried for a pod on one node, in the order of the spec: more than real pods need.
+const MAX_STEPS: usize = 256;
+/// Maximum number of choices tried with the largest containers first, which bounds the cost of a hostile pod.
+const MAX_STEPS_LARGEST_FIRST: usize = 1024;
+/// Maximum number of ways tried to choose the GPUs of one container that wants several.
+const MAX_ALTERNATIVES: usize = 128;
 
-/// Why a node has no room for a pod.
+/// Why a pod does not fit a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeShortfall {
-    /// Too little CPU left.
+    /// Too little CPU is free.
     Cpu {
-        /// Asked.
+        /// Requested CPU.
         asked: MilliCpu,
-        /// Left.
+        /// Free CPU.
         free: MilliCpu,
     },
-    /// Too little host memory left.
+    /// Too little host memory is free.
     Memory {
-        /// Asked.
+        /// Requested memory.
         asked: Bytes,
-        /// Left.
+        /// Free memory.
         free: Bytes,
     },
-    /// It has no GPU at all.
+    /// The node has no GPU at all.
     NoGpu,
-    /// One container finds too few GPUs that take its part.
+    /// Too few GPUs take a share of one container.
     Gpus {
-        /// Which ask, by its place in the pod.
+        /// Index of the ask in the pod.
         ask: usize,
-        /// GPUs that would take a part.
+        /// Number of GPUs that take a share.
         fitting: u32,
     },
-    /// Each container fits alone, not all of them at once.
+    /// Each container fits alone, but not all of them together.
     AllAtOnce,
-    /// No single GPU takes all containers, as the pod demands.
+    /// No single GPU takes all containers, as the pod requires.
     Together,
-    /// No way was found before the search was given up: there may be one.
+    /// The search ran out of steps: a placement may exist.
     GaveUp,
 }
 
-/// What a preference may look at: the room with this pod's earlier containers in it, and the whole ask.
+/// What a preference may look at: the node with the containers placed so far, and the whole ask.
 #[derive(Clone, Copy, Debug)]
 pub struct PlacementContext<'a> {
-    /// The node.
+    /// The node with the pod's earlier containers on it.
     pub capacity: &'a NodeCapacity,
     /// The classes of its GPUs.
     pub classes: &'a [GpuClass],
@@ -66,15 +64,15 @@ pub struct PlacementContext<'a> {
     pub prepared: &'a PreparedAsk,
 }
 
-/// What a policy prefers among the GPUs (or sets of GPUs) that would take a container's parts.
+/// What a policy prefers among the GPUs, or sets of GPUs, that take a container's shares.
 pub trait GpuPreference {
     /// Orders single GPUs, best first.
     fn sort(&self, on: &PlacementContext, wanted: &PreparedWant, gpus: &mut Vec<usize>);
-    /// The best set of `wanted.want.count` GPUs out of a mask that has at least as many.
+    /// Returns the best set of `wanted.want.count` GPUs of a mask that has at least as many.
     fn set(&self, on: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Option<u64>;
 }
 
-/// Whether the node's CPU and memory suffice.
+/// Returns what the pod is short of if the node's CPU or memory does not suffice.
 pub fn host_shortfall(capacity: &NodeCapacity, prepared: &PreparedAsk) -> Option<NodeShortfall> {
     match (capacity.free_cpu(), capacity.free_memory()) {
         (Some(free), _) if prepared.ask.cpu > free => {
@@ -87,7 +85,7 @@ pub fn host_shortfall(capacity: &NodeCapacity, prepared: &PreparedAsk) -> Option
     }
 }
 
-/// Places a pod on a node, or finds that it does not fit.
+/// Places a pod on a node, or returns `None` where it does not fit.
 pub fn solve(
     capacity: &NodeCapacity,
     classes: &[GpuClass],
@@ -100,7 +98,7 @@ pub fn solve(
     }
 }
 
-/// Whether a search for a pod ends because it was given up, not because everything was tried.
+/// Returns whether the search for a placement runs out of steps before everything was tried.
 pub(crate) fn is_given_up(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> bool {
     let preference = super::policies::StatelessPolicy(crate::model::Policy::Binpack);
     matches!(search(capacity, classes, prepared, &preference), Found::OutOfSteps)
@@ -147,8 +145,8 @@ fn search(
     }
 }
 
-/// Whether a pod of several containers cannot fit for a reason that needs no search: a container that does not
-/// fit alone, or more running together than the GPUs can take, by count or in sum.
+/// Returns whether a pod of several containers cannot fit for a reason that needs no search: a container that does not
+/// fit alone, or more containers running together than the GPUs can take, by count or in sum.
 fn hopeless(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> bool {
     let alone = |wanted: &PreparedWant| {
         let slots = matches!(wanted.want.part.cores, CoresAsk::Slots(_));
@@ -177,7 +175,7 @@ fn hopeless(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAs
     if capacity.gpus.iter().map(at_most).sum::<u64>() < parts {
         return true;
     }
-    // Shares only: what a whole GPU takes depends on the GPU.
+    // Shares only: what a whole GPU uses depends on the GPU.
     let least = |wanted: &PreparedWant, amount: fn(&Usage) -> u64| {
         let needs = wanted.needs.iter().flatten().filter(|need| need.usage.whole == 0);
         needs.map(|need| amount(&need.usage)).min().unwrap_or(0).saturating_mul(wanted.want.count.into())
@@ -189,31 +187,31 @@ fn hopeless(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAs
     asked(|usage| usage.memory) > memory || asked(|usage| usage.cores) > cores
 }
 
-/// What a search came to.
+/// The result of a search.
 enum Found {
     Placement(Placement),
     Nothing,
     OutOfSteps,
 }
 
-/// A search with second thoughts: first the containers that run together, then each init container.
+/// A backtracking search: first the containers that run together, then each init container.
 struct Search<'a> {
     /// The node without this pod.
     base: &'a NodeCapacity,
     /// The node with the containers placed so far that run together.
     capacity: NodeCapacity,
-    /// What this pod takes of each GPU at the time it takes most.
+    /// What this pod uses of each GPU at the time when it uses most.
     peak: Vec<Usage>,
-    /// Asks in the order they are placed.
+    /// Indexes of the asks, in the order in which they are placed.
     order: Vec<usize>,
     shares: Vec<Vec<PlacedShare>>,
     classes: &'a [GpuClass],
     prepared: &'a PreparedAsk,
     preference: &'a dyn GpuPreference,
-    /// The GPUs it may use.
+    /// The GPUs that the pod may use.
     allowed: u64,
     steps: usize,
-    most_steps: usize,
+    max_steps: usize,
 }
 
 impl<'a> Search<'a> {
@@ -244,26 +242,28 @@ impl<'a> Search<'a> {
             preference,
             allowed,
             steps: 0,
-            most_steps: if largest_first { MOST_STEPS_LARGEST_FIRST } else { MOST_STEPS },
+            max_steps: if largest_first { MAX_STEPS_LARGEST_FIRST } else { MAX_STEPS },
         }
     }
 
     fn pod(mut self) -> Found {
-        match self.place_from(0) {
-            true => Found::Placement(Placement { shares: self.shares }),
-            false if self.steps > self.most_steps => Found::OutOfSteps,
-            false => Found::Nothing,
+        if self.place_from(0) {
+            Found::Placement(Placement { shares: self.shares })
+        } else if self.steps > self.max_steps {
+            Found::OutOfSteps
+        } else {
+            Found::Nothing
         }
     }
 
-    /// Places every ask from `depth` on; takes back what leads nowhere.
+    /// Places every ask from `depth` on, and reverts choices that lead nowhere.
     fn place_from(&mut self, depth: usize) -> bool {
         let Some(&at) = self.order.get(depth) else { return true };
         let init = self.prepared.wants[at].role == ContainerRole::Init;
         let choices = if init { self.init_choices(at) } else { self.running_choices(at) };
         for parts in choices {
             self.steps += 1;
-            if self.steps > self.most_steps {
+            if self.steps > self.max_steps {
                 return false;
             }
             let before = (self.capacity.gpus.clone(), self.peak.clone());
@@ -286,7 +286,7 @@ impl<'a> Search<'a> {
         false
     }
 
-    /// Ways to place a container that runs together with those placed so far, best first.
+    /// Returns the ways to place a container that runs together with those placed so far, best first.
     fn running_choices(&self, at: usize) -> Vec<Vec<PlacedShare>> {
         let wanted = &self.prepared.wants[at];
         let fitting = gpu_order::fitting(&self.capacity, self.classes, self.prepared, wanted) & self.allowed;
@@ -302,15 +302,15 @@ impl<'a> Search<'a> {
         self.singles(wanted, gpus, |gpu| self.capacity.gpus[gpu])
     }
 
-    /// Ways to place an init container: first where the pod will hold most anyway.
+    /// Returns the ways to place an init container, first where the pod will use most anyway.
     fn init_choices(&self, at: usize) -> Vec<Vec<PlacedShare>> {
         let wanted = &self.prepared.wants[at];
         let mut phase = self.base.clone();
         for (gpu, state) in phase.gpus.iter_mut().enumerate() {
             state.used = state.used.plus(self.sidecars_before(at, gpu));
         }
-        // One pod never holds limited and unlimited memory on one GPU, not even at different times: the GPU
-        // would have to be closed to both kinds of neighbours.
+        // One pod never has limited and unlimited shares on one GPU, not even at different times: the GPU would have
+        // to be closed to both kinds of neighbors.
         let unlimited = wanted.want.part.memory == MemoryAsk::Unlimited && !wanted.want.part.whole;
         let limited = !unlimited && !wanted.want.part.whole;
         let mixes = |peak: &Usage| (unlimited && peak.limited > 0) || (limited && peak.unlimited > 0);
@@ -334,14 +334,14 @@ impl<'a> Search<'a> {
         self.singles(wanted, gpus, |gpu| (phase.gpus[gpu], self.peak[gpu]))
     }
 
-    /// What the sidecars started before an init container take of a GPU.
+    /// Returns what the sidecars started before an init container use of a GPU.
     fn sidecars_before(&self, init: usize, gpu: usize) -> Usage {
         let sidecars = (0..init).filter(|&at| self.prepared.wants[at].role == ContainerRole::Sidecar);
         let placed = sidecars.flat_map(|at| &self.shares[at]).filter(|placed| placed.gpu == gpu);
         placed.fold(Usage::default(), |sum, placed| sum.plus(placed.need.usage))
     }
 
-    /// One choice per GPU, in the given order. Of GPUs in the same state, trying one is trying all.
+    /// Returns one choice per GPU, in the given order. Of GPUs in the same state only the first is tried.
     fn singles<S: PartialEq>(
         &self,
         wanted: &PreparedWant,
@@ -357,7 +357,7 @@ impl<'a> Search<'a> {
         fresh.map(|gpu| self.slices_on(wanted, 1 << gpu)).collect()
     }
 
-    /// The best set first, then the others. Of GPUs in the same state only the number matters.
+    /// Returns the best set first, then the others. Of GPUs in the same state only the number matters.
     fn sets<S: PartialEq>(
         &self,
         wanted: &PreparedWant,
@@ -428,12 +428,12 @@ impl<'a> Search<'a> {
 
     fn need(&self, wanted: &PreparedWant, gpu: usize) -> ShareNeed {
         let class = usize::from(self.base.gpus[gpu].class);
-        // Only GPUs of admitted classes are ever chosen; the part itself says what it needs on any.
+        // Only GPUs of admitted classes are chosen; for the others the need is resolved again.
         wanted.needs[class].unwrap_or_else(|| ShareNeed::of(&wanted.want.part, &self.classes[class]))
     }
 }
 
-/// Every way to take `count` GPUs as so many of each group, the lowest of each, up to a bound.
+/// Collects the ways to take `count` GPUs by how many come from each group, the lowest of each, up to a bound.
 fn from_each(groups: &[u64], count: u32, taken: u64, found: &mut Vec<u64>) {
     if count == 0 {
         found.push(taken);
@@ -442,7 +442,7 @@ fn from_each(groups: &[u64], count: u32, taken: u64, found: &mut Vec<u64>) {
     let Some((group, rest)) = groups.split_first() else { return };
     let left: u32 = rest.iter().map(|group| group.count_ones()).sum();
     for number in (count.saturating_sub(left)..=group.count_ones().min(count)).rev() {
-        if found.len() >= MOST_ALTERNATIVES {
+        if found.len() >= MAX_ALTERNATIVES {
             return;
         }
         let lowest = gpu_order::lowest(*group, number).unwrap_or(0);
