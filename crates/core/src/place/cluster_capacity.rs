@@ -1,8 +1,9 @@
 //! The capacity of all nodes: a persistent structure that can be cloned in constant time.
 //!
-//! Nodes are kept in chunks of [`CHUNK_NODES`] reference-counted entries. A clone shares everything with the
-//! original; a write to either copies the list of chunks (one pointer per [`CHUNK_NODES`] nodes), the chunk and the
-//! node that it touches, each at most once per clone, and nothing else. Writes while no clone exists copy nothing.
+//! Nodes are kept in chunks of 64 reference-counted entries. A clone shares everything with the original; a write to
+//! either copies the list of chunks (one pointer per 64 nodes), the chunk and the node that it touches, each at most
+//! once per clone, and nothing else. Writes while no clone exists copy nothing. Adding or removing a node while a clone
+//! exists copies the index of names as well.
 //!
 //! Every write gives the node a version that no other node content in this process has or will have. Two
 //! equal versions therefore mean equal content, whichever clone they were read from, which is what
