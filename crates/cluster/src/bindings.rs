@@ -151,7 +151,7 @@ impl ApiClient {
     }
 }
 
-/// A pod with only the fields that tell where it is bound.
+/// A pod with only the fields that show where it is bound.
 type BoundPod = Object<BoundPodSpec, NotUsed>;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -138,6 +138,9 @@ impl ApiClient {
 /// Builds kube's default stack without its request log: that reports every lost connection at level ERROR and without
 /// context, while callers of this crate receive and report the error themselves.
 fn build_client(mut config: Config, user_agent: &str) -> kube::Result<Client> {
+    if let Some(proxy_url) = config.proxy_url.take() {
+        return Err(kube::Error::ProxyProtocolUnsupported { proxy_url: Box::new(proxy_url) });
+    }
     config.connect_timeout = Some(REQUEST_TIMEOUT);
     if let Ok(value) = HeaderValue::from_str(user_agent) {
         config.headers.push((USER_AGENT, value));
@@ -158,7 +161,7 @@ fn build_client(mut config: Config, user_agent: &str) -> kube::Result<Client> {
     Ok(Client::new(service, config.default_namespace.clone()))
 }
 
-/// When the API server was last heard from.
+/// When the API server last answered.
 #[derive(Clone, Debug, Default)]
 struct LastContact(Arc<Mutex<Option<Instant>>>);
 

@@ -441,7 +441,7 @@ impl Candidate {
         if let Err(error) =
             self.client.request_within(self.timing.request_timeout(), operation, released).await
         {
-            tracing::warn!(%error, "lease not released: it expires by itself");
+            tracing::warn!(%error, "lease not released: others wait until it expires");
         }
     }
 

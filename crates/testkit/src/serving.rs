@@ -151,7 +151,7 @@ pub(crate) mod tests {
     async fn tls_is_served_to_clients_that_trust_the_certificate() {
         let certificate = certificate();
         let serving = Serving::tls(loopback(), &certificate, echo()).await.unwrap();
-        // A client that never speaks delays nobody.
+        // A client that never speaks does not delay others.
         let silent = TcpStream::connect(serving.address).await.unwrap();
         let stream = connect(serving.address, &certificate).await.unwrap();
         assert_eq!(ask(stream, "/", &json!({"a": 1})).await, json!({"a": 1}));

@@ -127,11 +127,11 @@ impl Election {
 
     /// Whether this candidate may write itself into the lease.
     fn may_take(&self, record: &LeaseRecord, since: LocalTime, now: LocalTime) -> bool {
-        record.holder.is_empty() || record.holder == self.identity || now >= since + self.patience(record)
+        record.holder.is_empty() || record.holder == self.identity || now >= since + self.expiry_wait(record)
     }
 
     /// How long a holder must have been silent: what it wrote itself, and at least this candidate's own setting.
-    fn patience(&self, record: &LeaseRecord) -> Duration {
+    fn expiry_wait(&self, record: &LeaseRecord) -> Duration {
         let own = self.timing.lease_duration();
         record.duration.map_or(own, |written| written.clamp(own, MAX_LEASE_DURATION))
     }
@@ -140,13 +140,13 @@ impl Election {
     pub(super) fn was_read(&mut self, now: LocalTime, record: Option<LeaseRecord>) {
         self.is_current = true;
         let Some(record) = record else {
-            // A deleted lease protects nobody: lead no longer, and let the holder that was seen last stop first.
+            // A deleted lease protects no holder: stop leading, and wait until the last one that was seen has stopped, too.
             self.term = None;
             if let Some((record, since)) = self.observed.take()
                 && record.holder != self.identity
                 && !record.holder.is_empty()
             {
-                self.deleted_holder_until = since + self.patience(&record);
+                self.deleted_holder_until = since + self.expiry_wait(&record);
             }
             return;
         };

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The candidates that take part now. Who leaves is removed first.
+/// The candidates that take part now. One that leaves is removed first.
 type Candidates = Arc<Mutex<Vec<Arc<LeaderElection>>>>;
 
-/// Looks all the time whether two candidates lead at once.
+/// Samples all the time how many candidates lead at once.
 struct Observer {
     stop: Arc<AtomicBool>,
     most_leaders: Arc<AtomicUsize>,
@@ -58,11 +58,11 @@ async fn leader(candidates: &Candidates) -> (Arc<LeaderElection>, i32) {
 
 fn leave(candidates: &Candidates, leader: Arc<LeaderElection>) -> LeaderElection {
     candidates.lock().unwrap().retain(|one| !Arc::ptr_eq(one, &leader));
-    eventually_unwrapped(leader)
+    unshare(leader)
 }
 
-/// The observer holds a clone only for the moment in which it looks.
-fn eventually_unwrapped(mut election: Arc<LeaderElection>) -> LeaderElection {
+/// Takes a candidate out of its `Arc`. No other clone is held for longer than a moment.
+fn unshare(mut election: Arc<LeaderElection>) -> LeaderElection {
     loop {
         match Arc::try_unwrap(election) {
             Ok(election) => return election,
@@ -116,7 +116,7 @@ fn one_candidate_leads_whatever_becomes_of_the_leader() {
     let (third, third_term) = next_leader();
     assert!(third_term > second_term, "{third_term} after {second_term}");
 
-    // Cut off: it stops by itself, although no other candidate can lead.
+    // Cut off: it stops leading without being told, although no other candidate can take over.
     plane.without_server(|| {
         let mut role = third.role();
         plane.bed.block_on(async {

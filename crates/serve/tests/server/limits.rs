@@ -18,6 +18,18 @@ fn echo() -> Router {
     Router::new().route("/echo", post(async |body: Bytes| body)).merge(health_routes(|| Ok(())))
 }
 
+/// A route `/slow` that reports when a request has arrived, and answers `finished` when the test allows it.
+fn slow() -> (Router, CancellationToken, CancellationToken) {
+    let (received, answer) = (CancellationToken::new(), CancellationToken::new());
+    let (arrived, released) = (received.clone(), answer.clone());
+    let handler = async move || {
+        arrived.cancel();
+        released.cancelled().await;
+        "finished\n"
+    };
+    (Router::new().route("/slow", get(handler)), received, answer)
+}
+
 async fn probe(running: &Running) -> String {
     plain(running.address, PROBE).await
 }
@@ -67,18 +79,9 @@ async fn silent_connections_are_displaced_and_never_block_a_probe() {
 
 #[tokio::test]
 async fn incomplete_request_times_out_while_a_complete_one_may_take_longer() {
-    let (received, answer) = (CancellationToken::new(), CancellationToken::new());
-    let handler = {
-        let (received, answer) = (received.clone(), answer.clone());
-        async move || {
-            received.cancel();
-            answer.cancelled().await;
-            "late\n"
-        }
-    };
-    let router = Router::new().route("/slow", get(handler));
+    let (slow, received, answer) = slow();
     let limits = ServerLimits { request_timeout: Duration::from_secs(3600), ..ServerLimits::default() };
-    let running = start(Transport::Plain, limits, router).await;
+    let running = start(Transport::Plain, limits, slow).await;
     let slow =
         tokio::spawn(
             async move { plain(running.address, b"GET /slow HTTP/1.1\r\nHost: node\r\n\r\n").await },
@@ -90,7 +93,7 @@ async fn incomplete_request_times_out_while_a_complete_one_may_take_longer() {
     assert!(is_closed(&mut half).await && is_closed(&mut silent).await);
     answer.cancel();
     let response = slow.await.unwrap();
-    assert!(response.ends_with("late\n"), "{response}");
+    assert!(response.ends_with("finished\n"), "{response}");
 }
 
 #[tokio::test]
@@ -169,18 +172,9 @@ async fn kept_connection_carries_many_requests_and_idles_for_a_limited_time() {
 
 #[tokio::test]
 async fn shutdown_finishes_requests_in_progress_and_frees_the_port() {
-    let (received, answer) = (CancellationToken::new(), CancellationToken::new());
-    let handler = {
-        let (received, answer) = (received.clone(), answer.clone());
-        async move || {
-            received.cancel();
-            answer.cancelled().await;
-            "finished\n"
-        }
-    };
+    let (slow_route, received, answer) = slow();
     let limits = ServerLimits { idle_timeout: Some(Duration::from_secs(3600)), ..unhurried() };
-    let router = Router::new().route("/slow", get(handler)).merge(echo());
-    let running = start(Transport::Plain, limits, router).await;
+    let running = start(Transport::Plain, limits, slow_route.merge(echo())).await;
     let mut idle = TcpStream::connect(running.address).await.unwrap();
     assert!(request_on(&mut idle, PROBE).await.ends_with("ok\n"));
     let mut silent = TcpStream::connect(running.address).await.unwrap();

@@ -29,7 +29,7 @@ fn transport(options: TlsOptions) -> Transport {
 }
 
 fn write(folder: &Path, pair: &Pair) {
-    // As kubelet does: whoever reads finds whole files.
+    // As kubelet does: a reader finds complete files.
     for (name, text) in [("tls.crt", &pair.certificate), ("tls.key", &pair.key)] {
         std::fs::write(folder.join("new"), text).unwrap();
         std::fs::rename(folder.join("new"), folder.join(name)).unwrap();
@@ -46,7 +46,7 @@ fn files(folder: &Path) -> TlsOptions {
 async fn client_that_trusts_the_certificate_is_served() {
     let pair = Pair::generate();
     let running = start(transport(TlsOptions::new(pem(&pair))), unhurried(), hello()).await;
-    // A client that never speaks delays nobody.
+    // A client that never speaks does not delay others.
     let silent = TcpStream::connect(running.address).await.unwrap();
     let response = exchange(connect(running.address, &pair, None).await.unwrap(), GET).await;
     assert!(response.ends_with("hello 127.0.0.1\n"), "{response}");

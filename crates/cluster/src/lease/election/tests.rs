@@ -193,7 +193,7 @@ struct World {
     versions: u64,
     identities: u64,
     replicas: Vec<Replica>,
-    /// Requests that nobody waits for any more, and which may still arrive.
+    /// Requests whose sender has given up, and which may still arrive.
     orphaned: Vec<InFlight>,
     /// Terms of replicas that are gone.
     past: Vec<(TrueTime, TrueTime)>,
@@ -438,7 +438,7 @@ proptest! {
             prop_assert!(pair[0].1 <= pair[1].0, "{pair:?} overlap in {terms:?}");
         }
 
-        // Once the network is well again, a replica leads within the lease duration and a few retries.
+        // Once the network works again, a replica leads within the lease duration and a few retries.
         world.is_faulty = false;
         world.run_until(1860 * SECOND);
         let now = world.now;
