@@ -29,15 +29,16 @@ struct Player {
 }
 
 impl Player {
+    fn command(folder: &TempDir, part: &str) -> Command {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "player", "--nocapture", "--test-threads=1"]);
+        command.env(PART, part).env(FOLDER, folder.path());
+        command
+    }
+
     fn start(folder: &TempDir, part: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "player", "--nocapture", "--test-threads=1"])
-            .env(PART, part)
-            .env(FOLDER, folder.path())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut command = Self::command(folder, part);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let says = BufReader::new(child.stdout.take().unwrap());
         let hears = child.stdin.take();
         Self { child, says, hears }
@@ -88,6 +89,7 @@ fn player() {
     match part {
         "hold" => hold(folder, number),
         "life" => life(folder, number),
+        "named" => named(folder),
         "restless" => restless(folder, number),
         "parent" => parent(folder),
         "ancestor" => ancestor(folder),
@@ -152,6 +154,35 @@ fn a_process_may_be_killed_at_every_place() {
         assert_eq!(living.gpu_account(0).refusals() & !1, 0, "killed at place {n}");
     }
     assert!(places > 60, "only {places} places to die at");
+}
+
+/// Dies at the point that its environment names.
+fn named(folder: &Path) {
+    failpoint::arm_from_environment();
+    let region = RegionTenant::attach(folder).unwrap();
+    region.reserve(0, 3 * UNIT).unwrap();
+    say("survived");
+}
+
+#[test]
+fn process_dies_at_the_point_that_its_environment_names() {
+    if !failpoint::ENABLED {
+        return;
+    }
+    let folder = region(&[100]);
+    for (name, dies) in [("account.changed", true), ("no-such-point", false)] {
+        let mut command = Player::command(&folder, "named");
+        let status = command.env(failpoint::VARIABLE, name).output().unwrap().status;
+        let signal = std::os::unix::process::ExitStatusExt::signal(&status);
+        assert_eq!(signal, dies.then_some(libc::SIGKILL), "{name}");
+        // What it had taken when it died is known, and given back.
+        let seen = UsageReader::open(folder.path()).unwrap().snapshot().unwrap();
+        assert_eq!((seen.forged, seen.gpus[0].used), (vec![], 0));
+        if dies {
+            assert_eq!(seen.gpus[0].dead, 3 * UNIT);
+        }
+        assert_eq!(RegionTenant::attach(folder.path()).unwrap().used(0), 0);
+    }
 }
 
 /// Takes and gives at random, and never sees more used than there is.
