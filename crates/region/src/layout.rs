@@ -13,7 +13,7 @@
 //!         4352  per slot: identity, confirmations, and 128 bytes per GPU
 //! ```
 //!
-//! Layouts 1 and 2 have every word in the same place ([`v1`] says what differs), so code that runs at every call of a
+//! Layouts 1 and 2 have every word in the same place (`layout/v1.rs` says what differs), so code that runs at every call of a
 //! program does not have to know which one it works on. Words called *reserved* are zero and ignored: the next layout's
 //! accounting of occupied GPU time will use them. There are 23 per GPU in `limits` (10 that the daemon sets, 13 beside
 //! the turn), 24 per GPU in `usage`, and per process 13 of its own and 11 per GPU.

@@ -371,10 +371,10 @@ impl Settings {
             let gpus = self.simulated.gpus;
             return invalid("simulated", format!("{gpus} GPUs cannot be: write 1 to {MAX_SIMULATED_GPUS}"));
         }
-        if self.driver == DriverChoice::Simulated {
-            if let Err(error) = simulated_driver::ensure_built() {
-                return invalid("driver", error.to_string());
-            }
+        if self.driver == DriverChoice::Simulated
+            && let Err(error) = simulated_driver::ensure_built()
+        {
+            return invalid("driver", error.to_string());
         }
         for rule in &self.users {
             if rule.shares == Some(0) {
