@@ -41,14 +41,14 @@ simulate: toolchain ## replay a production trace under every policy and compare
 	@echo
 	@echo "The curves are drawn in target/compare.svg."
 
-test: lint bedding ## everything that must hold before a change lands
+test: lint test-prereqs ## everything that must hold before a change lands
 	@rm -f $(SKIPPED)
 	PARTAGE_SKIPPED=$(SKIPPED) cargo test --workspace
 	@if [ -s $(SKIPPED) ]; then echo; echo "skipped $$(wc -l < $(SKIPPED)) tests:"; sed 's/^/  /' $(SKIPPED); fi
 
 # Where the test bed cannot be had, its tests are skipped and counted; in CI that is a failure.
-.PHONY: bedding
-bedding: toolchain
+.PHONY: test-prereqs
+test-prereqs: toolchain
 	@if [ "$${CI:-false}" != false ]; then $(MAKE) --no-print-directory binaries; \
 	  else $(MAKE) --no-print-directory binaries || echo "tests that need the test bed will be skipped"; fi
 

@@ -3,4 +3,4 @@
 pub mod late_plugin;
 mod program;
 
-pub use program::{partage, sample, testkit};
+pub use program::{partage, sample, testkit, xtask};

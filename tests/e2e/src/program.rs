@@ -32,6 +32,12 @@ pub fn testkit() -> &'static str {
     &PATH
 }
 
+/// Returns the path of `partage-xtask`, which builds what tests need.
+pub fn xtask() -> &'static str {
+    static PATH: LazyLock<String> = LazyLock::new(|| find("partage-xtask", "partage-xtask"));
+    &PATH
+}
+
 /// The path of a program, or a panic that says what to run.
 #[allow(clippy::panic)] // A test ends by a panic.
 fn find(name: &str, package: &str) -> String {

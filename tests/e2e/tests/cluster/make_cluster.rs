@@ -108,7 +108,7 @@ const TESTBED: &[(&str, &str)] = &[
     ("make cluster ", "the README has brought it up"),
     ("make binaries", "it builds; `make test` begins with it"),
     ("make shim", "tests/shim_file.rs builds the shim the same way"),
-    ("cargo run -p partage-testkit -- clients  ", "it fetches; `make binaries` does"),
+    ("cargo run -p partage-xtask -- clients  ", "it fetches; `make binaries` does"),
 ];
 
 #[test]
@@ -128,6 +128,7 @@ fn partage_is_in_it_as_the_pages_say() {
         ("make cluster", &up),
         ("~/.cache/partage/cluster/bed/kubeconfig", &kubeconfig),
         ("cargo run -p partage-testkit --", testkit),
+        ("cargo run -p partage-xtask --", partage_e2e::xtask()),
         // A person would repeat it where their machine is slow.
         ("kubectl wait ", "kubectl wait --timeout=300s "),
     ];

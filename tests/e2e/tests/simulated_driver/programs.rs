@@ -193,7 +193,7 @@ fn top_shows_who_uses_what() {
     assert_eq!(found, expected, "{top:#}");
     let sum = |field: &str| processes.iter().map(|process| process[field].as_f64().unwrap()).sum::<f64>();
     for process in processes {
-        assert!(process["name"].as_str().unwrap().contains("sim_driver"), "{top:#}");
+        assert!(process["name"].as_str().unwrap().contains("simulated_driver"), "{top:#}");
         assert!(process["usedBytes"].as_u64().unwrap() > GIB && process["contexts"] == 1, "{top:#}");
         assert!(process["gpuSeconds"].as_f64().unwrap() > 0.0, "{top:#}");
         assert!(process["sharePercent"].as_f64().unwrap() > 0.0, "{top:#}");
