@@ -107,7 +107,7 @@ fn who_cuts_its_account_short_is_no_stranger_on_its_own_gpu() {
         let words = eventually("it is suspected", || {
             auditor.round(&gpus, std::slice::from_ref(&own.watched), &owner).suspicions.remove("own")
         });
-        assert_eq!(words, ["its processes wrote over its account of GPU 0"]);
+        assert_eq!(words, ["its processes wrote over their account of GPU 0"]);
     });
 }
 
