@@ -183,8 +183,8 @@ impl Machine {
         let cache = home.lib().join("stand-ins.stamp");
         let known = fs::read_to_string(&cache).unwrap_or_default();
         let known = known.split_once('\n').filter(|(of, _)| *of == stamp).map(|(_, name)| name.to_string());
-        let name = match known {
-            Some(name) => name,
+        let name = match &known {
+            Some(name) => name.clone(),
             None => {
                 let bytes = fs::read(&object).map_err(failed("read", &object))?;
                 build_name(version, &bytes, &format!("{settings:?}"))
@@ -193,7 +193,10 @@ impl Machine {
         let folder = store.install(&name, |folder| {
             Ok::<_, LibraryInstallError>(partage_shim::install::stand_in(&object, folder, &settings)?)
         })?;
-        write_whole(&cache, format!("{stamp}\n{name}").as_bytes(), 0o644).map_err(failed("write", &cache))?;
+        if known.is_none() {
+            // Without it the object is hashed again at the next start: a full disk must not keep a daemon from starting.
+            let _ = write_whole(&cache, format!("{stamp}\n{name}").as_bytes(), 0o644);
+        }
         store.remove_unused(&folder, |_| false).map_err(failed("clean up", &home.stand_ins()))?;
         Ok(folder)
     }
