@@ -1,5 +1,6 @@
 use super::*;
 use partage_core::model::Gpu;
+use partage_enforce::error_chain::describe;
 
 fn gpu(number: u32, model: &str) -> Gpu {
     Gpu {
@@ -115,6 +116,6 @@ fn a_file_that_is_named_must_be_there() {
     assert!(missing.contains("x.yaml: cannot be read"), "{missing}");
     let large = folder.path().join("large.yaml");
     std::fs::write(&large, "#".repeat((1 << 20) + 1)).unwrap();
-    let large = Settings::load(Some(&large), &home).unwrap_err().to_string();
+    let large = describe(&Settings::load(Some(&large), &home).unwrap_err());
     assert!(large.contains("larger than 1 MiB"), "{large}");
 }
