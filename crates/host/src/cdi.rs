@@ -147,6 +147,7 @@ impl Folder {
         }
         fs::create_dir_all(&self.path)?;
         files::write_whole(&file, &bytes, 0o644)?;
+        tracing::debug!(file = %file.display(), "CDI spec written");
         Ok(true)
     }
 
@@ -170,6 +171,7 @@ impl Folder {
             return Ok(());
         }
         files::remove(&file)?;
+        tracing::debug!(file = %file.display(), "CDI spec removed");
         files::sync_folder(&self.path)
     }
 

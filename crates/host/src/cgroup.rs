@@ -219,7 +219,9 @@ impl Cgroup {
             Hierarchy::Devices => devices::deny(&self.folder, devices),
         };
         let count = devices.len();
-        closed.map_err(|source| CgroupError::Devices { folder: self.folder.clone(), count, source })
+        closed.map_err(|source| CgroupError::Devices { folder: self.folder.clone(), count, source })?;
+        tracing::debug!(cgroup = %self.folder.display(), devices = count, "device files closed");
+        Ok(())
     }
 }
 

@@ -108,7 +108,14 @@ fn within(
         let words = err.trim().lines().last().unwrap_or("it said nothing").to_string();
         return Err(ContextError::Failed { status, words });
     }
-    out.lines().map(|line| read(line).ok_or_else(|| ContextError::Unreadable(line.into()))).collect()
+    let sizes: Vec<(GpuUuid, Bytes)> = out
+        .lines()
+        .map(|line| read(line).ok_or_else(|| ContextError::Unreadable(line.into())))
+        .collect::<Result<_, _>>()?;
+    for (gpu, bytes) in &sizes {
+        tracing::debug!(%gpu, context_bytes = bytes.0, "context measured");
+    }
+    Ok(sizes)
 }
 
 /// Reads all of a pipe, so that the child does not wait for room in it.

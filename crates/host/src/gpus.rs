@@ -127,6 +127,7 @@ impl Gpus {
                 };
             }
         }
+        tracing::debug!(driver = version, gpus = count, "NVML session opened");
         Ok(Gpus { nvml, version, gpus: Mutex::new(gpus) })
     }
 

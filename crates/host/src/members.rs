@@ -189,7 +189,9 @@ pub fn end(marks: &[Mark], may: &dyn Fn(&Identity) -> bool, grace: Duration) -> 
         wait(&now, Instant::now() + ROUND)?;
         now = left()?;
     }
-    Ok(Ended { ended: asked.difference(&killed).count(), killed: killed.len() })
+    let ended = Ended { ended: asked.difference(&killed).count(), killed: killed.len() };
+    tracing::debug!(ended = ended.ended, killed = ended.killed, "processes ended");
+    Ok(ended)
 }
 
 /// A cgroup is killed at once, so that nothing in it can be faster than the list; only if all in it may be killed.

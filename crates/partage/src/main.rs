@@ -4,6 +4,7 @@ mod amounts;
 mod command;
 mod documents;
 mod input;
+mod logging;
 mod output;
 mod plot;
 mod progress;

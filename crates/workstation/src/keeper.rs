@@ -50,7 +50,7 @@ use watch::Watch;
 const LINGER: Duration = Duration::from_secs(10);
 
 /// How a keeper is to be.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// Whether it is `partage up`: it stays without shares and makes place for nobody.
     pub foreground: bool,
@@ -58,8 +58,6 @@ pub struct Options {
     pub metrics: Option<SocketAddr>,
     /// The settings' file, for the one who follows.
     pub settings_file: Option<PathBuf>,
-    /// Where to say what happens, a line at a time.
-    pub log: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
 /// Why the daemon cannot run.
@@ -180,8 +178,16 @@ impl Keeper {
             standby: standby::Successor::default(),
             _lock: lock,
         });
+        tracing::info!(
+            home = %home.path().display(),
+            gpus = keeper.machine.node.gpus.len(),
+            driver = keeper.machine.gpus.driver_version(),
+            simulated = keeper.machine.driver.simulated.is_some(),
+            foreground = keeper.options.foreground,
+            "daemon started"
+        );
         for warning in &keeper.machine.warnings {
-            keeper.log(&format!("warning: {warning}"));
+            tracing::warn!("{warning}");
         }
         keeper.look();
         keeper.restore().map_err(cannot("the shares cannot be read"))?;
@@ -204,6 +210,7 @@ impl Keeper {
 
     /// Takes up the shares that a keeper before it gave.
     fn restore(self: &Arc<Self>) -> std::io::Result<()> {
+        let _span = tracing::info_span!("reconcile", cause = "start").entered();
         for found in store::all(&self.home)? {
             match found {
                 Found::Share(record) => self.take_up(*record),
@@ -247,7 +254,7 @@ impl Keeper {
         }
         match self.adopted(record) {
             Ok(live) => {
-                self.log(&format!("{name} goes on"));
+                tracing::info!(share = %name, "share adopted");
                 self.state().shares.insert(name.clone(), live);
                 self.watch_share(&name);
             }
@@ -309,12 +316,8 @@ impl Keeper {
         let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
         if !warnings.iter().any(|known| known == warning) {
             warnings.push(warning.into());
-            self.log(&format!("warning: {warning}"));
+            tracing::warn!("{warning}");
         }
-    }
-
-    fn log(&self, line: &str) {
-        (self.options.log)(line);
     }
 }
 

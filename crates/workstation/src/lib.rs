@@ -14,6 +14,7 @@ pub mod client;
 pub mod decide;
 pub mod home;
 pub mod keeper;
+pub mod log_file;
 mod machine;
 pub mod metrics;
 pub mod report;

@@ -42,6 +42,19 @@ pub enum Question {
     HandOver,
 }
 
+impl Question {
+    /// The name of its kind, for the log.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Question::Run(_) => "run",
+            Question::Report => "report",
+            Question::Resize { .. } => "resize",
+            Question::Stop { .. } => "stop",
+            Question::HandOver => "hand over",
+        }
+    }
+}
+
 /// A share, as asked for.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

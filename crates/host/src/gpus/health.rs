@@ -99,7 +99,9 @@ pub(super) fn of(seen: &mut Seen, device: &Found<'_>) -> Option<String> {
         }
         Err(error) => of_error(error),
     };
-    let reported = seen.health.take(gone, energy, &seen.events.xids());
+    let xids = seen.events.xids();
+    log_xids(seen.identity.as_ref().map(|identity| &identity.gpu.uuid), &xids);
+    let reported = seen.health.take(gone, energy, &xids);
     // The XID says why; what is seen now may be all there is.
     reported.or_else(|| match now {
         Now::Well => None,
@@ -108,6 +110,18 @@ pub(super) fn of(seen: &mut Seen, device: &Found<'_>) -> Option<String> {
         // How many is left out: one more is no other illness.
         Now::MemoryErrors => Some(format!("memory errors could not be corrected: {}", xid::RESET)),
     })
+}
+
+/// Logs what the driver reports once and never again. Most XIDs are faults of programs, and the GPU goes on.
+fn log_xids(gpu: Option<&GpuUuid>, xids: &[u64]) {
+    let gpu = gpu.map(tracing::field::display);
+    for &xid in xids {
+        if xid::fatal(xid).is_some() {
+            tracing::warn!(gpu, xid, "GPU reported a fatal XID");
+        } else {
+            tracing::info!(gpu, xid, "GPU reported an XID");
+        }
+    }
 }
 
 /// What can be seen of a GPU.

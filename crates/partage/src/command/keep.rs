@@ -2,10 +2,13 @@
 
 use super::Outcome;
 use super::home::HomeArgs;
+use crate::logging::{self, FilterError, LogOptions};
 use clap::Args;
 use partage_enforce::error_chain::describe;
 use partage_workstation::client::{BUSY, READY};
+use partage_workstation::home::Home;
 use partage_workstation::keeper::{self, KeepError, Keeper, Options};
+use partage_workstation::log_file::RotatingLog;
 use partage_workstation::settings::Settings;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -32,41 +35,54 @@ impl Keep {
         partage_host::process_setup::close_inherited_files();
         // A thread that fails leaves half a keeper: the one who stands by is better.
         std::panic::set_hook(Box::new(|panic| {
-            log(&format!("error: {panic}"));
+            tracing::error!(%panic, "a thread panicked");
             std::process::abort();
         }));
         // A terminal that goes away, or its Ctrl-C, is not meant for it. It may lead a session already.
         let _ = rustix::process::setsid();
-        match self.start() {
+        let done = match self.home.home() {
+            Ok(home) => match self.log(&home) {
+                Ok(()) => self.start(&home).map_err(|error| match error {
+                    KeepError::Busy => BUSY.to_string(),
+                    error => describe(&error),
+                }),
+                Err(error) => Err(describe(&error)),
+            },
+            Err(error) => Err(describe(&error)),
+        };
+        match done {
             Ok(Some(keeper)) => {
                 // Who started it may have left.
                 let _ = writeln!(out, "{READY}").and_then(|()| out.flush());
                 keeper.wait();
+                tracing::info!(shares = keeper.shares(), "daemon stopped");
                 Ok(Outcome::Fine)
             }
             Ok(None) => Ok(Outcome::Fine),
-            Err(error) => {
-                let words = if matches!(error, KeepError::Busy) { BUSY.into() } else { describe(&error) };
-                log(&words);
-                writeln!(out, "{}", words.replace('\n', " "))?;
+            Err(why) => {
+                if why != BUSY {
+                    tracing::error!("the daemon cannot run: {why}");
+                }
+                writeln!(out, "{}", why.replace('\n', " "))?;
                 Ok(Outcome::Problems)
             }
         }
     }
 
-    fn start(&self) -> Result<Option<Arc<Keeper>>, KeepError> {
-        let home = self.home.home()?;
-        let (settings, settings_file) = Settings::load(self.settings.as_deref(), &home)?;
-        let options = Options { foreground: false, metrics: None, settings_file, log: Arc::new(log) };
+    /// Logs into the file of the home.
+    fn log(&self, home: &Home) -> Result<(), FilterError> {
+        let log = RotatingLog::new(home.log());
+        let options = LogOptions { format: logging::format_from_env(), verbose: false, colors: false };
+        logging::init(options, move || log.clone())
+    }
+
+    fn start(&self, home: &Home) -> Result<Option<Arc<Keeper>>, KeepError> {
+        let (settings, settings_file) = Settings::load(self.settings.as_deref(), home)?;
+        let options = Options { foreground: false, metrics: None, settings_file };
         if self.standby {
-            keeper::stand_by(&home, settings, options)
+            keeper::stand_by(home, settings, options)
         } else {
-            Keeper::start(&home, settings, options).map(Some)
+            Keeper::start(home, settings, options).map(Some)
         }
     }
-}
-
-fn log(words: &str) {
-    // Standard error is the log of the home; where it is full, there is nobody to tell.
-    let _ = crate::output::line(&mut io::stderr(), format_args!("{words}"));
 }

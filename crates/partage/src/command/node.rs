@@ -1,19 +1,17 @@
 //! `partage node`: the agent of one node of a cluster.
 
 use super::Outcome;
+use crate::logging::{self, FilterError, LogFormat, LogOptions};
 use crate::output::line;
 use clap::Args;
 use partage_agent::settings::{Settings, SettingsError};
 use partage_agent::{Options, run, withdraw};
 use partage_core::model::NodeName;
+use partage_enforce::error_chain::describe;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tracing_subscriber::Layer;
-use tracing_subscriber::filter::{LevelFilter, Targets};
-use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::util::SubscriberInitExt;
 
 /// Share this node's GPUs between the pods of a cluster
 ///
@@ -71,11 +69,11 @@ pub(crate) struct Node {
     #[arg(long, value_name = "SOCKET")]
     runtime_socket: Option<PathBuf>,
 
-    /// Lines of JSON instead of words
+    /// Log as JSON lines
     #[arg(long)]
     json: bool,
 
-    /// Tell more
+    /// Enable debug logging [env: PARTAGE_LOG is a filter by level and crate]
     #[arg(long, short)]
     verbose: bool,
 }
@@ -89,19 +87,6 @@ Examples:
 The settings' keys are those of docs/install.md (with Helm: what is below `settings` in the values).
 
 Exit code: 0 ended as asked, 1 it cannot run here, 2 wrong command line or, with --check, settings";
-
-/// Libraries whose requests fail while the API server or kubelet is away. They log each failure as an error, without saying what was
-/// requested; the agent logs it once, with what it was doing.
-const REQUEST_LIBRARIES: [&str; 5] = ["kube", "hyper", "tower", "h2", "tonic"];
-
-/// Which lines are logged: the agent's own, and errors of the libraries that it uses.
-fn levels(verbose: bool) -> Targets {
-    let ours = if verbose { LevelFilter::DEBUG } else { LevelFilter::INFO };
-    let levels = Targets::new().with_default(LevelFilter::ERROR).with_target("partage", ours);
-    REQUEST_LIBRARIES
-        .into_iter()
-        .fold(levels, |levels, library| levels.with_target(library, LevelFilter::OFF))
-}
 
 /// Most of what it does is to wait.
 const THREADS: usize = 2;
@@ -120,7 +105,10 @@ impl Node {
             )?;
             return Ok(Outcome::Unreadable);
         };
-        self.log();
+        if let Err(error) = self.log() {
+            line(err, format_args!("error: {}", describe(&error)))?;
+            return Ok(Outcome::Unreadable);
+        }
         partage_host::process_setup::limit_heap();
         let options = self.options(name);
         let runtime =
@@ -161,14 +149,10 @@ impl Node {
         Ok(Outcome::Problems)
     }
 
-    fn log(&self) {
-        let levels = levels(self.verbose);
-        let format = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_target(false);
-        let registry = tracing_subscriber::registry();
-        match self.json {
-            true => registry.with(format.json().with_filter(levels)).init(),
-            false => registry.with(format.with_ansi(io::stderr().is_terminal()).with_filter(levels)).init(),
-        }
+    fn log(&self) -> Result<(), FilterError> {
+        let format = if self.json { LogFormat::Json } else { logging::format_from_env() };
+        let options = LogOptions { format, verbose: self.verbose, colors: io::stderr().is_terminal() };
+        logging::init(options, io::stderr)
     }
 
     fn options(&self, name: &str) -> Options {
@@ -204,33 +188,6 @@ impl Node {
                     error => line(err, format_args!("error: {}: {error}", file.display()))?,
                 }
                 Ok(Outcome::Unreadable)
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use tracing::Level;
-
-    #[test]
-    fn failed_requests_are_logged_by_the_agent_and_not_by_libraries() {
-        for verbose in [false, true] {
-            let levels = levels(verbose);
-            for library in [
-                "kube_client::client::builder",
-                "hyper_util::client",
-                "tower::buffer::worker",
-                "tonic::transport",
-            ] {
-                assert!(!levels.would_enable(library, &Level::ERROR), "{library}");
-            }
-            assert!(levels.would_enable("rustls::conn", &Level::ERROR), "other libraries' errors are logged");
-            assert!(!levels.would_enable("rustls::conn", &Level::WARN));
-            for ours in ["partage_agent::sweep", "partage_cluster::connection"] {
-                assert!(levels.would_enable(ours, &Level::INFO));
-                assert_eq!(levels.would_enable(ours, &Level::DEBUG), verbose);
             }
         }
     }

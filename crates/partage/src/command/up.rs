@@ -8,6 +8,7 @@ use super::home::HomeArgs;
 use super::top::view::{self, Options as View};
 use super::{Outcome, says};
 use crate::amounts;
+use crate::logging::{self, FilterError, LineWriter, LogFormat, LogOptions};
 use crate::output::line;
 use crate::screen::{self, Kind, Screen, Wake};
 use clap::Args;
@@ -49,9 +50,17 @@ pub(crate) struct Up {
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<String>,
 
-    /// Lines of what happens instead of the live view
+    /// Log lines instead of the live view
     #[arg(long)]
     plain: bool,
+
+    /// Log as JSON lines instead of the live view
+    #[arg(long)]
+    json: bool,
+
+    /// Enable debug logging [env: PARTAGE_LOG is a filter by level and crate]
+    #[arg(long, short)]
+    verbose: bool,
 
     /// A file of shares to start, each with its command
     #[arg(long, value_name = "FILE")]
@@ -124,7 +133,12 @@ impl Up {
 
     fn keep(&self, prepared: Prepared, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
         let Prepared { home, settings, file, metrics, workloads } = prepared;
-        let news = Arc::new(News::new(self.plain || Kind::Full.on_terminal() == Kind::Stream)?);
+        let lines = self.kind() == Kind::Stream;
+        let news = Arc::new(News::new(lines)?);
+        if let Err(error) = self.log(&news) {
+            line(err, format_args!("error: {}", describe(&error)))?;
+            return Ok(Outcome::Unreadable);
+        }
         let served = match metrics.map(metrics::Listener::bind).transpose() {
             Ok(served) => served,
             Err(what) => {
@@ -132,12 +146,10 @@ impl Up {
                 return Ok(Outcome::Problems);
             }
         };
-        let log = Arc::clone(&news);
         let options = Options {
             foreground: true,
             metrics: served.as_ref().map(metrics::Listener::address),
             settings_file: file,
-            log: Arc::new(move |words| log.tell(words)),
         };
         let keeper = match take_over(&home, settings, options) {
             Ok(keeper) => keeper,
@@ -150,8 +162,10 @@ impl Up {
                 return Ok(Outcome::Problems);
             }
         };
-        let report = keeper.report();
-        greet(&report, served.as_ref().map(metrics::Listener::address), out)?;
+        // Lines of JSON are for programs.
+        if self.format() != LogFormat::Json {
+            greet(&keeper.report(), served.as_ref().map(metrics::Listener::address), out)?;
+        }
         if let Some(served) = served
             && let Err(what) = served.serve(&keeper)
         {
@@ -173,7 +187,7 @@ impl Up {
         for text in started.iter().flat_map(|started| summary.lines(started)) {
             line(out, format_args!("{text}"))?;
         }
-        if left > 0 {
+        if left > 0 && self.format() != LogFormat::Json {
             let shares = if left == 1 { "1 share goes on".into() } else { format!("{left} shares go on") };
             line(
                 out,
@@ -183,6 +197,27 @@ impl Up {
             )?;
         }
         Ok(Outcome::Fine)
+    }
+
+    /// A live view where there is a terminal for it, unless lines are asked for.
+    fn kind(&self) -> Kind {
+        if self.plain || self.json { Kind::Stream } else { Kind::Full.on_terminal() }
+    }
+
+    fn format(&self) -> LogFormat {
+        match self.kind() {
+            _ if self.json => LogFormat::Json,
+            Kind::Stream => logging::format_from_env(),
+            _ => LogFormat::View,
+        }
+    }
+
+    /// Shows log lines below the view, or as they come.
+    fn log(&self, news: &Arc<News>) -> Result<(), FilterError> {
+        let news = Arc::clone(news);
+        let writer = LineWriter::new(move |line| news.tell(line));
+        let options = LogOptions { format: self.format(), verbose: self.verbose, colors: false };
+        logging::init(options, move || writer.clone())
     }
 
     /// Shows how everything is until somebody has seen enough or the time is over.
@@ -197,8 +232,7 @@ impl Up {
         let left = |longest: Duration| {
             end.map_or(longest, |end| end.saturating_duration_since(Instant::now()).min(longest))
         };
-        let kind = if self.plain { Kind::Stream } else { Kind::Full.on_terminal() };
-        let mut screen = Screen::waiting(kind);
+        let mut screen = Screen::waiting(self.kind());
         let mut view = View::new(usize::MAX, screen::has_blocks());
         let mut before: Option<Report> = None;
         let mut now = keeper.report();

@@ -131,7 +131,7 @@ impl Keeper {
         };
         if std::thread::Builder::new().spawn(remove).is_err() {
             self.removing.fetch_sub(1, Ordering::SeqCst);
-            self.log("warning: a thread cannot be started");
+            tracing::error!("cannot start a thread to remove a cgroup");
         }
     }
 

@@ -34,7 +34,8 @@ impl Keeper {
         if undone.is_ok()
             && let Some(live) = state.shares.get(name)
         {
-            self.log(&format!("{name} is now {}", decide::words(&self.machine.node, &live.record.shares)));
+            let grant = decide::words(&self.machine.node, &live.record.shares);
+            tracing::info!(share = name, grant = %grant, "share resized");
         }
         undone
     }

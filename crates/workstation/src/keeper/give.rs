@@ -181,7 +181,8 @@ impl Keeper {
         record.write(&self.home).map_err(|error| describe(&error))?;
         let (words, id) = (decide::words(&self.machine.node, &record.shares), record.id.clone());
         let gpus = record.shares.iter().map(|share| share.gpu.to_string()).collect();
-        self.log(&format!("{name}: {words} for user {}", crate::users::name(record.who.uid)));
+        let user = crate::users::name(record.who.uid);
+        tracing::info!(share = %name, grant = %words, user = %user, "share granted");
         let live = self.managed(record, region)?;
         let live = Live {
             number: {
@@ -273,7 +274,7 @@ impl Keeper {
                 self.arbiter.remove(member);
             }
             self.forget(&live.record);
-            self.log(&format!("{name} has ended"));
+            tracing::info!(share = %name, "share ended");
         }
         self.after_change(state);
     }
@@ -292,7 +293,7 @@ impl Keeper {
 
     pub(super) fn removed(&self, name: &str) {
         if let Err(error) = store::remove(&self.home, name) {
-            self.log(&format!("warning: {name}: its files stay: {error}"));
+            tracing::warn!(share = name, %error, "cannot remove the share's files");
         }
     }
 
@@ -311,7 +312,7 @@ impl Keeper {
             match applied {
                 Ok(differs) => changed |= differs,
                 Err(error) => {
-                    self.log(&format!("warning: {}: its limits cannot be changed: {error}", live.record.name))
+                    tracing::warn!(share = %live.record.name, %error, "cannot change the share's limits");
                 }
             }
         }

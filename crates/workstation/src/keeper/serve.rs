@@ -68,7 +68,7 @@ impl Keeper {
             let stream = match stream {
                 Ok(stream) => stream,
                 Err(error) => {
-                    self.log(&format!("warning: a connection was lost: {error}"));
+                    tracing::warn!(%error, "cannot accept a connection");
                     // Without files or memory it is of no use to try again at once.
                     std::thread::sleep(Duration::from_millis(50));
                     continue;
@@ -87,8 +87,12 @@ impl Keeper {
             }
             let keeper = Arc::clone(self);
             let heard = move || {
-                // Who goes away while being answered has its answer.
-                let _ = keeper.answer(stream, &peer);
+                let span = tracing::info_span!("request", uid, pid = %peer.pid, kind = tracing::field::Empty);
+                let _span = span.entered();
+                if let Err(error) = keeper.answer(stream, &peer) {
+                    // A caller that goes away while it is answered needs no answer.
+                    tracing::debug!(%error, "connection ended");
+                }
                 keeper.one_less(uid);
                 keeper.changed.notify_all();
             };
@@ -139,10 +143,11 @@ impl Keeper {
             Ok(Some(question)) => question,
             Ok(None) => return Ok(()),
             Err(error) => {
-                let message = format!("that was no question: {error}");
+                let message = format!("malformed request: {error}");
                 return say(&mut writer, &Answer::from(Refusal::new(RefusalReason::Invalid, message)));
             }
         };
+        tracing::Span::current().record("kind", question.kind());
         let answer = match question {
             Question::Run(mut request) => {
                 request.command = shown(request.command);
@@ -198,7 +203,10 @@ impl Keeper {
     fn run(self: &Arc<Self>, mut caller: Caller, request: &RunRequest) -> io::Result<()> {
         let granted = match self.granted(&mut caller, request)? {
             Ok(granted) => granted,
-            Err(refused) => return say(&mut caller.writer, &Answer::from(refused)),
+            Err(refused) => {
+                tracing::debug!(reason = ?refused.reason, message = %refused.message, "request refused");
+                return say(&mut caller.writer, &Answer::from(refused));
+            }
         };
         let name = granted.name.clone();
         let number = self.state().shares.get(&name).map(|live| live.number);

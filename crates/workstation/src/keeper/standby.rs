@@ -2,6 +2,7 @@
 
 use super::{KeepError, Keeper, Options};
 use crate::home::Home;
+use crate::log_file::RotatingLog;
 use crate::machine::PROGRAM;
 use crate::settings::Settings;
 use crate::store;
@@ -62,9 +63,6 @@ impl Keeper {
     }
 }
 
-/// A log that is longer begins anew.
-const LONGEST_LOG: u64 = 1 << 20;
-
 /// The program as a keeper in the background, with its words in the home's log. It goes by the settings that were last in
 /// force, as long as there is something that was given under them.
 pub(crate) fn background(home: &Home) -> Command {
@@ -78,10 +76,8 @@ pub(crate) fn background(home: &Home) -> Command {
     if home.settings_in_force().exists() {
         command.arg("--settings").arg(home.settings_in_force());
     }
-    if std::fs::metadata(home.log()).is_ok_and(|log| log.len() > LONGEST_LOG) {
-        let _ = std::fs::remove_file(home.log());
-    }
-    let log = std::fs::OpenOptions::new().create(true).append(true).open(home.log());
+    // The daemon logs into the file by itself; what the runtime writes when it aborts comes there, too.
+    let log = RotatingLog::new(home.log()).open();
     command.stderr(log.map_or_else(|_| Stdio::null(), Stdio::from));
     command
 }

@@ -20,6 +20,7 @@ impl Keeper {
     pub(super) fn look_again_and_again(self: &Arc<Self>) {
         loop {
             std::thread::sleep(BEAT);
+            let _span = tracing::info_span!("reconcile", cause = "poll").entered();
             let state = self.state();
             let needed = self.options.foreground || !state.shares.is_empty() || !state.queue.is_empty();
             let (ending, kept) = (state.ending, !state.shares.is_empty());
@@ -64,12 +65,14 @@ impl Keeper {
         let owner = |pid: u32| owners.get_or_init(|| Owners::of(&records, &self.home)).find(pid);
         let truth = auditor.round(&self.machine.gpus, &watched, &owner);
         for (name, word) in &truth.raised {
-            self.log(&format!("warning: {name}: {word}"));
+            tracing::warn!(share = %name, finding = %word, "bypass of limits suspected");
         }
         for (uuid, health) in &truth.health_changes {
-            let at = self.machine.node.gpu_index(uuid).unwrap_or_default();
-            let how = health.as_deref().unwrap_or("is well again");
-            self.log(&format!("GPU {at}: {how}"));
+            let gpu = self.machine.node.gpu_index(uuid).unwrap_or_default();
+            match health {
+                Some(reason) => tracing::warn!(gpu, %uuid, %reason, "GPU unhealthy"),
+                None => tracing::info!(gpu, %uuid, "GPU recovered"),
+            }
         }
         let mut fatal_errors = self.fatal_errors.lock().unwrap_or_else(PoisonError::into_inner);
         fatal_errors.store(&self.machine.records, &self.machine.boot_id, self.machine.gpus.fatal());

@@ -73,6 +73,7 @@ impl Keeper {
 
     /// A process of a share has ended: who is left?
     fn one_has_ended(self: &Arc<Self>, name: &str, number: u64) {
+        let _span = tracing::info_span!("reconcile", cause = "process exit").entered();
         let state = self.state();
         let Some(live) = state.shares.get(name).filter(|live| live.number == number) else { return };
         let record = live.record.clone();
@@ -90,7 +91,7 @@ impl Keeper {
                 }
             }
             Err(error) => {
-                self.log(&format!("warning: {name}: its processes cannot be counted: {error}"));
+                tracing::warn!(share = name, %error, "cannot count the share's processes");
                 self.look_later(name, number);
             }
         }
@@ -103,7 +104,7 @@ impl Keeper {
             keeper.one_has_ended(&name, number);
         };
         if std::thread::Builder::new().spawn(again).is_err() {
-            self.log("warning: a thread cannot be started");
+            tracing::error!("cannot start a thread to count a share's processes");
         }
     }
 

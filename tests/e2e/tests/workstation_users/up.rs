@@ -20,7 +20,7 @@ fn the_view_is_live_and_ends_with_ctrl_c() {
     });
     let mut share = home.share("view", &["--memory", "4Gi", "--cores", "30"], &["sleep", "1000"]);
     // In the table, and below it as news.
-    up.shows("view: 4 GiB and 30 % of GPU ");
+    up.shows("share granted share=view grant=4 GiB and 30 % of GPU ");
     assert_ne!(up.modes().local_modes, before);
     up.strike("m");
     up.shows("sorted by memory");
@@ -42,8 +42,8 @@ fn lines_say_what_happens() {
     up.says("metrics: http://127.0.0.1:");
     up.says("Ctrl-C ends this one");
     home.fine(&["run", "--memory", "4Gi", "--cores", "30", "--name", "lines", "--", "true"]);
-    up.says("lines: 4 GiB and 30 % of GPU 0 for user root");
-    up.says("lines has ended");
+    up.says("share granted share=lines grant=4 GiB and 30 % of GPU 0 user=root");
+    up.says("share ended share=lines");
     let (code, words) = home.refused(&["up", "--metrics", "off"]);
     let expected = format!("error: partage up already runs here, as process {}: ", up.pid());
     assert!(code == 1 && words.starts_with(&expected), "{words}");
@@ -51,6 +51,48 @@ fn lines_say_what_happens() {
     assert!(up.ended().success());
     assert_eq!(up.rest(), Vec::<String>::new());
     assert_eq!(home.processes(), Vec::<u32>::new());
+}
+
+#[test]
+fn json_lines_carry_fields_and_spans() {
+    let home = Home::new();
+    let mut up = home.up(SIMULATED, &["--metrics", "off", "--json"]);
+    home.fine(&["run", "--memory", "4Gi", "--name", "json", "--", "true"]);
+    let read = |line: String| -> serde_json::Value { serde_json::from_str(&line).unwrap() };
+    let granted = read(up.says("share granted"));
+    assert_eq!((&granted["level"], &granted["fields"]["share"]), (&"INFO".into(), &"json".into()));
+    assert_eq!((&granted["span"]["name"], &granted["span"]["kind"]), (&"request".into(), &"run".into()));
+    assert_eq!(granted["span"]["uid"], 0);
+    assert_eq!(read(up.says("share ended"))["fields"]["share"], "json");
+    up.signal(libc::SIGINT);
+    assert!(up.ended().success());
+    // Nothing else is between them.
+    up.rest().into_iter().for_each(|line| drop(read(line)));
+}
+
+#[test]
+fn wrong_log_filter_is_refused() {
+    let home = Home::new();
+    for arguments in [&["up", "--plain", "--metrics", "off"][..], &["node", "--node-name", "n1"]] {
+        let output = home.partage(arguments).env("PARTAGE_LOG", "partage=loud").output().unwrap();
+        let words = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {words}");
+        assert!(words.contains("PARTAGE_LOG=\"partage=loud\" is not a log filter"), "{words}");
+    }
+}
+
+#[test]
+fn background_daemon_logs_into_its_file() {
+    let home = Home::new();
+    let mut run = home.partage(&["run", "-q", "--memory", "4Gi", "--name", "logged", "--", "true"]);
+    assert!(run.env("PARTAGE_LOG", "partage=debug").status().unwrap().success());
+    let log = eventually("the share's end is logged", || {
+        let log = std::fs::read_to_string(home.path().join("keeper.log")).ok()?;
+        log.contains("share ended share=logged").then_some(log)
+    });
+    for part in ["daemon started", "share granted share=logged", "request{uid=0 ", "DEBUG"] {
+        assert!(log.contains(part), "{part:?} is not in {log}");
+    }
 }
 
 /// An answer's first line, and the rest.
@@ -135,7 +177,7 @@ fn shares_outlive_it_however_it_ends() {
         if pid == 0 {
             pid = greedy.pid();
         } else {
-            up.says("outlives goes on");
+            up.says("share adopted share=outlives");
         }
         // Whoever took the share up has somebody who stands by.
         eventually("somebody stands by", || home.standby());

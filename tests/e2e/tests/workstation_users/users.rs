@@ -24,7 +24,7 @@ fn shares_belong_to_who_made_them() {
     let four = ["--memory", "4Gi", "--cores", "20"];
     let (mut ada, said) = place.sleeper(ADA, "users-ada", &four);
     assert!(said.ends_with("; held by a user namespace"), "{said}");
-    up.says(&format!("users-ada: 4 GiB and 20 % of GPU 0 for user {ADA}"));
+    up.says(&format!("share granted share=users-ada grant=4 GiB and 20 % of GPU 0 user={ADA}"));
     let (mut bob, _) = place.sleeper(BOB, "users-bob", &four);
     let (mut second, _) = place.sleeper(BOB, "users-bob-2", &four);
     let (mut eve, _) = place.sleeper(EVE, "users-eve", &four);
