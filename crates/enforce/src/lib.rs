@@ -2,6 +2,17 @@
 //!
 //! The node agent and the workstation daemon are its two front ends. What both of them do is here; what only Kubernetes or only
 //! a workstation needs stays in the front end. `host` below it knows this machine and no policy.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`gpus`] | discovery of the driver and its GPUs, the inventory, fatal errors, which GPUs are withheld |
+//! | [`context_sizes`] | how much memory a CUDA context takes, and when that is measured |
+//! | [`placing`] | why an ask has no place, and whether it ever will |
+//! | [`refusal`] | a request that is not granted, for exit codes, events and admission messages |
+//! | [`records`] | versioned records, which a daemon reads after a restart |
+//! | [`report`], [`metrics`] | the state of each GPU, and the metric families that both daemons serve |
+//! | [`instance_lock`] | one daemon at a time |
+//! | [`error_chain`] | an error with its sources, as text |
 
 pub mod context_sizes;
 pub mod error_chain;
