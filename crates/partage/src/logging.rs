@@ -2,6 +2,7 @@
 //!
 //! `PARTAGE_LOG`, or `RUST_LOG` where that is not set, filters by level and crate: `debug`, or `info,partage_agent=debug`.
 
+use partage_enforce::error_chain::describe;
 use std::env;
 use std::fmt;
 use std::io::{self, Write};
@@ -15,8 +16,10 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// The variables that hold a filter, the first one that is set wins.
-const FILTER_VARIABLES: [&str; 2] = ["PARTAGE_LOG", "RUST_LOG"];
+/// The variable that holds a filter.
+const FILTER_VARIABLE: &str = "PARTAGE_LOG";
+/// The variable that many Rust programs read. It may be meant for another one of them.
+const FALLBACK_VARIABLE: &str = "RUST_LOG";
 /// The variable that chooses JSON for daemons that are started without a command line of their own.
 const FORMAT_VARIABLE: &str = "PARTAGE_LOG_FORMAT";
 
@@ -48,11 +51,10 @@ pub(crate) struct LogOptions {
 /// A filter in the environment that cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{variable}={text:?} is not a log filter: write a level (error, warn, info, debug, trace), or some of them by crate, such as \
-     info,partage_agent=debug"
+    "{FILTER_VARIABLE}={text:?} is not a log filter: write a level (error, warn, info, debug, trace), or some of them by crate, such \
+     as info,partage_agent=debug"
 )]
 pub(crate) struct FilterError {
-    variable: &'static str,
     text: String,
     source: tracing_subscriber::filter::ParseError,
 }
@@ -63,6 +65,28 @@ where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
     let filter = filter(options.verbose, |name| env::var(name).ok())?;
+    install(filter, options, writer);
+    Ok(())
+}
+
+/// The same for a daemon that nobody has typed the command of: a filter that cannot be read is not worth its end.
+pub(crate) fn init_or_default<W>(options: LogOptions, writer: W)
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    match filter(options.verbose, |name| env::var(name).ok()) {
+        Ok(filter) => install(filter, options, writer),
+        Err(error) => {
+            install(default_filter(options.verbose), options, writer);
+            tracing::warn!(error = %describe(&error), "log filter ignored");
+        }
+    }
+}
+
+fn install<W>(filter: EnvFilter, options: LogOptions, writer: W)
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
     let layer =
         tracing_subscriber::fmt::layer().with_writer(writer).with_target(false).with_ansi(options.colors);
     let registry = tracing_subscriber::registry();
@@ -71,7 +95,6 @@ where
         LogFormat::Json => registry.with(layer.json().with_filter(filter)).init(),
         LogFormat::View => registry.with(layer.event_format(ViewFormat).with_filter(filter)).init(),
     }
-    Ok(())
 }
 
 /// Text, unless the environment asks for JSON.
@@ -83,19 +106,22 @@ pub(crate) fn format_from_env() -> LogFormat {
     }
 }
 
-/// The filter that the environment asks for; else ours from `info` or `debug` on, and of the libraries only errors.
+/// The filter that the environment asks for, or the default one.
 fn filter(verbose: bool, variable: impl Fn(&str) -> Option<String>) -> Result<EnvFilter, FilterError> {
-    let set = FILTER_VARIABLES.into_iter().find_map(|name| {
-        let text = variable(name).filter(|text| !text.trim().is_empty())?;
-        Some((name, text))
-    });
-    let Some((variable, text)) = set else {
-        let ours = if verbose { "debug" } else { "info" };
-        let silent: String = REQUEST_LIBRARIES.iter().map(|library| format!(",{library}=off")).collect();
-        // A target matches by its beginning: all crates of this workspace.
-        return Ok(EnvFilter::new(format!("error,partage={ours}{silent}")));
-    };
-    EnvFilter::builder().parse(&text).map_err(|source| FilterError { variable, text, source })
+    let set = |name: &str| variable(name).filter(|text| !text.trim().is_empty());
+    if let Some(text) = set(FILTER_VARIABLE) {
+        return EnvFilter::builder().parse(&text).map_err(|source| FilterError { text, source });
+    }
+    let fallback = set(FALLBACK_VARIABLE).and_then(|text| EnvFilter::builder().parse(text).ok());
+    Ok(fallback.unwrap_or_else(|| default_filter(verbose)))
+}
+
+/// Lines of this workspace's crates from `info` or `debug` on, and errors of the libraries.
+fn default_filter(verbose: bool) -> EnvFilter {
+    let ours = if verbose { "debug" } else { "info" };
+    let silent: String = REQUEST_LIBRARIES.iter().map(|library| format!(",{library}=off")).collect();
+    // A target matches by its beginning.
+    EnvFilter::new(format!("error,partage={ours}{silent}"))
 }
 
 /// The format of lines below a live view: `warning: ` where something is wrong, the message, and the fields.
@@ -169,6 +195,8 @@ mod tests {
         assert_eq!(of(&[("RUST_LOG", "warn")], true).unwrap(), "warn");
         assert_eq!(of(&[("RUST_LOG", "warn"), ("PARTAGE_LOG", "trace")], false).unwrap(), "trace");
         assert_eq!(of(&[("RUST_LOG", "warn"), ("PARTAGE_LOG", " ")], false).unwrap(), "warn");
+        // It may be meant for another program.
+        assert_eq!(of(&[("RUST_LOG", "partage=loud")], false).unwrap(), of(&[], false).unwrap());
         let error = of(&[("PARTAGE_LOG", "partage=loud")], false).unwrap_err();
         assert!(error.to_string().starts_with("PARTAGE_LOG=\"partage=loud\" is not a log filter"), "{error}");
     }

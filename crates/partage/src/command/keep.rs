@@ -2,7 +2,7 @@
 
 use super::Outcome;
 use super::home::HomeArgs;
-use crate::logging::{self, FilterError, LogOptions};
+use crate::logging::{self, LogOptions};
 use clap::Args;
 use partage_enforce::error_chain::describe;
 use partage_workstation::client::{BUSY, READY};
@@ -40,17 +40,11 @@ impl Keep {
         }));
         // A terminal that goes away, or its Ctrl-C, is not meant for it. It may lead a session already.
         let _ = rustix::process::setsid();
-        let done = match self.home.home() {
-            Ok(home) => match self.log(&home) {
-                Ok(()) => self.start(&home).map_err(|error| match error {
-                    KeepError::Busy => BUSY.to_string(),
-                    error => describe(&error),
-                }),
-                Err(error) => Err(describe(&error)),
-            },
-            Err(error) => Err(describe(&error)),
-        };
-        match done {
+        let started = self.home.home().map_err(KeepError::from).and_then(|home| {
+            self.log(&home);
+            self.start(&home)
+        });
+        match started {
             Ok(Some(keeper)) => {
                 // Who started it may have left.
                 let _ = writeln!(out, "{READY}").and_then(|()| out.flush());
@@ -59,10 +53,13 @@ impl Keep {
                 Ok(Outcome::Fine)
             }
             Ok(None) => Ok(Outcome::Fine),
-            Err(why) => {
-                if why != BUSY {
-                    tracing::error!("the daemon cannot run: {why}");
-                }
+            Err(KeepError::Busy) => {
+                writeln!(out, "{BUSY}")?;
+                Ok(Outcome::Problems)
+            }
+            Err(error) => {
+                let why = describe(&error);
+                tracing::error!(error = %why, "the daemon cannot run");
                 writeln!(out, "{}", why.replace('\n', " "))?;
                 Ok(Outcome::Problems)
             }
@@ -70,10 +67,10 @@ impl Keep {
     }
 
     /// Logs into the file of the home.
-    fn log(&self, home: &Home) -> Result<(), FilterError> {
+    fn log(&self, home: &Home) {
         let log = RotatingLog::new(home.log());
         let options = LogOptions { format: logging::format_from_env(), verbose: false, colors: false };
-        logging::init(options, move || log.clone())
+        logging::init_or_default(options, move || log.clone());
     }
 
     fn start(&self, home: &Home) -> Result<Option<Arc<Keeper>>, KeepError> {
