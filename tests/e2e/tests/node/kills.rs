@@ -5,7 +5,7 @@ use crate::agreement::Held;
 use crate::stage::{Stage, bed, lasting};
 use partage_core::model::Bytes;
 use partage_testkit::agent::SETTINGS;
-use partage_testkit::bed::Component;
+use partage_testkit::bed::{Bed, Component};
 use partage_testkit::eventually;
 use std::collections::BTreeMap;
 use std::fs;
@@ -82,18 +82,23 @@ fn an_agent_that_dies_at_any_step_goes_on_where_it_was() {
     });
 }
 
+/// A node on which the pods `a` and `b` hold more than half of a GPU each: a pod whose GPU were thought free would get company.
+async fn with_two_pods(bed: &Bed) -> Stage<'_> {
+    let stage = Stage::set(bed, SETTINGS).await;
+    for name in ["a", "b"] {
+        stage.apply(&lasting(name, "partage.dev/gpu: 1, partage.dev/memory: 21Gi"));
+    }
+    for name in ["a", "b"] {
+        stage.runs(name).await;
+    }
+    stage
+}
+
 #[test]
 fn containers_keep_their_limits_while_the_agent_is_away_and_what_was_damaged_is_made_whole() {
     let Some(bed) = bed() else { return };
     bed.block_on(async {
-        let mut stage = Stage::set(&bed, SETTINGS).await;
-        // More than half of a GPU each: a pod whose GPU were thought free would get company.
-        for name in ["a", "b"] {
-            stage.apply(&lasting(name, "partage.dev/gpu: 1, partage.dev/memory: 21Gi"));
-        }
-        for name in ["a", "b"] {
-            stage.runs(name).await;
-        }
+        let mut stage = with_two_pods(&bed).await;
         let before = sizes_and_gpus(&stage.agrees().await);
 
         stage.agent.process().kill();
@@ -152,6 +157,60 @@ fn containers_keep_their_limits_while_the_agent_is_away_and_what_was_damaged_is_
         stage.restarted("late", 1).await;
         stage.agrees().await;
         nobodys_is_removed(&mut stage).await;
+    });
+}
+
+#[test]
+fn records_of_a_newer_agent_are_left_alone_and_what_they_hold_is_not_granted() {
+    let Some(bed) = bed() else { return };
+    bed.block_on(async {
+        let mut stage = with_two_pods(&bed).await;
+        let held = stage.agrees().await;
+        let before = sizes_and_gpus(&held);
+        stage.agent.process().kill();
+        let pods = stage.node_path("/var/lib/partage/pods");
+        let record = pods.join(format!("{}.json", held[0].uid));
+        let written = fs::read_to_string(&record).unwrap();
+        let newer = written.replacen("{\"version\":1,", "{\"version\":2,", 1);
+        assert_ne!(newer, written);
+        fs::write(&record, &newer).unwrap();
+        let mut specs = BTreeMap::new();
+        for entry in fs::read_dir(stage.node_path("/run/cdi")).unwrap() {
+            let path = entry.unwrap().path();
+            let text = fs::read_to_string(&path).unwrap();
+            if text.contains(&held[0].uid) {
+                let newer = text.replacen("{\\\"version\\\":1,", "{\\\"version\\\":2,", 1);
+                assert_ne!(newer, text);
+                fs::write(&path, &newer).unwrap();
+                specs.insert(path, newer);
+            }
+        }
+        assert_eq!(specs.len(), 1);
+        std::os::unix::fs::symlink("/nowhere", pods.join("link.json")).unwrap();
+
+        stage.start_again().await;
+        stage.apply(&lasting("late", "partage.dev/gpu: 1, partage.dev/memory: 21Gi"));
+        stage.waits("late", "no room on node node1 now").await;
+        stage.delete("late");
+        assert_eq!(sizes_and_gpus(&stage.agrees().await), before);
+        assert_eq!(stage.metric("partage_quarantined_total").unwrap(), 1.0, "the link");
+        assert_eq!(fs::read_to_string(&record).unwrap(), newer);
+        for (path, text) in &specs {
+            assert_eq!(fs::read_to_string(path).unwrap(), *text);
+        }
+
+        // The newer agent comes back, and finds everything where it left it.
+        stage.agent.process().kill();
+        fs::write(&record, &written).unwrap();
+        for (path, text) in &specs {
+            fs::write(path, text.replacen("{\\\"version\\\":2,", "{\\\"version\\\":1,", 1)).unwrap();
+        }
+        stage.start_again().await;
+        assert_eq!(sizes_and_gpus(&stage.agrees().await), before);
+        for name in ["a", "b"] {
+            stage.delete(name);
+        }
+        stage.nothing_is_kept().await;
     });
 }
 

@@ -190,3 +190,41 @@ fn whoever_is_killed_limits_hold_and_nothing_is_left() {
     // A keeper in the background stays for a while, and no longer.
     eventually("no keeper is left", || home.processes().is_empty().then_some(()));
 }
+
+#[test]
+fn share_of_a_newer_version_is_left_alone_and_keeps_what_it_has() {
+    const SIMULATED: &str = "driver: simulated\n";
+    let home = Home::new();
+    let mut share = home.share("newer", &["--memory", "30Gi"], &["sleep", "1000"]);
+    // The daemon that made it goes away, with those that stand by.
+    eventually("no daemon runs", || {
+        let members = home.members();
+        let daemons: Vec<u32> = home.processes().into_iter().filter(|pid| !members.contains(pid)).collect();
+        daemons.iter().for_each(|pid| signal(*pid, libc::SIGKILL));
+        daemons.is_empty().then_some(())
+    });
+    let record = home.path().join("shares/newer/share.json");
+    let written = std::fs::read_to_string(&record).unwrap();
+    let newer = written.replacen("{\"format\":1,", "{\"format\":2,", 1);
+    assert_ne!(newer, written);
+    std::fs::write(&record, &newer).unwrap();
+
+    let mut up = home.up(SIMULATED, &["--metrics", "off"]);
+    up.says("share newer was made by another version of partage, and what it has stays held");
+    // 39.39 GiB of each GPU can be shared.
+    let (code, words) = home.refused(&["run", "--gpus", "2", "--memory", "20Gi", "--", "true"]);
+    assert!(code == 125 && words.contains("9.39 GiB"), "{words}");
+    assert_eq!(home.shares(), Vec::<Value>::new());
+    assert!(share.goes_on());
+    assert_eq!(std::fs::read_to_string(&record).unwrap(), newer);
+    up.signal(libc::SIGTERM);
+    assert!(up.ended().success());
+
+    // The newer version comes back.
+    std::fs::write(&record, &written).unwrap();
+    let mut up = home.up(SIMULATED, &["--metrics", "off"]);
+    up.says("share adopted share=newer");
+    assert!(share.goes_on() && home.find("newer").is_some());
+    home.fine(&["stop", "newer"]);
+    home.nothing_left();
+}
