@@ -1,13 +1,11 @@
 //! Consistency checks: where the ledger, the records, the regions and kubelet disagree.
 
-use crate::book::Book;
-use crate::checkpoint::{Name, PodRecord};
+use crate::checkpoint::PodRecord;
+use crate::containers::lifecycle::{ContainerOwner, Containers, Stage, is_older};
 use crate::identity::Holder;
-use crate::node::grant_of;
 use crate::plugin::Nonce;
-use crate::sweep::is_older;
 use partage_core::model::{ContainerName, PodId, PodUid, Share};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// A region, as far as it is compared.
@@ -38,17 +36,17 @@ impl Mismatch {
 /// Compares what everybody says. `held` is what kubelet gave to pods that are there; `on_disk` are all regions, also those that
 /// belong to no container.
 pub(crate) fn mismatches<'a>(
-    book: &Book,
+    containers: &Containers,
     regions: impl IntoIterator<Item = Kept<'a>>,
     on_disk: &BTreeSet<Nonce>,
     held: &[Holder],
-    names: &BTreeMap<Nonce, Name>,
 ) -> Vec<Mismatch> {
-    let pod = |uid: &PodUid| book.record(uid).map(|record| record.pod.clone());
-    let audited = book.audit().into_iter().map(|finding| Mismatch::new(finding.to_string(), None));
+    let grants = containers.grants();
+    let pod = |uid: &PodUid| grants.record(uid).map(|record| record.pod.clone());
+    let audited = grants.audit().into_iter().map(|finding| Mismatch::new(finding.to_string(), None));
     let mut wrong: Vec<Mismatch> = audited.collect();
     for Kept { nonce, uid, container, shares } in regions {
-        let granted = book.record(uid).and_then(|record| grant_of(record, container));
+        let granted = grants.record(uid).and_then(|record| record.grant_of(container));
         if granted.is_none_or(|grant| grant.shares != shares) {
             let text = format!("the region {nonce} does not match the recorded grant of pod {uid}");
             wrong.push(Mismatch::new(text, pod(uid)));
@@ -59,33 +57,33 @@ pub(crate) fn mismatches<'a>(
             wrong.push(Mismatch::new(text, pod(uid)));
         }
     }
-    for holder in held.iter().filter(|holder| book.record(&holder.uid).is_none()) {
+    for holder in held.iter().filter(|holder| grants.record(&holder.uid).is_none()) {
         if let Some(nonce) = holder.nonce.as_ref().filter(|nonce| on_disk.contains(nonce)) {
             let text = format!("pod {} has the region {nonce} and no recorded grant", holder.uid);
             wrong.push(Mismatch::new(text, None));
         }
     }
     let unknown = held.iter().filter_map(|holder| holder.nonce.as_ref().map(|nonce| (nonce, &holder.uid)));
-    let unknown = unknown.filter(|(nonce, _)| !names.contains_key(nonce));
+    let unknown = unknown.filter(|(nonce, _)| containers.stage(nonce).is_none());
     wrong.extend(unknown.map(|(nonce, uid)| {
         Mismatch::new(format!("kubelet has {nonce}, which is not known here"), pod(uid))
     }));
     wrong
 }
 
-/// Containers that were made ready and whose region is no longer on the node. `running` returns the record of a pod that runs;
-/// `missing` returns where the region of a container that was made ready should be, if it is not there.
+/// Containers that were prepared and whose region is no longer on the node. `running` returns the record of a pod that runs;
+/// `missing` returns where the region of a prepared container should be, if it is not there.
 pub(crate) fn missing_regions<'a>(
-    owners: &BTreeMap<Nonce, (PodUid, ContainerName)>,
+    owned: impl Iterator<Item = (&'a Nonce, &'a ContainerOwner, &'a Stage)>,
     running: impl Fn(&PodUid) -> Option<&'a PodRecord>,
-    missing: impl Fn(&Nonce) -> Option<PathBuf>,
+    missing: impl Fn(&Nonce, &Stage) -> Option<PathBuf>,
 ) -> Vec<Mismatch> {
     let mut wrong = Vec::new();
-    for (nonce, (uid, container)) in owners {
-        let Some(record) = running(uid).filter(|record| grant_of(record, container).is_some()) else {
+    for (key, ContainerOwner { pod, container }, stage) in owned {
+        let Some(record) = running(pod).filter(|record| record.grant_of(container).is_some()) else {
             continue;
         };
-        let Some(folder) = missing(nonce) else { continue };
+        let Some(folder) = missing(key, stage) else { continue };
         let text = format!(
             "the region of container {container} was removed from the node ({}): its amounts cannot be changed, and programs that start \
              in it may find no GPU; restart the container to create the region again, as by deleting the pod",
@@ -131,6 +129,7 @@ pub(crate) fn news(before: &mut BTreeSet<String>, now: Vec<Mismatch>) -> Vec<Mis
 mod tests {
     use super::*;
     use crate::checkpoint::tests::record;
+    use crate::containers::lifecycle::LeftBehind;
     use crate::resources::tests::node;
 
     #[test]
@@ -143,20 +142,25 @@ mod tests {
             nonce: Some(Nonce(nonce.into())),
             name: None,
         };
-        let name = |nonce: &str| {
-            let Holder { resource, ids, .. } = holder("", nonce);
-            (Nonce(nonce.into()), Name { nonce: Nonce(nonce.into()), resource, ids, at: 1 })
-        };
-        let book = |memory: &[u64]| {
+        let containers = |memory: &[u64], names: &[&str]| {
             let records = memory.iter().enumerate().map(|(at, &mib)| record(&format!("u-{at}"), mib << 20));
-            Book::new(node(&[1000, 1000]), records.map(|record| (record.pod.uid.clone(), record)).collect())
+            let left = LeftBehind {
+                records: records.map(|record| (record.pod.uid.clone(), record)).collect(),
+                ..LeftBehind::default()
+            };
+            let (mut containers, _) = Containers::recover(node(&[1000, 1000]), left);
+            for key in names {
+                let Holder { resource, ids, .. } = holder("", key);
+                containers.allocate(Nonce((*key).into()), &resource, ids, 1);
+            }
+            containers
         };
         let told = |memory: &[u64], region: u64, held: &[Holder], names: &[&str]| {
             let (nonce, uid, container) = (Nonce("a".into()), "u-0".into(), "main".into());
             let share = record("u-0", region << 20).grant.grants.remove(0).shares;
             let kept = Kept { nonce: &nonce, uid: &uid, container: &container, shares: &share };
-            let names = names.iter().map(|nonce| name(nonce)).collect();
-            let wrong = mismatches(&book(memory), [kept], &[Nonce("a".into())].into(), held, &names);
+            let containers = containers(memory, names);
+            let wrong = mismatches(&containers, [kept], &[Nonce("a".into())].into(), held);
             wrong.into_iter().map(|one| one.text).collect::<Vec<_>>()
         };
         let held = [holder("u-0", "a")];
@@ -203,21 +207,26 @@ mod tests {
     #[test]
     fn region_that_was_removed_is_reported_on_its_pod() {
         let record = record("u-0", 400 << 20);
-        let owners = BTreeMap::from([
-            (Nonce("a".into()), ("u-0".into(), "main".into())),
-            (Nonce("b".into()), ("u-0".into(), "without-a-grant".into())),
-            (Nonce("c".into()), ("ended".into(), "main".into())),
-        ]);
+        let container = |key: &str, pod: &str, container: &str| {
+            let owner = ContainerOwner { pod: pod.into(), container: container.into() };
+            (Nonce(key.into()), owner)
+        };
+        let owned = [
+            container("a", "u-0", "main"),
+            container("b", "u-0", "without-a-grant"),
+            container("c", "ended", "main"),
+        ];
+        let owned = || owned.iter().map(|(key, owner)| (key, owner, &Stage::Named));
         let running = |uid: &PodUid| (*uid == record.pod.uid).then_some(&record);
-        let folder = |nonce: &Nonce| PathBuf::from("/run/partage/regions").join(&nonce.0);
-        let wrong = missing_regions(&owners, running, |nonce| Some(folder(nonce)));
+        let folder = |key: &Nonce| PathBuf::from("/run/partage/regions").join(&key.0);
+        let wrong = missing_regions(owned(), running, |key, _| Some(folder(key)));
         let [one] = wrong.as_slice() else { panic!("{wrong:?}") };
         assert_eq!((&one.pod, one.event), (&Some(record.pod.clone()), Some("RegionMissing")));
         assert!(
             one.text.contains("(/run/partage/regions/a)") && one.text.contains("restart the container"),
             "{one:?}"
         );
-        assert_eq!(missing_regions(&owners, running, |_| None), [], "nothing is missing");
+        assert_eq!(missing_regions(owned(), running, |_, _| None), [], "nothing is missing");
     }
 
     #[test]

@@ -20,7 +20,7 @@
 
 use crate::plugin::{DeviceId, Nonce};
 use partage_core::dialect::Dialect;
-use partage_core::model::{ContainerName, PodGrant, PodId, PodUid};
+use partage_core::model::{ContainerName, Grant, PodGrant, PodId, PodUid};
 use partage_enforce::error_chain::describe;
 use partage_enforce::records::{self, Durability, LoadedRecords, RecordDir, RecordError, VersionedRecord};
 use serde::{Deserialize, Serialize};
@@ -74,6 +74,11 @@ pub(crate) struct PodRecord {
 }
 
 impl PodRecord {
+    /// What one container was granted.
+    pub(crate) fn grant_of(&self, container: &ContainerName) -> Option<&Grant> {
+        self.grant.grants.iter().find(|grant| grant.container == *container)
+    }
+
     /// How a container asked.
     pub(crate) fn dialect(&self, container: &ContainerName) -> Dialect {
         let name = self.dialects.get(container);
@@ -188,7 +193,7 @@ pub(crate) fn decode(text: &str) -> Result<PodRecord, records::DecodeError> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use partage_core::model::{Bytes, Cores, Grant, Share};
+    use partage_core::model::{Bytes, Cores, Share};
     use std::fs;
     use std::path::PathBuf;
 

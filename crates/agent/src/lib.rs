@@ -22,6 +22,7 @@ mod api_server;
 mod audit;
 mod book;
 mod checkpoint;
+mod containers;
 mod find;
 pub mod identity;
 pub mod inject;

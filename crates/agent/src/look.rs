@@ -3,7 +3,7 @@
 mod containers;
 mod foreign;
 
-use crate::node::{NodeState, grant_of};
+use crate::node::NodeState;
 use crate::plugin::Nonce;
 use crate::processes::Processes;
 use crate::settings::OnBypass;
@@ -140,7 +140,7 @@ impl Looker {
             let whose = live.get(&nonce).map(|live| (live.uid.clone(), live.container.clone()));
             drop(live);
             let Some((uid, container)) = whose else { continue };
-            let pod = state.book().record(&uid).map(|record| record.pod.clone());
+            let pod = state.containers().grants().record(&uid).map(|record| record.pod.clone());
             if let Some(pod) = pod {
                 tell_bypass(state, &Whose { pod, container }, &what);
             }
@@ -167,7 +167,9 @@ impl Looker {
                 continue;
             }
             // A pod that was granted nothing is not ours to end.
-            let Some(pod) = state.book().record(&uid).map(|record| record.pod.clone()) else { continue };
+            let Some(pod) = state.containers().grants().record(&uid).map(|record| record.pod.clone()) else {
+                continue;
+            };
             self.evicted.insert(uid, Instant::now());
             let cluster = state.cluster.clone();
             tokio::spawn(async move {
@@ -188,9 +190,10 @@ fn without_share(state: &NodeState, truth: &Truth<Nonce>, others: &BTreeMap<u32,
         // Who holds what may be written on pods that nobody has told of.
         return Vec::new();
     }
-    let book = state.book();
+    let containers = state.containers();
+    let grants = containers.grants();
     let holds = |whose: &Whose, gpu: &GpuUuid| {
-        let grant = book.record(&whose.pod.uid).and_then(|record| grant_of(record, &whose.container));
+        let grant = grants.record(&whose.pod.uid).and_then(|record| record.grant_of(&whose.container));
         grant.is_some_and(|grant| grant.shares.iter().any(|share| share.gpu == *gpu))
     };
     let on = truth.looks.iter().zip(&truth.strangers);
@@ -218,8 +221,9 @@ fn tell_health(state: &NodeState, changes: &[(GpuUuid, Option<String>)]) {
         }
         state.tell_node(severity, reason, &note);
         let pods: Vec<PodId> = {
-            let book = state.book();
-            let mut on: Vec<PodId> = book
+            let containers = state.containers();
+            let mut on: Vec<PodId> = containers
+                .grants()
                 .shares()
                 .filter(|(_, _, share)| share.gpu == *gpu)
                 .map(|(record, _, _)| record.pod.clone())
@@ -235,7 +239,7 @@ fn tell_health(state: &NodeState, changes: &[(GpuUuid, Option<String>)]) {
 
 fn tell_bypass(state: &NodeState, Whose { pod, container }: &Whose, what: &str) {
     state.counts().bypasses += 1;
-    let granted = state.book().record(&pod.uid).is_some();
+    let granted = state.containers().grants().record(&pod.uid).is_some();
     let note = match (granted, state.settings().on_bypass) {
         (false, _) => format!("container {container} uses a GPU past Partage: {what}"),
         (true, OnBypass::Evict) => {

@@ -11,8 +11,8 @@ pub(crate) use save::keep_saving;
 
 use crate::api_server::ApiServer;
 use crate::audit::{self, Mismatch};
-use crate::book::Book;
-use crate::checkpoint::{Checkpoint, Name, PodRecord};
+use crate::checkpoint::Checkpoint;
+use crate::containers::lifecycle::{Containers, REMOVE, RemoveStep, Stage};
 use crate::identity::{Holder, Kubelet, Runtime};
 use crate::inject::Materials;
 use crate::plugin::{DeviceId, Nonce};
@@ -21,9 +21,8 @@ use crate::regions::Regions;
 use crate::report::Counts;
 use crate::settings::Settings;
 use crate::suspected::Suspected;
-use crate::sweep::ListedPods;
 use partage_cluster::{PodCache, Severity};
-use partage_core::model::{ContainerName, GpuUuid, Grant, Node, PodId, PodUid};
+use partage_core::model::{GpuUuid, Node, PodId, PodUid};
 use partage_enforce::gpus::{Inventory, withhold_unhealthy};
 use partage_host::cdi;
 use partage_host::gpus::Gpus;
@@ -46,16 +45,13 @@ pub(crate) const CROWD: Duration = Duration::from_millis(100);
 pub(crate) struct NodeState {
     parts: Parts,
     settings: Mutex<Arc<Settings>>,
-    book: Mutex<Book>,
-    names: Mutex<BTreeMap<Nonce, Name>>,
-    /// The containers that names were answered for, as far as that is known.
-    owners: Mutex<BTreeMap<Nonce, (PodUid, ContainerName)>>,
-    /// Pods whose record is on disk as it is in the book.
-    saved: Mutex<BTreeSet<PodUid>>,
-    /// Records are written and removed by one at a time: who read the book first must not write last.
-    saving: Mutex<()>,
-    /// There is a record that is not on disk.
-    to_save: Notify,
+    /// The containers and what they hold.
+    containers: Mutex<Containers>,
+    /// Held while a pod's record is written to disk or removed from it: of two writers, the one that read the grant first must
+    /// not write last.
+    record_writes: Mutex<()>,
+    /// Notified when a record is not on disk.
+    unsaved: Notify,
     pub(crate) truth: Mutex<Truth<Nonce>>,
     /// When the driver last answered all that it was asked.
     pub(crate) looked: Mutex<Instant>,
@@ -66,10 +62,6 @@ pub(crate) struct NodeState {
     mismatched: Mutex<BTreeSet<String>>,
     /// The refusals that were logged.
     pub(crate) refusals: RefusalLog,
-    /// Pods with a grant that the API server's list has contained.
-    listed: Mutex<ListedPods>,
-    /// Pods that kubelet gave devices, and of which nothing here tells what they hold.
-    unknown: Mutex<BTreeSet<PodUid>>,
     /// A pod is started, changed or forgotten by one at a time.
     busy: Mutex<BTreeMap<PodUid, Arc<tokio::sync::Mutex<()>>>>,
     /// The GPUs whose regions were last set to take turns. By one at a time: who reads the book first must not write last.
@@ -111,7 +103,7 @@ impl Deref for NodeState {
 impl NodeState {
     /// The GPUs on which launches keep to turns now.
     pub(crate) fn gated(&self) -> BTreeSet<GpuUuid> {
-        gated(self.book().shares().map(|(_, _, share)| share))
+        gated(self.containers().grants().shares().map(|(_, _, share)| share))
     }
 
     /// Sets the turns of all regions by what the book says now.
@@ -166,25 +158,29 @@ impl NodeState {
         let held: Vec<Holder> = held.cloned().collect();
         let on_disk = self.regions.on_disk().into_iter().collect();
         let specs: BTreeSet<String> = self.cdi.names().unwrap_or_default().into_iter().collect();
-        let (book, live, names) = (self.book(), self.regions.live(), self.names());
+        let (containers, live) = (self.containers(), self.regions.live());
         let kept = live.iter().map(|(nonce, live)| audit::Kept {
             nonce,
             uid: &live.uid,
             container: &live.container,
             shares: &live.shares,
         });
-        let mut wrong = audit::mismatches(&book, kept, &on_disk, &held, &names);
+        let mut wrong = audit::mismatches(&containers, kept, &on_disk, &held);
+        let grants = containers.grants();
         let running = |uid: &PodUid| {
-            book.record(uid).filter(|record| record.boot == self.boot && holds(&record.pod.uid))
+            grants.record(uid).filter(|record| record.boot == self.boot && holds(&record.pod.uid))
         };
-        // The CDI file is written after the region, and removed before it.
-        let was_ready = |nonce: &Nonce| live.contains_key(nonce) || specs.contains(&nonce.0);
-        let missing = |nonce: &Nonce| {
-            (was_ready(nonce) && !self.regions.is_whole(nonce)).then(|| self.regions.folder(nonce))
+        let missing = |key: &Nonce, stage: &Stage| {
+            let (region, was_prepared) = match stage {
+                Stage::Prepared { region, .. } => (region, true),
+                // The CDI spec is written after the region, and removed before it.
+                _ => (key, specs.contains(&key.0)),
+            };
+            (was_prepared && !self.regions.is_whole(region)).then(|| self.regions.folder(region))
         };
-        wrong.extend(audit::missing_regions(&lock(&self.owners), running, missing));
+        wrong.extend(audit::missing_regions(containers.owned(), running, missing));
         if let Some((all, written)) = all.as_ref().zip(written) {
-            let running = book.records().filter(|record| running(&record.pod.uid).is_some());
+            let running = grants.records().filter(|record| running(&record.pod.uid).is_some());
             wrong.extend(audit::lost_allocations(running, all, written));
         }
         wrong
@@ -199,16 +195,9 @@ impl NodeState {
         Arc::clone(&lock(&self.settings))
     }
 
-    pub(crate) fn book(&self) -> MutexGuard<'_, Book> {
-        lock(&self.book)
-    }
-
-    pub(crate) fn names(&self) -> MutexGuard<'_, BTreeMap<Nonce, Name>> {
-        lock(&self.names)
-    }
-
-    pub(crate) fn listed(&self) -> MutexGuard<'_, ListedPods> {
-        lock(&self.listed)
+    /// The containers and what they hold. No method of the state that locks them may be called while the guard is held.
+    pub(crate) fn containers(&self) -> MutexGuard<'_, Containers> {
+        lock(&self.containers)
     }
 
     pub(crate) fn suspected(&self) -> MutexGuard<'_, Suspected> {
@@ -229,93 +218,79 @@ impl NodeState {
             *lock(&self.settings) = Arc::new(settings);
         }
         {
-            // Under the lock: of two at once, who reads what is true last must write it last.
-            let mut book = self.book();
-            book.set_node(offered(self.hardware(), &self.settings(), &self.truth()));
+            // Under the lock: of two at once, the one that reads the health last must set it last.
+            let mut containers = self.containers();
+            containers.set_node(offered(self.hardware(), &self.settings(), &self.truth()));
         }
         self.changed.notify_waiters();
     }
 
-    /// Devices of a resource that containers hold, with the indexes of the GPUs that their shares are of. Those that nobody was
-    /// granted anything for yet are on none.
+    /// The devices of a resource that containers hold, with the indexes of the GPUs that their shares are of. Devices of
+    /// containers that were granted nothing yet are on no GPU.
     pub(crate) fn held(&self, resource: &str) -> BTreeMap<DeviceId, BTreeSet<usize>> {
         let mut held: BTreeMap<DeviceId, BTreeSet<usize>> = BTreeMap::new();
-        let (book, names, owners) = (self.book(), self.names(), lock(&self.owners));
-        for name in names.values().filter(|name| name.resource == resource) {
-            // By the book and not by the regions: after a boot, and on a GPU that is ill, there may be none yet.
-            let grant =
-                owners.get(&name.nonce).and_then(|(uid, container)| grant_of(book.record(uid)?, container));
+        let containers = self.containers();
+        for allocation in containers.allocations().filter(|allocation| allocation.resource == resource) {
+            // By the grant and not by the region: after a reboot, and on an unhealthy GPU, there may be no region yet.
+            let grant = containers.owner(&allocation.nonce).and_then(|owner| containers.grant_of(owner));
             let shares = grant.map_or([].as_slice(), |grant| &grant.shares);
             let gpus: Vec<usize> =
                 shares.iter().filter_map(|share| self.hardware().gpu_index(&share.gpu)).collect();
-            let each = name.ids.len().div_ceil(gpus.len().max(1)).max(1);
-            for (at, id) in name.ids.iter().enumerate() {
+            let each = allocation.ids.len().div_ceil(gpus.len().max(1)).max(1);
+            for (at, id) in allocation.ids.iter().enumerate() {
                 held.entry(id.clone()).or_default().extend(gpus.get(at / each));
             }
         }
         held
     }
 
-    /// Forgets a pod that has ended, and removes what it leaves.
-    pub(crate) fn forget(&self, uid: &PodUid) {
+    /// Releases a pod that has ended, and removes its files.
+    pub(crate) fn end_pod(&self, uid: &PodUid) {
         fault::point("before-forget");
-        let nonces: Vec<Nonce> = {
-            let owners = lock(&self.owners);
-            owners.iter().filter(|(_, (owner, _))| owner == uid).map(|(nonce, _)| nonce.clone()).collect()
-        };
-        for nonce in &nonces {
-            self.forget_name(nonce);
+        let keys = self.containers().end_pod(uid);
+        for key in &keys {
+            self.remove_container(key);
         }
-        // Last: an agent that is killed before this sweeps the pod again.
-        self.unsave(uid);
+        // Last: an agent that is killed before this ends the pod again.
+        self.remove_record(uid);
         self.settle();
         self.changed.notify_waiters();
     }
 
-    /// Removes everything under one name.
-    pub(crate) fn forget_name(&self, nonce: &Nonce) {
-        let pod = self.owner(nonce).and_then(|uid| self.pod_id(&uid));
+    /// Removes everything of one container, in the order of [`REMOVE`].
+    pub(crate) fn remove_container(&self, key: &Nonce) {
+        let owner = self.containers().owner(key).map(|owner| owner.pod.clone());
+        let pod = owner.and_then(|uid| self.pod_id(&uid));
         let failed = |error: &dyn fmt::Display, message: &'static str| {
             let (namespace, name) = logged_name(pod.as_ref());
-            tracing::warn!(namespace, pod = name, %nonce, %error, "{message}");
+            tracing::warn!(namespace, pod = name, nonce = %key, %error, "{message}");
         };
-        if let Err(error) = self.cdi.remove(&nonce.0) {
-            failed(&error, "CDI file cannot be removed");
+        for step in REMOVE {
+            match step {
+                RemoveStep::Spec => {
+                    if let Err(error) = self.cdi.remove(&key.0) {
+                        failed(&error, "cannot remove a CDI spec");
+                    }
+                    fault::point("after-forget-cdi");
+                }
+                RemoveStep::Region => {
+                    self.regions.remove(key);
+                    fault::point("after-forget-region");
+                }
+                RemoveStep::Allocation => {
+                    if let Err(error) = self.checkpoint.remove_name(key) {
+                        failed(&error, "cannot remove the record of an allocation");
+                    }
+                }
+            }
         }
-        fault::point("after-forget-cdi");
-        self.regions.remove(nonce);
-        fault::point("after-forget-region");
-        if let Err(error) = self.checkpoint.remove_name(nonce) {
-            failed(&error, "record of an allocation cannot be removed");
-        }
-        self.names().remove(nonce);
-        lock(&self.owners).remove(nonce);
+        self.containers().remove(key);
     }
 
     /// The namespace and name of a pod, from wherever it is known.
     pub(crate) fn pod_id(&self, uid: &PodUid) -> Option<PodId> {
-        let recorded = self.book().record(uid).map(|record| record.pod.clone());
-        recorded.or_else(|| self.pods.by_uid(uid).map(|pod| pod.id.clone()))
-    }
-
-    /// The pod that a name was answered for, as far as that is known.
-    pub(crate) fn owner(&self, nonce: &Nonce) -> Option<PodUid> {
-        lock(&self.owners).get(nonce).map(|(uid, _)| uid.clone())
-    }
-
-    /// Whether it is known for every container of a pod that holds something which name was answered for it.
-    pub(crate) fn all_named(&self, uid: &PodUid) -> bool {
-        let (book, owners) = (self.book(), lock(&self.owners));
-        let named =
-            |container: &ContainerName| owners.values().any(|(owner, of)| owner == uid && of == container);
-        book.record(uid).is_some_and(|record| record.grant.grants.iter().all(|grant| named(&grant.container)))
-    }
-
-    /// A pod's containers that have a region.
-    pub(crate) fn containers_of(&self, uid: &PodUid) -> Vec<(Nonce, ContainerName)> {
-        let live = self.regions.live();
-        let of_pod = live.iter().filter(|(_, live)| live.uid == *uid);
-        of_pod.map(|(nonce, live)| (nonce.clone(), live.container.clone())).collect()
+        let recorded = self.containers().grants().record(uid).map(|record| record.pod.clone());
+        recorded.or_else(|| Some(self.pods.by_uid(uid)?.id.clone()))
     }
 
     pub(crate) fn tell_node(&self, severity: Severity, reason: &'static str, note: &str) {
@@ -326,11 +301,6 @@ impl NodeState {
 /// A pod's namespace and name as fields of a log line; absent where the pod is not known.
 pub(crate) fn logged_name(pod: Option<&PodId>) -> (Option<&str>, Option<&str>) {
     (pod.map(|pod| pod.namespace.as_str()), pod.map(|pod| pod.name.as_str()))
-}
-
-/// The grant of one container.
-pub(crate) fn grant_of<'a>(record: &'a PodRecord, container: &ContainerName) -> Option<&'a Grant> {
-    record.grant.grants.iter().find(|grant| grant.container == *container)
 }
 
 /// The node as it can be given away: cut as the settings say, without what is ill.

@@ -63,7 +63,8 @@ impl Plugins {
 /// The devices of each resource.
 fn wanted(state: &NodeState) -> BTreeMap<String, Vec<Listed>> {
     let settings = state.settings();
-    let ill: Vec<bool> = state.book().node().gpus.iter().map(|gpu| gpu.withheld.is_some()).collect();
+    let ill: Vec<bool> =
+        state.containers().grants().node().gpus.iter().map(|gpu| gpu.withheld.is_some()).collect();
     let enabled = CountResource::enabled(&settings);
     let counted = state.inventory.counted_node();
     let mut slots: BTreeMap<String, Vec<u32>> = enabled
@@ -72,7 +73,7 @@ fn wanted(state: &NodeState) -> BTreeMap<String, Vec<Listed>> {
         .collect();
     // Kubelet fails pods whose devices are gone when it restarts: of a dialect that is spoken no more, those that are held stay
     // until they are given back.
-    for resource in state.names().values().map(|name| &name.resource) {
+    for resource in state.containers().allocations().map(|allocation| &allocation.resource) {
         slots.entry(resource.clone()).or_insert_with(|| vec![0; ill.len()]);
     }
     let devices = |(name, slots): (String, Vec<u32>)| {
@@ -95,11 +96,15 @@ pub(crate) fn publication(state: &NodeState) -> Option<publish::Statement> {
         return None;
     }
     let pods = state.pods.all();
-    let book = state.book();
+    let containers = state.containers();
+    let grants = containers.grants();
     let running = pods.iter().filter(|pod| !pod.is_finished());
     let requests: Vec<PodRequest<'_>> = running
-        .map(|pod| PodRequest { pod: &pod.pod, grant: book.record(&pod.id.uid).map(|record| &record.grant) })
+        .map(|pod| PodRequest {
+            pod: &pod.pod,
+            grant: grants.record(&pod.id.uid).map(|record| &record.grant),
+        })
         .collect();
-    let requested = resources::requested(&requests, book.node());
-    Some(publish::publication(book.node(), &state.settings(), &requested))
+    let requested = resources::requested(&requests, grants.node());
+    Some(publish::publication(grants.node(), &state.settings(), &requested))
 }

@@ -134,7 +134,7 @@ fn report(state: &NodeState) -> Report {
             })
             .collect()
     };
-    // Regions are read before the book is held: nobody's start waits for that.
+    // Regions are read before the containers are locked: nobody's start waits for that.
     let live: Vec<_> = live
         .into_iter()
         .map(|(nonce, uid, container, shares, region)| {
@@ -144,12 +144,13 @@ fn report(state: &NodeState) -> Report {
         .collect();
     let mismatches = state.compare() as u64;
     let suspected = state.suspected();
-    let book = state.book();
+    let node_containers = state.containers();
+    let grants = node_containers.grants();
     // An init container's share is used before the others start, and not beside theirs.
-    let granted = || book.shares().filter(|(_, grant, _)| !grant.init).map(|(_, _, share)| share);
-    let gpus = GpuStatus::of_node(book.node(), &truth, granted);
+    let granted = || grants.shares().filter(|(_, grant, _)| !grant.init).map(|(_, _, share)| share);
+    let gpus = GpuStatus::of_node(grants.node(), &truth, granted);
     let containers = live.into_iter().filter_map(|(nonce, uid, container, shares, usage)| {
-        let record = book.record(&uid)?;
+        let record = grants.record(&uid)?;
         let used = |at: usize| usage.as_ref().and_then(|usage| usage.gpus.get(at)).cloned();
         Some(ContainerReport {
             pod: record.pod.clone(),
@@ -164,7 +165,7 @@ fn report(state: &NodeState) -> Report {
     counts.mismatches = mismatches;
     Report {
         at: partage_region::clock::exact(),
-        node: book.node().name.clone(),
+        node: grants.node().name.clone(),
         driver: state.gpus.driver_version().into(),
         simulated: state.simulated.is_some(),
         gpus,

@@ -346,7 +346,7 @@ impl Agent {
             inventory,
             were_ill,
         };
-        NodeState::rebuild(parts, self.settings.clone()).map_err(io(&options.state)).map(Arc::new)
+        NodeState::recover(parts, self.settings.clone()).map_err(io(&options.state)).map(Arc::new)
     }
 
     /// Serves kubelet and does what there is to do, until told to stop or until the GPUs are others. A change of these is let
@@ -492,7 +492,7 @@ fn remove_stale(state: &NodeState) {
 
 /// Says what becomes of the pods that were here before the node was booted.
 fn tell_boot(state: &NodeState) {
-    let before = state.book().records().filter(|record| record.boot != state.boot).count();
+    let before = state.containers().grants().records().filter(|record| record.boot != state.boot).count();
     if before == 0 {
         return;
     }

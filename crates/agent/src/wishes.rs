@@ -1,7 +1,7 @@
 //! Pods say what they were granted, and may wish for other amounts: both are annotations.
 
 use crate::checkpoint::PodRecord;
-use crate::node::{CROWD, NodeState, grant_of};
+use crate::node::{CROWD, NodeState};
 use crate::settings::Resize;
 use partage_cluster::{Annotated, ClusterError, PodView, Severity};
 use partage_core::model::{ContainerName, PodId, PodUid, Share};
@@ -69,14 +69,15 @@ pub(crate) async fn keep_answering(state: Arc<NodeState>, stop: CancellationToke
 /// Whether every pod says what it should.
 async fn answer(state: &NodeState, said: &mut Said) -> bool {
     let mut all_said = true;
-    let uids: Vec<PodUid> = state.book().records().map(|record| record.pod.uid.clone()).collect();
+    let uids: Vec<PodUid> =
+        state.containers().grants().records().map(|record| record.pod.uid.clone()).collect();
     said.written.retain(|uid, _| uids.contains(uid));
     said.answered.retain(|uid, _| uids.contains(uid));
     said.failing.0.retain(|uid, _| uids.contains(uid));
     for uid in uids {
         let Some(pod) = state.pods.by_uid(&uid) else { continue };
         all_said &= wish(state, &pod, &mut said.answered).await;
-        let Some(record) = state.book().record(&uid).cloned() else { continue };
+        let Some(record) = state.containers().grants().record(&uid).cloned() else { continue };
         let missing: BTreeMap<String, Option<String>> = record
             .annotations
             .iter()
@@ -127,15 +128,15 @@ fn tell_unwritten(state: &NodeState, pod: &PodId, error: &ClusterError) {
 async fn wish(state: &NodeState, pod: &PodView, answered: &mut BTreeMap<PodUid, Instant>) -> bool {
     let wish = pod.pod.annotations.get(resize::ANNOTATION);
     let _alone = state.alone_with(&pod.id.uid).await;
-    let Some(record) = state.book().record(&pod.id.uid).cloned() else { return true };
+    let Some(record) = state.containers().grants().record(&pod.id.uid).cloned() else { return true };
     if record.resize.as_ref() == wish {
         return true;
     }
     let Some(wish) = wish else {
         // The amounts stay; the same wish, written again, is a new one.
         let forgotten = PodRecord { resize: None, ..record };
-        state.book().put_back(forgotten.clone());
-        if let Err(why) = tokio::task::block_in_place(|| state.save_anew(&forgotten)) {
+        state.containers().replace(forgotten.clone());
+        if let Err(why) = tokio::task::block_in_place(|| state.save_now(&forgotten)) {
             tracing::warn!(namespace = %pod.id.namespace, pod = %pod.id.name, "{why}");
         }
         return true;
@@ -163,31 +164,36 @@ fn resize(state: &NodeState, old: &PodRecord, pod: &PodView, wish: &str) -> Resu
     let done = changed(state, old, pod, wish).and_then(|record| {
         fault::point("after-resize-regions");
         let record = answered(record);
-        state.save_anew(&record).inspect_err(|_| put_back(state, old))?;
+        state.save_now(&record).inspect_err(|_| put_back(state, old))?;
         fault::point("after-resize-record");
         Ok(record)
     });
-    let (record, answer) = match done {
-        Ok(record) => (record, Ok(format!("the pod's shares are changed: {wish}"))),
-        // Answered is answered: a wish that was refused is not tried again until it is another.
-        Err(why) => (answered(old.clone()), Err(why)),
-    };
-    state.book().put_back(record.clone());
-    state.settle();
-    match &answer {
-        Ok(_) => {
-            for (nonce, container) in state.containers_of(&old.pod.uid) {
-                state.note_in_cdi(&nonce, &record, &container);
+    match done {
+        Ok(record) => {
+            let prepared = {
+                let mut containers = state.containers();
+                containers.replace(record.clone());
+                containers.set_saved(&record.pod.uid, true);
+                containers.prepared_of(&record.pod.uid)
+            };
+            state.settle();
+            for (key, container) in prepared {
+                state.rewrite_spec(&key, &record, &container);
             }
+            Ok(format!("the pod's shares are changed: {wish}"))
         }
-        Err(_) => {
+        Err(why) => {
+            // A wish that was refused is answered: it is not tried again until it is another.
+            let record = answered(old.clone());
+            state.containers().replace(record.clone());
+            state.settle();
             // Where that fails too, an agent that starts later answers once more.
-            if let Err(why) = state.save_anew(&record) {
+            if let Err(why) = state.save_now(&record) {
                 tracing::warn!(namespace = %pod.id.namespace, pod = %pod.id.name, "{why}");
             }
+            Err(why)
         }
     }
-    answer
 }
 
 /// The new record, which holds already in the pod's regions. The book holds the more of both. An agent that is killed here sets the
@@ -199,10 +205,14 @@ fn changed(state: &NodeState, old: &PodRecord, pod: &PodView, wish: &str) -> Res
     }
     let grant = resize::read(wish).and_then(|changes| resize::apply(&old.grant, &changes));
     let grant = grant.map_err(|error| error.to_string())?;
-    let record = state.book().rewritten(old, &pod.pod, grant, &settings).map_err(|refusal| refusal.0)?;
-    state.book().reserve(old, &record.grant).map_err(|refusal| refusal.0)?;
+    let record = state
+        .containers()
+        .grants()
+        .rewritten(old, &pod.pod, grant, &settings)
+        .map_err(|refusal| refusal.0)?;
+    state.containers().reserve_resize(old, &record).map_err(|refusal| refusal.0)?;
     let turns = state.gated();
-    let mut containers = state.containers_of(&old.pod.uid);
+    let mut containers = state.containers().prepared_of(&old.pod.uid);
     // Only who is to have less can refuse, so those are first: nobody has more for a moment and uses it.
     containers.sort_by_key(|(_, container)| {
         let memory =
@@ -219,7 +229,8 @@ fn changed(state: &NodeState, old: &PodRecord, pod: &PodView, wish: &str) -> Res
 /// All regions of a pod have what it had.
 fn put_back(state: &NodeState, old: &PodRecord) {
     let turns = state.gated();
-    for (nonce, container) in state.containers_of(&old.pod.uid) {
+    let prepared = state.containers().prepared_of(&old.pod.uid);
+    for (nonce, container) in prepared {
         if let Err(error) = state.regions.put_back(&nonce, &shares(old, &container), &turns) {
             let PodId { namespace, name, .. } = &old.pod;
             tracing::warn!(%namespace, pod = %name, %container, %error, "limits cannot be restored");
@@ -228,7 +239,7 @@ fn put_back(state: &NodeState, old: &PodRecord) {
 }
 
 fn shares(record: &PodRecord, container: &ContainerName) -> Vec<Share> {
-    grant_of(record, container).map(|grant| grant.shares.clone()).unwrap_or_default()
+    record.grant_of(container).map(|grant| grant.shares.clone()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -1,17 +1,18 @@
 //! A container is about to start: whose it is, what its pod was granted, and everything put in its place.
 
 use super::known::annotations;
-use super::{NodeState, grant_of, lock, logged_name, now};
+use super::{NodeState, lock, logged_name, now};
 use crate::book::Wanting;
-use crate::checkpoint::{Name, PodRecord};
+use crate::checkpoint::PodRecord;
+use crate::containers::lifecycle::{ContainerOwner, PREPARE, PrepareStep};
 use crate::identity::{ContainerState, Holder, RunningContainer};
 use crate::inject::Container;
 use crate::plugin::{DeviceId, Giver, Nonce, Refusal};
 use crate::refusals::StartSubject;
+use crate::regions::Regions;
 use partage_cluster::PodView;
 use partage_core::model::{ContainerName, Grant, PodUid};
 use partage_region::failpoint as fault;
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Read};
@@ -30,7 +31,7 @@ const GLANCE: Duration = Duration::from_millis(50);
 impl NodeState {
     /// What the pod of these devices holds, decided now where that was not done before.
     async fn granted(&self, holder: &Holder) -> Result<PodRecord, Refusal> {
-        let known = self.book().record(&holder.uid).cloned();
+        let known = self.containers().grants().record(&holder.uid).cloned();
         if let Some(record) = known {
             // Its share is about to be given back.
             if self.pods.is_synced() && self.pods.by_uid(&holder.uid).is_none() {
@@ -42,25 +43,20 @@ impl NodeState {
             return Ok(self.of_this_boot(record));
         }
         let (pod, listed) = self.pod(holder).await?;
-        self.adopt().await?;
+        self.resolve_pods().await?;
         let settings = self.settings();
-        let wanting =
+        let request =
             Wanting { id: &pod.id, pod: &pod.pod, problems: &pod.problems, boot: &self.boot, now: now() };
-        let decided = self.book().decide(&wanting, &settings);
-        if decided.is_ok() && listed {
-            // From here on it counts as deleted as soon as the list does not have it.
-            self.listed().insert(&pod.id.uid);
-        }
+        let decided = self.containers().decide(&request, &settings, listed);
         fault::point("after-decide");
         decided
     }
 
-    /// A pod that starts again after a boot holds what it held before.
+    /// A pod that starts again after a reboot holds what it held before.
     fn of_this_boot(&self, mut record: PodRecord) -> PodRecord {
         if record.boot != self.boot {
             record.boot.clone_from(&self.boot);
-            self.book().put_back(record.clone());
-            lock(&self.saved).remove(&record.pod.uid);
+            self.containers().replace(record.clone());
         }
         record
     }
@@ -86,29 +82,52 @@ impl NodeState {
         }
     }
 
-    /// Puts everything in its place that a container gets. `also` are other names under which the runtime may be asked for it.
-    /// The region of a container that may be running (`may_run`) is adopted or left alone, and never replaced.
-    pub(super) fn make_ready(
+    /// Makes everything that a container gets, in the order of [`PREPARE`]. `keys` are all under which the runtime may request
+    /// it; the region is made under the first. The region of a container that may be running (`may_run`) is adopted or left
+    /// alone, and never replaced.
+    pub(super) fn prepare(
         &self,
-        nonce: &Nonce,
-        also: &[Nonce],
+        keys: &[Nonce],
+        owner: &ContainerOwner,
         record: &PodRecord,
         grant: &Grant,
         may_run: bool,
     ) -> Result<(), String> {
-        let (uid, container) = (&record.pod.uid, &grant.container);
-        let names = || [nonce].into_iter().chain(also);
-        for name in names() {
-            lock(&self.owners).insert(name.clone(), (uid.clone(), container.clone()));
-        }
+        let Some(key) = keys.first() else { return Ok(()) };
         let all = self.gated();
-        if may_run {
-            self.regions.adopt(nonce, uid, container, &grant.shares, &all)?;
-        } else {
-            self.regions.prepare(nonce, uid, container, &grant.shares, &all)?;
+        {
+            let mut containers = self.containers();
+            keys.iter().for_each(|key| containers.identify(key, owner));
         }
-        fault::point("after-region");
-        let region = self.regions.folder(nonce);
+        for step in PREPARE {
+            match step {
+                PrepareStep::Region => {
+                    let make = if may_run { Regions::adopt } else { Regions::prepare };
+                    make(&self.regions, key, &owner.pod, &owner.container, &grant.shares, &all)?;
+                    fault::point("after-region");
+                }
+                PrepareStep::Spec => {
+                    self.write_specs(keys, key, record, grant)?;
+                    fault::point("after-cdi");
+                }
+            }
+        }
+        self.containers().prepared(keys, owner);
+        self.save_soon(&owner.pod);
+        self.settle_after(&all);
+        Ok(())
+    }
+
+    /// Writes the CDI specs of a container whose region is that of `region`.
+    fn write_specs(
+        &self,
+        keys: &[Nonce],
+        region: &Nonce,
+        record: &PodRecord,
+        grant: &Grant,
+    ) -> Result<(), String> {
+        let container = &grant.container;
+        let region = self.regions.folder(region);
         let devices =
             self.devices(&region, grant).map_err(|error| format!("{}: {error}", region.display()))?;
         let empty = BTreeMap::new();
@@ -121,34 +140,25 @@ impl NodeState {
             nvidia_runtime: self.nvidia_runtime.load(Ordering::Relaxed),
         })?;
         let annotations = annotations(record, container).map_err(|error| error.to_string())?;
-        for name in names() {
+        for key in keys {
             self.cdi
-                .put(&name.0, &annotations, &edits)
+                .put(&key.0, &annotations, &edits)
                 .map_err(|error| format!("its CDI file cannot be written: {error}"))?;
         }
-        fault::point("after-cdi");
-        self.save_soon(uid);
-        self.settle_after(&all);
         Ok(())
     }
 
-    /// Whether everything is in its place that was put there under a name.
-    fn is_ready(&self, nonce: &Nonce) -> bool {
+    /// Whether everything exists that was made for a container.
+    fn is_prepared(&self, nonce: &Nonce) -> bool {
         self.cdi.get(&nonce.0).is_some_and(|found| found.content.is_ok())
             && self.regions.folder(nonce).is_dir()
     }
 
-    /// Kubelet may have lost its own records and asked for another name: the container that had the one before is gone.
-    fn forget_earlier(&self, nonce: &Nonce, uid: &PodUid, container: &ContainerName) {
-        let earlier: Vec<Nonce> = {
-            let live = self.regions.live();
-            let of_container = live
-                .iter()
-                .filter(|(other, live)| *other != nonce && live.uid == *uid && live.container == *container);
-            of_container.map(|(other, _)| other.clone()).collect()
-        };
-        for other in &earlier {
-            self.forget_name(other);
+    /// Removes what was made for a container under earlier keys.
+    fn remove_superseded(&self, key: &Nonce, owner: &ContainerOwner) {
+        let superseded = self.containers().superseded(key, owner);
+        for other in &superseded {
+            self.remove_container(other);
         }
     }
 
@@ -169,11 +179,12 @@ impl NodeState {
 
     /// Why a container must not start on one of its GPUs.
     fn ill(&self, grant: &Grant) -> Option<Refusal> {
-        let book = self.book();
+        let containers = self.containers();
+        let node = containers.grants().node();
         grant.shares.iter().find_map(|share| {
-            let at = book.node().gpu_index(&share.gpu);
+            let at = node.gpu_index(&share.gpu);
             let why = match at {
-                Some(at) => book.node().gpus[at].withheld.clone()?,
+                Some(at) => node.gpus[at].withheld.clone()?,
                 None => "this node does not have it any more".into(),
             };
             Some(Refusal(format!(
@@ -191,11 +202,7 @@ impl NodeState {
         ids: &BTreeSet<DeviceId>,
         current: &Mutex<Option<Holder>>,
     ) -> Result<(), Refusal> {
-        let newest = {
-            let names = self.names();
-            let same = names.values().filter(|name| name.resource == resource && name.ids == *ids);
-            same.max_by_key(|name| name.at).map(|name| name.nonce.clone())
-        };
+        let newest = self.containers().newest_key(resource, ids);
         let holders = self.kubelet.holders(resource, ids, newest.as_ref()).await;
         let holders = holders.map_err(|error| Refusal(error.to_string()))?;
         for holder in &holders {
@@ -211,34 +218,38 @@ impl NodeState {
     async fn start_one(&self, holder: &Holder) -> Result<(), Refusal> {
         // A pod that is force-deleted meanwhile is forgotten before or after this, and never in between.
         let _alone = self.alone_with(&holder.uid).await;
+        if let Some(key) = &holder.nonce {
+            let owner = ContainerOwner { pod: holder.uid.clone(), container: holder.container.clone() };
+            self.containers().identify(key, &owner);
+        }
         let record = self.granted(holder).await?;
         let container = self.starting(holder, &record).await;
-        let Some(grant) = grant_of(&record, &container) else {
+        let Some(grant) = record.grant_of(&container) else {
             return Err(Refusal(format!(
                 "the pod's grant has nothing for container {container}: it asks for {}, and that was not understood as an ask for GPUs",
                 holder.resource
             )));
         };
-        let nonces = self.nonces(holder);
-        let Some((nonce, also)) = nonces.split_first() else {
+        let keys = self.containers().keys_of(holder);
+        let Some(key) = keys.first() else {
             return Err(Refusal(format!(
                 "no name is known for the devices of container {container}: delete the pod"
             )));
         };
-        if grant.init && self.has_finished(&holder.uid, &container) && self.is_ready(nonce) {
+        if grant.init && self.has_finished(&holder.uid, &container) && self.is_prepared(key) {
             // It passed its devices on: an unhealthy GPU of its own must not block the other containers. Where it starts again, as
-            // all do in a new sandbox, it finds everything in its place; after a reboot that is not so, and it is made ready like
-            // any other.
+            // all do in a new sandbox, everything of it exists; after a reboot that is not so, and it is prepared like any other.
             return Ok(());
         }
         if let Some(refusal) = self.ill(grant) {
             return Err(refusal);
         }
-        // Waiting for a disk must not keep others waiting.
+        let owner = ContainerOwner { pod: holder.uid.clone(), container };
+        // Waiting for a disk must not keep other tasks waiting.
         tokio::task::block_in_place(|| {
-            self.make_ready(nonce, also, &record, grant, false)?;
+            self.prepare(&keys, &owner, &record, grant, false)?;
             if holder.nonce.is_some() {
-                self.forget_earlier(nonce, &holder.uid, &container);
+                self.remove_superseded(key, &owner);
             }
             Ok(())
         })
@@ -271,21 +282,6 @@ impl NodeState {
         } else {
             tracing::debug!(namespace, pod, container, uid, resource, device, reason = %refusal, "container start refused again");
         }
-    }
-
-    /// The name that was answered for a holder's devices. Where kubelet's checkpoint cannot be read, all for these devices that are of
-    /// no other pod, the newest first: an init container and the one that has its devices next were answered one each, and only
-    /// one of them starts at a time, so both names lead to the same place.
-    fn nonces(&self, holder: &Holder) -> Vec<Nonce> {
-        if let Some(nonce) = &holder.nonce {
-            return vec![nonce.clone()];
-        }
-        let (names, owners) = (self.names(), lock(&self.owners));
-        let others = |nonce: &Nonce| owners.get(nonce).is_some_and(|(uid, _)| *uid != holder.uid);
-        let same = names.values().filter(|name| name.resource == holder.resource && name.ids == holder.ids);
-        let mut same: Vec<&Name> = same.filter(|name| !others(&name.nonce)).collect();
-        same.sort_by_key(|name| Reverse(name.at));
-        same.into_iter().map(|name| name.nonce.clone()).collect()
     }
 
     /// The container that starts. Without its checkpoint kubelet does not tell of init containers: then it is the first of those
@@ -346,22 +342,15 @@ impl Giver for NodeState {
     async fn allocate(&self, resource: &str, ids: BTreeSet<DeviceId>) -> Result<Nonce, Refusal> {
         let begun = Instant::now();
         let nonce = nonce().map_err(|error| Refusal(format!("no name can be made: {error}")))?;
-        // The newest is the newest, also where somebody has set the clock back.
-        let last = self.names().values().map(|name| name.at).max().unwrap_or(0);
-        let name = Name {
-            nonce: nonce.clone(),
-            resource: resource.into(),
-            ids,
-            at: now().max(last.saturating_add(1)),
-        };
-        self.checkpoint.put_name(&name).map_err(|error| {
+        let first = ids.first().cloned();
+        let allocation = self.containers().allocate(nonce.clone(), resource, ids, now());
+        self.checkpoint.put_name(&allocation).map_err(|error| {
+            self.containers().remove(&nonce);
             // Kubelet fails the pod and says why in its status; `Allocate` does not say which pod it is for.
             tracing::warn!(resource, %error, "device allocation refused: it cannot be recorded");
             Refusal(format!("the answer cannot be recorded: {error}; look after the node's disk"))
         })?;
         fault::point("after-name");
-        let first = name.ids.first().cloned();
-        self.names().insert(nonce.clone(), name);
         let took = begun.elapsed();
         tracing::debug!(
             resource,

@@ -1,0 +1,571 @@
+//! The lifecycle of this node's containers as one type.
+//!
+//! Every container that kubelet requested devices for is in one map, from the answer to `Allocate` until its files are
+//! removed. Its [`Stage`] says how far it has come:
+//!
+//! ```text
+//!  Allocate              PreStartContainer                                pod finished or gone,
+//!     │                  │            │            │                      none of its containers runs
+//!   Named ──────────▶ Identified ─▶ Granted ─▶ Prepared ────────────────▶ Ended ──▶ removed from the map
+//! ```
+//!
+//! A container that restarts goes through `PreStartContainer` again and stays [`Stage::Prepared`].
+//!
+//! The methods of [`Containers`] do no I/O and hold no lock. A transition that must survive a crash returns what to persist;
+//! [`PREPARE`] and [`REMOVE`] give the order of the steps that follow. The agent may be killed between any two steps:
+//! [`Containers::recover`] derives the same map from what is on disk and from kubelet's checkpoint.
+
+use crate::book::{Book as GrantBook, Wanting as GrantRequest};
+use crate::checkpoint::{Name as AllocationRecord, PodRecord};
+use crate::identity::Holder;
+use crate::plugin::{DeviceId, Nonce as ContainerKey, Refusal};
+use crate::settings::Settings;
+use partage_core::model::{ContainerName, Grant, Node, PodId, PodUid};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::time::Duration;
+
+/// Minimum age before an allocation or a record without a pod counts as orphaned: the watch and kubelet's checkpoint may lag
+/// behind.
+pub(crate) const ORPHAN_GRACE_PERIOD: Duration = Duration::from_secs(120);
+
+/// What must exist before a container may start, in the order in which it is made. The CDI spec is last because the container
+/// runtime acts on it: a spec never refers to a region that does not exist.
+pub(crate) const PREPARE: [PrepareStep; 2] = [PrepareStep::Region, PrepareStep::Spec];
+
+/// What is removed when a container has ended, in that order. The spec goes first, so that no restart finds half of it; the
+/// allocation record goes last, so that an agent that is killed in between removes the rest when it starts again.
+pub(crate) const REMOVE: [RemoveStep; 3] = [RemoveStep::Spec, RemoveStep::Region, RemoveStep::Allocation];
+
+/// A durable step of preparing a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PrepareStep {
+    /// The shared-memory region with its limits.
+    Region,
+    /// The CDI spec that the runtime applies. It carries the pod's record, so nothing is lost if the agent is killed here.
+    Spec,
+}
+
+/// A durable step of removing a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RemoveStep {
+    /// The CDI spec.
+    Spec,
+    /// The region.
+    Region,
+    /// The record of the answer to `Allocate`.
+    Allocation,
+}
+
+/// A container of a pod.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ContainerOwner {
+    pub(crate) pod: PodUid,
+    pub(crate) container: ContainerName,
+}
+
+/// How far a container has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// `Allocate` was answered. Kubelet does not say for which pod.
+    Named,
+    /// Kubelet's checkpoint (or PodResources and the runtime) names the pod and container.
+    Identified {
+        /// The container.
+        owner: ContainerOwner,
+    },
+    /// The pod's grant is decided and counted in the ledger; it includes this container.
+    Granted {
+        /// The container.
+        owner: ContainerOwner,
+    },
+    /// Region and CDI spec exist. The container may be running.
+    Prepared {
+        /// The container.
+        owner: ContainerOwner,
+        /// The key whose region the spec refers to: another one where the container has several keys.
+        region: ContainerKey,
+    },
+    /// The pod has ended and the files are being removed. Its share stays counted until the last file is gone.
+    Ended {
+        /// The container.
+        owner: ContainerOwner,
+    },
+}
+
+/// One entry of the map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Container {
+    /// The answer to `Allocate`; absent where only a spec or kubelet's checkpoint tells of the container.
+    allocation: Option<AllocationRecord>,
+    stage: Stage,
+}
+
+impl Container {
+    fn owner(&self) -> Option<&ContainerOwner> {
+        match &self.stage {
+            Stage::Named => None,
+            Stage::Identified { owner }
+            | Stage::Granted { owner }
+            | Stage::Prepared { owner, .. }
+            | Stage::Ended { owner } => Some(owner),
+        }
+    }
+}
+
+/// What the agent tracks of a pod beside its record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct PodStatus {
+    /// The record on disk is the current one.
+    saved: bool,
+    /// The API server has listed the pod. If it is absent later, it was deleted; before that the watch may only lag.
+    listed: bool,
+}
+
+/// The containers of this node, the pods that hold grants, and the grants themselves.
+pub(crate) struct Containers {
+    by_key: BTreeMap<ContainerKey, Container>,
+    /// One entry for each record of the grant book.
+    pods: BTreeMap<PodUid, PodStatus>,
+    grants: GrantBook,
+    /// Pods that held devices when the agent started, and whose grants no readable record told. Until it is known whether
+    /// their containers run, nothing may be placed: they may hold shares that are not counted.
+    unresolved: BTreeSet<PodUid>,
+    /// Pods whose record on disk another version of the agent wrote. It stays as it is until the grant changes.
+    foreign_records: BTreeSet<PodUid>,
+}
+
+/// What an earlier agent and kubelet left, as read at start.
+#[derive(Debug, Default)]
+pub(crate) struct LeftBehind {
+    /// Records of answers to `Allocate`.
+    pub(crate) allocations: BTreeMap<ContainerKey, AllocationRecord>,
+    /// Records of pods, from disk.
+    pub(crate) records: BTreeMap<PodUid, PodRecord>,
+    /// Pods whose record on disk another version of the agent wrote.
+    pub(crate) foreign_records: BTreeSet<PodUid>,
+    /// CDI specs, each with the pod's record as of its last change and the container's name.
+    pub(crate) specs: BTreeMap<ContainerKey, (PodRecord, ContainerName)>,
+    /// CDI specs that another version of the agent wrote. They stay as they are.
+    pub(crate) foreign_specs: BTreeSet<ContainerKey>,
+    /// Kubelet's checkpoint; empty where it cannot be read.
+    pub(crate) kubelet: Vec<Holder>,
+}
+
+/// A container that was prepared, or was about to be, when an earlier agent ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Recovered {
+    pub(crate) key: ContainerKey,
+    pub(crate) owner: ContainerOwner,
+    /// Whether its CDI spec is complete. If not, it has to be written again before the region is used.
+    pub(crate) has_spec: bool,
+}
+
+/// What the API server says of a pod now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PodPhase {
+    /// Listed, and not finished.
+    Active,
+    /// Listed as succeeded or failed.
+    Finished,
+    /// Not listed.
+    Absent,
+}
+
+/// Why a pod no longer needs its grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PodEnd {
+    /// All its containers have ended for good.
+    Finished,
+    /// The API server has listed it and lists it no more.
+    Deleted,
+    /// The API server has not listed it for the whole grace period.
+    NeverListed,
+}
+
+impl fmt::Display for PodEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PodEnd::Finished => "finished",
+            PodEnd::Deleted => "deleted",
+            PodEnd::NeverListed => "never listed by the API server",
+        })
+    }
+}
+
+/// What garbage collection of orphans is decided by: one consistent observation.
+#[derive(Debug)]
+pub(crate) struct OrphanView<'a> {
+    /// Keys that have a CDI spec or a region on disk. Read before kubelet's checkpoint.
+    pub(crate) on_disk: &'a BTreeSet<ContainerKey>,
+    /// Keys in kubelet's checkpoint of pods that the API server lists or that hold a grant.
+    pub(crate) held: &'a BTreeSet<ContainerKey>,
+    /// When kubelet wrote its checkpoint, in nanoseconds since the epoch.
+    pub(crate) checkpoint_written: Option<u64>,
+    /// Whether an active pod that requests devices has a container without a known key.
+    pub(crate) pods_waiting: bool,
+    /// Now, in nanoseconds since the epoch.
+    pub(crate) now: u64,
+}
+
+impl Containers {
+    /// Derives everything from what is on disk and what kubelet reports. Also returns the containers whose regions and
+    /// specs must be adopted. `node` is the node as it can be given away.
+    ///
+    /// A pod's record on disk takes precedence over the copy in its CDI specs.
+    pub(crate) fn recover(node: Node, left: LeftBehind) -> (Containers, Vec<Recovered>) {
+        let LeftBehind { allocations, mut records, foreign_records, specs, foreign_specs, kubelet } = left;
+        let mut pods: BTreeMap<PodUid, PodStatus> = records
+            .keys()
+            // What an earlier agent recorded was listed once: if it is absent now, it was deleted.
+            .map(|uid| (uid.clone(), PodStatus { saved: true, listed: true }))
+            .collect();
+        let named = |allocation| Container { allocation: Some(allocation), stage: Stage::Named };
+        let mut by_key: BTreeMap<ContainerKey, Container> =
+            allocations.into_iter().map(|(key, allocation)| (key, named(allocation))).collect();
+        let mut recovered = BTreeMap::new();
+        for (key, (record, container)) in specs {
+            let pod = record.pod.uid.clone();
+            let saved = foreign_records.contains(&pod);
+            pods.entry(pod.clone()).or_insert(PodStatus { saved, listed: true });
+            records.entry(pod.clone()).or_insert(record);
+            recovered.insert(key, (ContainerOwner { pod, container }, true));
+        }
+        for Holder { uid, container, resource, ids, nonce: key, .. } in kubelet {
+            let Some(key) = key else { continue };
+            by_key
+                .entry(key.clone())
+                .or_insert_with(|| named(AllocationRecord { nonce: key.clone(), resource, ids, at: 0 }));
+            let has_spec = foreign_specs.contains(&key);
+            recovered.entry(key).or_insert((ContainerOwner { pod: uid, container }, has_spec));
+        }
+        let mut unresolved: BTreeSet<PodUid> =
+            foreign_records.iter().filter(|uid| !records.contains_key(*uid)).cloned().collect();
+        let mut adopt = Vec::new();
+        for (key, (owner, has_spec)) in recovered {
+            let record = records.get(&owner.pod);
+            if record.is_none() {
+                unresolved.insert(owner.pod.clone());
+            }
+            let stage = match record.and_then(|record| record.grant_of(&owner.container)) {
+                Some(_) => {
+                    adopt.push(Recovered { key: key.clone(), owner: owner.clone(), has_spec });
+                    Stage::Granted { owner }
+                }
+                None => Stage::Identified { owner },
+            };
+            let container = by_key.entry(key).or_insert(Container { allocation: None, stage: Stage::Named });
+            container.stage = stage;
+        }
+        let grants = GrantBook::new(node, records);
+        (Containers { by_key, pods, grants, unresolved, foreign_records }, adopt)
+    }
+
+    /// What every pod holds.
+    pub(crate) fn grants(&self) -> &GrantBook {
+        &self.grants
+    }
+
+    /// The node changed: other health or other settings. What is held stays held.
+    pub(crate) fn set_node(&mut self, node: Node) {
+        self.grants.set_node(node);
+    }
+
+    /// Enters an answer to `Allocate`, which must be persisted before kubelet gets it. If that fails, the caller withdraws it
+    /// with [`Containers::remove`].
+    ///
+    /// Allocation times are strictly increasing, also when the clock is set back: of two answers for the same devices the
+    /// later one counts.
+    pub(crate) fn allocate(
+        &mut self,
+        key: ContainerKey,
+        resource: &str,
+        ids: BTreeSet<DeviceId>,
+        now: u64,
+    ) -> AllocationRecord {
+        let last = self.allocations().map(|allocation| allocation.at).max().unwrap_or(0);
+        let at = now.max(last.saturating_add(1));
+        let allocation = AllocationRecord { nonce: key.clone(), resource: resource.into(), ids, at };
+        self.by_key.insert(key, Container { allocation: Some(allocation.clone()), stage: Stage::Named });
+        allocation
+    }
+
+    /// All answers to `Allocate` that are still of use, in no particular order.
+    pub(crate) fn allocations(&self) -> impl Iterator<Item = &AllocationRecord> {
+        self.by_key.values().filter_map(|container| container.allocation.as_ref())
+    }
+
+    /// The key that was last answered for exactly these devices.
+    pub(crate) fn newest_key(&self, resource: &str, ids: &BTreeSet<DeviceId>) -> Option<ContainerKey> {
+        let same = self.allocations().filter(|one| one.resource == resource && one.ids == *ids);
+        same.max_by_key(|allocation| allocation.at).map(|allocation| allocation.nonce.clone())
+    }
+
+    /// The keys under which the runtime may request the container of a holder, the one to prepare first.
+    ///
+    /// Kubelet's checkpoint names exactly one. Without it these are all keys for the holder's devices that belong to no other
+    /// pod, newest first: an init container and the container that inherits its devices were answered one key each, and only
+    /// one of them runs at a time, so both keys lead to the same region.
+    pub(crate) fn keys_of(&self, holder: &Holder) -> Vec<ContainerKey> {
+        if let Some(key) = &holder.nonce {
+            return vec![key.clone()];
+        }
+        let is_candidate = |container: &&Container| {
+            let same = container
+                .allocation
+                .as_ref()
+                .is_some_and(|one| one.resource == holder.resource && one.ids == holder.ids);
+            same && container.owner().is_none_or(|owner| owner.pod == holder.uid)
+        };
+        let mut same: Vec<&AllocationRecord> = self
+            .by_key
+            .values()
+            .filter(is_candidate)
+            .filter_map(|container| container.allocation.as_ref())
+            .collect();
+        same.sort_by_key(|allocation| Reverse(allocation.at));
+        same.into_iter().map(|allocation| allocation.nonce.clone()).collect()
+    }
+
+    /// Notes which container a key belongs to. A container that is further already stays there, unless the key now belongs
+    /// to another container.
+    pub(crate) fn identify(&mut self, key: &ContainerKey, owner: &ContainerOwner) {
+        let is_granted = self.grant_of(owner).is_some();
+        let container =
+            self.by_key.entry(key.clone()).or_insert(Container { allocation: None, stage: Stage::Named });
+        if container.owner() != Some(owner) {
+            let owner = owner.clone();
+            container.stage = if is_granted { Stage::Granted { owner } } else { Stage::Identified { owner } };
+        }
+    }
+
+    /// What a container was granted.
+    pub(crate) fn grant_of(&self, owner: &ContainerOwner) -> Option<&Grant> {
+        self.grants.record(&owner.pod)?.grant_of(&owner.container)
+    }
+
+    /// Decides a pod's grant, or returns the one it has. The record has to be saved. `listed` says that the watch has the
+    /// pod: a single read of the API server may be ahead of it.
+    pub(crate) fn decide(
+        &mut self,
+        request: &GrantRequest<'_>,
+        settings: &Settings,
+        listed: bool,
+    ) -> Result<PodRecord, Refusal> {
+        let record = self.grants.decide(request, settings)?;
+        self.note_grant(&record, listed);
+        Ok(record)
+    }
+
+    /// Takes over the grant that a running pod carries in its annotations and of which no record is left.
+    pub(crate) fn adopt(
+        &mut self,
+        request: &GrantRequest<'_>,
+        settings: &Settings,
+    ) -> Result<PodRecord, Refusal> {
+        let record = self.grants.adopt(request, settings)?;
+        self.note_grant(&record, true);
+        Ok(record)
+    }
+
+    /// Holds the larger of two amounts for a pod whose resize is under way; [`Containers::replace`] ends it.
+    pub(crate) fn reserve_resize(&mut self, old: &PodRecord, new: &PodRecord) -> Result<(), Refusal> {
+        self.grants.reserve(old, &new.grant)
+    }
+
+    /// Replaces a pod's record. It has to be saved.
+    pub(crate) fn replace(&mut self, record: PodRecord) {
+        self.set_saved(&record.pod.uid, false);
+        self.grants.put_back(record);
+    }
+
+    /// Containers of the pod that wait for its grant go on.
+    fn note_grant(&mut self, record: &PodRecord, listed: bool) {
+        let uid = &record.pod.uid;
+        let saved = self.foreign_records.contains(uid);
+        self.pods.entry(uid.clone()).or_insert(PodStatus { saved, listed: false }).listed |= listed;
+        for container in self.by_key.values_mut() {
+            if let Stage::Identified { owner } = &container.stage
+                && owner.pod == *uid
+                && record.grant_of(&owner.container).is_some()
+            {
+                container.stage = Stage::Granted { owner: owner.clone() };
+            }
+        }
+    }
+
+    /// Notes that a container's CDI spec exists under each of these keys, and its region under the first.
+    pub(crate) fn prepared(&mut self, keys: &[ContainerKey], owner: &ContainerOwner) {
+        for key in keys {
+            self.identify(key, owner);
+            if let Some((container, region)) = self.by_key.get_mut(key).zip(keys.first()) {
+                container.stage = Stage::Prepared { owner: owner.clone(), region: region.clone() };
+            }
+        }
+    }
+
+    /// Other keys under which the same container was prepared before. Kubelet may have lost its checkpoint and requested
+    /// devices again: the container that had the earlier key is gone.
+    pub(crate) fn superseded(&self, key: &ContainerKey, owner: &ContainerOwner) -> Vec<ContainerKey> {
+        let same = |(other, container): &(&ContainerKey, &Container)| {
+            *other != key && matches!(&container.stage, Stage::Prepared { owner: of, .. } if of == owner)
+        };
+        self.by_key.iter().filter(same).map(|(other, _)| other.clone()).collect()
+    }
+
+    /// How far a container has come.
+    pub(crate) fn stage(&self, key: &ContainerKey) -> Option<&Stage> {
+        self.by_key.get(key).map(|container| &container.stage)
+    }
+
+    /// The container that a key belongs to, as far as that is known.
+    pub(crate) fn owner(&self, key: &ContainerKey) -> Option<&ContainerOwner> {
+        self.by_key.get(key)?.owner()
+    }
+
+    /// All containers whose owner is known, with their stages.
+    pub(crate) fn owned(&self) -> impl Iterator<Item = (&ContainerKey, &ContainerOwner, &Stage)> {
+        self.by_key.iter().filter_map(|(key, container)| Some((key, container.owner()?, &container.stage)))
+    }
+
+    /// A pod's containers that are prepared, with the keys of their regions.
+    pub(crate) fn prepared_of(&self, uid: &PodUid) -> Vec<(ContainerKey, ContainerName)> {
+        let of_pod = self.by_key.iter().filter_map(|(key, container)| match &container.stage {
+            Stage::Prepared { owner, region } if owner.pod == *uid && region == key => {
+                Some((key.clone(), owner.container.clone()))
+            }
+            _ => None,
+        });
+        of_pod.collect()
+    }
+
+    /// Whether a pod holds a grant and a key is known for every container in it.
+    pub(crate) fn has_all_keys(&self, uid: &PodUid) -> bool {
+        let has_key = |grant: &Grant| {
+            let is_it = |owner: &ContainerOwner| owner.pod == *uid && owner.container == grant.container;
+            self.by_key.values().filter_map(Container::owner).any(is_it)
+        };
+        self.grants.record(uid).is_some_and(|record| record.grant.grants.iter().all(has_key))
+    }
+
+    /// Pods that held devices when the agent started, and of which it is not known what they hold.
+    pub(crate) fn unresolved_pods(&self) -> BTreeSet<PodUid> {
+        self.unresolved.clone()
+    }
+
+    /// Notes that it is known what a pod holds, or that it holds nothing.
+    pub(crate) fn resolved(&mut self, uid: &PodUid) {
+        self.unresolved.remove(uid);
+    }
+
+    /// Pods whose current record is not on disk.
+    pub(crate) fn unsaved_pods(&self) -> Vec<PodUid> {
+        self.pods.iter().filter(|(_, status)| !status.saved).map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// Whether a pod's current record is on disk.
+    pub(crate) fn is_saved(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).is_some_and(|status| status.saved)
+    }
+
+    /// A pod's record, where it has to be written.
+    pub(crate) fn unsaved_record(&self, uid: &PodUid) -> Option<PodRecord> {
+        self.grants.record(uid).filter(|_| !self.is_saved(uid)).cloned()
+    }
+
+    /// Notes whether a pod's current record is on disk.
+    pub(crate) fn set_saved(&mut self, uid: &PodUid, saved: bool) {
+        if let Some(status) = self.pods.get_mut(uid) {
+            status.saved = saved;
+        }
+    }
+
+    /// The pods that have ended as far as the API server says, and why. Whether their containers still run is for the caller
+    /// to find out.
+    pub(crate) fn ended_pods(
+        &mut self,
+        phase: impl Fn(&PodUid) -> PodPhase,
+        now: u64,
+    ) -> Vec<(PodId, PodEnd)> {
+        let mut ended = Vec::new();
+        for record in self.grants.records() {
+            let uid = &record.pod.uid;
+            let status = self.pods.entry(uid.clone()).or_default();
+            let phase = phase(uid);
+            status.listed |= phase != PodPhase::Absent;
+            let end = match phase {
+                PodPhase::Active => None,
+                PodPhase::Finished => Some(PodEnd::Finished),
+                PodPhase::Absent if status.listed => Some(PodEnd::Deleted),
+                PodPhase::Absent => is_older(record.at, now).then_some(PodEnd::NeverListed),
+            };
+            ended.extend(end.map(|end| (record.pod.clone(), end)));
+        }
+        ended
+    }
+
+    /// Moves all containers of a pod to [`Stage::Ended`] and returns their keys. The caller removes the files of each in the
+    /// order of [`REMOVE`] and calls [`Containers::remove`]; then it removes the pod's record, and last releases the grant.
+    pub(crate) fn end_pod(&mut self, uid: &PodUid) -> Vec<ContainerKey> {
+        let mut keys = Vec::new();
+        for (key, container) in &mut self.by_key {
+            if let Some(owner) = container.owner().filter(|owner| owner.pod == *uid).cloned() {
+                container.stage = Stage::Ended { owner };
+                keys.push(key.clone());
+            }
+        }
+        keys
+    }
+
+    /// Removes a container whose files are gone.
+    pub(crate) fn remove(&mut self, key: &ContainerKey) {
+        self.by_key.remove(key);
+    }
+
+    /// Releases a pod's grant, once its record is gone from disk.
+    pub(crate) fn release(&mut self, uid: &PodUid) {
+        self.pods.remove(uid);
+        self.foreign_records.remove(uid);
+        self.grants.release(uid);
+    }
+
+    /// Keys whose files belong to no container: not of a pod with a grant, not in kubelet's checkpoint for a pod that exists,
+    /// and old enough that neither the watch nor the checkpoint can merely lag.
+    ///
+    /// Kubelet's checkpoint lacks our newest answers until kubelet writes it again. While a pod waits for a container whose
+    /// key is not known, an answer that is not clearly older than the checkpoint may be its.
+    pub(crate) fn orphans(&self, view: &OrphanView<'_>) -> Vec<ContainerKey> {
+        let keys: BTreeSet<&ContainerKey> = view.on_disk.iter().chain(self.by_key.keys()).collect();
+        let is_orphan = |key: &&&ContainerKey| {
+            let container = self.by_key.get(**key);
+            let allocation = container.and_then(|container| container.allocation.as_ref());
+            if allocation.is_some_and(|allocation| !is_older(allocation.at, view.now)) {
+                return false;
+            }
+            if view.held.contains(**key) {
+                return false;
+            }
+            match container.and_then(Container::owner) {
+                Some(owner) => !self.pods.contains_key(&owner.pod),
+                None => {
+                    let written = view.checkpoint_written;
+                    let may_be_missing = allocation
+                        .is_some_and(|one| !written.is_some_and(|written| is_older(one.at, written)));
+                    !(view.pods_waiting && may_be_missing)
+                }
+            }
+        };
+        keys.iter().filter(is_orphan).map(|key| (**key).clone()).collect()
+    }
+}
+
+/// Whether `at` is more than the grace period before `than`; both in nanoseconds since the epoch.
+pub(crate) fn is_older(at: u64, than: u64) -> bool {
+    than.saturating_sub(at) > u64::try_from(ORPHAN_GRACE_PERIOD.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;
