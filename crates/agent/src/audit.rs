@@ -140,6 +140,7 @@ mod tests {
             resource: "partage.dev/gpu".into(),
             ids: ["slot-1"].map(|id| crate::plugin::DeviceId(id.into())).into(),
             nonce: Some(Nonce(nonce.into())),
+            shared: true,
             name: None,
         };
         let containers = |memory: &[u64], names: &[&str]| {
@@ -239,6 +240,7 @@ mod tests {
             resource: "partage.dev/gpu".into(),
             ids: BTreeSet::new(),
             nonce: Some(Nonce("a".into())),
+            shared: true,
             name: None,
         };
         let lost = |held: &[Holder], written| lost_allocations([&record].into_iter(), held, written);

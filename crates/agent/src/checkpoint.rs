@@ -40,6 +40,10 @@ pub(crate) struct Name {
     pub(crate) ids: BTreeSet<DeviceId>,
     /// When, in nanoseconds since 1970. Of two names for the same devices the later one holds.
     pub(crate) at: u64,
+    /// Whether the answer also has [`partage_host::cdi::SHARED_DEVICE`]. Answers of earlier agents do not, and kubelet keeps an answer as
+    /// long as its pod: the CDI spec of such a container must be complete.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) shared: bool,
 }
 
 impl VersionedRecord for Name {
@@ -199,7 +203,8 @@ pub(crate) mod tests {
 
     fn name(nonce: &str) -> Name {
         let ids = ["slot-1", "slot-7"].map(|id| DeviceId(id.into()));
-        Name { nonce: Nonce(nonce.into()), resource: "partage.dev/gpu".into(), ids: ids.into(), at: 3 }
+        let resource = "partage.dev/gpu".into();
+        Name { nonce: Nonce(nonce.into()), resource, ids: ids.into(), at: 3, shared: true }
     }
 
     /// A pod with one share of the GPU `GPU-1`.
@@ -342,6 +347,17 @@ pub(crate) mod tests {
         assert_eq!(checkpoint.one::<Name>("thing").unwrap(), None);
         assert_eq!(fs::read(folder.path().join("quarantine").join("thing.json")).unwrap(), b"{");
         assert!(!folder.path().join("thing.json").exists());
+    }
+
+    #[test]
+    fn name_without_shared_field_has_no_shared_device() {
+        let folder = tempfile::tempdir().unwrap();
+        let earlier =
+            r#"{"version":1,"nonce":"ab","resource":"partage.dev/gpu","ids":["slot-1","slot-7"],"at":3}"#;
+        fs::create_dir_all(folder.path().join("names")).unwrap();
+        fs::write(folder.path().join("names").join("ab.json"), earlier).unwrap();
+        let kept = open(&folder).read().unwrap();
+        assert_eq!(kept.names[&Nonce("ab".into())], Name { shared: false, ..name("ab") });
     }
 
     #[test]

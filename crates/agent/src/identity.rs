@@ -93,6 +93,8 @@ pub struct Holder {
     pub ids: BTreeSet<DeviceId>,
     /// The name that was answered for it; `None` where kubelet's checkpoint did not say.
     pub nonce: Option<Nonce>,
+    /// Whether the answer also has [`partage_host::cdi::SHARED_DEVICE`]; `false` where kubelet's checkpoint did not say.
+    pub shared: bool,
     /// The pod's name; `None` where kubelet's checkpoint said the rest.
     pub name: Option<(Namespace, PodName)>,
 }
@@ -178,6 +180,7 @@ impl Kubelet {
                 resource: resource.to_string(),
                 ids: ids.clone(),
                 nonce: None,
+                shared: false,
                 name: Some((namespace, pod)),
             });
         }

@@ -1,4 +1,4 @@
-//! What a container gets: device nodes, libraries, programs, its region and its environment, as a CDI file says it.
+//! What a container gets through CDI: device nodes, libraries, programs, its region and its environment.
 //!
 //! | in the container | what |
 //! |---|---|
@@ -7,6 +7,9 @@
 //! | `/usr/local/partage/driver/` | the driver's own two libraries, which only the stand-ins look for |
 //! | `/usr/local/partage/region/` | `limits`, read-only, and `usage` |
 //! | `/usr/bin`, `/lib/firmware/nvidia/<version>` | the driver's programs and firmware |
+//!
+//! Libraries, programs and firmware are in one CDI spec that all containers share, and that changes only with the driver or the shim. Device
+//! nodes, region and environment are in a small spec of the container's own.
 //!
 //! The loader of any glibc looks into one of its two folders after everything else, whatever the environment says, so no
 //! variable, no hook and no cache of the loader is needed. `/usr/lib` itself is musl's, and gets nothing. What limits
@@ -189,14 +192,30 @@ impl Materials {
         self.store.unused(&self.own, |folder| !folder.join(LIBRARIES).is_dir() || is_named(folder))
     }
 
-    /// What a container gets, or what of it is not there: less than was granted is given to nobody.
+    /// Returns everything that a container gets: shared and own edits in one. Fails if a device node of a granted GPU is missing: no
+    /// container starts with less than was granted.
     pub fn edits(&self, container: &Container<'_>) -> Result<Edits, String> {
-        Ok(Edits {
-            env: env(container),
-            device_nodes: self.device_nodes(container)?,
-            mounts: [self.libraries(), self.programs(), self.region(container), self.simulated(container)]
-                .concat(),
-        })
+        let Edits { env, device_nodes, mounts } = self.container_edits(container)?;
+        let mounts = [self.shared_edits().mounts, mounts].concat();
+        Ok(Edits { env, device_nodes, mounts })
+    }
+
+    /// Returns what all containers of the node get: the stand-ins and the driver's files and programs. It changes only with the driver or
+    /// the shim.
+    pub fn shared_edits(&self) -> Edits {
+        let mounts = [self.libraries(), self.programs(), self.simulated_node()].concat();
+        Edits { mounts, ..Edits::default() }
+    }
+
+    /// Returns what only this container gets: its device nodes, its region and its environment. Fails as [`Materials::edits`] does.
+    pub fn container_edits(&self, container: &Container<'_>) -> Result<Edits, String> {
+        let mounts = [self.region(container), self.simulated_devices(container)].concat();
+        Ok(Edits { env: env(container), device_nodes: self.device_nodes(container)?, mounts })
+    }
+
+    /// Returns the host path of the directory of the stand-ins that [`Materials::shared_edits`] mounts.
+    pub fn libraries_dir(&self) -> PathBuf {
+        self.root.host(&self.own)
     }
 
     /// The nodes of the granted GPUs, and those that everybody needs.
@@ -267,13 +286,18 @@ impl Materials {
         vec![file(partage_region::LIMITS, &DATA), file(partage_region::USAGE, &WRITE)]
     }
 
-    /// The simulated node at its own path, with the granted GPUs only. Its libraries cannot be loaded from there.
-    fn simulated(&self, container: &Container<'_>) -> Vec<Mount> {
-        let Some(node) = &self.simulated else { return Vec::new() };
-        let at = self.root.host(node);
-        let all = self.mount(node, at.clone(), &WRITE);
-        let devices = container.devices.map(|devices| self.mount(devices, at.join("dev"), &DATA));
-        [all].into_iter().chain(devices).collect()
+    /// Mounts the simulated node at its own path, without the right to execute: its libraries cannot be loaded from there.
+    fn simulated_node(&self) -> Vec<Mount> {
+        let node = self.simulated.iter();
+        node.map(|node| self.mount(node, self.root.host(node), &WRITE)).collect()
+    }
+
+    /// Mounts the device files of the granted GPUs over those of the whole simulated node.
+    fn simulated_devices(&self, container: &Container<'_>) -> Vec<Mount> {
+        let devices = self.simulated.as_ref().zip(container.devices);
+        let mount =
+            |(node, devices): (&PathBuf, &Path)| self.mount(devices, self.root.host(node).join("dev"), &DATA);
+        devices.map(mount).into_iter().collect()
     }
 
     /// A mount of something that we see.

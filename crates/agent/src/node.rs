@@ -7,6 +7,7 @@ mod known;
 mod save;
 mod start;
 
+pub(crate) use known::used_paths;
 pub(crate) use save::keep_saving;
 
 use crate::api_server::ApiServer;

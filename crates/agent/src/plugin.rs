@@ -79,6 +79,11 @@ pub trait Giver: Send + Sync + 'static {
         ids: BTreeSet<DeviceId>,
     ) -> impl Future<Output = Result<Nonce, Refusal>> + Send;
 
+    /// Returns the CDI devices that kubelet is to pass to the container runtime for this name.
+    fn cdi_devices(&self, nonce: &Nonce) -> Vec<String> {
+        vec![nonce.cdi_device()]
+    }
+
     /// A container with these devices is about to be created. On success everything it gets is in its place.
     fn start(
         &self,

@@ -329,6 +329,8 @@ impl Agent {
             .map_err(|error| AgentError::Cannot(error.to_string()))?;
         let cdi = cdi::Folder::new(&options.cdi);
         cdi.remove_unfinished().map_err(io(&options.cdi))?;
+        // The spec must exist before kubelet learns the name of its device.
+        cdi.put_shared(&materials.shared_edits()).map_err(io(&options.cdi))?;
         files::remove_unfinished(&options.state, "").map_err(io(&options.state))?;
         let parts = Parts {
             kubelet: Kubelet::new(&options.kubelet, self.runtime.clone()),
@@ -482,7 +484,7 @@ impl Pauses {
 /// Removes what earlier versions put before the driver, and no container has any more.
 fn remove_stale(state: &NodeState) {
     let files = state.cdi.all().unwrap_or_default().into_iter().filter_map(|found| found.content.ok());
-    let used = files.flat_map(|content| content.edits.mounts).map(|mount| mount.host_path).collect();
+    let used = files.flat_map(node::used_paths).collect();
     for folder in state.materials.stale(&used).unwrap_or_default() {
         if let Err(error) = fs::remove_dir_all(&folder) {
             tracing::warn!("{}: cannot be removed: {error}", folder.display());
@@ -521,6 +523,7 @@ pub async fn withdraw(options: Options) -> Result<(), AgentError> {
     for found in cdi.all().map_err(io(&options.cdi))? {
         cdi.remove(&found.name).map_err(io(&options.cdi))?;
     }
+    cdi.remove_shared().map_err(io(&options.cdi))?;
     // The folders themselves may be mounted, and then stay: what is in them goes.
     for folder in [&options.run, &options.state] {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {

@@ -1,17 +1,31 @@
-//! Files of the Container Device Interface: what a container runtime changes in a container that asks for a name.
+//! Specs of the Container Device Interface (CDI): what a container runtime changes in a container that has a CDI device.
 //!
-//! Each name has a file of its own, `partage.dev-grant-<name>.json`. A runtime looks at the folder whenever it likes, so a file
-//! appears whole or not at all. Other vendors' files are in the folder, too, and are not looked at.
+//! Each container has a device and a spec of its own, `partage.dev-grant-<name>.json`. The driver files and stand-ins, which are the same for
+//! all containers, are one more device in a shared spec, `partage.dev-driver.json`. A runtime parses every spec again when one of them
+//! changes, so the specs that come with each container must be small.
+//!
+//! A runtime may read the directory at any time, so each spec is replaced atomically. Specs of other vendors are left alone.
 
-use crate::files;
+use crate::files::{self, Durability};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// Vendor and class of our names.
+/// Vendor and class of the devices of single containers.
 pub const KIND: &str = "partage.dev/grant";
+/// The shared device with the driver files and stand-ins, as kubelet passes it to the container runtime.
+///
+/// The name is the same for every driver version: kubelet stores the devices of a container, and a container that restarts after a driver
+/// update must find the new driver's files under the name that kubelet has.
+pub const SHARED_DEVICE: &str = "partage.dev/driver=current";
+/// Vendor and class of [`SHARED_DEVICE`].
+const SHARED_KIND: &str = "partage.dev/driver";
+/// The name of [`SHARED_DEVICE`] within its class.
+const SHARED_NAME: &str = "current";
+/// The file name of the shared spec. It differs from the file names of containers, so that listing those leaves it out.
+const SHARED_FILE: &str = "partage.dev-driver.json";
 /// The first version with annotations.
 const VERSION: &str = "0.6.0";
 /// How names of our files begin and end.
@@ -131,7 +145,11 @@ impl Folder {
         self.path.join(format!("{BEGINNING}{name}{ENDING}"))
     }
 
-    /// Writes what a name means, durably. Whether that changed anything: where the same is there, nothing is written.
+    /// Replaces the spec of a container's device atomically. Returns whether its content changed: a spec that is there already is not
+    /// written again.
+    ///
+    /// The spec survives a crash of the agent, not necessarily a power failure: after a boot no container runs, the region that the spec
+    /// mounts is gone, and the spec is written again before the container starts. Waiting for a disk would delay each start.
     pub fn put(&self, name: &str, annotations: &BTreeMap<String, String>, edits: &Edits) -> io::Result<bool> {
         if !is_name(name) {
             let why = format!("{name:?} cannot be the name of a device");
@@ -139,14 +157,39 @@ impl Folder {
         }
         let device =
             Device { name: name.into(), annotations: annotations.clone(), container_edits: edits.clone() };
-        let spec = Spec { cdi_version: VERSION.into(), kind: KIND.into(), devices: vec![device] };
+        self.write(&self.file(name), KIND, device)
+    }
+
+    /// Replaces the shared spec, with the same guarantees as [`Folder::put`].
+    pub fn put_shared(&self, edits: &Edits) -> io::Result<bool> {
+        let device =
+            Device { name: SHARED_NAME.into(), annotations: BTreeMap::new(), container_edits: edits.clone() };
+        self.write(&self.path.join(SHARED_FILE), SHARED_KIND, device)
+    }
+
+    /// Returns whether the shared spec exists.
+    pub fn has_shared(&self) -> bool {
+        self.path.join(SHARED_FILE).is_file()
+    }
+
+    /// Removes the shared spec durably. Succeeds if it does not exist.
+    pub fn remove_shared(&self) -> io::Result<()> {
+        let file = self.path.join(SHARED_FILE);
+        if !file.try_exists()? {
+            return Ok(());
+        }
+        files::remove(&file)?;
+        files::sync_folder(&self.path)
+    }
+
+    fn write(&self, file: &Path, kind: &str, device: Device) -> io::Result<bool> {
+        let spec = Spec { cdi_version: VERSION.into(), kind: kind.into(), devices: vec![device] };
         let bytes = serde_json::to_vec_pretty(&spec)?;
-        let file = self.file(name);
-        if fs::read(&file).is_ok_and(|there| there == bytes) {
+        if fs::read(file).is_ok_and(|there| there == bytes) {
             return Ok(false);
         }
         fs::create_dir_all(&self.path)?;
-        files::write_whole(&file, &bytes, 0o644)?;
+        files::replace(file, &bytes, 0o644, Durability::UntilReboot)?;
         tracing::debug!(file = %file.display(), "CDI spec written");
         Ok(true)
     }
@@ -188,12 +231,15 @@ impl Folder {
         Ok(self.names()?.iter().filter_map(|name| self.get(name)).collect())
     }
 
-    /// Removes what a writer left that was killed. Only for who is alone in writing here.
+    /// Removes temporary files of a writer that was killed. Callers must be the only writer of the directory.
     pub fn remove_unfinished(&self) -> io::Result<()> {
-        match files::remove_unfinished(&self.path, BEGINNING) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+        for beginning in [BEGINNING, SHARED_FILE] {
+            match files::remove_unfinished(&self.path, beginning) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
         }
+        Ok(())
     }
 }
 
@@ -274,6 +320,30 @@ mod tests {
             }],
         });
         assert_eq!(json, expected);
+    }
+
+    #[test]
+    fn shared_spec_is_not_listed_with_those_of_containers() {
+        let at = tempfile::tempdir().unwrap();
+        let folder = Folder::new(at.path().join("cdi"));
+        assert!(!folder.has_shared());
+        folder.remove_shared().unwrap();
+        assert!(folder.put_shared(&edits()).unwrap());
+        assert!(!folder.put_shared(&edits()).unwrap(), "unchanged");
+        let text = fs::read_to_string(at.path().join("cdi/partage.dev-driver.json")).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let device =
+            format!("{}={}", json["kind"].as_str().unwrap(), json["devices"][0]["name"].as_str().unwrap());
+        assert_eq!(device, SHARED_DEVICE);
+        assert_eq!(json["devices"][0]["containerEdits"], serde_json::to_value(edits()).unwrap());
+        assert_eq!(folder.names().unwrap(), [""; 0]);
+        // A driver update changes the content and keeps the name.
+        assert!(folder.put_shared(&Edits::default()).unwrap());
+        fs::write(at.path().join("cdi/.partage.dev-driver.json.1-1.unfinished"), "").unwrap();
+        folder.remove_unfinished().unwrap();
+        assert_eq!(files::names(&at.path().join("cdi")).unwrap(), ["partage.dev-driver.json"]);
+        folder.remove_shared().unwrap();
+        assert!(!folder.has_shared());
     }
 
     #[test]

@@ -204,8 +204,7 @@ mod tests {
     /// The lines that a log of this format writes while `work` runs.
     fn logged(format: LogFormat, work: impl FnOnce()) -> Vec<String> {
         let (writer, lines) = recorded();
-        let layer =
-            tracing_subscriber::fmt::layer().with_writer(writer).with_target(false).with_ansi(false);
+        let layer = tracing_subscriber::fmt::layer().with_writer(writer).with_target(false).with_ansi(false);
         let registry = tracing_subscriber::registry();
         match format {
             LogFormat::View => {

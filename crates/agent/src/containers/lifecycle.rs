@@ -232,11 +232,11 @@ impl Containers {
             records.entry(pod.clone()).or_insert(record);
             recovered.insert(key, (ContainerOwner { pod, container }, true));
         }
-        for Holder { uid, container, resource, ids, nonce: key, .. } in kubelet {
+        for Holder { uid, container, resource, ids, nonce: key, shared, .. } in kubelet {
             let Some(key) = key else { continue };
-            by_key
-                .entry(key.clone())
-                .or_insert_with(|| named(AllocationRecord { nonce: key.clone(), resource, ids, at: 0 }));
+            by_key.entry(key.clone()).or_insert_with(|| {
+                named(AllocationRecord { nonce: key.clone(), resource, ids, at: 0, shared })
+            });
             let has_spec = foreign_specs.contains(&key);
             recovered.entry(key).or_insert((ContainerOwner { pod: uid, container }, has_spec));
         }
@@ -286,9 +286,15 @@ impl Containers {
     ) -> AllocationRecord {
         let last = self.allocations().map(|allocation| allocation.at).max().unwrap_or(0);
         let at = now.max(last.saturating_add(1));
-        let allocation = AllocationRecord { nonce: key.clone(), resource: resource.into(), ids, at };
+        let resource = resource.into();
+        let allocation = AllocationRecord { nonce: key.clone(), resource, ids, at, shared: true };
         self.by_key.insert(key, Container { allocation: Some(allocation.clone()), stage: Stage::Named });
         allocation
+    }
+
+    /// The answer to `Allocate` for a container.
+    pub(crate) fn allocation(&self, key: &ContainerKey) -> Option<&AllocationRecord> {
+        self.by_key.get(key)?.allocation.as_ref()
     }
 
     /// All answers to `Allocate` that are still of use, in no particular order.

@@ -7,6 +7,7 @@ use super::Holder;
 use crate::plugin::{DeviceId, Nonce};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use partage_host::cdi::SHARED_DEVICE;
 use partage_kubelet_api::deviceplugin::ContainerAllocateResponse;
 use prost::Message;
 use serde::{Deserialize, Serialize};
@@ -101,7 +102,8 @@ struct Entry {
 impl Entry {
     /// `None` where the answer is not ours.
     fn holder(self) -> Option<Holder> {
-        let nonce = nonce(self.alloc_resp.as_deref()?)?;
+        let devices = cdi_devices(self.alloc_resp.as_deref()?)?;
+        let nonce = devices.iter().find_map(|device| Nonce::of_cdi_device(device))?;
         let ids =
             self.device_ids.unwrap_or_default().into_values().flatten().flatten().map(DeviceId).collect();
         Some(Holder {
@@ -110,16 +112,17 @@ impl Entry {
             resource: self.resource_name,
             ids,
             nonce: Some(nonce),
+            shared: devices.iter().any(|device| device == SHARED_DEVICE),
             name: None,
         })
     }
 }
 
-/// The name in an answer.
-fn nonce(answer: &str) -> Option<Nonce> {
+/// Decodes the CDI devices of an answer; `None` where it is malformed.
+fn cdi_devices(answer: &str) -> Option<Vec<String>> {
     let answer = STANDARD.decode(answer).ok()?;
     let answer = ContainerAllocateResponse::decode(answer.as_slice()).ok()?;
-    answer.cdi_devices.iter().find_map(|device| Nonce::of_cdi_device(&device.name))
+    Some(answer.cdi_devices.into_iter().map(|device| device.name).collect())
 }
 
 #[cfg(test)]

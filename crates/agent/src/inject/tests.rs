@@ -126,14 +126,23 @@ fn tried(
     nvidia_runtime: bool,
 ) -> Result<Edits, String> {
     let env = env.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
-    materials.edits(&Container {
-        node: &node(),
+    materials.edits(&container(&node(), shares, &env, nvidia_runtime))
+}
+
+fn container<'a>(
+    node: &'a Node,
+    shares: &'a [Share],
+    env: &'a BTreeMap<String, String>,
+    nvidia_runtime: bool,
+) -> Container<'a> {
+    Container {
+        node,
         shares,
         region: Path::new("/run/partage/regions/0a"),
         devices: Some(Path::new("/run/partage/devices/0a")),
-        env: &env,
+        env,
         nvidia_runtime,
-    })
+    }
 }
 
 /// What is mounted at a path of the container.
@@ -192,6 +201,26 @@ fn mounts_are_few_and_each_at_a_place_of_its_own() {
     for mount in &edits.mounts {
         assert!(["nosuid", "nodev", "bind"].iter().all(|option| mount.options.contains(&option.to_string())));
     }
+}
+
+/// The own edits are small whatever the driver has.
+#[test]
+fn shared_and_own_edits_make_the_complete_edits() {
+    let host = Host::new();
+    let materials = host.gather(VERSION);
+    let (node, shares, env) =
+        (node(), [share("GPU-1")], BTreeMap::from([("A".to_string(), "b".to_string())]));
+    let container = container(&node, &shares, &env, false);
+    let (shared, own) = (materials.shared_edits(), materials.container_edits(&container).unwrap());
+    assert_eq!((&shared.env[..], &shared.device_nodes[..]), (&[][..], &[][..]));
+    let places: Vec<&Path> = own.mounts.iter().map(|mount| mount.container_path.as_path()).collect();
+    assert_eq!(
+        places,
+        ["/usr/local/partage/region/limits", "/usr/local/partage/region/usage"].map(Path::new)
+    );
+    let complete = materials.edits(&container).unwrap();
+    assert_eq!((&complete.env, &complete.device_nodes), (&own.env, &own.device_nodes));
+    assert_eq!(complete.mounts, [shared.mounts, own.mounts].concat());
 }
 
 #[test]
@@ -301,6 +330,8 @@ fn stand_ins_stay_until_nobody_has_them() {
     let updated = host.gather("570.1");
     assert_ne!(updated.own, first.own);
     assert!(updated.stale(&used).unwrap().is_empty());
+    // The CDI spec of a container with the shared device names the directory only.
+    assert!(updated.stale(&[first.libraries_dir()].into()).unwrap().is_empty());
     assert_eq!(updated.stale(&BTreeSet::new()).unwrap(), std::slice::from_ref(&first.own));
     // Another program more is another folder: links to it are in there.
     host.file("/usr/bin/nvidia-cuda-mps-server", b"");

@@ -5,6 +5,7 @@ use crate::book::Wanting;
 use crate::checkpoint::{self, PodRecord};
 use crate::containers::lifecycle::{ContainerOwner, Containers, LeftBehind, Recovered};
 use crate::identity::{ContainerState, Holder};
+use crate::inject::Materials;
 use crate::plugin::{Nonce, Refusal};
 use crate::refusals::RefusalLog;
 use crate::report::Counts;
@@ -13,10 +14,11 @@ use partage_cluster::{PodView, Severity};
 use partage_core::model::ContainerName;
 use partage_enforce::error_chain::describe;
 use partage_enforce::records::DecodeError;
-use partage_host::cdi::{Found, SpecError};
+use partage_host::cdi::{Content, Found, SpecError};
 use partage_host::truth::Truth;
 use std::collections::BTreeMap;
 use std::io;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use tokio::sync::Notify;
@@ -24,6 +26,9 @@ use tokio::sync::Notify;
 /// What a CDI file says of its container, besides what it gets: enough to know everything again.
 const OF_POD: &str = "partage.dev/pod";
 const OF_CONTAINER: &str = "partage.dev/container";
+/// The directory of the stand-ins that the shared CDI spec had when the container's spec was written. It must not be removed while the
+/// container may run.
+const LIBRARIES_ANNOTATION: &str = "partage.dev/libraries";
 
 impl NodeState {
     /// Recovers the node's state from what earlier agents left: their records and CDI specs, and kubelet's checkpoint.
@@ -169,9 +174,14 @@ impl NodeState {
     /// Writes a changed record into the CDI spec of a container of its pod.
     pub(crate) fn rewrite_spec(&self, nonce: &Nonce, record: &PodRecord, container: &ContainerName) {
         let Some(Found { content: Ok(content), .. }) = self.cdi.get(&nonce.0) else { return };
-        let noted = annotations(record, container)
-            .map_err(io::Error::from)
-            .and_then(|annotations| self.cdi.put(&nonce.0, &annotations, &content.edits));
+        let noted = annotations(record, container, &self.materials).map_err(io::Error::from);
+        let noted = noted.and_then(|mut annotations| {
+            // The running container keeps the libraries that it was started with.
+            annotations.remove(LIBRARIES_ANNOTATION);
+            let libraries = content.annotations.get_key_value(LIBRARIES_ANNOTATION);
+            annotations.extend(libraries.map(|(key, folder)| (key.clone(), folder.clone())));
+            self.cdi.put(&nonce.0, &annotations, &content.edits)
+        });
         if let Err(error) = noted {
             let (namespace, pod) = logged_name(Some(&record.pod));
             tracing::warn!(namespace, pod, %container, %nonce, %error, "cannot write a CDI spec");
@@ -179,13 +189,25 @@ impl NodeState {
     }
 }
 
-/// What a CDI file says of its container.
+/// Returns the annotations of a container's CDI spec: its pod's record, its name, and the directory of the stand-ins.
 pub(super) fn annotations(
     record: &PodRecord,
     container: &ContainerName,
+    materials: &Materials,
 ) -> serde_json::Result<BTreeMap<String, String>> {
-    let text = checkpoint::encode(record)?;
-    Ok([(OF_POD.to_string(), text), (OF_CONTAINER.to_string(), container.to_string())].into())
+    let libraries = materials.libraries_dir().to_string_lossy().into_owned();
+    let pairs = [
+        (OF_POD, checkpoint::encode(record)?),
+        (OF_CONTAINER, container.to_string()),
+        (LIBRARIES_ANNOTATION, libraries),
+    ];
+    Ok(pairs.map(|(key, text)| (key.to_string(), text)).into())
+}
+
+/// Returns the host paths that a container's CDI spec mounts, and the directory of the stand-ins that the shared spec mounts for it.
+pub(crate) fn used_paths(content: Content) -> impl Iterator<Item = PathBuf> {
+    let libraries = content.annotations.get(LIBRARIES_ANNOTATION).map(PathBuf::from);
+    content.edits.mounts.into_iter().map(|mount| mount.host_path).chain(libraries)
 }
 
 /// The pod and container of a CDI file, as [`annotations`] wrote them.
@@ -213,4 +235,27 @@ enum OwnerError {
 /// Whether a CDI spec carries the record of another version of the agent.
 fn is_unsupported(found: &Found) -> bool {
     matches!(owner(found), Some(Err(OwnerError::Record(DecodeError::UnsupportedVersion { .. }))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use partage_host::cdi::{Edits, Mount};
+
+    #[test]
+    fn used_paths_include_mounts_and_shared_libraries() {
+        let mount = Mount {
+            host_path: "/run/partage/regions/a/limits".into(),
+            container_path: "/usr/local/partage/region/limits".into(),
+            options: Vec::new(),
+        };
+        let edits = Edits { mounts: vec![mount], ..Edits::default() };
+        let annotations =
+            BTreeMap::from([(LIBRARIES_ANNOTATION.to_string(), "/var/lib/partage/lib/550-ab".to_string())]);
+        let used: Vec<PathBuf> = used_paths(Content { annotations, edits: edits.clone() }).collect();
+        assert_eq!(used, ["/run/partage/regions/a/limits", "/var/lib/partage/lib/550-ab"].map(PathBuf::from));
+        // The spec of an earlier agent has no such annotation: its own mounts name the libraries.
+        let earlier = used_paths(Content { annotations: BTreeMap::new(), edits });
+        assert_eq!(earlier.count(), 1);
+    }
 }

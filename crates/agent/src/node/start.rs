@@ -12,6 +12,7 @@ use crate::refusals::StartSubject;
 use crate::regions::Regions;
 use partage_cluster::PodView;
 use partage_core::model::{ContainerName, Grant, PodUid};
+use partage_host::cdi::SHARED_DEVICE;
 use partage_region::failpoint as fault;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -131,26 +132,40 @@ impl NodeState {
         let devices =
             self.devices(&region, grant).map_err(|error| format!("{}: {error}", region.display()))?;
         let empty = BTreeMap::new();
-        let edits = self.materials.edits(&Container {
+        let target = Container {
             node: self.hardware(),
             shares: &grant.shares,
             region: &region,
             devices: devices.as_deref(),
             env: record.env.get(container).unwrap_or(&empty),
             nvidia_runtime: self.nvidia_runtime.load(Ordering::Relaxed),
-        })?;
-        let annotations = annotations(record, container).map_err(|error| error.to_string())?;
+        };
+        let annotations =
+            annotations(record, container, &self.materials).map_err(|error| error.to_string())?;
+        let failed = |error: io::Error| format!("its CDI file cannot be written: {error}");
         for key in keys {
-            self.cdi
-                .put(&key.0, &annotations, &edits)
-                .map_err(|error| format!("its CDI file cannot be written: {error}"))?;
+            let edits = if self.has_shared_device(key) {
+                // Restores a shared spec that was removed or changed by hand.
+                self.cdi.put_shared(&self.materials.shared_edits()).map_err(failed)?;
+                self.materials.container_edits(&target)?
+            } else {
+                self.materials.edits(&target)?
+            };
+            self.cdi.put(&key.0, &annotations, &edits).map_err(failed)?;
         }
         Ok(())
+    }
+
+    /// Returns whether kubelet passes [`SHARED_DEVICE`] to the runtime beside this key. It does not where an agent without that device
+    /// answered `Allocate`: then the container's own CDI spec must be complete.
+    fn has_shared_device(&self, key: &Nonce) -> bool {
+        self.containers().allocation(key).is_some_and(|allocation| allocation.shared)
     }
 
     /// Whether everything exists that was made for a container.
     fn is_prepared(&self, nonce: &Nonce) -> bool {
         self.cdi.get(&nonce.0).is_some_and(|found| found.content.is_ok())
+            && (self.cdi.has_shared() || !self.has_shared_device(nonce))
             && self.regions.folder(nonce).is_dir()
     }
 
@@ -360,6 +375,10 @@ impl Giver for NodeState {
         );
         self.counts().answers.note(took);
         Ok(nonce)
+    }
+
+    fn cdi_devices(&self, nonce: &Nonce) -> Vec<String> {
+        vec![nonce.cdi_device(), SHARED_DEVICE.to_string()]
     }
 
     async fn start(&self, resource: &str, ids: BTreeSet<DeviceId>) -> Result<(), Refusal> {

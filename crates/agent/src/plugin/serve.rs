@@ -1,6 +1,6 @@
 //! What kubelet asks of a plugin.
 
-use super::{DeviceId, Giver, Listed, Nonce, Refusal, Shared};
+use super::{DeviceId, Giver, Listed, Refusal, Shared};
 use partage_kubelet_api::deviceplugin::device_plugin_server::DevicePlugin;
 use partage_kubelet_api::deviceplugin::{self as contract, Empty, HEALTHY, UNHEALTHY};
 use std::collections::BTreeSet;
@@ -69,7 +69,8 @@ impl<G: Giver> DevicePlugin for Service<G> {
         let mut container_responses = Vec::new();
         for ask in request.into_inner().container_requests {
             let answer = self.shared.giver.allocate(&self.shared.resource, ids(ask.devices_ids)).await;
-            container_responses.push(named(&answer.map_err(refused)?));
+            let devices = self.shared.giver.cdi_devices(&answer.map_err(refused)?);
+            container_responses.push(named(devices));
         }
         Ok(Response::new(contract::AllocateResponse { container_responses }))
     }
@@ -120,8 +121,8 @@ fn ids(ids: Vec<String>) -> BTreeSet<DeviceId> {
     ids.into_iter().map(DeviceId).collect()
 }
 
-fn named(nonce: &Nonce) -> contract::ContainerAllocateResponse {
-    let cdi_devices = vec![contract::CdiDevice { name: nonce.cdi_device() }];
+fn named(devices: Vec<String>) -> contract::ContainerAllocateResponse {
+    let cdi_devices = devices.into_iter().map(|name| contract::CdiDevice { name }).collect();
     contract::ContainerAllocateResponse { cdi_devices, ..Default::default() }
 }
 

@@ -287,11 +287,12 @@ impl<'a> Stage<'a> {
         self.bed.kubectl(&["delete", "pod", pod, "--grace-period=1", "--wait"]).unwrap();
     }
 
-    /// How many files of each kind the agent keeps on the node: CDI files, regions, records of pods, names.
+    /// How many files of each kind the agent keeps on the node: CDI files of containers, regions, records of pods, names.
     pub(crate) fn kept(&self) -> [usize; 4] {
         ["/run/cdi", "/run/partage/regions", "/var/lib/partage/pods", "/run/partage/names"].map(|folder| {
             let path = self.agent.path(folder).unwrap();
-            std::fs::read_dir(path).map_or(0, |entries| entries.count())
+            let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+            entries.filter(|entry| entry.file_name() != "partage.dev-driver.json").count()
         })
     }
 

@@ -332,6 +332,7 @@ impl World {
                         resource: RESOURCE.into(),
                         ids,
                         nonce: Some(key),
+                        shared: true,
                         name: None,
                     });
                     Ok(())

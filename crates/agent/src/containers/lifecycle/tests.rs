@@ -69,6 +69,7 @@ fn spec_of_another_version_is_adopted_as_it_is() {
         resource: "partage.dev/gpu".into(),
         ids: [DeviceId(key.into())].into(),
         nonce: Some(ContainerKey(key.into())),
+        shared: true,
         name: None,
     };
     let left = LeftBehind {

@@ -21,22 +21,25 @@ fn entry(holder: &Holder) -> Entry {
         container_name: holder.container.to_string(),
         resource_name: holder.resource.clone(),
         device_ids: Some(BTreeMap::from(by_node)),
-        alloc_resp: holder.nonce.as_ref().map(|nonce| answer(&[nonce.cdi_device()])),
+        alloc_resp: holder.nonce.as_ref().map(|nonce| {
+            let shared = holder.shared.then(|| SHARED_DEVICE.to_string());
+            answer(&[nonce.cdi_device()].into_iter().chain(shared).collect::<Vec<_>>())
+        }),
     }
 }
 
 fn holder() -> impl Strategy<Value = Holder> {
     let ids = prop::collection::btree_set("[a-z0-9-]{1,20}", 0..6);
-    ("[a-f0-9-]{1,36}", "[a-z]{1,10}", "[a-z.]{1,10}/[a-z]{1,8}", ids, "[0-9a-f]{32}").prop_map(
-        |(uid, container, resource, ids, nonce)| Holder {
+    ("[a-f0-9-]{1,36}", "[a-z]{1,10}", "[a-z.]{1,10}/[a-z]{1,8}", ids, "[0-9a-f]{32}", any::<bool>())
+        .prop_map(|(uid, container, resource, ids, nonce, shared)| Holder {
             uid: uid.into(),
             container: container.into(),
             resource,
             ids: ids.into_iter().map(DeviceId).collect(),
             nonce: Some(Nonce(nonce)),
+            shared,
             name: None,
-        },
-    )
+        })
 }
 
 fn file(entries: Vec<Entry>) -> Vec<u8> {
@@ -76,7 +79,9 @@ proptest! {
     fn a_name_is_ours_or_it_is_not(device in "(partage\\.dev/grant=)?[0-9a-fA-F]{30,34}") {
         let ours = device.strip_prefix("partage.dev/grant=");
         let ours = ours.filter(|name| name.len() == 32 && name.to_lowercase() == *name);
-        prop_assert_eq!(nonce(&answer(std::slice::from_ref(&device))).map(|nonce| nonce.0), ours.map(String::from));
+        let devices = cdi_devices(&answer(std::slice::from_ref(&device))).unwrap();
+        let nonce = devices.iter().find_map(|device| Nonce::of_cdi_device(device));
+        prop_assert_eq!(nonce.map(|nonce| nonce.0), ours.map(String::from));
     }
 }
 
