@@ -1,10 +1,10 @@
 //! What this node has: a container runtime that knows CDI, a driver, its GPUs.
 
 use crate::checkpoint::Checkpoint;
+use crate::config::{AgentError, Config};
 use crate::identity::{About, Runtime};
 use crate::plugin::endpoint;
 use crate::resources::CountResource;
-use crate::run::{AgentError, Options};
 use crate::settings::{DriverChoice, Settings};
 use partage_enforce::error_chain::describe;
 use partage_enforce::gpus::{
@@ -23,11 +23,11 @@ const LONGEST_SOCKET: usize = 107;
 const RUNTIMES: [&str; 3] =
     ["/run/k3s/containerd/containerd.sock", "/run/crio/crio.sock", "/run/containerd/containerd.sock"];
 
-pub(crate) fn runtime(options: &Options) -> Result<Runtime, AgentError> {
-    if let Some(socket) = &options.runtime_socket {
+pub(crate) fn runtime(config: &Config) -> Result<Runtime, AgentError> {
+    if let Some(socket) = &config.runtime_socket {
         return Ok(Runtime::new(socket));
     }
-    let root = Root::new(&options.host_root);
+    let root = Root::new(&config.host_root);
     let found = RUNTIMES.iter().map(|socket| root.at(Path::new(socket))).find(|socket| socket.exists());
     found.as_deref().map(Runtime::new).ok_or_else(|| {
         AgentError::Cannot(format!(
@@ -60,15 +60,15 @@ pub(crate) fn check_cdi(ours: &Path, about: &About) -> Result<(), AgentError> {
 
 /// Finds the driver and the GPUs that it has, with what earlier agents knew of them.
 pub(crate) fn gpus(
-    options: &Options,
+    config: &Config,
     settings: &Settings,
     root: &Root,
     checkpoint: &Checkpoint,
     boot: &str,
 ) -> Result<DiscoveredGpus, DiscoveryError> {
-    let folder = options.state.join("simulated");
+    let folder = config.state.join("simulated");
     enforce_gpus::discover(&DiscoveryOptions {
-        node_name: options.node.as_str(),
+        node_name: config.node.as_str(),
         driver: match settings.driver {
             DriverChoice::Nvidia => enforce_gpus::DriverChoice::Nvidia,
             DriverChoice::Simulated => enforce_gpus::DriverChoice::Simulated,
@@ -78,7 +78,7 @@ pub(crate) fn gpus(
         simulated_machine: SimulatedMachine {
             folder: &folder,
             // The same GPUs after every start, and others on every node.
-            seed: Path::new(options.node.as_str()),
+            seed: Path::new(config.node.as_str()),
             in_use: false,
             stamp: None,
         },

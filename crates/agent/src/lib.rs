@@ -19,9 +19,11 @@
 //! Everything it knows is on disk, in kubelet or in the API server: it can be killed at any instruction.
 
 mod api_server;
+mod app;
 mod audit;
 mod book;
 mod checkpoint;
+mod config;
 mod containers;
 mod find;
 pub mod identity;
@@ -40,11 +42,13 @@ mod refusals;
 mod regions;
 mod report;
 pub mod resources;
-mod run;
 pub mod settings;
 mod suspected;
 mod sweep;
 mod uncounted;
 mod wishes;
+mod withdraw;
 
-pub use run::{AgentError, Options, run, withdraw};
+pub use app::run;
+pub use config::{AgentError, Config};
+pub use withdraw::withdraw;

@@ -5,7 +5,7 @@ use crate::logging::{self, FilterError, LogFormat, LogOptions};
 use crate::output::line;
 use clap::Args;
 use partage_agent::settings::{Settings, SettingsError};
-use partage_agent::{Options, run, withdraw};
+use partage_agent::{Config, run, withdraw};
 use partage_core::model::NodeName;
 use partage_enforce::error_chain::describe;
 use std::io::{self, IsTerminal, Write};
@@ -110,7 +110,7 @@ impl Node {
             return Ok(Outcome::Unreadable);
         }
         partage_host::process_setup::limit_heap();
-        let options = self.options(name);
+        let config = self.config(name);
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build()?;
         let stop = CancellationToken::new();
@@ -127,14 +127,14 @@ impl Node {
                 true => {
                     let stay = self.stay;
                     tokio::spawn(async move {
-                        withdraw(options).await?;
+                        withdraw(config).await?;
                         if stay {
                             stop.cancelled().await;
                         }
                         Ok(())
                     })
                 }
-                false => tokio::spawn(run(options, stop)),
+                false => tokio::spawn(run(config, stop)),
             };
             io::Result::Ok(work.await)
         })?;
@@ -155,8 +155,8 @@ impl Node {
         logging::init(options, io::stderr)
     }
 
-    fn options(&self, name: &str) -> Options {
-        Options {
+    fn config(&self, name: &str) -> Config {
+        Config {
             node: NodeName::from(name),
             settings: self.settings.clone(),
             kubeconfig: self.kubeconfig.clone(),
