@@ -25,9 +25,9 @@ use crate::suspected::Suspected;
 use partage_cluster::{PodCache, Severity};
 use partage_core::model::{GpuUuid, Node, PodId, PodUid};
 use partage_enforce::gpus::{Inventory, withhold_unhealthy};
+use partage_enforce::shares::gated_gpus;
 use partage_host::cdi;
 use partage_host::gpus::Gpus;
-use partage_host::shares::gated;
 use partage_host::truth::Truth;
 use partage_region::failpoint as fault;
 use std::collections::{BTreeMap, BTreeSet};
@@ -104,7 +104,7 @@ impl Deref for NodeState {
 impl NodeState {
     /// The GPUs on which launches keep to turns now.
     pub(crate) fn gated(&self) -> BTreeSet<GpuUuid> {
-        gated(self.containers().grants().shares().map(|(_, _, share)| share))
+        gated_gpus(self.containers().grants().shares().map(|(_, _, share)| share))
     }
 
     /// Sets the turns of all regions by what the book says now.

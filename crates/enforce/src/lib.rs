@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`gpus`] | discovery of the driver and its GPUs, the inventory, fatal errors, which GPUs are withheld |
 //! | [`context_sizes`] | how much memory a CUDA context takes, and when that is measured |
+//! | [`shares`] | the regions of tenants: prepare, adopt, resize, extend, release; which of them wait for turns |
 //! | [`placing`] | why an ask has no place, and whether it ever will |
 //! | [`refusal`] | a request that is not granted, for exit codes, events and admission messages |
 //! | [`records`] | versioned records, which a daemon reads after a restart |
@@ -23,3 +24,4 @@ pub mod placing;
 pub mod records;
 pub mod refusal;
 pub mod report;
+pub mod shares;

@@ -16,6 +16,5 @@ pub mod process;
 pub mod process_setup;
 pub mod root;
 pub mod selinux;
-pub mod shares;
 pub mod simulated_driver;
 pub mod truth;

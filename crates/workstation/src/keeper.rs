@@ -26,15 +26,16 @@ use crate::machine::{Machine, MachineError};
 use crate::settings::{Settings, SettingsError};
 use crate::store::{self, Found, HeldElsewhere, Record};
 use give::Live;
+use partage_core::model::GpuUuid;
 use partage_enforce::error_chain::describe;
 use partage_enforce::gpus::FatalErrorLog;
 use partage_enforce::instance_lock::{InstanceLock, LockError};
 use partage_enforce::records::RecordError;
+use partage_enforce::shares::{Shares, gated_gpus};
 use partage_host::files;
 use partage_host::truth::{Auditor, Truth};
-use partage_region::arbiter::Arbiter;
 use queue::Ticket;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
@@ -104,7 +105,8 @@ pub struct Keeper {
     settings: Settings,
     machine: Machine,
     options: Options,
-    arbiter: Arbiter,
+    /// The regions of all shares, by name.
+    regions: Shares<String>,
     watch: Watch,
     since: u64,
     state: Mutex<State>,
@@ -153,7 +155,7 @@ impl Keeper {
         options: Options,
         lock: InstanceLock,
     ) -> Result<Arc<Keeper>, KeepError> {
-        let machine = Machine::open(home, &settings)?;
+        let (machine, contexts) = Machine::open(home, &settings)?;
         let cannot = |what: &'static str| move |source: io::Error| KeepError::Io { what, source };
         put_in_force(home, options.settings_file.as_deref())
             .map_err(cannot("the settings cannot be kept"))?;
@@ -164,7 +166,7 @@ impl Keeper {
             settings,
             machine,
             options,
-            arbiter: Arbiter::new(),
+            regions: Shares::new(contexts),
             watch,
             since: now(),
             state: Mutex::default(),
@@ -211,9 +213,15 @@ impl Keeper {
     /// Takes up the shares that a keeper before it gave.
     fn restore(self: &Arc<Self>) -> std::io::Result<()> {
         let _span = tracing::info_span!("reconcile", cause = "start").entered();
-        for found in store::all(&self.home)? {
+        let found = store::all(&self.home)?;
+        let adopted = found.iter().filter_map(|found| match found {
+            Found::Share(record) => Some(&record.shares),
+            _ => None,
+        });
+        let gated = gated_gpus(adopted.flatten());
+        for found in found {
             match found {
-                Found::Share(record) => self.take_up(*record),
+                Found::Share(record) => self.take_up(*record, &gated),
                 Found::Leftover(name) => self.removed(&name),
                 Found::OtherVersion { name, held, reason } => self.hold_elsewhere(name, held, &reason),
                 Found::Unreadable(name, reason) => self.warn(&format!(
@@ -244,7 +252,7 @@ impl Keeper {
         }
     }
 
-    fn take_up(self: &Arc<Self>, record: Record) {
+    fn take_up(self: &Arc<Self>, record: Record, gated: &BTreeSet<GpuUuid>) {
         let name = record.name.clone();
         // One that was not bound yet never started: who asked for it asks again.
         let lives = record.bound.is_some() && record.has_members(&self.home).unwrap_or(true);
@@ -252,15 +260,16 @@ impl Keeper {
             self.forget(&record);
             return;
         }
-        match self.adopted(record) {
+        match self.adopted(record, gated) {
             Ok(live) => {
                 tracing::info!(share = %name, "share adopted");
                 self.state().shares.insert(name.clone(), live);
                 self.watch_share(&name);
             }
-            Err(why) => {
-                self.warn(&format!("{name} runs and cannot be kept, so what it has is not counted: {why}"))
-            }
+            Err(error) => self.warn(&format!(
+                "{name} runs and cannot be kept, so what it has is not counted: {}",
+                describe(&error)
+            )),
         }
     }
 

@@ -14,8 +14,6 @@ use partage_host::files::{once, stamp_of, write_whole};
 use partage_host::gpus::{Gpus, GpusError};
 use partage_host::library_store::{LibraryStore, LibraryStoreError, build_name};
 use partage_host::process::boot_id;
-use partage_host::shares;
-use partage_region::GpuShare;
 use partage_shim::install::InstallError;
 use std::collections::BTreeSet;
 use std::fs;
@@ -110,7 +108,6 @@ pub(crate) struct Machine {
     /// Where what is known of the GPUs is kept for the next daemon.
     pub(crate) records: RecordDir,
     pub(crate) boot_id: String,
-    contexts: ContextSizes,
     /// The directory of the stand-ins of this build, for processes in a mount namespace.
     stand_ins: PathBuf,
     /// A cache for the loader that has the simulated driver in it.
@@ -118,8 +115,8 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Discovers the GPUs and installs the libraries. Fast where that was done before.
-    pub(crate) fn open(home: &Home, settings: &Settings) -> Result<Machine, MachineError> {
+    /// Discovers the GPUs, measures what contexts take on them, and installs the libraries. Fast where that was done before.
+    pub(crate) fn open(home: &Home, settings: &Settings) -> Result<(Machine, ContextSizes), MachineError> {
         home.make()?;
         check_executable(home)?;
         let records = home.path();
@@ -153,7 +150,6 @@ impl Machine {
             previously_unhealthy,
             records,
             boot_id,
-            contexts,
             stand_ins: PathBuf::new(),
             loader_cache: None,
         };
@@ -161,7 +157,7 @@ impl Machine {
         if machine.driver.simulated.is_some() {
             machine.loader_cache = loader_cache(home, &machine.driver);
         }
-        Ok(machine)
+        Ok((machine, contexts))
     }
 
     /// Installs the stand-ins of this build, unless that was done before, and removes those of earlier builds that no share
@@ -219,11 +215,6 @@ impl Machine {
             version: Some(self.gpus.driver_version()),
         };
         partage_shim::install::stand_in(&object, &folder, &settings).map_err(|error| error.to_string())
-    }
-
-    /// A share as the region has it.
-    pub(crate) fn region_share(&self, share: &Share, gated: bool) -> Result<GpuShare, String> {
-        shares::region_share(share, self.contexts.of(&share.gpu), gated)
     }
 
     /// What is covered in a share's mount namespace, besides the driver's libraries.

@@ -1,19 +1,19 @@
 //! Shares that run are changed and stopped, by those who may.
 
-use super::give::Live;
 use super::{Keeper, State};
 use crate::decide;
 use crate::users::{self, Who};
 use crate::wire::Change;
-use partage_core::model::{Bytes, Share};
+use partage_core::model::Share;
 use partage_enforce::error_chain::describe;
 use partage_enforce::refusal::{Refusal, RefusalReason};
+use partage_enforce::shares::ShareError;
 use partage_host::members;
 use std::sync::Arc;
 use std::time::Duration;
 
 impl Keeper {
-    /// Other amounts for a share that runs.
+    /// Changes the amounts of a share that runs.
     pub(super) fn resize(self: &Arc<Self>, who: &Who, name: &str, change: &Change) -> Result<(), Refusal> {
         let mut state = self.state();
         self.find(&state, who, name)?;
@@ -22,54 +22,34 @@ impl Keeper {
         let shares = resized.inspect_err(|_| self.unclaim(&state))?;
         let Some(live) = state.shares.get_mut(name) else { return Err(unknown(&state, name)) };
         let before = std::mem::replace(&mut live.record.shares, shares);
-        let undone = self.fits_what_is_used(live, &before).and_then(|()| {
-            live.record
-                .write(&self.home)
-                .map_err(|error| Refusal::new(RefusalReason::Failed, describe(&error)))
-        });
-        if undone.is_err() {
+        let resized = self.resize_region(&state, name, &before);
+        if resized.is_err()
+            && let Some(live) = state.shares.get_mut(name)
+        {
             live.record.shares = before;
         }
         self.after_change(&mut state);
-        if undone.is_ok()
+        if resized.is_ok()
             && let Some(live) = state.shares.get(name)
         {
             let grant = decide::words(&self.machine.node, &live.record.shares);
             tracing::info!(share = name, grant = %grant, "share resized");
         }
-        undone
+        resized
     }
 
-    /// Sets the new limits, and reverts them where more is in use: in the other order a process could take memory between the
-    /// check and the change.
-    fn fits_what_is_used(&self, live: &Live, before: &[Share]) -> Result<(), Refusal> {
-        let region = live.managed()?;
-        let broken = |error: String| Refusal::new(RefusalReason::Failed, error);
-        let write = |shares: &[Share]| -> Result<(), Refusal> {
-            let gated = |at: usize| region.owner().share(at).is_some_and(|is| is.gated);
-            let limits = shares.iter().enumerate();
-            let limits = limits.map(|(at, share)| self.machine.region_share(share, gated(at)));
-            let limits: Vec<_> = limits.collect::<Result<_, _>>().map_err(broken)?;
-            region.apply(&limits).map_err(|error| broken(error.to_string()))?;
-            Ok(())
-        };
-        write(&live.record.shares)?;
-        let usage = region.reader().snapshot().map_err(|error| broken(error.to_string()))?;
-        for (share, used) in live.record.shares.iter().zip(usage.gpus) {
-            let Some(limit) = share.memory_bytes.filter(|limit| used.used > limit.0) else { continue };
-            write(before)?;
-            let used = Bytes(used.used);
-            let mut refused = Refusal::new(
-                RefusalReason::NoCapacity,
-                format!("{} uses {used} right now, which is more than {limit}", live.record.name),
-            );
-            let mebibytes = used.0.div_ceil(1 << 20);
-            refused
-                .hints
-                .push(format!("free memory in the program first, or use --memory {mebibytes}Mi or more"));
-            return Err(refused);
-        }
-        Ok(())
+    /// Sets the limits of a share to those of its record, and writes the record. Where either fails, the limits are `before`.
+    fn resize_region(&self, state: &State, name: &str, before: &[Share]) -> Result<(), Refusal> {
+        let Some(live) = state.shares.get(name) else { return Err(unknown(state, name)) };
+        let (key, gated) = (name.to_string(), state.gated());
+        let resized = self.regions.resize(&key, &live.record.shares, &gated);
+        resized.map_err(|error| refused(name, &error))?;
+        live.record.write(&self.home).map_err(|error| {
+            if let Err(error) = self.regions.restore(&key, before, &gated) {
+                tracing::warn!(share = name, error = %describe(&error), "cannot restore the share's limits");
+            }
+            Refusal::new(RefusalReason::Failed, describe(&error))
+        })
     }
 
     /// Ends all processes of a share.
@@ -116,6 +96,24 @@ impl Keeper {
             return Err(Refusal::new(RefusalReason::NotOwner, message));
         }
         Ok(())
+    }
+}
+
+/// Says why the limits of a share were not changed.
+fn refused(name: &str, error: &ShareError) -> Refusal {
+    match error {
+        ShareError::AboveLimit { used, limit } => {
+            let message = format!("{name} uses {used} right now, which is more than {limit}");
+            let mut refusal = Refusal::new(RefusalReason::NoCapacity, message);
+            let mebibytes = used.0.div_ceil(1 << 20);
+            let hint = format!("free memory in the program first, or use --memory {mebibytes}Mi or more");
+            refusal.hints.push(hint);
+            refusal
+        }
+        ShareError::Unmanaged { reason } => {
+            Refusal::new(RefusalReason::Failed, format!("{name} keeps the limits that it has: {reason}"))
+        }
+        error => Refusal::new(RefusalReason::Failed, describe(error)),
     }
 }
 

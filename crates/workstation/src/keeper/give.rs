@@ -7,61 +7,34 @@ use crate::report::Stage;
 use crate::store::{self, Record};
 use crate::users::Who;
 use crate::wire::{Granted, Places, RunRequest};
-use partage_core::model::{Node, PodAsk, Share};
+use partage_core::model::{GpuUuid, Node, PodAsk};
 use partage_enforce::error_chain::describe;
 use partage_enforce::gpus::withhold_unhealthy;
+use partage_enforce::records::RecordError;
 use partage_enforce::refusal::{Refusal, RefusalReason};
-use partage_host::gpus::uuid_bytes;
+use partage_enforce::shares::{Adoption, MissingFiles, ShareError, ShareSpec, gated_gpus};
 use partage_host::process::Identity;
-use partage_host::shares;
-use partage_region::arbiter::MemberId;
-use partage_region::{RegionError, RegionHandle, RegionPolicy};
+use partage_region::RegionPolicy;
+use std::collections::BTreeSet;
 use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The longest name of a share.
 const LONGEST_NAME: usize = 63;
 
-/// A share that is there.
+/// A share that was granted.
 pub(super) struct Live {
     pub(super) record: Record,
-    /// Which share of its name.
+    /// Distinguishes shares that have the same name one after the other.
     pub(super) number: u64,
     pub(super) stopping: bool,
-    region: LiveRegion,
-}
-
-/// Whether the daemon manages a share's region.
-enum LiveRegion {
-    /// It sets limits, gives turns and reads usage.
-    Managed { handle: Arc<RegionHandle>, member: MemberId },
-    /// The share runs with files that this daemon cannot read: damaged, or of an unsupported layout. They are left as they
-    /// are, and the limits in them go on holding.
-    Unmanaged { why: String },
 }
 
 impl Live {
-    fn new(record: Record, region: LiveRegion) -> Live {
-        Live { record, number: 0, stopping: false, region }
-    }
-
-    /// The daemon's handle on the region; none where it is unmanaged.
-    pub(super) fn region(&self) -> Option<&Arc<RegionHandle>> {
-        match &self.region {
-            LiveRegion::Managed { handle, .. } => Some(handle),
-            LiveRegion::Unmanaged { .. } => None,
-        }
-    }
-
-    /// The same for a change of its limits.
-    pub(super) fn managed(&self) -> Result<&Arc<RegionHandle>, Refusal> {
-        match &self.region {
-            LiveRegion::Managed { handle, .. } => Ok(handle),
-            LiveRegion::Unmanaged { why } => Err(Refusal::new(
-                RefusalReason::Failed,
-                format!("{} keeps the limits that it has: {why}", self.record.name),
-            )),
-        }
+    fn new(record: Record, number: u64) -> Live {
+        Live { record, number, stopping: false }
     }
 
     pub(super) fn stage(&self) -> Stage {
@@ -74,7 +47,32 @@ impl Live {
     }
 }
 
+/// Why a share cannot be created or adopted.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CreateShareError {
+    /// Its region cannot be created.
+    #[error(transparent)]
+    Region(#[from] ShareError),
+    /// Its files cannot be written.
+    #[error("{}", path.display())]
+    Files {
+        /// The share's directory.
+        path: PathBuf,
+        /// What the system reported.
+        #[source]
+        source: io::Error,
+    },
+    /// Its record cannot be written.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+}
+
 impl State {
+    /// Returns the GPUs on which launches wait for turns.
+    pub(super) fn gated(&self) -> BTreeSet<GpuUuid> {
+        gated_gpus(self.shares.values().flat_map(|live| &live.record.shares))
+    }
+
     pub(super) fn held(&self) -> Vec<Held<'_>> {
         let held = self.shares.values().map(|live| Held {
             name: &live.record.name,
@@ -167,33 +165,33 @@ impl Keeper {
             |why: String| Refusal::new(RefusalReason::Failed, format!("the share cannot be made: {why}"));
         let record =
             Record::new(name, who, shares, main, command).map_err(|error| broken(error.to_string()))?;
-        let made = self.make(state, record);
-        let granted = made.inspect_err(|_| self.removed(name)).map_err(broken)?;
+        let made = self.make(state, record).inspect_err(|_| {
+            self.regions.release(&name.to_string());
+            self.removed(name);
+        });
+        let granted = made.map_err(|error| broken(describe(&error)))?;
         self.after_change(state);
         Ok(granted)
     }
 
-    fn make(self: &Arc<Self>, state: &mut State, record: Record) -> Result<Granted, String> {
+    fn make(self: &Arc<Self>, state: &mut State, record: Record) -> Result<Granted, CreateShareError> {
         let name = record.name.clone();
-        let cannot = |error: std::io::Error| format!("{}: {error}", self.home.share(&name).display());
-        let region = self.make_region(&record)?;
-        let covers = self.machine.covers(&self.home, &name, &record.shares).map_err(cannot)?;
-        record.write(&self.home).map_err(|error| describe(&error))?;
+        let failed = |source| self.files_error(&name, source);
+        let region = store::make_region(&self.home, &name).map_err(failed)?;
+        let gated =
+            gated_gpus(state.shares.values().flat_map(|live| &live.record.shares).chain(&record.shares));
+        self.regions.prepare(&name, (), &spec(&region, &record, &gated))?;
+        store::open_to(&self.home, &name, record.who.uid).map_err(failed)?;
+        let covers = self.machine.covers(&self.home, &name, &record.shares).map_err(failed)?;
+        record.write(&self.home)?;
         let (words, id) = (decide::words(&self.machine.node, &record.shares), record.id.clone());
         let gpus = record.shares.iter().map(|share| share.gpu.to_string()).collect();
         let user = crate::users::name(record.who.uid);
         tracing::info!(share = %name, grant = %words, user = %user, "share granted");
-        let live = self.managed(record, region)?;
-        let live = Live {
-            number: {
-                state.given += 1;
-                state.given
-            },
-            ..live
-        };
-        state.shares.insert(name.clone(), live);
+        state.given += 1;
+        state.shares.insert(name.clone(), Live::new(record, state.given));
         let places = Places {
-            region: store::region(&self.home, &name),
+            region,
             region_at: self.home.region_at(),
             stand_ins: self.machine.stand_ins().to_path_buf(),
             own_stand_ins: self.home.own_stand_ins().join(&name),
@@ -205,46 +203,32 @@ impl Keeper {
         Ok(Granted { name, id, words, gpus, places })
     }
 
-    /// Creates the region of a share, for its owner's processes and no other user's.
-    fn make_region(&self, record: &Record) -> Result<RegionHandle, String> {
-        let cannot = |error: std::io::Error| format!("{}: {error}", self.home.share(&record.name).display());
-        let region = store::make_region(&self.home, &record.name).map_err(cannot)?;
-        let limits: Result<Vec<_>, String> =
-            record.shares.iter().map(|share| self.machine.region_share(share, !share.whole)).collect();
-        let handle = RegionHandle::create(&region, &limits?, RegionPolicy::default())
-            .map_err(|error| error.to_string())?;
-        store::open_to(&self.home, &record.name, record.who.uid).map_err(cannot)?;
-        Ok(handle)
+    fn files_error(&self, name: &str, source: io::Error) -> CreateShareError {
+        CreateShareError::Files { path: self.home.share(name), source }
     }
 
-    /// Gives turns to a share from now on.
-    fn managed(&self, record: Record, handle: RegionHandle) -> Result<Live, String> {
-        let handle = Arc::new(handle);
-        let member = self.arbiter.add(Arc::clone(&handle)).map_err(|error| error.to_string())?;
-        Ok(Live::new(record, LiveRegion::Managed { handle, member }))
-    }
-
-    /// Adopts the region of a share that runs, after a restart of the daemon.
+    /// Adopts a share that runs, after a restart of the daemon. `gated` are the GPUs on which launches wait for turns.
     ///
-    /// A region that cannot be adopted is left as it is and reported: processes of the share have it mapped, and the limits
-    /// in it go on holding. What the share has stays counted; it cannot be resized and is not audited.
-    pub(super) fn adopted(&self, record: Record) -> Result<Live, String> {
-        let folder = store::region(&self.home, &record.name);
-        let opened = RegionHandle::open_of_user(&folder, store::usage_owner(record.who.uid));
-        let error = match opened.and_then(|handle| for_shares(handle, &record.shares)) {
-            Ok(handle) => return self.managed(record, handle),
-            // The files were removed. Processes that have them mapped go on with them, and new ones get these.
-            Err(RegionError::Missing(_)) => match self.make_region(&record) {
-                Ok(handle) => return self.managed(record, handle),
-                Err(why) => why,
-            },
-            Err(error) => error.to_string(),
-        };
-        self.warn(&format!(
-            "the region of share {} is not managed, and the share runs on with the limits that it has: {error}",
-            record.name
-        ));
-        Ok(Live::new(record, LiveRegion::Unmanaged { why: error }))
+    /// A region that cannot be managed is left as it is and reported. What the share has stays counted; it cannot be resized
+    /// and is not audited.
+    pub(super) fn adopted(
+        &self,
+        record: Record,
+        gated: &BTreeSet<GpuUuid>,
+    ) -> Result<Live, CreateShareError> {
+        let (name, uid) = (&record.name, record.who.uid);
+        let directory = store::region(&self.home, name);
+        // Processes that have removed files mapped go on with them, and those that start later get new ones.
+        match self.regions.adopt(name, (), &spec(&directory, &record, gated), MissingFiles::Create)? {
+            Adoption::Managed | Adoption::Missing => {}
+            Adoption::Created => {
+                store::open_to(&self.home, name, uid).map_err(|error| self.files_error(name, error))?;
+            }
+            Adoption::Unmanaged { reason } => self.warn(&format!(
+                "the region of share {name} is not managed, and the share runs on with the limits that it has: {reason}"
+            )),
+        }
+        Ok(Live::new(record, 0))
     }
 
     /// Gives a share back.
@@ -270,9 +254,7 @@ impl Keeper {
     fn take_back(self: &Arc<Self>, state: &mut State, names: &[String]) {
         for name in names {
             let Some(live) = state.shares.remove(name) else { continue };
-            if let LiveRegion::Managed { member, .. } = live.region {
-                self.arbiter.remove(member);
-            }
+            self.regions.release(name);
             self.forget(&live.record);
             tracing::info!(share = %name, "share ended");
         }
@@ -297,37 +279,23 @@ impl Keeper {
         }
     }
 
-    /// After shares came, went or changed: turns are needed where somebody was promised time, and who waits may fit.
+    /// Applies what follows from shares that were added, removed or changed: requests that wait may fit now, and turns are
+    /// needed on GPUs with guaranteed compute.
     pub(super) fn after_change(self: &Arc<Self>, state: &mut State) {
         self.settle(state);
         self.unclaim(state);
-        let gated = shares::gated(state.shares.values().flat_map(|live| &live.record.shares));
-        let mut changed = false;
-        for live in state.shares.values() {
-            let Some(region) = live.region() else { continue };
-            let shares = live.record.shares.iter();
-            let wanted: Result<Vec<_>, String> =
-                shares.map(|share| self.machine.region_share(share, gated.contains(&share.gpu))).collect();
-            let applied = wanted.and_then(|wanted| region.apply(&wanted).map_err(|error| error.to_string()));
-            match applied {
-                Ok(differs) => changed |= differs,
-                Err(error) => {
-                    tracing::warn!(share = %live.record.name, %error, "cannot change the share's limits");
-                }
-            }
-        }
-        if changed {
-            self.arbiter.limits_changed();
-        }
+        self.regions.apply_turns(&state.gated());
         self.changed.notify_all();
     }
 }
 
-/// The handle, if its region is for the GPUs of these shares.
-fn for_shares(handle: RegionHandle, shares: &[Share]) -> Result<RegionHandle, RegionError> {
-    let uuids: Vec<[u8; 16]> = shares.iter().filter_map(|share| uuid_bytes(&share.gpu)).collect();
-    if handle.owner().is_for(uuids.iter()) {
-        return Ok(handle);
+/// The region of a share, whose `usage` belongs to the share's owner.
+fn spec<'a>(directory: &'a Path, record: &'a Record, gated: &'a BTreeSet<GpuUuid>) -> ShareSpec<'a> {
+    ShareSpec {
+        directory,
+        usage_owner: store::usage_owner(record.who.uid),
+        shares: &record.shares,
+        gated,
+        policy: RegionPolicy::default(),
     }
-    Err(RegionError::OtherGpus(handle.owner().path().to_path_buf()))
 }

@@ -43,7 +43,7 @@ impl Keeper {
             .map(|live| Seen {
                 record: live.record.clone(),
                 stage: live.stage(),
-                region: live.region().cloned(),
+                region: self.regions.region(&live.record.name),
             })
             .collect();
         let elsewhere: Vec<HeldElsewhere> = state.held_elsewhere.values().cloned().collect();

@@ -55,7 +55,10 @@ impl Keeper {
             let state = self.state();
             let watched = state.shares.values().map(|live| {
                 let key = live.record.name.clone();
-                (live.record.clone(), Watched { key, region: live.region().cloned() })
+                {
+                    let region = self.regions.region(&key);
+                    (live.record.clone(), Watched { key, region })
+                }
             });
             watched.unzip()
         };

@@ -7,11 +7,11 @@ use partage_agent::inject::{Container, Materials};
 use partage_core::model::{Bytes, Node, Share};
 use partage_driver_api::exports::DriverVersion;
 use partage_e2e::late_plugin::{self, LatePlugin, Settings};
+use partage_enforce::shares::region_limits;
 use partage_host::cdi::Edits;
 use partage_host::driver::Driver;
 use partage_host::gpus::Gpus;
 use partage_host::root::Root;
-use partage_host::shares::region_share;
 use partage_region::{RegionOwner as Region, RegionPolicy};
 use partage_sim_node::node::{NodeConfig, NodeDir};
 use partage_sim_node::profile::Profile as Card;
@@ -71,7 +71,7 @@ fn granted(materials: &Materials, node: &Node, pod: &str) -> Edits {
     }
     fs::write(devices.join(format!("nvidia{}", gpu.minor)), "").unwrap();
     let context = Bytes(Card::named(CARD).unwrap().memory.context);
-    let limits = region_share(&share, context, false).unwrap();
+    let limits = region_limits(&share, context, false).unwrap();
     Region::create(&region, &[limits], RegionPolicy::default()).unwrap();
     let env = BTreeMap::from([("NVIDIA_VISIBLE_DEVICES".to_string(), gpu.uuid.to_string())]);
     let container = Container {

@@ -1,0 +1,420 @@
+//! Shares: prepares, adopts, resizes, extends and releases the regions of tenants, and sets which of them wait for turns.
+//!
+//! A tenant is a container or a workstation share; a front end names it by a key of its own. The engine decides neither who
+//! may have what nor where regions are: both come with each call. One arbiter gives turns to all regions that are managed.
+//!
+//! ```text
+//!              ┌── prepare ──▶ managed ── resize, extend, apply_turns ──▶ managed ── release ──▶ (files stay)
+//!  no entry ───┤                  ▲
+//!              └── adopt ─────────┴──▶ unmanaged: the files are left alone and the limits in them go on holding
+//! ```
+
+mod limits;
+#[cfg(test)]
+mod tests;
+
+pub use limits::{InvalidGpu, gated_gpus, region_limits};
+
+use crate::context_sizes::ContextSizes;
+use crate::error_chain::describe;
+use partage_core::model::{Bytes, GpuUuid, Share};
+use partage_region::arbiter::{Arbiter, MemberId};
+use partage_region::{GpuShare, LIMITS, RegionError, RegionHandle, RegionPolicy, USAGE, is_in_use};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Why a share cannot be prepared, adopted or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ShareError {
+    /// The region cannot be created, opened or changed.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    /// A share names a GPU by something that is not a UUID.
+    #[error(transparent)]
+    InvalidGpu(#[from] InvalidGpu),
+    /// The region's directory cannot be created or emptied.
+    #[error("cannot {action} {}", path.display())]
+    Directory {
+        /// What was attempted.
+        action: &'static str,
+        /// The directory.
+        path: PathBuf,
+        /// What the system reported.
+        #[source]
+        source: io::Error,
+    },
+    /// The region cannot be used, and cannot be replaced before the processes that use it have ended.
+    #[error("processes of the last run still use the region: it is replaced when they have ended")]
+    StillInUse {
+        /// Why the region cannot be used.
+        #[source]
+        source: RegionError,
+    },
+    /// The tenant runs with a region that this build cannot change.
+    #[error("the region is left with the limits that it has: {reason}")]
+    Unmanaged {
+        /// Why the region cannot be changed.
+        reason: String,
+    },
+    /// The tenant uses more memory than it is to have.
+    #[error("{used} are in use, which is more than {limit}: free memory in the program first")]
+    AboveLimit {
+        /// The memory in use on the first GPU where it is too much.
+        used: Bytes,
+        /// The memory that was to be the limit there.
+        limit: Bytes,
+    },
+    /// No share has this key.
+    #[error("there is no region for this share: it gets one when it starts")]
+    NotFound,
+}
+
+/// What a tenant may use, and where its region is.
+#[derive(Clone, Copy, Debug)]
+pub struct ShareSpec<'a> {
+    /// The directory of the region's two files.
+    pub directory: &'a Path,
+    /// The user that `usage` must belong to: the only one that may write it. A region whose file belongs to another user is
+    /// not adopted.
+    pub usage_owner: u32,
+    /// The tenant's shares of GPUs, in the order of the region.
+    pub shares: &'a [Share],
+    /// The GPUs on which launches wait for turns: see [`gated_gpus`].
+    pub gated: &'a BTreeSet<GpuUuid>,
+    /// What holds for all GPUs of a region that is created. One that exists keeps its own.
+    pub policy: RegionPolicy,
+}
+
+/// What to do when the files of a region that should be adopted do not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MissingFiles {
+    /// They are created when the tenant next starts. What runs has the old ones mapped, and cannot see new ones.
+    Leave,
+    /// They are created now, for processes that the tenant starts later. What runs goes on with the old ones.
+    Create,
+}
+
+/// What became of a region that was to be adopted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Adoption {
+    /// The region is managed from now on.
+    Managed,
+    /// There were no files. New ones were created, and are managed from now on.
+    Created,
+    /// The region is left as it is: damaged, of an unsupported layout, of another user, or for other GPUs. The share can
+    /// neither be resized nor audited until its tenant starts again.
+    Unmanaged {
+        /// Why the region cannot be managed.
+        reason: String,
+    },
+    /// There are no files, and none were created.
+    Missing,
+}
+
+/// A share with a region.
+#[derive(Clone, Debug)]
+pub struct LiveShare<O> {
+    /// What the front end knows the tenant by.
+    pub owner: O,
+    /// The tenant's shares of GPUs, in the order of the region.
+    pub shares: Vec<Share>,
+    region: RegionState,
+}
+
+/// Whether the daemon manages a region.
+#[derive(Clone, Debug)]
+enum RegionState {
+    /// It sets limits, gives turns and reads usage.
+    Managed { handle: Arc<RegionHandle>, member: MemberId },
+    /// The tenant runs with files that this daemon cannot use. They are left as they are.
+    Unmanaged { reason: String },
+}
+
+impl<O> LiveShare<O> {
+    /// Returns the handle on the region; none where it is unmanaged.
+    pub fn region(&self) -> Option<&Arc<RegionHandle>> {
+        match &self.region {
+            RegionState::Managed { handle, .. } => Some(handle),
+            RegionState::Unmanaged { .. } => None,
+        }
+    }
+
+    fn managed(&self) -> Result<(&Arc<RegionHandle>, MemberId), ShareError> {
+        match &self.region {
+            RegionState::Managed { handle, member } => Ok((handle, *member)),
+            RegionState::Unmanaged { reason } => Err(ShareError::Unmanaged { reason: reason.clone() }),
+        }
+    }
+}
+
+/// All shares of this machine that have a region, by the front end's key `K`. `O` is what the front end knows a tenant by;
+/// the engine only compares it: a region that another tenant had under the same key is set up again.
+#[derive(Debug)]
+pub struct Shares<K, O = ()> {
+    contexts: ContextSizes,
+    arbiter: Arbiter,
+    live: Mutex<BTreeMap<K, LiveShare<O>>>,
+}
+
+impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> Shares<K, O> {
+    /// Returns the engine without shares. `contexts` says how much memory a CUDA context takes on each GPU, which counts
+    /// against the limit.
+    #[must_use]
+    pub fn new(contexts: ContextSizes) -> Self {
+        Shares { contexts, arbiter: Arbiter::new(), live: Mutex::default() }
+    }
+
+    fn live(&self) -> MutexGuard<'_, BTreeMap<K, LiveShare<O>>> {
+        // Each change under this lock is a single insertion, removal or assignment.
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns all shares as they are now.
+    pub fn all(&self) -> BTreeMap<K, LiveShare<O>> {
+        self.live().clone()
+    }
+
+    /// Returns the share with this key.
+    pub fn get(&self, key: &K) -> Option<LiveShare<O>> {
+        self.live().get(key).cloned()
+    }
+
+    /// Returns the handle on a share's region; none where the share has none or its region is unmanaged.
+    pub fn region(&self, key: &K) -> Option<Arc<RegionHandle>> {
+        self.live().get(key)?.region().cloned()
+    }
+
+    /// Prepares the region of a tenant that is about to start: the one that exists, with these limits, or a new one.
+    ///
+    /// No process of the tenant runs yet, so a region that cannot be used is replaced here, and only here; kernel locks on
+    /// its files are checked all the same. Calls for one key must be serialized; those for others run at the same time.
+    pub fn prepare(&self, key: &K, owner: O, spec: &ShareSpec<'_>) -> Result<(), ShareError> {
+        if self.is_managed(key, &owner, spec.shares) && has_files(spec.directory) {
+            return Ok(());
+        }
+        let wanted = self.limits(spec.shares, spec.gated)?;
+        let handle = match RegionHandle::adopt(spec.directory, &wanted, spec.usage_owner) {
+            Ok(handle) => handle,
+            Err(error) => replace(key, spec, &wanted, error)?,
+        };
+        self.manage(key, owner, spec.shares, handle)
+    }
+
+    /// Adopts the region of a tenant that may be running, after a restart of the daemon.
+    ///
+    /// A region that cannot be managed is left as it is: the tenant may have it mapped, and the limits in it go on holding.
+    pub fn adopt(
+        &self,
+        key: &K,
+        owner: O,
+        spec: &ShareSpec<'_>,
+        missing: MissingFiles,
+    ) -> Result<Adoption, ShareError> {
+        if self.is_managed(key, &owner, spec.shares) {
+            return Ok(Adoption::Managed);
+        }
+        let wanted = self.limits(spec.shares, spec.gated)?;
+        let (adopted, managed) = match RegionHandle::adopt(spec.directory, &wanted, spec.usage_owner) {
+            Err(RegionError::Missing(_)) if missing == MissingFiles::Leave => return Ok(Adoption::Missing),
+            Err(RegionError::Missing(_)) => (create(spec, &wanted), Adoption::Created),
+            adopted => (adopted.map_err(ShareError::from), Adoption::Managed),
+        };
+        match adopted {
+            Ok(handle) => self.manage(key, owner, spec.shares, handle).map(|()| managed),
+            Err(error) => {
+                let reason = describe(&error);
+                let region = RegionState::Unmanaged { reason: reason.clone() };
+                self.replace_entry(key, LiveShare { owner, shares: spec.shares.to_vec(), region });
+                Ok(Adoption::Unmanaged { reason })
+            }
+        }
+    }
+
+    fn is_managed(&self, key: &K, owner: &O, shares: &[Share]) -> bool {
+        self.live().get(key).is_some_and(|live| {
+            live.region().is_some() && live.owner == *owner && live.shares.as_slice() == shares
+        })
+    }
+
+    /// Gives turns to a region from now on.
+    fn manage(&self, key: &K, owner: O, shares: &[Share], handle: RegionHandle) -> Result<(), ShareError> {
+        // The earlier handle must not write turns into the same region.
+        self.release(key);
+        let handle = Arc::new(handle);
+        let member = self.arbiter.add(Arc::clone(&handle))?;
+        let region = RegionState::Managed { handle, member };
+        self.replace_entry(key, LiveShare { owner, shares: shares.to_vec(), region });
+        Ok(())
+    }
+
+    fn replace_entry(&self, key: &K, share: LiveShare<O>) {
+        let earlier = self.live().insert(key.clone(), share);
+        self.leave_arbiter(earlier);
+    }
+
+    fn leave_arbiter(&self, share: Option<LiveShare<O>>) {
+        if let Some(RegionState::Managed { member, .. }) = share.map(|share| share.region) {
+            self.arbiter.remove(member);
+        }
+    }
+
+    fn limits(&self, shares: &[Share], gated: &BTreeSet<GpuUuid>) -> Result<Vec<GpuShare>, InvalidGpu> {
+        shares.iter().map(|share| self.limits_of(share, gated)).collect()
+    }
+
+    fn limits_of(&self, share: &Share, gated: &BTreeSet<GpuUuid>) -> Result<GpuShare, InvalidGpu> {
+        region_limits(share, self.contexts.of(&share.gpu), gated.contains(&share.gpu))
+    }
+
+    /// Sets which launches wait for turns, after shares were added, removed or changed. A share whose limits cannot be
+    /// changed is logged and keeps what it has.
+    pub fn apply_turns(&self, gated: &BTreeSet<GpuUuid>) {
+        let mut changed = false;
+        for (key, live) in self.live().iter() {
+            let Some(region) = live.region() else { continue };
+            let limits = self.limits(&live.shares, gated).map_err(ShareError::from);
+            match limits.and_then(|limits| Ok(region.apply(&limits)?)) {
+                Ok(differs) => changed |= differs,
+                Err(error) => tracing::warn!(share = %key, %error, "cannot change the limits of a share"),
+            }
+        }
+        if changed {
+            self.arbiter.limits_changed();
+        }
+    }
+
+    /// Changes the amounts of a tenant that runs. The new limits are set first and reverted where more memory is in use: in
+    /// the other order a process could allocate between the check and the change.
+    ///
+    /// A tenant that gets no less memory on any GPU is not checked: what it reports of itself must not keep it from what it
+    /// was granted.
+    pub fn resize(&self, key: &K, shares: &[Share], gated: &BTreeSet<GpuUuid>) -> Result<(), ShareError> {
+        let mut live = self.live();
+        let live = live.get_mut(key).ok_or(ShareError::NotFound)?;
+        let old = self.limits(&live.shares, gated)?;
+        let new = self.limits(shares, gated)?;
+        let (region, _) = live.managed()?;
+        let applied = region.apply(&new).map_err(ShareError::from);
+        if let Err(error) = applied.and_then(|_| check_usage(region, &live.shares, shares)) {
+            region.apply(&old)?;
+            return Err(error);
+        }
+        live.shares = shares.to_vec();
+        self.arbiter.limits_changed();
+        Ok(())
+    }
+
+    /// Sets the amounts that a tenant had before, whatever it uses. An unmanaged region was never changed.
+    pub fn restore(&self, key: &K, shares: &[Share], gated: &BTreeSet<GpuUuid>) -> Result<(), ShareError> {
+        let mut live = self.live();
+        let live = live.get_mut(key).ok_or(ShareError::NotFound)?;
+        if let Some(region) = live.region() {
+            region.apply(&self.limits(shares, gated)?)?;
+        }
+        live.shares = shares.to_vec();
+        self.arbiter.limits_changed();
+        Ok(())
+    }
+
+    /// Attaches a share of one more GPU to a tenant that runs. Returns the index of the GPU in the region. Processes find the
+    /// GPU when they next look up a device that they do not know.
+    pub fn extend(&self, key: &K, share: &Share, gated: &BTreeSet<GpuUuid>) -> Result<usize, ShareError> {
+        let mut live = self.live();
+        let live = live.get_mut(key).ok_or(ShareError::NotFound)?;
+        let limits = self.limits_of(share, gated)?;
+        let (region, member) = live.managed()?;
+        let gpu = region.owner().extend(&limits)?;
+        live.shares.push(share.clone());
+        self.arbiter.refresh(member)?;
+        Ok(gpu)
+    }
+
+    /// Gives no more turns to a share and forgets it. Its files stay: see [`remove_region`]. Returns whether there was one.
+    pub fn release(&self, key: &K) -> bool {
+        let released = self.live().remove(key);
+        let was_live = released.is_some();
+        self.leave_arbiter(released);
+        was_live
+    }
+}
+
+/// Verifies that no more memory is in use than a tenant is to have, where it gets less than before.
+fn check_usage(region: &RegionHandle, old: &[Share], new: &[Share]) -> Result<(), ShareError> {
+    let memory = |share: &Share| share.memory_bytes.map_or(u64::MAX, |bytes| bytes.0);
+    if new.iter().zip(old).all(|(new, old)| memory(new) >= memory(old)) {
+        return Ok(());
+    }
+    let usage = region.reader().snapshot()?;
+    for (share, gpu) in new.iter().zip(usage.gpus) {
+        if let Some(limit) = share.memory_bytes.filter(|limit| gpu.used > limit.0) {
+            return Err(ShareError::AboveLimit { used: Bytes(gpu.used), limit });
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether both files of a region exist.
+#[must_use]
+pub fn has_files(directory: &Path) -> bool {
+    [LIMITS, USAGE].iter().all(|file| directory.join(file).is_file())
+}
+
+/// Replaces a region that cannot be used by a new one, for a tenant that is about to start: see [`Shares::prepare`].
+fn replace(
+    key: &dyn fmt::Display,
+    spec: &ShareSpec<'_>,
+    wanted: &[GpuShare],
+    error: RegionError,
+) -> Result<RegionHandle, ShareError> {
+    if is_in_use(spec.directory) {
+        return Err(ShareError::StillInUse { source: error });
+    }
+    if !matches!(error, RegionError::Missing(_)) {
+        tracing::warn!(share = %key, path = %spec.directory.display(), reason = %error, "region replaced before a start");
+    }
+    empty_directory(spec.directory)?;
+    create(spec, wanted)
+}
+
+/// Creates a region, with its directory where that does not exist. A sound `usage` is kept.
+fn create(spec: &ShareSpec<'_>, wanted: &[GpuShare]) -> Result<RegionHandle, ShareError> {
+    fs::create_dir_all(spec.directory).map_err(failed("create", spec.directory))?;
+    Ok(RegionHandle::create(spec.directory, wanted, spec.policy)?)
+}
+
+fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) -> ShareError {
+    let path = path.to_path_buf();
+    move |source| ShareError::Directory { action, path: path.clone(), source }
+}
+
+/// Removes everything in a directory. A link in its place is removed and not followed.
+fn empty_directory(path: &Path) -> Result<(), ShareError> {
+    let is_directory = fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
+    if !is_directory {
+        return remove(path).map_err(failed("replace", path));
+    }
+    for entry in fs::read_dir(path).map_err(failed("read", path))? {
+        let entry = entry.map_err(failed("read", path))?;
+        remove(&entry.path()).map_err(failed("empty", path))?;
+    }
+    Ok(())
+}
+
+/// Removes the directory of a region that no tenant uses any more.
+pub fn remove_region(directory: &Path) -> Result<(), ShareError> {
+    remove(directory).map_err(failed("remove", directory))
+}
+
+/// Removes a file, or a directory with its contents, if it exists. Links are not followed.
+fn remove(path: &Path) -> io::Result<()> {
+    let is_directory = fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
+    let removed = if is_directory { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

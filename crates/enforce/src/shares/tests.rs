@@ -1,0 +1,278 @@
+use super::*;
+use partage_core::model::Cores;
+use partage_region::RegionTenant;
+use std::os::unix::fs::{FileExt, symlink};
+
+const GPU: &str = "GPU-01234567-89ab-cdef-0123-456789abcdef";
+const OTHER_GPU: &str = "GPU-11234567-89ab-cdef-0123-456789abcdef";
+const KEY: &str = "tenant";
+
+fn share_of(gpu: &str, mebibytes: u64) -> Share {
+    let memory_bytes = Some(Bytes(mebibytes << 20));
+    Share { gpu: gpu.into(), memory_bytes, cores: Cores::percent(30), ceiling: None, whole: false }
+}
+
+fn share(mebibytes: u64) -> Vec<Share> {
+    vec![share_of(GPU, mebibytes)]
+}
+
+/// A directory with the region of one tenant, which a daemon of this build prepared with 1000 MiB.
+struct Fixture {
+    folder: tempfile::TempDir,
+    gated: BTreeSet<GpuUuid>,
+}
+
+impl Fixture {
+    fn new() -> Fixture {
+        let fixture = Fixture { folder: tempfile::tempdir().unwrap(), gated: BTreeSet::from([GPU.into()]) };
+        fixture.prepare(&fixture.restart(), &share(1000)).unwrap();
+        fixture
+    }
+
+    /// The engine of a daemon that has just started.
+    fn restart(&self) -> Shares<String> {
+        Shares::new(ContextSizes::read(self.folder.path().join("contexts.json"), "550"))
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.folder.path().join("region")
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.directory().join(name)
+    }
+
+    fn contents(&self) -> [Vec<u8>; 2] {
+        [LIMITS, USAGE].map(|name| fs::read(self.file(name)).unwrap())
+    }
+
+    fn with_spec<T>(&self, shares: &[Share], run: impl FnOnce(&ShareSpec<'_>) -> T) -> T {
+        run(&ShareSpec {
+            directory: &self.directory(),
+            usage_owner: rustix::process::geteuid().as_raw(),
+            shares,
+            gated: &self.gated,
+            policy: RegionPolicy::default(),
+        })
+    }
+
+    fn prepare(&self, shares: &Shares<String>, amounts: &[Share]) -> Result<(), ShareError> {
+        self.with_spec(amounts, |spec| shares.prepare(&KEY.into(), (), spec))
+    }
+
+    fn adopt(&self, shares: &Shares<String>, amounts: &[Share], missing: MissingFiles) -> Adoption {
+        self.with_spec(amounts, |spec| shares.adopt(&KEY.into(), (), spec, missing).unwrap())
+    }
+
+    /// Writes a layout version that this build does not know into both files.
+    fn make_layout_unknown(&self) {
+        for name in [LIMITS, USAGE] {
+            let file = fs::File::options().write(true).open(self.file(name)).unwrap();
+            file.write_all_at(&3_u32.to_le_bytes(), 8).unwrap();
+        }
+    }
+}
+
+/// The memory limit of a GPU in MiB, as processes of the tenant read it.
+fn limit(shares: &Shares<String>, gpu: usize) -> u64 {
+    shares.region(&KEY.into()).unwrap().owner().share(gpu).unwrap().memory >> 20
+}
+
+#[test]
+fn refused_resize_restores_the_old_limits() {
+    let fixture = Fixture::new();
+    let (shares, key) = (fixture.restart(), KEY.to_string());
+    fixture.prepare(&shares, &share(1000)).unwrap();
+    let tenant = RegionTenant::attach(&fixture.directory()).unwrap();
+    tenant.reserve(0, 800 << 20).unwrap();
+    let error = shares.resize(&key, &share(500), &fixture.gated).unwrap_err();
+    let expected = (Bytes(800 << 20), Bytes(500 << 20));
+    assert!(
+        matches!(error, ShareError::AboveLimit { used, limit } if (used, limit) == expected),
+        "{error:?}"
+    );
+    assert_eq!((limit(&shares, 0), shares.get(&key).unwrap().shares), (1000, share(1000)));
+    shares.resize(&key, &share(900), &fixture.gated).unwrap();
+    assert_eq!((limit(&shares, 0), shares.get(&key).unwrap().shares), (900, share(900)));
+}
+
+#[test]
+fn resize_to_more_does_not_depend_on_the_tenants_own_report() {
+    let fixture = Fixture::new();
+    let (shares, key) = (fixture.restart(), KEY.to_string());
+    fixture.prepare(&shares, &share(2000)).unwrap();
+    fs::File::options().write(true).open(fixture.file(USAGE)).unwrap().set_len(16).unwrap();
+    shares.resize(&key, &share(500), &fixture.gated).unwrap_err();
+    assert_eq!(limit(&shares, 0), 2000);
+    shares.resize(&key, &share(3000), &fixture.gated).unwrap();
+    assert_eq!(limit(&shares, 0), 3000);
+    shares.restore(&key, &share(1000), &fixture.gated).unwrap();
+    assert_eq!((limit(&shares, 0), shares.get(&key).unwrap().shares), (1000, share(1000)));
+}
+
+#[test]
+fn running_tenant_with_an_unknown_layout_is_left_untouched() {
+    let fixture = Fixture::new();
+    let tenant = RegionTenant::attach(&fixture.directory()).unwrap();
+    fixture.make_layout_unknown();
+    let before = fixture.contents();
+    let (shares, key) = (fixture.restart(), KEY.to_string());
+    for missing in [MissingFiles::Leave, MissingFiles::Create] {
+        let Adoption::Unmanaged { reason } = fixture.adopt(&shares, &share(2000), missing) else { panic!() };
+        assert!(reason.contains("limits has layout 3") && reason.contains("layouts 1 to 2"), "{reason}");
+    }
+    assert!(fixture.contents() == before, "not a byte is changed");
+    assert!(shares.region(&key).is_none() && shares.get(&key).is_some());
+    shares.apply_turns(&BTreeSet::new());
+    let resized = shares.resize(&key, &share(500), &fixture.gated);
+    assert!(matches!(resized, Err(ShareError::Unmanaged { .. })), "{resized:?}");
+    let extended = shares.extend(&key, &share_of(OTHER_GPU, 500), &fixture.gated);
+    assert!(matches!(extended, Err(ShareError::Unmanaged { .. })), "{extended:?}");
+    shares.restore(&key, &share(500), &fixture.gated).unwrap();
+    assert!(tenant.reserve(0, 1001 << 20).is_err() && tenant.reserve(0, 1000 << 20).is_ok());
+    // Its processes still run: the region is not replaced, not even for a start.
+    let prepared = fixture.prepare(&shares, &share(1000));
+    assert!(matches!(prepared, Err(ShareError::StillInUse { .. })), "{prepared:?}");
+    assert!(fixture.contents()[0] == before[0]);
+    assert!(shares.get(&key).is_some(), "a tenant that still runs stays known");
+    drop(tenant);
+    fixture.prepare(&shares, &share(1000)).unwrap();
+    assert_eq!(limit(&shares, 0), 1000);
+}
+
+#[test]
+fn damaged_region_is_left_to_a_running_tenant_and_replaced_for_one_that_starts() {
+    let fixture = Fixture::new();
+    fs::File::options().write(true).open(fixture.file(USAGE)).unwrap().set_len(100).unwrap();
+    let before = fixture.contents();
+    let shares = fixture.restart();
+    let adoption = fixture.adopt(&shares, &share(1000), MissingFiles::Leave);
+    assert!(matches!(adoption, Adoption::Unmanaged { .. }) && fixture.contents() == before);
+    fs::create_dir(fixture.file("dev")).unwrap();
+    fixture.prepare(&shares, &share(1000)).unwrap();
+    assert!(fixture.contents() != before && !fixture.file("dev").exists());
+
+    // The arbiter of the first daemon writes its heartbeat into `limits` as long as it runs.
+    drop(shares);
+    let elsewhere = fixture.folder.path().join("elsewhere");
+    fs::rename(fixture.file(LIMITS), &elsewhere).unwrap();
+    symlink(&elsewhere, fixture.file(LIMITS)).unwrap();
+    let before = fs::read(&elsewhere).unwrap();
+    let shares = fixture.restart();
+    let adoption = fixture.adopt(&shares, &share(500), MissingFiles::Create);
+    assert!(matches!(adoption, Adoption::Unmanaged { .. }), "{adoption:?}");
+    fixture.prepare(&shares, &share(500)).unwrap();
+    assert_eq!(limit(&shares, 0), 500);
+    assert!(fs::read(&elsewhere).unwrap() == before, "the file behind the link is not touched");
+}
+
+#[test]
+fn link_in_place_of_the_directory_is_replaced_and_not_followed() {
+    let fixture = Fixture::new();
+    let elsewhere = fixture.folder.path().join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    fs::write(elsewhere.join("file"), "of another program").unwrap();
+    fs::remove_dir_all(fixture.directory()).unwrap();
+    symlink(&elsewhere, fixture.directory()).unwrap();
+    let shares = fixture.restart();
+    fixture.prepare(&shares, &share(500)).unwrap();
+    assert!(fs::symlink_metadata(fixture.directory()).unwrap().is_dir());
+    assert_eq!(fs::read_to_string(elsewhere.join("file")).unwrap(), "of another program");
+    assert!(!elsewhere.join(LIMITS).exists());
+}
+
+#[test]
+fn missing_files_are_left_or_created_as_the_front_end_chooses() {
+    let fixture = Fixture::new();
+    let (shares, key) = (fixture.restart(), KEY.to_string());
+    fs::remove_file(fixture.file(LIMITS)).unwrap();
+    assert_eq!(fixture.adopt(&shares, &share(1000), MissingFiles::Leave), Adoption::Missing);
+    assert!(shares.get(&key).is_none() && !fixture.file(LIMITS).exists());
+    let resized = shares.resize(&key, &share(500), &fixture.gated);
+    assert!(matches!(resized, Err(ShareError::NotFound)), "{resized:?}");
+    fs::remove_dir_all(fixture.directory()).unwrap();
+    assert_eq!(fixture.adopt(&shares, &share(700), MissingFiles::Create), Adoption::Created);
+    assert_eq!(limit(&shares, 0), 700);
+    assert_eq!(fixture.adopt(&shares, &share(700), MissingFiles::Create), Adoption::Managed);
+}
+
+#[test]
+fn region_of_another_user_is_not_adopted() {
+    let fixture = Fixture::new();
+    let (shares, directory) = (fixture.restart(), fixture.directory());
+    let (amounts, other) = (share(1000), rustix::process::geteuid().as_raw() + 1);
+    let spec = ShareSpec {
+        directory: &directory,
+        usage_owner: other,
+        shares: &amounts,
+        gated: &fixture.gated,
+        policy: RegionPolicy::default(),
+    };
+    let adoption = shares.adopt(&KEY.into(), (), &spec, MissingFiles::Leave).unwrap();
+    assert!(
+        matches!(&adoption, Adoption::Unmanaged { reason } if reason.contains("belongs to user")),
+        "{adoption:?}"
+    );
+}
+
+#[test]
+fn attached_gpu_is_limited_and_survives_a_restart() {
+    let fixture = Fixture::new();
+    let key = KEY.to_string();
+    let tenant = RegionTenant::attach(&fixture.directory()).unwrap();
+    {
+        let shares = fixture.restart();
+        fixture.adopt(&shares, &share(1000), MissingFiles::Leave);
+        assert_eq!(shares.extend(&key, &share_of(OTHER_GPU, 300), &fixture.gated).unwrap(), 1);
+        assert_eq!(shares.get(&key).unwrap().shares, [share_of(GPU, 1000), share_of(OTHER_GPU, 300)]);
+        let again = shares.extend(&key, &share_of(OTHER_GPU, 400), &fixture.gated);
+        assert!(matches!(again, Err(ShareError::Region(RegionError::DuplicateGpu(1)))), "{again:?}");
+        assert_eq!(shares.get(&key).unwrap().shares.len(), 2);
+    }
+    assert!(tenant.reserve(1, 301 << 20).is_err() && tenant.reserve(1, 300 << 20).is_ok());
+    let shares = fixture.restart();
+    let adoption = fixture.adopt(&shares, &share(700), MissingFiles::Leave);
+    assert_eq!(adoption, Adoption::Managed);
+    let region = shares.region(&key).unwrap();
+    assert_eq!((region.owner().gpus(), region.owner().base_gpus()), (2, 1));
+    assert_eq!((limit(&shares, 0), limit(&shares, 1)), (700, 300));
+}
+
+#[test]
+fn turns_are_set_for_all_regions_and_end_with_the_share() {
+    let fixture = Fixture::new();
+    let (shares, key) = (fixture.restart(), KEY.to_string());
+    fixture.prepare(&shares, &share(1000)).unwrap();
+    let region = shares.region(&key).unwrap();
+    let gated = || region.owner().share(0).unwrap().gated;
+    assert!(gated());
+    shares.apply_turns(&BTreeSet::new());
+    assert!(!gated());
+    shares.apply_turns(&fixture.gated);
+    assert!(gated());
+    assert!(shares.release(&key) && !shares.release(&key));
+    shares.apply_turns(&BTreeSet::new());
+    assert!(gated(), "a released region is not changed any more");
+    assert!(has_files(&fixture.directory()), "its files are the front end's to remove");
+    remove_region(&fixture.directory()).unwrap();
+    remove_region(&fixture.directory()).unwrap();
+    assert!(!fixture.directory().exists());
+}
+
+#[test]
+fn same_key_of_another_owner_is_prepared_again() {
+    let fixture = Fixture::new();
+    let shares: Shares<String, u32> =
+        Shares::new(ContextSizes::read(fixture.folder.path().join("contexts.json"), "550"));
+    let key = KEY.to_string();
+    for owner in [1, 2] {
+        fixture.with_spec(&share(1000), |spec| shares.prepare(&key, owner, spec)).unwrap();
+        assert_eq!(shares.get(&key).unwrap().owner, owner);
+    }
+    let first = shares.region(&key).unwrap();
+    fixture.with_spec(&share(1000), |spec| shares.prepare(&key, 2, spec)).unwrap();
+    assert!(
+        Arc::ptr_eq(&first, &shares.region(&key).unwrap()),
+        "nothing is opened again for the same tenant"
+    );
+}
