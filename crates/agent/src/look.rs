@@ -1,66 +1,67 @@
-//! What the driver says, again and again: a GPU that is lost or back, and who goes around limits.
+//! Polls the driver: reports GPUs that become unhealthy or recover, and containers that bypass their limits.
+//!
+//! [`partage_enforce::monitor`] compares the driver with the regions. This module attributes processes to containers by their
+//! cgroups, and turns findings into events, metrics and evictions.
 
-mod containers;
-mod foreign;
+mod container_index;
+mod unshared_use;
 
 use crate::node::NodeState;
 use crate::plugin::Nonce;
 use crate::processes::Processes;
 use crate::settings::OnBypass;
-use containers::{Containers, Whose};
-use foreign::{Foreign, Seen};
+use container_index::{ContainerIndex, ContainerOwner};
 use partage_cluster::Severity;
 use partage_core::model::{ContainerName, GpuUuid, PodId, PodUid};
-use partage_enforce::gpus::FatalErrorLog;
-use partage_host::truth::{Auditor, Truth, Watched};
+use partage_enforce::monitor::{AuditedShare, Monitor, MonitorReport};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
+use unshared_use::{UnsharedProcess, UnsharedUse};
 
-/// How often the driver is asked, from one look's beginning to the next: kubelet is to know within a second.
-const BEAT: Duration = Duration::from_millis(700);
-/// Between two looks, however long they take.
-const BREATH: Duration = Duration::from_millis(100);
-/// A driver that has not answered for so long has hung: a kernel with a card that is broken can wait for it for ever.
-const SILENT: Duration = Duration::from_secs(30);
+/// Interval between the starts of two polls: kubelet is to learn of a lost GPU within a second.
+const POLL_INTERVAL: Duration = Duration::from_millis(700);
+/// Shortest pause between two polls, however long they take.
+const MIN_POLL_PAUSE: Duration = Duration::from_millis(100);
+/// A driver that has not answered for this long hangs: with a broken card the kernel can wait for it forever.
+const DRIVER_SILENCE_LIMIT: Duration = Duration::from_secs(30);
+/// A pod that still exists this long after its eviction is evicted again.
+const EVICTION_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
-/// A pod that is still there after this is asked to go again.
-const EVICT_AGAIN: Duration = Duration::from_secs(30);
-
-/// What is remembered from look to look.
-struct Looker {
-    auditor: Auditor<Nonce>,
-    runtime: Containers,
-    foreign: Foreign,
-    /// Pods that were asked to go, and when.
+/// State that is kept from poll to poll.
+struct NodeMonitor {
+    monitor: Monitor<Nonce>,
+    containers: ContainerIndex,
+    unshared_use: UnsharedUse,
+    /// When pods were last evicted.
     evicted: BTreeMap<PodUid, Instant>,
 }
 
-/// Looks until told to stop, or until the GPUs are no longer those that the agent began with: then it says what changed. Until some
-/// moment such a change is let be.
+/// Polls until told to stop, or until the GPUs are no longer those that the agent started with: then it returns what changed.
+/// Such a change is ignored until `lets_be_until`, so that a flapping GPU does not restart everything at once.
 pub(crate) async fn keep_looking(
     state: Arc<NodeState>,
     stop: CancellationToken,
     lets_be_until: Instant,
 ) -> Option<String> {
-    let mut looker = Looker {
-        auditor: Auditor::new(state.hardware()).after(ill_at_first(&state)),
-        runtime: Containers::default(),
-        foreign: Foreign::default(),
+    let monitor = Monitor::new(state.hardware(), reported_unhealthy(&state))
+        .recording_fatal_errors(state.checkpoint.singletons(), &state.boot);
+    let mut node_monitor = NodeMonitor {
+        monitor,
+        containers: ContainerIndex::default(),
+        unshared_use: UnsharedUse::default(),
         evicted: BTreeMap::new(),
     };
-    let mut fatal_errors = FatalErrorLog::default();
     while !stop.is_cancelled() {
         let begun = Instant::now();
         let (live, runtime) = (state.regions.live().len(), state.runtime.clone());
-        looker.runtime.refresh(live, || async move { runtime.containers().await.ok() }).await;
-        // The driver may take its time, and the region's files are on no disk.
+        node_monitor.containers.refresh(live, || async move { runtime.containers().await.ok() }).await;
+        // The driver can be slow to answer. Regions are in memory.
         let change = tokio::task::block_in_place(|| {
-            looker.look(&state);
-            fatal_errors.store(state.checkpoint.singletons(), &state.boot, state.gpus.fatal());
+            node_monitor.poll(&state);
             state.inventory.change(state.gpus.counted(), &state.truth().looks)
         });
         if change.is_some() && Instant::now() >= lets_be_until {
@@ -68,19 +69,19 @@ pub(crate) async fn keep_looking(
         }
         *state.looked.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         tokio::select! {
-            () = tokio::time::sleep(BEAT.saturating_sub(begun.elapsed()).max(BREATH)) => {}
+            () = tokio::time::sleep(POLL_INTERVAL.saturating_sub(begun.elapsed()).max(MIN_POLL_PAUSE)) => {}
             () = stop.cancelled() => {}
         }
     }
     None
 }
 
-/// Tells, once, that the driver does not answer: nobody else would say that nothing is known of the GPUs' health any more.
+/// Reports, once, that the driver does not answer: from then on the health of the GPUs is unknown.
 pub(crate) async fn keep_watch(state: Arc<NodeState>, stop: CancellationToken) {
-    let mut told = false;
-    while stop.run_until_cancelled(tokio::time::sleep(SILENT / 3)).await.is_some() {
+    let mut reported = false;
+    while stop.run_until_cancelled(tokio::time::sleep(DRIVER_SILENCE_LIMIT / 3)).await.is_some() {
         let silent = state.looked.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
-        if silent >= SILENT && !told {
+        if silent >= DRIVER_SILENCE_LIMIT && !reported {
             let note = format!(
                 "the driver has not answered for {} s: it is not known whether GPUs are well; containers go on as they are; look at the \
                  kernel's log (dmesg) for XIDs, and boot the node where it does not recover",
@@ -89,84 +90,74 @@ pub(crate) async fn keep_watch(state: Arc<NodeState>, stop: CancellationToken) {
             tracing::error!("{note}");
             state.tell_node(Severity::Warning, "DriverSilent", &note);
         }
-        told = silent >= SILENT;
+        reported = silent >= DRIVER_SILENCE_LIMIT;
     }
 }
 
-/// GPUs that were said to be ill, by an earlier agent or by the look that the books were made with: that one is well is news, and
-/// why it is not, too.
-fn ill_at_first(state: &NodeState) -> BTreeSet<GpuUuid> {
-    let truth = state.truth();
-    let ill = truth.looks.iter().filter(|look| look.health.is_some()).map(|look| &look.uuid);
-    ill.chain(&state.were_ill).cloned().collect()
+/// GPUs that an earlier agent, or the poll at the start of this one, found unhealthy: that one of them is healthy is reported,
+/// and so is why it is not.
+fn reported_unhealthy(state: &NodeState) -> BTreeSet<GpuUuid> {
+    let report = state.truth();
+    let unhealthy = report.looks.iter().filter(|look| look.health.is_some()).map(|look| &look.uuid);
+    unhealthy.chain(&state.were_ill).cloned().collect()
 }
 
-impl Looker {
-    fn look(&mut self, state: &NodeState) {
-        let (watched, owners) = {
-            let live = state.regions.live();
-            let watched: Vec<Watched<Nonce>> = live
-                .iter()
-                .map(|(nonce, live)| Watched { key: nonce.clone(), region: live.region().cloned() })
-                .collect();
-            let owners: BTreeMap<(PodUid, ContainerName), Nonce> = live
-                .iter()
-                .map(|(nonce, live)| ((live.uid.clone(), live.container.clone()), nonce.clone()))
-                .collect();
-            (watched, owners)
-        };
+impl NodeMonitor {
+    fn poll(&mut self, state: &NodeState) {
+        let live = state.regions.live();
+        let audited: Vec<AuditedShare<Nonce>> = live
+            .iter()
+            .map(|(nonce, live)| AuditedShare { key: nonce.clone(), region: live.region().cloned() })
+            .collect();
+        let nonces: BTreeMap<(&PodUid, &ContainerName), &Nonce> =
+            live.iter().map(|(nonce, live)| ((&live.uid, &live.container), nonce)).collect();
         let processes = Processes::new(Path::new("/proc"));
-        // Of containers that the runtime knows, and that have no region.
-        let others: RefCell<BTreeMap<u32, Whose>> = RefCell::default();
+        // Processes of containers that the runtime knows and that have no region.
+        let without_region: RefCell<BTreeMap<u32, ContainerOwner>> = RefCell::default();
         let owner = |pid: u32| {
-            let whose = self.runtime.whose(&processes.container(pid)?)?;
-            let nonce = owners.get(&(whose.pod.uid.clone(), whose.container.clone())).cloned();
+            let owner = self.containers.owner(&processes.container(pid)?)?;
+            let nonce = nonces.get(&(&owner.pod.uid, &owner.container)).map(|nonce| (*nonce).clone());
             if nonce.is_none() {
-                others.borrow_mut().insert(pid, whose.clone());
+                without_region.borrow_mut().insert(pid, owner.clone());
             }
             nonce
         };
-        let truth = self.auditor.round(&state.gpus, &watched, &owner);
-        let foreign = self.foreign.take(Instant::now(), without_share(state, &truth, &others.into_inner()));
-        let (raised, health) = (truth.raised.clone(), truth.health_changes.clone());
-        state.suspected().note(truth.suspicions.keys(), Instant::now());
-        *state.truth() = truth;
-        if !health.is_empty() {
-            tell_health(state, &health);
+        let report = self.monitor.poll(&state.gpus, &audited, &owner);
+        let unshared = unshared_processes(state, &report, &without_region.into_inner());
+        let unshared = self.unshared_use.update(Instant::now(), unshared);
+        let suspects: BTreeSet<&PodUid> =
+            report.findings.keys().filter_map(|nonce| live.get(nonce)).map(|live| &live.uid).collect();
+        state.suspected().note(report.findings.keys(), Instant::now());
+        *state.truth() = report.clone();
+        if !report.health_changes.is_empty() {
+            report_health(state, &report.health_changes);
             state.refresh(None);
         }
-        for (nonce, what) in raised {
-            let live = state.regions.live();
-            let whose = live.get(&nonce).map(|live| (live.uid.clone(), live.container.clone()));
-            drop(live);
-            let Some((uid, container)) = whose else { continue };
-            let pod = state.containers().grants().record(&uid).map(|record| record.pod.clone());
+        for (nonce, finding) in &report.new_findings {
+            let Some(live) = live.get(nonce) else { continue };
+            let pod = state.containers().grants().record(&live.uid).map(|record| record.pod.clone());
             if let Some(pod) = pod {
-                tell_bypass(state, &Whose { pod, container }, &what);
+                let owner = ContainerOwner { pod, container: live.container.clone() };
+                report_bypass(state, &owner, finding);
             }
         }
-        for seen in &foreign.new {
-            tell_bypass(state, &seen.whose, &seen.words());
+        for process in &unshared.new {
+            report_bypass(state, &process.owner, &process.sentence());
         }
         if state.settings().on_bypass == OnBypass::Evict {
-            self.evict(state, &foreign.all);
+            let unshared = unshared.all.iter().map(|process| &process.owner.pod.uid);
+            self.evict(state, suspects.into_iter().chain(unshared).cloned().collect());
         }
     }
 
-    /// Ends the pods that go around their limits. Again where the API server was away, as long as they do.
-    fn evict(&mut self, state: &NodeState, foreign: &[Seen]) {
-        let suspects: Vec<Nonce> = state.truth().suspicions.keys().cloned().collect();
-        let mut uids: BTreeSet<PodUid> = {
-            let live = state.regions.live();
-            suspects.iter().filter_map(|nonce| live.get(nonce)).map(|live| live.uid.clone()).collect()
-        };
-        uids.extend(foreign.iter().map(|seen| seen.whose.pod.uid.clone()));
-        self.evicted.retain(|uid, at| uids.contains(uid) && at.elapsed() < EVICT_AGAIN);
+    /// Evicts pods that bypass their limits, and again as long as they do: the API server may have been unavailable.
+    fn evict(&mut self, state: &NodeState, uids: BTreeSet<PodUid>) {
+        self.evicted.retain(|uid, at| uids.contains(uid) && at.elapsed() < EVICTION_RETRY_INTERVAL);
         for uid in uids {
             if self.evicted.contains_key(&uid) {
                 continue;
             }
-            // A pod that was granted nothing is not ours to end.
+            // A pod without a grant is not the agent's to evict.
             let Some(pod) = state.containers().grants().record(&uid).map(|record| record.pod.clone()) else {
                 continue;
             };
@@ -184,30 +175,36 @@ impl Looker {
     }
 }
 
-/// Processes on GPUs whose containers have no share of them. One that was granted a share and whose region was lost is none.
-fn without_share(state: &NodeState, truth: &Truth<Nonce>, others: &BTreeMap<u32, Whose>) -> Vec<Seen> {
+/// Returns the processes on GPUs whose containers have no share of them. A container that was granted a share and whose region
+/// was lost has one.
+fn unshared_processes(
+    state: &NodeState,
+    report: &MonitorReport<Nonce>,
+    without_region: &BTreeMap<u32, ContainerOwner>,
+) -> Vec<UnsharedProcess> {
     if !state.pods.is_synced() {
-        // Who holds what may be written on pods that nobody has told of.
+        // Grants may be written on pods that the watch has not delivered yet.
         return Vec::new();
     }
     let containers = state.containers();
     let grants = containers.grants();
-    let holds = |whose: &Whose, gpu: &GpuUuid| {
-        let grant = grants.record(&whose.pod.uid).and_then(|record| record.grant_of(&whose.container));
+    let holds = |owner: &ContainerOwner, gpu: &GpuUuid| {
+        let grant = grants.record(&owner.pod.uid).and_then(|record| record.grant_of(&owner.container));
         grant.is_some_and(|grant| grant.shares.iter().any(|share| share.gpu == *gpu))
     };
-    let on = truth.looks.iter().zip(&truth.strangers);
-    let all = on.flat_map(|(look, pids)| pids.iter().map(|pid| (*pid, &look.uuid)));
-    all.filter_map(|(pid, gpu)| {
-        let whose = others.get(&pid).filter(|whose| !holds(whose, gpu))?;
-        Some(Seen { whose: whose.clone(), gpu: gpu.clone(), pid })
-    })
-    .collect()
+    let by_gpu = report.looks.iter().zip(&report.unowned);
+    let processes = by_gpu.flat_map(|(look, pids)| pids.iter().map(|pid| (*pid, &look.uuid)));
+    processes
+        .filter_map(|(pid, gpu)| {
+            let owner = without_region.get(&pid).filter(|owner| !holds(owner, gpu))?;
+            Some(UnsharedProcess { owner: owner.clone(), gpu: gpu.clone(), pid })
+        })
+        .collect()
 }
 
-fn tell_health(state: &NodeState, changes: &[(GpuUuid, Option<String>)]) {
-    for (gpu, ill) in changes {
-        let (severity, reason, note) = match ill {
+fn report_health(state: &NodeState, changes: &[(GpuUuid, Option<String>)]) {
+    for (gpu, unhealthy) in changes {
+        let (severity, reason, note) = match unhealthy {
             Some(why) => (
                 Severity::Warning,
                 "GpuUnhealthy",
@@ -215,7 +212,7 @@ fn tell_health(state: &NodeState, changes: &[(GpuUuid, Option<String>)]) {
             ),
             None => (Severity::Normal, "GpuHealthy", format!("GPU {gpu} is well again and is offered")),
         };
-        match ill {
+        match unhealthy {
             Some(_) => tracing::warn!("{note}"),
             None => tracing::info!("{note}"),
         }
@@ -237,7 +234,7 @@ fn tell_health(state: &NodeState, changes: &[(GpuUuid, Option<String>)]) {
     }
 }
 
-fn tell_bypass(state: &NodeState, Whose { pod, container }: &Whose, what: &str) {
+fn report_bypass(state: &NodeState, ContainerOwner { pod, container }: &ContainerOwner, what: &str) {
     state.counts().bypasses += 1;
     let granted = state.containers().grants().record(&pod.uid).is_some();
     let note = match (granted, state.settings().on_bypass) {

@@ -25,10 +25,10 @@ use crate::suspected::Suspected;
 use partage_cluster::{PodCache, Severity};
 use partage_core::model::{GpuUuid, Node, PodId, PodUid};
 use partage_enforce::gpus::{Inventory, withhold_unhealthy};
+use partage_enforce::monitor::MonitorReport;
 use partage_enforce::shares::gated_gpus;
 use partage_host::cdi;
 use partage_host::gpus::Gpus;
-use partage_host::truth::Truth;
 use partage_region::failpoint as fault;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -53,7 +53,7 @@ pub(crate) struct NodeState {
     record_writes: Mutex<()>,
     /// Notified when a record is not on disk.
     unsaved: Notify,
-    pub(crate) truth: Mutex<Truth<Nonce>>,
+    pub(crate) truth: Mutex<MonitorReport<Nonce>>,
     /// When the driver last answered all that it was asked.
     pub(crate) looked: Mutex<Instant>,
     /// Containers in which the audit found a bypass lately.
@@ -209,7 +209,7 @@ impl NodeState {
         lock(&self.counts)
     }
 
-    pub(crate) fn truth(&self) -> MutexGuard<'_, Truth<Nonce>> {
+    pub(crate) fn truth(&self) -> MutexGuard<'_, MonitorReport<Nonce>> {
         lock(&self.truth)
     }
 
@@ -305,7 +305,7 @@ pub(crate) fn logged_name(pod: Option<&PodId>) -> (Option<&str>, Option<&str>) {
 }
 
 /// The node as it can be given away: cut as the settings say, without what is ill.
-fn offered(hardware: &Node, settings: &Settings, truth: &Truth<Nonce>) -> Node {
+fn offered(hardware: &Node, settings: &Settings, truth: &MonitorReport<Nonce>) -> Node {
     let mut node = hardware.clone();
     node.memory_overcommit_percent = settings.memory_overcommit;
     node.slots_per_gpu = settings.aws_slots;

@@ -157,7 +157,7 @@ fn report(state: &NodeState) -> Report {
             dialect: record.dialect(&container),
             container,
             shares: shares.into_iter().enumerate().map(|(at, share)| (share, used(at))).collect(),
-            seen: truth.used.get(&nonce).cloned().unwrap_or_default(),
+            seen: truth.usage.get(&nonce).cloned().unwrap_or_default(),
             bypass_suspected: suspected.contains(&nonce, Instant::now()),
         })
     });

@@ -2,8 +2,8 @@
 
 use partage_core::dialect::Dialect;
 use partage_core::model::{ContainerName, GpuUuid, NodeName, PodId, Share};
+use partage_enforce::monitor::ObservedUsage;
 use partage_enforce::report::GpuStatus;
-use partage_host::truth::Used;
 use partage_region::GpuUsage;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -58,14 +58,14 @@ pub(crate) struct ContainerReport {
     /// Its shares, each with what the region says; absent where that cannot be read.
     pub(crate) shares: Vec<(Share, Option<GpuUsage>)>,
     /// What the driver says of its processes; empty before the first look.
-    pub(crate) seen: BTreeMap<GpuUuid, Used>,
+    pub(crate) seen: BTreeMap<GpuUuid, ObservedUsage>,
     /// Whether the audit found a bypass of its limits lately ([`crate::suspected::SUSPICION_HOLD`]).
     pub(crate) bypass_suspected: bool,
 }
 
 impl ContainerReport {
     /// What the driver says of the GPU of a share. It knows of GPUs and not of shares: of several of one GPU, the first has it.
-    pub(crate) fn seen_at(&self, share: usize) -> Option<&Used> {
+    pub(crate) fn seen_at(&self, share: usize) -> Option<&ObservedUsage> {
         let gpu = &self.shares.get(share)?.0.gpu;
         let told = self.shares.iter().take(share).any(|(before, _)| before.gpu == *gpu);
         if told { None } else { self.seen.get(gpu) }

@@ -8,6 +8,7 @@
 //! | [`gpus`] | discovery of the driver and its GPUs, the inventory, fatal errors, which GPUs are withheld |
 //! | [`context_sizes`] | how much memory a CUDA context takes, and when that is measured |
 //! | [`shares`] | the regions of tenants: prepare, adopt, resize, extend, release; which of them wait for turns |
+//! | [`monitor`] | the poll of the driver: health, usage by share, the audit for bypasses |
 //! | [`placing`] | why an ask has no place, and whether it ever will |
 //! | [`refusal`] | a request that is not granted, for exit codes, events and admission messages |
 //! | [`records`] | versioned records, which a daemon reads after a restart |
@@ -20,6 +21,7 @@ pub mod error_chain;
 pub mod gpus;
 pub mod instance_lock;
 pub mod metrics;
+pub mod monitor;
 pub mod placing;
 pub mod records;
 pub mod refusal;

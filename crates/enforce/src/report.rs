@@ -1,9 +1,9 @@
 //! The part of a report that both daemons share: the state of each GPU at one moment.
 
 use crate::metrics::GpuMetrics;
+use crate::monitor::MonitorReport;
 use partage_core::model::{Bytes, Gpu, Node, Share};
 use partage_host::gpus::Look;
-use partage_host::truth::Truth;
 
 /// A GPU, what NVML last reported about it, and what was granted of it.
 #[derive(Clone, Debug)]
@@ -23,20 +23,24 @@ pub struct GpuStatus {
 }
 
 impl GpuStatus {
-    /// Combines the node's GPUs with the last audit and the shares that were granted of them.
-    pub fn of_node<'a, K, I>(node: &Node, audit: &Truth<K>, shares: impl Fn() -> I) -> Vec<GpuStatus>
+    /// Combines the node's GPUs with the last poll and the shares that were granted of them.
+    pub fn of_node<'a, K, I>(
+        node: &Node,
+        observed: &MonitorReport<K>,
+        shares: impl Fn() -> I,
+    ) -> Vec<GpuStatus>
     where
         I: Iterator<Item = &'a Share>,
     {
         let status = |gpu: &Gpu| {
-            let at = audit.looks.iter().position(|look| look.uuid == gpu.uuid);
+            let at = observed.looks.iter().position(|look| look.uuid == gpu.uuid);
             let mut status = GpuStatus {
                 gpu: gpu.clone(),
-                look: at.map(|at| audit.looks[at].clone()),
+                look: at.map(|at| observed.looks[at].clone()),
                 granted_memory: Bytes::ZERO,
                 granted_millipercent: 0,
                 shares: 0,
-                strangers: at.and_then(|at| audit.strangers.get(at)).cloned().unwrap_or_default(),
+                strangers: at.and_then(|at| observed.unowned.get(at)).cloned().unwrap_or_default(),
             };
             for share in shares().filter(|share| share.gpu == gpu.uuid) {
                 let memory = share.memory_bytes.unwrap_or(Bytes::ZERO);
@@ -118,13 +122,13 @@ mod tests {
             whole: false,
         };
         let shares = [share("GPU-a", Some(3), 80), share("GPU-a", None, 70), share("GPU-b", Some(9), 10)];
-        // The audit lists the GPUs that have ever answered, in its own order.
-        let audit: Truth<String> = Truth {
+        // The monitor lists the GPUs that have ever answered, in its own order.
+        let observed: MonitorReport<String> = MonitorReport {
             looks: vec![look("GPU-b", Some("XID 79")), look("GPU-a", None)],
-            strangers: vec![vec![7], Vec::new()],
-            ..Truth::default()
+            unowned: vec![vec![7], Vec::new()],
+            ..MonitorReport::default()
         };
-        let status = GpuStatus::of_node(&node, &audit, || shares.iter());
+        let status = GpuStatus::of_node(&node, &observed, || shares.iter());
         let granted: Vec<_> =
             status.iter().map(|of| (of.granted_memory.0, of.granted_millipercent, of.shares)).collect();
         assert_eq!(granted, [(3, 150_000, 2), (9, 10_000, 1), (0, 0, 0)]);

@@ -17,6 +17,7 @@ pub use limits::{InvalidGpu, gated_gpus, region_limits};
 
 use crate::context_sizes::ContextSizes;
 use crate::error_chain::describe;
+use crate::monitor::AuditedShare;
 use partage_core::model::{Bytes, GpuUuid, Share};
 use partage_region::arbiter::{Arbiter, MemberId};
 use partage_region::{GpuShare, LIMITS, RegionError, RegionHandle, RegionPolicy, USAGE, is_in_use};
@@ -186,6 +187,15 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> Shares<K, O> {
     /// Returns the handle on a share's region; none where the share has none or its region is unmanaged.
     pub fn region(&self, key: &K) -> Option<Arc<RegionHandle>> {
         self.live().get(key)?.region().cloned()
+    }
+
+    /// Returns all shares as the monitor audits them.
+    pub fn audited(&self) -> Vec<AuditedShare<K>> {
+        let audited = |(key, live): (&K, &LiveShare<O>)| AuditedShare {
+            key: key.clone(),
+            region: live.region().cloned(),
+        };
+        self.live().iter().map(audited).collect()
     }
 
     /// Prepares the region of a tenant that is about to start: the one that exists, with these limits, or a new one.

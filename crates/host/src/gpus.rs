@@ -222,8 +222,8 @@ pub fn uuid_bytes(uuid: &GpuUuid) -> Option<[u8; 16]> {
     Some(u128::from_str_radix(&parts.concat(), 16).ok()?.to_be_bytes())
 }
 
-/// The UUID that has these bytes.
-pub(crate) fn uuid_of(bytes: [u8; 16]) -> GpuUuid {
+/// Returns the UUID with these bytes: the inverse of [`uuid_bytes`].
+pub fn uuid_of(bytes: [u8; 16]) -> GpuUuid {
     let digits = format!("{:032x}", u128::from_be_bytes(bytes));
     let part = |range: std::ops::Range<usize>| &digits[range];
     format!("GPU-{}-{}-{}-{}-{}", part(0..8), part(8..12), part(12..16), part(16..20), part(20..32)).into()

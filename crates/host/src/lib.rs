@@ -17,4 +17,3 @@ pub mod process_setup;
 pub mod root;
 pub mod selinux;
 pub mod simulated_driver;
-pub mod truth;

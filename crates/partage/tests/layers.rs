@@ -19,7 +19,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("partage-kubelet-api", &[]),
     ("partage-serve", &[]),
     ("partage-cluster", &["partage-core"]),
-    ("partage-host", &["partage-core", "partage-region", "partage-driver-api", "partage-sim-node"]),
+    ("partage-host", &["partage-core", "partage-driver-api", "partage-sim-node"]),
     (
         "partage-enforce",
         &["partage-core", "partage-region", "partage-driver-api", "partage-shim", "partage-host"],

@@ -4,18 +4,18 @@
 //!  serve   who asks, over the socket            give    shares are made and taken back
 //!  bind    a share and its process              change  other amounts, and stopping
 //!  queue   who waits                            watch   when the last process of a share ends
-//!  truth   what the driver says, the audit      tell    the report
+//!  monitor polls the driver, the audit          tell    the report
 //! ```
 
 mod bind;
 mod change;
 mod claims;
 mod give;
+mod monitor;
 mod queue;
 mod serve;
 mod standby;
 mod tell;
-mod truth;
 mod watch;
 
 pub(crate) use standby::background;
@@ -28,12 +28,11 @@ use crate::store::{self, Found, HeldElsewhere, Record};
 use give::Live;
 use partage_core::model::GpuUuid;
 use partage_enforce::error_chain::describe;
-use partage_enforce::gpus::FatalErrorLog;
 use partage_enforce::instance_lock::{InstanceLock, LockError};
+use partage_enforce::monitor::{Monitor, MonitorReport};
 use partage_enforce::records::RecordError;
 use partage_enforce::shares::{Shares, gated_gpus};
 use partage_host::files;
-use partage_host::truth::{Auditor, Truth};
 use queue::Ticket;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -111,9 +110,9 @@ pub struct Keeper {
     since: u64,
     state: Mutex<State>,
     changed: Condvar,
-    auditor: Mutex<Auditor<String>>,
-    fatal_errors: Mutex<FatalErrorLog>,
-    truth: Mutex<Truth<String>>,
+    monitor: Mutex<Monitor<String>>,
+    /// The result of the last poll.
+    observed: Mutex<MonitorReport<String>>,
     claims: claims::Claims,
     /// How many cgroups are being removed.
     removing: AtomicUsize,
@@ -160,7 +159,8 @@ impl Keeper {
         put_in_force(home, options.settings_file.as_deref())
             .map_err(cannot("the settings cannot be kept"))?;
         let watch = Watch::new().map_err(cannot("processes cannot be watched"))?;
-        let auditor = Auditor::new(&machine.node).after(machine.previously_unhealthy.iter().cloned());
+        let monitor = Monitor::new(&machine.node, machine.previously_unhealthy.iter().cloned())
+            .recording_fatal_errors(&machine.records, &machine.boot_id);
         let keeper = Arc::new(Keeper {
             home: home.clone(),
             settings,
@@ -171,9 +171,8 @@ impl Keeper {
             since: now(),
             state: Mutex::default(),
             changed: Condvar::new(),
-            auditor: Mutex::new(auditor),
-            fatal_errors: Mutex::default(),
-            truth: Mutex::default(),
+            monitor: Mutex::new(monitor),
+            observed: Mutex::default(),
             claims: claims::Claims::default(),
             removing: AtomicUsize::new(0),
             warnings: Mutex::default(),
@@ -191,7 +190,7 @@ impl Keeper {
         for warning in &keeper.machine.warnings {
             tracing::warn!("{warning}");
         }
-        keeper.look();
+        keeper.poll();
         keeper.restore().map_err(cannot("the shares cannot be read"))?;
         let listener = listen(home).map_err(cannot("the socket cannot be made"))?;
         for (name, work) in [
@@ -201,7 +200,7 @@ impl Keeper {
                     as Box<dyn FnOnce(&Arc<Keeper>) + Send>,
             ),
             ("watch", Box::new(|keeper: &Arc<Keeper>| keeper.watch_all())),
-            ("truth", Box::new(|keeper: &Arc<Keeper>| keeper.look_again_and_again())),
+            ("monitor", Box::new(|keeper: &Arc<Keeper>| keeper.poll_until_end())),
         ] {
             let keeper = Arc::clone(&keeper);
             let thread = std::thread::Builder::new().name(name.into());

@@ -2,9 +2,9 @@ use super::*;
 use crate::report::{ContainerReport, Counts, Times};
 use partage_core::dialect::Dialect;
 use partage_core::model::{Bytes, Cores, Gpu, PodId, Share};
+use partage_enforce::monitor::ObservedUsage;
 use partage_enforce::report::GpuStatus;
 use partage_host::gpus::Look;
-use partage_host::truth::Used;
 use partage_region::GpuUsage;
 use partage_testkit::openmetrics::Exposition;
 
@@ -72,7 +72,7 @@ fn container(
     shares: Vec<(Share, Option<GpuUsage>)>,
 ) -> ContainerReport {
     let seen = |(share, _): &(Share, Option<GpuUsage>)| {
-        (share.gpu.clone(), Used { memory: Bytes(3 * GIB), busy: 25, worked: Some(98_000_000_000) })
+        (share.gpu.clone(), ObservedUsage { memory: Bytes(3 * GIB), busy: 25, worked: Some(98_000_000_000) })
     };
     ContainerReport {
         pod: PodId { uid: uid.into(), namespace: "team".into(), name: pod.into() },

@@ -167,7 +167,11 @@ fn total(value: f64) -> ByCard {
 }
 
 /// What the driver says of a container, if it was asked already.
-fn by_card(report: &Report, of: &ContainerReport, value: fn(&partage_host::truth::Used) -> f64) -> ByCard {
+fn by_card(
+    report: &Report,
+    of: &ContainerReport,
+    value: fn(&partage_enforce::monitor::ObservedUsage) -> f64,
+) -> ByCard {
     if of.seen.is_empty() {
         return Vec::new();
     }

@@ -13,9 +13,9 @@ use crate::settings::Settings;
 use partage_cluster::{PodView, Severity};
 use partage_core::model::ContainerName;
 use partage_enforce::error_chain::describe;
+use partage_enforce::monitor::MonitorReport;
 use partage_enforce::records::DecodeError;
 use partage_host::cdi::{Content, Found, SpecError};
-use partage_host::truth::Truth;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
@@ -57,7 +57,7 @@ impl NodeState {
             }
         }
         // Nothing is offered on a GPU whose health is not known.
-        let truth = Truth { looks: parts.gpus.look(), ..Truth::default() };
+        let truth = MonitorReport { looks: parts.gpus.look(), ..MonitorReport::default() };
         let node = offered(&parts.inventory.node, &settings, &truth);
         let (containers, recovered) = Containers::recover(node, left);
         let state = NodeState {

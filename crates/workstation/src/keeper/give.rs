@@ -131,7 +131,7 @@ impl Keeper {
     /// The machine as it can be given away now: without what is ill.
     pub(super) fn node(&self) -> Node {
         let mut node = self.machine.node.clone();
-        withhold_unhealthy(&mut node, &self.truth().looks);
+        withhold_unhealthy(&mut node, &self.observed().looks);
         self.claim(&mut node);
         node
     }

@@ -1,7 +1,7 @@
 //! The report: how everything is.
 
 use super::Keeper;
-use super::truth;
+use super::monitor;
 use crate::decide::{self, Held};
 use crate::report::{
     DriverReport, GpuReport, KeeperReport, PartReport, ProcessReport, Report, ShareReport, Stage,
@@ -97,7 +97,7 @@ impl Keeper {
             let elsewhere = elsewhere.iter().flat_map(|held| &held.shares);
             held.iter().flat_map(|held| held.shares).chain(elsewhere)
         };
-        let status = GpuStatus::of_node(&self.machine.node, &self.truth(), granted);
+        let status = GpuStatus::of_node(&self.machine.node, &self.observed(), granted);
         let gpu = |(index, status): (usize, GpuStatus)| {
             let look = status.look.as_ref();
             let promised = status.granted_millipercent.min(Cores::WHOLE.as_millipercent());
@@ -127,7 +127,7 @@ impl Keeper {
 
     fn tell(&self, shares: &[Seen]) -> Vec<ShareReport> {
         // All at once: to look at all processes of the machine for every share is too dear.
-        let marks: Vec<_> = shares.iter().map(|seen| truth::marks(&seen.record, &self.home)).collect();
+        let marks: Vec<_> = shares.iter().map(|seen| monitor::marks(&seen.record, &self.home)).collect();
         let counted = members::census(&marks).ok();
         let members = |at: usize| counted.as_ref().map(|counted| counted[at].len());
         shares.iter().enumerate().map(|(at, seen)| self.share(seen, members(at))).collect()
@@ -184,7 +184,7 @@ impl Keeper {
             members: members.unwrap_or(processes.len()),
             processes: processes.into_values().collect(),
             parts: record.shares.iter().enumerate().map(part).collect(),
-            bypass_suspected: self.truth().suspicions.get(&record.name).cloned().unwrap_or_default(),
+            bypass_suspected: self.observed().findings.get(&record.name).cloned().unwrap_or_default(),
         }
     }
 }

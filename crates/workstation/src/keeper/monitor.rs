@@ -1,0 +1,113 @@
+//! Polls the driver, audits the shares, and attributes processes to them.
+
+use super::Keeper;
+use crate::home::Home;
+use crate::store::Record;
+use partage_enforce::monitor::MonitorReport;
+use partage_host::members::{Census, Mark};
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Interval between two polls of the driver.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+impl Keeper {
+    /// The result of the last poll.
+    pub(super) fn observed(&self) -> MutexGuard<'_, MonitorReport<String>> {
+        self.observed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Polls until the daemon ends.
+    pub(super) fn poll_until_end(self: &Arc<Self>) {
+        loop {
+            std::thread::sleep(POLL_INTERVAL);
+            let _span = tracing::info_span!("reconcile", cause = "poll").entered();
+            let state = self.state();
+            let needed = self.options.foreground || !state.shares.is_empty() || !state.queue.is_empty();
+            let (ending, has_shares) = (state.ending, !state.shares.is_empty());
+            drop(state);
+            if ending {
+                return;
+            }
+            if has_shares {
+                // Adopted shares have no standby process yet, and the one of others may have been killed.
+                self.call_successor();
+            }
+            let released = self.release_held_elsewhere();
+            if (needed && self.poll()) || released {
+                // A GPU became unhealthy or recovered, or capacity that was held is free.
+                let mut state = self.state();
+                self.after_change(&mut state);
+            }
+        }
+    }
+
+    /// Releases what shares of another version of the daemon held once their folders are gone. Returns whether any are.
+    fn release_held_elsewhere(&self) -> bool {
+        let mut state = self.state();
+        let before = state.held_elsewhere.len();
+        state.held_elsewhere.retain(|name, _| self.home.share(name).exists());
+        state.held_elsewhere.len() < before
+    }
+
+    /// Polls the driver once. Returns whether the health of a GPU changed.
+    pub(super) fn poll(self: &Arc<Self>) -> bool {
+        let (records, audited) = {
+            let state = self.state();
+            let records: Vec<Record> = state.shares.values().map(|live| live.record.clone()).collect();
+            (records, self.regions.audited())
+        };
+        let mut monitor = self.monitor.lock().unwrap_or_else(PoisonError::into_inner);
+        // Processes are listed after the driver was read: whatever it names started before the list was made.
+        let owners = OnceCell::new();
+        let owner = |pid: u32| owners.get_or_init(|| ProcessOwners::of(&records, &self.home)).find(pid);
+        let report = monitor.poll(&self.machine.gpus, &audited, &owner);
+        drop(monitor);
+        for (name, finding) in &report.new_findings {
+            tracing::warn!(share = %name, %finding, "bypass of limits suspected");
+        }
+        for (uuid, health) in &report.health_changes {
+            let gpu = self.machine.node.gpu_index(uuid).unwrap_or_default();
+            match health {
+                Some(reason) => tracing::warn!(gpu, %uuid, %reason, "GPU unhealthy"),
+                None => tracing::info!(gpu, %uuid, "GPU recovered"),
+            }
+        }
+        let changed = !report.health_changes.is_empty();
+        *self.observed() = report;
+        changed
+    }
+}
+
+/// Returns what the processes of a share are found by. A cgroup lists all of them in one read.
+pub(super) fn marks(record: &Record, home: &Home) -> Vec<Mark> {
+    match &record.cgroup {
+        Some(cgroup) => vec![Mark::Cgroup(cgroup.clone())],
+        None => record.marks(home),
+    }
+}
+
+/// The share of each process.
+struct ProcessOwners<'a> {
+    names: Vec<&'a str>,
+    /// The first process of each share, which carries no marks at first.
+    main: BTreeMap<u32, &'a str>,
+    census: Census,
+}
+
+impl ProcessOwners<'_> {
+    fn of<'a>(shares: &'a [Record], home: &Home) -> ProcessOwners<'a> {
+        let names: Vec<&str> = shares.iter().map(|record| record.name.as_str()).collect();
+        let main = shares.iter().zip(&names).map(|(record, name)| (record.main.pid, *name)).collect();
+        let marks: Vec<Vec<Mark>> = shares.iter().map(|record| marks(record, home)).collect();
+        // Where the processes cannot be listed, they have no owner until the next poll.
+        ProcessOwners { names, main, census: Census::of(&marks).unwrap_or_default() }
+    }
+
+    fn find(&self, pid: u32) -> Option<String> {
+        let counted = || self.census.owner(pid).and_then(|at| self.names.get(at));
+        self.main.get(&pid).or_else(counted).map(|name| name.to_string())
+    }
+}
