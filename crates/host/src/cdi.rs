@@ -6,7 +6,7 @@
 //!
 //! A runtime may read the directory at any time, so each spec is replaced atomically. Specs of other vendors are left alone.
 
-use crate::files::{self, Durability};
+use crate::files;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
@@ -145,11 +145,8 @@ impl Folder {
         self.path.join(format!("{BEGINNING}{name}{ENDING}"))
     }
 
-    /// Replaces the spec of a container's device atomically. Returns whether its content changed: a spec that is there already is not
-    /// written again.
-    ///
-    /// The spec survives a crash of the agent, not necessarily a power failure: after a boot no container runs, the region that the spec
-    /// mounts is gone, and the spec is written again before the container starts. Waiting for a disk would delay each start.
+    /// Replaces the spec of a container's device atomically and durably. Returns whether its content changed: a spec that is there already
+    /// is not written again.
     pub fn put(&self, name: &str, annotations: &BTreeMap<String, String>, edits: &Edits) -> io::Result<bool> {
         if !is_name(name) {
             let why = format!("{name:?} cannot be the name of a device");
@@ -189,7 +186,7 @@ impl Folder {
             return Ok(false);
         }
         fs::create_dir_all(&self.path)?;
-        files::replace(file, &bytes, 0o644, Durability::UntilReboot)?;
+        files::write_whole(file, &bytes, 0o644)?;
         tracing::debug!(file = %file.display(), "CDI spec written");
         Ok(true)
     }

@@ -157,7 +157,6 @@ fn containers_keep_their_limits_while_the_agent_is_away_and_what_was_damaged_is_
         stage.restarted("late", 1).await;
         stage.agrees().await;
         nobodys_is_removed(&mut stage).await;
-        named_by_an_earlier_agent(&mut stage).await;
     });
 }
 
@@ -213,36 +212,6 @@ fn records_of_a_newer_agent_are_left_alone_and_what_they_hold_is_not_granted() {
         }
         stage.nothing_is_kept().await;
     });
-}
-
-/// Kubelet remembers the answer of an earlier agent, without the device that all containers share: when such a container starts again, its
-/// own CDI file has everything. One that was named with the shared device has a file without the driver's libraries.
-async fn named_by_an_earlier_agent(stage: &mut Stage<'_>) {
-    let library = "/usr/lib64/libcuda.so.1";
-    let texts = |stage: &Stage<'_>| {
-        let files = fs::read_dir(stage.node_path("/run/cdi")).unwrap().flatten();
-        let grants = files.filter(|file| file.file_name().to_str().unwrap().contains("-grant-"));
-        grants.map(|file| fs::read_to_string(file.path()).unwrap()).collect::<Vec<_>>()
-    };
-    let shared = fs::read_to_string(stage.node_path("/run/cdi/partage.dev-driver.json")).unwrap();
-    assert!(shared.contains(library));
-    assert!(texts(stage).iter().all(|text| !text.contains(library)));
-    stage.agent.process().kill();
-    for entry in fs::read_dir(stage.node_path("/run/partage/names")).unwrap().flatten() {
-        let text = fs::read_to_string(entry.path()).unwrap();
-        let mut name: serde_json::Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(name.as_object_mut().unwrap().remove("shared"), Some(true.into()), "{text}");
-        fs::write(entry.path(), name.to_string()).unwrap();
-    }
-    stage.start_again().await;
-    for pod in stage.agrees().await {
-        let before = stage.object("pod", &pod.name).unwrap();
-        let restarts = before["status"]["containerStatuses"][0]["restartCount"].as_u64().unwrap();
-        stage.crash(&pod.name);
-        stage.restarted(&pod.name, restarts + 1).await;
-    }
-    assert!(texts(stage).iter().all(|text| text.contains(library)));
-    stage.agrees().await;
 }
 
 /// What an agent may leave that is killed with its node goes: all that is of a pod that is gone, and files of which nobody knows

@@ -23,6 +23,7 @@ mod reboot;
 mod recorder;
 mod seeds;
 mod settings;
+mod shared_spec;
 mod sharing;
 mod sim_pods;
 mod stage;
