@@ -14,11 +14,11 @@ mod session;
 mod tasks;
 
 use crate::api_server::ApiServer;
-use crate::checkpoint::Checkpoint;
 use crate::config::{AgentError, Config};
 use crate::identity::{self, Runtime};
 use crate::progress::{Progress, keep_telling};
 use crate::settings::{Followed, Settings};
+use crate::store::Store;
 use crate::{find, resources};
 use gpu_changes::ChangeBackoff;
 use partage_cluster::{PodCache, Severity};
@@ -51,7 +51,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), AgentErr
 /// An agent on its node.
 struct App {
     config: Config,
-    checkpoint: Checkpoint,
+    store: Store,
     followed: Followed,
     /// The settings in force.
     settings: Settings,
@@ -73,9 +73,8 @@ impl App {
     /// if it is stopped meanwhile.
     async fn build(config: Config, stop: CancellationToken) -> Result<Option<App>, AgentError> {
         let config = config.resolved();
-        let checkpoint =
-            Checkpoint::open(&config.state, &config.run).map_err(AgentError::io(&config.state))?;
-        let mut followed = Followed::new(config.settings.clone(), &config.node, &checkpoint);
+        let store = Store::open(&config.state, &config.run).map_err(AgentError::io(&config.state))?;
+        let mut followed = Followed::new(config.settings.clone(), &config.node, &store);
         let read = followed.read();
         let cluster = match ApiServer::connect(config.kubeconfig.as_deref(), &config.node).await {
             Ok(cluster) => cluster,
@@ -107,7 +106,7 @@ impl App {
         let Some(lock) = instance_lock(&stop, &config.run).await else { return Ok(None) };
         Ok(Some(App {
             config,
-            checkpoint,
+            store,
             followed,
             settings,
             cluster,
@@ -170,7 +169,7 @@ impl App {
                 None => {}
             }
             let found = tokio::task::block_in_place(|| {
-                find::gpus(&self.config, &self.settings, &root, &self.checkpoint, &self.boot)
+                find::gpus(&self.config, &self.settings, &root, &self.store, &self.boot)
             });
             let why = found.as_ref().err().map(find::explain).unwrap_or_default();
             self.progress.nothing(found.as_ref().err().map(|_| why.as_str()));

@@ -1,11 +1,11 @@
 //! What this node has: a container runtime that knows CDI, a driver, its GPUs.
 
-use crate::checkpoint::Checkpoint;
 use crate::config::{AgentError, Config};
 use crate::identity::{About, Runtime};
 use crate::plugin::endpoint;
 use crate::resources::CountResource;
 use crate::settings::{DriverChoice, Settings};
+use crate::store::Store;
 use partage_enforce::error_chain::describe;
 use partage_enforce::gpus::{
     self as enforce_gpus, DiscoveredGpus, DiscoveryError, DiscoveryOptions, SimulatedMachine,
@@ -63,7 +63,7 @@ pub(crate) fn gpus(
     config: &Config,
     settings: &Settings,
     root: &Root,
-    checkpoint: &Checkpoint,
+    store: &Store,
     boot: &str,
 ) -> Result<DiscoveredGpus, DiscoveryError> {
     let folder = config.state.join("simulated");
@@ -82,7 +82,7 @@ pub(crate) fn gpus(
             in_use: false,
             stamp: None,
         },
-        records: checkpoint.singletons(),
+        records: store.singletons(),
         boot_id: boot,
     })
 }

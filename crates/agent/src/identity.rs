@@ -5,15 +5,15 @@
 //! resources, which says names but no UID, and leaves out ordinary init containers; the container runtime has the UID.
 
 mod about;
-mod checkpoint;
+mod kubelet_checkpoint;
 mod list;
 mod runtime;
 
 pub use about::About;
 pub use runtime::{ContainerState, RunningContainer, Runtime, Sandbox};
 
-use crate::plugin::{DeviceId, Nonce};
-use checkpoint::Checkpoint;
+use crate::plugin::{ContainerKey, DeviceId};
+use kubelet_checkpoint::Checkpoint;
 use list::PodResourcesList;
 use partage_core::model::{ContainerName, Namespace, PodName, PodUid};
 use std::collections::BTreeSet;
@@ -92,7 +92,7 @@ pub struct Holder {
     /// Its devices.
     pub ids: BTreeSet<DeviceId>,
     /// The name that was answered for it; `None` where kubelet's checkpoint did not say.
-    pub nonce: Option<Nonce>,
+    pub key: Option<ContainerKey>,
     /// Whether the answer also has [`partage_host::cdi::SHARED_DEVICE`]; `false` where kubelet's checkpoint did not say.
     pub shared: bool,
     /// The pod's name; `None` where kubelet's checkpoint said the rest.
@@ -122,16 +122,16 @@ impl Kubelet {
         &self,
         resource: &str,
         ids: &BTreeSet<DeviceId>,
-        newest: Option<&Nonce>,
+        newest: Option<&ContainerKey>,
     ) -> Result<Vec<Holder>, IdentityError> {
         let mut holders = self.all().unwrap_or_default();
         holders.retain(|holder| holder.resource == resource && holder.ids == *ids);
-        let is_old = newest.is_some_and(|_| holders.iter().all(|holder| holder.nonce.as_ref() != newest));
+        let is_old = newest.is_some_and(|_| holders.iter().all(|holder| holder.key.as_ref() != newest));
         if holders.is_empty() || is_old {
             return self.listed(resource, ids).await;
         }
         // Of several pods, the one that has the newest answer: the others are gone, and kubelet has not forgotten them yet.
-        let last = holders.iter().find(|holder| newest.is_some() && holder.nonce.as_ref() == newest);
+        let last = holders.iter().find(|holder| newest.is_some() && holder.key.as_ref() == newest);
         if let Some(uid) = last.map(|holder| holder.uid.clone()) {
             holders.retain(|holder| holder.uid == uid);
         }
@@ -179,7 +179,7 @@ impl Kubelet {
                 container,
                 resource: resource.to_string(),
                 ids: ids.clone(),
-                nonce: None,
+                key: None,
                 shared: false,
                 name: Some((namespace, pod)),
             });

@@ -1,52 +1,54 @@
-//! The node daemon: GPUs become resources, and containers get exactly what they were granted.
+//! The node daemon: offers GPUs as resources, and gives containers exactly what they were granted.
 //!
 //! ```text
-//!  kubelet ── plugin ──▶ node ──▶ identity   whose device ids are these? (kubelet, the container runtime)
-//!                         │  ───▶ book       what does that pod hold? (the ledger, kept by checkpoint)
-//!                         │  ───▶ inject     what does the container get? (CDI file)
-//!                         └─────▶ regions    its limits and usage, the arbiter's turns
+//!  kubelet ── plugin ──▶ containers ──▶ identity   whose device ids are these? (kubelet's checkpoint, the container runtime)
+//!                             │    ───▶ grants     what does that pod hold? (the ledger, kept by store)
+//!                             │    ───▶ inject     what does the container get? (CDI specs)
+//!                             └───────▶ regions    limits, usage and turns (the node engine's shares)
 //!
-//!  look     asks the driver again and again: health, the audit   publish  what the node says of itself
-//!  sweep    gives back what has ended, removes what is nobody's  wishes   what pods say, and other amounts for them
-//!  progress what probes and Prometheus are told (metrics)        offers   devices and amounts, as they are now
-//!  find     the runtime, the driver, the GPUs                    uncounted  asks that kubelet brings to nobody
-//!  audit    where the book, kubelet and the regions disagree
-//!  suspected  containers with a recent bypass finding                refusals which refusals were logged already
-//!  mounted  folders that were made again behind its back         other_runtime  NVIDIA's own, told to leave containers alone
-//!  run      all of it, from start to end
+//!  app              from the configuration to a running agent: sessions, tasks, shutdown
+//!  state            what all tasks work on: the containers, and the connections to everything around the agent
+//!  look             polls the driver: health of GPUs, bypasses of limits
+//!  pod_annotations  writes grants on pods; resize answers the resizes that pods request
+//!  device_plugins   which devices kubelet is offered; publish: what the node says of itself
+//!  rejections       why kubelet rejected a pod; refusals: which refusals were logged already
+//!  progress         readiness and metrics
+//!  find             the container runtime, the driver, the GPUs
+//!  uncounted        requests that kubelet brings to no plugin; other_runtime: NVIDIA's own container runtime
+//!  mounted          directories that were replaced while they are mounted; withdraw: removes Partage from the node
 //! ```
 //!
 //! Everything it knows is on disk, in kubelet or in the API server: it can be killed at any instruction.
 
 mod api_server;
 mod app;
-mod audit;
-mod book;
-mod checkpoint;
 mod config;
 mod containers;
+mod device_plugins;
 mod find;
+mod grants;
 pub mod identity;
 pub mod inject;
 mod look;
 mod metrics;
 mod mounted;
-mod node;
-mod offers;
 mod other_runtime;
 pub mod plugin;
+mod pod_annotations;
 pub mod processes;
 mod progress;
 mod publish;
 mod refusals;
 mod regions;
+mod rejections;
 mod report;
+mod resize;
 pub mod resources;
 pub mod settings;
+mod state;
+mod store;
 mod suspected;
-mod sweep;
 mod uncounted;
-mod wishes;
 mod withdraw;
 
 pub use app::run;

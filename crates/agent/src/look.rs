@@ -6,11 +6,11 @@
 mod container_index;
 mod unshared_use;
 
-use crate::node::NodeState;
-use crate::plugin::Nonce;
+use crate::plugin::ContainerKey;
 use crate::processes::Processes;
 use crate::settings::OnBypass;
-use container_index::{ContainerIndex, ContainerOwner};
+use crate::state::NodeState;
+use container_index::{ContainerIndex, NamedContainer};
 use partage_cluster::Severity;
 use partage_core::model::{ContainerName, GpuUuid, PodId, PodUid};
 use partage_enforce::monitor::{AuditedShare, Monitor, MonitorReport};
@@ -33,7 +33,7 @@ const EVICTION_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
 /// State that is kept from poll to poll.
 struct NodeMonitor {
-    monitor: Monitor<Nonce>,
+    monitor: Monitor<ContainerKey>,
     containers: ContainerIndex,
     unshared_use: UnsharedUse,
     /// When pods were last evicted.
@@ -48,7 +48,7 @@ pub(crate) async fn keep_looking(
     lets_be_until: Instant,
 ) -> Option<String> {
     let monitor = Monitor::new(state.hardware(), reported_unhealthy(&state))
-        .recording_fatal_errors(state.checkpoint.singletons(), &state.boot);
+        .recording_fatal_errors(state.adapters.store.singletons(), &state.machine.boot);
     let mut node_monitor = NodeMonitor {
         monitor,
         containers: ContainerIndex::default(),
@@ -57,17 +57,17 @@ pub(crate) async fn keep_looking(
     };
     while !stop.is_cancelled() {
         let begun = Instant::now();
-        let (live, runtime) = (state.regions.live().len(), state.runtime.clone());
+        let (live, runtime) = (state.adapters.regions.live().len(), state.adapters.runtime.clone());
         node_monitor.containers.refresh(live, || async move { runtime.containers().await.ok() }).await;
         // The driver can be slow to answer. Regions are in memory.
         let change = tokio::task::block_in_place(|| {
             node_monitor.poll(&state);
-            state.inventory.change(state.gpus.counted(), &state.truth().looks)
+            state.machine.inventory.change(state.adapters.gpus.counted(), &state.monitor_report().looks)
         });
         if change.is_some() && Instant::now() >= lets_be_until {
             return change;
         }
-        *state.looked.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *state.last_poll.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         tokio::select! {
             () = tokio::time::sleep(POLL_INTERVAL.saturating_sub(begun.elapsed()).max(MIN_POLL_PAUSE)) => {}
             () = stop.cancelled() => {}
@@ -80,7 +80,7 @@ pub(crate) async fn keep_looking(
 pub(crate) async fn keep_watch(state: Arc<NodeState>, stop: CancellationToken) {
     let mut reported = false;
     while stop.run_until_cancelled(tokio::time::sleep(DRIVER_SILENCE_LIMIT / 3)).await.is_some() {
-        let silent = state.looked.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
+        let silent = state.last_poll.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
         if silent >= DRIVER_SILENCE_LIMIT && !reported {
             let note = format!(
                 "the driver has not answered for {} s: it is not known whether GPUs are well; containers go on as they are; look at the \
@@ -97,47 +97,47 @@ pub(crate) async fn keep_watch(state: Arc<NodeState>, stop: CancellationToken) {
 /// GPUs that an earlier agent, or the poll at the start of this one, found unhealthy: that one of them is healthy is reported,
 /// and so is why it is not.
 fn reported_unhealthy(state: &NodeState) -> BTreeSet<GpuUuid> {
-    let report = state.truth();
+    let report = state.monitor_report();
     let unhealthy = report.looks.iter().filter(|look| look.health.is_some()).map(|look| &look.uuid);
-    unhealthy.chain(&state.were_ill).cloned().collect()
+    unhealthy.chain(&state.machine.previously_unhealthy).cloned().collect()
 }
 
 impl NodeMonitor {
     fn poll(&mut self, state: &NodeState) {
-        let live = state.regions.live();
-        let audited: Vec<AuditedShare<Nonce>> = live
+        let live = state.adapters.regions.live();
+        let audited: Vec<AuditedShare<ContainerKey>> = live
             .iter()
-            .map(|(nonce, live)| AuditedShare { key: nonce.clone(), region: live.region().cloned() })
+            .map(|(key, live)| AuditedShare { key: key.clone(), region: live.region().cloned() })
             .collect();
-        let nonces: BTreeMap<(&PodUid, &ContainerName), &Nonce> =
-            live.iter().map(|(nonce, live)| ((&live.uid, &live.container), nonce)).collect();
+        let keys: BTreeMap<(&PodUid, &ContainerName), &ContainerKey> =
+            live.iter().map(|(key, live)| ((&live.uid, &live.container), key)).collect();
         let processes = Processes::new(Path::new("/proc"));
         // Processes of containers that the runtime knows and that have no region.
-        let without_region: RefCell<BTreeMap<u32, ContainerOwner>> = RefCell::default();
+        let without_region: RefCell<BTreeMap<u32, NamedContainer>> = RefCell::default();
         let owner = |pid: u32| {
             let owner = self.containers.owner(&processes.container(pid)?)?;
-            let nonce = nonces.get(&(&owner.pod.uid, &owner.container)).map(|nonce| (*nonce).clone());
-            if nonce.is_none() {
+            let key = keys.get(&(&owner.pod.uid, &owner.container)).map(|key| (*key).clone());
+            if key.is_none() {
                 without_region.borrow_mut().insert(pid, owner.clone());
             }
-            nonce
+            key
         };
-        let report = self.monitor.poll(&state.gpus, &audited, &owner);
+        let report = self.monitor.poll(&state.adapters.gpus, &audited, &owner);
         let unshared = unshared_processes(state, &report, &without_region.into_inner());
         let unshared = self.unshared_use.update(Instant::now(), unshared);
         let suspects: BTreeSet<&PodUid> =
-            report.findings.keys().filter_map(|nonce| live.get(nonce)).map(|live| &live.uid).collect();
+            report.findings.keys().filter_map(|key| live.get(key)).map(|live| &live.uid).collect();
         state.suspected().note(report.findings.keys(), Instant::now());
-        *state.truth() = report.clone();
+        *state.monitor_report() = report.clone();
         if !report.health_changes.is_empty() {
             report_health(state, &report.health_changes);
             state.refresh(None);
         }
-        for (nonce, finding) in &report.new_findings {
-            let Some(live) = live.get(nonce) else { continue };
+        for (key, finding) in &report.new_findings {
+            let Some(live) = live.get(key) else { continue };
             let pod = state.containers().grants().record(&live.uid).map(|record| record.pod.clone());
             if let Some(pod) = pod {
-                let owner = ContainerOwner { pod, container: live.container.clone() };
+                let owner = NamedContainer { pod, container: live.container.clone() };
                 report_bypass(state, &owner, finding);
             }
         }
@@ -162,7 +162,7 @@ impl NodeMonitor {
                 continue;
             };
             self.evicted.insert(uid, Instant::now());
-            let cluster = state.cluster.clone();
+            let cluster = state.adapters.cluster.clone();
             tokio::spawn(async move {
                 match cluster.client.evict_pod(&pod).await {
                     Ok(()) => tracing::warn!(namespace = %pod.namespace, pod = %pod.name, "evicted"),
@@ -179,16 +179,16 @@ impl NodeMonitor {
 /// was lost has one.
 fn unshared_processes(
     state: &NodeState,
-    report: &MonitorReport<Nonce>,
-    without_region: &BTreeMap<u32, ContainerOwner>,
+    report: &MonitorReport<ContainerKey>,
+    without_region: &BTreeMap<u32, NamedContainer>,
 ) -> Vec<UnsharedProcess> {
-    if !state.pods.is_synced() {
+    if !state.adapters.pods.is_synced() {
         // Grants may be written on pods that the watch has not delivered yet.
         return Vec::new();
     }
     let containers = state.containers();
     let grants = containers.grants();
-    let holds = |owner: &ContainerOwner, gpu: &GpuUuid| {
+    let holds = |owner: &NamedContainer, gpu: &GpuUuid| {
         let grant = grants.record(&owner.pod.uid).and_then(|record| record.grant_of(&owner.container));
         grant.is_some_and(|grant| grant.shares.iter().any(|share| share.gpu == *gpu))
     };
@@ -229,12 +229,12 @@ fn report_health(state: &NodeState, changes: &[(GpuUuid, Option<String>)]) {
             on
         };
         for pod in pods {
-            state.cluster.pod_event(&pod, severity, reason, &note);
+            state.adapters.cluster.pod_event(&pod, severity, reason, &note);
         }
     }
 }
 
-fn report_bypass(state: &NodeState, ContainerOwner { pod, container }: &ContainerOwner, what: &str) {
+fn report_bypass(state: &NodeState, NamedContainer { pod, container }: &NamedContainer, what: &str) {
     state.counts().bypasses += 1;
     let granted = state.containers().grants().record(&pod.uid).is_some();
     let note = match (granted, state.settings().on_bypass) {
@@ -245,5 +245,5 @@ fn report_bypass(state: &NodeState, ContainerOwner { pod, container }: &Containe
         (true, OnBypass::Report) => format!("container {container} goes around its limits: {what}"),
     };
     tracing::warn!(namespace = %pod.namespace, pod = %pod.name, "{note}");
-    state.cluster.pod_event(pod, Severity::Warning, "BypassSuspected", &note);
+    state.adapters.cluster.pod_event(pod, Severity::Warning, "BypassSuspected", &note);
 }

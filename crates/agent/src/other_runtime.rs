@@ -2,7 +2,7 @@
 //! told to leave our containers alone; CDI can be off.
 
 use crate::find::check_cdi;
-use crate::node::NodeState;
+use crate::state::NodeState;
 use partage_cluster::Severity;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const BY_CHECKPOINT: &str = "this containerd takes CDI devices from the annotati
 pub(crate) async fn keep_asking(state: Arc<NodeState>, cdi: PathBuf, stop: CancellationToken) {
     let (mut told, mut warned) = ("", false);
     while !stop.is_cancelled() {
-        if let Ok(about) = state.runtime.about().await {
+        if let Ok(about) = state.adapters.runtime.about().await {
             if let Err(why) = check_cdi(&cdi, &about) {
                 tracing::error!("the container runtime has changed: {why}");
                 return;
@@ -36,7 +36,7 @@ pub(crate) async fn keep_asking(state: Arc<NodeState>, cdi: PathBuf, stop: Cance
                 tracing::warn!("{BY_CHECKPOINT}");
                 state.tell_node(Severity::Warning, "RuntimeTrustsCheckpoints", BY_CHECKPOINT);
             }
-            if state.nvidia_runtime.swap(about.nvidia, Ordering::Relaxed) != about.nvidia {
+            if state.machine.nvidia_runtime.swap(about.nvidia, Ordering::Relaxed) != about.nvidia {
                 tracing::info!(is_there = about.nvidia, "NVIDIA's container runtime came or went");
             }
             let (reason, note) = match (about.nvidia_by_default, about.nvidia) {

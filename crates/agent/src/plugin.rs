@@ -37,23 +37,23 @@ impl fmt::Display for DeviceId {
 /// The name after `partage.dev/grant=`: 32 hexadecimal digits, never used twice.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
-pub struct Nonce(pub String);
+pub struct ContainerKey(pub String);
 
-impl Nonce {
+impl ContainerKey {
     /// The CDI device of this name, as kubelet hands it to the container runtime.
     pub fn cdi_device(&self) -> String {
         format!("{CDI_KIND}={self}")
     }
 
     /// The name of a CDI device. `None` where it is not one of ours.
-    pub fn of_cdi_device(device: &str) -> Option<Nonce> {
-        let nonce = device.strip_prefix(CDI_KIND)?.strip_prefix('=')?;
-        let ours = nonce.len() == 32 && nonce.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        ours.then(|| Nonce(nonce.to_string()))
+    pub fn of_cdi_device(device: &str) -> Option<ContainerKey> {
+        let key = device.strip_prefix(CDI_KIND)?.strip_prefix('=')?;
+        let ours = key.len() == 32 && key.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        ours.then(|| ContainerKey(key.to_string()))
     }
 }
 
-impl fmt::Display for Nonce {
+impl fmt::Display for ContainerKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
@@ -77,11 +77,11 @@ pub trait Giver: Send + Sync + 'static {
         &self,
         resource: &str,
         ids: BTreeSet<DeviceId>,
-    ) -> impl Future<Output = Result<Nonce, Refusal>> + Send;
+    ) -> impl Future<Output = Result<ContainerKey, Refusal>> + Send;
 
     /// Returns the CDI devices that kubelet is to pass to the container runtime for this name.
-    fn cdi_devices(&self, nonce: &Nonce) -> Vec<String> {
-        vec![nonce.cdi_device()]
+    fn cdi_devices(&self, key: &ContainerKey) -> Vec<String> {
+        vec![key.cdi_device()]
     }
 
     /// A container with these devices is about to be created. On success everything it gets is in its place.

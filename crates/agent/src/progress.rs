@@ -2,9 +2,9 @@
 
 use crate::api_server::ApiServer;
 use crate::metrics;
-use crate::node::NodeState;
 use crate::report::{ContainerReport, Counts, Report};
 use crate::settings::Metrics;
+use crate::state::NodeState;
 use partage_core::model::NodeName;
 use partage_enforce::report::GpuStatus;
 use partage_serve::NotReady;
@@ -119,13 +119,13 @@ fn empty(node: &NodeName) -> Report {
 
 /// How the node is now.
 fn report(state: &NodeState) -> Report {
-    let truth = state.truth().clone();
+    let truth = state.monitor_report().clone();
     let live: Vec<_> = {
-        let live = state.regions.live();
+        let live = state.adapters.regions.live();
         live.iter()
-            .map(|(nonce, live)| {
+            .map(|(key, live)| {
                 (
-                    nonce.clone(),
+                    key.clone(),
                     live.uid.clone(),
                     live.container.clone(),
                     live.shares.clone(),
@@ -137,19 +137,19 @@ fn report(state: &NodeState) -> Report {
     // Regions are read before the containers are locked: nobody's start waits for that.
     let live: Vec<_> = live
         .into_iter()
-        .map(|(nonce, uid, container, shares, region)| {
+        .map(|(key, uid, container, shares, region)| {
             let usage = region.and_then(|region| region.reader().snapshot().ok());
-            (nonce, uid, container, shares, usage)
+            (key, uid, container, shares, usage)
         })
         .collect();
-    let mismatches = state.compare() as u64;
+    let mismatches = state.check_consistency() as u64;
     let suspected = state.suspected();
     let node_containers = state.containers();
     let grants = node_containers.grants();
     // An init container's share is used before the others start, and not beside theirs.
     let granted = || grants.shares().filter(|(_, grant, _)| !grant.init).map(|(_, _, share)| share);
     let gpus = GpuStatus::of_node(grants.node(), &truth, granted);
-    let containers = live.into_iter().filter_map(|(nonce, uid, container, shares, usage)| {
+    let containers = live.into_iter().filter_map(|(key, uid, container, shares, usage)| {
         let record = grants.record(&uid)?;
         let used = |at: usize| usage.as_ref().and_then(|usage| usage.gpus.get(at)).cloned();
         Some(ContainerReport {
@@ -157,8 +157,8 @@ fn report(state: &NodeState) -> Report {
             dialect: record.dialect(&container),
             container,
             shares: shares.into_iter().enumerate().map(|(at, share)| (share, used(at))).collect(),
-            seen: truth.usage.get(&nonce).cloned().unwrap_or_default(),
-            bypass_suspected: suspected.contains(&nonce, Instant::now()),
+            seen: truth.usage.get(&key).cloned().unwrap_or_default(),
+            bypass_suspected: suspected.contains(&key, Instant::now()),
         })
     });
     let mut counts = state.counts().clone();
@@ -166,8 +166,8 @@ fn report(state: &NodeState) -> Report {
     Report {
         at: partage_region::clock::exact(),
         node: grants.node().name.clone(),
-        driver: state.gpus.driver_version().into(),
-        simulated: state.simulated.is_some(),
+        driver: state.adapters.gpus.driver_version().into(),
+        simulated: state.machine.simulated.is_some(),
         gpus,
         containers: containers.collect(),
         counts,

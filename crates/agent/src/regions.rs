@@ -3,7 +3,8 @@
 //! A region is in a directory named after the container's allocation. The engine creates, adopts and changes it; this module
 //! says where it is, whose it is, and what a refusal means for the container.
 
-use crate::plugin::Nonce;
+use crate::containers::lifecycle::ContainerOwner;
+use crate::plugin::ContainerKey;
 use partage_core::model::{Bytes, ContainerName, GpuUuid, PodUid, Share};
 use partage_enforce::context_sizes::ContextSizes;
 use partage_enforce::error_chain::describe;
@@ -68,13 +69,6 @@ impl ContainerRegionError {
     }
 }
 
-/// The container that a region belongs to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct RegionOwner {
-    uid: PodUid,
-    container: ContainerName,
-}
-
 /// A container with a region.
 pub(crate) struct Live {
     /// Its pod.
@@ -93,10 +87,10 @@ impl Live {
     }
 }
 
-impl From<LiveShare<RegionOwner>> for Live {
-    fn from(live: LiveShare<RegionOwner>) -> Live {
+impl From<LiveShare<ContainerOwner>> for Live {
+    fn from(live: LiveShare<ContainerOwner>) -> Live {
         let region = live.region().cloned();
-        let LiveShare { owner: RegionOwner { uid, container }, shares, .. } = live;
+        let LiveShare { owner: ContainerOwner { pod: uid, container }, shares, .. } = live;
         Live { uid, container, shares, region }
     }
 }
@@ -104,7 +98,7 @@ impl From<LiveShare<RegionOwner>> for Live {
 /// The regions of all containers of this node.
 pub(crate) struct Regions {
     directory: PathBuf,
-    shares: Shares<Nonce, RegionOwner>,
+    shares: Shares<ContainerKey, ContainerOwner>,
 }
 
 impl Regions {
@@ -116,24 +110,24 @@ impl Regions {
     }
 
     /// Returns the directory of a container's region.
-    pub(crate) fn folder(&self, nonce: &Nonce) -> PathBuf {
-        self.directory.join(&nonce.0)
+    pub(crate) fn folder(&self, key: &ContainerKey) -> PathBuf {
+        self.directory.join(&key.0)
     }
 
     /// Returns all regions on disk, also those without a known owner.
-    pub(crate) fn on_disk(&self) -> Vec<Nonce> {
+    pub(crate) fn on_disk(&self) -> Vec<ContainerKey> {
         let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
-        entries.filter_map(|entry| entry.file_name().into_string().ok().map(Nonce)).collect()
+        entries.filter_map(|entry| entry.file_name().into_string().ok().map(ContainerKey)).collect()
     }
 
     /// Returns whether both files of a container's region exist.
-    pub(crate) fn is_whole(&self, nonce: &Nonce) -> bool {
-        has_files(&self.folder(nonce))
+    pub(crate) fn is_whole(&self, key: &ContainerKey) -> bool {
+        has_files(&self.folder(key))
     }
 
     /// Returns all containers with a region, as they are now.
-    pub(crate) fn live(&self) -> BTreeMap<Nonce, Live> {
-        self.shares.all().into_iter().map(|(nonce, live)| (nonce, live.into())).collect()
+    pub(crate) fn live(&self) -> BTreeMap<ContainerKey, Live> {
+        self.shares.all().into_iter().map(|(key, live)| (key, live.into())).collect()
     }
 
     /// Prepares the region of a container that is about to start: see [`Shares::prepare`].
@@ -142,14 +136,14 @@ impl Regions {
     /// process has the region mapped.
     pub(crate) fn prepare(
         &self,
-        nonce: &Nonce,
+        key: &ContainerKey,
         uid: &PodUid,
         container: &ContainerName,
         shares: &[Share],
         gated: &BTreeSet<GpuUuid>,
     ) -> Result<(), ContainerRegionError> {
-        let owner = RegionOwner { uid: uid.clone(), container: container.clone() };
-        let prepared = self.shares.prepare(nonce, owner, &spec(&self.folder(nonce), shares, gated));
+        let owner = ContainerOwner { pod: uid.clone(), container: container.clone() };
+        let prepared = self.shares.prepare(key, owner, &spec(&self.folder(key), shares, gated));
         prepared.map_err(|error| ContainerRegionError::new(container.clone(), error))
     }
 
@@ -159,19 +153,19 @@ impl Regions {
     /// removed, and a container that runs could not see new ones.
     pub(crate) fn adopt(
         &self,
-        nonce: &Nonce,
+        key: &ContainerKey,
         uid: &PodUid,
         container: &ContainerName,
         shares: &[Share],
         gated: &BTreeSet<GpuUuid>,
     ) -> Result<(), ContainerRegionError> {
-        let owner = RegionOwner { uid: uid.clone(), container: container.clone() };
-        let directory = self.folder(nonce);
-        let adoption = self.shares.adopt(nonce, owner, &spec(&directory, shares, gated), MissingFiles::Leave);
+        let owner = ContainerOwner { pod: uid.clone(), container: container.clone() };
+        let directory = self.folder(key);
+        let adoption = self.shares.adopt(key, owner, &spec(&directory, shares, gated), MissingFiles::Leave);
         let adoption = adoption.map_err(|error| ContainerRegionError::new(container.clone(), error))?;
         if let Adoption::Unmanaged { reason } = adoption {
             tracing::warn!(
-                %nonce,
+                %key,
                 %uid,
                 %container,
                 path = %directory.display(),
@@ -183,35 +177,39 @@ impl Regions {
     }
 
     /// Sets which launches wait for turns: those on GPUs with guaranteed compute.
-    pub(crate) fn settle(&self, gated: &BTreeSet<GpuUuid>) {
+    pub(crate) fn apply_turns(&self, gated: &BTreeSet<GpuUuid>) {
         self.shares.apply_turns(gated);
     }
 
     /// Changes the amounts of a container that runs: see [`Shares::resize`]. One without a region gets them with its start.
     pub(crate) fn resize(
         &self,
-        nonce: &Nonce,
+        key: &ContainerKey,
         shares: &[Share],
         gated: &BTreeSet<GpuUuid>,
     ) -> Result<(), ContainerRegionError> {
-        self.changed(nonce, self.shares.resize(nonce, shares, gated))
+        self.changed(key, self.shares.resize(key, shares, gated))
     }
 
     /// Sets the amounts that a container had, whatever it uses.
     pub(crate) fn put_back(
         &self,
-        nonce: &Nonce,
+        key: &ContainerKey,
         shares: &[Share],
         gated: &BTreeSet<GpuUuid>,
     ) -> Result<(), ContainerRegionError> {
-        self.changed(nonce, self.shares.restore(nonce, shares, gated))
+        self.changed(key, self.shares.restore(key, shares, gated))
     }
 
     /// The result of a change, with the container's name. A container without a region has nothing to change.
-    fn changed(&self, nonce: &Nonce, result: Result<(), ShareError>) -> Result<(), ContainerRegionError> {
+    fn changed(
+        &self,
+        key: &ContainerKey,
+        result: Result<(), ShareError>,
+    ) -> Result<(), ContainerRegionError> {
         match result {
             Ok(()) | Err(ShareError::NotFound) => Ok(()),
-            Err(error) => Err(match self.shares.get(nonce) {
+            Err(error) => Err(match self.shares.get(key) {
                 Some(live) => ContainerRegionError::new(live.owner.container, error),
                 None => ContainerRegionError::Share(error),
             }),
@@ -219,10 +217,10 @@ impl Regions {
     }
 
     /// Removes the region of a container that has ended for good.
-    pub(crate) fn remove(&self, nonce: &Nonce) {
-        self.shares.release(nonce);
-        if let Err(error) = remove_region(&self.folder(nonce)) {
-            tracing::warn!(%nonce, error = %describe(&error), "region of an ended container cannot be removed");
+    pub(crate) fn remove(&self, key: &ContainerKey) {
+        self.shares.release(key);
+        if let Err(error) = remove_region(&self.folder(key)) {
+            tracing::warn!(%key, error = %describe(&error), "region of an ended container cannot be removed");
         }
     }
 }
@@ -254,7 +252,7 @@ mod tests {
     /// A node with one container, which an earlier agent prepared with 1000 MiB.
     struct Fixture {
         folder: tempfile::TempDir,
-        nonce: Nonce,
+        key: ContainerKey,
         gated: BTreeSet<GpuUuid>,
     }
 
@@ -262,7 +260,7 @@ mod tests {
         fn new() -> Fixture {
             let fixture = Fixture {
                 folder: tempfile::tempdir().unwrap(),
-                nonce: Nonce("a".into()),
+                key: ContainerKey("a".into()),
                 gated: BTreeSet::from([GPU.into()]),
             };
             fixture.prepare(&fixture.restart(), 1000).unwrap();
@@ -276,17 +274,17 @@ mod tests {
         }
 
         fn prepare(&self, regions: &Regions, mib: u64) -> Result<(), ContainerRegionError> {
-            regions.prepare(&self.nonce, &"u".into(), &"main".into(), &share(mib), &self.gated)
+            regions.prepare(&self.key, &"u".into(), &"main".into(), &share(mib), &self.gated)
         }
 
         fn adopt(&self, regions: &Regions, mib: u64) {
-            regions.adopt(&self.nonce, &"u".into(), &"main".into(), &share(mib), &self.gated).unwrap();
+            regions.adopt(&self.key, &"u".into(), &"main".into(), &share(mib), &self.gated).unwrap();
         }
     }
 
     /// The limit that the container's processes go by, in MiB.
-    fn limit(regions: &Regions, nonce: &Nonce) -> u64 {
-        regions.live()[nonce].region().unwrap().owner().share(0).unwrap().memory >> 20
+    fn limit(regions: &Regions, key: &ContainerKey) -> u64 {
+        regions.live()[key].region().unwrap().owner().share(0).unwrap().memory >> 20
     }
 
     #[test]
@@ -294,17 +292,17 @@ mod tests {
         let fixture = Fixture::new();
         let regions = fixture.restart();
         fixture.adopt(&regions, 1000);
-        let tenant = RegionTenant::attach(&regions.folder(&fixture.nonce)).unwrap();
+        let tenant = RegionTenant::attach(&regions.folder(&fixture.key)).unwrap();
         tenant.reserve(0, 800 << 20).unwrap();
-        let error = regions.resize(&fixture.nonce, &share(500), &fixture.gated).unwrap_err().to_string();
+        let error = regions.resize(&fixture.key, &share(500), &fixture.gated).unwrap_err().to_string();
         assert_eq!(
             error,
             "container main uses 800 MiB right now, which is more than 500 MiB: free memory in the program first"
         );
-        assert_eq!(limit(&regions, &fixture.nonce), 1000);
-        assert!(regions.live()[&fixture.nonce].shares == share(1000));
-        regions.put_back(&fixture.nonce, &share(500), &fixture.gated).unwrap();
-        assert_eq!(limit(&regions, &fixture.nonce), 500);
+        assert_eq!(limit(&regions, &fixture.key), 1000);
+        assert!(regions.live()[&fixture.key].shares == share(1000));
+        regions.put_back(&fixture.key, &share(500), &fixture.gated).unwrap();
+        assert_eq!(limit(&regions, &fixture.key), 500);
     }
 
     #[test]
@@ -319,17 +317,17 @@ mod tests {
         }
         let regions = fixture.restart();
         fixture.adopt(&regions, 2000);
-        assert!(regions.live()[&fixture.nonce].region().is_none());
-        let error = regions.resize(&fixture.nonce, &share(500), &fixture.gated).unwrap_err().to_string();
+        assert!(regions.live()[&fixture.key].region().is_none());
+        let error = regions.resize(&fixture.key, &share(500), &fixture.gated).unwrap_err().to_string();
         assert!(error.contains("container main keeps the limits that it has"), "{error}");
         assert!(error.contains("limits has layout 3") && error.contains("layouts 1 to 2"), "{error}");
-        regions.put_back(&fixture.nonce, &share(500), &fixture.gated).unwrap();
+        regions.put_back(&fixture.key, &share(500), &fixture.gated).unwrap();
         let error = fixture.prepare(&regions, 1000).unwrap_err().to_string();
         assert!(error.contains("still use the region") && error.ends_with("; kubelet retries"), "{error}");
         assert!(error.contains("limits has layout 3"), "{error}");
         drop(tenant);
         fixture.prepare(&regions, 1000).unwrap();
-        assert_eq!(limit(&regions, &fixture.nonce), 1000);
+        assert_eq!(limit(&regions, &fixture.key), 1000);
     }
 
     #[test]
@@ -339,12 +337,12 @@ mod tests {
         fs::remove_file(&limits).unwrap();
         let regions = fixture.restart();
         fixture.adopt(&regions, 1000);
-        assert!(regions.live().is_empty() && !limits.exists() && !regions.is_whole(&fixture.nonce));
-        regions.resize(&fixture.nonce, &share(500), &fixture.gated).unwrap();
+        assert!(regions.live().is_empty() && !limits.exists() && !regions.is_whole(&fixture.key));
+        regions.resize(&fixture.key, &share(500), &fixture.gated).unwrap();
         fixture.prepare(&regions, 500).unwrap();
-        assert_eq!(limit(&regions, &fixture.nonce), 500);
-        assert_eq!(regions.on_disk(), std::slice::from_ref(&fixture.nonce));
-        regions.remove(&fixture.nonce);
+        assert_eq!(limit(&regions, &fixture.key), 500);
+        assert_eq!(regions.on_disk(), std::slice::from_ref(&fixture.key));
+        regions.remove(&fixture.key);
         assert!(regions.live().is_empty() && regions.on_disk().is_empty());
     }
 }

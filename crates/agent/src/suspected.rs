@@ -1,6 +1,6 @@
 //! Containers that bypassed their limits lately, for the metric that says so.
 
-use crate::plugin::Nonce;
+use crate::plugin::ContainerKey;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -10,18 +10,18 @@ pub(crate) const SUSPICION_HOLD: Duration = Duration::from_secs(300);
 
 /// When the audit last found a bypass in each container.
 #[derive(Debug, Default)]
-pub(crate) struct Suspected(BTreeMap<Nonce, Instant>);
+pub(crate) struct Suspected(BTreeMap<ContainerKey, Instant>);
 
 impl Suspected {
     /// Records the containers with a finding now, and forgets those whose last one is long ago.
-    pub(crate) fn note<'a>(&mut self, found: impl IntoIterator<Item = &'a Nonce>, now: Instant) {
-        self.0.extend(found.into_iter().map(|nonce| (nonce.clone(), now)));
+    pub(crate) fn note<'a>(&mut self, found: impl IntoIterator<Item = &'a ContainerKey>, now: Instant) {
+        self.0.extend(found.into_iter().map(|key| (key.clone(), now)));
         self.0.retain(|_, last| now.duration_since(*last) < SUSPICION_HOLD);
     }
 
     /// Whether a container had a finding within [`SUSPICION_HOLD`].
-    pub(crate) fn contains(&self, nonce: &Nonce, now: Instant) -> bool {
-        self.0.get(nonce).is_some_and(|last| now.duration_since(*last) < SUSPICION_HOLD)
+    pub(crate) fn contains(&self, key: &ContainerKey, now: Instant) -> bool {
+        self.0.get(key).is_some_and(|last| now.duration_since(*last) < SUSPICION_HOLD)
     }
 }
 
@@ -32,7 +32,7 @@ mod tests {
     #[test]
     fn suspicion_outlasts_the_finding_by_several_scrapes() {
         let (mut suspected, start) = (Suspected::default(), Instant::now());
-        let (a, b) = (Nonce("a".into()), Nonce("b".into()));
+        let (a, b) = (ContainerKey("a".into()), ContainerKey("b".into()));
         let at = |seconds| start + Duration::from_secs(seconds);
         suspected.note([&a], at(0));
         suspected.note([], at(1));

@@ -3,8 +3,8 @@
 //! A plugin hears of the containers that ask for its devices. One that asks for memory only runs, without a GPU; where no
 //! webhook adds the count, its author learns here why.
 
-use crate::node::{CROWD, NodeState};
 use crate::resources::CountResource;
+use crate::state::{MIN_PASS_INTERVAL, NodeState};
 use partage_cluster::Severity;
 use partage_core::dialect::asks::{self, is_or_resembles_ask};
 use partage_core::model::PodUid;
@@ -15,13 +15,13 @@ use tokio_util::sync::CancellationToken;
 
 /// Tells of each such pod once, until told to stop.
 pub(crate) async fn keep_telling(state: Arc<NodeState>, stop: CancellationToken) {
-    let mut pods = state.pods.changed();
+    let mut pods = state.adapters.pods.changed();
     // What a pod asks does not change.
     let mut seen: BTreeSet<PodUid> = BTreeSet::new();
     while !stop.is_cancelled() {
         let looked = tokio::time::Instant::now();
         pods.borrow_and_update();
-        let all = state.pods.all();
+        let all = state.adapters.pods.all();
         let there: BTreeSet<&PodUid> = all.iter().map(|pod| &pod.id.uid).collect();
         seen.retain(|uid| there.contains(uid));
         for pod in &all {
@@ -29,14 +29,14 @@ pub(crate) async fn keep_telling(state: Arc<NodeState>, stop: CancellationToken)
                 continue;
             }
             for note in notes(&pod.pod, &state.settings().dialect()) {
-                state.cluster.pod_event(&pod.id, Severity::Warning, "NoGpuGiven", &note);
+                state.adapters.cluster.pod_event(&pod.id, Severity::Warning, "NoGpuGiven", &note);
             }
         }
         tokio::select! {
             _ = pods.changed() => {}
             () = stop.cancelled() => {}
         }
-        tokio::time::sleep_until(looked + CROWD).await;
+        tokio::time::sleep_until(looked + MIN_PASS_INTERVAL).await;
     }
 }
 

@@ -8,7 +8,7 @@
 mod record;
 
 use partage_agent::identity::{Holder, Kubelet, Runtime};
-use partage_agent::plugin::{DeviceId, Giver, Listed, Nonce, Plugin, Refusal};
+use partage_agent::plugin::{ContainerKey, DeviceId, Giver, Listed, Plugin, Refusal};
 use record::Record;
 use serde::Serialize;
 use std::collections::{BTreeSet, VecDeque};
@@ -132,7 +132,7 @@ impl fmt::Display for Owner {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written {
     /// The name after `partage.dev/grant=`.
-    pub nonce: String,
+    pub key: String,
     /// The container that was answered this name.
     pub owner: Owner,
 }
@@ -152,7 +152,7 @@ pub enum What {
     /// Devices were given to a container that is not known yet.
     Allocated {
         /// The name that was answered.
-        nonce: String,
+        key: String,
         /// The devices.
         ids: BTreeSet<String>,
     },
@@ -237,8 +237,8 @@ impl LatePlugin {
     }
 
     /// The CDI file of a name, whether it was written or not.
-    pub fn cdi_file(&self, nonce: &str) -> PathBuf {
-        record::spec_path(&self.giver.settings.cdi, nonce)
+    pub fn cdi_file(&self, key: &str) -> PathBuf {
+        record::spec_path(&self.giver.settings.cdi, key)
     }
 }
 
@@ -252,13 +252,13 @@ struct Late {
 }
 
 impl Giver for Late {
-    async fn allocate(&self, _: &str, ids: BTreeSet<DeviceId>) -> Result<Nonce, Refusal> {
+    async fn allocate(&self, _: &str, ids: BTreeSet<DeviceId>) -> Result<ContainerKey, Refusal> {
         let ids: BTreeSet<String> = ids.into_iter().map(|id| id.0).collect();
-        let nonce = lock(&self.record)
+        let key = lock(&self.record)
             .answer(ids.clone())
             .map_err(|e| Refusal(format!("cannot record the answer: {e}")))?;
-        self.log(What::Allocated { nonce: nonce.clone(), ids });
-        Ok(Nonce(nonce))
+        self.log(What::Allocated { key: key.clone(), ids });
+        Ok(ContainerKey(key))
     }
 
     async fn start(&self, _: &str, ids: BTreeSet<DeviceId>) -> Result<(), Refusal> {
@@ -296,34 +296,34 @@ impl Late {
         let mut numbers = Vec::new();
         for holder in &holders {
             let owner = self.owner(holder)?;
-            let Some(Nonce(nonce)) = holder.nonce.clone() else {
+            let Some(ContainerKey(key)) = holder.key.clone() else {
                 return Err(Refusal(format!(
                     "kubelet's checkpoint does not say which name {owner} was given"
                 )));
             };
             // Nothing is written under a name that we did not answer for these very ids.
-            let Some(answer) = record.get(&nonce).filter(|answer| answer.ids == ids) else {
-                return Err(Refusal(format!("{nonce} was never answered for {ids:?}")));
+            let Some(answer) = record.get(&key).filter(|answer| answer.ids == ids) else {
+                return Err(Refusal(format!("{key} was never answered for {ids:?}")));
             };
             numbers.push(answer.number);
             let edits = (self.settings.edits)(&owner);
-            record::write_spec(&self.settings.cdi, &nonce, &owner, &edits)
-                .map_err(|e| Refusal(format!("cannot write the CDI file of {nonce}: {e}")))?;
-            written.push(Written { nonce, owner });
+            record::write_spec(&self.settings.cdi, &key, &owner, &edits)
+                .map_err(|e| Refusal(format!("cannot write the CDI file of {key}: {e}")))?;
+            written.push(Written { key, owner });
         }
         // What was answered for any of these ids before, and kubelet no longer keeps, is of a pod that is gone. Its name
         // must not come alive again.
         let first = numbers.into_iter().min().unwrap_or(0);
-        let kept: BTreeSet<Nonce> =
-            self.kubelet.all().into_iter().flatten().filter_map(|holder| holder.nonce).collect();
-        let gone = |nonce: &str, answer: &record::Answer| {
+        let kept: BTreeSet<ContainerKey> =
+            self.kubelet.all().into_iter().flatten().filter_map(|holder| holder.key).collect();
+        let gone = |key: &str, answer: &record::Answer| {
             let earlier = answer.number < first && !answer.ids.is_disjoint(&ids);
-            earlier && !kept.contains(&Nonce(nonce.to_string()))
+            earlier && !kept.contains(&ContainerKey(key.to_string()))
         };
-        let stale = record.answers().filter(|(nonce, answer)| gone(nonce, answer));
-        let stale: Vec<String> = stale.map(|(nonce, _)| nonce.to_string()).collect();
-        for nonce in &stale {
-            record::remove_spec(&self.settings.cdi, nonce).map_err(|e| Refusal(e.to_string()))?;
+        let stale = record.answers().filter(|(key, answer)| gone(key, answer));
+        let stale: Vec<String> = stale.map(|(key, _)| key.to_string()).collect();
+        for key in &stale {
+            record::remove_spec(&self.settings.cdi, key).map_err(|e| Refusal(e.to_string()))?;
         }
         record.forget(&stale).map_err(|e| Refusal(e.to_string()))?;
         Ok(written)

@@ -3,13 +3,14 @@
 use super::tasks::Tasks;
 use super::{App, SHUTDOWN_TIMEOUT};
 use crate::config::AgentError;
+use crate::containers::{gc, persist, recover};
+use crate::device_plugins::{self, Plugins};
 use crate::identity::Kubelet;
 use crate::inject::Materials;
 use crate::mounted::Mounted;
-use crate::node::{NodeState, Parts};
-use crate::offers::{self, Plugins};
 use crate::regions::Regions;
-use crate::{look, node, other_runtime, publish, sweep, uncounted, wishes};
+use crate::state::{Adapters, MIN_PASS_INTERVAL, Machine, NodeState};
+use crate::{look, other_runtime, pod_annotations, publish, uncounted};
 use partage_cluster::Severity;
 use partage_core::model::Node;
 use partage_enforce::context_sizes::ContextSizes;
@@ -50,7 +51,7 @@ pub(super) struct Session {
 impl Session {
     /// Installs what containers need, and recovers what earlier agents left.
     pub(super) fn build(app: &App, gpus: DiscoveredGpus) -> Result<Session, AgentError> {
-        let DiscoveredGpus { driver, session: gpus, inventory, previously_unhealthy: were_ill } = gpus;
+        let DiscoveredGpus { driver, session: gpus, inventory, previously_unhealthy } = gpus;
         let (config, node) = (&app.config, &inventory.node);
         let version = gpus.driver_version().to_string();
         tracing::info!(
@@ -81,23 +82,26 @@ impl Session {
         // Before kubelet passes it to the container runtime.
         cdi.put_shared(&materials.shared_edits()).map_err(AgentError::io(&config.cdi))?;
         files::remove_unfinished(&config.state, "").map_err(AgentError::io(&config.state))?;
-        let parts = Parts {
-            kubelet: Kubelet::new(&config.kubelet, app.runtime.clone()),
-            regions: Regions::new(&regions, sizes).map_err(AgentError::io(&regions))?,
-            checkpoint: app.checkpoint.clone(),
-            boot: app.boot.clone(),
-            nvidia_runtime: app.about.nvidia.into(),
-            simulated: driver.simulated.clone(),
+        let adapters = Adapters {
             cluster: app.cluster.clone(),
             pods: app.pods.clone(),
+            kubelet: Kubelet::new(&config.kubelet, app.runtime.clone()),
             runtime: app.runtime.clone(),
             gpus,
             materials,
+            regions: Regions::new(&regions, sizes).map_err(AgentError::io(&regions))?,
+            store: app.store.clone(),
             cdi,
-            inventory,
-            were_ill,
         };
-        let state = NodeState::recover(parts, app.settings.clone()).map_err(AgentError::io(&config.state))?;
+        let machine = Machine {
+            boot: app.boot.clone(),
+            inventory,
+            simulated: driver.simulated.clone(),
+            nvidia_runtime: app.about.nvidia.into(),
+            previously_unhealthy,
+        };
+        let state = NodeState::recover(adapters, machine, app.settings.clone());
+        let state = state.map_err(AgentError::io(&config.state))?;
         remove_stale(&state);
         report_reboot(&state);
         Ok(Session { state: Arc::new(state) })
@@ -124,7 +128,7 @@ impl Session {
         process_setup::trim_heap();
         let (publication, published) = watch::channel(None);
         let mut tasks = self.spawn_tasks(app, &stop, published, Instant::now() + ignore_changes_for);
-        let mut pods = state.pods.changed();
+        let mut pods = state.adapters.pods.changed();
         let mut settings_poll = tokio::time::interval(SETTINGS_POLL_INTERVAL);
         let mut refresh = tokio::time::interval(REFRESH_INTERVAL);
         let ended = 'served: loop {
@@ -134,18 +138,18 @@ impl Session {
             pods.borrow_and_update();
             plugins.follow(state).await;
             app.progress.serves(plugins.watched());
-            let next = offers::publication(state);
-            publication.send_if_modified(|now| offers::replace(now, next));
+            let next = device_plugins::publication(state);
+            publication.send_if_modified(|now| device_plugins::replace(now, next));
             loop {
                 tokio::select! {
                     () = &mut changed => break,
                     _ = pods.changed() => break,
                     _ = refresh.tick() => break,
                     _ = settings_poll.tick() => {
-                        if let Some(settings) = app.reload_settings(&state.inventory) {
+                        if let Some(settings) = app.reload_settings(&state.machine.inventory) {
                             state.refresh(Some(settings));
                         }
-                        let usable = mounted.iter().try_for_each(Mounted::check).and_then(|()| state.materials.is_there());
+                        let usable = mounted.iter().try_for_each(Mounted::check).and_then(|()| state.adapters.materials.is_there());
                         if let Err(why) = usable {
                             // Kubelet starts the agent again, which then has the new one.
                             break 'served Err(AgentError::Cannot(why));
@@ -160,7 +164,7 @@ impl Session {
                     () = app.stop.cancelled() => break 'served Ok(SessionEnd::Stopped),
                 }
             }
-            tokio::time::sleep_until(looked + node::CROWD).await;
+            tokio::time::sleep_until(looked + MIN_PASS_INTERVAL).await;
         };
         app.progress.serves(Vec::new());
         plugins.stop().await;
@@ -179,12 +183,12 @@ impl Session {
     ) -> Tasks {
         let state = || Arc::clone(&self.state);
         let mut tasks = Tasks::default();
-        tasks.spawn(sweep::keep_sweeping(state(), stop.clone()));
-        tasks.spawn(wishes::keep_answering(state(), stop.clone()));
+        tasks.spawn(gc::keep_collecting(state(), stop.clone()));
+        tasks.spawn(pod_annotations::keep_written(state(), stop.clone()));
         tasks.spawn(publish::keep_published(app.cluster.clone(), published));
         tasks.spawn(uncounted::keep_telling(state(), stop.clone()));
         tasks.spawn(other_runtime::keep_asking(state(), app.config.cdi.clone(), stop.clone()));
-        tasks.spawn(node::keep_saving(state(), stop.clone()));
+        tasks.spawn(persist::keep_saving(state(), stop.clone()));
         tasks.spawn(look::keep_watch(state(), stop.clone()));
         tasks.spawn_gpu_watch(look::keep_looking(state(), stop.clone(), ignore_changes_until));
         tasks
@@ -224,9 +228,10 @@ fn mounted(app: &App, sockets: &Path) -> Vec<Mounted> {
 
 /// Removes library directories of earlier versions that no container uses any more.
 fn remove_stale(state: &NodeState) {
-    let files = state.cdi.all().unwrap_or_default().into_iter().filter_map(|found| found.content.ok());
-    let used = files.flat_map(node::used_paths).collect();
-    for folder in state.materials.stale(&used).unwrap_or_default() {
+    let files =
+        state.adapters.cdi.all().unwrap_or_default().into_iter().filter_map(|found| found.content.ok());
+    let used = files.flat_map(recover::used_paths).collect();
+    for folder in state.adapters.materials.stale(&used).unwrap_or_default() {
         if let Err(error) = fs::remove_dir_all(&folder) {
             tracing::warn!("{}: cannot be removed: {error}", folder.display());
         }
@@ -236,7 +241,7 @@ fn remove_stale(state: &NodeState) {
 /// Reports what happens to the pods that held shares before the node was rebooted.
 fn report_reboot(state: &NodeState) {
     let containers = state.containers();
-    let before = containers.grants().records().filter(|record| record.boot != state.boot).count();
+    let before = containers.grants().records().filter(|record| record.boot != state.machine.boot).count();
     drop(containers);
     if before == 0 {
         return;

@@ -15,11 +15,11 @@
 //! [`PREPARE`] and [`REMOVE`] give the order of the steps that follow. The agent may be killed between any two steps:
 //! [`Containers::recover`] derives the same map from what is on disk and from kubelet's checkpoint.
 
-use crate::book::{Book as GrantBook, Wanting as GrantRequest};
-use crate::checkpoint::{Name as AllocationRecord, PodRecord};
+use crate::grants::{GrantBook, GrantRequest};
 use crate::identity::Holder;
-use crate::plugin::{DeviceId, Nonce as ContainerKey, Refusal};
+use crate::plugin::{ContainerKey, DeviceId, Refusal};
 use crate::settings::Settings;
+use crate::store::{AllocationRecord, PodRecord};
 use partage_core::model::{ContainerName, Grant, Node, PodId, PodUid};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -232,10 +232,10 @@ impl Containers {
             records.entry(pod.clone()).or_insert(record);
             recovered.insert(key, (ContainerOwner { pod, container }, true));
         }
-        for Holder { uid, container, resource, ids, nonce: key, shared, .. } in kubelet {
+        for Holder { uid, container, resource, ids, key, shared, .. } in kubelet {
             let Some(key) = key else { continue };
             by_key.entry(key.clone()).or_insert_with(|| {
-                named(AllocationRecord { nonce: key.clone(), resource, ids, at: 0, shared })
+                named(AllocationRecord { key: key.clone(), resource, ids, at: 0, shared })
             });
             let has_spec = foreign_specs.contains(&key);
             recovered.entry(key).or_insert((ContainerOwner { pod: uid, container }, has_spec));
@@ -287,7 +287,7 @@ impl Containers {
         let last = self.allocations().map(|allocation| allocation.at).max().unwrap_or(0);
         let at = now.max(last.saturating_add(1));
         let resource = resource.into();
-        let allocation = AllocationRecord { nonce: key.clone(), resource, ids, at, shared: true };
+        let allocation = AllocationRecord { key: key.clone(), resource, ids, at, shared: true };
         self.by_key.insert(key, Container { allocation: Some(allocation.clone()), stage: Stage::Named });
         allocation
     }
@@ -305,7 +305,7 @@ impl Containers {
     /// The key that was last answered for exactly these devices.
     pub(crate) fn newest_key(&self, resource: &str, ids: &BTreeSet<DeviceId>) -> Option<ContainerKey> {
         let same = self.allocations().filter(|one| one.resource == resource && one.ids == *ids);
-        same.max_by_key(|allocation| allocation.at).map(|allocation| allocation.nonce.clone())
+        same.max_by_key(|allocation| allocation.at).map(|allocation| allocation.key.clone())
     }
 
     /// The keys under which the runtime may request the container of a holder, the one to prepare first.
@@ -314,7 +314,7 @@ impl Containers {
     /// pod, newest first: an init container and the container that inherits its devices were answered one key each, and only
     /// one of them runs at a time, so both keys lead to the same region.
     pub(crate) fn keys_of(&self, holder: &Holder) -> Vec<ContainerKey> {
-        if let Some(key) = &holder.nonce {
+        if let Some(key) = &holder.key {
             return vec![key.clone()];
         }
         let is_candidate = |container: &&Container| {
@@ -331,7 +331,7 @@ impl Containers {
             .filter_map(|container| container.allocation.as_ref())
             .collect();
         same.sort_by_key(|allocation| Reverse(allocation.at));
-        same.into_iter().map(|allocation| allocation.nonce.clone()).collect()
+        same.into_iter().map(|allocation| allocation.key.clone()).collect()
     }
 
     /// Notes which container a key belongs to. A container that is further already stays there, unless the key now belongs

@@ -83,7 +83,7 @@ fn write_checkpoint(kubelet: &Path, uids: &[&str]) {
 
 fn write_checkpoint_of(kubelet: &Path, uids: &[&str], ids: &[&str]) {
     let entry = |(number, uid): (usize, &&str)| {
-        let cdi_devices = vec![CdiDevice { name: Nonce(format!("{number:032x}")).cdi_device() }];
+        let cdi_devices = vec![CdiDevice { name: ContainerKey(format!("{number:032x}")).cdi_device() }];
         let answer = ContainerAllocateResponse { cdi_devices, ..Default::default() };
         let answer = STANDARD.encode(answer.encode_to_vec());
         json!({"PodUID": uid, "ContainerName": "main", "ResourceName": "example.com/gpu", "DeviceIDs": {"-1": ids},
@@ -138,7 +138,7 @@ async fn without_a_checkpoint_the_newest_ready_sandbox_has_the_uid() {
     ]);
     let holders = ask().await.unwrap();
     assert_eq!(holders[0].name, Some(("team".into(), "train-1".into())));
-    assert_eq!(holders[0].nonce, None);
+    assert_eq!(holders[0].key, None);
     assert_eq!(uids(holders), ["newest"]);
     sandboxes.are(&[("train-1", "ended", false, 4)]);
     let refused = ask().await.unwrap_err();
@@ -159,7 +159,7 @@ async fn a_checkpoint_that_is_older_than_our_answer_is_not_believed() {
     let devices = BTreeSet::from([DeviceId("a1".into()), DeviceId("b1".into())]);
     write_checkpoint_of(folder.path(), &["old"], &["a1", "b1"]);
     let ask = async |newest: &str| {
-        let newest = Nonce(newest.into());
+        let newest = ContainerKey(newest.into());
         uids(kubelet.holders("example.com/gpu", &devices, Some(&newest)).await.unwrap())
     };
     assert_eq!(ask(&format!("{:032x}", 0)).await, ["old"], "it has our last answer");

@@ -19,7 +19,7 @@ const QUERY_WAIT: Duration = Duration::from_millis(100);
 
 /// A container and its pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ContainerOwner {
+pub(super) struct NamedContainer {
     pub(super) pod: PodId,
     pub(super) container: ContainerName,
 }
@@ -30,7 +30,7 @@ type Listing = Option<Vec<RunningContainer>>;
 /// The containers of this node, by the id that the runtime gave them.
 #[derive(Default)]
 pub(super) struct ContainerIndex {
-    known: BTreeMap<ContainerId, ContainerOwner>,
+    known: BTreeMap<ContainerId, NamedContainer>,
     /// The number of containers with a region at the last query.
     live_at_query: usize,
     /// A process was seen in a container that the last listing does not have: it started later.
@@ -70,16 +70,16 @@ impl ContainerIndex {
     }
 
     /// Returns the pod and name of a container. Where they are not known, the next refresh queries the runtime.
-    pub(super) fn owner(&self, container: &ContainerId) -> Option<&ContainerOwner> {
+    pub(super) fn owner(&self, container: &ContainerId) -> Option<&NamedContainer> {
         let known = self.known.get(container);
         self.has_unknown.set(self.has_unknown.get() || known.is_none());
         known
     }
 }
 
-fn entry(one: RunningContainer) -> Option<(ContainerId, ContainerOwner)> {
+fn entry(one: RunningContainer) -> Option<(ContainerId, NamedContainer)> {
     let pod = PodId { uid: one.uid, namespace: one.namespace, name: one.pod };
-    Some((ContainerId::new(&one.id)?, ContainerOwner { pod, container: one.container }))
+    Some((ContainerId::new(&one.id)?, NamedContainer { pod, container: one.container }))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Containers that use a GPU without a share of it, and without a region to compare with: one that received device files from a
 //! container with a grant, over a socket, or a pod that got the GPU from something other than Partage.
 
-use super::container_index::ContainerOwner;
+use super::container_index::NamedContainer;
 use partage_core::model::{ContainerName, GpuUuid, PodUid};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ const GRACE_PERIOD: Duration = Duration::from_secs(3);
 /// A process of a container on a GPU that the container has no share of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct UnsharedProcess {
-    pub(super) owner: ContainerOwner,
+    pub(super) owner: NamedContainer,
     pub(super) gpu: GpuUuid,
     pub(super) pid: u32,
 }
@@ -76,7 +76,7 @@ mod tests {
     fn seen(container: &str, pid: u32) -> UnsharedProcess {
         let pod = PodId { uid: "u".into(), namespace: "n".into(), name: "p".into() };
         UnsharedProcess {
-            owner: ContainerOwner { pod, container: container.into() },
+            owner: NamedContainer { pod, container: container.into() },
             gpu: "GPU-1".into(),
             pid,
         }

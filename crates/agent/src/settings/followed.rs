@@ -1,7 +1,7 @@
 //! The settings' file over time: what it says, and what was good the last time it could be used.
 
 use super::{Settings, SettingsError};
-use crate::checkpoint::Checkpoint;
+use crate::store::Store;
 use partage_core::model::NodeName;
 use partage_enforce::records::VersionedRecord;
 use serde::{Deserialize, Serialize};
@@ -25,7 +25,7 @@ pub(crate) struct Followed {
     /// Absent = all as by default, for ever.
     path: Option<PathBuf>,
     node: NodeName,
-    checkpoint: Checkpoint,
+    store: Store,
     /// What it said when it was last read, whether that can be used or not; absent where it could not be read.
     last: Option<String>,
     /// Why it could not be read the last time.
@@ -33,8 +33,8 @@ pub(crate) struct Followed {
 }
 
 impl Followed {
-    pub(crate) fn new(path: Option<PathBuf>, node: &NodeName, checkpoint: &Checkpoint) -> Followed {
-        Followed { path, node: node.clone(), checkpoint: checkpoint.clone(), last: None, unreadable: None }
+    pub(crate) fn new(path: Option<PathBuf>, node: &NodeName, store: &Store) -> Followed {
+        Followed { path, node: node.clone(), store: store.clone(), last: None, unreadable: None }
     }
 
     /// What it says now.
@@ -73,7 +73,7 @@ impl Followed {
         if !is_that || self.kept().as_ref() == Some(text) {
             return;
         }
-        if let Err(error) = self.checkpoint.put_one(SETTINGS, &Kept { text: text.clone() }) {
+        if let Err(error) = self.store.put_one(SETTINGS, &Kept { text: text.clone() }) {
             tracing::warn!("the settings cannot be recorded: {error}");
         }
     }
@@ -87,7 +87,7 @@ impl Followed {
     fn kept(&self) -> Option<String> {
         self.path.as_ref()?;
         // Where they cannot be read, there are none to start with.
-        let kept = self.checkpoint.one::<Kept>(SETTINGS).inspect_err(|error| tracing::warn!("{error}"));
+        let kept = self.store.one::<Kept>(SETTINGS).inspect_err(|error| tracing::warn!("{error}"));
         kept.ok()?.map(|kept| kept.text)
     }
 }
@@ -100,9 +100,9 @@ mod tests {
     #[test]
     fn what_was_good_is_there_when_the_file_is_not() {
         let folder = tempfile::tempdir().unwrap();
-        let checkpoint = Checkpoint::open(folder.path(), folder.path()).unwrap();
+        let store = Store::open(folder.path(), folder.path()).unwrap();
         let path = folder.path().join("node.yaml");
-        let begun = || Followed::new(Some(path.clone()), &"gpu-1".into(), &checkpoint);
+        let begun = || Followed::new(Some(path.clone()), &"gpu-1".into(), &store);
         let mut followed = begun();
         assert!(followed.read().is_err() && followed.earlier().is_none(), "there is no file");
         fs::write(&path, "sharesPerGpu: 7").unwrap();
@@ -134,10 +134,10 @@ mod tests {
     #[test]
     fn what_changes_after_it_was_read_is_news() {
         let folder = tempfile::tempdir().unwrap();
-        let checkpoint = Checkpoint::open(folder.path(), folder.path()).unwrap();
+        let store = Store::open(folder.path(), folder.path()).unwrap();
         let path = folder.path().join("node.yaml");
         fs::write(&path, "sharesPerGpu: 7").unwrap();
-        let mut followed = Followed::new(Some(path.clone()), &"gpu-1".into(), &checkpoint);
+        let mut followed = Followed::new(Some(path.clone()), &"gpu-1".into(), &store);
         assert_eq!(followed.read().unwrap().shares_per_gpu, 7);
         fs::write(&path, "sharesPerGpu: 8").unwrap();
         assert_eq!(followed.news().unwrap().unwrap().shares_per_gpu, 8);
@@ -153,8 +153,8 @@ mod tests {
     #[test]
     fn without_a_file_all_is_as_by_default() {
         let folder = tempfile::tempdir().unwrap();
-        let checkpoint = Checkpoint::open(folder.path(), folder.path()).unwrap();
-        let mut followed = Followed::new(None, &"gpu-1".into(), &checkpoint);
+        let store = Store::open(folder.path(), folder.path()).unwrap();
+        let mut followed = Followed::new(None, &"gpu-1".into(), &store);
         assert_eq!(followed.read().unwrap(), Settings::default());
         followed.keep(&Settings::default());
         assert!(followed.news().is_none() && followed.earlier().is_none());

@@ -42,27 +42,27 @@ impl Record {
 
     /// A fresh name for these devices, on disk before it is told to anyone.
     pub(super) fn answer(&mut self, ids: BTreeSet<String>) -> io::Result<String> {
-        let nonce = nonce()?;
-        self.kept.answers.insert(nonce.clone(), Answer { number: self.kept.next, ids });
+        let key = key()?;
+        self.kept.answers.insert(key.clone(), Answer { number: self.kept.next, ids });
         self.kept.next += 1;
         self.write()?;
-        Ok(nonce)
+        Ok(key)
     }
 
     pub(super) fn answers(&self) -> impl Iterator<Item = (&str, &Answer)> {
-        self.kept.answers.iter().map(|(nonce, answer)| (nonce.as_str(), answer))
+        self.kept.answers.iter().map(|(key, answer)| (key.as_str(), answer))
     }
 
-    pub(super) fn get(&self, nonce: &str) -> Option<&Answer> {
-        self.kept.answers.get(nonce)
+    pub(super) fn get(&self, key: &str) -> Option<&Answer> {
+        self.kept.answers.get(key)
     }
 
-    pub(super) fn forget(&mut self, nonces: &[String]) -> io::Result<()> {
-        if nonces.is_empty() {
+    pub(super) fn forget(&mut self, keys: &[String]) -> io::Result<()> {
+        if keys.is_empty() {
             return Ok(());
         }
-        for nonce in nonces {
-            self.kept.answers.remove(nonce);
+        for key in keys {
+            self.kept.answers.remove(key);
         }
         self.write()
     }
@@ -90,31 +90,31 @@ struct SpecDevice<'a> {
 }
 
 /// Writes the CDI file of a name. The runtime sees all of it or nothing.
-pub(super) fn write_spec(folder: &Path, nonce: &str, owner: &Owner, edits: &Edits) -> io::Result<()> {
+pub(super) fn write_spec(folder: &Path, key: &str, owner: &Owner, edits: &Edits) -> io::Result<()> {
     let annotations = BTreeMap::from([("partage.dev/owner", owner.to_string())]);
-    let devices = [SpecDevice { name: nonce, annotations, container_edits: edits }];
+    let devices = [SpecDevice { name: key, annotations, container_edits: edits }];
     // 0.6.0 is the first version with annotations.
     let spec = Spec { cdi_version: "0.6.0", kind: CDI_KIND, devices };
-    write_whole(&spec_path(folder, nonce), &serde_json::to_vec_pretty(&spec)?)
+    write_whole(&spec_path(folder, key), &serde_json::to_vec_pretty(&spec)?)
 }
 
-pub(super) fn remove_spec(folder: &Path, nonce: &str) -> io::Result<()> {
-    match fs::remove_file(spec_path(folder, nonce)) {
+pub(super) fn remove_spec(folder: &Path, key: &str) -> io::Result<()> {
+    match fs::remove_file(spec_path(folder, key)) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => Ok(()),
     }
 }
 
 /// The CDI file of a name.
-pub(super) fn spec_path(folder: &Path, nonce: &str) -> PathBuf {
-    folder.join(format!("{nonce}.json"))
+pub(super) fn spec_path(folder: &Path, key: &str) -> PathBuf {
+    folder.join(format!("{key}.json"))
 }
 
 /// A file that is the old or the new one at every moment, also after a power cut. The temporary file is in the same
 /// folder, under a name that a CDI reader passes over.
 fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    let temporary = folder.join(format!(".{}.tmp", nonce()?));
+    let temporary = folder.join(format!(".{}.tmp", key()?));
     let mut file = File::create(&temporary)?;
     file.write_all(bytes)?;
     file.sync_all()?;
@@ -123,7 +123,7 @@ fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// A name nobody can have used before.
-fn nonce() -> io::Result<String> {
+fn key() -> io::Result<String> {
     let mut bytes = [0_u8; 16];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())

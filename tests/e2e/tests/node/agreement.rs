@@ -49,20 +49,20 @@ impl Stage<'_> {
         for pod in &held {
             for grant in &pod.grant.grants {
                 let is_it = |one: &&Holder| one.uid.as_str() == pod.uid && one.container == grant.container;
-                let holder = holders.iter().find(is_it).and_then(|one| one.nonce.clone());
-                let nonce = holder.ok_or(format!("kubelet gave {} nothing", pod.name))?;
-                expected.insert(nonce.to_string(), &grant.shares);
+                let holder = holders.iter().find(is_it).and_then(|one| one.key.clone());
+                let key = holder.ok_or(format!("kubelet gave {} nothing", pod.name))?;
+                expected.insert(key.to_string(), &grant.shares);
             }
         }
-        let nonces: BTreeSet<String> = expected.keys().cloned().collect();
-        same("CDI files", &nonces, &self.files("/run/cdi", "partage.dev-grant-"))?;
-        same("regions", &nonces, &self.files("/run/partage/regions", ""))?;
+        let keys: BTreeSet<String> = expected.keys().cloned().collect();
+        same("CDI files", &keys, &self.files("/run/cdi", "partage.dev-grant-"))?;
+        same("regions", &keys, &self.files("/run/partage/regions", ""))?;
         let uids = held.iter().map(|pod| pod.uid.clone()).collect();
         same("records", &uids, &self.files("/var/lib/partage/pods", ""))?;
-        for (nonce, shares) in &expected {
-            let limits = self.limits(nonce)?;
+        for (key, shares) in &expected {
+            let limits = self.limits(key)?;
             if limits != told(shares) {
-                return Err(format!("region {nonce}: {limits:?}, granted was {shares:?}"));
+                return Err(format!("region {key}: {limits:?}, granted was {shares:?}"));
             }
         }
         let mut given: BTreeMap<&str, u64> = BTreeMap::new();
@@ -147,9 +147,9 @@ impl Stage<'_> {
             .collect()
     }
 
-    fn limits(&self, nonce: &str) -> Result<Vec<Limits>, String> {
-        let folder = self.node_path(&format!("/run/partage/regions/{nonce}"));
-        let region = RegionHandle::open(&folder).map_err(|error| format!("region {nonce}: {error}"))?;
+    fn limits(&self, key: &str) -> Result<Vec<Limits>, String> {
+        let folder = self.node_path(&format!("/run/partage/regions/{key}"));
+        let region = RegionHandle::open(&folder).map_err(|error| format!("region {key}: {error}"))?;
         let shares = (0..region.owner().gpus()).filter_map(|gpu| region.owner().share(gpu));
         let limits = shares.map(|share| Limits {
             gpu: share.uuid,

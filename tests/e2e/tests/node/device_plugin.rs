@@ -159,7 +159,7 @@ impl Stage<'_> {
         let events = self.plugin.events().into_iter();
         events
             .filter_map(|event| match event.what {
-                What::Allocated { nonce, ids } => Some((nonce, ids)),
+                What::Allocated { key, ids } => Some((key, ids)),
                 _ => None,
             })
             .collect()
@@ -296,8 +296,8 @@ fn fifty_pods_at_once_each_have_their_own_grant() {
         }
         let allocated = stage.allocated();
         assert_eq!(allocated.len(), 50 + 17, "one answer for each container");
-        let nonces: BTreeSet<&String> = allocated.iter().map(|(nonce, _)| nonce).collect();
-        assert_eq!(nonces.len(), allocated.len(), "no name twice");
+        let keys: BTreeSet<&String> = allocated.iter().map(|(key, _)| key).collect();
+        assert_eq!(keys.len(), allocated.len(), "no name twice");
         let mut held = BTreeSet::new();
         assert!(allocated.iter().flat_map(|(_, ids)| ids).all(|id| held.insert(id)), "no device twice");
     });
@@ -354,7 +354,7 @@ fn a_container_that_restarts_is_asked_for_again_and_keeps_its_name() {
         assert_eq!(allocated.len(), 1);
         let written = stage.written();
         assert!(
-            written.len() >= 2 && written.iter().all(|written| written.nonce == allocated[0].0),
+            written.len() >= 2 && written.iter().all(|written| written.key == allocated[0].0),
             "{written:?}"
         );
     });
@@ -435,11 +435,11 @@ fn a_container_that_restarts_before_the_plugin_is_back_has_its_grant() {
         stage.create(pod("train", &[], &[container("main", 1, SAY_AND_STAY)])).await;
         let train = stage.running("train").await;
         stage.has_its_own(&train, "main").await;
-        let nonce = stage.allocated()[0].0.clone();
+        let key = stage.allocated()[0].0.clone();
 
         stage.node().kubelet().kill();
         let Stage { bed, settings, plugin, pods } = stage;
-        let file = plugin.cdi_file(&nonce);
+        let file = plugin.cdi_file(&key);
         plugin.stop().await;
         assert!(file.exists(), "files outlive the plugin");
         bed.node("node1").unwrap().kubelet().start().unwrap();
@@ -507,13 +507,13 @@ fn a_force_deleted_pod_and_its_successor_of_the_same_name_are_told_apart() {
         let allocated = stage.allocated();
         assert_eq!(allocated.len(), 5);
         assert!(allocated.iter().all(|(_, ids)| *ids == allocated[0].1), "always the same device");
-        let nonces: BTreeSet<&String> = allocated.iter().map(|(nonce, _)| nonce).collect();
-        assert_eq!(nonces.len(), 5, "never the same name");
+        let keys: BTreeSet<&String> = allocated.iter().map(|(key, _)| key).collect();
+        assert_eq!(keys.len(), 5, "never the same name");
         // A creation that failed in the runtime is tried again, and asked for again.
         let mut owners: Vec<String> = stage.written().into_iter().map(|written| written.owner.uid).collect();
         owners.dedup();
         assert_eq!(owners, uids.into_values().collect::<Vec<_>>());
-        let files: Vec<PathBuf> = allocated.iter().map(|(nonce, _)| stage.plugin.cdi_file(nonce)).collect();
+        let files: Vec<PathBuf> = allocated.iter().map(|(key, _)| stage.plugin.cdi_file(key)).collect();
         let there: Vec<bool> = files.iter().map(|file| file.exists()).collect();
         assert_eq!(there, [false, false, false, false, true], "the names of the dead are taken away");
     });

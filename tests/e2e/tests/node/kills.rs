@@ -218,15 +218,15 @@ fn records_of_a_newer_agent_are_left_alone_and_what_they_hold_is_not_granted() {
 /// whose they are. Names of pods that are gone go, too. Another vendor's files stay.
 async fn nobodys_is_removed(stage: &mut Stage<'_>) {
     let (gone, nobodys) = ("0123456789abcdef0123456789abcdef", "fedcba9876543210fedcba9876543210");
-    let cdi = |nonce: &str| format!("/run/cdi/partage.dev-grant-{nonce}.json");
-    let name = |nonce: &str| format!("/run/partage/names/{nonce}.json");
-    let region = |nonce: &str| format!("/run/partage/regions/{nonce}");
+    let cdi = |key: &str| format!("/run/cdi/partage.dev-grant-{key}.json");
+    let name = |key: &str| format!("/run/partage/names/{key}.json");
+    let region = |key: &str| format!("/run/partage/regions/{key}");
     let held = stage.agrees().await;
     stage.agent.process().kill();
     // A name may be in kubelet's record only, by now.
     let names = fs::read_dir(stage.node_path("/run/partage/names")).unwrap().flatten();
-    let mut nonces = names.map(|entry| entry.path().file_stem().unwrap().to_str().unwrap().to_string());
-    let known = nonces.find(|nonce| stage.node_path(&region(nonce)).exists()).unwrap();
+    let mut keys = names.map(|entry| entry.path().file_stem().unwrap().to_str().unwrap().to_string());
+    let known = keys.find(|key| stage.node_path(&region(key)).exists()).unwrap();
     let copy = |from: &str, to: &str| {
         let mut text = fs::read_to_string(stage.node_path(from)).unwrap().replace(&known, gone);
         for pod in &held {
@@ -240,15 +240,15 @@ async fn nobodys_is_removed(stage: &mut Stage<'_>) {
     let spec =
         |kind: &str| format!("{{\"cdiVersion\":\"0.6.0\",\"kind\":\"{kind}\",\"devices\":[{device}]}}");
     fs::write(stage.node_path(&cdi(nobodys)), spec("partage.dev/grant")).unwrap();
-    for nonce in [gone, nobodys] {
-        fs::create_dir(stage.node_path(&region(nonce))).unwrap();
+    for key in [gone, nobodys] {
+        fs::create_dir(stage.node_path(&region(key))).unwrap();
     }
     let foreign = stage.node_path("/run/cdi/vendor.com-gpu.json");
     fs::write(&foreign, spec("vendor.com/gpu")).unwrap();
     names_are_old(stage);
     stage.start_again().await;
     eventually("what is nobody's is gone", async || {
-        let paths = [gone, nobodys].into_iter().flat_map(|nonce| [cdi(nonce), name(nonce), region(nonce)]);
+        let paths = [gone, nobodys].into_iter().flat_map(|key| [cdi(key), name(key), region(key)]);
         let there: Vec<String> = paths.filter(|path| stage.node_path(path).exists()).collect();
         if there.is_empty() { Ok(()) } else { Err(format!("{there:?}\n{}", stage.agent.log())) }
     })

@@ -141,7 +141,7 @@ fn fifty_pods_at_once_are_told_apart() {
         );
         let (namespace, name) = other[0].name.clone().unwrap();
         assert!(
-            other[0].nonce.is_none() && namespace.as_str() == "default" && names.contains(&name.to_string())
+            other[0].key.is_none() && namespace.as_str() == "default" && names.contains(&name.to_string())
         );
     }
 }
@@ -183,8 +183,8 @@ fn init_containers_and_sidecars_are_told_apart() {
     for start in of_pod("same") {
         let holders = start.holders.as_ref().unwrap();
         assert_eq!(holders.len(), 3);
-        let nonces: BTreeSet<_> = holders.iter().map(|holder| holder.nonce.clone().unwrap()).collect();
-        assert_eq!(nonces.len(), 3, "each has a name of its own");
+        let keys: BTreeSet<_> = holders.iter().map(|holder| holder.key.clone().unwrap()).collect();
+        assert_eq!(keys.len(), 3, "each has a name of its own");
         let listed = start.without_checkpoint.as_ref().unwrap();
         assert_eq!(holder_names(listed), BTreeSet::from([(uids["same"].clone(), "main".to_string())]));
     }

@@ -197,13 +197,13 @@ impl Kubelet {
         let ask = contract::AllocateRequest { container_requests: vec![ask] };
         let answer =
             self.client().await.allocate(ask).await.unwrap().into_inner().container_responses.remove(0);
-        let nonce = answer.cdi_devices[0].name.strip_prefix(&format!("{CDI_KIND}=")).unwrap().to_string();
+        let key = answer.cdi_devices[0].name.strip_prefix(&format!("{CDI_KIND}=")).unwrap().to_string();
         let (uid, pod, container) = (uid.to_string(), pod.to_string(), container.to_string());
         fs::create_dir_all(self.path("logs").join(format!("team_{pod}_{uid}"))).unwrap();
         let allocation = Allocation { uid, pod, container, kind, ids, answer };
         self.allocations.lock().unwrap().push(allocation);
         self.write_checkpoint();
-        nonce
+        key
     }
 
     fn write_checkpoint(&self) {
@@ -248,10 +248,10 @@ fn last_written(plugin: &LatePlugin) -> Vec<Written> {
 }
 
 /// The environment that a name gives, if its file is there.
-fn env(plugin: &LatePlugin, nonce: &str) -> Option<Vec<String>> {
-    let spec: Value = serde_json::from_slice(&fs::read(plugin.cdi_file(nonce)).ok()?).unwrap();
+fn env(plugin: &LatePlugin, key: &str) -> Option<Vec<String>> {
+    let spec: Value = serde_json::from_slice(&fs::read(plugin.cdi_file(key)).ok()?).unwrap();
     assert_eq!(spec["kind"], CDI_KIND);
-    assert_eq!(spec["devices"][0]["name"], nonce);
+    assert_eq!(spec["devices"][0]["name"], key);
     let env = spec["devices"][0]["containerEdits"]["env"].as_array().unwrap();
     Some(env.iter().map(|entry| entry.as_str().unwrap().to_string()).collect())
 }
@@ -272,11 +272,11 @@ async fn the_file_is_written_when_the_owner_is_known() {
     let plugin = kubelet.plugin().await;
     let request = kubelet.registered.lock().unwrap()[0].clone();
     assert_eq!((request.resource_name.as_str(), request.version.as_str()), (RESOURCE, "v1beta1"));
-    let nonce = kubelet.allocate("u1", "train", "main", App, &["late-1", "late-0"]).await;
-    assert_eq!(env(&plugin, &nonce), None, "nothing is known yet");
+    let key = kubelet.allocate("u1", "train", "main", App, &["late-1", "late-0"]).await;
+    assert_eq!(env(&plugin, &key), None, "nothing is known yet");
     kubelet.pre_start(&["late-0", "late-1"]).await.unwrap();
-    assert_eq!(env(&plugin, &nonce).unwrap(), ["GRANT=team/train/main"]);
-    let written = Written { nonce, owner: owner("train", "main", "u1") };
+    assert_eq!(env(&plugin, &key).unwrap(), ["GRANT=team/train/main"]);
+    let written = Written { key, owner: owner("train", "main", "u1") };
     assert_eq!(last_written(&plugin), [written]);
     let names = fs::read_dir(kubelet.path("cdi")).unwrap().count();
     assert_eq!(names, 1, "no temporary files are left");
@@ -297,14 +297,14 @@ async fn device_nodes_and_mounts_are_written_as_cdi_says() {
     });
     let plugin = LatePlugin::start(&Handle::current(), settings).unwrap();
     plugin.watched().await;
-    let nonce = kubelet.allocate("u1", "train", "main", App, &["late-0"]).await;
+    let key = kubelet.allocate("u1", "train", "main", App, &["late-0"]).await;
     kubelet.pre_start(&["late-0"]).await.unwrap();
-    let spec: Value = serde_json::from_slice(&fs::read(plugin.cdi_file(&nonce)).unwrap()).unwrap();
+    let spec: Value = serde_json::from_slice(&fs::read(plugin.cdi_file(&key)).unwrap()).unwrap();
     let expected = json!({
         "cdiVersion": "0.6.0",
         "kind": "partage.dev/grant",
         "devices": [{
-            "name": nonce,
+            "name": key,
             "annotations": {"partage.dev/owner": "team/train/main"},
             "containerEdits": {
                 "deviceNodes": [{"path": "/dev/x", "hostPath": "/dev/y"}],
@@ -323,7 +323,7 @@ async fn init_containers_are_found_in_the_checkpoint() {
     let alone = kubelet.allocate("u1", "prepare", "fetch", Init, &["late-0"]).await;
     kubelet.pre_start(&["late-0"]).await.unwrap();
     assert_eq!(env(&plugin, &alone).unwrap(), ["GRANT=team/prepare/fetch"]);
-    let written = Written { nonce: alone, owner: owner("prepare", "fetch", "u1") };
+    let written = Written { key: alone, owner: owner("prepare", "fetch", "u1") };
     assert_eq!(last_written(&plugin), [written]);
 
     // Kubelet gives the ids of an init container to the containers after it: each has its own name.
@@ -363,17 +363,17 @@ async fn a_successor_with_the_same_name_and_ids_gets_another_file() {
 async fn without_the_checkpoint_only_what_is_certain_is_written() {
     let kubelet = Kubelet::start().await;
     let plugin = kubelet.plugin().await;
-    let nonce = kubelet.allocate("u1", "train", "main", App, &["late-0"]).await;
+    let key = kubelet.allocate("u1", "train", "main", App, &["late-0"]).await;
     let checkpoint = kubelet.path("kubelet/device-plugins/kubelet_internal_checkpoint");
     for torn in ["{\"Data\":{\"PodDev", "[]"] {
         fs::write(&checkpoint, torn).unwrap();
         let refused = kubelet.pre_start(&["late-0"]).await.unwrap_err();
         assert!(refused.message().contains("the container runtime at"), "{refused}");
-        assert_eq!(env(&plugin, &nonce), None);
+        assert_eq!(env(&plugin, &key), None);
     }
     kubelet.write_checkpoint();
     kubelet.pre_start(&["late-0"]).await.unwrap();
-    assert_eq!(env(&plugin, &nonce).unwrap(), ["GRANT=team/train/main"]);
+    assert_eq!(env(&plugin, &key).unwrap(), ["GRANT=team/train/main"]);
 }
 
 #[tokio::test]
@@ -403,12 +403,12 @@ async fn starts_can_be_refused_for_a_while() {
 async fn a_new_plugin_knows_what_the_old_one_answered() {
     let kubelet = Kubelet::start().await;
     let plugin = kubelet.plugin().await;
-    let nonce = kubelet.allocate("u1", "train", "main", App, &["late-0"]).await;
+    let key = kubelet.allocate("u1", "train", "main", App, &["late-0"]).await;
     plugin.stop().await;
     assert!(!kubelet.path("kubelet/device-plugins/partage_example_com_late.sock").exists());
     let plugin = kubelet.plugin().await;
     kubelet.pre_start(&["late-0"]).await.unwrap();
-    assert_eq!(env(&plugin, &nonce).unwrap(), ["GRANT=team/train/main"]);
+    assert_eq!(env(&plugin, &key).unwrap(), ["GRANT=team/train/main"]);
 
     // Dropped and started at once: the new one waits until the socket is free.
     drop(plugin);

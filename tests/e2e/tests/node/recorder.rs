@@ -1,7 +1,7 @@
 //! A real kubelet and containerd, with plugins whose giver writes down what it learns.
 
 use partage_agent::identity::{Holder, IdentityError, Kubelet, Runtime};
-use partage_agent::plugin::{CDI_KIND, DeviceId, Giver, Listed, Nonce, Plugin, Refusal};
+use partage_agent::plugin::{CDI_KIND, ContainerKey, DeviceId, Giver, Listed, Plugin, Refusal};
 use partage_core::model::PodUid;
 use partage_testkit::bed::{Bed, Node};
 use partage_testkit::eventually;
@@ -37,17 +37,17 @@ pub(crate) struct Recorder {
     kubelet: Kubelet,
     blind: Kubelet,
     cdi: PathBuf,
-    pub(crate) names: Mutex<BTreeMap<Nonce, BTreeSet<DeviceId>>>,
+    pub(crate) names: Mutex<BTreeMap<ContainerKey, BTreeSet<DeviceId>>>,
     pub(crate) starts: Mutex<Vec<Start>>,
 }
 
 impl Giver for Recorder {
-    async fn allocate(&self, _: &str, ids: BTreeSet<DeviceId>) -> Result<Nonce, Refusal> {
+    async fn allocate(&self, _: &str, ids: BTreeSet<DeviceId>) -> Result<ContainerKey, Refusal> {
         let mut bytes = [0_u8; 16];
         std::fs::File::open("/dev/urandom").unwrap().read_exact(&mut bytes).unwrap();
-        let nonce = Nonce(bytes.iter().map(|byte| format!("{byte:02x}")).collect());
-        self.names.lock().unwrap().insert(nonce.clone(), ids);
-        Ok(nonce)
+        let key = ContainerKey(bytes.iter().map(|byte| format!("{byte:02x}")).collect());
+        self.names.lock().unwrap().insert(key.clone(), ids);
+        Ok(key)
     }
 
     async fn start(&self, resource: &str, ids: BTreeSet<DeviceId>) -> Result<(), Refusal> {
@@ -61,18 +61,18 @@ impl Giver for Recorder {
         }
         for holder in start.holders.as_deref().unwrap_or_default() {
             // Where the checkpoint could not be read just now, it can the next time.
-            let Some(nonce) = holder.nonce.as_ref() else { return Err(Refusal("no name yet".to_string())) };
+            let Some(key) = holder.key.as_ref() else { return Err(Refusal("no name yet".to_string())) };
             assert_eq!(
-                self.names.lock().unwrap().get(nonce),
+                self.names.lock().unwrap().get(key),
                 Some(&start.ids),
                 "the name was answered for these ids"
             );
             let edits = json!({"env": [format!("GRANT={}/{}", holder.uid, holder.container)]});
-            let devices = json!([{"name": nonce.0, "containerEdits": edits}]);
+            let devices = json!([{"name": key.0, "containerEdits": edits}]);
             let spec = json!({"cdiVersion": "0.6.0", "kind": CDI_KIND, "devices": devices});
-            let temporary = self.cdi.join(format!(".{nonce}"));
+            let temporary = self.cdi.join(format!(".{key}"));
             std::fs::write(&temporary, spec.to_string()).unwrap();
-            std::fs::rename(temporary, self.cdi.join(format!("{nonce}.json"))).unwrap();
+            std::fs::rename(temporary, self.cdi.join(format!("{key}.json"))).unwrap();
         }
         let refusal = start.holders.as_ref().err().map(|error| Refusal(error.to_string()));
         self.starts.lock().unwrap().push(start);

@@ -331,7 +331,7 @@ impl World {
                         container,
                         resource: RESOURCE.into(),
                         ids,
-                        nonce: Some(key),
+                        key: Some(key),
                         shared: true,
                         name: None,
                     });
@@ -391,7 +391,7 @@ impl World {
                 // kubelet does not tell that the pod has devices.
                 let known = |(owner, key): (&ContainerOwner, &ContainerKey)| {
                     let holds =
-                        |holder: &Holder| owner_of(holder) == *owner && holder.nonce.as_ref() == Some(key);
+                        |holder: &Holder| owner_of(holder) == *owner && holder.key.as_ref() == Some(key);
                     self.is_active(&owner.pod) && self.checkpoint().iter().any(holds)
                 };
                 if self.agent.is_none() || !self.running.iter().all(known) {
@@ -471,9 +471,9 @@ impl World {
         fuse: &mut Fuse,
     ) -> Result<(), Killed> {
         let owner = owner_of(holder);
-        let real_key = holder.nonce.clone().unwrap();
+        let real_key = holder.key.clone().unwrap();
         let reported =
-            Holder { nonce: holder.nonce.clone().filter(|_| self.checkpoint_readable), ..holder.clone() };
+            Holder { key: holder.key.clone().filter(|_| self.checkpoint_readable), ..holder.clone() };
         let keys = agent.keys_of(&reported);
         if keys.is_empty() {
             return Ok(());
@@ -534,7 +534,7 @@ impl World {
                 let adopted = agent.adopt(&self.request(pod, &manifest), &self.settings);
                 let record = adopted.expect("every running pod carries its grant");
                 for holder in self.checkpoint().iter().filter(|holder| holder.uid == uid) {
-                    let (key, owner) = (holder.nonce.clone().unwrap(), owner_of(holder));
+                    let (key, owner) = (holder.key.clone().unwrap(), owner_of(holder));
                     if self.disk.regions.contains_key(&key) {
                         agent.identify(&key, &owner);
                         self.write_spec(&key, &key, &record, &owner);
@@ -590,7 +590,7 @@ impl World {
         let on_disk = self.disk.specs.keys().chain(self.disk.regions.keys()).cloned().collect();
         let exists = |uid: &PodUid| self.watch.contains_key(uid) || agent.grants().record(uid).is_some();
         let held = self.kubelet.iter().filter(|holder| exists(&holder.uid));
-        let held = held.filter_map(|holder| holder.nonce.clone()).collect();
+        let held = held.filter_map(|holder| holder.key.clone()).collect();
         let waits = |pod: &ApiPod| !pod.finished && !agent.has_all_keys(&pod.id.uid);
         let view = OrphanView {
             on_disk: &on_disk,
@@ -630,7 +630,7 @@ impl World {
         let held = self.checkpoint();
         let held = held.iter().filter(|holder| is_active(&holder.uid) && self.recovered_from_checkpoint);
         for holder in held {
-            let stage = holder.nonce.as_ref().and_then(|key| agent.stage(key));
+            let stage = holder.key.as_ref().and_then(|key| agent.stage(key));
             prop_assert!(stage.is_some(), "an allocation that kubelet holds was removed: {holder:?}");
         }
         let unresolved = agent.unresolved_pods();

@@ -1,8 +1,8 @@
 //! Single transitions; [`super::model`] has their interleavings.
 
 use super::*;
-use crate::checkpoint::tests::record;
 use crate::resources::tests::node;
+use crate::store::tests::record;
 use proptest::prelude::*;
 
 fn empty() -> Containers {
@@ -68,7 +68,7 @@ fn spec_of_another_version_is_adopted_as_it_is() {
         container: "main".into(),
         resource: "partage.dev/gpu".into(),
         ids: [DeviceId(key.into())].into(),
-        nonce: Some(ContainerKey(key.into())),
+        key: Some(ContainerKey(key.into())),
         shared: true,
         name: None,
     };

@@ -3,10 +3,10 @@
 //! A pod's grant is decided once, for all of its containers. Where an extender grants, the pod brings it, and it is obeyed or
 //! refused; where none does, the core's allocator places the pod here.
 
-use crate::checkpoint::PodRecord;
 use crate::plugin::Refusal;
 use crate::resources::CountResource;
 use crate::settings::Settings;
+use crate::store::PodRecord;
 use partage_core::dialect::Dialect;
 use partage_core::dialect::asks::{self, Reading};
 use partage_core::dialect::grants::{self, Spelling, UnixNanos, gpushare, volcano};
@@ -20,14 +20,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// Who holds what on this node.
-pub(crate) struct Book {
+pub(crate) struct GrantBook {
     node: Node,
     ledger: Ledger,
     records: BTreeMap<PodUid, PodRecord>,
 }
 
 /// A pod that wants its grant.
-pub(crate) struct Wanting<'a> {
+pub(crate) struct GrantRequest<'a> {
     pub(crate) id: &'a PodId,
     pub(crate) pod: &'a Pod,
     /// What reading it found wrong.
@@ -38,13 +38,13 @@ pub(crate) struct Wanting<'a> {
     pub(crate) now: u64,
 }
 
-impl Book {
+impl GrantBook {
     /// A book in which these grants stand already.
-    pub(crate) fn new(node: Node, records: BTreeMap<PodUid, PodRecord>) -> Book {
+    pub(crate) fn new(node: Node, records: BTreeMap<PodUid, PodRecord>) -> GrantBook {
         let held =
             records.values().map(|record| (record.pod.clone(), record.grant.clone(), HostUsage::default()));
         let ledger = Ledger::rebuild([node.clone()], held);
-        Book { node, ledger, records }
+        GrantBook { node, ledger, records }
     }
 
     /// The node, as it can be given away.
@@ -82,37 +82,37 @@ impl Book {
         self.ledger.audit()
     }
 
-    /// Decides what a pod gets. It is in the book from here on; [`Book::release`] takes it back.
+    /// Decides what a pod gets. It is in the book from here on; [`GrantBook::release`] takes it back.
     pub(crate) fn decide(
         &mut self,
-        wanting: &Wanting<'_>,
+        request: &GrantRequest<'_>,
         settings: &Settings,
     ) -> Result<PodRecord, Refusal> {
-        if let Some(record) = self.records.get(&wanting.id.uid) {
+        if let Some(record) = self.records.get(&request.id.uid) {
             return Ok(record.clone());
         }
         let core = settings.dialect();
-        let reading = asks::read(wanting.pod, &core);
-        if let Some(problem) = wanting.problems.iter().chain(&reading.problems).next() {
-            let more = wanting.problems.len() + reading.problems.len() - 1;
+        let reading = asks::read(request.pod, &core);
+        if let Some(problem) = request.problems.iter().chain(&reading.problems).next() {
+            let more = request.problems.len() + reading.problems.len() - 1;
             return Err(wrong(problem, more));
         }
-        counted_once(wanting.pod, settings)?;
+        counted_once(request.pod, settings)?;
         if settings.extender {
-            let brought = self.brought(wanting, &reading, settings)?;
-            let (dialect, grant) = brought.ok_or_else(|| self.without_grant(wanting.id))?;
-            if dialect == Dialect::Native && !wanting.pod.annotations.contains_key(resize::ANNOTATION) {
+            let brought = self.brought(request, &reading, settings)?;
+            let (dialect, grant) = brought.ok_or_else(|| self.without_grant(request.id))?;
+            if dialect == Dialect::Native && !request.pod.annotations.contains_key(resize::ANNOTATION) {
                 self.is_enough(&reading.ask, &grant)?;
             }
             let mut statement = self.ledger.statement();
             statement
-                .try_confirm(wanting.id.clone(), grant.clone(), HostUsage::default())
+                .try_confirm(request.id.clone(), grant.clone(), HostUsage::default())
                 .map_err(not_obeyed)?;
-            let record = record_of(&self.node, wanting, &reading, grant, settings)?;
+            let record = record_of(&self.node, request, &reading, grant, settings)?;
             statement.commit();
             Ok(self.enter(record))
         } else {
-            self.place(wanting, &reading, settings)
+            self.place(request, &reading, settings)
         }
     }
 
@@ -124,16 +124,20 @@ impl Book {
 
     /// Takes up what a pod says that it holds, where it runs and nothing else tells. It holds that already: where its GPUs have less
     /// by now, the audit says so, and nobody else is given any of them.
-    pub(crate) fn adopt(&mut self, wanting: &Wanting<'_>, settings: &Settings) -> Result<PodRecord, Refusal> {
-        if let Some(record) = self.records.get(&wanting.id.uid) {
+    pub(crate) fn adopt(
+        &mut self,
+        request: &GrantRequest<'_>,
+        settings: &Settings,
+    ) -> Result<PodRecord, Refusal> {
+        if let Some(record) = self.records.get(&request.id.uid) {
             return Ok(record.clone());
         }
-        let reading = asks::read(wanting.pod, &settings.dialect());
-        let brought = self.brought(wanting, &reading, settings)?;
+        let reading = asks::read(request.pod, &settings.dialect());
+        let brought = self.brought(request, &reading, settings)?;
         let (_, grant) = brought.ok_or_else(|| Refusal("it carries no grant".into()))?;
         let mut statement = self.ledger.statement();
-        statement.confirm(wanting.id.clone(), grant.clone(), HostUsage::default());
-        let record = record_of(&self.node, wanting, &reading, grant, settings)?;
+        statement.confirm(request.id.clone(), grant.clone(), HostUsage::default());
+        let record = record_of(&self.node, request, &reading, grant, settings)?;
         statement.commit();
         Ok(self.enter(record))
     }
@@ -141,7 +145,7 @@ impl Book {
     /// Places a pod on the best GPUs of this node.
     fn place(
         &mut self,
-        wanting: &Wanting<'_>,
+        request: &GrantRequest<'_>,
         reading: &Reading,
         settings: &Settings,
     ) -> Result<PodRecord, Refusal> {
@@ -149,13 +153,13 @@ impl Book {
         let held: Vec<PodAsk> = self.ledger.all_held().map(HeldGrant::to_ask).collect();
         policies.learn(&held, self.ledger.cluster());
         let mut statement = self.ledger.statement();
-        let id = wanting.id;
+        let id = request.id;
         let Ok(grant) = statement.place(id.clone(), &reading.ask, &policies, LedgerTime(u64::MAX)) else {
             drop(statement);
             return Err(self.no_room(&reading.ask));
         };
         statement.confirm(id.clone(), grant.clone(), HostUsage::default());
-        let record = record_of(&self.node, wanting, reading, grant, settings)?;
+        let record = record_of(&self.node, request, reading, grant, settings)?;
         statement.commit();
         Ok(self.enter(record))
     }
@@ -176,11 +180,11 @@ impl Book {
     /// The grant that the pod brought, if any, with as many shares for each container as it asks for; and whose spelling it was in.
     fn brought(
         &self,
-        wanting: &Wanting<'_>,
+        request: &GrantRequest<'_>,
         reading: &Reading,
         settings: &Settings,
     ) -> Result<Option<(Dialect, PodGrant)>, Refusal> {
-        let read = grants::read(wanting.pod, Some(&self.node.name), &self.node, &settings.dialect());
+        let read = grants::read(request.pod, Some(&self.node.name), &self.node, &settings.dialect());
         let Some((dialect, grant)) = read.map_err(not_obeyed)? else { return Ok(None) };
         for ask in &reading.ask.asks {
             let shares = shares_of(&grant, &ask.container).len();
@@ -231,8 +235,8 @@ impl Book {
         settings: &Settings,
     ) -> Result<PodRecord, Refusal> {
         let reading = asks::read(pod, &settings.dialect());
-        let wanting = Wanting { id: &old.pod, pod, problems: &[], boot: &old.boot, now: old.at };
-        written(&self.node, &wanting, &reading, grant, settings)
+        let request = GrantRequest { id: &old.pod, pod, problems: &[], boot: &old.boot, now: old.at };
+        written(&self.node, &request, &reading, grant, settings)
     }
 
     /// A pod has ended: what it held can be given again.
@@ -242,7 +246,7 @@ impl Book {
     }
 
     /// Reserves, for a running pod that is resized, the larger of its old and its new amounts, if its GPUs have them.
-    /// No other pod can take either until [`Book::put_back`] ends the resize.
+    /// No other pod can take either until [`GrantBook::put_back`] ends the resize.
     pub(crate) fn reserve(&mut self, old: &PodRecord, new: &PodGrant) -> Result<(), Refusal> {
         let mut statement = self.ledger.statement();
         // Shrinking reserves what the pod has already, which is never refused, however full the GPU is.
@@ -263,17 +267,17 @@ impl Book {
 /// Returns what is persisted of a grant and written to its pod.
 fn record_of(
     node: &Node,
-    wanting: &Wanting<'_>,
+    request: &GrantRequest<'_>,
     reading: &Reading,
     grant: PodGrant,
     settings: &Settings,
 ) -> Result<PodRecord, Refusal> {
-    let mut record = written(node, wanting, reading, grant, settings)?;
+    let mut record = written(node, request, reading, grant, settings)?;
     if settings.extender {
         // What the extender wrote is kept; only the note that the grant was applied is new.
         let decided =
             |key: &str| grants::is_record(key) && ![gpushare::ASSIGNED, volcano::TO_ALLOCATE].contains(&key);
-        record.annotations.retain(|key, _| !(decided(key) && wanting.pod.annotations.contains_key(key)));
+        record.annotations.retain(|key, _| !(decided(key) && request.pod.annotations.contains_key(key)));
     }
     Ok(record)
 }
@@ -281,22 +285,22 @@ fn record_of(
 /// Returns a record with the annotations of every dialect.
 fn written(
     node: &Node,
-    wanting: &Wanting<'_>,
+    request: &GrantRequest<'_>,
     reading: &Reading,
     grant: PodGrant,
     settings: &Settings,
 ) -> Result<PodRecord, Refusal> {
     let dialects: BTreeMap<ContainerName, _> =
         reading.containers.iter().filter_map(|one| Some((one.name.clone(), one.dialect?))).collect();
-    let spelling = Spelling::of(wanting.pod, &dialects);
-    let mut written = grants::write(&grant, node, &spelling, &settings.dialect(), UnixNanos(wanting.now))
+    let spelling = Spelling::of(request.pod, &dialects);
+    let mut written = grants::write(&grant, node, &spelling, &settings.dialect(), UnixNanos(request.now))
         .map_err(|error| Refusal(format!("the grant cannot be written: {error}")))?;
     // Records of other systems that wait for a node to apply them are marked as applied.
     grants::set_up(&mut written.annotations);
     Ok(PodRecord {
-        pod: wanting.id.clone(),
-        boot: wanting.boot.into(),
-        at: wanting.now,
+        pod: request.id.clone(),
+        boot: request.boot.into(),
+        at: request.now,
         grant,
         dialects: dialects.into_iter().map(|(name, dialect)| (name, dialect.name().to_string())).collect(),
         annotations: written.annotations,

@@ -1,15 +1,19 @@
-//! A container is about to start: whose it is, what its pod was granted, and everything put in its place.
+//! Answers kubelet: names devices in `Allocate`, and makes everything that a container gets in `PreStartContainer`.
+//!
+//! `Allocate` does not say which pod it is for, so it is answered with a fresh key and nothing else. Before the container is
+//! created, kubelet's checkpoint says which container has which key; then its pod's grant is decided, and its region and CDI
+//! spec are made.
 
-use super::known::annotations;
-use super::{NodeState, lock, logged_name, now};
-use crate::book::Wanting;
-use crate::checkpoint::PodRecord;
-use crate::containers::lifecycle::{ContainerOwner, PREPARE, PrepareStep};
+use super::lifecycle::{ContainerOwner, PREPARE, PrepareStep};
+use super::recover::annotations;
+use crate::grants::GrantRequest;
 use crate::identity::{ContainerState, Holder, RunningContainer};
 use crate::inject::Container;
-use crate::plugin::{DeviceId, Giver, Nonce, Refusal};
+use crate::plugin::{ContainerKey, DeviceId, Giver, Refusal};
 use crate::refusals::StartSubject;
 use crate::regions::Regions;
+use crate::state::{NodeState, lock, logged_name, now};
+use crate::store::PodRecord;
 use partage_cluster::PodView;
 use partage_core::model::{ContainerName, Grant, PodUid};
 use partage_host::cdi::SHARED_DEVICE;
@@ -22,12 +26,12 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long a pod that kubelet knows may take to be known here too: both are told by the same API server.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// Kubelet waits for 30 s, and says nothing of why.
-const DEADLINE: Duration = Duration::from_secs(25);
-/// How often to look whether it is.
-const GLANCE: Duration = Duration::from_millis(50);
+/// How long the watch may take to deliver what kubelet knows already, and the API server to say how a container ended.
+const WATCH_LAG_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long the answer to `PreStartContainer` may take. Kubelet gives up after 30 s, without a reason that anybody could read.
+const START_TIMEOUT: Duration = Duration::from_secs(25);
+/// How often it is checked whether an init container is reported as finished.
+const FINISH_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 impl NodeState {
     /// What the pod of these devices holds, decided now where that was not done before.
@@ -35,7 +39,7 @@ impl NodeState {
         let known = self.containers().grants().record(&holder.uid).cloned();
         if let Some(record) = known {
             // Its share is about to be given back.
-            if self.pods.is_synced() && self.pods.by_uid(&holder.uid).is_none() {
+            if self.adapters.pods.is_synced() && self.adapters.pods.by_uid(&holder.uid).is_none() {
                 return Err(Refusal(format!(
                     "pod {} was deleted: the API server no longer has it, and its GPUs go to others",
                     holder.uid
@@ -46,8 +50,13 @@ impl NodeState {
         let (pod, listed) = self.pod(holder).await?;
         self.resolve_pods().await?;
         let settings = self.settings();
-        let request =
-            Wanting { id: &pod.id, pod: &pod.pod, problems: &pod.problems, boot: &self.boot, now: now() };
+        let request = GrantRequest {
+            id: &pod.id,
+            pod: &pod.pod,
+            problems: &pod.problems,
+            boot: &self.machine.boot,
+            now: now(),
+        };
         let decided = self.containers().decide(&request, &settings, listed);
         fault::point("after-decide");
         decided
@@ -55,8 +64,8 @@ impl NodeState {
 
     /// A pod that starts again after a reboot holds what it held before.
     fn of_this_boot(&self, mut record: PodRecord) -> PodRecord {
-        if record.boot != self.boot {
-            record.boot.clone_from(&self.boot);
+        if record.boot != self.machine.boot {
+            record.boot.clone_from(&self.machine.boot);
             self.containers().replace(record.clone());
         }
         record
@@ -64,7 +73,7 @@ impl NodeState {
 
     /// Returns the pod that holds these devices, and whether the API server's list has it: a single read may be ahead of the list.
     async fn pod(&self, holder: &Holder) -> Result<(Arc<PodView>, bool), Refusal> {
-        if let Some(pod) = self.pods.wait_for(&holder.uid, PATIENCE).await {
+        if let Some(pod) = self.adapters.pods.wait_for(&holder.uid, WATCH_LAG_TIMEOUT).await {
             return Ok((pod, true));
         }
         let unknown = |why: &str| {
@@ -73,10 +82,10 @@ impl NodeState {
         // Kubelet and the API server have different UIDs for a pod that comes from a file on the node.
         let no_such = "the API server has no such pod (one that comes from a file on the node cannot have a share: make it a DaemonSet)";
         let Some((namespace, name)) = &holder.name else {
-            let has_told = self.pods.is_synced();
+            let has_told = self.adapters.pods.is_synced();
             return Err(unknown(if has_told { no_such } else { "the API server has not told of it" }));
         };
-        match self.cluster.client.pod(namespace, name).await {
+        match self.adapters.cluster.client.pod(namespace, name).await {
             Ok(Some(pod)) if pod.id.uid == holder.uid => Ok((pod, false)),
             Ok(_) => Err(unknown(no_such)),
             Err(error) => Err(unknown(&error.to_string())),
@@ -88,7 +97,7 @@ impl NodeState {
     /// alone, and never replaced.
     pub(super) fn prepare(
         &self,
-        keys: &[Nonce],
+        keys: &[ContainerKey],
         owner: &ContainerOwner,
         record: &PodRecord,
         grant: &Grant,
@@ -104,7 +113,7 @@ impl NodeState {
             match step {
                 PrepareStep::Region => {
                     let make = if may_run { Regions::adopt } else { Regions::prepare };
-                    make(&self.regions, key, &owner.pod, &owner.container, &grant.shares, &all)?;
+                    make(&self.adapters.regions, key, &owner.pod, &owner.container, &grant.shares, &all)?;
                     fault::point("after-region");
                 }
                 PrepareStep::Spec => {
@@ -115,20 +124,20 @@ impl NodeState {
         }
         self.containers().prepared(keys, owner);
         self.save_soon(&owner.pod);
-        self.settle_after(&all);
+        self.apply_turns_since(&all);
         Ok(())
     }
 
     /// Writes the CDI specs of a container whose region is that of `region`.
     fn write_specs(
         &self,
-        keys: &[Nonce],
-        region: &Nonce,
+        keys: &[ContainerKey],
+        region: &ContainerKey,
         record: &PodRecord,
         grant: &Grant,
     ) -> Result<(), String> {
         let container = &grant.container;
-        let region = self.regions.folder(region);
+        let region = self.adapters.regions.folder(region);
         let devices =
             self.devices(&region, grant).map_err(|error| format!("{}: {error}", region.display()))?;
         let empty = BTreeMap::new();
@@ -138,39 +147,39 @@ impl NodeState {
             region: &region,
             devices: devices.as_deref(),
             env: record.env.get(container).unwrap_or(&empty),
-            nvidia_runtime: self.nvidia_runtime.load(Ordering::Relaxed),
+            nvidia_runtime: self.machine.nvidia_runtime.load(Ordering::Relaxed),
         };
         let annotations =
-            annotations(record, container, &self.materials).map_err(|error| error.to_string())?;
+            annotations(record, container, &self.adapters.materials).map_err(|error| error.to_string())?;
         let failed = |error: io::Error| format!("its CDI file cannot be written: {error}");
         for key in keys {
             let edits = if self.has_shared_device(key) {
                 // Restores a shared spec that was removed or changed by hand.
-                self.cdi.put_shared(&self.materials.shared_edits()).map_err(failed)?;
-                self.materials.container_edits(&target)?
+                self.adapters.cdi.put_shared(&self.adapters.materials.shared_edits()).map_err(failed)?;
+                self.adapters.materials.container_edits(&target)?
             } else {
-                self.materials.edits(&target)?
+                self.adapters.materials.edits(&target)?
             };
-            self.cdi.put(&key.0, &annotations, &edits).map_err(failed)?;
+            self.adapters.cdi.put(&key.0, &annotations, &edits).map_err(failed)?;
         }
         Ok(())
     }
 
     /// Returns whether kubelet passes [`SHARED_DEVICE`] to the runtime beside this key. It does not where an agent without that device
     /// answered `Allocate`: then the container's own CDI spec must be complete.
-    fn has_shared_device(&self, key: &Nonce) -> bool {
+    fn has_shared_device(&self, key: &ContainerKey) -> bool {
         self.containers().allocation(key).is_some_and(|allocation| allocation.shared)
     }
 
     /// Whether everything exists that was made for a container.
-    fn is_prepared(&self, nonce: &Nonce) -> bool {
-        self.cdi.get(&nonce.0).is_some_and(|found| found.content.is_ok())
-            && (self.cdi.has_shared() || !self.has_shared_device(nonce))
-            && self.regions.folder(nonce).is_dir()
+    fn is_prepared(&self, key: &ContainerKey) -> bool {
+        self.adapters.cdi.get(&key.0).is_some_and(|found| found.content.is_ok())
+            && (self.adapters.cdi.has_shared() || !self.has_shared_device(key))
+            && self.adapters.regions.folder(key).is_dir()
     }
 
     /// Removes what was made for a container under earlier keys.
-    fn remove_superseded(&self, key: &Nonce, owner: &ContainerOwner) {
+    fn remove_superseded(&self, key: &ContainerKey, owner: &ContainerOwner) {
         let superseded = self.containers().superseded(key, owner);
         for other in &superseded {
             self.remove_container(other);
@@ -179,7 +188,7 @@ impl NodeState {
 
     /// A simulated driver sees the GPUs that have a file in its node's folder.
     fn devices(&self, region: &Path, grant: &Grant) -> io::Result<Option<PathBuf>> {
-        if self.simulated.is_none() {
+        if self.machine.simulated.is_none() {
             return Ok(None);
         }
         let folder = region.join("dev");
@@ -218,7 +227,7 @@ impl NodeState {
         current: &Mutex<Option<Holder>>,
     ) -> Result<(), Refusal> {
         let newest = self.containers().newest_key(resource, ids);
-        let holders = self.kubelet.holders(resource, ids, newest.as_ref()).await;
+        let holders = self.adapters.kubelet.holders(resource, ids, newest.as_ref()).await;
         let holders = holders.map_err(|error| Refusal(error.to_string()))?;
         for holder in &holders {
             *lock(current) = Some(holder.clone());
@@ -232,8 +241,8 @@ impl NodeState {
     /// Makes everything ready for one container that holds the devices.
     async fn start_one(&self, holder: &Holder) -> Result<(), Refusal> {
         // A pod that is force-deleted meanwhile is forgotten before or after this, and never in between.
-        let _alone = self.alone_with(&holder.uid).await;
-        if let Some(key) = &holder.nonce {
+        let _alone = self.lock_pod(&holder.uid).await;
+        if let Some(key) = &holder.key {
             let owner = ContainerOwner { pod: holder.uid.clone(), container: holder.container.clone() };
             self.containers().identify(key, &owner);
         }
@@ -263,7 +272,7 @@ impl NodeState {
         // Waiting for a disk must not keep other tasks waiting.
         tokio::task::block_in_place(|| {
             self.prepare(&keys, &owner, &record, grant, false)?;
-            if holder.nonce.is_some() {
+            if holder.key.is_some() {
                 self.remove_superseded(key, &owner);
             }
             Ok(())
@@ -302,7 +311,7 @@ impl NodeState {
     /// The container that starts. Without its checkpoint kubelet does not tell of init containers: then it is the first of those
     /// with a grant that has not finished.
     async fn starting(&self, holder: &Holder, record: &PodRecord) -> ContainerName {
-        if holder.nonce.is_some() {
+        if holder.key.is_some() {
             return holder.container.clone();
         }
         if self.was_started(&holder.uid, &holder.container).await {
@@ -320,7 +329,7 @@ impl NodeState {
     /// Whether a container was made in its pod's sandbox before: then all that start before it have ended, whoever else can say so.
     async fn was_started(&self, uid: &PodUid, container: &ContainerName) -> bool {
         let (Ok(sandboxes), Ok(containers)) =
-            (self.runtime.sandboxes().await, self.runtime.containers().await)
+            (self.adapters.runtime.sandboxes().await, self.adapters.runtime.containers().await)
         else {
             return false;
         };
@@ -337,30 +346,30 @@ impl NodeState {
             if self.has_finished(uid, container) {
                 return true;
             }
-            let ended = self.runtime.containers().await.is_ok_and(|all| {
+            let ended = self.adapters.runtime.containers().await.is_ok_and(|all| {
                 let mut of_it = all.iter().filter(|one| one.uid == *uid && one.container == *container);
                 of_it.any(|one| one.state == ContainerState::Exited)
             });
-            if !ended || begun.elapsed() > PATIENCE {
+            if !ended || begun.elapsed() > WATCH_LAG_TIMEOUT {
                 return false;
             }
-            tokio::time::sleep(GLANCE).await;
+            tokio::time::sleep(FINISH_POLL_INTERVAL).await;
         }
     }
 
     fn has_finished(&self, uid: &PodUid, init: &ContainerName) -> bool {
-        self.pods.by_uid(uid).is_some_and(|pod| pod.finished_inits.contains(init))
+        self.adapters.pods.by_uid(uid).is_some_and(|pod| pod.finished_inits.contains(init))
     }
 }
 
 impl Giver for NodeState {
-    async fn allocate(&self, resource: &str, ids: BTreeSet<DeviceId>) -> Result<Nonce, Refusal> {
+    async fn allocate(&self, resource: &str, ids: BTreeSet<DeviceId>) -> Result<ContainerKey, Refusal> {
         let begun = Instant::now();
-        let nonce = nonce().map_err(|error| Refusal(format!("no name can be made: {error}")))?;
+        let key = key().map_err(|error| Refusal(format!("no name can be made: {error}")))?;
         let first = ids.first().cloned();
-        let allocation = self.containers().allocate(nonce.clone(), resource, ids, now());
-        self.checkpoint.put_name(&allocation).map_err(|error| {
-            self.containers().remove(&nonce);
+        let allocation = self.containers().allocate(key.clone(), resource, ids, now());
+        self.adapters.store.put_allocation(&allocation).map_err(|error| {
+            self.containers().remove(&key);
             // Kubelet fails the pod and says why in its status; `Allocate` does not say which pod it is for.
             tracing::warn!(resource, %error, "device allocation refused: it cannot be recorded");
             Refusal(format!("the answer cannot be recorded: {error}; look after the node's disk"))
@@ -374,11 +383,11 @@ impl Giver for NodeState {
             "devices are named"
         );
         self.counts().answers.note(took);
-        Ok(nonce)
+        Ok(key)
     }
 
-    fn cdi_devices(&self, nonce: &Nonce) -> Vec<String> {
-        vec![nonce.cdi_device(), SHARED_DEVICE.to_string()]
+    fn cdi_devices(&self, key: &ContainerKey) -> Vec<String> {
+        vec![key.cdi_device(), SHARED_DEVICE.to_string()]
     }
 
     async fn start(&self, resource: &str, ids: BTreeSet<DeviceId>) -> Result<(), Refusal> {
@@ -386,11 +395,11 @@ impl Giver for NodeState {
         let late = || {
             Refusal(format!(
                 "it took longer than {} s to find out whose devices these are; kubelet tries again by itself",
-                DEADLINE.as_secs()
+                START_TIMEOUT.as_secs()
             ))
         };
         let current = Mutex::new(None);
-        let done = tokio::time::timeout(DEADLINE, self.start_all(resource, &ids, &current));
+        let done = tokio::time::timeout(START_TIMEOUT, self.start_all(resource, &ids, &current));
         let done = done.await.unwrap_or_else(|_| Err(late()));
         let took = begun.elapsed();
         let holder = lock(&current).take();
@@ -419,8 +428,8 @@ impl Giver for NodeState {
 }
 
 /// A name nobody can have used before.
-fn nonce() -> io::Result<Nonce> {
+fn key() -> io::Result<ContainerKey> {
     let mut bytes = [0_u8; 16];
     fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(Nonce(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
+    Ok(ContainerKey(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
 }

@@ -25,15 +25,15 @@ fn pod(limits: serde_json::Value, annotations: serde_json::Value) -> Pod {
     Pod::read(&json!({"annotations": annotations}), &spec).0
 }
 
-fn decide(book: &mut Book, uid: &str, pod: &Pod, settings: &Settings) -> Result<PodRecord, String> {
+fn decide(book: &mut GrantBook, uid: &str, pod: &Pod, settings: &Settings) -> Result<PodRecord, String> {
     let id = PodId { uid: uid.into(), namespace: "default".into(), name: uid.into() };
-    let wanting = Wanting { id: &id, pod, problems: &[], boot: "b", now: 7 };
-    book.decide(&wanting, settings).map_err(|refusal| refusal.0)
+    let request = GrantRequest { id: &id, pod, problems: &[], boot: "b", now: 7 };
+    book.decide(&request, settings).map_err(|refusal| refusal.0)
 }
 
 /// What is held of a GPU: memory, compute in thousandths of a percent, shares. What an init container holds before the others
 /// start is not counted beside them.
-fn held(book: &Book, gpu: &GpuUuid) -> (u64, u32, u32) {
+fn held(book: &GrantBook, gpu: &GpuUuid) -> (u64, u32, u32) {
     let on = book.shares().filter(|(_, grant, share)| share.gpu == *gpu && !grant.init);
     on.fold((0, 0, 0), |(memory, cores, shares), (_, _, share)| {
         (
@@ -64,7 +64,7 @@ fn granted(node: &str, container: &str, gpu: &str, memory: u64) -> serde_json::V
 
 #[test]
 fn a_pod_that_asks_twice_has_one_grant() {
-    let mut book = Book::new(node(), BTreeMap::new());
+    let mut book = GrantBook::new(node(), BTreeMap::new());
     let asks = pod(json!({"partage.dev/gpu": 1, "partage.dev/memory": "10Gi"}), json!({}));
     let first = decide(&mut book, "a", &asks, &Settings::default()).unwrap();
     assert_eq!(decide(&mut book, "a", &asks, &Settings::default()).unwrap(), first);
@@ -75,7 +75,7 @@ fn a_pod_that_asks_twice_has_one_grant() {
 
 #[test]
 fn who_finds_no_room_is_told_why_and_has_it_when_there_is() {
-    let mut book = Book::new(node(), BTreeMap::new());
+    let mut book = GrantBook::new(node(), BTreeMap::new());
     let settings = Settings::default();
     let asks = pod(json!({"partage.dev/gpu": 1, "partage.dev/memory": "10Gi"}), json!({}));
     decide(&mut book, "a", &asks, &settings).unwrap();
@@ -94,7 +94,7 @@ fn who_finds_no_room_is_told_why_and_has_it_when_there_is() {
 
 #[test]
 fn what_is_ill_is_given_to_nobody_and_stays_with_who_has_it() {
-    let mut book = Book::new(node(), BTreeMap::new());
+    let mut book = GrantBook::new(node(), BTreeMap::new());
     let settings = Settings::default();
     let asks = pod(json!({"partage.dev/gpu": 1, "partage.dev/memory": "10Gi"}), json!({}));
     let first = decide(&mut book, "a", &asks, &settings).unwrap();
@@ -110,7 +110,7 @@ fn what_is_ill_is_given_to_nobody_and_stays_with_who_has_it() {
 
 #[test]
 fn wrong_asks_are_refused_in_words() {
-    let mut book = Book::new(node(), BTreeMap::new());
+    let mut book = GrantBook::new(node(), BTreeMap::new());
     let wrong = pod(json!({"partage.dev/gpu": 1, "volcano.sh/vgpu-number": 1}), json!({}));
     let why = decide(&mut book, "a", &wrong, &Settings::default()).unwrap_err();
     assert!(why.starts_with("container main, "), "{why}");
@@ -133,7 +133,7 @@ fn more_gpus_than_a_container_can_have_are_refused() {
             ..many.gpus[0].clone()
         })
         .collect();
-    let mut book = Book::new(many, BTreeMap::new());
+    let mut book = GrantBook::new(many, BTreeMap::new());
     let gpus = |count: u32| pod(json!({"partage.dev/gpu": count, "partage.dev/memory": "1Gi"}), json!({}));
     for settings in [Settings::default(), extender()] {
         let why = decide(&mut book, "a", &gpus(17), &settings).unwrap_err();
@@ -149,7 +149,7 @@ fn more_gpus_than_a_container_can_have_are_refused() {
 
 #[test]
 fn a_grant_that_came_with_the_pod_is_obeyed_to_the_byte() {
-    let mut book = Book::new(node(), BTreeMap::new());
+    let mut book = GrantBook::new(node(), BTreeMap::new());
     let limits = json!({"partage.dev/gpu": 1, "partage.dev/memory": "10Gi"});
     let asks = pod(limits.clone(), granted("n1", "main", GPU[1], 10 << 30));
     let record = decide(&mut book, "a", &asks, &extender()).unwrap();
@@ -174,7 +174,7 @@ fn a_grant_that_came_with_the_pod_is_obeyed_to_the_byte() {
 
 #[test]
 fn a_grant_on_a_pod_means_nothing_where_no_extender_grants() {
-    let mut book = Book::new(node(), BTreeMap::new());
+    let mut book = GrantBook::new(node(), BTreeMap::new());
     let limits = json!({"partage.dev/gpu": 1, "partage.dev/memory": "1Gi"});
     let forged = pod(limits, granted("n1", "main", GPU[0], 16 << 30));
     let record = decide(&mut book, "a", &forged, &Settings::default()).unwrap();
@@ -183,7 +183,7 @@ fn a_grant_on_a_pod_means_nothing_where_no_extender_grants() {
 
 #[test]
 fn amounts_change_within_what_the_gpu_has() {
-    let mut book = Book::new(node(), BTreeMap::new());
+    let mut book = GrantBook::new(node(), BTreeMap::new());
     let settings = Settings::default();
     let ten = pod(json!({"partage.dev/gpu": 1, "partage.dev/memory": "10Gi"}), json!({}));
     for uid in ["a", "b"] {
@@ -214,7 +214,7 @@ proptest! {
     /// Whatever comes and goes: never more than there is, and what is given back is there again.
     #[test]
     fn never_over_capacity(steps in proptest::collection::vec((0..12_usize, 1..20_u64, 0..=100_u32, any::<bool>()), 1..60)) {
-        let mut book = Book::new(node(), BTreeMap::new());
+        let mut book = GrantBook::new(node(), BTreeMap::new());
         let settings = Settings::default();
         for (uid, memory, cores, goes) in steps {
             let uid = format!("pod-{uid}");
@@ -229,7 +229,7 @@ proptest! {
             let _ = decide(&mut book, &uid, &pod(limits, json!({})), &settings);
             prop_assert_eq!(book.audit(), vec![]);
             // The same book again, from its records.
-            let again = Book::new(node(), book.records.clone());
+            let again = GrantBook::new(node(), book.records.clone());
             for gpu in GPU {
                 prop_assert_eq!(held(&again, &gpu.into()), held(&book, &gpu.into()));
                 prop_assert!(held(&book, &gpu.into()).0 <= 16 << 30);

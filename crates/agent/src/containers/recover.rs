@@ -1,15 +1,14 @@
 //! Recovery from what earlier agents left: their records and CDI specs, kubelet's checkpoint, and the annotations of pods.
 
-use super::{NodeState, Parts, logged_name, now, offered};
-use crate::book::Wanting;
-use crate::checkpoint::{self, PodRecord};
-use crate::containers::lifecycle::{ContainerOwner, Containers, LeftBehind, Recovered};
+use super::lifecycle::{ContainerOwner, Containers, LeftBehind, Recovered};
+use crate::grants::GrantRequest;
 use crate::identity::{ContainerState, Holder};
 use crate::inject::Materials;
-use crate::plugin::{Nonce, Refusal};
-use crate::refusals::RefusalLog;
+use crate::plugin::{ContainerKey, Refusal};
 use crate::report::Counts;
 use crate::settings::Settings;
+use crate::state::{Adapters, Machine, NodeState, logged_name, now, offered};
+use crate::store::{self, PodRecord};
 use partage_cluster::{PodView, Severity};
 use partage_core::model::ContainerName;
 use partage_enforce::error_chain::describe;
@@ -19,9 +18,6 @@ use partage_host::cdi::{Content, Found, SpecError};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
-use std::time::Instant;
-use tokio::sync::Notify;
 
 /// What a CDI file says of its container, besides what it gets: enough to know everything again.
 const OF_POD: &str = "partage.dev/pod";
@@ -32,22 +28,22 @@ const LIBRARIES_ANNOTATION: &str = "partage.dev/libraries";
 
 impl NodeState {
     /// Recovers the node's state from what earlier agents left: their records and CDI specs, and kubelet's checkpoint.
-    pub(crate) fn recover(parts: Parts, settings: Settings) -> io::Result<NodeState> {
-        let kept = parts.checkpoint.read()?;
+    pub(crate) fn recover(adapters: Adapters, machine: Machine, settings: Settings) -> io::Result<NodeState> {
+        let kept = adapters.store.read()?;
         let mut counts = Counts { quarantined: kept.quarantined as u64, ..Counts::default() };
         let mut left = LeftBehind {
             allocations: kept.names,
             records: kept.pods,
             foreign_records: kept.unsupported,
-            kubelet: parts.kubelet.all().unwrap_or_default(),
+            kubelet: adapters.kubelet.all().unwrap_or_default(),
             ..LeftBehind::default()
         };
-        for found in parts.cdi.all()? {
+        for found in adapters.cdi.all()? {
             match owner(&found) {
-                Some(Ok(content)) => drop(left.specs.insert(Nonce(found.name), content)),
+                Some(Ok(content)) => drop(left.specs.insert(ContainerKey(found.name), content)),
                 Some(Err(OwnerError::Record(error @ DecodeError::UnsupportedVersion { .. }))) => {
                     tracing::warn!(name = found.name, %error, "CDI spec of another agent version left in place");
-                    left.foreign_specs.insert(Nonce(found.name));
+                    left.foreign_specs.insert(ContainerKey(found.name));
                 }
                 Some(Err(error)) => {
                     counts.quarantined += 1;
@@ -57,25 +53,10 @@ impl NodeState {
             }
         }
         // Nothing is offered on a GPU whose health is not known.
-        let truth = MonitorReport { looks: parts.gpus.look(), ..MonitorReport::default() };
-        let node = offered(&parts.inventory.node, &settings, &truth);
+        let report = MonitorReport { looks: adapters.gpus.look(), ..MonitorReport::default() };
+        let node = offered(&machine.inventory.node, &settings, &report);
         let (containers, recovered) = Containers::recover(node, left);
-        let state = NodeState {
-            parts,
-            settings: Mutex::new(Arc::new(settings)),
-            containers: Mutex::new(containers),
-            record_writes: Mutex::default(),
-            unsaved: Notify::new(),
-            truth: Mutex::new(truth),
-            looked: Mutex::new(Instant::now()),
-            suspected: Mutex::default(),
-            counts: Mutex::new(counts),
-            mismatched: Mutex::default(),
-            refusals: RefusalLog::default(),
-            busy: Mutex::default(),
-            settled: Mutex::default(),
-            changed: Notify::new(),
-        };
+        let state = NodeState::new(adapters, machine, settings, containers, report, counts);
         state.adopt_regions(recovered);
         Ok(state)
     }
@@ -86,13 +67,14 @@ impl NodeState {
         for Recovered { key, owner, has_spec } in recovered {
             // After a reboot there is no region, and no container that could miss it: the next start makes it. Where somebody
             // removed the region, a running container still has it mapped, and a new one would only contradict it.
-            if !self.regions.folder(&key).is_dir() {
+            if !self.adapters.regions.folder(&key).is_dir() {
                 continue;
             }
             let Some(record) = self.containers().grants().record(&owner.pod).cloned() else { continue };
             let Some(grant) = record.grant_of(&owner.container) else { continue };
             let adopted = if has_spec {
-                let adopted = self.regions.adopt(&key, &owner.pod, &owner.container, &grant.shares, &gated);
+                let adopted =
+                    self.adapters.regions.adopt(&key, &owner.pod, &owner.container, &grant.shares, &gated);
                 adopted
                     .map(|()| self.containers().prepared(std::slice::from_ref(&key), &owner))
                     .map_err(String::from)
@@ -102,10 +84,10 @@ impl NodeState {
             if let Err(error) = adopted {
                 let (namespace, pod) = logged_name(Some(&record.pod));
                 let container = &owner.container;
-                tracing::warn!(namespace, pod, %container, nonce = %key, error, "cannot adopt a region");
+                tracing::warn!(namespace, pod, %container, key = %key, error, "cannot adopt a region");
             }
         }
-        self.settle();
+        self.apply_turns();
     }
 
     /// Finds out what pods hold that had devices when the agent started and that no readable record tells of: those that run
@@ -118,13 +100,13 @@ impl NodeState {
         let later = |why: &str| {
             Refusal(format!("it is not known yet who holds what: {why}; kubelet tries again by itself"))
         };
-        if !self.pods.is_synced() {
+        if !self.adapters.pods.is_synced() {
             return Err(later("the API server has not told of the node's pods"));
         }
-        let running = self.runtime.containers().await.map_err(|error| later(&error.to_string()))?;
+        let running = self.adapters.runtime.containers().await.map_err(|error| later(&error.to_string()))?;
         for uid in unresolved {
             let runs = running.iter().any(|one| one.uid == uid && one.state == ContainerState::Running);
-            if let Some(pod) = self.pods.by_uid(&uid).filter(|_| runs) {
+            if let Some(pod) = self.adapters.pods.by_uid(&uid).filter(|_| runs) {
                 self.adopt_annotated(&pod);
             }
             self.containers().resolved(&uid);
@@ -135,7 +117,8 @@ impl NodeState {
 
     /// Adopts the grant that a running pod carries in its annotations.
     fn adopt_annotated(&self, pod: &PodView) {
-        let request = Wanting { id: &pod.id, pod: &pod.pod, problems: &[], boot: &self.boot, now: now() };
+        let request =
+            GrantRequest { id: &pod.id, pod: &pod.pod, problems: &[], boot: &self.machine.boot, now: now() };
         let adopted = self.containers().adopt(&request, &self.settings());
         let (namespace, name) = (&pod.id.namespace, &pod.id.name);
         match adopted {
@@ -155,12 +138,13 @@ impl NodeState {
     }
 
     fn adopt_regions_of(&self, record: &PodRecord) {
-        let held = self.kubelet.all().into_iter().flatten().filter(|holder| holder.uid == record.pod.uid);
+        let held =
+            self.adapters.kubelet.all().into_iter().flatten().filter(|holder| holder.uid == record.pod.uid);
         let recovered: Vec<Recovered> = held
-            .filter_map(|Holder { uid: pod, container, nonce, .. }| {
-                let (key, owner) = (nonce?, ContainerOwner { pod, container });
+            .filter_map(|Holder { uid: pod, container, key, .. }| {
+                let (key, owner) = (key?, ContainerOwner { pod, container });
                 // A spec that another version of the agent wrote is not replaced.
-                let has_spec = self.cdi.get(&key.0).is_some_and(|found| is_unsupported(&found));
+                let has_spec = self.adapters.cdi.get(&key.0).is_some_and(|found| is_unsupported(&found));
                 Some(Recovered { key, owner, has_spec })
             })
             .collect();
@@ -172,19 +156,19 @@ impl NodeState {
     }
 
     /// Writes a changed record into the CDI spec of a container of its pod.
-    pub(crate) fn rewrite_spec(&self, nonce: &Nonce, record: &PodRecord, container: &ContainerName) {
-        let Some(Found { content: Ok(content), .. }) = self.cdi.get(&nonce.0) else { return };
-        let noted = annotations(record, container, &self.materials).map_err(io::Error::from);
+    pub(crate) fn rewrite_spec(&self, key: &ContainerKey, record: &PodRecord, container: &ContainerName) {
+        let Some(Found { content: Ok(content), .. }) = self.adapters.cdi.get(&key.0) else { return };
+        let noted = annotations(record, container, &self.adapters.materials).map_err(io::Error::from);
         let noted = noted.and_then(|mut annotations| {
             // The running container keeps the libraries that it was started with.
             annotations.remove(LIBRARIES_ANNOTATION);
             let libraries = content.annotations.get_key_value(LIBRARIES_ANNOTATION);
             annotations.extend(libraries.map(|(key, folder)| (key.clone(), folder.clone())));
-            self.cdi.put(&nonce.0, &annotations, &content.edits)
+            self.adapters.cdi.put(&key.0, &annotations, &content.edits)
         });
         if let Err(error) = noted {
             let (namespace, pod) = logged_name(Some(&record.pod));
-            tracing::warn!(namespace, pod, %container, %nonce, %error, "cannot write a CDI spec");
+            tracing::warn!(namespace, pod, %container, %key, %error, "cannot write a CDI spec");
         }
     }
 }
@@ -197,7 +181,7 @@ pub(super) fn annotations(
 ) -> serde_json::Result<BTreeMap<String, String>> {
     let libraries = materials.libraries_dir().to_string_lossy().into_owned();
     let pairs = [
-        (OF_POD, checkpoint::encode(record)?),
+        (OF_POD, store::encode(record)?),
         (OF_CONTAINER, container.to_string()),
         (LIBRARIES_ANNOTATION, libraries),
     ];
@@ -217,7 +201,7 @@ fn owner(found: &Found) -> Option<Result<(PodRecord, ContainerName), OwnerError>
         Err(why) => return Some(Err(OwnerError::Spec(why.clone()))),
     };
     let (text, container) = (content.annotations.get(OF_POD)?, content.annotations.get(OF_CONTAINER)?);
-    let record = checkpoint::decode(text).map_err(OwnerError::Record);
+    let record = store::decode(text).map_err(OwnerError::Record);
     Some(record.map(|record| (record, ContainerName::from(container.as_str()))))
 }
 

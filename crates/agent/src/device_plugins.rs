@@ -1,10 +1,10 @@
 //! What kubelet and the API server are told: devices of each resource, and what the node says of itself.
 
-use crate::node::NodeState;
-use crate::plugin::{Listed, Plugin};
+use crate::plugin::{DeviceId, Listed, Plugin};
 use crate::publish;
 use crate::resources::{self, CountResource, PodRequest};
-use std::collections::BTreeMap;
+use crate::state::NodeState;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::runtime::Handle;
@@ -66,7 +66,7 @@ fn wanted(state: &NodeState) -> BTreeMap<String, Vec<Listed>> {
     let ill: Vec<bool> =
         state.containers().grants().node().gpus.iter().map(|gpu| gpu.withheld.is_some()).collect();
     let enabled = CountResource::enabled(&settings);
-    let counted = state.inventory.counted_node();
+    let counted = state.machine.inventory.counted_node();
     let mut slots: BTreeMap<String, Vec<u32>> = enabled
         .iter()
         .map(|resource| (resource.name(), resources::slots(resource, &counted, &settings)))
@@ -83,6 +83,27 @@ fn wanted(state: &NodeState) -> BTreeMap<String, Vec<Listed>> {
     slots.into_iter().map(devices).collect()
 }
 
+impl NodeState {
+    /// The devices of a resource that containers hold, with the indexes of the GPUs that their shares are of. Devices of
+    /// containers that were granted nothing yet are on no GPU.
+    pub(crate) fn held(&self, resource: &str) -> BTreeMap<DeviceId, BTreeSet<usize>> {
+        let mut held: BTreeMap<DeviceId, BTreeSet<usize>> = BTreeMap::new();
+        let containers = self.containers();
+        for allocation in containers.allocations().filter(|allocation| allocation.resource == resource) {
+            // By the grant and not by the region: after a reboot, and on an unhealthy GPU, there may be no region yet.
+            let grant = containers.owner(&allocation.key).and_then(|owner| containers.grant_of(owner));
+            let shares = grant.map_or([].as_slice(), |grant| &grant.shares);
+            let gpus: Vec<usize> =
+                shares.iter().filter_map(|share| self.hardware().gpu_index(&share.gpu)).collect();
+            let each = allocation.ids.len().div_ceil(gpus.len().max(1)).max(1);
+            for (at, id) in allocation.ids.iter().enumerate() {
+                held.entry(id.clone()).or_default().extend(gpus.get(at / each));
+            }
+        }
+        held
+    }
+}
+
 /// Puts something in the place of something else; whether that made a difference.
 pub(crate) fn replace<T: PartialEq>(now: &mut T, next: T) -> bool {
     let differs = *now != next;
@@ -92,10 +113,10 @@ pub(crate) fn replace<T: PartialEq>(now: &mut T, next: T) -> bool {
 
 /// What the node is to say; not known before all of its pods are.
 pub(crate) fn publication(state: &NodeState) -> Option<publish::Statement> {
-    if !state.pods.is_synced() {
+    if !state.adapters.pods.is_synced() {
         return None;
     }
-    let pods = state.pods.all();
+    let pods = state.adapters.pods.all();
     let containers = state.containers();
     let grants = containers.grants();
     let running = pods.iter().filter(|pod| !pod.is_finished());

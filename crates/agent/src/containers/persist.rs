@@ -4,8 +4,8 @@
 //! record too and is written before its container may start, so an agent that is killed loses nothing. After a reboot no container
 //! runs, and a pod whose record did not reach the disk in time is placed like a new one.
 
-use super::{NodeState, lock, logged_name};
-use crate::checkpoint::PodRecord;
+use crate::state::{NodeState, lock, logged_name};
+use crate::store::PodRecord;
 use partage_core::model::PodUid;
 use partage_region::failpoint as fault;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ impl NodeState {
     }
 
     fn put_record(&self, record: &PodRecord) -> Result<(), String> {
-        let put = self.checkpoint.put_pod(record);
+        let put = self.adapters.store.put_pod(record);
         self.containers().set_saved(&record.pod.uid, put.is_ok());
         put.map_err(|error| format!("grants cannot be recorded: {error}; look after the node's disk"))
     }
@@ -76,7 +76,7 @@ impl NodeState {
     /// Removes a pod's record from disk, then releases its grant.
     pub(super) fn remove_record(&self, uid: &PodUid) {
         let _one = lock(&self.record_writes);
-        if let Err(error) = self.checkpoint.remove_pod(uid) {
+        if let Err(error) = self.adapters.store.remove_pod(uid) {
             let pod = self.pod_id(uid);
             let (namespace, pod) = logged_name(pod.as_ref());
             tracing::warn!(namespace, pod, %uid, %error, "cannot remove the record of a pod");

@@ -1,30 +1,87 @@
 //! Consistency checks: where the ledger, the records, the regions and kubelet disagree.
 
-use crate::checkpoint::PodRecord;
-use crate::containers::lifecycle::{ContainerOwner, Containers, Stage, is_older};
+use super::lifecycle::{ContainerOwner, Containers, Stage, is_older};
 use crate::identity::Holder;
-use crate::plugin::Nonce;
+use crate::plugin::ContainerKey;
+use crate::state::{NodeState, lock, logged_name};
+use crate::store::PodRecord;
+use partage_cluster::Severity;
 use partage_core::model::{ContainerName, PodId, PodUid, Share};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+impl NodeState {
+    /// Runs the consistency checks and reports each mismatch once for as long as it lasts. Returns how many there are now.
+    pub(crate) fn check_consistency(&self) -> usize {
+        let now = self.mismatches();
+        let count = now.len();
+        for Mismatch { text, pod, event } in news(&mut lock(&self.reported_mismatches), now) {
+            let (namespace, name) = logged_name(pod.as_ref());
+            tracing::warn!(namespace, pod = name, "mismatch: {text}");
+            if let Some((pod, reason)) = pod.as_ref().zip(event) {
+                self.adapters.cluster.pod_event(pod, Severity::Warning, reason, &text);
+            }
+        }
+        count
+    }
+
+    /// What cannot be right: what the ledger finds, and where the records, kubelet and the regions disagree.
+    fn mismatches(&self) -> Vec<Mismatch> {
+        // Kubelet remembers pods that have finished, or are gone, until it gives their devices again.
+        let holds = |uid: &PodUid| self.adapters.pods.by_uid(uid).is_some_and(|pod| !pod.is_finished());
+        let written = self.adapters.kubelet.written();
+        let all = self.adapters.kubelet.all();
+        let held = all.iter().flatten().filter(|holder| holds(&holder.uid));
+        let held: Vec<Holder> = held.cloned().collect();
+        let on_disk = self.adapters.regions.on_disk().into_iter().collect();
+        let specs: BTreeSet<String> = self.adapters.cdi.names().unwrap_or_default().into_iter().collect();
+        let (containers, live) = (self.containers(), self.adapters.regions.live());
+        let kept = live.iter().map(|(key, live)| Kept {
+            key,
+            uid: &live.uid,
+            container: &live.container,
+            shares: &live.shares,
+        });
+        let mut wrong = mismatches(&containers, kept, &on_disk, &held);
+        let grants = containers.grants();
+        let running = |uid: &PodUid| {
+            grants.record(uid).filter(|record| record.boot == self.machine.boot && holds(&record.pod.uid))
+        };
+        let missing = |key: &ContainerKey, stage: &Stage| {
+            let (region, was_prepared) = match stage {
+                Stage::Prepared { region, .. } => (region, true),
+                // The CDI spec is written after the region, and removed before it.
+                _ => (key, specs.contains(&key.0)),
+            };
+            (was_prepared && !self.adapters.regions.is_whole(region))
+                .then(|| self.adapters.regions.folder(region))
+        };
+        wrong.extend(missing_regions(containers.owned(), running, missing));
+        if let Some((all, written)) = all.as_ref().zip(written) {
+            let running = grants.records().filter(|record| running(&record.pod.uid).is_some());
+            wrong.extend(lost_allocations(running, all, written));
+        }
+        wrong
+    }
+}
+
 /// A region, as far as it is compared.
-pub(crate) struct Kept<'a> {
-    pub(crate) nonce: &'a Nonce,
-    pub(crate) uid: &'a PodUid,
-    pub(crate) container: &'a ContainerName,
-    pub(crate) shares: &'a [Share],
+struct Kept<'a> {
+    key: &'a ContainerKey,
+    uid: &'a PodUid,
+    container: &'a ContainerName,
+    shares: &'a [Share],
 }
 
 /// One disagreement.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Mismatch {
+struct Mismatch {
     /// What is wrong, in one sentence that stays the same for as long as it is so.
-    pub(crate) text: String,
+    text: String,
     /// The pod that it is about, where there is one.
-    pub(crate) pod: Option<PodId>,
+    pod: Option<PodId>,
     /// The reason of the event that the pod gets, where its author or an operator has to act.
-    pub(crate) event: Option<&'static str>,
+    event: Option<&'static str>,
 }
 
 impl Mismatch {
@@ -35,48 +92,49 @@ impl Mismatch {
 
 /// Compares what everybody says. `held` is what kubelet gave to pods that are there; `on_disk` are all regions, also those that
 /// belong to no container.
-pub(crate) fn mismatches<'a>(
+fn mismatches<'a>(
     containers: &Containers,
     regions: impl IntoIterator<Item = Kept<'a>>,
-    on_disk: &BTreeSet<Nonce>,
+    on_disk: &BTreeSet<ContainerKey>,
     held: &[Holder],
 ) -> Vec<Mismatch> {
     let grants = containers.grants();
     let pod = |uid: &PodUid| grants.record(uid).map(|record| record.pod.clone());
     let audited = grants.audit().into_iter().map(|finding| Mismatch::new(finding.to_string(), None));
     let mut wrong: Vec<Mismatch> = audited.collect();
-    for Kept { nonce, uid, container, shares } in regions {
+    for Kept { key, uid, container, shares } in regions {
         let granted = grants.record(uid).and_then(|record| record.grant_of(container));
         if granted.is_none_or(|grant| grant.shares != shares) {
-            let text = format!("the region {nonce} does not match the recorded grant of pod {uid}");
+            let text = format!("the region {key} does not match the recorded grant of pod {uid}");
             wrong.push(Mismatch::new(text, pod(uid)));
         }
-        let other = held.iter().find(|holder| holder.nonce.as_ref() == Some(nonce) && holder.uid != *uid);
+        let other = held.iter().find(|holder| holder.key.as_ref() == Some(key) && holder.uid != *uid);
         if let Some(other) = other {
-            let text = format!("kubelet gave {nonce} to pod {}, its region is of pod {uid}", other.uid);
+            let text = format!("kubelet gave {key} to pod {}, its region is of pod {uid}", other.uid);
             wrong.push(Mismatch::new(text, pod(uid)));
         }
     }
     for holder in held.iter().filter(|holder| grants.record(&holder.uid).is_none()) {
-        if let Some(nonce) = holder.nonce.as_ref().filter(|nonce| on_disk.contains(nonce)) {
-            let text = format!("pod {} has the region {nonce} and no recorded grant", holder.uid);
+        if let Some(key) = holder.key.as_ref().filter(|key| on_disk.contains(key)) {
+            let text = format!("pod {} has the region {key} and no recorded grant", holder.uid);
             wrong.push(Mismatch::new(text, None));
         }
     }
-    let unknown = held.iter().filter_map(|holder| holder.nonce.as_ref().map(|nonce| (nonce, &holder.uid)));
-    let unknown = unknown.filter(|(nonce, _)| containers.stage(nonce).is_none());
-    wrong.extend(unknown.map(|(nonce, uid)| {
-        Mismatch::new(format!("kubelet has {nonce}, which is not known here"), pod(uid))
-    }));
+    let unknown = held.iter().filter_map(|holder| holder.key.as_ref().map(|key| (key, &holder.uid)));
+    let unknown = unknown.filter(|(key, _)| containers.stage(key).is_none());
+    wrong
+        .extend(unknown.map(|(key, uid)| {
+            Mismatch::new(format!("kubelet has {key}, which is not known here"), pod(uid))
+        }));
     wrong
 }
 
 /// Containers that were prepared and whose region is no longer on the node. `running` returns the record of a pod that runs;
 /// `missing` returns where the region of a prepared container should be, if it is not there.
-pub(crate) fn missing_regions<'a>(
-    owned: impl Iterator<Item = (&'a Nonce, &'a ContainerOwner, &'a Stage)>,
+fn missing_regions<'a>(
+    owned: impl Iterator<Item = (&'a ContainerKey, &'a ContainerOwner, &'a Stage)>,
     running: impl Fn(&PodUid) -> Option<&'a PodRecord>,
-    missing: impl Fn(&Nonce, &Stage) -> Option<PathBuf>,
+    missing: impl Fn(&ContainerKey, &Stage) -> Option<PathBuf>,
 ) -> Vec<Mismatch> {
     let mut wrong = Vec::new();
     for (key, ContainerOwner { pod, container }, stage) in owned {
@@ -96,7 +154,7 @@ pub(crate) fn missing_regions<'a>(
 
 /// Running pods whose devices kubelet no longer has a record of. `held` is all that kubelet's checkpoint has, and `written` is when it
 /// was written: one that was not written again since the grant may lag behind what kubelet knows.
-pub(crate) fn lost_allocations<'a>(
+fn lost_allocations<'a>(
     running: impl Iterator<Item = &'a PodRecord>,
     held: &[Holder],
     written: u64,
@@ -116,7 +174,7 @@ pub(crate) fn lost_allocations<'a>(
 }
 
 /// Returns what was not there before. What is no longer there is news when it comes again.
-pub(crate) fn news(before: &mut BTreeSet<String>, now: Vec<Mismatch>) -> Vec<Mismatch> {
+fn news(before: &mut BTreeSet<String>, now: Vec<Mismatch>) -> Vec<Mismatch> {
     let texts: BTreeSet<String> = now.iter().map(|one| one.text.clone()).collect();
     let mut told = BTreeSet::new();
     let is_new = |one: &Mismatch| !before.contains(&one.text) && told.insert(one.text.clone());
@@ -128,18 +186,18 @@ pub(crate) fn news(before: &mut BTreeSet<String>, now: Vec<Mismatch>) -> Vec<Mis
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::tests::record;
     use crate::containers::lifecycle::LeftBehind;
     use crate::resources::tests::node;
+    use crate::store::tests::record;
 
     #[test]
     fn agreement_is_silent_and_every_disagreement_is_told() {
-        let holder = |uid: &str, nonce: &str| Holder {
+        let holder = |uid: &str, key: &str| Holder {
             uid: uid.into(),
             container: "main".into(),
             resource: "partage.dev/gpu".into(),
             ids: ["slot-1"].map(|id| crate::plugin::DeviceId(id.into())).into(),
-            nonce: Some(Nonce(nonce.into())),
+            key: Some(ContainerKey(key.into())),
             shared: true,
             name: None,
         };
@@ -152,16 +210,16 @@ mod tests {
             let (mut containers, _) = Containers::recover(node(&[1000, 1000]), left);
             for key in names {
                 let Holder { resource, ids, .. } = holder("", key);
-                containers.allocate(Nonce((*key).into()), &resource, ids, 1);
+                containers.allocate(ContainerKey((*key).into()), &resource, ids, 1);
             }
             containers
         };
         let told = |memory: &[u64], region: u64, held: &[Holder], names: &[&str]| {
-            let (nonce, uid, container) = (Nonce("a".into()), "u-0".into(), "main".into());
+            let (key, uid, container) = (ContainerKey("a".into()), "u-0".into(), "main".into());
             let share = record("u-0", region << 20).grant.grants.remove(0).shares;
-            let kept = Kept { nonce: &nonce, uid: &uid, container: &container, shares: &share };
+            let kept = Kept { key: &key, uid: &uid, container: &container, shares: &share };
             let containers = containers(memory, names);
-            let wrong = mismatches(&containers, [kept], &[Nonce("a".into())].into(), held);
+            let wrong = mismatches(&containers, [kept], &[ContainerKey("a".into())].into(), held);
             wrong.into_iter().map(|one| one.text).collect::<Vec<_>>()
         };
         let held = [holder("u-0", "a")];
@@ -210,7 +268,7 @@ mod tests {
         let record = record("u-0", 400 << 20);
         let container = |key: &str, pod: &str, container: &str| {
             let owner = ContainerOwner { pod: pod.into(), container: container.into() };
-            (Nonce(key.into()), owner)
+            (ContainerKey(key.into()), owner)
         };
         let owned = [
             container("a", "u-0", "main"),
@@ -219,7 +277,7 @@ mod tests {
         ];
         let owned = || owned.iter().map(|(key, owner)| (key, owner, &Stage::Named));
         let running = |uid: &PodUid| (*uid == record.pod.uid).then_some(&record);
-        let folder = |key: &Nonce| PathBuf::from("/run/partage/regions").join(&key.0);
+        let folder = |key: &ContainerKey| PathBuf::from("/run/partage/regions").join(&key.0);
         let wrong = missing_regions(owned(), running, |key, _| Some(folder(key)));
         let [one] = wrong.as_slice() else { panic!("{wrong:?}") };
         assert_eq!((&one.pod, one.event), (&Some(record.pod.clone()), Some("RegionMissing")));
@@ -239,7 +297,7 @@ mod tests {
             container: "main".into(),
             resource: "partage.dev/gpu".into(),
             ids: BTreeSet::new(),
-            nonce: Some(Nonce("a".into())),
+            key: Some(ContainerKey("a".into())),
             shared: true,
             name: None,
         };

@@ -4,7 +4,7 @@
 //! only if it carries a name of ours.
 
 use super::Holder;
-use crate::plugin::{DeviceId, Nonce};
+use crate::plugin::{ContainerKey, DeviceId};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use partage_host::cdi::SHARED_DEVICE;
@@ -103,7 +103,7 @@ impl Entry {
     /// `None` where the answer is not ours.
     fn holder(self) -> Option<Holder> {
         let devices = cdi_devices(self.alloc_resp.as_deref()?)?;
-        let nonce = devices.iter().find_map(|device| Nonce::of_cdi_device(device))?;
+        let key = devices.iter().find_map(|device| ContainerKey::of_cdi_device(device))?;
         let ids =
             self.device_ids.unwrap_or_default().into_values().flatten().flatten().map(DeviceId).collect();
         Some(Holder {
@@ -111,7 +111,7 @@ impl Entry {
             container: self.container_name.into(),
             resource: self.resource_name,
             ids,
-            nonce: Some(nonce),
+            key: Some(key),
             shared: devices.iter().any(|device| device == SHARED_DEVICE),
             name: None,
         })

@@ -21,9 +21,9 @@ fn entry(holder: &Holder) -> Entry {
         container_name: holder.container.to_string(),
         resource_name: holder.resource.clone(),
         device_ids: Some(BTreeMap::from(by_node)),
-        alloc_resp: holder.nonce.as_ref().map(|nonce| {
+        alloc_resp: holder.key.as_ref().map(|key| {
             let shared = holder.shared.then(|| SHARED_DEVICE.to_string());
-            answer(&[nonce.cdi_device()].into_iter().chain(shared).collect::<Vec<_>>())
+            answer(&[key.cdi_device()].into_iter().chain(shared).collect::<Vec<_>>())
         }),
     }
 }
@@ -31,12 +31,12 @@ fn entry(holder: &Holder) -> Entry {
 fn holder() -> impl Strategy<Value = Holder> {
     let ids = prop::collection::btree_set("[a-z0-9-]{1,20}", 0..6);
     ("[a-f0-9-]{1,36}", "[a-z]{1,10}", "[a-z.]{1,10}/[a-z]{1,8}", ids, "[0-9a-f]{32}", any::<bool>())
-        .prop_map(|(uid, container, resource, ids, nonce, shared)| Holder {
+        .prop_map(|(uid, container, resource, ids, key, shared)| Holder {
             uid: uid.into(),
             container: container.into(),
             resource,
             ids: ids.into_iter().map(DeviceId).collect(),
-            nonce: Some(Nonce(nonce)),
+            key: Some(ContainerKey(key)),
             shared,
             name: None,
         })
@@ -80,8 +80,8 @@ proptest! {
         let ours = device.strip_prefix("partage.dev/grant=");
         let ours = ours.filter(|name| name.len() == 32 && name.to_lowercase() == *name);
         let devices = cdi_devices(&answer(std::slice::from_ref(&device))).unwrap();
-        let nonce = devices.iter().find_map(|device| Nonce::of_cdi_device(device));
-        prop_assert_eq!(nonce.map(|nonce| nonce.0), ours.map(String::from));
+        let key = devices.iter().find_map(|device| ContainerKey::of_cdi_device(device));
+        prop_assert_eq!(key.map(|key| key.0), ours.map(String::from));
     }
 }
 
@@ -94,13 +94,13 @@ fn kubelets_own_file_is_read() {
     let said: BTreeSet<(&str, usize)> =
         read.iter().map(|holder| (holder.container.as_str(), holder.ids.len())).collect();
     assert_eq!(said, BTreeSet::from([("fetch", 1), ("main", 1), ("wide", 2)]));
-    let nonces: BTreeSet<&Nonce> = read.iter().filter_map(|holder| holder.nonce.as_ref()).collect();
-    assert_eq!(nonces.len(), 3);
+    let keys: BTreeSet<&ContainerKey> = read.iter().filter_map(|holder| holder.key.as_ref()).collect();
+    assert_eq!(keys.len(), 3);
 }
 
 #[test]
 fn entries_of_others_are_passed_over() {
-    let ours = Nonce("0123456789abcdef0123456789abcdef".into());
+    let ours = ContainerKey("0123456789abcdef0123456789abcdef".into());
     let text = format!(
         r#"{{"Data": {{"PodDeviceEntries": [
             {{"PodUID": "u1", "ContainerName": "a", "ResourceName": "x/y", "DeviceIDs": null, "AllocResp": null}},
@@ -113,7 +113,7 @@ fn entries_of_others_are_passed_over() {
     );
     let read = holders(text.as_bytes()).unwrap();
     assert_eq!(read.len(), 1);
-    assert_eq!((read[0].uid.as_str(), read[0].nonce.as_ref()), ("u4", Some(&ours)));
+    assert_eq!((read[0].uid.as_str(), read[0].key.as_ref()), ("u4", Some(&ours)));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What outlives the agent: which name was answered for which devices, and what each pod was granted.
 //!
 //! ```text
-//! /run/partage/names/<nonce>.json      an answer of Allocate
+//! /run/partage/names/<key>.json      an answer of Allocate
 //! /run/partage/quarantine/             names that could not be read
 //! /var/lib/partage/pods/<uid>.json     a pod's grant, and everything that follows from it
 //! /var/lib/partage/inventory.json      the node's GPUs, for when one does not answer
@@ -13,12 +13,12 @@
 //! Names need not outlive the boot: kubelet keeps them too, and it asks for one pod after the other, so that waiting for a
 //! disk in each would hold up all pods behind it. Everything else is synced to the disk.
 //!
-//! A pod's record is written when its container is ready, not before: what [`crate::node`] says of that.
+//! A pod's record is written when its container is ready, not before: what [`crate::state`] says of that.
 //!
 //! How records are versioned, replaced and quarantined is [`partage_enforce::records`]'s. What is in them is also in kubelet's
 //! checkpoint, in the CDI files and on the pods; they are the quickest way to know it.
 
-use crate::plugin::{DeviceId, Nonce};
+use crate::plugin::{ContainerKey, DeviceId};
 use partage_core::dialect::Dialect;
 use partage_core::model::{ContainerName, Grant, PodGrant, PodId, PodUid};
 use partage_enforce::error_chain::describe;
@@ -31,9 +31,10 @@ use std::path::Path;
 /// An answer of `Allocate`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Name {
-    /// The name.
-    pub(crate) nonce: Nonce,
+pub(crate) struct AllocationRecord {
+    /// The key that was answered.
+    #[serde(rename = "nonce")]
+    pub(crate) key: ContainerKey,
     /// The resource whose devices they are.
     pub(crate) resource: String,
     /// The devices.
@@ -46,11 +47,11 @@ pub(crate) struct Name {
     pub(crate) shared: bool,
 }
 
-impl VersionedRecord for Name {
+impl VersionedRecord for AllocationRecord {
     const VERSION: u32 = 1;
 
     fn is_named(&self, name: &str) -> bool {
-        self.nonce.0 == name
+        self.key.0 == name
     }
 }
 
@@ -102,7 +103,7 @@ impl VersionedRecord for PodRecord {
 /// Everything that was kept.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
-    pub(crate) names: BTreeMap<Nonce, Name>,
+    pub(crate) names: BTreeMap<ContainerKey, AllocationRecord>,
     pub(crate) pods: BTreeMap<PodUid, PodRecord>,
     /// Pods whose record another version of the agent wrote. Their files stay as they are.
     pub(crate) unsupported: BTreeSet<PodUid>,
@@ -113,28 +114,28 @@ pub(crate) struct Kept {
 /// Why a record cannot be read or written, with everything that is known of it.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", describe(.0))]
-pub(crate) struct CheckpointError(#[from] RecordError);
+pub(crate) struct StoreError(#[from] RecordError);
 
-impl From<CheckpointError> for io::Error {
-    fn from(error: CheckpointError) -> io::Error {
+impl From<StoreError> for io::Error {
+    fn from(error: StoreError) -> io::Error {
         io::Error::other(error)
     }
 }
 
 /// The agent's records.
 #[derive(Clone, Debug)]
-pub(crate) struct Checkpoint {
+pub(crate) struct Store {
     names: RecordDir,
     pods: RecordDir,
     /// Records that there is one of each.
     singletons: RecordDir,
 }
 
-impl Checkpoint {
+impl Store {
     /// Makes the directories where they are not there.
-    pub(crate) fn open(state: &Path, run: &Path) -> io::Result<Checkpoint> {
+    pub(crate) fn open(state: &Path, run: &Path) -> io::Result<Store> {
         let quarantine = state.join("quarantine");
-        Ok(Checkpoint {
+        Ok(Store {
             names: RecordDir::open(&run.join("names"), &run.join("quarantine"), Durability::UntilReboot)?,
             pods: RecordDir::open(&state.join("pods"), &quarantine, Durability::AcrossReboots)?,
             singletons: RecordDir::open(state, &quarantine, Durability::AcrossReboots)?,
@@ -142,12 +143,12 @@ impl Checkpoint {
     }
 
     /// Reads everything. What is no record is quarantined; what the system does not let be read is an error.
-    pub(crate) fn read(&self) -> Result<Kept, CheckpointError> {
-        let names: LoadedRecords<Name> = self.names.load_all()?;
+    pub(crate) fn read(&self) -> Result<Kept, StoreError> {
+        let names: LoadedRecords<AllocationRecord> = self.names.load_all()?;
         let pods: LoadedRecords<PodRecord> = self.pods.load_all()?;
         Ok(Kept {
             quarantined: names.quarantined.len() + pods.quarantined.len(),
-            names: names.records.into_values().map(|name| (name.nonce.clone(), name)).collect(),
+            names: names.records.into_values().map(|name| (name.key.clone(), name)).collect(),
             pods: pods.records.into_values().map(|record| (record.pod.uid.clone(), record)).collect(),
             unsupported: pods.unsupported.into_iter().map(|record| PodUid::from(record.name)).collect(),
         })
@@ -159,27 +160,27 @@ impl Checkpoint {
     }
 
     /// Something that there is one of; `None` where it was never put, or cannot be used.
-    pub(crate) fn one<T: VersionedRecord>(&self, name: &str) -> Result<Option<T>, CheckpointError> {
+    pub(crate) fn one<T: VersionedRecord>(&self, name: &str) -> Result<Option<T>, StoreError> {
         Ok(self.singletons.load(name)?)
     }
 
-    pub(crate) fn put_one<T: VersionedRecord>(&self, name: &str, what: &T) -> Result<(), CheckpointError> {
+    pub(crate) fn put_one<T: VersionedRecord>(&self, name: &str, what: &T) -> Result<(), StoreError> {
         Ok(self.singletons.store(name, what)?)
     }
 
-    pub(crate) fn put_name(&self, name: &Name) -> Result<(), CheckpointError> {
-        Ok(self.names.store(&name.nonce.0, name)?)
+    pub(crate) fn put_allocation(&self, name: &AllocationRecord) -> Result<(), StoreError> {
+        Ok(self.names.store(&name.key.0, name)?)
     }
 
-    pub(crate) fn put_pod(&self, record: &PodRecord) -> Result<(), CheckpointError> {
+    pub(crate) fn put_pod(&self, record: &PodRecord) -> Result<(), StoreError> {
         Ok(self.pods.store(record.pod.uid.as_str(), record)?)
     }
 
-    pub(crate) fn remove_name(&self, nonce: &Nonce) -> Result<(), CheckpointError> {
-        Ok(self.names.remove::<Name>(&nonce.0)?)
+    pub(crate) fn remove_allocation(&self, key: &ContainerKey) -> Result<(), StoreError> {
+        Ok(self.names.remove::<AllocationRecord>(&key.0)?)
     }
 
-    pub(crate) fn remove_pod(&self, uid: &PodUid) -> Result<(), CheckpointError> {
+    pub(crate) fn remove_pod(&self, uid: &PodUid) -> Result<(), StoreError> {
         Ok(self.pods.remove::<PodRecord>(uid.as_str())?)
     }
 }
@@ -201,10 +202,10 @@ pub(crate) mod tests {
     use std::fs;
     use std::path::PathBuf;
 
-    fn name(nonce: &str) -> Name {
+    fn name(key: &str) -> AllocationRecord {
         let ids = ["slot-1", "slot-7"].map(|id| DeviceId(id.into()));
         let resource = "partage.dev/gpu".into();
-        Name { nonce: Nonce(nonce.into()), resource, ids: ids.into(), at: 3, shared: true }
+        AllocationRecord { key: ContainerKey(key.into()), resource, ids: ids.into(), at: 3, shared: true }
     }
 
     /// A pod with one share of the GPU `GPU-1`.
@@ -229,8 +230,8 @@ pub(crate) mod tests {
         }
     }
 
-    fn open(folder: &tempfile::TempDir) -> Checkpoint {
-        Checkpoint::open(folder.path(), folder.path()).unwrap()
+    fn open(folder: &tempfile::TempDir) -> Store {
+        Store::open(folder.path(), folder.path()).unwrap()
     }
 
     fn pod_file(folder: &tempfile::TempDir, uid: &str) -> PathBuf {
@@ -240,27 +241,27 @@ pub(crate) mod tests {
     #[test]
     fn what_is_put_is_read_and_what_is_removed_is_gone() {
         let folder = tempfile::tempdir().unwrap();
-        let checkpoint = open(&folder);
-        checkpoint.put_name(&name("ab")).unwrap();
-        checkpoint.put_pod(&record("u-1", 1)).unwrap();
-        checkpoint.put_pod(&record("u-1", 2)).unwrap();
+        let store = open(&folder);
+        store.put_allocation(&name("ab")).unwrap();
+        store.put_pod(&record("u-1", 1)).unwrap();
+        store.put_pod(&record("u-1", 2)).unwrap();
         let kept = open(&folder).read().unwrap();
         assert_eq!(kept.names.values().collect::<Vec<_>>(), [&name("ab")]);
         assert_eq!(kept.pods.values().collect::<Vec<_>>(), [&record("u-1", 2)]);
         assert_eq!(kept.pods["u-1"].dialect(&"main".into()), Dialect::Volcano);
         for _ in 0..2 {
-            checkpoint.remove_name(&Nonce("ab".into())).unwrap();
-            checkpoint.remove_pod(&"u-1".into()).unwrap();
+            store.remove_allocation(&ContainerKey("ab".into())).unwrap();
+            store.remove_pod(&"u-1".into()).unwrap();
         }
-        let kept = checkpoint.read().unwrap();
+        let kept = store.read().unwrap();
         assert!(kept.names.is_empty() && kept.pods.is_empty() && kept.quarantined == 0);
     }
 
     #[test]
     fn damaged_record_is_quarantined_and_costs_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
-        let checkpoint = open(&folder);
-        checkpoint.put_pod(&record("good", 1)).unwrap();
+        let store = open(&folder);
+        store.put_pod(&record("good", 1)).unwrap();
         for (uid, text) in [("cut", "{\"version\": 1, \"po"), ("empty", ""), ("other", "{\"version\": 1}")] {
             fs::write(pod_file(&folder, uid), text).unwrap();
         }
@@ -269,25 +270,25 @@ pub(crate) mod tests {
         fs::write(pod_file(&folder, "copy"), &good).unwrap();
         fs::write(folder.path().join("names").join("copy.json"), good).unwrap();
         std::os::unix::fs::symlink("/nowhere", pod_file(&folder, "link")).unwrap();
-        let kept = checkpoint.read().unwrap();
+        let kept = store.read().unwrap();
         assert_eq!((kept.pods.len(), kept.quarantined), (1, 6));
         assert!(folder.path().join("quarantine").join("cut.json").is_file());
-        let again = checkpoint.read().unwrap();
+        let again = store.read().unwrap();
         assert_eq!((again.pods.len(), again.quarantined), (1, 0));
     }
 
     #[test]
     fn record_of_a_newer_agent_is_neither_read_nor_replaced_nor_removed() {
         let folder = tempfile::tempdir().unwrap();
-        let checkpoint = open(&folder);
+        let store = open(&folder);
         let newer = r#"{"version": 2, "new": true}"#;
         fs::write(pod_file(&folder, "u-1"), newer).unwrap();
-        let kept = checkpoint.read().unwrap();
+        let kept = store.read().unwrap();
         assert_eq!((kept.pods.len(), kept.quarantined), (0, 0));
         assert_eq!(kept.unsupported, BTreeSet::from(["u-1".into()]));
-        let error = checkpoint.put_pod(&record("u-1", 1)).unwrap_err().to_string();
+        let error = store.put_pod(&record("u-1", 1)).unwrap_err().to_string();
         assert!(error.ends_with("u-1.json: record of version 2, this build reads version 1"), "{error}");
-        checkpoint.remove_pod(&"u-1".into()).unwrap();
+        store.remove_pod(&"u-1".into()).unwrap();
         assert_eq!(fs::read_to_string(pod_file(&folder, "u-1")).unwrap(), newer);
     }
 
@@ -295,7 +296,7 @@ pub(crate) mod tests {
     fn records_of_version_1_are_read() {
         let written = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/records-version-1");
         let folder = tempfile::tempdir().unwrap();
-        let checkpoint = open(&folder);
+        let store = open(&folder);
         for file in [
             "pods/5f1c1e0a-7a39-4f0e-9a3f-2f6a4a1d9c11.json",
             "pods/c0ffee00-0000-4000-8000-000000000001.json",
@@ -304,10 +305,10 @@ pub(crate) mod tests {
         ] {
             fs::copy(written.join(file), folder.path().join(file)).unwrap();
         }
-        let kept = checkpoint.read().unwrap();
+        let kept = store.read().unwrap();
         assert_eq!((kept.quarantined, kept.unsupported.len()), (0, 0));
-        let nonce = "0123456789abcdef0123456789abcdef";
-        let expected = Name { at: 1_762_000_000_123_456_789, ..name(nonce) };
+        let key = "0123456789abcdef0123456789abcdef";
+        let expected = AllocationRecord { at: 1_762_000_000_123_456_789, shared: false, ..name(key) };
         assert_eq!(kept.names.into_values().collect::<Vec<_>>(), [expected]);
         assert_eq!(
             kept.pods["5f1c1e0a-7a39-4f0e-9a3f-2f6a4a1d9c11"],
@@ -337,14 +338,16 @@ pub(crate) mod tests {
     #[test]
     fn singleton_record_is_replaced_and_quarantined_when_damaged() {
         let folder = tempfile::tempdir().unwrap();
-        let checkpoint = open(&folder);
-        assert_eq!(checkpoint.one::<Name>("thing").unwrap(), None);
-        for nonce in ["ab", "cd"] {
-            checkpoint.put_one("thing", &Name { nonce: Nonce("thing".into()), ..name(nonce) }).unwrap();
-            assert!(checkpoint.one::<Name>("thing").unwrap().is_some());
+        let store = open(&folder);
+        assert_eq!(store.one::<AllocationRecord>("thing").unwrap(), None);
+        for key in ["ab", "cd"] {
+            store
+                .put_one("thing", &AllocationRecord { key: ContainerKey("thing".into()), ..name(key) })
+                .unwrap();
+            assert!(store.one::<AllocationRecord>("thing").unwrap().is_some());
         }
         fs::write(folder.path().join("thing.json"), "{").unwrap();
-        assert_eq!(checkpoint.one::<Name>("thing").unwrap(), None);
+        assert_eq!(store.one::<AllocationRecord>("thing").unwrap(), None);
         assert_eq!(fs::read(folder.path().join("quarantine").join("thing.json")).unwrap(), b"{");
         assert!(!folder.path().join("thing.json").exists());
     }
@@ -357,16 +360,16 @@ pub(crate) mod tests {
         fs::create_dir_all(folder.path().join("names")).unwrap();
         fs::write(folder.path().join("names").join("ab.json"), earlier).unwrap();
         let kept = open(&folder).read().unwrap();
-        assert_eq!(kept.names[&Nonce("ab".into())], Name { shared: false, ..name("ab") });
+        assert_eq!(kept.names[&ContainerKey("ab".into())], AllocationRecord { shared: false, ..name("ab") });
     }
 
     #[test]
     fn a_name_is_never_a_path() {
         let folder = tempfile::tempdir().unwrap();
-        let checkpoint = open(&folder);
+        let store = open(&folder);
         for wrong in ["", "..", "a/b", "../../x", "a.b", "é"] {
-            assert!(checkpoint.put_name(&name(wrong)).is_err(), "{wrong:?}");
-            assert!(checkpoint.remove_pod(&wrong.into()).is_err(), "{wrong:?}");
+            assert!(store.put_allocation(&name(wrong)).is_err(), "{wrong:?}");
+            assert!(store.remove_pod(&wrong.into()).is_err(), "{wrong:?}");
         }
     }
 }

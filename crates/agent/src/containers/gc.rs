@@ -1,0 +1,181 @@
+//! Garbage collection: releases the grants of pods that have ended and removes orphaned files.
+//!
+//! A pod holds its grant until nothing of it can use a GPU any more: the pod is finished or gone from the API server, *and* the
+//! runtime reports no running container of it. A force-deleted pod disappears from the API server at once, while its containers may
+//! still run.
+
+use super::lifecycle::{OrphanView, PodPhase, REMOVE, RemoveStep};
+use crate::identity::{ContainerState, Holder, RunningContainer};
+use crate::plugin::ContainerKey;
+use crate::refusals::StartSubject;
+use crate::rejections::{self, asks_for};
+use crate::state::{MIN_PASS_INTERVAL, NodeState, logged_name, now};
+use partage_cluster::PodView;
+use partage_core::model::PodUid;
+use partage_region::failpoint as fault;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+
+/// Interval between full passes when nothing changes.
+const FULL_PASS_INTERVAL: Duration = Duration::from_secs(60);
+/// Interval between passes while a pod that has ended still has running containers.
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Runs a pass whenever pods change, and once a minute.
+pub(crate) async fn keep_collecting(state: Arc<NodeState>, stop: CancellationToken) {
+    let mut pods = state.adapters.pods.changed();
+    let mut reported = BTreeSet::new();
+    let mut compared = Instant::now();
+    while !stop.is_cancelled() {
+        pods.borrow_and_update();
+        rejections::report(&state, &mut reported);
+        let waits = sweep(&state).await;
+        // Also where nothing scrapes the metrics.
+        if compared.elapsed() >= FULL_PASS_INTERVAL {
+            tokio::task::block_in_place(|| state.check_consistency());
+            compared = Instant::now();
+        }
+        let pause = if waits { DRAIN_POLL_INTERVAL } else { FULL_PASS_INTERVAL };
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            _ = pods.changed(), if !waits => tokio::time::sleep(MIN_PASS_INTERVAL).await,
+            () = stop.cancelled() => {}
+        }
+    }
+}
+
+/// Runs one pass. Returns whether a pod that has ended still has running containers.
+async fn sweep(state: &NodeState) -> bool {
+    if !state.adapters.pods.is_synced() {
+        return false;
+    }
+    // A file is not orphaned before it is known which pods hold grants.
+    if let Err(refusal) = state.resolve_pods().await {
+        tracing::debug!("{refusal}");
+        return true;
+    }
+    let mut waits = false;
+    let ended = state.containers().ended_pods(|uid| phase(state.adapters.pods.by_uid(uid).as_deref()), now());
+    if !ended.is_empty() {
+        // Without the runtime's report nothing is released: a container may still use its GPU.
+        let Ok(containers) = state.adapters.runtime.containers().await else { return true };
+        for (pod, why) in ended {
+            let uid = &pod.uid;
+            if !ends(uid, &containers) {
+                waits = true;
+                continue;
+            }
+            let _alone = state.lock_pod(uid).await;
+            // A container may have started in the meantime.
+            let Ok(containers) = state.adapters.runtime.containers().await else { return true };
+            if !ends(uid, &containers) {
+                waits = true;
+                continue;
+            }
+            tracing::info!(namespace = %pod.namespace, pod = %pod.name, %uid, cause = %why, "pod ended, its shares are released");
+            tokio::task::block_in_place(|| state.end_pod(uid));
+        }
+    }
+    tokio::task::block_in_place(|| remove_orphans(state));
+    state.refusals.retain(|subject| match subject {
+        StartSubject::Container(uid, _) => state.pod_id(uid).is_some(),
+        StartSubject::Devices(resource, ids) => state.containers().newest_key(resource, ids).is_some(),
+    });
+    waits
+}
+
+/// What the API server's list says of a pod.
+fn phase(listed: Option<&PodView>) -> PodPhase {
+    match listed {
+        Some(pod) if pod.is_finished() => PodPhase::Finished,
+        Some(_) => PodPhase::Active,
+        None => PodPhase::Absent,
+    }
+}
+
+/// Whether nothing of a pod runs or is about to.
+fn ends(uid: &PodUid, containers: &[RunningContainer]) -> bool {
+    containers.iter().filter(|one| one.uid == *uid).all(|one| one.state == ContainerState::Exited)
+}
+
+impl NodeState {
+    /// Releases a pod that has ended, and removes its files.
+    pub(crate) fn end_pod(&self, uid: &PodUid) {
+        fault::point("before-forget");
+        let keys = self.containers().end_pod(uid);
+        for key in &keys {
+            self.remove_container(key);
+        }
+        // Last: an agent that is killed before this ends the pod again.
+        self.remove_record(uid);
+        self.apply_turns();
+        self.changed.notify_waiters();
+    }
+
+    /// Removes everything of one container, in the order of [`REMOVE`].
+    pub(crate) fn remove_container(&self, key: &ContainerKey) {
+        let owner = self.containers().owner(key).map(|owner| owner.pod.clone());
+        let pod = owner.and_then(|uid| self.pod_id(&uid));
+        let failed = |error: &dyn fmt::Display, message: &'static str| {
+            let (namespace, name) = logged_name(pod.as_ref());
+            tracing::warn!(namespace, pod = name, key = %key, %error, "{message}");
+        };
+        for step in REMOVE {
+            match step {
+                RemoveStep::Spec => {
+                    if let Err(error) = self.adapters.cdi.remove(&key.0) {
+                        failed(&error, "cannot remove a CDI spec");
+                    }
+                    fault::point("after-forget-cdi");
+                }
+                RemoveStep::Region => {
+                    self.adapters.regions.remove(key);
+                    fault::point("after-forget-region");
+                }
+                RemoveStep::Allocation => {
+                    if let Err(error) = self.adapters.store.remove_allocation(key) {
+                        failed(&error, "cannot remove the record of an allocation");
+                    }
+                }
+            }
+        }
+        self.containers().remove(key);
+    }
+}
+
+/// Removes the files of containers that belong to no pod.
+fn remove_orphans(state: &NodeState) {
+    // Before kubelet's checkpoint is read: what is made meanwhile is not among them.
+    let specs = state.adapters.cdi.names().unwrap_or_default().into_iter().map(ContainerKey);
+    let on_disk: BTreeSet<ContainerKey> = specs.chain(state.adapters.regions.on_disk()).collect();
+    let checkpoint_written = state.adapters.kubelet.written();
+    let Some(held) = state.adapters.kubelet.all() else { return };
+    let pods = state.adapters.pods.all();
+    let settings = state.settings();
+    let orphans = {
+        let containers = state.containers();
+        // Kubelet remembers pods that are gone until it gives their devices to others.
+        let exists = |uid: &PodUid| {
+            state.adapters.pods.by_uid(uid).is_some() || containers.grants().record(uid).is_some()
+        };
+        let held = held.into_iter().filter(|holder| exists(&holder.uid));
+        let held: BTreeSet<ContainerKey> = held.filter_map(|Holder { key, .. }| key).collect();
+        let waits = |pod: &PodView| {
+            !pod.is_finished() && asks_for(pod, &settings) && !containers.has_all_keys(&pod.id.uid)
+        };
+        containers.orphans(&OrphanView {
+            on_disk: &on_disk,
+            held: &held,
+            checkpoint_written,
+            pods_waiting: pods.iter().any(|pod| waits(pod)),
+            now: now(),
+        })
+    };
+    for key in &orphans {
+        tracing::debug!(key = %key, "removed orphaned grant files");
+        state.remove_container(key);
+    }
+}

@@ -1,0 +1,122 @@
+//! Pods that kubelet rejected: an event says why, and what happens next.
+
+use crate::resources::CountResource;
+use crate::settings::Settings;
+use crate::state::{NodeState, now};
+use partage_cluster::{PodView, Severity};
+use partage_core::model::PodUid;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// Maximum age of a rejected pod that still gets an event: an earlier agent has explained older ones.
+const MAX_REJECTION_AGE: Duration = Duration::from_secs(600);
+
+/// Writes an event on each pod that kubelet rejected: why, and what happens next.
+pub(crate) fn report(state: &NodeState, reported: &mut BTreeSet<PodUid>) {
+    let pods = state.adapters.pods.all();
+    reported.retain(|uid| pods.iter().any(|pod| pod.id.uid == *uid));
+    for pod in pods.iter().filter(|pod| asks_for(pod, &state.settings())) {
+        let Some(said) = &pod.rejected else { continue };
+        let record_boot = state.containers().grants().record(&pod.id.uid).map(|record| record.boot.clone());
+        let earlier = record_boot.map(|boot| boot != state.machine.boot);
+        let created = u64::try_from(pod.created).unwrap_or(0);
+        let recent = now() / 1_000_000_000 < created + MAX_REJECTION_AGE.as_secs();
+        if (earlier.is_none() && !recent) || !reported.insert(pod.id.uid.clone()) {
+            continue;
+        }
+        let (reason, why) = rejection(said, earlier == Some(true));
+        let note = format!(
+            "{why}: kubelet failed the pod (UnexpectedAdmissionError), and what it held is free; its controller creates a replacement, \
+             and a pod without a controller has to be created again"
+        );
+        state.adapters.cluster.pod_event(&pod.id, Severity::Warning, reason, &note);
+    }
+}
+
+/// Whether a pod asks for a resource that this node serves.
+pub(crate) fn asks_for(pod: &PodView, settings: &Settings) -> bool {
+    let resources: Vec<String> = CountResource::enabled(settings).iter().map(CountResource::name).collect();
+    let asks = |resource: &String| pod.pod.containers.iter().any(|one| one.amount(resource).is_some());
+    resources.iter().any(asks)
+}
+
+/// Kubelet's words where it has no device plugin, or lost the connection to it while it waited for an answer. The agent's own
+/// refusals have the code `FailedPrecondition`.
+const AGENT_UNAVAILABLE: [&str; 5] = [
+    "no healthy devices present",
+    "unregistered device",
+    "has been stopped",
+    "code = Unavailable",
+    "code = Canceled",
+];
+
+/// Returns the reason and the cause of a rejection, by what kubelet says of it.
+fn rejection(said: &str, rebooted: bool) -> (&'static str, String) {
+    // Without kubelet's own words around it.
+    let plain = said.trim_start_matches("Pod was rejected: ").trim_start_matches("Allocate failed due to ");
+    let plain = plain.trim_end_matches(", which is unexpected").trim_end_matches('.');
+    if said.is_empty() || AGENT_UNAVAILABLE.iter().any(|words| said.contains(words)) {
+        let why = if rebooted {
+            "the node was rebooted, and kubelet admitted its pods before the Partage agent had registered"
+        } else {
+            "kubelet admitted the pod while the Partage agent was unavailable"
+        };
+        return ("AgentUnavailable", why.into());
+    }
+    let why = if said.contains("requested number of devices unavailable") {
+        format!(
+            "kubelet has fewer free devices than the pod requests, as when another pod came first ({plain})"
+        )
+    } else if said.contains("rpc error") {
+        format!("the Partage agent refused the pod's devices ({plain})")
+    } else {
+        format!("kubelet rejected the pod ({plain})")
+    };
+    ("NotAdmitted", why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rejection_quotes_kubelet_unless_the_agent_was_unavailable() {
+        let away = "Pod was rejected: Allocate failed due to no healthy devices present; cannot allocate unhealthy devices partage.dev/gpu, which is unexpected";
+        assert_eq!(rejection(away, false).0, "AgentUnavailable");
+        assert!(rejection(away, true).1.starts_with("the node was rebooted"));
+        let unregistered = "Pod was rejected: Allocate failed due to can't allocate unregistered device partage.dev/gpu, which is unexpected";
+        assert_eq!(rejection(unregistered, false).0, "AgentUnavailable");
+        for (said, why) in [
+            (
+                "Pod was rejected: Allocate failed due to requested number of devices unavailable for partage.dev/gpu. Requested: 3, Available: 1, which is unexpected",
+                "kubelet has fewer free devices than the pod requests, as when another pod came first (requested number of devices \
+                 unavailable for partage.dev/gpu. Requested: 3, Available: 1)",
+            ),
+            (
+                "Pod was rejected: Allocate failed due to rpc error: code = FailedPrecondition desc = the answer cannot be recorded: no space left, which is unexpected",
+                "the Partage agent refused the pod's devices (rpc error: code = FailedPrecondition desc = the answer \
+                 cannot be recorded: no space left)",
+            ),
+            ("Pod was rejected: something new", "kubelet rejected the pod (something new)"),
+        ] {
+            assert_eq!(rejection(said, false), ("NotAdmitted", why.to_string()));
+            assert_eq!(rejection(said, true).1, why, "a reboot has nothing to do with it");
+        }
+    }
+
+    #[test]
+    fn connection_lost_during_allocate_is_no_refusal() {
+        for said in [
+            "Pod was rejected: Allocate failed due to rpc error: code = Canceled desc = grpc: the client connection is closing, which is unexpected",
+            "Pod was rejected: Allocate failed due to rpc error: code = Unavailable desc = error reading from server: EOF, which is unexpected",
+        ] {
+            assert_eq!(
+                rejection(said, false),
+                (
+                    "AgentUnavailable",
+                    "kubelet admitted the pod while the Partage agent was unavailable".to_string()
+                )
+            );
+        }
+    }
+}
