@@ -18,13 +18,12 @@
 //! the audit sees.
 
 use partage_core::model::{Gpu, Node, Share};
+use partage_enforce::libraries::{LibraryBuild, LibraryError, LibraryInstaller, StandInPaths};
 use partage_host::cdi::{DeviceNode, Edits, Mount};
 use partage_host::driver::files::{self, Files, Nodes};
 use partage_host::driver::{self, Driver};
 use partage_host::files::sync_folder;
-use partage_host::library_store::{LibraryStore, LibraryStoreError, build_name};
 use partage_host::root::Root;
-use partage_shim::install::{self, InstallError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
@@ -65,31 +64,6 @@ const DATA: [&str; 5] = ["ro", "nosuid", "nodev", "noexec", "bind"];
 /// Data that the container writes.
 const WRITE: [&str; 5] = ["rw", "nosuid", "nodev", "noexec", "bind"];
 
-/// Why containers cannot be given anything.
-#[derive(Debug, thiserror::Error)]
-pub enum InjectError {
-    /// The stand-ins cannot be made.
-    #[error(transparent)]
-    Install(#[from] InstallError),
-    /// Their directory cannot be written.
-    #[error(transparent)]
-    Store(#[from] LibraryStoreError),
-    /// Reading or writing failed.
-    #[error("{}: the stand-ins for the driver's libraries cannot be put there: {error}", path.display())]
-    Io {
-        /// Where.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        error: io::Error,
-    },
-}
-
-fn failed(path: &Path) -> impl FnOnce(io::Error) -> InjectError {
-    let path = path.to_path_buf();
-    move |error| InjectError::Io { path, error }
-}
-
 /// What every container of this node gets.
 #[derive(Clone, Debug)]
 pub struct Materials {
@@ -99,7 +73,7 @@ pub struct Materials {
     /// The simulated node, where the driver is one.
     simulated: Option<PathBuf>,
     /// The stand-ins of this and of earlier builds.
-    store: LibraryStore,
+    libraries: LibraryInstaller,
     /// The folder of those for this shim and this driver.
     own: PathBuf,
 }
@@ -134,40 +108,46 @@ impl Materials {
 
     /// Finds the driver's files, and installs the stand-ins below `lib` (the same path on the host) unless that was done
     /// before for the same shim and driver. What containers have of earlier builds stays: see [`Materials::stale`].
-    pub fn gather(root: &Root, driver: &Driver, version: &str, lib: &Path) -> Result<Materials, InjectError> {
+    pub fn gather(
+        root: &Root,
+        driver: &Driver,
+        version: &str,
+        lib: &Path,
+    ) -> Result<Materials, LibraryError> {
         let files = Files::find(root, driver, version);
-        let object = install::trusted_object()?;
-        let name = name(&fs::read(&object).map_err(failed(&object))?, &files);
         let mut materials = Materials {
             root: root.clone(),
             nodes: Nodes::new(root),
             simulated: driver.simulated.clone(),
-            store: LibraryStore::open(lib)?,
+            libraries: LibraryInstaller::open(lib)?,
             own: PathBuf::new(),
             files,
         };
-        materials.own = materials.store.install(&name, |folder| materials.write(&object, folder))?;
+        let contents = contents(&materials.files);
+        let build =
+            LibraryBuild { driver_version: &materials.files.version, contents: &contents, stamp: None };
+        materials.own = materials.libraries.install(&build, |folder| materials.write(folder))?;
         Ok(materials)
     }
 
-    /// Writes all of our folder.
-    fn write(&self, object: &Path, folder: &Path) -> Result<(), InjectError> {
+    /// Writes the directory of a build: the stand-ins, and links to the driver's other libraries and programs.
+    fn write(&self, folder: &Path) -> Result<(), LibraryError> {
         let made = |part: &str| {
             let part = folder.join(part);
             let done = fs::create_dir_all(&part)
                 // Containers' users are not root.
                 .and_then(|()| fs::set_permissions(&part, fs::Permissions::from_mode(0o755)));
-            done.map(|()| part.clone()).map_err(failed(&part))
+            done.map(|()| part.clone()).map_err(LibraryError::io("create", &part))
         };
         let (libraries, links) = (made(LIBRARIES)?, made(LINKS)?);
-        let settings = install::Settings {
+        let paths = StandInPaths {
             region: Path::new(REGION),
             real_cuda: Path::new(REAL_CUDA),
             real_nvml: Path::new(REAL_NVML),
             version: Some(&self.files.version),
         };
-        install::stand_in(object, &libraries, &settings)?;
-        let link = |file: PathBuf, to: PathBuf| symlink(to, &file).map_err(failed(&file));
+        self.libraries.write_stand_ins(&libraries, &paths)?;
+        let link = |file: PathBuf, to: PathBuf| symlink(to, &file).map_err(LibraryError::io("create", &file));
         for library in &self.files.libraries {
             // One name is mounted; all lead to it.
             let Some(mounted) = library.sonames().next() else { continue };
@@ -179,7 +159,7 @@ impl Materials {
             link(links.join(program.name), Path::new(PROGRAMS).join(program.name))?;
         }
         for folder in [&libraries, &links] {
-            sync_folder(folder).map_err(failed(folder))?;
+            sync_folder(folder).map_err(LibraryError::io("persist", folder))?;
         }
         Ok(())
     }
@@ -189,7 +169,7 @@ impl Materials {
     pub fn stale(&self, used: &BTreeSet<PathBuf>) -> io::Result<Vec<PathBuf>> {
         let is_named = |folder: &Path| used.iter().any(|path| path.starts_with(self.root.host(folder)));
         // The directory has other things in it, too.
-        self.store.unused(&self.own, |folder| !folder.join(LIBRARIES).is_dir() || is_named(folder))
+        self.libraries.unused(&self.own, |folder| !folder.join(LIBRARIES).is_dir() || is_named(folder))
     }
 
     /// Returns everything that a container gets: shared and own edits in one. Fails if a device node of a granted GPU is missing: no
@@ -317,12 +297,11 @@ fn env(container: &Container<'_>) -> Vec<String> {
     env.iter().map(|(name, value)| format!("{name}={value}")).collect()
 }
 
-/// Names the folder for a shim and a driver.
-fn name(object: &[u8], files: &Files) -> String {
+/// Describes what is in the directory of a build, besides the shim and for a version of the driver.
+fn contents(files: &Files) -> String {
     let libraries = files.libraries.iter().map(|library| &library.names).collect::<Vec<_>>();
     let programs = files.programs.iter().map(|program| program.name).collect::<Vec<_>>();
-    let settings = format!("{LOADER:?} {REAL_CUDA} {REAL_NVML} {REGION} {libraries:?} {programs:?}");
-    build_name(&files.version, object, &settings)
+    format!("{LOADER:?} {REAL_CUDA} {REAL_NVML} {REGION} {libraries:?} {programs:?}")
 }
 
 #[cfg(test)]

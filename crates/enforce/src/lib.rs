@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`gpus`] | discovery of the driver and its GPUs, the inventory, fatal errors, which GPUs are withheld |
 //! | [`context_sizes`] | how much memory a CUDA context takes, and when that is measured |
+//! | [`libraries`] | the libraries that stand in for the driver's, installed once per shim and driver |
 //! | [`shares`] | the regions of tenants: prepare, adopt, resize, extend, release; which of them wait for turns |
 //! | [`monitor`] | the poll of the driver: health, usage by share, the audit for bypasses |
 //! | [`placing`] | why an ask has no place, and whether it ever will |
@@ -20,6 +21,7 @@ pub mod context_sizes;
 pub mod error_chain;
 pub mod gpus;
 pub mod instance_lock;
+pub mod libraries;
 pub mod metrics;
 pub mod monitor;
 pub mod placing;

@@ -14,8 +14,10 @@ mod not_built;
 use not_built as backend;
 
 use crate::driver::{Driver, DriverError};
-use partage_core::model::Node;
+use partage_core::model::{Node, Share};
 use serde::Deserialize;
+use std::fs;
+use std::io;
 use std::path::Path;
 
 /// The maximum number of GPUs of a simulated machine.
@@ -94,6 +96,16 @@ impl SimulatedGpus {
     pub fn install(&self, machine: &SimulatedMachine<'_>) -> Result<Driver, SimulatedDriverError> {
         backend::install(self, machine)
     }
+}
+
+/// Writes the device files of the GPUs of these shares, and no others, into a directory, which is created if it is missing. The
+/// simulated driver shows a program the GPUs that have a file in its machine's `dev`.
+pub fn write_device_files(directory: &Path, node: &Node, shares: &[Share]) -> io::Result<()> {
+    fs::create_dir_all(directory)?;
+    for gpu in node.gpus.iter().filter(|gpu| shares.iter().any(|share| share.gpu == gpu.uuid)) {
+        fs::write(directory.join(format!("nvidia{}", gpu.minor)), b"")?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -8,13 +8,13 @@ use partage_enforce::context_sizes::ContextSizes;
 use partage_enforce::gpus::{
     DiscoveredGpus, DiscoveryError, DiscoveryOptions, SimulatedMachine, discover, find_driver,
 };
+use partage_enforce::libraries::{LibraryBuild, LibraryError, LibraryInstaller, StandInPaths};
 use partage_enforce::records::{Durability, RecordDir};
 use partage_host::driver::{self, Driver, Others};
-use partage_host::files::{once, stamp_of, write_whole};
+use partage_host::files::{once, stamp_of};
 use partage_host::gpus::{Gpus, GpusError};
-use partage_host::library_store::{LibraryStore, LibraryStoreError, build_name};
 use partage_host::process::boot_id;
-use partage_shim::install::InstallError;
+use partage_host::simulated_driver::write_device_files;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
@@ -69,7 +69,7 @@ pub enum MachineError {
     Settings(#[from] InvalidSettings),
     /// The libraries that stand in for the driver's cannot be installed.
     #[error(transparent)]
-    Libraries(#[from] LibraryInstallError),
+    Libraries(#[from] LibraryError),
 }
 
 impl From<DiscoveryError> for MachineError {
@@ -79,22 +79,6 @@ impl From<DiscoveryError> for MachineError {
             error => MachineError::Gpus(error),
         }
     }
-}
-
-/// Why the stand-ins cannot be installed.
-#[derive(Debug, thiserror::Error)]
-pub enum LibraryInstallError {
-    /// They cannot be made.
-    #[error(transparent)]
-    Install(#[from] InstallError),
-    /// Their directory cannot be written.
-    #[error(transparent)]
-    Store(#[from] LibraryStoreError),
-}
-
-fn failed(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> LibraryInstallError {
-    let path = path.to_path_buf();
-    move |error| LibraryStoreError { action, path, error }.into()
 }
 
 /// A machine whose GPUs can be shared.
@@ -108,6 +92,7 @@ pub(crate) struct Machine {
     /// Where what is known of the GPUs is kept for the next daemon.
     pub(crate) records: RecordDir,
     pub(crate) boot_id: String,
+    libraries: LibraryInstaller,
     /// The directory of the stand-ins of this build, for processes in a mount namespace.
     stand_ins: PathBuf,
     /// A cache for the loader that has the simulated driver in it.
@@ -150,6 +135,7 @@ impl Machine {
             previously_unhealthy,
             records,
             boot_id,
+            libraries: LibraryInstaller::open(&home.stand_ins())?,
             stand_ins: PathBuf::new(),
             loader_cache: None,
         };
@@ -162,39 +148,22 @@ impl Machine {
 
     /// Installs the stand-ins of this build, unless that was done before, and removes those of earlier builds that no share
     /// uses any more. A share that runs keeps the ones that it was started with.
-    fn install(&self, home: &Home) -> Result<PathBuf, LibraryInstallError> {
-        let object = partage_shim::install::trusted_object()?;
+    fn install(&self, home: &Home) -> Result<PathBuf, LibraryError> {
         let [real_cuda, real_nvml] = home.driver_files();
-        let version = self.gpus.driver_version();
+        let driver_version = self.gpus.driver_version();
         let region = home.region_at();
-        let settings = partage_shim::install::Settings {
+        let paths = StandInPaths {
             region: &region,
             real_cuda: &real_cuda,
             real_nvml: &real_nvml,
-            version: Some(version),
+            version: Some(driver_version),
         };
-        let store = LibraryStore::open(&home.stand_ins())?;
-        // Reading and hashing the object costs more than everything else here, and mostly it is the one of the last time.
-        let stamp = format!("{} {version} {settings:?}", stamp_of(&object));
-        let cache = home.lib().join("stand-ins.stamp");
-        let known = fs::read_to_string(&cache).unwrap_or_default();
-        let known = known.split_once('\n').filter(|(of, _)| *of == stamp).map(|(_, name)| name.to_string());
-        let name = match &known {
-            Some(name) => name.clone(),
-            None => {
-                let bytes = fs::read(&object).map_err(failed("read", &object))?;
-                build_name(version, &bytes, &format!("{settings:?}"))
-            }
-        };
-        let folder = store.install(&name, |folder| {
-            Ok::<_, LibraryInstallError>(partage_shim::install::stand_in(&object, folder, &settings)?)
-        })?;
-        if known.is_none() {
-            // Without it the object is hashed again at the next start: a full disk must not keep a daemon from starting.
-            let _ = write_whole(&cache, format!("{stamp}\n{name}").as_bytes(), 0o644);
-        }
-        store.remove_unused(&folder, |_| false).map_err(failed("clean up", &home.stand_ins()))?;
-        Ok(folder)
+        let (contents, stamp) = (format!("{paths:?}"), home.lib().join("stand-ins.stamp"));
+        let build = LibraryBuild { driver_version, contents: &contents, stamp: Some(&stamp) };
+        let directory =
+            self.libraries.install(&build, |directory| self.libraries.write_stand_ins(directory, &paths))?;
+        self.libraries.remove_unused(&directory)?;
+        Ok(directory)
     }
 
     /// The directory of the stand-ins, for processes in a mount namespace.
@@ -202,19 +171,17 @@ impl Machine {
         &self.stand_ins
     }
 
-    /// The libraries of one share, for processes that have no mount namespace.
-    pub(crate) fn install_for(&self, home: &Home, name: &str) -> Result<(), String> {
-        let object = partage_shim::install::trusted_object().map_err(|error| error.to_string())?;
-        let folder = home.own_stand_ins().join(name);
-        fs::create_dir_all(&folder)
-            .map_err(|error| format!("{}: cannot be made: {error}", folder.display()))?;
-        let settings = partage_shim::install::Settings {
+    /// Writes the libraries of one share, for processes that have no mount namespace.
+    pub(crate) fn install_for(&self, home: &Home, name: &str) -> Result<(), LibraryError> {
+        let directory = home.own_stand_ins().join(name);
+        fs::create_dir_all(&directory).map_err(LibraryError::io("create", &directory))?;
+        let paths = StandInPaths {
             region: &store::region(home, name),
             real_cuda: &self.driver.cuda,
             real_nvml: &self.driver.nvml,
             version: Some(self.gpus.driver_version()),
         };
-        partage_shim::install::stand_in(&object, &folder, &settings).map_err(|error| error.to_string())
+        self.libraries.write_stand_ins(&directory, &paths)
     }
 
     /// What is covered in a share's mount namespace, besides the driver's libraries.
@@ -232,10 +199,7 @@ impl Machine {
         let there = simulated.join("dev");
         if there.is_dir() {
             let own = store::devices(home, name);
-            fs::create_dir_all(&own)?;
-            for gpu in self.node.gpus.iter().filter(|gpu| shares.iter().any(|share| share.gpu == gpu.uuid)) {
-                fs::write(own.join(format!("nvidia{}", gpu.minor)), b"")?;
-            }
+            write_device_files(&own, &self.node, shares)?;
             covers.push((there, own));
         }
         Ok(covers)

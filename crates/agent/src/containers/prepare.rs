@@ -17,6 +17,7 @@ use crate::store::PodRecord;
 use partage_cluster::PodView;
 use partage_core::model::{ContainerName, Grant, PodUid};
 use partage_host::cdi::SHARED_DEVICE;
+use partage_host::simulated_driver::write_device_files;
 use partage_region::failpoint as fault;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -192,12 +193,7 @@ impl NodeState {
             return Ok(None);
         }
         let folder = region.join("dev");
-        fs::create_dir_all(&folder)?;
-        for share in &grant.shares {
-            if let Some(at) = self.hardware().gpu_index(&share.gpu) {
-                fs::write(folder.join(format!("nvidia{}", self.hardware().gpus[at].minor)), b"")?;
-            }
-        }
+        write_device_files(&folder, self.hardware(), &grant.shares)?;
         Ok(Some(folder))
     }
 

@@ -3,6 +3,7 @@
 use super::Keeper;
 use crate::store::Bond;
 use partage_enforce::error_chain::describe;
+use partage_enforce::libraries::LibraryError;
 use partage_enforce::records::RecordError;
 use partage_host::binding::Binding;
 use partage_host::cgroup::Cgroup;
@@ -27,8 +28,8 @@ pub(super) enum ConfineError {
     #[error("it says that it sees its region, and does not")]
     NotConfined,
     /// The share's own libraries cannot be installed.
-    #[error("{0}")]
-    Libraries(String),
+    #[error(transparent)]
+    Libraries(#[from] LibraryError),
     /// The confinement cannot be recorded.
     #[error(transparent)]
     Record(#[from] RecordError),
@@ -96,7 +97,7 @@ impl Keeper {
         drop(state);
         match binding {
             Binding::LibraryPath => {
-                self.machine.install_for(&self.home, name).map_err(ConfineError::Libraries)?;
+                self.machine.install_for(&self.home, name)?;
             }
             Binding::MountNamespace | Binding::UserNamespace => {
                 if !mark.is_some_and(|mark| mark.is_on(main.pid)) {
