@@ -17,13 +17,14 @@ FUZZ_LONG = driver_calls
 # Set, images are made with the newest packages and not with those that were fetched before.
 FRESH ?=
 
-# Absolute: tests run in the folders of their crates.
-SKIPPED := $(CURDIR)/target/skipped-tests
-
 TRACE := traces/openb
-RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+RELEASE := $(TARGET)/release
 PARTAGE := $(RELEASE)/partage
-SHIM := $(or $(CARGO_TARGET_DIR),target)/portable/libpartage_shim.so
+SHIM := $(TARGET)/portable/libpartage_shim.so
+
+# Built as a part of the workspace: its dependencies then have the features that the tests build them with, and are built once.
+XTASK := cargo build --quiet --workspace --bin partage-xtask && "$(TARGET)/debug/partage-xtask"
 
 .PHONY: help run simulate picture test lint bench bench-node fuzz soak binaries shim cluster cluster-down image manifests toolchain
 
@@ -42,11 +43,9 @@ simulate: toolchain ## replay a production trace under every policy and compare
 	@echo "The curves are drawn in target/compare.svg."
 
 test: lint test-prereqs ## everything that must hold before a change lands
-	@rm -f $(SKIPPED)
-	PARTAGE_SKIPPED=$(SKIPPED) cargo test --workspace
-	@if [ -s $(SKIPPED) ]; then echo; echo "skipped $$(wc -l < $(SKIPPED)) tests:"; sed 's/^/  /' $(SKIPPED); fi
+	@$(XTASK) test --records "$(TARGET)/tests"
 
-# Where the test bed cannot be had, its tests are skipped and counted; in CI that is a failure.
+# Where the test bed cannot be built, its tests are skipped and counted; in CI that is a failure.
 .PHONY: test-prereqs
 test-prereqs: toolchain
 	@if [ "$${CI:-false}" != false ]; then $(MAKE) --no-print-directory binaries; \
@@ -57,6 +56,7 @@ lint: toolchain cargo-deny ## formatting, clippy, docs, dependencies
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	cargo clippy --workspace --all-targets -- --deny warnings
 	cargo clippy --package partage --no-default-features -- --deny warnings
+	cargo check --quiet --manifest-path fuzz/Cargo.toml --target-dir "$(TARGET)"
 	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --quiet
 	"$(TOOLS)/cargo-deny-$(DENY_VERSION)/bin/cargo-deny" --log-level error check bans licenses sources
 
@@ -97,13 +97,13 @@ soak: binaries ## the long runs: many property cases, 5,000 fake nodes, hundreds
 	$(MAKE) fuzz FUZZ_SECONDS=300
 
 binaries: toolchain ## the programs, images and clients of the test bed (docs/testbed.md), made once
-	@cargo run --quiet --package partage-xtask -- binaries
-	@cargo run --quiet --package partage-xtask -- images $(FRESH:%=--fresh)
-	@cargo run --quiet --package partage-xtask -- clients
-	@cargo run --quiet --package partage-xtask -- shim
+	@$(XTASK) binaries
+	@$(XTASK) images $(FRESH:%=--fresh)
+	@$(XTASK) clients
+	@$(XTASK) shim
 
 shim: toolchain ## the shim for every image (glibc 2.17), target/portable/libpartage_shim.so
-	@cargo run --quiet --package partage-xtask -- shim
+	@$(XTASK) shim
 
 cluster: binaries image ## a real Kubernetes with Partage and simulated GPUs to try things on (NODES=2 for more nodes)
 	@cargo run --quiet --package partage-testkit -- cluster up --nodes $(or $(NODES),1) --partage dist/partage.oci.tar
@@ -113,12 +113,12 @@ cluster-down: toolchain ## ends it; nothing of it stays
 
 image: shim ## Partage's own image, dist/partage.oci.tar, without Docker
 	cargo build --release --package partage
-	@cargo run --quiet --package partage-xtask -- image --program "$(PARTAGE)" --shim "$(SHIM)" \
+	@$(XTASK) image --program "$(PARTAGE)" --shim "$(SHIM)" \
 	  --archive dist/partage.oci.tar $(FRESH:%=--fresh)
 
 manifests: toolchain ## the plain manifests in deploy/, from the chart
-	@cargo run --quiet --package partage-xtask -- binaries
-	@cargo run --quiet --package partage-xtask -- manifests
+	@$(XTASK) binaries
+	@$(XTASK) manifests
 
 toolchain:
 	@tools/toolchain

@@ -9,6 +9,7 @@ pub mod clients;
 pub mod image;
 pub mod manifests;
 pub mod portable;
+pub mod test_run;
 
 mod debian;
 mod digest;

@@ -6,11 +6,16 @@ use partage_xtask::clients;
 use partage_xtask::image::{self, Product};
 use partage_xtask::manifests;
 use partage_xtask::portable;
+use partage_xtask::test_run::{self, TestRunError, TestRunOptions};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+/// Exit code of a program that a signal has interrupted, as shells report it.
+const INTERRUPTED: u8 = 130;
 
 /// Builds what Partage's tests and releases need.
 #[derive(Parser)]
@@ -72,6 +77,15 @@ enum Command {
     Shim,
     /// Render the chart into the plain manifests of `deploy/`.
     Manifests,
+    /// Build and run all tests of the workspace, and list the slowest
+    Test {
+        /// Folder for the skipped tests and the durations of the run
+        #[arg(long, value_name = "FOLDER", default_value = "target/tests")]
+        records: PathBuf,
+        /// Seconds after which a test binary is killed if none of its tests ends
+        #[arg(long, value_name = "SECONDS", default_value = "900")]
+        stall_limit: u64,
+    },
 }
 
 fn main() -> ExitCode {
@@ -95,13 +109,31 @@ fn main() -> ExitCode {
             image::product(&product, &settings, &mut out, &stop).map(drop)
         }
         Command::Manifests => manifests::write(&settings),
+        Command::Test { records, stall_limit } => {
+            let stall_limit = Duration::from_secs(stall_limit);
+            return test(&TestRunOptions { records: &records, stall_limit, stop: &stop }, &mut out);
+        }
         Command::Shim => portable::build(&settings, &mut out, &stop).map(drop),
     };
     let Err(missing) = done else { return ExitCode::SUCCESS };
     // Where even this cannot be written, the exit code is all that is left to say.
     let _ = writeln!(io::stderr(), "error: {missing}");
     match missing {
-        Missing::Interrupted { .. } => ExitCode::from(130),
+        Missing::Interrupted { .. } => ExitCode::from(INTERRUPTED),
+        _ => ExitCode::FAILURE,
+    }
+}
+
+fn test(options: &TestRunOptions<'_>, out: &mut (dyn Write + Send)) -> ExitCode {
+    let error = match test_run::run(options, out) {
+        Ok(true) => return ExitCode::SUCCESS,
+        Ok(false) => return ExitCode::FAILURE,
+        Err(error) => error,
+    };
+    // If even this cannot be written, the exit code is all that remains.
+    let _ = writeln!(io::stderr(), "error: {}", error.with_causes());
+    match error {
+        TestRunError::Interrupted => ExitCode::from(INTERRUPTED),
         _ => ExitCode::FAILURE,
     }
 }

@@ -71,10 +71,11 @@ fn wait(command: &mut Command, log: &Path, stop: &AtomicBool, patience: Option<D
     Ok(if stop.load(Ordering::Relaxed) { End::Interrupted } else { end })
 }
 
-fn end_group(child: &mut Child) -> io::Result<()> {
+/// Ends a child and its process group: SIGTERM, then SIGKILL after [`GRACE`]. The child must lead a group of its own.
+pub(crate) fn end_group(child: &mut Child) -> io::Result<()> {
     let group = Pid::from_child(child);
-    // It may have ended just now; then there is nobody to tell.
-    // Not INT: who was started in the background ignores it, and so do its children.
+    // Errors are ignored: the group may have ended just now.
+    // Not SIGINT: a process that was started in the background ignores it, and so do its children.
     let _ = kill_process_group(group, Signal::TERM);
     let start = Instant::now();
     while child.try_wait()?.is_none() {

@@ -5,3 +5,4 @@ mod binaries;
 mod clients;
 mod folder;
 mod images;
+mod test_run;

@@ -1,0 +1,178 @@
+//! Runs a child process, reads what it prints line by line, and ends it when it stalls or the run is interrupted.
+
+use crate::process::end_group;
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+/// Interval between checks for an interruption, a stall and the end of a child that prints nothing.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The output that a line came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stream {
+    Stdout,
+    Stderr,
+}
+
+/// Whether a line shows that the child makes progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    Made,
+    None,
+}
+
+/// How a child ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Exited(ExitStatus),
+    /// It made no progress for the stall limit, and was killed with its process group.
+    Stalled,
+    /// The run was interrupted, and the child was killed with its process group.
+    Interrupted,
+}
+
+/// Runs a command to its end, and passes each line that it prints to `read`, with the time since the start.
+///
+/// Standard output is read; standard error too if the command has it piped. The child gets a process group of its own, so
+/// that an interruption reaches it and its descendants through this process, and only once.
+pub(super) fn supervise(
+    command: &mut Command,
+    stop: &AtomicBool,
+    stall_limit: Duration,
+    mut read: impl FnMut(Stream, &str, Duration) -> Progress,
+) -> io::Result<Outcome> {
+    let began = Instant::now();
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn()?;
+    let lines = lines(&mut child);
+    let mut last_progress = began;
+    loop {
+        if stop.load(Ordering::Relaxed) {
+            end_group(&mut child)?;
+            return Ok(Outcome::Interrupted);
+        }
+        if last_progress.elapsed() > stall_limit {
+            end_group(&mut child)?;
+            return Ok(Outcome::Stalled);
+        }
+        match lines.recv_timeout(POLL_INTERVAL) {
+            Ok((stream, line, at)) => {
+                if read(stream, &line, at.saturating_duration_since(began)) == Progress::Made {
+                    last_progress = Instant::now();
+                }
+            }
+            // Processes that outlive the child may hold its outputs open, so the end of the outputs is not waited for. A
+            // child that has closed them may run on.
+            Err(error) => {
+                if let Some(status) = child.try_wait()? {
+                    return Ok(Outcome::Exited(status));
+                }
+                if error == RecvTimeoutError::Disconnected {
+                    std::thread::sleep(POLL_INTERVAL);
+                }
+            }
+        }
+    }
+}
+
+/// A line of an output, and when it was read.
+type Printed = (Stream, String, Instant);
+
+/// Sends the lines of a child's outputs as they come. Each thread ends with the last process that holds the output open.
+fn lines(child: &mut Child) -> Receiver<Printed> {
+    let (send, lines) = mpsc::channel();
+    if let Some(stdout) = child.stdout.take() {
+        let send = send.clone();
+        std::thread::spawn(move || read_lines(Stream::Stdout, stdout, &send));
+    }
+    if let Some(stderr) = child.stderr.take() {
+        std::thread::spawn(move || read_lines(Stream::Stderr, stderr, &send));
+    }
+    lines
+}
+
+fn read_lines(stream: Stream, output: impl Read, send: &Sender<Printed>) {
+    let mut output = BufReader::new(output);
+    let mut line = Vec::new();
+    while output.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+        let text = String::from_utf8_lossy(&line).trim_end_matches('\n').to_string();
+        if send.send((stream, text, Instant::now())).is_err() {
+            break;
+        }
+        line.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NO_STALL: Duration = Duration::from_secs(600);
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stderr(Stdio::piped());
+        command
+    }
+
+    #[test]
+    fn lines_of_both_outputs_and_the_exit_status_are_reported() {
+        let mut printed = Vec::new();
+        let mut command = shell("echo one; printf 'two, \\377'; echo three >&2; exit 3");
+        let outcome = supervise(&mut command, &AtomicBool::new(false), NO_STALL, |stream, line, _| {
+            printed.push((stream, line.to_string()));
+            Progress::Made
+        });
+        let Ok(Outcome::Exited(status)) = outcome else { panic!("{outcome:?}") };
+        assert_eq!(status.code(), Some(3));
+        printed.sort_by_key(|(_, line)| line.clone());
+        let expected =
+            [(Stream::Stdout, "one"), (Stream::Stderr, "three"), (Stream::Stdout, "two, \u{fffd}")];
+        assert_eq!(printed, expected.map(|(stream, line)| (stream, line.to_string())));
+    }
+
+    #[test]
+    fn child_that_makes_no_progress_is_killed_with_its_descendants() {
+        let mut descendant = String::new();
+        let mut command = shell("sleep 600 & echo $!; while :; do echo nothing; sleep 0.01; done");
+        let outcome =
+            supervise(&mut command, &AtomicBool::new(false), Duration::from_millis(300), |_, line, _| {
+                if line != "nothing" {
+                    descendant = line.to_string();
+                }
+                Progress::None
+            });
+        assert_eq!(outcome.unwrap(), Outcome::Stalled);
+        // The signal was sent; the kernel delivers it soon. The process remains a zombie until init reaps it.
+        let stat = || std::fs::read_to_string(format!("/proc/{descendant}/stat")).unwrap_or_default();
+        while !stat().is_empty() && !stat().contains(") Z ") {
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    #[test]
+    fn interruption_ends_the_child() {
+        let stop = AtomicBool::new(false);
+        let outcome = supervise(&mut shell("echo ready; sleep 600"), &stop, NO_STALL, |_, line, _| {
+            stop.store(line == "ready", Ordering::Relaxed);
+            Progress::Made
+        });
+        assert_eq!(outcome.unwrap(), Outcome::Interrupted);
+    }
+
+    #[test]
+    fn descendant_that_outlives_the_child_is_not_waited_for() {
+        let mut descendant = String::new();
+        let mut command = shell("sleep 600 & echo $!");
+        let outcome = supervise(&mut command, &AtomicBool::new(false), NO_STALL, |_, line, _| {
+            descendant = line.to_string();
+            Progress::Made
+        });
+        assert!(matches!(outcome, Ok(Outcome::Exited(status)) if status.success()));
+        let killed = Command::new("kill").arg(&descendant).status().unwrap();
+        assert!(killed.success(), "the descendant still runs: nothing has ended it");
+    }
+}

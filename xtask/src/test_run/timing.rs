@@ -1,0 +1,122 @@
+//! How long each test took, from the order in which libtest reports results.
+//!
+//! libtest starts tests in the order that `--list` prints, as many at a time as it has threads, and starts the next one
+//! when one has ended. A result is printed when its test ends, so the instants of the results say when every test began.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How a test ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Passed,
+    Failed,
+    Ignored,
+}
+
+/// A test that has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Finished {
+    pub(super) name: String,
+    pub(super) verdict: Verdict,
+    pub(super) took: Duration,
+}
+
+/// The tests of one run of a test binary.
+#[derive(Debug)]
+pub(super) struct Timing {
+    /// Those that have not begun, in the order in which they will.
+    waiting: std::vec::IntoIter<String>,
+    /// Those that run, and when they began.
+    running: BTreeMap<String, Duration>,
+}
+
+impl Timing {
+    /// Begins a run with the tests in libtest's order.
+    pub(super) fn start(tests: Vec<String>, threads: usize) -> Timing {
+        let mut timing = Timing { waiting: tests.into_iter(), running: BTreeMap::new() };
+        for _ in 0..threads.max(1) {
+            timing.start_next(Duration::ZERO);
+        }
+        timing
+    }
+
+    fn start_next(&mut self, now: Duration) {
+        if let Some(test) = self.waiting.next() {
+            self.running.insert(test, now);
+        }
+    }
+
+    /// Takes in a line that was printed `now` after the start. Returns the test whose result it is, if it is one.
+    ///
+    /// Programs that tests start may print results of their own: only tests that run can end.
+    pub(super) fn read(&mut self, line: &str, now: Duration) -> Option<Finished> {
+        let (name, verdict) = result(line)?;
+        let began = self.running.remove(name)?;
+        self.start_next(now);
+        Some(Finished { name: name.to_string(), verdict, took: now.saturating_sub(began) })
+    }
+
+    /// The tests that have begun and whose results were not read, as if they passed `now`.
+    pub(super) fn unfinished(self, now: Duration) -> impl Iterator<Item = Finished> {
+        let passed =
+            move |(name, began)| Finished { name, verdict: Verdict::Passed, took: now.saturating_sub(began) };
+        self.running.into_iter().map(passed)
+    }
+}
+
+/// The test and its verdict, in a line that libtest or rustdoc prints for a result.
+pub(super) fn result(line: &str) -> Option<(&str, Verdict)> {
+    let (before, result) = line.rsplit_once(" ... ")?;
+    let verdict = match result.split([',', ' ']).next()? {
+        "ok" => Verdict::Passed,
+        "FAILED" => Verdict::Failed,
+        "ignored" => Verdict::Ignored,
+        _ => return None,
+    };
+    let before = before.strip_suffix(" - should panic").unwrap_or(before);
+    // A program that a test started may have left a line without its end.
+    let (_, name) = before.rsplit_once("test ")?;
+    Some((name, verdict))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_string()).collect()
+    }
+
+    #[test]
+    fn test_begins_when_a_thread_is_free() {
+        let mut timing = Timing::start(names(&["a", "b", "c::d", "e"]), 2);
+        let mut took = |line: &str, now: u32| {
+            let finished = timing.read(line, SECOND * now)?;
+            Some((finished.name, finished.verdict, finished.took.as_secs()))
+        };
+        assert_eq!(took("running 4 tests", 0), None);
+        assert_eq!(took("test c::d ... ok", 1), None, "it does not run yet");
+        assert_eq!(took("test b ... ok", 2), Some(("b".into(), Verdict::Passed, 2)));
+        assert_eq!(
+            took("test c::d ... ignored, takes minutes", 2),
+            Some(("c::d".into(), Verdict::Ignored, 0))
+        );
+        assert_eq!(
+            took("half a linetest a - should panic ... FAILED", 7),
+            Some(("a".into(), Verdict::Failed, 7))
+        );
+        assert_eq!(took("test e has been running for over 60 seconds", 8), None);
+        let unfinished: Vec<Finished> = timing.unfinished(SECOND * 9).collect();
+        assert_eq!(unfinished, [Finished { name: "e".into(), verdict: Verdict::Passed, took: SECOND * 7 }]);
+    }
+
+    #[test]
+    fn more_threads_than_tests_do_no_harm() {
+        let mut timing = Timing::start(names(&["only"]), 8);
+        assert_eq!(timing.read("test only ... ok", SECOND).unwrap().took, SECOND);
+        assert_eq!(timing.unfinished(SECOND).count(), 0);
+    }
+}
