@@ -27,3 +27,4 @@ mod shared_spec;
 mod sharing;
 mod sim_pods;
 mod stage;
+mod upgrade;

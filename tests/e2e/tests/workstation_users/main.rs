@@ -7,5 +7,6 @@ mod socket;
 #[path = "../workstation/support.rs"]
 mod support;
 mod up;
+mod upgrade;
 mod users;
 mod waiting;
