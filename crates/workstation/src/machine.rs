@@ -184,6 +184,11 @@ impl Machine {
         self.libraries.write_stand_ins(&directory, &paths)
     }
 
+    /// Returns the directory of the GPUs' device files.
+    pub(crate) fn device_files(&self) -> PathBuf {
+        self.driver.simulated.as_ref().map_or_else(|| "/dev".into(), |machine| machine.join("dev"))
+    }
+
     /// What is covered in a share's mount namespace, besides the driver's libraries.
     pub(crate) fn covers(
         &self,

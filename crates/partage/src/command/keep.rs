@@ -7,12 +7,11 @@ use clap::Args;
 use partage_enforce::error_chain::describe;
 use partage_workstation::client::{BUSY, READY};
 use partage_workstation::home::Home;
-use partage_workstation::keeper::{self, KeepError, Keeper, Options};
+use partage_workstation::keeper::{App, Config, KeepError};
 use partage_workstation::log_file::RotatingLog;
 use partage_workstation::settings::Settings;
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::sync::Arc;
 
 /// Keep the shares of a home, in the background
 #[derive(Args)]
@@ -42,14 +41,14 @@ impl Keep {
         let _ = rustix::process::setsid();
         let started = self.home.home().map_err(KeepError::from).and_then(|home| {
             self.log(&home);
-            self.start(&home)
+            self.build(home)
         });
         match started {
-            Ok(Some(keeper)) => {
-                // Who started it may have left.
+            Ok(Some(app)) => {
+                // The command that started the daemon may have ended.
                 let _ = writeln!(out, "{READY}").and_then(|()| out.flush());
-                keeper.wait();
-                tracing::info!(shares = keeper.shares(), "daemon stopped");
+                let shares = app.run();
+                tracing::info!(shares, "daemon stopped");
                 Ok(Outcome::Fine)
             }
             Ok(None) => Ok(Outcome::Fine),
@@ -73,13 +72,9 @@ impl Keep {
         logging::init_or_default(options, move || log.clone());
     }
 
-    fn start(&self, home: &Home) -> Result<Option<Arc<Keeper>>, KeepError> {
-        let (settings, settings_file) = Settings::load(self.settings.as_deref(), home)?;
-        let options = Options { foreground: false, metrics: None, settings_file };
-        if self.standby {
-            keeper::stand_by(home, settings, options)
-        } else {
-            Keeper::start(home, settings, options).map(Some)
-        }
+    fn build(&self, home: Home) -> Result<Option<App>, KeepError> {
+        let (settings, settings_file) = Settings::load(self.settings.as_deref(), &home)?;
+        let config = Config { home, settings, foreground: false, metrics: None, settings_file };
+        if self.standby { App::stand_by(config) } else { App::build(config).map(Some) }
     }
 }

@@ -15,7 +15,7 @@ use clap::Args;
 use partage_enforce::error_chain::describe;
 use partage_workstation::client::Client;
 use partage_workstation::home::Home;
-use partage_workstation::keeper::{KeepError, Keeper, Options};
+use partage_workstation::keeper::{App, Config, KeepError};
 use partage_workstation::report::Report;
 use partage_workstation::settings::{self, Settings};
 use std::collections::VecDeque;
@@ -146,13 +146,15 @@ impl Up {
                 return Ok(Outcome::Problems);
             }
         };
-        let options = Options {
+        let config = Config {
+            home: home.clone(),
+            settings,
             foreground: true,
             metrics: served.as_ref().map(metrics::Listener::address),
             settings_file: file,
         };
-        let keeper = match take_over(&home, settings, options) {
-            Ok(keeper) => keeper,
+        let app = match take_over(&config) {
+            Ok(app) => app,
             Err(Why::Keeper(what)) => {
                 line(err, format_args!("error: {what}"))?;
                 return Ok(Outcome::Problems);
@@ -164,25 +166,28 @@ impl Up {
         };
         // Lines of JSON are for programs.
         if self.format() != LogFormat::Json {
-            greet(&keeper.report(), served.as_ref().map(metrics::Listener::address), out)?;
+            greet(&app.report(), served.as_ref().map(metrics::Listener::address), out)?;
         }
-        if let Some(served) = served
-            && let Err(what) = served.serve(&keeper)
-        {
-            line(err, format_args!("error: {what}"))?;
-            return Ok(Outcome::Problems);
-        }
+        let served = match served.map(|served| served.serve(app.daemon())).transpose() {
+            Ok(served) => served,
+            Err(what) => {
+                line(err, format_args!("error: {what}"))?;
+                return Ok(Outcome::Problems);
+            }
+        };
         let mut summary = Summary::default();
         let mut started = workloads.map(|workloads| workloads.start(&home, &news));
-        let watched = self.watch(&keeper, &news, &mut summary, out);
+        let watched = self.watch(&app, &news, &mut summary, out);
         if let Some(started) = &mut started {
             // What these shares did is known as long as they are there.
-            summary.see(&keeper.report());
+            summary.see(&app.report());
             started.end(&Client::new(home), GRACE);
         }
-        let left = keeper.shares();
-        keeper.end();
-        keeper.wait();
+        if let Some(served) = served {
+            served.stop();
+        }
+        app.stop();
+        let left = app.run();
         watched?;
         for text in started.iter().flat_map(|started| summary.lines(started)) {
             line(out, format_args!("{text}"))?;
@@ -221,13 +226,7 @@ impl Up {
     }
 
     /// Shows how everything is until somebody has seen enough or the time is over.
-    fn watch(
-        &self,
-        keeper: &Arc<Keeper>,
-        news: &News,
-        summary: &mut Summary,
-        out: &mut dyn Write,
-    ) -> io::Result<()> {
+    fn watch(&self, app: &App, news: &News, summary: &mut Summary, out: &mut dyn Write) -> io::Result<()> {
         let end = self.time.map(|time| Instant::now() + time);
         let left = |longest: Duration| {
             end.map_or(longest, |end| end.saturating_duration_since(Instant::now()).min(longest))
@@ -235,7 +234,7 @@ impl Up {
         let mut screen = Screen::waiting(self.kind());
         let mut view = View::new(usize::MAX, screen::has_blocks());
         let mut before: Option<Report> = None;
-        let mut now = keeper.report();
+        let mut now = app.report();
         loop {
             summary.see(&now);
             if screen.is_live() {
@@ -253,7 +252,7 @@ impl Up {
                 Wake::Resized => {}
                 Wake::Time => {
                     before = Some(now);
-                    now = keeper.report();
+                    now = app.report();
                 }
             }
             if end.is_some_and(|end| Instant::now() >= end) {
@@ -277,16 +276,17 @@ enum Why {
     Client(partage_workstation::client::ClientError),
 }
 
-/// Becomes the keeper, in place of one in the background.
-fn take_over(home: &Home, settings: Settings, options: Options) -> Result<Arc<Keeper>, Why> {
-    /// A keeper that was asked to make place does so at once, unless the machine is very busy.
-    const PATIENCE: Duration = Duration::from_secs(20);
-    let until = Instant::now() + PATIENCE;
+/// Builds the daemon, in place of one in the background.
+fn take_over(config: &Config) -> Result<App, Why> {
+    /// A daemon that is asked to hand over does so at once, unless requests are in progress or the machine is very busy.
+    const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(20);
+    let until = Instant::now() + HAND_OVER_TIMEOUT;
+    let home = &config.home;
     let client = Client::new(home.clone());
     loop {
         client.take_over().map_err(Why::Client)?;
-        match Keeper::start(home, settings.clone(), options.clone()) {
-            Ok(keeper) => return Ok(keeper),
+        match App::build(config.clone()) {
+            Ok(app) => return Ok(app),
             Err(KeepError::Busy) if Instant::now() < until => {
                 std::thread::sleep(Duration::from_millis(20));
             }

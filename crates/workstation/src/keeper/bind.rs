@@ -9,8 +9,7 @@ use partage_host::binding::Binding;
 use partage_host::cgroup::Cgroup;
 use partage_host::process::Identity;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What holds a share's processes from outside, and what could not be had.
 pub(super) struct Confined {
@@ -116,32 +115,21 @@ impl Keeper {
         Ok(())
     }
 
-    /// Removes a cgroup whose process was not let in: it is about to end, or goes on as it was before it asked.
+    /// Removes a cgroup whose process is about to end, or goes on outside it, as soon as the kernel lets it.
     pub(super) fn remove_soon(self: &Arc<Self>, cgroup: Cgroup) {
-        const PATIENCE: u32 = 100;
-        let keeper = Arc::clone(self);
-        self.removing.fetch_add(1, Ordering::SeqCst);
+        const MAX_ATTEMPTS: u32 = 100;
+        const RETRY_INTERVAL: Duration = Duration::from_millis(50);
         let remove = move || {
-            for _ in 0..PATIENCE {
+            // Also when the daemon is told to end, which waits for this: the cgroup would stay for ever.
+            for _ in 0..MAX_ATTEMPTS {
                 if cgroup.let_go().is_ok() && cgroup.remove().is_ok() {
-                    break;
+                    return;
                 }
-                std::thread::sleep(Duration::from_millis(50));
+                std::thread::sleep(RETRY_INTERVAL);
             }
-            keeper.removing.fetch_sub(1, Ordering::SeqCst);
         };
-        if std::thread::Builder::new().spawn(remove).is_err() {
-            self.removing.fetch_sub(1, Ordering::SeqCst);
-            tracing::error!("cannot start a thread to remove a cgroup");
-        }
-    }
-
-    /// Waits until nothing is left to remove: a process that ends takes its threads with it.
-    pub(super) fn finish_removing(&self) {
-        const PATIENCE: Duration = Duration::from_secs(6);
-        let until = Instant::now() + PATIENCE;
-        while self.removing.load(Ordering::SeqCst) > 0 && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(1));
+        if let Err(error) = self.threads.spawn("remove-cgroup", remove) {
+            tracing::error!(%error, "cannot start a thread to remove a cgroup");
         }
     }
 }

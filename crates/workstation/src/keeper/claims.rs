@@ -1,33 +1,44 @@
-//! Whose a GPU is, when a machine has several keepers: the first one that gives something of it holds a lock on its device file.
+//! Locks on GPUs, for a machine with several daemons: the first one that grants a share of a GPU holds a lock on its device file.
 //!
-//! Root's keeper is for everybody and gives way to nobody, since anybody can lock a file that anybody can open; it says so.
+//! Root's daemon is for all users and gives way to no other, since any user can lock a file that any user can open; it warns.
 
-use super::{Keeper, State};
-use partage_core::model::{Gpu, GpuUuid, Node};
+use super::warnings::Warnings;
+use partage_core::model::{GpuUuid, Node};
 use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// GPUs of which this keeper gives.
-#[derive(Default)]
-pub(super) struct Claims(Mutex<BTreeMap<GpuUuid, File>>);
+/// The GPUs that this daemon holds a lock on.
+pub(super) struct GpuClaims {
+    /// The directory of the device files.
+    devices: PathBuf,
+    held: Mutex<BTreeMap<GpuUuid, File>>,
+}
 
-impl Keeper {
-    /// Withholds what another keeper has; what is free is ours from now on, until [`Keeper::unclaim`].
-    pub(super) fn claim(&self, node: &mut Node) {
-        let mut claims = self.claims.0.lock().unwrap_or_else(PoisonError::into_inner);
+impl GpuClaims {
+    pub(super) fn new(devices: &Path) -> GpuClaims {
+        GpuClaims { devices: devices.into(), held: Mutex::default() }
+    }
+
+    fn held(&self) -> MutexGuard<'_, BTreeMap<GpuUuid, File>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Withholds the GPUs that another daemon holds. The others are held by this one, until [`GpuClaims::release_unused`].
+    pub(super) fn claim(&self, node: &mut Node, warnings: &Warnings) {
+        let mut held = self.held();
         for (index, gpu) in node.gpus.iter_mut().enumerate() {
-            if claims.contains_key(&gpu.uuid) {
+            if held.contains_key(&gpu.uuid) {
                 continue;
             }
-            // Where there is no such file there is nothing to agree on.
-            let Ok(file) = File::open(self.device(gpu)) else { continue };
+            // Without a device file there is nothing to lock.
+            let Ok(file) = File::open(self.devices.join(format!("nvidia{}", gpu.minor))) else { continue };
             if flock(&file, FlockOperation::NonBlockingLockExclusive) != Err(rustix::io::Errno::WOULDBLOCK) {
-                claims.insert(gpu.uuid.clone(), file);
+                held.insert(gpu.uuid.clone(), file);
             } else if rustix::process::geteuid().is_root() {
-                self.warn(&format!(
+                warnings.add(&format!(
                     "somebody on this machine gives shares of GPU {index} without this keeper: what they gave is not counted \
                      here; let them end, and use partage run without --home"
                 ));
@@ -39,17 +50,44 @@ impl Keeper {
         }
     }
 
-    /// Lets go of GPUs of which nothing is given.
-    pub(super) fn unclaim(&self, state: &State) {
-        let given = |uuid: &GpuUuid| {
-            state.shares.values().any(|live| live.record.shares.iter().any(|share| share.gpu == *uuid))
-        };
-        self.claims.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|uuid, _| given(uuid));
+    /// Releases the GPUs of which no share is granted.
+    pub(super) fn release_unused(&self, is_granted: impl Fn(&GpuUuid) -> bool) {
+        self.held().retain(|uuid, _| is_granted(uuid));
     }
+}
 
-    fn device(&self, gpu: &Gpu) -> PathBuf {
-        let folder =
-            self.machine.driver.simulated.as_ref().map_or_else(|| "/dev".into(), |node| node.join("dev"));
-        folder.join(format!("nvidia{}", gpu.minor))
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use partage_core::model::{Bytes, Gpu};
+    use std::fs;
+
+    #[test]
+    fn gpu_of_another_daemon_is_withheld_until_that_releases_it() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("nvidia0"), "").unwrap();
+        let gpu = |minor: u32| Gpu {
+            uuid: format!("GPU-{minor}").into(),
+            minor,
+            model: "Tesla T4".into(),
+            memory_bytes: Bytes(16 << 30),
+            numa: None,
+            pci: None,
+            withheld: None,
+        };
+        let (first, second) = (GpuClaims::new(folder.path()), GpuClaims::new(folder.path()));
+        // The other GPU has no device file, and cannot be locked.
+        let claimed = |claims: &GpuClaims| {
+            let (mut node, warnings) = (Node::new("here", vec![gpu(0), gpu(1)]), Warnings::default());
+            claims.claim(&mut node, &warnings);
+            let withheld = node.gpus.iter().filter(|gpu| gpu.withheld.is_some()).count();
+            (claims.held().len(), withheld + warnings.all().len())
+        };
+        assert_eq!(claimed(&first), (1, 0));
+        assert_eq!(claimed(&second), (0, 1), "withheld, or warned of where root asks");
+        first.release_unused(|_| true);
+        assert_eq!(claimed(&second), (0, 1));
+        first.release_unused(|_| false);
+        assert_eq!(claimed(&second), (1, 0));
     }
 }

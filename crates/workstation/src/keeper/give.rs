@@ -132,8 +132,15 @@ impl Keeper {
     pub(super) fn node(&self) -> Node {
         let mut node = self.machine.node.clone();
         withhold_unhealthy(&mut node, &self.observed().looks);
-        self.claim(&mut node);
+        self.claims.claim(&mut node, &self.warnings);
         node
+    }
+
+    /// Releases the locks on GPUs of which no share is granted.
+    pub(super) fn unclaim(&self, state: &State) {
+        self.claims.release_unused(|uuid| {
+            state.shares.values().any(|live| live.record.shares.iter().any(|share| share.gpu == *uuid))
+        });
     }
 
     /// Gives a share, if there is room.
@@ -224,7 +231,7 @@ impl Keeper {
             Adoption::Created => {
                 store::open_to(&self.home, name, uid).map_err(|error| self.files_error(name, error))?;
             }
-            Adoption::Unmanaged { reason } => self.warn(&format!(
+            Adoption::Unmanaged { reason } => self.warnings.add(&format!(
                 "the region of share {name} is not managed, and the share runs on with the limits that it has: {reason}"
             )),
         }

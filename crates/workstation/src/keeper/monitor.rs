@@ -21,16 +21,12 @@ impl Keeper {
 
     /// Polls until the daemon ends.
     pub(super) fn poll_until_end(self: &Arc<Self>) {
-        loop {
-            std::thread::sleep(POLL_INTERVAL);
+        while !self.threads.sleep(POLL_INTERVAL) {
             let _span = tracing::info_span!("reconcile", cause = "poll").entered();
             let state = self.state();
-            let needed = self.options.foreground || !state.shares.is_empty() || !state.queue.is_empty();
-            let (ending, has_shares) = (state.ending, !state.shares.is_empty());
+            let has_shares = !state.shares.is_empty();
+            let needed = self.foreground || has_shares || !state.queue.is_empty();
             drop(state);
-            if ending {
-                return;
-            }
             if has_shares {
                 // Adopted shares have no standby process yet, and the one of others may have been killed.
                 self.call_successor();

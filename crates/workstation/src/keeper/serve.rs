@@ -1,6 +1,7 @@
-//! Who asks, over the socket. Each is heard by a thread of its own.
+//! Requests over the socket. Each connection has a thread of its own.
 
 use super::queue::Ticket;
+use super::threads::{Threads, Wake};
 use super::{Keeper, State};
 use crate::decide;
 use crate::users::Who;
@@ -13,49 +14,59 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::UCred;
 use std::fs;
 use std::io::{self, BufReader, Read};
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How many may ask at a time, those that wait included.
-const MOST: usize = 512;
-/// How many of them one user may be: nobody can keep the others from asking.
-const MOST_OF_ONE: usize = 128;
-/// How long one may take to say what it wants.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long one that was granted a share may take to bind itself: libraries may have to be read from a slow disk.
-const BINDING: Duration = Duration::from_secs(30);
-/// How often it is looked whether one that waits is still there.
-const GLANCE: Duration = Duration::from_millis(500);
-/// The longest grace that a share can be stopped with.
-const LONGEST_GRACE: Duration = Duration::from_secs(3600);
+/// How long a caller may take to send its request, and to read an answer.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a process that was granted a share may take to confine itself: libraries may have to be read from a slow disk.
+const CONFINE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Interval between checks whether a caller that waits is still there.
+const CALLER_POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// The longest grace period that a share can be stopped with.
+const MAX_STOP_GRACE: Duration = Duration::from_secs(3600);
+/// Pause after a connection could not be accepted: without files or memory there is no use in trying again at once.
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A connection, and who is at its other end.
+/// A connection, and the process at its other end.
 struct Caller {
     who: Who,
     main: Identity,
-    reader: BufReader<Patient>,
+    reader: BufReader<DeadlineReader>,
     writer: UnixStream,
 }
 
-/// A stream that is read until a time, however slowly the words come.
-struct Patient {
+/// A stream that is read until a deadline, however slowly the bytes come.
+struct DeadlineReader {
     stream: UnixStream,
-    until: Instant,
+    deadline: Instant,
+    /// Until the request is read, the daemon's end ends the wait for it: the caller sends it to the next daemon.
+    interrupted_by: Option<Arc<Threads>>,
 }
 
-impl Patient {
-    fn new(stream: UnixStream, patience: Duration) -> Patient {
-        Patient { stream, until: Instant::now() + patience }
+impl DeadlineReader {
+    /// Waits for what follows the request until another deadline, also while the daemon ends.
+    fn extend(&mut self, timeout: Duration) {
+        self.deadline = Instant::now() + timeout;
+        self.interrupted_by = None;
     }
 }
 
-impl Read for Patient {
+impl Read for DeadlineReader {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        let left = self.until.saturating_duration_since(Instant::now());
+        let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
+        }
+        if let Some(threads) = &self.interrupted_by {
+            match threads.wait(Some(self.stream.as_fd()), Some(self.deadline)) {
+                Wake::Readable => {}
+                Wake::TimedOut => return Err(io::ErrorKind::TimedOut.into()),
+                Wake::Stopped => return Err(io::ErrorKind::ConnectionAborted.into()),
+            }
         }
         self.stream.set_read_timeout(Some(left))?;
         self.stream.read(bytes)
@@ -63,72 +74,44 @@ impl Read for Patient {
 }
 
 impl Keeper {
+    /// Accepts connections until the daemon is told to end.
     pub(super) fn serve(self: &Arc<Self>, listener: &UnixListener) {
-        for stream in listener.incoming() {
-            let stream = match stream {
-                Ok(stream) => stream,
+        while self.threads.wait(Some(listener.as_fd()), None) != Wake::Stopped {
+            if self.state().ending {
+                // Callers connect to the next daemon.
+                return;
+            }
+            let stream = match listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
-                    // Without files or memory it is of no use to try again at once.
-                    std::thread::sleep(Duration::from_millis(50));
+                    std::thread::sleep(ACCEPT_RETRY_INTERVAL);
                     continue;
                 }
             };
-            if self.state().ending {
-                // Another one is asked next.
-                continue;
-            }
             let Ok(peer) = rustix::net::sockopt::socket_peercred(&stream) else { continue };
             let uid = peer.uid.as_raw();
-            if let Some(refused) = self.one_more(uid) {
-                // Who is not there any more need not hear it.
+            let is_privileged = uid == 0 || uid == rustix::process::geteuid().as_raw();
+            if let Err(refused) = self.connections.open(uid, is_privileged) {
+                // A caller that is gone needs no answer.
                 let _ = stream.set_nonblocking(true).and_then(|()| say(&mut &stream, &Answer::from(refused)));
                 continue;
             }
             let keeper = Arc::clone(self);
-            let heard = move || {
+            let handle = move || {
                 let span = tracing::info_span!("request", uid, pid = %peer.pid, kind = tracing::field::Empty);
                 let _span = span.entered();
                 if let Err(error) = keeper.answer(stream, &peer) {
                     // A caller that goes away while it is answered needs no answer.
                     tracing::debug!(%error, "connection ended");
                 }
-                keeper.one_less(uid);
+                keeper.connections.close(uid);
                 keeper.changed.notify_all();
             };
-            if std::thread::Builder::new().spawn(heard).is_err() {
-                self.one_less(uid);
-            }
-        }
-    }
-
-    /// Counts a connection of a user; why not, where there are too many.
-    fn one_more(&self, uid: u32) -> Option<Refusal> {
-        let mut state = self.state();
-        let (all, own) =
-            (state.callers.values().sum::<usize>(), state.callers.get(&uid).copied().unwrap_or(0));
-        // The administrator is always heard: somebody must be able to end what is too much.
-        let keeper = uid == 0 || uid == rustix::process::geteuid().as_raw();
-        let message = match (all >= MOST, own >= MOST_OF_ONE) {
-            _ if keeper && own < MOST => None,
-            (_, true) => Some(format!(
-                "{own} commands of yours talk to the keeper already, those that wait included: end some first"
-            )),
-            (true, _) => Some(format!("{all} commands talk to the keeper already: try again soon")),
-            _ => None,
-        };
-        if message.is_none() {
-            *state.callers.entry(uid).or_default() += 1;
-        }
-        message.map(|message| Refusal::new(RefusalReason::NoCapacity, message))
-    }
-
-    fn one_less(&self, uid: u32) {
-        let mut state = self.state();
-        if let Some(own) = state.callers.get_mut(&uid) {
-            *own -= 1;
-            if *own == 0 {
-                state.callers.remove(&uid);
+            if let Err(error) = self.threads.spawn("request", handle) {
+                tracing::warn!(%error, "cannot start a thread for a connection");
+                self.connections.close(uid);
             }
         }
     }
@@ -136,12 +119,17 @@ impl Keeper {
     fn answer(self: &Arc<Self>, stream: UnixStream, peer: &UCred) -> io::Result<()> {
         let pid = u32::try_from(peer.pid.as_raw_nonzero().get()).unwrap_or(0);
         let who = Who::of(peer.uid.as_raw(), peer.gid.as_raw(), pid);
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
         let mut writer = stream.try_clone()?;
-        let mut reader = BufReader::new(Patient::new(stream, PATIENCE));
+        let mut reader = BufReader::new(DeadlineReader {
+            stream,
+            deadline: Instant::now() + REQUEST_TIMEOUT,
+            interrupted_by: Some(Arc::clone(&self.threads)),
+        });
         let question = match hear::<Question>(&mut reader, LONGEST) {
             Ok(Some(question)) => question,
             Ok(None) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => return Err(error),
             Err(error) => {
                 let message = format!("malformed request: {error}");
                 return say(&mut writer, &Answer::from(Refusal::new(RefusalReason::Invalid, message)));
@@ -169,7 +157,7 @@ impl Keeper {
                 Err(refused) => Answer::from(refused),
             },
             Question::Stop { name, grace_millis } => {
-                let grace = Duration::from_millis(grace_millis).min(LONGEST_GRACE);
+                let grace = Duration::from_millis(grace_millis).min(MAX_STOP_GRACE);
                 match self.stop(&who, &name, grace) {
                     Ok(ended) => Answer::Stopped { ended: ended.ended, killed: ended.killed },
                     Err(refused) => Answer::from(refused),
@@ -187,7 +175,7 @@ impl Keeper {
                 "only the keeper's own user may take over from it",
             ));
         }
-        if self.options.foreground {
+        if self.foreground {
             let message = format!(
                 "partage up already runs here, as process {}: watch it with partage top, or end that one first",
                 std::process::id()
@@ -226,7 +214,7 @@ impl Keeper {
         self.watch_share(&name);
         say(&mut caller.writer, &Answer::Granted(Box::new(granted)))?;
         let confined = self.confine(&name, caller.main);
-        caller.reader.get_mut().until = Instant::now() + BINDING;
+        caller.reader.get_mut().extend(CONFINE_TIMEOUT);
         let Some(bound) = hear::<Bound>(&mut caller.reader, LONGEST)? else { return Ok(false) };
         match self.bind(&name, caller.main, bound.binding, &confined) {
             Ok(()) => say(&mut caller.writer, &Answer::Go { notes: confined.notes }).map(|()| true),
@@ -338,7 +326,11 @@ impl Keeper {
             if ending || is_gone(&caller.writer) {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
-            state = self.changed.wait_timeout(state, GLANCE).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .changed
+                .wait_timeout(state, CALLER_POLL_INTERVAL)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 

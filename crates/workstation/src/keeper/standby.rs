@@ -1,15 +1,12 @@
 //! Who goes on when a keeper dies: a process that waits for its lock, and nothing else.
 
-use super::{KeepError, Keeper, Options};
+use super::Keeper;
 use crate::home::Home;
 use crate::log_file::RotatingLog;
 use crate::machine::PROGRAM;
-use crate::settings::Settings;
-use crate::store;
-use partage_enforce::instance_lock::InstanceLock;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 /// The hidden command of the program that keeps in the background.
 pub const COMMAND: &str = "keep";
@@ -57,7 +54,7 @@ impl Keeper {
             Ok(new) => *child = Some(new),
             Err(error) => {
                 drop(child);
-                self.warn(&format!("nobody stands by, in case this keeper is killed: {error}"));
+                self.warnings.add(&format!("nobody stands by, in case this keeper is killed: {error}"));
             }
         }
     }
@@ -80,17 +77,4 @@ pub(crate) fn background(home: &Home) -> Command {
     let log = RotatingLog::new(home.log()).open();
     command.stderr(log.map_or_else(|_| Stdio::null(), Stdio::from));
     command
-}
-
-/// Waits until nobody else keeps this home; then keeps it, if there is something to keep.
-pub fn stand_by(home: &Home, settings: Settings, options: Options) -> Result<Option<Arc<Keeper>>, KeepError> {
-    super::be_a_keeper();
-    home.make()?;
-    let lock = InstanceLock::acquire(&home.lock())?;
-    if !store::is_any(home) {
-        return Ok(None);
-    }
-    let keeper = Keeper::start_with(home, settings, options, lock)?;
-    keeper.call_successor();
-    Ok(Some(keeper))
 }

@@ -14,7 +14,7 @@ use partage_enforce::report::GpuStatus;
 use partage_host::{members, process};
 use partage_region::RegionHandle;
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 struct Seen {
     record: Record,
@@ -69,8 +69,8 @@ impl Keeper {
                 pid: std::process::id(),
                 version: env!("CARGO_PKG_VERSION").into(),
                 since: self.since,
-                foreground: self.options.foreground,
-                metrics: self.options.metrics.map(|address| address.to_string()),
+                foreground: self.foreground,
+                metrics: self.metrics.map(|address| address.to_string()),
                 warnings,
             },
             driver: DriverReport {
@@ -84,8 +84,7 @@ impl Keeper {
     }
 
     fn warnings(&self) -> Vec<String> {
-        let since = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
-        self.machine.warnings.iter().chain(since.iter()).cloned().collect()
+        self.machine.warnings.iter().cloned().chain(self.warnings.all()).collect()
     }
 
     fn gpus(&self, shares: &[Seen], elsewhere: &[HeldElsewhere]) -> Vec<GpuReport> {

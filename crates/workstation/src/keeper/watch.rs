@@ -7,6 +7,10 @@ use super::Keeper;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Interval between counts of a share's processes where none of them can be watched.
+const RECOUNT_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Processes that are watched, each for a share.
 pub(super) struct Watch {
@@ -43,6 +47,7 @@ impl Watch {
 }
 
 impl Keeper {
+    /// Notices the ends of processes until the daemon is told to end.
     pub(super) fn watch_all(self: &Arc<Self>) {
         loop {
             let watched: Vec<(String, u64, Arc<OwnedFd>)> = self
@@ -51,14 +56,19 @@ impl Keeper {
                 .iter()
                 .map(|watched| (watched.name.clone(), watched.number, Arc::clone(&watched.process)))
                 .collect();
-            let mut fds = vec![PollFd::new(&self.watch.bell, PollFlags::IN)];
+            let stop = self.threads.stop_signal();
+            let mut fds =
+                vec![PollFd::new(&stop, PollFlags::IN), PollFd::new(&self.watch.bell, PollFlags::IN)];
             fds.extend(watched.iter().map(|(_, _, process)| PollFd::new(&**process, PollFlags::IN)));
             if poll(&mut fds, None).is_err() {
                 continue;
             }
-            let rung = !fds[0].revents().is_empty();
-            let ended: Vec<usize> =
-                (0..watched.len()).filter(|at| !fds[at + 1].revents().is_empty()).collect();
+            let is_ready = |at: usize| !fds[at].revents().is_empty();
+            if is_ready(0) {
+                return;
+            }
+            let rung = is_ready(1);
+            let ended: Vec<usize> = (0..watched.len()).filter(|at| is_ready(at + 2)).collect();
             drop(fds);
             if rung {
                 let _ = rustix::io::read(&self.watch.bell, &mut [0; 8]);
@@ -100,11 +110,12 @@ impl Keeper {
     fn look_later(self: &Arc<Self>, name: &str, number: u64) {
         let (keeper, name) = (Arc::clone(self), name.to_string());
         let again = move || {
-            std::thread::sleep(std::time::Duration::from_millis(500));
-            keeper.one_has_ended(&name, number);
+            if !keeper.threads.sleep(RECOUNT_INTERVAL) {
+                keeper.one_has_ended(&name, number);
+            }
         };
-        if std::thread::Builder::new().spawn(again).is_err() {
-            tracing::error!("cannot start a thread to count a share's processes");
+        if let Err(error) = self.threads.spawn("recount", again) {
+            tracing::error!(%error, "cannot start a thread to count a share's processes");
         }
     }
 

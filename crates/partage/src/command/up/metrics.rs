@@ -10,6 +10,7 @@ use partage_workstation::keeper::Keeper;
 use partage_workstation::metrics;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
@@ -26,6 +27,9 @@ const LIMITS: ServerLimits = ServerLimits {
     max_head_bytes: 16 << 10,
     max_body_bytes: 16 << 10,
 };
+
+/// How long requests may take to end when the daemon stops.
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A bound port. It is bound before anything else is done, so that a port in use is reported at once.
 pub(super) struct Listener {
@@ -51,8 +55,8 @@ impl Listener {
         self.address
     }
 
-    /// Serves in a thread of its own until the process ends.
-    pub(super) fn serve(self, keeper: &Arc<Keeper>) -> Result<(), String> {
+    /// Serves in a thread of its own.
+    pub(super) fn serve(self, keeper: &Arc<Keeper>) -> Result<Served, String> {
         let cannot = |error: std::io::Error| format!("metrics cannot be served: {error}");
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
@@ -67,9 +71,33 @@ impl Listener {
             .route("/metrics", get(text))
             .with_state(Arc::clone(keeper))
             .merge(health_routes(|| Ok(())));
-        let serve =
-            move || runtime.block_on(server.run(restrict_to_loopback_host(routes), CancellationToken::new()));
-        std::thread::Builder::new().name("metrics".into()).spawn(serve).map(drop).map_err(cannot)
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        let (ends, ended) = mpsc::channel();
+        let serve = move || {
+            // Dropped when the thread ends, whatever ends it.
+            let _ends: mpsc::Sender<()> = ends;
+            runtime.block_on(server.run(restrict_to_loopback_host(routes), stopped));
+        };
+        std::thread::Builder::new().name("metrics".into()).spawn(serve).map_err(cannot)?;
+        Ok(Served { stop, ended })
+    }
+}
+
+/// Metrics that are served.
+pub(super) struct Served {
+    stop: CancellationToken,
+    /// Disconnected when the thread has ended.
+    ended: mpsc::Receiver<()>,
+}
+
+impl Served {
+    /// Closes the port and waits until requests in progress are answered, within bounds.
+    pub(super) fn stop(self) {
+        self.stop.cancel();
+        if self.ended.recv_timeout(STOP_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!("a request for metrics did not end in time");
+        }
     }
 }
 
