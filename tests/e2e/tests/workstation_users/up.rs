@@ -1,8 +1,9 @@
 //! `partage up`: its view, its lines, its metrics, and that shares outlive it.
 
 use crate::support::{GIB, Home, Running, Terminal, eventually, sample, signal};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 
 const SIMULATED: &str = "driver: simulated\n";
@@ -68,6 +69,30 @@ fn json_lines_carry_fields_and_spans() {
     assert!(up.ended().success());
     // Nothing else is between them.
     up.rest().into_iter().for_each(|line| drop(read(line)));
+}
+
+/// A thread that does not end in time would be logged.
+#[test]
+fn open_connections_do_not_delay_the_end() {
+    let home = Home::new();
+    let mut up = home.up(SIMULATED, &["--metrics", "127.0.0.1:0"]);
+    let line = up.says("metrics: http://");
+    let address = line.trim_start_matches("metrics: http://").trim_end_matches("/metrics").to_string();
+    up.says("Ctrl-C ends this one");
+    let _scraper = TcpStream::connect(address).unwrap();
+    let silent = UnixStream::connect(home.path().join("keeper.sock")).unwrap();
+    let mut unfinished = UnixStream::connect(home.path().join("keeper.sock")).unwrap();
+    unfinished.write_all(b"{\"ask\":").unwrap();
+    up.signal(libc::SIGINT);
+    assert!(up.ended().success());
+    assert_eq!(up.rest(), Vec::<String>::new());
+    for mut stream in [silent, unfinished] {
+        let mut answer = Vec::new();
+        // Bytes that were not read are reported as a reset.
+        let read = stream.read_to_end(&mut answer);
+        assert!(read.is_ok() || read.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset));
+        assert_eq!(answer, b"", "no answer: the caller asks the next daemon");
+    }
 }
 
 #[test]
