@@ -2,15 +2,11 @@
 
 use crate::stage::{SEES, Stage, bed, lasting};
 use partage_testkit::agent::SETTINGS;
-use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 
 const SHARED_SPEC: &str = "/run/cdi/partage.dev-driver.json";
 /// A path that the shared spec mounts for every driver.
 const LIBRARY: &str = "/usr/lib64/libcuda.so.1";
-/// A program of the driver that the node does not have at first: with it the set of driver files is another one.
-const PROGRAM: &str = "/usr/bin/nvidia-debugdump";
 
 #[test]
 fn shared_spec_follows_the_driver_and_specs_of_earlier_agents_stay_complete() {
@@ -25,16 +21,14 @@ fn shared_spec_follows_the_driver_and_specs_of_earlier_agents_stay_complete() {
         assert_eq!(complete_specs(&stage), 0);
 
         removed_spec_is_written_before_the_next_start(&stage).await;
-        let earlier = installed_builds(&stage);
-        assert_eq!(earlier.len(), 1);
-        restarted_container_has_the_updated_driver(&mut stage).await;
-        assert_eq!(installed_builds(&stage).len(), 2, "container a still uses the earlier build");
-        container_of_an_earlier_agent_gets_a_complete_spec(&mut stage).await;
+        let installed = installed_builds(&stage);
+        assert_eq!(installed.len(), 1);
+        let updated = restarted_container_has_the_updated_driver(&mut stage, &installed[0]).await;
+        container_of_an_earlier_agent_gets_a_complete_spec(&mut stage, &updated).await;
 
         // No container uses the earlier build any more.
         stage.start_again().await;
-        let current = installed_builds(&stage);
-        assert_eq!((current.len(), current.intersection(&earlier).count()), (1, 0));
+        assert_eq!(installed_builds(&stage), [updated]);
         stage.agrees().await;
         for name in ["a", "b"] {
             stage.delete(name);
@@ -51,23 +45,35 @@ async fn removed_spec_is_written_before_the_next_start(stage: &Stage<'_>) {
     assert_eq!(shared_spec(stage), before);
 }
 
-async fn restarted_container_has_the_updated_driver(stage: &mut Stage<'_>) {
-    let program = stage.node_path(PROGRAM);
-    fs::write(&program, "#!/bin/sh\n").unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+/// Another driver has its files in other places, and another release of Partage has another shim: both change the shared spec.
+async fn restarted_container_has_the_updated_driver(stage: &mut Stage<'_>, earlier: &str) -> String {
+    let moved = "/usr/local/bin/nvidia-smi";
+    fs::create_dir_all(stage.node_path("/usr/local/bin")).unwrap();
+    fs::copy(stage.node_path("/usr/bin/nvidia-smi"), stage.node_path(moved)).unwrap();
+    fs::remove_file(stage.node_path("/usr/bin/nvidia-smi")).unwrap();
+    let shim = stage.node_path("/var/lib/agent-test/libpartage_shim.so");
+    let object = fs::read(&shim).unwrap();
+    fs::write(shim, [object.as_slice(), b"another build"].concat()).unwrap();
     stage.start_again().await;
-    assert!(shared_spec(stage).contains(PROGRAM));
+    let builds = installed_builds(stage);
+    assert_eq!(builds.len(), 2, "containers use the earlier build");
+    let updated = builds.into_iter().find(|build| build != earlier).unwrap();
+    let spec = shared_spec(stage);
+    assert!(spec.contains(moved) && spec.contains(&updated) && !spec.contains(earlier), "{spec}");
     stage.crash("b");
     stage.restarted("b", 1).await;
-    assert!(stage.exec("b", PROGRAM).is_ok());
-    // The other one runs on with what it was started with.
-    assert!(stage.exec("a", PROGRAM).is_err());
-    assert!(stage.exec("a", SEES).unwrap().contains("5120 MiB"));
+    assert!(mounts_build(stage, "b", &updated) && !mounts_build(stage, "b", earlier));
+    // The other container runs on with what it was started with.
+    assert!(mounts_build(stage, "a", earlier) && !mounts_build(stage, "a", &updated));
+    for name in ["a", "b"] {
+        assert!(stage.exec(name, SEES).unwrap().contains("5120 MiB"));
+    }
+    updated
 }
 
 /// Kubelet keeps the answer to `Allocate` as long as the pod, and passes the same devices whenever the container starts. An earlier agent
 /// answered without the shared device, and wrote no such field into its record of the name.
-async fn container_of_an_earlier_agent_gets_a_complete_spec(stage: &mut Stage<'_>) {
+async fn container_of_an_earlier_agent_gets_a_complete_spec(stage: &mut Stage<'_>, build: &str) {
     stage.agent.process().kill();
     for entry in fs::read_dir(stage.node_path("/run/partage/names")).unwrap() {
         let path = entry.unwrap().path();
@@ -77,10 +83,11 @@ async fn container_of_an_earlier_agent_gets_a_complete_spec(stage: &mut Stage<'_
         fs::write(path, name.to_string()).unwrap();
     }
     stage.start_again().await;
+    assert_eq!(installed_builds(stage).len(), 2, "container a uses the earlier build");
     stage.crash("a");
     stage.restarted("a", 2).await;
     assert_eq!(complete_specs(stage), 1, "that of container a");
-    assert!(stage.exec("a", PROGRAM).is_ok());
+    assert!(mounts_build(stage, "a", build));
     stage.agrees().await;
 }
 
@@ -95,8 +102,13 @@ fn complete_specs(stage: &Stage<'_>) -> usize {
     grants.filter(|path| fs::read_to_string(path).unwrap().contains(LIBRARY)).count()
 }
 
+/// Returns whether a pod's container has files of a build mounted.
+fn mounts_build(stage: &Stage<'_>, pod: &str, build: &str) -> bool {
+    stage.exec(pod, "cat /proc/self/mountinfo").unwrap().contains(build)
+}
+
 /// Lists the directories with stand-ins.
-fn installed_builds(stage: &Stage<'_>) -> BTreeSet<String> {
+fn installed_builds(stage: &Stage<'_>) -> Vec<String> {
     let entries = fs::read_dir(stage.node_path("/var/lib/partage/lib")).unwrap().map(Result::unwrap);
     let builds = entries.filter(|entry| entry.path().join("lib64").is_dir());
     builds.map(|entry| entry.file_name().into_string().unwrap()).collect()
