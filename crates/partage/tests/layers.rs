@@ -215,3 +215,24 @@ fn every_crate_takes_the_workspace_lints() {
         assert!(text.contains("[lints]\nworkspace = true"), "{manifest} does not take the workspace's lints");
     }
 }
+
+/// The walks of `docs/architecture.md` name files as `crate/path.rs`: a file that is moved or renamed takes its walk with it.
+#[test]
+fn files_that_the_architecture_names_exist() {
+    let workspace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let text = std::fs::read_to_string(workspace.join("docs/architecture.md")).unwrap();
+    let quoted = text.split('`').skip(1).step_by(2);
+    let files: BTreeSet<&str> = quoted
+        .map(|quoted| quoted.split("::").next().unwrap())
+        .filter(|file| file.ends_with(".rs") && !file.starts_with("crates/"))
+        .collect();
+    let is_missing = |file: &&&str| {
+        let found = file
+            .split_once('/')
+            .map(|(name, path)| workspace.join("crates").join(name).join("src").join(path));
+        found.is_none_or(|path| !path.is_file())
+    };
+    let missing: Vec<&&str> = files.iter().filter(is_missing).collect();
+    assert!(files.len() > 50, "the walks are gone: {files:?}");
+    assert!(missing.is_empty(), "docs/architecture.md names files that do not exist: {missing:?}");
+}
