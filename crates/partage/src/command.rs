@@ -44,7 +44,7 @@ pub(crate) enum Command {
     Check(check::Check),
     Explain(explain::Explain),
     Node(node::Node),
-    #[command(name = partage_workstation::keeper::COMMAND, hide = true)]
+    #[command(name = partage_workstation::daemon::COMMAND, hide = true)]
     Keep(keep::Keep),
     #[command(name = partage_enforce::context_sizes::MEASURE_COMMAND, hide = true)]
     ContextSizes(context_sizes::ContextSizes),

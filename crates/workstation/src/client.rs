@@ -1,7 +1,7 @@
 //! Who asks a keeper, and starts one where there is none.
 
+use crate::daemon::background;
 use crate::home::{Home, HomeError};
-use crate::keeper::background;
 use crate::report::{Report, ShareReport};
 use crate::wire::{Answer, Change, LONGEST_ANSWER, Question, hear, say};
 use partage_enforce::refusal::Refusal;

@@ -1,19 +1,20 @@
-//! One machine without Kubernetes: its shares, who they belong to, and the keeper that gives and takes them.
+//! One machine without Kubernetes: its shares, whose they are, and the daemon that grants and releases them.
 //!
 //! ```text
-//!  partage run ── asks ──▶ keeper ── decides (core), makes the region, deals turns (arbiter)
-//!      │  binds itself to the share, becomes the command
+//!  partage run ── request ──▶ daemon ── places (core), prepares the region, gives turns (enforce)
+//!      │  confines itself to the share, becomes the command
 //!      ▼
-//!  the command and its children ── when the last one has ended, the keeper takes everything back
+//!  the command and its children ── when the last one has ended, the daemon releases the share
 //! ```
 //!
-//! There is one keeper in a [`home`]. It is started by whoever needs it and ends with the last share; `partage up` is the same
-//! keeper in the foreground. All it knows is in files: kill it at any time, and the next one goes on from them.
+//! A state directory ([`home`]) has one daemon. The first command starts it, and it ends some time after the last share;
+//! `partage up` is the same daemon in the foreground. Everything it knows is in files: it can be killed at any time, and the next
+//! one adopts what runs.
 
 pub mod client;
+pub mod daemon;
 pub mod decide;
 pub mod home;
-pub mod keeper;
 pub mod log_file;
 mod machine;
 pub mod metrics;

@@ -1,4 +1,4 @@
-//! `partage keep`: the keeper in the background. People do not type it; `partage run` does.
+//! `partage keep`: the daemon in the background. People do not type it; `partage run` does.
 
 use super::Outcome;
 use super::home::HomeArgs;
@@ -6,8 +6,8 @@ use crate::logging::{self, LogOptions};
 use clap::Args;
 use partage_enforce::error_chain::describe;
 use partage_workstation::client::{BUSY, READY};
+use partage_workstation::daemon::{App, Config, DaemonError};
 use partage_workstation::home::Home;
-use partage_workstation::keeper::{App, Config, KeepError};
 use partage_workstation::log_file::RotatingLog;
 use partage_workstation::settings::Settings;
 use std::io::{self, Write};
@@ -32,14 +32,14 @@ impl Keep {
     pub(crate) fn run(&self, out: &mut dyn Write) -> io::Result<Outcome> {
         // What it was started with open is not its own.
         partage_host::process_setup::close_inherited_files();
-        // A thread that fails leaves half a keeper: the one who stands by is better.
+        // A thread that fails leaves half a daemon: the one who stands by is better.
         std::panic::set_hook(Box::new(|panic| {
             tracing::error!(%panic, "a thread panicked");
             std::process::abort();
         }));
         // A terminal that goes away, or its Ctrl-C, is not meant for it. It may lead a session already.
         let _ = rustix::process::setsid();
-        let started = self.home.home().map_err(KeepError::from).and_then(|home| {
+        let started = self.home.home().map_err(DaemonError::from).and_then(|home| {
             self.log(&home);
             self.build(home)
         });
@@ -52,7 +52,7 @@ impl Keep {
                 Ok(Outcome::Fine)
             }
             Ok(None) => Ok(Outcome::Fine),
-            Err(KeepError::Busy) => {
+            Err(DaemonError::Busy) => {
                 writeln!(out, "{BUSY}")?;
                 Ok(Outcome::Problems)
             }
@@ -72,7 +72,7 @@ impl Keep {
         logging::init_or_default(options, move || log.clone());
     }
 
-    fn build(&self, home: Home) -> Result<Option<App>, KeepError> {
+    fn build(&self, home: Home) -> Result<Option<App>, DaemonError> {
         let (settings, settings_file) = Settings::load(self.settings.as_deref(), &home)?;
         let config = Config { home, settings, foreground: false, metrics: None, settings_file };
         if self.standby { App::stand_by(config) } else { App::build(config).map(Some) }

@@ -1,4 +1,4 @@
-//! `partage up`: the machine's keeper in the foreground, with a live view and metrics.
+//! `partage up`: the machine's daemon in the foreground, with a live view and metrics.
 
 mod metrics;
 mod summary;
@@ -14,8 +14,8 @@ use crate::screen::{self, Kind, Screen, Wake};
 use clap::Args;
 use partage_enforce::error_chain::describe;
 use partage_workstation::client::Client;
+use partage_workstation::daemon::{App, Config, DaemonError};
 use partage_workstation::home::Home;
-use partage_workstation::keeper::{App, Config, KeepError};
 use partage_workstation::report::Report;
 use partage_workstation::settings::{self, Settings};
 use std::collections::VecDeque;
@@ -155,7 +155,7 @@ impl Up {
         };
         let app = match take_over(&config) {
             Ok(app) => app,
-            Err(Why::Keeper(what)) => {
+            Err(Why::Daemon(what)) => {
                 line(err, format_args!("error: {what}"))?;
                 return Ok(Outcome::Problems);
             }
@@ -272,7 +272,7 @@ struct Prepared {
 }
 
 enum Why {
-    Keeper(String),
+    Daemon(String),
     Client(partage_workstation::client::ClientError),
 }
 
@@ -287,11 +287,11 @@ fn take_over(config: &Config) -> Result<App, Why> {
         client.take_over().map_err(Why::Client)?;
         match App::build(config.clone()) {
             Ok(app) => return Ok(app),
-            Err(KeepError::Busy) if Instant::now() < until => {
+            Err(DaemonError::Busy) if Instant::now() < until => {
                 std::thread::sleep(Duration::from_millis(20));
             }
-            Err(KeepError::Busy) => {
-                return Err(Why::Keeper(format!(
+            Err(DaemonError::Busy) => {
+                return Err(Why::Daemon(format!(
                     "another keeper holds {} and does not make place: end it first",
                     home.path().display()
                 )));
@@ -299,7 +299,7 @@ fn take_over(config: &Config) -> Result<App, Why> {
             Err(error) => {
                 // Who was sent away for this one comes back.
                 client.resume();
-                return Err(Why::Keeper(describe(&error)));
+                return Err(Why::Daemon(describe(&error)));
             }
         }
     }

@@ -6,7 +6,7 @@ use axum::http::header;
 use axum::response::IntoResponse;
 use axum::routing::get;
 use partage_serve::{HttpServer, ServerLimits, Transport, health_routes, restrict_to_loopback_host};
-use partage_workstation::keeper::Keeper;
+use partage_workstation::daemon::Daemon;
 use partage_workstation::metrics;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -56,7 +56,7 @@ impl Listener {
     }
 
     /// Serves in a thread of its own.
-    pub(super) fn serve(self, keeper: &Arc<Keeper>) -> Result<Served, String> {
+    pub(super) fn serve(self, daemon: &Arc<Daemon>) -> Result<Served, String> {
         let cannot = |error: std::io::Error| format!("metrics cannot be served: {error}");
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
@@ -69,7 +69,7 @@ impl Listener {
         };
         let routes = Router::new()
             .route("/metrics", get(text))
-            .with_state(Arc::clone(keeper))
+            .with_state(Arc::clone(daemon))
             .merge(health_routes(|| Ok(())));
         let stop = CancellationToken::new();
         let stopped = stop.clone();
@@ -101,6 +101,6 @@ impl Served {
     }
 }
 
-async fn text(State(keeper): State<Arc<Keeper>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, CONTENT_TYPE)], metrics::text(&keeper.report()))
+async fn text(State(daemon): State<Arc<Daemon>>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], metrics::text(&daemon.report()))
 }

@@ -1,6 +1,6 @@
-//! Who goes on when a keeper dies: a process that waits for its lock, and nothing else.
+//! Who goes on when a daemon dies: a process that waits for its lock, and nothing else.
 
-use super::Keeper;
+use super::Daemon;
 use crate::home::Home;
 use crate::log_file::RotatingLog;
 use crate::machine::PROGRAM;
@@ -32,11 +32,11 @@ impl Successor {
     }
 }
 
-impl Keeper {
+impl Daemon {
     /// Sees to it that somebody waits, also if the one who did was killed. Called when there is something to go on with.
     pub(super) fn call_successor(&self) {
         let mut child = self.standby.child();
-        // Another keeper is about to come, and needs the lock. Looked at while nobody can be sent away.
+        // Another daemon is about to come, and needs the lock. Looked at while nobody can be sent away.
         if self.state().handed_over {
             return;
         }
@@ -60,7 +60,7 @@ impl Keeper {
     }
 }
 
-/// The program as a keeper in the background, with its words in the home's log. It goes by the settings that were last in
+/// The program as a daemon in the background, with its words in the home's log. It goes by the settings that were last in
 /// force, as long as there is something that was given under them.
 pub(crate) fn background(home: &Home) -> Command {
     let mut command = Command::new(PROGRAM);

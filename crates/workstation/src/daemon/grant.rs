@@ -1,6 +1,6 @@
 //! Shares are made and taken back.
 
-use super::{Keeper, State};
+use super::{Daemon, State};
 use crate::decide::{self, Held};
 use crate::home::Home;
 use crate::report::Stage;
@@ -127,7 +127,7 @@ fn is_plain(letter: char) -> bool {
     letter.is_ascii_alphanumeric() || "-_.".contains(letter)
 }
 
-impl Keeper {
+impl Daemon {
     /// The machine as it can be given away now: without what is ill.
     pub(super) fn node(&self) -> Node {
         let mut node = self.machine.node.clone();
@@ -153,7 +153,7 @@ impl Keeper {
         ask: &PodAsk,
         command: &[String],
     ) -> Result<Granted, Refusal> {
-        // A process has one share. It asks again if the keeper was killed before it had its answer.
+        // A process has one share. It asks again if the daemon was killed before it had its answer.
         let before = state.shares.values().find(|live| live.record.main == main);
         if let Some(live) = before {
             let name = live.record.name.clone();
@@ -270,7 +270,7 @@ impl Keeper {
 
     /// Removes what a share leaves.
     pub(super) fn forget(self: &Arc<Self>, record: &Record) {
-        // Before the record: who follows a keeper that is killed here must know of it. The kernel may take a moment to see that
+        // Before the record: who follows a daemon that is killed here must know of it. The kernel may take a moment to see that
         // it is empty.
         if let Some(cgroup) = &record.cgroup
             && fs::remove_dir(cgroup.folder()).is_err()

@@ -1,6 +1,6 @@
 //! Polls the driver, audits the shares, and attributes processes to them.
 
-use super::Keeper;
+use super::Daemon;
 use crate::home::Home;
 use crate::store::Record;
 use partage_enforce::monitor::MonitorReport;
@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Interval between two polls of the driver.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-impl Keeper {
+impl Daemon {
     /// The result of the last poll.
     pub(super) fn observed(&self) -> MutexGuard<'_, MonitorReport<String>> {
         self.observed.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,6 +1,6 @@
 //! A share and its process are tied together: what the process says it did is looked at, and its cgroup holds it.
 
-use super::Keeper;
+use super::Daemon;
 use crate::store::Bond;
 use partage_enforce::error_chain::describe;
 use partage_enforce::libraries::LibraryError;
@@ -34,7 +34,7 @@ pub(super) enum ConfineError {
     Record(#[from] RecordError),
 }
 
-impl Keeper {
+impl Daemon {
     /// Puts the process into a cgroup of its own, with the device files of other GPUs closed. The kernel takes its time for
     /// that (a grace period), in which the process can bind itself.
     pub(super) fn confine(self: &Arc<Self>, name: &str, main: Identity) -> Confined {

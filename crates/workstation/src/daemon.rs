@@ -1,28 +1,30 @@
 //! The daemon: grants shares and releases them, gives turns, and reports. There is one for each state directory.
 //!
-//! ```text
-//!  app     builds, runs and ends a daemon       serve   requests, over the socket
-//!  give    shares are created and released      change  resizing and stopping shares
-//!  bind    confines a share's first process     watch   notices when the last process of a share ends
-//!  monitor polls the driver, the audit          tell    the report
-//!  queue   requests that wait for capacity      standby the process that takes over when a daemon is killed
-//!  claims  locks on GPUs                        connections, warnings, threads
-//! ```
+//! | module | does |
+//! |---|---|
+//! | `app` | builds, runs and ends a daemon |
+//! | `serve`, `connections`, `queue` | requests over the socket, how many at a time, and those that wait for capacity |
+//! | `grant`, `resize_stop` | create, release, resize and stop shares |
+//! | `confine`, `exit_watch` | confine a share's first process, and notice when the last one ends |
+//! | `monitor`, `report`, `warnings` | poll the driver, and report |
+//! | `standby` | the process that takes over when a daemon is killed |
+//! | `gpu_claims` | locks on GPUs, between the daemons of one machine |
+//! | `threads` | the threads of all of these |
 
 mod app;
-mod bind;
-mod change;
-mod claims;
+mod confine;
 mod connections;
-mod give;
+mod exit_watch;
+mod gpu_claims;
+mod grant;
 mod monitor;
 mod queue;
+mod report;
+mod resize_stop;
 mod serve;
 mod standby;
-mod tell;
 mod threads;
 mod warnings;
-mod watch;
 
 pub use app::{App, Config};
 pub use standby::COMMAND;
@@ -32,9 +34,10 @@ use crate::home::{Home, HomeError};
 use crate::machine::{Machine, MachineError};
 use crate::settings::{Settings, SettingsError};
 use crate::store::{self, Found, HeldElsewhere, Record};
-use claims::GpuClaims;
 use connections::Connections;
-use give::Live;
+use exit_watch::Watch;
+use gpu_claims::GpuClaims;
+use grant::Live;
 use partage_core::model::GpuUuid;
 use partage_enforce::error_chain::describe;
 use partage_enforce::instance_lock::{InstanceLock, LockError};
@@ -50,14 +53,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 use threads::Threads;
 use warnings::Warnings;
-use watch::Watch;
 
 /// How long a daemon in the background stays after its last share: the next command need not start one.
 const LINGER: Duration = Duration::from_secs(10);
 
 /// Why the daemon cannot run.
 #[derive(Debug, thiserror::Error)]
-pub enum KeepError {
+pub enum DaemonError {
     /// Another daemon holds the lock of this home.
     #[error("another keeper is there")]
     Busy,
@@ -84,24 +86,24 @@ pub enum KeepError {
     },
 }
 
-impl From<LockError> for KeepError {
-    fn from(error: LockError) -> KeepError {
+impl From<LockError> for DaemonError {
+    fn from(error: LockError) -> DaemonError {
         match error {
-            LockError::Held { .. } => KeepError::Busy,
-            error => KeepError::Lock(error),
+            LockError::Held { .. } => DaemonError::Busy,
+            error => DaemonError::Lock(error),
         }
     }
 }
 
-impl KeepError {
+impl DaemonError {
     /// Adds to an error of the system what cannot be done.
-    fn io(what: &'static str) -> impl FnOnce(io::Error) -> KeepError {
-        move |source| KeepError::Io { what, source }
+    fn io(what: &'static str) -> impl FnOnce(io::Error) -> DaemonError {
+        move |source| DaemonError::Io { what, source }
     }
 }
 
 /// The shares of a state directory and what manages them. [`App`] builds it and starts its threads.
-pub struct Keeper {
+pub struct Daemon {
     home: Home,
     settings: Settings,
     machine: Machine,
@@ -145,7 +147,7 @@ struct State {
     handed_over: bool,
 }
 
-impl Keeper {
+impl Daemon {
     /// Adopts the shares that an earlier daemon granted.
     fn restore(self: &Arc<Self>) -> std::io::Result<()> {
         let _span = tracing::info_span!("reconcile", cause = "start").entered();

@@ -3,7 +3,7 @@
 //! One process of each share is watched, the command first. When it ends, the others are looked for; one of them is watched
 //! next, and when there is none the share is given back.
 
-use super::Keeper;
+use super::Daemon;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -46,7 +46,7 @@ impl Watch {
     }
 }
 
-impl Keeper {
+impl Daemon {
     /// Notices the ends of processes until the daemon is told to end.
     pub(super) fn watch_all(self: &Arc<Self>) {
         loop {
@@ -108,10 +108,10 @@ impl Keeper {
     }
 
     fn look_later(self: &Arc<Self>, name: &str, number: u64) {
-        let (keeper, name) = (Arc::clone(self), name.to_string());
+        let (daemon, name) = (Arc::clone(self), name.to_string());
         let again = move || {
-            if !keeper.threads.sleep(RECOUNT_INTERVAL) {
-                keeper.one_has_ended(&name, number);
+            if !daemon.threads.sleep(RECOUNT_INTERVAL) {
+                daemon.one_has_ended(&name, number);
             }
         };
         if let Err(error) = self.threads.spawn("recount", again) {

@@ -1,6 +1,6 @@
 //! The report: how everything is.
 
-use super::Keeper;
+use super::Daemon;
 use super::monitor;
 use crate::decide::{self, Held};
 use crate::report::{
@@ -23,7 +23,7 @@ struct Seen {
     region: Option<Arc<RegionHandle>>,
 }
 
-impl Keeper {
+impl Daemon {
     /// How everything is now, for somebody: with what others run, and not with what they told it.
     pub(super) fn report_to(self: &Arc<Self>, who: &Who) -> Report {
         let mut report = self.report();

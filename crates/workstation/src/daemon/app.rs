@@ -4,13 +4,13 @@
 //!  Config ── App::build ──▶ App ── run ──▶ stopped, handed over, or idle ──▶ threads joined, lock released
 //! ```
 
-use super::claims::GpuClaims;
 use super::connections::Connections;
+use super::exit_watch::Watch;
+use super::gpu_claims::GpuClaims;
 use super::standby::Successor;
 use super::threads::Threads;
 use super::warnings::Warnings;
-use super::watch::Watch;
-use super::{KeepError, Keeper, now};
+use super::{Daemon, DaemonError, now};
 use crate::home::Home;
 use crate::machine::Machine;
 use crate::report::Report;
@@ -51,13 +51,13 @@ pub struct Config {
 ///
 /// What runs in shares goes on when the daemon ends, and the next daemon adopts it.
 pub struct App {
-    keeper: Arc<Keeper>,
+    daemon: Arc<Daemon>,
 }
 
 impl App {
-    /// Builds a daemon and adopts the shares that run. Fails with [`KeepError::Busy`] while another daemon manages the state
+    /// Builds a daemon and adopts the shares that run. Fails with [`DaemonError::Busy`] while another daemon manages the state
     /// directory.
-    pub fn build(config: Config) -> Result<App, KeepError> {
+    pub fn build(config: Config) -> Result<App, DaemonError> {
         prepare_process();
         config.home.make()?;
         let lock = InstanceLock::try_acquire(&config.home.lock())?;
@@ -65,7 +65,7 @@ impl App {
     }
 
     /// Waits until no other daemon manages the state directory, then builds one if there are shares to adopt.
-    pub fn stand_by(config: Config) -> Result<Option<App>, KeepError> {
+    pub fn stand_by(config: Config) -> Result<Option<App>, DaemonError> {
         prepare_process();
         config.home.make()?;
         let lock = InstanceLock::acquire(&config.home.lock())?;
@@ -73,20 +73,20 @@ impl App {
             return Ok(None);
         }
         let app = App::build_with(config, lock)?;
-        app.keeper.call_successor();
+        app.daemon.call_successor();
         Ok(Some(app))
     }
 
-    fn build_with(config: Config, lock: InstanceLock) -> Result<App, KeepError> {
+    fn build_with(config: Config, lock: InstanceLock) -> Result<App, DaemonError> {
         let Config { home, settings, foreground, metrics, settings_file } = config;
         let (machine, contexts) = Machine::open(&home, &settings)?;
         keep_settings(&home, settings_file.as_deref())
-            .map_err(KeepError::io("the settings cannot be kept"))?;
-        let watch = Watch::new().map_err(KeepError::io("processes cannot be watched"))?;
-        let threads = Threads::new().map_err(KeepError::io("threads cannot be stopped"))?;
+            .map_err(DaemonError::io("the settings cannot be kept"))?;
+        let watch = Watch::new().map_err(DaemonError::io("processes cannot be watched"))?;
+        let threads = Threads::new().map_err(DaemonError::io("threads cannot be stopped"))?;
         let monitor = Monitor::new(&machine.node, machine.previously_unhealthy.iter().cloned())
             .recording_fatal_errors(&machine.records, &machine.boot_id);
-        let keeper = Arc::new(Keeper {
+        let daemon = Arc::new(Daemon {
             claims: GpuClaims::new(&machine.device_files()),
             regions: Shares::new(contexts),
             since: now(),
@@ -106,86 +106,86 @@ impl App {
             threads,
             _lock: lock,
         });
-        let app = App { keeper };
+        let app = App { daemon };
         // Dropping the daemon does not end the threads that run already.
         app.start().inspect_err(|_| app.shut_down())?;
         Ok(app)
     }
 
     /// Adopts what runs, and starts the threads.
-    fn start(&self) -> Result<(), KeepError> {
-        log_start(&self.keeper);
-        self.keeper.poll();
-        self.keeper.restore().map_err(KeepError::io("the shares cannot be read"))?;
-        let listener = listen(&self.keeper.home).map_err(KeepError::io("the socket cannot be made"))?;
-        self.spawn("serve", move |keeper| keeper.serve(&listener))?;
-        self.spawn("watch", |keeper| keeper.watch_all())?;
-        self.spawn("monitor", |keeper| keeper.poll_until_end())
+    fn start(&self) -> Result<(), DaemonError> {
+        log_start(&self.daemon);
+        self.daemon.poll();
+        self.daemon.restore().map_err(DaemonError::io("the shares cannot be read"))?;
+        let listener = listen(&self.daemon.home).map_err(DaemonError::io("the socket cannot be made"))?;
+        self.spawn("serve", move |daemon| daemon.serve(&listener))?;
+        self.spawn("watch", |daemon| daemon.watch_all())?;
+        self.spawn("monitor", |daemon| daemon.poll_until_end())
     }
 
-    fn spawn(&self, name: &str, work: impl FnOnce(&Arc<Keeper>) + Send + 'static) -> Result<(), KeepError> {
-        let keeper = Arc::clone(&self.keeper);
-        let started = self.keeper.threads.spawn(name, move || work(&keeper));
-        started.map_err(KeepError::io("a thread cannot be started"))
+    fn spawn(&self, name: &str, work: impl FnOnce(&Arc<Daemon>) + Send + 'static) -> Result<(), DaemonError> {
+        let daemon = Arc::clone(&self.daemon);
+        let started = self.daemon.threads.spawn(name, move || work(&daemon));
+        started.map_err(DaemonError::io("a thread cannot be started"))
     }
 
     /// Returns the daemon, for threads that report about it.
-    pub fn daemon(&self) -> &Arc<Keeper> {
-        &self.keeper
+    pub fn daemon(&self) -> &Arc<Daemon> {
+        &self.daemon
     }
 
     /// Reports about all GPUs and shares.
     pub fn report(&self) -> Report {
-        self.keeper.report()
+        self.daemon.report()
     }
 
     /// Returns the number of shares.
     pub fn shares(&self) -> usize {
-        self.keeper.shares()
+        self.daemon.shares()
     }
 
     /// Ends [`App::run`].
     pub fn stop(&self) {
-        self.keeper.end();
+        self.daemon.end();
     }
 
     /// Runs until the daemon is stopped, handed over, or was not needed for a while. Returns the number of shares that go on.
     pub fn run(self) -> usize {
-        self.keeper.wait_for_end();
+        self.daemon.wait_for_end();
         self.shut_down();
-        let shares = self.keeper.shares();
+        let shares = self.daemon.shares();
         if shares > 0 {
             // The standby process adopts them as soon as the lock is released.
-            self.keeper.call_successor();
+            self.daemon.call_successor();
         } else {
-            self.keeper.standby.dismiss();
+            self.daemon.standby.dismiss();
             // No daemon answers here any more: commands of other users must not wait for one.
-            let _ = fs::remove_file(self.keeper.home.socket());
-            let _ = fs::remove_file(self.keeper.home.settings_in_force());
+            let _ = fs::remove_file(self.daemon.home.socket());
+            let _ = fs::remove_file(self.daemon.home.settings_in_force());
         }
         shares
     }
 
     /// Lets requests in progress finish, and ends all threads.
     fn shut_down(&self) {
-        self.keeper.end();
-        let left = self.keeper.threads.join(SHUTDOWN_TIMEOUT);
+        self.daemon.end();
+        let left = self.daemon.threads.join(SHUTDOWN_TIMEOUT);
         if !left.is_empty() {
             tracing::warn!(threads = %left.join(", "), "threads did not end in time");
         }
     }
 }
 
-fn log_start(keeper: &Keeper) {
+fn log_start(daemon: &Daemon) {
     tracing::info!(
-        home = %keeper.home.path().display(),
-        gpus = keeper.machine.node.gpus.len(),
-        driver = keeper.machine.gpus.driver_version(),
-        simulated = keeper.machine.driver.simulated.is_some(),
-        foreground = keeper.foreground,
+        home = %daemon.home.path().display(),
+        gpus = daemon.machine.node.gpus.len(),
+        driver = daemon.machine.gpus.driver_version(),
+        simulated = daemon.machine.driver.simulated.is_some(),
+        foreground = daemon.foreground,
         "daemon started"
     );
-    for warning in &keeper.machine.warnings {
+    for warning in &daemon.machine.warnings {
         tracing::warn!("{warning}");
     }
 }

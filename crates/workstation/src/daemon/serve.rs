@@ -2,7 +2,7 @@
 
 use super::queue::Ticket;
 use super::threads::{Threads, Wake};
-use super::{Keeper, State};
+use super::{Daemon, State};
 use crate::decide;
 use crate::users::Who;
 use crate::wire::{Answer, Bound, Granted, LONGEST, Question, RunRequest, hear, say, shown};
@@ -73,7 +73,7 @@ impl Read for DeadlineReader {
     }
 }
 
-impl Keeper {
+impl Daemon {
     /// Accepts connections until the daemon is told to end.
     pub(super) fn serve(self: &Arc<Self>, listener: &UnixListener) {
         while self.threads.wait(Some(listener.as_fd()), None) != Wake::Stopped {
@@ -98,16 +98,16 @@ impl Keeper {
                 let _ = stream.set_nonblocking(true).and_then(|()| say(&mut &stream, &Answer::from(refused)));
                 continue;
             }
-            let keeper = Arc::clone(self);
+            let daemon = Arc::clone(self);
             let handle = move || {
                 let span = tracing::info_span!("request", uid, pid = %peer.pid, kind = tracing::field::Empty);
                 let _span = span.entered();
-                if let Err(error) = keeper.answer(stream, &peer) {
+                if let Err(error) = daemon.answer(stream, &peer) {
                     // A caller that goes away while it is answered needs no answer.
                     tracing::debug!(%error, "connection ended");
                 }
-                keeper.connections.close(uid);
-                keeper.changed.notify_all();
+                daemon.connections.close(uid);
+                daemon.changed.notify_all();
             };
             if let Err(error) = self.threads.spawn("request", handle) {
                 tracing::warn!(%error, "cannot start a thread for a connection");

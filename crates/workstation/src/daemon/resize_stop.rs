@@ -1,6 +1,6 @@
 //! Shares that run are changed and stopped, by those who may.
 
-use super::{Keeper, State};
+use super::{Daemon, State};
 use crate::decide;
 use crate::users::{self, Who};
 use crate::wire::Change;
@@ -12,7 +12,7 @@ use partage_host::members;
 use std::sync::Arc;
 use std::time::Duration;
 
-impl Keeper {
+impl Daemon {
     /// Changes the amounts of a share that runs.
     pub(super) fn resize(self: &Arc<Self>, who: &Who, name: &str, change: &Change) -> Result<(), Refusal> {
         let mut state = self.state();

@@ -1,6 +1,6 @@
 //! Who waits for a share. Whoever came first is tried first; one behind that fits does not wait for it.
 
-use super::{Keeper, State};
+use super::{Daemon, State};
 use crate::users::Who;
 use crate::wire::Granted;
 use partage_core::model::PodAsk;
@@ -23,7 +23,7 @@ pub(super) struct Ticket {
     pub(super) granted: Option<Granted>,
 }
 
-impl Keeper {
+impl Daemon {
     /// Gives to those who wait what fits now.
     pub(super) fn settle(self: &Arc<Self>, state: &mut State) {
         // Giving changes the shares, and settling again would change nothing.
