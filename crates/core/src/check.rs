@@ -29,6 +29,9 @@ pub struct WorkloadReport {
     pub name: Option<String>,
     /// Its containers, init containers first.
     pub containers: Vec<ContainerReport>,
+    /// Whether memory beyond the limits is placed on the host; absent in JSON where it is not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub oversubscribe: bool,
     /// What must hold for their GPUs, in plain words.
     #[serde(skip)]
     pub conditions: Vec<String>,
@@ -154,6 +157,7 @@ impl WorkloadReport {
             namespace: workload.namespace.clone(),
             name: workload.name.clone(),
             containers,
+            oversubscribe: reading.ask.oversubscribe,
             conditions: conditions(&reading.ask.constraints),
             problems,
         };

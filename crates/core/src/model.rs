@@ -11,8 +11,8 @@ mod names;
 
 pub use amounts::{Bytes, Cores, CoresError, MilliCpu};
 pub use ask::{
-    Ask, Constraints, ContainerRole, CoresAsk, MAX_GPUS_PER_CONTAINER, MemoryAsk, PodAsk, Policy, Selector,
-    ShareAsk, Together, UnknownPolicy, WantedGpus,
+    Ask, Constraints, ContainerRole, CoresAsk, MAX_GPUS_PER_CONTAINER, MemoryAsk, Oversubscription, PodAsk,
+    Policy, Selector, ShareAsk, Together, UnknownPolicy, WantedGpus,
 };
 pub use gpu::{DEFAULT_SLOTS, Gpu, Link, Links, MAX_GPUS_PER_NODE, MAX_SLOTS, Node, Overcommit, UnknownLink};
 pub use grant::{Grant, PodGrant, PodId, Share};

@@ -15,6 +15,7 @@ mod lines;
 mod memory;
 pub(super) mod native;
 mod nearest;
+mod oversubscribe;
 pub(super) mod vcuda;
 pub(super) mod volcano;
 
@@ -92,6 +93,7 @@ pub fn read(pod: &Pod, settings: &Settings) -> Reading {
     }
     limits.check_used(&containers, &mut problems);
     aws::check_limit_used(pod, &containers, &mut problems);
+    let oversubscribe = oversubscribe::read(pod, &containers, &mut problems);
 
     let spoken = Dialect::ALL.into_iter().filter(|d| containers.iter().any(|c| c.dialect == Some(*d)));
     let mut constraints = constraints::read(pod, &spoken.collect::<Vec<_>>(), &mut problems);
@@ -101,7 +103,7 @@ pub fn read(pod: &Pod, settings: &Settings) -> Reading {
         .collect();
     constraints.together = together(pod, &containers, &asks, spread, &mut problems);
     let (cpu, memory) = host::requests(pod, &mut problems);
-    Reading { containers, ask: PodAsk { asks, constraints, cpu, memory }, problems }
+    Reading { containers, ask: PodAsk { asks, constraints, cpu, memory, oversubscribe }, problems }
 }
 
 /// Whether a resource is an ask for GPUs, or was meant to be one.

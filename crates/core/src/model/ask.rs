@@ -1,6 +1,7 @@
 //! What a pod wants, whatever dialect it was written in.
 
 use super::{Bytes, ContainerName, Cores, MilliCpu};
+use serde::Deserialize;
 use std::fmt;
 use std::str::FromStr;
 
@@ -91,6 +92,19 @@ pub struct PodAsk {
     pub cpu: MilliCpu,
     /// Memory of the host, counted where the node's is known.
     pub memory: Bytes,
+    /// Whether its containers may allocate more GPU memory than their limits, on the host. It does not change what they
+    /// take of a GPU, so the allocator does not read it; a node may refuse it.
+    pub oversubscribe: bool,
+}
+
+/// Whether shares of a machine may allocate more GPU memory than their limits, on the host. A setting of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Oversubscription {
+    /// They may if they ask for it.
+    Allowed,
+    /// An ask for it is refused.
+    Refused,
 }
 
 /// Conditions on the GPUs of a pod.

@@ -98,6 +98,7 @@ impl TracePod {
             },
             cpu: self.cpu,
             memory: self.memory,
+            oversubscribe: false,
         }
     }
 }

@@ -77,6 +77,7 @@ pub(crate) fn asks() -> impl Strategy<Value = PodAsk> {
                 },
                 cpu: MilliCpu(cpu),
                 memory: Bytes::ZERO,
+                oversubscribe: false,
             }
         },
     )

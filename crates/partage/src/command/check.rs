@@ -95,6 +95,9 @@ pub(super) fn workload(report: &WorkloadReport, out: &mut dyn Write) -> io::Resu
     if !report.conditions.is_empty() {
         line(out, format_args!("  on: {}", report.conditions.join("; ")))?;
     }
+    if report.oversubscribe {
+        line(out, format_args!("  memory beyond the limit: on the host, where the node allows it"))?;
+    }
     for problem in &report.problems {
         // As many letters of a name as a container can have.
         let container = problem.container.iter().flat_map(|name| name.chars().take(63).chain([' ']));

@@ -25,6 +25,8 @@ pub(super) const GPUS: &str = "partage.dev/gpus";
 pub(super) const NOT_GPUS: &str = "partage.dev/not-gpus";
 pub(super) const SAME_GPU: &str = "partage.dev/same-gpu";
 pub(super) const EXCLUSIVE: &str = "partage.dev/exclusive";
+/// Memory beyond the limit is placed on the host.
+pub(super) const OVERSUBSCRIBE: &str = "partage.dev/oversubscribe";
 pub(super) const CORES_LIMIT: &str = "partage.dev/cores-limit";
 /// How much memory the slots of the AWS dialect are held to.
 pub(super) const MEMORY_LIMIT: &str = "partage.dev/memory-limit";
@@ -33,7 +35,7 @@ pub(super) const CARRIER: &str = "partage.dev/carrier";
 pub(in crate::dialect) const GRANT: &str = "partage.dev/grant";
 /// Nothing runs in less memory, and "8" for "8Gi" is a slip of the pen.
 pub(crate) const LEAST: Bytes = Bytes(1 << 20);
-pub(super) const ANNOTATIONS: [&str; 13] = [
+pub(super) const ANNOTATIONS: [&str; 14] = [
     POLICY,
     MODELS,
     NOT_MODELS,
@@ -41,6 +43,7 @@ pub(super) const ANNOTATIONS: [&str; 13] = [
     NOT_GPUS,
     SAME_GPU,
     EXCLUSIVE,
+    OVERSUBSCRIBE,
     CORES_LIMIT,
     MEMORY_LIMIT,
     CARRIER,

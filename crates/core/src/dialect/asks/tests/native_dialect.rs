@@ -94,6 +94,43 @@ fn wrong_annotations_are_named() {
 }
 
 #[test]
+fn oversubscription_is_read_and_needs_a_memory_limit() {
+    assert!(annotated(json!({"partage.dev/oversubscribe": "true"})).ask.oversubscribe);
+    for absent in [json!({}), json!({"partage.dev/oversubscribe": "false"})] {
+        let reading = annotated(absent);
+        assert_eq!((reading.ask.oversubscribe, reading.problems), (false, vec![]));
+    }
+    let reading = annotated(json!({"partage.dev/oversubscribe": "yes"}));
+    assert!(!reading.ask.oversubscribe);
+    assert_eq!(message(&reading), "\"yes\" is not a boolean: write \"true\" or \"false\"");
+
+    let read = |amounts: Value| {
+        let annotations = json!({"partage.dev/oversubscribe": "true"});
+        read_one_in(&Settings::default(), annotations, amounts)
+    };
+    for limited in [
+        json!({"partage.dev/gpu": 1}),
+        json!({"partage.dev/memory-percent": 50}),
+        json!({"aliyun.com/gpu-mem": 8}),
+        json!({"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 1000}),
+    ] {
+        let reading = read(limited);
+        assert_eq!((reading.ask.oversubscribe, &reading.problems), (true, &vec![]));
+    }
+    for unlimited in [json!({"tencent.com/vcuda-core": 100}), json!({"k8s.amazonaws.com/vgpu": 1})] {
+        let reading = read(unlimited);
+        assert!(!reading.ask.oversubscribe);
+        assert_eq!(
+            message(&reading),
+            "no container has a memory limit that could be exceeded: ask for memory, like partage.dev/memory, or leave this \
+             annotation out"
+        );
+    }
+    let nothing = read(json!({}));
+    assert_eq!((nothing.ask.oversubscribe, nothing.problems), (false, vec![]));
+}
+
+#[test]
 fn they_hold_for_every_dialect() {
     let annotations = json!({"partage.dev/exclusive": "true", "partage.dev/same-gpu": "false"});
     let reading = read_one_in(&Settings::default(), annotations, json!({"aliyun.com/gpu-mem": 8}));

@@ -31,6 +31,7 @@ fn any_annotation() -> impl Strategy<Value = (String, String)> {
         "partage.dev/gpus",
         "partage.dev/same-gpu",
         "partage.dev/exclusive",
+        "partage.dev/oversubscribe",
         "partage.dev/cores-limit",
         "partage.dev/carrier",
         "a.com/vcuda-core-limit",
