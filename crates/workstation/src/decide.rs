@@ -7,7 +7,7 @@ use partage_core::explain::Change as Suggested;
 use partage_core::ledger::{Ledger, LedgerTime, Statement};
 use partage_core::model::{
     Ask, Bytes, Constraints, ContainerRole, Cores, CoresAsk, GpuUuid, Grant, MAX_GPUS_PER_CONTAINER,
-    MemoryAsk, Node, PodAsk, PodGrant, PodId, Selector, Share, ShareAsk, WantedGpus,
+    MemoryAsk, Node, Oversubscription, PodAsk, PodGrant, PodId, Selector, Share, ShareAsk, WantedGpus,
 };
 use partage_core::place::{HostUsage, PolicyEngine};
 use partage_enforce::placing::NoPlacement;
@@ -40,6 +40,9 @@ pub fn ask(request: &RunRequest, default: &DefaultShare) -> Result<PodAsk, Refus
     }
     if request.whole && request.mode.is_some() {
         return wrong("a whole GPU is shared with nobody: leave out the mode, or --whole");
+    }
+    if request.whole && request.oversubscribe {
+        return wrong("a whole GPU has no memory limit to exceed: leave out --oversubscribe, or --whole");
     }
     let count = request.gpus.unwrap_or(1);
     if !(1..=MAX_GPUS_PER_CONTAINER).contains(&count) {
@@ -85,6 +88,7 @@ pub fn ask(request: &RunRequest, default: &DefaultShare) -> Result<PodAsk, Refus
             models: Selector { only: request.models.clone(), never: Vec::new() },
             ..Constraints::default()
         },
+        oversubscribe: request.oversubscribe,
         ..PodAsk::default()
     })
 }
@@ -104,10 +108,21 @@ pub fn place(
 ) -> Result<Vec<Share>, Refusal> {
     let mut ask = ask.clone();
     ask.constraints.policy = Some(settings.policy);
+    may_oversubscribe(settings, &ask)?;
     admit(node, held, settings, who, &mut ask)?;
     let shares = fit(ledger_of(node, held).statement(), node, held, settings, who, &ask)?;
     within_rule(held, settings, who, &shares)?;
     Ok(shares)
+}
+
+/// Refuses an ask for more memory than the limit where the settings do.
+fn may_oversubscribe(settings: &Settings, ask: &PodAsk) -> Result<(), Refusal> {
+    if !ask.oversubscribe || settings.oversubscribe == Oversubscription::Allowed {
+        return Ok(());
+    }
+    let message = "memory beyond the limit is refused on this machine (oversubscribe: refused in its settings): leave out \
+                   --oversubscribe and ask for as much --memory as the program needs";
+    Err(Refusal::new(RefusalReason::NotAllowed, message))
 }
 
 /// Decides for a share that wants to be another size, where it is.

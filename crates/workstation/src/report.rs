@@ -125,6 +125,9 @@ pub struct ShareReport {
     pub members: usize,
     /// Its processes that use a GPU.
     pub processes: Vec<ProcessReport>,
+    /// Whether memory beyond its limits is placed on the host.
+    #[serde(default)]
+    pub oversubscribe: bool,
     /// What it has of each GPU.
     pub parts: Vec<PartReport>,
     /// What looks like a way around its limits, in words.

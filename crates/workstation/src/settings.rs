@@ -3,7 +3,7 @@
 use crate::home::Home;
 use crate::users::{self, Who};
 use crate::wire::Mode;
-use partage_core::model::{Bytes, Cores, Gpu, GpuUuid, Node, Policy};
+use partage_core::model::{Bytes, Cores, Gpu, GpuUuid, Node, Oversubscription, Policy};
 use partage_core::place::defaults;
 use partage_core::quantity::Quantity;
 use partage_enforce::gpus::DriverChoice;
@@ -33,6 +33,8 @@ pub struct Settings {
     /// How GPUs are chosen.
     #[serde(deserialize_with = "policy")]
     pub policy: Policy,
+    /// Whether shares may allocate more memory than their limit, on the host: `allowed` or `refused`.
+    pub oversubscribe: Oversubscription,
     /// What a share is that nobody said the size of.
     pub default: DefaultShare,
     /// Who may take how much: the first that matches. Who matches none may take nothing; without any, everybody may
@@ -49,6 +51,7 @@ impl Default for Settings {
             simulated: SimulatedGpus::default(),
             metrics: Some(SocketAddr::from(([127, 0, 0, 1], 9464))),
             policy: defaults::WORKSTATION_POLICY,
+            oversubscribe: Oversubscription::Allowed,
             default: DefaultShare::default(),
             users: Vec::new(),
             reservations: Vec::new(),

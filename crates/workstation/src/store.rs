@@ -11,6 +11,7 @@ use partage_host::binding::Binding;
 use partage_host::cgroup::Cgroup;
 use partage_host::members::{self, Mark};
 use partage_host::process::{self, Identity};
+use partage_region::RegionPolicy;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Read};
@@ -39,6 +40,9 @@ pub(crate) struct Record {
     pub(crate) bound: Option<Bond>,
     /// The cgroup, from the moment it is made.
     pub(crate) cgroup: Option<Cgroup>,
+    /// Whether memory beyond the limit is placed on the host.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) oversubscribe: bool,
 }
 
 /// What ties processes to a share.
@@ -82,7 +86,13 @@ impl Record {
             command: command.to_vec(),
             bound: None,
             cgroup: None,
+            oversubscribe: false,
         })
+    }
+
+    /// What its region says of all of its GPUs.
+    pub(crate) fn region_policy(&self) -> RegionPolicy {
+        RegionPolicy { oversubscribe: self.oversubscribe, ..RegionPolicy::default() }
     }
 
     /// What its processes carry.

@@ -71,6 +71,9 @@ pub struct RunRequest {
     pub cores: Option<Cores>,
     /// All of each, alone.
     pub whole: bool,
+    /// Whether memory beyond the limit is placed on the host. Absent where it is not, so that older daemons read the request.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub oversubscribe: bool,
     /// Whether compute ends at what was promised.
     pub mode: Option<Mode>,
     /// Words one of which the model's name must contain.

@@ -86,6 +86,9 @@ fn lines(share: &ShareReport, now: u64) -> Vec<Line> {
         entry("cgroup", plain, if share.cgroup { CGROUP } else { NO_CGROUP }),
         entry("device files", plain, if share.device_gate { GATE } else { NO_GATE }),
     ];
+    if share.oversubscribe {
+        lines.push(entry("beyond limit", plain, OVERSUBSCRIBED));
+    }
     for part in &share.parts {
         lines.push(Line::default());
         lines.extend(self::part(part));
@@ -125,6 +128,7 @@ fn binding(binding: &str) -> &'static str {
 const CGROUP: &str = "one holds all its processes: none is missed when it is stopped";
 const NO_CGROUP: &str = "none: its processes are known by what they inherit from its command";
 const GATE: &str = "those of other GPUs are closed to it";
+const OVERSUBSCRIBED: &str = "memory is placed on the host, and is not in the figures below";
 const NO_GATE: &str = "those of all GPUs are open to it; the driver's libraries hold the limits";
 
 fn part(part: &PartReport) -> Vec<Line> {
@@ -211,6 +215,9 @@ mod tests {
                 "on a gpu:     4242 python: 12 GiB of GPU 0"
             ]
         );
+        let oversubscribed = ShareReport { oversubscribe: true, ..report.shares[0].clone() };
+        let beyond = "beyond limit: memory is placed on the host, and is not in the figures below";
+        assert!(texts(&lines(&oversubscribed, 1_000_090)).iter().any(|line| line == beyond));
         let notebook = texts(&lines(&report.shares[1], 1_000_090));
         for line in [
             "held by:      a library path",

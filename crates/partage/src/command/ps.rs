@@ -24,6 +24,7 @@ pub(crate) struct Ps {
 const EXAMPLES: &str = "\
 Memory is what is in use of the limit; cores are what is promised, and after \u{2264} how far the share may go beyond it.
 Of a share on several GPUs memory is the sum, and cores are of each.
+With \"+ host\", memory beyond the limit is placed on the host.
 
 Examples:
   partage ps
@@ -96,6 +97,7 @@ fn row(share: &ShareReport, now: u64, blocks: bool) -> Vec<Line> {
         share.parts.iter().map(|part| part.memory_bytes.map(|limit| limit.0)).collect();
     let limit =
         limits.map_or_else(|| "-".into(), |limits| size(limits.into_iter().fold(0, u64::saturating_add)));
+    let beyond = if share.oversubscribe { " + host" } else { "" };
     let up_to = if blocks { "\u{2264}" } else { "<=" };
     let state = match share.stage {
         Stage::Starting => Line::plain(Style::Plain, format_args!("starting")),
@@ -107,7 +109,7 @@ fn row(share: &ShareReport, now: u64, blocks: bool) -> Vec<Line> {
         cell(share.name.clone()),
         cell(share.user.clone()),
         cell(gpus.join(",")),
-        cell(format!("{} / {limit}", size(used))),
+        cell(format!("{} / {limit}{beyond}", size(used))),
         cell(share.parts.first().map_or_else(|| "-".into(), |part| cores(part, up_to))),
         state,
         cell(age(share.since, now)),
@@ -142,6 +144,14 @@ mod tests {
                 "trainer   ada   0    12 GiB / 16 GiB          30 %  running"
             ]
         );
+    }
+
+    #[test]
+    fn oversubscribed_share_says_so() {
+        let mut report = report();
+        report.shares.truncate(1);
+        report.shares[0].oversubscribe = true;
+        assert!(texts(&lines(&report, 1_000_090, usize::MAX, true))[1].contains("12 GiB / 16 GiB + host"));
     }
 
     #[test]

@@ -45,6 +45,14 @@ pub(crate) struct Run {
     #[arg(long, value_enum)]
     mode: Option<Mode>,
 
+    /// Place memory beyond the limit on the host, instead of failing the allocation
+    ///
+    /// The program allocates as much as the host has. What does not fit the limit stays in the host's memory, and the GPU reads and
+    /// writes it there, at the speed of the bus: expect kernels that use it to be several to many times slower. Works for
+    /// cuMemAlloc and managed memory; pools, arrays and mapped physical memory are still held to the limit.
+    #[arg(long)]
+    oversubscribe: bool,
+
     /// Only GPUs whose model has this word in its name; may be repeated
     #[arg(long = "model", value_name = "WORD")]
     models: Vec<String>,
@@ -117,6 +125,7 @@ impl Run {
             memory_percent: self.memory_percent,
             cores: self.cores,
             whole: self.whole,
+            oversubscribe: self.oversubscribe,
             mode: self.mode.map(Into::into),
             models: self.models.clone(),
             wait: self.wait,

@@ -97,6 +97,7 @@ pub(super) fn share(name: &str, user: &str, gpus: &[u32], memory: u64, cores: u3
         device_gate: true,
         members: 1,
         processes: Vec::new(),
+        oversubscribe: false,
         parts: gpus.iter().map(part).collect(),
         bypass_suspected: Vec::new(),
     }

@@ -14,7 +14,6 @@ use partage_enforce::records::RecordError;
 use partage_enforce::refusal::{Refusal, RefusalReason};
 use partage_enforce::shares::{Adoption, MissingFiles, ShareError, ShareSpec, gated_gpus};
 use partage_host::process::Identity;
-use partage_region::RegionPolicy;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
@@ -170,8 +169,9 @@ impl Daemon {
         let shares = placed.inspect_err(|_| self.unclaim(state))?;
         let broken =
             |why: String| Refusal::new(RefusalReason::Failed, format!("the share cannot be made: {why}"));
-        let record =
+        let mut record =
             Record::new(name, who, shares, main, command).map_err(|error| broken(error.to_string()))?;
+        record.oversubscribe = ask.oversubscribe;
         let made = self.make(state, record).inspect_err(|_| {
             self.regions.release(&name.to_string());
             self.removed(name);
@@ -303,6 +303,6 @@ fn spec<'a>(directory: &'a Path, record: &'a Record, gated: &'a BTreeSet<GpuUuid
         usage_owner: store::usage_owner(record.who.uid),
         shares: &record.shares,
         gated,
-        policy: RegionPolicy::default(),
+        policy: record.region_policy(),
     }
 }

@@ -182,6 +182,7 @@ impl Daemon {
             device_gate: record.bound.is_some_and(|bond| bond.gate),
             members: members.unwrap_or(processes.len()),
             processes: processes.into_values().collect(),
+            oversubscribe: record.oversubscribe,
             parts: record.shares.iter().enumerate().map(part).collect(),
             bypass_suspected: self.observed().findings.get(&record.name).cloned().unwrap_or_default(),
         }

@@ -100,6 +100,7 @@ fn what_makes_no_sense_is_said() {
         (RunRequest { cores: Some(Cores::NONE), ..RunRequest::default() }, "0 %"),
         (RunRequest { mode: Some(Mode::Hard), ..RunRequest::default() }, "--cores"),
         (RunRequest { mode: Some(Mode::Share), whole: true, ..RunRequest::default() }, "--whole"),
+        (RunRequest { oversubscribe: true, whole: true, ..RunRequest::default() }, "no memory limit"),
     ];
     for (request, words) in cases {
         let refused = ask(request.clone());
@@ -108,6 +109,22 @@ fn what_makes_no_sense_is_said() {
             "{request:?}: {refused:?}"
         );
     }
+}
+
+#[test]
+fn oversubscription_is_allowed_unless_the_settings_refuse_it() {
+    let mut books = Books::default();
+    let beyond = RunRequest { oversubscribe: true, ..request(4, 0) };
+    assert!(ask(&beyond, &DefaultShare::default()).unwrap().oversubscribe);
+    books.run("a", user(1), &plain(), &beyond).unwrap();
+    let settings = Settings::from_yaml("oversubscribe: refused").unwrap();
+    let refused = books.run("b", user(1), &settings, &beyond).unwrap_err();
+    assert_eq!(refused.reason, RefusalReason::NotAllowed);
+    for words in ["memory beyond the limit is refused", "oversubscribe: refused", "leave out --oversubscribe"]
+    {
+        assert!(refused.message.contains(words), "{words}: {refused:?}");
+    }
+    books.run("b", user(1), &settings, &request(4, 0)).unwrap();
 }
 
 #[test]

@@ -109,6 +109,7 @@ fn report() -> Report {
         device_gate: true,
         members: 2,
         processes: Vec::new(),
+        oversubscribe: false,
         parts: gpus.iter().map(|gpu| part(*gpu)).collect(),
         bypass_suspected: vec!["why".into()],
     };

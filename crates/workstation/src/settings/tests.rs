@@ -71,6 +71,7 @@ fn mistakes_are_named() {
         ("metrics: 0.0.0.0:9464", "other machines"),
         ("metrics: yes please", "no address"),
         ("policy: fastest", "no policy"),
+        ("oversubscribe: sometimes", "sometimes"),
         ("users: [{who: nobody-like-that}]", "there is no user nobody-like-that"),
         ("users: [{who: '@nobody-like-that'}]", "there is no group nobody-like-that"),
         ("users: [{who: root, shares: 0}]", "shares: 0"),

@@ -35,6 +35,44 @@ fn a_greedy_one_is_refused_and_its_neighbour_is_not() {
 }
 
 #[test]
+fn oversubscribed_share_allocates_beyond_its_limit_where_that_is_allowed() {
+    let home = Home::new();
+    let up = home.up(ONE_GPU, &[]);
+    let large = [sample(), "trainer", "--memory", "3Gi", "--seconds", "0.2"];
+    let run = |options: &[&str]| {
+        home.output(&[&["run", "-q", "--memory", "2Gi"], options, &["--"], &large].concat())
+    };
+    let refused = run(&[]);
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(1) && said.contains("out of memory"), "{said}");
+    let allowed = run(&["--oversubscribe"]);
+    let said = String::from_utf8(allowed.stdout).unwrap();
+    assert!(allowed.status.success() && said.contains("the model takes 3.0 GiB"), "{said}");
+
+    // The limit on the GPU itself holds: what is beyond it is not there.
+    let trainer = [sample(), "trainer", "--memory", "3Gi", "--every", "0.1"];
+    let mut trainer = home.share("beyond", &["--memory", "2Gi", "--oversubscribe"], &trainer);
+    trainer.says("step ");
+    let share = home.find("beyond").unwrap();
+    assert_eq!(share["oversubscribe"], true, "{share}");
+    assert!(share["parts"][0]["usedBytes"].as_u64().unwrap() <= 2 * GIB, "{share}");
+    let top = home.json(&["top", "-o", "json", "--interval", "50ms"]);
+    assert!(top["gpus"][0]["usedMemoryBytes"].as_u64().unwrap() <= 2 * GIB, "{top}");
+    assert!(home.fine(&["ps"]).contains(" / 2 GiB + host "));
+    assert!(home.fine(&["inspect", "beyond"]).contains("beyond limit: memory is placed on the host"));
+    trainer.signal(libc::SIGTERM);
+    assert!(trainer.ended().success());
+    home.nothing_left();
+    drop(up);
+
+    let other = Home::new();
+    let _up = other.up(&format!("{ONE_GPU}oversubscribe: refused\n"), &[]);
+    let (code, words) = other.refused(&["run", "--memory", "2Gi", "--oversubscribe", "--", "true"]);
+    assert!(code == 125 && words.contains("memory beyond the limit is refused on this machine"), "{words}");
+    other.nothing_left();
+}
+
+#[test]
 fn two_halves_of_a_gpu_can_both_be_filled() {
     let home = Home::new();
     let _up = home.up(ONE_GPU, &[]);

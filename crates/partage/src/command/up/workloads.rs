@@ -35,6 +35,8 @@ pub(super) struct Workload {
     #[serde(default)]
     pub(super) whole: bool,
     #[serde(default)]
+    pub(super) oversubscribe: bool,
+    #[serde(default)]
     pub(super) mode: Option<String>,
     #[serde(default)]
     pub(super) model: Option<String>,
@@ -98,6 +100,9 @@ impl Workload {
         }
         if self.whole {
             command.arg("--whole");
+        }
+        if self.oversubscribe {
+            command.arg("--oversubscribe");
         }
         command.arg("--").args(&self.command);
         // Ctrl-C is for who started them: it ends them in order.
