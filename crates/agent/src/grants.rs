@@ -3,6 +3,7 @@
 //! A pod's grant is decided once, for all of its containers. Where an extender grants, the pod brings it, and it is obeyed or
 //! refused; where none does, the core's allocator places the pod here.
 
+use crate::oversubscription;
 use crate::plugin::Refusal;
 use crate::resources::CountResource;
 use crate::settings::Settings;
@@ -98,6 +99,7 @@ impl GrantBook {
             return Err(wrong(problem, more));
         }
         counted_once(request.pod, settings)?;
+        oversubscription::is_allowed(&self.node, &reading.ask, settings)?;
         if settings.extender {
             let brought = self.brought(request, &reading, settings)?;
             let (dialect, grant) = brought.ok_or_else(|| self.without_grant(request.id))?;
@@ -236,7 +238,8 @@ impl GrantBook {
     ) -> Result<PodRecord, Refusal> {
         let reading = asks::read(pod, &settings.dialect());
         let request = GrantRequest { id: &old.pod, pod, problems: &[], boot: &old.boot, now: old.at };
-        written(&self.node, &request, &reading, grant, settings)
+        let written = written(&self.node, &request, &reading, grant, settings)?;
+        Ok(PodRecord { oversubscribe: old.oversubscribe, ..written })
     }
 
     /// A pod has ended: what it held can be given again.
@@ -306,6 +309,7 @@ fn written(
         annotations: written.annotations,
         env: written.env,
         resize: None,
+        oversubscribe: reading.ask.oversubscribe,
     })
 }
 

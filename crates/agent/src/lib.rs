@@ -33,6 +33,7 @@ mod look;
 mod metrics;
 mod mounted;
 mod other_runtime;
+mod oversubscription;
 pub mod plugin;
 mod pod_annotations;
 pub mod processes;

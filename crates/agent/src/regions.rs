@@ -137,14 +137,14 @@ impl Regions {
     pub(crate) fn prepare(
         &self,
         key: &ContainerKey,
-        uid: &PodUid,
-        container: &ContainerName,
+        owner: &ContainerOwner,
         shares: &[Share],
         gated: &BTreeSet<GpuUuid>,
+        policy: RegionPolicy,
     ) -> Result<(), ContainerRegionError> {
-        let owner = ContainerOwner { pod: uid.clone(), container: container.clone() };
-        let prepared = self.shares.prepare(key, owner, &spec(&self.folder(key), shares, gated));
-        prepared.map_err(|error| ContainerRegionError::new(container.clone(), error))
+        let directory = self.folder(key);
+        let prepared = self.shares.prepare(key, owner.clone(), &spec(&directory, shares, gated, policy));
+        prepared.map_err(|error| ContainerRegionError::new(owner.container.clone(), error))
     }
 
     /// Adopts the region of a container that may be running, after a restart of the agent: see [`Shares::adopt`].
@@ -154,20 +154,20 @@ impl Regions {
     pub(crate) fn adopt(
         &self,
         key: &ContainerKey,
-        uid: &PodUid,
-        container: &ContainerName,
+        owner: &ContainerOwner,
         shares: &[Share],
         gated: &BTreeSet<GpuUuid>,
     ) -> Result<(), ContainerRegionError> {
-        let owner = ContainerOwner { pod: uid.clone(), container: container.clone() };
         let directory = self.folder(key);
-        let adoption = self.shares.adopt(key, owner, &spec(&directory, shares, gated), MissingFiles::Leave);
-        let adoption = adoption.map_err(|error| ContainerRegionError::new(container.clone(), error))?;
+        // A region that exists keeps its policy.
+        let spec = spec(&directory, shares, gated, RegionPolicy::default());
+        let adoption = self.shares.adopt(key, owner.clone(), &spec, MissingFiles::Leave);
+        let adoption = adoption.map_err(|error| ContainerRegionError::new(owner.container.clone(), error))?;
         if let Adoption::Unmanaged { reason } = adoption {
             tracing::warn!(
                 %key,
-                %uid,
-                %container,
+                uid = %owner.pod,
+                container = %owner.container,
                 path = %directory.display(),
                 reason,
                 "region is not managed, the container runs on with the limits that it has"
@@ -226,14 +226,13 @@ impl Regions {
 }
 
 /// The region of a container, whose files belong to the agent.
-fn spec<'a>(directory: &'a Path, shares: &'a [Share], gated: &'a BTreeSet<GpuUuid>) -> ShareSpec<'a> {
-    ShareSpec {
-        directory,
-        usage_owner: rustix::process::geteuid().as_raw(),
-        shares,
-        gated,
-        policy: RegionPolicy::default(),
-    }
+fn spec<'a>(
+    directory: &'a Path,
+    shares: &'a [Share],
+    gated: &'a BTreeSet<GpuUuid>,
+    policy: RegionPolicy,
+) -> ShareSpec<'a> {
+    ShareSpec { directory, usage_owner: rustix::process::geteuid().as_raw(), shares, gated, policy }
 }
 
 #[cfg(test)]
@@ -247,6 +246,10 @@ mod tests {
     fn share(mib: u64) -> Vec<Share> {
         let memory_bytes = Some(Bytes(mib << 20));
         vec![Share { gpu: GPU.into(), memory_bytes, cores: Cores::percent(30), ceiling: None, whole: false }]
+    }
+
+    fn owner() -> ContainerOwner {
+        ContainerOwner { pod: "u".into(), container: "main".into() }
     }
 
     /// A node with one container, which an earlier agent prepared with 1000 MiB.
@@ -274,11 +277,11 @@ mod tests {
         }
 
         fn prepare(&self, regions: &Regions, mib: u64) -> Result<(), ContainerRegionError> {
-            regions.prepare(&self.key, &"u".into(), &"main".into(), &share(mib), &self.gated)
+            regions.prepare(&self.key, &owner(), &share(mib), &self.gated, RegionPolicy::default())
         }
 
         fn adopt(&self, regions: &Regions, mib: u64) {
-            regions.adopt(&self.key, &"u".into(), &"main".into(), &share(mib), &self.gated).unwrap();
+            regions.adopt(&self.key, &owner(), &share(mib), &self.gated).unwrap();
         }
     }
 
@@ -328,6 +331,24 @@ mod tests {
         drop(tenant);
         fixture.prepare(&regions, 1000).unwrap();
         assert_eq!(limit(&regions, &fixture.key), 1000);
+    }
+
+    #[test]
+    fn oversubscription_is_in_the_region_and_survives_a_restart_of_the_agent() {
+        let fixture = Fixture::new();
+        fs::remove_file(fixture.folder.path().join("regions/a").join(partage_region::LIMITS)).unwrap();
+        let policy = RegionPolicy { oversubscribe: true, ..RegionPolicy::default() };
+        let of = |regions: &Regions| regions.live()[&fixture.key].region().unwrap().owner().policy();
+        let regions = fixture.restart();
+        regions.prepare(&fixture.key, &owner(), &share(1000), &fixture.gated, policy).unwrap();
+        assert_eq!(of(&regions), policy);
+        drop(regions);
+        let regions = fixture.restart();
+        fixture.adopt(&regions, 1000);
+        assert_eq!(of(&regions), policy);
+        // The container starts again, with the region that is there.
+        regions.prepare(&fixture.key, &owner(), &share(1000), &fixture.gated, policy).unwrap();
+        assert_eq!(of(&regions), policy);
     }
 
     #[test]

@@ -10,7 +10,7 @@ pub(crate) use followed::Followed;
 
 use file::File;
 use partage_core::dialect::{self, Dialect, MemoryUnit};
-use partage_core::model::{MAX_SLOTS, NodeName, Overcommit, Policy};
+use partage_core::model::{MAX_SLOTS, NodeName, Overcommit, Oversubscription, Policy};
 use partage_core::place::defaults;
 use partage_host::simulated_driver::{self, MAX_SIMULATED_GPUS, SimulatedGpus};
 use serde::Deserialize;
@@ -76,6 +76,8 @@ pub struct Settings {
     pub extender: bool,
     /// Whether pods may wish for other amounts by annotation.
     pub resize: Resize,
+    /// Whether pods may allocate more memory than their limits, on the host, if they ask for it by annotation.
+    pub oversubscribe: Oversubscription,
     /// What happens to pods that go around their limits.
     pub on_bypass: OnBypass,
     /// Which driver.
@@ -102,6 +104,8 @@ impl Default for Settings {
             policy: defaults::NODE_AGENT_POLICY,
             extender: false,
             resize: Resize::default(),
+            // Host memory is shared by all pods of a node, and nothing of Partage's limits it.
+            oversubscribe: Oversubscription::Refused,
             on_bypass: OnBypass::default(),
             driver: DriverChoice::default(),
             simulated: SimulatedGpus::default(),

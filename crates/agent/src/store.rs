@@ -76,6 +76,9 @@ pub(crate) struct PodRecord {
     /// The last wish for other amounts that was answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) resize: Option<String>,
+    /// Whether memory beyond the limits of its containers is placed on the host.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) oversubscribe: bool,
 }
 
 impl PodRecord {
@@ -227,6 +230,7 @@ pub(crate) mod tests {
             annotations: [("a".into(), "b".into())].into(),
             env: [("main".into(), [("X".to_string(), "y".to_string())].into())].into(),
             resize: None,
+            oversubscribe: false,
         }
     }
 

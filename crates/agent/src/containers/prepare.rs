@@ -9,9 +9,9 @@ use super::recover::annotations;
 use crate::grants::GrantRequest;
 use crate::identity::{ContainerState, Holder, RunningContainer};
 use crate::inject::Container;
+use crate::oversubscription::region_policy;
 use crate::plugin::{ContainerKey, DeviceId, Giver, Refusal};
 use crate::refusals::StartSubject;
-use crate::regions::Regions;
 use crate::state::{NodeState, lock, logged_name, now};
 use crate::store::PodRecord;
 use partage_cluster::PodView;
@@ -113,8 +113,12 @@ impl NodeState {
         for step in PREPARE {
             match step {
                 PrepareStep::Region => {
-                    let make = if may_run { Regions::adopt } else { Regions::prepare };
-                    make(&self.adapters.regions, key, &owner.pod, &owner.container, &grant.shares, &all)?;
+                    let (regions, policy) = (&self.adapters.regions, region_policy(record));
+                    if may_run {
+                        regions.adopt(key, owner, &grant.shares, &all)?;
+                    } else {
+                        regions.prepare(key, owner, &grant.shares, &all, policy)?;
+                    }
                     fault::point("after-region");
                 }
                 PrepareStep::Spec => {

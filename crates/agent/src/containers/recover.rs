@@ -73,8 +73,7 @@ impl NodeState {
             let Some(record) = self.containers().grants().record(&owner.pod).cloned() else { continue };
             let Some(grant) = record.grant_of(&owner.container) else { continue };
             let adopted = if has_spec {
-                let adopted =
-                    self.adapters.regions.adopt(&key, &owner.pod, &owner.container, &grant.shares, &gated);
+                let adopted = self.adapters.regions.adopt(&key, &owner, &grant.shares, &gated);
                 adopted
                     .map(|()| self.containers().prepared(std::slice::from_ref(&key), &owner))
                     .map_err(String::from)

@@ -1,6 +1,6 @@
 use super::*;
 use partage_core::dialect::grants::native;
-use partage_core::model::{Bytes, Gpu, GpuUuid, NodeName};
+use partage_core::model::{Bytes, Gpu, GpuUuid, NodeName, Oversubscription};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -71,6 +71,34 @@ fn a_pod_that_asks_twice_has_one_grant() {
     assert_eq!(book.records().count(), 1);
     assert!(first.annotations.contains_key(native::ANNOTATION));
     assert_eq!(first.env["main"]["NVIDIA_VISIBLE_DEVICES"], first.grant.grants[0].shares[0].gpu.as_str());
+}
+
+#[test]
+fn oversubscription_is_refused_unless_the_node_allows_it_and_is_kept_by_the_record() {
+    let mut book = GrantBook::new(node(), BTreeMap::new());
+    let refused = Settings::default();
+    let allowed = Settings { oversubscribe: Oversubscription::Allowed, ..Settings::default() };
+    let limits = json!({"partage.dev/gpu": 1, "partage.dev/memory": "4Gi"});
+    let asks = pod(limits.clone(), json!({"partage.dev/oversubscribe": "true"}));
+    let why = decide(&mut book, "a", &asks, &refused).unwrap_err();
+    for words in ["asks for partage.dev/oversubscribe", "node n1 refuses", "remove the annotation"] {
+        assert!(why.contains(words), "{words}: {why}");
+    }
+    assert_eq!(book.records().count(), 0, "a refused pod holds nothing");
+    let record = decide(&mut book, "a", &asks, &allowed).unwrap();
+    assert!(record.oversubscribe);
+    assert_eq!(crate::store::decode(&crate::store::encode(&record).unwrap()).unwrap(), record);
+
+    // Neither its tenants nor another setting change what a running pod has.
+    let changed = pod(limits.clone(), json!({}));
+    assert!(book.rewritten(&record, &changed, record.grant.clone(), &refused).unwrap().oversubscribe);
+    let plain = decide(&mut book, "b", &pod(limits, json!({})), &allowed).unwrap();
+    assert!(!plain.oversubscribe && !crate::store::encode(&plain).unwrap().contains("oversubscribe"));
+    assert!(!book.rewritten(&plain, &asks, plain.grant.clone(), &allowed).unwrap().oversubscribe);
+
+    let wrong = pod(json!({"partage.dev/memory": "4Gi"}), json!({"partage.dev/oversubscribe": "yes"}));
+    let why = decide(&mut book, "c", &wrong, &allowed).unwrap_err();
+    assert_eq!(why, "partage.dev/oversubscribe: \"yes\" is not a boolean: write \"true\" or \"false\"");
 }
 
 #[test]

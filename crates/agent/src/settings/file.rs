@@ -2,7 +2,7 @@
 
 use super::{DriverChoice, Metrics, OnBypass, Resize, Settings, SettingsError, SimulatedGpus};
 use partage_core::dialect::{Dialect, MemoryUnit};
-use partage_core::model::{NodeName, Overcommit, Policy};
+use partage_core::model::{NodeName, Overcommit, Oversubscription, Policy};
 use serde::{Deserialize, Deserializer, de};
 use std::collections::BTreeMap;
 
@@ -24,6 +24,7 @@ pub(super) struct File {
     policy: Option<Policy>,
     extender: Option<bool>,
     resize: Option<Resize>,
+    oversubscribe: Option<Oversubscription>,
     on_bypass: Option<OnBypass>,
     driver: Option<DriverChoice>,
     simulated: Option<SimulatedGpus>,
@@ -61,6 +62,8 @@ struct Exception {
     extender: Option<bool>,
     #[serde(default)]
     resize: Option<Resize>,
+    #[serde(default)]
+    oversubscribe: Option<Oversubscription>,
     #[serde(default)]
     on_bypass: Option<OnBypass>,
     #[serde(default)]
@@ -108,6 +111,7 @@ impl File {
                     policy,
                     extender,
                     resize,
+                    oversubscribe,
                     on_bypass,
                     driver,
                     simulated,

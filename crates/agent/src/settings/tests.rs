@@ -27,6 +27,7 @@ labels: {gpushare: 'true', k8s.amazonaws.com/accelerator: vgpu}
 policy: spread
 extender: true
 resize: off
+oversubscribe: allowed
 onBypass: evict
 driver: simulated
 simulated: {gpus: 8, model: H100-SXM5-80GB}
@@ -43,6 +44,8 @@ metrics: {address: '127.0.0.1:9000', anonymous: true}
     assert_eq!(settings.policy, Policy::Spread);
     assert!(settings.extender && settings.metrics.anonymous);
     assert_eq!(settings.resize, Resize::Off);
+    assert_eq!(settings.oversubscribe, Oversubscription::Allowed);
+    assert_eq!(Settings::default().oversubscribe, Oversubscription::Refused);
     assert_eq!((settings.on_bypass, settings.driver), (OnBypass::Evict, DriverChoice::Simulated));
     assert_eq!(settings.simulated, SimulatedGpus { gpus: 8, model: "H100-SXM5-80GB".into() });
 }
@@ -77,6 +80,8 @@ fn what_cannot_be_is_refused_in_words() {
         ("nodes: [{names: [b], awsSlots: 49}]", "nodes[0].awsSlots: a GPU split in 49 slots"),
         ("sharesPerGpu: 0\nnodes: [{names: ['*'], sharesPerGpu: 3}]", "sharesPerGpu: 0 shares of one GPU"),
         ("metrics: {port: 3}", "port"),
+        ("oversubscribe: yes", "expected one of allowed, refused"),
+        ("nodes: [{names: [a], oversubscribe: maybe}]", "maybe"),
         ("sharesPerGpu: 0", "sharesPerGpu: 0 shares of one GPU: write 1 to 1000"),
         ("awsSlots: 49", "awsSlots: a GPU split in 49 slots"),
         ("volcanoMemoryFactor: 0", "volcanoMemoryFactor: "),

@@ -19,6 +19,7 @@ mod kubelet;
 mod late_plugin;
 mod metrics;
 mod oldest;
+mod oversubscribe;
 mod reboot;
 mod recorder;
 mod seeds;
