@@ -164,6 +164,8 @@ impl Up {
                 return Ok(Outcome::Problems);
             }
         };
+        // A Ctrl-C that follows the greeting must end the daemon, not kill it. A view would hide the greeting, and is opened later.
+        let screen = lines.then(|| Screen::waiting(self.kind()));
         // Lines of JSON are for programs.
         if self.format() != LogFormat::Json {
             greet(&app.report(), served.as_ref().map(metrics::Listener::address), out)?;
@@ -177,7 +179,8 @@ impl Up {
         };
         let mut summary = Summary::default();
         let mut started = workloads.map(|workloads| workloads.start(&home, &news));
-        let watched = self.watch(&app, &news, &mut summary, out);
+        let screen = screen.unwrap_or_else(|| Screen::waiting(self.kind()));
+        let watched = self.watch(&app, screen, &news, &mut summary, out);
         if let Some(started) = &mut started {
             // What these shares did is known as long as they are there.
             summary.see(&app.report());
@@ -226,12 +229,18 @@ impl Up {
     }
 
     /// Shows how everything is until somebody has seen enough or the time is over.
-    fn watch(&self, app: &App, news: &News, summary: &mut Summary, out: &mut dyn Write) -> io::Result<()> {
+    fn watch(
+        &self,
+        app: &App,
+        mut screen: Screen,
+        news: &News,
+        summary: &mut Summary,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
         let end = self.time.map(|time| Instant::now() + time);
         let left = |longest: Duration| {
             end.map_or(longest, |end| end.saturating_duration_since(Instant::now()).min(longest))
         };
-        let mut screen = Screen::waiting(self.kind());
         let mut view = View::new(usize::MAX, screen::has_blocks());
         let mut before: Option<Report> = None;
         let mut now = app.report();
