@@ -35,7 +35,7 @@ use crate::machine::{Machine, MachineError};
 use crate::settings::{Settings, SettingsError};
 use crate::store::{self, Found, HeldElsewhere, Record};
 use connections::Connections;
-use exit_watch::Watch;
+use exit_watch::ExitWatch;
 use gpu_claims::GpuClaims;
 use grant::Live;
 use partage_core::model::GpuUuid;
@@ -118,7 +118,7 @@ pub struct Daemon {
     state: Mutex<State>,
     /// Notified when `state` changes.
     changed: Condvar,
-    watch: Watch,
+    watch: ExitWatch,
     monitor: Mutex<Monitor<String>>,
     /// The result of the last poll.
     observed: Mutex<MonitorReport<String>>,

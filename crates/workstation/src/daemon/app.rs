@@ -5,7 +5,7 @@
 //! ```
 
 use super::connections::Connections;
-use super::exit_watch::Watch;
+use super::exit_watch::ExitWatch;
 use super::gpu_claims::GpuClaims;
 use super::standby::Successor;
 use super::threads::Threads;
@@ -82,7 +82,7 @@ impl App {
         let (machine, contexts) = Machine::open(&home, &settings)?;
         keep_settings(&home, settings_file.as_deref())
             .map_err(DaemonError::io("the settings cannot be kept"))?;
-        let watch = Watch::new().map_err(DaemonError::io("processes cannot be watched"))?;
+        let watch = ExitWatch::new().map_err(DaemonError::io("processes cannot be watched"))?;
         let threads = Threads::new().map_err(DaemonError::io("threads cannot be stopped"))?;
         let monitor = Monitor::new(&machine.node, machine.previously_unhealthy.iter().cloned())
             .recording_fatal_errors(&machine.records, &machine.boot_id);

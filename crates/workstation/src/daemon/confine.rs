@@ -1,4 +1,4 @@
-//! A share and its process are tied together: what the process says it did is looked at, and its cgroup holds it.
+//! Confines the first process of a share: a cgroup of its own, and a check of the namespaces that the process reports.
 
 use super::Daemon;
 use crate::store::Bond;
@@ -11,13 +11,14 @@ use partage_host::process::Identity;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What holds a share's processes from outside, and what could not be had.
+/// How a share's processes are confined from outside, with notes on what could not be done.
 pub(super) struct Confined {
+    /// Whether the device files of other GPUs are closed.
     gate: bool,
     pub(super) notes: Vec<String>,
 }
 
-/// Why a process is not let into its share.
+/// Why a process cannot start in its share.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConfineError {
     /// The share was stopped in the meantime.
@@ -35,8 +36,8 @@ pub(super) enum ConfineError {
 }
 
 impl Daemon {
-    /// Puts the process into a cgroup of its own, with the device files of other GPUs closed. The kernel takes its time for
-    /// that (a grace period), in which the process can bind itself.
+    /// Puts the process into a cgroup of its own, with the device files of other GPUs closed. The kernel needs
+    /// a grace period for that, in which the process confines itself.
     pub(super) fn confine(self: &Arc<Self>, name: &str, main: Identity) -> Confined {
         let mut confined = Confined { gate: false, notes: Vec::new() };
         let id = self.state().shares.get(name).map(|live| live.record.id.clone()).unwrap_or_default();
@@ -54,7 +55,7 @@ impl Daemon {
             self.remove_soon(cgroup);
             return confined;
         };
-        // Written down first: whoever follows can remove it.
+        // Recorded first: a daemon that takes over can remove it.
         live.record.cgroup = Some(cgroup.clone());
         if let Err(error) = live.record.write(&self.home) {
             confined.notes.push(format!("its cgroup cannot be recorded: {}", describe(&error)));
@@ -67,7 +68,7 @@ impl Daemon {
                 Err(error) => confined.notes.push(format!("other GPUs' device files stay open: {error}")),
             }
         }
-        // A process that ended meanwhile may have left its number to another, which is nobody's to hold.
+        // If the process ended meanwhile, its pid may belong to a process that is not in any share.
         let taken = cgroup.take(main.pid).map_err(|error| error.to_string());
         if let Err(error) =
             taken.and_then(|()| main.lives().then_some(()).ok_or_else(|| "it has ended".into()))
@@ -120,7 +121,7 @@ impl Daemon {
         const MAX_ATTEMPTS: u32 = 100;
         const RETRY_INTERVAL: Duration = Duration::from_millis(50);
         let remove = move || {
-            // Also when the daemon is told to end, which waits for this: the cgroup would stay for ever.
+            // Not interrupted by the daemon's end, which waits for it: the cgroup would stay forever.
             for _ in 0..MAX_ATTEMPTS {
                 if cgroup.let_go().is_ok() && cgroup.remove().is_ok() {
                     return;

@@ -1,7 +1,7 @@
-//! When the last process of a share ends.
+//! Notices when the last process of a share ends.
 //!
-//! One process of each share is watched, the command first. When it ends, the others are looked for; one of them is watched
-//! next, and when there is none the share is given back.
+//! One process of each share is watched, the command first. When it ends, another living process of the share is watched; when
+//! there is none, the share is released.
 
 use super::Daemon;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -12,24 +12,24 @@ use std::time::Duration;
 /// Interval between counts of a share's processes where none of them can be watched.
 const RECOUNT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Processes that are watched, each for a share.
-pub(super) struct Watch {
-    /// Rung when the list changes.
-    bell: OwnedFd,
+/// The processes that are watched, one for each share.
+pub(super) struct ExitWatch {
+    /// Signalled when the list changes.
+    signal: OwnedFd,
     list: Mutex<Vec<Watched>>,
 }
 
 struct Watched {
     name: String,
-    /// Which share of this name: one may follow another.
+    /// Distinguishes shares that have the same name one after the other.
     number: u64,
     process: Arc<OwnedFd>,
 }
 
-impl Watch {
-    pub(super) fn new() -> std::io::Result<Watch> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Watch { bell, list: Mutex::default() })
+impl ExitWatch {
+    pub(super) fn new() -> std::io::Result<ExitWatch> {
+        let signal = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(ExitWatch { signal, list: Mutex::default() })
     }
 
     fn list(&self) -> std::sync::MutexGuard<'_, Vec<Watched>> {
@@ -41,8 +41,8 @@ impl Watch {
         list.retain(|watched| watched.name != name);
         list.push(Watched { name: name.into(), number, process: Arc::new(process) });
         drop(list);
-        // Full only if it was rung 2^64 times.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        // Fails only if the counter is full, and then the descriptor is readable.
+        let _ = rustix::io::write(&self.signal, &1u64.to_ne_bytes());
     }
 }
 
@@ -58,7 +58,7 @@ impl Daemon {
                 .collect();
             let stop = self.threads.stop_signal();
             let mut fds =
-                vec![PollFd::new(&stop, PollFlags::IN), PollFd::new(&self.watch.bell, PollFlags::IN)];
+                vec![PollFd::new(&stop, PollFlags::IN), PollFd::new(&self.watch.signal, PollFlags::IN)];
             fds.extend(watched.iter().map(|(_, _, process)| PollFd::new(&**process, PollFlags::IN)));
             if poll(&mut fds, None).is_err() {
                 continue;
@@ -67,51 +67,51 @@ impl Daemon {
             if is_ready(0) {
                 return;
             }
-            let rung = is_ready(1);
+            let is_signalled = is_ready(1);
             let ended: Vec<usize> = (0..watched.len()).filter(|at| is_ready(at + 2)).collect();
             drop(fds);
-            if rung {
-                let _ = rustix::io::read(&self.watch.bell, &mut [0; 8]);
+            if is_signalled {
+                let _ = rustix::io::read(&self.watch.signal, &mut [0; 8]);
             }
             for at in ended {
                 let (name, number, process) = &watched[at];
                 self.watch.list().retain(|watched| !Arc::ptr_eq(&watched.process, process));
-                self.one_has_ended(name, *number);
+                self.watch_next(name, *number);
             }
         }
     }
 
-    /// A process of a share has ended: who is left?
-    fn one_has_ended(self: &Arc<Self>, name: &str, number: u64) {
+    /// Watches another process of a share after one has ended, or releases the share.
+    fn watch_next(self: &Arc<Self>, name: &str, number: u64) {
         let _span = tracing::info_span!("reconcile", cause = "process exit").entered();
         let state = self.state();
         let Some(live) = state.shares.get(name).filter(|live| live.number == number) else { return };
         let record = live.record.clone();
         drop(state);
         match record.members(&self.home) {
-            // One that is not bound yet has nothing that could be looked for but itself.
-            Ok(left) if left.is_empty() && record.main.lives() => self.look_later(name, number),
+            // A share that is not bound yet has no marks to find processes by.
+            Ok(left) if left.is_empty() && record.main.lives() => self.watch_next_later(name, number),
             Ok(left) if left.is_empty() => self.release(name, number),
             Ok(left) => {
                 let process = left.iter().find_map(|process| process.pidfd().ok());
                 match process {
                     Some(process) => self.watch.add(name, number, process),
-                    // All of them ended in the meantime, or they are not ours to see: look again soon.
-                    None => self.look_later(name, number),
+                    // All of them ended meanwhile, or cannot be watched by this user.
+                    None => self.watch_next_later(name, number),
                 }
             }
             Err(error) => {
                 tracing::warn!(share = name, %error, "cannot count the share's processes");
-                self.look_later(name, number);
+                self.watch_next_later(name, number);
             }
         }
     }
 
-    fn look_later(self: &Arc<Self>, name: &str, number: u64) {
+    fn watch_next_later(self: &Arc<Self>, name: &str, number: u64) {
         let (daemon, name) = (Arc::clone(self), name.to_string());
         let again = move || {
             if !daemon.threads.sleep(RECOUNT_INTERVAL) {
-                daemon.one_has_ended(&name, number);
+                daemon.watch_next(&name, number);
             }
         };
         if let Err(error) = self.threads.spawn("recount", again) {
@@ -119,7 +119,7 @@ impl Daemon {
         }
     }
 
-    /// Watches a share from now on, whichever of its processes lives.
+    /// Watches a share from now on, by whichever of its processes lives.
     pub(super) fn watch_share(self: &Arc<Self>, name: &str) {
         let state = self.state();
         let Some(live) = state.shares.get(name) else { return };
@@ -127,8 +127,8 @@ impl Daemon {
         drop(state);
         match main.pidfd() {
             Ok(process) => self.watch.add(name, number, process),
-            // Also where it has not ended and cannot be watched: then it is looked at again and again.
-            Err(_) => self.one_has_ended(name, number),
+            // It has ended, or cannot be watched: then processes are counted at intervals.
+            Err(_) => self.watch_next(name, number),
         }
     }
 }

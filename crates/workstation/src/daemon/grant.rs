@@ -1,4 +1,4 @@
-//! Shares are made and taken back.
+//! Grants, adopts and releases shares.
 
 use super::{Daemon, State};
 use crate::decide::{self, Held};
@@ -20,8 +20,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The longest name of a share.
-const LONGEST_NAME: usize = 63;
+/// The maximum length of a share's name.
+const MAX_NAME_LENGTH: usize = 63;
 
 /// A share that was granted.
 pub(super) struct Live {
@@ -88,7 +88,7 @@ impl State {
         self.shares.get(name).map(|live| &live.record.who).or(waiting)
     }
 
-    /// The name asked for, or one made of the command's.
+    /// Returns the requested name, or one derived from the command's.
     pub(super) fn name(&self, request: &RunRequest, home: &Home) -> Result<String, Refusal> {
         let wrong = |message: String| Err(Refusal::new(RefusalReason::Invalid, message));
         let Some(name) = &request.name else {
@@ -101,10 +101,11 @@ impl State {
             let free = (1u64..).map(|number| format!("{plain}-{number}")).find(is_free);
             return free.map_or_else(|| wrong("there is no name left".into()), Ok);
         };
-        let sound = name.len() <= LONGEST_NAME && name.chars().all(is_plain) && !name.starts_with(['-', '.']);
+        let sound =
+            name.len() <= MAX_NAME_LENGTH && name.chars().all(is_plain) && !name.starts_with(['-', '.']);
         if name.is_empty() || !sound {
             return wrong(format!(
-                "{name:?} cannot be a name: use letters, digits, - _ and ., at most {LONGEST_NAME}, not beginning with - or ."
+                "{name:?} cannot be a name: use letters, digits, - _ and ., at most {MAX_NAME_LENGTH}, not beginning with - or ."
             ));
         }
         match self.is_taken(name) {
@@ -112,7 +113,7 @@ impl State {
                 "a share called {name} is there already, of user {}: choose another with --name",
                 crate::users::name(who.uid)
             )),
-            // Its record cannot be read; it may run.
+            // Its record cannot be read, and its processes may run.
             None if home.share(name).exists() => wrong(format!(
                 "{} is there and is no share that is known: choose another name with --name",
                 home.share(name).display()
@@ -127,7 +128,7 @@ fn is_plain(letter: char) -> bool {
 }
 
 impl Daemon {
-    /// The machine as it can be given away now: without what is ill.
+    /// Returns the GPUs that can be granted now: without unhealthy ones, and without those of other daemons.
     pub(super) fn node(&self) -> Node {
         let mut node = self.machine.node.clone();
         withhold_unhealthy(&mut node, &self.observed().looks);
@@ -142,7 +143,7 @@ impl Daemon {
         });
     }
 
-    /// Gives a share, if there is room.
+    /// Grants a share, if it fits.
     pub(super) fn give(
         self: &Arc<Self>,
         state: &mut State,
@@ -238,7 +239,7 @@ impl Daemon {
         Ok(Live::new(record, 0))
     }
 
-    /// Gives a share back.
+    /// Releases a share.
     pub(super) fn release(self: &Arc<Self>, name: &str, number: u64) {
         let mut state = self.state();
         if state.shares.get(name).is_some_and(|live| live.number == number) {
@@ -246,9 +247,9 @@ impl Daemon {
         }
     }
 
-    /// Gives back what has ended and was not noticed yet: who runs one command after another must not find the first in the
-    /// way of the second.
-    pub(super) fn sweep(self: &Arc<Self>, state: &mut State) {
+    /// Releases shares whose processes have ended and that the watch has not noticed yet: a user who runs one command after
+    /// another must not find the first in the way of the second.
+    pub(super) fn release_ended(self: &Arc<Self>, state: &mut State) {
         let ended = state.shares.values().filter(|live| !live.record.main.lives());
         let gone = ended.filter(|live| live.record.has_members(&self.home).is_ok_and(|any| !any));
         let gone: Vec<String> = gone.map(|live| live.record.name.clone()).collect();
@@ -257,7 +258,7 @@ impl Daemon {
         }
     }
 
-    /// Takes shares out of the books, and gives what they had to those who wait: one never without the other.
+    /// Releases shares, and grants their capacity to requests that wait.
     fn take_back(self: &Arc<Self>, state: &mut State, names: &[String]) {
         for name in names {
             let Some(live) = state.shares.remove(name) else { continue };
@@ -268,10 +269,10 @@ impl Daemon {
         self.after_change(state);
     }
 
-    /// Removes what a share leaves.
+    /// Removes the cgroup and the files of a share.
     pub(super) fn forget(self: &Arc<Self>, record: &Record) {
-        // Before the record: who follows a daemon that is killed here must know of it. The kernel may take a moment to see that
-        // it is empty.
+        // Before the record: if the daemon is killed here, the next one still knows the cgroup. The kernel may take a moment to
+        // see that it is empty.
         if let Some(cgroup) = &record.cgroup
             && fs::remove_dir(cgroup.folder()).is_err()
         {
@@ -280,6 +281,7 @@ impl Daemon {
         self.removed(&record.name);
     }
 
+    /// Removes the files of a share.
     pub(super) fn removed(&self, name: &str) {
         if let Err(error) = store::remove(&self.home, name) {
             tracing::warn!(share = name, %error, "cannot remove the share's files");
@@ -289,7 +291,7 @@ impl Daemon {
     /// Applies what follows from shares that were added, removed or changed: requests that wait may fit now, and turns are
     /// needed on GPUs with guaranteed compute.
     pub(super) fn after_change(self: &Arc<Self>, state: &mut State) {
-        self.settle(state);
+        self.grant_waiting(state);
         self.unclaim(state);
         self.regions.apply_turns(&state.gated());
         self.changed.notify_all();

@@ -1,4 +1,4 @@
-//! Who waits for a share. Whoever came first is tried first; one behind that fits does not wait for it.
+//! Requests that wait for capacity. The oldest is tried first; a later one that fits does not wait for it.
 
 use super::{Daemon, State};
 use crate::users::Who;
@@ -8,7 +8,7 @@ use partage_enforce::refusal::Refusal;
 use partage_host::process::Identity;
 use std::sync::Arc;
 
-/// One who waits.
+/// A request that waits.
 pub(super) struct Ticket {
     pub(super) number: u64,
     pub(super) name: String,
@@ -17,16 +17,16 @@ pub(super) struct Ticket {
     pub(super) ask: PodAsk,
     pub(super) command: Vec<String>,
     pub(super) since: u64,
-    /// Why not yet.
+    /// Why it does not fit yet.
     pub(super) why: Refusal,
-    /// Its share, until it is fetched.
+    /// Its share, until the request's thread takes it.
     pub(super) granted: Option<Granted>,
 }
 
 impl Daemon {
-    /// Gives to those who wait what fits now.
-    pub(super) fn settle(self: &Arc<Self>, state: &mut State) {
-        // Giving changes the shares, and settling again would change nothing.
+    /// Grants shares to the requests that fit now.
+    pub(super) fn grant_waiting(self: &Arc<Self>, state: &mut State) {
+        // Granting calls this again, which must find no requests.
         let mut waiting = std::mem::take(&mut state.queue);
         for ticket in waiting.iter_mut().filter(|ticket| ticket.granted.is_none()) {
             if !ticket.main.lives() {

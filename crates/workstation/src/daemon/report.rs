@@ -1,4 +1,4 @@
-//! The report: how everything is.
+//! The daemon's report about all GPUs, shares and waiting requests.
 
 use super::Daemon;
 use super::monitor;
@@ -19,12 +19,12 @@ use std::sync::Arc;
 struct Seen {
     record: Record,
     stage: Stage,
-    /// None where it is not managed.
+    /// Absent where the region is unmanaged.
     region: Option<Arc<RegionHandle>>,
 }
 
 impl Daemon {
-    /// How everything is now, for somebody: with what others run, and not with what they told it.
+    /// Reports for one user: of other users' commands, the arguments are left out.
     pub(super) fn report_to(self: &Arc<Self>, who: &Who) -> Report {
         let mut report = self.report();
         for share in report.shares.iter_mut().filter(|share| share.uid != who.uid && !who.is_keeper()) {
@@ -33,10 +33,10 @@ impl Daemon {
         report
     }
 
-    /// How everything is now.
+    /// Reports about all GPUs, shares and waiting requests.
     pub fn report(self: &Arc<Self>) -> Report {
         let mut state = self.state();
-        self.sweep(&mut state);
+        self.release_ended(&mut state);
         let mut shares: Vec<Seen> = state
             .shares
             .values()
@@ -125,7 +125,7 @@ impl Daemon {
     }
 
     fn tell(&self, shares: &[Seen]) -> Vec<ShareReport> {
-        // All at once: to look at all processes of the machine for every share is too dear.
+        // One pass over all processes of the machine for all shares: a pass for each would be slow.
         let marks: Vec<_> = shares.iter().map(|seen| monitor::marks(&seen.record, &self.home)).collect();
         let counted = members::census(&marks).ok();
         let members = |at: usize| counted.as_ref().map(|counted| counted[at].len());
@@ -159,7 +159,7 @@ impl Daemon {
         let mut processes: BTreeMap<u32, ProcessReport> = BTreeMap::new();
         for used in usage.iter().flat_map(|usage| &usage.processes) {
             let Some(pid) = used.pid_here else { continue };
-            // One that uses both libraries has two slots.
+            // A process that uses both of the driver's libraries has two slots.
             let process = processes.entry(pid).or_insert_with(|| ProcessReport {
                 pid,
                 command: process::command(pid).unwrap_or_default(),

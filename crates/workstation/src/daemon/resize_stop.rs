@@ -1,4 +1,4 @@
-//! Shares that run are changed and stopped, by those who may.
+//! Resizes and stops shares, for users who may.
 
 use super::{Daemon, State};
 use crate::decide;
@@ -67,7 +67,7 @@ impl Daemon {
         drop(state);
         let marks = record.marks(&self.home);
         let ended = if marks.is_empty() {
-            // It has not started: its process is ours to end all the same.
+            // It has not started yet, and has no other process.
             record.main.signal(rustix::process::Signal::KILL).map(|()| members::Ended { ended: 0, killed: 1 })
         } else {
             members::end(&marks, &|process| record.is_of(process), grace)
@@ -86,7 +86,7 @@ impl Daemon {
         }
     }
 
-    /// A share that somebody may change.
+    /// Checks that a share exists and that a user may change it.
     fn find(&self, state: &State, who: &Who, name: &str) -> Result<(), Refusal> {
         let Some(live) = state.shares.get(name) else { return Err(unknown(state, name)) };
         if live.record.who.uid != who.uid && !who.is_keeper() {
@@ -99,7 +99,7 @@ impl Daemon {
     }
 }
 
-/// Says why the limits of a share were not changed.
+/// Converts the reason why limits were not changed into a refusal.
 fn refused(name: &str, error: &ShareError) -> Refusal {
     match error {
         ShareError::AboveLimit { used, limit } => {

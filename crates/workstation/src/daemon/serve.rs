@@ -139,7 +139,7 @@ impl Daemon {
         let answer = match question {
             Question::Run(mut request) => {
                 request.command = shown(request.command);
-                // Between the question and now the process may have ended, and its number be another's.
+                // The process may have ended since it sent the request, and its pid may belong to another.
                 let main = Identity::of(pid)?;
                 if process::owner(pid)? != who.uid {
                     return Ok(());
@@ -202,13 +202,13 @@ impl Daemon {
         if !matches!(bound, Ok(true))
             && let Some(number) = number
         {
-            // It went away, or could not be bound: it has not started.
+            // The caller is gone or cannot be confined: its command has not started.
             self.release(&name, number);
         }
         bound.map(|_| ())
     }
 
-    /// Says what was granted, and hears how it is bound; whether the command may start.
+    /// Sends the grant, and confines the caller. Returns whether its command may start.
     fn bound(self: &Arc<Self>, caller: &mut Caller, granted: Granted) -> io::Result<bool> {
         let name = granted.name.clone();
         self.watch_share(&name);
@@ -226,7 +226,7 @@ impl Daemon {
         }
     }
 
-    /// A share now, or later for one who would rather wait.
+    /// Grants a share now, or later if the caller waits.
     fn granted(
         self: &Arc<Self>,
         caller: &mut Caller,
@@ -243,13 +243,13 @@ impl Daemon {
             )));
         }
         let mut state = self.state();
-        self.sweep(&mut state);
+        self.release_ended(&mut state);
         let (name, why) = match self.try_once(&mut state, caller, request, &ask) {
             Ok(granted) => return Ok(Ok(granted)),
             Err((Some(name), why)) if request.wait && why.reason.can_be_waited_for() => (name, why),
             Err((_, why)) => return Ok(Err(why)),
         };
-        // What would not fit an empty machine is not worth waiting for.
+        // A request that would not fit an empty machine is refused at once.
         if let Err(never) = decide::place(&self.machine.node, &[], &self.settings, &caller.who, &ask) {
             return Ok(Err(never));
         }
@@ -278,7 +278,7 @@ impl Daemon {
         waited.map(Ok)
     }
 
-    /// Whether a process sees a region, or is in the cgroup of a share.
+    /// Returns whether a process is in a share: it sees a region, or is in the cgroup of a share.
     fn is_inside(&self, main: Identity) -> bool {
         let limits = self.home.region_at().join(partage_region::LIMITS);
         let seen = limits
@@ -289,7 +289,7 @@ impl Daemon {
             || cgroups.contains(&format!("/{}", self.home.cgroup_prefix()))
     }
 
-    /// A share right now, or the name it would have and why not.
+    /// Grants a share now. The error has the name that the share would have, and why it was refused.
     fn try_once(
         self: &Arc<Self>,
         state: &mut State,
@@ -334,7 +334,7 @@ impl Daemon {
         }
     }
 
-    /// Takes back a share that nobody fetched.
+    /// Releases a share that its caller did not take.
     fn give_back(self: &Arc<Self>, name: &str) {
         let number = self.state().shares.get(name).map(|live| live.number);
         if let Some(number) = number {
@@ -343,7 +343,7 @@ impl Daemon {
     }
 }
 
-/// Whether nobody listens any more.
+/// Returns whether the other end of a connection is closed.
 fn is_gone(stream: &UnixStream) -> bool {
     let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -1,4 +1,4 @@
-//! Who goes on when a daemon dies: a process that waits for its lock, and nothing else.
+//! The standby process: waits for the daemon's lock, and takes over when the daemon is killed.
 
 use super::Daemon;
 use crate::home::Home;
@@ -8,12 +8,12 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
-/// The hidden command of the program that keeps in the background.
+/// The hidden command of the program that runs a daemon in the background.
 pub const COMMAND: &str = "keep";
-/// Its option for waiting until nobody else keeps.
+/// The command's option to wait until no other daemon runs.
 const STANDBY: &str = "--standby";
 
-/// The one who waits, if it was called.
+/// The standby process, if one was started.
 #[derive(Default)]
 pub(super) struct Successor(Mutex<Option<Child>>);
 
@@ -22,10 +22,10 @@ impl Successor {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends it away.
+    /// Ends the standby process.
     pub(super) fn dismiss(&self) {
         if let Some(mut child) = self.child().take() {
-            // It may have ended; what counts is that it has.
+            // Fails only if it has ended already.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -33,17 +33,18 @@ impl Successor {
 }
 
 impl Daemon {
-    /// Sees to it that somebody waits, also if the one who did was killed. Called when there is something to go on with.
+    /// Starts a standby process unless one runs. Called when there are shares that it would adopt.
     pub(super) fn call_successor(&self) {
         let mut child = self.standby.child();
-        // Another daemon is about to come, and needs the lock. Looked at while nobody can be sent away.
+        // The daemon that takes over needs the lock. Checked under the lock on the child, so that none is started after the last
+        // was dismissed.
         if self.state().handed_over {
             return;
         }
         if child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None))) {
             return;
         }
-        // One that ended by itself has said why in the log, and would again.
+        // A standby process that exited by itself logged why, and would do so again.
         let failed =
             child.take().and_then(|mut child| child.wait().ok()).is_some_and(|ended| ended.code().is_some());
         let called = match failed {
@@ -60,11 +61,11 @@ impl Daemon {
     }
 }
 
-/// The program as a daemon in the background, with its words in the home's log. It goes by the settings that were last in
-/// force, as long as there is something that was given under them.
+/// Returns the command that runs a daemon in the background and logs into the state directory. It uses the settings that were
+/// last in force for as long as shares exist that were granted under them.
 pub(crate) fn background(home: &Home) -> Command {
     let mut command = Command::new(PROGRAM);
-    // The link is what is started; this is what people see.
+    // The link is executed; process lists show this name.
     command.arg0("partage");
     command.arg(COMMAND).current_dir("/").stdin(Stdio::null());
     if home.is_named() {
@@ -73,7 +74,7 @@ pub(crate) fn background(home: &Home) -> Command {
     if home.settings_in_force().exists() {
         command.arg("--settings").arg(home.settings_in_force());
     }
-    // The daemon logs into the file by itself; what the runtime writes when it aborts comes there, too.
+    // The daemon writes its own log there; so does the Rust runtime when it aborts.
     let log = RotatingLog::new(home.log()).open();
     command.stderr(log.map_or_else(|_| Stdio::null(), Stdio::from));
     command
