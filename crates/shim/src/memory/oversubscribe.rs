@@ -1,6 +1,7 @@
 //! Memory beyond the limit, where its owner allows that: the driver keeps it on the host and shows it to the card.
 //!
-//! It is not counted, so it must not be brought onto the card: who asks for that is out of memory.
+//! It is not counted, so it must not be brought onto the card: prefetches to a card, and advice that lets the driver move or copy it
+//! there, are out of memory.
 #![allow(unsafe_code)]
 
 use super::{checked, locked};
@@ -91,7 +92,42 @@ fn stays(pointer: CUdeviceptr, bytes: usize) -> bool {
     process::attached().is_some_and(|process| process.memory.beyond.overlaps(pointer, bytes as u64))
 }
 
+/// Whether advice lets the driver move memory to a card, or copy it there.
+fn leaves_host(advice: CUmem_advise, to_host: bool) -> bool {
+    match advice {
+        CU_MEM_ADVISE_SET_PREFERRED_LOCATION => !to_host,
+        CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION | CU_MEM_ADVISE_SET_READ_MOSTLY => true,
+        _ => false,
+    }
+}
+
 hooks! { cuda;
+    fn cuMemAdvise(
+        pointer: CUdeviceptr,
+        count: usize,
+        advice: CUmem_advise,
+        device: CUdevice,
+    ) |next, _variant| if any {
+        if leaves_host(advice, device == CPU) && stays(pointer, count) {
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        // SAFETY: the arguments are the program's own, passed on unchanged.
+        unsafe { next(pointer, count, advice, device) }
+    }
+
+    fn cuMemAdvise_v2(
+        pointer: CUdeviceptr,
+        count: usize,
+        advice: CUmem_advise,
+        location: CUmemLocation,
+    ) |next, _variant| if any {
+        if leaves_host(advice, location.type_ != CU_MEM_LOCATION_TYPE_DEVICE) && stays(pointer, count) {
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        // SAFETY: the arguments are the program's own, passed on unchanged.
+        unsafe { next(pointer, count, advice, location) }
+    }
+
     fn cuMemPrefetchAsync(
         pointer: CUdeviceptr,
         count: usize,

@@ -274,6 +274,23 @@ fn beyond() {
     ok!(cuda.cuMemPrefetchAsync_v2(last, SIZE, host, 0, none));
     ok!(cuda.cuCtxSynchronize());
     observer.exact("not prefetched");
+    // Nor may the driver be advised to move it to the card, or to copy it there.
+    for advice in [
+        CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
+        CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION,
+        CU_MEM_ADVISE_SET_READ_MOSTLY,
+    ] {
+        fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemAdvise(last + 5, 1, advice, 0));
+        fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemAdvise_v2(last, 30 * SIZE, advice, device));
+    }
+    ok!(cuda.cuMemAdvise(last, SIZE, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, -1));
+    ok!(cuda.cuMemAdvise_v2(last, SIZE, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, host));
+    ok!(cuda.cuMemAdvise(last, SIZE, CU_MEM_ADVISE_SET_ACCESSED_BY, 0));
+    // Managed memory within the limit is counted, and may go where the program wants it.
+    let mut managed = 0;
+    ok!(cuda.cuMemAllocManaged(&mut managed, 2 * SIZE, CU_MEM_ATTACH_GLOBAL));
+    ok!(cuda.cuMemAdvise(managed, SIZE, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, 0));
+    ok!(cuda.cuMemFree_v2(managed));
     held.into_iter().for_each(|pointer| ok!(cuda.cuMemFree_v2(pointer)));
     observer.exact("empty");
 }
