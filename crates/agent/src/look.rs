@@ -57,7 +57,7 @@ pub(crate) async fn keep_looking(
     };
     while !stop.is_cancelled() {
         let begun = Instant::now();
-        let (live, runtime) = (state.adapters.regions.live().len(), state.adapters.runtime.clone());
+        let (live, runtime) = (state.adapters.regions.count(), state.adapters.runtime.clone());
         node_monitor.containers.refresh(live, || async move { runtime.containers().await.ok() }).await;
         // The driver can be slow to answer. Regions are in memory.
         let change = tokio::task::block_in_place(|| {

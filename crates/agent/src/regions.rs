@@ -130,6 +130,11 @@ impl Regions {
         self.shares.all().into_iter().map(|(key, live)| (key, live.into())).collect()
     }
 
+    /// Returns the number of containers with a region.
+    pub(crate) fn count(&self) -> usize {
+        self.shares.count()
+    }
+
     /// Prepares the region of a container that is about to start: see [`Shares::prepare`].
     ///
     /// Kubelet calls this before it creates the container, and after the last run of the same container has ended, so no

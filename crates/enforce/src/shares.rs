@@ -179,6 +179,11 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> Shares<K, O> {
         self.live().clone()
     }
 
+    /// Returns the number of shares.
+    pub fn count(&self) -> usize {
+        self.live().len()
+    }
+
     /// Returns the share with this key.
     pub fn get(&self, key: &K) -> Option<LiveShare<O>> {
         self.live().get(key).cloned()
