@@ -29,6 +29,9 @@ pub enum TestRunError {
     /// Cargo printed something that is not its JSON.
     #[error("cargo's list of test binaries could not be read")]
     List(#[source] serde_json::Error),
+    /// Cargo ended before it had listed everything that it built.
+    #[error("cargo's list of test binaries is incomplete: run it again")]
+    Incomplete,
     /// No test binary was built.
     #[error("cargo built no test binary")]
     NoTests,

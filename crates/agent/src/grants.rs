@@ -12,7 +12,9 @@ use partage_core::dialect::Dialect;
 use partage_core::dialect::asks::{self, Reading};
 use partage_core::dialect::grants::{self, Spelling, UnixNanos, gpushare, volcano};
 use partage_core::ledger::{HeldGrant, Ledger, LedgerFinding, LedgerTime};
-use partage_core::model::{ContainerName, Grant, Node, PodAsk, PodGrant, PodId, PodUid, Share};
+use partage_core::model::{
+    ContainerName, Grant, Node, Oversubscription, PodAsk, PodGrant, PodId, PodUid, Share,
+};
 use partage_core::place::{GpuClass, HostUsage, PolicyEngine, ShareNeed};
 use partage_core::pod::{Pod, Problem};
 use partage_core::resize;
@@ -139,7 +141,9 @@ impl GrantBook {
         let (_, grant) = brought.ok_or_else(|| Refusal("it carries no grant".into()))?;
         let mut statement = self.ledger.statement();
         statement.confirm(request.id.clone(), grant.clone(), HostUsage::default());
-        let record = record_of(&self.node, request, &reading, grant, settings)?;
+        let mut record = record_of(&self.node, request, &reading, grant, settings)?;
+        // The annotation may be younger than the grant, and nothing tells whether the node allowed it then.
+        record.oversubscribe &= settings.oversubscribe == Oversubscription::Allowed;
         statement.commit();
         Ok(self.enter(record))
     }

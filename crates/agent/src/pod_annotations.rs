@@ -1,7 +1,7 @@
 //! The annotations of pods: writes grants on them, and has resizes answered that they ask for.
 
 use crate::resize;
-use crate::state::{MIN_PASS_INTERVAL, NodeState, now};
+use crate::state::{MIN_PASS_INTERVAL, NodeState};
 use partage_cluster::{Annotated, ClusterError, Severity};
 use partage_core::model::{PodId, PodUid};
 use std::collections::BTreeMap;
@@ -11,11 +11,6 @@ use tokio_util::sync::CancellationToken;
 
 /// Minimum interval between two writes on one pod: somebody else may remove what is written.
 const MIN_WRITE_INTERVAL: Duration = Duration::from_secs(10);
-/// Time without a container start after which grants are written on pods. Each write costs the API server, etcd and kubelet as much processor
-/// time as a tenth of a pod's start, and no container waits for it: when many pods start at once, the starts go first.
-const START_QUIET_PERIOD: Duration = Duration::from_secs(1);
-/// Maximum age of a grant that waits for other containers to start: it is written then in any case.
-const MAX_WRITE_DELAY: Duration = Duration::from_secs(10);
 /// Interval between passes while something remains to be written.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval between passes when nothing changes.
@@ -30,29 +25,6 @@ struct Writes {
     resizes: BTreeMap<PodUid, Instant>,
     /// Grants that cannot be written, with the reason that was reported.
     failing: Reported,
-    /// Whether containers are starting.
-    activity: StartActivity,
-}
-
-/// Tells when containers have last started, by a count that grows with each start.
-#[derive(Debug, Default)]
-struct StartActivity {
-    count: u64,
-    last: Option<Instant>,
-}
-
-impl StartActivity {
-    /// Records the current count.
-    fn observe(&mut self, count: u64, at: Instant) {
-        if count != self.count {
-            *self = StartActivity { count, last: Some(at) };
-        }
-    }
-
-    /// Returns whether the count has not changed for [`START_QUIET_PERIOD`].
-    fn is_quiet(&self, at: Instant) -> bool {
-        self.last.is_none_or(|last| at.duration_since(last) >= START_QUIET_PERIOD)
-    }
 }
 
 /// What was reported about pods, so that each reason is reported once for as long as it lasts.
@@ -99,12 +71,6 @@ async fn write_all(state: &NodeState, writes: &mut Writes) -> bool {
     writes.grants.retain(|uid, _| uids.contains(uid));
     writes.resizes.retain(|uid, _| uids.contains(uid));
     writes.failing.0.retain(|uid, _| uids.contains(uid));
-    let is_quiet = {
-        let counts = state.counts();
-        let starts = counts.answers.counts.iter().chain(&counts.starts.counts).sum();
-        writes.activity.observe(starts, Instant::now());
-        writes.activity.is_quiet(Instant::now())
-    };
     for uid in uids {
         let Some(pod) = state.adapters.pods.by_uid(&uid) else { continue };
         is_complete &= resize::answer(state, &pod, &mut writes.resizes).await;
@@ -116,10 +82,6 @@ async fn write_all(state: &NodeState, writes: &mut Writes) -> bool {
             .map(|(key, value)| (key.clone(), Some(value.clone())))
             .collect();
         if missing.is_empty() {
-            continue;
-        }
-        if !is_quiet && now().saturating_sub(record.at) < MAX_WRITE_DELAY.as_nanos() as u64 {
-            is_complete = false;
             continue;
         }
         if writes.grants.get(&uid).is_some_and(|at| at.elapsed() < MIN_WRITE_INTERVAL) {
@@ -162,21 +124,6 @@ fn report_unwritten(state: &NodeState, pod: &PodId, error: &ClusterError) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn starts_are_quiet_one_period_after_the_last_one() {
-        let mut activity = StartActivity::default();
-        let begin = Instant::now();
-        activity.observe(0, begin);
-        assert!(activity.is_quiet(begin), "nothing has started");
-        activity.observe(1, begin);
-        assert!(!activity.is_quiet(begin));
-        let later = begin + START_QUIET_PERIOD / 2;
-        activity.observe(2, later);
-        activity.observe(2, begin + START_QUIET_PERIOD);
-        assert!(!activity.is_quiet(begin + START_QUIET_PERIOD));
-        assert!(activity.is_quiet(later + START_QUIET_PERIOD));
-    }
 
     #[test]
     fn reason_is_reported_once_until_it_changes_or_passes() {

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// How long to wait for an address that is taken.
-const LATER: Duration = Duration::from_secs(5);
+/// Interval between attempts to bind an address that is taken.
+const BIND_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How far it is.
 #[derive(Default)]
@@ -99,7 +99,7 @@ pub(crate) async fn keep_telling(
         };
         if let Err(error) = served.await {
             tracing::error!("metrics cannot be served on {}: {error}", settings.address);
-            tokio::time::sleep(LATER).await;
+            stop.run_until_cancelled(tokio::time::sleep(BIND_RETRY_INTERVAL)).await;
         }
     }
 }

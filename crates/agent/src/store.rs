@@ -13,7 +13,7 @@
 //! Names need not outlive the boot: kubelet keeps them too, and it asks for one pod after the other, so that waiting for a
 //! disk in each would hold up all pods behind it. Everything else is synced to the disk.
 //!
-//! A pod's record is written when its container is ready, not before: what [`crate::state`] says of that.
+//! A pod's record is written when its container is prepared, not before: see [`crate::containers::persist`].
 //!
 //! How records are versioned, replaced and quarantined is [`partage_enforce::records`]'s. What is in them is also in kubelet's
 //! checkpoint, in the CDI files and on the pods; they are the quickest way to know it.

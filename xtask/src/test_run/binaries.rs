@@ -29,6 +29,8 @@ pub(super) struct Built {
     pub(super) tests: Vec<TestBinary>,
     /// The programs of the workspace, by name.
     programs: BTreeMap<String, PathBuf>,
+    /// Cargo has said that there is no more to come.
+    is_complete: bool,
 }
 
 #[derive(Deserialize)]
@@ -74,6 +76,9 @@ pub(super) fn build(stop: &AtomicBool) -> Result<Built, TestRunError> {
         Outcome::Exited(_) => built?,
         Outcome::Stalled | Outcome::Interrupted => return Err(TestRunError::Interrupted),
     };
+    if !built.is_complete {
+        return Err(TestRunError::Incomplete);
+    }
     if built.tests.is_empty() { Err(TestRunError::NoTests) } else { Ok(built) }
 }
 
@@ -86,6 +91,7 @@ impl Built {
     /// Takes in one line of cargo's JSON.
     fn read(&mut self, line: &str) -> Result<(), TestRunError> {
         let message: Message = serde_json::from_str(line).map_err(TestRunError::List)?;
+        self.is_complete |= message.reason == "build-finished";
         let (Some(target), Some(profile), Some(executable)) =
             (message.target, message.profile, message.executable)
         else {

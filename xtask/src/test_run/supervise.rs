@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 /// Interval between checks for an interruption, a stall and the end of a child that prints nothing.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
+/// How long lines of a child that has ended are read: its descendants may go on printing.
+const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+
 /// The output that a line came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stream {
@@ -68,6 +71,13 @@ pub(super) fn supervise(
             // child that has closed them may run on.
             Err(error) => {
                 if let Some(status) = child.try_wait()? {
+                    // It may have printed its last lines since the poll.
+                    let ended = Instant::now();
+                    while ended.elapsed() < DRAIN_LIMIT
+                        && let Ok((stream, line, at)) = lines.recv_timeout(POLL_INTERVAL)
+                    {
+                        read(stream, &line, at.saturating_duration_since(began));
+                    }
                     return Ok(Outcome::Exited(status));
                 }
                 if error == RecvTimeoutError::Disconnected {

@@ -480,6 +480,12 @@ impl Containers {
         self.grants.record(uid).filter(|_| !self.is_saved(uid)).cloned()
     }
 
+    /// Notes that a record was written to disk. One that was replaced meanwhile has to be written again.
+    pub(crate) fn record_saved(&mut self, written: &PodRecord) {
+        let uid = &written.pod.uid;
+        self.set_saved(uid, self.grants.record(uid) == Some(written));
+    }
+
     /// Notes whether a pod's current record is on disk.
     pub(crate) fn set_saved(&mut self, uid: &PodUid, saved: bool) {
         if let Some(status) = self.pods.get_mut(uid) {

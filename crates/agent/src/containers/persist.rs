@@ -69,7 +69,10 @@ impl NodeState {
 
     fn put_record(&self, record: &PodRecord) -> Result<(), String> {
         let put = self.adapters.store.put_pod(record);
-        self.containers().set_saved(&record.pod.uid, put.is_ok());
+        match &put {
+            Ok(()) => self.containers().record_saved(record),
+            Err(_) => self.containers().set_saved(&record.pod.uid, false),
+        }
         put.map_err(|error| format!("grants cannot be recorded: {error}; look after the node's disk"))
     }
 

@@ -96,6 +96,17 @@ fn oversubscription_is_refused_unless_the_node_allows_it_and_is_kept_by_the_reco
     assert!(!plain.oversubscribe && !crate::store::encode(&plain).unwrap().contains("oversubscribe"));
     assert!(!book.rewritten(&plain, &asks, plain.grant.clone(), &allowed).unwrap().oversubscribe);
 
+    // A pod whose record was lost has its grant back, and no more than the node allows now.
+    let mut annotations = serde_json::to_value(&record.annotations).unwrap();
+    annotations["partage.dev/oversubscribe"] = json!("true");
+    let running = pod(json!({"partage.dev/gpu": 1, "partage.dev/memory": "4Gi"}), annotations);
+    for (settings, kept) in [(&refused, false), (&allowed, true)] {
+        let mut book = GrantBook::new(node(), BTreeMap::new());
+        let request = GrantRequest { id: &record.pod, pod: &running, problems: &[], boot: "b", now: 7 };
+        let adopted = book.adopt(&request, settings).unwrap();
+        assert_eq!((adopted.oversubscribe, adopted.grant), (kept, record.grant.clone()));
+    }
+
     let wrong = pod(json!({"partage.dev/memory": "4Gi"}), json!({"partage.dev/oversubscribe": "yes"}));
     let why = decide(&mut book, "c", &wrong, &allowed).unwrap_err();
     assert_eq!(why, "partage.dev/oversubscribe: \"yes\" is not a boolean: write \"true\" or \"false\"");

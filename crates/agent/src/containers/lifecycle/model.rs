@@ -414,8 +414,8 @@ impl World {
                 for uid in agent.unsaved_pods() {
                     let Some(record) = agent.grants().record(&uid).cloned() else { continue };
                     fuse.step()?;
-                    world.disk.records.insert(uid.clone(), record);
-                    agent.set_saved(&uid, true);
+                    world.disk.records.insert(uid.clone(), record.clone());
+                    agent.record_saved(&record);
                 }
                 Ok(())
             }),

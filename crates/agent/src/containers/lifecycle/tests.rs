@@ -57,7 +57,9 @@ fn record_of_another_version_is_not_replaced_until_the_grant_changes() {
     assert_eq!((containers.unsaved_pods(), containers.unsaved_record(&uid)), (vec![], None));
     containers.replace(record("a", 2));
     assert_eq!(containers.unsaved_record(&uid), Some(record("a", 2)));
-    containers.set_saved(&uid, true);
+    containers.record_saved(&record("a", 1));
+    assert_eq!(containers.unsaved_record(&uid), Some(record("a", 2)), "it was replaced while it was written");
+    containers.record_saved(&record("a", 2));
     assert_eq!(containers.unsaved_pods(), []);
 }
 
