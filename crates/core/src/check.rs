@@ -1,83 +1,83 @@
-//! What a workload asks and what is wrong with it: in plain words, and as JSON.
+//! The report of `partage check`: the GPU requests and problems of workloads, as text and as JSON.
 
 use crate::dialect::asks::{self, ContainerReading};
-use crate::dialect::{Dialect, Settings};
-use crate::manifest::Workload;
+use crate::dialect::{Dialect, DialectSettings};
+use crate::manifest::WorkloadManifest;
 use crate::model::{
-    Bytes, Constraints, ContainerRole, Cores, CoresAsk, MemoryAsk, PodAsk, ShareAsk, Together, WantedGpus,
+    Bytes, Colocation, Constraints, ContainerRole, Cores, CoresAsk, MemoryAsk, PodAsk, ShareAsk, WantedGpus,
 };
 use crate::pod::Problem;
-use crate::quote::{self, short};
+use crate::truncate::{self, shorten};
 use serde::{Serialize, Serializer};
 use std::collections::BTreeSet;
 
-/// Everything that was checked.
+/// The report on all checked workloads.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Report {
-    /// One entry per workload, in the order they were read.
+pub struct CheckReport {
+    /// One entry per workload, in the order of the input.
     pub workloads: Vec<WorkloadReport>,
 }
 
-/// One workload.
+/// The report on one workload.
 #[derive(Clone, Debug, Serialize)]
 pub struct WorkloadReport {
-    /// Its kind.
+    /// Kind of the object.
     pub kind: String,
-    /// Its namespace, where it says one.
+    /// Namespace, if the manifest names one.
     pub namespace: Option<String>,
-    /// Its name.
+    /// Name, if the manifest has one.
     pub name: Option<String>,
-    /// Its containers, init containers first.
+    /// Containers of the pod, init containers first.
     pub containers: Vec<ContainerReport>,
-    /// Whether memory beyond the limits is placed on the host; absent in JSON where it is not.
+    /// Whether allocations beyond the memory limits are placed in host memory; absent in JSON if false.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub oversubscribe: bool,
-    /// What must hold for their GPUs, in plain words.
+    /// Constraints on the GPUs, as text.
     #[serde(skip)]
     pub conditions: Vec<String>,
-    /// Everything that is wrong with it.
+    /// Problems of the workload.
     pub problems: Vec<Problem>,
 }
 
-/// One container.
+/// The report on one container.
 #[derive(Clone, Debug, Serialize)]
 pub struct ContainerReport {
-    /// Its name.
+    /// Name of the container.
     pub name: String,
-    /// True where it ends before the containers start; a sidecar does not.
+    /// Whether it is an init container that ends before the app containers start, which a sidecar does not.
     pub init: bool,
-    /// The dialect it asks in.
+    /// Dialect of its resources.
     #[serde(serialize_with = "dialect_name")]
     pub dialect: Option<Dialect>,
-    /// What it asks.
+    /// Requested GPUs; `None` if none are requested or the request is unclear.
     pub ask: Option<AskReport>,
-    /// A problem says why there is no ask here.
+    /// Whether the request is unclear, so that there is no ask. A problem gives the reason.
     #[serde(skip)]
     pub unclear: bool,
-    /// The same in plain words, with the container's role and dialect.
+    /// The request as text, with the container's role and dialect.
     #[serde(skip)]
-    pub words: String,
+    pub text: String,
 }
 
-/// What a container asks, in numbers; absent = not said, not limited, or all there is.
+/// The GPUs that a container requests, in numbers. Absent numbers mean unspecified, unlimited or everything.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AskReport {
-    /// How many GPUs.
+    /// Number of requested GPUs.
     pub count: u32,
-    /// Nobody else on them.
+    /// Whether the GPUs are exclusive.
     pub whole: bool,
-    /// Memory of each, in bytes.
+    /// Memory of each GPU in bytes.
     pub memory_bytes: Option<Bytes>,
-    /// Memory of each, in percent.
+    /// Memory of each GPU in percent.
     pub memory_percent: Option<u32>,
-    /// Compute of each, in percent.
+    /// Compute of each GPU in percent.
     pub cores: Option<Percent>,
-    /// How far that may stretch, in percent.
+    /// Upper limit of compute while a GPU is otherwise idle, in percent.
     pub cores_limit: Option<Percent>,
 }
 
-/// Thousandths of a percent, written as a JSON number of percents.
+/// A percentage in thousandths, serialized as a JSON number in percent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Percent(u64);
 
@@ -86,14 +86,14 @@ impl Serialize for Percent {
         if self.0.is_multiple_of(1000) {
             serializer.serialize_u64(self.0 / 1000)
         } else {
-            // For people and scripts only; nothing is counted with it.
+            // The fraction is for display only.
             serializer.serialize_f64(self.0 as f64 / 1000.0)
         }
     }
 }
 
 impl Percent {
-    /// The amount in thousandths of a percent.
+    /// Returns the percentage in thousandths.
     pub fn as_millipercent(self) -> u64 {
         self.0
     }
@@ -105,31 +105,31 @@ impl From<Cores> for Percent {
     }
 }
 
-impl Report {
-    /// Checks workloads one after the other.
-    pub fn of(workloads: &[Workload], settings: &Settings) -> Report {
-        Report { workloads: workloads.iter().map(|w| WorkloadReport::of(w, settings)).collect() }
+impl CheckReport {
+    /// Checks all of these workloads.
+    pub fn of(workloads: &[WorkloadManifest], settings: &DialectSettings) -> CheckReport {
+        CheckReport { workloads: workloads.iter().map(|w| WorkloadReport::of(w, settings)).collect() }
     }
 
-    /// How many problems there are in all.
+    /// Returns the total number of problems.
     pub fn problems(&self) -> usize {
         self.workloads.iter().map(|workload| workload.problems.len()).sum()
     }
 
-    /// One line about everything: `1 workload, 1 container asks for GPUs, no problems`.
+    /// Returns a summary in one line: `1 workload, 1 container requests GPUs, no problems`.
     pub fn summary(&self) -> String {
         let containers = || self.workloads.iter().flat_map(|w| &w.containers);
         let asking = containers().filter(|c| c.ask.is_some()).count();
         let unclear = containers().filter(|c| c.ask.is_none() && c.unclear).count();
-        let ask = |count: usize| if count == 1 { "asks" } else { "ask" };
+        let verb = |count: usize| if count == 1 { "requests" } else { "request" };
         let asks = match (asking, unclear) {
-            (_, 0) => format!("{} {} for GPUs", number(asking, "container"), ask(asking)),
-            (0, _) => format!("{} {} unclearly", number(unclear, "container"), ask(unclear)),
+            (_, 0) => format!("{} {} GPUs", number(asking, "container"), verb(asking)),
+            (0, _) => format!("unclear GPU requests of {}", number(unclear, "container")),
             _ => format!(
-                "{} {} for GPUs, {unclear} {} unclearly",
+                "{} {} GPUs, unclear GPU requests of {}",
                 number(asking, "container"),
-                ask(asking),
-                ask(unclear)
+                verb(asking),
+                number(unclear, "more container")
             ),
         };
         let workloads = number(self.workloads.len(), "workload");
@@ -138,19 +138,19 @@ impl Report {
 }
 
 impl WorkloadReport {
-    /// Checks one workload.
-    pub fn of(workload: &Workload, settings: &Settings) -> WorkloadReport {
+    /// Checks one workload and returns its report.
+    pub fn of(workload: &WorkloadManifest, settings: &DialectSettings) -> WorkloadReport {
         WorkloadReport::with_ask(workload, settings).0
     }
 
-    /// Checks one workload, and gives what its pods ask as well.
-    pub fn with_ask(workload: &Workload, settings: &Settings) -> (WorkloadReport, PodAsk) {
+    /// Checks one workload, and returns the ask of its pods as well.
+    pub fn with_ask(workload: &WorkloadManifest, settings: &DialectSettings) -> (WorkloadReport, PodAsk) {
         let reading = asks::read(&workload.pod, settings);
         let problems: Vec<Problem> = workload.problems.iter().cloned().chain(reading.problems).collect();
-        let troubled: BTreeSet<&str> = problems.iter().filter_map(|p| p.container.as_deref()).collect();
+        let with_problems: BTreeSet<&str> = problems.iter().filter_map(|p| p.container.as_deref()).collect();
         let containers = reading.containers.iter();
         let containers =
-            containers.map(|c| ContainerReport::of(c, troubled.contains(c.name.as_str()), settings));
+            containers.map(|c| ContainerReport::of(c, with_problems.contains(c.name.as_str()), settings));
         let containers = containers.collect();
         let report = WorkloadReport {
             kind: workload.kind.clone(),
@@ -164,16 +164,16 @@ impl WorkloadReport {
         (report, reading.ask)
     }
 
-    /// What people call it: `Deployment default/web`.
+    /// Returns the title: `Deployment default/web`.
     pub fn title(&self) -> String {
-        let namespace = quote::field(self.namespace.as_deref().unwrap_or("default"));
-        let name = quote::field(self.name.as_deref().unwrap_or("(no name)"));
+        let namespace = truncate::shorten_field(self.namespace.as_deref().unwrap_or("default"));
+        let name = truncate::shorten_field(self.name.as_deref().unwrap_or("(no name)"));
         format!("{} {namespace}/{name}", self.kind)
     }
 }
 
 impl ContainerReport {
-    fn of(reading: &ContainerReading, troubled: bool, settings: &Settings) -> ContainerReport {
+    fn of(reading: &ContainerReading, has_problems: bool, settings: &DialectSettings) -> ContainerReport {
         let role = match reading.role {
             ContainerRole::Init => Some("init"),
             ContainerRole::Sidecar => Some("sidecar"),
@@ -182,8 +182,8 @@ impl ContainerReport {
         let notes: Vec<&str> = role.into_iter().chain(reading.dialect.map(Dialect::name)).collect();
         let notes = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join(", ")) };
         let what = match reading.want {
-            Some(want) => words(&want, settings),
-            None if troubled => "not clear, see below".to_string(),
+            Some(want) => describe(&want, settings),
+            None if has_problems => "unclear, see below".to_string(),
             None => "no GPU".to_string(),
         };
         ContainerReport {
@@ -191,18 +191,18 @@ impl ContainerReport {
             init: reading.role == ContainerRole::Init,
             dialect: reading.dialect,
             ask: reading.want.map(|want| AskReport::of(&want, settings)),
-            unclear: reading.want.is_none() && (troubled || reading.dialect.is_some()),
-            words: format!("{}{notes}: {what}", short(reading.name.as_str())),
+            unclear: reading.want.is_none() && (has_problems || reading.dialect.is_some()),
+            text: format!("{}{notes}: {what}", shorten(reading.name.as_str())),
         }
     }
 }
 
 impl AskReport {
-    /// The numbers of an ask.
-    pub fn of(want: &WantedGpus, settings: &Settings) -> AskReport {
-        let ShareAsk { memory, cores, whole, ceiling } = want.part;
+    /// Converts a request into numbers.
+    pub fn of(want: &WantedGpus, settings: &DialectSettings) -> AskReport {
+        let ShareAsk { memory, cores, whole, ceiling } = want.share;
         AskReport {
-            count: gpus(want, settings),
+            count: min_gpus(want, settings),
             whole,
             memory_bytes: match memory {
                 MemoryAsk::Exactly(bytes) | MemoryAsk::AtMost(bytes) => Some(bytes),
@@ -222,17 +222,17 @@ impl AskReport {
     }
 }
 
-/// What an ask means, in plain words.
-pub fn words(want: &WantedGpus, settings: &Settings) -> String {
-    let ShareAsk { memory, cores, whole, ceiling } = want.part;
-    let count = gpus(want, settings);
+/// Describes a request as text.
+pub fn describe(want: &WantedGpus, settings: &DialectSettings) -> String {
+    let ShareAsk { memory, cores, whole, ceiling } = want.share;
+    let count = min_gpus(want, settings);
     let head = number(count as usize, if whole { "whole GPU" } else { "GPU" });
     let each = count > 1;
     let all_cores = cores == CoresAsk::Exactly(Cores::WHOLE);
     match memory {
         MemoryAsk::All if whole && all_cores => return head,
         MemoryAsk::AtMost(bytes) if whole && all_cores => {
-            return format!("{head}{} held to {}", if each { ", each" } else { "" }, exact(bytes));
+            return format!("{head}{} limited to {}", if each { ", each" } else { "" }, exact(bytes));
         }
         _ => {}
     }
@@ -243,29 +243,29 @@ pub fn words(want: &WantedGpus, settings: &Settings) -> String {
         MemoryAsk::Percent(percent) => format!("{percent} % of its memory"),
         MemoryAsk::AtMost(bytes) => format!("at most {} of memory", exact(bytes)),
     };
-    let stretch = match (ceiling, cores) {
+    let ceiling = match (ceiling, cores) {
         (None, _) => String::new(),
         (Some(limit), CoresAsk::Exactly(cores)) if limit == cores => ", never more".to_string(),
-        (Some(limit), _) => format!(", up to {limit} while nobody else wants them"),
+        (Some(limit), _) => format!(", up to {limit} while the GPU is otherwise idle"),
     };
     let cores = match cores {
         CoresAsk::Uncounted => ", no core limit".to_string(),
         CoresAsk::Exactly(cores) => format!(" and {cores} of the cores"),
         CoresAsk::Slots(taken) => {
-            let slots = slots_words(taken, count, settings.aws_slots);
-            let limited = want.part.memory != MemoryAsk::Unlimited;
-            let alone = if whole { ", nobody else there" } else { "" };
+            let slots = describe_slots(taken, count, settings.aws_slots);
+            let limited = want.share.memory != MemoryAsk::Unlimited;
+            let exclusive = if whole { ", exclusive" } else { "" };
             return format!(
-                "{slots}, {memory}{}{stretch}{alone}",
+                "{slots}, {memory}{}{ceiling}{exclusive}",
                 if each && limited { " on each" } else { "" }
             );
         }
     };
-    format!("{head}{} {memory}{cores}{stretch}", if each { ", each" } else { ":" })
+    format!("{head}{} {memory}{cores}{ceiling}", if each { ", each" } else { ":" })
 }
 
-/// Slots are counted in all, and the node says how many a GPU has.
-fn slots_words(taken: u32, gpus: u32, slots: u32) -> String {
+/// Describes slots. The number of slots per GPU depends on the node.
+fn describe_slots(taken: u32, gpus: u32, slots: u32) -> String {
     let head = number(taken as usize, "slot");
     if gpus > 1 {
         return format!("{head} ({slots} per GPU): at least {gpus} GPUs");
@@ -273,33 +273,33 @@ fn slots_words(taken: u32, gpus: u32, slots: u32) -> String {
     format!("{head} of a GPU split in {slots} ({} of its cores)", Cores::of_slots(taken, slots))
 }
 
-/// What must hold for the GPUs of a pod, in plain words.
+/// Describes the constraints on the GPUs of a pod.
 fn conditions(constraints: &Constraints) -> Vec<String> {
-    let Constraints { models, uuids, together, policy } = constraints;
+    let Constraints { models, uuids, colocation, policy } = constraints;
     let listed = |words: &[String], text: &str| {
-        (!words.is_empty()).then(|| quote::message(&format!("{text} {}", words.join(" or "))))
+        (!words.is_empty()).then(|| truncate::shorten_message(&format!("{text} {}", words.join(" or "))))
     };
-    let together = match together {
-        Together::Required => Some("all containers on one GPU".to_string()),
-        Together::Preferred | Together::Anywhere => None,
+    let colocation = match colocation {
+        Colocation::Required => Some("all containers on one GPU".to_string()),
+        Colocation::Preferred | Colocation::Anywhere => None,
     };
     [
         listed(&models.only, "only models with"),
         listed(&models.never, "no models with"),
         listed(&uuids.only, "only GPU"),
         listed(&uuids.never, "never GPU"),
-        together,
-        policy.map(|policy| format!("placed by {policy}")),
+        colocation,
+        policy.map(|policy| format!("placement policy {policy}")),
     ]
     .into_iter()
     .flatten()
     .collect()
 }
 
-/// Memory in the largest unit that shows all of it: `7.5 GiB`, but `3000 MiB`, as it was asked.
+/// Formats memory exactly, with the largest suitable unit: `7.5 GiB`, but `3000 MiB`, as requested.
 fn exact(bytes: Bytes) -> String {
     const UNITS: [(&str, u32); 3] = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
-    // In quarters, which take at most two decimals.
+    // Quarters of a unit need at most two decimals.
     let fits = |&(_, shift): &(&str, u32)| bytes.0 >> shift > 0 && bytes.0.trailing_zeros() >= shift - 2;
     match UNITS.iter().find(|unit| fits(unit)) {
         Some(&(unit, shift)) => {
@@ -310,22 +310,22 @@ fn exact(bytes: Bytes) -> String {
     }
 }
 
-/// Nobody reads seven digits: such an amount is rounded beside it.
+/// Appends a rounded amount if the exact one has more than six digits.
 fn with_short_form(bytes: Bytes, exactly: String) -> String {
     let digits = exactly.bytes().take_while(u8::is_ascii_digit).count();
     if digits > 6 { format!("{exactly} (about {bytes})") } else { exactly }
 }
 
-/// How many GPUs an ask takes at the least: more slots than one GPU has come from several.
-fn gpus(want: &WantedGpus, settings: &Settings) -> u32 {
-    match want.part.cores {
+/// Returns the minimum number of GPUs of a request: more slots than one GPU has come from several GPUs.
+fn min_gpus(want: &WantedGpus, settings: &DialectSettings) -> u32 {
+    match want.share.cores {
         CoresAsk::Slots(taken) => want.count.max(taken.div_ceil(settings.aws_slots.max(1))),
         _ => want.count,
     }
 }
 
 fn slots_percent(taken: u32, slots: u32) -> Percent {
-    // More slots than a GPU has are so many whole GPUs and the rest.
+    // Divide the slots into whole GPUs and the rest.
     let slots = slots.max(1);
     let whole = u64::from(taken / slots) * u64::from(Cores::WHOLE.as_millipercent());
     Percent(whole + u64::from(Cores::of_slots(taken % slots, slots).as_millipercent()))
@@ -339,7 +339,7 @@ fn number(count: usize, noun: &str) -> String {
     }
 }
 
-// The signature is serde's.
+// serde requires this signature.
 #[allow(clippy::trivially_copy_pass_by_ref)]
 fn dialect_name<S: Serializer>(dialect: &Option<Dialect>, serializer: S) -> Result<S::Ok, S::Error> {
     dialect.map(Dialect::name).serialize(serializer)
@@ -353,14 +353,14 @@ mod tests {
     use serde_json::{Value, json};
 
     fn said(count: u32, memory: MemoryAsk, cores: CoresAsk) -> String {
-        words(
-            &WantedGpus { count, part: ShareAsk { memory, cores, whole: false, ceiling: None } },
-            &Settings::default(),
+        describe(
+            &WantedGpus { count, share: ShareAsk { memory, cores, whole: false, ceiling: None } },
+            &DialectSettings::default(),
         )
     }
 
     #[test]
-    fn says_asks_in_plain_words() {
+    fn requests_are_described_as_text() {
         let half = CoresAsk::Exactly(Cores::percent(50).unwrap());
         assert_eq!(
             said(2, MemoryAsk::Exactly(Bytes::mib(3000).unwrap()), half),
@@ -379,16 +379,16 @@ mod tests {
             said(1, MemoryAsk::Unlimited, CoresAsk::Slots(15)),
             "15 slots (10 per GPU): at least 2 GPUs, no memory limit"
         );
-        let mut want = WantedGpus { count: 2, part: whole_gpu(MemoryAsk::AtMost(Bytes::gib(15).unwrap())) };
-        assert_eq!(words(&want, &Settings::default()), "2 whole GPUs, each held to 15 GiB");
+        let mut want = WantedGpus { count: 2, share: whole_gpu(MemoryAsk::AtMost(Bytes::gib(15).unwrap())) };
+        assert_eq!(describe(&want, &DialectSettings::default()), "2 whole GPUs, each limited to 15 GiB");
         want.count = 1;
-        assert_eq!(words(&want, &Settings::default()), "1 whole GPU held to 15 GiB");
-        want.part.memory = MemoryAsk::All;
-        assert_eq!(words(&want, &Settings::default()), "1 whole GPU");
+        assert_eq!(describe(&want, &DialectSettings::default()), "1 whole GPU limited to 15 GiB");
+        want.share.memory = MemoryAsk::All;
+        assert_eq!(describe(&want, &DialectSettings::default()), "1 whole GPU");
     }
 
     #[test]
-    fn json_has_the_documented_shape() {
+    fn json_has_the_documented_fields() {
         let pod = json!({
             "apiVersion": "v1",
             "kind": "Pod",
@@ -398,8 +398,8 @@ mod tests {
                 "containers": [{"name": "main", "resources": {"limits": {"k8s.amazonaws.com/vgpu": 1}}}],
             },
         });
-        let settings = Settings { aws_slots: 48, ..Settings::default() };
-        let report = Report::of(&manifest::read(&[pod]).workloads, &settings);
+        let settings = DialectSettings { aws_slots: 48, ..DialectSettings::default() };
+        let report = CheckReport::of(&manifest::read(&[pod]).workloads, &settings);
         let ask = json!({"count": 1, "whole": false, "memoryBytes": null, "memoryPercent": null, "cores": 2.083, "coresLimit": null});
         assert_eq!(
             serde_json::to_value(&report).unwrap(),
@@ -412,11 +412,11 @@ mod tests {
                 "problems": [],
             }]})
         );
-        assert_eq!(report.summary(), "1 workload, 1 container asks for GPUs, no problems");
+        assert_eq!(report.summary(), "1 workload, 1 container requests GPUs, no problems");
     }
 
     #[test]
-    fn unclear_asks_are_not_counted_as_none() {
+    fn unclear_requests_are_counted_separately() {
         let pod = |limits: &[Value]| {
             let containers = limits.iter().enumerate();
             let containers: Vec<Value> = containers
@@ -426,17 +426,21 @@ mod tests {
         };
         let (clear, unclear) = (json!({"partage.dev/gpu": 1}), json!({"partage.dev/gpu": "x"}));
         for (limits, said) in [
-            (vec![unclear.clone()], "1 workload, 1 container asks unclearly, 1 problem"),
-            (vec![unclear.clone(); 2], "1 workload, 2 containers ask unclearly, 2 problems"),
-            (vec![clear, unclear], "1 workload, 1 container asks for GPUs, 1 asks unclearly, 1 problem"),
+            (vec![unclear.clone()], "1 workload, unclear GPU requests of 1 container, 1 problem"),
+            (vec![unclear.clone(); 2], "1 workload, unclear GPU requests of 2 containers, 2 problems"),
+            (
+                vec![clear, unclear],
+                "1 workload, 1 container requests GPUs, unclear GPU requests of 1 more container, 1 problem",
+            ),
         ] {
-            let report = Report::of(&manifest::read(&[pod(&limits)]).workloads, &Settings::default());
+            let report =
+                CheckReport::of(&manifest::read(&[pod(&limits)]).workloads, &DialectSettings::default());
             assert_eq!(report.summary(), said);
         }
     }
 
     #[test]
-    fn memory_is_shown_exactly() {
+    fn memory_is_formatted_exactly() {
         for (bytes, text) in [
             (0, "0 bytes"),
             (1023, "1023 bytes"),
@@ -453,17 +457,17 @@ mod tests {
     }
 
     #[test]
-    fn slots_beyond_one_gpu_add_up() {
+    fn slots_of_several_gpus_are_added() {
         assert_eq!(slots_percent(15, 10), Percent(150_000));
         assert_eq!(slots_percent(10, 10), Percent(100_000));
         assert_eq!(slots_percent(3, 10), Percent(30_000));
-        let part = ShareAsk {
+        let share = ShareAsk {
             memory: MemoryAsk::Unlimited,
             cores: CoresAsk::Slots(15),
             whole: false,
             ceiling: None,
         };
-        let ask = AskReport::of(&WantedGpus { count: 1, part }, &Settings::default());
+        let ask = AskReport::of(&WantedGpus { count: 1, share }, &DialectSettings::default());
         assert_eq!((ask.count, ask.cores), (2, Some(Percent(150_000))));
     }
 }

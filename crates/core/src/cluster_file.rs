@@ -9,7 +9,7 @@ use crate::model::{
     PodName, PodUid,
 };
 use crate::quantity::Quantity;
-use crate::quote::short;
+use crate::truncate::shorten;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -51,7 +51,7 @@ pub struct ClusterFileGrant {
 pub struct ClusterFileError {
     /// The path in the file, with the name of the node or pod.
     pub path: String,
-    /// What is wrong there and what to write.
+    /// The mistake and how to correct it.
     pub message: String,
 }
 
@@ -62,10 +62,10 @@ impl ClusterFile {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let file: FileFields = serde_json::from_str(text).map_err(|e| locate(text, &e))?;
         if file.api_version != API_VERSION {
-            return Err(at("apiVersion", wrong(&file.api_version, API_VERSION)));
+            return Err(at("apiVersion", mismatch(&file.api_version, API_VERSION)));
         }
         if file.kind != KIND {
-            return Err(at("kind", wrong(&file.kind, KIND)));
+            return Err(at("kind", mismatch(&file.kind, KIND)));
         }
         let cluster = ClusterFile { nodes: file.nodes, grants: file.grants };
         cluster.check()?;
@@ -99,7 +99,7 @@ impl ClusterFile {
             for (gpu_index, gpu) in node.gpus.iter().enumerate() {
                 if let Some(elsewhere) = uuids.insert(&gpu.uuid, &node.name) {
                     let message =
-                        format!("UUID {} is also on node {elsewhere}: a GPU is on one node, once", gpu.uuid);
+                        format!("UUID {} is also on node {elsewhere}: list each GPU once", gpu.uuid);
                     return Err(at(&format!("{path}.gpus[{gpu_index}].uuid"), message));
                 }
             }
@@ -133,11 +133,11 @@ fn check_node(node: &Node, path: &str) -> Result<(), ClusterFileError> {
         return Err(at(&format!("{path}.slotsPerGpu"), message));
     }
     if node.max_shares_per_gpu == Some(0) {
-        let message = "is 0, so no pod would ever fit: write 1 or more, or leave it out".into();
+        let message = "is 0, so no pod would ever fit: write 1 or more, or remove it".into();
         return Err(at(&format!("{path}.maxSharesPerGpu"), message));
     }
     if node.gpus.len() > MAX_GPUS_PER_NODE {
-        let message = format!("are {}: a node has {MAX_GPUS_PER_NODE} at the most", node.gpus.len());
+        let message = format!("are {}: the maximum is {MAX_GPUS_PER_NODE}", node.gpus.len());
         return Err(at(&format!("{path}.gpus"), message));
     }
     // The text form has one row per GPU.
@@ -151,11 +151,12 @@ fn check_node(node: &Node, path: &str) -> Result<(), ClusterFileError> {
         let path = format!("{path}.gpus[{index}]");
         let uuid = gpu.uuid.as_str();
         if !is_uuid(uuid) {
-            let message = format!("\"{uuid}\" is no UUID: write it as `nvidia-smi -L` prints it");
+            let message = format!("\"{uuid}\" is not a UUID: write it as `nvidia-smi -L` prints it");
             return Err(at(&format!("{path}.uuid"), message));
         }
         if !minors.insert(gpu.minor) {
-            let message = format!("another GPU of this node has minor {}: each has its own", gpu.minor);
+            let message =
+                format!("another GPU of this node has minor {}: minor numbers are unique", gpu.minor);
             return Err(at(&format!("{path}.minor"), message));
         }
         if gpu.memory_bytes == Bytes::ZERO || gpu.memory_bytes > MAX_MEMORY {
@@ -175,7 +176,7 @@ pub(crate) fn is_uuid(text: &str) -> bool {
 pub(crate) fn check_grants(grants: &[Grant], path: &str) -> Result<(), ClusterFileError> {
     let mut containers = BTreeSet::new();
     for (index, grant) in grants.iter().enumerate() {
-        let path = format!("{path}.grants[{index}] ({})", short(grant.container.as_str()));
+        let path = format!("{path}.grants[{index}] ({})", shorten(grant.container.as_str()));
         if grant.container.as_str().is_empty() {
             return Err(at(&path, "the container has no name: write one".into()));
         }
@@ -183,12 +184,12 @@ pub(crate) fn check_grants(grants: &[Grant], path: &str) -> Result<(), ClusterFi
             return Err(at(&path, "another grant is for this container: write all its shares in one".into()));
         }
         if grant.shares.is_empty() {
-            return Err(at(&path, "has no shares: leave the container out".into()));
+            return Err(at(&path, "has no shares: remove the container".into()));
         }
         let mut gpus = BTreeSet::new();
         for (index, share) in grant.shares.iter().enumerate() {
             if !gpus.insert(&share.gpu) {
-                let gpu = short(share.gpu.as_str());
+                let gpu = shorten(share.gpu.as_str());
                 let message = format!("{gpu} is listed twice: write one share per GPU");
                 return Err(at(&format!("{path}.shares[{index}].gpu"), message));
             }
@@ -263,7 +264,7 @@ fn at(path: &str, message: String) -> ClusterFileError {
     ClusterFileError { path: path.into(), message }
 }
 
-fn wrong(is: &str, must: &str) -> String {
+fn mismatch(is: &str, must: &str) -> String {
     format!("is \"{is}\": write \"{must}\"")
 }
 
@@ -288,7 +289,7 @@ fn quantity_for_bytes(value: &Value) -> Option<String> {
         Value::Object(fields) => fields.iter().find_map(|(key, value)| match value {
             Value::String(text) if key.ends_with("Bytes") => {
                 let bytes = text.parse().and_then(Quantity::to_units).ok()?;
-                Some(format!("{} is \"{}\": write bytes: {bytes}", short(key), short(text)))
+                Some(format!("{} is \"{}\": write bytes: {bytes}", shorten(key), shorten(text)))
             }
             value => quantity_for_bytes(value),
         }),
@@ -338,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_place() {
+    fn errors_name_the_path() {
         assert_eq!(refused(|v| v["kind"] = "List".into()), "kind: is \"List\": write \"Snapshot\"");
         assert!(refused(|v| v["apiVersion"] = "v2".into()).starts_with("apiVersion: "));
         let doubled = refused(|v| v["nodes"][1]["name"] = "gpu-a".into());
@@ -359,7 +360,7 @@ mod tests {
             refused(|v| v["nodes"][0]["gpus"][0]["memoryBytes"] = 0.into()).contains("memoryBytes: is 0")
         );
         assert!(refused(|v| v["nodes"][0]["gpus"][1]["minor"] = 0.into()).contains("has minor 0"));
-        assert!(refused(|v| v["nodes"][0]["gpus"][1]["uuid"] = "a,b".into()).contains("is no UUID"));
+        assert!(refused(|v| v["nodes"][0]["gpus"][1]["uuid"] = "a,b".into()).contains("is not a UUID"));
         assert!(refused(|v| v["nodes"][0]["links"] = Value::from(vec!["X"])).contains("1 rows for 4 GPUs"));
         assert!(refused(|v| v["grants"][1]["uid"] = v["grants"][0]["uid"].clone()).contains("has the UID"));
         assert!(refused(|v| v["grants"][0]["node"] = "".into()).contains("node: is empty"));
@@ -368,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn quantities_are_told_in_bytes() {
+    fn quantity_instead_of_bytes_is_converted_in_the_message() {
         let error = refused(|v| v["nodes"][0]["gpus"][0]["memoryBytes"] = "80Gi".into());
         assert!(error.ends_with(": memoryBytes is \"80Gi\": write bytes: 85899345920"), "{error}");
         let error = refused(|v| v["nodes"][1]["memoryBytes"] = "1G".into());
@@ -376,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn more_gpus_than_a_node_can_have_are_refused() {
+    fn too_many_gpus_on_a_node_are_refused() {
         let many = |count: usize| {
             refused(|v| {
                 v["nodes"][2].as_object_mut().unwrap().remove("links");
@@ -391,13 +392,13 @@ mod tests {
                 v["grants"][0]["uid"] = if count > 64 { "u".into() } else { Value::Null };
             })
         };
-        assert_eq!(many(65), "nodes[2] (gpu-c).gpus: are 65: a node has 64 at the most");
+        assert_eq!(many(65), "nodes[2] (gpu-c).gpus: are 65: the maximum is 64");
         assert!(many(64).starts_with("grants[0]"));
         assert!(ClusterFile::from_json(&format!("\u{feff}{EXAMPLE}")).is_ok());
     }
 
     #[test]
-    fn a_grant_may_be_on_a_node_that_is_gone() {
+    fn grant_on_unknown_node_is_accepted() {
         let mut value: Value = serde_json::from_str(EXAMPLE).unwrap();
         value["grants"][0]["node"] = "gone".into();
         assert!(ClusterFile::from_json(&value.to_string()).is_ok());

@@ -1,40 +1,40 @@
-//! Dialects: the ways to spell asks and grants.
+//! Dialects: the extended resources and annotations for asks and grants of each GPU-sharing project.
 //!
-//! Each system Partage replaces wrote its asks as extended resources and annotations of its own. A dialect
-//! reads them into the one model ([`crate::model::PodAsk`]), writes a grant back as everything that dialect's
-//! users and tools look at, and reads such a grant again to take over a running cluster.
+//! For each dialect, [`asks`] reads the resources and annotations into one model ([`crate::model::PodAsk`]). [`grants`]
+//! encodes a grant into the annotations and environment that the users and tools of the dialect expect, and decodes such a
+//! grant to take over a running cluster.
 
-pub mod absent;
 pub mod asks;
+pub mod defaults;
 pub mod gpumounter;
 pub mod grants;
 
 use crate::model::{DEFAULT_SLOTS, MAX_SLOTS};
 use std::fmt;
 
-/// A way to spell asks and grants.
+/// The resource names and annotations of one GPU-sharing project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Dialect {
-    /// `partage.dev/*`.
+    /// Partage's own dialect: `partage.dev/*`.
     Native,
-    /// Aliyun gpushare: `aliyun.com/gpu-mem`.
+    /// The dialect of Aliyun gpushare: `aliyun.com/gpu-mem`.
     Gpushare,
-    /// Volcano vGPU: `volcano.sh/vgpu-*`.
+    /// The dialect of Volcano vGPU: `volcano.sh/vgpu-*`.
     Volcano,
     /// tkestack gpu-manager: `<any domain>/vcuda-*`.
     Vcuda,
     /// AWS virtual GPU: `k8s.amazonaws.com/vgpu`.
     Aws,
-    /// HAMi: `nvidia.com/gpu` and friends.
+    /// HAMi: `nvidia.com/gpu`, `nvidia.com/gpumem` and others.
     Hami,
 }
 
 impl Dialect {
-    /// Every dialect.
+    /// All dialects in declaration order.
     pub const ALL: [Dialect; 6] =
         [Dialect::Native, Dialect::Gpushare, Dialect::Volcano, Dialect::Vcuda, Dialect::Aws, Dialect::Hami];
 
-    /// Its name in output and settings.
+    /// Returns the name in output and settings.
     pub fn name(self) -> &'static str {
         match self {
             Dialect::Native => "native",
@@ -53,45 +53,47 @@ impl fmt::Display for Dialect {
     }
 }
 
-/// What a cluster decides about its dialects.
+/// Settings of a cluster for its dialects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// What one `aliyun.com/gpu-mem` is.
+pub struct DialectSettings {
+    /// Size of one unit of `aliyun.com/gpu-mem`.
     pub gpushare_unit: MemoryUnit,
-    /// How many MiB one `volcano.sh/vgpu-memory` is (upstream's `gpuMemoryFactor`).
+    /// Number of MiB in one `volcano.sh/vgpu-memory` (upstream's `gpuMemoryFactor`).
     pub volcano_memory_factor: u32,
-    /// Slots a GPU is split in for `k8s.amazonaws.com/vgpu`, where a node says nothing else.
+    /// Default number of slots per GPU for `k8s.amazonaws.com/vgpu`.
     pub aws_slots: u32,
 }
 
-impl Default for Settings {
+impl Default for DialectSettings {
     fn default() -> Self {
-        Settings { gpushare_unit: MemoryUnit::Gib, volcano_memory_factor: 1, aws_slots: DEFAULT_SLOTS }
+        DialectSettings { gpushare_unit: MemoryUnit::Gib, volcano_memory_factor: 1, aws_slots: DEFAULT_SLOTS }
     }
 }
 
-impl Settings {
-    /// These settings, if a cluster can run with them.
-    pub fn validate(self) -> Result<Settings, SettingsError> {
+impl DialectSettings {
+    /// Returns these settings if they are valid.
+    pub fn validate(self) -> Result<DialectSettings, DialectSettingsError> {
         if !(1..=MAX_SLOTS).contains(&self.aws_slots) {
-            return Err(SettingsError::Slots(self.aws_slots));
+            return Err(DialectSettingsError::Slots(self.aws_slots));
         }
         if self.volcano_memory_factor == 0 {
-            return Err(SettingsError::MemoryFactor);
+            return Err(DialectSettingsError::MemoryFactor);
         }
         Ok(self)
     }
 }
 
-/// Why settings cannot be used.
+/// Why settings are invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SettingsError {
-    /// Slots that no GPU can be split in.
-    #[error("a GPU split in {0} slots: write 1 to {MAX_SLOTS}, one MPS server takes no more clients")]
-    Slots(u32),
-    /// A unit of nothing.
+pub enum DialectSettingsError {
+    /// The number of slots is out of range.
     #[error(
-        "a volcano memory factor of 0 makes every ask empty: write the MiB one vgpu-memory is, 1 or more"
+        "{0} slots per GPU: write 1 to {MAX_SLOTS}, because an MPS server has at most {MAX_SLOTS} clients"
+    )]
+    Slots(u32),
+    /// The memory factor is zero.
+    #[error(
+        "a Volcano memory factor of 0 makes every request empty: write the number of MiB in one vgpu-memory, 1 or more"
     )]
     MemoryFactor,
 }
@@ -99,15 +101,15 @@ pub enum SettingsError {
 /// The unit of `aliyun.com/gpu-mem`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MemoryUnit {
-    /// 2^30 bytes.
+    /// One unit is a GiB, 2^30 bytes.
     #[default]
     Gib,
-    /// 2^20 bytes.
+    /// One unit is a MiB, 2^20 bytes.
     Mib,
 }
 
 impl MemoryUnit {
-    /// Bytes in one unit.
+    /// Returns the number of bytes in one unit.
     pub fn bytes(self) -> u64 {
         match self {
             MemoryUnit::Gib => 1 << 30,
@@ -120,28 +122,28 @@ impl MemoryUnit {
 mod tests {
     use super::*;
 
-    fn slots(aws_slots: u32) -> Result<Settings, SettingsError> {
-        Settings { aws_slots, ..Settings::default() }.validate()
+    fn slots(aws_slots: u32) -> Result<DialectSettings, DialectSettingsError> {
+        DialectSettings { aws_slots, ..DialectSettings::default() }.validate()
     }
 
     #[test]
-    fn a02_at_most_48_slots() {
+    fn a02_more_than_48_slots_are_refused() {
         assert!(slots(1).is_ok() && slots(48).is_ok());
         let error = slots(49).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "a GPU split in 49 slots: write 1 to 48, one MPS server takes no more clients"
+            "49 slots per GPU: write 1 to 48, because an MPS server has at most 48 clients"
         );
     }
 
     #[test]
-    fn a03_no_slots_is_refused() {
-        assert_eq!(slots(0), Err(SettingsError::Slots(0)));
+    fn a03_zero_slots_are_refused() {
+        assert_eq!(slots(0), Err(DialectSettingsError::Slots(0)));
     }
 
     #[test]
-    fn a_memory_factor_of_zero_is_refused() {
-        let settings = Settings { volcano_memory_factor: 0, ..Settings::default() };
-        assert_eq!(settings.validate(), Err(SettingsError::MemoryFactor));
+    fn memory_factor_of_zero_is_refused() {
+        let settings = DialectSettings { volcano_memory_factor: 0, ..DialectSettings::default() };
+        assert_eq!(settings.validate(), Err(DialectSettingsError::MemoryFactor));
     }
 }

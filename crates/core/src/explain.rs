@@ -4,11 +4,11 @@
 //! suggested fits the named node. Readers use it through [`Snapshot::explain`](crate::ledger::Snapshot::explain).
 
 mod suggest;
-mod words;
+mod text;
 
-pub use suggest::{Change, Suggestion};
+pub use suggest::{SuggestedChange, Suggestion};
 
-use crate::model::{Bytes, Cores, CoresAsk, MilliCpu, NodeName, PodAsk, Together};
+use crate::model::{Bytes, Colocation, Cores, CoresAsk, MilliCpu, NodeName, PodAsk};
 use crate::place::capacity::{GpuClass, NodeCapacity, NodeState};
 use crate::place::fit::{PreparedAsk, PreparedWant, ShareNeed, Shortfall};
 use crate::place::gpu_order;
@@ -24,7 +24,7 @@ pub struct Explanation {
     /// Nodes that the pod fits.
     pub fitting: Vec<NodeName>,
     /// Why it does not fit the others, the most frequent reason first.
-    pub reasons: Vec<Reason>,
+    pub reasons: Vec<NoFitReason>,
     /// Changes that would make it fit, where it fits nowhere.
     pub suggestions: Vec<Suggestion>,
     /// Each node that does not fit, in order.
@@ -33,58 +33,58 @@ pub struct Explanation {
 
 /// One reason, and how many nodes it applies to.
 #[derive(Clone, Debug)]
-pub struct Reason {
+pub struct NoFitReason {
     /// The cause, for programs.
-    pub cause: Cause,
-    /// Number of nodes.
+    pub cause: NoFitCause,
+    /// Number of nodes with this reason.
     pub nodes: usize,
     /// The node that comes closest, and how close.
-    pub closest: Option<Closest>,
+    pub closest: Option<ClosestNode>,
     /// The reason as text.
     pub text: String,
 }
 
 /// The node that comes closest to fitting.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Closest {
-    /// The node.
+pub struct ClosestNode {
+    /// Name of the node concerned.
     pub node: NodeName,
     /// The GPU there, where the reason is about one.
     pub gpu: Option<usize>,
-    /// What the node or GPU has.
-    pub has: Has,
+    /// The amount that the node or GPU has.
+    pub has: AvailableAmount,
 }
 
-impl Has {
+impl AvailableAmount {
     /// Returns the amount as a number: bytes, percent of a GPU's compute (rounded down), thousandths of a CPU, or a count.
     pub fn amount(self) -> u64 {
         match self {
-            Has::Memory(bytes) => bytes.0,
-            Has::Cores(cores) => u64::from(cores.as_millipercent() / 1000),
-            Has::Cpu(cpu) => cpu.0,
-            Has::Gpus(count) | Has::Slots(count) => u64::from(count),
+            AvailableAmount::Memory(bytes) => bytes.0,
+            AvailableAmount::Cores(cores) => u64::from(cores.as_millipercent() / 1000),
+            AvailableAmount::Cpu(cpu) => cpu.0,
+            AvailableAmount::Gpus(count) | AvailableAmount::Slots(count) => u64::from(count),
         }
     }
 }
 
 /// An amount that was not enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Has {
-    /// Memory.
+pub enum AvailableAmount {
+    /// An amount of memory.
     Memory(Bytes),
-    /// Compute.
+    /// An amount of compute.
     Cores(Cores),
-    /// CPU.
+    /// An amount of CPU.
     Cpu(MilliCpu),
     /// GPUs that would take a share.
     Gpus(u32),
-    /// Slots.
+    /// A number of slots.
     Slots(u32),
 }
 
 /// Why a pod does not fit a node, as one word. Ordered from the farthest from fitting to the nearest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Cause {
+pub enum NoFitCause {
     /// It has no GPU.
     NoGpu,
     /// Its GPUs are excluded by model.
@@ -105,46 +105,46 @@ pub enum Cause {
     HeldWhole,
     /// None of its GPUs is empty.
     NotEmpty,
-    /// Too little GPU memory.
+    /// Too little GPU memory is free.
     Memory,
-    /// Too little compute.
+    /// Too little compute is free.
     Cores,
-    /// Too little CPU.
+    /// Too little CPU is free.
     Cpu,
-    /// Too little host memory.
+    /// Too little host memory is free.
     HostMemory,
     /// Some GPUs fit, too few.
     TooFew,
     /// The containers fit alone, not together on one GPU.
-    Together,
+    Colocation,
     /// The containers fit alone, not all at once.
     AllAtOnce,
     /// The containers fit alone; whether all at once was not found out.
     GaveUp,
 }
 
-impl Cause {
+impl NoFitCause {
     /// Returns its name in JSON.
     pub fn name(self) -> &'static str {
         match self {
-            Cause::NoGpu => "noGpu",
-            Cause::Model => "model",
-            Cause::Uuid => "uuid",
-            Cause::Withheld => "withheld",
-            Cause::Card => "card",
-            Cause::Slots => "slots",
-            Cause::Shares => "shares",
-            Cause::Limits => "limits",
-            Cause::HeldWhole => "heldWhole",
-            Cause::NotEmpty => "notEmpty",
-            Cause::Memory => "memory",
-            Cause::Cores => "cores",
-            Cause::Cpu => "cpu",
-            Cause::HostMemory => "hostMemory",
-            Cause::TooFew => "tooFew",
-            Cause::Together => "together",
-            Cause::AllAtOnce => "allAtOnce",
-            Cause::GaveUp => "gaveUp",
+            NoFitCause::NoGpu => "noGpu",
+            NoFitCause::Model => "model",
+            NoFitCause::Uuid => "uuid",
+            NoFitCause::Withheld => "withheld",
+            NoFitCause::Card => "card",
+            NoFitCause::Slots => "slots",
+            NoFitCause::Shares => "shares",
+            NoFitCause::Limits => "limits",
+            NoFitCause::HeldWhole => "heldWhole",
+            NoFitCause::NotEmpty => "notEmpty",
+            NoFitCause::Memory => "memory",
+            NoFitCause::Cores => "cores",
+            NoFitCause::Cpu => "cpu",
+            NoFitCause::HostMemory => "hostMemory",
+            NoFitCause::TooFew => "tooFew",
+            NoFitCause::Colocation => "together",
+            NoFitCause::AllAtOnce => "allAtOnce",
+            NoFitCause::GaveUp => "gaveUp",
         }
     }
 }
@@ -152,18 +152,18 @@ impl Cause {
 impl Explanation {
     /// Returns a summary in one sentence: "1,213 nodes: 812 have no GPU with 8 GiB free, …; 401 …".
     pub fn summary(&self) -> String {
-        words::summary(self)
+        text::summary(self)
     }
 }
 
 /// Why a pod does not fit one node.
 #[derive(Clone, Debug)]
 pub struct NodeReport {
-    /// The node.
+    /// Name of the node concerned.
     pub node: NodeName,
     /// The cause that is nearest to fitting.
-    pub cause: Cause,
-    /// What each GPU is short of for the container that does not fit; `None` where it would fit.
+    pub cause: NoFitCause,
+    /// The shortfall of each GPU for the container that does not fit; `None` for GPUs that it fits.
     pub gpus: Vec<Option<Shortfall>>,
     /// The reason as text.
     pub text: String,
@@ -180,13 +180,14 @@ pub fn explain(cluster: &ClusterCapacity, ask: &PodAsk) -> Explanation {
         per_node: Vec::new(),
     };
     // By cause and, where one container is the problem, by container: the text is about what it asks for.
-    let mut reasons: BTreeMap<(Cause, usize), (usize, Option<Closest>)> = BTreeMap::new();
+    let mut reasons: BTreeMap<(NoFitCause, usize), (usize, Option<ClosestNode>)> = BTreeMap::new();
     // Nodes in equal states are examined once, unless the pod tells GPUs apart by UUID.
     let alike = ask.constraints.uuids.is_open();
-    let mut known: HashMap<NodeState, Option<Looked>> = HashMap::new();
+    let mut examined: HashMap<NodeState, Option<NodeExamination>> = HashMap::new();
     for (_, capacity) in cluster.nodes() {
-        let look = || Looked::at(capacity, cluster.classes(), &prepared);
-        let looked = if alike { known.entry(capacity.state()).or_insert_with(look).clone() } else { look() };
+        let look = || NodeExamination::at(capacity, cluster.classes(), &prepared);
+        let looked =
+            if alike { examined.entry(capacity.state()).or_insert_with(look).clone() } else { look() };
         let Some(looked) = looked else {
             explanation.fitting.push(capacity.node.name.clone());
             continue;
@@ -196,10 +197,10 @@ pub fn explain(cluster: &ClusterCapacity, ask: &PodAsk) -> Explanation {
         if let Some(has) = looked.has
             && closest.as_ref().is_none_or(|closest| closest.has < has)
         {
-            *closest = Some(Closest { node: capacity.node.name.clone(), gpu: looked.gpu, has });
+            *closest = Some(ClosestNode { node: capacity.node.name.clone(), gpu: looked.gpu, has });
         }
         let text =
-            words::node(&looked.short, looked.cause, &looked.gpus, &prepared, capacity, cluster.classes());
+            text::node(&looked.short, looked.cause, &looked.gpus, &prepared, capacity, cluster.classes());
         explanation.per_node.push(NodeReport {
             node: capacity.node.name.clone(),
             cause: looked.cause,
@@ -210,8 +211,8 @@ pub fn explain(cluster: &ClusterCapacity, ask: &PodAsk) -> Explanation {
     explanation.reasons = reasons
         .into_iter()
         .map(|((cause, ask), (nodes, closest))| {
-            let text = words::reason(cause, nodes, closest.as_ref(), &prepared, ask);
-            Reason { cause, nodes, closest, text }
+            let text = text::reason(cause, nodes, closest.as_ref(), &prepared, ask);
+            NoFitReason { cause, nodes, closest, text }
         })
         .collect();
     explanation.reasons.sort_by_key(|reason| (std::cmp::Reverse(reason.nodes), reason.cause));
@@ -223,24 +224,24 @@ pub fn explain(cluster: &ClusterCapacity, ask: &PodAsk) -> Explanation {
 
 /// The result of examining one node.
 #[derive(Clone)]
-struct Looked {
+struct NodeExamination {
     short: NodeShortfall,
     gpus: Vec<Option<Shortfall>>,
-    cause: Cause,
+    cause: NoFitCause,
     /// Index of the ask that does not fit, where it is a single one.
     ask: usize,
     gpu: Option<usize>,
-    has: Option<Has>,
+    has: Option<AvailableAmount>,
 }
 
-impl Looked {
+impl NodeExamination {
     /// Examines a node; returns `None` where the pod fits.
-    fn at(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> Option<Looked> {
+    fn at(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> Option<NodeExamination> {
         let short = why_not(capacity, classes, prepared)?;
         let gpus = gpu_shortfalls(capacity, classes, prepared, &short);
         let (cause, gpu, has) = cause(capacity, classes, prepared, &short, &gpus);
         let ask = if let NodeShortfall::Gpus { ask, .. } = short { ask } else { 0 };
-        Some(Looked { short, gpus, cause, ask, gpu, has })
+        Some(NodeExamination { short, gpus, cause, ask, gpu, has })
     }
 }
 
@@ -265,8 +266,8 @@ pub fn why_not(
             return Some(NodeShortfall::Gpus { ask, fitting });
         }
     }
-    Some(match prepared.ask.constraints.together {
-        Together::Required => NodeShortfall::Together,
+    Some(match prepared.ask.constraints.colocation {
+        Colocation::Required => NodeShortfall::Colocation,
         _ if solve::is_given_up(capacity, classes, prepared) => NodeShortfall::GaveUp,
         _ => NodeShortfall::AllAtOnce,
     })
@@ -280,7 +281,7 @@ fn fits_alone(
     wanted: &PreparedWant,
 ) -> bool {
     let mut ask = prepared.ask.clone();
-    ask.constraints.together = Together::Anywhere;
+    ask.constraints.colocation = Colocation::Anywhere;
     policies::fits(capacity, classes, &PreparedAsk { ask, wants: vec![wanted.clone()] })
 }
 
@@ -312,16 +313,18 @@ fn cause(
     prepared: &PreparedAsk,
     short: &NodeShortfall,
     gpus: &[Option<Shortfall>],
-) -> (Cause, Option<usize>, Option<Has>) {
+) -> (NoFitCause, Option<usize>, Option<AvailableAmount>) {
     match short {
-        NodeShortfall::Cpu { free, .. } => (Cause::Cpu, None, Some(Has::Cpu(*free))),
-        NodeShortfall::Memory { free, .. } => (Cause::HostMemory, None, Some(Has::Memory(*free))),
-        NodeShortfall::NoGpu => (Cause::NoGpu, None, None),
-        NodeShortfall::AllAtOnce => (Cause::AllAtOnce, None, None),
-        NodeShortfall::GaveUp => (Cause::GaveUp, None, None),
-        NodeShortfall::Together => (Cause::Together, None, None),
+        NodeShortfall::Cpu { free, .. } => (NoFitCause::Cpu, None, Some(AvailableAmount::Cpu(*free))),
+        NodeShortfall::Memory { free, .. } => {
+            (NoFitCause::HostMemory, None, Some(AvailableAmount::Memory(*free)))
+        }
+        NodeShortfall::NoGpu => (NoFitCause::NoGpu, None, None),
+        NodeShortfall::AllAtOnce => (NoFitCause::AllAtOnce, None, None),
+        NodeShortfall::GaveUp => (NoFitCause::GaveUp, None, None),
+        NodeShortfall::Colocation => (NoFitCause::Colocation, None, None),
         NodeShortfall::Gpus { fitting, .. } if *fitting > 0 => {
-            (Cause::TooFew, None, Some(Has::Gpus(*fitting)))
+            (NoFitCause::TooFew, None, Some(AvailableAmount::Gpus(*fitting)))
         }
         NodeShortfall::Gpus { ask, .. } => {
             let near = gpus.iter().enumerate().filter_map(|(gpu, short)| {
@@ -330,32 +333,34 @@ fn cause(
             });
             match near.max() {
                 // Slots may come from several GPUs, so the number on all of them counts.
-                Some((Cause::Cores | Cause::Slots, ..)) if asked_slots(&prepared.wants[*ask]).is_some() => {
+                Some((NoFitCause::Cores | NoFitCause::Slots, ..))
+                    if asked_slots(&prepared.wants[*ask]).is_some() =>
+                {
                     let free = free_slots(capacity, classes, prepared, &prepared.wants[*ask]);
-                    (Cause::Slots, None, Some(Has::Slots(free)))
+                    (NoFitCause::Slots, None, Some(AvailableAmount::Slots(free)))
                 }
                 Some((cause, has, std::cmp::Reverse(gpu))) => (cause, Some(gpu), has),
-                None => (Cause::NoGpu, None, None),
+                None => (NoFitCause::NoGpu, None, None),
             }
         }
     }
 }
 
-fn gpu_cause(short: &Shortfall) -> (Cause, Option<Has>) {
+fn gpu_cause(short: &Shortfall) -> (NoFitCause, Option<AvailableAmount>) {
     match *short {
-        Shortfall::Withheld => (Cause::Withheld, None),
-        Shortfall::Model => (Cause::Model, None),
-        Shortfall::Uuid => (Cause::Uuid, None),
-        Shortfall::Card { card, .. } => (Cause::Card, Some(Has::Memory(card))),
-        Shortfall::Slots { .. } => (Cause::Slots, None),
-        Shortfall::HeldWhole => (Cause::HeldWhole, None),
-        Shortfall::Shares { .. } => (Cause::Shares, None),
-        Shortfall::NotEmpty { .. } => (Cause::NotEmpty, None),
-        Shortfall::BesideUnlimited | Shortfall::BesideLimited => (Cause::Limits, None),
-        Shortfall::Memory { free, .. } => (Cause::Memory, Some(Has::Memory(free))),
-        Shortfall::Cores { free, .. } => (Cause::Cores, Some(Has::Cores(free))),
-        Shortfall::CoresAllPromised | Shortfall::CoresForOthers { .. } => {
-            (Cause::Cores, Some(Has::Cores(Cores::NONE)))
+        Shortfall::Withheld => (NoFitCause::Withheld, None),
+        Shortfall::Model => (NoFitCause::Model, None),
+        Shortfall::Uuid => (NoFitCause::Uuid, None),
+        Shortfall::Card { card, .. } => (NoFitCause::Card, Some(AvailableAmount::Memory(card))),
+        Shortfall::Slots { .. } => (NoFitCause::Slots, None),
+        Shortfall::HeldWhole => (NoFitCause::HeldWhole, None),
+        Shortfall::Shares { .. } => (NoFitCause::Shares, None),
+        Shortfall::NotEmpty { .. } => (NoFitCause::NotEmpty, None),
+        Shortfall::BesideUnlimited | Shortfall::BesideLimited => (NoFitCause::Limits, None),
+        Shortfall::Memory { free, .. } => (NoFitCause::Memory, Some(AvailableAmount::Memory(free))),
+        Shortfall::Cores { free, .. } => (NoFitCause::Cores, Some(AvailableAmount::Cores(free))),
+        Shortfall::CoresAllGuaranteed | Shortfall::CoresForOthers { .. } => {
+            (NoFitCause::Cores, Some(AvailableAmount::Cores(Cores::NONE)))
         }
     }
 }
@@ -378,7 +383,7 @@ fn first_fitting(cluster: &ClusterCapacity, ask: &PodAsk) -> Option<NodeIndex> {
 }
 
 fn asked_slots(wanted: &PreparedWant) -> Option<u32> {
-    match wanted.want.part.cores {
+    match wanted.want.share.cores {
         CoresAsk::Slots(slots) => Some(slots),
         _ => None,
     }
@@ -393,13 +398,13 @@ fn free_slots(
 ) -> u32 {
     let fits = |slots: u32| {
         let mut ask = prepared.ask.clone();
-        ask.constraints.together = Together::Anywhere;
+        ask.constraints.colocation = Colocation::Anywhere;
         let mut wanted = wanted.clone();
-        wanted.want.part.cores = CoresAsk::Slots(slots);
+        wanted.want.share.cores = CoresAsk::Slots(slots);
         wanted.needs = classes
             .iter()
             .zip(&wanted.needs)
-            .map(|(class, need)| need.map(|_| ShareNeed::of(&wanted.want.part, class)))
+            .map(|(class, need)| need.map(|_| ShareNeed::of(&wanted.want.share, class)))
             .collect();
         policies::fits(capacity, classes, &PreparedAsk { ask, wants: vec![wanted] })
     };

@@ -23,9 +23,9 @@ use crate::model::{
     ShareAsk, WantedGpus,
 };
 use crate::place::{
-    ClusterCapacity, Decision, HostUsage, NodeIndex, PolicyEngine, RankCache, Usage, placement,
+    ClusterCapacity, Decision, GpuAllocation, HostUsage, NodeIndex, PolicyEngine, RankCache, placement,
 };
-use statement::Undo;
+use statement::UndoEntry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// A point in time in milliseconds, by whatever clock the caller uses.
@@ -47,7 +47,7 @@ pub enum GrantStage {
 /// The grant of one pod, as the ledger counts it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldGrant {
-    /// The pod.
+    /// The pod that holds the grant.
     pub pod: PodId,
     /// How far the grant has come.
     pub stage: GrantStage,
@@ -55,21 +55,21 @@ pub struct HeldGrant {
     pub grant: PodGrant,
     /// CPU and host memory that the pod uses.
     pub host: HostUsage,
-    /// What is counted on each GPU of the node, by GPU index.
-    usage: Vec<(usize, Usage)>,
+    /// The counted usage on each GPU of the node, by GPU index.
+    usage: Vec<(usize, GpuAllocation)>,
 }
 
 impl HeldGrant {
     /// Returns what the pod uses of a GPU of its node, by GPU index, at the time when it uses most.
-    pub fn usage_on(&self, gpu: usize) -> Usage {
-        self.usage.iter().find(|(at, _)| *at == gpu).map_or_else(Usage::default, |(_, usage)| *usage)
+    pub fn usage_on(&self, gpu: usize) -> GpuAllocation {
+        self.usage.iter().find(|(at, _)| *at == gpu).map_or_else(GpuAllocation::default, |(_, usage)| *usage)
     }
 
     /// Returns an ask that would have been granted this, for policies that learn from what is held after a restart.
     pub fn to_ask(&self) -> PodAsk {
         let asks = self.grant.grants.iter().filter_map(|grant| {
             let first = grant.shares.first()?;
-            let part = ShareAsk {
+            let share = ShareAsk {
                 memory: first.memory_bytes.map_or(MemoryAsk::Unlimited, MemoryAsk::Exactly),
                 cores: first.cores.map_or(CoresAsk::Uncounted, CoresAsk::Exactly),
                 whole: first.whole,
@@ -77,7 +77,7 @@ impl HeldGrant {
             };
             let count = u32::try_from(grant.shares.len()).unwrap_or(u32::MAX);
             let role = if grant.init { ContainerRole::Init } else { ContainerRole::App };
-            Some(Ask { container: grant.container.clone(), role, want: WantedGpus { count, part } })
+            Some(Ask { container: grant.container.clone(), role, want: WantedGpus { count, share } })
         });
         PodAsk { asks: asks.collect(), cpu: self.host.cpu(), memory: self.host.memory(), ..PodAsk::default() }
     }
@@ -89,17 +89,17 @@ pub enum ReserveError {
     /// No node has capacity for the pod.
     #[error("no node has capacity for pod {namespace}/{name}")]
     NoCapacity {
-        /// The pod's namespace.
+        /// Namespace of the pod concerned.
         namespace: String,
-        /// The pod's name.
+        /// Name of the pod concerned.
         name: String,
     },
     /// The node was removed, or its inventory or settings changed.
     #[error("the node chosen for pod {namespace}/{name} has changed since the decision: decide again")]
     NodeChanged {
-        /// The pod's namespace.
+        /// Namespace of the pod concerned.
         namespace: String,
-        /// The pod's name.
+        /// Name of the pod concerned.
         name: String,
     },
     /// Another pod took the capacity.
@@ -107,11 +107,11 @@ pub enum ReserveError {
         "node {node} has no capacity left for pod {namespace}/{name}: another pod took it since the decision; decide again"
     )]
     CapacityTaken {
-        /// The node.
+        /// Name of the node concerned.
         node: NodeName,
-        /// The pod's namespace.
+        /// Namespace of the pod concerned.
         namespace: String,
-        /// The pod's name.
+        /// Name of the pod concerned.
         name: String,
     },
     /// The pod holds another grant already.
@@ -119,9 +119,9 @@ pub enum ReserveError {
     AlreadyHeld {
         /// The node it holds a grant on.
         node: NodeName,
-        /// The pod's namespace.
+        /// Namespace of the pod concerned.
         namespace: String,
-        /// The pod's name.
+        /// Name of the pod concerned.
         name: String,
     },
 }
@@ -288,7 +288,7 @@ impl Ledger {
         ask: &PodAsk,
         decision: &Decision,
         until: LedgerTime,
-        undo: Option<&mut Vec<Undo>>,
+        undo: Option<&mut Vec<UndoEntry>>,
     ) -> Result<PodGrant, ReserveError> {
         let names = || (pod.namespace.to_string(), pod.name.to_string());
         let Some(capacity) = self.cluster.current(decision) else {
@@ -324,14 +324,14 @@ impl Ledger {
         pod: PodId,
         grant: PodGrant,
         host: HostUsage,
-        mut undo: Option<&mut Vec<Undo>>,
+        mut undo: Option<&mut Vec<UndoEntry>>,
     ) -> Option<PodGrant> {
         if let Some(held) = self.held.get_mut(&pod.uid)
             && held.grant == grant
             && held.host == host
         {
             if let Some(undo) = undo {
-                undo.push(Undo::stage(pod.uid, held.stage));
+                undo.push(UndoEntry::stage(pod.uid, held.stage));
             }
             held.stage = GrantStage::Confirmed;
             return None;
@@ -349,10 +349,10 @@ impl Ledger {
     }
 
     /// Counts a grant. The pod must not hold another.
-    fn insert(&mut self, held: HeldGrant, undo: Option<&mut Vec<Undo>>) {
+    fn insert(&mut self, held: HeldGrant, undo: Option<&mut Vec<UndoEntry>>) {
         let node = self.cluster.index_of(&held.grant.node);
         if let Some(undo) = undo {
-            undo.push(Undo::insertion(held.pod.uid.clone(), node.map(|node| self.cluster.save(node))));
+            undo.push(UndoEntry::insertion(held.pod.uid.clone(), node.map(|node| self.cluster.save(node))));
         }
         if let Some(node) = node {
             self.cluster.add_usage(node, &held.usage, held.host);
@@ -361,12 +361,12 @@ impl Ledger {
     }
 
     /// Stops counting the grant of a pod and returns it.
-    fn remove(&mut self, uid: &PodUid, undo: Option<&mut Vec<Undo>>) -> Option<HeldGrant> {
+    fn remove(&mut self, uid: &PodUid, undo: Option<&mut Vec<UndoEntry>>) -> Option<HeldGrant> {
         let (held, nodes) = self.unlist(uid)?;
         let node = self.cluster.index_of(&held.grant.node);
         if let Some(undo) = undo {
             let saved = node.map(|node| self.cluster.save(node));
-            undo.push(Undo::removal(held.clone(), nodes, saved));
+            undo.push(UndoEntry::removal(held.clone(), nodes, saved));
         }
         if let Some(node) = node {
             self.cluster.remove_usage(node, &held.usage, held.host);
@@ -396,7 +396,7 @@ impl Ledger {
 
 /// Returns what a grant uses of each GPU of its node, at the time when it uses most. GPUs that the node does not
 /// have are left out; the audit reports them.
-fn peak_usage(cluster: &ClusterCapacity, grant: &PodGrant) -> Vec<(usize, Usage)> {
+fn peak_usage(cluster: &ClusterCapacity, grant: &PodGrant) -> Vec<(usize, GpuAllocation)> {
     let Some(node) = cluster.index_of(&grant.node) else { return Vec::new() };
     let last_init = grant.grants.iter().rposition(|grant| grant.init);
     // Sidecars are listed among the init containers, ordinary containers after them.
@@ -411,7 +411,7 @@ fn peak_usage(cluster: &ClusterCapacity, grant: &PodGrant) -> Vec<(usize, Usage)
         grant.grants[at].shares.iter().filter_map(|share| {
             let gpu = capacity.node.gpu_index(&share.gpu)?;
             let class = usize::from(capacity.gpus[gpu].class);
-            Some((gpu, Usage::of_share(share, &cluster.classes()[class])))
+            Some((gpu, GpuAllocation::of_share(share, &cluster.classes()[class])))
         })
     })
 }

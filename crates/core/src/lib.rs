@@ -1,4 +1,4 @@
-//! What Partage decides, and nothing else: pure functions with no I/O, no clock and no `unsafe`.
+//! The decisions of Partage as pure functions: dialects, placement, ledger and explanations. No I/O, no clock, no `unsafe`.
 #![forbid(unsafe_code)]
 
 pub mod check;
@@ -11,8 +11,9 @@ pub mod model;
 pub mod place;
 pub mod pod;
 pub mod quantity;
-mod quote;
+pub mod replay;
 pub mod resize;
-pub mod simulate;
+mod truncate;
+
 #[cfg(test)]
 pub(crate) mod testing;

@@ -1,12 +1,12 @@
-//! From the documents of a manifest to the workloads in it.
+//! Extracts the workloads from the documents of a manifest.
 
 use crate::dialect::{asks, grants};
-use crate::pod::{Pod, Problem, not_a_string};
-use crate::quote::short;
+use crate::pod::{PodManifest, Problem, not_a_string};
+use crate::truncate::shorten;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// The kinds whose pods are read.
+/// Kinds whose pods are checked.
 pub const KINDS: [&str; 9] = [
     "Pod",
     "Deployment",
@@ -19,54 +19,54 @@ pub const KINDS: [&str; 9] = [
     "PodTemplate",
 ];
 
-/// Something that runs pods.
+/// An object that creates pods, or a pod itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Workload {
-    /// Its kind.
+pub struct WorkloadManifest {
+    /// Kind of the object.
     pub kind: String,
-    /// Its namespace, where it says one.
+    /// Namespace, if the manifest names one.
     pub namespace: Option<String>,
-    /// Its name, or the start of it where Kubernetes shall generate the rest.
+    /// Name, or the prefix (`generateName`) from which Kubernetes generates it.
     pub name: Option<String>,
-    /// Its pod, or the template of its pods.
-    pub pod: Pod,
-    /// What is wrong with its form.
+    /// The pod, or the template of the pods.
+    pub pod: PodManifest,
+    /// Problems with the structure of the object.
     pub problems: Vec<Problem>,
 }
 
-/// What the documents of a manifest hold.
+/// The objects in the documents of a manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Contents {
+pub struct ManifestContents {
     /// The workloads, in the order of the documents.
-    pub workloads: Vec<Workload>,
-    /// How many objects are of which other kinds.
+    pub workloads: Vec<WorkloadManifest>,
+    /// Number of objects of each other kind.
     pub others: BTreeMap<String, usize>,
-    /// Those of them that ask for GPUs all the same, in words.
+    /// Messages about objects of other kinds that request GPUs.
     pub unread: Vec<String>,
-    /// Documents that are no Kubernetes objects, in words.
+    /// Messages about documents that are not Kubernetes objects.
     pub unreadable: Vec<String>,
 }
 
-/// Reads the workloads from parsed documents.
-pub fn read(documents: &[Value]) -> Contents {
-    let mut contents = Contents::default();
+/// Extracts the workloads from parsed documents.
+pub fn read(documents: &[Value]) -> ManifestContents {
+    let mut contents = ManifestContents::default();
     for (index, document) in documents.iter().enumerate() {
-        // "---" before or after everything leaves an empty document, which kubectl skips as well.
+        // A leading or trailing "---" makes an empty document, which kubectl skips, too.
         if !document.is_null() {
-            object(document, None, &format!("document {}", index + 1), &mut contents);
+            read_object(document, None, &format!("document {}", index + 1), &mut contents);
         }
     }
     contents
 }
 
-/// Reads one object; `implied` is its kind where it stands in a typed list and does not repeat it.
-fn object(object: &Value, implied: Option<&str>, place: &str, contents: &mut Contents) {
+/// Reads one object. `implied` is the kind of a typed list, whose items may omit it.
+fn read_object(object: &Value, implied: Option<&str>, place: &str, contents: &mut ManifestContents) {
     if !object.is_object() {
-        contents.unreadable.push(format!("{place} is no Kubernetes object: it must be a map with a kind"));
+        contents.unreadable.push(format!("{place} is not a Kubernetes object: it must be a map with a kind"));
         return;
     }
     let Some(kind) = object.get("kind").and_then(Value::as_str).or(implied) else {
-        contents.unreadable.push(format!("{place} says no kind: add one, like \"kind: Pod\""));
+        contents.unreadable.push(format!("{place} has no kind: add one, like \"kind: Pod\""));
         return;
     };
     if let Some(of) = kind.strip_suffix("List")
@@ -74,14 +74,15 @@ fn object(object: &Value, implied: Option<&str>, place: &str, contents: &mut Con
     {
         let implied = (!of.is_empty()).then_some(of);
         for (index, item) in items.iter().enumerate() {
-            self::object(item, implied, &format!("{place}, item {}", index + 1), contents);
+            read_object(item, implied, &format!("{place}, item {}", index + 1), contents);
         }
         return;
     }
     let version = object.get("apiVersion").and_then(Value::as_str).unwrap_or("v1");
     let group = version.split_once('/').map_or("", |(group, _)| group);
-    // Other groups have objects of the same kind and another shape. Theirs is a domain, Kubernetes' own a word.
-    let own = !group.contains('.');
+    // Objects of other API groups may have the same kind and another structure. Their groups are domains; the groups of
+    // Kubernetes itself that matter here contain no dot.
+    let is_builtin = !group.contains('.');
     match (group, kind) {
         ("batch.volcano.sh", "Job") => {
             let tasks = object["spec"]["tasks"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -91,52 +92,52 @@ fn object(object: &Value, implied: Option<&str>, place: &str, contents: &mut Con
             let tasks = tasks.iter().enumerate();
             contents.workloads.extend(tasks.map(|(index, task)| volcano_task(object, index, task)));
         }
-        _ if own && let Some(path) = template_path(kind) => {
+        _ if is_builtin && let Some(path) = template_path(kind) => {
             let template =
                 path.split('.').filter(|key| !key.is_empty()).fold(object, |value, key| &value[key]);
             let mut workload = workload(kind, object, path, template);
-            workload.problems.extend(wrong_version(object, kind));
+            workload.problems.extend(check_version(object, kind));
             contents.workloads.push(workload);
         }
-        _ => match KINDS.iter().find(|known| own && known.eq_ignore_ascii_case(kind)) {
+        _ => match KINDS.iter().find(|known| is_builtin && known.eq_ignore_ascii_case(kind)) {
             Some(known) => {
-                let kind = short(kind);
+                let kind = shorten(kind);
                 contents.unreadable.push(format!("{place} is of kind \"{kind}\": did you mean \"{known}\"?"));
             }
             None => {
-                *contents.others.entry(short(kind)).or_default() += 1;
-                if asks_for_gpus(object) {
-                    contents.unread.push(unread(kind, object));
+                *contents.others.entry(shorten(kind)).or_default() += 1;
+                if requests_gpus(object) {
+                    contents.unread.push(unread_message(kind, object));
                 }
             }
         },
     }
 }
 
-/// Whether containers ask for GPUs anywhere inside, whatever this is.
-fn asks_for_gpus(value: &Value) -> bool {
+/// Returns whether any container in an object of any structure requests GPUs.
+fn requests_gpus(value: &Value) -> bool {
     let amounts = ["limits", "requests"].into_iter().filter_map(|key| value["resources"][key].as_object());
     amounts.flatten().any(|(resource, _)| asks::is_or_resembles_ask(resource))
         || match value {
-            Value::Array(items) => items.iter().any(asks_for_gpus),
-            Value::Object(fields) => fields.values().any(asks_for_gpus),
+            Value::Array(items) => items.iter().any(requests_gpus),
+            Value::Object(fields) => fields.values().any(requests_gpus),
             _ => false,
         }
 }
 
-/// Why an object that asks for GPUs was not read, and what to do about it.
-fn unread(kind: &str, object: &Value) -> String {
+/// Returns the message about an object of another kind that requests GPUs.
+fn unread_message(kind: &str, object: &Value) -> String {
     let name = object["metadata"]["name"].as_str().unwrap_or("(no name)");
     format!(
-        "{} \"{}\" asks for GPUs and was not read: only {} and Volcano's Job are; check the pods it makes, as in `kubectl get pods -o json | partage check -f -`",
-        short(kind),
-        short(name),
+        "{} \"{}\" requests GPUs but was not checked: only {} and Volcano's Job are supported; check the pods that it creates, as in `kubectl get pods -o json | partage check -f -`",
+        shorten(kind),
+        shorten(name),
         KINDS.join(", ")
     )
 }
 
-/// A group or version under which Kubernetes has no such kind.
-fn wrong_version(object: &Value, kind: &str) -> Option<Problem> {
+/// Reports an API version that does not have this kind.
+fn check_version(object: &Value, kind: &str) -> Option<Problem> {
     let group = match kind {
         "Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet" => "apps",
         "Job" | "CronJob" => "batch",
@@ -144,21 +145,21 @@ fn wrong_version(object: &Value, kind: &str) -> Option<Problem> {
     };
     let right = if group.is_empty() { "v1".to_string() } else { format!("{group}/v1") };
     let written = match object.get("apiVersion") {
-        // The API server will say so soon enough; what the pods ask is clear without it.
+        // The API server reports a missing version. The requests of the pods are clear without it.
         None | Some(Value::Null) => return None,
         Some(Value::String(text)) => text.clone(),
         Some(other) => other.to_string(),
     };
     let (of, version) = written.split_once('/').unwrap_or(("", &written));
-    // Beta versions of old are of these groups, too; what they held reads the same.
+    // Old beta versions are in these groups, too, and have the same structure.
     let known = (of == group || (of == "extensions" && group == "apps")) && version.starts_with('v');
     (!known).then(|| {
-        let message = format!("Kubernetes has no {kind} in \"{}\": write \"{right}\"", short(&written));
+        let message = format!("\"{}\" has no kind {kind}: write \"{right}\"", shorten(&written));
         Problem::of_pod("apiVersion", message)
     })
 }
 
-/// Where an object of this kind keeps what its pods are made from.
+/// Returns the path of the pod template in an object of this kind.
 fn template_path(kind: &str) -> Option<&'static str> {
     Some(match kind {
         "Pod" => "",
@@ -171,7 +172,7 @@ fn template_path(kind: &str) -> Option<&'static str> {
     })
 }
 
-fn workload(kind: &str, object: &Value, path: &str, template: &Value) -> Workload {
+fn workload(kind: &str, object: &Value, path: &str, template: &Value) -> WorkloadManifest {
     let metadata = &object["metadata"];
     let mut problems = Vec::new();
     let mut text = |key: &str| match &metadata[key] {
@@ -189,31 +190,34 @@ fn workload(kind: &str, object: &Value, path: &str, template: &Value) -> Workloa
         problems.push(Problem::of_pod("metadata.name", format!("the {kind} has no name: add one")));
     }
     let (pod, more) = match template {
-        Value::Object(_) => Pod::read(&template["metadata"], &template["spec"]),
+        Value::Object(_) => PodManifest::read(&template["metadata"], &template["spec"]),
         _ => {
-            let message = format!("the {kind} does not say what its pods are: add {path}");
-            (Pod::default(), vec![Problem::of_pod(path, message)])
+            let message = format!("the {kind} has no pod template: add {path}");
+            (PodManifest::default(), vec![Problem::of_pod(path, message)])
         }
     };
     problems.extend(more);
-    // On the object around the pods an annotation is read by nobody, which is easily overlooked.
+    // An annotation on the outer object has no effect, which is easy to overlook.
     let outer = metadata["annotations"].as_object().filter(|_| !path.is_empty()).into_iter().flatten();
-    let overlooked = |key: &str| asks::reads_annotation(key) && !grants::is_record(key);
-    for (key, _) in outer.filter(|(key, _)| overlooked(key) && !pod.annotations.contains_key(*key)) {
-        let message =
-            format!("stands on the {kind}, its pods do not have it: move it to {path}.metadata.annotations");
+    let is_misplaced = |key: &str| asks::reads_annotation(key) && !grants::is_record(key);
+    for (key, _) in outer.filter(|(key, _)| is_misplaced(key) && !pod.annotations.contains_key(*key)) {
+        let message = format!(
+            "is set on the {kind}, but its pods do not have it: move it to {path}.metadata.annotations"
+        );
         problems.push(Problem::of_pod(key, message));
     }
-    // In a pod it is how the cluster runs it; a template with it would forge the same for every pod.
+    // A running pod has its scheduler's record. In a template, the record would be forged for every pod.
     let records = pod.annotations.keys().filter(|key| !path.is_empty() && grants::is_record(key));
     problems.extend(
-        records.map(|key| Problem::of_pod(key, "is written by the scheduler, not for manifests: remove it")),
+        records.map(|key| {
+            Problem::of_pod(key, "is set by the scheduler and must not be in a manifest: remove it")
+        }),
     );
-    Workload { kind: kind.into(), namespace, name, pod, problems }
+    WorkloadManifest { kind: kind.into(), namespace, name, pod, problems }
 }
 
-/// One task of Volcano's own Job, which has a template for each.
-fn volcano_task(job: &Value, index: usize, task: &Value) -> Workload {
+/// Reads one task of Volcano's Job, which has a template for each task.
+fn volcano_task(job: &Value, index: usize, task: &Value) -> WorkloadManifest {
     let path = format!("spec.tasks[{index}].template");
     let mut workload = workload("Job", job, &path, &task["template"]);
     let task = task["name"].as_str().map_or_else(|| index.to_string(), String::from);
@@ -230,12 +234,12 @@ mod tests {
         json!({"containers": [{"name": "main"}]})
     }
 
-    fn names(contents: &Contents) -> Vec<(&str, &str)> {
+    fn names(contents: &ManifestContents) -> Vec<(&str, &str)> {
         contents.workloads.iter().map(|w| (w.kind.as_str(), w.name.as_deref().unwrap_or("-"))).collect()
     }
 
     #[test]
-    fn reads_every_kind() {
+    fn pods_of_every_kind_are_read() {
         for kind in KINDS {
             let template = json!({"spec": spec()});
             let version = match kind {
@@ -261,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_lists_and_counts_the_rest() {
+    fn lists_are_read_and_other_kinds_are_counted() {
         let pod = json!({"kind": "Pod", "metadata": {"generateName": "w-"}, "spec": spec()});
         let bare = json!({"metadata": {"name": "b"}, "spec": spec()});
         let foreign = json!({"apiVersion": "serving.example/v1", "kind": "Deployment"});
@@ -278,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_the_tasks_of_a_volcano_job() {
+    fn tasks_of_a_volcano_job_are_read() {
         let template = json!({"spec": spec()});
         let job = json!({
             "apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": "train"},
@@ -290,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn annotations_must_be_on_the_pods() {
+    fn annotations_outside_the_pod_template_are_problems() {
         let annotations = json!({"partage.dev/policy": "spread", "a.com/vcuda-core-limit": "5", "note": "x"});
         let deployment = |inner: &Value| {
             json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d", "annotations": annotations},
@@ -301,13 +305,13 @@ mod tests {
         assert_eq!(fields, ["a.com/vcuda-core-limit", "partage.dev/policy"]);
         assert_eq!(
             contents.workloads[0].problems[1].message,
-            "stands on the Deployment, its pods do not have it: move it to spec.template.metadata.annotations"
+            "is set on the Deployment, but its pods do not have it: move it to spec.template.metadata.annotations"
         );
         assert_eq!(contents.workloads[1].problems, []);
     }
 
     #[test]
-    fn names_that_are_numbers_are_understood() {
+    fn numeric_names_are_converted() {
         let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": 123, "namespace": 456}, "spec": spec()});
         let contents = read(&[pod]);
         assert_eq!(names(&contents), [("Pod", "123")]);
@@ -317,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_and_versions_that_do_not_exist_are_named() {
+    fn unknown_kinds_and_versions_are_reported() {
         let object = |version: &str, kind: &str| {
             let template = json!({"spec": spec()});
             json!({"apiVersion": version, "kind": kind, "metadata": {"name": "x"}, "spec": {
@@ -341,7 +345,7 @@ mod tests {
         let contents = read(&[object("v1", "Deployment"), object("v1", "pod")]);
         assert_eq!(
             contents.workloads[0].problems[0].message,
-            "Kubernetes has no Deployment in \"v1\": write \"apps/v1\""
+            "\"v1\" has no kind Deployment: write \"apps/v1\""
         );
         assert_eq!(contents.unreadable, ["document 2 is of kind \"pod\": did you mean \"Pod\"?"]);
         let foreign = read(&[object("serving.example/v1", "pod"), object("serving.example/v1", "Pod")]);
@@ -349,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn decisions_are_not_for_templates() {
+    fn scheduler_records_in_templates_are_problems() {
         let annotations = json!({
             "partage.dev/grant": "{}", "ALIYUN_COM_GPU_MEM_IDX": "0", "a.com/predicate-gpu-idx-0": "0", "x": "y",
         });
@@ -362,25 +366,22 @@ mod tests {
         let contents = read(&[deployment, pod]);
         let problems = &contents.workloads[0].problems;
         assert_eq!(problems.len(), 3);
-        assert_eq!(problems[0].message, "is written by the scheduler, not for manifests: remove it");
+        assert_eq!(problems[0].message, "is set by the scheduler and must not be in a manifest: remove it");
         assert_eq!(contents.workloads[1].problems, []);
     }
 
     #[test]
-    fn a_volcano_job_without_tasks_is_a_problem() {
+    fn volcano_job_without_tasks_is_a_problem() {
         let job = json!({
             "apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": "train"},
             "spec": {"tasks": []},
         });
         let contents = read(&[job]);
-        assert_eq!(
-            contents.workloads[0].problems[0].message,
-            "the Job does not say what its pods are: add spec.tasks"
-        );
+        assert_eq!(contents.workloads[0].problems[0].message, "the Job has no pod template: add spec.tasks");
     }
 
     #[test]
-    fn other_kinds_that_ask_for_gpus_are_named() {
+    fn other_kinds_that_request_gpus_are_reported() {
         let container = json!({"name": "c", "resources": {"limits": {"nvidia.com/gpu": 1}}});
         let object = |kind: &str, spec: Value| json!({"apiVersion": "example.com/v1", "kind": kind, "metadata": {"name": "x"}, "spec": spec});
         let template = json!({"spec": {"containers": [container]}});
@@ -390,19 +391,19 @@ mod tests {
             object("Quota", json!({"limits": {"nvidia.com/gpu": 1}, "containers": [{"name": "c"}]})),
         ]);
         assert_eq!(contents.unread.len(), 2);
-        assert!(contents.unread[0].starts_with("RayJob \"x\" asks for GPUs and was not read: only Pod, "));
+        assert!(contents.unread[0].starts_with("RayJob \"x\" requests GPUs but was not checked: only Pod, "));
         assert_eq!(contents.others.len(), 3);
     }
 
     #[test]
-    fn names_what_is_no_object() {
+    fn documents_that_are_not_objects_are_reported() {
         let contents = read(&[json!("text"), json!({"metadata": {}}), json!({"kind": "List", "items": [3]})]);
         assert_eq!(
             contents.unreadable,
             [
-                "document 1 is no Kubernetes object: it must be a map with a kind",
-                "document 2 says no kind: add one, like \"kind: Pod\"",
-                "document 3, item 1 is no Kubernetes object: it must be a map with a kind",
+                "document 1 is not a Kubernetes object: it must be a map with a kind",
+                "document 2 has no kind: add one, like \"kind: Pod\"",
+                "document 3, item 1 is not a Kubernetes object: it must be a map with a kind",
             ]
         );
     }
@@ -417,8 +418,8 @@ mod tests {
             messages,
             [
                 "the Deployment has no name: add one",
-                "the Deployment does not say what its pods are: add spec.template",
-                "spec.containers must be a list of containers, it is missing",
+                "the Deployment has no pod template: add spec.template",
+                "spec.containers must be a list of containers, but it is missing",
             ]
         );
     }

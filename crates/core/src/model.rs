@@ -1,7 +1,7 @@
-//! The nouns of Partage: gpu, node, ask, share and grant, with the units they are counted in.
+//! The data model: GPU, node, ask, share and grant, and their units.
 //!
-//! Amounts are integers. Memory is bytes, compute is thousandths of a percent of one GPU, and nothing here
-//! wraps around: arithmetic that could leave its range is checked where it happens.
+//! Amounts are integers: memory in bytes, compute in thousandths of a percent of one GPU. All arithmetic that could
+//! overflow is checked.
 
 mod amounts;
 mod ask;
@@ -11,9 +11,11 @@ mod names;
 
 pub use amounts::{Bytes, Cores, CoresError, MilliCpu};
 pub use ask::{
-    Ask, Constraints, ContainerRole, CoresAsk, MAX_GPUS_PER_CONTAINER, MemoryAsk, Oversubscription, PodAsk,
-    Policy, Selector, ShareAsk, Together, UnknownPolicy, WantedGpus,
+    Ask, Colocation, Constraints, ContainerRole, CoresAsk, MAX_GPUS_PER_CONTAINER, MemoryAsk,
+    Oversubscription, PlacementPolicy, PodAsk, Selector, ShareAsk, UnknownPolicy, WantedGpus,
 };
-pub use gpu::{DEFAULT_SLOTS, Gpu, Link, Links, MAX_GPUS_PER_NODE, MAX_SLOTS, Node, Overcommit, UnknownLink};
+pub use gpu::{
+    DEFAULT_SLOTS, Gpu, GpuLink, LinkMatrix, MAX_GPUS_PER_NODE, MAX_SLOTS, Node, Overcommit, UnknownLink,
+};
 pub use grant::{Grant, PodGrant, PodId, Share};
 pub use names::{ContainerName, GpuUuid, Namespace, NodeName, PodName, PodUid};

@@ -23,7 +23,7 @@ pub mod policy_engine;
 pub mod rank_cache;
 pub mod solve;
 
-pub use capacity::{GpuCapacity, GpuClass, HostUsage, NodeCapacity, Usage};
+pub use capacity::{GpuAllocation, GpuCapacity, GpuClass, HostUsage, NodeCapacity};
 pub use cluster_capacity::{ClusterCapacity, Decision, NodeIndex};
 pub use fit::{PreparedAsk, PreparedWant, ShareNeed, Shortfall};
 pub use placement::{PlacedShare, Placement};

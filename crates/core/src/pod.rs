@@ -1,36 +1,37 @@
-//! The parts of a Kubernetes pod that matter for sharing GPUs, read leniently from JSON.
+//! The parts of a Kubernetes pod that matter for GPU sharing, parsed leniently from JSON.
 //!
-//! Reading never fails: what cannot be understood becomes a [`Problem`] that says where and what to write
-//! instead, and the rest of the pod is read all the same, so that a person sees every mistake at once.
+//! Parsing never fails. Each mistake becomes a [`Problem`] with its place and a correction, and the rest of the pod is still
+//! parsed, so that all mistakes are reported at once.
 
 mod misplaced;
 
 use crate::model::{ContainerName, ContainerRole};
 use crate::quantity::{Quantity, QuantityError};
-use crate::quote;
+use crate::truncate;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Something wrong with a pod, in words its author understands.
+/// A mistake in a pod, described for its author.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Problem {
-    /// The container it concerns; absent for the whole pod.
+    /// The name of the container; `None` if the problem is about the whole pod.
     pub container: Option<String>,
-    /// The resource, annotation or path it is about.
+    /// The resource, annotation or path with the mistake.
     pub field: String,
-    /// What is wrong and what to do.
+    /// The mistake and how to correct it.
     pub message: String,
 }
 
 impl Problem {
-    /// A problem of the whole pod.
+    /// Creates a problem of the whole pod.
     pub fn of_pod(field: impl AsRef<str>, message: impl AsRef<str>) -> Problem {
-        let (field, message) = (quote::field(field.as_ref()), quote::message(message.as_ref()));
+        let (field, message) =
+            (truncate::shorten_field(field.as_ref()), truncate::shorten_message(message.as_ref()));
         Problem { container: None, field, message }
     }
 
-    /// A problem of one container.
+    /// Creates a problem of one container.
     pub fn of_container(
         container: &ContainerName,
         field: impl AsRef<str>,
@@ -40,42 +41,42 @@ impl Problem {
     }
 }
 
-/// A pod, or the template of one.
+/// A pod or pod template, as far as GPU sharing is concerned.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pod {
-    /// Its labels.
+pub struct PodManifest {
+    /// Labels of the pod.
     pub labels: BTreeMap<String, String>,
-    /// Its annotations.
+    /// Annotations of the pod.
     pub annotations: BTreeMap<String, String>,
-    /// Its containers in the order of the spec: init containers and sidecars first.
-    pub containers: Vec<Container>,
+    /// Containers in the order of the spec: init containers and sidecars first.
+    pub containers: Vec<ContainerManifest>,
 }
 
-/// A container of a pod.
+/// A container of a pod or pod template.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Container {
-    /// Its name.
+pub struct ContainerManifest {
+    /// Name of the container, unique in its pod.
     pub name: ContainerName,
-    /// When it runs.
+    /// When the container runs.
     pub role: ContainerRole,
-    /// Resource limits, as written.
+    /// Resource limits as written, by resource.
     pub limits: BTreeMap<String, String>,
-    /// Resource requests, as written.
+    /// Resource requests as written, by resource.
     pub requests: BTreeMap<String, String>,
 }
 
-impl Container {
-    /// The amount of an extended resource: the limit, or the request where no limit is written.
+impl ContainerManifest {
+    /// Returns the amount of an extended resource: the limit or, without a limit, the request.
     pub fn amount(&self, resource: &str) -> Option<&str> {
         self.limits.get(resource).or_else(|| self.requests.get(resource)).map(String::as_str)
     }
 
-    /// The same as a whole number.
+    /// Returns the amount of an extended resource as a whole number.
     pub fn count(&self, resource: &str) -> Option<Result<u64, QuantityError>> {
         self.amount(resource).map(|text| text.parse().and_then(Quantity::to_count))
     }
 
-    /// Every resource this container names, each once, in order.
+    /// Returns the names of all resources of this container, without duplicates, sorted.
     pub fn resources(&self) -> impl Iterator<Item = &str> {
         let only_requested = self.requests.keys().filter(|name| !self.limits.contains_key(*name));
         let mut names: Vec<&str> = self.limits.keys().chain(only_requested).map(String::as_str).collect();
@@ -84,12 +85,12 @@ impl Container {
     }
 }
 
-impl Pod {
-    /// Reads a pod from its `metadata` and `spec`.
-    pub fn read(metadata: &Value, spec: &Value) -> (Pod, Vec<Problem>) {
+impl PodManifest {
+    /// Parses a pod from its `metadata` and `spec`.
+    pub fn read(metadata: &Value, spec: &Value) -> (PodManifest, Vec<Problem>) {
         let mut problems = Vec::new();
         misplaced::check_pod(metadata, spec, &mut problems);
-        let mut pod = Pod {
+        let mut pod = PodManifest {
             labels: strings(metadata, "metadata", "labels", "label", &mut problems),
             annotations: strings(metadata, "metadata", "annotations", "annotation", &mut problems),
             containers: Vec::new(),
@@ -118,7 +119,7 @@ impl Pod {
                 }
                 other => problems.push(Problem::of_pod(
                     &path,
-                    format!("{path} must be a list of containers, it is {}", kind(other)),
+                    format!("{path} must be a list of containers, but it is {}", kind(other)),
                 )),
             }
         }
@@ -129,8 +130,8 @@ impl Pod {
                     &container.name,
                     "name",
                     format!(
-                        "two containers are called \"{}\": give each a name of its own",
-                        quote::short(container.name.as_str())
+                        "two containers are named \"{}\": give each a unique name",
+                        truncate::shorten(container.name.as_str())
                     ),
                 ));
             }
@@ -144,9 +145,9 @@ fn container(
     role: ContainerRole,
     path: &str,
     problems: &mut Vec<Problem>,
-) -> Option<Container> {
+) -> Option<ContainerManifest> {
     if !item.is_object() {
-        let message = format!("{path} must be a container, it is {}", kind(Some(item)));
+        let message = format!("{path} must be a container, but it is {}", kind(Some(item)));
         problems.push(Problem::of_pod(path, message));
         return None;
     }
@@ -159,7 +160,7 @@ fn container(
         }
         _ => {
             problems.push(Problem::of_pod(format!("{path}.name"), "the container has no name: add one"));
-            // Its place in the spec is the only name left to report further problems under.
+            // Further problems are reported under its place in the spec.
             ContainerName::from(path)
         }
     };
@@ -170,7 +171,7 @@ fn container(
             None | Some(Value::Null) => return BTreeMap::new(),
             Some(Value::Object(amounts)) => amounts,
             other => {
-                let message = format!("{field} must map resources to amounts, it is {}", kind(other));
+                let message = format!("{field} must map resources to amounts, but it is {}", kind(other));
                 problems.push(Problem::of_container(&name, &field, message));
                 return BTreeMap::new();
             }
@@ -185,7 +186,7 @@ fn container(
                     &name,
                     resource,
                     format!(
-                        "the amount must be a number or a quantity like \"8Gi\", it is {}",
+                        "the amount must be a number or a quantity like \"8Gi\", but it is {}",
                         kind(Some(amount))
                     ),
                 )),
@@ -194,10 +195,10 @@ fn container(
         read
     };
     let (limits, requests) = (amounts("limits"), amounts("requests"));
-    Some(Container { name, role, limits, requests })
+    Some(ContainerManifest { name, role, limits, requests })
 }
 
-/// Labels or annotations. Kubernetes takes only strings there; a number is reported and still understood.
+/// Parses labels or annotations. Kubernetes accepts only strings; numbers and booleans are reported and converted.
 fn strings(
     metadata: &Value,
     parent: &str,
@@ -210,7 +211,7 @@ fn strings(
         Some(Value::Object(entries)) => entries,
         other => {
             let field = format!("{parent}.{key}");
-            let message = format!("{field} must map names to strings, it is {}", kind(other));
+            let message = format!("{field} must map names to strings, but it is {}", kind(other));
             problems.push(Problem::of_pod(field, message));
             return BTreeMap::new();
         }
@@ -229,24 +230,24 @@ fn strings(
             }
             other => problems.push(Problem::of_pod(
                 name,
-                format!("{noun} values are strings, this is {}", kind(Some(other))),
+                format!("{noun} values are strings, but this is {}", kind(Some(other))),
             )),
         }
     }
     read
 }
 
-/// For a number where Kubernetes takes a string only.
+/// Returns the message for a value that must be a string.
 pub(crate) fn not_a_string(what: &str, text: &str) -> String {
-    format!("{what} are strings: write \"{}\"", quote::short(text))
+    format!("{what} are strings: write \"{}\"", truncate::shorten(text))
 }
 
-/// A scalar as the text Kubernetes would see.
+/// Returns a scalar as the text that Kubernetes would see.
 fn quantity_text(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
         Value::Number(number) => Some(match number.as_f64() {
-            // YAML reads 1e3 as a float; Kubernetes then sees 1000.
+            // In YAML, 1e3 is a float, and Kubernetes then receives 1000.
             Some(float) if number.is_f64() && float.fract() == 0.0 && float.abs() < 1e15 => {
                 format!("{}", float as i64)
             }
@@ -256,6 +257,7 @@ fn quantity_text(value: &Value) -> Option<String> {
     }
 }
 
+/// Returns the JSON type of a value for messages.
 pub(crate) fn kind(value: Option<&Value>) -> &'static str {
     match value {
         None => "missing",
@@ -274,7 +276,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn reads_containers_in_order_with_roles() {
+    fn containers_are_in_order_with_roles() {
         let spec = json!({
             "initContainers": [
                 {"name": "fetch"},
@@ -282,7 +284,7 @@ mod tests {
             ],
             "containers": [{"name": "main", "resources": {"limits": {"partage.dev/gpu": 1}}}],
         });
-        let (pod, problems) = Pod::read(&json!({}), &spec);
+        let (pod, problems) = PodManifest::read(&json!({}), &spec);
         assert_eq!(problems, []);
         let roles: Vec<_> = pod.containers.iter().map(|c| (c.name.as_str(), c.role)).collect();
         assert_eq!(
@@ -293,19 +295,19 @@ mod tests {
     }
 
     #[test]
-    fn unquoted_annotation_is_a_problem_and_still_understood() {
+    fn unquoted_annotation_is_a_problem_and_is_converted() {
         let metadata = json!({"annotations": {"tencent.com/vcuda-core-limit": 50}});
-        let (pod, problems) = Pod::read(&metadata, &json!({"containers": []}));
+        let (pod, problems) = PodManifest::read(&metadata, &json!({"containers": []}));
         assert_eq!(pod.annotations["tencent.com/vcuda-core-limit"], "50");
         assert_eq!(problems[0].field, "tencent.com/vcuda-core-limit");
         assert_eq!(problems[0].message, "annotation values are strings: write \"50\"");
     }
 
     #[test]
-    fn names_what_is_missing() {
-        let (_, problems) = Pod::read(&json!({}), &json!({}));
-        assert_eq!(problems[0].message, "spec.containers must be a list of containers, it is missing");
-        let (_, problems) = Pod::read(&json!({}), &json!({"containers": [{"image": "x"}, 3]}));
+    fn missing_fields_are_problems() {
+        let (_, problems) = PodManifest::read(&json!({}), &json!({}));
+        assert_eq!(problems[0].message, "spec.containers must be a list of containers, but it is missing");
+        let (_, problems) = PodManifest::read(&json!({}), &json!({"containers": [{"image": "x"}, 3]}));
         assert_eq!(problems.len(), 2);
     }
 }

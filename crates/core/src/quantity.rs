@@ -1,16 +1,15 @@
-//! Kubernetes quantities (`8Gi`, `500m`, `1e3`), read the way the API server reads them.
+//! Kubernetes quantities (`8Gi`, `500m`, `1e3`), parsed as the API server parses them.
 //!
-//! A value is kept exactly, in nano units. Digits finer than a nano round away from zero, as Kubernetes rounds
-//! them. Where Kubernetes would silently cap a value at 2^63 - 1, we refuse it: a capped amount is never what
-//! its author meant.
+//! Values are exact, in nano units. As in Kubernetes, finer digits are rounded away from zero. Kubernetes silently caps a
+//! value at 2^63 - 1; here such a value is an error, because a capped amount is never intended.
 
-use crate::quote::short;
+use crate::truncate::shorten;
 use std::fmt;
 use std::str::FromStr;
 
-/// Nano units in one unit.
-const NANO: u128 = 1_000_000_000;
-/// The largest whole value Kubernetes keeps.
+/// Number of nano units in one unit.
+const NANOS_PER_UNIT: u128 = 1_000_000_000;
+/// The largest value that Kubernetes supports.
 const MAX_UNITS: u128 = i64::MAX as u128;
 
 /// An exact Kubernetes quantity.
@@ -19,66 +18,66 @@ pub struct Quantity {
     nanos: i128,
 }
 
-/// Why a text is not the quantity that was needed.
+/// Why a text is not a valid quantity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
-    /// The text has no number where one must be.
+    /// The text does not start with a number.
     #[error(
         "\"{0}\" is not a Kubernetes quantity: write a number with an optional suffix, like 8Gi, 8G, 500m or 1e3"
     )]
     NotANumber(String),
-    /// A placeholder that somebody was to fill in.
+    /// The text is a placeholder of an unrendered template.
     #[error("\"{0}\" is a template, not an amount: render it first (helm template … | partage check -f -)")]
     Template(String),
-    /// The number is followed by something Kubernetes does not know.
+    /// The number is followed by an unknown suffix.
     #[error(
-        "\"{text}\" ends in \"{suffix}\", which is no Kubernetes suffix: use Ki Mi Gi Ti Pi Ei, n u m k M G T P E, or an exponent like e3"
+        "\"{text}\" ends in \"{suffix}\", which is not a Kubernetes suffix: use Ki Mi Gi Ti Pi Ei, n u m k M G T P E, or an exponent like e3"
     )]
     UnknownSuffix {
-        /// The whole text.
+        /// The whole text of the quantity.
         text: String,
-        /// What follows the number.
+        /// The text after the number.
         suffix: String,
     },
-    /// More than Kubernetes can count.
-    #[error("\"{0}\" is larger than 9223372036854775807, the most Kubernetes can count")]
+    /// The value exceeds the maximum of Kubernetes.
+    #[error("\"{0}\" is larger than 9223372036854775807, the maximum in Kubernetes")]
     TooLarge(String),
-    /// In the steps it is counted in, more than fits.
-    #[error("{quantity} is too much to count in {steps}: write less")]
+    /// The value does not fit into 64 bits in the unit that it is counted in.
+    #[error("{quantity} is too large to count in {steps}: write less")]
     TooMany {
-        /// The amount.
+        /// The value that is too large.
         quantity: Quantity,
-        /// The steps.
+        /// The name of the unit.
         steps: &'static str,
     },
-    /// A fraction where a whole number is needed.
+    /// The value is a fraction, but a whole number is required.
     #[error("{0} is not a whole number")]
     NotWhole(Quantity),
-    /// Below zero where only amounts make sense.
+    /// The value is negative.
     #[error("{0} is negative")]
     Negative(Quantity),
 }
 
 impl Quantity {
-    /// The value as a whole, non-negative number; fractions such as `500m` are errors.
+    /// Returns the value as a whole, non-negative number. Fractions such as `500m` are errors.
     pub fn to_count(self) -> Result<u64, QuantityError> {
         if self.nanos < 0 {
             return Err(QuantityError::Negative(self));
         }
-        if self.nanos % NANO as i128 != 0 {
+        if self.nanos % NANOS_PER_UNIT as i128 != 0 {
             return Err(QuantityError::NotWhole(self));
         }
-        Ok((self.nanos / NANO as i128) as u64)
+        Ok((self.nanos / NANOS_PER_UNIT as i128) as u64)
     }
 
-    /// The value in thousandths, rounded up, as Kubernetes counts CPU.
+    /// Returns the value in thousandths, rounded up, as Kubernetes counts CPU.
     pub fn to_milli(self) -> Result<u64, QuantityError> {
-        self.scaled_up(NANO / 1000, "thousandths")
+        self.scaled_up(NANOS_PER_UNIT / 1000, "thousandths")
     }
 
-    /// The value in whole units, rounded up, as Kubernetes counts memory.
+    /// Returns the value in whole units, rounded up, as Kubernetes counts memory.
     pub fn to_units(self) -> Result<u64, QuantityError> {
-        self.scaled_up(NANO, "units")
+        self.scaled_up(NANOS_PER_UNIT, "units")
     }
 
     fn scaled_up(self, nanos_per_step: u128, steps: &'static str) -> Result<u64, QuantityError> {
@@ -92,11 +91,11 @@ impl fmt::Display for Quantity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sign = if self.nanos < 0 { "-" } else { "" };
         let magnitude = self.nanos.unsigned_abs();
-        let (units, nanos) = (magnitude / NANO, magnitude % NANO);
+        let (units, nanos) = (magnitude / NANOS_PER_UNIT, magnitude % NANOS_PER_UNIT);
         if nanos == 0 {
             return write!(f, "{sign}{units}");
         }
-        // Kubernetes' canonical form has no fractions: the largest suffix that leaves a whole number.
+        // The canonical form of Kubernetes has no fractions: use the largest suffix with a whole number.
         match nanos {
             n if n % 1_000_000 == 0 => write!(f, "{sign}{}m", magnitude / 1_000_000),
             n if n % 1_000 == 0 => write!(f, "{sign}{}u", magnitude / 1_000),
@@ -109,7 +108,7 @@ impl FromStr for Quantity {
     type Err = QuantityError;
 
     fn from_str(text: &str) -> Result<Self, QuantityError> {
-        // The API server trims what it decodes.
+        // The API server trims quantities.
         let text = text.trim();
         let (negative, unsigned) = match text.as_bytes().first() {
             Some(b'-') => (true, &text[1..]),
@@ -120,34 +119,34 @@ impl FromStr for Quantity {
         let (number, suffix) = unsigned.split_at(number_end);
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
         if text.starts_with("{{") {
-            return Err(QuantityError::Template(short(text)));
+            return Err(QuantityError::Template(shorten(text)));
         }
         if whole.len() + fraction.len() == 0 || fraction.contains('.') {
-            return Err(QuantityError::NotANumber(short(text)));
+            return Err(QuantityError::NotANumber(shorten(text)));
         }
-        let scale = Scale::of_suffix(suffix).ok_or_else(|| match suffix.chars().next() {
+        let scale = SuffixScale::of_suffix(suffix).ok_or_else(|| match suffix.chars().next() {
             Some(c) if c.is_ascii_alphabetic() => {
-                QuantityError::UnknownSuffix { text: short(text), suffix: short(suffix) }
+                QuantityError::UnknownSuffix { text: shorten(text), suffix: shorten(suffix) }
             }
-            _ => QuantityError::NotANumber(short(text)),
+            _ => QuantityError::NotANumber(shorten(text)),
         })?;
-        let too_large = || QuantityError::TooLarge(short(text));
+        let too_large = || QuantityError::TooLarge(shorten(text));
         let magnitude = scale.apply(whole, fraction).ok_or_else(too_large)?;
         let nanos = i128::try_from(magnitude).map_err(|_| too_large())?;
         Ok(Quantity { nanos: if negative { -nanos } else { nanos } })
     }
 }
 
-/// What a suffix multiplies by: 10^ten x 2^two.
-struct Scale {
+/// The factor of a suffix: 10^ten x 2^two.
+struct SuffixScale {
     ten: i64,
     two: u32,
 }
 
-impl Scale {
-    fn of_suffix(suffix: &str) -> Option<Scale> {
-        let decimal = |ten| Some(Scale { ten, two: 0 });
-        let binary = |two| Some(Scale { ten: 0, two });
+impl SuffixScale {
+    fn of_suffix(suffix: &str) -> Option<SuffixScale> {
+        let decimal = |ten| Some(SuffixScale { ten, two: 0 });
+        let binary = |two| Some(SuffixScale { ten: 0, two });
         match suffix {
             "n" => decimal(-9),
             "u" => decimal(-6),
@@ -172,13 +171,13 @@ impl Scale {
         }
     }
 
-    /// `whole.fraction` times this scale in nanos, or `None` beyond what Kubernetes counts.
+    /// Returns `whole.fraction` times this factor in nano units, or `None` if it exceeds the maximum of Kubernetes.
     fn apply(&self, whole: &str, fraction: &str) -> Option<u128> {
         let digits: Vec<u8> = whole.bytes().chain(fraction.bytes()).map(|b| b - b'0').collect();
         if digits.iter().all(|&d| d == 0) {
             return Some(0);
         }
-        // Multiplying by ten moves the point; the value then splits into units and a fraction.
+        // A power of ten moves the decimal point. The value is then split into units and a fraction.
         let point = i64::try_from(whole.len()).ok()?.checked_add(self.ten)?;
         let units = digits_before(&digits, point)?;
         let mut limbs = limbs_after(&digits, point);
@@ -186,19 +185,19 @@ impl Scale {
         let units = units.checked_mul(1u128 << self.two)?.checked_add(carry)?;
         let nanos = limbs.first().copied().unwrap_or(0);
         let finer = limbs.iter().skip(1).any(|&limb| limb != 0);
-        let total = units.checked_mul(NANO)?.checked_add(u128::from(nanos) + u128::from(finer))?;
-        (total <= MAX_UNITS * NANO).then_some(total)
+        let total = units.checked_mul(NANOS_PER_UNIT)?.checked_add(u128::from(nanos) + u128::from(finer))?;
+        (total <= MAX_UNITS * NANOS_PER_UNIT).then_some(total)
     }
 }
 
-/// A signed decimal integer that fits 64 bits, as Kubernetes wants it; beyond what can matter it is cut, since it
-/// only decides between zero, tiny and too large.
+/// Parses an exponent, a signed decimal integer of 64 bits as in Kubernetes. Extreme exponents are clamped: they all mean
+/// zero, rounded up to one nano, or too large.
 fn decimal_exponent(text: &str) -> Option<i64> {
-    const FAR: i64 = i64::MAX / 4;
-    text.parse::<i64>().ok().map(|exponent| exponent.clamp(-FAR, FAR))
+    const MAX_EXPONENT: i64 = i64::MAX / 4;
+    text.parse::<i64>().ok().map(|exponent| exponent.clamp(-MAX_EXPONENT, MAX_EXPONENT))
 }
 
-/// The integer formed by the digits left of the point.
+/// Returns the integer formed by the digits left of the decimal point.
 fn digits_before(digits: &[u8], point: i64) -> Option<u128> {
     let mut units: u128 = 0;
     let Ok(point) = usize::try_from(point) else { return Some(0) };
@@ -218,9 +217,9 @@ fn digits_before(digits: &[u8], point: i64) -> Option<u128> {
     Some(units)
 }
 
-/// The digits right of the point as base-10^9 limbs, the most significant first.
+/// Returns the digits right of the decimal point as base-10^9 limbs, the most significant first.
 fn limbs_after(digits: &[u8], point: i64) -> Vec<u32> {
-    // Beyond 60 leading zeros no binary suffix (at most 2^60) can lift a digit above a nano.
+    // After 60 leading zeros, no binary suffix (at most 2^60) raises a digit above one nano.
     let leading_zeros = usize::try_from(-point).unwrap_or(0).min(60);
     let skipped = usize::try_from(point).unwrap_or(0).min(digits.len());
     let fraction: Vec<u8> =
@@ -234,7 +233,7 @@ fn limbs_after(digits: &[u8], point: i64) -> Vec<u32> {
         .collect()
 }
 
-/// Multiplies the fraction by 2^`twos` in place and returns what it carries into the units.
+/// Multiplies the fraction by 2^`twos` in place and returns the carry into the units.
 fn double_fraction(limbs: &mut [u32], twos: u32) -> u128 {
     let mut carry_out: u128 = 0;
     let mut left = twos;
@@ -243,8 +242,8 @@ fn double_fraction(limbs: &mut [u32], twos: u32) -> u128 {
         let mut carry: u64 = 0;
         for limb in limbs.iter_mut().rev() {
             let value = (u64::from(*limb) << step) + carry;
-            *limb = (value % NANO as u64) as u32;
-            carry = value / NANO as u64;
+            *limb = (value % NANOS_PER_UNIT as u64) as u32;
+            carry = value / NANOS_PER_UNIT as u64;
         }
         carry_out = (carry_out << step) + u128::from(carry);
         left -= step;
@@ -262,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_every_suffix() {
+    fn every_suffix_is_parsed() {
         for (text, units) in [
             ("0", 0),
             ("8Gi", 8 << 30),
@@ -287,22 +286,25 @@ mod tests {
             (" 1", 1),
             ("1\n", 1),
         ] {
-            assert_eq!(nanos(text), i128::from(units) * NANO as i128, "{text}");
+            assert_eq!(nanos(text), i128::from(units) * NANOS_PER_UNIT as i128, "{text}");
         }
     }
 
     #[test]
-    fn rounds_finer_than_nano_up() {
+    fn digits_finer_than_nano_are_rounded_up() {
         assert_eq!(nanos("0.1n"), 1);
         assert_eq!(nanos("-0.1n"), -1);
         assert_eq!(nanos("1e-300"), 1);
         assert_eq!(nanos("1.0000000001"), 1_000_000_001);
         // 2^-60 Ei is one unit: the fraction must survive the binary suffix exactly.
-        assert_eq!(nanos("0.000000000000000000867361737988403547205962240695953369140625Ei"), NANO as i128);
+        assert_eq!(
+            nanos("0.000000000000000000867361737988403547205962240695953369140625Ei"),
+            NANOS_PER_UNIT as i128
+        );
     }
 
     #[test]
-    fn refuses_nonsense_in_words() {
+    fn invalid_quantities_are_refused() {
         for text in ["", "+", "-", ".", "Gi", "1.1.1", "1 Gi", "NaN", "1,5", "--1", "é"] {
             assert!(matches!(text.parse::<Quantity>(), Err(QuantityError::NotANumber(_))), "{text:?}");
         }
@@ -329,12 +331,12 @@ mod tests {
     }
 
     #[test]
-    fn templates_are_named() {
+    fn templates_are_recognized() {
         assert!(matches!("{{ .Values.gpus }}".parse::<Quantity>(), Err(QuantityError::Template(_))));
     }
 
     #[test]
-    fn whole_numbers_only_where_needed() {
+    fn fractions_are_refused_as_counts_and_rounded_as_amounts() {
         let q: Quantity = "500m".parse().unwrap();
         assert_eq!(q.to_count().unwrap_err().to_string(), "500m is not a whole number");
         assert_eq!(q.to_milli(), Ok(500));
@@ -342,13 +344,13 @@ mod tests {
         assert_eq!("1.0".parse::<Quantity>().unwrap().to_count(), Ok(1));
         assert!(matches!("-1".parse::<Quantity>().unwrap().to_count(), Err(QuantityError::Negative(_))));
         let error = "9E".parse::<Quantity>().unwrap().to_milli().unwrap_err().to_string();
-        assert_eq!(error, "9000000000000000000 is too much to count in thousandths: write less");
+        assert_eq!(error, "9000000000000000000 is too large to count in thousandths: write less");
         assert!(matches!(".5e-9223372036854775808".parse::<Quantity>(), Ok(q) if q.nanos == 1));
     }
 
     proptest! {
         #[test]
-        fn displayed_form_reads_back(nanos in -(MAX_UNITS as i128)..MAX_UNITS as i128) {
+        fn displayed_form_parses_to_the_same_value(nanos in -(MAX_UNITS as i128)..MAX_UNITS as i128) {
             let q = Quantity { nanos };
             prop_assert_eq!(q.to_string().parse::<Quantity>(), Ok(q));
         }

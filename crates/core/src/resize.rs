@@ -1,34 +1,35 @@
-//! `partage.dev/resize`: other amounts for a pod that runs, written on it by who may change it.
+//! The annotation `partage.dev/resize`, which resizes the shares of a running pod.
 //!
 //! ```text
-//! memory=6Gi, cores=40                     where one container has GPUs
+//! memory=6Gi, cores=40                     if one container has shares
 //! train: memory=6Gi; serve: cores=10       by container
 //! ```
 //!
-//! Each of a container's shares gets the amounts; what is not named stays. A share of a whole GPU has no amounts to change.
+//! The amounts apply to each share of the container. Amounts that are not set stay the same. A share of a whole GPU cannot be
+//! resized.
 
 use crate::dialect::asks::{MAX_MEMORY, MIN_MEMORY};
 use crate::model::{Bytes, ContainerName, Cores, PodGrant};
 use crate::quantity::Quantity;
-use crate::quote;
+use crate::truncate;
 use std::collections::BTreeSet;
 
-/// The annotation.
+/// The annotation that requests a resize.
 pub const ANNOTATION: &str = "partage.dev/resize";
 /// The smallest share of compute that a region can express, in thousandths of a percent.
 const MIN_CORES: u32 = 10;
-/// Nobody writes as much by hand.
-const LONGEST: usize = 4096;
+/// Maximum length of the annotation in bytes.
+const MAX_ANNOTATION_BYTES: usize = 4096;
 
-/// Why a wish for other amounts cannot be fulfilled.
+/// Why a resize is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ResizeError(String);
 
-/// Other amounts for one container.
+/// New amounts for the shares of one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
-    /// The container; absent = the only one with GPUs.
+pub struct ResizeRequest {
+    /// Name of the container; `None` for the only container with shares.
     pub container: Option<ContainerName>,
     /// Memory of each of its shares.
     pub memory: Option<Bytes>,
@@ -36,45 +37,53 @@ pub struct Change {
     pub cores: Option<Cores>,
 }
 
-/// Reads the annotation's text.
-pub fn read(text: &str) -> Result<Vec<Change>, ResizeError> {
-    if text.len() > LONGEST {
-        return Err(ResizeError(format!("{} bytes are too many: at most {LONGEST}", text.len())));
+/// Parses the text of the annotation.
+pub fn read(text: &str) -> Result<Vec<ResizeRequest>, ResizeError> {
+    if text.len() > MAX_ANNOTATION_BYTES {
+        return Err(ResizeError(format!(
+            "{} bytes are too long: the maximum is {MAX_ANNOTATION_BYTES}",
+            text.len()
+        )));
     }
-    let changes: Vec<Change> = text
+    let requests: Vec<ResizeRequest> = text
         .split(';')
         .map(str::trim)
         .filter(|part| !part.is_empty())
-        .map(change)
+        .map(parse_request)
         .collect::<Result<_, _>>()?;
-    if changes.is_empty() {
-        return Err(ResizeError("nothing is named: write memory=6Gi, cores=40 or one of the two".into()));
+    if requests.is_empty() {
+        return Err(ResizeError("no amount: write memory=6Gi, cores=40 or one of the two".into()));
     }
     let mut seen = BTreeSet::new();
-    if let Some(twice) = changes.iter().find(|change| !seen.insert(&change.container)) {
-        let whom = twice
+    if let Some(duplicate) = requests.iter().find(|request| !seen.insert(&request.container)) {
+        let name = duplicate
             .container
             .as_ref()
-            .map_or("the container".into(), |name| format!("container {}", quote::short(name.as_str())));
-        return Err(ResizeError(format!("{whom} is named twice")));
+            .map_or("the container".into(), |name| format!("container {}", truncate::shorten(name.as_str())));
+        return Err(ResizeError(format!("{name} is named twice")));
     }
-    Ok(changes)
+    Ok(requests)
 }
 
-fn change(text: &str) -> Result<Change, ResizeError> {
+/// Parses the amounts of one container.
+fn parse_request(text: &str) -> Result<ResizeRequest, ResizeError> {
     let (container, amounts) = match text.split_once(':') {
         Some((container, amounts)) => (Some(container.trim()), amounts),
         None => (None, text),
     };
     if container.is_some_and(str::is_empty) {
-        return Err(ResizeError(format!("no container is named before the : of \"{}\"", quote::short(text))));
+        return Err(ResizeError(format!(
+            "no container name before the colon in \"{}\"",
+            truncate::shorten(text)
+        )));
     }
-    let mut change = Change { container: container.map(ContainerName::from), memory: None, cores: None };
+    let mut change =
+        ResizeRequest { container: container.map(ContainerName::from), memory: None, cores: None };
     for amount in amounts.split([',', ' ', '\n', '\t']).filter(|part| !part.is_empty()) {
-        let wrong = |why: String| ResizeError(format!("\"{}\": {why}", quote::short(amount)));
+        let wrong = |why: String| ResizeError(format!("\"{}\": {why}", truncate::shorten(amount)));
         let (key, value) =
             amount.split_once('=').ok_or_else(|| wrong("write memory=6Gi or cores=40".into()))?;
-        let twice = match key {
+        let is_duplicate = match key {
             "memory" => {
                 let bytes = value
                     .parse::<Quantity>()
@@ -87,7 +96,7 @@ fn change(text: &str) -> Result<Change, ResizeError> {
                 }
                 if bytes > MAX_MEMORY.0 {
                     return Err(wrong(format!(
-                        "this is more memory than any GPU has: write {MAX_MEMORY} or less, with its unit, as in 6Gi"
+                        "more memory than any GPU has: write {MAX_MEMORY} or less, with its unit, as in 6Gi"
                     )));
                 }
                 change.memory.replace(Bytes(bytes)).is_some()
@@ -95,31 +104,31 @@ fn change(text: &str) -> Result<Change, ResizeError> {
             "cores" => {
                 let cores: Cores = value.parse().map_err(|error| wrong(format!("{error}")))?;
                 if cores.as_millipercent() < MIN_CORES {
-                    let least =
+                    let min =
                         Cores::millipercent(MIN_CORES).map_or_else(String::new, |cores| cores.to_string());
                     return Err(wrong(format!(
-                        "the smallest share of compute is {least} of one GPU: write a percentage from there to 100"
+                        "the smallest share of compute is {min} of one GPU: write a percentage from there to 100"
                     )));
                 }
                 change.cores.replace(cores).is_some()
             }
             _ => return Err(wrong("only memory and cores can be changed".into())),
         };
-        if twice {
-            return Err(wrong(format!("{key} is there twice")));
+        if is_duplicate {
+            return Err(wrong(format!("{key} is set twice")));
         }
     }
     match (change.memory, change.cores) {
         (None, None) => Err(ResizeError(format!(
-            "\"{}\" names no amount: write memory=6Gi or cores=40",
-            quote::short(text)
+            "\"{}\" has no amount: write memory=6Gi or cores=40",
+            truncate::shorten(text)
         ))),
         _ => Ok(change),
     }
 }
 
-/// The grant with other amounts. Whether its GPUs have room for them is not looked at here.
-pub fn apply(grant: &PodGrant, changes: &[Change]) -> Result<PodGrant, ResizeError> {
+/// Returns the grant with the new amounts. The caller checks whether the GPUs have enough capacity.
+pub fn apply(grant: &PodGrant, changes: &[ResizeRequest]) -> Result<PodGrant, ResizeError> {
     let mut new = grant.clone();
     for change in changes {
         let mut named: Vec<_> = match &change.container {
@@ -129,26 +138,29 @@ pub fn apply(grant: &PodGrant, changes: &[Change]) -> Result<PodGrant, ResizeErr
         let one = match (named.as_mut_slice(), &change.container) {
             ([one], _) => one,
             ([], Some(name)) => {
-                return Err(ResizeError(format!("container {} has no share", quote::short(name.as_str()))));
+                return Err(ResizeError(format!(
+                    "container {} has no share",
+                    truncate::shorten(name.as_str())
+                )));
             }
             ([], None) => return Err(ResizeError("the pod has no share".into())),
             _ => {
                 return Err(ResizeError(
-                    "several containers have shares: write whose, as in main: memory=6Gi".into(),
+                    "several containers have shares: name one, as in main: memory=6Gi".into(),
                 ));
             }
         };
         for share in &mut one.shares {
             if share.whole {
                 return Err(ResizeError(format!(
-                    "container {} has its GPU whole: there is nothing to change",
+                    "container {} has a whole GPU, which cannot be resized",
                     one.container
                 )));
             }
             if let Some(memory) = change.memory {
                 if share.memory_bytes.is_none() {
                     return Err(ResizeError(format!(
-                        "container {} has no memory limit, and beside it others count on that: delete the pod to have one",
+                        "container {} has no memory limit, and none can be added while the pod runs: delete the pod and set a limit",
                         one.container
                     )));
                 }
@@ -156,7 +168,7 @@ pub fn apply(grant: &PodGrant, changes: &[Change]) -> Result<PodGrant, ResizeErr
             }
             if let Some(cores) = change.cores {
                 share.cores = Some(cores);
-                // Who was promised more than it could reach would be promised nothing.
+                // A ceiling below the guaranteed compute would make the guarantee void.
                 share.ceiling = share.ceiling.map(|ceiling| ceiling.max(cores));
             }
         }
@@ -191,19 +203,19 @@ mod tests {
     }
 
     #[test]
-    fn one_container_need_not_be_named() {
+    fn single_container_needs_no_name() {
         let new = resized(&grant(&[("fetch", true), ("main", false)]), "memory=6Gi, cores=40").unwrap();
         assert_eq!(new.grants[1].shares[0].memory_bytes, Some(Bytes(6 << 30)));
         assert_eq!(new.grants[1].shares[0].cores, Cores::percent(40));
         assert_eq!(
             new.grants[0],
             grant(&[("fetch", true)]).grants[0],
-            "an init container is meant only by its name"
+            "an init container is resized only by its name"
         );
     }
 
     #[test]
-    fn containers_are_named_where_there_are_several() {
+    fn several_containers_are_resized_by_name() {
         let two = grant(&[("a", false), ("b", false)]);
         let new = resized(&two, "a: cores=10; b: memory=2Gi cores=20").unwrap();
         assert_eq!(
@@ -218,23 +230,20 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_in_words() {
+    fn invalid_resizes_are_refused() {
         let one = grant(&[("main", false)]);
         for (text, words) in [
-            ("", "nothing is named"),
+            ("", "no amount"),
             ("6Gi", "write memory=6Gi or cores=40"),
             ("gpu=2", "only memory and cores can be changed"),
-            ("memory=6Gi memory=7Gi", "memory is there twice"),
+            ("memory=6Gi memory=7Gi", "memory is set twice"),
             ("memory=0", "\"memory=0\": the smallest share of memory is 1 MiB"),
             (
                 "memory=1",
                 "\"memory=1\": the smallest share of memory is 1 MiB: write that or more, with its unit",
             ),
             ("memory=1048575", "the smallest share of memory is 1 MiB"),
-            (
-                "memory=9223372036854775807",
-                "\"memory=9223372036854775807\": this is more memory than any GPU has",
-            ),
+            ("memory=9223372036854775807", "\"memory=9223372036854775807\": more memory than any GPU has"),
             ("memory=9223372036854775808", "\"9223372036854775808\" is larger than"),
             ("memory=-1", "\"memory=-1\""),
             ("cores=101", "\"cores=101\""),
@@ -242,8 +251,8 @@ mod tests {
             ("cores=0.005", "\"cores=0.005\": the smallest share of compute is 0.01 % of one GPU"),
             ("cores=0.0105", "at most three decimals"),
             ("other: cores=1", "container other has no share"),
-            ("main:", "names no amount"),
-            (": cores=1", "no container is named"),
+            ("main:", "has no amount"),
+            (": cores=1", "no container name"),
             ("main: cores=1; main: cores=2", "container main is named twice"),
         ] {
             let error = resized(&one, text).expect_err(text);
@@ -259,14 +268,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_a_change_or_words(text in ".{0,300}") {
+        fn arbitrary_text_never_panics(text in ".{0,300}") {
             let _ = resized(&grant(&[("main", false)]), &text);
         }
 
         #[test]
-        fn what_is_written_is_read(memory in 1_u64 << 20..=1 << 40, cores in 1..=100_u32) {
+        fn memory_and_cores_are_parsed(memory in 1_u64 << 20..=1 << 40, cores in 1..=100_u32) {
             let changes = read(&format!("main: memory={memory}, cores={cores}")).unwrap();
-            let wanted = Change { container: Some("main".into()), memory: Some(Bytes(memory)), cores: Cores::percent(cores) };
+            let wanted = ResizeRequest { container: Some("main".into()), memory: Some(Bytes(memory)), cores: Cores::percent(cores) };
             prop_assert_eq!(changes, [wanted]);
         }
     }

@@ -2,19 +2,20 @@
 
 use crate::cluster_file::{ClusterFile, ClusterFileGrant};
 use crate::model::{
-    Bytes, Cores, Gpu, Grant, Link, Links, MAX_SLOTS, MilliCpu, Node, Overcommit, PodGrant, PodId, Share,
+    Bytes, Cores, Gpu, GpuLink, Grant, LinkMatrix, MAX_SLOTS, MilliCpu, Node, Overcommit, PodGrant, PodId,
+    Share,
 };
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::subsequence;
 
-/// One GPU's memory in whole GiB, as product sheets have it.
+/// Memory sizes of real GPUs in GiB.
 const MEMORY_GIB: [u64; 7] = [8, 12, 16, 24, 40, 48, 80];
 
-/// A node called `name` with `gpus` GPUs, each with a UUID of its own among nodes of other names.
+/// A node called `name` with `gpus` GPUs. UUIDs are unique among nodes of different names.
 ///
-/// Minors have holes, as on machines whose driver hides a card.
+/// Minor numbers have gaps, as on machines whose driver hides a GPU.
 pub(crate) fn node(name: &'static str, gpus: std::ops::Range<usize>) -> impl Strategy<Value = Node> {
     let gpu = (prop::sample::select(&MEMORY_GIB[..]), 1u32..3, option::of(0u32..2), option::of(Just(())));
     let settings = (
@@ -45,10 +46,10 @@ pub(crate) fn node(name: &'static str, gpus: std::ops::Range<usize>) -> impl Str
             })
             .collect();
         let links = linked.then(|| {
-            Links::from_fn(gpus.len(), |a, b| match (a == b, a / 2 == b / 2) {
-                (true, _) => Link::NvLink,
-                (_, true) => Link::Pix,
-                _ => Link::System,
+            LinkMatrix::from_fn(gpus.len(), |a, b| match (a == b, a / 2 == b / 2) {
+                (true, _) => GpuLink::NvLink,
+                (_, true) => GpuLink::Pix,
+                _ => GpuLink::System,
             })
         });
         Node {
@@ -114,7 +115,7 @@ pub(crate) fn node_and_grant() -> impl Strategy<Value = (Node, PodGrant)> {
     })
 }
 
-/// A small cluster.
+/// A small cluster with random grants.
 pub(crate) fn cluster_file() -> impl Strategy<Value = ClusterFile> {
     (node("n0", 0..3), node("n1", 1..9), node("n2", 1..3)).prop_flat_map(|(a, b, c)| {
         let grants = vec((prop_oneof![pod_grant(&b), pod_grant(&c)], 0u64..9000, 0u64..1 << 40), 0..4);

@@ -1,11 +1,11 @@
-//! What the declarations of both libraries are written with.
+//! Macros for the declarations of both libraries.
 
-/// Types that are only ever seen behind a pointer: what is there is the driver's.
+/// Declares opaque types, which are used only behind pointers.
 macro_rules! opaque {
     ($($name:ident,)*) => { $(pub enum $name {})* };
 }
 
-/// Structures and unions with C's layout. All of them are copied freely, and zero by default.
+/// Declares structures and unions with C layout. All of them are `Copy` and zero by default.
 macro_rules! c_types {
     ($($(#[$meta:meta])* pub $kind:tt $name:ident { $(pub $field:ident: $type:ty,)* })*) => { $(
         $(#[$meta])*
@@ -16,16 +16,16 @@ macro_rules! c_types {
         impl Default for $name {
             #[allow(unsafe_code)]
             fn default() -> Self {
-                // SAFETY: all fields are integers, floats, raw pointers, optional functions, or made of
-                // these; zero is a value of each.
+                // SAFETY: all fields are integers, floats, raw pointers, optional function pointers, or composed
+                // of these; all zeros is a valid value of each.
                 unsafe { core::mem::zeroed() }
             }
         }
     )* };
 }
 
-/// The failures of a library: a type for them, a constant for each, and the table of their names and texts.
-macro_rules! failures {
+/// Declares the errors of a library: a type, a constant for each error, and the table of names and texts.
+macro_rules! errors {
     (
         $(#[$doc:meta])* $error:ident: $code:ident, success $success:ident $success_text:literal,
         $($short:ident = $name:ident $text:literal,)*
@@ -44,11 +44,11 @@ macro_rules! failures {
             const fn constant(code: $code) -> Self {
                 match core::num::NonZeroU32::new(code) {
                     Some(code) => Self(code),
-                    None => panic!("success is not a failure"),
+                    None => panic!("success is not an error"),
                 }
             }
 
-            /// The failure with this code; nothing for success. A code of a newer driver is kept as it is.
+            /// Returns the error with this code; `None` for success. Codes of newer drivers are kept unchanged.
             pub const fn from_code(code: $code) -> Option<Self> {
                 match core::num::NonZeroU32::new(code) {
                     Some(code) => Some(Self(code)),
@@ -56,17 +56,17 @@ macro_rules! failures {
                 }
             }
 
-            /// The number that the C function returns.
+            /// Returns the code that the C function returns.
             pub const fn code(self) -> $code {
                 self.0.get()
             }
 
-            /// The name in C; nothing if the code is not in the table.
+            /// Returns the C name; `None` if the code is not in the table.
             pub fn name(self) -> Option<&'static core::ffi::CStr> {
                 name(self.code())
             }
 
-            /// A few words on it; nothing if the code is not in the table.
+            /// Returns a short description; `None` if the code is not in the table.
             pub fn text(self) -> Option<&'static core::ffi::CStr> {
                 text(self.code())
             }
@@ -92,7 +92,7 @@ macro_rules! failures {
 
         impl core::error::Error for $error {}
 
-        /// Every code, success included, in ascending order, with its name and a few words on it.
+        /// All codes including success, in ascending order, with their names and descriptions.
         pub const CODES: &[($code, &core::ffi::CStr, &core::ffi::CStr)] = &[
             (
                 $success,
@@ -106,38 +106,38 @@ macro_rules! failures {
             CODES.binary_search_by_key(&code, |entry| entry.0).ok().and_then(|at| CODES.get(at))
         }
 
-        /// The name in C of a code, success included; nothing if it is not in the table.
+        /// Returns the C name of a code, including success; `None` if it is not in the table.
         pub fn name(code: $code) -> Option<&'static core::ffi::CStr> {
             entry(code).map(|entry| entry.1)
         }
 
-        /// A few words on a code, success included; nothing if it is not in the table.
+        /// Returns the description of a code, including success; `None` if it is not in the table.
         pub fn text(code: $code) -> Option<&'static core::ffi::CStr> {
             entry(code).map(|entry| entry.2)
         }
 
-        /// What a C function returns for this outcome.
-        pub const fn status(outcome: Result<(), $error>) -> $code {
-            match outcome {
+        /// Converts a result to the code that a C function returns.
+        pub const fn status(result: Result<(), $error>) -> $code {
+            match result {
                 Ok(()) => $success,
-                Err(failure) => failure.code(),
+                Err(error) => error.code(),
             }
         }
 
-        /// The outcome that a C function's return value stands for.
+        /// Converts the return code of a C function to a result.
         pub const fn check(code: $code) -> Result<(), $error> {
             match $error::from_code(code) {
                 None => Ok(()),
-                Some(failure) => Err(failure),
+                Some(error) => Err(error),
             }
         }
     };
 }
 
-/// A text of the tables above for C.
+/// Converts a string of the tables above to a C string at compile time.
 pub(crate) const fn terminated(text: &'static str) -> &'static core::ffi::CStr {
     match core::ffi::CStr::from_bytes_with_nul(text.as_bytes()) {
         Ok(text) => text,
-        Err(_) => panic!("a text of a table ends with its only NUL"),
+        Err(_) => panic!("strings of the tables end with their only NUL"),
     }
 }

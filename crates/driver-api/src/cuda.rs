@@ -1,9 +1,9 @@
-//! The CUDA driver (libcuda): its types, values and failures, under their C names.
+//! The CUDA driver (libcuda): types, values and errors, under their C names.
 #![allow(non_camel_case_types, non_snake_case, non_upper_case_globals)]
 
 mod error;
 mod functions;
-#[allow(missing_docs)] // NVIDIA's reference describes them; only their form is ours.
+#[allow(missing_docs)] // NVIDIA's reference documents them.
 mod types;
 #[allow(missing_docs)]
 mod values;

@@ -1,21 +1,21 @@
-//! Which names each driver version exports.
+//! The names that each driver version exports.
 
 use crate::cuda::CUresult;
 
 /// One of the driver's two libraries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Library {
-    /// `libcuda.so.1`
+pub enum DriverLibraryKind {
+    /// The CUDA driver library, `libcuda.so.1`.
     Cuda,
-    /// `libnvidia-ml.so.1`
+    /// The management library (NVML), `libnvidia-ml.so.1`.
     Nvml,
 }
 
-impl Library {
-    /// Both.
+impl DriverLibraryKind {
+    /// Both libraries, in declaration order.
     pub const ALL: [Self; 2] = [Self::Cuda, Self::Nvml];
 
-    /// The name under which programs load it.
+    /// Returns the name under which programs load the library.
     pub const fn soname(self) -> &'static str {
         match self {
             Self::Cuda => "libcuda.so.1",
@@ -24,20 +24,20 @@ impl Library {
     }
 }
 
-/// A version of the driver that the table knows, older ones first.
+/// The driver versions of the table, oldest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DriverVersion {
-    /// 535.261.03, of CUDA 12.2
+    /// Driver 535.261.03, with CUDA 12.2.
     R535,
-    /// 550.163.01, of CUDA 12.4
+    /// Driver 550.163.01, with CUDA 12.4.
     R550,
 }
 
 impl DriverVersion {
-    /// All, older ones first.
+    /// All versions, oldest first.
     pub const ALL: [Self; 2] = [Self::R535, Self::R550];
 
-    /// The branch: 535 or 550.
+    /// Returns the driver branch: 535 or 550.
     pub const fn branch(self) -> u32 {
         match self {
             Self::R535 => 535,
@@ -45,7 +45,7 @@ impl DriverVersion {
         }
     }
 
-    /// The full version, as NVML reports it.
+    /// Returns the full version, as NVML reports it.
     pub const fn version(self) -> &'static str {
         match self {
             Self::R535 => "535.261.03",
@@ -53,7 +53,7 @@ impl DriverVersion {
         }
     }
 
-    /// The CUDA version, as `cuDriverGetVersion` reports it: 12020 is 12.2.
+    /// Returns the CUDA version, as `cuDriverGetVersion` reports it: 12020 is 12.2.
     pub const fn cuda(self) -> i32 {
         match self {
             Self::R535 => 12020,
@@ -61,7 +61,8 @@ impl DriverVersion {
         }
     }
 
-    /// Whether `cuGetErrorName` and `cuGetErrorString` know a code. Newer programs know more of them.
+    /// Returns whether `cuGetErrorName` and `cuGetErrorString` of this version know a code. The table also has newer
+    /// ones.
     pub fn knows(self, code: CUresult) -> bool {
         let newer = match self {
             Self::R535 => [226, 402, 721, 913, 914, 915, 916].as_slice(),
@@ -71,33 +72,33 @@ impl DriverVersion {
     }
 }
 
-/// The names that a library of a driver exports, in the order of the table.
-pub fn exports(library: Library, driver: DriverVersion) -> impl Iterator<Item = &'static str> {
-    let (names, besides) = match library {
-        Library::Cuda => (cuda::NAMES, [].as_slice()),
-        // It returns a text, so it is not in the table.
-        Library::Nvml => (nvml::NAMES, ["nvmlErrorString"].as_slice()),
+/// Returns the names that a library of a driver exports, in the order of the table.
+pub fn exports(library: DriverLibraryKind, driver: DriverVersion) -> impl Iterator<Item = &'static str> {
+    let (names, others) = match library {
+        DriverLibraryKind::Cuda => (cuda::NAMES, [].as_slice()),
+        // Not in the table, because it returns a string.
+        DriverLibraryKind::Nvml => (nvml::NAMES, ["nvmlErrorString"].as_slice()),
     };
-    names.iter().chain(besides).copied().filter(move |name| since(library, name) <= driver)
+    names.iter().chain(others).copied().filter(move |name| since(library, name) <= driver)
 }
 
-/// The first driver that exports a name of the table.
-pub fn since(library: Library, name: &str) -> DriverVersion {
+/// Returns the first driver that exports a name of the table.
+pub fn since(library: DriverLibraryKind, name: &str) -> DriverVersion {
     let new = match library {
-        Library::Cuda => CUDA_550,
-        Library::Nvml => NVML_550,
+        DriverLibraryKind::Cuda => CUDA_550,
+        DriverLibraryKind::Nvml => NVML_550,
     };
     if new.binary_search(&name).is_ok() { DriverVersion::R550 } else { DriverVersion::R535 }
 }
 
-/// The twin of a CUDA function that uses the calling thread's default stream instead of the one of the
-/// process.
+/// Returns the twin of a CUDA function: the variant that uses the per-thread default stream instead of the legacy
+/// one.
 pub fn twin(name: &str) -> Option<&'static str> {
     cuda::TWINS.iter().find(|pair| pair.0 == name).map(|pair| pair.1)
 }
 
-/// The names of libcuda that are variables, with their sizes in bytes: the debugger's. The table has them as
-/// functions without arguments; nothing but a debugger looks at them.
+/// The names of libcuda that are variables of the debugger interface, with their sizes in bytes. The table has them
+/// as functions without arguments, because only debuggers read them.
 pub const VARIABLES: &[(&str, usize)] = &[
     ("cudbgApiClientPid", 4),
     ("cudbgApiClientRevision", 4),
@@ -121,7 +122,7 @@ pub const VARIABLES: &[(&str, usize)] = &[
     ("cudbgUseExternalDebugger", 4),
 ];
 
-/// Names of libcuda that came with driver 550; sorted.
+/// Names that libcuda exports since driver 550, sorted.
 const CUDA_550: &[&str] = &[
     "cuCtxFromGreenCtx",
     "cuCtxGetDevResource",
@@ -161,7 +162,7 @@ const CUDA_550: &[&str] = &[
     "cuStreamUpdateCaptureDependencies_v2_ptsz",
 ];
 
-/// Names of libnvidia-ml that came with driver 550; sorted.
+/// Names that libnvidia-ml exports since driver 550, sorted.
 const NVML_550: &[&str] = &[
     "nvmlDeviceGetC2cModeInfoV",
     "nvmlDeviceGetGpuFabricInfoV",

@@ -1,48 +1,48 @@
-//! What `cuGetProcAddress` answers: which symbol a name stands for, for a program of a given CUDA version.
+//! Symbol lookup as in `cuGetProcAddress`: the symbol of a name for a program of a given CUDA version.
 
-use crate::exports::{self, DriverVersion, Library};
+use crate::exports::{self, DriverLibraryKind, DriverVersion};
 
-/// The answer to a question for a symbol.
+/// The result of a symbol lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lookup {
-    /// The symbol to use.
+pub enum ProcAddressLookup {
+    /// The newest exported symbol that a program of this CUDA version may use.
     Symbol(&'static str),
-    /// The name is known, but only to programs of newer CUDA versions:
+    /// The name exists only for newer CUDA versions:
     /// `CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT`.
     NewerThanAsked,
-    /// No such name: `CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND`. Names with a suffix (`_v2`, `_ptsz`) are none.
+    /// The name is unknown: `CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND`. Names with a suffix (`_v2`, `_ptsz`) are unknown.
     Unknown,
-    /// The flags are none that the driver knows: `CUDA_ERROR_INVALID_VALUE`.
+    /// The flags are invalid: `CUDA_ERROR_INVALID_VALUE`.
     BadFlags,
 }
 
-/// Per-thread default streams are as old as CUDA 7.0; older programs do not get a twin.
+/// The CUDA version that introduced per-thread default streams. Older programs do not get a twin.
 const FIRST_TWIN: u32 = 7000;
 
-/// The symbol that `driver` gives for `name` to a program of `cuda_version` (12040 is CUDA 12.4). `flags` is
-/// 0 or 1 for the legacy default stream, 2 or 3 for the per-thread one.
+/// Returns the symbol of `name` in `driver` for a program of `cuda_version` (12040 is CUDA 12.4). `flags` is 0 or 1
+/// for the legacy default stream, 2 or 3 for the per-thread default stream.
 ///
-/// It is the newest symbol not newer than asked. With per-thread default streams, a name that has a twin has
-/// only its twins. A version above the driver's own gets the newest, as does a negative one: the driver
-/// compares unsigned.
-pub fn proc_address(driver: DriverVersion, name: &str, cuda_version: i32, flags: u64) -> Lookup {
+/// The result is the newest symbol that is not newer than `cuda_version`. With per-thread default streams, only the
+/// twins of a name are considered if it has any. A version above the driver's own gets the newest symbol, and so does
+/// a negative version, because the driver compares unsigned.
+pub fn proc_address(driver: DriverVersion, name: &str, cuda_version: i32, flags: u64) -> ProcAddressLookup {
     if flags > 3 {
-        return Lookup::BadFlags;
+        return ProcAddressLookup::BadFlags;
     }
     let Some((_, symbols)) =
         SYMBOLS.binary_search_by_key(&name, |row| row.0).ok().and_then(|at| SYMBOLS.get(at))
     else {
-        return Lookup::Unknown;
+        return ProcAddressLookup::Unknown;
     };
-    let has = |symbol: &&(u32, &'static str)| exports::since(Library::Cuda, symbol.1) <= driver;
+    let has = |symbol: &&(u32, &'static str)| exports::since(DriverLibraryKind::Cuda, symbol.1) <= driver;
     let asked = cuda_version.cast_unsigned();
     let newest = |symbols: &mut dyn Iterator<Item = (u32, &'static str)>| {
-        let mut answer = Lookup::Unknown;
+        let mut answer = ProcAddressLookup::Unknown;
         for (first, symbol) in symbols {
             if first <= asked {
-                answer = Lookup::Symbol(symbol);
-            } else if answer == Lookup::Unknown {
-                answer = Lookup::NewerThanAsked;
+                answer = ProcAddressLookup::Symbol(symbol);
+            } else if answer == ProcAddressLookup::Unknown {
+                answer = ProcAddressLookup::NewerThanAsked;
             }
         }
         answer
@@ -53,15 +53,15 @@ pub fn proc_address(driver: DriverVersion, name: &str, cuda_version: i32, flags:
             .filter(has)
             .filter_map(|(first, symbol)| Some(((*first).max(FIRST_TWIN), exports::twin(symbol)?)));
         let answer = newest(&mut { twins });
-        if answer != Lookup::Unknown {
+        if answer != ProcAddressLookup::Unknown {
             return answer;
         }
     }
     newest(&mut symbols.iter().filter(has).copied())
 }
 
-/// Every name, with the symbols it stands for and the CUDA version that brought each; sorted by name, then
-/// version. As driver 550 answers; 535 answers the same as far as it has the symbols.
+/// All names, with their symbols and the CUDA version that introduced each; sorted by name, then version. Recorded
+/// from driver 550; driver 535 returns the same as far as it has the symbols.
 const SYMBOLS: &[(&str, &[(u32, &str)])] = &[
     ("cuArray3DCreate", &[(2000, "cuArray3DCreate"), (3020, "cuArray3DCreate_v2")]),
     ("cuArray3DGetDescriptor", &[(2000, "cuArray3DGetDescriptor"), (3020, "cuArray3DGetDescriptor_v2")]),

@@ -1,9 +1,9 @@
 //! The tables expand in another crate into traits, exported functions and lists of names.
 #![allow(non_snake_case, dead_code, unreachable_pub)]
 
-/// What a simulated driver does with a table: a trait per family, and the C functions that call it.
+/// Expands a table like the simulated driver: a trait per family, and C functions that call it.
 ///
-/// The arguments of a function go through as one token tree, because its twin needs them again.
+/// The arguments of a function are matched as one token tree, because its twin needs them again.
 macro_rules! driver {
     (
         $error:ident, $code:ident,
@@ -18,7 +18,7 @@ macro_rules! driver {
                 $(body! { $name $args $error })*
             }
 
-            impl $family for super::Driver {}
+            impl $family for super::UnsupportedDriver {}
         )*
 
         #[allow(clippy::missing_safety_doc, clippy::too_many_arguments)]
@@ -46,13 +46,13 @@ macro_rules! body {
 macro_rules! export {
     ($symbol:ident($($arg:ident: $type:ty),* $(,)?) $code:ident, $family:ident $name:ident) => {
         pub unsafe extern "C" fn $symbol($($arg: $type),*) -> $code {
-            // SAFETY: the caller's promise is the same.
-            status(unsafe { <crate::Driver as $family>::$name($($arg),*) })
+            // SAFETY: the function has the same preconditions as the trait's function, and the caller upholds them.
+            status(unsafe { <crate::UnsupportedDriver as $family>::$name($($arg),*) })
         }
     };
 }
 
-struct Driver;
+struct UnsupportedDriver;
 
 #[allow(unsafe_code)]
 mod cuda {
@@ -70,14 +70,14 @@ mod nvml {
 
 #[test]
 #[allow(unsafe_code)]
-fn a_table_becomes_traits_functions_and_names() {
-    // SAFETY: the body does nothing with its arguments.
+fn table_expands_to_traits_functions_and_names() {
+    // SAFETY: the default body ignores its arguments.
     let code = unsafe { cuda::exported::cuMemAlloc_v2(std::ptr::null_mut(), 1) };
     assert_eq!(code, partage_driver_api::cuda::CUDA_ERROR_NOT_SUPPORTED);
-    // SAFETY: likewise.
+    // SAFETY: the default body ignores its arguments.
     let code = unsafe { cuda::exported::cuMemcpyHtoD_v2_ptds(0, std::ptr::null(), 1) };
     assert_eq!(code, partage_driver_api::cuda::CUDA_ERROR_NOT_SUPPORTED);
-    // SAFETY: likewise.
+    // SAFETY: the default body ignores its arguments.
     let code = unsafe { nvml::exported::nvmlInit_v2() };
     assert_eq!(code, partage_driver_api::nvml::NVML_ERROR_NOT_SUPPORTED);
     assert_eq!(cuda::NAMES.len(), 656);

@@ -1,16 +1,16 @@
-//! The table has the names that real drivers export, and answers `cuGetProcAddress` as they do.
+//! Compares the table with the exports of real drivers and with their results of `cuGetProcAddress`.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use partage_driver_api::cuda;
-use partage_driver_api::exports::{DriverVersion, Library, VARIABLES, exports, since, twin};
-use partage_driver_api::proc_address::{Lookup, proc_address};
+use partage_driver_api::exports::{DriverLibraryKind, DriverVersion, VARIABLES, exports, since, twin};
+use partage_driver_api::proc_address::{ProcAddressLookup, proc_address};
 use std::collections::{BTreeMap, BTreeSet};
 
-const LISTS: [(Library, DriverVersion, &str); 4] = [
-    (Library::Cuda, DriverVersion::R535, include_str!("symbols/libcuda-535.txt")),
-    (Library::Cuda, DriverVersion::R550, include_str!("symbols/libcuda-550.txt")),
-    (Library::Nvml, DriverVersion::R535, include_str!("symbols/libnvidia-ml-535.txt")),
-    (Library::Nvml, DriverVersion::R550, include_str!("symbols/libnvidia-ml-550.txt")),
+const LISTS: [(DriverLibraryKind, DriverVersion, &str); 4] = [
+    (DriverLibraryKind::Cuda, DriverVersion::R535, include_str!("symbols/libcuda-535.txt")),
+    (DriverLibraryKind::Cuda, DriverVersion::R550, include_str!("symbols/libcuda-550.txt")),
+    (DriverLibraryKind::Nvml, DriverVersion::R535, include_str!("symbols/libnvidia-ml-535.txt")),
+    (DriverLibraryKind::Nvml, DriverVersion::R550, include_str!("symbols/libnvidia-ml-550.txt")),
 ];
 
 const MAPS: [(DriverVersion, &str); 2] = [
@@ -22,7 +22,7 @@ fn list(text: &'static str) -> BTreeSet<&'static str> {
     text.lines().collect()
 }
 
-/// The rows of a map: name and flags, to first version and symbol in ascending order.
+/// Parses a recorded map: from name and flags to the first version of each symbol, in ascending order.
 fn map(text: &'static str) -> BTreeMap<(&'static str, u64), Vec<(i32, &'static str)>> {
     let mut map = BTreeMap::<_, Vec<_>>::new();
     for row in text.lines() {
@@ -37,7 +37,7 @@ fn map(text: &'static str) -> BTreeMap<(&'static str, u64), Vec<(i32, &'static s
 }
 
 #[test]
-fn exports_are_those_of_the_real_libraries() {
+fn exports_match_the_real_libraries() {
     for (library, driver, text) in LISTS {
         let ours: Vec<_> = exports(library, driver).collect();
         assert_eq!(ours.len(), text.lines().count(), "{library:?} {driver:?}: a name twice");
@@ -46,8 +46,8 @@ fn exports_are_those_of_the_real_libraries() {
 }
 
 #[test]
-fn a_name_is_as_old_as_the_first_driver_that_has_it() {
-    for library in Library::ALL {
+fn first_driver_of_each_name_matches_the_lists() {
+    for library in DriverLibraryKind::ALL {
         let [old, new] =
             [0, 1].map(|at| list(LISTS.iter().filter(|entry| entry.0 == library).nth(at).unwrap().2));
         for name in new {
@@ -58,11 +58,11 @@ fn a_name_is_as_old_as_the_first_driver_that_has_it() {
 }
 
 #[test]
-fn every_per_thread_name_is_the_twin_of_the_name_it_extends() {
-    for name in exports(Library::Cuda, DriverVersion::R550) {
+fn per_thread_names_are_twins_of_their_base_names() {
+    for name in exports(DriverLibraryKind::Cuda, DriverVersion::R550) {
         if let Some(base) = name.strip_suffix("_ptsz").or_else(|| name.strip_suffix("_ptds")) {
             assert_eq!(twin(base), Some(name));
-            assert_eq!(since(Library::Cuda, base), since(Library::Cuda, name));
+            assert_eq!(since(DriverLibraryKind::Cuda, base), since(DriverLibraryKind::Cuda, name));
         } else if let Some(twin) = twin(name) {
             assert!(
                 [format!("{name}_ptsz"), format!("{name}_ptds")].contains(&twin.to_owned()),
@@ -73,46 +73,55 @@ fn every_per_thread_name_is_the_twin_of_the_name_it_extends() {
 }
 
 #[test]
-fn the_debuggers_variables_are_exported() {
-    let exported: BTreeSet<_> = exports(Library::Cuda, DriverVersion::R535).collect();
+fn debugger_variables_are_exported() {
+    let exported: BTreeSet<_> = exports(DriverLibraryKind::Cuda, DriverVersion::R535).collect();
     assert!(VARIABLES.iter().all(|(name, bytes)| exported.contains(name) && *bytes >= 4));
 }
 
 #[test]
-fn every_row_of_the_real_map_is_answered() {
+fn every_recorded_lookup_is_reproduced() {
     for (driver, text) in MAPS {
         for ((name, flags), rows) in map(text) {
-            // The driver takes the bit of the legacy stream and does nothing with it.
+            // The driver accepts the flag of the legacy stream and ignores it.
             for flags in [flags, flags | 1] {
                 let ask = |version| proc_address(driver, name, version, flags);
                 let (first, _) = rows[0];
-                assert_eq!(ask(first - 1), Lookup::NewerThanAsked, "{driver:?} {name} {flags}");
-                assert_eq!(ask(0), Lookup::NewerThanAsked, "{driver:?} {name} {flags}");
+                assert_eq!(ask(first - 1), ProcAddressLookup::NewerThanAsked, "{driver:?} {name} {flags}");
+                assert_eq!(ask(0), ProcAddressLookup::NewerThanAsked, "{driver:?} {name} {flags}");
                 for (at, (version, symbol)) in rows.iter().enumerate() {
                     let last = rows.get(at + 1).map_or(i32::MAX, |next| next.0 - 1);
                     for version in [*version, last] {
                         assert_eq!(
                             ask(version),
-                            Lookup::Symbol(symbol),
+                            ProcAddressLookup::Symbol(symbol),
                             "{driver:?} {name} {version} {flags}"
                         );
                     }
                 }
-                assert_eq!(ask(-1), Lookup::Symbol(rows.last().unwrap().1), "{driver:?} {name} {flags}");
+                assert_eq!(
+                    ask(-1),
+                    ProcAddressLookup::Symbol(rows.last().unwrap().1),
+                    "{driver:?} {name} {flags}"
+                );
             }
         }
     }
 }
 
 #[test]
-fn no_name_is_answered_that_the_real_driver_does_not_know() {
+fn names_unknown_to_the_driver_are_not_found() {
     for (driver, text) in MAPS {
         let known = map(text);
-        let names = exports(Library::Cuda, DriverVersion::R550).chain(["", "cu", "cuNothing", "cuMemAlloc "]);
+        let names = exports(DriverLibraryKind::Cuda, DriverVersion::R550).chain([
+            "",
+            "cu",
+            "cuNothing",
+            "cuMemAlloc ",
+        ]);
         for name in names {
             let ours = proc_address(driver, name, i32::MAX, 0);
             assert_eq!(
-                ours == Lookup::Unknown,
+                ours == ProcAddressLookup::Unknown,
                 !known.contains_key(&(name, 0)),
                 "{driver:?} {name}: {ours:?}"
             );
@@ -120,21 +129,23 @@ fn no_name_is_answered_that_the_real_driver_does_not_know() {
         for name in
             ["cuMemAlloc_v2", "cuMemcpy_ptds", "cuGetProcAddress_v2", "cudbgMain", "cuMemGetAttribute"]
         {
-            assert_eq!(proc_address(driver, name, 12040, 0), Lookup::Unknown, "{driver:?} {name}");
+            assert_eq!(proc_address(driver, name, 12040, 0), ProcAddressLookup::Unknown, "{driver:?} {name}");
         }
         for flags in 4..10 {
-            assert_eq!(proc_address(driver, "cuMemcpy", 12000, flags), Lookup::BadFlags);
+            assert_eq!(proc_address(driver, "cuMemcpy", 12000, flags), ProcAddressLookup::BadFlags);
         }
     }
 }
 
 #[test]
-fn an_answer_is_always_a_name_that_the_driver_exports() {
+fn lookup_result_is_always_exported() {
     for (driver, text) in MAPS {
-        let exported: BTreeSet<_> = exports(Library::Cuda, driver).collect();
+        let exported: BTreeSet<_> = exports(DriverLibraryKind::Cuda, driver).collect();
         for (name, flags) in map(text).into_keys() {
             match proc_address(driver, name, i32::MAX, flags) {
-                Lookup::Symbol(symbol) => assert!(exported.contains(symbol), "{driver:?} {name}: {symbol}"),
+                ProcAddressLookup::Symbol(symbol) => {
+                    assert!(exported.contains(symbol), "{driver:?} {name}: {symbol}")
+                }
                 other => panic!("{driver:?} {name}: {other:?}"),
             }
         }
@@ -142,7 +153,7 @@ fn an_answer_is_always_a_name_that_the_driver_exports() {
 }
 
 #[test]
-fn failures_have_their_names_and_texts() {
+fn error_codes_have_names_and_descriptions() {
     assert!(cuda::CODES.is_sorted_by_key(|entry| entry.0));
     assert_eq!(cuda::name(2).unwrap(), c"CUDA_ERROR_OUT_OF_MEMORY");
     assert_eq!(cuda::text(2).unwrap(), c"out of memory");

@@ -1,92 +1,92 @@
-//! From a pod to what it asks, whatever dialect it is written in.
+//! Reads the asks of a pod, in any dialect.
 //!
-//! Reading never fails. What is wrong becomes a [`Problem`], and everything else is read all the same, so that
-//! one look shows all there is to mend.
+//! Reading never fails. Every mistake becomes a [`Problem`], and the rest of the pod is still read, so that all problems
+//! are reported at once.
 
 pub(super) mod aws;
 mod carrier;
 mod constraints;
-mod counted;
+mod cores_limit;
+mod counted_spelling;
+mod did_you_mean;
 pub(super) mod gpushare;
 pub(super) mod hami;
-mod host;
-mod limit;
-mod lines;
+mod host_requests;
 mod memory;
 pub(super) mod native;
-mod nearest;
 mod oversubscribe;
+mod resource_list;
 pub(super) mod vcuda;
 pub(super) mod volcano;
 
-use super::{Dialect, Settings};
+use super::{Dialect, DialectSettings};
 use crate::model::{
-    Ask, ContainerName, ContainerRole, Cores, CoresAsk, MemoryAsk, PodAsk, ShareAsk, Together, WantedGpus,
+    Ask, Colocation, ContainerName, ContainerRole, Cores, CoresAsk, MemoryAsk, PodAsk, ShareAsk, WantedGpus,
 };
-use crate::pod::{Pod, Problem};
-use lines::{Lines, Unclear};
-pub(crate) use memory::MOST as MAX_MEMORY;
-pub(crate) use native::LEAST as MIN_MEMORY;
+use crate::pod::{PodManifest, Problem};
+pub(crate) use memory::MAX_MEMORY;
+pub(crate) use native::MIN_MEMORY;
+use resource_list::{ResourceList, UnclearAsk};
 
-/// What a pod asks and what is wrong with it.
+/// The asks of a pod and its problems.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reading {
-    /// All its containers, in the order of the spec: init containers first.
+pub struct PodReading {
+    /// All containers of the pod, in the order of the spec: init containers first.
     pub containers: Vec<ContainerReading>,
-    /// The same for the allocator: only the containers that ask for GPUs, and what holds for the whole pod.
+    /// The ask for the allocator: only the containers that request GPUs, and the constraints of the whole pod.
     pub ask: PodAsk,
-    /// Everything that is wrong.
+    /// All problems of the pod's requests.
     pub problems: Vec<Problem>,
 }
 
-/// What one container asks.
+/// The ask of one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerReading {
-    /// The container.
+    /// The name of the container.
     pub name: ContainerName,
-    /// When it runs.
+    /// When the container runs.
     pub role: ContainerRole,
-    /// The dialect it asks in; absent where it asks nothing, or in several at once.
+    /// The dialect of its resources; `None` if it requests no GPU or uses several dialects.
     pub dialect: Option<Dialect>,
-    /// What it wants; absent where it asks nothing, or a problem says why that is unclear.
+    /// The GPUs it requests; `None` if it requests none, or if the request is unclear and a problem gives the reason.
     pub want: Option<WantedGpus>,
 }
 
-/// Reads what a pod asks.
-pub fn read(pod: &Pod, settings: &Settings) -> Reading {
+/// Reads the asks of a pod.
+pub fn read(pod: &PodManifest, settings: &DialectSettings) -> PodReading {
     let mut problems = Vec::new();
     native::check_annotations(pod, &mut problems);
     let carriers = carrier::read(pod, &mut problems);
-    let mut limits = limit::read(pod, &mut problems);
+    let mut limits = cores_limit::read(pod, &mut problems);
     let exclusive = native::flag(pod, native::EXCLUSIVE, &mut problems).unwrap_or(false);
     let slot_memory = aws::memory_limit(pod, &mut problems);
 
     let mut containers = Vec::with_capacity(pod.containers.len());
-    let mut spread = false;
+    let mut is_split = false;
     for container in &pod.containers {
         let marked = carriers.of(&container.name);
-        let mut lines = Lines::new(container, marked, &mut problems);
-        lines.check_names();
-        lines.check_requests();
-        let (dialect, mut want) = match lines.dialects()[..] {
+        let mut list = ResourceList::new(container, marked, &mut problems);
+        list.check_names();
+        list.check_requests();
+        let (dialect, mut want) = match list.dialects()[..] {
             [] => {
-                lines.check_carried();
+                list.check_carried();
                 (None, None)
             }
-            [dialect] => (Some(dialect), read_in(dialect, &mut lines, pod, settings).unwrap_or(None)),
+            [dialect] => (Some(dialect), read_in(dialect, &mut list, pod, settings).unwrap_or(None)),
             _ => {
-                lines.refuse_several_dialects();
+                list.refuse_several_dialects();
                 (None, None)
             }
         };
         if let (Some(dialect), Some(want)) = (dialect, &mut want) {
-            want.part.whole |= exclusive;
+            want.share.whole |= exclusive;
             if let (Dialect::Aws, Some(limit)) = (dialect, slot_memory) {
-                want.part.memory = MemoryAsk::Exactly(limit);
+                want.share.memory = MemoryAsk::Exactly(limit);
             }
-            lines.check_carriers(want.count);
-            limits.apply(dialect, want, &mut lines, settings);
-            spread |= dialect == Dialect::Gpushare && want.count > 1;
+            list.check_carriers(want.count);
+            limits.apply(dialect, want, &mut list, settings);
+            is_split |= dialect == Dialect::Gpushare && want.count > 1;
         }
         let (name, role) = (container.name.clone(), container.role);
         containers.push(ContainerReading { name, role, dialect, want });
@@ -95,49 +95,54 @@ pub fn read(pod: &Pod, settings: &Settings) -> Reading {
     aws::check_limit_used(pod, &containers, &mut problems);
     let oversubscribe = oversubscribe::read(pod, &containers, &mut problems);
 
-    let spoken = Dialect::ALL.into_iter().filter(|d| containers.iter().any(|c| c.dialect == Some(*d)));
-    let mut constraints = constraints::read(pod, &spoken.collect::<Vec<_>>(), &mut problems);
+    let dialects = Dialect::ALL.into_iter().filter(|d| containers.iter().any(|c| c.dialect == Some(*d)));
+    let mut constraints = constraints::read(pod, &dialects.collect::<Vec<_>>(), &mut problems);
     let asks: Vec<Ask> = containers
         .iter()
         .filter_map(|c| Some(Ask { container: c.name.clone(), role: c.role, want: c.want? }))
         .collect();
-    constraints.together = together(pod, &containers, &asks, spread, &mut problems);
-    let (cpu, memory) = host::requests(pod, &mut problems);
-    Reading { containers, ask: PodAsk { asks, constraints, cpu, memory, oversubscribe }, problems }
+    constraints.colocation = colocation(pod, &containers, &asks, is_split, &mut problems);
+    let (cpu, memory) = host_requests::read(pod, &mut problems);
+    PodReading { containers, ask: PodAsk { asks, constraints, cpu, memory, oversubscribe }, problems }
 }
 
-/// Whether a resource is an ask for GPUs, or was meant to be one.
+/// Returns whether a resource requests GPUs in some dialect, or is probably a misspelling of one that does.
 pub fn is_or_resembles_ask(resource: &str) -> bool {
-    dialect_of(resource).is_some() || nearest::meant(resource).is_some()
+    dialect_of(resource).is_some() || did_you_mean::intended_resource(resource).is_some()
 }
 
-/// Whether a pod's annotation of this name says something about its asks, in any dialect.
+/// Returns whether some dialect reads a pod annotation of this name as part of an ask.
 pub fn reads_annotation(key: &str) -> bool {
     native::ANNOTATIONS.contains(&key) || constraints::ANNOTATIONS.contains(&key) || vcuda::is_core_limit(key)
 }
 
-/// A whole GPU, its memory as asked.
+/// Returns an ask for a whole GPU with this memory.
 pub fn whole_gpu(memory: MemoryAsk) -> ShareAsk {
     ShareAsk { memory, cores: CoresAsk::Exactly(Cores::WHOLE), whole: true, ceiling: None }
 }
 
-/// What a container wants, where it asks anything; the problems that make it unclear are recorded.
-type Read = Result<Option<WantedGpus>, Unclear>;
+/// The GPUs that a container requests; `None` if it requests none. The problems of an unclear ask are already recorded.
+type WantResult = Result<Option<WantedGpus>, UnclearAsk>;
 
-fn read_in(dialect: Dialect, lines: &mut Lines<'_>, pod: &Pod, settings: &Settings) -> Read {
+fn read_in(
+    dialect: Dialect,
+    list: &mut ResourceList<'_>,
+    pod: &PodManifest,
+    settings: &DialectSettings,
+) -> WantResult {
     match dialect {
-        Dialect::Native => native::read(lines),
-        Dialect::Gpushare => gpushare::read(lines, pod, settings),
-        Dialect::Volcano => volcano::read(lines, settings),
-        Dialect::Vcuda => vcuda::read(lines),
-        Dialect::Aws => aws::read(lines),
-        Dialect::Hami => hami::read(lines),
+        Dialect::Native => native::read(list),
+        Dialect::Gpushare => gpushare::read(list, pod, settings),
+        Dialect::Volcano => volcano::read(list, settings),
+        Dialect::Vcuda => vcuda::read(list),
+        Dialect::Aws => aws::read(list),
+        Dialect::Hami => hami::read(list),
     }
 }
 
-/// The dialect a resource belongs to.
+/// Returns the dialect that a resource belongs to.
 fn dialect_of(resource: &str) -> Option<Dialect> {
-    let is_vcuda = || vcuda::split(resource).is_some();
+    let is_vcuda = || vcuda::split_domain(resource).is_some();
     Some(match resource {
         r if native::RESOURCES.contains(&r) => Dialect::Native,
         r if gpushare::RESOURCES.contains(&r) => Dialect::Gpushare,
@@ -149,45 +154,45 @@ fn dialect_of(resource: &str) -> Option<Dialect> {
     })
 }
 
-/// Whether the pod's containers sit on one GPU: as it says, else as its dialect's users expect.
-fn together(
-    pod: &Pod,
+/// Reads whether the pod's containers share one GPU: from the annotation, or else the default of its dialects.
+fn colocation(
+    pod: &PodManifest,
     containers: &[ContainerReading],
     asks: &[Ask],
-    spread: bool,
+    is_split: bool,
     problems: &mut Vec<Problem>,
-) -> Together {
+) -> Colocation {
     match native::flag(pod, native::SAME_GPU, problems) {
-        Some(false) => return Together::Anywhere,
+        Some(false) => return Colocation::Anywhere,
         Some(true) => {}
         None => {
             let prefers = |c: &ContainerReading| match c.dialect {
                 Some(Dialect::Aws) => true,
-                // Upstream packs a pod on one GPU or refuses it; a count says to spread it.
-                Some(Dialect::Gpushare) => !spread,
+                // The upstream scheduler places a pod on one GPU or refuses it, unless a count splits it.
+                Some(Dialect::Gpushare) => !is_split,
                 _ => false,
             };
             let preferred = containers.iter().any(prefers);
-            return if preferred { Together::Preferred } else { Together::Anywhere };
+            return if preferred { Colocation::Preferred } else { Colocation::Anywhere };
         }
     }
     let mut impossible = |message: String| problems.push(Problem::of_pod(native::SAME_GPU, message));
     if let Some(ask) = asks.iter().find(|ask| ask.want.count > 1) {
         impossible(format!(
-            "container \"{}\" asks for {} GPUs, which cannot be one: ask for 1 or leave this annotation out",
+            "container \"{}\" requests {} GPUs, which cannot be the same GPU: request 1 or remove this annotation",
             ask.container, ask.want.count
         ));
     }
     let mut running = asks.iter().filter(|ask| ask.role != ContainerRole::Init);
     if running.clone().count() > 1
-        && let Some(whole) = running.find(|ask| ask.want.part.whole)
+        && let Some(whole) = running.find(|ask| ask.want.share.whole)
     {
         impossible(format!(
-            "container \"{}\" wants its GPU for itself, but another container shall share it: drop one of the two",
+            "container \"{}\" requires a GPU for itself, but this annotation makes another container share it: remove one of the two",
             whole.container
         ));
     }
-    Together::Required
+    Colocation::Required
 }
 
 #[cfg(test)]

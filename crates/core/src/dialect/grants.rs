@@ -1,11 +1,11 @@
-//! From a grant to everything a dialect's users and tools read, and back.
+//! Encodes a grant into the annotations and environment of each dialect, and decodes it again.
 //!
-//! The native annotation is always written and, where present, is the only record read: it is exact. The records
-//! of the other dialects exist for their tools, and are read to take over a cluster that still runs one of
-//! the systems replaced. Every record is text that a tenant may have forged: it is bounded, and never trusted to
-//! name a GPU, an index or an amount that exists.
+//! The native annotation is always written. It is exact and, if present, the only record that is read. The records of the
+//! other dialects are written for the tools of those projects, and read to take over a cluster that one of those projects
+//! still schedules. A tenant may have forged any record: its length is bounded, and every GPU, index and amount in it is
+//! verified.
 //!
-//! What a foreign record cannot say is lost on the way back: see the `read` of each dialect.
+//! Details that the record of another dialect cannot express are lost when it is decoded: see `read` of each dialect.
 
 pub mod aws;
 pub mod device_list;
@@ -19,72 +19,72 @@ mod tests;
 pub mod vcuda;
 pub mod volcano;
 
-use super::{Dialect, Settings};
+use super::{Dialect, DialectSettings};
 use crate::cluster_file::MAX_MEMORY;
 use crate::model::{Bytes, ContainerName, ContainerRole, Gpu, Grant, Node, NodeName, PodGrant, Share};
-use crate::pod::{Container, Pod};
-use crate::quote;
+use crate::pod::{ContainerManifest, PodManifest};
+use crate::truncate;
 use std::collections::BTreeMap;
 
-/// The longest record read or written: Kubernetes takes no more annotations than this on one object.
-pub const MOST_TEXT: usize = 256 << 10;
+/// Maximum length of a record: Kubernetes allows no more annotations on one object.
+pub const MAX_RECORD_BYTES: usize = 256 << 10;
 
-/// A grant as its dialects' users and tools read it.
+/// A grant, encoded for the users and tools of its dialects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Written {
+pub struct EncodedGrant {
     /// Annotations of the pod.
     pub annotations: BTreeMap<String, String>,
     /// Environment of each container that has a grant.
     pub env: BTreeMap<ContainerName, BTreeMap<String, String>>,
-    /// Annotations that the container runtime gets, per container.
+    /// Annotations for the container runtime, per container.
     pub container_annotations: BTreeMap<ContainerName, BTreeMap<String, String>>,
 }
 
-/// In which dialect each container of a pod asked.
+/// The dialect of each container of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Spelling {
-    /// Every container in the order of the spec, those without a GPU too: records count positions.
-    pub containers: Vec<SpeltContainer>,
+pub struct PodDialects {
+    /// All containers in the order of the spec, including those without a GPU, because records use positions.
+    pub containers: Vec<ContainerDialect>,
 }
 
-/// In which dialect one container asked.
+/// The dialect of one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SpeltContainer {
-    /// The container.
+pub struct ContainerDialect {
+    /// The name of the container.
     pub name: ContainerName,
-    /// When it runs.
+    /// When the container runs.
     pub role: ContainerRole,
-    /// Its dialect; absent where it asks for no GPU.
+    /// Its dialect; `None` if it requests no GPU.
     pub dialect: Option<Dialect>,
-    /// The domain of its `vcuda-*` resources, where it has any.
+    /// The domain of its `vcuda-*` resources, if it has any.
     pub domain: Option<String>,
 }
 
-impl Spelling {
-    /// The spelling of a pod whose asks were read in these dialects.
-    pub fn of(pod: &Pod, dialects: &BTreeMap<ContainerName, Dialect>) -> Spelling {
-        let spelt = |container: &Container| SpeltContainer {
+impl PodDialects {
+    /// Combines the containers of a pod with the dialects in which their asks were read.
+    pub fn of(pod: &PodManifest, dialects: &BTreeMap<ContainerName, Dialect>) -> PodDialects {
+        let with_dialect = |container: &ContainerManifest| ContainerDialect {
             name: container.name.clone(),
             role: container.role,
             dialect: dialects.get(&container.name).copied(),
             domain: vcuda::domain(container).map(str::to_string),
         };
-        Spelling { containers: pod.containers.iter().map(spelt).collect() }
+        PodDialects { containers: pod.containers.iter().map(with_dialect).collect() }
     }
 
-    /// Each container with its index in `spec.containers`, which init containers and sidecars do not have.
-    fn places(&self) -> BTreeMap<&str, Place<'_>> {
+    /// Returns each container with its index in `spec.containers`. Init containers and sidecars have no index.
+    fn places(&self) -> BTreeMap<&str, SpecPosition<'_>> {
         let mut app_indexes = 0..;
         let mut places = BTreeMap::new();
-        for spelt in &self.containers {
-            let app_index = if spelt.role == ContainerRole::App { app_indexes.next() } else { None };
-            places.insert(spelt.name.as_str(), (spelt, app_index));
+        for container in &self.containers {
+            let app_index = if container.role == ContainerRole::App { app_indexes.next() } else { None };
+            places.insert(container.name.as_str(), (container, app_index));
         }
         places
     }
 }
 
-/// A moment, in nanoseconds since 1970. Core has no clock: the caller brings the time.
+/// A time in nanoseconds since the Unix epoch. This crate has no clock, so the caller passes the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct UnixNanos(pub u64);
 
@@ -94,49 +94,49 @@ impl UnixNanos {
     }
 }
 
-/// Why a grant cannot be written or read.
+/// Why a grant cannot be encoded or decoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {message}")]
 pub struct GrantError {
-    /// The annotation, resource or container it is about.
+    /// The annotation, resource or container that has the error.
     pub field: String,
-    /// What is there and what is wrong with it.
+    /// The offending value and the reason.
     pub message: String,
 }
 
 impl GrantError {
-    /// Messages end up in logs and events, and may quote a tenant at any length: they are cut, and have no line
-    /// breaks or other control characters.
+    /// Messages appear in logs and events and may quote tenants, so they are truncated and control characters, including
+    /// line breaks, are replaced.
     fn new(field: impl Into<String>, message: impl Into<String>) -> GrantError {
         let plain = |text: String| text.replace(char::is_control, " ");
         let (field, message) = (plain(field.into()), plain(message.into()));
-        GrantError { field: quote::field(&field), message: quote::message(&message) }
+        GrantError { field: truncate::shorten_field(&field), message: truncate::shorten_message(&message) }
     }
 }
 
-/// Writes a grant: the native annotation, and what the dialects of its containers add.
+/// Encodes a grant: the native annotation, and the annotations and environment of its containers' dialects.
 pub fn write(
     grant: &PodGrant,
     node: &Node,
-    spelling: &Spelling,
-    settings: &Settings,
+    dialects: &PodDialects,
+    settings: &DialectSettings,
     now: UnixNanos,
-) -> Result<Written, GrantError> {
+) -> Result<EncodedGrant, GrantError> {
     if grant.node != node.name {
         let message = format!("the grant is on node {}, not on {}", grant.node, node.name);
         return Err(GrantError::new(native::ANNOTATION, message));
     }
-    let places = spelling.places();
-    let placed: Vec<Placed<'_>> =
-        grant.grants.iter().map(|grant| Placed::of(grant, node, &places)).collect::<Result<_, _>>()?;
-    let mut written = Written::default();
+    let places = dialects.places();
+    let placed: Vec<PlacedGrant<'_>> =
+        grant.grants.iter().map(|grant| PlacedGrant::of(grant, node, &places)).collect::<Result<_, _>>()?;
+    let mut written = EncodedGrant::default();
     written.annotations.insert(native::ANNOTATION.into(), native::encode(grant)?);
     for container in &placed {
         environment::visible_devices(container, written.env_of(container));
     }
-    let bind = Bind { node, settings, now };
+    let bind = BindContext { node, settings, now };
     for dialect in Dialect::ALL {
-        let mine: Vec<&Placed<'_>> = placed.iter().filter(|placed| placed.dialect == dialect).collect();
+        let mine: Vec<&PlacedGrant<'_>> = placed.iter().filter(|placed| placed.dialect == dialect).collect();
         if mine.is_empty() {
             continue;
         }
@@ -152,26 +152,26 @@ pub fn write(
     Ok(written)
 }
 
-/// Reads the grant a pod carries, with the dialect of its record; `None` where it carries none.
+/// Decodes the grant in a pod's annotations, with the dialect of its record; `None` if there is no record.
 ///
-/// `bound_to` is the node in the pod's spec, `node` the one whose GPUs the record is read against. The native
-/// record wins. Two foreign records are an error, because nothing says which of them is obeyed. An AWS grant is
-/// never found here: only the kubelet knows it (see [`aws::read`]).
+/// `bound_to` is the node in the pod's spec, and `node` the one whose GPUs the record must name. The native record takes
+/// precedence. Records of two other dialects are an error, because it is undefined which one applies. AWS grants have no
+/// record on the pod: only kubelet knows them (see [`aws::read`]).
 pub fn read(
-    pod: &Pod,
+    pod: &PodManifest,
     bound_to: Option<&NodeName>,
     node: &Node,
-    settings: &Settings,
+    settings: &DialectSettings,
 ) -> Result<Option<(Dialect, PodGrant)>, GrantError> {
     if let Some(bound_to) = bound_to.filter(|&bound_to| *bound_to != node.name) {
         let message = format!("the pod runs on node {bound_to}: its grant cannot be on {}", node.name);
         return Err(GrantError::new("spec.nodeName", message));
     }
-    let record = Record { pod, node, settings };
+    let record = RecordReader { pod, node, settings };
     if let Some(text) = record.annotation(native::ANNOTATION)? {
         return native::read(text, &record).map(|grant| Some((Dialect::Native, grant)));
     }
-    let readers: [(Dialect, Reader); 4] = [
+    let readers: [(Dialect, ReadRecord); 4] = [
         (Dialect::Gpushare, gpushare::read),
         (Dialect::Volcano, volcano::read),
         (Dialect::Vcuda, vcuda::read),
@@ -182,7 +182,7 @@ pub fn read(
         let Some(grants) = reader(&record)? else { continue };
         if let Some((other, _)) = found {
             let message = format!(
-                "the pod carries a grant of {other} and one of {dialect}, and nothing says which is obeyed: \
+                "the pod has a grant of {other} and one of {dialect}, and it is undefined which one applies: \
                  remove the annotations of one"
             );
             return Err(GrantError::new("metadata.annotations", message));
@@ -192,13 +192,13 @@ pub fn read(
     Ok(found)
 }
 
-/// The node has set the pod up: records that wait for it say so, as the systems replaced let them say it.
-pub fn set_up(annotations: &mut BTreeMap<String, String>) {
+/// Updates the records of all dialects to say that the node has prepared the pod, as the tools of those projects expect.
+pub fn mark_prepared(annotations: &mut BTreeMap<String, String>) {
     for (key, value) in annotations {
         let done = match key.as_str() {
             gpushare::ASSIGNED => "true",
             volcano::BIND_PHASE => "success",
-            // Erased container by container.
+            // Upstream erases this list container by container.
             volcano::TO_ALLOCATE => "",
             key if vcuda::is_assigned_key(key) => "true",
             _ => continue,
@@ -207,7 +207,7 @@ pub fn set_up(annotations: &mut BTreeMap<String, String>) {
     }
 }
 
-/// Whether an annotation is a decision of some scheduler, never of a manifest's author.
+/// Returns whether an annotation is a scheduler's record, which must not be in a manifest.
 pub fn is_record(annotation: &str) -> bool {
     const RECORDS: [&str; 9] = [
         native::ANNOTATION,
@@ -223,78 +223,79 @@ pub fn is_record(annotation: &str) -> bool {
     RECORDS.contains(&annotation) || vcuda::is_index_key(annotation)
 }
 
-type Reader = fn(&Record<'_>) -> Result<Option<Vec<Grant>>, GrantError>;
+type ReadRecord = fn(&RecordReader<'_>) -> Result<Option<Vec<Grant>>, GrantError>;
 
-impl Written {
-    fn env_of(&mut self, placed: &Placed<'_>) -> &mut BTreeMap<String, String> {
+impl EncodedGrant {
+    fn env_of(&mut self, placed: &PlacedGrant<'_>) -> &mut BTreeMap<String, String> {
         self.env.entry(placed.container.clone()).or_default()
     }
 }
 
-type Place<'a> = (&'a SpeltContainer, Option<usize>);
+type SpecPosition<'a> = (&'a ContainerDialect, Option<usize>);
 
-/// When and where a grant is bound.
-struct Bind<'a> {
+/// Context for encoding a grant.
+struct BindContext<'a> {
     node: &'a Node,
-    settings: &'a Settings,
+    settings: &'a DialectSettings,
     now: UnixNanos,
 }
 
-/// One container's grant, with its place in the spec and its GPUs found on the node.
-struct Placed<'a> {
+/// The grant of one container, with its position in the spec and its GPUs on the node.
+struct PlacedGrant<'a> {
     container: &'a ContainerName,
     dialect: Dialect,
     domain: Option<&'a str>,
-    /// Its index in `spec.containers`; absent for init containers and sidecars, which are in another list.
+    /// Its index in `spec.containers`; `None` for init containers and sidecars, which are in another list.
     app_index: Option<usize>,
     init: bool,
-    parts: Vec<PlacedShare<'a>>,
+    shares: Vec<ShareOnGpu<'a>>,
 }
 
-/// A share and the GPU it is of.
-struct PlacedShare<'a> {
+/// A share and its GPU.
+struct ShareOnGpu<'a> {
     index: usize,
     gpu: &'a Gpu,
     share: &'a Share,
 }
 
-impl<'a> Placed<'a> {
+impl<'a> PlacedGrant<'a> {
     fn of(
         grant: &'a Grant,
         node: &'a Node,
-        places: &BTreeMap<&str, Place<'a>>,
-    ) -> Result<Placed<'a>, GrantError> {
+        places: &BTreeMap<&str, SpecPosition<'a>>,
+    ) -> Result<PlacedGrant<'a>, GrantError> {
         let name = &grant.container;
         let fail = |message: String| GrantError::new(name.as_str(), message);
-        let &(spelt, app_index) = places
+        let &(container, app_index) = places
             .get(name.as_str())
             .ok_or_else(|| fail("the grant names a container that the pod does not have".into()))?;
-        let dialect =
-            spelt.dialect.ok_or_else(|| fail("the grant names a container that asks for no GPU".into()))?;
-        if grant.init != (spelt.role == ContainerRole::Init) {
-            let (says, is) = if grant.init { ("an", "none") } else { ("no", "one") };
-            return Err(fail(format!("the grant says this is {says} init container, and it is {is}")));
+        let dialect = container
+            .dialect
+            .ok_or_else(|| fail("the grant names a container that requests no GPU".into()))?;
+        if grant.init != (container.role == ContainerRole::Init) {
+            let (says, is) = if grant.init { ("is", "is not") } else { ("is not", "is") };
+            return Err(fail(format!("the grant says this container {says} an init container, but it {is}")));
         }
-        let part = |share: &'a Share| {
+        let on_gpu = |share: &'a Share| {
             let index = node.gpu_index(&share.gpu).ok_or_else(|| {
                 fail(format!("node {} has no GPU {}: place the pod again", node.name, share.gpu))
             })?;
-            Ok(PlacedShare { index, gpu: &node.gpus[index], share })
+            Ok(ShareOnGpu { index, gpu: &node.gpus[index], share })
         };
-        Ok(Placed {
+        Ok(PlacedGrant {
             container: name,
             dialect,
-            domain: spelt.domain.as_deref(),
+            domain: container.domain.as_deref(),
             app_index,
-            init: spelt.role == ContainerRole::Init,
-            parts: grant.shares.iter().map(part).collect::<Result<_, _>>()?,
+            init: container.role == ContainerRole::Init,
+            shares: grant.shares.iter().map(on_gpu).collect::<Result<_, _>>()?,
         })
     }
 }
 
-impl PlacedShare<'_> {
-    /// The share's memory in a tool's units, rounded up: a tool never sees as free what is held. The last,
-    /// partial unit of a GPU is one no tool counts; without a limit the share holds all the units there are.
+impl ShareOnGpu<'_> {
+    /// Returns the share's memory in units of a tool, rounded up so that the tool never counts held memory as free. Tools do
+    /// not count the last, partial unit of a GPU. A share without a limit holds all units.
     fn units(&self, unit: u64) -> u64 {
         let all = self.gpu.memory_bytes.0 / unit;
         match self.share.memory_bytes {
@@ -304,92 +305,104 @@ impl PlacedShare<'_> {
         }
     }
 
-    /// The share's compute in whole percents, rounded up; 0 = nothing promised.
+    /// Returns the share's compute in whole percent, rounded up; 0 means no guaranteed compute.
     fn percent(&self) -> u32 {
         self.share.cores.map_or(0, |cores| cores.as_millipercent().div_ceil(1000))
     }
 }
 
-/// A pod whose records are read, and the node they must fit.
-struct Record<'a> {
-    pod: &'a Pod,
+/// A pod whose records are decoded, and the node that they must match.
+struct RecordReader<'a> {
+    pod: &'a PodManifest,
     node: &'a Node,
-    settings: &'a Settings,
+    settings: &'a DialectSettings,
 }
 
-impl<'a> Record<'a> {
-    /// An annotation, unless it is too long to be one.
+impl<'a> RecordReader<'a> {
+    /// Returns an annotation, or an error if it is too long.
     fn annotation(&self, key: &str) -> Result<Option<&'a str>, GrantError> {
         let Some(text) = self.pod.annotations.get(key) else { return Ok(None) };
-        if text.len() > MOST_TEXT {
-            let message = format!("is {} bytes long, more than the {MOST_TEXT} Kubernetes takes", text.len());
+        if text.len() > MAX_RECORD_BYTES {
+            let message = format!(
+                "is {} bytes long, more than the {MAX_RECORD_BYTES} that Kubernetes allows",
+                text.len()
+            );
             return Err(GrantError::new(key, message));
         }
         Ok(Some(text))
     }
 
-    /// Refuses a record that says it was made for another node. One that says nothing passes.
-    fn made_for_this_node(&self, key: &str) -> Result<(), GrantError> {
+    /// Refuses a record that names another node. A record without a node is accepted.
+    fn check_node(&self, key: &str) -> Result<(), GrantError> {
         match self.annotation(key)? {
             Some(name) if name != self.node.name.as_str() => {
-                let message = format!("says node {}, but this is {}", quoted(name), self.node.name);
+                let message = format!("names node {}, but this is {}", quoted(name), self.node.name);
                 Err(GrantError::new(key, message))
             }
             _ => Ok(()),
         }
     }
 
-    /// The containers of `spec.containers`; their positions are the indexes that records use.
-    fn apps(&self) -> impl Iterator<Item = &'a Container> {
+    /// Returns the containers of `spec.containers`. Records use their positions as indexes.
+    fn apps(&self) -> impl Iterator<Item = &'a ContainerManifest> {
         self.pod.containers.iter().filter(|container| container.role == ContainerRole::App)
     }
 
-    /// A GPU by its index on the node.
+    /// Returns the GPU with an index on the node.
     fn gpu_at(&self, field: &str, index: usize) -> Result<&'a Gpu, GrantError> {
         self.node.gpus.get(index).ok_or_else(|| {
             let (node, count) = (&self.node.name, self.node.gpus.len());
-            GrantError::new(field, format!("names GPU {index}, but node {node} has {count} GPUs, from 0 on"))
+            GrantError::new(
+                field,
+                format!("names GPU {index}, but node {node} has {count} GPUs, counted from 0"),
+            )
         })
     }
 
-    /// A container's amount of a resource as a whole number; zero is the same as none.
-    fn amount(&self, container: &Container, resource: &str) -> Result<Option<u64>, GrantError> {
+    /// Returns a container's amount of a resource as a whole number; `None` for zero or no amount.
+    fn amount(&self, container: &ContainerManifest, resource: &str) -> Result<Option<u64>, GrantError> {
         let Some(count) = container.count(resource) else { return Ok(None) };
         let count = count.map_err(|e| {
-            GrantError::new(resource, format!("container {}: {e}", quote::short(container.name.as_str())))
+            GrantError::new(
+                resource,
+                format!("container {}: {e}", truncate::shorten(container.name.as_str())),
+            )
         })?;
         Ok(Some(count).filter(|&count| count > 0))
     }
 
-    /// The containers of `spec.containers` that ask for more than zero of any of these resources.
-    fn asking(&self, resources: &[&str]) -> Result<Vec<&'a Container>, GrantError> {
-        let mut asking = Vec::new();
+    /// Returns the containers of `spec.containers` that request a nonzero amount of any of these resources.
+    fn requesting(&self, resources: &[&str]) -> Result<Vec<&'a ContainerManifest>, GrantError> {
+        let mut requesting = Vec::new();
         for container in self.apps() {
             for resource in resources {
                 if self.amount(container, resource)?.is_some() {
-                    asking.push(container);
+                    requesting.push(container);
                     break;
                 }
             }
         }
-        Ok(asking)
+        Ok(requesting)
     }
 }
 
-/// So many units of memory in bytes, unless no GPU has as much.
+/// Converts units of memory to bytes, or returns an error if no GPU has as much.
 fn memory_of(field: &str, units: u64, unit: u64) -> Result<Bytes, GrantError> {
     let bytes = units.checked_mul(unit).map(Bytes).filter(|&bytes| bytes <= MAX_MEMORY);
     bytes.ok_or_else(|| {
-        GrantError::new(field, format!("says {units} units of {}, more memory than any GPU has", Bytes(unit)))
+        GrantError::new(
+            field,
+            format!("names {units} units of {}, which is more memory than any GPU has", Bytes(unit)),
+        )
     })
 }
 
-/// A position, in the one way Kubernetes tools write it: `01` and `+1` would be second names for `1`.
-fn position(text: &str) -> Option<usize> {
+/// Parses a position in canonical form: `01` and `+1` would be additional names for `1`.
+fn parse_position(text: &str) -> Option<usize> {
     text.parse::<usize>().ok().filter(|index| index.to_string() == text)
 }
 
-/// A tenant's text, short and without control characters.
+/// Quotes a tenant's text, truncated and with control characters escaped.
 fn quoted(text: &str) -> String {
-    format!("{:?}", quote::short(text))
+    format!("{:?}", truncate::shorten(text))
 }

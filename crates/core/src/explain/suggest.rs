@@ -2,7 +2,7 @@
 
 use super::first_fitting;
 use crate::model::{
-    Ask, Bytes, ContainerName, Cores, CoresAsk, MemoryAsk, MilliCpu, NodeName, PodAsk, Selector, Together,
+    Ask, Bytes, Colocation, ContainerName, Cores, CoresAsk, MemoryAsk, MilliCpu, NodeName, PodAsk, Selector,
 };
 use crate::place::ClusterCapacity;
 use std::collections::BTreeSet;
@@ -11,82 +11,82 @@ use std::fmt;
 /// A change that makes a pod fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Suggestion {
-    /// What to change.
-    pub change: Change,
+    /// The change of the ask.
+    pub change: SuggestedChange,
     /// A node that the changed pod fits.
     pub node: NodeName,
 }
 
-/// One change of an ask.
+/// A change of an ask.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// Ask for at most so much GPU memory.
+pub enum SuggestedChange {
+    /// Request less GPU memory.
     Memory {
-        /// The container, where only one must change.
+        /// The container, if only one has to change.
         container: Option<ContainerName>,
-        /// Asked now, of each GPU.
+        /// The current request for each GPU.
         from: Bytes,
-        /// The most that fits.
+        /// The largest value that fits.
         to: Bytes,
     },
-    /// Ask for at most so many percent of a GPU's memory.
+    /// Request a smaller percentage of a GPU's memory.
     MemoryPercent {
-        /// Asked now.
+        /// The amount of the current request.
         from: u32,
-        /// The most that fits.
+        /// The largest value that fits.
         to: u32,
     },
-    /// Ask for at most so much compute.
+    /// Request less compute on each GPU.
     Cores {
-        /// The container, where only one must change.
+        /// The container, if only one has to change.
         container: Option<ContainerName>,
-        /// Asked now, of each GPU.
+        /// The current request for each GPU.
         from: Cores,
-        /// The most that fits.
+        /// The largest value that fits.
         to: Cores,
     },
-    /// Ask for at most so many slots.
+    /// Request fewer slots, in every ask for more than `to`.
     Slots {
-        /// Asked now.
+        /// The amount of the current request.
         from: u32,
-        /// The most that fit.
+        /// The largest value that fits.
         to: u32,
     },
-    /// Ask for at most so many GPUs.
+    /// Request fewer GPUs, in every ask for more than `to`.
     Count {
-        /// Asked now.
+        /// The amount of the current request.
         from: u32,
-        /// The most that fit.
+        /// The largest value that fits.
         to: u32,
     },
-    /// Ask for a limited part instead of all of a GPU.
-    ShareAsk {
-        /// The most memory that fits.
+    /// Request a limited share instead of a whole GPU.
+    LimitedShare {
+        /// The largest amount of memory that fits.
         to: Bytes,
     },
-    /// Set a memory limit, so that it may sit beside limited shares.
+    /// Set a memory limit, so that the share can be placed beside limited shares.
     Limit {
-        /// The most that fits.
+        /// The largest value that fits.
         to: Bytes,
     },
     /// Allow these models as well.
     Models(Vec<String>),
     /// Allow other GPUs than those named.
     Uuids,
-    /// Let the containers sit on different GPUs.
+    /// Allow the containers to use different GPUs.
     Apart,
-    /// Ask for at most so much CPU.
+    /// Request less CPU, in thousandths of a core.
     Cpu {
-        /// Asked now.
+        /// The amount of the current request.
         from: MilliCpu,
-        /// The most that fits.
+        /// The largest value that fits.
         to: MilliCpu,
     },
-    /// Ask for at most so much host memory.
+    /// Request less host memory.
     HostMemory {
-        /// Asked now.
+        /// The amount of the current request.
         from: Bytes,
-        /// The most that fits.
+        /// The largest value that fits.
         to: Bytes,
     },
 }
@@ -97,30 +97,34 @@ impl fmt::Display for Suggestion {
     }
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for SuggestedChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Change::Memory { container, from, to } => {
-                write!(f, "ask for {to} of GPU memory instead of {from}{}", within(container.as_ref()))
+            SuggestedChange::Memory { container, from, to } => {
+                write!(f, "request {to} of GPU memory instead of {from}{}", within(container.as_ref()))
             }
-            Change::MemoryPercent { from, to } => {
-                write!(f, "ask for {to} % of the GPU's memory instead of {from} %")
+            SuggestedChange::MemoryPercent { from, to } => {
+                write!(f, "request {to} % of the GPU's memory instead of {from} %")
             }
-            Change::Cores { container, from, to } => {
-                write!(f, "ask for {to} of the cores instead of {from}{}", within(container.as_ref()))
+            SuggestedChange::Cores { container, from, to } => {
+                write!(f, "request {to} of the cores instead of {from}{}", within(container.as_ref()))
             }
-            Change::Slots { from, to } => write!(f, "ask for {to} slots instead of {from}"),
-            Change::Count { from, to: 1 } => write!(f, "ask for 1 GPU instead of {from}"),
-            Change::Count { from, to } => write!(f, "ask for {to} GPUs instead of {from}"),
-            Change::ShareAsk { to } => write!(f, "ask for a part of a GPU with at most {to} of memory"),
-            Change::Limit { to } => {
+            SuggestedChange::Slots { from, to } => write!(f, "request {to} slots instead of {from}"),
+            SuggestedChange::Count { from, to: 1 } => write!(f, "request 1 GPU instead of {from}"),
+            SuggestedChange::Count { from, to } => write!(f, "request {to} GPUs instead of {from}"),
+            SuggestedChange::LimitedShare { to } => {
+                write!(f, "request a share of a GPU with at most {to} of memory")
+            }
+            SuggestedChange::Limit { to } => {
                 write!(f, "set a memory limit of at most {to} (partage.dev/memory-limit)")
             }
-            Change::Models(models) => write!(f, "allow the model {}", models.join(" or ")),
-            Change::Uuids => f.write_str("allow other GPUs than those named by UUID"),
-            Change::Apart => f.write_str("let the containers sit on different GPUs"),
-            Change::Cpu { from, to } => write!(f, "ask for {to} instead of {from}"),
-            Change::HostMemory { from, to } => write!(f, "ask for {to} of host memory instead of {from}"),
+            SuggestedChange::Models(models) => write!(f, "allow the model {}", models.join(" or ")),
+            SuggestedChange::Uuids => f.write_str("allow other GPUs than those named by UUID"),
+            SuggestedChange::Apart => f.write_str("allow the containers to use different GPUs"),
+            SuggestedChange::Cpu { from, to } => write!(f, "request {to} instead of {from}"),
+            SuggestedChange::HostMemory { from, to } => {
+                write!(f, "request {to} of host memory instead of {from}")
+            }
         }
     }
 }
@@ -131,14 +135,14 @@ fn within(container: Option<&ContainerName>) -> String {
 
 /// Returns every single change that makes the pod fit somewhere.
 pub(super) fn suggestions(cluster: &ClusterCapacity, ask: &PodAsk) -> Vec<Suggestion> {
-    let search = Search { cluster, ask };
+    let search = SuggestionSearch { cluster, ask };
     let found = [
         search.memory(),
         search.memory_percent(),
         search.cores(),
         search.slots(),
         search.count(),
-        search.part(),
+        search.limited_share(),
         search.limit(),
         search.models(),
         search.uuids(),
@@ -149,12 +153,12 @@ pub(super) fn suggestions(cluster: &ClusterCapacity, ask: &PodAsk) -> Vec<Sugges
     found.into_iter().flatten().collect()
 }
 
-struct Search<'a> {
+struct SuggestionSearch<'a> {
     cluster: &'a ClusterCapacity,
     ask: &'a PodAsk,
 }
 
-impl Search<'_> {
+impl SuggestionSearch<'_> {
     /// Returns the largest value up to `most` with which the changed pod fits, and where. Fitting is monotone in every
     /// amount, so bisection finds it.
     fn largest(&self, most: u64, change: impl Fn(&mut PodAsk, u64)) -> Option<(u64, NodeName)> {
@@ -196,7 +200,7 @@ impl Search<'_> {
     }
 
     fn memory(&self) -> Option<Suggestion> {
-        let exact = |ask: &Ask| match ask.want.part.memory {
+        let exact = |ask: &Ask| match ask.want.share.memory {
             MemoryAsk::Exactly(bytes) => Some(bytes),
             _ => None,
         };
@@ -209,14 +213,14 @@ impl Search<'_> {
                 units.chain([1 << 20]).find_map(|unit| {
                     let (to, node) = self.largest((from.0 / unit).max(1), |ask, units| {
                         for &at in changed {
-                            if let MemoryAsk::Exactly(bytes) = &mut ask.asks[at].want.part.memory {
+                            if let MemoryAsk::Exactly(bytes) = &mut ask.asks[at].want.share.memory {
                                 *bytes = (*bytes).min(Bytes(units * unit));
                             }
                         }
                     })?;
                     let to = Bytes(to * unit);
                     Some(Suggestion {
-                        change: Change::Memory { container: container.clone(), from, to },
+                        change: SuggestedChange::Memory { container: container.clone(), from, to },
                         node,
                     })
                 })
@@ -225,58 +229,58 @@ impl Search<'_> {
     }
 
     fn memory_percent(&self) -> Option<Suggestion> {
-        let asked = self.ask.asks.iter().filter_map(|ask| match ask.want.part.memory {
+        let asked = self.ask.asks.iter().filter_map(|ask| match ask.want.share.memory {
             MemoryAsk::Percent(percent) => Some(percent),
             _ => None,
         });
         let from = asked.max()?;
         let (to, node) = self.largest(u64::from(from), |ask, most| {
             for ask in &mut ask.asks {
-                if let MemoryAsk::Percent(percent) = &mut ask.want.part.memory {
+                if let MemoryAsk::Percent(percent) = &mut ask.want.share.memory {
                     *percent = (*percent).min(most as u32);
                 }
             }
         })?;
-        Some(Suggestion { change: Change::MemoryPercent { from, to: to as u32 }, node })
+        Some(Suggestion { change: SuggestedChange::MemoryPercent { from, to: to as u32 }, node })
     }
 
     fn cores(&self) -> Option<Suggestion> {
-        let promised = |ask: &Ask| match ask.want.part.cores {
-            CoresAsk::Exactly(cores) if !ask.want.part.whole => Some(cores),
+        let guaranteed = |ask: &Ask| match ask.want.share.cores {
+            CoresAsk::Exactly(cores) if !ask.want.share.whole => Some(cores),
             _ => None,
         };
         let percent = |percent: u64| Cores::percent(percent.min(100) as u32).unwrap_or(Cores::WHOLE);
         self.in_one_or_all(
-            |ask| promised(ask).is_some(),
+            |ask| guaranteed(ask).is_some(),
             |changed, container| {
-                let from = changed.iter().filter_map(|&at| promised(&self.ask.asks[at])).max()?;
+                let from = changed.iter().filter_map(|&at| guaranteed(&self.ask.asks[at])).max()?;
                 let most = u64::from(from.as_millipercent() / 1000).max(1);
                 let (to, node) = self.largest(most, |ask, most| {
                     for &at in changed {
-                        if let CoresAsk::Exactly(cores) = &mut ask.asks[at].want.part.cores {
+                        if let CoresAsk::Exactly(cores) = &mut ask.asks[at].want.share.cores {
                             *cores = (*cores).min(percent(most));
                         }
                     }
                 })?;
-                Some(Suggestion { change: Change::Cores { container, from, to: percent(to) }, node })
+                Some(Suggestion { change: SuggestedChange::Cores { container, from, to: percent(to) }, node })
             },
         )
     }
 
     fn slots(&self) -> Option<Suggestion> {
-        let asked = self.ask.asks.iter().filter_map(|ask| match ask.want.part.cores {
+        let asked = self.ask.asks.iter().filter_map(|ask| match ask.want.share.cores {
             CoresAsk::Slots(slots) => Some(slots),
             _ => None,
         });
         let from = asked.max()?;
         let (to, node) = self.largest(u64::from(from), |ask, most| {
             for ask in &mut ask.asks {
-                if let CoresAsk::Slots(slots) = &mut ask.want.part.cores {
+                if let CoresAsk::Slots(slots) = &mut ask.want.share.cores {
                     *slots = (*slots).min(most as u32);
                 }
             }
         })?;
-        Some(Suggestion { change: Change::Slots { from, to: to as u32 }, node })
+        Some(Suggestion { change: SuggestedChange::Slots { from, to: to as u32 }, node })
     }
 
     fn count(&self) -> Option<Suggestion> {
@@ -286,42 +290,42 @@ impl Search<'_> {
                 ask.want.count = ask.want.count.min(most as u32);
             }
         })?;
-        Some(Suggestion { change: Change::Count { from, to: to as u32 }, node })
+        Some(Suggestion { change: SuggestedChange::Count { from, to: to as u32 }, node })
     }
 
     /// A limited share, where all of a GPU was requested.
-    fn part(&self) -> Option<Suggestion> {
+    fn limited_share(&self) -> Option<Suggestion> {
         let all = |memory: MemoryAsk| matches!(memory, MemoryAsk::All | MemoryAsk::AtMost(_));
-        if !self.ask.asks.iter().any(|ask| ask.want.part.whole || all(ask.want.part.memory)) {
+        if !self.ask.asks.iter().any(|ask| ask.want.share.whole || all(ask.want.share.memory)) {
             return None;
         }
         let largest_card = self.cluster.classes().iter().map(|class| class.memory).max()?;
         let (to, node) = self.largest((largest_card.0 >> 20).max(1), |ask, mib| {
             for ask in &mut ask.asks {
-                let part = &mut ask.want.part;
-                if part.whole || all(part.memory) {
-                    part.memory = MemoryAsk::Exactly(Bytes(mib << 20));
-                    part.cores = CoresAsk::Uncounted;
-                    part.whole = false;
+                let share = &mut ask.want.share;
+                if share.whole || all(share.memory) {
+                    share.memory = MemoryAsk::Exactly(Bytes(mib << 20));
+                    share.cores = CoresAsk::Uncounted;
+                    share.whole = false;
                 }
             }
         })?;
-        Some(Suggestion { change: Change::ShareAsk { to: Bytes(to << 20) }, node })
+        Some(Suggestion { change: SuggestedChange::LimitedShare { to: Bytes(to << 20) }, node })
     }
 
     /// A memory limit, where none was requested.
     fn limit(&self) -> Option<Suggestion> {
-        let unlimited = |ask: &Ask| ask.want.part.memory == MemoryAsk::Unlimited && !ask.want.part.whole;
+        let unlimited = |ask: &Ask| ask.want.share.memory == MemoryAsk::Unlimited && !ask.want.share.whole;
         if !self.ask.asks.iter().any(unlimited) {
             return None;
         }
         let largest_card = self.cluster.classes().iter().map(|class| class.memory).max()?;
         let (to, node) = self.largest((largest_card.0 >> 20).max(1), |ask, mib| {
             for ask in ask.asks.iter_mut().filter(|ask| unlimited(ask)) {
-                ask.want.part.memory = MemoryAsk::Exactly(Bytes(mib << 20));
+                ask.want.share.memory = MemoryAsk::Exactly(Bytes(mib << 20));
             }
         })?;
-        Some(Suggestion { change: Change::Limit { to: Bytes(to << 20) }, node })
+        Some(Suggestion { change: SuggestedChange::Limit { to: Bytes(to << 20) }, node })
     }
 
     fn models(&self) -> Option<Suggestion> {
@@ -340,7 +344,7 @@ impl Search<'_> {
             fits
         });
         let fitting: Vec<String> = fitting.map(String::from).collect();
-        Some(Suggestion { change: Change::Models(fitting), node: node? })
+        Some(Suggestion { change: SuggestedChange::Models(fitting), node: node? })
     }
 
     fn uuids(&self) -> Option<Suggestion> {
@@ -349,27 +353,27 @@ impl Search<'_> {
         }
         let mut ask = self.ask.clone();
         ask.constraints.uuids = Selector::default();
-        Some(Suggestion { change: Change::Uuids, node: self.tried(&ask)? })
+        Some(Suggestion { change: SuggestedChange::Uuids, node: self.tried(&ask)? })
     }
 
     fn apart(&self) -> Option<Suggestion> {
-        if self.ask.constraints.together != Together::Required {
+        if self.ask.constraints.colocation != Colocation::Required {
             return None;
         }
         let mut ask = self.ask.clone();
-        ask.constraints.together = Together::Anywhere;
-        Some(Suggestion { change: Change::Apart, node: self.tried(&ask)? })
+        ask.constraints.colocation = Colocation::Anywhere;
+        Some(Suggestion { change: SuggestedChange::Apart, node: self.tried(&ask)? })
     }
 
     fn cpu(&self) -> Option<Suggestion> {
         let from = self.ask.cpu;
         let (to, node) = self.largest(from.0.max(1), |ask, most| ask.cpu = MilliCpu(most))?;
-        Some(Suggestion { change: Change::Cpu { from, to: MilliCpu(to) }, node })
+        Some(Suggestion { change: SuggestedChange::Cpu { from, to: MilliCpu(to) }, node })
     }
 
     fn host_memory(&self) -> Option<Suggestion> {
         let from = self.ask.memory;
         let (to, node) = self.largest((from.0 >> 20).max(1), |ask, mib| ask.memory = Bytes(mib << 20))?;
-        Some(Suggestion { change: Change::HostMemory { from, to: Bytes(to << 20) }, node })
+        Some(Suggestion { change: SuggestedChange::HostMemory { from, to: Bytes(to << 20) }, node })
     }
 }

@@ -5,7 +5,7 @@
 
 use super::{HeldGrant, Ledger, peak_usage};
 use crate::model::{Bytes, Cores, GpuUuid, MilliCpu, NodeName, PodGrant, PodUid, Share};
-use crate::place::{GpuClass, HostUsage, NodeCapacity, Usage};
+use crate::place::{GpuAllocation, GpuClass, HostUsage, NodeCapacity};
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -17,9 +17,9 @@ const WHOLE_CORES: u64 = Cores::WHOLE.as_millipercent() as u64;
 pub enum LedgerFinding {
     /// More of a GPU is granted than it has.
     OverCommitted {
-        /// The node.
+        /// Name of the node concerned.
         node: NodeName,
-        /// The GPU.
+        /// UUID of the GPU concerned.
         gpu: GpuUuid,
         /// The limit that is exceeded.
         what: OverCommitment,
@@ -28,23 +28,23 @@ pub enum LedgerFinding {
     },
     /// A pod holds a share of a GPU that its node does not have.
     UnknownGpu {
-        /// The pod.
+        /// Namespace and name of the pod.
         pod: String,
-        /// The node.
+        /// Name of the node concerned.
         node: NodeName,
-        /// The GPU.
+        /// UUID of the GPU concerned.
         gpu: GpuUuid,
     },
     /// A pod holds shares on a node that the ledger does not know.
     UnknownNode {
-        /// The pod.
+        /// Namespace and name of the pod.
         pod: String,
-        /// The node.
+        /// Name of the node concerned.
         node: NodeName,
     },
     /// A rebuild found different grants for one pod.
     SeveralGrants {
-        /// The pod.
+        /// Namespace and name of the pod.
         pod: String,
         /// The nodes that the grants name.
         nodes: BTreeSet<NodeName>,
@@ -58,7 +58,7 @@ pub enum OverCommitment {
     Memory {
         /// Granted to all pods together.
         granted: Bytes,
-        /// Allocatable.
+        /// Allocatable memory of the GPU.
         limit: Bytes,
     },
     /// More than all of its compute.
@@ -68,16 +68,16 @@ pub enum OverCommitment {
     },
     /// Held whole while other shares are on it.
     Whole {
-        /// Shares on it.
+        /// Number of shares on the GPU.
         shares: u32,
     },
     /// Shares with and without a memory limit on one GPU.
     Mixed,
     /// More shares than the node allows.
     Shares {
-        /// Shares on it.
+        /// Number of shares on the GPU.
         shares: u32,
-        /// The node's limit.
+        /// Maximum number of shares per GPU on the node.
         max: u32,
     },
     /// A single share larger than the card.
@@ -95,12 +95,12 @@ impl fmt::Display for LedgerFinding {
             LedgerFinding::OverCommitted { node, gpu, what, pods } => {
                 write!(f, "{node}/{gpu} is over-committed: ")?;
                 match what {
-                    OverCommitment::Memory { granted, limit } => write!(f, "{granted} promised of {limit}")?,
+                    OverCommitment::Memory { granted, limit } => write!(f, "{granted} granted of {limit}")?,
                     OverCommitment::Cores { guaranteed } => {
-                        write!(f, "{} % of its cores promised", guaranteed.div_ceil(1000))?;
+                        write!(f, "{} % of its cores guaranteed", guaranteed.div_ceil(1000))?;
                     }
                     OverCommitment::Whole { shares } => {
-                        write!(f, "held whole, with {shares} shares on it")?;
+                        write!(f, "exclusive, but with {shares} shares")?;
                     }
                     OverCommitment::Mixed => f.write_str("shares with and without a memory limit on it")?,
                     OverCommitment::Shares { shares, max } => {
@@ -116,11 +116,11 @@ impl fmt::Display for LedgerFinding {
                 write!(f, "pod {pod} holds a share of {gpu}, which node {node} does not have")
             }
             LedgerFinding::UnknownNode { pod, node } => {
-                write!(f, "pod {pod} holds shares on node {node}, which nobody knows")
+                write!(f, "pod {pod} holds shares on node {node}, which is unknown")
             }
             LedgerFinding::SeveralGrants { pod, nodes } => {
                 let nodes: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
-                write!(f, "pod {pod} came with different grants, on {}", nodes.join(" and "))
+                write!(f, "pod {pod} has different grants, on {}", nodes.join(" and "))
             }
         }
     }
@@ -141,21 +141,21 @@ pub enum GrantConflict {
     /// The node of the grant is not known.
     #[error("node {node} is not known")]
     UnknownNode {
-        /// The node.
+        /// Name of the node concerned.
         node: NodeName,
     },
     /// The node does not have a GPU of the grant.
     #[error("node {node} does not have GPU {gpu}")]
     UnknownGpu {
-        /// The node.
+        /// Name of the node concerned.
         node: NodeName,
-        /// The GPU.
+        /// UUID of the GPU concerned.
         gpu: GpuUuid,
     },
     /// The node has too little free CPU.
     #[error("node {node} has {free} free, {requested} requested")]
     HostCpu {
-        /// The node.
+        /// Name of the node concerned.
         node: NodeName,
         /// Requested by the pod.
         requested: MilliCpu,
@@ -165,7 +165,7 @@ pub enum GrantConflict {
     /// The node has too little free memory.
     #[error("node {node} has {free} of host memory free, {requested} requested")]
     HostMemory {
-        /// The node.
+        /// Name of the node concerned.
         node: NodeName,
         /// Requested by the pod.
         requested: Bytes,
@@ -175,7 +175,7 @@ pub enum GrantConflict {
     /// The GPU has too little free memory.
     #[error("GPU {gpu} has {free} of memory free for this pod, {requested} requested")]
     Memory {
-        /// The GPU.
+        /// UUID of the GPU concerned.
         gpu: GpuUuid,
         /// Requested by all containers that run at the same time.
         requested: Bytes,
@@ -187,47 +187,47 @@ pub enum GrantConflict {
         "GPU {gpu} has {} % of its compute free for this pod, {} % requested", *.free / 1000, .requested.div_ceil(1000)
     )]
     Cores {
-        /// The GPU.
+        /// UUID of the GPU concerned.
         gpu: GpuUuid,
         /// Requested by all containers that run at the same time, in thousandths of a percent.
         requested: u64,
         /// Free for the pod, in thousandths of a percent.
         free: u64,
     },
-    /// The GPU is held whole by another pod, or requested whole while other shares are on it.
+    /// The GPU is exclusive to another pod, or requested whole while other shares are on it.
     #[error(
-        "GPU {gpu} is held or requested whole and has other shares on it: {requested} requested, {others} held by others"
+        "GPU {gpu} is held or requested exclusively, but has other shares: {requested} requested, {others} held by others"
     )]
     Whole {
-        /// The GPU.
+        /// UUID of the GPU concerned.
         gpu: GpuUuid,
-        /// Shares requested.
+        /// Number of shares that the grant requests.
         requested: u32,
         /// Shares of other pods on it.
         others: u32,
     },
     /// The GPU would have shares with and without a memory limit.
-    #[error("GPU {gpu} would have shares with and without a memory limit, which exclude each other")]
+    #[error("GPU {gpu} would have shares with and without a memory limit, which cannot be combined")]
     MixedLimits {
-        /// The GPU.
+        /// UUID of the GPU concerned.
         gpu: GpuUuid,
     },
     /// The GPU takes no more shares.
     #[error("GPU {gpu} has {free} of its {max} shares free, {requested} requested")]
     Shares {
-        /// The GPU.
+        /// UUID of the GPU concerned.
         gpu: GpuUuid,
-        /// Shares requested.
+        /// Number of shares that the grant requests.
         requested: u32,
         /// Shares that the GPU still takes.
         free: u32,
-        /// The node's limit.
+        /// Maximum number of shares per GPU on the node.
         max: u32,
     },
     /// A share of the grant is larger than the card.
-    #[error("GPU {gpu} has {card} of memory in all, a share of {requested} requested")]
+    #[error("GPU {gpu} has {card} of memory in total, a share of {requested} requested")]
     LargerThanCard {
-        /// The GPU.
+        /// UUID of the GPU concerned.
         gpu: GpuUuid,
         /// Memory of the largest share requested.
         requested: Bytes,
@@ -237,7 +237,7 @@ pub enum GrantConflict {
     /// Another pod holds a share larger than the card.
     #[error("GPU {gpu} is over-committed: another pod holds a share larger than its memory, which is {card}")]
     OversizedNeighbor {
-        /// The GPU.
+        /// UUID of the GPU concerned.
         gpu: GpuUuid,
         /// Memory of the card.
         card: Bytes,
@@ -350,7 +350,7 @@ impl Ledger {
 
 /// A limit of a GPU.
 #[derive(Clone, Copy, Debug)]
-enum Limit {
+enum GpuLimit {
     Whole,
     Memory,
     Cores,
@@ -360,19 +360,19 @@ enum Limit {
 }
 
 /// Returns every limit that a GPU's usage exceeds.
-fn exceeded_limits(used: Usage, class: &GpuClass) -> impl Iterator<Item = Limit> {
+fn exceeded_limits(used: GpuAllocation, class: &GpuClass) -> impl Iterator<Item = GpuLimit> {
     let whole = used.is_whole_and_shared();
     // A whole GPU with other shares on it is one mistake, not three.
     let memory = !whole && used.memory > class.allocatable.0;
     let cores = !whole && used.cores > WHOLE_CORES;
     let mixed = used.limited > 0 && used.unlimited > 0;
     [
-        whole.then_some(Limit::Whole),
-        memory.then_some(Limit::Memory),
-        cores.then_some(Limit::Cores),
-        mixed.then_some(Limit::MixedLimits),
-        (used.shares > class.max_shares).then_some(Limit::Shares),
-        (used.oversized > 0).then_some(Limit::Card),
+        whole.then_some(GpuLimit::Whole),
+        memory.then_some(GpuLimit::Memory),
+        cores.then_some(GpuLimit::Cores),
+        mixed.then_some(GpuLimit::MixedLimits),
+        (used.shares > class.max_shares).then_some(GpuLimit::Shares),
+        (used.oversized > 0).then_some(GpuLimit::Card),
     ]
     .into_iter()
     .flatten()
@@ -380,19 +380,19 @@ fn exceeded_limits(used: Usage, class: &GpuClass) -> impl Iterator<Item = Limit>
 
 /// Describes a limit that a GPU's usage exceeds.
 fn over_commitment(
-    exceeded: Limit,
-    used: Usage,
+    exceeded: GpuLimit,
+    used: GpuAllocation,
     class: &GpuClass,
     holders: &[&HeldGrant],
     gpu: &GpuUuid,
 ) -> OverCommitment {
     match exceeded {
-        Limit::Whole => OverCommitment::Whole { shares: used.shares },
-        Limit::Memory => OverCommitment::Memory { granted: Bytes(used.memory), limit: class.allocatable },
-        Limit::Cores => OverCommitment::Cores { guaranteed: used.cores },
-        Limit::MixedLimits => OverCommitment::Mixed,
-        Limit::Shares => OverCommitment::Shares { shares: used.shares, max: class.max_shares },
-        Limit::Card => {
+        GpuLimit::Whole => OverCommitment::Whole { shares: used.shares },
+        GpuLimit::Memory => OverCommitment::Memory { granted: Bytes(used.memory), limit: class.allocatable },
+        GpuLimit::Cores => OverCommitment::Cores { guaranteed: used.cores },
+        GpuLimit::MixedLimits => OverCommitment::Mixed,
+        GpuLimit::Shares => OverCommitment::Shares { shares: used.shares, max: class.max_shares },
+        GpuLimit::Card => {
             let largest = holders.iter().map(|held| largest_share(&held.grant, gpu)).max();
             OverCommitment::Share { memory: largest.unwrap_or_default(), card: class.memory }
         }
@@ -401,38 +401,38 @@ fn over_commitment(
 
 /// Describes a limit that a GPU's usage by others and by a grant together exceeds.
 fn conflict(
-    exceeded: Limit,
+    exceeded: GpuLimit,
     grant: &PodGrant,
     gpu: &GpuUuid,
-    requested: Usage,
-    others: Usage,
+    requested: GpuAllocation,
+    others: GpuAllocation,
     class: &GpuClass,
 ) -> GrantConflict {
     let gpu = gpu.clone();
     match exceeded {
-        Limit::Whole => GrantConflict::Whole { gpu, requested: requested.shares, others: others.shares },
-        Limit::Memory => GrantConflict::Memory {
+        GpuLimit::Whole => GrantConflict::Whole { gpu, requested: requested.shares, others: others.shares },
+        GpuLimit::Memory => GrantConflict::Memory {
             gpu,
             requested: Bytes(requested.memory),
             free: Bytes(class.allocatable.0.saturating_sub(others.memory)),
         },
-        Limit::Cores => GrantConflict::Cores {
+        GpuLimit::Cores => GrantConflict::Cores {
             gpu,
             requested: requested.cores,
             free: WHOLE_CORES.saturating_sub(others.cores),
         },
-        Limit::MixedLimits => GrantConflict::MixedLimits { gpu },
-        Limit::Shares => GrantConflict::Shares {
+        GpuLimit::MixedLimits => GrantConflict::MixedLimits { gpu },
+        GpuLimit::Shares => GrantConflict::Shares {
             gpu,
             requested: requested.shares,
             free: class.max_shares.saturating_sub(others.shares),
             max: class.max_shares,
         },
-        Limit::Card if requested.oversized > 0 => {
+        GpuLimit::Card if requested.oversized > 0 => {
             let largest = largest_share(grant, &gpu);
             GrantConflict::LargerThanCard { gpu, requested: largest, card: class.memory }
         }
-        Limit::Card => GrantConflict::OversizedNeighbor { gpu, card: class.memory },
+        GpuLimit::Card => GrantConflict::OversizedNeighbor { gpu, card: class.memory },
     }
 }
 

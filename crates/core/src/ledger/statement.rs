@@ -40,7 +40,7 @@ use std::collections::BTreeSet;
 pub struct Statement<'a> {
     ledger: &'a mut Ledger,
     id: u64,
-    log: Vec<Undo>,
+    log: Vec<UndoEntry>,
 }
 
 /// A point within a statement that it can be rolled back to.
@@ -64,7 +64,7 @@ pub enum ReplaceError {
     /// The pod holds nothing.
     #[error("pod {uid} holds no grant to replace")]
     NotHeld {
-        /// The pod's UID.
+        /// UID of the pod concerned.
         uid: PodUid,
     },
     /// The new grant would over-commit a GPU.
@@ -101,7 +101,7 @@ impl<'a> Statement<'a> {
         Ok(())
     }
 
-    /// Keeps all changes.
+    /// Commits all changes to the ledger.
     pub fn commit(mut self) {
         self.log.clear();
     }
@@ -195,15 +195,15 @@ impl Drop for Statement<'_> {
 
 /// How to undo one change of a ledger.
 #[derive(Debug)]
-pub(super) struct Undo {
+pub(super) struct UndoEntry {
     /// Identifies the entry among all entries of all logs.
     id: u64,
-    change: Change,
+    change: LedgerChange,
 }
 
 /// A change that was made.
 #[derive(Debug)]
-enum Change {
+enum LedgerChange {
     /// The grant of a pod was inserted.
     Inserted { uid: PodUid, node: Option<SavedNode> },
     /// The grant of a pod was removed, with the note about contradicting grants.
@@ -212,44 +212,44 @@ enum Change {
     StageChanged { uid: PodUid, stage: GrantStage },
 }
 
-impl Undo {
-    fn new(change: Change) -> Undo {
-        Undo { id: unique_version(), change }
+impl UndoEntry {
+    fn new(change: LedgerChange) -> UndoEntry {
+        UndoEntry { id: unique_version(), change }
     }
 
-    pub(super) fn insertion(uid: PodUid, node: Option<SavedNode>) -> Undo {
-        Undo::new(Change::Inserted { uid, node })
+    pub(super) fn insertion(uid: PodUid, node: Option<SavedNode>) -> UndoEntry {
+        UndoEntry::new(LedgerChange::Inserted { uid, node })
     }
 
     pub(super) fn removal(
         held: Box<HeldGrant>,
         contradicted: Option<BTreeSet<NodeName>>,
         node: Option<SavedNode>,
-    ) -> Undo {
-        Undo::new(Change::Removed { held, contradicted, node })
+    ) -> UndoEntry {
+        UndoEntry::new(LedgerChange::Removed { held, contradicted, node })
     }
 
-    pub(super) fn stage(uid: PodUid, stage: GrantStage) -> Undo {
-        Undo::new(Change::StageChanged { uid, stage })
+    pub(super) fn stage(uid: PodUid, stage: GrantStage) -> UndoEntry {
+        UndoEntry::new(LedgerChange::StageChanged { uid, stage })
     }
 }
 
 impl Ledger {
     /// Reverts a change. Everything that was changed after it must have been reverted before.
-    fn undo(&mut self, undo: Undo) {
+    fn undo(&mut self, undo: UndoEntry) {
         let node = match undo.change {
-            Change::Inserted { uid, node } => {
+            LedgerChange::Inserted { uid, node } => {
                 self.unlist(&uid);
                 node
             }
-            Change::Removed { held, contradicted, node } => {
+            LedgerChange::Removed { held, contradicted, node } => {
                 if let Some(nodes) = contradicted {
                     self.contradicted.insert(held.pod.uid.clone(), nodes);
                 }
                 self.list(held);
                 node
             }
-            Change::StageChanged { uid, stage } => {
+            LedgerChange::StageChanged { uid, stage } => {
                 if let Some(held) = self.held.get_mut(&uid) {
                     held.stage = stage;
                 }

@@ -1,44 +1,44 @@
-//! Units: bytes of memory, percent of one GPU's compute, thousandths of a CPU.
+//! Units: memory in bytes, compute in percent of one GPU, CPU in thousandths.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 
-/// An amount of memory.
+/// An amount of memory in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Bytes(pub u64);
 
 impl Bytes {
-    /// No memory.
+    /// Zero bytes of memory.
     pub const ZERO: Bytes = Bytes(0);
 
-    /// `n` MiB, or `None` beyond what fits.
+    /// Returns `n` MiB, or `None` on overflow.
     pub fn mib(n: u64) -> Option<Bytes> {
         n.checked_mul(1 << 20).map(Bytes)
     }
 
-    /// `n` GiB, or `None` beyond what fits.
+    /// Returns `n` GiB, or `None` on overflow.
     pub fn gib(n: u64) -> Option<Bytes> {
         n.checked_mul(1 << 30).map(Bytes)
     }
 
-    /// `percent` of this amount, rounded down to whole bytes.
+    /// Returns `percent` of this amount, rounded down to whole bytes.
     pub fn percent(self, percent: u32) -> Bytes {
-        // In 128 bits the product cannot overflow; a percentage of at most 100 fits back.
+        // The product cannot overflow 128 bits. A percentage up to 100 always fits 64 bits again.
         let part = u128::from(self.0) * u128::from(percent) / 100;
         Bytes(u64::try_from(part).unwrap_or(u64::MAX))
     }
 }
 
 impl fmt::Display for Bytes {
-    /// The largest binary unit that keeps it short: `8 GiB`, `6.5 GiB`, `700 MiB`.
+    /// Formats with the largest binary unit that gives at least 1: `8 GiB`, `6.5 GiB`, `700 MiB`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
         let Some((unit, shift)) = UNITS.into_iter().find(|&(_, shift)| self.0 >> shift > 0) else {
             return write!(f, "{} B", self.0);
         };
-        // Two decimals, cut not rounded: free memory is never shown as more than there is.
+        // Two decimals, rounded down: free memory is never shown as more than is free.
         let hundredths = (u128::from(self.0) * 100) >> shift;
         let (whole, rest) = (hundredths / 100, hundredths % 100);
         match rest {
@@ -49,37 +49,36 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// A part of one GPU's compute, in thousandths of a percent.
+/// Compute of one GPU, in thousandths of a percent.
 ///
-/// The step is fine enough for one of 48 slots and for the per-mille figures of public traces.
+/// The resolution is sufficient for one of 48 slots and for the per-mille values of public traces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cores(u32);
 
 impl Cores {
-    /// Nothing.
+    /// Zero percent of compute.
     pub const NONE: Cores = Cores(0);
-    /// All of one GPU.
+    /// All compute of one GPU.
     pub const WHOLE: Cores = Cores(100_000);
 
-    /// Whole percents, or `None` above 100.
+    /// Converts a whole percentage, or returns `None` above 100.
     pub fn percent(percent: u32) -> Option<Cores> {
         (percent <= 100).then(|| Cores(percent * 1000))
     }
 
-    /// Thousandths of a percent, or `None` above one GPU.
+    /// Converts thousandths of a percent, or returns `None` above one GPU.
     pub fn millipercent(millipercent: u32) -> Option<Cores> {
         (millipercent <= Cores::WHOLE.0).then_some(Cores(millipercent))
     }
 
-    /// The amount in thousandths of a percent.
+    /// Returns the amount in thousandths of a percent.
     pub const fn as_millipercent(self) -> u32 {
         self.0
     }
 
-    /// The compute of `taken` slots of a GPU split in `slots`.
+    /// Returns the compute of `taken` slots of a GPU with `slots` slots.
     ///
-    /// A slot is rounded down to the step, so that all slots together never exceed the GPU; all of them are
-    /// the whole of it.
+    /// A slot is rounded down, so that all slots together never exceed the GPU. All slots are the whole GPU.
     pub fn of_slots(taken: u32, slots: u32) -> Cores {
         if taken >= slots { Cores::WHOLE } else { Cores(Cores::WHOLE.0 / slots * taken) }
     }
@@ -125,7 +124,7 @@ impl FromStr for Cores {
     }
 }
 
-// Whole percents travel as a number, finer steps as text: never as a binary fraction.
+// Whole percentages are serialized as a number and finer ones as text, never as a binary fraction.
 impl Serialize for Cores {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if self.0.is_multiple_of(1000) {
@@ -140,13 +139,15 @@ impl<'de> Deserialize<'de> for Cores {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged)]
-        enum Form {
+        enum CoresForm {
             Number(u32),
             Text(String),
         }
-        match Form::deserialize(deserializer)? {
-            Form::Number(percent) => Cores::percent(percent).ok_or_else(|| CoresError(percent.to_string())),
-            Form::Text(text) => text.parse(),
+        match CoresForm::deserialize(deserializer)? {
+            CoresForm::Number(percent) => {
+                Cores::percent(percent).ok_or_else(|| CoresError(percent.to_string()))
+            }
+            CoresForm::Text(text) => text.parse(),
         }
         .map_err(serde::de::Error::custom)
     }
@@ -172,7 +173,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn bytes_are_shown_short_and_never_too_large() {
+    fn bytes_are_formatted_short_and_rounded_down() {
         for (bytes, text) in [
             (0, "0 B"),
             (1023, "1023 B"),
@@ -186,18 +187,18 @@ mod tests {
     }
 
     #[test]
-    fn slots_never_add_up_to_more_than_the_gpu() {
+    fn all_slots_together_never_exceed_the_gpu() {
         for slots in 1..=48 {
             let one = Cores::of_slots(1, slots).as_millipercent();
             assert!(one * slots <= 100_000);
-            // One more never fits beside a full set.
+            // One more slot than a GPU has never fits.
             assert!(one * (slots + 1) > 100_000, "{slots}");
             assert_eq!(Cores::of_slots(slots, slots), Cores::WHOLE);
         }
     }
 
     #[test]
-    fn cores_read_percent_and_finer() {
+    fn cores_parse_percent_with_three_decimals() {
         assert_eq!("30".parse(), Ok(Cores(30_000)));
         assert_eq!("2.083".parse(), Ok(Cores(2_083)));
         assert_eq!("100".parse(), Ok(Cores::WHOLE));

@@ -1,4 +1,4 @@
-//! What a pod wants, whatever dialect it was written in.
+//! The ask of a pod, independent of its dialect.
 
 use super::{Bytes, ContainerName, Cores, MilliCpu};
 use serde::Deserialize;
@@ -11,132 +11,132 @@ use std::str::FromStr;
 /// have more GPUs ([`MAX_GPUS_PER_NODE`](super::MAX_GPUS_PER_NODE)).
 pub const MAX_GPUS_PER_CONTAINER: u32 = 16;
 
-/// What one container wants.
+/// The GPUs that one container requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Ask {
-    /// The container.
+    /// The name of the container.
     pub container: ContainerName,
-    /// When it runs.
+    /// When the container runs.
     pub role: ContainerRole,
-    /// What it wants.
+    /// The GPUs that it requests.
     pub want: WantedGpus,
 }
 
-/// When a container runs, which decides what it may share room with.
+/// When a container runs. This determines which containers hold their shares at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ContainerRole {
-    /// An init container: runs to its end before the next one starts.
+    /// An init container: runs to completion before the next container starts.
     Init,
-    /// A restartable init container: runs from its turn on.
+    /// A restartable init container: keeps running while the following containers run.
     Sidecar,
-    /// An ordinary container.
+    /// An app container, which runs after all init containers.
     App,
 }
 
-/// `count` equal parts, each on a GPU of its own.
+/// A number of equal shares, each on a different GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WantedGpus {
-    /// How many GPUs.
+    /// Number of different GPUs.
     pub count: u32,
-    /// What is wanted of each.
-    pub part: ShareAsk,
+    /// The share of each GPU.
+    pub share: ShareAsk,
 }
 
-/// A part of one GPU.
+/// The requested share of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ShareAsk {
-    /// Memory.
+    /// Memory requested of the GPU.
     pub memory: MemoryAsk,
-    /// Compute.
+    /// Compute requested of the GPU.
     pub cores: CoresAsk,
-    /// Nobody else on this GPU.
+    /// Whether the GPU must be exclusive.
     pub whole: bool,
-    /// How far the compute may stretch while the GPU is otherwise idle.
+    /// Upper limit of compute while the GPU is otherwise idle; `None` for no limit.
     pub ceiling: Option<Cores>,
 }
 
-/// Memory wanted of one GPU.
+/// Memory requested of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MemoryAsk {
-    /// No limit, none counted; never beside memory-limited shares.
+    /// No limit and no accounting; never on a GPU with memory-limited shares.
     Unlimited,
-    /// All the GPU has.
+    /// All memory of the GPU.
     All,
-    /// So much.
+    /// An exact amount of memory.
     Exactly(Bytes),
-    /// So many percent of what the GPU has.
+    /// A percentage of the GPU's memory.
     Percent(u32),
-    /// A limit on a whole GPU: held to at most so much, or to what the GPU has if that is less.
+    /// A limit on a whole GPU: this amount, or the GPU's memory if that is less.
     AtMost(Bytes),
 }
 
-/// Compute wanted of one GPU.
+/// Compute requested of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CoresAsk {
-    /// Nothing counted, no cap.
+    /// No guarantee and no limit.
     Uncounted,
-    /// So much.
+    /// An exact amount of compute.
     Exactly(Cores),
-    /// So many of the slots the node splits a GPU in. More than one GPU has are taken from several.
+    /// A number of slots of a GPU. If it exceeds the slots of one GPU, they come from several GPUs.
     Slots(u32),
 }
 
-/// What a whole pod wants. Equal asks are interchangeable to the allocator.
+/// The ask of a whole pod. Equal asks are interchangeable to the allocator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PodAsk {
-    /// The containers that ask for GPUs, in the order of the spec: init containers first.
+    /// The containers that request GPUs, in the order of the spec: init containers first.
     pub asks: Vec<Ask>,
-    /// What holds for all of them.
+    /// Constraints for all of them.
     pub constraints: Constraints,
-    /// CPU, counted where the node's is known.
+    /// Requested CPU; ignored on nodes whose CPU is unknown.
     pub cpu: MilliCpu,
-    /// Memory of the host, counted where the node's is known.
+    /// Requested host memory; ignored on nodes whose memory is unknown.
     pub memory: Bytes,
-    /// Whether its containers may allocate more GPU memory than their limits, on the host. It does not change what they
-    /// take of a GPU, so the allocator does not read it; a node may refuse it.
+    /// Whether the containers may allocate more GPU memory than their limits, in host memory. It does not change their use of
+    /// a GPU, so the allocator ignores it. A node may refuse it.
     pub oversubscribe: bool,
 }
 
-/// Whether shares of a machine may allocate more GPU memory than their limits, on the host. A setting of the machine.
+/// Whether shares on a machine may allocate more GPU memory than their limits, in host memory. A setting of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Oversubscription {
-    /// They may if they ask for it.
+    /// Allowed for shares that request it.
     Allowed,
-    /// An ask for it is refused.
+    /// Requests for it are refused.
     Refused,
 }
 
-/// Conditions on the GPUs of a pod.
+/// Constraints on the GPUs of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Constraints {
-    /// Which models.
+    /// Allowed and denied GPU models.
     pub models: Selector,
-    /// Which GPUs by UUID.
+    /// Allowed and denied GPUs by UUID.
     pub uuids: Selector,
-    /// Whether its containers sit on one GPU.
-    pub together: Together,
-    /// The policy, where the pod overrides the cluster's.
-    pub policy: Option<Policy>,
+    /// Whether the containers share one GPU.
+    pub colocation: Colocation,
+    /// The placement policy, if the pod overrides the default.
+    pub policy: Option<PlacementPolicy>,
 }
 
-/// An allow list and a deny list. An empty allow list allows everything; deny wins.
+/// An allow list and a deny list. An empty allow list allows everything. The deny list takes precedence.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Selector {
-    /// Only these.
+    /// The allow list; empty allows everything.
     pub only: Vec<String>,
-    /// Never these.
+    /// The deny list, which takes precedence.
     pub never: Vec<String>,
 }
 
 impl Selector {
-    /// True where nothing is excluded.
+    /// Returns whether nothing is excluded.
     pub fn is_open(&self) -> bool {
         self.only.is_empty() && self.never.is_empty()
     }
 
-    /// Whether a GPU model passes: any listed word occurring in it, in upper or lower case, names it. A word
-    /// that starts with `=` names only the model that is called exactly so.
+    /// Returns whether a GPU model is allowed. A listed word matches if it occurs in the model name, ignoring case. A word
+    /// that starts with `=` matches only the exact name.
     pub fn admits_model(&self, model: &str) -> bool {
         let lower = model.to_ascii_lowercase();
         self.admits(|word| match word.strip_prefix('=') {
@@ -145,7 +145,7 @@ impl Selector {
         })
     }
 
-    /// Whether a GPU passes by its exact UUID.
+    /// Returns whether a GPU is allowed by its exact UUID.
     pub fn admits_uuid(&self, uuid: &str) -> bool {
         self.admits(|word| word == uuid)
     }
@@ -156,62 +156,66 @@ impl Selector {
     }
 }
 
-/// Whether the containers of a pod sit on one GPU.
+/// Whether the containers of a pod share one GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Together {
-    /// Anywhere.
+pub enum Colocation {
+    /// On any GPUs of the node.
     #[default]
     Anywhere,
-    /// On one GPU whenever they fit there.
+    /// On one GPU if they fit, else on any GPUs.
     Preferred,
-    /// On one GPU or not at all.
+    /// On one GPU; otherwise the pod does not fit.
     Required,
 }
 
-/// How the allocator chooses among placements that fit. It has no default here: [`crate::place::defaults`] says which
-/// component uses which.
+/// How the allocator chooses among placements that fit. [`crate::place::defaults`] has the default of each component.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Policy {
-    /// Leave as little capacity as possible that no likely ask can use.
+pub enum PlacementPolicy {
+    /// Minimizes capacity that no likely ask can use.
     Fragmentation,
-    /// Fill the fullest GPU first.
+    /// Fills the fullest GPU first.
     Binpack,
-    /// Fill the emptiest GPU first.
+    /// Fills the emptiest GPU first.
     Spread,
-    /// Prefer GPUs with the best links, then the fullest.
+    /// Prefers GPUs with the best links, then the fullest.
     Topology,
 }
 
-impl Policy {
-    /// Every policy, the default of a cluster first.
-    pub const ALL: [Policy; 4] = [Policy::Fragmentation, Policy::Binpack, Policy::Spread, Policy::Topology];
+impl PlacementPolicy {
+    /// All policies, the default of a cluster first.
+    pub const ALL: [PlacementPolicy; 4] = [
+        PlacementPolicy::Fragmentation,
+        PlacementPolicy::Binpack,
+        PlacementPolicy::Spread,
+        PlacementPolicy::Topology,
+    ];
 
-    /// Its name on command lines and in annotations.
+    /// Returns the name on command lines and in annotations.
     pub fn name(self) -> &'static str {
         match self {
-            Policy::Fragmentation => "fragmentation",
-            Policy::Binpack => "binpack",
-            Policy::Spread => "spread",
-            Policy::Topology => "topology",
+            PlacementPolicy::Fragmentation => "fragmentation",
+            PlacementPolicy::Binpack => "binpack",
+            PlacementPolicy::Spread => "spread",
+            PlacementPolicy::Topology => "topology",
         }
     }
 }
 
-impl fmt::Display for Policy {
+impl fmt::Display for PlacementPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-/// A policy name that is none.
+/// A name that belongs to no policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("\"{0}\" is no policy: use fragmentation, binpack, spread or topology")]
+#[error("unknown policy \"{0}\": use fragmentation, binpack, spread or topology")]
 pub struct UnknownPolicy(String);
 
-impl FromStr for Policy {
+impl FromStr for PlacementPolicy {
     type Err = UnknownPolicy;
 
     fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
-        Policy::ALL.into_iter().find(|p| p.name() == text).ok_or_else(|| UnknownPolicy(text.into()))
+        PlacementPolicy::ALL.into_iter().find(|p| p.name() == text).ok_or_else(|| UnknownPolicy(text.into()))
     }
 }

@@ -1,4 +1,4 @@
-//! What a node has: its GPUs, how they are linked, and how it may be shared.
+//! Nodes, their GPUs, the links between GPUs, and the settings for sharing them.
 
 use super::{Bytes, GpuUuid, MilliCpu, NodeName};
 use serde::{Deserialize, Serialize};
@@ -7,59 +7,59 @@ use std::str::FromStr;
 
 /// Maximum number of GPUs per node: the allocator keeps sets of GPUs as the bits of one word.
 pub const MAX_GPUS_PER_NODE: usize = 64;
-/// Slots a GPU is split in for the AWS dialect where a node says nothing else.
+/// Default number of slots per GPU for the AWS dialect.
 pub const DEFAULT_SLOTS: u32 = 10;
-/// The most slots a GPU can be split in: the clients one MPS server takes.
+/// Maximum number of slots per GPU: the maximum number of clients of an MPS server.
 pub const MAX_SLOTS: u32 = 48;
 
-/// A physical GPU.
+/// A physical GPU of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Gpu {
-    /// Its UUID.
+    /// UUID as NVML reports it.
     pub uuid: GpuUuid,
-    /// Its minor number: `/dev/nvidia<minor>`.
+    /// Minor number of its device node `/dev/nvidia<minor>`.
     pub minor: u32,
-    /// Its product name.
+    /// Product name as NVML reports it.
     pub model: String,
-    /// Its memory.
+    /// Total memory of the GPU.
     pub memory_bytes: Bytes,
-    /// The NUMA node it hangs on, where known.
+    /// NUMA node, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa: Option<u32>,
-    /// Its PCI address, where known.
+    /// PCI address, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci: Option<String>,
-    /// Why it is listed but not offered (unhealthy, MIG enabled); absent while it is offered.
+    /// Why the GPU is not allocatable (unhealthy, MIG enabled); absent while it is allocatable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub withheld: Option<String>,
 }
 
-/// A node and what it has.
+/// A node with its capacity and settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Node {
-    /// Its name.
+    /// Name of the node.
     pub name: NodeName,
-    /// Its GPUs; a GPU's index is its position here.
+    /// GPUs of the node. The index of a GPU is its position in this list.
     #[serde(default)]
     pub gpus: Vec<Gpu>,
-    /// How its GPUs are linked; derived from NUMA nodes where absent.
+    /// Links between the GPUs; derived from NUMA nodes if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub links: Option<Links>,
-    /// CPU that pods may use; absent = not counted here.
+    pub links: Option<LinkMatrix>,
+    /// Allocatable CPU; not accounted for if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_milli: Option<MilliCpu>,
-    /// Memory that pods may use; absent = not counted here.
+    /// Allocatable host memory; not accounted for if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<Bytes>,
-    /// How much GPU memory may be promised.
+    /// Limit of granted GPU memory in percent of the total.
     #[serde(default, skip_serializing_if = "Overcommit::is_none")]
     pub memory_overcommit_percent: Overcommit,
     /// Slots per GPU for the AWS dialect.
     #[serde(default = "default_slots", skip_serializing_if = "is_default_slots")]
     pub slots_per_gpu: u32,
-    /// The most shares one GPU takes; absent = as many as fit.
+    /// Maximum number of shares per GPU; unlimited if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_shares_per_gpu: Option<u32>,
 }
@@ -68,14 +68,14 @@ fn default_slots() -> u32 {
     DEFAULT_SLOTS
 }
 
-// The signature is serde's.
+// serde requires this signature.
 #[allow(clippy::trivially_copy_pass_by_ref)]
 fn is_default_slots(slots: &u32) -> bool {
     *slots == DEFAULT_SLOTS
 }
 
 impl Node {
-    /// A node with these GPUs and every setting at its default.
+    /// Creates a node with these GPUs and default settings.
     pub fn new(name: impl Into<NodeName>, gpus: Vec<Gpu>) -> Node {
         Node {
             name: name.into(),
@@ -89,40 +89,40 @@ impl Node {
         }
     }
 
-    /// The link between two GPUs of this node.
-    pub fn link(&self, a: usize, b: usize) -> Link {
+    /// Returns the link between two GPUs of this node.
+    pub fn link(&self, a: usize, b: usize) -> GpuLink {
         if let Some(link) = self.links.as_ref().and_then(|links| links.between(a, b)) {
             return link;
         }
         match (self.gpus.get(a).and_then(|g| g.numa), self.gpus.get(b).and_then(|g| g.numa)) {
-            (Some(x), Some(y)) if x == y => Link::Node,
-            _ => Link::System,
+            (Some(x), Some(y)) if x == y => GpuLink::Node,
+            _ => GpuLink::System,
         }
     }
 
-    /// The index of a GPU.
+    /// Returns the index of a GPU, or `None` if the node does not have it.
     pub fn gpu_index(&self, uuid: &GpuUuid) -> Option<usize> {
         self.gpus.iter().position(|gpu| gpu.uuid == *uuid)
     }
 }
 
-/// Promised GPU memory in percent of the real one; 100 = never more than there is.
+/// Limit of granted GPU memory in percent of the total; 100 means no overcommitment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct Overcommit(u32);
 
 impl Overcommit {
-    /// From 100 (none) to 10,000 percent.
+    /// Converts a percentage from 100 (no overcommitment) to 10,000, or returns `None`.
     pub fn percent(percent: u32) -> Option<Overcommit> {
         (100..=10_000).contains(&percent).then_some(Overcommit(percent))
     }
 
-    /// What may be promised of `memory`.
+    /// Returns the memory that may be granted of `memory`.
     pub fn of(self, memory: Bytes) -> Bytes {
         memory.percent(self.0)
     }
 
-    // The signature is serde's.
+    // serde requires this signature.
     #[allow(clippy::trivially_copy_pass_by_ref)]
     fn is_none(&self) -> bool {
         *self == Overcommit::default()
@@ -150,85 +150,86 @@ impl From<Overcommit> for u32 {
     }
 }
 
-/// How two GPUs reach each other, best first, in the words of `nvidia-smi topo -m`.
+/// The connection of two GPUs, best first, with the names of `nvidia-smi topo -m`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Link {
-    /// NVLink.
+pub enum GpuLink {
+    /// The GPUs are connected by NVLink.
     NvLink,
-    /// One PCIe switch.
+    /// Through one PCIe switch.
     Pix,
-    /// Several PCIe switches.
+    /// Through several PCIe switches.
     Pxb,
-    /// A PCIe host bridge.
+    /// Through a PCIe host bridge.
     Phb,
-    /// The same NUMA node.
+    /// Within one NUMA node.
     Node,
-    /// Across NUMA nodes.
+    /// Across NUMA nodes, through the CPU interconnect.
     System,
 }
 
-impl Link {
-    /// Every kind of link, best first.
-    pub const ALL: [Link; 6] = [Link::NvLink, Link::Pix, Link::Pxb, Link::Phb, Link::Node, Link::System];
+impl GpuLink {
+    /// All kinds of links, best first.
+    pub const ALL: [GpuLink; 6] =
+        [GpuLink::NvLink, GpuLink::Pix, GpuLink::Pxb, GpuLink::Phb, GpuLink::Node, GpuLink::System];
 }
 
-/// A link name nobody prints.
+/// A name that belongs to no kind of link.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("\"{0}\" is no link between GPUs: use NV<n>, PIX, PXB, PHB, NODE or SYS")]
+#[error("\"{0}\" is not a link between GPUs: use NV<n>, PIX, PXB, PHB, NODE or SYS")]
 pub struct UnknownLink(String);
 
-impl FromStr for Link {
+impl FromStr for GpuLink {
     type Err = UnknownLink;
 
     fn from_str(text: &str) -> Result<Self, UnknownLink> {
         Ok(match text {
-            "PIX" => Link::Pix,
-            "PXB" => Link::Pxb,
-            "PHB" => Link::Phb,
-            "NODE" | "SOC" => Link::Node,
-            "SYS" => Link::System,
+            "PIX" => GpuLink::Pix,
+            "PXB" => GpuLink::Pxb,
+            "PHB" => GpuLink::Phb,
+            "NODE" | "SOC" => GpuLink::Node,
+            "SYS" => GpuLink::System,
             _ => match text.strip_prefix("NV") {
-                Some(n) if n.bytes().all(|b| b.is_ascii_digit()) => Link::NvLink,
+                Some(n) if n.bytes().all(|b| b.is_ascii_digit()) => GpuLink::NvLink,
                 _ => return Err(UnknownLink(text.into())),
             },
         })
     }
 }
 
-impl fmt::Display for Link {
+impl fmt::Display for GpuLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Link::NvLink => "NV",
-            Link::Pix => "PIX",
-            Link::Pxb => "PXB",
-            Link::Phb => "PHB",
-            Link::Node => "NODE",
-            Link::System => "SYS",
+            GpuLink::NvLink => "NV",
+            GpuLink::Pix => "PIX",
+            GpuLink::Pxb => "PXB",
+            GpuLink::Phb => "PHB",
+            GpuLink::Node => "NODE",
+            GpuLink::System => "SYS",
         })
     }
 }
 
-/// The links between all GPUs of a node: rows of `nvidia-smi topo -m`, as text (`"X PIX SYS SYS"`).
+/// The links between all GPUs of a node, serialized as the rows of `nvidia-smi topo -m` (`"X PIX SYS SYS"`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Vec<String>", into = "Vec<String>")]
-pub struct Links {
+pub struct LinkMatrix {
     gpus: usize,
-    cells: Vec<Link>,
+    cells: Vec<GpuLink>,
 }
 
-impl Links {
-    /// Links given by a function of two GPU indexes.
-    pub fn from_fn(gpus: usize, link: impl Fn(usize, usize) -> Link) -> Links {
+impl LinkMatrix {
+    /// Creates the matrix from a function of two GPU indexes.
+    pub fn from_fn(gpus: usize, link: impl Fn(usize, usize) -> GpuLink) -> LinkMatrix {
         let cells = (0..gpus * gpus).map(|cell| link(cell / gpus, cell % gpus)).collect();
-        Links { gpus, cells }
+        LinkMatrix { gpus, cells }
     }
 
-    fn between(&self, a: usize, b: usize) -> Option<Link> {
+    fn between(&self, a: usize, b: usize) -> Option<GpuLink> {
         (a < self.gpus && b < self.gpus).then(|| self.cells[a * self.gpus + b])
     }
 }
 
-impl TryFrom<Vec<String>> for Links {
+impl TryFrom<Vec<String>> for LinkMatrix {
     type Error = String;
 
     fn try_from(rows: Vec<String>) -> Result<Self, String> {
@@ -240,12 +241,12 @@ impl TryFrom<Vec<String>> for Links {
                 return Err(format!("links: row {index} has {} cells for {gpus} GPUs", names.len()));
             }
             for name in names {
-                // A GPU's link to itself is never asked for.
-                let link = if name == "X" { Ok(Link::NvLink) } else { name.parse::<Link>() };
+                // The link of a GPU to itself is never used.
+                let link = if name == "X" { Ok(GpuLink::NvLink) } else { name.parse::<GpuLink>() };
                 cells.push(link.map_err(|e| format!("links: row {index}: {e}"))?);
             }
         }
-        let links = Links { gpus, cells };
+        let links = LinkMatrix { gpus, cells };
         for a in 0..gpus {
             for b in 0..a {
                 if links.between(a, b) != links.between(b, a) {
@@ -257,8 +258,8 @@ impl TryFrom<Vec<String>> for Links {
     }
 }
 
-impl From<Links> for Vec<String> {
-    fn from(links: Links) -> Vec<String> {
+impl From<LinkMatrix> for Vec<String> {
+    fn from(links: LinkMatrix) -> Vec<String> {
         (0..links.gpus)
             .map(|row| {
                 let cell = |column: usize| match links.between(row, column) {

@@ -1,38 +1,38 @@
-//! What was given: shares of named GPUs.
+//! Grants: shares of specific GPUs.
 
 use super::{Bytes, ContainerName, Cores, GpuUuid, Namespace, NodeName, PodName, PodUid};
 use serde::{Deserialize, Serialize};
 
-/// A part of one GPU, given away.
+/// A granted share of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Share {
-    /// The GPU.
+    /// UUID of the GPU.
     pub gpu: GpuUuid,
-    /// The memory limit; absent = no limit.
+    /// Memory limit; unlimited if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<Bytes>,
-    /// The compute promised; absent = none promised, no cap.
+    /// Guaranteed compute; no guarantee and no limit if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<Cores>,
-    /// How far the compute may stretch while the GPU is otherwise idle.
+    /// Upper limit of compute while the GPU is otherwise idle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ceiling: Option<Cores>,
-    /// Nobody else on this GPU.
+    /// Whether the GPU is exclusive.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub whole: bool,
 }
 
-/// The shares one container got.
+/// The shares of one container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Grant {
-    /// The container.
+    /// Name of the container.
     pub container: ContainerName,
-    /// True for an init container: its shares and those of the running set never hold at the same time.
+    /// Whether this is an init container, which never holds its shares at the same time as the app containers.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub init: bool,
-    /// Its shares.
+    /// Shares, each on a different GPU.
     pub shares: Vec<Share>,
 }
 
@@ -40,20 +40,20 @@ pub struct Grant {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PodGrant {
-    /// The node.
+    /// Name of the node.
     pub node: NodeName,
-    /// The grants, in the order of the spec: init containers first.
+    /// Grants in the order of the spec: init containers first.
     pub grants: Vec<Grant>,
 }
 
-/// Which pod: the UID decides, the rest is for people.
+/// Identifies a pod by its UID. Namespace and name are for messages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PodId {
-    /// Its UID.
+    /// UID of the pod.
     pub uid: PodUid,
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: Namespace,
-    /// Its name.
+    /// Name of the pod.
     pub name: PodName,
 }

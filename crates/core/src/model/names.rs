@@ -1,4 +1,4 @@
-//! One type per kind of name, so that a node name never lands where a pod name belongs.
+//! A type for each kind of name, so that a node name cannot be used as a pod name.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -12,7 +12,7 @@ macro_rules! names {
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// The name as text.
+            /// Returns the name as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -36,7 +36,7 @@ macro_rules! names {
             }
         }
 
-        // Lets maps keyed by this name be asked with plain text.
+        // Allows lookups by `&str` in maps with this key.
         impl std::borrow::Borrow<str> for $name {
             fn borrow(&self) -> &str {
                 &self.0
@@ -46,16 +46,16 @@ macro_rules! names {
 }
 
 names! {
-    /// A GPU's UUID as NVML prints it (`GPU-…`).
+    /// The UUID of a GPU as NVML reports it (`GPU-…`).
     GpuUuid;
-    /// A node's name.
+    /// The name of a node.
     NodeName;
-    /// A namespace.
+    /// The name of a namespace.
     Namespace;
-    /// A pod's name.
+    /// The name of a pod.
     PodName;
-    /// A pod's UID: the only name that is never used twice.
+    /// The UID of a pod, which is never reused, unlike its name.
     PodUid;
-    /// A container's name inside its pod.
+    /// The name of a container, unique within its pod.
     ContainerName;
 }

@@ -1,12 +1,12 @@
 //! The capacity of GPUs and nodes, and how much of it is in use.
 
-use crate::model::{Bytes, Cores, Gpu, Link, Links, MAX_GPUS_PER_NODE, MilliCpu, Node, Share};
+use crate::model::{Bytes, Cores, Gpu, GpuLink, LinkMatrix, MAX_GPUS_PER_NODE, MilliCpu, Node, Share};
 use std::sync::Arc;
 
-/// What GPUs of one kind have in common, as far as placement is concerned.
+/// The properties of a GPU model on a node that matter for placement.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GpuClass {
-    /// Product name.
+    /// Product name of the GPUs.
     pub model: String,
     /// Memory of the card.
     pub memory: Bytes,
@@ -33,12 +33,12 @@ impl GpuClass {
 
 /// How much of one GPU is in use. Usages add up, and subtracting one restores exactly what was there before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Usage {
+pub struct GpuAllocation {
     /// Granted memory in bytes.
     pub memory: u64,
     /// Guaranteed compute in thousandths of a percent of one GPU.
     pub cores: u64,
-    /// Number of shares.
+    /// Number of shares on the GPU.
     pub shares: u32,
     /// Number of shares with a memory limit.
     pub limited: u32,
@@ -60,14 +60,14 @@ const MAX_HOST_CPU: u64 = 1 << 40;
 /// Upper bound for the host memory of one pod; larger claims are counted as this much.
 const MAX_HOST_MEMORY: u64 = 1 << 46;
 
-impl Usage {
+impl GpuAllocation {
     /// Returns what a share uses of a GPU of this class.
-    pub fn of_share(share: &Share, class: &GpuClass) -> Usage {
+    pub fn of_share(share: &Share, class: &GpuClass) -> GpuAllocation {
         let oversized = u32::from(share.memory_bytes.is_some_and(|memory| memory > class.memory));
         if share.whole {
-            return Usage { oversized, ..Usage::of_whole(class) };
+            return GpuAllocation { oversized, ..GpuAllocation::of_whole(class) };
         }
-        Usage {
+        GpuAllocation {
             memory: share
                 .memory_bytes
                 .map_or(0, |memory| memory.0.min(class.allocatable.0.saturating_mul(MAX_CLAIM_FACTOR))),
@@ -82,19 +82,19 @@ impl Usage {
     }
 
     /// Returns the usage of a whole GPU.
-    pub fn of_whole(class: &GpuClass) -> Usage {
-        Usage {
+    pub fn of_whole(class: &GpuClass) -> GpuAllocation {
+        GpuAllocation {
             memory: class.allocatable.0,
             cores: Cores::WHOLE.as_millipercent().into(),
             shares: 1,
             whole: 1,
-            ..Usage::default()
+            ..GpuAllocation::default()
         }
     }
 
     /// Returns the sum of both.
-    pub fn plus(self, other: Usage) -> Usage {
-        Usage {
+    pub fn plus(self, other: GpuAllocation) -> GpuAllocation {
+        GpuAllocation {
             memory: self.memory.saturating_add(other.memory),
             cores: self.cores.saturating_add(other.cores),
             shares: self.shares.saturating_add(other.shares),
@@ -107,8 +107,8 @@ impl Usage {
     }
 
     /// Returns this without the other.
-    pub fn minus(self, other: Usage) -> Usage {
-        Usage {
+    pub fn minus(self, other: GpuAllocation) -> GpuAllocation {
+        GpuAllocation {
             memory: self.memory.saturating_sub(other.memory),
             cores: self.cores.saturating_sub(other.cores),
             shares: self.shares.saturating_sub(other.shares),
@@ -122,8 +122,8 @@ impl Usage {
 
     /// Returns the usage that covers either, for two that never apply at the same time (an init container and the
     /// containers that run after it).
-    pub fn max(self, other: Usage) -> Usage {
-        let most = Usage {
+    pub fn max(self, other: GpuAllocation) -> GpuAllocation {
+        let most = GpuAllocation {
             memory: self.memory.max(other.memory),
             cores: self.cores.max(other.cores),
             shares: self.shares.max(other.shares),
@@ -137,7 +137,7 @@ impl Usage {
             return most;
         }
         // A GPU that is held whole at one time is held whole at all times: no other pod can use it in between.
-        Usage { shares: 1, limited: 0, unlimited: 0, uncounted: 0, whole: 1, ..most }
+        GpuAllocation { shares: 1, limited: 0, unlimited: 0, uncounted: 0, whole: 1, ..most }
     }
 
     /// Returns whether the GPU is held whole while another share is on it. Only an invalid grant does that, and it
@@ -176,12 +176,12 @@ impl HostUsage {
         }
     }
 
-    /// The CPU.
+    /// Returns the CPU in use.
     pub fn cpu(self) -> MilliCpu {
         self.cpu
     }
 
-    /// The host memory.
+    /// Returns the host memory in use.
     pub fn memory(self) -> Bytes {
         self.memory
     }
@@ -194,8 +194,8 @@ pub struct GpuCapacity {
     pub class: u16,
     /// Listed but not offered, because it is unhealthy or in another mode.
     pub withheld: bool,
-    /// What is in use.
-    pub used: Usage,
+    /// The allocated part of the capacity.
+    pub used: GpuAllocation,
 }
 
 impl GpuCapacity {
@@ -256,7 +256,7 @@ pub struct NodeCapacity {
     /// Identifies the inventory: a decision made for another inventory means other GPUs by the same indexes.
     pub(super) inventory: u64,
     /// For each kind of link, best first: the group of each GPU when all links at least as good are followed.
-    pub(super) groups: Arc<[Vec<u8>; Link::ALL.len()]>,
+    pub(super) groups: Arc<[Vec<u8>; GpuLink::ALL.len()]>,
 }
 
 impl NodeCapacity {
@@ -268,13 +268,13 @@ impl NodeCapacity {
                 .map(|(gpu, &class)| GpuCapacity {
                     class,
                     withheld: gpu.withheld.is_some(),
-                    used: Usage::default(),
+                    used: GpuAllocation::default(),
                 })
                 .collect(),
             host_used: HostUsage::default(),
             removed: false,
             inventory,
-            groups: Arc::new(Link::ALL.map(|link| groups_up_to(&node, link))),
+            groups: Arc::new(GpuLink::ALL.map(|link| groups_up_to(&node, link))),
             node,
         }
     }
@@ -307,13 +307,13 @@ pub(crate) struct NodeState<'a> {
     gpus: &'a [GpuCapacity],
     cpu: Option<MilliCpu>,
     memory: Option<Bytes>,
-    links: Option<&'a Links>,
+    links: Option<&'a LinkMatrix>,
     // Links that are not given are derived from NUMA nodes, which these groups reflect.
-    groups: &'a [Vec<u8>; Link::ALL.len()],
+    groups: &'a [Vec<u8>; GpuLink::ALL.len()],
 }
 
 /// Groups the GPUs that reach each other by links at least as good as `worst`. A group's number is its lowest GPU.
-fn groups_up_to(node: &Node, worst: Link) -> Vec<u8> {
+fn groups_up_to(node: &Node, worst: GpuLink) -> Vec<u8> {
     let mut group: Vec<u8> = (0..node.gpus.len().min(MAX_GPUS_PER_NODE)).map(|gpu| gpu as u8).collect();
     for a in 0..group.len() {
         for b in 0..a {

@@ -4,7 +4,7 @@
 //! share on one scale, whatever combination of memory and compute it is: thousandths of a percent of one GPU, the
 //! unit of [`Cores`].
 
-use super::capacity::{GpuCapacity, GpuClass, NodeCapacity, Usage, proportion};
+use super::capacity::{GpuAllocation, GpuCapacity, GpuClass, NodeCapacity, proportion};
 use super::fit::{PreparedAsk, ShareNeed};
 use crate::model::{Cores, MAX_GPUS_PER_NODE};
 
@@ -22,7 +22,7 @@ pub(crate) struct CapacityVector {
     pub(crate) cpu: i64,
     /// Free host memory in bytes; [`UNCOUNTED`] where the node's memory is unknown.
     pub(crate) memory: i64,
-    /// Number of GPUs.
+    /// Number of GPUs of the node.
     pub(crate) gpus: usize,
     /// The idle part of each GPU in thousandths of a percent.
     pub(crate) idle: [u32; MAX_GPUS_PER_NODE],
@@ -65,7 +65,13 @@ impl CapacityVector {
     }
 
     /// Subtracts usage from a GPU.
-    pub(crate) fn take_usage(&mut self, at: usize, gpu: &GpuCapacity, usage: Usage, classes: &[GpuClass]) {
+    pub(crate) fn take_usage(
+        &mut self,
+        at: usize,
+        gpu: &GpuCapacity,
+        usage: GpuAllocation,
+        classes: &[GpuClass],
+    ) {
         let after = GpuCapacity { used: gpu.used.plus(usage), ..*gpu };
         self.idle[at] = idle(&after, classes);
     }
@@ -100,7 +106,7 @@ pub(crate) fn size_on(need: &ShareNeed, class: &GpuClass) -> u32 {
     }
     let cores = u32::try_from(need.usage.cores).unwrap_or(WHOLE_GPU);
     let memory = need.usage.memory.min(class.allocatable.0);
-    // What is left is rounded down, so what is taken is rounded up.
+    // The remainder is rounded down, so the amount taken is rounded up.
     let memory = WHOLE_GPU - proportion(class.allocatable.0 - memory, class.allocatable.0);
     memory.max(cores).clamp(1, WHOLE_GPU)
 }

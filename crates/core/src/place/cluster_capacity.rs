@@ -9,7 +9,7 @@
 //! equal versions therefore mean equal content, whichever clone they were read from, which is what
 //! [`RankCache`] relies on.
 
-use super::capacity::{GpuClass, HostUsage, NodeCapacity, Usage};
+use super::capacity::{GpuAllocation, GpuClass, HostUsage, NodeCapacity};
 use super::fit::PreparedAsk;
 use super::placement::Placement;
 use super::policies::{self, NodeRanking};
@@ -27,10 +27,10 @@ const _: () = assert!(CHUNK_NODES <= u64::BITS as usize, "the rank cache keeps o
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeIndex(pub usize);
 
-/// Where a pod goes: a node, and GPUs on it.
+/// The placement of a pod: a node, and GPUs on it.
 #[derive(Clone, Debug)]
 pub struct Decision {
-    /// The node.
+    /// Index of the chosen node.
     pub node: NodeIndex,
     /// The GPUs of each container.
     pub placement: Placement,
@@ -65,7 +65,7 @@ pub(super) struct NodeChunk {
     pub(super) nodes: Vec<Arc<NodeCapacity>>,
 }
 
-/// Which index a node has. Copied when a node is added or removed while a clone shares it.
+/// Maps node names to indexes. Copied when a node is added or removed while a clone shares it.
 #[derive(Clone, Debug, Default)]
 struct NodeDirectory {
     by_name: HashMap<NodeName, usize>,
@@ -98,7 +98,7 @@ impl ClusterCapacity {
         cluster
     }
 
-    /// Adds a node, or replaces its inventory and settings. What is in use on it must be added again.
+    /// Adds a node, or replaces its inventory and settings. Callers must add its usage again.
     ///
     /// GPUs beyond [`MAX_GPUS_PER_NODE`] are ignored; a cluster file with more is refused when it is read.
     pub fn set_node(&mut self, mut node: Node) -> NodeIndex {
@@ -138,7 +138,7 @@ impl ClusterCapacity {
         nodes.filter(|(_, node)| !node.removed).map(|(at, node)| (NodeIndex(at), node.as_ref()))
     }
 
-    /// Returns one node.
+    /// Returns the capacity of one node.
     pub fn node_capacity(&self, node: NodeIndex) -> &NodeCapacity {
         &self.chunks[node.0 / CHUNK_NODES].nodes[node.0 % CHUNK_NODES]
     }
@@ -154,20 +154,20 @@ impl ClusterCapacity {
     }
 
     /// Adds to what is in use on a node, by GPU index.
-    pub fn add_usage(&mut self, node: NodeIndex, usage: &[(usize, Usage)], host: HostUsage) {
-        self.change_usage(node, usage, Usage::plus, |used| used.plus(host));
+    pub fn add_usage(&mut self, node: NodeIndex, usage: &[(usize, GpuAllocation)], host: HostUsage) {
+        self.change_usage(node, usage, GpuAllocation::plus, |used| used.plus(host));
     }
 
     /// Subtracts from what is in use on a node, by GPU index.
-    pub fn remove_usage(&mut self, node: NodeIndex, usage: &[(usize, Usage)], host: HostUsage) {
-        self.change_usage(node, usage, Usage::minus, |used| used.minus(host));
+    pub fn remove_usage(&mut self, node: NodeIndex, usage: &[(usize, GpuAllocation)], host: HostUsage) {
+        self.change_usage(node, usage, GpuAllocation::minus, |used| used.minus(host));
     }
 
     fn change_usage(
         &mut self,
         node: NodeIndex,
-        usage: &[(usize, Usage)],
-        apply: impl Fn(Usage, Usage) -> Usage,
+        usage: &[(usize, GpuAllocation)],
+        apply: impl Fn(GpuAllocation, GpuAllocation) -> GpuAllocation,
         apply_host: impl Fn(HostUsage) -> HostUsage,
     ) {
         let capacity = self.node_mut(node);

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 /// The part of all arrivals that the typical kinds cover, in percent.
 const COVERED_PERCENT: u64 = 95;
 
-/// What makes two pods the same kind.
+/// The properties by which pods are grouped into kinds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct KindKey {
     cpu: MilliCpu,
@@ -34,7 +34,7 @@ pub(crate) struct DemandHistogram {
 /// A kind of pod, measured on every class of GPU.
 #[derive(Clone, Debug)]
 pub(crate) struct DemandKind {
-    /// CPU in thousandths.
+    /// CPU in thousandths of a core.
     pub(crate) cpu: i64,
     /// Host memory in bytes.
     pub(crate) memory: i64,
@@ -51,12 +51,12 @@ impl DemandHistogram {
     /// Counts a pod `times` times.
     pub(crate) fn add(&mut self, ask: &PodAsk, times: u64) {
         // A pod of several containers counts by the one that wants most.
-        let largest = ask.asks.iter().max_by_key(|ask| (ask.want.part.whole, ask.want.count));
+        let largest = ask.asks.iter().max_by_key(|ask| (ask.want.share.whole, ask.want.count));
         let kind = KindKey {
             cpu: ask.cpu,
             memory: ask.memory,
             count: gpus_at_once(ask),
-            share: largest.map(|ask| ask.want.part),
+            share: largest.map(|ask| ask.want.share),
             models: ask.constraints.models.clone(),
         };
         let at = match self.index.get(&kind) {

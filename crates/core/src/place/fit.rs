@@ -1,10 +1,10 @@
 //! Whether a share fits one GPU, and if not, what it is short of.
 
-use super::capacity::{GpuCapacity, GpuClass, Usage};
+use super::capacity::{GpuAllocation, GpuCapacity, GpuClass};
 use crate::model::{Bytes, ContainerRole, Cores, CoresAsk, MemoryAsk, PodAsk, ShareAsk, WantedGpus};
 use std::fmt;
 
-/// What a share needs on one class of GPU.
+/// The requirements of a share on one class of GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareNeed {
     /// Its memory limit; `None` for no limit.
@@ -13,44 +13,44 @@ pub struct ShareNeed {
     pub cores: Option<Cores>,
     /// Upper limit of its compute while the GPU is otherwise idle.
     pub ceiling: Option<Cores>,
-    /// What it uses of the GPU.
-    pub usage: Usage,
+    /// The capacity that the share uses.
+    pub usage: GpuAllocation,
     /// Whether even an empty GPU of this class is too small.
     pub too_large: bool,
 }
 
 impl ShareNeed {
     /// Resolves a share for a class of GPU.
-    pub fn of(part: &ShareAsk, class: &GpuClass) -> ShareNeed {
-        let limit = match part.memory {
+    pub fn of(share: &ShareAsk, class: &GpuClass) -> ShareNeed {
+        let limit = match share.memory {
             MemoryAsk::Unlimited => None,
             MemoryAsk::All => Some(class.memory),
             MemoryAsk::Exactly(bytes) => Some(bytes),
             MemoryAsk::Percent(percent) => Some(class.memory.percent(percent)),
             MemoryAsk::AtMost(bytes) => Some(bytes.min(class.memory)),
         };
-        let cores = match part.cores {
+        let cores = match share.cores {
             CoresAsk::Uncounted => None,
             CoresAsk::Exactly(cores) => Some(cores),
             CoresAsk::Slots(slots) => Some(Cores::of_slots(slots, class.slots)),
         };
-        let too_many_slots = matches!(part.cores, CoresAsk::Slots(slots) if slots > class.slots);
-        let usage = if part.whole {
-            Usage::of_whole(class)
+        let too_many_slots = matches!(share.cores, CoresAsk::Slots(slots) if slots > class.slots);
+        let usage = if share.whole {
+            GpuAllocation::of_whole(class)
         } else {
-            Usage {
+            GpuAllocation {
                 memory: limit.map_or(0, |bytes| bytes.0),
                 cores: cores.map_or(0, |cores| cores.as_millipercent().into()),
                 shares: 1,
                 limited: u32::from(limit.is_some()),
                 unlimited: u32::from(limit.is_none()),
                 uncounted: u32::from(cores.is_none()),
-                ..Usage::default()
+                ..GpuAllocation::default()
             }
         };
         // One share is never granted more than the card has, overcommitted or not.
         let too_large = limit.is_some_and(|bytes| bytes > class.memory) || too_many_slots;
-        ShareNeed { limit, cores, ceiling: part.ceiling, usage, too_large }
+        ShareNeed { limit, cores, ceiling: share.ceiling, usage, too_large }
     }
 
     /// Returns whether the share fits beside what is in use. Applies the rules of [`ShareNeed::shortfall_on`].
@@ -107,13 +107,13 @@ impl ShareNeed {
             Some(asked) if asked > free => Shortfall::Cores { asked, free },
             // All compute would be guaranteed, and shares without a guarantee could not run at all.
             Some(asked) => Shortfall::CoresForOthers { asked },
-            None => Shortfall::CoresAllPromised,
+            None => Shortfall::CoresAllGuaranteed,
         })
     }
 
     /// Returns the compute that is left once the share is placed, in thousandths of a percent; `None` where there is not
     /// enough. If any share has no guaranteed compute, something must be left.
-    fn cores_left(&self, used: &Usage) -> Option<u64> {
+    fn cores_left(&self, used: &GpuAllocation) -> Option<u64> {
         let all = u64::from(Cores::WHOLE.as_millipercent());
         let left = all.checked_sub(used.cores)?.checked_sub(self.usage.cores)?;
         let some_uncounted = used.uncounted + self.usage.uncounted > 0;
@@ -132,7 +132,7 @@ pub enum Shortfall {
     Uuid,
     /// More memory is requested than the card has.
     Card {
-        /// Requested memory.
+        /// Memory that the share requests.
         asked: Bytes,
         /// Memory of the card.
         card: Bytes,
@@ -146,37 +146,37 @@ pub enum Shortfall {
     HeldWhole,
     /// The GPU takes no more shares.
     Shares {
-        /// The node's limit.
+        /// Maximum number of shares per GPU on the node.
         max: u32,
     },
     /// A whole GPU is requested, and this one has shares on it.
     NotEmpty {
-        /// Number of shares.
+        /// Number of shares on the GPU.
         shares: u32,
     },
-    /// The GPU has shares without a memory limit, which exclude limited ones.
+    /// The GPU has shares without a memory limit, which cannot be combined with limited ones.
     BesideUnlimited,
-    /// The GPU has shares with a memory limit, which exclude unlimited ones.
+    /// The GPU has shares with a memory limit, which cannot be combined with unlimited ones.
     BesideLimited,
     /// Too little memory is free.
     Memory {
-        /// Requested memory.
+        /// Memory that the share requests.
         asked: Bytes,
-        /// Free memory.
+        /// Free memory of the GPU.
         free: Bytes,
     },
     /// Too little compute is free.
     Cores {
-        /// Requested compute.
+        /// Compute that the share requests.
         asked: Cores,
-        /// Free compute.
+        /// Free compute of the GPU.
         free: Cores,
     },
     /// All compute is guaranteed to other shares.
-    CoresAllPromised,
+    CoresAllGuaranteed,
     /// All compute would be guaranteed, and shares without a guarantee are on the GPU.
     CoresForOthers {
-        /// Requested compute.
+        /// Compute that the share requests.
         asked: Cores,
     },
 }
@@ -184,48 +184,48 @@ pub enum Shortfall {
 impl fmt::Display for Shortfall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Shortfall::Withheld => f.write_str("is not offered"),
-            Shortfall::Model => f.write_str("is of a model the pod excludes"),
+            Shortfall::Withheld => f.write_str("is not allocatable"),
+            Shortfall::Model => f.write_str("has a model that the pod excludes"),
             Shortfall::Uuid => f.write_str("is excluded by UUID"),
-            Shortfall::Card { asked, card } => write!(f, "has {card} in all, {asked} asked"),
-            Shortfall::Slots { slots } => write!(f, "is split in {slots} slots, more are asked of one GPU"),
-            Shortfall::HeldWhole => f.write_str("is held whole by another pod"),
-            Shortfall::Shares { max } => write!(f, "has all of its {max} shares taken"),
-            Shortfall::NotEmpty { shares: 1 } => f.write_str("has a share on it, a whole GPU is asked"),
-            Shortfall::NotEmpty { shares } => write!(f, "has {shares} shares on it, a whole GPU is asked"),
+            Shortfall::Card { asked, card } => write!(f, "has {card} in total, {asked} requested"),
+            Shortfall::Slots { slots } => write!(f, "has {slots} slots, more are requested of one GPU"),
+            Shortfall::HeldWhole => f.write_str("is exclusive to another pod"),
+            Shortfall::Shares { max } => write!(f, "has reached its maximum of {max} shares"),
+            Shortfall::NotEmpty { shares: 1 } => f.write_str("has 1 share, a whole GPU is requested"),
+            Shortfall::NotEmpty { shares } => write!(f, "has {shares} shares, a whole GPU is requested"),
             Shortfall::BesideUnlimited => {
-                f.write_str("has shares without a memory limit, which exclude limited ones")
+                f.write_str("has shares without a memory limit, which cannot be combined with limited ones")
             }
             Shortfall::BesideLimited => {
-                f.write_str("has memory-limited shares, which exclude unlimited ones")
+                f.write_str("has memory-limited shares, which cannot be combined with unlimited ones")
             }
-            Shortfall::Memory { asked, free } => write!(f, "has {free} free, {asked} asked"),
-            Shortfall::Cores { asked, free } => write!(f, "has {free} of its cores free, {asked} asked"),
-            Shortfall::CoresAllPromised => f.write_str("has all of its cores promised to others"),
+            Shortfall::Memory { asked, free } => write!(f, "has {free} free, {asked} requested"),
+            Shortfall::Cores { asked, free } => write!(f, "has {free} of its cores free, {asked} requested"),
+            Shortfall::CoresAllGuaranteed => f.write_str("has all of its cores guaranteed to others"),
             Shortfall::CoresForOthers { asked } => {
-                write!(f, "would have no cores left for others on it without a promise, {asked} asked")
+                write!(f, "would have no cores left for shares without a guarantee, {asked} requested")
             }
         }
     }
 }
 
-/// What one container wants, resolved for every class of GPU of a cluster.
+/// The request of one container, resolved for every class of GPU of a cluster.
 #[derive(Clone, Debug)]
 pub struct PreparedWant {
     /// When the container runs.
     pub role: ContainerRole,
     /// The number of GPUs, and the share of each.
     pub want: WantedGpus,
-    /// What a share needs, by class; `None` where the pod excludes the model.
+    /// The requirements of a share by class; `None` if the pod excludes the model.
     pub needs: Vec<Option<ShareNeed>>,
 }
 
 /// A pod's ask, resolved once for a cluster, so that examining a node is arithmetic only.
 #[derive(Clone, Debug)]
 pub struct PreparedAsk {
-    /// The ask itself.
+    /// The ask that was prepared.
     pub ask: PodAsk,
-    /// What each container wants, in the order of the spec.
+    /// The request of each container, in the order of the spec.
     pub wants: Vec<PreparedWant>,
 }
 
@@ -242,7 +242,7 @@ impl PreparedAsk {
                 want: asked.want,
                 needs: classes
                     .iter()
-                    .map(|class| admitted(class).then(|| ShareNeed::of(&asked.want.part, class)))
+                    .map(|class| admitted(class).then(|| ShareNeed::of(&asked.want.share, class)))
                     .collect(),
             })
             .collect();
@@ -260,7 +260,7 @@ mod tests {
         GpuClass { model: "A100".into(), memory, allocatable: memory.percent(150), slots: 10, max_shares }
     }
 
-    fn parts() -> impl Strategy<Value = ShareAsk> {
+    fn share_asks() -> impl Strategy<Value = ShareAsk> {
         let memory = prop_oneof![
             Just(MemoryAsk::Unlimited),
             Just(MemoryAsk::All),
@@ -284,15 +284,15 @@ mod tests {
         /// The fast check and the one that explains apply the same rules.
         #[test]
         fn shortfall_is_reported_exactly_where_the_share_does_not_fit(
-            held in proptest::collection::vec(parts(), 0..6),
-            part in parts(),
+            held in proptest::collection::vec(share_asks(), 0..6),
+            share in share_asks(),
             withheld: bool,
             max_shares in 1u32..5,
         ) {
             let class = class(max_shares);
-            let mut gpu = GpuCapacity { class: 0, withheld: false, used: Usage::default() };
-            for part in held {
-                let need = ShareNeed::of(&part, &class);
+            let mut gpu = GpuCapacity { class: 0, withheld: false, used: GpuAllocation::default() };
+            for share in held {
+                let need = ShareNeed::of(&share, &class);
                 if need.fits(&gpu, &class) {
                     gpu.used = gpu.used.plus(need.usage);
                 }
@@ -303,7 +303,7 @@ mod tests {
                 prop_assert!(gpu.used.whole == 0 || gpu.used.shares == 1);
             }
             gpu.withheld = withheld;
-            let need = ShareNeed::of(&part, &class);
+            let need = ShareNeed::of(&share, &class);
             prop_assert_eq!(need.fits(&gpu, &class), need.shortfall_on(&gpu, &class).is_none());
         }
     }

@@ -23,7 +23,7 @@ use super::placement::Placement;
 use super::policies::{self, NodeRanking, StatelessPolicy};
 use super::solve::{self, GpuPreference, PlacementContext};
 use super::{ClusterCapacity, gpu_order};
-use crate::model::{CoresAsk, PodAsk, Policy, Together};
+use crate::model::{Colocation, CoresAsk, PlacementPolicy, PodAsk};
 use loss_tables::{AskKind, LossTables};
 
 /// Arrivals after which the demand is trusted and the tables are made for the first time. Before that, packing does
@@ -37,7 +37,7 @@ const _: () =
     assert!(GAIN_SCALE > WHOLE_GPU as i64, "the idle part of a GPU breaks ties and must not decide");
 
 /// The policy to use while too little is known.
-const FALLBACK: StatelessPolicy = StatelessPolicy(Policy::Binpack);
+const FALLBACK: StatelessPolicy = StatelessPolicy(PlacementPolicy::Binpack);
 
 /// The policy and what it has learned.
 #[derive(Clone, Debug)]
@@ -144,7 +144,7 @@ impl Fragmentation {
 impl GpuPreference for Fragmentation {
     fn sort(&self, on: &PlacementContext, wanted: &PreparedWant, gpus: &mut Vec<usize>) {
         let Some(tables) = &self.tables else { return FALLBACK.sort(on, wanted, gpus) };
-        if wanted.want.part.whole {
+        if wanted.want.share.whole {
             return policies::least_needed_first(on.capacity, gpus);
         }
         let mask = gpus.iter().fold(0, |mask, gpu| mask | 1 << gpu);
@@ -154,7 +154,7 @@ impl GpuPreference for Fragmentation {
     }
 
     fn set(&self, on: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Option<u64> {
-        if wanted.want.part.whole {
+        if wanted.want.share.whole {
             return gpu_order::leftover_set(on.capacity, mask, wanted.want.count);
         }
         let mut gpus: Vec<usize> = gpu_order::indexes(mask).collect();
@@ -185,7 +185,7 @@ impl NodeRanking for Fragmentation {
                 after.take_host(prepared);
                 Some(Self::gain(tables, &before, &after, kind))
             }
-            [one] if one.want.count == 1 && !one.want.part.whole => {
+            [one] if one.want.count == 1 && !one.want.share.whole => {
                 let mask = gpu_order::fitting(capacity, classes, prepared, one);
                 if mask == 0 {
                     return self.rank_placed(tables, capacity, classes, prepared, kind);
@@ -193,10 +193,10 @@ impl NodeRanking for Fragmentation {
                 let on = PlacementContext { capacity, classes, prepared };
                 Self::share_gains(tables, &on, one, mask).map(|(gain, _)| gain).max()
             }
-            [one] if one.want.part.whole && !matches!(one.want.part.cores, CoresAsk::Slots(_)) => {
+            [one] if one.want.share.whole && !matches!(one.want.share.cores, CoresAsk::Slots(_)) => {
                 let mask = gpu_order::fitting(capacity, classes, prepared, one);
                 let set = gpu_order::leftover_set(capacity, mask, one.want.count)?;
-                if one.want.count > 1 && prepared.ask.constraints.together == Together::Required {
+                if one.want.count > 1 && prepared.ask.constraints.colocation == Colocation::Required {
                     return None;
                 }
                 let before = CapacityVector::of(capacity, classes);

@@ -1,4 +1,4 @@
-//! Which GPUs of a node come first: orders for single shares, sets for several GPUs at once.
+//! The order of a node's GPUs: for single shares, and sets for several GPUs at once.
 //!
 //! Sets of GPUs are bit masks. Two ways to choose a set use the topology of the node: [`linked_set`] takes the
 //! best-connected GPUs, [`leftover_set`] takes them from the smallest group that has enough, so that larger groups stay
@@ -6,7 +6,7 @@
 
 use super::capacity::{GpuCapacity, GpuClass, NodeCapacity};
 use super::fit::{PreparedAsk, PreparedWant};
-use crate::model::{Link, MAX_GPUS_PER_NODE};
+use crate::model::{GpuLink, MAX_GPUS_PER_NODE};
 use std::cmp::Reverse;
 
 /// Maximum number of sets that are compared one by one. Beyond it, one set is grown from each GPU by adding the closest
@@ -72,7 +72,7 @@ pub fn linked_set<K: Ord>(
     count: u32,
     key: impl Fn(usize) -> K,
 ) -> Option<u64> {
-    for (link, groups) in Link::ALL.iter().zip(capacity.groups.iter()) {
+    for (link, groups) in GpuLink::ALL.iter().zip(capacity.groups.iter()) {
         // GPUs that reach each other by links this good, directly or through others, are in one group, so a set whose
         // worst link is this good lies within one group.
         let large_enough = group_masks(groups, mask).filter(|group| group.count_ones() >= count);
@@ -99,7 +99,7 @@ pub fn linked_set<K: Ord>(
 }
 
 /// Returns the worst link within a set, and the sum of all its links, in which better links count less.
-pub fn links(capacity: &NodeCapacity, set: u64) -> (Option<Link>, usize) {
+pub fn links(capacity: &NodeCapacity, set: u64) -> (Option<GpuLink>, usize) {
     let mut worst = None;
     let mut sum = 0;
     for a in indexes(set) {

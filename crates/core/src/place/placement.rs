@@ -1,6 +1,6 @@
-//! Where a pod's shares are, what they use, and the grant that records it.
+//! The placement of a pod: its shares, their usage, and the grant that records them.
 
-use super::capacity::{GpuClass, NodeCapacity, Usage};
+use super::capacity::{GpuAllocation, GpuClass, NodeCapacity};
 use super::fit::{PreparedAsk, ShareNeed};
 use super::solve::host_shortfall;
 use crate::model::{Ask, ContainerRole, Grant, PodGrant, Share};
@@ -10,7 +10,7 @@ use crate::model::{Ask, ContainerRole, Grant, PodGrant, Share};
 pub struct PlacedShare {
     /// The index of the GPU on its node.
     pub gpu: usize,
-    /// What the share needs there.
+    /// The requirements of the share there.
     pub need: ShareNeed,
 }
 
@@ -23,7 +23,7 @@ pub struct Placement {
 
 impl Placement {
     /// Returns what the pod uses of each GPU, at the time when it uses most.
-    pub fn usage_by_gpu(&self, asks: &[Ask]) -> Vec<(usize, Usage)> {
+    pub fn usage_by_gpu(&self, asks: &[Ask]) -> Vec<(usize, GpuAllocation)> {
         let roles: Vec<ContainerRole> = asks.iter().map(|ask| ask.role).collect();
         let placed = |at: usize| self.shares[at].iter().map(|placed| (placed.gpu, placed.need.usage));
         peak_usage(&roles, placed)
@@ -51,12 +51,12 @@ impl Placement {
 ///
 /// As Kubernetes counts: all sidecars and ordinary containers together, or any one init container with the sidecars
 /// declared before it.
-pub(crate) fn peak_usage<I: Iterator<Item = (usize, Usage)>>(
+pub(crate) fn peak_usage<I: Iterator<Item = (usize, GpuAllocation)>>(
     roles: &[ContainerRole],
     taken: impl Fn(usize) -> I,
-) -> Vec<(usize, Usage)> {
+) -> Vec<(usize, GpuAllocation)> {
     let sum = |members: &mut dyn Iterator<Item = usize>| {
-        let mut sums: Vec<(usize, Usage)> = Vec::new();
+        let mut sums: Vec<(usize, GpuAllocation)> = Vec::new();
         for (gpu, usage) in members.flat_map(&taken) {
             match sums.iter_mut().find(|(at, _)| *at == gpu) {
                 Some((_, sum)) => *sum = sum.plus(usage),

@@ -1,4 +1,4 @@
-//! Which node: a ranking gives every node that fits a number, and the highest wins.
+//! The choice of a node: a policy ranks every node that fits, and the highest rank wins.
 
 use super::capacity::{GpuClass, NodeCapacity};
 use super::cluster_capacity::unique_version;
@@ -6,7 +6,7 @@ use super::fit::{PreparedAsk, PreparedWant};
 use super::gpu_order;
 use super::placement::Placement;
 use super::solve::{self, GpuPreference, PlacementContext};
-use crate::model::{CoresAsk, Policy, Together};
+use crate::model::{Colocation, CoresAsk, PlacementPolicy};
 
 /// A way to choose among nodes and GPUs. It must be a function of its arguments and of its epoch.
 pub trait NodeRanking: GpuPreference {
@@ -33,7 +33,7 @@ pub trait NodeRanking: GpuPreference {
     {
         // The search is bounded, and one preference may run out of steps where another does not.
         solve::solve(capacity, classes, prepared, self)
-            .or_else(|| solve::solve(capacity, classes, prepared, &StatelessPolicy(Policy::Binpack)))
+            .or_else(|| solve::solve(capacity, classes, prepared, &StatelessPolicy(PlacementPolicy::Binpack)))
     }
 }
 
@@ -50,7 +50,7 @@ pub fn fits(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAs
     match prepared.wants.as_slice() {
         [] => true,
         [one] => fits_alone(capacity, classes, prepared, one),
-        _ => solve::solve(capacity, classes, prepared, &StatelessPolicy(Policy::Binpack)).is_some(),
+        _ => solve::solve(capacity, classes, prepared, &StatelessPolicy(PlacementPolicy::Binpack)).is_some(),
     }
 }
 
@@ -61,15 +61,15 @@ fn fits_alone(
     wanted: &PreparedWant,
 ) -> bool {
     let count = wanted.want.count;
-    if count > 1 && prepared.ask.constraints.together == Together::Required {
+    if count > 1 && prepared.ask.constraints.colocation == Colocation::Required {
         return false;
     }
     if gpu_order::fitting(capacity, classes, prepared, wanted).count_ones() >= count {
         return true;
     }
     // Slots may come from several GPUs.
-    matches!(wanted.want.part.cores, CoresAsk::Slots(_))
-        && solve::solve(capacity, classes, prepared, &StatelessPolicy(Policy::Binpack)).is_some()
+    matches!(wanted.want.share.cores, CoresAsk::Slots(_))
+        && solve::solve(capacity, classes, prepared, &StatelessPolicy(PlacementPolicy::Binpack)).is_some()
 }
 
 /// Orders GPUs for an ask of one whole GPU: first the one that breaks up the smallest group, then by index.
@@ -82,16 +82,16 @@ pub(super) fn least_needed_first(capacity: &NodeCapacity, gpus: &mut [usize]) {
 
 /// A policy that needs nothing but the node itself: binpack, spread or topology.
 #[derive(Clone, Copy, Debug)]
-pub struct StatelessPolicy(pub Policy);
+pub struct StatelessPolicy(pub PlacementPolicy);
 
 impl GpuPreference for StatelessPolicy {
     fn sort(&self, on: &PlacementContext, wanted: &PreparedWant, gpus: &mut Vec<usize>) {
         let PlacementContext { capacity, classes, .. } = *on;
-        if wanted.want.part.whole {
+        if wanted.want.share.whole {
             return least_needed_first(capacity, gpus);
         }
         match self.0 {
-            Policy::Spread => {
+            PlacementPolicy::Spread => {
                 gpus.sort_by_key(|&gpu| (gpu_order::emptiness(&capacity.gpus[gpu], classes), gpu))
             }
             _ => gpus.sort_by_key(|&gpu| (gpu_order::fullness(&capacity.gpus[gpu], classes), gpu)),
@@ -103,13 +103,13 @@ impl GpuPreference for StatelessPolicy {
         let count = wanted.want.count;
         match self.0 {
             // Of sets with equally good links, the fullest.
-            Policy::Topology => gpu_order::linked_set(capacity, mask, count, |gpu| {
+            PlacementPolicy::Topology => gpu_order::linked_set(capacity, mask, count, |gpu| {
                 gpu_order::fullness(&capacity.gpus[gpu], on.classes)
             }),
-            Policy::Spread if wanted.want.part.whole => {
+            PlacementPolicy::Spread if wanted.want.share.whole => {
                 gpu_order::linked_set(capacity, mask, count, |gpu| gpu)
             }
-            _ if wanted.want.part.whole => gpu_order::leftover_set(capacity, mask, count),
+            _ if wanted.want.share.whole => gpu_order::leftover_set(capacity, mask, count),
             _ => {
                 let mut gpus: Vec<usize> = gpu_order::indexes(mask).collect();
                 self.sort(on, wanted, &mut gpus);
@@ -130,8 +130,8 @@ impl NodeRanking for StatelessPolicy {
         }
         let free = free_total(capacity, classes);
         Some(match self.0 {
-            Policy::Spread => free,
-            Policy::Topology => -(i64::from(worst_link(capacity, classes, prepared)) << 58) - free,
+            PlacementPolicy::Spread => free,
+            PlacementPolicy::Topology => -(i64::from(worst_link(capacity, classes, prepared)) << 58) - free,
             _ => -free,
         })
     }

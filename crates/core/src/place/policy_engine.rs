@@ -4,19 +4,19 @@ use super::cluster_capacity::{ClusterCapacity, Decision, NodeIndex};
 use super::fragmentation::Fragmentation;
 use super::policies::StatelessPolicy;
 use super::rank_cache::RankCache;
-use crate::model::{PodAsk, Policy};
+use crate::model::{PlacementPolicy, PodAsk};
 
 /// Chooses nodes and GPUs by the component's policy, or by the pod's, and learns from the asks that arrive.
 #[derive(Clone, Debug)]
 pub struct PolicyEngine {
-    policy: Policy,
+    policy: PlacementPolicy,
     fragmentation: Fragmentation,
 }
 
 impl PolicyEngine {
     /// Returns an engine for this policy that has seen no ask yet. [`super::defaults`] has the policy of each
     /// component.
-    pub fn new(policy: Policy) -> PolicyEngine {
+    pub fn new(policy: PlacementPolicy) -> PolicyEngine {
         PolicyEngine { policy, fragmentation: Fragmentation::new() }
     }
 
@@ -33,7 +33,7 @@ impl PolicyEngine {
     /// Returns the best node for a pod, and the GPUs there; `None` where it fits nowhere.
     pub fn best(&self, cluster: &ClusterCapacity, ask: &PodAsk, cache: &mut RankCache) -> Option<Decision> {
         match ask.constraints.policy.unwrap_or(self.policy) {
-            Policy::Fragmentation => cache.best(cluster, ask, &self.fragmentation),
+            PlacementPolicy::Fragmentation => cache.best(cluster, ask, &self.fragmentation),
             policy => cache.best(cluster, ask, &StatelessPolicy(policy)),
         }
     }
@@ -46,7 +46,7 @@ impl PolicyEngine {
         cache: &mut RankCache,
     ) -> Vec<(NodeIndex, i64)> {
         match ask.constraints.policy.unwrap_or(self.policy) {
-            Policy::Fragmentation => cache.ranks(cluster, ask, &self.fragmentation),
+            PlacementPolicy::Fragmentation => cache.ranks(cluster, ask, &self.fragmentation),
             policy => cache.ranks(cluster, ask, &StatelessPolicy(policy)),
         }
     }

@@ -45,7 +45,7 @@ struct AskRanks {
     chunks: Vec<ChunkRanks>,
 }
 
-/// What is known about the ranks of one chunk of nodes.
+/// The cached ranks of one chunk of nodes.
 #[derive(Clone, Copy, Debug)]
 struct ChunkRanks {
     /// The version of the chunk when its nodes were ranked.

@@ -4,12 +4,12 @@
 //! repeated with the largest containers first. Init containers run before the ordinary ones and release what they used:
 //! they are placed on the node without the pod plus the sidecars started before them, and the larger of the two counts.
 
-use super::capacity::{GpuCapacity, GpuClass, NodeCapacity, Usage};
+use super::capacity::{GpuAllocation, GpuCapacity, GpuClass, NodeCapacity};
 use super::fit::{PreparedAsk, PreparedWant, ShareNeed};
 use super::gpu_order;
 use super::placement::{PlacedShare, Placement};
 use crate::model::{
-    Bytes, ContainerRole, CoresAsk, MAX_GPUS_PER_CONTAINER, MemoryAsk, MilliCpu, ShareAsk, Together,
+    Bytes, Colocation, ContainerRole, CoresAsk, MAX_GPUS_PER_CONTAINER, MemoryAsk, MilliCpu, ShareAsk,
 };
 
 /// Maximum number of choices tried for a pod on one node, in the order of the spec: more than real pods need.
@@ -24,16 +24,16 @@ const MAX_ALTERNATIVES: usize = 128;
 pub enum NodeShortfall {
     /// Too little CPU is free.
     Cpu {
-        /// Requested CPU.
+        /// CPU that the pod requests.
         asked: MilliCpu,
-        /// Free CPU.
+        /// Free CPU of the node.
         free: MilliCpu,
     },
     /// Too little host memory is free.
     Memory {
-        /// Requested memory.
+        /// Host memory that the pod requests.
         asked: Bytes,
-        /// Free memory.
+        /// Free host memory of the node.
         free: Bytes,
     },
     /// The node has no GPU at all.
@@ -48,23 +48,23 @@ pub enum NodeShortfall {
     /// Each container fits alone, but not all of them together.
     AllAtOnce,
     /// No single GPU takes all containers, as the pod requires.
-    Together,
+    Colocation,
     /// The search ran out of steps: a placement may exist.
     GaveUp,
 }
 
-/// What a preference may look at: the node with the containers placed so far, and the whole ask.
+/// The input of a preference: the node with the containers placed so far, and the whole ask.
 #[derive(Clone, Copy, Debug)]
 pub struct PlacementContext<'a> {
     /// The node with the pod's earlier containers on it.
     pub capacity: &'a NodeCapacity,
     /// The classes of its GPUs.
     pub classes: &'a [GpuClass],
-    /// The pod.
+    /// The ask of the whole pod.
     pub prepared: &'a PreparedAsk,
 }
 
-/// What a policy prefers among the GPUs, or sets of GPUs, that take a container's shares.
+/// The preference of a policy among GPUs, or sets of GPUs, that fit a container's shares.
 pub trait GpuPreference {
     /// Orders single GPUs, best first.
     fn sort(&self, on: &PlacementContext, wanted: &PreparedWant, gpus: &mut Vec<usize>);
@@ -93,15 +93,15 @@ pub fn solve(
     preference: &dyn GpuPreference,
 ) -> Option<Placement> {
     match search(capacity, classes, prepared, preference) {
-        Found::Placement(placement) => Some(placement),
-        Found::Nothing | Found::OutOfSteps => None,
+        SearchResult::Placement(placement) => Some(placement),
+        SearchResult::Nothing | SearchResult::OutOfSteps => None,
     }
 }
 
 /// Returns whether the search for a placement runs out of steps before everything was tried.
 pub(crate) fn is_given_up(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> bool {
-    let preference = super::policies::StatelessPolicy(crate::model::Policy::Binpack);
-    matches!(search(capacity, classes, prepared, &preference), Found::OutOfSteps)
+    let preference = super::policies::StatelessPolicy(crate::model::PlacementPolicy::Binpack);
+    matches!(search(capacity, classes, prepared, &preference), SearchResult::OutOfSteps)
 }
 
 fn search(
@@ -109,19 +109,19 @@ fn search(
     classes: &[GpuClass],
     prepared: &PreparedAsk,
     preference: &dyn GpuPreference,
-) -> Found {
+) -> SearchResult {
     if host_shortfall(capacity, prepared).is_some() {
-        return Found::Nothing;
+        return SearchResult::Nothing;
     }
     if prepared.wants.len() > 1 && hopeless(capacity, classes, prepared) {
-        return Found::Nothing;
+        return SearchResult::Nothing;
     }
     let on = |allowed: u64| {
         let in_order = |largest_first| {
-            Search::new(capacity, classes, prepared, preference, allowed, largest_first).pod()
+            PlacementSearch::new(capacity, classes, prepared, preference, allowed, largest_first).pod()
         };
         match in_order(false) {
-            Found::OutOfSteps => in_order(true),
+            SearchResult::OutOfSteps => in_order(true),
             found => found,
         }
     };
@@ -131,15 +131,17 @@ fn search(
         let mask = gpu_order::fitting(capacity, classes, prepared, first);
         let mut gpus: Vec<usize> = gpu_order::indexes(mask).collect();
         preference.sort(&PlacementContext { capacity, classes, prepared }, first, &mut gpus);
-        let found =
-            gpus.into_iter().map(|gpu| on(1 << gpu)).find(|found| matches!(found, Found::Placement(_)));
-        found.unwrap_or(Found::Nothing)
+        let found = gpus
+            .into_iter()
+            .map(|gpu| on(1 << gpu))
+            .find(|found| matches!(found, SearchResult::Placement(_)));
+        found.unwrap_or(SearchResult::Nothing)
     };
-    match prepared.ask.constraints.together {
-        Together::Anywhere => anywhere(),
-        Together::Required => on_one(),
-        Together::Preferred => match on_one() {
-            Found::Placement(placement) => Found::Placement(placement),
+    match prepared.ask.constraints.colocation {
+        Colocation::Anywhere => anywhere(),
+        Colocation::Required => on_one(),
+        Colocation::Preferred => match on_one() {
+            SearchResult::Placement(placement) => SearchResult::Placement(placement),
             _ => anywhere(),
         },
     }
@@ -149,21 +151,22 @@ fn search(
 /// fit alone, or more containers running together than the GPUs can take, by count or in sum.
 fn hopeless(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> bool {
     let alone = |wanted: &PreparedWant| {
-        let slots = matches!(wanted.want.part.cores, CoresAsk::Slots(_));
+        let slots = matches!(wanted.want.share.cores, CoresAsk::Slots(_));
         slots || gpu_order::fitting(capacity, classes, prepared, wanted).count_ones() >= wanted.want.count
     };
     if !prepared.wants.iter().all(alone) {
         return true;
     }
     let running = || prepared.wants.iter().filter(|wanted| wanted.role != ContainerRole::Init);
-    if running().any(|wanted| matches!(wanted.want.part.cores, CoresAsk::Slots(_))) {
+    if running().any(|wanted| matches!(wanted.want.share.cores, CoresAsk::Slots(_))) {
         return false;
     }
     let parts: u64 = running().map(|wanted| u64::from(wanted.want.count)).sum();
     let at_most = |gpu: &GpuCapacity| {
         let class = usize::from(gpu.class);
         let needs = || running().filter_map(|wanted| wanted.needs[class].map(|need| need.usage));
-        let smallest = |amount: fn(&Usage) -> u64| needs().map(|usage| amount(&usage)).min().unwrap_or(0);
+        let smallest =
+            |amount: fn(&GpuAllocation) -> u64| needs().map(|usage| amount(&usage)).min().unwrap_or(0);
         let times = |free: u64, each: u64| free.checked_div(each).unwrap_or(parts);
         if gpu.withheld || gpu.used.whole > 0 {
             return 0;
@@ -176,11 +179,12 @@ fn hopeless(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAs
         return true;
     }
     // Shares only: what a whole GPU uses depends on the GPU.
-    let least = |wanted: &PreparedWant, amount: fn(&Usage) -> u64| {
+    let least = |wanted: &PreparedWant, amount: fn(&GpuAllocation) -> u64| {
         let needs = wanted.needs.iter().flatten().filter(|need| need.usage.whole == 0);
         needs.map(|need| amount(&need.usage)).min().unwrap_or(0).saturating_mul(wanted.want.count.into())
     };
-    let asked = |amount: fn(&Usage) -> u64| running().map(|wanted| least(wanted, amount)).sum::<u64>();
+    let asked =
+        |amount: fn(&GpuAllocation) -> u64| running().map(|wanted| least(wanted, amount)).sum::<u64>();
     let offered = || capacity.gpus.iter().filter(|gpu| !gpu.withheld && gpu.used.whole == 0);
     let memory: u64 = offered().map(|gpu| gpu.free_memory(&classes[usize::from(gpu.class)]).0).sum();
     let cores: u64 = offered().map(|gpu| u64::from(gpu.free_cores().as_millipercent())).sum();
@@ -188,20 +192,20 @@ fn hopeless(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAs
 }
 
 /// The result of a search.
-enum Found {
+enum SearchResult {
     Placement(Placement),
     Nothing,
     OutOfSteps,
 }
 
 /// A backtracking search: first the containers that run together, then each init container.
-struct Search<'a> {
+struct PlacementSearch<'a> {
     /// The node without this pod.
     base: &'a NodeCapacity,
     /// The node with the containers placed so far that run together.
     capacity: NodeCapacity,
-    /// What this pod uses of each GPU at the time when it uses most.
-    peak: Vec<Usage>,
+    /// The peak usage of this pod on each GPU.
+    peak: Vec<GpuAllocation>,
     /// Indexes of the asks, in the order in which they are placed.
     order: Vec<usize>,
     shares: Vec<Vec<PlacedShare>>,
@@ -214,7 +218,7 @@ struct Search<'a> {
     max_steps: usize,
 }
 
-impl<'a> Search<'a> {
+impl<'a> PlacementSearch<'a> {
     fn new(
         base: &'a NodeCapacity,
         classes: &'a [GpuClass],
@@ -222,19 +226,19 @@ impl<'a> Search<'a> {
         preference: &'a dyn GpuPreference,
         allowed: u64,
         largest_first: bool,
-    ) -> Search<'a> {
+    ) -> PlacementSearch<'a> {
         let wants = &prepared.wants;
         let mut order: Vec<usize> = (0..wants.len()).collect();
         order.sort_by_key(|&at| {
             let largest =
                 wants[at].needs.iter().flatten().map(|need| (need.usage.memory, need.usage.cores)).max();
-            let size = (wants[at].want.part.whole, wants[at].want.count, largest);
+            let size = (wants[at].want.share.whole, wants[at].want.count, largest);
             (wants[at].role == ContainerRole::Init, std::cmp::Reverse(largest_first.then_some(size)))
         });
-        Search {
+        PlacementSearch {
             base,
             capacity: base.clone(),
-            peak: vec![Usage::default(); base.gpus.len()],
+            peak: vec![GpuAllocation::default(); base.gpus.len()],
             order,
             shares: vec![Vec::new(); wants.len()],
             classes,
@@ -246,13 +250,13 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn pod(mut self) -> Found {
+    fn pod(mut self) -> SearchResult {
         if self.place_from(0) {
-            Found::Placement(Placement { shares: self.shares })
+            SearchResult::Placement(Placement { shares: self.shares })
         } else if self.steps > self.max_steps {
-            Found::OutOfSteps
+            SearchResult::OutOfSteps
         } else {
-            Found::Nothing
+            SearchResult::Nothing
         }
     }
 
@@ -311,9 +315,9 @@ impl<'a> Search<'a> {
         }
         // One pod never has limited and unlimited shares on one GPU, not even at different times: the GPU would have
         // to be closed to both kinds of neighbors.
-        let unlimited = wanted.want.part.memory == MemoryAsk::Unlimited && !wanted.want.part.whole;
-        let limited = !unlimited && !wanted.want.part.whole;
-        let mixes = |peak: &Usage| (unlimited && peak.limited > 0) || (limited && peak.unlimited > 0);
+        let unlimited = wanted.want.share.memory == MemoryAsk::Unlimited && !wanted.want.share.whole;
+        let limited = !unlimited && !wanted.want.share.whole;
+        let mixes = |peak: &GpuAllocation| (unlimited && peak.limited > 0) || (limited && peak.unlimited > 0);
         let unmixed = (0..self.peak.len()).filter(|&gpu| !mixes(&self.peak[gpu]));
         let allowed = self.allowed & unmixed.fold(0, |mask, gpu| mask | 1 << gpu);
         let fitting = gpu_order::fitting(&phase, self.classes, self.prepared, wanted) & allowed;
@@ -335,10 +339,10 @@ impl<'a> Search<'a> {
     }
 
     /// Returns what the sidecars started before an init container use of a GPU.
-    fn sidecars_before(&self, init: usize, gpu: usize) -> Usage {
+    fn sidecars_before(&self, init: usize, gpu: usize) -> GpuAllocation {
         let sidecars = (0..init).filter(|&at| self.prepared.wants[at].role == ContainerRole::Sidecar);
         let placed = sidecars.flat_map(|at| &self.shares[at]).filter(|placed| placed.gpu == gpu);
-        placed.fold(Usage::default(), |sum, placed| sum.plus(placed.need.usage))
+        placed.fold(GpuAllocation::default(), |sum, placed| sum.plus(placed.need.usage))
     }
 
     /// Returns one choice per GPU, in the given order. Of GPUs in the same state only the first is tried.
@@ -391,8 +395,8 @@ impl<'a> Search<'a> {
         wanted: &PreparedWant,
         allowed: u64,
     ) -> Option<Vec<PlacedShare>> {
-        let CoresAsk::Slots(asked) = wanted.want.part.cores else { return None };
-        let slots = |slots: u32| ShareAsk { cores: CoresAsk::Slots(slots), ..wanted.want.part };
+        let CoresAsk::Slots(asked) = wanted.want.share.cores else { return None };
+        let slots = |slots: u32| ShareAsk { cores: CoresAsk::Slots(slots), ..wanted.want.share };
         let class = |gpu: usize| &self.classes[usize::from(capacity.gpus[gpu].class)];
         let take = |gpu: usize, count: u32| {
             let need = ShareNeed::of(&slots(count), class(gpu));
@@ -429,7 +433,7 @@ impl<'a> Search<'a> {
     fn need(&self, wanted: &PreparedWant, gpu: usize) -> ShareNeed {
         let class = usize::from(self.base.gpus[gpu].class);
         // Only GPUs of admitted classes are chosen; for the others the need is resolved again.
-        wanted.needs[class].unwrap_or_else(|| ShareNeed::of(&wanted.want.part, &self.classes[class]))
+        wanted.needs[class].unwrap_or_else(|| ShareNeed::of(&wanted.want.share, &self.classes[class]))
     }
 }
 

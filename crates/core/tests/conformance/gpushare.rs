@@ -1,63 +1,63 @@
 //! Aliyun gpushare: best fit by memory.
 
-use crate::world::*;
-use partage_core::model::Policy;
+use crate::test_cluster::*;
+use partage_core::model::PlacementPolicy;
 
-/// A node of 16 GiB cards with so much free on each, and where `asked` goes.
-fn best_fit(free: &[u64], asked: u64) -> Option<usize> {
-    let mut world = World::new(Policy::Binpack, [node("n", &vec![16276; free.len()])]);
+/// Returns the GPU that is chosen for `requested` GiB on a node of 16 GiB GPUs with this much free memory each.
+fn best_fit(free: &[u64], requested: u64) -> Option<usize> {
+    let mut cluster = TestCluster::new(PlacementPolicy::Binpack, [node("n", &vec![16276; free.len()])]);
     for (gpu, free) in free.iter().enumerate() {
         if *free < 16276 {
-            world.occupy(gpu, memory(1, 16276 - free));
+            cluster.occupy(gpu, memory(1, 16276 - free));
         }
     }
-    world.would(memory(1, asked)).first().copied()
+    cluster.preview(memory(1, requested)).first().copied()
 }
 
 #[test]
-fn b01_no_gpu_has_enough_though_the_node_does_not_either() {
+fn b01_no_gpu_has_enough_memory() {
     assert_eq!(best_fit(&[0, 4069], 8138), None);
 }
 
 #[test]
-fn b02_the_sum_would_do_but_no_single_gpu() {
+fn b02_sum_is_enough_but_no_single_gpu() {
     assert_eq!(best_fit(&[4069, 4069], 8138), None);
 }
 
 #[test]
-fn b03_the_one_that_fits_exactly() {
+fn b03_exact_fit_is_chosen() {
     assert_eq!(best_fit(&[8138, 0], 8138), Some(0));
 }
 
 #[test]
-fn b04_the_tightest_of_several() {
+fn b04_tightest_gpu_is_chosen() {
     assert_eq!(best_fit(&[12207, 8138, 4069, 16276], 8138), Some(1));
 }
 
 #[test]
-fn b05_ties_go_to_the_lowest() {
+fn b05_lowest_index_breaks_ties() {
     assert_eq!(best_fit(&[5, 5, 9], 5), Some(0));
 }
 
 #[test]
-fn b06_parts_are_not_added_up() {
+fn b06_free_memory_of_gpus_is_not_added() {
     assert_eq!(best_fit(&[4, 4], 8), None);
 }
 
-/// Upstream fails on two containers; with us each gets its own amount.
+/// Upstream fails with two containers. Here each gets its amount.
 #[test]
-fn b40_two_containers_on_one_gpu() {
-    let mut world = World::new(Policy::Binpack, [node("n", &[16276, 16276])]);
+fn b40_two_containers_share_one_gpu() {
+    let mut cluster = TestCluster::new(PlacementPolicy::Binpack, [node("n", &[16276, 16276])]);
     let mut ask = pod(&[memory(1, 1024), memory(1, 2048)]);
-    ask.constraints.together = partage_core::model::Together::Preferred;
-    let (_, gpus) = world.place("p", &ask).unwrap();
+    ask.constraints.colocation = partage_core::model::Colocation::Preferred;
+    let (_, gpus) = cluster.place("p", &ask).unwrap();
     assert_eq!(gpus, [[0], [0]]);
 }
 
-/// Different cards keep their own sizes (upstream counts the first one's for all).
+/// GPUs of different sizes are counted correctly (upstream uses the size of the first for all).
 #[test]
-fn b31_mixed_cards() {
-    let mut world = World::new(Policy::Binpack, [node("n", &[12 * 1024, 16 * 1024])]);
-    assert_eq!(world.would(memory(1, 14 * 1024)), [1]);
-    assert_eq!(world.would(memory(1, 12 * 1024)), [0]);
+fn b31_gpus_of_different_sizes() {
+    let mut cluster = TestCluster::new(PlacementPolicy::Binpack, [node("n", &[12 * 1024, 16 * 1024])]);
+    assert_eq!(cluster.preview(memory(1, 14 * 1024)), [1]);
+    assert_eq!(cluster.preview(memory(1, 12 * 1024)), [0]);
 }

@@ -1,6 +1,6 @@
-//! Book-keeping cases: restarts, repeats, races.
+//! Ledger cases: restarts, repeated calls and races.
 
-use crate::world::*;
+use crate::test_cluster::*;
 use partage_core::ledger::{Ledger, LedgerFinding, LedgerTime, OverCommitment, ReserveError};
 use partage_core::model::*;
 use partage_core::place::HostUsage;
@@ -15,19 +15,19 @@ fn grant(node: &str, shares: Vec<Share>) -> PodGrant {
 }
 
 #[test]
-fn a2_reserving_twice_is_one_reservation() {
+fn a2_second_reservation_is_refused() {
     let mut ledger = Ledger::new([s6(1024)]);
     let ask = pod(&[vcuda(600, 0)]);
-    let decision = best(&mut ledger, &ask, Policy::Topology).unwrap();
+    let decision = best(&mut ledger, &ask, PlacementPolicy::Topology).unwrap();
     let first = ledger.reserve(id("p"), &ask, &decision, LedgerTime(1)).unwrap();
     let again = ledger.reserve(id("p"), &ask, &decision, LedgerTime(1)).unwrap();
     assert_eq!(first, again);
     assert!(ledger.cluster().node_capacity(NodeIndex(0)).gpus.iter().all(|gpu| gpu.used.shares == 1));
 }
 
-/// Of a pending, a failed and a terminated pod only the first holds anything, before a restart and after it.
+/// Of a pending, a failed and a terminated pod, only the first holds a grant, before and after a restart.
 #[test]
-fn a4_recovery_counts_living_pods_only() {
+fn a4_recovery_counts_only_active_pods() {
     let mut ledger = Ledger::new([s6(1024)]);
     for (name, gpu) in [("pending", "GPU-s6-0"), ("failed", "GPU-s6-1"), ("terminated", "GPU-s6-2")] {
         ledger.confirm(id(name), grant("s6", vec![share(gpu, 256)]), HostUsage::default());
@@ -45,17 +45,17 @@ fn a4_recovery_counts_living_pods_only() {
 }
 
 #[test]
-fn b17_two_binds_for_the_last_units_one_wins() {
+fn b17_one_of_two_binds_gets_the_last_units() {
     let mut ledger = Ledger::new([node("n", &[8])]);
     let ask = pod(&[memory(1, 8)]);
-    let decision = best(&mut ledger, &ask, Policy::Binpack).unwrap();
+    let decision = best(&mut ledger, &ask, PlacementPolicy::Binpack).unwrap();
     ledger.reserve(id("first"), &ask, &decision, LedgerTime(1)).unwrap();
     let refused = ledger.reserve(id("second"), &ask, &decision, LedgerTime(1)).unwrap_err();
     assert!(matches!(&refused, ReserveError::CapacityTaken { .. }));
     assert!(refused.to_string().contains("default/second"), "{refused}");
 }
 
-/// Used beyond the total leaves nothing free instead of almost infinitely much.
+/// More usage than the total leaves nothing free: the subtraction does not wrap around.
 #[test]
 fn b19_over_commit_never_underflows() {
     let held = [
@@ -70,16 +70,16 @@ fn b19_over_commit_never_underflows() {
     );
     assert_eq!(
         findings[0].to_string(),
-        "n/GPU-n-0 is over-committed: 24 MiB promised of 16 MiB (pods: default/a, default/b)"
+        "n/GPU-n-0 is over-committed: 24 MiB granted of 16 MiB (pods: default/a, default/b)"
     );
-    assert!(best(&mut ledger, &pod(&[memory(1, 1)]), Policy::Binpack).is_none());
+    assert!(best(&mut ledger, &pod(&[memory(1, 1)]), PlacementPolicy::Binpack).is_none());
     ledger.release(&id("b").uid);
     assert_eq!(ledger.audit(), []);
     assert_eq!(ledger.cluster().node_capacity(NodeIndex(0)).gpus[0].used.memory >> 20, 12);
 }
 
 #[test]
-fn b23_restart_counts_what_pods_carry() {
+fn b23_restart_counts_grants_of_pods() {
     let held = [
         (id("running"), grant("n1", vec![share("GPU-n1-0", 6)]), HostUsage::default()),
         (id("pending"), grant("n1", vec![share("GPU-n1-1", 2)]), HostUsage::default()),
@@ -90,9 +90,9 @@ fn b23_restart_counts_what_pods_carry() {
     assert_eq!(used, [6, 2]);
 }
 
-/// The UID decides: the successor of a force-deleted pod is another pod.
+/// Pods are identified by UID: the successor of a force-deleted pod is another pod.
 #[test]
-fn b25_same_name_other_uid_does_not_leak() {
+fn b25_same_name_with_another_uid_does_not_leak() {
     let mut ledger = Ledger::new([node("n", &[16])]);
     let successor = PodId { uid: "uid-2".into(), ..id("p") };
     ledger.confirm(id("p"), grant("n", vec![share("GPU-n-0", 6)]), HostUsage::default());
@@ -105,7 +105,7 @@ fn b25_same_name_other_uid_does_not_leak() {
 }
 
 #[test]
-fn b26_more_gpus_are_seen_without_a_restart() {
+fn b26_new_gpus_are_used_without_a_restart() {
     let mut ledger = Ledger::new([node("n", &[16])]);
     ledger.confirm(id("p"), grant("n", vec![share("GPU-n-0", 16)]), HostUsage::default());
     ledger.set_node(node("n", &[16, 16]));
@@ -115,23 +115,23 @@ fn b26_more_gpus_are_seen_without_a_restart() {
 }
 
 #[test]
-fn d10_a_reservation_never_confirmed_expires() {
-    let mut world = World::new(Policy::Binpack, [node("n", &[8])]);
-    assert_eq!(world.gpus("stale", memory(1, 8)), [0]);
-    assert!(world.ledger.expire(LedgerTime(59_999)).is_empty());
-    assert_eq!(world.ledger.expire(LedgerTime(60_000)).len(), 1);
-    assert_eq!(world.gpus("next", memory(1, 8)), [0]);
+fn d10_unconfirmed_reservation_expires() {
+    let mut cluster = TestCluster::new(PlacementPolicy::Binpack, [node("n", &[8])]);
+    assert_eq!(cluster.gpus("stale", memory(1, 8)), [0]);
+    assert!(cluster.ledger.expire(LedgerTime(59_999)).is_empty());
+    assert_eq!(cluster.ledger.expire(LedgerTime(60_000)).len(), 1);
+    assert_eq!(cluster.gpus("next", memory(1, 8)), [0]);
 }
 
 #[test]
-fn grants_on_nodes_seen_later_are_counted_when_they_come() {
+fn grants_are_counted_when_their_node_appears() {
     let mut ledger = Ledger::new([]);
     ledger.confirm(
         id("p"),
         grant("n", vec![share("GPU-n-0", 6), share("GPU-gone", 1)]),
         HostUsage::default(),
     );
-    assert_eq!(ledger.audit()[0].to_string(), "pod default/p holds shares on node n, which nobody knows");
+    assert_eq!(ledger.audit()[0].to_string(), "pod default/p holds shares on node n, which is unknown");
     ledger.set_node(node("n", &[16]));
     assert_eq!(ledger.cluster().node_capacity(NodeIndex(0)).gpus[0].used.memory >> 20, 6);
     assert_eq!(

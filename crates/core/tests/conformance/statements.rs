@@ -1,6 +1,6 @@
-//! Statements and refusals by example; the properties try all combinations.
+//! Examples of statements and refusals. The property tests cover combinations.
 
-use crate::world::*;
+use crate::test_cluster::*;
 use partage_core::ledger::{
     GrantConflict, GrantStage, Ledger, LedgerTime, ReplaceError, ReserveError, StaleCheckpoint,
 };
@@ -22,7 +22,7 @@ fn grant(shares: &[Share]) -> PodGrant {
     PodGrant { node: "n".into(), grants }
 }
 
-/// A node of two GPUs with 16 MiB each, of which the first has 10 MiB and 70 % in use.
+/// A ledger of one node with two GPUs of 16 MiB each; the first has 10 MiB and 70 % in use.
 fn ledger() -> Ledger {
     let mut node = node("n", &[16, 16]);
     node.max_shares_per_gpu = Some(2);
@@ -111,9 +111,9 @@ fn refusal_names_gpu_requested_and_free() {
     assert_eq!(ledger.try_confirm(id("new"), grant(&[fits]), host), Ok(None));
 }
 
-/// A grant seen on a running pod is counted whatever it is, and nothing more is granted on its GPU.
+/// The grant of a running pod is always counted. If it over-commits a GPU, nothing more is granted there.
 #[test]
-fn facts_are_not_refused_and_close_their_gpu() {
+fn confirmed_facts_are_not_refused_and_block_an_over_committed_gpu() {
     let mut ledger = ledger();
     ledger.confirm(id("huge"), grant(&[limited("GPU-n-1", 17)]), HostUsage::default());
     assert_eq!(ledger.audit().len(), 2, "more than allocatable, and larger than the card");
@@ -121,7 +121,7 @@ fn facts_are_not_refused_and_close_their_gpu() {
         refused(&mut ledger, grant(&[limited("GPU-n-1", 1)]), HostUsage::default())
             .contains(&GrantConflict::OversizedNeighbor { gpu: "GPU-n-1".into(), card: Bytes(16 * MIB) })
     );
-    // The same fact again is not examined.
+    // Confirming the same grant again is not checked.
     let again = ledger.try_confirm(id("huge"), grant(&[limited("GPU-n-1", 17)]), HostUsage::default());
     assert_eq!(again, Ok(None));
     ledger.release(&id("huge").uid);
@@ -129,7 +129,7 @@ fn facts_are_not_refused_and_close_their_gpu() {
 }
 
 #[test]
-fn replacing_is_examined_without_the_old_grant() {
+fn replacement_is_checked_without_the_old_grant() {
     let mut ledger = ledger();
     let uid = id("other").uid;
     let mut statement = ledger.statement();
@@ -140,8 +140,8 @@ fn replacing_is_examined_without_the_old_grant() {
         statement.replace(&uid, grant(&[limited("GPU-n-0", 17)])).unwrap_err().to_string(),
         "GPU GPU-n-0 has 16 MiB of memory free for this pod, 17 MiB requested"
     );
-    let nobody = statement.replace(&"uid-nobody".into(), grant(&[larger])).unwrap_err();
-    assert_eq!(nobody, ReplaceError::NotHeld { uid: "uid-nobody".into() });
+    let unknown = statement.replace(&"uid-unknown".into(), grant(&[larger])).unwrap_err();
+    assert_eq!(unknown, ReplaceError::NotHeld { uid: "uid-unknown".into() });
     statement.commit();
     assert_eq!(ledger.cluster().node_capacity(NodeIndex(0)).gpus[0].used.memory, 16 * MIB);
     let held = ledger.held(&uid).unwrap();
@@ -163,7 +163,7 @@ fn checkpoint_that_was_rolled_back_is_stale() {
     statement.rollback_to(inner).unwrap();
     statement.rollback_to(start).unwrap();
     assert_eq!(statement.rollback_to(inner), Err(StaleCheckpoint));
-    // As many changes as before, and still not the same ones.
+    // The number of changes is the same as before, but the changes differ.
     confirm(&mut statement, "c");
     assert_eq!(statement.rollback_to(inner), Err(StaleCheckpoint));
     statement.commit();
@@ -174,10 +174,10 @@ fn checkpoint_that_was_rolled_back_is_stale() {
 }
 
 #[test]
-fn placing_what_fits_nowhere_changes_nothing() {
+fn placement_that_fits_nowhere_changes_nothing() {
     let mut ledger = ledger();
     let before = ledger.snapshot();
-    let policies = PolicyEngine::new(Policy::Binpack);
+    let policies = PolicyEngine::new(PlacementPolicy::Binpack);
     let mut statement = ledger.statement();
     statement.place(id("a"), &pod(&[memory(1, 16)]), &policies, LedgerTime(1)).unwrap();
     let full = statement.place(id("b"), &pod(&[memory(1, 16)]), &policies, LedgerTime(1)).unwrap_err();

@@ -1,24 +1,24 @@
 //! gpu-manager's allocator and gpu-admission's extender.
 
-use crate::world::*;
-use partage_core::model::{MemoryAsk, Policy, WantedGpus};
+use crate::test_cluster::*;
+use partage_core::model::{MemoryAsk, PlacementPolicy, WantedGpus};
 use partage_core::place::NodeIndex;
 use partage_core::place::gpu_order;
 
 const GIB: u64 = 1024;
 
 fn whole_gpus(count: u32) -> WantedGpus {
-    WantedGpus { count, part: whole(MemoryAsk::All) }
+    WantedGpus { count, share: whole(MemoryAsk::All) }
 }
 
-/// Upstream's LINK: the best-connected set for several whole GPUs.
-fn link(world: &mut World, count: u32) -> Vec<usize> {
-    world.would(whole_gpus(count))
+/// Upstream's LINK allocator: the best-connected set of several whole GPUs.
+fn link(cluster: &mut TestCluster, count: u32) -> Vec<usize> {
+    cluster.preview(whole_gpus(count))
 }
 
-/// Upstream's FRAGMENT: whole GPUs from the group that has the fewest to spare.
-fn fragment(world: &World, count: u32) -> Vec<usize> {
-    let capacity = &world.ledger.cluster().node_capacity(NodeIndex(0));
+/// Upstream's FRAGMENT allocator: whole GPUs from the group with the fewest spare GPUs.
+fn fragment(cluster: &TestCluster, count: u32) -> Vec<usize> {
+    let capacity = &cluster.ledger.cluster().node_capacity(NodeIndex(0));
     let free = capacity.gpus.iter().enumerate().filter(|(_, gpu)| gpu.is_free());
     let mask = free.fold(0u64, |mask, (index, _)| mask | 1 << index);
     gpu_order::leftover_set(capacity, mask, count)
@@ -26,26 +26,26 @@ fn fragment(world: &World, count: u32) -> Vec<usize> {
         .unwrap_or_default()
 }
 
-fn topology(node: partage_core::model::Node, busy: &[usize]) -> World {
-    let mut world = World::new(Policy::Topology, [node]);
+fn topology(node: partage_core::model::Node, busy: &[usize]) -> TestCluster {
+    let mut cluster = TestCluster::new(PlacementPolicy::Topology, [node]);
     for &gpu in busy {
-        world.occupy(gpu, whole_gpus(1));
+        cluster.occupy(gpu, whole_gpus(1));
     }
-    world
+    cluster
 }
 
 #[test]
 fn t1_available_gpus_follow_occupation() {
-    let mut world = topology(s6(GIB), &[]);
-    let available = |world: &World| {
-        world.ledger.cluster().node_capacity(NodeIndex(0)).gpus.iter().filter(|gpu| gpu.is_free()).count()
+    let mut cluster = topology(s6(GIB), &[]);
+    let available = |cluster: &TestCluster| {
+        cluster.ledger.cluster().node_capacity(NodeIndex(0)).gpus.iter().filter(|gpu| gpu.is_free()).count()
     };
-    assert_eq!(available(&world), 6);
+    assert_eq!(available(&cluster), 6);
     for want in [vcuda(50, 1), vcuda(100, 0)] {
-        assert_eq!(world.gpus("p", want).len(), 1);
-        assert_eq!(available(&world), 5);
-        world.delete("p");
-        assert_eq!(available(&world), 6);
+        assert_eq!(cluster.gpus("p", want).len(), 1);
+        assert_eq!(available(&cluster), 5);
+        cluster.delete("p");
+        assert_eq!(available(&cluster), 6);
     }
 }
 
@@ -61,30 +61,30 @@ fn l2_two_with_gpu_2_busy() {
 
 #[test]
 fn l3_every_size_of_a_fresh_node() {
-    let mut world = topology(s6(GIB), &[]);
-    assert_eq!(link(&mut world, 2), [0, 1]);
-    assert_eq!(link(&mut world, 4), [0, 1, 2, 3]);
-    assert_eq!(link(&mut world, 5), [0, 1, 2, 3, 4]);
-    assert_eq!(link(&mut world, 6), [0, 1, 2, 3, 4, 5]);
-    assert_eq!(link(&mut world, 7), NOWHERE);
+    let mut cluster = topology(s6(GIB), &[]);
+    assert_eq!(link(&mut cluster, 2), [0, 1]);
+    assert_eq!(link(&mut cluster, 4), [0, 1, 2, 3]);
+    assert_eq!(link(&mut cluster, 5), [0, 1, 2, 3, 4]);
+    assert_eq!(link(&mut cluster, 6), [0, 1, 2, 3, 4, 5]);
+    assert_eq!(link(&mut cluster, 7), NOWHERE);
 }
 
 #[test]
-fn l4_a_shared_gpu_is_not_whole() {
-    let mut world = topology(s6(GIB), &[]);
-    world.occupy(0, vcuda(30, 1));
-    assert_eq!(link(&mut world, 2), [2, 3]);
+fn l4_shared_gpu_is_not_taken_as_whole() {
+    let mut cluster = topology(s6(GIB), &[]);
+    cluster.occupy(0, vcuda(30, 1));
+    assert_eq!(link(&mut cluster, 2), [2, 3]);
     // Upstream takes the lowest indexes (1,2,3,4); two pairs behind one switch each are better connected.
-    assert_eq!(link(&mut world, 4), [2, 3, 4, 5]);
-    assert_eq!(link(&mut world, 5), [1, 2, 3, 4, 5]);
-    assert_eq!(link(&mut world, 6), NOWHERE);
+    assert_eq!(link(&mut cluster, 4), [2, 3, 4, 5]);
+    assert_eq!(link(&mut cluster, 5), [1, 2, 3, 4, 5]);
+    assert_eq!(link(&mut cluster, 6), NOWHERE);
 }
 
 #[test]
 fn l5_one_of_each_pair_left() {
-    let mut world = topology(s6(GIB), &[0, 2, 4]);
-    assert_eq!(link(&mut world, 2), [1, 3]);
-    assert_eq!(link(&mut world, 3), [1, 3, 5]);
+    let mut cluster = topology(s6(GIB), &[0, 2, 4]);
+    assert_eq!(link(&mut cluster, 2), [1, 3]);
+    assert_eq!(link(&mut cluster, 3), [1, 3, 5]);
 }
 
 #[test]
@@ -112,15 +112,15 @@ fn f2_one_with_gpu_4_busy() {
 
 #[test]
 fn f3_the_only_gpu() {
-    assert_eq!(topology(node("one", &[GIB]), &[]).would(whole_gpus(1)), [0]);
+    assert_eq!(topology(node("one", &[GIB]), &[]).preview(whole_gpus(1)), [0]);
 }
 
 #[test]
-fn f4_to_f8_leave_larger_groups_whole() {
+fn f4_to_f8_larger_groups_stay_whole() {
     assert_eq!(fragment(&topology(s6(GIB), &[]), 1), [4]);
     let mut shared = topology(s6(GIB), &[]);
     shared.occupy(0, vcuda(30, 1));
-    assert_eq!(shared.would(whole_gpus(1)), [4]);
+    assert_eq!(shared.preview(whole_gpus(1)), [4]);
     assert_eq!(fragment(&topology(s6(GIB), &[0, 2, 4]), 1), [5]);
     assert_eq!(fragment(&topology(s6(GIB), &[5]), 1), [4]);
     assert_eq!(fragment(&topology(s8(GIB), &[]), 1), [0]);
@@ -128,102 +128,103 @@ fn f4_to_f8_leave_larger_groups_whole() {
     let mut two_shared = topology(s8(GIB), &[]);
     two_shared.occupy(0, vcuda(30, 1));
     two_shared.occupy(5, vcuda(30, 1));
-    assert_eq!(two_shared.would(whole_gpus(1)), [1]);
+    assert_eq!(two_shared.preview(whole_gpus(1)), [1]);
 }
 
 #[test]
-fn s1_s2_s3_share_fills_before_it_opens() {
-    let mut world = topology(s6(GIB), &[]);
-    assert_eq!(world.gpus("a", vcuda(50, 1)), [0]);
-    assert_eq!(world.would(vcuda(60, 1)), [1]);
-    assert_eq!(world.would(vcuda(50, 1)), [0]);
-    assert_eq!(world.would(vcuda(40, 1)), [0]);
+fn s1_s2_s3_used_gpu_is_filled_before_an_empty_one() {
+    let mut cluster = topology(s6(GIB), &[]);
+    assert_eq!(cluster.gpus("a", vcuda(50, 1)), [0]);
+    assert_eq!(cluster.preview(vcuda(60, 1)), [1]);
+    assert_eq!(cluster.preview(vcuda(50, 1)), [0]);
+    assert_eq!(cluster.preview(vcuda(40, 1)), [0]);
 }
 
 #[test]
-fn s4_memory_decides_among_equal_cores() {
-    let mut world = topology(s6(GIB), &[0, 2, 4, 5]);
-    world.occupy(3, vcuda(40, 3));
-    world.occupy(1, vcuda(40, 1));
-    assert_eq!(world.would(vcuda(30, 1)), [3]);
-    assert_eq!(world.would(vcuda(30, 2)), [1]);
+fn s4_memory_breaks_ties_of_equal_cores() {
+    let mut cluster = topology(s6(GIB), &[0, 2, 4, 5]);
+    cluster.occupy(3, vcuda(40, 3));
+    cluster.occupy(1, vcuda(40, 1));
+    assert_eq!(cluster.preview(vcuda(30, 1)), [3]);
+    assert_eq!(cluster.preview(vcuda(30, 2)), [1]);
 }
 
 #[test]
-fn s5_s6_what_fits_nowhere_is_refused() {
-    let mut world = topology(s8(GIB), &[]);
-    world.occupy(0, vcuda(30, 1));
-    world.occupy(5, vcuda(30, 1));
-    assert_eq!(world.would(vcuda(30, 1)), [0]);
-    assert_eq!(world.would(vcuda(80, 1)), [1]);
-    assert_eq!(world.would(vcuda(10, 5)), NOWHERE);
+fn s5_s6_share_that_fits_nowhere_is_refused() {
+    let mut cluster = topology(s8(GIB), &[]);
+    cluster.occupy(0, vcuda(30, 1));
+    cluster.occupy(5, vcuda(30, 1));
+    assert_eq!(cluster.preview(vcuda(30, 1)), [0]);
+    assert_eq!(cluster.preview(vcuda(80, 1)), [1]);
+    assert_eq!(cluster.preview(vcuda(10, 5)), NOWHERE);
 }
 
 #[test]
 fn a1_sequence() {
-    let mut world = topology(s6(GIB), &[]);
-    assert_eq!(world.gpus("p1", vcuda(300, 3)), [0, 1, 2]);
-    let (_, p2) = world.place("p2", &pod(&[vcuda(100, 1), vcuda(100, 1)])).unwrap();
+    let mut cluster = topology(s6(GIB), &[]);
+    assert_eq!(cluster.gpus("p1", vcuda(300, 3)), [0, 1, 2]);
+    let (_, p2) = cluster.place("p2", &pod(&[vcuda(100, 1), vcuda(100, 1)])).unwrap();
     assert_eq!(p2, [[3], [4]]);
-    assert_eq!(world.gpus("p3", vcuda(100, 1)), [5]);
-    world.delete("p2");
-    assert_eq!(world.gpus("p4", vcuda(50, 1)), [3]);
-    assert_eq!(world.gpus("p5", vcuda(60, 1)), [4]);
-    assert_eq!(world.gpus("p6", vcuda(50, 1)), [3]);
-    world.delete("p5");
-    assert_eq!(world.gpus("p7", vcuda(100, 1)), [4]);
-    let capacity = &world.ledger.cluster().node_capacity(NodeIndex(0));
+    assert_eq!(cluster.gpus("p3", vcuda(100, 1)), [5]);
+    cluster.delete("p2");
+    assert_eq!(cluster.gpus("p4", vcuda(50, 1)), [3]);
+    assert_eq!(cluster.gpus("p5", vcuda(60, 1)), [4]);
+    assert_eq!(cluster.gpus("p6", vcuda(50, 1)), [3]);
+    cluster.delete("p5");
+    assert_eq!(cluster.gpus("p7", vcuda(100, 1)), [4]);
+    let capacity = &cluster.ledger.cluster().node_capacity(NodeIndex(0));
     assert!(capacity.gpus.iter().all(|gpu| gpu.free_cores().as_millipercent() == 0));
 }
 
 #[test]
 fn d1_to_d7_admission() {
     let nodes = ["testnode0", "testnode1", "testnode2"].map(|name| node(name, &[4 * 256, 4 * 256]));
-    let mut world = World::new(Policy::Binpack, nodes);
-    let place = |world: &mut World, name: &str, wants: &[WantedGpus]| world.place(name, &pod(wants));
+    let mut cluster = TestCluster::new(PlacementPolicy::Binpack, nodes);
+    let place =
+        |cluster: &mut TestCluster, name: &str, wants: &[WantedGpus]| cluster.place(name, &pod(wants));
     let at =
         |node: &str, gpus: &[&[usize]]| Some((node.to_string(), gpus.iter().map(|g| g.to_vec()).collect()));
-    assert_eq!(place(&mut world, "d1", &[vcuda(10, 1), vcuda(10, 1)]), at("testnode0", &[&[0], &[0]]));
-    assert_eq!(place(&mut world, "d2", &[vcuda(100, 3), vcuda(80, 3)]), at("testnode1", &[&[0], &[1]]));
-    assert_eq!(place(&mut world, "d3", &[vcuda(200, 10)]), at("testnode2", &[&[0, 1]]));
-    assert_eq!(place(&mut world, "d4", &[vcuda(10, 2)]), at("testnode0", &[&[0]]));
-    assert_eq!(place(&mut world, "d5", &[vcuda(90, 2)]), at("testnode0", &[&[1]]));
-    assert_eq!(place(&mut world, "d6", &[vcuda(20, 1)]), at("testnode1", &[&[1]]));
+    assert_eq!(place(&mut cluster, "d1", &[vcuda(10, 1), vcuda(10, 1)]), at("testnode0", &[&[0], &[0]]));
+    assert_eq!(place(&mut cluster, "d2", &[vcuda(100, 3), vcuda(80, 3)]), at("testnode1", &[&[0], &[1]]));
+    assert_eq!(place(&mut cluster, "d3", &[vcuda(200, 10)]), at("testnode2", &[&[0, 1]]));
+    assert_eq!(place(&mut cluster, "d4", &[vcuda(10, 2)]), at("testnode0", &[&[0]]));
+    assert_eq!(place(&mut cluster, "d5", &[vcuda(90, 2)]), at("testnode0", &[&[1]]));
+    assert_eq!(place(&mut cluster, "d6", &[vcuda(20, 1)]), at("testnode1", &[&[1]]));
     for (name, want) in [("a", vcuda(20, 2)), ("b", vcuda(100, 0)), ("c", vcuda(50, 5)), ("d", vcuda(300, 0))]
     {
-        assert_eq!(place(&mut world, name, &[want]), None, "d7 {name}");
+        assert_eq!(place(&mut cluster, name, &[want]), None, "d7 {name}");
     }
 }
 
-/// Upstream's one-node answer lost its reservation on informer lag; ours is taken at once.
+/// Upstream can lose a reservation when its informer lags. Here it is recorded immediately.
 #[test]
-fn d11_a_burst_never_over_commits() {
-    let mut world = World::new(Policy::Binpack, [node("n", &[4 * 256, 4 * 256])]);
-    let placed = (0..50).filter(|i| !world.gpus(&format!("p{i}"), vcuda(30, 1)).is_empty()).count();
+fn d11_burst_of_pods_never_over_commits() {
+    let mut cluster = TestCluster::new(PlacementPolicy::Binpack, [node("n", &[4 * 256, 4 * 256])]);
+    let placed = (0..50).filter(|i| !cluster.gpus(&format!("p{i}"), vcuda(30, 1)).is_empty()).count();
     assert_eq!(placed, 6);
-    assert_eq!(world.ledger.audit(), []);
+    assert_eq!(cluster.ledger.audit(), []);
 }
 
-/// A whole card's memory limit is carried into its share (upstream ignores it).
+/// The memory limit of a whole GPU is part of its share (upstream ignores it).
 #[test]
-fn whole_card_memory_limit_is_carried() {
-    let mut world = World::new(Policy::Topology, [node("n", &[16 * GIB])]);
-    world.place("p", &pod(&[vcuda(100, 8)])).unwrap();
-    let share = &world.ledger.held(&id("p").uid).unwrap().grant.grants[0].shares[0];
+fn memory_limit_of_whole_gpu_is_in_its_share() {
+    let mut cluster = TestCluster::new(PlacementPolicy::Topology, [node("n", &[16 * GIB])]);
+    cluster.place("p", &pod(&[vcuda(100, 8)])).unwrap();
+    let share = &cluster.ledger.held(&id("p").uid).unwrap().grant.grants[0].shares[0];
     assert_eq!(share.memory_bytes.unwrap().0, 2 << 30);
     assert!(share.whole);
 }
 
-/// Upstream counts memory in blocks of 256 MiB, so that its cards of a little under 1 KiB tie and the lowest
-/// comes first; ours counts bytes, and the fullest comes first to the byte.
+/// Upstream counts memory in blocks of 256 MiB, so its GPUs of less than 1 KiB are equal and the lowest index is first.
+/// Here bytes are counted, and the fullest GPU is first.
 #[test]
-fn t2_the_fullest_first() {
+fn t2_fullest_gpu_is_first() {
     let mut cards = s6(1);
     for (index, gpu) in cards.gpus.iter_mut().enumerate() {
         gpu.memory_bytes = partage_core::model::Bytes(1024 - index as u64);
     }
-    let world = topology(cards, &[5]);
-    let cluster = world.ledger.cluster();
+    let cluster = topology(cards, &[5]);
+    let cluster = cluster.ledger.cluster();
     let gpus = &cluster.node_capacity(NodeIndex(0)).gpus;
     let mut order: Vec<usize> = (0..6).collect();
     order.sort_by_key(|&gpu| (gpu_order::fullness(&gpus[gpu], cluster.classes()), gpu));

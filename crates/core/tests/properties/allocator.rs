@@ -27,7 +27,7 @@ proptest! {
             let before = used(ledger.cluster());
             if place(&mut ledger, pod, ask, policy) {
                 within_capacity(&ledger)?;
-                // Giving it back restores exactly what was there; then it stays after all.
+                // Releasing restores the state exactly. Then the pod is placed again and stays.
                 let held = ledger.release(&id(pod).uid).unwrap();
                 prop_assert_eq!(used(ledger.cluster()), before);
                 ledger.confirm(held.pod, held.grant, held.host);
@@ -45,7 +45,7 @@ proptest! {
     }
 
     #[test]
-    fn a_grant_is_what_was_asked(nodes in nodes(), ask in asks(), policy in policies()) {
+    fn grant_equals_the_ask(nodes in nodes(), ask in asks(), policy in policies()) {
         let mut ledger = Ledger::new(nodes);
         if place(&mut ledger, 0, &ask, policy) {
             let grant = &ledger.held(&id(0).uid).unwrap().grant;
@@ -54,14 +54,14 @@ proptest! {
                 prop_assert_eq!(&grant.container, &asked.container);
                 let mut gpus: Vec<_> = grant.shares.iter().map(|share| &share.gpu).collect();
                 gpus.dedup();
-                prop_assert_eq!(gpus.len(), grant.shares.len(), "each part on a GPU of its own");
-                if let CoresAsk::Slots(_) = asked.want.part.cores {
+                prop_assert_eq!(gpus.len(), grant.shares.len(), "each share is on a different GPU");
+                if let CoresAsk::Slots(_) = asked.want.share.cores {
                     continue;
                 }
                 prop_assert_eq!(grant.shares.len(), asked.want.count as usize);
                 for share in &grant.shares {
-                    prop_assert_eq!(share.whole, asked.want.part.whole);
-                    if let MemoryAsk::Exactly(bytes) = asked.want.part.memory {
+                    prop_assert_eq!(share.whole, asked.want.share.whole);
+                    if let MemoryAsk::Exactly(bytes) = asked.want.share.memory {
                         prop_assert_eq!(share.memory_bytes, Some(bytes));
                     }
                 }
@@ -77,7 +77,7 @@ proptest! {
     ) {
         let mut ledger = Ledger::new(nodes.clone());
         for (pod, ask) in asks.iter().enumerate() {
-            place(&mut ledger, pod, ask, Policy::Binpack);
+            place(&mut ledger, pod, ask, PlacementPolicy::Binpack);
         }
         let held = |pod: &usize| {
             let held = ledger.held(&id(*pod).uid)?;
@@ -98,9 +98,9 @@ proptest! {
     ) {
         let mut ledger = Ledger::new(nodes.clone());
         for (pod, ask) in asks.iter().enumerate() {
-            place(&mut ledger, pod, ask, Policy::Spread);
+            place(&mut ledger, pod, ask, PlacementPolicy::Spread);
         }
-        // Forged: every pod also claims what the next two hold, with another host's worth of CPU.
+        // Forged grants: every pod also claims the grants of the next two pods, and more CPU.
         let mut grants: Vec<_> = ledger.all_held().map(|h| (h.pod.clone(), h.grant.clone(), h.host)).collect();
         grants.sort_by(|a, b| a.0.uid.cmp(&b.0.uid));
         let forged = |skip: usize, cpu: u64| {
@@ -127,7 +127,7 @@ proptest! {
         let mut ledger = Ledger::new(nodes.clone());
         for (pod, ask) in asks.iter().enumerate() {
             place(&mut ledger, pod, ask, policy);
-            // Ranks cached along the way must not show in the answer.
+            // Cached ranks must not affect the result.
             decide(&mut ledger, &probe, policy);
         }
         let grants: Vec<_> = ledger.all_held().map(|h| (h.pod.clone(), h.grant.clone(), h.host)).collect();
@@ -145,14 +145,14 @@ proptest! {
     ) {
         let mut ledger = Ledger::new(nodes);
         for (pod, ask) in asks.iter().enumerate() {
-            place(&mut ledger, pod, ask, Policy::Binpack);
+            place(&mut ledger, pod, ask, PlacementPolicy::Binpack);
         }
         let decision = decide(&mut ledger, &probe, policy);
         let cluster = ledger.cluster();
         let prepared = cluster.prepare(&probe);
         for node in (0..cluster.nodes().count()).map(NodeIndex) {
             let reason = why_not(cluster.node_capacity(node), cluster.classes(), &prepared);
-            let placed = cluster.place_on(node, &probe, &StatelessPolicy(Policy::Spread));
+            let placed = cluster.place_on(node, &probe, &StatelessPolicy(PlacementPolicy::Spread));
             prop_assert_eq!(reason.is_none(), placed.is_some(), "{:?}", reason);
         }
         let explanation = explain(cluster, &probe);
@@ -162,15 +162,15 @@ proptest! {
         prop_assert_eq!(explanation.per_node.len(), refused);
     }
 
-    /// What arrives changes the tables, and with them the ranks of all nodes; cached ranks must follow.
+    /// Arriving asks change the tables and thereby the ranks of all nodes. Cached ranks must follow.
     #[test]
     fn learning_leaves_no_stale_ranks(nodes in nodes(), asks in vec(asks(), 1..6), probe in asks()) {
         let mut ledger = Ledger::new(nodes);
-        let mut policies = PolicyEngine::new(Policy::Fragmentation);
+        let mut policies = PolicyEngine::new(PlacementPolicy::Fragmentation);
         for arrival in 0..120 {
             let ask = &asks[arrival % asks.len()];
             policies.arrived(ask, ledger.cluster());
-            place(&mut ledger, arrival, ask, Policy::Binpack);
+            place(&mut ledger, arrival, ask, PlacementPolicy::Binpack);
             ledger.best(&policies, &probe);
         }
         let held: Vec<_> = ledger.all_held().map(|h| (h.pod.clone(), h.grant.clone(), h.host)).collect();
@@ -179,9 +179,9 @@ proptest! {
         prop_assert_eq!(ledger.best(&policies, &probe), fresh.best(&policies, &probe));
     }
 
-    /// Whatever happens in whatever order, the books are what a rebuild from the grants would give.
+    /// After any sequence of events, the ledger equals one rebuilt from the grants.
     #[test]
-    fn books_equal_a_rebuild_after_any_events(
+    fn ledger_equals_a_rebuild_after_any_events(
         nodes in nodes(),
         asks in vec(asks(), 1..8),
         events in vec((0u8..7, any::<prop::sample::Index>(), any::<prop::sample::Index>()), 0..40),
@@ -194,19 +194,19 @@ proptest! {
             let node = &nodes[b.index(nodes.len())];
             match event {
                 0 | 1 => {
-                    let decision = decide(&mut ledger, ask, Policy::Fragmentation);
+                    let decision = decide(&mut ledger, ask, PlacementPolicy::Fragmentation);
                     if let Some(decision) = &decision {
                         let _ = ledger.reserve(id(pod), ask, decision, LedgerTime(time as u64 + 3));
                     }
                     stale = decision.map(|decision| (decision, ask)).or(stale);
                 }
-                // A decision taken some events ago is refused or still right, never a panic.
+                // An old decision is refused or still valid; it never panics.
                 2 => if let Some((decision, ask)) = &stale {
                     let _ = ledger.reserve(id(pod), ask, decision, LedgerTime(time as u64 + 3));
                 },
                 3 => { ledger.release(&id(pod).uid); }
                 4 => { ledger.expire(LedgerTime(time as u64)); }
-                // The node comes back, one GPU fewer or with one of another node.
+                // The node returns with one GPU fewer, or with a GPU of another node.
                 5 => {
                     let mut changed = node.clone();
                     match a.index(3) {
@@ -242,9 +242,9 @@ proptest! {
         prop_assert!(ledger.cluster().nodes().all(|(_, capacity)| capacity.gpus.iter().all(|gpu| gpu.used == Default::default())));
     }
 
-    /// Every way to place a small pod, tried one by one, finds room exactly where the allocator does.
+    /// An exhaustive search over all placements of a small pod finds one exactly if the allocator does.
     #[test]
-    fn a_pod_that_fits_is_found_to_fit(
+    fn allocator_finds_a_placement_if_one_exists(
         nodes in nodes(),
         held in vec(asks(), 0..6),
         wants in vec(wants(), 1..4),
@@ -252,16 +252,16 @@ proptest! {
     ) {
         let mut ledger = Ledger::new(nodes);
         for (pod, ask) in held.iter().enumerate() {
-            place(&mut ledger, pod, ask, Policy::Spread);
+            place(&mut ledger, pod, ask, PlacementPolicy::Spread);
         }
-        let asks = wants.iter().filter(|want| !matches!(want.part.cores, CoresAsk::Slots(_)));
+        let asks = wants.iter().filter(|want| !matches!(want.share.cores, CoresAsk::Slots(_)));
         let asks = asks.enumerate().map(|(at, &want)| Ask { container: format!("c{at}").into(), role: ContainerRole::App, want });
         let ask = PodAsk { asks: asks.collect(), ..PodAsk::default() };
         let cluster = ledger.cluster();
         let prepared = cluster.prepare(&ask);
-        let policies = taught(policy, &ask, cluster);
+        let policies = trained_policy(policy, &ask, cluster);
         let possible: Vec<NodeIndex> =
-            cluster.nodes().filter(|(_, capacity)| some_way(cluster, &prepared, &capacity.gpus, 0)).map(|(node, _)| node).collect();
+            cluster.nodes().filter(|(_, capacity)| can_place(cluster, &prepared, &capacity.gpus, 0)).map(|(node, _)| node).collect();
         for (node, _) in cluster.nodes() {
             prop_assert_eq!(cluster.fits(node, &prepared), possible.contains(&node));
         }
@@ -269,8 +269,8 @@ proptest! {
     }
 }
 
-/// Whether the wants from `at` on can be placed somehow.
-fn some_way(cluster: &ClusterCapacity, prepared: &PreparedAsk, gpus: &[GpuCapacity], at: usize) -> bool {
+/// Returns whether the wants from `at` on can be placed in any way.
+fn can_place(cluster: &ClusterCapacity, prepared: &PreparedAsk, gpus: &[GpuCapacity], at: usize) -> bool {
     let Some(wanted) = prepared.wants.get(at) else { return true };
     gpu_order::subsets((1 << gpus.len()) - 1, wanted.want.count).any(|set| {
         let mut after = gpus.to_vec();
@@ -279,6 +279,6 @@ fn some_way(cluster: &ClusterCapacity, prepared: &PreparedAsk, gpus: &[GpuCapaci
             let need = wanted.needs[class].filter(|need| need.fits(&after[gpu], &cluster.classes()[class]));
             need.map(|need| after[gpu].used = after[gpu].used.plus(need.usage)).is_some()
         });
-        fits && some_way(cluster, prepared, &after, at + 1)
+        fits && can_place(cluster, prepared, &after, at + 1)
     })
 }

@@ -1,72 +1,77 @@
-//! Snapshots: they decide as the ledger did when they were taken, whatever happens to it afterwards.
+//! Snapshots decide as the ledger did when they were taken, whatever happens to it afterwards.
 
 use crate::strategies::*;
 use partage_core::ledger::{Ledger, LedgerTime, Snapshot};
 use partage_core::model::*;
-use partage_core::place::{Decision, HostUsage, NodeIndex, PolicyEngine, RankCache, Usage};
+use partage_core::place::{Decision, GpuAllocation, HostUsage, NodeIndex, PolicyEngine, RankCache};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// Something that changes a ledger.
+/// A change of a ledger.
 #[derive(Clone, Debug)]
-enum Event {
+enum LedgerEvent {
     Place(usize, PodAsk),
     Confirm(usize, PodGrant),
     Release(usize),
     /// A statement that is rolled back.
     Try(usize, PodAsk),
-    /// The node changes: a GPU fewer, or as it was.
+    /// The node loses a GPU or gets it back.
     SetNode(prop::sample::Index, bool),
     RemoveNode(prop::sample::Index),
 }
 
-fn events() -> impl Strategy<Value = Event> {
+fn events() -> impl Strategy<Value = LedgerEvent> {
     let pod = 0usize..6;
     prop_oneof![
-        4 => (pod.clone(), asks()).prop_map(|(pod, ask)| Event::Place(pod, ask)),
-        2 => (pod.clone(), grants()).prop_map(|(pod, grant)| Event::Confirm(pod, grant)),
-        2 => pod.clone().prop_map(Event::Release),
-        2 => (pod, asks()).prop_map(|(pod, ask)| Event::Try(pod, ask)),
-        1 => any::<(prop::sample::Index, bool)>().prop_map(|(node, fewer)| Event::SetNode(node, fewer)),
-        1 => any::<prop::sample::Index>().prop_map(Event::RemoveNode),
+        4 => (pod.clone(), asks()).prop_map(|(pod, ask)| LedgerEvent::Place(pod, ask)),
+        2 => (pod.clone(), grants()).prop_map(|(pod, grant)| LedgerEvent::Confirm(pod, grant)),
+        2 => pod.clone().prop_map(LedgerEvent::Release),
+        2 => (pod, asks()).prop_map(|(pod, ask)| LedgerEvent::Try(pod, ask)),
+        1 => any::<(prop::sample::Index, bool)>().prop_map(|(node, fewer)| LedgerEvent::SetNode(node, fewer)),
+        1 => any::<prop::sample::Index>().prop_map(LedgerEvent::RemoveNode),
     ]
 }
 
-fn apply(ledger: &mut Ledger, event: &Event, nodes: &[Node], policies: &PolicyEngine) {
+fn apply(ledger: &mut Ledger, event: &LedgerEvent, nodes: &[Node], policies: &PolicyEngine) {
     match event.clone() {
-        Event::Place(pod, ask) => {
+        LedgerEvent::Place(pod, ask) => {
             let mut statement = ledger.statement();
             if statement.place(id(pod), &ask, policies, LedgerTime(10)).is_ok() {
                 statement.commit();
             }
         }
-        Event::Confirm(pod, grant) => drop(ledger.confirm(id(pod), grant, HostUsage::default())),
-        Event::Release(pod) => drop(ledger.release(&id(pod).uid)),
-        Event::Try(pod, ask) => drop(ledger.statement().place(id(pod), &ask, policies, LedgerTime(10))),
-        Event::SetNode(node, fewer) => {
+        LedgerEvent::Confirm(pod, grant) => drop(ledger.confirm(id(pod), grant, HostUsage::default())),
+        LedgerEvent::Release(pod) => drop(ledger.release(&id(pod).uid)),
+        LedgerEvent::Try(pod, ask) => drop(ledger.statement().place(id(pod), &ask, policies, LedgerTime(10))),
+        LedgerEvent::SetNode(node, fewer) => {
             let mut node = nodes[node.index(nodes.len())].clone();
             if fewer {
                 node.gpus.pop();
             }
             ledger.set_node(node);
         }
-        Event::RemoveNode(node) => ledger.remove_node(&nodes[node.index(nodes.len())].name),
+        LedgerEvent::RemoveNode(node) => ledger.remove_node(&nodes[node.index(nodes.len())].name),
     }
 }
 
-/// What a reader can see.
+/// Everything that a reader can observe.
 #[derive(Debug, PartialEq)]
-struct Seen {
-    used: Vec<(Vec<Usage>, HostUsage)>,
+struct ReaderView {
+    used: Vec<(Vec<GpuAllocation>, HostUsage)>,
     decision: Option<Decision>,
     ranks: Vec<(NodeIndex, i64)>,
     fitting: Vec<NodeName>,
     explained: String,
 }
 
-fn seen(snapshot: &Snapshot, policies: &PolicyEngine, probe: &PodAsk, cache: &mut RankCache) -> Seen {
+fn reader_view(
+    snapshot: &Snapshot,
+    policies: &PolicyEngine,
+    probe: &PodAsk,
+    cache: &mut RankCache,
+) -> ReaderView {
     let names: Vec<NodeName> = snapshot.cluster().nodes().map(|(_, node)| node.node.name.clone()).collect();
-    Seen {
+    ReaderView {
         used: used(snapshot.cluster()),
         decision: snapshot.best(policies, probe, cache),
         ranks: snapshot.ranks(policies, probe, cache),
@@ -87,26 +92,26 @@ proptest! {
         order in Just((0..20usize).collect::<Vec<_>>()).prop_shuffle(),
     ) {
         let mut ledger = Ledger::new(nodes.clone());
-        let policies = taught(policy, &probe, ledger.cluster());
+        let policies = trained_policy(policy, &probe, ledger.cluster());
         let mut taken = Vec::new();
         for event in &events {
             apply(&mut ledger, event, &nodes, &policies);
             let snapshot = ledger.snapshot();
             let decision = ledger.best(&policies, &probe);
-            let seen = seen(&snapshot, &policies, &probe, &mut RankCache::default());
+            let seen = reader_view(&snapshot, &policies, &probe, &mut RankCache::default());
             prop_assert_eq!(&seen.decision, &decision);
             prop_assert_eq!(&seen.used, &used(ledger.cluster()));
             taken.push((snapshot, seen));
         }
-        // One cache for all of them, older and newer in any order.
+        // All snapshots share one cache, older and newer in any order.
         let mut cache = RankCache::default();
         for (snapshot, expected) in order.iter().filter_map(|&at| taken.get(at)) {
-            prop_assert_eq!(&seen(snapshot, &policies, &probe, &mut cache), expected);
+            prop_assert_eq!(&reader_view(snapshot, &policies, &probe, &mut cache), expected);
         }
     }
 }
 
-/// Readers on other threads get the same answers all the while the ledger is written.
+/// Readers on other threads get the same results while the ledger is written.
 #[test]
 fn readers_are_unaffected_by_a_concurrent_writer() {
     let gpu = |node: usize, index: u32| Gpu {
@@ -121,18 +126,18 @@ fn readers_are_unaffected_by_a_concurrent_writer() {
     let nodes =
         (0..200).map(|node| Node::new(format!("node-{node}"), (0..4).map(|at| gpu(node, at)).collect()));
     let mut ledger = Ledger::new(nodes);
-    let part = ShareAsk {
+    let share = ShareAsk {
         memory: MemoryAsk::Exactly(Bytes(10 << 30)),
         cores: CoresAsk::Uncounted,
         whole: false,
         ceiling: None,
     };
-    let want = WantedGpus { count: 1, part };
+    let want = WantedGpus { count: 1, share };
     let ask = PodAsk {
         asks: vec![Ask { container: "main".into(), role: ContainerRole::App, want }],
         ..PodAsk::default()
     };
-    let policies = PolicyEngine::new(Policy::Spread);
+    let policies = PolicyEngine::new(PlacementPolicy::Spread);
     std::thread::scope(|scope| {
         let mut readers = Vec::new();
         for pod in 0..400 {

@@ -1,4 +1,4 @@
-//! Statements: rolling back restores exactly, committing keeps exactly, and nothing is over-committed in between.
+//! Statements: a rollback restores the exact state, a commit keeps the exact changes, and nothing is over-committed.
 
 use crate::strategies::*;
 use partage_core::ledger::{Ledger, LedgerFinding, LedgerTime, Statement};
@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 enum Operation {
     Place(usize, PodAsk),
     TryConfirm(usize, PodGrant, HostUsage),
-    /// A fact, which may over-commit.
+    /// Confirms a grant without checks, which may over-commit.
     Confirm(usize, PodGrant, HostUsage),
     Release(usize),
     Replace(usize, PodGrant),
@@ -34,7 +34,7 @@ fn operations() -> impl Strategy<Value = Operation> {
 fn apply(statement: &mut Statement<'_>, operation: &Operation) {
     match operation.clone() {
         Operation::Place(pod, ask) => {
-            let policies = PolicyEngine::new(Policy::Binpack);
+            let policies = PolicyEngine::new(PlacementPolicy::Binpack);
             let _ = statement.place(id(pod), &ask, &policies, LedgerTime(10));
         }
         Operation::TryConfirm(pod, grant, host) => drop(statement.try_confirm(id(pod), grant, host)),
@@ -44,17 +44,17 @@ fn apply(statement: &mut Statement<'_>, operation: &Operation) {
     }
 }
 
-/// A grant that a pod claims after a restart. Of several claims for one pod the ledger keeps a note.
-type Claim = (usize, PodGrant);
+/// A grant that a pod claims after a restart. The ledger records several claims for one pod as a contradiction.
+type ClaimedGrant = (usize, PodGrant);
 
-fn claims() -> impl Strategy<Value = Vec<Claim>> {
+fn claims() -> impl Strategy<Value = Vec<ClaimedGrant>> {
     vec((0usize..6, grants()), 0..4)
 }
 
 /// A ledger rebuilt from these claims, to which these operations were then applied one by one.
 fn ledger_after<'a>(
     nodes: &[Node],
-    claims: &[Claim],
+    claims: &[ClaimedGrant],
     operations: impl IntoIterator<Item = &'a Operation>,
 ) -> Ledger {
     let claims = claims.iter().map(|(pod, grant)| (id(*pod), grant.clone(), HostUsage::default()));
@@ -69,7 +69,7 @@ fn ledger_after<'a>(
 
 /// How a statement ends without a commit.
 #[derive(Clone, Copy, Debug)]
-enum Ending {
+enum RollbackKind {
     Drop,
     Rollback,
     RollbackToStart,
@@ -85,24 +85,24 @@ proptest! {
         before in vec(operations(), 0..10),
         within in vec(operations(), 0..10),
         probe in asks(),
-        ending in prop::sample::select(vec![Ending::Drop, Ending::Rollback, Ending::RollbackToStart]),
+        ending in prop::sample::select(vec![RollbackKind::Drop, RollbackKind::Rollback, RollbackKind::RollbackToStart]),
         policy in policies(),
     ) {
         let mut ledger = ledger_after(&nodes, &claims, &before);
         let unchanged = ledger_after(&nodes, &claims, &before);
-        let policies = taught(policy, &probe, ledger.cluster());
+        let policies = trained_policy(policy, &probe, ledger.cluster());
         let decision = ledger.best(&policies, &probe);
         let mut statement = ledger.statement();
         let start = statement.checkpoint();
         for operation in &within {
             apply(&mut statement, operation);
-            // Fills the ledger's rank cache with ranks of a state that will not be.
+            // Fill the rank cache with ranks of a state that is rolled back.
             statement.best(&policies, &probe);
         }
         match ending {
-            Ending::Drop => drop(statement),
-            Ending::Rollback => statement.rollback(),
-            Ending::RollbackToStart => {
+            RollbackKind::Drop => drop(statement),
+            RollbackKind::Rollback => statement.rollback(),
+            RollbackKind::RollbackToStart => {
                 statement.rollback_to(start).unwrap();
                 statement.commit();
             }
@@ -110,13 +110,13 @@ proptest! {
         prop_assert!(ledger == unchanged);
         prop_assert_eq!(ledger.audit(), unchanged.audit());
         prop_assert_eq!(ledger.best(&policies, &probe), decision.clone());
-        // A decision that was made before the statement is still current.
+        // A decision from before the statement is still valid.
         if let Some(decision) = decision {
             ledger.reserve(id(99), &probe, &decision, LedgerTime(10)).unwrap();
         }
     }
 
-    /// Checkpoints at random points, rolled back to in random order: what is committed is what was not rolled back.
+    /// With checkpoints at random points and rollbacks in random order, exactly the remaining changes are committed.
     #[test]
     fn nested_checkpoints_keep_exactly_what_came_before_them(
         nodes in nodes(),
@@ -141,7 +141,7 @@ proptest! {
                 kept.truncate(operations);
                 let changed_since = |(_, later): &(_, usize)| *later > operations;
                 for (checkpoint, _) in stale.iter().filter(|later| changed_since(later)) {
-                    // It is stale unless nothing was recorded in between.
+                    // The checkpoint is stale unless nothing was recorded in between.
                     let before = statement.checkpoint();
                     if statement.rollback_to(*checkpoint).is_ok() {
                         prop_assert_eq!(statement.checkpoint(), before);
@@ -185,7 +185,7 @@ proptest! {
         };
         let accepted = !audited.audit().iter().any(concerns);
         prop_assert_eq!(answer.is_ok(), accepted, "{:?}", answer);
-        // From the grants alone: no share of these GPUs is larger than its card.
+        // Computed from the grants alone: no share is larger than its GPU.
         let on_node = audited.all_held().filter(|held| held.grant.node == grant.node);
         let shares: Vec<&Share> = on_node.flat_map(|held| &held.grant.grants).flat_map(|one| &one.shares).collect();
         let is_oversized = |gpu: &Gpu| {
@@ -207,7 +207,7 @@ proptest! {
         }
     }
 
-    /// Statements of placements, grants from elsewhere, replacements and releases, some committed and some not.
+    /// Applies statements of placements, external grants, replacements and releases, some committed and some not.
     #[test]
     fn statements_never_over_commit(
         nodes in nodes(),
@@ -218,19 +218,19 @@ proptest! {
             let mut statement = ledger.statement();
             for operation in operations.iter().filter(|operation| !matches!(operation, Operation::Confirm(..))) {
                 apply(&mut statement, operation);
-                never_over_committed(statement.ledger())?;
+                check_not_over_committed(statement.ledger())?;
             }
             if commit {
                 statement.commit();
             } else {
                 drop(statement);
             }
-            never_over_committed(&ledger)?;
+            check_not_over_committed(&ledger)?;
         }
     }
 }
 
-fn never_over_committed(ledger: &Ledger) -> Result<(), TestCaseError> {
+fn check_not_over_committed(ledger: &Ledger) -> Result<(), TestCaseError> {
     prop_assert_eq!(ledger.audit(), Vec::<LedgerFinding>::new());
     for (_, capacity) in ledger.cluster().nodes() {
         prop_assert!(capacity.node.cpu_milli.is_none_or(|cpu| capacity.host_used.cpu() <= cpu));
@@ -243,7 +243,7 @@ fn statement_is_rolled_back_when_a_panic_unwinds() {
     let mut ledger = Ledger::new([Node::new("node-0", Vec::new())]);
     let unwound = catch_unwind(AssertUnwindSafe(|| {
         let mut statement = ledger.statement();
-        let policies = PolicyEngine::new(Policy::Binpack);
+        let policies = PolicyEngine::new(PlacementPolicy::Binpack);
         statement.place(id(0), &PodAsk::default(), &policies, LedgerTime(10)).unwrap();
         panic!("this test panics on purpose");
     }));

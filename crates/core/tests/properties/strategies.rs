@@ -1,8 +1,8 @@
-//! Random clusters and asks, and what the properties do with them.
+//! Strategies for random clusters and asks, and helpers for the properties.
 
 use partage_core::ledger::{Ledger, LedgerFinding, LedgerTime};
 use partage_core::model::*;
-use partage_core::place::{ClusterCapacity, Decision, HostUsage, PolicyEngine, Usage};
+use partage_core::place::{ClusterCapacity, Decision, GpuAllocation, HostUsage, PolicyEngine};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -15,8 +15,8 @@ pub(crate) fn nodes() -> impl Strategy<Value = Vec<Node>> {
         prop::option::of(1000u64..64_000),
     );
     vec(node, 1..5).prop_map(|nodes| {
-        type Drawn = (Vec<(u64, bool)>, u32, Option<u32>, Option<u64>);
-        let build = |(at, (gpus, overcommit, max_shares, cpu)): (usize, Drawn)| {
+        type NodeParameters = (Vec<(u64, bool)>, u32, Option<u32>, Option<u64>);
+        let build = |(at, (gpus, overcommit, max_shares, cpu)): (usize, NodeParameters)| {
             let gpus = gpus.into_iter().enumerate().map(|(index, (gib, withheld))| Gpu {
                 uuid: format!("GPU-{at}-{index}").into(),
                 minor: index as u32,
@@ -49,19 +49,19 @@ pub(crate) fn wants() -> impl Strategy<Value = WantedGpus> {
         (1u32..=25).prop_map(CoresAsk::Slots),
     ];
     (1u32..4, memory, cores, prop::bool::weighted(0.15)).prop_map(|(count, memory, cores, whole)| {
-        // Slots are always asked as one lot, as their dialect does.
+        // Slots are always one request, as in their dialect.
         let count = if matches!(cores, CoresAsk::Slots(_)) { 1 } else { count };
-        WantedGpus { count, part: ShareAsk { memory, cores, whole, ceiling: None } }
+        WantedGpus { count, share: ShareAsk { memory, cores, whole, ceiling: None } }
     })
 }
 
 pub(crate) fn asks() -> impl Strategy<Value = PodAsk> {
     let role = prop_oneof![Just(ContainerRole::Init), Just(ContainerRole::Sidecar), Just(ContainerRole::App)];
-    let together = prop_oneof![4 => Just(Together::Anywhere), 1 => Just(Together::Preferred), 1 => Just(Together::Required)];
+    let colocation = prop_oneof![4 => Just(Colocation::Anywhere), 1 => Just(Colocation::Preferred), 1 => Just(Colocation::Required)];
     let models = prop_oneof![4 => Just(vec![]), 1 => Just(vec!["M40".to_string()])];
-    (vec((role, wants()), 0..4), together, models, 0u64..8000).prop_map(
-        |(mut wants, together, models, cpu)| {
-            // Ordinary containers come last in a spec.
+    (vec((role, wants()), 0..4), colocation, models, 0u64..8000).prop_map(
+        |(mut wants, colocation, models, cpu)| {
+            // App containers are last in a spec.
             wants.sort_by_key(|(role, _)| *role == ContainerRole::App);
             let asks = wants.into_iter().enumerate().map(|(at, (role, want))| Ask {
                 container: format!("c{at}").into(),
@@ -72,7 +72,7 @@ pub(crate) fn asks() -> impl Strategy<Value = PodAsk> {
                 asks: asks.collect(),
                 constraints: Constraints {
                     models: Selector { only: models, never: vec![] },
-                    together,
+                    colocation,
                     ..Constraints::default()
                 },
                 cpu: MilliCpu(cpu),
@@ -111,37 +111,41 @@ pub(crate) fn grants() -> impl Strategy<Value = PodGrant> {
     })
 }
 
-pub(crate) fn policies() -> impl Strategy<Value = Policy> {
-    prop::sample::select(Policy::ALL.to_vec())
+pub(crate) fn policies() -> impl Strategy<Value = PlacementPolicy> {
+    prop::sample::select(PlacementPolicy::ALL.to_vec())
 }
 
 pub(crate) fn id(pod: usize) -> PodId {
     PodId { uid: format!("uid-{pod}").into(), namespace: "ns".into(), name: format!("pod-{pod}").into() }
 }
 
-/// A policy that has learned from enough asks like this one, and from larger ones.
-pub(crate) fn taught(policy: Policy, ask: &PodAsk, cluster: &ClusterCapacity) -> PolicyEngine {
+/// Returns a policy that has learned from enough asks like this one, and from larger ones.
+pub(crate) fn trained_policy(
+    policy: PlacementPolicy,
+    ask: &PodAsk,
+    cluster: &ClusterCapacity,
+) -> PolicyEngine {
     let mut larger = ask.clone();
     for ask in &mut larger.asks {
-        (ask.want.count, ask.want.part.whole) = (2, true);
+        (ask.want.count, ask.want.share.whole) = (2, true);
     }
     let mut policies = PolicyEngine::new(policy);
     policies.learn([ask, &larger].into_iter().cycle().take(60), cluster);
     policies
 }
 
-pub(crate) fn decide(ledger: &mut Ledger, ask: &PodAsk, policy: Policy) -> Option<Decision> {
-    let policies = taught(policy, ask, ledger.cluster());
+pub(crate) fn decide(ledger: &mut Ledger, ask: &PodAsk, policy: PlacementPolicy) -> Option<Decision> {
+    let policies = trained_policy(policy, ask, ledger.cluster());
     ledger.best(&policies, ask)
 }
 
-pub(crate) fn place(ledger: &mut Ledger, pod: usize, ask: &PodAsk, policy: Policy) -> bool {
+pub(crate) fn place(ledger: &mut Ledger, pod: usize, ask: &PodAsk, policy: PlacementPolicy) -> bool {
     let Some(decision) = decide(ledger, ask, policy) else { return false };
     ledger.reserve(id(pod), ask, &decision, LedgerTime(10)).expect("a fresh decision is never refused");
     true
 }
 
-pub(crate) fn used(cluster: &ClusterCapacity) -> Vec<(Vec<Usage>, HostUsage)> {
+pub(crate) fn used(cluster: &ClusterCapacity) -> Vec<(Vec<GpuAllocation>, HostUsage)> {
     cluster.nodes().map(|(_, r)| (r.gpus.iter().map(|g| g.used).collect(), r.host_used)).collect()
 }
 
@@ -150,8 +154,8 @@ pub(crate) fn within_capacity(ledger: &Ledger) -> Result<(), TestCaseError> {
     prop_assert_eq!(ledger.audit(), Vec::<LedgerFinding>::new());
     for (_, capacity) in ledger.cluster().nodes() {
         for (gpu, state) in capacity.node.gpus.iter().zip(&capacity.gpus) {
-            let promised = capacity.node.memory_overcommit_percent.of(gpu.memory_bytes).0;
-            prop_assert!(state.used.memory <= promised);
+            let capacity_bytes = capacity.node.memory_overcommit_percent.of(gpu.memory_bytes).0;
+            prop_assert!(state.used.memory <= capacity_bytes);
             prop_assert!(state.used.cores <= 100_000);
             prop_assert!(capacity.node.max_shares_per_gpu.is_none_or(|most| state.used.shares <= most));
             prop_assert!(state.used.limited == 0 || state.used.unlimited == 0);

@@ -1,14 +1,14 @@
-//! Failures of the CUDA driver.
+//! Errors of the CUDA driver.
 
 use super::values::*;
 use crate::c::terminated;
 
-failures! {
-    /// A failure of a CUDA driver function: any [`CUresult`] but success.
+errors! {
+    /// An error of a CUDA driver function: any [`CUresult`] except success.
     CudaError: CUresult, success CUDA_SUCCESS "no error",
     INVALID_VALUE = CUDA_ERROR_INVALID_VALUE "an argument is not a valid value",
     OUT_OF_MEMORY = CUDA_ERROR_OUT_OF_MEMORY "out of memory",
-    NOT_INITIALIZED = CUDA_ERROR_NOT_INITIALIZED "the driver was not initialized: cuInit comes first",
+    NOT_INITIALIZED = CUDA_ERROR_NOT_INITIALIZED "the driver is not initialized: call cuInit first",
     DEINITIALIZED = CUDA_ERROR_DEINITIALIZED "the driver is shutting down",
     PROFILER_DISABLED = CUDA_ERROR_PROFILER_DISABLED "the profiler is disabled",
     PROFILER_NOT_INITIALIZED = CUDA_ERROR_PROFILER_NOT_INITIALIZED "the profiler was not initialized",
@@ -18,7 +18,7 @@ failures! {
     DEVICE_UNAVAILABLE = CUDA_ERROR_DEVICE_UNAVAILABLE "the device is busy or unavailable",
     NO_DEVICE = CUDA_ERROR_NO_DEVICE "no CUDA device was found",
     INVALID_DEVICE = CUDA_ERROR_INVALID_DEVICE "no such device",
-    DEVICE_NOT_LICENSED = CUDA_ERROR_DEVICE_NOT_LICENSED "the device has no valid licence",
+    DEVICE_NOT_LICENSED = CUDA_ERROR_DEVICE_NOT_LICENSED "the device has no valid license",
     INVALID_IMAGE = CUDA_ERROR_INVALID_IMAGE "the device code image is not valid",
     INVALID_CONTEXT = CUDA_ERROR_INVALID_CONTEXT "no valid context is current",
     CONTEXT_ALREADY_CURRENT = CUDA_ERROR_CONTEXT_ALREADY_CURRENT "the context is already current",
@@ -43,7 +43,7 @@ failures! {
     JIT_COMPILATION_DISABLED = CUDA_ERROR_JIT_COMPILATION_DISABLED "PTX compilation is disabled",
     UNSUPPORTED_EXEC_AFFINITY = CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY "the device has no such execution affinity",
     UNSUPPORTED_DEVSIDE_SYNC = CUDA_ERROR_UNSUPPORTED_DEVSIDE_SYNC "the code synchronizes on the device, which is not supported",
-    CONTAINED = CUDA_ERROR_CONTAINED "an error that was contained; the context must be made anew",
+    CONTAINED = CUDA_ERROR_CONTAINED "an error that was contained; the context must be recreated",
     INVALID_SOURCE = CUDA_ERROR_INVALID_SOURCE "the device source is not valid",
     FILE_NOT_FOUND = CUDA_ERROR_FILE_NOT_FOUND "file not found",
     SHARED_OBJECT_SYMBOL_NOT_FOUND = CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND "a symbol of a shared library was not found",
@@ -77,7 +77,7 @@ failures! {
     NOT_PERMITTED = CUDA_ERROR_NOT_PERMITTED "not permitted",
     NOT_SUPPORTED = CUDA_ERROR_NOT_SUPPORTED "not supported",
     SYSTEM_NOT_READY = CUDA_ERROR_SYSTEM_NOT_READY "the system is not ready to start CUDA work",
-    SYSTEM_DRIVER_MISMATCH = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH "the driver library does not fit the kernel driver",
+    SYSTEM_DRIVER_MISMATCH = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH "the driver library does not match the version of the kernel driver",
     COMPAT_NOT_SUPPORTED_ON_DEVICE = CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE "the device does not support forward compatibility",
     MPS_CONNECTION_FAILED = CUDA_ERROR_MPS_CONNECTION_FAILED "no connection to the MPS control daemon or server",
     MPS_RPC_FAILURE = CUDA_ERROR_MPS_RPC_FAILURE "a call to the MPS server failed",

@@ -1,14 +1,14 @@
 //! The functions of libcuda.
 
-/// Hands every function of libcuda to the macro named, grouped in families; see the [crate's page](crate)
-/// for the form. All of them return a [`CUresult`](crate::cuda::CUresult). The types of
+/// Passes all functions of libcuda to the given macro, grouped in families; see the [crate documentation](crate)
+/// for the format. All functions return a [`CUresult`](crate::cuda::CUresult). The types of
 /// [`cuda`](crate::cuda) must be in scope.
 #[macro_export]
 macro_rules! cuda_functions {
     ($($expand:tt)+) => {
         $($expand)+! {
-            /// The library itself: start, version, error texts, symbol lookup, profiler, core dumps.
-            trait Driver {
+            /// The library: initialization, version, error texts, symbol lookup, profiler, core dumps.
+            trait DriverApi {
                 fn cuCoredumpGetAttribute(
                     attribute: CUcoredumpSettings,
                     value: *mut c_void,
@@ -55,8 +55,8 @@ macro_rules! cuda_functions {
                 fn cuProfilerStart();
                 fn cuProfilerStop();
             }
-            /// What a GPU is: its properties, name, identity and peers.
-            trait Devices {
+            /// Properties, names, identities and peers of devices.
+            trait DeviceApi {
                 fn cuDeviceCanAccessPeer(can_access: *mut i32, device: CUdevice, peer: CUdevice);
                 fn cuDeviceComputeCapability(major: *mut i32, minor: *mut i32, device: CUdevice);
                 fn cuDeviceGet(device: *mut CUdevice, ordinal: i32);
@@ -105,8 +105,8 @@ macro_rules! cuda_functions {
                     scope: CUflushGPUDirectRDMAWritesScope,
                 );
             }
-            /// Contexts, primary contexts, green contexts, and access between peers.
-            trait Contexts {
+            /// Contexts, primary contexts, green contexts, and peer access.
+            trait ContextApi {
                 fn cuCtxAttach(context: *mut CUcontext, flags: u32);
                 fn cuCtxCreate(context: *mut CUcontext, flags: u32, device: CUdevice);
                 fn cuCtxCreate_v2(context: *mut CUcontext, flags: u32, device: CUdevice);
@@ -191,8 +191,8 @@ macro_rules! cuda_functions {
                 fn cuGreenCtxWaitEvent(context: CUgreenCtx, event: CUevent);
                 fn cuStreamGetGreenCtx(stream: CUstream, context: *mut CUgreenCtx);
             }
-            /// Code: modules, libraries, kernels, functions, the linker.
-            trait Modules {
+            /// Modules, functions and the linker.
+            trait ModuleApi {
                 fn cuLinkAddData(
                     state: CUlinkState,
                     kind: CUjitInputType,
@@ -278,7 +278,7 @@ macro_rules! cuda_functions {
                 fn cuModuleUnload(module: CUmodule);
             }
             /// Libraries and their kernels, and the functions of modules.
-            trait Kernels {
+            trait KernelApi {
                 fn cuFuncGetAttribute(value: *mut i32, attribute: CUfunction_attribute, function: CUfunction);
                 fn cuFuncGetModule(module: *mut CUmodule, function: CUfunction);
                 fn cuFuncGetName(name: *mut *const c_char, function: CUfunction);
@@ -357,8 +357,8 @@ macro_rules! cuda_functions {
                 );
                 fn cuLibraryUnload(library: CUlibrary);
             }
-            /// Texture and surface references, the old way to bind them to code.
-            trait References {
+            /// Texture and surface references (deprecated by CUDA).
+            trait TextureReferenceApi {
                 fn cuSurfRefGetArray(array: *mut CUarray, surface: CUsurfref);
                 fn cuSurfRefSetArray(surface: CUsurfref, array: CUarray, flags: u32);
                 fn cuTexRefCreate(tex_ref: *mut CUtexref);
@@ -430,8 +430,8 @@ macro_rules! cuda_functions {
                     flags: u32,
                 );
             }
-            /// Device, pitched, managed and host memory; what is known about an address.
-            trait Memory {
+            /// Device, pitched, managed and host memory; attributes of addresses.
+            trait MemoryApi {
                 fn cuMemAdvise(pointer: CUdeviceptr, count: usize, advice: CUmem_advise, device: CUdevice);
                 fn cuMemAdvise_v2(
                     pointer: CUdeviceptr,
@@ -517,8 +517,8 @@ macro_rules! cuda_functions {
                     pointer: CUdeviceptr,
                 );
             }
-            /// Copies and fills.
-            trait Copies {
+            /// Memory copies and fills.
+            trait CopyApi {
                 fn cuMemcpy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) twin cuMemcpy_ptds;
                 fn cuMemcpy2D(copy: *const CUDA_MEMCPY2D_v1);
                 fn cuMemcpy2DAsync(copy: *const CUDA_MEMCPY2D_v1, stream: CUstream);
@@ -738,8 +738,8 @@ macro_rules! cuda_functions {
                 ) twin cuMemsetD8Async_ptsz;
                 fn cuMemsetD8_v2(to: CUdeviceptr, value: u8, count: usize) twin cuMemsetD8_v2_ptds;
             }
-            /// Memory in stream order, and its pools.
-            trait Pools {
+            /// Stream-ordered memory and memory pools.
+            trait MemoryPoolApi {
                 fn cuDeviceGetDefaultMemPool(pool_out: *mut CUmemoryPool, device: CUdevice);
                 fn cuDeviceGetMemPool(pool: *mut CUmemoryPool, device: CUdevice);
                 fn cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool);
@@ -793,8 +793,8 @@ macro_rules! cuda_functions {
                 );
                 fn cuMemPoolTrimTo(pool: CUmemoryPool, min_bytes_to_keep: usize);
             }
-            /// Addresses and physical memory apart, and multicast objects.
-            trait VirtualMemory {
+            /// Virtual memory management and multicast objects.
+            trait VirtualMemoryApi {
                 fn cuMemAddressFree(pointer: CUdeviceptr, size: usize);
                 fn cuMemAddressReserve(
                     pointer: *mut CUdeviceptr,
@@ -889,7 +889,7 @@ macro_rules! cuda_functions {
                 );
             }
             /// Arrays, mipmapped arrays, and the texture and surface objects over them.
-            trait Arrays {
+            trait ArrayApi {
                 fn cuArray3DCreate(handle: *mut CUarray, allocate_array: *const CUDA_ARRAY3D_DESCRIPTOR_v1);
                 fn cuArray3DCreate_v2(handle: *mut CUarray, allocate_array: *const CUDA_ARRAY3D_DESCRIPTOR);
                 fn cuArray3DGetDescriptor(array_descriptor: *mut CUDA_ARRAY3D_DESCRIPTOR_v1, array: CUarray);
@@ -983,8 +983,8 @@ macro_rules! cuda_functions {
                 );
                 fn cuTexObjectGetTextureDesc(tex_desc: *mut CUDA_TEXTURE_DESC, tex_object: CUtexObject);
             }
-            /// Memory, events and semaphores that come from, or go to, others.
-            trait Sharing {
+            /// Memory, events and semaphores that are shared with other processes or APIs.
+            trait SharingApi {
                 fn cuDestroyExternalMemory(ext_mem: CUexternalMemory);
                 fn cuDestroyExternalSemaphore(ext_sem: CUexternalSemaphore);
                 fn cuExternalMemoryGetMappedBuffer(
@@ -1024,8 +1024,8 @@ macro_rules! cuda_functions {
                     stream: CUstream,
                 ) twin cuWaitExternalSemaphoresAsync_ptsz;
             }
-            /// Streams, captures, waits and writes in stream order, host callbacks.
-            trait Streams {
+            /// Streams, stream capture, stream-ordered waits and writes, host callbacks.
+            trait StreamApi {
                 fn cuLaunchHostFunc(
                     stream: CUstream,
                     function: CUhostFn,
@@ -1187,8 +1187,8 @@ macro_rules! cuda_functions {
                 ) twin cuStreamWriteValue64_v2_ptsz;
                 fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode);
             }
-            /// Events.
-            trait Events {
+            /// Creation, recording and timing of events.
+            trait EventApi {
                 fn cuEventCreate(event: *mut CUevent, flags: u32);
                 fn cuEventDestroy(event: CUevent);
                 fn cuEventDestroy_v2(event: CUevent);
@@ -1202,8 +1202,8 @@ macro_rules! cuda_functions {
                 ) twin cuEventRecordWithFlags_ptsz;
                 fn cuEventSynchronize(event: CUevent);
             }
-            /// Starting kernels, and how many blocks fit.
-            trait Launch {
+            /// Kernel launches and occupancy.
+            trait LaunchApi {
                 fn cuFuncSetBlockShape(function: CUfunction, x: i32, y: i32, z: i32);
                 fn cuFuncSetSharedSize(function: CUfunction, bytes: u32);
                 fn cuLaunch(function: CUfunction);
@@ -1302,8 +1302,8 @@ macro_rules! cuda_functions {
                 fn cuParamSeti(function: CUfunction, offset: i32, value: u32);
                 fn cuParamSetv(function: CUfunction, offset: i32, pointer: *mut c_void, bytes: u32);
             }
-            /// Graphs, user objects, and graph memory.
-            trait Graphs {
+            /// Graphs, user objects and graph memory.
+            trait GraphApi {
                 fn cuDeviceGetGraphMemAttribute(
                     device: CUdevice,
                     attribute: CUgraphMem_attribute,
@@ -1428,8 +1428,8 @@ macro_rules! cuda_functions {
                 fn cuUserObjectRelease(object: CUuserObject, count: u32);
                 fn cuUserObjectRetain(object: CUuserObject, count: u32);
             }
-            /// The nodes of graphs.
-            trait GraphNodes {
+            /// Creation and parameters of graph nodes.
+            trait GraphNodeApi {
                 fn cuGraphAddBatchMemOpNode(
                     graph_node: *mut CUgraphNode,
                     graph: CUgraph,
@@ -1597,8 +1597,8 @@ macro_rules! cuda_functions {
                 fn cuGraphMemsetNodeSetParams(node: CUgraphNode, node_params: *const CUDA_MEMSET_NODE_PARAMS);
                 fn cuGraphNodeSetParams(node: CUgraphNode, node_params: *mut CUgraphNodeParams);
             }
-            /// Executable graphs.
-            trait GraphExecs {
+            /// Instantiation, update and launch of executable graphs.
+            trait GraphExecApi {
                 fn cuGraphExecBatchMemOpNodeSetParams(
                     graph_exec: CUgraphExec,
                     node: CUgraphNode,
@@ -1699,8 +1699,8 @@ macro_rules! cuda_functions {
                 fn cuGraphNodeSetEnabled(graph_exec: CUgraphExec, node: CUgraphNode, is_enabled: u32);
                 fn cuGraphUpload(graph: CUgraphExec, stream: CUstream) twin cuGraphUpload_ptsz;
             }
-            /// OpenGL, EGL and VDPAU.
-            trait Graphics {
+            /// Interoperability with OpenGL, EGL and VDPAU.
+            trait GraphicsApi {
                 fn cuEGLStreamConsumerAcquireFrame(
                     connection: *mut CUeglStreamConnection,
                     cuda_resource: *mut CUgraphicsResource,
@@ -1859,8 +1859,8 @@ macro_rules! cuda_functions {
                     vdp_get_proc_address: *mut c_void,
                 );
             }
-            /// The debugger's entries, and names whose arguments are not public.
-            trait Debugger {
+            /// Entry points of the debugger, and functions whose arguments are not public.
+            trait DebuggerApi {
                 fn cuEGLApiInit();
                 fn cuMemGetAttribute();
                 fn cuMemGetAttribute_v2();

@@ -1,6 +1,6 @@
 //! Enumerations and constants of the CUDA driver interface, under their C names.
 //!
-//! An enumeration is a number with named values: what a program passes may be any number.
+//! An enumeration is an integer with named values, because a program may pass any number.
 
 pub type CUipcMem_flags = u32;
 pub const CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: CUipcMem_flags = 1;

@@ -1,23 +1,23 @@
 //! The functions of libnvidia-ml.
 
-/// Hands every function of libnvidia-ml to the macro named, grouped in families; see the [crate's
-/// page](crate) for the form. All of them return an [`nvmlReturn_t`](crate::nvml::nvmlReturn_t), so
-/// `nvmlErrorString`, which returns a text, is not among them. The types of [`nvml`](crate::nvml) must be in
+/// Passes all functions of libnvidia-ml to the given macro, grouped in families; see the [crate
+/// documentation](crate) for the format. All functions return an [`nvmlReturn_t`](crate::nvml::nvmlReturn_t), so
+/// `nvmlErrorString`, which returns a string, is not in the table. The types of [`nvml`](crate::nvml) must be in
 /// scope.
 #[macro_export]
 macro_rules! nvml_functions {
     ($($expand:tt)+) => {
         $($expand)+! {
-            /// Start and end of the library, and its table without documentation.
-            trait Lifecycle {
+            /// Initialization and shutdown, and the undocumented export table.
+            trait NvmlLifecycle {
                 fn nvmlInit();
                 fn nvmlInitWithFlags(flags: u32);
                 fn nvmlInit_v2();
                 fn nvmlInternalGetExportTable(table: *mut *const c_void, id: *const u8);
                 fn nvmlShutdown();
             }
-            /// The node: driver, versions, processes' names.
-            trait System {
+            /// System queries: driver version, process names.
+            trait NvmlSystem {
                 fn nvmlSystemGetCudaDriverVersion(version: *mut i32);
                 fn nvmlSystemGetCudaDriverVersion_v2(version: *mut i32);
                 fn nvmlSystemGetDriverVersion(version: *mut c_char, length: u32);
@@ -25,8 +25,8 @@ macro_rules! nvml_functions {
                 fn nvmlSystemGetNVMLVersion(version: *mut c_char, length: u32);
                 fn nvmlSystemGetProcessName(pid: u32, name: *mut c_char, length: u32);
             }
-            /// S-class units.
-            trait Units {
+            /// Queries of S-class units.
+            trait NvmlUnits {
                 fn nvmlUnitGetCount(count: *mut u32);
                 fn nvmlUnitGetDevices(unit: nvmlUnit_t, count: *mut u32, devices: *mut nvmlDevice_t);
                 fn nvmlUnitGetFanSpeedInfo(unit: nvmlUnit_t, fan_speeds: *mut nvmlUnitFanSpeeds_t);
@@ -37,8 +37,8 @@ macro_rules! nvml_functions {
                 fn nvmlUnitGetUnitInfo(unit: nvmlUnit_t, info: *mut nvmlUnitInfo_t);
                 fn nvmlUnitSetLedState(unit: nvmlUnit_t, color: nvmlLedColor_t);
             }
-            /// Which GPUs there are: handles, names, identities, places.
-            trait Identity {
+            /// Device enumeration: handles, names, identities, locations.
+            trait NvmlIdentity {
                 fn nvmlDeviceGetArchitecture(
                     device: nvmlDevice_t,
                     architecture: *mut nvmlDeviceArchitecture_t,
@@ -134,8 +134,8 @@ macro_rules! nvml_functions {
                     device_array: *mut nvmlDevice_t,
                 );
             }
-            /// What a GPU does now: memory, utilisation, clocks, power, temperature, performance.
-            trait Status {
+            /// The state of a device: memory, utilization, clocks, power, temperature, performance.
+            trait NvmlStatus {
                 fn nvmlDeviceGetAPIRestriction(
                     device: nvmlDevice_t,
                     api_type: nvmlRestrictedAPI_t,
@@ -353,7 +353,7 @@ macro_rules! nvml_functions {
                 );
             }
             /// Memory errors, retired pages, remapped rows.
-            trait Ecc {
+            trait NvmlEcc {
                 fn nvmlDeviceGetDefaultEccMode(device: nvmlDevice_t, default_mode: *mut nvmlEnableState_t);
                 fn nvmlDeviceGetDetailedEccErrors(
                     device: nvmlDevice_t,
@@ -412,8 +412,8 @@ macro_rules! nvml_functions {
                     ecc_counts: *mut u64,
                 );
             }
-            /// Who uses a GPU, and how much; accounting.
-            trait Processes {
+            /// Processes on a device, their utilization, and accounting.
+            trait NvmlProcesses {
                 fn nvmlDeviceGetAccountingBufferSize(device: nvmlDevice_t, length: *mut u32);
                 fn nvmlDeviceGetAccountingMode(device: nvmlDevice_t, mode: *mut nvmlEnableState_t);
                 fn nvmlDeviceGetAccountingPids(device: nvmlDevice_t, count: *mut u32, pids: *mut u32);
@@ -482,8 +482,8 @@ macro_rules! nvml_functions {
                     list: *mut nvmlProcessDetailList_t,
                 );
             }
-            /// NVLink.
-            trait Links {
+            /// NVLink state and counters.
+            trait NvmlLinks {
                 fn nvmlDeviceFreezeNvLinkUtilizationCounter(
                     device: nvmlDevice_t,
                     link: u32,
@@ -552,8 +552,8 @@ macro_rules! nvml_functions {
                 fn nvmlSystemGetNvlinkBwMode(nvlink_bw_mode: *mut u32);
                 fn nvmlSystemSetNvlinkBwMode(nvlink_bw_mode: u32);
             }
-            /// Event sets.
-            trait Events {
+            /// Event sets and event delivery.
+            trait NvmlEvents {
                 fn nvmlDeviceGetSupportedEventTypes(device: nvmlDevice_t, event_types: *mut u64);
                 fn nvmlDeviceRegisterEvents(device: nvmlDevice_t, event_types: u64, set: nvmlEventSet_t);
                 fn nvmlEventSetCreate(set: *mut nvmlEventSet_t);
@@ -561,8 +561,8 @@ macro_rules! nvml_functions {
                 fn nvmlEventSetWait(set: nvmlEventSet_t, data: *mut nvmlEventData_v1_t, timeout_ms: u32);
                 fn nvmlEventSetWait_v2(set: nvmlEventSet_t, data: *mut nvmlEventData_t, timeout_ms: u32);
             }
-            /// Everything that changes a GPU's settings.
-            trait Controls {
+            /// Functions that change the settings of a device.
+            trait NvmlControls {
                 fn nvmlDeviceClearAccountingPids(device: nvmlDevice_t);
                 fn nvmlDeviceClearCpuAffinity(device: nvmlDevice_t);
                 fn nvmlDeviceClearEccErrorCounts(device: nvmlDevice_t, counter_type: nvmlEccCounterType_t);
@@ -631,8 +631,8 @@ macro_rules! nvml_functions {
                     temperature: *mut i32,
                 );
             }
-            /// Multi-instance GPUs, and their metrics.
-            trait Mig {
+            /// Multi-instance GPUs (MIG) and GPU performance metrics.
+            trait NvmlMig {
                 fn nvmlComputeInstanceDestroy(compute_instance: nvmlComputeInstance_t);
                 fn nvmlComputeInstanceGetInfo(
                     compute_instance: nvmlComputeInstance_t,
@@ -770,8 +770,8 @@ macro_rules! nvml_functions {
                 );
                 fn nvmlGpuInstanceGetInfo(gpu_instance: nvmlGpuInstance_t, info: *mut nvmlGpuInstanceInfo_t);
             }
-            /// Virtual GPUs and GRID licences.
-            trait Vgpu {
+            /// Virtual GPUs and GRID licenses.
+            trait NvmlVgpu {
                 fn nvmlDeviceGetActiveVgpus(
                     device: nvmlDevice_t,
                     vgpu_count: *mut u32,
@@ -1051,8 +1051,8 @@ macro_rules! nvml_functions {
                     ydim: *mut u32,
                 );
             }
-            /// The rest: confidential computing, encoder sessions, fabric, drain.
-            trait Others {
+            /// Other functions: confidential computing, encoder sessions, fabric, drain.
+            trait NvmlMisc {
                 fn nvmlDeviceDiscoverGpus(pci_info: *mut nvmlPciInfo_t);
                 fn nvmlDeviceGetC2cModeInfoV(device: nvmlDevice_t, c2c_mode_info: *mut nvmlC2cModeInfo_v1_t);
                 fn nvmlDeviceGetConfComputeGpuAttestationReport(

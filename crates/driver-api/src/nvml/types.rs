@@ -797,8 +797,8 @@ c_types! {
     }
 }
 
-// What the functions without a version suffix were made for. NVIDIA's header of today declares them with the
-// newest structure, but the program behind an old symbol has only this much room.
+// The structures of functions without a version suffix. NVIDIA's current header declares these functions with the
+// newest structure, but a program that uses the old symbol passes a buffer of this size.
 c_types! {
     pub struct nvmlPciInfo_v1_t {
         pub busId: [c_char; 16],

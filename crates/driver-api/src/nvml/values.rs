@@ -1,6 +1,6 @@
 //! Enumerations and constants of NVML, under their C names.
 //!
-//! An enumeration is a number with named values: what a program passes may be any number.
+//! An enumeration is an integer with named values, because a program may pass any number.
 
 pub type nvmlBridgeChipType_t = u32;
 pub const NVML_BRIDGE_CHIP_PLX: nvmlBridgeChipType_t = 0;

@@ -1,22 +1,22 @@
-//! libcuda beside cudarc.
+//! Compares libcuda with cudarc.
 
 mod layouts;
 mod values;
 
-use crate::shape::{Form, Missing, Shape, agree, inferred, shape_of};
+use crate::shape::{FunctionShape, MissingFunction, TypeShape, compare_shapes, inferred, shape_of};
 use fallback::*;
 use partage_driver_api::cuda::*;
-use partage_driver_api::exports::{DriverVersion, Library, exports};
+use partage_driver_api::exports::{DriverLibraryKind, DriverVersion, exports};
 
-/// Every function as if cudarc did not declare it.
+/// Fallbacks for functions that cudarc does not declare.
 #[allow(dead_code, clippy::too_many_arguments)]
 mod fallback {
     use super::*;
 
     macro_rules! function {
         ($name:ident($($arg:ident: $type:ty),* $(,)?)) => {
-            pub(super) unsafe fn $name($(_: $type),*) -> Missing {
-                unreachable!("only its type is looked at")
+            pub(super) unsafe fn $name($(_: $type),*) -> MissingFunction {
+                unreachable!("only its type is used")
             }
         };
     }
@@ -28,11 +28,11 @@ mod fallback {
     partage_driver_api::cuda_functions!(expand);
 }
 
-/// The shape of every function here.
-fn ours() -> Vec<(&'static str, (Vec<Form>, Form))> {
+/// Returns the shapes of all functions of the table.
+fn ours() -> Vec<(&'static str, (Vec<TypeShape>, TypeShape))> {
     macro_rules! function {
         ($name:ident($($arg:ident: $type:ty),* $(,)?)) => {
-            (stringify!($name), <unsafe fn($($type),*) -> CUresult as Shape>::shape())
+            (stringify!($name), <unsafe fn($($type),*) -> CUresult as FunctionShape>::shape())
         };
     }
     macro_rules! expand {
@@ -43,9 +43,9 @@ fn ours() -> Vec<(&'static str, (Vec<Form>, Form))> {
     partage_driver_api::cuda_functions!(expand)
 }
 
-/// The shape of every function at cudarc, in the same order.
-fn theirs() -> Vec<(Vec<Form>, Form)> {
-    // What cudarc declares hides the fallback, because this block is the nearer scope.
+/// Returns the shapes of cudarc's functions, in the same order.
+fn theirs() -> Vec<(Vec<TypeShape>, TypeShape)> {
+    // The declarations of cudarc shadow the fallbacks, because this scope is the inner one.
     use cudarc::driver::sys::*;
     macro_rules! function {
         ($name:ident($($arg:ident: $type:ty),* $(,)?)) => { shape_of($name as inferred!($($arg)*)) };
@@ -58,9 +58,9 @@ fn theirs() -> Vec<(Vec<Form>, Form)> {
     partage_driver_api::cuda_functions!(expand)
 }
 
-/// Why cudarc does not declare a function that it lacks.
+/// Returns why cudarc does not declare a function.
 fn reason(name: &str) -> Option<&'static str> {
-    let newer = |version| exports(Library::Cuda, DriverVersion::R550).any(|other| other == version);
+    let newer = |version| exports(DriverLibraryKind::Cuda, DriverVersion::R550).any(|other| other == version);
     let plain = name.split_once("_v").map_or(name, |(plain, _)| plain);
     if (2..4).any(|version| format!("{plain}_v{version}") != name && newer(format!("{plain}_v{version}"))) {
         return Some("cuda.h gives its name to a newer version");
@@ -86,10 +86,10 @@ fn reason(name: &str) -> Option<&'static str> {
 }
 
 #[test]
-fn signatures() {
+fn signatures_match() {
     let mut compared = 0;
     for ((name, ours), theirs) in ours().into_iter().zip(theirs()) {
-        match agree(&ours, &theirs) {
+        match compare_shapes(&ours, &theirs) {
             Some(agree) => {
                 assert!(agree, "{name}: {ours:?} is not {theirs:?}");
                 compared += 1;

@@ -1,6 +1,6 @@
-//! Structures and values beside each other.
+//! A macro that compares the layouts of structures.
 
-/// Compares size, alignment and places of fields. `=` gives the other side's name where it differs.
+/// Compares size, alignment and field offsets. `=` gives the other project's name if it differs.
 macro_rules! same_layout {
     ($($ours:ident $(= $theirs:ident)? { $($fields:tt)* })*) => { $(
         same_layout! { @struct $ours [$($theirs)? $ours] $($fields)* }
@@ -15,7 +15,7 @@ macro_rules! same_layout {
         assert_eq!(
             std::mem::offset_of!(ours::$ours, $field),
             std::mem::offset_of!(theirs::$theirs, $other),
-            "place of {}::{}", stringify!($ours), stringify!($field),
+            "offset of {}::{}", stringify!($ours), stringify!($field),
         );
     };
 }

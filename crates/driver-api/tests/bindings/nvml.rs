@@ -1,22 +1,23 @@
-//! libnvidia-ml beside nvml-wrapper-sys.
+//! Compares libnvidia-ml with nvml-wrapper-sys.
 
 mod layouts;
 mod values;
 
-use crate::shape::{Form, Missing, Shape, agree, inferred, shape_of};
+use crate::shape::{FunctionShape, MissingFunction, TypeShape, compare_shapes, inferred, shape_of};
 use nvml_wrapper_sys::bindings::NvmlLib;
 use partage_driver_api::nvml::*;
 
 macro_rules! fallback {
     ($name:ident($($arg:ident: $type:ty),* $(,)?)) => {
-        unsafe fn $name(&self, $(_: $type),*) -> Missing {
-            unreachable!("only its type is looked at")
+        unsafe fn $name(&self, $(_: $type),*) -> MissingFunction {
+            unreachable!("only its type is used")
         }
     };
 }
 macro_rules! fallbacks {
     ($($(#[$doc:meta])* trait $family:ident { $(fn $name:ident $args:tt $(twin $twin:ident)?;)* })*) => {
-        /// Every function as if nvml-wrapper-sys did not declare it: its own methods go before a trait's.
+        /// Fallbacks for functions that nvml-wrapper-sys does not declare: inherent methods take precedence over those of
+        /// a trait.
         #[allow(dead_code, clippy::too_many_arguments)]
         trait Fallback {
             $($(fallback! { $name $args })*)*
@@ -27,11 +28,11 @@ partage_driver_api::nvml_functions!(fallbacks);
 
 impl Fallback for NvmlLib {}
 
-/// The shape of every function here.
-fn ours() -> Vec<(&'static str, (Vec<Form>, Form))> {
+/// Returns the shapes of all functions of the table.
+fn ours() -> Vec<(&'static str, (Vec<TypeShape>, TypeShape))> {
     macro_rules! function {
         ($name:ident($($arg:ident: $type:ty),* $(,)?)) => {
-            (stringify!($name), <unsafe fn($($type),*) -> nvmlReturn_t as Shape>::shape())
+            (stringify!($name), <unsafe fn($($type),*) -> nvmlReturn_t as FunctionShape>::shape())
         };
     }
     macro_rules! expand {
@@ -42,8 +43,8 @@ fn ours() -> Vec<(&'static str, (Vec<Form>, Form))> {
     partage_driver_api::nvml_functions!(expand)
 }
 
-/// The shape of every function at nvml-wrapper-sys, in the same order.
-fn theirs() -> Vec<(Vec<Form>, Form)> {
+/// Returns the shapes of nvml-wrapper-sys' functions, in the same order.
+fn theirs() -> Vec<(Vec<TypeShape>, TypeShape)> {
     macro_rules! function {
         ($name:ident($($arg:ident: $type:ty),* $(,)?)) => {{
             let (mut arguments, result) = shape_of(NvmlLib::$name as inferred!(library $($arg)*));
@@ -60,11 +61,11 @@ fn theirs() -> Vec<(Vec<Form>, Form)> {
 }
 
 #[test]
-fn signatures() {
+fn signatures_match() {
     let mut missing = Vec::new();
     let mut compared = 0;
     for ((name, ours), theirs) in ours().into_iter().zip(theirs()) {
-        match agree(&ours, &theirs) {
+        match compare_shapes(&ours, &theirs) {
             Some(agree) => {
                 assert!(agree, "{name}: {ours:?} is not {theirs:?}");
                 compared += 1;
@@ -72,7 +73,7 @@ fn signatures() {
             None => missing.push(name),
         }
     }
-    // Not in any public header; the two others are an old name of nvmlGetExcludedDevice*.
+    // The first is in no public header; the others are old names of nvmlGetExcludedDevice*.
     let expected =
         ["nvmlInternalGetExportTable", "nvmlGetBlacklistDeviceCount", "nvmlGetBlacklistDeviceInfoByIndex"];
     assert_eq!(missing, expected);

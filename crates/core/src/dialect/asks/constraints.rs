@@ -1,13 +1,13 @@
-//! What a pod's annotations demand of its GPUs.
+//! Constraints on GPUs and placement that a pod sets in annotations.
 
 use super::super::Dialect;
 use super::{hami, native, volcano};
-use crate::model::{Constraints, Policy, Selector, Together};
-use crate::pod::{Pod, Problem};
-use crate::quote::short;
+use crate::model::{Colocation, Constraints, PlacementPolicy, Selector};
+use crate::pod::{PodManifest, Problem};
+use crate::truncate::shorten;
 use std::collections::BTreeSet;
 
-/// The annotations of other dialects read here.
+/// Annotations of other dialects that this module reads.
 pub(super) const ANNOTATIONS: [&str; 11] = [
     hami::MODE,
     hami::USE_TYPE,
@@ -22,16 +22,16 @@ pub(super) const ANNOTATIONS: [&str; 11] = [
     volcano::PODGROUP_POLICY,
 ];
 
-/// The most words of one list: every one is compared with every GPU.
-const MOST_WORDS: usize = 256;
-/// The longest of them: no model or UUID comes near.
-const LONGEST_WORD: usize = 256;
+/// Maximum number of entries in one list, because every entry is compared with every GPU.
+const MAX_LIST_ENTRIES: usize = 256;
+/// Maximum length of an entry in bytes. Model names and UUIDs are much shorter.
+const MAX_ENTRY_LENGTH: usize = 256;
 
-/// Reads the annotations of every dialect the pod's containers ask in; our own hold for all of them.
-pub(super) fn read(pod: &Pod, spoken: &[Dialect], problems: &mut Vec<Problem>) -> Constraints {
-    let (volcano, hami) = (spoken.contains(&Dialect::Volcano), spoken.contains(&Dialect::Hami));
-    let annotation = |key: &'static str, heard: bool| {
-        let text = if heard { pod.annotations.get(key) } else { None };
+/// Reads the annotations of the dialects that the pod's containers use. Native annotations apply to every dialect.
+pub(super) fn read(pod: &PodManifest, dialects: &[Dialect], problems: &mut Vec<Problem>) -> Constraints {
+    let (volcano, hami) = (dialects.contains(&Dialect::Volcano), dialects.contains(&Dialect::Hami));
+    let annotation = |key: &'static str, applies: bool| {
+        let text = if applies { pod.annotations.get(key) } else { None };
         (key, text.map_or("", String::as_str))
     };
     let models = selector(
@@ -52,18 +52,18 @@ pub(super) fn read(pod: &Pod, spoken: &[Dialect], problems: &mut Vec<Problem>) -
         ],
         problems,
     );
-    for (key, heard) in [(volcano::MODE, volcano), (hami::MODE, hami)] {
-        check_mode(annotation(key, heard), problems);
+    for (key, applies) in [(volcano::MODE, volcano), (hami::MODE, hami)] {
+        check_mode(annotation(key, applies), problems);
     }
     if volcano {
         check_volcano(pod, problems);
     }
-    // The container readings decide the rest.
-    Constraints { models, uuids, together: Together::default(), policy: policy(pod, hami, problems) }
+    // The caller sets the colocation once all containers are read.
+    Constraints { models, uuids, colocation: Colocation::default(), policy: policy(pod, hami, problems) }
 }
 
-/// The entries of a comma list, trimmed; empty ones do not count.
-pub(super) fn words(list: &str) -> impl Iterator<Item = &str> {
+/// Returns the entries of a comma-separated list, trimmed and without empty ones.
+pub(super) fn list_entries(list: &str) -> impl Iterator<Item = &str> {
     list.split(',').map(str::trim).filter(|word| !word.is_empty())
 }
 
@@ -73,40 +73,41 @@ fn selector(
     problems: &mut Vec<Problem>,
 ) -> Selector {
     let mut selector = Selector::default();
-    let mut said_by: Option<&str> = None;
+    let mut set_by: Option<&str> = None;
     for &(key, text) in only {
-        let list = listed(key, text, problems);
-        match said_by {
+        let list = parse_list(key, text, problems);
+        match set_by {
             _ if list.is_empty() => {}
             None => {
                 selector.only = list;
-                said_by = Some(key);
+                set_by = Some(key);
             }
             Some(_) if selector.only == list => {}
             Some(first) => {
-                let message = format!("{first} says otherwise: keep one of the two");
+                let message = format!("{first} has a different value: keep one of the two");
                 problems.push(Problem::of_pod(key, message));
             }
         }
     }
     let mut seen = BTreeSet::new();
     for &(key, text) in never {
-        let list = listed(key, text, problems).into_iter();
+        let list = parse_list(key, text, problems).into_iter();
         selector.never.extend(list.filter(|word| seen.insert(word.clone())));
     }
     selector
 }
 
-/// The words of a list, each once, unless it is too long to be one: a list cut short would mean something else.
-fn listed(key: &str, text: &str, problems: &mut Vec<Problem>) -> Vec<String> {
+/// Returns the distinct entries of a list. A list beyond the limits is a problem and yields no entries: a truncated list
+/// would have a different meaning.
+fn parse_list(key: &str, text: &str, problems: &mut Vec<Problem>) -> Vec<String> {
     let mut seen = BTreeSet::new();
-    let list: Vec<&str> = words(text).filter(|word| seen.insert(*word)).collect();
-    let wrong = if list.len() > MOST_WORDS {
-        Some(format!("lists {} names: write {MOST_WORDS} or fewer", list.len()))
+    let list: Vec<&str> = list_entries(text).filter(|word| seen.insert(*word)).collect();
+    let wrong = if list.len() > MAX_LIST_ENTRIES {
+        Some(format!("lists {} names: the maximum is {MAX_LIST_ENTRIES}", list.len()))
     } else {
-        let long = list.iter().find(|word| word.len() > LONGEST_WORD);
+        let long = list.iter().find(|word| word.len() > MAX_ENTRY_LENGTH);
         long.map(|word| {
-            format!("\"{}\" is too long for a name: write {LONGEST_WORD} letters or fewer", short(word))
+            format!("\"{}\" is too long for a name: the maximum is {MAX_ENTRY_LENGTH} bytes", shorten(word))
         })
     };
     match wrong {
@@ -118,63 +119,63 @@ fn listed(key: &str, text: &str, problems: &mut Vec<Problem>) -> Vec<String> {
     }
 }
 
-fn policy(pod: &Pod, hami: bool, problems: &mut Vec<Problem>) -> Option<Policy> {
-    let own = pod.annotations.get(native::POLICY).and_then(|text| {
-        // A policy's name is short: only what is none is cut.
-        short(text)
+fn policy(pod: &PodManifest, hami: bool, problems: &mut Vec<Problem>) -> Option<PlacementPolicy> {
+    let native_policy = pod.annotations.get(native::POLICY).and_then(|text| {
+        // Policy names are short, so only invalid names are truncated.
+        shorten(text)
             .parse()
             .map_err(|error| problems.push(Problem::of_pod(native::POLICY, format!("{error}"))))
             .ok()
     });
     if !hami {
-        return own;
+        return native_policy;
     }
-    let [of_gpus, of_nodes] = [hami::GPU_POLICY, hami::NODE_POLICY].map(|key| {
+    let [gpu_policy, node_policy] = [hami::GPU_POLICY, hami::NODE_POLICY].map(|key| {
         let text = pod.annotations.get(key)?.as_str();
         match text {
-            "binpack" => Some(Policy::Binpack),
-            "spread" => Some(Policy::Spread),
-            "topology-aware" if key == hami::GPU_POLICY => Some(Policy::Topology),
+            "binpack" => Some(PlacementPolicy::Binpack),
+            "spread" => Some(PlacementPolicy::Spread),
+            "topology-aware" if key == hami::GPU_POLICY => Some(PlacementPolicy::Topology),
             "" => None,
             _ => {
-                let text = short(text);
-                let message = format!("\"{text}\" is no policy here: write \"binpack\" or \"spread\"");
+                let text = shorten(text);
+                let message = format!("unknown policy \"{text}\": write \"binpack\" or \"spread\"");
                 problems.push(Problem::of_pod(key, message));
                 None
             }
         }
     });
-    if let (Some(gpus), Some(nodes)) = (of_gpus, of_nodes)
+    if let (Some(gpus), Some(nodes)) = (gpu_policy, node_policy)
         && gpus != nodes
-        && own.is_none()
+        && native_policy.is_none()
     {
         let message = format!(
-            "nodes by {nodes} and GPUs by {gpus}: Partage places by one policy for both, {gpus}; write one of them only"
+            "{nodes} for nodes and {gpus} for GPUs: Partage uses one policy for both, {gpus}; keep one of the two annotations"
         );
         problems.push(Problem::of_pod(hami::NODE_POLICY, message));
     }
-    own.or(of_gpus).or(of_nodes)
+    native_policy.or(gpu_policy).or(node_policy)
 }
 
-/// How a GPU is split: Partage has one way (yet).
+/// Reports unsupported ways of splitting a GPU. Partage supports one.
 fn check_mode((key, mode): (&str, &str), problems: &mut Vec<Problem>) {
     let message = match mode {
         "" | "hami-core" => return,
-        "mig" => "MIG is not supported yet: write \"hami-core\" or leave it out".to_string(),
+        "mig" => "MIG is not supported yet: write \"hami-core\" or remove the annotation".to_string(),
         mode => format!(
-            "\"{}\" is no mode Partage knows (MIG is not supported yet): write \"hami-core\" or leave it out",
-            short(mode)
+            "unsupported mode \"{}\" (MIG is not supported yet): write \"hami-core\" or remove the annotation",
+            shorten(mode)
         ),
     };
     problems.push(Problem::of_pod(key, message));
 }
 
-/// What Volcano knows and Partage does not (yet).
-fn check_volcano(pod: &Pod, problems: &mut Vec<Problem>) {
+/// Reports Volcano annotations that Partage does not support yet.
+fn check_volcano(pod: &PodManifest, problems: &mut Vec<Problem>) {
     if pod.annotations.get(volcano::PODGROUP_POLICY).is_some_and(|policy| !policy.is_empty()) {
         problems.push(Problem::of_pod(
             volcano::PODGROUP_POLICY,
-            format!("pods of a group are not kept apart by Partage (yet): {} may do", native::POLICY),
+            format!("pod group policies are not supported yet: consider {}", native::POLICY),
         ));
     }
 }

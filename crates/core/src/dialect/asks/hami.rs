@@ -1,9 +1,9 @@
-//! HAMi: `nvidia.com/gpu` and friends.
+//! HAMi: `nvidia.com/gpu`, `nvidia.com/gpumem`, `nvidia.com/gpumem-percentage` and `nvidia.com/gpucores`.
 
 use super::super::Dialect;
-use super::Read;
-use super::counted::Counted;
-use super::lines::Lines;
+use super::WantResult;
+use super::counted_spelling::CountedSpelling;
+use super::resource_list::ResourceList;
 use crate::model::Bytes;
 
 pub(in crate::dialect) const GPU: &str = "nvidia.com/gpu";
@@ -11,12 +11,12 @@ pub(in crate::dialect) const MEMORY: &str = "nvidia.com/gpumem";
 pub(in crate::dialect) const MEMORY_PERCENTAGE: &str = "nvidia.com/gpumem-percentage";
 pub(in crate::dialect) const CORES: &str = "nvidia.com/gpucores";
 pub(in crate::dialect) const RESOURCES: [&str; 4] = [GPU, MEMORY, MEMORY_PERCENTAGE, CORES];
-/// What NVIDIA's own plugin calls slices of a partitioned GPU.
+/// Prefix of the resources for MIG devices in NVIDIA's device plugin.
 pub(super) const MIG: &str = "nvidia.com/mig-";
-/// What it calls a GPU whose time is sliced.
+/// The resource for a time-sliced GPU in NVIDIA's device plugin.
 pub(super) const TIME_SLICED: &str = "nvidia.com/gpu.shared";
 
-/// Which of two shares goes first.
+/// The resource for a priority among the shares of a GPU.
 pub(super) const PRIORITY: &str = "nvidia.com/priority";
 
 pub(super) const MODE: &str = "nvidia.com/vgpu-mode";
@@ -27,18 +27,19 @@ pub(super) const NO_USE_UUID: &str = "nvidia.com/nouse-gpuuuid";
 pub(super) const GPU_POLICY: &str = "hami.io/gpu-scheduler-policy";
 pub(super) const NODE_POLICY: &str = "hami.io/node-scheduler-policy";
 
-pub(super) fn read(lines: &mut Lines<'_>) -> Read {
-    let spelling = Counted {
+/// Reads the request of one container.
+pub(super) fn read(list: &mut ResourceList<'_>) -> WantResult {
+    let spelling = CountedSpelling {
         dialect: Dialect::Hami,
         count: GPU,
         memory: MEMORY,
         percent: MEMORY_PERCENTAGE,
         cores: CORES,
         unit: 1 << 20,
-        least: Bytes(1),
+        min_memory: Bytes(1),
         percent_wins: false,
         full_is_whole: true,
         zero_is_absent: true,
     };
-    spelling.read(lines)
+    spelling.read(list)
 }

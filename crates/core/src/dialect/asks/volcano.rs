@@ -1,9 +1,9 @@
-//! Volcano vGPU: `volcano.sh/vgpu-*`.
+//! The Volcano vGPU dialect: `volcano.sh/vgpu-*`.
 
-use super::super::{Dialect, Settings};
-use super::Read;
-use super::counted::Counted;
-use super::lines::Lines;
+use super::super::{Dialect, DialectSettings};
+use super::WantResult;
+use super::counted_spelling::CountedSpelling;
+use super::resource_list::ResourceList;
 use crate::model::Bytes;
 
 pub(in crate::dialect) const NUMBER: &str = "volcano.sh/vgpu-number";
@@ -17,18 +17,19 @@ pub(super) const NO_USE_UUID: &str = "volcano.sh/vgpu-nouse-gpuuuid";
 pub(super) const MODE: &str = "volcano.sh/vgpu-mode";
 pub(super) const PODGROUP_POLICY: &str = "volcano.sh/vgpu-podgroup-policy";
 
-pub(super) fn read(lines: &mut Lines<'_>, settings: &Settings) -> Read {
-    let spelling = Counted {
+/// Reads the request of one container.
+pub(super) fn read(list: &mut ResourceList<'_>, settings: &DialectSettings) -> WantResult {
+    let spelling = CountedSpelling {
         dialect: Dialect::Volcano,
         count: NUMBER,
         memory: MEMORY,
         percent: MEMORY_PERCENTAGE,
         cores: CORES,
         unit: u64::from(settings.volcano_memory_factor) << 20,
-        least: Bytes(1),
+        min_memory: Bytes(1),
         percent_wins: true,
         full_is_whole: true,
         zero_is_absent: true,
     };
-    spelling.read(lines)
+    spelling.read(list)
 }

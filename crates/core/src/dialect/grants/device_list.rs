@@ -1,53 +1,53 @@
 //! The device list of Volcano vGPU and HAMi: `<uuid>,NVIDIA,<memory>,<cores>:` per device, `;` between containers.
 //!
-//! Decoding is as lenient as the tools that read these lists: an entry that is none is skipped, and reported.
+//! Decoding is as lenient as in the tools that read these lists: invalid entries are skipped and reported.
 
 use super::quoted;
 use crate::model::GpuUuid;
 
-/// The device type of every entry written.
+/// The device type in every encoded entry.
 pub const NVIDIA: &str = "NVIDIA";
 
-/// One entry.
+/// One entry of a device list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Device {
-    /// The GPU.
+pub struct DeviceEntry {
+    /// The UUID of the GPU.
     pub gpu: GpuUuid,
-    /// The MIG instance of it, where the entry names one.
+    /// The MIG instance, if the entry names one.
     pub mig: Option<MigSlot>,
-    /// The device type.
+    /// The device type, as a vendor name.
     pub kind: String,
-    /// Memory in the cluster's units.
+    /// Memory in units of the cluster.
     pub memory: u32,
-    /// Compute in percent; 0 = nothing promised, 100 = nobody else.
+    /// Compute in percent; 0 means no guarantee, 100 means an exclusive GPU.
     pub cores: u32,
 }
 
-/// A MIG instance: a position in a group of equal ones.
+/// A MIG instance, identified by its position in a group of equal instances.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MigSlot {
-    /// The group.
+    /// The name of the group.
     pub group: String,
-    /// The position in it.
+    /// The position in the group.
     pub position: u32,
 }
 
-/// A decoded list.
+/// A decoded device list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceList {
-    /// The devices per container. Empty where the entries of a container were erased.
-    pub containers: Vec<Vec<Device>>,
-    /// Entries that are none, cut short for messages.
+    /// The devices of each container; empty if the entries of a container were erased.
+    pub containers: Vec<Vec<DeviceEntry>>,
+    /// Invalid entries, truncated for messages.
     pub skipped: Vec<String>,
 }
 
-/// Writes a list.
-pub fn encode(containers: &[Vec<Device>]) -> String {
-    let container = |devices: &Vec<Device>| devices.iter().map(entry).collect::<String>();
+/// Encodes a device list.
+pub fn encode(containers: &[Vec<DeviceEntry>]) -> String {
+    let container = |devices: &Vec<DeviceEntry>| devices.iter().map(encode_entry).collect::<String>();
     containers.iter().map(container).collect::<Vec<_>>().join(";")
 }
 
-/// Reads a list.
+/// Decodes a device list.
 pub fn decode(text: &str) -> DeviceList {
     let mut list = DeviceList::default();
     if text.is_empty() {
@@ -56,7 +56,7 @@ pub fn decode(text: &str) -> DeviceList {
     for container in text.split(';') {
         let mut devices = Vec::new();
         for entry in container.split(':').filter(|entry| !entry.trim().is_empty()) {
-            match device(entry) {
+            match decode_entry(entry) {
                 Some(device) => devices.push(device),
                 None => list.skipped.push(quoted(entry)),
             }
@@ -66,8 +66,7 @@ pub fn decode(text: &str) -> DeviceList {
     list
 }
 
-/// The list without the entries of the first container that still has any, as a node erases it container by
-/// container.
+/// Erases the entries of the first container that still has any. A node does this for one container after the other.
 pub fn erase_first(text: &str) -> String {
     let mut containers: Vec<&str> = text.split(';').collect();
     if let Some(first) = containers.iter_mut().find(|container| !container.is_empty()) {
@@ -76,30 +75,30 @@ pub fn erase_first(text: &str) -> String {
     containers.join(";")
 }
 
-/// Whether every container's entries were erased.
+/// Returns whether the entries of all containers were erased.
 pub fn is_erased(text: &str) -> bool {
     text.split(';').all(str::is_empty)
 }
 
-fn entry(device: &Device) -> String {
-    let Device { gpu, mig, kind, memory, cores } = device;
+fn encode_entry(device: &DeviceEntry) -> String {
+    let DeviceEntry { gpu, mig, kind, memory, cores } = device;
     let mig = mig.as_ref().map(|MigSlot { group, position }| format!("[{group}-{position}]"));
     format!("{gpu}{},{kind},{memory},{cores}:", mig.unwrap_or_default())
 }
 
-fn device(entry: &str) -> Option<Device> {
+fn decode_entry(entry: &str) -> Option<DeviceEntry> {
     let mut fields = entry.split(',').map(str::trim);
     let (id, kind, memory, cores) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
-    let (uuid, mig) = mig(id)?;
+    let (uuid, mig) = split_mig(id)?;
     if uuid.is_empty() {
         return None;
     }
     let (memory, cores) = (memory.parse().ok()?, cores.parse().ok()?);
-    Some(Device { gpu: uuid.into(), mig, kind: kind.into(), memory, cores })
+    Some(DeviceEntry { gpu: uuid.into(), mig, kind: kind.into(), memory, cores })
 }
 
-/// Splits `<uuid>[<group>-<position>]`. A group may have hyphens of its own, so the last one separates.
-fn mig(id: &str) -> Option<(&str, Option<MigSlot>)> {
+/// Splits `<uuid>[<group>-<position>]`. Group names may contain hyphens, so the last one separates.
+fn split_mig(id: &str) -> Option<(&str, Option<MigSlot>)> {
     let Some((uuid, slot)) = id.split_once('[') else { return Some((id, None)) };
     let (group, position) = slot.strip_suffix(']')?.rsplit_once('-')?;
     Some((uuid, Some(MigSlot { group: group.into(), position: position.parse().ok()? })))
@@ -109,19 +108,19 @@ fn mig(id: &str) -> Option<(&str, Option<MigSlot>)> {
 mod tests {
     use super::*;
 
-    fn plain(gpu: &str, memory: u32, cores: u32) -> Device {
-        Device { gpu: gpu.into(), mig: None, kind: NVIDIA.into(), memory, cores }
+    fn plain(gpu: &str, memory: u32, cores: u32) -> DeviceEntry {
+        DeviceEntry { gpu: gpu.into(), mig: None, kind: NVIDIA.into(), memory, cores }
     }
 
     #[test]
-    fn c10_one_device() {
+    fn c10_single_device_is_decoded() {
         let list = decode("GPU-0,NVIDIA,4096,30:");
         assert_eq!(list.containers, [[plain("GPU-0", 4096, 30)]]);
         assert!(list.skipped.is_empty());
     }
 
     #[test]
-    fn c11_c12_c13_c14_an_entry_that_is_none_is_skipped() {
+    fn c11_c12_c13_c14_invalid_entries_are_skipped() {
         for bad in ["GPU-0,NVIDIA,-5,30:", "GPU-0,NVIDIA,4096,-1:", "GPU-0,NVIDIA,abc,30:", "GPU-0,NVIDIA:"] {
             let list = decode(bad);
             assert_eq!((list.containers, list.skipped.len()), (vec![vec![]], 1), "{bad}");
@@ -130,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn c15_a_good_entry_beside_a_bad_one_is_kept() {
+    fn c15_valid_entry_beside_an_invalid_one_is_kept() {
         let list = decode("abc:GPU-1,NVIDIA,100,0:");
         assert_eq!(list.containers, [[plain("GPU-1", 100, 0)]]);
         assert_eq!(list.skipped, ["\"abc\""]);
@@ -159,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn c19_mig_instances_are_recognised() {
+    fn c19_mig_instances_are_recognized() {
         let slot = |group: &str, position| Some(MigSlot { group: group.into(), position });
         for (id, mig) in
             [("gpu-1234[default-0]", slot("default", 0)), ("gpu-1234[group-2-3]", slot("group-2", 3))]

@@ -1,27 +1,27 @@
-//! The environment that containers of more than one dialect get.
+//! Environment variables that are common to several dialects.
 
-use super::{Placed, PlacedShare};
+use super::{PlacedGrant, ShareOnGpu};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Which GPUs the container sees, by UUID in every dialect: an index means another GPU after a card is lost.
-pub(super) fn visible_devices(placed: &Placed<'_>, env: &mut BTreeMap<String, String>) {
+/// Sets the GPUs that the container sees. UUIDs are used in every dialect, because indexes change when a GPU is lost.
+pub(super) fn visible_devices(placed: &PlacedGrant<'_>, env: &mut BTreeMap<String, String>) {
     let mut seen = BTreeSet::new();
-    let uuids = placed.parts.iter().map(|part| part.gpu.uuid.as_str()).filter(|uuid| seen.insert(*uuid));
+    let uuids = placed.shares.iter().map(|on_gpu| on_gpu.gpu.uuid.as_str()).filter(|uuid| seen.insert(*uuid));
     env.insert("NVIDIA_VISIBLE_DEVICES".into(), comma_list(uuids));
 }
 
-/// The limits that users of the HAMi enforcement library read. Ours does not depend on them.
-pub(super) fn enforcement_limits(placed: &Placed<'_>, env: &mut BTreeMap<String, String>) {
-    for (position, part) in placed.parts.iter().enumerate() {
-        if let Some(memory) = part.share.memory_bytes {
+/// Sets the limits of the HAMi enforcement library for programs that read them. Partage's enforcement does not use them.
+pub(super) fn enforcement_limits(placed: &PlacedGrant<'_>, env: &mut BTreeMap<String, String>) {
+    for (position, on_gpu) in placed.shares.iter().enumerate() {
+        if let Some(memory) = on_gpu.share.memory_bytes {
             env.insert(format!("CUDA_DEVICE_MEMORY_LIMIT_{position}"), format!("{}m", memory.0 >> 20));
         }
     }
-    let percent = placed.parts.first().map_or(0, PlacedShare::percent);
+    let percent = placed.shares.first().map_or(0, ShareOnGpu::percent);
     env.insert("CUDA_DEVICE_SM_LIMIT".into(), percent.to_string());
 }
 
-/// Items with commas between them.
+/// Joins items with commas.
 pub(super) fn comma_list<T: ToString>(items: impl Iterator<Item = T>) -> String {
     items.map(|item| item.to_string()).collect::<Vec<_>>().join(",")
 }

@@ -1,24 +1,24 @@
-//! `partage.dev/grant`: the grant itself, as compact JSON.
+//! The native record `partage.dev/grant`: the grant as compact JSON.
 
-use super::{GrantError, MOST_TEXT, Record, quoted};
+use super::{GrantError, MAX_RECORD_BYTES, RecordReader, quoted};
 use crate::cluster_file::check_grants;
 use crate::model::{ContainerRole, Grant, NodeName, PodGrant};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The annotation.
+/// The annotation that holds the grant.
 pub const ANNOTATION: &str = crate::dialect::asks::native::GRANT;
-/// The version written. A reader refuses a later one rather than half understand it.
+/// The version that is written. Readers refuse other versions, because they would misinterpret them.
 pub const VERSION: u32 = 1;
 
-/// The annotation's text. What [`decode`] would refuse is not written.
+/// Encodes a grant as the text of the annotation. Returns an error for a grant that [`decode`] would refuse.
 pub fn encode(grant: &PodGrant) -> Result<String, GrantError> {
     check_grants(&grant.grants, "grant").map_err(|e| GrantError::new(ANNOTATION, e.to_string()))?;
-    let fields = Fields { version: VERSION, node: grant.node.clone(), grants: grant.grants.clone() };
+    let fields = RecordFields { version: VERSION, node: grant.node.clone(), grants: grant.grants.clone() };
     let text = serde_json::to_string(&fields).map_err(|e| GrantError::new(ANNOTATION, e.to_string()))?;
-    if text.len() > MOST_TEXT {
+    if text.len() > MAX_RECORD_BYTES {
         let message = format!(
-            "the grant takes {} bytes, more than the {MOST_TEXT} Kubernetes takes: split the pod",
+            "the grant takes {} bytes, more than the {MAX_RECORD_BYTES} that Kubernetes allows: split the pod",
             text.len()
         );
         return Err(GrantError::new(ANNOTATION, message));
@@ -26,28 +26,28 @@ pub fn encode(grant: &PodGrant) -> Result<String, GrantError> {
     Ok(text)
 }
 
-/// A grant from the annotation's text, checked in itself but against no pod and no node.
+/// Decodes the text of the annotation. The grant is checked for consistency, but not against a pod or node.
 pub fn decode(text: &str) -> Result<PodGrant, GrantError> {
     let fail = |message: String| GrantError::new(ANNOTATION, message);
-    if text.len() > MOST_TEXT {
-        return Err(fail(format!("is {} bytes long, more than {MOST_TEXT}", text.len())));
+    if text.len() > MAX_RECORD_BYTES {
+        return Err(fail(format!("is {} bytes long, more than {MAX_RECORD_BYTES}", text.len())));
     }
-    let unreadable = |e: serde_json::Error| fail(format!("{} is no grant: {e}", quoted(text)));
-    // A later version may have fields this one does not know: look at the version alone first.
-    let Version { version } = serde_json::from_str(text).map_err(unreadable)?;
+    let unreadable = |e: serde_json::Error| fail(format!("{} is not a grant: {e}", quoted(text)));
+    // Parse the version first: a later version may have unknown fields.
+    let RecordVersion { version } = serde_json::from_str(text).map_err(unreadable)?;
     if version != VERSION {
         return Err(fail(format!(
-            "is of version {version}, this Partage reads version {VERSION}: upgrade this part of it"
+            "has version {version}, but this program supports version {VERSION}: upgrade it"
         )));
     }
-    let Fields { node, grants, .. } = serde_json::from_str(text).map_err(unreadable)?;
+    let RecordFields { node, grants, .. } = serde_json::from_str(text).map_err(unreadable)?;
     check_grants(&grants, "grant").map_err(|e| fail(e.to_string()))?;
     Ok(PodGrant { node, grants })
 }
 
-/// Reads the annotation of a pod. A GPU that the node no longer has is not an error here: the shares on its other
-/// GPUs are still held, and the ledger reports the lost one.
-pub(super) fn read(text: &str, record: &Record<'_>) -> Result<PodGrant, GrantError> {
+/// Decodes the annotation of a pod. A GPU that the node no longer has is not an error: the shares on its other GPUs are still
+/// held, and the ledger reports the lost GPU.
+pub(super) fn read(text: &str, record: &RecordReader<'_>) -> Result<PodGrant, GrantError> {
     let fail = |message: String| GrantError::new(ANNOTATION, message);
     let grant = decode(text)?;
     if grant.node != record.node.name {
@@ -61,10 +61,10 @@ pub(super) fn read(text: &str, record: &Record<'_>) -> Result<PodGrant, GrantErr
         let role = roles.get(container.as_str());
         let role =
             role.ok_or_else(|| fail(format!("names container {name}, which the pod does not have")))?;
-        // An app container passed off as an init container would hold its share uncounted.
+        // If an app container could pass as an init container, its share would not be counted.
         if *init != (*role == ContainerRole::Init) {
-            let (says, is) = if *init { ("an", "none") } else { ("no", "one") };
-            return Err(fail(format!("says container {name} is {says} init container, and it is {is}")));
+            let (says, is) = if *init { ("is", "is not") } else { ("is not", "is") };
+            return Err(fail(format!("says container {name} {says} an init container, but it {is}")));
         }
     }
     Ok(grant)
@@ -72,13 +72,13 @@ pub(super) fn read(text: &str, record: &Record<'_>) -> Result<PodGrant, GrantErr
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Fields {
+struct RecordFields {
     version: u32,
     node: NodeName,
     grants: Vec<Grant>,
 }
 
 #[derive(Deserialize)]
-struct Version {
+struct RecordVersion {
     version: u32,
 }

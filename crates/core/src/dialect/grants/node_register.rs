@@ -1,47 +1,47 @@
-//! `volcano.sh/node-vgpu-register`: the GPUs of a node as Volcano's scheduler reads them.
+//! The annotation `volcano.sh/node-vgpu-register`: the GPUs of a node, as Volcano's scheduler reads them.
 //!
-//! One entry per GPU: `<uuid>,<most shares>,<memory>,NVIDIA-<model>,<healthy>,<mode>:`, sorted by minor number.
+//! One entry per GPU: `<uuid>,<max shares>,<memory>,NVIDIA-<model>,<healthy>,<mode>:`, sorted by minor number.
 
 use super::volcano::unit;
-use super::{GrantError, MOST_TEXT, memory_of, quoted};
+use super::{GrantError, MAX_RECORD_BYTES, memory_of, quoted};
 use crate::cluster_file::is_uuid;
-use crate::dialect::Settings;
+use crate::dialect::DialectSettings;
 use crate::model::{Gpu, Node, NodeName};
 use std::collections::BTreeSet;
 
-/// The annotation of the node.
+/// The annotation on the node.
 pub const ANNOTATION: &str = "volcano.sh/node-vgpu-register";
-/// The most shares of one GPU that are registered for a node which sets no bound: the format needs a number.
-pub const DEFAULT_MOST_SHARES: u32 = 10;
+/// Maximum number of shares per GPU that is registered for a node without a limit: the format requires a number.
+pub const DEFAULT_MAX_SHARES: u32 = 10;
 
 const MODEL_PREFIX: &str = "NVIDIA-";
-/// The mode of a GPU shared in software.
-const SHARED: &str = "hami-core";
+/// The mode of a GPU that is shared by software.
+const SOFTWARE_MODE: &str = "hami-core";
 const UNHEALTHY: &str = "registered as unhealthy";
 
-/// The annotation's text for a node.
-pub fn encode(node: &Node, settings: &Settings) -> String {
+/// Encodes the GPUs of a node.
+pub fn encode(node: &Node, settings: &DialectSettings) -> String {
     let unit = unit(settings.volcano_memory_factor);
-    let most = node.max_shares_per_gpu.unwrap_or(DEFAULT_MOST_SHARES);
+    let max_shares = node.max_shares_per_gpu.unwrap_or(DEFAULT_MAX_SHARES);
     let mut gpus: Vec<&Gpu> = node.gpus.iter().collect();
     gpus.sort_by_key(|gpu| gpu.minor);
     let entry = |gpu: &Gpu| {
         let (uuid, memory, healthy) = (&gpu.uuid, gpu.memory_bytes.0 / unit, gpu.withheld.is_none());
-        // The separators cannot be escaped.
+        // The format has no escapes for its separators.
         let model = gpu.model.replace([',', ':'], " ");
-        format!("{uuid},{most},{memory},{MODEL_PREFIX}{model},{healthy},{SHARED}:")
+        format!("{uuid},{max_shares},{memory},{MODEL_PREFIX}{model},{healthy},{SOFTWARE_MODE}:")
     };
     gpus.into_iter().map(entry).collect()
 }
 
-/// A node from the annotation's text. An entry that is none refuses the whole node, as Volcano does.
+/// Decodes a node. As in Volcano, one invalid entry is an error for the whole node.
 ///
-/// Not in it: minor numbers (the order stands for them), NUMA nodes, links, and why a GPU is unhealthy. A text
-/// without any `:` registers nothing.
-pub fn decode(name: &NodeName, text: &str, settings: &Settings) -> Result<Node, GrantError> {
+/// The format lacks minor numbers (the order of the entries replaces them), NUMA nodes, links, and the reason why a GPU is
+/// unhealthy. A text without any `:` has no GPUs.
+pub fn decode(name: &NodeName, text: &str, settings: &DialectSettings) -> Result<Node, GrantError> {
     let fail = |message: String| GrantError::new(ANNOTATION, format!("node {name}: {message}"));
-    if text.len() > MOST_TEXT {
-        return Err(fail(format!("is {} bytes long, more than {MOST_TEXT}", text.len())));
+    if text.len() > MAX_RECORD_BYTES {
+        return Err(fail(format!("is {} bytes long, more than {MAX_RECORD_BYTES}", text.len())));
     }
     let mut node = Node::new(name.clone(), Vec::new());
     if !text.contains(':') {
@@ -52,22 +52,23 @@ pub fn decode(name: &NodeName, text: &str, settings: &Settings) -> Result<Node, 
     for (position, entry) in text.split(':').filter(|entry| !entry.is_empty()).enumerate() {
         let bad = |what: &str| fail(format!("GPU {position}: {what} in {}", quoted(entry)));
         let fields: Vec<&str> = entry.split(',').collect();
-        let &[uuid, most, memory, model, healthy, mode, ..] = &fields[..] else {
+        let &[uuid, max_shares, memory, model, healthy, mode, ..] = &fields[..] else {
             return Err(bad(&format!("{} of 6 fields", fields.len())));
         };
         if !is_uuid(uuid) || !uuids.insert(uuid) {
-            return Err(bad("no UUID of its own"));
+            return Err(bad("missing or duplicate UUID"));
         }
-        let most: u32 =
-            most.parse().ok().filter(|&most| most > 0).ok_or_else(|| bad("no count of shares"))?;
-        // One bound holds for all GPUs of a node; the smallest is right for each of them.
-        node.max_shares_per_gpu = Some(node.max_shares_per_gpu.map_or(most, |other| other.min(most)));
-        let memory: u32 = memory.parse().map_err(|_| bad("no amount of memory"))?;
+        let max_shares: u32 =
+            max_shares.parse().ok().filter(|&max| max > 0).ok_or_else(|| bad("invalid number of shares"))?;
+        // A node has one limit for all of its GPUs, so the smallest is used.
+        node.max_shares_per_gpu =
+            Some(node.max_shares_per_gpu.map_or(max_shares, |other| other.min(max_shares)));
+        let memory: u32 = memory.parse().map_err(|_| bad("invalid amount of memory"))?;
         let withheld = match (healthy, mode) {
             ("true", "mig") => Some("MIG is enabled: not supported yet".to_string()),
             ("true", _) => None,
             ("false", _) => Some(UNHEALTHY.to_string()),
-            _ => return Err(bad("neither true nor false for its health")),
+            _ => return Err(bad("health is neither true nor false")),
         };
         node.gpus.push(Gpu {
             uuid: uuid.into(),
@@ -89,8 +90,8 @@ mod tests {
     use crate::testing;
     use proptest::prelude::*;
 
-    fn settings(factor: u32) -> Settings {
-        Settings { volcano_memory_factor: factor, ..Settings::default() }
+    fn settings(factor: u32) -> DialectSettings {
+        DialectSettings { volcano_memory_factor: factor, ..DialectSettings::default() }
     }
 
     fn read(text: &str) -> Result<Node, String> {
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn c16_five_fields_refuse_the_node_and_no_colon_means_no_gpus() {
+    fn c16_missing_field_is_an_error_and_text_without_colon_has_no_gpus() {
         assert_eq!(read("GPU-a,10,15360,NVIDIA-Tesla T4,true,hami-core").unwrap().gpus, []);
         assert_eq!(
             read("GPU-a,10,15360,NVIDIA-Tesla T4,true:").unwrap_err(),
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn c90_sorted_by_minor_and_counted_in_the_factor() {
+    fn c90_gpus_are_sorted_by_minor_and_memory_uses_the_factor() {
         let gpu = |uuid: &str, minor| Gpu {
             uuid: uuid.into(),
             minor,
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn health_and_mode_withhold_a_gpu() {
+    fn unhealthy_and_mig_gpus_are_withheld() {
         let node =
             read("GPU-a,10,100,NVIDIA-A100,false,hami-core:GPU-b,4,100,NVIDIA-A100,true,mig:").unwrap();
         let reasons: Vec<_> = node.gpus.iter().map(|gpu| gpu.withheld.clone().unwrap()).collect();

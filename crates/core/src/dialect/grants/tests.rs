@@ -27,21 +27,21 @@ fn node() -> Node {
     Node::new("n1", vec![gpu("GPU-a", 0, 16276), gpu("GPU-b", 3, 12288)])
 }
 
-fn container(name: &str, role: ContainerRole, limits: &[(&str, &str)]) -> Container {
+fn container(name: &str, role: ContainerRole, limits: &[(&str, &str)]) -> ContainerManifest {
     let limits: BTreeMap<String, String> =
         limits.iter().map(|(name, amount)| (name.to_string(), amount.to_string())).collect();
-    Container { name: name.into(), role, requests: limits.clone(), limits }
+    ContainerManifest { name: name.into(), role, requests: limits.clone(), limits }
 }
 
-fn app(name: &str, limits: &[(&str, &str)]) -> Container {
+fn app(name: &str, limits: &[(&str, &str)]) -> ContainerManifest {
     container(name, ContainerRole::App, limits)
 }
 
-fn pod(containers: Vec<Container>) -> Pod {
-    Pod { containers, ..Pod::default() }
+fn pod(containers: Vec<ContainerManifest>) -> PodManifest {
+    PodManifest { containers, ..PodManifest::default() }
 }
 
-fn annotated(mut pod: Pod, annotations: &[(&str, &str)]) -> Pod {
+fn annotated(mut pod: PodManifest, annotations: &[(&str, &str)]) -> PodManifest {
     for (key, value) in annotations {
         pod.annotations.insert(key.to_string(), value.to_string());
     }
@@ -70,43 +70,54 @@ fn pod_grant(grants: Vec<Grant>) -> PodGrant {
     PodGrant { node: "n1".into(), grants }
 }
 
-/// Writes a grant for a pod whose containers with a grant all ask in one dialect.
-fn written(pod: &Pod, grant: &PodGrant, dialect: Dialect, settings: &Settings) -> Written {
+/// Encodes a grant for a pod whose containers with a grant all use one dialect.
+fn written(
+    pod: &PodManifest,
+    grant: &PodGrant,
+    dialect: Dialect,
+    settings: &DialectSettings,
+) -> EncodedGrant {
     written_on(&node(), pod, grant, dialect, settings)
 }
 
-fn written_on(node: &Node, pod: &Pod, grant: &PodGrant, dialect: Dialect, settings: &Settings) -> Written {
+fn written_on(
+    node: &Node,
+    pod: &PodManifest,
+    grant: &PodGrant,
+    dialect: Dialect,
+    settings: &DialectSettings,
+) -> EncodedGrant {
     let dialects = grant.grants.iter().map(|grant| (grant.container.clone(), dialect)).collect();
-    write(grant, node, &Spelling::of(pod, &dialects), settings, NOW).unwrap()
+    write(grant, node, &PodDialects::of(pod, &dialects), settings, NOW).unwrap()
 }
 
-/// Reads a pod's record on [`node`].
-fn read_back(pod: &Pod, settings: &Settings) -> Result<Option<(Dialect, PodGrant)>, String> {
+/// Decodes a pod's record on [`node`].
+fn read_back(pod: &PodManifest, settings: &DialectSettings) -> Result<Option<(Dialect, PodGrant)>, String> {
     read(pod, None, &node(), settings).map_err(|e| e.to_string())
 }
 
-fn env<'a>(written: &'a Written, container: &str) -> Vec<(&'a str, &'a str)> {
+fn env<'a>(written: &'a EncodedGrant, container: &str) -> Vec<(&'a str, &'a str)> {
     written.env[container].iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
 }
 
-fn annotations(written: &Written) -> Vec<(&str, &str)> {
+fn annotations(written: &EncodedGrant) -> Vec<(&str, &str)> {
     let foreign = written.annotations.iter().filter(|(key, _)| key.as_str() != native::ANNOTATION);
     foreign.map(|(key, value)| (key.as_str(), value.as_str())).collect()
 }
 
-/// What a pod looks like after its grant was written, to tools that do not know the native record.
-fn as_foreign(mut pod: Pod, written: &Written) -> Pod {
+/// Returns the pod with its encoded grant, without the native record, as other tools see it.
+fn as_foreign(mut pod: PodManifest, written: &EncodedGrant) -> PodManifest {
     pod.annotations.extend(written.annotations.clone());
     pod.annotations.remove(native::ANNOTATION);
     pod
 }
 
-fn in_mib() -> Settings {
-    Settings { gpushare_unit: MemoryUnit::Mib, ..Settings::default() }
+fn in_mib() -> DialectSettings {
+    DialectSettings { gpushare_unit: MemoryUnit::Mib, ..DialectSettings::default() }
 }
 
-fn with_factor(volcano_memory_factor: u32) -> Settings {
-    Settings { volcano_memory_factor, ..Settings::default() }
+fn with_factor(volcano_memory_factor: u32) -> DialectSettings {
+    DialectSettings { volcano_memory_factor, ..DialectSettings::default() }
 }
 
 fn uuids(node: &Node) -> Vec<GpuUuid> {

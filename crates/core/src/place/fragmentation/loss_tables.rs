@@ -1,4 +1,4 @@
-//! What the demand says about free capacity: tables made at a refresh and read at every decision.
+//! Tables that rate free capacity by the expected demand: computed at a refresh, read at every decision.
 //!
 //! Losses are counted in thousandths of a percent of one GPU, as fixed-point numbers with [`FRACTION_BITS`] fractional
 //! bits.
@@ -72,13 +72,13 @@ impl AskKind {
     pub(super) fn of(prepared: &PreparedAsk) -> AskKind {
         match prepared.wants.as_slice() {
             [] => AskKind::NoGpu,
-            wants if wants.iter().all(|wanted| !wanted.want.part.whole) => AskKind::Share,
+            wants if wants.iter().all(|wanted| !wanted.want.share.whole) => AskKind::Share,
             _ => AskKind::Whole,
         }
     }
 }
 
-/// What was learned, frozen until the next refresh.
+/// The learned tables, frozen until the next refresh.
 #[derive(Clone, Debug)]
 pub(super) struct LossTables {
     classes: Vec<ClassTable>,
@@ -94,7 +94,7 @@ pub(super) struct LossTables {
     spread: i64,
 }
 
-/// What is known about one class of GPU.
+/// The tables of one class of GPU.
 #[derive(Clone, Debug)]
 struct ClassTable {
     /// The distinct sizes of typical shares, in thousandths of a percent.
@@ -103,9 +103,9 @@ struct ClassTable {
     kinds: Vec<Typical>,
     /// Kinds that want several whole GPUs.
     multi: Vec<MultiGpuKind>,
-    /// What a GPU is worth by its idle part in percent.
+    /// The value of a GPU by its idle compute in percent.
     value: [i64; VALUES],
-    /// What the class costs a pod that does not insist on it, per unit of capacity.
+    /// The price of the class per unit of capacity, for pods that do not require it.
     price: i64,
 }
 
@@ -369,7 +369,7 @@ fn price(class: usize, kinds: &[DemandKind], demand: &DemandTotals, totals: &Clu
     fixed(MODEL_PRICE * demand.min(MAX_MODEL_DEMAND), ONE)
 }
 
-/// What the cluster has in all. Compute is in thousandths of a percent of one GPU.
+/// Total capacity of the cluster. Compute is in thousandths of a percent of one GPU.
 struct ClusterTotals {
     by_class: Vec<f64>,
     cores: f64,
@@ -393,7 +393,7 @@ impl ClusterTotals {
     }
 }
 
-/// What was asked for so far.
+/// Total demand of the asks so far.
 struct DemandTotals {
     /// CPU of all pods, in thousandths.
     cpu: f64,

@@ -1,10 +1,10 @@
-//! Structures of CUDA.
+//! Compares size, alignment and field offsets of CUDA structures with cudarc's.
 
 use cudarc::driver::sys as theirs;
 use partage_driver_api::cuda as ours;
 
 #[test]
-fn layouts() {
+fn layouts_match() {
     same_layout! {
         CUuuid { bytes }
         CUdevprop_v1 {
@@ -218,9 +218,9 @@ fn layouts() {
     }
 }
 
-/// What cudarc does not have, by the sizes that a C compiler gives cuda.h's and cudaEGL.h's.
+/// Structures that cudarc lacks, with the sizes that a C compiler computes from cuda.h and cudaEGL.h.
 #[test]
-fn sizes() {
+fn sizes_match() {
     assert_eq!(size_of::<ours::CUDA_ARRAY_DESCRIPTOR_v1>(), 16);
     assert_eq!(size_of::<ours::CUDA_ARRAY3D_DESCRIPTOR_v1>(), 24);
     assert_eq!(size_of::<ours::CUDA_MEMCPY2D_v1>(), 96);

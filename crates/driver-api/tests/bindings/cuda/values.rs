@@ -1,10 +1,10 @@
-//! Values of CUDA.
+//! Compares the enumeration values of CUDA with cudarc's.
 
 use cudarc::driver::sys as theirs;
 use partage_driver_api::cuda as ours;
 
 #[test]
-fn enumerations() {
+fn enumeration_values_match() {
     macro_rules! same {
         ($($type:ident { $($value:ident)* })*) => { $(
             assert_eq!(size_of::<ours::$type>(), size_of::<theirs::$type>(), stringify!($type));
@@ -617,9 +617,9 @@ fn enumerations() {
     }
 }
 
-/// Some enumerations of flags are structures at cudarc.
+/// Some flag enumerations are structures in cudarc.
 #[test]
-fn flags() {
+fn flags_match() {
     macro_rules! same {
         ($($type:ident { $($value:ident)* })*) => { $(
             assert_eq!(size_of::<ours::$type>(), size_of::<theirs::$type>(), stringify!($type));
@@ -639,7 +639,7 @@ fn flags() {
 }
 
 #[test]
-fn constants() {
+fn constants_match() {
     macro_rules! same {
         ($($value:ident)*) => { $(
             assert_eq!(i128::from(ours::$value), i128::from(theirs::$value), stringify!($value));

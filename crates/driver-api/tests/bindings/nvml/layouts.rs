@@ -1,10 +1,10 @@
-//! Structures of NVML.
+//! Compares size, alignment and field offsets of NVML structures with those of nvml-wrapper-sys.
 
 use nvml_wrapper_sys::bindings as theirs;
 use partage_driver_api::nvml as ours;
 
 #[test]
-fn layouts() {
+fn layouts_match() {
     same_layout! {
         nvmlHwbcEntry_t { hwbcId firmwareVersion }
         nvmlUnitFanInfo_t { speed state }
@@ -171,10 +171,10 @@ fn layouts() {
     }
 }
 
-/// What nvml-wrapper-sys does not have, by the sizes that a C compiler gives nvml.h's, of 12.9 and of older
-/// times.
+/// Structures that nvml-wrapper-sys lacks, with the sizes that a C compiler computes from nvml.h of 12.9 and of older
+/// versions.
 #[test]
-fn sizes() {
+fn sizes_match() {
     assert_eq!(size_of::<ours::nvmlConfComputeGetKeyRotationThresholdInfo_v1_t>(), 16);
     assert_eq!(size_of::<ours::nvmlConfComputeSetKeyRotationThresholdInfo_v1_t>(), 16);
     assert_eq!(size_of::<ours::nvmlPciInfo_v1_t>(), 32);
@@ -182,9 +182,9 @@ fn sizes() {
     assert_eq!(size_of::<ours::nvmlEventData_v1_t>(), 24);
 }
 
-/// A structure's version is its size and number.
+/// The version of a structure consists of its size and a number.
 #[test]
-fn versions() {
+fn versions_match() {
     macro_rules! versions {
         ($($type:ident $version:ident $number:literal)*) => { $(
             assert_eq!(ours::$version as usize, size_of::<ours::$type>() | $number << 24, stringify!($version));

@@ -1,12 +1,12 @@
-//! Values of NVML.
+//! Compares the enumeration values of NVML with those of nvml-wrapper-sys.
 
 use nvml_wrapper_sys::bindings as theirs;
 use partage_driver_api::nvml as ours;
 
-/// nvml-wrapper-sys puts the enumeration before the value. Left out: NVML_BRAND_COUNT, which is 18 in its
-/// version of the header and 17 in 12.9, and what belongs to virtual GPUs.
+/// nvml-wrapper-sys prefixes values with the enumeration. Left out: NVML_BRAND_COUNT, which is 18 in its version of
+/// the header and 17 in 12.9, and values for virtual GPUs.
 #[test]
-fn enumerations() {
+fn enumeration_values_match() {
     macro_rules! same {
         ($($value:ident = $theirs:ident)*) => { $(
             assert_eq!(i128::from(ours::$value), i128::from(theirs::$theirs), stringify!($value));
@@ -505,7 +505,7 @@ fn enumerations() {
 }
 
 #[test]
-fn constants() {
+fn constants_match() {
     macro_rules! same {
         ($($value:ident)*) => { $(
             assert_eq!(i128::from(ours::$value), i128::from(theirs::$value), stringify!($value));

@@ -1,15 +1,15 @@
 use super::*;
 
 #[test]
-fn two_dialects_in_one_container_are_named() {
+fn two_dialects_in_one_container_are_a_problem() {
     let reading =
         read_one(json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10, "volcano.sh/vgpu-number": 1}));
     assert_eq!(
         message(&reading),
-        "this container asks in 2 dialects, volcano (volcano.sh/vgpu-number) and hami (nvidia.com/gpu, nvidia.com/gpumem): keep one"
+        "this container uses 2 dialects, volcano (volcano.sh/vgpu-number) and hami (nvidia.com/gpu, nvidia.com/gpumem): keep one"
     );
     assert_eq!((reading.containers[0].dialect, reading.containers[0].want), (None, None));
-    // Zero asks nothing, and each container may have its own.
+    // Zero requests nothing, and each container may use another dialect.
     assert_eq!(read_one(json!({"nvidia.com/gpu": 0, "partage.dev/gpu": 1})).problems, []);
     let other = json!({"name": "other", "resources": {"limits": {"aliyun.com/gpu-mem": 1}}});
     let reading = read_pod(json!({}), vec![limits(json!({"nvidia.com/gpu": 1})), other]);
@@ -17,26 +17,26 @@ fn two_dialects_in_one_container_are_named() {
 }
 
 #[test]
-fn a_marked_carrier_is_no_dialect() {
+fn carrier_does_not_count_as_a_dialect() {
     let carried = |mark: &str, amounts: Value| {
-        read_one_in(&Settings::default(), json!({"partage.dev/carrier": mark}), amounts)
+        read_one_in(&DialectSettings::default(), json!({"partage.dev/carrier": mark}), amounts)
     };
     let both = json!({"partage.dev/gpu": 1, "aliyun.com/gpu-mem": 2});
     let reading = carried("main=partage.dev/gpu", both.clone());
-    assert_eq!(want(&reading), parts(1, mib(2048), CoresAsk::Uncounted));
+    assert_eq!(want(&reading), shares(1, mib(2048), CoresAsk::Uncounted));
     let memory = json!({"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 2});
     assert_eq!(want(&carried("main = volcano.sh/vgpu-number,", memory)).count, 1);
 
     let reading = carried("other=partage.dev/gpu", json!({"aliyun.com/gpu-mem": 2}));
-    assert!(message(&reading).starts_with("there is no container \"other\""));
+    assert!(message(&reading).starts_with("the pod has no container \"other\""));
     let reading = carried("main=partage.dev/gpu", json!({"partage.dev/gpu": 2}));
     assert_eq!(
         message(&reading),
-        "partage.dev/gpu is marked as carrying another ask, but there is no other: unmark it"
+        "partage.dev/gpu is marked as a carrier, but the container requests nothing else: remove the mark"
     );
-    assert!(message(&carried("main", json!({"partage.dev/gpu": 1}))).starts_with("\"main\" marks nothing"));
+    assert!(message(&carried("main", json!({"partage.dev/gpu": 1}))).starts_with("invalid entry \"main\""));
     let reading = carried("main=aliyun.com/gpu-mem", json!({"aliyun.com/gpu-mem": 2}));
-    assert!(message(&reading).starts_with("aliyun.com/gpu-mem cannot carry an ask"));
+    assert!(message(&reading).starts_with("aliyun.com/gpu-mem cannot be a carrier"));
 }
 
 #[test]
@@ -50,18 +50,21 @@ fn requests_must_equal_limits() {
     let reading = with(json!({"partage.dev/gpu": 2}), json!({"partage.dev/gpu": "2000m"}));
     assert_eq!(want(&reading).count, 2);
     let reading = with(json!({"partage.dev/gpu": 2}), json!({"partage.dev/gpu": 1}));
-    assert!(message(&reading).starts_with("the request is 1, the limit 2, and Kubernetes wants them equal"));
+    assert!(
+        message(&reading)
+            .starts_with("the request is 1 and the limit is 2, but Kubernetes requires them to be equal")
+    );
     assert_eq!(reading.ask.asks[0].want.count, 2);
     let reading = with(json!({}), json!({"partage.dev/gpu": 1}));
     assert_eq!(
         message(&reading),
-        "requested but not limited, which Kubernetes refuses: write partage.dev/gpu: 1 under limits too"
+        "requested without a limit, which Kubernetes rejects: write partage.dev/gpu: 1 under limits too"
     );
     assert_eq!(reading.ask.asks[0].want.count, 1);
 }
 
 #[test]
-fn b21_init_containers_and_sidecars_ask_too() {
+fn b21_init_containers_and_sidecars_request_gpus() {
     let container = |name: &str, policy: Option<&str>| {
         json!({"name": name, "restartPolicy": policy, "resources": {
             "limits": {"aliyun.com/gpu-mem": 2, "cpu": "500m"}, "requests": {"memory": "1Gi"},
@@ -71,7 +74,7 @@ fn b21_init_containers_and_sidecars_ask_too() {
         "initContainers": [container("fetch", None), container("proxy", Some("Always"))],
         "containers": [container("main", None)],
     });
-    let reading = read(&Pod::read(&json!({}), &spec).0, &Settings::default());
+    let reading = read(&PodManifest::read(&json!({}), &spec).0, &DialectSettings::default());
     assert_eq!(reading.problems, []);
     let roles: Vec<ContainerRole> = reading.ask.asks.iter().map(|ask| ask.role).collect();
     assert_eq!(roles, [ContainerRole::Init, ContainerRole::Sidecar, ContainerRole::App]);
@@ -79,7 +82,7 @@ fn b21_init_containers_and_sidecars_ask_too() {
 }
 
 #[test]
-fn c99_containers_between_keep_their_place() {
+fn c99_containers_without_gpus_keep_their_position() {
     let plain = json!({"name": "plain"});
     let asking = |name: &str| json!({"name": name, "resources": {"limits": {"volcano.sh/vgpu-number": 1}}});
     let reading = read_pod(json!({}), vec![asking("a"), plain, asking("b")]);
@@ -89,41 +92,42 @@ fn c99_containers_between_keep_their_place() {
 }
 
 #[test]
-fn a_carrier_is_as_large_as_the_ask() {
+fn carrier_must_equal_the_request() {
     let carried = |count: &str, amounts: Value| {
         let mut amounts = amounts;
         amounts["partage.dev/gpu"] = count.into();
-        read_one_in(&Settings::default(), json!({"partage.dev/carrier": "main=partage.dev/gpu"}), amounts)
+        read_one_in(
+            &DialectSettings::default(),
+            json!({"partage.dev/carrier": "main=partage.dev/gpu"}),
+            amounts,
+        )
     };
     let memory = json!({"volcano.sh/vgpu-memory": 100});
     let two = json!({"volcano.sh/vgpu-memory": 100, "volcano.sh/vgpu-number": 2});
     assert_eq!(want(&carried("1", memory.clone())).count, 1);
     assert_eq!(want(&carried("2", two.clone())).count, 2);
-    assert_eq!(message(&carried("0", memory.clone())), "carries an ask and is 0: write 1");
-    assert_eq!(message(&carried("1", two)), "carries an ask for 2 and is 1: write 2");
+    assert_eq!(message(&carried("0", memory.clone())), "carries a request but is 0: write 1");
+    assert_eq!(message(&carried("1", two)), "carries a request for 2 GPUs but is 1: write 2");
     assert!(message(&carried("1.5", memory.clone())).ends_with("is not a whole number"));
     assert!(message(&carried("one", memory)).contains("is not a Kubernetes quantity"));
 }
 
 #[test]
-fn lists_are_bounded_and_read_in_one_pass() {
+fn lists_are_bounded() {
     let listed = |key: &str, list: String| {
-        read_one_in(&Settings::default(), json!({key: list}), json!({"partage.dev/gpu": 1}))
+        read_one_in(&DialectSettings::default(), json!({key: list}), json!({"partage.dev/gpu": 1}))
     };
     let many = |count: usize| (0..count).map(|n| format!("GPU-{n}")).collect::<Vec<_>>().join(",");
     for key in ["partage.dev/gpus", "partage.dev/not-gpus"] {
         assert_eq!(listed(key, many(256) + "," + &many(256)).problems, []);
-        assert_eq!(message(&listed(key, many(100_000))), "lists 100000 names: write 256 or fewer");
+        assert_eq!(message(&listed(key, many(100_000))), "lists 100000 names: the maximum is 256");
         let long = message(&listed(key, "x".repeat(257))).to_string();
-        assert_eq!(
-            long,
-            format!("\"{}…\" is too long for a name: write 256 letters or fewer", "x".repeat(63))
-        );
+        assert_eq!(long, format!("\"{}…\" is too long for a name: the maximum is 256 bytes", "x".repeat(63)));
     }
 }
 
 #[test]
-fn tenants_are_never_quoted_at_length() {
+fn tenant_text_is_truncated_in_problems() {
     let long = "x".repeat(10_000);
     let annotations =
         ["policy", "same-gpu", "cores-limit", "carrier", "memory-limit", "models", "nonsense", &long];
@@ -131,7 +135,7 @@ fn tenants_are_never_quoted_at_length() {
         annotations.iter().map(|name| (format!("partage.dev/{name}"), json!(long))).collect();
     let amounts =
         json!({"partage.dev/gpu": long, "partage.dev/memory": format!("1{long}"), "vcuda-core": long});
-    let reading = read_one_in(&Settings::default(), annotations.into(), amounts);
+    let reading = read_one_in(&DialectSettings::default(), annotations.into(), amounts);
     assert!(reading.problems.len() > 7);
     for problem in &reading.problems {
         assert!(problem.field.len() < 330 && problem.message.len() < 400, "{problem:?}");
@@ -139,7 +143,7 @@ fn tenants_are_never_quoted_at_length() {
 }
 
 #[test]
-fn memory_beyond_any_gpu_and_half_written_units_are_problems() {
+fn excessive_memory_and_wrong_suffixes_are_problems() {
     assert!(
         message(&read_one(json!({"partage.dev/memory": "2Pi"})))
             .ends_with("any GPU has: write 1 TiB or less")
@@ -159,9 +163,9 @@ fn memory_beyond_any_gpu_and_half_written_units_are_problems() {
 }
 
 #[test]
-fn other_peoples_names_get_an_answer() {
+fn resources_of_other_projects_are_explained_or_ignored() {
     let reading = read_one(json!({"nvidia.com/gpu.shared": 1}));
-    assert!(message(&reading).starts_with("this is NVIDIA's name for time-slicing"));
+    assert!(message(&reading).starts_with("this resource is NVIDIA's time-slicing"));
     assert_eq!(
         read_one(json!({"example.com/fpga": 1, "amd.com/gpu": 1, "hugepages-2Mi": "4Mi"})).problems,
         []
@@ -169,15 +173,15 @@ fn other_peoples_names_get_an_answer() {
 }
 
 #[test]
-fn slips_in_the_unit_of_memory_are_problems() {
-    for (amounts, said) in [
+fn memory_in_the_wrong_unit_is_a_problem() {
+    for (amounts, expected) in [
         (
             json!({"aliyun.com/gpu-mem": 8138}),
-            "this resource counts GiB: 8138 is 7.94 TiB of one GPU; for 8138 MiB write 8, or pass --gpushare-unit MiB if your cluster counts so",
+            "this resource counts GiB: 8138 is 7.94 TiB of one GPU; for 8138 MiB write 8, or pass --gpushare-unit MiB if that is the unit of your cluster",
         ),
         (
             json!({"aliyun.com/gpu-mem": 8138, "aliyun.com/gpu-count": 3}),
-            "this resource counts GiB: 8138 is 2.64 TiB of each of 3 GPUs; for 8138 MiB write 9, or pass --gpushare-unit MiB if your cluster counts so",
+            "this resource counts GiB: 8138 is 2.64 TiB of each of 3 GPUs; for 8138 MiB write 9, or pass --gpushare-unit MiB if that is the unit of your cluster",
         ),
         (json!({"aliyun.com/gpu-mem": "8Gi"}), "this resource counts GiB: for 8Gi write 8"),
         (
@@ -200,24 +204,24 @@ fn slips_in_the_unit_of_memory_are_problems() {
             "this resource counts MiB: 9223372036854775807 is far more than any GPU has; write 1048576 or less",
         ),
     ] {
-        assert_eq!(message(&read_one(amounts)), said);
+        assert_eq!(message(&read_one(amounts)), expected);
     }
-    // All of one GPU's memory is none, and neither is a plain thousand.
+    // Plausible amounts are not problems.
     for amounts in [json!({"aliyun.com/gpu-mem": 1024}), json!({"nvidia.com/gpumem": "1k"})] {
         assert_eq!(read_one(amounts).problems, []);
     }
 }
 
 #[test]
-fn more_gpus_than_a_container_can_have_are_problems() {
+fn too_many_gpus_per_container_are_a_problem() {
     for resource in ["partage.dev/gpu", "volcano.sh/vgpu-number", "nvidia.com/gpu"] {
         assert_eq!(want(&read_one(json!({resource: 16}))).count, 16);
         let reading = read_one(json!({resource: 17}));
-        assert_eq!(message(&reading), "17 GPUs are more than one container can have: ask for 16 at the most");
+        assert_eq!(message(&reading), "17 GPUs are more than one container can have: request at most 16");
     }
     assert_eq!(
         message(&read_one(json!({"k8s.amazonaws.com/vgpu": 769}))),
-        "769 slots are more than one container can have: ask for 768 at the most, 16 GPUs of 48"
+        "769 slots are more than one container can have: request at most 768, 16 GPUs with 48 slots each"
     );
     assert_eq!(read_one(json!({"k8s.amazonaws.com/vgpu": 768})).problems, []);
 }

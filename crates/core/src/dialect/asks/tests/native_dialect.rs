@@ -1,60 +1,64 @@
 use super::*;
 
 #[test]
-fn reads_every_resource() {
+fn every_resource_is_read() {
     let reading =
         read_one(json!({"partage.dev/gpu": 2, "partage.dev/memory": "8Gi", "partage.dev/cores": 30}));
-    assert_eq!(want(&reading), parts(2, mib(8192), percent(30)));
-    assert_eq!(want(&read_one(json!({"partage.dev/gpu": 1}))), parts(1, MemoryAsk::All, CoresAsk::Uncounted));
+    assert_eq!(want(&reading), shares(2, mib(8192), percent(30)));
+    assert_eq!(
+        want(&read_one(json!({"partage.dev/gpu": 1}))),
+        shares(1, MemoryAsk::All, CoresAsk::Uncounted)
+    );
     assert_eq!(
         want(&read_one(json!({"partage.dev/memory-percent": 25}))),
-        parts(1, MemoryAsk::Percent(25), CoresAsk::Uncounted)
+        shares(1, MemoryAsk::Percent(25), CoresAsk::Uncounted)
     );
     assert_eq!(
-        want(&read_one(json!({"partage.dev/memory": "8G"}))).part.memory,
+        want(&read_one(json!({"partage.dev/memory": "8G"}))).share.memory,
         MemoryAsk::Exactly(Bytes(8_000_000_000))
     );
-    assert!(!want(&read_one(json!({"partage.dev/cores": 100}))).part.whole);
+    assert!(!want(&read_one(json!({"partage.dev/cores": 100}))).share.whole);
 }
 
 #[test]
-fn slips_of_the_pen_are_named() {
-    let said = |resource: &str, amount: Value| message(&read_one(json!({resource: amount}))).to_string();
-    assert_eq!(said("partage.dev/memory", json!(8)), "\"8\" is 8 B of memory: did you mean 8Gi?");
+fn mistakes_have_suggestions() {
+    let message_for =
+        |resource: &str, amount: Value| message(&read_one(json!({resource: amount}))).to_string();
+    assert_eq!(message_for("partage.dev/memory", json!(8)), "\"8\" is 8 B of memory: did you mean 8Gi?");
     assert_eq!(
-        said("partage.dev/memory", json!("8192")),
+        message_for("partage.dev/memory", json!("8192")),
         "\"8192\" is 8 KiB of memory: did you mean 8192Mi?"
     );
     let reading = read_one(json!({"partage.dev/gpu": 1, "partage.dev/memory": 0}));
-    assert_eq!(message(&reading), "\"0\" is 0 B of memory: write it like 8Gi, or leave it out");
+    assert_eq!(message(&reading), "\"0\" is 0 B of memory: write a value like 8Gi, or remove it");
     assert_eq!(
-        said("partage.dev/gpu", json!("500m")),
+        message_for("partage.dev/gpu", json!("500m")),
         "500m is not a whole number: write a whole number, Kubernetes does not split this resource"
     );
-    assert_eq!(said("partage.dev/gpu", json!(-1)), "-1 is negative: write 1 or more");
-    assert!(said("partage.dev/memory", json!("8gb")).contains("no Kubernetes suffix"));
+    assert_eq!(message_for("partage.dev/gpu", json!(-1)), "-1 is negative: write 1 or more");
+    assert!(message_for("partage.dev/memory", json!("8gb")).contains("not a Kubernetes suffix"));
     assert_eq!(
-        said("partage.dev/cores", json!(101)),
-        "101 is not a part of one GPU: write 1 to 100, in percent, or leave it out"
+        message_for("partage.dev/cores", json!(101)),
+        "101 is not a percentage of one GPU: write 1 to 100, or remove it"
     );
     assert_eq!(
-        said("partage.dev/memroy", json!("8Gi")),
-        "Partage knows no such resource: did you mean partage.dev/memory?"
+        message_for("partage.dev/memroy", json!("8Gi")),
+        "unknown resource: did you mean partage.dev/memory?"
     );
     let reading = read_one(json!({"partage.dev/memory": "8Gi", "partage.dev/memory-percent": 10}));
-    assert_eq!(message(&reading), "says how much memory a second time: keep it or partage.dev/memory");
+    assert_eq!(message(&reading), "sets the memory a second time: keep this or partage.dev/memory");
     let reading = read_one(json!({"partage.dev/gpu": 1, "partage.dev/cores": 0}));
     assert_eq!(reading.problems.len(), 1);
     assert_eq!(read_one(json!({"partage.dev/attachable": 1})).problems, []);
 }
 
-fn annotated(annotations: Value) -> Reading {
+fn annotated(annotations: Value) -> PodReading {
     let amounts = json!({"partage.dev/memory": "8Gi", "partage.dev/cores": 30});
-    read_one_in(&Settings::default(), annotations, amounts)
+    read_one_in(&DialectSettings::default(), annotations, amounts)
 }
 
 #[test]
-fn annotations_choose_gpus() {
+fn annotations_constrain_gpus() {
     let reading = annotated(json!({
         "partage.dev/policy": "topology", "partage.dev/models": "A100", "partage.dev/not-models": "PCIE",
         "partage.dev/gpus": "GPU-a, GPU-b", "partage.dev/not-gpus": "GPU-c",
@@ -62,42 +66,51 @@ fn annotations_choose_gpus() {
     }));
     let want = want(&reading);
     let constraints = &reading.ask.constraints;
-    assert_eq!(constraints.policy, Some(Policy::Topology));
+    assert_eq!(constraints.policy, Some(PlacementPolicy::Topology));
     assert_eq!((constraints.models.only.len(), constraints.models.never.len()), (1, 1));
     assert_eq!((constraints.uuids.only.len(), constraints.uuids.never.len()), (2, 1));
-    assert_eq!(constraints.together, Together::Required);
-    assert_eq!((want.part.whole, want.part.ceiling), (true, Cores::percent(60)));
+    assert_eq!(constraints.colocation, Colocation::Required);
+    assert_eq!((want.share.whole, want.share.ceiling), (true, Cores::percent(60)));
 }
 
 #[test]
-fn wrong_annotations_are_named() {
-    let said = |key: &str, value: &str| message(&annotated(json!({key: value}))).to_string();
+fn invalid_annotations_are_problems() {
+    let message_for = |key: &str, value: &str| message(&annotated(json!({key: value}))).to_string();
     assert_eq!(
-        said("partage.dev/policy", "random"),
-        "\"random\" is no policy: use fragmentation, binpack, spread or topology"
+        message_for("partage.dev/policy", "random"),
+        "unknown policy \"random\": use fragmentation, binpack, spread or topology"
     );
-    assert_eq!(said("partage.dev/exclusive", "yes"), "\"yes\" is not a boolean: write \"true\" or \"false\"");
     assert_eq!(
-        said("partage.dev/model", "A100"),
-        "Partage knows no such annotation: did you mean partage.dev/models?"
+        message_for("partage.dev/exclusive", "yes"),
+        "\"yes\" is not a boolean: write \"true\" or \"false\""
     );
-    assert_eq!(said("partage.dev/cores-limit", "20"), "20 % is less than the 30 % asked: write that or more");
+    assert_eq!(
+        message_for("partage.dev/model", "A100"),
+        "unknown annotation: did you mean partage.dev/models?"
+    );
+    assert_eq!(
+        message_for("partage.dev/cores-limit", "20"),
+        "20 % is less than the 30 % requested: write 30 % or more"
+    );
     let reading = read_one_in(
-        &Settings::default(),
+        &DialectSettings::default(),
         json!({"partage.dev/cores-limit": "20"}),
         json!({"partage.dev/gpu": 1}),
     );
-    assert_eq!(message(&reading), "there are no cores to stretch: add partage.dev/cores or the like");
+    assert_eq!(
+        message(&reading),
+        "no container requests cores that this could limit: add partage.dev/cores or its equivalent"
+    );
     for known in ["partage.dev/grant", "partage.dev/attachable"] {
         assert_eq!(annotated(json!({known: "true"})).problems, []);
     }
 }
 
 #[test]
-fn oversubscription_is_read_and_needs_a_memory_limit() {
+fn oversubscription_requires_a_memory_limit() {
     assert!(annotated(json!({"partage.dev/oversubscribe": "true"})).ask.oversubscribe);
-    for absent in [json!({}), json!({"partage.dev/oversubscribe": "false"})] {
-        let reading = annotated(absent);
+    for annotations in [json!({}), json!({"partage.dev/oversubscribe": "false"})] {
+        let reading = annotated(annotations);
         assert_eq!((reading.ask.oversubscribe, reading.problems), (false, vec![]));
     }
     let reading = annotated(json!({"partage.dev/oversubscribe": "yes"}));
@@ -106,7 +119,7 @@ fn oversubscription_is_read_and_needs_a_memory_limit() {
 
     let read = |amounts: Value| {
         let annotations = json!({"partage.dev/oversubscribe": "true"});
-        read_one_in(&Settings::default(), annotations, amounts)
+        read_one_in(&DialectSettings::default(), annotations, amounts)
     };
     for limited in [
         json!({"partage.dev/gpu": 1}),
@@ -122,8 +135,7 @@ fn oversubscription_is_read_and_needs_a_memory_limit() {
         assert!(!reading.ask.oversubscribe);
         assert_eq!(
             message(&reading),
-            "no container has a memory limit that could be exceeded: ask for memory, like partage.dev/memory, or leave this \
-             annotation out"
+            "no container has a memory limit to exceed: request memory, like partage.dev/memory, or remove this annotation"
         );
     }
     let nothing = read(json!({}));
@@ -131,19 +143,22 @@ fn oversubscription_is_read_and_needs_a_memory_limit() {
 }
 
 #[test]
-fn they_hold_for_every_dialect() {
+fn native_annotations_apply_to_every_dialect() {
     let annotations = json!({"partage.dev/exclusive": "true", "partage.dev/same-gpu": "false"});
-    let reading = read_one_in(&Settings::default(), annotations, json!({"aliyun.com/gpu-mem": 8}));
-    assert!(want(&reading).part.whole);
-    assert_eq!(reading.ask.constraints.together, Together::Anywhere);
+    let reading = read_one_in(&DialectSettings::default(), annotations, json!({"aliyun.com/gpu-mem": 8}));
+    assert!(want(&reading).share.whole);
+    assert_eq!(reading.ask.constraints.colocation, Colocation::Anywhere);
 }
 
 #[test]
-fn the_same_gpu_must_be_possible() {
+fn impossible_colocation_is_a_problem() {
     let annotations = json!({"partage.dev/same-gpu": "true"});
-    let reading = read_one_in(&Settings::default(), annotations.clone(), json!({"partage.dev/gpu": 2}));
-    assert!(message(&reading).starts_with("container \"main\" asks for 2 GPUs, which cannot be one"));
+    let reading =
+        read_one_in(&DialectSettings::default(), annotations.clone(), json!({"partage.dev/gpu": 2}));
+    assert!(
+        message(&reading).starts_with("container \"main\" requests 2 GPUs, which cannot be the same GPU")
+    );
     let whole = |name: &str| json!({"name": name, "resources": {"limits": {"tencent.com/vcuda-core": 100}}});
     let reading = read_pod(annotations, vec![whole("a"), whole("b")]);
-    assert!(message(&reading).starts_with("container \"a\" wants its GPU for itself"));
+    assert!(message(&reading).starts_with("container \"a\" requires a GPU for itself"));
 }

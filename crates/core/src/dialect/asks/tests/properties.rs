@@ -49,14 +49,14 @@ fn any_annotation() -> impl Strategy<Value = (String, String)> {
     (prop_oneof![6 => known.prop_map(String::from), 1 => "partage[.]dev/.{0,8}"], value)
 }
 
-fn any_pod() -> impl Strategy<Value = Pod> {
+fn any_pod() -> impl Strategy<Value = PodManifest> {
     let amounts = || prop::collection::btree_map(any_resource(), any_amount(), 0..5);
     let roles = prop::sample::select(vec![ContainerRole::Init, ContainerRole::Sidecar, ContainerRole::App]);
     let container = (roles, amounts(), amounts()).prop_map(|(role, limits, requests)| {
-        crate::pod::Container { name: "main".into(), role, limits, requests }
+        crate::pod::ContainerManifest { name: "main".into(), role, limits, requests }
     });
     let annotations = prop::collection::btree_map(any_annotation(), Just(()), 0..5);
-    (annotations, prop::collection::vec(container, 0..4)).prop_map(|(annotations, containers)| Pod {
+    (annotations, prop::collection::vec(container, 0..4)).prop_map(|(annotations, containers)| PodManifest {
         labels: Default::default(),
         annotations: annotations.into_keys().collect(),
         containers,
@@ -66,18 +66,18 @@ fn any_pod() -> impl Strategy<Value = Pod> {
 proptest! {
     #[test]
     fn reading_never_panics_and_wants_are_within_range(pod in any_pod()) {
-        let reading = read(&pod, &Settings::default());
+        let reading = read(&pod, &DialectSettings::default());
         prop_assert_eq!(reading.containers.len(), pod.containers.len());
         for container in &reading.containers {
             let Some(want) = container.want else { continue };
             prop_assert!(container.dialect.is_some());
             prop_assert!((1..=64).contains(&want.count));
-            match want.part.memory {
+            match want.share.memory {
                 MemoryAsk::Exactly(bytes) | MemoryAsk::AtMost(bytes) => prop_assert!(bytes.0 >= 1 << 20),
                 MemoryAsk::Percent(percent) => prop_assert!((1..=100).contains(&percent)),
                 MemoryAsk::All | MemoryAsk::Unlimited => {}
             }
-            match want.part.cores {
+            match want.share.cores {
                 CoresAsk::Exactly(cores) => prop_assert!(Cores::NONE < cores && cores <= Cores::WHOLE),
                 CoresAsk::Slots(slots) => prop_assert!(slots >= 1),
                 CoresAsk::Uncounted => {}
@@ -88,13 +88,13 @@ proptest! {
     }
 
     #[test]
-    fn the_order_of_lines_does_not_matter(
+    fn order_of_resources_does_not_matter(
         amounts in prop::collection::btree_map(any_resource(), any_amount(), 0..6),
         annotations in prop::collection::vec(any_annotation(), 0..5),
     ) {
         let text = |pairs: &[(String, String)]| {
-            let lines: Vec<String> = pairs.iter().map(|(k, v)| format!("{}:{}", json!(k), json!(v))).collect();
-            format!("{{{}}}", lines.join(","))
+            let list: Vec<String> = pairs.iter().map(|(k, v)| format!("{}:{}", json!(k), json!(v))).collect();
+            format!("{{{}}}", list.join(","))
         };
         let build = |reversed: bool| {
             let mut amounts: Vec<_> = amounts.clone().into_iter().collect();
@@ -110,14 +110,14 @@ proptest! {
             let spec: Value = serde_json::from_str(&format!(
                 "{{\"containers\":[{{\"name\":\"main\",\"resources\":{{\"limits\":{limits}}}}}]}}"
             )).unwrap();
-            read(&Pod::read(&metadata, &spec).0, &Settings::default())
+            read(&PodManifest::read(&metadata, &spec).0, &DialectSettings::default())
         };
         prop_assert_eq!(build(false), build(true));
     }
 
     #[test]
-    fn what_is_wrong_is_always_said(pod in any_pod()) {
-        let reading = read(&pod, &Settings::default());
+    fn unclear_request_always_has_a_problem(pod in any_pod()) {
+        let reading = read(&pod, &DialectSettings::default());
         for container in reading.containers {
             if container.dialect.is_some() && container.want.is_none() {
                 prop_assert!(!reading.problems.is_empty());

@@ -1,4 +1,4 @@
-//! Conformance cases, named after their numbers.
+//! Conformance cases, named after their numbers upstream.
 
 use super::*;
 
@@ -9,7 +9,7 @@ const NUMBER: &str = "volcano.sh/vgpu-number";
 fn native_annotation_is_compact_versioned_json() {
     let pod = pod(vec![app("main", &[("partage.dev/gpu", "1")])]);
     let grant = pod_grant(vec![granted("main", vec![mib("GPU-a", 1, Some(30)), mib("GPU-b", 1, Some(100))])]);
-    let written = written(&pod, &grant, Dialect::Native, &Settings::default());
+    let written = written(&pod, &grant, Dialect::Native, &DialectSettings::default());
     assert_eq!(
         written.annotations[native::ANNOTATION],
         r#"{"version":1,"node":"n1","grants":[{"container":"main","shares":[{"gpu":"GPU-a","memoryBytes":1048576,"cores":30},{"gpu":"GPU-b","memoryBytes":1048576,"cores":100,"whole":true}]}]}"#
@@ -22,13 +22,13 @@ fn native_annotation_is_compact_versioned_json() {
 fn b14_bind_sets_every_annotation() {
     let pod = pod(vec![app("main", &[(GPU_MEM, "3")])]);
     let grant = pod_grant(vec![granted("main", vec![gib("GPU-b", 3)])]);
-    let written = written(&pod, &grant, Dialect::Gpushare, &Settings::default());
+    let written = written(&pod, &grant, Dialect::Gpushare, &DialectSettings::default());
     assert_eq!(
         annotations(&written),
         [
             ("ALIYUN_COM_GPU_MEM_ASSIGNED", "false"),
             ("ALIYUN_COM_GPU_MEM_ASSUME_TIME", "1700000000123456789"),
-            // Of the GPU itself: the first of the node has 15.
+            // The size of this GPU; the first GPU of the node has 15.
             ("ALIYUN_COM_GPU_MEM_DEV", "12"),
             ("ALIYUN_COM_GPU_MEM_IDX", "1"),
             ("ALIYUN_COM_GPU_MEM_POD", "3"),
@@ -38,7 +38,7 @@ fn b14_bind_sets_every_annotation() {
 }
 
 #[test]
-fn b36_the_environment_is_exactly_these() {
+fn b36_environment_has_exactly_these_variables() {
     let pod = pod(vec![app("main", &[(GPU_MEM, "2000")])]);
     let grant = pod_grant(vec![granted("main", vec![mib("GPU-a", 2000, None)])]);
     let written = written(&pod, &grant, Dialect::Gpushare, &in_mib());
@@ -58,7 +58,7 @@ fn b36_the_environment_is_exactly_these() {
 fn b20_b40_two_containers_on_one_gpu() {
     let pod = pod(vec![app("one", &[(GPU_MEM, "1")]), app("log", &[]), app("two", &[(GPU_MEM, "2")])]);
     let grant = pod_grant(vec![granted("one", vec![gib("GPU-a", 1)]), granted("two", vec![gib("GPU-a", 2)])]);
-    let settings = Settings::default();
+    let settings = DialectSettings::default();
     let written = written(&pod, &grant, Dialect::Gpushare, &settings);
     assert_eq!(written.annotations[gpushare::POD], "3");
     assert_eq!(written.annotations[gpushare::INDEX], "0");
@@ -71,18 +71,18 @@ fn b20_b40_two_containers_on_one_gpu() {
     assert!(!written.env.contains_key("log"));
     let foreign = as_foreign(pod, &written);
     assert_eq!(read_back(&foreign, &settings), Ok(Some((Dialect::Gpushare, grant.clone()))));
-    // The older record alone says the same.
+    // The older record alone gives the same grant.
     let mut old = foreign;
     old.annotations.remove(gpushare::ALLOCATION);
     assert_eq!(read_back(&old, &settings), Ok(Some((Dialect::Gpushare, grant))));
 }
 
 #[test]
-fn b21_an_init_container_alone_is_counted() {
+fn b21_single_init_container_is_counted() {
     let pod = pod(vec![container("init", ContainerRole::Init, &[(GPU_MEM, "2")]), app("main", &[])]);
     let mut grant = pod_grant(vec![granted("init", vec![gib("GPU-b", 2)])]);
     grant.grants[0].init = true;
-    let settings = Settings::default();
+    let settings = DialectSettings::default();
     let written = written(&pod, &grant, Dialect::Gpushare, &settings);
     assert_eq!(written.annotations[gpushare::POD], "2");
     assert!(!written.annotations.contains_key(gpushare::ALLOCATION));
@@ -91,7 +91,7 @@ fn b21_an_init_container_alone_is_counted() {
 }
 
 #[test]
-fn b51_the_allocation_lists_several_gpus() {
+fn b51_allocation_lists_several_gpus() {
     let pod = pod(vec![app("one", &[(GPU_MEM, "5")]), app("two", &[(GPU_MEM, "1")])]);
     let text = r#"{"0":{"0":2,"1":3},"1":{"1":1}}"#;
     let foreign = annotated(pod.clone(), &[(gpushare::ALLOCATION, text)]);
@@ -99,31 +99,33 @@ fn b51_the_allocation_lists_several_gpus() {
         granted("one", vec![gib("GPU-a", 2), gib("GPU-b", 3)]),
         granted("two", vec![gib("GPU-b", 1)]),
     ]);
-    let settings = Settings::default();
+    let settings = DialectSettings::default();
     assert_eq!(read_back(&foreign, &settings), Ok(Some((Dialect::Gpushare, grant.clone()))));
     let written = written(&pod, &grant, Dialect::Gpushare, &settings);
     assert_eq!(written.annotations[gpushare::ALLOCATION], text);
-    // No single index is true of it.
+    // A single index would be wrong.
     assert!(!written.annotations.contains_key(gpushare::INDEX));
     assert_eq!(written.env["one"][gpushare::INDEX], "0,1");
     assert_eq!(written.env["one"][gpushare::DEVICE], "15,12");
 }
 
 #[test]
-fn b52_broken_json_leaves_the_index_to_decide() {
+fn b52_index_is_used_if_the_json_is_invalid() {
     let pod = pod(vec![app("main", &[(GPU_MEM, "4")])]);
     let expected = pod_grant(vec![granted("main", vec![gib("GPU-b", 4)])]);
     for text in ["{", "[]", "{}", r#"{"0":3}"#, r#"{"0":{"1":"4"}}"#] {
         let both = annotated(pod.clone(), &[(gpushare::ALLOCATION, text), (gpushare::INDEX, "1")]);
-        let read = read_back(&both, &Settings::default());
+        let read = read_back(&both, &DialectSettings::default());
         assert_eq!(read, Ok(Some((Dialect::Gpushare, expected.clone()))), "{text}");
     }
     let alone = annotated(pod, &[(gpushare::ALLOCATION, "{")]);
-    assert!(read_back(&alone, &Settings::default()).unwrap_err().contains("is no allocation"));
+    assert!(
+        read_back(&alone, &DialectSettings::default()).unwrap_err().contains("is not a valid allocation")
+    );
 }
 
 #[test]
-fn a_pod_that_is_set_up_says_so_in_every_dialect() {
+fn records_of_every_dialect_are_marked_prepared() {
     let before = [
         ("ALIYUN_COM_GPU_MEM_ASSIGNED", "false"),
         ("ALIYUN_COM_GPU_MEM_IDX", "1"),
@@ -133,8 +135,8 @@ fn a_pod_that_is_set_up_says_so_in_every_dialect() {
         ("volcano.sh/devices-to-allocate", "GPU-a,NVIDIA,3000,50:"),
         ("volcano.sh/vgpu-ids-new", "GPU-a,NVIDIA,3000,50:"),
     ];
-    let mut annotations = annotated(Pod::default(), &before).annotations;
-    set_up(&mut annotations);
+    let mut annotations = annotated(PodManifest::default(), &before).annotations;
+    mark_prepared(&mut annotations);
     let changed = before.iter().filter(|(key, value)| annotations[*key] != *value);
     let changed: Vec<_> = changed.map(|(key, _)| (*key, annotations[*key].as_str())).collect();
     assert_eq!(
@@ -159,7 +161,7 @@ fn c17_c94_volcano_bind_and_environment() {
         granted("one", vec![mib("GPU-a", 3000, Some(50)), mib("GPU-b", 3000, Some(50))]),
         granted("two", vec![mib("GPU-a", 1000, None)]),
     ]);
-    let settings = Settings::default();
+    let settings = DialectSettings::default();
     let written = written(&pod, &grant, Dialect::Volcano, &settings);
     let list = "GPU-a,NVIDIA,3000,50:GPU-b,NVIDIA,3000,50:;GPU-a,NVIDIA,1000,0:";
     assert_eq!(
@@ -182,12 +184,12 @@ fn c17_c94_volcano_bind_and_environment() {
             ("NVIDIA_VISIBLE_DEVICES", "GPU-a,GPU-b"),
         ]
     );
-    // c99: a container without a GPU in between shifts nothing.
+    // c99: a container without a GPU in between shifts no positions.
     assert_eq!(read_back(&as_foreign(pod, &written), &settings), Ok(Some((Dialect::Volcano, grant))));
 }
 
 #[test]
-fn c95_memory_is_counted_in_the_factor() {
+fn c95_memory_uses_the_factor() {
     let pod = pod(vec![app("main", &[("volcano.sh/vgpu-memory", "300")])]);
     let grant = pod_grant(vec![granted("main", vec![mib("GPU-a", 3000, None)])]);
     let written = written(&pod, &grant, Dialect::Volcano, &with_factor(10));
@@ -198,11 +200,11 @@ fn c95_memory_is_counted_in_the_factor() {
 }
 
 #[test]
-fn volcano_scheduler_sees_an_exclusive_gpu_as_full() {
+fn exclusive_gpu_has_100_cores_for_volcano() {
     let pod = pod(vec![app("main", &[(NUMBER, "1")])]);
     let exclusive = Share { whole: true, ..mib("GPU-a", 3000, Some(30)) };
     let grant = pod_grant(vec![granted("main", vec![exclusive])]);
-    let written = written(&pod, &grant, Dialect::Volcano, &Settings::default());
+    let written = written(&pod, &grant, Dialect::Volcano, &DialectSettings::default());
     assert_eq!(written.annotations[volcano::IDS], "GPU-a,NVIDIA,3000,100:");
     assert_eq!(written.env["main"]["CUDA_DEVICE_SM_LIMIT"], "30");
 }
@@ -211,26 +213,27 @@ fn volcano_scheduler_sees_an_exclusive_gpu_as_full() {
 fn b30_16276_mib_are_15_units() {
     let pod = pod(vec![app("main", &[(GPU_MEM, "1")])]);
     let grant = pod_grant(vec![granted("main", vec![gib("GPU-a", 1)])]);
-    let mib = Settings { gpushare_unit: crate::dialect::MemoryUnit::Mib, ..Settings::default() };
-    for (settings, units) in [(Settings::default(), "15"), (mib, "16276")] {
+    let mib =
+        DialectSettings { gpushare_unit: crate::dialect::MemoryUnit::Mib, ..DialectSettings::default() };
+    for (settings, units) in [(DialectSettings::default(), "15"), (mib, "16276")] {
         assert_eq!(written(&pod, &grant, Dialect::Gpushare, &settings).annotations[gpushare::DEVICE], units);
     }
 }
 
 #[test]
-fn units_are_rounded_up_and_never_more_than_the_gpu_counts() {
-    // 16276 MiB are 15 GiB and a rest that no tool counts.
+fn units_are_rounded_up_to_at_most_those_of_the_gpu() {
+    // 16276 MiB are 15 GiB and a remainder that no tool counts.
     for (memory, units) in [(Some(1), "1"), (Some(1025), "2"), (Some(16276), "15"), (None, "15")] {
         let pod = pod(vec![app("main", &[(GPU_MEM, "1")])]);
         let memory = memory.and_then(Bytes::mib);
         let grant = pod_grant(vec![granted("main", vec![share("GPU-a", memory, None)])]);
-        let written = written(&pod, &grant, Dialect::Gpushare, &Settings::default());
+        let written = written(&pod, &grant, Dialect::Gpushare, &DialectSettings::default());
         assert_eq!(written.annotations[gpushare::POD], units);
     }
 }
 
 #[test]
-fn containers_of_one_pod_may_ask_in_different_dialects() {
+fn containers_of_one_pod_may_use_different_dialects() {
     let pod = pod(vec![
         app("one", &[(GPU_MEM, "1")]),
         app("two", &[(NUMBER, "1")]),
@@ -243,41 +246,42 @@ fn containers_of_one_pod_may_ask_in_different_dialects() {
         granted("two", vec![gib("GPU-a", 2)]),
         granted("three", vec![mib("GPU-b", 256, Some(10))]),
     ]);
-    let written = write(&grant, &node(), &Spelling::of(&pod, &dialects), &Settings::default(), NOW).unwrap();
+    let written =
+        write(&grant, &node(), &PodDialects::of(&pod, &dialects), &DialectSettings::default(), NOW).unwrap();
     assert_eq!(written.annotations[gpushare::ALLOCATION], r#"{"0":{"0":1}}"#);
     assert_eq!(written.annotations[volcano::IDS], "GPU-a,NVIDIA,2048,0:");
     assert_eq!(written.annotations["inspur.com/predicate-gpu-idx-2"], "3");
-    let carried = Pod { annotations: written.annotations, ..pod };
-    assert_eq!(read_back(&carried, &Settings::default()), Ok(Some((Dialect::Native, grant))));
+    let carried = PodManifest { annotations: written.annotations, ..pod };
+    assert_eq!(read_back(&carried, &DialectSettings::default()), Ok(Some((Dialect::Native, grant))));
 }
 
 #[test]
-fn c19_mig_is_reported_not_misread() {
+fn c19_mig_instance_is_an_error() {
     let pod = pod(vec![app("main", &[(NUMBER, "1")])]);
     let pod = annotated(pod, &[(volcano::IDS, "GPU-a[default-0],NVIDIA,10240,0:")]);
     assert_eq!(
-        read_back(&pod, &Settings::default()).unwrap_err(),
+        read_back(&pod, &DialectSettings::default()).unwrap_err(),
         "volcano.sh/vgpu-ids-new: names MIG instance \"default-0\" of GPU \"GPU-a\": MIG is not supported yet"
     );
 }
 
 #[test]
-fn c51_an_unknown_uuid_is_no_grant() {
+fn c51_unknown_uuid_is_an_error() {
     let pod = pod(vec![app("main", &[(NUMBER, "1")])]);
     let pod = annotated(pod, &[(volcano::IDS, "GPU-z,NVIDIA,10,0:")]);
     assert_eq!(
-        read_back(&pod, &Settings::default()).unwrap_err(),
+        read_back(&pod, &DialectSettings::default()).unwrap_err(),
         "volcano.sh/vgpu-ids-new: names GPU \"GPU-z\", which node n1 does not have"
     );
 }
 
 #[test]
-fn hami_record_keeps_empty_places() {
+fn hami_record_keeps_empty_positions() {
     let pod = pod(vec![app("log", &[]), app("main", &[("nvidia.com/gpu", "1")])]);
     let pod = annotated(pod, &[(hami::IDS, ";GPU-b,NVIDIA,3000,30:;"), (hami::NODE, "n1")]);
     let grant = pod_grant(vec![granted("main", vec![mib("GPU-b", 3000, Some(30))])]);
-    assert_eq!(read_back(&pod, &Settings::default()), Ok(Some((Dialect::Hami, grant.clone()))));
-    let written = written(&pod, &grant, Dialect::Hami, &Settings::default());
+    assert_eq!(read_back(&pod, &DialectSettings::default()), Ok(Some((Dialect::Hami, grant.clone()))));
+    let written = written(&pod, &grant, Dialect::Hami, &DialectSettings::default());
     assert_eq!(annotations(&written), []);
     assert_eq!(
         env(&written, "main"),
@@ -294,13 +298,13 @@ fn a14_thread_percentage_is_that_of_the_smallest_share() {
     let pod = pod(vec![app("main", &[("k8s.amazonaws.com/vgpu", "12")])]);
     let shares = vec![share("GPU-a", None, Some(100)), share("GPU-b", None, Some(20))];
     let grant = pod_grant(vec![granted("main", shares)]);
-    let written = written(&pod, &grant, Dialect::Aws, &Settings::default());
+    let written = written(&pod, &grant, Dialect::Aws, &DialectSettings::default());
     assert_eq!(
         env(&written, "main"),
         [("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "20"), ("NVIDIA_VISIBLE_DEVICES", "GPU-a,GPU-b")]
     );
     assert_eq!(annotations(&written), []);
-    assert_eq!(read_back(&as_foreign(pod, &written), &Settings::default()), Ok(None));
+    assert_eq!(read_back(&as_foreign(pod, &written), &DialectSettings::default()), Ok(None));
 }
 
 /// The node of the admission cases: GPUs of 1 GiB, four blocks each.
@@ -308,8 +312,12 @@ fn admission_node() -> Node {
     Node::new("testnode", vec![gpu("GPU-0", 0, 1024), gpu("GPU-1", 1, 1024)])
 }
 
-/// Writes vcuda shares, checks the indexes per container, and reads them back.
-fn admitted(limits: &[&[(&str, &str)]], shares: &[Vec<Share>], indexes: &[Option<&str>]) -> Written {
+/// Encodes vcuda shares, checks the indexes per container, and decodes them.
+fn encode_and_check(
+    limits: &[&[(&str, &str)]],
+    shares: &[Vec<Share>],
+    indexes: &[Option<&str>],
+) -> EncodedGrant {
     let node = admission_node();
     let name = |index: usize| format!("c{index}");
     let containers = limits.iter().enumerate().map(|(index, limits)| app(&name(index), limits)).collect();
@@ -317,7 +325,7 @@ fn admitted(limits: &[&[(&str, &str)]], shares: &[Vec<Share>], indexes: &[Option
     let grants = shares.iter().enumerate().filter(|(_, shares)| !shares.is_empty());
     let grants = grants.map(|(index, shares)| granted(&name(index), shares.clone())).collect();
     let grant = PodGrant { node: node.name.clone(), grants };
-    let settings = Settings::default();
+    let settings = DialectSettings::default();
     let written = written_on(&node, &pod, &grant, Dialect::Vcuda, &settings);
     for (index, minors) in indexes.iter().enumerate() {
         let key = vcuda::index_key("inspur.com", index);
@@ -332,10 +340,10 @@ const CORE: &str = "inspur.com/vcuda-core";
 const BLOCKS: &str = "inspur.com/vcuda-memory";
 
 #[test]
-fn d1_two_parts_of_one_gpu() {
-    let part = || vec![mib("GPU-0", 256, Some(10))];
+fn d1_two_shares_of_one_gpu() {
+    let on_gpu = || vec![mib("GPU-0", 256, Some(10))];
     let limits: &[(&str, &str)] = &[(CORE, "10"), (BLOCKS, "1")];
-    let written = admitted(&[limits, limits], &[part(), part()], &[Some("0"), Some("0")]);
+    let written = encode_and_check(&[limits, limits], &[on_gpu(), on_gpu()], &[Some("0"), Some("0")]);
     assert_eq!(
         annotations(&written),
         [
@@ -352,8 +360,8 @@ fn d1_two_parts_of_one_gpu() {
 }
 
 #[test]
-fn d2_a_whole_gpu_and_a_part_of_another() {
-    admitted(
+fn d2_whole_gpu_and_share_of_another() {
+    encode_and_check(
         &[&[(CORE, "100"), (BLOCKS, "3")], &[(CORE, "80"), (BLOCKS, "3")]],
         &[vec![mib("GPU-0", 768, Some(100))], vec![mib("GPU-1", 768, Some(80))]],
         &[Some("0"), Some("1")],
@@ -362,60 +370,61 @@ fn d2_a_whole_gpu_and_a_part_of_another() {
 
 #[test]
 fn d3_two_whole_gpus_and_a_container_without() {
-    // Ten blocks are more than a GPU has: the limit is what the GPU has.
+    // Ten blocks are more than the GPU has, so the limit is the memory of the GPU.
     let whole = vec![mib("GPU-0", 1024, Some(100)), mib("GPU-1", 1024, Some(100))];
-    let written = admitted(&[&[(CORE, "200"), (BLOCKS, "10")], &[]], &[whole, vec![]], &[Some("0,1"), None]);
+    let written =
+        encode_and_check(&[&[(CORE, "200"), (BLOCKS, "10")], &[]], &[whole, vec![]], &[Some("0,1"), None]);
     let for_runtime: Vec<_> = written.container_annotations["c0"].values().map(String::as_str).collect();
     assert_eq!(for_runtime, ["200", "/dev/nvidia0,/dev/nvidia1", "2147483648"]);
 }
 
 #[test]
-fn d4_d5_d6_parts_by_minor_number() {
-    admitted(
+fn d4_d5_d6_shares_by_minor_number() {
+    encode_and_check(
         &[&[(CORE, "10"), (BLOCKS, "2")], &[]],
         &[vec![mib("GPU-0", 512, Some(10))], vec![]],
         &[Some("0"), None],
     );
-    admitted(&[&[(CORE, "90"), (BLOCKS, "2")]], &[vec![mib("GPU-1", 512, Some(90))]], &[Some("1")]);
-    // The minor number, not the position: the second GPU of this node is /dev/nvidia3.
+    encode_and_check(&[&[(CORE, "90"), (BLOCKS, "2")]], &[vec![mib("GPU-1", 512, Some(90))]], &[Some("1")]);
+    // Minor numbers, not positions: the second GPU of this node is /dev/nvidia3.
     let pod = pod(vec![app("main", &[(CORE, "20"), (BLOCKS, "1")])]);
     let grant = pod_grant(vec![granted("main", vec![mib("GPU-b", 256, Some(20))])]);
-    let written = written(&pod, &grant, Dialect::Vcuda, &Settings::default());
+    let written = written(&pod, &grant, Dialect::Vcuda, &DialectSettings::default());
     assert_eq!(written.annotations["inspur.com/predicate-gpu-idx-0"], "3");
     assert_eq!(written.container_annotations["main"]["inspur.com/vcuda-device"], "/dev/nvidia3");
 }
 
 #[test]
-fn vcuda_ceiling_comes_from_the_pod_and_ends_at_100() {
+fn vcuda_ceiling_is_read_from_the_pod_and_clamped_to_100() {
     for (text, ceiling) in [("50", 50), ("150", 100), ("10", 20)] {
         let pod = pod(vec![app("main", &[(CORE, "20"), (BLOCKS, "1")])]);
         let pod =
             annotated(pod, &[("inspur.com/vcuda-core-limit", text), ("inspur.com/predicate-gpu-idx-0", "3")]);
-        let (_, grant) = read_back(&pod, &Settings::default()).unwrap().unwrap();
+        let (_, grant) = read_back(&pod, &DialectSettings::default()).unwrap().unwrap();
         assert_eq!(grant.grants[0].shares[0].ceiling, Cores::percent(ceiling));
     }
 }
 
 #[test]
-fn a3_a_container_without_a_gpu_has_no_entry() {
+fn a3_container_without_a_gpu_has_no_entry() {
     let pod = pod(vec![app("log", &[]), app("main", &[(CORE, "20"), (BLOCKS, "1")])]);
     let grant = pod_grant(vec![granted("main", vec![mib("GPU-a", 256, Some(20))])]);
-    let written = written(&pod, &grant, Dialect::Vcuda, &Settings::default());
+    let written = written(&pod, &grant, Dialect::Vcuda, &DialectSettings::default());
     assert!(!written.env.contains_key("log") && !written.container_annotations.contains_key("log"));
     assert!(!written.annotations.contains_key("inspur.com/predicate-gpu-idx-0"));
     assert_eq!(written.annotations["inspur.com/predicate-gpu-idx-1"], "0");
 }
 
 #[test]
-fn a12_two_pods_at_once_each_get_their_own_memory() {
-    // The same cores, so that nothing but the pod itself tells them apart.
+fn a12_two_pods_have_separate_memory() {
+    // Both have the same cores, so only the pod distinguishes them.
     for (blocks, held) in [("4", 1024), ("8", 2048)] {
         let pod = pod(vec![app("main", &[(CORE, "20"), (BLOCKS, blocks)])]);
         let grant = pod_grant(vec![granted("main", vec![mib("GPU-a", held, Some(20))])]);
-        let written = written(&pod, &grant, Dialect::Vcuda, &Settings::default());
+        let written = written(&pod, &grant, Dialect::Vcuda, &DialectSettings::default());
         let memory = &written.container_annotations["main"][BLOCKS];
         assert_eq!(*memory, (held << 20).to_string());
-        let read = read_back(&as_foreign(pod, &written), &Settings::default());
+        let read = read_back(&as_foreign(pod, &written), &DialectSettings::default());
         assert_eq!(read, Ok(Some((Dialect::Vcuda, grant))));
     }
 }

@@ -1,4 +1,4 @@
-//! What is written is read back: everything in the native record, and in each other what it can say.
+//! Encoded grants are decoded again: completely from the native record, and as far as the format allows from others.
 
 use super::*;
 use crate::dialect::asks::vcuda::BLOCK;
@@ -8,14 +8,14 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::subsequence;
 
-type Case = (Node, Pod, PodGrant);
-/// When a container runs, what it is limited to, what it got.
-type Holder = (ContainerRole, Vec<(String, u64)>, Vec<Share>);
+type RoundTripCase = (Node, PodManifest, PodGrant);
+/// Role, limits and shares of a container.
+type ContainerCase = (ContainerRole, Vec<(String, u64)>, Vec<Share>);
 
-/// The node with a pod whose containers hold `shares`, with containers that ask for nothing in between.
-fn case(node: Node, containers: Vec<Holder>) -> Case {
+/// Builds a pod whose containers hold `shares`, with containers without requests in between.
+fn case(node: Node, containers: Vec<ContainerCase>) -> RoundTripCase {
     let mut grant = PodGrant { node: node.name.clone(), grants: Vec::new() };
-    let mut pod = Pod::default();
+    let mut pod = PodManifest::default();
     for (index, (role, limits, shares)) in containers.into_iter().enumerate() {
         let name = format!("c{index}");
         let amounts: Vec<(String, String)> =
@@ -25,14 +25,14 @@ fn case(node: Node, containers: Vec<Holder>) -> Case {
         pod.containers.push(container(&format!("{name}-beside"), role, &[("cpu", "1")]));
         grant.grants.push(Grant { init: role == ContainerRole::Init, ..granted(&name, shares) });
     }
-    // Init containers come first in a spec.
+    // Init containers are first in a spec.
     pod.containers.sort_by_key(|container| container.role == ContainerRole::App);
     let place = |grant: &Grant| pod.containers.iter().position(|c| c.name == grant.container);
     grant.grants.sort_by_key(place);
     (node, pod, grant)
 }
 
-/// Some GPUs of the node, in its order.
+/// A subset of the node's GPUs, in order.
 fn some_gpus(node: &Node) -> impl Strategy<Value = Vec<usize>> + use<> {
     let indexes: Vec<usize> = (0..node.gpus.len()).collect();
     subsequence(indexes, 1..=node.gpus.len())
@@ -43,9 +43,9 @@ fn seeds() -> impl Strategy<Value = (u64, u32, bool)> {
     (any::<u64>(), 0u32..=100, any::<bool>())
 }
 
-/// From 1 to `most`, by a seed.
-fn within(seed: u64, most: u64) -> u64 {
-    seed % most + 1
+/// Returns a number from 1 to `max`, derived from a seed.
+fn within(seed: u64, max: u64) -> u64 {
+    seed % max + 1
 }
 
 fn role() -> impl Strategy<Value = ContainerRole> {
@@ -53,7 +53,7 @@ fn role() -> impl Strategy<Value = ContainerRole> {
 }
 
 /// Any number of app containers on several GPUs, or any containers on one.
-fn gpushare_case(unit: u64) -> impl Strategy<Value = Case> {
+fn gpushare_case(unit: u64) -> impl Strategy<Value = RoundTripCase> {
     testing::node("n1", 1..9).prop_flat_map(move |node| {
         let on_one = (some_gpus(&node), vec((role(), seeds()), 1..4)).prop_map(|(gpus, containers)| {
             let with_gpu = |(role, seed)| (role, vec![gpus[0]], seed);
@@ -77,8 +77,8 @@ fn gpushare_case(unit: u64) -> impl Strategy<Value = Case> {
     })
 }
 
-/// App containers with whole units, or all, of memory, and whole percents of compute.
-fn volcano_case(factor: u32) -> impl Strategy<Value = Case> {
+/// App containers with whole units of memory, or all of it, and whole percentages of compute.
+fn volcano_case(factor: u32) -> impl Strategy<Value = RoundTripCase> {
     let unit = volcano::unit(factor);
     testing::node("n1", 1..9).prop_flat_map(move |node| {
         vec((some_gpus(&node), seeds()), 1..4).prop_map(move |containers| {
@@ -99,8 +99,8 @@ fn volcano_case(factor: u32) -> impl Strategy<Value = Case> {
     })
 }
 
-/// App containers with a part of one GPU, or whole GPUs with or without a limit on their memory.
-fn vcuda_case() -> impl Strategy<Value = Case> {
+/// App containers with a share of one GPU, or whole GPUs with or without a memory limit.
+fn vcuda_case() -> impl Strategy<Value = RoundTripCase> {
     testing::node("n1", 1..9).prop_flat_map(|node| {
         let containers = vec((some_gpus(&node), seeds()), 1..4);
         (containers, option::of(0u32..=100)).prop_map(move |(containers, limit)| {
@@ -119,7 +119,7 @@ fn vcuda_case() -> impl Strategy<Value = Case> {
                     let memory = if limited { limit } else { memory };
                     let cores = if whole { 100 } else { percent };
                     let share = super::share(node.gpus[index].uuid.as_str(), Some(memory), Some(cores));
-                    // The promise stands where the pod's one ceiling is below it.
+                    // The guarantee takes precedence over a lower ceiling of the pod.
                     let ceiling = ceiling.filter(|_| !whole).map(|ceiling| Some(ceiling).max(share.cores));
                     let ceiling = ceiling.flatten();
                     Share { ceiling, ..share }
@@ -139,9 +139,13 @@ fn vcuda_case() -> impl Strategy<Value = Case> {
     })
 }
 
-fn comes_back((node, pod, grant): Case, dialect: Dialect, settings: &Settings) -> Result<(), TestCaseError> {
+fn check_round_trip(
+    (node, pod, grant): RoundTripCase,
+    dialect: Dialect,
+    settings: &DialectSettings,
+) -> Result<(), TestCaseError> {
     let written = written_on(&node, &pod, &grant, dialect, settings);
-    let both = Pod { annotations: written.annotations.clone(), ..pod.clone() };
+    let both = PodManifest { annotations: written.annotations.clone(), ..pod.clone() };
     let native = read(&both, Some(&node.name), &node, settings).unwrap();
     prop_assert_eq!(native, Some((Dialect::Native, grant.clone())));
     let foreign = read(&as_foreign(pod, &written), Some(&node.name), &node, settings);
@@ -151,15 +155,15 @@ fn comes_back((node, pod, grant): Case, dialect: Dialect, settings: &Settings) -
 
 proptest! {
     #[test]
-    fn native_says_everything((node, grant) in testing::node_and_grant()) {
+    fn native_record_round_trips((node, grant) in testing::node_and_grant()) {
         let text = native::encode(&grant).unwrap();
         prop_assert_eq!(native::decode(&text), Ok(grant.clone()));
         let role = |grant: &Grant| if grant.init { ContainerRole::Init } else { ContainerRole::App };
         let containers = grant.grants.iter().map(|grant| container(grant.container.as_str(), role(grant), &[]));
         let pod = pod(containers.collect());
-        // Every dialect carries it, even where its own record cannot say it.
+        // The native record is written in every dialect, even if the dialect's own record cannot express the grant.
         for dialect in [Dialect::Native, Dialect::Gpushare, Dialect::Volcano, Dialect::Aws, Dialect::Hami] {
-            let written = written_on(&node, &pod, &grant, dialect, &Settings::default());
+            let written = written_on(&node, &pod, &grant, dialect, &DialectSettings::default());
             prop_assert_eq!(&written.annotations[native::ANNOTATION], &text);
             for grant in &grant.grants {
                 let visible = &written.env[&grant.container]["NVIDIA_VISIBLE_DEVICES"];
@@ -167,30 +171,30 @@ proptest! {
                 prop_assert_eq!(visible.split(',').count(), grant.shares.len());
             }
             let carried = annotated(pod.clone(), &[(native::ANNOTATION, &text)]);
-            let read = read(&carried, Some(&node.name), &node, &Settings::default());
+            let read = read(&carried, Some(&node.name), &node, &DialectSettings::default());
             prop_assert_eq!(read, Ok(Some((Dialect::Native, grant.clone()))));
         }
     }
 
     #[test]
-    fn gpushare_in_gib(case in gpushare_case(MemoryUnit::Gib.bytes())) {
-        comes_back(case, Dialect::Gpushare, &Settings::default())?;
+    fn gpushare_record_in_gib_round_trips(case in gpushare_case(MemoryUnit::Gib.bytes())) {
+        check_round_trip(case, Dialect::Gpushare, &DialectSettings::default())?;
     }
 
     #[test]
-    fn gpushare_in_mib(case in gpushare_case(MemoryUnit::Mib.bytes())) {
-        comes_back(case, Dialect::Gpushare, &in_mib())?;
+    fn gpushare_record_in_mib_round_trips(case in gpushare_case(MemoryUnit::Mib.bytes())) {
+        check_round_trip(case, Dialect::Gpushare, &in_mib())?;
     }
 
     #[test]
-    fn volcano_in_any_factor(
+    fn volcano_record_with_any_factor_round_trips(
         (factor, case) in (1u32..64).prop_flat_map(|factor| (Just(factor), volcano_case(factor)))
     ) {
-        comes_back(case, Dialect::Volcano, &with_factor(factor))?;
+        check_round_trip(case, Dialect::Volcano, &with_factor(factor))?;
     }
 
     #[test]
-    fn vcuda_under_any_domain(case in vcuda_case()) {
-        comes_back(case, Dialect::Vcuda, &Settings::default())?;
+    fn vcuda_record_under_any_domain_round_trips(case in vcuda_case()) {
+        check_round_trip(case, Dialect::Vcuda, &DialectSettings::default())?;
     }
 }

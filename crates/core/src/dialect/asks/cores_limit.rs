@@ -1,61 +1,62 @@
-//! How far compute may stretch beyond what was asked: one annotation for the whole pod.
+//! Compute ceilings: an annotation of the pod limits how far its compute may exceed the request while the GPU is idle.
 
-use super::super::{Dialect, Settings};
-use super::lines::Lines;
+use super::super::{Dialect, DialectSettings};
+use super::resource_list::ResourceList;
 use super::{ContainerReading, native, vcuda};
 use crate::model::{Cores, CoresAsk, WantedGpus};
-use crate::pod::{Pod, Problem};
-use crate::quote::short;
+use crate::pod::{PodManifest, Problem};
+use crate::truncate::shorten;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The limits a pod's annotations set, by annotation.
-pub(super) struct Limits {
+/// The ceilings that a pod's annotations set, by annotation.
+pub(super) struct CoresLimits {
     limits: BTreeMap<String, Cores>,
-    /// Those that some container goes by.
+    /// Annotations that apply to at least one container.
     used: BTreeSet<String>,
-    /// Those that are too low for a container with all of a GPU. Beside a container with a part of one they
-    /// are meant for that one, since there is only one annotation for both.
+    /// Annotations that are too low for a container with a whole GPU. This is a problem only if no other container of the
+    /// pod uses the annotation, because one annotation serves all containers.
     too_low: BTreeSet<String>,
 }
 
-pub(super) fn read(pod: &Pod, problems: &mut Vec<Problem>) -> Limits {
+/// Reads the annotations of every dialect that set a ceiling.
+pub(super) fn read(pod: &PodManifest, problems: &mut Vec<Problem>) -> CoresLimits {
     let mut limits = BTreeMap::new();
     for (key, text) in &pod.annotations {
-        let of_vcuda = vcuda::is_core_limit(key);
-        if !of_vcuda && key != native::CORES_LIMIT {
+        let is_vcuda_limit = vcuda::is_core_limit(key);
+        if !is_vcuda_limit && key != native::CORES_LIMIT {
             continue;
         }
         match text.parse::<u64>() {
             Ok(percent) => {
-                // Both dialects read anything beyond a GPU as all of it.
+                // In both dialects, values above 100 mean the whole GPU.
                 let percent = u32::try_from(percent.min(100)).unwrap_or(100);
                 limits.extend(Cores::percent(percent).map(|cores| (key.clone(), cores)));
             }
             Err(_) => {
-                let text = short(text);
-                let message = format!("\"{text}\" is no percentage: write a whole number from 1 to 100");
+                let text = shorten(text);
+                let message = format!("\"{text}\" is not a percentage: write a whole number from 1 to 100");
                 problems.push(Problem::of_pod(key, message));
             }
         }
     }
-    Limits { limits, used: BTreeSet::new(), too_low: BTreeSet::new() }
+    CoresLimits { limits, used: BTreeSet::new(), too_low: BTreeSet::new() }
 }
 
-impl Limits {
-    /// Sets how far one container's compute may stretch.
+impl CoresLimits {
+    /// Sets the ceiling of one container.
     pub(super) fn apply(
         &mut self,
         dialect: Dialect,
         want: &mut WantedGpus,
-        lines: &mut Lines<'_>,
-        settings: &Settings,
+        list: &mut ResourceList<'_>,
+        settings: &DialectSettings,
     ) {
-        let asked = match want.part.cores {
+        let asked = match want.share.cores {
             CoresAsk::Exactly(cores) => cores,
             CoresAsk::Slots(slots) => Cores::of_slots(slots, settings.aws_slots),
             CoresAsk::Uncounted => return,
         };
-        let domains = if dialect == Dialect::Vcuda { vcuda::domains(lines.container()) } else { Vec::new() };
+        let domains = if dialect == Dialect::Vcuda { vcuda::domains(list.container()) } else { Vec::new() };
         let keys = domains.iter().map(|domain| format!("{domain}/{}", vcuda::CORE_LIMIT));
         for key in keys.chain([native::CORES_LIMIT.to_string()]) {
             let Some(&limit) = self.limits.get(&key) else { continue };
@@ -65,17 +66,19 @@ impl Limits {
             }
             self.used.insert(key.clone());
             if limit < asked {
-                lines.problem(&key, too_low(limit, asked));
-            } else if want.part.ceiling.is_some_and(|other| other != limit) {
-                lines
-                    .problem(&key, format!("says {limit}, another annotation says something else: keep one"));
+                list.problem(&key, too_low(limit, asked));
+            } else if want.share.ceiling.is_some_and(|other| other != limit) {
+                list.problem(
+                    &key,
+                    format!("is {limit}, but another annotation sets a different limit: keep one"),
+                );
             } else if asked < Cores::WHOLE {
-                want.part.ceiling = Some(limit);
+                want.share.ceiling = Some(limit);
             }
         }
     }
 
-    /// A limit that limits nothing was meant for something.
+    /// Reports annotations that apply to no container.
     pub(super) fn check_used(&self, containers: &[ContainerReading], problems: &mut Vec<Problem>) {
         let asks = |dialect: Option<Dialect>| {
             containers.iter().any(|c| c.want.is_some() && (dialect.is_none() || c.dialect == dialect))
@@ -84,9 +87,12 @@ impl Limits {
             let message = if self.too_low.contains(key) {
                 too_low(limit, Cores::WHOLE)
             } else if key == native::CORES_LIMIT && asks(None) {
-                format!("there are no cores to stretch: add {} or the like", native::CORES)
+                format!(
+                    "no container requests cores that this could limit: add {} or its equivalent",
+                    native::CORES
+                )
             } else if key != native::CORES_LIMIT && asks(Some(Dialect::Vcuda)) {
-                "no container asks under this domain: write the domain of its resources".to_string()
+                "no container has resources of this domain: write the domain of its resources".to_string()
             } else {
                 continue;
             };
@@ -96,5 +102,5 @@ impl Limits {
 }
 
 fn too_low(limit: Cores, asked: Cores) -> String {
-    format!("{limit} is less than the {asked} asked: write that or more")
+    format!("{limit} is less than the {asked} requested: write {asked} or more")
 }

@@ -1,23 +1,23 @@
-//! Which known word was probably meant.
+//! Suggestions for misspelled resource and annotation names.
 
 use super::{aws, dialect_of, gpushare, hami, native, vcuda, volcano};
 
-/// No name of ours comes near this length, and comparing is quadratic in it.
-const LONGEST: usize = 100;
+/// Maximum length of names that are compared. Known names are shorter, and comparing takes quadratic time.
+const MAX_NAME_LENGTH: usize = 100;
 
-/// The known word with the fewest edits from this one; of several, one that only continues it.
-pub(super) fn of<'a>(word: &str, known: &[&'a str]) -> &'a str {
-    let distance = |candidate: &&str| (edits(word, candidate), !candidate.starts_with(word));
+/// Returns the known word with the smallest edit distance. Among equals, a word that starts with this one wins.
+pub(super) fn nearest<'a>(word: &str, known: &[&'a str]) -> &'a str {
+    let distance = |candidate: &&str| (edit_distance(word, candidate), !candidate.starts_with(word));
     known.iter().copied().min_by_key(distance).unwrap_or_default()
 }
 
-/// The resource that one unknown to every dialect was probably meant to be; `None` for what belongs to others.
-pub(super) fn meant(resource: &str) -> Option<String> {
-    if resource.len() > LONGEST || resource == native::ATTACHABLE {
+/// Returns the resource that an unknown name was probably meant to be; `None` for resources of other projects.
+pub(super) fn intended_resource(resource: &str) -> Option<String> {
+    if resource.len() > MAX_NAME_LENGTH || resource == native::ATTACHABLE {
         return None;
     }
-    if let Some(known) = family(resource) {
-        return Some(of(resource, known).to_string());
+    if let Some(known) = resources_with_prefix(resource) {
+        return Some(nearest(resource, known).to_string());
     }
     let lower = resource.to_ascii_lowercase();
     if lower != resource && dialect_of(&lower).is_some() {
@@ -25,19 +25,19 @@ pub(super) fn meant(resource: &str) -> Option<String> {
     }
     let (domain, name) = lower.rsplit_once('/').unwrap_or(("", &lower));
     let vcuda = [vcuda::CORE, vcuda::MEMORY];
-    if name.starts_with("vcuda-") || vcuda.iter().any(|known| alike(name, known)) {
+    if name.starts_with("vcuda-") || vcuda.iter().any(|known| is_similar(name, known)) {
         let domain = if domain.is_empty() { "tencent.com" } else { domain };
-        return Some(format!("{domain}/{}", of(name, &vcuda)));
+        return Some(format!("{domain}/{}", nearest(name, &vcuda)));
     }
     let all =
         [&native::RESOURCES[..], &gpushare::RESOURCES, &volcano::RESOURCES, &hami::RESOURCES, &[aws::VGPU]];
     let resembling: Vec<&str> =
         all.into_iter().flatten().copied().filter(|known| resembles(domain, name, known)).collect();
-    (!resembling.is_empty()).then(|| of(&lower, &resembling).to_string())
+    (!resembling.is_empty()).then(|| nearest(&lower, &resembling).to_string())
 }
 
-/// The resources beside which nobody else has any under such a name.
-fn family(resource: &str) -> Option<&'static [&'static str]> {
+/// Returns the known resources under a prefix that no other project uses.
+fn resources_with_prefix(resource: &str) -> Option<&'static [&'static str]> {
     let starts = |prefix: &str| resource.starts_with(prefix);
     Some(match () {
         () if starts(native::PREFIX) => &native::RESOURCES,
@@ -49,34 +49,35 @@ fn family(resource: &str) -> Option<&'static [&'static str]> {
     })
 }
 
-/// Whether a name under a domain is a slip of the pen for a known resource.
+/// Returns whether a domain and name are probably a misspelling of a known resource.
 fn resembles(domain: &str, name: &str, known: &str) -> bool {
-    // Words that others use for other things: only a domain like ours makes them ours.
+    // Names that other projects use, too: they count only under a similar domain.
     const COMMON: [&str; 6] = ["gpu", "vgpu", "memory", "memory-percent", "cores", "gpu-count"];
     let Some((known_domain, known_name)) = known.split_once('/') else { return false };
     if domain == known_domain {
-        return alike(name, known_name) || known_name.split('-').any(|word| word == name);
+        return is_similar(name, known_name) || known_name.split('-').any(|word| word == name);
     }
     let within = |inner: &str, outer: &str| outer.strip_suffix(inner).is_some_and(|rest| rest.ends_with('.'));
     let near =
         within(domain, known_domain) || within(known_domain, domain) || within_edits(domain, known_domain, 2);
-    // Without a domain there is only Kubernetes' own memory.
+    // `memory` without a domain is the Kubernetes resource.
     let alone = domain.is_empty() && name != "memory";
     name == known_name && (alone || (near && !domain.is_empty()) || !COMMON.contains(&name))
 }
 
-/// Whether two words differ by a slip of the pen.
-fn alike(word: &str, known: &str) -> bool {
+/// Returns whether two words are within typing-error distance.
+fn is_similar(word: &str, known: &str) -> bool {
     within_edits(word, known, if word.len() < 5 { 1 } else { 2 })
 }
 
-/// Whether so few edits do. Lengths alone settle most cases, and names are a tenant's in any number.
-fn within_edits(from: &str, to: &str, most: usize) -> bool {
-    from.chars().count().abs_diff(to.chars().count()) <= most && edits(from, to) <= most
+/// Returns whether the edit distance is at most `max`. Comparing the lengths first is cheap and decides most cases; tenants
+/// control the number of names.
+fn within_edits(from: &str, to: &str, max: usize) -> bool {
+    from.chars().count().abs_diff(to.chars().count()) <= max && edit_distance(from, to) <= max
 }
 
-/// Characters to insert, remove or replace to get from one word to the other.
-fn edits(from: &str, to: &str) -> usize {
+/// Returns the Levenshtein distance between two words.
+fn edit_distance(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();
     for (removed, letter) in from.chars().enumerate() {
@@ -96,15 +97,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_edits() {
-        assert_eq!(edits("", ""), 0);
-        assert_eq!(edits("memory", "memroy"), 2);
-        assert_eq!(edits("cores", "core"), 1);
-        assert_eq!(of("partage.dev/mem", &["partage.dev/gpu", "partage.dev/memory"]), "partage.dev/memory");
+    fn edit_distance_counts_insertions_removals_and_replacements() {
+        assert_eq!(edit_distance("", ""), 0);
+        assert_eq!(edit_distance("memory", "memroy"), 2);
+        assert_eq!(edit_distance("cores", "core"), 1);
+        assert_eq!(
+            nearest("partage.dev/mem", &["partage.dev/gpu", "partage.dev/memory"]),
+            "partage.dev/memory"
+        );
     }
 
     #[test]
-    fn slips_of_the_pen_are_recognised() {
+    fn misspelled_resources_are_recognized() {
         for (written, known) in [
             ("vcuda-core", "tencent.com/vcuda-core"),
             ("tencent.com/vcuda-cores", "tencent.com/vcuda-core"),
@@ -117,12 +121,12 @@ mod tests {
             ("gpu-mem", "aliyun.com/gpu-mem"),
             ("example.com/gpumem", "nvidia.com/gpumem"),
         ] {
-            assert_eq!(meant(written).as_deref(), Some(known), "{written}");
+            assert_eq!(intended_resource(written).as_deref(), Some(known), "{written}");
         }
     }
 
     #[test]
-    fn what_belongs_to_others_is_left_alone() {
+    fn resources_of_other_projects_have_no_suggestion() {
         for foreign in [
             "cpu",
             "memory",
@@ -146,7 +150,7 @@ mod tests {
             "",
             "/",
         ] {
-            assert_eq!(meant(foreign), None, "{foreign}");
+            assert_eq!(intended_resource(foreign), None, "{foreign}");
         }
     }
 }

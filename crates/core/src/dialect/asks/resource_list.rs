@@ -1,52 +1,52 @@
-//! What one container writes, read amount by amount.
+//! The resources of one container, with checks that are common to all dialects.
 
 use super::super::Dialect;
-use super::{dialect_of, gpushare, hami, native, nearest, volcano};
+use super::{dialect_of, did_you_mean, gpushare, hami, native, volcano};
 use crate::model::MAX_GPUS_PER_CONTAINER;
-use crate::pod::{Container, Problem};
+use crate::pod::{ContainerManifest, Problem};
 use crate::quantity::{Quantity, QuantityError};
-use crate::quote::short;
+use crate::truncate::shorten;
 
-/// An amount could not be understood; the problem is recorded.
+/// A request is unclear. The reason is already recorded as a problem.
 #[derive(Debug)]
-pub(super) struct Unclear;
+pub(super) struct UnclearAsk;
 
-/// The resource lines of one container, and where its problems go.
-pub(super) struct Lines<'a> {
-    container: &'a Container,
-    /// Counts our own webhook added to carry an ask; they ask nothing themselves.
+/// The resources of one container, and the list to which its problems are added.
+pub(super) struct ResourceList<'a> {
+    container: &'a ContainerManifest,
+    /// Counts that an admission webhook added as carriers; they request nothing themselves.
     carriers: &'a [String],
     problems: &'a mut Vec<Problem>,
 }
 
-impl<'a> Lines<'a> {
+impl<'a> ResourceList<'a> {
     pub(super) fn new(
-        container: &'a Container,
+        container: &'a ContainerManifest,
         carriers: &'a [String],
         problems: &'a mut Vec<Problem>,
-    ) -> Lines<'a> {
-        Lines { container, carriers, problems }
+    ) -> ResourceList<'a> {
+        ResourceList { container, carriers, problems }
     }
 
-    /// The container whose lines these are.
-    pub(super) fn container(&self) -> &'a Container {
+    /// Returns the container that has these resources.
+    pub(super) fn container(&self) -> &'a ContainerManifest {
         self.container
     }
 
-    /// Every resource the author wrote.
+    /// Returns the names of all resources except carriers.
     pub(super) fn resources(&self) -> impl Iterator<Item = &'a str> + use<'a> {
         let carriers = self.carriers;
         self.container.resources().filter(move |name| !carriers.iter().any(|carrier| carrier == name))
     }
 
     /// Records a problem with one resource or annotation.
-    pub(super) fn problem(&mut self, field: &str, message: impl AsRef<str>) -> Unclear {
+    pub(super) fn problem(&mut self, field: &str, message: impl AsRef<str>) -> UnclearAsk {
         self.problems.push(Problem::of_container(&self.container.name, field, message));
-        Unclear
+        UnclearAsk
     }
 
-    /// A whole amount; absent where it is not written.
-    pub(super) fn count(&mut self, resource: &str) -> Result<Option<u64>, Unclear> {
+    /// Returns the amount of a resource as a whole number, or `None` if it is absent.
+    pub(super) fn count(&mut self, resource: &str) -> Result<Option<u64>, UnclearAsk> {
         match self.amount(resource) {
             None => Ok(None),
             Some(Ok(count)) => Ok(Some(count)),
@@ -54,55 +54,57 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// A number of GPUs.
-    pub(super) fn gpus(&mut self, resource: &str) -> Result<Option<u32>, Unclear> {
+    /// Returns the amount of a resource as a number of GPUs, at most [`MAX_GPUS_PER_CONTAINER`].
+    pub(super) fn gpu_count(&mut self, resource: &str) -> Result<Option<u32>, UnclearAsk> {
         let count = self.count(resource)?;
-        count.map(|count| self.few_enough(resource, count)).transpose()
+        count.map(|count| self.check_gpu_count(resource, count)).transpose()
     }
 
     /// Returns the number, unless it is more GPUs than one container can have.
-    pub(super) fn few_enough(&mut self, field: &str, count: u64) -> Result<u32, Unclear> {
+    pub(super) fn check_gpu_count(&mut self, field: &str, count: u64) -> Result<u32, UnclearAsk> {
         match u32::try_from(count) {
             Ok(count @ ..=MAX_GPUS_PER_CONTAINER) => Ok(count),
             _ => Err(self.problem(
                 field,
-                format!("{count} GPUs are more than one container can have: ask for {MAX_GPUS_PER_CONTAINER} at the most"),
+                format!("{count} GPUs are more than one container can have: request at most {MAX_GPUS_PER_CONTAINER}"),
             )),
         }
     }
 
-    /// A percentage of one GPU from `least` to 100.
-    pub(super) fn percent(&mut self, resource: &str, least: u64) -> Result<Option<u32>, Unclear> {
+    /// Returns the amount of a resource as a percentage of one GPU, from `min` to 100.
+    pub(super) fn percent(&mut self, resource: &str, min: u64) -> Result<Option<u32>, UnclearAsk> {
         match self.count(resource)? {
-            Some(percent) if !(least..=100).contains(&percent) => Err(self.problem(
+            Some(percent) if !(min..=100).contains(&percent) => Err(self.problem(
                 resource,
-                format!("{percent} is not a part of one GPU: write 1 to 100, in percent, or leave it out"),
+                format!("{percent} is not a percentage of one GPU: write 1 to 100, or remove it"),
             )),
             percent => Ok(percent.map(|percent| percent as u32)),
         }
     }
 
-    /// As written, for suggestions.
+    /// Returns the amount of a resource as written, for suggestions.
     pub(super) fn text(&self, resource: &str) -> &'a str {
         self.container.amount(resource).unwrap_or_default()
     }
 
-    /// The dialects this container asks in, each once. An amount of zero asks nothing.
+    /// Returns the distinct dialects that this container uses. An amount of zero requests nothing.
     pub(super) fn dialects(&self) -> Vec<Dialect> {
-        let mut dialects: Vec<Dialect> = self.asking().filter_map(dialect_of).collect();
+        let mut dialects: Vec<Dialect> = self.requested().filter_map(dialect_of).collect();
         dialects.sort_unstable();
         dialects.dedup();
         dialects
     }
 
+    /// Reports a container that uses several dialects.
     pub(super) fn refuse_several_dialects(&mut self) {
-        let spoken: Vec<String> = self.dialects().into_iter().map(|dialect| self.spelling(dialect)).collect();
+        let dialects: Vec<String> =
+            self.dialects().into_iter().map(|dialect| self.describe_dialect(dialect)).collect();
         let message =
-            format!("this container asks in {} dialects, {}: keep one", spoken.len(), spoken.join(" and "));
+            format!("this container uses {} dialects, {}: keep one", dialects.len(), dialects.join(" and "));
         self.problem("resources.limits", message);
     }
 
-    /// Extended resources are the same in requests and limits, or Kubernetes refuses the pod.
+    /// Reports requests that differ from limits: Kubernetes rejects such a pod, because the resources are extended ones.
     pub(super) fn check_requests(&mut self) {
         let asked: Vec<&str> = self.resources().filter(|resource| dialect_of(resource).is_some()).collect();
         for resource in asked {
@@ -110,14 +112,14 @@ impl<'a> Lines<'a> {
             let Some(request) = requests.get(resource) else { continue };
             let message = match limits.get(resource) {
                 None => format!(
-                    "requested but not limited, which Kubernetes refuses: write {resource}: {request} under limits too",
-                    resource = short(resource),
-                    request = short(request),
+                    "requested without a limit, which Kubernetes rejects: write {resource}: {request} under limits too",
+                    resource = shorten(resource),
+                    request = shorten(request),
                 ),
-                Some(limit) if !same(request, limit) => format!(
-                    "the request is {request}, the limit {limit}, and Kubernetes wants them equal: write one amount, or the limit only",
-                    request = short(request),
-                    limit = short(limit),
+                Some(limit) if !is_same_amount(request, limit) => format!(
+                    "the request is {request} and the limit is {limit}, but Kubernetes requires them to be equal: write one amount, or only the limit",
+                    request = shorten(request),
+                    limit = shorten(limit),
                 ),
                 Some(_) => continue,
             };
@@ -125,7 +127,7 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// Resources that look like a dialect's and are none.
+    /// Reports resources that resemble those of a dialect but are unknown or unsupported.
     pub(super) fn check_names(&mut self) {
         let unknown: Vec<&str> = self.resources().filter(|resource| dialect_of(resource).is_none()).collect();
         for resource in unknown {
@@ -133,7 +135,7 @@ impl<'a> Lines<'a> {
                 self.problem(
                     resource,
                     format!(
-                        "MIG devices are not shared by Partage (yet): ask for a part of a GPU, like {}: 1 with {}",
+                        "MIG devices are not supported yet: request a share of a GPU, like {}: 1 with {}",
                         hami::GPU,
                         hami::MEMORY
                     ),
@@ -142,58 +144,58 @@ impl<'a> Lines<'a> {
                 let (gpu, memory) = (hami::GPU, hami::MEMORY);
                 self.problem(
                     resource,
-                    format!("this is NVIDIA's name for time-slicing, which has no limits: ask for a part of a GPU, like {gpu}: 1 with {memory}"),
+                    format!("this resource is NVIDIA's time-slicing, which enforces no limits: request a share of a GPU, like {gpu}: 1 with {memory}"),
                 );
             } else if resource == hami::PRIORITY {
                 self.problem(
                     resource,
-                    "priorities among the shares of one GPU are not supported yet: leave it out",
+                    "priorities among the shares of one GPU are not supported yet: remove it",
                 );
-            } else if let Some(meant) = nearest::meant(resource) {
-                self.problem(resource, format!("Partage knows no such resource: did you mean {meant}?"));
+            } else if let Some(meant) = did_you_mean::intended_resource(resource) {
+                self.problem(resource, format!("unknown resource: did you mean {meant}?"));
             }
         }
     }
 
-    /// A carrier is as large as the ask it carries, or the device plugin hands out something else.
-    pub(super) fn check_carriers(&mut self, asked: u32) {
+    /// Reports carriers whose count differs from the request: the device plugin would allocate another number of GPUs.
+    pub(super) fn check_carriers(&mut self, gpus: u32) {
         const COUNTS: [&str; 4] = [native::GPU, gpushare::COUNT, volcano::NUMBER, hami::GPU];
-        // Beside an ask that says no count, any count will do.
-        let exactly = asked > 1 || self.resources().any(|resource| COUNTS.contains(&resource));
+        // If the request has no count, the carrier may have any.
+        let exactly = gpus > 1 || self.resources().any(|resource| COUNTS.contains(&resource));
         for carrier in self.carriers {
             let Some(count) = self.container.count(carrier) else { continue };
             let wrong = match count {
                 Err(error) => error.to_string(),
-                Ok(count) if exactly && count != u64::from(asked) => {
-                    format!("carries an ask for {asked} and is {count}: write {asked}")
+                Ok(count) if exactly && count != u64::from(gpus) => {
+                    format!("carries a request for {gpus} GPUs but is {count}: write {gpus}")
                 }
-                Ok(0) => "carries an ask and is 0: write 1".to_string(),
+                Ok(0) => "carries a request but is 0: write 1".to_string(),
                 Ok(_) => continue,
             };
             self.problem(carrier, wrong);
         }
     }
 
-    /// A carrier carries somebody else's ask; there must be one.
+    /// Reports carriers of a container that requests nothing else.
     pub(super) fn check_carried(&mut self) {
         for carrier in self.carriers {
             if self.container.amount(carrier).is_some() {
                 self.problem(
                     native::CARRIER,
-                    format!("{carrier} is marked as carrying another ask, but there is no other: unmark it"),
+                    format!("{carrier} is marked as a carrier, but the container requests nothing else: remove the mark"),
                 );
             }
         }
     }
 
-    fn spelling(&self, dialect: Dialect) -> String {
+    fn describe_dialect(&self, dialect: Dialect) -> String {
         let resources = self.resources().filter(|resource| dialect_of(resource) == Some(dialect));
-        let resources: Vec<String> = resources.map(short).collect();
+        let resources: Vec<String> = resources.map(shorten).collect();
         format!("{dialect} ({})", resources.join(", "))
     }
 
-    /// The resources that are not plainly zero.
-    fn asking(&self) -> impl Iterator<Item = &'a str> {
+    /// Returns the resources whose amounts are not zero.
+    fn requested(&self) -> impl Iterator<Item = &'a str> {
         self.resources().filter(|resource| !matches!(self.amount(resource), Some(Ok(0))))
     }
 
@@ -205,14 +207,15 @@ impl<'a> Lines<'a> {
     }
 }
 
-fn same(request: &str, limit: &str) -> bool {
+fn is_same_amount(request: &str, limit: &str) -> bool {
     match (request.parse::<Quantity>(), limit.parse::<Quantity>()) {
         (Ok(request), Ok(limit)) => request == limit,
-        // Unreadable amounts are reported where they are read.
+        // Invalid amounts are reported where they are parsed.
         _ => true,
     }
 }
 
+/// Returns advice to append to the message of an invalid quantity.
 fn advice(error: &QuantityError) -> String {
     match error {
         QuantityError::NotWhole(_) => {

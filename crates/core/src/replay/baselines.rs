@@ -1,4 +1,4 @@
-//! The policies of the literature, to compare with: random, best fit, dot product, and fragmentation gradient
+//! Baseline policies of the literature: random, best fit, dot product, and fragmentation gradient
 //! descent (FGD).
 
 use super::SplitMix64;
@@ -11,35 +11,35 @@ use crate::place::policies::{self, NodeRanking};
 use crate::place::solve::{GpuPreference, PlacementContext};
 use crate::place::{ClusterCapacity, gpu_order};
 
-/// Any node that fits, any GPU that fits.
+/// Random placement: any node that fits, any GPU that fits.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Random {
+pub(super) struct RandomPolicy {
     seed: u64,
     decision: u64,
 }
 
-impl Random {
-    /// From a seed.
-    pub(super) fn new(seed: u64) -> Random {
-        Random { seed, decision: 1 }
+impl RandomPolicy {
+    /// Creates the policy from a seed.
+    pub(super) fn new(seed: u64) -> RandomPolicy {
+        RandomPolicy { seed, decision: 1 }
     }
 
-    /// Before every decision: what was drawn for the last one no longer holds.
-    pub(super) fn next(&mut self) {
+    /// Invalidates the numbers drawn for the last decision. Call it before every decision.
+    pub(super) fn start_decision(&mut self) {
         self.decision += 1;
     }
 
-    /// A number drawn for something, by its name.
+    /// Returns a number for `name` that stays the same during one decision.
     fn draw(&self, name: &[u8]) -> u64 {
-        let mut drawn = SplitMix64::new(self.seed ^ self.decision.rotate_left(32)).roll();
+        let mut drawn = SplitMix64::new(self.seed ^ self.decision.rotate_left(32)).next_u64();
         for byte in name {
-            drawn = SplitMix64::new(drawn ^ u64::from(*byte)).roll();
+            drawn = SplitMix64::new(drawn ^ u64::from(*byte)).next_u64();
         }
         drawn
     }
 }
 
-impl GpuPreference for Random {
+impl GpuPreference for RandomPolicy {
     fn sort(&self, _: &PlacementContext, _: &PreparedWant, gpus: &mut Vec<usize>) {
         gpus.sort_by_key(|&gpu| self.draw(&gpu.to_le_bytes()));
     }
@@ -49,7 +49,7 @@ impl GpuPreference for Random {
     }
 }
 
-impl NodeRanking for Random {
+impl NodeRanking for RandomPolicy {
     fn name(&self) -> &'static str {
         "random"
     }
@@ -64,53 +64,54 @@ impl NodeRanking for Random {
     }
 }
 
-/// The tightest GPU for a share, the lowest ones for whole GPUs: what best fit and dot product do on a node.
-fn tightest(capacity: &NodeCapacity, classes: &[GpuClass], gpus: &mut [usize]) {
+/// Sorts GPUs by idle compute, tightest first: the GPU order of best fit and dot product for shares. For whole GPUs they
+/// take the lowest indexes.
+fn sort_tightest_first(capacity: &NodeCapacity, classes: &[GpuClass], gpus: &mut [usize]) {
     gpus.sort_by_key(|&gpu| (capacity.gpus[gpu].idle(&classes[usize::from(capacity.gpus[gpu].class)]), gpu));
 }
 
-/// The largest node of the cluster, by which the classic scores are normalised.
+/// The largest CPU and GPU capacity of any node, by which the published scores are normalized.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Largest {
+pub(super) struct LargestNode {
     cpu: f64,
     gpu_cores: f64,
 }
 
-impl Largest {
-    /// Of a cluster.
-    pub(super) fn of(cluster: &ClusterCapacity) -> Largest {
-        let most = |of: &dyn Fn(&NodeCapacity) -> f64| {
+impl LargestNode {
+    /// Reads the maxima from a cluster.
+    pub(super) fn of(cluster: &ClusterCapacity) -> LargestNode {
+        let max = |of: &dyn Fn(&NodeCapacity) -> f64| {
             cluster.nodes().map(|(_, capacity)| of(capacity)).fold(1.0, f64::max)
         };
-        Largest {
-            cpu: most(&|capacity| capacity.node.cpu_milli.map_or(0.0, |cpu| cpu.0 as f64)),
-            gpu_cores: most(&|capacity| capacity.gpus.len() as f64 * f64::from(WHOLE_GPU)),
+        LargestNode {
+            cpu: max(&|capacity| capacity.node.cpu_milli.map_or(0.0, |cpu| cpu.0 as f64)),
+            gpu_cores: max(&|capacity| capacity.gpus.len() as f64 * f64::from(WHOLE_GPU)),
         }
     }
 }
 
-/// Returns the compute that a pod asks for, in thousandths of a percent of one GPU.
-fn asked_cores(prepared: &PreparedAsk) -> f64 {
-    let cores = |wanted: &PreparedWant| match wanted.want.part.cores {
+/// Returns the compute that a pod requests, in thousandths of a percent of one GPU.
+fn requested_cores(prepared: &PreparedAsk) -> f64 {
+    let cores = |wanted: &PreparedWant| match wanted.want.share.cores {
         CoresAsk::Exactly(cores) => f64::from(wanted.want.count) * f64::from(cores.as_millipercent()),
         _ => f64::from(wanted.want.count) * f64::from(WHOLE_GPU),
     };
     prepared.wants.iter().map(cores).sum::<f64>()
 }
 
-/// The node that is left with least.
+/// Best fit: prefers the node with the least capacity left over.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct BestFit(pub(super) Largest);
+pub(super) struct BestFitPolicy(pub(super) LargestNode);
 
-/// The node whose leftovers resemble the ask least.
+/// Dot product: prefers the node whose free capacity, as a vector, is least aligned with the request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct DotProduct(pub(super) Largest);
+pub(super) struct DotProductPolicy(pub(super) LargestNode);
 
 macro_rules! tightest_on_node {
     ($($ranking:ty),*) => {$(
         impl GpuPreference for $ranking {
             fn sort(&self, on: &PlacementContext, _: &PreparedWant, gpus: &mut Vec<usize>) {
-                tightest(on.capacity, on.classes, gpus);
+                sort_tightest_first(on.capacity, on.classes, gpus);
             }
 
             fn set(&self, _: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Option<u64> {
@@ -120,9 +121,9 @@ macro_rules! tightest_on_node {
     )*};
 }
 
-tightest_on_node!(BestFit, DotProduct);
+tightest_on_node!(BestFitPolicy, DotProductPolicy);
 
-impl NodeRanking for BestFit {
+impl NodeRanking for BestFitPolicy {
     fn name(&self) -> &'static str {
         "best-fit"
     }
@@ -131,14 +132,14 @@ impl NodeRanking for BestFit {
         if !policies::fits(capacity, classes, prepared) {
             return None;
         }
-        let sketch = CapacityVector::of(capacity, classes);
-        let cpu_left = (sketch.cpu as f64 - prepared.ask.cpu.0 as f64) / self.0.cpu;
-        let gpu_left = (f64::from(sketch.idle_sum()) - asked_cores(prepared)) / self.0.gpu_cores;
+        let free = CapacityVector::of(capacity, classes);
+        let cpu_left = (free.cpu as f64 - prepared.ask.cpu.0 as f64) / self.0.cpu;
+        let gpu_left = (f64::from(free.idle_sum()) - requested_cores(prepared)) / self.0.gpu_cores;
         Some((100.0 * (1.0 - 0.5 * (cpu_left + gpu_left))).floor() as i64)
     }
 }
 
-impl NodeRanking for DotProduct {
+impl NodeRanking for DotProductPolicy {
     fn name(&self) -> &'static str {
         "dot-product"
     }
@@ -147,35 +148,35 @@ impl NodeRanking for DotProduct {
         if !policies::fits(capacity, classes, prepared) {
             return None;
         }
-        let sketch = CapacityVector::of(capacity, classes);
+        let free = CapacityVector::of(capacity, classes);
         let (cpu, gpu) = (self.0.cpu, self.0.gpu_cores);
-        let along_cpu = sketch.cpu as f64 / cpu * (prepared.ask.cpu.0 as f64 / cpu);
-        let along_gpu = f64::from(sketch.idle_sum()) / gpu * (asked_cores(prepared) / gpu);
+        let along_cpu = free.cpu as f64 / cpu * (prepared.ask.cpu.0 as f64 / cpu);
+        let along_gpu = f64::from(free.idle_sum()) / gpu * (requested_cores(prepared) / gpu);
         Some((100.0 * (1.0 - (along_cpu + along_gpu) / 2.0)).floor() as i64)
     }
 }
 
-/// Fragmentation gradient descent: it knows the whole list of pods beforehand. As published but for one thing:
-/// typical pods are told apart by host memory, too, which comes nearer to the published figures.
+/// Fragmentation gradient descent (FGD), which knows the whole list of pods beforehand. As published with one
+/// exception: typical pods are distinguished by host memory, too, which reproduces the published figures more closely.
 #[derive(Clone, Debug)]
-pub(super) struct Fgd {
+pub(super) struct FgdPolicy {
     typical: Vec<DemandKind>,
 }
 
-impl Fgd {
-    /// Returns a policy that knows this demand beforehand.
-    pub(super) fn new(demand: &DemandHistogram, classes: &[GpuClass]) -> Fgd {
+impl FgdPolicy {
+    /// Creates a policy that knows this demand beforehand.
+    pub(super) fn new(demand: &DemandHistogram, classes: &[GpuClass]) -> FgdPolicy {
         let mut typical = demand.kinds(classes);
         typical.truncate(demand.typical());
         let covered: f64 = typical.iter().map(|kind| kind.weight).sum();
         for kind in &mut typical {
             kind.weight /= covered;
         }
-        Fgd { typical }
+        FgdPolicy { typical }
     }
 
-    /// Idle thousandths that the typical pods cannot use, weighted by how typical they are.
-    fn fragments(&self, node: &CapacityVector) -> f64 {
+    /// Returns the idle compute that typical pods cannot use, weighted by the frequency of each kind of pod.
+    fn fragmentation(&self, node: &CapacityVector) -> f64 {
         let all = node.idle_sum();
         if all == 0 {
             return 0.0;
@@ -195,16 +196,16 @@ impl Fgd {
     }
 
     fn score(&self, before: f64, after: &CapacityVector) -> i64 {
-        let gained = before - self.fragments(after);
-        // The coarse step is part of the method: exact scores do markedly worse.
+        let gained = before - self.fragmentation(after);
+        // Rounding is part of the method: exact scores perform markedly worse.
         (100.0 / (1.0 + (-gained / f64::from(WHOLE_GPU)).exp())).floor() as i64
     }
 
-    /// The score of a share on each GPU that takes it.
+    /// Returns the score of a share on each GPU that it fits.
     fn share_scores(&self, on: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Vec<(i64, usize)> {
         let PlacementContext { capacity, classes, prepared } = *on;
         let now = CapacityVector::of(capacity, classes);
-        let before = self.fragments(&now);
+        let before = self.fragmentation(&now);
         let mut seen: Vec<(u32, u16, i64)> = Vec::new();
         gpu_order::indexes(mask)
             .filter_map(|gpu| {
@@ -224,7 +225,7 @@ impl Fgd {
     }
 }
 
-impl GpuPreference for Fgd {
+impl GpuPreference for FgdPolicy {
     fn sort(&self, on: &PlacementContext, wanted: &PreparedWant, gpus: &mut Vec<usize>) {
         let mask = gpus.iter().fold(0, |mask, gpu| mask | 1 << gpu);
         let mut scores = self.share_scores(on, wanted, mask);
@@ -237,7 +238,7 @@ impl GpuPreference for Fgd {
     }
 }
 
-impl NodeRanking for Fgd {
+impl NodeRanking for FgdPolicy {
     fn name(&self) -> &'static str {
         "fgd"
     }
@@ -247,7 +248,7 @@ impl NodeRanking for Fgd {
             return None;
         }
         match prepared.wants.as_slice() {
-            [share] if share.want.count == 1 && !share.want.part.whole => {
+            [share] if share.want.count == 1 && !share.want.share.whole => {
                 let mask = gpu_order::fitting(capacity, classes, prepared, share);
                 let scores =
                     self.share_scores(&PlacementContext { capacity, classes, prepared }, share, mask);
@@ -264,7 +265,7 @@ impl NodeRanking for Fgd {
                         after.take_share(gpu, &capacity.gpus[gpu], &need, classes);
                     }
                 }
-                Some(self.score(self.fragments(&now), &after))
+                Some(self.score(self.fragmentation(&now), &after))
             }
         }
     }

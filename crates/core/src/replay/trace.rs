@@ -1,4 +1,4 @@
-//! Trace files: nodes and pods as comma-separated values, read by the names in their header.
+//! Trace files: nodes and pods as CSV, with columns identified by the names in the header.
 
 use crate::model::{
     Ask, Bytes, Constraints, ContainerRole, Cores, CoresAsk, Gpu, MemoryAsk, MilliCpu, Node, PodAsk,
@@ -9,45 +9,45 @@ use crate::model::{
 const GPU_MIB: u64 = 1000;
 /// Compute of a thousandth of a GPU, the unit of a trace, in thousandths of a percent.
 const CORES_PER_TRACE_UNIT: u32 = Cores::WHOLE.as_millipercent() / TRACE_UNITS_PER_GPU;
-/// Parts of a GPU in which traces measure.
+/// Units of compute in one GPU, as traces count them.
 const TRACE_UNITS_PER_GPU: u32 = 1000;
 /// Maximum number of GPUs of a node or pod in a trace.
 const MAX_GPUS: u32 = crate::model::MAX_GPUS_PER_NODE as u32;
 
-/// A node of a trace.
+/// A node as a trace describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceNode {
-    /// Its name.
+    /// Name as in the trace.
     pub name: String,
-    /// CPU.
+    /// CPU of the host.
     pub cpu: MilliCpu,
-    /// Memory.
+    /// Memory of the host.
     pub memory: Bytes,
-    /// GPUs.
+    /// Number of GPUs of the node.
     pub gpus: u32,
-    /// Their model.
+    /// Model of all GPUs of the node.
     pub model: String,
 }
 
-/// A pod of a trace.
+/// A pod as a trace describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TracePod {
-    /// Its name.
+    /// Name as in the trace.
     pub name: String,
-    /// CPU.
+    /// CPU of the host.
     pub cpu: MilliCpu,
-    /// Memory.
+    /// Memory of the host.
     pub memory: Bytes,
-    /// GPUs; 0 for none.
+    /// Number of GPUs; 0 for none.
     pub gpus: u32,
-    /// Compute of each GPU; [`Cores::WHOLE`] for whole GPUs.
+    /// Compute requested of each GPU; [`Cores::WHOLE`] for whole GPUs.
     pub cores: Cores,
-    /// Models it may run on; empty for any.
+    /// GPU models that the pod may run on; empty for any.
     pub models: Vec<String>,
 }
 
 impl TraceNode {
-    /// As a node of the model.
+    /// Converts to a node that the allocator understands.
     pub fn to_node(&self) -> Node {
         let gpus = (0..self.gpus).map(|minor| Gpu {
             uuid: format!("GPU-{}-{minor}", self.name).into(),
@@ -71,11 +71,11 @@ impl TracePod {
         u64::from(self.gpus) * u64::from(self.cores.as_millipercent())
     }
 
-    /// As an ask of the model.
+    /// Converts to an ask that the allocator understands.
     pub fn to_ask(&self) -> PodAsk {
         let mib =
             u64::from(self.cores.as_millipercent()) * GPU_MIB / u64::from(Cores::WHOLE.as_millipercent());
-        let part = ShareAsk {
+        let share = ShareAsk {
             memory: MemoryAsk::Exactly(Bytes(mib << 20)),
             cores: CoresAsk::Exactly(self.cores),
             whole: self.cores == Cores::WHOLE,
@@ -84,9 +84,9 @@ impl TracePod {
         let ask = Ask {
             container: "main".into(),
             role: ContainerRole::App,
-            want: WantedGpus { count: self.gpus, part },
+            want: WantedGpus { count: self.gpus, share },
         };
-        // Exactly: an A10 is no A100.
+        // Exact match: A10 must not match A100.
         let models = self.models.iter().map(|model| format!("={model}"));
         let models = Selector { only: models.collect(), never: Vec::new() };
         PodAsk {
@@ -111,35 +111,35 @@ pub fn total_cores(nodes: &[TraceNode]) -> u64 {
 /// Why a trace cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TraceError {
-    /// Nothing in it.
+    /// The file has no data lines.
     #[error("the file has no lines below its header: it needs one line per {0}")]
     Empty(&'static str),
-    /// A column is missing.
+    /// A required column is missing.
     #[error("the header has no column \"{column}\": it has {found}")]
     Column {
-        /// The column.
+        /// The name of the missing column.
         column: &'static str,
-        /// What the header has.
+        /// The columns that the header has.
         found: String,
     },
-    /// A line is wrong.
+    /// A line is invalid.
     #[error("line {line}: {message}")]
     Line {
-        /// Its number, the header being 1.
+        /// The line number, counted from 1 for the header.
         line: usize,
-        /// What is wrong.
+        /// The reason and how to correct it.
         message: String,
     },
 }
 
-/// Reads `sn,cpu_milli,memory_mib,gpu,model`.
+/// Parses a list of nodes with the columns `sn,cpu_milli,memory_mib,gpu,model`.
 pub fn read_nodes(text: &str) -> Result<Vec<TraceNode>, TraceError> {
-    let table = Table::read(text, &["sn", "cpu_milli", "memory_mib", "gpu", "model"])?;
+    let table = CsvTable::read(text, &["sn", "cpu_milli", "memory_mib", "gpu", "model"])?;
     let mut nodes = Vec::with_capacity(table.rows.len());
     let mut names = std::collections::HashSet::new();
     for row in &table.rows {
-        let gpus = row.small("gpu", MAX_GPUS)?;
-        // A node without GPUs has no model to name.
+        let gpus = row.number_up_to("gpu", MAX_GPUS)?;
+        // A node without GPUs needs no model.
         let model = if gpus == 0 { row.optional("model").unwrap_or("") } else { row.text("model")? };
         let node = TraceNode {
             name: row.text("sn")?.to_string(),
@@ -149,20 +149,20 @@ pub fn read_nodes(text: &str) -> Result<Vec<TraceNode>, TraceError> {
             model: model.to_string(),
         };
         if !names.insert(node.name.clone()) {
-            return Err(row.error(format!("a second node called \"{}\"", node.name)));
+            return Err(row.error(format!("duplicate node \"{}\"", node.name)));
         }
         nodes.push(node);
     }
     if nodes.is_empty() { Err(TraceError::Empty("node")) } else { Ok(nodes) }
 }
 
-/// Reads `name,cpu_milli,memory_mib,num_gpu,gpu_milli` and, where there is one, `gpu_spec`.
+/// Parses a list of pods with the columns `name,cpu_milli,memory_mib,num_gpu,gpu_milli` and optionally `gpu_spec`.
 pub fn read_pods(text: &str) -> Result<Vec<TracePod>, TraceError> {
-    let table = Table::read(text, &["name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"])?;
+    let table = CsvTable::read(text, &["name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"])?;
     let mut pods = Vec::with_capacity(table.rows.len());
     for row in &table.rows {
-        let gpus = row.small("num_gpu", MAX_GPUS)?;
-        let units = row.small("gpu_milli", TRACE_UNITS_PER_GPU)?;
+        let gpus = row.number_up_to("num_gpu", MAX_GPUS)?;
+        let units = row.number_up_to("gpu_milli", TRACE_UNITS_PER_GPU)?;
         if gpus > 0 && units == 0 {
             return Err(row.error(format!("num_gpu is {gpus} and gpu_milli is 0: write 1 to 1000")));
         }
@@ -172,7 +172,7 @@ pub fn read_pods(text: &str) -> Result<Vec<TracePod>, TraceError> {
             cpu: MilliCpu(row.number("cpu_milli")?),
             memory: row.mib("memory_mib")?,
             gpus,
-            // Several GPUs are always whole ones.
+            // A request for several GPUs is always for whole ones.
             cores: if gpus > 1 {
                 Cores::WHOLE
             } else {
@@ -184,18 +184,18 @@ pub fn read_pods(text: &str) -> Result<Vec<TracePod>, TraceError> {
     if pods.is_empty() { Err(TraceError::Empty("pod")) } else { Ok(pods) }
 }
 
-struct Table<'a> {
-    rows: Vec<Row<'a>>,
+struct CsvTable<'a> {
+    rows: Vec<CsvRow<'a>>,
 }
 
-struct Row<'a> {
+struct CsvRow<'a> {
     line: usize,
     header: std::rc::Rc<Vec<&'a str>>,
     cells: Vec<&'a str>,
 }
 
-impl<'a> Table<'a> {
-    fn read(text: &'a str, needed: &[&'static str]) -> Result<Table<'a>, TraceError> {
+impl<'a> CsvTable<'a> {
+    fn read(text: &'a str, needed: &[&'static str]) -> Result<CsvTable<'a>, TraceError> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let mut lines = text.lines().enumerate();
         let header: Vec<&str> = lines.next().map_or("", |(_, line)| line).split(',').map(str::trim).collect();
@@ -207,9 +207,11 @@ impl<'a> Table<'a> {
         let header = std::rc::Rc::new(header);
         let rows = lines.filter(|(_, line)| !line.trim().is_empty()).map(|(index, line)| {
             let cells: Vec<&str> = line.split(',').map(str::trim).collect();
-            let row = Row { line: index + 1, header: std::rc::Rc::clone(&header), cells };
+            let row = CsvRow { line: index + 1, header: std::rc::Rc::clone(&header), cells };
             if line.contains('"') {
-                return Err(row.error("quoted values are not read: write plain ones without commas".into()));
+                return Err(
+                    row.error("quoted values are not supported: write plain values without commas".into())
+                );
             }
             if row.cells.len() > row.header.len() {
                 let (cells, columns) = (row.cells.len(), row.header.len());
@@ -217,11 +219,11 @@ impl<'a> Table<'a> {
             }
             Ok(row)
         });
-        Ok(Table { rows: rows.collect::<Result<_, _>>()? })
+        Ok(CsvTable { rows: rows.collect::<Result<_, _>>()? })
     }
 }
 
-impl Row<'_> {
+impl CsvRow<'_> {
     fn error(&self, message: String) -> TraceError {
         TraceError::Line { line: self.line, message }
     }
@@ -242,17 +244,17 @@ impl Row<'_> {
         text.parse().map_err(|_| self.error(format!("{column} is \"{text}\": write a whole number")))
     }
 
-    fn small(&self, column: &'static str, most: u32) -> Result<u32, TraceError> {
+    fn number_up_to(&self, column: &'static str, max: u32) -> Result<u32, TraceError> {
         let number = self.number(column)?;
         u32::try_from(number)
             .ok()
-            .filter(|number| *number <= most)
-            .ok_or_else(|| self.error(format!("{column} is {number}: at most {most} is possible")))
+            .filter(|number| *number <= max)
+            .ok_or_else(|| self.error(format!("{column} is {number}: the maximum is {max}")))
     }
 
     fn mib(&self, column: &'static str) -> Result<Bytes, TraceError> {
         let number = self.number(column)?;
-        Bytes::mib(number).ok_or_else(|| self.error(format!("{column} is {number}: more than memory can be")))
+        Bytes::mib(number).ok_or_else(|| self.error(format!("{column} is {number}: too large")))
     }
 }
 
@@ -261,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_by_header_in_any_order() {
+    fn columns_are_read_in_any_order() {
         let pods = read_pods("gpu_milli,num_gpu,name,cpu_milli,memory_mib\n460,1,a,6000,12288\n0,0,b,1,1\n")
             .unwrap();
         assert_eq!((pods[0].name.as_str(), pods[0].total_cores()), ("a", 46_000));
@@ -269,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_wrong_and_where() {
+    fn errors_name_the_line_and_the_reason() {
         let error = |text: &str| read_pods(text).unwrap_err().to_string();
         assert_eq!(
             error("name,cpu_milli\n"),
@@ -278,10 +280,7 @@ mod tests {
         let head = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n";
         assert_eq!(error(head), "the file has no lines below its header: it needs one line per pod");
         assert_eq!(error(&format!("{head}a,x,1,1,1")), "line 2: cpu_milli is \"x\": write a whole number");
-        assert_eq!(
-            error(&format!("{head}a,1,1,1,1001")),
-            "line 2: gpu_milli is 1001: at most 1000 is possible"
-        );
+        assert_eq!(error(&format!("{head}a,1,1,1,1001")), "line 2: gpu_milli is 1001: the maximum is 1000");
         assert_eq!(error(&format!("{head}a,1,1,1")), "line 2: no value for gpu_milli");
         assert_eq!(error(&format!("{head}a,1,1,1,1,9")), "line 2: 6 values for 5 columns");
     }

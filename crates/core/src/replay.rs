@@ -1,31 +1,31 @@
-//! Replays a trace against the allocator: pods arrive one by one and stay, and what counts is how much of the
-//! GPUs is given away in the end.
+//! Replays a trace of pods against the allocator. Pods arrive one by one and never leave; the result is the
+//! fraction of all GPU compute that is allocated in the end.
 //!
-//! The protocol is that of the published comparisons: inflate the list of pods until they ask for more GPU than
-//! there is, shuffle, place each pod that fits anywhere, skip the others, look nowhere ahead. Every skipped pod
-//! is checked against every node, so no policy can gain by refusing.
+//! The protocol is that of the published comparisons: inflate the list of pods until they request more GPU than the
+//! cluster has, shuffle, place each pod that fits anywhere, skip the others, without lookahead. Every skipped pod is
+//! checked against every node, so no policy can gain by refusing a pod that fits.
 
-mod classic;
-mod contender;
+mod baselines;
+mod policy;
 pub mod trace;
 
-pub use contender::Contender;
+pub use policy::ReplayPolicy;
 
 use crate::place::{ClusterCapacity, HostUsage, RankCache};
 use trace::{TraceNode, TracePod};
 
-/// A small, fast, well-mixed generator (splitmix64): the same seed gives the same run on every machine.
+/// The SplitMix64 pseudorandom generator: the same seed gives the same run on every machine.
 #[derive(Clone, Copy, Debug)]
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// From a seed.
+    /// Creates a generator from a seed.
     pub fn new(seed: u64) -> SplitMix64 {
         SplitMix64(seed)
     }
 
-    /// The next 64 bits.
-    pub fn roll(&mut self) -> u64 {
+    /// Returns the next 64 random bits.
+    pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -33,13 +33,13 @@ impl SplitMix64 {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `n`, evenly.
+    /// Returns a uniformly distributed number below `n`.
     pub fn below(&mut self, n: usize) -> usize {
-        ((u128::from(self.roll()) * n as u128) >> 64) as usize
+        ((u128::from(self.next_u64()) * n as u128) >> 64) as usize
     }
 }
 
-/// How much compute the arriving pods request in all, in thousandths of what the cluster has.
+/// Total compute that the arriving pods request, in thousandths of the cluster's capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inflation(pub u64);
 
@@ -49,67 +49,67 @@ impl Default for Inflation {
     }
 }
 
-/// Pods one run may have.
-const MOST_ARRIVALS: usize = 5_000_000;
+/// Maximum number of pods in one run.
+const MAX_ARRIVALS: usize = 5_000_000;
 
-/// The pods of a list cannot be brought to a load.
+/// Why a list of pods cannot be brought to the requested load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoLoad {
-    /// They ask for too little GPU.
+pub enum LoadError {
+    /// The pods request so little GPU that `MAX_ARRIVALS` of them do not reach the load.
     #[error(
-        "the pods ask for so little GPU that more than {MOST_ARRIVALS} of them would have to arrive: lower --inflate, or add pods that ask for GPUs"
+        "the pods request so little GPU that more than {MAX_ARRIVALS} of them would have to arrive: lower --inflate, or add pods that request GPUs"
     )]
-    TooLittle,
-    /// Nothing is left.
+    TooLittleDemand,
+    /// Every pod alone requests more than the load allows.
     #[error(
-        "no pod is left to arrive at this load: every pod asks for more GPU than the load allows; raise --inflate"
+        "no pod can arrive at this load: every pod requests more GPU than the load allows; raise --inflate"
     )]
-    Nothing,
+    NoArrivals,
 }
 
-/// The pods of one run in the order they arrive, as indexes into the list.
+/// Returns the pods of one run in order of arrival, as indexes into `pods`.
 pub fn arrivals(
     pods: &[TracePod],
     capacity_cores: u64,
     inflation: Inflation,
     seed: u64,
-) -> Result<Vec<usize>, NoLoad> {
-    let mut dice = SplitMix64::new(seed);
+) -> Result<Vec<usize>, LoadError> {
+    let mut random = SplitMix64::new(seed);
     let target = capacity_cores.saturating_mul(inflation.0) / 1000;
     let mut order: Vec<usize> = (0..pods.len()).collect();
-    let mut asked: u64 = pods.iter().map(TracePod::total_cores).sum();
-    // A list that asks for no GPU at all would never reach the target: it arrives as it is.
-    while asked < target && asked > 0 {
-        if order.len() >= MOST_ARRIVALS {
-            return Err(NoLoad::TooLittle);
+    let mut requested: u64 = pods.iter().map(TracePod::total_cores).sum();
+    // A list that requests no GPU at all would never reach the target: it arrives unchanged.
+    while requested < target && requested > 0 {
+        if order.len() >= MAX_ARRIVALS {
+            return Err(LoadError::TooLittleDemand);
         }
-        let pod = dice.below(pods.len());
-        asked += pods[pod].total_cores();
+        let pod = random.below(pods.len());
+        requested += pods[pod].total_cores();
         order.push(pod);
     }
-    while asked > target && !order.is_empty() {
-        let removed = order.swap_remove(dice.below(order.len()));
-        asked -= pods[removed].total_cores();
+    while requested > target && !order.is_empty() {
+        let removed = order.swap_remove(random.below(order.len()));
+        requested -= pods[removed].total_cores();
     }
     if order.is_empty() {
-        return Err(NoLoad::Nothing);
+        return Err(LoadError::NoArrivals);
     }
     for last in (1..order.len()).rev() {
-        order.swap(last, dice.below(last + 1));
+        order.swap(last, random.below(last + 1));
     }
     Ok(order)
 }
 
-/// What one run came to.
+/// The result of one run.
 #[derive(Clone, Debug, Default)]
-pub struct Outcome {
+pub struct ReplayOutcome {
     /// Allocated compute, in thousandths of a percent of one GPU.
     pub allocated_cores: u64,
     /// Compute of the cluster, in thousandths of a percent of one GPU.
     pub capacity_cores: u64,
-    /// Pods placed.
+    /// Number of pods placed.
     pub placed: u64,
-    /// Pods that fitted nowhere.
+    /// Number of pods that fit no node.
     pub skipped: u64,
     /// Nanoseconds spent deciding, by the caller's clock.
     pub nanos: u64,
@@ -117,8 +117,8 @@ pub struct Outcome {
     pub curve: Vec<(u64, u64)>,
 }
 
-impl Outcome {
-    /// Given away, in percent of the cluster.
+impl ReplayOutcome {
+    /// Returns the allocated compute in percent of the cluster's capacity.
     pub fn allocated_percent(&self) -> f64 {
         if self.capacity_cores == 0 {
             return 0.0;
@@ -127,42 +127,43 @@ impl Outcome {
     }
 }
 
-/// A pod that fitted a node was not placed: the allocator contradicts itself.
+/// A pod that fits a node was not placed, which is a bug in the policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("pod {pod} fits node {node} but was not placed: this is a bug of the policy \"{policy}\"")]
-pub struct NotPlaced {
-    /// The pod.
+#[error("pod {pod} fits node {node} but was not placed: this is a bug in the policy \"{policy}\"")]
+pub struct MissedPlacement {
+    /// The name of the pod.
     pub pod: String,
-    /// A node it fits.
+    /// The name of a node that the pod fits.
     pub node: String,
-    /// The policy.
+    /// The name of the policy.
     pub policy: &'static str,
 }
 
-/// Points of the curve of one run.
+/// Number of points in the curve of one run.
 const CURVE_POINTS: usize = 200;
 
-/// Runs one seed. `clock` tells nanoseconds; `progress` hears how many pods have arrived.
+/// Runs one seed. `clock` returns nanoseconds; `progress` is called with the number of pods that have arrived.
 pub fn run(
     nodes: &[TraceNode],
     pods: &[TracePod],
     order: &[usize],
-    contender: Contender,
+    policy: ReplayPolicy,
     seed: u64,
     clock: &dyn Fn() -> u64,
     progress: &mut dyn FnMut(usize),
-) -> Result<Outcome, NotPlaced> {
+) -> Result<ReplayOutcome, MissedPlacement> {
     let mut cluster = ClusterCapacity::new(nodes.iter().map(TraceNode::to_node));
     let mut cache = RankCache::default();
-    let mut player = contender.player(pods, &cluster, seed);
-    let mut outcome = Outcome { capacity_cores: trace::total_cores(nodes), ..Outcome::default() };
+    let mut policy_state = policy.start(pods, &cluster, seed);
+    let mut outcome = ReplayOutcome { capacity_cores: trace::total_cores(nodes), ..ReplayOutcome::default() };
     let asks: Vec<_> = pods.iter().map(TracePod::to_ask).collect();
-    let (mut arrived, step) = (0, order.len().div_ceil(CURVE_POINTS).max(1));
+    let step = order.len().div_ceil(CURVE_POINTS).max(1);
+    let mut arrived = 0;
     for (count, &pod) in order.iter().enumerate() {
         let ask = &asks[pod];
         arrived += pods[pod].total_cores();
         let start = clock();
-        let decision = player.decide(&cluster, ask, &mut cache);
+        let decision = policy_state.decide(&cluster, ask, &mut cache);
         match decision {
             Some(decision) => {
                 let usage = decision.placement.usage_by_gpu(&ask.asks);
@@ -176,10 +177,10 @@ pub fn run(
                 outcome.skipped += 1;
                 let prepared = cluster.prepare(ask);
                 if let Some((node, _)) = cluster.nodes().find(|&(node, _)| cluster.fits(node, &prepared)) {
-                    return Err(NotPlaced {
+                    return Err(MissedPlacement {
                         pod: pods[pod].name.clone(),
                         node: cluster.node_capacity(node).node.name.to_string(),
-                        policy: contender.name(),
+                        policy: policy.name(),
                     });
                 }
             }

@@ -1,11 +1,12 @@
-//! CPU and memory of the host a pod requests, counted as Kubernetes counts them.
+//! Requests of a pod for CPU and host memory, summed as Kubernetes sums them.
 
 use crate::model::{Bytes, ContainerRole, MilliCpu};
-use crate::pod::{Container, Pod, Problem};
+use crate::pod::{ContainerManifest, PodManifest, Problem};
 use crate::quantity::{Quantity, QuantityError};
 
-/// What the scheduler must find room for: the running set, or an init container that needs more.
-pub(super) fn requests(pod: &Pod, problems: &mut Vec<Problem>) -> (MilliCpu, Bytes) {
+/// Returns the CPU and memory that a node must have free for the pod: the sum of its running containers, or more if an
+/// init container needs more.
+pub(super) fn read(pod: &PodManifest, problems: &mut Vec<Problem>) -> (MilliCpu, Bytes) {
     let mut total = |resource: &str, read: fn(Quantity) -> Result<u64, QuantityError>| {
         let amounts: Vec<(ContainerRole, u64)> =
             pod.containers.iter().map(|c| (c.role, amount(c, resource, read, problems))).collect();
@@ -14,12 +15,12 @@ pub(super) fn requests(pod: &Pod, problems: &mut Vec<Problem>) -> (MilliCpu, Byt
     (MilliCpu(total("cpu", Quantity::to_milli)), Bytes(total("memory", Quantity::to_units)))
 }
 
-/// The most that is held at one time: everything that keeps running, or one init container beside the sidecars
-/// started before it.
+/// Returns the maximum held at one time: all containers that keep running, or one init container together with the
+/// sidecars started before it.
 fn peak(amounts: &[(ContainerRole, u64)]) -> u64 {
     let (mut sidecars, mut apps, mut init) = (0u64, 0u64, 0u64);
     for &(role, amount) in amounts {
-        // No node has room for a saturated sum, so it is refused, not wrapped around.
+        // No node has enough for a saturated sum, so the pod is refused. The sum must not wrap around.
         match role {
             ContainerRole::Init => init = init.max(sidecars.saturating_add(amount)),
             ContainerRole::Sidecar => sidecars = sidecars.saturating_add(amount),
@@ -30,12 +31,12 @@ fn peak(amounts: &[(ContainerRole, u64)]) -> u64 {
 }
 
 fn amount(
-    container: &Container,
+    container: &ContainerManifest,
     resource: &str,
     read: fn(Quantity) -> Result<u64, QuantityError>,
     problems: &mut Vec<Problem>,
 ) -> u64 {
-    // A limit without a request is a request of the same amount.
+    // In Kubernetes, a limit without a request implies a request of the same amount.
     let text = container.requests.get(resource).or_else(|| container.limits.get(resource));
     let Some(text) = text else { return 0 };
     text.parse().and_then(read).unwrap_or_else(|error: QuantityError| {
@@ -49,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn c140_init_containers_count_by_the_largest() {
+    fn c140_largest_init_container_counts() {
         use ContainerRole::{App, Init, Sidecar};
         assert_eq!(peak(&[(App, 1), (App, 3)]), 4);
         assert_eq!(peak(&[(Init, 1), (Init, 3), (App, 2)]), 3);
