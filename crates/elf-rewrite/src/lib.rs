@@ -1,11 +1,14 @@
-//! Files that stand in for the libraries of a driver.
+//! Creates files that replace the libraries of a driver.
 //!
-//! One shared object has the functions of all of them. Out of it come files that each export what one library exports,
-//! under its names and with its soname, and that may ask for another file first ([`elf`]); they are put in their places
-//! whole, with the links that programs look for ([`files`]).
+//! One shared object has the functions of all libraries. [`elf`] rewrites it into files that each export the names of
+//! one library, have its soname, and may need another library first. [`library_files`] locates the shared object and
+//! installs the files atomically, with the symbolic links that programs look for.
+//!
+//! The crate parses and writes ELF itself: with `object::build` (0.40) the rewriter would be less than half as long,
+//! but its writer panics or requests unbounded memory on some malformed files, which must be an error here.
 
 pub mod elf;
-pub mod files;
+pub mod library_files;
 
-pub use elf::{ElfError, Form, Patch};
-pub use files::{Found, InstallError};
+pub use elf::{ElfError, MarkerPatch, RewriteSpec};
+pub use library_files::{InstallError, SharedObject};

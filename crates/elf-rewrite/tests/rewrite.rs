@@ -1,7 +1,7 @@
-//! Shared objects in another form: what comes out must still be what the dynamic loader takes.
+//! Rewrites shared objects of several linkers and loads the results with the dynamic loader.
 #![allow(unsafe_code, clippy::unwrap_used, clippy::expect_used)]
 
-use partage_elf_rewrite::elf::{self, ElfError, Form, Patch};
+use partage_elf_rewrite::elf::{self, ElfError, MarkerPatch, RewriteSpec};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, c_void};
@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-/// Enough for full buckets; some names are the end of others, which linkers store only once.
-const NAMES: usize = 300;
+/// Enough to fill hash buckets. Some names are suffixes of others, which linkers store only once.
+const FUNCTION_COUNT: usize = 300;
 
 fn name(number: usize) -> String {
     match number % 3 {
@@ -22,29 +22,34 @@ fn name(number: usize) -> String {
 }
 
 fn names() -> Vec<String> {
-    (0..NAMES).map(name).chain(["probe".to_string(), "settings".to_string(), room()]).collect()
+    (0..FUNCTION_COUNT)
+        .map(name)
+        .chain(["probe".to_string(), "settings".to_string(), padding_name()])
+        .collect()
 }
 
-struct Library {
+struct TestLibrary {
     bytes: Vec<u8>,
     folder: tempfile::TempDir,
 }
 
-/// Makes room for a long path.
-fn room() -> String {
-    format!("room_{}", "x".repeat(600))
+/// A long name whose removal makes room for a long path.
+fn padding_name() -> String {
+    format!("padding_{}", "x".repeat(600))
 }
 
 const MARKER: &str = "a place for settings, exactly one:";
-/// What stands behind it at first: the number of the function that reads it.
-const SETTINGS: i32 = NAMES as i32 + 1;
+/// The value after the marker as compiled: the number of the function that returns it.
+const DEFAULT_SETTING: i32 = FUNCTION_COUNT as i32 + 1;
 
-const LINK: &str = "-Wl,-Bsymbolic,-z,nodelete,--hash-style=gnu,-soname,libbefore_it_was_changed.so";
+const LINK_ARGUMENTS: &str =
+    "-Wl,-Bsymbolic,-z,nodelete,--hash-style=gnu,-soname,libbefore_it_was_changed.so";
 
-/// As ours is made: by the Rust compiler, with everything that the loader has to do for a Rust library.
-static RUST: LazyLock<Library> = LazyLock::new(|| {
+/// Built by the Rust compiler, like the real shared objects, with everything that the loader must do for a Rust
+/// library.
+static RUST_LIBRARY: LazyLock<TestLibrary> = LazyLock::new(|| {
     let mut source = String::from("#![allow(non_snake_case)]\n");
-    for number in 0..NAMES {
+    for number in 0..FUNCTION_COUNT {
         let name = name(number);
         writeln!(source, "#[unsafe(no_mangle)] pub extern \"C\" fn {name}() -> i32 {{ {number} }}").unwrap();
     }
@@ -60,7 +65,7 @@ static RUST: LazyLock<Library> = LazyLock::new(|| {
         }\n",
     );
     writeln!(source, "#[repr(C)] struct Place {{ marker: [u8; {}], value: [u8; 4] }}", MARKER.len()).unwrap();
-    let value = SETTINGS.to_le_bytes();
+    let value = DEFAULT_SETTING.to_le_bytes();
     writeln!(source, "#[used] static PLACE: Place = Place {{ marker: *b\"{MARKER}\", value: {value:?} }};")
         .unwrap();
     source.push_str(
@@ -68,21 +73,26 @@ static RUST: LazyLock<Library> = LazyLock::new(|| {
             i32::from_le_bytes(unsafe { std::ptr::read_volatile(&raw const PLACE.value) })
         }\n",
     );
-    writeln!(source, "#[unsafe(no_mangle)] pub extern \"C\" fn {}() -> i32 {{ {} }}", room(), SETTINGS + 1)
-        .unwrap();
+    writeln!(
+        source,
+        "#[unsafe(no_mangle)] pub extern \"C\" fn {}() -> i32 {{ {} }}",
+        padding_name(),
+        DEFAULT_SETTING + 1
+    )
+    .unwrap();
     let build = |source: &Path, library: &Path| {
         let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()));
         rustc.args(["--edition", "2024", "--crate-type", "cdylib", "--crate-name", "before"]);
-        rustc.arg(format!("-Clink-arg={LINK}")).arg("-o").arg(library).arg(source);
+        rustc.arg(format!("-Clink-arg={LINK_ARGUMENTS}")).arg("-o").arg(library).arg(source);
         rustc
     };
     library("before.rs", &source, build)
 });
 
-/// By the C compiler with its own linker, which lays files out in another way.
-static C: LazyLock<Library> = LazyLock::new(|| {
+/// Built by the C compiler with its default linker, which uses another file layout.
+static C_LIBRARY: LazyLock<TestLibrary> = LazyLock::new(|| {
     let mut source = String::new();
-    for number in 0..NAMES {
+    for number in 0..FUNCTION_COUNT {
         writeln!(source, "int {}(void) {{ return {number}; }}", name(number)).unwrap();
     }
     source.push_str(
@@ -95,44 +105,44 @@ static C: LazyLock<Library> = LazyLock::new(|| {
             return all[0]() + all[1]() + all[2]() + told + (text[0] == '1');
         }\n",
     );
-    let value: String = SETTINGS.to_le_bytes().iter().map(|byte| format!("\\{byte:03o}")).collect();
+    let value: String = DEFAULT_SETTING.to_le_bytes().iter().map(|byte| format!("\\{byte:03o}")).collect();
     writeln!(source, "static const volatile unsigned char place[] = \"{MARKER}{value}\";").unwrap();
     let at = MARKER.len();
     writeln!(source, "int settings(void) {{ return place[{at}] | place[{at} + 1] << 8; }}").unwrap();
-    writeln!(source, "int {}(void) {{ return {}; }}", room(), SETTINGS + 1).unwrap();
+    writeln!(source, "int {}(void) {{ return {}; }}", padding_name(), DEFAULT_SETTING + 1).unwrap();
     let build = |source: &Path, library: &Path| {
         let mut cc = Command::new("cc");
-        cc.args(["-shared", "-fPIC", "-O1", LINK, "-o"]).arg(library).arg(source);
+        cc.args(["-shared", "-fPIC", "-O1", LINK_ARGUMENTS, "-o"]).arg(library).arg(source);
         cc
     };
     library("before.c", &source, build)
 });
 
-fn library(file: &str, source: &str, build: impl Fn(&Path, &Path) -> Command) -> Library {
+fn library(file: &str, source: &str, build: impl Fn(&Path, &Path) -> Command) -> TestLibrary {
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (folder.path().join(file), folder.path().join("libbefore.so"));
     std::fs::write(&from, source).unwrap();
-    let output = build(&from, &to).output().expect("the compiler that builds this test is there");
+    let output = build(&from, &to).output().expect("the compiler that builds this test is available");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Library { bytes: std::fs::read(&to).unwrap(), folder }
+    TestLibrary { bytes: std::fs::read(&to).unwrap(), folder }
 }
 
-/// A library loaded into this process.
-struct Loaded(*mut c_void);
+/// A library that is loaded into this process.
+struct LoadedLibrary(*mut c_void);
 
-impl Loaded {
-    fn open(file: &Path) -> Loaded {
+impl LoadedLibrary {
+    fn open(file: &Path) -> LoadedLibrary {
         let file = CString::new(file.to_str().unwrap()).unwrap();
-        // SAFETY: the path is a C string; the library's initialisers are the language's own.
+        // SAFETY: the path is a C string; the library has only the initializers of its language runtime.
         let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            // SAFETY: it has no conditions.
+            // SAFETY: dlerror has no preconditions.
             let error = unsafe { libc::dlerror() };
-            // SAFETY: after a failure there is a text, which lives until the next call of this thread.
+            // SAFETY: after a failure dlerror returns a C string, which is valid until the next call of this thread.
             let error = unsafe { std::ffi::CStr::from_ptr(error) };
             panic!("{file:?}: {error:?}");
         }
-        Loaded(handle)
+        LoadedLibrary(handle)
     }
 
     fn call(&self, name: &str) -> Option<i32> {
@@ -142,33 +152,36 @@ impl Loaded {
         if symbol.is_null() {
             return None;
         }
-        // SAFETY: every function of the libraries above has this type.
+        // SAFETY: all functions of the test libraries have this type.
         let function = unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> i32>(symbol) };
         Some(function())
     }
 }
 
-static FILES: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+static NEXT_FILE: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
-fn written(library: &Library, bytes: &[u8]) -> PathBuf {
-    let number = FILES.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+fn write_library(library: &TestLibrary, bytes: &[u8]) -> PathBuf {
+    let number = NEXT_FILE.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let file = library.folder.path().join(format!("libafter{number}.so"));
     std::fs::write(&file, bytes).unwrap();
     file
 }
 
-/// Under the names they have.
-fn fewer(object: &[u8], soname: &str, wanted: &BTreeSet<&str>) -> Result<Vec<u8>, ElfError> {
-    elf::rewrite(object, &Form { exports: elf::as_they_are(wanted.iter().copied()), ..Form::called(soname) })
+/// Rewrites an object so that it exports these symbols under their own names.
+fn rewrite_with(object: &[u8], soname: &str, wanted: &BTreeSet<&str>) -> Result<Vec<u8>, ElfError> {
+    elf::rewrite(
+        object,
+        &RewriteSpec { exports: elf::unrenamed(wanted.iter().copied()), ..RewriteSpec::with_soname(soname) },
+    )
 }
 
-fn keeps_exactly(library: &Library, wanted: &BTreeSet<&str>) {
-    let after = fewer(&library.bytes, "libnvidia-ml.so.1", wanted).unwrap();
+fn assert_keeps_exactly(library: &TestLibrary, wanted: &BTreeSet<&str>) {
+    let after = rewrite_with(&library.bytes, "libnvidia-ml.so.1", wanted).unwrap();
     assert_eq!(elf::exports(&after).unwrap(), wanted.iter().map(|name| name.to_string()).collect::<Vec<_>>());
     assert_eq!(elf::soname(&after).unwrap().as_deref(), Some("libnvidia-ml.so.1"));
     assert!(after.len() < library.bytes.len());
-    let file = written(library, &after);
-    let loaded = Loaded::open(&file);
+    let file = write_library(library, &after);
+    let loaded = LoadedLibrary::open(&file);
     for (number, name) in names().iter().enumerate() {
         let answer = if name == "probe" { 5 } else { number as i32 };
         let expected = wanted.contains(name.as_str()).then_some(answer);
@@ -177,18 +190,18 @@ fn keeps_exactly(library: &Library, wanted: &BTreeSet<&str>) {
     std::fs::remove_file(file).unwrap();
 }
 
-fn renames_exactly(library: &Library, exports: &BTreeMap<&str, &str>) {
-    let form = Form { exports: exports.clone(), ..Form::called("libcuda.so.1") };
+fn assert_renames_exactly(library: &TestLibrary, exports: &BTreeMap<&str, &str>) {
+    let form = RewriteSpec { exports: exports.clone(), ..RewriteSpec::with_soname("libcuda.so.1") };
     let after = elf::rewrite(&library.bytes, &form).unwrap();
     assert_eq!(
         elf::exports(&after).unwrap(),
         exports.keys().map(|name| name.to_string()).collect::<Vec<_>>()
     );
-    let file = written(library, &after);
-    let loaded = Loaded::open(&file);
+    let file = write_library(library, &after);
+    let loaded = LoadedLibrary::open(&file);
     let all = names();
     let number = |symbol: &str| match all.iter().position(|name| name == symbol).unwrap() {
-        NAMES => 5,
+        FUNCTION_COUNT => 5,
         number => number as i32,
     };
     for (name, symbol) in exports {
@@ -201,7 +214,7 @@ fn renames_exactly(library: &Library, exports: &BTreeMap<&str, &str>) {
 }
 
 #[test]
-fn names_may_lose_their_beginnings() {
+fn exports_may_drop_a_prefix() {
     let exports = BTreeMap::from([
         ("ction0", "cuFunction0"),
         ("Function0", "Function0"),
@@ -209,27 +222,32 @@ fn names_may_lose_their_beginnings() {
         ("robe", "probe"),
         ("nvmlAnother5_v2", "nvmlAnother5_v2"),
     ]);
-    renames_exactly(&RUST, &exports);
-    renames_exactly(&C, &exports);
+    assert_renames_exactly(&RUST_LIBRARY, &exports);
+    assert_renames_exactly(&C_LIBRARY, &exports);
 }
 
 #[test]
-fn what_cannot_be_a_name_is_said() {
+fn export_that_is_not_a_suffix_is_refused() {
     let error = |pairs: &[(&'static str, &'static str)]| {
         let exports = pairs.iter().copied().collect();
-        elf::rewrite(&C.bytes, &Form { exports, ..Form::called("lib.so") }).unwrap_err().to_string()
+        elf::rewrite(&C_LIBRARY.bytes, &RewriteSpec { exports, ..RewriteSpec::with_soname("lib.so") })
+            .unwrap_err()
+            .to_string()
     };
-    assert!(error(&[("other", "probe")]).contains("other is not the end of probe"));
-    assert!(error(&[("", "probe")]).contains("is not the end of"));
-    assert!(error(&[("obe", "probe"), ("probe", "probe")]).contains("probe cannot be both obe and probe"));
+    assert!(error(&[("other", "probe")]).contains("other is not a suffix of probe"));
+    assert!(error(&[("", "probe")]).contains("is not a suffix of"));
+    assert!(
+        error(&[("obe", "probe"), ("probe", "probe")])
+            .contains("probe cannot be exported both as obe and as probe")
+    );
 }
 
-/// A library that another will need: it has what that one lacks, and one name that both have.
-fn behind(folder: &Path) -> PathBuf {
-    let (source, library) = (folder.join("behind.c"), folder.join("libbehind.so"));
+/// Builds a library that another one will need. It has one symbol that the other lacks and one that both have.
+fn next_library(folder: &Path) -> PathBuf {
+    let (source, library) = (folder.join("next.c"), folder.join("libnext.so"));
     let text = "int only_behind(void) { return 77; } int probe(void) { return 78; }";
     std::fs::write(&source, text).unwrap();
-    // Under the very name of the one before it: the loader takes them apart by their files.
+    // It has the same soname as the other: the loader distinguishes them by their files.
     let mut cc = Command::new("cc");
     cc.args(["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o"]).arg(&library).arg(&source);
     assert!(cc.status().unwrap().success());
@@ -237,39 +255,40 @@ fn behind(folder: &Path) -> PathBuf {
 }
 
 #[test]
-fn a_library_that_is_needed_by_its_path_is_searched_next() {
-    for library in [&*RUST, &*C] {
+fn library_needed_by_path_is_searched_next() {
+    for library in [&*RUST_LIBRARY, &*C_LIBRARY] {
         let folder = tempfile::tempdir().unwrap();
-        // As long as a path may be in the shim.
+        // The maximum length of a path in the shim.
         let mut place = folder.path().to_path_buf();
         while place.as_os_str().len() < 490 {
             place.push("d".repeat((490 - place.as_os_str().len()).clamp(1, 200)));
         }
         std::fs::create_dir_all(&place).unwrap();
-        let behind = behind(&place);
-        let needed = behind.to_str().unwrap();
+        let next_library = next_library(&place);
+        let needed = next_library.to_str().unwrap();
         assert!(needed.len() > 500, "{}", needed.len());
-        let exports = elf::as_they_are(["probe", "cuFunction0"]);
-        let form = Form { exports, needed: Some(needed), ..Form::called("libcuda.so.1") };
+        let exports = elf::unrenamed(["probe", "cuFunction0"]);
+        let form = RewriteSpec { exports, needed: Some(needed), ..RewriteSpec::with_soname("libcuda.so.1") };
         let after = elf::rewrite(&library.bytes, &form).unwrap();
-        let before = elf::needed(&library.bytes).unwrap();
-        assert_eq!(elf::needed(&after).unwrap(), [vec![needed.to_string()], before].concat());
-        let loaded = Loaded::open(&written(library, &after));
+        let before = elf::needed_libraries(&library.bytes).unwrap();
+        assert_eq!(elf::needed_libraries(&after).unwrap(), [vec![needed.to_string()], before].concat());
+        let loaded = LoadedLibrary::open(&write_library(library, &after));
         assert_eq!(loaded.call("only_behind"), Some(77));
-        assert_eq!(loaded.call("probe"), Some(5), "the one before answers what it has");
+        assert_eq!(loaded.call("probe"), Some(5), "the first library has precedence");
         assert_eq!(loaded.call("nvmlAnother2_v2"), None);
-        // Where it is not there, neither is the other.
-        let form = Form { needed: Some("/nowhere/libcuda.so.1"), ..Form::called("libcuda.so.1") };
-        let file = written(library, &elf::rewrite(&library.bytes, &form).unwrap());
+        // If the needed library is missing, loading fails.
+        let form =
+            RewriteSpec { needed: Some("/nowhere/libcuda.so.1"), ..RewriteSpec::with_soname("libcuda.so.1") };
+        let file = write_library(library, &elf::rewrite(&library.bytes, &form).unwrap());
         let file = CString::new(file.to_str().unwrap()).unwrap();
-        // SAFETY: the path is a C string; the library's initialisers are the language's own.
+        // SAFETY: the path is a C string; the library has only the initializers of its language runtime.
         let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         assert!(handle.is_null());
     }
 }
 
 #[test]
-fn what_comes_next_is_the_needed_library() {
+fn rtld_next_finds_the_needed_library() {
     let source = "#define _GNU_SOURCE
         #include <dlfcn.h>
         int a_hook_probe(void) {
@@ -279,79 +298,82 @@ fn what_comes_next_is_the_needed_library() {
         int some_room_for_a_path_some_room_for_a_path_some_room_for_a_path_some_room_for_a_path;";
     let library = library("hook.c", source, |source, library| {
         let mut cc = Command::new("cc");
-        cc.args(["-shared", "-fPIC", LINK, "-o"]).arg(library).arg(source).arg("-ldl");
+        cc.args(["-shared", "-fPIC", LINK_ARGUMENTS, "-o"]).arg(library).arg(source).arg("-ldl");
         cc
     });
-    let behind = behind(library.folder.path());
+    let next_library = next_library(library.folder.path());
     let exports = BTreeMap::from([("probe", "a_hook_probe")]);
-    let form = Form { exports, needed: behind.to_str(), ..Form::called("libcuda.so.1") };
+    let form =
+        RewriteSpec { exports, needed: next_library.to_str(), ..RewriteSpec::with_soname("libcuda.so.1") };
     let after = elf::rewrite(&library.bytes, &form).unwrap();
-    let loaded = Loaded::open(&written(&library, &after));
+    let loaded = LoadedLibrary::open(&write_library(&library, &after));
     assert_eq!(loaded.call("probe"), Some(178));
     assert_eq!(loaded.call("only_behind"), Some(77));
     assert_eq!(loaded.call("a_hook_probe"), None);
 }
 
 #[test]
-fn a_path_that_finds_no_room_is_refused() {
+fn needed_path_without_free_space_is_refused() {
     let long = format!("/{}", "p".repeat(2000));
-    let form = Form { needed: Some(&long), ..Form::called("lib.so") };
+    let form = RewriteSpec { needed: Some(&long), ..RewriteSpec::with_soname("lib.so") };
     let names = names();
-    let kept = names.iter().map(String::as_str).filter(|name| !name.starts_with("room"));
-    let error =
-        elf::rewrite(&C.bytes, &Form { exports: elf::as_they_are(kept), ..form }).unwrap_err().to_string();
-    assert!(error.contains("no 2002 bytes of its strings are free"), "{error}");
+    let kept = names.iter().map(String::as_str).filter(|name| !name.starts_with("padding_"));
+    let error = elf::rewrite(&C_LIBRARY.bytes, &RewriteSpec { exports: elf::unrenamed(kept), ..form })
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("no 2002 bytes are free in its string table"), "{error}");
 }
 
 #[test]
-fn settings_are_written_behind_their_marker() {
-    for library in [&*RUST, &*C] {
-        let exports = elf::as_they_are(["settings"]);
-        let patch = |marker, bytes| Patch { marker, bytes };
-        let made = |patches: &[Patch<'_>]| {
+fn settings_are_written_after_their_marker() {
+    for library in [&*RUST_LIBRARY, &*C_LIBRARY] {
+        let exports = elf::unrenamed(["settings"]);
+        let patch = |marker, bytes| MarkerPatch { marker, bytes };
+        let made = |patches: &[MarkerPatch<'_>]| {
             elf::rewrite(
                 &library.bytes,
-                &Form { exports: exports.clone(), patches, ..Form::called("lib.so") },
+                &RewriteSpec { exports: exports.clone(), patches, ..RewriteSpec::with_soname("lib.so") },
             )
         };
         let after = made(&[patch(MARKER.as_bytes(), &[0x34, 0x12, 0, 0])]).unwrap();
-        assert_eq!(Loaded::open(&written(library, &after)).call("settings"), Some(0x1234));
-        let error = |patches: &[Patch<'_>]| made(patches).unwrap_err().to_string();
+        assert_eq!(LoadedLibrary::open(&write_library(library, &after)).call("settings"), Some(0x1234));
+        let error = |patches: &[MarkerPatch<'_>]| made(patches).unwrap_err().to_string();
         assert!(error(&[patch(b"a marker that is nowhere", &[1])]).contains("it has no place for settings"));
         assert!(error(&[patch(b"", &[1])]).contains("no place"));
         assert!(error(&[patch(&[0; 4], &[1])]).contains("places for settings"));
         let endless = vec![1; library.bytes.len()];
-        assert!(error(&[patch(MARKER.as_bytes(), &endless)]).contains("ends behind what is loaded"));
+        assert!(error(&[patch(MARKER.as_bytes(), &endless)]).contains("exceeds the loaded segment"));
     }
 }
 
 #[test]
-fn all_of_them_and_none_of_them() {
+fn all_none_or_one_export_is_kept() {
     let names = names();
-    for library in [&*RUST, &*C] {
-        keeps_exactly(library, &names.iter().map(String::as_str).collect());
-        keeps_exactly(library, &BTreeSet::new());
-        keeps_exactly(library, &BTreeSet::from(["probe"]));
+    for library in [&*RUST_LIBRARY, &*C_LIBRARY] {
+        assert_keeps_exactly(library, &names.iter().map(String::as_str).collect());
+        assert_keeps_exactly(library, &BTreeSet::new());
+        assert_keeps_exactly(library, &BTreeSet::from(["probe"]));
     }
 }
 
 #[test]
-fn a_rewritten_library_can_be_rewritten() {
-    let once = fewer(&RUST.bytes, "libonce.so", &BTreeSet::from(["probe", "cuFunction0"])).unwrap();
-    let twice = fewer(&once, "libtwice.so", &BTreeSet::from(["probe"])).unwrap();
+fn rewritten_library_can_be_rewritten() {
+    let once =
+        rewrite_with(&RUST_LIBRARY.bytes, "libonce.so", &BTreeSet::from(["probe", "cuFunction0"])).unwrap();
+    let twice = rewrite_with(&once, "libtwice.so", &BTreeSet::from(["probe"])).unwrap();
     assert_eq!(elf::exports(&twice).unwrap(), ["probe"]);
-    assert_eq!(Loaded::open(&written(&RUST, &twice)).call("probe"), Some(5));
+    assert_eq!(LoadedLibrary::open(&write_library(&RUST_LIBRARY, &twice)).call("probe"), Some(5));
 }
 
 #[test]
-fn tools_of_others_see_the_same_names() {
+fn nm_lists_the_same_names() {
     let wanted = BTreeSet::from(["probe", "cuFunction0", "Function0"]);
-    for library in [&*RUST, &*C] {
-        let file = written(library, &fewer(&library.bytes, "libafter.so", &wanted).unwrap());
+    for library in [&*RUST_LIBRARY, &*C_LIBRARY] {
+        let file = write_library(library, &rewrite_with(&library.bytes, "libafter.so", &wanted).unwrap());
         let Ok(output) =
             Command::new("nm").args(["-D", "--defined-only", "--format=just-symbols"]).arg(&file).output()
         else {
-            // Where there is a linker there is nm; a compiler may bring its own linker.
+            // The compiler may bring its own linker without nm.
             return;
         };
         assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
@@ -361,45 +383,48 @@ fn tools_of_others_see_the_same_names() {
 }
 
 #[test]
-fn names_that_go_leave_no_trace() {
-    let after = fewer(&RUST.bytes, "libafter.so", &BTreeSet::from(["probe"])).unwrap();
+fn dropped_names_are_erased() {
+    let after = rewrite_with(&RUST_LIBRARY.bytes, "libafter.so", &BTreeSet::from(["probe"])).unwrap();
     let text = String::from_utf8_lossy(&after);
     assert!(
         !text.contains("nvmlAnother2_v2") && !text.contains("libbefore"),
-        "a dropped name is still there"
+        "a dropped name is still in the file"
     );
 }
 
 #[test]
-fn what_is_no_shared_object_is_refused_in_words() {
+fn other_files_are_refused_with_a_reason() {
     for (bytes, words) in [
-        (&b""[..], "does not start with"),
-        (b"#!/bin/sh\n", "does not start with"),
-        (b"\x7fELF", "its header says otherwise"),
-        (b"\x7fELF\x01\x01", "its header says otherwise"),
+        (&b""[..], "magic number is missing"),
+        (b"#!/bin/sh\n", "magic number is missing"),
+        (b"\x7fELF", "another class, byte order or file type"),
+        (b"\x7fELF\x01\x01", "another class, byte order or file type"),
     ] {
-        let error = fewer(bytes, "lib.so", &BTreeSet::new()).unwrap_err().to_string();
-        assert!(error.contains("no 64-bit little-endian shared object") && error.contains(words), "{error}");
+        let error = rewrite_with(bytes, "lib.so", &BTreeSet::new()).unwrap_err().to_string();
+        assert!(
+            error.contains("not a 64-bit little-endian shared object") && error.contains(words),
+            "{error}"
+        );
     }
     let program = std::fs::read("/proc/self/exe").unwrap();
-    assert!(fewer(&program, "lib.so", &BTreeSet::new()).is_err(), "a program has no soname");
+    assert!(rewrite_with(&program, "lib.so", &BTreeSet::new()).is_err(), "a program has no soname");
 }
 
 #[test]
-fn names_that_are_not_there_are_named() {
+fn missing_names_are_listed() {
     let wanted = BTreeSet::from(["probe", "cuNever", "nvmlNever"]);
-    let error = fewer(&RUST.bytes, "lib.so", &wanted).unwrap_err().to_string();
-    assert_eq!(error, "it lacks 2 of the names wanted: cuNever, nvmlNever");
+    let error = rewrite_with(&RUST_LIBRARY.bytes, "lib.so", &wanted).unwrap_err().to_string();
+    assert_eq!(error, "2 requested symbols are missing: cuNever, nvmlNever");
 }
 
 #[test]
-fn every_truncated_file_is_refused_or_still_whole() {
+fn truncated_file_is_refused() {
     let wanted = BTreeSet::from(["probe"]);
-    for library in [&*RUST, &*C] {
+    for library in [&*RUST_LIBRARY, &*C_LIBRARY] {
         let step = library.bytes.len() / 500 + 1;
         for end in (0..library.bytes.len()).step_by(step).chain(0..1024) {
-            // The section headers stand at the end.
-            assert!(fewer(&library.bytes[..end], "lib.so", &wanted).is_err(), "{end}");
+            // The section headers are at the end of the file.
+            assert!(rewrite_with(&library.bytes[..end], "lib.so", &wanted).is_err(), "{end}");
         }
     }
 }
@@ -408,24 +433,24 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_subset_loads_and_is_exactly_what_was_kept(kept in prop::collection::vec(any::<bool>(), NAMES + 1)) {
+    fn any_subset_loads_and_exports_exactly_its_names(kept in prop::collection::vec(any::<bool>(), FUNCTION_COUNT + 1)) {
         let names = names();
         let wanted = names.iter().zip(kept).filter(|(_, kept)| *kept).map(|(name, _)| name.as_str()).collect();
-        keeps_exactly(&RUST, &wanted);
-        keeps_exactly(&C, &wanted);
+        assert_keeps_exactly(&RUST_LIBRARY, &wanted);
+        assert_keeps_exactly(&C_LIBRARY, &wanted);
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    // Most bytes of a file are code; the first ones, and the tables, decide.
+    // Most bytes of a file are code, so the header and the tables are changed more often.
     #[test]
-    fn changed_bytes_never_panic(
+    fn changed_bytes_do_not_panic(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..4_u8), 1..8),
         of_c in any::<bool>(),
     ) {
-        let mut bytes = if of_c { C.bytes.clone() } else { RUST.bytes.clone() };
+        let mut bytes = if of_c { C_LIBRARY.bytes.clone() } else { RUST_LIBRARY.bytes.clone() };
         for (index, value, place) in changes {
             let at = match place {
                 0 => index.index(64),
@@ -435,14 +460,14 @@ proptest! {
             };
             bytes[at] = value;
         }
-        let form = Form {
+        let form = RewriteSpec {
             exports: BTreeMap::from([("robe", "probe"), ("Function0", "Function0")]),
             needed: Some("/somewhere/else/libcuda.so.1"),
-            patches: &[Patch { marker: MARKER.as_bytes(), bytes: &[1, 2, 3, 4] }],
-            ..Form::called("lib.so")
+            patches: &[MarkerPatch { marker: MARKER.as_bytes(), bytes: &[1, 2, 3, 4] }],
+            ..RewriteSpec::with_soname("lib.so")
         };
         if let Ok(after) = elf::rewrite(&bytes, &form) {
-            let _ = (elf::versions(&after), elf::initialisers(&after), elf::needed(&after));
+            let _ = (elf::needed_versions(&after), elf::initializer_count(&after), elf::needed_libraries(&after));
         }
     }
 }

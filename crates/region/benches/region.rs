@@ -1,8 +1,10 @@
-//! What a process pays for its region: nanoseconds by the call, the least of several runs.
+//! Measures what a process pays for its region: nanoseconds per call, the least of several runs.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 use partage_region::arbiter::Arbiter;
-use partage_region::{GpuShare, RegionHandle, RegionOwner, RegionPolicy, RegionTenant, UNIT, UsageReader};
+use partage_region::{
+    GpuShare, MEMORY_UNIT, RegionHandle, RegionOwner, RegionPolicy, RegionTenant, UsageReader,
+};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
@@ -36,18 +38,18 @@ fn main() {
     measure("memory_limit", 1_000_000, || {
         black_box(region.memory_limit(black_box(0)));
     });
-    measure("gated and turn", 1_000_000, || {
+    measure("waits_for_turns, turn", 1_000_000, || {
         let limits = region.limits(black_box(0));
-        black_box((limits.gated(), limits.turn()));
+        black_box((limits.waits_for_turns(), limits.turn()));
     });
     let other = RegionTenant::attach(folder.path()).unwrap();
-    measure("reserve and release, two processes by turns", 100_000, || {
+    measure("reserve and release, two processes alternating", 100_000, || {
         for region in [&region, &other] {
-            region.reserve(0, UNIT).unwrap();
-            region.release(0, UNIT);
+            region.reserve(0, MEMORY_UNIT).unwrap();
+            region.release(0, MEMORY_UNIT);
         }
     });
-    other.reserve(0, UNIT).unwrap();
+    other.reserve(0, MEMORY_UNIT).unwrap();
     measure("used and tidy, others hold memory", 100_000, || {
         region.tidy();
         black_box(region.used(0));
@@ -75,9 +77,9 @@ fn main() {
     }
 }
 
-/// What an arbiter costs while nobody wants a turn: it says that it lives, and looks at one container at a time.
+/// Measures an idle arbiter: it writes heartbeats and polls one container at a time.
 fn idle_arbiter(regions: usize) {
-    let share = GpuShare { cores: 1_000, ceiling: 1_000, gated: true, ..GpuShare::default() };
+    let share = GpuShare { cores: 1_000, ceiling: 1_000, waits_for_turns: true, ..GpuShare::default() };
     let folders: Vec<_> = (0..regions).map(|_| tempfile::tempdir().unwrap()).collect();
     let arbiter = Arbiter::new();
     for folder in &folders {
@@ -106,5 +108,7 @@ fn idle_arbiter(regions: usize) {
     let seconds = began.elapsed().as_secs_f64();
     let percent = (busy() - before) as f64 / seconds / 1e7;
     let decisions = (arbiter.decisions() - decided) as f64 / seconds;
-    println!("idle arbiter, {regions} regions: {percent:.2} % of a core, {decisions:.0} looks a second");
+    println!(
+        "idle arbiter, {regions} regions: {percent:.2} % of a core, {decisions:.0} decisions per second"
+    );
 }

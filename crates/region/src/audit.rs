@@ -1,129 +1,130 @@
-//! The bypass audit: what the driver says of every process, held against what the regions say.
+//! The bypass audit: compares the driver's per-process data with what the regions account for.
 //!
-//! A tenant can write anything into its own `usage`, and a program can reach the driver past the shim. Neither hides it
-//! from the driver itself: whoever uses a GPU is on its list, under the machine's pid, with its memory and its time. So
-//! nothing here prevents anything; it says who did it.
+//! A tenant can write anything into its own `usage`, and a program can call the driver without the shim. Neither can
+//! hide from the driver: every process that uses a GPU is in its list, with its host pid, its memory and its
+//! utilization. The audit prevents nothing; it reports which process bypassed its limits.
 //!
-//! Pure: what is known comes in as a [`AuditRound`], what was found goes out. [`BypassAudit`] remembers from round to round, since a
-//! difference of a moment is no finding: contexts are made and memory is given back between two looks.
+//! The audit does no I/O: an [`AuditRound`] holds the observations, and the findings are returned. [`BypassAudit`]
+//! keeps state between rounds, because a momentary difference is not a finding: contexts are created and memory is
+//! freed between two rounds.
 
 use crate::protocol::MAX_GPUS;
 use crate::reader::{Forgery, UsageSnapshot};
 
-/// What the driver says of one process on one GPU.
+/// One process on one GPU, as the driver reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObservedProcess {
-    /// On the machine.
+    /// Pid in the host's pid namespace.
     pub pid: u32,
-    /// Bytes.
+    /// GPU memory in bytes.
     pub memory: u64,
-    /// Percent of the time since the last round in which its kernels ran.
+    /// Percentage of the time since the last round in which its kernels ran.
     pub busy: u32,
-    /// Its container, by its cgroup; none for programs of the machine itself, which are not looked at.
+    /// Its container, by its cgroup; `None` for processes of the host itself, which are not audited.
     pub container: Option<String>,
 }
 
-/// A GPU, and who uses it by the driver's word.
+/// A GPU and its processes, as the driver reports them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObservedGpu {
-    /// The GPU's UUID.
+    /// UUID of the GPU, as raw bytes.
     pub uuid: [u8; 16],
-    /// Processes on it.
+    /// The processes that use it.
     pub processes: Vec<ObservedProcess>,
 }
 
-/// What a container was granted of a GPU, as far as it matters here.
+/// The limits of a container on one GPU, as far as the audit needs them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrantedGpu {
-    /// The GPU's UUID.
+    /// UUID of the GPU, as raw bytes.
     pub uuid: [u8; 16],
     /// Bytes that may be used; `u64::MAX` for no limit.
     pub memory: u64,
-    /// Bytes one context takes on this card; zero if unknown.
+    /// Bytes that one context takes on this GPU; zero if unknown.
     pub context: u64,
-    /// Whether its launches keep to turns, and so are counted.
-    pub gated: bool,
+    /// Whether its launches wait for turns, and so are counted.
+    pub waits_for_turns: bool,
 }
 
-/// A container: what it was granted, in the order of its limits, and what its processes say.
+/// A container: its limits, in the order of its region, and the usage that its processes report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditedContainer {
-    /// As processes are attributed to it.
+    /// Identifier of the container, as in [`ObservedProcess::container`].
     pub id: String,
-    /// Its GPUs.
+    /// Limits of its GPUs.
     pub granted: Vec<GrantedGpu>,
-    /// What its region said before the driver was asked.
+    /// Its region's usage, read before the driver was queried.
     pub before: UsageSnapshot,
-    /// What it said afterwards. An honest process holds by its account what it truly holds, or more, at any time: so it is
-    /// judged by the larger one, and what comes and goes between the readings does not matter.
+    /// Its region's usage, read after the driver was queried. At any time an honest process accounts for at least what
+    /// it holds, so it is judged by the larger of the two values, and changes between the two readings do not matter.
     pub after: UsageSnapshot,
 }
 
-/// Everything that is known at one time.
+/// Observations of one audit round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditRound {
-    /// Nanoseconds of the monotonic clock.
+    /// Time of the round, in nanoseconds of the monotonic clock.
     pub now: u64,
     /// All GPUs of the machine.
     pub gpus: Vec<ObservedGpu>,
-    /// All containers with a region.
+    /// All containers with a readable region.
     pub containers: Vec<AuditedContainer>,
-    /// Containers whose region cannot be read: damaged, or of an unsupported layout. Their limits go on holding, but what
-    /// they use cannot be compared with anything, so nothing is found against them.
+    /// Containers whose region cannot be read: damaged, or of an unsupported layout. Their limits still hold, but there
+    /// is nothing to compare their usage with, so nothing is reported against them.
     pub unmanaged: Vec<String>,
 }
 
-/// What is wrong.
+/// The kind of a bypass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum FindingKind {
-    /// Words of `usage` contradict each other, or a process's fell while the driver's did not: somebody wrote them who
-    /// did not give memory back. Or the file was made longer, or shorter.
+pub enum BypassKind {
+    /// Words of `usage` contradict each other, or a process's account fell while the driver's value did not: they were
+    /// written without memory being freed. Or the file was made longer or shorter.
     ForgedUsage,
-    /// A process holds memory that its region does not know of.
+    /// A process holds memory that its region does not account for.
     UnaccountedMemory,
-    /// All processes together took more than the limit, and their words agree: they were not asked.
+    /// All processes together hold more than the limit, and their accounts agree: the limit was not checked.
     OverLimit,
-    /// A process works on a GPU whose time is dealt out, and has not asked for as much time.
+    /// A process works on a GPU that is shared by turns, and has not accounted for as much time.
     UnaccountedWork,
     /// A process uses a GPU that its container was not granted.
     UngrantedGpu,
 }
 
-/// Something that has been wrong for longer than the grace.
+/// A bypass that has lasted longer than the grace period.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Finding {
-    /// Whose.
+pub struct BypassFinding {
+    /// Identifier of the container, as in [`AuditedContainer::id`].
     pub container: String,
-    /// On which GPU.
+    /// UUID of the GPU.
     pub gpu: [u8; 16],
-    /// What.
-    pub kind: FindingKind,
-    /// Which process, on the machine; none where it is the container's as a whole.
+    /// What kind of bypass it is.
+    pub kind: BypassKind,
+    /// Host pid of the process; `None` where the finding is about the container as a whole.
     pub pid: Option<u32>,
-    /// How much: bytes of memory, nanoseconds of work in the last seconds, bytes by which the file grew; zero for words that
+    /// Amount: bytes of memory, nanoseconds of recent work, or bytes by which the file grew; zero for words that
     /// contradict each other.
     pub amount: u64,
-    /// Since when, on the monotonic clock.
+    /// Time of the first round with this finding, on the monotonic clock.
     pub since: u64,
 }
 
-/// What is let pass.
+/// Differences that are not reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tolerance {
-    /// Nanoseconds for which something must be wrong before it is a finding: a context is there before its process is
-    /// known, memory is given back a moment after it was freed.
+pub struct AuditTolerance {
+    /// Nanoseconds for which a difference must last before it is a finding: a context exists before its process is
+    /// registered, and memory is given back shortly after it was freed.
     pub grace: u64,
-    /// Bytes that a driver may take for a process beyond what the shim knows of.
+    /// Bytes that a driver may take for a process beyond what the shim accounts for.
     pub memory: u64,
-    /// Likewise in hundredths of what the process holds: what lies between allocations.
+    /// The same allowance in percent of what the process holds, for gaps between allocations. The larger one applies.
     pub memory_percent: u64,
-    /// Bytes of a context on a card whose contexts nobody has measured.
+    /// Bytes of a context on a GPU whose context size has not been measured.
     pub context: u64,
-    /// Nanoseconds of work that are too few to judge by.
+    /// Nanoseconds of work below which nothing is judged.
     pub work: u64,
 }
 
-impl Default for Tolerance {
+impl Default for AuditTolerance {
     fn default() -> Self {
         const MIB: u64 = 1 << 20;
         Self {
@@ -136,46 +137,47 @@ impl Default for Tolerance {
     }
 }
 
-impl Tolerance {
-    /// Bytes that a process's memory may be above what its region says.
+impl AuditTolerance {
+    /// Returns the bytes by which a process's memory may exceed what its region accounts for.
     fn of(&self, granted: &GrantedGpu, seen: u64) -> u64 {
         let context = if granted.context == 0 { self.context } else { 0 };
         self.memory.saturating_add(context).max((seen / 100).saturating_mul(self.memory_percent))
     }
 }
 
-/// What is remembered from round to round.
+/// Compares observations from round to round, and keeps what is needed between rounds.
 #[derive(Debug, Default)]
 pub struct BypassAudit {
-    tolerance: Tolerance,
+    tolerance: AuditTolerance,
     last: Option<u64>,
-    suspicions: Vec<Finding>,
-    ledgers: Vec<Ledger>,
-    works: Vec<Work>,
-    ceilings: Vec<Ceiling>,
+    suspicions: Vec<BypassFinding>,
+    baselines: Vec<ProcessBaseline>,
+    balances: Vec<ComputeBalance>,
+    ceilings: Vec<MemoryCeiling>,
 }
 
-/// What a container may hold of a GPU: its limit, or what it held when the limit was lowered and has not given back.
+/// Bytes that a container may hold of a GPU: its limit, or what it held when the limit was lowered and has not freed
+/// yet.
 #[derive(Debug)]
-struct Ceiling {
+struct MemoryCeiling {
     container: String,
     gpu: [u8; 16],
     bytes: u64,
 }
 
-/// What a process's region said when it last agreed with the driver.
+/// Bytes that a process's region accounted for when it last agreed with the driver.
 #[derive(Debug)]
-struct Ledger {
+struct ProcessBaseline {
     container: String,
     gpu: [u8; 16],
     pid: u32,
     held: u64,
 }
 
-/// What a container did lately on a GPU, by the driver and by itself, in nanoseconds. The past counts half as much after
-/// every [`HALF`].
+/// Recent work of a container on a GPU, by the driver and by its own account, in nanoseconds. Past work counts half
+/// after every [`WORK_HALF_LIFE_NS`].
 #[derive(Debug)]
-struct Work {
+struct ComputeBalance {
     container: String,
     gpu: [u8; 16],
     spent: u64,
@@ -184,27 +186,27 @@ struct Work {
 }
 
 /// Nanoseconds after which work counts half.
-const HALF: u64 = 3_000_000_000;
+const WORK_HALF_LIFE_NS: u64 = 3_000_000_000;
 
 impl BypassAudit {
-    /// With a tolerance of one's own.
+    /// Creates an audit with this tolerance.
     #[must_use]
-    pub fn new(tolerance: Tolerance) -> Self {
+    pub fn new(tolerance: AuditTolerance) -> Self {
         Self { tolerance, ..Self::default() }
     }
 
-    /// Looks at a round; what has been wrong for longer than the grace.
-    pub fn look(&mut self, round: &AuditRound) -> Vec<Finding> {
+    /// Examines one round. Returns what has been wrong for longer than the grace period.
+    pub fn examine(&mut self, round: &AuditRound) -> Vec<BypassFinding> {
         let passed = self.last.map_or(0, |last| round.now.saturating_sub(last));
         self.last = Some(round.now);
         let mut wrong = Vec::new();
         for container in &round.containers {
-            self.look_at(round, container, passed, &mut wrong);
+            self.examine_container(round, container, passed, &mut wrong);
         }
         for gpu in &round.gpus {
-            strangers(round, gpu, &mut wrong);
+            find_ungranted_use(round, gpu, &mut wrong);
         }
-        // Who is gone is forgotten.
+        // State of processes and containers that are gone is dropped.
         let has = |container: &str, gpu: &[u8; 16], pid: Option<u32>| {
             let there = round.gpus.iter().find(|there| there.uuid == *gpu);
             let on_it = there.is_some_and(|there| {
@@ -212,11 +214,11 @@ impl BypassAudit {
             });
             on_it && round.containers.iter().any(|known| known.id == container)
         };
-        self.ledgers.retain(|ledger| has(&ledger.container, &ledger.gpu, Some(ledger.pid)));
-        self.works.retain(|work| has(&work.container, &work.gpu, None));
+        self.baselines.retain(|baseline| has(&baseline.container, &baseline.gpu, Some(baseline.pid)));
+        self.balances.retain(|balance| has(&balance.container, &balance.gpu, None));
         self.ceilings.retain(|ceiling| has(&ceiling.container, &ceiling.gpu, None));
         for finding in &mut wrong {
-            let same = |before: &&Finding| {
+            let same = |before: &&BypassFinding| {
                 (&before.container, before.gpu, before.kind, before.pid)
                     == (&finding.container, finding.gpu, finding.kind, finding.pid)
             };
@@ -226,32 +228,33 @@ impl BypassAudit {
         }
         wrong.sort();
         self.suspicions = wrong;
-        // A file does not grow by accident, and is cut back when it is seen: there is nothing to wait for.
-        let is_sure = |finding: &Finding| {
-            finding.kind == FindingKind::ForgedUsage && finding.pid.is_none() && finding.amount > 0
+        // A file does not grow by accident, and it is truncated as soon as that is noticed: there is nothing to wait
+        // for.
+        let is_sure = |finding: &BypassFinding| {
+            finding.kind == BypassKind::ForgedUsage && finding.pid.is_none() && finding.amount > 0
         };
-        let old = |finding: &&Finding| {
+        let old = |finding: &&BypassFinding| {
             is_sure(finding) || round.now.saturating_sub(finding.since) >= self.tolerance.grace
         };
         self.suspicions.iter().filter(old).cloned().collect()
     }
 
-    fn look_at(
+    fn examine_container(
         &mut self,
         round: &AuditRound,
         container: &AuditedContainer,
         passed: u64,
-        wrong: &mut Vec<Finding>,
+        wrong: &mut Vec<BypassFinding>,
     ) {
         let snapshot = &container.after;
         let grown = snapshot.forged.iter().find_map(|forged| match *forged {
             Forgery::Grown { bytes } => Some(bytes),
-            Forgery::Accounts { .. } | Forgery::Slot { .. } | Forgery::Short => None,
+            Forgery::Accounts { .. } | Forgery::Slot { .. } | Forgery::Truncated => None,
         });
-        let short = snapshot.forged.contains(&Forgery::Short);
+        let short = snapshot.forged.contains(&Forgery::Truncated);
         for (index, granted) in container.granted.iter().enumerate().take(MAX_GPUS) {
             let mut note = |kind, pid, amount| {
-                wrong.push(Finding {
+                wrong.push(BypassFinding {
                     container: container.id.clone(),
                     gpu: granted.uuid,
                     kind,
@@ -263,15 +266,15 @@ impl BypassAudit {
             let contradicts = |forged: &Forgery| match *forged {
                 Forgery::Accounts { gpu, .. } | Forgery::Slot { gpu, .. } => gpu == index,
                 Forgery::Grown { .. } => false,
-                Forgery::Short => true,
+                Forgery::Truncated => true,
             };
             if snapshot.forged.iter().any(contradicts) {
-                note(FindingKind::ForgedUsage, None, 0);
+                note(BypassKind::ForgedUsage, None, 0);
             }
             if let Some(bytes) = grown.filter(|_| index == 0) {
-                note(FindingKind::ForgedUsage, None, bytes);
+                note(BypassKind::ForgedUsage, None, bytes);
             }
-            // By an account that is not there nobody else can be judged.
+            // A truncated account gives no basis to judge the container by.
             if short {
                 continue;
             }
@@ -282,48 +285,49 @@ impl BypassAudit {
                 memory = memory.saturating_add(seen.memory);
                 slack = slack.saturating_add(self.tolerance.of(granted, seen.memory));
                 worked = worked.saturating_add(passed.saturating_mul(seen.busy.min(100).into()) / 100);
-                if let Some((kind, bytes)) = self.memory(container, granted, index, seen) {
+                if let Some((kind, bytes)) = self.compare_memory(container, granted, index, seen) {
                     note(kind, Some(seen.pid), bytes);
                 }
             }
-            let excess = self.excess(&container.id, granted, memory);
+            let excess = self.memory_over_limit(&container.id, granted, memory);
             if excess > slack {
-                note(FindingKind::OverLimit, None, excess);
+                note(BypassKind::OverLimit, None, excess);
             }
             let spent = snapshot.gpus.get(index).map_or(0, |gpu| gpu.spent);
-            if let Some(nanoseconds) = self.work(&container.id, granted, passed, worked, spent) {
-                note(FindingKind::UnaccountedWork, None, nanoseconds);
+            if let Some(nanoseconds) = self.compare_work(&container.id, granted, passed, worked, spent) {
+                note(BypassKind::UnaccountedWork, None, nanoseconds);
             }
         }
     }
 
-    /// What is wrong with a process's memory.
-    fn memory(
+    /// Compares a process's memory with its account. Returns what is wrong with it.
+    fn compare_memory(
         &mut self,
         container: &AuditedContainer,
         granted: &GrantedGpu,
         index: usize,
         seen: &ObservedProcess,
-    ) -> Option<(FindingKind, u64)> {
-        let held = [&container.before, &container.after].map(|snapshot| held(snapshot, index, seen.pid));
+    ) -> Option<(BypassKind, u64)> {
+        let held =
+            [&container.before, &container.after].map(|snapshot| accounted_memory(snapshot, index, seen.pid));
         let Some(held) = held.into_iter().flatten().max() else {
-            return (seen.memory > 0).then_some((FindingKind::UnaccountedMemory, seen.memory));
+            return (seen.memory > 0).then_some((BypassKind::UnaccountedMemory, seen.memory));
         };
         let container = container.id.as_str();
-        let before = self.ledgers.iter_mut().find(|ledger| {
-            (ledger.container.as_str(), ledger.gpu, ledger.pid) == (container, granted.uuid, seen.pid)
+        let before = self.baselines.iter_mut().find(|baseline| {
+            (baseline.container.as_str(), baseline.gpu, baseline.pid) == (container, granted.uuid, seen.pid)
         });
         let missing = seen.memory.saturating_sub(held);
         if missing > self.tolerance.of(granted, seen.memory) {
             let fell = before.is_some_and(|before| held < before.held);
             return Some((
-                if fell { FindingKind::ForgedUsage } else { FindingKind::UnaccountedMemory },
+                if fell { BypassKind::ForgedUsage } else { BypassKind::UnaccountedMemory },
                 missing,
             ));
         }
         match before {
             Some(before) => before.held = held,
-            None => self.ledgers.push(Ledger {
+            None => self.baselines.push(ProcessBaseline {
                 container: container.to_string(),
                 gpu: granted.uuid,
                 pid: seen.pid,
@@ -333,16 +337,16 @@ impl BypassAudit {
         None
     }
 
-    /// Bytes that a container holds beyond what it may.
-    fn excess(&mut self, container: &str, granted: &GrantedGpu, memory: u64) -> u64 {
+    /// Returns how many bytes a container holds beyond its limit.
+    fn memory_over_limit(&mut self, container: &str, granted: &GrantedGpu, memory: u64) -> u64 {
         let known = self
             .ceilings
             .iter_mut()
             .find(|ceiling| (ceiling.container.as_str(), ceiling.gpu) == (container, granted.uuid));
         let Some(ceiling) = known else {
-            // What was before the first look is not known: the limit may just have been lowered.
+            // The history before the first round is unknown: the limit may just have been lowered.
             let bytes = granted.memory.max(memory);
-            self.ceilings.push(Ceiling { container: container.to_string(), gpu: granted.uuid, bytes });
+            self.ceilings.push(MemoryCeiling { container: container.to_string(), gpu: granted.uuid, bytes });
             return 0;
         };
         let excess = memory.saturating_sub(ceiling.bytes.max(granted.memory));
@@ -350,8 +354,8 @@ impl BypassAudit {
         excess
     }
 
-    /// How much a container worked lately on a GPU beyond what it accounts for.
-    fn work(
+    /// Returns how much more a container worked recently on a GPU than it accounts for.
+    fn compare_work(
         &mut self,
         container: &str,
         granted: &GrantedGpu,
@@ -360,45 +364,52 @@ impl BypassAudit {
         spent: u64,
     ) -> Option<u64> {
         let known = self
-            .works
+            .balances
             .iter_mut()
-            .find(|work| (work.container.as_str(), work.gpu) == (container, granted.uuid));
-        let Some(work) = known else {
-            // From now on.
+            .find(|balance| (balance.container.as_str(), balance.gpu) == (container, granted.uuid));
+        let Some(balance) = known else {
+            // Counting starts with this round.
             let container = container.to_string();
-            self.works.push(Work { container, gpu: granted.uuid, spent, worked: 0, accounted: 0 });
+            self.balances.push(ComputeBalance {
+                container,
+                gpu: granted.uuid,
+                spent,
+                worked: 0,
+                accounted: 0,
+            });
             return None;
         };
-        // Half after every while, in steps that are fine enough: 1 - t/2h is 2^(-t/h) to some percent.
+        // Exponential decay in small steps: 1 - t/2h approximates 2^(-t/h) within a few percent.
         let fade = |value: u64| {
-            let lost = u128::from(value) * u128::from(passed.min(HALF)) / u128::from(2 * HALF);
+            let lost = u128::from(value) * u128::from(passed.min(WORK_HALF_LIFE_NS))
+                / u128::from(2 * WORK_HALF_LIFE_NS);
             value.saturating_sub(u64::try_from(lost).unwrap_or(u64::MAX))
         };
-        work.worked = fade(work.worked).saturating_add(worked);
-        // Corrected downwards, it accounts for nothing.
-        work.accounted = fade(work.accounted).saturating_add(spent.saturating_sub(work.spent));
-        work.spent = spent;
-        if !granted.gated {
-            // Nobody counts.
-            (work.worked, work.accounted) = (0, 0);
+        balance.worked = fade(balance.worked).saturating_add(worked);
+        // A total that was corrected downwards accounts for nothing.
+        balance.accounted = fade(balance.accounted).saturating_add(spent.saturating_sub(balance.spent));
+        balance.spent = spent;
+        if !granted.waits_for_turns {
+            // Without turns, work is not accounted for.
+            (balance.worked, balance.accounted) = (0, 0);
             return None;
         }
-        // The driver's percents are of whole windows that ended a while ago, and prices of kernels are estimates: half is
-        // no accident.
-        let bypass = work.worked > self.tolerance.work && work.accounted < work.worked / 2;
-        bypass.then(|| work.worked - work.accounted)
+        // The driver's percentages cover whole windows that ended a while ago, and kernel costs are estimates: only a
+        // factor of two is significant.
+        let bypass = balance.worked > self.tolerance.work && balance.accounted < balance.worked / 2;
+        bypass.then(|| balance.worked - balance.accounted)
     }
 }
 
-/// Bytes that a process holds by its region; none if it is not registered. One that uses both of the driver's libraries has
-/// two slots.
-fn held(snapshot: &UsageSnapshot, index: usize, pid: u32) -> Option<u64> {
+/// Returns the bytes that a process holds according to its region; `None` if it is not registered. A process that uses
+/// both driver libraries has two slots.
+fn accounted_memory(snapshot: &UsageSnapshot, index: usize, pid: u32) -> Option<u64> {
     let slots = snapshot.processes.iter().filter(|process| process.pid_here == Some(pid));
     slots.map(|process| process.held.get(index).copied().unwrap_or(0)).reduce(u64::saturating_add)
 }
 
-/// Processes on a GPU that their containers were not granted.
-fn strangers(round: &AuditRound, gpu: &ObservedGpu, wrong: &mut Vec<Finding>) {
+/// Reports processes on a GPU that their containers were not granted.
+fn find_ungranted_use(round: &AuditRound, gpu: &ObservedGpu, wrong: &mut Vec<BypassFinding>) {
     for seen in &gpu.processes {
         let Some(container) = seen.container.as_ref().filter(|id| !round.unmanaged.contains(id)) else {
             continue;
@@ -407,10 +418,10 @@ fn strangers(round: &AuditRound, gpu: &ObservedGpu, wrong: &mut Vec<Finding>) {
         if own.any(|known| known.granted.iter().any(|granted| granted.uuid == gpu.uuid)) {
             continue;
         }
-        wrong.push(Finding {
+        wrong.push(BypassFinding {
             container: container.clone(),
             gpu: gpu.uuid,
-            kind: FindingKind::UngrantedGpu,
+            kind: BypassKind::UngrantedGpu,
             pid: Some(seen.pid),
             amount: seen.memory,
             since: round.now,

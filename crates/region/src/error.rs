@@ -6,7 +6,7 @@ use std::io;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-/// Why a region cannot be used or changed.
+/// The reason why a region cannot be used or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
     /// A file of the region does not exist.
@@ -15,33 +15,33 @@ pub enum RegionError {
     /// The system refused an operation on a file of the region.
     #[error("cannot {action} {}: {error}; check its owner, mode and mount", path.display())]
     Io {
-        /// What was attempted.
+        /// The operation, as a verb: "open", "map".
         action: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's answer.
+        /// The error of the operating system.
         error: io::Error,
     },
-    /// The region has a layout that this build does not work with. It must be left as it is: a container may run with it.
+    /// The region has a layout that this build does not support. It must be left as it is: a container may be using it.
     #[error(
         "{} has layout {found}, and this release works with layouts {} to {}: it is left as it is; run the release that \
          wrote it, or restart the container that uses it",
         path.display(), supported.start(), supported.end()
     )]
     UnsupportedVersion {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The layout that it has.
+        /// The layout version in the file's header.
         found: u32,
-        /// The layouts that this build works with.
+        /// The layout versions that this build supports.
         supported: RangeInclusive<u32>,
     },
-    /// A file is not what its name says, or not whole.
+    /// A file is of another kind than its name says, or incomplete.
     #[error("{} is damaged: {why}; restart its container to have the region created again", path.display())]
     Damaged {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the damage.
         why: &'static str,
     },
     /// A file belongs to another user, who could change it.
@@ -51,37 +51,37 @@ pub enum RegionError {
         path.display()
     )]
     ForeignOwner {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The user that it belongs to.
+        /// The user that owns the file.
         owner: u32,
-        /// The user that it should belong to.
+        /// The user that must own it.
         expected: u32,
     },
     /// The region is for other GPUs than those of the grant.
     #[error("{} is for other GPUs than the grant; restart its container to have the region created again", .0.display())]
     OtherGpus(PathBuf),
-    /// Every slot is taken by a living process.
+    /// Every slot is taken by a live process.
     #[error(
         "{SLOT_COUNT} processes of this container use its GPUs already, and the region has no slot for more: end some of \
          them"
     )]
     NoFreeSlot,
-    /// There are more GPUs than a region has room for.
+    /// There are more GPUs than a region can hold.
     #[error("a region has room for {MAX_GPUS} GPUs, not for {0}: grant the container fewer")]
     TooManyGpus(usize),
     /// The region has no GPU with this index.
     #[error("the region has {gpus} GPUs and none with index {gpu}: extend it first")]
     NoSuchGpu {
-        /// The index asked for.
+        /// The requested index, which is not below `gpus`.
         gpu: usize,
-        /// The number of GPUs.
+        /// The number of GPUs in the region.
         gpus: usize,
     },
-    /// The GPU that should be attached is in the region already.
+    /// The GPU to attach is already in the region.
     #[error("this GPU is in the region already, with index {0}: change its share instead")]
     DuplicateGpu(usize),
-    /// The region's layout has no room for attachments.
+    /// The region's layout cannot hold attachments.
     #[error("the region has layout {0}, which cannot grow: restart its container to have a newer one")]
     CannotGrow(u32),
     /// The memory limit is too large to be counted.
@@ -102,14 +102,14 @@ impl RegionError {
     }
 }
 
-/// A reservation that was refused.
+/// A memory reservation that exceeded the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{asked} bytes were requested, {used} of {limit} are in use: free some, or have the limit raised")]
-pub struct Refused {
+pub struct ReservationRefused {
     /// Bytes that were requested.
     pub asked: u64,
     /// Bytes that all processes of the container had in use when it was refused.
     pub used: u64,
-    /// Bytes that they may have in use.
+    /// Bytes that the container may have in use.
     pub limit: u64,
 }

@@ -1,6 +1,6 @@
-//! The daemon's handle on one region: its limits and its usage, opened once and shared by everything that needs them.
+//! The daemon's handle on one region: its limits and its usage, opened once and shared by all users in the process.
 
-use crate::USAGE;
+use crate::USAGE_FILE;
 use crate::error::RegionError;
 use crate::layout::UsageFile;
 use crate::liveness_lock;
@@ -9,15 +9,15 @@ use crate::owner::{GpuShare, RegionOwner, RegionPolicy, effective_user};
 use crate::reader::UsageReader;
 use std::path::Path;
 
-/// Limits and usage of one container.
+/// Handle on the limits and usage of one container.
 ///
 /// It has one file open (`usage`) and two files mapped. The arbiter, the bypass audit, reports and resizes share it.
 #[derive(Debug)]
 pub struct RegionHandle {
     owner: RegionOwner,
     reader: UsageReader,
-    /// Only tells the kernel where doorbells are. The container may truncate the file, and reading here would then kill
-    /// the daemon.
+    /// Only passed to the kernel as addresses of doorbells. The container may truncate the file, and a read here would
+    /// then kill the daemon with SIGBUS.
     doorbells: MappedFile<UsageFile>,
 }
 
@@ -32,7 +32,7 @@ impl RegionHandle {
         Self::open_of_user(folder, effective_user())
     }
 
-    /// Opens a region whose `usage` belongs to this user, who is the only one that may write it.
+    /// Opens a region whose `usage` belongs to `user`, the only user that may write it.
     pub fn open_of_user(folder: &Path, user: u32) -> Result<Self, RegionError> {
         Self::with_reader(RegionOwner::open(folder)?, UsageReader::open_owned(folder, user)?)
     }
@@ -42,10 +42,10 @@ impl RegionHandle {
         Ok(Self { owner, reader, doorbells })
     }
 
-    /// Opens a region that may be in use, and sets its limits to these shares. `usage` must belong to `user`.
+    /// Opens a region that may be in use, and sets its limits to `shares`. `usage` must belong to `user`.
     ///
-    /// Nothing is changed unless the region is sound, of a supported layout, and for these GPUs: see
-    /// [`RegionOwner::is_for`]. A container that runs keeps the limits that it has in any case.
+    /// Nothing is changed unless the region is intact, of a supported layout, and for these GPUs: see
+    /// [`RegionOwner::is_for`]. On an error, a running container keeps its limits.
     pub fn adopt(folder: &Path, shares: &[GpuShare], user: u32) -> Result<Self, RegionError> {
         let handle = Self::open_of_user(folder, user)?;
         if !handle.owner.is_for(shares.iter().map(|share| &share.uuid)) {
@@ -55,20 +55,20 @@ impl RegionHandle {
         Ok(handle)
     }
 
-    /// The container's limits.
+    /// Returns the writer of the container's limits.
     #[must_use]
     pub fn owner(&self) -> &RegionOwner {
         &self.owner
     }
 
-    /// What the container's processes use.
+    /// Returns the reader of the container's usage.
     #[must_use]
     pub fn reader(&self) -> &UsageReader {
         &self.reader
     }
 
-    /// Sets the limits of the region's GPUs in order, and attaches those that it does not have yet. Returns whether
-    /// anything differs from before. GPUs behind the last of these shares stay as they are.
+    /// Sets the limits of the region's GPUs in order, and attaches GPUs that it does not have yet. Returns whether
+    /// anything changed. GPUs beyond the last of these shares stay as they are.
     pub fn apply(&self, shares: &[GpuShare]) -> Result<bool, RegionError> {
         let mut changed = false;
         for (gpu, share) in shares.iter().enumerate() {
@@ -82,15 +82,15 @@ impl RegionHandle {
         Ok(changed)
     }
 
-    /// The address of a GPU's doorbell, for the kernel to wait on; never to be read.
+    /// Returns the address of a GPU's doorbell, for the kernel to wait on. It must not be read.
     pub(crate) fn doorbell_address(&self, gpu: usize) -> *const u32 {
         self.doorbells.accounts.get(gpu).map_or(std::ptr::null(), |account| account.time.doorbell.as_ptr())
     }
 }
 
-/// Whether a process still uses the region in a directory, whatever its layout: every process that has it mapped holds a
-/// kernel lock on `usage`. A region without a regular file `usage` is not in use by any process that could be found.
+/// Returns whether a process still uses the region in a directory, whatever its layout: every process that has it
+/// mapped holds a kernel lock on `usage`. Without a regular file `usage` it is not in use.
 #[must_use]
 pub fn is_in_use(folder: &Path) -> bool {
-    mmap::open(&folder.join(USAGE), false).is_ok_and(|file| liveness_lock::is_any_held(&file))
+    mmap::open(&folder.join(USAGE_FILE), false).is_ok_and(|file| liveness_lock::is_any_held(&file))
 }

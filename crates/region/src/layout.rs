@@ -13,10 +13,10 @@
 //!         4352  per slot: identity, confirmations, and 128 bytes per GPU
 //! ```
 //!
-//! Layouts 1 and 2 have every word in the same place (`layout/v1.rs` says what differs), so code that runs at every call of a
-//! program does not have to know which one it works on. Words called *reserved* are zero and ignored: the next layout's
-//! accounting of occupied GPU time will use them. There are 23 per GPU in `limits` (10 that the daemon sets, 13 beside
-//! the turn), 24 per GPU in `usage`, and per process 13 of its own and 11 per GPU.
+//! Layouts 1 and 2 have every word in the same place (`layout/v1.rs` describes the differences), so code that runs at
+//! every call of a program does not need to know which one it works on. Words called *reserved* are zero and ignored:
+//! the next layout's accounting of occupied GPU time will use them. There are 23 per GPU in `limits` (10 that the
+//! daemon sets, 13 beside the turn), 24 per GPU in `usage`, and per process 13 of its own and 11 per GPU.
 
 mod v1;
 
@@ -34,7 +34,7 @@ pub const LIMITS_SIZE: usize = size_of::<LimitsFile>();
 /// Length of `usage` in bytes.
 pub const USAGE_SIZE: usize = size_of::<UsageFile>();
 
-/// A layout that this build works with.
+/// A layout version that this build supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LayoutVersion {
     V1,
@@ -45,7 +45,7 @@ impl LayoutVersion {
     /// The layout of new regions.
     pub(crate) const CURRENT: Self = Self::V2;
 
-    /// Returns the layout with this number; none if this build does not work with it.
+    /// Returns the layout with this number; `None` if this build does not support it.
     pub(crate) fn from_number(number: u32) -> Option<Self> {
         match number {
             1 => Some(Self::V1),
@@ -77,13 +77,13 @@ impl LayoutVersion {
         }
     }
 
-    /// Whether the list of GPUs can grow.
+    /// Returns whether the list of GPUs can grow.
     pub(crate) fn can_grow(self) -> bool {
         self != Self::V1
     }
 }
 
-/// Words that are zero and ignored.
+/// Reserved words: zero, and ignored by readers.
 #[repr(transparent)]
 #[derive(Debug)]
 pub(crate) struct Reserved<const N: usize>([AtomicU64; N]);
@@ -94,7 +94,7 @@ impl<const N: usize> Reserved<N> {
     }
 }
 
-/// The beginning of both files.
+/// The first words of both files.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct FileHeader {
@@ -117,14 +117,14 @@ pub(crate) struct LimitsFile {
 pub(crate) struct LimitsHeader {
     pub(crate) file: FileHeader,
     pub(crate) policy: AtomicU32,
-    /// GPUs that the region was made with; those behind them were attached later. Layout 2.
+    /// GPUs that the region was created with; those after them were attached later. Layout 2.
     pub(crate) base_gpus: AtomicU32,
-    /// Counts how often the list of GPUs grew; wraps. Layout 2.
+    /// Number of times that the list of GPUs grew; wraps. Layout 2.
     pub(crate) generation: AtomicU32,
     _reserved: AtomicU32,
 }
 
-/// What the container may use of one GPU. The daemon changes it while programs run; the container cannot.
+/// Limits of the container on one GPU. The daemon changes them while programs run; the container cannot.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct GpuLimits {
@@ -136,7 +136,7 @@ pub struct GpuLimits {
     /// In the layout's unit.
     pub(crate) ceiling: AtomicU32,
     pub(crate) priority: AtomicU32,
-    pub(crate) gated: AtomicU32,
+    pub(crate) waits_for_turns: AtomicU32,
     _reserved: Reserved<10>,
     pub(crate) turns: TurnLine,
 }
@@ -146,7 +146,7 @@ pub struct GpuLimits {
 pub(crate) struct TurnLine {
     pub(crate) turn: AtomicU32,
     pub(crate) allowed: AtomicU64,
-    /// Every GPU has a turn scheduler of its own: one may be gone while the others give turns.
+    /// One per GPU, because each GPU has a turn scheduler of its own: one may have stopped while the others give turns.
     pub(crate) heartbeat: AtomicU64,
     _reserved: Reserved<13>,
 }
@@ -156,13 +156,13 @@ pub(crate) struct TurnLine {
 pub struct TurnWord(pub u32);
 
 impl TurnWord {
-    /// Counts the turns there have been; wraps.
+    /// Returns the number of the turn, counted from the region's creation; wraps.
     #[must_use]
     pub fn number(self) -> u32 {
         self.0 >> 1
     }
 
-    /// Whether the turn is open.
+    /// Returns whether the turn is open.
     #[must_use]
     pub fn is_open(self) -> bool {
         self.0 & 1 == 1
@@ -182,7 +182,7 @@ impl TurnWord {
 }
 
 impl GpuLimits {
-    /// Limits of a GPU that the container does not have: nothing is allowed.
+    /// Returns the limits of a GPU that the container does not have: nothing is allowed.
     pub(crate) const fn none() -> Self {
         Self {
             uuid: [const { AtomicU64::new(0) }; 2],
@@ -191,7 +191,7 @@ impl GpuLimits {
             cores: AtomicU32::new(0),
             ceiling: AtomicU32::new(0),
             priority: AtomicU32::new(0),
-            gated: AtomicU32::new(0),
+            waits_for_turns: AtomicU32::new(0),
             _reserved: Reserved::zeroed(),
             turns: TurnLine {
                 turn: AtomicU32::new(0),
@@ -212,56 +212,56 @@ impl GpuLimits {
         bytes
     }
 
-    /// Bytes that may be used; [`NO_MEMORY_LIMIT`](crate::protocol::NO_MEMORY_LIMIT) if any number may.
+    /// Returns the bytes that may be used; [`NO_MEMORY_LIMIT`](crate::protocol::NO_MEMORY_LIMIT) if there is no limit.
     #[inline]
     #[must_use]
     pub fn memory(&self) -> u64 {
         self.memory.load(Ordering::Relaxed)
     }
 
-    /// Bytes that one context takes on this card; zero as long as that has not been measured.
+    /// Returns the bytes that one context takes on this GPU; zero until that has been measured.
     #[inline]
     #[must_use]
     pub fn context(&self) -> u64 {
         self.context.load(Ordering::Relaxed)
     }
 
-    /// Priority among containers that want the same turn: the higher goes first.
+    /// Returns the priority among containers that want the same turn: the higher goes first.
     #[inline]
     #[must_use]
     pub fn priority(&self) -> u32 {
         self.priority.load(Ordering::Relaxed)
     }
 
-    /// Whether launches must wait for turns.
+    /// Returns whether launches must wait for turns.
     #[inline]
     #[must_use]
-    pub fn gated(&self) -> bool {
-        self.gated.load(Ordering::Relaxed) != 0
+    pub fn waits_for_turns(&self) -> bool {
+        self.waits_for_turns.load(Ordering::Relaxed) != 0
     }
 
-    /// The container's last turn. After an open one, [`GpuLimits::allowed`] is at least as new as the turn.
+    /// Returns the container's last turn. After an open one, [`GpuLimits::allowed`] is at least as new as the turn.
     #[inline]
     #[must_use]
     pub fn turn(&self) -> TurnWord {
         TurnWord(self.turns.turn.load(Ordering::Acquire))
     }
 
-    /// The futex word of [`GpuLimits::turn`], to wait on. It is mapped read-only in containers.
+    /// Returns the futex word of [`GpuLimits::turn`], to wait on. It is mapped read-only in containers.
     #[inline]
     #[must_use]
     pub fn turn_word(&self) -> &AtomicU32 {
         &self.turns.turn
     }
 
-    /// When the GPU's turn scheduler last reported that it runs, on the monotonic clock; zero if it never did.
+    /// Returns when the GPU's turn scheduler last reported that it runs, on the monotonic clock; zero if it never did.
     #[inline]
     #[must_use]
     pub(crate) fn heartbeat(&self) -> u64 {
         self.turns.heartbeat.load(Ordering::Acquire)
     }
 
-    /// Nanoseconds of GPU time that the container may have spent in total.
+    /// Returns the nanoseconds of GPU time that the container may have spent in total.
     #[inline]
     #[must_use]
     pub fn allowed(&self) -> u64 {
@@ -274,37 +274,37 @@ impl GpuLimits {
 pub(crate) struct UsageFile {
     pub(crate) header: UsageHeader,
     pub(crate) accounts: [GpuAccount; MAX_GPUS],
-    pub(crate) slots: [Slot; SLOT_COUNT],
+    pub(crate) slots: [ProcessSlot; SLOT_COUNT],
 }
 
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct UsageHeader {
     pub(crate) file: FileHeader,
-    /// When dead processes' slots were last reclaimed, on the monotonic clock.
+    /// Time at which slots of dead processes were last reclaimed, on the monotonic clock.
     pub(crate) swept: AtomicU64,
     pub(crate) occupied: OccupiedSlots,
 }
 
-/// Bitmap of slots that were taken and not yet cleaned, so that nobody has to look at all of them.
+/// Bitmap of slots that were taken and not yet cleaned, so that readers do not have to scan all slots.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct OccupiedSlots(pub(crate) [AtomicU64; SLOT_COUNT / 64]);
 
-/// What a container's processes use together of one GPU. Any of them may have written anything here.
+/// What a container's processes use together of one GPU. Any of them may have written any value here.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct GpuAccount {
-    /// The word of `memory_account`.
+    /// The word of the memory account: see [`memory_account`](crate::memory_account).
     pub(crate) word: AtomicU64,
     pub(crate) peak: AtomicU64,
     pub(crate) refusals: AtomicU64,
     _reserved: Reserved<13>,
-    /// Time that was spent on the GPU and waited for it.
+    /// Time that was spent on the GPU, and time that threads waited for it.
     pub time: GpuTimeAccount,
 }
 
-/// Time that a container's processes have spent on one GPU and waited for it.
+/// Time that a container's processes have spent on one GPU, and time that they waited for it.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct GpuTimeAccount {
@@ -312,17 +312,17 @@ pub struct GpuTimeAccount {
     pub(crate) spent: AtomicU64,
     /// Nanoseconds that threads waited for a turn in total.
     pub(crate) throttled: AtomicU64,
-    /// Futex, counted up by a process that begins to wait.
+    /// Futex word, incremented by a process that begins to wait.
     pub(crate) doorbell: AtomicU32,
-    /// Without a turn scheduler: since when the container limits its rate itself, on the monotonic clock.
+    /// Without a turn scheduler: start of the container's local rate limiting, on the monotonic clock.
     pub local_since: AtomicU64,
-    /// Without a turn scheduler: what had been spent then.
+    /// Without a turn scheduler: the time spent up to that moment.
     pub local_base: AtomicU64,
     _reserved: Reserved<11>,
 }
 
 impl GpuAccount {
-    /// An empty account.
+    /// Returns an empty account.
     pub(crate) const fn none() -> Self {
         Self {
             word: AtomicU64::new(0),
@@ -340,33 +340,33 @@ impl GpuAccount {
         }
     }
 
-    /// The most bytes that were ever in use at once.
+    /// Returns the most bytes that were ever in use at once.
     #[must_use]
     pub fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }
 
-    /// Counts how often memory was refused.
+    /// Returns how often memory was refused.
     #[must_use]
     pub fn refusals(&self) -> u64 {
         self.refusals.load(Ordering::Relaxed)
     }
 
-    /// Nanoseconds of GPU time that were submitted in total.
+    /// Returns the counter of GPU time that was submitted in total, in nanoseconds.
     #[inline]
     #[must_use]
     pub fn spent(&self) -> &AtomicU64 {
         &self.time.spent
     }
 
-    /// Nanoseconds that threads waited for a turn in total.
+    /// Returns the counter of time that threads waited for a turn in total, in nanoseconds.
     #[inline]
     #[must_use]
     pub fn throttled(&self) -> &AtomicU64 {
         &self.time.throttled
     }
 
-    /// Futex, counted up by a process that begins to wait.
+    /// Returns the futex word that a process increments when it begins to wait.
     #[inline]
     #[must_use]
     pub fn doorbell(&self) -> &AtomicU32 {
@@ -374,49 +374,50 @@ impl GpuAccount {
     }
 }
 
-/// One process.
+/// The slot of one process.
 #[repr(C, align(128))]
 #[derive(Debug)]
-pub(crate) struct Slot {
-    pub(crate) identity: Identity,
-    pub(crate) confirmed: Confirmed,
+pub(crate) struct ProcessSlot {
+    pub(crate) identity: ProcessIdentity,
+    pub(crate) confirmed: ConfirmedOperations,
     pub(crate) lanes: [ProcessLane; MAX_GPUS],
 }
 
 #[repr(C, align(128))]
 #[derive(Debug)]
-pub(crate) struct Identity {
-    /// The process's own pid; zero while the slot is free.
+pub(crate) struct ProcessIdentity {
+    /// The process's pid in its own namespace; zero while the slot is free.
     pub(crate) pid: AtomicU32,
-    /// Clock ticks between the machine's start and the process's.
+    /// Clock ticks between the machine's boot and the process's start.
     pub(crate) started: AtomicU64,
-    /// Inode of the pid namespace that `pid` is of.
+    /// Inode of the pid namespace that `pid` belongs to.
     pub(crate) namespace: AtomicU64,
     _reserved: Reserved<13>,
 }
 
-/// Words of the memory account that other processes write: on a line of their own, so that the owner keeps its lines.
+/// Words of the memory account that other processes write: on a cache line of their own, so that the slot's process
+/// keeps its lines.
 #[repr(C, align(128))]
 #[derive(Debug)]
-pub(crate) struct Confirmed(pub(crate) [AtomicU64; MAX_GPUS]);
+pub(crate) struct ConfirmedOperations(pub(crate) [AtomicU64; MAX_GPUS]);
 
-/// What one process uses of one GPU.
+/// Usage of one GPU by one process.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct ProcessLane {
     pub(crate) total: AtomicU64,
     pub(crate) intent: AtomicU64,
-    /// When everything that this process submitted is predicted to have run, on the monotonic clock.
+    /// Time at which everything that this process submitted is predicted to have run, on the monotonic clock.
     pub busy_until: AtomicU64,
     /// Nanoseconds of GPU time that this process submitted in total.
     pub spent: AtomicU64,
-    /// Threads that wait for a turn.
+    /// Number of threads that wait for a turn.
     pub waiting: AtomicU32,
     _reserved: Reserved<11>,
 }
 
 impl ProcessLane {
-    /// A lane on which nothing has happened.
+    /// Returns a lane on which nothing has happened.
     pub(crate) const fn none() -> Self {
         Self {
             total: AtomicU64::new(0),
@@ -429,7 +430,7 @@ impl ProcessLane {
     }
 }
 
-// The daemon and the shim of a container may be built years apart: the place of every word is part of the contract, in
+// The daemon and the shim of a container may be built years apart: the offset of every word is part of the contract, in
 // both layouts.
 const _: () = {
     assert!(cfg!(target_endian = "little"));
@@ -440,7 +441,7 @@ const _: () = {
     assert!(offset_of!(LimitsHeader, generation) == 32);
     assert!(offset_of!(GpuLimits, memory) == 16 && offset_of!(GpuLimits, context) == 24);
     assert!(offset_of!(GpuLimits, cores) == 32 && offset_of!(GpuLimits, ceiling) == 36);
-    assert!(offset_of!(GpuLimits, priority) == 40 && offset_of!(GpuLimits, gated) == 44);
+    assert!(offset_of!(GpuLimits, priority) == 40 && offset_of!(GpuLimits, waits_for_turns) == 44);
     assert!(offset_of!(GpuLimits, _reserved) == 48 && offset_of!(GpuLimits, turns) == 128);
     assert!(offset_of!(TurnLine, turn) == 0 && offset_of!(TurnLine, allowed) == 8);
     assert!(offset_of!(TurnLine, heartbeat) == 16 && offset_of!(TurnLine, _reserved) == 24);
@@ -452,11 +453,13 @@ const _: () = {
     assert!(offset_of!(GpuAccount, time) == 128 && offset_of!(GpuTimeAccount, throttled) == 8);
     assert!(offset_of!(GpuTimeAccount, doorbell) == 16 && offset_of!(GpuTimeAccount, local_since) == 24);
     assert!(offset_of!(GpuTimeAccount, local_base) == 32 && offset_of!(GpuTimeAccount, _reserved) == 40);
-    assert!(offset_of!(UsageFile, slots) == 4352 && size_of::<Slot>() == 2304 && USAGE_SIZE == 2_367_488);
-    assert!(offset_of!(Slot, identity) == 0 && offset_of!(Slot, confirmed) == 128);
-    assert!(offset_of!(Slot, lanes) == 256);
-    assert!(offset_of!(Identity, started) == 8 && offset_of!(Identity, namespace) == 16);
-    assert!(offset_of!(Identity, _reserved) == 24);
+    assert!(
+        offset_of!(UsageFile, slots) == 4352 && size_of::<ProcessSlot>() == 2304 && USAGE_SIZE == 2_367_488
+    );
+    assert!(offset_of!(ProcessSlot, identity) == 0 && offset_of!(ProcessSlot, confirmed) == 128);
+    assert!(offset_of!(ProcessSlot, lanes) == 256);
+    assert!(offset_of!(ProcessIdentity, started) == 8 && offset_of!(ProcessIdentity, namespace) == 16);
+    assert!(offset_of!(ProcessIdentity, _reserved) == 24);
     assert!(offset_of!(ProcessLane, total) == 0 && offset_of!(ProcessLane, intent) == 8);
     assert!(offset_of!(ProcessLane, busy_until) == 16 && offset_of!(ProcessLane, spent) == 24);
     assert!(offset_of!(ProcessLane, waiting) == 32 && offset_of!(ProcessLane, _reserved) == 40);

@@ -1,7 +1,7 @@
 //! The region: two files that a container's processes and the node daemon share.
 //!
-//! The daemon writes `limits`, which says what the container may use and is read-only inside it. The container's
-//! processes write `usage`, which says what they use; every reader expects anything there.
+//! The daemon writes `limits`, which holds what the container may use and is read-only inside it. The container's
+//! processes write `usage`, which holds what they use; readers must expect any contents there.
 //!
 //! | side | type | files |
 //! |---|---|---|
@@ -9,8 +9,9 @@
 //! | daemon | [`arbiter::Arbiter`], [`audit::BypassAudit`] | by handles and snapshots |
 //! | shim | [`RegionTenant`] | reads `limits`, writes `usage` |
 //!
-//! Daemon and shim are upgraded at different times: [`protocol`] holds what they must agree on, and both work with
-//! regions of the current layout and of the one before. Regions of any other layout are reported and left as they are.
+//! Daemon and shim are upgraded at different times: [`protocol`] holds the numbers that they must agree on, and both
+//! work with regions of the current layout and of the one before. Regions of any other layout are reported and left as
+//! they are.
 
 pub mod arbiter;
 pub mod audit;
@@ -32,17 +33,16 @@ mod tenant;
 #[cfg(test)]
 mod tests;
 
-pub use error::{Refused, RegionError};
+pub use error::{RegionError, ReservationRefused};
 pub use handle::{RegionHandle, is_in_use};
 pub use layout::{GpuAccount, GpuLimits, ProcessLane, TurnWord};
-pub use memory_account::UNIT;
 pub use owner::{GpuShare, RegionOwner, RegionPolicy, TurnControl};
-pub use protocol::{MAX_GPUS, SLOT_COUNT, WHOLE_GPU};
+pub use protocol::{MAX_GPUS, MEMORY_UNIT, SLOT_COUNT, WHOLE_GPU};
 pub use reader::{ComputeDemand, Forgery, GpuUsage, ProcessUsage, UsageReader, UsageSnapshot};
-pub use tenant::{Process, RegionTenant};
+pub use tenant::{RegionTenant, TenantProcess};
 
-/// The file that says what the container may have.
-pub const LIMITS: &str = "limits";
+/// Name of the file that holds the container's limits.
+pub const LIMITS_FILE: &str = "limits";
 
-/// The file that says what its processes hold.
-pub const USAGE: &str = "usage";
+/// Name of the file that holds what the container's processes use.
+pub const USAGE_FILE: &str = "usage";

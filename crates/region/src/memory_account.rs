@@ -1,52 +1,53 @@
-//! How much of a GPU's memory is used, and by whom: exact whatever is killed when.
+//! The memory account of a GPU: how many units are used and by which process, exact whichever process is killed when.
 //!
-//! The GPU has one word: units used, and who changed it last with which of its operations. A process writes what it is
-//! about to hold (`intent`), changes the word, then writes that it holds it (`total`). If it is killed in between, its
-//! heir must know whether the word was changed. The word itself says so as long as nobody changed it since, and whoever
-//! does change it first confirms the operation it is about to overwrite in the lane of the one who did it.
+//! A GPU has one word: the units used, and which process changed it last with which of its operations. A process writes
+//! what it is about to hold (`intent`), changes the word, then writes that it holds it (`total`). If it is killed in
+//! between, the process that reclaims its slot must know whether the word was changed. The word itself shows that until
+//! it is changed again, and a process that changes it first confirms the operation that it is about to overwrite, in
+//! the slot of the process that performed it.
 //!
-//! Where the words lie is the caller's business, and so is the capacity: some files could be forged by who it limits.
+//! The caller chooses where the words lie, and passes the capacity: the processes that it limits can write to some of
+//! the files.
 
 use super::failpoint::point;
-use super::protocol::{ACCOUNT_NUMBER_BITS, ACCOUNT_SLOT_BITS, ACCOUNT_UNITS_BITS, MEMORY_UNIT};
+use super::protocol::{ACCOUNT_NUMBER_BITS, ACCOUNT_SLOT_BITS, ACCOUNT_UNITS_BITS};
 use super::sync::AtomicU64;
 use super::sync::Ordering::{Acquire, Relaxed, Release};
 
-/// Bytes that the account counts in.
-pub const UNIT: u64 = MEMORY_UNIT;
+pub use super::protocol::MEMORY_UNIT;
 
-/// As a capacity: as much as anybody likes. It is counted as far as can be.
+/// Capacity of a GPU without a limit. Usage is counted as far as the word allows.
 pub const UNLIMITED: u64 = u64::MAX;
 
-/// The most slots that a word can name.
+/// Most slots that a word can name.
 pub const MAX_SLOTS: usize = 1 << ACCOUNT_SLOT_BITS;
 
-/// The most bytes that can be counted.
-pub const MAX_BYTES: u64 = UNITS_MASK * UNIT;
+/// Most bytes that can be counted.
+pub const MAX_BYTES: u64 = UNITS_MASK * MEMORY_UNIT;
 
-/// `bytes` in units, rounded up.
+/// Converts bytes to units, rounded up.
 #[inline]
 #[must_use]
 pub fn units(bytes: u64) -> u64 {
-    bytes.div_ceil(UNIT)
+    bytes.div_ceil(MEMORY_UNIT)
 }
 
 pub(crate) const UNITS_MASK: u64 = (1 << ACCOUNT_UNITS_BITS) - 1;
 pub(crate) const NUMBER_MASK: u64 = (1 << ACCOUNT_NUMBER_BITS) - 1;
 
-/// Units and the number of the operation that made them so; with a slot above, the GPU's word.
+/// A decoded word: units, and the number of the operation that resulted in them. In a GPU's word, also the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AccountWord {
-    /// Units used.
+    /// Units used, each of [`MEMORY_UNIT`] bytes.
     pub units: u64,
-    /// The number of the operation.
+    /// Number of the operation.
     pub number: u64,
-    /// Whose operation it was.
+    /// Slot of the process that performed the operation.
     pub slot: u64,
 }
 
 impl AccountWord {
-    /// What the bits mean. Any bits mean something.
+    /// Decodes a word. Every bit pattern is valid.
     #[inline]
     #[must_use]
     pub fn unpack(word: u64) -> Self {
@@ -57,7 +58,7 @@ impl AccountWord {
         }
     }
 
-    /// The bits. The parts must be in their bounds.
+    /// Encodes the word. The fields must be within their bounds.
     #[inline]
     #[must_use]
     pub fn pack(self) -> u64 {
@@ -67,7 +68,7 @@ impl AccountWord {
     }
 }
 
-/// Numbers go round: the one that is ahead by less than half the way is the newer one.
+/// Returns whether `number` is newer than `than`. Numbers wrap: the newer one is ahead by less than half of the range.
 #[inline]
 pub(crate) fn newer(number: u64, than: u64) -> bool {
     let ahead = number.wrapping_sub(than) & NUMBER_MASK;
@@ -77,30 +78,31 @@ pub(crate) fn newer(number: u64, than: u64) -> bool {
 /// The words of one slot on one GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotWords<'a> {
-    /// What it holds.
+    /// Units that it holds.
     pub total: &'a AtomicU64,
-    /// What it is about to hold.
+    /// Units that it is about to hold.
     pub intent: &'a AtomicU64,
-    /// Its last operation that somebody else saw done. Others write it: it should lie apart from the rest.
+    /// Its last operation that another process has confirmed. Other processes write it, so it should be on another
+    /// cache line than the rest.
     pub confirmed: &'a AtomicU64,
 }
 
-/// What the words of a slot said at one time.
+/// The values of a slot's words at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotValues {
-    /// What it holds.
+    /// Units that it holds.
     pub total: u64,
-    /// What it is about to hold.
+    /// Units that it is about to hold.
     pub intent: u64,
-    /// Its last operation that somebody else saw done.
+    /// Its last operation that another process has confirmed.
     pub confirmed: u64,
 }
 
 impl SlotValues {
-    /// What the slot truly holds, finished or not, given what the GPU's word said after `intent` was read and before
-    /// `confirmed` was.
+    /// Returns what the slot holds, whether or not its last operation was completed. `word` is the GPU's word, read
+    /// after `intent` and before `confirmed`.
     #[must_use]
-    pub fn truly_held(self, word: u64, slot: usize) -> AccountWord {
+    pub fn resolve_held(self, word: u64, slot: usize) -> AccountWord {
         let (total, intent) = (AccountWord::unpack(self.total), AccountWord::unpack(self.intent));
         if intent.number == total.number {
             return total;
@@ -110,40 +112,40 @@ impl SlotValues {
         if in_word || self.confirmed == intent.number { intent } else { total }
     }
 
-    /// Whether one process can have left this: it has one operation under way, or none.
+    /// Returns whether one process can have left these values: it has at most one operation in progress.
     #[must_use]
-    pub fn are_of_one_time(self) -> bool {
+    pub fn is_consistent(self) -> bool {
         let (total, intent) = (AccountWord::unpack(self.total), AccountWord::unpack(self.intent));
         intent.number.wrapping_sub(total.number) & NUMBER_MASK <= 1
     }
 }
 
-/// Where the words of a GPU's slots are.
+/// Access to the words of a GPU's slots.
 pub trait SlotTable {
-    /// The words of one slot; none if there is no such slot.
+    /// Returns the words of one slot; `None` if there is no such slot.
     fn words(&self, slot: usize) -> Option<SlotWords<'_>>;
 }
 
-/// The memory of one GPU, for the process of one slot. One thread at a time.
+/// The memory account of one GPU, used by the process of one slot. Only one thread at a time may use it.
 #[derive(Debug)]
 pub struct MemoryAccount<'a, L> {
-    /// The GPU's word.
+    /// The GPU's word, which the processes of all slots share.
     pub word: &'a AtomicU64,
     /// The words of all slots.
     pub lanes: L,
-    /// Whose account this is.
+    /// The slot whose account this is.
     pub slot: usize,
 }
 
 impl<L: SlotTable> MemoryAccount<'_, L> {
-    /// Takes `units` more of `capacity`; the units used then, or none if there are not as many.
+    /// Takes `units` more of `capacity`. Returns the units used afterwards, or `None` if not enough are free.
     #[inline]
     pub fn take(&self, units: u64, capacity: u64) -> Option<u64> {
         let lane = self.lanes.words(self.slot)?;
         let held = AccountWord::unpack(lane.total.load(Relaxed));
         let wanted = held.units.saturating_add(units);
         if units == 0 {
-            // Nothing always fits, also where the limit was lowered below what is held.
+            // Zero units always fit, even if the limit was lowered below what is held.
             return Some(used(self.word));
         }
         if capacity == UNLIMITED {
@@ -153,7 +155,7 @@ impl<L: SlotTable> MemoryAccount<'_, L> {
         if wanted > capacity { None } else { self.change(lane, held, wanted, capacity, false) }
     }
 
-    /// Gives `units` back.
+    /// Gives `units` back. More units than the slot holds empty it.
     #[inline]
     pub fn give(&self, units: u64) {
         let Some(lane) = self.lanes.words(self.slot) else { return };
@@ -161,8 +163,8 @@ impl<L: SlotTable> MemoryAccount<'_, L> {
         self.change(lane, held, held.units.saturating_sub(units), UNITS_MASK, true);
     }
 
-    /// `capacity` and `units` are at most `UNITS_MASK`. With `cut` there is no refusal, and what cannot be
-    /// counted is not.
+    /// Changes the slot's units to `units`. `capacity` and `units` are at most `UNITS_MASK`. With `cut` the change is
+    /// never refused, and units beyond what can be counted are dropped.
     #[inline]
     fn change(
         &self,
@@ -173,7 +175,8 @@ impl<L: SlotTable> MemoryAccount<'_, L> {
         cut: bool,
     ) -> Option<u64> {
         let number = (held.number + 1) & NUMBER_MASK;
-        // Who is alone on a card is confirmed by nobody. Without this its confirmations would one day look newer than it.
+        // A process that is alone on a GPU is confirmed by no other. Without this, its old confirmation would
+        // eventually look newer than its operations.
         if number & (NUMBER_MASK >> 2) == 0 {
             lane.confirmed.store(held.number, Release);
         }
@@ -204,7 +207,7 @@ impl<L: SlotTable> MemoryAccount<'_, L> {
         Some(used)
     }
 
-    /// Notes for the last one who changed the word that its operation was done: the word is about to forget it.
+    /// Confirms the operation of the process that changed the word last: the word is about to be overwritten.
     fn confirm(&self, word: AccountWord) {
         if let Some(lane) = self.lanes.words(word.slot as usize) {
             let _ = lane
@@ -213,11 +216,12 @@ impl<L: SlotTable> MemoryAccount<'_, L> {
         }
     }
 
-    /// Gives back what the slot's dead process held; returns how much. May itself be killed and repeated.
+    /// Releases everything that the slot's dead process held. Returns how much it was. The caller may be killed on the
+    /// way; the call can then be repeated.
     pub fn release_all(&self) -> u64 {
         let Some(lane) = self.lanes.words(self.slot) else { return 0 };
-        let held = self.truly_held(lane);
-        // From here on the slot looks as if its last operation had ended before the death.
+        let held = self.resolve_held(lane);
+        // From here on, the slot looks as if its last operation had been completed before the process died.
         lane.total.store(held.pack(), Release);
         point("account.settled");
         if held.units > 0 {
@@ -226,23 +230,23 @@ impl<L: SlotTable> MemoryAccount<'_, L> {
         held.units
     }
 
-    fn truly_held(&self, lane: SlotWords<'_>) -> AccountWord {
+    fn resolve_held(&self, lane: SlotWords<'_>) -> AccountWord {
         let total = lane.total.load(Acquire);
         let intent = lane.intent.load(Acquire);
-        // The word before the confirmation: whoever changes it afterwards has confirmed before.
+        // Read before the confirmation: a process that changes the word later has confirmed before.
         let word = self.word.load(Acquire);
         let confirmed = lane.confirmed.load(Acquire);
-        SlotValues { total, intent, confirmed }.truly_held(word, self.slot)
+        SlotValues { total, intent, confirmed }.resolve_held(word, self.slot)
     }
 
-    /// Units the slot holds.
+    /// Returns the units that the slot holds.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.lanes.words(self.slot).map_or(0, |lane| AccountWord::unpack(lane.total.load(Acquire)).units)
     }
 }
 
-/// Units used of a GPU, by all, from its word.
+/// Returns the units of a GPU that all processes use, from its word.
 #[inline]
 #[must_use]
 pub fn used(word: &AtomicU64) -> u64 {

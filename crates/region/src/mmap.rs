@@ -12,12 +12,12 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::ptr::NonNull;
 
-/// The contents of a file of the region.
+/// A type that describes the contents of a file of the region.
 ///
 /// # Safety
 /// The type must have no invalid bit pattern, contain nothing but atomics, and be aligned to at most a page.
 pub(crate) unsafe trait FileLayout {
-    /// The first word of the file.
+    /// First word of the file.
     const MAGIC: u64;
 }
 
@@ -31,7 +31,7 @@ unsafe impl FileLayout for UsageFile {
     const MAGIC: u64 = USAGE_MAGIC;
 }
 
-/// A mapped file. Truncating the file takes the memory away; only the container itself can do that, to `usage`.
+/// A mapped file. Truncating the file removes the memory; only the container itself can do that, to `usage`.
 #[derive(Debug)]
 pub(crate) struct MappedFile<T> {
     address: NonNull<T>,
@@ -46,7 +46,7 @@ impl<T: FileLayout> MappedFile<T> {
     /// Maps a file that passed [`check`], for reading or also for writing.
     pub(crate) fn new(file: &File, path: &Path, writable: bool) -> Result<Self, RegionError> {
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-        // SAFETY: a new mapping at an address that the kernel chooses; it replaces no other.
+        // SAFETY: this creates a new mapping at an address that the kernel chooses; it replaces no other.
         let address = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -69,21 +69,22 @@ impl<T> Deref for MappedFile<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the mapping is page-aligned, as long as the type, and lasts until this is dropped; every bit pattern
-        // is a value of the type (see `FileLayout`).
+        // SAFETY: the mapping is page-aligned, as long as the type, and lasts until this value is dropped; every bit
+        // pattern is a valid value of the type (see `FileLayout`).
         unsafe { self.address.as_ref() }
     }
 }
 
 impl<T> Drop for MappedFile<T> {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping that `new` made; references into it borrow this value and are gone.
+        // SAFETY: this is exactly the mapping that `new` created; references into it borrow this value, so none is
+        // left.
         unsafe { libc::munmap(self.address.as_ptr().cast(), size_of::<T>()) };
     }
 }
 
-/// Opens a file of the region. Links are not followed: a user who may write in the directory must not redirect the
-/// daemon.
+/// Opens a file of the region. Symbolic links are not followed: a user who may write in the directory must not redirect
+/// the daemon.
 pub(crate) fn open(path: &Path, writable: bool) -> Result<File, RegionError> {
     let opened = OpenOptions::new()
         .read(true)
@@ -95,7 +96,7 @@ pub(crate) fn open(path: &Path, writable: bool) -> Result<File, RegionError> {
             RegionError::Missing(path.to_path_buf())
         }
         (_, Some(libc::ELOOP)) => RegionError::damaged(path, "it is a symbolic link"),
-        // A pipe without a reader and a directory cannot be opened for writing.
+        // A FIFO without a reader and a directory cannot be opened for writing.
         (io::ErrorKind::IsADirectory, _) | (_, Some(libc::ENXIO)) => {
             RegionError::damaged(path, NOT_A_REGULAR_FILE)
         }
@@ -105,13 +106,13 @@ pub(crate) fn open(path: &Path, writable: bool) -> Result<File, RegionError> {
 
 const NOT_A_REGULAR_FILE: &str = "it is not a regular file";
 
-/// Device and inode, which tell a file from others that had the same name.
+/// Returns device and inode, which distinguish a file from others that had the same name.
 pub(crate) fn identity(file: &File, path: &Path) -> Result<(u64, u64), RegionError> {
     let data = file.metadata().map_err(|error| RegionError::io("examine", path, error))?;
     Ok((data.dev(), data.ino()))
 }
 
-/// Verifies that the file belongs to a user.
+/// Verifies that the file belongs to the expected user.
 pub(crate) fn check_owner(file: &File, path: &Path, expected: u32) -> Result<(), RegionError> {
     let owner = file.metadata().map_err(|error| RegionError::io("examine", path, error))?.uid();
     if owner == expected {
@@ -120,7 +121,7 @@ pub(crate) fn check_owner(file: &File, path: &Path, expected: u32) -> Result<(),
     Err(RegionError::ForeignOwner { path: path.to_path_buf(), owner, expected })
 }
 
-/// Verifies that the file is what its name says, of a supported layout, and whole. Returns the layout.
+/// Verifies that the file is of the expected kind, of a supported layout, and complete. Returns the layout.
 pub(crate) fn check<T: FileLayout>(file: &File, path: &Path) -> Result<LayoutVersion, RegionError> {
     let data = file.metadata().map_err(|error| RegionError::io("examine", path, error))?;
     if !data.is_file() {
@@ -138,7 +139,7 @@ pub(crate) fn check<T: FileLayout>(file: &File, path: &Path) -> Result<LayoutVer
     if magic != T::MAGIC {
         return Err(RegionError::damaged(path, "it does not begin with the magic number of its kind"));
     }
-    // Four bytes were read. Before the size: another layout may have another.
+    // Four bytes were read, so it fits. Checked before the size: other layouts may have other sizes.
     let version = version as u32;
     let Some(layout) = LayoutVersion::from_number(version) else {
         return Err(RegionError::UnsupportedVersion {
@@ -148,7 +149,7 @@ pub(crate) fn check<T: FileLayout>(file: &File, path: &Path) -> Result<LayoutVer
         });
     };
     if size != size_of::<T>() as u64 {
-        return Err(RegionError::damaged(path, "its header has another size than files of its layout have"));
+        return Err(RegionError::damaged(path, "the size in its header differs from that of its layout"));
     }
     if data.len() < size {
         return Err(RegionError::damaged(path, "it has been truncated"));
@@ -162,8 +163,8 @@ pub(crate) fn number(bytes: &[u8], at: usize, length: usize) -> u64 {
     found.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
 }
 
-/// Allocates a part of the file on its file system: touching a page that the file system has no room for would kill the
-/// process.
+/// Allocates a range of the file on its file system: touching a page for which the file system has no space left would
+/// kill the process.
 pub(crate) fn allocate(file: &File, path: &Path, at: usize, length: usize) -> Result<(), RegionError> {
     // SAFETY: no pointers are passed.
     let answer = unsafe { libc::fallocate(file.as_raw_fd(), 0, at as libc::off_t, length as libc::off_t) };
@@ -172,7 +173,7 @@ pub(crate) fn allocate(file: &File, path: &Path, at: usize, length: usize) -> Re
     }
     let error = io::Error::last_os_error();
     match error.raw_os_error() {
-        // A file system that cannot allocate in advance does not refuse pages later either.
+        // A file system that cannot preallocate does not refuse pages later either.
         Some(libc::EOPNOTSUPP | libc::ENOSYS) => Ok(()),
         _ => Err(RegionError::io("allocate", path, error)),
     }

@@ -1,4 +1,4 @@
-//! The daemon's side of `limits`: what the container may use, changed while its programs run.
+//! The daemon's side of `limits`: sets what the container may use, while its programs run.
 
 use crate::error::RegionError;
 use crate::layout::{
@@ -9,7 +9,7 @@ use crate::mmap::{self, FileLayout, MappedFile};
 use crate::protocol::{
     MAX_GPUS, NO_MEMORY_LIMIT, POLICY_OVERSUBSCRIBE, POLICY_THROTTLE_COPIES, SLOT_COUNT, WHOLE_GPU,
 };
-use crate::{LIMITS, USAGE, futex};
+use crate::{LIMITS_FILE, USAGE_FILE, futex};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::mem::offset_of;
@@ -20,7 +20,7 @@ use std::sync::{Mutex, PoisonError};
 /// What a container may use of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuShare {
-    /// The GPU's UUID.
+    /// UUID of the GPU, as raw bytes.
     pub uuid: [u8; 16],
     /// Bytes that may be used; `u64::MAX` for no limit.
     pub memory: u64,
@@ -28,16 +28,16 @@ pub struct GpuShare {
     pub context: u64,
     /// Guaranteed compute in thousandths of a percent of the GPU's time; zero for no guarantee.
     pub cores: u32,
-    /// Compute that may be reached, in thousandths of a percent of the GPU's time.
+    /// Compute that the container may reach, in thousandths of a percent of the GPU's time.
     pub ceiling: u32,
     /// Priority among containers that want the same turn: the higher goes first.
     pub priority: u32,
     /// Whether launches must wait for turns.
-    pub gated: bool,
+    pub waits_for_turns: bool,
 }
 
 impl Default for GpuShare {
-    /// Everything of a GPU without a name.
+    /// Returns an unlimited share of a GPU with a zero UUID.
     fn default() -> Self {
         Self {
             uuid: [0; 16],
@@ -46,7 +46,7 @@ impl Default for GpuShare {
             cores: 0,
             ceiling: WHOLE_GPU,
             priority: 0,
-            gated: false,
+            waits_for_turns: false,
         }
     }
 }
@@ -60,25 +60,25 @@ impl GpuShare {
     }
 }
 
-/// What holds for all GPUs of a container.
+/// Settings that apply to all GPUs of a container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegionPolicy {
-    /// Memory beyond the limit may be placed on the host.
+    /// Whether memory beyond the limit may be placed on the host.
     pub oversubscribe: bool,
-    /// Copies and fills wait for turns as launches do.
-    pub gate_copies: bool,
+    /// Whether copies and fills wait for turns as launches do.
+    pub throttle_copies: bool,
 }
 
 impl RegionPolicy {
     fn bits(self) -> u32 {
         let flag = |on: bool, bit| if on { bit } else { 0 };
-        flag(self.oversubscribe, POLICY_OVERSUBSCRIBE) | flag(self.gate_copies, POLICY_THROTTLE_COPIES)
+        flag(self.oversubscribe, POLICY_OVERSUBSCRIBE) | flag(self.throttle_copies, POLICY_THROTTLE_COPIES)
     }
 
     pub(crate) fn from_bits(bits: u32) -> Self {
         Self {
             oversubscribe: bits & POLICY_OVERSUBSCRIBE != 0,
-            gate_copies: bits & POLICY_THROTTLE_COPIES != 0,
+            throttle_copies: bits & POLICY_THROTTLE_COPIES != 0,
         }
     }
 }
@@ -94,15 +94,15 @@ pub struct RegionOwner {
 }
 
 impl RegionOwner {
-    /// Creates the region in a directory, in the newest layout. A sound `usage` is kept. `limits` is created anew and put
-    /// in place in one step: processes that have the old file mapped go on with the old one, so a region in use is
-    /// changed through [`RegionOwner::open`]. Files of an unsupported layout are never replaced.
+    /// Creates the region in a directory, in the newest layout. An intact `usage` is kept. `limits` is created again
+    /// and put in place by a rename: processes that have the old file mapped continue with the old one, so a region in
+    /// use is changed through [`RegionOwner::open`]. Files of an unsupported layout are never replaced.
     pub fn create(folder: &Path, shares: &[GpuShare], policy: RegionPolicy) -> Result<Self, RegionError> {
         if shares.len() > MAX_GPUS {
             return Err(RegionError::TooManyGpus(shares.len()));
         }
         shares.iter().try_for_each(GpuShare::check)?;
-        let (limits, usage) = (folder.join(LIMITS), folder.join(USAGE));
+        let (limits, usage) = (folder.join(LIMITS_FILE), folder.join(USAGE_FILE));
         is_sound::<LimitsFile>(&limits)?;
         if !is_sound::<UsageFile>(&usage)? {
             // Each process allocates its own slot when it takes it.
@@ -117,17 +117,17 @@ impl RegionOwner {
                 write(gpu, share, layout);
             }
             file.header.policy.store(policy.bits(), Relaxed);
-            // At most sixteen.
+            // At most 16, so it fits.
             file.header.base_gpus.store(shares.len() as u32, Relaxed);
             begin::<LimitsFile>(&file.header.file, LIMITS_SIZE, shares.len());
         })?;
         Ok(Self { limits: file, layout, path: limits, growing: Mutex::new(()) })
     }
 
-    /// Opens the region of a directory, of any supported layout. `limits` must belong to the calling user: the container
-    /// cannot change it, and neither must another user be able to.
+    /// Opens the region in a directory, of any supported layout. `limits` must belong to the calling user: neither the
+    /// container nor another user may be able to change it.
     pub fn open(folder: &Path) -> Result<Self, RegionError> {
-        let path = folder.join(LIMITS);
+        let path = folder.join(LIMITS_FILE);
         let file = mmap::open(&path, true)?;
         let layout = mmap::check::<LimitsFile>(&file, &path)?;
         mmap::check_owner(&file, &path, effective_user())?;
@@ -135,25 +135,25 @@ impl RegionOwner {
         Ok(Self { limits, layout, path, growing: Mutex::new(()) })
     }
 
-    /// The number of the region's layout.
+    /// Returns the version of the region's layout.
     #[must_use]
     pub fn layout(&self) -> u32 {
         self.layout.number()
     }
 
-    /// The file that the limits are in.
+    /// Returns the path of the limits file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The number of GPUs, attachments included.
+    /// Returns the number of GPUs, including attachments.
     #[must_use]
     pub fn gpus(&self) -> usize {
         gpu_count(&self.limits)
     }
 
-    /// The number of GPUs that the region was created with. They come first.
+    /// Returns the number of GPUs that the region was created with. They come first.
     #[must_use]
     pub fn base_gpus(&self) -> usize {
         if self.layout.can_grow() {
@@ -163,8 +163,8 @@ impl RegionOwner {
         }
     }
 
-    /// Whether the region is for these GPUs, in this order: its base comes first in both lists, and neither has another
-    /// GPU where both have one. A region that grew, or is about to grow, is still the same region.
+    /// Returns whether the region is for these GPUs, in this order: both lists begin with its base, and they agree
+    /// where both have a GPU. A region that grew, or is about to grow, is still the same region.
     #[must_use]
     pub fn is_for<'a>(&self, gpus: impl ExactSizeIterator<Item = &'a [u8; 16]>) -> bool {
         gpus.len() >= self.base_gpus()
@@ -183,11 +183,11 @@ impl RegionOwner {
             cores,
             ceiling,
             priority: limits.priority(),
-            gated: limits.gated(),
+            waits_for_turns: limits.waits_for_turns(),
         })
     }
 
-    /// Returns the same as processes of the container read it.
+    /// Returns the limits of a GPU as processes of the container read them.
     #[must_use]
     pub fn limits(&self, gpu: usize) -> Option<&GpuLimits> {
         self.limits.gpus.get(..self.gpus())?.get(gpu)
@@ -199,7 +199,7 @@ impl RegionOwner {
         (cores, self.layout.cores_from_word(limits.ceiling.load(Relaxed)))
     }
 
-    /// Changes what the container may use of a GPU, from now on. Returns whether anything differs from before.
+    /// Changes what the container may use of a GPU. Returns whether anything changed.
     pub fn set(&self, gpu: usize, share: &GpuShare) -> Result<bool, RegionError> {
         share.check()?;
         let gpus = self.gpus();
@@ -211,8 +211,8 @@ impl RegionOwner {
         Ok(differs)
     }
 
-    /// Attaches a GPU: appends it to the list, up to [`MAX_GPUS`]. Returns its index. Processes that run find it when
-    /// they next look up a device that they do not know; the turn scheduler does when it is refreshed.
+    /// Attaches a GPU: appends it to the list, up to [`MAX_GPUS`]. Returns its index. Running processes find it the
+    /// next time that they look up an unknown device; the turn scheduler finds it when it is refreshed.
     pub fn extend(&self, share: &GpuShare) -> Result<usize, RegionError> {
         share.check()?;
         if !self.layout.can_grow() {
@@ -227,24 +227,24 @@ impl RegionOwner {
             return Err(RegionError::TooManyGpus(gpus.saturating_add(1)));
         };
         write(limits, share, self.layout);
-        // At most sixteen. The limits are there before the GPU counts, and it counts before the generation says so.
+        // At most 16, so it fits. Order matters: first the limits, then the count, then the generation.
         self.limits.header.file.count.store(gpus as u32 + 1, Release);
         self.limits.header.generation.fetch_add(1, Release);
         Ok(gpus)
     }
 
-    /// Returns what holds for all GPUs.
+    /// Returns the settings that apply to all GPUs.
     #[must_use]
     pub fn policy(&self) -> RegionPolicy {
         RegionPolicy::from_bits(self.limits.header.policy.load(Relaxed))
     }
 
-    /// Changes what holds for all GPUs.
+    /// Changes the settings that apply to all GPUs.
     pub fn set_policy(&self, policy: RegionPolicy) {
         self.limits.header.policy.store(policy.bits(), Relaxed);
     }
 
-    /// Reports that the GPU's turn scheduler runs: now, or until a time that it will sleep to, on the monotonic clock.
+    /// Writes a heartbeat: the GPU's turn scheduler runs at `when`, or sleeps until then, on the monotonic clock.
     pub fn beat(&self, gpu: usize, when: u64) {
         if let Some(limits) = self.limits(gpu) {
             limits.turns.heartbeat.store(when, Release);
@@ -277,13 +277,13 @@ impl TurnControl<'_> {
         self.limits.turn()
     }
 
-    /// Nanoseconds of GPU time that the container may have spent in total.
+    /// Returns the nanoseconds of GPU time that the container may have spent in total.
     #[must_use]
     pub fn allowed(&self) -> u64 {
         self.limits.allowed()
     }
 
-    /// Changes what may have been spent within the open turn.
+    /// Changes the time that may have been spent within the open turn.
     pub fn allow(&self, allowed: u64) {
         self.limits.turns.allowed.store(allowed, Release);
     }
@@ -297,19 +297,19 @@ impl TurnControl<'_> {
         turn
     }
 
-    /// Closes the turn.
+    /// Closes the turn, which keeps its number. Has no effect on a turn that is closed already.
     pub fn close(&self) {
         self.limits.turns.turn.store(self.turn().closed().0, Release);
     }
 }
 
-/// Returns the number of GPUs in the file; never more than it has room for.
+/// Returns the number of GPUs in the file, at most [`MAX_GPUS`].
 #[inline]
 pub(crate) fn gpu_count(limits: &LimitsFile) -> usize {
     (limits.header.file.count.load(Acquire) as usize).min(MAX_GPUS)
 }
 
-/// The words of a share as a layout has them.
+/// The words of a share as a layout encodes them.
 type ShareWords = ([u64; 4], [u32; 4]);
 
 fn encoded(share: &GpuShare, layout: LayoutVersion) -> ShareWords {
@@ -317,18 +317,20 @@ fn encoded(share: &GpuShare, layout: LayoutVersion) -> ShareWords {
     let cores = [share.cores, share.ceiling].map(|cores| layout.cores_to_word(cores));
     (
         [half(0), half(8), share.memory, share.context],
-        [cores[0], cores[1], share.priority, u32::from(share.gated)],
+        [cores[0], cores[1], share.priority, u32::from(share.waits_for_turns)],
     )
 }
 
 fn words(gpu: &GpuLimits) -> ShareWords {
     let [first, second] = [0, 1].map(|half: usize| gpu.uuid[half].load(Relaxed));
-    let numbers = [&gpu.cores, &gpu.ceiling, &gpu.priority, &gpu.gated].map(|word| word.load(Relaxed));
+    let numbers =
+        [&gpu.cores, &gpu.ceiling, &gpu.priority, &gpu.waits_for_turns].map(|word| word.load(Relaxed));
     ([first, second, gpu.memory(), gpu.context()], numbers)
 }
 
 fn write(gpu: &GpuLimits, share: &GpuShare, layout: LayoutVersion) {
-    let ([first, second, memory, context], [cores, ceiling, priority, gated]) = encoded(share, layout);
+    let ([first, second, memory, context], [cores, ceiling, priority, waits_for_turns]) =
+        encoded(share, layout);
     gpu.uuid[0].store(first, Relaxed);
     gpu.uuid[1].store(second, Relaxed);
     gpu.memory.store(memory, Relaxed);
@@ -336,17 +338,17 @@ fn write(gpu: &GpuLimits, share: &GpuShare, layout: LayoutVersion) {
     gpu.cores.store(cores, Relaxed);
     gpu.ceiling.store(ceiling, Relaxed);
     gpu.priority.store(priority, Relaxed);
-    gpu.gated.store(gated, Release);
+    gpu.waits_for_turns.store(waits_for_turns, Release);
 }
 
-/// The user that this process acts as.
+/// Returns the effective user of this process.
 #[allow(unsafe_code)]
 pub(crate) fn effective_user() -> u32 {
-    // SAFETY: takes no arguments and cannot fail.
+    // SAFETY: the function takes no arguments and cannot fail.
     unsafe { libc::geteuid() }
 }
 
-/// Whether the file exists and is sound. An error where it has an unsupported layout: then it is not ours to replace.
+/// Returns whether the file exists and is intact. An unsupported layout is an error: such a file must not be replaced.
 fn is_sound<T: FileLayout>(path: &Path) -> Result<bool, RegionError> {
     match mmap::open(path, false).and_then(|file| mmap::check::<T>(&file, path)) {
         Ok(_) => Ok(true),
@@ -357,13 +359,13 @@ fn is_sound<T: FileLayout>(path: &Path) -> Result<bool, RegionError> {
 
 fn begin<T: FileLayout>(header: &FileHeader, size: usize, count: usize) {
     header.version.store(LayoutVersion::CURRENT.number(), Relaxed);
-    // Sixteen GPUs at most, or a thousand slots.
+    // At most 16 GPUs or 1,024 slots, so it fits.
     header.count.store(count as u32, Relaxed);
     header.size.store(size as u64, Relaxed);
     header.magic.store(T::MAGIC, Release);
 }
 
-/// Creates a file whole under a temporary name, then renames it.
+/// Creates a complete file under a temporary name, then renames it.
 fn make<T: FileLayout>(
     path: &Path,
     mode: u32,
@@ -387,7 +389,7 @@ fn make<T: FileLayout>(
         mmap::allocate(&file, path, 0, allocated)?;
         let map = MappedFile::new(&file, path, true)?;
         fill(&map);
-        // The umask cut the mode above, and programs of any user of the container open the file.
+        // The umask restricted the mode above, and programs of any user in the container open the file.
         file.set_permissions(Permissions::from_mode(mode)).map_err(failed("set the mode of"))?;
         file.sync_all().map_err(failed("write"))?;
         fs::rename(&new, path).map_err(failed("put in place"))?;

@@ -1,38 +1,40 @@
 //! Numbers that the node daemon and the shim must agree on.
 //!
 //! Both are built from this module, but rarely at the same time: a container keeps the shim that it was started with,
+//! Both are built from this module, but rarely at the same time: a container keeps the shim that it was started with,
 //! and the daemon may be upgraded while it runs. A number here may change only with [`LAYOUT_VERSION`], and both sides
-//! must go on working with the one before ([`OLDEST_LAYOUT_VERSION`]). What only one side uses (the turn scheduler's
-//! tuning, the shim's own rate limiter) stays with that side.
+//! must continue to work with the one before ([`OLDEST_LAYOUT_VERSION`]). Numbers that only one side uses (the turn
+//! scheduler's tuning, the shim's own rate limiter) stay with that side.
 
-/// The layout that new regions are written in.
+/// Layout version of new regions.
 pub const LAYOUT_VERSION: u32 = 2;
 
-/// The oldest layout that this build works with. Regions of any other version are left as they are.
+/// Oldest layout version that this build supports. Regions of any other version are left as they are.
 pub const OLDEST_LAYOUT_VERSION: u32 = 1;
 
-/// The first word of `limits`.
+/// First word of `limits`.
 pub const LIMITS_MAGIC: u64 = u64::from_le_bytes(*b"PARTLIM\n");
 
-/// The first word of `usage`.
+/// First word of `usage`.
 pub const USAGE_MAGIC: u64 = u64::from_le_bytes(*b"PARTUSE\n");
 
-/// The most GPUs that a region can have, attachments included.
+/// Most GPUs that a region can have, including attachments.
 pub const MAX_GPUS: usize = 16;
 
-/// The number of process slots. A process that uses both of the driver's libraries takes two.
+/// Number of process slots. A process that uses both driver libraries takes two.
 pub const SLOT_COUNT: usize = 1024;
 
-/// The compute of one whole GPU. `cores` and `ceiling` are in this unit: thousandths of a percent.
+/// Compute of one whole GPU. `cores` and `ceiling` are in this unit: thousandths of a percent.
 pub const WHOLE_GPU: u32 = 100_000;
 
-/// The value of `memory` where there is no limit.
+/// Value of `memory` that stands for no limit.
 pub const NO_MEMORY_LIMIT: u64 = u64::MAX;
 
-/// Bytes that the memory account counts in. No allocation of the driver is smaller or lies across two units.
+/// Bytes of one unit of the memory account. No allocation of the driver is smaller or spans two units.
 pub const MEMORY_UNIT: u64 = 64 << 10;
 
-/// Bits of the memory account's word: units in use, number of the operation that made it so, slot that performed it.
+/// Bits of the memory account's word that count units in use. The word also holds the number of the operation that
+/// resulted in them, and the slot of the process that performed it.
 pub const ACCOUNT_UNITS_BITS: u32 = 24;
 /// Bits of the memory account's word that number operations.
 pub const ACCOUNT_NUMBER_BITS: u32 = 30;
@@ -51,20 +53,20 @@ pub const TIME_CHUNK_NS: u64 = 500_000;
 /// Longest time between two heartbeats of a GPU's turn scheduler while any container has a turn or wants one.
 pub const HEARTBEAT_INTERVAL_NS: u64 = 50_000_000;
 
-/// The same while no container has a turn or wants one. The heartbeat then carries a time this far ahead, so that
-/// containers do not take the pause for silence.
+/// Longest time between two heartbeats while no container has a turn or wants one. The heartbeat is then dated this far
+/// ahead, so that containers do not mistake the pause for silence.
 pub const IDLE_HEARTBEAT_INTERVAL_NS: u64 = 500_000_000;
 
-/// Age of a heartbeat from which on the shim takes the turn scheduler for gone and limits its container's rate itself.
+/// Age of a heartbeat at which the shim considers the turn scheduler gone and limits its container's rate itself.
 pub const SCHEDULER_SILENCE_NS: u64 = 250_000_000;
 
-/// Offset in `usage` of the byte that slot zero's process holds a kernel lock on for as long as it lives.
+/// Offset in `usage` of the byte that slot zero's process keeps locked for as long as it lives.
 pub const LIVENESS_LOCKS_AT: u64 = 0;
 
-/// Offset of the lock that one process holds while it reclaims dead processes' slots: one more slot than there are.
+/// Slot number of the lock that a process holds while it reclaims slots of dead processes: one past the last slot.
 pub const RECLAIM_LOCK_SLOT: usize = SLOT_COUNT;
 
-/// Offset in `usage` of the byte whose classic lock tells slot zero's pid across pid namespaces. It lies behind the end
+/// Offset in `usage` of the byte whose classic lock shows slot zero's pid across pid namespaces. It lies beyond the end
 /// of the file: locks need no bytes.
 pub const PID_LOCKS_AT: u64 = 1 << 32;
 
@@ -72,13 +74,13 @@ const _: () = {
     assert!(OLDEST_LAYOUT_VERSION <= LAYOUT_VERSION && LAYOUT_VERSION - OLDEST_LAYOUT_VERSION <= 1);
     // A percent is a whole number of units.
     assert!(WHOLE_GPU.is_multiple_of(100));
-    // Three heartbeats may be lost to a busy machine before containers look after themselves.
+    // Three heartbeats may be lost on a busy machine before containers limit themselves.
     assert!(SCHEDULER_SILENCE_NS >= 4 * HEARTBEAT_INTERVAL_NS);
     assert!(IDLE_HEARTBEAT_INTERVAL_NS > HEARTBEAT_INTERVAL_NS);
     assert!(TIME_CHUNK_NS < HEARTBEAT_INTERVAL_NS);
     assert!(MEMORY_UNIT.is_power_of_two());
     assert!(SLOT_COUNT <= 1 << ACCOUNT_SLOT_BITS && SLOT_COUNT.is_multiple_of(64));
-    // Locks of one kind are in the way of the other, so the two ranges lie apart.
+    // The two kinds of locks conflict with each other, so their ranges must not overlap.
     assert!(LIVENESS_LOCKS_AT + RECLAIM_LOCK_SLOT as u64 <= PID_LOCKS_AT);
     // Policy bits do not overlap.
     assert!(POLICY_OVERSUBSCRIBE & POLICY_THROTTLE_COPIES == 0);

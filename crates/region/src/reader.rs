@@ -1,14 +1,14 @@
-//! The daemon's side of `usage`: read through the file and never through a mapping, since the container may truncate it at
-//! any time, and trusted in nothing that can be verified.
+//! The daemon's side of `usage`. It is read through the file and never through a mapping, since the container may
+//! truncate it at any time, and everything in it that can be verified is verified.
 
-use crate::USAGE;
+use crate::USAGE_FILE;
 use crate::error::RegionError;
 use crate::layout::{
-    Confirmed, GpuAccount, GpuTimeAccount, Identity, OccupiedSlots, ProcessLane, Slot, USAGE_SIZE, UsageFile,
-    UsageHeader,
+    ConfirmedOperations, GpuAccount, GpuTimeAccount, OccupiedSlots, ProcessIdentity, ProcessLane,
+    ProcessSlot, USAGE_SIZE, UsageFile, UsageHeader,
 };
 use crate::liveness_lock::LivenessLocks;
-use crate::memory_account::{AccountWord, SlotValues, UNIT};
+use crate::memory_account::{AccountWord, MEMORY_UNIT, SlotValues};
 use crate::mmap::{self, number};
 use crate::protocol::{LIVENESS_LOCKS_AT, MAX_GPUS, PID_LOCKS_AT, SLOT_COUNT};
 use std::fs::File;
@@ -17,177 +17,183 @@ use std::mem::offset_of;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Reads what a container's processes have, from outside.
+/// Reads what a container's processes use, from outside the container.
 #[derive(Debug)]
 pub struct UsageReader {
     alive: LivenessLocks,
     path: PathBuf,
 }
 
-/// What a container's processes have, at one time.
+/// Usage of a container's processes at one time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsageSnapshot {
-    /// By GPU, in the order of the limits.
+    /// Usage by GPU, in the order of the limits.
     pub gpus: [GpuUsage; MAX_GPUS],
-    /// The living, in the order of their slots.
+    /// Live processes, in the order of their slots.
     pub processes: Vec<ProcessUsage>,
-    /// What contradicts itself: nobody but a forger writes this.
+    /// Contradictions in the file, which only forgery can explain.
     pub forged: Vec<Forgery>,
 }
 
-/// What all processes of a container have on one GPU.
+/// Usage of one GPU by all processes of a container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuUsage {
-    /// Bytes held by the living.
+    /// Bytes held by live processes.
     pub used: u64,
-    /// Bytes that dead processes held and nobody has given back yet.
+    /// Bytes that dead processes held and that have not been reclaimed yet.
     pub dead: u64,
-    /// The most bytes that were ever used at once.
+    /// Most bytes that were ever in use at once.
     pub peak: u64,
-    /// How often memory was refused.
+    /// Number of times that memory was refused.
     pub refusals: u64,
     /// Nanoseconds that threads waited for a turn.
     pub throttled: u64,
-    /// Nanoseconds of the GPU that were submitted.
+    /// Nanoseconds of GPU time that were submitted.
     pub spent: u64,
-    /// Counted up whenever a process begins to wait for a turn.
+    /// Incremented whenever a process begins to wait for a turn.
     pub doorbell: u32,
 }
 
-/// What a container wants of one GPU's time. Any of it may be forged: bound it before use.
+/// A container's demand for one GPU's time. Any of it may be forged: bound it before use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ComputeDemand {
-    /// Nanoseconds of the GPU that were submitted, in all.
+    /// Nanoseconds of GPU time that were submitted in total.
     pub spent: u64,
-    /// Counted up whenever a process begins to wait for a turn.
+    /// Incremented whenever a process begins to wait for a turn.
     pub doorbell: u32,
-    /// Threads of living processes that wait for a turn.
+    /// Number of threads of live processes that wait for a turn.
     pub waiting: u32,
-    /// Until when what the living have submitted will run, as they predict; zero or in the past if nothing runs.
+    /// Time until which the submitted work of live processes will run, as they predict; zero or in the past if nothing
+    /// runs.
     pub busy_until: u64,
 }
 
-/// What a container's doorbell said at one time.
+/// Sample of a container's doorbell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DoorbellSample {
     /// Nanoseconds of GPU time that were submitted in total.
     pub(crate) spent: u64,
-    /// Counted up whenever a process begins to wait for a turn.
+    /// Incremented whenever a process begins to wait for a turn.
     pub(crate) doorbell: u32,
 }
 
-/// No process has more threads than the kernel has pids.
-const MOST_THREADS: u32 = 1 << 22;
+/// Most threads that a process can have: the kernel has no more pids.
+const MAX_THREADS_PER_PROCESS: u32 = 1 << 22;
 
-/// What one process has.
+/// Usage of one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessUsage {
-    /// Its slot.
+    /// Slot of the process.
     pub slot: usize,
-    /// Its pid as the kernel tells it here; none if it has none here, or does not show it.
+    /// Pid in the caller's pid namespace, from the kernel; `None` if it has none there, or does not publish it.
     pub pid_here: Option<u32>,
-    /// Its pid as it says itself.
+    /// Pid in its own namespace, as it reports itself.
     pub pid: u32,
-    /// Clock ticks between the machine's start and its own, as it says itself.
+    /// Clock ticks between the machine's boot and the process's start, as it reports itself.
     pub started: u64,
-    /// The pid namespace it says that it is in.
+    /// Inode of its pid namespace, as it reports itself.
     pub namespace: u64,
-    /// Bytes it holds on each GPU.
+    /// Bytes that it holds on each GPU.
     pub held: [u64; MAX_GPUS],
-    /// Nanoseconds it has submitted on each GPU.
+    /// Nanoseconds of GPU time that it has submitted on each GPU.
     pub spent: [u64; MAX_GPUS],
-    /// Its threads that wait for a turn on each GPU.
+    /// Number of its threads that wait for a turn on each GPU.
     pub waiting: [u32; MAX_GPUS],
-    /// Until when what it submitted will run on each GPU, as it predicts, on the monotonic clock.
+    /// Time until which its submitted work will run on each GPU, as it predicts, on the monotonic clock.
     pub busy_until: [u64; MAX_GPUS],
 }
 
 /// A contradiction in `usage`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forgery {
-    /// The GPU's word says other than the slots do together.
+    /// The GPU's word differs from the sum of its slots.
     Accounts {
-        /// Which GPU.
+        /// Index of the GPU.
         gpu: usize,
-        /// Bytes by its word.
+        /// Bytes according to the GPU's word.
         word: u64,
-        /// Bytes by its slots.
+        /// Bytes according to the slots.
         slots: u64,
     },
-    /// A slot has several operations under way at once.
+    /// A slot has several operations in progress at once.
     Slot {
-        /// Which slot.
+        /// Number of the slot.
         slot: usize,
-        /// On which GPU.
+        /// Index of the GPU.
         gpu: usize,
     },
-    /// The file was longer than such a file is, or had room kept behind its end, and was cut back: see [`UsageReader::cut`].
+    /// The file was too long, or had blocks allocated beyond its end, and was truncated: see
+    /// [`UsageReader::truncate_excess`].
     Grown {
-        /// Bytes too many.
+        /// Bytes that were removed.
         bytes: u64,
     },
-    /// The file cannot be read to its end: somebody made it shorter.
-    Short,
+    /// The file cannot be read to its end: it was truncated.
+    Truncated,
 }
 
 impl UsageSnapshot {
-    /// Of a file that somebody made shorter: nothing is known but that.
+    /// Returns the snapshot of a file that was truncated: nothing else is known.
     #[must_use]
-    pub fn of_a_short_file() -> Self {
-        Self { gpus: [GpuUsage::default(); MAX_GPUS], processes: Vec::new(), forged: vec![Forgery::Short] }
+    pub fn of_truncated_file() -> Self {
+        Self {
+            gpus: [GpuUsage::default(); MAX_GPUS],
+            processes: Vec::new(),
+            forged: vec![Forgery::Truncated],
+        }
     }
 }
 
-/// Bytes that a file system may take for the file beyond its length: it gives room in pages, which may be large.
-const SPARE: u64 = 4 << 20;
+/// Bytes that a file system may allocate for the file beyond its length: it allocates in blocks, which may be large.
+const MAX_PREALLOCATED_BYTES: u64 = 4 << 20;
 
-/// Header and books.
-const START: usize = offset_of!(UsageFile, slots);
+/// Length of the header and the accounts.
+const SLOTS_OFFSET: usize = offset_of!(UsageFile, slots);
 
-/// What the file said about one slot.
-struct Read {
+/// The contents of one slot, as read from the file.
+struct SlotBytes {
     slot: usize,
-    lives: bool,
-    bytes: [u8; size_of::<Slot>()],
+    is_alive: bool,
+    bytes: [u8; size_of::<ProcessSlot>()],
 }
 
-impl Read {
+impl SlotBytes {
     fn lane(&self, gpu: usize, offset: usize, length: usize) -> u64 {
-        number(&self.bytes, offset_of!(Slot, lanes) + gpu * size_of::<ProcessLane>() + offset, length)
+        number(&self.bytes, offset_of!(ProcessSlot, lanes) + gpu * size_of::<ProcessLane>() + offset, length)
     }
 
     fn identity(&self, offset: usize, length: usize) -> u64 {
-        number(&self.bytes, offset_of!(Slot, identity) + offset, length)
+        number(&self.bytes, offset_of!(ProcessSlot, identity) + offset, length)
     }
 
     fn values(&self, gpu: usize) -> SlotValues {
         SlotValues {
             total: self.lane(gpu, offset_of!(ProcessLane, total), 8),
             intent: self.lane(gpu, offset_of!(ProcessLane, intent), 8),
-            confirmed: number(&self.bytes, offset_of!(Slot, confirmed) + gpu * size_of::<u64>(), 8),
+            confirmed: number(&self.bytes, offset_of!(ProcessSlot, confirmed) + gpu * size_of::<u64>(), 8),
         }
     }
 }
 
-const _: () = assert!(size_of::<Confirmed>() == MAX_GPUS * size_of::<u64>());
+const _: () = assert!(size_of::<ConfirmedOperations>() == MAX_GPUS * size_of::<u64>());
 
-type Start = [u8; START];
+type HeaderBytes = [u8; SLOTS_OFFSET];
 
-fn book(start: &Start, gpu: usize, offset: usize, length: usize) -> u64 {
+fn account_number(start: &HeaderBytes, gpu: usize, offset: usize, length: usize) -> u64 {
     number(start, offset_of!(UsageFile, accounts) + gpu * size_of::<GpuAccount>() + offset, length)
 }
 
-fn word(start: &Start, gpu: usize) -> u64 {
-    book(start, gpu, offset_of!(GpuAccount, word), 8)
+fn word(start: &HeaderBytes, gpu: usize) -> u64 {
+    account_number(start, gpu, offset_of!(GpuAccount, word), 8)
 }
 
 impl UsageReader {
-    /// Opens the `usage` of the region in `folder`, of any supported layout.
+    /// Opens `usage` of the region in `folder`, of any supported layout.
     pub fn open(folder: &Path) -> Result<Self, RegionError> {
         Self::open_with(folder, |_, _| Ok(()))
     }
 
-    /// As [`UsageReader::open`], if the file belongs to a user.
+    /// Opens `usage` as [`UsageReader::open`] does, if the file belongs to `user`.
     pub(crate) fn open_owned(folder: &Path, user: u32) -> Result<Self, RegionError> {
         Self::open_with(folder, |file, path| mmap::check_owner(file, path, user))
     }
@@ -196,7 +202,7 @@ impl UsageReader {
         folder: &Path,
         verify: impl FnOnce(&File, &Path) -> Result<(), RegionError>,
     ) -> Result<Self, RegionError> {
-        let path = folder.join(USAGE);
+        let path = folder.join(USAGE_FILE);
         let file = mmap::open(&path, false)?;
         mmap::check::<UsageFile>(&file, &path)?;
         verify(&file, &path)?;
@@ -211,7 +217,8 @@ impl UsageReader {
         &self.path
     }
 
-    /// Reads the few words that tell whether processes of the container wait for a turn; none if the file was truncated.
+    /// Reads the few words that show whether processes of the container wait for a turn; `None` if the file was
+    /// truncated.
     pub(crate) fn doorbell(&self, gpu: usize) -> Option<DoorbellSample> {
         const LENGTH: usize = offset_of!(GpuTimeAccount, doorbell) + 4;
         let at =
@@ -225,9 +232,9 @@ impl UsageReader {
         })
     }
 
-    /// Cuts the file back to its length where somebody made it longer, or had room kept behind its end: it lies in the machine's
-    /// memory. How many bytes that gave back; none where all is as it should be.
-    pub fn cut(&self) -> Result<Option<u64>, RegionError> {
+    /// Truncates the file to its proper length if it was made longer, or had blocks allocated beyond its end, because
+    /// it lies in the machine's memory. Returns how many bytes were freed; `None` if there was nothing to truncate.
+    pub fn truncate_excess(&self) -> Result<Option<u64>, RegionError> {
         let examine = |file: &File| {
             let data = file.metadata().map_err(|error| RegionError::io("examine", &self.path, error))?;
             Ok::<_, RegionError>((
@@ -237,136 +244,140 @@ impl UsageReader {
         };
         let own = self.alive.file();
         let (longer, room) = examine(own)?;
-        if longer == 0 && room <= USAGE_SIZE as u64 + SPARE {
+        if longer == 0 && room <= USAGE_SIZE as u64 + MAX_PREALLOCATED_BYTES {
             return Ok(None);
         }
         let file = mmap::open(&self.path, true)?;
         if mmap::identity(&file, &self.path)? != mmap::identity(own, &self.path)? {
-            return Err(RegionError::damaged(&self.path, "another file is in its place"));
+            return Err(RegionError::damaged(&self.path, "it was replaced by another file"));
         }
-        // To its length and no shorter, whatever was done to it meanwhile: who has it mapped would be killed.
-        file.set_len(USAGE_SIZE as u64).map_err(|error| RegionError::io("cut back", &self.path, error))?;
+        // To its proper length and not below, whatever was done to it meanwhile: processes that have it mapped would be
+        // killed.
+        file.set_len(USAGE_SIZE as u64).map_err(|error| RegionError::io("truncate", &self.path, error))?;
         let (_, left) = examine(&file)?;
-        // Some file systems take more for any file than is thought here: that is nobody's doing.
+        // Some file systems allocate more for every file than assumed here; that is not the container's doing.
         let back = longer.max(room.saturating_sub(left));
         Ok((back > 0).then_some(back))
     }
 
-    /// What an arbiter goes by, in few small reads. `now` is the monotonic clock's.
+    /// Reads what the turn scheduler needs, in a few small reads. `now` is on the monotonic clock.
     pub fn demand(&self, gpu: usize, now: u64) -> Result<ComputeDemand, RegionError> {
         let mut demand = ComputeDemand::default();
         if gpu >= MAX_GPUS {
             return Ok(demand);
         }
-        let start = self.start()?;
-        let book = GpuUsage::of(|offset, length| book(&start, gpu, offset, length));
-        (demand.spent, demand.doorbell) = (book.spent, book.doorbell);
+        let start = self.read_header()?;
+        let account = GpuUsage::from_account(|offset, length| account_number(&start, gpu, offset, length));
+        (demand.spent, demand.doorbell) = (account.spent, account.doorbell);
         for slot in occupied(&start) {
             let mut lane = [0; size_of::<ProcessLane>()];
-            let lanes = START + slot * size_of::<Slot>() + offset_of!(Slot, lanes);
-            self.read(&mut lane, lanes + gpu * size_of::<ProcessLane>())?;
+            let lanes = SLOTS_OFFSET + slot * size_of::<ProcessSlot>() + offset_of!(ProcessSlot, lanes);
+            self.read_at(&mut lane, lanes + gpu * size_of::<ProcessLane>())?;
             let waiting = number(&lane, offset_of!(ProcessLane, waiting), 4) as u32;
             let busy_until = number(&lane, offset_of!(ProcessLane, busy_until), 8);
-            // The dead neither wait nor compute, and most of the living do neither.
+            // Dead processes neither wait nor compute, and most live ones do neither.
             if (waiting > 0 || busy_until > now) && self.alive.is_alive(slot) {
-                demand.waiting = demand.waiting.saturating_add(waiting.min(MOST_THREADS));
+                demand.waiting = demand.waiting.saturating_add(waiting.min(MAX_THREADS_PER_PROCESS));
                 demand.busy_until = demand.busy_until.max(busy_until);
             }
         }
         Ok(demand)
     }
 
-    /// Everything, as of now.
+    /// Reads the usage of all GPUs and processes.
     pub fn snapshot(&self) -> Result<UsageSnapshot, RegionError> {
-        /// Programs change the books while they are read. What still contradicts itself after this many looks is no
-        /// accident of reading.
-        const LOOKS: usize = 5;
-        let mut snapshot = self.look()?;
-        for _ in 1..LOOKS {
+        /// Programs change the accounts while they are read. A contradiction that is still there after this many
+        /// attempts is not an artifact of reading.
+        const MAX_READ_ATTEMPTS: usize = 5;
+        let mut snapshot = self.read_once()?;
+        for _ in 1..MAX_READ_ATTEMPTS {
             if snapshot.1 && snapshot.0.forged.is_empty() {
                 break;
             }
-            snapshot = self.look()?;
+            snapshot = self.read_once()?;
         }
         if !snapshot.1 {
-            // It never held still: no contradiction can be told from a change.
+            // The file changed during every attempt: a contradiction cannot be distinguished from a change.
             snapshot.0.forged.clear();
         }
         Ok(snapshot.0)
     }
 
-    /// One look, and whether nothing changed during it.
-    fn look(&self) -> Result<(UsageSnapshot, bool), RegionError> {
-        let before = self.start()?;
-        let slots = self.slots(&before)?;
-        let after = self.start()?;
+    /// Reads the file once. Also returns whether nothing changed meanwhile.
+    fn read_once(&self) -> Result<(UsageSnapshot, bool), RegionError> {
+        let before = self.read_header()?;
+        let slots = self.read_slots(&before)?;
+        let after = self.read_header()?;
         let still = (0..MAX_GPUS).all(|gpu| word(&before, gpu) == word(&after, gpu))
             && occupied(&before).eq(occupied(&after));
         let mut forged = Vec::new();
-        let mut gpus: [GpuUsage; MAX_GPUS] =
-            std::array::from_fn(|gpu| GpuUsage::of(|offset, length| book(&before, gpu, offset, length)));
+        let mut gpus: [GpuUsage; MAX_GPUS] = std::array::from_fn(|gpu| {
+            GpuUsage::from_account(|offset, length| account_number(&before, gpu, offset, length))
+        });
         let mut processes = Vec::new();
         let mut all = [0u64; MAX_GPUS];
         for read in &slots {
             let mut process = ProcessUsage {
                 slot: read.slot,
                 pid_here: None,
-                pid: read.identity(offset_of!(Identity, pid), 4) as u32,
-                started: read.identity(offset_of!(Identity, started), 8),
-                namespace: read.identity(offset_of!(Identity, namespace), 8),
+                pid: read.identity(offset_of!(ProcessIdentity, pid), 4) as u32,
+                started: read.identity(offset_of!(ProcessIdentity, started), 8),
+                namespace: read.identity(offset_of!(ProcessIdentity, namespace), 8),
                 held: [0; MAX_GPUS],
                 spent: std::array::from_fn(|gpu| read.lane(gpu, offset_of!(ProcessLane, spent), 8)),
-                // Four bytes, and no process has more threads than the kernel has pids.
+                // Four bytes were read, so it fits.
                 waiting: std::array::from_fn(|gpu| {
-                    read.lane(gpu, offset_of!(ProcessLane, waiting), 4).min(MOST_THREADS.into()) as u32
+                    read.lane(gpu, offset_of!(ProcessLane, waiting), 4).min(MAX_THREADS_PER_PROCESS.into())
+                        as u32
                 }),
                 busy_until: std::array::from_fn(|gpu| read.lane(gpu, offset_of!(ProcessLane, busy_until), 8)),
             };
             for gpu in 0..MAX_GPUS {
                 let values = read.values(gpu);
-                if !values.are_of_one_time() {
+                if !values.is_consistent() {
                     forged.push(Forgery::Slot { slot: read.slot, gpu });
                 }
-                let held = values.truly_held(word(&before, gpu), read.slot).units.saturating_mul(UNIT);
+                let held =
+                    values.resolve_held(word(&before, gpu), read.slot).units.saturating_mul(MEMORY_UNIT);
                 process.held[gpu] = held;
                 all[gpu] = all[gpu].saturating_add(held);
-                let side = if read.lives { &mut gpus[gpu].used } else { &mut gpus[gpu].dead };
+                let side = if read.is_alive { &mut gpus[gpu].used } else { &mut gpus[gpu].dead };
                 *side = side.saturating_add(held);
             }
-            if read.lives {
+            if read.is_alive {
                 process.pid_here = self.alive.pid(read.slot);
                 processes.push(process);
             }
         }
         for gpu in 0..MAX_GPUS {
-            let bytes = AccountWord::unpack(word(&before, gpu)).units.saturating_mul(UNIT);
+            let bytes = AccountWord::unpack(word(&before, gpu)).units.saturating_mul(MEMORY_UNIT);
             if bytes != all[gpu] {
                 forged.push(Forgery::Accounts { gpu, word: bytes, slots: all[gpu] });
             }
-            // A process killed between taking and noting leaves it behind.
+            // A process that is killed between taking memory and recording the peak leaves the peak too low.
             gpus[gpu].peak = gpus[gpu].peak.max(bytes);
         }
         Ok((UsageSnapshot { gpus, processes, forged }, still))
     }
 
-    fn start(&self) -> Result<Box<Start>, RegionError> {
-        let mut start = Box::new([0; START]);
-        self.read(&mut start[..], 0)?;
+    fn read_header(&self) -> Result<Box<HeaderBytes>, RegionError> {
+        let mut start = Box::new([0; SLOTS_OFFSET]);
+        self.read_at(&mut start[..], 0)?;
         Ok(start)
     }
 
-    fn slots(&self, start: &Start) -> Result<Vec<Read>, RegionError> {
+    fn read_slots(&self, start: &HeaderBytes) -> Result<Vec<SlotBytes>, RegionError> {
         let mut slots = Vec::new();
         for slot in occupied(start) {
-            let lives = self.alive.is_alive(slot);
-            let mut read = Read { slot, lives, bytes: [0; size_of::<Slot>()] };
-            self.read(&mut read.bytes, START + slot * size_of::<Slot>())?;
+            let is_alive = self.alive.is_alive(slot);
+            let mut read = SlotBytes { slot, is_alive, bytes: [0; size_of::<ProcessSlot>()] };
+            self.read_at(&mut read.bytes, SLOTS_OFFSET + slot * size_of::<ProcessSlot>())?;
             slots.push(read);
         }
         Ok(slots)
     }
 
-    fn read(&self, bytes: &mut [u8], at: usize) -> Result<(), RegionError> {
+    fn read_at(&self, bytes: &mut [u8], at: usize) -> Result<(), RegionError> {
         self.alive.file().read_exact_at(bytes, at as u64).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => RegionError::damaged(&self.path, "it has been truncated"),
             _ => RegionError::io("read", &self.path, error),
@@ -375,26 +386,26 @@ impl UsageReader {
 }
 
 impl GpuUsage {
-    /// A book, from a function that reads numbers of it.
-    fn of(book: impl Fn(usize, usize) -> u64) -> Self {
-        let time = |offset, length| book(offset_of!(GpuAccount, time) + offset, length);
+    /// Reads a GPU's account with a function that reads a number at an offset.
+    fn from_account(read_number: impl Fn(usize, usize) -> u64) -> Self {
+        let time = |offset, length| read_number(offset_of!(GpuAccount, time) + offset, length);
         Self {
             used: 0,
             dead: 0,
-            peak: book(offset_of!(GpuAccount, peak), 8),
-            refusals: book(offset_of!(GpuAccount, refusals), 8),
+            peak: read_number(offset_of!(GpuAccount, peak), 8),
+            refusals: read_number(offset_of!(GpuAccount, refusals), 8),
             throttled: time(offset_of!(GpuTimeAccount, throttled), 8),
             spent: time(offset_of!(GpuTimeAccount, spent), 8),
-            // Four bytes were read.
+            // Four bytes were read, so it fits.
             doorbell: time(offset_of!(GpuTimeAccount, doorbell), 4) as u32,
         }
     }
 }
 
-/// Slots that are marked.
-fn occupied(start: &Start) -> impl Iterator<Item = usize> + '_ {
+/// Returns the slots that are marked as occupied.
+fn occupied(start: &HeaderBytes) -> impl Iterator<Item = usize> + '_ {
     let at = offset_of!(UsageFile, header) + offset_of!(UsageHeader, occupied);
     (0..SLOT_COUNT).filter(move |slot| number(start, at + slot / 8, 1) >> (slot % 8) & 1 == 1)
 }
 
-const _: () = assert!(size_of::<OccupiedSlots>() == SLOT_COUNT / 8 && START < USAGE_SIZE);
+const _: () = assert!(size_of::<OccupiedSlots>() == SLOT_COUNT / 8 && SLOTS_OFFSET < USAGE_SIZE);

@@ -1,19 +1,19 @@
-//! A process's side of the region: it takes a slot of `usage`, and reserves memory before it allocates it.
+//! The process's side of the region: takes a slot of `usage`, and reserves memory before it is allocated.
 //!
-//! A process may be killed at any instruction: its slot is found free by the next process that looks, and exactly what it
-//! held is given back. Nothing in the files makes any of this panic or run for ever.
+//! A process may be killed at any instruction: the next process that looks finds its slot free, and exactly what it
+//! held is released. No contents of the files make this code panic or loop forever.
 
-use crate::error::{Refused, RegionError};
+use crate::error::{RegionError, ReservationRefused};
 use crate::failpoint::point;
-use crate::layout::{GpuAccount, GpuLimits, LayoutVersion, LimitsFile, ProcessLane, Slot, UsageFile};
+use crate::layout::{GpuAccount, GpuLimits, LayoutVersion, LimitsFile, ProcessLane, ProcessSlot, UsageFile};
 use crate::liveness_lock::LivenessLocks;
-use crate::memory_account::{self, MemoryAccount, SlotTable, SlotWords, UNIT, UNLIMITED, units};
+use crate::memory_account::{self, MEMORY_UNIT, MemoryAccount, SlotTable, SlotWords, UNLIMITED, units};
 use crate::mmap::{self, MappedFile};
 use crate::owner::{self, RegionPolicy};
 use crate::protocol::{
     LIVENESS_LOCKS_AT, MAX_GPUS, NO_MEMORY_LIMIT, PID_LOCKS_AT, RECLAIM_LOCK_SLOT, SLOT_COUNT,
 };
-use crate::{LIMITS, USAGE, futex};
+use crate::{LIMITS_FILE, USAGE_FILE, futex};
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::array;
@@ -23,7 +23,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A process's attachment to its container's region. Dropping it gives everything back.
+/// A process's attachment to its container's region. Dropping it releases everything that it holds.
 #[derive(Debug)]
 pub struct RegionTenant {
     limits: MappedFile<LimitsFile>,
@@ -31,33 +31,33 @@ pub struct RegionTenant {
     usage: MappedFile<UsageFile>,
     alive: LivenessLocks,
     slot: usize,
-    /// One thread at a time changes this process's lane on a GPU.
+    /// Ensures that one thread at a time changes this process's lane on a GPU.
     lanes: [Mutex<()>; MAX_GPUS],
-    /// A thread of this process is reclaiming dead processes' slots.
+    /// Whether a thread of this process is reclaiming slots of dead processes.
     reclaiming: AtomicBool,
 }
 
-/// A living process of the container.
+/// A live process of the container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Process {
-    /// Its slot.
+pub struct TenantProcess {
+    /// Slot of the process.
     pub slot: usize,
-    /// Its pid in its own pid namespace.
+    /// Pid in its own pid namespace.
     pub pid: u32,
-    /// Its pid in the caller's pid namespace, where the kernel knows one.
+    /// Pid in the caller's pid namespace, if the kernel knows one.
     pub pid_here: Option<u32>,
-    /// Clock ticks between the machine's start and its own; with the pid, this identifies it for good.
+    /// Clock ticks between the machine's boot and the process's start; together with the pid it is unique.
     pub started: u64,
-    /// Inode of the pid namespace that `pid` is of.
+    /// Inode of the pid namespace that `pid` belongs to.
     pub namespace: u64,
     /// Bytes that it holds on each GPU.
     pub held: [u64; MAX_GPUS],
 }
 
-/// The lanes of one GPU.
+/// The lanes of all slots on one GPU.
 #[derive(Clone, Copy, Debug)]
 struct GpuLanes<'a> {
-    slots: &'a [Slot; SLOT_COUNT],
+    slots: &'a [ProcessSlot; SLOT_COUNT],
     gpu: usize,
 }
 
@@ -77,24 +77,24 @@ impl SlotTable for GpuLanes<'_> {
 impl RegionTenant {
     /// Takes a slot of the region in `folder`, which may have any supported layout.
     pub fn attach(folder: &Path) -> Result<Self, RegionError> {
-        let path = folder.join(LIMITS);
+        let path = folder.join(LIMITS_FILE);
         let file = mmap::open(&path, false)?;
         let layout = mmap::check::<LimitsFile>(&file, &path)?;
         let limits = MappedFile::new(&file, &path, false)?;
         drop(file);
-        let path = folder.join(USAGE);
+        let path = folder.join(USAGE_FILE);
         let file = mmap::open(&path, true)?;
         mmap::check::<UsageFile>(&file, &path)?;
         mmap::allocate(&file, &path, 0, offset_of!(UsageFile, slots))?;
         let usage = MappedFile::new(&file, &path, true)?;
         let mapped = mmap::identity(&file, &path)?;
         drop(file);
-        // Opened a second time for the locks: a mapping keeps its open file description, and a forked child inherits the
-        // mapping, which must not keep the locks. The first one is closed before any lock is taken, since closing any
-        // descriptor of a file gives up classic locks on it.
+        // Opened a second time for the locks. A mapping keeps its open file description, and a forked child inherits
+        // the mapping, which must not keep the locks. The first descriptor is closed before any lock is taken, since
+        // closing any descriptor of a file releases the process's classic locks on it.
         let file = mmap::open(&path, true)?;
         if mmap::identity(&file, &path)? != mapped {
-            return Err(RegionError::damaged(&path, "it was replaced while it was opened"));
+            return Err(RegionError::damaged(&path, "it was replaced while it was being opened"));
         }
         let alive = LivenessLocks::in_one_file(file, LIVENESS_LOCKS_AT, PID_LOCKS_AT);
         let mut region = Self {
@@ -102,33 +102,33 @@ impl RegionTenant {
             layout,
             usage,
             alive,
-            // None, until one is found.
+            // No slot yet.
             slot: SLOT_COUNT,
             lanes: array::from_fn(|_| Mutex::new(())),
             reclaiming: AtomicBool::new(false),
         };
         region.tidy();
         let slot = region.claim().or_else(|| {
-            // Every slot is marked; the marks of dead processes go.
+            // Every slot is marked as occupied. The sweep removes the marks of dead processes.
             region.sweep();
             region.claim()
         });
         let slot = slot.ok_or(RegionError::NoFreeSlot)?;
-        let at = offset_of!(UsageFile, slots) + slot * size_of::<Slot>();
-        mmap::allocate(region.alive.file(), &path, at, size_of::<Slot>())?;
+        let at = offset_of!(UsageFile, slots) + slot * size_of::<ProcessSlot>();
+        mmap::allocate(region.alive.file(), &path, at, size_of::<ProcessSlot>())?;
         region.slot = slot;
         region.introduce();
         Ok(region)
     }
 
-    /// Locks a slot that has no mark and no living process. Low slots first: they stay in few pages.
+    /// Locks a slot that is neither marked nor held by a live process. Low slots first, so that few pages are used.
     fn claim(&self) -> Option<usize> {
         (0..SLOT_COUNT).find(|&slot| {
             if self.is_occupied(slot) || !self.alive.try_acquire(slot) {
                 return false;
             }
-            // A process may have come and died in between. Its slot is left to the process that reclaims: whoever needs
-            // what it held waits for that one only.
+            // A process may have taken the slot and died in between. The slot is left to the process that reclaims: a
+            // process that needs its memory waits for that one only.
             let free = !self.is_occupied(slot);
             if !free {
                 self.alive.release(slot);
@@ -155,27 +155,28 @@ impl RegionTenant {
         point("slot.marked");
     }
 
-    /// The number of GPUs that the container has now, attachments included.
+    /// Returns the number of GPUs that the container has now, including attachments.
     #[inline]
     #[must_use]
     pub fn gpus(&self) -> usize {
         owner::gpu_count(&self.limits)
     }
 
-    /// Changes whenever the list of GPUs grows. What was found out about the list before the change may be outdated.
+    /// Returns a number that changes whenever the list of GPUs grows. Results derived from the list before may be
+    /// outdated.
     #[inline]
     #[must_use]
     pub fn generation(&self) -> u32 {
         self.limits.header.generation.load(Acquire)
     }
 
-    /// Finds the GPU with this UUID.
+    /// Returns the index of the GPU with this UUID.
     #[must_use]
     pub fn find(&self, uuid: &[u8; 16]) -> Option<usize> {
         self.limits.gpus.iter().take(self.gpus()).position(|gpu| gpu.uuid() == *uuid)
     }
 
-    /// What the container may use of a GPU; nothing, of one that it does not have.
+    /// Returns the limits of a GPU; for a GPU that the container does not have, they allow nothing.
     #[inline]
     #[must_use]
     pub fn limits(&self, gpu: usize) -> &GpuLimits {
@@ -183,19 +184,19 @@ impl RegionTenant {
         if gpu < self.gpus() { self.limits.gpus.get(gpu).unwrap_or(&NOTHING) } else { &NOTHING }
     }
 
-    /// Guaranteed compute on a GPU in thousandths of a percent; zero for no guarantee.
+    /// Returns the guaranteed compute on a GPU in thousandths of a percent; zero for no guarantee.
     #[must_use]
     pub fn cores(&self, gpu: usize) -> u32 {
         self.layout.cores_from_word(self.limits(gpu).cores.load(Relaxed))
     }
 
-    /// Compute that may be reached on a GPU, in thousandths of a percent.
+    /// Returns the compute that may be reached on a GPU, in thousandths of a percent.
     #[must_use]
     pub fn ceiling(&self, gpu: usize) -> u32 {
         self.layout.cores_from_word(self.limits(gpu).ceiling.load(Relaxed))
     }
 
-    /// What the container's processes use together of a GPU.
+    /// Returns the account of a GPU that all processes of the container share.
     #[inline]
     #[must_use]
     pub fn gpu_account(&self, gpu: usize) -> &GpuAccount {
@@ -203,7 +204,7 @@ impl RegionTenant {
         self.usage.accounts.get(gpu).unwrap_or(&NOWHERE)
     }
 
-    /// What this process uses of a GPU.
+    /// Returns this process's lane on a GPU.
     #[inline]
     #[must_use]
     pub fn lane(&self, gpu: usize) -> &ProcessLane {
@@ -212,28 +213,28 @@ impl RegionTenant {
         slot.and_then(|slot| slot.lanes.get(gpu)).unwrap_or(&NOWHERE)
     }
 
-    /// What holds for all GPUs.
+    /// Returns the settings that apply to all GPUs.
     #[inline]
     #[must_use]
     pub fn policy(&self) -> RegionPolicy {
         RegionPolicy::from_bits(self.limits.header.policy.load(Relaxed))
     }
 
-    /// When the GPU's turn scheduler last reported that it runs, on the monotonic clock; zero if it never did.
+    /// Returns when the GPU's turn scheduler last reported that it runs, on the monotonic clock; zero if it never did.
     #[inline]
     #[must_use]
     pub fn heartbeat(&self, gpu: usize) -> u64 {
         self.limits(gpu).heartbeat()
     }
 
-    /// This process's slot.
+    /// Returns this process's slot.
     #[must_use]
     pub fn slot(&self) -> usize {
         self.slot
     }
 
-    /// Whether the calling process attached itself. A forked child did not: it must attach on its own, and dropping this
-    /// in the child does nothing to the parent's slot.
+    /// Returns whether the calling process attached itself. A forked child did not: it must attach on its own, and
+    /// dropping this value in the child leaves the parent's slot alone.
     #[inline]
     #[must_use]
     pub fn is_own(&self) -> bool {
@@ -242,9 +243,9 @@ impl RegionTenant {
 
     /// Reserves memory of a GPU for this process, before it is allocated.
     ///
-    /// In a forked child, which has no slot, everything is refused.
+    /// In a forked child, which has no slot, every reservation is refused.
     #[inline]
-    pub fn reserve(&self, gpu: usize, bytes: u64) -> Result<(), Refused> {
+    pub fn reserve(&self, gpu: usize, bytes: u64) -> Result<(), ReservationRefused> {
         let asked = units(bytes);
         let _lane = self.lock_lane(gpu);
         match self.try_take(gpu, asked) {
@@ -256,8 +257,8 @@ impl RegionTenant {
         }
     }
 
-    /// As [`RegionTenant::reserve`], for a caller that can do something before it gives up: dead processes' memory is not
-    /// reclaimed, and no refusal is counted.
+    /// Tries to reserve as [`RegionTenant::reserve`] does, for a caller with another option before it gives up: memory
+    /// of dead processes is not reclaimed, and no refusal is counted.
     #[inline]
     #[must_use]
     pub fn try_reserve(&self, gpu: usize, bytes: u64) -> bool {
@@ -285,28 +286,28 @@ impl RegionTenant {
         self.account(self.slot, gpu)?.take(asked, self.capacity(gpu))
     }
 
-    /// What dead processes held may be enough.
+    /// Tries again after reclaiming what dead processes held, which may be enough.
     #[cold]
-    fn take_after_sweep(&self, gpu: usize, bytes: u64) -> Result<(), Refused> {
+    fn take_after_sweep(&self, gpu: usize, bytes: u64) -> Result<(), ReservationRefused> {
         self.sweep();
         if let Some(used) = self.try_take(gpu, units(bytes)) {
             self.note_peak(gpu, used);
             return Ok(());
         }
         self.note_refusal(gpu);
-        Err(Refused { asked: bytes, used: self.used(gpu), limit: self.limits(gpu).memory() })
+        Err(ReservationRefused { asked: bytes, used: self.used(gpu), limit: self.limits(gpu).memory() })
     }
 
     #[inline]
     fn note_peak(&self, gpu: usize, used: u64) {
         let peak = &self.gpu_account(gpu).peak;
-        let used = used.saturating_mul(UNIT);
+        let used = used.saturating_mul(MEMORY_UNIT);
         if used > peak.load(Relaxed) {
             peak.fetch_max(used, Relaxed);
         }
     }
 
-    /// Gives memory back, as much as was reserved for it.
+    /// Releases as much memory as was reserved for an allocation.
     #[inline]
     pub fn release(&self, gpu: usize, bytes: u64) {
         let _lane = self.lock_lane(gpu);
@@ -317,7 +318,7 @@ impl RegionTenant {
         }
     }
 
-    /// The memory account of a slot; none if there is no such GPU or slot.
+    /// Returns the memory account of a slot; `None` if there is no such GPU or slot.
     #[inline]
     fn account(&self, slot: usize, gpu: usize) -> Option<MemoryAccount<'_, GpuLanes<'_>>> {
         let account = self.usage.accounts.get(gpu)?;
@@ -326,7 +327,7 @@ impl RegionTenant {
 
     #[inline]
     fn lock_lane(&self, gpu: usize) -> Option<MutexGuard<'_, ()>> {
-        // A forked child may have been born while another thread held the lock.
+        // A child may have been forked while another thread held the lock.
         if !self.is_own() {
             return None;
         }
@@ -334,50 +335,50 @@ impl RegionTenant {
         Some(lane.try_lock().unwrap_or_else(|_| wait_for(lane)))
     }
 
-    /// Units that may be used of a GPU.
+    /// Returns the units that may be used of a GPU.
     #[inline]
     fn capacity(&self, gpu: usize) -> u64 {
         match self.limits(gpu).memory() {
             NO_MEMORY_LIMIT => UNLIMITED,
-            memory => memory / UNIT,
+            memory => memory / MEMORY_UNIT,
         }
     }
 
-    /// Bytes of a GPU that all processes of the container use.
+    /// Returns the bytes of a GPU that all processes of the container use.
     #[inline]
     #[must_use]
     pub fn used(&self, gpu: usize) -> u64 {
-        memory_account::used(&self.gpu_account(gpu).word).saturating_mul(UNIT)
+        memory_account::used(&self.gpu_account(gpu).word).saturating_mul(MEMORY_UNIT)
     }
 
-    /// Bytes of a GPU that this process holds.
+    /// Returns the bytes of a GPU that this process holds.
     #[must_use]
     pub fn held(&self, gpu: usize) -> u64 {
         self.held_by(self.slot, gpu)
     }
 
     fn held_by(&self, slot: usize, gpu: usize) -> u64 {
-        self.account(slot, gpu).map_or(0, |account| account.held()).saturating_mul(UNIT)
+        self.account(slot, gpu).map_or(0, |account| account.held()).saturating_mul(MEMORY_UNIT)
     }
 
-    /// Bytes of a GPU that may be used, if there is a limit.
+    /// Returns the bytes of a GPU that may be used, if there is a limit.
     #[inline]
     #[must_use]
     pub fn memory_limit(&self, gpu: usize) -> Option<u64> {
         Some(self.limits(gpu).memory()).filter(|&memory| memory != NO_MEMORY_LIMIT)
     }
 
-    /// Reclaims what dead processes held. Returns how many there were, and leaves `errno` as it was.
+    /// Reclaims what dead processes held. Returns how many there were. Preserves `errno`.
     pub fn sweep(&self) -> usize {
-        futex::keeping_errno(|| {
+        futex::preserve_errno(|| {
             let Some(_reclaiming) = Reclaiming::begin(self) else { return 0 };
-            self.usage.header.swept.store(crate::clock::coarse(), Relaxed);
+            self.usage.header.swept.store(crate::clock::coarse_monotonic_ns(), Relaxed);
             self.occupied().filter(|&slot| self.reclaim(slot)).count()
         })
     }
 
-    /// As [`RegionTenant::sweep`], unless that was done a moment ago or no other process holds anything: cheap enough for
-    /// every query of how much is used.
+    /// Sweeps as [`RegionTenant::sweep`] does, unless that was done a moment ago or no other process holds anything:
+    /// cheap enough for every query of how much is used.
     #[inline]
     pub fn tidy(&self) {
         const SWEEP_INTERVAL_NS: u64 = 10_000_000;
@@ -385,7 +386,7 @@ impl RegionTenant {
         if !others {
             return;
         }
-        let now = crate::clock::coarse();
+        let now = crate::clock::coarse_monotonic_ns();
         let swept = &self.usage.header.swept;
         let last = swept.load(Relaxed);
         // A forged time in the future counts as long ago.
@@ -395,7 +396,7 @@ impl RegionTenant {
         }
     }
 
-    /// Cleans the slot if its process is dead.
+    /// Cleans the slot if its process is dead. Returns whether it did.
     fn reclaim(&self, slot: usize) -> bool {
         if slot == self.slot || self.alive.is_alive(slot) {
             return false;
@@ -403,7 +404,7 @@ impl RegionTenant {
         self.alive.with_dead_slot(slot, || self.clean(slot)).is_some()
     }
 
-    /// Takes back everything that a slot's process had. The caller must hold the slot's lock.
+    /// Releases everything that a slot's process had. The caller must hold the slot's lock.
     fn clean(&self, slot: usize) {
         for gpu in 0..MAX_GPUS {
             self.clear_lane(slot, gpu);
@@ -446,7 +447,7 @@ impl RegionTenant {
             .is_some_and(|word| word.load(Acquire) >> (slot % 64) & 1 == 1)
     }
 
-    /// Slots that were taken and not yet cleaned.
+    /// Returns the slots that were taken and not yet cleaned.
     fn occupied(&self) -> impl Iterator<Item = usize> + '_ {
         self.usage.header.occupied.0.iter().enumerate().flat_map(|(index, word)| {
             let word = word.load(Acquire);
@@ -454,13 +455,13 @@ impl RegionTenant {
         })
     }
 
-    /// The living processes of the container, this one among them.
-    pub fn processes(&self) -> impl Iterator<Item = Process> + '_ {
+    /// Returns the live processes of the container, including this one.
+    pub fn processes(&self) -> impl Iterator<Item = TenantProcess> + '_ {
         let living = self.occupied().filter(|&slot| slot == self.slot || self.alive.is_alive(slot));
         living.filter_map(|slot| {
             let identity = &self.usage.slots.get(slot)?.identity;
             let own = slot == self.slot;
-            Some(Process {
+            Some(TenantProcess {
                 slot,
                 pid: identity.pid.load(Acquire),
                 pid_here: if own { Some(std::process::id()) } else { self.alive.pid(slot) },
@@ -477,7 +478,7 @@ impl Drop for RegionTenant {
         if !self.is_own() || self.slot >= SLOT_COUNT {
             return;
         }
-        futex::keeping_errno(|| {
+        futex::preserve_errno(|| {
             self.clean(self.slot);
             self.alive.withdraw_pid(self.slot);
             self.alive.release(self.slot);
@@ -487,15 +488,15 @@ impl Drop for RegionTenant {
 
 #[cold]
 fn wait_for(lane: &Mutex<()>) -> MutexGuard<'_, ()> {
-    futex::keeping_errno(|| lane.lock().unwrap_or_else(PoisonError::into_inner))
+    futex::preserve_errno(|| lane.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// While it exists, no other process of the container reclaims slots: a process that is refused memory has waited for
+/// Holds the lock that excludes other processes from reclaiming slots: a process that is refused memory has waited for
 /// everything that dead processes held.
 struct Reclaiming<'a>(&'a RegionTenant);
 
 impl<'a> Reclaiming<'a> {
-    /// Waits for other processes, but not for ever: one of them may have been stopped.
+    /// Waits for other processes, with a bound: one of them may have been stopped.
     fn begin(region: &'a RegionTenant) -> Option<Self> {
         const MAX_ATTEMPTS: u32 = 2_000;
         const RETRY_INTERVAL: Duration = Duration::from_micros(100);
@@ -522,17 +523,17 @@ impl Drop for Reclaiming<'_> {
     }
 }
 
-/// Clock ticks between the machine's start and this process's; zero if they cannot be read.
+/// Returns the clock ticks between the machine's boot and this process's start; zero if they cannot be read.
 fn start_time() -> u64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name may contain anything, and ends with the last bracket. The 22nd field is the 20th after it.
+    // The name may contain anything and ends with the last parenthesis. The 22nd field is the 20th after it.
     let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
     after.split_ascii_whitespace().nth(19).and_then(|field| field.parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]
 impl RegionTenant {
-    /// Ends as a killed process does: its locks are gone, and nothing is cleaned up.
+    /// Ends as a killed process does: its locks are released, and nothing is cleaned up.
     pub(crate) fn end_as_if_killed(mut self) {
         self.alive.release(self.slot);
         self.slot = SLOT_COUNT;

@@ -1,18 +1,18 @@
-//! What needs to see or spoil the inside of the files.
+//! Tests that need to read or corrupt the contents of the files.
 
-mod counting;
-mod layouts;
-mod reading;
-mod sharing;
+mod layout_versions;
+mod memory_account;
+mod reader;
+mod tenant;
 
-use crate::{GpuShare, RegionOwner, RegionPolicy, RegionTenant, UNIT};
+use crate::{GpuShare, MEMORY_UNIT, RegionOwner, RegionPolicy, RegionTenant};
 use proptest::prelude::ProptestConfig;
 use proptest::test_runner::RngSeed;
 use std::os::unix::fs::FileExt;
 use tempfile::TempDir;
 
-/// The same cases in every run: a change is judged by what it changed. `make soak` looks for others.
-pub(crate) fn same_cases(cases: u32) -> ProptestConfig {
+/// Runs the same cases every time, so that a failure is due to a change. `make soak` searches for other cases.
+pub(crate) fn fixed_cases(cases: u32) -> ProptestConfig {
     match std::env::var_os("PROPTEST_CASES") {
         Some(_) => ProptestConfig::default(),
         None => ProptestConfig { cases, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() },
@@ -20,10 +20,10 @@ pub(crate) fn same_cases(cases: u32) -> ProptestConfig {
 }
 
 fn share(units: u64) -> GpuShare {
-    GpuShare { uuid: [7; 16], memory: units * UNIT, ..GpuShare::default() }
+    GpuShare { uuid: [7; 16], memory: units * MEMORY_UNIT, ..GpuShare::default() }
 }
 
-/// A region with one GPU for each number of units.
+/// Creates a region with one GPU per number of units.
 fn region(units: &[u64]) -> (TempDir, RegionOwner) {
     let folder = tempfile::tempdir().unwrap();
     let shares: Vec<GpuShare> = units.iter().map(|&units| share(units)).collect();
@@ -35,8 +35,8 @@ fn attach(folder: &TempDir) -> RegionTenant {
     RegionTenant::attach(folder.path()).unwrap()
 }
 
-/// Its process is dead: its lock is gone, and nothing of it was cleaned up.
-fn bury_alive(region: RegionTenant) -> usize {
+/// Ends the process as if it was killed: its lock is released, and nothing is cleaned up. Returns its slot.
+fn end_as_killed(region: RegionTenant) -> usize {
     let slot = region.slot();
     region.end_as_if_killed();
     slot

@@ -1,4 +1,4 @@
-//! Regions that the last release with layout 1 wrote are read, changed and used by this one.
+//! Regions that the last release with layout 1 wrote can be read, changed and used by this one.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "support/layout_1.rs"]
@@ -6,7 +6,7 @@ mod layout_1;
 
 use partage_region::arbiter::Arbiter;
 use partage_region::{
-    GpuShare, RegionHandle, RegionPolicy, RegionTenant, UNIT, UsageReader, WHOLE_GPU, futex,
+    GpuShare, MEMORY_UNIT, RegionHandle, RegionPolicy, RegionTenant, UsageReader, WHOLE_GPU, futex,
 };
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -30,7 +30,7 @@ fn used_shares() -> [GpuShare; 2] {
         cores: 12_500,
         ceiling: 50_010,
         priority: 3,
-        gated: true,
+        waits_for_turns: true,
     };
     [elastic, GpuShare { uuid: [0x33; 16], ..GpuShare::default() }]
 }
@@ -43,15 +43,15 @@ fn limits_and_usage_are_read_as_they_were_written() {
     let owner = handle.owner();
     assert_eq!((owner.layout(), owner.gpus(), owner.base_gpus()), (1, 2, 2));
     assert_eq!([0, 1].map(|gpu| owner.share(gpu).unwrap()), used_shares());
-    assert_eq!(owner.policy(), RegionPolicy { oversubscribe: true, gate_copies: false });
+    assert_eq!(owner.policy(), RegionPolicy { oversubscribe: true, throttle_copies: false });
     assert_eq!((owner.heartbeat(0), owner.turns(0).unwrap().turn().is_open()), (55_555, true));
     let seen = handle.reader().snapshot().unwrap();
     assert_eq!((seen.forged, seen.processes), (vec![], vec![]), "its process is dead");
     let [first, second] = [seen.gpus[0], seen.gpus[1]];
-    assert_eq!((first.used, first.dead, second.dead), (0, GIB + 2 * UNIT, 5 * GIB));
-    assert_eq!((first.peak, first.refusals), (GIB + 3 * UNIT, 1));
+    assert_eq!((first.used, first.dead, second.dead), (0, GIB + 2 * MEMORY_UNIT, 5 * GIB));
+    assert_eq!((first.peak, first.refusals), (GIB + 3 * MEMORY_UNIT, 1));
     assert_eq!((first.spent, first.throttled, first.doorbell), (123_456_789, 4_321, 17));
-    // What nobody changed is what is there.
+    // Adopting unchanged shares changes nothing.
     let before = fs::read(folder.path().join("limits")).unwrap();
     let adopted = RegionHandle::adopt(folder.path(), &used_shares(), user(folder.path())).unwrap();
     assert!(!adopted.apply(&used_shares()).unwrap());
@@ -65,7 +65,7 @@ fn process_of_this_release_takes_over_what_the_dead_one_held() {
     let tenant = RegionTenant::attach(folder.path()).unwrap();
     assert_eq!((tenant.gpus(), tenant.find(&[0x33; 16]), tenant.generation()), (2, Some(1), 0));
     assert_eq!((tenant.cores(0), tenant.ceiling(0), tenant.ceiling(1)), (12_500, 50_010, WHOLE_GPU));
-    assert_eq!((tenant.used(0), tenant.used(1)), (0, 0), "reclaimed when it came");
+    assert_eq!((tenant.used(0), tenant.used(1)), (0, 0), "reclaimed on attach");
     tenant.reserve(0, 8 * GIB).unwrap();
     assert!(tenant.reserve(0, 1).is_err());
     tenant.reserve(1, 100 * GIB).unwrap();
@@ -87,7 +87,7 @@ fn turns_are_given_and_limits_resized_in_both_directions() {
         cores: 30_000,
         ceiling: 30_000,
         priority: 0,
-        gated: true,
+        waits_for_turns: true,
     };
     let adopt = |share: &GpuShare| {
         RegionHandle::adopt(folder.path(), std::slice::from_ref(share), user(folder.path())).unwrap()
@@ -107,7 +107,7 @@ fn turns_are_given_and_limits_resized_in_both_directions() {
     futex::wake(account.doorbell(), u32::MAX);
     let began = Instant::now();
     while !tenant.limits(0).turn().is_open() {
-        assert!(began.elapsed() < Duration::from_secs(60), "no turn came");
+        assert!(began.elapsed() < Duration::from_secs(60), "no turn was given");
         std::thread::yield_now();
     }
     assert!(tenant.limits(0).allowed() > 0 && tenant.heartbeat(0) > 0);

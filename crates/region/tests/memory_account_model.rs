@@ -1,5 +1,5 @@
-//! The ledger under a model checker: the same source as in the library, with atomics whose every access may be followed
-//! by any other thread's. A thread is a process; it may be killed wherever the ledger says that it may.
+//! The memory account under a model checker: the library's source, with atomics at whose every access the scheduler may
+//! switch threads. A thread stands for a process; it may be killed at every fault injection point.
 #![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used)]
 
 /// The atomics of the model.
@@ -7,33 +7,33 @@ mod sync {
     pub(crate) use shuttle::sync::atomic::{AtomicU64, Ordering};
 }
 
-/// Deaths of the model: the thread unwinds, and nothing of the ledger's runs on the way.
+/// Kills of the model: the thread unwinds, and none of the account's code runs on the way.
 mod failpoint {
     use std::cell::Cell;
     use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
     shuttle::thread_local! {
-        static LEFT: Cell<Option<u32>> = Cell::new(None);
+        static COUNTDOWN: Cell<Option<u32>> = Cell::new(None);
     }
 
-    struct Killed;
+    struct KillPanic;
 
     pub(crate) fn point(_name: &str) {
-        match LEFT.with(Cell::get) {
+        match COUNTDOWN.with(Cell::get) {
             None => {}
-            Some(0) => resume_unwind(Box::new(Killed)),
-            Some(left) => LEFT.with(|cell| cell.set(Some(left - 1))),
+            Some(0) => resume_unwind(Box::new(KillPanic)),
+            Some(left) => COUNTDOWN.with(|cell| cell.set(Some(left - 1))),
         }
     }
 
-    /// The work's result, or none if it died at the n-th place.
-    pub(crate) fn until_death<T>(n: Option<u32>, work: impl FnOnce() -> T) -> Option<T> {
-        LEFT.with(|cell| cell.set(n));
+    /// Returns the work's result, or `None` if it was killed at the n-th point.
+    pub(crate) fn until_killed<T>(n: Option<u32>, work: impl FnOnce() -> T) -> Option<T> {
+        COUNTDOWN.with(|cell| cell.set(n));
         let result = catch_unwind(AssertUnwindSafe(work));
-        LEFT.with(|cell| cell.set(None));
+        COUNTDOWN.with(|cell| cell.set(None));
         match result {
             Ok(result) => Some(result),
-            Err(cause) if cause.is::<Killed>() => None,
+            Err(cause) if cause.is::<KillPanic>() => None,
             Err(cause) => resume_unwind(cause),
         }
     }
@@ -44,59 +44,59 @@ mod memory_account;
 #[path = "../src/protocol.rs"]
 mod protocol;
 
-use failpoint::until_death;
+use failpoint::until_killed;
 use memory_account::{MemoryAccount, SlotTable, SlotWords};
 use shuttle::rand::Rng;
 use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use shuttle::{check_dfs, check_pct, check_random, rand, thread};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64 as Truth;
+use std::sync::atomic::AtomicU64 as PlainAtomicU64;
 
 const CAPACITY: u64 = 4;
 const SLOTS: usize = 3;
 
 #[derive(Default)]
-struct Slot {
+struct ModelSlot {
     total: AtomicU64,
     intent: AtomicU64,
     confirmed: AtomicU64,
-    /// The lock that a living process, or who sees to a dead one, has on the slot.
+    /// The lock on the slot, held by its live process or by the one that reclaims it.
     locked: AtomicBool,
-    /// What the slot's process knows that it holds, apart from what it was doing when it died.
-    known: Truth,
+    /// Units that the slot's process knows that it holds, apart from its operation in progress.
+    known: PlainAtomicU64,
 }
 
 #[derive(Default)]
-struct Gpu {
+struct ModelGpu {
     word: AtomicU64,
-    slots: [Slot; SLOTS],
-    /// Units that really are in programs' hands.
-    handed_out: Truth,
+    slots: [ModelSlot; SLOTS],
+    /// Units that processes really hold.
+    handed_out: PlainAtomicU64,
 }
 
-impl SlotTable for &Gpu {
+impl SlotTable for &ModelGpu {
     fn words(&self, slot: usize) -> Option<SlotWords<'_>> {
         let slot = self.slots.get(slot)?;
         Some(SlotWords { total: &slot.total, intent: &slot.intent, confirmed: &slot.confirmed })
     }
 }
 
-/// The kernel lets go of it whichever way its holder goes.
-struct Lock<'a>(&'a AtomicBool);
+/// A lock on a slot. The kernel releases it however its holder ends.
+struct SlotLock<'a>(&'a AtomicBool);
 
-impl<'a> Lock<'a> {
-    fn take(slot: &'a Slot) -> Option<Self> {
+impl<'a> SlotLock<'a> {
+    fn take(slot: &'a ModelSlot) -> Option<Self> {
         (!slot.locked.swap(true, Ordering::SeqCst)).then(|| Self(&slot.locked))
     }
 }
 
-impl Drop for Lock<'_> {
+impl Drop for SlotLock<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::SeqCst);
     }
 }
 
-impl Gpu {
+impl ModelGpu {
     fn account(&self, slot: usize) -> MemoryAccount<'_, &Self> {
         MemoryAccount { word: &self.word, lanes: self, slot }
     }
@@ -115,16 +115,17 @@ impl Gpu {
     }
 
     fn give(&self, slot: usize, units: u64) {
-        // The memory is freed first, then given back.
+        // The memory is freed first, then released in the account.
         self.handed_out.fetch_sub(units, Ordering::SeqCst);
         self.slots[slot].known.fetch_sub(units, Ordering::SeqCst);
         self.account(slot).give(units);
     }
 
-    /// A process in the slot, which stays there if it is not killed; false if it was, or if somebody lived there.
-    fn life(&self, slot: usize, death: Option<u32>, work: impl FnOnce()) -> bool {
-        let Some(lock) = Lock::take(&self.slots[slot]) else { return false };
-        let lived = until_death(death, || {
+    /// Runs a process in the slot, which stays there unless it is killed. Returns whether it stays; false also if the
+    /// slot was taken.
+    fn run_process(&self, slot: usize, kill_at: Option<u32>, work: impl FnOnce()) -> bool {
+        let Some(lock) = SlotLock::take(&self.slots[slot]) else { return false };
+        let lived = until_killed(kill_at, || {
             self.account(slot).release_all();
             work();
         });
@@ -138,14 +139,14 @@ impl Gpu {
         lived.is_some()
     }
 
-    /// Gives back what the slot's process held, if it is dead; whoever does this may die of it.
-    fn bury(&self, slot: usize, death: Option<u32>) {
-        if let Some(_lock) = Lock::take(&self.slots[slot]) {
-            until_death(death, || self.account(slot).release_all());
+    /// Releases what the slot's process held, if it is dead. The reclaiming process may be killed, too.
+    fn reclaim(&self, slot: usize, kill_at: Option<u32>) {
+        if let Some(_lock) = SlotLock::take(&self.slots[slot]) {
+            until_killed(kill_at, || self.account(slot).release_all());
         }
     }
 
-    fn check_books(&self, living: &[usize]) {
+    fn check_account(&self, living: &[usize]) {
         let held: u64 = living.iter().map(|&slot| self.slots[slot].known.load(Ordering::SeqCst)).sum();
         assert_eq!(self.used(), held);
         for &slot in living {
@@ -154,12 +155,12 @@ impl Gpu {
     }
 }
 
-fn some_death() -> Option<u32> {
+fn random_kill() -> Option<u32> {
     let n = rand::thread_rng().gen_range(0..24);
     (n < 18).then_some(n)
 }
 
-fn a_few_operations(gpu: &Gpu, slot: usize, most: u64) {
+fn random_operations(gpu: &ModelGpu, slot: usize, most: u64) {
     let mut held = 0;
     for _ in 0..4 {
         let mut random = rand::thread_rng();
@@ -176,15 +177,16 @@ fn a_few_operations(gpu: &Gpu, slot: usize, most: u64) {
     }
 }
 
-/// Processes come, work, are killed and come again in the same slots, while another buries the dead and is killed too.
-fn lives_and_deaths() {
-    let gpu = Arc::new(Gpu::default());
+/// Processes attach, work, are killed and attach again in the same slots, while another reclaims them and is killed,
+/// too.
+fn processes_attach_and_are_killed() {
+    let gpu = Arc::new(ModelGpu::default());
     let lives = (0..SLOTS - 1).map(|slot| {
         let gpu = Arc::clone(&gpu);
         thread::spawn(move || {
             let mut lives = false;
             for _ in 0..2 {
-                lives = gpu.life(slot, some_death(), || a_few_operations(&gpu, slot, CAPACITY));
+                lives = gpu.run_process(slot, random_kill(), || random_operations(&gpu, slot, CAPACITY));
                 if lives {
                     break;
                 }
@@ -193,32 +195,32 @@ fn lives_and_deaths() {
         })
     });
     let lives: Vec<_> = lives.collect();
-    let undertaker = {
+    let reclaimer = {
         let gpu = Arc::clone(&gpu);
         thread::spawn(move || {
             for slot in [0, 1, 0, 1] {
-                gpu.bury(slot, some_death());
+                gpu.reclaim(slot, random_kill());
             }
         })
     };
     let lives: Vec<bool> = lives.into_iter().map(|life| life.join().unwrap()).collect();
-    undertaker.join().unwrap();
+    reclaimer.join().unwrap();
     let living: Vec<usize> = (0..SLOTS - 1).filter(|&slot| lives[slot]).collect();
     for slot in (0..SLOTS - 1).filter(|&slot| !lives[slot]) {
-        gpu.bury(slot, None);
+        gpu.reclaim(slot, None);
     }
-    gpu.check_books(&living);
+    gpu.check_account(&living);
     let left = CAPACITY - gpu.used();
     assert!(!gpu.take(SLOTS - 1, left + 1) && gpu.take(SLOTS - 1, left));
 }
 
-/// Whoever else comes, goes and is killed: what fits beside all they can hold is given.
-fn what_fits_is_given() {
-    let gpu = Arc::new(Gpu::default());
+/// Whatever other processes do: a request that fits beside all that they can hold is granted.
+fn fitting_requests_are_granted() {
+    let gpu = Arc::new(ModelGpu::default());
     let others = (1..SLOTS).map(|slot| {
         let gpu = Arc::clone(&gpu);
-        // Together the others never hold more than two, dead or alive.
-        thread::spawn(move || gpu.life(slot, some_death(), || a_few_operations(&gpu, slot, 1)))
+        // Together the others never hold more than two units, dead or alive.
+        thread::spawn(move || gpu.run_process(slot, random_kill(), || random_operations(&gpu, slot, 1)))
     });
     let others: Vec<_> = others.collect();
     for _ in 0..3 {
@@ -233,30 +235,30 @@ fn what_fits_is_given() {
 }
 
 #[test]
-fn random_schedules() {
-    check_random(lives_and_deaths, 6_000);
+fn account_is_exact_under_random_schedules() {
+    check_random(processes_attach_and_are_killed, 6_000);
 }
 
 #[test]
-fn schedules_with_few_switches() {
-    check_pct(lives_and_deaths, 6_000, 4);
+fn account_is_exact_under_few_context_switches() {
+    check_pct(processes_attach_and_are_killed, 6_000, 4);
 }
 
 #[test]
-fn a_request_that_fits_is_not_refused() {
-    check_random(what_fits_is_given, 4_000);
+fn fitting_request_is_not_refused() {
+    check_random(fitting_requests_are_granted, 4_000);
 }
 
-/// Every schedule of two processes that take at once, each killed at every place or not at all.
+/// Every schedule of two concurrent operations, each killed at every point or not at all.
 #[test]
-fn every_schedule_of_two_operations() {
+fn account_is_exact_under_every_schedule_of_two_operations() {
     for first in 0..7 {
         for second in 0..7 {
             let two = move || {
-                let gpu = Arc::new(Gpu::default());
+                let gpu = Arc::new(ModelGpu::default());
                 let other = Arc::clone(&gpu);
-                let two = thread::spawn(move || until_death(Some(second), || other.take(1, 2)));
-                let one = until_death(Some(first), || gpu.take(0, 1));
+                let two = thread::spawn(move || until_killed(Some(second), || other.take(1, 2)));
+                let one = until_killed(Some(first), || gpu.take(0, 1));
                 let two = two.join().unwrap();
                 let living: Vec<usize> = [one, two]
                     .iter()
@@ -268,7 +270,7 @@ fn every_schedule_of_two_operations() {
                 for dead in (0..2).filter(|slot| !living.contains(slot)) {
                     gpu.account(dead).release_all();
                 }
-                gpu.check_books(&living);
+                gpu.check_account(&living);
             };
             check_dfs(two, None);
         }

@@ -1,28 +1,28 @@
-//! Reading and writing a shared object, never outside of it.
+//! Bounds-checked reading and writing of a shared object's bytes.
 
-use super::{ElfError, Object, Part, broken};
+use super::{ElfError, ElfObject, FileRange, malformed};
 
-impl Object {
-    pub(super) fn inside(&self, part: Part, what: &str) -> Result<(), ElfError> {
+impl ElfObject {
+    pub(super) fn check_range(&self, part: FileRange, what: &str) -> Result<(), ElfError> {
         match part.offset.checked_add(part.size) {
             Some(end) if end <= self.bytes.len() => Ok(()),
-            _ => broken(format!("{what} end behind the end of the file")),
+            _ => malformed(format!("{what} exceed the end of the file")),
         }
     }
 
-    pub(super) fn part(&self, part: Part) -> Result<&[u8], ElfError> {
-        self.inside(part, "its tables")?;
+    pub(super) fn part(&self, part: FileRange) -> Result<&[u8], ElfError> {
+        self.check_range(part, "its tables")?;
         Ok(&self.bytes[part.offset..part.offset + part.size])
     }
 
-    pub(super) fn part_mut(&mut self, part: Part) -> Result<&mut [u8], ElfError> {
-        self.inside(part, "its tables")?;
+    pub(super) fn part_mut(&mut self, part: FileRange) -> Result<&mut [u8], ElfError> {
+        self.check_range(part, "its tables")?;
         Ok(&mut self.bytes[part.offset..part.offset + part.size])
     }
 
     pub(super) fn take<const N: usize>(&self, offset: usize) -> Result<[u8; N], ElfError> {
         let mut value = [0; N];
-        value.copy_from_slice(self.part(Part { offset, size: N })?);
+        value.copy_from_slice(self.part(FileRange { offset, size: N })?);
         Ok(value)
     }
 
@@ -42,23 +42,23 @@ impl Object {
         self.take(at).map(u64::from_le_bytes)
     }
 
-    /// A number that is an offset, an address or a size: small enough to be added to another.
+    /// Reads an offset, address or size. It is limited to 32 bits, so that sums of two do not overflow.
     pub(super) fn offset(&self, at: usize) -> Result<usize, ElfError> {
         match usize::try_from(self.u64(at)?) {
             Ok(number) if number <= u32::MAX as usize => Ok(number),
-            _ => broken("a number in it is larger than any file"),
+            _ => malformed("an offset, address or size is out of range"),
         }
     }
 
     pub(super) fn add(&self, at: usize, more: u32) -> Result<usize, ElfError> {
         match at.checked_add(more as usize) {
             Some(sum) if sum <= self.bytes.len() => Ok(sum),
-            _ => broken("a table lies behind the end of the file"),
+            _ => malformed("a table exceeds the end of the file"),
         }
     }
 
     pub(super) fn put(&mut self, offset: usize, value: &[u8]) -> Result<(), ElfError> {
-        self.part_mut(Part { offset, size: value.len() })?.copy_from_slice(value);
+        self.part_mut(FileRange { offset, size: value.len() })?.copy_from_slice(value);
         Ok(())
     }
 
@@ -79,15 +79,15 @@ impl Object {
     }
 
     pub(super) fn clear(&mut self, offset: usize, size: usize) -> Result<(), ElfError> {
-        self.part_mut(Part { offset, size })?.fill(0);
+        self.part_mut(FileRange { offset, size })?.fill(0);
         Ok(())
     }
 
-    /// From the file as it was.
+    /// Copies bytes from the original file.
     pub(super) fn copy(&mut self, old: &[u8], from: usize, to: usize, size: usize) -> Result<(), ElfError> {
         match old.get(from..from + size) {
             Some(bytes) => self.put(to, bytes),
-            None => broken("its tables end behind the end of the file"),
+            None => malformed("its tables exceed the end of the file"),
         }
     }
 }

@@ -1,24 +1,24 @@
-//! What the turn scheduler keeps about one container.
+//! The turn scheduler's account of one container: its credit, its debt, and how it has used its turns.
 
-use super::credit::Credit;
+use super::credit::TimeCredit;
 use super::tuning;
 use crate::protocol::WHOLE_GPU;
 
-/// What is seen of one container on one GPU. The first three are its owner's, the others are the container's own
-/// words and may be anything.
+/// One container's state on one GPU, as polled. The daemon sets `cores`, `ceiling` and `priority`. The other fields
+/// come from the container's own processes and may have any value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ContainerView {
-    /// Promised, in hundredths of a percent of the GPU's time.
+    /// Guaranteed compute, in thousandths of a percent of the GPU's time.
     pub cores: u32,
-    /// What it may reach with time that others leave; in hard mode the same.
+    /// Compute that the container may reach with time that others leave unused; equal to `cores` in hard mode.
     pub ceiling: u32,
-    /// The higher goes first.
+    /// Priority among containers that want the same turn: the higher goes first.
     pub priority: u32,
-    /// Somebody in it waits for a turn.
+    /// Whether a thread of the container waits for a turn.
     pub waiting: bool,
-    /// When all it has submitted will have run, on the clock of `now`.
+    /// Time at which everything that it submitted is predicted to have run, on the clock of `now`.
     pub busy_until: u64,
-    /// All GPU time it was charged so far, in nanoseconds.
+    /// GPU time charged in total, in nanoseconds.
     pub spent: u64,
 }
 
@@ -32,128 +32,134 @@ impl ContainerView {
     }
 }
 
-/// What a container said that cannot be.
+/// Counts of reported values that cannot be true.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Anomalies {
-    /// Its `spent` fell by more than corrections explain.
+    /// How often `spent` fell by more than corrections explain.
     pub backwards: u64,
-    /// Its `spent` rose by more than ten seconds between two looks.
+    /// How often `spent` rose by more than ten seconds between two polls.
     pub leaps: u64,
 }
 
-/// One container's credit, and what is known of its ways.
+/// One container's credit and its observed behavior.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Account {
-    /// What its promise brought and it did not use yet.
-    pub(super) promise: Credit,
-    /// What its ceiling still lets it use.
-    pub(super) roof: Credit,
-    /// Lent time it had for its weight: the least goes first.
-    pub(super) lent: u64,
+    /// Guaranteed time that it has accrued and not used.
+    pub(super) guarantee: TimeCredit,
+    /// Time that its ceiling still allows it to use.
+    pub(super) headroom: TimeCredit,
+    /// Lent time that it has used, divided by its weight: the container with the least goes first.
+    pub(super) weighted_lent: u64,
     pub(super) spent: u64,
-    /// Its work cannot end before this if it was charged rightly...
-    early: u64,
-    /// ...nor after this.
-    late: u64,
-    /// What it said last.
+    /// Earliest time at which its work can end if it was charged correctly.
+    earliest_end: u64,
+    /// Latest time at which its work can end if it was charged correctly.
+    latest_end: u64,
+    /// `busy_until` as last reported.
     busy_until: u64,
-    /// How much it may yet be charged without saying that work will run.
-    excused: i64,
-    /// What was charged and may yet turn out to have been too much.
-    creditable: i64,
-    /// How much of that is given back: not what paid for time that others had a use for, whatever ran in it.
+    /// Nanoseconds that may still be charged without an announcement that work will run.
+    unannounced_allowance: i64,
+    /// Nanoseconds that were charged and may still be corrected downwards.
+    correctable: i64,
+    /// The part of `correctable` that a correction refunds: not the part that paid for time that others could have
+    /// used, whatever ran in it.
     refundable: i64,
-    /// How much of that was charged as lent time.
+    /// The part of `refundable` that was charged as lent time.
     borrowed: i64,
-    /// All that was charged, less what was given back.
+    /// Everything that was charged, minus refunds.
     pub(super) charged: i64,
-    /// How long it may yet hold the GPU for nothing while it wakes up or thinks. It earns this by what it is charged.
-    grace: i64,
+    /// Nanoseconds for which it may still hold the GPU idle at no charge while it wakes up or prepares work. It earns
+    /// them by what it is charged.
+    idle_grace: i64,
     pub(super) wanted: bool,
-    /// Its share as it was until now.
+    /// Its share as of the previous poll.
     cores: u32,
     ceiling: u32,
     idle_since: u64,
-    /// How long it may be without work in its turn.
-    pub(super) patience: u64,
-    /// How long it may take to wake up.
-    pub(super) wake: u64,
-    /// It had turns and did not come: not asked before this.
-    pub(super) away_until: u64,
-    absences: u32,
-    /// When its last turn was given.
-    pub(super) served: u64,
+    /// How long it may be without work in its turn before the turn passes on.
+    pub(super) idle_allowance: u64,
+    /// How long it may take to wake up before its turn passes on.
+    pub(super) wake_allowance: u64,
+    /// Time before which it is not offered a turn, because it missed earlier ones.
+    pub(super) skipped_until: u64,
+    missed_turns: u32,
+    /// Time at which its last turn was opened.
+    pub(super) last_turn_at: u64,
     pub(super) anomalies: Anomalies,
 }
 
-/// Corrections come soon after what they correct.
-const CREDITABLE: i64 = 100_000_000;
+/// Upper bound of what a correction can refund, in nanoseconds: corrections come soon after the charge.
+const MAX_CORRECTION_NS: i64 = 100_000_000;
 
-/// The first kernels of a program are of unknown length, and some are long.
-const EXCUSED: i64 = 50_000_000;
+/// Upper bound of charges without an announcement, in nanoseconds. The first kernels of a program have unknown lengths,
+/// and some are long.
+const MAX_UNANNOUNCED_NS: i64 = 50_000_000;
 
-/// Nobody begins at once, and the next one is called when patience ends.
+/// Upper bound of the idle time at no charge: no container begins instantly, and the next one is called when the idle
+/// allowance ends.
 #[expect(clippy::cast_possible_wrap, reason = "a constant")]
-const GRACE: i64 = (tuning::MAX_IDLE_IN_TURN + tuning::HANDOVER_LEAD) as i64;
+const MAX_IDLE_GRACE_NS: i64 = (tuning::MAX_IDLE_IN_TURN + tuning::HANDOVER_LEAD) as i64;
 
-/// `nanos` of `rate`.
-fn part(nanos: u64, rate: u32) -> u64 {
+/// Returns the portion of `nanos` that `rate` is of a whole GPU.
+fn portion(nanos: u64, rate: u32) -> u64 {
     nanos.saturating_mul(u64::from(rate)) / u64::from(WHOLE_GPU)
 }
 
-/// What someone kept waiting gathers at most.
-fn behind(rate: u32) -> u64 {
-    part(tuning::MAX_CREDIT_AGE_WAITING, rate)
+/// Returns the most credit that a waiting container accrues.
+fn max_waiting_credit(rate: u32) -> u64 {
+    portion(tuning::MAX_CREDIT_AGE_WAITING, rate)
 }
 
-/// What someone who does not want keeps.
-fn saved(rate: u32) -> u64 {
-    part(tuning::MAX_CREDIT_AGE_IDLE, rate).min(tuning::MAX_IDLE_CREDIT).max(worth(rate))
+/// Returns the most credit that a container keeps while it does not wait.
+fn max_idle_credit(rate: u32) -> u64 {
+    portion(tuning::MAX_CREDIT_AGE_IDLE, rate).min(tuning::MAX_IDLE_CREDIT).max(min_turn(rate))
 }
 
-/// The shortest turn.
-fn worth(rate: u32) -> u64 {
-    part(tuning::MIN_TURN_ACCRUAL, rate).clamp(tuning::MIN_TURN, tuning::MAX_MIN_TURN).min(behind(rate))
+/// Returns the length of the shortest turn.
+fn min_turn(rate: u32) -> u64 {
+    portion(tuning::MIN_TURN_ACCRUAL, rate)
+        .clamp(tuning::MIN_TURN, tuning::MAX_MIN_TURN)
+        .min(max_waiting_credit(rate))
 }
 
 impl Account {
-    /// A container that was not there before: it begins with what one that did not want has, and what it spent under
-    /// another arbiter is past.
+    /// Opens the account of a new container. It begins with the credit of one that has been idle; time that was spent
+    /// under an earlier arbiter is not charged.
     pub(super) fn new(now: u64, view: &ContainerView) -> Self {
         Self {
-            promise: Credit::holding(saved(view.cores())),
-            roof: Credit::holding(saved(view.ceiling())),
-            lent: 0,
+            guarantee: TimeCredit::from_nanos(max_idle_credit(view.cores())),
+            headroom: TimeCredit::from_nanos(max_idle_credit(view.ceiling())),
+            weighted_lent: 0,
             spent: view.spent,
-            early: 0,
-            late: now,
+            earliest_end: 0,
+            latest_end: now,
             busy_until: view.busy_until,
-            excused: EXCUSED,
-            creditable: 0,
+            unannounced_allowance: MAX_UNANNOUNCED_NS,
+            correctable: 0,
             refundable: 0,
             borrowed: 0,
             charged: 0,
-            grace: 0,
+            idle_grace: 0,
             wanted: false,
             cores: view.cores(),
             ceiling: view.ceiling(),
             idle_since: now,
-            patience: tuning::MAX_IDLE_IN_TURN,
-            wake: tuning::WAKE_ALLOWANCE,
-            away_until: 0,
-            absences: 0,
-            served: now,
+            idle_allowance: tuning::MAX_IDLE_IN_TURN,
+            wake_allowance: tuning::WAKE_ALLOWANCE,
+            skipped_until: 0,
+            missed_turns: 0,
+            last_turn_at: now,
             anomalies: Anomalies::default(),
         }
     }
 
-    /// Its share as last seen, and nothing else.
+    /// Returns its share as last polled, with all other fields zero.
     pub(super) fn share(&self) -> ContainerView {
         ContainerView { cores: self.cores, ceiling: self.ceiling, ..ContainerView::default() }
     }
 
-    /// How much more is charged now that `spent` is this; less than nothing when costs were corrected.
-    pub(super) fn growth(&mut self, spent: u64) -> i64 {
+    /// Records the container's total and returns how much to charge: negative when costs were corrected downwards.
+    pub(super) fn record_spent(&mut self, spent: u64) -> i64 {
         let limit = i64::try_from(tuning::MAX_DEBT).unwrap_or(i64::MAX);
         #[expect(clippy::cast_possible_wrap, reason = "the difference of counters that may wrap")]
         let grown = spent.wrapping_sub(self.spent) as i64;
@@ -161,43 +167,43 @@ impl Account {
         let grown = if grown > limit {
             self.anomalies.leaps = self.anomalies.leaps.saturating_add(1);
             limit
-        } else if grown < -self.creditable {
-            // A counter that began anew, or a lie: nobody is given back more than was taken.
+        } else if grown < -self.correctable {
+            // A counter that restarted, or a forged value: no container is refunded more than it was charged.
             self.anomalies.backwards = self.anomalies.backwards.saturating_add(1);
             0
         } else {
             grown
         };
-        self.creditable = self.creditable.saturating_add(grown).min(CREDITABLE);
+        self.correctable = self.correctable.saturating_add(grown).min(MAX_CORRECTION_NS);
         let grown = grown.max(-self.refundable);
-        self.refundable = self.refundable.saturating_add(grown).min(CREDITABLE);
-        self.grace = self.grace.saturating_add(grown).clamp(-CREDITABLE, GRACE);
+        self.refundable = self.refundable.saturating_add(grown).min(MAX_CORRECTION_NS);
+        self.idle_grace = self.idle_grace.saturating_add(grown).clamp(-MAX_CORRECTION_NS, MAX_IDLE_GRACE_NS);
         self.charged = self.charged.wrapping_add(grown);
         grown
     }
 
-    /// Books what [`growth`](Self::growth) says: to the lent time if that is what it had, else to the promise; and back
-    /// to where it came from.
+    /// Books an amount from [`record_spent`](Self::record_spent): to lent time if the container's turn is lent, else to
+    /// the guarantee. A refund goes back to where the charge was booked.
     pub(super) fn charge(&mut self, view: &ContainerView, grown: i64, lent: bool) {
-        self.roof.take(grown);
+        self.headroom.spend(grown);
         let lent = match grown {
             0.. if lent => grown,
             0.. => 0,
             _ => grown.max(-self.borrowed),
         };
         self.borrowed = (self.borrowed + lent).min(self.refundable);
-        self.lend(view, lent);
+        self.add_lent_time(view, lent);
         if view.cores() > 0 {
-            self.promise.take(grown - lent);
+            self.guarantee.spend(grown - lent);
         }
     }
 
-    /// It held the GPU for so long while others had a use for it, and was charged so much for this: says what is
-    /// missing. What it was charged for it is not given back later: else it could say that work will run, have all wait
-    /// for that, and then say that there was none.
-    pub(super) fn held(&mut self, held: i64, paid: i64) -> i64 {
-        let free = held.min(self.grace).max(0);
-        self.grace -= free;
+    /// Settles time for which the container held the GPU while others could have used it: `paid` nanoseconds were
+    /// charged for `held`. Returns what is still owed. What paid for held time is not refunded later; otherwise a
+    /// container could announce work, make all others wait for it, and then report that there was none.
+    pub(super) fn settle_held_time(&mut self, held: i64, paid: i64) -> i64 {
+        let free = held.min(self.idle_grace).max(0);
+        self.idle_grace -= free;
         let due = held - free;
         let missing = (due - paid).clamp(0, due.max(0));
         self.refundable = (self.refundable - (due - missing)).max(0);
@@ -205,119 +211,129 @@ impl Account {
         missing
     }
 
-    /// Work of this length was submitted at some time between the two.
-    pub(super) fn submitted(&mut self, last: u64, now: u64, view: &ContainerView, grown: i64) {
+    /// Records that work of length `grown` was submitted between `last` and `now`.
+    pub(super) fn record_submission(&mut self, last: u64, now: u64, view: &ContainerView, grown: i64) {
         if grown > 0 {
-            // A cost that turned out higher is charged after the work has run: that is nothing to wait for. Who says
-            // so of much of its work is not believed: it lies, or several processes each believe to be alone.
+            // A cost that turned out higher is charged after the work has run, so there is nothing to wait for. A
+            // container that reports this for much of its work is not trusted: it lies, or several of its processes
+            // each assume that they have the GPU alone.
             let said = view.busy_until.saturating_sub(self.busy_until.max(last));
             let said = i64::try_from(said).unwrap_or(i64::MAX).min(grown);
             let unsaid = grown - said;
-            let ahead = if unsaid <= self.excused { said } else { grown };
-            self.excused = (self.excused - (grown - ahead) + said / 64).min(EXCUSED);
+            let ahead = if unsaid <= self.unannounced_allowance { said } else { grown };
+            self.unannounced_allowance =
+                (self.unannounced_allowance - (grown - ahead) + said / 64).min(MAX_UNANNOUNCED_NS);
             if ahead > 0 {
-                self.early = self.early.max(last).saturating_add_signed(ahead);
+                self.earliest_end = self.earliest_end.max(last).saturating_add_signed(ahead);
             }
             self.busy_until = view.busy_until;
-            self.late = self.late.max(now).saturating_add_signed(grown);
-            self.absences = 0;
+            self.latest_end = self.latest_end.max(now).saturating_add_signed(grown);
+            self.missed_turns = 0;
         } else {
-            self.early = self.early.saturating_add_signed(grown);
-            self.late = self.late.saturating_add_signed(grown);
+            self.earliest_end = self.earliest_end.saturating_add_signed(grown);
+            self.latest_end = self.latest_end.saturating_add_signed(grown);
         }
     }
 
-    /// When its work will have run: its own word, as far as its charges bear it out. So nobody can hold a GPU for
-    /// longer than it pays, and several processes that each think they are alone do not run into the next turn.
-    pub(super) fn drained(&self, view: &ContainerView) -> u64 {
-        view.busy_until.min(self.late).max(self.early)
+    /// Returns when its work will have run: its own prediction, as far as its charges support it. So no container can
+    /// hold a GPU for longer than it pays for, and the work of several processes that each assume to be alone does not
+    /// overlap the next turn.
+    pub(super) fn predicted_end(&self, view: &ContainerView) -> u64 {
+        view.busy_until.min(self.latest_end).max(self.earliest_end)
     }
 
-    /// Lets credit accrue: by the share as it was until now, up to what the one from now on lets it keep.
-    /// `owed` is the time that promises are reckoned by, `passed` that of ceilings.
+    /// Accrues credit at the rates of the previous poll, up to the caps of the current share. `owed` is the time that
+    /// counts for guarantees, `passed` the time that counts for ceilings.
     pub(super) fn accrue(&mut self, now: u64, owed: u64, passed: u64, view: &ContainerView, wants: bool) {
         let (cores, ceiling) = (view.cores(), view.ceiling());
         if wants {
             self.idle_since = now;
         }
-        // Who began to want just now did not want in the time that has passed.
-        let cap = if wants && self.wanted { behind } else { saved };
+        // A container that begins to want time only now did not want it in the time that has passed.
+        let cap = if wants && self.wanted { max_waiting_credit } else { max_idle_credit };
         self.wanted = wants;
-        self.promise.grow(owed, self.cores, cap(cores));
-        self.roof.grow(passed, self.ceiling, cap(ceiling));
+        self.guarantee.accrue(owed, self.cores, cap(cores));
+        self.headroom.accrue(passed, self.ceiling, cap(ceiling));
         (self.cores, self.ceiling) = (cores, ceiling);
-        let kept =
-            if now.saturating_sub(self.idle_since) > tuning::MAX_CREDIT_AGE_IDLE { saved } else { behind };
-        self.promise.clip(kept(cores));
-        self.roof.clip(kept(ceiling));
+        let kept = if now.saturating_sub(self.idle_since) > tuning::MAX_CREDIT_AGE_IDLE {
+            max_idle_credit
+        } else {
+            max_waiting_credit
+        };
+        self.guarantee.limit_to(kept(cores));
+        self.headroom.limit_to(kept(ceiling));
     }
 
-    /// The turn that its promise is worth now. Any credit is good for a whole turn, and what it lacks is debt: so time
-    /// is not left idle because everybody has a little.
-    pub(super) fn promised(&self, view: &ContainerView) -> Option<u64> {
-        let held = u64::try_from(self.promise.nanos()).ok()?;
+    /// Returns the turn that its guarantee entitles it to now. Any credit is good for a whole turn, and the rest
+    /// becomes debt, so that the GPU is not idle because every container has only a little.
+    pub(super) fn guaranteed_turn(&self, view: &ContainerView) -> Option<u64> {
+        let held = u64::try_from(self.guarantee.nanos()).ok()?;
         (view.cores() > 0 && held > 0)
-            .then(|| held.max(self.worth(view.cores())).min(tuning::MAX_GUARANTEED_TURN))
+            .then(|| held.max(self.min_worthwhile_turn(view.cores())).min(tuning::MAX_GUARANTEED_TURN))
     }
 
-    /// The turn that it may have of time nobody claims.
-    pub(super) fn lendable(&self, view: &ContainerView) -> Option<u64> {
+    /// Returns the turn that it may have of time that no container claims.
+    pub(super) fn lent_turn(&self, view: &ContainerView) -> Option<u64> {
         let (cores, ceiling) = (view.cores(), view.ceiling());
         if ceiling >= WHOLE_GPU {
             return Some(tuning::MAX_LENT_TURN);
         }
-        let held = u64::try_from(self.roof.nanos()).ok()?;
-        (ceiling > cores && held > 0).then(|| held.max(worth(ceiling)).min(tuning::MAX_LENT_TURN))
+        let held = u64::try_from(self.headroom.nanos()).ok()?;
+        (ceiling > cores && held > 0).then(|| held.max(min_turn(ceiling)).min(tuning::MAX_LENT_TURN))
     }
 
-    /// The shortest turn that is worth calling it for: it pays for the time that it takes to wake up.
-    fn worth(&self, rate: u32) -> u64 {
-        let longer =
-            self.wake.saturating_sub(tuning::WAKE_ALLOWANCE).saturating_mul(tuning::SLOW_WAKER_TURN_FACTOR);
-        worth(rate).max(longer.min(behind(rate)))
+    /// Returns the shortest turn that is worth waking it for: long enough to pay for the time that it takes to wake up.
+    fn min_worthwhile_turn(&self, rate: u32) -> u64 {
+        let longer = self
+            .wake_allowance
+            .saturating_sub(tuning::WAKE_ALLOWANCE)
+            .saturating_mul(tuning::SLOW_WAKER_TURN_FACTOR);
+        min_turn(rate).max(longer.min(max_waiting_credit(rate)))
     }
 
-    /// How long its promise takes to bring what it has not used: so long it is behind. Less than nothing if it is ahead.
-    pub(super) fn behind(&self, view: &ContainerView) -> i64 {
-        self.promise.nanos().saturating_mul(i64::from(WHOLE_GPU)) / i64::from(view.cores().max(1))
+    /// Returns how long its guarantee took to accrue the unused credit: how far it is behind its share. Negative if it
+    /// is ahead.
+    pub(super) fn lag(&self, view: &ContainerView) -> i64 {
+        self.guarantee.nanos().saturating_mul(i64::from(WHOLE_GPU)) / i64::from(view.cores().max(1))
     }
 
-    /// How long until it may have a turn, if nobody else wanted one.
+    /// Returns how long it takes until it may have a turn if no other container wants one.
     pub(super) fn eligible_in(&self, view: &ContainerView) -> Option<u64> {
         let (cores, ceiling) = (view.cores(), view.ceiling());
         if ceiling >= WHOLE_GPU {
             return Some(0);
         }
-        let promise = (cores > 0).then(|| self.promise.until(1, cores)).flatten();
-        let roof = (ceiling > cores).then(|| self.roof.until(1, ceiling)).flatten();
-        promise.into_iter().chain(roof).min()
+        let guarantee = (cores > 0).then(|| self.guarantee.time_until(1, cores)).flatten();
+        let headroom = (ceiling > cores).then(|| self.headroom.time_until(1, ceiling)).flatten();
+        guarantee.into_iter().chain(headroom).min()
     }
 
-    /// Lent time counts less for who was promised more.
-    pub(super) fn weighed(view: &ContainerView, nanos: u64) -> u64 {
+    /// Weighs lent time: it counts less for a container with a larger guarantee.
+    pub(super) fn weighted(view: &ContainerView, nanos: u64) -> u64 {
         nanos.saturating_mul(u64::from(WHOLE_GPU)) / u64::from(view.cores().max(WHOLE_GPU / 100))
     }
 
-    /// It had lent time; negative gives back.
-    pub(super) fn lend(&mut self, view: &ContainerView, nanos: i64) {
-        let weighed = Self::weighed(view, nanos.unsigned_abs());
-        self.lent = match nanos {
-            0.. => self.lent.saturating_add(weighed),
-            _ => self.lent.saturating_sub(weighed),
+    /// Adds lent time; a negative amount refunds it.
+    pub(super) fn add_lent_time(&mut self, view: &ContainerView, nanos: i64) {
+        let weighted = Self::weighted(view, nanos.unsigned_abs());
+        self.weighted_lent = match nanos {
+            0.. => self.weighted_lent.saturating_add(weighted),
+            _ => self.weighted_lent.saturating_sub(weighted),
         };
     }
 
-    /// It had the turn and came, so long after it was called.
-    pub(super) fn came(&mut self, after: u64) {
-        let less = self.wake - self.wake / 16;
-        self.wake =
+    /// Records that it used its turn, `after` nanoseconds after it was opened.
+    pub(super) fn record_start(&mut self, after: u64) {
+        let less = self.wake_allowance - self.wake_allowance / 16;
+        self.wake_allowance =
             less.max(after.saturating_mul(2)).clamp(tuning::WAKE_ALLOWANCE, tuning::MAX_WAKE_ALLOWANCE);
     }
 
-    /// It had the turn and did not come. The more often, the rarer it is asked, and the longer it is waited for.
-    pub(super) fn absent(&mut self, now: u64) {
-        self.wake = self.wake.saturating_mul(2).min(tuning::MAX_WAKE_ALLOWANCE);
-        self.away_until = now.saturating_add((20 * super::MILLI) << self.absences.min(5));
-        self.absences = self.absences.saturating_add(1);
+    /// Records that it missed its turn. The more often it does, the more rarely it is offered one, and the longer it is
+    /// waited for.
+    pub(super) fn record_missed_turn(&mut self, now: u64) {
+        self.wake_allowance = self.wake_allowance.saturating_mul(2).min(tuning::MAX_WAKE_ALLOWANCE);
+        self.skipped_until = now.saturating_add((20 * super::MILLI) << self.missed_turns.min(5));
+        self.missed_turns = self.missed_turns.saturating_add(1);
     }
 }

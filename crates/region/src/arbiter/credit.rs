@@ -1,52 +1,55 @@
-//! What has been gathered and not yet been used: nanoseconds, exact to the hundred-thousandth.
+//! Credit: time that was accrued and not yet used, in nanoseconds with a resolution of a hundred-thousandth.
 
 use super::tuning;
 use crate::protocol::WHOLE_GPU;
 
-/// Time that accrues at a rate and is spent at will. Below nothing is debt.
+/// Time that accrues at a rate and is spent at will. A negative balance is debt.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Credit {
-    /// In hundred-thousandths of a nanosecond, so that no share is lost to rounding.
-    held: i64,
+pub(super) struct TimeCredit {
+    /// Balance in hundred-thousandths of a nanosecond, so that no share is lost to rounding.
+    fractions: i64,
 }
 
-const UNIT: i64 = WHOLE_GPU as i64;
+const FRACTIONS_PER_NS: i64 = WHOLE_GPU as i64;
 
-fn scaled(nanos: u64) -> i64 {
-    i64::try_from(nanos).unwrap_or(i64::MAX).saturating_mul(UNIT)
+fn to_fractions(nanos: u64) -> i64 {
+    i64::try_from(nanos).unwrap_or(i64::MAX).saturating_mul(FRACTIONS_PER_NS)
 }
 
-impl Credit {
-    pub(super) fn holding(nanos: u64) -> Self {
-        Self { held: scaled(nanos) }
+impl TimeCredit {
+    pub(super) fn from_nanos(nanos: u64) -> Self {
+        Self { fractions: to_fractions(nanos) }
     }
 
-    /// Whole nanoseconds held; debt is negative.
+    /// Returns the balance in whole nanoseconds; debt is negative.
     pub(super) fn nanos(self) -> i64 {
-        self.held.div_euclid(UNIT)
+        self.fractions.div_euclid(FRACTIONS_PER_NS)
     }
 
-    /// Accrues `rate` of `passed`, up to `cap`. What is above the cap already stays and grows no more.
-    pub(super) fn grow(&mut self, passed: u64, rate: u32, cap: u64) {
+    /// Accrues `rate` of `passed`, up to `cap`. A balance above the cap stays and does not grow.
+    pub(super) fn accrue(&mut self, passed: u64, rate: u32, cap: u64) {
         let gain = i64::try_from(passed).unwrap_or(i64::MAX).saturating_mul(i64::from(rate));
-        let cap = scaled(cap);
-        if self.held < cap {
-            self.held = self.held.saturating_add(gain).min(cap);
+        let cap = to_fractions(cap);
+        if self.fractions < cap {
+            self.fractions = self.fractions.saturating_add(gain).min(cap);
         }
     }
 
-    pub(super) fn clip(&mut self, cap: u64) {
-        self.held = self.held.min(scaled(cap));
+    pub(super) fn limit_to(&mut self, cap: u64) {
+        self.fractions = self.fractions.min(to_fractions(cap));
     }
 
-    /// Spends; negative gives back.
-    pub(super) fn take(&mut self, nanos: i64) {
-        self.held = self.held.saturating_sub(nanos.saturating_mul(UNIT)).max(-scaled(tuning::MAX_DEBT));
+    /// Spends an amount; a negative amount is a refund.
+    pub(super) fn spend(&mut self, nanos: i64) {
+        self.fractions = self
+            .fractions
+            .saturating_sub(nanos.saturating_mul(FRACTIONS_PER_NS))
+            .max(-to_fractions(tuning::MAX_DEBT));
     }
 
-    /// How long until `goal` is held, at `rate`; `None` if never.
-    pub(super) fn until(self, goal: u64, rate: u32) -> Option<u64> {
-        let missing = scaled(goal).saturating_sub(self.held);
+    /// Returns how long it takes until the balance reaches `goal` at `rate`; `None` if it never does.
+    pub(super) fn time_until(self, goal: u64, rate: u32) -> Option<u64> {
+        let missing = to_fractions(goal).saturating_sub(self.fractions);
         if missing <= 0 {
             return Some(0);
         }

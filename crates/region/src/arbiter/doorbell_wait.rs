@@ -7,35 +7,35 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// The most words that the kernel waits for at once.
+/// Most words that the kernel can wait for at once.
 const MAX_WORDS: usize = 128;
 
 /// `FUTEX2_SIZE_U32` without `FUTEX2_PRIVATE`: words of 32 bits, in memory that processes share.
 const SHARED_U32: u32 = 2;
 
-/// How long to wait if only the own word can be waited for, while containers are active, before doorbells are polled.
+/// Longest wait before doorbells are polled, while containers are active, on a kernel that can wait for one word only.
 const ACTIVE_POLL_INTERVAL_NS: u64 = super::MILLI;
-/// The same while no container is active.
+/// Longest wait before doorbells are polled, while no container is active.
 const IDLE_POLL_INTERVAL_NS: u64 = 20 * super::MILLI;
 
-/// How long to pause when a doorbell's page is gone, until the next poll excludes its container.
+/// Pause after a doorbell's page is found missing, until the next poll excludes its container.
 const FAULT_PAUSE: Duration = Duration::from_micros(500);
 
 /// `struct futex_waitv`: one word to wait for.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Waiter {
+struct FutexWaitv {
     expected: u64,
     address: u64,
     flags: u32,
     reserved: u32,
 }
 
-/// A list of doorbells, reused so that a wait allocates nothing.
+/// Waits for a list of doorbells, which is reused so that a wait allocates nothing.
 #[derive(Debug)]
 pub(super) struct DoorbellWait {
-    list: Vec<Waiter>,
-    /// Some doorbells are not in the list: they are polled.
+    list: Vec<FutexWaitv>,
+    /// Whether some doorbells are not in the list and must be polled.
     incomplete: bool,
     many: bool,
 }
@@ -43,21 +43,21 @@ pub(super) struct DoorbellWait {
 /// Why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WakeReason {
-    /// The time was over, and no doorbell rang.
+    /// The time is over, and no doorbell rang.
     TimedOut,
-    /// This one of the doorbells rang, in the order in which they were added. Others may have rung, too, and end the next
+    /// This doorbell rang, counted in the order in which they were added. Others may have rung, too, and end the next
     /// wait at once.
     Doorbell(usize),
-    /// Any of them may have rung.
+    /// Any of the doorbells may have rung.
     Unknown,
 }
 
-/// Whether the kernel can wait for several words at once (Linux 5.16, unless a filter forbids it).
+/// Returns whether the kernel can wait for several words at once (Linux 5.16, unless a seccomp filter forbids it).
 fn kernel_waits_for_many() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     *ANSWER.get_or_init(|| {
-        let none = std::ptr::null::<Waiter>();
-        // SAFETY: an empty list is refused before anything is read.
+        let none = std::ptr::null::<FutexWaitv>();
+        // SAFETY: the kernel rejects a list of length zero before it reads from the null pointer.
         let answer = unsafe { libc::syscall(libc::SYS_futex_waitv, none, 0, 0, none, libc::CLOCK_MONOTONIC) };
         answer == -1 && futex::errno() == libc::EINVAL
     })
@@ -68,7 +68,7 @@ impl DoorbellWait {
         Self { list: Vec::with_capacity(MAX_WORDS), incomplete: false, many: kernel_waits_for_many() }
     }
 
-    /// As on a kernel that waits for one word only.
+    /// Waits as on a kernel that can wait for one word only.
     #[cfg(test)]
     pub(super) fn one_at_a_time() -> Self {
         Self { many: false, ..Self::new() }
@@ -81,7 +81,7 @@ impl DoorbellWait {
         self.push(word.as_ptr(), expected);
     }
 
-    /// Adds a container's doorbell on a GPU, which was `seen` last.
+    /// Adds a container's doorbell on a GPU; `seen` is its last known value.
     pub(super) fn add(&mut self, region: &RegionHandle, gpu: usize, seen: u32) {
         if self.many && self.list.len() < MAX_WORDS {
             self.push(region.doorbell_address(gpu), seen);
@@ -92,11 +92,11 @@ impl DoorbellWait {
 
     fn push(&mut self, address: *const u32, expected: u32) {
         let address = address.addr() as u64;
-        self.list.push(Waiter { expected: expected.into(), address, flags: SHARED_U32, reserved: 0 });
+        self.list.push(FutexWaitv { expected: expected.into(), address, flags: SHARED_U32, reserved: 0 });
     }
 
-    /// Waits until one of the words is not what it was, or until `until` on the monotonic clock. Where not all doorbells
-    /// can be waited for it returns soon, so that they are polled: sooner while containers are `active`.
+    /// Waits until one of the words changes, or until `until` on the monotonic clock. Where the kernel cannot wait for
+    /// all doorbells it returns early, so that they are polled: earlier while containers are `active`.
     pub(super) fn wait(&self, word: &AtomicU32, now: u64, until: u64, active: bool) -> WakeReason {
         let poll = if active { ACTIVE_POLL_INTERVAL_NS } else { IDLE_POLL_INTERVAL_NS };
         let until = if self.incomplete { until.min(now.saturating_add(poll)) } else { until };
@@ -108,13 +108,14 @@ impl DoorbellWait {
         }
         let time = libc::timespec {
             tv_sec: libc::time_t::try_from(until / 1_000_000_000).unwrap_or(libc::time_t::MAX),
-            // Below a thousand million.
+            // Below 1,000,000,000, so it fits.
             tv_nsec: (until % 1_000_000_000) as libc::c_long,
         };
         let time = std::ptr::from_ref(&time);
-        // At most 128.
+        // At most 128, so it fits.
         let length = self.list.len() as libc::c_uint;
-        // SAFETY: the list and the time live through the call; the kernel verifies the addresses in the list.
+        // SAFETY: the list and the time live through the call; the kernel validates the addresses in the list and does
+        // not write to them.
         let answer = unsafe {
             libc::syscall(libc::SYS_futex_waitv, self.list.as_ptr(), length, 0, time, libc::CLOCK_MONOTONIC)
         };
@@ -134,8 +135,8 @@ impl DoorbellWait {
     }
 }
 
-/// Has the calling thread woken up at the time it asked for, not up to 50 µs later.
+/// Makes the calling thread wake up at the requested time, not up to 50 µs later.
 pub(super) fn reduce_timer_slack() {
-    // SAFETY: no pointers are passed; the setting is the calling thread's own.
+    // SAFETY: no pointers are passed; the setting affects the calling thread only.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000, 0, 0, 0) };
 }

@@ -1,4 +1,4 @@
-//! One GPU's turn scheduler at work: a thread that polls its containers, asks the scheduler and writes their turns.
+//! The turn scheduler's thread of one GPU: polls the containers, calls the scheduler, and writes the turns.
 
 use super::doorbell_wait::{DoorbellWait, WakeReason, reduce_timer_slack};
 use super::{Anomalies, ContainerView, TurnScheduler, tuning};
@@ -12,34 +12,34 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// One container at one GPU.
+/// One container on one GPU.
 #[derive(Debug)]
 struct Contender {
     member: u64,
     region: Arc<RegionHandle>,
     gpu: usize,
-    /// The doorbell's count when the container's processes were last examined.
+    /// The doorbell's value when the container's processes were last examined.
     seen: u32,
-    /// A thread of it waited, or it had the turn and work to run, when last polled.
+    /// Whether a thread of it waited, or it had the turn and work to run, when last polled.
     active: bool,
-    /// Its launches waited for turns when last polled.
-    gated: bool,
-    /// Its `usage` could not be read when last polled.
+    /// Whether its launches waited for turns when last polled.
+    waits_for_turns: bool,
+    /// Whether its `usage` was unreadable when last polled.
     unreadable: bool,
-    /// It is not polled before this time.
+    /// Time before which it is not polled.
     backs_off_until: u64,
-    /// What was seen last.
+    /// State as last polled.
     last: ContainerView,
 }
 
-/// How closely to examine a container that neither waits nor works.
+/// How thoroughly to poll a container that neither waits nor works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum PollDepth {
     /// Its doorbell did not ring: nothing is new.
     None,
-    /// Read its doorbell.
+    /// Read its doorbell, and examine its processes only if it rang.
     Doorbell,
-    /// Examine its processes.
+    /// Examine its processes whether its doorbell rang or not.
     Processes,
 }
 
@@ -48,19 +48,19 @@ impl Contender {
         self.region.owner().turns(self.gpu)
     }
 
-    /// Polls the container. None if its launches do not wait for turns, or if it made its own `usage` unreadable: then it
-    /// gets no turn.
+    /// Polls the container. Returns `None` if its launches do not wait for turns, or if it made its own `usage`
+    /// unreadable: then it gets no turn.
     fn poll(&mut self, now: u64, holds: bool, depth: PollDepth) -> Option<ContainerView> {
         let owner = self.region.owner();
-        let Some(limits) = owner.limits(self.gpu).filter(|limits| limits.gated()) else {
+        let Some(limits) = owner.limits(self.gpu).filter(|limits| limits.waits_for_turns()) else {
             // It needs no turns, and its doorbell is not waited for.
-            self.gated = false;
+            self.waits_for_turns = false;
             self.active = false;
             return None;
         };
-        // Its doorbell was not waited for before.
-        let depth = if self.gated { depth } else { PollDepth::Processes };
-        self.gated = true;
+        // Its doorbell was not waited for until now, so a ring may have been missed.
+        let depth = if self.waits_for_turns { depth } else { PollDepth::Processes };
+        self.waits_for_turns = true;
         let (cores, ceiling) = owner.compute(limits);
         let priority = limits.priority();
         let with_share = |view| ContainerView { cores, ceiling, priority, ..view };
@@ -72,12 +72,13 @@ impl Contender {
         let DoorbellSample { spent, doorbell } = self.region.reader().doorbell(self.gpu)?;
         let mut view = ContainerView { waiting: false, busy_until: 0, spent, ..self.last };
         if depth == PollDepth::Processes || doorbell != self.seen {
-            // Before its processes are examined: a process that rings later changes the word again.
+            // Stored before its processes are examined: a process that rings later changes the word again.
             self.seen = doorbell;
             let demand = self.region.reader().demand(self.gpu, now).ok()?;
-            let cost = clock::exact().saturating_sub(now);
+            let cost = clock::monotonic_ns().saturating_sub(now);
             if cost > tuning::SLOW_POLL {
-                // A container can make itself expensive to examine. It is polled less then, so that others do not wait.
+                // A container can make itself expensive to examine. It is then polled less often, so that others do not
+                // wait.
                 self.backs_off_until = now.saturating_add(cost.saturating_mul(tuning::SLOW_POLL_BACKOFF));
             }
             view.waiting = demand.waiting > 0;
@@ -91,25 +92,25 @@ impl Contender {
     }
 }
 
-/// A request to the thread.
+/// A request from the arbiter to the thread.
 #[derive(Debug)]
 enum Command {
     Join { member: u64, region: Arc<RegionHandle>, gpu: usize },
     Leave { member: u64 },
 }
 
-/// What the thread shares with the arbiter.
+/// State that the thread shares with the arbiter.
 #[derive(Debug, Default)]
 struct Mailbox {
     commands: Mutex<Vec<Command>>,
-    /// Futex: counted up to wake the thread.
+    /// Futex word, incremented to wake the thread.
     signal: AtomicU32,
     stop: AtomicBool,
     decisions: AtomicU64,
     anomalies: Mutex<Vec<(u64, Anomalies)>>,
 }
 
-/// The turn scheduler's thread of one GPU.
+/// Handle on the turn scheduler's thread of one GPU. Dropping it stops the thread.
 #[derive(Debug)]
 pub(super) struct GpuThread {
     pub(super) uuid: [u8; 16],
@@ -142,7 +143,7 @@ impl GpuThread {
         Ok(Self { uuid, mailbox, thread: Some(thread) })
     }
 
-    /// Gives turns to a region's GPU from now on.
+    /// Gives turns on one GPU of a region from now on.
     pub(super) fn join(&self, member: u64, region: &Arc<RegionHandle>, gpu: usize) {
         self.post(Command::Join { member, region: Arc::clone(region), gpu });
     }
@@ -176,13 +177,13 @@ impl Drop for GpuThread {
         self.mailbox.stop.store(true, Ordering::Release);
         self.wake();
         if let Some(thread) = self.thread.take() {
-            // It panicked if this fails, and then it has ended, too.
+            // An error means that the thread panicked, and then it has ended as well.
             let _ = thread.join();
         }
     }
 }
 
-/// The thread's own state.
+/// State that only the thread uses.
 struct TurnLoop {
     mailbox: Arc<Mailbox>,
     scheduler: TurnScheduler,
@@ -192,7 +193,7 @@ struct TurnLoop {
     /// The contenders whose doorbells are in `doorbells`, in that order.
     waited_for: Vec<usize>,
     last_heartbeat: u64,
-    /// No container had a turn or wanted one when last polled.
+    /// Whether no container had a turn or wanted one when last polled.
     idle: bool,
     /// The contender whose processes were last examined although its doorbell had not rung.
     examined: usize,
@@ -203,13 +204,14 @@ impl TurnLoop {
         reduce_timer_slack();
         let mut reason = WakeReason::Unknown;
         loop {
-            // Before anything that a signal may be about: a later signal changes the word that is waited on.
+            // Read before anything that a signal may be about: a later signal changes the word that the thread waits
+            // on.
             let signal = self.mailbox.signal.load(Ordering::Acquire);
             if self.mailbox.stop.load(Ordering::Acquire) {
                 break;
             }
             self.run_commands();
-            let now = clock::exact();
+            let now = clock::monotonic_ns();
             let beat = now.saturating_sub(self.last_heartbeat) >= HEARTBEAT_INTERVAL_NS / 2;
             self.poll(now, reason, beat);
             let decision = self.scheduler.decide(now, &self.views);
@@ -229,10 +231,10 @@ impl TurnLoop {
             let (until, active) = self.prepare_wait(now, signal, decision.next);
             reason = self.doorbells.wait(&self.mailbox.signal, now, until, active);
         }
-        // A container that left just before has its turn closed.
+        // Closes the turn of a container that left just before the stop.
         self.run_commands();
         self.idle = false;
-        self.beat(clock::exact());
+        self.beat(clock::monotonic_ns());
     }
 
     /// Lists the doorbells to wait for. Returns until when to wait, and whether any of their containers is active.
@@ -265,7 +267,7 @@ impl TurnLoop {
         let holder = self.scheduler.holder();
         self.views.resize(self.contenders.len(), None);
         if beat {
-            // One at every heartbeat, so that nothing stays unseen for good if a process did not ring.
+            // One container at every heartbeat, so that a process that failed to ring is found eventually.
             self.examined = (self.examined + 1) % self.contenders.len().max(1);
         }
         let rang = match reason {
@@ -284,15 +286,15 @@ impl TurnLoop {
             *view = contender.as_mut().and_then(|contender| contender.poll(now, holds, depth));
             let lost = contender.as_ref().filter(|_| holds && view.is_none());
             if let Some(turns) = lost.and_then(Contender::turns) {
-                // Its launches no longer wait for turns, or its file is damaged. The scheduler forgets its turn, and
-                // nothing else would close it.
+                // Its launches no longer wait for turns, or its file is damaged. The scheduler drops the turn, and no
+                // other code would close it.
                 turns.close();
             }
         }
     }
 
-    /// Reports to all containers that this GPU's turn scheduler runs, for as long as it is going to sleep, and publishes
-    /// the anomalies.
+    /// Writes a heartbeat for all containers, valid for as long as this thread is going to sleep, and publishes the
+    /// anomalies.
     fn beat(&mut self, now: u64) {
         self.last_heartbeat = now;
         let until = if self.idle { now.saturating_add(IDLE_HEARTBEAT_INTERVAL_NS) } else { now };
@@ -325,7 +327,7 @@ impl TurnLoop {
             gpu,
             seen: 0,
             active: true,
-            gated: true,
+            waits_for_turns: true,
             unreadable: false,
             backs_off_until: 0,
             last: ContainerView::default(),
@@ -334,7 +336,7 @@ impl TurnLoop {
             // Left open by a daemon that was killed.
             turns.close();
         }
-        contender.region.owner().beat(gpu, clock::exact());
+        contender.region.owner().beat(gpu, clock::monotonic_ns());
         match self.contenders.iter().position(Option::is_none) {
             Some(free) => self.contenders[free] = Some(contender),
             None => self.contenders.push(Some(contender)),
@@ -344,11 +346,11 @@ impl TurnLoop {
     fn leave(&mut self, member: u64) {
         for (index, place) in self.contenders.iter_mut().enumerate() {
             let Some(contender) = place.take_if(|contender| contender.member == member) else { continue };
-            self.scheduler.vacate(index);
+            self.scheduler.remove(index);
             if let Some(turns) = contender.turns() {
                 turns.close();
             }
-            contender.region.owner().beat(contender.gpu, clock::exact());
+            contender.region.owner().beat(contender.gpu, clock::monotonic_ns());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The arbiter in the daemon's process: regions come and go, and a thread per GPU gives turns.
+//! The arbiter in the daemon's process: regions are added and removed, and one thread per GPU gives turns.
 
 use super::Anomalies;
 use super::gpu_thread::GpuThread;
@@ -6,33 +6,33 @@ use crate::error::RegionError;
 use crate::handle::RegionHandle;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A region that an [`Arbiter`] gives turns to.
+/// Identifies a region that was added to an [`Arbiter`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MemberId(u64);
 
-/// Gives turns on all GPUs of a node to all regions that were added. It keeps nothing that a restart would lose: a new
-/// one goes on from what each container has spent.
+/// Gives turns on all GPUs of a node to all regions that were added. A restart loses nothing: a new arbiter continues
+/// from the time that each container has spent.
 #[derive(Debug, Default)]
 pub struct Arbiter {
-    state: Mutex<State>,
+    state: Mutex<ArbiterState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ArbiterState {
     last: u64,
     threads: Vec<GpuThread>,
-    members: Vec<Member>,
+    members: Vec<ArbiterMember>,
 }
 
 #[derive(Debug)]
-struct Member {
+struct ArbiterMember {
     id: u64,
     region: Arc<RegionHandle>,
-    /// How many of its GPUs, in the order of its limits, have joined their GPU's thread.
+    /// Number of its GPUs, in the order of its limits, that have joined their GPU's thread.
     joined: usize,
 }
 
-impl Member {
+impl ArbiterMember {
     fn has(&self, uuid: &[u8; 16]) -> bool {
         let joined = (0..self.joined).filter_map(|gpu| self.region.owner().limits(gpu));
         joined.into_iter().any(|limits| limits.uuid() == *uuid)
@@ -40,13 +40,13 @@ impl Member {
 }
 
 impl Arbiter {
-    /// Returns an arbiter without regions. It has no thread until a GPU needs one.
+    /// Returns an arbiter without regions. It starts a thread when a region's GPU first needs one.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ArbiterState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -55,7 +55,7 @@ impl Arbiter {
         let mut state = self.state();
         state.last += 1;
         let id = state.last;
-        state.members.push(Member { id, region, joined: 0 });
+        state.members.push(ArbiterMember { id, region, joined: 0 });
         let joined = state.join(id);
         drop(state);
         joined.inspect_err(|_| self.remove(MemberId(id)))?;
@@ -67,25 +67,27 @@ impl Arbiter {
         self.state().join(member.0)
     }
 
-    /// Has limits that changed take effect at once: a container whose launches wait for turns from now on is waited for.
+    /// Applies changed limits at once: the threads begin to wait for containers whose launches are throttled from now
+    /// on.
     pub fn limits_changed(&self) {
         for thread in &self.state().threads {
             thread.wake();
         }
     }
 
-    /// Gives no more turns to a region. Its turns are closed; its processes limit their rate themselves, or end.
+    /// Stops giving turns to a region and closes its open turns. Its processes then limit their own rate.
     pub fn remove(&self, member: MemberId) {
         let mut state = self.state();
         state.members.retain(|known| known.id != member.0);
         for thread in &state.threads {
             thread.leave(member.0);
         }
-        let State { threads, members, .. } = &mut *state;
+        let ArbiterState { threads, members, .. } = &mut *state;
         threads.retain(|thread| members.iter().any(|known| known.has(&thread.uuid)));
     }
 
-    /// Returns what this region's container reported that cannot be true, on any GPU, as of the last heartbeat.
+    /// Returns how often this region's container reported values that cannot be true, on any GPU, as of the last
+    /// heartbeat.
     #[must_use]
     pub fn anomalies(&self, member: MemberId) -> Anomalies {
         let state = self.state();
@@ -96,18 +98,18 @@ impl Arbiter {
         })
     }
 
-    /// Counts the decisions of all GPUs so far.
+    /// Returns the number of decisions of all GPUs so far.
     #[must_use]
     pub fn decisions(&self) -> u64 {
         self.state().threads.iter().map(GpuThread::decisions).sum()
     }
 
-    /// Ends all threads, as dropping it does. Turns that are open stay open until their containers notice that no
-    /// heartbeat comes.
+    /// Stops all threads, as dropping the arbiter does. Open turns stay open until their containers notice that the
+    /// heartbeat has stopped.
     pub fn stop(self) {}
 }
 
-impl State {
+impl ArbiterState {
     fn join(&mut self, member: u64) -> Result<(), RegionError> {
         let Some(known) = self.members.iter_mut().find(|known| known.id == member) else { return Ok(()) };
         let region = Arc::clone(&known.region);

@@ -1,4 +1,4 @@
-//! Layout 1, as written by releases before layout 2. Containers that were started by them still run with it.
+//! Layout 1, written by releases before layout 2. Containers that they started may still run with it.
 //!
 //! Every word lies where layout 2 has it. Layout 1 differs in two things:
 //! - `cores` and `ceiling` of a GPU are in hundredths of a percent, not in thousandths.
@@ -7,22 +7,22 @@
 use crate::protocol::WHOLE_GPU;
 
 /// Thousandths of a percent in one unit of layout 1.
-const UNIT: u32 = 10;
+const MILLIPERCENT_PER_UNIT: u32 = 10;
 
 /// The compute of one whole GPU in layout 1.
 const WHOLE_GPU_V1: u32 = 10_000;
 
-const _: () = assert!(WHOLE_GPU_V1 * UNIT == WHOLE_GPU);
+const _: () = assert!(WHOLE_GPU_V1 * MILLIPERCENT_PER_UNIT == WHOLE_GPU);
 
 /// Converts a word of the file into thousandths of a percent.
 pub(super) fn cores_from_word(word: u32) -> u32 {
-    word.saturating_mul(UNIT)
+    word.saturating_mul(MILLIPERCENT_PER_UNIT)
 }
 
-/// Converts thousandths of a percent into a word of the file. What is not a whole number of hundredths is rounded down,
-/// but not to zero, which would mean that nothing is guaranteed.
+/// Converts thousandths of a percent into a word of the file. Fractions of a hundredth are rounded down, but not to
+/// zero, which would mean that nothing is guaranteed.
 pub(super) fn cores_to_word(cores: u32) -> u32 {
-    (cores / UNIT).max(cores.min(1))
+    (cores / MILLIPERCENT_PER_UNIT).max(cores.min(1))
 }
 
 #[cfg(test)]

@@ -1,71 +1,77 @@
-//! A region whose files hold what somebody wrote there, and everything a victim does with it.
+//! A region whose files have arbitrary contents, and everything that a process does with it.
 
 use partage_region::{
-    GpuShare, RegionHandle, RegionOwner, RegionPolicy, RegionTenant, UNIT, UsageReader, is_in_use,
+    GpuShare, MEMORY_UNIT, RegionHandle, RegionOwner, RegionPolicy, RegionTenant, UsageReader, is_in_use,
 };
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Makes a region with two GPUs, in a layout that daemons and shims of this release work with.
+/// Creates a region with two GPUs, in one of the supported layouts.
 pub(crate) fn make(folder: &Path, layout: u32) -> RegionOwner {
-    let share = |uuid: u8| GpuShare { uuid: [uuid; 16], memory: 100 * UNIT, ..GpuShare::default() };
+    let share = |uuid: u8| GpuShare { uuid: [uuid; 16], memory: 100 * MEMORY_UNIT, ..GpuShare::default() };
     let owner = RegionOwner::create(folder, &[share(1), share(2)], RegionPolicy::default());
-    let owner = owner.expect("a folder of our own");
+    let owner = owner.expect("the folder is writable");
     if layout == owner.layout() {
         return owner;
     }
-    // Layout 1: every word in the same place, no base and no generation, and compute in hundredths of a percent.
+    // Layout 1 has every word in the same place, no base and no generation, and compute in hundredths of a percent.
     let files = open(folder);
     for file in &files {
-        file.write_all_at(&layout.to_le_bytes(), 8).expect("the file is there");
+        file.write_all_at(&layout.to_le_bytes(), 8).expect("the file exists");
     }
-    files[0].write_all_at(&[0; 8], 28).expect("the file is there");
+    files[0].write_all_at(&[0; 8], 28).expect("the file exists");
     for gpu in 0..2 {
-        files[0].write_all_at(&10_000u32.to_le_bytes(), 128 + gpu * 256 + 36).expect("the file is there");
+        files[0].write_all_at(&10_000u32.to_le_bytes(), 128 + gpu * 256 + 36).expect("the file exists");
     }
     RegionOwner::open(folder).expect("the layout is supported")
 }
 
-/// Opens both files to be spoilt.
+/// Opens both files for writing.
 pub(crate) fn open(folder: &Path) -> [File; 2] {
-    ["limits", "usage"]
-        .map(|name| OpenOptions::new().read(true).write(true).open(folder.join(name)).expect("it was made"))
+    ["limits", "usage"].map(|name| {
+        OpenOptions::new().read(true).write(true).open(folder.join(name)).expect("the file was created")
+    })
 }
 
-/// Spoils the files as the bytes say, eight for a place and eight to write there; sometimes over and over from there on.
-pub(crate) fn spoil(files: &[File; 2], bytes: &[u8]) {
+/// Corrupts the files: of every 16 bytes, eight choose a place and eight are written there, sometimes repeatedly.
+pub(crate) fn corrupt(files: &[File; 2], bytes: &[u8]) {
     for order in bytes.chunks_exact(16) {
         let (place, value) = order.split_at(8);
         let file = &files[usize::from(place[0] & 3 != 0)];
-        let length = file.metadata().expect("it is there").len();
+        let length = file.metadata().expect("the file exists").len();
         let raw = u32::from_le_bytes([place[2], place[3], place[4], place[5]]);
         // Most of what matters is at the beginning of the file and of its first slots.
         let at = u64::from(raw) % if place[0] & 4 == 0 { length.min(16 << 10) } else { length };
-        // The header of each file survives more often than not, or nothing else would ever be looked at.
+        // The header survives more often than not; otherwise nothing after it would be read.
         let at = if place[0] & 0x38 != 0 && at < 24 { at + 24 } else { at / 8 * 8 };
         let times = if place[0] & 0xc0 == 0xc0 { usize::from(place[1]) * 32 } else { 1 };
         let value = value.repeat(times.max(1));
         let room = usize::try_from(length.saturating_sub(at)).unwrap_or(usize::MAX);
-        file.write_all_at(&value[..value.len().min(room)], at).expect("room was there");
+        file.write_all_at(&value[..value.len().min(room)], at).expect("the range is inside the file");
     }
 }
 
-/// All that a victim does; the answers do not matter, but there must be some.
-pub(crate) fn live(folder: &Path, amounts: [u64; 4]) {
+/// Does everything that a process can do; results do not matter, but every call must return.
+pub(crate) fn use_region(folder: &Path, amounts: [u64; 4]) {
     if let Ok(region) = RegionTenant::attach(folder) {
         let _ = (region.find(&[2; 16]), region.policy());
         for gpu in [0, 1, region.gpus(), region.gpus().wrapping_sub(1), 15, 16, usize::MAX] {
             for amount in amounts {
                 let given = region.reserve(gpu, amount).is_ok();
                 if let (true, Some(limit)) = (given && amount > 0, region.memory_limit(gpu)) {
-                    assert!(amount <= limit, "{amount} given of {limit}");
+                    assert!(amount <= limit, "{amount} granted of {limit}");
                 }
                 let _ = (region.used(gpu), region.held(gpu), region.memory_limit(gpu), region.heartbeat(gpu));
                 let limits = region.limits(gpu);
-                let _ = (limits.turn().next_open(), limits.allowed(), region.cores(gpu), limits.gated());
-                let book = region.gpu_account(gpu);
-                let _ = (book.peak(), book.refusals());
+                let _ = (
+                    limits.turn().next_open(),
+                    limits.allowed(),
+                    region.cores(gpu),
+                    limits.waits_for_turns(),
+                );
+                let account = region.gpu_account(gpu);
+                let _ = (account.peak(), account.refusals());
                 region.release(gpu, amount);
             }
         }

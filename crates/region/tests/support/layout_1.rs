@@ -21,7 +21,7 @@ pub const USED: [&[u8]; 2] = [
     include_bytes!("../fixtures/layout-1/used/usage.prefix"),
 ];
 
-/// Puts a region into a directory, as its daemon left it.
+/// Writes a region into a directory, as its daemon left it.
 pub fn put([limits, usage]: [&[u8]; 2], folder: &Path) {
     for (name, bytes, length, mode) in
         [("limits", limits, LIMITS_LENGTH, 0o644), ("usage", usage, USAGE_LENGTH, 0o666)]
@@ -33,7 +33,7 @@ pub fn put([limits, usage]: [&[u8]; 2], folder: &Path) {
     }
 }
 
-/// Names another GPU in the place of a region's.
+/// Replaces the UUID of a region's GPU.
 pub fn set_uuid(folder: &Path, gpu: u64, uuid: [u8; 16]) {
     let file = File::options().write(true).open(folder.join("limits")).unwrap();
     file.write_all_at(&uuid, 128 + gpu * 256).unwrap();

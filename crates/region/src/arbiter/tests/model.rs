@@ -1,25 +1,25 @@
-//! Virtual time: a GPU, containers that launch as the shim lets them, and an arbiter that wakes up late. Everything
-//! follows from a seed.
+//! A model in virtual time: a GPU, containers that launch as the shim lets them, and an arbiter that wakes up late.
+//! Everything follows from a seed.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::{ContainerView, MICRO, MILLI, PERCENT, TIME_CHUNK_NS, TurnDecision, TurnScheduler, WHOLE_GPU};
 
-const SLICE: u64 = 2 * MILLI;
-const QUEUE: usize = 1024;
-const GUESS: u64 = 100 * MICRO;
+const GPU_SLICE: u64 = 2 * MILLI;
+const QUEUE_DEPTH: usize = 1024;
+const UNKNOWN_COST_GUESS: u64 = 100 * MICRO;
 
-/// A small generator of numbers; the model needs no good one.
+/// A small random number generator; the model needs no good one.
 #[derive(Clone, Debug)]
-pub(super) struct Dice(u64);
+pub(super) struct XorShift(u64);
 
-impl Dice {
+impl XorShift {
     pub(super) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    pub(super) fn roll(&mut self, from: u64, to: u64) -> u64 {
+    pub(super) fn range(&mut self, from: u64, to: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -27,74 +27,75 @@ impl Dice {
     }
 }
 
-/// What a container's program does.
+/// How a container's program launches work.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Habit {
+pub(super) enum LaunchPattern {
     /// Launches as fast as it may.
     Saturates,
-    /// Launches one kernel, waits for it, thinks for so long, and so on.
-    Synchronises(u64),
-    /// Saturates for so much GPU time, waits for it, sleeps for so long.
+    /// Launches one kernel, waits for it, thinks for this long, and repeats.
+    Synchronizes(u64),
+    /// Saturates for this much GPU time, waits for it, sleeps for this long.
     Bursts(u64, u64),
-    /// Does nothing until then, saturates afterwards.
+    /// Does nothing until this time, saturates afterwards.
     From(u64),
-    /// Says that it waits, and never comes.
+    /// Reports that it waits, and never wakes up.
     Stopped,
 }
 
-/// What it says of itself.
+/// What a container reports about itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Word {
+pub(super) enum Reporting {
     Honest,
     /// `busy_until` is always this far in the future.
     NeverDrained(u64),
     /// `busy_until` is always nothing.
     AlwaysDrained,
-    /// Nothing of it need be true. It works as much as it is dealt all the same, and does not wait when it says so.
+    /// Any of it may be false. The container still works as much as it is granted, and does not wait when it reports
+    /// so.
     Forged {
-        spent: Lie,
-        busy_until: Lie,
+        spent: ForgedValue,
+        busy_until: ForgedValue,
         waiting: Option<bool>,
     },
 }
 
 /// How a number is forged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lie {
-    /// Not at all.
+pub(super) enum ForgedValue {
+    /// The true value: nothing is forged.
     None,
-    /// Always this.
+    /// Always this value, whatever the truth is.
     Always(u64),
-    /// The truth and so much.
+    /// The true value plus this.
     Off(u64),
-    /// So many times less than the truth.
+    /// The true value divided by this.
     Part(u64),
-    /// Anything, at every look another.
+    /// A random value at every poll.
     Anything,
-    /// The truth, nothing, or the highest, at every look another.
+    /// The true value, zero or the maximum, chosen at every poll.
     Extremes,
 }
 
-impl Lie {
-    fn tell(self, truth: u64, dice: &mut Dice) -> u64 {
+impl ForgedValue {
+    fn apply(self, truth: u64, random: &mut XorShift) -> u64 {
         match self {
             Self::None => truth,
             Self::Always(number) => number,
             Self::Off(number) => truth.wrapping_add(number),
             Self::Part(number) => truth / number,
-            Self::Anything => dice.roll(0, u64::MAX),
-            Self::Extremes => [truth, 0, u64::MAX][usize::try_from(dice.roll(0, 3)).unwrap()],
+            Self::Anything => random.range(0, u64::MAX),
+            Self::Extremes => [truth, 0, u64::MAX][usize::try_from(random.range(0, 3)).unwrap()],
         }
     }
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Tenant {
+pub(super) struct SimulatedTenant {
     pub(super) view: ContainerView,
-    pub(super) habit: Habit,
-    pub(super) word: Word,
+    pub(super) pattern: LaunchPattern,
+    pub(super) reporting: Reporting,
     pub(super) kernels: Vec<u64>,
-    /// How long it takes to wake up when it is called: at least, and at most.
+    /// Least and most time that it takes to wake up when it gets a turn.
     wakes: (u64, u64),
     learned: Vec<Option<u64>>,
     left: i64,
@@ -106,17 +107,17 @@ pub(super) struct Tenant {
     burst: u64,
     launched: u64,
     queue: VecDeque<(u64, usize, u64, bool)>,
-    /// Blocked until its queue has room, or is empty.
+    /// Blocked until its queue has space, or is empty.
     blocked: Option<usize>,
-    /// GPU time it really had.
+    /// GPU time that it really had.
     pub(super) had: u64,
-    /// When it last asked and was made to wait; how long it waited for a turn at most.
+    /// When it last had to wait; and the longest time that it waited for a turn.
     asked: u64,
     pub(super) longest_wait: u64,
     pub(super) first_wait: Option<u64>,
 }
 
-impl Tenant {
+impl SimulatedTenant {
     pub(super) fn new(cores: u32, ceiling: u32, kernels: &[u64]) -> Self {
         Self {
             view: ContainerView {
@@ -124,8 +125,8 @@ impl Tenant {
                 ceiling: ceiling * PERCENT,
                 ..ContainerView::default()
             },
-            habit: Habit::Saturates,
-            word: Word::Honest,
+            pattern: LaunchPattern::Saturates,
+            reporting: Reporting::Honest,
             kernels: kernels.to_vec(),
             wakes: (20 * MICRO, 200 * MICRO),
             learned: vec![None; kernels.len()],
@@ -146,8 +147,8 @@ impl Tenant {
         }
     }
 
-    pub(super) fn habit(mut self, habit: Habit) -> Self {
-        self.habit = habit;
+    pub(super) fn pattern(mut self, pattern: LaunchPattern) -> Self {
+        self.pattern = pattern;
         self
     }
 
@@ -156,8 +157,8 @@ impl Tenant {
         self
     }
 
-    pub(super) fn word(mut self, word: Word) -> Self {
-        self.word = word;
+    pub(super) fn reporting(mut self, reporting: Reporting) -> Self {
+        self.reporting = reporting;
         self
     }
 
@@ -175,18 +176,18 @@ enum Event {
     Timer(u64),
 }
 
-/// One GPU and all who use it.
+/// One GPU and all containers that use it.
 #[derive(Debug)]
-pub(super) struct World {
+pub(super) struct Simulation {
     pub(super) now: u64,
-    pub(super) tenants: Vec<Option<Tenant>>,
+    pub(super) tenants: Vec<Option<SimulatedTenant>>,
     pub(super) scheduler: TurnScheduler,
-    pub(super) dice: Dice,
+    pub(super) random: XorShift,
     pub(super) orders: Vec<(u64, TurnDecision)>,
-    /// The longest time in which the GPU had nothing to do although somebody waited whose ceiling is everything.
+    /// Longest time for which the GPU was idle although a container with an unlimited ceiling waited.
     pub(super) longest_idle: u64,
     pub(super) busy: u64,
-    /// Whose GPU time passed in each millisecond.
+    /// GPU time of each container in each millisecond.
     pub(super) trace: Vec<Vec<u64>>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     order: u64,
@@ -197,13 +198,13 @@ pub(super) struct World {
     pub(super) decisions: u64,
 }
 
-impl World {
-    pub(super) fn new(seed: u64, tenants: Vec<Tenant>) -> Self {
-        let mut world = Self {
+impl Simulation {
+    pub(super) fn new(seed: u64, tenants: Vec<SimulatedTenant>) -> Self {
+        let mut simulation = Self {
             now: 1_000_000 * MILLI,
             tenants: Vec::new(),
             scheduler: TurnScheduler::new(),
-            dice: Dice::new(seed),
+            random: XorShift::new(seed),
             orders: Vec::new(),
             longest_idle: 0,
             busy: 0,
@@ -217,30 +218,30 @@ impl World {
             decisions: 0,
         };
         for tenant in tenants {
-            world.join(tenant);
+            simulation.join(tenant);
         }
-        world.at(world.now, Event::Doorbell);
-        world
+        simulation.at(simulation.now, Event::Doorbell);
+        simulation
     }
 
-    pub(super) fn join(&mut self, mut tenant: Tenant) -> usize {
+    pub(super) fn join(&mut self, mut tenant: SimulatedTenant) -> usize {
         let index = self.tenants.len();
         tenant.asked = self.now;
-        let start = match tenant.habit {
-            Habit::From(when) => self.now + when,
+        let start = match tenant.pattern {
+            LaunchPattern::From(when) => self.now + when,
             _ => self.now,
         };
         self.tenants.push(Some(tenant));
-        let late = self.dice.roll(0, 300 * MICRO);
+        let late = self.random.range(0, 300 * MICRO);
         self.at(start + late, Event::Step(index));
         index
     }
 
-    pub(super) fn leave(&mut self, index: usize) -> Option<Tenant> {
+    pub(super) fn leave(&mut self, index: usize) -> Option<SimulatedTenant> {
         self.tenants[index].take()
     }
 
-    pub(super) fn tenant(&mut self, index: usize) -> &mut Tenant {
+    pub(super) fn tenant(&mut self, index: usize) -> &mut SimulatedTenant {
         self.tenants[index].as_mut().unwrap()
     }
 
@@ -249,7 +250,7 @@ impl World {
         self.events.push(Reverse((when, self.order, event)));
     }
 
-    /// GPU time each had in `span` from now on.
+    /// Returns the GPU time that each container had in `span` from now on.
     pub(super) fn run(&mut self, span: u64) -> Vec<u64> {
         let before: Vec<u64> = self.tenants.iter().map(|it| it.as_ref().map_or(0, |it| it.had)).collect();
         let end = self.now + span;
@@ -277,20 +278,20 @@ impl World {
         self.tenants.get(index).and_then(Option::as_ref).is_some_and(|it| !it.queue.is_empty())
     }
 
-    /// When the GPU's state changes by itself: a kernel ends, or a slice.
+    /// Returns when the GPU's state changes next: a kernel ends, or a slice.
     fn gpu_event(&mut self) -> Option<u64> {
         if !self.runs(self.lane) || self.slice == 0 {
             let count = self.tenants.len();
             let next =
                 (1..=count).map(|step| (self.lane + step) % count.max(1)).find(|index| self.runs(*index));
             self.lane = next?;
-            self.slice = SLICE;
+            self.slice = GPU_SLICE;
         }
         let head = self.tenants[self.lane].as_ref()?.queue.front()?.0;
         Some(self.now + head.min(self.slice))
     }
 
-    /// Lets time pass, up to the next change at most.
+    /// Lets time pass, at most up to the next change.
     fn advance(&mut self, to: u64) {
         let passed = to - self.now;
         let lane = self.lane;
@@ -306,7 +307,7 @@ impl World {
             let seats = self.tenants.len();
             self.trace[milli].resize(seats, 0);
             self.trace[milli][lane] += passed;
-            let noise = self.dice.roll(995, 1006);
+            let noise = self.random.range(995, 1006);
             let tenant = self.tenants[lane].as_mut().unwrap();
             tenant.had += passed;
             let head = tenant.queue.front_mut().unwrap();
@@ -314,28 +315,27 @@ impl World {
             if head.0 == 0 {
                 let (_, key, charged, sampled) = tenant.queue.pop_front().unwrap();
                 if sampled {
-                    // What two events said, a little beside the truth.
+                    // The duration that two events measured, slightly off the true one.
                     let measured = tenant.kernels[key] * noise / 1000;
                     tenant.learned[key] = Some(measured);
                     tenant.view.spent = tenant.view.spent.wrapping_add(measured).wrapping_sub(charged);
                 }
                 if tenant.blocked.is_some_and(|room| tenant.queue.len() <= room) {
                     tenant.blocked = None;
-                    let after = match tenant.habit {
-                        Habit::Synchronises(think) => think,
-                        Habit::Bursts(_, sleep) if tenant.burst == 0 => sleep,
+                    let after = match tenant.pattern {
+                        LaunchPattern::Synchronizes(think) => think,
+                        LaunchPattern::Bursts(_, sleep) if tenant.burst == 0 => sleep,
                         _ => 0,
                     };
-                    let after = after + self.dice.roll(5 * MICRO, 50 * MICRO);
+                    let after = after + self.random.range(5 * MICRO, 50 * MICRO);
                     self.at(to + after, Event::Step(lane));
                 }
             }
         }
         let idle = !self.tenants.iter().flatten().any(|it| !it.queue.is_empty());
-        let wanted =
-            self.tenants.iter().flatten().any(|it| {
-                it.view.waiting && it.view.ceiling >= WHOLE_GPU && !matches!(it.habit, Habit::Stopped)
-            });
+        let wanted = self.tenants.iter().flatten().any(|it| {
+            it.view.waiting && it.view.ceiling >= WHOLE_GPU && !matches!(it.pattern, LaunchPattern::Stopped)
+        });
         if idle && wanted {
             let since = *self.idle_since.get_or_insert(to);
             self.longest_idle = self.longest_idle.max(to - since);
@@ -353,7 +353,7 @@ impl World {
                 let now = self.now;
                 if let Some(tenant) = &mut self.tenants[index]
                     && tenant.asleep
-                    && !matches!(tenant.habit, Habit::Stopped)
+                    && !matches!(tenant.pattern, LaunchPattern::Stopped)
                 {
                     tenant.asleep = false;
                     tenant.view.waiting = false;
@@ -368,13 +368,13 @@ impl World {
         }
     }
 
-    /// What the shim does at a launch.
+    /// Simulates what the shim does at a launch.
     fn step(&mut self, index: usize, woken: bool) {
         let now = self.now;
         let Some(tenant) = self.tenants[index].as_mut() else { return };
-        let key = usize::try_from(self.dice.roll(0, tenant.kernels.len() as u64)).unwrap();
-        let charged = tenant.learned[key].unwrap_or(GUESS);
-        // One whose length nobody knows is launched alone, until it was measured.
+        let key = usize::try_from(self.random.range(0, tenant.kernels.len() as u64)).unwrap();
+        let charged = tenant.learned[key].unwrap_or(UNKNOWN_COST_GUESS);
+        // A kernel of unknown length is launched alone until it was measured.
         let unknown = tenant.learned[key].is_none();
         let fast = tenant.seen == tenant.turn && tenant.left > 0;
         if !fast {
@@ -387,7 +387,7 @@ impl World {
                 }
                 tenant.asleep = true;
                 tenant.view.waiting = true;
-                let late = self.dice.roll(20 * MICRO, 120 * MICRO);
+                let late = self.random.range(20 * MICRO, 120 * MICRO);
                 self.at(now + late, Event::Doorbell);
                 return;
             }
@@ -403,22 +403,22 @@ impl World {
         tenant.launched += 1;
         let sampled = unknown || tenant.launched % 128 == 0;
         tenant.queue.push_back((tenant.kernels[key], key, charged, sampled));
-        let room = match tenant.habit {
+        let room = match tenant.pattern {
             _ if unknown => Some(0),
-            Habit::Synchronises(_) => Some(0),
-            Habit::Bursts(work, _) => {
+            LaunchPattern::Synchronizes(_) => Some(0),
+            LaunchPattern::Bursts(work, _) => {
                 tenant.burst += charged;
                 (tenant.burst >= work).then(|| {
                     tenant.burst = 0;
                     0
                 })
             }
-            _ => (tenant.queue.len() >= QUEUE).then_some(QUEUE - 1),
+            _ => (tenant.queue.len() >= QUEUE_DEPTH).then_some(QUEUE_DEPTH - 1),
         };
         if room.is_some() {
             tenant.blocked = room;
         } else {
-            let cost = self.dice.roll(2 * MICRO, 6 * MICRO);
+            let cost = self.random.range(2 * MICRO, 6 * MICRO);
             self.at(now + cost, Event::Step(index));
         }
     }
@@ -426,20 +426,20 @@ impl World {
     fn arbitrate(&mut self) {
         let now = self.now;
         self.decisions += 1;
-        let dice = &mut self.dice;
+        let random = &mut self.random;
         let views: Vec<Option<ContainerView>> = self
             .tenants
             .iter()
             .map(|tenant| {
                 let tenant = tenant.as_ref()?;
                 let view = tenant.view;
-                Some(match tenant.word {
-                    Word::Honest => view,
-                    Word::NeverDrained(far) => ContainerView { busy_until: now + far, ..view },
-                    Word::AlwaysDrained => ContainerView { busy_until: 0, ..view },
-                    Word::Forged { spent, busy_until, waiting } => ContainerView {
-                        spent: spent.tell(view.spent, dice),
-                        busy_until: busy_until.tell(view.busy_until, dice),
+                Some(match tenant.reporting {
+                    Reporting::Honest => view,
+                    Reporting::NeverDrained(far) => ContainerView { busy_until: now + far, ..view },
+                    Reporting::AlwaysDrained => ContainerView { busy_until: 0, ..view },
+                    Reporting::Forged { spent, busy_until, waiting } => ContainerView {
+                        spent: spent.apply(view.spent, random),
+                        busy_until: busy_until.apply(view.busy_until, random),
                         waiting: waiting.unwrap_or(view.waiting),
                         ..view
                     },
@@ -454,17 +454,17 @@ impl World {
         }
         if let Some(open) = order.open {
             let (soonest, latest) = self.tenant(open.index).wakes;
-            let late = self.dice.roll(soonest, latest);
+            let late = self.random.range(soonest, latest);
             let tenant = self.tenant(open.index);
             tenant.open = true;
             tenant.turn += 1;
-            // Who said that it had spent something else knows what it was dealt.
+            // A container that forged its total knows how much it was granted.
             let said = views[open.index].map_or(0, |view| view.spent);
             tenant.allowed = open.allowed.wrapping_sub(said).wrapping_add(tenant.view.spent);
             self.at(now + late, Event::Wake(open.index));
         }
         self.timer += 1;
-        let late = self.dice.roll(5 * MICRO, 60 * MICRO);
+        let late = self.random.range(5 * MICRO, 60 * MICRO);
         let timer = Event::Timer(self.timer);
         self.at(order.next + late, timer);
     }

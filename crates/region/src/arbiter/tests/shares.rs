@@ -1,366 +1,429 @@
-//! The figures that are promised, in virtual time.
+//! Tests of the documented shares, in virtual time.
 
-use super::model::{Habit, Lie, Tenant, Word, World};
+use super::model::{ForgedValue, LaunchPattern, Reporting, SimulatedTenant, Simulation};
 use super::{ContainerView, MICRO, MILLI, PERCENT, TurnScheduler, WHOLE_GPU, tuning};
 
 const SECOND: u64 = 1_000 * MILLI;
-const SHORT: &[u64] = &[20 * MICRO];
-const MIXED: &[u64] = &[20 * MICRO, 100 * MICRO, 500 * MICRO, 2 * MILLI, 5 * MILLI, 20 * MILLI];
-const MOSTLY_SHORT: &[u64] = &[20 * MICRO, 30 * MICRO, 50 * MICRO, 50 * MICRO, 200 * MICRO, MILLI];
-const LONG: &[u64] = &[20 * MILLI];
+const SHORT_KERNELS: &[u64] = &[20 * MICRO];
+const MIXED_KERNELS: &[u64] = &[20 * MICRO, 100 * MICRO, 500 * MICRO, 2 * MILLI, 5 * MILLI, 20 * MILLI];
+const MOSTLY_SHORT_KERNELS: &[u64] = &[20 * MICRO, 30 * MICRO, 50 * MICRO, 50 * MICRO, 200 * MICRO, MILLI];
+const LONG_KERNELS: &[u64] = &[20 * MILLI];
 
 fn percent(had: u64, of: u64) -> f64 {
     had as f64 * 100.0 / of as f64
 }
 
-/// The first second, then all ten, against what each was promised.
-fn shares(name: &str, seed: u64, tenants: Vec<Tenant>) -> World {
-    let promised: Vec<f64> = tenants.iter().map(|it| f64::from(it.view.cores) / f64::from(PERCENT)).collect();
-    let mut world = World::new(seed, tenants);
-    let first = world.run(SECOND);
-    let rest = world.run(9 * SECOND);
+/// Compares the first second and all ten seconds with each container's guarantee.
+fn shares(name: &str, seed: u64, tenants: Vec<SimulatedTenant>) -> Simulation {
+    let guaranteed: Vec<f64> =
+        tenants.iter().map(|it| f64::from(it.view.cores) / f64::from(PERCENT)).collect();
+    let mut simulation = Simulation::new(seed, tenants);
+    let first = simulation.run(SECOND);
+    let rest = simulation.run(9 * SECOND);
     let mut line = format!("{name} seed {seed}:");
     let mut bad = false;
-    for (index, promised) in promised.iter().enumerate() {
+    for (index, guaranteed) in guaranteed.iter().enumerate() {
         let early = percent(first[index], SECOND);
         let all = percent(first[index] + rest[index], 10 * SECOND);
-        line += &format!("  {promised}: {early:.2} {all:.2}");
-        bad |= (early - promised).abs() > 5.0 || (all - promised).abs() > 1.0;
+        line += &format!("  {guaranteed}: {early:.2} {all:.2}");
+        bad |= (early - guaranteed).abs() > 5.0 || (all - guaranteed).abs() > 1.0;
     }
-    line += &format!("  total {:.2}, decisions/s {}", percent(world.busy, 10 * SECOND), world.decisions / 10);
+    line += &format!(
+        "  total {:.2}, decisions/s {}",
+        percent(simulation.busy, 10 * SECOND),
+        simulation.decisions / 10
+    );
     println!("{line}");
     assert!(!bad, "{line}");
-    world
+    simulation
 }
 
 #[test]
-fn one_alone_gets_its_share() {
-    for kernels in [SHORT, MIXED, LONG] {
+fn single_container_gets_its_share() {
+    for kernels in [SHORT_KERNELS, MIXED_KERNELS, LONG_KERNELS] {
         for cores in [1, 10, 30, 50, 90] {
-            shares("alone", 1, vec![Tenant::new(cores, cores, kernels)]);
+            shares("alone", 1, vec![SimulatedTenant::new(cores, cores, kernels)]);
         }
     }
 }
 
 #[test]
-fn several_get_theirs_and_little_is_lost() {
-    for promised in [&[30, 70][..], &[10, 20, 70], &[25, 25, 25, 25]] {
-        for kernels in [SHORT, MIXED, MOSTLY_SHORT, LONG] {
-            let tenants = promised.iter().map(|cores| Tenant::new(*cores, *cores, kernels)).collect();
-            let world = shares("together", 1, tenants);
-            assert!(percent(world.busy, 10 * SECOND) >= 97.0);
+fn several_containers_get_their_shares_with_little_loss() {
+    for guaranteed in [&[30, 70][..], &[10, 20, 70], &[25, 25, 25, 25]] {
+        for kernels in [SHORT_KERNELS, MIXED_KERNELS, MOSTLY_SHORT_KERNELS, LONG_KERNELS] {
+            let tenants =
+                guaranteed.iter().map(|cores| SimulatedTenant::new(*cores, *cores, kernels)).collect();
+            let simulation = shares("together", 1, tenants);
+            assert!(percent(simulation.busy, 10 * SECOND) >= 97.0);
         }
     }
 }
 
 #[test]
-fn ten_with_long_kernels() {
+fn ten_containers_with_mixed_kernels_get_their_shares() {
     for seed in 1..4 {
-        let world = shares("ten", seed, vec![Tenant::new(10, 10, MIXED); 10]);
-        assert!(percent(world.busy, 10 * SECOND) >= 97.0);
+        let simulation = shares("ten", seed, vec![SimulatedTenant::new(10, 10, MIXED_KERNELS); 10]);
+        assert!(percent(simulation.busy, 10 * SECOND) >= 97.0);
     }
 }
 
 #[test]
-fn shares_that_do_not_fill_the_gpu() {
-    for kernels in [MIXED, MOSTLY_SHORT] {
-        shares("30/30", 1, vec![Tenant::new(30, 30, kernels), Tenant::new(30, 30, kernels)]);
-        shares("5/15/45", 1, [5, 15, 45].map(|cores| Tenant::new(cores, cores, kernels)).to_vec());
+fn shares_below_the_whole_gpu_are_kept() {
+    for kernels in [MIXED_KERNELS, MOSTLY_SHORT_KERNELS] {
+        shares(
+            "30/30",
+            1,
+            vec![SimulatedTenant::new(30, 30, kernels), SimulatedTenant::new(30, 30, kernels)],
+        );
+        shares("5/15/45", 1, [5, 15, 45].map(|cores| SimulatedTenant::new(cores, cores, kernels)).to_vec());
     }
 }
 
 #[test]
-fn long_kernels_beside_short_ones() {
-    for (first, second) in [(LONG, SHORT), (SHORT, MIXED)] {
+fn shares_hold_for_long_kernels_beside_short_ones() {
+    for (first, second) in [(LONG_KERNELS, SHORT_KERNELS), (SHORT_KERNELS, MIXED_KERNELS)] {
         for (a, b) in [(30, 70), (10, 90), (70, 30)] {
-            let world = shares("beside", 5, vec![Tenant::new(a, a, first), Tenant::new(b, b, second)]);
-            assert!(percent(world.busy, 10 * SECOND) >= 97.0);
+            let simulation = shares(
+                "beside",
+                5,
+                vec![SimulatedTenant::new(a, a, first), SimulatedTenant::new(b, b, second)],
+            );
+            assert!(percent(simulation.busy, 10 * SECOND) >= 97.0);
         }
     }
 }
 
-/// What each has of the GPU in percent over `span`, after `warm`.
-fn percents(world: &mut World, warm: u64, span: u64) -> Vec<f64> {
-    world.run(warm);
-    let had = world.run(span);
+/// Returns the percentage of the GPU that each container has over `span`, after `warm`.
+fn percents(simulation: &mut Simulation, warm: u64, span: u64) -> Vec<f64> {
+    simulation.run(warm);
+    let had = simulation.run(span);
     let all: Vec<f64> = had.iter().map(|it| percent(*it, span)).collect();
-    println!("{all:.2?}, idle at most {} us, {} decisions", world.longest_idle / 1000, world.decisions);
+    println!(
+        "{all:.2?}, idle at most {} us, {} decisions",
+        simulation.longest_idle / 1000,
+        simulation.decisions
+    );
     all
 }
 
 #[test]
-fn a_ceiling_is_reached_beside_an_idle_neighbour_and_not_passed() {
-    for kernels in [SHORT, MIXED] {
-        let idle = Tenant::new(80, 100, kernels).habit(Habit::From(3600 * SECOND));
-        let mut world = World::new(1, vec![Tenant::new(20, 50, kernels), idle]);
-        let all = percents(&mut world, 0, 10 * SECOND);
+fn ceiling_is_reached_beside_an_idle_neighbor_and_not_exceeded() {
+    for kernels in [SHORT_KERNELS, MIXED_KERNELS] {
+        let idle = SimulatedTenant::new(80, 100, kernels).pattern(LaunchPattern::From(3600 * SECOND));
+        let mut simulation = Simulation::new(1, vec![SimulatedTenant::new(20, 50, kernels), idle]);
+        let all = percents(&mut simulation, 0, 10 * SECOND);
         assert!((all[0] - 50.0).abs() < 1.0, "{all:?}");
     }
 }
 
 #[test]
-fn a_neighbour_that_comes_leaves_the_elastic_one_its_promise() {
-    for kernels in [MOSTLY_SHORT, MIXED] {
-        let mut world = World::new(1, vec![Tenant::new(20, 50, kernels), Tenant::new(80, 100, kernels)]);
-        let all = percents(&mut world, SECOND, 10 * SECOND);
+fn elastic_container_keeps_its_guarantee_beside_a_busy_neighbor() {
+    for kernels in [MOSTLY_SHORT_KERNELS, MIXED_KERNELS] {
+        let mut simulation = Simulation::new(
+            1,
+            vec![SimulatedTenant::new(20, 50, kernels), SimulatedTenant::new(80, 100, kernels)],
+        );
+        let all = percents(&mut simulation, SECOND, 10 * SECOND);
         assert!((all[0] - 20.0).abs() < 1.0 && (all[1] - 80.0).abs() < 1.0, "{all:?}");
     }
 }
 
 #[test]
 fn idle_time_is_lent_by_weight() {
-    let [a, b] = [10, 30].map(|cores| Tenant::new(cores, 100, MOSTLY_SHORT));
-    let mut world = World::new(1, vec![a, b]);
-    let all = percents(&mut world, SECOND, 10 * SECOND);
+    let [a, b] = [10, 30].map(|cores| SimulatedTenant::new(cores, 100, MOSTLY_SHORT_KERNELS));
+    let mut simulation = Simulation::new(1, vec![a, b]);
+    let all = percents(&mut simulation, SECOND, 10 * SECOND);
     assert!((all[0] - 25.0).abs() < 1.5 && (all[1] - 75.0).abs() < 1.5, "{all:?}");
 }
 
 #[test]
-fn those_without_a_promise_share_what_is_left() {
-    let free = || Tenant::new(0, 100, MOSTLY_SHORT);
-    let mut world = World::new(1, vec![free(), Tenant::new(40, 40, MOSTLY_SHORT), free()]);
-    let all = percents(&mut world, SECOND, 10 * SECOND);
+fn containers_without_a_guarantee_share_the_remaining_time() {
+    let free = || SimulatedTenant::new(0, 100, MOSTLY_SHORT_KERNELS);
+    let mut simulation =
+        Simulation::new(1, vec![free(), SimulatedTenant::new(40, 40, MOSTLY_SHORT_KERNELS), free()]);
+    let all = percents(&mut simulation, SECOND, 10 * SECOND);
     assert!(
         (all[1] - 40.0).abs() < 1.0 && (all[0] - 30.0).abs() < 1.0 && (all[2] - 30.0).abs() < 1.0,
         "{all:?}"
     );
 }
 
-/// A newcomer to lent time has no arrears to collect.
+/// A container that is new to lent time has no arrears to collect.
 #[test]
-fn who_comes_late_does_not_get_the_past() {
-    let free = || Tenant::new(0, 100, MOSTLY_SHORT);
-    let mut world = World::new(1, vec![free(), free().habit(Habit::From(20 * SECOND))]);
-    let all = percents(&mut world, 21 * SECOND, 2 * SECOND);
+fn late_container_has_no_claim_on_past_lent_time() {
+    let free = || SimulatedTenant::new(0, 100, MOSTLY_SHORT_KERNELS);
+    let mut simulation = Simulation::new(1, vec![free(), free().pattern(LaunchPattern::From(20 * SECOND))]);
+    let all = percents(&mut simulation, 21 * SECOND, 2 * SECOND);
     assert!((all[0] - 50.0).abs() < 3.0, "{all:?}");
 }
 
 #[test]
-fn alone_without_a_limit_the_turn_is_never_closed() {
+fn unlimited_sole_container_keeps_its_turn_open() {
     for (cores, ceiling) in [(100, 100), (30, 100), (0, 100)] {
-        let mut world = World::new(1, vec![Tenant::new(cores, ceiling, MIXED)]);
-        let all = percents(&mut world, 100 * MILLI, 10 * SECOND);
-        // Costs are learned a little wrong: what is charged too much is not used.
+        let mut simulation = Simulation::new(1, vec![SimulatedTenant::new(cores, ceiling, MIXED_KERNELS)]);
+        let all = percents(&mut simulation, 100 * MILLI, 10 * SECOND);
+        // Costs are learned with a small error, and time that is overcharged is not used.
         assert!(all[0] > 99.4, "{all:?}");
-        assert!(world.longest_idle < MILLI, "{}", world.longest_idle);
-        assert!(world.orders.iter().all(|(_, order)| order.close.is_none()));
-        assert!(world.decisions < 10 * 700);
+        assert!(simulation.longest_idle < MILLI, "{}", simulation.longest_idle);
+        assert!(simulation.orders.iter().all(|(_, order)| order.close.is_none()));
+        assert!(simulation.decisions < 10 * 700);
     }
 }
 
-/// Where processors are scarce, who is called wakes up late, and some of the GPU's time is lost. It is lost to all alike: a small
-/// share is not called in vain again and again.
+/// Where CPUs are scarce, containers wake up late and some GPU time is lost. All lose in proportion: a small share is
+/// not woken in vain again and again.
 #[test]
-fn on_a_machine_that_wakes_them_late_shares_are_kept_in_proportion() {
+fn shares_stay_proportional_when_wakeups_are_late() {
     for (soonest, latest) in [(0, 3 * MILLI), (0, 6 * MILLI), (2 * MILLI, 6 * MILLI), (8 * MILLI, 15 * MILLI)]
     {
-        for (kernels, small) in [(SHORT, 30), (MOSTLY_SHORT, 30), (SHORT, 10), (MOSTLY_SHORT, 10)] {
-            let tenants =
-                [small, 100 - small].map(|cores| Tenant::new(cores, cores, kernels).wakes(soonest, latest));
-            let all = percents(&mut World::new(1, tenants.to_vec()), SECOND, 10 * SECOND);
+        for (kernels, small) in
+            [(SHORT_KERNELS, 30), (MOSTLY_SHORT_KERNELS, 30), (SHORT_KERNELS, 10), (MOSTLY_SHORT_KERNELS, 10)]
+        {
+            let tenants = [small, 100 - small]
+                .map(|cores| SimulatedTenant::new(cores, cores, kernels).wakes(soonest, latest));
+            let all = percents(&mut Simulation::new(1, tenants.to_vec()), SECOND, 10 * SECOND);
             let part = 100.0 * all[0] / (all[0] + all[1]) / f64::from(small);
             assert!((0.88..1.05).contains(&part), "{soonest} {latest} {small}: {all:?}, {part}");
-            // What is lost at each handing over is little against a turn.
+            // The loss at each handover is small compared with a turn.
             assert!(all[0] + all[1] > 60.0, "{soonest} {latest} {small}: {all:?}");
         }
     }
 }
 
-/// Who takes its time pays for it: also if that is meant to keep others waiting.
+/// A container that wakes up late pays for it, even if it does so to keep others waiting.
 #[test]
-fn one_that_wakes_up_late_takes_nothing_from_others() {
+fn slow_waker_takes_nothing_from_others() {
     for late in [MILLI, 3 * MILLI, 8 * MILLI, 15 * MILLI, 60 * MILLI] {
         for (cores, ceiling) in [(30, 30), (30, 100), (0, 100)] {
-            let slow = Tenant::new(cores, ceiling, MOSTLY_SHORT).wakes(late, late + 1).priority(1);
-            let mut world = World::new(1, vec![slow, Tenant::new(70, 70, MOSTLY_SHORT)]);
-            let all = percents(&mut world, SECOND, 10 * SECOND);
+            let slow =
+                SimulatedTenant::new(cores, ceiling, MOSTLY_SHORT_KERNELS).wakes(late, late + 1).priority(1);
+            let mut simulation =
+                Simulation::new(1, vec![slow, SimulatedTenant::new(70, 70, MOSTLY_SHORT_KERNELS)]);
+            let all = percents(&mut simulation, SECOND, 10 * SECOND);
             assert!(all[1] > 68.0, "{late} {cores} {ceiling}: {all:?}");
         }
     }
 }
 
-/// The owner of lent time comes back: its first turn within 100 ms, its share from then on.
+/// The owner of lent time returns: it gets its first turn within 100 ms, and its share from then on.
 #[test]
-fn lent_time_is_returned_at_once() {
-    for kernels in [SHORT, MIXED, LONG] {
+fn lent_time_is_returned_within_100_ms() {
+    for kernels in [SHORT_KERNELS, MIXED_KERNELS, LONG_KERNELS] {
         for seed in 1..6 {
-            let owner = Tenant::new(80, 80, kernels).habit(Habit::From(2 * SECOND));
-            let mut world = World::new(seed, vec![Tenant::new(20, 100, kernels), owner]);
-            let alone = percents(&mut world, SECOND, SECOND);
+            let owner = SimulatedTenant::new(80, 80, kernels).pattern(LaunchPattern::From(2 * SECOND));
+            let mut simulation = Simulation::new(seed, vec![SimulatedTenant::new(20, 100, kernels), owner]);
+            let alone = percents(&mut simulation, SECOND, SECOND);
             assert!(alone[0] > 99.0);
-            let back = percents(&mut world, 100 * MILLI, 5 * SECOND);
-            assert!(world.tenant(1).first_wait.unwrap() < 60 * MILLI, "{:?}", world.tenant(1).first_wait);
+            let back = percents(&mut simulation, 100 * MILLI, 5 * SECOND);
+            assert!(
+                simulation.tenant(1).first_wait.unwrap() < 60 * MILLI,
+                "{:?}",
+                simulation.tenant(1).first_wait
+            );
             assert!((back[1] - 80.0).abs() < 2.5, "{back:?}");
         }
     }
 }
 
 #[test]
-fn bursts_beside_a_steady_one() {
-    // Half of its promise is what the bursts need; the steady one has the rest, lent.
-    let bursty = Tenant::new(50, 50, MOSTLY_SHORT).habit(Habit::Bursts(8 * MILLI, 24 * MILLI));
-    let mut world = World::new(1, vec![bursty, Tenant::new(50, 100, MOSTLY_SHORT)]);
-    let all = percents(&mut world, SECOND, 10 * SECOND);
+fn bursty_container_gets_its_share_beside_a_steady_one() {
+    // The bursts need half of its guarantee; the steady container has the rest, lent.
+    let bursty = SimulatedTenant::new(50, 50, MOSTLY_SHORT_KERNELS)
+        .pattern(LaunchPattern::Bursts(8 * MILLI, 24 * MILLI));
+    let mut simulation =
+        Simulation::new(1, vec![bursty, SimulatedTenant::new(50, 100, MOSTLY_SHORT_KERNELS)]);
+    let all = percents(&mut simulation, SECOND, 10 * SECOND);
     assert!(all[0] > 14.0, "{all:?}");
     assert!(all[0] + all[1] > 97.0, "{all:?}");
-    assert!(world.tenant(0).longest_wait < 40 * MILLI);
+    assert!(simulation.tenant(0).longest_wait < 40 * MILLI);
 }
 
-/// Who waits for each of its kernels loses no turn for the moments in between.
+/// A container that waits for each of its kernels does not lose its turn in between.
 #[test]
-fn one_that_synchronises_beside_a_steady_one() {
-    let polite = Tenant::new(50, 50, &[200 * MICRO]).habit(Habit::Synchronises(20 * MICRO));
-    let mut world = World::new(1, vec![polite, Tenant::new(50, 50, MOSTLY_SHORT)]);
-    let all = percents(&mut world, SECOND, 10 * SECOND);
+fn synchronizing_container_keeps_its_turn_between_kernels() {
+    let polite =
+        SimulatedTenant::new(50, 50, &[200 * MICRO]).pattern(LaunchPattern::Synchronizes(20 * MICRO));
+    let mut simulation = Simulation::new(1, vec![polite, SimulatedTenant::new(50, 50, MOSTLY_SHORT_KERNELS)]);
+    let all = percents(&mut simulation, SECOND, 10 * SECOND);
     assert!(all[0] > 36.0 && (all[1] - 50.0).abs() < 1.5, "{all:?}");
 }
 
-/// Rare small requests cost the saturating neighbour little more than what they need.
+/// Rare small requests cost the saturating neighbor little more than what they need.
 #[test]
-fn small_requests_beside_a_steady_one() {
-    let small = Tenant::new(30, 30, &[200 * MICRO]).habit(Habit::Synchronises(5 * MILLI));
-    let mut world = World::new(1, vec![small, Tenant::new(70, 100, MOSTLY_SHORT)]);
-    let all = percents(&mut world, SECOND, 10 * SECOND);
+fn small_requests_cost_a_steady_neighbor_little() {
+    let small = SimulatedTenant::new(30, 30, &[200 * MICRO]).pattern(LaunchPattern::Synchronizes(5 * MILLI));
+    let mut simulation = Simulation::new(1, vec![small, SimulatedTenant::new(70, 100, MOSTLY_SHORT_KERNELS)]);
+    let all = percents(&mut simulation, SECOND, 10 * SECOND);
     assert!(all[0] + all[1] > 97.0, "{all:?}");
-    assert!(world.tenant(0).longest_wait < 40 * MILLI);
+    assert!(simulation.tenant(0).longest_wait < 40 * MILLI);
 }
 
 #[test]
-fn who_holds_the_gpu_without_using_it_pays() {
-    // A tenth of the time of its turns is used; its neighbour's promise is kept all the same.
-    let dribbler = Tenant::new(30, 30, &[30 * MICRO]).habit(Habit::Synchronises(270 * MICRO));
-    let mut world = World::new(1, vec![dribbler, Tenant::new(70, 70, MOSTLY_SHORT)]);
-    let all = percents(&mut world, SECOND, 10 * SECOND);
+fn holding_the_gpu_idle_is_charged() {
+    // It uses a tenth of the time of its turns; its neighbor still gets its guarantee.
+    let dribbler =
+        SimulatedTenant::new(30, 30, &[30 * MICRO]).pattern(LaunchPattern::Synchronizes(270 * MICRO));
+    let mut simulation =
+        Simulation::new(1, vec![dribbler, SimulatedTenant::new(70, 70, MOSTLY_SHORT_KERNELS)]);
+    let all = percents(&mut simulation, SECOND, 10 * SECOND);
     assert!(all[1] > 68.0, "{all:?}");
 }
 
 #[test]
-fn lies_about_the_end_of_work_help_nobody() {
-    for word in [Word::NeverDrained(3600 * SECOND), Word::NeverDrained(50 * MILLI), Word::AlwaysDrained] {
-        let liar = Tenant::new(30, 30, MIXED).word(word);
-        let mut world = World::new(1, vec![liar, Tenant::new(70, 70, MIXED)]);
-        let all = percents(&mut world, SECOND, 10 * SECOND);
-        assert!(all[1] > 67.0, "{word:?} {all:?}");
-        assert!(all[0] < 32.0, "{word:?} {all:?}");
+fn forged_end_of_work_gains_nothing() {
+    for reporting in [
+        Reporting::NeverDrained(3600 * SECOND),
+        Reporting::NeverDrained(50 * MILLI),
+        Reporting::AlwaysDrained,
+    ] {
+        let liar = SimulatedTenant::new(30, 30, MIXED_KERNELS).reporting(reporting);
+        let mut simulation = Simulation::new(1, vec![liar, SimulatedTenant::new(70, 70, MIXED_KERNELS)]);
+        let all = percents(&mut simulation, SECOND, 10 * SECOND);
+        assert!(all[1] > 67.0, "{reporting:?} {all:?}");
+        assert!(all[0] < 32.0, "{reporting:?} {all:?}");
     }
 }
 
 #[test]
-fn one_that_never_comes_stops_nobody() {
+fn container_that_never_wakes_blocks_no_other() {
     for (cores, ceiling) in [(30, 30), (30, 100), (0, 100)] {
-        let stopped = Tenant::new(cores, ceiling, SHORT).habit(Habit::Stopped);
-        let mut world = World::new(1, vec![stopped, Tenant::new(70, 100, MOSTLY_SHORT)]);
-        let all = percents(&mut world, SECOND, 10 * SECOND);
+        let stopped = SimulatedTenant::new(cores, ceiling, SHORT_KERNELS).pattern(LaunchPattern::Stopped);
+        let mut simulation =
+            Simulation::new(1, vec![stopped, SimulatedTenant::new(70, 100, MOSTLY_SHORT_KERNELS)]);
+        let all = percents(&mut simulation, SECOND, 10 * SECOND);
         assert!(all[1] > 97.0, "{all:?}");
     }
 }
 
 #[test]
-fn priority_goes_first_and_takes_no_promise() {
-    // Of lent time the higher has all...
-    let [low, high] = [1, 2].map(|it| Tenant::new(20, 100, MOSTLY_SHORT).priority(it));
-    let mut world = World::new(1, vec![low, high]);
-    let all = percents(&mut world, SECOND, 10 * SECOND);
+fn priority_orders_lent_time_and_keeps_guarantees() {
+    // The container of higher priority gets all lent time...
+    let [low, high] = [1, 2].map(|it| SimulatedTenant::new(20, 100, MOSTLY_SHORT_KERNELS).priority(it));
+    let mut simulation = Simulation::new(1, vec![low, high]);
+    let all = percents(&mut simulation, SECOND, 10 * SECOND);
     assert!((all[0] - 20.0).abs() < 1.5 && all[1] > 77.0, "{all:?}");
-    // ...and of promised time each has its own.
-    let [low, high] = [1, 2].map(|it| Tenant::new(50, 50, MIXED).priority(it));
-    let mut world = World::new(1, vec![low, high]);
-    let all = percents(&mut world, SECOND, 10 * SECOND);
+    // ...and each gets its own guaranteed time.
+    let [low, high] = [1, 2].map(|it| SimulatedTenant::new(50, 50, MIXED_KERNELS).priority(it));
+    let mut simulation = Simulation::new(1, vec![low, high]);
+    let all = percents(&mut simulation, SECOND, 10 * SECOND);
     assert!((all[0] - 50.0).abs() < 1.0 && (all[1] - 50.0).abs() < 1.0, "{all:?}");
 }
 
 #[test]
-fn a_change_is_felt_within_100_ms() {
-    for kernels in [SHORT, MOSTLY_SHORT] {
-        let mut world = World::new(1, vec![Tenant::new(80, 80, kernels)]);
-        world.run(2 * SECOND);
-        world.tenant(0).view.cores = 20 * PERCENT;
-        world.tenant(0).view.ceiling = 20 * PERCENT;
-        let after = percents(&mut world, 100 * MILLI, 500 * MILLI);
+fn share_change_takes_effect_within_100_ms() {
+    for kernels in [SHORT_KERNELS, MOSTLY_SHORT_KERNELS] {
+        let mut simulation = Simulation::new(1, vec![SimulatedTenant::new(80, 80, kernels)]);
+        simulation.run(2 * SECOND);
+        simulation.tenant(0).view.cores = 20 * PERCENT;
+        simulation.tenant(0).view.ceiling = 20 * PERCENT;
+        let after = percents(&mut simulation, 100 * MILLI, 500 * MILLI);
         assert!((after[0] - 20.0).abs() < 3.0, "{after:?}");
-        world.tenant(0).view.cores = 90 * PERCENT;
-        world.tenant(0).view.ceiling = 90 * PERCENT;
-        let after = percents(&mut world, 100 * MILLI, 500 * MILLI);
+        simulation.tenant(0).view.cores = 90 * PERCENT;
+        simulation.tenant(0).view.ceiling = 90 * PERCENT;
+        let after = percents(&mut simulation, 100 * MILLI, 500 * MILLI);
         assert!((after[0] - 90.0).abs() < 3.0, "{after:?}");
-        world.tenant(0).view.ceiling = WHOLE_GPU;
-        let after = percents(&mut world, 100 * MILLI, 500 * MILLI);
+        simulation.tenant(0).view.ceiling = WHOLE_GPU;
+        let after = percents(&mut simulation, 100 * MILLI, 500 * MILLI);
         assert!(after[0] > 99.0, "{after:?}");
     }
 }
 
 #[test]
-fn a_long_kernel_is_paid_off() {
-    let mut world = World::new(1, vec![Tenant::new(20, 20, &[400 * MILLI]), Tenant::new(80, 80, MIXED)]);
-    let all = percents(&mut world, 4 * SECOND, 40 * SECOND);
+fn long_kernel_is_paid_off_over_time() {
+    let mut simulation = Simulation::new(
+        1,
+        vec![SimulatedTenant::new(20, 20, &[400 * MILLI]), SimulatedTenant::new(80, 80, MIXED_KERNELS)],
+    );
+    let all = percents(&mut simulation, 4 * SECOND, 40 * SECOND);
     assert!((all[0] - 20.0).abs() < 1.5 && (all[1] - 80.0).abs() < 1.5, "{all:?}");
 }
 
 #[test]
-fn they_come_and_go() {
-    let mut world = World::new(1, vec![Tenant::new(30, 30, MIXED)]);
-    world.run(SECOND);
-    let second = world.join(Tenant::new(70, 70, MIXED));
-    let all = percents(&mut world, 100 * MILLI, 2 * SECOND);
+fn shares_adapt_when_containers_join_and_leave() {
+    let mut simulation = Simulation::new(1, vec![SimulatedTenant::new(30, 30, MIXED_KERNELS)]);
+    simulation.run(SECOND);
+    let second = simulation.join(SimulatedTenant::new(70, 70, MIXED_KERNELS));
+    let all = percents(&mut simulation, 100 * MILLI, 2 * SECOND);
     assert!((all[0] - 30.0).abs() < 2.0 && (all[1] - 70.0).abs() < 2.0, "{all:?}");
-    // It goes in the middle of its turn, more often than not.
-    assert!(world.leave(second).is_some());
-    world.join(Tenant::new(60, 60, MOSTLY_SHORT));
-    let all = percents(&mut world, 100 * MILLI, 2 * SECOND);
+    // It usually leaves in the middle of its turn.
+    assert!(simulation.leave(second).is_some());
+    simulation.join(SimulatedTenant::new(60, 60, MOSTLY_SHORT_KERNELS));
+    let all = percents(&mut simulation, 100 * MILLI, 2 * SECOND);
     assert!((all[0] - 30.0).abs() < 2.0 && (all[2] - 60.0).abs() < 2.0, "{all:?}");
-    assert!(world.leave(0).is_some());
-    let all = percents(&mut world, 100 * MILLI, 2 * SECOND);
+    assert!(simulation.leave(0).is_some());
+    let all = percents(&mut simulation, 100 * MILLI, 2 * SECOND);
     assert!((all[2] - 60.0).abs() < 2.0, "{all:?}");
 }
 
 #[test]
-fn a_counter_that_jumps_is_noted_and_does_no_harm() {
-    let mut world = World::new(1, vec![Tenant::new(30, 30, MOSTLY_SHORT), Tenant::new(70, 70, MOSTLY_SHORT)]);
-    world.run(SECOND);
+fn jumping_counter_is_counted_and_harmless() {
+    let mut simulation = Simulation::new(
+        1,
+        vec![
+            SimulatedTenant::new(30, 30, MOSTLY_SHORT_KERNELS),
+            SimulatedTenant::new(70, 70, MOSTLY_SHORT_KERNELS),
+        ],
+    );
+    simulation.run(SECOND);
     for _ in 0..2 {
-        let spent = world.tenant(0).view.spent;
-        world.tenant(0).view.spent = spent.wrapping_sub(5 * SECOND);
-        world.run(100 * MILLI);
+        let spent = simulation.tenant(0).view.spent;
+        simulation.tenant(0).view.spent = spent.wrapping_sub(5 * SECOND);
+        simulation.run(100 * MILLI);
     }
-    let all = percents(&mut world, 100 * MILLI, 2 * SECOND);
-    assert_eq!((world.scheduler.anomalies(0).backwards, world.scheduler.anomalies(1).backwards), (2, 0));
+    let all = percents(&mut simulation, 100 * MILLI, 2 * SECOND);
+    assert_eq!(
+        (simulation.scheduler.anomalies(0).backwards, simulation.scheduler.anomalies(1).backwards),
+        (2, 0)
+    );
     assert!((all[1] - 70.0).abs() < 2.0, "{all:?}");
-    world.tenant(0).view.spent = 1 << 62;
-    let all = percents(&mut world, SECOND, 2 * SECOND);
-    assert_eq!(world.scheduler.anomalies(0).leaps, 1);
+    simulation.tenant(0).view.spent = 1 << 62;
+    let all = percents(&mut simulation, SECOND, 2 * SECOND);
+    assert_eq!(simulation.scheduler.anomalies(0).leaps, 1);
     assert!((all[1] - 70.0).abs() < 2.0, "{all:?}");
-    // Ten seconds of debt, and not more, at three tenths of the time.
-    let all = percents(&mut world, 32 * SECOND, 2 * SECOND);
+    // Ten seconds of debt at most, paid off at 30 % of the time.
+    let all = percents(&mut simulation, 32 * SECOND, 2 * SECOND);
     assert!((all[0] - 30.0).abs() < 2.0, "{all:?}");
 }
 
-/// Who claims to have used more lent time than has passed puts nobody else behind: not those who come and go either.
+/// A container that claims to have used more lent time than has passed puts no other behind, not even those that join
+/// and leave.
 #[test]
-fn lent_time_cannot_be_forged_away() {
-    for spent in [Lie::None, Lie::Extremes, Lie::Anything, Lie::Always(0), Lie::Part(100)] {
+fn forged_lent_time_disadvantages_only_its_container() {
+    for spent in [
+        ForgedValue::None,
+        ForgedValue::Extremes,
+        ForgedValue::Anything,
+        ForgedValue::Always(0),
+        ForgedValue::Part(100),
+    ] {
         for seed in 1..4 {
-            let free = || Tenant::new(0, 100, MOSTLY_SHORT);
-            let bursty = free().habit(Habit::Bursts(8 * MILLI, 4 * MILLI));
-            let forger = free().word(Word::Forged { spent, busy_until: Lie::None, waiting: None });
-            let mut world = World::new(seed, vec![free(), bursty, forger]);
-            let all = percents(&mut world, SECOND, 10 * SECOND);
+            let free = || SimulatedTenant::new(0, 100, MOSTLY_SHORT_KERNELS);
+            let bursty = free().pattern(LaunchPattern::Bursts(8 * MILLI, 4 * MILLI));
+            let forger =
+                free().reporting(Reporting::Forged { spent, busy_until: ForgedValue::None, waiting: None });
+            let mut simulation = Simulation::new(seed, vec![free(), bursty, forger]);
+            let all = percents(&mut simulation, SECOND, 10 * SECOND);
             // It may waste its own third.
             assert!(all[0] > 30.0 && all[1] > 15.0, "{spent:?} {all:?}");
         }
     }
 }
 
-/// More is promised than there is: everybody has less, by its weight.
+/// More is guaranteed than there is: every container has less, in proportion to its guarantee.
 #[test]
-fn promises_beyond_the_gpu_shrink_together() {
-    let mut world = World::new(1, [90, 60].map(|cores| Tenant::new(cores, cores, MOSTLY_SHORT)).to_vec());
-    let all = percents(&mut world, 2 * SECOND, 10 * SECOND);
+fn overcommitted_guarantees_shrink_in_proportion() {
+    let mut simulation = Simulation::new(
+        1,
+        [90, 60].map(|cores| SimulatedTenant::new(cores, cores, MOSTLY_SHORT_KERNELS)).to_vec(),
+    );
+    let all = percents(&mut simulation, 2 * SECOND, 10 * SECOND);
     assert!((all[0] - 60.0).abs() < 2.0 && (all[1] - 40.0).abs() < 2.0, "{all:?}");
 }
 
-/// Two processes of one container that each think they have the GPU alone do not run into the next one's turn: not
-/// when that has been seen for a while.
+/// Two processes of one container that each assume to have the GPU alone do not run into the next container's turn,
+/// once that has been observed for a while.
 #[test]
-fn processes_of_one_container_are_added_up() {
+fn processes_of_one_container_are_summed() {
     let share = ContainerView {
         cores: 50 * PERCENT,
         ceiling: 50 * PERCENT,
@@ -394,61 +457,73 @@ fn processes_of_one_container_are_added_up() {
     assert!(early <= 1, "{early}");
 }
 
-/// How much of its promise a steady one of the lowest priority gets beside others, at least. Over so long that one turn more or
-/// less does not count.
-fn beside(others: Vec<Tenant>, cores: u32) -> f64 {
+/// Returns the smallest fraction of its guarantee that a steady container of the lowest priority gets beside others,
+/// over a time in which one turn does not matter.
+fn guarantee_kept_beside(others: Vec<SimulatedTenant>, cores: u32) -> f64 {
     let kept = (1..4).map(|seed| {
-        let mut all = vec![Tenant::new(cores, cores, &[50 * MICRO, 300 * MICRO])];
+        let mut all = vec![SimulatedTenant::new(cores, cores, &[50 * MICRO, 300 * MICRO])];
         all.extend(others.clone());
-        percents(&mut World::new(seed, all), SECOND, 20 * SECOND)[0] / f64::from(cores)
+        percents(&mut Simulation::new(seed, all), SECOND, 20 * SECOND)[0] / f64::from(cores)
     });
     kept.fold(f64::MAX, f64::min)
 }
 
-/// Says that work will run, has all wait for it, and says afterwards that there was none: again and again, in front of
-/// others because of its priority.
+/// The forger announces work, makes all others wait for it, and then reports that there was none, repeatedly and ahead
+/// of others by its priority.
 #[test]
-fn who_takes_back_what_it_was_charged_has_paid_for_the_wait() {
+fn refunded_charges_do_not_refund_held_time() {
     for work in [300 * MICRO, 5 * MILLI, 20 * MILLI] {
         for (priority, accomplice) in [(0, 1), (1, 1), (1, 7)] {
-            let mut forger = Tenant::new(41, 41, SHORT)
-                .habit(Habit::Stopped)
+            let mut forger = SimulatedTenant::new(41, 41, SHORT_KERNELS)
+                .pattern(LaunchPattern::Stopped)
                 .priority(priority)
-                .word(Word::Forged { spent: Lie::Extremes, busy_until: Lie::Anything, waiting: Some(true) });
+                .reporting(Reporting::Forged {
+                    spent: ForgedValue::Extremes,
+                    busy_until: ForgedValue::Anything,
+                    waiting: Some(true),
+                });
             forger.view.spent = work;
-            let other = Tenant::new(accomplice, accomplice, SHORT)
-                .habit(Habit::Synchronises(10 * MICRO))
+            let other = SimulatedTenant::new(accomplice, accomplice, SHORT_KERNELS)
+                .pattern(LaunchPattern::Synchronizes(10 * MICRO))
                 .priority(priority)
-                .word(Word::Forged { spent: Lie::None, busy_until: Lie::Always(0), waiting: None });
-            let kept = beside(vec![forger, other], 5);
+                .reporting(Reporting::Forged {
+                    spent: ForgedValue::None,
+                    busy_until: ForgedValue::Always(0),
+                    waiting: None,
+                });
+            let kept = guarantee_kept_beside(vec![forger, other], 5);
             assert!(kept > 0.97, "{work} {priority} {accomplice}: {kept}");
         }
     }
 }
 
-/// A turn that costs next to nothing, and then the other's: both hold the GPU and hardly use it. Who goes first by its
-/// priority need not even lie for that.
+/// Each takes a turn that costs almost nothing, and passes it to the other: both hold the GPU and hardly use it. With a
+/// higher priority they need not even lie.
 #[test]
-fn two_that_pass_the_turn_to_each_other_keep_nobody_out() {
-    let polite = || Tenant::new(20, 20, &[10 * MICRO]).habit(Habit::Synchronises(60 * MICRO)).priority(1);
-    let forges = |spent, busy_until, waiting| Word::Forged { spent, busy_until, waiting };
-    let empty = forges(Lie::Extremes, Lie::Anything, Some(true));
+fn colluding_containers_do_not_starve_others() {
+    let polite = || {
+        SimulatedTenant::new(20, 20, &[10 * MICRO])
+            .pattern(LaunchPattern::Synchronizes(60 * MICRO))
+            .priority(1)
+    };
+    let forges = |spent, busy_until, waiting| Reporting::Forged { spent, busy_until, waiting };
+    let empty = forges(ForgedValue::Extremes, ForgedValue::Anything, Some(true));
     for (name, tenant) in [
         ("honest", polite()),
-        ("never at work", polite().word(forges(Lie::None, Lie::Always(0), None))),
-        ("hardly charged", polite().word(forges(Lie::Part(10), Lie::Always(0), None))),
-        ("nothing but words", polite().habit(Habit::Stopped).word(empty)),
+        ("never at work", polite().reporting(forges(ForgedValue::None, ForgedValue::Always(0), None))),
+        ("hardly charged", polite().reporting(forges(ForgedValue::Part(10), ForgedValue::Always(0), None))),
+        ("reports only", polite().pattern(LaunchPattern::Stopped).reporting(empty)),
     ] {
         for cores in [5, 50] {
-            let kept = beside(vec![tenant.clone(), tenant.clone()], cores);
+            let kept = guarantee_kept_beside(vec![tenant.clone(), tenant.clone()], cores);
             assert!(kept > 0.97, "{name}: {kept} of {cores}");
         }
     }
 }
 
-/// A container can make its own words unreadable, and readable again. It has its debt afterwards.
+/// A container can make its own `usage` unreadable, and readable again. It keeps its debt.
 #[test]
-fn nobody_loses_its_debt_by_hiding() {
+fn unreadable_container_keeps_its_debt() {
     let share = ContainerView {
         cores: 10 * PERCENT,
         ceiling: 10 * PERCENT,
@@ -463,9 +538,9 @@ fn nobody_loses_its_debt_by_hiding() {
     assert!(debt < 0, "{debt}");
     scheduler.decide(SECOND + 2 * MILLI, &[None, Some(share)]);
     scheduler.decide(SECOND + 3 * MILLI, &[Some(spent), Some(share)]);
-    // Two milliseconds have passed, a tenth of which is its own.
+    // Two milliseconds have passed, a tenth of which is its share.
     assert_eq!(scheduler.credit(0) - debt, 200_000);
-    scheduler.vacate(0);
+    scheduler.remove(0);
     scheduler.decide(SECOND + 4 * MILLI, &[Some(spent), Some(share)]);
-    assert!(scheduler.credit(0) > 0, "somebody else has no debt");
+    assert!(scheduler.credit(0) > 0, "a new container has no debt");
 }

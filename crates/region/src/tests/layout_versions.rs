@@ -1,8 +1,10 @@
-//! Regions of several layouts, and regions that grow.
+//! Tests of regions of several layouts, and of regions that grow.
 
 use super::*;
 use crate::layout::FileHeader;
-use crate::{LIMITS, MAX_GPUS, RegionError, RegionHandle, USAGE, UsageReader, WHOLE_GPU, is_in_use};
+use crate::{
+    LIMITS_FILE, MAX_GPUS, RegionError, RegionHandle, USAGE_FILE, UsageReader, WHOLE_GPU, is_in_use,
+};
 use std::fs;
 use std::mem::offset_of;
 use std::os::unix::fs::{MetadataExt, chown, symlink};
@@ -23,22 +25,22 @@ fn effective_user() -> u32 {
 }
 
 fn contents(folder: &Path) -> [Vec<u8>; 2] {
-    [LIMITS, USAGE].map(|file| fs::read(folder.join(file)).unwrap())
+    [LIMITS_FILE, USAGE_FILE].map(|file| fs::read(folder.join(file)).unwrap())
 }
 
-/// The region as a release before layout 2 wrote it.
+/// Rewrites the region as a release before layout 2 wrote it.
 fn make_layout_1(folder: &TempDir) {
-    for file in [LIMITS, USAGE] {
+    for file in [LIMITS_FILE, USAGE_FILE] {
         overwrite(folder, file, offset_of!(FileHeader, version), &1u32.to_le_bytes());
     }
-    // No base, no generation.
-    overwrite(folder, LIMITS, 28, &[0; 8]);
-    let path = folder.path().join(LIMITS);
+    // Layout 1 has neither base nor generation.
+    overwrite(folder, LIMITS_FILE, 28, &[0; 8]);
+    let path = folder.path().join(LIMITS_FILE);
     for gpu in 0..MAX_GPUS {
         for word in [32, 36] {
             let at = 128 + gpu * 256 + word;
             let bytes = fs::read(&path).unwrap()[at..at + 4].try_into().unwrap();
-            overwrite(folder, LIMITS, at, &(u32::from_le_bytes(bytes) / 10).to_le_bytes());
+            overwrite(folder, LIMITS_FILE, at, &(u32::from_le_bytes(bytes) / 10).to_le_bytes());
         }
     }
 }
@@ -62,22 +64,28 @@ fn layout_1_is_adopted_in_its_own_unit() {
     drop(handle);
     make_layout_1(&folder);
     let tenant = attach(&folder);
-    tenant.reserve(0, 3 * UNIT).unwrap();
-    // Hundredths of a percent: what was finer is gone.
+    tenant.reserve(0, 3 * MEMORY_UNIT).unwrap();
+    // The unit is hundredths of a percent: finer digits are lost.
     assert_eq!((tenant.cores(0), tenant.ceiling(0), tenant.cores(2)), (12_340, 50_000, 0));
-    let wanted = [gpu(1), GpuShare { cores: 9, ceiling: WHOLE_GPU, memory: 5 * UNIT, ..gpu(2) }];
+    let wanted = [gpu(1), GpuShare { cores: 9, ceiling: WHOLE_GPU, memory: 5 * MEMORY_UNIT, ..gpu(2) }];
     let handle = RegionHandle::adopt(folder.path(), &wanted, effective_user()).unwrap();
     assert_eq!((handle.owner().layout(), handle.owner().base_gpus(), handle.owner().gpus()), (1, 2, 2));
-    assert_eq!((tenant.cores(1), tenant.ceiling(1), tenant.memory_limit(1)), (10, WHOLE_GPU, Some(5 * UNIT)));
+    assert_eq!(
+        (tenant.cores(1), tenant.ceiling(1), tenant.memory_limit(1)),
+        (10, WHOLE_GPU, Some(5 * MEMORY_UNIT))
+    );
     // The file keeps its layout and its unit.
     let [limits, _] = contents(folder.path());
     let word = |at: usize| u32::from_le_bytes(limits[at..at + 4].try_into().unwrap());
     assert_eq!((word(8), word(128 + 256 + 32), word(128 + 256 + 36)), (1, 1, 10_000));
-    assert_eq!(handle.reader().snapshot().unwrap().gpus[0].used, 3 * UNIT);
-    // The same again changes nothing, although the file cannot hold all digits.
+    assert_eq!(handle.reader().snapshot().unwrap().gpus[0].used, 3 * MEMORY_UNIT);
+    // The same shares again change nothing, although the file cannot hold all digits.
     assert!(!handle.apply(&wanted).unwrap());
-    assert!(handle.apply(&[GpuShare { memory: 9 * UNIT, ..gpu(1) }]).unwrap());
-    assert_eq!((tenant.memory_limit(0), tenant.memory_limit(1)), (Some(9 * UNIT), Some(5 * UNIT)));
+    assert!(handle.apply(&[GpuShare { memory: 9 * MEMORY_UNIT, ..gpu(1) }]).unwrap());
+    assert_eq!(
+        (tenant.memory_limit(0), tenant.memory_limit(1)),
+        (Some(9 * MEMORY_UNIT), Some(5 * MEMORY_UNIT))
+    );
     drop(tenant);
     assert_eq!(handle.reader().snapshot().unwrap().gpus[0].used, 0);
 }
@@ -96,7 +104,7 @@ fn layout_1_cannot_grow() {
 
 #[test]
 fn unsupported_layout_is_left_untouched_by_every_side() {
-    for (file, other) in [(LIMITS, USAGE), (USAGE, LIMITS)] {
+    for (file, other) in [(LIMITS_FILE, USAGE_FILE), (USAGE_FILE, LIMITS_FILE)] {
         let (folder, handle) = create(&[gpu(1)]);
         drop(handle);
         overwrite(&folder, file, offset_of!(FileHeader, version), &3u32.to_le_bytes());
@@ -112,7 +120,7 @@ fn unsupported_layout_is_left_untouched_by_every_side() {
         is_unsupported(RegionHandle::adopt(folder.path(), &[gpu(1)], user).unwrap_err());
         is_unsupported(RegionHandle::create(folder.path(), &[gpu(1)], RegionPolicy::default()).unwrap_err());
         is_unsupported(RegionTenant::attach(folder.path()).unwrap_err());
-        if file == USAGE {
+        if file == USAGE_FILE {
             is_unsupported(UsageReader::open(folder.path()).unwrap_err());
         }
         assert!(contents(folder.path()) == before);
@@ -120,12 +128,12 @@ fn unsupported_layout_is_left_untouched_by_every_side() {
     }
 }
 
-/// Damages a file.
-type Damage = fn(&Path);
+/// A function that damages a file.
+type DamageFn = fn(&Path);
 
 #[test]
 fn damaged_files_are_refused_by_name_and_not_changed() {
-    let damage: [(&str, Damage); 4] = [
+    let damage: [(&str, DamageFn); 4] = [
         ("truncated", |path| fs::File::options().write(true).open(path).unwrap().set_len(4096).unwrap()),
         ("magic number", |path| fs::write(path, vec![7; 3 << 20]).unwrap()),
         ("symbolic link", |path| {
@@ -138,7 +146,7 @@ fn damaged_files_are_refused_by_name_and_not_changed() {
             fs::create_dir(path).unwrap();
         }),
     ];
-    for file in [LIMITS, USAGE] {
+    for file in [LIMITS_FILE, USAGE_FILE] {
         for (word, break_it) in damage {
             let (folder, handle) = create(&[gpu(1)]);
             let tenant = attach(&folder);
@@ -153,10 +161,13 @@ fn damaged_files_are_refused_by_name_and_not_changed() {
             let after = fs::symlink_metadata(&path).unwrap();
             assert_eq!((after.len(), after.modified().unwrap()), (about.len(), about.modified().unwrap()));
             if matches!(word, "symbolic link" | "regular file") {
-                // A process that has the old file mapped is still held by it.
-                assert!(tenant.reserve(0, 11 * UNIT).is_err() && tenant.reserve(0, 10 * UNIT).is_ok());
+                // A process that has the old file mapped is still limited by it.
+                assert!(
+                    tenant.reserve(0, 11 * MEMORY_UNIT).is_err()
+                        && tenant.reserve(0, 10 * MEMORY_UNIT).is_ok()
+                );
             }
-            // The memory of a truncated file is gone: dropping the tenant would touch it.
+            // The memory of a truncated file is gone: dropping the tenant would touch it and be killed.
             std::mem::forget(tenant);
         }
     }
@@ -171,14 +182,17 @@ fn another_users_files_are_refused() {
     let (folder, handle) = create(&[gpu(1)]);
     drop(handle);
     let adopt = |user| RegionHandle::adopt(folder.path(), &[gpu(1)], user);
-    chown(folder.path().join(USAGE), Some(4321), None).unwrap();
+    chown(folder.path().join(USAGE_FILE), Some(4321), None).unwrap();
     let error = adopt(0).unwrap_err();
     assert!(matches!(error, RegionError::ForeignOwner { owner: 4321, expected: 0, .. }), "{error}");
-    // That user's container may have it so.
+    // A region of that user's container is adopted.
     adopt(4321).unwrap();
-    chown(folder.path().join(LIMITS), Some(4321), None).unwrap();
+    chown(folder.path().join(LIMITS_FILE), Some(4321), None).unwrap();
     let error = adopt(4321).unwrap_err();
-    assert!(matches!(&error, RegionError::ForeignOwner { path, .. } if path.ends_with(LIMITS)), "{error}");
+    assert!(
+        matches!(&error, RegionError::ForeignOwner { path, .. } if path.ends_with(LIMITS_FILE)),
+        "{error}"
+    );
     assert!(error.to_string().contains("belongs to user 4321, not to user 0"), "{error}");
 }
 
@@ -190,17 +204,20 @@ fn region_grows_in_place_under_a_running_process() {
     let generation = tenant.generation();
     let before = contents(folder.path());
     let inode = |file: &str| fs::metadata(folder.path().join(file)).unwrap().ino();
-    let inodes = [LIMITS, USAGE].map(inode);
+    let inodes = [LIMITS_FILE, USAGE_FILE].map(inode);
     assert_eq!(handle.owner().extend(&gpu(2)).unwrap(), 1);
     assert_ne!(tenant.generation(), generation);
-    assert_eq!((tenant.gpus(), tenant.find(&[2; 16]), tenant.memory_limit(1)), (2, Some(1), Some(10 * UNIT)));
-    tenant.reserve(1, 10 * UNIT).unwrap();
+    assert_eq!(
+        (tenant.gpus(), tenant.find(&[2; 16]), tenant.memory_limit(1)),
+        (2, Some(1), Some(10 * MEMORY_UNIT))
+    );
+    tenant.reserve(1, 10 * MEMORY_UNIT).unwrap();
     assert!(tenant.reserve(1, 1).is_err());
-    assert_eq!(handle.reader().snapshot().unwrap().gpus[1].used, 10 * UNIT);
+    assert_eq!(handle.reader().snapshot().unwrap().gpus[1].used, 10 * MEMORY_UNIT);
     assert_eq!((handle.owner().gpus(), handle.owner().base_gpus()), (2, 1));
-    // The base's own words are as they were.
+    // The words of the base are unchanged.
     assert!(contents(folder.path())[0][128..384] == before[0][128..384]);
-    assert_eq!([LIMITS, USAGE].map(inode), inodes);
+    assert_eq!([LIMITS_FILE, USAGE_FILE].map(inode), inodes);
     assert!(matches!(handle.owner().extend(&gpu(1)), Err(RegionError::DuplicateGpu(0))));
     for name in 3..=16 {
         handle.owner().extend(&gpu(name)).unwrap();
@@ -223,18 +240,18 @@ fn grown_region_is_the_same_region() {
     for other in [&[][..], &[1], &[2, 1], &[1, 3], &[1, 2, 4], &[1, 2, 4, 3]] {
         assert!(matches!(adopt(other), Err(RegionError::OtherGpus(_))), "{other:?}");
     }
-    // An attachment that was recorded before a crash, and not yet made.
+    // An attachment that was recorded before a crash, and not made yet.
     assert_eq!(adopt(&[1, 2, 3, 4]).unwrap(), 4);
     assert_eq!(RegionHandle::open(folder.path()).unwrap().owner().base_gpus(), 2);
 }
 
 #[test]
-fn region_in_use_is_told_by_its_locks_whatever_its_layout() {
+fn region_in_use_is_detected_by_its_locks_in_any_layout() {
     let (folder, handle) = create(&[gpu(1)]);
     assert!(!is_in_use(folder.path()));
     let tenant = attach(&folder);
     assert!(is_in_use(folder.path()));
-    overwrite(&folder, USAGE, offset_of!(FileHeader, version), &9u32.to_le_bytes());
+    overwrite(&folder, USAGE_FILE, offset_of!(FileHeader, version), &9u32.to_le_bytes());
     assert!(is_in_use(folder.path()));
     drop(tenant);
     assert!(!is_in_use(folder.path()) && !is_in_use(&folder.path().join("nowhere")));

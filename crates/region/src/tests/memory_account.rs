@@ -2,19 +2,19 @@ use crate::memory_account::{
     AccountWord, MAX_SLOTS, MemoryAccount, NUMBER_MASK, SlotTable, SlotValues, SlotWords, UNITS_MASK,
     UNLIMITED, newer, units, used,
 };
-use crate::{SLOT_COUNT, UNIT};
+use crate::{MEMORY_UNIT, SLOT_COUNT};
 use proptest::prelude::*;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 #[derive(Default)]
-struct Lane {
+struct TestLane {
     total: AtomicU64,
     intent: AtomicU64,
     confirmed: AtomicU64,
 }
 
-impl SlotTable for &[Lane; 3] {
+impl SlotTable for &[TestLane; 3] {
     fn words(&self, slot: usize) -> Option<SlotWords<'_>> {
         let lane = self.get(slot)?;
         Some(SlotWords { total: &lane.total, intent: &lane.intent, confirmed: &lane.confirmed })
@@ -22,13 +22,13 @@ impl SlotTable for &[Lane; 3] {
 }
 
 #[derive(Default)]
-struct Gpu {
+struct TestGpu {
     word: AtomicU64,
-    lanes: [Lane; 3],
+    lanes: [TestLane; 3],
 }
 
-impl Gpu {
-    fn account(&self, slot: usize) -> MemoryAccount<'_, &[Lane; 3]> {
+impl TestGpu {
+    fn account(&self, slot: usize) -> MemoryAccount<'_, &[TestLane; 3]> {
         MemoryAccount { word: &self.word, lanes: &self.lanes, slot }
     }
 }
@@ -37,15 +37,15 @@ const _: () = assert!(SLOT_COUNT <= MAX_SLOTS);
 
 proptest! {
     #[test]
-    fn words_round_trip(units in 0..=UNITS_MASK, number in 0..=NUMBER_MASK, slot in 0..1024u64) {
+    fn account_word_round_trips(units in 0..=UNITS_MASK, number in 0..=NUMBER_MASK, slot in 0..1024u64) {
         let word = AccountWord { units, number, slot };
         prop_assert_eq!(AccountWord::unpack(word.pack()), word);
     }
 
-    /// Whatever the words say, an operation ends, and leaves words that mean something.
+    /// Whatever the words contain, an operation terminates and leaves words that can be decoded.
     #[test]
-    fn any_words_can_be_worked_with(words in any::<[u64; 10]>(), asked in any::<u64>(), capacity in any::<u64>()) {
-        let gpu = Gpu::default();
+    fn operations_on_arbitrary_words_terminate(words in any::<[u64; 10]>(), asked in any::<u64>(), capacity in any::<u64>()) {
+        let gpu = TestGpu::default();
         gpu.word.store(words[0], Release);
         for (lane, words) in gpu.lanes.iter().zip(words[1..].chunks(3)) {
             lane.total.store(words[0], Release);
@@ -66,11 +66,11 @@ proptest! {
 }
 
 #[test]
-fn who_was_long_alone_is_still_confirmed() {
-    let gpu = Gpu::default();
+fn sole_user_is_confirmed_after_number_wraparound() {
+    let gpu = TestGpu::default();
     let [one, two] = [0, 1].map(|slot| gpu.account(slot));
     let lane = &gpu.lanes[0];
-    // As after so many operations of its own.
+    // Simulates this many operations of its own.
     for number in [(1 << 28) - 2, (1 << 29) - 2, 3 * (1 << 28) - 2, NUMBER_MASK - 2] {
         let word = AccountWord { units: 0, number, slot: 0 }.pack();
         lane.total.store(word, Release);
@@ -89,34 +89,34 @@ fn who_was_long_alone_is_still_confirmed() {
 }
 
 #[test]
-fn numbers_go_round() {
+fn operation_numbers_wrap_around() {
     assert!(newer(1, 0) && newer(0, NUMBER_MASK) && !newer(0, 1) && !newer(7, 7));
 }
 
 #[test]
-fn what_cannot_be_counted_is_cut_where_there_is_no_limit() {
-    let gpu = Gpu::default();
+fn unlimited_account_saturates_at_max_units() {
+    let gpu = TestGpu::default();
     let [one, two] = [0, 1].map(|slot| gpu.account(slot));
     assert_eq!(one.take(5, UNLIMITED), Some(5));
     assert_eq!(two.take(u64::MAX, UNLIMITED), Some(UNITS_MASK));
     assert_eq!(one.take(5, UNLIMITED), Some(UNITS_MASK));
     two.give(u64::MAX);
     assert_eq!((one.held(), two.held()), (10, 0));
-    // A limit that is too large to be counted is not the same as none.
+    // A limit that is too large to be counted is not the same as no limit.
     assert_eq!(one.take(u64::MAX, UNLIMITED - 1), None);
 }
 
 #[test]
-fn bytes_are_rounded_up() {
-    assert_eq!([0, 1, UNIT, UNIT + 1, u64::MAX].map(units), [0, 1, 1, 2, 1 << 48]);
+fn bytes_round_up_to_units() {
+    assert_eq!([0, 1, MEMORY_UNIT, MEMORY_UNIT + 1, u64::MAX].map(units), [0, 1, 1, 2, 1 << 48]);
 }
 
 #[test]
-fn unfinished_operations_are_told_from_finished_ones() {
+fn unfinished_operation_resolves_by_word_or_confirmation() {
     let word = |units, number, slot| AccountWord { units, number, slot }.pack();
     let values = SlotValues { total: word(3, 8, 0), intent: word(5, 9, 0), confirmed: 8 };
-    assert_eq!(values.truly_held(word(9, 9, 1), 1).units, 5);
-    assert_eq!(values.truly_held(word(9, 9, 2), 1).units, 3);
-    assert_eq!(SlotValues { confirmed: 9, ..values }.truly_held(word(9, 9, 2), 1).units, 5);
-    assert!(values.are_of_one_time() && !SlotValues { intent: word(5, 10, 0), ..values }.are_of_one_time());
+    assert_eq!(values.resolve_held(word(9, 9, 1), 1).units, 5);
+    assert_eq!(values.resolve_held(word(9, 9, 2), 1).units, 3);
+    assert_eq!(SlotValues { confirmed: 9, ..values }.resolve_held(word(9, 9, 2), 1).units, 5);
+    assert!(values.is_consistent() && !SlotValues { intent: word(5, 10, 0), ..values }.is_consistent());
 }

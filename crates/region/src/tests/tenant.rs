@@ -1,7 +1,7 @@
 use super::*;
 use crate::layout::{FileHeader, LIMITS_SIZE, USAGE_SIZE, UsageFile};
 use crate::protocol::NO_MEMORY_LIMIT;
-use crate::{LIMITS, MAX_GPUS, Refused, RegionError, SLOT_COUNT, USAGE, futex};
+use crate::{LIMITS_FILE, MAX_GPUS, RegionError, ReservationRefused, SLOT_COUNT, USAGE_FILE, futex};
 use proptest::prelude::*;
 use std::mem::offset_of;
 use std::sync::atomic::AtomicBool;
@@ -9,42 +9,46 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
 #[test]
-fn a_process_comes_is_seen_and_goes() {
+fn process_attaches_is_listed_and_detaches() {
     let (folder, _owner) = region(&[10, 20]);
     let (one, two) = (attach(&folder), attach(&folder));
     assert_eq!((one.gpus(), one.slot(), two.slot()), (2, 0, 1));
     assert_eq!((one.find(&[7; 16]), one.find(&[8; 16])), (Some(0), None));
-    one.reserve(1, 3 * UNIT - 1).unwrap();
+    one.reserve(1, 3 * MEMORY_UNIT - 1).unwrap();
     let seen: Vec<_> = two.processes().collect();
     assert_eq!(seen.len(), 2);
-    assert_eq!((seen[0].pid, seen[0].held[1], seen[1].held[1]), (std::process::id(), 3 * UNIT, 0));
+    assert_eq!((seen[0].pid, seen[0].held[1], seen[1].held[1]), (std::process::id(), 3 * MEMORY_UNIT, 0));
     assert!(seen[0].started > 0 && seen[0].namespace > 0);
-    assert_eq!((two.used(1), two.used(0), two.held(1), one.held(1)), (3 * UNIT, 0, 0, 3 * UNIT));
+    assert_eq!(
+        (two.used(1), two.used(0), two.held(1), one.held(1)),
+        (3 * MEMORY_UNIT, 0, 0, 3 * MEMORY_UNIT)
+    );
     drop(one);
     assert_eq!((two.used(1), two.processes().count()), (0, 1));
-    assert_eq!(two.gpu_account(1).peak(), 3 * UNIT);
+    assert_eq!(two.gpu_account(1).peak(), 3 * MEMORY_UNIT);
     assert_eq!(attach(&folder).slot(), 0);
 }
 
 #[test]
-fn what_is_there_is_given_and_no_more() {
+fn reservations_are_granted_up_to_the_limit() {
     let (folder, _owner) = region(&[10]);
     let (one, two) = (attach(&folder), attach(&folder));
-    one.reserve(0, 6 * UNIT).unwrap();
-    let refused = Refused { asked: 4 * UNIT + 1, used: 6 * UNIT, limit: 10 * UNIT };
-    assert_eq!(two.reserve(0, 4 * UNIT + 1), Err(refused));
-    two.reserve(0, 4 * UNIT).unwrap();
+    one.reserve(0, 6 * MEMORY_UNIT).unwrap();
+    let refused =
+        ReservationRefused { asked: 4 * MEMORY_UNIT + 1, used: 6 * MEMORY_UNIT, limit: 10 * MEMORY_UNIT };
+    assert_eq!(two.reserve(0, 4 * MEMORY_UNIT + 1), Err(refused));
+    two.reserve(0, 4 * MEMORY_UNIT).unwrap();
     assert!(one.reserve(0, 1).is_err() && one.reserve(0, u64::MAX).is_err());
     one.reserve(0, 0).unwrap();
     assert_eq!(one.gpu_account(0).refusals(), 3);
-    // Who tries has not been refused before it says so.
+    // A caller that only tries is not counted as refused until it reports that.
     assert!(!one.try_reserve(0, 1) && one.gpu_account(0).refusals() == 3);
     one.note_refusal(0);
     assert_eq!(one.gpu_account(0).refusals(), 4);
-    two.release(0, 4 * UNIT);
-    one.reserve(0, 4 * UNIT).unwrap();
-    assert_eq!((one.used(0), one.held(0), two.held(0)), (10 * UNIT, 10 * UNIT, 0));
-    // No GPU of the container's: nothing of it is given, and nothing breaks.
+    two.release(0, 4 * MEMORY_UNIT);
+    one.reserve(0, 4 * MEMORY_UNIT).unwrap();
+    assert_eq!((one.used(0), one.held(0), two.held(0)), (10 * MEMORY_UNIT, 10 * MEMORY_UNIT, 0));
+    // A GPU that the container does not have: nothing is granted, and nothing breaks.
     for gpu in [1, MAX_GPUS, usize::MAX] {
         assert!(one.reserve(gpu, 1).is_err());
         one.release(gpu, 1);
@@ -54,46 +58,52 @@ fn what_is_there_is_given_and_no_more() {
 }
 
 #[test]
-fn without_a_limit_everything_is_given_and_counted() {
+fn unlimited_gpu_grants_and_counts_everything() {
     let folder = tempfile::tempdir().unwrap();
     let owner = RegionOwner::create(folder.path(), &[GpuShare::default()], RegionPolicy::default()).unwrap();
     let region = attach(&folder);
-    region.reserve(0, 5 * UNIT).unwrap();
-    assert_eq!((region.used(0), region.memory_limit(0)), (5 * UNIT, None));
+    region.reserve(0, 5 * MEMORY_UNIT).unwrap();
+    assert_eq!((region.used(0), region.memory_limit(0)), (5 * MEMORY_UNIT, None));
     region.reserve(0, u64::MAX).unwrap();
     region.release(0, u64::MAX);
     assert_eq!(region.used(0), 0);
-    region.reserve(0, 5 * UNIT).unwrap();
-    // A limit that comes later counts what there is.
+    region.reserve(0, 5 * MEMORY_UNIT).unwrap();
+    // A limit that is set later counts what is already in use.
     owner.set(0, &share(6)).unwrap();
-    assert!(region.reserve(0, 2 * UNIT).is_err() && region.reserve(0, UNIT).is_ok());
+    assert!(region.reserve(0, 2 * MEMORY_UNIT).is_err() && region.reserve(0, MEMORY_UNIT).is_ok());
 }
 
 #[test]
-fn limits_change_while_programs_run() {
+fn limits_change_while_processes_run() {
     let (folder, owner) = region(&[10]);
     let region = attach(&folder);
-    region.reserve(0, 8 * UNIT).unwrap();
+    region.reserve(0, 8 * MEMORY_UNIT).unwrap();
     owner.set(0, &share(4)).unwrap();
-    assert_eq!(region.memory_limit(0), Some(4 * UNIT));
+    assert_eq!(region.memory_limit(0), Some(4 * MEMORY_UNIT));
     assert!(region.reserve(0, 1).is_err());
     assert_eq!(region.memory_limit(0).unwrap().saturating_sub(region.used(0)), 0);
-    region.release(0, 5 * UNIT);
-    region.reserve(0, UNIT).unwrap();
-    assert_eq!(region.used(0), 4 * UNIT);
-    // A GPU is attached.
-    let added =
-        GpuShare { uuid: [9; 16], cores: 30_000, ceiling: 50_000, priority: 2, gated: true, ..share(2) };
+    region.release(0, 5 * MEMORY_UNIT);
+    region.reserve(0, MEMORY_UNIT).unwrap();
+    assert_eq!(region.used(0), 4 * MEMORY_UNIT);
+    // A GPU is attached while the process runs.
+    let added = GpuShare {
+        uuid: [9; 16],
+        cores: 30_000,
+        ceiling: 50_000,
+        priority: 2,
+        waits_for_turns: true,
+        ..share(2)
+    };
     assert!(matches!(owner.set(1, &added), Err(RegionError::NoSuchGpu { gpu: 1, gpus: 1 })));
     assert_eq!(owner.extend(&added).unwrap(), 1);
     assert_eq!((region.gpus(), region.find(&[9; 16]), owner.share(1)), (2, Some(1), Some(added)));
     let limits = region.limits(1);
     assert_eq!(
-        (region.cores(1), region.ceiling(1), limits.priority(), limits.gated()),
+        (region.cores(1), region.ceiling(1), limits.priority(), limits.waits_for_turns()),
         (30_000, 50_000, 2, true)
     );
-    region.reserve(1, 2 * UNIT).unwrap();
-    let policy = RegionPolicy { oversubscribe: true, gate_copies: true };
+    region.reserve(1, 2 * MEMORY_UNIT).unwrap();
+    let policy = RegionPolicy { oversubscribe: true, throttle_copies: true };
     owner.set_policy(policy);
     assert_eq!((region.policy(), owner.policy()), (policy, policy));
     let too_much = GpuShare { memory: NO_MEMORY_LIMIT - 1, ..share(0) };
@@ -101,23 +111,26 @@ fn limits_change_while_programs_run() {
 }
 
 #[test]
-fn a_region_is_taken_over_and_usage_is_kept() {
+fn reopened_region_keeps_its_usage() {
     let (folder, owner) = region(&[10]);
     let region = attach(&folder);
-    region.reserve(0, 8 * UNIT).unwrap();
+    region.reserve(0, 8 * MEMORY_UNIT).unwrap();
     owner.beat(0, 77);
     owner.beat(1, 78);
     drop(owner);
     let owner = RegionOwner::open(folder.path()).unwrap();
     assert_eq!((owner.gpus(), owner.heartbeat(0), region.heartbeat(0)), (1, 77, 77));
-    // There is no such GPU to beat for.
+    // The region has no such GPU, so there is no heartbeat.
     assert_eq!((owner.heartbeat(1), region.heartbeat(1)), (0, 0));
     owner.set(0, &share(9)).unwrap();
-    assert_eq!(region.memory_limit(0), Some(9 * UNIT));
+    assert_eq!(region.memory_limit(0), Some(9 * MEMORY_UNIT));
     RegionOwner::create(folder.path(), &[share(20)], RegionPolicy::default()).unwrap();
-    assert_eq!((attach(&folder).used(0), attach(&folder).memory_limit(0)), (8 * UNIT, Some(20 * UNIT)));
-    // One that nobody can use is made anew.
-    overwrite(&folder, USAGE, 0, b"nonsense");
+    assert_eq!(
+        (attach(&folder).used(0), attach(&folder).memory_limit(0)),
+        (8 * MEMORY_UNIT, Some(20 * MEMORY_UNIT))
+    );
+    // A `usage` that cannot be used is created again.
+    overwrite(&folder, USAGE_FILE, 0, b"nonsense");
     RegionOwner::create(folder.path(), &[share(20)], RegionPolicy::default()).unwrap();
     assert_eq!(attach(&folder).used(0), 0);
     let many = vec![share(1); MAX_GPUS + 1];
@@ -131,10 +144,10 @@ fn a_region_is_taken_over_and_usage_is_kept() {
 }
 
 #[test]
-fn files_that_are_not_right_are_told_apart() {
+fn invalid_files_are_reported_by_cause() {
     let (folder, _owner) = region(&[1]);
     let say = || RegionTenant::attach(folder.path()).err().unwrap();
-    for (file, size) in [(LIMITS, LIMITS_SIZE), (USAGE, USAGE_SIZE)] {
+    for (file, size) in [(LIMITS_FILE, LIMITS_SIZE), (USAGE_FILE, USAGE_SIZE)] {
         let path = folder.path().join(file);
         let sound = std::fs::read(&path).unwrap();
         for version in [0, 3, 255] {
@@ -168,60 +181,60 @@ fn files_that_are_not_right_are_told_apart() {
 }
 
 #[test]
-fn there_are_as_many_slots_as_there_are() {
+fn attach_is_refused_when_all_slots_are_taken() {
     let (folder, _owner) = region(&[10]);
     let observer = attach(&folder);
-    // As if every other slot had been taken by somebody who lives.
+    // Takes every other slot as live processes would.
     let holder = observer.another_opening();
     assert!((1..SLOT_COUNT).all(|slot| holder.try_acquire(slot)));
     assert!(matches!(RegionTenant::attach(folder.path()), Err(RegionError::NoFreeSlot)));
     holder.release(500);
     assert_eq!(attach(&folder).slot(), 500);
-    // Marked, and dead: found all the same.
+    // Slots that are marked but dead are found as well.
     for word in 0..SLOT_COUNT / 64 {
-        overwrite(&folder, USAGE, 128 + 8 * word, &[0xff; 8]);
+        overwrite(&folder, USAGE_FILE, 128 + 8 * word, &[0xff; 8]);
     }
     assert_eq!(attach(&folder).slot(), 500);
     drop(holder);
-    observer.reserve(0, 10 * UNIT).unwrap();
+    observer.reserve(0, 10 * MEMORY_UNIT).unwrap();
 }
 
 #[test]
-fn the_dead_make_room_for_who_asks() {
+fn reservation_reclaims_memory_of_dead_processes() {
     let (folder, _owner) = region(&[10]);
     let (dead, living) = (attach(&folder), attach(&folder));
-    dead.reserve(0, 9 * UNIT).unwrap();
+    dead.reserve(0, 9 * MEMORY_UNIT).unwrap();
     dead.lane(0).waiting.store(3, Relaxed);
-    let slot = bury_alive(dead);
-    living.reserve(0, 10 * UNIT).unwrap();
+    let slot = end_as_killed(dead);
+    living.reserve(0, 10 * MEMORY_UNIT).unwrap();
     assert_eq!(living.gpu_account(0).refusals(), 0);
     let heir = attach(&folder);
     assert_eq!((heir.slot(), heir.lane(0).waiting.load(Relaxed), heir.held(0)), (slot, 0, 0));
 }
 
 #[test]
-fn a_pid_that_lives_again_is_not_the_dead_process() {
+fn reused_pid_does_not_keep_a_dead_slot_alive() {
     let (folder, _owner) = region(&[10]);
     let (dead, living) = (attach(&folder), attach(&folder));
-    dead.reserve(0, 9 * UNIT).unwrap();
-    living.reserve(0, UNIT).unwrap();
+    dead.reserve(0, 9 * MEMORY_UNIT).unwrap();
+    living.reserve(0, MEMORY_UNIT).unwrap();
     let slots = offset_of!(UsageFile, slots);
-    let slot_size = size_of::<crate::layout::Slot>();
-    // The dead one's pid is in use again; the living one's is not in use, as far as its word goes.
-    overwrite(&folder, USAGE, slots + dead.slot() * slot_size, &std::process::id().to_le_bytes());
-    overwrite(&folder, USAGE, slots + living.slot() * slot_size, &i32::MAX.to_le_bytes());
-    bury_alive(dead);
+    let slot_size = size_of::<crate::layout::ProcessSlot>();
+    // The dead process's pid is in use again; the live process's recorded pid is not in use.
+    overwrite(&folder, USAGE_FILE, slots + dead.slot() * slot_size, &std::process::id().to_le_bytes());
+    overwrite(&folder, USAGE_FILE, slots + living.slot() * slot_size, &i32::MAX.to_le_bytes());
+    end_as_killed(dead);
     let observer = attach(&folder);
     observer.sweep();
-    assert_eq!((observer.used(0), living.held(0)), (UNIT, UNIT));
+    assert_eq!((observer.used(0), living.held(0)), (MEMORY_UNIT, MEMORY_UNIT));
 }
 
-/// Threads of one process that find the same dead at once take nothing from who comes to live in their slots.
+/// Threads of one process that find the same dead process at once leave the next process in its slot alone.
 #[test]
-fn threads_may_sweep_at_once() {
+fn concurrent_sweeps_leave_new_processes_alone() {
     let (folder, _owner) = region(&[1000]);
     let observer = attach(&folder);
-    observer.reserve(0, 100 * UNIT).unwrap();
+    observer.reserve(0, 100 * MEMORY_UNIT).unwrap();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -233,18 +246,18 @@ fn threads_may_sweep_at_once() {
         }
         for _ in 0..200 {
             let living = attach(&folder);
-            living.reserve(0, 10 * UNIT).unwrap();
-            assert_eq!(living.held(0), 10 * UNIT);
-            bury_alive(living);
+            living.reserve(0, 10 * MEMORY_UNIT).unwrap();
+            assert_eq!(living.held(0), 10 * MEMORY_UNIT);
+            end_as_killed(living);
         }
         done.store(true, SeqCst);
     });
     observer.sweep();
-    assert_eq!(observer.used(0), 100 * UNIT);
+    assert_eq!(observer.used(0), 100 * MEMORY_UNIT);
 }
 
 #[test]
-fn threads_share_a_lane() {
+fn threads_of_one_process_share_its_lane() {
     let (folder, _owner) = region(&[100]);
     let region = attach(&folder);
     std::thread::scope(|scope| {
@@ -252,18 +265,18 @@ fn threads_share_a_lane() {
             let region = &region;
             scope.spawn(move || {
                 for _ in 0..5_000 {
-                    region.reserve(0, thread * UNIT).unwrap();
-                    region.release(0, thread * UNIT);
+                    region.reserve(0, thread * MEMORY_UNIT).unwrap();
+                    region.release(0, thread * MEMORY_UNIT);
                 }
-                region.reserve(0, thread * UNIT).unwrap();
+                region.reserve(0, thread * MEMORY_UNIT).unwrap();
             });
         }
     });
-    assert_eq!((region.used(0), region.held(0)), (10 * UNIT, 10 * UNIT));
+    assert_eq!((region.used(0), region.held(0)), (10 * MEMORY_UNIT, 10 * MEMORY_UNIT));
 }
 
 #[test]
-fn who_waits_for_a_turn_is_woken_through_memory_it_cannot_write() {
+fn waiter_is_woken_through_a_read_only_mapping() {
     let (folder, owner) = region(&[1]);
     let region = attach(&folder);
     let (limits, turns) = (region.limits(0), owner.turns(0).unwrap());
@@ -275,13 +288,13 @@ fn who_waits_for_a_turn_is_woken_through_memory_it_cannot_write() {
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             while limits.turn() == before {
-                // The test's patience: it is woken, and need not look again.
+                // A long timeout for the test: the thread is woken and need not poll.
                 let waited = futex::wait(limits.turn_word(), before.0, Some(Duration::from_secs(60)));
                 assert_ne!(waited, futex::WaitOutcome::TimedOut);
             }
             limits.allowed()
         });
-        // So that it mostly waits by then; if it does not yet, it finds the turn open, which is right, too.
+        // The thread usually waits by then; if not, it finds the turn open, which is also correct.
         std::thread::sleep(Duration::from_millis(20));
         turns.open(1234);
         assert_eq!(waiter.join().unwrap(), 1234);
@@ -295,11 +308,11 @@ fn who_waits_for_a_turn_is_woken_through_memory_it_cannot_write() {
 }
 
 #[test]
-fn errno_is_left_alone() {
+fn errno_is_preserved() {
     let (folder, _owner) = region(&[1]);
     let region = attach(&folder);
     futex::set_errno(1234);
-    assert!(region.reserve(0, 2 * UNIT).is_err());
+    assert!(region.reserve(0, 2 * MEMORY_UNIT).is_err());
     region.sweep();
     region.tidy();
     futex::wake(&region.lane(0).waiting, 1);
@@ -310,10 +323,10 @@ fn errno_is_left_alone() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever is taken, given, limited and killed: the books are the sum of what the living hold, and a request is
-    /// given just if it fits.
+    /// After any sequence of reservations, releases, limit changes and kills, the account is the sum of what live
+    /// processes hold, and a request is granted exactly if it fits.
     #[test]
-    fn books_are_what_the_living_hold(
+    fn account_equals_what_live_processes_hold(
         operations in prop::collection::vec((0..3usize, 0..40u64, 0..8u8), 1..120)
     ) {
         let (folder, owner) = region(&[100]);
@@ -324,12 +337,12 @@ proptest! {
             match what {
                 0..4 => {
                     let fits = units == 0 || total + units <= limit;
-                    prop_assert_eq!(regions[who].reserve(0, units * UNIT).is_ok(), fits);
+                    prop_assert_eq!(regions[who].reserve(0, units * MEMORY_UNIT).is_ok(), fits);
                     held[who] += if fits { units } else { 0 };
                 }
                 4..6 => {
                     let units = units.min(held[who]);
-                    regions[who].release(0, units * UNIT);
+                    regions[who].release(0, units * MEMORY_UNIT);
                     held[who] -= units;
                 }
                 6 => {
@@ -338,13 +351,13 @@ proptest! {
                 }
                 _ => {
                     let next = attach(&folder);
-                    bury_alive(std::mem::replace(&mut regions[who], next));
+                    end_as_killed(std::mem::replace(&mut regions[who], next));
                     regions[who].sweep();
                     held[who] = 0;
                 }
             }
-            prop_assert_eq!(regions[0].used(0), held.iter().sum::<u64>() * UNIT);
-            prop_assert_eq!(regions[who].held(0), held[who] * UNIT);
+            prop_assert_eq!(regions[0].used(0), held.iter().sum::<u64>() * MEMORY_UNIT);
+            prop_assert_eq!(regions[who].held(0), held[who] * MEMORY_UNIT);
         }
     }
 }

@@ -1,16 +1,17 @@
-//! Whatever the files hold: nobody who reads them panics, crashes or goes on for ever.
+//! Whatever the files contain, no reader panics, crashes or loops forever.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "support/hostile.rs"]
 mod hostile;
 
-use hostile::{live, make, open, spoil};
-use partage_region::{RegionTenant, UNIT, UsageReader};
+use hostile::{corrupt, make, open, use_region};
+use partage_region::{MEMORY_UNIT, RegionTenant, UsageReader};
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 fn amounts() -> impl Strategy<Value = [u64; 4]> {
-    let amount = prop_oneof![Just(0), Just(1), Just(UNIT), 0..200 * UNIT, any::<u64>(), Just(u64::MAX)];
+    let amount =
+        prop_oneof![Just(0), Just(1), Just(MEMORY_UNIT), 0..200 * MEMORY_UNIT, any::<u64>(), Just(u64::MAX)];
     [amount.clone(), amount.clone(), amount.clone(), amount]
 }
 
@@ -18,7 +19,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn any_contents_are_survived(
+    fn arbitrary_contents_are_survived(
         layout in 1..=2u32,
         bytes in prop::collection::vec(any::<u8>(), 0..1024),
         amounts in amounts(),
@@ -26,16 +27,16 @@ proptest! {
         let folder = tempfile::tempdir().unwrap();
         let _owner = make(folder.path(), layout);
         let files = open(folder.path());
-        spoil(&files, &bytes);
-        live(folder.path(), amounts);
-        // And once more over what that left.
-        spoil(&files, &bytes);
-        live(folder.path(), amounts);
+        corrupt(&files, &bytes);
+        use_region(folder.path(), amounts);
+        // Repeated on what the first use left behind.
+        corrupt(&files, &bytes);
+        use_region(folder.path(), amounts);
     }
 
-    /// Cut at any length.
+    /// Truncates a file to any length.
     #[test]
-    fn any_length_is_refused_or_whole(
+    fn truncated_files_are_refused(
         layout in 1..=2u32,
         length in 0..2_400_000u64,
         limits in any::<bool>(),
@@ -51,13 +52,13 @@ proptest! {
         if !limits {
             prop_assert_eq!(UsageReader::open(folder.path()).is_ok(), length >= whole);
         }
-        live(folder.path(), amounts);
+        use_region(folder.path(), amounts);
     }
 }
 
-/// A hostile neighbour in the same container writes all over the file while a victim works.
+/// A hostile process in the same container writes all over the file while a victim works.
 #[test]
-fn a_victim_outlives_a_hostile_neighbour() {
+fn victim_survives_a_hostile_neighbor() {
     let folder = tempfile::tempdir().unwrap();
     let _owner = make(folder.path(), 2);
     let done = AtomicBool::new(false);
@@ -73,18 +74,18 @@ fn a_victim_outlives_a_hostile_neighbour() {
                         .wrapping_add(1_442_695_040_888_963_407);
                     half.copy_from_slice(&(random ^ random >> 29).to_le_bytes());
                 }
-                // Only `usage`, and not its first words: it must be worth attaching to.
+                // Only `usage`, and not its first words: attaching must succeed.
                 order[0] |= 0b1001;
-                spoil(&files, &order);
+                corrupt(&files, &order);
             }
         });
         let victim = RegionTenant::attach(folder.path()).unwrap();
         for round in 0..150u64 {
-            let bytes = round % 50 * UNIT;
+            let bytes = round % 50 * MEMORY_UNIT;
             if victim.reserve(0, bytes).is_ok() {
                 victim.release(0, bytes);
             }
-            live(folder.path(), [round, round * UNIT, 1, UNIT]);
+            use_region(folder.path(), [round, round * MEMORY_UNIT, 1, MEMORY_UNIT]);
         }
         done.store(true, Ordering::Relaxed);
     });

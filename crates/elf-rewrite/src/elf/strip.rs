@@ -1,33 +1,37 @@
-//! Leaves away what is not loaded.
+//! Removes everything that is not loaded.
 
-use super::{ElfError, Object, PT_LOAD, Part, SECTION, SEGMENT, SHF_ALLOC, SHT_NOBITS, SHT_STRTAB, broken};
+use super::{
+    ElfError, ElfObject, FileRange, PT_LOAD, SECTION_SIZE, SEGMENT_SIZE, SHF_ALLOC, SHT_NOBITS, SHT_STRTAB,
+    malformed,
+};
 
-impl Object {
-    /// The file up to the end of what is loaded, with the headers of the loaded sections behind it.
-    pub(super) fn without_what_is_not_loaded(mut self) -> Result<Vec<u8>, ElfError> {
+impl ElfObject {
+    /// Returns the file up to the end of the loaded segments, followed by the headers of the loaded sections.
+    pub(super) fn into_stripped(mut self) -> Result<Vec<u8>, ElfError> {
         let (headers, count) = (self.offset(32)?, usize::from(self.u16(56)?));
         let segments = self.segments()?;
         let end = segments
             .iter()
             .filter(|segment| segment.kind == PT_LOAD)
             .map(|s| s.offset.saturating_add(s.size));
-        let end = end.fold((headers + count * SEGMENT).max(64), usize::max);
-        self.inside(Part { offset: 0, size: end }, "what it loads")?;
+        let end = end.fold((headers + count * SEGMENT_SIZE).max(64), usize::max);
+        self.check_range(FileRange { offset: 0, size: end }, "its loaded segments")?;
         let is_loaded = |section: usize| Ok::<_, ElfError>(self.u64(section + 8)? & SHF_ALLOC != 0);
-        let names = self.sections.offset + SECTION * usize::from(self.u16(62)?);
-        let names = Part { offset: self.offset(names + 24)?, size: self.offset(names + 32)? };
-        self.inside(names, "its section names")?;
+        let names = self.sections.offset + SECTION_SIZE * usize::from(self.u16(62)?);
+        let names = FileRange { offset: self.offset(names + 24)?, size: self.offset(names + 32)? };
+        self.check_range(names, "its section names")?;
 
         let mut strings = vec![0];
         let mut kept = Vec::new();
-        // Symbols name their section by its index: those before the last loaded one keep their place.
+        // Symbols refer to sections by index, so sections before the last loaded one keep their index.
         for section in self.sections() {
-            let mut header = [0; SECTION];
+            let mut header = [0; SECTION_SIZE];
             if is_loaded(section)? {
-                header.copy_from_slice(self.part(Part { offset: section, size: SECTION })?);
-                let place = Part { offset: self.offset(section + 24)?, size: self.offset(section + 32)? };
+                header.copy_from_slice(self.part(FileRange { offset: section, size: SECTION_SIZE })?);
+                let place =
+                    FileRange { offset: self.offset(section + 24)?, size: self.offset(section + 32)? };
                 if self.u32(section + 4)? != SHT_NOBITS && place.offset.saturating_add(place.size) > end {
-                    return broken("a section lies outside of what is loaded");
+                    return malformed("a section is outside the loaded segments");
                 }
                 header[..4].copy_from_slice(&(strings.len() as u32).to_le_bytes());
                 strings.extend(self.string(names, self.u32(section)? as usize)?.bytes());
@@ -39,13 +43,13 @@ impl Object {
             kept.pop();
         }
         if kept.is_empty() {
-            return broken("it has no section that is loaded");
+            return malformed("it has no loaded section");
         }
         let name = strings.len() as u32;
         strings.extend(b".shstrtab\0");
 
         self.bytes.truncate(end);
-        let mut header = [0; SECTION];
+        let mut header = [0; SECTION_SIZE];
         header[..4].copy_from_slice(&name.to_le_bytes());
         header[4..8].copy_from_slice(&SHT_STRTAB.to_le_bytes());
         header[24..32].copy_from_slice(&(end as u64).to_le_bytes());
