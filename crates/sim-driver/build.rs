@@ -1,13 +1,13 @@
-//! How the shared object is linked.
+//! Sets the linker options of the shared object.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     for argument in [
-        // Calls inside the driver stay inside it, as in NVIDIA's: a preloaded library must not answer them.
+        // Binds calls inside the driver to the driver, as NVIDIA does: a preloaded library must not intercept them.
         "-Bsymbolic",
-        // Threads of ours may still run when a program closes the library.
+        // Driver threads may still run after a program closes the library.
         "-z,nodelete",
-        // The one hash table that `install` rebuilds.
+        // `install` rebuilds only the GNU hash table.
         "--hash-style=gnu",
         "-soname,libpartage_sim.so",
     ] {

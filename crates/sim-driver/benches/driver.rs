@@ -1,4 +1,4 @@
-//! What the simulated driver's calls cost, and how exact its time is. Run by `make bench`.
+//! Measures what calls into the simulated driver cost and how exact its simulated time is. Run by `make bench`.
 #![allow(
     unsafe_code,
     clippy::unwrap_used,
@@ -13,7 +13,7 @@ mod driver;
 use driver::cuda::*;
 use partage_driver_api::exports::DriverVersion;
 use partage_sim_node::node::{NodeConfig, NodeDir};
-use partage_sim_node::state::State;
+use partage_sim_node::state::SimNodeState;
 use partage_sim_node::{install, profile};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -29,7 +29,7 @@ fn main() {
 }
 
 fn benches() {
-    println!("call                     1 process   32 processes   (median ns of processor time)");
+    println!("call                     1 process   32 processes   (median ns of CPU time)");
     for call in ["alloc-free", "launch", "launch-queued", "mem-get-info"] {
         println!("{call:<24} {:>9.1} {:>14.1}", costs(call, 1), costs(call, 32));
     }
@@ -47,9 +47,7 @@ fn benches() {
         NodeDir::remove(node.path()).unwrap();
     }
     println!();
-    println!(
-        "processes that saturate  least %   most %   ideal %   (of the GPU's time, in the simulated truth)"
-    );
+    println!("processes that saturate  least %   most %   ideal %   (of GPU time, as simulated)");
     for processes in [2, 8] {
         let node = node();
         let shares = shares(&node, processes);
@@ -60,12 +58,12 @@ fn benches() {
     }
 }
 
-/// Percent of a GPU's time that each of so many processes got within two seconds in which all had work.
+/// Returns the percentage of GPU time that each process got over two seconds in which all of them had work.
 fn shares(node: &NodeDir, processes: usize) -> Vec<f64> {
     let (mut children, mut outputs) = start(node.path(), processes, &["saturate", "200"]);
     begin(&mut children, &mut outputs);
-    let state = State::attach(node.path()).unwrap();
-    // All have begun when this is over.
+    let state = SimNodeState::attach(node.path()).unwrap();
+    // After this delay every process has started.
     std::thread::sleep(Duration::from_millis(200));
     let served = || -> Vec<u64> { state.usage(0).processes.iter().map(|(_, served)| *served).collect() };
     let before = served();
@@ -82,13 +80,13 @@ fn shares(node: &NodeDir, processes: usize) -> Vec<f64> {
 
 fn node() -> NodeDir {
     let config = NodeConfig::new(DriverVersion::R550, &profile::A100_SXM4_40GB, 1, 7).unwrap();
-    let node = NodeDir::fresh(&config).unwrap();
+    let node = NodeDir::create_temporary(&config).unwrap();
     let object = install::shared_object().unwrap();
-    install::libraries(&object, &node.libraries(), DriverVersion::R550, node.path()).unwrap();
+    install::write_libraries(&object, &node.libraries(), DriverVersion::R550, node.path()).unwrap();
     node
 }
 
-/// Median over the processes of what a call costs.
+/// Returns the median over all processes of what a call costs, in nanoseconds.
 fn costs(call: &str, processes: usize) -> f64 {
     let node = node();
     let mut costs = clients(node.path(), processes, &["cost", call]);
@@ -97,9 +95,10 @@ fn costs(call: &str, processes: usize) -> f64 {
     costs[costs.len() / 2]
 }
 
-type Outputs = Vec<BufReader<ChildStdout>>;
+/// Standard outputs of the client processes.
+type ClientOutputs = Vec<BufReader<ChildStdout>>;
 
-fn start(node: &Path, processes: usize, arguments: &[&str]) -> (Vec<Child>, Outputs) {
+fn start(node: &Path, processes: usize, arguments: &[&str]) -> (Vec<Child>, ClientOutputs) {
     let start = |_| {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.arg("client").args(arguments);
@@ -117,17 +116,17 @@ fn line(output: &mut BufReader<ChildStdout>) -> String {
     line.trim().to_string()
 }
 
-/// Lets them begin together.
-fn begin(children: &mut [Child], outputs: &mut Outputs) {
+/// Waits until every client is ready, then starts all of them together.
+fn begin(children: &mut [Child], outputs: &mut ClientOutputs) {
     for output in outputs {
         assert_eq!(line(output), "ready");
     }
     for child in children {
-        child.stdin.take().unwrap().write_all(b"go\n").unwrap();
+        child.stdin.take().unwrap().write_all(b"wait_for_start\n").unwrap();
     }
 }
 
-/// Starts clients, lets them begin together, and returns what each printed.
+/// Starts clients together and returns the number that each one printed.
 fn clients(node: &Path, processes: usize, arguments: &[&str]) -> Vec<f64> {
     let (mut children, mut outputs) = start(node, processes, arguments);
     begin(&mut children, &mut outputs);
@@ -139,9 +138,9 @@ fn clients(node: &Path, processes: usize, arguments: &[&str]) -> Vec<f64> {
 }
 
 fn client(arguments: &[String]) {
-    let cuda = Cuda::started();
+    let cuda = CudaLibrary::started();
     let mut context = std::ptr::null_mut();
-    // SAFETY: all pointers are to variables that live through the calls.
+    // SAFETY: all pointers refer to local variables that outlive the calls.
     unsafe {
         assert_eq!(cuda.cuCtxCreate_v2(&mut context, 0, 0), CUDA_SUCCESS);
     }
@@ -154,17 +153,17 @@ fn client(arguments: &[String]) {
     println!("{result}");
 }
 
-/// The one who started this process says when.
-fn go() {
+/// Reports that the client is ready and waits for the parent process to start it.
+fn wait_for_start() {
     println!("ready");
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
 }
 
-fn function(cuda: &Cuda, name: &str) -> CUfunction {
+fn function(cuda: &CudaLibrary, name: &str) -> CUfunction {
     let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
     let name = std::ffi::CString::new(name).unwrap();
-    // SAFETY: as above.
+    // SAFETY: all pointers refer to local variables that outlive the calls.
     unsafe {
         assert_eq!(cuda.cuModuleLoadData(&mut module, c"any".as_ptr().cast()), CUDA_SUCCESS);
         assert_eq!(cuda.cuModuleGetFunction(&mut function, module, name.as_ptr()), CUDA_SUCCESS);
@@ -172,9 +171,9 @@ fn function(cuda: &Cuda, name: &str) -> CUfunction {
     function
 }
 
-fn launch(cuda: &Cuda, function: CUfunction) {
+fn launch(cuda: &CudaLibrary, function: CUfunction) {
     let none = std::ptr::null_mut();
-    // SAFETY: no arguments, no stream.
+    // SAFETY: the launch passes no kernel arguments and uses the default stream.
     let code =
         unsafe { cuda.cuLaunchKernel(function, 1 << 20, 1, 1, 256, 1, 1, 0, none, none.cast(), none.cast()) };
     assert_eq!(code, CUDA_SUCCESS);
@@ -185,8 +184,8 @@ fn processor_time() -> f64 {
     time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
 }
 
-/// Median of rounds: what a call costs, in nanoseconds of processor time.
-fn cost(cuda: &Cuda, call: &str) -> f64 {
+/// Returns the median cost of a call over several rounds, in nanoseconds of CPU time.
+fn cost(cuda: &CudaLibrary, call: &str) -> f64 {
     const ROUNDS: usize = 21;
     const CALLS: u32 = 50_000;
     let (nothing, something) = (function(cuda, "busy_0us"), function(cuda, "busy_1us"));
@@ -200,14 +199,14 @@ fn cost(cuda: &Cuda, call: &str) -> f64 {
                 "launch" => launch(cuda, nothing),
                 "mem-get-info" => {
                     let (mut free, mut total) = (0, 0);
-                    // SAFETY: as above.
+                    // SAFETY: the outputs are local variables.
                     assert_eq!(unsafe { cuda.cuMemGetInfo_v2(&mut free, &mut total) }, CUDA_SUCCESS);
                 }
                 "alloc-free" => {
                     let mut pointer = 0;
-                    // SAFETY: as above.
+                    // SAFETY: the output is a local variable.
                     assert_eq!(unsafe { cuda.cuMemAlloc_v2(&mut pointer, 1 << 20) }, CUDA_SUCCESS);
-                    // SAFETY: as above.
+                    // SAFETY: the pointer was allocated by the call above.
                     assert_eq!(unsafe { cuda.cuMemFree_v2(pointer) }, CUDA_SUCCESS);
                 }
                 other => panic!("{other}"),
@@ -216,18 +215,18 @@ fn cost(cuda: &Cuda, call: &str) -> f64 {
         (processor_time() - start) / f64::from(CALLS)
     };
     round();
-    go();
+    wait_for_start();
     let mut rounds: Vec<f64> = (0..ROUNDS).map(|_| round()).collect();
     rounds.sort_by(f64::total_cmp);
     rounds[ROUNDS / 2]
 }
 
-/// The same for kernels that wait in the queue, which must not be full.
-fn queued_cost(cuda: &Cuda, function: CUfunction) -> f64 {
-    go();
+/// Returns the median cost of launching a kernel into a launch queue that is busy but never full.
+fn queued_cost(cuda: &CudaLibrary, function: CUfunction) -> f64 {
+    wait_for_start();
     let mut rounds: Vec<f64> = (0..501)
         .map(|_| {
-            // SAFETY: no pointers.
+            // SAFETY: no pointer is passed.
             assert_eq!(unsafe { cuda.cuCtxSynchronize() }, CUDA_SUCCESS);
             let start = processor_time();
             for _ in 0..1000 {
@@ -240,14 +239,14 @@ fn queued_cost(cuda: &Cuda, function: CUfunction) -> f64 {
     rounds[rounds.len() / 2]
 }
 
-/// Milliseconds between two events with `count` kernels between them.
-fn kernels(cuda: &Cuda, count: u32, micros: &str) -> f64 {
+/// Returns the milliseconds between two events that enclose `count` kernels.
+fn kernels(cuda: &CudaLibrary, count: u32, micros: &str) -> f64 {
     let busy = function(cuda, &format!("busy_{micros}us"));
     let (mut start, mut end) = (std::ptr::null_mut(), std::ptr::null_mut());
     let none = std::ptr::null_mut();
-    go();
+    wait_for_start();
     let mut took = 0.0;
-    // SAFETY: as above.
+    // SAFETY: all pointers refer to local variables that outlive the calls.
     unsafe {
         assert_eq!(cuda.cuEventCreate(&mut start, 0), CUDA_SUCCESS);
         assert_eq!(cuda.cuEventCreate(&mut end, 0), CUDA_SUCCESS);
@@ -262,10 +261,10 @@ fn kernels(cuda: &Cuda, count: u32, micros: &str) -> f64 {
     f64::from(took)
 }
 
-/// Always has work, until killed.
-fn saturate(cuda: &Cuda, micros: &str) -> ! {
+/// Launches kernels until the process is killed.
+fn saturate(cuda: &CudaLibrary, micros: &str) -> ! {
     let busy = function(cuda, &format!("busy_{micros}us"));
-    go();
+    wait_for_start();
     loop {
         launch(cuda, busy);
     }

@@ -1,7 +1,7 @@
-//! libcuda: the CUDA driver's functions, a module to a family or a few.
+//! The simulated libcuda: one module per family of CUDA driver functions.
 //!
-//! Everything a program holds (contexts, streams, events, modules) is of its process; what processes share is in
-//! [`state`](crate::state).
+//! Objects that a program holds (contexts, streams, events, modules) are local to its process. State shared between
+//! processes is in [`state`](crate::state).
 #![allow(unsafe_code, non_snake_case)]
 
 mod arrays;
@@ -21,23 +21,23 @@ mod module;
 mod pools;
 mod session;
 mod sharing;
-mod spin;
+mod spin_lock;
 mod stream;
 #[cfg(test)]
-mod trial;
+mod test_node;
 mod virtual_memory;
-mod visible;
+mod visible_devices;
 
-use crate::table::{Symbol, library, symbols};
+use crate::function_table::{SymbolAddress, library, symbols};
 use partage_driver_api::cuda::*;
 
-/// What the families are implemented for.
+/// Implements the traits of all function families.
 struct Library;
 
 macro_rules! expand { ($($table:tt)*) => { library! { CudaError, CUresult, $($table)* } }; }
 partage_driver_api::cuda_functions!(expand);
 partage_driver_api::cuda_functions!(symbols);
 
-impl References for Library {}
-impl Graphics for Library {}
-impl Debugger for Library {}
+impl TextureReferenceApi for Library {}
+impl GraphicsApi for Library {}
+impl DebuggerApi for Library {}

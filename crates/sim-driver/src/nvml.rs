@@ -1,34 +1,35 @@
-//! libnvidia-ml: NVML's functions, a module to a family or a few.
+//! The simulated libnvidia-ml: one module per family of NVML functions.
 //!
-//! A card answers from its profile, from what the node's processes do, and from what was set on it. Before `nvmlInit`
-//! everything is `UNINITIALIZED`; what a card cannot do, and what nobody asks a simulated one for, is `NOT_SUPPORTED`.
+//! Results come from the card's profile, from the activity of the node's processes, and from settings. Before
+//! `nvmlInit` every function returns `UNINITIALIZED`. Features that a card lacks or that are not simulated return
+//! `NOT_SUPPORTED`.
 #![allow(unsafe_code, non_snake_case)]
 
-mod absent;
-mod call;
+mod arguments;
 mod controls;
 mod ecc;
 mod entry;
 mod events;
-mod fields;
+mod export_table;
+mod field_values;
 mod identity;
-mod internal;
-mod links;
+mod nvlinks;
 mod processes;
-mod reading;
 mod samples;
+mod sensors;
 mod session;
 mod status;
 mod system;
 mod topology;
+mod unsupported;
 
 #[cfg(test)]
 mod tests;
 
-use crate::table::library;
+use crate::function_table::library;
 use partage_driver_api::nvml::*;
 
-/// What the families are implemented for.
+/// Implements the traits of all function families.
 struct Library;
 
 macro_rules! expand { ($($table:tt)*) => { library! { NvmlError, nvmlReturn_t, $($table)* } }; }

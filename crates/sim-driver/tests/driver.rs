@@ -1,8 +1,8 @@
-//! The simulated libcuda from outside: programs that open it by name, on nodes of their own.
+//! Tests of the simulated libcuda from outside: programs that load it by name, on their own nodes.
 #![allow(unsafe_code, unreachable_pub, missing_docs)]
-// Calls of C functions, over and over: what is promised of them is said once, in `ok!`.
+// The many calls of C functions are justified once, in `ok!`.
 #![allow(clippy::unwrap_used, clippy::multiple_unsafe_ops_per_block, clippy::macro_metavars_in_unsafe)]
-// Numbers as the program's own arguments of its callbacks.
+// Callbacks get small numbers as user data.
 #![allow(clippy::manual_dangling_ptr)]
 
 #[path = "support/driver.rs"]
@@ -30,21 +30,21 @@ use node::role;
 use std::ffi::CString;
 use std::ptr::null_mut;
 
-/// Fails with the name of the code.
+/// Calls a function and fails with the name of its error code.
 #[macro_export]
 macro_rules! ok {
     ($call:expr) => {{
-        // SAFETY: every pointer in these calls is null or to a variable that lives through them.
+        // SAFETY: every pointer in these calls is null or refers to a variable that outlives the call.
         let code = unsafe { $call };
         assert_eq!(code, 0, "{}: {:?}", stringify!($call), partage_driver_api::cuda::name(code));
     }};
 }
 
-/// Expects a failure.
+/// Calls a function and expects an error code.
 #[macro_export]
 macro_rules! fails {
     ($code:ident, $call:expr) => {{
-        // SAFETY: as in `ok`; what is wrong is handles and sizes.
+        // SAFETY: as in `ok!`; only handles and sizes are invalid.
         let code = unsafe { $call };
         assert_eq!(
             partage_driver_api::cuda::name(code),
@@ -55,7 +55,7 @@ macro_rules! fails {
     }};
 }
 
-/// The other side of every test here.
+/// Runs the role of a client process; does nothing in the test process itself.
 #[test]
 fn client() {
     let Some(role) = role() else { return };
@@ -72,15 +72,15 @@ fn client() {
     }
 }
 
-/// A started driver with a context.
-fn start() -> (Cuda, CUcontext) {
-    let cuda = Cuda::started();
+/// Initializes the driver and creates a context.
+fn start() -> (CudaLibrary, CUcontext) {
+    let cuda = CudaLibrary::started();
     let mut context = null_mut();
     ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
     (cuda, context)
 }
 
-fn function(cuda: &Cuda, name: &str) -> CUfunction {
+fn function(cuda: &CudaLibrary, name: &str) -> CUfunction {
     let (mut module, mut function) = (null_mut(), null_mut());
     let name = CString::new(name).unwrap();
     ok!(cuda.cuModuleLoadData(&mut module, c"any image".as_ptr().cast()));
@@ -89,24 +89,24 @@ fn function(cuda: &Cuda, name: &str) -> CUfunction {
 }
 
 /// Launches a grid that fills any GPU.
-fn launch(cuda: &Cuda, function: CUfunction, stream: CUstream) {
+fn launch(cuda: &CudaLibrary, function: CUfunction, stream: CUstream) {
     ok!(cuda.cuLaunchKernel(function, 1 << 20, 1, 1, 256, 1, 1, 0, stream, null_mut(), null_mut()));
 }
 
-fn event(cuda: &Cuda) -> CUevent {
+fn event(cuda: &CudaLibrary) -> CUevent {
     let mut event = null_mut();
     ok!(cuda.cuEventCreate(&mut event, 0));
     event
 }
 
-fn stream(cuda: &Cuda, flags: u32) -> CUstream {
+fn stream(cuda: &CudaLibrary, flags: u32) -> CUstream {
     let mut stream = null_mut();
     ok!(cuda.cuStreamCreate(&mut stream, flags));
     stream
 }
 
-/// Milliseconds between two events, both of which are waited for.
-fn elapsed(cuda: &Cuda, start: CUevent, end: CUevent) -> f64 {
+/// Waits for two events and returns the milliseconds between them.
+fn elapsed(cuda: &CudaLibrary, start: CUevent, end: CUevent) -> f64 {
     let mut milliseconds = 0.0;
     ok!(cuda.cuEventSynchronize(start));
     ok!(cuda.cuEventSynchronize(end));

@@ -1,59 +1,60 @@
-//! What [`install`](crate::install) wrote into the file that was loaded: which node's library it is.
+//! The configuration that [`install`](crate::install) writes into a library file: the directory of its node.
 //!
-//! A program that starts with an empty environment (`env -i`, `su`, a login shell) finds its node by it, as a real
-//! library finds its device files wherever it is loaded.
+//! A program that starts with an empty environment (`env -i`, `su`, a login shell) finds its node through it, as a real
+//! driver library finds its device files wherever it is loaded.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// The bytes of a path, with the zero that ends it.
-pub(crate) const PLACE: usize = 512;
+/// The size of the path field in bytes, including the terminating zero.
+pub(crate) const PATH_BYTES: usize = 512;
 
-/// Bytes only: they are written by [`install`](crate::install), not by the compiler.
+/// The embedded bytes. [`install`](crate::install) overwrites the path in the file after linking.
 #[repr(C)]
-struct Written {
-    /// How the place is found. Another layout has another number in it.
+struct EmbeddedConfig {
+    /// The marker by which the installer finds the field. It contains a number that changes with the layout.
     marker: [u8; 32],
-    node: [u8; PLACE],
+    node: [u8; PATH_BYTES],
 }
 
-/// The marker must be nowhere else in the shared object: whoever needs it takes it from here.
+/// The marker must occur only once in the shared object, so all code reads it from this static.
 #[used]
-static WRITTEN: Written = Written { marker: *b"partage driver: its node, 1   \x03\x1a", node: [0; PLACE] };
+static EMBEDDED_CONFIG: EmbeddedConfig =
+    EmbeddedConfig { marker: *b"partage driver: its node, 1   \x03\x1a", node: [0; PATH_BYTES] };
 
-/// The compiler knows what `WRITTEN` was linked with, and must not believe it.
+/// A reference that is read with `read_volatile`: the compiler must not assume the linked value of `EMBEDDED_CONFIG`.
 #[used]
-static WHERE: &Written = &WRITTEN;
+static EMBEDDED_CONFIG_REF: &EmbeddedConfig = &EMBEDDED_CONFIG;
 
-fn get() -> &'static Written {
-    // SAFETY: it is a static that nothing writes to while the process runs.
-    unsafe { std::ptr::read_volatile(&raw const WHERE) }
+fn embedded_config() -> &'static EmbeddedConfig {
+    // SAFETY: the pointer is that of a static, which is initialized, aligned and never written at run time.
+    unsafe { std::ptr::read_volatile(&raw const EMBEDDED_CONFIG_REF) }
 }
 
-/// What stands before the place.
+/// Returns the marker that precedes the path.
 pub(crate) fn marker() -> &'static [u8] {
-    &get().marker
+    &embedded_config().marker
 }
 
-/// The folder of the node. None in the shared object as it was linked, and in every program of ours.
-pub(crate) fn node() -> Option<&'static Path> {
-    text(&get().node)
+/// Returns the directory of the node; `None` in the shared object as linked, and in all programs.
+pub(crate) fn node_dir() -> Option<&'static Path> {
+    decode_path(&embedded_config().node)
 }
 
-/// What stands behind the marker. None where the path is too long.
-pub(crate) fn bytes(node: &Path) -> Option<[u8; PLACE]> {
+/// Encodes a path for the field after the marker; `None` if it is too long.
+pub(crate) fn encode_path(node: &Path) -> Option<[u8; PATH_BYTES]> {
     let path = node.as_os_str().as_bytes();
-    let mut place = [0; PLACE];
-    // One byte stays zero.
-    place[..PLACE - 1].get_mut(..path.len())?.copy_from_slice(path);
-    Some(place)
+    let mut field = [0; PATH_BYTES];
+    // The last byte stays zero.
+    field[..PATH_BYTES - 1].get_mut(..path.len())?.copy_from_slice(path);
+    Some(field)
 }
 
-/// A path that ends in its place and is not empty.
-fn text(place: &[u8; PLACE]) -> Option<&Path> {
-    let text = CStr::from_bytes_until_nul(place).ok().filter(|text| !text.is_empty())?;
+/// Decodes a path; `None` if it is empty or not terminated.
+fn decode_path(field: &[u8; PATH_BYTES]) -> Option<&Path> {
+    let text = CStr::from_bytes_until_nul(field).ok().filter(|text| !text.is_empty())?;
     Some(Path::new(OsStr::from_bytes(text.to_bytes())))
 }
 
@@ -63,22 +64,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_place_is_right_behind_the_marker() {
-        assert_eq!((std::mem::offset_of!(Written, node), size_of::<Written>()), (32, 32 + PLACE));
+    fn path_directly_follows_the_marker() {
+        assert_eq!(
+            (std::mem::offset_of!(EmbeddedConfig, node), size_of::<EmbeddedConfig>()),
+            (32, 32 + PATH_BYTES)
+        );
     }
 
     #[test]
-    fn what_is_written_is_read() {
-        let longest = format!("/{}", "x".repeat(PLACE - 2));
+    fn paths_round_trip() {
+        let longest = format!("/{}", "x".repeat(PATH_BYTES - 2));
         for path in ["/a node", longest.as_str()] {
-            assert_eq!(text(&bytes(Path::new(path)).unwrap()), Some(Path::new(path)));
+            assert_eq!(decode_path(&encode_path(Path::new(path)).unwrap()), Some(Path::new(path)));
         }
-        assert_eq!(bytes(Path::new(&format!("{longest}x"))), None);
+        assert_eq!(encode_path(Path::new(&format!("{longest}x"))), None);
     }
 
     #[test]
-    fn nobody_wrote_into_this_one() {
-        assert_eq!(node(), None);
-        assert_eq!(text(&[b'x'; PLACE]), None);
+    fn unpatched_program_has_no_node() {
+        assert_eq!(node_dir(), None);
+        assert_eq!(decode_path(&[b'x'; PATH_BYTES]), None);
     }
 }

@@ -1,8 +1,8 @@
-//! Writes `libcuda.so.1` and `libnvidia-ml.so.1` of a driver version.
+//! Installs `libcuda.so.1` and `libnvidia-ml.so.1` of a simulated driver version.
 //!
-//! Both are made from one shared object, `libpartage_sim.so`, which has the functions of both libraries in all
-//! versions; [`partage_elf_rewrite::files`] says where it is. A file keeps the names that the real one exports; they lie as
-//! NVIDIA's packages lay them:
+//! Both are rewritten from one shared object, `libpartage_sim.so`, which has the functions of both libraries in all
+//! versions; [`partage_elf_rewrite::library_files`] locates it. Each file exports exactly the names of the real one.
+//! The files and links are named as in NVIDIA's packages:
 //!
 //! ```text
 //! libcuda.so -> libcuda.so.1 -> libcuda.so.550.163.01
@@ -12,66 +12,75 @@
 pub use partage_elf_rewrite::InstallError;
 
 use crate::embedded_config;
-use partage_driver_api::exports::{self, DriverVersion, Library};
-use partage_elf_rewrite::files::{self, Found};
-use partage_elf_rewrite::{Form, Patch, elf};
+use partage_driver_api::exports::{self, DriverLibraryKind, DriverVersion};
+use partage_elf_rewrite::library_files::{self, SharedObject};
+use partage_elf_rewrite::{MarkerPatch, RewriteSpec, elf};
 use std::path::{Path, PathBuf};
 
-/// The name of the shared object.
+/// The file name of the shared object.
 pub const SHARED_OBJECT: &str = "libpartage_sim.so";
-/// The variable that says where it is, where it is somewhere else.
-pub const VARIABLE: &str = "PARTAGE_SIM_LIBRARY";
+/// The environment variable with the path of the shared object, if it is not in a standard location.
+pub const LIBRARY_VARIABLE: &str = "PARTAGE_SIM_LIBRARY";
 
-/// The shared object that belongs to the program that runs.
+/// Locates the shared object that belongs to the running program.
 pub fn shared_object() -> Result<PathBuf, InstallError> {
-    files::shared_object(SHARED_OBJECT, VARIABLE)
+    library_files::shared_object(SHARED_OBJECT, LIBRARY_VARIABLE)
 }
 
-/// The same for who gives it to other users: where root asks, only root may be able to write it.
+/// Like [`shared_object`], for libraries that other users load: for root, only root may be able to write the file.
 pub fn trusted_object() -> Result<PathBuf, InstallError> {
-    files::trusted_object(SHARED_OBJECT, VARIABLE)
+    library_files::trusted_object(SHARED_OBJECT, LIBRARY_VARIABLE)
 }
 
-/// What the shared object has before 512 zero bytes, and nowhere else: the place for the node's folder.
+/// Returns the marker in the shared object that precedes the 512-byte field for the node's directory.
 pub fn marker() -> &'static [u8] {
     embedded_config::marker()
 }
 
-/// Writes the two libraries of a driver and their usual links into a folder.
+/// Writes the two libraries of a driver and their links into a directory.
 ///
-/// `node` is the node's folder, which must be there: a program that loads them without [`crate::node::VARIABLE`] uses that
-/// one. Where the variable is set, it wins: a container has the folder elsewhere.
+/// `node` is the node's directory, which must exist. Programs that load the libraries without
+/// [`crate::node::NODE_DIR_VARIABLE`] use that node. The variable takes precedence, because a container may have
+/// mounted the directory elsewhere.
 ///
-/// A file is replaced as a whole: a process that loaded the old one keeps it, one that starts gets either.
-pub fn libraries(
+/// Files are replaced atomically: a process that has loaded the old file keeps it, and a starting process gets one of
+/// the two.
+pub fn write_libraries(
     shared_object: &Path,
     into: &Path,
     driver: DriverVersion,
     node: &Path,
 ) -> Result<(), InstallError> {
-    let place = place(node)?;
-    let patches = [Patch { marker: marker(), bytes: &place }];
-    let object = Found::read(shared_object)?;
-    for library in Library::ALL {
+    let path = embedded_path(node)?;
+    let patches = [MarkerPatch { marker: marker(), bytes: &path }];
+    let object = SharedObject::read(shared_object)?;
+    for library in DriverLibraryKind::ALL {
         let soname = library.soname();
-        let exports = elf::as_they_are(exports::exports(library, driver));
-        let bytes = object.formed(&Form { exports, patches: &patches, ..Form::called(soname) })?;
+        let exports = elf::unrenamed(exports::exports(library, driver));
+        let bytes = object.rewrite(&RewriteSpec {
+            exports,
+            patches: &patches,
+            ..RewriteSpec::with_soname(soname)
+        })?;
         let plain = soname.strip_suffix(".1").unwrap_or(soname);
         let file = format!("{plain}.{}", driver.version());
-        files::write(&into.join(&file), &bytes)?;
-        files::link(&file, &into.join(soname))?;
-        files::link(soname, &into.join(plain))?;
+        library_files::write(&into.join(&file), &bytes)?;
+        library_files::write_link(&file, &into.join(soname))?;
+        library_files::write_link(soname, &into.join(plain))?;
     }
     Ok(())
 }
 
-/// The node's folder, as it is written into the files.
-fn place(node: &Path) -> Result<[u8; embedded_config::PLACE], InstallError> {
-    let failed =
-        |error| InstallError::Io { path: node.to_path_buf(), what: "the node cannot be found", error };
+/// Encodes the node's directory for the files.
+fn embedded_path(node: &Path) -> Result<[u8; embedded_config::PATH_BYTES], InstallError> {
+    let failed = |error| InstallError::Io {
+        path: node.to_path_buf(),
+        what: "cannot resolve the node's directory",
+        error,
+    };
     let path = std::fs::canonicalize(node).map_err(failed)?;
-    embedded_config::bytes(&path).ok_or(InstallError::Path {
-        what: "the node's folder",
+    embedded_config::encode_path(&path).ok_or(InstallError::UnusablePath {
+        what: "the node's directory",
         path,
         why: "it is longer than 511 bytes",
     })

@@ -1,8 +1,8 @@
-//! Simulated GPU nodes: what daemons and commands need to make one and to look into it.
+//! Simulated GPU nodes: everything that daemons and commands need to create and inspect one.
 //!
-//! [`profile`] has the cards, [`node`] the folder that is a simulated node, [`state`] what its processes share, and
-//! [`install`] writes the two libraries of a driver version into it. The libraries themselves are the crate
-//! `partage-sim-driver`.
+//! [`profile`] describes the GPU models, [`node`] the directory of a simulated node, [`state`] the memory that its
+//! processes share, and [`install`] writes the two libraries of a driver version into it. The crate
+//! `partage-sim-driver` implements the libraries themselves.
 
 mod embedded_config;
 pub mod install;

@@ -1,103 +1,104 @@
-//! The cards that can be simulated, with the figures of the real ones.
+//! The GPU models that can be simulated, with the properties of the real ones.
 //!
-//! A [`Profile`] is everything a program can read of a card that does not change while it runs. A card that is not
-//! here is described by a file that names the nearest one and says what differs ([`Profile::from_json`]).
+//! A [`GpuProfile`] has all properties of a GPU that programs can read and that do not change at run time. Other models
+//! are described by a JSON file that names the nearest known one and overrides some of its fields
+//! ([`GpuProfile::from_json`]).
 
 mod cards;
-mod file;
+mod profile_file;
 
 pub use cards::*;
-pub use file::ProfileError;
+pub use profile_file::ProfileError;
 
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// A text that is part of the program or was read from a file.
-pub type Text = Cow<'static, str>;
+/// A string of a profile, either compiled in or read from a file.
+pub type ProfileText = Cow<'static, str>;
 
-/// A card. Sizes are in bytes, clocks in MHz, power in milliwatts, temperatures in degrees Celsius.
+/// A GPU model. Sizes are in bytes, clocks in MHz, power in milliwatts, temperatures in degrees Celsius.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Profile {
-    /// How people call it on a command line: `A100-SXM4-40GB`.
-    pub model: Text,
-    /// Its product name as the driver prints it: `NVIDIA A100-SXM4-40GB`.
-    pub name: Text,
-    /// Its brand as NVML says it.
-    pub brand: Brand,
-    /// The generation of its chip.
+pub struct GpuProfile {
+    /// The model name that the command line accepts: `A100-SXM4-40GB`.
+    pub model: ProfileText,
+    /// The product name that the driver reports: `NVIDIA A100-SXM4-40GB`.
+    pub name: ProfileText,
+    /// The brand that NVML reports.
+    pub brand: GpuBrand,
+    /// The generation of the chip.
     pub architecture: Architecture,
-    /// The server it usually sits in.
-    pub machine: Machine,
-    /// What it computes with.
-    pub compute: Compute,
-    /// What it stores in.
-    pub memory: Memory,
-    /// How fast it runs.
-    pub clocks: Clocks,
-    /// What it draws.
-    pub power: Power,
-    /// How warm it is and may get.
-    pub temperature: Temperature,
-    /// Its place on the PCI bus.
-    pub pci: Pci,
-    /// Its NVLinks; absent = it has none.
+    /// The server that it is usually installed in.
+    pub machine: ServerModel,
+    /// Multiprocessors and their limits.
+    pub compute: ComputeSpec,
+    /// Sizes of memory and caches in bytes, and the width of the bus.
+    pub memory: MemorySpec,
+    /// Clock rates in MHz.
+    pub clocks: ClockSpec,
+    /// Power limits in milliwatts.
+    pub power: PowerSpec,
+    /// Temperatures and thresholds in degrees Celsius.
+    pub temperature: TemperatureSpec,
+    /// PCI IDs and the PCIe link.
+    pub pci: PciSpec,
+    /// NVLinks; absent if the GPU has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub nvlink: Option<NvLink>,
-    /// What is printed on its board.
-    pub board: Board,
-    /// True where NVML answers a fan speed, be it 0 %.
+    pub nvlink: Option<NvLinkSpec>,
+    /// Part numbers and firmware versions.
+    pub board: BoardSpec,
+    /// Whether NVML reports a fan speed, even if it is 0 %.
     pub fan: bool,
-    /// The most MIG instances it can be cut in; 0 = it cannot.
+    /// The maximum number of MIG instances; 0 if MIG is not supported.
     pub mig_instances: u32,
-    /// Video encoders.
+    /// The number of video encoders.
     pub encoders: u32,
-    /// Video decoders.
+    /// The number of video decoders.
     pub decoders: u32,
-    /// The performance state it idles in: 8 for P8, 0 for cards that never leave P0.
+    /// The performance state while idle: 8 for P8, 0 for GPUs that never leave P0.
     pub idle_state: u32,
-    /// How often NVML's utilisation is sampled, in microseconds.
+    /// The sampling period of NVML's utilization, in microseconds.
     pub sample_period_micros: u32,
 }
 
-/// The brands NVML tells apart, as far as data centre cards have them.
+/// The brands that NVML reports for data center GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Brand {
-    /// `NVML_BRAND_TESLA`.
+pub enum GpuBrand {
+    /// NVML reports `NVML_BRAND_TESLA`, as for V100.
     Tesla,
-    /// `NVML_BRAND_NVIDIA`.
+    /// NVML reports `NVML_BRAND_NVIDIA`, as for A100.
     Nvidia,
 }
 
-impl Brand {
-    /// NVML's number for it.
+impl GpuBrand {
+    /// The value of `nvmlBrandType_t`.
     pub fn nvml(self) -> u32 {
         match self {
-            Brand::Tesla => 2,
-            Brand::Nvidia => 14,
+            GpuBrand::Tesla => 2,
+            GpuBrand::Nvidia => 14,
         }
     }
 }
 
-/// The generations of chips.
+/// Generations of GPU chips, oldest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Architecture {
-    /// V100.
+    /// The generation of V100.
     Volta,
-    /// T4.
+    /// The generation of T4.
     Turing,
-    /// A10, A30, A100.
+    /// The generation of A10, A30 and A100.
     Ampere,
-    /// L4, L40S.
+    /// The generation of L4 and L40S.
     Ada,
-    /// H100, H200.
+    /// The generation of H100 and H200.
     Hopper,
 }
 
 impl Architecture {
-    /// NVML's number for it.
+    /// The value of `nvmlDeviceArchitecture_t`.
     pub fn nvml(self) -> u32 {
         match self {
             Architecture::Volta => 5,
@@ -108,200 +109,200 @@ impl Architecture {
         }
     }
 
-    /// Whether broken memory is replaced row by row; older cards retire whole pages.
+    /// Returns whether faulty memory is replaced by row remapping. Older GPUs retire whole pages.
     pub fn remaps_rows(self) -> bool {
         self >= Architecture::Ampere
     }
 }
 
-/// The servers that cards usually sit in; they decide addresses, NUMA nodes and links of a node.
+/// Server models, which determine the PCI addresses, NUMA nodes and links of a node's GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Machine {
-    /// Eight V100 in a hybrid mesh of NVLinks, two sockets.
+pub enum ServerModel {
+    /// Eight V100 in a hybrid cube mesh of NVLinks, two sockets.
     Dgx1,
     /// Eight A100 behind NVSwitches, eight NUMA nodes.
     HgxA100,
     /// Eight H100 behind NVSwitches, two sockets.
     HgxH100,
-    /// Cards in slots, two to a PCIe switch, four to a socket.
+    /// PCIe cards in slots, two per PCIe switch, four per socket.
     Slots,
 }
 
-/// What a card computes with.
+/// The multiprocessors of a GPU and their limits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Compute {
-    /// Compute capability: 80 for 8.0.
+pub struct ComputeSpec {
+    /// The compute capability: 80 for 8.0.
     pub capability: u32,
-    /// Streaming multiprocessors.
+    /// The number of streaming multiprocessors.
     pub multiprocessors: u32,
-    /// CUDA cores of one of them.
+    /// CUDA cores per multiprocessor.
     pub cores_per_multiprocessor: u32,
-    /// Threads that one of them holds at a time.
+    /// The maximum number of resident threads per multiprocessor.
     pub threads_per_multiprocessor: u32,
-    /// Blocks that one of them holds at a time.
+    /// The maximum number of resident blocks per multiprocessor.
     pub blocks_per_multiprocessor: u32,
-    /// Threads of the largest block.
+    /// The maximum number of threads per block.
     pub threads_per_block: u32,
-    /// Threads of a warp.
+    /// The number of threads of a warp.
     pub warp: u32,
-    /// 32-bit registers of one multiprocessor.
+    /// 32-bit registers per multiprocessor.
     pub registers_per_multiprocessor: u32,
-    /// 32-bit registers that one block can have.
+    /// The maximum number of 32-bit registers per block.
     pub registers_per_block: u32,
-    /// Shared memory of one multiprocessor.
+    /// Shared memory per multiprocessor.
     pub shared_per_multiprocessor: u32,
-    /// Shared memory that a block has without asking for more.
+    /// The default limit of shared memory per block.
     pub shared_per_block: u32,
-    /// Shared memory that a block can ask for.
+    /// The opt-in limit of shared memory per block.
     pub shared_per_block_optin: u32,
-    /// Shared memory of every block that the driver keeps for itself.
+    /// Shared memory that the driver reserves in each block.
     pub shared_reserved_per_block: u32,
-    /// Copies that run beside kernels.
+    /// The number of copy engines that run concurrently with kernels.
     pub copy_engines: u32,
-    /// Single precision operations for one in double precision.
+    /// The ratio of single to double precision performance.
     pub single_to_double: u32,
 }
 
-/// What a card stores in.
+/// The memory and caches of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Memory {
-    /// All of it, as NVML says.
+pub struct MemorySpec {
+    /// The total memory that NVML reports.
     pub total: u64,
-    /// What the driver keeps for itself: NVML's `reserved`. CUDA's total is what is left.
+    /// The memory that the driver reserves (NVML's `reserved`). CUDA's total is the difference.
     pub reserved: u64,
-    /// The window that the host sees it through.
+    /// The size of BAR1, through which the host maps GPU memory.
     pub bar1: u64,
-    /// Width of its bus in bits.
+    /// The width of the memory bus in bits.
     pub bus_width: u32,
-    /// L2 cache.
+    /// The size of the L2 cache.
     pub l2: u64,
-    /// The part of the L2 cache that can be set aside for data that stays.
+    /// The part of the L2 cache that can be set aside for persisting accesses.
     pub l2_persisting: u64,
-    /// What a context of one process takes before the program allocates anything.
+    /// The memory that the context of a process uses before the program allocates any.
     pub context: u64,
-    /// Whether errors are corrected.
+    /// Whether ECC is supported and enabled.
     pub ecc: bool,
 }
 
-impl Compute {
-    /// Compute capability as CUDA says it: 8 and 0.
+impl ComputeSpec {
+    /// Returns the major and minor compute capability: 8 and 0.
     pub fn major_and_minor(&self) -> (i32, i32) {
         ((self.capability / 10) as i32, (self.capability % 10) as i32)
     }
 }
 
-impl Memory {
-    /// What CUDA calls the total: what programs can have.
+impl MemorySpec {
+    /// Returns the memory that programs can allocate, which CUDA reports as the total.
     pub fn usable(&self) -> u64 {
         self.total.saturating_sub(self.reserved)
     }
 }
 
-/// How fast a card runs, in MHz.
+/// The clock rates of a GPU, in MHz.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Clocks {
-    /// Graphics and multiprocessors at most.
+pub struct ClockSpec {
+    /// The maximum of the graphics and SM clocks.
     pub graphics_max: u32,
-    /// Graphics and multiprocessors by default.
+    /// The default of the graphics and SM clocks.
     pub graphics_default: u32,
-    /// Graphics and multiprocessors at rest.
+    /// The graphics and SM clocks while idle.
     pub graphics_idle: u32,
-    /// Memory at most, which is also its default.
+    /// The maximum of the memory clock, which is also its default.
     pub memory_max: u32,
-    /// Memory at rest.
+    /// The memory clock while idle.
     pub memory_idle: u32,
-    /// Video at most.
+    /// The maximum of the video clock.
     pub video_max: u32,
-    /// Video at rest.
+    /// The video clock while idle.
     pub video_idle: u32,
 }
 
-/// What a card draws, in milliwatts.
+/// The power limits of a GPU, in milliwatts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Power {
-    /// The limit it comes with.
+pub struct PowerSpec {
+    /// The default power limit.
     pub default_limit: u32,
-    /// The least limit it can be set to.
+    /// The minimum power limit that can be set.
     pub min_limit: u32,
-    /// The most.
+    /// The maximum power limit that can be set.
     pub max_limit: u32,
-    /// What it draws at rest.
+    /// The power draw while idle.
     pub idle: u32,
 }
 
-/// How warm a card is and may get, in degrees Celsius.
+/// The temperatures of a GPU and their thresholds, in degrees Celsius.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Temperature {
-    /// At rest.
+pub struct TemperatureSpec {
+    /// The temperature while idle.
     pub idle: u32,
-    /// Under full load.
+    /// The temperature under full load.
     pub load: u32,
-    /// What it should stay below.
+    /// The maximum operating temperature.
     pub max_operating: u32,
-    /// Where it slows down.
+    /// The threshold of thermal slowdown.
     pub slowdown: u32,
-    /// Where it stops.
+    /// The threshold of thermal shutdown.
     pub shutdown: u32,
-    /// What its memory should stay below; absent where the memory has no sensor.
+    /// The maximum operating temperature of the memory; absent if the memory has no sensor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_max: Option<u32>,
 }
 
-/// A card's place on the PCI bus.
+/// The PCI IDs and the PCIe link of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Pci {
-    /// Device and vendor as NVML prints them: `0x20B010DE`.
+pub struct PciSpec {
+    /// The combined device and vendor ID as NVML reports it: `0x20B010DE`.
     pub device: u32,
-    /// Subsystem and its vendor.
+    /// The combined subsystem and subsystem vendor ID.
     pub subsystem: u32,
-    /// The newest PCIe generation it speaks.
+    /// The maximum PCIe generation.
     pub generation: u32,
-    /// The generation that its link falls back to at rest.
+    /// The PCIe generation of the link while idle.
     pub generation_idle: u32,
-    /// Lanes.
+    /// The number of PCIe lanes.
     pub width: u32,
 }
 
-/// A card's NVLinks.
+/// The NVLinks of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct NvLink {
-    /// The version as NVML numbers it.
+pub struct NvLinkSpec {
+    /// The NVLink version as NVML reports it.
     pub version: u32,
-    /// How many the card has.
+    /// The number of links.
     pub links: u32,
-    /// What one carries in each direction, in MB/s.
+    /// The bandwidth of one link per direction, in MB/s.
     pub megabytes_per_second: u32,
 }
 
-/// What is printed on a card's board.
+/// The part numbers and firmware versions of a board.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Board {
-    /// Its part number.
-    pub part: Text,
-    /// The chip's part number.
-    pub chip: Text,
-    /// The version of its VBIOS.
-    pub vbios: Text,
-    /// The version of its inforom.
-    pub inforom: Text,
+pub struct BoardSpec {
+    /// The part number of the board.
+    pub part: ProfileText,
+    /// The part number of the chip.
+    pub chip: ProfileText,
+    /// The version of the VBIOS.
+    pub vbios: ProfileText,
+    /// The version of the inforom image.
+    pub inforom: ProfileText,
     /// The version of the inforom's OEM object.
-    pub inforom_oem: Text,
+    pub inforom_oem: ProfileText,
     /// The version of the inforom's ECC object.
-    pub inforom_ecc: Text,
+    pub inforom_ecc: ProfileText,
 }
 
-impl Profile {
-    /// Every card there is, the smallest first.
-    pub const ALL: [&'static Profile; 12] = [
+impl GpuProfile {
+    /// All known GPU models, by ascending memory.
+    pub const ALL: [&'static GpuProfile; 12] = [
         &T4,
         &V100_SXM2_16GB,
         &A10,
@@ -316,9 +317,9 @@ impl Profile {
         &H200_SXM5_141GB,
     ];
 
-    /// The card that people or the driver call so, in upper or lower case.
-    pub fn named(text: &str) -> Option<&'static Profile> {
-        let called = |name: &str| name.eq_ignore_ascii_case(text);
-        Profile::ALL.into_iter().find(|card| called(&card.model) || called(&card.name))
+    /// Returns the profile with this model or product name, ignoring case.
+    pub fn named(text: &str) -> Option<&'static GpuProfile> {
+        let matches = |name: &str| name.eq_ignore_ascii_case(text);
+        GpuProfile::ALL.into_iter().find(|card| matches(&card.model) || matches(&card.name))
     }
 }

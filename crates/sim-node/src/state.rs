@@ -1,34 +1,34 @@
-//! What all processes of a simulated node share: who they are, what memory they hold, whose turn it is on which GPU, and
-//! what is wrong with the cards. One file, mapped by all; no process serves the others.
+//! The state that all processes of a simulated node share: the processes, their memory, the schedule of each GPU, and
+//! injected faults. It is one file that all processes map; there is no daemon.
 //!
-//! Guaranteed: a process may be killed at any instruction. Its slot is found free by the next one who looks, its memory
-//! and its work are taken back, and what it was in the middle of is finished or undone.
+//! A process may be killed at any instruction. Another process then reclaims its slot, its memory and its submitted
+//! work, and completes or reverts the update that was in progress.
 #![allow(unsafe_code)]
 
-mod client;
+mod clients;
 mod clock;
-mod condition;
+mod faults;
 mod lane;
 mod layout;
 mod memory;
-mod robust;
+mod robust_mutex;
 mod timeline;
 
 #[cfg(test)]
 mod tests;
 
-pub use client::Process;
-use clock::Ticks;
+pub use clients::SimGpuProcess;
+use clock::TickClock;
 pub use clock::{now, wait_until};
-pub use condition::{Counter, Fault, FaultEvent, Setting};
+pub use faults::{FaultEvent, GpuCounter, GpuFault, GpuSetting};
 pub use lane::{GpuLane, GpuLost};
-pub use layout::{MAX_GPUS, SLOTS};
+pub use layout::{MAX_CLIENTS, MAX_GPUS};
 pub use memory::{UNIT, units};
 
-use layout::{MAGIC, Shared};
+use layout::{MAGIC, StateFile};
 use partage_region::liveness_lock::LivenessLocks;
 use partage_region::memory_account;
-use robust::Held;
+use robust_mutex::RobustMutexGuard;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -39,88 +39,88 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use timeline::Timeline;
 
 /// The file that all processes map.
-pub(crate) const STATE: &str = "state";
-/// The file whose locks say who is alive.
-pub(crate) const CLIENTS: &str = "clients";
-/// The file whose locks say who is who.
-pub(crate) const PIDS: &str = "pids";
+pub(crate) const STATE_FILE: &str = "state";
+/// The file whose record locks show which processes are alive.
+pub(crate) const CLIENTS_FILE: &str = "clients";
+/// The file whose record locks identify the processes.
+pub(crate) const PIDS_FILE: &str = "pids";
 
-/// What a node's state is made from.
+/// The parameters of a new state file.
 #[derive(Clone, Debug)]
-pub struct Setup {
-    /// Memory that programs may use, of each GPU.
+pub struct InitialState {
+    /// The memory that programs may allocate on each GPU, in bytes.
     pub memory: Vec<u64>,
-    /// How long a process keeps the GPU while others wait, in nanoseconds.
+    /// The time slice of a process while others wait for the GPU, in nanoseconds.
     pub slice: u64,
-    /// The period over which utilisation is averaged, in nanoseconds.
+    /// The period over which utilization is averaged, in nanoseconds.
     pub window: u64,
 }
 
-/// Why the state of a node cannot be had.
+/// Why the state of a node cannot be created or attached.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// A file of it cannot be opened or mapped.
-    #[error("{what} {}: {source}", path.display())]
+    /// A state file cannot be opened or mapped.
+    #[error("cannot {what} {}: {source}", path.display())]
     File {
-        /// What was done to it.
+        /// The operation that failed.
         what: &'static str,
-        /// Which.
+        /// The path of the file.
         path: PathBuf,
-        /// Why it failed.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// Not a state file, or one of another version.
-    #[error("{} was not made by this version of Partage: make the simulated node anew", .0.display())]
+    /// The file is not a state file, or one of another version.
+    #[error("{} was not created by this version of Partage: create the simulated node again", .0.display())]
     Foreign(PathBuf),
-    /// Every slot is taken.
-    #[error("{0} processes use this simulated node already, and it has room for no more")]
+    /// All slots are in use.
+    #[error("this simulated node is used by {0} processes, which is the maximum")]
     Full(usize),
-    /// There cannot be as many GPUs.
+    /// The number of GPUs exceeds the maximum.
     #[error("a simulated node has at most {MAX_GPUS} GPUs, not {0}")]
     TooManyGpus(usize),
 }
 
-/// A process's hold on the state of a node. Dropping it gives up the slot.
+/// A process's attachment to the state of a node. Dropping it releases the slot.
 #[derive(Debug)]
-pub struct State {
-    shared: &'static Shared,
-    /// The mapped file: pages are asked for before they are touched.
+pub struct SimNodeState {
+    shared: &'static StateFile,
+    /// The mapped file. Its blocks are allocated before the pages are touched.
     file: File,
     alive: LivenessLocks,
     slot: usize,
     gpus: usize,
-    /// When, on the processor's counter, it is worth looking for the dead again.
-    next_look: AtomicU64,
+    /// The tick of the processor's counter at which dead processes are reclaimed next.
+    next_reclaim: AtomicU64,
 }
 
-/// What happened on a GPU up to an instant.
+/// The activity of a GPU up to an instant.
 #[derive(Clone, Debug)]
-pub struct Usage {
+pub struct GpuActivity {
     /// The instant, in nanoseconds of the monotonic clock.
     pub at: u64,
-    /// Nanoseconds of the clock during which anything ran, since the node was made.
+    /// The nanoseconds during which the GPU was busy since the creation of the node.
     pub busy: u64,
-    /// The processes that have contexts, with the nanoseconds each was served since it opened its lane.
-    pub processes: Vec<(Process, u64)>,
+    /// The processes that have contexts, with the service time in nanoseconds of each since it opened its lane.
+    pub processes: Vec<(SimGpuProcess, u64)>,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for StateFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Shared")
+        f.write_str("StateFile")
     }
 }
 
-/// Makes the state files of a node in its folder.
-pub fn create(folder: &Path, setup: &Setup) -> Result<(), StateError> {
+/// Creates the state files of a node in its directory.
+pub fn create(folder: &Path, setup: &InitialState) -> Result<(), StateError> {
     if setup.memory.len() > MAX_GPUS {
         return Err(StateError::TooManyGpus(setup.memory.len()));
     }
-    open(&folder.join(CLIENTS))?;
-    open(&folder.join(PIDS))?;
-    let path = folder.join(STATE);
+    open(&folder.join(CLIENTS_FILE))?;
+    open(&folder.join(PIDS_FILE))?;
+    let path = folder.join(STATE_FILE);
     let file = open(&path)?;
-    file.set_len(size_of::<Shared>() as u64).map_err(|source| StateError::File {
-        what: "give its size to",
+    file.set_len(size_of::<StateFile>() as u64).map_err(|source| StateError::File {
+        what: "resize",
         path: path.clone(),
         source,
     })?;
@@ -128,7 +128,7 @@ pub fn create(folder: &Path, setup: &Setup) -> Result<(), StateError> {
     reserve(&file, &path, &shared.header, shared)?;
     reserve(&file, &path, &shared.gpus, shared)?;
     let header = &shared.header;
-    header.host_namespace.store(client::pid_namespace(), Relaxed);
+    header.host_namespace.store(clients::pid_namespace(), Relaxed);
     header.slice.store(setup.slice, Relaxed);
     header.window.store(setup.window, Relaxed);
     for (gpu, memory) in shared.gpus.iter().zip(&setup.memory) {
@@ -139,32 +139,32 @@ pub fn create(folder: &Path, setup: &Setup) -> Result<(), StateError> {
 }
 
 fn open(path: &Path) -> Result<File, StateError> {
-    // Programs of any user, in any container, use the node's GPUs, as they may use the device nodes of real ones.
+    // Programs of all users and containers use the node's GPUs, like the device files of real GPUs.
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o666).open(path);
     let named = |what, source| StateError::File { what, path: path.to_path_buf(), source };
     let file = file.map_err(|source| named("open", source))?;
-    // The mode above was cut by the umask. Only the owner can mend it, and the owner is who made it.
+    // The umask may have restricted the mode above. Only the owner, who created the file, can change it.
     if file.metadata().is_ok_and(|data| {
         use std::os::unix::fs::MetadataExt;
         data.mode() & 0o666 != 0o666 && data.uid() == rustix::process::geteuid().as_raw()
     }) {
         use std::os::unix::fs::PermissionsExt;
         file.set_permissions(std::fs::Permissions::from_mode(0o666))
-            .map_err(|source| named("open up", source))?;
+            .map_err(|source| named("change the mode of", source))?;
     }
     Ok(file)
 }
 
-fn map(file: &File, path: &Path) -> Result<&'static Shared, StateError> {
+fn map(file: &File, path: &Path) -> Result<&'static StateFile, StateError> {
     let refused = |source| StateError::File { what: "map", path: path.to_path_buf(), source };
-    if file.metadata().map_err(refused)?.len() != size_of::<Shared>() as u64 {
+    if file.metadata().map_err(refused)?.len() != size_of::<StateFile>() as u64 {
         return Err(StateError::Foreign(path.to_path_buf()));
     }
-    // SAFETY: a new mapping over no other; its length is the file's.
+    // SAFETY: a null address lets the kernel choose an unused range, and the descriptor is an open file of this length.
     let address = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
-            size_of::<Shared>(),
+            size_of::<StateFile>(),
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_SHARED | libc::MAP_NORESERVE,
             file.as_raw_fd(),
@@ -174,12 +174,13 @@ fn map(file: &File, path: &Path) -> Result<&'static Shared, StateError> {
     if address == libc::MAP_FAILED {
         return Err(refused(io::Error::last_os_error()));
     }
-    // SAFETY: page-aligned, as long as the type, never unmapped; atomics of integers have no invalid bit pattern.
-    Ok(unsafe { &*address.cast::<Shared>() })
+    // SAFETY: the mapping is page-aligned, has the size of the type and is never unmapped; every bit pattern is valid
+    // for atomic integers.
+    Ok(unsafe { &*address.cast::<StateFile>() })
 }
 
-/// Has the file system keep room for a part of the file: touching a page that it has none for would kill the process.
-fn reserve<T: ?Sized>(file: &File, path: &Path, part: &T, shared: &Shared) -> Result<(), StateError> {
+/// Allocates the blocks of a part of the file: on a full file system, touching a page without a block raises SIGBUS.
+fn reserve<T: ?Sized>(file: &File, path: &Path, part: &T, shared: &StateFile) -> Result<(), StateError> {
     let offset = std::ptr::from_ref(part).addr() - std::ptr::from_ref(shared).addr();
     let kept = rustix::fs::fallocate(
         file,
@@ -187,20 +188,24 @@ fn reserve<T: ?Sized>(file: &File, path: &Path, part: &T, shared: &Shared) -> Re
         offset as u64,
         size_of_val(part) as u64,
     );
-    kept.map_err(|error| StateError::File { what: "keep room in", path: path.into(), source: error.into() })
+    kept.map_err(|error| StateError::File {
+        what: "allocate blocks of",
+        path: path.into(),
+        source: error.into(),
+    })
 }
 
-impl State {
-    /// Keeps room for the log of this process's lane on a GPU, before it opens it.
+impl SimNodeState {
+    /// Allocates the blocks of this process's service log on a GPU. Must be called before the lane is opened.
     pub fn reserve_lane(&self, gpu: usize) -> Result<(), StateError> {
-        reserve(&self.file, Path::new(STATE), &self.shared.logs[self.slot][gpu], self.shared)
+        reserve(&self.file, Path::new(STATE_FILE), &self.shared.logs[self.slot][gpu], self.shared)
     }
 
-    /// Takes a slot of the node in `folder`.
+    /// Attaches to the node in `folder` by acquiring a slot.
     ///
     /// The mapping and the two lock files stay open until the process ends.
     pub fn attach(folder: &Path) -> Result<Self, StateError> {
-        let path = folder.join(STATE);
+        let path = folder.join(STATE_FILE);
         let existing = |path: &Path| {
             OpenOptions::new().read(true).write(true).open(path).map_err(|source| StateError::File {
                 what: "open",
@@ -213,92 +218,97 @@ impl State {
         if shared.header.magic.load(Acquire) != MAGIC {
             return Err(StateError::Foreign(path));
         }
-        let alive =
-            LivenessLocks::in_two_files(existing(&folder.join(CLIENTS))?, existing(&folder.join(PIDS))?);
+        let alive = LivenessLocks::in_two_files(
+            existing(&folder.join(CLIENTS_FILE))?,
+            existing(&folder.join(PIDS_FILE))?,
+        );
         let gpus = shared.gpus.iter().filter(|gpu| gpu.memory.capacity.load(Relaxed) > 0).count();
-        let mut state = Self { shared, file, alive, slot: 0, gpus, next_look: AtomicU64::new(0) };
-        // Low slots first: they stay in few pages, and in few words of the GPUs' maps.
-        state.slot = (0..SLOTS).find(|&slot| state.alive.try_acquire(slot)).ok_or(StateError::Full(SLOTS))?;
+        let mut state = Self { shared, file, alive, slot: 0, gpus, next_reclaim: AtomicU64::new(0) };
+        // Low slots first: they share few pages, and few words of the GPUs' bit maps.
+        state.slot = (0..MAX_CLIENTS)
+            .find(|&slot| state.alive.try_acquire(slot))
+            .ok_or(StateError::Full(MAX_CLIENTS))?;
         reserve(&state.file, &path, &shared.clients[state.slot], shared)?;
-        state.clean(state.slot);
-        state.introduce();
+        state.clear_slot(state.slot);
+        state.register_process();
         Ok(state)
     }
 
-    /// GPUs of the node.
+    /// The number of GPUs of the node.
     pub fn gpus(&self) -> usize {
         self.gpus
     }
 
-    /// This process's slot.
+    /// The slot of this process.
     pub fn slot(&self) -> usize {
         self.slot
     }
 
-    /// The period over which utilisation is averaged, in nanoseconds.
+    /// The period over which utilization is averaged, in nanoseconds.
     pub fn window(&self) -> u64 {
         self.shared.header.window.load(Relaxed).max(1)
     }
 
     #[inline]
-    fn account(&self, slot: usize, gpu: usize) -> memory::Account<'_> {
+    fn account(&self, slot: usize, gpu: usize) -> memory::GpuMemoryAccount<'_> {
         let lanes = memory::GpuLanes { clients: &self.shared.clients, gpu };
-        memory::Account::new(&self.shared.gpus[gpu].memory, lanes, slot)
+        memory::GpuMemoryAccount::new(&self.shared.gpus[gpu].memory, lanes, slot)
     }
 
-    /// Takes memory of a GPU for this process, or says that there is not as much. One thread at a time.
+    /// Allocates memory of a GPU to this process. Returns false if not enough is free. Callers serialize calls of this
+    /// process.
     #[inline]
     pub fn take_memory(&self, gpu: usize, units: u64) -> bool {
-        self.account(self.slot, gpu).take(units) || self.take_after_sweep(gpu, units)
+        self.account(self.slot, gpu).take(units) || self.take_after_reclaim(gpu, units)
     }
 
-    /// What the dead held may be enough.
+    /// Retries after reclaiming the memory of dead processes.
     #[cold]
-    fn take_after_sweep(&self, gpu: usize, units: u64) -> bool {
-        self.sweep() > 0 && self.account(self.slot, gpu).take(units)
+    fn take_after_reclaim(&self, gpu: usize, units: u64) -> bool {
+        self.reclaim_dead() > 0 && self.account(self.slot, gpu).take(units)
     }
 
-    /// Gives memory back. One thread at a time.
+    /// Releases memory of this process. Callers serialize calls of this process.
     #[inline]
-    pub fn give_memory(&self, gpu: usize, units: u64) {
+    pub fn release_memory(&self, gpu: usize, units: u64) {
         self.account(self.slot, gpu).give(units);
     }
 
-    /// Units of a GPU that are used, by all processes.
+    /// Returns the units of a GPU's memory that all processes use.
     #[inline]
     pub fn used_memory(&self, gpu: usize) -> u64 {
         memory_account::used(&self.shared.gpus[gpu].memory.word)
     }
 
-    /// Units of a GPU that there are.
+    /// Returns the capacity of a GPU's memory in units.
     #[inline]
     pub fn memory(&self, gpu: usize) -> u64 {
         self.shared.gpus[gpu].memory.capacity.load(Relaxed)
     }
 
-    /// The GPU's timeline under its lock, not yet brought up to now.
-    fn timeline(&self, gpu: usize) -> (Timeline<'_>, Held<'_>) {
+    /// Locks the GPU's timeline. It is not yet advanced to the current time.
+    fn timeline(&self, gpu: usize) -> (Timeline<'_>, RobustMutexGuard<'_>) {
         let timeline = Timeline { shared: self.shared, gpu: &self.shared.gpus[gpu], index: gpu };
-        let held = robust::take(&timeline.gpu.line.lock, self.slot, &self.alive);
+        let held = robust_mutex::lock(&timeline.gpu.line.lock, self.slot, &self.alive);
         if held.inherited {
             timeline.repair();
         }
         (timeline, held)
     }
 
-    /// Finishes what a dead holder of the GPU's lock left.
-    fn finish(&self, gpu: &layout::Gpu) {
+    /// Completes the step that a dead holder of the GPU's lock left.
+    fn finish_step(&self, gpu: &layout::GpuRecord) {
         if let Some(index) = self.shared.gpus.iter().position(|other| std::ptr::eq(other, gpu)) {
             Timeline { shared: self.shared, gpu, index }.repair();
         }
     }
 
-    /// The share of the last whole window during which anything ran, in thousandths, and when that window ended.
+    /// Returns the utilization of the last completed window in thousandths, and the end of that window.
     ///
-    /// This is all that NVML shows: whole windows, after their end.
-    pub fn utilisation(&self, gpu: usize) -> (u64, u64) {
+    /// NVML shows only this: completed windows.
+    pub fn utilization(&self, gpu: usize) -> (u64, u64) {
         let window = self.window();
-        self.bury_the_busy(gpu);
+        self.reclaim_dead_runnable(gpu);
         let now = now();
         let (timeline, _held) = self.timeline(gpu);
         timeline.advance(now);
@@ -306,16 +316,16 @@ impl State {
         (timeline.busy(last) * 1000 / window, (last + 1) * window)
     }
 
-    /// Whole windows that ended after `since`, oldest first: when each ended, and the thousandths of it during which
-    /// anything ran; for one process if a slot is given.
+    /// Returns the completed windows that ended after `since`, oldest first: the end of each, and its utilization in
+    /// thousandths. If a slot is given, only the work of that process counts.
     pub fn windows(&self, gpu: usize, slot: Option<usize>, since: u64) -> Vec<(u64, u64)> {
         let window = self.window();
-        self.bury_the_busy(gpu);
+        self.reclaim_dead_runnable(gpu);
         let now = now();
         let (timeline, _held) = self.timeline(gpu);
         timeline.advance(now);
         let current = now / window;
-        let first = (since / window).max(current.saturating_sub(layout::WINDOWS as u64 - 1));
+        let first = (since / window).max(current.saturating_sub(layout::MAX_WINDOWS as u64 - 1));
         (first..current)
             .filter(|number| (number + 1) * window > since)
             .map(|number| {
@@ -328,23 +338,25 @@ impl State {
             .collect()
     }
 
-    /// The truth about one GPU at one instant, which no driver tells: who is on it, and who was served how much.
-    pub fn usage(&self, gpu: usize) -> Usage {
+    /// Returns the exact activity of one GPU at one instant, which no real driver reports: its processes and their
+    /// service times.
+    pub fn usage(&self, gpu: usize) -> GpuActivity {
         let processes = self.processes(gpu);
         let (timeline, _held) = self.timeline(gpu);
         let at = now();
         timeline.advance(at);
-        let served = |process: Process| {
+        let served = |process: SimGpuProcess| {
             let served = timeline.lane(process.slot).served.load(Relaxed);
             (process, served)
         };
         let processes = processes.into_iter().map(served).collect();
-        Usage { at, busy: timeline.gpu.line.busy.load(Relaxed), processes }
+        GpuActivity { at, busy: timeline.gpu.line.busy.load(Relaxed), processes }
     }
 
-    /// Truth that no driver tells: nanoseconds each process was served since it opened its lane, and the GPU in all.
-    pub fn service(&self, gpu: usize, slot: usize) -> (u64, u64) {
-        self.bury_the_busy(gpu);
+    /// Returns the service time of a process since it opened its lane and the busy time of the GPU, in nanoseconds.
+    /// No real driver reports these.
+    pub fn service_time(&self, gpu: usize, slot: usize) -> (u64, u64) {
+        self.reclaim_dead_runnable(gpu);
         let (timeline, _held) = self.timeline(gpu);
         timeline.advance(now());
         (timeline.lane(slot).served.load(Relaxed), timeline.gpu.line.busy.load(Relaxed))

@@ -1,129 +1,131 @@
-//! Arrays, mipmapped arrays, and the texture and surface objects over them.
+//! Arrays, mipmapped arrays, and the texture and surface objects on top of them.
 //!
-//! An array's bytes are rows without gaps, which only copies see. On the card they take what a plain allocation of as
-//! many bytes takes.
+//! The bytes of an array are packed rows, visible only to copies. An array is charged to the card like a linear
+//! allocation of the same size.
 
-mod calls;
+mod array_functions;
 mod format;
-mod objects;
+mod texture_objects;
 
 use super::context::Context;
-use super::handle::{Arena, handle_of};
-use super::memory::{self, Kind};
+use super::handle::{HandleArena, handle_of};
+use super::memory::{self, MemoryKind};
 use super::session::session;
 use super::*;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Where an array's bytes lie: rows of `width` bytes without gaps, `height` of them in a plane.
+/// The location of an array's bytes: packed rows of `width` bytes, `height` rows per plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Layout {
+pub(super) struct ArrayLayout {
     pub(super) start: u64,
     pub(super) width: usize,
     pub(super) height: usize,
     pub(super) depth: usize,
 }
 
-/// An array, of its own or a level of a mipmapped one.
+/// A stand-alone array, or one level of a mipmapped array.
 #[derive(Default)]
-struct Array {
-    inner: Mutex<Option<Image>>,
+struct CudaArray {
+    inner: Mutex<Option<ArrayStorage>>,
 }
 
-/// A mipmapped array.
+/// A mipmapped array, or an unused slot.
 #[derive(Default)]
-struct Mipmap {
-    inner: Mutex<Option<Levels>>,
+struct MipmappedArray {
+    inner: Mutex<Option<MipmapLevels>>,
 }
 
+/// Shape and location of an array.
 #[derive(Clone, Copy)]
-struct Image {
+struct ArrayStorage {
     descriptor: CUDA_ARRAY3D_DESCRIPTOR,
     start: u64,
     context: &'static Context,
-    /// Whether its bytes are its own to give back.
+    /// Whether destroying the array frees its bytes.
     own: bool,
 }
 
+/// Location and levels of a mipmapped array.
 #[derive(Clone)]
-struct Levels {
+struct MipmapLevels {
     start: u64,
     context: &'static Context,
     own: bool,
-    levels: Vec<&'static Array>,
+    levels: Vec<&'static CudaArray>,
 }
 
-static ARRAYS: Arena<Array> = Arena::new();
-static MIPMAPS: Arena<Mipmap> = Arena::new();
+static ARRAYS: HandleArena<CudaArray> = HandleArena::new();
+static MIPMAPS: HandleArena<MipmappedArray> = HandleArena::new();
 
-impl Array {
-    fn inner(&self) -> MutexGuard<'_, Option<Image>> {
+impl CudaArray {
+    fn inner(&self) -> MutexGuard<'_, Option<ArrayStorage>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn make(image: Image) -> Result<&'static Self, CudaError> {
-        let made = ARRAYS.make(Array::default, |_| ()).ok_or(CudaError::OUT_OF_MEMORY)?;
+    fn make(image: ArrayStorage) -> Result<&'static Self, CudaError> {
+        let made = ARRAYS.make(CudaArray::default, |_| ()).ok_or(CudaError::OUT_OF_MEMORY)?;
         *made.inner() = Some(image);
         Ok(made)
     }
 
-    fn end(&'static self) {
+    fn destroy(&'static self) {
         let gone = self.inner().take();
         ARRAYS.drop(handle_of::<_, u8>(self));
         if let Some(image) = gone.filter(|image| image.own) {
-            memory::give(image.start);
+            memory::free_internal(image.start);
         }
     }
 }
 
-impl Mipmap {
-    fn inner(&self) -> MutexGuard<'_, Option<Levels>> {
+impl MipmappedArray {
+    fn inner(&self) -> MutexGuard<'_, Option<MipmapLevels>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn end(&'static self) {
+    fn destroy(&'static self) {
         let Some(gone) = self.inner().take() else { return };
         MIPMAPS.drop(handle_of::<_, u8>(self));
         for level in gone.levels {
-            level.end();
+            level.destroy();
         }
         if gone.own {
-            memory::give(gone.start);
+            memory::free_internal(gone.start);
         }
     }
 }
 
-/// The array a handle means.
-fn resolve(handle: CUarray) -> Result<(&'static Array, Image), CudaError> {
+/// Resolves an array handle to the array and its storage.
+fn resolve(handle: CUarray) -> Result<(&'static CudaArray, ArrayStorage), CudaError> {
     session()?;
     let array = ARRAYS.get(handle).ok_or(CudaError::INVALID_HANDLE)?;
     let image = *array.inner();
     Ok((array, image.ok_or(CudaError::INVALID_HANDLE)?))
 }
 
-/// The mipmapped array a handle means.
-fn resolve_mipmap(handle: CUmipmappedArray) -> Result<(&'static Mipmap, Levels), CudaError> {
+/// Resolves a mipmapped array handle to the array and its levels.
+fn resolve_mipmap(handle: CUmipmappedArray) -> Result<(&'static MipmappedArray, MipmapLevels), CudaError> {
     session()?;
     let mipmap = MIPMAPS.get(handle).ok_or(CudaError::INVALID_HANDLE)?;
     let levels = mipmap.inner().clone();
     Ok((mipmap, levels.ok_or(CudaError::INVALID_HANDLE)?))
 }
 
-/// Where the bytes of an array lie.
-pub(super) fn layout(array: CUarray) -> Result<Layout, CudaError> {
+/// Returns where the bytes of an array are.
+pub(super) fn layout(array: CUarray) -> Result<ArrayLayout, CudaError> {
     let (_, image) = resolve(array)?;
     let (width, height, depth) = format::rows(&image.descriptor)?;
-    Ok(Layout { start: image.start, width, height, depth })
+    Ok(ArrayLayout { start: image.start, width, height, depth })
 }
 
-/// An array with bytes of its own.
+/// Creates an array with its own memory.
 fn create(context: &'static Context, descriptor: CUDA_ARRAY3D_DESCRIPTOR) -> Result<CUarray, CudaError> {
     format::check(&descriptor)?;
     let bytes = format::bytes(&descriptor)?;
-    let start = memory::take(context.device, bytes, Kind::Array)?;
-    Array::make(Image { descriptor, start, context, own: true }).map(handle_of)
+    let start = memory::allocate_internal(context.device, bytes, MemoryKind::Array)?;
+    CudaArray::make(ArrayStorage { descriptor, start, context, own: true }).map(handle_of)
 }
 
-/// Levels need as many bytes.
+/// Returns the total size of the first `levels` mipmap levels, in bytes.
 fn bytes_of_levels(descriptor: &CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> Result<usize, CudaError> {
     (0..levels).try_fold(0usize, |sum, level| {
         let bytes = format::bytes(&format::level(descriptor, level))?.next_multiple_of(512);
@@ -131,7 +133,7 @@ fn bytes_of_levels(descriptor: &CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> Result<
     })
 }
 
-/// A mipmapped array with bytes of its own, or over bytes that are there already.
+/// Creates a mipmapped array with its own memory, or over existing memory given as address and size.
 pub(super) fn create_mipmap(
     context: &'static Context,
     descriptor: CUDA_ARRAY3D_DESCRIPTOR,
@@ -142,37 +144,37 @@ pub(super) fn create_mipmap(
     if levels == 0 {
         return Err(CudaError::INVALID_VALUE);
     }
-    let levels = levels.min(format::most_levels(&descriptor));
+    let levels = levels.min(format::max_levels(&descriptor));
     let bytes = bytes_of_levels(&descriptor, levels)?;
     let start = match over {
         Some((_, room)) if room < bytes => return Err(CudaError::INVALID_VALUE),
         Some((start, _)) => start,
-        None => memory::take(context.device, bytes, Kind::Array)?,
+        None => memory::allocate_internal(context.device, bytes, MemoryKind::Array)?,
     };
-    let made = MIPMAPS.make(Mipmap::default, |_| ()).ok_or(CudaError::OUT_OF_MEMORY)?;
+    let made = MIPMAPS.make(MipmappedArray::default, |_| ()).ok_or(CudaError::OUT_OF_MEMORY)?;
     let mut arrays = Vec::new();
     let mut at = start;
     for level in 0..levels {
         let descriptor = format::level(&descriptor, level);
-        arrays.push(Array::make(Image { descriptor, start: at, context, own: false })?);
+        arrays.push(CudaArray::make(ArrayStorage { descriptor, start: at, context, own: false })?);
         at += format::bytes(&descriptor)?.next_multiple_of(512) as u64;
     }
-    *made.inner() = Some(Levels { start, context, own: over.is_none(), levels: arrays });
+    *made.inner() = Some(MipmapLevels { start, context, own: over.is_none(), levels: arrays });
     Ok(handle_of(made))
 }
 
-/// Arrays go with their context.
+/// Destroys all arrays of a context.
 pub(super) fn drop_all(context: &'static Context) {
     for mipmap in MIPMAPS.live() {
         let own = mipmap.inner().as_ref().is_some_and(|levels| std::ptr::eq(levels.context, context));
         if own {
-            mipmap.end();
+            mipmap.destroy();
         }
     }
     for array in ARRAYS.live() {
         let own = array.inner().as_ref().is_some_and(|image| std::ptr::eq(image.context, context));
         if own {
-            array.end();
+            array.destroy();
         }
     }
 }

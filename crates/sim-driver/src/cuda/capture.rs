@@ -1,16 +1,16 @@
-//! Stream capture: operations become nodes of a graph instead of being done.
+//! Stream capture: operations become nodes of a graph instead of being executed.
 
-mod calls;
+mod capture_info;
 
-pub(super) use calls::{Info, info, update};
+pub(super) use capture_info::{CaptureInfoOutputs, update_dependencies, write_capture_info};
 
 use super::context::Context;
 use super::event::Event;
-use super::graph::{self, After, Allocation, Call, GraphKey, Work};
-use super::launch::Shape;
+use super::graph::{self, Dependency, GraphAllocation, GraphKey, HostCallback, NodeOperation};
+use super::launch::LaunchShape;
 use super::memory::MemoryOp;
 use super::module::Function;
-use super::session::unique;
+use super::session::unique_id;
 use super::stream::Stream;
 use super::*;
 use std::cell::Cell;
@@ -18,90 +18,98 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::ThreadId;
 
-/// A capture as one stream takes part in it.
-pub(super) struct Capture(Part);
+/// The participation of one stream in a capture.
+pub(super) struct Capture(CaptureRole);
 
-enum Part {
-    /// The stream is captured.
-    Member(Arc<Sequence>, &'static Stream),
-    /// The context's default stream while another that it is ordered with is captured: it can do nothing.
+/// How a stream takes part in a capture.
+enum CaptureRole {
+    /// The stream is being captured.
+    Member(Arc<CaptureSequence>, &'static Stream),
+    /// The legacy default stream of a context in which a blocking stream is being captured. Any use of it is an
+    /// error.
     Implicit(&'static Context),
 }
 
-/// All of a capture: the streams that take part, and the graph that comes of it.
-pub(super) struct Sequence {
+/// One capture: the participating streams and the graph that it builds.
+pub(super) struct CaptureSequence {
     id: u64,
     graph: GraphKey,
-    /// Which graph that is: the program may destroy it meanwhile, and another one get its handle.
+    /// Identity of the graph: the program may destroy it during the capture, and a new graph may get the same handle.
     graph_id: u64,
-    /// Whether the graph was the program's before.
-    given: bool,
+    /// Whether the program supplied the graph (`cuStreamBeginCaptureToGraph`).
+    is_user_graph: bool,
     mode: CUstreamCaptureMode,
     thread: ThreadId,
     origin: &'static Stream,
-    inner: Mutex<Inner>,
+    inner: Mutex<SequenceState>,
 }
 
+/// Whether a capture can still record operations.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum CaptureState {
     Active,
     Invalid,
     Ended,
 }
 
-struct Inner {
-    state: State,
-    ends: Vec<End>,
+/// The part of a capture that changes.
+struct SequenceState {
+    state: CaptureState,
+    ends: Vec<BranchEnd>,
 }
 
-/// Where a stream has come to.
-struct End {
+/// The position that a captured stream has reached in the graph.
+struct BranchEnd {
     stream: &'static Stream,
-    /// What its next operation comes after.
-    after: Vec<After>,
-    /// The same as the program last asked for it: it keeps the addresses.
-    answer: Vec<usize>,
-    data: Vec<CUgraphEdgeData>,
+    /// Dependencies of the stream's next operation.
+    dependencies: Vec<Dependency>,
+    /// The nodes last reported to the program, which keeps pointers to this buffer.
+    reported_nodes: Vec<usize>,
+    reported_data: Vec<CUgraphEdgeData>,
 }
 
-/// What a captured recording of an event stands for.
+/// The nodes that a captured recording of an event refers to.
 #[derive(Clone)]
-pub(super) struct Captured {
-    sequence: Arc<Sequence>,
-    after: Vec<After>,
+pub(super) struct CapturedEvent {
+    sequence: Arc<CaptureSequence>,
+    dependencies: Vec<Dependency>,
 }
 
-static SEQUENCES: Mutex<Vec<Arc<Sequence>>> = Mutex::new(Vec::new());
-/// How many there are.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
+static ACTIVE_CAPTURES: Mutex<Vec<Arc<CaptureSequence>>> = Mutex::new(Vec::new());
+/// Number of active captures, readable without the lock.
+static ACTIVE_CAPTURE_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// What other captures forbid this thread.
-    static MODE: Cell<CUstreamCaptureMode> = const { Cell::new(CU_STREAM_CAPTURE_MODE_GLOBAL) };
+    /// Which captures of other threads restrict this thread.
+    static THREAD_CAPTURE_MODE: Cell<CUstreamCaptureMode> = const { Cell::new(CU_STREAM_CAPTURE_MODE_GLOBAL) };
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Captures that have not ended.
-fn sequences() -> Vec<Arc<Sequence>> {
-    if COUNT.load(Ordering::Acquire) == 0 { Vec::new() } else { locked(&SEQUENCES).clone() }
+/// Returns the captures that have not ended.
+fn sequences() -> Vec<Arc<CaptureSequence>> {
+    if ACTIVE_CAPTURE_COUNT.load(Ordering::Acquire) == 0 {
+        Vec::new()
+    } else {
+        locked(&ACTIVE_CAPTURES).clone()
+    }
 }
 
-impl Sequence {
-    fn inner(&self) -> MutexGuard<'_, Inner> {
+impl CaptureSequence {
+    fn inner(&self) -> MutexGuard<'_, SequenceState> {
         locked(&self.inner)
     }
 
     fn invalidate(&self) {
         let mut inner = self.inner();
-        if inner.state == State::Active {
-            inner.state = State::Invalid;
+        if inner.state == CaptureState::Active {
+            inner.state = CaptureState::Invalid;
         }
     }
 
-    /// Its graph, while there is one.
+    /// Returns the capture's graph; invalidates the capture if the program has destroyed it.
     fn graph(&self) -> Result<GraphKey, CudaError> {
         match graph::id(self.graph) {
             Ok(id) if id == self.graph_id => Ok(self.graph),
@@ -112,9 +120,9 @@ impl Sequence {
         }
     }
 
-    /// Throws away what it made.
+    /// Destroys the graph unless the program supplied it.
     fn discard(&self) {
-        if !self.given
+        if !self.is_user_graph
             && let Ok(graph) = self.graph()
         {
             graph::discard(graph);
@@ -123,93 +131,98 @@ impl Sequence {
 
     fn check(&self) -> Result<(), CudaError> {
         match self.inner().state {
-            State::Active => Ok(()),
-            State::Invalid => Err(CudaError::STREAM_CAPTURE_INVALIDATED),
-            State::Ended => Err(CudaError::CAPTURED_EVENT),
+            CaptureState::Active => Ok(()),
+            CaptureState::Invalid => Err(CudaError::STREAM_CAPTURE_INVALIDATED),
+            CaptureState::Ended => Err(CudaError::CAPTURED_EVENT),
         }
     }
 
-    /// Whether it has a stream of the context; a blocking one, if that is asked for.
-    fn touches(&self, context: &'static Context, blocking: bool) -> bool {
+    /// Returns whether a stream of the context takes part; with `blocking`, only blocking streams count.
+    fn has_stream_of(&self, context: &'static Context, blocking: bool) -> bool {
         self.inner()
             .ends
             .iter()
             .any(|end| std::ptr::eq(end.stream.context(), context) && (!blocking || end.stream.is_blocking()))
     }
 
-    /// A stream takes part from now on.
-    fn join(self: &Arc<Self>, stream: &'static Stream, after: Vec<After>) {
-        self.inner().ends.push(End { stream, after, answer: Vec::new(), data: Vec::new() });
-        stream.set_capture(Some(Arc::new(Capture(Part::Member(Arc::clone(self), stream)))));
-        mind_default(stream.context());
+    /// Adds a stream to the capture.
+    fn add_stream(self: &Arc<Self>, stream: &'static Stream, dependencies: Vec<Dependency>) {
+        self.inner().ends.push(BranchEnd {
+            stream,
+            dependencies,
+            reported_nodes: Vec::new(),
+            reported_data: Vec::new(),
+        });
+        stream.set_capture(Some(Arc::new(Capture(CaptureRole::Member(Arc::clone(self), stream)))));
+        update_default_stream(stream.context());
     }
 
-    /// Ends it: its streams do what they are told again.
-    fn end(self: &Arc<Self>) -> (State, Vec<End>) {
+    /// Ends the capture and releases its streams.
+    fn end(self: &Arc<Self>) -> (CaptureState, Vec<BranchEnd>) {
         let (state, ends) = {
             let mut inner = self.inner();
-            (std::mem::replace(&mut inner.state, State::Ended), std::mem::take(&mut inner.ends))
+            (std::mem::replace(&mut inner.state, CaptureState::Ended), std::mem::take(&mut inner.ends))
         };
         {
-            let mut sequences = locked(&SEQUENCES);
+            let mut sequences = locked(&ACTIVE_CAPTURES);
             sequences.retain(|other| !Arc::ptr_eq(other, self));
-            COUNT.store(sequences.len(), Ordering::Release);
+            ACTIVE_CAPTURE_COUNT.store(sequences.len(), Ordering::Release);
         }
         for end in &ends {
             end.stream.set_capture(None);
         }
         for end in &ends {
-            mind_default(end.stream.context());
+            update_default_stream(end.stream.context());
         }
         (state, ends)
     }
 }
 
-impl End {
-    fn extend(&mut self, more: &[After]) {
-        for after in more {
-            if !self.after.iter().any(|(node, _)| *node == after.0) {
-                self.after.push(*after);
+impl BranchEnd {
+    fn extend(&mut self, more: &[Dependency]) {
+        for dependency in more {
+            if !self.dependencies.iter().any(|(node, _)| *node == dependency.0) {
+                self.dependencies.push(*dependency);
             }
         }
     }
 }
 
-/// The default stream of a context can be used unless a stream is captured that it is ordered with.
-fn mind_default(context: &'static Context) {
+/// Bars the legacy default stream of a context while a blocking stream of the context is being captured.
+fn update_default_stream(context: &'static Context) {
     let Ok(default) = context.legacy() else { return };
-    let barred = sequences().iter().any(|sequence| sequence.touches(context, true));
-    default.set_capture(barred.then(|| Arc::new(Capture(Part::Implicit(context)))));
+    let barred = sequences().iter().any(|sequence| sequence.has_stream_of(context, true));
+    default.set_capture(barred.then(|| Arc::new(Capture(CaptureRole::Implicit(context)))));
 }
 
 impl Capture {
     pub(super) fn status(&self) -> Result<CUstreamCaptureStatus, CudaError> {
         match &self.0 {
-            Part::Implicit(_) => Err(CudaError::STREAM_CAPTURE_IMPLICIT),
-            Part::Member(sequence, _) => Ok(match sequence.inner().state {
-                State::Active => CU_STREAM_CAPTURE_STATUS_ACTIVE,
-                State::Invalid => CU_STREAM_CAPTURE_STATUS_INVALIDATED,
-                State::Ended => CU_STREAM_CAPTURE_STATUS_NONE,
+            CaptureRole::Implicit(_) => Err(CudaError::STREAM_CAPTURE_IMPLICIT),
+            CaptureRole::Member(sequence, _) => Ok(match sequence.inner().state {
+                CaptureState::Active => CU_STREAM_CAPTURE_STATUS_ACTIVE,
+                CaptureState::Invalid => CU_STREAM_CAPTURE_STATUS_INVALIDATED,
+                CaptureState::Ended => CU_STREAM_CAPTURE_STATUS_NONE,
             }),
         }
     }
 
-    /// Something was done that cannot be captured.
+    /// Invalidates the capture after an operation that cannot be captured.
     pub(super) fn invalidate(&self) {
         match &self.0 {
-            Part::Member(sequence, _) => sequence.invalidate(),
-            Part::Implicit(context) => sequences()
+            CaptureRole::Member(sequence, _) => sequence.invalidate(),
+            CaptureRole::Implicit(context) => sequences()
                 .iter()
-                .filter(|sequence| sequence.touches(context, true))
+                .filter(|sequence| sequence.has_stream_of(context, true))
                 .for_each(|sequence| sequence.invalidate()),
         }
     }
 
-    /// The same, and what the program is told.
-    pub(super) fn refuse(&self) -> CudaError {
+    /// Invalidates the capture and returns the error to report.
+    pub(super) fn reject(&self) -> CudaError {
         let error = match &self.0 {
-            Part::Implicit(_) => CudaError::STREAM_CAPTURE_IMPLICIT,
-            Part::Member(sequence, _) => {
+            CaptureRole::Implicit(_) => CudaError::STREAM_CAPTURE_IMPLICIT,
+            CaptureRole::Member(sequence, _) => {
                 sequence.check().err().unwrap_or(CudaError::STREAM_CAPTURE_UNSUPPORTED)
             }
         };
@@ -217,9 +230,9 @@ impl Capture {
         error
     }
 
-    /// Its stream goes away.
-    pub(super) fn leave(&self) {
-        let Part::Member(sequence, stream) = &self.0 else { return };
+    /// Removes the stream from its capture because it is being destroyed.
+    pub(super) fn remove_stream(&self) {
+        let CaptureRole::Member(sequence, stream) = &self.0 else { return };
         if std::ptr::eq(sequence.origin, *stream) {
             sequence.end();
             sequence.discard();
@@ -228,42 +241,50 @@ impl Capture {
         sequence.invalidate();
         sequence.inner().ends.retain(|end| !std::ptr::eq(end.stream, *stream));
         stream.set_capture(None);
-        mind_default(stream.context());
+        update_default_stream(stream.context());
     }
 
-    /// The stream comes to a new node.
-    fn add(&self, work: Work) -> Result<(), CudaError> {
-        let Part::Member(sequence, stream) = &self.0 else { return Err(self.refuse()) };
+    /// Appends a node to the stream's branch.
+    fn add_node(&self, operation: NodeOperation) -> Result<(), CudaError> {
+        let CaptureRole::Member(sequence, stream) = &self.0 else { return Err(self.reject()) };
         sequence.check()?;
         let graph = sequence.graph()?;
         let mut inner = sequence.inner();
         let end = inner.ends.iter_mut().find(|end| std::ptr::eq(end.stream, *stream));
         let end = end.ok_or(CudaError::STREAM_CAPTURE_INVALIDATED)?;
-        let node = graph::add(graph, &end.after, work)?;
-        end.after = vec![(node, graph::Port::default())];
+        let node = graph::add(graph, &end.dependencies, operation)?;
+        end.dependencies = vec![(node, graph::EdgePort::default())];
         Ok(())
     }
 
-    pub(super) fn kernel(&self, function: &'static Function, shape: Shape) -> Result<(), CudaError> {
-        let Part::Member(_, stream) = &self.0 else { return Err(self.refuse()) };
-        self.add(Work::launch(function, shape, stream.context(), false)?)
+    pub(super) fn add_kernel(
+        &self,
+        function: &'static Function,
+        shape: LaunchShape,
+    ) -> Result<(), CudaError> {
+        let CaptureRole::Member(_, stream) = &self.0 else { return Err(self.reject()) };
+        self.add_node(NodeOperation::launch(function, shape, stream.context(), false)?)
     }
 
-    pub(super) fn host(&self, function: CUhostFn, user_data: *mut c_void) -> Result<(), CudaError> {
-        self.add(Work::Host(Call::new(function, user_data)?))
+    pub(super) fn add_host_callback(
+        &self,
+        function: CUhostFn,
+        user_data: *mut c_void,
+    ) -> Result<(), CudaError> {
+        self.add_node(NodeOperation::Host(HostCallback::new(function, user_data)?))
     }
 
-    pub(super) fn memory(&self, op: MemoryOp) -> Result<(), CudaError> {
-        let Part::Member(_, stream) = &self.0 else { return Err(self.refuse()) };
-        self.add(Work::memory(op, stream.context()))
+    pub(super) fn add_memory_op(&self, op: MemoryOp) -> Result<(), CudaError> {
+        let CaptureRole::Member(_, stream) = &self.0 else { return Err(self.reject()) };
+        self.add_node(NodeOperation::memory(op, stream.context()))
     }
 
-    /// A launch of an executable graph: its nodes as a graph inside.
-    pub(super) fn graph(&self, exec: usize) -> Result<(), CudaError> {
-        let Part::Member(sequence, _) = &self.0 else { return Err(self.refuse()) };
+    /// Captures the launch of an executable graph as a child graph node.
+    pub(super) fn add_graph_launch(&self, exec: usize) -> Result<(), CudaError> {
+        let CaptureRole::Member(sequence, _) = &self.0 else { return Err(self.reject()) };
         sequence.check()?;
         match graph::child_of_exec(exec) {
-            Ok(child) => self.add(Work::Child(child)).inspect_err(|_| graph::discard(child)),
+            Ok(child) => self.add_node(NodeOperation::Child(child)).inspect_err(|_| graph::discard(child)),
             Err(error) => {
                 self.invalidate();
                 Err(error)
@@ -271,44 +292,44 @@ impl Capture {
         }
     }
 
-    /// An allocation in stream order: an address that the graph's launches have memory behind.
-    pub(super) fn allocate(&self, bytes: usize) -> Result<CUdeviceptr, CudaError> {
-        let Part::Member(_, stream) = &self.0 else { return Err(self.refuse()) };
-        let made = Allocation::on(stream.context().device, bytes)?;
+    /// Captures a stream-ordered allocation. The address is fixed now; launches of the graph provide the memory.
+    pub(super) fn add_allocation(&self, bytes: usize) -> Result<CUdeviceptr, CudaError> {
+        let CaptureRole::Member(_, stream) = &self.0 else { return Err(self.reject()) };
+        let made = GraphAllocation::for_capture(stream.context().device, bytes)?;
         let pointer = made.pointer();
-        self.add(Work::Alloc(made)).map(|()| pointer)
+        self.add_node(NodeOperation::Alloc(made)).map(|()| pointer)
     }
 
-    /// Freeing in stream order.
-    pub(super) fn free(&self, pointer: CUdeviceptr) -> Result<(), CudaError> {
-        let Part::Member(sequence, _) = &self.0 else { return Err(self.refuse()) };
+    /// Captures a stream-ordered free.
+    pub(super) fn add_free(&self, pointer: CUdeviceptr) -> Result<(), CudaError> {
+        let CaptureRole::Member(sequence, _) = &self.0 else { return Err(self.reject()) };
         if !graph::can_free(sequence.graph()?, pointer) {
             return Err(CudaError::INVALID_VALUE);
         }
-        self.add(Work::Free(pointer))
+        self.add_node(NodeOperation::Free(pointer))
     }
 
-    pub(super) fn record(&self, event: &'static Event, flags: u32) -> Result<(), CudaError> {
-        let Part::Member(sequence, stream) = &self.0 else { return Err(self.refuse()) };
+    pub(super) fn record_event(&self, event: &'static Event, flags: u32) -> Result<(), CudaError> {
+        let CaptureRole::Member(sequence, stream) = &self.0 else { return Err(self.reject()) };
         if flags & CU_EVENT_RECORD_EXTERNAL != 0 {
-            return self.add(Work::Record(event));
+            return self.add_node(NodeOperation::Record(event));
         }
         sequence.check()?;
-        let after = {
+        let dependencies = {
             let inner = sequence.inner();
             let end = inner.ends.iter().find(|end| std::ptr::eq(end.stream, *stream));
-            end.map(|end| end.after.clone()).unwrap_or_default()
+            end.map(|end| end.dependencies.clone()).unwrap_or_default()
         };
-        event.set_captured(Captured { sequence: Arc::clone(sequence), after });
+        event.set_captured(CapturedEvent { sequence: Arc::clone(sequence), dependencies });
         Ok(())
     }
 }
 
-/// Begins a capture; into a graph of the program's, behind nodes of it, if one is given.
+/// Begins a capture, optionally into an existing graph after some of its nodes.
 pub(super) fn begin(
     stream: &'static Stream,
     mode: CUstreamCaptureMode,
-    into: Option<(GraphKey, Vec<After>)>,
+    into: Option<(GraphKey, Vec<Dependency>)>,
 ) -> Result<(), CudaError> {
     if mode > CU_STREAM_CAPTURE_MODE_RELAXED {
         return Err(CudaError::INVALID_VALUE);
@@ -319,37 +340,37 @@ pub(super) fn begin(
     if stream.capture().is_some() {
         return Err(CudaError::ILLEGAL_STATE);
     }
-    let given = into.is_some();
-    let (graph, after) = match into {
-        Some((graph, after)) => {
-            graph::check_after(graph, &after)?;
-            (graph, after)
+    let is_user_graph = into.is_some();
+    let (graph, dependencies) = match into {
+        Some((graph, dependencies)) => {
+            graph::check_dependencies(graph, &dependencies)?;
+            (graph, dependencies)
         }
         None => (graph::create()?, Vec::new()),
     };
-    let sequence = Arc::new(Sequence {
-        id: unique(),
+    let sequence = Arc::new(CaptureSequence {
+        id: unique_id(),
         graph,
         graph_id: graph::id(graph)?,
-        given,
+        is_user_graph,
         mode,
         thread: std::thread::current().id(),
         origin: stream,
-        inner: Mutex::new(Inner { state: State::Active, ends: Vec::new() }),
+        inner: Mutex::new(SequenceState { state: CaptureState::Active, ends: Vec::new() }),
     });
     {
-        let mut sequences = locked(&SEQUENCES);
+        let mut sequences = locked(&ACTIVE_CAPTURES);
         sequences.push(Arc::clone(&sequence));
-        COUNT.store(sequences.len(), Ordering::Release);
+        ACTIVE_CAPTURE_COUNT.store(sequences.len(), Ordering::Release);
     }
-    sequence.join(stream, after);
+    sequence.add_stream(stream, dependencies);
     Ok(())
 }
 
-/// Ends the capture that began on the stream.
+/// Ends the capture that began on this stream.
 pub(super) fn end(stream: &'static Stream) -> Result<CUgraph, CudaError> {
     let capture = stream.capture().ok_or(CudaError::ILLEGAL_STATE)?;
-    let Part::Member(sequence, _) = &capture.0 else { return Err(CudaError::STREAM_CAPTURE_IMPLICIT) };
+    let CaptureRole::Member(sequence, _) = &capture.0 else { return Err(CudaError::STREAM_CAPTURE_IMPLICIT) };
     if !std::ptr::eq(sequence.origin, stream) {
         sequence.invalidate();
         return Err(CudaError::STREAM_CAPTURE_UNMATCHED);
@@ -359,14 +380,14 @@ pub(super) fn end(stream: &'static Stream) -> Result<CUgraph, CudaError> {
     }
     let made = sequence.graph();
     let (state, ends) = sequence.end();
-    let (own, others): (Vec<End>, Vec<End>) =
+    let (own, others): (Vec<BranchEnd>, Vec<BranchEnd>) =
         ends.into_iter().partition(|end| std::ptr::eq(end.stream, stream));
-    let last: Vec<After> = own.into_iter().flat_map(|end| end.after).collect();
-    let open = others.iter().flat_map(|end| end.after.iter().map(|&(node, _)| node));
+    let last: Vec<Dependency> = own.into_iter().flat_map(|end| end.dependencies).collect();
+    let open = others.iter().flat_map(|end| end.dependencies.iter().map(|&(node, _)| node));
     let outcome = match state {
-        State::Invalid | State::Ended => Err(CudaError::STREAM_CAPTURE_INVALIDATED),
-        State::Active if !graph::is_joined(&last, open) => Err(CudaError::STREAM_CAPTURE_UNJOINED),
-        State::Active => made.map(GraphKey::handle),
+        CaptureState::Invalid | CaptureState::Ended => Err(CudaError::STREAM_CAPTURE_INVALIDATED),
+        CaptureState::Active if !graph::is_joined(&last, open) => Err(CudaError::STREAM_CAPTURE_UNJOINED),
+        CaptureState::Active => made.map(GraphKey::handle),
     };
     if outcome.is_err() {
         sequence.discard();
@@ -374,28 +395,33 @@ pub(super) fn end(stream: &'static Stream) -> Result<CUgraph, CudaError> {
     outcome
 }
 
-/// A wait of a captured stream, or for an event of one. False if it is an ordinary one.
-pub(super) fn wait(stream: &'static Stream, event: &'static Event, flags: u32) -> Result<bool, CudaError> {
+/// Handles a wait by a captured stream or for a captured event. Returns false if the wait is an ordinary one.
+pub(super) fn wait_event(
+    stream: &'static Stream,
+    event: &'static Event,
+    flags: u32,
+) -> Result<bool, CudaError> {
     let external = flags & CU_EVENT_WAIT_EXTERNAL != 0;
     let (capture, captured) = (stream.capture(), event.captured());
     let Some(capture) = capture else {
         return match captured {
             _ if external => Err(CudaError::INVALID_VALUE),
             None => Ok(false),
-            Some(captured) => fork(stream, &captured).map(|()| true),
+            Some(captured) => fork_stream(stream, &captured).map(|()| true),
         };
     };
     if external {
-        return capture.add(Work::Wait(event)).map(|()| true);
+        return capture.add_node(NodeOperation::Wait(event)).map(|()| true);
     }
-    let Part::Member(sequence, _) = &capture.0 else {
+    let CaptureRole::Member(sequence, _) = &capture.0 else {
         if let Some(captured) = captured {
             captured.sequence.invalidate();
         }
-        return Err(capture.refuse());
+        return Err(capture.reject());
     };
     sequence.check()?;
-    let Some(captured) = captured.filter(|captured| captured.sequence.inner().state != State::Ended) else {
+    let Some(captured) = captured.filter(|captured| captured.sequence.inner().state != CaptureState::Ended)
+    else {
         sequence.invalidate();
         return Err(CudaError::STREAM_CAPTURE_ISOLATION);
     };
@@ -406,50 +432,50 @@ pub(super) fn wait(stream: &'static Stream, event: &'static Event, flags: u32) -
     }
     let mut inner = sequence.inner();
     if let Some(end) = inner.ends.iter_mut().find(|end| std::ptr::eq(end.stream, stream)) {
-        end.extend(&captured.after);
+        end.extend(&captured.dependencies);
     }
     Ok(true)
 }
 
-/// A stream that waits for a captured event is captured from there on.
-fn fork(stream: &'static Stream, captured: &Captured) -> Result<(), CudaError> {
+/// Adds a stream that waits for a captured event to the capture.
+fn fork_stream(stream: &'static Stream, captured: &CapturedEvent) -> Result<(), CudaError> {
     captured.sequence.check()?;
     if stream.is_legacy() {
         captured.sequence.invalidate();
         return Err(CudaError::STREAM_CAPTURE_IMPLICIT);
     }
-    captured.sequence.join(stream, captured.after.clone());
+    captured.sequence.add_stream(stream, captured.dependencies.clone());
     Ok(())
 }
 
 impl Event {
-    /// Refuses what cannot be asked of an event whose last recording is a part of a graph.
-    pub(super) fn outside_capture(&self) -> Result<(), CudaError> {
+    /// Fails, and invalidates the capture, if the event's last recording was captured.
+    pub(super) fn check_not_captured(&self) -> Result<(), CudaError> {
         let Some(captured) = self.captured() else { return Ok(()) };
         captured.sequence.invalidate();
         Err(CudaError::CAPTURED_EVENT)
     }
 }
 
-/// Refuses to wait for a context that has a captured stream.
-pub(super) fn outside(context: &'static Context) -> Result<(), CudaError> {
+/// Fails, and invalidates the captures, if a stream of the context is being captured.
+pub(super) fn check_context_not_capturing(context: &'static Context) -> Result<(), CudaError> {
     let mut result = Ok(());
-    for sequence in sequences().iter().filter(|sequence| sequence.touches(context, false)) {
+    for sequence in sequences().iter().filter(|sequence| sequence.has_stream_of(context, false)) {
         sequence.invalidate();
         result = Err(CudaError::STREAM_CAPTURE_UNSUPPORTED);
     }
-    result.and_then(|()| safe())
+    result.and_then(|()| check_unsafe_call())
 }
 
-/// Refuses a call that might disturb a capture, where captures and the calling thread's mode say so.
+/// Fails if CUDA forbids potentially unsafe calls for this thread because of an active capture.
 #[inline]
-pub(super) fn safe() -> Result<(), CudaError> {
-    if COUNT.load(Ordering::Relaxed) == 0 { Ok(()) } else { safe_beside_captures() }
+pub(super) fn check_unsafe_call() -> Result<(), CudaError> {
+    if ACTIVE_CAPTURE_COUNT.load(Ordering::Relaxed) == 0 { Ok(()) } else { check_unsafe_call_slow() }
 }
 
 #[cold]
-fn safe_beside_captures() -> Result<(), CudaError> {
-    let mode = MODE.get();
+fn check_unsafe_call_slow() -> Result<(), CudaError> {
+    let mode = THREAD_CAPTURE_MODE.get();
     let mut result = Ok(());
     for sequence in sequences() {
         let own = sequence.thread == std::thread::current().id();
@@ -467,10 +493,10 @@ fn safe_beside_captures() -> Result<(), CudaError> {
     result
 }
 
-/// Sets what captures forbid the calling thread; returns what they did before.
+/// Sets the calling thread's capture mode and returns the previous one.
 pub(super) fn exchange_mode(mode: CUstreamCaptureMode) -> Result<CUstreamCaptureMode, CudaError> {
     if mode > CU_STREAM_CAPTURE_MODE_RELAXED {
         return Err(CudaError::INVALID_VALUE);
     }
-    Ok(MODE.replace(mode))
+    Ok(THREAD_CAPTURE_MODE.replace(mode))
 }

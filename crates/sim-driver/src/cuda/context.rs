@@ -1,79 +1,79 @@
-//! Contexts: a process's hold on a GPU. Everything else belongs to one.
+//! Contexts: what a process opens on a GPU. All other objects belong to a context.
 
-mod calls;
-mod green;
+mod context_functions;
+mod green_context;
 
-pub(super) use calls::answer;
+pub(super) use context_functions::write_out;
 
 use super::device::Device;
 use super::entry::THREAD;
-use super::handle::{Arena, handle_of};
-use super::session::{session, unique};
+use super::handle::{HandleArena, handle_of};
+use super::session::{session, unique_id};
 use super::stream::Stream;
 use super::{CUcontext, CudaError, event, memory, module, stream};
-use crate::state::{Setting, UNIT};
+use crate::state::{GpuSetting, UNIT};
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-/// A context.
+/// A CUDA context of this process on one device.
 pub(super) struct Context {
     pub(super) device: &'static Device,
     pub(super) id: u64,
-    /// The version its maker asked for.
+    /// The API version that its creator requested.
     api: u32,
-    /// Whether it is its device's primary one, which may live again.
+    /// Whether it is the device's primary context, which can be reopened after it was destroyed.
     pub(super) primary: bool,
     flags: AtomicU32,
     alive: AtomicBool,
-    /// Its streams' group in the device's engine.
+    /// The context's stream group in the device's engine.
     pub(super) group: usize,
     legacy: OnceLock<&'static Stream>,
     limits: [AtomicU64; 8],
-    /// One at a time changes what the limits take of the card.
-    growing: Mutex<()>,
+    /// Serializes changes to limits that are charged to the card.
+    limits_lock: Mutex<()>,
     cache: AtomicU32,
     banks: AtomicU32,
-    /// How often it was made or attached, less how often it was let go.
+    /// Number of creations and attachments minus detachments.
     attached: AtomicU32,
-    /// Contexts whose memory it may use, by their number.
+    /// Ids of the contexts whose memory this one may access.
     pub(super) peers: Mutex<Vec<u64>>,
 }
 
-/// The context that programs share on a device.
+/// The state of a device's primary context.
 #[derive(Default)]
-pub(super) struct Primary {
+pub(super) struct PrimaryContext {
     context: Option<&'static Context>,
     retained: u32,
     flags: u32,
 }
 
-static CONTEXTS: Arena<Context> = Arena::new();
+static CONTEXTS: HandleArena<Context> = HandleArena::new();
 
 thread_local! {
-    /// What lies under the current one.
-    static BELOW: RefCell<Vec<Option<&'static Context>>> = const { RefCell::new(Vec::new()) };
+    /// The contexts below the current one on the thread's context stack.
+    static CONTEXT_STACK: RefCell<Vec<Option<&'static Context>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The context a handle means.
+/// Resolves a context handle.
 pub(super) fn resolve(handle: CUcontext) -> Result<&'static Context, CudaError> {
     session()?;
     let context = CONTEXTS.get(handle).ok_or(CudaError::INVALID_CONTEXT)?;
     if context.is_alive() { Ok(context) } else { Err(CudaError::CONTEXT_IS_DESTROYED) }
 }
 
-/// The calling thread's context.
+/// Returns the calling thread's current context.
 #[inline]
 pub(super) fn current() -> Result<&'static Context, CudaError> {
     match selected() {
-        // Whoever has a context has initialised the driver.
+        // A thread can have a context only after the driver was initialized.
         Some(context) if context.is_alive() => Ok(context),
         Some(_) => Err(CudaError::CONTEXT_IS_DESTROYED),
         None => session().and(Err(CudaError::INVALID_CONTEXT)),
     }
 }
 
-/// The same, and whether "no stream" means the thread's own, found at once.
+/// Returns the current context and whether the null stream means the per-thread one, with one thread-local access.
 #[inline]
 pub(super) fn current_and_mode() -> Result<(&'static Context, bool), CudaError> {
     let (selected, per_thread) = THREAD.with(|thread| (thread.current.get(), thread.is_per_thread()));
@@ -83,30 +83,31 @@ pub(super) fn current_and_mode() -> Result<(&'static Context, bool), CudaError> 
     }
 }
 
-/// The calling thread's context, be it destroyed.
+/// Returns the calling thread's current context even if it was destroyed.
 #[inline]
 fn selected() -> Option<&'static Context> {
     THREAD.with(|thread| thread.current.get())
 }
 
-/// Makes it the calling thread's.
+/// Sets the calling thread's current context.
 pub(super) fn select(context: Option<&'static Context>) {
     THREAD.with(|thread| thread.current.set(context));
 }
 
 fn push(context: &'static Context) {
-    BELOW.with_borrow_mut(|below| below.push(selected()));
+    CONTEXT_STACK.with_borrow_mut(|below| below.push(selected()));
     select(Some(context));
 }
 
 fn pop() -> Result<&'static Context, CudaError> {
     let context = selected().ok_or(CudaError::INVALID_CONTEXT)?;
-    select(BELOW.with_borrow_mut(|below| below.pop().flatten()));
+    select(CONTEXT_STACK.with_borrow_mut(|below| below.pop().flatten()));
     Ok(context)
 }
 
-/// CUDA's default limits: stack, printf buffer, heap, device-runtime depth and launches, L2 fetch, persisting L2.
-const LIMITS: [u64; 8] = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0, 0];
+/// CUDA's default limits: stack, printf buffer, heap, device-runtime sync depth and pending launches, L2 fetch
+/// granularity, persisting L2.
+const DEFAULT_LIMITS: [u64; 8] = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0, 0];
 
 impl Context {
     pub(super) fn is_alive(&self) -> bool {
@@ -117,7 +118,7 @@ impl Context {
         handle_of(self)
     }
 
-    /// The legacy default stream.
+    /// Returns the legacy default stream of the context.
     pub(super) fn legacy(&self) -> Result<&'static Stream, CudaError> {
         self.legacy.get().copied().ok_or(CudaError::INVALID_CONTEXT)
     }
@@ -128,9 +129,9 @@ impl Context {
         api: u32,
         primary: bool,
     ) -> Result<&'static Self, CudaError> {
-        admit(device)?;
-        device.take(device.profile.memory.context)?;
-        Self::build(device, flags, api, primary).inspect_err(|_| device.give(device.profile.memory.context))
+        check_compute_mode(device)?;
+        device.charge(device.profile.memory.context)?;
+        Self::build(device, flags, api, primary).inspect_err(|_| device.refund(device.profile.memory.context))
     }
 
     fn build(
@@ -146,85 +147,86 @@ impl Context {
         };
         let new = || Context {
             device,
-            id: unique(),
+            id: unique_id(),
             api,
             primary,
             flags: AtomicU32::new(flags),
             alive: AtomicBool::new(true),
             group,
             legacy: OnceLock::new(),
-            limits: LIMITS.map(AtomicU64::new),
-            growing: Mutex::default(),
+            limits: DEFAULT_LIMITS.map(AtomicU64::new),
+            limits_lock: Mutex::default(),
             cache: AtomicU32::new(0),
             banks: AtomicU32::new(1),
             attached: AtomicU32::new(1),
             peers: Mutex::default(),
         };
-        // Never used again: a context's number and handle are its own for good.
+        // Slots of contexts are not reused: a context keeps its id and handle for the life of the process.
         let context = CONTEXTS.make(new, |_| ()).ok_or(CudaError::OUT_OF_MEMORY)?;
         context.open(legacy)?;
         Ok(context)
     }
 
     fn open(&'static self, legacy: usize) -> Result<(), CudaError> {
-        let legacy = stream::make(self, legacy, 0, 0)?;
+        let legacy = stream::create_on_timeline(self, legacy, 0, 0)?;
         let _ = self.legacy.set(legacy);
         self.device.count_context(true);
         Ok(())
     }
 
-    /// The primary context lives again.
+    /// Reopens the destroyed primary context.
     fn revive(&'static self) -> Result<(), CudaError> {
-        admit(self.device)?;
+        check_compute_mode(self.device)?;
         let bytes = self.device.profile.memory.context;
-        self.device.take(bytes)?;
+        self.device.charge(bytes)?;
         let opened = self.device.engine().open(&self.device.state, self.device.gpu);
-        opened.inspect_err(|_| self.device.give(bytes))?;
+        opened.inspect_err(|_| self.device.refund(bytes))?;
         self.device.count_context(true);
         self.alive.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Bytes of the card that a limit takes beyond what every context has: the printf buffer and the heap lie there.
-    fn grown(which: usize, value: u64) -> Option<u64> {
+    /// Returns the bytes that a limit charges beyond a context's base size: the printf buffer and the heap are on the
+    /// card.
+    fn extra_bytes(which: usize, value: u64) -> Option<u64> {
         match which {
-            1 | 2 => value.saturating_sub(LIMITS[which]).checked_next_multiple_of(UNIT),
+            1 | 2 => value.saturating_sub(DEFAULT_LIMITS[which]).checked_next_multiple_of(UNIT),
             _ => Some(0),
         }
     }
 
-    /// Sets one of its limits, and takes or gives back what that is of the card.
+    /// Sets a limit and adjusts what it charges to the card.
     fn set_limit(&self, which: usize, value: u64) -> Result<(), CudaError> {
-        let _growing = self.growing.lock().map_err(|_| CudaError::UNKNOWN)?;
+        let _guard = self.limits_lock.lock().map_err(|_| CudaError::UNKNOWN)?;
         if !self.is_alive() {
             return Err(CudaError::CONTEXT_IS_DESTROYED);
         }
         let limit = self.limits.get(which).ok_or(CudaError::UNSUPPORTED_LIMIT)?;
-        let before = Self::grown(which, limit.load(Ordering::Relaxed)).unwrap_or(0);
-        let after = Self::grown(which, value).ok_or(CudaError::OUT_OF_MEMORY)?;
+        let before = Self::extra_bytes(which, limit.load(Ordering::Relaxed)).unwrap_or(0);
+        let after = Self::extra_bytes(which, value).ok_or(CudaError::OUT_OF_MEMORY)?;
         if after > before {
-            self.device.take(after - before)?;
+            self.device.charge(after - before)?;
         } else if after < before {
-            self.device.give(before - after);
+            self.device.refund(before - after);
         }
         limit.store(value, Ordering::Relaxed);
         Ok(())
     }
 
-    /// It has the limits that every context begins with.
+    /// Resets the limits to their defaults.
     fn reset_limits(&self) {
-        let _growing = self.growing.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        for (which, (limit, initial)) in self.limits.iter().zip(LIMITS).enumerate() {
-            let grown = Self::grown(which, limit.swap(initial, Ordering::Relaxed)).unwrap_or(0);
-            if grown > 0 {
-                self.device.give(grown);
+        let _guard = self.limits_lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        for (which, (limit, initial)) in self.limits.iter().zip(DEFAULT_LIMITS).enumerate() {
+            let extra_bytes = Self::extra_bytes(which, limit.swap(initial, Ordering::Relaxed)).unwrap_or(0);
+            if extra_bytes > 0 {
+                self.device.refund(extra_bytes);
             }
         }
     }
 
-    /// Ends the context and everything in it.
+    /// Destroys the context and everything in it.
     fn destroy(&'static self) {
-        // Work in flight is finished, as the driver does; a lost GPU has none.
+        // Like the real driver, finishes work in flight first; a lost GPU has none.
         let _ = self.sync();
         if !self.alive.swap(false, Ordering::AcqRel) {
             return;
@@ -237,27 +239,27 @@ impl Context {
         if !self.primary {
             self.device.engine().close_group(self.group);
         }
-        self.device.give(self.device.profile.memory.context);
+        self.device.refund(self.device.profile.memory.context);
         self.device.count_context(false);
     }
 
-    /// Waits for everything submitted to any of its streams.
+    /// Waits for everything submitted to any stream of the context.
     pub(super) fn sync(&'static self) -> Result<(), CudaError> {
-        let tracks = self.device.engine().tracks_of(self.group);
-        tracks.into_iter().try_for_each(|track| self.device.sync(track))
+        let timelines = self.device.engine().timelines_of(self.group);
+        timelines.into_iter().try_for_each(|timeline| self.device.sync(timeline))
     }
 }
 
-/// The contexts that live.
+/// Returns the contexts that are alive.
 pub(super) fn live() -> impl Iterator<Item = &'static Context> {
     CONTEXTS.live().filter(|context| context.is_alive())
 }
 
-/// Whether the card takes a context of this process.
-fn admit(device: &'static Device) -> Result<(), CudaError> {
+/// Checks that the GPU's compute mode permits a context of this process.
+fn check_compute_mode(device: &'static Device) -> Result<(), CudaError> {
     const EXCLUSIVE_PROCESS: u64 = 3;
     const PROHIBITED: u64 = 2;
-    match device.state.setting(device.gpu, Setting::ComputeMode) {
+    match device.state.setting(device.gpu, GpuSetting::ComputeMode) {
         Some(PROHIBITED) => Err(CudaError::DEVICE_UNAVAILABLE),
         Some(EXCLUSIVE_PROCESS) => {
             let others = device.state.processes(device.gpu);
@@ -268,7 +270,7 @@ fn admit(device: &'static Device) -> Result<(), CudaError> {
     }
 }
 
-/// One more hold on a device's primary context.
+/// Retains the device's primary context, opening it if necessary.
 pub(super) fn retain_primary(device: &'static Device) -> Result<&'static Context, CudaError> {
     let mut primary = device.primary.lock().map_err(|_| CudaError::UNKNOWN)?;
     let context = match primary.context {

@@ -1,77 +1,77 @@
-//! Copies and fills.
+//! Execution of copies and fills, synchronous and in stream order.
 //!
-//! As with the real driver: what the host takes part in is over when a call without a stream returns, what stays on the
-//! card only keeps its place in the default stream. Copies in a stream read the program's unregistered memory at once,
-//! and are over at once if they write it.
+//! As in the real driver, a call without a stream waits for a copy that involves host memory; a copy within the card
+//! is only queued in the default stream. Asynchronous copies read pageable host memory before the call returns, and
+//! complete before the call returns if they write it.
 
-mod calls;
+mod copy_functions;
 
 use super::context::{self, Context};
-use super::memory::{self, MemoryOp, Place};
+use super::memory::{self, MemoryOp, MemoryPlace};
 use super::stream::{self, Stream};
 use super::*;
 
-fn on_host(place: Place) -> bool {
-    matches!(place, Place::Pageable | Place::Pinned)
+fn on_host(place: MemoryPlace) -> bool {
+    matches!(place, MemoryPlace::Pageable | MemoryPlace::Pinned)
 }
 
-/// Done on the default stream of the calling thread's context.
-fn now(op: MemoryOp) -> Result<(), CudaError> {
+/// Runs the operation on the current context's default stream.
+fn run_now(op: MemoryOp) -> Result<(), CudaError> {
     let stream = stream::resolve(std::ptr::null_mut())?;
-    stream.outside_capture()?;
+    stream.check_not_capturing()?;
     memory::check(stream.context().device)?;
     if op.is_empty() {
         return Ok(());
     }
     if on_host(op.to_place()) || op.from_place().is_some_and(on_host) {
-        wait(stream)?;
+        wait_until_idle(stream)?;
         op.run();
         return Ok(());
     }
-    in_order(stream, op)
+    enqueue(stream, op)
 }
 
-/// Waits for a stream, if there is anything to wait for.
-fn wait(stream: &'static Stream) -> Result<(), CudaError> {
-    let (context, track) = stream.place();
-    let idle = context.device.engine().is_idle(track)?;
+/// Waits for a stream unless it is already idle.
+fn wait_until_idle(stream: &'static Stream) -> Result<(), CudaError> {
+    let (context, timeline) = stream.context_and_timeline();
+    let idle = context.device.engine().is_idle(timeline)?;
     if idle {
-        pools::at_sync(context.device);
+        pools::trim_after_sync(context.device);
         return Ok(());
     }
     stream.sync()
 }
 
-/// Done in the order of a stream.
-fn later(op: MemoryOp, stream: CUstream) -> Result<(), CudaError> {
+/// Runs the operation in stream order.
+fn run_async(op: MemoryOp, stream: CUstream) -> Result<(), CudaError> {
     let stream = stream::resolve(stream)?;
     if let Some(capture) = stream.capture() {
-        return capture.memory(op);
+        return capture.add_memory_op(op);
     }
     memory::check(stream.context().device)?;
     if op.is_empty() {
         return Ok(());
     }
-    let op = if op.from_place() == Some(Place::Pageable) { op.staged() } else { op };
-    let wait = op.to_place() == Place::Pageable;
-    in_order(stream, op)?;
+    let op = if op.from_place() == Some(MemoryPlace::Pageable) { op.staged() } else { op };
+    let wait = op.to_place() == MemoryPlace::Pageable;
+    enqueue(stream, op)?;
     if wait { stream.sync() } else { Ok(()) }
 }
 
-fn in_order(stream: &'static Stream, op: MemoryOp) -> Result<(), CudaError> {
-    let under_way = memory::under_way();
-    stream.in_order(move || {
+fn enqueue(stream: &'static Stream, op: MemoryOp) -> Result<(), CudaError> {
+    let pending = memory::begin_operation();
+    stream.run_in_order(move || {
         op.run();
-        drop(under_way);
+        drop(pending);
     })
 }
 
-/// Between two contexts, behind and before everything in both.
-fn between(op: MemoryOp, contexts: [&'static Context; 2]) -> Result<(), CudaError> {
+/// Runs a copy between two contexts after all work in both.
+fn run_between_contexts(op: MemoryOp, contexts: [&'static Context; 2]) -> Result<(), CudaError> {
     context::current()?;
     for context in contexts {
         let stream = context.legacy()?;
-        stream.outside_capture()?;
+        stream.check_not_capturing()?;
         memory::check(context.device)?;
         stream.sync()?;
     }

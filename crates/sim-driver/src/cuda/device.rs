@@ -1,44 +1,44 @@
-//! A GPU as one process has it.
+//! One GPU as seen by one process.
 
 use super::CudaError;
-mod attributes;
-mod calls;
+mod device_attributes;
+mod device_functions;
 
-use super::context::Primary;
-use super::engine::{Engine, Loose};
-use super::spin::{Held, Spin};
+use super::context::PrimaryContext;
+use super::engine::{ExecutionEngine, UnsettledCount};
+use super::spin_lock::{SpinGuard, SpinLock};
 use crate::node::{NodeConfig, NodeGpu};
-use crate::profile::Profile;
-use crate::state::{GpuLost, State, units};
+use crate::profile::GpuProfile;
+use crate::state::{GpuLost, SimNodeState, units};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-/// One GPU of the node in this process.
+/// A GPU of the node, opened by this process.
 pub(super) struct Device {
-    /// Its number for the program.
+    /// The device ordinal, as the program sees it.
     pub(super) ordinal: i32,
-    /// Its index on the node.
+    /// The GPU's index on the node.
     pub(super) gpu: usize,
-    /// Which one it is.
+    /// Identity of the GPU: UUID, PCI address, links.
     pub(super) config: NodeGpu,
-    /// What it is.
-    pub(super) profile: Profile,
-    pub(super) state: Arc<State>,
-    /// Its work. Taken for every launch, and never while anything is waited for.
-    engine: Mutex<Engine>,
-    /// Whether anything of it waits for the host.
-    pub(super) loose: Arc<Loose>,
-    /// The card's generation when the driver was started.
+    /// Properties of the GPU model.
+    pub(super) profile: GpuProfile,
+    pub(super) state: Arc<SimNodeState>,
+    /// The process's work on the GPU. Locked for every launch, and never held while waiting.
+    engine: Mutex<ExecutionEngine>,
+    /// Counts stream timelines that wait for host work, readable without the lock.
+    pub(super) unsettled: Arc<UnsettledCount>,
+    /// The GPU's generation when the driver was initialized; it changes when the GPU is lost or returns.
     generation: u32,
-    /// Where it is counted.
-    generation_now: &'static AtomicU32,
-    /// As many blocks fill the card, whatever their size.
-    pub(super) most_blocks: u64,
-    /// Told whenever work of the host in a stream's order is done.
-    pub(super) changed: Condvar,
-    /// The node's books take one thread of a process at a time.
-    books: Spin<()>,
-    pub(super) primary: Mutex<Primary>,
+    /// The current generation, in the node's shared state.
+    generation_word: &'static AtomicU32,
+    /// This many blocks fill the GPU, whatever their size.
+    pub(super) max_resident_blocks: u64,
+    /// Signaled whenever host work in stream order completes.
+    pub(super) work_changed: Condvar,
+    /// Serializes this process's changes to the shared memory accounting.
+    accounting_lock: SpinLock<()>,
+    pub(super) primary: Mutex<PrimaryContext>,
     contexts: Mutex<u32>,
 }
 
@@ -47,10 +47,10 @@ impl Device {
         ordinal: usize,
         gpu: usize,
         config: &NodeConfig,
-        state: Arc<State>,
+        state: Arc<SimNodeState>,
         depth: usize,
     ) -> Option<Self> {
-        let engine = Engine::new(depth);
+        let engine = ExecutionEngine::new(depth);
         let profile = config.profile(gpu)?.clone();
         let compute = &profile.compute;
         Some(Self {
@@ -58,79 +58,80 @@ impl Device {
             gpu,
             config: config.gpus.get(gpu)?.clone(),
             generation: state.generation(gpu),
-            generation_now: state.generation_word(gpu),
-            most_blocks: u64::from(compute.multiprocessors) * u64::from(compute.blocks_per_multiprocessor),
+            generation_word: state.generation_word(gpu),
+            max_resident_blocks: u64::from(compute.multiprocessors)
+                * u64::from(compute.blocks_per_multiprocessor),
             profile,
             state,
-            loose: engine.loose(),
+            unsettled: engine.unsettled(),
             engine: Mutex::new(engine),
-            changed: Condvar::new(),
-            books: Spin::new(()),
+            work_changed: Condvar::new(),
+            accounting_lock: SpinLock::new(()),
             primary: Mutex::default(),
             contexts: Mutex::new(0),
         })
     }
 
-    /// The device's work, for a moment.
+    /// Locks the device's execution engine.
     #[inline]
-    pub(super) fn engine(&self) -> MutexGuard<'_, Engine> {
-        // Whoever panicked inside left positions, which are valid at every step.
+    pub(super) fn engine(&self) -> MutexGuard<'_, ExecutionEngine> {
+        // A panic leaves only positions behind, which are valid at every step.
         self.engine.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Fails once the card fell off the bus, also after it came back.
+    /// Fails if the GPU was lost at any time since the driver was initialized, even if it returned.
     #[inline]
     pub(super) fn check(&self) -> Result<(), CudaError> {
-        if self.generation_now.load(Ordering::Acquire) == self.generation {
+        if self.generation_word.load(Ordering::Acquire) == self.generation {
             Ok(())
         } else {
             Err(GpuLost.into())
         }
     }
 
-    /// The same, unless somebody has it.
-    pub(super) fn try_engine(&self) -> Option<MutexGuard<'_, Engine>> {
+    /// Locks the engine unless another thread holds it.
+    pub(super) fn try_engine(&self) -> Option<MutexGuard<'_, ExecutionEngine>> {
         self.engine.try_lock().ok()
     }
 
-    /// Whether it is this device's.
-    pub(super) fn is_engine(&self, engine: &Engine) -> bool {
+    /// Returns whether the engine is this device's.
+    pub(super) fn owns_engine(&self, engine: &ExecutionEngine) -> bool {
         engine.gpu() == Some(self.gpu)
     }
 
-    /// The right to change the books, for a moment.
+    /// Locks the memory accounting.
     #[inline]
-    pub(super) fn books(&self) -> Held<'_, ()> {
-        self.books.lock()
+    pub(super) fn lock_accounting(&self) -> SpinGuard<'_, ()> {
+        self.accounting_lock.lock()
     }
 
-    /// Takes memory of the card for this process; the driver's own words if there is not as much.
+    /// Charges memory to this process; fails with `OUT_OF_MEMORY` if the card has too little free.
     #[inline]
-    pub(super) fn take(&self, bytes: u64) -> Result<(), CudaError> {
-        let books = self.books();
-        self.take_with(&books, bytes)
+    pub(super) fn charge(&self, bytes: u64) -> Result<(), CudaError> {
+        let guard = self.lock_accounting();
+        self.charge_locked(&guard, bytes)
     }
 
-    /// Gives it back.
+    /// Returns charged memory to the card.
     #[inline]
-    pub(super) fn give(&self, bytes: u64) {
-        let books = self.books();
-        self.give_with(&books, bytes);
+    pub(super) fn refund(&self, bytes: u64) {
+        let guard = self.lock_accounting();
+        self.refund_locked(&guard, bytes);
     }
 
-    /// The same for who has the books.
+    /// Charges memory while the accounting lock is held.
     #[inline]
-    pub(super) fn take_with(&self, _books: &Held<'_, ()>, bytes: u64) -> Result<(), CudaError> {
+    pub(super) fn charge_locked(&self, _guard: &SpinGuard<'_, ()>, bytes: u64) -> Result<(), CudaError> {
         if self.state.take_memory(self.gpu, units(bytes)) { Ok(()) } else { Err(CudaError::OUT_OF_MEMORY) }
     }
 
-    /// The same for who has the books.
+    /// Returns charged memory while the accounting lock is held.
     #[inline]
-    pub(super) fn give_with(&self, _books: &Held<'_, ()>, bytes: u64) {
-        self.state.give_memory(self.gpu, units(bytes));
+    pub(super) fn refund_locked(&self, _guard: &SpinGuard<'_, ()>, bytes: u64) {
+        self.state.release_memory(self.gpu, units(bytes));
     }
 
-    /// One more context, or one less: the process is on the card's list while it has any.
+    /// Adjusts the number of contexts. NVML lists the process while it has any.
     pub(super) fn count_context(&self, open: bool) {
         let mut contexts = self.contexts.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         *contexts = if open { *contexts + 1 } else { contexts.saturating_sub(1) };

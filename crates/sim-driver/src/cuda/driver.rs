@@ -1,47 +1,50 @@
-//! The library itself: start, version, texts of errors, and where its functions are.
+//! Exported functions for initialization, versions, error texts and symbol lookup.
 
-use super::context::answer;
+use super::context::write_out;
 use super::session;
 use super::*;
-use partage_driver_api::proc_address::{Lookup, proc_address};
+use partage_driver_api::proc_address::{ProcAddressLookup, proc_address};
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::sync::OnceLock;
 
-/// The address of one of our own functions.
+/// Returns the address of one of the driver's own functions.
 fn address(symbol: &str) -> Option<*const ()> {
-    static BY_NAME: OnceLock<HashMap<&'static str, &'static Symbol>> = OnceLock::new();
+    static BY_NAME: OnceLock<HashMap<&'static str, &'static SymbolAddress>> = OnceLock::new();
     let by_name = BY_NAME.get_or_init(|| SYMBOLS.iter().map(|(name, symbol)| (*name, symbol)).collect());
     by_name.get(symbol).map(|symbol| symbol.0)
 }
 
-/// What a name means for a program of that CUDA version: the address of a function, or what keeps it from one.
-fn look_up(name: &CStr, version: i32, flags: u64) -> Result<Found, CudaError> {
-    match proc_address(session::driver(), name.to_str().unwrap_or_default(), version, flags) {
-        Lookup::Symbol(symbol) => Ok(address(symbol).ok_or(CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND)),
-        Lookup::NewerThanAsked => Ok(Err(CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT)),
-        Lookup::Unknown => Ok(Err(CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND)),
-        Lookup::BadFlags => Err(CudaError::INVALID_VALUE),
+/// Looks up a function for a CUDA version: its address, or why there is none.
+fn look_up(name: &CStr, version: i32, flags: u64) -> Result<ProcAddressResult, CudaError> {
+    match proc_address(session::driver_version(), name.to_str().unwrap_or_default(), version, flags) {
+        ProcAddressLookup::Symbol(symbol) => Ok(address(symbol).ok_or(CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND)),
+        ProcAddressLookup::NewerThanAsked => Ok(Err(CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT)),
+        ProcAddressLookup::Unknown => Ok(Err(CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND)),
+        ProcAddressLookup::BadFlags => Err(CudaError::INVALID_VALUE),
     }
 }
 
-type Found = Result<*const (), CUdriverProcAddressQueryResult>;
+/// The address of a function, or the status that says why there is none.
+type ProcAddressResult = Result<*const (), CUdriverProcAddressQueryResult>;
 
+/// Writes the name or description of an error code; writes null for unknown codes.
+///
 /// # Safety
-/// `to` is null or the program's to write.
+/// `to` is null or valid for writes.
 unsafe fn error_text(
     error: CUresult,
     to: *mut *const c_char,
-    words: impl FnOnce(CUresult) -> Option<&'static CStr>,
+    lookup: impl FnOnce(CUresult) -> Option<&'static CStr>,
 ) -> Result<(), CudaError> {
-    let known = Some(error).filter(|&error| session::driver().knows(error));
-    let found = known.and_then(words);
-    // SAFETY: the caller's promise.
-    unsafe { answer(to, found.map_or(std::ptr::null(), CStr::as_ptr)) }?;
+    let known = Some(error).filter(|&error| session::driver_version().knows(error));
+    let found = known.and_then(lookup);
+    // SAFETY: CUDA requires output pointers to be null or valid for writes.
+    unsafe { write_out(to, found.map_or(std::ptr::null(), CStr::as_ptr)) }?;
     if found.is_some() { Ok(()) } else { Err(CudaError::INVALID_VALUE) }
 }
 
-impl Driver for Library {
+impl DriverApi for Library {
     unsafe fn cuInit(flags: u32) -> Result<(), CudaError> {
         if flags != 0 {
             return Err(CudaError::INVALID_VALUE);
@@ -50,24 +53,24 @@ impl Driver for Library {
     }
 
     unsafe fn cuDriverGetVersion(version: *mut i32) -> Result<(), CudaError> {
-        // SAFETY: the caller's promise.
-        unsafe { answer(version, session::driver().cuda()) }
+        // SAFETY: CUDA requires output pointers to be null or valid for writes.
+        unsafe { write_out(version, session::driver_version().cuda()) }
     }
 
     unsafe fn cuGetErrorName(error: CUresult, text: *mut *const c_char) -> Result<(), CudaError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: CUDA requires output pointers to be null or valid for writes.
         unsafe { error_text(error, text, name) }
     }
 
     unsafe fn cuGetErrorString(error: CUresult, text: *mut *const c_char) -> Result<(), CudaError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: CUDA requires output pointers to be null or valid for writes.
         unsafe { error_text(error, text, partage_driver_api::cuda::text) }
     }
 
-    /// No table of the undocumented kind is given out, whichever is asked for: see `docs/simulated-driver.md`.
+    /// Rejects every undocumented export table: see `docs/simulated-driver.md`.
     unsafe fn cuGetExportTable(table: *mut *const c_void, _id: *const CUuuid) -> Result<(), CudaError> {
         if !table.is_null() {
-            // SAFETY: not null, and the caller's to write.
+            // SAFETY: non-null, and the program passes a pointer valid for writes.
             unsafe { table.write(std::ptr::null()) };
         }
         Err(CudaError::INVALID_VALUE)
@@ -82,11 +85,11 @@ impl Driver for Library {
         if name.is_null() || function.is_null() {
             return Err(CudaError::INVALID_VALUE);
         }
-        // SAFETY: not null, and the caller's text.
+        // SAFETY: non-null, and the program passes a NUL-terminated string.
         let found = look_up(unsafe { CStr::from_ptr(name) }, cuda_version, flags)?;
-        // The older form leaves the pointer as it was.
+        // The older function leaves the pointer unchanged on failure.
         let address = found.map_err(|_| CudaError::NOT_FOUND)?;
-        // SAFETY: not null, and the caller's to write.
+        // SAFETY: non-null, and the program passes a pointer valid for writes.
         unsafe { function.write(address.cast_mut().cast()) };
         Ok(())
     }
@@ -101,15 +104,15 @@ impl Driver for Library {
         if name.is_null() || function.is_null() {
             return Err(CudaError::INVALID_VALUE);
         }
-        // SAFETY: not null, and the caller's text.
+        // SAFETY: non-null, and the program passes a NUL-terminated string.
         let found = look_up(unsafe { CStr::from_ptr(name) }, cuda_version, flags)?;
-        // SAFETY: not null, and the caller's to write.
+        // SAFETY: non-null, and the program passes a pointer valid for writes.
         unsafe { function.write(found.unwrap_or(std::ptr::null()).cast_mut().cast()) };
         if !symbol_status.is_null() {
-            // SAFETY: likewise.
+            // SAFETY: non-null, and the program passes a pointer valid for writes.
             unsafe { symbol_status.write(found.err().unwrap_or(CU_GET_PROC_ADDRESS_SUCCESS)) };
         }
-        // Not having the function is an answer, not a failure.
+        // An unknown symbol is reported in `symbol_status`, not as an error.
         Ok(())
     }
 

@@ -1,152 +1,152 @@
-//! The work of one process on one GPU.
+//! Executes the work of one process on one GPU.
 //!
-//! Every stream is a *track*: operations in order. What takes GPU time is given its place in service time the moment it
-//! is submitted (see [`timeline`](crate::state)), so a launch is a few additions. What the host does in a stream's order
-//! (copies, callbacks) is a *chore*: it is done when the GPU has come to its position, by a thread that waits for it or
-//! by the driver's own. Where the position is not known yet, because a callback or another GPU comes first, the track is
-//! *held* and what follows waits in its queue.
+//! Every stream has a *timeline* of operations. An operation that takes GPU time gets its position in service time
+//! when it is submitted (see [`timeline`](crate::state)), so a launch costs a few additions. Work that the host does
+//! in stream order (copies, callbacks) is a *host task*: it runs when the GPU has reached its position, on a thread
+//! that waits for it or on the driver's worker thread. While the position is unknown, because a callback or another
+//! GPU comes first, the timeline is *blocked* and later operations wait in its queue.
 
-mod beside;
-mod chores;
+mod concurrent_kernels;
+mod host_tasks;
 
 use super::CudaError;
 use super::device::Device;
 use super::event::Event;
-use crate::state::{GpuLane, State};
-use beside::Beside;
-pub(super) use chores::Chore;
+use crate::state::{GpuLane, SimNodeState};
+use concurrent_kernels::ConcurrentKernels;
+pub(super) use host_tasks::HostTask;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// A kernel that leaves no room for another.
-pub(super) const FULL: u32 = 1 << 16;
+/// The share of a kernel that occupies the whole GPU.
+pub(super) const FULL_GPU_SHARE: u32 = 1 << 16;
 
-/// Something the host does in a stream's order.
-pub(super) type Work = Box<dyn FnOnce() + Send>;
+/// Work that the host does in stream order.
+pub(super) type HostClosure = Box<dyn FnOnce() + Send>;
 
-/// An operation of a stream.
-pub(super) enum Op {
-    /// Takes this much GPU time and this part of the GPU.
+/// An operation submitted to a stream.
+pub(super) enum StreamOp {
+    /// Takes GPU time in nanoseconds and a share of the GPU.
     Kernel { duration: u64, share: u32 },
-    /// Stamps an event: that recording of it, or, with zero, a new one from the moment the operation is submitted.
-    Record(&'static Event, u64),
-    /// The driver's own work on memory, in order.
-    Host(Work),
-    /// The program's function: nothing of the stream goes on before it returned.
-    Call(Work),
-    /// Nothing of the stream goes on before this event, in this recording of it.
-    Wait(&'static Event, u64),
-    /// Nothing of the stream goes on before this is true.
-    Until(Box<dyn Fn() -> bool + Send>),
-    /// Kernels with dependencies among each other: duration, share, and the earlier ones that each comes after.
-    Kernels(Arc<[Node]>),
+    /// Records an event: the recording with this ticket, or for zero a new one that starts at submission.
+    RecordEvent(&'static Event, u64),
+    /// Runs driver work on memory in stream order.
+    HostWork(HostClosure),
+    /// Calls a function of the program. The stream continues after it has returned.
+    Callback(HostClosure),
+    /// Blocks the stream until this recording of the event is complete.
+    WaitEvent(&'static Event, u64),
+    /// Blocks the stream until the condition is true.
+    WaitUntil(Box<dyn Fn() -> bool + Send>),
+    /// Runs kernels that depend on each other.
+    GraphKernels(Arc<[GraphKernel]>),
 }
 
-/// A kernel of a graph.
-pub(super) struct Node {
+/// A kernel of a graph: duration, share of the GPU, and the indices of the earlier kernels it depends on.
+pub(super) struct GraphKernel {
     pub(super) duration: u64,
     pub(super) share: u32,
-    pub(super) after: Vec<usize>,
+    pub(super) dependencies: Vec<usize>,
 }
 
-/// What holds a track.
-enum Until {
+/// What a timeline waits for before its queue can continue.
+enum BlockedOn {
     Event(&'static Event, u64),
-    /// Operations of other tracks up to these numbers.
-    Settled(Vec<(usize, u64)>),
-    True(Box<dyn Fn() -> bool + Send>),
-    /// The program's function, which runs.
-    Call,
+    /// Operations of other timelines, up to these numbers.
+    Operations(Vec<(usize, u64)>),
+    Condition(Box<dyn Fn() -> bool + Send>),
+    /// A function of the program that has not returned.
+    Callback,
 }
 
-/// A chore that is not done.
-pub(super) struct Outstanding {
-    /// Its operation's number.
+/// A host task that is not done.
+pub(super) struct PendingTask {
+    /// The number of its operation in the timeline.
     number: u64,
-    /// Where it waits to be done; nothing while somebody does it.
+    /// Its key in `host_tasks`; `None` while a thread runs it.
     key: Option<(u64, u64)>,
 }
 
-/// One stream's operations.
+/// The operations of one stream.
 #[derive(Default)]
-pub(super) struct Track {
+pub(super) struct StreamTimeline {
     group: usize,
-    kind: Kind,
-    /// Where its last operation ends.
+    kind: StreamKind,
+    /// The position in service time at which its last operation ends.
     tail: u64,
-    /// Operations submitted so far.
-    entered: u64,
-    /// Chores that are not done, in order.
-    outstanding: VecDeque<Outstanding>,
-    held: Option<Until>,
-    /// What waits, and what each comes after in other tracks.
-    queue: VecDeque<(Op, Vec<(usize, u64)>)>,
+    /// Number of operations submitted so far.
+    op_count: u64,
+    /// Host tasks that are not done, in order.
+    pending_tasks: VecDeque<PendingTask>,
+    blocked_on: Option<BlockedOn>,
+    /// Operations that wait, each with the operations of other timelines that it depends on.
+    queue: VecDeque<(StreamOp, Vec<(usize, u64)>)>,
     closing: bool,
 }
 
-/// How a track goes together with the others of its context.
+/// How a stream is ordered relative to the other streams of its context.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// The legacy default stream: before and after all blocking ones.
+pub(super) enum StreamKind {
+    /// The legacy default stream, ordered before and after all blocking streams.
     #[default]
     Legacy,
-    /// An ordinary stream.
+    /// An ordinary stream, ordered with the legacy default stream.
     Blocking,
-    /// One that keeps to itself.
-    Alone,
+    /// A stream that is not ordered with the legacy default stream.
+    NonBlocking,
 }
 
-impl Track {
-    /// The last operation that is settled: placed, nothing holds it, and its chore is done.
+impl StreamTimeline {
+    /// Returns the number of the last settled operation: it is placed, not blocked, and its host task is done.
     fn settled(&self) -> u64 {
-        let placed = self.entered - self.queue.len() as u64;
-        let free = match self.held {
-            // The last one that was placed is what holds.
-            Some(Until::Event(..) | Until::True(_)) => placed - 1,
-            Some(Until::Settled(_) | Until::Call) | None => placed,
+        let placed = self.op_count - self.queue.len() as u64;
+        let free = match self.blocked_on {
+            // The last placed operation is the one that blocks.
+            Some(BlockedOn::Event(..) | BlockedOn::Condition(_)) => placed - 1,
+            Some(BlockedOn::Operations(_) | BlockedOn::Callback) | None => placed,
         };
-        self.outstanding.front().map_or(free, |first| free.min(first.number - 1))
+        self.pending_tasks.front().map_or(free, |first| free.min(first.number - 1))
     }
 }
 
-/// A context's streams.
+/// The streams of one context.
 #[derive(Clone, Copy, Default)]
-struct Group {
+struct StreamGroup {
     legacy: usize,
-    /// The latest end of the legacy stream and the blocking ones.
+    /// The latest end of the legacy stream and the blocking streams.
     tail: u64,
 }
 
 /// The work of this process on one GPU.
-pub(super) struct Engine {
+pub(super) struct ExecutionEngine {
     lane: Option<GpuLane>,
-    tracks: Vec<Track>,
+    timelines: Vec<StreamTimeline>,
     free: Vec<usize>,
-    groups: Vec<Group>,
+    groups: Vec<StreamGroup>,
     free_groups: Vec<usize>,
-    /// Ends of the last launches: one more than fit must wait for the oldest.
-    recent: Vec<u64>,
+    /// Ends of the most recent launches, as a ring. When it is full, a launch must wait for the oldest.
+    recent_ends: Vec<u64>,
     launches: usize,
-    beside: Beside,
-    chores: BTreeMap<(u64, u64), Chore>,
-    next_chore: u64,
-    /// Tracks that are held or have chores; while there are none, streams need not look at each other.
-    loose: Arc<Loose>,
-    /// Operations in the queues of all tracks.
+    concurrent: ConcurrentKernels,
+    host_tasks: BTreeMap<(u64, u64), HostTask>,
+    next_task: u64,
+    /// Timelines that are blocked or have host tasks. While there are none, streams are independent of each other.
+    unsettled: Arc<UnsettledCount>,
+    /// Number of operations in the queues of all timelines.
     queued: usize,
     worker: bool,
-    /// Where the kernels of each [`Op::Kernels`] ended.
+    /// Where the kernels of each [`StreamOp::GraphKernels`] ended.
     #[cfg(test)]
-    pub(super) traced: Vec<Vec<u64>>,
+    pub(super) kernel_ends: Vec<Vec<u64>>,
 }
 
-/// Counts tracks that are held or have chores. Only changed under the engine's lock; a look without it is as old as a
-/// look before taking it.
+/// Counts timelines that are blocked or have host tasks. Modified only under the engine's lock; a read without the
+/// lock is as current as one just before locking.
 #[derive(Default)]
-pub(super) struct Loose(AtomicUsize);
+pub(super) struct UnsettledCount(AtomicUsize);
 
-impl Loose {
+impl UnsettledCount {
     #[inline]
     pub(super) fn any(&self) -> bool {
         self.0.load(Ordering::Acquire) > 0
@@ -161,41 +161,41 @@ impl Loose {
     }
 }
 
-/// What became of a submission.
-pub(super) enum Submitted {
-    /// It is placed or waits in line.
-    Done,
-    /// Nothing comes before this chore: the submitter does it.
-    Now(Chore),
-    /// The queue is full until this position has been served; then again.
-    Full(u64, Op),
-    /// The stream is held and its queue is full; again when it went on.
-    Crowded(Op),
+/// The result of a submission.
+pub(super) enum SubmitOutcome {
+    /// The operation is placed or queued.
+    Accepted,
+    /// Nothing precedes this host task: the submitter must run it.
+    RunNow(HostTask),
+    /// The launch queue is full: submit again when the GPU has reached this position.
+    LaunchQueueFull(u64, StreamOp),
+    /// The stream is blocked and its queue is full: submit again when it has advanced.
+    StreamQueueFull(StreamOp),
 }
 
-impl Engine {
+impl ExecutionEngine {
     pub(super) fn new(depth: usize) -> Self {
         Self {
             lane: None,
-            tracks: Vec::new(),
+            timelines: Vec::new(),
             free: Vec::new(),
             groups: Vec::new(),
             free_groups: Vec::new(),
-            recent: vec![0; depth.clamp(2, 1 << 20)],
+            recent_ends: vec![0; depth.clamp(2, 1 << 20)],
             launches: 0,
-            beside: Beside::default(),
-            chores: BTreeMap::new(),
-            next_chore: 0,
-            loose: Arc::default(),
+            concurrent: ConcurrentKernels::default(),
+            host_tasks: BTreeMap::new(),
+            next_task: 0,
+            unsettled: Arc::default(),
             queued: 0,
             worker: false,
             #[cfg(test)]
-            traced: Vec::new(),
+            kernel_ends: Vec::new(),
         }
     }
 
-    /// Opens the lane, for the process's first context on the GPU.
-    pub(super) fn open(&mut self, state: &Arc<State>, gpu: usize) -> Result<(), CudaError> {
+    /// Opens the GPU lane, for the process's first context on the GPU.
+    pub(super) fn open(&mut self, state: &Arc<SimNodeState>, gpu: usize) -> Result<(), CudaError> {
         if let Some(lane) = &self.lane {
             return Ok(lane.check()?);
         }
@@ -208,201 +208,208 @@ impl Engine {
         self.lane.as_mut().ok_or(CudaError::INVALID_CONTEXT)
     }
 
-    /// What its device looks at without the lock.
-    pub(super) fn loose(&self) -> Arc<Loose> {
-        Arc::clone(&self.loose)
+    /// Returns the counter that the device reads without the lock.
+    pub(super) fn unsettled(&self) -> Arc<UnsettledCount> {
+        Arc::clone(&self.unsettled)
     }
 
-    /// The GPU it works on.
+    /// Returns the index of the GPU.
     pub(super) fn gpu(&self) -> Option<usize> {
         self.lane.as_ref().map(GpuLane::gpu)
     }
 
-    /// A context's streams begin.
+    /// Opens the streams of a context; returns the group and the timeline of its legacy stream.
     pub(super) fn open_group(&mut self) -> (usize, usize) {
         let group = self.free_groups.pop().unwrap_or_else(|| {
-            self.groups.push(Group::default());
+            self.groups.push(StreamGroup::default());
             self.groups.len() - 1
         });
-        let legacy = self.open_track(group, Kind::Legacy);
+        let legacy = self.open_timeline(group, StreamKind::Legacy);
         self.groups[group].legacy = legacy;
         (group, legacy)
     }
 
-    /// A context's streams have ended, its default one with them.
+    /// Closes the streams of a context, including its default stream.
     pub(super) fn close_group(&mut self, group: usize) {
         self.free_groups.push(group);
     }
 
-    /// A stream begins.
-    pub(super) fn open_track(&mut self, group: usize, kind: Kind) -> usize {
-        self.close_settled();
-        let track = self.free.pop().unwrap_or_else(|| {
-            self.tracks.push(Track::default());
-            self.tracks.len() - 1
+    /// Opens the timeline of a stream.
+    pub(super) fn open_timeline(&mut self, group: usize, kind: StreamKind) -> usize {
+        self.free_closed_timelines();
+        let timeline = self.free.pop().unwrap_or_else(|| {
+            self.timelines.push(StreamTimeline::default());
+            self.timelines.len() - 1
         });
-        let before = &self.tracks[track];
-        // Numbers go on: an event that was recorded in the track's former life stays settled.
-        let (entered, tail) = (before.entered, before.tail);
-        self.tracks[track] = Track { group, kind, tail, entered, ..Track::default() };
-        track
+        let before = &self.timelines[timeline];
+        // Numbering continues: an event recorded in the slot's previous timeline stays settled.
+        let (op_count, tail) = (before.op_count, before.tail);
+        self.timelines[timeline] =
+            StreamTimeline { group, kind, tail, op_count, ..StreamTimeline::default() };
+        timeline
     }
 
-    /// A stream ends once its work has.
-    pub(super) fn close_track(&mut self, track: usize) {
-        self.tracks[track].closing = true;
-        self.close_settled();
+    /// Closes a timeline as soon as its work is done.
+    pub(super) fn close_timeline(&mut self, timeline: usize) {
+        self.timelines[timeline].closing = true;
+        self.free_closed_timelines();
     }
 
-    fn close_settled(&mut self) {
-        if !self.tracks.iter().any(|track| track.closing) {
+    fn free_closed_timelines(&mut self) {
+        if !self.timelines.iter().any(|timeline| timeline.closing) {
             return;
         }
         let served = self.lane.as_mut().map_or(u64::MAX, |lane| lane.refresh().unwrap_or(u64::MAX));
-        for (index, track) in self.tracks.iter_mut().enumerate() {
-            if track.closing && track.tail <= served && track.settled() == track.entered {
-                track.closing = false;
+        for (index, timeline) in self.timelines.iter_mut().enumerate() {
+            if timeline.closing && timeline.tail <= served && timeline.settled() == timeline.op_count {
+                timeline.closing = false;
                 self.free.push(index);
             }
         }
     }
 
-    /// Submits an operation.
+    /// Submits an operation, unless the stream's queue is full.
     #[inline]
-    pub(super) fn submit(&mut self, track: usize, op: Op) -> Result<Submitted, CudaError> {
-        if self.queued > 0 && self.is_crowded(track) {
-            return Ok(Submitted::Crowded(op));
+    pub(super) fn submit(&mut self, timeline: usize, op: StreamOp) -> Result<SubmitOutcome, CudaError> {
+        if self.queued > 0 && self.is_queue_full(timeline) {
+            return Ok(SubmitOutcome::StreamQueueFull(op));
         }
-        self.submit_to(track, op)
+        self.submit_unbounded(timeline, op)
     }
 
-    /// Whether as much waits in the track's queue as has room.
-    pub(super) fn is_crowded(&self, track: usize) -> bool {
-        self.tracks[track].queue.len() >= self.recent.len()
+    /// Returns whether the timeline's queue is full.
+    pub(super) fn is_queue_full(&self, timeline: usize) -> bool {
+        self.timelines[timeline].queue.len() >= self.recent_ends.len()
     }
 
-    /// The same without a bound: for who waits for what it submits.
+    /// Submits an operation without a bound on the queue, for callers that wait for it.
     #[inline]
-    pub(super) fn submit_to(&mut self, track: usize, op: Op) -> Result<Submitted, CudaError> {
+    pub(super) fn submit_unbounded(
+        &mut self,
+        timeline: usize,
+        op: StreamOp,
+    ) -> Result<SubmitOutcome, CudaError> {
         let op = match op {
-            // Whoever can know of the recording comes after it.
-            Op::Record(event, 0) => Op::Record(event, event.enter()),
+            // The recording starts at submission, so that later waits refer to it.
+            StreamOp::RecordEvent(event, 0) => StreamOp::RecordEvent(event, event.start_recording()),
             op => op,
         };
-        if self.loose.any() {
-            let others = self.unsettled_before(track);
-            let own = &self.tracks[track];
-            if own.held.is_some() || !own.queue.is_empty() {
-                self.queue(track, op, others);
-                return Ok(Submitted::Done);
+        if self.unsettled.any() {
+            let others = self.unsettled_before(timeline);
+            let own = &self.timelines[timeline];
+            if own.blocked_on.is_some() || !own.queue.is_empty() {
+                self.queue(timeline, op, others);
+                return Ok(SubmitOutcome::Accepted);
             }
             if !others.is_empty() {
-                self.hold(track, Until::Settled(others));
-                self.queue(track, op, Vec::new());
-                return Ok(Submitted::Done);
+                self.block_on(timeline, BlockedOn::Operations(others));
+                self.queue(timeline, op, Vec::new());
+                return Ok(SubmitOutcome::Accepted);
             }
         }
-        self.place(track, op, true)
+        self.place(timeline, op, true)
     }
 
-    fn queue(&mut self, track: usize, op: Op, others: Vec<(usize, u64)>) {
-        let track = &mut self.tracks[track];
-        track.entered += 1;
-        track.queue.push_back((op, others));
+    fn queue(&mut self, timeline: usize, op: StreamOp, others: Vec<(usize, u64)>) {
+        let timeline = &mut self.timelines[timeline];
+        timeline.op_count += 1;
+        timeline.queue.push_back((op, others));
         self.queued += 1;
     }
 
-    /// What the track's next operation comes after in the streams that its own is ordered with, as far as it has not
-    /// been settled.
+    /// Returns the unsettled operations of other streams that the timeline's next operation must follow.
     fn unsettled_before(&self, index: usize) -> Vec<(usize, u64)> {
-        let track = &self.tracks[index];
-        let others: Vec<usize> = match track.kind {
-            Kind::Alone => Vec::new(),
-            Kind::Blocking => vec![self.groups[track.group].legacy],
-            Kind::Legacy => (0..self.tracks.len())
+        let timeline = &self.timelines[index];
+        let others: Vec<usize> = match timeline.kind {
+            StreamKind::NonBlocking => Vec::new(),
+            StreamKind::Blocking => vec![self.groups[timeline.group].legacy],
+            StreamKind::Legacy => (0..self.timelines.len())
                 .filter(|&other| {
-                    let theirs = &self.tracks[other];
-                    theirs.group == track.group && theirs.kind == Kind::Blocking
+                    let theirs = &self.timelines[other];
+                    theirs.group == timeline.group && theirs.kind == StreamKind::Blocking
                 })
                 .collect(),
         };
         others
             .into_iter()
-            .map(|other| (other, self.tracks[other].entered))
-            .filter(|&(other, entered)| self.tracks[other].settled() < entered)
+            .map(|other| (other, self.timelines[other].op_count))
+            .filter(|&(other, op_count)| self.timelines[other].settled() < op_count)
             .collect()
     }
 
-    fn hold(&mut self, track: usize, until: Until) {
-        if self.tracks[track].held.replace(until).is_none() {
-            self.loose.add();
+    fn block_on(&mut self, timeline: usize, until: BlockedOn) {
+        if self.timelines[timeline].blocked_on.replace(until).is_none() {
+            self.unsettled.add();
         }
     }
 
-    /// Where the track's next operation can begin at the earliest.
+    /// Returns the earliest position at which the timeline's next operation can start.
     #[inline]
-    fn floor(&self, track: &Track) -> u64 {
-        match track.kind {
-            Kind::Alone => track.tail,
-            Kind::Legacy => self.groups[track.group].tail,
-            Kind::Blocking => track.tail.max(self.tracks[self.groups[track.group].legacy].tail),
+    fn earliest(&self, timeline: &StreamTimeline) -> u64 {
+        match timeline.kind {
+            StreamKind::NonBlocking => timeline.tail,
+            StreamKind::Legacy => self.groups[timeline.group].tail,
+            StreamKind::Blocking => {
+                timeline.tail.max(self.timelines[self.groups[timeline.group].legacy].tail)
+            }
         }
     }
 
     #[inline]
-    fn set_tail(&mut self, index: usize, tail: u64) {
-        let track = &mut self.tracks[index];
-        track.tail = track.tail.max(tail);
-        if track.kind != Kind::Alone {
-            let group = &mut self.groups[track.group];
+    fn extend_tail(&mut self, index: usize, tail: u64) {
+        let timeline = &mut self.timelines[index];
+        timeline.tail = timeline.tail.max(tail);
+        if timeline.kind != StreamKind::NonBlocking {
+            let group = &mut self.groups[timeline.group];
             group.tail = group.tail.max(tail);
         }
     }
 
-    /// Places an operation that nothing holds. One that comes from the queue has entered before, and is never refused.
+    /// Places an operation that is not blocked. An operation from the queue (`is_new` is false) was counted before
+    /// and is never rejected.
     #[inline]
-    fn place(&mut self, track: usize, op: Op, entering: bool) -> Result<Submitted, CudaError> {
-        if let Op::Kernel { duration, share } = op {
+    fn place(&mut self, timeline: usize, op: StreamOp, is_new: bool) -> Result<SubmitOutcome, CudaError> {
+        if let StreamOp::Kernel { duration, share } = op {
             if duration > 0 {
-                if entering && let Some(oldest) = self.is_full()? {
-                    return Ok(Submitted::Full(oldest, op));
+                if is_new && let Some(oldest) = self.launch_queue_full_until()? {
+                    return Ok(SubmitOutcome::LaunchQueueFull(oldest, op));
                 }
-                let floor = self.floor(&self.tracks[track]);
-                let end = self.kernel(floor, duration, share)?;
-                self.remember(end);
-                self.set_tail(track, end);
+                let earliest = self.earliest(&self.timelines[timeline]);
+                let end = self.place_kernel(earliest, duration, share)?;
+                self.record_launch(end);
+                self.extend_tail(timeline, end);
             }
-            self.tracks[track].entered += u64::from(entering);
-            return Ok(Submitted::Done);
+            self.timelines[timeline].op_count += u64::from(is_new);
+            return Ok(SubmitOutcome::Accepted);
         }
-        self.place_other(track, op, entering)
+        self.place_non_kernel(timeline, op, is_new)
     }
 
-    /// Up to where the GPU must come before there is room for another launch; nothing if there is room.
+    /// Returns the position that the GPU must reach before the next launch fits, or `None` if it fits now.
     #[inline]
-    fn is_full(&mut self) -> Result<Option<u64>, CudaError> {
-        let oldest = self.recent[self.launches % self.recent.len()];
+    fn launch_queue_full_until(&mut self) -> Result<Option<u64>, CudaError> {
+        let oldest = self.recent_ends[self.launches % self.recent_ends.len()];
         let lane = self.lane.as_mut().ok_or(CudaError::INVALID_CONTEXT)?;
         Ok((oldest > lane.served() && oldest > lane.refresh()?).then_some(oldest))
     }
 
     #[inline]
-    fn remember(&mut self, end: u64) {
-        let depth = self.recent.len();
-        self.recent[self.launches % depth] = end;
+    fn record_launch(&mut self, end: u64) {
+        let depth = self.recent_ends.len();
+        self.recent_ends[self.launches % depth] = end;
         self.launches += 1;
     }
 
-    /// Gives a kernel its place; returns where it ends.
+    /// Places a kernel and returns the position at which it ends.
     #[inline]
-    fn kernel(&mut self, floor: u64, duration: u64, share: u32) -> Result<u64, CudaError> {
+    fn place_kernel(&mut self, earliest: u64, duration: u64, share: u32) -> Result<u64, CudaError> {
         let lane = self.lane.as_mut().ok_or(CudaError::INVALID_CONTEXT)?;
         let submitted = lane.submitted();
-        let start = if share >= FULL {
-            self.beside.fill(submitted + duration);
+        let start = if share >= FULL_GPU_SHARE {
+            self.concurrent.set_exclusive_until(submitted + duration);
             submitted
         } else {
-            self.beside.find(lane.refresh()?, floor, submitted, duration, share)
+            self.concurrent.place(lane.refresh()?, earliest, submitted, duration, share)
         };
         let end = start + duration;
         if end > submitted {
@@ -411,107 +418,114 @@ impl Engine {
         Ok(end)
     }
 
-    /// The position of something that takes no time at or after `floor`, but needs the GPU's turn.
-    fn moment(&mut self, floor: u64) -> Result<u64, CudaError> {
+    /// Places an operation that takes no time but needs the GPU's turn; returns its position, at or after `earliest`.
+    fn place_marker(&mut self, earliest: u64) -> Result<u64, CudaError> {
         let lane = self.lane.as_mut().ok_or(CudaError::INVALID_CONTEXT)?;
-        let start = if floor == lane.submitted() { floor } else { lane.refresh()?.max(floor) };
-        // A nanosecond, which others' slices come before as they would before any work.
+        let start = if earliest == lane.submitted() { earliest } else { lane.refresh()?.max(earliest) };
+        // One nanosecond, so that time slices of other processes precede it as they would precede any work.
         if start + 1 > lane.submitted() {
             lane.extend(start + 1)?;
         }
         Ok(start + 1)
     }
 
-    fn place_other(&mut self, index: usize, op: Op, entering: bool) -> Result<Submitted, CudaError> {
-        if entering
-            && let Op::Kernels(_) = op
-            && let Some(oldest) = self.is_full()?
+    fn place_non_kernel(
+        &mut self,
+        index: usize,
+        op: StreamOp,
+        is_new: bool,
+    ) -> Result<SubmitOutcome, CudaError> {
+        if is_new
+            && let StreamOp::GraphKernels(_) = op
+            && let Some(oldest) = self.launch_queue_full_until()?
         {
-            return Ok(Submitted::Full(oldest, op));
+            return Ok(SubmitOutcome::LaunchQueueFull(oldest, op));
         }
-        let floor = self.floor(&self.tracks[index]);
+        let earliest = self.earliest(&self.timelines[index]);
         let number = {
-            let track = &mut self.tracks[index];
-            track.entered += u64::from(entering);
-            // The operation left the queue before it was placed.
-            track.entered - track.queue.len() as u64
+            let timeline = &mut self.timelines[index];
+            timeline.op_count += u64::from(is_new);
+            // An operation from the queue was removed from it before it was placed.
+            timeline.op_count - timeline.queue.len() as u64
         };
         match op {
-            Op::Kernel { .. } => {}
-            Op::Kernels(nodes) => {
+            StreamOp::Kernel { .. } => {}
+            StreamOp::GraphKernels(nodes) => {
                 let mut ends = Vec::with_capacity(nodes.len());
                 for node in nodes.iter() {
-                    let after = node.after.iter().filter_map(|&before| ends.get(before)).max();
-                    let floor = after.copied().unwrap_or(floor);
-                    let mut end = floor;
+                    let latest = node.dependencies.iter().filter_map(|&index| ends.get(index)).max();
+                    let earliest = latest.copied().unwrap_or(earliest);
+                    let mut end = earliest;
                     if node.duration > 0 {
-                        end = self.kernel(floor, node.duration, node.share)?;
-                        self.remember(end);
+                        end = self.place_kernel(earliest, node.duration, node.share)?;
+                        self.record_launch(end);
                     }
                     ends.push(end);
                 }
-                let end = ends.iter().copied().max().unwrap_or(floor);
+                let end = ends.iter().copied().max().unwrap_or(earliest);
                 #[cfg(test)]
-                self.traced.push(ends);
-                self.set_tail(index, end);
+                self.kernel_ends.push(ends);
+                self.extend_tail(index, end);
             }
-            Op::Record(event, ticket) => {
-                let end = self.moment(floor)?;
-                self.set_tail(index, end);
+            StreamOp::RecordEvent(event, ticket) => {
+                let end = self.place_marker(earliest)?;
+                self.extend_tail(index, end);
                 let stamp = self.lane()?.mark(end);
-                event.placed(ticket, end, stamp, index, number);
+                event.set_placed(ticket, end, stamp, index, number);
             }
-            Op::Wait(event, ticket) => match event.position(ticket, self) {
-                // Already over, or at a known place and with nothing of the host before it.
-                Some(position) => self.set_tail(index, position.max(floor)),
-                None => self.hold(index, Until::Event(event, ticket)),
+            StreamOp::WaitEvent(event, ticket) => match event.position(ticket, self) {
+                // Complete, or at a known position with no host work before it.
+                Some(position) => self.extend_tail(index, position.max(earliest)),
+                None => self.block_on(index, BlockedOn::Event(event, ticket)),
             },
-            Op::Until(condition) => {
+            StreamOp::WaitUntil(condition) => {
                 if !condition() {
-                    self.hold(index, Until::True(condition));
+                    self.block_on(index, BlockedOn::Condition(condition));
                 }
             }
-            Op::Host(work) => return Ok(self.chore(index, floor, number, work, false)),
-            Op::Call(work) => {
-                self.hold(index, Until::Call);
-                return Ok(self.chore(index, floor, number, work, true));
+            StreamOp::HostWork(work) => {
+                return Ok(self.schedule_host_task(index, earliest, number, work, false));
+            }
+            StreamOp::Callback(work) => {
+                self.block_on(index, BlockedOn::Callback);
+                return Ok(self.schedule_host_task(index, earliest, number, work, true));
             }
         }
-        Ok(Submitted::Done)
+        Ok(SubmitOutcome::Accepted)
     }
 
-    /// Whether the operation of that number in the track is settled.
-    pub(super) fn is_settled(&self, track: usize, number: u64) -> bool {
-        // A track that is not there has nothing to wait for.
-        self.tracks.get(track).is_none_or(|track| track.settled() >= number)
+    /// Returns whether the timeline's operation with this number is settled.
+    pub(super) fn is_settled(&self, timeline: usize, number: u64) -> bool {
+        // A timeline that does not exist has nothing to wait for.
+        self.timelines.get(timeline).is_none_or(|timeline| timeline.settled() >= number)
     }
 
-    /// The number of the last operation submitted to the track.
-    pub(super) fn entered(&self, track: usize) -> u64 {
-        self.tracks[track].entered
+    /// Returns the number of the last operation submitted to the timeline.
+    pub(super) fn last_op(&self, timeline: usize) -> u64 {
+        self.timelines[timeline].op_count
     }
 
-    /// Whether everything submitted to the track is done.
-    pub(super) fn is_idle(&mut self, track: usize) -> Result<bool, CudaError> {
-        self.go_on();
-        let floor = self.floor(&self.tracks[track]);
-        let own = &self.tracks[track];
-        let settled = own.settled() == own.entered
-            && (own.kind != Kind::Legacy
-                || !self.tracks.iter().any(|other| {
+    /// Returns whether everything submitted to the timeline is done.
+    pub(super) fn is_idle(&mut self, timeline: usize) -> Result<bool, CudaError> {
+        self.advance();
+        let earliest = self.earliest(&self.timelines[timeline]);
+        let own = &self.timelines[timeline];
+        let settled = own.settled() == own.op_count
+            && (own.kind != StreamKind::Legacy
+                || !self.timelines.iter().any(|other| {
                     other.group == own.group
-                        && other.kind == Kind::Blocking
-                        && other.settled() < other.entered
+                        && other.kind == StreamKind::Blocking
+                        && other.settled() < other.op_count
                 }));
         let lane = self.lane()?;
         lane.check()?;
-        Ok(settled && (lane.served() >= floor || lane.refresh()? >= floor))
+        Ok(settled && (lane.served() >= earliest || lane.refresh()? >= earliest))
     }
 
-    /// Tracks of a context.
-    pub(super) fn tracks_of(&self, group: usize) -> Vec<usize> {
-        (0..self.tracks.len())
-            .filter(|&track| self.tracks[track].group == group && !self.free.contains(&track))
+    /// Returns the open timelines of a context.
+    pub(super) fn timelines_of(&self, group: usize) -> Vec<usize> {
+        (0..self.timelines.len())
+            .filter(|&timeline| self.timelines[timeline].group == group && !self.free.contains(&timeline))
             .collect()
     }
 }
@@ -519,47 +533,51 @@ impl Engine {
 impl Device {
     /// Submits a kernel that takes no time.
     #[inline]
-    pub(super) fn submit_nothing(&'static self, track: usize) -> Result<(), CudaError> {
-        // Nothing can wait for it: whatever comes after it comes after what is before it.
-        if self.loose.any() { self.submit(track, Op::Kernel { duration: 0, share: FULL }) } else { Ok(()) }
+    pub(super) fn submit_empty_kernel(&'static self, timeline: usize) -> Result<(), CudaError> {
+        // Without unsettled timelines it can be skipped: later operations follow what precedes it anyway.
+        if self.unsettled.any() {
+            self.submit(timeline, StreamOp::Kernel { duration: 0, share: FULL_GPU_SHARE })
+        } else {
+            Ok(())
+        }
     }
 
-    /// Submits an operation to a stream's track, waiting for room where the queue is full.
+    /// Submits an operation to a stream's timeline, waiting while the queue is full.
     #[inline]
-    pub(super) fn submit(&'static self, track: usize, op: Op) -> Result<(), CudaError> {
+    pub(super) fn submit(&'static self, timeline: usize, op: StreamOp) -> Result<(), CudaError> {
         let mut engine = self.engine();
-        let mut submitted = engine.submit(track, op)?;
+        let mut submitted = engine.submit(timeline, op)?;
         loop {
             match submitted {
-                Submitted::Done => {
-                    if engine.loose.any() {
-                        chores::wake(self, &mut engine);
+                SubmitOutcome::Accepted => {
+                    if engine.unsettled.any() {
+                        host_tasks::wake_worker(self, &mut engine);
                     }
                     return Ok(());
                 }
-                Submitted::Now(chore) => {
+                SubmitOutcome::RunNow(host_task) => {
                     drop(engine);
-                    chores::run(self, chore);
+                    host_tasks::run_task(self, host_task);
                     return Ok(());
                 }
-                Submitted::Crowded(op) => {
-                    chores::wake(self, &mut engine);
-                    self.help_until(engine, |engine| !engine.is_crowded(track))?;
+                SubmitOutcome::StreamQueueFull(op) => {
+                    host_tasks::wake_worker(self, &mut engine);
+                    self.run_tasks_until(engine, |engine| !engine.is_queue_full(timeline))?;
                     engine = self.engine();
-                    submitted = engine.submit(track, op)?;
+                    submitted = engine.submit(timeline, op)?;
                 }
-                Submitted::Full(position, op) => {
+                SubmitOutcome::LaunchQueueFull(position, op) => {
                     drop(engine);
-                    self.wait_for(position)?;
+                    self.wait_for_position(position)?;
                     engine = self.engine();
-                    submitted = engine.submit(track, op)?;
+                    submitted = engine.submit(timeline, op)?;
                 }
             }
         }
     }
 
-    /// Waits until the GPU has come to `position`.
-    pub(super) fn wait_for(&self, position: u64) -> Result<(), CudaError> {
+    /// Waits until the GPU has reached `position`.
+    pub(super) fn wait_for_position(&self, position: u64) -> Result<(), CudaError> {
         loop {
             let Some(instant) = self.engine().lane()?.not_before(position)? else { return Ok(()) };
             crate::state::wait_until(instant);
@@ -567,5 +585,5 @@ impl Device {
     }
 }
 
-/// An instant somebody waits for, shared with who stamps it.
-pub(super) type Stamp = Arc<AtomicU64>;
+/// A wall-clock timestamp that is zero until the GPU reaches the marked position.
+pub(super) type SharedTimestamp = Arc<AtomicU64>;

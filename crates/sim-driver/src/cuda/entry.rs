@@ -1,22 +1,23 @@
-//! How a call of a program enters: nothing unwinds into it, and a function's twin means another default stream.
+//! Entry points of exported functions: they stop panics from unwinding into the program and select the default stream
+//! of the `_ptsz` and `_ptds` variants.
 
 use super::context::Context;
 use super::{CUresult, CudaError, status};
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What every call needs to know of its thread, in one place: finding it costs as much as reading it.
-pub(super) struct Thread {
-    /// Whether the call that this thread is in means its own default stream by "no stream".
+/// Thread-local state that every call needs, in one variable: locating it costs as much as reading it.
+pub(super) struct ThreadState {
+    /// Whether the null stream means the per-thread default stream in the current call.
     per_thread: Cell<bool>,
-    /// Whether it is the driver's own, which calls the program's functions.
-    drivers: Cell<bool>,
-    /// The thread's context.
+    /// Whether this is the driver's worker thread, which calls functions of the program.
+    is_driver_thread: Cell<bool>,
+    /// The thread's current context.
     pub(super) current: Cell<Option<&'static Context>>,
 }
 
-impl Thread {
-    /// Whether "no stream" means the thread's own.
+impl ThreadState {
+    /// Returns whether the null stream means the per-thread default stream.
     #[inline]
     pub(super) fn is_per_thread(&self) -> bool {
         self.per_thread.get()
@@ -24,33 +25,33 @@ impl Thread {
 }
 
 thread_local! {
-    pub(super) static THREAD: Thread = const { Thread { per_thread: Cell::new(false), drivers: Cell::new(false), current: Cell::new(None) } };
+    pub(super) static THREAD: ThreadState = const { ThreadState { per_thread: Cell::new(false), is_driver_thread: Cell::new(false), current: Cell::new(None) } };
 }
 
-/// Enters a function.
+/// Runs the body of an exported function and returns its status code.
 #[inline]
-pub(super) fn plain(body: impl FnOnce() -> Result<(), CudaError>) -> CUresult {
+pub(super) fn enter(body: impl FnOnce() -> Result<(), CudaError>) -> CUresult {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(answer) => status(answer),
         Err(_) => CudaError::UNKNOWN.code(),
     }
 }
 
-/// Enters the `_ptsz` or `_ptds` twin of a function.
+/// Runs the body of the `_ptsz` or `_ptds` variant of an exported function.
 #[inline]
-pub(super) fn per_thread(body: impl FnOnce() -> Result<(), CudaError>) -> CUresult {
+pub(super) fn enter_per_thread(body: impl FnOnce() -> Result<(), CudaError>) -> CUresult {
     THREAD.with(|thread| thread.per_thread.set(true));
-    let code = plain(body);
+    let code = enter(body);
     THREAD.with(|thread| thread.per_thread.set(false));
     code
 }
 
-/// The calling thread is the driver's own.
-pub(super) fn enter_driver_thread() {
-    THREAD.with(|thread| thread.drivers.set(true));
+/// Marks the calling thread as the driver's worker thread.
+pub(super) fn mark_driver_thread() {
+    THREAD.with(|thread| thread.is_driver_thread.set(true));
 }
 
-/// A function that the driver calls must not wait for the driver.
-pub(super) fn outside_driver_thread() -> Result<(), CudaError> {
-    if THREAD.with(|thread| thread.drivers.get()) { Err(CudaError::NOT_PERMITTED) } else { Ok(()) }
+/// Fails in functions of the program that the driver calls: they must not wait for the driver.
+pub(super) fn ensure_not_driver_thread() -> Result<(), CudaError> {
+    if THREAD.with(|thread| thread.is_driver_thread.get()) { Err(CudaError::NOT_PERMITTED) } else { Ok(()) }
 }

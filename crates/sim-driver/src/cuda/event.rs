@@ -1,10 +1,10 @@
-//! Events: marks in a stream that stamp the GPU's wall clock when it comes to them.
+//! Events: markers in a stream that record the wall-clock time at which the GPU reaches them.
 
-use super::capture::{self, Captured};
+use super::capture::{self, CapturedEvent};
 use super::context::{self, Context};
 use super::device::Device;
-use super::engine::{Engine, Op, Stamp};
-use super::handle::{Arena, handle_of};
+use super::engine::{ExecutionEngine, SharedTimestamp, StreamOp};
+use super::handle::{HandleArena, handle_of};
 use super::session::session;
 use super::stream::Stream;
 use super::*;
@@ -12,23 +12,24 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Mutex, MutexGuard};
 
-/// An event.
+/// A CUDA event, which can be recorded repeatedly.
 #[derive(Default)]
 pub(super) struct Event {
-    inner: Mutex<Inner>,
+    inner: Mutex<EventState>,
 }
 
+/// The part of an event that changes.
 #[derive(Clone, Default)]
-struct Inner {
+struct EventState {
     context: Option<&'static Context>,
     flags: u32,
-    /// The recording that counts, by a number that is never used twice; zero before the first.
+    /// The current recording, by a number that is never reused; zero before the first.
     ticket: u64,
-    placed: Option<Placed>,
-    /// Recordings before that one that a stream may still wait for.
+    placed: Option<PlacedRecording>,
+    /// Earlier recordings that a stream may still wait for.
     earlier: Vec<Recording>,
-    /// Set while its last recording is a part of a graph.
-    captured: Option<Captured>,
+    /// Set while the last recording is part of a graph.
+    captured: Option<CapturedEvent>,
 }
 
 /// One recording of an event.
@@ -36,29 +37,30 @@ struct Inner {
 struct Recording {
     ticket: u64,
     context: Option<&'static Context>,
-    placed: Option<Placed>,
+    placed: Option<PlacedRecording>,
 }
 
+/// Where a recording was placed: position in service time, timestamp, and operation of a timeline.
 #[derive(Clone)]
-struct Placed {
+struct PlacedRecording {
     position: u64,
-    stamp: Stamp,
-    track: usize,
+    stamp: SharedTimestamp,
+    timeline: usize,
     number: u64,
 }
 
-static EVENTS: Arena<Event> = Arena::new();
+static EVENTS: HandleArena<Event> = HandleArena::new();
 
-/// The GPU's clock ticks this often, in nanoseconds.
-const TICK: u64 = 32;
+/// Resolution of the GPU's clock, in nanoseconds.
+const CLOCK_TICK_NANOS: u64 = 32;
 
-/// The event a handle means.
+/// Resolves an event handle.
 pub(super) fn resolve(handle: CUevent) -> Result<&'static Event, CudaError> {
     session()?;
     EVENTS.get(handle).ok_or(CudaError::INVALID_HANDLE)
 }
 
-/// Events go with their context.
+/// Destroys all events of a context.
 pub(super) fn drop_all(context: &'static Context) {
     for event in EVENTS.live() {
         if event.inner().context.is_some_and(|own| std::ptr::eq(own, context)) {
@@ -67,10 +69,11 @@ pub(super) fn drop_all(context: &'static Context) {
     }
 }
 
-impl Inner {
-    /// The recording that counts does so no more; whoever waits for it still does.
+impl EventState {
+    /// Ends the current recording; streams that wait for it keep waiting for it.
     fn retire(&mut self) {
-        // One that the GPU has come to may still wait for the host's work before it; that is over some recordings later.
+        // A recording that the GPU has reached may still wait for host work before it, which completes within a few
+        // more recordings.
         let old = self.earlier.len().saturating_sub(64);
         let mut index = 0;
         self.earlier.retain(|earlier| {
@@ -85,7 +88,7 @@ impl Inner {
         self.captured = None;
     }
 
-    /// The recording of that number; nothing if it is over and forgotten.
+    /// Returns the recording with this ticket, or `None` if it is complete and forgotten.
     fn recording(&self, ticket: u64) -> Option<Recording> {
         if ticket != 0 && self.ticket == ticket {
             return Some(Recording { ticket, context: self.context, placed: self.placed.clone() });
@@ -95,7 +98,7 @@ impl Inner {
 }
 
 impl Event {
-    fn inner(&self) -> MutexGuard<'_, Inner> {
+    fn inner(&self) -> MutexGuard<'_, EventState> {
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -103,8 +106,8 @@ impl Event {
         self.inner().context.map(|context| context.device)
     }
 
-    /// A new recording; what waits for the event from now on waits for this one.
-    pub(super) fn enter(&self) -> u64 {
+    /// Starts a recording; later waits for the event refer to it.
+    pub(super) fn start_recording(&self) -> u64 {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let mut inner = self.inner();
         inner.retire();
@@ -112,45 +115,52 @@ impl Event {
         inner.ticket
     }
 
-    /// The driver's own event: made for that context, and recorded once more.
-    pub(super) fn renew(&self, context: &'static Context) -> u64 {
+    /// Prepares a driver-internal event for another recording in the context.
+    pub(super) fn rearm(&self, context: &'static Context) -> u64 {
         {
             let mut inner = self.inner();
             inner.retire();
             inner.context = Some(context);
         }
-        self.enter()
+        self.start_recording()
     }
 
-    /// The context it was made in.
+    /// Returns the context in which the event was created.
     pub(super) fn context(&self) -> Option<&'static Context> {
         self.inner().context
     }
 
-    /// What its last recording stands for, if that was captured.
-    pub(super) fn captured(&self) -> Option<Captured> {
+    /// Returns what the last recording refers to if it was captured.
+    pub(super) fn captured(&self) -> Option<CapturedEvent> {
         self.inner().captured.clone()
     }
 
-    pub(super) fn set_captured(&self, captured: Captured) {
+    pub(super) fn set_captured(&self, captured: CapturedEvent) {
         self.inner().captured = Some(captured);
     }
 
-    /// Waits until that recording is over, or nothing will come of it.
+    /// Waits until the recording is complete or can no longer complete.
     pub(super) fn wait(&self, ticket: u64) {
         if let Some(device) = self.device() {
-            let _ = device.help_until(device.engine(), |engine| self.is_over(ticket, Some(engine)));
+            let _ = device.run_tasks_until(device.engine(), |engine| self.is_complete(ticket, Some(engine)));
         }
     }
 
-    /// The recording that counts now.
+    /// Returns the ticket of the current recording.
     pub(super) fn ticket(&self) -> u64 {
         self.inner().ticket
     }
 
-    /// The recording has its place.
-    pub(super) fn placed(&self, ticket: u64, position: u64, stamp: Stamp, track: usize, number: u64) {
-        let placed = Some(Placed { position, stamp, track, number });
+    /// Sets the position of a recording.
+    pub(super) fn set_placed(
+        &self,
+        ticket: u64,
+        position: u64,
+        stamp: SharedTimestamp,
+        timeline: usize,
+        number: u64,
+    ) {
+        let placed = Some(PlacedRecording { position, stamp, timeline, number });
         let mut inner = self.inner();
         if inner.ticket == ticket {
             inner.placed = placed;
@@ -159,41 +169,42 @@ impl Event {
         }
     }
 
-    /// Where that recording lies in the service time of the engine's own GPU, if that is all there is to wait for.
-    pub(super) fn position(&self, ticket: u64, engine: &Engine) -> Option<u64> {
-        // Never recorded, or over: nothing to wait for.
+    /// Returns the recording's position in the service time of the engine's GPU, if reaching it is all that is left
+    /// to wait for.
+    pub(super) fn position(&self, ticket: u64, engine: &ExecutionEngine) -> Option<u64> {
+        // Never recorded or complete: nothing to wait for.
         let Some(recording) = self.inner().recording(ticket) else { return Some(0) };
         let placed = recording.placed?;
-        let here = recording.context.is_some_and(|context| context.device.is_engine(engine));
-        (here && engine.is_settled(placed.track, placed.number)).then_some(placed.position)
+        let here = recording.context.is_some_and(|context| context.device.owns_engine(engine));
+        (here && engine.is_settled(placed.timeline, placed.number)).then_some(placed.position)
     }
 
-    /// Whether that recording is over. `engine`: the one that is locked by the caller.
-    pub(super) fn is_over(&self, ticket: u64, engine: Option<&mut Engine>) -> bool {
+    /// Returns whether the recording is complete. `engine` is the engine that the caller has locked.
+    pub(super) fn is_complete(&self, ticket: u64, engine: Option<&mut ExecutionEngine>) -> bool {
         let Some(recording) = self.inner().recording(ticket) else { return true };
         let (Some(placed), Some(context)) = (recording.placed, recording.context) else { return false };
-        let look = |engine: &mut Engine| {
+        let look = |engine: &mut ExecutionEngine| {
             let reached = placed.stamp.load(Acquire) != 0
                 || engine.lane().is_ok_and(|lane| match lane.refresh() {
                     Ok(served) => served >= placed.position,
                     Err(_) => true,
                 });
-            reached && engine.is_settled(placed.track, placed.number)
+            reached && engine.is_settled(placed.timeline, placed.number)
         };
         match engine {
-            Some(engine) if context.device.is_engine(engine) => look(engine),
-            // Two GPUs must not wait for each other's locks: a busy one is looked at again soon.
+            Some(engine) if context.device.owns_engine(engine) => look(engine),
+            // Two GPUs must not wait for each other's locks: a locked one is checked again soon.
             Some(_) => context.device.try_engine().is_some_and(|mut engine| look(&mut engine)),
             None => look(&mut context.device.engine()),
         }
     }
 
-    fn stamp(&self) -> Result<u64, CudaError> {
+    fn timestamp(&self) -> Result<u64, CudaError> {
         let inner = self.inner();
         let placed = inner.placed.as_ref().ok_or(CudaError::INVALID_HANDLE)?;
         match placed.stamp.load(Acquire) {
             0 => Err(CudaError::NOT_READY),
-            stamp => Ok(stamp / TICK * TICK),
+            stamp => Ok(stamp / CLOCK_TICK_NANOS * CLOCK_TICK_NANOS),
         }
     }
 }
@@ -204,10 +215,10 @@ pub(super) fn record(event: &'static Event, stream: &'static Stream) -> Result<(
     if !own.is_some_and(|own| std::ptr::eq(own.device, stream.context().device)) {
         return Err(CudaError::INVALID_HANDLE);
     }
-    stream.submit(Op::Record(event, 0))
+    stream.submit(StreamOp::RecordEvent(event, 0))
 }
 
-impl Events for Library {
+impl EventApi for Library {
     unsafe fn cuEventCreate(event: *mut CUevent, flags: u32) -> Result<(), CudaError> {
         let context = context::current()?;
         let known = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
@@ -222,7 +233,7 @@ impl Events for Library {
             inner.context = Some(context);
             inner.flags = flags;
         }
-        // SAFETY: not null, and the caller's to write.
+        // SAFETY: non-null, and the program passes a pointer valid for writes.
         unsafe { event.write(handle_of(made)) };
         Ok(())
     }
@@ -234,12 +245,12 @@ impl Events for Library {
     }
 
     unsafe fn cuEventDestroy_v2(event: CUevent) -> Result<(), CudaError> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: this function has the same contract.
         unsafe { Self::cuEventDestroy(event) }
     }
 
     unsafe fn cuEventRecord(event: CUevent, stream: CUstream) -> Result<(), CudaError> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: this function has the same contract.
         unsafe { Self::cuEventRecordWithFlags(event, stream, 0) }
     }
 
@@ -249,7 +260,7 @@ impl Events for Library {
             return Err(CudaError::INVALID_VALUE);
         }
         if let Some(capture) = stream.capture() {
-            return capture.record(event, flags);
+            return capture.record_event(event, flags);
         }
         if flags != 0 {
             return Err(CudaError::INVALID_VALUE);
@@ -259,25 +270,25 @@ impl Events for Library {
 
     unsafe fn cuEventQuery(event: CUevent) -> Result<(), CudaError> {
         let event = resolve(event)?;
-        event.outside_capture()?;
-        capture::safe()?;
+        event.check_not_captured()?;
+        capture::check_unsafe_call()?;
         if let Some(device) = event.device() {
             device.engine().lane()?.check()?;
         }
-        if event.is_over(event.ticket(), None) { Ok(()) } else { Err(CudaError::NOT_READY) }
+        if event.is_complete(event.ticket(), None) { Ok(()) } else { Err(CudaError::NOT_READY) }
     }
 
     unsafe fn cuEventSynchronize(event: CUevent) -> Result<(), CudaError> {
         let event = resolve(event)?;
-        event.outside_capture()?;
-        capture::safe()?;
+        event.check_not_captured()?;
+        capture::check_unsafe_call()?;
         let Some(device) = event.device() else { return Ok(()) };
         let ticket = event.ticket();
         let engine = device.engine();
-        device.help_until(engine, |engine| event.is_over(ticket, Some(engine)))?;
-        // On a GPU that is gone it is over, too, but it never happened.
+        device.run_tasks_until(engine, |engine| event.is_complete(ticket, Some(engine)))?;
+        // On a lost GPU the recording counts as complete, but it never happened.
         device.engine().lane()?.check()?;
-        pools::at_sync(device);
+        pools::trim_after_sync(device);
         Ok(())
     }
 
@@ -295,17 +306,17 @@ impl Events for Library {
             return Err(CudaError::INVALID_HANDLE);
         }
         for event in [start, end] {
-            event.outside_capture()?;
+            event.check_not_captured()?;
             let inner = event.inner().clone();
             if inner.ticket == 0 || inner.flags & CU_EVENT_DISABLE_TIMING != 0 {
                 return Err(CudaError::INVALID_HANDLE);
             }
-            if !event.is_over(inner.ticket, None) {
+            if !event.is_complete(inner.ticket, None) {
                 return Err(CudaError::NOT_READY);
             }
         }
-        let nanoseconds = end.stamp()? as i64 - start.stamp()? as i64;
-        // SAFETY: not null, and the caller's to write.
+        let nanoseconds = end.timestamp()? as i64 - start.timestamp()? as i64;
+        // SAFETY: non-null, and the program passes a pointer valid for writes.
         unsafe { milliseconds.write((nanoseconds as f64 / 1e6) as f32) };
         Ok(())
     }

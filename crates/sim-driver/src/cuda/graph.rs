@@ -1,56 +1,56 @@
-//! Graphs: work described once and launched often.
+//! CUDA graphs: work that is described once and launched many times.
 
-mod book;
 mod dot;
-mod exec;
-mod execs;
-mod memory;
-mod nodes;
-mod objects;
-mod program;
-mod structure;
+mod exec_functions;
+mod executable;
+mod graph_functions;
+mod graph_memory;
+mod launch_plan;
+mod node_functions;
+mod node_operation;
+mod store;
 #[cfg(test)]
 mod tests;
-mod work;
+mod user_objects;
 
-pub(super) use book::{After, GraphKey, NodeKey, Port};
-pub(super) use memory::{Allocation, free};
-pub(super) use work::{Call, Work};
+pub(super) use graph_memory::{GraphAllocation, free};
+pub(super) use node_operation::{HostCallback, NodeOperation};
+pub(super) use store::{Dependency, EdgePort, GraphKey, NodeKey};
 
-use super::handle::{Arena, handle_of};
-use super::session::{session, unique};
+use super::handle::{HandleArena, handle_of};
+use super::session::{session, unique_id};
 use super::*;
-use book::Book;
+use node_operation::UserData;
 use std::sync::{Arc, Mutex, MutexGuard};
-use work::Foreign;
+use store::GraphStore;
 
-static BOOK: Mutex<Book> = Mutex::new(Book::new());
+static STORE: Mutex<GraphStore> = Mutex::new(GraphStore::new());
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Whoever panicked inside left something that is whole at every step.
+    // Every modification leaves the data consistent, so a poisoned lock can be used.
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-fn book() -> MutexGuard<'static, Book> {
-    locked(&BOOK)
+fn store() -> MutexGuard<'static, GraphStore> {
+    locked(&STORE)
 }
 
 fn graph_key(handle: CUgraph) -> Result<GraphKey, CudaError> {
     session()?;
     let key = GraphKey(handle as usize);
-    book().graph(key).map(|_| key)
+    store().graph(key).map(|_| key)
 }
 
 fn node_key(handle: CUgraphNode) -> Result<NodeKey, CudaError> {
     session()?;
     let key = NodeKey(handle as usize);
-    book().node(key).map(|_| key)
+    store().node(key).map(|_| key)
 }
 
-impl Port {
-    fn of(data: &CUgraphEdgeData) -> Result<Self, CudaError> {
+impl EdgePort {
+    fn from_edge_data(data: &CUgraphEdgeData) -> Result<Self, CudaError> {
         let known = data.reserved == [0; 5] && data.from_port <= 2 && data.to_port == 0 && data.type_ <= 1;
-        // Only programmatic edges begin elsewhere than at a node's end.
+        // Only programmatic edges may start at a port other than the end of the node.
         let plain = data.type_ != 0 || data.from_port == 0;
         if !known || !plain {
             return Err(CudaError::INVALID_VALUE);
@@ -63,126 +63,139 @@ impl Port {
     }
 }
 
-/// What the program says a node comes after.
+/// Reads the dependencies that the program passes for a node.
 ///
 /// # Safety
-/// `nodes` has `count` entries, and so has `data` unless it is null.
-pub(super) unsafe fn after(
+/// `nodes` is valid for reads of `count` entries, and so is `data` unless it is null.
+pub(super) unsafe fn read_dependencies(
     nodes: *const CUgraphNode,
     data: *const CUgraphEdgeData,
     count: usize,
-) -> Result<Vec<After>, CudaError> {
-    // SAFETY: the caller's promise.
-    let nodes = unsafe { list(nodes, count) }?;
-    // SAFETY: likewise.
-    let ports = unsafe { ports(data, count) }?;
+) -> Result<Vec<Dependency>, CudaError> {
+    // SAFETY: the caller guarantees null or `count` readable entries.
+    let nodes = unsafe { read_list(nodes, count) }?;
+    // SAFETY: the caller guarantees null or `count` readable entries.
+    let ports = unsafe { read_ports(data, count) }?;
     Ok(nodes.iter().map(|&node| NodeKey(node as usize)).zip(ports).collect())
 }
 
+/// Reads edge data; null means default ports.
+///
 /// # Safety
-/// `data` is null or has `count` entries.
-unsafe fn ports(data: *const CUgraphEdgeData, count: usize) -> Result<Vec<Port>, CudaError> {
+/// `data` is null or valid for reads of `count` entries.
+unsafe fn read_ports(data: *const CUgraphEdgeData, count: usize) -> Result<Vec<EdgePort>, CudaError> {
     if data.is_null() {
-        return Ok(vec![Port::default(); count]);
+        return Ok(vec![EdgePort::default(); count]);
     }
-    // SAFETY: the caller's promise.
-    unsafe { list(data, count) }?.iter().map(Port::of).collect()
+    // SAFETY: non-null, and the caller guarantees `count` readable entries.
+    unsafe { read_list(data, count) }?.iter().map(EdgePort::from_edge_data).collect()
 }
 
+/// Borrows an array of the program.
+///
 /// # Safety
-/// `from` is null or has `count` entries.
-unsafe fn list<'a, T>(from: *const T, count: usize) -> Result<&'a [T], CudaError> {
-    // More than there can be is a mistake, and must not be read.
-    const MOST: usize = 1 << 24;
+/// `from` is null or valid for reads of `count` entries.
+unsafe fn read_list<'a, T>(from: *const T, count: usize) -> Result<&'a [T], CudaError> {
+    // A larger count is a mistake, and the array must not be read.
+    const MAX_ENTRIES: usize = 1 << 24;
     if count == 0 {
         return Ok(&[]);
     }
-    if from.is_null() || count > MOST {
+    if from.is_null() || count > MAX_ENTRIES {
         return Err(CudaError::INVALID_VALUE);
     }
-    // SAFETY: not null, and the caller's promise.
+    // SAFETY: non-null, and the caller guarantees `count` readable entries.
     Ok(unsafe { std::slice::from_raw_parts(from, count) })
 }
 
-/// Puts a list where the program wants it, as all of CUDA's queries for lists do: without a place for it the count is
-/// the answer; with one, its room is in the count, and what it has too much is nulled.
+/// Writes a list as CUDA's list queries do. Without a buffer only the count is written. Otherwise `*count` is the
+/// buffer's capacity, and unused entries are filled with `filler`.
 ///
 /// # Safety
-/// `to` is null or has room for as many as `count` says, and `count` is null or the program's to write.
-unsafe fn give<T: Copy>(items: &[T], nothing: T, to: *mut T, count: *mut usize) -> Result<(), CudaError> {
+/// `count` is null or valid for reads and writes, and `to` is null or valid for writes of `*count` entries.
+unsafe fn write_list<T: Copy>(
+    items: &[T],
+    filler: T,
+    to: *mut T,
+    count: *mut usize,
+) -> Result<(), CudaError> {
     if count.is_null() {
         return Err(CudaError::INVALID_VALUE);
     }
     if !to.is_null() {
-        // SAFETY: not null, and the caller's promise.
+        // SAFETY: non-null, and the caller guarantees that it is valid for reads.
         let room = unsafe { count.read() };
         for index in 0..room {
-            let item = items.get(index).copied().unwrap_or(nothing);
-            // SAFETY: inside the room that the caller says there is.
+            let item = items.get(index).copied().unwrap_or(filler);
+            // SAFETY: `index` is below the capacity that the caller stated.
             let place = unsafe { to.add(index) };
-            // SAFETY: likewise.
+            // SAFETY: `place` is inside the buffer.
             unsafe { place.write(item) };
         }
         if room < items.len() {
             return Ok(());
         }
     }
-    // SAFETY: not null, and the caller's promise.
+    // SAFETY: non-null, and the caller guarantees that it is valid for writes.
     unsafe { count.write(items.len()) };
     Ok(())
 }
 
-/// Starts a graph for a capture.
+/// Creates the graph of a capture.
 pub(super) fn create() -> Result<GraphKey, CudaError> {
-    book().create(false)
+    store().create(false)
 }
 
-/// What tells a graph from all others, those that had or will have its handle included.
+/// Returns the graph's id, which is never reused, unlike its handle.
 pub(super) fn id(graph: GraphKey) -> Result<u64, CudaError> {
-    book().graph(graph).map(|graph| graph.id)
+    store().graph(graph).map(|graph| graph.id)
 }
 
-/// Throws away what a failed capture made.
+/// Destroys the graph of a failed capture.
 pub(super) fn discard(graph: GraphKey) {
-    let mut book = book();
-    book.destroy(graph);
-    objects::finish(book, None);
+    let mut store = store();
+    store.destroy(graph);
+    user_objects::run_destructors(store, None);
 }
 
-/// The graph that the program means.
+/// Resolves a graph handle.
 pub(super) fn key(handle: CUgraph) -> Result<GraphKey, CudaError> {
     graph_key(handle)
 }
 
 /// Adds a node for a captured operation.
-pub(super) fn add(graph: GraphKey, after: &[After], work: Work) -> Result<NodeKey, CudaError> {
-    book().add(graph, after.to_vec(), work)
+pub(super) fn add(
+    graph: GraphKey,
+    dependencies: &[Dependency],
+    operation: NodeOperation,
+) -> Result<NodeKey, CudaError> {
+    store().add(graph, dependencies.to_vec(), operation)
 }
 
-/// Whether a node of the graph can come after these.
-pub(super) fn check_after(graph: GraphKey, after: &[After]) -> Result<(), CudaError> {
-    book().check_after(graph, after)
+/// Checks that a node of the graph can depend on these nodes.
+pub(super) fn check_dependencies(graph: GraphKey, dependencies: &[Dependency]) -> Result<(), CudaError> {
+    store().check_dependencies(graph, dependencies)
 }
 
-/// Whether all of `nodes` are among `ends` or come before one of them.
-pub(super) fn is_joined(ends: &[After], mut nodes: impl Iterator<Item = NodeKey>) -> bool {
-    let before = book().ancestors(ends.iter().map(|&(node, _)| node));
+/// Returns whether each of `nodes` is in `ends` or precedes one of them.
+pub(super) fn is_joined(ends: &[Dependency], mut nodes: impl Iterator<Item = NodeKey>) -> bool {
+    let before = store().ancestors(ends.iter().map(|&(node, _)| node));
     nodes.all(|node| before.contains(&node))
 }
 
-/// Whether the graph may free what lies there.
+/// Returns whether a node of the graph may free this address.
 pub(super) fn can_free(graph: GraphKey, pointer: CUdeviceptr) -> bool {
-    book().can_free(graph, pointer)
+    store().can_free(graph, pointer)
 }
 
-/// What a captured launch of an executable graph becomes.
+/// Clones the graph of an executable as the child graph of a captured launch.
 pub(super) fn child_of_exec(exec: usize) -> Result<GraphKey, CudaError> {
-    let mut book = book();
-    let graph = book.exec(exec)?.graph;
-    if book.has_memory(graph) {
+    let mut store = store();
+    let graph = store.exec(exec)?.graph;
+    if store.has_memory(graph) {
         return Err(CudaError::NOT_SUPPORTED);
     }
-    book.clone_graph(graph, true)
+    store.clone_graph(graph, true)
 }
 
 impl GraphKey {

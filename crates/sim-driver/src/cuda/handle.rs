@@ -1,43 +1,45 @@
-//! Handles: what a program holds of a stream, an event, a function. They are addresses of objects that are never freed,
-//! only used again, so that a stale or invented handle can be looked at safely and refused.
+//! Handles of streams, events, functions and other objects. A handle is the address of an object that is never freed,
+//! only reused, so that a stale or invented handle can be checked safely and rejected.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-/// Objects of one kind that can live at a time: far more than a driver has room for.
-const MOST: usize = 1 << 20;
+/// Maximum number of live objects of one kind, far more than a real driver can hold.
+const MAX_OBJECTS: usize = 1 << 20;
 
-struct Cell<T> {
+/// An object and whether it is in use.
+struct HandleSlot<T> {
     live: AtomicBool,
     object: MaybeUninit<T>,
 }
 
 /// All objects of one kind in this process.
-pub(super) struct Arena<T: 'static> {
-    cells: OnceLock<usize>,
-    /// Cells below this have been filled once and hold an object for good.
+pub(super) struct HandleArena<T: 'static> {
+    slots: OnceLock<usize>,
+    /// Slots below this index were filled once and hold an object permanently.
     filled: AtomicUsize,
     free: Mutex<Vec<usize>>,
     kind: PhantomData<fn() -> T>,
 }
 
-impl<T: Sync + 'static> Arena<T> {
+impl<T: Sync + 'static> HandleArena<T> {
     pub(super) const fn new() -> Self {
         Self {
-            cells: OnceLock::new(),
+            slots: OnceLock::new(),
             filled: AtomicUsize::new(0),
             free: Mutex::new(Vec::new()),
             kind: PhantomData,
         }
     }
 
-    /// The first cell. Address space is reserved for all of them; memory comes when they are touched.
+    /// Returns the address of the first slot. Address space is reserved for all slots; memory is committed on first
+    /// use.
     fn base(&self) -> usize {
-        *self.cells.get_or_init(|| {
-            let bytes = MOST * size_of::<Cell<T>>();
-            // SAFETY: a new private mapping over no other.
+        *self.slots.get_or_init(|| {
+            let bytes = MAX_OBJECTS * size_of::<HandleSlot<T>>();
+            // SAFETY: a new private anonymous mapping that replaces no other.
             let address = unsafe {
                 libc::mmap(
                     std::ptr::null_mut(),
@@ -52,69 +54,69 @@ impl<T: Sync + 'static> Arena<T> {
         })
     }
 
-    /// An object that is not in use: a used one that `again` makes fresh, or a new one. `None` when there is no room.
-    pub(super) fn make(&self, new: impl FnOnce() -> T, again: impl FnOnce(&'static T)) -> Option<&'static T> {
+    /// Returns an object that is not in use: a reused one after `reset`, or a new one. `None` when the arena is full.
+    pub(super) fn make(&self, new: impl FnOnce() -> T, reset: impl FnOnce(&'static T)) -> Option<&'static T> {
         let mut free = self.free.lock().ok()?;
         if let Some(index) = free.pop() {
-            let cell = self.cell(index)?;
-            // SAFETY: the cell was filled before it was freed.
-            let object = unsafe { cell.object.assume_init_ref() };
-            again(object);
-            cell.live.store(true, Ordering::Release);
+            let slot = self.slot(index)?;
+            // SAFETY: a slot is on the free list only after it was filled.
+            let object = unsafe { slot.object.assume_init_ref() };
+            reset(object);
+            slot.live.store(true, Ordering::Release);
             return Some(object);
         }
         let index = self.filled.load(Ordering::Relaxed);
         let base = self.base();
-        if base == 0 || index == MOST {
+        if base == 0 || index == MAX_OBJECTS {
             return None;
         }
-        let address = (base + index * size_of::<Cell<T>>()) as *mut Cell<T>;
-        // SAFETY: inside the mapping, aligned, and nobody else's until `filled` says that it is there.
-        unsafe { address.write(Cell { live: AtomicBool::new(true), object: MaybeUninit::new(new()) }) };
+        let address = (base + index * size_of::<HandleSlot<T>>()) as *mut HandleSlot<T>;
+        // SAFETY: inside the mapping and aligned, and no other thread accesses it before `filled` includes it.
+        unsafe { address.write(HandleSlot { live: AtomicBool::new(true), object: MaybeUninit::new(new()) }) };
         self.filled.store(index + 1, Ordering::Release);
-        let cell = self.cell(index)?;
-        // SAFETY: filled on the line above.
-        Some(unsafe { cell.object.assume_init_ref() })
+        let slot = self.slot(index)?;
+        // SAFETY: the slot was filled above.
+        Some(unsafe { slot.object.assume_init_ref() })
     }
 
-    fn cell(&self, index: usize) -> Option<&'static Cell<T>> {
+    fn slot(&self, index: usize) -> Option<&'static HandleSlot<T>> {
         if index >= self.filled.load(Ordering::Acquire) {
             return None;
         }
-        let address = (self.base() + index * size_of::<Cell<T>>()) as *const Cell<T>;
-        // SAFETY: filled, and never unmapped or moved.
+        let address = (self.base() + index * size_of::<HandleSlot<T>>()) as *const HandleSlot<T>;
+        // SAFETY: the slot is filled, and slots are never unmapped or moved.
         Some(unsafe { &*address })
     }
 
     fn index(&self, address: usize) -> Option<usize> {
-        let offset = address.checked_sub(*self.cells.get()? + std::mem::offset_of!(Cell<T>, object))?;
-        (offset % size_of::<Cell<T>>() == 0).then_some(offset / size_of::<Cell<T>>())
+        let offset = address.checked_sub(*self.slots.get()? + std::mem::offset_of!(HandleSlot<T>, object))?;
+        (offset % size_of::<HandleSlot<T>>() == 0).then_some(offset / size_of::<HandleSlot<T>>())
     }
 
-    /// The object a handle means, if it means one that is in use.
+    /// Returns the object with this handle if it is in use.
     #[inline]
     pub(super) fn get<H>(&self, handle: *mut H) -> Option<&'static T> {
-        let size = size_of::<Cell<T>>();
-        let cells = *self.cells.get()?;
-        let cell = (handle as usize).wrapping_sub(std::mem::offset_of!(Cell<T>, object));
-        let offset = cell.wrapping_sub(cells);
+        let size = size_of::<HandleSlot<T>>();
+        let slots = *self.slots.get()?;
+        let slot = (handle as usize).wrapping_sub(std::mem::offset_of!(HandleSlot<T>, object));
+        let offset = slot.wrapping_sub(slots);
         if offset >= self.filled.load(Ordering::Acquire) * size || offset % size != 0 {
             return None;
         }
-        // SAFETY: one of the cells that `filled` counts, which are never unmapped or moved.
-        let cell = unsafe { &*(cell as *const Cell<T>) };
-        if !cell.live.load(Ordering::Acquire) {
+        // SAFETY: the slot is below `filled`, and slots are never unmapped or moved.
+        let slot = unsafe { &*(slot as *const HandleSlot<T>) };
+        if !slot.live.load(Ordering::Acquire) {
             return None;
         }
-        // SAFETY: such a cell holds an object.
-        Some(unsafe { cell.object.assume_init_ref() })
+        // SAFETY: slots below `filled` hold an initialized object.
+        Some(unsafe { slot.object.assume_init_ref() })
     }
 
-    /// Takes the object out of use; false if it was not in use.
+    /// Takes an object out of use; returns false if it was not in use.
     pub(super) fn drop<H>(&self, handle: *mut H) -> bool {
         let Some(index) = self.index(handle as usize) else { return false };
-        let Some(cell) = self.cell(index) else { return false };
-        if !cell.live.swap(false, Ordering::AcqRel) {
+        let Some(slot) = self.slot(index) else { return false };
+        if !slot.live.swap(false, Ordering::AcqRel) {
             return false;
         }
         if let Ok(mut free) = self.free.lock() {
@@ -123,17 +125,17 @@ impl<T: Sync + 'static> Arena<T> {
         true
     }
 
-    /// The objects in use.
+    /// Returns the objects in use.
     pub(super) fn live(&self) -> impl Iterator<Item = &'static T> {
         (0..self.filled.load(Ordering::Acquire))
-            .filter_map(|index| self.cell(index))
-            .filter(|cell| cell.live.load(Ordering::Acquire))
-            // SAFETY: as in `get`.
-            .map(|cell| unsafe { cell.object.assume_init_ref() })
+            .filter_map(|index| self.slot(index))
+            .filter(|slot| slot.live.load(Ordering::Acquire))
+            // SAFETY: slots below `filled` hold an initialized object.
+            .map(|slot| unsafe { slot.object.assume_init_ref() })
     }
 }
 
-/// The handle of an object of an [`Arena`].
+/// Returns the handle of an object in a [`HandleArena`].
 pub(super) fn handle_of<T, H>(object: &'static T) -> *mut H {
     std::ptr::from_ref(object).cast_mut().cast()
 }
@@ -144,8 +146,8 @@ mod tests {
     use std::sync::atomic::AtomicU32;
 
     #[test]
-    fn only_handles_in_use_mean_something() {
-        static ARENA: Arena<AtomicU32> = Arena::new();
+    fn stale_and_invented_handles_are_rejected() {
+        static ARENA: HandleArena<AtomicU32> = HandleArena::new();
         assert!(ARENA.get(8 as *mut u8).is_none());
         let one = ARENA.make(|| AtomicU32::new(1), |_| ()).unwrap();
         let two = ARENA.make(|| AtomicU32::new(2), |_| ()).unwrap();

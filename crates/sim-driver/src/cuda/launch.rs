@@ -1,26 +1,26 @@
-//! Launches. A kernel does nothing but take time: its name says how long, its grid how much of the GPU.
+//! Kernel launches. A kernel only takes time: its name determines how long, its grid how much of the GPU.
 
-use super::context::{self, Context, answer};
+use super::context::{self, Context, write_out};
 use super::device::Device;
-use super::engine::{FULL, Op};
+use super::engine::{FULL_GPU_SHARE, StreamOp};
 use super::module::{Function, function};
 use super::stream::{self, Stream};
 use super::*;
 use std::sync::atomic::Ordering;
 
-/// The shape of a launch.
+/// Grid, block and dynamic shared memory of a launch.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
+pub(super) struct LaunchShape {
     pub(super) grid: [u32; 3],
     pub(super) block: [u32; 3],
     pub(super) shared: u32,
 }
 
-impl Shape {
-    /// Whether the device can run it.
+impl LaunchShape {
+    /// Checks that the device can run a launch of this shape.
     #[inline]
     pub(super) fn check(&self, device: &Device) -> Result<(), CudaError> {
-        let Shape { grid: [x, y, z], block: [bx, by, bz], shared } = *self;
+        let LaunchShape { grid: [x, y, z], block: [bx, by, bz], shared } = *self;
         let compute = &device.profile.compute;
         let threads = u64::from(bx) * u64::from(by) * u64::from(bz);
         let fits = (1..1 << 31).contains(&x)
@@ -35,23 +35,23 @@ impl Shape {
         if fits { Ok(()) } else { Err(CudaError::INVALID_VALUE) }
     }
 
-    /// The part of the GPU that it fills.
+    /// Returns the share of the GPU that the grid occupies.
     pub(super) fn share(&self, device: &Device) -> u32 {
         let blocks = self.grid.iter().map(|&n| u64::from(n)).product::<u64>();
-        if blocks >= device.most_blocks {
-            return FULL;
+        if blocks >= device.max_resident_blocks {
+            return FULL_GPU_SHARE;
         }
         let at_once = u64::from(device.profile.compute.multiprocessors) * resident_blocks(device, self);
-        u32::try_from(blocks.saturating_mul(u64::from(FULL)).div_ceil(at_once.max(1)))
-            .map_or(FULL, |share| share.min(FULL))
+        u32::try_from(blocks.saturating_mul(u64::from(FULL_GPU_SHARE)).div_ceil(at_once.max(1)))
+            .map_or(FULL_GPU_SHARE, |share| share.min(FULL_GPU_SHARE))
     }
 }
 
-/// Blocks of that shape that a multiprocessor holds at a time.
-fn resident_blocks(device: &Device, shape: &Shape) -> u64 {
+/// Returns how many blocks of this shape fit on a multiprocessor at a time.
+fn resident_blocks(device: &Device, shape: &LaunchShape) -> u64 {
     let compute = &device.profile.compute;
     let threads = shape.block.iter().map(|&n| u64::from(n)).product::<u64>().max(1);
-    // Warps are given out whole.
+    // Threads are allocated in whole warps.
     let threads = threads.next_multiple_of(u64::from(compute.warp.max(1)));
     let by_threads = u64::from(compute.threads_per_multiprocessor) / threads;
     let by_shared = match u64::from(shape.shared) {
@@ -61,45 +61,45 @@ fn resident_blocks(device: &Device, shape: &Shape) -> u64 {
     by_threads.min(by_shared).min(u64::from(compute.blocks_per_multiprocessor))
 }
 
-/// Launches a function.
+/// Launches a function in a stream, or captures the launch.
 #[inline]
 pub(super) fn launch(
     function: &'static Function,
-    shape: Shape,
+    shape: LaunchShape,
     stream: &'static Stream,
 ) -> Result<(), CudaError> {
-    let (context, track) = stream.place();
-    function.enter(context)?;
+    let (context, timeline) = stream.context_and_timeline();
+    function.load_into(context)?;
     let device = context.device;
     shape.check(device)?;
-    if shape.shared > function.most_shared() {
+    if shape.shared > function.max_dynamic_shared() {
         return Err(CudaError::INVALID_VALUE);
     }
     if let Some(capture) = stream.capture() {
-        return capture.kernel(function, shape);
+        return capture.add_kernel(function, shape);
     }
     device.check()?;
     let duration = function.duration;
     if duration == 0 {
-        return device.submit_nothing(track);
+        return device.submit_empty_kernel(timeline);
     }
-    device.submit(track, Op::Kernel { duration, share: shape.share(device) })
+    device.submit(timeline, StreamOp::Kernel { duration, share: shape.share(device) })
 }
 
-/// Launches on the calling thread's context.
+/// Launches a function in the current context.
 #[inline]
-fn launch_by_handle(handle: CUfunction, shape: Shape, stream: CUstream) -> Result<(), CudaError> {
+fn launch_by_handle(handle: CUfunction, shape: LaunchShape, stream: CUstream) -> Result<(), CudaError> {
     let (context, per_thread) = context::current_and_mode()?;
     let function = function(handle)?;
     launch(function, shape, stream::resolve_in(context, stream, per_thread)?)
 }
 
-/// Launches as of old: one call sets the block, the next one launches the grid.
-fn launch_old(handle: CUfunction, width: i32, height: i32, stream: CUstream) -> Result<(), CudaError> {
+/// Launches with the deprecated API: an earlier call set the block shape, this one launches the grid.
+fn launch_legacy(handle: CUfunction, width: i32, height: i32, stream: CUstream) -> Result<(), CudaError> {
     let own = function(handle)?;
     let block = [0, 1, 2].map(|axis: usize| own.block[axis].load(Ordering::Relaxed));
     let side = |length: i32| u32::try_from(length).map_err(|_| CudaError::INVALID_VALUE);
-    launch_by_handle(handle, Shape { grid: [side(width)?, side(height)?, 1], block, shared: 0 }, stream)
+    launch_by_handle(handle, LaunchShape { grid: [side(width)?, side(height)?, 1], block, shared: 0 }, stream)
 }
 
 fn blocks_per_multiprocessor(handle: CUfunction, block_size: i32, shared: usize) -> Result<i32, CudaError> {
@@ -114,11 +114,11 @@ fn blocks_per_multiprocessor(handle: CUfunction, block_size: i32, shared: usize)
     if threads > context.device.profile.compute.threads_per_block {
         return Ok(0);
     }
-    let shape = Shape { grid: [1; 3], block: [threads, 1, 1], shared };
+    let shape = LaunchShape { grid: [1; 3], block: [threads, 1, 1], shared };
     Ok(resident_blocks(context.device, &shape) as i32)
 }
 
-impl Launch for Library {
+impl LaunchApi for Library {
     #[inline]
     unsafe fn cuLaunchKernel(
         function: CUfunction,
@@ -136,7 +136,7 @@ impl Launch for Library {
         if !kernel_params.is_null() && !extra.is_null() {
             return Err(CudaError::INVALID_VALUE);
         }
-        let shape = Shape {
+        let shape = LaunchShape {
             grid: [grid_dim_x, grid_dim_y, grid_dim_z],
             block: [block_dim_x, block_dim_y, block_dim_z],
             shared: shared_mem_bytes,
@@ -153,9 +153,9 @@ impl Launch for Library {
         if config.is_null() {
             return Err(CudaError::INVALID_VALUE);
         }
-        // SAFETY: not null, and the caller's to read.
+        // SAFETY: non-null, and the program passes a pointer valid for reads.
         let config = unsafe { config.read() };
-        let shape = Shape {
+        let shape = LaunchShape {
             grid: [config.gridDimX, config.gridDimY, config.gridDimZ],
             block: [config.blockDimX, config.blockDimY, config.blockDimZ],
             shared: config.sharedMemBytes,
@@ -175,14 +175,14 @@ impl Launch for Library {
         stream: CUstream,
         _kernel_params: *mut *mut c_void,
     ) -> Result<(), CudaError> {
-        let shape = Shape {
+        let shape = LaunchShape {
             grid: [grid_dim_x, grid_dim_y, grid_dim_z],
             block: [block_dim_x, block_dim_y, block_dim_z],
             shared: shared_mem_bytes,
         };
         let device = context::current()?.device;
         shape.check(device)?;
-        // All of its blocks must be there at once.
+        // All blocks of a cooperative launch must be resident at once.
         let blocks = shape.grid.iter().map(|&n| u64::from(n)).product::<u64>();
         if blocks > u64::from(device.profile.compute.multiprocessors) * resident_blocks(device, &shape) {
             return Err(CudaError::COOPERATIVE_LAUNCH_TOO_LARGE);
@@ -199,9 +199,9 @@ impl Launch for Library {
             return Err(CudaError::INVALID_VALUE);
         }
         for index in 0..num_devices as usize {
-            // SAFETY: the caller has as many as it says.
+            // SAFETY: the program passes an array of `num_devices` entries.
             let params = unsafe { launch_params_list.wrapping_add(index).read() };
-            let shape = Shape {
+            let shape = LaunchShape {
                 grid: [params.gridDimX, params.gridDimY, params.gridDimZ],
                 block: [params.blockDimX, params.blockDimY, params.blockDimZ],
                 shared: params.sharedMemBytes,
@@ -246,11 +246,11 @@ impl Launch for Library {
     }
 
     unsafe fn cuLaunch(handle: CUfunction) -> Result<(), CudaError> {
-        launch_old(handle, 1, 1, std::ptr::null_mut())
+        launch_legacy(handle, 1, 1, std::ptr::null_mut())
     }
 
     unsafe fn cuLaunchGrid(handle: CUfunction, grid_width: i32, grid_height: i32) -> Result<(), CudaError> {
-        launch_old(handle, grid_width, grid_height, std::ptr::null_mut())
+        launch_legacy(handle, grid_width, grid_height, std::ptr::null_mut())
     }
 
     unsafe fn cuLaunchGridAsync(
@@ -259,7 +259,7 @@ impl Launch for Library {
         grid_height: i32,
         stream: CUstream,
     ) -> Result<(), CudaError> {
-        launch_old(handle, grid_width, grid_height, stream)
+        launch_legacy(handle, grid_width, grid_height, stream)
     }
 
     unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
@@ -268,8 +268,8 @@ impl Launch for Library {
         block_size: i32,
         dynamic_shared_size: usize,
     ) -> Result<(), CudaError> {
-        // SAFETY: the caller's promise.
-        unsafe { answer(num_blocks, blocks_per_multiprocessor(handle, block_size, dynamic_shared_size)?) }
+        // SAFETY: CUDA requires output pointers to be null or valid for writes.
+        unsafe { write_out(num_blocks, blocks_per_multiprocessor(handle, block_size, dynamic_shared_size)?) }
     }
 
     unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
@@ -279,8 +279,8 @@ impl Launch for Library {
         dynamic_shared_size: usize,
         _flags: u32,
     ) -> Result<(), CudaError> {
-        // SAFETY: the caller's promise.
-        unsafe { answer(num_blocks, blocks_per_multiprocessor(handle, block_size, dynamic_shared_size)?) }
+        // SAFETY: CUDA requires output pointers to be null or valid for writes.
+        unsafe { write_out(num_blocks, blocks_per_multiprocessor(handle, block_size, dynamic_shared_size)?) }
     }
 
     unsafe fn cuOccupancyMaxPotentialBlockSize(
@@ -295,10 +295,10 @@ impl Launch for Library {
         let size = if block_size_limit > 0 { block_size_limit.min(most) } else { most };
         let blocks = blocks_per_multiprocessor(handle, size, dynamic_shared_size)?;
         let multiprocessors = context::current()?.device.profile.compute.multiprocessors as i32;
-        // SAFETY: the caller's promise.
-        unsafe { answer(min_grid_size, blocks * multiprocessors) }?;
-        // SAFETY: likewise.
-        unsafe { answer(block_size, size) }
+        // SAFETY: CUDA requires output pointers to be null or valid for writes.
+        unsafe { write_out(min_grid_size, blocks * multiprocessors) }?;
+        // SAFETY: CUDA requires output pointers to be null or valid for writes.
+        unsafe { write_out(block_size, size) }
     }
 
     unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
@@ -310,7 +310,7 @@ impl Launch for Library {
         block_size_limit: i32,
         _flags: u32,
     ) -> Result<(), CudaError> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: this function has the same contract.
         unsafe {
             Self::cuOccupancyMaxPotentialBlockSize(
                 min_grid_size,
@@ -333,7 +333,7 @@ impl Launch for Library {
         let compute = &context::current()?.device.profile.compute;
         let blocks = u32::try_from(num_blocks).ok().filter(|&n| n > 0).ok_or(CudaError::INVALID_VALUE)?;
         let each = (compute.shared_per_multiprocessor / blocks).min(compute.shared_per_block_optin);
-        // SAFETY: the caller's promise.
-        unsafe { answer(dynamic_shared_size, each as usize) }
+        // SAFETY: CUDA requires output pointers to be null or valid for writes.
+        unsafe { write_out(dynamic_shared_size, each as usize) }
     }
 }

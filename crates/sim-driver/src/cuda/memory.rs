@@ -1,26 +1,26 @@
-//! Memory of the card and of the host.
+//! Device memory and host memory.
 //!
-//! A device pointer is an address of this process: the card's memory is host memory that comes when it is written to.
-//! What bounds it is the card's account, which all processes of the node share.
+//! A device pointer is an address in this process: device memory is host memory that is committed on first write. The
+//! limit is the card's memory accounting, which all processes of the node share.
 
-mod arena;
-mod attributes;
-mod calls;
-mod find;
+mod address_space;
+mod buddy;
+mod device_arena;
+mod free_blocks;
 mod host;
+mod lookup;
 mod managed;
-mod op;
+mod memory_functions;
+mod memory_op;
+mod pointer_attributes;
 mod ranges;
-mod runs;
-mod small;
-mod space;
 #[cfg(test)]
 mod tests;
 
-pub(super) use arena::{check, new_id, note_file, renew, reserve, unreserve, update};
-pub(super) use find::{Found, Kind, covers, find};
-pub(super) use op::{MOVING, MemoryOp, Params, Place};
-pub(super) use ranges::{add, insert, list, map, remove, unmap, update as change};
+pub(super) use device_arena::{check, new_id, note_file, replace_pages, reserve, unreserve, update};
+pub(super) use lookup::{MemoryKind, MemoryRange, covers, find};
+pub(super) use memory_op::{MemoryNodeParams, MemoryOp, MemoryPlace, REMAP_LOCK};
+pub(super) use ranges::{add, insert, list, map, remove, unmap, update as update_range};
 
 use super::context::Context;
 use super::device::Device;
@@ -29,38 +29,40 @@ use super::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Copies and fills that were submitted and are not done.
-static PENDING: AtomicUsize = AtomicUsize::new(0);
+static PENDING_OPERATIONS: AtomicUsize = AtomicUsize::new(0);
 
-/// Memory goes with its context.
+/// Frees all memory of a context.
 pub(super) fn drop_all(context: &'static Context) {
     pools::drop_all(context);
-    let of_context = |found: &Found| found.context.is_some_and(|own| std::ptr::eq(own, context));
-    // Handles and their mappings are the process's, not a context's.
-    for range in list(|found| of_context(found) && !matches!(found.kind, Kind::Mapped | Kind::Pool)) {
+    let of_context = |found: &MemoryRange| found.context.is_some_and(|own| std::ptr::eq(own, context));
+    // Physical handles and their mappings belong to the process, not to a context.
+    for range in
+        list(|found| of_context(found) && !matches!(found.kind, MemoryKind::Mapped | MemoryKind::Pool))
+    {
         let _ = release(range.start, |_| true);
     }
     arrays::drop_all(context);
-    arena::drop_all(context);
+    device_arena::drop_all(context);
 }
 
-/// Where the bytes of device memory are for this process, if all of them are there.
+/// Returns the host address of device memory if the driver knows the whole range.
 pub(super) fn host_address(pointer: CUdeviceptr, bytes: usize) -> Result<*mut u8, CudaError> {
     covers(pointer, bytes, true).map(|()| pointer as *mut u8)
 }
 
-/// Device memory for the driver's own use.
+/// Allocates device memory for the driver's own use.
 pub(super) fn allocate(context: &'static Context, bytes: usize) -> Result<CUdeviceptr, CudaError> {
-    arena::allocate(context, bytes, Kind::Global)
+    device_arena::allocate(context, bytes, MemoryKind::Global)
 }
 
-/// Frees device memory.
+/// Frees plain device memory and module globals.
 pub(super) fn free(pointer: CUdeviceptr) -> Result<(), CudaError> {
-    arena::free(pointer, |kind| matches!(kind, Kind::Plain | Kind::Global))
+    device_arena::free(pointer, |kind| matches!(kind, MemoryKind::Plain | MemoryKind::Global))
 }
 
-/// Frees what a program has an address of; nothing uses it any more.
-pub(super) fn free_settled(pointer: CUdeviceptr) -> Result<(), CudaError> {
-    match arena::free(pointer, |kind| kind == Kind::Plain) {
+/// Frees memory by the address that the program has; nothing may use it any more.
+pub(super) fn free_unused(pointer: CUdeviceptr) -> Result<(), CudaError> {
+    match device_arena::free(pointer, |kind| kind == MemoryKind::Plain) {
         Ok(()) => Ok(()),
         Err(_) => free_other(pointer),
     }
@@ -69,61 +71,68 @@ pub(super) fn free_settled(pointer: CUdeviceptr) -> Result<(), CudaError> {
 #[cold]
 fn free_other(pointer: CUdeviceptr) -> Result<(), CudaError> {
     match find(pointer).map(|found| found.kind) {
-        Some(Kind::Pool) => pools::free_now(pointer),
-        Some(Kind::Graph) => free_of_graph(pointer, None),
-        _ => release(pointer, |found| matches!(found.kind, Kind::Managed | Kind::External)),
+        Some(MemoryKind::Pool) => pools::free_now(pointer),
+        Some(MemoryKind::Graph) => free_graph_allocation(pointer, None),
+        _ => release(pointer, |found| matches!(found.kind, MemoryKind::Managed | MemoryKind::External)),
     }
 }
 
-/// Frees memory of a graph's node.
-pub(super) fn free_of_graph(pointer: CUdeviceptr, _stream: Option<&'static Stream>) -> Result<(), CudaError> {
-    // A launch that follows finds it free at once: its address stays, and launches come in order anyway.
+/// Frees memory that a graph node allocated.
+pub(super) fn free_graph_allocation(
+    pointer: CUdeviceptr,
+    _stream: Option<&'static Stream>,
+) -> Result<(), CudaError> {
+    // The next launch can reuse it immediately: its address is fixed, and launches are ordered anyway.
     if graph::free(pointer) { Ok(()) } else { Err(CudaError::INVALID_VALUE) }
 }
 
-/// Memory of a card that programs have no address of, or see in pieces.
-pub(super) fn take(device: &'static Device, bytes: usize, kind: Kind) -> Result<u64, CudaError> {
-    arena::allocate_on(device, None, bytes, kind)
+/// Allocates device memory that programs have no address of or see only in pieces.
+pub(super) fn allocate_internal(
+    device: &'static Device,
+    bytes: usize,
+    kind: MemoryKind,
+) -> Result<u64, CudaError> {
+    device_arena::allocate_on(device, None, bytes, kind)
 }
 
-/// What a pool has taken there.
-pub(super) fn chunk(start: u64) -> Option<Found> {
-    arena::find(start).filter(|found| found.kind == Kind::Chunk)
+/// Returns the chunk of a memory pool that starts at this address.
+pub(super) fn find_chunk(start: u64) -> Option<MemoryRange> {
+    device_arena::find(start).filter(|found| found.kind == MemoryKind::Chunk)
 }
 
-/// Gives that back.
-pub(super) fn give(start: u64) {
-    let _ = arena::free(start, |kind| matches!(kind, Kind::Array | Kind::Chunk));
+/// Frees memory from `allocate_internal`.
+pub(super) fn free_internal(start: u64) {
+    let _ = device_arena::free(start, |kind| matches!(kind, MemoryKind::Array | MemoryKind::Chunk));
 }
 
-/// Ends memory that is not simply a card's.
-pub(super) fn release(start: u64, accept: impl FnOnce(&Found) -> bool) -> Result<(), CudaError> {
+/// Releases memory that is not a plain device allocation.
+pub(super) fn release(start: u64, accept: impl FnOnce(&MemoryRange) -> bool) -> Result<(), CudaError> {
     let range = remove(start, accept).ok_or(CudaError::INVALID_VALUE)?;
     match range.kind {
-        Kind::Managed => managed::forget(&range),
-        Kind::Opened => sharing::closed(&range),
+        MemoryKind::Managed => managed::forget(&range),
+        MemoryKind::Opened => sharing::unmap_opened(&range),
         _ => {}
     }
-    if !matches!(range.kind, Kind::HostRegistered | Kind::Opened) {
+    if !matches!(range.kind, MemoryKind::HostRegistered | MemoryKind::Opened) {
         unmap(&range);
     }
     Ok(())
 }
 
-/// Waits for what uses memory that is about to go away: the driver does not free under the feet of work.
+/// Waits for work that may use memory about to be freed, as the real driver does.
 #[inline]
-pub(super) fn settle(context: &'static Context) -> Result<(), CudaError> {
+pub(super) fn wait_until_unused(context: &'static Context) -> Result<(), CudaError> {
     let device = context.device;
     check(device)?;
-    if PENDING.load(Ordering::Acquire) == 0 && device.state.is_at_rest(device.gpu) {
+    if PENDING_OPERATIONS.load(Ordering::Acquire) == 0 && device.state.is_idle(device.gpu) {
         return Ok(());
     }
-    settle_busy(context)
+    wait_until_unused_slow(context)
 }
 
 #[cold]
-fn settle_busy(context: &'static Context) -> Result<(), CudaError> {
-    let busy = PENDING.load(Ordering::Acquire) > 0 || {
+fn wait_until_unused_slow(context: &'static Context) -> Result<(), CudaError> {
+    let busy = PENDING_OPERATIONS.load(Ordering::Acquire) > 0 || {
         let mut engine = context.device.engine();
         let lane = engine.lane()?;
         lane.refresh()? < lane.submitted()
@@ -131,8 +140,8 @@ fn settle_busy(context: &'static Context) -> Result<(), CudaError> {
     if busy {
         context.sync()?;
     }
-    // Copies of other contexts may go to what is about to be freed.
-    if PENDING.load(Ordering::Acquire) > 0 {
+    // Copies of other contexts may refer to the memory.
+    if PENDING_OPERATIONS.load(Ordering::Acquire) > 0 {
         context::live().for_each(|other| {
             let _ = other.sync();
         });
@@ -140,17 +149,17 @@ fn settle_busy(context: &'static Context) -> Result<(), CudaError> {
     Ok(())
 }
 
-/// One more operation is under way, until what is returned is dropped.
-pub(super) fn under_way() -> UnderWay {
-    PENDING.fetch_add(1, Ordering::AcqRel);
-    UnderWay
+/// Counts an operation as pending until the returned guard is dropped.
+pub(super) fn begin_operation() -> PendingOperation {
+    PENDING_OPERATIONS.fetch_add(1, Ordering::AcqRel);
+    PendingOperation
 }
 
-/// An operation that is under way.
-pub(super) struct UnderWay;
+/// A pending copy, fill or prefetch.
+pub(super) struct PendingOperation;
 
-impl Drop for UnderWay {
+impl Drop for PendingOperation {
     fn drop(&mut self) {
-        PENDING.fetch_sub(1, Ordering::AcqRel);
+        PENDING_OPERATIONS.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -1,14 +1,14 @@
-//! Modules and libraries: images of device code, and the functions in them.
+//! Modules and libraries: images of device code and their functions.
 //!
-//! Nothing of an image is run. Any image is taken, and it has every function that is asked for: only a function's name
-//! matters, because it may say how long it takes.
+//! No device code runs. Any image is accepted and has every function requested of it (PTX only those it declares):
+//! only the function's name matters, because it may determine how long a launch takes.
 
 mod image;
-mod kernels;
-mod modules;
+mod kernel_functions;
+mod module_functions;
 
 use super::context::Context;
-use super::handle::{Arena, handle_of};
+use super::handle::{HandleArena, handle_of};
 use super::session::session;
 use super::*;
 use crate::state::UNIT;
@@ -17,40 +17,40 @@ use std::ffi::{CStr, CString};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-/// An image that was loaded into a context, or, as a library, into none yet.
+/// An image loaded into a context; as a library, possibly into none yet.
 pub(super) struct Module {
     alive: AtomicBool,
-    /// A library's context comes with its first use.
+    /// The context; a library is loaded into one on first use.
     context: Mutex<Option<&'static Context>>,
-    /// Its context's number; zero while it has none.
+    /// The id of the context, or zero.
     owner: AtomicU64,
-    image: image::Image,
-    /// Bytes of the card it takes.
+    image: image::ModuleImage,
+    /// Size charged to the card, in bytes.
     bytes: u64,
-    /// Whether programs know it as a library.
+    /// Whether it was loaded as a library.
     library: bool,
     functions: Mutex<BTreeMap<CString, &'static Function>>,
     globals: Mutex<BTreeMap<CString, (CUdeviceptr, usize)>>,
 }
 
-/// A function of a module, or a kernel of a library.
+/// A function of a module or a kernel of a library.
 pub(super) struct Function {
     pub(super) name: CString,
     pub(super) module: &'static Module,
-    /// What a launch takes, in nanoseconds.
+    /// Duration of a launch, in nanoseconds.
     pub(super) duration: u64,
     alive: AtomicBool,
     dynamic_shared: AtomicI32,
     carveout: AtomicI32,
     cluster: [AtomicI32; 3],
-    /// Of the launches of old: block and shared memory are set before.
+    /// Block shape for the deprecated launch functions, set before the launch.
     pub(super) block: [AtomicU32; 3],
 }
 
-static MODULES: Arena<Module> = Arena::new();
-static FUNCTIONS: Arena<Function> = Arena::new();
+static MODULES: HandleArena<Module> = HandleArena::new();
+static FUNCTIONS: HandleArena<Function> = HandleArena::new();
 
-/// The function a handle means.
+/// Resolves a function handle.
 #[inline]
 pub(super) fn function(handle: CUfunction) -> Result<&'static Function, CudaError> {
     match FUNCTIONS.get(handle) {
@@ -74,14 +74,14 @@ fn live(module: Option<&'static Module>) -> Result<&'static Module, CudaError> {
     module.filter(|module| module.alive.load(Ordering::Acquire)).ok_or(CudaError::INVALID_HANDLE)
 }
 
-/// Modules go with their context.
+/// Unloads all modules of a context.
 pub(super) fn drop_all(context: &'static Context) {
     for module in MODULES.live() {
         let own = *locked(&module.context);
         if own.is_some_and(|own| std::ptr::eq(own, context)) {
             if module.library {
-                // The library stays, and is loaded again where it is used next.
-                module.leave();
+                // The library remains and is loaded again on its next use.
+                module.unload_from_context();
             } else {
                 module.unload();
             }
@@ -95,7 +95,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Module {
     fn load(
-        image: image::Image,
+        image: image::ModuleImage,
         context: Option<&'static Context>,
         library: bool,
     ) -> Result<&'static Self, CudaError> {
@@ -115,7 +115,7 @@ impl Module {
         );
         let module = made.ok_or(CudaError::OUT_OF_MEMORY)?;
         if let Some(context) = context
-            && let Err(error) = module.enter(context)
+            && let Err(error) = module.load_into(context)
         {
             module.alive.store(false, Ordering::Release);
             return Err(error);
@@ -123,25 +123,25 @@ impl Module {
         Ok(module)
     }
 
-    /// Takes its place on the context's card.
-    fn enter(&'static self, context: &'static Context) -> Result<(), CudaError> {
+    /// Charges the image to the context's card, unless it is already loaded.
+    fn load_into(&'static self, context: &'static Context) -> Result<(), CudaError> {
         let mut own = locked(&self.context);
         if own.is_none() {
-            context.device.take(self.bytes)?;
+            context.device.charge(self.bytes)?;
             *own = Some(context);
             self.owner.store(context.id, Ordering::Release);
         }
         Ok(())
     }
 
-    fn leave(&'static self) {
+    fn unload_from_context(&'static self) {
         let own = locked(&self.context).take();
         self.owner.store(0, Ordering::Release);
         if let Some(context) = own {
             for (_, (pointer, _)) in std::mem::take(&mut *locked(&self.globals)) {
                 let _ = memory::free(pointer);
             }
-            context.device.give(self.bytes);
+            context.device.refund(self.bytes);
         }
     }
 
@@ -152,7 +152,7 @@ impl Module {
         for function in locked(&self.functions).values() {
             function.alive.store(false, Ordering::Release);
         }
-        self.leave();
+        self.unload_from_context();
         true
     }
 
@@ -160,7 +160,7 @@ impl Module {
         *locked(&self.context)
     }
 
-    /// The function of that name: any, unless the image lists what it has and this is not among it.
+    /// Returns a function by name: any name, unless the image is PTX and does not declare it.
     fn function(&'static self, name: &CStr) -> Result<&'static Function, CudaError> {
         if name.is_empty() || !self.image.has_function(name) {
             return Err(CudaError::NOT_FOUND);
@@ -184,7 +184,7 @@ impl Module {
         Ok(function)
     }
 
-    /// A variable of the module: zeros, of the size the image says or of a page.
+    /// Returns a global variable: zeroed, of the size declared in the image or one page.
     fn global(&'static self, name: &CStr) -> Result<(CUdeviceptr, usize), CudaError> {
         let context = self.context().ok_or(CudaError::INVALID_CONTEXT)?;
         let size = self.image.global(name).ok_or(CudaError::NOT_FOUND)?;
@@ -199,45 +199,46 @@ impl Module {
 }
 
 impl Function {
-    /// Shared memory that a launch may ask for: more than this must be allowed before.
+    /// Returns the dynamic shared memory that a launch may use; more must be enabled by an attribute first.
     #[inline]
-    pub(super) fn most_shared(&self) -> u32 {
+    pub(super) fn max_dynamic_shared(&self) -> u32 {
         match self.dynamic_shared.load(Ordering::Relaxed) {
             0 => 48 << 10,
             set => set.unsigned_abs(),
         }
     }
 
-    /// The context its module is loaded into.
+    /// Returns the context into which the module is loaded.
     pub(super) fn context(&self) -> Option<&'static Context> {
         self.module.context()
     }
 
-    /// Whether it can be launched in the context; a library's functions can in any.
+    /// Checks that the function can be launched in the context, loading a library into it if necessary.
     #[inline]
-    pub(super) fn enter(&self, context: &'static Context) -> Result<(), CudaError> {
+    pub(super) fn load_into(&self, context: &'static Context) -> Result<(), CudaError> {
         if self.module.owner.load(Ordering::Acquire) == context.id {
             return Ok(());
         }
         if !self.module.library {
             return Err(CudaError::INVALID_HANDLE);
         }
-        self.module.enter(context)
+        self.module.load_into(context)
     }
 }
 
-/// What a function takes, in nanoseconds: its name may say so, as in `busy_200us`, also inside a mangled one.
+/// Returns the duration of a launch in nanoseconds: from the name (`busy_200us`, also mangled), or the node's
+/// default.
 fn duration(name: &CStr) -> u64 {
-    let usual =
+    let default_duration =
         || session().map_or(0, |session| u64::from(session.node.config().settings.kernel_micros) * 1000);
-    named_duration(name.to_bytes()).unwrap_or_else(usual)
+    named_duration(name.to_bytes()).unwrap_or_else(default_duration)
 }
 
 fn named_duration(name: &[u8]) -> Option<u64> {
     let start = name.windows(5).position(|part| part == b"busy_")? + 5;
     let digits = name[start..].iter().take_while(|byte| byte.is_ascii_digit()).count();
     let number = std::str::from_utf8(&name[start..start + digits]).ok()?.parse::<u64>().ok()?;
-    // An hour is more than any kernel takes.
+    // Limited to one hour.
     name[start + digits..].starts_with(b"us").then(|| number.min(3_600_000_000) * 1000)
 }
 
@@ -246,7 +247,7 @@ mod tests {
     use super::named_duration;
 
     #[test]
-    fn names_say_how_long_a_function_takes() {
+    fn duration_is_parsed_from_function_name() {
         assert_eq!(named_duration(b"busy_200us"), Some(200_000));
         assert_eq!(named_duration(b"busy_0us"), Some(0));
         assert_eq!(named_duration(b"_Z10busy_200usPfi"), Some(200_000));

@@ -1,111 +1,114 @@
-//! Memory in stream order, and the pools it comes from.
+//! Stream-ordered memory and its pools.
 //!
-//! A pool takes memory of its card in steps of 32 MiB and hands out pieces. A piece that is freed in a stream can be
-//! had again by that stream at once, by others when the stream has come to the free. Unused memory beyond the pool's
-//! threshold goes back to the card when the program synchronises next.
+//! A pool reserves memory on its card in chunks of 32 MiB and allocates pieces of them. A piece freed in a stream can
+//! be reused by that stream immediately, and by others when the stream has reached the free. Unused memory above the
+//! pool's release threshold returns to the card at the next synchronization.
 
-mod book;
-mod calls;
+mod pool_allocator;
+mod pool_functions;
 
 use super::context::Context;
 use super::device::Device;
-use super::handle::{Arena, handle_of};
-use super::memory::{self, Found, Kind, MOVING};
+use super::handle::{HandleArena, handle_of};
+use super::memory::{self, MemoryKind, MemoryRange, REMAP_LOCK};
 use super::session::session;
 use super::stream::Stream;
 use super::*;
-use book::{Book, rounded};
+use pool_allocator::{PoolAllocator, round_up};
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A pool.
-pub(super) struct Pool {
+/// A memory pool of one device.
+pub(super) struct MemoryPool {
     device: &'static Device,
-    /// One that the device has by itself.
+    /// Whether it is the default pool of its device.
     default: bool,
-    /// How it can be given to other processes.
+    /// The handle types by which it can be exported to other processes.
     handle_types: u32,
-    /// It never has more than this; zero means no limit of its own.
-    most: u64,
-    /// What its memory lies in, if it can be given to other processes.
+    /// Maximum size of the pool in bytes; zero means unlimited.
+    max_bytes: u64,
+    /// The file that holds its memory, if it can be exported.
     file: Option<OwnedFd>,
-    /// Of another process: its pointers can be had, new ones cannot.
+    /// Whether it belongs to another process: exported pointers can be imported, but nothing can be allocated.
     imported: bool,
-    inner: Mutex<Inner>,
+    state: Mutex<PoolState>,
 }
 
-struct Inner {
+/// The part of a pool that changes.
+struct PoolState {
     alive: bool,
-    book: Book,
+    allocator: PoolAllocator,
     threshold: u64,
     reuse: [bool; 3],
-    /// What other devices may do.
+    /// Access rights of other devices, by ordinal.
     access: BTreeMap<i32, CUmemAccess_flags>,
-    /// Pieces in use.
+    /// Number of pieces in use.
     live: usize,
 }
 
-static POOLS: Arena<Pool> = Arena::new();
+static POOLS: HandleArena<MemoryPool> = HandleArena::new();
 
-/// Each device's own pool and the one it uses, by its number.
-static OF_DEVICE: Mutex<BTreeMap<i32, [&'static Pool; 2]>> = Mutex::new(BTreeMap::new());
+/// The default pool and the current pool of each device, by ordinal.
+static DEVICE_POOLS: Mutex<BTreeMap<i32, [&'static MemoryPool; 2]>> = Mutex::new(BTreeMap::new());
 
-/// A bit for every device with a pool that may have something to give back.
+/// Bitmap of the devices with a pool that may have memory to release.
 static MAY_TRIM: AtomicU64 = AtomicU64::new(0);
 
-fn may_trim(device: &Device) {
+fn mark_for_trim(device: &Device) {
     MAY_TRIM.fetch_or(1 << (device.ordinal as u64 % 64), Ordering::AcqRel);
 }
 
-/// The pool a handle means.
-fn resolve(handle: CUmemoryPool) -> Result<&'static Pool, CudaError> {
+/// Resolves a pool handle.
+fn resolve(handle: CUmemoryPool) -> Result<&'static MemoryPool, CudaError> {
     session()?;
-    POOLS.get(handle).filter(|pool| pool.inner().alive).ok_or(CudaError::INVALID_VALUE)
+    POOLS.get(handle).filter(|pool| pool.state().alive).ok_or(CudaError::INVALID_VALUE)
 }
 
-fn make(pool: Pool) -> Result<&'static Pool, CudaError> {
-    // Never used again: pieces of a pool that was destroyed may still be in use.
+fn register_pool(pool: MemoryPool) -> Result<&'static MemoryPool, CudaError> {
+    // Slots of pools are not reused: pieces of a destroyed pool may still be in use.
     POOLS.make(|| pool, |_| ()).ok_or(CudaError::OUT_OF_MEMORY)
 }
 
-impl Pool {
-    fn new(device: &'static Device, handle_types: u32, most: u64, file: Option<OwnedFd>) -> Self {
-        let inner = Inner {
+impl MemoryPool {
+    fn new(device: &'static Device, handle_types: u32, max_bytes: u64, file: Option<OwnedFd>) -> Self {
+        let state = PoolState {
             alive: true,
-            book: Book::default(),
+            allocator: PoolAllocator::default(),
             threshold: 0,
             reuse: [true; 3],
             access: BTreeMap::new(),
             live: 0,
         };
-        let inner = Mutex::new(inner);
-        Self { device, default: false, handle_types, most, file, imported: false, inner }
+        let state = Mutex::new(state);
+        Self { device, default: false, handle_types, max_bytes, file, imported: false, state }
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, PoolState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn handle(&'static self) -> CUmemoryPool {
         handle_of(self)
     }
 
-    /// Takes a chunk of the card that `bytes` fit into.
-    fn grow(&self, inner: &mut Inner, bytes: usize) -> Result<(), CudaError> {
+    /// Reserves a chunk that holds `bytes`.
+    fn grow(&self, state: &mut PoolState, bytes: usize) -> Result<(), CudaError> {
         let mut refused = CudaError::OUT_OF_MEMORY;
-        for size in Book::steps(bytes).into_iter().flatten() {
-            if self.most > 0 && inner.book.reserved().0 + size as u64 > self.most.max(bytes as u64) {
+        for size in PoolAllocator::chunk_sizes(bytes).into_iter().flatten() {
+            if self.max_bytes > 0
+                && state.allocator.reserved().0 + size as u64 > self.max_bytes.max(bytes as u64)
+            {
                 continue;
             }
-            match memory::take(self.device, size, Kind::Chunk) {
+            match memory::allocate_internal(self.device, size, MemoryKind::Chunk) {
                 Ok(start) => {
-                    let at = inner.book.add(start, size);
-                    let shared = self.share(start, size, at);
+                    let at = state.allocator.add(start, size);
+                    let shared = self.map_file(start, size, at);
                     if shared.is_err() {
-                        // Others would get what they cannot give away.
-                        self.trim(inner, 0);
+                        // Without its file the chunk could not be exported.
+                        self.trim(state, 0);
                     }
                     return shared;
                 }
@@ -115,13 +118,13 @@ impl Pool {
         Err(refused)
     }
 
-    /// Puts the pool's file behind a chunk.
-    fn share(&self, start: u64, bytes: usize, at: u64) -> Result<(), CudaError> {
+    /// Maps the pool's file over a chunk.
+    fn map_file(&self, start: u64, bytes: usize, at: u64) -> Result<(), CudaError> {
         let Some(file) = &self.file else { return Ok(()) };
-        let _nobody_moves = MOVING.write();
+        let _guard = REMAP_LOCK.write();
         memory::note_file();
         rustix::fs::ftruncate(file, at + bytes as u64).map_err(|_| CudaError::OUT_OF_MEMORY)?;
-        // SAFETY: addresses of the arena that the pool has just taken.
+        // SAFETY: arena addresses of a chunk that the pool has just reserved.
         let address = unsafe {
             libc::mmap(
                 start as *mut c_void,
@@ -135,47 +138,47 @@ impl Pool {
         if address == libc::MAP_FAILED { Err(CudaError::OUT_OF_MEMORY) } else { Ok(()) }
     }
 
-    /// Gives unused chunks back, down to `keep` bytes.
-    fn trim(&self, inner: &mut Inner, keep: u64) {
-        for start in inner.book.trim(keep) {
+    /// Releases unused chunks until `keep` bytes remain reserved.
+    fn trim(&self, state: &mut PoolState, keep: u64) {
+        for start in state.allocator.trim(keep) {
             if self.file.is_some()
-                && let Some(chunk) = memory::chunk(start)
+                && let Some(chunk) = memory::find_chunk(start)
             {
-                let _nobody_moves = MOVING.write();
-                memory::renew(chunk.start, chunk.bytes);
+                let _guard = REMAP_LOCK.write();
+                memory::replace_pages(chunk.start, chunk.bytes);
             }
-            memory::give(start);
+            memory::free_internal(start);
         }
     }
 
-    /// A piece for a stream.
+    /// Allocates a piece in stream order.
     fn allocate(&'static self, bytes: usize, stream: &'static Stream) -> Result<u64, CudaError> {
-        let bytes_taken = rounded(bytes)?;
-        let (context, track) = stream.place();
-        let order = (context.device.ordinal, track);
-        let mut inner = self.inner();
-        let mut start = inner.book.take(bytes_taken, order);
+        let bytes_taken = round_up(bytes)?;
+        let (context, timeline) = stream.context_and_timeline();
+        let stream_key = (context.device.ordinal, timeline);
+        let mut state = self.state();
+        let mut start = state.allocator.allocate(bytes_taken, stream_key);
         if start.is_none() {
-            match self.grow(&mut inner, bytes_taken) {
-                Ok(()) => start = inner.book.take(bytes_taken, order),
+            match self.grow(&mut state, bytes_taken) {
+                Ok(()) => start = state.allocator.allocate(bytes_taken, stream_key),
                 Err(CudaError::OUT_OF_MEMORY) => {
-                    drop(inner);
+                    drop(state);
                     self.make_room(context)?;
-                    inner = self.inner();
-                    start = inner.book.take(bytes_taken, order);
+                    state = self.state();
+                    start = state.allocator.allocate(bytes_taken, stream_key);
                     if start.is_none() {
-                        self.grow(&mut inner, bytes_taken)?;
-                        start = inner.book.take(bytes_taken, order);
+                        self.grow(&mut state, bytes_taken)?;
+                        start = state.allocator.allocate(bytes_taken, stream_key);
                     }
                 }
                 Err(error) => return Err(error),
             }
         }
         let start = start.ok_or(CudaError::OUT_OF_MEMORY)?;
-        inner.live += 1;
-        drop(inner);
-        memory::insert(Found {
-            kind: Kind::Pool,
+        state.live += 1;
+        drop(state);
+        memory::insert(MemoryRange {
+            kind: MemoryKind::Pool,
             start,
             bytes,
             device: Some(self.device),
@@ -188,82 +191,83 @@ impl Pool {
         Ok(start)
     }
 
-    /// Waits for what streams have given back and not come to, and takes back what the device's pools do not use.
+    /// Waits for pending frees, and releases unused memory of all pools of the device.
     #[cold]
     fn make_room(&'static self, context: &'static Context) -> Result<(), CudaError> {
-        let waiting = self.inner().book.is_waiting();
+        let waiting = self.state().allocator.has_pending_frees();
         if waiting {
             context.sync()?;
         }
         for pool in POOLS.live().filter(|pool| std::ptr::eq(pool.device, self.device)) {
-            pool.trim(&mut pool.inner(), 0);
+            pool.trim(&mut pool.state(), 0);
         }
         Ok(())
     }
 
-    /// The last piece of a pool that was destroyed ends it.
-    fn end_if_over(&self, inner: &mut Inner) {
-        if !inner.alive && inner.live == 0 && !inner.book.is_waiting() {
-            self.trim(inner, 0);
+    /// Releases the memory of a destroyed pool when its last piece is freed.
+    fn release_if_destroyed(&self, state: &mut PoolState) {
+        if !state.alive && state.live == 0 && !state.allocator.has_pending_frees() {
+            self.trim(state, 0);
         }
-        may_trim(self.device);
+        mark_for_trim(self.device);
     }
 }
 
-/// The pools of a device: its own, and the one it uses.
-fn of_device(device: &'static Device) -> Result<[&'static Pool; 2], CudaError> {
-    let mut all = OF_DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
+/// Returns the default pool and the current pool of a device.
+fn device_pools(device: &'static Device) -> Result<[&'static MemoryPool; 2], CudaError> {
+    let mut all = DEVICE_POOLS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(&pools) = all.get(&device.ordinal) {
         return Ok(pools);
     }
-    let own = make(Pool { default: true, ..Pool::new(device, 0, 0, None) })?;
+    let own = register_pool(MemoryPool { default: true, ..MemoryPool::new(device, 0, 0, None) })?;
     all.insert(device.ordinal, [own, own]);
     Ok([own, own])
 }
 
-fn set_current(device: &'static Device, pool: &'static Pool) -> Result<(), CudaError> {
-    let [own, _] = of_device(device)?;
-    OF_DEVICE.lock().unwrap_or_else(PoisonError::into_inner).insert(device.ordinal, [own, pool]);
+fn set_current(device: &'static Device, pool: &'static MemoryPool) -> Result<(), CudaError> {
+    let [own, _] = device_pools(device)?;
+    DEVICE_POOLS.lock().unwrap_or_else(PoisonError::into_inner).insert(device.ordinal, [own, pool]);
     Ok(())
 }
 
-/// A piece of a pool that begins there is not in use any more.
-fn take_out(pointer: u64) -> Result<(&'static Pool, Found), CudaError> {
-    let found = memory::remove(pointer, |found| found.kind == Kind::Pool).ok_or(CudaError::INVALID_VALUE)?;
+/// Removes the piece that starts at this address from the pieces in use.
+fn remove_piece(pointer: u64) -> Result<(&'static MemoryPool, MemoryRange), CudaError> {
+    let found =
+        memory::remove(pointer, |found| found.kind == MemoryKind::Pool).ok_or(CudaError::INVALID_VALUE)?;
     let pool = POOLS.get(found.owner as CUmemoryPool).ok_or(CudaError::INVALID_VALUE)?;
     Ok((pool, found))
 }
 
-/// Frees a piece at once; everything that used it is over.
+/// Frees a piece immediately; nothing may use it any more.
 pub(super) fn free_now(pointer: u64) -> Result<(), CudaError> {
-    let (pool, found) = take_out(pointer)?;
-    let mut inner = pool.inner();
-    inner.book.give(found.start, rounded(found.bytes)?);
-    inner.live -= 1;
-    pool.end_if_over(&mut inner);
+    let (pool, found) = remove_piece(pointer)?;
+    let mut state = pool.state();
+    state.allocator.free(found.start, round_up(found.bytes)?);
+    state.live -= 1;
+    pool.release_if_destroyed(&mut state);
     Ok(())
 }
 
-/// Frees a piece when the stream has come to it.
+/// Frees a piece when the stream reaches the free.
 fn free_later(pointer: u64, stream: &'static Stream) -> Result<(), CudaError> {
-    let (pool, found) = take_out(pointer)?;
-    let (context, track) = stream.place();
-    let order = (context.device.ordinal, track);
+    let (pool, found) = remove_piece(pointer)?;
+    let (context, timeline) = stream.context_and_timeline();
+    let stream_key = (context.device.ordinal, timeline);
     let ticket = {
-        let mut inner = pool.inner();
-        inner.live -= 1;
-        inner.book.give_later(found.start, rounded(found.bytes)?, order)
+        let mut state = pool.state();
+        state.live -= 1;
+        state.allocator.free_when_reached(found.start, round_up(found.bytes)?, stream_key)
     };
-    stream.in_order(move || {
-        let mut inner = pool.inner();
-        inner.book.settle(ticket);
-        pool.end_if_over(&mut inner);
+    stream.run_in_order(move || {
+        let mut state = pool.state();
+        state.allocator.complete_free(ticket);
+        pool.release_if_destroyed(&mut state);
     })
 }
 
-/// The program has synchronised: what pools have beyond their thresholds goes back to the card.
+/// Releases memory above the pools' thresholds after the program has synchronized.
 #[inline]
-pub(super) fn at_sync(device: &'static Device) {
+pub(super) fn trim_after_sync(device: &'static Device) {
     if MAY_TRIM.load(Ordering::Acquire) >> (device.ordinal as u64 % 64) & 1 == 1 {
         trim_device(device);
     }
@@ -273,26 +277,26 @@ pub(super) fn at_sync(device: &'static Device) {
 fn trim_device(device: &'static Device) {
     MAY_TRIM.fetch_and(!(1 << (device.ordinal as u64 % 64)), Ordering::AcqRel);
     for pool in POOLS.live().filter(|pool| std::ptr::eq(pool.device, device)) {
-        let mut inner = pool.inner();
-        let keep = if inner.alive { inner.threshold } else { 0 };
-        pool.trim(&mut inner, keep);
+        let mut state = pool.state();
+        let keep = if state.alive { state.threshold } else { 0 };
+        pool.trim(&mut state, keep);
     }
 }
 
-/// Pieces go with the context whose stream they were allocated in.
+/// Frees the pieces that were allocated in streams of a context.
 pub(super) fn drop_all(context: &'static Context) {
-    let own = |found: &Found| {
-        found.kind == Kind::Pool && found.context.is_some_and(|other| std::ptr::eq(other, context))
+    let own = |found: &MemoryRange| {
+        found.kind == MemoryKind::Pool && found.context.is_some_and(|other| std::ptr::eq(other, context))
     };
     for piece in memory::list(own) {
         let _ = free_now(piece.start);
     }
     for pool in POOLS.live().filter(|pool| std::ptr::eq(pool.device, context.device)) {
-        pool.trim(&mut pool.inner(), 0);
+        pool.trim(&mut pool.state(), 0);
     }
 }
 
-/// How memory of a pool can be given to other processes.
+/// Returns the handle types by which the pool's memory can be exported.
 pub(super) fn handle_types(pool: usize) -> u64 {
     POOLS.get(pool as CUmemoryPool).map_or(0, |pool| u64::from(pool.handle_types))
 }

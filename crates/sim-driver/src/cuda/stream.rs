@@ -1,49 +1,50 @@
-//! Streams: operations in order.
+//! Streams: operations that execute in order.
 
-mod calls;
-mod values;
+mod memory_ops;
+mod stream_functions;
 
 use super::context::{self, Context};
-use super::engine::{Kind, Op};
-use super::handle::{Arena, handle_of};
-use super::session::{session, unique};
+use super::engine::{StreamKind, StreamOp};
+use super::handle::{HandleArena, handle_of};
+use super::session::{session, unique_id};
 use super::{CUstream, CudaError};
 use crate::cuda::capture::Capture;
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// The priorities a stream can have: lower numbers come first.
+/// The range of stream priorities; lower numbers have priority.
 pub(super) const LEAST_PRIORITY: i32 = 0;
 pub(super) const GREATEST_PRIORITY: i32 = -5;
 
-/// `CU_STREAM_NON_BLOCKING`.
+/// The creation flag `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
 
-/// A stream. What a launch needs is outside the lock.
+/// A stream. Fields that a launch needs are outside the lock.
 pub(super) struct Stream {
     context: AtomicPtr<Context>,
-    track: AtomicUsize,
+    timeline: AtomicUsize,
     capturing: AtomicBool,
-    inner: Mutex<Inner>,
+    inner: Mutex<StreamState>,
 }
 
+/// The part of a stream that launches do not need.
 #[derive(Clone)]
-struct Inner {
+struct StreamState {
     flags: u32,
     priority: i32,
     id: u64,
     capture: Option<Arc<Capture>>,
 }
 
-static STREAMS: Arena<Stream> = Arena::new();
+static STREAMS: HandleArena<Stream> = HandleArena::new();
 
 thread_local! {
-    /// This thread's own default streams, by their context's number.
-    static OWN: RefCell<Vec<(u64, &'static Stream)>> = const { RefCell::new(Vec::new()) };
+    /// The thread's per-thread default streams, by context id.
+    static THREAD_STREAMS: RefCell<Vec<(u64, &'static Stream)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The stream a handle means: the default ones have small numbers.
+/// Resolves a stream handle; small values mean the default streams.
 #[inline]
 pub(super) fn resolve(handle: CUstream) -> Result<&'static Stream, CudaError> {
     match handle as usize {
@@ -58,7 +59,7 @@ pub(super) fn resolve(handle: CUstream) -> Result<&'static Stream, CudaError> {
     }
 }
 
-/// The same where the calling thread's context is at hand.
+/// Resolves a stream handle for a known current context.
 #[inline]
 pub(super) fn resolve_in(
     context: &'static Context,
@@ -66,9 +67,9 @@ pub(super) fn resolve_in(
     per_thread: bool,
 ) -> Result<&'static Stream, CudaError> {
     match handle as usize {
-        0 if per_thread => own(context),
+        0 if per_thread => per_thread_stream(context),
         0 | 1 => context.legacy(),
-        2 => own(context),
+        2 => per_thread_stream(context),
         _ => resolve_named(handle),
     }
 }
@@ -79,9 +80,9 @@ fn resolve_named(handle: CUstream) -> Result<&'static Stream, CudaError> {
     if stream.context().is_alive() { Ok(stream) } else { Err(CudaError::CONTEXT_IS_DESTROYED) }
 }
 
-/// The calling thread's own default stream.
-fn own(context: &'static Context) -> Result<&'static Stream, CudaError> {
-    OWN.with_borrow_mut(|own| {
+/// Returns the calling thread's per-thread default stream.
+fn per_thread_stream(context: &'static Context) -> Result<&'static Stream, CudaError> {
+    THREAD_STREAMS.with_borrow_mut(|own| {
         if let Some(&(_, stream)) = own.iter().find(|(id, stream)| *id == context.id && is_live(stream)) {
             return Ok(stream);
         }
@@ -97,61 +98,61 @@ fn is_live(stream: &'static Stream) -> bool {
 }
 
 fn create(context: &'static Context, flags: u32, priority: i32) -> Result<&'static Stream, CudaError> {
-    let kind = if flags & NON_BLOCKING != 0 { Kind::Alone } else { Kind::Blocking };
-    let track = context.device.engine().open_track(context.group, kind);
-    make(context, track, flags, priority)
+    let kind = if flags & NON_BLOCKING != 0 { StreamKind::NonBlocking } else { StreamKind::Blocking };
+    let timeline = context.device.engine().open_timeline(context.group, kind);
+    create_on_timeline(context, timeline, flags, priority)
 }
 
-/// A stream on a track.
-pub(super) fn make(
+/// Creates a stream on an existing timeline.
+pub(super) fn create_on_timeline(
     context: &'static Context,
-    track: usize,
+    timeline: usize,
     flags: u32,
     priority: i32,
 ) -> Result<&'static Stream, CudaError> {
     let priority = priority.clamp(GREATEST_PRIORITY, LEAST_PRIORITY);
-    let inner = Inner { flags, priority, id: unique(), capture: None };
+    let inner = StreamState { flags, priority, id: unique_id(), capture: None };
     let new = inner.clone();
     let pointer = std::ptr::from_ref(context).cast_mut();
     let fresh = || Stream {
         context: AtomicPtr::new(pointer),
-        track: AtomicUsize::new(track),
+        timeline: AtomicUsize::new(timeline),
         capturing: AtomicBool::new(false),
         inner: Mutex::new(new),
     };
     let again = |old: &'static Stream| {
         old.context.store(pointer, Ordering::Release);
-        old.track.store(track, Ordering::Release);
+        old.timeline.store(timeline, Ordering::Release);
         old.capturing.store(false, Ordering::Release);
         *old.inner() = inner;
     };
     STREAMS.make(fresh, again).ok_or(CudaError::OUT_OF_MEMORY)
 }
 
-/// Streams go with their context; the default one of a primary context stays for its next life.
+/// Destroys all streams of a context, except the legacy stream, which a primary context reuses when it is reopened.
 pub(super) fn drop_all(context: &'static Context) {
     for stream in STREAMS.live() {
-        let (own, track) = stream.place();
+        let (own, timeline) = stream.context_and_timeline();
         let legacy = context.legacy().is_ok_and(|legacy| std::ptr::eq(legacy, stream));
         if std::ptr::eq(own, context) && !legacy {
             if let Some(capture) = stream.capture() {
-                capture.leave();
+                capture.remove_stream();
             }
             if STREAMS.drop(handle_of::<_, u8>(stream)) {
-                context.device.engine().close_track(track);
+                context.device.engine().close_timeline(timeline);
             }
         }
     }
 }
 
 impl Stream {
-    fn inner(&self) -> MutexGuard<'_, Inner> {
+    fn inner(&self) -> MutexGuard<'_, StreamState> {
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     #[inline]
     pub(super) fn context(&self) -> &'static Context {
-        // SAFETY: set from a context's address, and contexts are never freed.
+        // SAFETY: the pointer is set from a `&'static Context`, and contexts are never freed.
         unsafe { &*self.context.load(Ordering::Acquire) }
     }
 
@@ -159,31 +160,32 @@ impl Stream {
         handle_of(self)
     }
 
-    /// Context and track at once.
+    /// Returns the stream's context and timeline.
     #[inline]
-    pub(super) fn place(&self) -> (&'static Context, usize) {
-        (self.context(), self.track.load(Ordering::Acquire))
+    pub(super) fn context_and_timeline(&self) -> (&'static Context, usize) {
+        (self.context(), self.timeline.load(Ordering::Acquire))
     }
 
-    /// The capture it is in.
+    /// Returns the capture in which the stream takes part.
     #[inline]
     pub(super) fn capture(&self) -> Option<Arc<Capture>> {
         if self.capturing.load(Ordering::Acquire) { self.inner().capture.clone() } else { None }
     }
 
-    /// Whether it is ordered with its context's default stream.
+    /// Returns whether the stream is ordered with the legacy default stream.
     pub(super) fn is_blocking(&self) -> bool {
         self.inner().flags & NON_BLOCKING == 0
     }
 
-    /// Whether it is its context's default stream.
+    /// Returns whether it is the legacy default stream of its context.
     pub(super) fn is_legacy(&self) -> bool {
         self.context().legacy().is_ok_and(|legacy| std::ptr::eq(legacy, self))
     }
 
-    /// Refuses what a capture does not allow: waiting for a stream that only records, and the like.
-    pub(super) fn outside_capture(&self) -> Result<(), CudaError> {
-        self.capture().map_or(Ok(()), |capture| Err(capture.refuse()))
+    /// Fails, and invalidates the capture, if the stream is being captured: for operations that cannot be captured,
+    /// such as waiting.
+    pub(super) fn check_not_capturing(&self) -> Result<(), CudaError> {
+        self.capture().map_or(Ok(()), |capture| Err(capture.reject()))
     }
 
     pub(super) fn set_capture(&self, capture: Option<Arc<Capture>>) {
@@ -191,20 +193,20 @@ impl Stream {
         self.inner().capture = capture;
     }
 
-    /// Submits an operation, past any capture.
-    pub(super) fn submit(&self, op: Op) -> Result<(), CudaError> {
-        let (context, track) = self.place();
-        context.device.submit(track, op)
+    /// Submits an operation for execution, even during a capture.
+    pub(super) fn submit(&self, op: StreamOp) -> Result<(), CudaError> {
+        let (context, timeline) = self.context_and_timeline();
+        context.device.submit(timeline, op)
     }
 
-    /// Does `work` in the stream's order: at once if nothing comes before it.
-    pub(super) fn in_order(&self, work: impl FnOnce() + Send + 'static) -> Result<(), CudaError> {
-        self.submit(Op::Host(Box::new(work)))
+    /// Runs `work` in stream order, immediately if nothing precedes it.
+    pub(super) fn run_in_order(&self, work: impl FnOnce() + Send + 'static) -> Result<(), CudaError> {
+        self.submit(StreamOp::HostWork(Box::new(work)))
     }
 
     /// Waits until everything submitted so far is done.
     pub(super) fn sync(&self) -> Result<(), CudaError> {
-        let (context, track) = self.place();
-        context.device.sync(track)
+        let (context, timeline) = self.context_and_timeline();
+        context.device.sync(timeline)
     }
 }

@@ -1,15 +1,15 @@
-//! Addresses and physical memory apart: handles of memory that are mapped to addresses reserved before.
+//! Virtual memory management: handles of physical memory that are mapped at reserved addresses.
 //!
-//! A handle's bytes are in a file without a name, so that they can be at several addresses and in several processes.
-//! The card counts memory from its making to the end of the last reference or mapping of any handle of it, be the handle the
-//! maker's or imported. What another process made is counted there, and goes when that process lets go of it: who else has
-//! it open is not seen across processes, though the real driver does.
+//! The bytes of a handle are in a memfd, so that they can be mapped at several addresses and in several processes.
+//! Memory is charged from its creation until the last reference or mapping of any of its handles in the creating
+//! process is gone, imported handles included. Memory of another process is charged there, and released when that
+//! process releases it: unlike the real driver, this one does not see whether other processes still have it open.
 
-mod calls;
+mod virtual_memory_functions;
 
 use super::device::Device;
-use super::handle::{Arena, handle_of};
-use super::memory::{self, Found, Kind, MOVING};
+use super::handle::{HandleArena, handle_of};
+use super::memory::{self, MemoryKind, MemoryRange, REMAP_LOCK};
 use super::session::session;
 use super::*;
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -17,25 +17,26 @@ use rustix::fs::MemfdFlags;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Memory comes and is mapped in multiples of this.
-const GRANULARITY: usize = 2 << 20;
+/// Granularity of allocations and mappings, in bytes.
+const GRANULARITY_BYTES: usize = 2 << 20;
 
-/// How the nameless files are called where processes are looked at; the card's index on the node follows.
-const FILE: &str = "partage-sim-memory-";
+/// Prefix of the memfd names, which `/proc` shows; the GPU's index on the node follows.
+const MEMFD_PREFIX: &str = "partage-sim-memory-";
 
-/// A handle of memory.
+/// A handle of physical memory.
 #[derive(Default)]
-pub(super) struct Physical {
-    inner: Mutex<Option<Inner>>,
+pub(super) struct PhysicalMemory {
+    inner: Mutex<Option<PhysicalState>>,
 }
 
+/// The properties and reference counts of physical memory.
 #[derive(Clone)]
-struct Inner {
-    /// The card; nothing if it is the host's.
+struct PhysicalState {
+    /// The device; `None` for host memory.
     device: Option<&'static Device>,
     bytes: usize,
-    /// Nothing if it is the host's or another process's, who counts it. Goes before the file.
-    _charge: Option<Arc<Charge>>,
+    /// `None` for host memory and memory of another process, which charges it. Dropped before the file.
+    _charge: Option<Arc<MemoryCharge>>,
     file: Arc<OwnedFd>,
     handle_types: u32,
     location: CUmemLocation,
@@ -46,34 +47,35 @@ struct Inner {
     mappings: u32,
 }
 
-/// What the card counts for memory of this process, as long as any handle of it is there.
-struct Charge {
+/// Memory charged to the card while any handle of it exists in this process.
+struct MemoryCharge {
     device: &'static Device,
     bytes: u64,
-    file: FileId,
+    file: FileIdentity,
 }
 
-/// The device and the number of a file: the same for all descriptors of it.
-type FileId = (u64, u64);
+/// Device and inode number of a file, the same for all of its descriptors.
+type FileIdentity = (u64, u64);
 
-/// What this process has made and still counts.
-static CHARGES: Mutex<Option<HashMap<FileId, Weak<Charge>>>> = Mutex::new(None);
+/// Charges for memory that this process created, by file.
+static CHARGES: Mutex<Option<HashMap<FileIdentity, Weak<MemoryCharge>>>> = Mutex::new(None);
 
-/// A handle at an address.
+/// Physical memory mapped at an address.
 struct Mapping {
     bytes: usize,
-    handle: &'static Physical,
-    /// What devices may do with it, by their number; the host is -1.
+    handle: &'static PhysicalMemory,
+    /// Access rights by device ordinal; the host is -1.
     access: BTreeMap<i32, u64>,
 }
 
+/// Reserved address ranges, and what is mapped in them.
 #[derive(Default)]
 struct Addresses {
     reserved: BTreeMap<u64, usize>,
     mapped: BTreeMap<u64, Mapping>,
 }
 
-static HANDLES: Arena<Physical> = Arena::new();
+static PHYSICAL_HANDLES: HandleArena<PhysicalMemory> = HandleArena::new();
 static ADDRESSES: Mutex<Addresses> =
     Mutex::new(Addresses { reserved: BTreeMap::new(), mapped: BTreeMap::new() });
 
@@ -81,41 +83,44 @@ fn addresses() -> MutexGuard<'static, Addresses> {
     ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The handle that a number means.
-fn resolve(handle: CUmemGenericAllocationHandle) -> Result<&'static Physical, CudaError> {
+/// Resolves a handle of physical memory.
+fn resolve(handle: CUmemGenericAllocationHandle) -> Result<&'static PhysicalMemory, CudaError> {
     session()?;
-    HANDLES.get(handle as *mut u8).filter(|handle| handle.inner().is_some()).ok_or(CudaError::INVALID_VALUE)
+    PHYSICAL_HANDLES
+        .get(handle as *mut u8)
+        .filter(|handle| handle.inner().is_some())
+        .ok_or(CudaError::INVALID_VALUE)
 }
 
-impl Charge {
-    fn all() -> MutexGuard<'static, Option<HashMap<FileId, Weak<Charge>>>> {
+impl MemoryCharge {
+    fn all() -> MutexGuard<'static, Option<HashMap<FileIdentity, Weak<MemoryCharge>>>> {
         CHARGES.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(device: &'static Device, bytes: u64, file: FileId) -> Result<Arc<Self>, CudaError> {
+    fn take(device: &'static Device, bytes: u64, file: FileIdentity) -> Result<Arc<Self>, CudaError> {
         memory::check(device)?;
-        device.take(bytes)?;
+        device.charge(bytes)?;
         let made = Arc::new(Self { device, bytes, file });
         Self::all().get_or_insert_default().insert(file, Arc::downgrade(&made));
         Ok(made)
     }
 
-    /// That of a file, if this process has made it.
-    fn find(file: FileId) -> Option<Arc<Self>> {
+    /// Returns the charge of a file that this process created.
+    fn find(file: FileIdentity) -> Option<Arc<Self>> {
         Self::all().as_ref()?.get(&file)?.upgrade()
     }
 }
 
-impl Drop for Charge {
+impl Drop for MemoryCharge {
     fn drop(&mut self) {
-        // A handle's charge goes before its file: no other file has the number yet.
+        // The charge is dropped before the file, so no other file can have the inode number yet.
         Self::all().get_or_insert_default().remove(&self.file);
-        self.device.give(self.bytes);
+        self.device.refund(self.bytes);
     }
 }
 
-impl Physical {
-    fn inner(&self) -> MutexGuard<'_, Option<Inner>> {
+impl PhysicalMemory {
+    fn inner(&self) -> MutexGuard<'_, Option<PhysicalState>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -123,19 +128,19 @@ impl Physical {
         handle_of::<_, u8>(self) as u64
     }
 
-    fn make(inner: Inner) -> Result<&'static Self, CudaError> {
-        let made = HANDLES.make(Physical::default, |_| ()).ok_or(CudaError::OUT_OF_MEMORY)?;
+    fn make(inner: PhysicalState) -> Result<&'static Self, CudaError> {
+        let made = PHYSICAL_HANDLES.make(PhysicalMemory::default, |_| ()).ok_or(CudaError::OUT_OF_MEMORY)?;
         *made.inner() = Some(inner);
         Ok(made)
     }
 
-    /// What there is to know of it.
-    fn get(&self) -> Result<Inner, CudaError> {
+    /// Returns the properties of the memory.
+    fn get(&self) -> Result<PhysicalState, CudaError> {
         self.inner().clone().ok_or(CudaError::INVALID_VALUE)
     }
 
-    /// Changes its references or mappings; the last one ends it.
-    fn count(&'static self, change: impl FnOnce(&mut Inner)) -> Result<(), CudaError> {
+    /// Changes the number of references or mappings; the memory is released when both are zero.
+    fn adjust_counts(&'static self, change: impl FnOnce(&mut PhysicalState)) -> Result<(), CudaError> {
         let mut guard = self.inner();
         let inner = guard.as_mut().ok_or(CudaError::INVALID_VALUE)?;
         change(inner);
@@ -144,13 +149,13 @@ impl Physical {
         }
         *guard = None;
         drop(guard);
-        HANDLES.drop(self.number() as *mut u8);
+        PHYSICAL_HANDLES.drop(self.number() as *mut u8);
         Ok(())
     }
 }
 
-/// The device that memory at a location is on; nothing for the host.
-fn place(location: &CUmemLocation) -> Result<Option<&'static Device>, CudaError> {
+/// Returns the device of a location; `None` for the host.
+fn location_device(location: &CUmemLocation) -> Result<Option<&'static Device>, CudaError> {
     match location.type_ {
         CU_MEM_LOCATION_TYPE_DEVICE => session::device(location.id).map(Some),
         CU_MEM_LOCATION_TYPE_HOST
@@ -167,7 +172,7 @@ fn check_properties(
     if properties.is_null() {
         return Err(CudaError::INVALID_VALUE);
     }
-    // SAFETY: not null, and the caller's to read.
+    // SAFETY: non-null, and the program passes a pointer valid for reads.
     let properties = unsafe { properties.read() };
     if properties.type_ != CU_MEM_ALLOCATION_TYPE_PINNED {
         return Err(CudaError::INVALID_VALUE);
@@ -177,31 +182,34 @@ fn check_properties(
         CU_MEM_HANDLE_TYPE_FABRIC => return Err(CudaError::NOT_SUPPORTED),
         _ => return Err(CudaError::INVALID_VALUE),
     }
-    Ok((properties, place(&properties.location)?))
+    Ok((properties, location_device(&properties.location)?))
 }
 
-/// Which file it is, and how long.
-fn file_id(file: &OwnedFd) -> Result<(FileId, usize), CudaError> {
+/// Returns the identity and the size of a file.
+fn file_id(file: &OwnedFd) -> Result<(FileIdentity, usize), CudaError> {
     let status = rustix::fs::fstat(file).map_err(|_| CudaError::INVALID_VALUE)?;
     Ok(((status.st_dev, status.st_ino), status.st_size as usize))
 }
 
-/// Memory of a card or of the host, without an address.
-fn create(bytes: usize, properties: *const CUmemAllocationProp) -> Result<&'static Physical, CudaError> {
+/// Creates physical memory on a card or on the host.
+fn create(
+    bytes: usize,
+    properties: *const CUmemAllocationProp,
+) -> Result<&'static PhysicalMemory, CudaError> {
     let (properties, device) = check_properties(properties)?;
-    if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
+    if bytes == 0 || !bytes.is_multiple_of(GRANULARITY_BYTES) {
         return Err(CudaError::INVALID_VALUE);
     }
     let gpu = device.map_or_else(|| "host".to_owned(), |device| device.gpu.to_string());
-    let file = rustix::fs::memfd_create(format!("{FILE}{gpu}"), MemfdFlags::CLOEXEC)
+    let file = rustix::fs::memfd_create(format!("{MEMFD_PREFIX}{gpu}"), MemfdFlags::CLOEXEC)
         .map_err(|_| CudaError::OPERATING_SYSTEM)?;
-    // A size that no file can have, no card has.
+    // A size that no file can have exceeds every card.
     rustix::fs::ftruncate(&file, bytes as u64).map_err(|_| CudaError::OUT_OF_MEMORY)?;
     let charge = match device {
-        Some(device) => Some(Charge::take(device, bytes as u64, file_id(&file)?.0)?),
+        Some(device) => Some(MemoryCharge::take(device, bytes as u64, file_id(&file)?.0)?),
         None => None,
     };
-    Physical::make(Inner {
+    PhysicalMemory::make(PhysicalState {
         device,
         bytes,
         file: Arc::new(file),
@@ -216,12 +224,12 @@ fn create(bytes: usize, properties: *const CUmemAllocationProp) -> Result<&'stat
     })
 }
 
-/// Memory that another process, or this one, has made and sent as a file.
-fn import(file: OwnedFd) -> Result<&'static Physical, CudaError> {
+/// Imports memory from a file that another process, or this one, exported.
+fn import(file: OwnedFd) -> Result<&'static PhysicalMemory, CudaError> {
     let bad = CudaError::INVALID_VALUE;
     let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(|_| bad)?;
     let name = name.to_string_lossy();
-    let gpu = name.split_once(FILE).ok_or(bad)?.1.split(' ').next().unwrap_or_default();
+    let gpu = name.split_once(MEMFD_PREFIX).ok_or(bad)?.1.split(' ').next().unwrap_or_default();
     let device = match gpu.parse::<usize>() {
         Ok(gpu) => {
             let devices = &session()?.devices;
@@ -234,7 +242,7 @@ fn import(file: OwnedFd) -> Result<&'static Physical, CudaError> {
         Some(device) => (CU_MEM_LOCATION_TYPE_DEVICE, device.ordinal),
         None => (CU_MEM_LOCATION_TYPE_HOST, 0),
     };
-    Physical::make(Inner {
+    PhysicalMemory::make(PhysicalState {
         device,
         bytes,
         file: Arc::new(file),
@@ -245,20 +253,20 @@ fn import(file: OwnedFd) -> Result<&'static Physical, CudaError> {
         usage: 0,
         references: 1,
         mappings: 0,
-        _charge: Charge::find(counted_as),
+        _charge: MemoryCharge::find(counted_as),
     })
 }
 
-/// Addresses with nothing behind them.
+/// Reserves an inaccessible address range.
 fn reserve(bytes: usize, alignment: usize, wanted: u64) -> Result<u64, CudaError> {
-    let alignment = alignment.max(GRANULARITY);
-    if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || !alignment.is_power_of_two() {
+    let alignment = alignment.max(GRANULARITY_BYTES);
+    if bytes == 0 || !bytes.is_multiple_of(GRANULARITY_BYTES) || !alignment.is_power_of_two() {
         return Err(CudaError::INVALID_VALUE);
     }
     let length = bytes.checked_add(alignment).ok_or(CudaError::OUT_OF_MEMORY)?;
-    // A hint is one, for the kernel too; it is of use only if it is aligned.
+    // The address is only a hint, and useful only if it is aligned.
     let hint = if (wanted as usize).is_multiple_of(alignment) { wanted as usize } else { 0 };
-    // SAFETY: a new mapping over no other, that nobody can look into.
+    // SAFETY: a new inaccessible mapping that replaces no other.
     let address = unsafe {
         libc::mmap(
             hint as *mut c_void,
@@ -276,7 +284,7 @@ fn reserve(bytes: usize, alignment: usize, wanted: u64) -> Result<u64, CudaError
     let start = first.next_multiple_of(alignment);
     for (from, to) in [(first, start), (start + bytes, first + length)] {
         if from < to {
-            // SAFETY: ends of the mapping made above that nobody knows of.
+            // SAFETY: the unaligned ends of the mapping made above, which are not in use.
             unsafe { libc::munmap(from as *mut c_void, to - from) };
         }
     }
@@ -284,7 +292,7 @@ fn reserve(bytes: usize, alignment: usize, wanted: u64) -> Result<u64, CudaError
     Ok(start as u64)
 }
 
-/// Gives addresses back, all that were reserved together.
+/// Frees an address range, which must be a whole reservation without mappings.
 fn unreserve(start: u64, bytes: usize) -> Result<(), CudaError> {
     let mut all = addresses();
     let mapped = all.mapped.range(start..start.saturating_add(bytes as u64)).next().is_some();
@@ -292,19 +300,19 @@ fn unreserve(start: u64, bytes: usize) -> Result<(), CudaError> {
         return Err(CudaError::INVALID_VALUE);
     }
     all.reserved.remove(&start);
-    // SAFETY: the reservation made above, with nothing mapped in it.
+    // SAFETY: the range was reserved by `reserve`, and nothing is mapped in it.
     unsafe { libc::munmap(start as *mut c_void, bytes) };
     Ok(())
 }
 
-/// Puts memory, or nothing, behind reserved addresses.
-fn put(start: u64, bytes: usize, file: Option<&OwnedFd>) -> bool {
+/// Maps memory at reserved addresses, or makes them inaccessible again.
+fn map_fixed(start: u64, bytes: usize, file: Option<&OwnedFd>) -> bool {
     let (protection, flags, descriptor) = match file {
         Some(file) => (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, file.as_raw_fd()),
         None => (libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
     };
-    let _nobody_moves = MOVING.write();
-    // SAFETY: addresses that are reserved, and either free or about to be.
+    let _guard = REMAP_LOCK.write();
+    // SAFETY: the addresses are reserved, and free or about to be freed.
     let address = unsafe {
         libc::mmap(
             start as *mut c_void,
@@ -318,25 +326,27 @@ fn put(start: u64, bytes: usize, file: Option<&OwnedFd>) -> bool {
     address != libc::MAP_FAILED
 }
 
-fn map(start: u64, bytes: usize, handle: &'static Physical) -> Result<(), CudaError> {
+fn map(start: u64, bytes: usize, handle: &'static PhysicalMemory) -> Result<(), CudaError> {
     let bad = CudaError::INVALID_VALUE;
     let mut all = addresses();
     let end = start.checked_add(bytes as u64).ok_or(bad)?;
     let inner = handle.get()?;
-    let aligned = bytes > 0 && bytes.is_multiple_of(GRANULARITY) && start.is_multiple_of(GRANULARITY as u64);
+    let aligned = bytes > 0
+        && bytes.is_multiple_of(GRANULARITY_BYTES)
+        && start.is_multiple_of(GRANULARITY_BYTES as u64);
     let (&first, &length) = all.reserved.range(..=start).next_back().ok_or(bad)?;
     let before = all.mapped.range(..end).next_back();
     let taken = before.is_some_and(|(&at, mapping)| at + mapping.bytes as u64 > start);
     if !aligned || end > first + length as u64 || taken || bytes > inner.bytes {
         return Err(bad);
     }
-    if !put(start, bytes, Some(&inner.file)) {
+    if !map_fixed(start, bytes, Some(&inner.file)) {
         return Err(CudaError::MAP_FAILED);
     }
-    handle.count(|inner| inner.mappings += 1)?;
+    handle.adjust_counts(|inner| inner.mappings += 1)?;
     all.mapped.insert(start, Mapping { bytes, handle, access: BTreeMap::new() });
-    memory::insert(Found {
-        kind: Kind::Mapped,
+    memory::insert(MemoryRange {
+        kind: MemoryKind::Mapped,
         start,
         bytes,
         device: inner.device,
@@ -349,8 +359,8 @@ fn map(start: u64, bytes: usize, handle: &'static Physical) -> Result<(), CudaEr
     Ok(())
 }
 
-/// The mappings that fill a range, if they do, each as a whole.
-fn whole(all: &Addresses, start: u64, bytes: usize) -> Result<Vec<u64>, CudaError> {
+/// Returns the mappings that exactly cover a range.
+fn whole_mappings(all: &Addresses, start: u64, bytes: usize) -> Result<Vec<u64>, CudaError> {
     let end = start.checked_add(bytes as u64).ok_or(CudaError::INVALID_VALUE)?;
     let (mut at, mut found) = (start, Vec::new());
     while at < end {
@@ -363,17 +373,17 @@ fn whole(all: &Addresses, start: u64, bytes: usize) -> Result<Vec<u64>, CudaErro
 
 fn unmap(start: u64, bytes: usize) -> Result<(), CudaError> {
     let mut all = addresses();
-    for at in whole(&all, start, bytes)? {
+    for at in whole_mappings(&all, start, bytes)? {
         let Some(mapping) = all.mapped.remove(&at) else { continue };
         memory::remove(at, |_| true);
-        put(at, mapping.bytes, None);
-        mapping.handle.count(|inner| inner.mappings -= 1)?;
+        map_fixed(at, mapping.bytes, None);
+        mapping.handle.adjust_counts(|inner| inner.mappings -= 1)?;
     }
     Ok(())
 }
 
-/// How memory of a handle can be given to other processes.
+/// Returns the handle types by which the memory can be exported.
 pub(super) fn handle_types(handle: usize) -> u64 {
-    let handle = HANDLES.get(handle as *mut u8);
+    let handle = PHYSICAL_HANDLES.get(handle as *mut u8);
     handle.and_then(|handle| handle.get().ok()).map_or(0, |inner| u64::from(inner.handle_types))
 }

@@ -1,14 +1,13 @@
-//! Everything that changes a GPU's settings. They are root's to make, and outlive the process that makes
-//! them.
+//! Functions that change settings of a GPU. They require root, and the settings outlive the process.
 
-use super::call::{Answer, gpu, owned, passed};
-use super::reading::lock;
+use super::arguments::{NvmlResult, gpu, gpu_as_root, read_in};
+use super::sensors::pack_clock_range;
 use super::status::{graphics_clocks, memory_clocks};
 use super::*;
-use crate::state::{Counter, Setting};
+use crate::state::{GpuCounter, GpuSetting};
 
-fn switch(device: nvmlDevice_t, setting: Setting, mode: nvmlEnableState_t) -> Answer {
-    let gpu = owned(device)?;
+fn set_mode(device: nvmlDevice_t, setting: GpuSetting, mode: nvmlEnableState_t) -> NvmlResult {
+    let gpu = gpu_as_root(device)?;
     if mode > NVML_FEATURE_ENABLED {
         return Err(NvmlError::INVALID_ARGUMENT);
     }
@@ -16,43 +15,43 @@ fn switch(device: nvmlDevice_t, setting: Setting, mode: nvmlEnableState_t) -> An
     Ok(())
 }
 
-fn limit_power(device: nvmlDevice_t, limit: u32) -> Answer {
-    let gpu = owned(device)?;
+fn limit_power(device: nvmlDevice_t, limit: u32) -> NvmlResult {
+    let gpu = gpu_as_root(device)?;
     let power = &gpu.profile().power;
     if !(power.min_limit..=power.max_limit).contains(&limit) {
         return Err(NvmlError::INVALID_ARGUMENT);
     }
-    gpu.set(Setting::PowerLimit, Some(u64::from(limit)));
+    gpu.set(GpuSetting::PowerLimit, Some(u64::from(limit)));
     Ok(())
 }
 
-fn lock_clocks(device: nvmlDevice_t, setting: Setting, least: u32, most: u32) -> Answer {
-    let gpu = owned(device)?;
+fn lock_clocks(device: nvmlDevice_t, setting: GpuSetting, least: u32, most: u32) -> NvmlResult {
+    let gpu = gpu_as_root(device)?;
     if least > most || most == 0 {
         return Err(NvmlError::INVALID_ARGUMENT);
     }
-    gpu.set(setting, Some(lock(least, most)));
+    gpu.set(setting, Some(pack_clock_range(least, most)));
     Ok(())
 }
 
-impl Controls for Library {
-    unsafe fn nvmlDeviceSetPersistenceMode(device: nvmlDevice_t, mode: nvmlEnableState_t) -> Answer {
-        switch(device, Setting::Persistence, mode)
+impl NvmlControls for Library {
+    unsafe fn nvmlDeviceSetPersistenceMode(device: nvmlDevice_t, mode: nvmlEnableState_t) -> NvmlResult {
+        set_mode(device, GpuSetting::Persistence, mode)
     }
 
-    unsafe fn nvmlDeviceSetAccountingMode(device: nvmlDevice_t, mode: nvmlEnableState_t) -> Answer {
-        switch(device, Setting::Accounting, mode)
+    unsafe fn nvmlDeviceSetAccountingMode(device: nvmlDevice_t, mode: nvmlEnableState_t) -> NvmlResult {
+        set_mode(device, GpuSetting::Accounting, mode)
     }
 
-    unsafe fn nvmlDeviceClearAccountingPids(device: nvmlDevice_t) -> Answer {
-        owned(device).map(|_| ())
+    unsafe fn nvmlDeviceClearAccountingPids(device: nvmlDevice_t) -> NvmlResult {
+        gpu_as_root(device).map(|_| ())
     }
 
-    unsafe fn nvmlDeviceSetComputeMode(device: nvmlDevice_t, mode: nvmlComputeMode_t) -> Answer {
-        let gpu = owned(device)?;
+    unsafe fn nvmlDeviceSetComputeMode(device: nvmlDevice_t, mode: nvmlComputeMode_t) -> NvmlResult {
+        let gpu = gpu_as_root(device)?;
         match mode {
             NVML_COMPUTEMODE_DEFAULT | NVML_COMPUTEMODE_PROHIBITED | NVML_COMPUTEMODE_EXCLUSIVE_PROCESS => {
-                gpu.set(Setting::ComputeMode, Some(u64::from(mode)));
+                gpu.set(GpuSetting::ComputeMode, Some(u64::from(mode)));
                 Ok(())
             }
             NVML_COMPUTEMODE_EXCLUSIVE_THREAD => Err(NvmlError::NOT_SUPPORTED),
@@ -60,20 +59,20 @@ impl Controls for Library {
         }
     }
 
-    unsafe fn nvmlDeviceSetEccMode(device: nvmlDevice_t, ecc: nvmlEnableState_t) -> Answer {
+    unsafe fn nvmlDeviceSetEccMode(device: nvmlDevice_t, ecc: nvmlEnableState_t) -> NvmlResult {
         ecc::mode(gpu(device)?)?;
-        switch(device, Setting::EccPending, ecc)
+        set_mode(device, GpuSetting::EccPending, ecc)
     }
 
     unsafe fn nvmlDeviceClearEccErrorCounts(
         device: nvmlDevice_t,
         counter_type: nvmlEccCounterType_t,
-    ) -> Answer {
-        let gpu = owned(device)?;
+    ) -> NvmlResult {
+        let gpu = gpu_as_root(device)?;
         ecc::mode(gpu)?;
         let counters = match counter_type {
-            NVML_VOLATILE_ECC => [Counter::CorrectedVolatile, Counter::UncorrectedVolatile],
-            NVML_AGGREGATE_ECC => [Counter::CorrectedAggregate, Counter::UncorrectedAggregate],
+            NVML_VOLATILE_ECC => [GpuCounter::CorrectedVolatile, GpuCounter::UncorrectedVolatile],
+            NVML_AGGREGATE_ECC => [GpuCounter::CorrectedAggregate, GpuCounter::UncorrectedAggregate],
             _ => return Err(NvmlError::INVALID_ARGUMENT),
         };
         for counter in counters {
@@ -82,20 +81,20 @@ impl Controls for Library {
         Ok(())
     }
 
-    unsafe fn nvmlDeviceSetPowerManagementLimit(device: nvmlDevice_t, limit: u32) -> Answer {
+    unsafe fn nvmlDeviceSetPowerManagementLimit(device: nvmlDevice_t, limit: u32) -> NvmlResult {
         limit_power(device, limit)
     }
 
     unsafe fn nvmlDeviceSetPowerManagementLimit_v2(
         device: nvmlDevice_t,
         power_value: *mut nvmlPowerValue_v2_t,
-    ) -> Answer {
+    ) -> NvmlResult {
         gpu(device)?;
-        let version = passed!(power_value.cast_const().cast::<u32>());
+        let version = read_in!(power_value.cast_const().cast::<u32>());
         if version != nvmlPowerValue_v2 {
             return Err(NvmlError::ARGUMENT_VERSION_MISMATCH);
         }
-        let value = passed!(power_value.cast_const());
+        let value = read_in!(power_value.cast_const());
         if u32::from(value.powerScope) != NVML_POWER_SCOPE_GPU {
             return Err(NvmlError::NOT_SUPPORTED);
         }
@@ -106,22 +105,22 @@ impl Controls for Library {
         device: nvmlDevice_t,
         mem_clock_mhz: u32,
         graphics_clock_mhz: u32,
-    ) -> Answer {
-        let gpu = owned(device)?;
+    ) -> NvmlResult {
+        let gpu = gpu_as_root(device)?;
         if !memory_clocks(gpu).contains(&mem_clock_mhz)
             || !graphics_clocks(gpu, mem_clock_mhz).contains(&graphics_clock_mhz)
         {
             return Err(NvmlError::INVALID_ARGUMENT);
         }
-        gpu.set(Setting::MemoryClock, Some(u64::from(mem_clock_mhz)));
-        gpu.set(Setting::GraphicsClock, Some(u64::from(graphics_clock_mhz)));
+        gpu.set(GpuSetting::MemoryClock, Some(u64::from(mem_clock_mhz)));
+        gpu.set(GpuSetting::GraphicsClock, Some(u64::from(graphics_clock_mhz)));
         Ok(())
     }
 
-    unsafe fn nvmlDeviceResetApplicationsClocks(device: nvmlDevice_t) -> Answer {
-        let gpu = owned(device)?;
-        gpu.set(Setting::MemoryClock, None);
-        gpu.set(Setting::GraphicsClock, None);
+    unsafe fn nvmlDeviceResetApplicationsClocks(device: nvmlDevice_t) -> NvmlResult {
+        let gpu = gpu_as_root(device)?;
+        gpu.set(GpuSetting::MemoryClock, None);
+        gpu.set(GpuSetting::GraphicsClock, None);
         Ok(())
     }
 
@@ -129,12 +128,12 @@ impl Controls for Library {
         device: nvmlDevice_t,
         min_gpu_clock_mhz: u32,
         max_gpu_clock_mhz: u32,
-    ) -> Answer {
-        lock_clocks(device, Setting::LockedGraphics, min_gpu_clock_mhz, max_gpu_clock_mhz)
+    ) -> NvmlResult {
+        lock_clocks(device, GpuSetting::LockedGraphics, min_gpu_clock_mhz, max_gpu_clock_mhz)
     }
 
-    unsafe fn nvmlDeviceResetGpuLockedClocks(device: nvmlDevice_t) -> Answer {
-        owned(device)?.set(Setting::LockedGraphics, None);
+    unsafe fn nvmlDeviceResetGpuLockedClocks(device: nvmlDevice_t) -> NvmlResult {
+        gpu_as_root(device)?.set(GpuSetting::LockedGraphics, None);
         Ok(())
     }
 
@@ -142,16 +141,16 @@ impl Controls for Library {
         device: nvmlDevice_t,
         min_mem_clock_mhz: u32,
         max_mem_clock_mhz: u32,
-    ) -> Answer {
-        lock_clocks(device, Setting::LockedMemory, min_mem_clock_mhz, max_mem_clock_mhz)
+    ) -> NvmlResult {
+        lock_clocks(device, GpuSetting::LockedMemory, min_mem_clock_mhz, max_mem_clock_mhz)
     }
 
-    unsafe fn nvmlDeviceResetMemoryLockedClocks(device: nvmlDevice_t) -> Answer {
-        owned(device)?.set(Setting::LockedMemory, None);
+    unsafe fn nvmlDeviceResetMemoryLockedClocks(device: nvmlDevice_t) -> NvmlResult {
+        gpu_as_root(device)?.set(GpuSetting::LockedMemory, None);
         Ok(())
     }
 
-    unsafe fn nvmlDeviceSetCpuAffinity(device: nvmlDevice_t) -> Answer {
+    unsafe fn nvmlDeviceSetCpuAffinity(device: nvmlDevice_t) -> NvmlResult {
         let gpu = gpu(device)?;
         let mut cpus = rustix::thread::CpuSet::new();
         for cpu in gpu.card().gpu.cpus.iter().map(|cpu| cpu as usize) {
@@ -159,11 +158,11 @@ impl Controls for Library {
                 cpus.set(cpu);
             }
         }
-        // Fails where the machine has none of the simulated one's processors.
+        // Fails if the real machine has none of the simulated CPUs.
         rustix::thread::sched_setaffinity(None, &cpus).map_err(|_| NvmlError::UNKNOWN)
     }
 
-    unsafe fn nvmlDeviceClearCpuAffinity(device: nvmlDevice_t) -> Answer {
+    unsafe fn nvmlDeviceClearCpuAffinity(device: nvmlDevice_t) -> NvmlResult {
         gpu(device)?;
         let mut cpus = rustix::thread::CpuSet::new();
         (0..rustix::thread::CpuSet::MAX_CPU).for_each(|cpu| cpus.set(cpu));
@@ -174,12 +173,12 @@ impl Controls for Library {
         device: nvmlDevice_t,
         values_count: i32,
         values: *mut nvmlFieldValue_t,
-    ) -> Answer {
-        owned(device)?;
+    ) -> NvmlResult {
+        gpu_as_root(device)?;
         if values_count <= 0 || values.is_null() {
             return Err(NvmlError::INVALID_ARGUMENT);
         }
-        // What could be cleared counts nothing.
+        // The counters that could be cleared are always zero.
         Ok(())
     }
 }

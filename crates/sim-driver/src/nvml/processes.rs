@@ -1,31 +1,31 @@
-//! Who uses a GPU, and how much; accounting.
+//! Processes on a GPU, their utilization, and accounting.
 
-use super::call::{Answer, Gpu, answer, answer_list, gpu, passed};
-use super::reading::memory_share;
+use super::arguments::{NvmlResult, VisibleGpu, gpu, read_in, write_out, write_out_list};
+use super::sensors::memory_share;
 use super::*;
-use crate::state::{Process, Setting, UNIT};
+use crate::state::{GpuSetting, SimGpuProcess, UNIT};
 
-/// One window of utilisation, and who had which part of it.
-pub(super) struct Window {
-    /// When it ended, in microseconds of the wall clock.
+/// A utilization window and each process's share of it.
+pub(super) struct UtilizationWindow {
+    /// The end of the window, in microseconds of wall-clock time.
     pub(super) micros: u64,
-    /// Pids and thousandths of the window, without those who had nothing.
+    /// Pid and share in thousandths of the window, for processes with a share.
     pub(super) shares: Vec<(u32, u64)>,
 }
 
-/// The whole windows that ended after an instant of the wall clock, oldest first.
-pub(super) fn windows(gpu: Gpu, seen: u64) -> Vec<Window> {
+/// Returns the complete windows that ended after a wall-clock time, oldest first.
+pub(super) fn windows(gpu: VisibleGpu, seen: u64) -> Vec<UtilizationWindow> {
     let (session, state) = (gpu.session, &gpu.session.state);
     let since = session.instant(seen);
     let processes = state.processes(gpu.index);
-    let mut windows: Vec<(u64, Window)> = state
+    let mut windows: Vec<(u64, UtilizationWindow)> = state
         .windows(gpu.index, None, since)
         .into_iter()
-        .map(|(end, _)| (end, Window { micros: session.wall_micros(end), shares: Vec::new() }))
+        .map(|(end, _)| (end, UtilizationWindow { micros: session.wall_micros(end), shares: Vec::new() }))
         .collect();
     for process in &processes {
         for (end, thousandths) in state.windows(gpu.index, Some(process.slot), since) {
-            // A window may have ended since the list above was made.
+            // A window may have ended since `windows` was collected.
             let known = windows.iter_mut().find(|(known, _)| *known == end && thousandths > 0);
             if let Some((_, window)) = known {
                 window.shares.push((process.pid, thousandths));
@@ -35,9 +35,9 @@ pub(super) fn windows(gpu: Gpu, seen: u64) -> Vec<Window> {
     windows.into_iter().map(|(_, window)| window).collect()
 }
 
-/// What processes did since an instant of the wall clock: pid and percent. Those who did nothing are not told
-/// of.
-fn averages(gpu: Gpu, seen: u64) -> Result<(u64, Vec<(u32, u64)>), NvmlError> {
+/// Returns the last window's end, and pid and share in thousandths of each process that used the GPU since a
+/// wall-clock time.
+fn average_utilization(gpu: VisibleGpu, seen: u64) -> Result<(u64, Vec<(u32, u64)>), NvmlError> {
     let windows = windows(gpu, seen);
     let last = windows.last().ok_or(NvmlError::NOT_FOUND)?.micros;
     let mut sums: Vec<(u32, u64)> = Vec::new();
@@ -56,34 +56,34 @@ fn averages(gpu: Gpu, seen: u64) -> Result<(u64, Vec<(u32, u64)>), NvmlError> {
     Ok((last, sums))
 }
 
-/// Records that there can be: as many as processes.
-fn room_for_all(gpu: Gpu) -> u32 {
+/// Returns the maximum number of samples: one per process.
+fn max_samples(gpu: VisibleGpu) -> u32 {
     gpu.session.state.processes(gpu.index).len().max(1) as u32
 }
 
-/// The processes with contexts, in one of NVML's forms.
-fn running<T: Copy>(
+/// Writes the processes with contexts, in one of NVML's versions of the structure.
+fn write_processes<T: Copy>(
     device: nvmlDevice_t,
     count: *mut u32,
     infos: *mut T,
-    form: impl Fn(&Process) -> T,
-) -> Answer {
+    form: impl Fn(&SimGpuProcess) -> T,
+) -> NvmlResult {
     let gpu = gpu(device)?;
-    answer_list!(count, infos, gpu.session.state.processes(gpu.index).iter().map(form).collect::<Vec<_>>())
+    write_out_list!(count, infos, gpu.session.state.processes(gpu.index).iter().map(form).collect::<Vec<_>>())
 }
 
-/// Processes of kinds that there are none of.
-fn none(device: nvmlDevice_t, count: *mut u32) -> Answer {
+/// Writes an empty list, for graphics processes and MPS clients.
+fn no_processes(device: nvmlDevice_t, count: *mut u32) -> NvmlResult {
     gpu(device)?;
-    passed!(count.cast_const());
-    answer!(count => 0)
+    read_in!(count.cast_const());
+    write_out!(count => 0)
 }
 
-fn v1(process: &Process) -> nvmlProcessInfo_v1_t {
+fn process_info_v1(process: &SimGpuProcess) -> nvmlProcessInfo_v1_t {
     nvmlProcessInfo_v1_t { pid: process.pid, usedGpuMemory: process.used * UNIT }
 }
 
-fn v2(process: &Process) -> nvmlProcessInfo_v2_t {
+fn process_info_v2(process: &SimGpuProcess) -> nvmlProcessInfo_v2_t {
     // Without MIG a process is in no instance.
     nvmlProcessInfo_v2_t {
         pid: process.pid,
@@ -93,100 +93,100 @@ fn v2(process: &Process) -> nvmlProcessInfo_v2_t {
     }
 }
 
-/// The card, if accounting is on.
-fn accounted(device: nvmlDevice_t) -> Result<Gpu, NvmlError> {
+/// Resolves a device handle; fails unless accounting is enabled.
+fn accounting_gpu(device: nvmlDevice_t) -> Result<VisibleGpu, NvmlError> {
     let gpu = gpu(device)?;
-    match gpu.setting(Setting::Accounting) {
+    match gpu.setting(GpuSetting::Accounting) {
         Some(1) => Ok(gpu),
         _ => Err(NvmlError::NOT_SUPPORTED),
     }
 }
 
-impl Processes for Library {
+impl NvmlProcesses for Library {
     unsafe fn nvmlDeviceGetComputeRunningProcesses(
         device: nvmlDevice_t,
         count: *mut u32,
         infos: *mut nvmlProcessInfo_v1_t,
-    ) -> Answer {
-        running(device, count, infos, v1)
+    ) -> NvmlResult {
+        write_processes(device, count, infos, process_info_v1)
     }
 
     unsafe fn nvmlDeviceGetComputeRunningProcesses_v2(
         device: nvmlDevice_t,
         count: *mut u32,
         infos: *mut nvmlProcessInfo_v2_t,
-    ) -> Answer {
-        running(device, count, infos, v2)
+    ) -> NvmlResult {
+        write_processes(device, count, infos, process_info_v2)
     }
 
     unsafe fn nvmlDeviceGetComputeRunningProcesses_v3(
         device: nvmlDevice_t,
         count: *mut u32,
         infos: *mut nvmlProcessInfo_t,
-    ) -> Answer {
-        running(device, count, infos, v2)
+    ) -> NvmlResult {
+        write_processes(device, count, infos, process_info_v2)
     }
 
     unsafe fn nvmlDeviceGetGraphicsRunningProcesses(
         device: nvmlDevice_t,
         count: *mut u32,
         _infos: *mut nvmlProcessInfo_v1_t,
-    ) -> Answer {
-        none(device, count)
+    ) -> NvmlResult {
+        no_processes(device, count)
     }
 
     unsafe fn nvmlDeviceGetGraphicsRunningProcesses_v2(
         device: nvmlDevice_t,
         count: *mut u32,
         _infos: *mut nvmlProcessInfo_v2_t,
-    ) -> Answer {
-        none(device, count)
+    ) -> NvmlResult {
+        no_processes(device, count)
     }
 
     unsafe fn nvmlDeviceGetGraphicsRunningProcesses_v3(
         device: nvmlDevice_t,
         count: *mut u32,
         _infos: *mut nvmlProcessInfo_t,
-    ) -> Answer {
-        none(device, count)
+    ) -> NvmlResult {
+        no_processes(device, count)
     }
 
     unsafe fn nvmlDeviceGetMPSComputeRunningProcesses(
         device: nvmlDevice_t,
         count: *mut u32,
         _infos: *mut nvmlProcessInfo_v1_t,
-    ) -> Answer {
-        none(device, count)
+    ) -> NvmlResult {
+        no_processes(device, count)
     }
 
     unsafe fn nvmlDeviceGetMPSComputeRunningProcesses_v2(
         device: nvmlDevice_t,
         count: *mut u32,
         _infos: *mut nvmlProcessInfo_v2_t,
-    ) -> Answer {
-        none(device, count)
+    ) -> NvmlResult {
+        no_processes(device, count)
     }
 
     unsafe fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
         device: nvmlDevice_t,
         count: *mut u32,
         _infos: *mut nvmlProcessInfo_t,
-    ) -> Answer {
-        none(device, count)
+    ) -> NvmlResult {
+        no_processes(device, count)
     }
 
     unsafe fn nvmlDeviceGetRunningProcessDetailList(
         device: nvmlDevice_t,
         list: *mut nvmlProcessDetailList_t,
-    ) -> Answer {
+    ) -> NvmlResult {
         let gpu = gpu(device)?;
-        let version = passed!(list.cast_const().cast::<u32>());
+        let version = read_in!(list.cast_const().cast::<u32>());
         if version != nvmlProcessDetailList_v1 {
             return Err(NvmlError::ARGUMENT_VERSION_MISMATCH);
         }
-        let mut asked = passed!(list.cast_const());
-        let details: Vec<nvmlProcessDetail_v1_t> = match asked.mode {
-            // Compute; graphics and MPS have none.
+        let mut request = read_in!(list.cast_const());
+        let details: Vec<nvmlProcessDetail_v1_t> = match request.mode {
+            // Mode 0 is compute; there are no graphics or MPS processes.
             0 => gpu
                 .session
                 .state
@@ -203,8 +203,8 @@ impl Processes for Library {
             1 | 2 => Vec::new(),
             _ => return Err(NvmlError::INVALID_ARGUMENT),
         };
-        let put = answer_list!(&raw mut asked.numProcArrayEntries, asked.procArray, details);
-        answer!(list => asked)?;
+        let put = write_out_list!(&raw mut request.numProcArrayEntries, request.procArray, details);
+        write_out!(list => request)?;
         put
     }
 
@@ -213,14 +213,14 @@ impl Processes for Library {
         utilization: *mut nvmlProcessUtilizationSample_t,
         process_samples_count: *mut u32,
         last_seen_time_stamp: u64,
-    ) -> Answer {
+    ) -> NvmlResult {
         let gpu = gpu(device)?;
-        passed!(process_samples_count.cast_const());
+        read_in!(process_samples_count.cast_const());
         if utilization.is_null() {
-            answer!(process_samples_count => room_for_all(gpu))?;
+            write_out!(process_samples_count => max_samples(gpu))?;
             return Err(NvmlError::INSUFFICIENT_SIZE);
         }
-        let (micros, processes) = averages(gpu, last_seen_time_stamp)?;
+        let (micros, processes) = average_utilization(gpu, last_seen_time_stamp)?;
         let samples: Vec<_> = processes
             .into_iter()
             .map(|(pid, thousandths)| nvmlProcessUtilizationSample_t {
@@ -232,25 +232,25 @@ impl Processes for Library {
                 decUtil: 0,
             })
             .collect();
-        answer_list!(process_samples_count, utilization, samples)
+        write_out_list!(process_samples_count, utilization, samples)
     }
 
     unsafe fn nvmlDeviceGetProcessesUtilizationInfo(
         device: nvmlDevice_t,
-        proceses_util_info: *mut nvmlProcessesUtilizationInfo_t,
-    ) -> Answer {
+        processes_util_info: *mut nvmlProcessesUtilizationInfo_t,
+    ) -> NvmlResult {
         let gpu = gpu(device)?;
-        let version = passed!(proceses_util_info.cast_const().cast::<u32>());
+        let version = read_in!(processes_util_info.cast_const().cast::<u32>());
         if version != nvmlProcessesUtilizationInfo_v1 {
             return Err(NvmlError::ARGUMENT_VERSION_MISMATCH);
         }
-        let mut asked = passed!(proceses_util_info.cast_const());
-        if asked.procUtilArray.is_null() {
-            asked.processSamplesCount = room_for_all(gpu);
-            answer!(proceses_util_info => asked)?;
+        let mut request = read_in!(processes_util_info.cast_const());
+        if request.procUtilArray.is_null() {
+            request.processSamplesCount = max_samples(gpu);
+            write_out!(processes_util_info => request)?;
             return Err(NvmlError::INSUFFICIENT_SIZE);
         }
-        let (micros, processes) = averages(gpu, asked.lastSeenTimeStamp)?;
+        let (micros, processes) = average_utilization(gpu, request.lastSeenTimeStamp)?;
         let samples: Vec<_> = processes
             .into_iter()
             .map(|(pid, thousandths)| nvmlProcessUtilizationInfo_v1_t {
@@ -261,34 +261,38 @@ impl Processes for Library {
                 ..Default::default()
             })
             .collect();
-        asked.lastSeenTimeStamp = micros;
-        let put = answer_list!(&raw mut asked.processSamplesCount, asked.procUtilArray, samples);
-        answer!(proceses_util_info => asked)?;
+        request.lastSeenTimeStamp = micros;
+        let put = write_out_list!(&raw mut request.processSamplesCount, request.procUtilArray, samples);
+        write_out!(processes_util_info => request)?;
         put
     }
 
-    unsafe fn nvmlDeviceGetAccountingMode(device: nvmlDevice_t, mode: *mut nvmlEnableState_t) -> Answer {
-        answer!(mode => gpu(device)?.setting(Setting::Accounting).unwrap_or(0) as u32)
+    unsafe fn nvmlDeviceGetAccountingMode(device: nvmlDevice_t, mode: *mut nvmlEnableState_t) -> NvmlResult {
+        write_out!(mode => gpu(device)?.setting(GpuSetting::Accounting).unwrap_or(0) as u32)
     }
 
-    unsafe fn nvmlDeviceGetAccountingBufferSize(device: nvmlDevice_t, length: *mut u32) -> Answer {
+    unsafe fn nvmlDeviceGetAccountingBufferSize(device: nvmlDevice_t, length: *mut u32) -> NvmlResult {
         gpu(device)?;
-        answer!(length => 4000)
+        write_out!(length => 4000)
     }
 
-    unsafe fn nvmlDeviceGetAccountingPids(device: nvmlDevice_t, count: *mut u32, _pids: *mut u32) -> Answer {
-        // Nothing is written down: there is nobody to tell of.
-        accounted(device)?;
-        passed!(count.cast_const());
-        answer!(count => 0)
+    unsafe fn nvmlDeviceGetAccountingPids(
+        device: nvmlDevice_t,
+        count: *mut u32,
+        _pids: *mut u32,
+    ) -> NvmlResult {
+        // Accounting records nothing.
+        accounting_gpu(device)?;
+        read_in!(count.cast_const());
+        write_out!(count => 0)
     }
 
     unsafe fn nvmlDeviceGetAccountingStats(
         device: nvmlDevice_t,
         _pid: u32,
         _stats: *mut nvmlAccountingStats_t,
-    ) -> Answer {
-        accounted(device)?;
+    ) -> NvmlResult {
+        accounting_gpu(device)?;
         Err(NvmlError::NOT_FOUND)
     }
 }

@@ -1,34 +1,34 @@
-//! What a card was seen doing: the samples of the last windows.
+//! Samples of the last utilization windows.
 
-use super::call::{Answer, Gpu, answer, answer_list, passed};
-use super::reading::{Clock, Reading, memory_share};
+use super::arguments::{NvmlResult, VisibleGpu, read_in, write_out, write_out_list};
+use super::sensors::{ClockDomain, SensorReading, memory_share};
 use super::*;
 
-/// Samples that are kept.
-const KEPT: u32 = 63;
+/// Number of samples that the buffer holds.
+const MAX_SAMPLES: u32 = 63;
 
-/// Answers `nvmlDeviceGetSamples`.
+/// Writes the samples that `nvmlDeviceGetSamples` returns.
 ///
 /// # Safety
-/// The pointers are null or may be written to; `samples` has room for `*count`.
-pub(super) unsafe fn put(
-    gpu: Gpu,
+/// The pointers are null or valid for writes, and `samples` has room for `*count` entries.
+pub(super) unsafe fn write_samples(
+    gpu: VisibleGpu,
     kind: nvmlSamplingType_t,
     seen: u64,
     value_kind: *mut nvmlValueType_t,
     count: *mut u32,
     samples: *mut nvmlSample_t,
-) -> Answer {
+) -> NvmlResult {
     if kind >= NVML_SAMPLINGTYPE_COUNT {
         return Err(NvmlError::INVALID_ARGUMENT);
     }
     if kind == NVML_MODULE_POWER_SAMPLES {
         return Err(NvmlError::NOT_SUPPORTED);
     }
-    let room = passed!(count.cast_const());
-    answer!(value_kind => NVML_VALUE_TYPE_UNSIGNED_INT)?;
+    let room = read_in!(count.cast_const());
+    write_out!(value_kind => NVML_VALUE_TYPE_UNSIGNED_INT)?;
     if samples.is_null() {
-        return answer!(count => KEPT);
+        return write_out!(count => MAX_SAMPLES);
     }
     if room == 0 {
         return Err(NvmlError::INVALID_ARGUMENT);
@@ -38,20 +38,20 @@ pub(super) unsafe fn put(
     if windows.is_empty() {
         return Err(NvmlError::NOT_FOUND);
     }
-    let now = Reading::of(gpu);
+    let now = SensorReading::read(gpu);
     let value = |load: u64| {
         let then = now.with_load(load);
         match kind {
             NVML_TOTAL_POWER_SAMPLES => then.power(),
             NVML_GPU_UTILIZATION_SAMPLES => (load / 10) as u32,
             NVML_MEMORY_UTILIZATION_SAMPLES => (memory_share(load) / 10) as u32,
-            NVML_PROCESSOR_CLK_SAMPLES => then.clock(Clock::Graphics),
-            NVML_MEMORY_CLK_SAMPLES => then.clock(Clock::Memory),
-            // Encoders and their like are never used.
+            NVML_PROCESSOR_CLK_SAMPLES => then.clock(ClockDomain::Graphics),
+            NVML_MEMORY_CLK_SAMPLES => then.clock(ClockDomain::Memory),
+            // Encoders, decoders and other engines are never used.
             _ => 0,
         }
     };
-    // The newest ones, if there is not room for all.
+    // Keeps the newest ones if the array is too small.
     let fitting = windows.len().saturating_sub(room as usize);
     let list: Vec<nvmlSample_t> = windows[fitting..]
         .iter()
@@ -60,5 +60,5 @@ pub(super) unsafe fn put(
             sampleValue: nvmlValue_t { ullVal: u64::from(value(load)) },
         })
         .collect();
-    answer_list!(count, samples, list)
+    write_out_list!(count, samples, list)
 }

@@ -1,60 +1,60 @@
-//! The library as a program has it: by the C functions, in a thread that is a process of its own to it.
-// All of them are calls of C functions with null or with what is on the stack, which is what they must bear.
+//! Tests of NVML through the C functions. To the library, each test thread acts as a separate process.
+// Every unsafe block calls a C function with null or with pointers to local variables.
 #![allow(clippy::undocumented_unsafe_blocks)]
 
-mod changes;
-mod sweep;
+mod all_functions;
+mod events_and_settings;
 
 use super::exports::*;
-use super::session::tests::{FOLDER, ROOT};
+use super::session::tests::{IS_ROOT, NODE_PATH};
 use super::*;
 use crate::node::{NodeConfig, NodeDir};
-use crate::profile::{self, Profile};
-use crate::state::{Fault, GpuLane, State, UNIT, now, units};
+use crate::profile::{self, GpuProfile};
+use crate::state::{GpuFault, GpuLane, SimNodeState, UNIT, now, units};
 use partage_driver_api::exports::DriverVersion;
 use std::ffi::CString;
 use std::sync::Arc;
 use std::time::Duration;
 
-const WINDOW: Duration = Duration::from_millis(40);
+const SAMPLE_PERIOD: Duration = Duration::from_millis(40);
 
-/// A node, and another process on it.
-struct Bench {
-    _folder: tempfile::TempDir,
-    other: Arc<State>,
+/// A node, and the shared state attached as another process.
+struct NodeFixture {
+    _dir: tempfile::TempDir,
+    other: Arc<SimNodeState>,
 }
 
-/// A node with these cards, not yet opened by the library.
-fn closed(card: &Profile, count: usize, driver: DriverVersion) -> Bench {
-    let folder = tempfile::tempdir().unwrap();
-    let card = Profile { sample_period_micros: WINDOW.as_micros() as u32, ..card.clone() };
+/// Creates a node without initializing the library.
+fn unopened_node(card: &GpuProfile, count: usize, driver: DriverVersion) -> NodeFixture {
+    let dir = tempfile::tempdir().unwrap();
+    let card = GpuProfile { sample_period_micros: SAMPLE_PERIOD.as_micros() as u32, ..card.clone() };
     let config = NodeConfig::new(driver, &card, count, 1).unwrap();
-    let node = NodeDir::create(&folder.path().join("node"), &config).unwrap();
-    FOLDER.set(Some(node.path().to_path_buf()));
-    ROOT.set(true);
-    let other = Arc::new(State::attach(node.path()).unwrap());
-    Bench { _folder: folder, other }
+    let node = NodeDir::create(&dir.path().join("node"), &config).unwrap();
+    NODE_PATH.set(Some(node.path().to_path_buf()));
+    IS_ROOT.set(true);
+    let other = Arc::new(SimNodeState::attach(node.path()).unwrap());
+    NodeFixture { _dir: dir, other }
 }
 
-/// The same, opened.
-fn open(card: &Profile, count: usize) -> Bench {
-    let bench = closed(card, count, DriverVersion::R550);
+/// Creates a node and initializes the library.
+fn opened_node(card: &GpuProfile, count: usize) -> NodeFixture {
+    let fixture = unopened_node(card, count, DriverVersion::R550);
     assert_eq!(call(|| unsafe { nvmlInit_v2() }), Ok(()));
-    bench
+    fixture
 }
 
-/// A call and what it comes to.
+/// Makes a call and converts its status code.
 fn call(body: impl FnOnce() -> nvmlReturn_t) -> Result<(), NvmlError> {
     check(body())
 }
 
-/// A call that answers through its last argument.
+/// Makes a call that returns a value through its last argument.
 fn ask<T: Default>(body: impl FnOnce(*mut T) -> nvmlReturn_t) -> Result<T, NvmlError> {
-    let mut answer = T::default();
-    check(body(&mut answer)).map(|()| answer)
+    let mut result = T::default();
+    check(body(&mut result)).map(|()| result)
 }
 
-/// The handle of a GPU.
+/// Returns the handle of a GPU by index.
 fn device(index: u32) -> nvmlDevice_t {
     let mut device = std::ptr::null_mut();
     assert_eq!(call(|| unsafe { nvmlDeviceGetHandleByIndex_v2(index, &mut device) }), Ok(()));
@@ -71,8 +71,8 @@ fn text(body: impl FnOnce(*mut c_char, u32) -> nvmlReturn_t, length: u32) -> Res
 const NULL: nvmlDevice_t = std::ptr::null_mut();
 
 #[test]
-fn inits_are_counted() {
-    let bench = closed(&profile::T4, 1, DriverVersion::R535);
+fn init_and_shutdown_are_counted() {
+    let fixture = unopened_node(&profile::T4, 1, DriverVersion::R535);
     assert_eq!(call(|| unsafe { nvmlShutdown() }), Err(NvmlError::UNINITIALIZED));
     for init in [|| unsafe { nvmlInit() }, || unsafe { nvmlInit_v2() }, || unsafe { nvmlInitWithFlags(0) }] {
         assert_eq!(call(init), Ok(()));
@@ -83,24 +83,24 @@ fn inits_are_counted() {
     }
     assert_eq!(ask::<u32>(|count| unsafe { nvmlDeviceGetCount_v2(count) }), Err(NvmlError::UNINITIALIZED));
     assert_eq!(call(|| unsafe { nvmlShutdown() }), Err(NvmlError::UNINITIALIZED));
-    drop(bench);
+    drop(fixture);
 }
 
 #[test]
-fn without_a_driver_nothing_begins() {
-    FOLDER.set(None);
+fn init_without_driver_is_rejected() {
+    NODE_PATH.set(None);
     assert_eq!(call(|| unsafe { nvmlInit_v2() }), Err(NvmlError::DRIVER_NOT_LOADED));
-    FOLDER.set(Some("/nonexistent".into()));
+    NODE_PATH.set(Some("/nonexistent".into()));
     assert_eq!(call(|| unsafe { nvmlInit_v2() }), Err(NvmlError::DRIVER_NOT_LOADED));
 
-    let bench = closed(&profile::T4, 1, DriverVersion::R535);
-    bench.other.set_loaded(false);
+    let fixture = unopened_node(&profile::T4, 1, DriverVersion::R535);
+    fixture.other.set_loaded(false);
     assert_eq!(call(|| unsafe { nvmlInit_v2() }), Err(NvmlError::DRIVER_NOT_LOADED));
     assert_eq!(call(|| unsafe { nvmlShutdown() }), Err(NvmlError::UNINITIALIZED));
-    bench.other.set_loaded(true);
+    fixture.other.set_loaded(true);
     assert_eq!(call(|| unsafe { nvmlInit_v2() }), Ok(()));
     let device = device(0);
-    bench.other.set_loaded(false);
+    fixture.other.set_loaded(false);
     assert_eq!(
         ask::<u32>(|power| unsafe { nvmlDeviceGetPowerUsage(device, power) }),
         Err(NvmlError::DRIVER_NOT_LOADED)
@@ -108,8 +108,8 @@ fn without_a_driver_nothing_begins() {
 }
 
 #[test]
-fn a_handle_is_one_that_was_given_out() {
-    let _bench = open(&profile::A100_SXM4_40GB, 2);
+fn invented_handles_are_rejected() {
+    let _fixture = opened_node(&profile::A100_SXM4_40GB, 2);
     let (first, second) = (device(0), device(1));
     let index = |device| ask::<u32>(|index| unsafe { nvmlDeviceGetIndex(device, index) });
     assert_eq!((index(first), index(second)), (Ok(0), Ok(1)));
@@ -124,8 +124,8 @@ fn a_handle_is_one_that_was_given_out() {
         assert_eq!(index(device), Err(NvmlError::INVALID_ARGUMENT), "{device:?}");
     }
     for index in [2, u32::MAX] {
-        let answer = call(|| unsafe { nvmlDeviceGetHandleByIndex_v2(index, &mut { NULL }) });
-        assert_eq!(answer, Err(NvmlError::INVALID_ARGUMENT));
+        let result = call(|| unsafe { nvmlDeviceGetHandleByIndex_v2(index, &mut { NULL }) });
+        assert_eq!(result, Err(NvmlError::INVALID_ARGUMENT));
     }
     assert_eq!(
         call(|| unsafe { nvmlDeviceGetHandleByIndex_v2(0, std::ptr::null_mut()) }),
@@ -134,10 +134,10 @@ fn a_handle_is_one_that_was_given_out() {
 }
 
 #[test]
-fn a_gpu_is_found_by_what_it_says_of_itself() {
-    let _bench = open(&profile::H100_SXM5_80GB, 8);
-    type Find = unsafe extern "C" fn(*const c_char, *mut nvmlDevice_t) -> nvmlReturn_t;
-    let find = |function: Find, text: &str| {
+fn gpu_is_found_by_uuid_serial_and_pci_address() {
+    let _fixture = opened_node(&profile::H100_SXM5_80GB, 8);
+    type FindFunction = unsafe extern "C" fn(*const c_char, *mut nvmlDevice_t) -> nvmlReturn_t;
+    let find = |function: FindFunction, text: &str| {
         let text = CString::new(text).unwrap();
         let mut device = NULL;
         call(|| unsafe { function(text.as_ptr(), &mut device) }).map(|()| device)
@@ -147,8 +147,8 @@ fn a_gpu_is_found_by_what_it_says_of_itself() {
         let uuid = text(|to, length| unsafe { nvmlDeviceGetUUID(device, to, length) }, 80).unwrap();
         let serial = text(|to, length| unsafe { nvmlDeviceGetSerial(device, to, length) }, 30).unwrap();
         let pci: nvmlPciInfo_t = ask(|pci| unsafe { nvmlDeviceGetPciInfo_v3(device, pci) }).unwrap();
-        let place = |letters: &[c_char]| {
-            letters
+        let place = |fixed_text: &[c_char]| {
+            fixed_text
                 .iter()
                 .take_while(|&&letter| letter != 0)
                 .map(|&letter| letter as u8 as char)
@@ -161,8 +161,8 @@ fn a_gpu_is_found_by_what_it_says_of_itself() {
         assert_eq!(find(nvmlDeviceGetHandleByPciBusId_v2, &address), Ok(device));
         assert_eq!(find(nvmlDeviceGetHandleByPciBusId, &place(&pci.busIdLegacy)), Ok(device));
     }
-    let nobody = "GPU-00000000-0000-0000-0000-000000000000";
-    assert_eq!(find(nvmlDeviceGetHandleByUUID, nobody), Err(NvmlError::NOT_FOUND));
+    let unknown = "GPU-00000000-0000-0000-0000-000000000000";
+    assert_eq!(find(nvmlDeviceGetHandleByUUID, unknown), Err(NvmlError::NOT_FOUND));
     assert_eq!(find(nvmlDeviceGetHandleByUUID, "0"), Err(NvmlError::INVALID_ARGUMENT));
     assert_eq!(find(nvmlDeviceGetHandleByPciBusId_v2, "00000000:FE:00.0"), Err(NvmlError::NOT_FOUND));
     assert_eq!(find(nvmlDeviceGetHandleByPciBusId_v2, "first"), Err(NvmlError::INVALID_ARGUMENT));
@@ -170,8 +170,8 @@ fn a_gpu_is_found_by_what_it_says_of_itself() {
 }
 
 #[test]
-fn texts_need_room_for_their_end() {
-    let _bench = open(&profile::T4, 1);
+fn text_buffer_needs_room_for_nul() {
+    let _fixture = opened_node(&profile::T4, 1);
     let device = device(0);
     let name = |length| text(|to, length| unsafe { nvmlDeviceGetName(device, to, length) }, length);
     assert_eq!(name(9).as_deref(), Ok("Tesla T4"));
@@ -187,28 +187,28 @@ fn texts_need_room_for_their_end() {
 }
 
 #[test]
-fn structures_of_other_versions_are_refused() {
-    let _bench = open(&profile::A100_SXM4_40GB, 1);
+fn unknown_structure_versions_are_rejected() {
+    let _fixture = opened_node(&profile::A100_SXM4_40GB, 1);
     let device = device(0);
     for version in [0, 1, 2, nvmlMemory_v2 + 1, nvmlMemory_v2 & 0xffff] {
         let mut memory = nvmlMemory_v2_t { version, total: 7, ..Default::default() };
-        let answer = call(|| unsafe { nvmlDeviceGetMemoryInfo_v2(device, &mut memory) });
-        assert_eq!((answer, memory.total), (Err(NvmlError::ARGUMENT_VERSION_MISMATCH), 7));
+        let result = call(|| unsafe { nvmlDeviceGetMemoryInfo_v2(device, &mut memory) });
+        assert_eq!((result, memory.total), (Err(NvmlError::ARGUMENT_VERSION_MISMATCH), 7));
     }
     let mut pci = nvmlPciInfoExt_t { version: nvmlPciInfoExt_v1, ..Default::default() };
     assert_eq!(call(|| unsafe { nvmlDeviceGetPciInfoExt(device, &mut pci) }), Ok(()));
     assert_eq!((pci.baseClass, pci.pciDeviceId), (3, 0x20B0_10DE));
     pci.version += 1;
-    let answer = call(|| unsafe { nvmlDeviceGetPciInfoExt(device, &mut pci) });
-    assert_eq!(answer, Err(NvmlError::ARGUMENT_VERSION_MISMATCH));
+    let result = call(|| unsafe { nvmlDeviceGetPciInfoExt(device, &mut pci) });
+    assert_eq!(result, Err(NvmlError::ARGUMENT_VERSION_MISMATCH));
 }
 
 #[test]
-fn memory_is_the_same_story_in_all_versions() {
-    let bench = open(&profile::A100_SXM4_40GB, 2);
+fn memory_info_versions_agree() {
+    let fixture = opened_node(&profile::A100_SXM4_40GB, 2);
     let card = &profile::A100_SXM4_40GB.memory;
-    bench.other.set_contexts(1, 1);
-    assert!(bench.other.take_memory(1, units(3 << 30)));
+    fixture.other.set_contexts(1, 1);
+    assert!(fixture.other.take_memory(1, units(3 << 30)));
     for (gpu, used) in [(0, 0), (1, 3 << 30)] {
         let device = device(gpu);
         let old: nvmlMemory_t = ask(|memory| unsafe { nvmlDeviceGetMemoryInfo(device, memory) }).unwrap();
@@ -224,11 +224,11 @@ fn memory_is_the_same_story_in_all_versions() {
 }
 
 #[test]
-fn processes_are_listed_by_those_with_room() {
-    let bench = open(&profile::V100_SXM2_32GB, 1);
+fn process_list_reports_required_size() {
+    let fixture = opened_node(&profile::V100_SXM2_32GB, 1);
     let device = device(0);
-    let third = State::attach(FOLDER.with_borrow(Clone::clone).unwrap().as_path()).unwrap();
-    for state in [&*bench.other, &third] {
+    let third = SimNodeState::attach(NODE_PATH.with_borrow(Clone::clone).unwrap().as_path()).unwrap();
+    for state in [&*fixture.other, &third] {
         state.set_contexts(0, 1);
         assert!(state.take_memory(0, units(1 << 30)));
     }
@@ -250,12 +250,12 @@ fn processes_are_listed_by_those_with_room() {
     }
     assert_eq!(infos[2].pid, 0);
 
-    // The first form has shorter records.
+    // Version 1 has shorter records.
     let mut old = [0_u64; 4];
     count = 2;
-    let answer =
+    let result =
         call(|| unsafe { nvmlDeviceGetComputeRunningProcesses(device, &mut count, old.as_mut_ptr().cast()) });
-    assert_eq!((answer, old[1], old[3]), (Ok(()), 1 << 30, 1 << 30));
+    assert_eq!((result, old[1], old[3]), (Ok(()), 1 << 30, 1 << 30));
 
     count = 0;
     let none = call(|| unsafe {
@@ -265,8 +265,8 @@ fn processes_are_listed_by_those_with_room() {
     let name = |length| text(|to, length| unsafe { nvmlSystemGetProcessName(own, to, length) }, length);
     assert!(name(128).is_ok_and(|name| !name.is_empty()));
     assert_eq!(name(4).map(|name| name.len()), Ok(3));
-    let nobody = text(|to, length| unsafe { nvmlSystemGetProcessName(u32::MAX, to, length) }, 64);
-    assert_eq!(nobody, Err(NvmlError::NOT_FOUND));
+    let unknown = text(|to, length| unsafe { nvmlSystemGetProcessName(u32::MAX, to, length) }, 64);
+    assert_eq!(unknown, Err(NvmlError::NOT_FOUND));
 
     drop(third);
     count = 0;
@@ -274,7 +274,7 @@ fn processes_are_listed_by_those_with_room() {
     assert_eq!(count, 1);
 }
 
-/// What processes did since an instant of the wall clock.
+/// Returns the process utilization samples since a wall-clock time.
 fn process_samples(
     device: nvmlDevice_t,
     seen: u64,
@@ -286,17 +286,17 @@ fn process_samples(
     Ok(samples)
 }
 
-/// Sleeps to the beginning of a window.
-fn next_window(bench: &Bench) {
-    let window = bench.other.window();
+/// Sleeps until the next utilization window begins.
+fn next_window(fixture: &NodeFixture) {
+    let window = fixture.other.window();
     std::thread::sleep(Duration::from_nanos(window - now() % window));
 }
 
 #[test]
-fn utilisation_is_told_after_its_window() {
-    let bench = open(&profile::A10, 1);
+fn utilization_is_reported_after_its_window() {
+    let fixture = opened_node(&profile::A10, 1);
     let device = device(0);
-    bench.other.set_contexts(0, 1);
+    fixture.other.set_contexts(0, 1);
     let rates =
         || ask::<nvmlUtilization_t>(|to| unsafe { nvmlDeviceGetUtilizationRates(device, to) }).unwrap();
     assert_eq!((rates().gpu, rates().memory), (0, 0));
@@ -306,18 +306,18 @@ fn utilisation_is_told_after_its_window() {
         call(|| unsafe { nvmlDeviceGetProcessUtilization(device, std::ptr::null_mut(), &mut room, 0) });
     assert_eq!((sizing, room), (Err(NvmlError::INSUFFICIENT_SIZE), 1));
 
-    next_window(&bench);
+    next_window(&fixture);
     let begun = now();
-    let mut lane = GpuLane::open(Arc::clone(&bench.other), 0).unwrap();
-    // Longer than the test, however long it is kept waiting.
-    let long = 10_000 * bench.other.window();
+    let mut lane = GpuLane::open(Arc::clone(&fixture.other), 0).unwrap();
+    // Longer than the test, however slow the machine is.
+    let long = 10_000 * fixture.other.window();
     lane.extend(long).unwrap();
     let rate = rates().gpu;
-    if now() / bench.other.window() == begun / bench.other.window() {
-        assert_eq!(rate, 0, "the window in which it began is not over");
+    if now() / fixture.other.window() == begun / fixture.other.window() {
+        assert_eq!(rate, 0, "the window in which the work started has not ended");
     }
-    next_window(&bench);
-    next_window(&bench);
+    next_window(&fixture);
+    next_window(&fixture);
     assert_eq!(rates().gpu, 100);
     assert!((1..100).contains(&rates().memory));
 
@@ -325,13 +325,13 @@ fn utilisation_is_told_after_its_window() {
     assert_eq!((samples.len(), samples[0].pid), (1, std::process::id()));
     let seen = samples[0].timeStamp;
     let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros() as u64;
-    assert!(seen <= wall && wall - seen < 60_000_000, "{seen} is not just before {wall}");
-    // What was seen is not told again.
+    assert!(seen <= wall && wall - seen < 60_000_000, "{seen} is not within a minute before {wall}");
+    // Samples that were seen are not returned again.
     match process_samples(device, seen) {
         Err(failure) => assert_eq!(failure, NvmlError::NOT_FOUND),
-        Ok(newer) => assert!(newer[0].timeStamp >= seen + WINDOW.as_micros() as u64 / 2),
+        Ok(newer) => assert!(newer[0].timeStamp >= seen + SAMPLE_PERIOD.as_micros() as u64 / 2),
     }
-    next_window(&bench);
+    next_window(&fixture);
     let newer = process_samples(device, seen).unwrap();
     assert_eq!(newer[0].smUtil, 100);
     assert!(newer[0].timeStamp > seen);
@@ -348,7 +348,7 @@ fn utilisation_is_told_after_its_window() {
     assert_eq!(call(|| unsafe { nvmlDeviceGetProcessesUtilizationInfo(device, &mut info) }), Ok(()));
     assert_eq!((one.pid, one.smUtil), (std::process::id(), 100));
 
-    // A card that works is fast, warm and hungry.
+    // Under load, power and clocks are high.
     let number = |function: unsafe extern "C" fn(nvmlDevice_t, *mut u32) -> nvmlReturn_t| {
         ask::<u32>(|to| unsafe { function(device, to) }).unwrap()
     };
@@ -359,14 +359,14 @@ fn utilisation_is_told_after_its_window() {
 }
 
 #[test]
-fn samples_are_those_since_the_last_look() {
-    let bench = open(&profile::T4, 1);
+fn samples_since_last_seen_are_returned() {
+    let fixture = opened_node(&profile::T4, 1);
     let device = device(0);
-    next_window(&bench);
+    next_window(&fixture);
     let take = |seen, room: u32| {
         let mut samples = [nvmlSample_t::default(); 128];
         let (mut kind, mut count) = (99, room);
-        let answer = call(|| unsafe {
+        let result = call(|| unsafe {
             nvmlDeviceGetSamples(
                 device,
                 NVML_GPU_UTILIZATION_SAMPLES,
@@ -376,7 +376,7 @@ fn samples_are_those_since_the_last_look() {
                 samples.as_mut_ptr(),
             )
         });
-        answer.map(|()| samples[..count as usize].iter().map(|sample| sample.timeStamp).collect::<Vec<u64>>())
+        result.map(|()| samples[..count as usize].iter().map(|sample| sample.timeStamp).collect::<Vec<u64>>())
     };
     let all = take(0, 128).unwrap();
     assert!(all.len() > 1 && all.is_sorted());
@@ -393,24 +393,27 @@ fn samples_are_those_since_the_last_look() {
 }
 
 #[test]
-fn the_table_of_nvidia_smi_has_its_size_and_places() {
-    const ID: [u8; 16] = *b"\xc4\xfe\x3e\x6c\xc9\x8f\x6c\x4e\xa3\x27\xee\x69\x6e\x12\xf7\xc4";
-    type Slot = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> nvmlReturn_t;
+fn nvidia_smi_export_table_has_size_and_functions() {
+    const TABLE_ID: [u8; 16] = *b"\xc4\xfe\x3e\x6c\xc9\x8f\x6c\x4e\xa3\x27\xee\x69\x6e\x12\xf7\xc4";
+    type TableFunction = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> nvmlReturn_t;
     for (driver, slots, sample) in [(DriverVersion::R535, 245, 328), (DriverVersion::R550, 251, 488)] {
         std::thread::spawn(move || {
-            let bench = closed(&profile::T4, 3, driver);
+            let fixture = unopened_node(&profile::T4, 3, driver);
             assert_eq!(call(|| unsafe { nvmlInit_v2() }), Ok(()));
-            bench.other.set_contexts(0, 1);
+            fixture.other.set_contexts(0, 1);
             let table = {
                 let mut table = std::ptr::null();
-                assert_eq!(call(|| unsafe { nvmlInternalGetExportTable(&mut table, ID.as_ptr()) }), Ok(()));
+                assert_eq!(
+                    call(|| unsafe { nvmlInternalGetExportTable(&mut table, TABLE_ID.as_ptr()) }),
+                    Ok(())
+                );
                 unsafe { std::slice::from_raw_parts(table.cast::<usize>(), slots) }
             };
             assert_eq!(table[0], slots * 8);
             let wrong =
                 call(|| unsafe { nvmlInternalGetExportTable(&mut std::ptr::null(), [0; 16].as_ptr()) });
             assert_eq!(wrong, Err(NvmlError::NOT_FOUND));
-            let slot = |number: usize| unsafe { std::mem::transmute::<usize, Slot>(table[number]) };
+            let slot = |number: usize| unsafe { std::mem::transmute::<usize, TableFunction>(table[number]) };
             let device = device(0);
 
             for (number, place) in table.iter().enumerate().skip(1) {
@@ -435,17 +438,17 @@ fn the_table_of_nvidia_smi_has_its_size_and_places() {
                 (count, u32::from_le_bytes(records[..4].try_into().unwrap())),
                 (1, std::process::id())
             );
-            assert_ne!(records[32], 0, "its name");
+            assert_ne!(records[32], 0, "process name is empty");
 
-            // Windows of the GPU, told as moments of one process each.
-            next_window(&bench);
-            let mut lane = GpuLane::open(Arc::clone(&bench.other), 0).unwrap();
-            lane.extend(10_000 * bench.other.window()).unwrap();
+            // Utilization windows, reported as samples of one process each.
+            next_window(&fixture);
+            let mut lane = GpuLane::open(Arc::clone(&fixture.other), 0).unwrap();
+            lane.extend(10_000 * fixture.other.window()).unwrap();
             let seen = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-            std::thread::sleep(4 * WINDOW);
+            std::thread::sleep(4 * SAMPLE_PERIOD);
             let mut samples = vec![0_u8; sample * 100];
             let (mut count, mut kind) = (100_u32, 0_u32);
-            let answer = call(|| unsafe {
+            let result = call(|| unsafe {
                 slot(145)(
                     device as usize,
                     seen.as_micros() as usize,
@@ -455,7 +458,7 @@ fn the_table_of_nvidia_smi_has_its_size_and_places() {
                     0,
                 )
             });
-            assert_eq!((answer, kind), (Ok(()), 1));
+            assert_eq!((result, kind), (Ok(()), 1));
             assert!((32..=100).contains(&count), "{count}");
             let last = &samples[sample * (count as usize - 1)..];
             let number = |at: usize| u32::from_le_bytes(last[at..at + 4].try_into().unwrap());
@@ -467,60 +470,60 @@ fn the_table_of_nvidia_smi_has_its_size_and_places() {
 }
 
 #[test]
-fn units_of_memory_are_bytes_to_programs() {
-    let bench = open(&profile::T4, 1);
-    bench.other.set_contexts(0, 1);
-    assert!(bench.other.take_memory(0, 1));
+fn process_memory_is_reported_in_bytes() {
+    let fixture = opened_node(&profile::T4, 1);
+    fixture.other.set_contexts(0, 1);
+    assert!(fixture.other.take_memory(0, 1));
     let mut info = nvmlProcessInfo_t::default();
     let mut count = 1;
-    let answer =
+    let result =
         call(|| unsafe { nvmlDeviceGetComputeRunningProcesses_v3(device(0), &mut count, &mut info) });
-    assert_eq!((answer, info.usedGpuMemory), (Ok(()), UNIT));
+    assert_eq!((result, info.usedGpuMemory), (Ok(()), UNIT));
 }
 
 #[test]
-fn mig_mode_is_told_with_an_event() {
-    let bench = open(&profile::A100_SXM4_40GB, 2);
+fn mig_mode_change_raises_an_event() {
+    let fixture = opened_node(&profile::A100_SXM4_40GB, 2);
     let mode = |gpu: u32| {
         let (mut current, mut pending) = (9, 9);
-        let asked = call(|| unsafe { nvmlDeviceGetMigMode(device(gpu), &mut current, &mut pending) });
-        asked.map(|()| (current, pending))
+        let queried = call(|| unsafe { nvmlDeviceGetMigMode(device(gpu), &mut current, &mut pending) });
+        queried.map(|()| (current, pending))
     };
     let mut set = std::ptr::null_mut();
     assert_eq!(call(|| unsafe { nvmlEventSetCreate(&mut set) }), Ok(()));
     let wanted = call(|| unsafe { nvmlDeviceRegisterEvents(device(1), nvmlEventMigConfigChange, set) });
     assert_eq!((wanted, mode(1)), (Ok(()), Ok((NVML_DEVICE_MIG_DISABLE, NVML_DEVICE_MIG_DISABLE))));
-    bench.other.inject(1, Fault::Mig(true));
+    fixture.other.inject(1, GpuFault::Mig(true));
     assert_eq!(mode(1), Ok((NVML_DEVICE_MIG_ENABLE, NVML_DEVICE_MIG_ENABLE)));
     assert_eq!(mode(0), Ok((NVML_DEVICE_MIG_DISABLE, NVML_DEVICE_MIG_DISABLE)));
     let mut event = nvmlEventData_t::default();
     assert_eq!(call(|| unsafe { nvmlEventSetWait_v2(set, &mut event, 0) }), Ok(()));
     assert_eq!((event.device, event.eventType), (device(1), nvmlEventMigConfigChange));
-    // It is not cut.
+    // MIG mode creates no instances.
     let mut instance = std::ptr::null_mut();
     let found = call(|| unsafe { nvmlDeviceGetMigDeviceHandleByIndex(device(1), 0, &mut instance) });
     assert_eq!(found, Err(NvmlError::NOT_FOUND));
-    bench.other.inject(1, Fault::Mig(false));
+    fixture.other.inject(1, GpuFault::Mig(false));
     assert_eq!(mode(1), Ok((NVML_DEVICE_MIG_DISABLE, NVML_DEVICE_MIG_DISABLE)));
 }
 
 #[test]
-fn a_child_begins_anew() {
-    let bench = open(&profile::T4, 1);
+fn forked_child_must_initialize_again() {
+    let fixture = opened_node(&profile::T4, 1);
     let device = device(0);
     let index = || ask::<u32>(|index| unsafe { nvmlDeviceGetIndex(device, index) });
     let power = || ask::<u32>(|power| unsafe { nvmlDeviceGetPowerUsage(device, power) });
-    // What a child does is told by its exit code: it must not touch what other threads of the parent hold.
+    // The child reports by its exit code, because it must not use locks that other threads of the parent hold.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        let closed = index() == Err(NvmlError::UNINITIALIZED);
+        let unopened_node = index() == Err(NvmlError::UNINITIALIZED);
         let opened = call(|| unsafe { nvmlInit_v2() }) == Ok(()) && index() == Ok(0) && power().is_ok();
         let ended = call(|| unsafe { nvmlShutdown() }) == Ok(()) && index() == Err(NvmlError::UNINITIALIZED);
-        unsafe { libc::_exit(i32::from(!closed) | i32::from(!opened) << 1 | i32::from(!ended) << 2) };
+        unsafe { libc::_exit(i32::from(!unopened_node) | i32::from(!opened) << 1 | i32::from(!ended) << 2) };
     }
     let mut status = -1;
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0);
     assert_eq!(index(), Ok(0));
-    drop(bench);
+    drop(fixture);
 }

@@ -1,63 +1,63 @@
-//! What the driver says to programs that do it wrong.
+//! Tests of the errors that the driver returns for invalid calls.
 
 use super::*;
-use crate::node::Node;
+use crate::node::TestNode;
 use partage_driver_api::exports::DriverVersion;
 use std::ffi::c_char;
 
 #[test]
-fn wrong_calls_get_the_drivers_codes() {
-    Node::new("A10", 2, DriverVersion::R535).play("misuse codes");
+fn invalid_calls_return_documented_codes() {
+    TestNode::new("A10", 2, DriverVersion::R535).run_role("misuse codes");
 }
 
 #[test]
-fn without_a_node_there_is_no_device() {
-    let node = Node::new("T4", 1, DriverVersion::R550);
+fn init_without_node_reports_no_device() {
+    let node = TestNode::new("T4", 1, DriverVersion::R550);
     let run = node.command("misuse no-device").env("PARTAGE_SIM_DIR", "/nonexistent").status().unwrap();
     assert!(run.success());
     let run = node.command("misuse no-device").env("CUDA_VISIBLE_DEVICES", "").status().unwrap();
     assert!(run.success());
     node.state().set_loaded(false);
-    node.play("misuse no-device");
+    node.run_role("misuse no-device");
     node.state().set_loaded(true);
-    node.play("misuse one-device");
+    node.run_role("misuse one-device");
 }
 
 #[test]
-fn a_forked_child_must_start_anew() {
-    Node::new("T4", 1, DriverVersion::R550).play("misuse fork");
+fn forked_child_is_not_initialized() {
+    TestNode::new("T4", 1, DriverVersion::R550).run_role("misuse fork");
 }
 
 #[test]
-fn a_lost_gpu_fails_every_call_for_good() {
-    use partage_sim_node::state::Fault;
-    let node = Node::new("T4", 2, DriverVersion::R550);
+fn lost_gpu_fails_every_call_permanently() {
+    use partage_sim_node::state::GpuFault;
+    let node = TestNode::new("T4", 2, DriverVersion::R550);
     let mut program = node.start("misuse lost");
-    program.hear("ready");
-    node.state().inject(0, Fault::Lost);
-    program.tell();
-    program.hear("failed");
-    // It sees the other GPU only.
-    node.play("misuse one-device");
-    node.state().inject(0, Fault::Returned);
-    program.tell();
-    program.hear("still failed");
+    program.wait_for_line("ready");
+    node.state().inject(0, GpuFault::Lost);
+    program.resume();
+    program.wait_for_line("failed");
+    // A new process sees only the other GPU.
+    node.run_role("misuse one-device");
+    node.state().inject(0, GpuFault::Returned);
+    program.resume();
+    program.wait_for_line("still failed");
     program.end();
-    node.play("misuse works");
+    node.run_role("misuse works");
 }
 
 pub fn client(arguments: &[&str]) {
     match arguments {
         ["codes"] => codes(),
         ["no-device"] => {
-            let cuda = Cuda(crate::driver::Library::open("libcuda.so.1").unwrap());
+            let cuda = CudaLibrary(crate::driver::LoadedLibrary::open("libcuda.so.1").unwrap());
             fails!(CUDA_ERROR_NO_DEVICE, cuda.cuInit(0));
             let mut count = 0;
             fails!(CUDA_ERROR_NOT_INITIALIZED, cuda.cuDeviceGetCount(&mut count));
         }
         ["one-device"] => {
             let mut count = 0;
-            ok!(Cuda::started().cuDeviceGetCount(&mut count));
+            ok!(CudaLibrary::started().cuDeviceGetCount(&mut count));
             assert_eq!(count, 1);
         }
         ["works"] => {
@@ -72,14 +72,14 @@ pub fn client(arguments: &[&str]) {
 }
 
 fn lost() {
-    use crate::node::{say, wait_to_be_told};
+    use crate::node::{print_line, wait_for_resume};
     let (cuda, _) = start();
     let busy = function(&cuda, "busy_10000us");
     for _ in 0..500 {
         launch(&cuda, busy, null_mut());
     }
-    say("ready");
-    wait_to_be_told();
+    print_line("ready");
+    wait_for_resume();
     let all = || {
         fails!(CUDA_ERROR_UNKNOWN, cuda.cuCtxSynchronize());
         fails!(CUDA_ERROR_UNKNOWN, cuda.cuStreamQuery(null_mut()));
@@ -93,20 +93,20 @@ fn lost() {
         );
     };
     all();
-    say("failed");
-    wait_to_be_told();
+    print_line("failed");
+    wait_for_resume();
     all();
-    say("still failed");
+    print_line("still failed");
 }
 
 fn fork() {
     let (cuda, _) = start();
-    // SAFETY: the child only calls the driver and ends.
+    // SAFETY: the child only calls the driver and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let mut count = 0;
         let mut context = null_mut();
-        // SAFETY: variables of ours.
+        // SAFETY: the outputs are local variables.
         let codes = unsafe {
             [
                 cuda.cuDeviceGetCount(&mut count),
@@ -115,20 +115,20 @@ fn fork() {
                 cuda.cuCtxGetCurrent(&mut context),
             ]
         };
-        // SAFETY: ends the child without anything of the parent's.
+        // SAFETY: exits the child without running exit handlers of the parent.
         unsafe { libc::_exit(i32::from(codes != [CUDA_ERROR_NOT_INITIALIZED; 4])) };
     }
     let mut status = -1;
-    // SAFETY: our own child.
+    // SAFETY: waits for the child forked above, with a local variable for the status.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0);
     ok!(cuda.cuCtxSynchronize());
 }
 
 fn codes() {
-    let cuda = Cuda(crate::driver::Library::open("libcuda.so.1").unwrap());
+    let cuda = CudaLibrary(crate::driver::LoadedLibrary::open("libcuda.so.1").unwrap());
     let (mut count, mut context, mut made) = (0, null_mut(), null_mut());
-    // Before anything.
+    // Before initialization.
     fails!(CUDA_ERROR_NOT_INITIALIZED, cuda.cuDeviceGetCount(&mut count));
     fails!(CUDA_ERROR_NOT_INITIALIZED, cuda.cuCtxSynchronize());
     fails!(CUDA_ERROR_INVALID_VALUE, cuda.cuInit(1));
@@ -144,7 +144,7 @@ fn codes() {
     let mut name = [0 as c_char; 5];
     ok!(cuda.cuDeviceGetName(name.as_mut_ptr(), 5, 0));
     assert_eq!(name.map(|byte| byte as u8), *b"NVID\0");
-    // No context.
+    // Without a context.
     let mut module = null_mut();
     let mut pointer = 0;
     fails!(CUDA_ERROR_INVALID_CONTEXT, cuda.cuModuleLoadData(&mut module, c"x".as_ptr().cast()));
@@ -174,7 +174,7 @@ fn codes() {
     ok!(cuda.cuModuleGetFunction(&mut function, module, c"there".as_ptr()));
     let none = null_mut();
     let run = |function, grid: u32, block: u32, stream: CUstream| {
-        // SAFETY: no pointers.
+        // SAFETY: no pointer is passed.
         unsafe { cuda.cuLaunchKernel(function, grid, 1, 1, block, 1, 1, 0, stream, none, none) }
     };
     assert_eq!(run(function, 1, 1, null_mut()), CUDA_SUCCESS);
@@ -201,40 +201,40 @@ fn codes() {
     // Memory.
     memory(&cuda);
     let wide = |bytes| {
-        // SAFETY: no pointers.
+        // SAFETY: no pointer is passed.
         unsafe { cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, bytes, null_mut(), none, none) }
     };
     assert_eq!(wide(48 << 10), CUDA_SUCCESS);
     assert_eq!(wide((48 << 10) + 1), CUDA_ERROR_INVALID_VALUE);
     ok!(cuda.cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 60_000));
     assert_eq!(wide(60_000), CUDA_SUCCESS);
-    // Another GPU's function in this context.
+    // A function of another GPU's context cannot be launched here.
     let mut second = null_mut();
     ok!(cuda.cuCtxCreate_v2(&mut second, 0, 1));
     assert_eq!(run(function, 1, 1, null_mut()), CUDA_ERROR_INVALID_HANDLE);
-    // What belongs to a context goes with it.
+    // Destroying a context destroys its objects.
     ok!(cuda.cuCtxDestroy_v2(second));
     fails!(CUDA_ERROR_CONTEXT_IS_DESTROYED, cuda.cuCtxDestroy_v2(second));
     ok!(cuda.cuCtxDestroy_v2(made));
     assert_eq!(run(function, 1, 1, null_mut()), CUDA_ERROR_INVALID_CONTEXT);
     fails!(CUDA_ERROR_INVALID_HANDLE, cuda.cuModuleUnload(module));
-    // Texts.
+    // Error texts.
     let mut text = std::ptr::null();
     ok!(cuda.cuGetErrorName(CUDA_ERROR_OUT_OF_MEMORY, &mut text));
-    // SAFETY: a text of the driver's.
+    // SAFETY: the driver returned a NUL-terminated string.
     assert_eq!(unsafe { std::ffi::CStr::from_ptr(text) }, c"CUDA_ERROR_OUT_OF_MEMORY");
     fails!(CUDA_ERROR_INVALID_VALUE, cuda.cuGetErrorString(123_456, &mut text));
     assert!(text.is_null());
 }
 
-fn memory(cuda: &Cuda) {
+fn memory(cuda: &CudaLibrary) {
     let (mut pointer, mut free, mut total) = (0, 0, 0);
     ok!(cuda.cuMemGetInfo_v2(&mut free, &mut total));
     fails!(CUDA_ERROR_INVALID_VALUE, cuda.cuMemAlloc_v2(&mut pointer, 0));
     fails!(CUDA_ERROR_INVALID_VALUE, cuda.cuMemAlloc_v2(null_mut(), 1));
     fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemAlloc_v2(&mut pointer, total));
     fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemAlloc_v2(&mut pointer, usize::MAX - 4096));
-    // Blocks are of two MiB: what is left of the last one is nobody's.
+    // Blocks are 2 MiB: the remainder below a block cannot be allocated.
     ok!(cuda.cuMemAlloc_v2(&mut pointer, free / (2 << 20) * (2 << 20)));
     let mut other = 0;
     fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemAlloc_v2(&mut other, 1));

@@ -1,22 +1,22 @@
-//! Several processes on a node: what each sees of the others, and what is left when they are killed.
+//! Tests of several processes on one node: what each sees of the others, and what remains after they are killed.
 
 use super::*;
-use crate::driver::nvml::{self, Nvml};
-use crate::node::{Node, Player, say, wait_to_be_told};
+use crate::driver::nvml::{self, NvmlLibrary};
+use crate::node::{RoleProcess, TestNode, print_line, wait_for_resume};
 use partage_driver_api::exports::DriverVersion;
 use partage_sim_node::state::UNIT;
 use std::process::Command;
 
 const MIB: usize = 1 << 20;
 
-fn node() -> Node {
-    Node::new("A100-SXM4-40GB", 2, DriverVersion::R550)
+fn node() -> TestNode {
+    TestNode::new("A100-SXM4-40GB", 2, DriverVersion::R550)
 }
 
-/// Pids and bytes of the first GPU's processes, as NVML lists them.
-fn listed(node: &Node) -> Vec<(u32, u64)> {
+/// Returns the pid and memory in bytes of the processes that NVML lists on the first GPU.
+fn listed(node: &TestNode) -> Vec<(u32, u64)> {
     let mut observer = node.start("process list");
-    let words = observer.hear("listed");
+    let words = observer.wait_for_line("listed");
     observer.end();
     words
         .split_whitespace()
@@ -27,12 +27,12 @@ fn listed(node: &Node) -> Vec<(u32, u64)> {
 }
 
 #[test]
-fn processes_are_listed_from_context_to_death() {
+fn process_is_listed_from_context_until_exit() {
     let node = node();
     let mut holder = node.start("process hold 300");
-    let held: u64 = holder.hear("holding").parse().unwrap();
+    let held: u64 = holder.wait_for_line("holding").parse().unwrap();
     assert_eq!(listed(&node), [(holder.child.id(), held)]);
-    // A context, and what was asked for in blocks of two MiB.
+    // A context and the allocation, in blocks of 2 MiB.
     assert_eq!(held, 414 * MIB as u64 + 300 * MIB as u64);
     holder.kill();
     assert_eq!(listed(&node), []);
@@ -40,30 +40,30 @@ fn processes_are_listed_from_context_to_death() {
 }
 
 #[test]
-fn killed_processes_leave_nothing() {
+fn killed_processes_release_everything() {
     let node = node();
-    let (mut survivors, mut held): (Vec<Player>, Vec<(u32, u64)>) = Default::default();
+    let (mut survivors, mut held): (Vec<RoleProcess>, Vec<(u32, u64)>) = Default::default();
     for _ in 0..2 {
-        // One after the other: each says by how much the card got fuller.
+        // One after the other, because each reports how much the card's usage grew.
         let mut survivor = node.start("process hold 128");
-        held.push((survivor.child.id(), survivor.hear("holding").parse().unwrap()));
+        held.push((survivor.child.id(), survivor.wait_for_line("holding").parse().unwrap()));
         survivors.push(survivor);
     }
     let mut random = 0x9e37_79b9_7f4a_7c15u64;
-    let mut restless: Vec<Player> =
-        (0..3).map(|seed| node.start(&format!("process restless {seed}"))).collect();
-    for player in &mut restless {
-        player.hear("restless");
+    let mut churn: Vec<RoleProcess> =
+        (0..3).map(|seed| node.start(&format!("process churn {seed}"))).collect();
+    for player in &mut churn {
+        player.wait_for_line("churn");
     }
     for round in 0..40 {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         std::thread::sleep(std::time::Duration::from_micros(random >> 52));
-        let victim = (random >> 33) as usize % restless.len();
-        restless[victim].kill();
-        restless[victim] = node.start(&format!("process restless {}", round + 3));
-        restless[victim].hear("restless");
+        let victim = (random >> 33) as usize % churn.len();
+        churn[victim].kill();
+        churn[victim] = node.start(&format!("process churn {}", round + 3));
+        churn[victim].wait_for_line("churn");
     }
-    for player in &mut restless {
+    for player in &mut churn {
         player.kill();
     }
     let mut left = listed(&node);
@@ -73,68 +73,68 @@ fn killed_processes_leave_nothing() {
     assert_eq!(left, expected);
     let units: u64 = held.iter().map(|(_, bytes)| bytes / UNIT).sum();
     assert_eq!([0, 1].map(|gpu| node.state().used_memory(gpu)), [units, 0]);
-    // The living did not notice: what they wrote is there, and the GPU works.
+    // The survivors are unaffected: their data is intact, and the GPU works.
     for survivor in &mut survivors {
-        survivor.tell();
-        survivor.hear("well");
+        survivor.resume();
+        survivor.wait_for_line("well");
     }
 }
 
-/// A child that was forked and goes on living keeps neither the memory nor the work of its dead parent.
+/// A forked child that outlives its parent keeps neither the parent's memory nor its work.
 #[test]
-fn a_forked_child_keeps_nobody_alive() {
+fn forked_child_does_not_keep_parent_resources() {
     let node = node();
     let mut parent = node.start("process parent");
-    parent.hear("forked");
+    parent.wait_for_line("forked");
     assert_eq!(listed(&node).len(), 1);
     parent.kill();
     assert_eq!(listed(&node), []);
     assert_eq!(node.state().used_memory(0), 0);
-    // The child has nothing of the GPU's, and the parent's input keeps it alive until here.
+    // The child uses no GPU; the pipe to the parent keeps it alive until here.
     drop(parent);
 }
 
-/// What is free is seen by who only asks libcuda.
+/// A process that only queries libcuda sees the memory freed.
 #[test]
-fn the_memory_of_the_dead_is_free() {
+fn memory_of_dead_process_is_freed() {
     let node = node();
     let mut other = node.start("process hold 1000");
-    other.hear("holding");
+    other.wait_for_line("holding");
     let mut observer = node.start("process watch");
-    let full: usize = observer.hear("used").parse().unwrap();
+    let full: usize = observer.wait_for_line("used").parse().unwrap();
     assert!(full > 1000 * MIB);
     other.kill();
-    observer.tell();
+    observer.resume();
     let mut used = full;
     while used > 500 * MIB {
-        used = observer.hear("used").parse().unwrap();
+        used = observer.wait_for_line("used").parse().unwrap();
     }
 }
 
-/// Work of a killed process is not done, whoever looks first and however late.
+/// The work of a killed process is not done, whichever process looks first and however late.
 #[test]
-fn the_dead_do_not_keep_a_gpu_busy() {
+fn dead_process_does_not_keep_gpu_busy() {
     let node = node();
     let mut busy = node.start("stream saturate");
-    busy.hear("saturating");
+    busy.wait_for_line("saturating");
     let state = node.state();
     busy.kill();
     std::thread::sleep(std::time::Duration::from_nanos(3 * state.window()));
-    assert_eq!(state.utilisation(0).0, 0);
+    assert_eq!(state.utilization(0).0, 0);
 }
 
 #[test]
-fn two_nodes_do_not_see_each_other() {
+fn nodes_are_isolated() {
     let (one, two) = (node(), node());
     let mut holder = one.start("process hold 64");
-    holder.hear("holding");
+    holder.wait_for_line("holding");
     assert_eq!(listed(&one).len(), 1);
     assert_eq!(listed(&two), []);
 }
 
-/// A process in a pid namespace of its own, as in a container, has its host's pid on the list.
+/// A process in its own pid namespace, as in a container, is listed with its host pid.
 #[test]
-fn pids_are_the_hosts() {
+fn listed_pids_are_host_pids() {
     let node = node();
     let inner = node.command("process hold 16");
     let mut outer = Command::new("unshare");
@@ -148,8 +148,8 @@ fn pids_are_the_hosts() {
             None => outer.env_remove(key),
         };
     }
-    let mut holder = Player::of(outer);
-    holder.hear("holding");
+    let mut holder = RoleProcess::spawn(outer);
+    holder.wait_for_line("holding");
     let seen: Vec<u32> = listed(&node).into_iter().map(|(pid, _)| pid).collect();
     let children =
         std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", holder.child.id())).unwrap();
@@ -163,17 +163,17 @@ pub fn client(arguments: &[&str]) {
         ["hold", mib] => hold(mib.parse().unwrap()),
         ["parent"] => parent(),
         ["watch"] => watch(),
-        ["restless", seed] => restless(seed.parse().unwrap()),
+        ["churn", seed] => churn(seed.parse().unwrap()),
         other => panic!("{other:?}"),
     }
 }
 
 fn list() {
-    let library = Nvml::open();
+    let library = NvmlLibrary::open();
     let mut device = null_mut();
     let mut count = 64;
     let mut found = [nvml::nvmlProcessInfo_t::default(); 64];
-    // SAFETY: variables of ours, and as much room as said.
+    // SAFETY: the outputs are local variables, and the array is as long as stated.
     unsafe {
         assert_eq!(library.nvmlInit_v2(), 0);
         assert_eq!(library.nvmlDeviceGetHandleByIndex_v2(0, &mut device), 0);
@@ -186,17 +186,17 @@ fn list() {
         .iter()
         .map(|process| format!("{}={}", process.pid, process.usedGpuMemory))
         .collect();
-    say(&format!("listed {}", all.join(" ")));
+    print_line(&format!("listed {}", all.join(" ")));
 }
 
-fn held_by_this_process(cuda: &Cuda) -> usize {
+fn held_by_this_process(cuda: &CudaLibrary) -> usize {
     let (mut free, mut total) = (0, 0);
     ok!(cuda.cuMemGetInfo_v2(&mut free, &mut total));
     total - free
 }
 
 fn hold(mib: usize) {
-    let cuda = Cuda::started();
+    let cuda = CudaLibrary::started();
     let before = {
         let mut context = null_mut();
         let (mut free, mut total) = (0, 0);
@@ -207,27 +207,27 @@ fn hold(mib: usize) {
     let (mut pointer, bytes) = (0, vec![0xa5u8; MIB]);
     ok!(cuda.cuMemAlloc_v2(&mut pointer, mib * MIB));
     ok!(cuda.cuMemcpyHtoD_v2(pointer, bytes.as_ptr().cast(), MIB));
-    say(&format!("holding {}", held_by_this_process(&cuda) - before));
-    if wait_to_be_told() {
+    print_line(&format!("holding {}", held_by_this_process(&cuda) - before));
+    if wait_for_resume() {
         let mut back = vec![0u8; MIB];
         ok!(cuda.cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), pointer, MIB));
         assert_eq!(back, bytes);
         launch(&cuda, function(&cuda, "busy_100us"), null_mut());
         ok!(cuda.cuCtxSynchronize());
-        say("well");
-        wait_to_be_told();
+        print_line("well");
+        wait_for_resume();
     }
 }
 
-/// Says what is used of the card, until it is next to nothing.
+/// Prints the card's used memory until it is nearly zero.
 fn watch() {
     let (cuda, _) = start();
     let mut used = held_by_this_process(&cuda);
-    say(&format!("used {used}"));
-    wait_to_be_told();
+    print_line(&format!("used {used}"));
+    wait_for_resume();
     while used > 500 * MIB {
         used = held_by_this_process(&cuda);
-        say(&format!("used {used}"));
+        print_line(&format!("used {used}"));
     }
 }
 
@@ -235,37 +235,37 @@ fn parent() {
     let (cuda, _) = start();
     launch(&cuda, function(&cuda, "busy_50000us"), null_mut());
     let (mut ends, mut byte) = ([0; 2], [0u8]);
-    // SAFETY: room for both ends.
+    // SAFETY: the array has room for both descriptors.
     assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
-    // SAFETY: the child only says that it is there and waits for its input to end.
+    // SAFETY: the child only writes a byte and waits for its input to end.
     if unsafe { libc::fork() } == 0 {
-        // SAFETY: a byte of ours.
+        // SAFETY: one byte of a local array.
         unsafe { libc::write(ends[1], byte.as_ptr().cast(), 1) };
-        // SAFETY: a byte of ours.
+        // SAFETY: one byte of a local array.
         while unsafe { libc::read(0, byte.as_mut_ptr().cast(), 1) } > 0 {}
-        // SAFETY: ends the child without anything of the parent's.
+        // SAFETY: exits the child without running exit handlers of the parent.
         unsafe { libc::_exit(0) };
     }
-    // It has come so far that it has nothing of its parent's.
-    // SAFETY: a byte of ours.
+    // The child runs and holds nothing of its parent.
+    // SAFETY: one byte of a local array.
     assert_eq!(unsafe { libc::read(ends[0], byte.as_mut_ptr().cast(), 1) }, 1);
-    say("forked");
-    wait_to_be_told();
+    print_line("forked");
+    wait_for_resume();
 }
 
-/// Everything at once on both GPUs, until killed.
-fn restless(seed: u64) {
-    let cuda = Cuda::started();
-    say("restless");
+/// Allocates, copies, launches and frees on both GPUs until it is killed.
+fn churn(seed: u64) {
+    let cuda = CudaLibrary::started();
+    print_line("churn");
     std::thread::scope(|scope| {
         for device in 0..2 {
             let cuda = &cuda;
-            scope.spawn(move || restless_on(cuda, device, seed + 100 * device as u64));
+            scope.spawn(move || churn_on(cuda, device, seed + 100 * device as u64));
         }
     });
 }
 
-fn restless_on(cuda: &Cuda, device: i32, seed: u64) {
+fn churn_on(cuda: &CudaLibrary, device: i32, seed: u64) {
     let mut context = null_mut();
     ok!(cuda.cuCtxCreate_v2(&mut context, 0, device));
     let busy = function(cuda, "busy_50us");

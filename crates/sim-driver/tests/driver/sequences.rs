@@ -1,23 +1,24 @@
-//! Calls in any order: see `support/sequence.rs`. `make fuzz` looks further than this.
+//! Random call sequences: see `support/sequence.rs`. `make fuzz` explores more.
 
 use super::*;
-use crate::node::Node;
+use crate::node::TestNode;
 use crate::sequence;
 use partage_driver_api::exports::DriverVersion;
 
 #[test]
-fn no_sequence_of_calls_crashes_hangs_or_leaks() {
-    let node = Node::new("A100-SXM4-40GB", 2, DriverVersion::R550);
+fn random_call_sequences_do_not_crash_hang_or_leak() {
+    let node = TestNode::new("A100-SXM4-40GB", 2, DriverVersion::R550);
     for seed in 0..4 {
-        node.play(&format!("sequences {seed}"));
+        node.run_role(&format!("sequences {seed}"));
     }
 }
 
 pub fn client(arguments: &[&str]) {
     let [seed] = arguments else { panic!("{arguments:?}") };
-    let cuda = Cuda::started();
+    let cuda = CudaLibrary::started();
     let observer =
-        partage_sim_node::state::State::attach(std::env::var("PARTAGE_SIM_DIR").unwrap().as_ref()).unwrap();
+        partage_sim_node::state::SimNodeState::attach(std::env::var("PARTAGE_SIM_DIR").unwrap().as_ref())
+            .unwrap();
     let mut random = seed.parse::<u64>().unwrap().wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     for round in 0..120 {
         let bytes: Vec<u8> = (0..600)
@@ -28,7 +29,7 @@ pub fn client(arguments: &[&str]) {
                 (random >> 24) as u8
             })
             .collect();
-        // SAFETY: the driver is started, and this thread is alone.
+        // SAFETY: the driver is initialized, and no other thread uses it.
         unsafe { sequence::run(&cuda, &bytes) };
         let left = [0, 1].map(|gpu| observer.used_memory(gpu));
         assert_eq!(left, [0, 0], "round {round}");

@@ -1,22 +1,22 @@
-//! Where the functions are: by name, and by `cuGetProcAddress`, against what real drivers answer.
+//! Tests of symbol lookup by name and by `cuGetProcAddress`, against the results of real drivers.
 
 use super::*;
-use crate::node::Node;
+use crate::node::TestNode;
 use partage_driver_api::exports::DriverVersion;
 use std::ffi::c_void;
 
-/// What the real drivers answered, row by row: name, flags, first version, symbol.
+/// Results of the real drivers, one per row: name, flags, first version, symbol.
 const REAL_535: &str = include_str!("../../../driver-api/tests/symbols/cuGetProcAddress-535.txt");
 const REAL_550: &str = include_str!("../../../driver-api/tests/symbols/cuGetProcAddress-550.txt");
 
 #[test]
-fn every_row_of_the_real_maps_is_answered_alike() {
-    Node::new("T4", 1, DriverVersion::R535).play("symbols 535");
-    Node::new("T4", 1, DriverVersion::R550).play("symbols 550");
+fn get_proc_address_matches_real_driver_tables() {
+    TestNode::new("T4", 1, DriverVersion::R535).run_role("symbols 535");
+    TestNode::new("T4", 1, DriverVersion::R550).run_role("symbols 550");
 }
 
 pub fn client(arguments: &[&str]) {
-    let cuda = Cuda(crate::driver::Library::open("libcuda.so.1").unwrap());
+    let cuda = CudaLibrary(crate::driver::LoadedLibrary::open("libcuda.so.1").unwrap());
     let rows = if arguments == ["535"] { REAL_535 } else { REAL_550 };
     let look_up = |name: &str, version: i32, flags: u64| {
         let name = CString::new(name).unwrap();
@@ -36,21 +36,21 @@ pub fn client(arguments: &[&str]) {
     assert_eq!(look_up("cuMemAlloc_v2", 12040, 0), (null_mut(), 1));
     assert_eq!(look_up("", 12040, 0), (null_mut(), 1));
     assert_eq!(look_up("cuLaunchKernelEx", 11000, 0), (null_mut(), 2));
-    // The functions that were looked up are the ones that answer.
+    // The addresses are those of working functions.
     let (address, _) = look_up("cuDriverGetVersion", 12000, 0);
-    // SAFETY: the address of a function of this signature.
+    // SAFETY: the symbol has this signature.
     let version: unsafe extern "C" fn(*mut i32) -> CUresult = unsafe { std::mem::transmute(address) };
     let mut found = 0;
-    // SAFETY: the number is ours to write.
+    // SAFETY: the output is a local variable.
     assert_eq!(unsafe { version(&mut found) }, 0);
     assert_eq!(found, if arguments == ["535"] { 12020 } else { 12040 });
-    // Tables of the undocumented kind are for nobody.
+    // Undocumented export tables are refused.
     let mut table = std::ptr::dangling();
     fails!(CUDA_ERROR_INVALID_VALUE, cuda.cuGetExportTable(&mut table, &CUuuid { bytes: [7; 16] }));
     assert!(table.is_null());
 }
 
-/// `name f=flags v=version -> symbol (…)`
+/// Parses a row: `name f=flags v=version -> symbol (…)`.
 fn parse(row: &str) -> (&str, u64, i32, &str) {
     let mut words = row.split_whitespace();
     let name = words.next().unwrap();

@@ -1,4 +1,4 @@
-//! The driver's libraries as a program sees them: opened by name, called through their exported functions.
+//! The driver's libraries as a program uses them: loaded by name and called through their exported functions.
 #![allow(
     unsafe_code,
     non_snake_case,
@@ -11,7 +11,7 @@
 
 use std::ffi::{CStr, CString, c_void};
 
-/// One method per function of a library; each looks its symbol up once.
+/// Declares one method per function of a library; each looks up its symbol once.
 macro_rules! calls {
     ($library:ident, $code:ident, $($(#[$doc:meta])* trait $family:ident {
         $(fn $name:ident $args:tt $(twin $twin:ident)?;)*
@@ -29,29 +29,29 @@ macro_rules! calls {
             let address = *ADDRESS.get_or_init(|| self.0.symbol(stringify!($name)).expect(stringify!($name)) as usize);
             // SAFETY: the symbol has this signature: driver-api's tests compare it with two other sources.
             let function: unsafe extern "C" fn($($type),*) -> $code = unsafe { std::mem::transmute(address) };
-            // SAFETY: the caller's promise.
+            // SAFETY: this method has the same contract as the function.
             unsafe { function($($arg),*) }
         }
     };
 }
 
-/// An opened library.
-pub struct Library(*mut c_void);
+/// A library loaded by `dlopen`.
+pub struct LoadedLibrary(*mut c_void);
 
-// SAFETY: a handle of the dynamic linker, good for every thread.
-unsafe impl Send for Library {}
-// SAFETY: likewise.
-unsafe impl Sync for Library {}
+// SAFETY: a handle of the dynamic linker, valid in every thread.
+unsafe impl Send for LoadedLibrary {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for LoadedLibrary {}
 
-impl Library {
+impl LoadedLibrary {
     pub fn open(name: &str) -> Result<Self, String> {
         let name = CString::new(name).unwrap();
-        // SAFETY: a text that ends in zero.
+        // SAFETY: the name is NUL-terminated.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
         if handle.is_null() {
-            // SAFETY: no arguments.
+            // SAFETY: the function takes no arguments.
             let text = unsafe { libc::dlerror() };
-            // SAFETY: there was an error, so there is a text.
+            // SAFETY: after a failure, `dlerror` returns a NUL-terminated string.
             return Err(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned());
         }
         Ok(Self(handle))
@@ -59,44 +59,46 @@ impl Library {
 
     pub fn symbol(&self, name: &str) -> Option<*mut c_void> {
         let name = CString::new(name).unwrap();
-        // SAFETY: an open handle and a text that ends in zero.
+        // SAFETY: an open handle and a NUL-terminated name.
         let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
         (!address.is_null()).then_some(address)
     }
 }
 
 pub mod cuda {
-    use super::Library;
+    use super::LoadedLibrary;
     pub use partage_driver_api::cuda::*;
 
-    pub struct Cuda(pub Library);
+    /// A loaded libcuda, with one method per function.
+    pub struct CudaLibrary(pub LoadedLibrary);
 
-    impl Cuda {
-        /// The libcuda that the dynamic linker finds, initialised.
+    impl CudaLibrary {
+        /// Loads the libcuda that the dynamic linker finds, and initializes it.
         pub fn started() -> Self {
-            let cuda = Self(Library::open("libcuda.so.1").unwrap());
-            // SAFETY: no pointers.
+            let cuda = Self(LoadedLibrary::open("libcuda.so.1").unwrap());
+            // SAFETY: no pointer is passed.
             assert_eq!(unsafe { cuda.cuInit(0) }, CUDA_SUCCESS);
             cuda
         }
     }
 
-    macro_rules! expand { ($($table:tt)*) => { calls! { Cuda, CUresult, $($table)* } }; }
+    macro_rules! expand { ($($table:tt)*) => { calls! { CudaLibrary, CUresult, $($table)* } }; }
     partage_driver_api::cuda_functions!(expand);
 }
 
 pub mod nvml {
-    use super::Library;
+    use super::LoadedLibrary;
     pub use partage_driver_api::nvml::*;
 
-    pub struct Nvml(pub Library);
+    /// A loaded libnvidia-ml, with one method per function.
+    pub struct NvmlLibrary(pub LoadedLibrary);
 
-    impl Nvml {
+    impl NvmlLibrary {
         pub fn open() -> Self {
-            Self(Library::open("libnvidia-ml.so.1").unwrap())
+            Self(LoadedLibrary::open("libnvidia-ml.so.1").unwrap())
         }
     }
 
-    macro_rules! expand { ($($table:tt)*) => { calls! { Nvml, nvmlReturn_t, $($table)* } }; }
+    macro_rules! expand { ($($table:tt)*) => { calls! { NvmlLibrary, nvmlReturn_t, $($table)* } }; }
     partage_driver_api::nvml_functions!(expand);
 }

@@ -1,93 +1,93 @@
-//! What a simulated node is made of: `node.json`.
+//! The configuration of a simulated node: `node.json`.
 
-use super::identity::Random;
-use super::machine;
-use super::topology::{Cpus, LinkEnd, PciAddress, PciPath, PciPaths};
-use crate::profile::{Profile, ProfileError};
+use super::gpu_identity::IdentityGenerator;
+use super::server_layout;
+use super::topology::{CpuList, NvLinkEnd, PciAddress, PciPath, PciPaths};
+use crate::profile::{GpuProfile, ProfileError};
 use partage_driver_api::exports::DriverVersion;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeSet;
 
-/// The most GPUs of one node.
-pub const MOST_GPUS: usize = crate::state::MAX_GPUS;
+/// The maximum number of GPUs of one node.
+pub const MAX_NODE_GPUS: usize = crate::state::MAX_GPUS;
 
-/// The layout of `node.json` that this program reads and writes.
-const VERSION: u32 = 1;
+/// The version of the format of `node.json`.
+const CONFIG_VERSION: u32 = 1;
 
-/// A node: its driver, its GPUs, and how it behaves.
+/// The configuration of a node: its driver, its GPUs and its settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NodeConfig {
     version: u32,
-    /// The driver it has.
+    /// The version of the simulated driver.
     #[serde(serialize_with = "write_driver", deserialize_with = "read_driver")]
     pub driver: DriverVersion,
-    /// What its UUIDs and serial numbers were made from.
+    /// The seed of UUIDs and serial numbers.
     pub seed: u64,
-    /// How it behaves.
+    /// Timing and queuing of the simulated GPUs.
     #[serde(default)]
-    pub settings: Settings,
-    /// The cards that its GPUs are, each once.
-    pub profiles: Vec<Profile>,
-    /// Its GPUs; a GPU's index is its position here.
+    pub settings: NodeSettings,
+    /// The profiles of the node's GPU models, each once.
+    pub profiles: Vec<GpuProfile>,
+    /// The GPUs. A GPU's index is its position in this list.
     pub gpus: Vec<NodeGpu>,
-    /// The ways over PCIe between its GPUs.
+    /// The PCIe paths between the GPUs.
     pub pci_paths: PciPaths,
 }
 
-/// How a node behaves.
+/// Timing and queuing of the simulated GPUs of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Settings {
-    /// How long a context has a GPU before the next one's turn, in microseconds.
+pub struct NodeSettings {
+    /// The time slice of a context while others wait for the GPU, in microseconds.
     pub slice_micros: u32,
-    /// How long a kernel takes that is not called `busy_<n>us`, in microseconds.
+    /// The duration of a kernel whose name is not `busy_<n>us`, in microseconds.
     pub kernel_micros: u32,
-    /// How many launches wait in a context before the next one waits for room.
+    /// The number of queued launches of a context at which the next launch blocks.
     pub queue: u32,
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings { slice_micros: 2000, kernel_micros: 10, queue: 1024 }
+impl Default for NodeSettings {
+    fn default() -> NodeSettings {
+        NodeSettings { slice_micros: 2000, kernel_micros: 10, queue: 1024 }
     }
 }
 
-/// One GPU of a node.
+/// The configuration of one GPU of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NodeGpu {
-    /// Which card it is: the `model` of one of the node's profiles.
+    /// The `model` of one of the node's profiles.
     pub model: String,
-    /// Its UUID.
+    /// The UUID, such as `GPU-513536b6-7d19-9063-b049-1e69664bb298`.
     pub uuid: String,
-    /// Its serial number.
+    /// The serial number: up to 29 letters and digits.
     pub serial: String,
-    /// Its minor number: `/dev/nvidia<minor>`.
+    /// The minor number: `/dev/nvidia<minor>`.
     pub minor: u32,
-    /// Its place among the modules of a board; 0 for a card in a slot.
+    /// The module number on an SXM board; 0 for a PCIe card.
     pub module: u32,
-    /// Its PCI address.
+    /// The PCI address, unique on the node.
     pub pci: PciAddress,
-    /// The NUMA node it hangs on.
+    /// The NUMA node that the GPU is attached to.
     pub numa: u32,
     /// The CPUs of that NUMA node.
-    pub cpus: Cpus,
-    /// Where its NVLinks end, first to last. Links that are not here go nowhere.
+    pub cpus: CpuList,
+    /// The remote ends of its NVLinks, by link index. Links beyond the list are not connected.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub links: Vec<LinkEnd>,
-    /// Whether it is in MIG mode, unless that was switched since the node was made.
+    pub links: Vec<NvLinkEnd>,
+    /// Whether the GPU is in MIG mode when the node is created. The mode can be switched later.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mig: bool,
 }
 
 impl NodeGpu {
-    /// The board's number as NVML makes it from the address.
+    /// Returns the board ID, which NVML derives from the PCI address.
     pub fn board_id(&self) -> u32 {
         self.pci.domain << 16 | u32::from(self.pci.bus) << 8 | u32::from(self.pci.device)
     }
 
-    /// The sixteen bytes of its UUID, as CUDA has them.
+    /// Returns the 16 bytes of the UUID, as CUDA reports them.
     pub fn uuid_bytes(&self) -> [u8; 16] {
         uuid_bytes(&self.uuid).unwrap_or_default()
     }
@@ -104,64 +104,66 @@ fn uuid_bytes(uuid: &str) -> Option<[u8; 16]> {
     u128::from_str_radix(&hex, 16).ok().map(u128::to_be_bytes)
 }
 
-/// Why a node cannot be.
+/// Why a configuration is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// More or fewer GPUs than a node can have.
-    #[error("a node with {0} GPUs cannot be simulated: use 1 to {MOST_GPUS}")]
+    /// The number of GPUs is out of range.
+    #[error("cannot simulate a node with {0} GPUs: use 1 to {MAX_NODE_GPUS}")]
     Count(usize),
-    /// A card is wrong.
+    /// A profile is invalid.
     #[error(transparent)]
-    Profile(#[from] ProfileError),
-    /// It is not what this program writes.
+    GpuProfile(#[from] ProfileError),
+    /// The text is not valid JSON of this format.
     #[error("{0}")]
     Json(String),
-    /// A GPU is wrong.
+    /// The configuration of a GPU is invalid.
     #[error("GPU {gpu}: {what}")]
     Gpu {
-        /// Its index.
+        /// The index of the GPU.
         gpu: usize,
-        /// What is wrong.
+        /// The first invalid value of this GPU.
         what: String,
     },
-    /// Something else is wrong.
+    /// Another part of the configuration is invalid.
     #[error("{0}")]
     Other(String),
 }
 
 impl NodeConfig {
-    /// A node with `count` cards of one kind in the machine they usually sit in.
+    /// Creates the configuration of a node with `count` GPUs of one model in the server that they are usually
+    /// installed in.
     pub fn new(
         driver: DriverVersion,
-        card: &Profile,
+        card: &GpuProfile,
         count: usize,
         seed: u64,
     ) -> Result<NodeConfig, ConfigError> {
-        let (seats, pci_paths) = machine::seats(card, count)?;
-        let gpus = seats.into_iter().zip(0..).map(|(seat, number)| {
-            let mut random = Random::new(seed, number);
+        let (locations, pci_paths) = server_layout::locate_gpus(card, count)?;
+        let gpus = locations.into_iter().zip(0..).map(|(location, number)| {
+            let mut random = IdentityGenerator::new(seed, number);
             NodeGpu {
                 model: card.model.to_string(),
                 uuid: random.uuid(),
                 serial: random.serial(),
-                minor: seat.minor,
-                module: seat.module,
-                pci: seat.pci,
-                numa: seat.numa,
-                cpus: seat.cpus,
-                links: seat.links,
+                minor: location.minor,
+                module: location.module,
+                pci: location.pci,
+                numa: location.numa,
+                cpus: location.cpus,
+                links: location.links,
                 mig: false,
             }
         });
         let gpus = gpus.collect();
         let profiles = vec![card.clone()];
-        let settings = Settings::default();
-        let config = NodeConfig { version: VERSION, driver, seed, settings, profiles, gpus, pci_paths };
+        let settings = NodeSettings::default();
+        let config =
+            NodeConfig { version: CONFIG_VERSION, driver, seed, settings, profiles, gpus, pci_paths };
         config.validate()?;
         Ok(config)
     }
 
-    /// Reads `node.json`.
+    /// Parses and validates the content of `node.json`.
     pub fn from_json(text: &str) -> Result<NodeConfig, ConfigError> {
         let config: NodeConfig =
             serde_json::from_str(text).map_err(|error| ConfigError::Json(error.to_string()))?;
@@ -169,7 +171,7 @@ impl NodeConfig {
         Ok(config)
     }
 
-    /// Writes `node.json`.
+    /// Formats the content of `node.json`.
     pub fn to_json(&self) -> Result<String, ConfigError> {
         let mut text =
             serde_json::to_string_pretty(self).map_err(|error| ConfigError::Json(error.to_string()))?;
@@ -177,13 +179,13 @@ impl NodeConfig {
         Ok(text)
     }
 
-    /// What the processes of the node share, at first.
-    pub(crate) fn setup(&self) -> crate::state::Setup {
+    /// Returns the initial content of the node's state file.
+    pub(crate) fn initial_state(&self) -> crate::state::InitialState {
         let profiles = || (0..self.gpus.len()).filter_map(|gpu| self.profile(gpu));
-        crate::state::Setup {
+        crate::state::InitialState {
             memory: profiles().map(|profile| profile.memory.usable()).collect(),
             slice: u64::from(self.settings.slice_micros) * 1000,
-            // One for all: cards that sample differently are not in one server.
+            // One period for the whole node: a server does not mix GPUs with different sampling periods.
             window: profiles()
                 .map(|profile| u64::from(profile.sample_period_micros) * 1000)
                 .min()
@@ -191,13 +193,13 @@ impl NodeConfig {
         }
     }
 
-    /// The card that a GPU is. `None` beyond the last GPU.
-    pub fn profile(&self, gpu: usize) -> Option<&Profile> {
+    /// Returns the profile of a GPU; `None` for an unknown index.
+    pub fn profile(&self, gpu: usize) -> Option<&GpuProfile> {
         let model = &self.gpus.get(gpu)?.model;
         self.profiles.iter().find(|profile| profile.model == *model)
     }
 
-    /// How many NVLinks lead from one GPU to another.
+    /// Returns the number of NVLinks between two GPUs.
     pub fn nvlinks(&self, a: usize, b: usize) -> usize {
         let (Some(from), Some(to)) = (self.gpus.get(a), self.gpus.get(b)) else { return 0 };
         if a == b {
@@ -207,12 +209,12 @@ impl NodeConfig {
         let mut switches: Vec<PciAddress> = Vec::new();
         for end in &from.links {
             match *end {
-                LinkEnd::Gpu { gpu, .. } => count += usize::from(gpu == b),
-                LinkEnd::Switch(switch) if switches.contains(&switch) => {}
-                LinkEnd::Switch(switch) => {
+                NvLinkEnd::Gpu { gpu, .. } => count += usize::from(gpu == b),
+                NvLinkEnd::Switch(switch) if switches.contains(&switch) => {}
+                NvLinkEnd::Switch(switch) => {
                     switches.push(switch);
                     let on = |gpu: &NodeGpu| {
-                        gpu.links.iter().filter(|end| **end == LinkEnd::Switch(switch)).count()
+                        gpu.links.iter().filter(|end| **end == NvLinkEnd::Switch(switch)).count()
                     };
                     count += on(from).min(on(to));
                 }
@@ -221,18 +223,21 @@ impl NodeConfig {
         count
     }
 
-    /// The way over PCIe between two GPUs; `None` from a GPU to itself and beyond the last.
+    /// Returns the PCIe path between two GPUs; `None` from a GPU to itself and for an unknown index.
     pub fn pci_path(&self, a: usize, b: usize) -> Option<PciPath> {
         self.pci_paths.between(a, b)
     }
 
-    /// Whether a node with this can be.
+    /// Checks that a node with this configuration can be simulated.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let other = |what: String| Err(ConfigError::Other(what));
-        if self.version != VERSION {
-            return other(format!("version {} is not known: this program writes {VERSION}", self.version));
+        if self.version != CONFIG_VERSION {
+            return other(format!(
+                "unsupported version {}: this program supports version {CONFIG_VERSION}",
+                self.version
+            ));
         }
-        if !(1..=MOST_GPUS).contains(&self.gpus.len()) {
+        if !(1..=MAX_NODE_GPUS).contains(&self.gpus.len()) {
             return Err(ConfigError::Count(self.gpus.len()));
         }
         if self.pci_paths.gpus() != self.gpus.len() {
@@ -252,7 +257,7 @@ impl NodeConfig {
         for profile in &self.profiles {
             profile.validate()?;
             if !models.insert(profile.model.as_ref()) {
-                return other(format!("profiles has {} twice", profile.model));
+                return other(format!("profiles contains {} twice", profile.model));
             }
         }
         self.validate_gpus()
@@ -261,13 +266,13 @@ impl NodeConfig {
     fn validate_gpus(&self) -> Result<(), ConfigError> {
         let (mut uuids, mut minors, mut addresses) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         for (index, gpu) in self.gpus.iter().enumerate() {
-            let wrong = |what: String| Err(ConfigError::Gpu { gpu: index, what });
+            let invalid = |what: String| Err(ConfigError::Gpu { gpu: index, what });
             let Some(profile) = self.profile(index) else {
-                return wrong(format!("profiles has no {}", gpu.model));
+                return invalid(format!("profiles does not contain {}", gpu.model));
             };
             if uuid_bytes(&gpu.uuid).is_none() {
-                return wrong(format!(
-                    "\"{}\" is no UUID like GPU-513536b6-7d19-9063-b049-1e69664bb298",
+                return invalid(format!(
+                    "invalid UUID \"{}\": use the form GPU-513536b6-7d19-9063-b049-1e69664bb298",
                     gpu.uuid
                 ));
             }
@@ -275,37 +280,40 @@ impl NodeConfig {
                 || gpu.serial.len() > 29
                 || !gpu.serial.bytes().all(|b| b.is_ascii_alphanumeric())
             {
-                return wrong(format!("\"{}\" is no serial number: use up to 29 digits", gpu.serial));
+                return invalid(format!(
+                    "invalid serial number \"{}\": use up to 29 letters and digits",
+                    gpu.serial
+                ));
             }
             if !uuids.insert(&gpu.uuid) {
-                return wrong(format!("another one has the UUID {}", gpu.uuid));
+                return invalid(format!("UUID {} is used by another GPU", gpu.uuid));
             }
             if !minors.insert(gpu.minor) {
-                return wrong(format!("another one has the minor number {}", gpu.minor));
+                return invalid(format!("minor number {} is used by another GPU", gpu.minor));
             }
             if !addresses.insert(gpu.pci) {
-                return wrong(format!("another one has the address {}", gpu.pci));
+                return invalid(format!("PCI address {} is used by another GPU", gpu.pci));
             }
-            // 255 is the control device, 254 the one for mode setting.
+            // 255 is the control device, 254 the modesetting device.
             if gpu.minor > 253 {
-                return wrong(format!("minor is {}: use 0 to 253", gpu.minor));
+                return invalid(format!("minor is {}: use 0 to 253", gpu.minor));
             }
             if gpu.numa > 1023 {
-                return wrong(format!("numa is {}: use 0 to 1023", gpu.numa));
+                return invalid(format!("numa is {}: use 0 to 1023", gpu.numa));
             }
             if gpu.mig && profile.mig_instances == 0 {
-                return wrong(format!("mig is true, and a {} has no MIG mode", gpu.model));
+                return invalid(format!("mig is true, but {} does not support MIG mode", gpu.model));
             }
             let most = profile.nvlink.as_ref().map_or(0, |nvlink| nvlink.links as usize);
             if gpu.links.len() > most {
-                return wrong(format!("{} links are given, a {} has {most}", gpu.links.len(), gpu.model));
+                return invalid(format!("{} links are given, but {} has {most}", gpu.links.len(), gpu.model));
             }
             for (link, end) in gpu.links.iter().enumerate() {
-                let back = LinkEnd::Gpu { gpu: index, link };
-                if let LinkEnd::Gpu { gpu: to, link: there } = *end
+                let back = NvLinkEnd::Gpu { gpu: index, link };
+                if let NvLinkEnd::Gpu { gpu: to, link: there } = *end
                     && (to == index || self.gpus.get(to).and_then(|to| to.links.get(there)) != Some(&back))
                 {
-                    return wrong(format!("link {link} ends at {end}, which does not end here"));
+                    return invalid(format!("link {link} ends at {end}, which is not linked back"));
                 }
             }
         }
@@ -313,14 +321,14 @@ impl NodeConfig {
     }
 }
 
-/// The driver of a branch, by its number or its whole version.
-pub fn driver(text: &str) -> Option<DriverVersion> {
+/// Parses a driver version: a branch such as `550`, or a full version such as `550.163.01`.
+pub fn parse_driver_version(text: &str) -> Option<DriverVersion> {
     DriverVersion::ALL
         .into_iter()
         .find(|driver| driver.branch().to_string() == text || driver.version() == text)
 }
 
-// The signature is serde's.
+// serde prescribes the signature.
 #[allow(clippy::trivially_copy_pass_by_ref)]
 fn write_driver<S: Serializer>(driver: &DriverVersion, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(driver.version())
@@ -328,8 +336,8 @@ fn write_driver<S: Serializer>(driver: &DriverVersion, serializer: S) -> Result<
 
 fn read_driver<'de, D: Deserializer<'de>>(deserializer: D) -> Result<DriverVersion, D::Error> {
     let text = String::deserialize(deserializer)?;
-    driver(&text).ok_or_else(|| {
+    parse_driver_version(&text).ok_or_else(|| {
         let known = DriverVersion::ALL.map(DriverVersion::version).join(" or ");
-        serde::de::Error::custom(format!("driver {text} cannot be simulated: use {known}"))
+        serde::de::Error::custom(format!("cannot simulate driver {text}: use {known}"))
     })
 }

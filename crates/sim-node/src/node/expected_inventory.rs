@@ -1,9 +1,9 @@
-//! The inventory that discovery must report for a node's configuration. Tests compare discovery with it, and settings are
-//! checked against it before a node exists.
+//! The inventory that discovery must report for a node's configuration. Tests compare discovery with it, and settings
+//! are checked against it before a node exists.
 
 use super::config::NodeConfig;
 use super::topology::PciPath;
-use partage_core::model::{Bytes, Gpu, Link, Links, Node};
+use partage_core::model::{Bytes, Gpu, GpuLink, LinkMatrix, Node};
 
 impl NodeConfig {
     /// Returns the GPUs and links that discovery through the driver must report. A GPU's memory is what programs can
@@ -22,25 +22,25 @@ impl NodeConfig {
             })
         };
         let mut node = Node::new(name, (0..self.gpus.len()).filter_map(gpu).collect());
-        node.links = Some(Links::from_fn(self.gpus.len(), |a, b| self.link(a, b)));
+        node.links = Some(LinkMatrix::from_fn(self.gpus.len(), |a, b| self.link(a, b)));
         node
     }
 
-    /// The best link between two GPUs.
-    pub fn link(&self, a: usize, b: usize) -> Link {
+    /// Returns the best link between two GPUs.
+    pub fn link(&self, a: usize, b: usize) -> GpuLink {
         match self.pci_path(a, b) {
-            // As `Links` has the link of a GPU to itself.
-            None => Link::NvLink,
-            Some(_) if self.nvlinks(a, b) > 0 => Link::NvLink,
-            Some(PciPath::Pix) => Link::Pix,
-            Some(PciPath::Pxb) => Link::Pxb,
-            Some(PciPath::Phb) => Link::Phb,
-            Some(PciPath::Node) => Link::Node,
-            Some(PciPath::System) => Link::System,
+            // `LinkMatrix` uses NVLink for the link of a GPU to itself.
+            None => GpuLink::NvLink,
+            Some(_) if self.nvlinks(a, b) > 0 => GpuLink::NvLink,
+            Some(PciPath::Pix) => GpuLink::Pix,
+            Some(PciPath::Pxb) => GpuLink::Pxb,
+            Some(PciPath::Phb) => GpuLink::Phb,
+            Some(PciPath::Node) => GpuLink::Node,
+            Some(PciPath::System) => GpuLink::System,
         }
     }
 
-    /// How another node differs from this one, in words; `None` where it does not.
+    /// Describes how a requested configuration differs from this one; `None` if they are equal.
     pub fn difference(&self, other: &NodeConfig) -> Option<String> {
         let cards = |config: &NodeConfig| {
             let mut words: Vec<(usize, &str)> = Vec::new();
@@ -54,24 +54,24 @@ impl NodeConfig {
         };
         let modes = |config: &NodeConfig| config.gpus.iter().map(|gpu| gpu.mig).collect::<Vec<_>>();
         let differs =
-            |what: &str, is: String, asked: String| Some(format!("its {what} is {is}, asked was {asked}"));
+            |what: &str, is: String, asked: String| Some(format!("its {what} is {is}, requested {asked}"));
         if self == other {
             return None;
         }
-        match () {
-            () if self.driver != other.driver => {
-                differs("driver", self.driver.version().into(), other.driver.version().into())
-            }
-            () if cards(self) != cards(other) => {
-                Some(format!("it has {}, asked were {}", cards(self), cards(other)))
-            }
-            () if self.profiles != other.profiles => Some("its cards have other figures".into()),
-            () if self.settings != other.settings => {
-                differs("settings", format!("{:?}", self.settings), format!("{:?}", other.settings))
-            }
-            () if self.seed != other.seed => differs("seed", self.seed.to_string(), other.seed.to_string()),
-            () if modes(self) != modes(other) => Some("MIG mode of its GPUs is another".into()),
-            () => Some("its GPUs sit elsewhere".into()),
+        if self.driver != other.driver {
+            differs("driver", self.driver.version().into(), other.driver.version().into())
+        } else if cards(self) != cards(other) {
+            Some(format!("it has {}, requested {}", cards(self), cards(other)))
+        } else if self.profiles != other.profiles {
+            Some("its GPU profiles differ".into())
+        } else if self.settings != other.settings {
+            differs("settings", format!("{:?}", self.settings), format!("{:?}", other.settings))
+        } else if self.seed != other.seed {
+            differs("seed", self.seed.to_string(), other.seed.to_string())
+        } else if modes(self) != modes(other) {
+            Some("the MIG mode of its GPUs differs".into())
+        } else {
+            Some("the locations of its GPUs differ".into())
         }
     }
 }

@@ -1,18 +1,18 @@
-//! Words for where a GPU sits and what it is linked to.
+//! Types for a GPU's location and links, and their text forms: PCI addresses, CPU lists, PCIe paths, NVLinks.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// A PCI address of a first function, written as NVML does: `00000000:07:00.0`.
+/// A PCI address of function 0, formatted as NVML does: `00000000:07:00.0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct PciAddress {
-    /// Domain.
+    /// The PCI domain, written with eight hexadecimal digits.
     pub domain: u32,
-    /// Bus.
+    /// The bus number in its domain.
     pub bus: u8,
-    /// Device, below 32.
+    /// The device number, below 32.
     pub device: u8,
 }
 
@@ -40,7 +40,7 @@ impl FromStr for PciAddress {
                 device,
             })
         };
-        address().ok_or_else(|| format!("\"{text}\" is no PCI address: write it like 00000000:07:00.0"))
+        address().ok_or_else(|| format!("invalid PCI address \"{text}\": use the form 00000000:07:00.0"))
     }
 }
 
@@ -58,27 +58,27 @@ impl From<PciAddress> for String {
     }
 }
 
-/// CPUs, written as the kernel does: `0-15,32,128-143`.
+/// A list of CPUs, formatted as the kernel does: `0-15,32,128-143`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Cpus(Vec<(u32, u32)>);
+pub struct CpuList(Vec<(u32, u32)>);
 
-impl Cpus {
-    /// The most CPUs a machine has.
-    pub const MOST: u32 = 4096;
+impl CpuList {
+    /// The maximum number of CPUs of a machine.
+    pub const MAX_CPUS: u32 = 4096;
 
-    /// CPUs in runs, first and last.
-    pub(super) fn runs(runs: &[(u32, u32)]) -> Cpus {
-        Cpus(runs.to_vec())
+    /// Creates a list from ranges of first and last CPU.
+    pub(super) fn from_ranges(ranges: &[(u32, u32)]) -> CpuList {
+        CpuList(ranges.to_vec())
     }
 
-    /// All of them.
+    /// Iterates over all CPUs of the list.
     pub fn iter(&self) -> impl Iterator<Item = u32> {
         self.0.iter().flat_map(|&(first, last)| first..=last)
     }
 
-    /// One bit per CPU, as NVML's masks are; CPUs beyond the words are left out.
-    pub fn mask(&self, words: &mut [u64]) {
+    /// Sets one bit per CPU, as in NVML's affinity masks. CPUs that do not fit into `words` are left out.
+    pub fn fill_mask(&self, words: &mut [u64]) {
         words.fill(0);
         for cpu in self.iter() {
             if let Some(word) = words.get_mut(cpu as usize / 64) {
@@ -88,35 +88,36 @@ impl Cpus {
     }
 }
 
-impl fmt::Display for Cpus {
+impl fmt::Display for CpuList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (position, (first, last)) in self.0.iter().enumerate() {
             let comma = if position == 0 { "" } else { "," };
-            match first == last {
-                true => write!(f, "{comma}{first}")?,
-                false => write!(f, "{comma}{first}-{last}")?,
+            if first == last {
+                write!(f, "{comma}{first}")?;
+            } else {
+                write!(f, "{comma}{first}-{last}")?;
             }
         }
         Ok(())
     }
 }
 
-impl FromStr for Cpus {
+impl FromStr for CpuList {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let number = |text: &str| text.parse::<u32>().ok().filter(|&cpu| cpu < Cpus::MOST);
+        let number = |text: &str| text.parse::<u32>().ok().filter(|&cpu| cpu < CpuList::MAX_CPUS);
         let run = |run: &str| {
             let (first, last) = run.split_once('-').unwrap_or((run, run));
             let (first, last) = (number(first)?, number(last)?);
             (first <= last).then_some((first, last))
         };
         let runs: Option<Vec<_>> = text.split(',').map(run).collect();
-        runs.map(Cpus).ok_or_else(|| format!("\"{text}\" is no list of CPUs: write it like 0-15,128-143"))
+        runs.map(CpuList).ok_or_else(|| format!("invalid list of CPUs \"{text}\": use the form 0-15,128-143"))
     }
 }
 
-impl TryFrom<String> for Cpus {
+impl TryFrom<String> for CpuList {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
@@ -124,33 +125,33 @@ impl TryFrom<String> for Cpus {
     }
 }
 
-impl From<Cpus> for String {
-    fn from(cpus: Cpus) -> String {
+impl From<CpuList> for String {
+    fn from(cpus: CpuList) -> String {
         cpus.to_string()
     }
 }
 
-/// The way over PCIe between two GPUs, best first, in the words of `nvidia-smi topo -m`.
+/// The PCIe path between two GPUs, from best to worst, as `nvidia-smi topo -m` distinguishes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PciPath {
-    /// One PCIe switch.
+    /// Through one PCIe switch.
     Pix,
-    /// Several PCIe switches.
+    /// Through several PCIe switches.
     Pxb,
-    /// A host bridge.
+    /// Through a host bridge.
     Phb,
     /// Between host bridges of one NUMA node.
     Node,
-    /// Between NUMA nodes.
+    /// Between NUMA nodes, through the interconnect of the processors.
     System,
 }
 
 impl PciPath {
-    /// Every way, best first.
+    /// All paths, from best to worst.
     pub const ALL: [PciPath; 5] = [PciPath::Pix, PciPath::Pxb, PciPath::Phb, PciPath::Node, PciPath::System];
 
-    /// Its word.
-    pub fn word(self) -> &'static str {
+    /// The abbreviation of `nvidia-smi topo -m`.
+    pub fn name(self) -> &'static str {
         match self {
             PciPath::Pix => "PIX",
             PciPath::Pxb => "PXB",
@@ -160,13 +161,13 @@ impl PciPath {
         }
     }
 
-    /// NVML's `nvmlGpuTopologyLevel_t`.
+    /// The value of `nvmlGpuTopologyLevel_t`.
     pub fn nvml(self) -> u32 {
         10 * (self as u32 + 1)
     }
 }
 
-/// The ways over PCIe between all GPUs of a node: rows of words, `X` where a GPU meets itself.
+/// The PCIe paths between all GPUs of a node. Serialized as rows of [`PciPath::name`]s with `X` on the diagonal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<String>", into = "Vec<String>")]
 pub struct PciPaths {
@@ -175,19 +176,19 @@ pub struct PciPaths {
 }
 
 impl PciPaths {
-    /// The ways that a function of two GPU indexes says.
+    /// Creates the matrix from a function of two GPU indexes.
     pub fn from_fn(gpus: usize, path: impl Fn(usize, usize) -> PciPath) -> PciPaths {
-        // Nobody asks for the way of a GPU to itself; equal nodes have the same there all the same.
+        // The diagonal is never read, but equal matrices must compare equal.
         let cell = |a, b| if a == b { PciPath::Pix } else { path(a, b) };
         PciPaths { gpus, cells: (0..gpus * gpus).map(|at| cell(at / gpus, at % gpus)).collect() }
     }
 
-    /// For how many GPUs.
+    /// The number of GPUs.
     pub fn gpus(&self) -> usize {
         self.gpus
     }
 
-    /// The way between two GPUs; `None` from a GPU to itself and beyond the last.
+    /// Returns the path between two GPUs; `None` from a GPU to itself and for an unknown index.
     pub fn between(&self, a: usize, b: usize) -> Option<PciPath> {
         (a != b && a < self.gpus && b < self.gpus).then(|| self.cells[a * self.gpus + b])
     }
@@ -202,10 +203,10 @@ impl TryFrom<Vec<String>> for PciPaths {
         for (row, text) in rows.iter().enumerate() {
             let words: Vec<&str> = text.split_whitespace().collect();
             if words.len() != gpus {
-                return Err(format!("pciPaths: row {row} has {} words for {gpus} GPUs", words.len()));
+                return Err(format!("pciPaths: row {row} has {} entries for {gpus} GPUs", words.len()));
             }
             for (column, word) in words.into_iter().enumerate() {
-                let path = PciPath::ALL.into_iter().find(|path| path.word() == word);
+                let path = PciPath::ALL.into_iter().find(|path| path.name() == word);
                 cells.push(match path {
                     None if row == column && word == "X" => PciPath::Pix,
                     Some(path) if row != column => path,
@@ -230,57 +231,57 @@ impl TryFrom<Vec<String>> for PciPaths {
 
 impl From<PciPaths> for Vec<String> {
     fn from(paths: PciPaths) -> Vec<String> {
-        let word = |a, b| paths.between(a, b).map_or("X", PciPath::word);
+        let word = |a, b| paths.between(a, b).map_or("X", PciPath::name);
         let row = |a| (0..paths.gpus).map(|b| word(a, b)).collect::<Vec<_>>().join(" ");
         (0..paths.gpus).map(row).collect()
     }
 }
 
-/// Where an NVLink ends, written `gpu 3 link 2` or `switch 00000000:C4:00.0`.
+/// The remote end of an NVLink, formatted as `gpu 3 link 2` or `switch 00000000:C4:00.0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum LinkEnd {
-    /// At a link of another GPU of the node.
+pub enum NvLinkEnd {
+    /// A link of another GPU of the node.
     Gpu {
-        /// Its index.
+        /// The index of that GPU.
         gpu: usize,
-        /// The link there.
+        /// The index of the link at that GPU.
         link: usize,
     },
-    /// At an NVSwitch, which reaches every other GPU that is linked to it.
+    /// An NVSwitch, which connects all GPUs that are linked to it.
     Switch(PciAddress),
 }
 
-impl fmt::Display for LinkEnd {
+impl fmt::Display for NvLinkEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            LinkEnd::Gpu { gpu, link } => write!(f, "gpu {gpu} link {link}"),
-            LinkEnd::Switch(address) => write!(f, "switch {address}"),
+            NvLinkEnd::Gpu { gpu, link } => write!(f, "gpu {gpu} link {link}"),
+            NvLinkEnd::Switch(address) => write!(f, "switch {address}"),
         }
     }
 }
 
-impl TryFrom<String> for LinkEnd {
+impl TryFrom<String> for NvLinkEnd {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
         if let Some(address) = text.strip_prefix("switch ") {
-            return address.parse().map(LinkEnd::Switch);
+            return address.parse().map(NvLinkEnd::Switch);
         }
         let end = || {
             let (gpu, link) = text.strip_prefix("gpu ")?.split_once(" link ")?;
-            Some(LinkEnd::Gpu { gpu: gpu.parse().ok()?, link: link.parse().ok()? })
+            Some(NvLinkEnd::Gpu { gpu: gpu.parse().ok()?, link: link.parse().ok()? })
         };
         end().ok_or_else(|| {
             format!(
-                "\"{text}\" is no end of an NVLink: write \"gpu 3 link 2\" or \"switch 00000000:C4:00.0\""
+                "invalid NVLink end \"{text}\": use the form \"gpu 3 link 2\" or \"switch 00000000:C4:00.0\""
             )
         })
     }
 }
 
-impl From<LinkEnd> for String {
-    fn from(end: LinkEnd) -> String {
+impl From<NvLinkEnd> for String {
+    fn from(end: NvLinkEnd) -> String {
         end.to_string()
     }
 }
@@ -290,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_as_they_are_written() {
+    fn pci_addresses_round_trip() {
         let address = PciAddress { domain: 1, bus: 0x0f, device: 0x1e };
         assert_eq!(address.to_string(), "00000001:0F:1E.0");
         assert_eq!("00000001:0F:1E.0".parse(), Ok(address));
@@ -303,26 +304,26 @@ mod tests {
     }
 
     #[test]
-    fn cpus_are_read_as_they_are_written() {
-        let cpus: Cpus = "0-1,5,64-65".parse().unwrap();
+    fn cpu_lists_round_trip() {
+        let cpus: CpuList = "0-1,5,64-65".parse().unwrap();
         assert_eq!(cpus.to_string(), "0-1,5,64-65");
         let mut words = [u64::MAX; 2];
-        cpus.mask(&mut words);
+        cpus.fill_mask(&mut words);
         assert_eq!(words, [0b10_0011, 0b11]);
         for wrong in ["", "1-0", "4096", "a", "1,,2", "-1"] {
-            assert!(wrong.parse::<Cpus>().is_err(), "{wrong}");
+            assert!(wrong.parse::<CpuList>().is_err(), "{wrong}");
         }
     }
 
     #[test]
-    fn paths_are_checked() {
+    fn pci_paths_are_validated() {
         let rows =
             |rows: &[&str]| PciPaths::try_from(rows.iter().map(|row| row.to_string()).collect::<Vec<_>>());
         let good = rows(&["X PIX SYS", "PIX X SYS", "SYS SYS X"]).unwrap();
         assert_eq!(good.between(0, 1), Some(PciPath::Pix));
         assert_eq!(Vec::from(good), ["X PIX SYS", "PIX X SYS", "SYS SYS X"]);
         for (wrong, words) in [
-            (&["X PIX"][..], "row 0 has 2 words for 1 GPUs"),
+            (&["X PIX"][..], "row 0 has 2 entries for 1 GPUs"),
             (&["X PIX", "SYS X"], "GPU 0 to 1 and GPU 1 to 0 differ"),
             (&["X NV1", "NV1 X"], "\"NV1\" for GPU 1: use PIX"),
             (&["PIX"], "\"PIX\" for GPU 0: use X"),

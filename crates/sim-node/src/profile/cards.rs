@@ -1,30 +1,33 @@
-//! The figures, card by card.
+//! The profiles of the known GPU models.
 //!
-//! Compared with public prints of `nvidia-smi -q` and `deviceQuery` of the drivers 515 to 580: name, memory, clocks,
-//! multiprocessors, L2 cache, bus and copy engines of every card but A30 and H200; what the driver reserves, which
-//! changes with its version, of T4, V100, A10, L4, L40S, A100 and H100; limits, thresholds, BAR1 and PCI ids of T4,
-//! V100, A100-SXM4-80GB and H100 (thresholds and BAR1 of A10 are those of A10G). The rest is from data sheets and lists
-//! of PCI ids. Board, chip and firmware numbers have the right form; only those of T4, V100-SXM2-16GB and
-//! A100-SXM4-80GB were seen on a board.
+//! These values were compared with public output of `nvidia-smi -q` and `deviceQuery` of drivers 515 to 580:
+//! - name, memory, clocks, multiprocessors, L2 cache, bus and copy engines of all models except A30 and H200;
+//! - the memory that the driver reserves, which changes with its version, of T4, V100, A10, L4, L40S, A100 and H100;
+//! - limits, thresholds, BAR1 and PCI IDs of T4, V100, A100-SXM4-80GB and H100 (thresholds and BAR1 of A10 are those of
+//!   A10G).
 //!
-//! A context's size depends on the driver and on what a program loads; these are contexts of an empty program.
+//! The other values are from data sheets and lists of PCI IDs. Board, chip and firmware numbers have the right format,
+//! but only those of T4, V100-SXM2-16GB and A100-SXM4-80GB are from a real board.
+//!
+//! The size of a context depends on the driver and on the modules that a program loads. The values here are for an
+//! empty program.
 
 use super::{
-    Architecture, Board, Brand, Clocks, Compute, Machine, Memory, NvLink, Pci, Power, Profile, Temperature,
-    Text,
+    Architecture, BoardSpec, ClockSpec, ComputeSpec, GpuBrand, GpuProfile, MemorySpec, NvLinkSpec, PciSpec,
+    PowerSpec, ProfileText, ServerModel, TemperatureSpec,
 };
 
 const MIB: u64 = 1 << 20;
 
-/// NVML refreshes utilisation between once and six times a second, depending on the card; these are of the latter.
+/// NVML samples utilization once to six times per second, depending on the GPU. These models sample six times.
 const SAMPLE_PERIOD_MICROS: u32 = 166_667;
 
-const fn text(text: &'static str) -> Text {
-    Text::Borrowed(text)
+const fn text(text: &'static str) -> ProfileText {
+    ProfileText::Borrowed(text)
 }
 
-/// 7.0.
-const VOLTA: Compute = Compute {
+/// Compute capability 7.0, with the multiprocessors of V100.
+const VOLTA: ComputeSpec = ComputeSpec {
     capability: 70,
     multiprocessors: 80,
     cores_per_multiprocessor: 64,
@@ -42,8 +45,8 @@ const VOLTA: Compute = Compute {
     single_to_double: 2,
 };
 
-/// 7.5.
-const TURING: Compute = Compute {
+/// Compute capability 7.5, with the multiprocessors of T4.
+const TURING: ComputeSpec = ComputeSpec {
     capability: 75,
     multiprocessors: 40,
     threads_per_multiprocessor: 1024,
@@ -55,8 +58,8 @@ const TURING: Compute = Compute {
     ..VOLTA
 };
 
-/// 8.0.
-const AMPERE: Compute = Compute {
+/// Compute capability 8.0, with the multiprocessors of A100.
+const AMPERE: ComputeSpec = ComputeSpec {
     capability: 80,
     multiprocessors: 108,
     shared_per_multiprocessor: 167_936,
@@ -66,8 +69,8 @@ const AMPERE: Compute = Compute {
     ..VOLTA
 };
 
-/// 8.6.
-const AMPERE_GRAPHICS: Compute = Compute {
+/// Compute capability 8.6, with the multiprocessors of A10.
+const AMPERE_GRAPHICS: ComputeSpec = ComputeSpec {
     capability: 86,
     multiprocessors: 72,
     cores_per_multiprocessor: 128,
@@ -80,11 +83,11 @@ const AMPERE_GRAPHICS: Compute = Compute {
     ..AMPERE
 };
 
-/// 8.9.
-const ADA: Compute = Compute { capability: 89, blocks_per_multiprocessor: 24, ..AMPERE_GRAPHICS };
+/// Compute capability 8.9. Models override the number of multiprocessors.
+const ADA: ComputeSpec = ComputeSpec { capability: 89, blocks_per_multiprocessor: 24, ..AMPERE_GRAPHICS };
 
-/// 9.0.
-const HOPPER: Compute = Compute {
+/// Compute capability 9.0, with the multiprocessors of H100 and H200.
+const HOPPER: ComputeSpec = ComputeSpec {
     capability: 90,
     multiprocessors: 132,
     cores_per_multiprocessor: 128,
@@ -93,15 +96,15 @@ const HOPPER: Compute = Compute {
     ..AMPERE
 };
 
-/// Tesla T4, 16 GB.
-pub static T4: Profile = Profile {
+/// The profile of Tesla T4, 16 GB.
+pub static T4: GpuProfile = GpuProfile {
     model: text("T4"),
     name: text("Tesla T4"),
-    brand: Brand::Nvidia,
+    brand: GpuBrand::Nvidia,
     architecture: Architecture::Turing,
-    machine: Machine::Slots,
+    machine: ServerModel::Slots,
     compute: TURING,
-    memory: Memory {
+    memory: MemorySpec {
         total: 15_360 * MIB,
         reserved: 463_798_272,
         bar1: 256 * MIB,
@@ -111,7 +114,7 @@ pub static T4: Profile = Profile {
         context: 105 * MIB,
         ecc: true,
     },
-    clocks: Clocks {
+    clocks: ClockSpec {
         graphics_max: 1590,
         graphics_default: 585,
         graphics_idle: 300,
@@ -120,8 +123,8 @@ pub static T4: Profile = Profile {
         video_max: 1470,
         video_idle: 540,
     },
-    power: Power { default_limit: 70_000, min_limit: 60_000, max_limit: 70_000, idle: 9_600 },
-    temperature: Temperature {
+    power: PowerSpec { default_limit: 70_000, min_limit: 60_000, max_limit: 70_000, idle: 9_600 },
+    temperature: TemperatureSpec {
         idle: 34,
         load: 74,
         max_operating: 85,
@@ -129,9 +132,15 @@ pub static T4: Profile = Profile {
         shutdown: 96,
         memory_max: None,
     },
-    pci: Pci { device: 0x1EB8_10DE, subsystem: 0x12A2_10DE, generation: 3, generation_idle: 1, width: 16 },
+    pci: PciSpec {
+        device: 0x1EB8_10DE,
+        subsystem: 0x12A2_10DE,
+        generation: 3,
+        generation_idle: 1,
+        width: 16,
+    },
     nvlink: None,
-    board: Board {
+    board: BoardSpec {
         part: text("900-2G183-0000-001"),
         chip: text("1EB8-895-A1"),
         vbios: text("90.04.96.00.9F"),
@@ -147,15 +156,15 @@ pub static T4: Profile = Profile {
     sample_period_micros: SAMPLE_PERIOD_MICROS,
 };
 
-/// Tesla V100, SXM2, 32 GB.
-pub static V100_SXM2_32GB: Profile = Profile {
+/// The profile of Tesla V100, SXM2, 32 GB.
+pub static V100_SXM2_32GB: GpuProfile = GpuProfile {
     model: text("V100-SXM2-32GB"),
     name: text("Tesla V100-SXM2-32GB"),
-    brand: Brand::Tesla,
+    brand: GpuBrand::Tesla,
     architecture: Architecture::Volta,
-    machine: Machine::Dgx1,
+    machine: ServerModel::Dgx1,
     compute: VOLTA,
-    memory: Memory {
+    memory: MemorySpec {
         total: 32_768 * MIB,
         reserved: 280_100_864,
         bar1: 32_768 * MIB,
@@ -165,7 +174,7 @@ pub static V100_SXM2_32GB: Profile = Profile {
         context: 309 * MIB,
         ecc: true,
     },
-    clocks: Clocks {
+    clocks: ClockSpec {
         graphics_max: 1530,
         graphics_default: 1290,
         graphics_idle: 135,
@@ -174,8 +183,8 @@ pub static V100_SXM2_32GB: Profile = Profile {
         video_max: 1372,
         video_idle: 555,
     },
-    power: Power { default_limit: 300_000, min_limit: 150_000, max_limit: 300_000, idle: 42_000 },
-    temperature: Temperature {
+    power: PowerSpec { default_limit: 300_000, min_limit: 150_000, max_limit: 300_000, idle: 42_000 },
+    temperature: TemperatureSpec {
         idle: 33,
         load: 64,
         max_operating: 83,
@@ -183,9 +192,15 @@ pub static V100_SXM2_32GB: Profile = Profile {
         shutdown: 90,
         memory_max: Some(85),
     },
-    pci: Pci { device: 0x1DB5_10DE, subsystem: 0x1249_10DE, generation: 3, generation_idle: 3, width: 16 },
-    nvlink: Some(NvLink { version: 2, links: 6, megabytes_per_second: 25_781 }),
-    board: Board {
+    pci: PciSpec {
+        device: 0x1DB5_10DE,
+        subsystem: 0x1249_10DE,
+        generation: 3,
+        generation_idle: 3,
+        width: 16,
+    },
+    nvlink: Some(NvLinkSpec { version: 2, links: 6, megabytes_per_second: 25_781 }),
+    board: BoardSpec {
         part: text("900-2G503-0010-000"),
         chip: text("1DB5-896-A1"),
         vbios: text("88.00.48.00.02"),
@@ -201,15 +216,15 @@ pub static V100_SXM2_32GB: Profile = Profile {
     sample_period_micros: SAMPLE_PERIOD_MICROS,
 };
 
-/// Tesla V100, SXM2, 16 GB.
-pub static V100_SXM2_16GB: Profile = Profile {
+/// The profile of Tesla V100, SXM2, 16 GB.
+pub static V100_SXM2_16GB: GpuProfile = GpuProfile {
     model: text("V100-SXM2-16GB"),
     name: text("Tesla V100-SXM2-16GB"),
-    brand: Brand::Tesla,
+    brand: GpuBrand::Tesla,
     architecture: Architecture::Volta,
-    machine: Machine::Dgx1,
+    machine: ServerModel::Dgx1,
     compute: VOLTA,
-    memory: Memory {
+    memory: MemorySpec {
         total: 16_384 * MIB,
         reserved: 244_449_280,
         bar1: 16_384 * MIB,
@@ -219,7 +234,7 @@ pub static V100_SXM2_16GB: Profile = Profile {
         context: 309 * MIB,
         ecc: true,
     },
-    clocks: Clocks {
+    clocks: ClockSpec {
         graphics_max: 1530,
         graphics_default: 1312,
         graphics_idle: 135,
@@ -228,8 +243,8 @@ pub static V100_SXM2_16GB: Profile = Profile {
         video_max: 1372,
         video_idle: 555,
     },
-    power: Power { default_limit: 300_000, min_limit: 150_000, max_limit: 300_000, idle: 42_000 },
-    temperature: Temperature {
+    power: PowerSpec { default_limit: 300_000, min_limit: 150_000, max_limit: 300_000, idle: 42_000 },
+    temperature: TemperatureSpec {
         idle: 33,
         load: 64,
         max_operating: 83,
@@ -237,9 +252,15 @@ pub static V100_SXM2_16GB: Profile = Profile {
         shutdown: 90,
         memory_max: Some(85),
     },
-    pci: Pci { device: 0x1DB1_10DE, subsystem: 0x1212_10DE, generation: 3, generation_idle: 3, width: 16 },
-    nvlink: Some(NvLink { version: 2, links: 6, megabytes_per_second: 25_781 }),
-    board: Board {
+    pci: PciSpec {
+        device: 0x1DB1_10DE,
+        subsystem: 0x1212_10DE,
+        generation: 3,
+        generation_idle: 3,
+        width: 16,
+    },
+    nvlink: Some(NvLinkSpec { version: 2, links: 6, megabytes_per_second: 25_781 }),
+    board: BoardSpec {
         part: text("692-2G503-0202-000"),
         chip: text("1DB1-896-A1"),
         vbios: text("88.00.18.00.01"),
@@ -255,15 +276,15 @@ pub static V100_SXM2_16GB: Profile = Profile {
     sample_period_micros: SAMPLE_PERIOD_MICROS,
 };
 
-/// A10, 24 GB.
-pub static A10: Profile = Profile {
+/// The profile of A10, 24 GB.
+pub static A10: GpuProfile = GpuProfile {
     model: text("A10"),
     name: text("NVIDIA A10"),
-    brand: Brand::Nvidia,
+    brand: GpuBrand::Nvidia,
     architecture: Architecture::Ampere,
-    machine: Machine::Slots,
+    machine: ServerModel::Slots,
     compute: AMPERE_GRAPHICS,
-    memory: Memory {
+    memory: MemorySpec {
         total: 23_028 * MIB,
         reserved: 537_133_056,
         bar1: 32_768 * MIB,
@@ -273,7 +294,7 @@ pub static A10: Profile = Profile {
         context: 260 * MIB,
         ecc: true,
     },
-    clocks: Clocks {
+    clocks: ClockSpec {
         graphics_max: 1695,
         graphics_default: 1695,
         graphics_idle: 210,
@@ -282,8 +303,8 @@ pub static A10: Profile = Profile {
         video_max: 1500,
         video_idle: 555,
     },
-    power: Power { default_limit: 150_000, min_limit: 100_000, max_limit: 150_000, idle: 16_000 },
-    temperature: Temperature {
+    power: PowerSpec { default_limit: 150_000, min_limit: 100_000, max_limit: 150_000, idle: 16_000 },
+    temperature: TemperatureSpec {
         idle: 30,
         load: 70,
         max_operating: 88,
@@ -291,9 +312,15 @@ pub static A10: Profile = Profile {
         shutdown: 98,
         memory_max: None,
     },
-    pci: Pci { device: 0x2236_10DE, subsystem: 0x1482_10DE, generation: 4, generation_idle: 1, width: 16 },
+    pci: PciSpec {
+        device: 0x2236_10DE,
+        subsystem: 0x1482_10DE,
+        generation: 4,
+        generation_idle: 1,
+        width: 16,
+    },
     nvlink: None,
-    board: Board {
+    board: BoardSpec {
         part: text("900-2G133-0020-000"),
         chip: text("2236-895-A1"),
         vbios: text("94.02.5C.00.03"),
@@ -309,15 +336,15 @@ pub static A10: Profile = Profile {
     sample_period_micros: SAMPLE_PERIOD_MICROS,
 };
 
-/// A30, 24 GB.
-pub static A30: Profile = Profile {
+/// The profile of A30, 24 GB.
+pub static A30: GpuProfile = GpuProfile {
     model: text("A30"),
     name: text("NVIDIA A30"),
-    brand: Brand::Nvidia,
+    brand: GpuBrand::Nvidia,
     architecture: Architecture::Ampere,
-    machine: Machine::Slots,
-    compute: Compute { multiprocessors: 56, ..AMPERE },
-    memory: Memory {
+    machine: ServerModel::Slots,
+    compute: ComputeSpec { multiprocessors: 56, ..AMPERE },
+    memory: MemorySpec {
         total: 24_576 * MIB,
         reserved: 553_058_304,
         bar1: 32_768 * MIB,
@@ -327,7 +354,7 @@ pub static A30: Profile = Profile {
         context: 260 * MIB,
         ecc: true,
     },
-    clocks: Clocks {
+    clocks: ClockSpec {
         graphics_max: 1440,
         graphics_default: 1440,
         graphics_idle: 210,
@@ -336,8 +363,8 @@ pub static A30: Profile = Profile {
         video_max: 1305,
         video_idle: 585,
     },
-    power: Power { default_limit: 165_000, min_limit: 100_000, max_limit: 165_000, idle: 29_000 },
-    temperature: Temperature {
+    power: PowerSpec { default_limit: 165_000, min_limit: 100_000, max_limit: 165_000, idle: 29_000 },
+    temperature: TemperatureSpec {
         idle: 30,
         load: 62,
         max_operating: 85,
@@ -345,9 +372,15 @@ pub static A30: Profile = Profile {
         shutdown: 92,
         memory_max: Some(95),
     },
-    pci: Pci { device: 0x20B7_10DE, subsystem: 0x1532_10DE, generation: 4, generation_idle: 4, width: 16 },
-    nvlink: Some(NvLink { version: 3, links: 4, megabytes_per_second: 25_000 }),
-    board: Board {
+    pci: PciSpec {
+        device: 0x20B7_10DE,
+        subsystem: 0x1532_10DE,
+        generation: 4,
+        generation_idle: 4,
+        width: 16,
+    },
+    nvlink: Some(NvLinkSpec { version: 3, links: 4, megabytes_per_second: 25_000 }),
+    board: BoardSpec {
         part: text("900-21001-0040-000"),
         chip: text("20B7-890-A1"),
         vbios: text("92.00.66.00.03"),
@@ -363,15 +396,15 @@ pub static A30: Profile = Profile {
     sample_period_micros: SAMPLE_PERIOD_MICROS,
 };
 
-/// A100, SXM4, 40 GB.
-pub static A100_SXM4_40GB: Profile = Profile {
+/// The profile of A100, SXM4, 40 GB.
+pub static A100_SXM4_40GB: GpuProfile = GpuProfile {
     model: text("A100-SXM4-40GB"),
     name: text("NVIDIA A100-SXM4-40GB"),
-    brand: Brand::Nvidia,
+    brand: GpuBrand::Nvidia,
     architecture: Architecture::Ampere,
-    machine: Machine::HgxA100,
+    machine: ServerModel::HgxA100,
     compute: AMPERE,
-    memory: Memory {
+    memory: MemorySpec {
         total: 40_960 * MIB,
         reserved: 650_838_016,
         bar1: 65_536 * MIB,
@@ -381,7 +414,7 @@ pub static A100_SXM4_40GB: Profile = Profile {
         context: 414 * MIB,
         ecc: true,
     },
-    clocks: Clocks {
+    clocks: ClockSpec {
         graphics_max: 1410,
         graphics_default: 1095,
         graphics_idle: 210,
@@ -390,8 +423,8 @@ pub static A100_SXM4_40GB: Profile = Profile {
         video_max: 1290,
         video_idle: 585,
     },
-    power: Power { default_limit: 400_000, min_limit: 100_000, max_limit: 400_000, idle: 52_000 },
-    temperature: Temperature {
+    power: PowerSpec { default_limit: 400_000, min_limit: 100_000, max_limit: 400_000, idle: 52_000 },
+    temperature: TemperatureSpec {
         idle: 30,
         load: 63,
         max_operating: 85,
@@ -399,9 +432,15 @@ pub static A100_SXM4_40GB: Profile = Profile {
         shutdown: 92,
         memory_max: Some(95),
     },
-    pci: Pci { device: 0x20B0_10DE, subsystem: 0x134F_10DE, generation: 4, generation_idle: 4, width: 16 },
-    nvlink: Some(NvLink { version: 3, links: 12, megabytes_per_second: 25_000 }),
-    board: Board {
+    pci: PciSpec {
+        device: 0x20B0_10DE,
+        subsystem: 0x134F_10DE,
+        generation: 4,
+        generation_idle: 4,
+        width: 16,
+    },
+    nvlink: Some(NvLinkSpec { version: 3, links: 12, megabytes_per_second: 25_000 }),
+    board: BoardSpec {
         part: text("692-2G506-0200-002"),
         chip: text("20B0-884-A1"),
         vbios: text("92.00.19.00.01"),
@@ -417,15 +456,15 @@ pub static A100_SXM4_40GB: Profile = Profile {
     sample_period_micros: SAMPLE_PERIOD_MICROS,
 };
 
-/// A100, SXM4, 80 GB.
-pub static A100_SXM4_80GB: Profile = Profile {
+/// The profile of A100, SXM4, 80 GB.
+pub static A100_SXM4_80GB: GpuProfile = GpuProfile {
     model: text("A100-SXM4-80GB"),
     name: text("NVIDIA A100-SXM4-80GB"),
-    brand: Brand::Nvidia,
+    brand: GpuBrand::Nvidia,
     architecture: Architecture::Ampere,
-    machine: Machine::HgxA100,
+    machine: ServerModel::HgxA100,
     compute: AMPERE,
-    memory: Memory {
+    memory: MemorySpec {
         total: 81_920 * MIB,
         reserved: 911_605_760,
         bar1: 131_072 * MIB,
@@ -435,7 +474,7 @@ pub static A100_SXM4_80GB: Profile = Profile {
         context: 414 * MIB,
         ecc: true,
     },
-    clocks: Clocks {
+    clocks: ClockSpec {
         graphics_max: 1410,
         graphics_default: 1275,
         graphics_idle: 210,
@@ -444,8 +483,8 @@ pub static A100_SXM4_80GB: Profile = Profile {
         video_max: 1290,
         video_idle: 585,
     },
-    power: Power { default_limit: 400_000, min_limit: 100_000, max_limit: 400_000, idle: 62_000 },
-    temperature: Temperature {
+    power: PowerSpec { default_limit: 400_000, min_limit: 100_000, max_limit: 400_000, idle: 62_000 },
+    temperature: TemperatureSpec {
         idle: 30,
         load: 63,
         max_operating: 85,
@@ -453,9 +492,15 @@ pub static A100_SXM4_80GB: Profile = Profile {
         shutdown: 92,
         memory_max: Some(95),
     },
-    pci: Pci { device: 0x20B2_10DE, subsystem: 0x147F_10DE, generation: 4, generation_idle: 4, width: 16 },
-    nvlink: Some(NvLink { version: 3, links: 12, megabytes_per_second: 25_000 }),
-    board: Board {
+    pci: PciSpec {
+        device: 0x20B2_10DE,
+        subsystem: 0x147F_10DE,
+        generation: 4,
+        generation_idle: 4,
+        width: 16,
+    },
+    nvlink: Some(NvLinkSpec { version: 3, links: 12, megabytes_per_second: 25_000 }),
+    board: BoardSpec {
         part: text("692-2G506-0212-002"),
         chip: text("20B2-895-A1"),
         vbios: text("92.00.36.00.02"),
@@ -471,15 +516,15 @@ pub static A100_SXM4_80GB: Profile = Profile {
     sample_period_micros: SAMPLE_PERIOD_MICROS,
 };
 
-/// A100, PCIe, 40 GB.
-pub static A100_PCIE_40GB: Profile = Profile {
+/// The profile of A100, PCIe, 40 GB.
+pub static A100_PCIE_40GB: GpuProfile = GpuProfile {
     model: text("A100-PCIE-40GB"),
     name: text("NVIDIA A100-PCIE-40GB"),
-    brand: Brand::Nvidia,
+    brand: GpuBrand::Nvidia,
     architecture: Architecture::Ampere,
-    machine: Machine::Slots,
+    machine: ServerModel::Slots,
     compute: AMPERE,
-    memory: Memory {
+    memory: MemorySpec {
         total: 40_960 * MIB,
         reserved: 650_838_016,
         bar1: 65_536 * MIB,
@@ -489,7 +534,7 @@ pub static A100_PCIE_40GB: Profile = Profile {
         context: 414 * MIB,
         ecc: true,
     },
-    clocks: Clocks {
+    clocks: ClockSpec {
         graphics_max: 1410,
         graphics_default: 1410,
         graphics_idle: 210,
@@ -498,8 +543,8 @@ pub static A100_PCIE_40GB: Profile = Profile {
         video_max: 1290,
         video_idle: 585,
     },
-    power: Power { default_limit: 250_000, min_limit: 150_000, max_limit: 250_000, idle: 36_000 },
-    temperature: Temperature {
+    power: PowerSpec { default_limit: 250_000, min_limit: 150_000, max_limit: 250_000, idle: 36_000 },
+    temperature: TemperatureSpec {
         idle: 32,
         load: 66,
         max_operating: 85,
@@ -507,9 +552,15 @@ pub static A100_PCIE_40GB: Profile = Profile {
         shutdown: 92,
         memory_max: Some(95),
     },
-    pci: Pci { device: 0x20F1_10DE, subsystem: 0x145F_10DE, generation: 4, generation_idle: 4, width: 16 },
-    nvlink: Some(NvLink { version: 3, links: 12, megabytes_per_second: 25_000 }),
-    board: Board {
+    pci: PciSpec {
+        device: 0x20F1_10DE,
+        subsystem: 0x145F_10DE,
+        generation: 4,
+        generation_idle: 4,
+        width: 16,
+    },
+    nvlink: Some(NvLinkSpec { version: 3, links: 12, megabytes_per_second: 25_000 }),
+    board: BoardSpec {
         part: text("900-21001-0000-000"),
         chip: text("20F1-885-A1"),
         vbios: text("92.00.25.00.08"),
@@ -525,15 +576,15 @@ pub static A100_PCIE_40GB: Profile = Profile {
     sample_period_micros: SAMPLE_PERIOD_MICROS,
 };
 
-/// L4, 24 GB.
-pub static L4: Profile = Profile {
+/// The profile of L4, 24 GB.
+pub static L4: GpuProfile = GpuProfile {
     model: text("L4"),
     name: text("NVIDIA L4"),
-    brand: Brand::Nvidia,
+    brand: GpuBrand::Nvidia,
     architecture: Architecture::Ada,
-    machine: Machine::Slots,
-    compute: Compute { multiprocessors: 58, ..ADA },
-    memory: Memory {
+    machine: ServerModel::Slots,
+    compute: ComputeSpec { multiprocessors: 58, ..ADA },
+    memory: MemorySpec {
         total: 23_034 * MIB,
         reserved: 540_606_464,
         bar1: 32_768 * MIB,
@@ -543,7 +594,7 @@ pub static L4: Profile = Profile {
         context: 200 * MIB,
         ecc: true,
     },
-    clocks: Clocks {
+    clocks: ClockSpec {
         graphics_max: 2040,
         graphics_default: 2040,
         graphics_idle: 210,
@@ -552,8 +603,8 @@ pub static L4: Profile = Profile {
         video_max: 1770,
         video_idle: 795,
     },
-    power: Power { default_limit: 72_000, min_limit: 40_000, max_limit: 72_000, idle: 12_000 },
-    temperature: Temperature {
+    power: PowerSpec { default_limit: 72_000, min_limit: 40_000, max_limit: 72_000, idle: 12_000 },
+    temperature: TemperatureSpec {
         idle: 35,
         load: 72,
         max_operating: 85,
@@ -561,9 +612,15 @@ pub static L4: Profile = Profile {
         shutdown: 96,
         memory_max: None,
     },
-    pci: Pci { device: 0x27B8_10DE, subsystem: 0x16CA_10DE, generation: 4, generation_idle: 1, width: 16 },
+    pci: PciSpec {
+        device: 0x27B8_10DE,
+        subsystem: 0x16CA_10DE,
+        generation: 4,
+        generation_idle: 1,
+        width: 16,
+    },
     nvlink: None,
-    board: Board {
+    board: BoardSpec {
         part: text("900-2G193-0000-000"),
         chip: text("27B8-895-A1"),
         vbios: text("95.04.29.00.06"),
@@ -579,15 +636,15 @@ pub static L4: Profile = Profile {
     sample_period_micros: SAMPLE_PERIOD_MICROS,
 };
 
-/// L40S, 48 GB.
-pub static L40S: Profile = Profile {
+/// The profile of L40S, 48 GB.
+pub static L40S: GpuProfile = GpuProfile {
     model: text("L40S"),
     name: text("NVIDIA L40S"),
-    brand: Brand::Nvidia,
+    brand: GpuBrand::Nvidia,
     architecture: Architecture::Ada,
-    machine: Machine::Slots,
-    compute: Compute { multiprocessors: 142, ..ADA },
-    memory: Memory {
+    machine: ServerModel::Slots,
+    compute: ComputeSpec { multiprocessors: 142, ..ADA },
+    memory: MemorySpec {
         total: 46_068 * MIB,
         reserved: 729_088_000,
         bar1: 65_536 * MIB,
@@ -597,7 +654,7 @@ pub static L40S: Profile = Profile {
         context: 450 * MIB,
         ecc: true,
     },
-    clocks: Clocks {
+    clocks: ClockSpec {
         graphics_max: 2520,
         graphics_default: 2520,
         graphics_idle: 210,
@@ -606,8 +663,8 @@ pub static L40S: Profile = Profile {
         video_max: 1965,
         video_idle: 1185,
     },
-    power: Power { default_limit: 350_000, min_limit: 100_000, max_limit: 350_000, idle: 34_000 },
-    temperature: Temperature {
+    power: PowerSpec { default_limit: 350_000, min_limit: 100_000, max_limit: 350_000, idle: 34_000 },
+    temperature: TemperatureSpec {
         idle: 30,
         load: 68,
         max_operating: 87,
@@ -615,9 +672,15 @@ pub static L40S: Profile = Profile {
         shutdown: 95,
         memory_max: None,
     },
-    pci: Pci { device: 0x26B9_10DE, subsystem: 0x1851_10DE, generation: 4, generation_idle: 1, width: 16 },
+    pci: PciSpec {
+        device: 0x26B9_10DE,
+        subsystem: 0x1851_10DE,
+        generation: 4,
+        generation_idle: 1,
+        width: 16,
+    },
     nvlink: None,
-    board: Board {
+    board: BoardSpec {
         part: text("900-2G133-0080-000"),
         chip: text("26B9-896-A1"),
         vbios: text("95.02.66.00.02"),
@@ -633,15 +696,15 @@ pub static L40S: Profile = Profile {
     sample_period_micros: SAMPLE_PERIOD_MICROS,
 };
 
-/// H100, SXM5, 80 GB.
-pub static H100_SXM5_80GB: Profile = Profile {
+/// The profile of H100, SXM5, 80 GB.
+pub static H100_SXM5_80GB: GpuProfile = GpuProfile {
     model: text("H100-SXM5-80GB"),
     name: text("NVIDIA H100 80GB HBM3"),
-    brand: Brand::Nvidia,
+    brand: GpuBrand::Nvidia,
     architecture: Architecture::Hopper,
-    machine: Machine::HgxH100,
+    machine: ServerModel::HgxH100,
     compute: HOPPER,
-    memory: Memory {
+    memory: MemorySpec {
         total: 81_559 * MIB,
         reserved: 551 * MIB,
         bar1: 131_072 * MIB,
@@ -651,7 +714,7 @@ pub static H100_SXM5_80GB: Profile = Profile {
         context: 520 * MIB,
         ecc: true,
     },
-    clocks: Clocks {
+    clocks: ClockSpec {
         graphics_max: 1980,
         graphics_default: 1980,
         graphics_idle: 345,
@@ -660,8 +723,8 @@ pub static H100_SXM5_80GB: Profile = Profile {
         video_max: 1545,
         video_idle: 765,
     },
-    power: Power { default_limit: 700_000, min_limit: 200_000, max_limit: 700_000, idle: 70_000 },
-    temperature: Temperature {
+    power: PowerSpec { default_limit: 700_000, min_limit: 200_000, max_limit: 700_000, idle: 70_000 },
+    temperature: TemperatureSpec {
         idle: 30,
         load: 66,
         max_operating: 87,
@@ -669,9 +732,15 @@ pub static H100_SXM5_80GB: Profile = Profile {
         shutdown: 95,
         memory_max: Some(95),
     },
-    pci: Pci { device: 0x2330_10DE, subsystem: 0x16C1_10DE, generation: 5, generation_idle: 5, width: 16 },
-    nvlink: Some(NvLink { version: 4, links: 18, megabytes_per_second: 26_562 }),
-    board: Board {
+    pci: PciSpec {
+        device: 0x2330_10DE,
+        subsystem: 0x16C1_10DE,
+        generation: 5,
+        generation_idle: 5,
+        width: 16,
+    },
+    nvlink: Some(NvLinkSpec { version: 4, links: 18, megabytes_per_second: 26_562 }),
+    board: BoardSpec {
         part: text("692-2G520-0200-000"),
         chip: text("2330-885-A1"),
         vbios: text("96.00.74.00.01"),
@@ -687,15 +756,15 @@ pub static H100_SXM5_80GB: Profile = Profile {
     sample_period_micros: SAMPLE_PERIOD_MICROS,
 };
 
-/// H200, SXM5, 141 GB.
-pub static H200_SXM5_141GB: Profile = Profile {
+/// The profile of H200, SXM5, 141 GB.
+pub static H200_SXM5_141GB: GpuProfile = GpuProfile {
     model: text("H200-SXM5-141GB"),
     name: text("NVIDIA H200"),
-    brand: Brand::Nvidia,
+    brand: GpuBrand::Nvidia,
     architecture: Architecture::Hopper,
-    machine: Machine::HgxH100,
+    machine: ServerModel::HgxH100,
     compute: HOPPER,
-    memory: Memory {
+    memory: MemorySpec {
         total: 143_771 * MIB,
         reserved: 615 * MIB,
         bar1: 262_144 * MIB,
@@ -705,7 +774,7 @@ pub static H200_SXM5_141GB: Profile = Profile {
         context: 520 * MIB,
         ecc: true,
     },
-    clocks: Clocks {
+    clocks: ClockSpec {
         graphics_max: 1980,
         graphics_default: 1980,
         graphics_idle: 345,
@@ -714,8 +783,8 @@ pub static H200_SXM5_141GB: Profile = Profile {
         video_max: 1545,
         video_idle: 765,
     },
-    power: Power { default_limit: 700_000, min_limit: 200_000, max_limit: 700_000, idle: 76_000 },
-    temperature: Temperature {
+    power: PowerSpec { default_limit: 700_000, min_limit: 200_000, max_limit: 700_000, idle: 76_000 },
+    temperature: TemperatureSpec {
         idle: 30,
         load: 66,
         max_operating: 87,
@@ -723,9 +792,15 @@ pub static H200_SXM5_141GB: Profile = Profile {
         shutdown: 95,
         memory_max: Some(95),
     },
-    pci: Pci { device: 0x2335_10DE, subsystem: 0x18BE_10DE, generation: 5, generation_idle: 5, width: 16 },
-    nvlink: Some(NvLink { version: 4, links: 18, megabytes_per_second: 26_562 }),
-    board: Board {
+    pci: PciSpec {
+        device: 0x2335_10DE,
+        subsystem: 0x18BE_10DE,
+        generation: 5,
+        generation_idle: 5,
+        width: 16,
+    },
+    nvlink: Some(NvLinkSpec { version: 4, links: 18, megabytes_per_second: 26_562 }),
+    board: BoardSpec {
         part: text("692-2G520-0280-000"),
         chip: text("2335-882-A1"),
         vbios: text("96.00.A0.00.01"),

@@ -1,14 +1,14 @@
-//! How much of a GPU's memory is used, and by whom: the region's ledger over this node's words.
+//! Accounting of GPU memory: the memory account of `partage-region` on the words of the state file.
 
-use super::layout::{Client, MemoryBook};
+use super::layout::{ClientRecord, GpuMemoryRecord};
 use partage_region::memory_account::{SlotTable, SlotWords};
 use std::sync::atomic::Ordering::Relaxed;
 
-pub use partage_region::memory_account::{UNIT, units};
+pub use partage_region::memory_account::{MEMORY_UNIT as UNIT, units};
 
-/// The lanes of one GPU.
+/// The slot table of one GPU's memory account.
 pub(super) struct GpuLanes<'a> {
-    pub(super) clients: &'a [Client],
+    pub(super) clients: &'a [ClientRecord],
     pub(super) gpu: usize,
 }
 
@@ -20,37 +20,40 @@ impl SlotTable for GpuLanes<'_> {
     }
 }
 
-/// The memory of one GPU, for the client of one slot. One thread at a time.
-pub(super) struct Account<'a> {
-    ledger: partage_region::memory_account::MemoryAccount<'a, GpuLanes<'a>>,
-    book: &'a MemoryBook,
+/// The memory account of one GPU for the client of one slot. Callers serialize calls for a slot.
+pub(super) struct GpuMemoryAccount<'a> {
+    account: partage_region::memory_account::MemoryAccount<'a, GpuLanes<'a>>,
+    record: &'a GpuMemoryRecord,
 }
 
-impl<'a> Account<'a> {
+impl<'a> GpuMemoryAccount<'a> {
     #[inline]
-    pub(super) fn new(book: &'a MemoryBook, lanes: GpuLanes<'a>, slot: usize) -> Self {
-        Self { ledger: partage_region::memory_account::MemoryAccount { word: &book.word, lanes, slot }, book }
+    pub(super) fn new(record: &'a GpuMemoryRecord, lanes: GpuLanes<'a>, slot: usize) -> Self {
+        Self {
+            account: partage_region::memory_account::MemoryAccount { word: &record.word, lanes, slot },
+            record,
+        }
     }
 
-    /// Takes `units` more, or says that there are not as many.
+    /// Allocates `units`. Returns false if not as many are free.
     #[inline]
     pub(super) fn take(&self, units: u64) -> bool {
-        self.ledger.take(units, self.book.capacity.load(Relaxed)).is_some()
+        self.account.take(units, self.record.capacity.load(Relaxed)).is_some()
     }
 
-    /// Gives `units` back.
+    /// Releases `units`, or all that the slot holds if these are fewer.
     #[inline]
     pub(super) fn give(&self, units: u64) {
-        self.ledger.give(units);
+        self.account.give(units);
     }
 
-    /// Gives back what the slot's dead process held.
+    /// Releases all units of the slot, whose process is dead.
     pub(super) fn release_all(&self) {
-        self.ledger.release_all();
+        self.account.release_all();
     }
 
-    /// Units the slot holds.
+    /// Returns the units that the slot holds.
     pub(super) fn held(&self) -> u64 {
-        self.ledger.held()
+        self.account.held()
     }
 }

@@ -1,59 +1,62 @@
-//! Who has the GPU when.
+//! The schedule of a GPU: which process it serves at which time.
 //!
 //! A lane is the work of one process on one GPU, measured in *service time*: nanoseconds of the GPU for this process
-//! alone. Work that was submitted lies at known positions of it, so a process works out itself when, in service time,
-//! its kernels and events are done. What it shares with the others is only when it was served: the GPU goes round the
-//! lanes that have work, a slice each, and every lane keeps a log that turns positions into instants of the wall clock.
+//! alone. Submitted work has known positions in service time, so a process computes itself at which position its
+//! kernels and events complete. Only the mapping to wall time is shared: the GPU serves the lanes that have work
+//! round-robin, one slice each, and every lane has a log that maps positions to instants.
 //!
-//! There is no GPU that runs by itself. Whoever wants to know something first brings the timeline up to now, under the
-//! GPU's lock, and everybody who starts to have work after having had none does so too. So the result does not depend
-//! on who looks how often. Each step is written down before it is applied: a process that is killed in the middle
-//! leaves a step that the next one finishes.
+//! No thread runs the GPU. A process that needs a result first advances the timeline to the current time, under the
+//! GPU's lock, and so does a process that submits work to an empty lane. The result therefore does not depend on how
+//! often the timeline is advanced. Each step is recorded before it is applied: if a process is killed in between, the
+//! next one completes the step.
 
-use super::layout::{Gpu, Lane, Line, SEGMENTS, Segment, Shared, WINDOWS};
+use super::layout::{
+    GpuRecord, LaneRecord, MAX_SEGMENTS, MAX_WINDOWS, ServiceSegment, StateFile, TimelineRecord,
+};
 use partage_region::failpoint::point;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::compiler_fence;
 
-/// On `Lane::submitted`: the GPU has seen the lane run dry, so that more work is news to it.
+/// A flag in `LaneRecord::submitted`: the scheduler has seen the lane without work, so new work must be announced under
+/// the lock.
 pub(super) const DRY: u64 = 1 << 63;
 
-/// A window's number and the nanoseconds in it, in one word.
+/// The bits of a window word that hold the busy nanoseconds. The window's number is in the upper bits.
 const BUSY_BITS: u32 = 40;
 
 pub(super) fn window_word(number: u64, busy: u64) -> u64 {
     number << BUSY_BITS | busy
 }
 
-/// Nanoseconds in the window of that number, if the ring still has it.
-fn busy_in(windows: &[std::sync::atomic::AtomicU64; WINDOWS], number: u64) -> u64 {
-    let word = windows[(number % WINDOWS as u64) as usize].load(Relaxed);
+/// Returns the busy nanoseconds of the window with this number, or 0 if the ring buffer no longer has it.
+fn busy_in(windows: &[std::sync::atomic::AtomicU64; MAX_WINDOWS], number: u64) -> u64 {
+    let word = windows[(number % MAX_WINDOWS as u64) as usize].load(Relaxed);
     let same = word >> BUSY_BITS == number & (u64::MAX >> BUSY_BITS);
     if same { word & ((1 << BUSY_BITS) - 1) } else { 0 }
 }
 
-/// The timeline of one GPU while its lock is held.
+/// The timeline of one GPU. The caller holds the GPU's lock.
 pub(super) struct Timeline<'a> {
-    pub(super) shared: &'a Shared,
-    pub(super) gpu: &'a Gpu,
+    pub(super) shared: &'a StateFile,
+    pub(super) gpu: &'a GpuRecord,
     pub(super) index: usize,
 }
 
 impl<'a> Timeline<'a> {
-    fn line(&self) -> &'a Line {
+    fn line(&self) -> &'a TimelineRecord {
         &self.gpu.line
     }
 
-    pub(super) fn lane(&self, slot: usize) -> &'a Lane {
+    pub(super) fn lane(&self, slot: usize) -> &'a LaneRecord {
         &self.shared.clients[slot].lanes[self.index]
     }
 
-    /// Thousandths of wall time that a unit of service takes.
+    /// Returns the wall time of a nanosecond of service, in thousandths.
     pub(super) fn slowness(&self) -> u64 {
         u64::from(self.gpu.condition.slowness.load(Relaxed)).max(1000)
     }
 
-    /// Works the timeline out up to `now`.
+    /// Advances the timeline to `now`.
     pub(super) fn advance(&self, now: u64) {
         let line = self.line();
         let slice = self.shared.header.slice.load(Relaxed).max(1);
@@ -72,7 +75,7 @@ impl<'a> Timeline<'a> {
             let submitted = lane.submitted.load(Acquire);
             let served = lane.served.load(Relaxed);
             if submitted & DRY != 0 || submitted <= served {
-                // It may be getting more work this very moment: then it is not dry.
+                // The exchange fails if the process submits more work concurrently: then the lane is not dry.
                 let marked = submitted & DRY != 0
                     || lane.submitted.compare_exchange(submitted, submitted | DRY, Acquire, Acquire).is_ok();
                 point("sim.timeline");
@@ -95,7 +98,7 @@ impl<'a> Timeline<'a> {
             left -= wall;
         }
         if at < now {
-            // Nobody has work: the rest is idle. Only the clock moves, so no step is needed.
+            // No lane has work: the GPU is idle until `now`. Only the clock changes, so no step is needed.
             line.now.store(now, Relaxed);
         }
     }
@@ -124,13 +127,13 @@ impl<'a> Timeline<'a> {
         step.lane_window.store(window_word(window, busy_in(&lane.windows, window) + wall), Relaxed);
         point("sim.timeline");
         step.committed.store(1, Release);
-        // Processes are killed between instructions: what is applied must come after in the program itself.
+        // A process may be killed between two instructions: the compiler must not move stores of `apply` before this.
         compiler_fence(SeqCst);
         point("sim.timeline");
         self.apply();
     }
 
-    /// Applies the committed step, also once more after somebody who died at it.
+    /// Applies the committed step. Applying it again after a process died in between has the same result.
     fn apply(&self) {
         let line = self.line();
         let step = &line.step;
@@ -152,7 +155,7 @@ impl<'a> Timeline<'a> {
         }
         lane.segments.store(segments, Relaxed);
         point("sim.timeline");
-        let window = (step.window.load(Relaxed) % WINDOWS as u64) as usize;
+        let window = (step.window.load(Relaxed) % MAX_WINDOWS as u64) as usize;
         line.windows[window].store(step.gpu_window.load(Relaxed), Relaxed);
         point("sim.timeline");
         lane.windows[window].store(step.lane_window.load(Relaxed), Relaxed);
@@ -168,27 +171,27 @@ impl<'a> Timeline<'a> {
         lane.served.store(step.served.load(Relaxed), Release);
         point("sim.timeline");
         step.committed.store(0, Release);
-        // Nor may the next step's values be written before.
+        // The values of the next step must not be written before this, either.
         compiler_fence(SeqCst);
     }
 
-    /// Finishes what a dead owner of the lock left.
+    /// Completes the step that a dead owner of the lock left.
     pub(super) fn repair(&self) {
         self.apply();
     }
 
-    fn segment(&self, slot: usize, number: u64) -> &'a Segment {
-        &self.shared.logs[slot][self.index].segments[(number % SEGMENTS as u64) as usize]
+    fn segment(&self, slot: usize, number: u64) -> &'a ServiceSegment {
+        &self.shared.logs[slot][self.index].segments[(number % MAX_SEGMENTS as u64) as usize]
     }
 
-    /// Gives the lane work up to `position`. The timeline must be up to now.
+    /// Submits work up to `position` to the lane. The timeline must be advanced to the current time.
     pub(super) fn submit(&self, slot: usize, position: u64) {
         self.lane(slot).submitted.store(position & !DRY, Release);
         point("sim.timeline");
         self.set_runnable(slot, true);
     }
 
-    /// Empties the lane, for its next process or because its process is gone.
+    /// Clears the lane, for a new process or after the death of its process.
     pub(super) fn clear(&self, slot: usize) {
         self.set_runnable(slot, false);
         point("sim.timeline");
@@ -201,7 +204,7 @@ impl<'a> Timeline<'a> {
         }
     }
 
-    /// Nothing of what was submitted goes on.
+    /// Cancels all submitted work of all lanes.
     pub(super) fn stop(&self) {
         for slot in self.runnable().collect::<Vec<_>>() {
             let lane = self.lane(slot);
@@ -210,16 +213,16 @@ impl<'a> Timeline<'a> {
         }
     }
 
-    /// The instant at which the lane had been served up to `position`, if it has. Instants that the log has forgotten
-    /// are given as the oldest one it knows.
+    /// Returns the instant at which the lane was served up to `position`; `None` if it has not been yet. For
+    /// positions that are no longer in the log, returns the oldest instant of the log.
     pub(super) fn instant(&self, slot: usize, position: u64) -> Option<u64> {
         let lane = self.lane(slot);
         if lane.served.load(Relaxed) < position {
             return None;
         }
         let segments = lane.segments.load(Relaxed);
-        let oldest = segments.saturating_sub(SEGMENTS as u64);
-        // The last segment that began before the position: an end belongs to what ended there.
+        let oldest = segments.saturating_sub(MAX_SEGMENTS as u64);
+        // The last segment that began before the position: the end of a segment belongs to that segment.
         let (mut low, mut high) = (oldest, segments);
         while low < high {
             let middle = low + (high - low) / 2;
@@ -244,7 +247,7 @@ impl<'a> Timeline<'a> {
         word.store(if runnable { now | bit } else { now & !bit }, Relaxed);
     }
 
-    /// The next slot with work after `slot`, going round; that slot itself comes last.
+    /// Returns the next slot with work after `slot` in round-robin order; `slot` itself is last.
     fn next_runnable(&self, slot: usize) -> Option<usize> {
         let words = &self.line().runnable;
         let (start, bit) = (slot / 64 % words.len(), slot % 64);
@@ -258,7 +261,7 @@ impl<'a> Timeline<'a> {
         })
     }
 
-    /// Slots that have work, in no particular order.
+    /// Iterates over the slots that have work, by ascending number.
     pub(super) fn runnable(&self) -> impl Iterator<Item = usize> {
         self.line().runnable.iter().enumerate().flat_map(|(index, word)| {
             let word = word.load(Relaxed);
@@ -266,18 +269,18 @@ impl<'a> Timeline<'a> {
         })
     }
 
-    /// Nanoseconds in the window of that number during which anything ran.
+    /// Returns the nanoseconds of a window during which the GPU was busy.
     pub(super) fn busy(&self, window: u64) -> u64 {
         busy_in(&self.line().windows, window)
     }
 
-    /// The same for one slot.
+    /// Returns the nanoseconds of a window during which the GPU served one slot.
     pub(super) fn lane_busy(&self, slot: usize, window: u64) -> u64 {
         busy_in(&self.lane(slot).windows, window)
     }
 }
 
-fn instant(segment: &Segment, position: u64) -> u64 {
+fn instant(segment: &ServiceSegment, position: u64) -> u64 {
     let service = position.saturating_sub(segment.served.load(Relaxed));
     let slowness = segment.slowness.load(Relaxed).max(1000);
     segment.wall.load(Relaxed) + (service.saturating_mul(slowness)).div_ceil(1000)

@@ -1,8 +1,8 @@
-//! How many bytes an array's elements are, and which shapes there are.
+//! Element sizes and valid shapes of arrays.
 
 use crate::cuda::*;
 
-/// Bytes of an element, and how many texels in each direction share one.
+/// Returns the bytes per element, and how many texels per dimension share one element.
 fn element(format: CUarray_format, channels: u32) -> Result<(usize, usize), CudaError> {
     let (size, texels, own_channels) = match format {
         CU_AD_FORMAT_UNSIGNED_INT8 | CU_AD_FORMAT_SIGNED_INT8 => (1, 1, 0),
@@ -33,66 +33,76 @@ fn element(format: CUarray_format, channels: u32) -> Result<(usize, usize), Cuda
     }
 }
 
-const SHAPES: u32 = CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP;
-const USES: u32 = CUDA_ARRAY3D_SURFACE_LDST
+const SHAPE_FLAGS: u32 = CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP;
+const USAGE_FLAGS: u32 = CUDA_ARRAY3D_SURFACE_LDST
     | CUDA_ARRAY3D_TEXTURE_GATHER
     | CUDA_ARRAY3D_DEPTH_TEXTURE
     | CUDA_ARRAY3D_COLOR_ATTACHMENT
     | CUDA_ARRAY3D_VIDEO_ENCODE_DECODE;
-const REFUSED: u32 = CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING;
+const UNSUPPORTED_FLAGS: u32 = CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING;
 
-/// The largest sides of arrays, on every card since Turing.
-const MOST_LINE: usize = 131_072;
-const MOST_PLANE: [usize; 2] = [131_072, 65_536];
-const MOST_BOX: usize = 16_384;
-const MOST_LAYERED: usize = 32_768;
-const MOST_LAYERS: usize = 2048;
-const MOST_CUBE: usize = 32_768;
-const MOST_CUBES: usize = 2046;
+/// Largest array dimensions, the same for every architecture since Turing.
+const MAX_1D_WIDTH: usize = 131_072;
+const MAX_2D_SIZE: [usize; 2] = [131_072, 65_536];
+const MAX_3D_SIDE: usize = 16_384;
+const MAX_LAYERED_SIDE: usize = 32_768;
+const MAX_LAYERS: usize = 2048;
+const MAX_CUBE_SIDE: usize = 32_768;
+const MAX_CUBE_LAYERS: usize = 2046;
 
-/// Whether there are such arrays.
+/// Checks that an array of this shape can exist.
 pub(super) fn check(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> Result<(), CudaError> {
     let &CUDA_ARRAY3D_DESCRIPTOR { Width: width, Height: height, Depth: depth, Flags: flags, .. } =
         descriptor;
     element(descriptor.Format, descriptor.NumChannels)?;
-    if flags & REFUSED != 0 {
+    if flags & UNSUPPORTED_FLAGS != 0 {
         return Err(CudaError::NOT_SUPPORTED);
     }
     let layered = flags & CUDA_ARRAY3D_LAYERED != 0;
     let fits = match (flags & CUDA_ARRAY3D_CUBEMAP != 0, layered) {
-        (true, false) => width == height && depth == 6 && width <= MOST_CUBE,
+        (true, false) => width == height && depth == 6 && width <= MAX_CUBE_SIDE,
         (true, true) => {
-            width == height && depth > 0 && depth % 6 == 0 && depth <= MOST_CUBES && width <= MOST_CUBE
+            width == height
+                && depth > 0
+                && depth % 6 == 0
+                && depth <= MAX_CUBE_LAYERS
+                && width <= MAX_CUBE_SIDE
         }
-        (false, true) => depth > 0 && depth <= MOST_LAYERS && width <= MOST_LAYERED && height <= MOST_LAYERED,
+        (false, true) => {
+            depth > 0 && depth <= MAX_LAYERS && width <= MAX_LAYERED_SIDE && height <= MAX_LAYERED_SIDE
+        }
         (false, false) => match (height, depth) {
-            (0, 0) => width <= MOST_LINE,
-            (_, 0) => width <= MOST_PLANE[0] && height <= MOST_PLANE[1],
+            (0, 0) => width <= MAX_1D_WIDTH,
+            (_, 0) => width <= MAX_2D_SIZE[0] && height <= MAX_2D_SIZE[1],
             (0, _) => false,
-            _ => width <= MOST_BOX && height <= MOST_BOX && depth <= MOST_BOX,
+            _ => width <= MAX_3D_SIDE && height <= MAX_3D_SIDE && depth <= MAX_3D_SIDE,
         },
     };
-    if width > 0 && fits && flags & !(SHAPES | USES) == 0 { Ok(()) } else { Err(CudaError::INVALID_VALUE) }
+    if width > 0 && fits && flags & !(SHAPE_FLAGS | USAGE_FLAGS) == 0 {
+        Ok(())
+    } else {
+        Err(CudaError::INVALID_VALUE)
+    }
 }
 
-/// Bytes in a row, rows in a plane, planes.
+/// Returns the bytes per row, rows per plane, and number of planes.
 pub(super) fn rows(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> Result<(usize, usize, usize), CudaError> {
     let (size, texels) = element(descriptor.Format, descriptor.NumChannels)?;
     let width = descriptor.Width.div_ceil(texels) * size;
     Ok((width, descriptor.Height.max(1).div_ceil(texels), descriptor.Depth.max(1)))
 }
 
-/// All bytes.
+/// Returns the size of the whole array in bytes.
 pub(super) fn bytes(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> Result<usize, CudaError> {
     let (width, height, depth) = rows(descriptor)?;
     let plane = width.checked_mul(height).ok_or(CudaError::OUT_OF_MEMORY)?;
     plane.checked_mul(depth).ok_or(CudaError::OUT_OF_MEMORY)
 }
 
-/// A level of a mipmapped array: every side is half that of the one before, layers are not.
+/// Returns the descriptor of a mipmap level: each level halves the dimensions but not the number of layers.
 pub(super) fn level(descriptor: &CUDA_ARRAY3D_DESCRIPTOR, level: u32) -> CUDA_ARRAY3D_DESCRIPTOR {
     let half = |side: usize| if side == 0 { 0 } else { (side >> level).max(1) };
-    let layers = descriptor.Flags & SHAPES != 0;
+    let layers = descriptor.Flags & SHAPE_FLAGS != 0;
     CUDA_ARRAY3D_DESCRIPTOR {
         Width: half(descriptor.Width),
         Height: half(descriptor.Height),
@@ -101,13 +111,13 @@ pub(super) fn level(descriptor: &CUDA_ARRAY3D_DESCRIPTOR, level: u32) -> CUDA_AR
     }
 }
 
-/// Levels down to a single element.
-pub(super) fn most_levels(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> u32 {
-    let depth = if descriptor.Flags & SHAPES != 0 { 0 } else { descriptor.Depth };
+/// Returns the number of mipmap levels down to a single element.
+pub(super) fn max_levels(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> u32 {
+    let depth = if descriptor.Flags & SHAPE_FLAGS != 0 { 0 } else { descriptor.Depth };
     descriptor.Width.max(descriptor.Height).max(depth).max(1).ilog2() + 1
 }
 
-/// Whether surfaces can write it.
+/// Returns whether surface objects can write to the array.
 pub(super) fn is_surface(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> bool {
     descriptor.Flags & CUDA_ARRAY3D_SURFACE_LDST != 0
 }
@@ -122,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_exact() {
+    fn array_byte_size_is_exact() {
         for (sides, format, channels, expected) in [
             ([1, 0, 0], CU_AD_FORMAT_UNSIGNED_INT8, 1, 1),
             ([100, 0, 0], CU_AD_FORMAT_FLOAT, 4, 1600),
@@ -137,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_that_no_array_has_are_refused() {
+    fn invalid_array_shapes_are_rejected() {
         let byte = CU_AD_FORMAT_UNSIGNED_INT8;
         for (sides, channels, flags) in [
             ([0, 0, 0], 1, 0),
@@ -146,7 +156,7 @@ mod tests {
             ([4, 5, 6], 1, CUDA_ARRAY3D_CUBEMAP),
             ([4, 4, 7], 1, CUDA_ARRAY3D_CUBEMAP | CUDA_ARRAY3D_LAYERED),
             ([4, 4, 0], 1, CUDA_ARRAY3D_LAYERED),
-            ([MOST_LINE + 1, 0, 0], 1, 0),
+            ([MAX_1D_WIDTH + 1, 0, 0], 1, 0),
         ] {
             let wrong = descriptor(sides, byte, channels, flags);
             assert_eq!(check(&wrong), Err(CudaError::INVALID_VALUE), "{sides:?} {channels} {flags}");
@@ -157,9 +167,9 @@ mod tests {
     }
 
     #[test]
-    fn levels_halve_what_is_not_a_layer() {
+    fn mipmap_levels_halve_dimensions_but_not_layers() {
         let layers = descriptor([100, 50, 7], CU_AD_FORMAT_FLOAT, 1, CUDA_ARRAY3D_LAYERED);
-        assert_eq!(most_levels(&layers), 7);
+        assert_eq!(max_levels(&layers), 7);
         let third = level(&layers, 2);
         assert_eq!((third.Width, third.Height, third.Depth), (25, 12, 7));
         let last = level(&layers, 6);

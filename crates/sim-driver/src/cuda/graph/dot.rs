@@ -1,59 +1,60 @@
-//! A graph as a picture: the language of Graphviz.
+//! Renders a graph in Graphviz's DOT language.
 
-use super::book::{Book, GraphKey};
-use super::work::Work;
+use super::node_operation::NodeOperation;
+use super::store::{GraphKey, GraphStore};
 use super::*;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// The text for a graph. `flags`: what is said of each node.
-pub(super) fn text(book: &Book, graph: GraphKey, flags: u32) -> Result<String, CudaError> {
+/// Returns the DOT text of a graph; `flags` select the details of each node.
+pub(super) fn render(store: &GraphStore, graph: GraphKey, flags: u32) -> Result<String, CudaError> {
     let mut out = String::from("digraph dot {\n");
-    part(book, graph, flags, &mut out, &mut 0)?;
+    write_subgraph(store, graph, flags, &mut out, &mut 0)?;
     out.push_str("}\n");
     Ok(out)
 }
 
-fn part(
-    book: &Book,
+fn write_subgraph(
+    store: &GraphStore,
     key: GraphKey,
     flags: u32,
     out: &mut String,
     number: &mut usize,
 ) -> Result<(), CudaError> {
     *number += 1;
-    let (own, graph) = (*number, book.graph(key)?);
+    let (own, graph) = (*number, store.graph(key)?);
     let numbers: BTreeMap<NodeKey, usize> = graph.nodes.iter().copied().zip(0..).collect();
     let name = |node: &NodeKey| format!("graph_{own}_node_{}", numbers.get(node).unwrap_or(&0));
     // Writing to a string does not fail.
     let _ = writeln!(out, "subgraph cluster_{own} {{\nlabel=\"graph_{own}\";");
     for key in &graph.nodes {
-        let node = book.node(*key)?;
-        let mut label = words(&node.work, flags);
+        let node = store.node(*key)?;
+        let mut text = label(&node.operation, flags);
         if flags & (CU_GRAPH_DEBUG_DOT_FLAGS_HANDLES | CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE) != 0 {
-            let _ = write!(label, "\\n{:#x}", key.0);
+            let _ = write!(text, "\\n{:#x}", key.0);
         }
-        let _ = writeln!(out, "\"{}\" [shape=\"box\" label=\"{label}\"];", name(key));
+        let _ = writeln!(out, "\"{}\" [shape=\"box\" label=\"{text}\"];", name(key));
     }
-    for (from, to, _) in book.edges(key)? {
+    for (from, to, _) in store.edges(key)? {
         let _ = writeln!(out, "\"{}\" -> \"{}\";", name(&from), name(&to));
     }
-    let children = graph.nodes.iter().filter_map(|node| match book.node(*node).map(|node| &node.work) {
-        Ok(Work::Child(child)) => Some(*child),
-        _ => None,
-    });
+    let children =
+        graph.nodes.iter().filter_map(|node| match store.node(*node).map(|node| &node.operation) {
+            Ok(NodeOperation::Child(child)) => Some(*child),
+            _ => None,
+        });
     for child in children {
-        part(book, child, flags, out, number)?;
+        write_subgraph(store, child, flags, out, number)?;
     }
     out.push_str("}\n");
     Ok(())
 }
 
-fn words(work: &Work, flags: u32) -> String {
+fn label(operation: &NodeOperation, flags: u32) -> String {
     let all = flags & CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE != 0;
-    match work {
-        Work::Empty => "EMPTY".into(),
-        Work::Kernel(kernel) => {
+    match operation {
+        NodeOperation::Empty => "EMPTY".into(),
+        NodeOperation::Kernel(kernel) => {
             let name = kernel.function.name.to_string_lossy().replace(['"', '\\'], "_");
             if all || flags & CU_GRAPH_DEBUG_DOT_FLAGS_KERNEL_NODE_PARAMS != 0 {
                 let shape = kernel.shape;
@@ -62,16 +63,16 @@ fn words(work: &Work, flags: u32) -> String {
                 format!("KERNEL\\n{name}")
             }
         }
-        Work::Copy(_, params, _) => {
+        NodeOperation::Copy(_, params, _) => {
             let size = params.0;
             format!("MEMCPY\\n{} x {} x {}", size.WidthInBytes, size.Height, size.Depth)
         }
-        Work::Fill(_, params, _) => format!("MEMSET\\n{} x {}", params.width, params.height),
-        Work::Host(_) => "HOST".into(),
-        Work::Child(_) => "GRAPH".into(),
-        Work::Record(_) => "EVENT_RECORD".into(),
-        Work::Wait(_) => "WAIT_EVENT".into(),
-        Work::Alloc(allocation) => format!("MEM_ALLOC\\n{:#x}", allocation.pointer()),
-        Work::Free(pointer) => format!("MEM_FREE\\n{pointer:#x}"),
+        NodeOperation::Fill(_, params, _) => format!("MEMSET\\n{} x {}", params.width, params.height),
+        NodeOperation::Host(_) => "HOST".into(),
+        NodeOperation::Child(_) => "GRAPH".into(),
+        NodeOperation::Record(_) => "EVENT_RECORD".into(),
+        NodeOperation::Wait(_) => "WAIT_EVENT".into(),
+        NodeOperation::Alloc(allocation) => format!("MEM_ALLOC\\n{:#x}", allocation.pointer()),
+        NodeOperation::Free(pointer) => format!("MEM_FREE\\n{pointer:#x}"),
     }
 }

@@ -1,33 +1,33 @@
-//! Graphs and captures as programs use them. Times are the simulated GPU's.
+//! Tests of graphs and captures through the C functions. Times are simulated GPU time.
 
 mod captures;
-mod forms;
+mod launch_plan;
 mod launches;
 mod memory;
-mod program;
+mod structure;
 
 use super::super::exports::*;
-use super::super::trial;
+use super::super::test_node;
 use super::*;
 use std::ffi::CString;
 use std::ptr::{null, null_mut};
 
-/// A context with streams, on GPU 0, and functions by their names.
-pub(super) struct Bench {
+/// A context on GPU 0 with a loaded module.
+pub(super) struct GraphFixture {
     module: CUmodule,
     pub(super) context: CUcontext,
 }
 
-/// Calls a C function and takes its code apart.
+/// Calls a C function and converts its status code to a `Result`.
 macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {
-        // SAFETY: a test's own arguments, as the function wants them or as it must refuse them.
+        // SAFETY: the arguments are local variables as the function requires, or invalid handles that it must reject.
         CudaError::from_code(unsafe { $function($($argument),*) }).map_or(Ok(()), Err)
     };
 }
 pub(super) use call;
 
-impl Bench {
+impl GraphFixture {
     pub(super) fn new() -> Self {
         let (mut context, mut module) = (null_mut(), null_mut());
         call!(cuInit(0)).unwrap();
@@ -61,13 +61,13 @@ impl Bench {
         graph
     }
 
-    /// Launches a function that fills the GPU.
+    /// Launches a kernel that fills the GPU.
     pub(super) fn launch(&self, name: &str, stream: CUstream) -> Result<(), CudaError> {
         let function = self.function(name);
         call!(cuLaunchKernel(function, 4096, 1, 1, 1024, 1, 1, 0, stream, null_mut(), null_mut()))
     }
 
-    /// Adds a kernel with so many blocks of 1024 threads.
+    /// Adds a kernel node with this many blocks of 1024 threads.
     pub(super) fn kernel(
         &self,
         graph: CUgraph,
@@ -100,21 +100,21 @@ impl Bench {
         exec
     }
 
-    /// Microseconds of the GPU's clock between two recordings that `between` lies between.
+    /// Returns the microseconds of GPU clock between event recordings before and after `between`.
     pub(super) fn time(&self, stream: CUstream, between: impl Fn()) -> f64 {
         let (start, end) = (self.event(), self.event());
-        let seen = locked(&SEEN).len();
+        let seen = locked(&CALLED).len();
         for _ in 0..10 {
-            // What was done before was not measured.
-            locked(&SEEN).truncate(seen);
-            // The host may be slow: until all is submitted, the GPU has something else to do.
+            // Earlier attempts were not measured.
+            locked(&CALLED).truncate(seen);
+            // Keeps the GPU busy until everything is submitted, because the host may be slow.
             self.launch("busy_100000us", stream).unwrap();
             call!(cuEventRecord(start, stream)).unwrap();
             between();
             call!(cuEventRecord(end, stream)).unwrap();
             let in_time = call!(cuEventQuery(start)) == Err(CudaError::NOT_READY);
             call!(cuEventSynchronize(end)).unwrap();
-            // Slower still, and the GPU waited for it: that is not the GPU's time.
+            // If the GPU had to wait for the host, the time measured is not the GPU's: measure again.
             if in_time {
                 break;
             }
@@ -147,21 +147,21 @@ pub(super) fn kind(node: CUgraphNode) -> CUgraphNodeType {
     kind
 }
 
-/// What a host function of a test has written down.
-pub(super) static SEEN: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+/// Arguments with which host functions were called, in order.
+pub(super) static CALLED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
-/// A host function that writes its argument down.
-pub(super) unsafe extern "C" fn note(argument: *mut c_void) {
-    locked(&SEEN).push(argument as usize);
+/// A host function that records its argument.
+pub(super) unsafe extern "C" fn record_call(argument: *mut c_void) {
+    locked(&CALLED).push(argument as usize);
 }
 
 pub(super) fn host(graph: CUgraph, after: &[CUgraphNode], number: usize) -> CUgraphNode {
-    let params = CUDA_HOST_NODE_PARAMS { fn_: Some(note), userData: number as *mut c_void };
+    let params = CUDA_HOST_NODE_PARAMS { fn_: Some(record_call), userData: number as *mut c_void };
     let mut node = null_mut();
     call!(cuGraphAddHostNode(&mut node, graph, after.as_ptr(), after.len(), &params)).unwrap();
     node
 }
 
-pub(super) fn close(measured: f64, expected: f64) {
+pub(super) fn assert_close(measured: f64, expected: f64) {
     assert!((measured - expected).abs() <= expected * 0.01, "{measured} µs, not {expected} µs");
 }

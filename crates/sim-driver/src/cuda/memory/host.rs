@@ -1,8 +1,9 @@
-//! Memory of the host that the driver knows: copies from and to it need no stop on the way. It is not on the card.
+//! Pinned host memory: allocated by or registered with the driver, so that copies need no staging. It is not charged
+//! to the card.
 
 use super::super::context::Context;
-use super::arena::new_id;
-use super::find::{Found, Kind};
+use super::device_arena::new_id;
+use super::lookup::{MemoryKind, MemoryRange};
 use super::*;
 
 const ALLOCATION_FLAGS: u32 =
@@ -12,10 +13,10 @@ const REGISTRATION_FLAGS: u32 = CU_MEMHOSTREGISTER_PORTABLE
     | CU_MEMHOSTREGISTER_IOMEMORY
     | CU_MEMHOSTREGISTER_READ_ONLY;
 
-const PAGE: usize = 4096;
+const PAGE_BYTES: usize = 4096;
 
-fn range(context: &'static Context, kind: Kind, start: u64, bytes: usize, flags: u32) -> Found {
-    Found {
+fn range(context: &'static Context, kind: MemoryKind, start: u64, bytes: usize, flags: u32) -> MemoryRange {
+    MemoryRange {
         kind,
         start,
         bytes,
@@ -28,39 +29,39 @@ fn range(context: &'static Context, kind: Kind, start: u64, bytes: usize, flags:
     }
 }
 
-/// New memory of the host.
+/// Allocates pinned host memory.
 pub(super) fn allocate(context: &'static Context, bytes: usize, flags: u32) -> Result<u64, CudaError> {
     if bytes == 0 || flags & !ALLOCATION_FLAGS != 0 {
         return Err(CudaError::INVALID_VALUE);
     }
     check(context.device)?;
-    // Not more than the host has: the kernel refuses what could never be there.
+    // Without `MAP_NORESERVE`, so that the kernel refuses more than the host can have.
     let start = map(bytes, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None).ok_or(CudaError::OUT_OF_MEMORY)?;
-    insert(range(context, Kind::HostAllocated, start, bytes, flags));
+    insert(range(context, MemoryKind::HostAllocated, start, bytes, flags));
     Ok(start)
 }
 
-/// Frees it.
+/// Frees pinned host memory.
 pub(super) fn free(context: &'static Context, start: u64) -> Result<(), CudaError> {
-    settle(context)?;
-    release(start, |found| found.kind == Kind::HostAllocated)
+    wait_until_unused(context)?;
+    release(start, |found| found.kind == MemoryKind::HostAllocated)
 }
 
-/// Whether the program has memory there.
+/// Returns whether the whole range is mapped in this process.
 fn is_mapped(start: u64, bytes: usize) -> bool {
-    let first = start / PAGE as u64 * PAGE as u64;
-    let pages = (start + bytes as u64 - first).div_ceil(PAGE as u64) as usize;
-    // One byte for each page, a piece at a time.
+    let first = start / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+    let pages = (start + bytes as u64 - first).div_ceil(PAGE_BYTES as u64) as usize;
+    // One byte per page, a batch of pages at a time.
     let mut there = [0u8; 1024];
     (0..pages).step_by(there.len()).all(|page| {
-        let length = (pages - page).min(there.len()) * PAGE;
-        let address = (first + (page * PAGE) as u64) as *mut c_void;
-        // SAFETY: only looks; the answer has room for as many pages.
+        let length = (pages - page).min(there.len()) * PAGE_BYTES;
+        let address = (first + (page * PAGE_BYTES) as u64) as *mut c_void;
+        // SAFETY: `mincore` only queries the pages, and the vector has an entry for each page of the batch.
         unsafe { libc::mincore(address, length, there.as_mut_ptr()) == 0 }
     })
 }
 
-/// Makes memory of the program known.
+/// Registers memory of the program as pinned.
 pub(super) fn register(
     context: &'static Context,
     start: u64,
@@ -72,24 +73,24 @@ pub(super) fn register(
         return Err(CudaError::INVALID_VALUE);
     }
     check(context.device)?;
-    if super::arena::is_inside(start) || !is_mapped(start, bytes) {
+    if super::device_arena::is_inside(start) || !is_mapped(start, bytes) {
         return Err(CudaError::INVALID_VALUE);
     }
-    if add(range(context, Kind::HostRegistered, start, bytes, flags)) {
+    if add(range(context, MemoryKind::HostRegistered, start, bytes, flags)) {
         Ok(())
     } else {
         Err(CudaError::HOST_MEMORY_ALREADY_REGISTERED)
     }
 }
 
-/// Forgets it.
+/// Unregisters memory of the program.
 pub(super) fn unregister(context: &'static Context, start: u64) -> Result<(), CudaError> {
-    settle(context)?;
-    release(start, |found| found.kind == Kind::HostRegistered)
+    wait_until_unused(context)?;
+    release(start, |found| found.kind == MemoryKind::HostRegistered)
         .map_err(|_| CudaError::HOST_MEMORY_NOT_REGISTERED)
 }
 
-/// The host memory at an address.
-pub(super) fn at(pointer: u64) -> Result<Found, CudaError> {
-    find::find(pointer).filter(|found| found.kind.is_host()).ok_or(CudaError::INVALID_VALUE)
+/// Returns the pinned host memory at an address.
+pub(super) fn find_host_range(pointer: u64) -> Result<MemoryRange, CudaError> {
+    lookup::find(pointer).filter(|found| found.kind.is_host()).ok_or(CudaError::INVALID_VALUE)
 }

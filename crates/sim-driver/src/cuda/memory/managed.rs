@@ -1,28 +1,28 @@
 //! Managed memory: one address on the host and on all cards.
 //!
-//! It lies on the host until a program sends it to a card, in pages of 2 MiB; from then on these count there. A card
-//! that has no room for more keeps what it has, and the rest stays on the host: managed memory may be larger than any
-//! card. Kernels touch nothing here, so nothing moves without being sent.
+//! It is on the host until a program prefetches it to a card, in pages of 2 MiB, which are then charged there. A full
+//! card keeps what it has and the rest stays on the host, so managed memory may exceed any card. Kernels access
+//! nothing here, so memory moves only when it is prefetched.
 
 use super::super::context::Context;
 use super::super::device::Device;
 use super::super::session;
-use super::arena::new_id;
-use super::find::{Found, Kind};
+use super::device_arena::new_id;
+use super::lookup::{MemoryKind, MemoryRange};
 use super::*;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-const PAGE: u64 = 2 << 20;
+const PAGE_BYTES: u64 = 2 << 20;
 
-/// `CU_DEVICE_CPU`.
-const CPU: i32 = -1;
-/// `CU_DEVICE_INVALID`.
-const NOWHERE: i32 = -2;
+/// The location of host memory: `CU_DEVICE_CPU`.
+const CPU_LOCATION: i32 = -1;
+/// The location is not set: `CU_DEVICE_INVALID`.
+const NO_LOCATION: i32 = -2;
 
-/// What was said about a piece of managed memory, and where its pages are.
-struct Managed {
+/// Advice for a managed allocation, and the cards on which its pages are.
+struct ManagedAllocation {
     read_mostly: bool,
     preferred: i32,
     accessed_by: Vec<i32>,
@@ -30,13 +30,13 @@ struct Managed {
     pages: BTreeMap<u64, &'static Device>,
 }
 
-static MANAGED: Mutex<BTreeMap<u64, Managed>> = Mutex::new(BTreeMap::new());
+static MANAGED: Mutex<BTreeMap<u64, ManagedAllocation>> = Mutex::new(BTreeMap::new());
 
-fn managed() -> MutexGuard<'static, BTreeMap<u64, Managed>> {
+fn managed() -> MutexGuard<'static, BTreeMap<u64, ManagedAllocation>> {
     MANAGED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// New managed memory.
+/// Allocates managed memory on the host.
 pub(super) fn allocate(context: &'static Context, bytes: usize, flags: u32) -> Result<u64, CudaError> {
     if bytes == 0 || !matches!(flags, CU_MEM_ATTACH_GLOBAL | CU_MEM_ATTACH_HOST) {
         return Err(CudaError::INVALID_VALUE);
@@ -44,16 +44,16 @@ pub(super) fn allocate(context: &'static Context, bytes: usize, flags: u32) -> R
     check(context.device)?;
     let how = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let start = map(bytes, how, None).ok_or(CudaError::OUT_OF_MEMORY)?;
-    let new = Managed {
+    let new = ManagedAllocation {
         read_mostly: false,
-        preferred: NOWHERE,
+        preferred: NO_LOCATION,
         accessed_by: Vec::new(),
-        last_prefetch: NOWHERE,
+        last_prefetch: NO_LOCATION,
         pages: BTreeMap::new(),
     };
     managed().insert(start, new);
-    insert(Found {
-        kind: Kind::Managed,
+    insert(MemoryRange {
+        kind: MemoryKind::Managed,
         start,
         bytes,
         device: Some(context.device),
@@ -66,46 +66,50 @@ pub(super) fn allocate(context: &'static Context, bytes: usize, flags: u32) -> R
     Ok(start)
 }
 
-/// It is gone: cards get their pages back.
-pub(super) fn forget(range: &Found) {
+/// Removes a freed allocation and refunds its pages to the cards.
+pub(super) fn forget(range: &MemoryRange) {
     let gone = managed().remove(&range.start);
     for device in gone.into_iter().flat_map(|gone| gone.pages.into_values()) {
-        device.give(PAGE);
+        device.refund(PAGE_BYTES);
     }
 }
 
-/// The managed memory that all of these bytes are in.
-fn at(pointer: u64, count: usize) -> Result<Found, CudaError> {
-    let found = find::find(pointer).filter(|found| found.kind == Kind::Managed);
+/// Returns the managed allocation that contains all of these bytes.
+fn find_managed(pointer: u64, count: usize) -> Result<MemoryRange, CudaError> {
+    let found = lookup::find(pointer).filter(|found| found.kind == MemoryKind::Managed);
     found.filter(|found| count > 0 && count as u64 <= found.end() - pointer).ok_or(CudaError::INVALID_VALUE)
 }
 
-/// The place a location means: a device's number, or the host.
-pub(super) fn place(location: &CUmemLocation) -> Result<i32, CudaError> {
+/// Converts a location to a device ordinal or `CU_DEVICE_CPU`.
+pub(super) fn location_ordinal(location: &CUmemLocation) -> Result<i32, CudaError> {
     match location.type_ {
         CU_MEM_LOCATION_TYPE_DEVICE => session::device(location.id).map(|device| device.ordinal),
         CU_MEM_LOCATION_TYPE_HOST
         | CU_MEM_LOCATION_TYPE_HOST_NUMA
-        | CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT => Ok(CPU),
+        | CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT => Ok(CPU_LOCATION),
         _ => Err(CudaError::INVALID_VALUE),
     }
 }
 
-/// The same of a device's number.
-pub(super) fn place_of(ordinal: i32) -> Result<i32, CudaError> {
-    if ordinal == CPU { Ok(CPU) } else { session::device(ordinal).map(|device| device.ordinal) }
+/// Checks a device ordinal or `CU_DEVICE_CPU`.
+pub(super) fn device_location(ordinal: i32) -> Result<i32, CudaError> {
+    if ordinal == CPU_LOCATION {
+        Ok(CPU_LOCATION)
+    } else {
+        session::device(ordinal).map(|device| device.ordinal)
+    }
 }
 
-/// Notes advice. It is kept for the allocation as a whole.
+/// Records advice, for the whole allocation.
 pub(super) fn advise(pointer: u64, count: usize, advice: CUmem_advise, place: i32) -> Result<(), CudaError> {
-    let start = at(pointer, count)?.start;
+    let start = find_managed(pointer, count)?.start;
     let mut all = managed();
     let own = all.get_mut(&start).ok_or(CudaError::INVALID_VALUE)?;
     match advice {
         CU_MEM_ADVISE_SET_READ_MOSTLY => own.read_mostly = true,
         CU_MEM_ADVISE_UNSET_READ_MOSTLY => own.read_mostly = false,
         CU_MEM_ADVISE_SET_PREFERRED_LOCATION => own.preferred = place,
-        CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION => own.preferred = NOWHERE,
+        CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION => own.preferred = NO_LOCATION,
         CU_MEM_ADVISE_SET_ACCESSED_BY => {
             if !own.accessed_by.contains(&place) {
                 own.accessed_by.push(place);
@@ -117,20 +121,20 @@ pub(super) fn advise(pointer: u64, count: usize, advice: CUmem_advise, place: i3
     Ok(())
 }
 
-/// Sends memory to a card or to the host, in the stream's order.
+/// Prefetches memory to a card or to the host, in stream order.
 pub(super) fn prefetch(pointer: u64, count: usize, to: i32, stream: CUstream) -> Result<(), CudaError> {
-    let found = at(pointer, count)?;
+    let found = find_managed(pointer, count)?;
     let stream = stream::resolve(stream)?;
     if let Some(capture) = stream.capture() {
         capture.invalidate();
         return Err(CudaError::STREAM_CAPTURE_UNSUPPORTED);
     }
     check(stream.context().device)?;
-    let pages = pointer / PAGE..(pointer + count as u64).div_ceil(PAGE);
-    let device = if to == CPU { None } else { Some(session::device(to)?) };
-    let under_way = under_way();
-    stream.in_order(move || {
-        let _under_way = under_way;
+    let pages = pointer / PAGE_BYTES..(pointer + count as u64).div_ceil(PAGE_BYTES);
+    let device = if to == CPU_LOCATION { None } else { Some(session::device(to)?) };
+    let pending = begin_operation();
+    stream.run_in_order(move || {
+        let _pending = pending;
         let mut all = managed();
         let Some(own) = all.get_mut(&found.start) else { return };
         own.last_prefetch = to;
@@ -138,12 +142,12 @@ pub(super) fn prefetch(pointer: u64, count: usize, to: i32, stream: CUstream) ->
             if let Some(there) = own.pages.get(&page)
                 && device.is_none_or(|device| !std::ptr::eq(*there, device))
             {
-                there.give(PAGE);
+                there.refund(PAGE_BYTES);
                 own.pages.remove(&page);
             }
             let Some(device) = device else { continue };
             if let Entry::Vacant(free) = own.pages.entry(page) {
-                if device.take(PAGE).is_err() {
+                if device.charge(PAGE_BYTES).is_err() {
                     break;
                 }
                 free.insert(device);
@@ -152,10 +156,10 @@ pub(super) fn prefetch(pointer: u64, count: usize, to: i32, stream: CUstream) ->
     })
 }
 
-/// Writes numbers where the program wants them: one, or as many as there is room for.
+/// Writes one number, or with `fill` as many as the buffer holds.
 ///
 /// # Safety
-/// `data` is the program's to write, as long as `size` says.
+/// `data` is null or valid for writes of `size` bytes.
 unsafe fn write_numbers(
     data: *mut c_void,
     size: usize,
@@ -167,18 +171,18 @@ unsafe fn write_numbers(
     }
     for index in 0..size / 4 {
         let number = numbers.get(index).copied().or(fill).unwrap_or(0);
-        // SAFETY: inside what the caller promised, in steps of its own numbers.
+        // SAFETY: `index` is below `size / 4`, inside the buffer that the caller provides.
         let to = unsafe { data.cast::<i32>().add(index) };
-        // SAFETY: likewise.
+        // SAFETY: `to` is inside the buffer.
         unsafe { to.write_unaligned(number) };
     }
     Ok(())
 }
 
-/// Answers what was said about managed memory.
+/// Writes an attribute of a managed range.
 ///
 /// # Safety
-/// `data` is the program's to write, as long as `size` says.
+/// `data` is null or valid for writes of `size` bytes.
 pub(super) unsafe fn attribute(
     data: *mut c_void,
     size: usize,
@@ -186,12 +190,12 @@ pub(super) unsafe fn attribute(
     pointer: u64,
     count: usize,
 ) -> Result<(), CudaError> {
-    let start = at(pointer, count)?.start;
+    let start = find_managed(pointer, count)?.start;
     let all = managed();
     let own = all.get(&start).ok_or(CudaError::INVALID_VALUE)?;
     let kind = |place: i32| match place {
-        NOWHERE => CU_MEM_LOCATION_TYPE_INVALID,
-        CPU => CU_MEM_LOCATION_TYPE_HOST,
+        NO_LOCATION => CU_MEM_LOCATION_TYPE_INVALID,
+        CPU_LOCATION => CU_MEM_LOCATION_TYPE_HOST,
         _ => CU_MEM_LOCATION_TYPE_DEVICE,
     };
     let one = match attribute {
@@ -203,11 +207,11 @@ pub(super) unsafe fn attribute(
         CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE => kind(own.last_prefetch) as i32,
         CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID => own.last_prefetch.max(0),
         CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY => {
-            // SAFETY: the caller's promise.
-            return unsafe { write_numbers(data, size, &own.accessed_by, Some(NOWHERE)) };
+            // SAFETY: this function has the same contract for the buffer.
+            return unsafe { write_numbers(data, size, &own.accessed_by, Some(NO_LOCATION)) };
         }
         _ => return Err(CudaError::INVALID_VALUE),
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: this function has the same contract for the buffer.
     unsafe { write_numbers(data, size, &[one], None) }
 }

@@ -1,31 +1,31 @@
-//! Memory through the C functions, each test in a process and on a node of its own.
+//! Tests of memory through the C functions, each in its own process and on its own node.
 
 use super::super::context;
 use super::super::exports::*;
-use super::super::trial;
+use super::super::test_node;
 use super::*;
 use crate::state::UNIT;
 use std::collections::BTreeSet;
 use std::ptr::null_mut;
 
-mod books;
-mod bytes;
-mod shared;
+mod accounting;
+mod copies;
+mod sharing;
 
 const MIB: usize = 1 << 20;
-const BAD: u32 = CUDA_ERROR_INVALID_VALUE;
+const INVALID_VALUE: u32 = CUDA_ERROR_INVALID_VALUE;
 
-/// What a call answers, without the word.
+/// Calls a C function in an unsafe block and returns its status code.
 macro_rules! call {
     ($call:expr) => {{
-        // SAFETY: every pointer is to something of the test's that lives through the call.
+        // SAFETY: every pointer refers to a variable of the test that outlives the call.
         unsafe { $call }
     }};
 }
 use call;
 
-/// Opens the driver and a context on the first device.
-fn begin() -> CUcontext {
+/// Initializes the driver and opens a context on the first device.
+fn open_context() -> CUcontext {
     assert_eq!(call!(cuInit(0)), 0);
     let mut context = null_mut();
     assert_eq!(call!(cuCtxCreate_v2(&mut context, 0, 0)), 0);
@@ -46,21 +46,21 @@ fn allocate(bytes: usize) -> CUdeviceptr {
 }
 
 #[test]
-fn misuse_is_answered_as_the_driver_does() {
-    trial::on_node(|| {
+fn misuse_returns_documented_errors() {
+    test_node::run(|| {
         let mut pointer = 0;
         assert_eq!(call!(cuMemAlloc_v2(&mut pointer, 1)), CUDA_ERROR_NOT_INITIALIZED);
         assert_eq!(call!(cuInit(0)), 0);
         assert_eq!(call!(cuMemAlloc_v2(&mut pointer, 1)), CUDA_ERROR_INVALID_CONTEXT);
-        let context = begin();
-        assert_eq!(call!(cuMemAlloc_v2(&mut pointer, 0)), BAD);
-        assert_eq!(call!(cuMemAlloc_v2(null_mut(), 1)), BAD);
+        let context = open_context();
+        assert_eq!(call!(cuMemAlloc_v2(&mut pointer, 0)), INVALID_VALUE);
+        assert_eq!(call!(cuMemAlloc_v2(null_mut(), 1)), INVALID_VALUE);
         assert_eq!(call!(cuMemAlloc_v2(&mut pointer, 41 << 30)), CUDA_ERROR_OUT_OF_MEMORY);
         assert_eq!(call!(cuMemAlloc_v2(&mut pointer, usize::MAX)), CUDA_ERROR_OUT_OF_MEMORY);
         assert_eq!(call!(cuMemAlloc_v2(&mut pointer, 1000)), 0);
         assert_eq!(pointer % 512, 0);
         for wrong in [0, 1, pointer + 1, pointer + 512, pointer - 512, u64::MAX] {
-            assert_eq!(call!(cuMemFree_v2(wrong)), BAD, "{wrong:x}");
+            assert_eq!(call!(cuMemFree_v2(wrong)), INVALID_VALUE, "{wrong:x}");
         }
         let (mut base, mut size) = (0, 0);
         assert_eq!(call!(cuMemGetAddressRange_v2(&mut base, &mut size, pointer + 999)), 0);
@@ -69,28 +69,28 @@ fn misuse_is_answered_as_the_driver_does() {
             call!(cuMemGetAddressRange_v2(&mut base, &mut size, pointer + 1000)),
             CUDA_ERROR_NOT_FOUND
         );
-        assert_eq!(call!(cuMemsetD8_v2(pointer, 1, 1001)), BAD);
-        assert_eq!(call!(cuMemsetD32_v2(pointer + 2, 1, 1)), BAD);
-        assert_eq!(call!(cuMemsetD8_v2(0x1000, 1, 1)), BAD);
+        assert_eq!(call!(cuMemsetD8_v2(pointer, 1, 1001)), INVALID_VALUE);
+        assert_eq!(call!(cuMemsetD32_v2(pointer + 2, 1, 1)), INVALID_VALUE);
+        assert_eq!(call!(cuMemsetD8_v2(0x1000, 1, 1)), INVALID_VALUE);
         assert_eq!(call!(cuMemsetD8_v2(0x1000, 1, 0)), 0);
-        // From another context of the same device.
+        // Freed from another context of the same device.
         let mut other = null_mut();
         assert_eq!(call!(cuCtxCreate_v2(&mut other, 0, 0)), 0);
         assert_eq!(call!(cuMemFree_v2(pointer)), 0);
-        assert_eq!(call!(cuMemFree_v2(pointer)), BAD);
-        // What a context had goes with it.
+        assert_eq!(call!(cuMemFree_v2(pointer)), INVALID_VALUE);
+        // Destroying a context frees its memory.
         let kept = allocate(3 * MIB);
         assert_eq!(call!(cuCtxDestroy_v2(other)), 0);
         assert_eq!(call!(cuCtxSetCurrent(context)), 0);
-        assert_eq!(call!(cuMemFree_v2(kept)), BAD);
+        assert_eq!(call!(cuMemFree_v2(kept)), INVALID_VALUE);
     });
 }
 
-/// Programs ask for one of two figures with null for the other.
+/// Programs query one of two values with null for the other.
 #[test]
-fn free_and_total_are_told_where_they_are_wanted() {
-    trial::on_node(|| {
-        begin();
+fn mem_get_info_accepts_null_outputs() {
+    test_node::run(|| {
+        open_context();
         let (mut free, mut total, mut left, mut all) = (0, 0, 0, 0);
         assert_eq!(call!(cuMemGetInfo_v2(&mut free, &mut total)), 0);
         assert_eq!(call!(cuMemGetInfo_v2(&mut left, null_mut())), 0);
@@ -106,9 +106,9 @@ fn free_and_total_are_told_where_they_are_wanted() {
 }
 
 #[test]
-fn free_memory_moves_in_steps_and_ends_where_the_card_does() {
-    trial::on_node(|| {
-        begin();
+fn free_memory_changes_in_blocks_up_to_capacity() {
+    test_node::run(|| {
+        open_context();
         let start = free_bytes();
         let small: Vec<_> = (0..100).map(|_| allocate(1000)).collect();
         assert_eq!(start - free_bytes(), 2 * MIB);
@@ -118,7 +118,7 @@ fn free_memory_moves_in_steps_and_ends_where_the_card_does() {
             assert_eq!(call!(cuMemFree_v2(pointer)), 0);
         }
         assert_eq!(free_bytes(), start);
-        // All of it, to the last block.
+        // The whole card, to the last block.
         let blocks = start / (2 * MIB);
         let most = allocate(blocks * 2 * MIB);
         assert!(free_bytes() < 2 * MIB);
@@ -129,18 +129,18 @@ fn free_memory_moves_in_steps_and_ends_where_the_card_does() {
         let (mut pitched, mut pitch) = (0, 0);
         assert_eq!(call!(cuMemAllocPitch_v2(&mut pitched, &mut pitch, 1000, 10, 4)), 0);
         assert_eq!(pitch, 1024);
-        assert_eq!(call!(cuMemAllocPitch_v2(&mut pitched, &mut pitch, 1000, 10, 5)), BAD);
+        assert_eq!(call!(cuMemAllocPitch_v2(&mut pitched, &mut pitch, 1000, 10, 5)), INVALID_VALUE);
     });
 }
 
 #[test]
-fn host_memory_is_known_but_not_on_the_card() {
-    trial::on_node(|| {
-        begin();
+fn pinned_host_memory_is_not_charged_to_the_card() {
+    test_node::run(|| {
+        open_context();
         let start = free_bytes();
         let mut host = null_mut();
-        assert_eq!(call!(cuMemHostAlloc(&mut host, 0, 0)), BAD);
-        assert_eq!(call!(cuMemHostAlloc(&mut host, 100, 64)), BAD);
+        assert_eq!(call!(cuMemHostAlloc(&mut host, 0, 0)), INVALID_VALUE);
+        assert_eq!(call!(cuMemHostAlloc(&mut host, 100, 64)), INVALID_VALUE);
         assert_eq!(call!(cuMemHostAlloc(&mut host, 10 * MIB, CU_MEMHOSTALLOC_PORTABLE)), 0);
         let (mut flags, mut pointer) = (9, 0);
         assert_eq!(call!(cuMemHostGetFlags(&mut flags, host)), 0);
@@ -152,28 +152,28 @@ fn host_memory_is_known_but_not_on_the_card() {
         assert_eq!(call!(cuPointerGetAttribute(data, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer)), 0);
         assert_eq!((kind, free_bytes()), (CU_MEMORYTYPE_HOST, start));
         assert_eq!(call!(cuMemHostUnregister(host)), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
-        assert_eq!(call!(cuMemFree_v2(pointer)), BAD);
+        assert_eq!(call!(cuMemFree_v2(pointer)), INVALID_VALUE);
         assert_eq!(call!(cuMemFreeHost(host)), 0);
-        assert_eq!(call!(cuMemFreeHost(host)), BAD);
+        assert_eq!(call!(cuMemFreeHost(host)), INVALID_VALUE);
         let mut own = vec![0u8; 3 * 4096];
         let own = own.as_mut_ptr().cast::<c_void>();
         assert_eq!(call!(cuMemHostRegister_v2(own, 8192, 0)), 0);
         assert_eq!(call!(cuMemHostRegister_v2(own, 8192, 0)), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
-        assert_eq!(call!(cuMemHostRegister_v2(4096 as *mut c_void, 8192, 0)), BAD);
-        assert_eq!(call!(cuMemHostRegister_v2(own, 0, 0)), BAD);
-        assert_eq!(call!(cuMemFreeHost(own)), BAD);
+        assert_eq!(call!(cuMemHostRegister_v2(4096 as *mut c_void, 8192, 0)), INVALID_VALUE);
+        assert_eq!(call!(cuMemHostRegister_v2(own, 0, 0)), INVALID_VALUE);
+        assert_eq!(call!(cuMemFreeHost(own)), INVALID_VALUE);
         assert_eq!(call!(cuMemHostUnregister(own)), 0);
         assert_eq!(call!(cuMemHostUnregister(own)), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
     });
 }
 
 #[test]
-fn managed_memory_counts_where_it_was_sent() {
-    trial::on_node(|| {
-        begin();
+fn managed_memory_is_charged_where_it_was_prefetched() {
+    test_node::run(|| {
+        open_context();
         let start = free_bytes();
         let mut pointer = 0;
-        assert_eq!(call!(cuMemAllocManaged(&mut pointer, MIB, 7)), BAD);
+        assert_eq!(call!(cuMemAllocManaged(&mut pointer, MIB, 7)), INVALID_VALUE);
         assert_eq!(call!(cuMemAllocManaged(&mut pointer, 100 << 30, CU_MEM_ATTACH_GLOBAL)), 0);
         assert_eq!(free_bytes(), start);
         assert_eq!(call!(cuMemPrefetchAsync(pointer, 64 * MIB, 0, null_mut())), 0);
@@ -187,7 +187,7 @@ fn managed_memory_counts_where_it_was_sent() {
         assert_eq!(call!(cuMemPrefetchAsync(pointer, 64 * MIB, -1, null_mut())), 0);
         assert_eq!(call!(cuCtxSynchronize()), 0);
         assert_eq!(free_bytes(), start);
-        // More than the card has: it takes what it can.
+        // More than the card has: it takes as much as fits.
         assert_eq!(call!(cuMemPrefetchAsync(pointer, 100 << 30, 0, null_mut())), 0);
         assert_eq!(call!(cuCtxSynchronize()), 0);
         assert!(free_bytes() < 2 * MIB);
@@ -202,9 +202,9 @@ fn managed_memory_counts_where_it_was_sent() {
 }
 
 #[test]
-fn pointers_tell_what_they_are() {
-    trial::on_node(|| {
-        let context = begin();
+fn pointer_attributes_describe_the_allocation() {
+    test_node::run(|| {
+        let context = open_context();
         let pointer = allocate(5000);
         let long = |attribute, pointer| {
             let mut value = 0u64;
@@ -215,9 +215,9 @@ fn pointers_tell_what_they_are() {
         assert_eq!(long(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer), (0, 2));
         assert_eq!(long(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, pointer + 4999), (0, pointer));
         assert_eq!(long(CU_POINTER_ATTRIBUTE_RANGE_SIZE, pointer), (0, 5000));
-        assert_eq!(long(CU_POINTER_ATTRIBUTE_HOST_POINTER, pointer).0, BAD);
+        assert_eq!(long(CU_POINTER_ATTRIBUTE_HOST_POINTER, pointer).0, INVALID_VALUE);
         assert_eq!(long(CU_POINTER_ATTRIBUTE_IS_MANAGED, pointer), (0, 0));
-        assert_eq!(long(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer + 5000).0, BAD);
+        assert_eq!(long(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer + 5000).0, INVALID_VALUE);
         assert_eq!(long(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, pointer), (0, 1));
         let other = allocate(5000);
         assert_ne!(
@@ -228,7 +228,7 @@ fn pointers_tell_what_they_are() {
         let set =
             call!(cuPointerSetAttribute((&raw const on).cast(), CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, pointer));
         assert_eq!((set, long(CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, pointer)), (0, (0, 1)));
-        // Of a pointer that is none, all is zero.
+        // Attributes of an unknown pointer are zero.
         let (mut kind, mut size) = (9u32, 9u64);
         let mut wanted = [CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_RANGE_SIZE];
         let mut data: [*mut c_void; 2] = [(&raw mut kind).cast(), (&raw mut size).cast()];
@@ -239,12 +239,12 @@ fn pointers_tell_what_they_are() {
 }
 
 #[test]
-fn a_lost_card_takes_and_gives_nothing() {
-    trial::on_node(|| {
-        begin();
+fn lost_gpu_rejects_allocation_and_free() {
+    test_node::run(|| {
+        open_context();
         let pointer = allocate(MIB);
         let device = context::current().unwrap().device;
-        device.state.inject(device.gpu, crate::state::Fault::Lost);
+        device.state.inject(device.gpu, crate::state::GpuFault::Lost);
         let mut other = 0;
         let lost = CUDA_ERROR_UNKNOWN;
         for _ in 0..2 {
@@ -252,16 +252,16 @@ fn a_lost_card_takes_and_gives_nothing() {
             assert_eq!(call!(cuMemAllocAsync(&mut other, MIB, null_mut())), lost);
             assert_eq!(call!(cuMemFree_v2(pointer)), lost);
             assert_eq!(call!(cuMemsetD8_v2(pointer, 1, 1)), lost);
-            // What was on it is gone, also if it comes back.
-            device.state.inject(device.gpu, crate::state::Fault::Returned);
+            // Its memory is gone even if the GPU returns.
+            device.state.inject(device.gpu, crate::state::GpuFault::Returned);
         }
     });
 }
 
 #[test]
-fn threads_allocate_copy_and_export_at_once() {
-    trial::on_node(|| {
-        let current = begin() as usize;
+fn threads_allocate_copy_and_export_concurrently() {
+    test_node::run(|| {
+        let current = open_context() as usize;
         let start = free_bytes();
         std::thread::scope(|scope| {
             for thread in 0..4u8 {
@@ -297,16 +297,16 @@ fn threads_allocate_copy_and_export_at_once() {
     });
 }
 
-/// Pages of the host that this process has, in bytes.
+/// Returns the resident memory of this process, in bytes.
 fn resident() -> usize {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap();
     text.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }
 
 #[test]
-fn the_host_has_pages_only_for_what_was_written() {
-    trial::on_node(|| {
-        begin();
+fn only_written_pages_use_host_memory() {
+    test_node::run(|| {
+        open_context();
         let before = resident();
         let pointer = allocate(30 << 30);
         assert_eq!(call!(cuMemsetD8_v2(pointer + 5, 0, (30 << 30) - 10)), 0);

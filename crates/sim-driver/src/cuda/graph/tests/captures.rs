@@ -1,4 +1,4 @@
-//! Captures: what becomes of streams' operations, and what is refused meanwhile.
+//! Tests of stream capture: the resulting graphs and the calls that are rejected meanwhile.
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn status(stream: CUstream) -> CUstreamCaptureStatus {
     status
 }
 
-/// A stream that its context's default stream is ordered with.
+/// Creates a stream that is ordered with the legacy default stream.
 fn blocking() -> CUstream {
     let mut stream = null_mut();
     call!(cuStreamCreate(&mut stream, 0)).unwrap();
@@ -27,25 +27,25 @@ fn blocking() -> CUstream {
 }
 
 #[test]
-fn operations_become_nodes_and_forks_become_branches() {
-    trial::on_node(|| {
-        let bench = Bench::new();
-        let (stream, side) = (bench.stream(), bench.stream());
-        let (fork, join) = (bench.event(), bench.event());
+fn captured_operations_become_nodes_and_forks_become_branches() {
+    test_node::run(|| {
+        let fixture = GraphFixture::new();
+        let (stream, side) = (fixture.stream(), fixture.stream());
+        let (fork, join) = (fixture.event(), fixture.event());
         begin(stream);
         assert_eq!(status(stream), CU_STREAM_CAPTURE_STATUS_ACTIVE);
-        bench.launch("busy_100us", stream).unwrap();
+        fixture.launch("busy_100us", stream).unwrap();
         call!(cuEventRecord(fork, stream)).unwrap();
         call!(cuStreamWaitEvent(side, fork, 0)).unwrap();
         assert_eq!(status(side), CU_STREAM_CAPTURE_STATUS_ACTIVE);
-        bench.launch("busy_200us", side).unwrap();
-        call!(cuLaunchHostFunc(stream, Some(note), 5 as *mut c_void)).unwrap();
+        fixture.launch("busy_200us", side).unwrap();
+        call!(cuLaunchHostFunc(stream, Some(record_call), 5 as *mut c_void)).unwrap();
         call!(cuEventRecord(join, side)).unwrap();
         call!(cuStreamWaitEvent(stream, join, 0)).unwrap();
-        bench.launch("busy_300us", stream).unwrap();
+        fixture.launch("busy_300us", stream).unwrap();
         let graph = end(stream).unwrap();
         assert_eq!([status(stream), status(side)], [CU_STREAM_CAPTURE_STATUS_NONE; 2]);
-        assert!(locked(&SEEN).is_empty(), "nothing was done");
+        assert!(locked(&CALLED).is_empty(), "a captured host function ran");
         let made = nodes(graph);
         let kinds: Vec<_> = made.iter().map(|&node| kind(node)).collect();
         assert_eq!(kinds, [0, 0, 3, 0]);
@@ -54,48 +54,48 @@ fn operations_become_nodes_and_forks_become_branches() {
         let mut wanted = [(made[0], made[1]), (made[0], made[2]), (made[2], made[3]), (made[1], made[3])];
         wanted.sort();
         assert_eq!(found, wanted);
-        let exec = bench.exec(graph);
-        let time = bench.time(stream, || call!(cuGraphLaunch(exec, stream)).unwrap());
+        let exec = fixture.exec(graph);
+        let time = fixture.time(stream, || call!(cuGraphLaunch(exec, stream)).unwrap());
         assert!(time >= 600.0, "{time}");
-        assert_eq!(*locked(&SEEN), [5]);
+        assert_eq!(*locked(&CALLED), [5]);
     });
 }
 
 #[test]
-fn what_a_capture_does_not_allow_ends_it() {
-    trial::on_node(|| {
-        let bench = Bench::new();
-        let (stream, side, event) = (bench.stream(), bench.stream(), bench.event());
+fn forbidden_call_invalidates_capture() {
+    test_node::run(|| {
+        let fixture = GraphFixture::new();
+        let (stream, side, event) = (fixture.stream(), fixture.stream(), fixture.event());
         let invalidated = Err(CudaError::STREAM_CAPTURE_INVALIDATED);
         let unsupported = Err(CudaError::STREAM_CAPTURE_UNSUPPORTED);
-        let spoilt = |act: &dyn Fn() -> Result<(), CudaError>, error: CudaError| {
+        let assert_invalidates = |act: &dyn Fn() -> Result<(), CudaError>, error: CudaError| {
             begin(stream);
-            bench.launch("busy_1us", stream).unwrap();
+            fixture.launch("busy_1us", stream).unwrap();
             assert_eq!(act(), Err(error));
             assert_eq!(status(stream), CU_STREAM_CAPTURE_STATUS_INVALIDATED, "{error:?}");
-            assert_eq!(bench.launch("busy_1us", stream), invalidated);
+            assert_eq!(fixture.launch("busy_1us", stream), invalidated);
             assert_eq!(end(stream), Err(CudaError::STREAM_CAPTURE_INVALIDATED));
             assert_eq!(status(stream), CU_STREAM_CAPTURE_STATUS_NONE);
         };
-        spoilt(&|| call!(cuStreamSynchronize(stream)), CudaError::STREAM_CAPTURE_UNSUPPORTED);
-        spoilt(&|| call!(cuStreamQuery(stream)), CudaError::STREAM_CAPTURE_UNSUPPORTED);
-        spoilt(&|| call!(cuCtxSynchronize()), CudaError::STREAM_CAPTURE_UNSUPPORTED);
-        spoilt(
+        assert_invalidates(&|| call!(cuStreamSynchronize(stream)), CudaError::STREAM_CAPTURE_UNSUPPORTED);
+        assert_invalidates(&|| call!(cuStreamQuery(stream)), CudaError::STREAM_CAPTURE_UNSUPPORTED);
+        assert_invalidates(&|| call!(cuCtxSynchronize()), CudaError::STREAM_CAPTURE_UNSUPPORTED);
+        assert_invalidates(
             &|| {
                 call!(cuEventRecord(event, stream))?;
                 call!(cuEventSynchronize(event))
             },
             CudaError::CAPTURED_EVENT,
         );
-        spoilt(
+        assert_invalidates(
             &|| {
-                // Recorded outside, waited for inside.
+                // Recorded outside the capture, waited for inside.
                 call!(cuEventRecord(event, side))?;
                 call!(cuStreamWaitEvent(stream, event, 0))
             },
             CudaError::STREAM_CAPTURE_ISOLATION,
         );
-        spoilt(
+        assert_invalidates(
             &|| {
                 call!(cuEventRecord(event, stream))?;
                 call!(cuStreamWaitEvent(CU_STREAM_LEGACY as CUstream, event, 0))
@@ -113,25 +113,25 @@ fn what_a_capture_does_not_allow_ends_it() {
 }
 
 #[test]
-fn captures_end_where_they_began_and_joined() {
-    trial::on_node(|| {
-        let bench = Bench::new();
-        let (stream, side, event) = (bench.stream(), bench.stream(), bench.event());
+fn capture_must_end_on_origin_stream_with_branches_joined() {
+    test_node::run(|| {
+        let fixture = GraphFixture::new();
+        let (stream, side, event) = (fixture.stream(), fixture.stream(), fixture.event());
         let fork = || {
             begin(stream);
-            bench.launch("busy_1us", stream).unwrap();
+            fixture.launch("busy_1us", stream).unwrap();
             call!(cuEventRecord(event, stream)).unwrap();
             call!(cuStreamWaitEvent(side, event, 0)).unwrap();
         };
         fork();
-        bench.launch("busy_1us", side).unwrap();
+        fixture.launch("busy_1us", side).unwrap();
         assert_eq!(end(stream), Err(CudaError::STREAM_CAPTURE_UNJOINED));
         assert_eq!(status(side), CU_STREAM_CAPTURE_STATUS_NONE);
-        // An event of a capture that is over stands for nothing.
+        // An event of an ended capture cannot be waited for.
         assert_eq!(call!(cuStreamWaitEvent(side, event, 0)), Err(CudaError::CAPTURED_EVENT));
         assert_eq!(call!(cuEventQuery(event)), Err(CudaError::CAPTURED_EVENT));
 
-        // A branch without work has nothing to join.
+        // A branch without operations needs no join.
         fork();
         end(stream).unwrap();
 
@@ -139,15 +139,15 @@ fn captures_end_where_they_began_and_joined() {
         assert_eq!(end(side), Err(CudaError::STREAM_CAPTURE_UNMATCHED));
         assert_eq!(end(stream), Err(CudaError::STREAM_CAPTURE_INVALIDATED));
 
-        // Two captures do not become one.
-        let third = bench.stream();
+        // Two captures cannot be merged.
+        let third = fixture.stream();
         fork();
         begin(third);
         assert_eq!(call!(cuStreamWaitEvent(third, event, 0)), Err(CudaError::STREAM_CAPTURE_MERGE));
         assert_eq!(end(third), Err(CudaError::STREAM_CAPTURE_INVALIDATED));
         assert_eq!(end(stream), Err(CudaError::STREAM_CAPTURE_INVALIDATED));
 
-        // Unless it is relaxed, a capture belongs to its thread.
+        // Unless it is relaxed, a capture can be ended only by the thread that began it.
         call!(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)).unwrap();
         let handle = stream as usize;
         let elsewhere = std::thread::spawn(move || end(handle as CUstream).map(|_| ())).join().unwrap();
@@ -157,34 +157,34 @@ fn captures_end_where_they_began_and_joined() {
 }
 
 #[test]
-fn the_default_stream_is_barred_while_one_that_it_is_ordered_with_is_captured() {
-    trial::on_node(|| {
-        let bench = Bench::new();
+fn legacy_stream_is_rejected_during_blocking_stream_capture() {
+    test_node::run(|| {
+        let fixture = GraphFixture::new();
         let (stream, legacy) = (blocking(), null_mut());
         let implicit = Err(CudaError::STREAM_CAPTURE_IMPLICIT);
         begin(stream);
         let mut found = 0;
-        // To ask spoils nothing.
+        // The query itself does not invalidate the capture.
         assert_eq!(call!(cuStreamIsCapturing(legacy, &mut found)), implicit);
         assert_eq!(status(stream), CU_STREAM_CAPTURE_STATUS_ACTIVE);
-        assert_eq!(bench.launch("busy_1us", legacy), implicit);
+        assert_eq!(fixture.launch("busy_1us", legacy), implicit);
         assert_eq!(status(stream), CU_STREAM_CAPTURE_STATUS_INVALIDATED);
         end(stream).unwrap_err();
-        bench.launch("busy_1us", legacy).unwrap();
-        let alone = bench.stream();
+        fixture.launch("busy_1us", legacy).unwrap();
+        let alone = fixture.stream();
         begin(alone);
-        bench.launch("busy_1us", legacy).unwrap();
+        fixture.launch("busy_1us", legacy).unwrap();
         end(alone).unwrap();
     });
 }
 
 #[test]
-fn modes_say_what_is_forbidden_to_whom() {
-    trial::on_node(|| {
-        let bench = Bench::new();
-        let (stream, event) = (bench.stream(), bench.event());
+fn capture_mode_decides_which_threads_are_restricted() {
+    test_node::run(|| {
+        let fixture = GraphFixture::new();
+        let (stream, event) = (fixture.stream(), fixture.event());
         call!(cuEventRecord(event, null_mut())).unwrap();
-        let (handle, context) = (event as usize, bench.context as usize);
+        let (handle, context) = (event as usize, fixture.context as usize);
         let elsewhere = move |mut mode: CUstreamCaptureMode| {
             let ask = move || {
                 call!(cuCtxSetCurrent(context as CUcontext))?;
@@ -195,7 +195,8 @@ fn modes_say_what_is_forbidden_to_whom() {
             std::thread::spawn(ask).join().unwrap()
         };
         let unsupported = Err(CudaError::STREAM_CAPTURE_UNSUPPORTED);
-        // The capture's mode, the other thread's mode, and what becomes of a call of its that might disturb.
+        // Mode of the capture, mode of the other thread, and whether a potentially unsafe call of that thread is
+        // allowed.
         for (own, other, allowed) in [(0, 0, false), (0, 1, true), (0, 2, true), (1, 0, true), (2, 0, true)] {
             call!(cuStreamBeginCapture_v2(stream, own)).unwrap();
             assert_eq!(elsewhere(other), if allowed { Ok(()) } else { unsupported }, "{own} {other}");
@@ -212,28 +213,28 @@ fn modes_say_what_is_forbidden_to_whom() {
 }
 
 #[test]
-fn programs_see_and_change_where_a_capture_is() {
-    trial::on_node(|| {
-        let bench = Bench::new();
-        let stream = bench.stream();
+fn capture_dependencies_can_be_queried_and_updated() {
+    test_node::run(|| {
+        let fixture = GraphFixture::new();
+        let stream = fixture.stream();
         begin(stream);
-        bench.launch("busy_1us", stream).unwrap();
+        fixture.launch("busy_1us", stream).unwrap();
         let (mut found, mut id, mut graph, mut count) = (0, 0, null_mut(), 9);
         let mut after: *const CUgraphNode = null();
         call!(cuStreamGetCaptureInfo_v2(stream, &mut found, &mut id, &mut graph, &mut after, &mut count))
             .unwrap();
         assert_eq!((found, count), (CU_STREAM_CAPTURE_STATUS_ACTIVE, 1));
         assert!(id > 0);
-        // SAFETY: one node, as the count says.
+        // SAFETY: the returned count says that there is one node.
         let first = unsafe { after.read() };
         assert_eq!(nodes(graph), [first]);
-        let mut own = bench.kernel(graph, &[], "busy_7us", 1);
+        let mut own = fixture.kernel(graph, &[], "busy_7us", 1);
         call!(cuStreamUpdateCaptureDependencies(stream, &mut own, 1, CU_STREAM_ADD_CAPTURE_DEPENDENCIES))
             .unwrap();
-        bench.launch("busy_1us", stream).unwrap();
+        fixture.launch("busy_1us", stream).unwrap();
         call!(cuStreamUpdateCaptureDependencies(stream, null_mut(), 0, CU_STREAM_SET_CAPTURE_DEPENDENCIES))
             .unwrap();
-        bench.launch("busy_1us", stream).unwrap();
+        fixture.launch("busy_1us", stream).unwrap();
         assert_eq!(end(stream), Ok(graph));
         let made = nodes(graph);
         assert_eq!(edges(graph), [(first, made[2]), (own, made[2])]);
@@ -241,22 +242,22 @@ fn programs_see_and_change_where_a_capture_is() {
         call!(cuStreamGetCaptureInfo(stream, &mut found, &mut id)).unwrap();
         assert_eq!(found, CU_STREAM_CAPTURE_STATUS_NONE);
 
-        // Into a graph that is there already.
+        // Capture into an existing graph.
         let last = made[3];
         call!(cuStreamBeginCaptureToGraph(stream, graph, &last, null(), 1, 2)).unwrap();
-        bench.launch("busy_1us", stream).unwrap();
+        fixture.launch("busy_1us", stream).unwrap();
         assert_eq!(end(stream), Ok(graph));
         assert_eq!(edges(graph).last(), Some(&(last, nodes(graph)[4])));
     });
 }
 
 #[test]
-fn a_captured_launch_of_a_graph_is_a_graph_inside() {
-    trial::on_node(|| {
-        let bench = Bench::new();
-        let (stream, inside, event) = (bench.stream(), bench.graph(), bench.event());
-        bench.kernel(inside, &[], "busy_100us", 4096);
-        let exec = bench.exec(inside);
+fn captured_graph_launch_becomes_child_graph() {
+    test_node::run(|| {
+        let fixture = GraphFixture::new();
+        let (stream, inside, event) = (fixture.stream(), fixture.graph(), fixture.event());
+        fixture.kernel(inside, &[], "busy_100us", 4096);
+        let exec = fixture.exec(inside);
         begin(stream);
         call!(cuGraphLaunch(exec, stream)).unwrap();
         call!(cuEventRecordWithFlags(event, stream, CU_EVENT_RECORD_EXTERNAL)).unwrap();
@@ -265,21 +266,21 @@ fn a_captured_launch_of_a_graph_is_a_graph_inside() {
         let graph = end(stream).unwrap();
         let kinds: Vec<_> = nodes(graph).into_iter().map(kind).collect();
         assert_eq!(kinds, [4, 7, 6, 4]);
-        let outer = bench.exec(graph);
-        close(bench.time(stream, || call!(cuGraphLaunch(outer, stream)).unwrap()), 200.0);
+        let outer = fixture.exec(graph);
+        assert_close(fixture.time(stream, || call!(cuGraphLaunch(outer, stream)).unwrap()), 200.0);
         call!(cuEventSynchronize(event)).unwrap();
     });
 }
 
-/// The next graph gets its handle: it must not be taken for it, nor be put into itself.
+/// The next graph gets the same handle: it must not be mistaken for the destroyed one, nor be added to itself.
 #[test]
-fn a_capture_whose_graph_was_destroyed_is_invalid() {
-    trial::on_node(|| {
-        let bench = Bench::new();
-        let (stream, inside) = (bench.stream(), bench.graph());
-        bench.kernel(inside, &[], "busy_1us", 1);
-        let exec = bench.exec(inside);
-        let graphs = book().graphs.len();
+fn destroying_the_graph_invalidates_its_capture() {
+    test_node::run(|| {
+        let fixture = GraphFixture::new();
+        let (stream, inside) = (fixture.stream(), fixture.graph());
+        fixture.kernel(inside, &[], "busy_1us", 1);
+        let exec = fixture.exec(inside);
+        let graphs = store().graphs.len();
         let invalid = Err(CudaError::STREAM_CAPTURE_INVALIDATED);
         let destroyed = || {
             begin(stream);
@@ -294,13 +295,13 @@ fn a_capture_whose_graph_was_destroyed_is_invalid() {
         assert_eq!(call!(cuGraphLaunch(exec, stream)), invalid);
         assert_eq!(end(stream).map(|_| ()), invalid);
         let gone = destroyed();
-        let other = bench.graph();
+        let other = fixture.graph();
         assert_eq!(other, gone);
-        assert_eq!(bench.launch("busy_1us", stream), invalid);
+        assert_eq!(fixture.launch("busy_1us", stream), invalid);
         assert_eq!(status(stream), CU_STREAM_CAPTURE_STATUS_INVALIDATED);
         assert_eq!(end(stream).map(|_| ()), invalid);
         assert_eq!(nodes(other), []);
         call!(cuGraphDestroy(other)).unwrap();
-        assert_eq!(book().graphs.len(), graphs);
+        assert_eq!(store().graphs.len(), graphs);
     });
 }
