@@ -1,13 +1,13 @@
-//! How the shared object is linked.
+//! Linker options of the shared object.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     for argument in [
-        // Calls inside the shim stay inside it, whatever a tenant loads before it.
+        // Calls inside the shim stay inside it, whatever library a tenant loads before it.
         "-Bsymbolic",
-        // Threads of ours may still run when a program closes the library.
+        // Threads in the shim's code may still run when a program closes the library.
         "-z,nodelete",
-        // The one hash table that `install` rebuilds.
+        // The only hash table that `install` rebuilds.
         "--hash-style=gnu",
         "-soname,libpartage_shim.so",
     ] {

@@ -1,38 +1,40 @@
-//! Copies and fills, which keep to turns only where the owner says so: they use the card's copy engines, not its cores.
+//! Copies and fills, which wait for turns only if the region's policy says so: they use the GPU's copy engines, not its
+//! cores.
 //!
-//! All functions of the family are hooked alike, straight from the table of `driver-api`. A function is one kind of work,
-//! whatever its size: what its calls take on average is what each is charged.
+//! All functions of the family are hooked in the same way, from the table of `driver-api`. A function is one kind of
+//! work, whatever the size of the copy: each call is charged what calls of the function take on average.
 #![allow(unsafe_code)]
 
-use crate::hook::{Variant, hooks};
+use crate::hook::{StreamVariant, hooks};
 use crate::process;
-use crate::throttle::{self, Key, Work, submit};
+use crate::throttle::{self, SubmittedWork, WorkKey, submit};
 use partage_driver_api::cuda::*;
 
-/// What stands for copies among the kinds of work.
-const COPY: u64 = 2;
+/// Kind of work in a [`WorkKey`] that stands for copies.
+const COPY_KIND: u64 = 2;
 
-/// Whether copies of this process have to be looked at.
+/// Returns whether copies of this process are throttled.
 #[inline]
 fn needed() -> bool {
-    process::attached().is_some_and(|process| process.region.policy().gate_copies) && throttle::needed()
+    process::attached().is_some_and(|process| process.region.policy().throttle_copies) && throttle::needed()
 }
 
-fn copy(name: &'static str, stream: CUstream, variant: Variant) -> Work {
-    Work { key: Key::other(COPY, name.as_ptr().addr() as u64), stream, variant }
+fn copy_work(name: &'static str, stream: CUstream, variant: StreamVariant) -> SubmittedWork {
+    SubmittedWork { key: WorkKey::other(COPY_KIND, name.as_ptr().addr() as u64), stream, variant }
 }
 
-/// Picks the family out of the table and hooks every function of it.
+/// Selects the family from the table and hooks every function of it.
 macro_rules! families {
     ($($(#[$doc:meta])* trait $family:ident { $($functions:tt)* })*) => {
         $(families! { @family $family { $($functions)* } })*
     };
-    (@family Copies { $(fn $name:ident $args:tt $(twin $twin:ident)?;)* }) => {
+    (@family CopyApi { $(fn $name:ident $args:tt $(twin $twin:ident)?;)* }) => {
         hooks! { cuda;
             $(fn $name $args $(twin $twin)? |next, variant| if needed {
                 submit(
-                    || copy(stringify!($name), families!(@stream $args), variant),
-                    // SAFETY: the program's promise.
+                    || copy_work(stringify!($name), families!(@stream $args), variant),
+                    // SAFETY: the application's arguments, passed on unchanged under the driver function's own
+                    // contract.
                     || unsafe { families!(@call next $args) },
                 )
             })*
@@ -40,7 +42,7 @@ macro_rules! families {
     };
     (@family $other:ident $functions:tt) => {};
     (@call $next:ident ($($arg:ident: $type:ty),* $(,)?)) => { $next($($arg),*) };
-    // The stream is always the last argument; a function without one means the default stream.
+    // The stream is always the last argument; a function without one uses the default stream.
     (@stream ($($any:tt)*)) => { families!(@find $($any)*) };
     (@find $stream:ident: CUstream $(,)?) => { $stream };
     (@find $any:tt $($rest:tt)*) => { families!(@find $($rest)*) };

@@ -1,10 +1,10 @@
-//! The driver's own functions, found in its own file and nowhere else.
+//! The driver's own functions, looked up only in the driver's own files.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Which of the driver's libraries.
+/// One of the driver's libraries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Library {
     Cuda,
@@ -12,7 +12,8 @@ pub(crate) enum Library {
 }
 
 impl Library {
-    /// The file, opened at the first question. Where it stands in the chain of dependencies it is loaded already.
+    /// Returns the library's handle; it is opened on first use. If it is in the chain of dependencies, it is already
+    /// loaded.
     fn handle(self) -> *mut c_void {
         static CUDA: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
         static NVML: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
@@ -25,14 +26,14 @@ impl Library {
             return known;
         }
         let Some(path) = path else { return std::ptr::null_mut() };
-        // Two threads that come here at once open it twice, which counts and does no harm.
-        // SAFETY: a text that ends in zero.
+        // Two threads that get here at once open it twice, which only increments its reference count.
+        // SAFETY: the path is a C string.
         let opened = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
         cell.store(opened, Ordering::Release);
         opened
     }
 
-    /// The library's own function of this name; null where it has none.
+    /// Returns the library's own function of this name; null if it has none.
     pub(crate) fn symbol(self, name: &CStr) -> *mut c_void {
         let handle = self.handle();
         if handle.is_null() {
@@ -43,16 +44,16 @@ impl Library {
 }
 
 /// A function of the driver, looked up once.
-pub(crate) struct Function {
+pub(crate) struct DriverFunction {
     library: Library,
     name: &'static CStr,
     address: AtomicPtr<c_void>,
 }
 
-/// No function: it was looked for and is not there. (Zero is "not yet looked for".)
-const ABSENT: *mut c_void = std::ptr::without_provenance_mut(1);
+/// Marks a function that was looked up and does not exist. (Zero means that it was not looked up yet.)
+const FUNCTION_ABSENT: *mut c_void = std::ptr::without_provenance_mut(1);
 
-impl Function {
+impl DriverFunction {
     pub(crate) const fn new(library: Library, name: &'static str) -> Self {
         let Ok(name) = CStr::from_bytes_with_nul(name.as_bytes()) else {
             panic!("the name does not end in zero")
@@ -68,21 +69,22 @@ impl Function {
 
     #[cold]
     fn find(&self, known: *mut c_void) -> Option<*mut c_void> {
-        if known == ABSENT {
+        if known == FUNCTION_ABSENT {
             return None;
         }
         let found = self.library.symbol(self.name);
-        self.address.store(if found.is_null() { ABSENT } else { found }, Ordering::Release);
+        self.address.store(if found.is_null() { FUNCTION_ABSENT } else { found }, Ordering::Release);
         (!found.is_null()).then_some(found)
     }
 }
 
-/// One Rust function per function of a library, which calls the driver's; one that the driver lacks answers `$missing`.
+/// Defines one Rust function per function of a library, which calls the driver's; a function that the driver lacks
+/// returns `$missing`.
 macro_rules! functions {
     ($library:expr, $code:ident, $missing:expr, $($(#[$doc:meta])* trait $family:ident {
         $(fn $name:ident $args:tt $(twin $twin:ident)?;)*
     })*) => {
-        /// The types of the functions, for the compiler to hold the hooks against.
+        /// The types of the functions, against which the compiler checks the hooks.
         pub(crate) mod types {
             use super::*;
             $($(
@@ -101,17 +103,18 @@ macro_rules! functions {
     (@call $library:expr, $missing:expr, $name:ident($($arg:ident: $type:ty),* $(,)?) $code:ident) => {
         #[inline]
         pub(crate) unsafe fn $name($($arg: $type),*) -> $code {
-            static FUNCTION: Function = Function::new($library, concat!(stringify!($name), "\0"));
+            static FUNCTION: DriverFunction = DriverFunction::new($library, concat!(stringify!($name), "\0"));
             let Some(address) = FUNCTION.address() else { return $missing };
-            // SAFETY: the driver's function of this name has this type; driver-api's tests compare it with two other sources.
+            // SAFETY: the driver's function of this name has this type; tests of driver-api compare the types with two
+            // other sources.
             let function = unsafe { std::mem::transmute::<*mut c_void, types::$name>(address) };
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller passes arguments that are valid for this driver function.
             unsafe { function($($arg),*) }
         }
     };
 }
 
-/// libcuda.
+/// The driver's own libcuda functions; one that it lacks returns `CUDA_ERROR_NOT_FOUND`.
 #[allow(
     non_snake_case,
     non_camel_case_types,
@@ -120,13 +123,13 @@ macro_rules! functions {
     clippy::missing_safety_doc
 )]
 pub(crate) mod cuda {
-    use super::{Function, Library, c_void};
+    use super::{DriverFunction, Library, c_void};
     use partage_driver_api::cuda::*;
     macro_rules! expand { ($($table:tt)*) => { functions! { Library::Cuda, CUresult, CUDA_ERROR_NOT_FOUND, $($table)* } }; }
     partage_driver_api::cuda_functions!(expand);
 }
 
-/// libnvidia-ml.
+/// The driver's own libnvidia-ml functions; one that it lacks returns `NVML_ERROR_FUNCTION_NOT_FOUND`.
 #[allow(
     non_snake_case,
     non_camel_case_types,
@@ -135,7 +138,7 @@ pub(crate) mod cuda {
     clippy::missing_safety_doc
 )]
 pub(crate) mod nvml {
-    use super::{Function, Library, c_void};
+    use super::{DriverFunction, Library, c_void};
     use partage_driver_api::nvml::*;
     macro_rules! expand { ($($table:tt)*) => { functions! { Library::Nvml, nvmlReturn_t, NVML_ERROR_FUNCTION_NOT_FOUND, $($table)* } }; }
     partage_driver_api::nvml_functions!(expand);

@@ -1,8 +1,8 @@
-//! The form of a hook.
+//! The macro that defines hooks.
 //!
 //! ```text
 //! hooks! { cuda;
-//!     /// What it does that the driver's does not.
+//!     /// What it does in addition to the driver's function.
 //!     fn cuMemAlloc_v2(pointer: *mut CUdeviceptr, bytes: usize) |next, _variant| {
 //!         …            // `next(pointer, bytes)` is the driver's own
 //!     }
@@ -10,38 +10,48 @@
 //! }
 //! ```
 //!
-//! `|next, variant| if needed { … }` asks `needed()` first, outside of everything, and goes straight to the driver's own if
-//! the answer is no: for calls where a nanosecond counts.
+//! With `|next, variant| if needed { … }` the hook first calls `needed()`, outside of everything else, and calls the
+//! driver's function directly if it returns false: for calls where a nanosecond counts.
 //!
-//! One `hooks!` per module; it also makes the module's list `HOOKS`. The symbol is `partage_hook_<name>`: what carries the
-//! plain name is the file that [`crate::install`] writes. The compiler holds every hook against the driver's own type.
+//! There is one `hooks!` per module; it also defines the module's list `HOOKS`. The exported symbol is
+//! `partage_hook_<name>`; the files that [`crate::install`] writes carry the plain name. The compiler checks every hook
+//! against the type of the driver's function.
+//!
+//! # Safety
+//!
+//! A hook has the contract of the driver function that it replaces: the application passes arguments that are valid for
+//! that function, as the CUDA driver API and NVML document them. Where a SAFETY comment says that the application's
+//! arguments are passed on unchanged, this contract is what makes the call of `next` sound: the driver's function
+//! receives exactly what the application passed for it. Where a hook reads or writes through a pointer of the
+//! application, it does so for the type and length for which the driver's function would, and only if the pointer is
+//! not null.
 
 use std::ffi::c_void;
 
-/// A hook by its name.
-pub(crate) struct Hook {
-    /// With a zero at its end.
+/// A hook, by its name.
+pub(crate) struct HookEntry {
+    /// Name of the function, with a terminating zero.
     pub(crate) name: &'static str,
     pub(crate) library: crate::driver::Library,
     pub(crate) address: *const c_void,
 }
 
 #[allow(unsafe_code)]
-// SAFETY: the address of code, which nobody writes.
-unsafe impl Sync for Hook {}
+// SAFETY: the pointer is the address of code, which is never written through it.
+unsafe impl Sync for HookEntry {}
 
-/// Which default stream a function means by "no stream": its name tells.
+/// Which default stream a null stream handle means. The function's name determines it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Variant {
-    /// The legacy one.
-    Plain,
-    /// The calling thread's own (`_ptsz`, `_ptds`).
+pub(crate) enum StreamVariant {
+    /// The legacy default stream.
+    Legacy,
+    /// The calling thread's default stream (`_ptsz`, `_ptds`).
     PerThread,
 }
 
-/// Runs a hook's body; a panic, which would be a bug of ours, ends here as an error of the driver's.
+/// Runs a hook's body. A panic, which would be a bug of the shim, is returned as an error of the driver.
 #[inline]
-pub(crate) fn guarded<T>(on_panic: T, body: impl FnOnce() -> T) -> T {
+pub(crate) fn catch_panic<T>(on_panic: T, body: impl FnOnce() -> T) -> T {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(on_panic)
 }
 
@@ -52,23 +62,23 @@ macro_rules! hooks {
     )*) => {
         $(hooks! { @both $library, $name $args $([$twin])? |$next, $variant| [$($needed)?] $body })*
         /// The hooks of this module.
-        pub(crate) static HOOKS: &[$crate::hook::Hook] = &[$(
+        pub(crate) static HOOKS: &[$crate::hook::HookEntry] = &[$(
             hooks! { @entry $library $name },
             $(hooks! { @entry $library $twin },)?
         )*];
     };
     (@both $library:ident, $name:ident $args:tt |$next:ident, $variant:ident| $needed:tt $body:block) => {
-        hooks! { @one $library, Plain, $name $args |$next, $variant| $needed $body }
+        hooks! { @one $library, Legacy, $name $args |$next, $variant| $needed $body }
     };
     (@both $library:ident, $name:ident $args:tt [$twin:ident] |$next:ident, $variant:ident| $needed:tt $body:block) => {
-        hooks! { @one $library, Plain, $name $args |$next, $variant| $needed $body }
+        hooks! { @one $library, Legacy, $name $args |$next, $variant| $needed $body }
         hooks! { @one $library, PerThread, $twin $args |$next, $variant| $needed $body }
     };
     (@entry cuda $name:ident) => {
-        $crate::hook::Hook { name: concat!(stringify!($name), "\0"), library: $crate::driver::Library::Cuda, address: $name as *const _ }
+        $crate::hook::HookEntry { name: concat!(stringify!($name), "\0"), library: $crate::driver::Library::Cuda, address: $name as *const _ }
     };
     (@entry nvml $name:ident) => {
-        $crate::hook::Hook { name: concat!(stringify!($name), "\0"), library: $crate::driver::Library::Nvml, address: $name as *const _ }
+        $crate::hook::HookEntry { name: concat!(stringify!($name), "\0"), library: $crate::driver::Library::Nvml, address: $name as *const _ }
     };
     (@panic cuda) => { partage_driver_api::cuda::CUDA_ERROR_UNKNOWN };
     (@panic nvml) => { partage_driver_api::nvml::NVML_ERROR_UNKNOWN };
@@ -77,7 +87,7 @@ macro_rules! hooks {
     (@fast [] $next:ident $($arg:ident)*) => {};
     (@fast [$needed:tt] $next:ident $($arg:ident)*) => {
         if !$needed() {
-            // SAFETY: the program's promise.
+            // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             return unsafe { $next($($arg),*) };
         }
     };
@@ -89,8 +99,8 @@ macro_rules! hooks {
             use $crate::driver::$library::$name as $next;
             hooks! { @fast $needed $next $($arg)* }
             #[allow(unused_variables)]
-            let $variant = $crate::hook::Variant::$is;
-            $crate::hook::guarded(hooks!(@panic $library), || $body)
+            let $variant = $crate::hook::StreamVariant::$is;
+            $crate::hook::catch_panic(hooks!(@panic $library), || $body)
         }
         const _: $crate::driver::$library::types::$name = $name;
     };

@@ -1,19 +1,20 @@
-//! The library inside a container that keeps its processes inside their grant.
+//! The shared library inside a container that keeps its processes within their grant.
 //!
-//! It stands in the place of `libcuda.so.1` and `libnvidia-ml.so.1` ([`install`]). A function it does not name reaches the
-//! driver through the chain of dependencies; one that it names passes through a hook here:
+//! It replaces `libcuda.so.1` and `libnvidia-ml.so.1` ([`install`]). A function that it does not export is resolved in
+//! the driver's library, which it depends on; a function that it exports runs a hook here:
 //!
 //! ```text
 //!  program ── cuMemAlloc_v2 ──▶ memory ── reserve ──▶ region (limits, usage)
 //!                                  └──── driver ────▶ the driver's library
 //! ```
 //!
-//! - `hook` is the form of a hook, `driver` the driver's own functions, `lookup` the routes to a function other than a
-//!   plain symbol (`cuGetProcAddress`, `dlsym`).
-//! - `process` is what a process knows: its region, and which device is which GPU.
+//! - `hook` defines hooks, `driver` calls the driver's own functions, `lookup` covers the routes to a function other
+//!   than a plain symbol (`cuGetProcAddress`).
+//! - `process` holds the state of a process: its region, and which device is which GPU.
 //! - `memory`, `launch` and `nvml` hold the hooks; `throttle` delays launches until the container has the turn.
 //!
-//! It lives in other people's processes: nothing here panics across a call, prints, ends, signals or reads the environment.
+//! It runs in other people's processes: no code here unwinds into the caller, prints, exits, raises signals or reads
+//! the environment.
 
 pub mod embedded_config;
 pub mod install;
@@ -30,7 +31,7 @@ mod process;
 mod throttle;
 
 /// Every hook, by module.
-static HOOKS: &[&[hook::Hook]] = &[
+static HOOKS: &[&[hook::HookEntry]] = &[
     copies::HOOKS,
     throttle::capture::HOOKS,
     throttle::graphs::HOOKS,
@@ -52,6 +53,6 @@ static HOOKS: &[&[hook::Hook]] = &[
     nvml::processes::HOOKS,
     nvml::sessions::HOOKS,
     nvml::export_table::HOOKS,
-    nvml::utilisation::HOOKS,
+    nvml::utilization::HOOKS,
     process::current_context::HOOKS,
 ];

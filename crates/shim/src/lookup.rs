@@ -1,38 +1,38 @@
 //! `cuGetProcAddress`: the route to a function that is not a plain symbol.
 //!
-//! The driver answers first. Which hook stands for its answer is told by the address that it gave: so a hook always has the
-//! version and the default stream that the program asked for, whatever rule the driver went by.
+//! The driver answers first. The address that it returned determines which hook replaces it, so the hook always has the
+//! version and the default stream that the program requested, whatever rule the driver applied.
 #![allow(unsafe_code)]
 
 mod libc_dlsym;
 
 use crate::driver::Library;
-use crate::hook::{Hook, hooks};
+use crate::hook::{HookEntry, hooks};
 pub(crate) use libc_dlsym::libc_dlsym;
 use partage_driver_api::cuda::*;
 use partage_driver_api::exports::DriverVersion;
-use partage_driver_api::proc_address::{Lookup, proc_address};
+use partage_driver_api::proc_address::{ProcAddressLookup, proc_address};
 use std::ffi::{CStr, c_void};
 use std::sync::OnceLock;
 
-/// The newest CUDA version that `driver-api` knows the names of.
-const NEWEST_KNOWN: i32 = 12040;
+/// Newest CUDA version whose names `driver-api` knows.
+const NEWEST_KNOWN_CUDA_VERSION: i32 = 12040;
 
-/// Every hook there is.
-fn all() -> impl Iterator<Item = &'static Hook> {
+/// Returns the hooks of all modules, for both libraries.
+fn all_hooks() -> impl Iterator<Item = &'static HookEntry> {
     crate::HOOKS.iter().copied().flatten()
 }
 
-/// The hook of a symbol.
+/// Returns the hook for a symbol.
 fn hook_named(name: &str) -> Option<*const c_void> {
-    all().find(|hook| hook.name.strip_suffix('\0') == Some(name)).map(|hook| hook.address)
+    all_hooks().find(|hook| hook.name.strip_suffix('\0') == Some(name)).map(|hook| hook.address)
 }
 
-/// The hook that stands for a function of the driver's.
-fn hook_of(address: *const c_void) -> Option<*const c_void> {
-    static BY_ADDRESS: OnceLock<Box<[(usize, &'static Hook)]>> = OnceLock::new();
+/// Returns the hook that replaces a function of the driver.
+fn hook_for_address(address: *const c_void) -> Option<*const c_void> {
+    static BY_ADDRESS: OnceLock<Box<[(usize, &'static HookEntry)]>> = OnceLock::new();
     let sorted = BY_ADDRESS.get_or_init(|| {
-        let of_cuda = all().filter(|hook| hook.library == Library::Cuda);
+        let of_cuda = all_hooks().filter(|hook| hook.library == Library::Cuda);
         let mut sorted: Vec<_> = of_cuda
             .filter_map(|hook| {
                 let name = CStr::from_bytes_with_nul(hook.name.as_bytes()).ok()?;
@@ -47,35 +47,35 @@ fn hook_of(address: *const c_void) -> Option<*const c_void> {
     sorted.get(at).map(|(_, hook)| hook.address)
 }
 
-/// Puts our hook in the place of the driver's answer.
+/// Replaces the driver's answer by the matching hook.
 ///
 /// # Safety
 ///
-/// What `cuGetProcAddress` was called with, and it succeeded.
-unsafe fn route(name: *const c_char, function: *mut *mut c_void, cuda_version: i32, flags: u64) {
+/// The arguments are those of a call of `cuGetProcAddress` that succeeded.
+unsafe fn substitute_hook(name: *const c_char, function: *mut *mut c_void, cuda_version: i32, flags: u64) {
     if function.is_null() || name.is_null() {
         return;
     }
-    // SAFETY: the driver has just written there.
+    // SAFETY: not null, and the call succeeded, so the driver has written there.
     let found = unsafe { *function };
     if found.is_null() {
         return;
     }
-    let hook = hook_of(found).or_else(|| {
-        // A driver that gives addresses it does not export: by the rule that real drivers follow. Names that are newer than
-        // the rule may mean functions of another form.
-        if !(0..=NEWEST_KNOWN).contains(&cuda_version) {
+    let hook = hook_for_address(found).or_else(|| {
+        // The driver returned an address that it does not export: apply the rule that real drivers follow. Names that
+        // are newer than the rule may be functions with other types.
+        if !(0..=NEWEST_KNOWN_CUDA_VERSION).contains(&cuda_version) {
             return None;
         }
-        // SAFETY: a text that ends in zero: the driver has read it.
+        // SAFETY: not null, and a C string: the driver has read it.
         let name = unsafe { CStr::from_ptr(name) }.to_str().ok()?;
         match proc_address(DriverVersion::R550, name, cuda_version, flags) {
-            Lookup::Symbol(symbol) => hook_named(symbol),
+            ProcAddressLookup::Symbol(symbol) => hook_named(symbol),
             _ => None,
         }
     });
     if let Some(hook) = hook {
-        // SAFETY: the driver has just written there.
+        // SAFETY: not null, and the driver has written there.
         unsafe { *function = hook.cast_mut() };
     }
 }
@@ -87,11 +87,11 @@ hooks! { cuda;
         cuda_version: i32,
         flags: u64,
     ) |next, _variant| {
-        // SAFETY: the program's promise.
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
         let answer = unsafe { next(name, function, cuda_version, flags) };
         if answer == CUDA_SUCCESS {
-            // SAFETY: as it was called.
-            unsafe { route(name, function, cuda_version, flags) };
+            // SAFETY: these are the arguments of the call that just succeeded.
+            unsafe { substitute_hook(name, function, cuda_version, flags) };
         }
         answer
     }
@@ -103,11 +103,11 @@ hooks! { cuda;
         flags: u64,
         symbol_status: *mut CUdriverProcAddressQueryResult,
     ) |next, _variant| {
-        // SAFETY: the program's promise.
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
         let answer = unsafe { next(name, function, cuda_version, flags, symbol_status) };
         if answer == CUDA_SUCCESS {
-            // SAFETY: as it was called.
-            unsafe { route(name, function, cuda_version, flags) };
+            // SAFETY: these are the arguments of the call that just succeeded.
+            unsafe { substitute_hook(name, function, cuda_version, flags) };
         }
         answer
     }

@@ -1,22 +1,22 @@
-//! What a process holds of its GPUs' memory, and every call that changes it.
+//! Accounts for the GPU memory of a process, and hooks every call that changes it.
 //!
-//! One rule: memory is taken from the container's account, then from the driver; what the driver does not give goes back
-//! to the account. What the driver counts is what is counted: whole blocks of 2 MiB, what a pool has reserved, a context's
-//! own. Where that cannot be known, more is counted rather than less.
+//! The rule: memory is reserved in the container's account first, then allocated by the driver; what the driver refuses
+//! is released again. The account counts what the driver takes: whole blocks of 2 MiB, what a pool has reserved, a
+//! context's own memory. Where that cannot be known, more is counted rather than less.
 //!
 //! | | |
 //! |---|---|
-//! | [`plain`] | memory with an address: linear, pitched, managed |
-//! | [`beyond`] | what the host has instead |
-//! | [`pools`] | memory in stream order |
-//! | [`virtual_memory`] | memory without an address |
-//! | [`arrays`] | arrays and mipmapped arrays |
-//! | [`graphs`] | what graphs allocate themselves |
-//! | [`modules`] | device code and its variables |
-//! | [`sharing`] | memory of others |
-//! | [`contexts`] | contexts, and what goes with them |
-//! | [`heaps`] | what kernels allocate and print into |
-//! | [`info`] | how much there is and how much of it is free |
+//! | `linear` | memory with an address: linear, pitched, managed |
+//! | `oversubscribe` | memory on the host instead of the GPU |
+//! | `pools` | stream-ordered memory |
+//! | `virtual_memory` | memory without an address |
+//! | `arrays` | arrays and mipmapped arrays |
+//! | `graphs` | memory that graphs allocate themselves |
+//! | `modules` | device code and its variables |
+//! | `ipc` | memory imported from other APIs |
+//! | `contexts` | contexts, and what is freed with them |
+//! | `device_heaps` | memory that kernels allocate and print into |
+//! | `info` | total and free memory, as the application sees it |
 #![allow(unsafe_code)]
 
 pub(crate) mod arrays;
@@ -37,73 +37,73 @@ mod retry;
 mod stream_ordered_free;
 mod suballocation;
 
-use crate::driver::cuda as real;
-use crate::process::{self, Process, Standing};
-use allocations::{Allocations, Held};
-use arrays::Arrays;
+use crate::driver::cuda as driver;
+use crate::process::{self, GrantStatus, Process};
+use allocations::{Allocations, HeldMemory};
+use arrays::ProcessArrays;
 use contexts::Contexts;
-use device_heaps::Heaps;
-use graphs::Graphs;
-use ipc::Sharing;
+use device_heaps::DeviceHeaps;
+use graphs::GraphMemory;
+use ipc::ImportedMemory;
 use modules::Modules;
-use oversubscribe::Beyond;
+use oversubscribe::OversubscribedMemory;
 use partage_driver_api::cuda::*;
-use partage_region::futex::keeping_errno;
-use pools::Pools;
+use partage_region::futex::preserve_errno;
+use pools::MemoryPools;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use stream_ordered_free::Later;
-use suballocation::Small;
+use stream_ordered_free::PendingFrees;
+use suballocation::Suballocations;
 use virtual_memory::VirtualMemory;
 
-/// What the driver takes of a card at a time, and what small allocations share.
-const BLOCK: u64 = 2 << 20;
+/// Bytes that the driver takes of a GPU at a time, and that small allocations share.
+const BLOCK_BYTES: u64 = 2 << 20;
 
-/// What this process holds, by what the driver calls it.
+/// Memory that this process holds, by kind of driver object.
 #[derive(Default)]
-pub(crate) struct Memory {
-    /// What has an address and blocks of its own.
+pub(crate) struct ProcessMemory {
+    /// Allocations with an address and blocks of their own.
     allocations: Allocations,
-    /// What has an address and shares its block.
-    small: Small,
+    /// Allocations with an address that share a block.
+    suballocations: Suballocations,
     contexts: Contexts,
-    pools: Pools,
-    /// What is freed when a stream has come to it.
-    later: Later,
+    pools: MemoryPools,
+    /// Memory that is freed when a stream has reached the free.
+    pending_frees: PendingFrees,
     virtual_memory: VirtualMemory,
-    arrays: Arrays,
-    graphs: Graphs,
+    arrays: ProcessArrays,
+    graphs: GraphMemory,
     modules: Modules,
-    sharing: Sharing,
-    heaps: Heaps,
-    /// What is not counted, because it stays on the host.
-    beyond: Beyond,
+    imported: ImportedMemory,
+    device_heaps: DeviceHeaps,
+    /// Memory that is not counted, because it stays on the host.
+    oversubscribed: OversubscribedMemory,
 }
 
-/// Memory taken from the container's account, given back unless it is kept.
-struct Reserved<'a> {
+/// Memory reserved in the container's account; released on drop unless it is kept.
+struct Reservation<'a> {
     process: &'a Process,
     gpu: usize,
     bytes: u64,
 }
 
-impl<'a> Reserved<'a> {
-    /// Takes memory, or answers what the driver would.
+impl<'a> Reservation<'a> {
+    /// Reserves memory, or returns the driver's error code.
     #[inline]
     fn take(process: &'a Process, gpu: usize, bytes: u64) -> Result<Self, CUresult> {
         if bytes > 0 && !process.region.try_reserve(gpu, bytes) {
-            take_again(process, gpu, bytes)?;
+            take_after_reclaim(process, gpu, bytes)?;
         }
         Ok(Self { process, gpu, bytes })
     }
 
-    /// It is used: whoever holds what it is used for gives it back.
+    /// Keeps the reservation: the record of the allocation releases it later.
     #[inline]
     fn keep(self) -> u64 {
         std::mem::ManuallyDrop::new(self).bytes
     }
 }
 
-impl Drop for Reserved<'_> {
+impl Drop for Reservation<'_> {
     #[inline]
     fn drop(&mut self) {
         if self.bytes > 0 {
@@ -112,14 +112,15 @@ impl Drop for Reserved<'_> {
     }
 }
 
-/// What the dead had, what the driver has given back in the meantime and what others do not need after all may be enough.
+/// Tries again after reclaiming memory of dead processes, memory that the driver has returned meanwhile, and
+/// short-lived reservations of other threads.
 #[cold]
-fn take_again(process: &Process, gpu: usize, bytes: u64) -> Result<(), CUresult> {
+fn take_after_reclaim(process: &Process, gpu: usize, bytes: u64) -> Result<(), CUresult> {
     let region = &process.region;
     region.sweep();
     if region.try_reserve(gpu, bytes)
-        || process.memory.look_for_returned(process, gpu) && region.try_reserve(gpu, bytes)
-        || retry::take(region, gpu, bytes)
+        || process.memory.release_returned(process, gpu) && region.try_reserve(gpu, bytes)
+        || retry::reserve_with_retry(region, gpu, bytes)
     {
         return Ok(());
     }
@@ -127,88 +128,90 @@ fn take_again(process: &Process, gpu: usize, bytes: u64) -> Result<(), CUresult>
     Err(CUDA_ERROR_OUT_OF_MEMORY)
 }
 
-impl Memory {
-    /// Gives back what the driver gave up by itself; whether that was anything.
-    fn look_for_returned(&self, process: &Process, gpu: usize) -> bool {
+impl ProcessMemory {
+    /// Releases what the driver has freed by itself. Returns whether that was anything.
+    fn release_returned(&self, process: &Process, gpu: usize) -> bool {
         let before = process.region.held(gpu);
-        self.later.look(process);
+        self.pending_frees.release_finished(process);
         self.pools.refresh(process, gpu);
         self.graphs.refresh(process, gpu);
         process.region.held(gpu) < before
     }
 
-    /// The GPU of a context that this process has.
+    /// Returns the GPU of a context of this process.
     pub(crate) fn gpu_of(&self, context: CUcontext) -> Option<usize> {
-        self.contexts.place(context).map(|(_, gpu)| gpu)
+        self.contexts.location(context).map(|(_, gpu)| gpu)
     }
 
-    /// A context of the GPU is gone, and with it what was in it.
+    /// Releases what was in a context that has been destroyed.
     fn forget_context(&self, process: &Process, gpu: usize, context: CUcontext) {
-        self.later.forget_context(process, context);
+        self.pending_frees.forget_context(process, context);
         self.arrays.forget_context(process, context);
         self.modules.forget_context(process, context);
-        self.heaps.forget_context(process, context);
-        self.forget_gone(process, gpu);
+        self.device_heaps.forget_context(process, context);
+        self.forget_unknown(process, gpu);
         self.pools.refresh(process, gpu);
     }
 
-    /// What the driver does not know any more has gone with what it was in.
+    /// Releases allocations that the driver no longer knows: they were freed together with their owner.
     ///
-    /// The driver is asked again where nobody can note anything: another thread may have allocated at the same address.
-    fn forget_gone(&self, process: &Process, gpu: usize) {
-        for pointer in self.allocations.on(gpu) {
-            if !is_known(pointer)
-                && let Some(held) = self.allocations.remove_if(pointer, || !is_known(pointer))
+    /// The driver is queried again while the record is locked: another thread may have allocated at the same address.
+    fn forget_unknown(&self, process: &Process, gpu: usize) {
+        for pointer in self.allocations.on_gpu(gpu) {
+            if !is_known_to_driver(pointer)
+                && let Some(held) = self.allocations.remove_if(pointer, || !is_known_to_driver(pointer))
             {
-                self.give_back(process, held);
+                self.release(process, held);
             }
         }
-        self.beyond.forget_gone(is_known);
-        for pointer in self.small.on(gpu) {
-            if !is_known(pointer)
-                && let Some(piece) = self.small.begin_to_free_if(pointer, || !is_known(pointer))
-                && self.small.freed(&piece)
+        self.oversubscribed.forget_unknown(is_known_to_driver);
+        for pointer in self.suballocations.on_gpu(gpu) {
+            if !is_known_to_driver(pointer)
+                && let Some(piece) =
+                    self.suballocations.begin_free_if(pointer, || !is_known_to_driver(pointer))
+                && self.suballocations.finish_free(&piece)
             {
-                process.region.release(gpu, BLOCK);
+                process.region.release(gpu, BLOCK_BYTES);
             }
         }
     }
 
-    /// It is freed.
+    /// Releases the reservation of a freed allocation.
     #[inline]
-    fn give_back(&self, process: &Process, held: Held) {
+    fn release(&self, process: &Process, held: HeldMemory) {
         if held.pool == 0 {
             process.region.release(held.gpu(), held.bytes);
         } else {
-            self.pools.piece_gone(process, held, None);
+            self.pools.piece_freed(process, held, None);
         }
     }
 
-    /// Notes what has been allocated. What was known there before has gone with its context.
+    /// Records an allocation. A previous record of the same address was freed with its context.
     #[inline]
-    fn note(&self, process: &Process, pointer: CUdeviceptr, held: Held) {
+    fn record(&self, process: &Process, pointer: CUdeviceptr, held: HeldMemory) {
         if let Some(gone) = self.allocations.insert(pointer, held) {
-            self.give_back(process, gone);
+            self.release(process, gone);
         }
     }
 }
 
-/// Whether the driver knows memory there.
-fn is_known(pointer: CUdeviceptr) -> bool {
+/// Returns whether the driver knows an allocation at this address.
+fn is_known_to_driver(pointer: CUdeviceptr) -> bool {
     let mut kind = 0u32;
-    // SAFETY: a number to fill in; the driver looks the address up and does not touch it.
+    // SAFETY: the pointer is to a local variable of the attribute's type; the driver looks the address up and does not
+    // access it.
     let answer = unsafe {
-        real::cuPointerGetAttribute((&raw mut kind).cast(), CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer)
+        driver::cuPointerGetAttribute((&raw mut kind).cast(), CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer)
     };
     answer == CUDA_SUCCESS
 }
 
-/// Does what needs a grant; refuses it where the process has none.
+/// Runs work that needs a grant; refuses it if the process has none.
 #[inline]
-fn granted(work: impl FnOnce(&'static Process) -> Result<(), CUresult>) -> CUresult {
-    match process::standing() {
-        Standing::Held(process) => code(work(process)),
-        Standing::Refused => CUDA_ERROR_NOT_PERMITTED,
+fn with_grant(work: impl FnOnce(&'static Process) -> Result<(), CUresult>) -> CUresult {
+    match process::grant_status() {
+        GrantStatus::Granted(process) => code(work(process)),
+        GrantStatus::Refused => CUDA_ERROR_NOT_PERMITTED,
     }
 }
 
@@ -222,63 +225,64 @@ fn checked(code: CUresult) -> Result<(), CUresult> {
     if code == CUDA_SUCCESS { Ok(()) } else { Err(code) }
 }
 
-/// The GPU of the calling thread's context.
+/// Returns the GPU of the calling thread's context.
 #[inline]
-fn here(process: &Process) -> Result<usize, CUresult> {
+fn current_gpu(process: &Process) -> Result<usize, CUresult> {
     match process.devices.current(&process.region) {
         Some(gpu) => Ok(gpu),
-        None => Err(why_nowhere()),
+        None => Err(no_gpu_reason()),
     }
 }
 
-/// The driver's own reason if there is no context, ours if there is one.
+/// Returns the driver's own error if there is no context, and the shim's if there is one.
 #[cold]
-fn why_nowhere() -> CUresult {
+fn no_gpu_reason() -> CUresult {
     let mut device = 0;
-    // SAFETY: a number to fill in.
-    match unsafe { real::cuCtxGetDevice(&mut device) } {
+    // SAFETY: the pointer is to a local variable, which the driver fills in.
+    match unsafe { driver::cuCtxGetDevice(&mut device) } {
         CUDA_SUCCESS => CUDA_ERROR_NOT_PERMITTED,
         refused => refused,
     }
 }
 
-/// What a thread without a context is told instead of "out of memory".
+/// Returns the error for a refused reservation: in a thread without a context it is the driver's, not "out of memory".
 #[cold]
-fn refused_here(refused: CUresult) -> CUresult {
-    match why_nowhere() {
+fn refusal_code(refused: CUresult) -> CUresult {
+    match no_gpu_reason() {
         CUDA_ERROR_NOT_PERMITTED => refused,
         other => other,
     }
 }
 
-/// The GPU of a device.
-fn of_device(process: &Process, device: CUdevice) -> Result<usize, CUresult> {
+/// Returns the GPU of a device.
+fn gpu_of_device(process: &Process, device: CUdevice) -> Result<usize, CUresult> {
     if let Some(gpu) = process.devices.gpu(&process.region, device) {
         return Ok(gpu);
     }
     let mut count = 0;
-    // SAFETY: a number to fill in.
-    checked(unsafe { real::cuDeviceGetCount(&mut count) })?;
+    // SAFETY: the pointer is to a local variable, which the driver fills in.
+    checked(unsafe { driver::cuDeviceGetCount(&mut count) })?;
     Err(if (0..count).contains(&device) { CUDA_ERROR_NOT_PERMITTED } else { CUDA_ERROR_INVALID_DEVICE })
 }
 
 #[inline]
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    /// Books are whole at every step, whoever panicked. Waiting leaves a trace that a program may see.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    /// Locks the mutex after waiting. Records are consistent at every step, even if a thread panicked. Waiting may
+    /// change `errno`, which a program could notice.
     #[cold]
     fn wait<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-        keeping_errno(|| mutex.lock().unwrap_or_else(PoisonError::into_inner))
+        preserve_errno(|| mutex.lock().unwrap_or_else(PoisonError::into_inner))
     }
     mutex.try_lock().unwrap_or_else(|_| wait(mutex))
 }
 
-/// Writes an answer where the program wants it.
+/// Writes a result for the application.
 ///
 /// # Safety
 ///
-/// The program's to write, and not null.
+/// `to` must be valid for writes and not null.
 #[inline]
-unsafe fn answer<T>(to: *mut T, value: T) {
-    // SAFETY: the caller's promise.
+unsafe fn write_result<T>(to: *mut T, value: T) {
+    // SAFETY: guaranteed by this function's safety contract.
     unsafe { to.write(value) };
 }

@@ -1,105 +1,107 @@
-//! What a process knows of its grant: its region, and which of its devices is which GPU of the region.
+//! State of a process: its region, and which of its devices is which GPU of the region.
 //!
-//! Nothing is looked at before the first call that needs it: a process that never calls CUDA or NVML stays as it was.
+//! Nothing is set up before the first call that needs it: a process that never calls CUDA or NVML is not changed.
 #![allow(unsafe_code)]
 
 pub(crate) mod current_context;
 mod devices;
 
 use crate::embedded_config;
-use crate::memory::Memory;
+use crate::memory::ProcessMemory;
 use crate::throttle::Throttle;
 pub(crate) use devices::Devices;
 use partage_region::RegionTenant;
-use partage_region::futex::keeping_errno;
+use partage_region::futex::preserve_errno;
 use std::path::Path;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-/// What this process knows. Made once and never freed: other threads may use it until the very end.
+/// State of this process. It is created once and never freed: other threads may use it until the process ends.
 pub(crate) struct Process {
     pub(crate) region: RegionTenant,
     pub(crate) devices: Devices,
     pub(crate) throttle: Throttle,
-    pub(crate) memory: Memory,
+    pub(crate) memory: ProcessMemory,
 }
 
 /// Whether a process has a grant.
 #[derive(Clone, Copy)]
-pub(crate) enum Standing {
-    /// It has a grant, and is held to it.
-    Held(&'static Process),
+pub(crate) enum GrantStatus {
+    /// It has a grant, whose limits are enforced.
+    Granted(&'static Process),
     /// Its region is missing, damaged or of an unsupported layout: every call that needs a grant is refused.
     Refused,
 }
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
-/// Held by the thread that attaches. A word, not a mutex: a forked child sets it free.
+/// Held by the thread that attaches. An atomic rather than a mutex, so that a forked child can reset it.
 static ATTACHING: AtomicBool = AtomicBool::new(false);
 
-/// Whether this process has a grant. One load, once it is attached.
+/// Returns whether this process has a grant. It costs one load once the process is attached.
 #[inline]
-pub(crate) fn standing() -> Standing {
+pub(crate) fn grant_status() -> GrantStatus {
     match attached() {
-        Some(process) => Standing::Held(process),
+        Some(process) => GrantStatus::Granted(process),
         None => attach(),
     }
 }
 
-/// This process's knowledge, if it has attached; does not try to.
+/// Returns this process's state if it is attached; does not try to attach.
 #[inline]
 pub(crate) fn attached() -> Option<&'static Process> {
     let process = PROCESS.load(Ordering::Acquire);
-    // SAFETY: null, or a box that was leaked whole before it was stored.
+    // SAFETY: null, or a leaked box that was complete before it was stored.
     unsafe { process.as_ref() }
 }
 
 #[cold]
-fn attach() -> Standing {
-    keeping_errno(try_to_attach)
+fn attach() -> GrantStatus {
+    preserve_errno(attach_once)
 }
 
-fn try_to_attach() -> Standing {
+fn attach_once() -> GrantStatus {
     let config = embedded_config::get();
-    watch_forks();
+    register_fork_handler();
     while ATTACHING.swap(true, Ordering::Acquire) {
-        // A millisecond at most, and once in a process's life.
+        // Takes at most a millisecond, once in a process's life.
         std::thread::yield_now();
     }
-    let standing = match attached() {
+    let status = match attached() {
         // Another thread was first.
-        Some(process) => Standing::Held(process),
+        Some(process) => GrantStatus::Granted(process),
         None => match RegionTenant::attach(config.region().unwrap_or(Path::new(""))) {
             Ok(region) => {
                 let process = Box::leak(Box::new(Process {
                     region,
                     devices: Devices::default(),
                     throttle: Throttle::default(),
-                    memory: Memory::default(),
+                    memory: ProcessMemory::default(),
                 }));
                 PROCESS.store(process, Ordering::Release);
-                Standing::Held(process)
+                GrantStatus::Granted(process)
             }
-            Err(_) => Standing::Refused,
+            Err(_) => GrantStatus::Refused,
         },
     };
     ATTACHING.store(false, Ordering::Release);
-    standing
+    status
 }
 
-/// In a forked child nothing of the parent's holds: its slot, its allocations, its contexts. It attaches anew if it ever
-/// calls; the parent's knowledge stays where it is, unreachable, because locks in it may be taken for ever.
-fn watch_forks() {
-    extern "C" fn in_child() {
+/// Registers the handler that resets a forked child. The parent's slot, allocations and contexts do not belong to the
+/// child. It attaches again if it ever makes a call; the parent's state stays where it is, unreachable, because its
+/// locks may be held forever.
+fn register_fork_handler() {
+    extern "C" fn after_fork_in_child() {
         PROCESS.store(std::ptr::null_mut(), Ordering::Release);
         ATTACHING.store(false, Ordering::Release);
     }
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // A bug of ours must not write into the program's output; the hook's answer says that something went wrong.
+        // A bug of the shim must not write to the program's output; the hook's result reports that something went
+        // wrong.
         #[cfg(not(test))]
         std::panic::set_hook(Box::new(|_| {}));
-        // SAFETY: the handler only stores words.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        // SAFETY: the handler only stores to atomics, which is safe in a forked child.
+        unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
     });
 }

@@ -1,12 +1,12 @@
 //! Delays launches on a GPU until their container has the turn there and time left in it.
 //!
-//! Time is the GPU's own, in nanoseconds. The container has spent so much of it (`spent`, in `usage`) and may have spent so
-//! much (`allowed`, in `limits`, which the arbiter writes). A process takes time from the container in chunks ([`TIME_CHUNK_NS`]) and its
-//! launches draw on that, each by what its kernel is known to take ([`costs`]): so a launch usually costs one lookup, one
-//! comparison and one subtraction, all in the process's own memory.
+//! Time is GPU time in nanoseconds. The container has spent a total (`spent`, in `usage`) and may have spent a total
+//! (`allowed`, in `limits`, which the arbiter writes). A process takes time from the container in chunks
+//! ([`TIME_CHUNK_NS`]), and its launches draw on that by the known cost of their kernels (`kernel_costs`): so a launch
+//! usually costs one lookup, one comparison and one subtraction, all in the process's own memory.
 //!
-//! The last launch of a turn may draw more than there is, because a kernel cannot be cut: what is too much is missing in the
-//! turns that follow. Without an arbiter the container deals with its share by the clock itself ([`turns`]).
+//! The last launch of a turn may draw more than there is, because a kernel cannot be interrupted: the excess is
+//! subtracted from the turns that follow. Without an arbiter the container limits its own rate by the clock (`wait`).
 #![allow(unsafe_code)]
 
 pub(crate) mod capture;
@@ -15,12 +15,12 @@ mod kernel_costs;
 mod measure;
 mod wait;
 
-pub(crate) use kernel_costs::Key;
+pub(crate) use kernel_costs::WorkKey;
 
-use crate::hook::Variant;
-use crate::process::{self, Process, Standing};
-use kernel_costs::{Cost, Costs};
-use measure::Samples;
+use crate::hook::StreamVariant;
+use crate::process::{self, GrantStatus, Process};
+use kernel_costs::{KernelCost, KernelCosts};
+use measure::EventPairs;
 use partage_driver_api::cuda::{CUDA_ERROR_NOT_PERMITTED, CUDA_SUCCESS, CUresult, CUstream};
 use partage_region::MAX_GPUS;
 #[cfg(doc)]
@@ -28,148 +28,151 @@ use partage_region::protocol::TIME_CHUNK_NS;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Between so many launches one is measured once its kernel is known, with four calls of the driver's. Which one is not to be
-/// foreseen: a program's loop must not have the same kernel measured every time.
-const STRIDE: std::ops::Range<u32> = 192..448;
+/// Range of the number of launches between two measurements of known kernels; a measurement makes four driver calls.
+/// The number is random, so that a program's loop does not have the same kernel measured every time.
+const MEASUREMENT_STRIDE: std::ops::Range<u32> = 192..448;
 
-/// A part of 1024.
-const ONE: u32 = 1024;
+/// Unit of [`GpuThrottle::excess`]: one as a fixed-point number.
+const EXCESS_UNIT: u32 = 1024;
 
-/// What a process knows of its turns.
+/// State of a process's throttling.
 #[derive(Default)]
 pub(crate) struct Throttle {
     gpus: [GpuThrottle; MAX_GPUS],
-    costs: Costs,
-    samples: Mutex<Samples>,
-    /// Captures that are going on in this process; while there is none, no stream has to be asked.
+    costs: KernelCosts,
+    samples: Mutex<EventPairs>,
+    /// Number of captures in progress in this process; while there is none, no stream has to be queried.
     captures: AtomicU32,
-    /// Measurements that are under way.
-    awaited: AtomicU32,
-    /// The last random number.
+    /// Number of measurements in progress.
+    pending_measurements: AtomicU32,
+    /// State of the random number generator.
     random: AtomicU32,
 }
 
-/// One GPU's. On lines of its own: threads that launch on different GPUs do not meet.
+/// State of one GPU, on cache lines of its own: threads that launch on different GPUs do not share one.
 #[derive(Default)]
 #[repr(align(128))]
 struct GpuThrottle {
-    /// The turn that `left` is of, as the word in `limits`.
+    /// The turn that `budget` belongs to, as the word in `limits`.
     turn: AtomicU32,
-    /// Nanoseconds taken from the container and not yet drawn.
-    left: AtomicI64,
+    /// Nanoseconds taken from the container and not drawn yet.
+    budget: AtomicI64,
     launches: AtomicU32,
-    /// Launches until one is measured.
+    /// Launches until the next measurement.
     unmeasured: AtomicU32,
-    /// Launches there had been when it was last checked whether work ends when it should.
-    checked: AtomicU32,
-    /// How often that was so, one time after the other.
+    /// Value of `launches` at the last check of whether work ends when expected.
+    checked_at_launch: AtomicU32,
+    /// Number of consecutive checks that found the work finished in time.
     trust: AtomicU32,
-    /// How much longer than thought work takes, in parts of [`ONE`] beyond the first.
+    /// How much longer than estimated work takes, beyond a factor of one, in units of [`EXCESS_UNIT`].
     excess: AtomicU32,
-    /// When this process first saw its last turn.
-    began: AtomicU64,
-    /// What was charged for what it took last.
-    taken: AtomicU64,
-    /// When what was submitted will have run: the copy that other threads of this process agree on.
+    /// Time at which this process first saw its current turn.
+    turn_seen_at: AtomicU64,
+    /// Amount charged for the chunk that was taken last.
+    last_charge: AtomicU64,
+    /// Predicted end of the submitted work, shared by the threads of this process.
     busy_until: AtomicU64,
-    /// One thread at a time takes time.
-    taking: Mutex<()>,
+    /// Ensures that one thread at a time takes a chunk.
+    taking_chunk: Mutex<()>,
 }
 
 /// Work that is about to be submitted.
-pub(crate) struct Work {
-    /// What it is, to know it again.
-    pub(crate) key: Key,
+pub(crate) struct SubmittedWork {
+    /// Identifies the kind of work, to recognize it later.
+    pub(crate) key: WorkKey,
     pub(crate) stream: CUstream,
-    pub(crate) variant: Variant,
+    pub(crate) variant: StreamVariant,
 }
 
-/// Submits work when it may run. `work` is only called where launches are throttled.
+/// Submits work when it may run. `work` is called only if launches are throttled.
 #[inline]
-pub(crate) fn submit(work: impl FnOnce() -> Work, launch: impl FnOnce() -> CUresult) -> CUresult {
-    match process::standing() {
-        Standing::Held(process) => match gated(process) {
+pub(crate) fn submit(work: impl FnOnce() -> SubmittedWork, launch: impl FnOnce() -> CUresult) -> CUresult {
+    match process::grant_status() {
+        GrantStatus::Granted(process) => match throttled_gpu(process) {
             None => launch(),
-            Some(gpu) => process.throttle.pass(process, gpu, &work(), launch),
+            Some(gpu) => process.throttle.throttle_launch(process, gpu, &work(), launch),
         },
-        Standing::Refused => CUDA_ERROR_NOT_PERMITTED,
+        GrantStatus::Refused => CUDA_ERROR_NOT_PERMITTED,
     }
 }
 
-/// Whether launches of this process have to be examined: not if none of its GPUs is throttled.
+/// Returns whether launches of this process need the hook: not if none of its GPUs is throttled.
 #[inline]
 pub(crate) fn needed() -> bool {
     let Some(process) = process::attached() else { return true };
     let region = &process.region;
     match process.devices.only() {
-        Some(gpu) => region.limits(gpu).gated(),
-        None => (0..region.gpus()).any(|gpu| region.limits(gpu).gated()),
+        Some(gpu) => region.limits(gpu).waits_for_turns(),
+        None => (0..region.gpus()).any(|gpu| region.limits(gpu).waits_for_turns()),
     }
 }
 
-/// The GPU of the thread's context, if launches on it are throttled.
+/// Returns the GPU of the thread's context, if launches on it are throttled.
 #[inline]
-fn gated(process: &Process) -> Option<usize> {
-    process.devices.current_for_launch(&process.region).filter(|&gpu| process.region.limits(gpu).gated())
+fn throttled_gpu(process: &Process) -> Option<usize> {
+    process
+        .devices
+        .current_for_launch(&process.region)
+        .filter(|&gpu| process.region.limits(gpu).waits_for_turns())
 }
 
 impl Throttle {
     #[inline]
-    fn pass(
+    fn throttle_launch(
         &self,
         process: &Process,
         gpu: usize,
-        work: &Work,
+        work: &SubmittedWork,
         launch: impl FnOnce() -> CUresult,
     ) -> CUresult {
         let Some(here) = self.gpus.get(gpu) else { return launch() };
-        if self.is_capturing() && capture::is_captured(work.stream, work.variant) {
-            // It is written down, not run: its time counts when the graph is launched.
+        if self.is_capturing() && capture::is_stream_captured(work.stream, work.variant) {
+            // It is recorded, not run: its time is charged when the graph is launched.
             return launch();
         }
-        let mut cost = self.costs.of(work.key);
-        if !matches!(cost, Cost::Known(_)) {
-            cost = self.newest(process, work.key);
+        let mut cost = self.costs.get(work.key);
+        if !matches!(cost, KernelCost::Known(_)) {
+            cost = self.refreshed_cost(process, work.key);
         }
         let nanoseconds = cost.nanoseconds().cast_signed();
         let in_turn = here.turn.load(Relaxed) == process.region.limits(gpu).turn().0;
-        let paid = in_turn && here.left.fetch_sub(nanoseconds, Relaxed) >= nanoseconds;
+        let paid = in_turn && here.budget.fetch_sub(nanoseconds, Relaxed) >= nanoseconds;
         if !paid {
             if in_turn {
-                here.left.fetch_add(nanoseconds, Relaxed);
+                here.budget.fetch_add(nanoseconds, Relaxed);
             }
             self.wait_for_turn(process, gpu, work, nanoseconds);
         }
-        // Two threads at once may count one launch: it only matters for which of them is measured.
+        // Two concurrent threads may count one launch: this only affects which of them is measured.
         here.launches.store(here.launches.load(Relaxed).wrapping_add(1), Relaxed);
         let unmeasured = here.unmeasured.load(Relaxed);
         here.unmeasured.store(unmeasured.wrapping_sub(1), Relaxed);
         let answer = match cost {
-            Cost::Known(_) if unmeasured != 0 => launch(),
-            _ => self.measured(process, gpu, work, cost, launch),
+            KernelCost::Known(_) if unmeasured != 0 => launch(),
+            _ => self.launch_measured(process, gpu, work, cost, launch),
         };
-        if here.is_on_probation() && answer == CUDA_SUCCESS {
+        if here.is_untrusted() && answer == CUDA_SUCCESS {
             self.probe(process, gpu, work);
         }
-        if answer != CUDA_SUCCESS && !matches!(cost, Cost::Guessed(_)) {
-            // It did not run: autotuners try what cannot.
-            here.left.fetch_add(nanoseconds, Relaxed);
+        if answer != CUDA_SUCCESS && !matches!(cost, KernelCost::Guessed(_)) {
+            // It did not run: autotuners try launches that fail.
+            here.budget.fetch_add(nanoseconds, Relaxed);
         }
         answer
     }
 
-    /// Work of this kind has changed.
-    pub(crate) fn doubt(&self, key: Key) {
-        self.costs.doubt(key);
+    /// Marks the cost of this kind of work as outdated.
+    pub(crate) fn invalidate_cost(&self, key: WorkKey) {
+        self.costs.invalidate(key);
     }
 
-    /// Launches until the next one is measured.
-    fn stride(&self) -> u32 {
+    /// Returns the number of launches until the next measurement.
+    fn next_stride(&self) -> u32 {
         let mut random = self.random.load(Relaxed) | 1;
         random ^= random << 13;
         random ^= random >> 17;
         random ^= random << 5;
         self.random.store(random, Relaxed);
-        STRIDE.start + random % (STRIDE.end - STRIDE.start)
+        MEASUREMENT_STRIDE.start + random % (MEASUREMENT_STRIDE.end - MEASUREMENT_STRIDE.start)
     }
 }

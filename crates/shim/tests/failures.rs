@@ -1,6 +1,6 @@
-//! A region that is missing or broken, and questions that leave nowhere to put the answer.
+//! A region that is missing or broken, and calls without a place for the result.
 #![allow(unsafe_code, unreachable_pub, missing_docs)]
-// Calls of C functions, over and over: what is promised of them is said once, in `ok!`.
+// Many calls of C functions: their safety is explained once, in `ok!`.
 #![allow(clippy::unwrap_used, clippy::multiple_unsafe_ops_per_block, clippy::macro_metavars_in_unsafe)]
 
 #[path = "support/container.rs"]
@@ -10,13 +10,13 @@ mod driver;
 #[path = "../../sim-driver/tests/support/node.rs"]
 mod node;
 
-#[path = "failures/nowhere.rs"]
-mod nowhere;
+#[path = "failures/null_outputs.rs"]
+mod null_outputs;
 
-use container::{Container, MIB, shares};
+use container::{MIB, TestContainer, shares};
 use driver::cuda::*;
-use driver::nvml::{NVML_ERROR_NO_PERMISSION, NVML_SUCCESS, Nvml, nvmlMemory_t};
-use node::{Node, role, say, wait_to_be_told};
+use driver::nvml::{NVML_ERROR_NO_PERMISSION, NVML_SUCCESS, NvmlLibrary, nvmlMemory_t};
+use node::{TestNode, print_line, role, wait_for_resume};
 use partage_driver_api::exports::DriverVersion;
 use partage_region::{RegionOwner, RegionPolicy};
 use std::fs::{self, File};
@@ -24,7 +24,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::ptr::null_mut;
 
-/// Fails with the name of the code.
+/// Fails with the call and its error code.
 #[macro_export]
 macro_rules! ok {
     ($call:expr) => {{
@@ -34,7 +34,7 @@ macro_rules! ok {
     }};
 }
 
-/// The program in the container, of every test here.
+/// The program that every test here runs in the container.
 #[test]
 fn client() {
     let Some(role) = role() else { return };
@@ -43,31 +43,31 @@ fn client() {
         ["refused"] => refused(),
         ["late"] => late(),
         ["broken_later"] => broken_later(),
-        ["nowhere", state] => nowhere::client(state),
+        ["null_outputs", state] => null_outputs::client(state),
         ref other => panic!("{other:?}"),
     }
 }
 
-const CARD: &str = "A100-SXM4-40GB";
-const CONTEXT: u64 = 414 * MIB;
-const LIMIT: u64 = CONTEXT + 64 * MIB;
+const GPU_MODEL: &str = "A100-SXM4-40GB";
+const CONTEXT_BYTES: u64 = 414 * MIB;
+const MEMORY_LIMIT: u64 = CONTEXT_BYTES + 64 * MIB;
 
-fn node() -> Node {
-    Node::new(CARD, 1, DriverVersion::R550)
+fn node() -> TestNode {
+    TestNode::new(GPU_MODEL, 1, DriverVersion::R550)
 }
 
-fn broken<'a>(node: &'a Node, break_it: &dyn Fn(&Path)) -> Container<'a> {
-    let container = Container::with_memory(node, LIMIT);
+fn broken<'a>(node: &'a TestNode, break_it: &dyn Fn(&Path)) -> TestContainer<'a> {
+    let container = TestContainer::with_memory(node, MEMORY_LIMIT);
     break_it(&container.region());
     container
 }
 
-/// Breaks a region, or a file of it.
-type Break = Box<dyn Fn(&Path)>;
+/// A function that breaks a region, or a file of it.
+type BreakFn = Box<dyn Fn(&Path)>;
 
-/// Everything that can be wrong with a file of the region.
-fn ways_to_break() -> Vec<(String, Break)> {
-    let mut ways: Vec<(String, Break)> = vec![(
+/// Returns all tested ways to break a file of the region.
+fn ways_to_break_a_region() -> Vec<(String, BreakFn)> {
+    let mut ways: Vec<(String, BreakFn)> = vec![(
         "no folder".into(),
         Box::new(|region: &Path| {
             fs::remove_dir_all(region).unwrap();
@@ -93,7 +93,7 @@ fn ways_to_break() -> Vec<(String, Break)> {
             Box::new(|file| {
                 fs::remove_file(file).unwrap();
                 let path = std::ffi::CString::new(file.to_str().unwrap()).unwrap();
-                // SAFETY: a text that ends in zero.
+                // SAFETY: the path is a C string.
                 assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o666) }, 0);
             }),
         );
@@ -115,7 +115,7 @@ fn ways_to_break() -> Vec<(String, Break)> {
         way("zeros", Box::new(|file| overwrite(file, |_| 0)));
         way("ones", Box::new(|file| overwrite(file, |_| 0xff)));
         way("text", Box::new(|file| overwrite(file, |at| b"not what you think "[at % 19])));
-        // The head: magic, version, count, size.
+        // The header: magic, version, count, size.
         way(
             "another magic",
             Box::new(|file| File::options().write(true).open(file).unwrap().write_all_at(&[7], 0).unwrap()),
@@ -137,32 +137,33 @@ fn write_number(file: &Path, at: u64, number: u32) {
 }
 
 #[test]
-fn a_broken_region_gives_nothing() {
+fn broken_region_refuses_everything() {
     let node = node();
-    for (way, break_it) in ways_to_break() {
+    for (way, break_it) in ways_to_break_a_region() {
         eprintln!("{way}");
-        broken(&node, &*break_it).play("refused");
+        broken(&node, &*break_it).run_role("refused");
     }
 }
 
-/// Files that a program may not read, as another user than root.
+/// Files that a program may not read, as a user other than root.
 #[test]
-fn an_unreadable_region_gives_nothing() {
+fn unreadable_region_refuses_everything() {
     let node = node();
     for (file, mode) in [("limits", 0o000), ("usage", 0o000), ("usage", 0o444)] {
         let container = broken(&node, &|region| {
             fs::set_permissions(region.join(file), fs::Permissions::from_mode(mode)).unwrap();
         });
         let mut command = container.command("refused");
-        // SAFETY: no pointers.
+        // SAFETY: the function takes no arguments and cannot fail.
         if unsafe { libc::geteuid() } == 0 {
-            // The container's folder is its maker's alone, the test's program anybody's.
+            // The container's directory is accessible to its owner only, while the test's program is accessible to all
+            // users.
             for folder in [container.region(), container.region().parent().unwrap().to_path_buf()] {
                 fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
             }
             std::os::unix::process::CommandExt::uid(&mut command, 65534);
             std::os::unix::process::CommandExt::gid(&mut command, 65534);
-            let Ok(probe) = command.env(node::ROLE, "refused").output() else {
+            let Ok(probe) = command.env(node::ROLE_VARIABLE, "refused").output() else {
                 eprintln!("skipped: another user cannot run this test's program");
                 return;
             };
@@ -174,35 +175,36 @@ fn an_unreadable_region_gives_nothing() {
     }
 }
 
-/// The region comes when the program runs already: it holds from then on.
+/// The region appears while the program runs: its limits apply from then on.
 #[test]
-fn a_region_that_comes_late_holds() {
+fn late_region_is_enforced() {
     let node = node();
     let container = broken(&node, &|region| fs::remove_file(region.join("limits")).unwrap());
-    let mut player = container.start("late");
-    player.hear("without");
+    let mut process = container.start("late");
+    process.wait_for_line("without");
     let _owner =
-        RegionOwner::create(&container.region(), &shares(&node, LIMIT), RegionPolicy::default()).unwrap();
-    player.tell();
-    player.hear("held");
-    player.end();
+        RegionOwner::create(&container.region(), &shares(&node, MEMORY_LIMIT), RegionPolicy::default())
+            .unwrap();
+    process.resume();
+    process.wait_for_line("held");
+    process.end();
 }
 
-/// A process that has its region keeps it, whatever becomes of the file's name.
+/// A process that has its region mapped keeps it, whatever happens to the files' names.
 #[test]
-fn a_region_that_goes_is_kept() {
+fn removed_region_stays_enforced() {
     let node = node();
-    let container = Container::with_memory(&node, LIMIT);
-    let mut player = container.start("broken_later");
-    player.hear("with");
+    let container = TestContainer::with_memory(&node, MEMORY_LIMIT);
+    let mut process = container.start("broken_later");
+    process.wait_for_line("with");
     fs::remove_file(container.region().join("limits")).unwrap();
     fs::remove_file(container.region().join("usage")).unwrap();
-    player.tell();
-    player.end();
+    process.resume();
+    process.end();
 }
 
-/// Who it is, a program may always ask.
-fn identity(cuda: &Cuda) {
+/// Checks that a program can always query the identity of its devices.
+fn identity(cuda: &CudaLibrary) {
     let (mut count, mut version, mut name, mut uuid, mut bus) = (0, 0, [0; 100], CUuuid::default(), [0; 32]);
     ok!(cuda.cuDeviceGetCount(&mut count));
     ok!(cuda.cuDriverGetVersion(&mut version));
@@ -213,10 +215,10 @@ fn identity(cuda: &Cuda) {
 }
 
 fn refused() {
-    let cuda = Cuda::started();
+    let cuda = CudaLibrary::started();
     identity(&cuda);
     let (mut context, mut pointer, mut free, mut total) = (null_mut(), 0, 0, 0);
-    // SAFETY: variables of ours.
+    // SAFETY: the pointers are to local variables.
     unsafe {
         assert_eq!(cuda.cuCtxCreate_v2(&mut context, 0, 0), CUDA_ERROR_NOT_PERMITTED);
         assert_eq!(cuda.cuDevicePrimaryCtxRetain(&mut context, 0), CUDA_ERROR_NOT_PERMITTED);
@@ -231,47 +233,48 @@ fn refused() {
         assert_eq!(launch, CUDA_ERROR_NOT_PERMITTED);
     }
     assert!(context.is_null() && pointer == 0);
-    let nvml = Nvml::open();
+    let nvml = NvmlLibrary::open();
     ok!(nvml.nvmlInit_v2());
     let (mut device, mut count, mut memory) = (null_mut(), 0, nvmlMemory_t::default());
     ok!(nvml.nvmlDeviceGetCount_v2(&mut count));
     ok!(nvml.nvmlDeviceGetHandleByIndex_v2(0, &mut device));
     assert_eq!(count, 1);
-    // SAFETY: variables of ours.
+    // SAFETY: the pointer is to a local variable.
     assert_eq!(unsafe { nvml.nvmlDeviceGetMemoryInfo(device, &mut memory) }, NVML_ERROR_NO_PERMISSION);
 }
 
 fn late() {
-    let cuda = Cuda::started();
+    let cuda = CudaLibrary::started();
     let (mut context, mut pointer) = (null_mut(), 0);
-    // SAFETY: variables of ours.
+    // SAFETY: the pointer is to a local variable.
     assert_eq!(unsafe { cuda.cuCtxCreate_v2(&mut context, 0, 0) }, CUDA_ERROR_NOT_PERMITTED);
-    say("without");
-    wait_to_be_told();
+    print_line("without");
+    wait_for_resume();
     ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
-    // SAFETY: variables of ours.
-    assert_eq!(unsafe { cuda.cuMemAlloc_v2(&mut pointer, LIMIT as usize + 1) }, CUDA_ERROR_OUT_OF_MEMORY);
+    // SAFETY: the pointer is to a local variable.
+    let result = unsafe { cuda.cuMemAlloc_v2(&mut pointer, MEMORY_LIMIT as usize + 1) };
+    assert_eq!(result, CUDA_ERROR_OUT_OF_MEMORY);
     ok!(cuda.cuMemAlloc_v2(&mut pointer, 64 << 20));
-    say("held");
-    wait_to_be_told();
+    print_line("held");
+    wait_for_resume();
 }
 
 fn broken_later() {
-    let cuda = Cuda::started();
+    let cuda = CudaLibrary::started();
     let (mut context, mut pointer) = (null_mut(), 0);
     ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
-    say("with");
-    wait_to_be_told();
-    // SAFETY: variables of ours.
+    print_line("with");
+    wait_for_resume();
+    // SAFETY: the pointer is to a local variable.
     assert_eq!(unsafe { cuda.cuMemAlloc_v2(&mut pointer, (64 << 20) + 1) }, CUDA_ERROR_OUT_OF_MEMORY);
     ok!(cuda.cuMemAlloc_v2(&mut pointer, 64 << 20));
     ok!(cuda.cuMemFree_v2(pointer));
-    let nvml = Nvml::open();
-    // The other library has not seen the region, and is another's word for nothing.
+    let nvml = NvmlLibrary::open();
+    // The other library has no region mapped, and is refused.
     ok!(nvml.nvmlInit_v2());
     let (mut device, mut memory) = (null_mut(), nvmlMemory_t::default());
     ok!(nvml.nvmlDeviceGetHandleByIndex_v2(0, &mut device));
-    // SAFETY: variables of ours.
+    // SAFETY: the pointer is to a local variable.
     let code = unsafe { nvml.nvmlDeviceGetMemoryInfo(device, &mut memory) };
     assert!(code == NVML_ERROR_NO_PERMISSION && code != NVML_SUCCESS);
 }

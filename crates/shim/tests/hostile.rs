@@ -1,5 +1,5 @@
-//! A tenant that writes whatever it likes into its container's `usage` while others work: its own neighbours get no crash and
-//! no hang, and of another container's limits and shares nothing changes.
+//! A tenant that writes arbitrary data into its container's `usage` while others work: processes of its own container
+//! neither crash nor hang, and the limits and shares of other containers do not change.
 #![allow(unsafe_code, unreachable_pub, missing_docs)]
 #![allow(clippy::unwrap_used, clippy::multiple_unsafe_ops_per_block)]
 
@@ -10,10 +10,10 @@ mod driver;
 #[path = "../../sim-driver/tests/support/node.rs"]
 mod node;
 
-use container::{Container, MIB, REGION, shares, truth};
+use container::{MIB, REGION_VARIABLE, TestContainer, shares, true_usage};
 use driver::cuda::*;
-use driver::nvml::{Nvml, nvmlMemory_t};
-use node::{Node, role, say, wait_to_be_told};
+use driver::nvml::{NvmlLibrary, nvmlMemory_t};
+use node::{TestNode, print_line, role, wait_for_resume};
 use partage_driver_api::exports::DriverVersion;
 use partage_region::RegionPolicy;
 use partage_region::arbiter::Arbiter;
@@ -26,96 +26,96 @@ use std::process::Command;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-/// The program in the container, of every test here.
+/// The program that every test here runs in the container.
 #[test]
 fn client() {
     let Some(role) = role() else { return };
     let words: Vec<&str> = role.iter().map(String::as_str).collect();
     match words[..] {
         ["attacker"] => attacker(),
-        ["burglar"] => burglar(),
+        ["limits_writer"] => limits_writer(),
         ["victim", rounds] => victim(rounds.parse().unwrap()),
         ["steady"] => steady(),
         ref other => panic!("{other:?}"),
     }
 }
 
-const CARD: &str = "A100-SXM4-40GB";
-const CONTEXT: u64 = 414 * MIB;
-const ROOM: u64 = 64 * MIB;
+const GPU_MODEL: &str = "A100-SXM4-40GB";
+const CONTEXT_BYTES: u64 = 414 * MIB;
+const FREE_BYTES: u64 = 64 * MIB;
 
-/// Whoever hangs is ended by this, and the test with it.
-fn guard() {
-    // SAFETY: no pointers.
+/// Ends a process that hangs, and the test with it.
+fn set_hang_timeout() {
+    // SAFETY: no pointers are passed.
     unsafe { libc::alarm(600) };
 }
 
 fn region() -> PathBuf {
-    PathBuf::from(std::env::var_os(REGION).unwrap())
+    PathBuf::from(std::env::var_os(REGION_VARIABLE).unwrap())
 }
 
 #[test]
-fn a_hostile_tenant_harms_only_itself() {
-    let node = Node::new(CARD, 1, DriverVersion::R550);
+fn hostile_tenant_harms_only_itself() {
+    let node = TestNode::new(GPU_MODEL, 1, DriverVersion::R550);
     let contain = |cores: u32| {
-        let mut all = shares(&node, 2 * CONTEXT + ROOM);
-        (all[0].cores, all[0].ceiling, all[0].gated) = (cores, cores, true);
-        Container::new(&node, &all, RegionPolicy::default())
+        let mut all = shares(&node, 2 * CONTEXT_BYTES + FREE_BYTES);
+        (all[0].cores, all[0].ceiling, all[0].waits_for_turns) = (cores, cores, true);
+        TestContainer::new(&node, &all, RegionPolicy::default())
     };
     let (hostile, other) = (contain(30_000), contain(60_000));
     let (arbiter, state) = (Arbiter::new(), node.state());
     arbiter.add(hostile.handle()).unwrap();
     let member = arbiter.add(other.handle()).unwrap();
     let mut steady = other.start("steady");
-    steady.hear("steady");
+    steady.wait_for_line("steady");
     let mut attacker = hostile.start("attacker");
-    attacker.hear("attacks");
+    attacker.wait_for_line("attacks");
     let pid = steady.child.id();
     let served = || {
         let slot = state.processes(0).iter().find(|process| process.pid == pid).map(|process| process.slot);
-        state.service(0, slot.unwrap())
+        state.service_time(0, slot.unwrap())
     };
     let idle = served();
-    steady.tell();
-    // What runs before it is at work says nothing about its part.
+    steady.resume();
+    // Work before it saturates its share says nothing about its share.
     let until = Instant::now() + Duration::from_secs(60);
     while served().0 < idle.0 + 20_000_000 {
-        assert!(Instant::now() < until, "it does not work");
+        assert!(Instant::now() < until, "it did no work");
         std::thread::sleep(Duration::from_millis(1));
     }
     let before = served();
     let (mut own, mut all) = (0, 0);
     for round in 1..=20 {
-        // One after the other attaches to what is being spoilt.
-        hostile.play("victim 40");
+        // One process after the other attaches to the region under attack.
+        hostile.run_role("victim 40");
         let after = served();
         (own, all) = (after.0 - before.0, after.1 - before.1);
-        // A process that got no processor for a while catches up.
+        // A process that got no CPU for a while catches up.
         if round >= 3 && own * 2 > all {
             break;
         }
     }
-    steady.tell();
-    // It has checked its own limits all the while.
-    steady.hear("held");
+    steady.resume();
+    // It has checked its own limits all the time.
+    steady.wait_for_line("held");
     attacker.kill();
-    // Nothing of the other container's account was touched, by anybody.
+    // The account of the other container is untouched.
     let snapshot = other.reader().snapshot().unwrap();
     assert_eq!(snapshot.forged, []);
-    assert_eq!(snapshot.gpus[0].used, CONTEXT + 10 * MIB);
-    assert_eq!(truth(&state, 0), CONTEXT + 10 * MIB);
+    assert_eq!(snapshot.gpus[0].used, CONTEXT_BYTES + 10 * MIB);
+    assert_eq!(true_usage(&state, 0), CONTEXT_BYTES + 10 * MIB);
     let anomalies = arbiter.anomalies(member);
     assert_eq!((anomalies.backwards, anomalies.leaps), (0, 0));
-    // It was promised twice as much as the hostile one: of what ran, the larger part is its own.
+    // Its guarantee is twice that of the hostile container: it has the larger part of what ran.
     assert!(own * 2 > all, "{own} of {all}");
     steady.end();
 }
 
-/// Writes all over the account of its container, for ever. It must be worth attaching to, so the head stays.
+/// Writes all over the account of its container, forever. The header stays, so that attaching succeeds.
 fn attacker() {
     let file = OpenOptions::new().write(true).open(region().join("usage")).unwrap();
     let length = file.metadata().unwrap().len();
-    say("attacks");
+    print_line("attacks");
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
         random ^= random << 13;
@@ -139,25 +139,26 @@ fn attacker() {
     }
 }
 
-/// Does all that a program does. The answers do not matter, but there must be some.
+/// Does everything that a program does. Results do not matter, but every call must return.
 fn victim(rounds: u32) {
-    guard();
-    let cuda = Cuda::started();
-    let nvml = Nvml::open();
+    set_hang_timeout();
+    let cuda = CudaLibrary::started();
+    let nvml = NvmlLibrary::open();
     let (mut context, mut pointer, mut free, mut total) = (null_mut(), 0, 0, 0);
     let (mut module, mut kernel, mut device, mut memory) =
         (null_mut(), null_mut(), null_mut(), nvmlMemory_t::default());
-    // SAFETY: variables of ours, all along.
+    // SAFETY: all pointers are to local variables.
     unsafe {
         cuda.cuCtxCreate_v2(&mut context, 0, 0);
         nvml.nvmlInit_v2();
         nvml.nvmlDeviceGetHandleByIndex_v2(0, &mut device);
         let loaded = cuda.cuModuleLoadData(&mut module, c"any image".as_ptr().cast()) == CUDA_SUCCESS
             && cuda.cuModuleGetFunction(&mut kernel, module, c"busy_50us".as_ptr()) == CUDA_SUCCESS;
-        // Who writes that all time is spent has spent it, for all of its container: launches may wait for ever, in a thread
-        // of their own, and nothing else waits for them.
+        // An attacker that writes that all time is spent has spent it, for its whole container: launches may wait
+        // forever, in a thread of their own, and nothing else waits for them.
         let (kernel, context) = (kernel as usize, context as usize);
-        let launching = &*Box::leak(Box::new(Cuda(driver::Library::open("libcuda.so.1").unwrap())));
+        let launching =
+            &*Box::leak(Box::new(CudaLibrary(driver::LoadedLibrary::open("libcuda.so.1").unwrap())));
         std::thread::spawn(move || {
             launching.cuCtxSetCurrent(context as CUcontext);
             if !loaded {
@@ -186,12 +187,12 @@ fn victim(rounds: u32) {
                 }
             }
             if cuda.cuMemGetInfo_v2(&mut free, &mut total) == CUDA_SUCCESS {
-                // `limits` says how much there is, and nobody could write there.
-                assert_eq!(total as u64, 2 * CONTEXT + ROOM);
+                // The total is in `limits`, which no process can write.
+                assert_eq!(total as u64, 2 * CONTEXT_BYTES + FREE_BYTES);
                 assert!(free <= total);
             }
             if nvml.nvmlDeviceGetMemoryInfo(device, &mut memory) == 0 {
-                assert_eq!(memory.total, 2 * CONTEXT + ROOM);
+                assert_eq!(memory.total, 2 * CONTEXT_BYTES + FREE_BYTES);
                 assert_eq!(memory.used + memory.free, memory.total);
             }
             let mut count = 1000;
@@ -199,35 +200,35 @@ fn victim(rounds: u32) {
             nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, &mut count, list.as_mut_ptr());
         }
     }
-    // With a thread that may wait for ever.
+    // A thread may still be waiting.
     // SAFETY: ends this process, with nothing left to write.
     unsafe { libc::_exit(0) };
 }
 
-/// Saturates its share, and finds its limits exactly as they are.
+/// Saturates its share, and checks that its limits are exact.
 fn steady() {
-    guard();
+    set_hang_timeout();
     let ok = |code: CUresult| assert_eq!(code, CUDA_SUCCESS, "{:?}", name(code));
-    let cuda = Cuda::started();
+    let cuda = CudaLibrary::started();
     let (mut context, mut held, mut pointer, mut module, mut kernel) =
         (null_mut(), 0, 0, null_mut(), null_mut());
     let (mut free, mut total) = (0, 0);
     let is_told = || {
         let mut poll = libc::pollfd { fd: 0, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one entry of ours.
+        // SAFETY: the pointer is to one local entry.
         unsafe { libc::poll(&mut poll, 1, 0) > 0 }
     };
-    // SAFETY: variables of ours, all along.
+    // SAFETY: all pointers are to local variables.
     unsafe {
         ok(cuda.cuCtxCreate_v2(&mut context, 0, 0));
         ok(cuda.cuModuleLoadData(&mut module, c"any image".as_ptr().cast()));
         ok(cuda.cuModuleGetFunction(&mut kernel, module, c"busy_500us".as_ptr()));
         ok(cuda.cuMemAlloc_v2(&mut held, 10 << 20));
-        say("steady");
-        wait_to_be_told();
+        print_line("steady");
+        wait_for_resume();
         ok(cuda.cuMemGetInfo_v2(&mut free, &mut total));
-        assert_eq!(total as u64, 2 * CONTEXT + ROOM);
-        // What takes blocks of its own takes whole ones.
+        assert_eq!(total as u64, 2 * CONTEXT_BYTES + FREE_BYTES);
+        // Large allocations take whole blocks.
         free = free >> 21 << 21;
         while !is_told() {
             assert_eq!(cuda.cuMemAlloc_v2(&mut pointer, free + 1), CUDA_ERROR_OUT_OF_MEMORY);
@@ -237,22 +238,22 @@ fn steady() {
                 ok(cuda.cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, null_mut(), null_mut(), null_mut()));
             }
         }
-        wait_to_be_told();
+        wait_for_resume();
         ok(cuda.cuModuleUnload(module));
-        say("held");
-        wait_to_be_told();
+        print_line("held");
+        wait_for_resume();
     }
 }
 
-/// `limits` inside a container is mounted read-only: not even root there writes it.
+/// `limits` is mounted read-only inside a container: not even root can write it there.
 #[test]
-fn nobody_inside_writes_the_limits() {
-    let node = Node::new(CARD, 1, DriverVersion::R550);
-    let container = Container::with_memory(&node, CONTEXT + ROOM);
+fn limits_cannot_be_written_inside_the_container() {
+    let node = TestNode::new(GPU_MODEL, 1, DriverVersion::R550);
+    let container = TestContainer::with_memory(&node, CONTEXT_BYTES + FREE_BYTES);
     let limits = std::ffi::CString::new(container.region().join("limits").to_str().unwrap()).unwrap();
     let contents = std::fs::read(container.region().join("limits")).unwrap();
-    let mut command: Command = container.command("burglar");
-    // SAFETY: system calls only, between fork and exec.
+    let mut command: Command = container.command("limits_writer");
+    // SAFETY: only system calls are made between fork and exec.
     unsafe {
         command.pre_exec(move || {
             let (none, root) = (std::ptr::null(), c"/".as_ptr());
@@ -265,7 +266,7 @@ fn nobody_inside_writes_the_limits() {
         });
     }
     match command.output() {
-        Err(error) => eprintln!("skipped: no namespace of mounts to be had: {error}"),
+        Err(error) => eprintln!("skipped: mount namespaces are not available: {error}"),
         Ok(run) => {
             let (out, err) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
             assert!(run.status.success(), "{out}\n{err}");
@@ -274,8 +275,8 @@ fn nobody_inside_writes_the_limits() {
     }
 }
 
-fn burglar() {
-    guard();
+fn limits_writer() {
+    set_hang_timeout();
     let file = region().join("limits");
     for options in [
         OpenOptions::new().write(true),
@@ -291,13 +292,13 @@ fn burglar() {
     assert!(std::fs::remove_file(&file).is_err());
     let open = File::open(&file).unwrap();
     let writable = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping that is not used.
+    // SAFETY: this creates a new mapping, which is not used.
     let map = unsafe { libc::mmap(null_mut(), 4096, writable, libc::MAP_SHARED, open.as_raw_fd(), 0) };
     assert_eq!(map, libc::MAP_FAILED);
-    // The shim's own mapping cannot be made writable, either.
-    let cuda = Cuda::started();
+    // The shim's own mapping cannot be made writable either.
+    let cuda = CudaLibrary::started();
     let (mut context, mut pointer) = (null_mut(), 0);
-    // SAFETY: variables of ours.
+    // SAFETY: the pointer is to a local variable.
     assert_eq!(unsafe { cuda.cuCtxCreate_v2(&mut context, 0, 0) }, CUDA_SUCCESS);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let mapped: Vec<_> = maps.lines().filter(|line| line.ends_with("/limits")).collect();
@@ -305,9 +306,10 @@ fn burglar() {
     for line in mapped {
         let address = line.split('-').next().unwrap();
         let address = usize::from_str_radix(address, 16).unwrap() as *mut libc::c_void;
-        // SAFETY: only tried: it must fail.
+        // SAFETY: the call must fail, so it changes no mapping.
         assert_eq!(unsafe { libc::mprotect(address, 4096, writable) }, -1, "{line}");
     }
-    // SAFETY: variables of ours.
-    assert_eq!(unsafe { cuda.cuMemAlloc_v2(&mut pointer, ROOM as usize + 1) }, CUDA_ERROR_OUT_OF_MEMORY);
+    // SAFETY: the pointer is to a local variable.
+    let result = unsafe { cuda.cuMemAlloc_v2(&mut pointer, FREE_BYTES as usize + 1) };
+    assert_eq!(result, CUDA_ERROR_OUT_OF_MEMORY);
 }

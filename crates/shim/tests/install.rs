@@ -1,22 +1,22 @@
-//! The stand-ins as programs find them: our names first, the driver's behind them.
+//! The stand-ins as programs find them: the shim's functions first, then the driver's.
 #![allow(unsafe_code, clippy::unwrap_used, clippy::expect_used)]
 
 use partage_elf_rewrite::elf;
-use partage_shim::install::{self, Settings};
+use partage_shim::install::{self, StandInPaths};
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-/// A driver of two functions per library, in its own folder; programs are not led there.
-struct Driver {
+/// A driver with two functions per library, in a directory of its own that programs do not search.
+struct FakeDriver {
     folder: tempfile::TempDir,
     cuda: PathBuf,
     nvml: PathBuf,
     stand_ins: PathBuf,
 }
 
-static DRIVER: LazyLock<Driver> = LazyLock::new(|| {
+static DRIVER: LazyLock<FakeDriver> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
     let (real, stand_ins) = (folder.path().join("real"), folder.path().join("stand-ins"));
     std::fs::create_dir(&real).unwrap();
@@ -33,14 +33,14 @@ static DRIVER: LazyLock<Driver> = LazyLock::new(|| {
         "int nvmlInternalGetExportTable(int *v) { *v = 12050; return 0; }
          int nvmlNotYetInvented(void) { return 8; }",
     );
-    let settings = Settings {
+    let paths = StandInPaths {
         region: Path::new("/nowhere/region"),
         real_cuda: &cuda,
         real_nvml: &nvml,
         version: Some("550.163.01"),
     };
-    install::stand_in(&install::shared_object().unwrap(), &stand_ins, &settings).unwrap();
-    Driver { folder, cuda, nvml, stand_ins }
+    install::write_stand_ins(&install::shared_object().unwrap(), &stand_ins, &paths).unwrap();
+    FakeDriver { folder, cuda, nvml, stand_ins }
 });
 
 fn built(folder: &Path, soname: &str, text: &str) -> PathBuf {
@@ -52,10 +52,10 @@ fn built(folder: &Path, soname: &str, text: &str) -> PathBuf {
     library
 }
 
-/// A function of a library, and the file that has it.
+/// Returns a function of a library, and the file that it is in.
 fn function(library: &Path, name: &str) -> Option<(*mut c_void, PathBuf)> {
     let (path, name) = (CString::new(library.to_str().unwrap()).unwrap(), CString::new(name).unwrap());
-    // SAFETY: the path is a C string; initialisers are the language's own.
+    // SAFETY: the path is a C string; the libraries have no initializers but the compiler's.
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     assert!(!handle.is_null(), "{path:?} is not loaded");
     // SAFETY: the handle is open and the name is a C string.
@@ -63,29 +63,29 @@ fn function(library: &Path, name: &str) -> Option<(*mut c_void, PathBuf)> {
     if symbol.is_null() {
         return None;
     }
-    // SAFETY: all zeros is a value of it.
-    let mut told: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: the address is one of a loaded function, and `told` is ours.
-    assert_ne!(unsafe { libc::dladdr(symbol, &mut told) }, 0);
-    // SAFETY: dladdr gave the name of a file that is loaded and stays.
-    let file = unsafe { CStr::from_ptr(told.dli_fname) };
+    // SAFETY: the structure consists of pointers, for which all zeros is a valid value.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: the address is that of a loaded function, and `info` is a local structure.
+    assert_ne!(unsafe { libc::dladdr(symbol, &mut info) }, 0);
+    // SAFETY: `dladdr` returned the name of a file that stays loaded.
+    let file = unsafe { CStr::from_ptr(info.dli_fname) };
     Some((symbol, PathBuf::from(file.to_str().unwrap())))
 }
 
 fn number(library: &Path, name: &str) -> (c_int, c_int, PathBuf) {
     let (symbol, file) = function(library, name).unwrap();
-    // SAFETY: of a driver of ours, whose functions take a place for a number; the hooks take that and, one of them, an id.
+    // SAFETY: the test driver's functions take a pointer to a number; the hooks take that and, one of them, an id.
     let call = unsafe {
         std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_int, *const u8) -> c_int>(symbol)
     };
     let mut number = 0;
-    // SAFETY: the number is ours, and no id is asked for.
+    // SAFETY: the pointer is to a local variable, and a null id is allowed.
     let result = unsafe { call(&mut number, std::ptr::null()) };
     (result, number, file)
 }
 
 #[test]
-fn a_hooked_name_is_ours_and_reaches_the_driver_of_the_settings() {
+fn hooked_name_is_the_shims_and_reaches_the_driver() {
     let cuda = DRIVER.stand_ins.join("libcuda.so.1");
     assert_eq!(number(&cuda, "cuCtxPopCurrent_v2"), (0, 12040, cuda));
     let nvml = DRIVER.stand_ins.join("libnvidia-ml.so.1");
@@ -93,7 +93,7 @@ fn a_hooked_name_is_ours_and_reaches_the_driver_of_the_settings() {
 }
 
 #[test]
-fn any_other_name_is_the_drivers() {
+fn other_names_are_the_drivers() {
     let found = |library: &str, name| function(&DRIVER.stand_ins.join(library), name).map(|(_, file)| file);
     assert_eq!(found("libcuda.so.1", "cuNotYetInvented"), Some(DRIVER.cuda.clone()));
     assert_eq!(found("libnvidia-ml.so.1", "nvmlNotYetInvented"), Some(DRIVER.nvml.clone()));
@@ -101,7 +101,7 @@ fn any_other_name_is_the_drivers() {
 }
 
 #[test]
-fn every_name_of_the_file_leads_to_the_same_library() {
+fn all_file_names_lead_to_the_same_library() {
     let loaded = function(&DRIVER.stand_ins.join("libcuda.so.1"), "cuCtxPopCurrent_v2").unwrap().0;
     for name in ["libcuda.so", "libcuda.so.550.163.01"] {
         assert_eq!(function(&DRIVER.stand_ins.join(name), "cuCtxPopCurrent_v2").unwrap().0, loaded, "{name}");
@@ -109,7 +109,7 @@ fn every_name_of_the_file_leads_to_the_same_library() {
 }
 
 #[test]
-fn a_program_that_is_linked_gets_both() {
+fn linked_program_gets_both() {
     let program = DRIVER.folder.path().join("program");
     let source = DRIVER.folder.path().join("program.c");
     let text = "#define _GNU_SOURCE
@@ -123,7 +123,7 @@ fn a_program_that_is_linked_gets_both() {
         }";
     std::fs::write(&source, text).unwrap();
     let mut cc = Command::new("cc");
-    // The linker looks for names of the driver's library in the driver's library.
+    // The linker resolves the driver's names in the driver's library.
     cc.arg("-o").arg(&program).arg(&source).arg(&DRIVER.cuda).arg("-ldl");
     assert!(cc.status().unwrap().success());
     let run = |variable: &str, value: &Path| {
@@ -135,7 +135,7 @@ fn a_program_that_is_linked_gets_both() {
 }
 
 #[test]
-fn each_file_has_the_names_of_its_library_only() {
+fn each_file_exports_only_the_names_of_its_library() {
     let object = std::fs::read(install::shared_object().unwrap()).unwrap();
     let symbols = elf::exports(&object).unwrap();
     let hooks: Vec<&str> = symbols.iter().filter_map(|name| name.strip_prefix("partage_hook_")).collect();
@@ -153,13 +153,13 @@ fn each_file_has_the_names_of_its_library_only() {
             "{file}: a symbol's old name"
         );
     }
-    let needed = |file| elf::needed(&std::fs::read(DRIVER.stand_ins.join(file)).unwrap()).unwrap();
+    let needed = |file| elf::needed_libraries(&std::fs::read(DRIVER.stand_ins.join(file)).unwrap()).unwrap();
     assert_eq!(needed("libcuda.so.1")[0], DRIVER.cuda.to_str().unwrap());
     assert_eq!(needed("libnvidia-ml.so.1")[0], DRIVER.nvml.to_str().unwrap());
 }
 
 #[test]
-fn files_and_links_lie_where_programs_look() {
+fn files_and_links_are_where_programs_look() {
     let mut seen: Vec<String> = std::fs::read_dir(&DRIVER.stand_ins)
         .unwrap()
         .map(|entry| {
@@ -186,44 +186,44 @@ fn files_and_links_lie_where_programs_look() {
 }
 
 #[test]
-fn paths_that_a_library_cannot_have_are_refused_in_words() {
+fn unusable_paths_are_refused_with_a_reason() {
     let folder = tempfile::tempdir().unwrap();
     let long = format!("/{}", "x".repeat(511));
     let error = |region: &str, real: &str| {
-        let settings = Settings {
+        let paths = StandInPaths {
             region: Path::new(region),
             real_cuda: Path::new(real),
             real_nvml: Path::new("/n"),
             version: None,
         };
-        let done = install::stand_in(&install::shared_object().unwrap(), folder.path(), &settings);
+        let done = install::write_stand_ins(&install::shared_object().unwrap(), folder.path(), &paths);
         done.unwrap_err().to_string()
     };
     assert_eq!(
         error("region", "/c"),
-        "the region's folder, region, cannot be written into a library: it does not start at the root"
+        "the region's directory, region, cannot be embedded into a library: it is not absolute"
     );
     assert!(error(&long, "/c").ends_with("it is longer than 511 bytes"));
     assert!(error("/r", &long).ends_with("it is longer than 511 bytes"));
-    assert!(error("/r", "/$ORIGIN/libcuda.so.1").contains("it has a $ in it"));
+    assert!(error("/r", "/$ORIGIN/libcuda.so.1").contains("it contains a $"));
     assert!(error("/r", "/c\0d").contains("zero byte"));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
 #[test]
-fn the_longest_paths_find_room() {
+fn longest_paths_fit() {
     let folder = tempfile::tempdir().unwrap();
     let (region, cuda, nvml) = ("/r".repeat(255) + "/", "/c".repeat(255) + "x", "/n".repeat(255) + "x");
     assert_eq!(cuda.len(), 511);
-    let settings = Settings {
+    let paths = StandInPaths {
         region: Path::new(&region),
         real_cuda: Path::new(&cuda),
         real_nvml: Path::new(&nvml),
         version: None,
     };
-    install::stand_in(&install::shared_object().unwrap(), folder.path(), &settings).unwrap();
+    install::write_stand_ins(&install::shared_object().unwrap(), folder.path(), &paths).unwrap();
     let bytes = std::fs::read(folder.path().join("libcuda.so.1")).unwrap();
-    assert_eq!(elf::needed(&bytes).unwrap()[0], cuda);
-    // Again, over what is there.
-    install::stand_in(&install::shared_object().unwrap(), folder.path(), &settings).unwrap();
+    assert_eq!(elf::needed_libraries(&bytes).unwrap()[0], cuda);
+    // Again, over the existing files.
+    install::write_stand_ins(&install::shared_object().unwrap(), folder.path(), &paths).unwrap();
 }

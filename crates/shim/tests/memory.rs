@@ -1,6 +1,6 @@
-//! What a process may have of a GPU's memory: every way to get some, to the limit and no further, and exactly counted.
+//! GPU memory of a process: every way to allocate it, up to the limit and no further, and counted exactly.
 #![allow(unsafe_code, unreachable_pub, missing_docs)]
-// Calls of C functions, over and over: what is promised of them is said once, in `ok!`.
+// Many calls of C functions: their safety is explained once, in `ok!`.
 #![allow(clippy::unwrap_used, clippy::multiple_unsafe_ops_per_block, clippy::macro_metavars_in_unsafe)]
 
 #[path = "support/container.rs"]
@@ -13,16 +13,16 @@ mod node;
 #[path = "../../sim-driver/tests/support/sequence.rs"]
 mod sequence;
 
+#[path = "memory/attached_gpu.rs"]
+mod attached_gpu;
 #[path = "memory/contexts.rs"]
 mod contexts;
 #[path = "memory/graphs.rs"]
 mod graphs;
-#[path = "memory/growth.rs"]
-mod growth;
-#[path = "memory/others.rs"]
-mod others;
-#[path = "memory/plain.rs"]
-mod plain;
+#[path = "memory/linear.rs"]
+mod linear;
+#[path = "memory/other_memory.rs"]
+mod other_memory;
 #[path = "memory/pools.rs"]
 mod pools;
 #[path = "memory/processes.rs"]
@@ -30,13 +30,13 @@ mod processes;
 #[path = "memory/sequences.rs"]
 mod sequences;
 
-use container::{Container, MIB, Observer};
+use container::{MIB, Observer, TestContainer};
 use driver::cuda::*;
-use node::{Node, role};
+use node::{TestNode, role};
 use partage_driver_api::exports::DriverVersion;
 use std::ptr::null_mut;
 
-/// Fails with the name of the code.
+/// Fails with the call and the name of its error code.
 #[macro_export]
 macro_rules! ok {
     ($call:expr) => {{
@@ -46,20 +46,21 @@ macro_rules! ok {
     }};
 }
 
-/// What the driver says to it.
+/// Returns the result of a call.
 #[macro_export]
-macro_rules! says {
+macro_rules! result_of {
     ($call:expr) => {{
-        // SAFETY: as in `ok`.
+        // SAFETY: every pointer in these calls is null or to a variable that lives through them.
         unsafe { $call }
     }};
 }
 
-/// Expects a failure.
+/// Expects a call to fail with this error.
 #[macro_export]
 macro_rules! fails {
     ($code:ident, $call:expr) => {{
-        // SAFETY: as in `ok`; what is wrong is handles and sizes.
+        // SAFETY: every pointer in these calls is null or to a variable that lives through them; only handles and sizes
+        // are invalid.
         let code = unsafe { $call };
         assert_eq!(
             partage_driver_api::cuda::name(code),
@@ -70,18 +71,18 @@ macro_rules! fails {
     }};
 }
 
-/// The program in the container, of every test here.
+/// The program that every test here runs in the container.
 #[test]
 fn client() {
     let Some(role) = role() else { return };
     let words: Vec<&str> = role.iter().map(String::as_str).collect();
     let (name, rest) = words.split_first().unwrap();
     match *name {
-        "plain" => plain::client(rest),
+        "linear" => linear::client(rest),
         "contexts" => contexts::client(rest),
         "graphs" => graphs::client(rest),
-        "growth" => growth::client(rest),
-        "others" => others::client(rest),
+        "attached_gpu" => attached_gpu::client(rest),
+        "other_memory" => other_memory::client(rest),
         "pools" => pools::client(rest),
         "processes" => processes::client(rest),
         "sequences" => sequences::client(rest),
@@ -89,22 +90,22 @@ fn client() {
     }
 }
 
-fn node() -> Node {
-    Node::new("A100-SXM4-40GB", 2, DriverVersion::R550)
+fn node() -> TestNode {
+    TestNode::new("A100-SXM4-40GB", 2, DriverVersion::R550)
 }
 
-/// What a context takes of that card.
-const CONTEXT: u64 = 414 * MIB;
+/// Bytes that a context takes of the simulated GPU.
+const CONTEXT_BYTES: u64 = 414 * MIB;
 
-/// Plays a role in a container with that much memory for programs, besides one context.
-fn play(role: &str, memory: u64) {
+/// Runs a role in a container with this much memory, in addition to one context.
+fn run_role(role: &str, memory: u64) {
     let node = node();
-    Container::with_memory(&node, CONTEXT + memory).play(role);
+    TestContainer::with_memory(&node, CONTEXT_BYTES + memory).run_role(role);
 }
 
-/// A started driver with a context, and who knows the truth.
-fn start() -> (Cuda, CUcontext, Observer) {
-    let cuda = Cuda::started();
+/// Returns an initialized driver with a context, and an observer of the true usage.
+fn start() -> (CudaLibrary, CUcontext, Observer) {
+    let cuda = CudaLibrary::started();
     let mut context = null_mut();
     ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
     (cuda, context, Observer::new())

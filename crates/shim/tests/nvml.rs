@@ -1,7 +1,7 @@
-//! What NVML shows to a container: its own memory, processes and utilisation, by every function that tells of them, and no
-//! switch of a card.
+//! What NVML shows to a container: its own memory, processes and utilization, by every function that reports them, and
+//! no control of a GPU.
 #![allow(unsafe_code, unreachable_pub, missing_docs)]
-// Calls of C functions, over and over: what is promised of them is said once, in `ok!`.
+// Many calls of C functions: their safety is explained once, in `ok!`.
 #![allow(clippy::unwrap_used, clippy::multiple_unsafe_ops_per_block, clippy::macro_metavars_in_unsafe)]
 
 #[path = "support/container.rs"]
@@ -11,10 +11,10 @@ mod driver;
 #[path = "../../sim-driver/tests/support/node.rs"]
 mod node;
 
-use container::{Container, MIB, shares};
-use driver::cuda::Cuda;
+use container::{MIB, TestContainer, shares};
+use driver::cuda::CudaLibrary;
 use driver::nvml::*;
-use node::{Node, Player, role, say, wait_to_be_told};
+use node::{RoleProcess, TestNode, print_line, role, wait_for_resume};
 use partage_driver_api::exports::DriverVersion;
 use partage_region::RegionPolicy;
 use std::ffi::{CString, c_void};
@@ -22,7 +22,7 @@ use std::process::Command;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-/// Fails with the number of the code.
+/// Fails with the call and its error code.
 macro_rules! ok {
     ($call:expr) => {{
         // SAFETY: every pointer in these calls is null or to a variable that lives through them.
@@ -31,20 +31,20 @@ macro_rules! ok {
     }};
 }
 
-/// Expects a failure.
+/// Expects a call to fail with this error.
 macro_rules! fails {
     ($code:expr, $call:expr) => {{
-        // SAFETY: as in `ok`.
+        // SAFETY: every pointer in these calls is null or to a variable that lives through them.
         let code = unsafe { $call };
         assert_eq!(code, $code, "{}", stringify!($call));
     }};
 }
 
-/// What a context takes of the card.
-const CONTEXT: u64 = 414 * MIB;
-const LIMIT: u64 = 4096 * MIB;
+/// Bytes that a context takes of the simulated GPU.
+const CONTEXT_BYTES: u64 = 414 * MIB;
+const MEMORY_LIMIT: u64 = 4096 * MIB;
 
-/// The program in the container, of every test here.
+/// The program that every test here runs in the container.
 #[test]
 fn client() {
     let Some(role) = role() else { return };
@@ -54,67 +54,67 @@ fn client() {
     match *name {
         "use" => use_gpu(number(0), number(1), number(2) != 0),
         "see" => see(number(0) as u32, number(1), number(2)),
-        "nobody" => see_nobody(),
+        "see_none" => see_no_process(),
         "names" => names(number(0) as u32, number(1) as u32),
-        "utilisation" => utilisation(number(0) as u32, number(1) as u32),
+        "utilization" => utilization(number(0) as u32, number(1) as u32),
         "consistent" => consistent(),
-        "stranger" => stranger(),
+        "ungranted" => ungranted(),
         "controls" => controls(),
         "family" => family(),
         "refused" => refused(),
-        "uninitialised" => uninitialised(),
+        "uninitialized" => uninitialized(),
         other => panic!("{other}"),
     }
 }
 
-fn both_drivers() -> impl Iterator<Item = Node> {
-    DriverVersion::ALL.into_iter().map(|driver| Node::new("A100-SXM4-40GB", 2, driver))
+fn both_drivers() -> impl Iterator<Item = TestNode> {
+    DriverVersion::ALL.into_iter().map(|driver| TestNode::new("A100-SXM4-40GB", 2, driver))
 }
 
-/// A program that holds memory of a GPU and, if it is to, keeps it busy.
-fn work(container: &Container<'_>, gpu: u32, mib: u64, busy: bool) -> (Player, u32) {
-    let mut player = container.start(&format!("use {gpu} {mib} {}", u32::from(busy)));
-    player.hear("ready");
-    let pid = player.child.id();
-    (player, pid)
+/// Starts a program that holds memory of a GPU and, if `busy`, keeps it busy.
+fn work(container: &TestContainer<'_>, gpu: u32, mib: u64, busy: bool) -> (RoleProcess, u32) {
+    let mut process = container.start(&format!("use {gpu} {mib} {}", u32::from(busy)));
+    process.wait_for_line("ready");
+    let pid = process.child.id();
+    (process, pid)
 }
 
 fn use_gpu(gpu: u64, mib: u64, busy: bool) {
-    let cuda = Cuda::started();
+    let cuda = CudaLibrary::started();
     let (mut context, mut pointer) = (null_mut(), 0);
     ok!(cuda.cuCtxCreate_v2(&mut context, 0, gpu as i32));
     ok!(cuda.cuMemAlloc_v2(&mut pointer, (mib * MIB) as usize));
-    say("ready");
+    print_line("ready");
     if !busy {
-        wait_to_be_told();
+        wait_for_resume();
         return;
     }
     let (mut module, mut function) = (null_mut(), null_mut());
     let name = CString::new("busy_10000us").unwrap();
     ok!(cuda.cuModuleLoadData(&mut module, c"any image".as_ptr().cast()));
     ok!(cuda.cuModuleGetFunction(&mut function, module, name.as_ptr()));
-    // Until the test ends it. A queue is never empty: the driver lets so many wait and no more.
+    // Until the test ends it. The queue is never empty: the driver blocks when it is full.
     loop {
         ok!(cuda.cuLaunchKernel(function, 1 << 20, 1, 1, 256, 1, 1, 0, null_mut(), null_mut(), null_mut()));
     }
 }
 
-fn started() -> Nvml {
-    let nvml = Nvml::open();
+fn started() -> NvmlLibrary {
+    let nvml = NvmlLibrary::open();
     ok!(nvml.nvmlInit_v2());
     nvml
 }
 
-fn device(nvml: &Nvml, index: u32) -> nvmlDevice_t {
+fn device(nvml: &NvmlLibrary, index: u32) -> nvmlDevice_t {
     let mut device = null_mut();
     ok!(nvml.nvmlDeviceGetHandleByIndex_v2(index, &mut device));
     device
 }
 
-/// Asks for a list twice: for its length, then for itself.
-fn list<T: Copy + Default>(ask: impl Fn(*mut u32, *mut T) -> nvmlReturn_t) -> Vec<T> {
+/// Queries a list twice: for its length, then for its entries.
+fn list<T: Copy + Default>(query: impl Fn(*mut u32, *mut T) -> nvmlReturn_t) -> Vec<T> {
     let mut count = 0;
-    let code = ask(&mut count, null_mut());
+    let code = query(&mut count, null_mut());
     if code == NVML_SUCCESS {
         assert_eq!(count, 0);
         return Vec::new();
@@ -122,25 +122,25 @@ fn list<T: Copy + Default>(ask: impl Fn(*mut u32, *mut T) -> nvmlReturn_t) -> Ve
     assert_eq!(code, NVML_ERROR_INSUFFICIENT_SIZE);
     let mut list = vec![T::default(); count as usize + 3];
     count += 3;
-    assert_eq!(ask(&mut count, list.as_mut_ptr()), NVML_SUCCESS);
+    assert_eq!(query(&mut count, list.as_mut_ptr()), NVML_SUCCESS);
     list.truncate(count as usize);
-    // One place too few is too few.
+    // Room for one entry too few is not enough.
     if let Some(fewer) = count.checked_sub(1) {
         let mut room = fewer;
-        assert_eq!(ask(&mut room, list.as_mut_ptr()), NVML_ERROR_INSUFFICIENT_SIZE);
+        assert_eq!(query(&mut room, list.as_mut_ptr()), NVML_ERROR_INSUFFICIENT_SIZE);
         assert_eq!(room, count);
     }
     list
 }
 
-/// Processes by all three forms of a list.
+/// Queries processes by all three versions of a list.
 macro_rules! lists {
     ($nvml:ident, $device:ident, $first:ident, $second:ident, $third:ident) => {{
-        // SAFETY: room as it is said.
+        // SAFETY: `to` has room for `*count` entries.
         let first = list(|count, to| unsafe { $nvml.$first($device, count, to) });
-        // SAFETY: likewise.
+        // SAFETY: `to` has room for `*count` entries.
         let second = list(|count, to| unsafe { $nvml.$second($device, count, to) });
-        // SAFETY: likewise.
+        // SAFETY: `to` has room for `*count` entries.
         let third = list(|count, to| unsafe { $nvml.$third($device, count, to) });
         let pairs: Vec<(u32, u64)> = first.iter().map(|one| (one.pid, one.usedGpuMemory)).collect();
         for newer in [second, third] {
@@ -154,7 +154,7 @@ macro_rules! lists {
     }};
 }
 
-fn compute(nvml: &Nvml, device: nvmlDevice_t) -> Vec<(u32, u64)> {
+fn compute(nvml: &NvmlLibrary, device: nvmlDevice_t) -> Vec<(u32, u64)> {
     lists!(
         nvml,
         device,
@@ -164,28 +164,28 @@ fn compute(nvml: &Nvml, device: nvmlDevice_t) -> Vec<(u32, u64)> {
     )
 }
 
-fn detailed(nvml: &Nvml, device: nvmlDevice_t, mode: u32) -> Vec<(u32, u64)> {
+fn detailed(nvml: &NvmlLibrary, device: nvmlDevice_t, mode: u32) -> Vec<(u32, u64)> {
     let details: Vec<nvmlProcessDetail_v1_t> = list(|count, to| {
         let mut asked = nvmlProcessDetailList_t {
             version: nvmlProcessDetailList_v1,
             mode,
-            // SAFETY: a number of `list`.
+            // SAFETY: `count` is a pointer to a variable of `list`.
             numProcArrayEntries: unsafe { *count },
             procArray: to,
         };
-        // SAFETY: a structure of ours, with the room that it says.
+        // SAFETY: the pointer is to a local structure, whose array has the stated room.
         let code = unsafe { nvml.nvmlDeviceGetRunningProcessDetailList(device, &mut asked) };
-        // SAFETY: a number of `list`.
+        // SAFETY: `count` is a pointer to a variable of `list`.
         unsafe { *count = asked.numProcArrayEntries };
         code
     });
     details.iter().map(|one| (one.pid, one.usedGpuMemory)).collect()
 }
 
-/// A process as the table without documentation has it.
+/// A process as the undocumented table reports it.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Listed {
+struct ListedProcess {
     pid: u32,
     padding: u32,
     used: u64,
@@ -194,61 +194,69 @@ struct Listed {
     name: [u8; 4096],
 }
 
-/// What one process did with one engine, in the same table.
+/// Activity of one process on one engine, in the same table.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Engine {
+struct EngineSample {
     busy: u64,
     pid: u32,
     unread: [u8; 68],
 }
 
-type Place = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> nvmlReturn_t;
+type TableFunction = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> nvmlReturn_t;
 
-const TABLE: [u8; 16] =
+const TABLE_ID: [u8; 16] =
     [0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e, 0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4];
 
-/// The table's places.
-fn table(nvml: &Nvml) -> &'static [usize] {
+/// Returns the entries of the table.
+fn table(nvml: &NvmlLibrary) -> &'static [usize] {
     let mut table: *const c_void = null_mut();
-    ok!(nvml.nvmlInternalGetExportTable(&mut table, TABLE.as_ptr()));
+    ok!(nvml.nvmlInternalGetExportTable(&mut table, TABLE_ID.as_ptr()));
     let first = table.cast::<usize>();
-    // SAFETY: a table begins with its size in bytes and lasts.
+    // SAFETY: a table begins with its size in bytes, and lasts as long as the library is loaded.
     unsafe { std::slice::from_raw_parts(first, *first / 8) }
 }
 
-fn place(table: &[usize], index: usize) -> Place {
-    // SAFETY: a function of the table.
-    unsafe { std::mem::transmute::<usize, Place>(table[index]) }
+fn table_function(table: &[usize], index: usize) -> TableFunction {
+    // SAFETY: the entry is a function of the table, which takes up to six arguments.
+    unsafe { std::mem::transmute::<usize, TableFunction>(table[index]) }
 }
 
-/// A list of the table: pids, bytes and names.
-fn listed(nvml: &Nvml, index: usize, device: nvmlDevice_t) -> Vec<(u32, u64, String)> {
-    let empty = Listed { pid: 0, padding: 0, used: 0, instances: [0; 2], protected: 0, name: [0; 4096] };
+/// Returns a list of the table: pids, bytes and names.
+fn listed(nvml: &NvmlLibrary, index: usize, device: nvmlDevice_t) -> Vec<(u32, u64, String)> {
+    let empty =
+        ListedProcess { pid: 0, padding: 0, used: 0, instances: [0; 2], protected: 0, name: [0; 4096] };
     let (mut count, mut list) = (500u32, vec![empty; 500]);
     let count_at = &raw mut count;
-    ok!(place(table(nvml), index)(device as usize, count_at as usize, list.as_mut_ptr() as usize, 0, 0, 0));
+    ok!(table_function(table(nvml), index)(
+        device as usize,
+        count_at as usize,
+        list.as_mut_ptr() as usize,
+        0,
+        0,
+        0
+    ));
     list.truncate(count as usize);
-    let name = |listed: &Listed| {
+    let name = |listed: &ListedProcess| {
         let text: Vec<u8> = listed.name.iter().copied().take_while(|&byte| byte != 0).collect();
         String::from_utf8(text).unwrap()
     };
     list.iter().map(|one| (one.pid, one.used, name(one))).collect()
 }
 
-/// Who did what with the multiprocessors, by the table: pids with their largest share.
-fn moments(nvml: &Nvml, device: nvmlDevice_t) -> Vec<(u32, u64)> {
+/// Returns the use of the multiprocessors by process, from the table: pids with their largest value.
+fn engine_samples(nvml: &NvmlLibrary, device: nvmlDevice_t) -> Vec<(u32, u64)> {
     let table = table(nvml);
     let engines = if table.len() == 245 { 4 } else { 6 };
-    let moment = 8 + engines * size_of::<Engine>();
-    let (mut kind, mut count, mut bytes) = (0u32, 4000u32, vec![0u8; 4000 * moment]);
+    let sample_bytes = 8 + engines * size_of::<EngineSample>();
+    let (mut kind, mut count, mut bytes) = (0u32, 4000u32, vec![0u8; 4000 * sample_bytes]);
     let (kind_at, count_at) = (&raw mut kind, &raw mut count);
     let to = bytes.as_mut_ptr();
-    ok!(place(table, 145)(device as usize, 0, kind_at as usize, count_at as usize, to as usize, 0));
+    ok!(table_function(table, 145)(device as usize, 0, kind_at as usize, count_at as usize, to as usize, 0));
     let mut pids: Vec<(u32, u64)> = Vec::new();
     for index in 0..count as usize {
-        let first = bytes[index * moment + 8..].as_ptr().cast::<Engine>();
-        // SAFETY: inside the bytes.
+        let first = bytes[index * sample_bytes + 8..].as_ptr().cast::<EngineSample>();
+        // SAFETY: the sample is inside `bytes`.
         let engine = unsafe { first.read_unaligned() };
         match pids.iter_mut().find(|(pid, _)| *pid == engine.pid) {
             Some((_, busy)) => *busy = engine.busy.max(*busy),
@@ -259,7 +267,7 @@ fn moments(nvml: &Nvml, device: nvmlDevice_t) -> Vec<(u32, u64)> {
     pids
 }
 
-fn memory(nvml: &Nvml, device: nvmlDevice_t) -> nvmlMemory_v2_t {
+fn memory(nvml: &NvmlLibrary, device: nvmlDevice_t) -> nvmlMemory_v2_t {
     let mut plain = nvmlMemory_t::default();
     let mut memory = nvmlMemory_v2_t { version: nvmlMemory_v2, ..Default::default() };
     ok!(nvml.nvmlDeviceGetMemoryInfo(device, &mut plain));
@@ -270,7 +278,7 @@ fn memory(nvml: &Nvml, device: nvmlDevice_t) -> nvmlMemory_v2_t {
     memory
 }
 
-/// One process of this container is on GPU 0, and nothing else is to be seen.
+/// Checks that one process of this container is on GPU 0, and that nothing else is visible.
 fn see(pid: u32, bytes: u64, total: u64) {
     let nvml = started();
     let device = device(&nvml, 0);
@@ -281,8 +289,8 @@ fn see(pid: u32, bytes: u64, total: u64) {
     let [(listed_pid, used, name)] = &listed(&nvml, 213, device)[..] else { panic!("not one process") };
     assert_eq!((*listed_pid, *used), (pid, bytes));
     assert!(name.contains("nvml-"), "{name}");
-    nobody_else(&nvml, device);
-    // Wrong versions are the driver's to refuse.
+    assert_other_lists_empty(&nvml, device);
+    // Wrong versions are rejected by the driver.
     let mut wrong = nvmlMemory_v2_t { version: 1, ..Default::default() };
     fails!(NVML_ERROR_ARGUMENT_VERSION_MISMATCH, nvml.nvmlDeviceGetMemoryInfo_v2(device, &mut wrong));
     fails!(NVML_ERROR_INVALID_ARGUMENT, nvml.nvmlDeviceGetMemoryInfo(device, null_mut()));
@@ -293,8 +301,8 @@ fn see(pid: u32, bytes: u64, total: u64) {
     fails!(NVML_ERROR_INVALID_ARGUMENT, nvml.nvmlDeviceGetMemoryInfo(null_mut(), &mut Default::default()));
 }
 
-/// Lists of graphics and MPS are empty.
-fn nobody_else(nvml: &Nvml, device: nvmlDevice_t) {
+/// Checks that the lists of graphics and MPS processes are empty.
+fn assert_other_lists_empty(nvml: &NvmlLibrary, device: nvmlDevice_t) {
     let graphics = lists!(
         nvml,
         device,
@@ -318,50 +326,53 @@ fn nobody_else(nvml: &Nvml, device: nvmlDevice_t) {
     }
 }
 
-/// This container has no process on GPU 0; it is not one by asking.
-fn see_nobody() {
+/// Checks that this container has no process on GPU 0; the querying process is not listed.
+fn see_no_process() {
     let nvml = started();
     let device = device(&nvml, 0);
     let memory = memory(&nvml, device);
-    assert_eq!((memory.total, memory.used, memory.free), (LIMIT, 0, LIMIT));
+    assert_eq!((memory.total, memory.used, memory.free), (MEMORY_LIMIT, 0, MEMORY_LIMIT));
     assert_eq!(compute(&nvml, device), []);
     assert_eq!(listed(&nvml, 213, device), []);
-    nobody_else(&nvml, device);
+    assert_other_lists_empty(&nvml, device);
 }
 
 #[test]
 fn containers_see_their_own_processes_and_memory() {
     for node in both_drivers() {
-        let (one, other) = (Container::with_memory(&node, LIMIT), Container::with_memory(&node, 2 * LIMIT));
-        one.play("nobody");
+        let (one, other) = (
+            TestContainer::with_memory(&node, MEMORY_LIMIT),
+            TestContainer::with_memory(&node, 2 * MEMORY_LIMIT),
+        );
+        one.run_role("see_none");
         let (_first, pid) = work(&one, 0, 1000, false);
-        one.play(&format!("see {pid} {} {LIMIT}", CONTEXT + 1000 * MIB));
-        let (mut second, neighbour) = work(&other, 0, 3000, false);
-        one.play(&format!("see {pid} {} {LIMIT}", CONTEXT + 1000 * MIB));
-        other.play(&format!("see {neighbour} {} {}", CONTEXT + 3000 * MIB, 2 * LIMIT));
-        // The dead hold nothing.
+        one.run_role(&format!("see {pid} {} {MEMORY_LIMIT}", CONTEXT_BYTES + 1000 * MIB));
+        let (mut second, neighbor) = work(&other, 0, 3000, false);
+        one.run_role(&format!("see {pid} {} {MEMORY_LIMIT}", CONTEXT_BYTES + 1000 * MIB));
+        other.run_role(&format!("see {neighbor} {} {}", CONTEXT_BYTES + 3000 * MIB, 2 * MEMORY_LIMIT));
+        // Dead processes hold nothing.
         second.kill();
         assert_eq!(other.used(0), 0);
-        let third = Container::with_memory(&node, LIMIT);
-        third.play("nobody");
+        let third = TestContainer::with_memory(&node, MEMORY_LIMIT);
+        third.run_role("see_none");
     }
 }
 
-/// How NVML says a process is called, in a buffer of this length.
-fn name_of(nvml: &Nvml, pid: u32, length: usize) -> Result<String, nvmlReturn_t> {
+/// Returns the name of a process, with a buffer of this length.
+fn name_of(nvml: &NvmlLibrary, pid: u32, length: usize) -> Result<String, nvmlReturn_t> {
     let mut name = vec![1; length];
-    // SAFETY: a buffer of this length.
+    // SAFETY: the buffer has the length that is passed.
     let code = unsafe { nvml.nvmlSystemGetProcessName(pid, name.as_mut_ptr(), length as u32) };
     if code != NVML_SUCCESS {
-        assert!(name.iter().all(|&letter| letter == 1), "nothing is written where nothing is told");
+        assert!(name.iter().all(|&letter| letter == 1), "nothing is written on an error");
         return Err(code);
     }
     let text: Vec<u8> = name.iter().map(|&letter| letter as u8).take_while(|&letter| letter != 0).collect();
-    assert!(text.len() < length, "it ends inside its buffer");
+    assert!(text.len() < length, "the name is terminated inside its buffer");
     Ok(String::from_utf8(text).unwrap())
 }
 
-/// `own` is of this container, `other` is not.
+/// Checks names: `own` is a process of this container, `other` is not.
 fn names(own: u32, other: u32) {
     let nvml = started();
     let program = std::env::current_exe().unwrap().to_str().unwrap().to_owned();
@@ -373,7 +384,7 @@ fn names(own: u32, other: u32) {
         assert_eq!(name_of(&nvml, pid, 0), Err(NVML_ERROR_INVALID_ARGUMENT));
         fails!(NVML_ERROR_INVALID_ARGUMENT, nvml.nvmlSystemGetProcessName(pid, null_mut(), 64));
     }
-    // Who else there is, on the GPU or not.
+    // Processes of others, whether they use the GPU or not.
     for pid in [other, 1, std::os::unix::process::parent_id(), 0, u32::MAX] {
         assert_eq!(name_of(&nvml, pid, 64), Err(NVML_ERROR_NOT_FOUND), "{pid}");
     }
@@ -387,24 +398,29 @@ fn names(own: u32, other: u32) {
 }
 
 #[test]
-fn others_are_neither_named_nor_seen_in_the_window() {
+fn other_containers_are_not_visible_by_name_or_bar1() {
     for node in both_drivers() {
-        let (one, other) = (Container::with_memory(&node, LIMIT), Container::with_memory(&node, LIMIT));
+        let (one, other) = (
+            TestContainer::with_memory(&node, MEMORY_LIMIT),
+            TestContainer::with_memory(&node, MEMORY_LIMIT),
+        );
         let (_first, own) = work(&one, 0, 100, false);
-        let (_second, neighbour) = work(&other, 0, 100, false);
-        one.play(&format!("names {own} {neighbour}"));
-        other.play(&format!("names {neighbour} {own}"));
+        let (_second, neighbor) = work(&other, 0, 100, false);
+        one.run_role(&format!("names {own} {neighbor}"));
+        other.run_role(&format!("names {neighbor} {own}"));
     }
 }
 
-/// In a pid namespace of its own: what it starts is listed by the pid that it has there.
+/// In a pid namespace of its own: a process that it starts is listed by its pid there.
 fn family() {
     assert_eq!(std::process::id(), 1);
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["client", "--exact", "--nocapture", "--test-threads=1"]).env(node::ROLE, "use 0 700 0");
-    let mut child = Player::of(command);
-    child.hear("ready");
-    let (nvml, pid, bytes) = (started(), child.child.id(), CONTEXT + 700 * MIB);
+    command
+        .args(["client", "--exact", "--nocapture", "--test-threads=1"])
+        .env(node::ROLE_VARIABLE, "use 0 700 0");
+    let mut child = RoleProcess::spawn(command);
+    child.wait_for_line("ready");
+    let (nvml, pid, bytes) = (started(), child.child.id(), CONTEXT_BYTES + 700 * MIB);
     let device = device(&nvml, 0);
     assert!(pid < 100, "{pid}");
     assert_eq!(compute(&nvml, device), [(pid, bytes)]);
@@ -417,30 +433,34 @@ fn family() {
 }
 
 #[test]
-fn pids_are_those_that_the_caller_knows() {
+fn listed_pids_are_those_of_the_callers_namespace() {
     let unshared = || {
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
         command
     };
     if !unshared().arg("true").output().is_ok_and(|run| run.status.success()) {
-        eprintln!("skipped: no namespaces can be made here");
+        eprintln!("skipped: namespaces are not available");
         return;
     }
     for node in both_drivers() {
-        let (one, other) = (Container::with_memory(&node, LIMIT), Container::with_memory(&node, LIMIT));
-        let (_neighbour, _) = work(&other, 0, 500, false);
+        let (one, other) = (
+            TestContainer::with_memory(&node, MEMORY_LIMIT),
+            TestContainer::with_memory(&node, MEMORY_LIMIT),
+        );
+        let (_neighbor, _) = work(&other, 0, 500, false);
         let plain = one.command("family");
         let mut command = unshared();
         command.arg(plain.get_program()).args(plain.get_args());
         one.env(&mut command);
-        let run = command.env(node::ROLE, "family").output().unwrap();
+        let run = command.env(node::ROLE_VARIABLE, "family").output().unwrap();
         assert!(run.status.success(), "{run:?}");
     }
 }
 
-/// Until the container's own utilisation of GPU 0 is `percent`, by everything that tells it; `pid` is whose it is.
-fn utilisation(pid: u32, percent: u32) {
+/// Waits until the container's own utilization of GPU 0 is `percent`, and checks every function that reports it; `pid`
+/// is the process that causes it.
+fn utilization(pid: u32, percent: u32) {
     let nvml = started();
     let device = device(&nvml, 0);
     let late = Instant::now() + Duration::from_secs(30);
@@ -455,14 +475,14 @@ fn utilisation(pid: u32, percent: u32) {
     }
     let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let since = (wall - Duration::from_millis(400)).as_micros() as u64;
-    // By process, in both forms.
+    // By process, in both versions.
     let mut count = 0;
     fails!(
         NVML_ERROR_INSUFFICIENT_SIZE,
         nvml.nvmlDeviceGetProcessUtilization(device, null_mut(), &mut count, since)
     );
     let mut samples = vec![nvmlProcessUtilizationSample_t::default(); count as usize];
-    // SAFETY: room as it is said.
+    // SAFETY: the array has room for the count that is passed.
     let code =
         unsafe { nvml.nvmlDeviceGetProcessUtilization(device, samples.as_mut_ptr(), &mut count, since) };
     let shown: Vec<_> = samples.iter().take(count as usize).map(|one| (one.pid, one.smUtil)).collect();
@@ -478,9 +498,9 @@ fn utilisation(pid: u32, percent: u32) {
         lastSeenTimeStamp: since,
         procUtilArray: infos.as_mut_ptr(),
     };
-    // SAFETY: room as it is said.
+    // SAFETY: the array has room for the count that is passed.
     match unsafe { nvml.nvmlDeviceGetProcessesUtilizationInfo(device, &mut asked) } {
-        // 535 does not have it.
+        // Driver 535 does not have it.
         NVML_ERROR_FUNCTION_NOT_FOUND => {}
         NVML_ERROR_NOT_FOUND => assert_eq!(percent, 0),
         code => {
@@ -488,7 +508,7 @@ fn utilisation(pid: u32, percent: u32) {
             assert_eq!((infos[0].pid, infos[0].smUtil), (pid, percent));
         }
     }
-    // The card's samples.
+    // Samples of the GPU.
     let (mut kind, mut samples, mut count) = (0, [nvmlSample_t::default(); 100], 100);
     ok!(nvml.nvmlDeviceGetSamples(
         device,
@@ -500,11 +520,11 @@ fn utilisation(pid: u32, percent: u32) {
     ));
     assert_eq!(kind, NVML_VALUE_TYPE_UNSIGNED_INT);
     for sample in samples.iter().take(count as usize) {
-        // SAFETY: the kind says so.
+        // SAFETY: the value type states which field is valid.
         assert_eq!(unsafe { sample.sampleValue.uiVal }, percent);
     }
-    // What `pmon` asks.
-    let all = moments(&nvml, device);
+    // The data that `pmon` queries.
+    let all = engine_samples(&nvml, device);
     if percent == 0 {
         assert_eq!(all, []);
     } else {
@@ -512,7 +532,7 @@ fn utilisation(pid: u32, percent: u32) {
     }
     for index in [NVML_GPU_UTILIZATION_DOMAIN_GPU, NVML_GPU_UTILIZATION_DOMAIN_BUS] {
         let mut info = nvmlGpuDynamicPstatesInfo_t::default();
-        // SAFETY: a structure of ours. Cards may not have it.
+        // SAFETY: the pointer is to a local structure. GPUs may not support the call.
         if unsafe { nvml.nvmlDeviceGetDynamicPstatesInfo(device, &mut info) } == NVML_SUCCESS {
             let domain = info.utilization[index as usize];
             let of_gpu = index == NVML_GPU_UTILIZATION_DOMAIN_GPU;
@@ -524,20 +544,23 @@ fn utilisation(pid: u32, percent: u32) {
 }
 
 #[test]
-fn containers_see_their_own_utilisation() {
+fn containers_see_their_own_utilization() {
     for node in both_drivers() {
-        let (one, other) = (Container::with_memory(&node, LIMIT), Container::with_memory(&node, LIMIT));
+        let (one, other) = (
+            TestContainer::with_memory(&node, MEMORY_LIMIT),
+            TestContainer::with_memory(&node, MEMORY_LIMIT),
+        );
         let (_idle, pid) = work(&one, 0, 1000, false);
         let (mut busy, works) = work(&other, 0, 1000, true);
-        other.play(&format!("utilisation {works} 100"));
-        one.play(&format!("utilisation {pid} 0"));
+        other.run_role(&format!("utilization {works} 100"));
+        one.run_role(&format!("utilization {pid} 0"));
         busy.kill();
     }
 }
 
-/// A process that computes and looks: both libraries tell the same.
+/// A process that computes and queries: both libraries report the same.
 fn consistent() {
-    let (cuda, nvml) = (Cuda::started(), started());
+    let (cuda, nvml) = (CudaLibrary::started(), started());
     let device = device(&nvml, 0);
     let (mut context, mut pointer, mut free, mut total) = (null_mut(), 0, 0, 0);
     ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
@@ -547,30 +570,33 @@ fn consistent() {
         ok!(cuda.cuMemGetInfo_v2(&mut free, &mut total));
         let shown = memory(&nvml, device);
         assert_eq!((shown.total, shown.free), (total as u64, free as u64));
-        assert_eq!((shown.total, shown.reserved), (LIMIT, 0));
-        // One process, though it has loaded two libraries.
+        assert_eq!((shown.total, shown.reserved), (MEMORY_LIMIT, 0));
+        // One process, although it has loaded two libraries.
         assert_eq!(compute(&nvml, device), [(std::process::id(), shown.used)]);
         ok!(cuda.cuMemFree_v2(pointer));
         let after = memory(&nvml, device);
-        assert_eq!(*before.get_or_insert(after.free), after.free, "all is given back");
+        assert_eq!(*before.get_or_insert(after.free), after.free, "everything is released");
     }
     ok!(cuda.cuCtxDestroy_v2(context));
     let after = memory(&nvml, device);
-    assert_eq!((after.used, after.free), (0, LIMIT));
-    assert_eq!(compute(&nvml, device), [], "who holds nothing is not on the list");
+    assert_eq!((after.used, after.free), (0, MEMORY_LIMIT));
+    assert_eq!(compute(&nvml, device), [], "a process that holds nothing is not listed");
 }
 
 #[test]
-fn nvml_and_cuda_tell_one_story() {
+fn nvml_and_cuda_report_the_same_memory() {
     for node in both_drivers() {
-        let (one, other) = (Container::with_memory(&node, LIMIT), Container::with_memory(&node, LIMIT));
-        let (_neighbour, _) = work(&other, 0, 3000, false);
-        one.play("consistent");
+        let (one, other) = (
+            TestContainer::with_memory(&node, MEMORY_LIMIT),
+            TestContainer::with_memory(&node, MEMORY_LIMIT),
+        );
+        let (_neighbor, _) = work(&other, 0, 3000, false);
+        one.run_role("consistent");
     }
 }
 
-/// GPU 1 is not this container's.
-fn stranger() {
+/// GPU 1 does not belong to this container.
+fn ungranted() {
     let nvml = started();
     let (own, foreign) = (device(&nvml, 0), device(&nvml, 1));
     let (mut name, mut uuid, mut count) = ([0; 96], [0; 96], 0);
@@ -578,18 +604,18 @@ fn stranger() {
     ok!(nvml.nvmlDeviceGetUUID(foreign, uuid.as_mut_ptr(), 96));
     ok!(nvml.nvmlDeviceGetCount_v2(&mut count));
     assert_eq!(count, 2);
-    assert_eq!(memory(&nvml, own).total, LIMIT);
+    assert_eq!(memory(&nvml, own).total, MEMORY_LIMIT);
     denied(&nvml, foreign);
 }
 
-/// Nothing is told of who uses a GPU, and how.
-fn denied(nvml: &Nvml, device: nvmlDevice_t) {
+/// Checks that nothing is reported about the use of a GPU.
+fn denied(nvml: &NvmlLibrary, device: nvmlDevice_t) {
     let mut count = 0;
     fails!(NVML_ERROR_NO_PERMISSION, nvml.nvmlDeviceGetMemoryInfo(device, &mut Default::default()));
     let mut memory = nvmlMemory_v2_t { version: nvmlMemory_v2, ..Default::default() };
     fails!(NVML_ERROR_NO_PERMISSION, nvml.nvmlDeviceGetMemoryInfo_v2(device, &mut memory));
     let denied = |answer: nvmlReturn_t| assert_eq!(answer, NVML_ERROR_NO_PERMISSION);
-    // SAFETY: no room.
+    // SAFETY: there is no room for entries.
     unsafe {
         denied(nvml.nvmlDeviceGetBAR1MemoryInfo(device, &mut Default::default()));
         denied(nvml.nvmlDeviceGetComputeRunningProcesses(device, &mut count, null_mut()));
@@ -606,18 +632,18 @@ fn denied(nvml: &Nvml, device: nvmlDevice_t) {
         denied(samples);
         for index in [145, 213, 214, 215] {
             let count_at = &raw mut count as usize;
-            denied(place(table(nvml), index)(device as usize, count_at, 0, count_at, 0, 0));
+            denied(table_function(table(nvml), index)(device as usize, count_at, 0, count_at, 0, 0));
         }
     }
 }
 
 #[test]
-fn a_gpu_that_was_not_granted_tells_nothing() {
+fn ungranted_gpu_reports_nothing() {
     for node in both_drivers() {
-        let all = Container::with_memory(&node, LIMIT);
-        let (_neighbour, _) = work(&all, 1, 500, false);
-        let one = Container::new(&node, &shares(&node, LIMIT)[..1], RegionPolicy::default());
-        one.play("stranger");
+        let all = TestContainer::with_memory(&node, MEMORY_LIMIT);
+        let (_neighbor, _) = work(&all, 1, 500, false);
+        let one = TestContainer::new(&node, &shares(&node, MEMORY_LIMIT)[..1], RegionPolicy::default());
+        one.run_role("ungranted");
     }
 }
 
@@ -629,20 +655,20 @@ macro_rules! names {
 }
 partage_driver_api::nvml_functions!(names);
 
-/// Whether a function's name says that it changes something that others would notice.
-fn changes(name: &str) -> bool {
+/// Returns whether a function, by its name, changes something that other containers would notice.
+fn is_control(name: &str) -> bool {
     const NOT: [&str; 5] = [
-        // The calling thread alone.
+        // Affects only the calling thread.
         "nvmlDeviceSetCpuAffinity",
         "nvmlDeviceClearCpuAffinity",
-        // Things of the caller's own.
+        // Affects only objects of the caller.
         "nvmlEventSetCreate",
         "nvmlEventSetFree",
         "nvmlEventSetWait",
     ];
     const VERBS: [&str; 9] =
         ["Set", "Reset", "Clear", "Freeze", "Create", "Destroy", "Remove", "Modify", "Discover"];
-    // "GpuSet", "Settings", "Resetless" and the like ask.
+    // "GpuSet", "Settings", "Resetless" and the like are queries.
     let asks = name.contains("Get") || name.contains("EventSet") || name.contains("Query");
     !asks && !NOT.contains(&name) && VERBS.iter().any(|verb| name.contains(verb))
 }
@@ -650,21 +676,21 @@ fn changes(name: &str) -> bool {
 fn controls() {
     let nvml = started();
     let mut looked = 0;
-    for name in NAMES.iter().filter(|name| changes(name)) {
+    for name in NAMES.iter().filter(|name| is_control(name)) {
         looked += 1;
-        let address = nvml.0.symbol(name).unwrap_or_else(|| panic!("{name} is not stood in for"));
-        // SAFETY: a function of NVML; it is refused before it looks at its arguments.
-        let function = unsafe { std::mem::transmute::<*mut c_void, Place>(address) };
+        let address = nvml.0.symbol(name).unwrap_or_else(|| panic!("{name} is not exported by the stand-in"));
+        // SAFETY: the function of NVML is refused before it reads its arguments.
+        let function = unsafe { std::mem::transmute::<*mut c_void, TableFunction>(address) };
         assert_eq!(
-            // SAFETY: likewise.
+            // SAFETY: the function of NVML is refused before it reads its arguments.
             unsafe { function(device(&nvml, 0) as usize, 0, 0, 0, 0, 0) },
             NVML_ERROR_NO_PERMISSION,
             "{name}"
         );
     }
     assert!(looked > 40, "{looked}");
-    // The thread's own affair, which the driver decides: this machine may not have the CPUs that the node's GPUs are near.
-    // SAFETY: no pointers of ours.
+    // Affects only the thread, so the driver decides: this machine may not have the CPUs near the node's GPUs.
+    // SAFETY: no pointers are passed.
     assert_ne!(unsafe { nvml.nvmlDeviceSetCpuAffinity(device(&nvml, 0)) }, NVML_ERROR_NO_PERMISSION);
     let mut mode = 9;
     ok!(nvml.nvmlDeviceGetComputeMode(device(&nvml, 0), &mut mode));
@@ -672,12 +698,12 @@ fn controls() {
 }
 
 #[test]
-fn no_container_turns_a_switch_of_a_card() {
-    let node = Node::new("A100-SXM4-40GB", 1, DriverVersion::R550);
-    Container::with_memory(&node, LIMIT).play("controls");
+fn controls_of_a_gpu_are_refused() {
+    let node = TestNode::new("A100-SXM4-40GB", 1, DriverVersion::R550);
+    TestContainer::with_memory(&node, MEMORY_LIMIT).run_role("controls");
 }
 
-/// The region is gone.
+/// The region does not exist.
 fn refused() {
     let nvml = started();
     let mut count = 0;
@@ -689,19 +715,19 @@ fn refused() {
 }
 
 #[test]
-fn without_a_region_nothing_is_told() {
+fn missing_region_reports_nothing() {
     for node in both_drivers() {
-        let whole = Container::with_memory(&node, LIMIT);
-        let (_neighbour, _) = work(&whole, 0, 500, false);
-        let broken = Container::with_memory(&node, LIMIT);
+        let whole = TestContainer::with_memory(&node, MEMORY_LIMIT);
+        let (_neighbor, _) = work(&whole, 0, 500, false);
+        let broken = TestContainer::with_memory(&node, MEMORY_LIMIT);
         std::fs::remove_file(broken.region().join("limits")).unwrap();
-        broken.play("refused");
+        broken.run_role("refused");
     }
 }
 
-/// The driver's own failures stay what they are.
-fn uninitialised() {
-    let nvml = Nvml::open();
+/// Errors of the driver are returned unchanged.
+fn uninitialized() {
+    let nvml = NvmlLibrary::open();
     fails!(
         NVML_ERROR_UNINITIALIZED,
         nvml.nvmlDeviceGetMemoryInfo(std::ptr::without_provenance_mut(8), &mut Default::default())
@@ -709,8 +735,8 @@ fn uninitialised() {
     assert_eq!(name_of(&nvml, std::process::id(), 64), Err(NVML_ERROR_UNINITIALIZED));
     ok!(nvml.nvmlInit_v2());
     let device = device(&nvml, 0);
-    say("ready");
-    wait_to_be_told();
+    print_line("ready");
+    wait_for_resume();
     let mut count = 0;
     fails!(NVML_ERROR_GPU_IS_LOST, nvml.nvmlDeviceGetMemoryInfo(device, &mut Default::default()));
     fails!(
@@ -722,13 +748,13 @@ fn uninitialised() {
 }
 
 #[test]
-fn failures_of_the_driver_stay_its_own() {
+fn driver_errors_are_returned_unchanged() {
     for node in both_drivers() {
-        let container = Container::with_memory(&node, LIMIT);
-        let mut player = container.start("uninitialised");
-        player.hear("ready");
-        node.state().inject(0, partage_sim_node::state::Fault::Lost);
-        player.tell();
-        player.end();
+        let container = TestContainer::with_memory(&node, MEMORY_LIMIT);
+        let mut process = container.start("uninitialized");
+        process.wait_for_line("ready");
+        node.state().inject(0, partage_sim_node::state::GpuFault::Lost);
+        process.resume();
+        process.end();
     }
 }

@@ -1,6 +1,6 @@
-//! Every route to a function of the driver's ends in the hook, and every process of a container is held.
+//! Every route to a function of the driver ends in the hook, and every process of a container is limited.
 #![allow(unsafe_code, unreachable_pub, missing_docs)]
-// Calls of C functions, over and over: what is promised of them is said once, in `ok!`.
+// Many calls of C functions: their safety is explained once, in `ok!`.
 #![allow(clippy::unwrap_used, clippy::multiple_unsafe_ops_per_block, clippy::macro_metavars_in_unsafe)]
 
 #[path = "support/container.rs"]
@@ -14,20 +14,20 @@ mod program;
 
 #[path = "routes/linker.rs"]
 mod linker;
-#[path = "routes/manners.rs"]
-mod manners;
 #[path = "routes/proc_address.rs"]
 mod proc_address;
 #[path = "routes/processes.rs"]
 mod processes;
+#[path = "routes/unused_library.rs"]
+mod unused_library;
 
-use container::{Container, MIB};
-use node::{Node, role};
+use container::{MIB, TestContainer};
+use node::{TestNode, role};
 use partage_driver_api::exports::DriverVersion;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Fails with the name of the code.
+/// Fails with the call and the name of its error code.
 #[macro_export]
 macro_rules! ok {
     ($call:expr) => {{
@@ -37,7 +37,7 @@ macro_rules! ok {
     }};
 }
 
-/// The program in the container, of every test here.
+/// The program that every test here runs in the container.
 #[test]
 fn client() {
     let Some(role) = role() else { return };
@@ -50,19 +50,19 @@ fn client() {
     }
 }
 
-const CARD: &str = "A100-SXM4-40GB";
+const GPU_MODEL: &str = "A100-SXM4-40GB";
 
-/// What a context takes of that card.
-const CONTEXT: u64 = 414 * MIB;
+/// Bytes that a context takes of the simulated GPU.
+const CONTEXT_BYTES: u64 = 414 * MIB;
 
-/// What a program may have besides its context.
-const ROOM: u64 = 64 * MIB;
+/// Bytes that a program may allocate in addition to its context.
+const FREE_BYTES: u64 = 64 * MIB;
 
-fn node() -> Node {
-    Node::new(CARD, 1, DriverVersion::R550)
+fn node() -> TestNode {
+    TestNode::new(GPU_MODEL, 1, DriverVersion::R550)
 }
 
-/// What `route.c` says of a container with that much memory.
-fn held() -> String {
-    format!("{0} 2 0 {0}", CONTEXT + ROOM)
+/// Returns what `route.c` prints in a container with that much memory.
+fn expected_output() -> String {
+    format!("{0} 2 0 {0}", CONTEXT_BYTES + FREE_BYTES)
 }

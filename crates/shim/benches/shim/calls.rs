@@ -1,24 +1,24 @@
-//! What the shim adds to a call. The bare driver and the shim take turns, a round each, so that what else the machine does
-//! meets both; instructions are counted one by one, and do not depend on that.
+//! What the shim adds to a call. The bare driver and the shim alternate, a round each, so that other load on the
+//! machine affects both; instructions are counted exactly and do not depend on that.
 
-use crate::rig::{Container, Node, Tenant};
+use crate::setup::{BenchContainer, BenchNode, BenchTenant};
 use partage_region::GpuShare;
 use partage_region::arbiter::Arbiter;
 
-const ROUNDS: usize = 31;
+const MEASUREMENT_ROUNDS: usize = 31;
 
 pub fn all() {
     println!("added to a call            bare ns   added ns   instructions   at most ns");
     let memory = GpuShare { memory: 8 << 30, ..GpuShare::default() };
-    let whole = GpuShare { memory: 8 << 30, cores: 100_000, gated: true, ..GpuShare::default() };
+    let whole = GpuShare { memory: 8 << 30, cores: 100_000, waits_for_turns: true, ..GpuShare::default() };
     for (what, call, share, most) in [
         ("alloc + free 1 MiB", "alloc-free", &memory, 150),
         ("launch, memory limit", "launch", &memory, 15),
         ("launch, core limit", "launch", &whole, 40),
         ("cuMemGetInfo", "mem-get-info", &memory, 30),
     ] {
-        let node = Node::new("A100-SXM4-40GB");
-        let container = Container::new(&node, GpuShare { uuid: node.uuid(), ..share.clone() });
+        let node = BenchNode::new("A100-SXM4-40GB");
+        let container = BenchContainer::new(&node, GpuShare { uuid: node.uuid(), ..share.clone() });
         let arbiter = Arbiter::new();
         arbiter.add(container.handle()).unwrap();
         let [bare, held] = [node.dir.libraries(), container.libraries()];
@@ -30,11 +30,11 @@ pub fn all() {
     println!();
 }
 
-fn medians(node: &Node, bare: &std::path::Path, held: &std::path::Path, call: &str) -> (f64, f64) {
-    let mut both = [bare, held].map(|libraries| Tenant::start(node, libraries, &["cost", call]));
-    both.iter_mut().for_each(Tenant::ready);
+fn medians(node: &BenchNode, bare: &std::path::Path, held: &std::path::Path, call: &str) -> (f64, f64) {
+    let mut both = [bare, held].map(|libraries| BenchTenant::start(node, libraries, &["cost", call]));
+    both.iter_mut().for_each(BenchTenant::ready);
     let mut rounds = [const { Vec::new() }; 2];
-    for _ in 0..ROUNDS {
+    for _ in 0..MEASUREMENT_ROUNDS {
         for (tenant, rounds) in both.iter_mut().zip(&mut rounds) {
             tenant.go();
             rounds.push(tenant.line().parse::<f64>().unwrap());
@@ -42,19 +42,19 @@ fn medians(node: &Node, bare: &std::path::Path, held: &std::path::Path, call: &s
     }
     let [bare, held] = rounds.map(|mut rounds| {
         rounds.sort_by(f64::total_cmp);
-        rounds[ROUNDS / 2]
+        rounds[MEASUREMENT_ROUNDS / 2]
     });
     (bare, held)
 }
 
-/// Instructions of a process from when it is ready to its end, with so many calls in between.
-fn count(node: &Node, libraries: &std::path::Path, call: &str, calls: u32) -> i64 {
-    let mut tenant = Tenant::start(node, libraries, &["step", call, &calls.to_string()]);
+/// Counts the instructions of a process from when it is ready to its end, with this many calls in between.
+fn count(node: &BenchNode, libraries: &std::path::Path, call: &str, calls: u32) -> i64 {
+    let mut tenant = BenchTenant::start(node, libraries, &["step", call, &calls.to_string()]);
     tenant.ready();
     let pid = tenant.child.id() as libc::pid_t;
     let mut status = 0;
     let mut stepped = 0;
-    // SAFETY: a child of ours that asked to be traced and stopped itself.
+    // SAFETY: the target is a child of this process that requested to be traced and stopped itself.
     unsafe {
         assert_eq!(libc::waitpid(pid, &mut status, 0), pid);
         while libc::WIFSTOPPED(status) {

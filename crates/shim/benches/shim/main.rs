@@ -1,5 +1,5 @@
-//! What the shim costs and how exactly it keeps shares, against the bare simulated driver in the same run. Run by
-//! `make bench`; `cargo bench -p partage-shim -- shares` runs one part.
+//! What the shim costs and how exact shares are, compared with the bare simulated driver in the same run. Run by `make
+//! bench`; `cargo bench -p partage-shim -- shares` runs one part.
 #![allow(
     unsafe_code,
     clippy::unwrap_used,
@@ -13,7 +13,7 @@ mod calls;
 #[path = "../../../sim-driver/tests/support/driver.rs"]
 mod driver;
 mod memory;
-mod rig;
+mod setup;
 mod shares;
 mod start;
 mod tenant;

@@ -1,24 +1,24 @@
-//! How exactly shares of a GPU's time are kept.
+//! Measures how exact shares of a GPU's time are.
 
-use crate::rig::{Container, Node, Tenant};
+use crate::setup::{BenchContainer, BenchNode, BenchTenant};
 use partage_region::arbiter::Arbiter;
 use partage_region::{GpuShare, RegionOwner};
 use std::time::{Duration, Instant};
 
 const A100: &str = "A100-SXM4-40GB";
 const H100: &str = "H100-SXM5-80GB";
-const MIXED: &str = "20,100,500,2000,5000,20000";
+const MIXED_KERNELS_US: &str = "20,100,500,2000,5000,20000";
 
 pub fn all() {
     println!("shares of a GPU's time, tenants that saturate          asked %   1st second   10 seconds");
     for cores in [10, 30, 50, 90] {
-        row(A100, &[cores], MIXED);
+        row(A100, &[cores], MIXED_KERNELS_US);
     }
-    row(A100, &[30, 70], MIXED);
-    row(A100, &[10, 20, 70], MIXED);
+    row(A100, &[30, 70], MIXED_KERNELS_US);
+    row(A100, &[10, 20, 70], MIXED_KERNELS_US);
     row(A100, &[30, 70], "200");
-    row("T4", &[30, 70], MIXED);
-    row(H100, &[30, 70], MIXED);
+    row("T4", &[30, 70], MIXED_KERNELS_US);
+    row(H100, &[30, 70], MIXED_KERNELS_US);
     println!();
     println!("the same two at once, without a limit: {:.2} % of the GPU", unlimited());
     change();
@@ -26,19 +26,20 @@ pub fn all() {
     println!();
 }
 
-/// How much of the GPU two tenants use together where nobody limits them.
+/// Returns how much of the GPU two tenants use together without limits.
 fn unlimited() -> f64 {
-    let node = Node::new(A100);
-    let container = Container::new(&node, GpuShare { uuid: node.uuid(), ..GpuShare::default() });
-    let mut tenants: Vec<Tenant> =
-        (0..2).map(|_| Tenant::start(&node, &container.libraries(), &["saturate", MIXED])).collect();
-    tenants.iter_mut().for_each(Tenant::ready);
-    tenants.iter_mut().for_each(Tenant::go);
+    let node = BenchNode::new(A100);
+    let container = BenchContainer::new(&node, GpuShare { uuid: node.uuid(), ..GpuShare::default() });
+    let mut tenants: Vec<BenchTenant> = (0..2)
+        .map(|_| BenchTenant::start(&node, &container.libraries(), &["saturate", MIXED_KERNELS_US]))
+        .collect();
+    tenants.iter_mut().for_each(BenchTenant::ready);
+    tenants.iter_mut().for_each(BenchTenant::go);
     gained(&node, &tenants, 5000).iter().sum()
 }
 
-/// Percent that each tenant gets in the next so many milliseconds.
-fn gained(node: &Node, tenants: &[Tenant], milliseconds: u64) -> Vec<f64> {
+/// Returns the percentage that each tenant gets in the next milliseconds.
+fn gained(node: &BenchNode, tenants: &[BenchTenant], milliseconds: u64) -> Vec<f64> {
     let served = || -> Vec<u64> { tenants.iter().map(|tenant| node.served(tenant.pid())).collect() };
     let (before, began) = (served(), Instant::now());
     std::thread::sleep(Duration::from_millis(milliseconds));
@@ -48,11 +49,11 @@ fn gained(node: &Node, tenants: &[Tenant], milliseconds: u64) -> Vec<f64> {
 
 /// A share that changes while the program runs.
 fn change() {
-    let node = Node::new(A100);
-    let container = Container::new(&node, hard(&node, 80));
+    let node = BenchNode::new(A100);
+    let container = BenchContainer::new(&node, hard(&node, 80));
     let arbiter = Arbiter::new();
     arbiter.add(container.handle()).unwrap();
-    let mut tenants = [Tenant::start(&node, &container.libraries(), &["saturate", "200"])];
+    let mut tenants = [BenchTenant::start(&node, &container.libraries(), &["saturate", "200"])];
     tenants[0].ready();
     tenants[0].go();
     std::thread::sleep(Duration::from_secs(2));
@@ -64,18 +65,18 @@ fn change() {
     }
 }
 
-/// One that lent its time wants it back.
+/// A container that lent its time wants it back.
 fn come_back() {
-    let node = Node::new(A100);
-    let borrower = Container::new(&node, GpuShare { ceiling: 100_000, ..hard(&node, 20) });
-    let owner = Container::new(&node, hard(&node, 80));
+    let node = BenchNode::new(A100);
+    let borrower = BenchContainer::new(&node, GpuShare { ceiling: 100_000, ..hard(&node, 20) });
+    let owner = BenchContainer::new(&node, hard(&node, 80));
     let arbiter = Arbiter::new();
     arbiter.add(borrower.handle()).unwrap();
     arbiter.add(owner.handle()).unwrap();
-    let mut busy = Tenant::start(&node, &borrower.libraries(), &["saturate", MIXED]);
+    let mut busy = BenchTenant::start(&node, &borrower.libraries(), &["saturate", MIXED_KERNELS_US]);
     busy.ready();
     busy.go();
-    let mut back = Tenant::start(&node, &owner.libraries(), &["now-and-then", "500"]);
+    let mut back = BenchTenant::start(&node, &owner.libraries(), &["now-and-then", "500"]);
     back.ready();
     back.go();
     let mut waits: Vec<f64> = (0..20).map(|_| back.line().parse().unwrap()).collect();
@@ -86,30 +87,30 @@ fn come_back() {
     );
 }
 
-fn hard(node: &Node, cores: u32) -> GpuShare {
+fn hard(node: &BenchNode, cores: u32) -> GpuShare {
     GpuShare {
         uuid: node.uuid(),
         cores: cores * 1_000,
         ceiling: cores * 1_000,
-        gated: true,
+        waits_for_turns: true,
         ..GpuShare::default()
     }
 }
 
 fn row(card: &str, shares: &[u32], lengths: &str) {
-    let node = Node::new(card);
-    let containers: Vec<Container> =
-        shares.iter().map(|&cores| Container::new(&node, hard(&node, cores))).collect();
+    let node = BenchNode::new(card);
+    let containers: Vec<BenchContainer> =
+        shares.iter().map(|&cores| BenchContainer::new(&node, hard(&node, cores))).collect();
     let arbiter = Arbiter::new();
     for container in &containers {
         arbiter.add(container.handle()).unwrap();
     }
-    let mut tenants: Vec<Tenant> = containers
+    let mut tenants: Vec<BenchTenant> = containers
         .iter()
-        .map(|container| Tenant::start(&node, &container.libraries(), &["saturate", lengths]))
+        .map(|container| BenchTenant::start(&node, &container.libraries(), &["saturate", lengths]))
         .collect();
-    tenants.iter_mut().for_each(Tenant::ready);
-    tenants.iter_mut().for_each(Tenant::go);
+    tenants.iter_mut().for_each(BenchTenant::ready);
+    tenants.iter_mut().for_each(BenchTenant::go);
     let began = Instant::now();
     let parts = |seconds: u64| -> Vec<f64> {
         std::thread::sleep(Duration::from_secs(seconds).saturating_sub(began.elapsed()));

@@ -1,14 +1,14 @@
-//! What starting costs: from nothing to the first answer that knows the limit.
+//! Measures starting: from nothing to the first answer that depends on the limit.
 
-use crate::rig::{Container, Node, Tenant};
+use crate::setup::{BenchContainer, BenchNode, BenchTenant};
 use partage_region::GpuShare;
 use std::path::Path;
 
 pub fn all() {
     println!("start: open, cuInit, cuDeviceTotalMem    bare ms   with the shim ms   added at most ms");
-    let node = Node::new("A100-SXM4-40GB");
+    let node = BenchNode::new("A100-SXM4-40GB");
     let share = GpuShare { uuid: node.uuid(), memory: 8 << 30, ..GpuShare::default() };
-    let container = Container::new(&node, share);
+    let container = BenchContainer::new(&node, share);
     let [bare, held] = [node.dir.libraries(), container.libraries()];
     let mut alone = [const { Vec::new() }; 2];
     for _ in 0..31 {
@@ -23,11 +23,12 @@ pub fn all() {
     println!();
 }
 
-/// Milliseconds of processor time that each of so many processes took, all let go at once.
-fn together(node: &Node, libraries: &Path, count: usize) -> Vec<f64> {
-    let mut tenants: Vec<Tenant> = (0..count).map(|_| Tenant::start(node, libraries, &["start"])).collect();
-    tenants.iter_mut().for_each(Tenant::ready);
-    tenants.iter_mut().for_each(Tenant::go);
+/// Returns the milliseconds of CPU time that each of `count` processes took, all started at once.
+fn together(node: &BenchNode, libraries: &Path, count: usize) -> Vec<f64> {
+    let mut tenants: Vec<BenchTenant> =
+        (0..count).map(|_| BenchTenant::start(node, libraries, &["start"])).collect();
+    tenants.iter_mut().for_each(BenchTenant::ready);
+    tenants.iter_mut().for_each(BenchTenant::go);
     tenants.iter_mut().map(|tenant| tenant.line().parse().unwrap()).collect()
 }
 

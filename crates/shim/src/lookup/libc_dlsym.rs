@@ -8,67 +8,67 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Looks a symbol up as the C library does.
+/// Looks up a symbol with the C library's own `dlsym`.
 pub(crate) fn libc_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
     let address = address();
     if address.is_null() {
         return address;
     }
-    // SAFETY: it is the C library's dlsym.
+    // SAFETY: the address is that of the C library's `dlsym`, which has this type.
     let dlsym = unsafe {
         std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void>(
             address,
         )
     };
-    // SAFETY: a handle of the dynamic linker's and a text that ends in zero.
+    // SAFETY: the handle is one of the dynamic linker, and the name is a C string.
     unsafe { dlsym(handle, name.as_ptr()) }
 }
 
-/// The address of the C library's `dlsym`, searched for once; null if it has none.
+/// Returns the address of the C library's `dlsym`, which is searched for once; null if there is none.
 fn address() -> *mut c_void {
-    static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-    let known = FOUND.load(Ordering::Acquire);
+    static ADDRESS: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    let known = ADDRESS.load(Ordering::Acquire);
     if !known.is_null() {
         return known;
     }
-    let mut search = Search { name: c"dlsym", address: std::ptr::null_mut() };
-    // SAFETY: the callback has the type that it takes, and the data outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut search).cast()) };
-    FOUND.store(search.address, Ordering::Release);
+    let mut search = SymbolSearch { name: c"dlsym", address: std::ptr::null_mut() };
+    // SAFETY: the callback has the expected type, and `search` outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit_object), (&raw mut search).cast()) };
+    ADDRESS.store(search.address, Ordering::Release);
     search.address
 }
 
-struct Search {
+struct SymbolSearch {
     name: &'static CStr,
     address: *mut c_void,
 }
 
-/// Files that may define it: glibc's (from 2.34 in libc itself, before in libdl), musl's.
+/// Returns whether a file may define `dlsym`: glibc's (libc itself from 2.34 on, libdl before) or musl's.
 fn is_c_library(path: &[u8]) -> bool {
     let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
     [&b"libc.so.6"[..], b"libdl.so.2", b"ld-musl-", b"libc.musl-"].iter().any(|known| name.starts_with(known))
 }
 
-unsafe extern "C" fn look(object: *mut libc::dl_phdr_info, _size: usize, data: *mut c_void) -> c_int {
-    // SAFETY: what `address` gave, for the time of the call.
-    let search = unsafe { &mut *data.cast::<Search>() };
-    // SAFETY: the linker's, for the time of the call.
+unsafe extern "C" fn visit_object(object: *mut libc::dl_phdr_info, _size: usize, data: *mut c_void) -> c_int {
+    // SAFETY: `data` is the `search` of `address`, which is borrowed by nothing else during the call.
+    let search = unsafe { &mut *data.cast::<SymbolSearch>() };
+    // SAFETY: the dynamic linker passes a valid structure for the duration of the call.
     let object = unsafe { &*object };
     if object.dlpi_name.is_null() {
         return 0;
     }
-    // SAFETY: a text that ends in zero.
+    // SAFETY: the dynamic linker's name of an object is a C string, and it is not null.
     let path = unsafe { CStr::from_ptr(object.dlpi_name) };
     if !is_c_library(path.to_bytes()) {
         return 0;
     }
-    // SAFETY: the headers of a loaded object.
+    // SAFETY: the linker passes the address and the number of the object's program headers.
     let headers = unsafe { std::slice::from_raw_parts(object.dlpi_phdr, usize::from(object.dlpi_phnum)) };
     let Some(dynamic) = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC) else { return 0 };
     let base = object.dlpi_addr as usize;
-    // SAFETY: a C library that the linker has loaded: its tables are whole.
-    let tables = unsafe { Tables::read(base, base + dynamic.p_vaddr as usize) };
-    // SAFETY: likewise.
+    // SAFETY: the dynamic linker has loaded this C library, so its dynamic section is complete.
+    let tables = unsafe { SymbolTables::read(base, base + dynamic.p_vaddr as usize) };
+    // SAFETY: the tables were just read from a loaded object.
     let found = tables.and_then(|tables| unsafe { tables.find(search.name) });
     match found {
         Some(address) => {
@@ -79,8 +79,8 @@ unsafe extern "C" fn look(object: *mut libc::dl_phdr_info, _size: usize, data: *
     }
 }
 
-/// The tables of a loaded object, as addresses.
-struct Tables {
+/// Addresses of the symbol tables of a loaded object.
+struct SymbolTables {
     base: usize,
     symbols: usize,
     strings: usize,
@@ -91,26 +91,28 @@ const DT_STRTAB: usize = 5;
 const DT_SYMTAB: usize = 6;
 const DT_GNU_HASH: usize = 0x6fff_fef5;
 
-/// Reads a value of the object's.
+/// Reads a value from the object's memory.
 ///
 /// # Safety
 ///
-/// The address is one of the object's tables.
+/// The address must lie in one of the object's tables, with space for a `T`.
 unsafe fn read<T: Copy>(address: usize) -> T {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by this function's safety contract.
     unsafe { std::ptr::with_exposed_provenance::<T>(address).read_unaligned() }
 }
 
-impl Tables {
+impl SymbolTables {
+    /// Reads the addresses of the tables from the dynamic section; `None` if one is missing.
+    ///
     /// # Safety
     ///
-    /// A loaded object's base and dynamic section.
+    /// The arguments must be a loaded object's base address and the address of its dynamic section.
     unsafe fn read(base: usize, dynamic: usize) -> Option<Self> {
         let mut tables = Self { base, symbols: 0, strings: 0, hash: 0 };
         for at in (dynamic..).step_by(16) {
-            // SAFETY: the dynamic section ends in a zero tag.
+            // SAFETY: the dynamic section ends with a zero tag, at which the loop ends.
             let [tag, value] = unsafe { read::<[usize; 2]>(at) };
-            // glibc has added the base, musl has not.
+            // glibc has relocated the addresses, musl has not.
             let address = if value < base { base.wrapping_add(value) } else { value };
             match tag {
                 0 => break,
@@ -123,34 +125,36 @@ impl Tables {
         (tables.symbols != 0 && tables.strings != 0 && tables.hash != 0).then_some(tables)
     }
 
+    /// Returns the address of a symbol that the object defines, by its GNU hash table.
+    ///
     /// # Safety
     ///
-    /// The tables are those of a loaded object.
+    /// The tables must be those of a loaded object.
     unsafe fn find(&self, name: &CStr) -> Option<usize> {
         let wanted = name
             .to_bytes()
             .iter()
             .fold(5381_u32, |hash, &byte| hash.wrapping_mul(33).wrapping_add(u32::from(byte)));
-        // SAFETY: the head of the hash table.
+        // SAFETY: the hash table begins with four words.
         let [buckets, first, filter_words, _] = unsafe { read::<[u32; 4]>(self.hash) };
         let start = self.hash + 16 + filter_words as usize * 8;
         let chains = start + buckets as usize * 4;
-        // SAFETY: a bucket of the hash table.
+        // SAFETY: the bucket is one of the table's.
         let mut index = unsafe { read::<u32>(start + (wanted.checked_rem(buckets)? as usize) * 4) };
         if index < first {
             return None;
         }
         loop {
-            // SAFETY: a chain of the hash table.
+            // SAFETY: the index is in a chain of the hash table, whose end is marked.
             let hash = unsafe { read::<u32>(chains + (index - first) as usize * 4) };
             if hash | 1 == wanted | 1 {
                 let symbol = self.symbols + index as usize * 24;
-                // SAFETY: a symbol of the table.
+                // SAFETY: the index is that of a symbol in the table.
                 let text = unsafe { read::<u32>(symbol) };
                 let text = std::ptr::with_exposed_provenance(self.strings + text as usize);
-                // SAFETY: the symbol's name.
+                // SAFETY: the string table holds the symbol's name, with a terminating zero.
                 let text = unsafe { CStr::from_ptr(text) };
-                // SAFETY: the symbol's value.
+                // SAFETY: the symbol's value is at offset 8 of its entry.
                 let value = unsafe { read::<usize>(symbol + 8) };
                 if text == name && value != 0 {
                     return Some(self.base + value);
@@ -169,9 +173,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_the_one_that_programs_use() {
+    fn libc_dlsym_is_the_one_that_programs_use() {
         assert_eq!(address().addr(), libc::dlsym as *const () as usize);
-        // SAFETY: a name that every C library has.
+        // SAFETY: every C library exports this name.
         assert!(!libc_dlsym(libc::RTLD_DEFAULT, c"malloc").is_null());
         assert!(libc_dlsym(libc::RTLD_DEFAULT, c"no such thing").is_null());
     }

@@ -1,29 +1,29 @@
 //! Allocations by their address or handle.
 
-use super::locked;
+use super::lock;
 use partage_driver_api::cuda::CUdeviceptr;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Mutex, MutexGuard};
 
-/// What is counted for an allocation.
+/// The amount that is counted for an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Held {
-    /// Which GPU; there are at most sixteen.
+pub(super) struct HeldMemory {
+    /// Index of the GPU; there are at most 16.
     gpu: u8,
-    /// Bytes taken from the container's account for it alone.
+    /// Bytes reserved in the container's account for this allocation alone.
     pub(super) bytes: u64,
-    /// The pool it is a piece of, which is counted as a whole; zero for none.
+    /// The pool that it belongs to, which is counted as a whole; zero for none.
     pub(super) pool: u64,
 }
 
-impl Held {
+impl HeldMemory {
     #[inline]
     pub(super) fn new(gpu: usize, bytes: u64) -> Self {
         Self { gpu: gpu as u8, bytes, pool: 0 }
     }
 
-    /// A piece of a pool.
+    /// Returns the record of a pool's piece.
     pub(super) fn of_pool(gpu: usize, pool: u64) -> Self {
         Self { gpu: gpu as u8, bytes: 0, pool }
     }
@@ -34,11 +34,11 @@ impl Held {
     }
 }
 
-/// Addresses are spread well by one multiplication; nobody gains by making them collide.
+/// A hasher for addresses: one multiplication spreads them well, and no program gains by making them collide.
 #[derive(Default)]
-pub(super) struct Spread(u64);
+pub(super) struct MultiplyHasher(u64);
 
-impl Hasher for Spread {
+impl Hasher for MultiplyHasher {
     #[inline]
     fn finish(&self) -> u64 {
         self.0
@@ -54,7 +54,7 @@ impl Hasher for Spread {
     #[inline]
     fn write_u64(&mut self, number: u64) {
         let spread = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        // Tables look at the lowest and the highest bits.
+        // Hash tables use the lowest and the highest bits.
         self.0 = spread ^ spread >> 32;
     }
 
@@ -64,41 +64,42 @@ impl Hasher for Spread {
     }
 }
 
-/// A table by number.
-pub(super) type Table<T> = HashMap<u64, T, BuildHasherDefault<Spread>>;
+/// A hash map by address or handle.
+pub(super) type HandleMap<T> = HashMap<u64, T, BuildHasherDefault<MultiplyHasher>>;
 
-const SHARDS: usize = 16;
+const SHARD_COUNT: usize = 16;
 
-/// A part of the addresses, on a line of its own.
+/// A part of the addresses, on a cache line of its own.
 #[derive(Default)]
 #[repr(align(64))]
-struct Shard(Mutex<Table<Held>>);
+struct AllocationShard(Mutex<HandleMap<HeldMemory>>);
 
-/// Allocations by address. Threads rarely meet: an address tells which part it is in.
+/// Allocations by address. Threads rarely contend: the address determines the shard.
 #[derive(Default)]
 pub(super) struct Allocations {
-    shards: [Shard; SHARDS],
+    shards: [AllocationShard; SHARD_COUNT],
 }
 
 impl Allocations {
     #[inline]
-    fn shard(&self, pointer: CUdeviceptr) -> MutexGuard<'_, Table<Held>> {
-        let index = (pointer >> 21 ^ pointer >> 12) as usize % SHARDS;
-        locked(&self.shards[index].0)
+    fn shard(&self, pointer: CUdeviceptr) -> MutexGuard<'_, HandleMap<HeldMemory>> {
+        let index = (pointer >> 21 ^ pointer >> 12) as usize % SHARD_COUNT;
+        lock(&self.shards[index].0)
     }
 
     #[inline]
-    pub(super) fn insert(&self, pointer: CUdeviceptr, held: Held) -> Option<Held> {
+    pub(super) fn insert(&self, pointer: CUdeviceptr, held: HeldMemory) -> Option<HeldMemory> {
         self.shard(pointer).insert(pointer, held)
     }
 
     #[inline]
-    pub(super) fn remove(&self, pointer: CUdeviceptr) -> Option<Held> {
+    pub(super) fn remove(&self, pointer: CUdeviceptr) -> Option<HeldMemory> {
         self.shard(pointer).remove(&pointer)
     }
 
-    /// Removes it if it is gone; nobody notes another one there while that is asked.
-    pub(super) fn remove_if(&self, pointer: CUdeviceptr, gone: impl FnOnce() -> bool) -> Option<Held> {
+    /// Removes the record if the allocation is gone. The shard is locked meanwhile, so no other thread records one
+    /// there.
+    pub(super) fn remove_if(&self, pointer: CUdeviceptr, gone: impl FnOnce() -> bool) -> Option<HeldMemory> {
         let mut shard = self.shard(pointer);
         if shard.contains_key(&pointer) && gone() { shard.remove(&pointer) } else { None }
     }
@@ -107,10 +108,10 @@ impl Allocations {
         self.shard(pointer).contains_key(&pointer)
     }
 
-    /// All addresses on a GPU.
-    pub(super) fn on(&self, gpu: usize) -> Vec<CUdeviceptr> {
+    /// Returns all addresses on a GPU.
+    pub(super) fn on_gpu(&self, gpu: usize) -> Vec<CUdeviceptr> {
         let all = self.shards.iter().flat_map(|shard| {
-            let shard = locked(&shard.0);
+            let shard = lock(&shard.0);
             let own = shard.iter().filter(|(_, held)| held.gpu() == gpu).map(|(&pointer, _)| pointer);
             own.collect::<Vec<_>>()
         });
@@ -123,12 +124,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_again_is_not_removed() {
+    fn reallocated_address_is_not_removed() {
         let all = Allocations::default();
-        let (old, new) = (Held::new(0, 2), Held::new(0, 4));
+        let (old, new) = (HeldMemory::new(0, 2), HeldMemory::new(0, 4));
         all.insert(7, old);
-        assert_eq!(all.on(0), [7]);
-        // Listed, and gone; but before it is removed the address is somebody's again.
+        assert_eq!(all.on_gpu(0), [7]);
+        // Listed, and gone; but before the removal the address is allocated again.
         assert_eq!(all.insert(7, new), Some(old));
         assert_eq!(all.remove_if(7, || false), None);
         assert_eq!(all.remove_if(7, || true), Some(new));

@@ -1,12 +1,13 @@
 //! Memory that graphs allocate and free themselves.
 //!
-//! The driver keeps it for all graphs of a device together, takes it when an executable graph first needs it, and gives it
-//! back when it is told to. What it has reserved is what counts. A process without such nodes pays one load per launch.
+//! The driver keeps it per device, for all graphs together. It takes it when an executable graph first needs it, and
+//! returns it when it is trimmed. What it has reserved is what is counted. A process without such nodes pays one load
+//! per launch.
 #![allow(unsafe_code)]
 
-use super::allocations::Table;
-use super::{BLOCK, Reserved, checked, code, granted, locked, of_device};
-use crate::driver::cuda as real;
+use super::allocations::HandleMap;
+use super::{BLOCK_BYTES, Reservation, checked, code, gpu_of_device, lock, with_grant};
+use crate::driver::cuda as driver;
 use crate::hook::hooks;
 use crate::process::{self, Process};
 use partage_driver_api::cuda::*;
@@ -14,100 +15,102 @@ use partage_region::MAX_GPUS;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, TryLockError};
 
-/// What the graphs of this process have.
+/// Memory of the graphs of this process.
 #[derive(Default)]
-pub(super) struct Graphs {
-    /// Whether any graph ever allocated.
+pub(super) struct GraphMemory {
+    /// Whether any graph has ever allocated.
     any: AtomicBool,
-    execs: Mutex<Table<Exec>>,
-    /// By GPU. Held while the driver takes memory for a graph: whose growth it is must be known.
-    devices: Mutex<[Device; MAX_GPUS]>,
+    execs: Mutex<HandleMap<ExecutableGraph>>,
+    /// Charges by GPU. Locked while the driver takes memory for a graph, so that the growth can be attributed.
+    devices: Mutex<[GraphDevice; MAX_GPUS]>,
 }
 
 /// An executable graph that allocates.
 #[derive(Clone)]
-struct Exec {
-    needs: Vec<Need>,
-    /// It has what it needs.
+struct ExecutableGraph {
+    needs: Vec<GraphMemoryNeed>,
+    /// Whether its memory has been reserved.
     provided: bool,
 }
 
-/// What a graph may need of a device at most.
+/// Upper bound of what a graph needs of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Need {
+struct GraphMemoryNeed {
     device: CUdevice,
     bytes: u64,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Device {
+struct GraphDevice {
     number: CUdevice,
-    /// What is taken from the container's account.
+    /// Bytes reserved in the container's account.
     charged: u64,
 }
 
-/// A number that the driver knows of a device's graphs.
+/// Reads a memory attribute of a device's graphs.
 fn attribute(device: CUdevice, attribute: CUgraphMem_attribute) -> Option<u64> {
     let mut value = 0u64;
-    // SAFETY: a number of the size that these attributes have.
-    let answer = unsafe { real::cuDeviceGetGraphMemAttribute(device, attribute, (&raw mut value).cast()) };
+    // SAFETY: the pointer is to a local `u64`, which is the type of these attributes.
+    let answer = unsafe { driver::cuDeviceGetGraphMemAttribute(device, attribute, (&raw mut value).cast()) };
     (answer == CUDA_SUCCESS).then_some(value)
 }
 
-/// The nodes of a graph.
+/// Returns the nodes of a graph.
 fn nodes(graph: CUgraph) -> Vec<CUgraphNode> {
     let mut count = 0;
-    // SAFETY: the program's graph, and a number to fill in.
-    if unsafe { real::cuGraphGetNodes(graph, std::ptr::null_mut(), &mut count) } != CUDA_SUCCESS {
+    // SAFETY: the graph is the application's, and the pointer is to a local variable.
+    if unsafe { driver::cuGraphGetNodes(graph, std::ptr::null_mut(), &mut count) } != CUDA_SUCCESS {
         return Vec::new();
     }
     let mut nodes = vec![std::ptr::null_mut(); count];
-    // SAFETY: likewise, with room for as many.
-    unsafe { real::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count) };
+    // SAFETY: the graph is the application's, and `nodes` has room for `count` handles.
+    unsafe { driver::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count) };
     nodes.truncate(count);
     nodes
 }
 
-/// What the nodes of a graph allocate, and those of the graphs in it: all of it at once, as if nothing were freed between.
-fn needs(graph: CUgraph, depth: u32, all: &mut Vec<Need>) {
-    /// Graphs in graphs in graphs: nobody goes deeper, and a circle would go on for ever.
-    const DEEPEST: u32 = 64;
-    if depth > DEEPEST {
+/// Adds what the nodes of a graph allocate, including those of child graphs: all at once, as if nothing were freed
+/// between.
+fn collect_needs(graph: CUgraph, depth: u32, all: &mut Vec<GraphMemoryNeed>) {
+    /// Bound of the nesting of graphs: programs do not nest deeper, and a cycle would never end.
+    const MAX_DEPTH: u32 = 64;
+    if depth > MAX_DEPTH {
         return;
     }
     for node in nodes(graph) {
         let mut kind = CU_GRAPH_NODE_TYPE_EMPTY;
-        // SAFETY: a node of the graph, and a number to fill in.
-        unsafe { real::cuGraphNodeGetType(node, &mut kind) };
+        // SAFETY: the node belongs to the graph, and the pointer is to a local variable.
+        unsafe { driver::cuGraphNodeGetType(node, &mut kind) };
         if kind == CU_GRAPH_NODE_TYPE_GRAPH {
             let mut child = std::ptr::null_mut();
-            // SAFETY: a node of the graph that is a graph, and a handle to fill in.
-            if unsafe { real::cuGraphChildGraphNodeGetGraph(node, &mut child) } == CUDA_SUCCESS {
-                needs(child, depth + 1, all);
+            // SAFETY: the node is a child graph, and the pointer is to a local variable.
+            if unsafe { driver::cuGraphChildGraphNodeGetGraph(node, &mut child) } == CUDA_SUCCESS {
+                collect_needs(child, depth + 1, all);
             }
         }
         if kind == CU_GRAPH_NODE_TYPE_MEM_ALLOC {
             let mut params = CUDA_MEM_ALLOC_NODE_PARAMS::default();
-            // SAFETY: a node of the graph that allocates, and a struct to fill in.
-            if unsafe { real::cuGraphMemAllocNodeGetParams(node, &mut params) } == CUDA_SUCCESS {
-                let bytes = (params.bytesize as u64).checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX);
+            // SAFETY: the node is an allocation, and the pointer is to a local structure.
+            if unsafe { driver::cuGraphMemAllocNodeGetParams(node, &mut params) } == CUDA_SUCCESS {
+                let bytes =
+                    (params.bytesize as u64).checked_next_multiple_of(BLOCK_BYTES).unwrap_or(u64::MAX);
                 let device = params.poolProps.location.id;
                 match all.iter_mut().find(|need| need.device == device) {
                     Some(need) => need.bytes = need.bytes.saturating_add(bytes),
-                    None => all.push(Need { device, bytes }),
+                    None => all.push(GraphMemoryNeed { device, bytes }),
                 }
             }
         }
     }
 }
 
-impl Graphs {
-    /// A graph with memory of its own was made.
-    pub(super) fn has_memory(&self) {
+impl GraphMemory {
+    /// Records that a graph with memory of its own was created.
+    pub(super) fn note_allocating_graph(&self) {
         self.any.store(true, Relaxed);
     }
 
-    /// Gives back what the driver took from graphs.
+    /// Releases what the driver has returned from graphs.
     pub(super) fn refresh(&self, process: &Process, gpu: usize) {
         if !self.any.load(Relaxed) {
             return;
@@ -115,34 +118,34 @@ impl Graphs {
         let mut devices = match self.devices.try_lock() {
             Ok(devices) => devices,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Whoever launches there looks itself.
+            // The thread that launches there refreshes it itself.
             Err(TryLockError::WouldBlock) => return,
         };
         if let Some(own) = devices.get_mut(gpu).filter(|own| own.charged > 0) {
-            settle(process, gpu, own, 0);
+            settle_charge(process, gpu, own, 0);
         }
     }
 
-    /// Takes memory for what is needed, does the driver's call, and keeps what it has taken.
-    fn providing(
+    /// Reserves memory for the needs, makes the driver's call, and keeps what the driver has taken.
+    fn with_memory(
         &self,
         process: &Process,
-        needs: &[Need],
+        needs: &[GraphMemoryNeed],
         call: impl FnOnce() -> CUresult,
     ) -> Result<(), CUresult> {
-        let mut devices = locked(&self.devices);
+        let mut devices = lock(&self.devices);
         let mut taken = [0u64; MAX_GPUS];
         let mut refused = Ok(());
         for need in needs {
             refused = refused.and_then(|()| {
-                let gpu = of_device(process, need.device)?;
+                let gpu = gpu_of_device(process, need.device)?;
                 let own = devices.get_mut(gpu).ok_or(CUDA_ERROR_NOT_PERMITTED)?;
                 own.number = need.device;
-                settle(process, gpu, own, 0);
-                // What graphs have and do not use serves first.
+                settle_charge(process, gpu, own, 0);
+                // Memory that graphs have and do not use is used first.
                 let used = attribute(need.device, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT).unwrap_or(own.charged);
                 let more = used.saturating_add(need.bytes).saturating_sub(own.charged);
-                Reserved::take(process, gpu, more)?.keep();
+                Reservation::take(process, gpu, more)?.keep();
                 taken[gpu] = more;
                 Ok(())
             });
@@ -153,15 +156,15 @@ impl Graphs {
         };
         for ((gpu, own), taken) in devices.iter_mut().enumerate().zip(taken) {
             if taken > 0 || own.charged > 0 {
-                settle(process, gpu, own, taken);
+                settle_charge(process, gpu, own, taken);
             }
         }
         checked(answer)
     }
 }
 
-/// Sets what a device's graphs are charged to what they have, out of what was taken before.
-fn settle(process: &Process, gpu: usize, own: &mut Device, taken: u64) {
+/// Sets the charge of a device's graphs to what they have, out of what was reserved before.
+fn settle_charge(process: &Process, gpu: usize, own: &mut GraphDevice, taken: u64) {
     let have = own.charged.saturating_add(taken);
     let reserved = attribute(own.number, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT).unwrap_or(have);
     if reserved < have {
@@ -170,38 +173,38 @@ fn settle(process: &Process, gpu: usize, own: &mut Device, taken: u64) {
     own.charged = reserved.min(have);
 }
 
-/// Whether any graph of this process ever allocated.
+/// Returns whether any graph of this process has ever allocated.
 #[inline]
-pub(crate) fn any() -> bool {
+pub(crate) fn any_allocates() -> bool {
     process::attached().is_some_and(|process| process.memory.graphs.any.load(Relaxed))
 }
 
-/// Launches an executable graph, with the driver's call: what it allocates is taken before.
+/// Launches an executable graph, with the driver's call: what it allocates is reserved before.
 #[inline]
-pub(crate) fn launched(exec: CUgraphExec, call: impl FnOnce() -> CUresult) -> CUresult {
-    match process::attached().filter(|_| any()) {
-        Some(process) => launch(process, exec, call),
+pub(crate) fn launch_graph(exec: CUgraphExec, call: impl FnOnce() -> CUresult) -> CUresult {
+    match process::attached().filter(|_| any_allocates()) {
+        Some(process) => launch_allocating(process, exec, call),
         None => call(),
     }
 }
 
 #[cold]
-fn launch(process: &Process, exec: CUgraphExec, call: impl FnOnce() -> CUresult) -> CUresult {
+fn launch_allocating(process: &Process, exec: CUgraphExec, call: impl FnOnce() -> CUresult) -> CUresult {
     let graphs = &process.memory.graphs;
     let at = exec.addr() as u64;
-    let needs = locked(&graphs.execs).get(&at).filter(|own| !own.provided).map(|own| own.needs.clone());
+    let needs = lock(&graphs.execs).get(&at).filter(|own| !own.provided).map(|own| own.needs.clone());
     let Some(needs) = needs else { return call() };
-    process.memory.later.look(process);
-    let done = graphs.providing(process, &needs, call);
+    process.memory.pending_frees.release_finished(process);
+    let done = graphs.with_memory(process, &needs, call);
     if done.is_ok()
-        && let Some(own) = locked(&graphs.execs).get_mut(&at)
+        && let Some(own) = lock(&graphs.execs).get_mut(&at)
     {
         own.provided = true;
     }
     code(done)
 }
 
-/// Makes a graph executable, with the driver's call.
+/// Instantiates a graph, with the driver's call.
 fn instantiate(
     graph: CUgraph,
     exec: *mut CUgraphExec,
@@ -211,42 +214,44 @@ fn instantiate(
     let process = process::attached().filter(|process| process.memory.graphs.any.load(Relaxed));
     let Some(process) = process.filter(|_| !exec.is_null()) else { return call() };
     let mut all = Vec::new();
-    needs(graph, 0, &mut all);
+    collect_needs(graph, 0, &mut all);
     if all.is_empty() {
         return call();
     }
     let graphs = &process.memory.graphs;
-    let done = if uploads { graphs.providing(process, &all, call) } else { checked(call()) };
+    let done = if uploads { graphs.with_memory(process, &all, call) } else { checked(call()) };
     if done.is_ok() {
-        // SAFETY: not null, and the driver has just written there.
+        // SAFETY: not null, and the call succeeded, so the driver has written a handle there.
         let made = unsafe { *exec }.addr() as u64;
-        locked(&graphs.execs).insert(made, Exec { needs: all, provided: uploads });
+        lock(&graphs.execs).insert(made, ExecutableGraph { needs: all, provided: uploads });
     }
     code(done)
 }
 
-/// A node was added, with the driver's call.
-fn added(answer: CUresult, allocates: bool) -> CUresult {
+/// Records that a node was added, by the driver's call.
+fn note_node_added(answer: CUresult, allocates: bool) -> CUresult {
     if answer == CUDA_SUCCESS
         && allocates
         && let Some(process) = process::attached()
     {
-        process.memory.graphs.has_memory();
+        process.memory.graphs.note_allocating_graph();
     }
     answer
 }
 
+/// Returns whether the parameters are those of a node that allocates memory; false for null.
+///
 /// # Safety
 ///
-/// Null, or the program's.
+/// `params` must be null, or a structure that the application passed.
 unsafe fn allocates(params: *const CUgraphNodeParams) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by this function's safety contract.
     unsafe { params.as_ref() }.is_some_and(|params| params.type_ == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
 }
 
-/// Whether the end of a graph has to be looked at.
-fn destroy_matters() -> bool {
-    any() || crate::throttle::needed()
+/// Returns whether the destruction of a graph needs the hook.
+fn needs_destroy_hook() -> bool {
+    any_allocates() || crate::throttle::needed()
 }
 
 hooks! { cuda;
@@ -257,9 +262,9 @@ hooks! { cuda;
         num_dependencies: usize,
         node_params: *mut CUDA_MEM_ALLOC_NODE_PARAMS,
     ) |next, _variant| {
-        granted(
-            // SAFETY: the program's promise.
-            |_| checked(added(unsafe { next(graph_node, graph, dependencies, num_dependencies, node_params) }, true)))
+        with_grant(
+            // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+            |_| checked(note_node_added(unsafe { next(graph_node, graph, dependencies, num_dependencies, node_params) }, true)))
     }
 
     fn cuGraphAddNode(
@@ -269,10 +274,10 @@ hooks! { cuda;
         num_dependencies: usize,
         node_params: *mut CUgraphNodeParams,
     ) |next, _variant| {
-        // SAFETY: the program's promise; the driver refuses null.
+        // SAFETY: null, or a structure that the application passed for the driver to read; the driver rejects null.
         let allocates = unsafe { allocates(node_params) };
-        // SAFETY: likewise.
-        added(unsafe { next(graph_node, graph, dependencies, num_dependencies, node_params) }, allocates)
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+        note_node_added(unsafe { next(graph_node, graph, dependencies, num_dependencies, node_params) }, allocates)
     }
 
     fn cuGraphAddNode_v2(
@@ -283,12 +288,12 @@ hooks! { cuda;
         num_dependencies: usize,
         node_params: *mut CUgraphNodeParams,
     ) |next, _variant| {
-        // SAFETY: the program's promise; the driver refuses null.
+        // SAFETY: null, or a structure that the application passed for the driver to read; the driver rejects null.
         let allocates = unsafe { allocates(node_params) };
-        // SAFETY: likewise.
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
         let answer =
             unsafe { next(graph_node, graph, dependencies, dependency_data, num_dependencies, node_params) };
-        added(answer, allocates)
+        note_node_added(answer, allocates)
     }
 
     fn cuGraphInstantiate(
@@ -298,7 +303,7 @@ hooks! { cuda;
         log_buffer: *mut c_char,
         length: usize,
     ) |next, _variant| {
-        // SAFETY: the program's promise.
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
         instantiate(graph, graph_exec, false, || unsafe { next(graph_exec, graph, error_node, log_buffer, length) })
     }
 
@@ -309,13 +314,13 @@ hooks! { cuda;
         log_buffer: *mut c_char,
         length: usize,
     ) |next, _variant| {
-        // SAFETY: the program's promise.
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
         instantiate(graph, graph_exec, false, || unsafe { next(graph_exec, graph, error_node, log_buffer, length) })
     }
 
     fn cuGraphInstantiateWithFlags(graph_exec: *mut CUgraphExec, graph: CUgraph, flags: u64) |next, _variant| {
         let uploads = flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) != 0;
-        // SAFETY: the program's promise.
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
         instantiate(graph, graph_exec, uploads, || unsafe { next(graph_exec, graph, flags) })
     }
 
@@ -324,41 +329,41 @@ hooks! { cuda;
         graph: CUgraph,
         instantiate_params: *mut CUDA_GRAPH_INSTANTIATE_PARAMS,
     ) twin cuGraphInstantiateWithParams_ptsz |next, _variant| {
-        // SAFETY: null, or the program's; the driver refuses null.
+        // SAFETY: null, or a structure that the application passed for the driver to read.
         let flags = unsafe { instantiate_params.as_ref() }.map_or(0, |params| params.flags);
         let uploads = flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) != 0;
-        // SAFETY: the program's promise.
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
         instantiate(graph, graph_exec, uploads, || unsafe { next(graph_exec, graph, instantiate_params) })
     }
 
     fn cuGraphUpload(exec: CUgraphExec, stream: CUstream) twin cuGraphUpload_ptsz |next, _variant| {
-        // SAFETY: the program's promise.
-        launched(exec, || unsafe { next(exec, stream) })
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+        launch_graph(exec, || unsafe { next(exec, stream) })
     }
 
-    fn cuGraphExecDestroy(exec: CUgraphExec) |next, _variant| if destroy_matters {
+    fn cuGraphExecDestroy(exec: CUgraphExec) |next, _variant| if needs_destroy_hook {
         let Some(process) = process::attached() else {
-            // SAFETY: the program's promise.
+            // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             return unsafe { next(exec) };
         };
-        // Held while the driver ends it: it may use the handle again at once.
-        let mut execs = locked(&process.memory.graphs.execs);
-        // SAFETY: the program's promise.
+        // Locked while the driver destroys it: it may reuse the handle at once.
+        let mut execs = lock(&process.memory.graphs.execs);
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
         let answer = unsafe { next(exec) };
         if answer == CUDA_SUCCESS {
             execs.remove(&(exec.addr() as u64));
-            process.throttle.doubt(crate::launch::graph(exec));
+            process.throttle.invalidate_cost(crate::launch::graph_key(exec));
         }
         answer
     }
 
     fn cuDeviceGraphMemTrim(device: CUdevice) |next, _variant| {
-        // SAFETY: the program's promise.
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
         let answer = unsafe { next(device) };
         if let Some(process) = process::attached() {
             let graphs = &process.memory.graphs;
-            // Whatever was taken from them they take again when they are launched.
-            locked(&graphs.execs).values_mut().for_each(|exec| exec.provided = false);
+            // Trimmed memory is charged again when they are launched.
+            lock(&graphs.execs).values_mut().for_each(|exec| exec.provided = false);
             (0..process.region.gpus()).for_each(|gpu| graphs.refresh(process, gpu));
         }
         answer

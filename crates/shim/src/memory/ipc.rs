@@ -1,20 +1,20 @@
-//! Memory of others.
+//! Memory that is imported from elsewhere.
 //!
-//! What another process of CUDA made (`cuIpcOpenMemHandle`, imported pools) counts there, and goes past here. What a
-//! graphics library made counts nowhere else: it counts by its size from its import on.
+//! Memory that another CUDA process allocated (`cuIpcOpenMemHandle`, imported pools) is counted there and is not
+//! hooked. Memory of a graphics library is counted nowhere else: it is counted by its size from its import on.
 #![allow(unsafe_code)]
 
-use super::allocations::{Held, Table};
-use super::{Reserved, answer, checked, granted, here, locked, refused_here};
+use super::allocations::{HandleMap, HeldMemory};
+use super::{Reservation, checked, current_gpu, lock, refusal_code, with_grant, write_result};
 use crate::hook::hooks;
 use crate::process;
 use partage_driver_api::cuda::*;
 use std::sync::Mutex;
 
-/// What was imported.
+/// External memory objects that were imported, by handle, each with the bytes counted for it.
 #[derive(Default)]
-pub(super) struct Sharing {
-    external: Mutex<Table<Held>>,
+pub(super) struct ImportedMemory {
+    external: Mutex<HandleMap<HeldMemory>>,
 }
 
 hooks! { cuda;
@@ -22,37 +22,37 @@ hooks! { cuda;
         ext_mem_out: *mut CUexternalMemory,
         mem_handle_desc: *const CUDA_EXTERNAL_MEMORY_HANDLE_DESC,
     ) |next, _variant| {
-        // SAFETY: null, or the program's; the driver refuses null.
+        // SAFETY: null, or a structure that the application passed for the driver to read.
         let size = unsafe { mem_handle_desc.as_ref() }.map_or(0, |wanted| wanted.size);
         if ext_mem_out.is_null() || size == 0 {
-            // SAFETY: the program's promise.
+            // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             return unsafe { next(ext_mem_out, mem_handle_desc) };
         }
-        granted(
+        with_grant(
             |process| {
-                let gpu = here(process)?;
-                let reserved = Reserved::take(process, gpu, size).map_err(refused_here)?;
-                let mut books = locked(&process.memory.sharing.external);
+                let gpu = current_gpu(process)?;
+                let reserved = Reservation::take(process, gpu, size).map_err(refusal_code)?;
+                let mut records = lock(&process.memory.imported.external);
                 let mut made = std::ptr::null_mut();
-                // SAFETY: a handle to fill in, and the program's promise.
+                // SAFETY: the output pointer is valid for writes; the other arguments are the application's, unchanged.
                 checked(unsafe { next(&mut made, mem_handle_desc) })?;
-                books.insert(made.addr() as u64, Held::new(gpu, reserved.keep()));
-                // SAFETY: not null, and the program's to write.
-                unsafe { answer(ext_mem_out, made) };
+                records.insert(made.addr() as u64, HeldMemory::new(gpu, reserved.keep()));
+                // SAFETY: not null, and the application passed it for the driver to write the result to.
+                unsafe { write_result(ext_mem_out, made) };
                 Ok(())
             })
     }
 
     fn cuDestroyExternalMemory(ext_mem: CUexternalMemory) |next, _variant| {
         let Some(process) = process::attached() else {
-            // SAFETY: the program's promise.
+            // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             return unsafe { next(ext_mem) };
         };
-        let mut books = locked(&process.memory.sharing.external);
-        // SAFETY: the program's promise.
+        let mut records = lock(&process.memory.imported.external);
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
         let answer = unsafe { next(ext_mem) };
         if answer == CUDA_SUCCESS
-            && let Some(gone) = books.remove(&(ext_mem.addr() as u64))
+            && let Some(gone) = records.remove(&(ext_mem.addr() as u64))
         {
             process.region.release(gone.gpu(), gone.bytes);
         }

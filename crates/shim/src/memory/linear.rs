@@ -1,19 +1,21 @@
 //! Memory with an address: linear, pitched, managed.
 //!
-//! Memory of the host that the driver knows (`cuMemHostAlloc`, `cuMemAllocHost`, `cuMemHostRegister`) takes nothing of a
-//! card and goes past here.
+//! Host memory that the driver knows (`cuMemHostAlloc`, `cuMemAllocHost`, `cuMemHostRegister`) takes no GPU memory and
+//! is not hooked.
 #![allow(unsafe_code)]
 
-use super::allocations::Held;
-use super::suballocation::MOST;
-use super::{BLOCK, Reserved, answer, checked, granted, here, oversubscribe, refused_here};
-use crate::driver::cuda as real;
+use super::allocations::HeldMemory;
+use super::suballocation::MAX_SUBALLOCATION;
+use super::{
+    BLOCK_BYTES, Reservation, checked, current_gpu, oversubscribe, refusal_code, with_grant, write_result,
+};
+use crate::driver::cuda as driver;
 use crate::hook::hooks;
 use crate::process::{self, Process};
 use partage_driver_api::cuda::*;
 
-/// Rows of pitched memory begin at multiples of this on every card there is.
-const PITCH: u64 = 512;
+/// Alignment of rows of pitched memory in bytes, on every GPU there is.
+const PITCH_ALIGNMENT: u64 = 512;
 
 /// Allocates on the thread's GPU, with the driver's call.
 #[inline]
@@ -22,15 +24,15 @@ fn allocate(
     bytes: u64,
     call: impl FnOnce(&mut CUdeviceptr) -> CUresult,
 ) -> Result<CUdeviceptr, CUresult> {
-    let gpu = here(process)?;
-    if bytes > MOST {
+    let gpu = current_gpu(process)?;
+    if bytes > MAX_SUBALLOCATION {
         allocate_blocks(process, gpu, bytes, call)
     } else {
-        allocate_piece(process, gpu, bytes, call)
+        allocate_in_block(process, gpu, bytes, call)
     }
 }
 
-/// What takes blocks of its own.
+/// Allocates memory that takes blocks of its own.
 #[inline]
 fn allocate_blocks(
     process: &Process,
@@ -38,122 +40,123 @@ fn allocate_blocks(
     bytes: u64,
     call: impl FnOnce(&mut CUdeviceptr) -> CUresult,
 ) -> Result<CUdeviceptr, CUresult> {
-    let whole = bytes.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX);
-    let reserved = Reserved::take(process, gpu, whole).map_err(refused_here)?;
+    let whole = bytes.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(u64::MAX);
+    let reserved = Reservation::take(process, gpu, whole).map_err(refusal_code)?;
     let mut pointer = 0;
     checked(call(&mut pointer))?;
-    process.memory.note(process, pointer, Held::new(gpu, reserved.keep()));
+    process.memory.record(process, pointer, HeldMemory::new(gpu, reserved.keep()));
     Ok(pointer)
 }
 
-/// What shares a block with others.
-fn allocate_piece(
+/// Allocates memory that shares a block with others.
+fn allocate_in_block(
     process: &Process,
     gpu: usize,
     bytes: u64,
     call: impl FnOnce(&mut CUdeviceptr) -> CUresult,
 ) -> Result<CUdeviceptr, CUresult> {
-    let small = &process.memory.small;
-    let _alone = small.begin(gpu).ok_or(CUDA_ERROR_NOT_PERMITTED)?;
-    // Where not even a block is left, any block that is there may have room.
+    let suballocations = &process.memory.suballocations;
+    let _alone = suballocations.begin(gpu).ok_or(CUDA_ERROR_NOT_PERMITTED)?;
+    // If less than a block is left, any existing block may have room.
     let short = process
         .region
         .memory_limit(gpu)
-        .is_some_and(|limit| limit.saturating_sub(process.region.used(gpu)) < BLOCK);
+        .is_some_and(|limit| limit.saturating_sub(process.region.used(gpu)) < BLOCK_BYTES);
     let mut pointer = 0;
-    let Some(block) = small.lean(gpu, bytes, short) else {
-        let reserved = Reserved::take(process, gpu, BLOCK).map_err(refused_here)?;
+    let Some(block) = suballocations.lease_block(gpu, bytes, short) else {
+        let reserved = Reservation::take(process, gpu, BLOCK_BYTES).map_err(refusal_code)?;
         checked(call(&mut pointer))?;
-        if small.insert(gpu, pointer, bytes) {
+        if suballocations.insert(gpu, pointer, bytes) {
             reserved.keep();
         }
         return Ok(pointer);
     };
-    let leaned = Leaned { process, gpu, block };
+    let lease = BlockLease { process, gpu, block };
     checked(call(&mut pointer))?;
-    if !small.insert(gpu, pointer, bytes) || leaned.take_over() {
+    if !suballocations.insert(gpu, pointer, bytes) || lease.hand_over() {
         return Ok(pointer);
     }
-    // Something that nobody has an address of lies where there seemed to be room.
-    small.doubt(gpu);
-    if let Ok(reserved) = Reserved::take(process, gpu, BLOCK) {
+    // Something without a known address lies where there seemed to be room.
+    suballocations.distrust(gpu);
+    if let Ok(reserved) = Reservation::take(process, gpu, BLOCK_BYTES) {
         reserved.keep();
         return Ok(pointer);
     }
-    // SAFETY: just allocated, and nobody knows of it.
-    unsafe { real::cuMemFree_v2(pointer) };
-    if let Some(piece) = small.begin_to_free(pointer) {
-        small.freed(&piece);
+    // SAFETY: the allocation was just made, and its address was not handed out.
+    unsafe { driver::cuMemFree_v2(pointer) };
+    if let Some(piece) = suballocations.begin_free(pointer) {
+        suballocations.finish_free(&piece);
     }
     Err(CUDA_ERROR_OUT_OF_MEMORY)
 }
 
-/// A block that an allocation leans on.
-struct Leaned<'a> {
+/// A block that an allocation in progress relies on.
+struct BlockLease<'a> {
     process: &'a Process,
     gpu: usize,
     block: u64,
 }
 
-impl Leaned<'_> {
-    /// The driver has opened another block: if this one has gone meanwhile, what was taken for it is the other's.
-    fn take_over(self) -> bool {
+impl BlockLease<'_> {
+    /// Ends the lease after the driver has opened another block. Returns true if this block became free meanwhile: then
+    /// its reservation is used for the other one.
+    fn hand_over(self) -> bool {
         let own = std::mem::ManuallyDrop::new(self);
-        own.process.memory.small.straighten(own.block)
+        own.process.memory.suballocations.end_lease(own.block)
     }
 }
 
-impl Drop for Leaned<'_> {
+impl Drop for BlockLease<'_> {
     fn drop(&mut self) {
-        if self.process.memory.small.straighten(self.block) {
-            self.process.region.release(self.gpu, BLOCK);
+        if self.process.memory.suballocations.end_lease(self.block) {
+            self.process.region.release(self.gpu, BLOCK_BYTES);
         }
     }
 }
 
-/// A variable of a module, with the driver's call: the driver may place it when it is first asked for.
-pub(super) fn variable(
+/// Looks up a variable of a module, with the driver's call: the driver may allocate it at the first lookup.
+pub(super) fn module_variable(
     pointer: *mut CUdeviceptr,
     bytes: *mut usize,
     call: impl Fn(*mut CUdeviceptr, *mut usize) -> CUresult,
 ) -> CUresult {
-    granted(|process| {
-        let gpu = here(process)?;
-        let small = &process.memory.small;
-        let _alone = small.begin(gpu).ok_or(CUDA_ERROR_NOT_PERMITTED)?;
+    with_grant(|process| {
+        let gpu = current_gpu(process)?;
+        let suballocations = &process.memory.suballocations;
+        let _alone = suballocations.begin(gpu).ok_or(CUDA_ERROR_NOT_PERMITTED)?;
         let (mut at, mut size) = (0, 0);
-        let reserved = Reserved::take(process, gpu, BLOCK);
+        let reserved = Reservation::take(process, gpu, BLOCK_BYTES);
         checked(call(&mut at, &mut size))?;
-        if size as u64 > MOST {
+        if size as u64 > MAX_SUBALLOCATION {
             if !process.memory.allocations.contains(at) {
                 drop(reserved);
-                let whole = (size as u64).checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX);
-                let taken = Reserved::take(process, gpu, whole)?;
-                process.memory.note(process, at, Held::new(gpu, taken.keep()));
+                let whole = (size as u64).checked_next_multiple_of(BLOCK_BYTES).unwrap_or(u64::MAX);
+                let taken = Reservation::take(process, gpu, whole)?;
+                process.memory.record(process, at, HeldMemory::new(gpu, taken.keep()));
             }
-        } else if small.insert(gpu, at, size as u64) {
-            // It is there now. Where there is no room for its block, the program has no use for it.
+        } else if suballocations.insert(gpu, at, size as u64) {
+            // It is allocated now. If there is no room for its block, the application does not get its address.
             reserved?.keep();
         }
         if !pointer.is_null() {
-            // SAFETY: not null, and the program's to write.
-            unsafe { answer(pointer, at) };
+            // SAFETY: not null, and the application passed it for the driver to write the result to.
+            unsafe { write_result(pointer, at) };
         }
         if !bytes.is_null() {
-            // SAFETY: likewise.
-            unsafe { answer(bytes, size) };
+            // SAFETY: not null, and the application passed it for the driver to write the result to.
+            unsafe { write_result(bytes, size) };
         }
         Ok(())
     })
 }
 
-/// Plain memory, whatever was asked for.
-pub(super) fn allocate_plainly(process: &Process, bytes: usize) -> Result<CUdeviceptr, CUresult> {
-    // SAFETY: a number to fill in.
-    allocate(process, bytes as u64, |pointer| unsafe { real::cuMemAlloc_v2(pointer, bytes) })
+/// Allocates linear memory with `cuMemAlloc_v2`, whichever call the application made.
+pub(super) fn allocate_linear(process: &Process, bytes: usize) -> Result<CUdeviceptr, CUresult> {
+    // SAFETY: the pointer is to a local variable, which the driver fills in.
+    allocate(process, bytes as u64, |pointer| unsafe { driver::cuMemAlloc_v2(pointer, bytes) })
 }
 
-/// Frees what has an address, with the driver's call.
+/// Frees memory with an address, with the driver's call.
 #[inline]
 pub(super) fn free(pointer: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(process) = process::attached() else { return call() };
@@ -161,63 +164,65 @@ pub(super) fn free(pointer: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUr
     if let Some(held) = memory.allocations.remove(pointer) {
         let answer = call();
         if answer == CUDA_SUCCESS {
-            memory.give_back(process, held);
+            memory.release(process, held);
         } else {
-            memory.note(process, pointer, held);
+            memory.record(process, pointer, held);
         }
         return answer;
     }
-    let Some(piece) = memory.small.begin_to_free(pointer) else { return memory.beyond.free(pointer, call) };
+    let Some(piece) = memory.suballocations.begin_free(pointer) else {
+        return memory.oversubscribed.free(pointer, call);
+    };
     let answer = call();
     if answer != CUDA_SUCCESS {
-        memory.small.kept(&piece);
-    } else if memory.small.freed(&piece) {
-        process.region.release(piece.gpu, BLOCK);
+        memory.suballocations.restore(&piece);
+    } else if memory.suballocations.finish_free(&piece) {
+        process.region.release(piece.gpu, BLOCK_BYTES);
     }
     answer
 }
 
-/// An address that old programs can have; one that is too long is given back.
-fn narrow(pointer: CUdeviceptr) -> Result<CUdeviceptr_v1, CUresult> {
+/// Converts an address for the 32-bit functions; an allocation whose address is too long is freed.
+fn to_v1_pointer(pointer: CUdeviceptr) -> Result<CUdeviceptr_v1, CUresult> {
     CUdeviceptr_v1::try_from(pointer).map_err(|_| {
-        // SAFETY: just allocated, and nobody knows of it.
-        free(pointer, || unsafe { real::cuMemFree_v2(pointer) });
+        // SAFETY: the allocation was just made, and its address was not handed out.
+        free(pointer, || unsafe { driver::cuMemFree_v2(pointer) });
         CUDA_ERROR_OUT_OF_MEMORY
     })
 }
 
-/// Pitched memory: how much it is, is known when the driver has chosen the pitch.
+/// Allocates pitched memory, whose size is known when the driver has chosen the pitch.
 fn allocate_pitched(
     process: &Process,
     (width, height, element): (usize, usize, u32),
 ) -> Result<(CUdeviceptr, usize), CUresult> {
-    let wide = (width as u64).checked_next_multiple_of(PITCH).unwrap_or(u64::MAX);
+    let wide = (width as u64).checked_next_multiple_of(PITCH_ALIGNMENT).unwrap_or(u64::MAX);
     let bytes = wide.saturating_mul(height as u64);
     let mut pitch = 0;
     let pointer = allocate(process, bytes, |pointer| {
-        // SAFETY: numbers to fill in.
-        unsafe { real::cuMemAllocPitch_v2(pointer, &mut pitch, width, height, element) }
+        // SAFETY: the pointers are to local variables, which the driver fills in.
+        unsafe { driver::cuMemAllocPitch_v2(pointer, &mut pitch, width, height, element) }
     })?;
     let true_bytes = (pitch as u64).saturating_mul(height as u64);
     if true_bytes > bytes
         && let Err(refused) = grow(process, pointer, true_bytes)
     {
-        // SAFETY: just allocated, and nobody knows of it.
-        free(pointer, || unsafe { real::cuMemFree_v2(pointer) });
+        // SAFETY: the allocation was just made, and its address was not handed out.
+        free(pointer, || unsafe { driver::cuMemFree_v2(pointer) });
         return Err(refused);
     }
     Ok((pointer, pitch))
 }
 
-/// An allocation turned out larger than what was taken for it.
+/// Reserves more for an allocation that turned out larger than what was reserved for it.
 fn grow(process: &Process, pointer: CUdeviceptr, bytes: u64) -> Result<(), CUresult> {
     let memory = &process.memory;
-    // A piece that is larger than it seemed is in its block all the same.
+    // A small allocation that is larger than estimated is still in its block.
     let Some(held) = memory.allocations.remove(pointer) else { return Ok(()) };
-    let whole = bytes.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX);
-    let more = Reserved::take(process, held.gpu(), whole.saturating_sub(held.bytes));
+    let whole = bytes.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(u64::MAX);
+    let more = Reservation::take(process, held.gpu(), whole.saturating_sub(held.bytes));
     let bytes = held.bytes + more.as_ref().map_or(0, |more| more.bytes);
-    memory.note(process, pointer, Held::new(held.gpu(), bytes));
+    memory.record(process, pointer, HeldMemory::new(held.gpu(), bytes));
     more.map(|more| {
         more.keep();
     })
@@ -225,38 +230,38 @@ fn grow(process: &Process, pointer: CUdeviceptr, bytes: u64) -> Result<(), CUres
 
 hooks! { cuda;
     fn cuMemAlloc_v2(pointer: *mut CUdeviceptr, bytes: usize) |next, _variant| {
-        // What cannot be is the driver's to say.
+        // Invalid arguments are left to the driver.
         if pointer.is_null() || bytes == 0 {
-            // SAFETY: the program's promise.
+            // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             return unsafe { next(pointer, bytes) };
         }
-        granted(
+        with_grant(
             |process| {
-                // SAFETY: a number to fill in.
+                // SAFETY: the pointer is valid for writes, and the size is the application's.
                 let made = allocate(process, bytes as u64, |pointer| unsafe { next(pointer, bytes) });
                 let made = made.or_else(|refused| oversubscribe::allocate(process, bytes as u64, refused))?;
-                // SAFETY: not null, and the program's to write.
-                unsafe { answer(pointer, made) };
+                // SAFETY: not null, and the application passed it for the driver to write the result to.
+                unsafe { write_result(pointer, made) };
                 Ok(())
             })
     }
 
     fn cuMemAlloc(pointer: *mut CUdeviceptr_v1, bytes: u32) |next, _variant| {
         if pointer.is_null() || bytes == 0 {
-            // SAFETY: the program's promise.
+            // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             return unsafe { next(pointer, bytes) };
         }
-        granted(
+        with_grant(
             |process| {
                 let made = allocate(process, u64::from(bytes), |pointer| {
                     let mut short = 0;
-                    // SAFETY: a number to fill in.
+                    // SAFETY: the pointer is to a local variable, and the size is the application's.
                     let answer = unsafe { next(&mut short, bytes) };
                     *pointer = u64::from(short);
                     answer
                 })?;
-                // SAFETY: not null, and the program's to write.
-                unsafe { answer(pointer, narrow(made)?) };
+                // SAFETY: not null, and the application passed it for the driver to write the result to.
+                unsafe { write_result(pointer, to_v1_pointer(made)?) };
                 Ok(())
             })
     }
@@ -269,16 +274,16 @@ hooks! { cuda;
         element_size_bytes: u32,
     ) |next, _variant| {
         if pointer.is_null() || pitch.is_null() || width_in_bytes == 0 || height == 0 {
-            // SAFETY: the program's promise.
+            // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             return unsafe { next(pointer, pitch, width_in_bytes, height, element_size_bytes) };
         }
-        granted(
+        with_grant(
             |process| {
                 let (made, wide) = allocate_pitched(process, (width_in_bytes, height, element_size_bytes))?;
-                // SAFETY: not null, and the program's to write.
-                unsafe { answer(pitch, wide) };
-                // SAFETY: likewise.
-                unsafe { answer(pointer, made) };
+                // SAFETY: not null, and the application passed it for the driver to write the result to.
+                unsafe { write_result(pitch, wide) };
+                // SAFETY: not null, and the application passed it for the driver to write the result to.
+                unsafe { write_result(pointer, made) };
                 Ok(())
             })
     }
@@ -291,53 +296,53 @@ hooks! { cuda;
         element_size_bytes: u32,
     ) |next, _variant| {
         if pointer.is_null() || pitch.is_null() || width_in_bytes == 0 || height == 0 {
-            // SAFETY: the program's promise.
+            // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             return unsafe { next(pointer, pitch, width_in_bytes, height, element_size_bytes) };
         }
-        granted(
+        with_grant(
             |process| {
                 let mut wide = 0;
-                let most = u64::from(width_in_bytes).next_multiple_of(PITCH).saturating_mul(u64::from(height));
+                let most = u64::from(width_in_bytes).next_multiple_of(PITCH_ALIGNMENT).saturating_mul(u64::from(height));
                 let made = allocate(process, most, |pointer| {
                     let mut short = 0;
-                    // SAFETY: numbers to fill in.
+                    // SAFETY: the pointers are to local variables, which the driver fills in.
                     let answer = unsafe { next(&mut short, &mut wide, width_in_bytes, height, element_size_bytes) };
                     *pointer = u64::from(short);
                     answer
                 })?;
-                // SAFETY: not null, and the program's to write.
-                unsafe { answer(pitch, wide) };
-                // SAFETY: likewise.
-                unsafe { answer(pointer, narrow(made)?) };
+                // SAFETY: not null, and the application passed it for the driver to write the result to.
+                unsafe { write_result(pitch, wide) };
+                // SAFETY: not null, and the application passed it for the driver to write the result to.
+                unsafe { write_result(pointer, to_v1_pointer(made)?) };
                 Ok(())
             })
     }
 
-    /// Counted at its full size at once: a kernel may bring all of it onto the card, and nobody is asked then.
+    /// Counted at its full size at once: a kernel may move all of it to the GPU, without a call that could be refused.
     fn cuMemAllocManaged(pointer: *mut CUdeviceptr, bytes: usize, flags: u32) |next, _variant| {
         if pointer.is_null() || bytes == 0 {
-            // SAFETY: the program's promise.
+            // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             return unsafe { next(pointer, bytes, flags) };
         }
-        granted(
+        with_grant(
             |process| {
-                let gpu = here(process)?;
-                // SAFETY: a number to fill in.
+                let gpu = current_gpu(process)?;
+                // SAFETY: the pointer is to a local variable, which the driver fills in.
                 let made = allocate_blocks(process, gpu, bytes as u64, |pointer| unsafe { next(pointer, bytes, flags) });
                 let made = made.or_else(|refused| oversubscribe::allocate(process, bytes as u64, refused))?;
-                // SAFETY: not null, and the program's to write.
-                unsafe { answer(pointer, made) };
+                // SAFETY: not null, and the application passed it for the driver to write the result to.
+                unsafe { write_result(pointer, made) };
                 Ok(())
             })
     }
 
     fn cuMemFree_v2(pointer: CUdeviceptr) |next, _variant| {
-        // SAFETY: the program's promise.
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
         free(pointer, || unsafe { next(pointer) })
     }
 
     fn cuMemFree(pointer: CUdeviceptr_v1) |next, _variant| {
-        // SAFETY: the program's promise.
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
         free(u64::from(pointer), || unsafe { next(pointer) })
     }
 }

@@ -1,11 +1,12 @@
-//! Memory beyond the limit, where its owner allows that: the driver keeps it on the host and shows it to the card.
+//! Memory beyond the limit, if the region's policy allows that: the driver keeps it on the host and maps it for the
+//! GPU.
 //!
-//! It is not counted, so it must not be brought onto the card: prefetches to a card, and advice that lets the driver move or copy it
-//! there, are out of memory.
+//! It is not counted, so it must not be moved to a GPU: prefetches to a GPU, and advice that lets the driver move or
+//! copy it there, fail with an out-of-memory error.
 #![allow(unsafe_code)]
 
-use super::{checked, locked};
-use crate::driver::cuda as real;
+use super::{checked, lock};
+use crate::driver::cuda as driver;
 use crate::hook::hooks;
 use crate::process::{self, Process};
 use partage_driver_api::cuda::*;
@@ -13,55 +14,55 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// `CU_DEVICE_CPU`.
-const CPU: CUdevice = -1;
+/// `CU_DEVICE_CPU`, the host's device number.
+const CPU_DEVICE: CUdevice = -1;
 
-/// What lies on the host instead.
+/// Allocations that are on the host instead of the GPU.
 #[derive(Default)]
-pub(super) struct Beyond {
-    /// Addresses and bytes.
+pub(super) struct OversubscribedMemory {
+    /// Sizes of the allocations in bytes, by address.
     all: Mutex<BTreeMap<CUdeviceptr, u64>>,
-    /// Whether there ever was any: most processes never have it.
+    /// Whether there ever was one: most processes never have any.
     any: AtomicBool,
 }
 
-impl Beyond {
+impl OversubscribedMemory {
     fn any(&self) -> bool {
         self.any.load(Relaxed)
     }
 
     fn insert(&self, pointer: CUdeviceptr, bytes: u64) {
-        locked(&self.all).insert(pointer, bytes);
+        lock(&self.all).insert(pointer, bytes);
         self.any.store(true, Relaxed);
     }
 
-    /// Whether anything there is.
+    /// Returns whether a range overlaps any of them.
     fn overlaps(&self, pointer: CUdeviceptr, bytes: u64) -> bool {
         let end = pointer.saturating_add(bytes);
-        let all = locked(&self.all);
-        // They do not overlap each other: the last that begins before the end is the one.
+        let all = lock(&self.all);
+        // They do not overlap each other: only the last that begins before the end can overlap.
         all.range(..end).next_back().is_some_and(|(&start, &size)| start.saturating_add(size) > pointer)
     }
 
-    /// Frees what may be one, with the driver's call.
+    /// Frees an allocation that may be one of them, with the driver's call.
     #[inline]
     pub(super) fn free(&self, pointer: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
         if !self.any() {
             return call();
         }
-        // Before the driver does: another thread may have the address afterwards.
-        let held = locked(&self.all).remove(&pointer);
+        // Removed before the driver frees it: another thread may get the address afterwards.
+        let held = lock(&self.all).remove(&pointer);
         let answer = call();
         if let Some(bytes) = held.filter(|_| answer != CUDA_SUCCESS) {
-            locked(&self.all).insert(pointer, bytes);
+            lock(&self.all).insert(pointer, bytes);
         }
         answer
     }
 
-    /// What the driver does not know any more has gone with what it was in.
-    pub(super) fn forget_gone(&self, is_known: impl Fn(CUdeviceptr) -> bool) {
+    /// Forgets allocations that the driver no longer knows.
+    pub(super) fn forget_unknown(&self, is_known: impl Fn(CUdeviceptr) -> bool) {
         if self.any() {
-            locked(&self.all).retain(|&pointer, _| is_known(pointer));
+            lock(&self.all).retain(|&pointer, _| is_known(pointer));
         }
     }
 }
@@ -73,26 +74,26 @@ pub(super) fn allocate(process: &Process, bytes: u64, refused: CUresult) -> Resu
     }
     let size = usize::try_from(bytes).map_err(|_| refused)?;
     let mut pointer = 0;
-    // SAFETY: a number to fill in.
-    let answer = unsafe { real::cuMemAllocManaged(&mut pointer, size, CU_MEM_ATTACH_GLOBAL) };
+    // SAFETY: the pointer is to a local variable, which the driver fills in.
+    let answer = unsafe { driver::cuMemAllocManaged(&mut pointer, size, CU_MEM_ATTACH_GLOBAL) };
     checked(answer).map_err(|_| refused)?;
-    // A card that cannot do this moves what it needs, as managed memory does anyway.
-    // SAFETY: just allocated, and as long.
-    unsafe { real::cuMemAdvise(pointer, size, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, CPU) };
-    process.memory.beyond.insert(pointer, bytes);
+    // A GPU that does not support this moves what it needs, as managed memory does anyway.
+    // SAFETY: the range is exactly the allocation that was just made.
+    unsafe { driver::cuMemAdvise(pointer, size, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, CPU_DEVICE) };
+    process.memory.oversubscribed.insert(pointer, bytes);
     Ok(pointer)
 }
 
-fn any() -> bool {
-    process::attached().is_some_and(|process| process.memory.beyond.any())
+fn any_oversubscribed() -> bool {
+    process::attached().is_some_and(|process| process.memory.oversubscribed.any())
 }
 
-/// Whether it is among what must stay on the host.
-fn stays(pointer: CUdeviceptr, bytes: usize) -> bool {
-    process::attached().is_some_and(|process| process.memory.beyond.overlaps(pointer, bytes as u64))
+/// Returns whether a range must stay on the host.
+fn must_stay_on_host(pointer: CUdeviceptr, bytes: usize) -> bool {
+    process::attached().is_some_and(|process| process.memory.oversubscribed.overlaps(pointer, bytes as u64))
 }
 
-/// Whether advice lets the driver move memory to a card, or copy it there.
+/// Returns whether advice lets the driver move memory to a GPU, or copy it there.
 fn leaves_host(advice: CUmem_advise, to_host: bool) -> bool {
     match advice {
         CU_MEM_ADVISE_SET_PREFERRED_LOCATION => !to_host,
@@ -107,11 +108,11 @@ hooks! { cuda;
         count: usize,
         advice: CUmem_advise,
         device: CUdevice,
-    ) |next, _variant| if any {
-        if leaves_host(advice, device == CPU) && stays(pointer, count) {
+    ) |next, _variant| if any_oversubscribed {
+        if leaves_host(advice, device == CPU_DEVICE) && must_stay_on_host(pointer, count) {
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
-        // SAFETY: the arguments are the program's own, passed on unchanged.
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
         unsafe { next(pointer, count, advice, device) }
     }
 
@@ -120,11 +121,11 @@ hooks! { cuda;
         count: usize,
         advice: CUmem_advise,
         location: CUmemLocation,
-    ) |next, _variant| if any {
-        if leaves_host(advice, location.type_ != CU_MEM_LOCATION_TYPE_DEVICE) && stays(pointer, count) {
+    ) |next, _variant| if any_oversubscribed {
+        if leaves_host(advice, location.type_ != CU_MEM_LOCATION_TYPE_DEVICE) && must_stay_on_host(pointer, count) {
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
-        // SAFETY: the arguments are the program's own, passed on unchanged.
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
         unsafe { next(pointer, count, advice, location) }
     }
 
@@ -133,11 +134,11 @@ hooks! { cuda;
         count: usize,
         to: CUdevice,
         stream: CUstream,
-    ) twin cuMemPrefetchAsync_ptsz |next, _variant| if any {
-        if to != CPU && stays(pointer, count) {
+    ) twin cuMemPrefetchAsync_ptsz |next, _variant| if any_oversubscribed {
+        if to != CPU_DEVICE && must_stay_on_host(pointer, count) {
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
-        // SAFETY: the program's promise.
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
         unsafe { next(pointer, count, to, stream) }
     }
 
@@ -147,11 +148,11 @@ hooks! { cuda;
         location: CUmemLocation,
         flags: u32,
         stream: CUstream,
-    ) twin cuMemPrefetchAsync_v2_ptsz |next, _variant| if any {
-        if location.type_ == CU_MEM_LOCATION_TYPE_DEVICE && stays(pointer, count) {
+    ) twin cuMemPrefetchAsync_v2_ptsz |next, _variant| if any_oversubscribed {
+        if location.type_ == CU_MEM_LOCATION_TYPE_DEVICE && must_stay_on_host(pointer, count) {
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
-        // SAFETY: the program's promise.
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
         unsafe { next(pointer, count, location, flags, stream) }
     }
 }
@@ -161,11 +162,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_overlaps_is_found() {
-        let beyond = Beyond::default();
-        assert!(!beyond.any() && !beyond.overlaps(0, u64::MAX));
-        beyond.insert(100, 50);
-        beyond.insert(200, 50);
+    fn overlapping_ranges_are_found() {
+        let oversubscribed = OversubscribedMemory::default();
+        assert!(!oversubscribed.any() && !oversubscribed.overlaps(0, u64::MAX));
+        oversubscribed.insert(100, 50);
+        oversubscribed.insert(200, 50);
         for (at, bytes, there) in [
             (0, 100, false),
             (0, 101, true),
@@ -174,13 +175,13 @@ mod tests {
             (150, 51, true),
             (250, 9, false),
         ] {
-            assert_eq!(beyond.overlaps(at, bytes), there, "{at} {bytes}");
+            assert_eq!(oversubscribed.overlaps(at, bytes), there, "{at} {bytes}");
         }
-        assert_eq!(beyond.free(200, || CUDA_ERROR_INVALID_VALUE), CUDA_ERROR_INVALID_VALUE);
-        assert!(beyond.overlaps(249, 1));
-        assert_eq!(beyond.free(200, || CUDA_SUCCESS), CUDA_SUCCESS);
-        assert!(!beyond.overlaps(249, 1));
-        beyond.forget_gone(|_| false);
-        assert!(!beyond.overlaps(0, u64::MAX));
+        assert_eq!(oversubscribed.free(200, || CUDA_ERROR_INVALID_VALUE), CUDA_ERROR_INVALID_VALUE);
+        assert!(oversubscribed.overlaps(249, 1));
+        assert_eq!(oversubscribed.free(200, || CUDA_SUCCESS), CUDA_SUCCESS);
+        assert!(!oversubscribed.overlaps(249, 1));
+        oversubscribed.forget_unknown(|_| false);
+        assert!(!oversubscribed.overlaps(0, u64::MAX));
     }
 }

@@ -1,119 +1,120 @@
-//! What is freed in a stream's order: it counts until the stream has come to it.
+//! Memory that is freed in stream order: it is counted until the stream has reached the free.
 #![allow(unsafe_code)]
 
 use super::contexts;
-use super::suballocation::Piece;
-use super::{BLOCK, locked};
-use crate::driver::cuda as real;
-use crate::hook::Variant;
+use super::suballocation::FreeingPiece;
+use super::{BLOCK_BYTES, lock};
+use crate::driver::cuda as driver;
+use crate::hook::StreamVariant;
 use crate::process::Process;
 use partage_driver_api::cuda::*;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// What will be free.
-pub(super) enum What {
-    /// So many bytes of a GPU.
+/// Memory that will be free.
+pub(super) enum FreedMemory {
+    /// This many bytes of a GPU.
     Bytes(usize, u64),
-    /// A piece of a block.
-    Piece(Piece),
+    /// A piece of a shared block.
+    FreeingPiece(FreeingPiece),
 }
 
-struct Freed {
-    what: What,
+struct PendingFree {
+    what: FreedMemory,
     context: CUcontext,
-    /// When it has passed, it is free. Without one it is when the context is gone.
+    /// The memory is free when this event has passed. Without an event it is free when the context is gone.
     event: Option<CUevent>,
 }
 
-// SAFETY: handles of the driver's, which are good for every thread.
-unsafe impl Send for Freed {}
+// SAFETY: event and context handles of the driver may be used from every thread.
+unsafe impl Send for PendingFree {}
 
-/// What was freed and may not be free yet.
+/// Memory that was freed and may not be free yet.
 #[derive(Default)]
-pub(super) struct Later {
-    list: Mutex<List>,
-    /// How many there are: most processes never have any.
+pub(super) struct PendingFrees {
+    list: Mutex<PendingFreeList>,
+    /// Number of entries: most processes never have any.
     count: AtomicUsize,
 }
 
 #[derive(Default)]
-struct List {
-    freed: Vec<Freed>,
-    /// Contexts that are being destroyed: the driver is not asked about their events any more.
-    going: Vec<u64>,
+struct PendingFreeList {
+    freed: Vec<PendingFree>,
+    /// Contexts that are being destroyed: the driver is no longer queried about their events.
+    destroying: Vec<u64>,
 }
 
-/// A context that is being destroyed. If it lives on, so do its events.
-pub(super) struct Going<'a> {
-    later: &'a Later,
+/// A context that is being destroyed. If the call fails, its events are used again.
+pub(super) struct ContextDestruction<'a> {
+    pending_frees: &'a PendingFrees,
     context: u64,
 }
 
-impl Drop for Going<'_> {
+impl Drop for ContextDestruction<'_> {
     fn drop(&mut self) {
-        let mut list = locked(&self.later.list);
-        if let Some(at) = list.going.iter().position(|&going| going == self.context) {
-            list.going.swap_remove(at);
+        let mut list = lock(&self.pending_frees.list);
+        if let Some(at) = list.destroying.iter().position(|&destroying| destroying == self.context) {
+            list.destroying.swap_remove(at);
         }
     }
 }
 
-impl Later {
-    /// Notes what is free when the stream has come to here.
-    pub(super) fn add(&self, what: What, stream: CUstream, variant: Variant) {
-        // Without a context there is no event; a stream that could be freed in is of one.
-        let (context, event) = match contexts::current() {
-            Ok(context) => (context, mark(stream, variant)),
-            Err(_) => (of_stream(stream), None),
+impl PendingFrees {
+    /// Records memory that is free when the stream has reached this point.
+    pub(super) fn add(&self, what: FreedMemory, stream: CUstream, variant: StreamVariant) {
+        // Without a context no event can be created; a stream in which memory was freed belongs to one.
+        let (context, event) = match contexts::current_context() {
+            Ok(context) => (context, record_event(stream, variant)),
+            Err(_) => (context_of_stream(stream), None),
         };
-        let mut list = locked(&self.list);
-        list.freed.push(Freed { what, context, event });
+        let mut list = lock(&self.list);
+        list.freed.push(PendingFree { what, context, event });
         self.count.store(list.freed.len(), Relaxed);
     }
 
-    /// Whether there is anything.
-    pub(super) fn any(&self) -> bool {
+    /// Returns whether there are any entries.
+    pub(super) fn has_any(&self) -> bool {
         self.count.load(Relaxed) > 0
     }
 
-    /// Gives back what is free by now. Not while a stream is being captured: a question about an event may spoil that.
-    pub(super) fn look(&self, process: &Process) {
-        if !self.any() || process.throttle.is_capturing() {
+    /// Releases what is free by now. Not during a capture: querying an event might invalidate it.
+    pub(super) fn release_finished(&self, process: &Process) {
+        if !self.has_any() || process.throttle.is_capturing() {
             return;
         }
-        self.give_back_if(process, |freed, going| {
-            let Some(event) = freed.event.filter(|_| !going.contains(&key(freed.context))) else {
+        self.release_if(process, |freed, destroying| {
+            let Some(event) = freed.event.filter(|_| !destroying.contains(&key(freed.context))) else {
                 return false;
             };
-            // SAFETY: an event of ours, whose context lives: whoever destroys one says so before, and waits for this lock.
-            let passed = unsafe { real::cuEventQuery(event) } == CUDA_SUCCESS;
+            // SAFETY: the event was created here, and its context exists: a thread that destroys one registers that
+            // before, and waits for this lock.
+            let passed = unsafe { driver::cuEventQuery(event) } == CUDA_SUCCESS;
             if passed {
-                // SAFETY: likewise, and nobody uses it any more.
-                unsafe { real::cuEventDestroy_v2(event) };
+                // SAFETY: the event was created here, its context exists, and it is not used any more.
+                unsafe { driver::cuEventDestroy_v2(event) };
             }
             passed
         });
     }
 
-    /// A context is about to be destroyed: until it is known whether it was, its events are left alone.
-    pub(super) fn going(&self, context: CUcontext) -> Going<'_> {
-        locked(&self.list).going.push(key(context));
-        Going { later: self, context: key(context) }
+    /// Registers that a context is about to be destroyed: until the outcome is known, its events are left alone.
+    pub(super) fn begin_destroy(&self, context: CUcontext) -> ContextDestruction<'_> {
+        lock(&self.list).destroying.push(key(context));
+        ContextDestruction { pending_frees: self, context: key(context) }
     }
 
-    /// The context is gone, and everything in its streams.
+    /// Releases what was freed in a context that has been destroyed.
     pub(super) fn forget_context(&self, process: &Process, context: CUcontext) {
-        self.give_back_if(process, |freed, _| freed.context == context);
+        self.release_if(process, |freed, _| freed.context == context);
     }
 
-    fn give_back_if(&self, process: &Process, mut free: impl FnMut(&Freed, &[u64]) -> bool) {
-        let mut list = locked(&self.list);
-        let List { freed, going } = &mut *list;
+    fn release_if(&self, process: &Process, mut free: impl FnMut(&PendingFree, &[u64]) -> bool) {
+        let mut list = lock(&self.list);
+        let PendingFreeList { freed, destroying } = &mut *list;
         freed.retain(|one| {
-            let free = free(one, going);
+            let free = free(one, destroying);
             if free {
-                give_back(process, &one.what);
+                release(process, &one.what);
             }
             !free
         });
@@ -125,42 +126,43 @@ fn key(context: CUcontext) -> u64 {
     context.addr() as u64
 }
 
-/// The context of a stream; null if it cannot be told.
-fn of_stream(stream: CUstream) -> CUcontext {
+/// Returns the context of a stream; null if it cannot be determined.
+fn context_of_stream(stream: CUstream) -> CUcontext {
     let mut context = std::ptr::null_mut();
-    // SAFETY: the program's stream, in which it has just freed something, and a handle to fill in.
-    let answer = unsafe { real::cuStreamGetCtx(stream, &mut context) };
+    // SAFETY: the stream is the application's, which has just freed memory in it, and the pointer is to a local
+    // variable.
+    let answer = unsafe { driver::cuStreamGetCtx(stream, &mut context) };
     if answer == CUDA_SUCCESS { context } else { std::ptr::null_mut() }
 }
 
-fn give_back(process: &Process, what: &What) {
+fn release(process: &Process, what: &FreedMemory) {
     match what {
-        What::Bytes(gpu, bytes) => process.region.release(*gpu, *bytes),
-        What::Piece(piece) => {
-            if process.memory.small.freed(piece) {
-                process.region.release(piece.gpu, BLOCK);
+        FreedMemory::Bytes(gpu, bytes) => process.region.release(*gpu, *bytes),
+        FreedMemory::FreeingPiece(piece) => {
+            if process.memory.suballocations.finish_free(piece) {
+                process.region.release(piece.gpu, BLOCK_BYTES);
             }
         }
     }
 }
 
-/// An event in the stream.
-fn mark(stream: CUstream, variant: Variant) -> Option<CUevent> {
+/// Creates an event and records it in the stream.
+fn record_event(stream: CUstream, variant: StreamVariant) -> Option<CUevent> {
     let mut event = std::ptr::null_mut();
-    // SAFETY: a handle to fill in.
-    if unsafe { real::cuEventCreate(&mut event, CU_EVENT_DISABLE_TIMING) } != CUDA_SUCCESS {
+    // SAFETY: the pointer is to a local variable, which the driver fills in.
+    if unsafe { driver::cuEventCreate(&mut event, CU_EVENT_DISABLE_TIMING) } != CUDA_SUCCESS {
         return None;
     }
     let recorded = match variant {
-        // SAFETY: an event of ours, and the stream that the program gave.
-        Variant::Plain => unsafe { real::cuEventRecord(event, stream) },
-        // SAFETY: likewise.
-        Variant::PerThread => unsafe { real::cuEventRecord_ptsz(event, stream) },
+        // SAFETY: the event was just created, and the stream is the application's.
+        StreamVariant::Legacy => unsafe { driver::cuEventRecord(event, stream) },
+        // SAFETY: the event was just created, and the stream is the application's.
+        StreamVariant::PerThread => unsafe { driver::cuEventRecord_ptsz(event, stream) },
     };
     if recorded == CUDA_SUCCESS {
         return Some(event);
     }
-    // SAFETY: an event of ours that nobody uses.
-    unsafe { real::cuEventDestroy_v2(event) };
+    // SAFETY: the event was just created, and no other code has its handle.
+    unsafe { driver::cuEventDestroy_v2(event) };
     None
 }

@@ -1,65 +1,65 @@
-//! Memory without an address, and the addresses it is mapped to.
+//! Memory without an address, and the addresses that it is mapped to.
 //!
-//! A handle counts from its making to the end of the last of its references and mappings. Memory that somebody else made
-//! and sent here (`cuMemImportFromShareableHandle`) counts where it was made and not a second time. So what was exported
-//! counts as long as its maker's process lives: whoever has the shareable handle, or imported it, keeps the memory, and
-//! when the last of them lets go is not seen. Rather once too often than never. Multicast objects take no memory of their
-//! own: what is bound to them was made as any other.
+//! A handle is counted from its creation until its last reference and its last mapping are gone. Memory that another
+//! process created and sent here (`cuMemImportFromShareableHandle`) is counted where it was created, and not a second
+//! time. So exported memory is counted as long as its creator's process lives: every process that has the shareable
+//! handle, or imported it, keeps the memory, and the last release is not visible. This counts too much rather than too
+//! little. Multicast objects take no memory of their own: the memory bound to them was created like any other.
 #![allow(unsafe_code)]
 
-use super::allocations::Table;
-use super::{Reserved, answer, checked, granted, locked, of_device};
+use super::allocations::HandleMap;
+use super::{Reservation, checked, gpu_of_device, lock, with_grant, write_result};
 use crate::hook::hooks;
 use crate::process;
 use partage_driver_api::cuda::*;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-/// The handles of this process. Held while the driver changes them: it may use a number again at once.
+/// The handles of this process. Locked while the driver changes them, because it may reuse a number at once.
 #[derive(Default)]
 pub(super) struct VirtualMemory {
-    books: Mutex<Books>,
+    records: Mutex<HandleRecords>,
 }
 
 #[derive(Default)]
-struct Books {
-    handles: Table<Handle>,
+struct HandleRecords {
+    handles: HandleMap<HandleRecord>,
     /// Sizes and handles, by address.
     mapped: BTreeMap<CUdeviceptr, (u64, CUmemGenericAllocationHandle)>,
 }
 
-struct Handle {
+struct HandleRecord {
     gpu: usize,
     bytes: u64,
     references: u64,
     mappings: u64,
-    /// Others may have it, for as long as they like.
+    /// Whether other processes may hold it, for an unknown time.
     exported: bool,
 }
 
-impl Books {
-    /// Changes how often a handle is held; what to give back if that was the last time.
-    fn count(&mut self, handle: u64, change: impl FnOnce(&mut Handle)) -> Option<(usize, u64)> {
+impl HandleRecords {
+    /// Changes the reference counts of a handle. Returns what to release if that was the last reference.
+    fn update(&mut self, handle: u64, change: impl FnOnce(&mut HandleRecord)) -> Option<(usize, u64)> {
         let own = self.handles.get_mut(&handle)?;
         change(own);
         if own.references > 0 || own.mappings > 0 {
             return None;
         }
-        // What was exported is forgotten but not given back: the driver may use its number again.
+        // Exported memory is forgotten but not released: the driver may reuse its number.
         self.handles.remove(&handle).filter(|gone| !gone.exported).map(|gone| (gone.gpu, gone.bytes))
     }
 }
 
-/// Does what changes the books, with the driver's call, and gives back what is free then.
-fn changing(
+/// Makes a driver call that changes handles, and releases what is free afterwards.
+fn with_change(
     call: impl FnOnce() -> CUresult,
-    change: impl FnOnce(&mut Books) -> Vec<(usize, u64)>,
+    change: impl FnOnce(&mut HandleRecords) -> Vec<(usize, u64)>,
 ) -> CUresult {
     let Some(process) = process::attached() else { return call() };
-    let mut books = locked(&process.memory.virtual_memory.books);
+    let mut records = lock(&process.memory.virtual_memory.records);
     let answer = call();
     if answer == CUDA_SUCCESS {
-        for (gpu, bytes) in change(&mut books) {
+        for (gpu, bytes) in change(&mut records) {
             process.region.release(gpu, bytes);
         }
     }
@@ -73,36 +73,36 @@ hooks! { cuda;
         properties: *const CUmemAllocationProp,
         flags: u64,
     ) |next, _variant| {
-        // SAFETY: null, or the program's; the driver refuses null.
+        // SAFETY: null, or a structure that the application passed for the driver to read.
         let location = unsafe { properties.as_ref() }.map(|properties| properties.location);
         let on_device = location.filter(|location| location.type_ == CU_MEM_LOCATION_TYPE_DEVICE);
         let Some(location) = on_device.filter(|_| !handle.is_null() && size > 0) else {
-            // The host's, or nothing that there is.
-            // SAFETY: the program's promise.
+            // Host memory, or invalid arguments.
+            // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             return unsafe { next(handle, size, properties, flags) };
         };
-        granted(
+        with_grant(
             |process| {
-                let gpu = of_device(process, location.id)?;
-                let reserved = Reserved::take(process, gpu, size as u64)?;
-                let mut books = locked(&process.memory.virtual_memory.books);
+                let gpu = gpu_of_device(process, location.id)?;
+                let reserved = Reservation::take(process, gpu, size as u64)?;
+                let mut records = lock(&process.memory.virtual_memory.records);
                 let mut made = 0;
-                // SAFETY: a number to fill in, and the program's promise.
+                // SAFETY: the output pointer is valid for writes; the other arguments are the application's, unchanged.
                 checked(unsafe { next(&mut made, size, properties, flags) })?;
-                let own = Handle { gpu, bytes: reserved.keep(), references: 1, mappings: 0, exported: false };
-                books.handles.insert(made, own);
-                // SAFETY: not null, and the program's to write.
-                unsafe { answer(handle, made) };
+                let own = HandleRecord { gpu, bytes: reserved.keep(), references: 1, mappings: 0, exported: false };
+                records.handles.insert(made, own);
+                // SAFETY: not null, and the application passed it for the driver to write the result to.
+                unsafe { write_result(handle, made) };
                 Ok(())
             })
     }
 
     fn cuMemRelease(handle: CUmemGenericAllocationHandle) |next, _variant| {
-        changing(
-            // SAFETY: the program's promise.
+        with_change(
+            // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             || unsafe { next(handle) },
-            |books| {
-                let gone = books.count(handle, |own| own.references = own.references.saturating_sub(1));
+            |records| {
+                let gone = records.update(handle, |own| own.references = own.references.saturating_sub(1));
                 gone.into_iter().collect()
             },
         )
@@ -112,13 +112,13 @@ hooks! { cuda;
         handle: *mut CUmemGenericAllocationHandle,
         address: *mut c_void,
     ) |next, _variant| {
-        changing(
-            // SAFETY: the program's promise.
+        with_change(
+            // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             || unsafe { next(handle, address) },
-            |books| {
-                // SAFETY: null, or the program's, where the driver has just written.
+            |records| {
+                // SAFETY: null, or a pointer to which the driver has just written.
                 let retained = unsafe { handle.as_ref() }.copied().unwrap_or(0);
-                books.count(retained, |own| own.references += 1);
+                records.update(retained, |own| own.references += 1);
                 Vec::new()
             },
         )
@@ -130,11 +130,11 @@ hooks! { cuda;
         handle_type: CUmemAllocationHandleType,
         flags: u64,
     ) |next, _variant| {
-        changing(
-            // SAFETY: the program's promise.
+        with_change(
+            // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             || unsafe { next(shareable_handle, handle, handle_type, flags) },
-            |books| {
-                books.count(handle, |own| own.exported = true);
+            |records| {
+                records.update(handle, |own| own.exported = true);
                 Vec::new()
             },
         )
@@ -147,13 +147,13 @@ hooks! { cuda;
         handle: CUmemGenericAllocationHandle,
         flags: u64,
     ) |next, _variant| {
-        changing(
-            // SAFETY: the program's promise.
+        with_change(
+            // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             || unsafe { next(pointer, size, offset, handle, flags) },
-            |books| {
-                if books.handles.contains_key(&handle) {
-                    books.count(handle, |own| own.mappings += 1);
-                    books.mapped.insert(pointer, (size as u64, handle));
+            |records| {
+                if records.handles.contains_key(&handle) {
+                    records.update(handle, |own| own.mappings += 1);
+                    records.mapped.insert(pointer, (size as u64, handle));
                 }
                 Vec::new()
             },
@@ -161,39 +161,39 @@ hooks! { cuda;
     }
 
     fn cuMemUnmap(pointer: CUdeviceptr, size: usize) |next, _variant| {
-        changing(
-            // SAFETY: the program's promise.
+        with_change(
+            // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             || unsafe { next(pointer, size) },
-            |books| {
+            |records| {
                 let end = pointer.saturating_add(size as u64);
-                let gone: Vec<_> = books.mapped.range(pointer..end).map(|(&at, &(_, handle))| (at, handle)).collect();
+                let gone: Vec<_> = records.mapped.range(pointer..end).map(|(&at, &(_, handle))| (at, handle)).collect();
                 let free = gone.into_iter().filter_map(|(at, handle)| {
-                    books.mapped.remove(&at);
-                    books.count(handle, |own| own.mappings = own.mappings.saturating_sub(1))
+                    records.mapped.remove(&at);
+                    records.update(handle, |own| own.mappings = own.mappings.saturating_sub(1))
                 });
                 free.collect()
             },
         )
     }
 
-    /// What is behind parts of an array stays there when its handle goes, and when it leaves again is not seen: such
-    /// memory counts as long as the process lives.
+    /// Memory that is mapped to parts of an array stays there when its handle is released, and its unmapping is not
+    /// visible: such memory is counted as long as the process lives.
     fn cuMemMapArrayAsync(
         map_info_list: *mut CUarrayMapInfo,
         count: u32,
         stream: CUstream,
     ) twin cuMemMapArrayAsync_ptsz |next, _variant| {
-        changing(
-            // SAFETY: the program's promise.
+        with_change(
+            // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             || unsafe { next(map_info_list, count, stream) },
-            |books| {
+            |records| {
                 if !map_info_list.is_null() {
-                    // SAFETY: not null, and as many as the program says, which the driver has read.
+                    // SAFETY: not null, and the application passed `count` entries, which the driver has read.
                     let list = unsafe { std::slice::from_raw_parts(map_info_list, count as usize) };
                     for info in list.iter().filter(|info| info.memOperationType == CU_MEM_OPERATION_TYPE_MAP) {
-                        // SAFETY: every bit pattern is a number.
+                        // SAFETY: every bit pattern of the union is a valid handle number.
                         let handle = unsafe { info.memHandle.memHandle };
-                        books.count(handle, |own| own.mappings += 1);
+                        records.update(handle, |own| own.mappings += 1);
                     }
                 }
                 Vec::new()

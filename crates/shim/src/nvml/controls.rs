@@ -1,7 +1,7 @@
-//! Switches of a card, and of the machine: the card is not one container's, so none may turn them.
+//! Controls of a GPU and of the machine: a GPU does not belong to one container, so none may change them.
 //!
-//! The driver itself asks for root, which a container often has. `nvmlDeviceSetCpuAffinity` and its opposite change nothing but
-//! the thread that calls, and pass.
+//! The driver itself requires root, which a container often has. `nvmlDeviceSetCpuAffinity` and its opposite affect
+//! only the calling thread, and are not hooked.
 #![allow(unsafe_code)]
 
 use crate::hook::hooks;
@@ -19,7 +19,7 @@ macro_rules! refused {
 }
 
 refused! {
-    // Clocks, power, fans, modes, counters of a card.
+    // Clocks, power, fans, modes and counters of a GPU.
     fn nvmlDeviceClearAccountingPids(device: nvmlDevice_t);
     fn nvmlDeviceClearEccErrorCounts(device: nvmlDevice_t, counter_type: nvmlEccCounterType_t);
     fn nvmlDeviceClearFieldValues(device: nvmlDevice_t, values_count: i32, values: *mut nvmlFieldValue_t);
@@ -79,7 +79,7 @@ refused! {
     );
     fn nvmlSystemSetNvlinkBwMode(nvlink_bw_mode: u32);
 
-    // Instances of MIG, and counters that all share.
+    // MIG instances, and counters that all share.
     fn nvmlComputeInstanceDestroy(compute_instance: nvmlComputeInstance_t);
     fn nvmlDeviceCreateGpuInstance(
         device: nvmlDevice_t,
@@ -126,7 +126,7 @@ refused! {
     fn nvmlVgpuInstanceClearAccountingPids(vgpu_instance: nvmlVgpuInstance_t);
     fn nvmlVgpuInstanceSetEncoderCapacity(vgpu_instance: nvmlVgpuInstance_t, encoder_capacity: u32);
 
-    // What virtual machines and their processes do: a container is not their host.
+    // Activity of virtual machines and their processes: a container is not their host.
     fn nvmlDeviceGetVgpuInstancesUtilizationInfo(
         device: nvmlDevice_t,
         vgpu_util_info: *mut nvmlVgpuInstancesUtilizationInfo_t,
@@ -174,7 +174,7 @@ refused! {
     fn nvmlVgpuInstanceGetFbUsage(vgpu_instance: nvmlVgpuInstance_t, fb_usage: *mut u64);
     fn nvmlDeviceGetVgpuSchedulerLog(device: nvmlDevice_t, scheduler_log: *mut nvmlVgpuSchedulerLog_t);
 
-    // Taking cards away, finding new ones, confidential computing.
+    // Removing GPUs, discovering new ones, confidential computing.
     fn nvmlDeviceModifyDrainState(pci_info: *mut nvmlPciInfo_t, new_state: nvmlEnableState_t);
     fn nvmlDeviceRemoveGpu(pci_info: *mut nvmlPciInfo_v2_t);
     fn nvmlDeviceRemoveGpu_v2(

@@ -1,46 +1,50 @@
-//! Who uses a GPU: processes of the container.
+//! Processes that use a GPU: those of the container.
 //!
-//! Lists of processes are not the driver's with others left out, but the region's own: the driver calls processes by the pids
-//! of the machine, or of the caller's namespace, as its version has it, and a process in a container cannot tell which are its
-//! brothers. The region can: every process holds a lock there, and the kernel translates its owner's pid. So a process is
-//! listed by the pid that `ps` shows beside the caller, with the bytes that the ledger says it holds, and the list adds up to
-//! what is used. Who holds nothing, such as the program that asks, is not on it. All that holds memory is a process that
-//! computes: lists of graphics and of MPS are empty.
+//! Lists of processes come from the region, not from the driver's list with others removed: the driver reports host
+//! pids, or pids of the caller's namespace, depending on its version, and a process in a container cannot tell which
+//! processes share its container. The region can: every process holds a lock there, and the kernel translates the pid
+//! of its owner. So a process is listed by the pid that `ps` shows to the caller, with the bytes that its account
+//! holds, and the list adds up to what is used. A process that holds nothing, such as the calling program, is not in
+//! it. Every process that holds memory is a compute process: the lists of graphics and MPS processes are empty.
 //!
-//! Where only the driver knows the answer (utilisation, accounting), its pids are compared with both names that the region has
-//! for a process. NVIDIA's open kernel modules translate them for the caller's namespace, so its own are found. They leave a
-//! process of another namespace the machine's pid, which may by chance be one of ours: it is a percentage that is then wrong,
-//! nobody is named. The closed modules of old translate nothing, and in a namespace of its own a container has used nothing.
+//! Where only the driver has the answer (utilization, accounting), its pids are compared with both pids that the region
+//! has for a process. NVIDIA's open kernel modules translate pids for the caller's namespace, so the container's own
+//! are found. For a process of another namespace they report the host pid, which may by chance equal one of the
+//! container's: then a percentage is wrong, but no foreign process is named. The older closed modules translate
+//! nothing, and in a pid namespace of its own a container appears to have used nothing.
 #![allow(unsafe_code)]
 
-use super::{Answer, Share, check, everything, export_table, put, put_list, take, told, utilisation};
-use crate::driver::nvml as real;
+use super::{
+    DeviceShare, NvmlResult, check, export_table, query_list, read_argument, utilization, with_share,
+    write_list, write_result,
+};
+use crate::driver::nvml as driver;
 use crate::hook::hooks;
-use crate::process::{self, Process, Standing};
+use crate::process::{self, GrantStatus, Process};
 use partage_driver_api::nvml::*;
-use partage_region::futex::keeping_errno;
+use partage_region::futex::preserve_errno;
 use std::ffi::c_char;
 use std::ptr::null_mut;
 
 /// A process of the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Own {
-    /// Its pid as the caller's `ps` shows it; as the process calls itself, where it has none there.
+pub(super) struct OwnProcess {
+    /// Pid as the caller's `ps` shows it; the process's own pid if it has none there.
     pub(super) pid: u32,
-    /// Its pid as it calls itself.
-    calls_itself: u32,
-    /// Bytes it holds of the GPU.
+    /// Pid in the process's own namespace.
+    own_pid: u32,
+    /// Bytes that it holds of the GPU.
     pub(super) bytes: u64,
 }
 
-/// All processes of the container that live.
-pub(super) struct Container(Vec<Own>);
+/// All live processes of the container.
+pub(super) struct ContainerProcesses(Vec<OwnProcess>);
 
-impl Container {
-    pub(super) fn of(share: &Share) -> Self {
+impl ContainerProcesses {
+    pub(super) fn of(share: &DeviceShare) -> Self {
         let (region, gpu) = (&share.process.region, share.gpu);
         let mut all = Self(Vec::new());
-        keeping_errno(|| {
+        preserve_errno(|| {
             region.tidy();
             for process in region.processes() {
                 let bytes = process.held.get(gpu).copied().unwrap_or(0);
@@ -50,46 +54,47 @@ impl Container {
         all
     }
 
-    /// A process that has loaded both libraries has two slots.
-    fn add(&mut self, pid: u32, calls_itself: u32, bytes: u64) {
-        match self.0.iter_mut().find(|own| (own.pid, own.calls_itself) == (pid, calls_itself)) {
+    /// Adds a process. A process that has loaded both libraries has two slots, which are added up.
+    fn add(&mut self, pid: u32, own_pid: u32, bytes: u64) {
+        match self.0.iter_mut().find(|own| (own.pid, own.own_pid) == (pid, own_pid)) {
             Some(own) => own.bytes = own.bytes.saturating_add(bytes),
-            None => self.0.push(Own { pid, calls_itself, bytes }),
+            None => self.0.push(OwnProcess { pid, own_pid, bytes }),
         }
     }
 
-    /// Those that hold memory, in the order in which they came.
-    pub(super) fn holders(&self) -> impl Iterator<Item = &Own> {
+    /// Returns the processes that hold memory, in the order of their slots.
+    pub(super) fn holders(&self) -> impl Iterator<Item = &OwnProcess> {
         self.0.iter().filter(|own| own.bytes > 0)
     }
 
-    /// The pid to show for one of the driver's, if it is of this container.
-    pub(super) fn shown(&self, driver_pid: u32) -> Option<u32> {
-        let by = |is: fn(&Own) -> u32| self.0.iter().find(|own| is(own) == driver_pid && driver_pid != 0);
-        by(|own| own.pid).or_else(|| by(|own| own.calls_itself)).map(|own| own.pid)
+    /// Returns the pid to show for a pid of the driver, if the process belongs to this container.
+    pub(super) fn visible_pid(&self, driver_pid: u32) -> Option<u32> {
+        let by =
+            |is: fn(&OwnProcess) -> u32| self.0.iter().find(|own| is(own) == driver_pid && driver_pid != 0);
+        by(|own| own.pid).or_else(|| by(|own| own.own_pid)).map(|own| own.pid)
     }
 }
 
-/// A process in one of NVML's forms.
-trait Record: Copy {
-    fn of(own: &Own) -> Self;
+/// A process in one of NVML's formats.
+trait ProcessRecord: Copy {
+    fn of(own: &OwnProcess) -> Self;
 }
 
-impl Record for nvmlProcessInfo_v1_t {
-    fn of(own: &Own) -> Self {
+impl ProcessRecord for nvmlProcessInfo_v1_t {
+    fn of(own: &OwnProcess) -> Self {
         Self { pid: own.pid, usedGpuMemory: own.bytes }
     }
 }
 
-impl Record for nvmlProcessInfo_v2_t {
-    fn of(own: &Own) -> Self {
+impl ProcessRecord for nvmlProcessInfo_v2_t {
+    fn of(own: &OwnProcess) -> Self {
         // Without MIG a process is in no instance.
         Self { pid: own.pid, usedGpuMemory: own.bytes, gpuInstanceId: u32::MAX, computeInstanceId: u32::MAX }
     }
 }
 
-impl Record for nvmlProcessDetail_v1_t {
-    fn of(own: &Own) -> Self {
+impl ProcessRecord for nvmlProcessDetail_v1_t {
+    fn of(own: &OwnProcess) -> Self {
         Self {
             pid: own.pid,
             usedGpuMemory: own.bytes,
@@ -100,48 +105,50 @@ impl Record for nvmlProcessDetail_v1_t {
     }
 }
 
-/// Lists of which there are three.
+/// The kind of a list of processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ListKind {
     Compute,
-    /// Graphics or MPS.
+    /// Graphics or MPS processes.
     Other,
 }
 
-/// A list of processes; `ask` is the driver's own function.
-fn running<T: Record>(
+/// Answers a query for a list of processes; `query` is the driver's own function.
+fn list_running<T: ProcessRecord>(
     device: nvmlDevice_t,
-    kind: Kind,
+    kind: ListKind,
     count: *mut u32,
     infos: *mut T,
-    ask: impl Fn(*mut u32, *mut T) -> nvmlReturn_t,
+    query: impl Fn(*mut u32, *mut T) -> nvmlReturn_t,
 ) -> nvmlReturn_t {
-    told(device, |share| {
+    with_share(device, |share| {
         if count.is_null() {
-            return check(ask(count, infos));
+            return check(query(count, infos));
         }
-        // What speaks against any answer is the driver's to say: a card that is lost, a library that has ended.
+        // Errors that prevent any answer are reported by the driver: a lost GPU, a library that was shut down.
         let mut none = 0;
-        may_answer(ask(&mut none, null_mut()))?;
+        allow_insufficient_size(query(&mut none, null_mut()))?;
         let list: Vec<T> = match kind {
-            Kind::Compute => Container::of(&share).holders().map(T::of).collect(),
-            Kind::Other => Vec::new(),
+            ListKind::Compute => ContainerProcesses::of(&share).holders().map(T::of).collect(),
+            ListKind::Other => Vec::new(),
         };
-        // SAFETY: the program's count and array.
-        unsafe { put_list(count, infos, &list) }
+        // SAFETY: the application passed the count, and an array with room for as many entries.
+        unsafe { write_list(count, infos, &list) }
     })
 }
 
-/// Whether the driver would have answered, had there been room.
-fn may_answer(code: nvmlReturn_t) -> Answer {
+/// Accepts `INSUFFICIENT_SIZE`: the driver would have answered if there had been room.
+fn allow_insufficient_size(code: nvmlReturn_t) -> NvmlResult {
     if code == NVML_ERROR_INSUFFICIENT_SIZE { Ok(()) } else { check(code) }
 }
 
-/// Whether the card answers at all.
-pub(super) fn answers(share: &Share) -> Answer {
+/// Checks whether the GPU answers at all.
+pub(super) fn check_device_answers(share: &DeviceShare) -> NvmlResult {
     let mut none = 0;
-    // SAFETY: a number, and no room.
-    may_answer(unsafe { real::nvmlDeviceGetComputeRunningProcesses(share.device, &mut none, null_mut()) })
+    // SAFETY: the count is a local variable, and there is no room for entries.
+    allow_insufficient_size(unsafe {
+        driver::nvmlDeviceGetComputeRunningProcesses(share.device, &mut none, null_mut())
+    })
 }
 
 hooks! { nvml;
@@ -150,8 +157,8 @@ hooks! { nvml;
         count: *mut u32,
         infos: *mut nvmlProcessInfo_v1_t,
     ) |next, _variant| {
-        // SAFETY: the program's promise.
-        running(device, Kind::Compute, count, infos, |count, infos| unsafe { next(device, count, infos) })
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+        list_running(device, ListKind::Compute, count, infos, |count, infos| unsafe { next(device, count, infos) })
     }
 
     fn nvmlDeviceGetComputeRunningProcesses_v2(
@@ -159,8 +166,8 @@ hooks! { nvml;
         count: *mut u32,
         infos: *mut nvmlProcessInfo_v2_t,
     ) |next, _variant| {
-        // SAFETY: the program's promise.
-        running(device, Kind::Compute, count, infos, |count, infos| unsafe { next(device, count, infos) })
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+        list_running(device, ListKind::Compute, count, infos, |count, infos| unsafe { next(device, count, infos) })
     }
 
     fn nvmlDeviceGetComputeRunningProcesses_v3(
@@ -168,8 +175,8 @@ hooks! { nvml;
         count: *mut u32,
         infos: *mut nvmlProcessInfo_t,
     ) |next, _variant| {
-        // SAFETY: the program's promise.
-        running(device, Kind::Compute, count, infos, |count, infos| unsafe { next(device, count, infos) })
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+        list_running(device, ListKind::Compute, count, infos, |count, infos| unsafe { next(device, count, infos) })
     }
 
     fn nvmlDeviceGetGraphicsRunningProcesses(
@@ -177,8 +184,8 @@ hooks! { nvml;
         count: *mut u32,
         infos: *mut nvmlProcessInfo_v1_t,
     ) |next, _variant| {
-        // SAFETY: the program's promise.
-        running(device, Kind::Other, count, infos, |count, infos| unsafe { next(device, count, infos) })
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+        list_running(device, ListKind::Other, count, infos, |count, infos| unsafe { next(device, count, infos) })
     }
 
     fn nvmlDeviceGetGraphicsRunningProcesses_v2(
@@ -186,8 +193,8 @@ hooks! { nvml;
         count: *mut u32,
         infos: *mut nvmlProcessInfo_v2_t,
     ) |next, _variant| {
-        // SAFETY: the program's promise.
-        running(device, Kind::Other, count, infos, |count, infos| unsafe { next(device, count, infos) })
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+        list_running(device, ListKind::Other, count, infos, |count, infos| unsafe { next(device, count, infos) })
     }
 
     fn nvmlDeviceGetGraphicsRunningProcesses_v3(
@@ -195,8 +202,8 @@ hooks! { nvml;
         count: *mut u32,
         infos: *mut nvmlProcessInfo_t,
     ) |next, _variant| {
-        // SAFETY: the program's promise.
-        running(device, Kind::Other, count, infos, |count, infos| unsafe { next(device, count, infos) })
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+        list_running(device, ListKind::Other, count, infos, |count, infos| unsafe { next(device, count, infos) })
     }
 
     fn nvmlDeviceGetMPSComputeRunningProcesses(
@@ -204,8 +211,8 @@ hooks! { nvml;
         count: *mut u32,
         infos: *mut nvmlProcessInfo_v1_t,
     ) |next, _variant| {
-        // SAFETY: the program's promise.
-        running(device, Kind::Other, count, infos, |count, infos| unsafe { next(device, count, infos) })
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+        list_running(device, ListKind::Other, count, infos, |count, infos| unsafe { next(device, count, infos) })
     }
 
     fn nvmlDeviceGetMPSComputeRunningProcesses_v2(
@@ -213,8 +220,8 @@ hooks! { nvml;
         count: *mut u32,
         infos: *mut nvmlProcessInfo_v2_t,
     ) |next, _variant| {
-        // SAFETY: the program's promise.
-        running(device, Kind::Other, count, infos, |count, infos| unsafe { next(device, count, infos) })
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+        list_running(device, ListKind::Other, count, infos, |count, infos| unsafe { next(device, count, infos) })
     }
 
     fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
@@ -222,125 +229,128 @@ hooks! { nvml;
         count: *mut u32,
         infos: *mut nvmlProcessInfo_t,
     ) |next, _variant| {
-        // SAFETY: the program's promise.
-        running(device, Kind::Other, count, infos, |count, infos| unsafe { next(device, count, infos) })
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+        list_running(device, ListKind::Other, count, infos, |count, infos| unsafe { next(device, count, infos) })
     }
 
-    /// The same lists in another form.
+    /// Returns the same lists in another format.
     fn nvmlDeviceGetRunningProcessDetailList(
         device: nvmlDevice_t,
         list: *mut nvmlProcessDetailList_t,
     ) |next, _variant| {
-        told(device, |_| {
-            // SAFETY: the program's structure; its version comes first in all versions.
-            let version = unsafe { take(list.cast_const().cast::<u32>()) }?;
+        with_share(device, |_| {
+            // SAFETY: null, or the application's structure; the version comes first in all versions.
+            let version = unsafe { read_argument(list.cast_const().cast::<u32>()) }?;
             if version != nvmlProcessDetailList_v1 {
                 return Err(NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
             }
-            // SAFETY: this is the form of that version.
-            let mut asked = unsafe { take(list.cast_const()) }?;
-            let kind = if asked.mode == 0 { Kind::Compute } else { Kind::Other };
+            // SAFETY: the structure has the format of this version.
+            let mut asked = unsafe { read_argument(list.cast_const()) }?;
+            let kind = if asked.mode == 0 { ListKind::Compute } else { ListKind::Other };
             let room = &raw mut asked.numProcArrayEntries;
-            let answer = running(device, kind, room, asked.procArray, |count, infos| {
+            let answer = list_running(device, kind, room, asked.procArray, |count, infos| {
                 let mut empty = nvmlProcessDetailList_t { numProcArrayEntries: 0, procArray: infos, ..asked };
                 if !count.is_null() {
-                    // SAFETY: a number of ours.
+                    // SAFETY: not null, and a count of this function or of `asked`.
                     empty.numProcArrayEntries = unsafe { count.read() };
                 }
-                // SAFETY: a structure of ours, with the room that it says.
+                // SAFETY: the pointer is to a local structure, whose array has the stated room.
                 unsafe { next(device, &mut empty) }
             });
             if matches!(answer, NVML_SUCCESS | NVML_ERROR_INSUFFICIENT_SIZE) {
-                // SAFETY: the same structure.
-                unsafe { put(list, asked) }?;
+                // SAFETY: the application's structure was just read, and it is for the driver to write to.
+                unsafe { write_result(list, asked) }?;
             }
             check(answer)
         })
     }
 
-    /// Samples of the container's processes; none of theirs is "not found", as the driver says it.
+    /// Returns samples of the container's processes; if there are none, "not found", as the driver does.
     fn nvmlDeviceGetProcessUtilization(
         device: nvmlDevice_t,
         utilization: *mut nvmlProcessUtilizationSample_t,
         process_samples_count: *mut u32,
         last_seen_time_stamp: u64,
     ) |next, _variant| {
-        // SAFETY: the program's promise.
-        let ask = || unsafe { next(device, utilization, process_samples_count, last_seen_time_stamp) };
-        told(device, |share| {
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+        let query = || unsafe { next(device, utilization, process_samples_count, last_seen_time_stamp) };
+        with_share(device, |share| {
             if process_samples_count.is_null() {
-                return check(ask());
+                return check(query());
             }
             if utilization.is_null() {
-                answers(&share)?;
-                // SAFETY: not null.
-                unsafe { put(process_samples_count, room_for_all(&share)) }?;
+                check_device_answers(&share)?;
+                // SAFETY: not null, and the application passed it for the driver to write to.
+                unsafe { write_result(process_samples_count, max_records(&share)) }?;
                 return Err(NVML_ERROR_INSUFFICIENT_SIZE);
             }
-            let samples = utilisation::samples(&share, last_seen_time_stamp)?;
+            let samples = utilization::samples(&share, last_seen_time_stamp)?;
             if samples.is_empty() {
                 return Err(NVML_ERROR_NOT_FOUND);
             }
-            // SAFETY: the program's count and array.
-            unsafe { put_list(process_samples_count, utilization, &samples) }
+            // SAFETY: the application passed the count, and an array with room for as many entries.
+            unsafe { write_list(process_samples_count, utilization, &samples) }
         })
     }
 
-    /// The same with more engines.
+    /// Returns the same with more engines.
     fn nvmlDeviceGetProcessesUtilizationInfo(
         device: nvmlDevice_t,
         utilization: *mut nvmlProcessesUtilizationInfo_t,
     ) |next, _variant| {
-        told(device, |share| {
-            // SAFETY: the program's structure; its version comes first in all versions.
-            let version = unsafe { take(utilization.cast_const().cast::<u32>()) }?;
+        with_share(device, |share| {
+            // SAFETY: null, or the application's structure; the version comes first in all versions.
+            let version = unsafe { read_argument(utilization.cast_const().cast::<u32>()) }?;
             if version != nvmlProcessesUtilizationInfo_v1 {
                 return Err(NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
             }
-            // SAFETY: this is the form of that version.
-            let mut asked = unsafe { take(utilization.cast_const()) }?;
-            let own = utilisation::infos(&share, asked.lastSeenTimeStamp);
+            // SAFETY: the structure has the format of this version.
+            let mut asked = unsafe { read_argument(utilization.cast_const()) }?;
+            let own = utilization::infos(&share, asked.lastSeenTimeStamp);
             let answer = match own {
                 Err(code) => return Err(code),
                 Ok(_) if asked.procUtilArray.is_null() => {
-                    asked.processSamplesCount = room_for_all(&share);
+                    asked.processSamplesCount = max_records(&share);
                     Err(NVML_ERROR_INSUFFICIENT_SIZE)
                 }
                 Ok(infos) if infos.is_empty() => return Err(NVML_ERROR_NOT_FOUND),
                 Ok(infos) => {
                     asked.lastSeenTimeStamp = infos.iter().map(|info| info.timeStamp).max().unwrap_or(0);
-                    // SAFETY: a number of ours, and the program's array with the room that it said.
-                    unsafe { put_list(&raw mut asked.processSamplesCount, asked.procUtilArray, &infos) }
+                    // SAFETY: the count is in a local structure, and the application's array has the room that it
+                    // stated.
+                    unsafe { write_list(&raw mut asked.processSamplesCount, asked.procUtilArray, &infos) }
                 }
             };
-            // SAFETY: the program's structure.
-            unsafe { put(utilization, asked) }?;
+            // SAFETY: the application's structure was just read, and it is for the driver to write to.
+            unsafe { write_result(utilization, asked) }?;
             answer
         })
     }
 
-    /// Those of the driver's that are of this container and still live: of the dead nobody knows whose they were.
+    /// Returns those pids of the driver that belong to live processes of this container: the container of a dead one is
+    /// unknown.
     fn nvmlDeviceGetAccountingPids(device: nvmlDevice_t, count: *mut u32, pids: *mut u32) |next, _variant| {
-        told(device, |share| {
-            // SAFETY: room as it is said.
-            let all = everything(|count, pids| unsafe { next(device, count, pids) })?;
-            let own = Container::of(&share);
-            let list: Vec<u32> = all.into_iter().flatten().filter_map(|pid| own.shown(pid)).collect();
-            // SAFETY: the program's count and array.
-            unsafe { put_list(count, pids, &list) }
+        with_share(device, |share| {
+            // SAFETY: `pids` has room for `*count` entries.
+            let all = query_list(|count, pids| unsafe { next(device, count, pids) })?;
+            let own = ContainerProcesses::of(&share);
+            let list: Vec<u32> = all.into_iter().flatten().filter_map(|pid| own.visible_pid(pid)).collect();
+            // SAFETY: the application passed the count, and an array with room for as many entries.
+            unsafe { write_list(count, pids, &list) }
         })
     }
 
-    /// How a process of the container is called. Nobody else's can be asked for, whatever pid the driver knows it by.
+    /// Returns the name of a process of the container. Other processes cannot be queried, whichever pid the driver
+    /// knows them by.
     fn nvmlSystemGetProcessName(pid: u32, name: *mut c_char, length: u32) |next, _variant| {
-        // SAFETY: the program's promise.
-        let ask = |pid| unsafe { next(pid, name, length) };
-        let process = match process::standing() {
-            Standing::Refused => return NVML_ERROR_NO_PERMISSION,
-            Standing::Held(process) => process,
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+        let query = |pid| unsafe { next(pid, name, length) };
+        let process = match process::grant_status() {
+            GrantStatus::Refused => return NVML_ERROR_NO_PERMISSION,
+            GrantStatus::Granted(process) => process,
         };
-        // What else speaks against it is said first, about a pid that no process has.
-        match ask(u32::MAX) {
+        // Other errors are reported first, with a pid that no process has.
+        match query(u32::MAX) {
             NVML_SUCCESS | NVML_ERROR_NOT_FOUND => {}
             code => return code,
         }
@@ -350,48 +360,49 @@ hooks! { nvml;
         if !is_own(process, pid) {
             return NVML_ERROR_NOT_FOUND;
         }
-        let called = export_table::name(pid);
+        let called = export_table::process_name(pid);
         let letters = called.iter().take_while(|&&letter| letter != 0);
-        // A name that is too long is cut; its end is not.
+        // A name that is too long is truncated; it is still terminated.
         let room = (length as usize - 1).min(letters.clone().count());
         for (index, &letter) in letters.take(room).enumerate() {
             let place = name.wrapping_add(index);
-            // SAFETY: not null, and inside what the program says is its length.
+            // SAFETY: not null, and inside the length that the application passed.
             unsafe { place.write(letter as c_char) };
         }
         let end = name.wrapping_add(room);
-        // SAFETY: likewise: the end comes before the length does.
+        // SAFETY: not null, and `room` is below the length that the application passed.
         unsafe { end.write(0) };
         NVML_SUCCESS
     }
 
-    /// Those of a process of the container.
+    /// Returns the statistics of a process of the container.
     fn nvmlDeviceGetAccountingStats(
         device: nvmlDevice_t,
         pid: u32,
         stats: *mut nvmlAccountingStats_t,
     ) |next, _variant| {
-        // SAFETY: the program's promise.
-        let ask = |pid| unsafe { next(device, pid, stats) };
-        told(device, |share| {
-            match Container::of(&share).shown(pid) {
-                Some(_) => check(ask(pid)),
-                // What else speaks against it is said first, about a pid that no process has.
-                None => Err(match ask(u32::MAX) { NVML_SUCCESS => NVML_ERROR_NOT_FOUND, code => code }),
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+        let query = |pid| unsafe { next(device, pid, stats) };
+        with_share(device, |share| {
+            match ContainerProcesses::of(&share).visible_pid(pid) {
+                Some(_) => check(query(pid)),
+                // Other errors are reported first, with a pid that no process has.
+                None => Err(match query(u32::MAX) { NVML_SUCCESS => NVML_ERROR_NOT_FOUND, code => code }),
             }
         })
     }
 }
 
-/// Whether a pid, as the caller's `ps` shows it, is that of a process of the container that has loaded the driver.
+/// Returns whether a pid, as the caller's `ps` shows it, is that of a process of the container that has loaded the
+/// driver.
 fn is_own(process: &Process, pid: u32) -> bool {
-    keeping_errno(|| process.region.processes().any(|own| own.pid_here == Some(pid)))
+    preserve_errno(|| process.region.processes().any(|own| own.pid_here == Some(pid)))
 }
 
-/// Records that there can be.
-fn room_for_all(share: &Share) -> u32 {
-    // At most as many as slots.
-    Container::of(share).0.len().max(1) as u32
+/// Returns the most records that a query can return.
+fn max_records(share: &DeviceShare) -> u32 {
+    // At most as many as slots, so it fits.
+    ContainerProcesses::of(share).0.len().max(1) as u32
 }
 
 #[cfg(test)]
@@ -399,8 +410,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_with_two_slots_is_one() {
-        let mut all = Container(Vec::new());
+    fn two_slots_of_one_process_are_summed() {
+        let mut all = ContainerProcesses(Vec::new());
         all.add(100, 7, 10);
         all.add(101, 8, 0);
         all.add(100, 7, 5);
@@ -411,13 +422,13 @@ mod tests {
     }
 
     #[test]
-    fn the_driver_may_use_either_pid() {
-        let mut all = Container(Vec::new());
+    fn driver_may_report_either_pid() {
+        let mut all = ContainerProcesses(Vec::new());
         all.add(100, 7, 10);
         all.add(7, 3, 10);
-        assert_eq!(all.shown(100), Some(100));
-        assert_eq!(all.shown(7), Some(7), "what is shown goes first");
-        assert_eq!(all.shown(3), Some(7));
-        assert_eq!((all.shown(0), all.shown(5)), (None, None));
+        assert_eq!(all.visible_pid(100), Some(100));
+        assert_eq!(all.visible_pid(7), Some(7), "what is shown goes first");
+        assert_eq!(all.visible_pid(3), Some(7));
+        assert_eq!((all.visible_pid(0), all.visible_pid(5)), (None, None));
     }
 }

@@ -1,106 +1,107 @@
-//! The GPU of the calling thread's context, where a process has several: remembered, because asking the driver at every
-//! launch would be a call more at every launch.
+//! The GPU of the calling thread's context in a process with several GPUs: cached, because querying the driver would
+//! add a call to every launch.
 //!
-//! The calls that change a thread's context are hooked to keep up. The CUDA runtime knows ways of its own to change it, so
-//! the driver is asked again now and then.
+//! Hooks on the calls that change a thread's context update the cache. The CUDA runtime has other ways to change it, so
+//! the driver is queried again now and then.
 #![allow(unsafe_code)]
 
-use crate::driver::cuda as real;
+use crate::driver::cuda as driver;
 use crate::hook::hooks;
 use crate::process::{self, Process};
 use partage_driver_api::cuda::*;
 use std::cell::Cell;
 
-/// Launches until the driver is asked again.
-const TRUSTED: u16 = 64;
+/// Launches after which the driver is queried again.
+const LAUNCHES_PER_QUERY: u16 = 64;
 
 #[derive(Clone, Copy)]
-struct Current {
+struct CachedGpu {
     gpu: Option<u8>,
-    trusted: u16,
+    remaining: u16,
 }
 
 thread_local! {
-    static CURRENT: Cell<Current> = const { Cell::new(Current { gpu: None, trusted: 0 }) };
+    static CACHED_GPU: Cell<CachedGpu> = const { Cell::new(CachedGpu { gpu: None, remaining: 0 }) };
 }
 
-/// The thread's context has changed, nobody knows to which.
+/// Clears the cache: the thread's context has changed in an unknown way.
 pub(crate) fn forget() {
-    // A thread that is ending has no memory of its own any more.
-    let _ = CURRENT.try_with(|current| current.set(Current { gpu: None, trusted: 0 }));
+    // The thread-local is gone in a thread that is ending.
+    let _ = CACHED_GPU.try_with(|current| current.set(CachedGpu { gpu: None, remaining: 0 }));
 }
 
-/// The GPU of the thread's context.
-pub(super) fn gpu(ask: impl FnOnce() -> Option<usize>) -> Option<usize> {
-    let known = CURRENT.try_with(Cell::get).ok()?;
-    if known.trusted > 0 {
-        let _ = CURRENT.try_with(|current| current.set(Current { trusted: known.trusted - 1, ..known }));
+/// Returns the GPU of the thread's context, from the cache or by `query`.
+pub(super) fn gpu(query: impl FnOnce() -> Option<usize>) -> Option<usize> {
+    let known = CACHED_GPU.try_with(Cell::get).ok()?;
+    if known.remaining > 0 {
+        let _ =
+            CACHED_GPU.try_with(|current| current.set(CachedGpu { remaining: known.remaining - 1, ..known }));
         return known.gpu.map(usize::from);
     }
-    let gpu = ask()?;
+    let gpu = query()?;
     remember(gpu);
     Some(gpu)
 }
 
 fn remember(gpu: usize) {
     let gpu = u8::try_from(gpu).ok();
-    let _ = CURRENT.try_with(|current| current.set(Current { gpu, trusted: TRUSTED }));
+    let _ = CACHED_GPU.try_with(|current| current.set(CachedGpu { gpu, remaining: LAUNCHES_PER_QUERY }));
 }
 
-/// The thread has this context now.
-fn changed(process: &Process, context: CUcontext) {
+/// Updates the cache: the thread has this context now.
+fn update_cache(process: &Process, context: CUcontext) {
     match process.memory.gpu_of(context) {
         Some(gpu) => remember(gpu),
         None => forget(),
     }
 }
 
-fn changed_to(answer: CUresult, context: CUcontext) -> CUresult {
+fn context_changed_to(answer: CUresult, context: CUcontext) -> CUresult {
     if answer == CUDA_SUCCESS
         && let Some(process) = process::attached()
     {
-        changed(process, context);
+        update_cache(process, context);
     }
     answer
 }
 
-/// Whether it matters: not where there is one device.
+/// Returns whether the cache is needed: not if there is only one device.
 fn needed() -> bool {
     process::attached().is_some_and(|process| process.devices.only().is_none())
 }
 
 hooks! { cuda;
     fn cuCtxSetCurrent(context: CUcontext) |next, _variant| if needed {
-        // SAFETY: the program's promise.
-        changed_to(unsafe { next(context) }, context)
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+        context_changed_to(unsafe { next(context) }, context)
     }
 
     fn cuCtxPushCurrent(context: CUcontext) |next, _variant| if needed {
-        // SAFETY: the program's promise.
-        changed_to(unsafe { next(context) }, context)
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+        context_changed_to(unsafe { next(context) }, context)
     }
 
     fn cuCtxPushCurrent_v2(context: CUcontext) |next, _variant| if needed {
-        // SAFETY: the program's promise.
-        changed_to(unsafe { next(context) }, context)
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+        context_changed_to(unsafe { next(context) }, context)
     }
 
     fn cuCtxPopCurrent(context: *mut CUcontext) |next, _variant| if needed {
-        // SAFETY: the program's promise.
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
         let answer = unsafe { next(context) };
-        changed_to(answer, current())
+        context_changed_to(answer, current_context())
     }
 
     fn cuCtxPopCurrent_v2(context: *mut CUcontext) |next, _variant| if needed {
-        // SAFETY: the program's promise.
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
         let answer = unsafe { next(context) };
-        changed_to(answer, current())
+        context_changed_to(answer, current_context())
     }
 }
 
-fn current() -> CUcontext {
+fn current_context() -> CUcontext {
     let mut context = std::ptr::null_mut();
-    // SAFETY: a handle to fill in; without a context it stays null.
-    let _ = unsafe { real::cuCtxGetCurrent(&mut context) };
+    // SAFETY: the pointer is to a local variable, which stays null if the thread has no context.
+    let _ = unsafe { driver::cuCtxGetCurrent(&mut context) };
     context
 }

@@ -1,41 +1,45 @@
-//! Captures: what is launched into a stream that is captured does not run now.
+//! Stream captures: work that is launched into a captured stream does not run now.
 #![allow(unsafe_code)]
 
 use super::Throttle;
-use crate::driver::cuda as real;
-use crate::hook::{Variant, hooks};
+use crate::driver::cuda as driver;
+use crate::hook::{StreamVariant, hooks};
 use crate::process;
 use partage_driver_api::cuda::*;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Whether the stream is being captured. The driver is only asked while some stream of the process is.
-pub(super) fn is_captured(stream: CUstream, variant: Variant) -> bool {
+/// Returns whether the stream is being captured. Called only while some stream of the process is.
+pub(super) fn is_stream_captured(stream: CUstream, variant: StreamVariant) -> bool {
     let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
     let answer = match variant {
-        // SAFETY: the program's stream, and a number to fill in.
-        Variant::Plain => unsafe { real::cuStreamIsCapturing(stream, &mut status) },
-        // SAFETY: likewise.
-        Variant::PerThread => unsafe { real::cuStreamIsCapturing_ptsz(stream, &mut status) },
+        // SAFETY: the stream is the application's, and the pointer is to a local variable.
+        StreamVariant::Legacy => unsafe { driver::cuStreamIsCapturing(stream, &mut status) },
+        // SAFETY: the stream is the application's, and the pointer is to a local variable.
+        StreamVariant::PerThread => unsafe { driver::cuStreamIsCapturing_ptsz(stream, &mut status) },
     };
     answer == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE
 }
 
-/// The same, for who does not know whether any is.
+/// Returns whether the stream is being captured, for callers that do not know whether any stream is.
 #[inline]
-pub(crate) fn is_captured_now(process: &process::Process, stream: CUstream, variant: Variant) -> bool {
-    process.throttle.is_capturing() && is_captured(stream, variant)
+pub(crate) fn is_capturing_stream(
+    process: &process::Process,
+    stream: CUstream,
+    variant: StreamVariant,
+) -> bool {
+    process.throttle.is_capturing() && is_stream_captured(stream, variant)
 }
 
 impl Throttle {
-    /// Whether a capture goes on in this process. Some calls of the driver's would end it, whichever thread they come from:
-    /// then we make none of our own.
+    /// Returns whether a capture is in progress in this process. Some driver calls would invalidate it, from whichever
+    /// thread they come: then the shim makes none of its own.
     #[inline]
     pub(crate) fn is_capturing(&self) -> bool {
         self.captures.load(Relaxed) != 0
     }
 }
 
-fn began(answer: CUresult) -> CUresult {
+fn note_capture_began(answer: CUresult) -> CUresult {
     if answer == CUDA_SUCCESS
         && let Some(process) = process::attached()
     {
@@ -44,19 +48,19 @@ fn began(answer: CUresult) -> CUresult {
     answer
 }
 
-/// A capture may have ended: it has if the stream is captured no more, whatever the driver answered.
-fn ended(answer: CUresult, stream: CUstream, variant: Variant) -> CUresult {
+/// Counts the end of a capture: it has ended if the stream is no longer captured, whatever the driver returned.
+fn note_capture_ended(answer: CUresult, stream: CUstream, variant: StreamVariant) -> CUresult {
     if let Some(process) = process::attached()
-        && (answer == CUDA_SUCCESS || !is_captured(stream, variant))
+        && (answer == CUDA_SUCCESS || !is_stream_captured(stream, variant))
     {
         let _ = process.throttle.captures.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
     }
     answer
 }
 
-/// A stream goes, and with it a capture of it.
-fn destroyed(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
-    let captured = is_captured(stream, Variant::Plain);
+/// Destroys a stream, which ends a capture of it.
+fn destroy_stream(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
+    let captured = is_stream_captured(stream, StreamVariant::Legacy);
     let answer = call();
     if captured
         && answer == CUDA_SUCCESS
@@ -67,23 +71,23 @@ fn destroyed(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
     answer
 }
 
-/// Whether any capture goes on.
-fn capturing() -> bool {
+/// Returns whether any capture is in progress.
+fn is_any_capturing() -> bool {
     process::attached().is_some_and(|process| process.throttle.is_capturing())
 }
 
 hooks! { cuda;
     fn cuStreamBeginCapture(stream: CUstream) twin cuStreamBeginCapture_ptsz |next, _variant| {
-        // SAFETY: the program's promise.
-        began(unsafe { next(stream) })
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+        note_capture_began(unsafe { next(stream) })
     }
 
     fn cuStreamBeginCapture_v2(
         stream: CUstream,
         mode: CUstreamCaptureMode,
     ) twin cuStreamBeginCapture_v2_ptsz |next, _variant| {
-        // SAFETY: the program's promise.
-        began(unsafe { next(stream, mode) })
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+        note_capture_began(unsafe { next(stream, mode) })
     }
 
     fn cuStreamBeginCaptureToGraph(
@@ -94,23 +98,23 @@ hooks! { cuda;
         count: usize,
         mode: CUstreamCaptureMode,
     ) twin cuStreamBeginCaptureToGraph_ptsz |next, _variant| {
-        // SAFETY: the program's promise.
-        began(unsafe { next(stream, graph, dependencies, dependency_data, count, mode) })
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+        note_capture_began(unsafe { next(stream, graph, dependencies, dependency_data, count, mode) })
     }
 
     fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) twin cuStreamEndCapture_ptsz |next, variant| {
-        // SAFETY: the program's promise.
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
         let answer = unsafe { next(stream, graph) };
-        ended(answer, stream, variant)
+        note_capture_ended(answer, stream, variant)
     }
 
-    fn cuStreamDestroy(stream: CUstream) |next, _variant| if capturing {
-        // SAFETY: the program's promise.
-        destroyed(stream, || unsafe { next(stream) })
+    fn cuStreamDestroy(stream: CUstream) |next, _variant| if is_any_capturing {
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+        destroy_stream(stream, || unsafe { next(stream) })
     }
 
-    fn cuStreamDestroy_v2(stream: CUstream) |next, _variant| if capturing {
-        // SAFETY: the program's promise.
-        destroyed(stream, || unsafe { next(stream) })
+    fn cuStreamDestroy_v2(stream: CUstream) |next, _variant| if is_any_capturing {
+        // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+        destroy_stream(stream, || unsafe { next(stream) })
     }
 }

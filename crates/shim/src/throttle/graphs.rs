@@ -1,31 +1,31 @@
-//! Graphs that change after they were made ready: what one took says nothing of what it will take.
+//! Graphs that change after their instantiation: their past cost does not predict their future cost.
 #![allow(unsafe_code)]
 
 use super::needed;
 use crate::hook::hooks;
-use crate::launch::graph;
+use crate::launch::graph_key;
 use crate::process;
 use partage_driver_api::cuda::*;
 
-fn changed(exec: CUgraphExec, answer: CUresult) -> CUresult {
+fn invalidate_graph_cost(exec: CUgraphExec, answer: CUresult) -> CUresult {
     if let Some(process) = process::attached() {
-        process.throttle.doubt(graph(exec));
+        process.throttle.invalidate_cost(graph_key(exec));
     }
     answer
 }
 
-macro_rules! changes {
+macro_rules! graph_update_hooks {
     ($(fn $name:ident($exec:ident: CUgraphExec, $($arg:ident: $type:ty),* $(,)?);)*) => {
         hooks! { cuda; $(
             fn $name($exec: CUgraphExec, $($arg: $type),*) |next, _variant| if needed {
-                // SAFETY: the program's promise.
-                changed($exec, unsafe { next($exec, $($arg),*) })
+                // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
+                invalidate_graph_cost($exec, unsafe { next($exec, $($arg),*) })
             }
         )* }
     };
 }
 
-changes! {
+graph_update_hooks! {
     fn cuGraphExecUpdate(
         exec: CUgraphExec,
         graph: CUgraph,

@@ -1,152 +1,156 @@
-//! Measuring what work takes: an event before it, one behind it, in the same stream. Nobody waits for them; they are read
-//! when they have probably passed.
+//! Measures how long work takes: an event before it and one after it, in the same stream. Normally no thread waits for
+//! them; they are read when they have probably passed.
 //!
-//! What a kind of work takes may change from launch to launch. So it is also checked, when a turn is used up, whether all
-//! that was submitted ends when it should: an event behind the last launch, looked at when it should have passed. As long as
-//! it has not, the container pays for the time, and what it submits next counts as so much longer.
+//! The cost of one kind of work may change between launches. So when a turn is used up, it is also checked whether all
+//! submitted work ends when expected: an event after the last launch, queried when it should have passed. As long as it
+//! has not, the container is charged for the time, and its next work counts as that much longer.
 #![allow(unsafe_code)]
 
-use super::kernel_costs::{Cost, Key};
-use super::{GpuThrottle, ONE, Throttle, Work};
-use crate::driver::cuda as real;
-use crate::hook::Variant;
+use super::kernel_costs::{KernelCost, WorkKey};
+use super::{EXCESS_UNIT, GpuThrottle, SubmittedWork, Throttle};
+use crate::driver::cuda as driver;
+use crate::hook::StreamVariant;
 use crate::process::Process;
 use partage_driver_api::cuda::*;
 use partage_region::clock;
-use partage_region::futex::keeping_errno;
+use partage_region::futex::preserve_errno;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Measurements of launches that can be under way at once in a context.
-const MOST: usize = 16;
+/// Measurements of launches that can be in progress at once in a context.
+const MAX_PAIRS_PER_CONTEXT: usize = 16;
 
-/// How long the first launch of a kernel waits for it to have run, in nanoseconds. A kernel may wait for something that the
-/// program does only afterwards, so it does not wait for ever.
-const PATIENCE: u64 = 50_000_000;
+/// Nanoseconds for which the first launch of a kernel waits until it has run. It is bounded, because a kernel may wait
+/// for something that the program does only afterwards.
+const FIRST_RUN_TIMEOUT_NS: u64 = 50_000_000;
 
-/// Launches between two checks, at least: each takes three calls of the driver's.
-const CHECKED: u32 = 224;
+/// Least number of launches between two checks: each check makes three driver calls.
+const MIN_LAUNCHES_BETWEEN_CHECKS: u32 = 224;
 
-/// A process whose work has ended when it should so many times is trusted. Before, it is looked at after 8 launches, 16 more, 32…
-const TRUSTED: u32 = 5;
+/// Number of checks in time after which a process is trusted. Before that, it is checked after 8 launches, 16 more, 32…
+const CHECKS_UNTIL_TRUSTED: u32 = 5;
 
-/// What may come late without meaning anything, in nanoseconds.
-const LATE: u64 = 2_000_000;
+/// Lateness in nanoseconds that is not significant.
+const LATENESS_TOLERANCE_NS: u64 = 2_000_000;
 
-/// What is later than this, in nanoseconds, does not run.
-const BLOCKED: u64 = 500_000_000;
+/// Lateness in nanoseconds from which on work is considered blocked rather than running.
+const BLOCKED_AFTER_NS: u64 = 500_000_000;
 
-/// Work is never taken for longer than so many times what is known of it.
-const MOST_EXCESS: u32 = 1000 * ONE;
+/// Upper bound of [`GpuThrottle::excess`]: work never counts as longer than this many times its known cost.
+const MAX_EXCESS: u32 = 1000 * EXCESS_UNIT;
 
-/// The measurements that are under way.
+/// The measurements in progress.
 #[derive(Default)]
-pub(crate) struct Samples {
-    pairs: Vec<Pair>,
+pub(crate) struct EventPairs {
+    pairs: Vec<EventPair>,
 }
 
 /// Two events of one context.
-struct Pair {
+struct EventPair {
     context: CUcontext,
     start: CUevent,
     end: CUevent,
-    waits_for: Option<Measurement>,
+    pending: Option<Measurement>,
 }
 
-// SAFETY: handles of the driver's, which are good for every thread.
-unsafe impl Send for Pair {}
+// SAFETY: event and context handles of the driver may be used from every thread.
+unsafe impl Send for EventPair {}
 
 #[derive(Clone, Copy)]
 enum Measurement {
-    /// A launch that is being made: nobody else takes the pair.
+    /// A launch is in progress: no other thread takes the pair.
     Launching,
     /// How long a launch takes.
-    Sample { gpu: usize, key: Key, charged: u64, ready: u64 },
-    /// Whether what was submitted ends at `expected`; it has been paid for until `paid`.
+    Sample { gpu: usize, key: WorkKey, charged: u64, ready: u64 },
+    /// Whether the submitted work ends at `expected`; it has been paid for until `paid`.
     Check { gpu: usize, began: u64, expected: u64, paid: u64 },
 }
 
 impl Throttle {
-    /// Launches with an event before and one behind.
+    /// Launches work between two recorded events.
     #[cold]
-    pub(super) fn measured(
+    pub(super) fn launch_measured(
         &self,
         process: &Process,
         gpu: usize,
-        work: &Work,
-        cost: Cost,
+        work: &SubmittedWork,
+        cost: KernelCost,
         launch: impl FnOnce() -> CUresult,
     ) -> CUresult {
         let here = &self.gpus[gpu];
-        here.unmeasured.store(self.stride(), Relaxed);
+        here.unmeasured.store(self.next_stride(), Relaxed);
         let charged = here.charge(cost.nanoseconds());
-        let unknown = matches!(cost, Cost::Guessed(_));
-        // Who keeps all measurements waiting pays what was assumed.
-        let Some((start, end)) = self.begin(work, MOST) else { return launch() };
+        let unknown = matches!(cost, KernelCost::Guessed(_));
+        // A program that keeps all measurements waiting pays the assumed cost.
+        let Some((start, end)) = self.begin_measurement(work, MAX_PAIRS_PER_CONTEXT) else { return launch() };
         let answer = launch();
         if answer != CUDA_SUCCESS && unknown {
-            Self::correct(process, gpu, -signed(charged));
+            Self::correct(process, gpu, -to_signed(charged));
         }
-        // SAFETY: an event of this context, and the program's stream.
-        let recorded = answer == CUDA_SUCCESS && unsafe { record(end, work) } == CUDA_SUCCESS;
+        // SAFETY: the event belongs to this thread's context, and the stream is the application's.
+        let recorded = answer == CUDA_SUCCESS && unsafe { record_event(end, work) } == CUDA_SUCCESS;
         let ready = here.busy_until();
-        self.settle(start, recorded.then_some(Measurement::Sample { gpu, key: work.key, charged, ready }));
+        self.set_pending(
+            start,
+            recorded.then_some(Measurement::Sample { gpu, key: work.key, charged, ready }),
+        );
         if unknown && recorded {
-            self.wait_for_first(process, gpu, start);
+            self.wait_until_run(process, gpu, start);
         }
         answer
     }
 
-    /// What is known of work after a look at what is through: it may have run since.
+    /// Returns the cost after collecting finished measurements: the work may have run since.
     #[cold]
-    pub(super) fn newest(&self, process: &Process, key: Key) -> Cost {
-        self.look(process, u64::MAX);
-        self.costs.of(key)
+    pub(super) fn refreshed_cost(&self, process: &Process, key: WorkKey) -> KernelCost {
+        self.collect(process, u64::MAX);
+        self.costs.get(key)
     }
 
-    fn samples(&self) -> MutexGuard<'_, Samples> {
+    fn samples(&self) -> MutexGuard<'_, EventPairs> {
         self.samples.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says what the pair with this event waits for now.
-    fn settle(&self, start: CUevent, waits_for: Option<Measurement>) {
+    /// Sets what the pair with this event waits for.
+    fn set_pending(&self, start: CUevent, pending: Option<Measurement>) {
         let mut samples = self.samples();
         if let Some(pair) = samples.pairs.iter_mut().find(|pair| pair.start == start) {
-            pair.waits_for = waits_for;
+            pair.pending = pending;
         }
-        self.count(&samples);
+        self.update_pending_count(&samples);
     }
 
-    fn count(&self, samples: &Samples) {
-        let waiting = samples.pairs.iter().filter(|pair| pair.waits_for.is_some()).count();
-        self.awaited.store(u32::try_from(waiting).unwrap_or(u32::MAX), Relaxed);
+    fn update_pending_count(&self, samples: &EventPairs) {
+        let waiting = samples.pairs.iter().filter(|pair| pair.pending.is_some()).count();
+        self.pending_measurements.store(u32::try_from(waiting).unwrap_or(u32::MAX), Relaxed);
     }
 
-    /// Whether something is being measured.
+    /// Returns whether a measurement is in progress.
     #[inline]
-    pub(crate) fn awaits(&self) -> bool {
-        self.awaited.load(Relaxed) != 0
+    pub(crate) fn has_pending_measurements(&self) -> bool {
+        self.pending_measurements.load(Relaxed) != 0
     }
 
-    /// The program has waited for its work: what was measured is known, and a process that ends now has paid.
+    /// Collects measurements after the program has synchronized: they have finished, and a process that exits now has
+    /// paid.
     #[cold]
-    pub(crate) fn synchronised(&self, process: &Process) {
-        keeping_errno(|| self.look(process, u64::MAX));
+    pub(crate) fn after_synchronize(&self, process: &Process) {
+        preserve_errno(|| self.collect(process, u64::MAX));
     }
 
-    /// Waits until a kernel that nobody knew has run: a program could otherwise put a minute's work into the queue before
-    /// anybody knows. Programs are used to it: the driver loads a kernel's code at its first launch, too.
-    fn wait_for_first(&self, process: &Process, gpu: usize, start: CUevent) {
-        keeping_errno(|| {
-            let began = clock::exact();
+    /// Waits until a kernel of unknown cost has run: otherwise a program could queue a minute of work before its cost
+    /// is known. Programs expect a slow first launch: the driver loads a kernel's code then, too.
+    fn wait_until_run(&self, process: &Process, gpu: usize, start: CUevent) {
+        preserve_errno(|| {
+            let began = clock::monotonic_ns();
             let mut pause = 20_000;
             loop {
-                self.look(process, u64::MAX);
-                if !self.samples().pairs.iter().any(|pair| pair.start == start && pair.waits_for.is_some()) {
-                    return self.gpus[gpu].is_done(process, gpu, clock::exact());
+                self.collect(process, u64::MAX);
+                if !self.samples().pairs.iter().any(|pair| pair.start == start && pair.pending.is_some()) {
+                    return self.gpus[gpu].finish_at(process, gpu, clock::monotonic_ns());
                 }
-                if clock::exact().saturating_sub(began) > PATIENCE || self.is_capturing() {
+                if clock::monotonic_ns().saturating_sub(began) > FIRST_RUN_TIMEOUT_NS || self.is_capturing() {
                     return;
                 }
                 std::thread::sleep(Duration::from_nanos(pause));
@@ -155,108 +159,109 @@ impl Throttle {
         });
     }
 
-    /// Two events for this thread's context, the first of them recorded; none while a capture goes on, which the driver might
-    /// end for it.
-    fn begin(&self, work: &Work, most: usize) -> Option<(CUevent, CUevent)> {
+    /// Returns two events of this thread's context, the first of them recorded; `None` during a capture, which the
+    /// driver might invalidate.
+    fn begin_measurement(&self, work: &SubmittedWork, most: usize) -> Option<(CUevent, CUevent)> {
         if self.is_capturing() {
             return None;
         }
         let mut context = std::ptr::null_mut();
-        // SAFETY: a handle to fill in.
-        let answer = unsafe { real::cuCtxGetCurrent(&mut context) };
+        // SAFETY: the pointer is to a local variable, which the driver fills in.
+        let answer = unsafe { driver::cuCtxGetCurrent(&mut context) };
         if answer != CUDA_SUCCESS || context.is_null() {
             return None;
         }
         let mut samples = self.samples();
-        let is_free = |pair: &Pair| pair.context == context && pair.waits_for.is_none();
+        let is_free = |pair: &EventPair| pair.context == context && pair.pending.is_none();
         let there = samples.pairs.iter().filter(|pair| pair.context == context).count();
         if !samples.pairs.iter().any(is_free) && there < most {
-            let start = event()?;
-            let Some(end) = event() else {
-                destroy(start);
+            let start = create_event()?;
+            let Some(end) = create_event() else {
+                destroy_event(start);
                 return None;
             };
-            samples.pairs.push(Pair { context, start, end, waits_for: None });
+            samples.pairs.push(EventPair { context, start, end, pending: None });
         }
         let pair = samples.pairs.iter_mut().find(|pair| is_free(pair))?;
         let (start, end) = (pair.start, pair.end);
-        pair.waits_for = Some(Measurement::Launching);
+        pair.pending = Some(Measurement::Launching);
         drop(samples);
-        // SAFETY: an event of this context, and the program's stream.
-        if unsafe { record(start, work) } == CUDA_SUCCESS {
+        // SAFETY: the event belongs to this thread's context, and the stream is the application's.
+        if unsafe { record_event(start, work) } == CUDA_SUCCESS {
             return Some((start, end));
         }
-        self.settle(start, None);
+        self.set_pending(start, None);
         None
     }
 
-    /// Begins to check whether all that was submitted ends when it should.
-    pub(super) fn check(&self, process: &Process, gpu: usize, work: &Work) {
+    /// Begins a check of whether all submitted work ends when expected.
+    pub(super) fn begin_check(&self, process: &Process, gpu: usize, work: &SubmittedWork) {
         let here = &self.gpus[gpu];
         let launches = here.launches.load(Relaxed);
-        if launches.wrapping_sub(here.checked.load(Relaxed)) < CHECKED {
+        if launches.wrapping_sub(here.checked_at_launch.load(Relaxed)) < MIN_LAUNCHES_BETWEEN_CHECKS {
             return;
         }
-        here.checked.store(launches, Relaxed);
+        here.checked_at_launch.store(launches, Relaxed);
         let is_check =
-            |pair: &Pair| matches!(pair.waits_for, Some(Measurement::Check { gpu: of, .. }) if of == gpu);
+            |pair: &EventPair| matches!(pair.pending, Some(Measurement::Check { gpu: of, .. }) if of == gpu);
         if self.samples().pairs.iter().any(is_check) {
             return;
         }
-        // One more than launches may have: they cannot keep a check away.
-        if let Some((start, _)) = self.begin(work, MOST + 1) {
-            self.settle(start, Some(here.expectation(gpu)));
+        // One more pair than launches may have, so that they cannot prevent a check.
+        if let Some((start, _)) = self.begin_measurement(work, MAX_PAIRS_PER_CONTEXT + 1) {
+            self.set_pending(start, Some(here.expected_end(gpu)));
         }
-        // The look at it comes when it should have passed.
-        self.look(process, clock::exact());
+        // It is queried when it should have passed.
+        self.collect(process, clock::monotonic_ns());
     }
 
-    /// A process that is not yet trusted waits until what it has submitted has run: what it says of its work may be wrong by
-    /// far, and the queue is long.
+    /// Makes a process that is not trusted yet wait until its submitted work has run: its estimates may be far off, and
+    /// the queue is long.
     #[cold]
-    pub(super) fn probe(&self, process: &Process, gpu: usize, work: &Work) {
+    pub(super) fn probe(&self, process: &Process, gpu: usize, work: &SubmittedWork) {
         let here = &self.gpus[gpu];
         let launches = here.launches.load(Relaxed);
-        let due =
-            launches.wrapping_sub(here.checked.load(Relaxed)) >= 8 << here.trust.load(Relaxed).min(TRUSTED);
+        let due = launches.wrapping_sub(here.checked_at_launch.load(Relaxed))
+            >= 8 << here.trust.load(Relaxed).min(CHECKS_UNTIL_TRUSTED);
         if !due {
             return;
         }
-        here.checked.store(launches, Relaxed);
-        if super::wait::is_silent(process, gpu, clock::exact()) {
-            // Beside others, without turns, nothing ends when it should.
+        here.checked_at_launch.store(launches, Relaxed);
+        if super::wait::is_silent(process, gpu, clock::monotonic_ns()) {
+            // Next to other containers and without turns, no work ends when expected.
             return;
         }
-        let Some((start, _)) = self.begin(work, MOST + 1) else { return };
-        self.settle(start, Some(here.expectation(gpu)));
-        self.wait_for_first(process, gpu, start);
+        let Some((start, _)) = self.begin_measurement(work, MAX_PAIRS_PER_CONTEXT + 1) else { return };
+        self.set_pending(start, Some(here.expected_end(gpu)));
+        self.wait_until_run(process, gpu, start);
     }
 
-    /// When the next check is due, on the monotonic clock.
-    pub(super) fn due(&self) -> u64 {
-        let due = |pair: &Pair| match pair.waits_for {
-            Some(Measurement::Check { paid, .. }) => Some(paid.saturating_add(LATE)),
+    /// Returns when the next check is due, on the monotonic clock.
+    pub(super) fn next_check_due(&self) -> u64 {
+        let due = |pair: &EventPair| match pair.pending {
+            Some(Measurement::Check { paid, .. }) => Some(paid.saturating_add(LATENESS_TOLERANCE_NS)),
             _ => None,
         };
         self.samples().pairs.iter().filter_map(due).min().unwrap_or(u64::MAX)
     }
 
-    /// Learns from the measurements that are through at this time.
-    pub(super) fn look(&self, process: &Process, now: u64) {
+    /// Collects the measurements that have finished at this time.
+    pub(super) fn collect(&self, process: &Process, now: u64) {
         if self.is_capturing() {
             return;
         }
         let mut samples = self.samples();
-        samples.pairs.retain_mut(|pair| match pair.waits_for {
+        samples.pairs.retain_mut(|pair| match pair.pending {
             Some(Measurement::Sample { gpu, key, charged, ready }) if ready <= now => {
                 let mut milliseconds = 0.0;
-                // SAFETY: two events of ours and a number to fill in. If their context is gone the driver says so.
-                match unsafe { real::cuEventElapsedTime(&mut milliseconds, pair.start, pair.end) } {
+                // SAFETY: both events were created here, and the pointer is to a local variable. If their context is
+                // gone, the driver returns an error.
+                match unsafe { driver::cuEventElapsedTime(&mut milliseconds, pair.start, pair.end) } {
                     CUDA_SUCCESS => {
-                        pair.waits_for = None;
+                        pair.pending = None;
                         let took = (f64::from(milliseconds) * 1e6) as u64;
                         self.costs.learn(key, took);
-                        Self::correct(process, gpu, signed(took) - signed(charged));
+                        Self::correct(process, gpu, to_signed(took) - to_signed(charged));
                         true
                     }
                     CUDA_ERROR_NOT_READY => true,
@@ -265,30 +270,30 @@ impl Throttle {
             }
             Some(Measurement::Check { gpu, began, expected, paid }) => {
                 let forced = now == u64::MAX;
-                let now = clock::exact();
-                let late = now >= paid.saturating_add(LATE);
+                let now = clock::monotonic_ns();
+                let late = now >= paid.saturating_add(LATENESS_TOLERANCE_NS);
                 if !late && !forced {
                     return true;
                 }
                 let here = &self.gpus[gpu];
-                // SAFETY: an event of ours. If its context is gone the driver says so.
-                match unsafe { real::cuEventQuery(pair.start) } {
+                // SAFETY: the event was created here. If its context is gone, the driver returns an error.
+                match unsafe { driver::cuEventQuery(pair.start) } {
                     CUDA_SUCCESS => {
-                        here.ended(began, expected, paid);
-                        pair.waits_for = None;
+                        here.record_end(began, expected, paid);
+                        pair.pending = None;
                         true
                     }
                     CUDA_ERROR_NOT_READY if !late => true,
-                    CUDA_ERROR_NOT_READY if now.saturating_sub(expected) > BLOCKED => {
-                        // The stream waits for something that is no work; the program may be what it waits for.
-                        here.trusts();
-                        pair.waits_for = None;
+                    CUDA_ERROR_NOT_READY if now.saturating_sub(expected) > BLOCKED_AFTER_NS => {
+                        // The stream waits for something other than work, perhaps for the program itself.
+                        here.add_trust();
+                        pair.pending = None;
                         true
                     }
                     CUDA_ERROR_NOT_READY => {
-                        Self::correct(process, gpu, signed(now - paid));
-                        here.goes_on(process, gpu, now.saturating_add(LATE));
-                        pair.waits_for = Some(Measurement::Check { gpu, began, expected, paid: now });
+                        Self::correct(process, gpu, to_signed(now - paid));
+                        here.keep_busy_until(process, gpu, now.saturating_add(LATENESS_TOLERANCE_NS));
+                        pair.pending = Some(Measurement::Check { gpu, began, expected, paid: now });
                         true
                     }
                     _ => false,
@@ -296,83 +301,87 @@ impl Throttle {
             }
             _ => true,
         });
-        self.count(&samples);
+        self.update_pending_count(&samples);
     }
 
-    /// The context is going: its events go with it.
+    /// Forgets a context that is being destroyed: its events are destroyed with it.
     pub(crate) fn forget_context(&self, context: CUcontext) {
         self.samples().pairs.retain(|pair| pair.context != context);
     }
 }
 
 impl GpuThrottle {
-    /// What is charged for work of this length.
+    /// Returns the amount charged for work of this length.
     pub(super) fn charge(&self, nanoseconds: u64) -> u64 {
-        let part = u64::from(ONE.saturating_add(self.excess.load(Relaxed)));
-        nanoseconds.saturating_mul(part) / u64::from(ONE)
+        let part = u64::from(EXCESS_UNIT.saturating_add(self.excess.load(Relaxed)));
+        nanoseconds.saturating_mul(part) / u64::from(EXCESS_UNIT)
     }
 
-    fn trusts(&self) {
-        self.trust.store((self.trust.load(Relaxed) + 1).min(TRUSTED), Relaxed);
+    fn add_trust(&self) {
+        self.trust.store((self.trust.load(Relaxed) + 1).min(CHECKS_UNTIL_TRUSTED), Relaxed);
     }
 
-    /// Whether its work has not yet ended when it should often enough.
+    /// Returns whether its work has not ended in time often enough yet.
     #[inline]
-    pub(super) fn is_on_probation(&self) -> bool {
-        self.trust.load(Relaxed) < TRUSTED
+    pub(super) fn is_untrusted(&self) -> bool {
+        self.trust.load(Relaxed) < CHECKS_UNTIL_TRUSTED
     }
 
-    /// When all that was submitted until now should have run. What was taken last may have been launched only now: a thread
-    /// that got no processor in between does not make its work any longer.
-    fn expectation(&self, gpu: usize) -> Measurement {
-        let latest = clock::exact().saturating_add(self.taken.load(Relaxed));
+    /// Returns a check of when all work submitted so far should have run. The chunk that was taken last may be launched
+    /// only now: a thread that did not get a CPU in between does not make its work longer.
+    fn expected_end(&self, gpu: usize) -> Measurement {
+        let latest = clock::monotonic_ns().saturating_add(self.last_charge.load(Relaxed));
         let expected = self.busy_until().max(latest);
-        Measurement::Check { gpu, began: self.began.load(Relaxed), expected, paid: expected }
+        Measurement::Check { gpu, began: self.turn_seen_at.load(Relaxed), expected, paid: expected }
     }
 
-    /// What was submitted in the turn that began then has run, and was paid for until then.
-    fn ended(&self, began: u64, expected: u64, paid: u64) {
+    /// Records that work of the turn that began at `began` has run, and was paid for until `paid`.
+    fn record_end(&self, began: u64, expected: u64, paid: u64) {
         let excess = self.excess.load(Relaxed);
         let new = if paid <= expected {
-            // As expected, or sooner: nobody knows how much.
-            self.trusts();
+            // As expected or sooner; how much sooner is not known.
+            self.add_trust();
             excess - excess.div_ceil(8)
         } else {
             self.trust.store(0, Relaxed);
-            // Little work that came late says little about how much longer work takes.
-            let (took, thought) = (paid.saturating_sub(began), expected.saturating_sub(began).max(LATE));
-            let longer = u128::from(took) * u128::from(ONE.saturating_add(excess)) / u128::from(thought);
-            u32::try_from(longer).unwrap_or(u32::MAX).saturating_sub(ONE).min(MOST_EXCESS)
+            // Lateness of little work says little about how much longer work takes.
+            let (took, thought) =
+                (paid.saturating_sub(began), expected.saturating_sub(began).max(LATENESS_TOLERANCE_NS));
+            let longer =
+                u128::from(took) * u128::from(EXCESS_UNIT.saturating_add(excess)) / u128::from(thought);
+            u32::try_from(longer).unwrap_or(u32::MAX).saturating_sub(EXCESS_UNIT).min(MAX_EXCESS)
         };
         self.excess.store(new, Relaxed);
     }
 }
 
-/// A length of time, as one that can be taken from another: longer ones than years are years.
-fn signed(nanoseconds: u64) -> i64 {
+/// Converts a duration for subtraction; durations beyond years are capped.
+fn to_signed(nanoseconds: u64) -> i64 {
     i64::try_from(nanoseconds).unwrap_or(i64::MAX).min(1 << 56)
 }
 
-fn event() -> Option<CUevent> {
+fn create_event() -> Option<CUevent> {
     let mut event = std::ptr::null_mut();
-    // SAFETY: a handle to fill in; the context is current.
-    (unsafe { real::cuEventCreate(&mut event, CU_EVENT_DEFAULT) } == CUDA_SUCCESS).then_some(event)
+    // SAFETY: the pointer is to a local variable, and the context is current.
+    (unsafe { driver::cuEventCreate(&mut event, CU_EVENT_DEFAULT) } == CUDA_SUCCESS).then_some(event)
 }
 
-fn destroy(event: CUevent) {
-    // SAFETY: an event of ours that nobody else knows.
-    let _ = unsafe { real::cuEventDestroy_v2(event) };
+fn destroy_event(event: CUevent) {
+    // SAFETY: the event was created here, and no other code has its handle.
+    let _ = unsafe { driver::cuEventDestroy_v2(event) };
 }
 
+/// Records an event in the stream of the work, with the variant of the call that submitted it.
+///
 /// # Safety
 ///
-/// An event of the thread's context, and a stream that the program gave.
-unsafe fn record(event: CUevent, work: &Work) -> CUresult {
+/// The event must belong to the thread's context, and the stream must be one that the application passed.
+unsafe fn record_event(event: CUevent, work: &SubmittedWork) -> CUresult {
     match work.variant {
-        // SAFETY: the caller's promise.
-        Variant::Plain => unsafe { real::cuEventRecord(event, work.stream) },
-        // SAFETY: likewise.
-        Variant::PerThread => unsafe { real::cuEventRecord_ptsz(event, work.stream) },
+        // SAFETY: guaranteed by this function's safety contract.
+        StreamVariant::Legacy => unsafe { driver::cuEventRecord(event, work.stream) },
+        // SAFETY: guaranteed by this function's safety contract.
+        StreamVariant::PerThread => unsafe { driver::cuEventRecord_ptsz(event, work.stream) },
     }
 }
 
@@ -380,42 +389,42 @@ unsafe fn record(event: CUevent, work: &Work) -> CUresult {
 mod tests {
     use super::*;
 
-    /// How many times as long work is taken for.
+    /// Returns the factor by which work counts as longer.
     fn times(throttle: &GpuThrottle) -> f64 {
-        f64::from(ONE + throttle.excess.load(Relaxed)) / f64::from(ONE)
+        f64::from(EXCESS_UNIT + throttle.excess.load(Relaxed)) / f64::from(EXCESS_UNIT)
     }
 
     #[test]
-    fn work_that_takes_longer_than_thought_counts_as_so_much_longer() {
+    fn late_work_raises_the_charge_and_work_in_time_lowers_it() {
         let throttle = GpuThrottle::default();
-        throttle.ended(0, 10_000_000, 40_000_000);
-        assert!((3.9..4.1).contains(&times(&throttle)) && throttle.is_on_probation());
+        throttle.record_end(0, 10_000_000, 40_000_000);
+        assert!((3.9..4.1).contains(&times(&throttle)) && throttle.is_untrusted());
         for _ in 0..60 {
-            throttle.ended(0, 10_000_000, 10_000_000);
+            throttle.record_end(0, 10_000_000, 10_000_000);
         }
-        assert!(times(&throttle) < 1.01 && !throttle.is_on_probation());
+        assert!(times(&throttle) < 1.01 && !throttle.is_untrusted());
     }
 
-    /// A turn in which nothing was submitted yet, or next to nothing: a few milliseconds are how late a thread is.
+    /// Nothing or almost nothing was submitted in the turn: a lateness of a few milliseconds is that of the thread.
     #[test]
-    fn little_work_that_comes_late_says_little() {
+    fn late_end_of_little_work_raises_the_charge_little() {
         for thought in [0, 1, 100_000] {
             let throttle = GpuThrottle::default();
-            throttle.ended(50_000_000, 50_000_000 + thought, 53_000_000);
+            throttle.record_end(50_000_000, 50_000_000 + thought, 53_000_000);
             assert!(times(&throttle) < 2.0, "{} times as long", times(&throttle));
         }
     }
 
     #[test]
-    fn what_was_taken_last_may_be_launched_only_now() {
+    fn expected_end_includes_the_last_chunk() {
         let throttle = GpuThrottle::default();
-        let before = clock::exact();
-        throttle.taken.store(500_000, Relaxed);
+        let before = clock::monotonic_ns();
+        throttle.last_charge.store(500_000, Relaxed);
         throttle.busy_until.store(before.saturating_sub(5_000_000), Relaxed);
-        let Measurement::Check { expected, paid, .. } = throttle.expectation(0) else { panic!("a check") };
+        let Measurement::Check { expected, paid, .. } = throttle.expected_end(0) else { panic!("a check") };
         assert!(expected >= before + 500_000 && paid == expected);
         throttle.busy_until.store(u64::MAX / 2, Relaxed);
-        let Measurement::Check { expected, .. } = throttle.expectation(0) else { panic!("a check") };
+        let Measurement::Check { expected, .. } = throttle.expected_end(0) else { panic!("a check") };
         assert_eq!(expected, u64::MAX / 2);
     }
 }

@@ -1,9 +1,9 @@
-//! Waiting for the turn, and for time in it.
+//! Waits for the turn, and for time in it.
 
-use super::{GpuThrottle, Throttle, Work};
+use super::{GpuThrottle, SubmittedWork, Throttle};
 use crate::process::Process;
 use partage_region::clock;
-use partage_region::futex::{self, keeping_errno};
+use partage_region::futex::{self, preserve_errno};
 use partage_region::protocol::{SCHEDULER_SILENCE_NS, TIME_CHUNK_NS, WHOLE_GPU};
 use partage_region::{GpuLimits, TurnWord};
 use std::sync::PoisonError;
@@ -26,56 +26,62 @@ const _: () = assert!(CHECK_INTERVAL_NS < SCHEDULER_SILENCE_NS);
 
 /// What a container may do now.
 enum Allowance {
-    /// It may spend so much more.
+    /// It may spend this much more, in nanoseconds.
     UpTo(u64),
-    /// It has to wait; at most so long until somebody looks again.
+    /// It must wait, for at most this many nanoseconds before it checks again.
     Wait(u64),
 }
 
 impl Throttle {
-    /// Takes `nanoseconds` for a launch, when there is time for it. The turn is looked at again and again: it may have
-    /// gone, come, or stopped to matter.
+    /// Takes `nanoseconds` for a launch as soon as there is time for it. The turn is checked repeatedly: it may have
+    /// ended, begun, or no longer be needed.
     #[cold]
-    pub(super) fn wait_for_turn(&self, process: &Process, gpu: usize, work: &Work, nanoseconds: i64) {
-        keeping_errno(|| {
+    pub(super) fn wait_for_turn(
+        &self,
+        process: &Process,
+        gpu: usize,
+        work: &SubmittedWork,
+        nanoseconds: i64,
+    ) {
+        preserve_errno(|| {
             let mut began = None;
-            let (limits, lane, book) =
+            let (limits, lane, account) =
                 (process.region.limits(gpu), process.region.lane(gpu), process.region.gpu_account(gpu));
             loop {
                 let turn = limits.turn();
-                if !limits.gated() || self.gpus[gpu].take(process, gpu, turn, nanoseconds) {
+                if !limits.waits_for_turns() || self.gpus[gpu].take_chunk(process, gpu, turn, nanoseconds) {
                     break;
                 }
-                let now = clock::exact();
+                let now = clock::monotonic_ns();
                 if began.is_none() {
                     began = Some(now);
                     lane.waiting.fetch_add(1, Relaxed);
                     if !is_silent(process, gpu, now) {
-                        // Beside others, without turns, nothing ends when it should.
-                        self.check(process, gpu, work);
+                        // Next to other containers and without turns, no work ends when expected.
+                        self.begin_check(process, gpu, work);
                     }
                 }
-                // Every time: a turn may have come and gone to others of this container.
-                book.doorbell().fetch_add(1, Release);
-                futex::wake(book.doorbell(), u32::MAX);
-                // Whoever waits has time to look at what was measured.
-                self.look(process, now);
+                // Every time: a turn may have come and gone to other threads of this container.
+                account.doorbell().fetch_add(1, Release);
+                futex::wake(account.doorbell(), u32::MAX);
+                // A waiting thread has time to collect measurements.
+                self.collect(process, now);
                 let longest = match allowance(process, gpu, limits, turn, now) {
                     Allowance::UpTo(_) => MIN_WAIT_NS,
-                    Allowance::Wait(longest) => {
-                        longest.min(CHECK_INTERVAL_NS).min(self.due().saturating_sub(now).max(MIN_WAIT_NS))
-                    }
+                    Allowance::Wait(longest) => longest
+                        .min(CHECK_INTERVAL_NS)
+                        .min(self.next_check_due().saturating_sub(now).max(MIN_WAIT_NS)),
                 };
                 futex::wait(limits.turn_word(), turn.0, Some(Duration::from_nanos(longest)));
             }
             if let Some(began) = began {
                 let _ = lane.waiting.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
-                book.throttled().fetch_add(clock::exact().saturating_sub(began), Relaxed);
+                account.throttled().fetch_add(clock::monotonic_ns().saturating_sub(began), Relaxed);
             }
         });
     }
 
-    /// Charges (or credits) what work took beyond what was assumed of it. It has run: nobody has to wait for it.
+    /// Charges (or refunds) what work took beyond its assumed cost. It has run, so no container has to wait for it.
     pub(super) fn correct(process: &Process, gpu: usize, nanoseconds: i64) {
         process.region.gpu_account(gpu).spent().fetch_add(nanoseconds.cast_unsigned(), AcqRel);
         process.region.lane(gpu).spent.fetch_add(nanoseconds.cast_unsigned(), Relaxed);
@@ -83,31 +89,31 @@ impl Throttle {
 }
 
 impl GpuThrottle {
-    /// Takes a chunk from the container, and a launch's part of it; false if there is none.
-    fn take(&self, process: &Process, gpu: usize, turn: TurnWord, nanoseconds: i64) -> bool {
-        let _one = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
-        let (book, lane) = (process.region.gpu_account(gpu), process.region.lane(gpu));
-        let now = clock::exact();
+    /// Takes a chunk from the container, and a launch's part of it. Returns false if there is none.
+    fn take_chunk(&self, process: &Process, gpu: usize, turn: TurnWord, nanoseconds: i64) -> bool {
+        let _one = self.taking_chunk.lock().unwrap_or_else(PoisonError::into_inner);
+        let (account, lane) = (process.region.gpu_account(gpu), process.region.lane(gpu));
+        let now = clock::monotonic_ns();
         if self.turn.swap(turn.0, Relaxed) != turn.0 {
-            // What was left of another turn goes back.
-            let left = self.left.swap(0, Relaxed);
+            // The rest of another turn is returned.
+            let left = self.budget.swap(0, Relaxed);
             let back = self.charge(left.unsigned_abs()).cast_signed() * left.signum();
-            book.spent().fetch_sub(back.cast_unsigned(), AcqRel);
+            account.spent().fetch_sub(back.cast_unsigned(), AcqRel);
             lane.spent.fetch_sub(back.cast_unsigned(), Relaxed);
             if turn.is_open() {
-                self.began.store(now, Relaxed);
+                self.turn_seen_at.store(now, Relaxed);
             }
-        } else if self.left.fetch_sub(nanoseconds, Relaxed) >= nanoseconds {
+        } else if self.budget.fetch_sub(nanoseconds, Relaxed) >= nanoseconds {
             // Another thread has taken a chunk in the meantime.
             return true;
         } else {
-            self.left.fetch_add(nanoseconds, Relaxed);
+            self.budget.fetch_add(nanoseconds, Relaxed);
         }
         let Allowance::UpTo(there) = allowance(process, gpu, process.region.limits(gpu), turn, now) else {
             return false;
         };
-        // A launch may take more than there is: a kernel cannot be cut. What is too much is debt.
-        let missing = nanoseconds.saturating_sub(self.left.load(Relaxed).max(0)).max(0).unsigned_abs();
+        // A launch may take more than there is, because a kernel cannot be interrupted. The excess is debt.
+        let missing = nanoseconds.saturating_sub(self.budget.load(Relaxed).max(0)).max(0).unsigned_abs();
         let chunk = TIME_CHUNK_NS.max(missing);
         let charged = self.charge(chunk);
         let (chunk, charged) = if charged > there && chunk > missing {
@@ -115,34 +121,34 @@ impl GpuThrottle {
         } else {
             (chunk, charged)
         };
-        book.spent().fetch_add(charged, AcqRel);
+        account.spent().fetch_add(charged, AcqRel);
         lane.spent.fetch_add(charged, Relaxed);
-        self.taken.store(charged, Relaxed);
-        self.will_be_busy(process, gpu, now, charged);
-        self.left.fetch_add(chunk.cast_signed() - nanoseconds, Relaxed);
+        self.last_charge.store(charged, Relaxed);
+        self.extend_busy_until(process, gpu, now, charged);
+        self.budget.fetch_add(chunk.cast_signed() - nanoseconds, Relaxed);
         true
     }
 
-    /// Says when what was submitted will have run.
-    fn will_be_busy(&self, process: &Process, gpu: usize, now: u64, nanoseconds: u64) {
+    /// Extends the predicted end of the submitted work.
+    fn extend_busy_until(&self, process: &Process, gpu: usize, now: u64, nanoseconds: u64) {
         let later = |until: u64| Some(until.max(now).saturating_add(nanoseconds));
         let until = self.busy_until.fetch_update(Relaxed, Relaxed, later).unwrap_or(0);
         process.region.lane(gpu).busy_until.store(until.max(now).saturating_add(nanoseconds), Relaxed);
     }
 
-    /// What was submitted runs at least until then.
-    pub(super) fn goes_on(&self, process: &Process, gpu: usize, until: u64) {
+    /// Sets a lower bound for the end of the submitted work.
+    pub(super) fn keep_busy_until(&self, process: &Process, gpu: usize, until: u64) {
         self.busy_until.fetch_max(until, Relaxed);
         process.region.lane(gpu).busy_until.fetch_max(until, Relaxed);
     }
 
-    /// What was submitted has run earlier than was thought.
-    pub(super) fn is_done(&self, process: &Process, gpu: usize, now: u64) {
+    /// Records that the submitted work has run earlier than predicted.
+    pub(super) fn finish_at(&self, process: &Process, gpu: usize, now: u64) {
         self.busy_until.fetch_min(now, Relaxed);
         process.region.lane(gpu).busy_until.fetch_min(now, Relaxed);
     }
 
-    /// When what was submitted will have run.
+    /// Returns the predicted end of the submitted work.
     pub(super) fn busy_until(&self) -> u64 {
         self.busy_until.load(Relaxed)
     }
@@ -153,29 +159,29 @@ pub(super) fn is_silent(process: &Process, gpu: usize, now: u64) -> bool {
     now.saturating_sub(process.region.heartbeat(gpu)) >= SCHEDULER_SILENCE_NS
 }
 
-/// How much is left up to `allowed`. Both count round, and a container may have written anything: it is the difference that
-/// counts.
-fn left(allowed: u64, spent: u64) -> Option<u64> {
+/// Returns how much is left up to `allowed`. Both totals wrap, and a container may have written any value: only the
+/// difference counts.
+fn remaining(allowed: u64, spent: u64) -> Option<u64> {
     u64::try_from(allowed.wrapping_sub(spent).cast_signed()).ok().filter(|&left| left > 0)
 }
 
-/// GPU time in nanoseconds that `elapsed` is worth at a rate below a whole GPU. It cannot overflow, whatever `elapsed` a
-/// container forged.
+/// Returns the GPU time in nanoseconds that `elapsed` is worth at a rate below a whole GPU. It cannot overflow,
+/// whatever `elapsed` a container forged.
 fn accrued(elapsed: u64, rate: u64) -> u64 {
     let whole = u64::from(WHOLE_GPU);
     elapsed / whole * rate + elapsed % whole * rate / whole
 }
 
-/// What the container may do: by the turn scheduler's word or, where it is gone, by the clock.
+/// Decides what the container may do: by the turn scheduler's words, or by the clock if the scheduler is gone.
 fn allowance(process: &Process, gpu: usize, limits: &GpuLimits, turn: TurnWord, now: u64) -> Allowance {
-    let book = process.region.gpu_account(gpu);
-    let spent = book.spent().load(Acquire);
-    let (since_word, base_word) = (&book.time.local_since, &book.time.local_base);
+    let account = process.region.gpu_account(gpu);
+    let spent = account.spent().load(Acquire);
+    let (since_word, base_word) = (&account.time.local_since, &account.time.local_base);
     if !is_silent(process, gpu, now) {
         if since_word.load(Relaxed) != 0 {
             since_word.store(0, Relaxed);
         }
-        return match left(limits.allowed(), spent).filter(|_| turn.is_open()) {
+        return match remaining(limits.allowed(), spent).filter(|_| turn.is_open()) {
             Some(there) => Allowance::UpTo(there),
             None => Allowance::Wait(CHECK_INTERVAL_NS),
         };
@@ -191,7 +197,7 @@ fn allowance(process: &Process, gpu: usize, limits: &GpuLimits, turn: TurnWord, 
     if rate >= whole {
         return Allowance::UpTo(u64::MAX);
     }
-    // The first to notice says from when and from what the others count, too.
+    // The first process that notices sets the start and the base, from which all others count, too.
     let mut since = since_word.load(Acquire);
     if since == 0 || since > now {
         let settled = since_word.compare_exchange(since, now, AcqRel, Acquire);
@@ -202,9 +208,9 @@ fn allowance(process: &Process, gpu: usize, limits: &GpuLimits, turn: TurnWord, 
     }
     let accrued = accrued(now.saturating_sub(since), rate);
     let allowed = base_word.load(Relaxed).wrapping_add(accrued);
-    match left(allowed, spent) {
+    match remaining(allowed, spent) {
         Some(there) if there > MAX_UNUSED_NS => {
-            // Time that nobody wanted is over.
+            // Unused time expires.
             since_word.store(now, Relaxed);
             base_word.store(spent, Relaxed);
             Allowance::UpTo(MAX_UNUSED_NS / 10)
@@ -222,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn accrued_time_is_the_rate_of_what_has_passed() {
+    fn accrued_time_is_the_rate_of_the_elapsed_time() {
         let whole = u64::from(WHOLE_GPU);
         assert_eq!(accrued(1_000_000_000, whole * 30 / 100), 300_000_000);
         assert_eq!((accrued(0, 1), accrued(whole, 1), accrued(whole - 1, 1)), (0, 1, 0));

@@ -1,16 +1,16 @@
-//! How many calls of the driver the shim adds: counted by a library that stands between the two.
+//! Counts how many driver calls the shim adds, with a library between the two.
 
 use crate::container::shares;
-use crate::node::Player;
-use crate::{a_node, dealt};
+use crate::node::RoleProcess;
+use crate::{exclusive_node, start_arbiter};
 use partage_region::{GpuShare, RegionHandle, RegionOwner, RegionPolicy};
-use partage_shim::install::{self, Settings};
+use partage_shim::install::{self, StandInPaths};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-/// Everything the gate may call; each counts one up in a file and goes on to the driver.
-const COUNTED: [(&str, &str, &str); 9] = [
+/// Functions that throttling may call; each appends to a file and calls the driver.
+const COUNTED_FUNCTIONS: [(&str, &str, &str); 9] = [
     ("cuEventRecord", "void *a, void *b", "a, b"),
     ("cuEventRecord_ptsz", "void *a, void *b", "a, b"),
     ("cuEventElapsedTime", "void *a, void *b, void *c", "a, b, c"),
@@ -22,7 +22,7 @@ const COUNTED: [(&str, &str, &str); 9] = [
     ("cuStreamIsCapturing", "void *a, void *b", "a, b"),
 ];
 
-/// A libcuda that counts, before the one given.
+/// Builds a libcuda that counts calls and passes them to the given one.
 fn counting(folder: &Path, real: &Path, counts: &Path) -> std::path::PathBuf {
     let mut text =
         String::from("#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <fcntl.h>\n#include <unistd.h>\n");
@@ -30,7 +30,7 @@ fn counting(folder: &Path, real: &Path, counts: &Path) -> std::path::PathBuf {
         "static void count(void) {{ int f = open(\"{}\", O_WRONLY | O_APPEND | O_CREAT, 0666); (void)!write(f, \".\", 1); close(f); }}\n",
         counts.display()
     );
-    for (name, parameters, arguments) in COUNTED {
+    for (name, parameters, arguments) in COUNTED_FUNCTIONS {
         text += &format!(
             "int {name}({parameters}) {{ static int (*f)({parameters}); if (!f) f = dlsym(RTLD_NEXT, \"{name}\"); count(); return f({arguments}); }}\n"
         );
@@ -48,38 +48,38 @@ fn counting(folder: &Path, real: &Path, counts: &Path) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_known_kernel_costs_one_more_call_in_thirty_two_at_most() {
+fn known_kernels_add_at_most_one_call_in_32() {
     const LAUNCHES: usize = 20_000;
-    let node = a_node();
+    let node = exclusive_node();
     let folder = tempfile::tempdir().unwrap();
     let (region, lib, counts) =
         (folder.path().join("region"), folder.path().join("lib"), folder.path().join("counts"));
     std::fs::create_dir(&region).unwrap();
     std::fs::create_dir(&lib).unwrap();
     let [share] = shares(&node, u64::MAX).try_into().unwrap();
-    let share = GpuShare { cores: 90_000, ceiling: 90_000, gated: true, ..share };
+    let share = GpuShare { cores: 90_000, ceiling: 90_000, waits_for_turns: true, ..share };
     let _owner = RegionOwner::create(&region, &[share], RegionPolicy::default()).unwrap();
     let real = partage_sim_node::install::shared_object().unwrap();
-    let settings = Settings {
+    let settings = StandInPaths {
         region: &region,
         // As it was linked, under its own name: "libcuda.so.1" would be the shim again.
         real_cuda: &counting(folder.path(), &real, &counts),
         real_nvml: &node.0.libraries().join("libnvidia-ml.so.1"),
         version: None,
     };
-    install::stand_in(&install::shared_object().unwrap(), &lib, &settings).unwrap();
-    let arbiter = dealt(&[]);
+    install::write_stand_ins(&install::shared_object().unwrap(), &lib, &settings).unwrap();
+    let arbiter = start_arbiter(&[]);
     arbiter.add(Arc::new(RegionHandle::open(&region).unwrap())).unwrap();
     let mut command = node.command(&format!("launches {LAUNCHES}"));
     let libraries = [lib.as_path(), real.parent().unwrap()];
     command.env("LD_LIBRARY_PATH", std::env::join_paths(libraries).unwrap());
-    let mut player = Player::of(command);
-    player.hear("ready");
+    let mut process = RoleProcess::spawn(command);
+    process.wait_for_line("ready");
     let counted = || std::fs::metadata(&counts).map_or(0, |file| file.len() as usize);
     let before = counted();
     assert!(before > 0, "nothing was measured, or nothing was counted");
-    player.tell();
-    player.hear("done");
+    process.resume();
+    process.wait_for_line("done");
     let added = counted() - before;
     assert!(added > 0 && added * 32 <= LAUNCHES, "{added} calls were added to {LAUNCHES} launches");
 }

@@ -1,11 +1,11 @@
 //! Programs that use a GPU's time.
 
 use crate::driver::cuda::*;
-use crate::node::{say, wait_to_be_told};
+use crate::node::{print_line, wait_for_resume};
 use std::ptr::{null, null_mut};
 
 /// Every way to submit work.
-pub const WAYS: [&str; 10] = [
+pub const SUBMISSION_FUNCTIONS: [&str; 10] = [
     "kernel",
     "kernel-per-thread",
     "ex",
@@ -26,8 +26,8 @@ macro_rules! ok {
     }};
 }
 
-pub fn play(words: &[&str]) {
-    let cuda = Cuda::started();
+pub fn run_role(words: &[&str]) {
+    let cuda = CudaLibrary::started();
     let mut context = null_mut();
     ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
     match words {
@@ -45,7 +45,7 @@ pub fn play(words: &[&str]) {
     }
 }
 
-fn functions(cuda: &Cuda, lengths: &str) -> Vec<CUfunction> {
+fn functions(cuda: &CudaLibrary, lengths: &str) -> Vec<CUfunction> {
     let mut module = null_mut();
     ok!(cuda.cuModuleLoadData(&mut module, c"any".as_ptr().cast()));
     let one = |micros: &str| {
@@ -57,11 +57,11 @@ fn functions(cuda: &Cuda, lengths: &str) -> Vec<CUfunction> {
     lengths.split(',').map(one).collect()
 }
 
-fn kernel(cuda: &Cuda, function: CUfunction, stream: CUstream) {
+fn kernel(cuda: &CudaLibrary, function: CUfunction, stream: CUstream) {
     ok!(cuda.cuLaunchKernel(function, 1 << 20, 1, 1, 256, 1, 1, 0, stream, null_mut(), null_mut()));
 }
 
-fn instantiated(cuda: &Cuda, graph: CUgraph) -> CUgraphExec {
+fn instantiated(cuda: &CudaLibrary, graph: CUgraph) -> CUgraphExec {
     let mut exec = null_mut();
     ok!(cuda.cuGraphInstantiateWithFlags(&mut exec, graph, 0));
     exec
@@ -82,16 +82,16 @@ fn parameters(function: CUfunction) -> CUDA_KERNEL_NODE_PARAMS_v1 {
     }
 }
 
-/// A graph of one kernel, and its node.
-fn graph(cuda: &Cuda, function: CUfunction) -> (CUgraphExec, CUgraphNode) {
+/// Returns a graph of one kernel, and its node.
+fn graph(cuda: &CudaLibrary, function: CUfunction) -> (CUgraphExec, CUgraphNode) {
     let (mut graph, mut node) = (null_mut(), null_mut());
     ok!(cuda.cuGraphCreate(&mut graph, 0));
     ok!(cuda.cuGraphAddKernelNode(&mut node, graph, null(), 0, &parameters(function)));
     (instantiated(cuda, graph), node)
 }
 
-/// One graph whose kernel changes: nine times the first, once the second, and so on.
-fn changing_graph(cuda: &Cuda, kernels: &[CUfunction]) {
+/// Launches one graph whose kernel changes: nine times the first, once the second, and so on.
+fn changing_graph(cuda: &CudaLibrary, kernels: &[CUfunction]) {
     let (exec, node) = graph(cuda, kernels[0]);
     let mut random = 1_u32;
     loop {
@@ -102,7 +102,7 @@ fn changing_graph(cuda: &Cuda, kernels: &[CUfunction]) {
     }
 }
 
-fn captured(cuda: &Cuda, function: CUfunction, kernels: usize) -> CUgraphExec {
+fn captured(cuda: &CudaLibrary, function: CUfunction, kernels: usize) -> CUgraphExec {
     let (mut stream, mut graph) = (null_mut(), null_mut());
     ok!(cuda.cuStreamCreate(&mut stream, 0));
     ok!(cuda.cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
@@ -111,15 +111,15 @@ fn captured(cuda: &Cuda, function: CUfunction, kernels: usize) -> CUgraphExec {
     instantiated(cuda, graph)
 }
 
-/// Always has work, until killed.
-fn work(cuda: &Cuda, way: &str, lengths: &str) {
+/// Submits work all the time, until killed.
+fn work(cuda: &CudaLibrary, way: &str, lengths: &str) {
     let kernels = functions(cuda, lengths);
     let graphs: Vec<CUgraphExec> = match way {
         "graph" | "graph-per-thread" => kernels.iter().map(|&function| graph(cuda, function).0).collect(),
         "captured-graph" => kernels.iter().map(|&function| captured(cuda, function, 1)).collect(),
         _ => Vec::new(),
     };
-    say("ready");
+    print_line("ready");
     if way == "changing-graph" {
         changing_graph(cuda, &kernels);
     }
@@ -169,7 +169,7 @@ fn work(cuda: &Cuda, way: &str, lengths: &str) {
     }
 }
 
-fn several_devices(cuda: &Cuda, function: CUfunction) {
+fn several_devices(cuda: &CudaLibrary, function: CUfunction) {
     use std::cell::Cell;
     thread_local!(static STREAM: Cell<CUstream> = const { Cell::new(null_mut()) });
     if STREAM.get().is_null() {
@@ -193,54 +193,54 @@ fn several_devices(cuda: &Cuda, function: CUfunction) {
 }
 
 fn spent() -> u64 {
-    let region = std::env::var_os(crate::container::REGION).unwrap();
+    let region = std::env::var_os(crate::container::REGION_VARIABLE).unwrap();
     partage_region::UsageReader::open(region.as_ref()).unwrap().snapshot().unwrap().gpus[0].spent
 }
 
-/// Two hundred kernels of a millisecond are written down, and only then run, twice.
-fn capture(cuda: &Cuda) {
+/// Captures 200 kernels of a millisecond, and then runs the graph twice.
+fn capture(cuda: &CudaLibrary) {
     let function = functions(cuda, "1000")[0];
     let before = spent();
     let exec = captured(cuda, function, 200);
-    assert_eq!(spent(), before, "what was written down was charged");
-    // What the first took is known when the second comes, and charged.
+    assert_eq!(spent(), before, "captured work was charged");
+    // The cost of the first run is known when the second is launched, and charged.
     for _ in 0..2 {
         ok!(cuda.cuGraphLaunch(exec, null_mut()));
         ok!(cuda.cuCtxSynchronize());
     }
     let charged = spent() - before;
-    // A machine that does other things makes it longer.
+    // A busy machine makes it longer.
     assert!((390_000_000..900_000_000).contains(&charged), "{charged} ns for twice 200 ms");
 }
 
-/// Copies once when told to, says so, and stays.
-fn copy(cuda: &Cuda) {
+/// Copies once when resumed, reports that, and stays.
+fn copy(cuda: &CudaLibrary) {
     let (mut memory, bytes) = (0, vec![7_u8; 4096]);
     ok!(cuda.cuMemAlloc_v2(&mut memory, 4096));
-    say("ready");
-    wait_to_be_told();
+    print_line("ready");
+    wait_for_resume();
     ok!(cuda.cuMemcpyHtoD_v2(memory, bytes.as_ptr().cast(), bytes.len()));
-    say("copied");
-    wait_to_be_told();
+    print_line("copied");
+    wait_for_resume();
 }
 
-/// So many launches of a known kernel, between two lines.
-fn launches(cuda: &Cuda, count: u32) {
+/// Launches a known kernel `count` times, between two lines.
+fn launches(cuda: &CudaLibrary, count: u32) {
     let function = functions(cuda, "20")[0];
     (0..2000).for_each(|_| kernel(cuda, function, null_mut()));
     ok!(cuda.cuCtxSynchronize());
-    say("ready");
-    wait_to_be_told();
+    print_line("ready");
+    wait_for_resume();
     (0..count).for_each(|_| kernel(cuda, function, null_mut()));
-    say("done");
-    wait_to_be_told();
+    print_line("done");
+    wait_for_resume();
 }
 
-/// Launches that the driver refuses: more threads than a block may have.
-fn fail(cuda: &Cuda, count: u32) {
+/// Makes launches that the driver refuses: more threads than a block may have.
+fn fail(cuda: &CudaLibrary, count: u32) {
     let function = functions(cuda, "20")[0];
     for _ in 0..count {
-        // SAFETY: no arguments, no stream.
+        // SAFETY: the kernel has no parameters, and the default stream is used.
         let code = unsafe {
             cuda.cuLaunchKernel(function, 1, 1, 1, 4096, 1, 1, 0, null_mut(), null_mut(), null_mut())
         };
@@ -248,8 +248,8 @@ fn fail(cuda: &Cuda, count: u32) {
     }
 }
 
-/// Many kernels in one context, then as many in another.
-fn contexts(cuda: &Cuda) {
+/// Launches many kernels in one context, then as many in another.
+fn contexts(cuda: &CudaLibrary) {
     for _ in 0..2 {
         let functions: Vec<CUfunction> = (0..20).map(|_| functions(cuda, "20")[0]).collect();
         for function in functions.iter().cycle().take(2000) {

@@ -1,12 +1,12 @@
-//! Containers that the last release with layout 1 started go on under this release: with its shim loaded, its region mapped,
-//! and a daemon of this release.
+//! Containers that were started by the last release with layout 1 continue under this release: with that release's shim
+//! loaded, its region mapped, and a daemon of this release.
 
 use super::*;
-use container::truth;
+use container::true_usage;
 use driver::cuda::*;
 use flate2::read::GzDecoder;
 use partage_region::{RegionHandle, RegionOwner, UsageReader};
-use partage_shim::install::{self, Settings};
+use partage_shim::install::{self, StandInPaths};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
@@ -19,8 +19,8 @@ use std::sync::{Arc, LazyLock};
 mod layout_1;
 
 const MIB: u64 = 1 << 20;
-/// What a context takes of the card.
-const CONTEXT: u64 = 414 * MIB;
+/// Bytes that a context takes of the simulated GPU.
+const CONTEXT_BYTES: u64 = 414 * MIB;
 
 /// The shim of that release, as a file.
 static OLD_SHIM: LazyLock<(tempfile::TempDir, PathBuf)> = LazyLock::new(|| {
@@ -33,34 +33,34 @@ static OLD_SHIM: LazyLock<(tempfile::TempDir, PathBuf)> = LazyLock::new(|| {
 
 /// The shim that a container was started with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shim {
+enum ShimRelease {
     Old,
     New,
 }
 
 /// A container whose region that release wrote: 2 GiB and 30 % of the node's GPU.
 struct OldContainer<'a> {
-    node: &'a Node,
+    node: &'a TestNode,
     folder: tempfile::TempDir,
 }
 
 impl<'a> OldContainer<'a> {
-    fn new(node: &'a Node) -> Self {
+    fn new(node: &'a TestNode) -> Self {
         let container = Self { node, folder: tempfile::tempdir().unwrap() };
         fs::create_dir(container.region()).unwrap();
         layout_1::put(layout_1::FRESH, &container.region());
         layout_1::set_uuid(&container.region(), 0, node.0.config().gpus[0].uuid_bytes());
         for (shim, object) in
-            [(Shim::Old, OLD_SHIM.1.clone()), (Shim::New, install::shared_object().unwrap())]
+            [(ShimRelease::Old, OLD_SHIM.1.clone()), (ShimRelease::New, install::shared_object().unwrap())]
         {
             fs::create_dir(container.libraries(shim)).unwrap();
-            let settings = Settings {
+            let settings = StandInPaths {
                 region: &container.region(),
                 real_cuda: &node.0.libraries().join("libcuda.so.1"),
                 real_nvml: &node.0.libraries().join("libnvidia-ml.so.1"),
                 version: None,
             };
-            install::stand_in(&object, &container.libraries(shim), &settings).unwrap();
+            install::write_stand_ins(&object, &container.libraries(shim), &settings).unwrap();
         }
         container
     }
@@ -69,43 +69,43 @@ impl<'a> OldContainer<'a> {
         self.folder.path().join("region")
     }
 
-    fn libraries(&self, shim: Shim) -> PathBuf {
+    fn libraries(&self, shim: ShimRelease) -> PathBuf {
         self.folder.path().join(format!("{shim:?}"))
     }
 
-    fn command(&self, shim: Shim, role: &str) -> Command {
+    fn command(&self, shim: ShimRelease, role: &str) -> Command {
         let mut command = self.node.command(role);
         command.env("LD_LIBRARY_PATH", self.libraries(shim));
         command
     }
 
-    /// What the daemon's records say of it, with other amounts of memory and compute.
+    /// Returns its share as in the daemon's records, with other amounts of memory and compute.
     fn share(&self, memory: u64, percent: u32) -> GpuShare {
-        GpuShare { memory, context: CONTEXT, ..share(self.node, percent, percent) }
+        GpuShare { memory, context: CONTEXT_BYTES, ..share(self.node, percent, percent) }
     }
 
-    /// A daemon of this release takes it over.
+    /// Adopts the region as a daemon of this release.
     fn adopt(&self, share: GpuShare) -> Arc<RegionHandle> {
         let user = fs::metadata(self.region()).unwrap().uid();
         Arc::new(RegionHandle::adopt(&self.region(), &[share], user).unwrap())
     }
 
-    fn working(&self, shim: Shim, role: &str) -> Player {
-        let mut player = Player::of(self.command(shim, role));
-        player.hear("ready");
-        player
+    fn start_working(&self, shim: ShimRelease, role: &str) -> RoleProcess {
+        let mut process = RoleProcess::spawn(self.command(shim, role));
+        process.wait_for_line("ready");
+        process
     }
 }
 
-/// A program that allocates as it is told: see [`account`].
-struct Program {
+/// A program that allocates on request: see [`account`].
+struct AccountProgram {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
-impl Program {
-    fn start(container: &OldContainer<'_>, shim: Shim) -> Self {
+impl AccountProgram {
+    fn start(container: &OldContainer<'_>, shim: ShimRelease) -> Self {
         let mut command = container.command(shim, "account");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
@@ -130,66 +130,66 @@ impl Program {
         self.answer()
     }
 
-    /// Lets it end as a program does that has nothing more to do.
+    /// Lets it exit normally.
     fn end(mut self) {
         drop(self.input.take());
         assert!(self.child.wait().unwrap().success());
     }
 
-    /// The code of an allocation.
+    /// Requests an allocation and returns its error code.
     fn allocate(&mut self, mib: u64) -> CUresult {
         self.ask(&format!("allocate {mib}")).parse().unwrap()
     }
 
-    /// The GPU's memory as the program sees it, in MiB.
+    /// Returns the GPU's memory as the program sees it, in MiB.
     fn total(&mut self) -> u64 {
         self.ask("total").parse().unwrap()
     }
 }
 
-impl Drop for Program {
+impl Drop for AccountProgram {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The role of [`Program`]: every line is an order, and has an answer.
+/// The role of [`AccountProgram`]: every line is a request, and has a reply.
 pub fn account() {
-    let cuda = Cuda::started();
+    let cuda = CudaLibrary::started();
     let (mut context, mut held) = (null_mut(), Vec::new());
-    // SAFETY: a variable of ours.
+    // SAFETY: the pointer is to a local variable.
     assert_eq!(unsafe { cuda.cuCtxCreate_v2(&mut context, 0, 0) }, CUDA_SUCCESS);
-    node::say("= ready");
+    node::print_line("= ready");
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         let answer = match line.split_once(' ').unwrap_or((&line, "")) {
             ("allocate", mib) => {
                 let (mut pointer, bytes) = (0, mib.parse::<usize>().unwrap() << 20);
-                // SAFETY: a variable of ours.
+                // SAFETY: the pointer is to a local variable.
                 let code = unsafe { cuda.cuMemAlloc_v2(&mut pointer, bytes) };
                 held.extend((code == CUDA_SUCCESS).then_some(pointer));
                 u64::from(code)
             }
-            // SAFETY: what was allocated here.
+            // SAFETY: the pointer was allocated here and not freed yet.
             ("free", _) => u64::from(unsafe { cuda.cuMemFree_v2(held.pop().unwrap()) }),
             ("total", _) => {
                 let (mut free, mut total) = (0, 0);
-                // SAFETY: variables of ours.
+                // SAFETY: the pointers are to local variables.
                 assert_eq!(unsafe { cuda.cuMemGetInfo_v2(&mut free, &mut total) }, CUDA_SUCCESS);
                 total as u64 >> 20
             }
             other => panic!("{other:?}"),
         };
-        node::say(&format!("= {answer}"));
+        node::print_line(&format!("= {answer}"));
     }
 }
 
 #[test]
 fn old_shim_is_held_by_a_daemon_that_adopts_its_region() {
-    let node = a_node();
+    let node = exclusive_node();
     let (container, state) = (OldContainer::new(&node), node.state());
-    let mut program = Program::start(&container, Shim::Old);
+    let mut program = AccountProgram::start(&container, ShimRelease::Old);
     assert_eq!((program.total(), program.allocate(1024)), (2048, CUDA_SUCCESS));
     let used = |handle: &RegionHandle| {
         let snapshot = handle.reader().snapshot().unwrap();
@@ -198,92 +198,98 @@ fn old_shim_is_held_by_a_daemon_that_adopts_its_region() {
     };
     let handle = container.adopt(container.share(2048 * MIB, 30));
     assert_eq!(handle.owner().layout(), 1);
-    assert_eq!(used(&handle), CONTEXT + 1024 * MIB);
-    assert_eq!(used(&handle), truth(&state, 0), "by the driver's word, too");
+    assert_eq!(used(&handle), CONTEXT_BYTES + 1024 * MIB);
+    assert_eq!(used(&handle), true_usage(&state, 0), "according to the driver, too");
     let processes = handle.reader().snapshot().unwrap().processes;
     assert_eq!(processes.iter().map(|one| one.pid_here).collect::<Vec<_>>(), [Some(program.child.id())]);
     assert_eq!(program.allocate(1024), CUDA_ERROR_OUT_OF_MEMORY);
-    // More.
+    // A larger limit.
     assert!(handle.apply(&[container.share(3072 * MIB, 30)]).unwrap());
     assert_eq!((program.total(), program.allocate(1024)), (3072, CUDA_SUCCESS));
-    assert_eq!(used(&handle), truth(&state, 0));
-    // The daemon is replaced, and less.
+    assert_eq!(used(&handle), true_usage(&state, 0));
+    // The daemon is replaced, and the limit is smaller.
     drop(handle);
     let handle = container.adopt(container.share(2560 * MIB, 20));
     assert_eq!((program.total(), program.allocate(256)), (2560, CUDA_ERROR_OUT_OF_MEMORY));
     assert_eq!((program.ask("free").as_str(), program.allocate(512)), ("0", CUDA_SUCCESS));
-    assert_eq!((used(&handle), truth(&state, 0)), (CONTEXT + 1536 * MIB, CONTEXT + 1536 * MIB));
+    assert_eq!(
+        (used(&handle), true_usage(&state, 0)),
+        (CONTEXT_BYTES + 1536 * MIB, CONTEXT_BYTES + 1536 * MIB)
+    );
     assert_eq!(handle.reader().snapshot().unwrap().gpus[0].refusals, 2);
-    // Killed: what it held is known to be a dead process's, and the next one has all of it.
+    // Killed: what it held is counted as a dead process's, and the next process gets all of it.
     drop(program);
     let seen = handle.reader().snapshot().unwrap().gpus[0];
-    assert_eq!((seen.used, seen.dead), (0, CONTEXT + 1536 * MIB));
-    let mut program = Program::start(&container, Shim::Old);
+    assert_eq!((seen.used, seen.dead), (0, CONTEXT_BYTES + 1536 * MIB));
+    let mut program = AccountProgram::start(&container, ShimRelease::Old);
     assert_eq!(program.allocate(2560 - 414), CUDA_SUCCESS);
-    // Freed: it is given back at once. Ended: nothing of it is in use any more.
-    assert_eq!((program.ask("free").as_str(), used(&handle)), ("0", CONTEXT));
+    // Freed: it is released at once. Exited: nothing of it is in use any more.
+    assert_eq!((program.ask("free").as_str(), used(&handle)), ("0", CONTEXT_BYTES));
     program.end();
-    assert_eq!((used(&handle), truth(&state, 0)), (0, 0));
-    assert_eq!(Program::start(&container, Shim::Old).allocate(2560 - 414), CUDA_SUCCESS);
+    assert_eq!((used(&handle), true_usage(&state, 0)), (0, 0));
+    assert_eq!(AccountProgram::start(&container, ShimRelease::Old).allocate(2560 - 414), CUDA_SUCCESS);
 }
 
 #[test]
 fn old_and_new_shim_share_one_limit() {
-    let node = a_node();
+    let node = exclusive_node();
     let container = OldContainer::new(&node);
     let handle = container.adopt(container.share(2048 * MIB, 30));
-    let (mut old, mut new) = (Program::start(&container, Shim::Old), Program::start(&container, Shim::New));
+    let (mut old, mut new) = (
+        AccountProgram::start(&container, ShimRelease::Old),
+        AccountProgram::start(&container, ShimRelease::New),
+    );
     assert_eq!((old.total(), new.total()), (2048, 2048));
     // 1220 MiB are left beside two contexts.
     assert_eq!((old.allocate(700), new.allocate(600)), (CUDA_SUCCESS, CUDA_ERROR_OUT_OF_MEMORY));
     assert_eq!((new.allocate(500), old.allocate(100)), (CUDA_SUCCESS, CUDA_ERROR_OUT_OF_MEMORY));
-    assert_eq!(handle.reader().snapshot().unwrap().gpus[0].used, 2 * CONTEXT + 1200 * MIB);
+    assert_eq!(handle.reader().snapshot().unwrap().gpus[0].used, 2 * CONTEXT_BYTES + 1200 * MIB);
     // Each reclaims what the other held.
     drop(old);
     assert_eq!(new.allocate(1000), CUDA_SUCCESS);
     drop(new);
-    assert_eq!(Program::start(&container, Shim::Old).allocate(1600), CUDA_SUCCESS);
+    assert_eq!(AccountProgram::start(&container, ShimRelease::Old).allocate(1600), CUDA_SUCCESS);
 }
 
 #[test]
 fn old_shim_gets_turns_beside_a_container_of_this_release() {
-    let node = a_node();
-    let (old, new) = (OldContainer::new(&node), holding(&node, 60, 60));
+    let node = exclusive_node();
+    let (old, new) = (OldContainer::new(&node), container_with_share(&node, 60, 60));
     // It runs while the daemon is replaced.
-    let player = old.working(Shim::Old, "work kernel 500");
+    let process = old.start_working(ShimRelease::Old, "work kernel 500");
     let handle = old.adopt(old.share(2048 * MIB, 30));
-    let arbiter = dealt(&[&new]);
+    let arbiter = start_arbiter(&[&new]);
     arbiter.add(Arc::clone(&handle)).unwrap();
-    let other = working(&new, "work kernel 500");
+    let other = start_working(&new, "work kernel 500");
     let bounds = [(20.0, 36.0, "30 %, of the old release"), (40.0, 66.0, "60 %")];
-    kept(&node, &[&player, &other], 1500, &bounds);
+    assert_shares(&node, &[&process, &other], 1500, &bounds);
     let seen = handle.reader().snapshot().unwrap().gpus[0];
     assert!(seen.spent > 0 && seen.throttled > 0, "{seen:?}");
-    // Less, and more: in hundredths of a percent, which is what its shim reads.
+    // Less, and more: in hundredths of a percent, which is the unit that its shim reads.
     for (percent, bounds) in [(10, (5.0, 15.0, "10 %")), (35, (20.0, 41.0, "35 %"))] {
         assert!(handle.apply(&[old.share(2048 * MIB, percent)]).unwrap());
         arbiter.limits_changed();
         std::thread::sleep(Duration::from_millis(300));
-        kept(&node, &[&player], 1500, &[bounds]);
+        assert_shares(&node, &[&process], 1500, &[bounds]);
     }
-    // Between two daemons it keeps to its share by itself.
+    // Between two daemons it limits its own rate.
     arbiter.stop();
     std::thread::sleep(Duration::from_millis(400));
-    kept(&node, &[&player], 1500, &[(20.0, 41.0, "35 %, without a daemon")]);
+    assert_shares(&node, &[&process], 1500, &[(20.0, 41.0, "35 %, without a daemon")]);
 }
 
-/// A container that starts again after an upgrade has this release's shim, and its region still has layout 1.
+/// A container that restarts after an upgrade has this release's shim, and its region still has layout 1.
 #[test]
 fn new_shim_reads_layout_1_in_its_own_unit() {
-    let node = a_node();
+    let node = exclusive_node();
     let container = OldContainer::new(&node);
-    let player = container.working(Shim::New, "work kernel 500");
-    // The unit matters most where no daemon gives turns: the shim itself computes with it.
-    kept(&node, &[&player], 1500, &[(15.0, 36.0, "30 %, without a daemon")]);
+    let process = container.start_working(ShimRelease::New, "work kernel 500");
+    // The unit matters most without a daemon that gives turns: the shim itself computes with it.
+    assert_shares(&node, &[&process], 1500, &[(15.0, 36.0, "30 %, without a daemon")]);
     let handle = container.adopt(container.share(2048 * MIB, 30));
     let arbiter = Arbiter::new();
     arbiter.add(Arc::clone(&handle)).unwrap();
-    kept(&node, &[&player], 1500, &[(15.0, 36.0, "30 %, with turns")]);
+    assert_shares(&node, &[&process], 1500, &[(15.0, 36.0, "30 %, with turns")]);
     assert_eq!(RegionOwner::open(&container.region()).unwrap().layout(), 1);
     assert_eq!(UsageReader::open(&container.region()).unwrap().snapshot().unwrap().forged, []);
 }

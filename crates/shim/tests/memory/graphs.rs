@@ -2,16 +2,16 @@
 
 use super::*;
 
-const SIZE: usize = MIB as usize;
+const MIB_SIZE: usize = MIB as usize;
 
 #[test]
-fn graphs_take_memory_when_they_run() {
-    play("graphs nodes", 64 * MIB);
+fn graph_memory_is_counted_at_launch() {
+    run_role("graphs nodes", 64 * MIB);
 }
 
 #[test]
-fn captured_allocations_are_nodes() {
-    play("graphs captured", 64 * MIB);
+fn captured_allocation_is_counted_at_launch() {
+    run_role("graphs captured", 64 * MIB);
 }
 
 pub fn client(arguments: &[&str]) {
@@ -29,8 +29,8 @@ fn allocation(bytes: usize) -> CUDA_MEM_ALLOC_NODE_PARAMS {
     CUDA_MEM_ALLOC_NODE_PARAMS { poolProps: pool, bytesize: bytes, ..CUDA_MEM_ALLOC_NODE_PARAMS::default() }
 }
 
-/// A graph that allocates and frees, as an executable one.
-fn exec(cuda: &Cuda, sizes: &[usize]) -> CUgraphExec {
+/// Returns an executable graph that allocates and frees.
+fn exec(cuda: &CudaLibrary, sizes: &[usize]) -> CUgraphExec {
     let (mut graph, mut exec) = (null_mut(), null_mut());
     ok!(cuda.cuGraphCreate(&mut graph, 0));
     let mut made = Vec::new();
@@ -51,38 +51,41 @@ fn exec(cuda: &Cuda, sizes: &[usize]) -> CUgraphExec {
 fn nodes() {
     let (cuda, _, observer) = start();
     let none = null_mut();
-    let (small, large, third) =
-        (exec(&cuda, &[SIZE, 100]), exec(&cuda, &[40 * SIZE]), exec(&cuda, &[SIZE, 39 * SIZE]));
-    observer.exact("before the first launch");
+    let (small, large, third) = (
+        exec(&cuda, &[MIB_SIZE, 100]),
+        exec(&cuda, &[40 * MIB_SIZE]),
+        exec(&cuda, &[MIB_SIZE, 39 * MIB_SIZE]),
+    );
+    observer.assert_exact("before the first launch");
     ok!(cuda.cuGraphLaunch(small, none));
-    observer.exact("a small one");
+    observer.assert_exact("a small one");
     ok!(cuda.cuGraphUpload(large, none));
-    observer.exact("a large one");
+    observer.assert_exact("a large one");
     ok!(cuda.cuGraphLaunch(large, none));
     ok!(cuda.cuGraphLaunch(small, none));
-    observer.exact("again");
+    observer.assert_exact("again");
     fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuGraphLaunch(third, none));
-    observer.exact("refused");
+    observer.assert_exact("refused");
     ok!(cuda.cuCtxSynchronize());
     ok!(cuda.cuGraphExecDestroy(large));
-    observer.exact("without the large one");
-    // What it had is there for others.
+    observer.assert_exact("without the large one");
+    // What it had is available to others.
     ok!(cuda.cuGraphLaunch(third, none));
-    observer.exact("the third");
+    observer.assert_exact("the third");
     ok!(cuda.cuCtxSynchronize());
     ok!(cuda.cuGraphExecDestroy(third));
     ok!(cuda.cuGraphExecDestroy(small));
     ok!(cuda.cuDeviceGraphMemTrim(0));
-    observer.exact("trimmed");
-    assert_eq!(observer.used(0), CONTEXT);
-    let again = exec(&cuda, &[64 * SIZE]);
+    observer.assert_exact("trimmed");
+    assert_eq!(observer.used(0), CONTEXT_BYTES);
+    let again = exec(&cuda, &[64 * MIB_SIZE]);
     ok!(cuda.cuGraphLaunch(again, none));
     ok!(cuda.cuCtxSynchronize());
     ok!(cuda.cuDeviceGraphMemTrim(0));
-    assert_eq!(observer.used(0), CONTEXT);
+    assert_eq!(observer.used(0), CONTEXT_BYTES);
     ok!(cuda.cuGraphLaunch(again, none));
-    observer.exact("after it was trimmed");
-    assert_eq!(observer.used(0), CONTEXT + 64 * MIB);
+    observer.assert_exact("after it was trimmed");
+    assert_eq!(observer.used(0), CONTEXT_BYTES + 64 * MIB);
 }
 
 fn captured() {
@@ -90,23 +93,23 @@ fn captured() {
     let (mut stream, mut graph, mut exec, mut pointer) = (null_mut(), null_mut(), null_mut(), 0);
     ok!(cuda.cuStreamCreate(&mut stream, 1));
     ok!(cuda.cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-    ok!(cuda.cuMemAllocAsync(&mut pointer, 50 * SIZE, stream));
+    ok!(cuda.cuMemAllocAsync(&mut pointer, 50 * MIB_SIZE, stream));
     ok!(cuda.cuMemFreeAsync(pointer, stream));
     ok!(cuda.cuStreamEndCapture(stream, &mut graph));
-    observer.exact("captured");
-    assert_eq!(observer.used(0), CONTEXT);
+    observer.assert_exact("captured");
+    assert_eq!(observer.used(0), CONTEXT_BYTES);
     let mut params = CUDA_GRAPH_INSTANTIATE_PARAMS {
         flags: CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD.into(),
         hUploadStream: stream,
         ..CUDA_GRAPH_INSTANTIATE_PARAMS::default()
     };
-    ok!(cuda.cuMemAlloc_v2(&mut pointer, 20 * SIZE));
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, 20 * MIB_SIZE));
     fails!(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuGraphInstantiateWithParams(&mut exec, graph, &mut params));
     ok!(cuda.cuMemFree_v2(pointer));
     ok!(cuda.cuGraphInstantiateWithParams(&mut exec, graph, &mut params));
-    observer.exact("uploaded");
-    assert_eq!(observer.used(0), CONTEXT + 50 * MIB);
+    observer.assert_exact("uploaded");
+    assert_eq!(observer.used(0), CONTEXT_BYTES + 50 * MIB);
     ok!(cuda.cuGraphLaunch(exec, stream));
     ok!(cuda.cuStreamSynchronize(stream));
-    observer.exact("launched");
+    observer.assert_exact("launched");
 }

@@ -3,17 +3,17 @@
 use super::*;
 
 #[test]
-fn after_any_sequence_of_calls_the_account_is_exact() {
+fn account_is_exact_after_any_sequence_of_calls() {
     let node = node();
-    let container = Container::with_memory(&node, 20 << 30);
+    let container = TestContainer::with_memory(&node, 20 << 30);
     for seed in 0..4 {
-        container.play(&format!("sequences {seed}"));
+        container.run_role(&format!("sequences {seed}"));
     }
 }
 
 pub fn client(arguments: &[&str]) {
     let [seed] = arguments else { panic!("{arguments:?}") };
-    let cuda = Cuda::started();
+    let cuda = CudaLibrary::started();
     let observer = Observer::new();
     let mut random = seed.parse::<u64>().unwrap().wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     for round in 0..50 {
@@ -25,9 +25,9 @@ pub fn client(arguments: &[&str]) {
                 (random >> 24) as u8
             })
             .collect();
-        // SAFETY: the driver is started, and this thread is alone.
+        // SAFETY: the driver is initialized, and only this thread uses it.
         unsafe { sequence::run(&cuda, &bytes) };
-        observer.exact(&format!("round {round}"));
+        observer.assert_exact(&format!("round {round}"));
         assert_eq!([0, 1].map(|gpu| observer.used(gpu)), [0, 0], "round {round}");
     }
 }

@@ -1,11 +1,11 @@
-//! Routes that the dynamic linker goes.
+//! Routes through the dynamic linker.
 
 use super::*;
-use program::{Maker, said};
+use program::{ProgramBuilder, stdout_of};
 
 const ROUTE: &str = include_str!("route.c");
 
-/// A library of the user's own before the driver's: it counts, and goes on to the next.
+/// A user's library before the driver's: it counts calls and passes them on.
 const INTERPOSER: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -23,8 +23,8 @@ int cuMemAlloc_v2(unsigned long long *pointer, size_t bytes) {
 }
 "#;
 
-/// A library of the user's own that has a `dlsym` of its own, as profilers and other shims do: it finds the C library's in
-/// the way that they do.
+/// A user's library with a `dlsym` of its own, as profilers and other shims have it: it finds the C library's in the
+/// same way as they do.
 const DLSYM: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -37,7 +37,7 @@ void *dlsym(void *handle, const char *name) {
 }
 "#;
 
-/// As `DLSYM`, and it answers for `cuMemAlloc_v2` with a wrapper of its own, which goes on to what it stands before.
+/// As `DLSYM`, and it returns a wrapper for `cuMemAlloc_v2`, which calls the function that it wraps.
 const WRAPPING_DLSYM: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -90,9 +90,9 @@ int main(int count, char **words) {
 }
 "#;
 
-/// A program in the container, with libraries of the user's own preloaded. Of its environment only what the simulated node
-/// needs.
-pub fn run(container: &Container<'_>, preloaded: &[&Path], program: &Path) -> Command {
+/// Returns a command that runs a program in the container, with a user's libraries preloaded. Its environment has only
+/// what the simulated node needs.
+pub fn run(container: &TestContainer<'_>, preloaded: &[&Path], program: &Path) -> Command {
     let mut command = Command::new(program);
     container.env(&mut command);
     let preloaded: Vec<_> = preloaded.iter().map(|path| path.to_str().unwrap()).collect();
@@ -100,7 +100,7 @@ pub fn run(container: &Container<'_>, preloaded: &[&Path], program: &Path) -> Co
     command
 }
 
-/// Arguments that link with the driver's libraries, which are found where a program is led to.
+/// Arguments that link with the driver's libraries, which are found in the program's search path.
 fn linked(libraries: &Path) -> Vec<String> {
     let mut all = vec!["-DLINKED".to_string(), format!("-L{}", libraries.display())];
     all.extend(["-Wl,--no-as-needed", "-lcuda", "-lnvidia-ml"].map(String::from));
@@ -108,50 +108,50 @@ fn linked(libraries: &Path) -> Vec<String> {
 }
 
 pub fn route_program(folder: &Path) -> PathBuf {
-    Maker { folder }.program("route", ROUTE, &[])
+    ProgramBuilder { folder }.build_program("route", ROUTE, &[])
 }
 
-/// The same, linked. With an `rpath` it looks there, whatever its environment.
-pub fn linked_program(folder: &Path, node: &Node, rpath: Option<&Path>) -> PathBuf {
-    // The linker finds the driver's names in the driver's own files.
+/// Builds the program with the libraries linked. With an `rpath` it searches there, whatever its environment.
+pub fn linked_program(folder: &Path, node: &TestNode, rpath: Option<&Path>) -> PathBuf {
+    // The linker resolves the driver's names in the driver's own files.
     let mut arguments = linked(&node.0.libraries());
     arguments.extend(rpath.map(|path| format!("-Wl,-rpath,{}", path.display())));
-    Maker { folder }.program("linked", ROUTE, &arguments)
+    ProgramBuilder { folder }.build_program("linked", ROUTE, &arguments)
 }
 
 #[test]
-fn a_program_that_opens_the_library_is_held() {
+fn program_that_opens_the_library_is_limited() {
     let (node, folder) = (node(), tempfile::tempdir().unwrap());
     let program = route_program(folder.path());
     for file in ["libcuda.so.1", "libcuda.so", "libcuda.so.550.163.01"] {
         for route in ["handle", "default", "deepbind", "dlmopen", "proc", "proc_v2"] {
-            let container = Container::with_memory(&node, CONTEXT + ROOM);
+            let container = TestContainer::with_memory(&node, CONTEXT_BYTES + FREE_BYTES);
             let output = run(&container, &[], &program).args([route, file]).output().unwrap();
-            assert_eq!(said(&output), held(), "{route} {file}");
+            assert_eq!(stdout_of(&output), expected_output(), "{route} {file}");
         }
     }
     // And by its path.
-    let container = Container::with_memory(&node, CONTEXT + ROOM);
+    let container = TestContainer::with_memory(&node, CONTEXT_BYTES + FREE_BYTES);
     let file = container.libraries().join("libcuda.so.1");
     let output = run(&container, &[], &program).arg("handle").arg(file).output().unwrap();
-    assert_eq!(said(&output), held());
+    assert_eq!(stdout_of(&output), expected_output());
 }
 
 #[test]
-fn a_program_that_is_linked_is_held() {
+fn linked_program_is_limited() {
     let (node, folder) = (node(), tempfile::tempdir().unwrap());
     let program = linked_program(folder.path(), &node, None);
     for route in ["linked", "default", "self", "next", "handle", "proc", "proc_v2"] {
-        let container = Container::with_memory(&node, CONTEXT + ROOM);
+        let container = TestContainer::with_memory(&node, CONTEXT_BYTES + FREE_BYTES);
         let output = run(&container, &[], &program).arg(route).output().unwrap();
-        assert_eq!(said(&output), held(), "{route}");
+        assert_eq!(stdout_of(&output), expected_output(), "{route}");
     }
 }
 
-/// A real driver's names have no versions, and neither have ours: who asks for one gets what the driver would give, or
-/// the hook.
+/// A real driver's names have no versions, and neither have the shim's: a versioned lookup returns what the driver
+/// would return, or the hook.
 #[test]
-fn a_name_with_a_version_is_no_way_past() {
+fn versioned_lookup_does_not_bypass_the_hook() {
     let (node, folder) = (node(), tempfile::tempdir().unwrap());
     let text = r#"
         #define _GNU_SOURCE
@@ -169,68 +169,69 @@ fn a_name_with_a_version_is_no_way_past() {
             }
             return plain ? 0 : 2;
         }"#;
-    let program = Maker { folder: folder.path() }.program("versions", text, &[]);
-    let container = Container::with_memory(&node, CONTEXT + ROOM);
-    said(&run(&container, &[], &program).output().unwrap());
+    let program = ProgramBuilder { folder: folder.path() }.build_program("versions", text, &[]);
+    let container = TestContainer::with_memory(&node, CONTEXT_BYTES + FREE_BYTES);
+    stdout_of(&run(&container, &[], &program).output().unwrap());
 }
 
 #[test]
-fn a_users_interposer_works_and_is_held() {
+fn users_interposer_works_and_is_limited() {
     let (node, folder) = (node(), tempfile::tempdir().unwrap());
     let program = linked_program(folder.path(), &node, None);
-    let interposer = Maker { folder: folder.path() }.library("libinterposer.so", INTERPOSER, &[]);
-    let container = Container::with_memory(&node, CONTEXT + ROOM);
+    let interposer =
+        ProgramBuilder { folder: folder.path() }.build_library("libinterposer.so", INTERPOSER, &[]);
+    let container = TestContainer::with_memory(&node, CONTEXT_BYTES + FREE_BYTES);
     let output = run(&container, &[&interposer], &program).arg("linked").output().unwrap();
-    assert_eq!(said(&output), held());
-    // One that the program is linked with, before the driver's.
+    assert_eq!(stdout_of(&output), expected_output());
+    // An interposer that the program is linked with, before the driver's library.
     let arguments: Vec<_> = std::iter::once(interposer.to_str().unwrap().to_string())
         .chain(linked(&node.0.libraries()))
         .chain([format!("-Wl,-rpath,{}", folder.path().display())])
         .collect();
-    let program = Maker { folder: folder.path() }.program(
+    let program = ProgramBuilder { folder: folder.path() }.build_program(
         "both",
         ROUTE,
         &["-Wl,--no-as-needed".into()].into_iter().chain(arguments).collect::<Vec<_>>(),
     );
-    let container = Container::with_memory(&node, CONTEXT + ROOM);
+    let container = TestContainer::with_memory(&node, CONTEXT_BYTES + FREE_BYTES);
     let output = run(&container, &[], &program).arg("linked").output().unwrap();
-    assert_eq!(said(&output), held(), "linked");
+    assert_eq!(stdout_of(&output), expected_output(), "linked");
 }
 
 #[test]
-fn a_users_own_dlsym_works_and_is_held() {
+fn users_dlsym_works_and_is_limited() {
     let (node, folder) = (node(), tempfile::tempdir().unwrap());
     let program = route_program(folder.path());
-    let own = Maker { folder: folder.path() }.library("libdlsym.so", DLSYM, &[]);
+    let own = ProgramBuilder { folder: folder.path() }.build_library("libdlsym.so", DLSYM, &[]);
     for route in ["handle", "default", "dlmopen", "proc_v2"] {
-        let container = Container::with_memory(&node, CONTEXT + ROOM);
+        let container = TestContainer::with_memory(&node, CONTEXT_BYTES + FREE_BYTES);
         let output = run(&container, &[&own], &program).arg(route).output().unwrap();
-        assert_eq!(said(&output), held(), "{route}");
+        assert_eq!(stdout_of(&output), expected_output(), "{route}");
     }
 }
 
-/// A `dlsym` that answers a driver function's name with a wrapper: the shim must not find the wrapper when it looks for the
-/// driver's own function, or each would call the other for ever.
+/// A `dlsym` that returns a wrapper for a driver function's name: the shim must not find the wrapper when it looks up
+/// the driver's own function, or each would call the other forever.
 #[test]
-fn users_dlsym_that_wraps_driver_functions_is_not_asked_by_the_shim() {
+fn users_wrapping_dlsym_is_not_used_by_the_shim() {
     let (node, folder) = (node(), tempfile::tempdir().unwrap());
     let program = route_program(folder.path());
-    let own = Maker { folder: folder.path() }.library("libwrapping.so", WRAPPING_DLSYM, &[]);
+    let own = ProgramBuilder { folder: folder.path() }.build_library("libwrapping.so", WRAPPING_DLSYM, &[]);
     for route in ["handle", "default"] {
-        let container = Container::with_memory(&node, CONTEXT + ROOM);
+        let container = TestContainer::with_memory(&node, CONTEXT_BYTES + FREE_BYTES);
         let output = run(&container, &[&own], &program).arg(route).output().unwrap();
-        assert_eq!(said(&output), held(), "{route}");
+        assert_eq!(stdout_of(&output), expected_output(), "{route}");
     }
 }
 
-/// A library that binds to its own dependencies first does so to the stand-in.
+/// A library that binds to its own dependencies first binds to the stand-in.
 #[test]
-fn a_plugin_that_binds_deeply_is_held() {
+fn deep_binding_plugin_is_limited() {
     let (node, folder) = (node(), tempfile::tempdir().unwrap());
-    let maker = Maker { folder: folder.path() };
-    let plugin = maker.library("libplugin.so", PLUGIN, &linked(&node.0.libraries()));
-    let host = maker.program("host", HOST, &[]);
-    let container = Container::with_memory(&node, CONTEXT + ROOM);
+    let builder = ProgramBuilder { folder: folder.path() };
+    let plugin = builder.build_library("libplugin.so", PLUGIN, &linked(&node.0.libraries()));
+    let host = builder.build_program("host", HOST, &[]);
+    let container = TestContainer::with_memory(&node, CONTEXT_BYTES + FREE_BYTES);
     let output = run(&container, &[], &host).arg(plugin).output().unwrap();
-    assert_eq!(said(&output), format!("{} 2", CONTEXT + ROOM));
+    assert_eq!(stdout_of(&output), format!("{} 2", CONTEXT_BYTES + FREE_BYTES));
 }

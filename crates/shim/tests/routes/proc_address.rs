@@ -1,8 +1,8 @@
-//! `cuGetProcAddress`: for every name, version and default stream, our hook exactly where the driver's own answer is a
-//! function that we hook.
+//! `cuGetProcAddress`: for every name, version and default stream it returns the hook exactly if the driver returns a
+//! function that is hooked.
 
 use super::*;
-use driver::Library;
+use driver::LoadedLibrary;
 use partage_driver_api::cuda::*;
 use partage_driver_api::exports::twin;
 use partage_elf_rewrite::elf;
@@ -10,10 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, c_char, c_void};
 use std::ptr::null_mut;
 
-/// Folders with a `libcuda.so.1` of a real driver, with colons between them: without a GPU it loads and answers this.
-const REAL: &str = "PARTAGE_TEST_REAL_DRIVERS";
+/// Directories with a `libcuda.so.1` of a real driver, separated by colons: it loads and answers without a GPU.
+const REAL_DRIVERS_VARIABLE: &str = "PARTAGE_TEST_REAL_DRIVERS";
 
-/// Every name there is in two drivers, and some that are none.
+/// Returns every name in two drivers, and some that do not exist.
 fn names() -> BTreeSet<&'static str> {
     let told = [
         include_str!("../../../driver-api/tests/symbols/cuGetProcAddress-535.txt"),
@@ -28,7 +28,7 @@ fn names() -> BTreeSet<&'static str> {
         .collect()
 }
 
-/// Where an answer changes, and beyond both ends.
+/// Versions at which an answer changes, and values beyond both ends.
 const VERSIONS: &[i32] = &[
     i32::MIN,
     -1,
@@ -81,39 +81,39 @@ const VERSIONS: &[i32] = &[
 const FLAGS: &[u64] = &[0, 1, 2, 3, 4, u64::MAX];
 
 #[test]
-fn every_answer_is_the_hook_of_the_drivers_answer() {
+fn every_hooked_function_is_returned_as_its_hook() {
     for driver in DriverVersion::ALL {
-        let node = Node::new(CARD, 1, driver);
-        let container = Container::with_memory(&node, CONTEXT + ROOM);
-        let output = container.play(&format!("proc_address {}", node.0.libraries().display()));
+        let node = TestNode::new(GPU_MODEL, 1, driver);
+        let container = TestContainer::with_memory(&node, CONTEXT_BYTES + FREE_BYTES);
+        let output = container.run_role(&format!("proc_address {}", node.0.libraries().display()));
         assert!(output.contains("routed"), "{output}");
     }
 }
 
-/// The same over the files of real drivers, which may not be handed on with this project.
+/// The same with the files of real drivers, which may not be distributed with this project.
 #[test]
 #[ignore = "PARTAGE_TEST_REAL_DRIVERS must name folders with a libcuda.so.1 of a real driver"]
-fn every_answer_of_a_real_driver_is_routed() {
-    let folders = std::env::var_os(REAL).expect("PARTAGE_TEST_REAL_DRIVERS names folders");
+fn every_hooked_function_of_a_real_driver_is_returned_as_its_hook() {
+    let folders = std::env::var_os(REAL_DRIVERS_VARIABLE).expect("PARTAGE_TEST_REAL_DRIVERS names folders");
     let node = node();
     for real in std::env::split_paths(&folders) {
         let folder = tempfile::tempdir().unwrap();
-        let settings = partage_shim::install::Settings {
+        let settings = partage_shim::install::StandInPaths {
             region: Path::new("/nowhere"),
             real_cuda: &real.join("libcuda.so.1"),
             real_nvml: &real.join("libnvidia-ml.so.1"),
             version: None,
         };
         let object = partage_shim::install::shared_object().unwrap();
-        partage_shim::install::stand_in(&object, folder.path(), &settings).unwrap();
+        partage_shim::install::write_stand_ins(&object, folder.path(), &settings).unwrap();
         let mut command = node.command(&format!("proc_address {} real", real.display()));
-        let output = program::said(&command.env("LD_LIBRARY_PATH", folder.path()).output().unwrap());
+        let output = program::stdout_of(&command.env("LD_LIBRARY_PATH", folder.path()).output().unwrap());
         assert!(output.contains("routed"), "{output}");
     }
 }
 
-type Ask = unsafe extern "C" fn(*const c_char, *mut *mut c_void, i32, u64) -> CUresult;
-type AskV2 = unsafe extern "C" fn(
+type ProcAddressFn = unsafe extern "C" fn(*const c_char, *mut *mut c_void, i32, u64) -> CUresult;
+type ProcAddressV2Fn = unsafe extern "C" fn(
     *const c_char,
     *mut *mut c_void,
     i32,
@@ -121,47 +121,49 @@ type AskV2 = unsafe extern "C" fn(
     *mut CUdriverProcAddressQueryResult,
 ) -> CUresult;
 
-struct Asked {
-    old: Ask,
-    new: AskV2,
+struct ProcAddressFunctions {
+    old: ProcAddressFn,
+    new: ProcAddressV2Fn,
 }
 
-/// Codes, addresses and the status, with both functions; the status is asked for or not.
-type Answer = (CUresult, usize, CUresult, usize, u32, CUresult, usize);
+/// Codes, addresses and the status, from both functions; the status is requested or not.
+type ProcAddressAnswers = (CUresult, usize, CUresult, usize, u32, CUresult, usize);
 
-impl Asked {
-    fn of(library: &Library) -> Self {
-        // SAFETY: functions of these types.
+impl ProcAddressFunctions {
+    fn of(library: &LoadedLibrary) -> Self {
+        // SAFETY: the functions have these types.
         unsafe {
             Self {
-                old: std::mem::transmute::<*mut c_void, Ask>(library.symbol("cuGetProcAddress").unwrap()),
-                new: std::mem::transmute::<*mut c_void, AskV2>(
+                old: std::mem::transmute::<*mut c_void, ProcAddressFn>(
+                    library.symbol("cuGetProcAddress").unwrap(),
+                ),
+                new: std::mem::transmute::<*mut c_void, ProcAddressV2Fn>(
                     library.symbol("cuGetProcAddress_v2").unwrap(),
                 ),
             }
         }
     }
 
-    fn answer(&self, name: &str, version: i32, flags: u64) -> Answer {
+    fn answer(&self, name: &str, version: i32, flags: u64) -> ProcAddressAnswers {
         let name = CString::new(name).unwrap();
-        // What is not written stays as it was.
+        // Values that are not written stay as they were.
         let untouched = std::ptr::without_provenance_mut(0x5555);
         let (mut old, mut new, mut blind, mut status) = (untouched, untouched, untouched, 0x66);
-        // SAFETY: variables of ours.
+        // SAFETY: the pointers are to local variables, and the name is a C string.
         let first = unsafe { (self.old)(name.as_ptr(), &mut old, version, flags) };
-        // SAFETY: likewise.
+        // SAFETY: the pointers are to local variables, and the name is a C string.
         let second = unsafe { (self.new)(name.as_ptr(), &mut new, version, flags, &mut status) };
-        // SAFETY: likewise; nobody has to want the status.
+        // SAFETY: the pointer is to a local variable, the name is a C string, and a null status is allowed.
         let third = unsafe { (self.new)(name.as_ptr(), &mut blind, version, flags, null_mut()) };
         (first, old.addr(), second, new.addr(), status, third, blind.addr())
     }
 }
 
-/// In the container: compares what the stand-in answers with what the driver does.
+/// In the container: compares what the stand-in returns with what the driver returns.
 pub fn client(arguments: &[&str]) {
     let file = Path::new(arguments[0]).join("libcuda.so.1");
-    let own = Library::open("libcuda.so.1").unwrap();
-    let real = Library::open(file.to_str().unwrap()).unwrap();
+    let own = LoadedLibrary::open("libcuda.so.1").unwrap();
+    let real = LoadedLibrary::open(file.to_str().unwrap()).unwrap();
     let stand_in = std::env::split_paths(&std::env::var_os("LD_LIBRARY_PATH").unwrap()).next().unwrap();
     let hooked = elf::exports(&std::fs::read(stand_in.join("libcuda.so.1")).unwrap()).unwrap();
     // A function may have several names.
@@ -179,7 +181,7 @@ pub fn client(arguments: &[&str]) {
         .filter(|name| twin(name).is_some())
         .map(|name| (own.symbol(name).unwrap().addr(), name.as_str()))
         .collect();
-    let (asked, truth) = (Asked::of(&own), Asked::of(&real));
+    let (asked, truth) = (ProcAddressFunctions::of(&own), ProcAddressFunctions::of(&real));
     let (mut routed, mut passed) = (BTreeSet::new(), 0);
     let route = |address: usize| hooks.get(&address).map_or(address, |hooks| *hooks.first().unwrap());
     for name in names() {
@@ -195,7 +197,7 @@ pub fn client(arguments: &[&str]) {
                     let _ = routed.insert(ours.3);
                 };
             }
-            // A thread's own default stream is another function, hooked or not.
+            // The per-thread default stream variant is another function, hooked or not.
             let (plain, threads) = (asked.answer(name, version, 1).3, asked.answer(name, version, 2).3);
             let symbol = with_twin.get(&plain);
             if let Some(symbol) = symbol
@@ -206,21 +208,21 @@ pub fn client(arguments: &[&str]) {
             }
         }
     }
-    // Every hook can be had in this way, but those that have no name there.
+    // Every hook can be returned in this way, except those that have no name there.
     let unnamed: Vec<_> = hooked
         .iter()
         .filter(|name| real.symbol(name).is_some() && !routed.contains(&own.symbol(name).unwrap().addr()))
         .collect();
-    node::say(&format!("not to be had by cuGetProcAddress: {unnamed:?}"));
+    node::print_line(&format!("not available by cuGetProcAddress: {unnamed:?}"));
     assert!(passed > 1000);
-    // A real driver takes what it is given for good.
+    // A real driver does not check its arguments.
     if arguments.len() == 1 {
         nothing_to_write_to(&asked, &truth);
     }
-    node::say(&format!("routed {}", routed.len()));
+    node::print_line(&format!("routed {}", routed.len()));
 }
 
-fn nothing_to_write_to(asked: &Asked, truth: &Asked) {
+fn nothing_to_write_to(asked: &ProcAddressFunctions, truth: &ProcAddressFunctions) {
     let mut function: *mut c_void = null_mut();
     for name in [
         null_mut(),
@@ -232,11 +234,11 @@ fn nothing_to_write_to(asked: &Asked, truth: &Asked) {
             if !name.is_null() && !to.is_null() {
                 continue;
             }
-            // SAFETY: null is the driver's to refuse.
+            // SAFETY: the driver rejects null.
             let (ours, theirs) =
                 unsafe { ((asked.old)(name, to, 12040, 0), (truth.old)(name, to, 12040, 0)) };
             assert_eq!(ours, theirs, "{name:?} {to:?}");
-            // SAFETY: likewise.
+            // SAFETY: the driver rejects null.
             let (ours, theirs) = unsafe {
                 ((asked.new)(name, to, 12040, 0, null_mut()), (truth.new)(name, to, 12040, 0, null_mut()))
             };

@@ -1,52 +1,53 @@
-//! Processes: forked, started with nothing, many, with many threads.
+//! Processes: forked, started without an environment, many at once, with many threads.
 
 use super::*;
-use container::{Observer, REGION, shares};
+use container::{Observer, REGION_VARIABLE, shares};
 use driver::cuda::*;
 use partage_region::{RegionPolicy, UsageReader};
-use program::{Maker, said};
+use program::{ProgramBuilder, stdout_of};
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::ptr::null_mut;
 
-const SIZE: usize = MIB as usize;
+const MIB_SIZE: usize = MIB as usize;
 
-fn play(role: &str) {
+fn run_role(role: &str) {
     let node = node();
     // Contexts of two processes.
-    let container = Container::with_memory(&node, 2 * CONTEXT + ROOM);
-    container.play(&format!("processes {role}"));
+    let container = TestContainer::with_memory(&node, 2 * CONTEXT_BYTES + FREE_BYTES);
+    container.run_role(&format!("processes {role}"));
     assert_eq!(container.used(0), 0, "{role}");
 }
 
 #[test]
-fn a_child_that_is_forked_first_has_a_slot_of_its_own() {
-    play("fork_before");
+fn child_forked_before_use_has_its_own_slot() {
+    run_role("fork_before");
 }
 
 #[test]
-fn a_child_that_is_forked_later_touches_nothing_of_its_parents() {
-    play("fork_after");
+fn child_forked_after_use_leaves_the_parents_account_alone() {
+    run_role("fork_after");
 }
 
 #[test]
-fn a_child_of_many_threads_is_not_stuck() {
-    play("fork_storm");
+fn child_forked_from_many_threads_does_not_hang() {
+    run_role("fork_storm");
 }
 
 #[test]
 fn threads_share_the_limit_of_their_process() {
-    play("threads");
+    run_role("threads");
 }
 
-/// A program that is started with nothing, from a login shell, or from another program: the files know whose they are.
+/// A program that is started without an environment, from a login shell, or from another program: the files contain the
+/// configuration.
 #[test]
-fn an_empty_environment_lifts_nothing() {
+fn empty_environment_does_not_lift_limits() {
     let (node, folder) = (node(), tempfile::tempdir().unwrap());
-    let container = Container::with_memory(&node, CONTEXT + ROOM);
+    let container = TestContainer::with_memory(&node, CONTEXT_BYTES + FREE_BYTES);
     let program = linker::linked_program(folder.path(), &node, Some(&container.libraries()));
-    // The simulated node is what device files are elsewhere.
-    let devices = format!("{}={}", partage_sim_node::node::VARIABLE, node.0.path().display());
+    // The simulated node stands for device files.
+    let devices = format!("{}={}", partage_sim_node::node::NODE_DIR_VARIABLE, node.0.path().display());
     let text = format!("{} linked", program.display());
     for arguments in [
         vec![program.to_str().unwrap(), "linked"],
@@ -55,16 +56,16 @@ fn an_empty_environment_lifts_nothing() {
     ] {
         let mut command = Command::new("env");
         let output = command.args(["-i", &devices]).args(&arguments).output().unwrap();
-        assert_eq!(said(&output), held(), "{arguments:?}");
+        assert_eq!(stdout_of(&output), expected_output(), "{arguments:?}");
     }
     assert_eq!(container.used(0), 0);
 }
 
-/// Variables that other libraries of this kind listen to, and ours.
+/// Environment variables that similar libraries read, and those of Partage.
 #[test]
-fn no_variable_lifts_anything() {
+fn environment_variables_do_not_lift_limits() {
     let (node, folder) = (node(), tempfile::tempdir().unwrap());
-    let container = Container::with_memory(&node, CONTEXT + ROOM);
+    let container = TestContainer::with_memory(&node, CONTEXT_BYTES + FREE_BYTES);
     let program = linker::linked_program(folder.path(), &node, None);
     let mut command = linker::run(&container, &[], &program);
     for variable in [
@@ -79,22 +80,24 @@ fn no_variable_lifts_anything() {
     ] {
         command.env(variable, "/nowhere");
     }
-    assert_eq!(said(&command.arg("linked").output().unwrap()), held());
+    assert_eq!(stdout_of(&command.arg("linked").output().unwrap()), expected_output());
 }
 
 #[test]
-fn three_hundred_processes_at_once_are_held_together() {
+fn three_hundred_processes_share_one_limit() {
     const PROCESSES: u64 = 300;
     const GPUS: u64 = 8;
-    let (node, folder) = (Node::new(CARD, GPUS as usize, DriverVersion::R550), tempfile::tempdir().unwrap());
-    // To the byte: a context and a block each, of as many as come to one GPU.
-    let each = |gpu: u64| (PROCESSES / GPUS + u64::from(gpu < PROCESSES % GPUS)) * (CONTEXT + 2 * MIB);
+    let (node, folder) =
+        (TestNode::new(GPU_MODEL, GPUS as usize, DriverVersion::R550), tempfile::tempdir().unwrap());
+    // Exactly a context and a block for each process on a GPU.
+    let each = |gpu: u64| (PROCESSES / GPUS + u64::from(gpu < PROCESSES % GPUS)) * (CONTEXT_BYTES + 2 * MIB);
     let mut all = shares(&node, 0);
     (0..).zip(&mut all).for_each(|(gpu, share)| share.memory = each(gpu));
-    let container = Container::new(&node, &all, RegionPolicy::default());
+    let container = TestContainer::new(&node, &all, RegionPolicy::default());
     let mut arguments = vec![format!("-L{}", node.0.libraries().display()), "-lcuda".into()];
     arguments.insert(0, "-Wl,--no-as-needed".into());
-    let program = Maker { folder: folder.path() }.program("one", include_str!("one.c"), &arguments);
+    let program =
+        ProgramBuilder { folder: folder.path() }.build_program("one", include_str!("one.c"), &arguments);
     let start = |gpu: u64| {
         let mut command = Command::new(&program);
         container.env(&mut command);
@@ -118,13 +121,13 @@ fn three_hundred_processes_at_once_are_held_together() {
     let state = node.state();
     for gpu in 0..GPUS {
         assert_eq!(snapshot.gpus[gpu as usize].used, each(gpu), "GPU {gpu}");
-        assert_eq!(state.used_memory(gpu as usize) * partage_region::UNIT, each(gpu), "GPU {gpu}");
+        assert_eq!(state.used_memory(gpu as usize) * partage_region::MEMORY_UNIT, each(gpu), "GPU {gpu}");
     }
     let (mut more, mut output) = start(3);
     assert_eq!(heard(&mut output), CUDA_ERROR_OUT_OF_MEMORY.to_string());
     more.kill().unwrap();
     more.wait().unwrap();
-    // Half of them are killed, half end.
+    // Half of them are killed, half exit.
     for (number, (child, _)) in processes.iter_mut().enumerate() {
         if number % 2 == 0 {
             child.kill().unwrap();
@@ -147,19 +150,20 @@ pub fn client(arguments: &[&str]) {
     }
 }
 
-/// Runs a child that says by its end whether all was well. Nothing in it may panic: it has one thread of many.
+/// Runs a child that reports success by its exit code. Nothing in it may panic: it has only one of the process's
+/// threads.
 fn in_child(work: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: the child does its work and ends without coming back.
+    // SAFETY: the child does its work and exits without returning.
     match unsafe { libc::fork() } {
         0 => {
             let code = work();
-            // SAFETY: ends this process alone.
+            // SAFETY: ends only this process.
             unsafe { libc::_exit(code) }
         }
         child => {
             assert!(child > 0);
             let mut status = 0;
-            // SAFETY: a number to fill in.
+            // SAFETY: the pointer is to a local variable.
             assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
             assert!(libc::WIFEXITED(status), "{status:#x}");
             libc::WEXITSTATUS(status)
@@ -168,17 +172,17 @@ fn in_child(work: impl FnOnce() -> i32) -> i32 {
 }
 
 fn reader() -> UsageReader {
-    UsageReader::open(Path::new(&std::env::var_os(REGION).unwrap())).unwrap()
+    UsageReader::open(Path::new(&std::env::var_os(REGION_VARIABLE).unwrap())).unwrap()
 }
 
 fn used() -> u64 {
     reader().snapshot().unwrap().gpus[0].used
 }
 
-/// Takes a context and some memory; the number of the first step that failed.
-fn takes(cuda: &Cuda, bytes: usize) -> i32 {
+/// Creates a context and allocates memory. Returns the number of the first step that failed.
+fn takes(cuda: &CudaLibrary, bytes: usize) -> i32 {
     let (mut context, mut pointer) = (null_mut(), 0);
-    // SAFETY: variables of ours.
+    // SAFETY: the pointers are to local variables.
     unsafe {
         if cuda.cuInit(0) != 0 {
             return 1;
@@ -191,36 +195,36 @@ fn takes(cuda: &Cuda, bytes: usize) -> i32 {
 }
 
 fn fork_before() {
-    let cuda = Cuda(driver::Library::open("libcuda.so.1").unwrap());
-    // A child that starts the driver by itself, before its parent did.
+    let cuda = CudaLibrary(driver::LoadedLibrary::open("libcuda.so.1").unwrap());
+    // A child that initializes the driver by itself, before its parent did.
     let code = in_child(|| {
         let own = std::process::id();
-        match takes(&cuda, 10 * SIZE) {
-            0 if used() != CONTEXT + 10 * MIB => 10,
+        match takes(&cuda, 10 * MIB_SIZE) {
+            0 if used() != CONTEXT_BYTES + 10 * MIB => 10,
             0 if reader().snapshot().unwrap().processes.iter().all(|process| process.pid != own) => 11,
             other => other,
         }
     });
     assert_eq!(code, 0);
     assert_eq!(used(), 0, "what the child had is given back");
-    // Both at once, each with its own.
-    assert_eq!(takes(&cuda, 30 * SIZE), 0);
-    Observer::new().exact("the parent alone");
+    // Both at once, each with its own memory.
+    assert_eq!(takes(&cuda, 30 * MIB_SIZE), 0);
+    Observer::new().assert_exact("the parent alone");
 }
 
 fn fork_after() {
-    let cuda = Cuda::started();
+    let cuda = CudaLibrary::started();
     let (mut context, mut pointer) = (null_mut(), 0);
     ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
-    ok!(cuda.cuMemAlloc_v2(&mut pointer, 30 * SIZE));
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, 30 * MIB_SIZE));
     let before = used();
     for _ in 0..20 {
         let code = in_child(|| {
             let mut more = 0;
-            // A driver does not work in a forked child, and says so. What matters is whose account it is done on.
-            // SAFETY: variables of ours; the driver knows nothing of them here.
+            // A driver does not work in a forked child, and returns an error. What matters is whose account is changed.
+            // SAFETY: the pointers are to local variables; the driver rejects the calls here.
             unsafe {
-                cuda.cuMemAlloc_v2(&mut more, SIZE);
+                cuda.cuMemAlloc_v2(&mut more, MIB_SIZE);
                 cuda.cuMemFree_v2(pointer);
                 cuda.cuCtxDestroy_v2(context);
                 cuda.cuDevicePrimaryCtxReset_v2(0);
@@ -228,27 +232,27 @@ fn fork_after() {
             if used() < before { 12 } else { 0 }
         });
         assert_eq!(code, 0);
-        // The child is gone: what it may have taken is, too.
+        // The child is gone, and so is what it may have reserved.
         assert_eq!(used(), before);
-        Observer::new().exact("after a child");
+        Observer::new().assert_exact("after a child");
     }
-    // The parent's own is as it was.
+    // The parent's own memory is unchanged.
     ok!(cuda.cuMemFree_v2(pointer));
-    Observer::new().exact("freed");
-    assert_eq!(used(), CONTEXT);
-    ok!(cuda.cuMemAlloc_v2(&mut pointer, ROOM as usize));
+    Observer::new().assert_exact("freed");
+    assert_eq!(used(), CONTEXT_BYTES);
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, FREE_BYTES as usize));
     ok!(cuda.cuMemFree_v2(pointer));
 }
 
-/// Children are born at any instant of what the threads do, and call at once.
+/// Children are forked at arbitrary times, and make calls at once.
 fn fork_storm() {
-    let cuda = Cuda::started();
+    let cuda = CudaLibrary::started();
     let mut context = null_mut();
     ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
-    // Every function is looked up here: a child that is born while a thread does it would wait for that thread.
+    // All functions are looked up before: a child that is forked while a thread does so would wait for that thread.
     let (mut pointer, mut free, mut total) = (0, 0, 0);
     ok!(cuda.cuMemGetInfo_v2(&mut free, &mut total));
-    ok!(cuda.cuMemAlloc_v2(&mut pointer, SIZE));
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, MIB_SIZE));
     ok!(cuda.cuMemFree_v2(pointer));
     let (context, over) = (context as usize, std::sync::atomic::AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -257,21 +261,21 @@ fn fork_storm() {
                 ok!(cuda.cuCtxSetCurrent(context as CUcontext));
                 while !over.load(std::sync::atomic::Ordering::Relaxed) {
                     let mut pointer = 0;
-                    ok!(cuda.cuMemAlloc_v2(&mut pointer, SIZE));
+                    ok!(cuda.cuMemAlloc_v2(&mut pointer, MIB_SIZE));
                     ok!(cuda.cuMemFree_v2(pointer));
                 }
             });
         }
         for _ in 0..150 {
             let code = in_child(|| {
-                // A child that is stuck ends by this, not well.
-                // SAFETY: no pointers.
+                // Ends a child that is stuck, with an error.
+                // SAFETY: no pointers are passed.
                 unsafe { libc::alarm(60) };
                 let (mut pointer, mut free, mut total) = (0, 0, 0);
-                // SAFETY: variables of ours.
+                // SAFETY: the pointers are to local variables.
                 unsafe {
                     cuda.cuMemGetInfo_v2(&mut free, &mut total);
-                    cuda.cuMemAlloc_v2(&mut pointer, SIZE);
+                    cuda.cuMemAlloc_v2(&mut pointer, MIB_SIZE);
                 }
                 0
             });
@@ -279,12 +283,12 @@ fn fork_storm() {
         }
         over.store(true, std::sync::atomic::Ordering::Relaxed);
     });
-    assert_eq!(used(), CONTEXT);
-    Observer::new().exact("at the end");
+    assert_eq!(used(), CONTEXT_BYTES);
+    Observer::new().assert_exact("at the end");
 }
 
 fn threads() {
-    let cuda = Cuda::started();
+    let cuda = CudaLibrary::started();
     let mut context = null_mut();
     ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
     let (mut module, mut function) = (null_mut(), null_mut());
@@ -303,8 +307,8 @@ fn threads() {
                     random = random
                         .wrapping_mul(6_364_136_223_846_793_005)
                         .wrapping_add(1_442_695_040_888_963_407);
-                    let (mut pointer, size) = (0, (random >> 33) as usize % (12 * SIZE) + 1);
-                    // SAFETY: a variable of ours.
+                    let (mut pointer, size) = (0, (random >> 33) as usize % (12 * MIB_SIZE) + 1);
+                    // SAFETY: the pointer is to a local variable.
                     match unsafe { cuda.cuMemAlloc_v2(&mut pointer, size) } {
                         CUDA_SUCCESS => held.push(pointer),
                         CUDA_ERROR_OUT_OF_MEMORY => {
@@ -328,11 +332,11 @@ fn threads() {
                     ));
                 }
                 held.drain(..).for_each(|pointer| ok!(cuda.cuMemFree_v2(pointer)));
-                assert!(refused > 0, "nobody fought for it");
+                assert!(refused > 0, "there was no contention");
             });
         }
     });
     ok!(cuda.cuModuleUnload(module));
-    observer.exact("at the end");
-    assert_eq!(observer.used(0), CONTEXT);
+    observer.assert_exact("at the end");
+    assert_eq!(observer.used(0), CONTEXT_BYTES);
 }

@@ -1,15 +1,15 @@
-//! Programs and libraries in C, made by the machine's compiler: some routes to a function only a linker goes.
+//! Programs and libraries in C, built with the machine's compiler: only a linker takes some routes to a function.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// What the compiler makes of a text, in a folder.
-pub struct Maker<'a> {
+/// Builds C sources in a directory.
+pub struct ProgramBuilder<'a> {
     pub folder: &'a Path,
 }
 
-impl Maker<'_> {
+impl ProgramBuilder<'_> {
     fn make(&self, file: &str, text: &str, arguments: &[String]) -> PathBuf {
         let (source, made) = (self.folder.join(format!("{file}.c")), self.folder.join(file));
         std::fs::write(&source, text).unwrap();
@@ -20,21 +20,21 @@ impl Maker<'_> {
         made
     }
 
-    pub fn program(&self, file: &str, text: &str, arguments: &[String]) -> PathBuf {
+    pub fn build_program(&self, file: &str, text: &str, arguments: &[String]) -> PathBuf {
         self.make(file, text, arguments)
     }
 
-    /// Its name for the loader is its file's.
-    pub fn library(&self, file: &str, text: &str, arguments: &[String]) -> PathBuf {
+    /// Builds a library whose soname is its file name.
+    pub fn build_library(&self, file: &str, text: &str, arguments: &[String]) -> PathBuf {
         let mut all = vec!["-shared".into(), "-fPIC".into(), format!("-Wl,-soname,{file}")];
         all.extend_from_slice(arguments);
         self.make(file, text, &all)
     }
 }
 
-/// What it said, if it ended well.
+/// Returns the output of a command that succeeded.
 #[track_caller]
-pub fn said(output: &Output) -> String {
+pub fn stdout_of(output: &Output) -> String {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{}\n{out}\n{err}", output.status);
     out.trim().to_string()

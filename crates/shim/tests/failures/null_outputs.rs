@@ -1,7 +1,7 @@
-//! Every hooked function, with every pattern of null and of valid places to write to: it answers what the driver answers.
+//! Every hooked function, with every combination of null and valid output pointers, returns what the driver returns.
 
 use super::*;
-use driver::Library;
+use driver::LoadedLibrary;
 use driver::nvml::NVML_ERROR_FUNCTION_NOT_FOUND;
 use partage_elf_rewrite::elf;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,22 +9,22 @@ use std::ffi::c_void;
 use std::fmt::Write as _;
 
 #[test]
-fn nowhere_to_put_an_answer_is_what_it_is_to_the_driver() {
+fn null_outputs_get_the_drivers_answer() {
     let mut wrong = Vec::new();
     for driver in [DriverVersion::R550, DriverVersion::R535] {
         for state in ["before", "started", "ready"] {
-            let node = Node::new(CARD, 1, driver);
+            let node = TestNode::new(GPU_MODEL, 1, driver);
             let mut share = shares(&node, u64::MAX);
-            // No limit: only the driver's own reasons are left.
-            share[0].context = CONTEXT;
-            let container = Container::new(&node, &share, RegionPolicy::default());
+            // No limit, so that only the driver's own errors are left.
+            share[0].context = CONTEXT_BYTES;
+            let container = TestContainer::new(&node, &share, RegionPolicy::default());
             let alone = node
-                .command(&format!("nowhere {state}"))
+                .command(&format!("null_outputs {state}"))
                 .env(STAND_INS, container.libraries())
                 .output()
                 .unwrap();
             let with = container
-                .command(&format!("nowhere {state}"))
+                .command(&format!("null_outputs {state}"))
                 .env(STAND_INS, container.libraries())
                 .output()
                 .unwrap();
@@ -35,7 +35,7 @@ fn nowhere_to_put_an_answer_is_what_it_is_to_the_driver() {
             };
             let (alone, with) = (lines(&alone), lines(&with));
             assert!(alone.len() > 100, "{alone:?}");
-            // A function that this driver lacks is one that says so.
+            // A function that this driver lacks returns "not found".
             let wanted: BTreeMap<_, _> = alone.iter().filter_map(|line| line.rsplit_once(": ")).collect();
             for line in with.iter().filter(|line| !is_control(line)) {
                 let (call, code) = line.rsplit_once(": ").unwrap();
@@ -46,7 +46,9 @@ fn nowhere_to_put_an_answer_is_what_it_is_to_the_driver() {
                 };
                 let wanted = wanted.get(call).map_or(missing.to_string(), |code| code.to_string());
                 let both_refuse = code != "0" && wanted != "0";
-                if code != wanted && !(both_refuse && TWICE_WRONG.iter().any(|name| call.contains(name))) {
+                if code != wanted
+                    && !(both_refuse && INTERCHANGEABLE_ERRORS.iter().any(|name| call.contains(name)))
+                {
                     wrong.push(format!("{driver:?} {state}: {call}: {code}, the driver says {wanted}"));
                 }
             }
@@ -55,13 +57,13 @@ fn nowhere_to_put_an_answer_is_what_it_is_to_the_driver() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// What a container may not do is refused before anybody looks at how it was asked.
+/// Returns whether a control was refused: that happens before its arguments are examined.
 fn is_control(line: &str) -> bool {
     line.starts_with("= nvml") && line.ends_with(&format!(": {NVML_ERROR_NO_PERMISSION}"))
 }
 
-/// Where two things are wrong at once, which one is said may differ: no library, no device, nothing of this kind here.
-const TWICE_WRONG: [&str; 6] = [
+/// Error codes whose order may differ if two errors apply at once: no library, no device, not supported here.
+const INTERCHANGEABLE_ERRORS: [&str; 6] = [
     "cuCtxCreate_v3",
     "cuGLCtxCreate",
     "cuVDPAUCtxCreate",
@@ -72,15 +74,15 @@ const TWICE_WRONG: [&str; 6] = [
 
 const STAND_INS: &str = "PARTAGE_TEST_STAND_INS";
 
-/// More than any structure of the driver's, twice over.
-static mut PLACE: [u64; 1 << 13] = [0; 1 << 13];
+/// Larger than any structure of the driver, twice over.
+static mut BUFFER: [u64; 1 << 13] = [0; 1 << 13];
 
-/// Calls functions by name with a pattern of places.
+/// Calls functions by name with a combination of null and valid pointers.
 macro_rules! callers {
     ($caller:ident, $code:ident, $($(#[$doc:meta])* trait $family:ident {
         $(fn $name:ident $args:tt $(twin $twin:ident)?;)*
     })*) => {
-        pub(super) fn $caller(library: &Library, wanted: &str, pattern: u32) -> Option<i64> {
+        pub(super) fn $caller(library: &LoadedLibrary, wanted: &str, pattern: u32) -> Option<i64> {
             $($(
                 callers! { @one library wanted pattern $name $args $code }
                 $(callers! { @one library wanted pattern $twin $args $code })?
@@ -100,29 +102,29 @@ macro_rules! callers {
                 if is_pointer::<$type>() { bits >>= 1 }
                 argument::<$type>(place)
             };)*
-            // Patterns beyond the places there are have been seen.
+            // Patterns with more bits than pointers were tried before.
             if bits != 0 {
                 return None;
             }
-            // SAFETY: null, or a place with room.
+            // SAFETY: every pointer is null, or to a buffer that is large enough.
             let code = unsafe { function($($arg),*) };
             return Some(i64::from(code));
         }
     };
 }
 
-/// A place for what is passed by its address, if there is to be one; else zeros.
+/// Returns a pointer to the buffer for a pointer argument, if `place`; otherwise zeros.
 fn argument<T>(place: bool) -> T {
     if is_pointer::<T>() && place {
-        let address: *mut u64 = (&raw mut PLACE).cast();
-        // SAFETY: pointers are as large as this one, and every address is a value of theirs.
+        let address: *mut u64 = (&raw mut BUFFER).cast();
+        // SAFETY: all pointers have the same size, and every address is a valid value of a pointer type.
         return unsafe { std::mem::transmute_copy(&address) };
     }
-    // SAFETY: of C's types that these functions take, zeros are a value; no function calls back on nothing.
+    // SAFETY: all zeros is a valid value of the C types that these functions take; a null callback is not called.
     unsafe { std::mem::zeroed() }
 }
 
-/// Pointers' types are named as such.
+/// Returns whether a type is a pointer, by its name.
 fn is_pointer<T>() -> bool {
     std::any::type_name::<T>().starts_with('*')
 }
@@ -131,7 +133,7 @@ macro_rules! expand { ($($table:tt)*) => { callers! { call_cuda, CUresult, $($ta
 partage_driver_api::cuda_functions!(expand);
 
 mod of_nvml {
-    use super::{Library, argument, c_void, is_pointer};
+    use super::{LoadedLibrary, argument, c_void, is_pointer};
     use partage_driver_api::nvml::*;
     macro_rules! expand { ($($table:tt)*) => { callers! { call, nvmlReturn_t, $($table)* } }; }
     partage_driver_api::nvml_functions!(expand);
@@ -140,8 +142,8 @@ mod of_nvml {
 pub fn client(state: &str) {
     let stand_ins = std::env::var_os(STAND_INS).unwrap();
     let names = |file| elf::exports(&fs::read(Path::new(&stand_ins).join(file)).unwrap()).unwrap();
-    let cuda = Cuda(Library::open("libcuda.so.1").unwrap());
-    let nvml = Nvml::open();
+    let cuda = CudaLibrary(LoadedLibrary::open("libcuda.so.1").unwrap());
+    let nvml = NvmlLibrary::open();
     let mut context = null_mut();
     if state != "before" {
         ok!(cuda.cuInit(0));
@@ -155,8 +157,8 @@ pub fn client(state: &str) {
         let names: BTreeSet<_> = names.iter().map(String::as_str).collect();
         for name in names {
             for pattern in 0..256 {
-                // SAFETY: nobody else uses it.
-                unsafe { (&raw mut PLACE).write([0; 1 << 13]) };
+                // SAFETY: no other thread uses the buffer.
+                unsafe { (&raw mut BUFFER).write([0; 1 << 13]) };
                 if state == "ready" {
                     ok!(cuda.cuCtxSetCurrent(context));
                 }
@@ -170,5 +172,5 @@ pub fn client(state: &str) {
             }
         }
     }
-    say(&said);
+    print_line(&said);
 }

@@ -3,27 +3,32 @@
 use partage_driver_api::exports::DriverVersion;
 use partage_region::{GpuShare, RegionHandle, RegionOwner, RegionPolicy};
 use partage_shim::install as shim;
-use partage_sim_node::node::{NodeConfig, NodeDir, VARIABLE};
-use partage_sim_node::profile::Profile;
-use partage_sim_node::state::State;
+use partage_sim_node::node::{NODE_DIR_VARIABLE, NodeConfig, NodeDir};
+use partage_sim_node::profile::GpuProfile;
+use partage_sim_node::state::SimNodeState;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
-pub struct Node {
+pub struct BenchNode {
     pub dir: NodeDir,
-    pub state: State,
+    pub state: SimNodeState,
 }
 
-impl Node {
+impl BenchNode {
     pub fn new(card: &str) -> Self {
-        let config = NodeConfig::new(DriverVersion::R550, Profile::named(card).unwrap(), 1, 7).unwrap();
-        let dir = NodeDir::fresh(&config).unwrap();
+        let config = NodeConfig::new(DriverVersion::R550, GpuProfile::named(card).unwrap(), 1, 7).unwrap();
+        let dir = NodeDir::create_temporary(&config).unwrap();
         let object = partage_sim_node::install::shared_object().unwrap();
-        partage_sim_node::install::libraries(&object, &dir.libraries(), DriverVersion::R550, dir.path())
-            .unwrap();
-        let state = State::attach(dir.path()).unwrap();
+        partage_sim_node::install::write_libraries(
+            &object,
+            &dir.libraries(),
+            DriverVersion::R550,
+            dir.path(),
+        )
+        .unwrap();
+        let state = SimNodeState::attach(dir.path()).unwrap();
         Self { dir, state }
     }
 
@@ -33,38 +38,38 @@ impl Node {
         std::array::from_fn(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap())
     }
 
-    /// Nanoseconds of the GPU that a process has had.
+    /// Returns the nanoseconds of GPU time that a process has had.
     pub fn served(&self, pid: u32) -> u64 {
         let processes = self.state.processes(0);
         let slot = processes.iter().find(|process| process.pid == pid).map(|process| process.slot);
-        slot.map_or(0, |slot| self.state.service(0, slot).0)
+        slot.map_or(0, |slot| self.state.service_time(0, slot).0)
     }
 }
 
-impl Drop for Node {
+impl Drop for BenchNode {
     fn drop(&mut self) {
         let _ = NodeDir::remove(self.dir.path());
     }
 }
 
 /// A container: its region and its libraries.
-pub struct Container {
+pub struct BenchContainer {
     pub folder: tempfile::TempDir,
 }
 
-impl Container {
-    pub fn new(node: &Node, share: GpuShare) -> Self {
+impl BenchContainer {
+    pub fn new(node: &BenchNode, share: GpuShare) -> Self {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         RegionOwner::create(folder.path(), &[share], RegionPolicy::default()).unwrap();
         let libraries = folder.path().join("lib");
         std::fs::create_dir(&libraries).unwrap();
-        let settings = shim::Settings {
+        let settings = shim::StandInPaths {
             region: folder.path(),
             real_cuda: &node.dir.libraries().join("libcuda.so.1"),
             real_nvml: &node.dir.libraries().join("libnvidia-ml.so.1"),
             version: None,
         };
-        shim::stand_in(&shim::shared_object().unwrap(), &libraries, &settings).unwrap();
+        shim::write_stand_ins(&shim::shared_object().unwrap(), &libraries, &settings).unwrap();
         Self { folder }
     }
 
@@ -72,23 +77,23 @@ impl Container {
         self.folder.path().join("lib")
     }
 
-    /// The daemon's handle on its region, for an arbiter.
+    /// Returns the daemon's handle on its region, for an arbiter.
     pub fn handle(&self) -> Arc<RegionHandle> {
         Arc::new(RegionHandle::open(self.folder.path()).unwrap())
     }
 }
 
-/// A process that plays a tenant.
-pub struct Tenant {
+/// A process that acts as a tenant.
+pub struct BenchTenant {
     pub child: Child,
     output: BufReader<ChildStdout>,
 }
 
-impl Tenant {
-    pub fn start(node: &Node, libraries: &Path, arguments: &[&str]) -> Self {
+impl BenchTenant {
+    pub fn start(node: &BenchNode, libraries: &Path, arguments: &[&str]) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.arg("tenant").args(arguments);
-        command.env(VARIABLE, node.dir.path()).env("LD_LIBRARY_PATH", libraries);
+        command.env(NODE_DIR_VARIABLE, node.dir.path()).env("LD_LIBRARY_PATH", libraries);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         Self { child, output }
@@ -113,7 +118,7 @@ impl Tenant {
     }
 }
 
-impl Drop for Tenant {
+impl Drop for BenchTenant {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

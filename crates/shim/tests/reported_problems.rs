@@ -1,9 +1,9 @@
-//! What users complained of in other libraries of this kind, one test each.
+//! Problems that users reported about similar libraries, one test each.
 //!
-//! Limits that are lost in a login shell or a child's environment, functions looked up in loops or found once only, and
-//! null pointers are tried in `routes` and `failures`.
+//! Limits that are lost in a login shell or a child's environment, functions that are looked up in loops or only once,
+//! and null pointers are tested in `routes` and `failures`.
 #![allow(unsafe_code, unreachable_pub, missing_docs)]
-// Calls of C functions, over and over: what is promised of them is said once, in `ok!`.
+// Many calls of C functions: their safety is explained once, in `ok!`.
 #![allow(clippy::unwrap_used, clippy::multiple_unsafe_ops_per_block, clippy::macro_metavars_in_unsafe)]
 
 #[path = "support/container.rs"]
@@ -13,16 +13,16 @@ mod driver;
 #[path = "../../sim-driver/tests/support/node.rs"]
 mod node;
 
-use container::{Container, MIB, Observer, shares, truth};
+use container::{MIB, Observer, TestContainer, shares, true_usage};
 use driver::cuda::*;
-use driver::nvml::{NVML_SUCCESS, Nvml, nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2, nvmlMemory_v2_t};
-use node::{Node, Player, role, say, wait_to_be_told};
+use driver::nvml::{NVML_SUCCESS, NvmlLibrary, nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2, nvmlMemory_v2_t};
+use node::{RoleProcess, TestNode, print_line, role, wait_for_resume};
 use partage_driver_api::exports::DriverVersion;
 use partage_region::{GpuShare, RegionPolicy, RegionTenant, SLOT_COUNT};
 use std::process::Command;
 use std::ptr::null_mut;
 
-/// Fails with the number of the code.
+/// Fails with the call and its error code.
 macro_rules! ok {
     ($call:expr) => {{
         // SAFETY: every pointer in these calls is null or to a variable that lives through them.
@@ -31,7 +31,7 @@ macro_rules! ok {
     }};
 }
 
-/// The program in the container, of every test here.
+/// The program that every test here runs in the container.
 #[test]
 fn client() {
     let Some(role) = role() else { return };
@@ -39,7 +39,7 @@ fn client() {
     match words[..] {
         ["shrunk"] => shrunk(),
         ["storm", seed] => storm(seed.parse().unwrap()),
-        ["goes_on"] => goes_on(),
+        ["continue_allocating"] => continue_allocating(),
         ["profile"] => profile(),
         ["create"] => create(),
         ["async"] => freed_as_plain(),
@@ -50,42 +50,42 @@ fn client() {
     }
 }
 
-const CARD: &str = "A100-SXM4-40GB";
-const CONTEXT: u64 = 414 * MIB;
-const SIZE: usize = MIB as usize;
+const GPU_MODEL: &str = "A100-SXM4-40GB";
+const CONTEXT_BYTES: u64 = 414 * MIB;
+const MIB_SIZE: usize = MIB as usize;
 
-fn node() -> Node {
-    Node::new(CARD, 1, DriverVersion::R550)
+fn node() -> TestNode {
+    TestNode::new(GPU_MODEL, 1, DriverVersion::R550)
 }
 
-fn start() -> (Cuda, CUcontext) {
-    let cuda = Cuda::started();
+fn start() -> (CudaLibrary, CUcontext) {
+    let cuda = CudaLibrary::started();
     let mut context = null_mut();
     ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
     (cuda, context)
 }
 
-fn started() -> Nvml {
-    let nvml = Nvml::open();
+fn started() -> NvmlLibrary {
+    let nvml = NvmlLibrary::open();
     ok!(nvml.nvmlInit_v2());
     nvml
 }
 
-fn device(nvml: &Nvml, index: u32) -> nvmlDevice_t {
+fn device(nvml: &NvmlLibrary, index: u32) -> nvmlDevice_t {
     let mut device = null_mut();
     ok!(nvml.nvmlDeviceGetHandleByIndex_v2(index, &mut device));
     device
 }
 
-/// Free and total, as CUDA tells them.
-fn info(cuda: &Cuda) -> (u64, u64) {
+/// Returns free and total memory, from CUDA.
+fn info(cuda: &CudaLibrary) -> (u64, u64) {
     let (mut free, mut total) = (0, 0);
     ok!(cuda.cuMemGetInfo_v2(&mut free, &mut total));
     (free as u64, total as u64)
 }
 
-/// Total, free and used of both forms of NVML's answer, which must agree.
-fn nvml_info(nvml: &Nvml, index: u32) -> (u64, u64, u64) {
+/// Returns total, free and used memory from both versions of NVML's function, which must agree.
+fn nvml_info(nvml: &NvmlLibrary, index: u32) -> (u64, u64, u64) {
     let (device, mut plain) = (device(nvml, index), nvmlMemory_t::default());
     let mut newer = nvmlMemory_v2_t { version: nvmlMemory_v2, ..nvmlMemory_v2_t::default() };
     ok!(nvml.nvmlDeviceGetMemoryInfo(device, &mut plain));
@@ -96,103 +96,104 @@ fn nvml_info(nvml: &Nvml, index: u32) -> (u64, u64, u64) {
     (plain.total, plain.free, plain.used)
 }
 
-/// "nvidia-smi shows 17 TB used": free memory below zero, where a limit was lowered under what is used.
+/// "nvidia-smi shows 17 TB used": free memory below zero after a limit was lowered below what is used.
 #[test]
-fn nothing_is_ever_less_than_nothing() {
+fn free_memory_is_zero_after_the_limit_is_lowered() {
     let node = node();
-    let container = Container::with_memory(&node, CONTEXT + 64 * MIB);
-    let mut player = container.start("shrunk");
-    player.hear("holds");
+    let container = TestContainer::with_memory(&node, CONTEXT_BYTES + 64 * MIB);
+    let mut process = container.start("shrunk");
+    process.wait_for_line("holds");
     let share = container.owner.share(0).unwrap();
-    container.owner.set(0, &GpuShare { memory: CONTEXT + 10 * MIB, ..share.clone() }).unwrap();
-    player.tell();
-    player.hear("shrunk");
+    container.owner.set(0, &GpuShare { memory: CONTEXT_BYTES + 10 * MIB, ..share.clone() }).unwrap();
+    process.resume();
+    process.wait_for_line("shrunk");
     container.owner.set(0, &GpuShare { memory: 0, ..share.clone() }).unwrap();
-    player.tell();
-    player.hear("nothing");
+    process.resume();
+    process.wait_for_line("nothing");
     container.owner.set(0, &share).unwrap();
-    player.tell();
-    player.hear("grown");
-    player.end();
+    process.resume();
+    process.wait_for_line("grown");
+    process.end();
 }
 
 fn shrunk() {
     let ((cuda, _), nvml) = (start(), started());
     let (mut pointer, mut more) = (0, 0);
-    ok!(cuda.cuMemAlloc_v2(&mut pointer, 60 * SIZE));
-    say("holds");
-    wait_to_be_told();
-    let limit = CONTEXT + 10 * MIB;
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, 60 * MIB_SIZE));
+    print_line("holds");
+    wait_for_resume();
+    let limit = CONTEXT_BYTES + 10 * MIB;
     assert_eq!(info(&cuda), (0, limit));
     assert_eq!(nvml_info(&nvml, 0), (limit, 0, limit));
-    // SAFETY: variables of ours.
-    assert_eq!(unsafe { cuda.cuMemAlloc_v2(&mut more, SIZE) }, CUDA_ERROR_OUT_OF_MEMORY);
-    say("shrunk");
-    wait_to_be_told();
+    // SAFETY: the pointer is to a local variable.
+    assert_eq!(unsafe { cuda.cuMemAlloc_v2(&mut more, MIB_SIZE) }, CUDA_ERROR_OUT_OF_MEMORY);
+    print_line("shrunk");
+    wait_for_resume();
     assert_eq!(info(&cuda), (0, 0));
     assert_eq!(nvml_info(&nvml, 0), (0, 0, 0));
-    // What one has can be given back, and then there is room again.
+    // Held memory can be freed, and then there is room again.
     ok!(cuda.cuMemFree_v2(pointer));
-    // SAFETY: variables of ours.
-    assert_eq!(unsafe { cuda.cuMemAlloc_v2(&mut pointer, SIZE) }, CUDA_ERROR_OUT_OF_MEMORY);
-    say("nothing");
-    wait_to_be_told();
-    assert_eq!(info(&cuda), (64 * MIB, CONTEXT + 64 * MIB));
-    ok!(cuda.cuMemAlloc_v2(&mut pointer, 64 * SIZE));
-    Observer::new().exact("at the end");
-    say("grown");
-    wait_to_be_told();
+    // SAFETY: the pointer is to a local variable.
+    assert_eq!(unsafe { cuda.cuMemAlloc_v2(&mut pointer, MIB_SIZE) }, CUDA_ERROR_OUT_OF_MEMORY);
+    print_line("nothing");
+    wait_for_resume();
+    assert_eq!(info(&cuda), (64 * MIB, CONTEXT_BYTES + 64 * MIB));
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, 64 * MIB_SIZE));
+    Observer::new().assert_exact("at the end");
+    print_line("grown");
+    wait_for_resume();
 }
 
-/// "Hangs after a process was killed": whatever it was doing, the others go on.
+/// "Hangs after a process was killed": whatever it was doing, other processes continue.
 #[test]
-fn a_kill_stops_nobody_else() {
+fn killed_process_does_not_block_others() {
     let node = node();
-    let container = Container::with_memory(&node, 4 * CONTEXT + 256 * MIB);
-    let mut steady = container.start("goes_on");
-    steady.hear("on");
+    let container = TestContainer::with_memory(&node, 4 * CONTEXT_BYTES + 256 * MIB);
+    let mut steady = container.start("continue_allocating");
+    steady.wait_for_line("on");
     let begin = |seed: u32| {
         let mut storm = container.start(&format!("storm {seed}"));
-        storm.hear("storm");
+        storm.wait_for_line("storm");
         storm
     };
-    let mut storms: Vec<Player> = (0..2).map(begin).collect();
+    let mut storms: Vec<RoleProcess> = (0..2).map(begin).collect();
     for round in 0..30 {
-        // Some instant of the storm.
+        // An arbitrary time.
         std::thread::sleep(std::time::Duration::from_micros(u64::from(round) * 777 % 5000));
         storms[round as usize % 2].kill();
-        // No less than a cycle of the other begins and ends after it.
-        steady.tell();
-        steady.hear("on");
+        // At least one cycle of the other process begins and ends after it.
+        steady.resume();
+        steady.wait_for_line("on");
         storms[round as usize % 2] = begin(round);
     }
-    storms.iter_mut().for_each(Player::kill);
-    steady.tell();
-    steady.hear("on");
-    assert_eq!(container.used(0), truth(&node.state(), 0));
+    storms.iter_mut().for_each(RoleProcess::kill);
+    steady.resume();
+    steady.wait_for_line("on");
+    assert_eq!(container.used(0), true_usage(&node.state(), 0));
     steady.end();
     assert_eq!(container.used(0), 0);
 }
 
-/// Takes and gives back, large and small, and makes and ends contexts, until it is killed.
+/// Allocates and frees, large and small, and creates and destroys contexts, until it is killed.
 fn storm(seed: u64) {
     let (cuda, _) = start();
-    say("storm");
+    print_line("storm");
     let (mut random, mut held) = (seed * 2 + 1, Vec::new());
     loop {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let (mut pointer, mut context) = (0, null_mut());
         match random >> 61 {
             0 => {
-                // SAFETY: variables of ours. It may be refused.
+                // SAFETY: the pointer is to a local variable. The call may be refused.
                 if unsafe { cuda.cuCtxCreate_v2(&mut context, 0, 0) } == CUDA_SUCCESS {
                     ok!(cuda.cuCtxDestroy_v2(context));
                 }
             }
             1..=4 => {
-                // SAFETY: likewise.
-                let code =
-                    unsafe { cuda.cuMemAlloc_v2(&mut pointer, (random >> 30) as usize % (20 * SIZE) + 1) };
+                // SAFETY: the pointer is to a local variable. The call may be refused.
+                let code = unsafe {
+                    cuda.cuMemAlloc_v2(&mut pointer, (random >> 30) as usize % (20 * MIB_SIZE) + 1)
+                };
                 if code == CUDA_SUCCESS {
                     held.push(pointer)
                 } else {
@@ -204,58 +205,58 @@ fn storm(seed: u64) {
     }
 }
 
-fn goes_on() {
+fn continue_allocating() {
     let (cuda, _) = start();
     loop {
-        for size in [1, SIZE, 3 * SIZE] {
+        for size in [1, MIB_SIZE, 3 * MIB_SIZE] {
             let mut pointer = 0;
-            // SAFETY: variables of ours. Others may have it all.
+            // SAFETY: the pointer is to a local variable. Other processes may hold all memory.
             if unsafe { cuda.cuMemAlloc_v2(&mut pointer, size) } == CUDA_SUCCESS {
                 ok!(cuda.cuMemFree_v2(pointer));
             }
             assert!(info(&cuda).0 <= info(&cuda).1);
         }
-        say("on");
-        if !wait_to_be_told() {
+        print_line("on");
+        if !wait_for_resume() {
             return;
         }
     }
 }
 
-/// vLLM measures free memory, runs a model, gives everything back and asserts that free memory is what it was.
+/// vLLM measures free memory, runs a model, frees everything and asserts that free memory is what it was.
 #[test]
-fn what_was_free_is_free_again() {
+fn free_memory_is_restored_after_a_profile_run() {
     let node = node();
-    let container = Container::with_memory(&node, 3 * CONTEXT + 2048 * MIB);
+    let container = TestContainer::with_memory(&node, 3 * CONTEXT_BYTES + 2048 * MIB);
     let mut holder = container.start("hold 100");
-    holder.hear("holds");
-    container.play("profile");
-    // Others of the container come and go, which is what it is to share: but nobody else's does.
-    let elsewhere = Container::with_memory(&node, 3 * CONTEXT + 2048 * MIB);
-    let mut stranger = elsewhere.start("hold 700");
-    stranger.hear("holds");
-    container.play("profile");
-    stranger.kill();
-    container.play("profile");
+    holder.wait_for_line("holds");
+    container.run_role("profile");
+    // Processes of the same container affect each other's free memory; those of other containers do not.
+    let elsewhere = TestContainer::with_memory(&node, 3 * CONTEXT_BYTES + 2048 * MIB);
+    let mut other = elsewhere.start("hold 700");
+    other.wait_for_line("holds");
+    container.run_role("profile");
+    other.kill();
+    container.run_role("profile");
     holder.end();
 }
 
 fn profile() {
     let ((cuda, context), nvml) = (start(), started());
     let initial = info(&cuda);
-    assert_eq!(initial.0, 2048 * MIB - 100 * MIB + CONTEXT, "besides its own and the other's context");
+    assert_eq!(initial.0, 2048 * MIB - 100 * MIB + CONTEXT_BYTES, "apart from both contexts");
     for _ in 0..3 {
         let (mut held, mut pointer) = (Vec::new(), 0);
-        for size in [1, 512, 2 * SIZE, 20 * SIZE, 700 * SIZE, 5_000_000] {
+        for size in [1, 512, 2 * MIB_SIZE, 20 * MIB_SIZE, 700 * MIB_SIZE, 5_000_000] {
             ok!(cuda.cuMemAlloc_v2(&mut pointer, size));
             held.push(pointer);
         }
         let during = info(&cuda);
         assert!(during.0 < initial.0 && during.1 == initial.1);
-        assert_eq!(nvml_info(&nvml, 0).1, during.0, "one story");
+        assert_eq!(nvml_info(&nvml, 0).1, during.0, "both libraries report the same");
         let mut stream = null_mut();
         ok!(cuda.cuStreamCreate(&mut stream, 0));
-        ok!(cuda.cuMemAllocAsync(&mut pointer, 64 * SIZE, stream));
+        ok!(cuda.cuMemAllocAsync(&mut pointer, 64 * MIB_SIZE, stream));
         ok!(cuda.cuMemFreeAsync(pointer, stream));
         ok!(cuda.cuStreamSynchronize(stream));
         let mut pool = null_mut();
@@ -271,13 +272,13 @@ fn profile() {
 
 /// llama.cpp passed a location whose device it had not set: "Illegal device id".
 #[test]
-fn a_location_without_a_device_is_the_drivers_to_judge() {
-    let node = Node::new(CARD, 2, DriverVersion::R550);
+fn location_without_a_device_gets_the_drivers_answer() {
+    let node = TestNode::new(GPU_MODEL, 2, DriverVersion::R550);
     let answers =
         |said: String| said.lines().filter(|line| line.starts_with("= ")).collect::<Vec<_>>().join("\n");
-    let alone = answers(node.play("create"));
-    let container = Container::with_memory(&node, 4 << 30);
-    assert_eq!(answers(container.play("create")), alone);
+    let alone = answers(node.run_role("create"));
+    let container = TestContainer::with_memory(&node, 4 << 30);
+    assert_eq!(answers(container.run_role("create")), alone);
     assert!(alone.lines().count() > 50 && alone.contains(": 0") && alone.contains(": 1"), "{alone}");
     assert_eq!((container.used(0), container.used(1)), (0, 0));
 }
@@ -293,24 +294,24 @@ fn create() {
                 ..CUmemAllocationProp::default()
             };
             let (mut handle, mut granularity) = (0, 0);
-            // SAFETY: variables of ours.
-            let code = unsafe { cuda.cuMemCreate(&mut handle, 2 * SIZE, &properties, 0) };
+            // SAFETY: the pointers are to local variables.
+            let code = unsafe { cuda.cuMemCreate(&mut handle, 2 * MIB_SIZE, &properties, 0) };
             if code == CUDA_SUCCESS {
                 ok!(cuda.cuMemRelease(handle));
             }
-            // SAFETY: likewise.
+            // SAFETY: the pointers are to local variables.
             let asked = unsafe { cuda.cuMemGetAllocationGranularity(&mut granularity, &properties, 0) };
             said += &format!("\n= {kind} {id}: {code}\n= {kind} {id} granularity: {asked}");
         }
     }
-    say(&said);
+    print_line(&said);
 }
 
-/// Memory of a pool that is freed with the plain call.
+/// Pool memory that is freed with the synchronous call.
 #[test]
-fn what_was_allocated_in_a_stream_may_be_freed_without_one() {
+fn stream_ordered_memory_can_be_freed_synchronously() {
     let node = node();
-    Container::with_memory(&node, CONTEXT + 64 * MIB).play("async");
+    TestContainer::with_memory(&node, CONTEXT_BYTES + 64 * MIB).run_role("async");
 }
 
 fn freed_as_plain() {
@@ -319,35 +320,35 @@ fn freed_as_plain() {
     ok!(cuda.cuDeviceGetDefaultMemPool(&mut pool, 0));
     for _ in 0..20 {
         let mut pointer = 0;
-        ok!(cuda.cuMemAllocAsync(&mut pointer, 40 * SIZE, null_mut()));
-        assert!(observer.used(0) >= CONTEXT + 40 * MIB);
+        ok!(cuda.cuMemAllocAsync(&mut pointer, 40 * MIB_SIZE, null_mut()));
+        assert!(observer.used(0) >= CONTEXT_BYTES + 40 * MIB);
         ok!(cuda.cuMemFree_v2(pointer));
-        // SAFETY: it is freed already, which the driver says.
+        // SAFETY: the pointer is freed already, which the driver reports.
         assert_ne!(unsafe { cuda.cuMemFree_v2(pointer) }, CUDA_SUCCESS);
         ok!(cuda.cuCtxSynchronize());
         ok!(cuda.cuMemPoolTrimTo(pool, 0));
-        observer.exact("trimmed");
-        assert_eq!(observer.used(0), CONTEXT);
+        observer.assert_exact("trimmed");
+        assert_eq!(observer.used(0), CONTEXT_BYTES);
     }
-    // And the other way round.
+    // The other way round.
     let mut pointer = 0;
-    ok!(cuda.cuMemAlloc_v2(&mut pointer, 40 * SIZE));
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, 40 * MIB_SIZE));
     ok!(cuda.cuMemFreeAsync(pointer, null_mut()));
     ok!(cuda.cuCtxSynchronize());
-    observer.exact("freed in a stream");
-    ok!(cuda.cuMemAlloc_v2(&mut pointer, 64 * SIZE));
+    observer.assert_exact("freed in a stream");
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, 64 * MIB_SIZE));
 }
 
-/// Limits of one GPU were taken for another's where a program reordered its devices.
+/// Limits of one GPU were applied to another when a program reordered its devices.
 #[test]
-fn a_limit_belongs_to_a_gpu_not_to_a_number() {
-    let node = Node::new(CARD, 2, DriverVersion::R550);
+fn limit_follows_the_gpu_when_devices_are_reordered() {
+    let node = TestNode::new(GPU_MODEL, 2, DriverVersion::R550);
     let mut all = shares(&node, 0);
-    (all[0].memory, all[1].memory) = (CONTEXT + 20 * MIB, CONTEXT + 50 * MIB);
+    (all[0].memory, all[1].memory) = (CONTEXT_BYTES + 20 * MIB, CONTEXT_BYTES + 50 * MIB);
     let uuids: Vec<_> = node.0.config().gpus.iter().map(|gpu| gpu.uuid.to_string()).collect();
-    // The region's order is not the card's, either.
+    // The order of the region differs from that of the driver, too.
     for region in [all.clone(), all.iter().rev().cloned().collect()] {
-        let container = Container::new(&node, &region, RegionPolicy::default());
+        let container = TestContainer::new(&node, &region, RegionPolicy::default());
         for (visible, order) in [
             (None, "0 1"),
             (Some("0,1".to_string()), "0 1"),
@@ -367,21 +368,21 @@ fn a_limit_belongs_to_a_gpu_not_to_a_number() {
 }
 
 fn order(first: u32, second: u32) {
-    let (cuda, nvml) = (Cuda::started(), started());
+    let (cuda, nvml) = (CudaLibrary::started(), started());
     let limits = [20, 50];
     for (device, gpu) in (0..).zip([first, second]).filter(|(_, gpu)| *gpu < 2) {
         let limit = limits[gpu as usize];
         let (mut context, mut pointer, mut total) = (null_mut(), 0, 0);
         ok!(cuda.cuDeviceTotalMem_v2(&mut total, device));
-        assert_eq!(total as u64, CONTEXT + limit * MIB);
+        assert_eq!(total as u64, CONTEXT_BYTES + limit * MIB);
         ok!(cuda.cuCtxCreate_v2(&mut context, 0, device));
-        assert_eq!(info(&cuda), (limit * MIB, CONTEXT + limit * MIB));
-        // SAFETY: variables of ours.
+        assert_eq!(info(&cuda), (limit * MIB, CONTEXT_BYTES + limit * MIB));
+        // SAFETY: the pointer is to a local variable.
         let code = unsafe { cuda.cuMemAlloc_v2(&mut pointer, (limit * MIB) as usize + 1) };
         assert_eq!(code, CUDA_ERROR_OUT_OF_MEMORY);
         ok!(cuda.cuMemAlloc_v2(&mut pointer, (limit * MIB) as usize));
-        // NVML's numbers are the machine's, whatever CUDA's are.
-        assert_eq!(nvml_info(&nvml, gpu), (CONTEXT + limit * MIB, 0, CONTEXT + limit * MIB));
+        // NVML's indexes are those of the machine, whatever CUDA's are.
+        assert_eq!(nvml_info(&nvml, gpu), (CONTEXT_BYTES + limit * MIB, 0, CONTEXT_BYTES + limit * MIB));
         assert_eq!(nvml_info(&nvml, 1 - gpu).1 == 0, device == 1);
     }
 }
@@ -389,35 +390,35 @@ fn order(first: u32, second: u32) {
 fn hold(mib: usize) {
     let (cuda, _) = start();
     let mut pointer = 0;
-    ok!(cuda.cuMemAlloc_v2(&mut pointer, mib * SIZE));
-    say("holds");
-    wait_to_be_told();
-    // Others of its number may have died.
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, mib * MIB_SIZE));
+    print_line("holds");
+    wait_for_resume();
+    // Other processes with the same pid may have died.
     Observer::new();
     ok!(cuda.cuMemFree_v2(pointer));
-    ok!(cuda.cuMemAlloc_v2(&mut pointer, mib * SIZE));
-    say("still");
-    wait_to_be_told();
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, mib * MIB_SIZE));
+    print_line("still");
+    wait_for_resume();
 }
 
-/// A process whose number another one had before, or has in another namespace, is another process.
+/// A process whose pid was used before, or is used in another namespace, is a different process.
 #[test]
-fn a_number_that_is_used_again_is_another_process() {
+fn reused_pid_is_a_different_process() {
     if !Command::new("unshare").args(["-p", "-f", "true"]).output().is_ok_and(|run| run.status.success()) {
-        eprintln!("skipped: no namespace of processes to be had");
+        eprintln!("skipped: pid namespaces are not available");
         return;
     }
     let node = node();
-    let container = Container::with_memory(&node, 3 * CONTEXT + 300 * MIB);
-    // All of them are number one, each in its own namespace.
+    let container = TestContainer::with_memory(&node, 3 * CONTEXT_BYTES + 300 * MIB);
+    // Each of them has pid 1, in a namespace of its own.
     let begin = |mib: u32| {
         let inner = container.command(&format!("hold {mib}"));
         let mut command = Command::new("unshare");
         command.args(["-p", "-f", "--kill-child"]).arg(inner.get_program()).args(inner.get_args());
         command.envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        let mut player = Player::of(command);
-        player.hear("holds");
-        player
+        let mut process = RoleProcess::spawn(command);
+        process.wait_for_line("holds");
+        process
     };
     let mut steady = begin(50);
     for _ in 0..5 {
@@ -425,63 +426,64 @@ fn a_number_that_is_used_again_is_another_process() {
         let numbers: Vec<_> =
             container.reader().snapshot().unwrap().processes.iter().map(|one| one.pid).collect();
         assert_eq!(numbers, [1, 1]);
-        assert_eq!(container.used(0), 2 * CONTEXT + 150 * MIB);
+        assert_eq!(container.used(0), 2 * CONTEXT_BYTES + 150 * MIB);
         other.kill();
-        // The one that lives keeps what it has.
-        eventually(|| container.used(0) == CONTEXT + 50 * MIB);
+        // The live process keeps what it has.
+        eventually(|| container.used(0) == CONTEXT_BYTES + 50 * MIB);
     }
-    steady.tell();
-    steady.hear("still");
-    assert_eq!(container.used(0), CONTEXT + 50 * MIB);
+    steady.resume();
+    steady.wait_for_line("still");
+    assert_eq!(container.used(0), CONTEXT_BYTES + 50 * MIB);
     steady.end();
 }
 
-/// Something that the kernel does in its own time.
+/// Waits for something that the kernel does asynchronously.
 #[track_caller]
-fn eventually(is_so: impl Fn() -> bool) {
+fn eventually(condition: impl Fn() -> bool) {
     let began = std::time::Instant::now();
-    while !is_so() {
-        assert!(began.elapsed().as_secs() < 60, "it never came");
+    while !condition() {
+        assert!(began.elapsed().as_secs() < 60, "timed out");
         std::thread::yield_now();
     }
 }
 
-/// Where all slots are taken, one more process is refused, not let go free; when one ends, it is let in.
+/// If all slots are taken, one more process is refused rather than left without limits; when a process ends, it is let
+/// in.
 #[test]
-fn a_full_table_refuses_and_recovers() {
+fn full_slot_table_refuses_and_recovers() {
     let node = node();
-    let container = Container::with_memory(&node, CONTEXT + 64 * MIB);
+    let container = TestContainer::with_memory(&node, CONTEXT_BYTES + 64 * MIB);
     let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
-    // SAFETY: a struct of ours; more files for this test's process.
+    // SAFETY: the pointer is to a local structure; the limit is that of this test's process.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
     let mut all: Vec<RegionTenant> =
         (0..SLOT_COUNT).map(|_| RegionTenant::attach(&container.region()).unwrap()).collect();
     assert!(RegionTenant::attach(&container.region()).is_err());
     let mut late = container.start("full");
-    late.hear("refused");
+    late.wait_for_line("refused");
     all.remove(500);
-    late.tell();
-    late.hear("held");
+    late.resume();
+    late.wait_for_line("held");
     drop(all);
     late.end();
     assert_eq!(container.used(0), 0);
 }
 
 fn full() {
-    let cuda = Cuda::started();
+    let cuda = CudaLibrary::started();
     let (mut context, mut pointer) = (null_mut(), 0);
-    // SAFETY: variables of ours.
+    // SAFETY: the pointer is to a local variable.
     assert_eq!(unsafe { cuda.cuCtxCreate_v2(&mut context, 0, 0) }, CUDA_ERROR_NOT_PERMITTED);
     let nvml = started();
     let mut memory = nvmlMemory_t::default();
-    // SAFETY: likewise.
+    // SAFETY: the pointer is to a local variable.
     assert_ne!(unsafe { nvml.nvmlDeviceGetMemoryInfo(device(&nvml, 0), &mut memory) }, NVML_SUCCESS);
-    say("refused");
-    wait_to_be_told();
+    print_line("refused");
+    wait_for_resume();
     ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
-    // SAFETY: likewise.
-    assert_eq!(unsafe { cuda.cuMemAlloc_v2(&mut pointer, 65 * SIZE) }, CUDA_ERROR_OUT_OF_MEMORY);
-    ok!(cuda.cuMemAlloc_v2(&mut pointer, 64 * SIZE));
-    say("held");
-    wait_to_be_told();
+    // SAFETY: the pointer is to a local variable.
+    assert_eq!(unsafe { cuda.cuMemAlloc_v2(&mut pointer, 65 * MIB_SIZE) }, CUDA_ERROR_OUT_OF_MEMORY);
+    ok!(cuda.cuMemAlloc_v2(&mut pointer, 64 * MIB_SIZE));
+    print_line("held");
+    wait_for_resume();
 }

@@ -1,21 +1,21 @@
-//! The tables of functions in docs/enforcement.md say what is true: every function of `driver-api` is in them once, and
-//! those called enforced are the hooks of the shared object.
+//! The tables of functions in docs/enforcement.md are correct: every function of `driver-api` is in them once, and
+//! those marked as enforced are the hooks of the shared object.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use partage_driver_api::exports::{DriverVersion, Library, exports};
+use partage_driver_api::exports::{DriverLibraryKind, DriverVersion, exports};
 use partage_elf_rewrite::elf;
 use partage_shim::install;
 use std::collections::BTreeSet;
 
-/// A row: what is done with some functions of a family.
-struct Row {
+/// A row: how some functions of a family are handled.
+struct TableRow {
     enforced: bool,
     reason: String,
     names: Vec<String>,
 }
 
-/// The rows of the tables whose header is `| family | what | functions |`.
-fn rows(text: &str) -> Vec<Row> {
+/// Parses the rows of the tables whose header is `| family | what | functions |`.
+fn rows(text: &str) -> Vec<TableRow> {
     let mut rows = Vec::new();
     let mut inside = false;
     for line in text.lines() {
@@ -25,7 +25,7 @@ fn rows(text: &str) -> Vec<Row> {
             [_, what, functions] if inside && !what.starts_with("---") => {
                 let enforced = what.strip_prefix("**enforced**");
                 let reason = enforced.or(what.strip_prefix("waived")).unwrap_or_default();
-                rows.push(Row {
+                rows.push(TableRow {
                     enforced: enforced.is_some(),
                     reason: reason.trim_start_matches(':').trim().to_string(),
                     names: functions
@@ -42,17 +42,17 @@ fn rows(text: &str) -> Vec<Row> {
 }
 
 #[test]
-fn the_tables_name_every_function_once_and_say_what_is_done() {
+fn tables_list_every_function_once_with_its_treatment() {
     let text = include_str!("../../../docs/enforcement.md");
     let rows = rows(text);
     let mut named = BTreeSet::new();
     for row in &rows {
-        assert!(!row.reason.is_empty(), "no word on {:?}", row.names);
+        assert!(!row.reason.is_empty(), "no reason for {:?}", row.names);
         for name in &row.names {
-            assert!(named.insert(name.clone()), "{name} is there twice");
+            assert!(named.insert(name.clone()), "{name} is listed twice");
         }
     }
-    let known: BTreeSet<String> = Library::ALL
+    let known: BTreeSet<String> = DriverLibraryKind::ALL
         .into_iter()
         .flat_map(|library| exports(library, DriverVersion::R550))
         .map(String::from)
@@ -72,11 +72,11 @@ fn the_tables_name_every_function_once_and_say_what_is_done() {
     assert_eq!(
         hooks.difference(&enforced).collect::<Vec<_>>(),
         Vec::<&String>::new(),
-        "hooks, called waived"
+        "hooks that are marked as waived"
     );
     assert_eq!(
         enforced.difference(&hooks).collect::<Vec<_>>(),
         Vec::<&String>::new(),
-        "called enforced, no hooks"
+        "marked as enforced, but without a hook"
     );
 }
