@@ -1,12 +1,13 @@
-//! The memory that a CUDA context takes on each GPU: measured once for a GPU and a driver version, and cached in a file.
+//! The memory that a CUDA context takes on each GPU: measured once for a GPU and a driver version, and cached in a
+//! file.
 //!
-//! A context's memory counts against its share, and only the driver knows how much it is. How it is measured is
-//! [`partage_host::context`]'s; when it is measured, and what is done where it cannot be, is decided here.
+//! A context's memory counts against its share, and only the driver knows how much it is.
+//! [`partage_host::context_size`] measures it; this module decides when to measure, and what to do if that fails.
 
 use partage_core::model::{Bytes, GpuUuid, Node};
-use partage_host::context;
-use partage_host::driver::Driver;
-use partage_host::files;
+use partage_host::atomic_file;
+use partage_host::context_size;
+use partage_host::driver::InstalledDriver;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -17,7 +18,7 @@ use std::path::{Path, PathBuf};
 /// The hidden command of the binary that measures contexts, in a process of its own.
 pub const MEASURE_COMMAND: &str = "context-sizes";
 
-/// The program that runs, to be started again for the measurement.
+/// The running program, which is started again for the measurement.
 const PROGRAM: &str = "/proc/self/exe";
 
 /// The known sizes of contexts.
@@ -26,7 +27,7 @@ pub struct ContextSizes {
     file: PathBuf,
     /// The version of the driver that is loaded now.
     driver_version: String,
-    /// By GPU, also those that are not there now: a card may be lost today and back tomorrow.
+    /// The sizes by GPU, including GPUs that are missing now: a lost card may return.
     known: BTreeMap<GpuUuid, MeasuredContext>,
 }
 
@@ -60,12 +61,12 @@ impl ContextSizes {
         gpus.map(|(at, gpu)| (at, &gpu.uuid)).filter(|(_, gpu)| self.find(gpu).is_none()).collect()
     }
 
-    /// Measures with the driver if a size is unknown, and returns warnings for the user. A size that stays unknown is measured again
-    /// at the next start: the GPU may have been full, or in exclusive use.
-    pub fn measure_unknown(&mut self, node: &Node, driver: &Driver) -> Vec<String> {
+    /// Measures with the driver if a size is unknown, and returns warnings for the user. A size that stays unknown is
+    /// measured again at the next start: the GPU may have been full, or in exclusive use.
+    pub fn measure_unknown(&mut self, node: &Node, driver: &InstalledDriver) -> Vec<String> {
         self.complete(node, || {
             let _span = tracing::debug_span!("measure_contexts").entered();
-            context::measure(driver, Path::new(PROGRAM), &[MEASURE_COMMAND])
+            context_size::measure(driver, Path::new(PROGRAM), &[MEASURE_COMMAND])
         })
     }
 
@@ -78,7 +79,7 @@ impl ContextSizes {
             return Vec::new();
         }
         let mut warnings = Vec::new();
-        let mut why = "the driver made no context there, or does not tell its size".to_string();
+        let mut why = "the driver created no context there, or does not report its size".to_string();
         match measure() {
             Ok(measured) => {
                 let driver = &self.driver_version;
@@ -87,7 +88,7 @@ impl ContextSizes {
                     .map(|(gpu, bytes)| (gpu, MeasuredContext { driver: driver.clone(), bytes }));
                 self.known.extend(measured);
                 if let Err(error) = self.write() {
-                    warnings.push(format!("{}: cannot be written: {error}", self.file.display()));
+                    warnings.push(format!("cannot write {}: {error}", self.file.display()));
                 }
             }
             Err(error) => why = crate::error_chain::describe(&error),
@@ -96,7 +97,7 @@ impl ContextSizes {
         if !unknown.is_empty() {
             let gpus: Vec<String> = unknown.iter().map(|(at, _)| at.to_string()).collect();
             warnings.push(format!(
-                "what a context takes on GPU {} is unknown, and is not counted: {why}; it is measured again with the next start",
+                "the size of a CUDA context on GPU {} is unknown and not counted against limits: {why}; it is measured again at the next start",
                 gpus.join(", ")
             ));
         }
@@ -104,7 +105,7 @@ impl ContextSizes {
     }
 
     fn write(&self) -> io::Result<()> {
-        files::write_whole(&self.file, &serde_json::to_vec(&self.known)?, 0o644)
+        atomic_file::replace_durably(&self.file, &serde_json::to_vec(&self.known)?, 0o644)
     }
 }
 
@@ -149,17 +150,17 @@ mod tests {
 
         let (measured, warnings) = complete(&mut read("550.1"), &three, &[(0, 100), (2, 300)]);
         assert!(measured && warnings.len() == 1, "{warnings:?}");
-        assert!(warnings[0].starts_with("what a context takes on GPU 1 is unknown"), "{warnings:?}");
-        // A start later the GPU is free.
+        assert!(warnings[0].starts_with("the size of a CUDA context on GPU 1 is unknown"), "{warnings:?}");
+        // At the next start the GPU is free.
         let mut sizes = read("550.1");
         assert_eq!((sizes.of(&uuid(1)), sizes.of(&uuid(2))), (Bytes::ZERO, Bytes(300)));
         assert_eq!(complete(&mut sizes, &three, &[(0, 101), (1, 200)]), (true, Vec::new()));
         assert_eq!([0, 1, 2].map(|at| sizes.of(&uuid(at)).0), [101, 200, 300]);
-        // All is known, also of fewer GPUs and when the third is back.
+        // All sizes are known, also with fewer GPUs and when the third one returns.
         for gpus in [3, 2, 3] {
             assert_eq!(complete(&mut read("550.1"), &node(gpus), &[]), (false, Vec::new()), "{gpus}");
         }
-        // Another driver takes other amounts.
+        // The sizes differ for another driver.
         let mut updated = read("575.2");
         assert_eq!(updated.of(&uuid(0)), Bytes::ZERO);
         assert!(complete(&mut updated, &three, &[(0, 1), (1, 2), (2, 3)]).0);
@@ -173,8 +174,8 @@ mod tests {
         fs::write(&file, "[\"another format\", {}]").unwrap();
         let mut sizes = ContextSizes::read(file, "550.1");
         let mut node = node(2);
-        let warnings = sizes.complete(&node, || Err(io::Error::other("it hangs")));
-        assert!(warnings.len() == 1 && warnings[0].contains("GPU 0, 1") && warnings[0].contains("it hangs"));
+        let warnings = sizes.complete(&node, || Err(io::Error::other("timed out")));
+        assert!(warnings.len() == 1 && warnings[0].contains("GPU 0, 1") && warnings[0].contains("timed out"));
         node.gpus[0].withheld = Some("MIG".into());
         assert_eq!(complete(&mut sizes, &node, &[(1, 7)]), (true, Vec::new()));
         assert_eq!(complete(&mut sizes, &node, &[]), (false, Vec::new()));

@@ -1,6 +1,7 @@
 //! Formats an error together with its sources, for log lines, events and messages to users.
 //!
-//! Error types of this crate do not repeat their source in `Display`, so a caller that prints one has to print the chain.
+//! Error types of this crate do not repeat their source in `Display`, so a caller that prints one has to print the
+//! chain.
 
 use std::error::Error;
 
@@ -37,18 +38,19 @@ mod tests {
 
     #[derive(Debug, thiserror::Error)]
     #[error("{text}")]
-    struct Layer {
+    struct LayeredError {
         text: &'static str,
         source: io::Error,
     }
 
     #[test]
     fn sources_follow_the_message_and_are_not_repeated() {
-        let plain = Layer { text: "cannot write", source: io::Error::other("disk full") };
+        let plain = LayeredError { text: "cannot write", source: io::Error::other("disk full") };
         assert_eq!(describe(&plain), "cannot write: disk full");
-        let repeating = Layer { text: "cannot write: disk full", source: io::Error::other("disk full") };
+        let repeating =
+            LayeredError { text: "cannot write: disk full", source: io::Error::other("disk full") };
         assert_eq!(describe(&repeating), "cannot write: disk full");
-        let nested = Layer { text: "cannot start", source: io::Error::other(plain) };
+        let nested = LayeredError { text: "cannot start", source: io::Error::other(plain) };
         assert_eq!(describe(&nested), "cannot start: cannot write: disk full");
     }
 }

@@ -1,7 +1,8 @@
 //! GPU discovery and health: finds the driver, opens a session with it, and decides which GPUs can be granted.
 //!
-//! A GPU that does not answer keeps its place in the [`Inventory`], and what makes a GPU unusable until it is reset is kept by
-//! the [`FatalErrorLog`]: both are records, so that a daemon that restarts neither renumbers GPUs nor grants broken ones.
+//! A GPU that does not answer keeps its place in the [`Inventory`], and the [`FatalErrorLog`] keeps the errors that
+//! make a GPU unusable until it is reset. Both are records, so that a restarted daemon neither renumbers GPUs nor
+//! grants broken ones.
 
 mod fatal_errors;
 mod inventory;
@@ -14,9 +15,9 @@ pub use partage_host::simulated_driver::{SimulatedDriverError, SimulatedMachine}
 
 use crate::records::{RecordDir, RecordError};
 use partage_core::model::{GpuUuid, Node};
-use partage_host::driver::{Driver, DriverError};
-use partage_host::gpus::{Gpus, GpusError, Look};
-use partage_host::root::Root;
+use partage_host::driver::{DriverError, InstalledDriver};
+use partage_host::gpus::{GpuSample, NvmlSession, NvmlSessionError};
+use partage_host::host_root::HostRoot;
 use partage_host::simulated_driver::SimulatedGpus;
 use serde::Deserialize;
 use std::collections::BTreeSet;
@@ -27,12 +28,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum DriverChoice {
-    /// NVIDIA's driver, or the simulated one where there is none.
+    /// NVIDIA's driver, or the simulated one if none is installed.
     #[default]
     Auto,
     /// NVIDIA's driver, or an error.
     Nvidia,
-    /// The simulated driver.
+    /// The simulated driver, without a search for NVIDIA's.
     Simulated,
 }
 
@@ -44,10 +45,10 @@ pub struct DiscoveryOptions<'a> {
     /// Which driver to use.
     pub driver: DriverChoice,
     /// The host's root as this process sees it; `None` searches where programs that this process starts would.
-    pub host_root: Option<&'a Root>,
-    /// The simulated GPUs.
+    pub host_root: Option<&'a HostRoot>,
+    /// The simulated GPUs of the settings.
     pub simulated: &'a SimulatedGpus,
-    /// Where the simulated GPUs live.
+    /// The files of the simulated GPUs.
     pub simulated_machine: SimulatedMachine<'a>,
     /// Where the inventory and fatal errors are kept.
     pub records: &'a RecordDir,
@@ -58,17 +59,18 @@ pub struct DiscoveryOptions<'a> {
 /// The GPUs of this machine and a session with their driver.
 #[derive(Debug)]
 pub struct DiscoveredGpus {
-    /// The driver's files.
-    pub driver: Driver,
-    /// The NVML session.
-    pub session: Gpus,
+    /// The files of the driver.
+    pub driver: InstalledDriver,
+    /// The open session with NVML.
+    pub session: NvmlSession,
     /// The GPUs, also those that do not answer.
     pub inventory: Inventory,
-    /// GPUs that an earlier daemon reported as unusable or missing: that one of them is healthy is news.
+    /// GPUs that an earlier daemon reported as unusable or missing: if one of them is healthy, that is a change to
+    /// report.
     pub previously_unhealthy: BTreeSet<GpuUuid>,
 }
 
-/// Why there are no GPUs to share.
+/// Why GPU discovery failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DiscoveryError {
     /// The settings require NVIDIA's driver, and none is installed.
@@ -87,7 +89,7 @@ pub enum DiscoveryError {
     Simulated(#[from] SimulatedDriverError),
     /// The driver reports no GPUs.
     #[error(transparent)]
-    Session(#[from] GpusError),
+    Session(#[from] NvmlSessionError),
     /// The inventory or the fatal errors of an earlier daemon cannot be read.
     #[error(transparent)]
     Records(#[from] RecordError),
@@ -98,15 +100,18 @@ fn below(root: Option<&PathBuf>) -> String {
 }
 
 impl DiscoveryError {
-    /// Whether somebody has to look at the machine. Most nodes of a cluster never had a driver, which is normal.
+    /// Returns whether an administrator has to act. Most nodes of a cluster never had a driver, which is normal.
     pub fn needs_attention(&self) -> bool {
         !matches!(self, DiscoveryError::NoDriver { had_gpus: false, .. })
     }
 }
 
-/// Finds the driver that is installed and that the choice allows; `None` where the simulated one is to be used.
-pub fn find_driver(choice: DriverChoice, host_root: Option<&Root>) -> Result<Option<Driver>, DiscoveryError> {
-    let search = || host_root.map_or_else(Driver::find, Driver::find_in);
+/// Finds the installed driver that the choice allows. Returns `None` if the simulated driver is to be used.
+pub fn find_driver(
+    choice: DriverChoice,
+    host_root: Option<&HostRoot>,
+) -> Result<Option<InstalledDriver>, DiscoveryError> {
+    let search = || host_root.map_or_else(InstalledDriver::find, InstalledDriver::find_in);
     match choice {
         DriverChoice::Simulated => Ok(None),
         DriverChoice::Auto => Ok(search()?),
@@ -120,7 +125,7 @@ pub fn find_driver(choice: DriverChoice, host_root: Option<&Root>) -> Result<Opt
     }
 }
 
-/// Finds the driver and its GPUs, opens a session, and restores what an earlier daemon knew of them.
+/// Finds the driver and its GPUs, opens a session, and restores the inventory and fatal errors of an earlier daemon.
 pub fn discover(options: &DiscoveryOptions<'_>) -> Result<DiscoveredGpus, DiscoveryError> {
     let kept: Option<Inventory> = options.records.load(Inventory::NAME)?;
     let found = find_driver(options.driver, options.host_root).map_err(|error| match error {
@@ -139,12 +144,12 @@ pub fn discover(options: &DiscoveryOptions<'_>) -> Result<DiscoveredGpus, Discov
         }
     };
     tracing::debug!(cuda = %driver.cuda.display(), nvml = %driver.nvml.display(), source, "driver found");
-    let session = Gpus::open(&driver)?;
+    let session = NvmlSession::open(&driver)?;
     let fatal = FatalErrorLog::load(options.records, options.boot_id)?;
     let missing = kept.iter().flat_map(Inventory::missing);
     let unusable = fatal.iter().filter(|error| error.is_fatal()).map(|error| &error.uuid);
     let previously_unhealthy = unusable.chain(missing).cloned().collect();
-    session.remember(fatal);
+    session.restore_fatal_errors(fatal);
     let (node, none_answers) = match session.node(options.node_name) {
         Ok(node) => (node, None),
         Err(error) => (Node::new(options.node_name, Vec::new()), Some(error)),
@@ -153,7 +158,7 @@ pub fn discover(options: &DiscoveryOptions<'_>) -> Result<DiscoveredGpus, Discov
     let observation = Observation {
         boot_id: options.boot_id,
         source: &source,
-        counted: session.counted().unwrap_or(node.gpus.len()),
+        counted: session.device_count().unwrap_or(node.gpus.len()),
         node,
         unix_seconds: i64::try_from(now.as_secs()).unwrap_or(i64::MAX),
     };
@@ -169,18 +174,18 @@ pub fn discover(options: &DiscoveryOptions<'_>) -> Result<DiscoveredGpus, Discov
     Ok(DiscoveredGpus { driver, session, inventory, previously_unhealthy })
 }
 
-/// Names where GPUs come from: those of another source are other GPUs, and not missing ones.
-fn source_of(choice: DriverChoice, driver: &Driver) -> String {
+/// Names the source of the GPUs: those of another source are different GPUs, and not missing ones.
+fn source_of(choice: DriverChoice, driver: &InstalledDriver) -> String {
     match &driver.simulated {
         Some(folder) if choice == DriverChoice::Auto => format!("simulated in {}", folder.display()),
         _ => "nvidia".into(),
     }
 }
 
-/// Withholds GPUs that the driver reports as unhealthy: nothing more is granted of them.
-pub fn withhold_unhealthy(node: &mut Node, looks: &[Look]) {
+/// Withholds GPUs that the driver reports as unhealthy, so that no further shares are granted of them.
+pub fn withhold_unhealthy(node: &mut Node, samples: &[GpuSample]) {
     for gpu in &mut node.gpus {
-        let look = looks.iter().find(|look| look.uuid == gpu.uuid);
-        gpu.withheld = gpu.withheld.take().or_else(|| look?.health.clone());
+        let sample = samples.iter().find(|sample| sample.uuid == gpu.uuid);
+        gpu.withheld = gpu.withheld.take().or_else(|| sample?.health.clone());
     }
 }

@@ -3,7 +3,8 @@
 //! Two daemons would each hand out the full capacity. The lock is an advisory `flock` on a file in the
 //! runtime directory; the kernel releases it when the process exits, however it exits.
 //!
-//! Each front end names its own lock file, and keeps the name across versions: during an upgrade the old daemon still holds it.
+//! Each front end has its own lock file, and keeps its name across versions: during an upgrade the old daemon still
+//! holds it.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -22,15 +23,15 @@ pub enum LockError {
     /// Another daemon holds the lock.
     #[error("another daemon already manages this node (lock file {})", path.display())]
     Held {
-        /// The lock file.
+        /// The path of the lock file.
         path: PathBuf,
     },
     /// The lock file could not be created or locked.
     #[error("cannot lock {}", path.display())]
     Io {
-        /// The lock file.
+        /// The path of the lock file.
         path: PathBuf,
-        /// What the system reported.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },

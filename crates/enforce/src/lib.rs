@@ -1,7 +1,8 @@
-//! The node engine: holds tenants inside their shares on this machine.
+//! The node engine: enforces the shares of tenants on this machine.
 //!
-//! The node agent and the workstation daemon are its two front ends. What both of them do is here; what only Kubernetes or only
-//! a workstation needs stays in the front end. `host` below it knows this machine and no policy.
+//! The node agent and the workstation daemon are its two front ends. This crate contains what both of them do; what
+//! only Kubernetes or only a workstation needs is in the front end. The crate `host` below it knows this machine and no
+//! policy.
 //!
 //! | module | holds |
 //! |---|---|
@@ -10,7 +11,7 @@
 //! | [`libraries`] | the libraries that stand in for the driver's, installed once per shim and driver |
 //! | [`shares`] | the regions of tenants: prepare, adopt, resize, extend, release; which of them wait for turns |
 //! | [`monitor`] | the poll of the driver: health, usage by share, the audit for bypasses |
-//! | [`placing`] | why an ask has no place, and whether it ever will |
+//! | [`placement_refusal`] | why an ask does not fit, and whether it ever will |
 //! | [`refusal`] | a request that is not granted, for exit codes, events and admission messages |
 //! | [`records`] | versioned records, which a daemon reads after a restart |
 //! | [`report`], [`metrics`] | the state of each GPU, and the metric families that both daemons serve |
@@ -24,7 +25,7 @@ pub mod instance_lock;
 pub mod libraries;
 pub mod metrics;
 pub mod monitor;
-pub mod placing;
+pub mod placement_refusal;
 pub mod records;
 pub mod refusal;
 pub mod report;

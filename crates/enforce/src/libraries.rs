@@ -1,16 +1,17 @@
-//! Installs the libraries that stand in for the driver's, one directory per build of the shim and version of the driver.
+//! Installs the libraries that stand in for the driver's, one directory per build of the shim and version of the
+//! driver.
 //!
-//! A front end decides what else is in the directory, and which paths the libraries know. Directories of earlier builds stay for
-//! as long as a tenant uses them: see [`partage_host::library_store`].
+//! A front end decides what else is in the directory, and which paths are embedded in the libraries. Directories of
+//! earlier builds stay for as long as a tenant uses them: see [`partage_host::library_store`].
 
-use partage_host::files::{stamp_of, write_whole};
+use partage_host::atomic_file::{file_stamp, replace_durably};
 use partage_host::library_store::{LibraryStore, LibraryStoreError, build_name};
 use partage_shim::install::{self, InstallError};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use partage_shim::install::Settings as StandInPaths;
+pub use partage_shim::install::StandInPaths;
 
 /// Why the libraries cannot be installed.
 #[derive(Debug, thiserror::Error)]
@@ -24,7 +25,7 @@ pub enum LibraryError {
 }
 
 impl LibraryError {
-    /// Adds to an error of the system what was attempted, and on which file or directory.
+    /// Adds the attempted action and the path to an error of the system.
     pub fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LibraryError {
         let path = path.to_path_buf();
         move |error| LibraryStoreError { action, path, error }.into()
@@ -40,15 +41,15 @@ pub struct LibraryInstaller {
     object: PathBuf,
 }
 
-/// What decides the contents of a build's directory, besides the shim.
+/// The inputs of a build's directory, besides the shim.
 #[derive(Clone, Copy, Debug)]
 pub struct LibraryBuild<'a> {
     /// The version of the driver that the libraries stand in for.
     pub driver_version: &'a str,
-    /// Everything else that decides the contents, as text: another text is another build.
+    /// Everything else that determines the contents, as text: a different text is a different build.
     pub contents: &'a str,
-    /// A file that remembers the build of the last start. With it the shared object is hashed only when it has changed, which
-    /// takes longer than the rest of a start.
+    /// A file that records the build of the last start. With it the shared object is hashed only when it has changed:
+    /// hashing takes longer than the rest of a start.
     pub stamp: Option<&'a Path>,
 }
 
@@ -59,15 +60,15 @@ impl LibraryInstaller {
         Ok(LibraryInstaller { directory: directory.into(), store: LibraryStore::open(directory)?, object })
     }
 
-    /// Returns the directory of a build, which `write` fills unless an earlier start did. Another start sees the directory with
-    /// everything in it, or not at all.
+    /// Returns the directory of a build, which `write` fills unless an earlier start did. Another start sees the
+    /// directory with everything in it, or not at all.
     pub fn install(
         &self,
         build: &LibraryBuild<'_>,
         write: impl FnOnce(&Path) -> Result<(), LibraryError>,
     ) -> Result<PathBuf, LibraryError> {
         let LibraryBuild { driver_version, contents, stamp } = build;
-        let current = format!("{} {driver_version} {contents}", stamp_of(&self.object));
+        let current = format!("{} {driver_version} {contents}", file_stamp(&self.object));
         let known = stamp.and_then(|stamp| fs::read_to_string(stamp).ok());
         let known = known.as_deref().and_then(|known| known.split_once('\n'));
         let known = known.filter(|(of, _)| *of == current).map(|(_, name)| name);
@@ -82,19 +83,20 @@ impl LibraryInstaller {
         if known.is_none()
             && let Some(stamp) = stamp
         {
-            // Without it the object is hashed again at the next start: a full disk must not keep a daemon from starting.
-            let _ = write_whole(stamp, format!("{current}\n{name}").as_bytes(), 0o644);
+            // Without the stamp the object is hashed again at the next start: a full disk must not keep a daemon from
+            // starting.
+            let _ = replace_durably(stamp, format!("{current}\n{name}").as_bytes(), 0o644);
         }
         Ok(directory)
     }
 
     /// Writes the stand-ins and the links to them into a directory that exists.
     pub fn write_stand_ins(&self, directory: &Path, paths: &StandInPaths<'_>) -> Result<(), LibraryError> {
-        Ok(install::stand_in(&self.object, directory, paths)?)
+        Ok(install::write_stand_ins(&self.object, directory, paths)?)
     }
 
-    /// Lists the directories of earlier builds that no tenant uses: neither `current`, nor any that `is_used` names, nor any that
-    /// is mounted in a mount namespace of this machine.
+    /// Returns the directories of earlier builds that no tenant uses: neither `current`, nor any for which `is_used`
+    /// returns true, nor any that is mounted in a mount namespace of this machine.
     pub fn unused(&self, current: &Path, is_used: impl Fn(&Path) -> bool) -> io::Result<Vec<PathBuf>> {
         self.store.unused(current, is_used)
     }
@@ -142,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn stamp_that_is_damaged_or_of_another_object_is_not_trusted() {
+    fn damaged_or_outdated_stamp_is_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let (installer, stamp) = (installer(folder.path()), folder.path().join("stamp"));
         let (first, _) = install(&installer, "a", Some(&stamp));
@@ -154,7 +156,7 @@ mod tests {
         fs::write(&installer.object, "another build").unwrap();
         let (second, written) = install(&installer, "a", Some(&stamp));
         assert!(written && second != first);
-        // A stamp that cannot be written costs the next start time, and nothing else.
+        // A stamp that cannot be written only slows the next start.
         let nowhere = folder.path().join("missing/stamp");
         assert_eq!(install(&installer, "a", Some(&nowhere)), (second, false));
     }

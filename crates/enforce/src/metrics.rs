@@ -24,27 +24,27 @@ pub const RATIO: Option<&str> = Some("ratio");
 pub const SECONDS: Option<&str> = Some("seconds");
 
 /// Label names with their values.
-pub type Labels = Vec<(&'static str, String)>;
+pub type MetricLabels = Vec<(&'static str, String)>;
 
 /// Renders what `write` writes as `application/openmetrics-text; version=1.0.0; charset=utf-8`.
 pub fn render(write: impl Fn(&mut MetricFamilies<'_, '_>) -> fmt::Result + Send + Sync + 'static) -> String {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Written(write)));
+    registry.register_collector(Box::new(FnCollector(write)));
     let mut text = String::new();
-    // Writing to a String does not fail, and neither does spelling a number.
+    // Writing to a String does not fail, and neither does formatting a number.
     let _ = text::encode(&mut text, &registry);
     text
 }
 
-struct Written<F>(F);
+struct FnCollector<F>(F);
 
-impl<F> fmt::Debug for Written<F> {
+impl<F> fmt::Debug for FnCollector<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Written")
+        f.write_str("FnCollector")
     }
 }
 
-impl<F> Collector for Written<F>
+impl<F> Collector for FnCollector<F>
 where
     F: Fn(&mut MetricFamilies<'_, '_>) -> fmt::Result + Send + Sync + 'static,
 {
@@ -97,8 +97,8 @@ impl MetricFamilies<'_, '_> {
         Ok(())
     }
 
-    /// Writes a histogram of durations. Each bucket is an upper bound in seconds with the number of durations that are at most that
-    /// and above the bound before; `sum` is all durations together, in seconds.
+    /// Writes a histogram of durations. Each bucket is an upper bound in seconds with the number of durations that are
+    /// at most that and above the bound before; `sum` is all durations together, in seconds.
     pub fn histogram(&mut self, name: &str, help: &str, buckets: &[(f64, u64)], sum: f64) -> fmt::Result {
         let unit = Some(&Unit::Seconds);
         let mut family = self.encoder.encode_descriptor(name, help, unit, MetricType::Histogram)?;
@@ -111,14 +111,14 @@ fn known<L, N>(values: impl Iterator<Item = (L, Option<N>)>) -> impl Iterator<It
     values.filter_map(|(labels, value)| Some((labels, value?)))
 }
 
-/// Writes `partage_info`: what runs here.
+/// Writes `partage_info`: the versions of Partage and of the driver.
 pub fn write_info(
     to: &mut MetricFamilies<'_, '_>,
     version: &str,
     driver_version: &str,
     simulated: bool,
 ) -> fmt::Result {
-    let labels: Labels = vec![
+    let labels: MetricLabels = vec![
         ("version", version.into()),
         ("driver", driver_version.into()),
         ("simulated", simulated.to_string()),
@@ -126,14 +126,14 @@ pub fn write_info(
     to.single("partage", "Version of Partage and of the GPU driver.", &Info::new(labels))
 }
 
-/// The state of a GPU, and what was granted of it.
+/// The metrics of a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct GpuMetrics<'a> {
-    /// Its index in the driver's order.
+    /// The index in the driver's order.
     pub index: usize,
-    /// Its UUID.
+    /// The UUID of the GPU.
     pub uuid: &'a GpuUuid,
-    /// Its model.
+    /// The model name of the GPU.
     pub model: &'a str,
     /// The memory that programs can allocate.
     pub memory: Bytes,
@@ -141,7 +141,7 @@ pub struct GpuMetrics<'a> {
     pub granted_memory: Bytes,
     /// The memory in use, from NVML.
     pub used_memory: Option<Bytes>,
-    /// The compute guaranteed to shares, in thousandths of a percent; more than all is possible.
+    /// The compute guaranteed to shares, in thousandths of a percent; it can exceed a whole GPU.
     pub granted_millipercent: u32,
     /// The utilization over the last sampling period, from NVML, in percent.
     pub utilization_percent: Option<u32>,
@@ -149,11 +149,11 @@ pub struct GpuMetrics<'a> {
     pub temperature: Option<u32>,
     /// The power draw in milliwatts.
     pub power_milliwatts: Option<u32>,
-    /// Whether shares of it are granted.
+    /// Whether shares of the GPU can be granted.
     pub healthy: bool,
-    /// The number of processes on it that belong to no share.
-    pub strangers: usize,
-    /// The number of shares granted of it.
+    /// The number of processes on the GPU that belong to no share.
+    pub unowned_processes: usize,
+    /// The number of shares granted of the GPU.
     pub shares: usize,
 }
 
@@ -163,7 +163,7 @@ where
     I: Iterator<Item = GpuMetrics<'a>>,
 {
     let mut gauge = |name: &str, unit, help: &str, value: &dyn Fn(GpuMetrics<'_>) -> Option<f64>| {
-        let labels = |of: GpuMetrics<'_>| -> Labels {
+        let labels = |of: GpuMetrics<'_>| -> MetricLabels {
             vec![
                 ("gpu", of.index.to_string()),
                 ("uuid", of.uuid.to_string()),
@@ -174,43 +174,46 @@ where
     };
     let bytes = |bytes: Bytes| bytes.0 as f64;
     gauge("memory", BYTES, "GPU memory that programs can allocate.", &|of| Some(bytes(of.memory)))?;
-    gauge("memory_promised", BYTES, "GPU memory granted to shares.", &|of| Some(bytes(of.granted_memory)))?;
+    gauge("memory_granted", BYTES, "GPU memory granted to shares.", &|of| Some(bytes(of.granted_memory)))?;
     gauge("memory_used", BYTES, "GPU memory in use, from NVML.", &|of| of.used_memory.map(bytes))?;
-    gauge("cores_promised", RATIO, "Compute guaranteed to shares, as a ratio of the GPU.", &|of| {
+    gauge("cores_guaranteed", RATIO, "Compute guaranteed to shares (ratio of the GPU).", &|of| {
         Some(f64::from(of.granted_millipercent) / 1e5)
     })?;
-    gauge("utilisation", RATIO, "GPU utilization over the last sampling period, from NVML.", &|of| {
-        of.utilization_percent.map(|percent| f64::from(percent) / 100.0)
-    })?;
+    gauge(
+        "utilization",
+        RATIO,
+        "GPU utilization over the last sampling period, from NVML (ratio).",
+        &|of| of.utilization_percent.map(|percent| f64::from(percent) / 100.0),
+    )?;
     gauge("temperature", Some("celsius"), "GPU temperature, from NVML.", &|of| {
         of.temperature.map(f64::from)
     })?;
     gauge("power", Some("watts"), "GPU power draw, from NVML.", &|of| {
         of.power_milliwatts.map(|milliwatts| f64::from(milliwatts) / 1e3)
     })?;
-    gauge("healthy", None, "1 if shares of the GPU are granted, 0 if it is withheld or unhealthy.", &|of| {
+    gauge("healthy", None, "1 if the GPU is healthy and shares of it can be granted, else 0.", &|of| {
         Some(f64::from(u8::from(of.healthy)))
     })?;
-    gauge("strangers", None, "Processes on the GPU that belong to no share.", &|of| {
-        Some(of.strangers as f64)
+    gauge("unowned_processes", None, "Number of processes on the GPU that belong to no share.", &|of| {
+        Some(of.unowned_processes as f64)
     })?;
-    gauge("shares", None, "Shares granted of the GPU.", &|of| Some(of.shares as f64))
+    gauge("shares", None, "Number of shares granted of the GPU.", &|of| Some(of.shares as f64))
 }
 
-/// What a tenant was granted of one GPU, and what it used.
+/// The metrics of a share of one GPU: its limits and its usage.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ShareMetrics {
     /// The memory limit in bytes; absent without one.
     pub memory_limit: Option<u64>,
-    /// The guaranteed compute; absent where none is guaranteed.
+    /// The guaranteed compute; absent if none is guaranteed.
     pub cores: Option<Cores>,
-    /// The compute that it can reach; absent where the guarantee is also the limit.
+    /// The compute limit; absent if the guarantee is also the limit.
     pub ceiling: Option<Cores>,
-    /// What its processes reported; absent where that cannot be read.
+    /// The usage that its processes report; absent if it cannot be read.
     pub usage: Option<UsageMetrics>,
 }
 
-/// What the processes of a share report in its region.
+/// The usage that the processes of a share report in its region.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UsageMetrics {
     /// The memory in use, in bytes.
@@ -228,7 +231,7 @@ pub struct UsageMetrics {
 /// Writes the families of shares. `prefix` is the front end's: `partage_share` or `partage_container`.
 pub fn write_shares<I>(to: &mut MetricFamilies<'_, '_>, prefix: &str, shares: impl Fn() -> I) -> fmt::Result
 where
-    I: Iterator<Item = (Labels, ShareMetrics)>,
+    I: Iterator<Item = (MetricLabels, ShareMetrics)>,
 {
     let name = |name: &str| format!("{prefix}_{name}");
     let bytes =
@@ -237,7 +240,7 @@ where
     to.gauge(
         &name("memory_used"),
         BYTES,
-        "GPU memory in use, as it counts against the limit.",
+        "GPU memory in use that counts against the limit.",
         bytes(|share| Some(share.usage?.used_bytes)),
     )?;
     to.gauge(
@@ -250,15 +253,15 @@ where
         shares().map(move |(labels, share)| (labels, value(share).map(ratio)))
     };
     to.gauge(
-        &name("cores_promised"),
+        &name("cores_guaranteed"),
         RATIO,
-        "Guaranteed compute, as a ratio of the GPU.",
+        "Guaranteed compute (ratio of the GPU).",
         cores(|share| share.cores),
     )?;
     to.gauge(
         &name("cores_ceiling"),
         RATIO,
-        "Highest compute that can be reached, as a ratio of the GPU.",
+        "Compute limit (ratio of the GPU).",
         cores(|share| share.ceiling.or(share.cores)),
     )?;
     let times = |value: fn(UsageMetrics) -> u64| {
@@ -274,12 +277,12 @@ where
     to.counter(
         &name("refusals"),
         None,
-        "Allocations refused because of the memory limit.",
+        "Number of allocations refused because of the memory limit.",
         bytes(|share| Some(share.usage?.refusals)),
     )
 }
 
-/// Writes the family that marks tenants whom the bypass audit suspects.
+/// Writes the family of tenants that the bypass audit suspects.
 pub fn write_suspected<L: EncodeLabelSet>(
     to: &mut MetricFamilies<'_, '_>,
     prefix: &str,
@@ -288,7 +291,7 @@ pub fn write_suspected<L: EncodeLabelSet>(
     to.gauge(
         &format!("{prefix}_bypass_suspected"),
         None,
-        "1 if the bypass audit found something that looks like a way around the limits.",
+        "1 if the bypass audit suspects that the tenant circumvents its limits, else 0.",
         tenants.map(|(labels, suspected)| (labels, Some(u32::from(suspected)))),
     )
 }
@@ -332,7 +335,7 @@ mod tests {
             write_shares(to, "partage_container", || std::iter::once((vec![("gpu", "0".into())], share)))
         });
         for line in [
-            "partage_container_cores_promised_ratio{gpu=\"0\"} 0.3",
+            "partage_container_cores_guaranteed_ratio{gpu=\"0\"} 0.3",
             "partage_container_cores_ceiling_ratio{gpu=\"0\"} 0.3",
             "partage_container_gpu_seconds_total{gpu=\"0\"} 1.5",
             "partage_container_refusals_total{gpu=\"0\"} 2",

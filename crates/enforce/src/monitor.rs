@@ -1,8 +1,8 @@
 //! The monitor: polls the driver, and audits tenants for bypasses of their limits.
 //!
-//! A tenant can write anything into its own `usage`, but it cannot hide a process from the driver. A [`Monitor`] reads both
-//! once per poll, attributes each process on a GPU to its tenant, and reports where the two differ, together with the health of
-//! each GPU. What a front end does with a finding is its own business.
+//! A tenant can write anything into its own `usage`, but it cannot hide a process from the driver. A [`Monitor`] reads
+//! both once per poll, attributes each process on a GPU to its tenant, and reports where the two differ, together with
+//! the health of each GPU. The front ends decide what to do with a finding.
 
 mod findings;
 
@@ -10,7 +10,7 @@ use crate::gpus::FatalErrorLog;
 use crate::records::RecordDir;
 use findings::FindingLog;
 use partage_core::model::{Bytes, GpuUuid, Node};
-use partage_host::gpus::{Gpus, Look, uuid_bytes, uuid_of};
+use partage_host::gpus::{GpuSample, NvmlSession, uuid_bytes, uuid_from_bytes};
 use partage_region::audit::{
     AuditRound, AuditedContainer, BypassAudit, GrantedGpu, ObservedGpu, ObservedProcess,
 };
@@ -24,35 +24,35 @@ use std::sync::Arc;
 pub struct AuditedShare<K> {
     /// The front end's key of the share.
     pub key: K,
-    /// The share's region; none where it cannot be managed, because it is damaged or of an unsupported layout. The driver's
-    /// report of such a tenant is passed on, and never counted as a finding.
+    /// The share's region; `None` if it cannot be managed, because it is damaged or of an unsupported layout. The
+    /// driver's data about such a tenant are reported, and never counted as a finding.
     pub region: Option<Arc<RegionHandle>>,
 }
 
-/// What a tenant uses of one GPU, as the driver reports it.
+/// The usage of one GPU by a tenant, as the driver reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ObservedUsage {
     /// Memory of all its processes, contexts included.
     pub memory: Bytes,
     /// Percent of the time since the last poll in which kernels of its processes ran, summed over the processes.
     pub busy: u32,
-    /// When it last used compute, in nanoseconds of the monotonic clock; absent if never.
+    /// When the tenant last used compute, in nanoseconds of the monotonic clock; absent if never.
     pub worked: Option<u64>,
 }
 
-/// What each tenant uses of each GPU.
+/// The usage of each GPU by each tenant.
 type UsageByGpu<K> = BTreeMap<K, BTreeMap<GpuUuid, ObservedUsage>>;
 
 /// The result of one poll.
 #[derive(Clone, Debug)]
 pub struct MonitorReport<K> {
-    /// What the driver reports of each GPU.
-    pub looks: Vec<Look>,
-    /// For each of `looks`, the living processes on the GPU that belong to no share.
+    /// The sample of each GPU.
+    pub samples: Vec<GpuSample>,
+    /// For each of `samples`, the running processes on the GPU that belong to no share.
     pub unowned: Vec<Vec<u32>>,
-    /// What each tenant uses of each GPU that it uses or was granted.
+    /// The usage of each tenant, for each GPU that it uses or was granted.
     pub usage: UsageByGpu<K>,
-    /// Signs of a bypass, as sentences, by share.
+    /// Findings of the bypass audit as text, by share.
     pub findings: BTreeMap<K, Vec<String>>,
     /// The findings that the poll before did not have.
     pub new_findings: Vec<(K, String)>,
@@ -63,7 +63,7 @@ pub struct MonitorReport<K> {
 impl<K> Default for MonitorReport<K> {
     fn default() -> Self {
         MonitorReport {
-            looks: Vec::new(),
+            samples: Vec::new(),
             unowned: Vec::new(),
             usage: BTreeMap::new(),
             findings: BTreeMap::new(),
@@ -78,7 +78,7 @@ impl<K> Default for MonitorReport<K> {
 pub struct Monitor<K> {
     audit: BypassAudit,
     findings: FindingLog<K>,
-    /// What each region said in the last poll.
+    /// The usage snapshot of each region in the last poll.
     snapshots: BTreeMap<K, UsageSnapshot>,
     usage: UsageByGpu<K>,
     /// Why GPUs are unhealthy, as last reported.
@@ -95,8 +95,8 @@ struct FatalErrorStore {
 }
 
 impl<K: Ord + Clone + ToString> Monitor<K> {
-    /// Returns a monitor for a node. `previously_unhealthy` are GPUs that were reported as unhealthy before: that one of them
-    /// is healthy is reported as a change.
+    /// Returns a monitor for a node. `previously_unhealthy` are GPUs that were reported as unhealthy before: that one
+    /// of them is healthy is reported as a change.
     pub fn new(node: &Node, previously_unhealthy: impl IntoIterator<Item = GpuUuid>) -> Self {
         Monitor {
             audit: BypassAudit::default(),
@@ -116,43 +116,43 @@ impl<K: Ord + Clone + ToString> Monitor<K> {
         self
     }
 
-    /// Reads the driver and the regions of these shares. `owner` says which share a process belongs to; it must not rely on
-    /// anything that the process can choose itself.
+    /// Reads the driver and the regions of these shares. `owner` returns the share that a process belongs to; it must
+    /// not rely on anything that the process can choose.
     pub fn poll(
         &mut self,
-        gpus: &Gpus,
+        gpus: &NvmlSession,
         shares: &[AuditedShare<K>],
         owner: &dyn Fn(u32) -> Option<K>,
     ) -> MonitorReport<K> {
         let earlier = snapshots(shares);
-        let looks = gpus.look();
+        let samples = gpus.sample();
         let mut later = snapshots(shares);
         truncate_grown_usage(shares, &mut later);
-        let now = partage_region::clock::exact();
-        let (attributed, unowned) = attribute(&looks, owner);
-        let usage = self.usage_of(now, &looks, &attributed, shares, &later);
+        let now = partage_region::clock::monotonic_ns();
+        let (attributed, unowned) = attribute(&samples, owner);
+        let usage = self.usage_of(now, &samples, &attributed, shares, &later);
 
-        let round = self.audit_round(now, &looks, &attributed, shares, &earlier, &later);
-        let wrong = self.audit.look(&round);
+        let round = self.audit_round(now, &samples, &attributed, shares, &earlier, &later);
+        let wrong = self.audit.examine(&round);
         let owners = attributed.iter().flatten().filter_map(|process| process.owner.as_ref());
         let keys: BTreeMap<String, K> = owners
             .chain(shares.iter().map(|share| &share.key))
             .map(|key| (key.to_string(), key.clone()))
             .collect();
         let (findings, new_findings) = self.findings.update(wrong, &keys);
-        let health_changes = self.update_health(&looks);
+        let health_changes = self.update_health(&samples);
         self.snapshots = later;
         self.usage.clone_from(&usage);
         if let Some(FatalErrorStore { log, records, boot_id }) = &mut self.fatal_errors {
-            log.store(records, boot_id, gpus.fatal());
+            log.store(records, boot_id, gpus.fatal_errors());
         }
-        MonitorReport { looks, unowned, usage, findings, new_findings, health_changes }
+        MonitorReport { samples, unowned, usage, findings, new_findings, health_changes }
     }
 
     fn audit_round(
         &self,
         now: u64,
-        looks: &[Look],
+        samples: &[GpuSample],
         attributed: &[Vec<AttributedProcess<K>>],
         shares: &[AuditedShare<K>],
         earlier: &BTreeMap<K, UsageSnapshot>,
@@ -165,14 +165,14 @@ impl<K: Ord + Clone + ToString> Monitor<K> {
             Some(AuditedContainer { id: share.key.to_string(), granted: granted(region), before, after })
         });
         let unmanaged = shares.iter().filter(|share| share.region.is_none());
-        let gpus = looks.iter().zip(attributed).filter_map(|(look, processes)| {
+        let gpus = samples.iter().zip(attributed).filter_map(|(sample, processes)| {
             let observed = |process: &AttributedProcess<K>| ObservedProcess {
                 pid: process.pid,
                 memory: process.memory,
                 busy: process.busy,
                 container: process.owner.as_ref().map(K::to_string),
             };
-            let uuid = uuid_bytes(&look.uuid)?;
+            let uuid = uuid_bytes(&sample.uuid)?;
             Some(ObservedGpu { uuid, processes: processes.iter().map(observed).collect() })
         });
         AuditRound {
@@ -186,23 +186,24 @@ impl<K: Ord + Clone + ToString> Monitor<K> {
     fn usage_of(
         &self,
         now: u64,
-        looks: &[Look],
+        samples: &[GpuSample],
         attributed: &[Vec<AttributedProcess<K>>],
         shares: &[AuditedShare<K>],
         later: &BTreeMap<K, UsageSnapshot>,
     ) -> UsageByGpu<K> {
         let mut usage: UsageByGpu<K> = BTreeMap::new();
-        for (look, processes) in looks.iter().zip(attributed) {
+        for (sample, processes) in samples.iter().zip(attributed) {
             for process in processes {
                 let Some(key) = &process.owner else { continue };
-                let of = usage.entry(key.clone()).or_default().entry(look.uuid.clone()).or_default();
+                let of = usage.entry(key.clone()).or_default().entry(sample.uuid.clone()).or_default();
                 of.memory.0 = of.memory.0.saturating_add(process.memory);
                 of.busy = of.busy.saturating_add(process.busy);
             }
         }
         for AuditedShare { key, region } in shares {
             for (at, granted) in region.iter().flat_map(|region| granted(region)).enumerate() {
-                let of = usage.entry(key.clone()).or_default().entry(uuid_of(granted.uuid)).or_default();
+                let of =
+                    usage.entry(key.clone()).or_default().entry(uuid_from_bytes(granted.uuid)).or_default();
                 let spent = |said: &BTreeMap<K, UsageSnapshot>| Some(said.get(key)?.gpus.get(at)?.spent);
                 // The driver reports work in whole percents, and only of the last moments.
                 if spent(&self.snapshots).zip(spent(later)).is_some_and(|(before, after)| before != after) {
@@ -219,16 +220,16 @@ impl<K: Ord + Clone + ToString> Monitor<K> {
         usage
     }
 
-    fn update_health(&mut self, looks: &[Look]) -> Vec<(GpuUuid, Option<String>)> {
-        let changed = looks.iter().filter(|look| self.health.get(&look.uuid) != look.health.as_ref());
-        let changes = changed.map(|look| (look.uuid.clone(), look.health.clone())).collect();
+    fn update_health(&mut self, samples: &[GpuSample]) -> Vec<(GpuUuid, Option<String>)> {
+        let changed = samples.iter().filter(|sample| self.health.get(&sample.uuid) != sample.health.as_ref());
+        let changes = changed.map(|sample| (sample.uuid.clone(), sample.health.clone())).collect();
         self.health =
-            looks.iter().filter_map(|look| Some((look.uuid.clone(), look.health.clone()?))).collect();
+            samples.iter().filter_map(|sample| Some((sample.uuid.clone(), sample.health.clone()?))).collect();
         changes
     }
 }
 
-/// Returns what a region grants, as far as the audit compares it.
+/// Returns the grants of a region that the audit compares.
 fn granted(region: &RegionHandle) -> Vec<GrantedGpu> {
     let shares = (0..region.owner().gpus()).filter_map(|gpu| region.owner().share(gpu));
     shares
@@ -236,30 +237,30 @@ fn granted(region: &RegionHandle) -> Vec<GrantedGpu> {
             uuid: share.uuid,
             memory: share.memory,
             context: share.context,
-            gated: share.gated,
+            waits_for_turns: share.waits_for_turns,
         })
         .collect()
 }
 
-/// A process on a GPU, and the share that it belongs to.
+/// A process on a GPU with the share that it belongs to.
 struct AttributedProcess<K> {
     pid: u32,
-    /// Bytes, contexts included.
+    /// The memory in bytes, including contexts.
     memory: u64,
     /// Percent of the time since the last poll.
     busy: u32,
     owner: Option<K>,
 }
 
-/// Attributes the processes on each GPU to shares. Also returns the living processes that belong to none.
+/// Attributes the processes on each GPU to shares. Also returns the running processes that belong to none.
 fn attribute<K>(
-    looks: &[Look],
+    samples: &[GpuSample],
     owner: &dyn Fn(u32) -> Option<K>,
 ) -> (Vec<Vec<AttributedProcess<K>>>, Vec<Vec<u32>>) {
     let mut attributed = Vec::new();
     let mut unowned = Vec::new();
-    for look in looks {
-        let processes: Vec<AttributedProcess<K>> = look
+    for sample in samples {
+        let processes: Vec<AttributedProcess<K>> = sample
             .processes
             .iter()
             .map(|process| AttributedProcess {
@@ -284,7 +285,7 @@ fn exists(pid: u32) -> bool {
 fn snapshots<K: Ord + Clone>(shares: &[AuditedShare<K>]) -> BTreeMap<K, UsageSnapshot> {
     // The file was whole when it was opened, and only its tenant writes it.
     let snapshot = |region: &Arc<RegionHandle>| {
-        region.reader().snapshot().unwrap_or_else(|_| UsageSnapshot::of_a_short_file())
+        region.reader().snapshot().unwrap_or_else(|_| UsageSnapshot::of_truncated_file())
     };
     shares.iter().filter_map(|share| Some((share.key.clone(), snapshot(share.region.as_ref()?)))).collect()
 }
@@ -293,7 +294,8 @@ fn snapshots<K: Ord + Clone>(shares: &[AuditedShare<K>]) -> BTreeMap<K, UsageSna
 fn truncate_grown_usage<K: Ord>(shares: &[AuditedShare<K>], snapshots: &mut BTreeMap<K, UsageSnapshot>) {
     for share in shares {
         // A file that cannot be truncated now is tried again with the next poll.
-        let truncated = share.region.as_ref().and_then(|region| region.reader().cut().ok().flatten());
+        let truncated =
+            share.region.as_ref().and_then(|region| region.reader().truncate_excess().ok().flatten());
         if let Some(bytes) = truncated
             && let Some(snapshot) = snapshots.get_mut(&share.key)
         {

@@ -1,15 +1,15 @@
-//! A refusal: why a request is not granted, in a form that every front end turns into its own answer.
+//! A refusal: why a request is not granted, in a form that every front end converts into its own response.
 //!
 //! | front end | becomes |
 //! |---|---|
-//! | workstation daemon | the answer over the socket; the command's exit code by its reason |
+//! | workstation daemon | the response over the socket; the reason determines the exit code of the command |
 //! | node agent | the error that kubelet shows on the pod, or an event |
 //! | admission | the message of the refused request |
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What kind of refusal it is. Callers decide by it whether to wait, to change the request, or to call a person.
+/// The kind of a refusal. Callers use it to decide whether to wait, to change the request, or to report an error.
 ///
 /// The serialized names are part of the workstation's protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -17,25 +17,25 @@ pub enum RefusalReason {
     /// The request is malformed or contradicts itself.
     #[serde(rename = "wrong")]
     Invalid,
-    /// There is not enough free capacity now.
+    /// The free capacity is not sufficient now.
     #[serde(rename = "full")]
     NoCapacity,
     /// A rule of the settings forbids it.
     #[serde(rename = "policy")]
     NotAllowed,
-    /// It concerns something that belongs to another user.
+    /// The request concerns something that belongs to another user.
     #[serde(rename = "notYours")]
     NotOwner,
-    /// It names something that does not exist.
+    /// The request names something that does not exist.
     #[serde(rename = "unknown")]
     NotFound,
-    /// This machine cannot do it, although the request is valid.
+    /// The machine failed to fulfill a valid request.
     #[serde(rename = "broken")]
     Failed,
 }
 
 impl RefusalReason {
-    /// The reason as Kubernetes events spell reasons.
+    /// Returns the reason in the form of a Kubernetes event reason.
     pub fn as_event_reason(self) -> &'static str {
         match self {
             RefusalReason::Invalid => "InvalidRequest",
@@ -47,7 +47,7 @@ impl RefusalReason {
         }
     }
 
-    /// Whether the same request can be granted later, when others have released something.
+    /// Returns whether the same request can be granted later, when other tenants have released capacity.
     pub fn can_be_waited_for(self) -> bool {
         matches!(self, RefusalReason::NoCapacity | RefusalReason::NotAllowed)
     }
@@ -56,38 +56,38 @@ impl RefusalReason {
 /// A request that is not granted. `Display` is the message alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// What kind of refusal it is.
+    /// The kind of the refusal.
     pub reason: RefusalReason,
-    /// What was asked, what is available and what to do; lower case, no full stop.
+    /// The request, the available capacity and the remedy; lower case, no full stop.
     pub message: String,
     /// Requests that would be granted instead, best first.
     pub hints: Vec<String>,
 }
 
 impl Refusal {
-    /// A refusal without hints.
+    /// Returns a refusal without hints.
     ///
     /// ```
     /// use partage_enforce::refusal::{Refusal, RefusalReason};
     ///
-    /// let refusal = Refusal::new(RefusalReason::NoCapacity, "GPU 0 has 1 GiB free, 8 GiB asked")
-    ///     .with_hints(["ask for 1 GiB of GPU memory instead of 8 GiB".to_string()]);
+    /// let refusal = Refusal::new(RefusalReason::NoCapacity, "GPU 0 has 1 GiB free, 8 GiB requested")
+    ///     .with_hints(["request 1 GiB of GPU memory instead of 8 GiB".to_string()]);
     /// assert_eq!(
     ///     refusal.sentence(),
-    ///     "GPU 0 has 1 GiB free, 8 GiB asked; ask for 1 GiB of GPU memory instead of 8 GiB"
+    ///     "GPU 0 has 1 GiB free, 8 GiB requested; request 1 GiB of GPU memory instead of 8 GiB"
     /// );
     /// ```
     pub fn new(reason: RefusalReason, message: impl Into<String>) -> Refusal {
         Refusal { reason, message: message.into(), hints: Vec::new() }
     }
 
-    /// The same refusal with hints added.
+    /// Adds hints to the refusal.
     pub fn with_hints(mut self, hints: impl IntoIterator<Item = String>) -> Refusal {
         self.hints.extend(hints);
         self
     }
 
-    /// The message with its first hint, for where there is room for one sentence.
+    /// Returns the message with its first hint, for places that show a single sentence.
     pub fn sentence(&self) -> String {
         match self.hints.first() {
             Some(hint) => format!("{}; {hint}", self.message),
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_others_can_release_is_waited_for() {
+    fn only_refusals_that_others_can_resolve_are_waited_for() {
         assert!(
             RefusalReason::NoCapacity.can_be_waited_for() && RefusalReason::NotAllowed.can_be_waited_for()
         );

@@ -3,23 +3,23 @@
 use crate::metrics::GpuMetrics;
 use crate::monitor::MonitorReport;
 use partage_core::model::{Bytes, Gpu, Node, Share};
-use partage_host::gpus::Look;
+use partage_host::gpus::GpuSample;
 
-/// A GPU, what NVML last reported about it, and what was granted of it.
+/// The state of a GPU: its last sample, and the shares granted of it.
 #[derive(Clone, Debug)]
 pub struct GpuStatus {
     /// The GPU, and why it is withheld.
     pub gpu: Gpu,
-    /// What NVML last reported; absent before the first sample.
-    pub look: Option<Look>,
+    /// The last sample; absent before the first poll.
+    pub sample: Option<GpuSample>,
     /// The memory granted to shares.
     pub granted_memory: Bytes,
-    /// The compute guaranteed to shares, in thousandths of a percent. Several whole GPUs' worth can be.
+    /// The compute guaranteed to shares, in thousandths of a percent. It can exceed a whole GPU.
     pub granted_millipercent: u32,
     /// The number of shares granted of it.
     pub shares: usize,
     /// Processes on it that belong to no share.
-    pub strangers: Vec<u32>,
+    pub unowned_processes: Vec<u32>,
 }
 
 impl GpuStatus {
@@ -33,14 +33,14 @@ impl GpuStatus {
         I: Iterator<Item = &'a Share>,
     {
         let status = |gpu: &Gpu| {
-            let at = observed.looks.iter().position(|look| look.uuid == gpu.uuid);
+            let at = observed.samples.iter().position(|sample| sample.uuid == gpu.uuid);
             let mut status = GpuStatus {
                 gpu: gpu.clone(),
-                look: at.map(|at| observed.looks[at].clone()),
+                sample: at.map(|at| observed.samples[at].clone()),
                 granted_memory: Bytes::ZERO,
                 granted_millipercent: 0,
                 shares: 0,
-                strangers: at.and_then(|at| observed.unowned.get(at)).cloned().unwrap_or_default(),
+                unowned_processes: at.and_then(|at| observed.unowned.get(at)).cloned().unwrap_or_default(),
             };
             for share in shares().filter(|share| share.gpu == gpu.uuid) {
                 let memory = share.memory_bytes.unwrap_or(Bytes::ZERO);
@@ -54,28 +54,28 @@ impl GpuStatus {
         node.gpus.iter().map(status).collect()
     }
 
-    /// Why no shares of it are granted; `None` while it is healthy and offered.
+    /// Returns why no shares of the GPU are granted; `None` while it is healthy and not withheld.
     pub fn unhealthy_reason(&self) -> Option<&str> {
-        let reported = self.look.as_ref().and_then(|look| look.health.as_deref());
+        let reported = self.sample.as_ref().and_then(|sample| sample.health.as_deref());
         reported.or(self.gpu.withheld.as_deref())
     }
 
-    /// Its metrics, for the GPU at this index.
+    /// Returns the metrics of the GPU, with its index.
     pub fn metrics(&self, index: usize) -> GpuMetrics<'_> {
-        let look = self.look.as_ref();
+        let sample = self.sample.as_ref();
         GpuMetrics {
             index,
             uuid: &self.gpu.uuid,
             model: &self.gpu.model,
             memory: self.gpu.memory_bytes,
             granted_memory: self.granted_memory,
-            used_memory: look.and_then(|look| look.memory_used),
+            used_memory: sample.and_then(|sample| sample.memory_used),
             granted_millipercent: self.granted_millipercent,
-            utilization_percent: look.and_then(|look| look.utilisation),
-            temperature: look.and_then(|look| look.temperature),
-            power_milliwatts: look.and_then(|look| look.power_milliwatts),
+            utilization_percent: sample.and_then(|sample| sample.utilization),
+            temperature: sample.and_then(|sample| sample.temperature),
+            power_milliwatts: sample.and_then(|sample| sample.power_milliwatts),
             healthy: self.unhealthy_reason().is_none(),
-            strangers: self.strangers.len(),
+            unowned_processes: self.unowned_processes.len(),
             shares: self.shares,
         }
     }
@@ -98,13 +98,13 @@ mod tests {
         }
     }
 
-    fn look(uuid: &str, health: Option<&str>) -> Look {
-        Look {
+    fn sample(uuid: &str, health: Option<&str>) -> GpuSample {
+        GpuSample {
             uuid: uuid.into(),
             health: health.map(str::to_string),
             mig: None,
             memory_used: Some(Bytes(5)),
-            utilisation: Some(70),
+            utilization: Some(70),
             temperature: None,
             power_milliwatts: None,
             processes: Vec::new(),
@@ -124,7 +124,7 @@ mod tests {
         let shares = [share("GPU-a", Some(3), 80), share("GPU-a", None, 70), share("GPU-b", Some(9), 10)];
         // The monitor lists the GPUs that have ever answered, in its own order.
         let observed: MonitorReport<String> = MonitorReport {
-            looks: vec![look("GPU-b", Some("XID 79")), look("GPU-a", None)],
+            samples: vec![sample("GPU-b", Some("XID 79")), sample("GPU-a", None)],
             unowned: vec![vec![7], Vec::new()],
             ..MonitorReport::default()
         };
@@ -133,11 +133,11 @@ mod tests {
             status.iter().map(|of| (of.granted_memory.0, of.granted_millipercent, of.shares)).collect();
         assert_eq!(granted, [(3, 150_000, 2), (9, 10_000, 1), (0, 0, 0)]);
         assert_eq!(status[1].unhealthy_reason(), Some("XID 79"));
-        assert_eq!((status[1].metrics(1).healthy, status[1].metrics(1).strangers), (false, 1));
+        assert_eq!((status[1].metrics(1).healthy, status[1].metrics(1).unowned_processes), (false, 1));
         assert_eq!(
             (status[0].metrics(0).healthy, status[0].metrics(0).utilization_percent),
             (true, Some(70))
         );
-        assert!(status[2].look.is_none() && status[2].metrics(2).healthy);
+        assert!(status[2].sample.is_none() && status[2].metrics(2).healthy);
     }
 }

@@ -1,12 +1,14 @@
-//! Shares: prepares, adopts, resizes, extends and releases the regions of tenants, and sets which of them wait for turns.
+//! Shares: prepares, adopts, resizes, extends and releases the regions of tenants, and sets which of them wait for
+//! turns.
 //!
-//! A tenant is a container or a workstation share; a front end names it by a key of its own. The engine decides neither who
-//! may have what nor where regions are: both come with each call. One arbiter gives turns to all regions that are managed.
+//! A tenant is a container or a workstation share; a front end identifies it by a key of its own. The engine decides
+//! neither what a tenant gets nor where its region is: both are arguments. One arbiter gives turns to all managed
+//! regions.
 //!
 //! ```text
 //!              ┌── prepare ──▶ managed ── resize, extend, apply_turns ──▶ managed ── release ──▶ (files stay)
 //!  no entry ───┤                  ▲
-//!              └── adopt ─────────┴──▶ unmanaged: the files are left alone and the limits in them go on holding
+//!              └── adopt ─────────┴──▶ unmanaged: the files are not changed, and the limits in them stay in force
 //! ```
 
 mod limits;
@@ -20,7 +22,7 @@ use crate::error_chain::describe;
 use crate::monitor::AuditedShare;
 use partage_core::model::{Bytes, GpuUuid, Share};
 use partage_region::arbiter::{Arbiter, MemberId};
-use partage_region::{GpuShare, LIMITS, RegionError, RegionHandle, RegionPolicy, USAGE, is_in_use};
+use partage_region::{GpuShare, LIMITS_FILE, RegionError, RegionHandle, RegionPolicy, USAGE_FILE, is_in_use};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
@@ -40,86 +42,87 @@ pub enum ShareError {
     /// The region's directory cannot be created or emptied.
     #[error("cannot {action} {}", path.display())]
     Directory {
-        /// What was attempted.
+        /// The action that was attempted.
         action: &'static str,
-        /// The directory.
+        /// The path of the directory.
         path: PathBuf,
-        /// What the system reported.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
     /// The region cannot be used, and cannot be replaced before the processes that use it have ended.
-    #[error("processes of the last run still use the region: it is replaced when they have ended")]
+    #[error("processes of the previous run still use the region: it is replaced when they have exited")]
     StillInUse {
         /// Why the region cannot be used.
         #[source]
         source: RegionError,
     },
     /// The tenant runs with a region that this build cannot change.
-    #[error("the region is left with the limits that it has: {reason}")]
+    #[error("the region keeps its current limits: {reason}")]
     Unmanaged {
         /// Why the region cannot be changed.
         reason: String,
     },
-    /// The tenant uses more memory than it is to have.
-    #[error("{used} are in use, which is more than {limit}: free memory in the program first")]
+    /// The tenant uses more memory than the new limit.
+    #[error("{used} in use, more than the new limit of {limit}: free memory in the program first")]
     AboveLimit {
         /// The memory in use on the first GPU where it is too much.
         used: Bytes,
-        /// The memory that was to be the limit there.
+        /// The new limit of that GPU.
         limit: Bytes,
     },
     /// No share has this key.
-    #[error("there is no region for this share: it gets one when it starts")]
+    #[error("the share has no region: it is created when the share starts")]
     NotFound,
 }
 
-/// What a tenant may use, and where its region is.
+/// The limits of a tenant, and the location of its region.
 #[derive(Clone, Copy, Debug)]
 pub struct ShareSpec<'a> {
     /// The directory of the region's two files.
     pub directory: &'a Path,
-    /// The user that `usage` must belong to: the only one that may write it. A region whose file belongs to another user is
-    /// not adopted.
+    /// The user that must own `usage`, and the only one that may write it. A region whose file belongs to another user
+    /// is not adopted.
     pub usage_owner: u32,
     /// The tenant's shares of GPUs, in the order of the region.
     pub shares: &'a [Share],
     /// The GPUs on which launches wait for turns: see [`gated_gpus`].
     pub gated: &'a BTreeSet<GpuUuid>,
-    /// What holds for all GPUs of a region that is created. One that exists keeps its own.
+    /// The policy of a region that is created. A region that exists keeps its own.
     pub policy: RegionPolicy,
 }
 
-/// What to do when the files of a region that should be adopted do not exist.
+/// What to do if the files of a region that should be adopted do not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MissingFiles {
-    /// They are created when the tenant next starts. What runs has the old ones mapped, and cannot see new ones.
+    /// They are created when the tenant next starts. Running processes have the old files mapped, and cannot see new
+    /// ones.
     Leave,
-    /// They are created now, for processes that the tenant starts later. What runs goes on with the old ones.
+    /// They are created now, for processes that the tenant starts later. Running processes keep the old files.
     Create,
 }
 
-/// What became of a region that was to be adopted.
+/// The result of adopting a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Adoption {
     /// The region is managed from now on.
     Managed,
-    /// There were no files. New ones were created, and are managed from now on.
+    /// The files did not exist. New ones were created, and are managed from now on.
     Created,
-    /// The region is left as it is: damaged, of an unsupported layout, of another user, or for other GPUs. The share can
-    /// neither be resized nor audited until its tenant starts again.
+    /// The region was not changed: it is damaged, of an unsupported layout, of another user, or for other GPUs. The
+    /// share can neither be resized nor audited until its tenant starts again.
     Unmanaged {
         /// Why the region cannot be managed.
         reason: String,
     },
-    /// There are no files, and none were created.
+    /// The files do not exist, and none were created.
     Missing,
 }
 
 /// A share with a region.
 #[derive(Clone, Debug)]
 pub struct LiveShare<O> {
-    /// What the front end knows the tenant by.
+    /// The front end's identification of the tenant.
     pub owner: O,
     /// The tenant's shares of GPUs, in the order of the region.
     pub shares: Vec<Share>,
@@ -129,14 +132,14 @@ pub struct LiveShare<O> {
 /// Whether the daemon manages a region.
 #[derive(Clone, Debug)]
 enum RegionState {
-    /// It sets limits, gives turns and reads usage.
+    /// The daemon sets limits, gives turns and reads usage.
     Managed { handle: Arc<RegionHandle>, member: MemberId },
-    /// The tenant runs with files that this daemon cannot use. They are left as they are.
+    /// The tenant runs with files that this daemon cannot use, and does not change.
     Unmanaged { reason: String },
 }
 
 impl<O> LiveShare<O> {
-    /// Returns the handle on the region; none where it is unmanaged.
+    /// Returns the handle on the region; `None` if it is unmanaged.
     pub fn region(&self) -> Option<&Arc<RegionHandle>> {
         match &self.region {
             RegionState::Managed { handle, .. } => Some(handle),
@@ -152,21 +155,21 @@ impl<O> LiveShare<O> {
     }
 }
 
-/// All shares of this machine that have a region, by the front end's key `K`. `O` is what the front end knows a tenant by;
-/// the engine only compares it: a region that another tenant had under the same key is set up again.
+/// All shares of this machine that have a region, by the front end's key `K`. `O` identifies a tenant; the engine only
+/// compares it: a region that another tenant had under the same key is prepared again.
 #[derive(Debug)]
-pub struct Shares<K, O = ()> {
+pub struct ManagedShares<K, O = ()> {
     contexts: ContextSizes,
     arbiter: Arbiter,
     live: Mutex<BTreeMap<K, LiveShare<O>>>,
 }
 
-impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> Shares<K, O> {
-    /// Returns the engine without shares. `contexts` says how much memory a CUDA context takes on each GPU, which counts
+impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
+    /// Returns the engine without shares. `contexts` contains the size of a CUDA context on each GPU, which counts
     /// against the limit.
     #[must_use]
     pub fn new(contexts: ContextSizes) -> Self {
-        Shares { contexts, arbiter: Arbiter::new(), live: Mutex::default() }
+        ManagedShares { contexts, arbiter: Arbiter::new(), live: Mutex::default() }
     }
 
     fn live(&self) -> MutexGuard<'_, BTreeMap<K, LiveShare<O>>> {
@@ -189,7 +192,7 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> Shares<K, O> {
         self.live().get(key).cloned()
     }
 
-    /// Returns the handle on a share's region; none where the share has none or its region is unmanaged.
+    /// Returns the handle on a share's region; `None` if the share does not exist or its region is unmanaged.
     pub fn region(&self, key: &K) -> Option<Arc<RegionHandle>> {
         self.live().get(key)?.region().cloned()
     }
@@ -205,8 +208,9 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> Shares<K, O> {
 
     /// Prepares the region of a tenant that is about to start: the one that exists, with these limits, or a new one.
     ///
-    /// No process of the tenant runs yet, so a region that cannot be used is replaced here, and only here; kernel locks on
-    /// its files are checked all the same. Calls for one key must be serialized; those for others run at the same time.
+    /// No process of the tenant runs yet, so a region that cannot be used is replaced here, and only here; kernel locks
+    /// on its files are still checked. Calls for one key must be serialized; calls for different keys may run
+    /// concurrently.
     pub fn prepare(&self, key: &K, owner: O, spec: &ShareSpec<'_>) -> Result<(), ShareError> {
         if self.is_managed(key, &owner, spec.shares) && has_files(spec.directory) {
             return Ok(());
@@ -221,7 +225,8 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> Shares<K, O> {
 
     /// Adopts the region of a tenant that may be running, after a restart of the daemon.
     ///
-    /// A region that cannot be managed is left as it is: the tenant may have it mapped, and the limits in it go on holding.
+    /// A region that cannot be managed is not changed: the tenant may have it mapped, and the limits in it stay in
+    /// force.
     pub fn adopt(
         &self,
         key: &K,
@@ -255,7 +260,7 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> Shares<K, O> {
         })
     }
 
-    /// Gives turns to a region from now on.
+    /// Adds a region to the arbiter, and replaces the entry of the share.
     fn manage(&self, key: &K, owner: O, shares: &[Share], handle: RegionHandle) -> Result<(), ShareError> {
         // The earlier handle must not write turns into the same region.
         self.release(key);
@@ -286,7 +291,7 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> Shares<K, O> {
     }
 
     /// Sets which launches wait for turns, after shares were added, removed or changed. A share whose limits cannot be
-    /// changed is logged and keeps what it has.
+    /// changed is logged and keeps its limits.
     pub fn apply_turns(&self, gated: &BTreeSet<GpuUuid>) {
         let mut changed = false;
         for (key, live) in self.live().iter() {
@@ -302,11 +307,11 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> Shares<K, O> {
         }
     }
 
-    /// Changes the amounts of a tenant that runs. The new limits are set first and reverted where more memory is in use: in
-    /// the other order a process could allocate between the check and the change.
+    /// Changes the amounts of a tenant that runs. The new limits are set first and reverted where more memory is in
+    /// use: in the other order a process could allocate between the check and the change.
     ///
-    /// A tenant that gets no less memory on any GPU is not checked: what it reports of itself must not keep it from what it
-    /// was granted.
+    /// A tenant whose memory limit does not decrease on any GPU is not checked: its own usage report must not prevent a
+    /// resize.
     pub fn resize(&self, key: &K, shares: &[Share], gated: &BTreeSet<GpuUuid>) -> Result<(), ShareError> {
         let mut live = self.live();
         let live = live.get_mut(key).ok_or(ShareError::NotFound)?;
@@ -323,7 +328,7 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> Shares<K, O> {
         Ok(())
     }
 
-    /// Sets the amounts that a tenant had before, whatever it uses. An unmanaged region was never changed.
+    /// Sets the amounts that a tenant had before, without checking its usage. An unmanaged region was never changed.
     pub fn restore(&self, key: &K, shares: &[Share], gated: &BTreeSet<GpuUuid>) -> Result<(), ShareError> {
         let mut live = self.live();
         let live = live.get_mut(key).ok_or(ShareError::NotFound)?;
@@ -335,8 +340,8 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> Shares<K, O> {
         Ok(())
     }
 
-    /// Attaches a share of one more GPU to a tenant that runs. Returns the index of the GPU in the region. Processes find the
-    /// GPU when they next look up a device that they do not know.
+    /// Attaches a share of one more GPU to a tenant that runs. Returns the index of the GPU in the region. Processes
+    /// find the GPU when they next look up a device that they do not know.
     pub fn extend(&self, key: &K, share: &Share, gated: &BTreeSet<GpuUuid>) -> Result<usize, ShareError> {
         let mut live = self.live();
         let live = live.get_mut(key).ok_or(ShareError::NotFound)?;
@@ -348,7 +353,8 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> Shares<K, O> {
         Ok(gpu)
     }
 
-    /// Gives no more turns to a share and forgets it. Its files stay: see [`remove_region`]. Returns whether there was one.
+    /// Removes a share from the arbiter and from this engine. Its files stay: see [`remove_region`]. Returns whether it
+    /// existed.
     pub fn release(&self, key: &K) -> bool {
         let released = self.live().remove(key);
         let was_live = released.is_some();
@@ -357,7 +363,7 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> Shares<K, O> {
     }
 }
 
-/// Verifies that no more memory is in use than a tenant is to have, where it gets less than before.
+/// Checks that the memory in use is within the new limits, if any of them is lower than before.
 fn check_usage(region: &RegionHandle, old: &[Share], new: &[Share]) -> Result<(), ShareError> {
     let memory = |share: &Share| share.memory_bytes.map_or(u64::MAX, |bytes| bytes.0);
     if new.iter().zip(old).all(|(new, old)| memory(new) >= memory(old)) {
@@ -375,10 +381,10 @@ fn check_usage(region: &RegionHandle, old: &[Share], new: &[Share]) -> Result<()
 /// Returns whether both files of a region exist.
 #[must_use]
 pub fn has_files(directory: &Path) -> bool {
-    [LIMITS, USAGE].iter().all(|file| directory.join(file).is_file())
+    [LIMITS_FILE, USAGE_FILE].iter().all(|file| directory.join(file).is_file())
 }
 
-/// Replaces a region that cannot be used by a new one, for a tenant that is about to start: see [`Shares::prepare`].
+/// Replaces an unusable region by a new one, for a tenant that is about to start: see [`ManagedShares::prepare`].
 fn replace(
     key: &dyn fmt::Display,
     spec: &ShareSpec<'_>,
@@ -389,13 +395,13 @@ fn replace(
         return Err(ShareError::StillInUse { source: error });
     }
     if !matches!(error, RegionError::Missing(_)) {
-        tracing::warn!(share = %key, path = %spec.directory.display(), reason = %error, "region replaced before a start");
+        tracing::warn!(share = %key, path = %spec.directory.display(), reason = %error, "unusable region replaced before a start");
     }
     empty_directory(spec.directory)?;
     create(spec, wanted)
 }
 
-/// Creates a region, with its directory where that does not exist. A sound `usage` is kept.
+/// Creates a region, and its directory if that does not exist. A valid `usage` is kept.
 fn create(spec: &ShareSpec<'_>, wanted: &[GpuShare]) -> Result<RegionHandle, ShareError> {
     fs::create_dir_all(spec.directory).map_err(failed("create", spec.directory))?;
     Ok(RegionHandle::create(spec.directory, wanted, spec.policy)?)

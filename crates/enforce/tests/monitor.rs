@@ -1,17 +1,17 @@
-//! The monitor on simulated GPUs: what the driver reports of programs, compared with what their regions say.
+//! Runs the monitor on simulated GPUs: compares the driver's data about programs with their regions.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-#[path = "../../host/tests/support/node.rs"]
+#[path = "../../host/tests/support/sim_node.rs"]
 mod node;
 
-use node::{Inside, Program, eventually, on};
+use node::{NodeTest, WorkloadProcess, eventually, on};
 use partage_core::model::{Bytes, GpuUuid};
 use partage_driver_api::exports::DriverVersion;
 use partage_enforce::monitor::{AuditedShare, Monitor, MonitorReport};
-use partage_host::gpus::{Gpus, uuid_bytes};
+use partage_host::gpus::{NvmlSession, uuid_bytes};
 use partage_region::{GpuShare, RegionHandle, RegionPolicy};
-use partage_sim_node::state::Fault;
-use partage_testkit::workload::Load;
+use partage_sim_node::state::GpuFault;
+use partage_testkit::workload::WorkloadOptions;
 use std::cell::RefCell;
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -19,37 +19,37 @@ use tempfile::TempDir;
 const A100: &str = "A100-SXM4-40GB";
 const DRIVER: DriverVersion = DriverVersion::R550;
 
-/// Not a test: the program that uses a GPU.
+/// Not a test: a program that uses a GPU.
 #[test]
 fn workload() {
     node::work();
 }
 
 /// A region with a share of one GPU.
-struct Region {
+struct TestRegion {
     audited: AuditedShare<String>,
     folder: TempDir,
 }
 
-fn region(name: &str, uuid: &GpuUuid, memory: u64) -> Region {
+fn region(name: &str, uuid: &GpuUuid, memory: u64) -> TestRegion {
     let folder = tempfile::tempdir().unwrap();
     let share = GpuShare { uuid: uuid_bytes(uuid).unwrap(), memory, ..GpuShare::default() };
     let region = RegionHandle::create(folder.path(), &[share], RegionPolicy::default()).unwrap();
-    Region { audited: AuditedShare { key: name.into(), region: Some(Arc::new(region)) }, folder }
+    TestRegion { audited: AuditedShare { key: name.into(), region: Some(Arc::new(region)) }, folder }
 }
 
-fn uuid(inside: &Inside, gpu: usize) -> GpuUuid {
+fn uuid(inside: &NodeTest, gpu: usize) -> GpuUuid {
     inside.config.gpus[gpu].uuid.as_str().into()
 }
 
 #[test]
 fn bypass_of_a_region_is_reported_once() {
     on("bypass_of_a_region_is_reported_once", A100, 2, DRIVER, |inside| {
-        let gpus = Gpus::open(&inside.driver).unwrap();
+        let gpus = NvmlSession::open(&inside.driver).unwrap();
         let mut monitor = Monitor::new(&gpus.node("here").unwrap(), []);
-        let greedy = Program::start(&Load { gpu: 0, memory_mib: 2048, busy: 50 });
-        let lost = Program::start(&Load { gpu: 1, memory_mib: 64, busy: 0 });
-        let stranger = Program::start(&Load { gpu: 1, memory_mib: 64, busy: 0 });
+        let greedy = WorkloadProcess::start(&WorkloadOptions { gpu: 0, memory_mib: 2048, busy: 50 });
+        let lost = WorkloadProcess::start(&WorkloadOptions { gpu: 1, memory_mib: 64, busy: 0 });
+        let unowned = WorkloadProcess::start(&WorkloadOptions { gpu: 1, memory_mib: 64, busy: 0 });
         let own = region("own", &uuid(&inside, 0), 1 << 30);
         let owner =
             |pid: u32| [&greedy, &lost].iter().any(|own| own.pid() == pid).then(|| String::from("own"));
@@ -61,11 +61,11 @@ fn bypass_of_a_region_is_reported_once() {
             report
         };
         let first = poll();
-        assert_eq!(first.unowned, [vec![], vec![stranger.pid()]]);
+        assert_eq!(first.unowned, [vec![], vec![unowned.pid()]]);
         assert!(first.findings.is_empty(), "not at once: {:?}", first.findings);
         let used = first.usage["own"][&uuid(&inside, 0)];
         assert!((Bytes(2 << 30)..Bytes(4 << 30)).contains(&used.memory), "{used:?}");
-        let busy = eventually("it is seen at work", || {
+        let busy = eventually("its utilization is reported", || {
             let used = poll().usage["own"][&uuid(&inside, 0)];
             (used.busy > 0).then_some(used)
         });
@@ -76,13 +76,13 @@ fn bypass_of_a_region_is_reported_once() {
         });
         let (asked, elsewhere) = (
             format!("process {} holds ", greedy.pid()),
-            format!("process {} uses GPU 1, which is not", lost.pid()),
+            format!("process {} uses GPU 1, which was not granted", lost.pid()),
         );
         assert!(words.iter().any(|word| word.starts_with(&asked) && word.contains("on GPU 0")), "{words:?}");
         assert!(words.iter().any(|word| word.starts_with(&elsewhere)), "{words:?}");
-        // The amount changes from poll to poll, and it is still the same finding.
-        drop(stranger);
-        eventually("the stranger is gone", || poll().unowned[1].is_empty().then_some(()));
+        // The amount changes from poll to poll, but it is the same finding.
+        drop(unowned);
+        eventually("the unowned process is gone", || poll().unowned[1].is_empty().then_some(()));
         let new = new.borrow().clone();
         assert_eq!(new.len(), 2, "{new:?}");
         assert!(new.iter().all(|(key, _)| key == "own"));
@@ -91,7 +91,7 @@ fn bypass_of_a_region_is_reported_once() {
         let last = monitor.poll(&gpus, std::slice::from_ref(&own.audited), &|_| None);
         let after = last.usage["own"][&uuid(&inside, 0)];
         assert_eq!((after.memory, after.busy), (Bytes(0), 0));
-        assert_eq!(after.worked, worked, "what it did is remembered while it is watched");
+        assert_eq!(after.worked, worked, "the time of the last compute is kept");
         assert!(last.findings.is_empty());
     });
 }
@@ -99,31 +99,31 @@ fn bypass_of_a_region_is_reported_once() {
 #[test]
 fn truncated_usage_is_a_forgery_and_not_an_ungranted_gpu() {
     on("truncated_usage_is_a_forgery_and_not_an_ungranted_gpu", A100, 1, DRIVER, |inside| {
-        let gpus = Gpus::open(&inside.driver).unwrap();
+        let gpus = NvmlSession::open(&inside.driver).unwrap();
         let mut monitor = Monitor::new(&gpus.node("here").unwrap(), []);
-        let program = Program::start(&Load { gpu: 0, memory_mib: 64, busy: 0 });
+        let program = WorkloadProcess::start(&WorkloadOptions { gpu: 0, memory_mib: 64, busy: 0 });
         let own = region("own", &uuid(&inside, 0), 1 << 30);
-        std::fs::File::create(own.folder.path().join(partage_region::USAGE)).unwrap();
+        std::fs::File::create(own.folder.path().join(partage_region::USAGE_FILE)).unwrap();
         let owner = |pid: u32| (pid == program.pid()).then(|| String::from("own"));
         let words = eventually("it is suspected", || {
             monitor.poll(&gpus, std::slice::from_ref(&own.audited), &owner).findings.remove("own")
         });
-        assert_eq!(words, ["its processes wrote over their account of GPU 0"]);
+        assert_eq!(words, ["its processes overwrote their usage record of GPU 0"]);
     });
 }
 
-/// Its limits go on holding in files that this daemon cannot read, so its usage cannot be compared with anything.
+/// Its limits stay in force in files that this daemon cannot read, so its usage cannot be compared with anything.
 #[test]
 fn container_with_an_unmanaged_region_is_reported_and_never_suspected() {
     on("container_with_an_unmanaged_region_is_reported_and_never_suspected", A100, 2, DRIVER, |inside| {
-        let gpus = Gpus::open(&inside.driver).unwrap();
+        let gpus = NvmlSession::open(&inside.driver).unwrap();
         let mut monitor = Monitor::new(&gpus.node("here").unwrap(), []);
-        // A managed share that uses a GPU which it was not granted: once it is suspected, the other one would be, too.
+        // A managed share uses a GPU that it was not granted: once it is suspected, the other one would be, too.
         let own = region("own", &uuid(&inside, 0), 1 << 30);
         let audited = [own.audited.clone(), AuditedShare { key: "unmanaged".into(), region: None }];
         let (one, other) = (
-            Program::start(&Load { gpu: 1, memory_mib: 64, busy: 0 }),
-            Program::start(&Load { gpu: 1, memory_mib: 2048, busy: 50 }),
+            WorkloadProcess::start(&WorkloadOptions { gpu: 1, memory_mib: 64, busy: 0 }),
+            WorkloadProcess::start(&WorkloadOptions { gpu: 1, memory_mib: 2048, busy: 50 }),
         );
         let owner = |pid: u32| match pid {
             _ if pid == one.pid() => Some(String::from("own")),
@@ -143,18 +143,18 @@ fn container_with_an_unmanaged_region_is_reported_and_never_suspected() {
 #[test]
 fn health_is_reported_when_it_changes() {
     on("health_is_reported_when_it_changes", A100, 2, DRIVER, |inside| {
-        let gpus = Gpus::open(&inside.driver).unwrap();
+        let gpus = NvmlSession::open(&inside.driver).unwrap();
         let mut monitor = Monitor::<String>::new(&gpus.node("here").unwrap(), []);
         let mut poll = || monitor.poll(&gpus, &[], &|_| None).health_changes;
         assert_eq!(poll(), []);
-        inside.state.inject(1, Fault::Xid(119));
+        inside.state.inject(1, GpuFault::Xid(119));
         let changes = poll();
         assert_eq!(changes.len(), 1);
         assert_eq!(changes[0].0, uuid(&inside, 1));
         assert!(changes[0].1.as_deref().unwrap().starts_with("XID 119: "), "{changes:?}");
         assert_eq!(poll(), []);
-        inside.state.inject(1, Fault::Lost);
-        inside.state.inject(1, Fault::Returned);
+        inside.state.inject(1, GpuFault::Lost);
+        inside.state.inject(1, GpuFault::Returned);
         assert_eq!(poll(), [(uuid(&inside, 1), None)]);
         // A GPU that an earlier monitor reported as unhealthy is reported as recovered, once.
         let mut later = Monitor::<String>::new(&gpus.node("here").unwrap(), [uuid(&inside, 0)]);

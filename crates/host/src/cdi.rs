@@ -1,12 +1,13 @@
-//! Specs of the Container Device Interface (CDI): what a container runtime changes in a container that has a CDI device.
+//! Reads and writes specs of the Container Device Interface (CDI), by which a container runtime edits a container.
 //!
-//! Each container has a device and a spec of its own, `partage.dev-grant-<name>.json`. The driver files and stand-ins, which are the same for
-//! all containers, are one more device in a shared spec, `partage.dev-driver.json`. A runtime parses every spec again when one of them
-//! changes, so the specs that come with each container must be small.
+//! Each container has a device and a spec of its own, `partage.dev-grant-<name>.json`. The driver files and stand-ins,
+//! which are the same for all containers, are one more device in a shared spec, `partage.dev-driver.json`. A runtime
+//! parses every spec again when one of them changes, so the specs that come with each container must be small.
 //!
-//! A runtime may read the directory at any time, so each spec is replaced atomically. Specs of other vendors are left alone.
+//! A runtime may read the directory at any time, so each spec is replaced atomically. Specs of other vendors are left
+//! alone.
 
-use crate::files;
+use crate::atomic_file;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,11 +15,11 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 /// Vendor and class of the devices of single containers.
-pub const KIND: &str = "partage.dev/grant";
+pub const GRANT_KIND: &str = "partage.dev/grant";
 /// The shared device with the driver files and stand-ins, as kubelet passes it to the container runtime.
 ///
-/// The name is the same for every driver version: kubelet stores the devices of a container, and a container that restarts after a driver
-/// update must find the new driver's files under the name that kubelet has.
+/// The name is the same for every driver version: kubelet stores the devices of a container, and a container that
+/// restarts after a driver update must find the new driver's files under the name that kubelet has.
 pub const SHARED_DEVICE: &str = "partage.dev/driver=current";
 /// Vendor and class of [`SHARED_DEVICE`].
 const SHARED_KIND: &str = "partage.dev/driver";
@@ -27,140 +28,151 @@ const SHARED_NAME: &str = "current";
 /// The file name of the shared spec. It differs from the file names of containers, so that listing those leaves it out.
 const SHARED_FILE: &str = "partage.dev-driver.json";
 /// The first version with annotations.
-const VERSION: &str = "0.6.0";
-/// How names of our files begin and end.
-const BEGINNING: &str = "partage.dev-grant-";
-const ENDING: &str = ".json";
-/// Longer ones may not be names of files.
-const LONGEST_NAME: usize = 128;
+const CDI_VERSION: &str = "0.6.0";
+/// The prefix and suffix of the file names of our specs.
+const FILE_PREFIX: &str = "partage.dev-grant-";
+const FILE_SUFFIX: &str = ".json";
+/// The maximum length of a device name in bytes: file systems allow 255 bytes for prefix, name and suffix.
+const MAX_NAME_LENGTH: usize = 128;
 
-/// What is changed in a container.
+/// The changes that a CDI device makes to a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Edits {
-    /// `NAME=value`. They win over the image's and the pod's.
+pub struct CdiEdits {
+    /// Environment variables as `NAME=value`. They override those of the image and the pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
-    /// Device nodes, with the right to use them.
+    /// Device nodes that the container may use.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub device_nodes: Vec<DeviceNode>,
-    /// Files and folders.
+    pub device_nodes: Vec<CdiDeviceNode>,
+    /// Bind mounts of host files and directories.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub mounts: Vec<Mount>,
+    pub mounts: Vec<CdiMount>,
 }
 
-/// A device node of the host in a container.
+/// A device node of the host that appears in a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct DeviceNode {
-    /// Where it appears.
+pub struct CdiDeviceNode {
+    /// The path in the container.
     pub path: PathBuf,
-    /// Where it is on the host, where that is another path.
+    /// The path on the host, if it differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_path: Option<PathBuf>,
 }
 
-/// A file or folder of the host in a container.
+/// A file or directory of the host that is mounted into a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Mount {
-    /// Where it is.
+pub struct CdiMount {
+    /// The path on the host.
     pub host_path: PathBuf,
-    /// Where it appears.
+    /// The path in the container.
     pub container_path: PathBuf,
-    /// As for mount(8), such as `ro` and `bind`.
+    /// Options as for mount(8), such as `ro` and `bind`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub options: Vec<String>,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Spec {
+struct CdiSpec {
     cdi_version: String,
     kind: String,
-    devices: Vec<Device>,
+    devices: Vec<SpecDevice>,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Device {
+struct SpecDevice {
     name: String,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     annotations: BTreeMap<String, String>,
-    container_edits: Edits,
+    container_edits: CdiEdits,
 }
 
-/// A file of ours.
+/// A spec file of a container, as found in the directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// The name.
+pub struct StoredSpec {
+    /// The device name, from the file name.
     pub name: String,
-    /// What it says, or why it cannot be read.
-    pub content: Result<Content, SpecError>,
+    /// The content, or why the file cannot be used.
+    pub content: Result<SpecContent, SpecError>,
 }
 
-/// Why a file is not a spec that [`Folder::put`] wrote.
+/// Why a file is not a spec that [`SpecDir::put`] wrote.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// The system does not let it be read.
+    /// The file cannot be read.
     #[error("{0}")]
     Unreadable(String),
-    /// It is not the JSON of a CDI spec.
+    /// The file is not the JSON of a CDI spec.
     #[error("{0}")]
     Malformed(String),
-    /// It is of another vendor or class.
-    #[error("it is of the kind {0:?}, not {KIND}")]
+    /// The spec is of another vendor or class.
+    #[error("CDI kind is {0:?}, expected {GRANT_KIND}")]
     WrongKind(String),
-    /// It has none or several devices.
-    #[error("it has {0} devices, not one")]
+    /// The spec has no device, or several.
+    #[error("spec has {0} devices, expected one")]
     DeviceCount(usize),
-    /// It is for another device than its file name says.
-    #[error("it is for {0:?}")]
+    /// The spec is for another device than its file name says.
+    #[error("spec is for device {0:?}")]
     WrongDevice(String),
 }
 
-/// What a file says.
+/// The content of a container's spec.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Content {
-    /// For people and for ourselves; a runtime ignores them.
+pub struct SpecContent {
+    /// Annotations of the device, which a runtime ignores. The agent recovers its records from them.
     pub annotations: BTreeMap<String, String>,
-    /// What the container gets.
-    pub edits: Edits,
+    /// The changes to the container.
+    pub edits: CdiEdits,
 }
 
-/// A folder that runtimes look for such files in.
+/// A directory in which container runtimes look for CDI specs.
 #[derive(Clone, Debug)]
-pub struct Folder {
+pub struct SpecDir {
     path: PathBuf,
 }
 
-impl Folder {
-    /// It need not be there: who writes makes it.
-    pub fn new(path: impl Into<PathBuf>) -> Folder {
-        Folder { path: path.into() }
+impl SpecDir {
+    /// Returns the directory at a path. It is created with the first spec.
+    pub fn new(path: impl Into<PathBuf>) -> SpecDir {
+        SpecDir { path: path.into() }
     }
 
-    /// Where the file of a name is.
-    pub fn file(&self, name: &str) -> PathBuf {
-        self.path.join(format!("{BEGINNING}{name}{ENDING}"))
+    /// Returns the path of a device's spec file.
+    pub fn spec_path(&self, name: &str) -> PathBuf {
+        self.path.join(format!("{FILE_PREFIX}{name}{FILE_SUFFIX}"))
     }
 
-    /// Replaces the spec of a container's device atomically and durably. Returns whether its content changed: a spec that is there already
-    /// is not written again.
-    pub fn put(&self, name: &str, annotations: &BTreeMap<String, String>, edits: &Edits) -> io::Result<bool> {
+    /// Replaces the spec of a container's device atomically and durably. Returns whether its content changed: a spec
+    /// that is already identical is not written again.
+    pub fn put(
+        &self,
+        name: &str,
+        annotations: &BTreeMap<String, String>,
+        edits: &CdiEdits,
+    ) -> io::Result<bool> {
         if !is_name(name) {
-            let why = format!("{name:?} cannot be the name of a device");
+            let why = format!("{name:?} is not a valid CDI device name");
             return Err(io::Error::new(ErrorKind::InvalidInput, why));
         }
-        let device =
-            Device { name: name.into(), annotations: annotations.clone(), container_edits: edits.clone() };
-        self.write(&self.file(name), KIND, device)
+        let device = SpecDevice {
+            name: name.into(),
+            annotations: annotations.clone(),
+            container_edits: edits.clone(),
+        };
+        self.write(&self.spec_path(name), GRANT_KIND, device)
     }
 
-    /// Replaces the shared spec, with the same guarantees as [`Folder::put`].
-    pub fn put_shared(&self, edits: &Edits) -> io::Result<bool> {
-        let device =
-            Device { name: SHARED_NAME.into(), annotations: BTreeMap::new(), container_edits: edits.clone() };
+    /// Replaces the shared spec, with the same guarantees as [`SpecDir::put`].
+    pub fn put_shared(&self, edits: &CdiEdits) -> io::Result<bool> {
+        let device = SpecDevice {
+            name: SHARED_NAME.into(),
+            annotations: BTreeMap::new(),
+            container_edits: edits.clone(),
+        };
         self.write(&self.path.join(SHARED_FILE), SHARED_KIND, device)
     }
 
@@ -175,63 +187,65 @@ impl Folder {
         if !file.try_exists()? {
             return Ok(());
         }
-        files::remove(&file)?;
-        files::sync_folder(&self.path)
+        atomic_file::remove_if_exists(&file)?;
+        atomic_file::sync_directory(&self.path)
     }
 
-    fn write(&self, file: &Path, kind: &str, device: Device) -> io::Result<bool> {
-        let spec = Spec { cdi_version: VERSION.into(), kind: kind.into(), devices: vec![device] };
+    fn write(&self, file: &Path, kind: &str, device: SpecDevice) -> io::Result<bool> {
+        let spec = CdiSpec { cdi_version: CDI_VERSION.into(), kind: kind.into(), devices: vec![device] };
         let bytes = serde_json::to_vec_pretty(&spec)?;
         if fs::read(file).is_ok_and(|there| there == bytes) {
             return Ok(false);
         }
         fs::create_dir_all(&self.path)?;
-        files::write_whole(file, &bytes, 0o644)?;
+        atomic_file::replace_durably(file, &bytes, 0o644)?;
         tracing::debug!(file = %file.display(), "CDI spec written");
         Ok(true)
     }
 
-    /// The file of a name; `None` where there is none.
-    pub fn get(&self, name: &str) -> Option<Found> {
+    /// Reads the spec of a device. Returns `None` if it does not exist.
+    pub fn get(&self, name: &str) -> Option<StoredSpec> {
         if !is_name(name) {
             return None;
         }
-        let content = match fs::read(self.file(name)) {
-            Ok(bytes) => read(name, &bytes),
+        let content = match fs::read(self.spec_path(name)) {
+            Ok(bytes) => parse_spec(name, &bytes),
             Err(error) if error.kind() == ErrorKind::NotFound => return None,
             Err(error) => Err(SpecError::Unreadable(error.to_string())),
         };
-        Some(Found { name: name.into(), content })
+        Some(StoredSpec { name: name.into(), content })
     }
 
-    /// Removes the file of a name, durably, where there is one.
+    /// Removes the spec of a device durably. Succeeds if it does not exist.
     pub fn remove(&self, name: &str) -> io::Result<()> {
-        let file = self.file(name);
+        let file = self.spec_path(name);
         if !is_name(name) || !file.try_exists()? {
             return Ok(());
         }
-        files::remove(&file)?;
+        atomic_file::remove_if_exists(&file)?;
         tracing::debug!(file = %file.display(), "CDI spec removed");
-        files::sync_folder(&self.path)
+        atomic_file::sync_directory(&self.path)
     }
 
-    /// The names that have a file, in order.
+    /// Returns the names of all devices that have a spec, sorted.
     pub fn names(&self) -> io::Result<Vec<String>> {
-        let mut names: Vec<String> =
-            files::names(&self.path)?.iter().filter_map(|file| name_of(file.to_str()?)).collect();
+        let mut names: Vec<String> = atomic_file::list_names(&self.path)?
+            .iter()
+            .filter_map(|file| device_name_of(file.to_str()?))
+            .collect();
         names.sort();
         Ok(names)
     }
 
-    /// All files of ours, by name.
-    pub fn all(&self) -> io::Result<Vec<Found>> {
+    /// Reads the specs of all containers, sorted by name.
+    pub fn all(&self) -> io::Result<Vec<StoredSpec>> {
         Ok(self.names()?.iter().filter_map(|name| self.get(name)).collect())
     }
 
     /// Removes temporary files of a writer that was killed. Callers must be the only writer of the directory.
-    pub fn remove_unfinished(&self) -> io::Result<()> {
-        for beginning in [BEGINNING, SHARED_FILE] {
-            match files::remove_unfinished(&self.path, beginning) {
+    pub fn remove_temp_files(&self) -> io::Result<()> {
+        for beginning in [FILE_PREFIX, SHARED_FILE] {
+            match atomic_file::remove_temp_files(&self.path, beginning) {
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
@@ -240,33 +254,33 @@ impl Folder {
     }
 }
 
-/// The name that a file of ours is for.
-fn name_of(file: &str) -> Option<String> {
-    let name = file.strip_prefix(BEGINNING)?.strip_suffix(ENDING)?;
+/// Returns the device name that a spec's file name contains.
+fn device_name_of(file: &str) -> Option<String> {
+    let name = file.strip_prefix(FILE_PREFIX)?.strip_suffix(FILE_SUFFIX)?;
     is_name(name).then(|| name.to_string())
 }
 
-/// What runtimes take as a device's name.
+/// Returns whether container runtimes accept a device name.
 fn is_name(name: &str) -> bool {
     let inside = |letter: char| letter.is_ascii_alphanumeric() || "-_.:".contains(letter);
     let ends = [name.chars().next(), name.chars().last()];
     let alphanumeric = |end: Option<char>| end.is_some_and(|letter| letter.is_ascii_alphanumeric());
-    name.len() <= LONGEST_NAME && name.chars().all(inside) && ends.into_iter().all(alphanumeric)
+    name.len() <= MAX_NAME_LENGTH && name.chars().all(inside) && ends.into_iter().all(alphanumeric)
 }
 
-/// Reads a file that should be what [`Folder::put`] writes.
-fn read(name: &str, bytes: &[u8]) -> Result<Content, SpecError> {
-    let spec: Spec =
+/// Parses a spec as [`SpecDir::put`] writes it.
+fn parse_spec(name: &str, bytes: &[u8]) -> Result<SpecContent, SpecError> {
+    let spec: CdiSpec =
         serde_json::from_slice(bytes).map_err(|error| SpecError::Malformed(error.to_string()))?;
-    if spec.kind != KIND {
+    if spec.kind != GRANT_KIND {
         return Err(SpecError::WrongKind(spec.kind));
     }
     let [device] =
-        <[Device; 1]>::try_from(spec.devices).map_err(|devices| SpecError::DeviceCount(devices.len()))?;
+        <[SpecDevice; 1]>::try_from(spec.devices).map_err(|devices| SpecError::DeviceCount(devices.len()))?;
     if device.name != name {
         return Err(SpecError::WrongDevice(device.name));
     }
-    Ok(Content { annotations: device.annotations, edits: device.container_edits })
+    Ok(SpecContent { annotations: device.annotations, edits: device.container_edits })
 }
 
 #[cfg(test)]
@@ -275,14 +289,14 @@ mod tests {
     use proptest::prelude::*;
     use std::os::unix::fs::MetadataExt;
 
-    fn edits() -> Edits {
-        Edits {
+    fn edits() -> CdiEdits {
+        CdiEdits {
             env: vec!["A=b".into()],
             device_nodes: vec![
-                DeviceNode { path: "/dev/nvidia0".into(), host_path: None },
-                DeviceNode { path: "/dev/nvidiactl".into(), host_path: Some("/x/nvidiactl".into()) },
+                CdiDeviceNode { path: "/dev/nvidia0".into(), host_path: None },
+                CdiDeviceNode { path: "/dev/nvidiactl".into(), host_path: Some("/x/nvidiactl".into()) },
             ],
-            mounts: vec![Mount {
+            mounts: vec![CdiMount {
                 host_path: "/host/file".into(),
                 container_path: "/usr/file".into(),
                 options: vec!["ro".into(), "bind".into()],
@@ -291,9 +305,9 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_what_runtimes_read() {
+    fn spec_has_the_format_of_the_cdi_specification() {
         let at = tempfile::tempdir().unwrap();
-        let folder = Folder::new(at.path().join("cdi"));
+        let folder = SpecDir::new(at.path().join("cdi"));
         let annotations = BTreeMap::from([("partage.dev/pod".to_string(), "team/train".to_string())]);
         assert!(folder.put("0af1", &annotations, &edits()).unwrap());
         let text = fs::read_to_string(at.path().join("cdi/partage.dev-grant-0af1.json")).unwrap();
@@ -322,7 +336,7 @@ mod tests {
     #[test]
     fn shared_spec_is_not_listed_with_those_of_containers() {
         let at = tempfile::tempdir().unwrap();
-        let folder = Folder::new(at.path().join("cdi"));
+        let folder = SpecDir::new(at.path().join("cdi"));
         assert!(!folder.has_shared());
         folder.remove_shared().unwrap();
         assert!(folder.put_shared(&edits()).unwrap());
@@ -335,42 +349,48 @@ mod tests {
         assert_eq!(json["devices"][0]["containerEdits"], serde_json::to_value(edits()).unwrap());
         assert_eq!(folder.names().unwrap(), [""; 0]);
         // A driver update changes the content and keeps the name.
-        assert!(folder.put_shared(&Edits::default()).unwrap());
+        assert!(folder.put_shared(&CdiEdits::default()).unwrap());
         fs::write(at.path().join("cdi/.partage.dev-driver.json.1-1.unfinished"), "").unwrap();
-        folder.remove_unfinished().unwrap();
-        assert_eq!(files::names(&at.path().join("cdi")).unwrap(), ["partage.dev-driver.json"]);
+        folder.remove_temp_files().unwrap();
+        assert_eq!(atomic_file::list_names(&at.path().join("cdi")).unwrap(), ["partage.dev-driver.json"]);
         folder.remove_shared().unwrap();
         assert!(!folder.has_shared());
     }
 
     #[test]
-    fn the_same_is_not_written_again() {
+    fn unchanged_spec_is_not_written_again() {
         let at = tempfile::tempdir().unwrap();
-        let folder = Folder::new(at.path());
+        let folder = SpecDir::new(at.path());
         let none = BTreeMap::new();
-        let inode = || fs::metadata(folder.file("a")).unwrap().ino();
+        let inode = || fs::metadata(folder.spec_path("a")).unwrap().ino();
         assert!(folder.put("a", &none, &edits()).unwrap());
         let before = inode();
         assert!(!folder.put("a", &none, &edits()).unwrap());
         assert_eq!(inode(), before);
-        assert!(folder.put("a", &none, &Edits::default()).unwrap());
-        assert_eq!(folder.get("a").unwrap().content, Ok(Content::default()));
+        assert!(folder.put("a", &none, &CdiEdits::default()).unwrap());
+        assert_eq!(folder.get("a").unwrap().content, Ok(SpecContent::default()));
     }
 
     #[test]
-    fn ours_are_found_and_what_cannot_be_read_says_why() {
+    fn own_specs_are_listed_and_invalid_ones_have_a_reason() {
         let at = tempfile::tempdir().unwrap();
-        let folder = Folder::new(at.path());
-        assert_eq!(Folder::new(at.path().join("nowhere")).all().unwrap(), []);
-        Folder::new(at.path().join("nowhere")).remove_unfinished().unwrap();
+        let folder = SpecDir::new(at.path());
+        assert_eq!(SpecDir::new(at.path().join("nowhere")).all().unwrap(), []);
+        SpecDir::new(at.path().join("nowhere")).remove_temp_files().unwrap();
         folder.put("b", &BTreeMap::new(), &edits()).unwrap();
         folder.put("moved", &BTreeMap::new(), &edits()).unwrap();
-        fs::rename(folder.file("moved"), folder.file("a")).unwrap();
-        fs::write(folder.file("broken"), "{").unwrap();
-        fs::write(folder.file("other"), r#"{"cdiVersion":"0.6.0","kind":"nvidia.com/gpu","devices":[]}"#)
-            .unwrap();
-        fs::write(folder.file("empty"), r#"{"cdiVersion":"0.6.0","kind":"partage.dev/grant","devices":[]}"#)
-            .unwrap();
+        fs::rename(folder.spec_path("moved"), folder.spec_path("a")).unwrap();
+        fs::write(folder.spec_path("broken"), "{").unwrap();
+        fs::write(
+            folder.spec_path("other"),
+            r#"{"cdiVersion":"0.6.0","kind":"nvidia.com/gpu","devices":[]}"#,
+        )
+        .unwrap();
+        fs::write(
+            folder.spec_path("empty"),
+            r#"{"cdiVersion":"0.6.0","kind":"partage.dev/grant","devices":[]}"#,
+        )
+        .unwrap();
         for others in ["nvidia.json", "partage.dev-grant-.json", ".partage.dev-grant-a.json.1-1.unfinished"] {
             fs::write(at.path().join(others), "").unwrap();
         }
@@ -378,28 +398,28 @@ mod tests {
         let why = |at: usize| all[at].content.clone().unwrap_err().to_string();
         let names: Vec<&str> = all.iter().map(|found| found.name.as_str()).collect();
         assert_eq!(names, ["a", "b", "broken", "empty", "other"]);
-        assert_eq!(why(0), "it is for \"moved\"");
+        assert_eq!(why(0), "spec is for device \"moved\"");
         assert_eq!(all[1].content.as_ref().unwrap().edits, edits());
         assert!(why(2).contains("EOF"), "{}", why(2));
-        assert_eq!(why(3), "it has 0 devices, not one");
-        assert_eq!(why(4), "it is of the kind \"nvidia.com/gpu\", not partage.dev/grant");
+        assert_eq!(why(3), "spec has 0 devices, expected one");
+        assert_eq!(why(4), "CDI kind is \"nvidia.com/gpu\", expected partage.dev/grant");
         for found in &all {
             folder.remove(&found.name).unwrap();
         }
         folder.remove("b").unwrap();
-        folder.remove_unfinished().unwrap();
-        let mut left = files::names(at.path()).unwrap();
+        folder.remove_temp_files().unwrap();
+        let mut left = atomic_file::list_names(at.path()).unwrap();
         left.sort();
         assert_eq!(left, ["nvidia.json", "partage.dev-grant-.json"]);
     }
 
     #[test]
-    fn names_stay_in_the_folder() {
+    fn invalid_device_names_are_refused() {
         let at = tempfile::tempdir().unwrap();
-        let folder = Folder::new(at.path().join("cdi"));
-        let long = "a".repeat(LONGEST_NAME + 1);
+        let folder = SpecDir::new(at.path().join("cdi"));
+        let long = "a".repeat(MAX_NAME_LENGTH + 1);
         for name in ["", ".", "..", "a/b", "../a", "-a", "a-", "a b", "a\0", "é", &long] {
-            let error = folder.put(name, &BTreeMap::new(), &Edits::default()).unwrap_err();
+            let error = folder.put(name, &BTreeMap::new(), &CdiEdits::default()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{name}");
             assert_eq!(folder.get(name), None);
             folder.remove(name).unwrap();
@@ -415,12 +435,12 @@ mod tests {
         fn any_edits()(
             env in prop::collection::vec("[A-Z]{1,5}=[ -~\n]{0,10}", 0..4),
             device_nodes in prop::collection::vec(
-                (path(), prop::option::of(path())).prop_map(|(path, host_path)| DeviceNode { path, host_path }), 0..4),
+                (path(), prop::option::of(path())).prop_map(|(path, host_path)| CdiDeviceNode { path, host_path }), 0..4),
             mounts in prop::collection::vec(
                 (path(), path(), prop::collection::vec("[a-z]{1,5}", 0..3)).prop_map(
-                    |(host_path, container_path, options)| Mount { host_path, container_path, options }), 0..4),
-        ) -> Edits {
-            Edits { env, device_nodes, mounts }
+                    |(host_path, container_path, options)| CdiMount { host_path, container_path, options }), 0..4),
+        ) -> CdiEdits {
+            CdiEdits { env, device_nodes, mounts }
         }
     }
 
@@ -428,32 +448,32 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn what_is_put_is_got(
+        fn written_spec_is_read_back(
             name in "[a-z0-9]([a-z0-9._:-]{0,30}[a-z0-9])?",
             annotations in prop::collection::btree_map("[a-z./]{1,10}", "[ -~é\n]{0,20}", 0..4),
             edits in any_edits(),
         ) {
             let at = tempfile::tempdir().unwrap();
-            let folder = Folder::new(at.path());
+            let folder = SpecDir::new(at.path());
             prop_assert!(folder.put(&name, &annotations, &edits).unwrap());
-            let found = Found { name: name.clone(), content: Ok(Content { annotations, edits }) };
+            let found = StoredSpec { name: name.clone(), content: Ok(SpecContent { annotations, edits }) };
             prop_assert_eq!(folder.all().unwrap(), [found]);
         }
 
         #[test]
-        fn no_bytes_are_too_strange(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            // What could be read is of our kind and for this name.
-            prop_assert!(read("a", &bytes).is_err());
+        fn random_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        // Random bytes are not a spec of our kind and this name.
+            prop_assert!(parse_spec("a", &bytes).is_err());
         }
 
         #[test]
-        fn a_changed_file_is_read_or_refused(at in any::<prop::sample::Index>(), byte in any::<u8>(), edits in any_edits()) {
-            let device = Device { name: "a".into(), annotations: BTreeMap::new(), container_edits: edits };
-            let spec = Spec { cdi_version: VERSION.into(), kind: KIND.into(), devices: vec![device] };
+        fn corrupt_spec_is_read_or_refused(at in any::<prop::sample::Index>(), byte in any::<u8>(), edits in any_edits()) {
+            let device = SpecDevice { name: "a".into(), annotations: BTreeMap::new(), container_edits: edits };
+            let spec = CdiSpec { cdi_version: CDI_VERSION.into(), kind: GRANT_KIND.into(), devices: vec![device] };
             let mut bytes = serde_json::to_vec(&spec).unwrap();
             let at = at.index(bytes.len());
             bytes[at] = byte;
-            if let Err(why) = read("a", &bytes) {
+            if let Err(why) = parse_spec("a", &bytes) {
                 prop_assert!(!why.to_string().is_empty());
             }
         }

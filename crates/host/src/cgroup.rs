@@ -1,74 +1,74 @@
-//! A cgroup for the processes of a share: it holds them together, and closes devices to them.
+//! Creates a cgroup for the processes of a share: it groups them, and denies them access to device files.
 
-mod devices;
-pub(crate) mod tables;
+mod device_filter;
+pub(crate) mod proc_mounts;
 
+use proc_mounts::{CgroupMembership, MountEntry};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use tables::{Membership, Mount};
 
-/// How long the kernel may take to notice that the last process has left.
-const REMOVE_LIMIT: Duration = Duration::from_secs(2);
-const PROCS: &str = "cgroup.procs";
+/// How long the kernel may take to notice that the last process has exited.
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(2);
+const PROCS_FILE: &str = "cgroup.procs";
 
-/// Which of the kernel's trees of cgroups.
+/// A cgroup hierarchy of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Hierarchy {
-    /// The one tree of cgroup v2.
+    /// The unified hierarchy of cgroup v2.
     Unified,
-    /// The tree of cgroup v1 that has the controller `devices`.
+    /// The hierarchy of cgroup v1 with the controller `devices`.
     Devices,
 }
 
-/// One cgroup. It can be written down and used again by a later process.
+/// A cgroup. It can be serialized, and used by a later process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cgroup {
     hierarchy: Hierarchy,
     folder: PathBuf,
 }
 
-/// What went wrong with a cgroup.
+/// Why an operation on a cgroup failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
-    /// The name cannot be one of a folder.
-    #[error("a cgroup cannot be named {0:?}: use letters, digits, `-`, `_` and `.`, not beginning with `.`")]
-    Name(String),
-    /// A cgroup of that name has processes.
+    /// The name is not a valid directory name.
+    #[error("invalid cgroup name {0:?}: use letters, digits, `-`, `_` and `.`, not starting with `.`")]
+    InvalidName(String),
+    /// The cgroup contains processes.
     #[error(
-        "the cgroup {} has processes ({}); end them first",
+        "cgroup {} has processes ({}); end them first",
         folder.display(), pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
     )]
     InUse {
-        /// The cgroup.
+        /// The path of the cgroup.
         folder: PathBuf,
-        /// Its processes.
+        /// The processes in it.
         pids: Vec<u32>,
     },
-    /// The kernel does not let this process close devices.
+    /// The kernel refuses the device filter.
     #[error(
-        "{count} devices cannot be closed to the cgroup {}: {source}; it takes root, and a kernel with CONFIG_CGROUP_BPF \
+        "cannot deny {count} devices to cgroup {}: {source}; this requires root, and a kernel with CONFIG_CGROUP_BPF \
          (cgroup v2) or CONFIG_CGROUP_DEVICE (v1)",
         folder.display()
     )]
-    Devices {
-        /// The cgroup.
+    DeviceFilter {
+        /// The path of the cgroup.
         folder: PathBuf,
-        /// How many should be closed.
+        /// The number of devices to deny.
         count: usize,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
-    /// The file system refused.
+    /// A file operation on the cgroup failed.
     #[error("{doing}: {source}")]
     Io {
-        /// What was being done.
+        /// The operation that failed.
         doing: String,
-        /// What it said.
+        /// The error of the system.
         source: io::Error,
     },
 }
@@ -81,61 +81,61 @@ impl CgroupError {
 }
 
 impl Cgroup {
-    /// A new cgroup below the one in which the process `beside` is: in cgroup v2 where it is mounted, else in the tree
-    /// `devices` of v1. None where there is neither or this process may not make one. An empty one of this name is
-    /// made anew, so that nothing of an earlier share is left on it.
-    pub fn make(name: &str, beside: u32) -> Result<Option<Self>, CgroupError> {
-        Ok(match Self::make_in(Hierarchy::Unified, name, beside)? {
+    /// Creates a cgroup below that of the process `beside`: in cgroup v2 if it is mounted, else in the hierarchy
+    /// `devices` of v1. Returns `None` if neither is mounted or this process may not create one. An empty cgroup of
+    /// this name is replaced, so that no filter of an earlier share stays on it.
+    pub fn create(name: &str, beside: u32) -> Result<Option<Self>, CgroupError> {
+        Ok(match Self::create_in(Hierarchy::Unified, name, beside)? {
             Some(made) => Some(made),
-            None => Self::make_in(Hierarchy::Devices, name, beside)?,
+            None => Self::create_in(Hierarchy::Devices, name, beside)?,
         })
     }
 
-    /// As [`Cgroup::make`], in one tree only.
-    pub fn make_in(hierarchy: Hierarchy, name: &str, beside: u32) -> Result<Option<Self>, CgroupError> {
-        if !sound(name) {
-            return Err(CgroupError::Name(name.into()));
+    /// Creates a cgroup as [`Cgroup::create`] does, but only in the given hierarchy.
+    pub fn create_in(hierarchy: Hierarchy, name: &str, beside: u32) -> Result<Option<Self>, CgroupError> {
+        if !is_valid_name(name) {
+            return Err(CgroupError::InvalidName(name.into()));
         }
-        let Some(parent) = place(hierarchy, beside)? else { return Ok(None) };
+        let Some(parent) = cgroup_dir_of(hierarchy, beside)? else { return Ok(None) };
         let made = Self { hierarchy, folder: parent.join(name) };
         match fs::create_dir(&made.folder) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                 made.remove()?;
                 match fs::create_dir(&made.folder) {
-                    Err(error) if refused(&error) => Ok(None),
+                    Err(error) if is_refused(&error) => Ok(None),
                     Err(error) => Err(CgroupError::io(format!("making {}", made.folder.display()))(error)),
                     Ok(()) => Ok(Some(made)),
                 }
             }
-            Err(error) if refused(&error) => Ok(None),
+            Err(error) if is_refused(&error) => Ok(None),
             Err(error) => Err(CgroupError::io(format!("making {}", made.folder.display()))(error)),
             Ok(()) => Ok(Some(made)),
         }
     }
 
-    /// In which tree it is.
+    /// Returns the hierarchy of the cgroup.
     pub fn hierarchy(&self) -> Hierarchy {
         self.hierarchy
     }
 
-    /// Where it is.
-    pub fn folder(&self) -> &Path {
+    /// Returns the directory of the cgroup.
+    pub fn path(&self) -> &Path {
         &self.folder
     }
 
-    /// Moves a process into it, with all its threads. Its children follow; those it already has do not.
-    pub fn take(&self, pid: u32) -> Result<(), CgroupError> {
-        fs::write(self.folder.join(PROCS), pid.to_string())
+    /// Moves a process with all its threads into the cgroup. Children that it starts later are in it, too; children
+    /// that it already has are not moved.
+    pub fn add_process(&self, pid: u32) -> Result<(), CgroupError> {
+        fs::write(self.folder.join(PROCS_FILE), pid.to_string())
             .map_err(CgroupError::io(format!("moving process {pid} into {}", self.folder.display())))
     }
 
-    /// Moves its processes into the cgroup above, where they came from: they go on without it. One that ends meanwhile needs
-    /// no move.
-    pub fn let_go(&self) -> io::Result<()> {
+    /// Moves all processes back into the parent cgroup. Processes that exit meanwhile are ignored.
+    pub fn move_to_parent(&self) -> io::Result<()> {
         let Some(above) = self.folder.parent() else { return Ok(()) };
         for pid in self.pids()? {
-            match fs::write(above.join(PROCS), pid.to_string()) {
-                Err(error) if !gone(&error) && error.raw_os_error() != Some(libc::ESRCH) => {
+            match fs::write(above.join(PROCS_FILE), pid.to_string()) {
+                Err(error) if !is_gone(&error) && error.raw_os_error() != Some(libc::ESRCH) => {
                     return Err(error);
                 }
                 _ => {}
@@ -144,17 +144,17 @@ impl Cgroup {
         Ok(())
     }
 
-    /// The processes in it and in all cgroups below; none if it is gone.
+    /// Returns the processes in the cgroup and in all cgroups below it; none if it does not exist.
     pub fn pids(&self) -> io::Result<Vec<u32>> {
         let mut pids = Vec::new();
-        each(&self.folder, &mut |folder| match fs::read_to_string(folder.join(PROCS)) {
+        visit_bottom_up(&self.folder, &mut |folder| match fs::read_to_string(folder.join(PROCS_FILE)) {
             Ok(text) => {
                 // A process of another pid namespace is shown as 0.
                 pids.extend(text.lines().filter_map(|line| line.parse().ok()).filter(|pid: &u32| *pid != 0));
                 Ok(())
             }
-            // A cgroup of threads shows its processes one level up.
-            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) || gone(&error) => Ok(()),
+            // A threaded cgroup lists its processes in its parent.
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) || is_gone(&error) => Ok(()),
             Err(error) => Err(error),
         })?;
         pids.sort_unstable();
@@ -162,32 +162,33 @@ impl Cgroup {
         Ok(pids)
     }
 
-    /// Whether it is there.
+    /// Returns whether the cgroup exists.
     pub fn exists(&self) -> bool {
-        self.folder.join(PROCS).exists()
+        self.folder.join(PROCS_FILE).exists()
     }
 
-    /// Kills all that is in it and below, at once. False where the kernel cannot: cgroup v1, and v2 before Linux 5.14.
+    /// Kills all processes in the cgroup and below it at once. Returns `false` where the kernel cannot: cgroup v1, and
+    /// v2 before Linux 5.14.
     pub fn kill(&self) -> io::Result<bool> {
         if self.hierarchy == Hierarchy::Devices {
             return Ok(false);
         }
         match fs::OpenOptions::new().write(true).open(self.folder.join("cgroup.kill")) {
-            Err(error) if gone(&error) || refused(&error) => Ok(false),
+            Err(error) if is_gone(&error) || is_refused(&error) => Ok(false),
             Err(error) => Err(error),
             Ok(mut file) => match io::Write::write_all(&mut file, b"1") {
-                Err(error) if gone(&error) => Ok(false),
+                Err(error) if is_gone(&error) => Ok(false),
                 other => other.map(|()| true),
             },
         }
     }
 
-    /// Removes it and all cgroups below. Fine if it is gone already.
+    /// Removes the cgroup and all cgroups below it. Succeeds if it does not exist.
     pub fn remove(&self) -> Result<(), CgroupError> {
-        let until = Instant::now() + REMOVE_LIMIT;
+        let until = Instant::now() + REMOVE_TIMEOUT;
         loop {
-            let removed = each(&self.folder, &mut |folder| match fs::remove_dir(folder) {
-                Err(error) if gone(&error) => Ok(()),
+            let removed = visit_bottom_up(&self.folder, &mut |folder| match fs::remove_dir(folder) {
+                Err(error) if is_gone(&error) => Ok(()),
                 other => other,
             });
             let doing = || format!("removing {}", self.folder.display());
@@ -208,32 +209,37 @@ impl Cgroup {
         }
     }
 
-    /// Closes character devices, each a major and a minor number, to all that is in it and below; all others stay as
-    /// they were. What was closed before stays closed. Files that are open already stay open.
-    pub fn close_devices(&self, devices: &[(u32, u32)]) -> Result<(), CgroupError> {
+    /// Denies access to character devices, given as major and minor numbers, to all processes in the cgroup and below
+    /// it. Devices that were denied before stay denied, and all others stay as they were. Open files stay open.
+    pub fn deny_devices(&self, devices: &[(u32, u32)]) -> Result<(), CgroupError> {
         if devices.is_empty() {
             return Ok(());
         }
         let closed = match self.hierarchy {
-            Hierarchy::Unified => devices::attach(&self.folder, devices),
-            Hierarchy::Devices => devices::deny(&self.folder, devices),
+            Hierarchy::Unified => device_filter::attach_v2(&self.folder, devices),
+            Hierarchy::Devices => device_filter::deny_v1(&self.folder, devices),
         };
         let count = devices.len();
-        closed.map_err(|source| CgroupError::Devices { folder: self.folder.clone(), count, source })?;
-        tracing::debug!(cgroup = %self.folder.display(), devices = count, "device files closed");
+        closed.map_err(|source| CgroupError::DeviceFilter { folder: self.folder.clone(), count, source })?;
+        tracing::debug!(cgroup = %self.folder.display(), devices = count, "devices denied");
         Ok(())
     }
 }
 
-/// The folder of the cgroup of a process in a tree; none where the tree is not mounted, or not that part of it.
-fn place(hierarchy: Hierarchy, pid: u32) -> Result<Option<PathBuf>, CgroupError> {
+/// Returns the directory of a process's cgroup in a hierarchy; `None` if the hierarchy, or that part of it, is not
+/// mounted.
+fn cgroup_dir_of(hierarchy: Hierarchy, pid: u32) -> Result<Option<PathBuf>, CgroupError> {
     let read = |path: String| fs::read(&path).map_err(CgroupError::io(format!("reading {path}")));
-    let mounts = tables::mounts(&read("/proc/self/mountinfo".into())?);
-    let memberships = tables::memberships(&read(format!("/proc/{pid}/cgroup"))?);
-    Ok(folder(hierarchy, &mounts, &memberships).filter(|folder| folder.join(PROCS).exists()))
+    let mounts = proc_mounts::parse_mountinfo(&read("/proc/self/mountinfo".into())?);
+    let memberships = proc_mounts::parse_cgroups(&read(format!("/proc/{pid}/cgroup"))?);
+    Ok(find_cgroup_dir(hierarchy, &mounts, &memberships).filter(|folder| folder.join(PROCS_FILE).exists()))
 }
 
-fn folder(hierarchy: Hierarchy, mounts: &[Mount], memberships: &[Membership]) -> Option<PathBuf> {
+fn find_cgroup_dir(
+    hierarchy: Hierarchy,
+    mounts: &[MountEntry],
+    memberships: &[CgroupMembership],
+) -> Option<PathBuf> {
     let (kind, controller) = match hierarchy {
         Hierarchy::Unified => ("cgroup2", None),
         Hierarchy::Devices => ("cgroup", Some("devices")),
@@ -249,19 +255,19 @@ fn folder(hierarchy: Hierarchy, mounts: &[Mount], memberships: &[Membership]) ->
         .find_map(|mount| mount.find(&path.path))
 }
 
-/// A folder and all below, the deepest first.
-fn each(folder: &Path, run: &mut dyn FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
+/// Visits a directory and all directories below it, the deepest first.
+fn visit_bottom_up(folder: &Path, run: &mut dyn FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
     match fs::read_dir(folder) {
-        Err(error) if gone(&error) => return Ok(()),
+        Err(error) if is_gone(&error) => return Ok(()),
         Err(error) => return Err(error),
         Ok(entries) => {
             for entry in entries {
                 let entry = match entry {
-                    Err(error) if gone(&error) => break,
+                    Err(error) if is_gone(&error) => break,
                     entry => entry?,
                 };
                 if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                    each(&entry.path(), run)?;
+                    visit_bottom_up(&entry.path(), run)?;
                 }
             }
         }
@@ -269,17 +275,17 @@ fn each(folder: &Path, run: &mut dyn FnMut(&Path) -> io::Result<()>) -> io::Resu
     run(folder)
 }
 
-fn sound(name: &str) -> bool {
+fn is_valid_name(name: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     !name.is_empty() && name.len() <= 200 && !name.starts_with('.') && name.chars().all(allowed)
 }
 
-/// A cgroup that is removed while it is read says ENODEV.
-fn gone(error: &io::Error) -> bool {
+/// Returns whether an error says that the cgroup does not exist. Reading one that is being removed fails with ENODEV.
+fn is_gone(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
 }
 
-fn refused(error: &io::Error) -> bool {
+fn is_refused(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem)
 }
 

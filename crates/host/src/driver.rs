@@ -1,17 +1,17 @@
-//! Which NVIDIA driver this machine has: the files that a program started from here would load.
+//! Finds the NVIDIA driver of this machine: the libraries that a program started from here would load.
 //!
-//! The search is the dynamic loader's: the folders of `LD_LIBRARY_PATH`, its cache, the usual folders. Each library is
-//! searched for by itself, as programs do, and files for other processors are passed over. A simulated node that
-//! `PARTAGE_SIM_DIR` names comes first: who sets it means it.
+//! The search follows the dynamic loader: the directories of `LD_LIBRARY_PATH`, the loader's cache, the default
+//! directories. Each library is searched for separately, as programs do, and files for other processors are skipped. A
+//! simulated node that `PARTAGE_SIM_DIR` names takes precedence.
 //!
-//! Root finds the machine's driver, whatever its own `LD_LIBRARY_PATH` says, but for simulated nodes: it looks for all users,
-//! and they do not have its path. Who runs in a container finds the host's below where it sees the host's root; that may
-//! have its driver in a container, too.
+//! Root finds the machine's driver and ignores its own `LD_LIBRARY_PATH`, except for simulated nodes: it searches for
+//! all users, who do not have its path. A process in a container searches below its mount of the host's root; the host
+//! may have its driver in a container, too.
 
-mod cache;
-pub mod files;
+pub mod container_files;
+mod ld_cache;
 
-use crate::root::Root;
+use crate::host_root::HostRoot;
 use std::collections::BTreeSet;
 use std::env;
 use std::ffi::OsStr;
@@ -20,15 +20,15 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// The library that programs compute with.
-pub const CUDA: &str = "libcuda.so.1";
-/// The library that tells about GPUs.
-pub const NVML: &str = "libnvidia-ml.so.1";
-/// The variable that names a simulated node's folder.
-pub const SIMULATED: &str = "PARTAGE_SIM_DIR";
+/// The name of the CUDA driver library.
+pub const CUDA_LIBRARY: &str = "libcuda.so.1";
+/// The name of the NVML library.
+pub const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
+/// The environment variable that names the directory of a simulated node.
+pub const SIM_DIR_VARIABLE: &str = "PARTAGE_SIM_DIR";
 
-/// Where drivers are put by Debian, by others, by Windows for its Linux, by container tools, and by NixOS.
-const USUAL: [&str; 9] = [
+/// The library directories of Debian, of other distributions, of WSL, of container tools, and of NixOS.
+const LIBRARY_DIRS: [&str; 9] = [
     "/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -39,237 +39,244 @@ const USUAL: [&str; 9] = [
     "/usr/local/nvidia/lib64",
     "/run/opengl-driver/lib",
 ];
-/// Where toolkits put libraries of newer drivers, each below a folder of its version.
-const TOOLKITS: &str = "/usr/local";
-const COMPATIBLE: [&str; 3] = ["compat", "compat/lib", "compat/lib.real"];
-/// The root of a driver that runs in a container of its own, as NVIDIA's operator has it.
-const DRIVER_CONTAINER: &str = "/run/nvidia/driver";
+/// Where CUDA toolkits install the libraries of newer drivers, each in a directory of its version.
+const TOOLKITS_DIR: &str = "/usr/local";
+const COMPAT_DIRS: [&str; 3] = ["compat", "compat/lib", "compat/lib.real"];
+/// The root directory of a driver container, as NVIDIA's GPU operator mounts it.
+const DRIVER_CONTAINER_ROOT: &str = "/run/nvidia/driver";
 
-/// What is wrong with this machine's driver.
+/// Why the driver of this machine cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
-    /// One library is there, the other is not.
+    /// One library exists, and the other does not.
     #[error(
-        "half an NVIDIA driver: {} is there, and {missing} is nowhere; install the driver's package again, with its compute part", there.display()
+        "incomplete NVIDIA driver: {} exists, and {missing} was not found; reinstall the driver's package with its compute libraries", there.display()
     )]
-    Half {
-        /// The library that is there.
+    Incomplete {
+        /// The library that exists.
         there: PathBuf,
-        /// The other one.
+        /// The library that was not found.
         missing: &'static str,
     },
-    /// A simulated node without its libraries.
+    /// A simulated node has no libraries.
     #[error(
-        "{} has no {library}: it is no simulated node, or one without its driver; partage sim env --dir {} writes it",
+        "{} has no {library}: not a simulated node, or one without its driver; partage sim env --dir {} writes it",
         folder.display(), node.display()
     )]
-    NotSimulated {
-        /// The node's folder.
+    NoSimulatedLibrary {
+        /// The directory of the node.
         node: PathBuf,
-        /// Where its libraries should be.
+        /// The directory of its libraries.
         folder: PathBuf,
-        /// What is not there.
+        /// The library that does not exist.
         library: &'static str,
     },
-    /// A file with a library's name that is none.
+    /// A file with the name of a library is not an ELF file.
     #[error(
-        "{} is no library: programs would try to load it and fail; remove it, or take its folder off LD_LIBRARY_PATH", path.display()
+        "{} is not a library: programs would fail to load it; remove it, or remove its directory from LD_LIBRARY_PATH", path.display()
     )]
-    NoLibrary {
-        /// The file.
+    NotALibrary {
+        /// The path of the file.
         path: PathBuf,
     },
-    /// A file that is there and cannot be read.
-    #[error("{}: the driver's library cannot be read: {error}", path.display())]
+    /// A library exists and cannot be read.
+    #[error("{}: cannot read the driver's library: {error}", path.display())]
     Unreadable {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         error: io::Error,
     },
 }
 
-/// A driver: the files that are really loaded, not the links to them.
+/// The files of a driver that programs load, with symbolic links resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Driver {
-    /// What programs load as `libcuda.so.1`.
+pub struct InstalledDriver {
+    /// The file that programs load as `libcuda.so.1`.
     pub cuda: PathBuf,
-    /// What programs load as `libnvidia-ml.so.1`.
+    /// The file that programs load as `libnvidia-ml.so.1`.
     pub nvml: PathBuf,
-    /// The node's folder, where the driver is a simulated one.
+    /// The directory of the simulated node, if the driver is simulated.
     pub simulated: Option<PathBuf>,
-    /// Other files that programs may load in the place of `cuda` and `nvml`: under another of their names, of a toolkit, or
-    /// left from an older driver. A simulated node has none.
-    pub others: Others,
+    /// Other files that programs may load in place of `cuda` and `nvml`: under another name, of a toolkit, or of an
+    /// older driver. A simulated node has none.
+    pub others: OtherLibraries,
 }
 
-/// Files that are not the driver's and bear its libraries' names. Real files, each once.
+/// Files that have the names of the driver's libraries and do not belong to it. Links are resolved, and each file is
+/// listed once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Others {
-    /// Those called `libcuda.so…`.
+pub struct OtherLibraries {
+    /// The files named `libcuda.so…`.
     pub cuda: Vec<PathBuf>,
-    /// Those called `libnvidia-ml.so…`.
+    /// The files named `libnvidia-ml.so…`.
     pub nvml: Vec<PathBuf>,
 }
 
-impl Driver {
-    /// The driver that a program started from here would load. `None` where there is none at all.
-    pub fn find() -> Result<Option<Driver>, DriverError> {
-        let mut folders = env::var_os("LD_LIBRARY_PATH").map(|path| folders(&path)).unwrap_or_default();
+impl InstalledDriver {
+    /// Finds the driver that a program started from here would load. Returns `None` if no driver is installed.
+    pub fn find() -> Result<Option<InstalledDriver>, DriverError> {
+        let mut folders =
+            env::var_os("LD_LIBRARY_PATH").map(|path| split_library_path(&path)).unwrap_or_default();
         if rustix::process::geteuid().is_root() {
-            folders.retain(|folder| has_node(folder));
+            folders.retain(|folder| is_simulated_library_dir(folder));
         }
-        Search { node: env::var_os(SIMULATED).map(PathBuf::from), folders, ..Search::below(Root::here()) }
-            .run()
+        DriverSearch {
+            node: env::var_os(SIM_DIR_VARIABLE).map(PathBuf::from),
+            folders,
+            ..DriverSearch::below(HostRoot::here())
+        }
+        .run()
     }
 
-    /// The driver that the host's own programs would load, below where we see its root; that of a driver container where
-    /// the host itself has none. Paths are as we see them.
-    pub fn find_in(root: &Root) -> Result<Option<Driver>, DriverError> {
-        let found = Search::below(root.clone()).run();
+    /// Finds the driver that the host's own programs would load, below this process's mount of its root; or that of a
+    /// driver container if the host has none. Paths are as this process sees them.
+    pub fn find_in(root: &HostRoot) -> Result<Option<InstalledDriver>, DriverError> {
+        let found = DriverSearch::below(root.clone()).run();
         if matches!(found, Ok(Some(_))) {
             return found;
         }
-        match root.below(Path::new(DRIVER_CONTAINER)).map(|root| Search::below(root).run()) {
+        match root.below(Path::new(DRIVER_CONTAINER_ROOT)).map(|root| DriverSearch::below(root).run()) {
             Some(Ok(Some(driver))) => Ok(Some(driver)),
-            // What is wrong with the host's own says more.
+            // An error of the host's own driver is more useful.
             Some(inside) if matches!(found, Ok(None)) => inside,
             _ => found,
         }
     }
 
-    /// The driver of a simulated node.
-    pub fn simulated(node: &Path) -> Result<Driver, DriverError> {
+    /// Returns the driver of a simulated node.
+    pub fn simulated(node: &Path) -> Result<InstalledDriver, DriverError> {
         let folder = node.join("lib");
         let one = |library| {
-            let absent = || DriverError::NotSimulated { node: node.into(), folder: folder.clone(), library };
-            loadable(&Root::here(), &folder.join(library))?.ok_or_else(absent)
+            let absent =
+                || DriverError::NoSimulatedLibrary { node: node.into(), folder: folder.clone(), library };
+            find_loadable(&HostRoot::here(), &folder.join(library))?.ok_or_else(absent)
         };
-        let (cuda, nvml) = (one(CUDA)?, one(NVML)?);
+        let (cuda, nvml) = (one(CUDA_LIBRARY)?, one(NVML_LIBRARY)?);
         let node =
             fs::canonicalize(node).map_err(|error| DriverError::Unreadable { path: node.into(), error })?;
-        Ok(Driver { cuda, nvml, simulated: Some(node), others: Others::default() })
+        Ok(InstalledDriver { cuda, nvml, simulated: Some(node), others: OtherLibraries::default() })
     }
 }
 
-/// Where is looked, in this order. Paths are those of the root.
-struct Search {
-    root: Root,
-    /// A simulated node.
+/// The places to search, in this order. Paths are within the root.
+struct DriverSearch {
+    root: HostRoot,
+    /// The simulated node that the environment names.
     node: Option<PathBuf>,
-    /// Those of `LD_LIBRARY_PATH`.
+    /// The directories of `LD_LIBRARY_PATH`.
     folders: Vec<PathBuf>,
-    /// The loader's cache. It is read when nothing was found before.
+    /// The loader's cache. It is read only if nothing was found before.
     cache: PathBuf,
-    /// Where drivers usually are.
+    /// The default library directories.
     usual: Vec<PathBuf>,
-    /// The folder that toolkits are in.
+    /// The directory of CUDA toolkits.
     toolkits: PathBuf,
 }
 
-impl Search {
-    /// Where all users' programs look.
-    fn below(root: Root) -> Search {
-        Search {
+impl DriverSearch {
+    /// Returns the search that programs of all users make.
+    fn below(root: HostRoot) -> DriverSearch {
+        DriverSearch {
             root,
             node: None,
             folders: Vec::new(),
-            cache: cache::FILE.into(),
-            usual: USUAL.iter().map(PathBuf::from).collect(),
-            toolkits: TOOLKITS.into(),
+            cache: ld_cache::LD_CACHE_FILE.into(),
+            usual: LIBRARY_DIRS.iter().map(PathBuf::from).collect(),
+            toolkits: TOOLKITS_DIR.into(),
         }
     }
 
-    fn run(&self) -> Result<Option<Driver>, DriverError> {
+    fn run(&self) -> Result<Option<InstalledDriver>, DriverError> {
         if let Some(node) = &self.node {
             let there = |library| node.join("lib").join(library).exists();
-            if there(CUDA) || there(NVML) {
-                return Driver::simulated(node).map(Some);
+            if there(CUDA_LIBRARY) || there(NVML_LIBRARY) {
+                return InstalledDriver::simulated(node).map(Some);
             }
         }
         let mut cache = None;
-        match (self.library(CUDA, &mut cache)?, self.library(NVML, &mut cache)?) {
+        match (self.library(CUDA_LIBRARY, &mut cache)?, self.library(NVML_LIBRARY, &mut cache)?) {
             (Some(cuda), Some(nvml)) => {
-                let simulated = node_of(&cuda);
+                let simulated = simulated_node_of(&cuda);
                 let others = match simulated {
-                    Some(_) => Others::default(),
+                    Some(_) => OtherLibraries::default(),
                     None => self.others([&cuda, &nvml], self.cached(&mut cache)),
                 };
-                Ok(Some(Driver { cuda, nvml, simulated, others }))
+                Ok(Some(InstalledDriver { cuda, nvml, simulated, others }))
             }
-            (Some(there), None) => Err(DriverError::Half { there, missing: NVML }),
-            (None, Some(there)) => Err(DriverError::Half { there, missing: CUDA }),
+            (Some(there), None) => Err(DriverError::Incomplete { there, missing: NVML_LIBRARY }),
+            (None, Some(there)) => Err(DriverError::Incomplete { there, missing: CUDA_LIBRARY }),
             (None, None) => Ok(None),
         }
     }
 
-    /// The file that is loaded under a name.
+    /// Finds the file that the loader would load under a name.
     fn library(&self, name: &str, cache: &mut Option<Vec<PathBuf>>) -> Result<Option<PathBuf>, DriverError> {
         for folder in &self.folders {
-            if let Some(file) = loadable(&self.root, &folder.join(name))? {
+            if let Some(file) = find_loadable(&self.root, &folder.join(name))? {
                 return Ok(Some(file));
             }
         }
         let cached = self.cached(cache).iter();
         let cached = cached.filter(|file| file.file_name() == Some(OsStr::new(name))).cloned();
         for file in cached.chain(self.usual.iter().map(|folder| folder.join(name))) {
-            if let Some(file) = loadable(&self.root, &file)? {
+            if let Some(file) = find_loadable(&self.root, &file)? {
                 return Ok(Some(file));
             }
         }
         Ok(None)
     }
 
-    /// What the loader's cache has under our names.
+    /// Returns the files that the loader's cache has for the two libraries.
     fn cached<'a>(&self, cache: &'a mut Option<Vec<PathBuf>>) -> &'a [PathBuf] {
         cache.get_or_insert_with(|| {
             let bytes = self.root.real(&self.cache).and_then(|file| fs::read(self.root.at(&file)));
-            // A machine whose loader has none is no machine without a driver.
-            cache::files(&bytes.unwrap_or_default(), &[CUDA, NVML])
+            // A machine without a cache can still have a driver in a default directory.
+            ld_cache::find_libraries(&bytes.unwrap_or_default(), &[CUDA_LIBRARY, NVML_LIBRARY])
         })
     }
 
-    /// All files with the libraries' names where a program could come by, but for the driver's own.
-    fn others(&self, own: [&PathBuf; 2], cache: &[PathBuf]) -> Others {
-        // Our own two are as we see them already.
+    /// Finds all files with the names of the libraries that a program could load, except for the driver's own.
+    fn others(&self, own: [&PathBuf; 2], cache: &[PathBuf]) -> OtherLibraries {
+        // The driver's own two paths are as this process sees them already.
         let beside = own.into_iter().filter_map(|file| Some(file.parent()?.to_path_buf()));
         let cached = cache.iter().filter_map(|file| Some(file.parent()?.to_path_buf()));
-        let toolkits = compatible(&self.root.at(&self.toolkits), &self.toolkits);
+        let toolkits = compat_dirs(&self.root.at(&self.toolkits), &self.toolkits);
         let named = cached.chain(self.folders.iter().chain(&self.usual).cloned()).chain(toolkits);
         let real = |folder: PathBuf| self.root.real(&folder).ok().map(|folder| self.root.at(&folder));
-        // Many are links to one another.
+        // Many of the directories are links to one another.
         let folders: BTreeSet<PathBuf> = beside.chain(named.filter_map(real)).collect();
         let [mut cuda, mut nvml] = [BTreeSet::new(), BTreeSet::new()];
         for entry in folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten() {
             let found = match entry.file_name() {
-                name if is_called(&name, CUDA) => &mut cuda,
-                name if is_called(&name, NVML) => &mut nvml,
+                name if is_named_like(&name, CUDA_LIBRARY) => &mut cuda,
+                name if is_named_like(&name, NVML_LIBRARY) => &mut nvml,
                 _ => continue,
             };
-            // What cannot be loaded needs no cover.
-            let file = loadable(&self.root, &self.root.inside(&entry.path())).ok().flatten();
+            // A file that cannot be loaded need not be covered.
+            let file = find_loadable(&self.root, &self.root.inside(&entry.path())).ok().flatten();
             found.extend(file.filter(|file| !own.contains(&file)));
         }
-        Others { cuda: cuda.into_iter().collect(), nvml: nvml.into_iter().collect() }
+        OtherLibraries { cuda: cuda.into_iter().collect(), nvml: nvml.into_iter().collect() }
     }
 }
 
-/// Whether a file's name is a library's, with any version or none.
-fn is_called(name: &OsStr, library: &str) -> bool {
+/// Returns whether a file name is that of a library, with any version or none.
+fn is_named_like(name: &OsStr, library: &str) -> bool {
     let plain = library.trim_end_matches(".1").as_bytes();
     name.as_bytes().strip_prefix(plain).is_some_and(|rest| rest.is_empty() || rest[0] == b'.')
 }
 
-/// The folders of toolkits that have libraries of newer drivers.
-fn compatible(seen: &Path, toolkits: &Path) -> Vec<PathBuf> {
+/// Returns the directories of toolkits that contain the libraries of newer drivers.
+fn compat_dirs(seen: &Path, toolkits: &Path) -> Vec<PathBuf> {
     let names = fs::read_dir(seen).into_iter().flatten().flatten().map(|entry| entry.file_name());
     let names = names.filter(|name| name.as_bytes().starts_with(b"cuda"));
-    names.flat_map(|name| COMPATIBLE.map(|below| toolkits.join(&name).join(below))).collect()
+    names.flat_map(|name| COMPAT_DIRS.map(|below| toolkits.join(&name).join(below))).collect()
 }
 
-/// The folders of a library path, as the loader reads it: an empty one is where the program stands.
-fn folders(path: &OsStr) -> Vec<PathBuf> {
+/// Splits a library path as the loader does: an empty entry is the working directory.
+fn split_library_path(path: &OsStr) -> Vec<PathBuf> {
     let folder =
         |part: &[u8]| if part.is_empty() { PathBuf::from(".") } else { OsStr::from_bytes(part).into() };
     if path.is_empty() {
@@ -278,47 +285,47 @@ fn folders(path: &OsStr) -> Vec<PathBuf> {
     path.as_bytes().split(|byte| b":;".contains(byte)).map(folder).collect()
 }
 
-const PASSED_OVER: [ErrorKind; 3] =
+const SKIPPED_ERRORS: [ErrorKind; 3] =
     [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::PermissionDenied];
 
-/// The file behind a name of a root, if the loader would take it: nothing, and a library for another processor, are passed
-/// over. As we see it.
-fn loadable(root: &Root, path: &Path) -> Result<Option<PathBuf>, DriverError> {
+/// Returns the file that a path within a root resolves to, if the loader would load it. A file that does not exist and
+/// a library for another processor are skipped. The returned path is as this process sees it.
+fn find_loadable(root: &HostRoot, path: &Path) -> Result<Option<PathBuf>, DriverError> {
     let unreadable = |error| DriverError::Unreadable { path: root.at(path), error };
     let found = root.real(path).map(|real| root.at(&real)).and_then(|real| Ok((File::open(&real)?, real)));
     let (mut file, real) = match found {
         Ok(found) => found,
-        // A folder of somebody else on the path hinders no program.
-        Err(error) if PASSED_OVER.contains(&error.kind()) => return Ok(None),
+        // The loader skips directories of the path that it may not read.
+        Err(error) if SKIPPED_ERRORS.contains(&error.kind()) => return Ok(None),
         Err(error) => return Err(unreadable(error)),
     };
-    // Class, byte order and machine; the same as this program's, or of no use to its children.
+    // Class, byte order and machine must be those of this program, or its children cannot load the library.
     let mut head = [0; 20];
     match file.read_exact(&mut head) {
         Ok(()) if head.starts_with(b"\x7fELF") => {}
-        Ok(()) => return Err(DriverError::NoLibrary { path: root.at(path) }),
+        Ok(()) => return Err(DriverError::NotALibrary { path: root.at(path) }),
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
-            return Err(DriverError::NoLibrary { path: root.at(path) });
+            return Err(DriverError::NotALibrary { path: root.at(path) });
         }
         Err(error) => return Err(unreadable(error)),
     }
     let (class, machine) = (head[4], u16::from_ne_bytes([head[18], head[19]]));
-    Ok(((class, machine) == (2, MACHINE)).then_some(real))
+    Ok(((class, machine) == (2, ELF_MACHINE)).then_some(real))
 }
 
-/// ELF's number for the processor that this is built for.
-const MACHINE: u16 = if cfg!(target_arch = "aarch64") { libc::EM_AARCH64 } else { libc::EM_X86_64 };
+/// The ELF machine number of the processor that this program is built for.
+const ELF_MACHINE: u16 = if cfg!(target_arch = "aarch64") { libc::EM_AARCH64 } else { libc::EM_X86_64 };
 
-/// The simulated node that a library belongs to: such a driver is found on the path like any other.
-fn node_of(cuda: &Path) -> Option<PathBuf> {
+/// Returns the simulated node that a library belongs to: such a driver may also be found on the library path.
+fn simulated_node_of(cuda: &Path) -> Option<PathBuf> {
     let folder = cuda.parent()?;
     let node = folder.parent()?;
     (folder.file_name()? == "lib" && node.join("node.json").is_file()).then(|| node.to_path_buf())
 }
 
-/// Whether a folder is that of a simulated node's libraries.
-fn has_node(folder: &Path) -> bool {
-    fs::canonicalize(folder.join(CUDA)).is_ok_and(|file| node_of(&file).is_some())
+/// Returns whether a directory contains the libraries of a simulated node.
+fn is_simulated_library_dir(folder: &Path) -> bool {
+    fs::canonicalize(folder.join(CUDA_LIBRARY)).is_ok_and(|file| simulated_node_of(&file).is_some())
 }
 
 #[cfg(test)]

@@ -1,19 +1,20 @@
-//! This machine: its NVIDIA driver and GPUs, the processes that run on it, and what binds a process to a share: mount
-//! namespaces, cgroups, the device gate.
+//! This machine: its NVIDIA driver and GPUs, the processes that run on it, and what confines a process to its share:
+//! mount namespaces, cgroups and the device filter.
 //!
-//! Knows neither Kubernetes nor who may have what.
+//! The crate knows neither Kubernetes nor any policy.
 
-pub mod binding;
+pub mod atomic_file;
 pub mod cdi;
 pub mod cgroup;
-pub mod context;
+pub mod confine;
+pub mod container_of_pid;
+pub mod context_size;
 pub mod driver;
-pub mod files;
 pub mod gpus;
+pub mod host_root;
 pub mod library_store;
-pub mod members;
 pub mod process;
 pub mod process_setup;
-pub mod root;
 pub mod selinux;
+pub mod share_processes;
 pub mod simulated_driver;

@@ -1,13 +1,13 @@
 //! Installs libraries that other programs map, one directory per build.
 //!
-//! A library that a program has mapped must never be written to, and replacing it would mix two builds in one container. So
-//! every build has a directory of its own, named after all that decides its contents ([`build_name`]). An upgrade installs
-//! beside the old directory, which is removed when no container uses it any more. A directory appears whole: a crash at any
-//! step leaves the old ones, or the old ones and the new one.
+//! A library that a program has mapped must never be written to, and replacing it would mix two builds in one
+//! container. So every build has a directory of its own, named after everything that determines its contents
+//! ([`build_name`]). An upgrade installs beside the old directory, which is removed when no container uses it any more.
+//! A directory appears atomically: a crash at any step leaves the old directories, or the old ones and the new one.
 
-use crate::cgroup::tables;
-use crate::files::{names, sync_folder};
-use crate::members::pids;
+use crate::atomic_file::{list_names, sync_directory};
+use crate::cgroup::proc_mounts;
+use crate::share_processes::pids;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -16,18 +16,18 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// The end of the name of a directory that is being written. It begins with a dot.
-const UNFINISHED: &str = ".unfinished";
+/// The suffix of a directory that is being written. Its name starts with a dot.
+const UNFINISHED_SUFFIX: &str = ".unfinished";
 
 /// Why libraries cannot be installed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} {}: {error}", path.display())]
 pub struct LibraryStoreError {
-    /// What was attempted.
+    /// The action that was attempted.
     pub action: &'static str,
-    /// The directory.
+    /// The path of the directory.
     pub path: PathBuf,
-    /// The system's answer.
+    /// The error of the system.
     pub error: io::Error,
 }
 
@@ -36,8 +36,8 @@ fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Librar
     move |error| LibraryStoreError { action, path, error }
 }
 
-/// Names the directory of a build: the driver's version, and a hash of the shared object and of everything else that
-/// decides what is installed.
+/// Returns the directory name of a build: the driver's version, and a hash of the shared object and of everything else
+/// that determines what is installed.
 #[must_use]
 pub fn build_name(driver_version: &str, object: &[u8], settings: &str) -> String {
     let mut hash = Sha256::new();
@@ -54,11 +54,11 @@ pub struct LibraryStore {
 }
 
 impl LibraryStore {
-    /// Opens the store, creating its directory, and removes what a killed writer left unfinished.
+    /// Opens the store, creates its directory if it is missing, and removes unfinished directories of a killed writer.
     pub fn open(root: &Path) -> Result<LibraryStore, LibraryStoreError> {
         fs::create_dir_all(root).map_err(failed("create", root))?;
         let store = LibraryStore { root: root.into() };
-        for name in names(root).map_err(failed("read", root))? {
+        for name in list_names(root).map_err(failed("read", root))? {
             if is_unfinished(&name) {
                 let path = root.join(name);
                 fs::remove_dir_all(&path).map_err(failed("remove", &path))?;
@@ -67,8 +67,8 @@ impl LibraryStore {
         Ok(store)
     }
 
-    /// Returns the directory of a build, which `write` fills if there is none yet. Links and files in it must be durable
-    /// when `write` returns; their directories are made so here.
+    /// Returns the directory of a build, which `write` fills if it does not exist yet. Links and files in it must be
+    /// durable when `write` returns; this function syncs the directories.
     pub fn install<E: From<LibraryStoreError>>(
         &self,
         name: &str,
@@ -78,28 +78,28 @@ impl LibraryStore {
         if folder.is_dir() {
             return Ok(folder);
         }
-        let unfinished = self.root.join(format!(".{name}{UNFINISHED}"));
+        let unfinished = self.root.join(format!(".{name}{UNFINISHED_SUFFIX}"));
         fs::create_dir_all(&unfinished).map_err(failed("create", &unfinished))?;
-        // Whatever the umask: other users' programs load what lies here.
+        // The umask does not apply: programs of other users load these files.
         fs::set_permissions(&unfinished, Permissions::from_mode(0o755))
             .map_err(failed("open", &unfinished))?;
         write(&unfinished)?;
-        sync_folder(&unfinished).map_err(failed("persist", &unfinished))?;
+        sync_directory(&unfinished).map_err(failed("persist", &unfinished))?;
         fs::rename(&unfinished, &folder).map_err(failed("create", &folder))?;
-        sync_folder(&self.root).map_err(failed("persist", &self.root))?;
+        sync_directory(&self.root).map_err(failed("persist", &self.root))?;
         Ok(folder)
     }
 
-    /// Lists what earlier builds left that is not used: not `current`, not what `is_used` tells of, and not mounted in any
-    /// mount namespace of this machine.
+    /// Returns the directories of earlier builds that are not used: not `current`, not any for which `is_used` returns
+    /// true, and not mounted in any mount namespace of this machine.
     pub fn unused(&self, current: &Path, is_used: impl Fn(&Path) -> bool) -> io::Result<Vec<PathBuf>> {
-        let mut earlier: Vec<PathBuf> = names(&self.root)?
+        let mut earlier: Vec<PathBuf> = list_names(&self.root)?
             .into_iter()
             .filter(|name| !is_unfinished(name))
             .map(|name| self.root.join(name))
             .filter(|path| path != current && !is_used(path))
             .collect();
-        // Looking at all processes costs more than all of the above, and mostly there is nothing to remove.
+        // Reading the mounts of all processes costs more than all of the above, and usually there is nothing to remove.
         if !earlier.is_empty() {
             let mounted = mounted_names()?;
             earlier.retain(|path| path.file_name().is_some_and(|name| !mounted.contains(name)));
@@ -108,7 +108,8 @@ impl LibraryStore {
         Ok(earlier)
     }
 
-    /// Removes what [`LibraryStore::unused`] lists. What cannot be removed is tried again the next time.
+    /// Removes the directories that [`LibraryStore::unused`] returns. One that cannot be removed is retried the next
+    /// time.
     pub fn remove_unused(&self, current: &Path, is_used: impl Fn(&Path) -> bool) -> io::Result<()> {
         for path in self.unused(current, is_used)? {
             let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
@@ -122,21 +123,21 @@ impl LibraryStore {
 }
 
 fn is_unfinished(name: &OsStr) -> bool {
-    name.to_str().is_some_and(|name| name.starts_with('.') && name.ends_with(UNFINISHED))
+    name.to_str().is_some_and(|name| name.starts_with('.') && name.ends_with(UNFINISHED_SUFFIX))
 }
 
-/// All names on the paths of what is mounted, in every mount namespace that has a process. The kernel writes a path as its
-/// file system has it, which may begin anywhere on the way: so names are compared, and those of builds are unique.
+/// Returns all names on the paths that are mounted, in every mount namespace that has a process. The kernel reports a
+/// path relative to the root of its file system, so only names can be compared; those of builds are unique.
 fn mounted_names() -> io::Result<BTreeSet<std::ffi::OsString>> {
     let (mut namespaces, mut found) = (BTreeSet::new(), BTreeSet::new());
     for pid in pids()? {
-        // A process that ended meanwhile has nothing mounted.
+        // The process may have exited meanwhile.
         let Ok(namespace) = fs::read_link(format!("/proc/{pid}/ns/mnt")) else { continue };
         if !namespaces.insert(namespace) {
             continue;
         }
         let Ok(table) = fs::read(format!("/proc/{pid}/mountinfo")) else { continue };
-        for mount in tables::mounts(&table) {
+        for mount in proc_mounts::parse_mountinfo(&table) {
             found.extend(mount.root.iter().map(OsStr::to_os_string));
         }
     }
@@ -178,11 +179,11 @@ mod tests {
         assert_eq!(io::read_to_string(mapped).unwrap(), "first");
         assert!(store.unused(&second, |path| path == first).unwrap().is_empty());
         store.remove_unused(&second, |_| false).unwrap();
-        assert_eq!(names(folder.path()).unwrap(), ["b"]);
+        assert_eq!(list_names(folder.path()).unwrap(), ["b"]);
     }
 
     #[test]
-    fn interrupted_install_leaves_nothing_that_is_taken_for_whole() {
+    fn interrupted_install_leaves_no_complete_directory() {
         let folder = tempfile::tempdir().unwrap();
         let store = LibraryStore::open(folder.path()).unwrap();
         let stop = |part: &Path| {
@@ -191,14 +192,14 @@ mod tests {
         };
         store.install::<LibraryStoreError>("a", stop).unwrap_err();
         assert!(!folder.path().join("a").exists());
-        // The next one finds what the killed one left, and begins anew.
+        // The next writer removes the unfinished directory and starts over.
         let store = LibraryStore::open(folder.path()).unwrap();
-        assert_eq!(names(folder.path()).unwrap(), [""; 0]);
+        assert_eq!(list_names(folder.path()).unwrap(), [""; 0]);
         let whole = install(&store, "a", "whole");
         assert_eq!(fs::read_to_string(whole.join("libcuda.so.1")).unwrap(), "whole");
     }
 
-    /// A container that runs has the file mounted, and no file names it: a CDI file may have been written again since.
+    /// A running container has the file mounted, although no CDI spec may name it any more.
     #[test]
     fn mounted_library_is_in_use() {
         let folder = tempfile::tempdir().unwrap();

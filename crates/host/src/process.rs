@@ -1,4 +1,7 @@
-//! Processes: who they are, whether they live, and signals that reach no other one.
+//! Identifies processes across pid reuse: whether one still runs, and signals that cannot reach a later process.
+//!
+//! `/proc` is parsed here and not with the `procfs` crate: that decodes all fields of a file where three are needed,
+//! and indexes into a malformed `stat` line, so that it can panic.
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
@@ -6,65 +9,65 @@ use std::fs;
 use std::io::{self, Error, ErrorKind};
 use std::os::fd::OwnedFd;
 
-/// A command's name is shown up to here, in characters.
-const LONGEST_NAME: usize = 256;
+/// The maximum number of characters of a command name that is shown.
+const MAX_COMMAND_CHARS: usize = 256;
 
-/// Returns the id of the current boot; empty where the kernel has none.
+/// Returns the id of the current boot; empty if the kernel does not provide one.
 pub fn boot_id() -> String {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_string()
 }
 
-/// One process, and no later one that has its number again.
+/// A process, distinguished from later processes with the same pid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Identity {
-    /// The process's number.
+pub struct ProcessIdentity {
+    /// The pid of the process.
     pub pid: u32,
-    /// When it began, in the kernel's ticks since the machine started.
+    /// The start time, in clock ticks since boot.
     pub started: u64,
 }
 
-impl Identity {
-    /// The process that has this number now.
+impl ProcessIdentity {
+    /// Returns the process that has this pid now.
     pub fn of(pid: u32) -> io::Result<Self> {
         Ok(Self { pid, started: stat(pid)?.started })
     }
 
-    /// The process that has this number now, if it runs: one that ended and was not yet waited for does not.
-    pub fn living(pid: u32) -> Option<Self> {
+    /// Returns the process that has this pid now, if it runs. A zombie does not.
+    pub fn of_running(pid: u32) -> Option<Self> {
         let stat = stat(pid).ok()?;
         (!stat.ended).then_some(Self { pid, started: stat.started })
     }
 
-    /// This process.
-    pub fn own() -> io::Result<Self> {
+    /// Returns the calling process.
+    pub fn current() -> io::Result<Self> {
         Self::of(std::process::id())
     }
 
-    /// Whether it still runs. One that ended and was not yet waited for does not.
-    pub fn lives(&self) -> bool {
+    /// Returns whether the process still runs. A zombie does not.
+    pub fn is_running(&self) -> bool {
         stat(self.pid).is_ok_and(|stat| stat.started == self.started && !stat.ended)
     }
 
-    /// A file that stands for this process and becomes readable when it ends.
+    /// Opens a pidfd of the process, which becomes readable when the process exits.
     pub fn pidfd(&self) -> io::Result<OwnedFd> {
         let fd =
-            pidfd_open(number(self.pid)?, PidfdFlags::empty()).map_err(|e| missing(self.pid, e.into()))?;
-        // The number may have passed to another one until it was opened; from now on it cannot.
+            pidfd_open(as_pid(self.pid)?, PidfdFlags::empty()).map_err(|e| missing(self.pid, e.into()))?;
+        // The pid may have been reused before it was opened; from now on the descriptor refers to one process.
         if Self::of(self.pid)? != *self {
             return Err(gone(self.pid));
         }
         Ok(fd)
     }
 
-    /// Sends it a signal; never to a later process with its number.
+    /// Sends a signal to the process, never to a later process with the same pid.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         pidfd_send_signal(self.pidfd()?, signal).map_err(|error| missing(self.pid, error.into()))
     }
 }
 
-/// Who runs a process: the real user.
-pub fn owner(pid: u32) -> io::Result<u32> {
+/// Returns the real user id of a process.
+pub fn real_uid(pid: u32) -> io::Result<u32> {
     let status = fs::read(format!("/proc/{pid}/status")).map_err(|error| missing(pid, error))?;
     status
         .split(|byte| *byte == b'\n')
@@ -73,65 +76,66 @@ pub fn owner(pid: u32) -> io::Result<u32> {
         .ok_or_else(|| unreadable(pid, "status"))
 }
 
-/// What a process was started as: its first word, or the name the kernel has where it hides its words. Safe to show:
-/// a program chooses it freely.
-pub fn command(pid: u32) -> Option<String> {
+/// Returns the command of a process: the first word of its command line, or the kernel's name for it if that is empty.
+/// A program can choose both, so control characters are replaced.
+pub fn command_name(pid: u32) -> Option<String> {
     let words = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let first = words.split(|byte| *byte == 0).next().unwrap_or_default();
     if !first.is_empty() {
-        return Some(shown(first));
+        return Some(sanitize(first));
     }
     let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
-    Some(shown(name.strip_suffix(b"\n").unwrap_or(&name)))
+    Some(sanitize(name.strip_suffix(b"\n").unwrap_or(&name)))
 }
 
-/// Without what would move a terminal's cursor or colour its text.
-fn shown(name: &[u8]) -> String {
+/// Replaces control characters, which could move the cursor of a terminal or color its text.
+fn sanitize(name: &[u8]) -> String {
     let text = String::from_utf8_lossy(name);
-    text.chars().take(LONGEST_NAME).map(|c| if c.is_control() { '?' } else { c }).collect()
+    text.chars().take(MAX_COMMAND_CHARS).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// What `/proc/<pid>/stat` says.
+/// The fields of `/proc/<pid>/stat` that are used.
 #[derive(Debug, PartialEq, Eq)]
-struct Stat {
+struct ProcessStat {
     started: u64,
     ended: bool,
 }
 
-fn stat(pid: u32) -> io::Result<Stat> {
+fn stat(pid: u32) -> io::Result<ProcessStat> {
     let text = fs::read(format!("/proc/{pid}/stat")).map_err(|error| missing(pid, error))?;
-    parse(&text).ok_or_else(|| unreadable(pid, "stat"))
+    parse_stat(&text).ok_or_else(|| unreadable(pid, "stat"))
 }
 
-fn parse(text: &[u8]) -> Option<Stat> {
-    // The name in brackets is free text: it may have brackets, spaces and lines of its own.
+fn parse_stat(text: &[u8]) -> Option<ProcessStat> {
+    // The name in parentheses is free text: it may contain parentheses, spaces and newlines.
     let after = text.iter().rposition(|byte| *byte == b')')? + 1;
     let mut words = str::from_utf8(&text[after..]).ok()?.split_ascii_whitespace();
-    // Fields 3, 20 and 22 of the manual's count.
+    // Fields 3, 20 and 22 in the numbering of proc(5).
     let state = words.next()?;
     let threads: u64 = words.nth(16)?.parse().ok()?;
     let started = words.nth(1)?.parse().ok()?;
-    // A program whose first thread has left while others work looks like a zombie and is none.
+    // A process whose main thread has exited while others run has the state of a zombie.
     let ended = matches!(state, "Z" | "X" | "x") && threads <= 1;
-    Some(Stat { started, ended })
+    Some(ProcessStat { started, ended })
 }
 
-fn number(pid: u32) -> io::Result<Pid> {
+fn as_pid(pid: u32) -> io::Result<Pid> {
     i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(|| gone(pid))
 }
 
-/// Reading about a process that ends meanwhile gives ESRCH instead of ENOENT.
+/// Converts the error of a missing process: reading a file of a process that exits meanwhile gives ESRCH instead of
+/// ENOENT.
 fn missing(pid: u32, error: Error) -> Error {
     let ended = error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH);
     if ended { gone(pid) } else { error }
 }
 
 fn gone(pid: u32) -> Error {
-    Error::new(ErrorKind::NotFound, format!("there is no process {pid} any more"))
+    Error::new(ErrorKind::NotFound, format!("process {pid} does not exist any more"))
 }
 
 fn unreadable(pid: u32, file: &str) -> Error {
-    Error::new(ErrorKind::InvalidData, format!("/proc/{pid}/{file} is not as the kernel writes it"))
+    Error::new(ErrorKind::InvalidData, format!("/proc/{pid}/{file} is malformed"))
 }
 
 #[cfg(test)]

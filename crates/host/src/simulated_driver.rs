@@ -1,7 +1,7 @@
-//! Simulated GPUs for machines that have none: the only place where the daemons reach the simulated driver.
+//! Simulated GPUs for machines without GPUs. The daemons use the simulated driver only through this module.
 //!
 //! The feature `simulated-driver` links it. A build without the feature reads the same settings, and reports
-//! [`SimulatedDriverError::NotBuilt`] where simulated GPUs are asked for.
+//! [`SimulatedDriverError::NotBuilt`] if simulated GPUs are requested.
 
 #[cfg(feature = "simulated-driver")]
 mod built;
@@ -13,7 +13,7 @@ mod not_built;
 #[cfg(not(feature = "simulated-driver"))]
 use not_built as backend;
 
-use crate::driver::{Driver, DriverError};
+use crate::driver::{DriverError, InstalledDriver};
 use partage_core::model::{Node, Share};
 use serde::Deserialize;
 use std::fs;
@@ -39,7 +39,7 @@ impl Default for SimulatedGpus {
     }
 }
 
-/// Why there are no simulated GPUs.
+/// Why simulated GPUs cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum SimulatedDriverError {
     /// This program was built without the feature `simulated-driver`.
@@ -54,7 +54,7 @@ pub enum SimulatedDriverError {
     /// The settings describe GPUs that cannot be simulated.
     #[error("simulated: {0}")]
     Settings(String),
-    /// The machine's folder or its libraries cannot be written.
+    /// The machine's directory or its libraries cannot be written.
     #[error("{0}")]
     Installation(String),
     /// The libraries that were written cannot be used.
@@ -62,16 +62,16 @@ pub enum SimulatedDriverError {
     Driver(#[from] DriverError),
 }
 
-/// Where the simulated GPUs of a machine live.
+/// The files of the simulated GPUs of a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct SimulatedMachine<'a> {
-    /// The folder that holds them. It is created, or adopted if it describes the same GPUs.
+    /// The directory of the GPUs. It is created, or adopted if it describes the same GPUs.
     pub folder: &'a Path,
-    /// What the GPUs' UUIDs derive from: the same path gives the same GPUs.
+    /// The seed of the GPUs' UUIDs: the same path gives the same GPUs.
     pub seed: &'a Path,
     /// Whether shares of the GPUs exist, so that they must not be replaced by others.
     pub in_use: bool,
-    /// A file that records the library the driver was installed from, to install it only when that one changes.
+    /// A file that records the library from which the driver was installed, to install it again only when that changes.
     pub stamp: Option<&'a Path>,
 }
 
@@ -92,14 +92,14 @@ impl SimulatedGpus {
         backend::expected_inventory(self, seed, name)
     }
 
-    /// Creates or adopts the GPUs in the machine's folder and installs their driver's libraries there.
-    pub fn install(&self, machine: &SimulatedMachine<'_>) -> Result<Driver, SimulatedDriverError> {
+    /// Creates or adopts the GPUs in the machine's directory and installs their driver's libraries there.
+    pub fn install(&self, machine: &SimulatedMachine<'_>) -> Result<InstalledDriver, SimulatedDriverError> {
         backend::install(self, machine)
     }
 }
 
-/// Writes the device files of the GPUs of these shares, and no others, into a directory, which is created if it is missing. The
-/// simulated driver shows a program the GPUs that have a file in its machine's `dev`.
+/// Writes the device files of the GPUs of these shares, and no others, into a directory, which is created if it is
+/// missing. The simulated driver shows a program the GPUs that have a file in its machine's `dev`.
 pub fn write_device_files(directory: &Path, node: &Node, shares: &[Share]) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     for gpu in node.gpus.iter().filter(|gpu| shares.iter().any(|share| share.gpu == gpu.uuid)) {
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn build_without_the_driver_refuses_in_words_and_accepts_the_settings_of_others() {
+    fn build_without_the_driver_refuses_gpus_and_accepts_settings() {
         let gpus = SimulatedGpus { model: "H100-SXM5-80GB".into(), ..SimulatedGpus::default() };
         not_built::check_model(&gpus).unwrap();
         let folder = Path::new("/nowhere");

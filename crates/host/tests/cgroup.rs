@@ -1,4 +1,4 @@
-//! Real cgroups of both kinds, and devices that are closed to real processes.
+//! Tests cgroups of both versions, and device filters on real processes.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use partage_host::cgroup::{Cgroup, CgroupError, Hierarchy};
@@ -10,41 +10,41 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use tempfile::TempDir;
 
-const BOTH: [Hierarchy; 2] = [Hierarchy::Unified, Hierarchy::Devices];
+const HIERARCHIES: [Hierarchy; 2] = [Hierarchy::Unified, Hierarchy::Devices];
 
-/// A cgroup that is removed with the test.
-struct Made(Cgroup);
+/// A cgroup that is removed when the test ends.
+struct TestCgroup(Cgroup);
 
-impl Made {
+impl TestCgroup {
     fn new(hierarchy: Hierarchy) -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("partage-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
         if !rustix::process::geteuid().is_root() {
-            skip_or_fail(&"it makes cgroups and devices; run it as root");
+            skip_or_fail(&"it creates cgroups and devices; run it as root");
             return None;
         }
-        let made = Cgroup::make_in(hierarchy, &name, std::process::id()).unwrap();
+        let made = Cgroup::create_in(hierarchy, &name, std::process::id()).unwrap();
         if made.is_none() {
-            skip_or_fail(&format!("the cgroups of {hierarchy:?} are not mounted, or read-only"));
+            skip_or_fail(&format!("the hierarchy {hierarchy:?} is not mounted, or read-only"));
         }
         made.map(Self)
     }
 }
 
-impl Drop for Made {
+impl Drop for TestCgroup {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.remove();
     }
 }
 
-/// A shell that does what it is told, line by line.
-struct Shell {
+/// A shell that runs one command per line.
+struct ScriptedShell {
     child: Child,
     says: BufReader<ChildStdout>,
 }
 
-impl Shell {
+impl ScriptedShell {
     fn start() -> Self {
         let mut command = Command::new("sh");
         command.env("LC_ALL", "C").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -60,7 +60,7 @@ impl Shell {
         answer.trim().into()
     }
 
-    /// What opening a file says.
+    /// Returns the result of opening a file: `open`, or the error message.
     fn open(&mut self, path: &Path) -> String {
         self.ask(&format!(
             "if m=$(sh -c ': < {0}' 2>&1); then echo open; else echo ${{m##*: }}; fi",
@@ -73,14 +73,14 @@ impl Shell {
     }
 }
 
-impl Drop for Shell {
+impl Drop for ScriptedShell {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Nodes of devices that this machine does not have: opening one that is not closed says so.
+/// Creates nodes of devices that this machine does not have: opening one that is not denied gives another error.
 fn nodes(numbers: &[(u32, u32)]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (major, minor) in numbers {
@@ -102,30 +102,30 @@ fn closed(said: &str) -> bool {
 }
 
 #[test]
-fn devices_are_closed_to_all_in_it_and_to_nobody_else() {
-    for hierarchy in BOTH {
-        let Some(made) = Made::new(hierarchy) else { continue };
+fn devices_are_denied_inside_the_cgroup_only() {
+    for hierarchy in HIERARCHIES {
+        let Some(made) = TestCgroup::new(hierarchy) else { continue };
         let folder = nodes(&[(195, 0), (195, 7), (510, 7)]);
         let at = |name: &str| folder.path().join(name);
-        let mut inside = Shell::start();
-        let mut outside = Shell::start();
-        made.0.take(inside.pid()).unwrap();
+        let mut inside = ScriptedShell::start();
+        let mut outside = ScriptedShell::start();
+        made.0.add_process(inside.pid()).unwrap();
         let before = inside.open(&at("195-7"));
         assert!(!closed(&before), "{before}");
 
-        made.0.close_devices(&[(195, 7)]).unwrap();
+        made.0.deny_devices(&[(195, 7)]).unwrap();
         assert!(closed(&inside.open(&at("195-7"))), "{hierarchy:?}");
         assert_eq!(inside.open(&at("195-0")), before);
         assert_eq!(inside.open(&at("510-7")), before);
         assert_eq!(outside.open(&at("195-7")), before);
         assert_eq!(inside.open(Path::new("/dev/null")), "open");
         assert_eq!(inside.open(Path::new("/dev/zero")), "open");
-        // Another file with the same numbers, and a block device with them.
+        // Another node with the same numbers, and a block device with these numbers.
         node(folder.path(), "again", "c", 195, 7);
         node(folder.path(), "block", "b", 195, 7);
         assert!(closed(&inside.open(&at("again"))));
         assert!(!closed(&inside.open(&at("block"))));
-        // A shell that it starts, and one that comes later.
+        // A child of the shell, and a process that is added later.
         assert_eq!(
             inside.ask(&format!(
                 "sh -c 'setsid sh -c \": < {}\"' && echo open || echo closed",
@@ -133,51 +133,51 @@ fn devices_are_closed_to_all_in_it_and_to_nobody_else() {
             )),
             "closed"
         );
-        let mut later = Shell::start();
-        made.0.take(later.pid()).unwrap();
+        let mut later = ScriptedShell::start();
+        made.0.add_process(later.pid()).unwrap();
         assert!(closed(&later.open(&at("195-7"))));
 
-        // A second list closes more and opens nothing.
-        made.0.close_devices(&[(195, 0)]).unwrap();
-        made.0.close_devices(&[]).unwrap();
+        // A second list denies more devices and allows none again.
+        made.0.deny_devices(&[(195, 0)]).unwrap();
+        made.0.deny_devices(&[]).unwrap();
         assert!(closed(&inside.open(&at("195-0"))) && closed(&inside.open(&at("195-7"))));
-        // Who leaves has them again.
-        let own = made.0.folder().parent().unwrap().join("cgroup.procs");
+        // A process that leaves the cgroup has access again.
+        let own = made.0.path().parent().unwrap().join("cgroup.procs");
         fs::write(own, later.pid().to_string()).unwrap();
         assert_eq!(later.open(&at("195-7")), before);
     }
 }
 
 #[test]
-fn a_cgroup_below_cannot_open_them_again() {
-    for hierarchy in BOTH {
-        let Some(made) = Made::new(hierarchy) else { continue };
+fn nested_cgroup_cannot_allow_denied_devices() {
+    for hierarchy in HIERARCHIES {
+        let Some(made) = TestCgroup::new(hierarchy) else { continue };
         let folder = nodes(&[(195, 7)]);
-        made.0.close_devices(&[(195, 7)]).unwrap();
-        let mut shell = Shell::start();
-        made.0.take(shell.pid()).unwrap();
-        let below = Cgroup::make_in(hierarchy, "below", shell.pid()).unwrap().unwrap();
-        assert_eq!(below.folder(), made.0.folder().join("below"));
-        below.take(shell.pid()).unwrap();
-        // It closes what is none of its business, and in the old kind allows all that it can.
-        below.close_devices(&[(510, 7)]).unwrap();
+        made.0.deny_devices(&[(195, 7)]).unwrap();
+        let mut shell = ScriptedShell::start();
+        made.0.add_process(shell.pid()).unwrap();
+        let below = Cgroup::create_in(hierarchy, "below", shell.pid()).unwrap().unwrap();
+        assert_eq!(below.path(), made.0.path().join("below"));
+        below.add_process(shell.pid()).unwrap();
+        // It denies another device, and in cgroup v1 tries to allow everything.
+        below.deny_devices(&[(510, 7)]).unwrap();
         for line in ["a", "c 195:7 rwm", "c *:* rwm"] {
-            let _ = fs::write(below.folder().join("devices.allow"), line);
+            let _ = fs::write(below.path().join("devices.allow"), line);
         }
         assert!(closed(&shell.open(&folder.path().join("195-7"))), "{hierarchy:?}");
-        assert_eq!(made.0.pids().unwrap(), [shell.pid()], "what is below counts");
+        assert_eq!(made.0.pids().unwrap(), [shell.pid()], "nested cgroups count");
     }
 }
 
 #[test]
-fn many_devices_are_closed_at_once() {
-    for hierarchy in BOTH {
-        let Some(made) = Made::new(hierarchy) else { continue };
+fn many_devices_are_denied_at_once() {
+    for hierarchy in HIERARCHIES {
+        let Some(made) = TestCgroup::new(hierarchy) else { continue };
         let list: Vec<(u32, u32)> = (0..256).map(|minor| (195, minor)).collect();
-        made.0.close_devices(&list[1..]).unwrap();
+        made.0.deny_devices(&list[1..]).unwrap();
         let folder = nodes(&[(195, 0), (195, 1), (195, 64), (195, 255)]);
-        let mut shell = Shell::start();
-        made.0.take(shell.pid()).unwrap();
+        let mut shell = ScriptedShell::start();
+        made.0.add_process(shell.pid()).unwrap();
         for minor in [1, 64, 255] {
             assert!(
                 closed(&shell.open(&folder.path().join(format!("195-{minor}")))),
@@ -189,21 +189,24 @@ fn many_devices_are_closed_at_once() {
 }
 
 #[test]
-fn a_leftover_is_made_anew_and_one_in_use_is_refused() {
-    for hierarchy in BOTH {
-        let Some(made) = Made::new(hierarchy) else { continue };
-        let name = made.0.folder().file_name().unwrap().to_str().unwrap();
+fn leftover_cgroup_is_replaced_and_one_in_use_is_refused() {
+    for hierarchy in HIERARCHIES {
+        let Some(made) = TestCgroup::new(hierarchy) else { continue };
+        let name = made.0.path().file_name().unwrap().to_str().unwrap();
         let folder = nodes(&[(195, 7)]);
-        made.0.close_devices(&[(195, 7)]).unwrap();
-        fs::create_dir_all(made.0.folder().join("deep/deeper")).unwrap();
-        let again = Cgroup::make_in(hierarchy, name, std::process::id()).unwrap().unwrap();
+        made.0.deny_devices(&[(195, 7)]).unwrap();
+        fs::create_dir_all(made.0.path().join("deep/deeper")).unwrap();
+        let again = Cgroup::create_in(hierarchy, name, std::process::id()).unwrap().unwrap();
         assert_eq!(again, made.0);
-        assert!(!again.folder().join("deep").exists());
-        let mut shell = Shell::start();
-        again.take(shell.pid()).unwrap();
-        assert!(!closed(&shell.open(&folder.path().join("195-7"))), "nothing of the earlier one is left");
+        assert!(!again.path().join("deep").exists());
+        let mut shell = ScriptedShell::start();
+        again.add_process(shell.pid()).unwrap();
+        assert!(
+            !closed(&shell.open(&folder.path().join("195-7"))),
+            "no filter of the earlier cgroup is left"
+        );
 
-        let error = Cgroup::make_in(hierarchy, name, std::process::id()).unwrap_err();
+        let error = Cgroup::create_in(hierarchy, name, std::process::id()).unwrap_err();
         let CgroupError::InUse { pids, .. } = &error else { panic!("{error}") };
         assert_eq!(*pids, [shell.pid()]);
         assert!(error.to_string().contains("end them first"), "{error}");
@@ -211,52 +214,52 @@ fn a_leftover_is_made_anew_and_one_in_use_is_refused() {
 }
 
 #[test]
-fn it_is_written_down_and_used_again() {
-    for hierarchy in BOTH {
-        let Some(made) = Made::new(hierarchy) else { continue };
+fn deserialized_cgroup_is_usable() {
+    for hierarchy in HIERARCHIES {
+        let Some(made) = TestCgroup::new(hierarchy) else { continue };
         let text = serde_json::to_string(&made.0).unwrap();
         let again: Cgroup = serde_json::from_str(&text).unwrap();
         assert!(again.exists() && again.pids().unwrap().is_empty());
-        let shell = Shell::start();
-        made.0.take(shell.pid()).unwrap();
+        let shell = ScriptedShell::start();
+        made.0.add_process(shell.pid()).unwrap();
         assert_eq!(again.pids().unwrap(), [shell.pid()]);
         drop(shell);
         again.remove().unwrap();
         assert!(!made.0.exists());
         assert_eq!(again.pids().unwrap(), [] as [u32; 0]);
         again.remove().unwrap();
-        assert!(again.take(std::process::id()).unwrap_err().to_string().contains("moving process"));
+        assert!(again.add_process(std::process::id()).unwrap_err().to_string().contains("moving process"));
     }
 }
 
-/// This thread only: the system call is one thread's.
+/// Changes the user of this thread only: the system call applies to one thread.
 fn become_nobody() {
     let nobody = rustix::process::Uid::from_raw(65534);
     rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
 }
 
 #[test]
-fn nobody_may_not_make_one() {
+fn unprivileged_user_cannot_create_a_cgroup() {
     if !rustix::process::geteuid().is_root() {
-        return skip_or_fail(&"it becomes nobody; run it as root");
+        return skip_or_fail(&"it changes to the user nobody; run it as root");
     }
     let made = std::thread::spawn(|| {
         become_nobody();
-        Cgroup::make("partage-test-nobody", std::process::id())
+        Cgroup::create("partage-test-nobody", std::process::id())
     });
     assert_eq!(made.join().unwrap().unwrap(), None);
 }
 
 #[test]
-fn nobody_may_not_close_devices() {
-    for hierarchy in BOTH {
-        let Some(made) = Made::new(hierarchy) else { continue };
+fn unprivileged_user_cannot_deny_devices() {
+    for hierarchy in HIERARCHIES {
+        let Some(made) = TestCgroup::new(hierarchy) else { continue };
         let folder = made.0.clone();
         let closed = std::thread::spawn(move || {
             become_nobody();
-            folder.close_devices(&[(195, 7)])
+            folder.deny_devices(&[(195, 7)])
         });
         let error = closed.join().unwrap().unwrap_err().to_string();
-        assert!(error.contains("it takes root"), "{error}");
+        assert!(error.contains("requires root"), "{error}");
     }
 }

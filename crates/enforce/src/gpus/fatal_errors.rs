@@ -2,7 +2,7 @@
 
 use crate::error_chain::describe;
 use crate::records::{RecordDir, RecordError, VersionedRecord};
-use partage_host::gpus::Fatal;
+use partage_host::gpus::FatalGpuError;
 use serde::{Deserialize, Serialize};
 
 /// The name of the record.
@@ -12,7 +12,7 @@ const NAME: &str = "health";
 #[derive(Serialize, Deserialize)]
 struct FatalErrors {
     boot: String,
-    gpus: Vec<Fatal>,
+    gpus: Vec<FatalGpuError>,
 }
 
 impl VersionedRecord for FatalErrors {
@@ -22,23 +22,23 @@ impl VersionedRecord for FatalErrors {
 /// Keeps fatal errors across restarts of the daemon, and writes only what changed.
 #[derive(Debug, Default)]
 pub struct FatalErrorLog {
-    /// The errors in the record, without the energy, which changes all the time; unknown at first.
-    written: Option<Vec<Fatal>>,
+    /// The errors in the record, without the energy, which changes constantly; unknown at first.
+    written: Option<Vec<FatalGpuError>>,
     /// Why the last write failed, so that a disk that stays full is reported once.
     failure: Option<String>,
 }
 
 impl FatalErrorLog {
     /// Returns the errors that an earlier daemon of this boot recorded.
-    pub fn load(records: &RecordDir, boot_id: &str) -> Result<Vec<Fatal>, RecordError> {
+    pub fn load(records: &RecordDir, boot_id: &str) -> Result<Vec<FatalGpuError>, RecordError> {
         let kept: Option<FatalErrors> = records.load(NAME)?;
         Ok(kept.filter(|kept| kept.boot == boot_id).map(|kept| kept.gpus).unwrap_or_default())
     }
 
-    /// Records the errors. They are written when this returns; a write that fails is tried again with the next call.
-    pub fn store(&mut self, records: &RecordDir, boot_id: &str, errors: Vec<Fatal>) {
-        let without_energy: Vec<Fatal> =
-            errors.iter().map(|error| Fatal { energy: None, ..error.clone() }).collect();
+    /// Records the errors. They are written when this returns; a failed write is retried with the next call.
+    pub fn store(&mut self, records: &RecordDir, boot_id: &str, errors: Vec<FatalGpuError>) {
+        let without_energy: Vec<FatalGpuError> =
+            errors.iter().map(|error| FatalGpuError { energy: None, ..error.clone() }).collect();
         if self.written.as_ref() == Some(&without_energy) {
             return;
         }

@@ -1,12 +1,12 @@
-//! The machine's GPUs, also those that do not answer.
+//! The GPUs of the machine, including those that do not answer.
 //!
-//! A GPU that is lost reports nothing, not even its UUID. Without it the others would move up, and what tenants hold on it would
-//! be held on nothing. So the last list is kept as a record: a GPU that is missing now is still in its place, and withheld.
+//! A lost GPU reports nothing, not even its UUID. Without it the others would be renumbered, and the grants on it would
+//! refer to no GPU. So the last list is kept as a record: a GPU that is missing now keeps its place, and is withheld.
 
 use crate::records::VersionedRecord;
 use jiff::Timestamp;
-use partage_core::model::{Gpu, GpuUuid, Links, Node};
-use partage_host::gpus::Look;
+use partage_core::model::{Gpu, GpuUuid, LinkMatrix, Node};
+use partage_host::gpus::GpuSample;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -14,10 +14,10 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Inventory {
-    /// The boot in which it was made.
+    /// The boot in which the list was created.
     #[serde(rename = "boot")]
     boot_id: String,
-    /// Where the GPUs come from: NVIDIA's driver, or which simulated ones.
+    /// The source of the GPUs: NVIDIA's driver, or which simulated GPUs.
     #[serde(rename = "of")]
     source: String,
     /// How many GPUs the driver counted, whether they answered or not.
@@ -32,18 +32,18 @@ impl VersionedRecord for Inventory {
     const VERSION: u32 = 1;
 }
 
-/// What the driver reports at one moment.
+/// The GPUs that the driver reports at one moment.
 #[derive(Clone, Debug)]
 pub struct Observation<'a> {
-    /// The current boot.
+    /// The id of the current boot.
     pub boot_id: &'a str,
-    /// Where the GPUs come from. GPUs of another source are other GPUs, and not missing ones.
+    /// The source of the GPUs. GPUs of another source are different GPUs, and not missing ones.
     pub source: &'a str,
     /// How many GPUs the driver counts.
     pub counted: usize,
     /// The GPUs that answer.
     pub node: Node,
-    /// When, in seconds since 1970.
+    /// The time of the observation, in seconds since 1970.
     pub unix_seconds: i64,
 }
 
@@ -51,7 +51,7 @@ impl Inventory {
     /// The name of its record.
     pub const NAME: &str = "inventory";
 
-    /// Lists the GPUs that are there now, and those of the last list that are missing.
+    /// Lists the GPUs that answer now, and those of the last list that are missing.
     pub fn new(observed: Observation<'_>, kept: Option<&Inventory>) -> Inventory {
         let missing = kept.map(|kept| kept.missing_from(&observed)).unwrap_or_default();
         let node = match kept {
@@ -80,14 +80,15 @@ impl Inventory {
                 (gpu.uuid.clone(), since)
             })
             .collect();
-        // Cards are not taken out of a running machine. After a boot, a GPU that the driver does not even count is not there any
-        // more; and if the number of silent GPUs is not the number of missing ones, the cards are others.
+        // Cards are not removed from a running machine. After a boot, a GPU that the driver does not even count was
+        // removed; and if the number of silent GPUs differs from the number of missing ones, the cards were replaced.
         let same_gpus =
             self.source == observed.source && (self.boot_id == observed.boot_id || missing.len() == silent);
         if same_gpus { missing } else { BTreeMap::new() }
     }
 
-    /// Returns the GPUs as kubelet is to count them: one that does not answer keeps its place, like one that becomes unhealthy.
+    /// Returns the GPUs as kubelet counts them: one that does not answer keeps its place, like one that becomes
+    /// unhealthy.
     pub fn counted_node(&self) -> Node {
         let mut node = self.node.clone();
         for gpu in node.gpus.iter_mut().filter(|gpu| self.missing.contains_key(&gpu.uuid)) {
@@ -96,19 +97,19 @@ impl Inventory {
         node
     }
 
-    /// The GPUs that do not answer.
+    /// Returns the GPUs that do not answer.
     pub fn missing(&self) -> impl Iterator<Item = &GpuUuid> {
         self.missing.keys()
     }
 
-    /// Compares the list with how many GPUs the driver counts now and what they report. Returns what changed if the list has to be
-    /// made again; a GPU that became unhealthy does not change it.
-    pub fn change(&self, counted: Option<usize>, looks: &[Look]) -> Option<String> {
+    /// Compares the list with the driver's current count and samples. Returns what changed if the list has to be
+    /// created again; a GPU that became unhealthy does not change it.
+    pub fn change(&self, counted: Option<usize>, samples: &[GpuSample]) -> Option<String> {
         if let Some(counted) = counted.filter(|counted| *counted != self.counted) {
-            return Some(format!("the driver counts {counted} of them, and counted {}", self.counted));
+            return Some(format!("the driver counts {counted} GPUs, and counted {} before", self.counted));
         }
-        looks.iter().find_map(|Look { uuid, mig, .. }| {
-            // A GPU that does not answer is unhealthy, and otherwise as it was.
+        samples.iter().find_map(|GpuSample { uuid, mig, .. }| {
+            // A GPU that does not answer is unhealthy, and otherwise unchanged.
             let mig = (*mig)?;
             let Some(at) = self.node.gpu_index(uuid) else { return Some(format!("GPU {uuid} is new")) };
             if self.missing.contains_key(uuid) {
@@ -121,7 +122,7 @@ impl Inventory {
     }
 }
 
-/// Returns what is now in the place of a GPU: itself, or a new card in its slot.
+/// Returns the GPU that is now in the place of another: itself, or a new card in its slot.
 fn successor_of<'a>(gpu: &Gpu, kept: &Node, observed: &'a Node) -> Option<&'a Gpu> {
     let is_new = |other: &Gpu| kept.gpu_index(&other.uuid).is_none();
     let in_slot = |other: &&Gpu| gpu.pci.is_some() && other.pci == gpu.pci && is_new(other);
@@ -142,9 +143,9 @@ fn merge(kept: &Node, observed: &Node, missing: &BTreeMap<GpuUuid, i64>) -> Node
     }
     let mut node = Node { gpus, links: None, ..observed.clone() };
     let place = |of: &Node, at: usize| of.gpu_index(&node.gpus[at].uuid);
-    node.links = Some(Links::from_fn(node.gpus.len(), |a, b| {
+    node.links = Some(LinkMatrix::from_fn(node.gpus.len(), |a, b| {
         let both = |of| place(of, a).zip(place(of, b)).map(|(a, b)| of.link(a, b));
-        // A link to a missing GPU is as it was; if the other one is new, NUMA decides.
+        // A link to a missing GPU is kept; if the other GPU is new, the NUMA nodes decide.
         both(observed).or_else(|| both(kept)).unwrap_or_else(|| node.link(a, b))
     }));
     node

@@ -1,7 +1,7 @@
 use super::*;
 use crate::records::Durability;
-use partage_core::model::{Bytes, Gpu, Link, Links};
-use partage_host::gpus::Fatal;
+use partage_core::model::{Bytes, Gpu, GpuLink, LinkMatrix};
+use partage_host::gpus::FatalGpuError;
 use std::path::Path;
 
 fn records(directory: &Path) -> RecordDir {
@@ -20,10 +20,11 @@ fn gpu(name: &str) -> Gpu {
     }
 }
 
-/// GPUs in this order, all on one switch.
+/// Returns a node with GPUs in this order, all on one switch.
 fn node(names: &[&str]) -> Node {
     let mut node = Node::new("n1", names.iter().map(|name| gpu(name)).collect());
-    node.links = Some(Links::from_fn(names.len(), |a, b| if a == b { Link::NvLink } else { Link::Pix }));
+    node.links =
+        Some(LinkMatrix::from_fn(names.len(), |a, b| if a == b { GpuLink::NvLink } else { GpuLink::Pix }));
     node
 }
 
@@ -45,19 +46,19 @@ fn later(kept: &Inventory, boot_id: &str, counted: usize, names: &[&str]) -> Inv
     Inventory::new(observed(boot_id, "nvidia", counted, node(names), 200), Some(kept))
 }
 
-/// The listed GPUs, with `!` before those that are withheld.
+/// Returns the listed GPUs, with `!` before those that are withheld.
 fn listed(inventory: &Inventory) -> Vec<String> {
     let gpus = inventory.node.gpus.iter();
     gpus.map(|gpu| format!("{}{}", if gpu.withheld.is_some() { "!" } else { "" }, gpu.uuid)).collect()
 }
 
-fn look(uuid: &str, mig: Option<bool>) -> Look {
-    Look {
+fn sample(uuid: &str, mig: Option<bool>) -> GpuSample {
+    GpuSample {
         uuid: uuid.into(),
         health: None,
         mig,
         memory_used: None,
-        utilisation: None,
+        utilization: None,
         temperature: None,
         power_milliwatts: None,
         processes: Vec::new(),
@@ -76,15 +77,15 @@ fn missing_gpu_stays_in_its_place() {
         "kubelet counts it all the same"
     );
     assert!(why.starts_with("it does not answer, since 1970-01-01T00:03:20Z"), "{why}");
-    assert_eq!((now.node.link(0, 1), now.node.link(0, 2)), (Link::Pix, Link::Pix));
-    // The next daemon keeps the time, also one that reads it from a disk.
+    assert_eq!((now.node.link(0, 1), now.node.link(0, 2)), (GpuLink::Pix, GpuLink::Pix));
+    // The next daemon keeps the time, also when it reads it from the record.
     let read: Inventory = serde_json::from_str(&serde_json::to_string(&now).unwrap()).unwrap();
     assert_eq!(read, now);
     let again = Inventory::new(observed("boot-1", "nvidia", 2, node(&["a", "c"]), 999), Some(&read));
     assert_eq!(again.node, now.node);
-    // It is back: everything is as it was.
+    // The GPU returns: the list is as before.
     assert_eq!(later(&again, "boot-1", 3, &["a", "b", "c"]), kept);
-    // None answers.
+    // No GPU answers.
     assert_eq!(listed(&later(&kept, "boot-1", 3, &[])), ["!a", "!b", "!c"]);
 }
 
@@ -99,16 +100,16 @@ fn after_a_boot_the_list_is_what_the_driver_counts() {
 }
 
 #[test]
-fn card_in_the_slot_of_another_is_its_successor() {
+fn new_card_takes_the_place_of_the_one_in_its_slot() {
     let kept = first(&["a", "b", "c"]);
     let mut now = node(&["x", "c"]);
     now.gpus[0].pci = Some("slot of a".into());
     let now = Inventory::new(observed("boot-2", "nvidia", 3, now, 200), Some(&kept));
     assert_eq!(listed(&now), ["x", "!b", "c"]);
-    // One that is new beside one that is missing is at the end, and its links are not guessed.
+    // A new GPU beside a missing one is listed last, and its links are not guessed.
     let now = later(&kept, "boot-1", 3, &["n", "a", "c"]);
     assert_eq!(listed(&now), ["a", "!b", "c", "n"]);
-    assert_eq!((now.node.link(0, 3), now.node.link(1, 3)), (Link::Pix, Link::System));
+    assert_eq!((now.node.link(0, 3), now.node.link(1, 3)), (GpuLink::Pix, GpuLink::System));
 }
 
 #[test]
@@ -120,17 +121,18 @@ fn gpus_of_another_source_are_not_missing() {
 }
 
 #[test]
-fn change_is_what_needs_another_list() {
+fn change_is_reported_only_if_the_list_is_outdated() {
     let kept = first(&["a", "b"]);
-    let both = [look("a", Some(false)), look("b", Some(false))];
+    let both = [sample("a", Some(false)), sample("b", Some(false))];
     assert_eq!(kept.change(Some(2), &both), None);
-    // A lost GPU is unhealthy, and a driver that is away reports nothing.
-    assert_eq!(kept.change(None, &[look("a", Some(false)), look("b", None)]), None);
-    let said =
-        |inventory: &Inventory, counted, looks: &[Look]| inventory.change(Some(counted), looks).unwrap();
-    assert!(said(&kept, 3, &both).contains("counts 3 of them"));
-    assert!(said(&kept, 2, &[look("c", Some(false))]).contains("GPU c is new"));
-    assert!(said(&kept, 2, &[look("b", Some(true))]).contains("MIG mode of GPU b was enabled"));
+    // A lost GPU is unhealthy, and an unloaded driver reports nothing.
+    assert_eq!(kept.change(None, &[sample("a", Some(false)), sample("b", None)]), None);
+    let said = |inventory: &Inventory, counted, samples: &[GpuSample]| {
+        inventory.change(Some(counted), samples).unwrap()
+    };
+    assert!(said(&kept, 3, &both).contains("counts 3 GPUs"));
+    assert!(said(&kept, 2, &[sample("c", Some(false))]).contains("GPU c is new"));
+    assert!(said(&kept, 2, &[sample("b", Some(true))]).contains("MIG mode of GPU b was enabled"));
 
     let now = later(&kept, "boot-1", 2, &["a"]);
     assert_eq!(now.change(Some(2), &both[..1]), None);
@@ -139,7 +141,7 @@ fn change_is_what_needs_another_list() {
     let mut split = node(&["a"]);
     split.gpus[0].withheld = Some("MIG mode is enabled".into());
     let split = Inventory::new(observed("boot-1", "nvidia", 1, split, 1), None);
-    assert_eq!(split.change(Some(1), &[look("a", Some(true))]), None);
+    assert_eq!(split.change(Some(1), &[sample("a", Some(true))]), None);
     assert!(said(&split, 1, &both[..1]).contains("MIG mode of GPU a was disabled"));
 }
 
@@ -147,8 +149,8 @@ fn change_is_what_needs_another_list() {
 fn unhealthy_gpus_are_withheld_for_their_first_reason() {
     let mut machine = node(&["a", "b", "c"]);
     machine.gpus[1].withheld = Some("MIG mode is enabled".into());
-    let ill = |uuid: &str| Look { health: Some("XID 79".into()), ..look(uuid, None) };
-    withhold_unhealthy(&mut machine, &[ill("a"), ill("b"), look("c", None)]);
+    let ill = |uuid: &str| GpuSample { health: Some("XID 79".into()), ..sample(uuid, None) };
+    withhold_unhealthy(&mut machine, &[ill("a"), ill("b"), sample("c", None)]);
     let withheld: Vec<Option<&str>> = machine.gpus.iter().map(|gpu| gpu.withheld.as_deref()).collect();
     assert_eq!(withheld, [Some("XID 79"), Some("MIG mode is enabled"), None]);
 }
@@ -159,26 +161,27 @@ fn fatal_errors_are_known_until_the_next_boot() {
     let records = records(directory.path());
     let load = |boot_id: &str| FatalErrorLog::load(&records, boot_id).unwrap();
     assert_eq!(load("boot-1"), []);
-    let fatal = |energy| vec![Fatal { uuid: "GPU-1".into(), xid: 62, gone: false, energy: Some(energy) }];
+    let fatal =
+        |energy| vec![FatalGpuError { uuid: "GPU-1".into(), xid: 62, gone: false, energy: Some(energy) }];
     let mut log = FatalErrorLog::default();
     log.store(&records, "boot-1", fatal(5));
-    // More energy alone is no news.
+    // A higher energy counter alone is not written.
     log.store(&records, "boot-1", fatal(6));
     assert_eq!(load("boot-1"), fatal(5));
     assert_eq!(load("boot-2"), []);
     // The GPU was reset.
     log.store(&records, "boot-1", Vec::new());
     assert_eq!(load("boot-1"), []);
-    // A daemon that starts without any removes what an earlier one left.
+    // A daemon that starts without errors clears the record of an earlier one.
     log.store(&records, "boot-1", fatal(7));
     FatalErrorLog::default().store(&records, "boot-1", Vec::new());
     assert_eq!(load("boot-1"), []);
 }
 
 #[test]
-fn driver_that_is_required_and_absent_needs_attention_only_where_there_was_one() {
+fn missing_driver_needs_attention_only_if_there_were_gpus() {
     let host = tempfile::tempdir().unwrap();
-    let root = Root::new(host.path());
+    let root = HostRoot::new(host.path());
     let error = find_driver(DriverChoice::Nvidia, Some(&root)).unwrap_err();
     assert_eq!(error.to_string(), format!("no NVIDIA driver was found below {}", host.path().display()));
     assert!(!error.needs_attention());
@@ -198,7 +201,7 @@ fn records_of_version_1_are_read() {
     let inventory: Inventory = records.load(Inventory::NAME).unwrap().unwrap();
     assert_eq!(listed(&inventory), ["GPU-0", "!GPU-1", "GPU-2"]);
     assert_eq!(inventory.missing().map(|uuid| uuid.as_str()).collect::<Vec<_>>(), ["GPU-1"]);
-    assert_eq!((inventory.node.name.as_str(), inventory.node.link(0, 1)), ("gpu-1", Link::Pxb));
+    assert_eq!((inventory.node.name.as_str(), inventory.node.link(0, 1)), ("gpu-1", GpuLink::Pxb));
     // The GPU answers again, in the same boot and from the same driver.
     let mut node = inventory.node.clone();
     node.gpus[1].withheld = None;

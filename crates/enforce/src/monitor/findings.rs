@@ -1,14 +1,14 @@
-//! Findings of the bypass audit as sentences, and which of them are new.
+//! Formats findings of the bypass audit, and determines which of them are new.
 
 use partage_core::model::{Bytes, GpuUuid, Node};
-use partage_host::gpus::{uuid_bytes, uuid_of};
-use partage_region::audit::{Finding, FindingKind};
+use partage_host::gpus::{uuid_bytes, uuid_from_bytes};
+use partage_region::audit::{BypassFinding, BypassKind};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Identifies a finding from poll to poll. Its amount changes, and it is still the same finding.
-type FindingId<K> = (K, [u8; 16], FindingKind, Option<u32>);
+type FindingId<K> = (K, [u8; 16], BypassKind, Option<u32>);
 
-/// What was found in the last poll.
+/// The findings of the last poll.
 #[derive(Debug)]
 pub(super) struct FindingLog<K> {
     /// The index of a GPU is its position here.
@@ -25,8 +25,12 @@ impl<K: Ord + Clone> FindingLog<K> {
         FindingLog { gpus, known: BTreeSet::new() }
     }
 
-    /// Replaces the findings of the last poll by these. `keys` has the share of each name that the audit knows.
-    pub(super) fn update(&mut self, findings: Vec<Finding>, keys: &BTreeMap<String, K>) -> Sentences<K> {
+    /// Replaces the findings of the last poll by these. `keys` maps the names that the audit uses to shares.
+    pub(super) fn update(
+        &mut self,
+        findings: Vec<BypassFinding>,
+        keys: &BTreeMap<String, K>,
+    ) -> Sentences<K> {
         let mut all: BTreeMap<K, Vec<String>> = BTreeMap::new();
         let mut new = Vec::new();
         let mut known = BTreeSet::new();
@@ -44,32 +48,30 @@ impl<K: Ord + Clone> FindingLog<K> {
         (all, new)
     }
 
-    fn sentence(&self, finding: &Finding) -> String {
+    fn sentence(&self, finding: &BypassFinding) -> String {
         let at = self.gpus.iter().position(|uuid| uuid_bytes(uuid) == Some(finding.gpu));
-        let gpu = at.map_or_else(|| uuid_of(finding.gpu).to_string(), |at| format!("GPU {at}"));
+        let gpu = at.map_or_else(|| uuid_from_bytes(finding.gpu).to_string(), |at| format!("GPU {at}"));
         let who = finding.pid.map_or_else(|| "its processes".into(), |pid| format!("process {pid}"));
         let one = |singular, plural| if finding.pid.is_some() { singular } else { plural };
         let bytes = Bytes(finding.amount);
         match finding.kind {
-            FindingKind::ForgedUsage if finding.pid.is_none() && finding.amount > 0 => {
-                format!("{who} made the file of their account {bytes} longer; it was cut back")
+            BypassKind::ForgedUsage if finding.pid.is_none() && finding.amount > 0 => {
+                format!("{who} extended the usage file by {bytes}; it was truncated")
             }
-            FindingKind::ForgedUsage => format!("{who} wrote over {} account of {gpu}", one("its", "their")),
-            FindingKind::UnaccountedMemory => {
-                format!(
-                    "{who} {} {bytes} on {gpu} that {} did not ask for",
-                    one("holds", "hold"),
-                    one("it", "they")
-                )
+            BypassKind::ForgedUsage => {
+                format!("{who} overwrote {} usage record of {gpu}", one("its", "their"))
             }
-            FindingKind::OverLimit => {
-                format!("{who} {} {bytes} more on {gpu} than the limit", one("holds", "hold"))
+            BypassKind::UnaccountedMemory => {
+                format!("{who} {} {bytes} on {gpu} that the shim did not allocate", one("holds", "hold"))
             }
-            FindingKind::UnaccountedWork => {
-                format!("{who} {} on {gpu} outside {} turns", one("works", "work"), one("its", "their"))
+            BypassKind::OverLimit => {
+                format!("{who} {} {bytes} above the limit on {gpu}", one("holds", "hold"))
             }
-            FindingKind::UngrantedGpu => {
-                format!("{who} {} {gpu}, which is not the share's", one("uses", "use"))
+            BypassKind::UnaccountedWork => {
+                format!("{who} {} kernels on {gpu} outside {} turns", one("runs", "run"), one("its", "their"))
+            }
+            BypassKind::UngrantedGpu => {
+                format!("{who} {} {gpu}, which was not granted", one("uses", "use"))
             }
         }
     }
@@ -96,33 +98,33 @@ mod tests {
         let log: FindingLog<String> = FindingLog::new(&Node::new("n1", vec![gpu]));
         let sentence = |kind, pid| {
             let gpu = uuid_bytes(&GPU.into()).unwrap();
-            log.sentence(&Finding { container: "a".into(), gpu, kind, pid, amount: 1 << 30, since: 0 })
+            log.sentence(&BypassFinding { container: "a".into(), gpu, kind, pid, amount: 1 << 30, since: 0 })
         };
         for (kind, one, all) in [
             (
-                FindingKind::UnaccountedWork,
-                "process 7 works on GPU 0 outside its turns",
-                "its processes work on GPU 0 outside their turns",
+                BypassKind::UnaccountedWork,
+                "process 7 runs kernels on GPU 0 outside its turns",
+                "its processes run kernels on GPU 0 outside their turns",
             ),
             (
-                FindingKind::UnaccountedMemory,
-                "process 7 holds 1 GiB on GPU 0 that it did not ask for",
-                "its processes hold 1 GiB on GPU 0 that they did not ask for",
+                BypassKind::UnaccountedMemory,
+                "process 7 holds 1 GiB on GPU 0 that the shim did not allocate",
+                "its processes hold 1 GiB on GPU 0 that the shim did not allocate",
             ),
             (
-                FindingKind::OverLimit,
-                "process 7 holds 1 GiB more on GPU 0 than the limit",
-                "its processes hold 1 GiB more on GPU 0 than the limit",
+                BypassKind::OverLimit,
+                "process 7 holds 1 GiB above the limit on GPU 0",
+                "its processes hold 1 GiB above the limit on GPU 0",
             ),
             (
-                FindingKind::UngrantedGpu,
-                "process 7 uses GPU 0, which is not the share's",
-                "its processes use GPU 0, which is not the share's",
+                BypassKind::UngrantedGpu,
+                "process 7 uses GPU 0, which was not granted",
+                "its processes use GPU 0, which was not granted",
             ),
             (
-                FindingKind::ForgedUsage,
-                "process 7 wrote over its account of GPU 0",
-                "its processes made the file of their account 1 GiB longer; it was cut back",
+                BypassKind::ForgedUsage,
+                "process 7 overwrote its usage record of GPU 0",
+                "its processes extended the usage file by 1 GiB; it was truncated",
             ),
         ] {
             assert_eq!(sentence(kind, Some(7)), one);

@@ -2,14 +2,15 @@
 
 use super::{Durability, RecordError, VersionedRecord, read_file, remove_file, write_file};
 use crate::error_chain::describe;
-use partage_host::files;
+use partage_host::atomic_file;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// Files that a quarantine holds at most. It is for people, and a disk that damages everything must not be filled by it.
+/// The maximum number of files in a quarantine. It is for administrators, and must not fill a disk that damages all
+/// files.
 pub const MAX_QUARANTINED: usize = 100;
 
 /// The longest name of a record. Pod UIDs and nonces have 36 characters at most.
@@ -28,43 +29,43 @@ pub struct RecordDir {
 pub struct LoadedRecords<T> {
     /// The records that can be used, by name.
     pub records: BTreeMap<String, T>,
-    /// Files that are no records.
+    /// Files that are not records, and were quarantined.
     pub quarantined: Vec<QuarantinedRecord>,
-    /// Records that another version of the daemon wrote.
+    /// Records of a version that this build does not read.
     pub unsupported: Vec<UnsupportedRecord>,
 }
 
-/// A file that was no record.
+/// A file that was not a record, and was quarantined.
 #[derive(Debug)]
 pub struct QuarantinedRecord {
-    /// Where it is now.
+    /// The path of the file now.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// Why it is not a record.
     pub reason: RecordError,
 }
 
-/// A record of a version that this build does not read. It was left where it is.
+/// A record of a version that this build does not read. It was left in place.
 #[derive(Debug)]
 pub struct UnsupportedRecord {
-    /// Its name, which says whose it is.
+    /// The name of the record, which identifies its owner.
     pub name: String,
-    /// Which file and version.
+    /// The error, with the file and its version.
     pub reason: RecordError,
 }
 
 impl RecordDir {
-    /// Opens a directory of records, and creates it if it is missing. The quarantine must be on the same file system, because files
-    /// are moved there; it is created with the first of them.
+    /// Opens a directory of records, and creates it if it is missing. The quarantine must be on the same file system,
+    /// because files are moved there; it is created with the first of them.
     pub fn open(directory: &Path, quarantine: &Path, durability: Durability) -> io::Result<RecordDir> {
         fs::create_dir_all(directory)?;
         Ok(RecordDir { directory: directory.into(), quarantine: quarantine.into(), durability })
     }
 
-    /// Reads all records. Only the daemon that holds the instance lock may call it: it removes what an earlier one left
-    /// half-written.
+    /// Reads all records. Only the daemon that holds the instance lock may call it: it removes the temporary files of
+    /// an earlier one.
     pub fn load_all<T: VersionedRecord>(&self) -> Result<LoadedRecords<T>, RecordError> {
         let failed = |source| RecordError::Read { path: self.directory.clone(), source };
-        files::remove_unfinished(&self.directory, "").map_err(failed)?;
+        atomic_file::remove_temp_files(&self.directory, "").map_err(failed)?;
         let mut loaded =
             LoadedRecords { records: BTreeMap::new(), quarantined: Vec::new(), unsupported: Vec::new() };
         for entry in fs::read_dir(&self.directory).map_err(failed)? {
@@ -91,7 +92,7 @@ impl RecordDir {
         Ok(loaded)
     }
 
-    /// Reads one record; `None` where there is none that this build can use.
+    /// Reads one record. Returns `None` if there is none that this build can use.
     pub fn load<T: VersionedRecord>(&self, name: &str) -> Result<Option<T>, RecordError> {
         let path = self.path(name)?;
         match read_named(&path, name) {
@@ -107,12 +108,12 @@ impl RecordDir {
         }
     }
 
-    /// Writes a record, in place of an earlier one of the same name.
+    /// Writes a record, and replaces an earlier one of the same name.
     pub fn store<T: VersionedRecord>(&self, name: &str, record: &T) -> Result<(), RecordError> {
         write_file(&self.path(name)?, record, self.durability)
     }
 
-    /// Removes a record, if it is there.
+    /// Removes a record, if it exists.
     pub fn remove<T: VersionedRecord>(&self, name: &str) -> Result<(), RecordError> {
         remove_file::<T>(&self.path(name)?)
     }
@@ -125,7 +126,7 @@ impl RecordDir {
         }
     }
 
-    /// Moves a file out of the way. One that cannot be moved stays, and is found again at the next start.
+    /// Moves a file to the quarantine. One that cannot be moved stays, and is found again at the next start.
     fn quarantine(&self, path: &Path, reason: RecordError) -> QuarantinedRecord {
         let moved = self.move_to_quarantine(path);
         let kept_at = match &moved {
@@ -146,7 +147,7 @@ impl RecordDir {
         let name = path.file_name().unwrap_or_default();
         fs::create_dir_all(&self.quarantine)?;
         if fs::read_dir(&self.quarantine)?.count() >= MAX_QUARANTINED {
-            let full = format!("{} is full: empty it", self.quarantine.display());
+            let full = format!("quarantine {} is full: remove files from it", self.quarantine.display());
             return Err(io::Error::new(ErrorKind::StorageFull, full));
         }
         let free = (0..=MAX_QUARANTINED)
@@ -182,13 +183,13 @@ fn is_hidden(name: &OsStr) -> bool {
     name.as_encoded_bytes().starts_with(b".")
 }
 
-/// The name of the record in a file; `None` where a file cannot be one of this store.
+/// Returns the name of the record that a file should contain; `None` if the file name is not that of a record.
 fn record_name(path: &Path) -> Option<String> {
     let name = path.file_name()?.to_str()?.strip_suffix(".json")?;
     is_record_name(name).then(|| name.to_string())
 }
 
-/// Names come from kubelet among others, and must not lead out of the directory.
+/// Returns whether a name is valid. Names come from kubelet, among others, and must not lead out of the directory.
 fn is_record_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     !name.is_empty() && name.len() <= MAX_NAME_BYTES && name.bytes().all(plain)

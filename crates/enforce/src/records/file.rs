@@ -1,7 +1,7 @@
-//! One record in one file.
+//! Reads, writes and removes one record in a file.
 
 use super::{DecodeError, Durability, RecordError, VersionedRecord, decode, encode};
-use partage_host::files;
+use partage_host::atomic_file;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
@@ -9,13 +9,13 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// The largest record that is read. The largest ones, of pods with many containers, have some kilobytes.
+/// The maximum size of a record. The largest ones, of pods with many containers, have some kilobytes.
 pub const MAX_RECORD_BYTES: u64 = 16 << 20;
 
-/// Records can hold command lines: they are for the daemon's user alone.
+/// The file mode. Records can contain command lines, so only the daemon's user may read them.
 const RECORD_MODE: u32 = 0o600;
 
-/// Reads the record in a file; `None` where there is no such file. Links are not followed.
+/// Reads the record in a file. Returns `None` if the file does not exist. Links are not followed.
 pub fn read_file<T: VersionedRecord>(path: &Path) -> Result<Option<T>, RecordError> {
     let Some(bytes) = read_bytes(path)? else { return Ok(None) };
     decode(&bytes).map(Some).map_err(|source| RecordError::Invalid { path: path.into(), source })
@@ -29,7 +29,7 @@ fn read_bytes(path: &Path) -> Result<Option<Vec<u8>>, RecordError> {
     let file = match rustix::fs::open(path, flags, Mode::empty()) {
         Ok(file) => File::from(file),
         Err(Errno::NOENT) => return Ok(None),
-        // A link, and a socket.
+        // A symbolic link or a socket.
         Err(Errno::LOOP | Errno::NXIO) => return Err(not_a_file()),
         Err(error) => return Err(failed(error.into())),
     };
@@ -49,7 +49,7 @@ fn read_bytes(path: &Path) -> Result<Option<Vec<u8>>, RecordError> {
     Ok(Some(bytes))
 }
 
-/// Replaces the record in a file as a whole. A record of an unsupported version is not replaced.
+/// Replaces the record in a file atomically. A record of an unsupported version is not replaced.
 pub fn write_file<T: VersionedRecord>(
     path: &Path,
     record: &T,
@@ -58,19 +58,19 @@ pub fn write_file<T: VersionedRecord>(
     check_replaceable::<T>(path)?;
     let failed = |source: io::Error| RecordError::Write { path: path.into(), source };
     let text = encode(record).map_err(|error| failed(error.into()))?;
-    files::replace(path, text.as_bytes(), RECORD_MODE, durability).map_err(failed)
+    atomic_file::replace(path, text.as_bytes(), RECORD_MODE, durability).map_err(failed)
 }
 
-/// Removes a record, if it is there. One of an unsupported version is left alone: its own daemon removes it.
+/// Removes a record, if it exists. One of an unsupported version is left in place: its own daemon removes it.
 pub fn remove_file<T: VersionedRecord>(path: &Path) -> Result<(), RecordError> {
     if let Err(error) = check_replaceable::<T>(path) {
         tracing::info!(path = %path.display(), reason = %crate::error_chain::describe(&error), "record left in place");
         return Ok(());
     }
-    files::remove(path).map_err(|source| RecordError::Write { path: path.into(), source })
+    atomic_file::remove_if_exists(path).map_err(|source| RecordError::Write { path: path.into(), source })
 }
 
-/// Refuses a file that another version of the daemon wrote; one that is no record at all can be replaced.
+/// Refuses to replace a record of an unsupported version. A file that is not a record can be replaced.
 fn check_replaceable<T: VersionedRecord>(path: &Path) -> Result<(), RecordError> {
     match read_bytes(path) {
         Ok(Some(bytes)) => match decode::<T>(&bytes) {

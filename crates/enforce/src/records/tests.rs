@@ -6,14 +6,14 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-/// What version 1 wrote.
+/// A record of version 1.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct First {
+struct RecordV1 {
     id: String,
     gpu: String,
 }
 
-impl VersionedRecord for First {
+impl VersionedRecord for RecordV1 {
     const VERSION: u32 = 1;
 
     fn is_named(&self, name: &str) -> bool {
@@ -23,21 +23,21 @@ impl VersionedRecord for First {
 
 /// Version 2 has several GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Second {
+struct RecordV2 {
     id: String,
     gpus: Vec<String>,
 }
 
-impl VersionedRecord for Second {
+impl VersionedRecord for RecordV2 {
     const VERSION: u32 = 2;
 
-    fn from_previous(fields: Fields) -> Result<Self, serde_json::Error> {
-        let First { id, gpu } = serde_json::from_value(Value::Object(fields))?;
-        Ok(Second { id, gpus: vec![gpu] })
+    fn from_previous(fields: RecordFields) -> Result<Self, serde_json::Error> {
+        let RecordV1 { id, gpu } = serde_json::from_value(Value::Object(fields))?;
+        Ok(RecordV2 { id, gpus: vec![gpu] })
     }
 }
 
-/// A kind of record whose version has another name, as the workstation's shares.
+/// A record whose version field has another name, as that of the workstation's shares.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Renamed {
     id: String,
@@ -48,8 +48,8 @@ impl VersionedRecord for Renamed {
     const VERSION_FIELD: &'static str = "format";
 }
 
-fn first(id: &str) -> First {
-    First { id: id.into(), gpu: "GPU-1".into() }
+fn first(id: &str) -> RecordV1 {
+    RecordV1 { id: id.into(), gpu: "GPU-1".into() }
 }
 
 struct Fixture {
@@ -73,7 +73,7 @@ impl Fixture {
         self.root.path().join("quarantine").join(file)
     }
 
-    fn load(&self) -> LoadedRecords<First> {
+    fn load(&self) -> LoadedRecords<RecordV1> {
         self.records.load_all().unwrap()
     }
 }
@@ -93,7 +93,7 @@ fn record_is_read_back_and_removed() {
         let path = fixture.path("a.json");
         write_file(&path, &first("a"), durability).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), r#"{"version":1,"gpu":"GPU-1","id":"a"}"#);
-        assert_eq!(read_file::<First>(&path).unwrap(), Some(first("a")));
+        assert_eq!(read_file::<RecordV1>(&path).unwrap(), Some(first("a")));
         assert_eq!(names(&fixture.root.path().join("records")), ["a.json"]);
     }
     fixture.records.store("b", &first("b")).unwrap();
@@ -101,11 +101,11 @@ fn record_is_read_back_and_removed() {
     assert_eq!(loaded.records.into_values().collect::<Vec<_>>(), [first("a"), first("b")]);
     assert!(loaded.quarantined.is_empty() && loaded.unsupported.is_empty());
     for _ in 0..2 {
-        fixture.records.remove::<First>("a").unwrap();
-        fixture.records.remove::<First>("b").unwrap();
+        fixture.records.remove::<RecordV1>("a").unwrap();
+        fixture.records.remove::<RecordV1>("b").unwrap();
     }
     assert!(fixture.load().records.is_empty());
-    assert_eq!(fixture.records.load::<First>("a").unwrap(), None);
+    assert_eq!(fixture.records.load::<RecordV1>("a").unwrap(), None);
 }
 
 #[test]
@@ -113,18 +113,18 @@ fn version_field_can_have_another_name() {
     let text = encode(&Renamed { id: "a".into() }).unwrap();
     assert_eq!(text, r#"{"format":1,"id":"a"}"#);
     assert_eq!(decode::<Renamed>(text.as_bytes()).unwrap(), Renamed { id: "a".into() });
-    assert!(matches!(decode::<First>(text.as_bytes()), Err(DecodeError::NoVersion)));
+    assert!(matches!(decode::<RecordV1>(text.as_bytes()), Err(DecodeError::NoVersion)));
 }
 
 #[test]
 fn previous_version_is_read_and_rewritten_in_the_current_one() {
     let fixture = Fixture::new();
     fixture.records.store("a", &first("a")).unwrap();
-    let loaded: LoadedRecords<Second> = fixture.records.load_all().unwrap();
-    let second = Second { id: "a".into(), gpus: vec!["GPU-1".into()] };
+    let loaded: LoadedRecords<RecordV2> = fixture.records.load_all().unwrap();
+    let second = RecordV2 { id: "a".into(), gpus: vec!["GPU-1".into()] };
     assert_eq!(loaded.records["a"], second);
     fixture.records.store("a", &second).unwrap();
-    assert_eq!(fixture.records.load::<Second>("a").unwrap(), Some(second));
+    assert_eq!(fixture.records.load::<RecordV2>("a").unwrap(), Some(second));
 }
 
 #[test]
@@ -146,27 +146,27 @@ fn unsupported_version_is_reported_and_left_alone() {
         else {
             panic!("{reason:?}")
         };
-        assert_eq!(fields["id"], "a", "what it holds can be looked at");
+        assert_eq!(fields["id"], "a", "the fields are available");
 
-        assert_eq!(fixture.records.load::<First>("a").unwrap(), None);
+        assert_eq!(fixture.records.load::<RecordV1>("a").unwrap(), None);
         let refused = fixture.records.store("a", &first("a")).unwrap_err();
         assert!(refused.is_unsupported_version(), "{refused}");
-        fixture.records.remove::<First>("a").unwrap();
+        fixture.records.remove::<RecordV1>("a").unwrap();
         assert_eq!(fs::read_to_string(fixture.path("a.json")).unwrap(), text);
     }
     // Two versions behind is not the version before.
     fs::write(fixture.path("a.json"), r#"{"version":1,"id":"a","gpu":""}"#).unwrap();
     #[derive(Debug, Serialize, Deserialize)]
-    struct Third {}
-    impl VersionedRecord for Third {
+    struct RecordV3 {}
+    impl VersionedRecord for RecordV3 {
         const VERSION: u32 = 3;
     }
-    let error = read_file::<Third>(&fixture.path("a.json")).unwrap_err();
+    let error = read_file::<RecordV3>(&fixture.path("a.json")).unwrap_err();
     assert!(describe(&error).ends_with("record of version 1, this build reads version 3 and 2"), "{error:?}");
 }
 
 #[test]
-fn damaged_records_are_quarantined_and_cost_nothing_else() {
+fn damaged_records_are_quarantined_and_others_are_loaded() {
     let fixture = Fixture::new();
     fixture.records.store("good", &first("good")).unwrap();
     for (file, text) in [
@@ -209,9 +209,9 @@ fn links_are_quarantined_and_not_followed() {
     assert!(loaded.quarantined.iter().all(|one| matches!(one.reason, RecordError::NotAFile { .. })));
     assert!(fixture.quarantined("dangling.json").symlink_metadata().is_ok());
     assert!(elsewhere.is_file());
-    // A single record is treated alike.
+    // The same holds for loading a single record.
     symlink("/nowhere/at/all", fixture.path("single.json")).unwrap();
-    assert_eq!(fixture.records.load::<First>("single").unwrap(), None);
+    assert_eq!(fixture.records.load::<RecordV1>("single").unwrap(), None);
     assert!(fixture.path("single.json").symlink_metadata().is_err());
 }
 
@@ -238,7 +238,7 @@ fn pipes_and_large_files_are_quarantined() {
 #[test]
 fn record_of_another_user_is_quarantined() {
     if !rustix::process::geteuid().is_root() {
-        // Only root can give a file away.
+        // Only root can change the owner of a file.
         return;
     }
     let fixture = Fixture::new();
@@ -265,7 +265,7 @@ fn quarantine_keeps_earlier_files_and_is_bounded() {
     let loaded = fixture.load();
     assert_eq!(loaded.quarantined[0].path, fixture.path("b.json"), "it stays where it was");
     assert_eq!(fs::read_to_string(fixture.path("b.json")).unwrap(), "three");
-    // It is in nobody's way: a record of its name replaces it.
+    // A record of the same name replaces it.
     fixture.records.store("b", &first("b")).unwrap();
     assert_eq!(fixture.load().records["b"], first("b"));
 }
@@ -284,7 +284,7 @@ fn directory_that_cannot_be_read_is_an_error() {
     let fixture = Fixture::new();
     fs::remove_dir(fixture.root.path().join("records")).unwrap();
     fs::write(fixture.root.path().join("records"), "").unwrap();
-    let error = fixture.records.load_all::<First>().unwrap_err();
+    let error = fixture.records.load_all::<RecordV1>().unwrap_err();
     assert!(!error.is_damaged() && matches!(error, RecordError::Read { .. }), "{error:?}");
     assert!(error.to_string().contains("check the disk"), "{error}");
 }
@@ -295,13 +295,13 @@ fn name_is_never_a_path() {
     for wrong in ["", "..", "a/b", "../../x", "a.b", "é", &"a".repeat(129)] {
         let stored = fixture.records.store(wrong, &first(wrong)).unwrap_err();
         assert!(matches!(stored, RecordError::InvalidName { .. }), "{wrong:?}");
-        assert!(fixture.records.remove::<First>(wrong).is_err(), "{wrong:?}");
+        assert!(fixture.records.remove::<RecordV1>(wrong).is_err(), "{wrong:?}");
     }
 }
 
 proptest! {
     #[test]
-    fn any_bytes_are_read_or_quarantined(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_are_read_or_quarantined(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         let fixture = Fixture::new();
         fs::write(fixture.path("x.json"), bytes).unwrap();
         prop_assert_eq!(fixture.load().quarantined.len(), 1);

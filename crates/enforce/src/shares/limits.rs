@@ -14,7 +14,7 @@ const _: () = assert!(partage_core::model::MAX_GPUS_PER_CONTAINER as usize == pa
 #[error("{0} is not the UUID of a GPU")]
 pub struct InvalidGpu(pub GpuUuid);
 
-/// Converts a share into the limits of a region. `context` is what one CUDA context takes on the GPU, `gated` whether
+/// Converts a share into the limits of a region. `context` is the size of a CUDA context on the GPU, `gated` whether
 /// launches wait for turns.
 pub fn region_limits(share: &Share, context: Bytes, gated: bool) -> Result<GpuShare, InvalidGpu> {
     let uuid = uuid_bytes(&share.gpu).ok_or_else(|| InvalidGpu(share.gpu.clone()))?;
@@ -25,12 +25,12 @@ pub fn region_limits(share: &Share, context: Bytes, gated: bool) -> Result<GpuSh
         cores: share.cores.filter(|_| !share.whole).map_or(0, Cores::as_millipercent),
         ceiling: share.ceiling.or(share.cores).map_or(WHOLE_GPU, Cores::as_millipercent),
         priority: 0,
-        gated,
+        waits_for_turns: gated,
     })
 }
 
-/// Returns the GPUs on which launches wait for turns: those with a share that has guaranteed compute. A tenant that has a GPU
-/// to itself needs no turns.
+/// Returns the GPUs on which launches wait for turns: those with a share that has guaranteed compute. A tenant that has
+/// a GPU to itself needs no turns.
 pub fn gated_gpus<'a>(shares: impl IntoIterator<Item = &'a Share>) -> BTreeSet<GpuUuid> {
     let guaranteed = shares.into_iter().filter(|share| share.cores.is_some() && !share.whole);
     guaranteed.map(|share| share.gpu.clone()).collect()
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn amounts_are_converted_in_the_same_unit() {
-        assert_eq!(Cores::WHOLE.as_millipercent(), WHOLE_GPU, "both sides count in the same unit");
+        assert_eq!(Cores::WHOLE.as_millipercent(), WHOLE_GPU, "both sides use the same unit");
         let plain = region_limits(&share(GPU), Bytes(7), false).unwrap();
         assert_eq!((plain.memory, plain.context, plain.cores, plain.ceiling), (u64::MAX, 7, 0, WHOLE_GPU));
         assert_eq!(plain.uuid[..2], [0x01, 0x23]);
@@ -56,10 +56,10 @@ mod tests {
         let mut limited = Share { memory_bytes: Some(Bytes(1 << 30)), cores: thirty, ..share(GPU) };
         let region = region_limits(&limited, Bytes::ZERO, true).unwrap();
         assert_eq!((region.memory, region.cores, region.ceiling), (1 << 30, 30_000, 30_000));
-        assert!(region.gated);
+        assert!(region.waits_for_turns);
         limited.ceiling = half;
         assert_eq!(region_limits(&limited, Bytes::ZERO, true).unwrap().ceiling, 50_000);
-        // A tenant alone on a GPU needs no guarantee: no other could take its time.
+        // A tenant that has the GPU to itself needs no guarantee.
         let whole = Share { cores: Cores::percent(100), whole: true, ..share(GPU) };
         let region = region_limits(&whole, Bytes::ZERO, false).unwrap();
         assert_eq!((region.cores, region.ceiling), (0, WHOLE_GPU));

@@ -29,9 +29,9 @@ impl Fixture {
         fixture
     }
 
-    /// The engine of a daemon that has just started.
-    fn restart(&self) -> Shares<String> {
-        Shares::new(ContextSizes::read(self.folder.path().join("contexts.json"), "550"))
+    /// Returns the engine of a daemon that has just started.
+    fn restart(&self) -> ManagedShares<String> {
+        ManagedShares::new(ContextSizes::read(self.folder.path().join("contexts.json"), "550"))
     }
 
     fn directory(&self) -> PathBuf {
@@ -43,7 +43,7 @@ impl Fixture {
     }
 
     fn contents(&self) -> [Vec<u8>; 2] {
-        [LIMITS, USAGE].map(|name| fs::read(self.file(name)).unwrap())
+        [LIMITS_FILE, USAGE_FILE].map(|name| fs::read(self.file(name)).unwrap())
     }
 
     fn with_spec<T>(&self, shares: &[Share], run: impl FnOnce(&ShareSpec<'_>) -> T) -> T {
@@ -56,25 +56,25 @@ impl Fixture {
         })
     }
 
-    fn prepare(&self, shares: &Shares<String>, amounts: &[Share]) -> Result<(), ShareError> {
+    fn prepare(&self, shares: &ManagedShares<String>, amounts: &[Share]) -> Result<(), ShareError> {
         self.with_spec(amounts, |spec| shares.prepare(&KEY.into(), (), spec))
     }
 
-    fn adopt(&self, shares: &Shares<String>, amounts: &[Share], missing: MissingFiles) -> Adoption {
+    fn adopt(&self, shares: &ManagedShares<String>, amounts: &[Share], missing: MissingFiles) -> Adoption {
         self.with_spec(amounts, |spec| shares.adopt(&KEY.into(), (), spec, missing).unwrap())
     }
 
     /// Writes a layout version that this build does not know into both files.
     fn make_layout_unknown(&self) {
-        for name in [LIMITS, USAGE] {
+        for name in [LIMITS_FILE, USAGE_FILE] {
             let file = fs::File::options().write(true).open(self.file(name)).unwrap();
             file.write_all_at(&3_u32.to_le_bytes(), 8).unwrap();
         }
     }
 }
 
-/// The memory limit of a GPU in MiB, as processes of the tenant read it.
-fn limit(shares: &Shares<String>, gpu: usize) -> u64 {
+/// Returns the memory limit of a GPU in MiB, as processes of the tenant read it.
+fn limit(shares: &ManagedShares<String>, gpu: usize) -> u64 {
     shares.region(&KEY.into()).unwrap().owner().share(gpu).unwrap().memory >> 20
 }
 
@@ -101,7 +101,7 @@ fn resize_to_more_does_not_depend_on_the_tenants_own_report() {
     let fixture = Fixture::new();
     let (shares, key) = (fixture.restart(), KEY.to_string());
     fixture.prepare(&shares, &share(2000)).unwrap();
-    fs::File::options().write(true).open(fixture.file(USAGE)).unwrap().set_len(16).unwrap();
+    fs::File::options().write(true).open(fixture.file(USAGE_FILE)).unwrap().set_len(16).unwrap();
     shares.resize(&key, &share(500), &fixture.gated).unwrap_err();
     assert_eq!(limit(&shares, 0), 2000);
     shares.resize(&key, &share(3000), &fixture.gated).unwrap();
@@ -121,7 +121,7 @@ fn running_tenant_with_an_unknown_layout_is_left_untouched() {
         let Adoption::Unmanaged { reason } = fixture.adopt(&shares, &share(2000), missing) else { panic!() };
         assert!(reason.contains("limits has layout 3") && reason.contains("layouts 1 to 2"), "{reason}");
     }
-    assert!(fixture.contents() == before, "not a byte is changed");
+    assert!(fixture.contents() == before, "no byte is changed");
     assert!(shares.region(&key).is_none() && shares.get(&key).is_some());
     shares.apply_turns(&BTreeSet::new());
     let resized = shares.resize(&key, &share(500), &fixture.gated);
@@ -130,7 +130,7 @@ fn running_tenant_with_an_unknown_layout_is_left_untouched() {
     assert!(matches!(extended, Err(ShareError::Unmanaged { .. })), "{extended:?}");
     shares.restore(&key, &share(500), &fixture.gated).unwrap();
     assert!(tenant.reserve(0, 1001 << 20).is_err() && tenant.reserve(0, 1000 << 20).is_ok());
-    // Its processes still run: the region is not replaced, not even for a start.
+    // Its processes still run, so the region is not replaced even for a start.
     let prepared = fixture.prepare(&shares, &share(1000));
     assert!(matches!(prepared, Err(ShareError::StillInUse { .. })), "{prepared:?}");
     assert!(fixture.contents()[0] == before[0]);
@@ -143,7 +143,7 @@ fn running_tenant_with_an_unknown_layout_is_left_untouched() {
 #[test]
 fn damaged_region_is_left_to_a_running_tenant_and_replaced_for_one_that_starts() {
     let fixture = Fixture::new();
-    fs::File::options().write(true).open(fixture.file(USAGE)).unwrap().set_len(100).unwrap();
+    fs::File::options().write(true).open(fixture.file(USAGE_FILE)).unwrap().set_len(100).unwrap();
     let before = fixture.contents();
     let shares = fixture.restart();
     let adoption = fixture.adopt(&shares, &share(1000), MissingFiles::Leave);
@@ -155,8 +155,8 @@ fn damaged_region_is_left_to_a_running_tenant_and_replaced_for_one_that_starts()
     // The arbiter of the first daemon writes its heartbeat into `limits` as long as it runs.
     drop(shares);
     let elsewhere = fixture.folder.path().join("elsewhere");
-    fs::rename(fixture.file(LIMITS), &elsewhere).unwrap();
-    symlink(&elsewhere, fixture.file(LIMITS)).unwrap();
+    fs::rename(fixture.file(LIMITS_FILE), &elsewhere).unwrap();
+    symlink(&elsewhere, fixture.file(LIMITS_FILE)).unwrap();
     let before = fs::read(&elsewhere).unwrap();
     let shares = fixture.restart();
     let adoption = fixture.adopt(&shares, &share(500), MissingFiles::Create);
@@ -178,16 +178,16 @@ fn link_in_place_of_the_directory_is_replaced_and_not_followed() {
     fixture.prepare(&shares, &share(500)).unwrap();
     assert!(fs::symlink_metadata(fixture.directory()).unwrap().is_dir());
     assert_eq!(fs::read_to_string(elsewhere.join("file")).unwrap(), "of another program");
-    assert!(!elsewhere.join(LIMITS).exists());
+    assert!(!elsewhere.join(LIMITS_FILE).exists());
 }
 
 #[test]
 fn missing_files_are_left_or_created_as_the_front_end_chooses() {
     let fixture = Fixture::new();
     let (shares, key) = (fixture.restart(), KEY.to_string());
-    fs::remove_file(fixture.file(LIMITS)).unwrap();
+    fs::remove_file(fixture.file(LIMITS_FILE)).unwrap();
     assert_eq!(fixture.adopt(&shares, &share(1000), MissingFiles::Leave), Adoption::Missing);
-    assert!(shares.get(&key).is_none() && !fixture.file(LIMITS).exists());
+    assert!(shares.get(&key).is_none() && !fixture.file(LIMITS_FILE).exists());
     let resized = shares.resize(&key, &share(500), &fixture.gated);
     assert!(matches!(resized, Err(ShareError::NotFound)), "{resized:?}");
     fs::remove_dir_all(fixture.directory()).unwrap();
@@ -244,7 +244,7 @@ fn turns_are_set_for_all_regions_and_end_with_the_share() {
     let (shares, key) = (fixture.restart(), KEY.to_string());
     fixture.prepare(&shares, &share(1000)).unwrap();
     let region = shares.region(&key).unwrap();
-    let gated = || region.owner().share(0).unwrap().gated;
+    let gated = || region.owner().share(0).unwrap().waits_for_turns;
     assert!(gated());
     shares.apply_turns(&BTreeSet::new());
     assert!(!gated());
@@ -252,8 +252,8 @@ fn turns_are_set_for_all_regions_and_end_with_the_share() {
     assert!(gated());
     assert!(shares.release(&key) && !shares.release(&key));
     shares.apply_turns(&BTreeSet::new());
-    assert!(gated(), "a released region is not changed any more");
-    assert!(has_files(&fixture.directory()), "its files are the front end's to remove");
+    assert!(gated(), "a released region is not changed");
+    assert!(has_files(&fixture.directory()), "the front end removes the files");
     remove_region(&fixture.directory()).unwrap();
     remove_region(&fixture.directory()).unwrap();
     assert!(!fixture.directory().exists());
@@ -262,8 +262,8 @@ fn turns_are_set_for_all_regions_and_end_with_the_share() {
 #[test]
 fn same_key_of_another_owner_is_prepared_again() {
     let fixture = Fixture::new();
-    let shares: Shares<String, u32> =
-        Shares::new(ContextSizes::read(fixture.folder.path().join("contexts.json"), "550"));
+    let shares: ManagedShares<String, u32> =
+        ManagedShares::new(ContextSizes::read(fixture.folder.path().join("contexts.json"), "550"));
     let key = KEY.to_string();
     for owner in [1, 2] {
         fixture.with_spec(&share(1000), |spec| shares.prepare(&key, owner, spec)).unwrap();

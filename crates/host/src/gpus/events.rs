@@ -1,6 +1,7 @@
-//! What the driver reports of its own accord: critical XIDs, collected whenever somebody looks.
+//! Collects the events of the driver: critical XIDs.
 //!
-//! Every GPU has a set of its own. A set that one GPU cannot be added to is lost with what it had of the others.
+//! Every GPU has an event set of its own: if registering a GPU fails, NVML frees the set, and the events of the others
+//! in it would be lost.
 #![allow(unsafe_code)]
 
 use nvml_wrapper::bitmasks::event::EventTypes;
@@ -9,33 +10,34 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, EventSet, Nvml};
 use std::sync::Arc;
 
-/// The most that is taken in one look. A card that reports without end does not keep anybody.
-const MOST: usize = 256;
+/// The maximum number of events read per sample, so that a GPU that reports without end cannot block the caller.
+const MAX_EVENTS_PER_SAMPLE: usize = 256;
 
-/// The reports of one GPU.
+/// The events of one GPU.
 #[derive(Debug)]
-pub(super) struct Events {
-    /// Before the session in this list: it must go first.
+pub(super) struct XidEvents {
+    /// Declared before `nvml`, because it must be dropped first.
     set: Option<EventSet<'static>>,
-    /// Some cards and systems have none.
+    /// Whether the GPU has no events, as some cards and systems.
     unsupported: bool,
     nvml: Arc<Nvml>,
 }
 
-impl Events {
+impl XidEvents {
     pub(super) fn new(nvml: &Arc<Nvml>) -> Self {
         Self { set: None, unsupported: false, nvml: Arc::clone(nvml) }
     }
 
-    /// Asks for a GPU's reports from now on, once.
+    /// Registers for the events of a GPU, unless that was done before.
     pub(super) fn register(&mut self, device: &Device<'_>) {
         if self.set.is_some() || self.unsupported {
             return;
         }
-        // SAFETY: the session is behind an `Arc` that lives as long as this value, which holds the set and drops it
-        // first; no reference with this lifetime leaves this file.
+        // SAFETY: the session is behind an `Arc` that lives as long as this value. The event set, which borrows the
+        // session, is a field that is declared and so dropped before the `Arc`, and no reference with this lifetime
+        // leaves this file.
         let nvml: &'static Nvml = unsafe { &*Arc::as_ptr(&self.nvml) };
-        // The GPU is asked for again because what a set is for has its lifetime.
+        // The device is looked up again, because a registered set borrows the session for the device's lifetime.
         let set = device.index().and_then(|index| {
             let set = nvml.create_event_set()?;
             let device = nvml.device_by_index(index)?;
@@ -43,22 +45,22 @@ impl Events {
         });
         match set {
             Ok(set) => self.set = Some(set),
-            // What is lost now is tried again.
+            // Other errors may be temporary: the next sample tries again.
             Err(error) => self.unsupported = matches!(error, NvmlError::NotSupported),
         }
     }
 
-    /// The XIDs since the last call, oldest first. Does not wait.
+    /// Returns the XIDs since the last call, oldest first. It does not block.
     pub(super) fn xids(&self) -> Vec<u64> {
         let mut xids = Vec::new();
         let Some(set) = &self.set else { return xids };
-        for _ in 0..MOST {
+        for _ in 0..MAX_EVENTS_PER_SAMPLE {
             match set.wait(0) {
                 Ok(event) => match event.event_data {
                     Some(XidError::Value(xid)) => xids.push(xid),
                     Some(XidError::Unknown) | None => {}
                 },
-                // None is left, or the GPU is lost: the look at it finds that out by itself.
+                // No event is left, or the GPU is lost, which the sample itself reports.
                 Err(_) => break,
             }
         }

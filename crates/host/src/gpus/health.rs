@@ -1,80 +1,80 @@
-//! Whether a GPU is well, over time: what it reported, until it was reset.
+//! Tracks the health of a GPU over time.
 //!
-//! The driver reports an XID once and never takes it back. One that calls for a reset holds until a reset is seen: the GPU was gone
-//! and answers again, or what it counts has begun anew.
+//! The driver reports an XID once and never withdraws it. An XID that requires a reset makes the GPU unhealthy until a
+//! reset is observed: the GPU was gone and answers again, or its energy counter started over.
 //!
-//! Memory errors that could not be corrected are counted by the card, whether they reached one program or all. Where it reported
-//! what became of them, that is believed; the counter alone is for those who were not there when it did.
+//! The card counts uncorrectable memory errors, whether they reached one program or all. An XID that says what became
+//! of them takes precedence; the counter alone decides only if the XID was reported before this session.
 
-use super::look::Found;
-use super::{Seen, words, xid};
+use super::sample::DeviceResult;
+use super::{TrackedGpu, errors, xid};
 use nvml_wrapper::Device;
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError};
 use nvml_wrapper::error::NvmlError;
 use partage_core::model::GpuUuid;
 use serde::{Deserialize, Serialize};
 
-/// What a GPU reported that is to be known until it is reset: most often what makes it unusable.
+/// An XID of a GPU that matters until the GPU is reset: usually one that makes it unusable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Fatal {
-    /// Which GPU.
+pub struct FatalGpuError {
+    /// The UUID of the GPU.
     pub uuid: GpuUuid,
-    /// The XID that it reported.
+    /// The XID that the GPU reported.
     pub xid: u64,
-    /// Whether it was gone when it was last looked at.
+    /// Whether the GPU did not answer in the last sample.
     pub gone: bool,
-    /// What it had drawn then since it was set up, in millijoules, where it tells: less later means that it was reset.
+    /// The energy counter of the GPU at that time in millijoules, if it has one. A lower value later means a reset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub energy: Option<u64>,
 }
 
-impl Fatal {
-    /// Whether the GPU is not to be used. Otherwise it is known why its counter of memory errors is not to be judged by.
+impl FatalGpuError {
+    /// Returns whether the GPU is unusable. Otherwise the XID says that its uncorrectable memory errors were contained.
     pub fn is_fatal(&self) -> bool {
         xid::fatal(self.xid).is_some()
     }
 }
 
-/// What is remembered of a GPU from look to look.
+/// The health of a GPU that is kept between samples.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Health {
-    /// The first XID since it was set up that makes it unusable.
+pub(super) struct HealthTracker {
+    /// The first XID since the last reset that makes the GPU unusable.
     xid: Option<u64>,
-    /// The first XID since then that says that a memory error was contained.
+    /// The first XID since the last reset that says that a memory error was contained.
     contained: Option<u64>,
-    /// Whether it did not answer in the last look.
+    /// Whether the GPU did not answer in the last sample.
     gone: bool,
-    /// The last that it told.
+    /// The last known value of the energy counter, in millijoules.
     energy: Option<u64>,
 }
 
-impl Health {
-    /// What there is to remember.
-    pub(super) fn fatal(&self, uuid: &GpuUuid) -> Option<Fatal> {
+impl HealthTracker {
+    /// Returns the error that a later session has to know.
+    pub(super) fn fatal(&self, uuid: &GpuUuid) -> Option<FatalGpuError> {
         let xid = self.xid.or(self.contained)?;
-        Some(Fatal { uuid: uuid.clone(), xid, gone: self.gone, energy: self.energy })
+        Some(FatalGpuError { uuid: uuid.clone(), xid, gone: self.gone, energy: self.energy })
     }
 
-    /// The reverse. One that is known to be unusable stays so for its own reason.
-    pub(super) fn remember(&mut self, fatal: &Fatal) {
+    /// Restores an error of an earlier session. An error that this session found stays.
+    pub(super) fn remember(&mut self, fatal: &FatalGpuError) {
         let xid = Some(fatal.xid).filter(|_| fatal.is_fatal());
         let contained = Some(fatal.xid).filter(|xid| xid::is_contained(*xid));
         if self.xid.is_none() && (xid.is_some() || contained.is_some()) {
-            *self = Health { xid, contained, gone: fatal.gone, energy: fatal.energy };
+            *self = HealthTracker { xid, contained, gone: fatal.gone, energy: fatal.energy };
         }
     }
 
-    /// Takes in what was seen and reported; what is to be said of it.
+    /// Updates the health with a sample and new XIDs. Returns the reason if an XID makes the GPU unusable.
     fn take(&mut self, gone: bool, energy: Option<u64>, xids: &[u64]) -> Option<String> {
         let less = self.energy.zip(energy).is_some_and(|(before, now)| now < before);
-        let anew = !gone && (self.gone || less);
-        if anew {
+        let was_reset = !gone && (self.gone || less);
+        if was_reset {
             (self.xid, self.contained) = (None, None);
         }
         for xid in xids {
-            // That it was gone is over; the report may come after the return.
-            let is_over = anew && *xid == xid::OFF_THE_BUS;
+            // The report that the GPU was gone may arrive after the GPU is back.
+            let is_over = was_reset && *xid == xid::XID_OFF_THE_BUS;
             if self.xid.is_none() && !is_over && xid::fatal(*xid).is_some() {
                 self.xid = Some(*xid);
             }
@@ -88,31 +88,31 @@ impl Health {
     }
 }
 
-/// What is wrong with a GPU. What it reported is taken in, and what was not known of it is asked for.
-pub(super) fn of(seen: &mut Seen, device: &Found<'_>) -> Option<String> {
+/// Returns why a GPU is unhealthy; `None` while it is healthy. Reads its new events, and its identity if unknown.
+pub(super) fn of(tracked: &mut TrackedGpu, device: &DeviceResult<'_>) -> Option<String> {
     let mut energy = None;
     let (now, gone) = match device {
         Ok(device) => {
-            seen.meet(device);
+            tracked.on_answer(device);
             energy = device.total_energy_consumption().ok();
-            ill(device)
+            current_state(device)
         }
         Err(error) => of_error(error),
     };
-    let xids = seen.events.xids();
-    log_xids(seen.identity.as_ref().map(|identity| &identity.gpu.uuid), &xids);
-    let reported = seen.health.take(gone, energy, &xids);
-    // The XID says why; what is seen now may be all there is.
+    let xids = tracked.events.xids();
+    log_xids(tracked.identity.as_ref().map(|identity| &identity.gpu.uuid), &xids);
+    let reported = tracked.health.take(gone, energy, &xids);
+    // An XID says why; without one, the current state is all that is known.
     reported.or_else(|| match now {
-        Now::Well => None,
-        Now::Ill(why) => why,
-        Now::MemoryErrors if seen.health.contained.is_some() => None,
-        // How many is left out: one more is no other illness.
-        Now::MemoryErrors => Some(format!("memory errors could not be corrected: {}", xid::RESET)),
+        CurrentState::Healthy => None,
+        CurrentState::Unhealthy(why) => why,
+        CurrentState::MemoryErrors if tracked.health.contained.is_some() => None,
+        // The count is left out, so that one more error does not change the message.
+        CurrentState::MemoryErrors => Some(format!("uncorrectable memory errors: {}", xid::RESET_ADVICE)),
     })
 }
 
-/// Logs what the driver reports once and never again. Most XIDs are faults of programs, and the GPU goes on.
+/// Logs XIDs, which the driver reports only once. Most are caused by programs, and the GPU stays usable.
 fn log_xids(gpu: Option<&GpuUuid>, xids: &[u64]) {
     let gpu = gpu.map(tracing::field::display);
     for &xid in xids {
@@ -124,28 +124,28 @@ fn log_xids(gpu: Option<&GpuUuid>, xids: &[u64]) {
     }
 }
 
-/// What can be seen of a GPU.
-enum Now {
-    Well,
-    /// It does not answer as it should; some answers mean nothing.
-    Ill(Option<String>),
-    /// It counts errors that could not be corrected.
+/// The state of a GPU that NVML reports now.
+enum CurrentState {
+    Healthy,
+    /// A query failed. The reason is `None` for errors that say nothing about health.
+    Unhealthy(Option<String>),
+    /// The GPU counts uncorrectable memory errors.
     MemoryErrors,
 }
 
-fn of_error(error: &NvmlError) -> (Now, bool) {
-    (Now::Ill(words::ill(error)), words::is_gone(error))
+fn of_error(error: &NvmlError) -> (CurrentState, bool) {
+    (CurrentState::Unhealthy(errors::health_of(error)), errors::is_gone(error))
 }
 
-/// What can be seen to be wrong, and whether it is gone.
-fn ill(device: &Device<'_>) -> (Now, bool) {
-    // Something that only a GPU that is there can answer.
+/// Queries the current state of a GPU, and whether it is gone.
+fn current_state(device: &Device<'_>) -> (CurrentState, bool) {
+    // Only a GPU that is present can answer this query.
     if let Err(error) = device.uuid() {
         return of_error(&error);
     }
     match device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile) {
-        Ok(0) => (Now::Well, false),
-        Ok(_) => (Now::MemoryErrors, false),
+        Ok(0) => (CurrentState::Healthy, false),
+        Ok(_) => (CurrentState::MemoryErrors, false),
         Err(error) => of_error(&error),
     }
 }
@@ -154,39 +154,39 @@ fn ill(device: &Device<'_>) -> (Now, bool) {
 mod tests {
     use super::*;
 
-    fn is_ill(health: &mut Health, gone: bool, energy: u64, xids: &[u64]) -> bool {
+    fn is_unhealthy(health: &mut HealthTracker, gone: bool, energy: u64, xids: &[u64]) -> bool {
         health.take(gone, (!gone).then_some(energy), xids).is_some()
     }
 
     #[test]
-    fn an_xid_holds_until_a_reset_is_seen() {
-        let mut health = Health::default();
-        assert!(!is_ill(&mut health, false, 100, &[13]));
-        assert!(is_ill(&mut health, false, 200, &[62, 119]));
-        // The same energy, and more of it, is the same life.
-        assert!(is_ill(&mut health, false, 200, &[]) && is_ill(&mut health, false, 300, &[]));
-        assert!(!is_ill(&mut health, false, 5, &[]));
-        // What is reported after the reset is new.
-        assert!(is_ill(&mut health, false, 6, &[79]));
-        assert!(is_ill(&mut health, true, 0, &[]));
-        assert!(is_ill(&mut health, false, 7, &[62]));
+    fn xid_stays_until_a_reset_is_observed() {
+        let mut health = HealthTracker::default();
+        assert!(!is_unhealthy(&mut health, false, 100, &[13]));
+        assert!(is_unhealthy(&mut health, false, 200, &[62, 119]));
+        // The same or more energy: no reset.
+        assert!(is_unhealthy(&mut health, false, 200, &[]) && is_unhealthy(&mut health, false, 300, &[]));
+        assert!(!is_unhealthy(&mut health, false, 5, &[]));
+        // An XID after the reset is new.
+        assert!(is_unhealthy(&mut health, false, 6, &[79]));
+        assert!(is_unhealthy(&mut health, true, 0, &[]));
+        assert!(is_unhealthy(&mut health, false, 7, &[62]));
         assert_eq!(health.xid, Some(62));
     }
 
     #[test]
-    fn a_report_that_comes_after_the_return_is_over() {
-        let mut health = Health::default();
-        // Gone between two looks, and gone in one that came before the report.
-        assert!(!is_ill(&mut health, false, 100, &[]) && !is_ill(&mut health, false, 1, &[79]));
-        is_ill(&mut health, true, 0, &[]);
-        assert!(!is_ill(&mut health, false, 2, &[79]));
-        // Of a GPU that answers all the time it is not.
-        assert!(is_ill(&mut health, false, 3, &[79]) && is_ill(&mut health, false, 4, &[]));
+    fn off_the_bus_report_after_the_return_is_ignored() {
+        let mut health = HealthTracker::default();
+        // Gone between two samples, and gone in a sample before the report.
+        assert!(!is_unhealthy(&mut health, false, 100, &[]) && !is_unhealthy(&mut health, false, 1, &[79]));
+        is_unhealthy(&mut health, true, 0, &[]);
+        assert!(!is_unhealthy(&mut health, false, 2, &[79]));
+        // The report counts for a GPU that answered all the time.
+        assert!(is_unhealthy(&mut health, false, 3, &[79]) && is_unhealthy(&mut health, false, 4, &[]));
     }
 
     #[test]
-    fn a_card_that_tells_no_energy_is_well_after_it_was_gone() {
-        let mut health = Health::default();
+    fn gpu_without_energy_counter_recovers_after_it_was_gone() {
+        let mut health = HealthTracker::default();
         assert!(health.take(false, None, &[48]).is_some());
         assert!(health.take(false, None, &[]).is_some());
         health.take(true, None, &[]);
@@ -194,30 +194,31 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_judged_by_the_next_look() {
+    fn restored_error_is_cleared_by_a_reset() {
         let uuid = GpuUuid::from("GPU-1");
-        for (gone, energy, now, ill) in [(false, 50, 60, true), (false, 50, 4, false), (true, 50, 60, false)]
+        for (gone, energy, now, unhealthy) in
+            [(false, 50, 60, true), (false, 50, 4, false), (true, 50, 60, false)]
         {
-            let fatal = Fatal { uuid: uuid.clone(), xid: 79, gone, energy: Some(energy) };
+            let fatal = FatalGpuError { uuid: uuid.clone(), xid: 79, gone, energy: Some(energy) };
             let text = serde_json::to_string(&fatal).unwrap();
-            let mut health = Health::default();
+            let mut health = HealthTracker::default();
             health.remember(&serde_json::from_str(&text).unwrap());
             assert_eq!(health.fatal(&uuid), Some(fatal));
-            assert_eq!(is_ill(&mut health, false, now, &[]), ill, "{text}");
-            assert_eq!(health.fatal(&uuid).is_some(), ill);
+            assert_eq!(is_unhealthy(&mut health, false, now, &[]), unhealthy, "{text}");
+            assert_eq!(health.fatal(&uuid).is_some(), unhealthy);
         }
-        // That an error was contained is remembered, too, and makes nobody ill.
-        let mut health = Health::default();
-        assert!(!is_ill(&mut health, false, 50, &[94, 63]));
+        // A contained error is restored, too, and does not make the GPU unhealthy.
+        let mut health = HealthTracker::default();
+        assert!(!is_unhealthy(&mut health, false, 50, &[94, 63]));
         let kept = health.fatal(&uuid).unwrap();
         assert!((kept.xid, kept.is_fatal()) == (94, false));
-        let mut later = Health::default();
+        let mut later = HealthTracker::default();
         later.remember(&kept);
-        assert!(!is_ill(&mut later, false, 60, &[]) && later.contained == Some(94));
-        assert!(!is_ill(&mut later, false, 1, &[]) && later.contained.is_none(), "it was reset");
-        // An older program's judgement of an XID is not ours.
-        let mut health = Health::default();
-        health.remember(&Fatal { uuid, xid: 13, gone: false, energy: None });
-        assert_eq!(health, Health::default());
+        assert!(!is_unhealthy(&mut later, false, 60, &[]) && later.contained == Some(94));
+        assert!(!is_unhealthy(&mut later, false, 1, &[]) && later.contained.is_none(), "reset");
+        // An XID that an older version considered fatal is not restored.
+        let mut health = HealthTracker::default();
+        health.remember(&FatalGpuError { uuid, xid: 13, gone: false, energy: None });
+        assert_eq!(health, HealthTracker::default());
     }
 }

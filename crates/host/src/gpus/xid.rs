@@ -1,46 +1,48 @@
-//! XIDs: what the driver reports about a GPU, and which of them make it unusable.
+//! XID errors: what they mean, and which of them make a GPU unusable.
 //!
-//! NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors) says for each what to do at once. Where that is to reset the GPU, to
-//! restart the machine or to look at the hardware, nothing more should be placed on it. Where it is to restart the
-//! program, or nothing, the GPU goes on: what a program causes (13, 31, 43, 45, 68), a memory error that is contained in
-//! one program (94), a row that is put aside with the next reset (63).
+//! NVIDIA's catalog (docs.nvidia.com/deploy/xid-errors) gives the immediate action for each. If it is to reset the GPU,
+//! to restart the machine or to check the hardware, no further share should be placed on the GPU. If it is to restart
+//! the program, or nothing, the GPU stays usable: errors that a program causes (13, 31, 43, 45, 68), a memory error
+//! that is contained in one program (94), a row that is remapped at the next reset (63).
 //!
-//! Two are left out against the catalogue. 109 (a change of contexts took too long) also comes from programs, which would
-//! then take a GPU from everybody; NVIDIA's own device plugin passes it over. 155 also reports NVLinks that were put to sleep.
+//! Two differ from the catalog. 109 (context switch timeout) can also be caused by a program, which would then take the
+//! GPU from all others; NVIDIA's own device plugin ignores it. 155 also reports NVLinks in a low-power state.
 
-/// Whoever has a GPU open hinders its reset, who only watches it too.
-pub(super) const RESET: &str =
-    "end everything that has it open, then reset it (nvidia-smi --gpu-reset) or restart the machine";
-const RESTART: &str = "restart the machine; if it comes again, check its seat and its power";
+/// A process that has the GPU open prevents a reset, even if it only monitors the GPU.
+pub(super) const RESET_ADVICE: &str =
+    "end all processes that have it open, then reset it (nvidia-smi --gpu-reset) or restart the machine";
+const RESTART_ADVICE: &str =
+    "restart the machine; if this recurs, reseat the card and check its power supply";
 
-/// The XID of a GPU that does not answer any more.
-pub(super) const OFF_THE_BUS: u64 = 79;
+/// The XID of a GPU that has fallen off the bus and does not answer any more.
+pub(super) const XID_OFF_THE_BUS: u64 = 79;
 
-/// Whether an XID says of a memory error that it reached one program only, or that its place is put aside with the next reset.
+/// Returns whether an XID says that a memory error was contained in one program, or that its row is remapped at the
+/// next reset.
 pub(super) fn is_contained(xid: u64) -> bool {
     matches!(xid, 63 | 94)
 }
 
-/// What an XID that makes a GPU unusable means and what to do; `None` for all others.
+/// Returns what an XID that makes a GPU unusable means and what to do; `None` for all other XIDs.
 pub(super) fn fatal(xid: u64) -> Option<String> {
     let (what, remedy) = match xid {
-        46 => ("the GPU stopped processing", RESET),
-        48 => ("a memory error that could not be corrected", RESET),
-        54 => ("its power cable is not attached", "attach it and restart the machine"),
-        62 => ("its microcontroller halted", RESET),
-        64 => ("a faulty part of its memory could not be put aside", RESET),
-        74 => ("an NVLink failed", RESET),
-        OFF_THE_BUS => ("the GPU has fallen off the bus", RESTART),
-        95 => ("a memory error that may have reached all who use it", RESET),
-        110 => ("a security fault", RESET),
-        119 => ("its system processor does not answer", RESET),
-        120 => ("its system processor failed", RESET),
-        136 => ("an NVLink could not be set up", RESET),
-        140 => ("a memory error that could not be recovered from", RESET),
-        143 => ("it could not be initialised", RESET),
-        151 => ("its keys could not be renewed", RESTART),
-        156 => ("a faulty part of it is put aside with the next reset", RESET),
-        158 => ("it did not answer in time", RESET),
+        46 => ("the GPU stopped processing", RESET_ADVICE),
+        48 => ("uncorrectable memory error", RESET_ADVICE),
+        54 => ("auxiliary power is not connected", "connect the power cable and restart the machine"),
+        62 => ("internal microcontroller halted", RESET_ADVICE),
+        64 => ("row remapping failed", RESET_ADVICE),
+        74 => ("NVLink error", RESET_ADVICE),
+        XID_OFF_THE_BUS => ("the GPU has fallen off the bus", RESTART_ADVICE),
+        95 => ("uncontained memory error, which may have reached all programs on it", RESET_ADVICE),
+        110 => ("security fault", RESET_ADVICE),
+        119 => ("GPU system processor (GSP) does not respond", RESET_ADVICE),
+        120 => ("GPU system processor (GSP) failed", RESET_ADVICE),
+        136 => ("NVLink training failed", RESET_ADVICE),
+        140 => ("unrecoverable memory error", RESET_ADVICE),
+        143 => ("GPU initialization failed", RESET_ADVICE),
+        151 => ("key rotation failed", RESTART_ADVICE),
+        156 => ("a faulty resource is retired at the next reset", RESET_ADVICE),
+        158 => ("GPU timed out", RESET_ADVICE),
         _ => return None,
     };
     Some(format!("XID {xid}: {what}; {remedy}"))
@@ -51,21 +53,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_faults_are_no_illness_of_the_gpu() {
+    fn errors_of_programs_are_not_fatal() {
         for xid in [0, 8, 13, 31, 32, 43, 45, 61, 63, 68, 69, 80, 92, 94, 109, 121, 137, 154, 155, 157, 999] {
             assert_eq!(fatal(xid), None, "{xid}");
         }
     }
 
     #[test]
-    fn the_gpus_own_are_told_with_what_to_do() {
+    fn fatal_xid_has_a_meaning_and_a_remedy() {
         for xid in [48, 62, 64, 74, 79, 95, 119, 120] {
             let words = fatal(xid).unwrap();
             assert!(words.starts_with(&format!("XID {xid}: ")) && words.contains("; "), "{words}");
         }
         assert!(fatal(79).unwrap().contains("fallen off the bus"));
-        // Who shares it has it open too, and is called otherwise on a node than on a workstation.
+        // The daemon that shares the GPU has it open, too; the advice must fit a node and a workstation.
         let words = fatal(62).unwrap();
-        assert!(words.contains("has it open, then reset it") && !words.contains("partage"), "{words}");
+        assert!(words.contains("have it open, then reset it") && !words.contains("partage"), "{words}");
     }
 }

@@ -1,24 +1,24 @@
-//! The simulated driver, in builds that have it.
+//! Installs the simulated driver, in builds that include it.
 
 use super::{MAX_SIMULATED_GPUS, SimulatedDriverError, SimulatedGpus, SimulatedMachine};
-use crate::driver::Driver;
-use crate::files::{once, stamp_of};
+use crate::atomic_file::{file_stamp, run_once};
+use crate::driver::InstalledDriver;
 use partage_core::model::Node;
 use partage_driver_api::exports::DriverVersion;
 use partage_sim_node::install;
 use partage_sim_node::node::{self, NodeConfig, NodeDir};
-use partage_sim_node::profile::Profile;
+use partage_sim_node::profile::GpuProfile;
 use std::path::Path;
 
-const _: () = assert!(MAX_SIMULATED_GPUS == node::MOST_GPUS);
+const _: () = assert!(MAX_SIMULATED_GPUS == node::MAX_NODE_GPUS);
 
-#[allow(clippy::unnecessary_wraps)] // The signature is that of builds without it.
+#[allow(clippy::unnecessary_wraps)] // Builds without the driver have the same signature.
 pub(super) fn ensure_built() -> Result<(), SimulatedDriverError> {
     Ok(())
 }
 
 pub(super) fn check_model(gpus: &SimulatedGpus) -> Result<(), SimulatedDriverError> {
-    let found = Profile::find(&gpus.model).map(drop);
+    let found = GpuProfile::find(&gpus.model).map(drop);
     found.map_err(|error| SimulatedDriverError::Model(error.to_string()))
 }
 
@@ -33,25 +33,25 @@ pub(super) fn expected_inventory(
 pub(super) fn install(
     gpus: &SimulatedGpus,
     machine: &SimulatedMachine<'_>,
-) -> Result<Driver, SimulatedDriverError> {
+) -> Result<InstalledDriver, SimulatedDriverError> {
     let config = config(gpus, machine.seed)?;
-    let node = NodeDir::keep(machine.folder, &config, machine.in_use).map_err(installation)?;
+    let node = NodeDir::open_or_recreate(machine.folder, &config, machine.in_use).map_err(installation)?;
     let object = install::trusted_object().map_err(installation)?;
     let write = || {
-        install::libraries(&object, &node.libraries(), config.driver, node.path())
+        install::write_libraries(&object, &node.libraries(), config.driver, node.path())
             .map_err(|error| error.to_string())
     };
     let written = match machine.stamp {
-        Some(stamp) => once(stamp, &stamp_of(&object), write),
+        Some(stamp) => run_once(stamp, &file_stamp(&object), write),
         None => write(),
     };
     written.map_err(SimulatedDriverError::Installation)?;
-    Ok(Driver::simulated(node.path())?)
+    Ok(InstalledDriver::simulated(node.path())?)
 }
 
 fn config(gpus: &SimulatedGpus, seed: &Path) -> Result<NodeConfig, SimulatedDriverError> {
-    let card = Profile::find(&gpus.model).map_err(settings)?;
-    NodeConfig::new(DriverVersion::R550, card, gpus.gpus, node::seed_of(seed)).map_err(settings)
+    let card = GpuProfile::find(&gpus.model).map_err(settings)?;
+    NodeConfig::new(DriverVersion::R550, card, gpus.gpus, node::seed_for_dir(seed)).map_err(settings)
 }
 
 fn settings(error: impl ToString) -> SimulatedDriverError {

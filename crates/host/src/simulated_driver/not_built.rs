@@ -1,7 +1,7 @@
-//! Builds without the simulated driver.
+//! Refuses simulated GPUs, in builds without the simulated driver.
 
 use super::{SimulatedDriverError, SimulatedGpus, SimulatedMachine};
-use crate::driver::Driver;
+use crate::driver::InstalledDriver;
 use partage_core::model::Node;
 use std::path::Path;
 
@@ -17,6 +17,9 @@ pub(super) fn expected_inventory(_: &SimulatedGpus, _: &Path, _: &str) -> Result
     Err(SimulatedDriverError::NotBuilt)
 }
 
-pub(super) fn install(_: &SimulatedGpus, _: &SimulatedMachine<'_>) -> Result<Driver, SimulatedDriverError> {
+pub(super) fn install(
+    _: &SimulatedGpus,
+    _: &SimulatedMachine<'_>,
+) -> Result<InstalledDriver, SimulatedDriverError> {
     Err(SimulatedDriverError::NotBuilt)
 }

@@ -4,16 +4,16 @@ use std::os::unix::fs::symlink;
 
 const VERSION: &str = "550.163.01";
 
-fn find(root: &Root) -> Files {
-    let driver = Driver::find_in(root).unwrap().unwrap();
-    Files::find(root, &driver, VERSION)
+fn find(root: &HostRoot) -> DriverFiles {
+    let driver = InstalledDriver::find_in(root).unwrap().unwrap();
+    DriverFiles::find(root, &driver, VERSION)
 }
 
-fn names(library: &Library) -> Vec<&str> {
+fn names(library: &DriverLibrary) -> Vec<&str> {
     library.names.iter().map(String::as_str).collect()
 }
 
-fn program(root: &Root, path: &str) {
+fn program(root: &HostRoot, path: &str) {
     let seen = root.at(Path::new(path));
     fs::create_dir_all(seen.parent().unwrap()).unwrap();
     fs::write(&seen, "").unwrap();
@@ -25,7 +25,7 @@ fn paths(paths: &[&str]) -> Vec<PathBuf> {
 }
 
 #[test]
-fn as_debian_has_it() {
+fn files_of_a_debian_installation_are_found() {
     let current = "/usr/lib/x86_64-linux-gnu/nvidia/current";
     let file = |name: &str| format!("{current}/{name}.{VERSION}");
     let files = ["libcuda.so", "libnvidia-ml.so", "libnvcuvid.so", "libnvidia-gpucomp.so"].map(file);
@@ -55,20 +55,20 @@ fn as_debian_has_it() {
     let found = find(&root);
     assert_eq!(found.cuda.file, Path::new(&files[0]));
     assert_eq!(names(&found.cuda), ["libcuda.so", "libcuda.so.1", &cuda]);
-    // A name that nobody made a link for is a name all the same.
+    // A name is listed even if no link has it.
     assert_eq!(names(&found.nvml), ["libnvidia-ml.so", "libnvidia-ml.so.1", &nvml]);
     let others: Vec<&Path> = found.libraries.iter().map(|library| library.file.as_path()).collect();
     assert_eq!(others, [Path::new(&files[2]), Path::new(&files[3])]);
     assert_eq!(names(&found.libraries[0]), ["libnvcuvid.so", "libnvcuvid.so.1", &video]);
     assert_eq!(found.libraries[0].sonames().collect::<Vec<_>>(), ["libnvcuvid.so.1"]);
     assert_eq!(found.libraries[1].sonames().collect::<Vec<_>>(), [to("libnvidia-gpucomp.so")]);
-    let smi = Program { name: "nvidia-smi", file: "/usr/lib/nvidia/current/nvidia-smi".into() };
+    let smi = DriverProgram { name: "nvidia-smi", file: "/usr/lib/nvidia/current/nvidia-smi".into() };
     assert_eq!(found.programs, [smi]);
     assert_eq!(found.firmware, paths(&[&format!("/usr/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin")]));
 }
 
 #[test]
-fn as_red_hat_has_it() {
+fn files_of_a_red_hat_installation_are_found() {
     let file = |name: &str| format!("/usr/lib64/{name}.{VERSION}");
     let files =
         ["libcuda.so", "libnvidia-ml.so", "libnvidia-ptxjitcompiler.so", "libGLX_nvidia.so"].map(file);
@@ -82,7 +82,7 @@ fn as_red_hat_has_it() {
             ("/lib64", "usr/lib64"),
         ],
     );
-    // For another processor, of another version, of another package, of an older driver.
+    // Files for another processor, of another version, of another package, and of an older driver.
     let at = |name: &str| root.at(Path::new(name));
     fs::create_dir_all(at("/usr/lib")).unwrap();
     let thirty_two = b"\x7fELF\x01\x01\x01\0\0\0\0\0\0\0\0\0\x03\0\x03\0";
@@ -108,14 +108,14 @@ fn as_red_hat_has_it() {
 }
 
 #[test]
-fn as_a_driver_container_has_it() {
+fn files_of_a_driver_container_are_found() {
     let inside = "/run/nvidia/driver";
     let file = |name: &str| format!("{inside}/usr/lib/x86_64-linux-gnu/{name}.{VERSION}");
     let files = ["libcuda.so", "libnvidia-ml.so", "libnvidia-opencl.so"].map(file);
     let (_kept, root) = host(
         &files.each_ref().map(String::as_str),
         &[
-            // Links are of the container's root.
+            // Links are relative to the container's root.
             (&format!("{inside}/usr/lib64/libcuda.so.1"), &files[0][inside.len()..]),
             (&format!("{inside}/usr/lib64/libnvidia-ml.so.1"), &files[1][inside.len()..]),
             (&format!("{inside}/lib"), "usr/lib"),
@@ -123,13 +123,13 @@ fn as_a_driver_container_has_it() {
     );
     program(&root, &format!("{inside}/usr/bin/nvidia-smi"));
     program(&root, &format!("{inside}/usr/lib/firmware/nvidia/{VERSION}/gsp_tu10x.bin"));
-    // The host's own are another driver's.
+    // The host's own programs belong to another driver.
     program(&root, "/usr/bin/nvidia-debugdump");
     let found = find(&root);
     assert_eq!((found.cuda.file, found.nvml.file), (files[0].clone().into(), files[1].clone().into()));
     assert_eq!(found.libraries.len(), 1);
     assert_eq!(found.libraries[0].file, Path::new(&files[2]));
-    let smi = Program { name: "nvidia-smi", file: format!("{inside}/usr/bin/nvidia-smi").into() };
+    let smi = DriverProgram { name: "nvidia-smi", file: format!("{inside}/usr/bin/nvidia-smi").into() };
     assert_eq!(found.programs, [smi]);
     assert_eq!(
         found.firmware,
@@ -138,29 +138,29 @@ fn as_a_driver_container_has_it() {
 }
 
 #[test]
-fn a_simulated_driver_has_two_libraries_and_the_hosts_program() {
+fn simulated_driver_has_two_libraries_and_the_hosts_nvidia_smi() {
     let file = |name: &str| format!("/usr/lib64/{name}.{VERSION}");
     let (_kept, root) = host(&[&file("libcuda.so"), &file("libnvcuvid.so")], &[]);
     program(&root, "/usr/bin/nvidia-smi");
     program(&root, "/usr/bin/nvidia-debugdump");
     let node = PathBuf::from("/var/lib/partage/simulated");
-    let driver = Driver {
+    let driver = InstalledDriver {
         cuda: node.join("lib/libcuda.so.550"),
         nvml: node.join("lib/libnvidia-ml.so.550"),
         simulated: Some(node),
         others: Default::default(),
     };
-    let found = Files::find(&root, &driver, VERSION);
-    // It is mounted beside the host's root, at its own path.
+    let found = DriverFiles::find(&root, &driver, VERSION);
+    // The node's directory is mounted beside the host's root, at the same path.
     assert_eq!(found.cuda.file, driver.cuda);
     assert_eq!((found.libraries.len(), found.programs.len(), found.programs[0].name), (0, 1, "nvidia-smi"));
 }
 
 #[test]
-fn device_nodes_are_found_when_they_are_there() {
+fn device_nodes_are_found_once_they_exist() {
     let (_kept, root) = host(&["/run/nvidia/driver/usr/lib64/libcuda.so.1"], &[]);
-    let nodes = Nodes::new(&root);
-    // Only root makes devices; a link to one is one.
+    let nodes = DeviceNodes::new(&root);
+    // Only root can create devices; a link to one counts as one.
     let node = |path: &str| {
         let seen = root.at(Path::new(path));
         fs::create_dir_all(seen.parent().unwrap()).unwrap();
@@ -172,10 +172,12 @@ fn device_nodes_are_found_when_they_are_there() {
             .control()
             .unwrap_err()
             .to_string()
-            .starts_with("/dev/nvidiactl is not on the node: run `nvidia-modprobe")
+            .starts_with("/dev/nvidiactl does not exist on the node: run `nvidia-modprobe")
     );
     node("/dev/nvidiactl");
-    assert!(nodes.control().unwrap_err().to_string().starts_with("/dev/nvidia-uvm is not on the node"));
+    assert!(
+        nodes.control().unwrap_err().to_string().starts_with("/dev/nvidia-uvm does not exist on the node")
+    );
     for path in [
         "/dev/nvidia0",
         "/dev/nvidia-uvm",
@@ -184,10 +186,10 @@ fn device_nodes_are_found_when_they_are_there() {
     ] {
         node(path);
     }
-    // A file is no device.
+    // A regular file is not a device.
     fs::write(root.at(Path::new("/dev/nvidia2")), "").unwrap();
     assert_eq!(nodes.gpu(2), None);
-    let found = |path: &str, host: &str| DeviceNode { path: path.into(), host: host.into() };
+    let found = |path: &str, host: &str| HostDeviceNode { path: path.into(), host: host.into() };
     assert_eq!(nodes.gpu(0), Some(found("/dev/nvidia0", "/dev/nvidia0")));
     assert_eq!(nodes.gpu(1), Some(found("/dev/nvidia1", "/run/nvidia/driver/dev/nvidia1")));
     let control = ["/dev/nvidiactl", "/dev/nvidia-uvm"].map(|path| found(path, path));

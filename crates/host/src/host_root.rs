@@ -1,6 +1,6 @@
-//! The host's file system as this process sees it: `/` outside of containers, a folder such as `/host` in one.
+//! The host's file system as this process sees it: `/` outside of containers, a directory such as `/host` in one.
 //!
-//! Links are followed as the host's own processes follow them: one to `/etc/alternatives` means the host's, not ours.
+//! Symbolic links are resolved as for the host's own processes: one to `/etc/alternatives` means the host's, not ours.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -8,49 +8,51 @@ use std::fs;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
-/// As many as the kernel follows.
-const MOST_LINKS: usize = 40;
+/// The maximum number of symbolic links on a path, as in the kernel.
+const MAX_SYMLINKS: usize = 40;
 
-/// A file system's root that is mounted somewhere.
+/// A root directory that is mounted somewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Root {
-    /// Where we see it.
+pub struct HostRoot {
+    /// The path at which this process sees it.
     seen: PathBuf,
-    /// Where the host has it: `/`, or below that for a root inside of the host's.
+    /// The path on the host: `/`, or a path below it for a root inside the host's.
     host: PathBuf,
 }
 
-impl Root {
-    /// The host's root, seen at a folder.
-    pub fn new(seen_at: impl Into<PathBuf>) -> Root {
-        Root { seen: seen_at.into(), host: "/".into() }
+impl HostRoot {
+    /// Returns the host's root, mounted at a directory.
+    pub fn new(seen_at: impl Into<PathBuf>) -> HostRoot {
+        HostRoot { seen: seen_at.into(), host: "/".into() }
     }
 
-    /// Our own root, which is the host's outside of containers.
-    pub fn here() -> Root {
-        Root::new("/")
+    /// Returns the root of this process, which is the host's outside of containers.
+    pub fn here() -> HostRoot {
+        HostRoot::new("/")
     }
 
-    /// Where this process sees it.
+    /// Returns where this process sees the root.
     pub fn seen_at(&self) -> &Path {
         &self.seen
     }
 
-    /// A root inside of this one, as that of a container with the driver in it. `None` where there is no such folder.
-    pub fn below(&self, folder: &Path) -> Option<Root> {
+    /// Returns a root inside this one, such as that of a driver container. Returns `None` if the directory does not
+    /// exist.
+    pub fn below(&self, folder: &Path) -> Option<HostRoot> {
         let seen = self.at(&self.real(folder).ok()?);
-        seen.is_dir().then(|| Root { host: self.host(&seen), seen })
+        seen.is_dir().then(|| HostRoot { host: self.host(&seen), seen })
     }
 
-    /// Where we see a path of this root. Links are not followed: see [`Root::real`].
+    /// Returns where this process sees a path of this root. Links are not resolved: see [`HostRoot::real`].
     pub fn at(&self, path: &Path) -> PathBuf {
-        match self.is_ours() {
-            true => path.to_path_buf(),
-            false => self.seen.join(path.strip_prefix("/").unwrap_or(path)),
+        if self.is_ours() {
+            path.to_path_buf()
+        } else {
+            self.seen.join(path.strip_prefix("/").unwrap_or(path))
         }
     }
 
-    /// The path in this root of something that we see there.
+    /// Converts a path that this process sees into the path within this root.
     pub fn inside(&self, seen: &Path) -> PathBuf {
         match seen.strip_prefix(&self.seen) {
             Ok(rest) => Path::new("/").join(rest),
@@ -58,7 +60,7 @@ impl Root {
         }
     }
 
-    /// The path in this root without links, all of which are followed inside of it.
+    /// Resolves all symbolic links of a path within this root, never leaving it.
     pub fn real(&self, path: &Path) -> io::Result<PathBuf> {
         if self.is_ours() {
             return fs::canonicalize(path);
@@ -78,7 +80,7 @@ impl Root {
                 continue;
             }
             links += 1;
-            if links > MOST_LINKS {
+            if links > MAX_SYMLINKS {
                 return Err(rustix::io::Errno::LOOP.into());
             }
             let target = fs::read_link(&seen)?;
@@ -92,8 +94,8 @@ impl Root {
         Ok(real)
     }
 
-    /// Where something is that we see below this root, with links followed inside of it; as far as it is there. Seen from
-    /// anywhere else, a link such as `/var/run` leads out of the root into our own files.
+    /// Resolves the symbolic links of a path that this process sees below this root, as far as the path exists. Without
+    /// this, a link such as `/var/run` would lead out of the root into our own files.
     pub fn follow(&self, seen: &Path) -> PathBuf {
         if self.is_ours() || !seen.starts_with(&self.seen) {
             return seen.to_path_buf();
@@ -101,14 +103,15 @@ impl Root {
         let inside = self.inside(seen);
         let there = inside.ancestors().find_map(|part| Some((self.real(part).ok()?, part)));
         let Some((real, part)) = there else { return seen.to_path_buf() };
-        // Joined with nothing, a path would end in a slash.
+        // Joining an empty path would append a slash.
         match inside.strip_prefix(part) {
             Ok(rest) if rest != Path::new("") => self.at(&real).join(rest),
             _ => self.at(&real),
         }
     }
 
-    /// The host's path of something that we see. What is not below this root has the same path on the host.
+    /// Converts a path that this process sees into the path on the host. A path outside of this root is the same on the
+    /// host.
     pub fn host(&self, seen: &Path) -> PathBuf {
         match seen.strip_prefix(&self.seen) {
             Ok(rest) => self.host.join(rest),
@@ -121,7 +124,7 @@ impl Root {
     }
 }
 
-/// The parts of a path that lead somewhere.
+/// Returns the normal and parent components of a path.
 fn parts(path: &Path) -> impl Iterator<Item = OsString> {
     let leads = |part: Component<'_>| match part {
         Component::Normal(name) => Some(name.to_os_string()),
@@ -137,9 +140,9 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn links_are_followed_inside_of_the_root() {
+    fn links_are_resolved_within_the_root() {
         let folder = tempfile::tempdir().unwrap();
-        let root = Root::new(folder.path());
+        let root = HostRoot::new(folder.path());
         let at = |path: &str| root.at(Path::new(path));
         for made in ["/usr/lib/x/current", "/etc/alternatives"] {
             fs::create_dir_all(at(made)).unwrap();
@@ -149,7 +152,7 @@ mod tests {
         symlink("/usr/lib/x/current/libcuda.so.1", at("/etc/alternatives/cuda")).unwrap();
         symlink("/etc/alternatives/cuda", at("/usr/lib/x/libcuda.so.1")).unwrap();
         symlink("usr/lib", at("/lib")).unwrap();
-        // More steps up than there are folders, as in a root that processes cannot leave.
+        // More parent components than directories: `..` stays at the root, as in a chroot.
         symlink("../../../../../usr/./lib/x/libcuda.so.1", at("/usr/lib/up")).unwrap();
         symlink("again", at("/again")).unwrap();
         let real = |path: &str| root.real(Path::new(path));
@@ -166,28 +169,28 @@ mod tests {
         ] {
             assert_eq!(root.follow(&at(path)), at(followed), "{path}");
         }
-        // What is mounted beside the root is as we see it.
+        // A path beside the root stays as it is.
         assert_eq!(root.follow(Path::new("/nowhere")), Path::new("/nowhere"));
         assert_eq!(real("/nowhere").unwrap_err().kind(), io::ErrorKind::NotFound);
         assert_eq!(real("/again").unwrap_err().raw_os_error(), Some(rustix::io::Errno::LOOP.raw_os_error()));
-        // Ours is the kernel's business.
-        assert_eq!(Root::here().real(&at("/lib/x")).unwrap(), at("/usr/lib/x").canonicalize().unwrap());
+        // The kernel resolves links of our own root.
+        assert_eq!(HostRoot::here().real(&at("/lib/x")).unwrap(), at("/usr/lib/x").canonicalize().unwrap());
     }
 
     #[test]
-    fn paths_are_the_hosts_wherever_it_is_seen() {
+    fn paths_are_converted_to_those_of_the_host() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir_all(folder.path().join("run/nvidia/driver/usr")).unwrap();
-        let root = Root::new(folder.path());
+        let root = HostRoot::new(folder.path());
         let seen = folder.path().join("usr/bin");
         assert_eq!((root.at(Path::new("/usr/bin")), root.host(&seen)), (seen, "/usr/bin".into()));
-        // What is mounted beside the root has the same name on both sides.
+        // A path beside the root is the same on both sides.
         assert_eq!(root.host(Path::new("/var/lib/partage")), Path::new("/var/lib/partage"));
         let driver = root.below(Path::new("/run/nvidia/driver")).unwrap();
         let seen = driver.at(Path::new("/usr/lib64"));
         assert_eq!(seen, folder.path().join("run/nvidia/driver/usr/lib64"));
         assert_eq!(driver.host(&seen), Path::new("/run/nvidia/driver/usr/lib64"));
         assert_eq!(root.below(Path::new("/run/nvidia/other")), None);
-        assert_eq!(Root::here().host(Path::new("/usr")), Path::new("/usr"));
+        assert_eq!(HostRoot::here().host(Path::new("/usr")), Path::new("/usr"));
     }
 }

@@ -1,26 +1,26 @@
-//! The sentence of a refused placement: why an ask has no place on this node, and whether it ever will.
+//! The message of a refused placement: why an ask does not fit this node, and whether it ever will.
 //!
-//! Where shares go is decided by the core's allocator alone; a front end decides with its own ledger and comes here when there
-//! is no place.
+//! Only the core's allocator decides where shares go; a front end calls it with its own ledger, and uses this module if
+//! the ask does not fit.
 
 use crate::refusal::{Refusal, RefusalReason};
-use partage_core::explain::Change;
+use partage_core::explain::SuggestedChange;
 use partage_core::ledger::Snapshot;
 use partage_core::model::{NodeName, PodAsk};
 
-/// Why an ask has no place on this node now.
+/// Why an ask does not fit this node now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoPlacement {
-    /// What each GPU lacks, in words.
+    /// What each GPU lacks, as text.
     pub why: String,
     /// Changes of the ask that would make it fit now, best first.
-    pub changes: Vec<Change>,
+    pub changes: Vec<SuggestedChange>,
     /// Whether the ask would fit if nothing were held and all GPUs were healthy.
     pub fits_when_empty: bool,
 }
 
 impl NoPlacement {
-    /// Explains an ask that the ledger of a single node found no place for.
+    /// Explains why an ask does not fit the ledger of a single node.
     pub fn explain(snapshot: &Snapshot, ask: &PodAsk) -> NoPlacement {
         let explanation = snapshot.explain(ask);
         let of_the_node = explanation.per_node.first().map(|report| report.text.clone());
@@ -31,18 +31,20 @@ impl NoPlacement {
         }
     }
 
-    /// Returns the refusal for a pod on a node of a cluster. It says whether waiting helps: the author of a pod that never
-    /// fits has to know.
+    /// Returns the refusal for a pod on a node of a cluster. It says whether waiting helps, because a pod that never
+    /// fits has to be changed.
     pub fn into_pod_refusal(self, node: &NodeName) -> Refusal {
         let why = &self.why;
-        let change = self.changes.first().map(Change::to_string);
+        let change = self.changes.first().map(SuggestedChange::to_string);
         let message = if self.fits_when_empty {
             let change = change.map(|change| format!(", or {change}")).unwrap_or_default();
-            format!("no room on node {node} now: {why}; the container starts by itself when there is{change}")
+            format!(
+                "insufficient GPU capacity on node {node}: {why}; the container starts when capacity is released{change}"
+            )
         } else {
             let change = change.unwrap_or_else(|| "ask for less, or for another node".into());
             format!(
-                "no room on node {node}, also with nobody else on it: {why}; delete the pod, and {change}"
+                "insufficient GPU capacity on node {node}, even when empty: {why}; delete the pod, and {change}"
             )
         };
         Refusal::new(RefusalReason::NoCapacity, message)
@@ -54,7 +56,8 @@ mod tests {
     use super::*;
     use partage_core::ledger::{Ledger, LedgerTime};
     use partage_core::model::{
-        Ask, Bytes, ContainerRole, CoresAsk, Gpu, MemoryAsk, Node, PodId, Policy, ShareAsk, WantedGpus,
+        Ask, Bytes, ContainerRole, CoresAsk, Gpu, MemoryAsk, Node, PlacementPolicy, PodId, ShareAsk,
+        WantedGpus,
     };
     use partage_core::place::PolicyEngine;
 
@@ -74,13 +77,13 @@ mod tests {
     }
 
     fn ask(gib: u64) -> PodAsk {
-        let part = ShareAsk {
+        let share = ShareAsk {
             memory: MemoryAsk::Exactly(Bytes(gib * GIB)),
             cores: CoresAsk::Uncounted,
             whole: false,
             ceiling: None,
         };
-        let want = WantedGpus { count: 1, part };
+        let want = WantedGpus { count: 1, share };
         PodAsk {
             asks: vec![Ask { container: "main".into(), role: ContainerRole::App, want }],
             ..PodAsk::default()
@@ -92,25 +95,28 @@ mod tests {
         let mut ledger = Ledger::new([node()]);
         let mut statement = ledger.statement();
         let holder = PodId { uid: "u".into(), namespace: "default".into(), name: "p".into() };
-        let policies = PolicyEngine::new(Policy::Binpack);
+        let policies = PolicyEngine::new(PlacementPolicy::Binpack);
         statement.place(holder, &ask(12), &policies, LedgerTime(u64::MAX)).unwrap();
         statement.commit();
         NoPlacement::explain(&ledger.snapshot(), &ask(gib)).into_pod_refusal(&node().name)
     }
 
     #[test]
-    fn ask_that_fits_later_is_told_to_wait() {
+    fn refusal_of_an_ask_that_fits_later_says_to_wait() {
         let refusal = refusal(8);
         assert_eq!(refusal.reason, RefusalReason::NoCapacity);
         let message = refusal.message;
-        assert!(message.starts_with("no room on node node1 now: "), "{message}");
-        assert!(message.contains("4 GiB") && message.contains("the container starts by itself"), "{message}");
+        assert!(message.starts_with("insufficient GPU capacity on node node1: "), "{message}");
+        assert!(message.contains("4 GiB") && message.contains("the container starts when"), "{message}");
     }
 
     #[test]
-    fn ask_that_never_fits_is_told_to_change() {
+    fn refusal_of_an_ask_that_never_fits_says_to_change_it() {
         let message = refusal(20).message;
-        assert!(message.starts_with("no room on node node1, also with nobody else on it: "), "{message}");
+        assert!(
+            message.starts_with("insufficient GPU capacity on node node1, even when empty: "),
+            "{message}"
+        );
         assert!(message.contains("delete the pod, and "), "{message}");
     }
 

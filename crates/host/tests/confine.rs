@@ -1,9 +1,9 @@
-//! A process that binds itself to a share and then becomes a shell: what it sees, and what it cannot do.
+//! Tests a process that confines itself to a share and then executes a shell: what it sees, and what it cannot do.
 //!
-//! The test starts itself again as that process, as root and as nobody.
+//! The test starts itself again as that process, as root and as the user `nobody`.
 #![allow(clippy::unwrap_used, clippy::expect_used, unsafe_code)]
 
-use partage_host::binding::{BindError, Binding, Plan, enter};
+use partage_host::confine::{Confinement, ConfinementError, ConfinementPlan, enter};
 use partage_testkit::skip_or_fail;
 use rustix::thread::CapabilitySet;
 use std::fs::{self, Permissions};
@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tempfile::TempDir;
 
-/// What the bound process is told.
+/// The variables that configure the confined process.
 const FOLDER: &str = "PARTAGE_HOST_TEST_FOLDER";
 const SCRIPT: &str = "PARTAGE_HOST_TEST_SCRIPT";
 const NOBODY: u32 = 65534;
 
-/// A machine's files in a folder: a driver, stand-ins, a region and what is covered.
+/// The files of a machine in a temporary directory: a driver, stand-ins, a region and files to cover.
 struct Machine {
     folder: TempDir,
 }
@@ -49,8 +49,8 @@ impl Machine {
         for (name, text) in files {
             fs::write(at(name), text).unwrap();
         }
-        // Where nobody can reach it. Copied by another process: a program that is open for writing, were it only in a
-        // child of another test that has not come to its exec, cannot be run.
+        // The user `nobody` must be able to reach it. Another process copies it: a program that is open for writing,
+        // even in a forked child of another test before its `execve`, cannot be executed.
         let mut copy = Command::new("install");
         copy.args(["-m", "755"]).arg(std::env::current_exe().unwrap()).arg(at("program"));
         assert!(copy.status().unwrap().success());
@@ -59,7 +59,7 @@ impl Machine {
         Self { folder }
     }
 
-    /// As it is where the keeper is the same user.
+    /// Returns a machine whose files belong to a user, as if the daemon ran as that user.
     fn all_of(user: u32) -> Self {
         let machine = Self::new();
         for name in ["region", "region/limits", "region/usage", "ours", "lib", "lib/libcuda.so.575"] {
@@ -68,8 +68,8 @@ impl Machine {
         machine
     }
 
-    /// A process that binds itself and then runs a script.
-    fn bound(&self, script: &str) -> Command {
+    /// Returns the command of a process that confines itself and then runs a script.
+    fn confined(&self, script: &str) -> Command {
         let mut command = Command::new(self.folder.path().join("program"));
         command
             .args(["--exact", "bound_process", "--ignored", "--nocapture", "--test-threads=1"])
@@ -79,16 +79,16 @@ impl Machine {
         command
     }
 
-    fn nobody(&self, script: &str) -> Command {
-        let mut command = self.bound(script);
+    fn unprivileged(&self, script: &str) -> Command {
+        let mut command = self.confined(script);
         command.uid(NOBODY).gid(NOBODY);
         command
     }
 }
 
-fn plan(folder: &Path) -> Plan {
+fn plan(folder: &Path) -> ConfinementPlan {
     let at = |name: &str| folder.join(name);
-    Plan {
+    ConfinementPlan {
         region: at("region"),
         region_at: at("region-at"),
         stand_ins: at("ours"),
@@ -98,13 +98,13 @@ fn plan(folder: &Path) -> Plan {
     }
 }
 
-/// What the shell said after the process was bound, and the binding.
-fn told(output: &Output) -> (String, String) {
+/// Returns the kind of confinement and the output of the shell.
+fn confined_output(output: &Output) -> (String, String) {
     let all = String::from_utf8_lossy(&output.stdout);
     let (_, rest) = all.split_once("@bound: ").unwrap_or_else(|| panic!("not bound: {output:?}"));
     let (binding, said) = rest.split_once('\n').unwrap();
     assert!(output.status.success(), "{output:?}");
-    // The test runner has the last word.
+    // The test runner prints last.
     let said = said.rsplit_once("ok\n\ntest result:").map_or(said, |(said, _)| said);
     (binding.to_string(), said.to_string())
 }
@@ -132,12 +132,13 @@ fn bound_process() {
         let entered = enter(&plan);
         let line = match &entered {
             Ok(binding) => format!("@bound: {binding}\n"),
-            Err(error) => format!("@unbound: unchanged {}: {error}\n", error.unchanged()),
+            Err(error) => format!("@unbound: unchanged {}: {error}\n", error.is_unchanged()),
         };
         rustix::io::write(std::io::stdout(), line.as_bytes())?;
         entered.map(|_| ()).map_err(std::io::Error::other)
     };
-    // SAFETY: the test runner has threads, and this child has one: what it allocates, the C library lets it.
+    // SAFETY: the closure runs in a forked child of a program with threads. It allocates, which the C library supports
+    // there.
     let shell = unsafe { shell.pre_exec(bind) }.status();
     assert!(shell.is_ok_and(|status| status.success()));
 }
@@ -145,13 +146,14 @@ fn bound_process() {
 fn root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
-        skip_or_fail(&"it starts processes of root and of nobody; run it as root");
+        skip_or_fail(&"it starts processes of root and of the user nobody; run it as root");
     }
     root
 }
 
-/// Everything that a share's process should see, and the marks of what it should not be able to do.
-const LOOK: &str = r#"
+/// A script that prints everything that a process of the share should see, and attempts what it should not be able to
+/// do.
+const SEE_AND_ATTEMPT: &str = r#"
     cat lib/libcuda.so.575; echo; cat lib/libnvidia-ml.so.575; echo
     cat real/cuda; echo; cat real/nvml; echo
     cat region-at/limits; echo; cat cache; echo; ls dev; pwd
@@ -183,18 +185,18 @@ fn nothing_has_changed_outside(machine: &Machine) {
 }
 
 #[test]
-fn root_is_bound_by_a_mount_namespace() {
+fn root_is_confined_by_a_mount_namespace() {
     if !root() {
         return;
     }
     let machine = Machine::new();
-    let output = machine.bound(LOOK).output().unwrap();
-    assert_eq!(told(&output), ("mount namespace".into(), seen(&machine)));
+    let output = machine.confined(SEE_AND_ATTEMPT).output().unwrap();
+    assert_eq!(confined_output(&output), ("mount namespace".into(), seen(&machine)));
     nothing_has_changed_outside(&machine);
 }
 
 #[test]
-fn what_is_mounted_outside_later_is_seen_inside() {
+fn later_mounts_outside_propagate_into_the_share() {
     if !root() {
         return;
     }
@@ -202,7 +204,7 @@ fn what_is_mounted_outside_later_is_seen_inside() {
     let at = machine.folder.path();
     let folder = at.join("shared");
     fs::create_dir(&folder).unwrap();
-    // All in a namespace of the test's own: a folder that is shared as most systems share theirs.
+    // In a mount namespace of the test: a directory with shared propagation, as on most systems.
     let script = "
         mount -t tmpfs none shared && mount --make-shared shared && mkdir shared/inner || exit 1
         \"$PROGRAM\" --exact bound_process --ignored --nocapture --test-threads=1 &
@@ -218,38 +220,38 @@ fn what_is_mounted_outside_later_is_seen_inside() {
         .current_dir(at)
         .output()
         .unwrap();
-    assert_eq!(told(&output), ("mount namespace".into(), "there\n".into()));
+    assert_eq!(confined_output(&output), ("mount namespace".into(), "there\n".into()));
 }
 
 #[test]
-fn nobody_is_bound_by_a_user_namespace() {
+fn unprivileged_user_is_confined_by_a_user_namespace() {
     if !root() {
         return;
     }
     for machine in [Machine::new(), Machine::all_of(NOBODY)] {
-        let output = machine.nobody(&format!("{LOOK} id -u; id -g")).output().unwrap();
+        let output = machine.unprivileged(&format!("{SEE_AND_ATTEMPT} id -u; id -g")).output().unwrap();
         let expected = seen(&machine) + "65534\n65534\n";
-        assert_eq!(told(&output), ("user namespace".into(), expected));
+        assert_eq!(confined_output(&output), ("user namespace".into(), expected));
         nothing_has_changed_outside(&machine);
     }
 }
 
 #[test]
-fn the_share_is_kept_without_variables_in_shells_and_in_children() {
+fn children_and_login_shells_stay_confined_without_environment() {
     if !root() {
         return;
     }
     let machine = Machine::new();
     let script = "env -i /bin/sh -c 'cat lib/libcuda.so.575'; echo; setsid sh -lc 'cat lib/libcuda.so.575'";
-    for mut command in [machine.bound(script), machine.nobody(script)] {
-        assert_eq!(told(&command.output().unwrap()).1, "stand-in cuda\nstand-in cuda");
+    for mut command in [machine.confined(script), machine.unprivileged(script)] {
+        assert_eq!(confined_output(&command.output().unwrap()).1, "stand-in cuda\nstand-in cuda");
     }
-    // Another user, as with `su`: only root can become one.
+    // Another user, as with `su`: only root can switch users.
     let script = "setpriv --reuid 65534 --regid 65534 --clear-groups cat lib/libcuda.so.575";
-    assert_eq!(told(&machine.bound(script).output().unwrap()).1, "stand-in cuda");
+    assert_eq!(confined_output(&machine.confined(script).output().unwrap()).1, "stand-in cuda");
 }
 
-/// Ways to get at the driver's file from inside.
+/// Attempts to reach the driver's file from inside the share.
 const ATTEMPTS: &[&str] = &[
     "umount lib/libcuda.so.575",
     "umount -l lib/libcuda.so.575",
@@ -259,7 +261,7 @@ const ATTEMPTS: &[&str] = &[
     "mount -o remount,rw,bind region-at",
     "mount --bind lib real",
     "mount -t tmpfs none region-at",
-    // With a namespace of its own the process is its root, and the mounts it came with are locked.
+    // In a user namespace of its own the process is root, but inherited mounts are locked.
     "unshare -Ur umount -l lib/libcuda.so.575",
     "unshare -Urm umount -l lib/libcuda.so.575",
     "unshare -Urm umount -l region-at",
@@ -270,29 +272,29 @@ const ATTEMPTS: &[&str] = &[
 ];
 
 #[test]
-fn nobody_cannot_undo_the_mounts() {
+fn unprivileged_user_cannot_undo_the_mounts() {
     if !root() {
         return;
     }
     let machine = Machine::all_of(NOBODY);
     for attempt in ATTEMPTS {
         let script = format!(
-            "if {attempt} 2>/dev/null; then echo 'it worked'; fi; cat lib/libcuda.so.575; cat dev/*0"
+            "if {attempt} 2>/dev/null; then echo 'attempt succeeded'; fi; cat lib/libcuda.so.575; cat dev/*0"
         );
-        let output = machine.nobody(&script).output().unwrap();
-        assert_eq!(told(&output).1, "stand-in cudaour gpu", "{attempt}");
+        let output = machine.unprivileged(&script).output().unwrap();
+        assert_eq!(confined_output(&output).1, "stand-in cudaour gpu", "{attempt}");
     }
 }
 
 #[test]
-fn capabilities_are_what_they_were() {
+fn capabilities_are_restored() {
     if !root() {
         return;
     }
     let machine = Machine::new();
     let script = "grep -E '^Cap(Prm|Eff|Inh|Amb|Bnd)' /proc/self/status";
     let sets = |output: &Output| -> Vec<u64> {
-        let (_, said) = told(output);
+        let (_, said) = confined_output(output);
         said.lines()
             .map(|line| u64::from_str_radix(line.split_whitespace().nth(1).unwrap(), 16).unwrap())
             .collect()
@@ -303,39 +305,39 @@ fn capabilities_are_what_they_were() {
     let admin = 1 << 21;
 
     let [inherited, permitted, effective, bound, ambient] =
-        sets(&machine.bound(script).output().unwrap())[..]
+        sets(&machine.confined(script).output().unwrap())[..]
     else {
         panic!("five sets")
     };
     assert_eq!([inherited, permitted, effective, bound, ambient], [0, bounding, bounding, bounding, 0]);
-    // Nobody has none, and no file can give it the one that unmounts.
-    assert_eq!(sets(&machine.nobody(script).output().unwrap()), [0, 0, 0, bounding & !admin, 0]);
-    // Root without it, as in most containers, keeps the others and does not get it.
-    let output = machine.bound(script).env("WITHOUT_ADMIN", "1").output().unwrap();
+    // The user `nobody` has none, and no file can give it CAP_SYS_ADMIN.
+    assert_eq!(sets(&machine.unprivileged(script).output().unwrap()), [0, 0, 0, bounding & !admin, 0]);
+    // Root without CAP_SYS_ADMIN, as in most containers, keeps the others and does not gain it.
+    let output = machine.confined(script).env("WITHOUT_ADMIN", "1").output().unwrap();
     let rest = bounding & !admin;
-    assert_eq!(told(&output).0, "user namespace");
+    assert_eq!(confined_output(&output).0, "user namespace");
     assert_eq!(sets(&output), [0, rest, rest, rest, 0]);
     let attempt = "umount -l lib/libcuda.so.575 2>/dev/null; cat lib/libcuda.so.575";
-    let output = machine.bound(attempt).env("WITHOUT_ADMIN", "1").output().unwrap();
-    assert_eq!(told(&output).1, "stand-in cuda");
+    let output = machine.confined(attempt).env("WITHOUT_ADMIN", "1").output().unwrap();
+    assert_eq!(confined_output(&output).1, "stand-in cuda");
 }
 
 #[test]
-fn a_working_folder_that_is_covered_is_the_covering_one() {
+fn covered_working_directory_is_entered_again() {
     if !root() {
         return;
     }
     let machine = Machine::new();
     for (folder, sees) in [("dev", "nvidia0\nsub\n"), ("dev/sub", "")] {
-        for mut command in [machine.bound("ls"), machine.nobody("ls")] {
+        for mut command in [machine.confined("ls"), machine.unprivileged("ls")] {
             let output = command.current_dir(machine.folder.path().join(folder)).output().unwrap();
-            assert_eq!(told(&output).1, sees, "{folder}");
+            assert_eq!(confined_output(&output).1, sees, "{folder}");
         }
     }
 }
 
 #[test]
-fn flags_of_the_file_systems_are_kept_and_stand_ins_stay_executable() {
+fn mount_flags_are_kept_and_stand_ins_stay_executable() {
     if !root() {
         return;
     }
@@ -359,41 +361,41 @@ fn flags_of_the_file_systems_are_kept_and_stand_ins_stay_executable() {
     let nobody = "setpriv --reuid 65534 --regid 65534 --clear-groups";
     let flags = "mount --bind region region && mount -o remount,bind,nosuid,nodev,noexec region";
     for user in ["", nobody] {
-        let (_, said) = told(&run(flags, user));
+        let (_, said) = confined_output(&run(flags, user));
         let lines: Vec<&str> = said.lines().collect();
         assert_eq!(lines[0], "ran");
         assert!(lines[1].starts_with("ro,nosuid,nodev,noexec"), "{said}");
         assert!(lines[2].starts_with("rw,nosuid,nodev,noexec"), "{said}");
     }
-    // Root may lift it for its own file; nobody may not, and is told.
+    // Root can clear the flag for its own file; other users cannot, and get an error.
     let flags = "mount --bind ours ours && mount -o remount,bind,noexec ours";
-    assert!(told(&run(flags, "")).1.starts_with("ran\n"));
+    assert!(confined_output(&run(flags, "")).1.starts_with("ran\n"));
     let output = run(flags, nobody);
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("@unbound: unchanged false") && said.contains("noexec"), "{output:?}");
 }
 
 #[test]
-fn a_share_in_a_share_is_refused() {
+fn nested_share_is_refused() {
     if !root() {
         return;
     }
     let machine = Machine::new();
     let script = "./program --exact bound_process --ignored --nocapture --test-threads=1 2>&1; :";
-    for mut command in [machine.bound(script), machine.nobody(script)] {
-        let (_, said) = told(&command.output().unwrap());
+    for mut command in [machine.confined(script), machine.unprivileged(script)] {
+        let (_, said) = confined_output(&command.output().unwrap());
         assert!(said.contains("@unbound: unchanged true") && said.contains("runs in a share"), "{said}");
     }
 }
 
 #[test]
-fn where_there_are_no_user_namespaces_it_is_said_why() {
+fn missing_user_namespaces_are_explained() {
     if !root() {
         return;
     }
     let machine = Machine::new();
     let at = machine.folder.path();
-    // The setting holds for the namespace in which it is made, and for those below.
+    // The sysctl applies to the namespace in which it is set, and to those below.
     let script = "echo 0 > /proc/sys/user/max_user_namespaces && exec ./program --exact bound_process --ignored \
                   --nocapture --test-threads=1";
     let output = Command::new("unshare")
@@ -409,12 +411,12 @@ fn where_there_are_no_user_namespaces_it_is_said_why() {
 }
 
 #[test]
-fn where_user_namespaces_are_of_no_use_the_process_stays_as_it_was() {
+fn restricted_user_namespaces_leave_the_process_unchanged() {
     if !root() {
         return;
     }
     let machine = Machine::new();
-    // In a chroot the kernel refuses them.
+    // The kernel refuses user namespaces in a chroot.
     let script = "mount --rbind / lib && exec setpriv --bounding-set -sys_admin --inh-caps -sys_admin chroot lib \
                   \"$FOLDER/program\" --exact bound_process --ignored --nocapture --test-threads=1";
     let output = Command::new("unshare")
@@ -429,27 +431,27 @@ fn where_user_namespaces_are_of_no_use_the_process_stays_as_it_was() {
 }
 
 #[test]
-fn what_the_plan_lacks_is_found_before_anything_is_changed() {
+fn missing_path_of_the_plan_leaves_the_process_unchanged() {
     if !root() {
         return;
     }
     let machine = Machine::new();
-    let output = machine.bound("true").env("WITHOUT_REGION", "1").output().unwrap();
+    let output = machine.confined("true").env("WITHOUT_REGION", "1").output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("@unbound: unchanged true") && said.contains("no-region"), "{output:?}");
 }
 
 #[test]
-fn a_driver_that_was_updated_meanwhile_is_told_with_what_to_do() {
+fn removed_driver_is_reported_with_advice() {
     let machine = Machine::new();
-    let output = machine.bound("true").env("UPDATED", "1").output().unwrap();
+    let output = machine.confined("true").env("UPDATED", "1").output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("@unbound: unchanged true") && said.contains("libnvidia-ml.so.570"), "{output:?}");
     assert!(said.contains("updated or removed") && said.contains("restart partage up"), "{output:?}");
 }
 
 #[test]
-fn a_program_with_threads_is_refused_and_stays_as_it_was() {
+fn process_with_threads_is_refused_and_unchanged() {
     let machine = Machine::new();
     let namespace = || fs::read_link("/proc/thread-self/ns/user").unwrap();
     let before = namespace();
@@ -461,14 +463,17 @@ fn a_program_with_threads_is_refused_and_stays_as_it_was() {
         (enter(&plan).unwrap_err(), fs::read_link("/proc/thread-self/ns/user").unwrap())
     });
     let (error, after) = error.join().unwrap();
-    assert!(error.unchanged() && matches!(error, BindError::Impossible(_)), "{error}");
+    assert!(error.is_unchanged() && matches!(error, ConfinementError::Unsupported(_)), "{error}");
     assert_eq!(before, after);
 }
 
 #[test]
-fn a_binding_is_written_as_one_word() {
-    let written =
-        serde_json::to_string(&[Binding::MountNamespace, Binding::UserNamespace, Binding::LibraryPath]);
+fn confinement_has_stable_serialized_names() {
+    let written = serde_json::to_string(&[
+        Confinement::MountNamespace,
+        Confinement::UserNamespace,
+        Confinement::LibraryPath,
+    ]);
     assert_eq!(written.unwrap(), r#"["mountNamespace","userNamespace","libraryPath"]"#);
-    assert_eq!(Binding::LibraryPath.to_string(), "library path");
+    assert_eq!(Confinement::LibraryPath.to_string(), "library path");
 }

@@ -9,8 +9,8 @@ const MOUNTS: &str = "\
 ";
 
 #[test]
-fn mounts_are_read() {
-    let mounts = mounts(MOUNTS.as_bytes());
+fn mountinfo_is_parsed_with_escaped_paths() {
+    let mounts = parse_mountinfo(MOUNTS.as_bytes());
     assert_eq!(mounts.len(), 4);
     assert_eq!(mounts[2].at, Path::new("/sys/fs/cgroup/devices"));
     assert_eq!(
@@ -24,7 +24,7 @@ fn mounts_are_read() {
 }
 
 #[test]
-fn lines_that_are_none_are_left_out() {
+fn malformed_lines_are_skipped() {
     let broken = [
         "36 31 0:33 / /at rw,relatime - cgroup",
         "36 31 0:33 / /at rw,relatime cgroup cgroup rw",
@@ -35,16 +35,16 @@ fn lines_that_are_none_are_left_out() {
         "",
     ];
     let table = broken.join("\n") + "\n" + MOUNTS;
-    assert_eq!(mounts(table.as_bytes()).len(), 4);
+    assert_eq!(parse_mountinfo(table.as_bytes()).len(), 4);
     let table = "x:devices:/\n5:devices\n5\n:::\n5:devices:relative\n4294967296::/\n0::/right\n";
-    let right = Membership { id: 0, controllers: vec![], path: "/right".into() };
-    assert_eq!(memberships(table.as_bytes()), [right]);
+    let right = CgroupMembership { id: 0, controllers: vec![], path: "/right".into() };
+    assert_eq!(parse_cgroups(table.as_bytes()), [right]);
 }
 
 #[test]
-fn memberships_are_read() {
+fn cgroups_are_parsed_with_colons_and_non_utf8_paths() {
     let table = b"9:name=systemd:/\n5:devices,freezer:/a:b/c\n0::/user.slice/\xff\n";
-    let all = memberships(table);
+    let all = parse_cgroups(table);
     assert_eq!((all[1].id, all[1].path.as_path()), (5, Path::new("/a:b/c")));
     assert_eq!(all[1].controllers, ["devices", "freezer"]);
     assert!(all[2].controllers.is_empty());
@@ -52,9 +52,13 @@ fn memberships_are_read() {
 }
 
 #[test]
-fn a_path_is_found_only_below_what_is_mounted() {
-    let mount =
-        |root: &str| Mount { root: root.into(), at: "/at".into(), kind: "cgroup2".into(), options: vec![] };
+fn path_is_visible_only_below_the_mounted_directory() {
+    let mount = |root: &str| MountEntry {
+        root: root.into(),
+        at: "/at".into(),
+        kind: "cgroup2".into(),
+        options: vec![],
+    };
     let find = |root: &str, path: &str| mount(root).find(Path::new(path));
     assert_eq!(find("/", "/a/b"), Some("/at/a/b".into()));
     assert_eq!(find("/", "/"), Some("/at".into()));
@@ -67,17 +71,17 @@ fn a_path_is_found_only_below_what_is_mounted() {
 
 proptest! {
     #[test]
-    fn any_text_is_read_without_harm(table in proptest::collection::vec(any::<u8>(), 0..400)) {
-        let _ = memberships(&table);
-        for mount in mounts(&table) {
+    fn arbitrary_bytes_do_not_panic(table in proptest::collection::vec(any::<u8>(), 0..400)) {
+        let _ = parse_cgroups(&table);
+        for mount in parse_mountinfo(&table) {
             prop_assert!(mount.at.is_absolute() && mount.root.is_absolute());
         }
     }
 
     #[test]
-    fn nearly_right_text_leads_nowhere_else(path in "[./a\\\\0-7]{0,12}", root in "(/[.a]{1,3}){0,2}/?") {
+    fn path_never_leaves_the_mount_point(path in "[./a\\\\0-7]{0,12}", root in "(/[.a]{1,3}){0,2}/?") {
         let line = format!("36 31 0:33 /{root} /at{path} rw x:1 - cgroup2 cgroup2 rw\n");
-        for mount in mounts(line.as_bytes()) {
+        for mount in parse_mountinfo(line.as_bytes()) {
             if let Some(found) = mount.find(Path::new(&format!("/{path}"))) {
                 prop_assert!(found.starts_with(&mount.at));
                 let below = found.strip_prefix(&mount.at).unwrap();

@@ -1,45 +1,46 @@
-//! How busy processes keep a GPU: NVML's samples since the last look.
+//! The utilization of a GPU by process: NVML's samples since the last query.
 
 use nvml_wrapper::Device;
 use nvml_wrapper::error::NvmlError;
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The longest time between two samples of a driver: it may be that there is none yet.
-const SAMPLE: Duration = Duration::from_secs(1);
+/// The longest interval between two samples of the driver: until it is over, the driver may have no new sample.
+const MAX_SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is remembered between looks.
+/// The utilization by process that is kept between queries.
 #[derive(Debug, Default)]
-pub(super) struct Busy {
-    /// The time of the newest sample, in microseconds of the wall clock.
-    seen: u64,
-    /// Percents by pid, of the newest samples.
+pub(super) struct ProcessUtilization {
+    /// The time of the newest sample, in microseconds since 1970.
+    newest: u64,
+    /// The utilization by pid from the newest samples, in percent.
     last: BTreeMap<u32, u32>,
 }
 
-/// One sample: when, who, and percent.
-type Sample = (u64, u32, u32);
+/// A sample: its time in microseconds since 1970, the pid, and the utilization in percent.
+type UtilizationSample = (u64, u32, u32);
 
-impl Busy {
-    /// Percents by pid, without those who did nothing; `None` where the driver does not tell.
-    pub(super) fn ask(&mut self, device: &Device<'_>) -> Option<&BTreeMap<u32, u32>> {
+impl ProcessUtilization {
+    /// Returns the utilization in percent by pid, without idle processes; `None` if the driver does not report it.
+    pub(super) fn update(&mut self, device: &Device<'_>) -> Option<&BTreeMap<u32, u32>> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
-        let since = if self.seen == 0 { now.saturating_sub(micros(SAMPLE)) } else { self.seen };
+        let since =
+            if self.newest == 0 { now.saturating_sub(micros(MAX_SAMPLE_INTERVAL)) } else { self.newest };
         let samples = match device.process_utilization_stats(since) {
             Ok(samples) => samples,
-            // Nobody did anything, or the time for a sample has not come; or somebody came just now.
+            // No process was active, there is no new sample yet, or a process started between NVML's two queries.
             Err(NvmlError::NotFound | NvmlError::InsufficientSize(_)) => Vec::new(),
             Err(_) => return None,
         };
         let samples = samples.iter().map(|sample| (sample.timestamp, sample.pid, sample.sm_util));
-        self.take(samples, since, now);
+        self.add_samples(samples, since, now);
         Some(&self.last)
     }
 
-    fn take(&mut self, samples: impl Iterator<Item = Sample>, since: u64, now: u64) {
+    fn add_samples(&mut self, samples: impl Iterator<Item = UtilizationSample>, since: u64, now: u64) {
         let mut sums: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
         let mut newest = None;
-        // Drivers also give old samples and some that no GPU can have.
+        // Drivers also return old samples, and values above 100 %.
         for (time, pid, percent) in samples.filter(|&(time, _, percent)| time > since && percent <= 100) {
             let (sum, count) = sums.entry(pid).or_default();
             (*sum, *count) = (*sum + percent, *count + 1);
@@ -47,10 +48,10 @@ impl Busy {
         }
         match newest {
             Some(time) => {
-                self.seen = time;
+                self.newest = time;
                 self.last = sums.into_iter().map(|(pid, (sum, count))| (pid, sum / count)).collect();
             }
-            None if now.saturating_sub(self.seen) > micros(SAMPLE) => self.last.clear(),
+            None if now.saturating_sub(self.newest) > micros(MAX_SAMPLE_INTERVAL) => self.last.clear(),
             None => {}
         }
     }
@@ -66,21 +67,21 @@ mod tests {
 
     const SECOND: u64 = 1_000_000;
 
-    fn taken(busy: &mut Busy, samples: &[Sample], now: u64) -> Vec<(u32, u32)> {
-        busy.take(samples.iter().copied(), busy.seen, now);
+    fn taken(busy: &mut ProcessUtilization, samples: &[UtilizationSample], now: u64) -> Vec<(u32, u32)> {
+        busy.add_samples(samples.iter().copied(), busy.newest, now);
         busy.last.iter().map(|(pid, percent)| (*pid, *percent)).collect()
     }
 
     #[test]
     fn samples_of_a_process_are_averaged() {
-        let mut busy = Busy::default();
+        let mut busy = ProcessUtilization::default();
         let samples = [(SECOND, 7, 30), (2 * SECOND, 7, 51), (2 * SECOND, 8, 100)];
         assert_eq!(taken(&mut busy, &samples, 2 * SECOND), [(7, 40), (8, 100)]);
     }
 
     #[test]
-    fn what_was_said_stands_until_a_sample_is_due() {
-        let mut busy = Busy::default();
+    fn utilization_is_kept_until_a_new_sample_is_due() {
+        let mut busy = ProcessUtilization::default();
         assert_eq!(taken(&mut busy, &[(5 * SECOND, 7, 30)], 5 * SECOND), [(7, 30)]);
         assert_eq!(taken(&mut busy, &[], 5 * SECOND + 100), [(7, 30)]);
         assert_eq!(taken(&mut busy, &[(5 * SECOND, 7, 90)], 6 * SECOND), [(7, 30)]);
@@ -88,8 +89,8 @@ mod tests {
     }
 
     #[test]
-    fn what_no_gpu_can_have_is_not_taken() {
-        let mut busy = Busy::default();
+    fn values_above_100_percent_are_ignored() {
+        let mut busy = ProcessUtilization::default();
         assert_eq!(taken(&mut busy, &[(SECOND, 7, 4_000_000), (SECOND, 8, 3)], SECOND), [(8, 3)]);
     }
 }
