@@ -1,11 +1,11 @@
-//! Delays between retries.
+//! Delays between retries, which double up to an upper bound.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 /// The shortest first delay; an instance's own is up to twice as long.
 const MIN_FIRST_DELAY: Duration = Duration::from_millis(400);
-/// The longest delay.
+/// Upper bound of the delay, however often a request has failed.
 const MAX_DELAY: Duration = Duration::from_secs(10);
 
 /// Exponential backoff, up to ten seconds.

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 pub struct PodBinding {
     /// The pod. Another pod of the same name is never bound.
     pub pod: PodId,
-    /// The node.
+    /// The node that the pod shall run on.
     pub node: NodeName,
     /// Annotations that the pod gets in the same write, such as its grant.
     pub annotations: BTreeMap<String, String>,
@@ -29,7 +29,7 @@ pub struct PodBinding {
     pub resource_version: Option<String>,
 }
 
-/// What became of a request to bind a pod.
+/// The outcome of a request to bind a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BindOutcome {
     /// The pod is bound as requested. This includes a repeated request whose first answer was lost.
@@ -128,7 +128,7 @@ impl ApiClient {
         })
     }
 
-    /// Finds out what a conflict was about.
+    /// Determines the reason of a conflict.
     async fn explain(&self, binding: &PodBinding, error: ClusterError) -> BindOutcome {
         match self.read_binding(binding).await {
             Ok(BindingState::Bound) => BindOutcome::Bound,

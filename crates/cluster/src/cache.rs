@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-/// What identifies an object. A name can be used again by a successor; a UID never is.
+/// The identity of an object. A successor can reuse its name, but never its UID.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ObjectKey {
-    /// The object's UID.
+    /// The UID that the API server assigned; unique over the lifetime of the cluster.
     pub uid: Arc<str>,
     /// The object's namespace; empty for a cluster-scoped object.
     pub namespace: Arc<str>,
-    /// The object's name.
+    /// The object's name, unique in its namespace at any one time.
     pub name: Arc<str>,
 }
 
@@ -24,7 +24,7 @@ pub struct ObjectKey {
 ///
 /// While the API server is unreachable, the last known content stays. [`WatchCache::last_contact`] shows its age.
 pub struct WatchCache<V> {
-    store: Arc<Store<V>>,
+    store: Arc<ViewStore<V>>,
     client: ApiClient,
     _task: Arc<AbortOnDropHandle<()>>,
 }
@@ -48,7 +48,11 @@ impl<V> fmt::Debug for WatchCache<V> {
 }
 
 impl<V> WatchCache<V> {
-    pub(crate) fn new(store: Arc<Store<V>>, client: ApiClient, task: AbortOnDropHandle<()>) -> WatchCache<V> {
+    pub(crate) fn new(
+        store: Arc<ViewStore<V>>,
+        client: ApiClient,
+        task: AbortOnDropHandle<()>,
+    ) -> WatchCache<V> {
         WatchCache { store, client, _task: Arc::new(task) }
     }
 
@@ -103,7 +107,7 @@ impl<V> WatchCache<V> {
         *self.store.version.borrow() > 0
     }
 
-    /// Waits until [`WatchCache::is_synced`].
+    /// Waits until the API server has listed all objects once ([`WatchCache::is_synced`]).
     pub async fn synced(&self) {
         // The sender lives as long as this cache.
         let _ = self.changed().wait_for(|version| *version > 0).await;
@@ -116,33 +120,33 @@ impl<V> WatchCache<V> {
     }
 }
 
-type Entry<V> = (Arc<ObjectKey>, Arc<V>);
+type CacheEntry<V> = (Arc<ObjectKey>, Arc<V>);
 
 /// The content that a watch writes and a cache reads.
-pub(crate) struct Store<V> {
-    content: RwLock<Content<V>>,
+pub(crate) struct ViewStore<V> {
+    content: RwLock<CacheContent<V>>,
     version: watch::Sender<u64>,
 }
 
-struct Content<V> {
-    by_uid: HashMap<Arc<str>, Entry<V>>,
+struct CacheContent<V> {
+    by_uid: HashMap<Arc<str>, CacheEntry<V>>,
     /// The UID of each object, by namespace and name.
     by_name: HashMap<Arc<str>, HashMap<Arc<str>, Arc<str>>>,
 }
 
-impl<V> Default for Store<V> {
+impl<V> Default for ViewStore<V> {
     fn default() -> Self {
-        let content = Content { by_uid: HashMap::new(), by_name: HashMap::new() };
-        Store { content: RwLock::new(content), version: watch::Sender::new(0) }
+        let content = CacheContent { by_uid: HashMap::new(), by_name: HashMap::new() };
+        ViewStore { content: RwLock::new(content), version: watch::Sender::new(0) }
     }
 }
 
-impl<V> Store<V> {
-    fn content(&self) -> RwLockReadGuard<'_, Content<V>> {
+impl<V> ViewStore<V> {
+    fn content(&self) -> RwLockReadGuard<'_, CacheContent<V>> {
         self.content.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self, change: impl FnOnce(&mut Content<V>) -> bool) {
+    fn change(&self, change: impl FnOnce(&mut CacheContent<V>) -> bool) {
         let changed = change(&mut self.content.write().unwrap_or_else(PoisonError::into_inner));
         if changed {
             self.version.send_modify(|version| *version += 1);
@@ -154,14 +158,15 @@ impl<V> Store<V> {
     }
 }
 
-impl<V: PartialEq> Store<V> {
+impl<V: PartialEq> ViewStore<V> {
     /// Replaces the whole content by a complete list.
-    pub(crate) fn replace(&self, listed: HashMap<Arc<str>, Entry<V>>) {
+    pub(crate) fn replace(&self, listed: HashMap<Arc<str>, CacheEntry<V>>) {
         let is_first = *self.version.borrow() == 0;
         self.change(|content| {
             let differs = content.by_uid != listed;
             if differs {
-                *content = Content { by_uid: HashMap::with_capacity(listed.len()), by_name: HashMap::new() };
+                *content =
+                    CacheContent { by_uid: HashMap::with_capacity(listed.len()), by_name: HashMap::new() };
                 for (key, view) in listed.into_values() {
                     content.insert(key, view);
                 }
@@ -182,7 +187,7 @@ impl<V: PartialEq> Store<V> {
     }
 }
 
-impl<V> Content<V> {
+impl<V> CacheContent<V> {
     fn insert(&mut self, key: Arc<ObjectKey>, view: Arc<V>) {
         let names = self.by_name.entry(Arc::clone(&key.namespace)).or_default();
         let previous = names.insert(Arc::clone(&key.name), Arc::clone(&key.uid));
@@ -213,7 +218,7 @@ mod tests {
         ObjectKey { uid: uid.into(), namespace: "default".into(), name: name.into() }
     }
 
-    fn list(objects: &[(&str, &str, u32)]) -> HashMap<Arc<str>, Entry<u32>> {
+    fn list(objects: &[(&str, &str, u32)]) -> HashMap<Arc<str>, CacheEntry<u32>> {
         let entry = |(uid, name, view): &(&str, &str, u32)| {
             let key = Arc::new(key(uid, name));
             (Arc::clone(&key.uid), (key, Arc::new(*view)))
@@ -221,13 +226,13 @@ mod tests {
         objects.iter().map(entry).collect()
     }
 
-    fn uid_of(store: &Store<u32>, name: &str) -> Option<String> {
+    fn uid_of(store: &ViewStore<u32>, name: &str) -> Option<String> {
         store.content().by_name.get("default").and_then(|names| names.get(name)).map(|uid| uid.to_string())
     }
 
     #[test]
     fn only_changes_of_the_content_are_notified() {
-        let store = Store::default();
+        let store = ViewStore::default();
         let version = || *store.version.borrow();
         store.replace(HashMap::new());
         assert_eq!(version(), 1, "an empty list is a complete one");
@@ -248,7 +253,7 @@ mod tests {
 
     #[test]
     fn successor_of_the_same_name_replaces_its_predecessor() {
-        let store = Store::default();
+        let store = ViewStore::default();
         store.replace(list(&[("1", "a", 1)]));
         store.apply(key("2", "a"), 2);
         assert_eq!(uid_of(&store, "a"), Some("2".into()));

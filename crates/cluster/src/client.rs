@@ -183,9 +183,9 @@ mod tests {
     use tokio::net::TcpListener;
 
     #[derive(Clone, Default)]
-    struct Captured(Arc<Mutex<Vec<u8>>>);
+    struct LogBuffer(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Captured {
+    impl Write for LogBuffer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().write(bytes)
         }
@@ -197,7 +197,7 @@ mod tests {
 
     #[tokio::test]
     async fn lost_connection_is_returned_and_not_logged() {
-        let captured = Captured::default();
+        let captured = LogBuffer::default();
         let writer = captured.clone();
         let subscriber = tracing_subscriber::fmt()
             .with_max_level(tracing::Level::WARN)

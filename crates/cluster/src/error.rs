@@ -16,15 +16,15 @@ pub enum ClusterError {
     /// The kubeconfig cannot be used.
     #[error("invalid kubeconfig {} ({reason}): use one that works with kubectl", path.display())]
     InvalidKubeconfig {
-        /// The file.
+        /// The path of the kubeconfig.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why it cannot be loaded or used to connect.
         reason: String,
     },
     /// RBAC or an admission policy forbids the request.
     #[error("{operation}: forbidden ({message}): grant the permission, as Partage's manifests do")]
     Forbidden {
-        /// What was attempted.
+        /// The operation that was forbidden, as a phrase: "reading node gpu-1".
         operation: String,
         /// The API server's message.
         message: String,
@@ -32,9 +32,9 @@ pub enum ClusterError {
     /// The API server answered with another error.
     #[error("{operation}: rejected by the API server ({code}: {message})")]
     Rejected {
-        /// What was attempted.
+        /// The operation that was rejected, as a phrase: "reading node gpu-1".
         operation: String,
-        /// The HTTP status.
+        /// The HTTP status code of the answer, other than 403.
         code: u16,
         /// The API server's message.
         message: String,
@@ -42,15 +42,15 @@ pub enum ClusterError {
     /// The cluster has no node of this name.
     #[error("{operation}: node {node} not found: use the name under which its kubelet registered it")]
     NodeNotFound {
-        /// What was attempted.
+        /// The operation on the node, as a phrase: "reading node gpu-1".
         operation: String,
-        /// The node.
+        /// The node's name, as it was requested.
         node: String,
     },
     /// The API server could not be reached, or did not answer in time. A write may or may not have happened.
     #[error("{operation}: the API server is unavailable ({reason}): it is retried when the server is back")]
     Unavailable {
-        /// What was attempted.
+        /// The operation that got no answer, as a phrase: "reading node gpu-1".
         operation: String,
         /// How the connection failed.
         reason: String,

@@ -85,7 +85,7 @@ pub fn node_reference(node: &NodeName) -> ObjectReference {
 /// ```
 #[derive(Clone)]
 pub struct Recorder {
-    shared: Arc<Shared>,
+    shared: Arc<RecorderState>,
     _task: Arc<AbortOnDropHandle<()>>,
 }
 
@@ -101,7 +101,7 @@ impl Recorder {
     ///
     /// Must be called inside a tokio runtime.
     pub fn start(client: &ApiClient, controller: &str, instance: &str) -> Recorder {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(RecorderState::default());
         let writer = EventWriter {
             client: client.clone(),
             controller: controller.to_string(),
@@ -125,20 +125,20 @@ impl Recorder {
 
     /// Waits until all recorded events are written, for no longer than `timeout`: for a process that is about to exit.
     pub async fn flush(&self, timeout: Duration) {
-        // What is not written by then is in the log.
+        // Events that are not written by then are in the log.
         let _ = tokio::time::timeout(timeout, self.shared.all_written()).await;
     }
 }
 
 #[derive(Default)]
-struct Shared {
+struct RecorderState {
     queue: Mutex<EventQueue>,
     pushed: Notify,
     /// An event was written, or given up.
     finished: Notify,
 }
 
-impl Shared {
+impl RecorderState {
     fn queue(&self) -> MutexGuard<'_, EventQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -159,7 +159,7 @@ struct EventWriter {
     client: ApiClient,
     controller: String,
     instance: String,
-    shared: Arc<Shared>,
+    shared: Arc<RecorderState>,
 }
 
 impl EventWriter {

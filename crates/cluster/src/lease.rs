@@ -8,7 +8,7 @@ mod election;
 use crate::backoff::spread;
 use crate::client::ApiClient;
 use crate::error::ClusterError;
-use election::{Election, LeaseRecord, LocalTime, MAX_LEASE_DURATION, NextStep, Term};
+use election::{Election, LeaseRecord, LeaseTerm, LocalTime, MAX_LEASE_DURATION, NextStep};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 /// Where a lease is. Its component needs the verbs `get`, `create` and `update` on leases there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseName {
-    /// The namespace.
+    /// The namespace that the Lease object is in.
     pub namespace: String,
     /// The name, such as `partage-control`.
     pub name: String,
@@ -48,7 +48,7 @@ pub enum TimingError {
     RenewDeadline {
         /// The refused renew deadline.
         deadline: Duration,
-        /// The lease duration.
+        /// The lease duration that it was compared with.
         lease: Duration,
     },
     /// A holder must have time for more than one attempt.
@@ -58,7 +58,7 @@ pub enum TimingError {
     RetryInterval {
         /// The refused retry interval.
         interval: Duration,
-        /// The renew deadline.
+        /// The renew deadline that it was compared with.
         deadline: Duration,
     },
 }
@@ -139,7 +139,7 @@ pub enum LeaderRole {
         /// The identity of the replica that held the lease when it was last read.
         leader: Option<String>,
     },
-    /// This replica leads.
+    /// This replica leads, until it fails to renew the lease in time or stops.
     Leader {
         /// The number of the term. It grows with every change of leadership.
         term: i32,
@@ -179,7 +179,7 @@ impl LeaderTerm {
 /// # }
 /// ```
 pub struct LeaderElection {
-    shared: Arc<Shared>,
+    shared: Arc<ElectionState>,
     identity: String,
     stop: CancellationToken,
     task: Option<JoinHandle<()>>,
@@ -195,19 +195,19 @@ impl fmt::Debug for LeaderElection {
     }
 }
 
-struct Shared {
+struct ElectionState {
     leadership: Mutex<Leadership>,
     role: watch::Sender<LeaderRole>,
 }
 
 #[derive(Default)]
 struct Leadership {
-    term: Option<Term>,
+    term: Option<LeaseTerm>,
     /// Set once, when this replica leaves the election.
     has_ended: bool,
 }
 
-impl Shared {
+impl ElectionState {
     fn leadership(&self) -> MutexGuard<'_, Leadership> {
         self.leadership.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -218,7 +218,7 @@ impl Shared {
         self.publish(None, None);
     }
 
-    fn publish(&self, term: Option<Term>, holder: Option<&str>) {
+    fn publish(&self, term: Option<LeaseTerm>, holder: Option<&str>) {
         let mut leadership = self.leadership();
         leadership.term = term.filter(|_| !leadership.has_ended);
         let role = match leadership.term {
@@ -248,7 +248,7 @@ impl LeaderElection {
     ) -> LeaderElection {
         let identity = format!("{instance}_{:016x}", RandomState::new().hash_one(instance));
         let role = watch::Sender::new(LeaderRole::Follower { leader: None });
-        let shared = Arc::new(Shared { leadership: Mutex::default(), role });
+        let shared = Arc::new(ElectionState { leadership: Mutex::default(), role });
         let stop = CancellationToken::new();
         let candidate = Candidate {
             leases: Api::namespaced(client.kube().clone(), &lease.namespace),
@@ -305,7 +305,7 @@ impl LeaderElection {
 }
 
 impl Drop for LeaderElection {
-    /// Stops leading without giving the lease back: what was begun as leader may not have ended.
+    /// Stops leading without releasing the lease: operations that were started as leader may still run.
     fn drop(&mut self) {
         if let Some(task) = self.task.take() {
             task.abort();
@@ -314,7 +314,7 @@ impl Drop for LeaderElection {
     }
 }
 
-/// Carries out what the election decides.
+/// Carries out the actions that the election decides.
 struct Candidate {
     client: ApiClient,
     leases: Api<Lease>,
@@ -325,7 +325,7 @@ struct Candidate {
     /// The object of the last answer, so that an update keeps its labels and annotations.
     last_seen: Option<Lease>,
     is_failing: bool,
-    shared: Arc<Shared>,
+    shared: Arc<ElectionState>,
 }
 
 impl Candidate {

@@ -4,7 +4,7 @@
 //!  client        connection, timeouts, time of the last contact      node_writer   status, labels, annotations of a node
 //!  watch, cache  watch any resource, keep a small view of it         bindings      bind a pod, with its grant, to a node
 //!  pods, nodes   the views that Partage keeps                        lease         leader election between replicas
-//!  events        events about any object, deduplicated               token_review  who a token belongs to, and may do what
+//!  events        events about any object, deduplicated               token_review  the user of a token and its permissions
 //! ```
 //!
 //! A daemon must survive every absence of the API server: what it reads comes from a cache that a watch fills, and what
@@ -33,7 +33,7 @@ pub use events::{Recorder, Severity, node_reference, pod_reference};
 pub use lease::{ElectionTiming, LeaderElection, LeaderRole, LeaderTerm, LeaseName, TimingError};
 pub use node_writer::{NodePatch, NodeWriter};
 pub use nodes::{NodeCache, NodeProjection, NodeView};
-pub use pods::{Annotated, PodCache, PodPhase, PodProjection, PodView};
+pub use pods::{AnnotateOutcome, PodCache, PodPhase, PodProjection, PodView};
 pub use watch::{Projection, WatchSelector, watch};
 
 pub use k8s_openapi::api::authentication::v1::UserInfo;

@@ -1,4 +1,4 @@
-//! Writes what a node's daemon publishes about its node.
+//! Writes the status, labels and annotations that a node's daemon publishes.
 
 use crate::client::ApiClient;
 use crate::error::ClusterError;
@@ -36,12 +36,12 @@ impl NodeWriter {
         NodeWriter { client: client.clone(), node: node.clone() }
     }
 
-    /// The node's name.
+    /// Returns the name of the node that this writer changes.
     pub fn name(&self) -> &NodeName {
         &self.node
     }
 
-    /// Reads the node.
+    /// Reads the node from the API server, not a cache. Fails with [`ClusterError::NodeNotFound`] if it is missing.
     pub async fn read(&self) -> Result<NodeView, ClusterError> {
         let operation = || format!("reading node {}", self.node);
         let node = self.client.request(operation, self.nodes().get(self.node.as_str())).await;

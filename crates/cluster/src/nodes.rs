@@ -19,9 +19,9 @@ pub struct NodeView {
     pub capacity: BTreeMap<String, String>,
     /// Allocatable amounts of its extended resources.
     pub allocatable: BTreeMap<String, String>,
-    /// Its annotations.
+    /// Annotations of the node, by key.
     pub annotations: BTreeMap<String, String>,
-    /// Its labels.
+    /// Labels of the node, by key.
     pub labels: BTreeMap<String, String>,
 }
 

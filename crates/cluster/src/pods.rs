@@ -26,7 +26,7 @@ pub type PodCache = WatchCache<PodView>;
 
 /// Whether a pod was annotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Annotated {
+pub enum AnnotateOutcome {
     /// The pod has the annotations.
     Done,
     /// The pod no longer exists, though another one may have its name.
@@ -62,7 +62,7 @@ impl ApiClient {
         &self,
         pod: &PodId,
         annotations: &BTreeMap<String, Option<String>>,
-    ) -> Result<Annotated, ClusterError> {
+    ) -> Result<AnnotateOutcome, ClusterError> {
         let operation = || format!("annotating pod {}/{}", pod.namespace, pod.name);
         // A UID is immutable: with it in the patch, the server refuses to patch any other pod.
         let patch = Patch::Merge(json!({"metadata": {"uid": pod.uid, "annotations": annotations}}));
@@ -70,12 +70,12 @@ impl ApiClient {
         let options = PatchParams::default();
         let patched = api.patch(pod.name.as_str(), &options, &patch);
         match self.request(operation, patched).await {
-            Ok(_) => Ok(Annotated::Done),
-            Err(ClusterError::Rejected { code: 404, .. }) => Ok(Annotated::Gone),
+            Ok(_) => Ok(AnnotateOutcome::Done),
+            Err(ClusterError::Rejected { code: 404, .. }) => Ok(AnnotateOutcome::Gone),
             Err(error @ ClusterError::Rejected { code: 422, .. }) => {
                 match self.pod(&pod.namespace, &pod.name).await? {
                     Some(existing) if existing.id.uid == pod.uid => Err(error),
-                    _ => Ok(Annotated::Gone),
+                    _ => Ok(AnnotateOutcome::Gone),
                 }
             }
             Err(error) => Err(error),

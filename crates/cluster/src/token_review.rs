@@ -1,6 +1,6 @@
-//! Reviews of bearer tokens: who sent a request, and whether RBAC allows it.
+//! Reviews of bearer tokens: which user sent a request, and whether RBAC allows it.
 //!
-//! Each review costs the API server a request. Callers that are reachable by strangers must cache decisions and limit
+//! Each review costs the API server a request. Callers that are reachable by unauthenticated clients must cache decisions and limit
 //! how many unknown tokens they review, as `partage_serve::BearerAuth` does.
 
 use crate::client::ApiClient;

@@ -1,6 +1,6 @@
 //! Watching any resource of the API server.
 
-use crate::cache::{ObjectKey, Store, WatchCache};
+use crate::cache::{ObjectKey, ViewStore, WatchCache};
 use crate::client::ApiClient;
 use crate::error::with_causes;
 use futures::StreamExt;
@@ -83,9 +83,9 @@ impl WatchSelector {
 /// `Object` should have only the fields that `view` reads (see [`kube::core::Object`]): what it lacks is not even held
 /// while an object is decoded.
 pub trait Projection: 'static {
-    /// What is decoded from the API server's answer.
+    /// The type that is decoded from the API server's answer.
     type Object: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static;
-    /// What is kept. Its size must be bounded, whatever a tenant writes into the object.
+    /// The type that the cache stores. Its size must be bounded, whatever a tenant writes into the object.
     type View: PartialEq + Send + Sync + 'static;
     /// The plural of the resource, for logs.
     const RESOURCE: &'static str;
@@ -101,7 +101,7 @@ pub trait Projection: 'static {
 ///
 /// Must be called inside a tokio runtime.
 pub fn watch<P: Projection>(client: &ApiClient, selector: &WatchSelector) -> WatchCache<P::View> {
-    let store = Arc::new(Store::default());
+    let store = Arc::new(ViewStore::default());
     let api = P::api(client.kube().clone(), selector.namespace.as_deref());
     let watched = follow::<P>(api, selector.config(), client.clone(), Arc::clone(&store));
     WatchCache::new(store, client.clone(), AbortOnDropHandle::new(tokio::spawn(watched)))
@@ -112,7 +112,7 @@ async fn follow<P: Projection>(
     api: Api<P::Object>,
     config: watcher::Config,
     client: ApiClient,
-    store: Arc<Store<P::View>>,
+    store: Arc<ViewStore<P::View>>,
 ) {
     let mut events = watcher(api, config).backoff(client.backoff()).boxed();
     // The objects of a list that is not complete yet. Until it is, the old content stays.

@@ -1,4 +1,4 @@
-//! Connecting to and listening on a unix socket.
+//! Connects to and listens on unix sockets.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -13,34 +13,34 @@ use tonic::transport::{Channel, Endpoint};
 /// Why a socket could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// The address of a gRPC endpoint is text.
+    /// The path is not valid UTF-8, which the address of a gRPC endpoint must be.
     #[error("the path {0:?} is not valid UTF-8")]
     NotText(PathBuf),
-    /// Nobody answers.
+    /// No server accepts the connection.
     #[error("cannot connect to {path}")]
     Connect {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
-        /// What went wrong.
+        /// The error that tonic returned for the connection attempt.
         source: tonic::transport::Error,
     },
-    /// Another process serves there.
+    /// Another process listens on the socket.
     #[error("{0} is served by another process: stop it first")]
     InUse(PathBuf),
-    /// Something that is not a socket is in the way; it is left alone.
+    /// The path exists and is not a socket. It is left unchanged.
     #[error("{0} is not a socket: move it away")]
     NotASocket(PathBuf),
-    /// The socket could not be made.
+    /// The socket could not be created.
     #[error("cannot listen on {path}")]
     Listen {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
-        /// What went wrong.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// A channel to the server behind a socket. It connects again by itself when the server comes back.
+/// Connects to the server of a socket. The channel reconnects automatically when the server restarts.
 pub async fn connect(path: impl AsRef<Path>) -> Result<Channel, SocketError> {
     let path = path.as_ref();
     let text = path.to_str().ok_or_else(|| SocketError::NotText(path.to_path_buf()))?;
@@ -48,7 +48,7 @@ pub async fn connect(path: impl AsRef<Path>) -> Result<Channel, SocketError> {
     Endpoint::from_shared(format!("unix:{text}")).map_err(failed)?.connect().await.map_err(failed)
 }
 
-/// Listens on a socket. One that a dead process left behind is replaced; one that answers is not.
+/// Listens on a socket. A stale socket is replaced; one that another process serves is not.
 pub async fn listen(path: impl AsRef<Path>) -> Result<Listener, SocketError> {
     let path = path.as_ref();
     let failed = |source| SocketError::Listen { path: path.to_path_buf(), source };
@@ -68,8 +68,8 @@ pub async fn listen(path: impl AsRef<Path>) -> Result<Listener, SocketError> {
     Ok(Listener { incoming: UnixListenerStream::new(listener), file })
 }
 
-/// Connections that come in, for [`tonic::transport::Server::serve_with_incoming_shutdown`]. Dropping it removes the
-/// socket, unless another has taken its place.
+/// Incoming connections for [`tonic::transport::Server::serve_with_incoming_shutdown`]. Dropping it removes the
+/// socket, unless another socket has replaced it.
 #[derive(Debug)]
 pub struct Listener {
     incoming: UnixListenerStream,
@@ -77,7 +77,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// The socket's file.
+    /// The file of the socket.
     pub fn file(&self) -> &SocketFile {
         &self.file
     }
@@ -94,30 +94,30 @@ impl Stream for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if self.file.is_in_place() {
-            // Nothing waits for this; the next one to listen replaces it anyway.
+            // An error is ignored: the next listener replaces a stale socket.
             let _ = std::fs::remove_file(&self.file.path);
         }
     }
 }
 
-/// One file of a socket, told apart from a later one at the same path. Kubelet makes its sockets anew when it starts,
-/// and removes those of the device plugins.
+/// The identity of a socket file, which distinguishes it from a later file at the same path. Kubelet recreates its own
+/// sockets when it starts, and removes those of device plugins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SocketFile {
     path: PathBuf,
-    /// Device, inode and the moment it was made: an inode number alone is given again at once.
+    /// Device, inode and modification time: the kernel may reuse an inode number immediately.
     identity: (u64, u64, i64, i64),
 }
 
 impl SocketFile {
-    /// The file that is at a path now.
+    /// Returns the identity of the file that is at a path now.
     pub fn at(path: impl AsRef<Path>) -> io::Result<SocketFile> {
         let metadata = std::fs::symlink_metadata(path.as_ref())?;
         let identity = (metadata.dev(), metadata.ino(), metadata.mtime(), metadata.mtime_nsec());
         Ok(SocketFile { path: path.as_ref().to_path_buf(), identity })
     }
 
-    /// Whether this file is still the one at its path.
+    /// Returns whether this file is still at its path.
     pub fn is_in_place(&self) -> bool {
         SocketFile::at(&self.path).is_ok_and(|now| now == *self)
     }

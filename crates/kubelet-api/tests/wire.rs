@@ -1,4 +1,4 @@
-//! What goes over a socket: every call of every contract, sockets that come and go, and bytes nobody meant.
+//! Calls every service over a socket, restarts servers, and sends invalid bytes.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use partage_kubelet_api::cri::runtime_service_client::RuntimeServiceClient;
@@ -29,15 +29,15 @@ use tonic::codegen::{Service, http};
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
 
-/// Answers every call, and keeps what it was asked.
+/// Serves every call and records registrations.
 #[derive(Clone)]
-struct Node {
+struct FakeNode {
     registered: Arc<Mutex<Vec<plugin::RegisterRequest>>>,
     health: watch::Sender<&'static str>,
 }
 
 #[tonic::async_trait]
-impl Registration for Node {
+impl Registration for FakeNode {
     async fn register(&self, request: Request<plugin::RegisterRequest>) -> Result<Response<Empty>, Status> {
         self.registered.lock().unwrap().push(request.into_inner());
         Ok(Response::new(Empty {}))
@@ -67,7 +67,7 @@ fn allocated(ids: &[String]) -> plugin::ContainerAllocateResponse {
 }
 
 #[tonic::async_trait]
-impl DevicePlugin for Node {
+impl DevicePlugin for FakeNode {
     async fn get_device_plugin_options(
         &self,
         _: Request<Empty>,
@@ -113,9 +113,10 @@ impl DevicePlugin for Node {
         &self,
         request: Request<plugin::PreStartContainerRequest>,
     ) -> Result<Response<plugin::PreStartContainerResponse>, Status> {
-        match request.into_inner().devices_ids.is_empty() {
-            true => Err(Status::failed_precondition("no room on this node")),
-            false => Ok(Response::new(plugin::PreStartContainerResponse {})),
+        if request.into_inner().devices_ids.is_empty() {
+            Err(Status::failed_precondition("no capacity on this node"))
+        } else {
+            Ok(Response::new(plugin::PreStartContainerResponse {}))
         }
     }
 }
@@ -147,7 +148,7 @@ fn pod() -> resources::PodResources {
 }
 
 #[tonic::async_trait]
-impl PodResourcesLister for Node {
+impl PodResourcesLister for FakeNode {
     async fn list(
         &self,
         _: Request<resources::ListPodResourcesRequest>,
@@ -209,7 +210,7 @@ fn version() -> cri::VersionResponse {
 }
 
 #[tonic::async_trait]
-impl RuntimeService for Node {
+impl RuntimeService for FakeNode {
     async fn version(
         &self,
         _: Request<cri::VersionRequest>,
@@ -243,12 +244,12 @@ impl RuntimeService for Node {
     }
 }
 
-impl Node {
-    fn new() -> Node {
-        Node { registered: Arc::default(), health: watch::Sender::new(HEALTHY) }
+impl FakeNode {
+    fn new() -> FakeNode {
+        FakeNode { registered: Arc::default(), health: watch::Sender::new(HEALTHY) }
     }
 
-    /// The contracts of one node, each on its own socket; they end when what is returned is dropped.
+    /// Serves all services, each on its own socket, until the returned senders are dropped.
     async fn serve(&self, folder: &Path) -> [oneshot::Sender<()>; 4] {
         [
             serve(RegistrationServer::new(self.clone()), &folder.join("registration.sock")).await,
@@ -275,9 +276,9 @@ where
 }
 
 #[tokio::test]
-async fn a_plugin_registers_and_answers_every_call() {
+async fn plugin_registers_and_serves_every_call() {
     let folder = tempfile::tempdir().unwrap();
-    let node = Node::new();
+    let node = FakeNode::new();
     let _serving = node.serve(folder.path()).await;
     let socket = |name: &str| folder.path().join(name);
 
@@ -310,9 +311,9 @@ async fn a_plugin_registers_and_answers_every_call() {
 }
 
 #[tokio::test]
-async fn the_list_of_devices_comes_again_after_every_change() {
+async fn device_list_is_sent_again_after_every_change() {
     let folder = tempfile::tempdir().unwrap();
-    let (socket, node) = (folder.path().join("plugin.sock"), Node::new());
+    let (socket, node) = (folder.path().join("plugin.sock"), FakeNode::new());
     let _serving = node.serve(folder.path()).await;
     let mut client = DevicePluginClient::new(unix::connect(&socket).await.unwrap());
     let mut lists = client.list_and_watch(Empty {}).await.unwrap().into_inner();
@@ -325,9 +326,9 @@ async fn the_list_of_devices_comes_again_after_every_change() {
 }
 
 #[tokio::test]
-async fn kubelet_says_who_holds_what() {
+async fn pod_resources_are_listed() {
     let folder = tempfile::tempdir().unwrap();
-    let _serving = Node::new().serve(folder.path()).await;
+    let _serving = FakeNode::new().serve(folder.path()).await;
     let socket = folder.path().join("resources.sock");
     let mut client = PodResourcesListerClient::new(unix::connect(&socket).await.unwrap());
     let list = client.list(resources::ListPodResourcesRequest {}).await.unwrap().into_inner();
@@ -344,9 +345,9 @@ async fn kubelet_says_who_holds_what() {
 }
 
 #[tokio::test]
-async fn the_runtime_says_what_it_is_and_what_it_has() {
+async fn runtime_version_status_and_lists_are_read() {
     let folder = tempfile::tempdir().unwrap();
-    let _serving = Node::new().serve(folder.path()).await;
+    let _serving = FakeNode::new().serve(folder.path()).await;
     let channel = unix::connect(folder.path().join("runtime.sock")).await.unwrap();
     let mut client = RuntimeServiceClient::new(channel);
     assert_eq!(client.version(cri::VersionRequest::default()).await.unwrap().into_inner(), version());
@@ -361,24 +362,24 @@ async fn the_runtime_says_what_it_is_and_what_it_has() {
 }
 
 #[tokio::test]
-async fn a_refusal_keeps_its_sentence() {
+async fn error_status_keeps_its_message() {
     let folder = tempfile::tempdir().unwrap();
-    let (socket, node) = (folder.path().join("plugin.sock"), Node::new());
+    let (socket, node) = (folder.path().join("plugin.sock"), FakeNode::new());
     let _serving = node.serve(folder.path()).await;
     let mut client = DevicePluginClient::new(unix::connect(&socket).await.unwrap());
     let refused = client.pre_start_container(plugin::PreStartContainerRequest::default()).await.unwrap_err();
-    assert_eq!((refused.code(), refused.message()), (Code::FailedPrecondition, "no room on this node"));
+    assert_eq!((refused.code(), refused.message()), (Code::FailedPrecondition, "no capacity on this node"));
 }
 
 #[tokio::test]
-async fn a_socket_left_behind_is_replaced_and_a_served_one_is_not() {
+async fn stale_socket_is_replaced_and_served_one_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s.sock");
-    assert!(matches!(unix::connect(&socket).await, Err(SocketError::Connect { .. })), "nobody is there");
-    // A process that was killed leaves its socket.
+    assert!(matches!(unix::connect(&socket).await, Err(SocketError::Connect { .. })), "no server listens");
+    // A killed process leaves a stale socket.
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
     let left_behind = SocketFile::at(&socket).unwrap();
-    let stop = serve(DevicePluginServer::new(Node::new()), &socket).await;
+    let stop = serve(DevicePluginServer::new(FakeNode::new()), &socket).await;
     assert!(!left_behind.is_in_place());
     assert!(matches!(unix::listen(&socket).await, Err(SocketError::InUse(path)) if path == socket));
     drop(stop);
@@ -392,7 +393,7 @@ async fn a_socket_left_behind_is_replaced_and_a_served_one_is_not() {
 }
 
 #[tokio::test]
-async fn a_server_does_not_remove_the_socket_of_its_successor() {
+async fn server_keeps_the_socket_of_its_successor() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s.sock");
     let first = unix::listen(&socket).await.unwrap();
@@ -405,39 +406,39 @@ async fn a_server_does_not_remove_the_socket_of_its_successor() {
 }
 
 #[tokio::test]
-async fn a_channel_finds_a_server_that_came_back() {
+async fn channel_reconnects_to_a_restarted_server() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s.sock");
-    let stop = serve(DevicePluginServer::new(Node::new()), &socket).await;
+    let stop = serve(DevicePluginServer::new(FakeNode::new()), &socket).await;
     let mut client = DevicePluginClient::new(unix::connect(&socket).await.unwrap());
     client.get_device_plugin_options(Empty {}).await.unwrap();
     drop(stop);
     while socket.exists() {
         tokio::task::yield_now().await;
     }
-    let _serving = serve(DevicePluginServer::new(Node::new()), &socket).await;
-    // The call that meets the broken connection may fail; the ones after it connect anew.
+    let _serving = serve(DevicePluginServer::new(FakeNode::new()), &socket).await;
+    // The call on the broken connection may fail; later ones reconnect.
     for _ in 0..100 {
         if client.get_device_plugin_options(Empty {}).await.is_ok() {
             return;
         }
     }
-    panic!("the channel never connected again");
+    panic!("the channel did not reconnect");
 }
 
-/// Bytes that are not HTTP/2, and a call that is cut off, end their own connection and nothing else.
+/// Bytes that are not HTTP/2 and a truncated call end only their own connection.
 #[tokio::test]
-async fn garbage_ends_only_its_own_connection() {
+async fn invalid_bytes_end_only_their_connection() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let folder = tempfile::tempdir().unwrap();
-    let (socket, node) = (folder.path().join("plugin.sock"), Node::new());
+    let (socket, node) = (folder.path().join("plugin.sock"), FakeNode::new());
     let _serving = node.serve(folder.path()).await;
     let mut client = DevicePluginClient::new(unix::connect(&socket).await.unwrap());
     for garbage in
         [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 64], &[0xff; 4096], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff"]
     {
         let mut stream = tokio::net::UnixStream::connect(&socket).await.unwrap();
-        // The server may close while we write.
+        // The server may close the connection during the write.
         let _ = stream.write_all(garbage).await;
         let _ = stream.shutdown().await;
         let _ = stream.read_to_end(&mut Vec::new()).await;
@@ -445,9 +446,9 @@ async fn garbage_ends_only_its_own_connection() {
     }
 }
 
-/// The numbers of the fields, as bytes: a slip here would be silent between two programs of ours.
+/// Compares encoded bytes: a wrong field number would not be detected between two programs of this project.
 #[test]
-fn fields_have_kubelets_numbers() {
+fn field_numbers_match_kubelet() {
     let bytes = |hex: &str| -> Vec<u8> {
         hex.split_whitespace().map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect()
     };
@@ -486,7 +487,7 @@ fn fields_have_kubelets_numbers() {
 }
 
 #[test]
-fn fields_have_the_runtimes_numbers() {
+fn field_numbers_match_the_runtime() {
     let hex =
         |message: Vec<u8>| message.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ");
     assert_eq!(hex(version().encode_to_vec()), "0a 01 76 12 01 6e 1a 01 32 22 01 31");
@@ -508,39 +509,39 @@ fn fields_have_the_runtimes_numbers() {
     assert_eq!(hex(list.encode_to_vec()), "0a 00");
 }
 
-/// What is read is written and read again as the same.
-fn settles<M: Message + Default + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
+/// Checks that a decoded message is encoded and decoded again to the same message.
+fn assert_round_trip<M: Message + Default + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
     if let Ok(message) = M::decode(bytes) {
         assert_eq!(M::decode(message.encode_to_vec().as_slice()).unwrap(), message);
     }
 }
 
-fn read_as_everything(bytes: &[u8]) {
-    settles::<plugin::RegisterRequest>(bytes);
-    settles::<plugin::ListAndWatchResponse>(bytes);
-    settles::<plugin::PreferredAllocationRequest>(bytes);
-    settles::<plugin::PreferredAllocationResponse>(bytes);
-    settles::<plugin::AllocateRequest>(bytes);
-    settles::<plugin::AllocateResponse>(bytes);
-    settles::<plugin::ContainerAllocateResponse>(bytes);
-    settles::<plugin::PreStartContainerRequest>(bytes);
-    settles::<resources::ListPodResourcesResponse>(bytes);
-    settles::<resources::GetPodResourcesRequest>(bytes);
-    settles::<resources::GetPodResourcesResponse>(bytes);
-    settles::<resources::AllocatableResourcesResponse>(bytes);
-    settles::<cri::VersionResponse>(bytes);
-    settles::<cri::StatusResponse>(bytes);
-    settles::<cri::ListPodSandboxResponse>(bytes);
-    settles::<cri::ListContainersResponse>(bytes);
+fn decode_as_every_message(bytes: &[u8]) {
+    assert_round_trip::<plugin::RegisterRequest>(bytes);
+    assert_round_trip::<plugin::ListAndWatchResponse>(bytes);
+    assert_round_trip::<plugin::PreferredAllocationRequest>(bytes);
+    assert_round_trip::<plugin::PreferredAllocationResponse>(bytes);
+    assert_round_trip::<plugin::AllocateRequest>(bytes);
+    assert_round_trip::<plugin::AllocateResponse>(bytes);
+    assert_round_trip::<plugin::ContainerAllocateResponse>(bytes);
+    assert_round_trip::<plugin::PreStartContainerRequest>(bytes);
+    assert_round_trip::<resources::ListPodResourcesResponse>(bytes);
+    assert_round_trip::<resources::GetPodResourcesRequest>(bytes);
+    assert_round_trip::<resources::GetPodResourcesResponse>(bytes);
+    assert_round_trip::<resources::AllocatableResourcesResponse>(bytes);
+    assert_round_trip::<cri::VersionResponse>(bytes);
+    assert_round_trip::<cri::StatusResponse>(bytes);
+    assert_round_trip::<cri::ListPodSandboxResponse>(bytes);
+    assert_round_trip::<cri::ListContainersResponse>(bytes);
 }
 
 proptest! {
     #[test]
     fn random_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
-        read_as_everything(&bytes);
+        decode_as_every_message(&bytes);
     }
 
-    /// Random bytes seldom get past the first field; a real message with a few wrong bytes gets deep.
+    /// Random bytes rarely get past the first field; a real message with a few changed bytes reaches nested fields.
     #[test]
     fn damaged_messages_do_not_panic(
         damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
@@ -556,7 +557,7 @@ proptest! {
                 bytes[at] = *byte;
             }
             bytes.truncate(end.index(bytes.len()) + 1);
-            read_as_everything(&bytes);
+            decode_as_every_message(&bytes);
         }
     }
 }

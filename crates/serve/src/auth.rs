@@ -1,8 +1,8 @@
 //! Authentication of requests: bearer tokens that another party reviews, and loopback-only access.
 //!
-//! Anybody who reaches the port can send any number of invented tokens, and each new token costs a review (for Kubernetes
-//! tokens: two requests to the API server). Reviews of unknown tokens are therefore limited in total and per address,
-//! decisions are cached, and tokens that were allowed before keep a budget of their own.
+//! Any client that reaches the port can send any number of invented tokens, and each new token costs a review (for
+//! Kubernetes tokens: two requests to the API server). Reviews of unknown tokens are therefore limited in total and
+//! per address, decisions are cached, and tokens that were allowed before keep a budget of their own.
 
 use crate::listener::PeerAddress;
 use axum::Router;
@@ -23,8 +23,8 @@ use tokio::sync::Semaphore;
 const DECISION_TTL: Duration = Duration::from_secs(30);
 /// Decisions in the cache.
 const MAX_CACHED_DECISIONS: usize = 256;
-/// Reviews at a time of tokens that were allowed before, and as many of all others, so that invented tokens do not delay a
-/// known client.
+/// Reviews at a time of tokens that were allowed before, and as many of all others, so that invented tokens do not
+/// delay a known client.
 const MAX_CONCURRENT_REVIEWS: usize = 4;
 /// Reviews per second of tokens that were never allowed: the daemon's own requests share the reviewer's queue.
 const MAX_NEW_TOKENS_PER_SECOND: u32 = 40;
@@ -230,7 +230,7 @@ impl BearerAuth {
             now.duration_since(decision.at) < retention
         });
         if decisions.len() >= MAX_CACHED_DECISIONS {
-            // Refused tokens go first: anybody can send any number of them.
+            // Refused tokens are evicted first: any client can send any number of them.
             let oldest = decisions.iter().min_by_key(|(_, decision)| (decision.allowed, decision.at));
             if let Some(oldest) = oldest.map(|(hash, _)| *hash) {
                 decisions.remove(&oldest);

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 const MIN_BUFFER_BYTES: usize = 8 << 10;
 
 /// Where a connection is between two requests.
-enum Phase {
+enum ConnectionPhase {
     /// No byte of the next request has arrived.
     Idle { since: Instant, slot: SilentSlot },
     /// The handshake, or the head of a request, is incomplete.
@@ -36,14 +36,14 @@ enum Phase {
 pub(crate) struct ConnectionClock {
     limits: ServerLimits,
     silent: SilentConnections,
-    phase: Mutex<Phase>,
+    phase: Mutex<ConnectionPhase>,
     changed: Notify,
 }
 
 impl ConnectionClock {
     /// Starts the clock of a connection that was just accepted.
     pub(crate) fn start(limits: ServerLimits, silent: &SilentConnections) -> Arc<ConnectionClock> {
-        let phase = Phase::Head { since: Instant::now(), slot: silent.enter() };
+        let phase = ConnectionPhase::Head { since: Instant::now(), slot: silent.enter() };
         Arc::new(ConnectionClock {
             limits,
             silent: silent.clone(),
@@ -76,19 +76,21 @@ impl ConnectionClock {
     fn deadline(&self) -> (Instant, Option<CancellationToken>) {
         let limits = &self.limits;
         match &*self.phase() {
-            Phase::Idle { since, slot } => {
+            ConnectionPhase::Idle { since, slot } => {
                 (*since + limits.idle_timeout.unwrap_or_default(), Some(slot.displaced().clone()))
             }
-            Phase::Head { since, slot } => (*since + limits.head_timeout, Some(slot.displaced().clone())),
-            Phase::Request { since } => (*since + limits.request_timeout, None),
+            ConnectionPhase::Head { since, slot } => {
+                (*since + limits.head_timeout, Some(slot.displaced().clone()))
+            }
+            ConnectionPhase::Request { since } => (*since + limits.request_timeout, None),
         }
     }
 
     /// Notes that bytes arrived: the first ones of a request begin its head.
     fn received(&self) {
         let mut phase = self.phase();
-        if let Phase::Idle { .. } = &*phase {
-            *phase = Phase::Head { since: Instant::now(), slot: self.silent.enter() };
+        if let ConnectionPhase::Idle { .. } = &*phase {
+            *phase = ConnectionPhase::Head { since: Instant::now(), slot: self.silent.enter() };
             self.changed.notify_one();
         }
     }
@@ -97,11 +99,11 @@ impl ConnectionClock {
     fn request_started(self: &Arc<Self>) -> RequestGuard {
         let mut phase = self.phase();
         let since = match &*phase {
-            Phase::Head { since, .. } | Phase::Request { since } => *since,
+            ConnectionPhase::Head { since, .. } | ConnectionPhase::Request { since } => *since,
             // The whole head was sent together with the previous request.
-            Phase::Idle { .. } => Instant::now(),
+            ConnectionPhase::Idle { .. } => Instant::now(),
         };
-        *phase = Phase::Request { since };
+        *phase = ConnectionPhase::Request { since };
         self.changed.notify_one();
         RequestGuard(Arc::clone(self))
     }
@@ -109,12 +111,12 @@ impl ConnectionClock {
     fn request_finished(&self) {
         // Without keep-alive the connection is about to close, and its request's deadline still holds.
         if self.limits.idle_timeout.is_some() {
-            *self.phase() = Phase::Idle { since: Instant::now(), slot: self.silent.enter() };
+            *self.phase() = ConnectionPhase::Idle { since: Instant::now(), slot: self.silent.enter() };
             self.changed.notify_one();
         }
     }
 
-    fn phase(&self) -> MutexGuard<'_, Phase> {
+    fn phase(&self) -> MutexGuard<'_, ConnectionPhase> {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

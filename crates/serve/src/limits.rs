@@ -1,6 +1,6 @@
 //! Limits of a server, and the bookkeeping that enforces those on connections.
 //!
-//! Probes reach the same port as everybody else. One address therefore gets few connections, and when all connections of
+//! Probes reach the same port as all other clients. One address therefore gets few connections, and when all connections of
 //! the server are taken, a new one displaces the one that has been silent for longest: a probe sends its request at once,
 //! a connection that only occupies a slot does not.
 

@@ -116,7 +116,7 @@ impl HttpServer {
             else {
                 break;
             };
-            let connection = Accepted {
+            let connection = AcceptedConnection {
                 stream,
                 address,
                 transport: transport.clone(),
@@ -133,7 +133,7 @@ impl HttpServer {
 }
 
 /// A connection that was accepted; its slots are released when it ends.
-struct Accepted {
+struct AcceptedConnection {
     stream: TcpStream,
     address: AddressSlot,
     transport: Transport,
@@ -142,13 +142,13 @@ struct Accepted {
     _permit: OwnedSemaphorePermit,
 }
 
-/// What the first byte of a connection to an HTTPS port shows.
+/// The protocol that the first byte of a connection to an HTTPS port indicates.
 enum FirstByte {
     Tls,
     PlainHttp,
 }
 
-impl Accepted {
+impl AcceptedConnection {
     async fn serve(self, router: Router, stop: CancellationToken) {
         // Without this, a response in two packets waits for the client's delayed acknowledgement.
         let _ = self.stream.set_nodelay(true);

@@ -26,9 +26,9 @@ pub enum CertificateSource {
     SelfSigned(String),
     /// PEM text: the chain, leaf first, and the leaf's private key.
     Pem {
-        /// The certificate chain.
+        /// The certificate chain in PEM, leaf first.
         certificate: String,
-        /// The private key.
+        /// The leaf's private key in PEM.
         key: String,
     },
     /// PEM files such as the mounted Secret of cert-manager (`tls.crt`, `tls.key`). Both are reloaded when they change.
@@ -75,7 +75,7 @@ pub struct PeerCertificate(pub CertificateDer<'static>);
 pub struct TlsOptions {
     /// The server's own certificate.
     pub certificate: CertificateSource,
-    /// What is required of clients.
+    /// The client certificates that are required.
     pub client_certificates: ClientCertificates,
     /// How often files are checked for changes.
     pub reload_interval: Duration,
@@ -98,7 +98,7 @@ pub enum TlsError {
     /// A file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Unreadable {
-        /// The file.
+        /// The certificate, key or authority file.
         path: PathBuf,
         /// The error of the operating system.
         source: io::Error,
@@ -108,7 +108,7 @@ pub enum TlsError {
     InvalidCertificate {
         /// Where the certificate came from.
         origin: String,
-        /// What is wrong with it.
+        /// The reason it was rejected.
         reason: String,
     },
     /// The private key is not valid PEM.
@@ -116,7 +116,7 @@ pub enum TlsError {
     InvalidKey {
         /// Where the key came from.
         origin: String,
-        /// What is wrong with it.
+        /// The reason it was rejected.
         reason: String,
     },
     /// Certificate and key do not belong together, or are of an unsupported kind.
@@ -124,23 +124,23 @@ pub enum TlsError {
     UnusablePair {
         /// Where both came from.
         origin: String,
-        /// What is wrong with them.
+        /// The reason they were rejected.
         reason: String,
     },
     /// The authorities for client certificates cannot be used.
     #[error("invalid client certificate authorities in {}: {reason}", path.display())]
     InvalidAuthorities {
-        /// The file.
+        /// The file with the client certificate authorities.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason it was rejected.
         reason: String,
     },
     /// A self-signed certificate cannot be generated.
     #[error("cannot generate a certificate for {name}: {reason}")]
     NotGenerated {
-        /// The DNS name.
+        /// The DNS name that the certificate was to be for.
         name: String,
-        /// Why not.
+        /// Why the certificate could not be generated.
         reason: String,
     },
 }
@@ -157,17 +157,17 @@ pub enum TlsError {
 pub struct TlsIdentity {
     options: TlsOptions,
     provider: Arc<CryptoProvider>,
-    loaded: Mutex<Loaded>,
+    loaded: Mutex<LoadedCertificate>,
 }
 
-struct Loaded {
-    material: Material,
+struct LoadedCertificate {
+    material: TlsMaterial,
     config: Arc<ServerConfig>,
 }
 
 /// The bytes that a configuration was built from.
 #[derive(PartialEq, Eq)]
-struct Material {
+struct TlsMaterial {
     certificate: Vec<u8>,
     key: Vec<u8>,
     authorities: Option<Vec<u8>>,
@@ -189,7 +189,7 @@ impl TlsIdentity {
         let provider = Arc::new(ring::default_provider());
         let material = read_material(&options)?;
         let config = build(&options, &material, &provider)?;
-        Ok(TlsIdentity { options, provider, loaded: Mutex::new(Loaded { material, config }) })
+        Ok(TlsIdentity { options, provider, loaded: Mutex::new(LoadedCertificate { material, config }) })
     }
 
     /// Reads the files again and returns whether they have changed. On an error the last usable certificate stays.
@@ -199,7 +199,7 @@ impl TlsIdentity {
             return Ok(false);
         }
         let config = build(&self.options, &material, &self.provider)?;
-        *self.loaded() = Loaded { material, config };
+        *self.loaded() = LoadedCertificate { material, config };
         Ok(true)
     }
 
@@ -244,7 +244,7 @@ impl TlsIdentity {
             || !matches!(options.client_certificates, ClientCertificates::Ignored)
     }
 
-    fn loaded(&self) -> MutexGuard<'_, Loaded> {
+    fn loaded(&self) -> MutexGuard<'_, LoadedCertificate> {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -256,7 +256,7 @@ fn self_signed(name: &str) -> Result<CertificateSource, TlsError> {
     Ok(CertificateSource::Pem { certificate, key: generated.signing_key.serialize_pem() })
 }
 
-fn read_material(options: &TlsOptions) -> Result<Material, TlsError> {
+fn read_material(options: &TlsOptions) -> Result<TlsMaterial, TlsError> {
     let (certificate, key) = match &options.certificate {
         CertificateSource::Pem { certificate, key } => (certificate.clone().into(), key.clone().into()),
         CertificateSource::Files { certificate, key } => (read(certificate)?, read(key)?),
@@ -267,7 +267,7 @@ fn read_material(options: &TlsOptions) -> Result<Material, TlsError> {
         ClientCertificates::Ignored => None,
         ClientCertificates::Optional(path) | ClientCertificates::Required(path) => Some(read(path)?),
     };
-    Ok(Material { certificate, key, authorities })
+    Ok(TlsMaterial { certificate, key, authorities })
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
@@ -276,7 +276,7 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
 
 fn build(
     options: &TlsOptions,
-    material: &Material,
+    material: &TlsMaterial,
     provider: &Arc<CryptoProvider>,
 ) -> Result<Arc<ServerConfig>, TlsError> {
     let (certificate_origin, key_origin) = match &options.certificate {

@@ -52,7 +52,7 @@ pub(super) enum QueueWait {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct QueuedEvent {
     due: DueEvent,
     begun: Instant,
     /// The count that was written last, and when.
@@ -61,7 +61,7 @@ struct Entry {
     not_before: Instant,
 }
 
-impl Entry {
+impl QueuedEvent {
     fn is_settled(&self) -> bool {
         self.written.is_some_and(|(count, _)| count == self.due.count)
     }
@@ -80,7 +80,7 @@ impl Entry {
 
 #[derive(Debug, Default)]
 pub(super) struct EventQueue {
-    by_number: HashMap<u64, Entry>,
+    by_number: HashMap<u64, QueuedEvent>,
     last_number: u64,
 }
 
@@ -88,7 +88,7 @@ impl EventQueue {
     /// Adds an occurrence. Returns false if the queue is full.
     pub(super) fn push(&mut self, occurrence: Occurrence, now: Instant) -> bool {
         let clock = Timestamp::now();
-        let is_same = |entry: &&mut Entry| {
+        let is_same = |entry: &&mut QueuedEvent| {
             entry.due.occurrence == occurrence && now.duration_since(entry.begun) < SERIES_DURATION
         };
         if let Some(entry) = self.by_number.values_mut().find(is_same) {
@@ -109,7 +109,7 @@ impl EventQueue {
         let number = u64::try_from(clock.as_nanosecond()).unwrap_or(0).max(self.last_number + 1);
         self.last_number = number;
         let due = DueEvent { occurrence, number, is_new: true, count: 1, first: clock, last: clock };
-        let entry = Entry { due, begun: now, written: None, rejections: 0, not_before: now };
+        let entry = QueuedEvent { due, begun: now, written: None, rejections: 0, not_before: now };
         self.by_number.insert(number, entry);
         true
     }
@@ -129,7 +129,7 @@ impl EventQueue {
         self.by_number.values().all(|entry| entry.written.is_some())
     }
 
-    /// Notes what was written.
+    /// Records that an event was written.
     pub(super) fn written(&mut self, due: &DueEvent, now: Instant) {
         if let Some(entry) = self.by_number.get_mut(&due.number) {
             // A new event has no count: that is a second write.

@@ -31,12 +31,12 @@ pub(super) struct LeaseRecord {
     pub(super) version: String,
 }
 
-/// What a candidate does next.
+/// The next action of a candidate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NextStep {
-    /// Nothing until then.
+    /// Do nothing until this time, then ask for the next action again.
     Wait(LocalTime),
-    /// Read the lease.
+    /// Read the lease, because its last known state may be out of date.
     Read,
     /// Create the lease with this candidate as its holder.
     Create,
@@ -53,12 +53,13 @@ pub(super) enum NextStep {
 
 /// A period of leadership. No other candidate leads before its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Term {
+pub(super) struct LeaseTerm {
     pub(super) number: i32,
     pub(super) deadline: LocalTime,
 }
 
-/// One candidate's state.
+/// The state of one candidate in an election, without I/O: the caller performs each [`NextStep`] and reports its
+/// result.
 #[derive(Clone, Debug)]
 pub(super) struct Election {
     identity: String,
@@ -72,7 +73,7 @@ pub(super) struct Election {
     /// Until then, a holder that was seen before the lease was deleted may lead.
     deleted_holder_until: LocalTime,
     next_attempt: LocalTime,
-    term: Option<Term>,
+    term: Option<LeaseTerm>,
 }
 
 impl Election {
@@ -90,7 +91,7 @@ impl Election {
     }
 
     /// The current term. A caller at another moment compares its deadline with the clock itself.
-    pub(super) fn term(&self, now: LocalTime) -> Option<Term> {
+    pub(super) fn term(&self, now: LocalTime) -> Option<LeaseTerm> {
         self.term.filter(|term| now < term.deadline)
     }
 
@@ -99,7 +100,7 @@ impl Election {
         self.observed.as_ref().map(|(record, _)| record.holder.as_str()).filter(|holder| !holder.is_empty())
     }
 
-    /// Decides what to do now.
+    /// Returns the next action.
     pub(super) fn next(&mut self, now: LocalTime) -> NextStep {
         self.term = self.term(now);
         if now < self.next_attempt {
@@ -166,7 +167,7 @@ impl Election {
         self.observed = Some((record, now));
         self.is_current = true;
         self.next_attempt = now + self.timing.retry_interval();
-        self.term = Some(Term { number, deadline: sent + self.timing.renew_deadline() });
+        self.term = Some(LeaseTerm { number, deadline: sent + self.timing.renew_deadline() });
         self.term = self.term(now);
     }
 

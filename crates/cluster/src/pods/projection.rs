@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1;
 use kube::core::{ApiResource, Object};
 use kube::{Api, Client};
 use partage_core::model::{ContainerName, PodId};
-use partage_core::pod::{Pod, Problem};
+use partage_core::pod::{PodManifest, Problem};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -88,12 +88,12 @@ struct ContainerStatus {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct ContainerState {
-    terminated: Option<Terminated>,
+    terminated: Option<TerminatedState>,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Terminated {
+struct TerminatedState {
     exit_code: i32,
 }
 
@@ -145,7 +145,7 @@ impl Projection for PodProjection {
             "annotations": keep("metadata.annotations", meta.annotations),
         });
         let spec = serde_json::to_value(&pod.spec).unwrap_or_default();
-        let (pod, more) = Pod::read(&metadata, &spec);
+        let (pod, more) = PodManifest::read(&metadata, &spec);
         problems.extend(more);
         let succeeded = |status: &ContainerStatus| {
             status.state.terminated.as_ref().is_some_and(|terminated| terminated.exit_code == 0)

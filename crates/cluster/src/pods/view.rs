@@ -1,7 +1,7 @@
 //! The part of a pod that is kept.
 
 use partage_core::model::{ContainerName, PodId};
-use partage_core::pod::{Pod, Problem};
+use partage_core::pod::{PodManifest, Problem};
 use std::collections::BTreeSet;
 
 /// The part of a pod that is kept. The rest of the object is dropped as soon as it is decoded.
@@ -10,10 +10,10 @@ pub struct PodView {
     /// The pod's UID, namespace and name.
     pub id: PodId,
     /// The pod's asks. Labels and annotations are empty for a pod that requests no extended resource.
-    pub pod: Pod,
-    /// What is invalid in the pod's asks.
+    pub pod: PodManifest,
+    /// Problems found in the pod's asks.
     pub problems: Vec<Problem>,
-    /// The pod's phase.
+    /// The pod's phase as the API server last reported it.
     pub phase: PodPhase,
     /// Kubelet's message, where it rejected the pod because its devices could not be allocated.
     pub rejected: Option<String>,

@@ -1,6 +1,6 @@
 //! Bindings with annotations, and everything that can be in their way.
 
-use crate::plane::{NODE, Plane};
+use crate::control_plane::{ControlPlane, NODE};
 use partage_cluster::{BindConflict, BindOutcome, BindingState, ClusterError, PodBinding};
 use partage_core::model::PodId;
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ fn binding(pod: &PodId, node: &str, grant: &str) -> PodBinding {
 
 #[test]
 fn binding_carries_annotations_and_reports_every_outcome() {
-    let Some(plane) = Plane::start() else { return };
+    let Some(plane) = ControlPlane::start() else { return };
     let client = plane.administrator();
     let bind = |binding: &PodBinding| plane.bed.block_on(client.bind_pod(binding));
     let read = |binding: &PodBinding| plane.bed.block_on(client.read_binding(binding)).unwrap();

@@ -1,6 +1,6 @@
 //! The generic watch cache, with a resource and a view that this crate does not know.
 
-use crate::plane::{NODE, Plane};
+use crate::control_plane::{ControlPlane, NODE};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, Client};
 use partage_cluster::{ApiClient, NodeCache, Projection, WatchSelector, watch};
@@ -9,9 +9,9 @@ use serde_json::json;
 use std::time::Duration;
 
 /// Keeps one entry of each ConfigMap, and leaves out those without it.
-struct Colors;
+struct ConfigMapColors;
 
-impl Projection for Colors {
+impl Projection for ConfigMapColors {
     type Object = ConfigMap;
     type View = String;
     const RESOURCE: &'static str = "configmaps";
@@ -30,7 +30,7 @@ impl Projection for Colors {
 
 #[test]
 fn any_resource_is_cached_by_selector_and_projection() {
-    let Some(plane) = Plane::start() else { return };
+    let Some(plane) = ControlPlane::start() else { return };
     let client = plane.administrator();
     let create = |name: &str, namespace: &str, app: &str, data: serde_json::Value| {
         plane.apply(json!({
@@ -47,7 +47,7 @@ fn any_resource_is_cached_by_selector_and_projection() {
     create("other-namespace", "kube-system", "paint", json!({"color": "red"}));
     let selector = WatchSelector::in_namespace("default").labels("app=paint");
     let colors = plane.bed.block_on(async {
-        let colors = watch::<Colors>(&client, &selector);
+        let colors = watch::<ConfigMapColors>(&client, &selector);
         colors.synced().await;
         colors
     });
@@ -90,22 +90,22 @@ fn any_resource_is_cached_by_selector_and_projection() {
     nodes_are_cached_by_name(&plane, &client);
 }
 
-fn nodes_are_cached_by_name(plane: &Plane, client: &ApiClient) {
+fn nodes_are_cached_by_name(plane: &ControlPlane, client: &ApiClient) {
     plane.apply(json!({
         "apiVersion": "v1", "kind": "Node",
         "metadata": {"name": "n2", "labels": {"gpushare": "true"}, "annotations": {"a": "b"}},
     }));
     plane.bed.block_on(async {
         let all = client.watch_nodes(&WatchSelector::all());
-        let labelled = client.watch_nodes(&WatchSelector::all().labels("gpushare=true"));
+        let labeled = client.watch_nodes(&WatchSelector::all().labels("gpushare=true"));
         all.synced().await;
-        labelled.synced().await;
+        labeled.synced().await;
         let names = |nodes: &NodeCache| -> Vec<String> {
             let mut names: Vec<_> = nodes.entries().iter().map(|(key, _)| key.name.to_string()).collect();
             names.sort();
             names
         };
-        assert_eq!((names(&all), names(&labelled)), (vec![NODE.into(), "n2".into()], vec!["n2".into()]));
+        assert_eq!((names(&all), names(&labeled)), (vec![NODE.into(), "n2".into()], vec!["n2".into()]));
         assert_eq!(all.by_name("", "n2").unwrap().annotations["a"], "b");
     });
 }

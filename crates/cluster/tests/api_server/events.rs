@@ -1,6 +1,6 @@
 //! Events: deduplicated, kept over an absence of the server, and about any object.
 
-use crate::plane::{LONG, NODE, Plane};
+use crate::control_plane::{ControlPlane, NODE, WATCH_TIMEOUT};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::{Api, Resource};
 use partage_cluster::{Recorder, Severity, node_reference, pod_reference};
@@ -8,7 +8,7 @@ use partage_testkit::eventually;
 use serde_json::{Value, json};
 
 /// The events about an object, as `kubectl get events` lists them, with their counts.
-fn events(plane: &Plane, controller: &str, subject: &str) -> Vec<(String, i64)> {
+fn events(plane: &ControlPlane, controller: &str, subject: &str) -> Vec<(String, i64)> {
     let selector = format!("involvedObject.name={subject}");
     let list = plane.get(&["events", "--all-namespaces", "--field-selector", &selector]);
     let ours = |event: &&Value| event["reportingComponent"] == controller;
@@ -26,7 +26,7 @@ fn events(plane: &Plane, controller: &str, subject: &str) -> Vec<(String, i64)> 
     seen
 }
 
-fn expect(plane: &Plane, controller: &str, subject: &str, expected: &[(&str, i64)]) {
+fn expect(plane: &ControlPlane, controller: &str, subject: &str, expected: &[(&str, i64)]) {
     let expected: Vec<(String, i64)> =
         expected.iter().map(|(text, count)| (text.to_string(), *count)).collect();
     plane.bed.block_on(eventually("the events are listed", async || {
@@ -37,7 +37,7 @@ fn expect(plane: &Plane, controller: &str, subject: &str, expected: &[(&str, i64
 
 #[test]
 fn events_are_counted_and_outlive_an_absence_of_the_server() {
-    let Some(plane) = Plane::start() else { return };
+    let Some(plane) = ControlPlane::start() else { return };
     let token = plane.account(
         "agent",
         json!([{"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]}]),
@@ -70,7 +70,7 @@ fn events_are_counted_and_outlive_an_absence_of_the_server() {
 
 #[test]
 fn another_component_records_events_about_any_object() {
-    let Some(plane) = Plane::start() else { return };
+    let Some(plane) = ControlPlane::start() else { return };
     let client = plane.administrator();
     plane.apply(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "quota"}}));
     let (map, namespace) = plane.bed.block_on(async {
@@ -82,7 +82,7 @@ fn another_component_records_events_about_any_object() {
         let recorder = Recorder::start(&client, "partage.dev/control", "control-0");
         recorder.record(&map.object_ref(&()), Severity::Warning, "QuotaExceeded", "4 GiB requested");
         recorder.record(&namespace.object_ref(&()), Severity::Normal, "QuotaChecked", "within its quota");
-        recorder.flush(LONG).await;
+        recorder.flush(WATCH_TIMEOUT).await;
     });
     let controller = "partage.dev/control";
     let expected = [("\"Warning\" \"QuotaExceeded\": \"4 GiB requested\"", 1)];

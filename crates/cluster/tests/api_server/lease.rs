@@ -1,6 +1,6 @@
 //! Leader election on a real Lease: several candidates, killed, released and cut off leaders.
 
-use crate::plane::Plane;
+use crate::control_plane::ControlPlane;
 use partage_cluster::{ApiClient, ElectionTiming, LeaderElection, LeaderRole, LeaseName};
 use partage_testkit::eventually;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -74,7 +74,7 @@ fn unshare(mut election: Arc<LeaderElection>) -> LeaderElection {
 
 #[test]
 fn one_candidate_leads_whatever_becomes_of_the_leader() {
-    let Some(plane) = Plane::start() else { return };
+    let Some(plane) = ControlPlane::start() else { return };
     let candidates = Candidates::default();
     let clients: Vec<ApiClient> = (0..3).map(|_| plane.administrator()).collect();
     plane.bed.block_on(async {

@@ -3,9 +3,9 @@
 
 mod bindings;
 mod caches;
+mod control_plane;
 mod events;
 mod lease;
 mod nodes;
-mod plane;
 mod pods;
 mod tokens;

@@ -1,6 +1,6 @@
 //! A node's own object: its status, labels and annotations.
 
-use crate::plane::{NODE, Plane, connect};
+use crate::control_plane::{ControlPlane, NODE, connect};
 use partage_cluster::{ApiClient, ClientOptions, ClusterError, NodePatch, NodeWriter, WatchSelector};
 use partage_testkit::eventually;
 use serde_json::json;
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 #[test]
 fn node_is_written_with_the_permission_on_its_status_alone() {
-    let Some(plane) = Plane::start() else { return };
+    let Some(plane) = ControlPlane::start() else { return };
     let token = plane.account(
         "agent",
         json!([

@@ -1,7 +1,7 @@
 //! Pods: their cache over an absence of the server, annotations and evictions.
 
-use crate::plane::{LONG, NODE, Plane};
-use partage_cluster::{Annotated, ClusterError, PodPhase, PodView, WatchSelector};
+use crate::control_plane::{ControlPlane, NODE, WATCH_TIMEOUT};
+use partage_cluster::{AnnotateOutcome, ClusterError, PodPhase, PodView, WatchSelector};
 use partage_core::model::{PodId, PodUid};
 use partage_testkit::eventually;
 use serde_json::{Value, json};
@@ -11,12 +11,12 @@ use std::time::Duration;
 
 #[test]
 fn pods_stay_cached_while_the_server_is_away_and_deleted_ones_go_afterwards() {
-    let Some(plane) = Plane::start() else { return };
+    let Some(plane) = ControlPlane::start() else { return };
     let client = plane.administrator();
     let first = plane.pod("first", Some(NODE), json!({"volcano.sh/vgpu-memory": 3000}));
     plane.pod("elsewhere", Some("n2"), json!({"volcano.sh/vgpu-memory": 3000}));
     let pods = plane.bed.block_on(async { client.watch_pods(&WatchSelector::on_node(&NODE.into())) });
-    let wait = |uid: &PodUid| plane.bed.block_on(pods.wait_for(uid, LONG)).unwrap();
+    let wait = |uid: &PodUid| plane.bed.block_on(pods.wait_for(uid, WATCH_TIMEOUT)).unwrap();
     let seen = wait(&first.uid);
     assert!(pods.is_synced() && pods.last_contact().is_some());
     assert_eq!((&seen.id, seen.phase), (&first, PodPhase::Pending));
@@ -50,7 +50,7 @@ fn pods_stay_cached_while_the_server_is_away_and_deleted_ones_go_afterwards() {
             "{error}"
         );
         assert_eq!(pods.all().len(), 2);
-        assert!(plane.bed.block_on(pods.wait_for(&first.uid, LONG)).is_some());
+        assert!(plane.bed.block_on(pods.wait_for(&first.uid, WATCH_TIMEOUT)).is_some());
         let absent = plane.bed.block_on(pods.wait_for("absent", Duration::from_millis(1)));
         assert_eq!(absent, None);
     });
@@ -72,28 +72,28 @@ fn names(pods: &[Arc<PodView>]) -> Vec<String> {
 
 #[test]
 fn successor_of_the_same_name_is_neither_annotated_nor_evicted() {
-    let Some(plane) = Plane::start() else { return };
+    let Some(plane) = ControlPlane::start() else { return };
     let client = plane.administrator();
     let annotate = |pod: &PodId, text: Option<&str>| {
         let annotations = BTreeMap::from([("partage.dev/grant".to_string(), text.map(String::from))]);
         plane.bed.block_on(client.annotate_pod(pod, &annotations))
     };
     let old = plane.pod("same", Some(NODE), json!({}));
-    assert_eq!(annotate(&old, Some("old")), Ok(Annotated::Done));
+    assert_eq!(annotate(&old, Some("old")), Ok(AnnotateOutcome::Done));
     assert_eq!(plane.annotation("same", "partage.dev/grant"), "old");
     plane.delete("same");
-    assert_eq!(annotate(&old, Some("old")), Ok(Annotated::Gone));
+    assert_eq!(annotate(&old, Some("old")), Ok(AnnotateOutcome::Gone));
     plane.bed.block_on(client.evict_pod(&old)).unwrap();
 
     let new = plane.pod("same", Some(NODE), json!({}));
-    assert_eq!(annotate(&old, Some("old")), Ok(Annotated::Gone));
+    assert_eq!(annotate(&old, Some("old")), Ok(AnnotateOutcome::Gone));
     plane.bed.block_on(client.evict_pod(&old)).unwrap();
     let object = plane.get(&["pod", "same"]);
     assert_eq!(object["metadata"]["annotations"], json!({"partage.dev/policy": "spread"}));
     assert_eq!(object["metadata"]["deletionTimestamp"], Value::Null);
 
-    assert_eq!(annotate(&new, Some("new")), Ok(Annotated::Done));
-    assert_eq!(annotate(&new, None), Ok(Annotated::Done));
+    assert_eq!(annotate(&new, Some("new")), Ok(AnnotateOutcome::Done));
+    assert_eq!(annotate(&new, None), Ok(AnnotateOutcome::Done));
     assert_eq!(plane.annotation("same", "partage.dev/grant"), Value::Null);
     let seen = plane.bed.block_on(client.pod(&new.namespace, &new.name)).unwrap().unwrap();
     assert_eq!(seen.id, new);
@@ -112,7 +112,7 @@ fn successor_of_the_same_name_is_neither_annotated_nor_evicted() {
 
 #[test]
 fn evicted_pod_gets_at_most_thirty_seconds() {
-    let Some(plane) = Plane::start() else { return };
+    let Some(plane) = ControlPlane::start() else { return };
     let client = plane.administrator();
     for (name, requested, granted) in [("year", 31_536_000, 30), ("quick", 5, 5)] {
         plane.apply(json!({

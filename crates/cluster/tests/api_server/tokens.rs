@@ -1,13 +1,13 @@
 //! Reviews of tokens by the real API server.
 
-use crate::plane::{Plane, connect};
+use crate::control_plane::{ControlPlane, connect};
 use partage_cluster::{ApiClient, ClusterError};
 use partage_testkit::eventually;
 use serde_json::json;
 
 #[test]
 fn token_may_read_what_rbac_allows_its_user() {
-    let Some(plane) = Plane::start() else { return };
+    let Some(plane) = ControlPlane::start() else { return };
     let may = json!([{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]);
     let (scraper, other) = (plane.account("scraper", may), plane.account("other", json!([])));
     let agent = plane.account(

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) const SERVER_NAME: &str = "server.example";
 
 /// A server on a port of its own.
-pub(crate) struct Running {
+pub(crate) struct RunningServer {
     pub(crate) address: SocketAddr,
     pub(crate) stop: CancellationToken,
     pub(crate) task: JoinHandle<()>,
@@ -33,32 +33,32 @@ pub(crate) fn unhurried() -> ServerLimits {
     ServerLimits { head_timeout: hour, request_timeout: hour, ..ServerLimits::default() }
 }
 
-pub(crate) async fn start(transport: Transport, limits: ServerLimits, router: Router) -> Running {
+pub(crate) async fn start(transport: Transport, limits: ServerLimits, router: Router) -> RunningServer {
     let address = "127.0.0.1:0".parse().unwrap();
     let server = HttpServer::bind(address, transport, limits).await.unwrap();
     let (address, stop) = (server.address(), CancellationToken::new());
     let task = tokio::spawn(server.run(router, stop.clone()));
-    Running { address, stop, task }
+    RunningServer { address, stop, task }
 }
 
 /// A self-signed certificate with its key, as PEM.
-pub(crate) struct Pair {
+pub(crate) struct KeyPair {
     pub(crate) certificate: String,
     pub(crate) key: String,
 }
 
-impl Pair {
-    pub(crate) fn generate() -> Pair {
+impl KeyPair {
+    pub(crate) fn generate() -> KeyPair {
         let generated = rcgen::generate_simple_self_signed([SERVER_NAME.to_string()]).unwrap();
-        Pair { certificate: generated.cert.pem(), key: generated.signing_key.serialize_pem() }
+        KeyPair { certificate: generated.cert.pem(), key: generated.signing_key.serialize_pem() }
     }
 }
 
 /// Connects and verifies that the server has the trusted certificate; presents `own` to it.
 pub(crate) async fn connect(
     address: SocketAddr,
-    trusted: &Pair,
-    own: Option<&Pair>,
+    trusted: &KeyPair,
+    own: Option<&KeyPair>,
 ) -> io::Result<TlsStream<TcpStream>> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(trusted.certificate.as_bytes()).unwrap()).unwrap();

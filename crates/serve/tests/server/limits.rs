@@ -1,6 +1,6 @@
 //! Connections that exceed a limit are closed, and never keep others from being served.
 
-use crate::client::{Running, is_closed, plain, request_on, start, unhurried};
+use crate::client::{RunningServer, is_closed, plain, request_on, start, unhurried};
 use axum::Router;
 use axum::body::Bytes;
 use axum::routing::{get, post};
@@ -30,7 +30,7 @@ fn slow() -> (Router, CancellationToken, CancellationToken) {
     (Router::new().route("/slow", get(handler)), received, answer)
 }
 
-async fn probe(running: &Running) -> String {
+async fn probe(running: &RunningServer) -> String {
     plain(running.address, PROBE).await
 }
 

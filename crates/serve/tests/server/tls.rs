@@ -1,6 +1,6 @@
 //! HTTPS: certificates, their reload, client certificates, and plain HTTP on an HTTPS port.
 
-use crate::client::{Pair, connect, exchange, is_closed, plain, request_on, start, unhurried};
+use crate::client::{KeyPair, connect, exchange, is_closed, plain, request_on, start, unhurried};
 use axum::routing::get;
 use axum::{Extension, Router};
 use partage_serve::{
@@ -20,7 +20,7 @@ fn hello() -> Router {
         .route("/", get(async |Extension(peer): Extension<PeerAddress>| format!("hello {}\n", peer.0)))
 }
 
-fn pem(pair: &Pair) -> CertificateSource {
+fn pem(pair: &KeyPair) -> CertificateSource {
     CertificateSource::Pem { certificate: pair.certificate.clone(), key: pair.key.clone() }
 }
 
@@ -28,7 +28,7 @@ fn transport(options: TlsOptions) -> Transport {
     Transport::Tls(Arc::new(TlsIdentity::load(options).unwrap()))
 }
 
-fn write(folder: &Path, pair: &Pair) {
+fn write(folder: &Path, pair: &KeyPair) {
     // As kubelet does: a reader finds complete files.
     for (name, text) in [("tls.crt", &pair.certificate), ("tls.key", &pair.key)] {
         std::fs::write(folder.join("new"), text).unwrap();
@@ -44,19 +44,19 @@ fn files(folder: &Path) -> TlsOptions {
 
 #[tokio::test]
 async fn client_that_trusts_the_certificate_is_served() {
-    let pair = Pair::generate();
+    let pair = KeyPair::generate();
     let running = start(transport(TlsOptions::new(pem(&pair))), unhurried(), hello()).await;
     // A client that never speaks does not delay others.
     let silent = TcpStream::connect(running.address).await.unwrap();
     let response = exchange(connect(running.address, &pair, None).await.unwrap(), GET).await;
     assert!(response.ends_with("hello 127.0.0.1\n"), "{response}");
-    assert!(connect(running.address, &Pair::generate(), None).await.is_err(), "signed by another");
+    assert!(connect(running.address, &KeyPair::generate(), None).await.is_err(), "signed by another");
     drop(silent);
 }
 
 #[tokio::test]
 async fn plain_http_on_an_https_port_is_answered_with_a_hint() {
-    let pair = Pair::generate();
+    let pair = KeyPair::generate();
     let auth = BearerAuth::new(
         |_| async { Ok::<_, std::io::Error>(true) },
         AuthMessages { missing_token: "send a token", forbidden: "not allowed" },
@@ -88,7 +88,7 @@ async fn plain_http_on_an_https_port_is_answered_with_a_hint() {
 #[tokio::test]
 async fn plain_http_client_that_stays_silent_is_closed() {
     let limits = ServerLimits { head_timeout: Duration::from_millis(200), ..unhurried() };
-    let running = start(transport(TlsOptions::new(pem(&Pair::generate()))), limits, hello()).await;
+    let running = start(transport(TlsOptions::new(pem(&KeyPair::generate()))), limits, hello()).await;
     let mut silent = TcpStream::connect(running.address).await.unwrap();
     assert!(is_closed(&mut silent).await);
     assert_eq!(
@@ -101,7 +101,7 @@ async fn plain_http_client_that_stays_silent_is_closed() {
 #[tokio::test]
 async fn changed_files_are_reloaded_without_closing_connections() {
     let folder = tempfile::tempdir().unwrap();
-    let (old, new) = (Pair::generate(), Pair::generate());
+    let (old, new) = (KeyPair::generate(), KeyPair::generate());
     write(folder.path(), &old);
     let limits = ServerLimits { idle_timeout: Some(Duration::from_secs(3600)), ..unhurried() };
     let running = start(transport(files(folder.path())), limits, hello()).await;
@@ -122,7 +122,7 @@ async fn changed_files_are_reloaded_without_closing_connections() {
 #[test]
 fn unusable_files_leave_the_last_certificate_in_place() {
     let folder = tempfile::tempdir().unwrap();
-    let (old, other) = (Pair::generate(), Pair::generate());
+    let (old, other) = (KeyPair::generate(), KeyPair::generate());
     write(folder.path(), &old);
     let identity = TlsIdentity::load(files(folder.path())).unwrap();
     assert!(!identity.reload().unwrap(), "nothing has changed");
@@ -145,7 +145,7 @@ fn unusable_files_leave_the_last_certificate_in_place() {
 #[tokio::test]
 async fn client_certificates_are_required_or_optional() {
     let folder = tempfile::tempdir().unwrap();
-    let (server, client, stranger) = (Pair::generate(), Pair::generate(), Pair::generate());
+    let (server, client, unknown) = (KeyPair::generate(), KeyPair::generate(), KeyPair::generate());
     let authorities = folder.path().join("clients.crt");
     std::fs::write(&authorities, &client.certificate).unwrap();
     let router = Router::new().route(
@@ -161,7 +161,7 @@ async fn client_certificates_are_required_or_optional() {
             if required { ClientCertificates::Required(path) } else { ClientCertificates::Optional(path) };
         let options = TlsOptions { client_certificates: clients, ..TlsOptions::new(pem(&server)) };
         let running = start(transport(options), unhurried(), router.clone()).await;
-        for (own, body) in [(Some(&client), "known\n"), (None, without), (Some(&stranger), "")] {
+        for (own, body) in [(Some(&client), "known\n"), (None, without), (Some(&unknown), "")] {
             // With TLS 1.3 a refused client learns of it when it reads.
             let response = match connect(running.address, &server, own).await {
                 Ok(stream) => exchange(stream, GET).await,
@@ -179,7 +179,7 @@ async fn client_certificates_are_required_or_optional() {
 
 #[tokio::test]
 async fn protected_routes_require_a_token() {
-    let pair = Pair::generate();
+    let pair = KeyPair::generate();
     let auth = BearerAuth::new(
         |token| async move { Ok::<_, std::io::Error>(token == "reader") },
         AuthMessages { missing_token: "send a token", forbidden: "not allowed" },

@@ -26,12 +26,12 @@ fn absent_lease_is_created_and_renewed() {
     assert_eq!(election.next(seconds(100)), NextStep::Create);
     election.was_written(seconds(100), seconds(103), held_by("a", "1"));
     // The term is counted from when the write was sent, not from when it was answered.
-    assert_eq!(election.term(seconds(103)), Some(Term { number: 3, deadline: seconds(110) }));
+    assert_eq!(election.term(seconds(103)), Some(LeaseTerm { number: 3, deadline: seconds(110) }));
     assert_eq!(election.next(seconds(104)), NextStep::Wait(seconds(105)));
     let renewal = NextStep::Write { version: "1".into(), transitions: 3, is_acquisition: false };
     assert_eq!(election.next(seconds(105)), renewal);
     election.was_written(seconds(105), seconds(105), held_by("a", "2"));
-    assert_eq!(election.term(seconds(114)), Some(Term { number: 3, deadline: seconds(115) }));
+    assert_eq!(election.term(seconds(114)), Some(LeaseTerm { number: 3, deadline: seconds(115) }));
     assert_eq!(election.term(seconds(115)), None);
 }
 
@@ -115,12 +115,12 @@ type TrueTime = u64;
 const SECOND: TrueTime = 1_000_000;
 
 /// A source of arbitrary numbers: those that proptest chose, over and over.
-struct Chance {
+struct RandomNumbers {
     numbers: Vec<u32>,
     at: usize,
 }
 
-impl Chance {
+impl RandomNumbers {
     fn below(&mut self, bound: u64) -> u64 {
         let number = self.numbers[self.at % self.numbers.len()];
         // Another number on each pass.
@@ -162,13 +162,13 @@ struct InFlight {
     sent: LocalTime,
     /// When the server carries it out; `None` if it never arrives.
     arrives: Option<TrueTime>,
-    answer: Option<Answer>,
+    answer: Option<ServerAnswer>,
     /// Whether the candidate receives the answer. Otherwise it gives up.
     is_answered: bool,
 }
 
 #[derive(Clone)]
-enum Answer {
+enum ServerAnswer {
     Read(Option<LeaseRecord>),
     Written(LeaseRecord),
     Refused,
@@ -186,8 +186,8 @@ struct Replica {
 }
 
 /// Replicas, their clocks, the network between them and one lease.
-struct World {
-    chance: Chance,
+struct SimulatedCluster {
+    chance: RandomNumbers,
     now: TrueTime,
     lease: Option<LeaseRecord>,
     versions: u64,
@@ -201,10 +201,10 @@ struct World {
     is_faulty: bool,
 }
 
-impl World {
-    fn new(numbers: Vec<u32>, replicas: usize) -> World {
-        let mut world = World {
-            chance: Chance { numbers, at: 0 },
+impl SimulatedCluster {
+    fn new(numbers: Vec<u32>, replicas: usize) -> SimulatedCluster {
+        let mut world = SimulatedCluster {
+            chance: RandomNumbers { numbers, at: 0 },
             now: 0,
             lease: None,
             versions: 0,
@@ -285,7 +285,7 @@ impl World {
                 (self.lease.as_ref().is_some_and(|lease| lease.version == *version), *transitions)
             }
             NextStep::Read | NextStep::Wait(_) => {
-                request.answer = Some(Answer::Read(self.lease.clone()));
+                request.answer = Some(ServerAnswer::Read(self.lease.clone()));
                 return;
             }
         };
@@ -294,9 +294,9 @@ impl World {
             let version = self.versions.to_string();
             let record = LeaseRecord { holder, duration, transitions, version };
             self.lease = Some(record.clone());
-            request.answer = Some(Answer::Written(record));
+            request.answer = Some(ServerAnswer::Written(record));
         } else {
-            request.answer = Some(Answer::Refused);
+            request.answer = Some(ServerAnswer::Refused);
         }
     }
 
@@ -318,11 +318,11 @@ impl World {
             }
             let election = &mut self.replicas[at].election;
             match request.answer.filter(|_| request.is_answered) {
-                Some(Answer::Read(record)) => election.was_read(now, record),
-                Some(Answer::Written(record)) if !request.is_release => {
+                Some(ServerAnswer::Read(record)) => election.was_read(now, record),
+                Some(ServerAnswer::Written(record)) if !request.is_release => {
                     election.was_written(request.sent, now, record);
                 }
-                Some(Answer::Refused) => election.was_refused(now),
+                Some(ServerAnswer::Refused) => election.was_refused(now),
                 _ => election.has_failed(now),
             }
             self.note_term(at);
@@ -345,7 +345,7 @@ impl World {
     }
 
     fn send(&mut self, at: usize, step: NextStep, is_release: bool) {
-        let delay = |world: &mut World| {
+        let delay = |world: &mut SimulatedCluster| {
             let is_slow = world.is_faulty && world.chance.is_one_in(4);
             world.chance.below(if is_slow { 12 * SECOND } else { SECOND / 20 })
         };
@@ -431,7 +431,7 @@ proptest! {
     /// have a clock that runs 5 % faster than another's: no two replicas lead at the same moment.
     #[test]
     fn no_two_terms_overlap(numbers in prop::collection::vec(any::<u32>(), 200), replicas in 2_usize..5) {
-        let mut world = World::new(numbers, replicas);
+        let mut world = SimulatedCluster::new(numbers, replicas);
         world.run_until(1800 * SECOND);
         let terms = world.terms();
         for pair in terms.windows(2) {
@@ -450,7 +450,7 @@ proptest! {
 #[test]
 fn faulty_world_changes_its_leader_often() {
     // Otherwise the property above would hold for want of terms.
-    let mut world = World::new((0..200).map(|number| number * 7919).collect(), 3);
+    let mut world = SimulatedCluster::new((0..200).map(|number| number * 7919).collect(), 3);
     world.run_until(1800 * SECOND);
     let terms = world.terms();
     assert!(terms.len() > 20, "{} terms", terms.len());

@@ -2,7 +2,7 @@
 
 use partage_cluster::{ApiClient, ClientOptions};
 use partage_core::model::PodId;
-use partage_testkit::bed::{Bed, Profile};
+use partage_testkit::bed::{BedProfile, TestBed};
 use partage_testkit::eventually;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -11,17 +11,17 @@ use tempfile::TempDir;
 
 pub(crate) const NODE: &str = "n1";
 /// Only a test that fails waits so long.
-pub(crate) const LONG: Duration = Duration::from_secs(120);
+pub(crate) const WATCH_TIMEOUT: Duration = Duration::from_secs(120);
 
-pub(crate) struct Plane {
+pub(crate) struct ControlPlane {
     folder: TempDir,
-    pub(crate) bed: Bed,
+    pub(crate) bed: TestBed,
 }
 
-impl Plane {
-    pub(crate) fn start() -> Option<Plane> {
-        let bed = Bed::for_test(Profile::control_plane())?;
-        let plane = Plane { folder: tempfile::tempdir().unwrap(), bed };
+impl ControlPlane {
+    pub(crate) fn start() -> Option<ControlPlane> {
+        let bed = TestBed::for_test(BedProfile::control_plane())?;
+        let plane = ControlPlane { folder: tempfile::tempdir().unwrap(), bed };
         plane.apply(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}));
         Some(plane)
     }
@@ -48,7 +48,7 @@ impl Plane {
         self.bed.apiserver().kill();
         let seen = absent();
         self.bed.apiserver().start().unwrap();
-        self.bed.api_ready().unwrap();
+        self.bed.wait_until_api_ready().unwrap();
         seen
     }
 
