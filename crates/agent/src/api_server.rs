@@ -6,6 +6,7 @@ use partage_cluster::{
 };
 use partage_core::model::{NodeName, PodId};
 use std::path::Path;
+use tokio::time::Instant;
 
 /// The component in the `User-Agent` header.
 const COMPONENT: &str = "partage-node";
@@ -41,6 +42,11 @@ impl ApiServer {
     /// Watches the pods that are bound to this node.
     pub(crate) fn watch_pods(&self) -> PodCache {
         self.client.watch_pods(&WatchSelector::on_node(self.node.name()))
+    }
+
+    /// Waits until all recorded events are written, at most until the deadline.
+    pub(crate) async fn flush_events(&self, deadline: Instant) {
+        self.recorder.flush(deadline.saturating_duration_since(Instant::now())).await;
     }
 
     /// Records an event about a pod.

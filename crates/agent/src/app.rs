@@ -1,132 +1,167 @@
 //! The composition root: connects the agent to its node, and runs it until it is stopped.
 //!
 //! ```text
-//!  Config ── App::build ──▶ App ── run ──▶ GPUs found ──▶ Session ──▶ GPUs changed, or stopped
-//!                                              ▲                          │
-//!                                              └──────────────────────────┘
+//!  AgentConfig ── AgentApp::build ──▶ AgentApp ── run ──▶ GPUs discovered ──▶ AgentSession ──▶ GPUs changed, or stopped
+//!                                                                ▲                                  │
+//!                                                                └──────────────────────────────────┘
 //! ```
 //!
-//! An [`App`] has what outlives a change of the node's GPUs: settings, connections, the instance lock. A [`Session`] counts
-//! everything by one set of GPUs, and ends when that changes.
+//! An [`AgentApp`] has what outlives a change of the node's GPUs: settings, connections, the instance lock. An [`AgentSession`]
+//! counts everything by one set of GPUs, and ends when that set changes.
 
 mod gpu_changes;
 mod session;
+mod shutdown;
 mod tasks;
 
+pub use tasks::TaskError;
+
 use crate::api_server::ApiServer;
-use crate::config::{AgentError, Config};
-use crate::identity::{self, Runtime};
-use crate::progress::{Progress, keep_telling};
-use crate::settings::{Followed, Settings};
-use crate::store::Store;
-use crate::{find, resources};
+use crate::config::{AgentConfig, AgentError, SettingsCheckError};
+use crate::device_owner::{ContainerRuntime, RuntimeInfo};
+use crate::readiness::Readiness;
+use crate::retry::{RetryLog, retry_until_stopped};
+use crate::settings::{AgentSettings, SettingsWatcher};
+use crate::store::AgentStore;
+use crate::{container_runtime, device_plugin_set, gpu_discovery, metrics, resources};
 use gpu_changes::ChangeBackoff;
 use partage_cluster::{PodCache, Severity};
 use partage_enforce::error_chain::describe;
 use partage_enforce::gpus::{DiscoveredGpus, Inventory};
 use partage_enforce::instance_lock::InstanceLock;
+use partage_host::host_root::HostRoot;
 use partage_host::process::boot_id;
-use partage_host::root::Root;
-use session::{Session, SessionEnd};
+use session::{AgentSession, SessionEnd};
+use shutdown::{SHUTDOWN_TIMEOUT, ShutdownDeadline};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tasks::Tasks;
+use tasks::TaskSet;
 use tokio_util::sync::CancellationToken;
 
-/// How long an event may take to be written, and tasks to end, when the agent stops.
-const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
-/// The lock file of the agent, in its runtime directory.
+/// File name of the agent's lock in its runtime directory.
 const LOCK_FILE: &str = "agent.lock";
 
-/// Runs an agent until it is stopped. Containers go on running.
-pub async fn run(config: Config, stop: CancellationToken) -> Result<(), AgentError> {
+/// Runs an agent until it is stopped. Containers continue to run.
+///
+/// After `stop` is cancelled, everything that still runs has one deadline: `SHUTDOWN_TIMEOUT`.
+pub async fn run(config: AgentConfig, stop: CancellationToken) -> Result<(), AgentError> {
     partage_region::failpoint::arm_from_environment();
-    match App::build(config, stop).await? {
+    let deadline = ShutdownDeadline::new(stop.clone(), SHUTDOWN_TIMEOUT);
+    let app = run_app(config, stop, deadline.clone());
+    match deadline.join(tokio::spawn(app)).await {
+        Some(Ok(ended)) => ended,
+        Some(Err(error)) => Err(TaskError::Failed(error).into()),
+        None => {
+            tracing::warn!(timeout_seconds = SHUTDOWN_TIMEOUT.as_secs(), "shutdown deadline passed, exiting");
+            Ok(())
+        }
+    }
+}
+
+async fn run_app(
+    config: AgentConfig,
+    stop: CancellationToken,
+    deadline: ShutdownDeadline,
+) -> Result<(), AgentError> {
+    match AgentApp::build(config, stop, deadline).await? {
         Some(app) => app.run().await,
         None => Ok(()),
     }
 }
 
-/// An agent on its node.
-struct App {
-    config: Config,
-    store: Store,
-    followed: Followed,
+/// An agent that is connected to its node.
+struct AgentApp {
+    config: AgentConfig,
+    store: AgentStore,
+    settings_watcher: SettingsWatcher,
     /// The settings in force.
-    settings: Settings,
+    settings: AgentSettings,
     cluster: ApiServer,
     pods: PodCache,
-    runtime: Runtime,
-    about: identity::About,
+    runtime: ContainerRuntime,
+    runtime_info: RuntimeInfo,
+    /// Identifies this boot of the node.
     boot: String,
-    progress: Arc<Progress>,
-    /// Tasks that run from the first moment to the last.
-    tasks: Tasks,
+    readiness: Arc<Readiness>,
+    /// Tasks that run for as long as the agent does.
+    tasks: TaskSet,
     stop: CancellationToken,
+    /// By when everything has to end once `stop` is cancelled.
+    deadline: ShutdownDeadline,
     /// Held for as long as the agent runs.
     _lock: InstanceLock,
 }
 
-impl App {
+impl AgentApp {
     /// Connects to the API server and the container runtime, and waits until no other agent runs on the node. Returns `None`
-    /// if it is stopped meanwhile.
-    async fn build(config: Config, stop: CancellationToken) -> Result<Option<App>, AgentError> {
+    /// if the agent is stopped meanwhile.
+    async fn build(
+        config: AgentConfig,
+        stop: CancellationToken,
+        deadline: ShutdownDeadline,
+    ) -> Result<Option<AgentApp>, AgentError> {
         let config = config.resolved();
-        let store = Store::open(&config.state, &config.run).map_err(AgentError::io(&config.state))?;
-        let mut followed = Followed::new(config.settings.clone(), &config.node, &store);
-        let read = followed.read();
+        let store = AgentStore::open(&config.state, &config.run).map_err(AgentError::io(&config.state))?;
+        let mut settings_watcher = SettingsWatcher::new(config.settings.clone(), &config.node, &store);
+        let read = settings_watcher.read();
         let cluster = match ApiServer::connect(config.kubeconfig.as_deref(), &config.node).await {
             Ok(cluster) => cluster,
             Err(error) => {
-                read?;
+                // Wrong settings are the more useful of two errors.
+                read.map_err(AgentError::Settings)?;
                 return Err(error.into());
             }
         };
         let settings = match read {
             Ok(settings) => settings,
-            Err(error) => match last_good_settings(&cluster, &followed, &error.to_string()).await {
-                Some(settings) => settings,
-                None => return Err(error.into()),
-            },
+            Err(error) => {
+                let restored =
+                    restore_settings(&cluster, &settings_watcher, &describe(&error), deadline.at()).await;
+                restored.ok_or(AgentError::Settings(error))?
+            }
         };
-        let progress = Arc::new(Progress::default());
-        let mut tasks = Tasks::default();
-        // From here on probes are answered: the driver may take its time.
-        let metrics = settings.metrics.clone();
-        tasks.spawn(keep_telling(Arc::clone(&progress), cluster.clone(), metrics, stop.clone()));
+        let readiness = Arc::new(Readiness::default());
+        let mut tasks = TaskSet::default();
+        // Started first, so that probes are answered while the driver is waited for.
+        let server = metrics::run_server(
+            Arc::clone(&readiness),
+            cluster.clone(),
+            settings.metrics.clone(),
+            stop.clone(),
+        );
+        tasks.spawn(server);
         let pods = cluster.watch_pods();
-        let runtime = find::runtime(&config)?;
-        let about = find::insist(&stop, "the container runtime", || async {
-            runtime.about().await.map_err(|error| error.to_string())
-        })
-        .await;
-        let Some(about) = about else { return Ok(None) };
-        find::check_cdi(&config.cdi, &about)?;
+        let runtime = container_runtime::find(&config)?;
+        let runtime_info = retry_until_stopped(&stop, "the container runtime", || runtime.info()).await;
+        let Some(runtime_info) = runtime_info else { return Ok(None) };
+        container_runtime::check_cdi(&config.cdi, &runtime_info)?;
         let Some(lock) = instance_lock(&stop, &config.run).await else { return Ok(None) };
-        Ok(Some(App {
+        Ok(Some(AgentApp {
             config,
             store,
-            followed,
+            settings_watcher,
             settings,
             cluster,
             pods,
             runtime,
-            about,
+            runtime_info,
             boot: boot_id(),
-            progress,
+            readiness,
             tasks,
             stop,
+            deadline,
             _lock: lock,
         }))
     }
 
-    /// Runs one session after the other until stopped.
+    /// Runs one session after the other until the agent is stopped.
     async fn run(mut self) -> Result<(), AgentError> {
         let ended = self.run_sessions().await;
-        // Whatever ended the sessions ends everything.
+        // An error of a session ends the agent's other tasks, too.
         self.stop.cancel();
-        self.tasks.join(SHUTDOWN_TIMEOUT).await;
+        self.tasks.join(self.deadline.at()).await;
+        self.cluster.flush_events(self.deadline.at()).await;
         ended
     }
 
@@ -135,128 +170,138 @@ impl App {
         let mut ignore_changes_for = Duration::ZERO;
         loop {
             let Some(gpus) = self.discover().await? else { return Ok(()) };
-            let session = tokio::task::block_in_place(|| Session::build(self, gpus))?;
-            self.progress.found(session.state());
+            let session = tokio::task::block_in_place(|| AgentSession::build(self, gpus))?;
+            self.readiness.set_state(Some(session.state()));
             let change = match session.serve(self, ignore_changes_for).await? {
                 SessionEnd::Stopped => return Ok(()),
                 SessionEnd::GpusChanged(change) => change,
             };
-            self.progress.lost();
+            self.readiness.set_state(None);
+            tracing::warn!(change, "the node's GPUs have changed, the agent starts a new session");
             let note = format!(
-                "the node's GPUs have changed: {change}; everything is counted anew, and containers go on as they are"
+                "the node's GPUs have changed: {change}; the agent discovers them again, and containers continue to run"
             );
-            tracing::warn!("{note}");
             self.cluster.node_event(Severity::Normal, "GpusChanged", &note);
-            if !session.release(SHUTDOWN_TIMEOUT).await {
+            if !session.release(self.deadline.at()).await {
                 // Two sessions that grant the same GPUs would be worse than none for a while.
-                return Err(AgentError::Cannot(format!(
-                    "{note}; not all of what was begun has ended: the agent must be started anew"
-                )));
+                return Err(AgentError::NotReleased { change });
             }
             ignore_changes_for = backoff.next(Instant::now());
         }
     }
 
-    /// Waits for GPUs and for settings that fit them. Returns `None` if it is stopped meanwhile.
+    /// Waits for GPUs and for settings that can be applied to them. Returns `None` if the agent is stopped meanwhile.
     async fn discover(&mut self) -> Result<Option<DiscoveredGpus>, AgentError> {
-        let root = Root::new(&self.config.host_root);
-        let mut waiting = find::Waiting::new("the driver");
+        let root = HostRoot::new(&self.config.host_root);
+        let mut retry = RetryLog::new("the driver");
         loop {
             // The file may have changed while the driver was waited for.
-            match self.followed.news() {
+            match self.settings_watcher.poll() {
                 Some(Ok(settings)) => self.settings = settings,
-                Some(Err(error)) => self.refuse_settings(&error.to_string()),
+                Some(Err(error)) => self.reject_settings(&describe(&error)),
                 None => {}
             }
             let found = tokio::task::block_in_place(|| {
-                find::gpus(&self.config, &self.settings, &root, &self.store, &self.boot)
+                gpu_discovery::discover(&self.config, &self.settings, &root, &self.store, &self.boot)
             });
-            let why = found.as_ref().err().map(find::explain).unwrap_or_default();
-            self.progress.nothing(found.as_ref().err().map(|_| why.as_str()));
             let gpus = match found {
                 Ok(gpus) => gpus,
                 Err(error) => {
-                    if waiting.tell(&why) && error.needs_attention() {
-                        let note = format!("the node's GPUs cannot be shared yet: {why}; it is tried again");
+                    let cause = gpu_discovery::explain(&error);
+                    self.readiness.set_idle(Some(&cause));
+                    if retry.report(&cause) && error.needs_attention() {
+                        let note = format!("the node's GPUs cannot be shared: {cause}; the agent retries");
                         self.cluster.node_event(Severity::Warning, "DriverUnusable", &note);
                     }
-                    match waiting.again(&self.stop).await {
-                        true => continue,
-                        false => return Ok(None),
+                    if !retry.wait(&self.stop).await {
+                        return Ok(None);
                     }
+                    continue;
                 }
             };
-            let Err(why) = self.check_settings(&self.settings, &gpus.inventory) else {
-                self.followed.keep(&self.settings);
+            self.readiness.set_idle(None);
+            let Err(error) = self.check_settings(&self.settings, &gpus.inventory) else {
+                self.settings_watcher.persist(&self.settings);
                 return Ok(Some(gpus));
             };
-            match last_good_settings(&self.cluster, &self.followed, &why).await {
+            let cause = describe(&error);
+            match restore_settings(&self.cluster, &self.settings_watcher, &cause, self.deadline.at()).await {
                 Some(settings) if settings != self.settings => self.settings = settings,
-                _ => return Err(AgentError::Cannot(why)),
+                _ => return Err(AgentError::UnusableSettings(error)),
             }
         }
     }
 
-    /// Checks whether settings can be used on this machine.
-    fn check_settings(&self, settings: &Settings, inventory: &Inventory) -> Result<(), String> {
+    /// Checks whether settings can be applied on this machine.
+    fn check_settings(
+        &self,
+        settings: &AgentSettings,
+        inventory: &Inventory,
+    ) -> Result<(), SettingsCheckError> {
         resources::check(settings, &inventory.counted_node())?;
-        find::check_sockets(&self.config.kubelet, settings)
+        device_plugin_set::check_socket_paths(&self.config.device_plugins(), settings)
     }
 
     /// Returns the settings to apply, if the file has changed.
-    fn reload_settings(&mut self, inventory: &Inventory) -> Option<Settings> {
-        let read = self.followed.news()?.map_err(|error| error.to_string());
-        match read.and_then(|settings| self.check_settings(&settings, inventory).map(|()| settings)) {
+    fn reload_settings(&mut self, inventory: &Inventory) -> Option<AgentSettings> {
+        let read = self.settings_watcher.poll()?.map_err(|error| describe(&error));
+        let checked = read.and_then(|settings| match self.check_settings(&settings, inventory) {
+            Ok(()) => Ok(settings),
+            Err(error) => Err(describe(&error)),
+        });
+        match checked {
             Ok(settings) => {
-                self.followed.keep(&settings);
+                self.settings_watcher.persist(&settings);
                 // Running containers have the GPUs of the driver that they started with, and an address is bound once.
-                let Settings { driver, simulated, metrics, .. } = self.settings.clone();
-                let applied = Settings { driver, simulated, metrics, ..settings.clone() };
+                let AgentSettings { driver, simulated, metrics, .. } = self.settings.clone();
+                let applied = AgentSettings { driver, simulated, metrics, ..settings.clone() };
                 if applied != settings {
                     tracing::warn!(
-                        "driver, simulated and metrics are taken from the settings at the next start"
+                        "changes of driver, simulated and metrics take effect when the agent restarts"
                     );
                 }
                 self.settings = applied.clone();
-                tracing::info!("the settings have changed");
+                tracing::info!("settings reloaded");
                 Some(applied)
             }
-            Err(why) => {
-                self.refuse_settings(&why);
+            Err(cause) => {
+                self.reject_settings(&cause);
                 None
             }
         }
     }
 
-    fn refuse_settings(&self, why: &str) {
-        let note = format!("the changed settings cannot be used, the old ones stay: {why}");
-        tracing::error!("{note}");
+    fn reject_settings(&self, cause: &str) {
+        tracing::error!(cause, "changed settings cannot be used, the previous ones stay in force");
+        let note = format!("the changed settings cannot be used, the previous ones stay in force: {cause}");
         self.cluster.node_event(Severity::Warning, "SettingsRefused", &note);
     }
 }
 
-/// Waits until no other agent manages this node; `None` if the agent is stopped before.
+/// Waits until no other agent manages this node. Returns `None` if the agent is stopped before.
 pub(crate) async fn instance_lock(stop: &CancellationToken, runtime_dir: &Path) -> Option<InstanceLock> {
     let path = runtime_dir.join(LOCK_FILE);
-    find::insist(stop, "the node", || async {
-        InstanceLock::try_acquire(&path).map_err(|error| describe(&error))
-    })
-    .await
+    retry_until_stopped(stop, "the node", || async { InstanceLock::try_acquire(&path) }).await
 }
 
 /// Returns the settings that were last in force, for a file that cannot be used, and reports either case.
-async fn last_good_settings(cluster: &ApiServer, followed: &Followed, why: &str) -> Option<Settings> {
-    let earlier = followed.earlier();
-    let note = match &earlier {
-        Some(_) => format!("the settings cannot be used, those that were last in force are: {why}"),
-        None => {
-            format!("the settings cannot be used, and the agent ends, since none were in force before: {why}")
-        }
+async fn restore_settings(
+    cluster: &ApiServer,
+    settings_watcher: &SettingsWatcher,
+    cause: &str,
+    deadline: tokio::time::Instant,
+) -> Option<AgentSettings> {
+    let earlier = settings_watcher.earlier();
+    let outcome = if earlier.is_some() {
+        "those that were last in force are used instead"
+    } else {
+        "none were in force before, so the agent exits"
     };
-    tracing::error!("{note}");
+    tracing::error!(cause, "settings cannot be used, {outcome}");
+    let note = format!("the settings cannot be used, {outcome}: {cause}");
     cluster.node_event(Severity::Warning, "SettingsRefused", &note);
     if earlier.is_none() {
-        cluster.recorder.flush(SHUTDOWN_TIMEOUT).await;
+        cluster.flush_events(deadline).await;
     }
     earlier
 }

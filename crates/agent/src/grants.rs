@@ -1,48 +1,48 @@
-//! What every pod of this node holds: the ledger, and the decisions that are written in it.
+//! The grants of this node's pods: the ledger, and the decisions that are recorded in it.
 //!
-//! A pod's grant is decided once, for all of its containers. Where an extender grants, the pod brings it, and it is obeyed or
-//! refused; where none does, the core's allocator places the pod here.
+//! A pod's grant is decided once, for all of its containers. Where a scheduler extender grants, the pod carries its grant, and
+//! the node accepts or refuses it; elsewhere the core's allocator places the pod on this node's GPUs.
 
+use crate::device_plugin::{Refusal, RefusalReason};
 use crate::oversubscription;
-use crate::plugin::Refusal;
 use crate::resources::CountResource;
-use crate::settings::Settings;
+use crate::settings::AgentSettings;
 use crate::store::PodRecord;
 use partage_core::dialect::Dialect;
-use partage_core::dialect::asks::{self, Reading};
-use partage_core::dialect::grants::{self, Spelling, UnixNanos, gpushare, volcano};
+use partage_core::dialect::asks::{self, PodReading};
+use partage_core::dialect::grants::{self, PodDialects, UnixNanos, gpushare, volcano};
 use partage_core::ledger::{HeldGrant, Ledger, LedgerFinding, LedgerTime};
 use partage_core::model::{
     ContainerName, Grant, Node, Oversubscription, PodAsk, PodGrant, PodId, PodUid, Share,
 };
 use partage_core::place::{GpuClass, HostUsage, PolicyEngine, ShareNeed};
-use partage_core::pod::{Pod, Problem};
+use partage_core::pod::{PodManifest, Problem};
 use partage_core::resize;
-use partage_enforce::placing::NoPlacement;
+use partage_enforce::placement_refusal::NoPlacement;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Who holds what on this node.
+/// The grants of all pods on this node.
 pub(crate) struct GrantBook {
     node: Node,
     ledger: Ledger,
     records: BTreeMap<PodUid, PodRecord>,
 }
 
-/// A pod that wants its grant.
+/// A pod that needs a grant.
 pub(crate) struct GrantRequest<'a> {
     pub(crate) id: &'a PodId,
-    pub(crate) pod: &'a Pod,
-    /// What reading it found wrong.
+    pub(crate) pod: &'a PodManifest,
+    /// Problems that were found when the manifest was read.
     pub(crate) problems: &'a [Problem],
-    /// This boot.
+    /// Identifies this boot of the node.
     pub(crate) boot: &'a str,
-    /// In nanoseconds since 1970.
+    /// The time of the decision, in nanoseconds since the epoch.
     pub(crate) now: u64,
 }
 
 impl GrantBook {
-    /// A book in which these grants stand already.
+    /// Builds the ledger from these records.
     pub(crate) fn new(node: Node, records: BTreeMap<PodUid, PodRecord>) -> GrantBook {
         let held =
             records.values().map(|record| (record.pod.clone(), record.grant.clone(), HostUsage::default()));
@@ -50,28 +50,28 @@ impl GrantBook {
         GrantBook { node, ledger, records }
     }
 
-    /// The node, as it can be given away.
+    /// Returns the node as it can be granted: with its settings, and without unhealthy GPUs.
     pub(crate) fn node(&self) -> &Node {
         &self.node
     }
 
-    /// The node changed: a GPU fell ill or got well, or the settings are others. What is held stays held.
+    /// Replaces the node after a change of health or settings. Grants stay as they are.
     pub(crate) fn set_node(&mut self, node: Node) {
         self.ledger.set_node(node.clone());
         self.node = node;
     }
 
-    /// What a pod was granted.
+    /// Returns the record of a pod that holds a grant.
     pub(crate) fn record(&self, uid: &PodUid) -> Option<&PodRecord> {
         self.records.get(uid)
     }
 
-    /// All of them.
+    /// Returns the records of all pods.
     pub(crate) fn records(&self) -> impl Iterator<Item = &PodRecord> {
         self.records.values()
     }
 
-    /// All shares that are held, with whose they are.
+    /// Returns all shares, each with its pod and container.
     pub(crate) fn shares(&self) -> impl Iterator<Item = (&PodRecord, &Grant, &Share)> {
         let grants = self
             .records
@@ -80,16 +80,16 @@ impl GrantBook {
         grants.flat_map(|(record, grant)| grant.shares.iter().map(move |share| (record, grant, share)))
     }
 
-    /// What the ledger finds wrong.
+    /// Returns the inconsistencies that the ledger finds.
     pub(crate) fn audit(&self) -> Vec<LedgerFinding> {
         self.ledger.audit()
     }
 
-    /// Decides what a pod gets. It is in the book from here on; [`GrantBook::release`] takes it back.
+    /// Decides a pod's grant and enters it in the ledger; [`GrantBook::release`] releases it.
     pub(crate) fn decide(
         &mut self,
         request: &GrantRequest<'_>,
-        settings: &Settings,
+        settings: &AgentSettings,
     ) -> Result<PodRecord, Refusal> {
         if let Some(record) = self.records.get(&request.id.uid) {
             return Ok(record.clone());
@@ -98,20 +98,20 @@ impl GrantBook {
         let reading = asks::read(request.pod, &core);
         if let Some(problem) = request.problems.iter().chain(&reading.problems).next() {
             let more = request.problems.len() + reading.problems.len() - 1;
-            return Err(wrong(problem, more));
+            return Err(invalid_manifest(problem, more));
         }
-        counted_once(request.pod, settings)?;
-        oversubscription::is_allowed(&self.node, &reading.ask, settings)?;
+        check_single_count(request.pod, settings)?;
+        oversubscription::check_allowed(&self.node, &reading.ask, settings)?;
         if settings.extender {
-            let brought = self.brought(request, &reading, settings)?;
-            let (dialect, grant) = brought.ok_or_else(|| self.without_grant(request.id))?;
+            let carried = self.carried_grant(request, &reading, settings)?;
+            let (dialect, grant) = carried.ok_or_else(|| self.without_grant(request.id))?;
             if dialect == Dialect::Native && !request.pod.annotations.contains_key(resize::ANNOTATION) {
-                self.is_enough(&reading.ask, &grant)?;
+                self.check_amounts(&reading.ask, &grant)?;
             }
             let mut statement = self.ledger.statement();
             statement
                 .try_confirm(request.id.clone(), grant.clone(), HostUsage::default())
-                .map_err(not_obeyed)?;
+                .map_err(|error| unusable_grant(&error))?;
             let record = record_of(&self.node, request, &reading, grant, settings)?;
             statement.commit();
             Ok(self.enter(record))
@@ -120,29 +120,30 @@ impl GrantBook {
         }
     }
 
-    /// Keeps the record of a grant that the ledger holds.
+    /// Stores the record of a grant that the ledger holds.
     fn enter(&mut self, record: PodRecord) -> PodRecord {
         self.records.insert(record.pod.uid.clone(), record.clone());
         record
     }
 
-    /// Takes up what a pod says that it holds, where it runs and nothing else tells. It holds that already: where its GPUs have less
-    /// by now, the audit says so, and nobody else is given any of them.
+    /// Adopts the grant in the annotations of a running pod whose record was lost. The pod holds it already: where its GPUs have
+    /// less capacity by now, the ledger's audit reports that, and no other pod is placed there.
     pub(crate) fn adopt(
         &mut self,
         request: &GrantRequest<'_>,
-        settings: &Settings,
+        settings: &AgentSettings,
     ) -> Result<PodRecord, Refusal> {
         if let Some(record) = self.records.get(&request.id.uid) {
             return Ok(record.clone());
         }
         let reading = asks::read(request.pod, &settings.dialect());
-        let brought = self.brought(request, &reading, settings)?;
-        let (_, grant) = brought.ok_or_else(|| Refusal("it carries no grant".into()))?;
+        let carried = self.carried_grant(request, &reading, settings)?;
+        let no_grant = || Refusal::new(RefusalReason::NotFound, "the pod carries no grant");
+        let (_, grant) = carried.ok_or_else(no_grant)?;
         let mut statement = self.ledger.statement();
         statement.confirm(request.id.clone(), grant.clone(), HostUsage::default());
         let mut record = record_of(&self.node, request, &reading, grant, settings)?;
-        // The annotation may be younger than the grant, and nothing tells whether the node allowed it then.
+        // The annotation may be newer than the grant, and whether the node allowed it then is unknown.
         record.oversubscribe &= settings.oversubscribe == Oversubscription::Allowed;
         statement.commit();
         Ok(self.enter(record))
@@ -152,8 +153,8 @@ impl GrantBook {
     fn place(
         &mut self,
         request: &GrantRequest<'_>,
-        reading: &Reading,
-        settings: &Settings,
+        reading: &PodReading,
+        settings: &AgentSettings,
     ) -> Result<PodRecord, Refusal> {
         let mut policies = PolicyEngine::new(settings.policy);
         let held: Vec<PodAsk> = self.ledger.all_held().map(HeldGrant::to_ask).collect();
@@ -172,30 +173,32 @@ impl GrantBook {
 
     /// Explains to the pod's author why the pod does not fit.
     fn no_room(&self, ask: &PodAsk) -> Refusal {
-        NoPlacement::explain(&self.ledger.snapshot(), ask).into_pod_refusal(&self.node.name).into()
+        NoPlacement::explain(&self.ledger.snapshot(), ask).into_pod_refusal(&self.node.name)
     }
 
     fn without_grant(&self, id: &PodId) -> Refusal {
-        Refusal(format!(
-            "pod {}/{} came to node {} without a grant: the scheduler extender grants here, and this pod did not pass it; leave \
-             spec.nodeName out and let the scheduler place it",
+        let message = format!(
+            "pod {}/{} was bound to node {} without a grant: a scheduler extender grants GPUs here, and this pod did not pass it; remove \
+             spec.nodeName so that the scheduler places the pod",
             id.namespace, id.name, self.node.name
-        ))
+        );
+        Refusal::new(RefusalReason::NotAllowed, message)
     }
 
-    /// The grant that the pod brought, if any, with as many shares for each container as it asks for; and whose spelling it was in.
-    fn brought(
+    /// Returns the grant that the pod carries, if any, and its dialect. It has as many shares for each container as the pod asks
+    /// for.
+    fn carried_grant(
         &self,
         request: &GrantRequest<'_>,
-        reading: &Reading,
-        settings: &Settings,
+        reading: &PodReading,
+        settings: &AgentSettings,
     ) -> Result<Option<(Dialect, PodGrant)>, Refusal> {
         let read = grants::read(request.pod, Some(&self.node.name), &self.node, &settings.dialect());
-        let Some((dialect, grant)) = read.map_err(not_obeyed)? else { return Ok(None) };
+        let Some((dialect, grant)) = read.map_err(|error| unusable_grant(&error))? else { return Ok(None) };
         for ask in &reading.ask.asks {
             let shares = shares_of(&grant, &ask.container).len();
             if shares != ask.want.count as usize {
-                return Err(not_obeyed(format_args!(
+                return Err(unusable_grant(&format_args!(
                     "container {} asks for {} shares and was granted {shares}",
                     ask.container, ask.want.count
                 )));
@@ -204,14 +207,14 @@ impl GrantBook {
         Ok(Some((dialect, grant)))
     }
 
-    /// Nobody is given less than it asks for, whoever decided that.
-    fn is_enough(&self, asks: &PodAsk, grant: &PodGrant) -> Result<(), Refusal> {
+    /// Checks that the grant has at least the amounts that the pod asks for.
+    fn check_amounts(&self, asks: &PodAsk, grant: &PodGrant) -> Result<(), Refusal> {
         for ask in &asks.asks {
             for share in shares_of(grant, &ask.container) {
                 let Some(at) = self.node.gpu_index(&share.gpu) else { continue };
-                let need = ShareNeed::of(&ask.want.part, &GpuClass::of(&self.node, &self.node.gpus[at]));
-                let less = |what: &str, asked: &dyn fmt::Display, granted: &dyn fmt::Display| {
-                    Err(not_obeyed(format_args!(
+                let need = ShareNeed::of(&ask.want.share, &GpuClass::of(&self.node, &self.node.gpus[at]));
+                let insufficient = |what: &str, asked: &dyn fmt::Display, granted: &dyn fmt::Display| {
+                    Err(unusable_grant(&format_args!(
                         "container {} asks for {asked} of {what} and was granted {granted}: have the scheduler place the pod again",
                         ask.container
                     )))
@@ -219,53 +222,53 @@ impl GrantBook {
                 if let (Some(asked), Some(granted)) = (need.limit, share.memory_bytes)
                     && granted < asked
                 {
-                    return less("memory", &asked, &granted);
+                    return insufficient("memory", &asked, &granted);
                 }
                 if let Some(asked) = need.cores.filter(|_| !share.whole)
                     && share.cores.is_none_or(|granted| granted < asked)
                 {
                     let granted = share.cores.map_or("none".into(), |cores| cores.to_string());
-                    return less("compute", &asked, &granted);
+                    return insufficient("compute", &asked, &granted);
                 }
             }
         }
         Ok(())
     }
 
-    /// A pod's record with another grant, and everything that follows from that.
-    pub(crate) fn rewritten(
+    /// Returns a pod's record with another grant, and the annotations and environment that follow from it.
+    pub(crate) fn with_grant(
         &self,
         old: &PodRecord,
-        pod: &Pod,
+        pod: &PodManifest,
         grant: PodGrant,
-        settings: &Settings,
+        settings: &AgentSettings,
     ) -> Result<PodRecord, Refusal> {
         let reading = asks::read(pod, &settings.dialect());
         let request = GrantRequest { id: &old.pod, pod, problems: &[], boot: &old.boot, now: old.at };
-        let written = written(&self.node, &request, &reading, grant, settings)?;
-        Ok(PodRecord { oversubscribe: old.oversubscribe, ..written })
+        let record = unmerged_record(&self.node, &request, &reading, grant, settings)?;
+        Ok(PodRecord { oversubscribe: old.oversubscribe, ..record })
     }
 
-    /// A pod has ended: what it held can be given again.
+    /// Releases the grant of a pod that has ended.
     pub(crate) fn release(&mut self, uid: &PodUid) -> Option<PodRecord> {
         self.ledger.release(uid);
         self.records.remove(uid)
     }
 
     /// Reserves, for a running pod that is resized, the larger of its old and its new amounts, if its GPUs have them.
-    /// No other pod can take either until [`GrantBook::put_back`] ends the resize.
+    /// No other pod can take either until [`GrantBook::replace`] ends the resize.
     pub(crate) fn reserve(&mut self, old: &PodRecord, new: &PodGrant) -> Result<(), Refusal> {
         let mut statement = self.ledger.statement();
         // Shrinking reserves what the pod has already, which is never refused, however full the GPU is.
         statement
-            .replace(&old.pod.uid, most(&old.grant, new))
-            .map_err(|refused| Refusal(refused.to_string()))?;
+            .replace(&old.pod.uid, larger_amounts(&old.grant, new))
+            .map_err(|error| Refusal::new(RefusalReason::NoCapacity, error.to_string()))?;
         statement.commit();
         Ok(())
     }
 
     /// Ends a resize: the pod holds what the record says.
-    pub(crate) fn put_back(&mut self, record: PodRecord) {
+    pub(crate) fn replace(&mut self, record: PodRecord) {
         self.ledger.confirm(record.pod.clone(), record.grant.clone(), HostUsage::default());
         self.records.insert(record.pod.uid.clone(), record);
     }
@@ -275,11 +278,11 @@ impl GrantBook {
 fn record_of(
     node: &Node,
     request: &GrantRequest<'_>,
-    reading: &Reading,
+    reading: &PodReading,
     grant: PodGrant,
-    settings: &Settings,
+    settings: &AgentSettings,
 ) -> Result<PodRecord, Refusal> {
-    let mut record = written(node, request, reading, grant, settings)?;
+    let mut record = unmerged_record(node, request, reading, grant, settings)?;
     if settings.extender {
         // What the extender wrote is kept; only the note that the grant was applied is new.
         let decided =
@@ -290,20 +293,22 @@ fn record_of(
 }
 
 /// Returns a record with the annotations of every dialect.
-fn written(
+fn unmerged_record(
     node: &Node,
     request: &GrantRequest<'_>,
-    reading: &Reading,
+    reading: &PodReading,
     grant: PodGrant,
-    settings: &Settings,
+    settings: &AgentSettings,
 ) -> Result<PodRecord, Refusal> {
     let dialects: BTreeMap<ContainerName, _> =
         reading.containers.iter().filter_map(|one| Some((one.name.clone(), one.dialect?))).collect();
-    let spelling = Spelling::of(request.pod, &dialects);
+    let spelling = PodDialects::of(request.pod, &dialects);
     let mut written = grants::write(&grant, node, &spelling, &settings.dialect(), UnixNanos(request.now))
-        .map_err(|error| Refusal(format!("the grant cannot be written: {error}")))?;
+        .map_err(|error| {
+            Refusal::new(RefusalReason::Failed, format!("the grant cannot be encoded: {error}"))
+        })?;
     // Records of other systems that wait for a node to apply them are marked as applied.
-    grants::set_up(&mut written.annotations);
+    grants::mark_prepared(&mut written.annotations);
     Ok(PodRecord {
         pod: request.id.clone(),
         boot: request.boot.into(),
@@ -317,16 +322,19 @@ fn written(
     })
 }
 
-fn wrong(problem: &Problem, more: usize) -> Refusal {
+/// Refuses a pod whose manifest has problems, with the first of them.
+fn invalid_manifest(problem: &Problem, more: usize) -> Refusal {
     let place =
         problem.container.as_ref().map_or_else(String::new, |container| format!("container {container}, "));
     let more =
-        if more == 0 { String::new() } else { format!(" (and {more} more: partage check tells them all)") };
-    Refusal(format!("{place}{}: {}{more}", problem.field, problem.message))
+        if more == 0 { String::new() } else { format!(" (and {more} more: `partage check` lists all)") };
+    let message = format!("{place}{}: {}{more}", problem.field, problem.message);
+    Refusal::new(RefusalReason::Invalid, message)
 }
 
-fn not_obeyed(why: impl fmt::Display) -> Refusal {
-    Refusal(format!("the pod's grant cannot be obeyed: {why}"))
+/// Refuses a grant that the pod carries and that this node cannot apply.
+fn unusable_grant(cause: &dyn fmt::Display) -> Refusal {
+    Refusal::new(RefusalReason::Failed, format!("the pod's grant cannot be applied: {cause}"))
 }
 
 fn shares_of<'a>(grant: &'a PodGrant, container: &ContainerName) -> &'a [Share] {
@@ -334,34 +342,36 @@ fn shares_of<'a>(grant: &'a PodGrant, container: &ContainerName) -> &'a [Share] 
     of.map_or([].as_slice(), |one| &one.shares)
 }
 
-/// Kubelet asks for the devices of each resource by itself, and would be answered two names for one container: it starts with one.
-fn counted_once(pod: &Pod, settings: &Settings) -> Result<(), Refusal> {
+/// Refuses a container that requests several count resources: kubelet allocates the devices of each one separately, so the
+/// container would get two keys and start with one of them.
+fn check_single_count(pod: &PodManifest, settings: &AgentSettings) -> Result<(), Refusal> {
     let counted: Vec<String> = CountResource::enabled(settings).iter().map(CountResource::name).collect();
     for container in &pod.containers {
-        let asks = |resource: &&String| container.count(resource).is_some_and(|count| count != Ok(0));
-        let asked: Vec<&str> = counted.iter().filter(asks).map(String::as_str).collect();
-        if asked.len() > 1 {
-            return Err(Refusal(format!(
-                "container {} asks for {}, and each of them is a share of its own: leave all but one out",
+        let is_requested = |resource: &&String| container.count(resource).is_some_and(|count| count != Ok(0));
+        let requested: Vec<&str> = counted.iter().filter(is_requested).map(String::as_str).collect();
+        if requested.len() > 1 {
+            let message = format!(
+                "container {} asks for {}, and each of them is a share of its own: remove all but one",
                 container.name,
-                asked.join(" and ")
-            )));
+                requested.join(" and ")
+            );
+            return Err(Refusal::new(RefusalReason::Invalid, message));
         }
     }
     Ok(())
 }
 
-/// The more of two grants of the same shares.
-fn most(old: &PodGrant, new: &PodGrant) -> PodGrant {
-    let mut most = new.clone();
-    let shares = most.grants.iter_mut().flat_map(|one| &mut one.shares);
+/// Returns the larger amounts of two grants of the same shares.
+fn larger_amounts(old: &PodGrant, new: &PodGrant) -> PodGrant {
+    let mut larger = new.clone();
+    let shares = larger.grants.iter_mut().flat_map(|one| &mut one.shares);
     for (share, old) in shares.zip(old.grants.iter().flat_map(|one| &one.shares)) {
-        // Absent is everything, for memory; nothing, for compute.
+        // An absent amount is all memory of the GPU, and no compute.
         share.memory_bytes = share.memory_bytes.zip(old.memory_bytes).map(|(new, old)| new.max(old));
         share.cores = share.cores.max(old.cores);
         share.ceiling = share.ceiling.max(old.ceiling);
     }
-    most
+    larger
 }
 
 #[cfg(test)]

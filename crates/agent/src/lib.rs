@@ -1,57 +1,60 @@
-//! The node daemon: offers GPUs as resources, and gives containers exactly what they were granted.
+//! The node agent: offers GPUs as Kubernetes resources, and gives containers exactly what they were granted.
 //!
 //! ```text
-//!  kubelet ── plugin ──▶ containers ──▶ identity   whose device ids are these? (kubelet's checkpoint, the container runtime)
-//!                             │    ───▶ grants     what does that pod hold? (the ledger, kept by store)
-//!                             │    ───▶ inject     what does the container get? (CDI specs)
-//!                             └───────▶ regions    limits, usage and turns (the node engine's shares)
+//!  kubelet ── device_plugin ──▶ containers ──▶ device_owner  which container holds these devices (kubelet's checkpoint, CRI)
+//!                                    │    ───▶ grants        the pod's grant (the ledger, persisted by store)
+//!                                    │    ───▶ cdi_edits     what the container gets (CDI specs)
+//!                                    └───────▶ regions       limits, usage and turns (the node engine's shares)
 //!
-//!  app              from the configuration to a running agent: sessions, tasks, shutdown
-//!  state            what all tasks work on: the containers, and the connections to everything around the agent
-//!  look             polls the driver: health of GPUs, bypasses of limits
-//!  pod_annotations  writes grants on pods; resize answers the resizes that pods request
-//!  device_plugins   which devices kubelet is offered; publish: what the node says of itself
-//!  rejections       why kubelet rejected a pod; refusals: which refusals were logged already
-//!  progress         readiness and metrics
-//!  find             the container runtime, the driver, the GPUs
-//!  uncounted        requests that kubelet brings to no plugin; other_runtime: NVIDIA's own container runtime
-//!  mounted          directories that were replaced while they are mounted; withdraw: removes Partage from the node
+//!  app                from the configuration to a running agent: sessions, tasks, shutdown
+//!  state              what all tasks share: the containers, and the connections to everything around the agent
+//!  monitor            polls the driver: health of GPUs, bypasses of limits
+//!  pod_annotations    writes grants on pods; resize applies the resizes that pods request
+//!  device_plugin_set  the devices that kubelet is offered; node_status: amounts, inventory and labels of the node
+//!  rejections         why kubelet rejected a pod; refusal_log: which refusals were logged already
+//!  readiness          whether kubelet knows all resources; metrics: Prometheus
+//!  container_runtime  finds and checks the runtime; gpu_discovery: the driver and the GPUs; retry: waits for both
+//!  unserved_asks      asks that reach no plugin; runtime_watch: changes of the container runtime
+//!  stale_mounts       directories that were replaced while they are mounted; withdraw: removes Partage from the node
 //! ```
 //!
-//! Everything it knows is on disk, in kubelet or in the API server: it can be killed at any instruction.
+//! Everything that the agent knows is also on disk, in kubelet or in the API server: it can be killed at any instruction.
 
 mod api_server;
 mod app;
+pub mod cdi_edits;
 mod config;
+mod container_runtime;
 mod containers;
-mod device_plugins;
-mod find;
+pub mod device_owner;
+pub mod device_plugin;
+mod device_plugin_set;
+mod gpu_discovery;
 mod grants;
-pub mod identity;
-pub mod inject;
-mod look;
 mod metrics;
-mod mounted;
-mod other_runtime;
+mod monitor;
+mod node_status;
 mod oversubscription;
-pub mod plugin;
 mod pod_annotations;
-pub mod processes;
-mod progress;
-mod publish;
-mod refusals;
+mod readiness;
+mod refusal_log;
 mod regions;
 mod rejections;
 mod report;
 mod resize;
 pub mod resources;
+mod retry;
+mod runtime_watch;
 pub mod settings;
+mod stale_mounts;
 mod state;
 mod store;
-mod suspected;
-mod uncounted;
+mod unserved_asks;
 mod withdraw;
 
+pub use app::TaskError;
 pub use app::run;
-pub use config::{AgentError, Config};
+pub use config::{AgentConfig, AgentError, SettingsCheckError};
+pub use container_runtime::ContainerRuntimeError;
+pub use stale_mounts::StaleMountError;
 pub use withdraw::withdraw;

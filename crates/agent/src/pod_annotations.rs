@@ -1,37 +1,39 @@
-//! The annotations of pods: writes grants on them, and has resizes answered that they ask for.
+//! The annotations of pods: writes grants on them, and answers the resizes that they request.
 
 use crate::resize;
 use crate::state::{MIN_PASS_INTERVAL, NodeState};
-use partage_cluster::{Annotated, ClusterError, Severity};
+use partage_cluster::{AnnotateOutcome, ClusterError, Severity};
 use partage_core::model::{PodId, PodUid};
+use partage_enforce::error_chain::describe;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
-/// Minimum interval between two writes on one pod: somebody else may remove what is written.
+/// Minimum interval between two writes on one pod: another component may remove the annotations again.
 const MIN_WRITE_INTERVAL: Duration = Duration::from_secs(10);
 /// Interval between passes while something remains to be written.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval between passes when nothing changes.
 const FULL_PASS_INTERVAL: Duration = Duration::from_secs(60);
 
-/// When something was last written on pods, and why it could not be.
+/// The last writes on pods, and the errors that were reported.
 #[derive(Default)]
-struct Writes {
-    /// Their grants.
+struct LastWrites {
+    /// When a pod's grant was last written.
     grants: BTreeMap<PodUid, Instant>,
-    /// The answer to a resize.
+    /// When a pod's resize was last answered.
     resizes: BTreeMap<PodUid, Instant>,
-    /// Grants that cannot be written, with the reason that was reported.
-    failing: Reported,
+    /// Pods whose grant cannot be written, with the error that was reported.
+    failing: ReportedReasons,
 }
 
-/// What was reported about pods, so that each reason is reported once for as long as it lasts.
+/// The reasons that were reported about pods, so that each is reported once for as long as it lasts.
 #[derive(Debug, Default)]
-struct Reported(BTreeMap<PodUid, String>);
+struct ReportedReasons(BTreeMap<PodUid, String>);
 
-impl Reported {
+impl ReportedReasons {
     /// Records a reason. Returns whether it is another one than before.
     fn insert(&mut self, uid: &PodUid, reason: &str) -> bool {
         let before = self.0.insert(uid.clone(), reason.to_string());
@@ -45,26 +47,29 @@ impl Reported {
 }
 
 /// Keeps the annotations of all pods with a grant up to date, until stopped.
-pub(crate) async fn keep_written(state: Arc<NodeState>, stop: CancellationToken) {
+pub(crate) async fn run(state: Arc<NodeState>, stop: CancellationToken) {
     let mut pods = state.adapters.pods.changed();
-    let mut writes = Writes::default();
+    let mut writes = LastWrites::default();
+    let mut cause = "start";
     while !stop.is_cancelled() {
-        let began = tokio::time::Instant::now();
+        let started = tokio::time::Instant::now();
         pods.borrow_and_update();
         let changed = state.changed.notified();
-        let is_complete = write_all(&state, &mut writes).await;
-        tokio::select! {
-            () = tokio::time::sleep(if is_complete { FULL_PASS_INTERVAL } else { RETRY_INTERVAL }) => {}
-            _ = pods.changed() => {}
-            () = changed => {}
-            () = stop.cancelled() => {}
-        }
-        tokio::time::sleep_until(began + MIN_PASS_INTERVAL).await;
+        let pass = write_all(&state, &mut writes);
+        let is_complete = pass.instrument(tracing::info_span!("write_annotations", cause)).await;
+        let pause = if is_complete { FULL_PASS_INTERVAL } else { RETRY_INTERVAL };
+        cause = tokio::select! {
+            () = tokio::time::sleep(pause) => if is_complete { "interval" } else { "retry" },
+            _ = pods.changed() => "pods changed",
+            () = changed => "shares changed",
+            () = stop.cancelled() => "stop",
+        };
+        tokio::time::sleep_until(started + MIN_PASS_INTERVAL).await;
     }
 }
 
 /// Runs one pass. Returns whether every pod has the annotations that it should have.
-async fn write_all(state: &NodeState, writes: &mut Writes) -> bool {
+async fn write_all(state: &NodeState, writes: &mut LastWrites) -> bool {
     let mut is_complete = true;
     let uids: Vec<PodUid> =
         state.containers().grants().records().map(|record| record.pod.uid.clone()).collect();
@@ -85,22 +90,22 @@ async fn write_all(state: &NodeState, writes: &mut Writes) -> bool {
             continue;
         }
         if writes.grants.get(&uid).is_some_and(|at| at.elapsed() < MIN_WRITE_INTERVAL) {
-            // The watch has not delivered the last write yet, or somebody else writes too.
+            // The watch has not delivered the last write yet, or another component removed it.
             is_complete = false;
             continue;
         }
         match state.adapters.cluster.client.annotate_pod(&record.pod, &missing).await {
-            Ok(Annotated::Done) => {
+            Ok(AnnotateOutcome::Done) => {
                 writes.failing.remove(&uid);
                 writes.grants.insert(uid, Instant::now());
             }
-            Ok(Annotated::Gone) => {}
+            Ok(AnnotateOutcome::Gone) => {}
             Err(error) => {
                 is_complete = false;
-                if writes.failing.insert(&uid, &error.to_string()) {
+                if writes.failing.insert(&uid, &describe(&error)) {
                     report_unwritten(state, &record.pod, &error);
                 }
-                // Not again at once: it may be the pod that cannot be annotated.
+                // Not retried at once: it may be this pod that cannot be annotated.
                 writes.grants.insert(uid, Instant::now());
             }
         }
@@ -111,11 +116,12 @@ async fn write_all(state: &NodeState, writes: &mut Writes) -> bool {
 /// Reports that a pod's grant cannot be written on it. Where the API server refuses it for good, as when the pod's own annotations leave
 /// no space, its author has to act and gets an event.
 fn report_unwritten(state: &NodeState, pod: &PodId, error: &ClusterError) {
-    tracing::warn!(namespace = %pod.namespace, pod = %pod.name, %error, "grant cannot be written on the pod; it is tried again");
+    tracing::warn!(namespace = %pod.namespace, pod = %pod.name, error = %describe(error), "grant cannot be written on the pod, retrying");
     if matches!(error, ClusterError::Rejected { .. }) && !error.is_transient() {
         let note = format!(
-            "the grant holds, but cannot be written on the pod: {error}; remove annotations of the pod where they take up all space, and \
-             the agent writes it"
+            "the grant is in force, but cannot be written on the pod: {}; where the pod's own annotations take up all space, remove some, \
+             and the agent writes it",
+            describe(error)
         );
         state.adapters.cluster.pod_event(pod, Severity::Warning, "GrantNotWritten", &note);
     }
@@ -127,7 +133,7 @@ mod tests {
 
     #[test]
     fn reason_is_reported_once_until_it_changes_or_passes() {
-        let mut reported = Reported::default();
+        let mut reported = ReportedReasons::default();
         let (a, b) = (PodUid::from("a"), PodUid::from("b"));
         assert!(reported.insert(&a, "annotations: Too long"));
         assert!(!reported.insert(&a, "annotations: Too long"));

@@ -1,15 +1,15 @@
 //! The regions of this node's containers: the agent's side of [`partage_enforce::shares`].
 //!
-//! A region is in a directory named after the container's allocation. The engine creates, adopts and changes it; this module
-//! says where it is, whose it is, and what a refusal means for the container.
+//! A region is in a directory named after the container's key. The engine creates, adopts and changes it; this module knows
+//! its directory and its container, and translates the engine's errors for the container.
 
 use crate::containers::lifecycle::ContainerOwner;
-use crate::plugin::ContainerKey;
+use crate::device_plugin::ContainerKey;
 use partage_core::model::{Bytes, ContainerName, GpuUuid, PodUid, Share};
 use partage_enforce::context_sizes::ContextSizes;
 use partage_enforce::error_chain::describe;
 use partage_enforce::shares::{
-    Adoption, LiveShare, MissingFiles, ShareError, ShareSpec, Shares, has_files, remove_region,
+    Adoption, LiveShare, ManagedShares, MissingFiles, ShareError, ShareSpec, has_files, remove_region,
 };
 use partage_region::{RegionHandle, RegionPolicy};
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,35 +25,29 @@ pub(crate) enum ContainerRegionError {
     /// The container runs with a region that this agent cannot change.
     #[error("container {container} keeps the limits that it has: {reason}")]
     Unmanaged {
-        /// The container.
+        /// The container's name in its pod.
         container: ContainerName,
         /// Why its region cannot be changed.
         reason: String,
     },
-    /// More memory is in use than the container is to have.
+    /// More memory is in use than the new limit.
     #[error(
-        "container {container} uses {used} right now, which is more than {limit}: free memory in the program first"
+        "container {container} uses {used}, which is more than {limit}: free memory in the program first"
     )]
     AboveLimit {
-        /// The container.
+        /// The container's name in its pod.
         container: ContainerName,
         /// The memory that it uses.
         used: Bytes,
-        /// The memory that it is to have.
+        /// The memory that it would have.
         limit: Bytes,
     },
     /// The container's last run has not ended.
-    #[error("{}; kubelet retries", describe(.0))]
-    StillInUse(ShareError),
+    #[error("the container's last run has not ended, kubelet retries")]
+    StillInUse(#[source] ShareError),
     /// The region cannot be created or opened.
-    #[error("{}", describe(.0))]
+    #[error(transparent)]
     Share(ShareError),
-}
-
-impl From<ContainerRegionError> for String {
-    fn from(error: ContainerRegionError) -> Self {
-        error.to_string()
-    }
 }
 
 impl ContainerRegionError {
@@ -69,9 +63,9 @@ impl ContainerRegionError {
     }
 }
 
-/// A container with a region.
-pub(crate) struct Live {
-    /// Its pod.
+/// A container with a region, and its shares.
+pub(crate) struct LiveContainer {
+    /// The UID of the container's pod.
     pub(crate) uid: PodUid,
     /// The container's name in the pod.
     pub(crate) container: ContainerName,
@@ -80,33 +74,33 @@ pub(crate) struct Live {
     region: Option<Arc<RegionHandle>>,
 }
 
-impl Live {
+impl LiveContainer {
     /// Returns the agent's handle on the region; none where it is unmanaged.
     pub(crate) fn region(&self) -> Option<&Arc<RegionHandle>> {
         self.region.as_ref()
     }
 }
 
-impl From<LiveShare<ContainerOwner>> for Live {
-    fn from(live: LiveShare<ContainerOwner>) -> Live {
+impl From<LiveShare<ContainerOwner>> for LiveContainer {
+    fn from(live: LiveShare<ContainerOwner>) -> LiveContainer {
         let region = live.region().cloned();
         let LiveShare { owner: ContainerOwner { pod: uid, container }, shares, .. } = live;
-        Live { uid, container, shares, region }
+        LiveContainer { uid, container, shares, region }
     }
 }
 
 /// The regions of all containers of this node.
-pub(crate) struct Regions {
+pub(crate) struct ContainerRegions {
     directory: PathBuf,
-    shares: Shares<ContainerKey, ContainerOwner>,
+    shares: ManagedShares<ContainerKey, ContainerOwner>,
 }
 
-impl Regions {
-    pub(crate) fn new(directory: &Path, contexts: ContextSizes) -> io::Result<Regions> {
+impl ContainerRegions {
+    pub(crate) fn new(directory: &Path, contexts: ContextSizes) -> io::Result<ContainerRegions> {
         fs::create_dir_all(directory)?;
         // Containers have their own regions mounted, and need not list the others.
         fs::set_permissions(directory, fs::Permissions::from_mode(0o711))?;
-        Ok(Regions { directory: directory.into(), shares: Shares::new(contexts) })
+        Ok(ContainerRegions { directory: directory.into(), shares: ManagedShares::new(contexts) })
     }
 
     /// Returns the directory of a container's region.
@@ -126,7 +120,7 @@ impl Regions {
     }
 
     /// Returns all containers with a region, as they are now.
-    pub(crate) fn live(&self) -> BTreeMap<ContainerKey, Live> {
+    pub(crate) fn live(&self) -> BTreeMap<ContainerKey, LiveContainer> {
         self.shares.all().into_iter().map(|(key, live)| (key, live.into())).collect()
     }
 
@@ -135,7 +129,7 @@ impl Regions {
         self.shares.count()
     }
 
-    /// Prepares the region of a container that is about to start: see [`Shares::prepare`].
+    /// Prepares the region of a container that is about to start: see [`ManagedShares::prepare`].
     ///
     /// Kubelet calls this before it creates the container, and after the last run of the same container has ended, so no
     /// process has the region mapped.
@@ -152,7 +146,7 @@ impl Regions {
         prepared.map_err(|error| ContainerRegionError::new(owner.container.clone(), error))
     }
 
-    /// Adopts the region of a container that may be running, after a restart of the agent: see [`Shares::adopt`].
+    /// Adopts the region of a container that may be running, after a restart of the agent: see [`ManagedShares::adopt`].
     ///
     /// Missing files are left to the container's next start: the last agent was killed before it created them, or they were
     /// removed, and a container that runs could not see new ones.
@@ -175,7 +169,7 @@ impl Regions {
                 container = %owner.container,
                 path = %directory.display(),
                 reason,
-                "region is not managed, the container runs on with the limits that it has"
+                "region is not managed, the container keeps its limits"
             );
         }
         Ok(())
@@ -186,28 +180,28 @@ impl Regions {
         self.shares.apply_turns(gated);
     }
 
-    /// Changes the amounts of a container that runs: see [`Shares::resize`]. One without a region gets them with its start.
+    /// Changes the amounts of a container that runs: see [`ManagedShares::resize`]. One without a region gets them with its start.
     pub(crate) fn resize(
         &self,
         key: &ContainerKey,
         shares: &[Share],
         gated: &BTreeSet<GpuUuid>,
     ) -> Result<(), ContainerRegionError> {
-        self.changed(key, self.shares.resize(key, shares, gated))
+        self.with_container(key, self.shares.resize(key, shares, gated))
     }
 
-    /// Sets the amounts that a container had, whatever it uses.
-    pub(crate) fn put_back(
+    /// Sets the limits back to what they were, whatever the container uses: see [`ManagedShares::restore`].
+    pub(crate) fn restore(
         &self,
         key: &ContainerKey,
         shares: &[Share],
         gated: &BTreeSet<GpuUuid>,
     ) -> Result<(), ContainerRegionError> {
-        self.changed(key, self.shares.restore(key, shares, gated))
+        self.with_container(key, self.shares.restore(key, shares, gated))
     }
 
-    /// The result of a change, with the container's name. A container without a region has nothing to change.
-    fn changed(
+    /// Adds the container's name to the result of a change. A container without a region has nothing to change.
+    fn with_container(
         &self,
         key: &ContainerKey,
         result: Result<(), ShareError>,
@@ -225,12 +219,12 @@ impl Regions {
     pub(crate) fn remove(&self, key: &ContainerKey) {
         self.shares.release(key);
         if let Err(error) = remove_region(&self.folder(key)) {
-            tracing::warn!(%key, error = %describe(&error), "region of an ended container cannot be removed");
+            tracing::warn!(%key, error = %describe(&error), "cannot remove the region of an ended container");
         }
     }
 }
 
-/// The region of a container, whose files belong to the agent.
+/// Returns the spec of a container's region, whose files belong to the agent.
 fn spec<'a>(
     directory: &'a Path,
     shares: &'a [Share],
@@ -276,22 +270,22 @@ mod tests {
         }
 
         /// The regions of an agent that has just started.
-        fn restart(&self) -> Regions {
+        fn restart(&self) -> ContainerRegions {
             let contexts = ContextSizes::read(self.folder.path().join("contexts.json"), "550");
-            Regions::new(&self.folder.path().join("regions"), contexts).unwrap()
+            ContainerRegions::new(&self.folder.path().join("regions"), contexts).unwrap()
         }
 
-        fn prepare(&self, regions: &Regions, mib: u64) -> Result<(), ContainerRegionError> {
+        fn prepare(&self, regions: &ContainerRegions, mib: u64) -> Result<(), ContainerRegionError> {
             regions.prepare(&self.key, &owner(), &share(mib), &self.gated, RegionPolicy::default())
         }
 
-        fn adopt(&self, regions: &Regions, mib: u64) {
+        fn adopt(&self, regions: &ContainerRegions, mib: u64) {
             regions.adopt(&self.key, &owner(), &share(mib), &self.gated).unwrap();
         }
     }
 
     /// The limit that the container's processes go by, in MiB.
-    fn limit(regions: &Regions, key: &ContainerKey) -> u64 {
+    fn limit(regions: &ContainerRegions, key: &ContainerKey) -> u64 {
         regions.live()[key].region().unwrap().owner().share(0).unwrap().memory >> 20
     }
 
@@ -305,11 +299,11 @@ mod tests {
         let error = regions.resize(&fixture.key, &share(500), &fixture.gated).unwrap_err().to_string();
         assert_eq!(
             error,
-            "container main uses 800 MiB right now, which is more than 500 MiB: free memory in the program first"
+            "container main uses 800 MiB, which is more than 500 MiB: free memory in the program first"
         );
         assert_eq!(limit(&regions, &fixture.key), 1000);
         assert!(regions.live()[&fixture.key].shares == share(1000));
-        regions.put_back(&fixture.key, &share(500), &fixture.gated).unwrap();
+        regions.restore(&fixture.key, &share(500), &fixture.gated).unwrap();
         assert_eq!(limit(&regions, &fixture.key), 500);
     }
 
@@ -319,7 +313,7 @@ mod tests {
         let fixture = Fixture::new();
         let folder = fixture.folder.path().join("regions/a");
         let tenant = RegionTenant::attach(&folder).unwrap();
-        for name in [partage_region::LIMITS, partage_region::USAGE] {
+        for name in [partage_region::LIMITS_FILE, partage_region::USAGE_FILE] {
             let file = fs::File::options().write(true).open(folder.join(name)).unwrap();
             file.write_all_at(&3_u32.to_le_bytes(), 8).unwrap();
         }
@@ -329,9 +323,10 @@ mod tests {
         let error = regions.resize(&fixture.key, &share(500), &fixture.gated).unwrap_err().to_string();
         assert!(error.contains("container main keeps the limits that it has"), "{error}");
         assert!(error.contains("limits has layout 3") && error.contains("layouts 1 to 2"), "{error}");
-        regions.put_back(&fixture.key, &share(500), &fixture.gated).unwrap();
-        let error = fixture.prepare(&regions, 1000).unwrap_err().to_string();
-        assert!(error.contains("still use the region") && error.ends_with("; kubelet retries"), "{error}");
+        regions.restore(&fixture.key, &share(500), &fixture.gated).unwrap();
+        let error = describe(&fixture.prepare(&regions, 1000).unwrap_err());
+        assert!(error.contains("has not ended, kubelet retries"), "{error}");
+        assert!(error.contains("still use the region"), "{error}");
         assert!(error.contains("limits has layout 3"), "{error}");
         drop(tenant);
         fixture.prepare(&regions, 1000).unwrap();
@@ -341,9 +336,9 @@ mod tests {
     #[test]
     fn oversubscription_is_in_the_region_and_survives_a_restart_of_the_agent() {
         let fixture = Fixture::new();
-        fs::remove_file(fixture.folder.path().join("regions/a").join(partage_region::LIMITS)).unwrap();
+        fs::remove_file(fixture.folder.path().join("regions/a").join(partage_region::LIMITS_FILE)).unwrap();
         let policy = RegionPolicy { oversubscribe: true, ..RegionPolicy::default() };
-        let of = |regions: &Regions| regions.live()[&fixture.key].region().unwrap().owner().policy();
+        let of = |regions: &ContainerRegions| regions.live()[&fixture.key].region().unwrap().owner().policy();
         let regions = fixture.restart();
         regions.prepare(&fixture.key, &owner(), &share(1000), &fixture.gated, policy).unwrap();
         assert_eq!(of(&regions), policy);
@@ -359,7 +354,7 @@ mod tests {
     #[test]
     fn region_without_files_is_created_with_the_next_start() {
         let fixture = Fixture::new();
-        let limits = fixture.folder.path().join("regions/a").join(partage_region::LIMITS);
+        let limits = fixture.folder.path().join("regions/a").join(partage_region::LIMITS_FILE);
         fs::remove_file(&limits).unwrap();
         let regions = fixture.restart();
         fixture.adopt(&regions, 1000);

@@ -1,7 +1,7 @@
 //! Pods that kubelet rejected: an event says why, and what happens next.
 
 use crate::resources::CountResource;
-use crate::settings::Settings;
+use crate::settings::AgentSettings;
 use crate::state::{NodeState, now};
 use partage_cluster::{PodView, Severity};
 use partage_core::model::PodUid;
@@ -34,7 +34,7 @@ pub(crate) fn report(state: &NodeState, reported: &mut BTreeSet<PodUid>) {
 }
 
 /// Whether a pod asks for a resource that this node serves.
-pub(crate) fn asks_for(pod: &PodView, settings: &Settings) -> bool {
+pub(crate) fn asks_for(pod: &PodView, settings: &AgentSettings) -> bool {
     let resources: Vec<String> = CountResource::enabled(settings).iter().map(CountResource::name).collect();
     let asks = |resource: &String| pod.pod.containers.iter().any(|one| one.amount(resource).is_some());
     resources.iter().any(asks)

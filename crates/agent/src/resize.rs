@@ -1,19 +1,43 @@
-//! Live resizes: a pod's annotation requests other amounts, and its running containers get them.
+//! Live resizes: a pod's annotation requests other amounts, and the agent applies them to its running containers.
 
-use crate::settings::Resize;
-use crate::state::NodeState;
+use crate::containers::persist::SaveError;
+use crate::device_plugin::{ContainerKey, Refusal};
+use crate::regions::ContainerRegionError;
+use crate::settings::ResizePolicy;
+use crate::state::{NodeState, logged_name};
 use crate::store::PodRecord;
 use partage_cluster::{PodView, Severity};
-use partage_core::model::{ContainerName, PodId, PodUid, Share};
+use partage_core::model::{ContainerName, GpuUuid, PodId, PodUid, Share};
 use partage_core::resize;
+use partage_enforce::error_chain::describe;
 use partage_region::failpoint as fault;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// Minimum interval between two answers to one pod.
 const MIN_ANSWER_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Answers a pod's request for other amounts, once. Returns false where the pod was answered just before and has to wait.
+/// Why a resize is refused. Nothing was changed then.
+#[derive(Debug, thiserror::Error)]
+enum ResizeError {
+    /// The settings do not allow resizes.
+    #[error("this cluster's settings do not allow it (resize: off): change the manifest")]
+    Disabled,
+    /// The annotation cannot be parsed, or does not match the grant.
+    #[error(transparent)]
+    Request(#[from] resize::ResizeError),
+    /// The GPU has not enough free capacity, or the grant cannot be encoded.
+    #[error("{}", .0.sentence())]
+    Refused(Refusal),
+    /// A running container cannot get the amounts.
+    #[error(transparent)]
+    Region(#[from] ContainerRegionError),
+    /// The new amounts cannot be persisted.
+    #[error(transparent)]
+    Save(#[from] SaveError),
+}
+
+/// Answers a pod's request for other amounts, once. Returns false if the pod was answered just before and has to wait.
 pub(crate) async fn answer(
     state: &NodeState,
     pod: &PodView,
@@ -26,7 +50,7 @@ pub(crate) async fn answer(
         return true;
     }
     let Some(request) = request else {
-        // The amounts stay. The same request, written again, is a new one.
+        // The amounts stay. The same request, if it is written again, is a new one.
         let without = PodRecord { resize: None, ..record };
         state.containers().replace(without.clone());
         save(state, &without);
@@ -37,26 +61,29 @@ pub(crate) async fn answer(
     }
     answered.insert(pod.id.uid.clone(), Instant::now());
     let answer = tokio::task::block_in_place(|| resize(state, &record, pod, request));
-    let (severity, reason, note) = match answer {
-        Ok(()) => (Severity::Normal, "Resized", format!("the pod's shares are changed: {request}")),
-        Err(why) => (
-            Severity::Warning,
-            "ResizeRefused",
-            format!("{}: {why}; nothing was changed", resize::ANNOTATION),
-        ),
-    };
-    tracing::info!(namespace = %pod.id.namespace, pod = %pod.id.name, "{note}");
-    state.adapters.cluster.pod_event(&pod.id, severity, reason, &note);
+    let (namespace, name) = (&pod.id.namespace, &pod.id.name);
+    match answer {
+        Ok(()) => {
+            tracing::info!(%namespace, pod = %name, request, "pod resized");
+            let note = format!("the pod's shares were resized: {request}");
+            state.adapters.cluster.pod_event(&pod.id, Severity::Normal, "Resized", &note);
+        }
+        Err(error) => {
+            let cause = describe(&error);
+            tracing::info!(%namespace, pod = %name, request, cause, "resize refused");
+            let note = format!("{}: {cause}; nothing was changed", resize::ANNOTATION);
+            state.adapters.cluster.pod_event(&pod.id, Severity::Warning, "ResizeRefused", &note);
+        }
+    }
     true
 }
 
-fn resize(state: &NodeState, old: &PodRecord, pod: &PodView, request: &str) -> Result<(), String> {
+fn resize(state: &NodeState, old: &PodRecord, pod: &PodView, request: &str) -> Result<(), ResizeError> {
     let answered = |record: PodRecord| PodRecord { resize: Some(request.into()), ..record };
-    let done = resize_regions(state, old, pod, request).and_then(|record| {
-        fault::point("after-resize-regions");
+    let done = reserve(state, old, pod, request).and_then(|(record, prepared)| {
         let record = answered(record);
-        state.save_now(&record).inspect_err(|_| restore_regions(state, old))?;
-        fault::point("after-resize-record");
+        let gated = state.gated();
+        apply(&mut NodeResize { state, gated }, old, &record, prepared)?;
         Ok(record)
     });
     match done {
@@ -73,70 +100,131 @@ fn resize(state: &NodeState, old: &PodRecord, pod: &PodView, request: &str) -> R
             }
             Ok(())
         }
-        Err(why) => {
-            // A request that was refused is answered: it is not tried again until it is another one.
+        Err(error) => {
+            // A refused request counts as answered: it is not retried until the annotation changes.
             let record = answered(old.clone());
             state.containers().replace(record.clone());
             state.apply_turns();
             // If this fails too, the next agent answers once more.
             save(state, &record);
-            Err(why)
+            Err(error)
         }
+    }
+}
+
+/// The containers of a pod that are prepared, with the keys of their regions.
+pub(crate) type PreparedContainers = Vec<(ContainerKey, ContainerName)>;
+
+/// The durable steps of a resize.
+pub(crate) trait ResizeSteps {
+    /// Why a step failed.
+    type Error;
+
+    /// Sets the limits of a running container. A container that uses more than a smaller limit refuses.
+    fn set_limits(
+        &mut self,
+        key: &ContainerKey,
+        container: &ContainerName,
+        shares: &[Share],
+    ) -> Result<(), Self::Error>;
+
+    /// Sets the limits of a container back to what they were, whatever it uses.
+    fn restore_limits(&mut self, key: &ContainerKey, container: &ContainerName, shares: &[Share]);
+
+    /// Writes the pod's record to disk.
+    fn save(&mut self, record: &PodRecord) -> Result<(), Self::Error>;
+}
+
+/// Sets the limits of a pod's containers and persists the new record, or sets all limits back. The ledger holds the larger of
+/// both amounts meanwhile. An agent that is killed before the record is saved sets the old limits again when it starts.
+pub(crate) fn apply<S: ResizeSteps>(
+    steps: &mut S,
+    old: &PodRecord,
+    new: &PodRecord,
+    mut prepared: PreparedContainers,
+) -> Result<(), S::Error> {
+    // Only a container that shrinks can refuse, so those come first: otherwise another container could use its new amount before
+    // the resize is rolled back.
+    prepared.sort_by_key(|(_, container)| {
+        let memory =
+            |record| shares(record, container).iter().map(|share| share.memory_bytes).collect::<Vec<_>>();
+        memory(new) > memory(old)
+    });
+    let set_all = |steps: &mut S| {
+        for (key, container) in &prepared {
+            steps.set_limits(key, container, &shares(new, container))?;
+        }
+        fault::point("after-resize-regions");
+        steps.save(new)
+    };
+    let done = set_all(steps);
+    if done.is_err() {
+        for (key, container) in &prepared {
+            steps.restore_limits(key, container, &shares(old, container));
+        }
+    } else {
+        fault::point("after-resize-record");
+    }
+    done
+}
+
+/// The steps of a resize on this node.
+struct NodeResize<'a> {
+    state: &'a NodeState,
+    gated: BTreeSet<GpuUuid>,
+}
+
+impl ResizeSteps for NodeResize<'_> {
+    type Error = ResizeError;
+
+    fn set_limits(
+        &mut self,
+        key: &ContainerKey,
+        _: &ContainerName,
+        shares: &[Share],
+    ) -> Result<(), ResizeError> {
+        Ok(self.state.adapters.regions.resize(key, shares, &self.gated)?)
+    }
+
+    fn restore_limits(&mut self, key: &ContainerKey, container: &ContainerName, shares: &[Share]) {
+        if let Err(error) = self.state.adapters.regions.restore(key, shares, &self.gated) {
+            let owner = self.state.containers().owner(key).map(|owner| owner.pod.clone());
+            let pod = owner.and_then(|uid| self.state.pod_id(&uid));
+            let (namespace, pod) = logged_name(pod.as_ref());
+            let error = describe(&error);
+            tracing::warn!(namespace, pod, %container, error, "cannot restore the limits of a container");
+        }
+    }
+
+    fn save(&mut self, record: &PodRecord) -> Result<(), ResizeError> {
+        Ok(self.state.save_now(record)?)
     }
 }
 
 fn save(state: &NodeState, record: &PodRecord) {
-    if let Err(why) = tokio::task::block_in_place(|| state.save_now(record)) {
-        tracing::warn!(namespace = %record.pod.namespace, pod = %record.pod.name, "{why}");
+    if let Err(error) = tokio::task::block_in_place(|| state.save_now(record)) {
+        let PodId { namespace, name, .. } = &record.pod;
+        tracing::warn!(%namespace, pod = %name, error = %describe(&error), "cannot save a pod record, retrying");
     }
 }
 
-/// Sets the limits of the pod's regions, and returns the new record. The ledger then holds the larger of both amounts. An agent
-/// that is killed here sets the old limits again when it starts.
-fn resize_regions(
+/// Reserves the larger of the old and the requested amounts. Returns the new record, and the containers to resize.
+fn reserve(
     state: &NodeState,
     old: &PodRecord,
     pod: &PodView,
     request: &str,
-) -> Result<PodRecord, String> {
+) -> Result<(PodRecord, PreparedContainers), ResizeError> {
     let settings = state.settings();
-    if settings.resize == Resize::Off {
-        return Err("this cluster's settings do not allow it (resize: off): change the manifest".into());
+    if settings.resize == ResizePolicy::Off {
+        return Err(ResizeError::Disabled);
     }
-    let grant = resize::read(request).and_then(|changes| resize::apply(&old.grant, &changes));
-    let grant = grant.map_err(|error| error.to_string())?;
-    let (record, mut containers) = {
-        let mut containers = state.containers();
-        let record = containers.grants().rewritten(old, &pod.pod, grant, &settings);
-        let record = record.map_err(|refusal| refusal.0)?;
-        containers.reserve_resize(old, &record).map_err(|refusal| refusal.0)?;
-        let prepared = containers.prepared_of(&old.pod.uid);
-        (record, prepared)
-    };
-    let gated = state.gated();
-    // Only a container that is to have less can refuse, so those come first: no container has more for a moment and uses it.
-    containers.sort_by_key(|(_, container)| {
-        let memory =
-            |record| shares(record, container).iter().map(|share| share.memory_bytes).collect::<Vec<_>>();
-        memory(&record) > memory(old)
-    });
-    for (key, container) in containers {
-        let resized = state.adapters.regions.resize(&key, &shares(&record, &container), &gated);
-        resized.inspect_err(|_| restore_regions(state, old))?;
-    }
-    Ok(record)
-}
-
-/// Sets the limits of all regions of a pod to what they were.
-fn restore_regions(state: &NodeState, old: &PodRecord) {
-    let gated = state.gated();
-    let prepared = state.containers().prepared_of(&old.pod.uid);
-    for (key, container) in prepared {
-        if let Err(error) = state.adapters.regions.put_back(&key, &shares(old, &container), &gated) {
-            let PodId { namespace, name, .. } = &old.pod;
-            tracing::warn!(%namespace, pod = %name, %container, %error, "limits cannot be restored");
-        }
-    }
+    let grant = resize::read(request).and_then(|changes| resize::apply(&old.grant, &changes))?;
+    let mut containers = state.containers();
+    let record = containers.grants().with_grant(old, &pod.pod, grant, &settings);
+    let record = record.map_err(ResizeError::Refused)?;
+    containers.reserve_resize(old, &record).map_err(ResizeError::Refused)?;
+    Ok((record, containers.prepared_of(&old.pod.uid)))
 }
 
 fn shares(record: &PodRecord, container: &ContainerName) -> Vec<Share> {

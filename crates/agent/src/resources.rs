@@ -1,48 +1,49 @@
-//! What GPUs become: devices that kubelet counts, and amounts that the node publishes. Pure functions.
+//! Computes the devices that kubelet counts and the amounts that the node publishes. Pure functions.
 //!
 //! Every dialect has one resource that kubelet counts by device. Its devices are slots that belong to no GPU until they are
-//! granted: a GPU that becomes unhealthy takes with it the slots that are granted on it, and as many free ones as it had beyond
-//! those. What is requested beside the count (memory, compute) is an amount in the node's status.
+//! granted: a GPU that becomes unhealthy makes the slots unhealthy that are granted on it, and as many free ones as it had beyond
+//! those. Memory and compute, which pods request beside the count, are amounts in the node's status.
 
 mod amounts;
 
-pub use amounts::{PodRequest, Requested, amounts, requested};
+pub use amounts::{PodRequest, RequestedAmounts, amounts, requested};
 
-use crate::plugin::{DeviceId, Listed};
-use crate::settings::Settings;
+use crate::device_plugin::{DeviceId, ListedDevice};
+use crate::settings::AgentSettings;
 use partage_core::dialect::grants::vcuda;
 use partage_core::dialect::{Dialect, MemoryUnit};
-use partage_core::model::{Gpu, Node};
-use partage_core::pod::Container;
+use partage_core::model::{Gpu, Node, NodeName};
+use partage_core::pod::ContainerManifest;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// The most devices of one resource: kubelet takes no longer message than about 63,000 need.
-pub const MOST_DEVICES: u64 = 50_000;
-/// All of one GPU's compute in `vcuda-core`.
+/// Maximum number of devices of one resource. Kubelet's limit on the size of a message allows about 63,000.
+pub const MAX_DEVICES: u64 = 50_000;
+/// The compute of a whole GPU in `vcuda-core`: one device for each percent.
 const VCUDA_CORES: u32 = 100;
-const SLOT: &str = "slot-";
+/// The beginning of device ids.
+const ID_PREFIX: &str = "slot-";
 
-/// A resource that kubelet counts.
+/// A resource that kubelet counts by device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CountResource {
-    /// `partage.dev/gpu`: one for each share.
+    /// `partage.dev/gpu`: one device for each share.
     Native,
-    /// `volcano.sh/vgpu-number`: one for each share.
+    /// `volcano.sh/vgpu-number`: one device for each share.
     Volcano,
-    /// `<domain>/vcuda-core`: one for each percent.
+    /// `<domain>/vcuda-core`: one device for each percent of a GPU.
     Vcuda(String),
-    /// `k8s.amazonaws.com/vgpu`: one for each slot.
+    /// `k8s.amazonaws.com/vgpu`: one device for each slot.
     Aws,
-    /// `aliyun.com/gpu-mem`: one for each unit of memory.
+    /// `aliyun.com/gpu-mem`: one device for each unit of memory.
     Gpushare,
-    /// `nvidia.com/gpu`: one for each share.
+    /// `nvidia.com/gpu`: one device for each share.
     Hami,
 }
 
 impl CountResource {
-    /// The resources of the dialects that a node speaks.
-    pub fn enabled(settings: &Settings) -> Vec<CountResource> {
+    /// Returns the resources of the enabled dialects.
+    pub fn enabled(settings: &AgentSettings) -> Vec<CountResource> {
         let of = |dialect: &Dialect| match dialect {
             Dialect::Native => vec![CountResource::Native],
             Dialect::Gpushare => vec![CountResource::Gpushare],
@@ -51,13 +52,13 @@ impl CountResource {
             Dialect::Aws => vec![CountResource::Aws],
             Dialect::Hami => vec![CountResource::Hami],
         };
-        // Each once, whatever was written twice.
+        // Without duplicates.
         let all: BTreeSet<CountResource> = settings.dialects.iter().flat_map(of).collect();
         all.into_iter().collect()
     }
 
-    /// The one that kubelet counts for a container that asks in this dialect.
-    pub(crate) fn of(dialect: Dialect, container: &Container) -> CountResource {
+    /// Returns the resource that kubelet counts for a container that asks in this dialect.
+    pub(crate) fn of(dialect: Dialect, container: &ContainerManifest) -> CountResource {
         match dialect {
             Dialect::Native => CountResource::Native,
             Dialect::Gpushare => CountResource::Gpushare,
@@ -70,7 +71,7 @@ impl CountResource {
         }
     }
 
-    /// Its name in manifests.
+    /// Returns the resource's name in manifests.
     pub fn name(&self) -> String {
         match self {
             CountResource::Native => "partage.dev/gpu".into(),
@@ -82,7 +83,7 @@ impl CountResource {
         }
     }
 
-    fn slots_of(&self, gpu: &Gpu, settings: &Settings) -> u32 {
+    fn slots_of(&self, gpu: &Gpu, settings: &AgentSettings) -> u32 {
         match self {
             CountResource::Native | CountResource::Volcano | CountResource::Hami => settings.shares_per_gpu,
             CountResource::Vcuda(_) => VCUDA_CORES,
@@ -102,11 +103,11 @@ impl fmt::Display for CountResource {
     }
 }
 
-/// How many slots each GPU has.
+/// Returns the number of slots of each GPU.
 ///
 /// `node` is the machine with all of its GPUs (`Inventory::counted_node`), where only those in MIG mode are
-/// withheld: these have none. A GPU that is merely ill or silent keeps its slots, or kubelet would forget who holds them.
-pub fn slots(resource: &CountResource, node: &Node, settings: &Settings) -> Vec<u32> {
+/// withheld: these have none. A GPU that is unhealthy or does not answer keeps its slots, or kubelet would lose their allocations.
+pub fn slots(resource: &CountResource, node: &Node, settings: &AgentSettings) -> Vec<u32> {
     let of = |gpu: &Gpu| match gpu.withheld {
         Some(_) => 0,
         None => resource.slots_of(gpu, settings),
@@ -114,84 +115,98 @@ pub fn slots(resource: &CountResource, node: &Node, settings: &Settings) -> Vec<
     node.gpus.iter().map(of).collect()
 }
 
-/// Whether kubelet can count all resources of this node. The error says which one it cannot, and what to do.
-pub fn check(settings: &Settings, node: &Node) -> Result<(), String> {
+/// A resource with more devices than kubelet can count.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{resource} would have {devices} devices on node {node}, and kubelet supports at most {MAX_DEVICES} of one resource: {remedy}"
+)]
+pub struct TooManyDevices {
+    resource: CountResource,
+    devices: u64,
+    node: NodeName,
+    /// What to change in the settings.
+    remedy: &'static str,
+}
+
+/// Checks that kubelet can count all resources of this node.
+pub fn check(settings: &AgentSettings, node: &Node) -> Result<(), TooManyDevices> {
     for resource in CountResource::enabled(settings) {
         let devices: u64 = slots(&resource, node, settings).into_iter().map(u64::from).sum();
-        if devices <= MOST_DEVICES {
+        if devices <= MAX_DEVICES {
             continue;
         }
-        let instead = match resource {
-            CountResource::Gpushare if settings.gpushare_unit == MemoryUnit::Mib => "count it in GiB",
-            CountResource::Gpushare => "lower the overcommitment of memory",
-            CountResource::Aws => "split GPUs in fewer slots",
-            CountResource::Vcuda(_) => "switch this dialect off",
-            _ => "allow fewer shares of each GPU",
+        let remedy = match resource {
+            CountResource::Gpushare if settings.gpushare_unit == MemoryUnit::Mib => "set gpushareUnit: GiB",
+            CountResource::Gpushare => "lower memoryOvercommitPercent",
+            CountResource::Aws => "lower awsSlots",
+            CountResource::Vcuda(_) => "remove vcuda from dialects",
+            _ => "lower sharesPerGpu",
         };
-        return Err(format!(
-            "{resource} would be {devices} devices on node {}, and kubelet takes {MOST_DEVICES} of one resource at the most: {instead}",
-            node.name
-        ));
+        return Err(TooManyDevices { resource, devices, node: node.name.clone(), remedy });
     }
     Ok(())
 }
 
-/// The devices of a resource with their health, as kubelet is told of them.
+/// Returns the devices of a resource with their health, as they are listed to kubelet.
 ///
-/// `slots` and `ill` are per GPU. `held` are the ids that containers hold, with the GPUs that their grants lie on; the ids of
-/// a grant on several GPUs are shared out among these. Ids that are held stay in the list whatever `slots` says now.
+/// `slots` and `unhealthy` are per GPU. `held` are the ids that containers hold, with the GPUs of their grants; the ids of a
+/// grant on several GPUs are distributed among these. Held ids stay in the list even if `slots` is smaller now.
 ///
 /// As many ids are healthy as healthy GPUs have slots, plus one for each id that is held on an unhealthy GPU: kube-scheduler
 /// subtracts the requests of those pods, too, and would otherwise take them from healthy GPUs. Without any healthy GPU there are
 /// none. An id that is held and belongs to no GPU counts against the slots of healthy GPUs: its container was not granted anything
 /// yet, or is gone and kubelet has not reused the id.
 ///
-/// Slots are counted for the node and not for each GPU, so more may be held on one than it has: when it is lost, others still offer
-/// all of theirs, by further ids.
-pub fn devices(slots: &[u32], ill: &[bool], held: &BTreeMap<DeviceId, BTreeSet<usize>>) -> Vec<Listed> {
-    let is_ill = |gpu: usize| ill.get(gpu).copied().unwrap_or(false);
-    let on = share_out(held);
-    let is_on_ill = |id: &&DeviceId| on.get(id).is_some_and(|gpu| is_ill(*gpu));
-    let is_on_well = |id: &&DeviceId| on.get(id).is_some_and(|gpu| !is_ill(*gpu));
+/// Slots are counted for the node and not for each GPU, so one GPU may hold more than its own: when it is lost, the others still
+/// offer all of theirs, with additional ids.
+pub fn devices(
+    slots: &[u32],
+    unhealthy: &[bool],
+    held: &BTreeMap<DeviceId, BTreeSet<usize>>,
+) -> Vec<ListedDevice> {
+    let is_unhealthy = |gpu: usize| unhealthy.get(gpu).copied().unwrap_or(false);
+    let on = distribute(held);
+    let is_on_unhealthy = |id: &&DeviceId| on.get(id).is_some_and(|gpu| is_unhealthy(*gpu));
+    let is_on_healthy = |id: &&DeviceId| on.get(id).is_some_and(|gpu| !is_unhealthy(*gpu));
     let count = |ids: usize| ids as u64;
-    let well_slots: u64 =
-        (0..).zip(slots).filter(|(gpu, _)| !is_ill(*gpu)).map(|(_, &slots)| u64::from(slots)).sum();
-    let left = well_slots.saturating_sub(count(held.keys().filter(is_on_well).count()));
+    let healthy_slots: u64 =
+        (0..).zip(slots).filter(|(gpu, _)| !is_unhealthy(*gpu)).map(|(_, &slots)| u64::from(slots)).sum();
+    let left = healthy_slots.saturating_sub(count(held.keys().filter(is_on_healthy).count()));
     let without_gpu: Vec<&DeviceId> = held.keys().filter(|id| !on.contains_key(id)).collect();
     let healthy_without_gpu: BTreeSet<&DeviceId> =
         without_gpu.into_iter().take(usize::try_from(left).unwrap_or(usize::MAX)).collect();
     let mut free = left - count(healthy_without_gpu.len());
-    if well_slots > 0 {
+    if healthy_slots > 0 {
         let listed = count(held.len()).saturating_add(free);
-        let on_ill = count(held.keys().filter(is_on_ill).count());
-        free += on_ill.min(MOST_DEVICES.saturating_sub(listed));
+        let on_unhealthy = count(held.keys().filter(is_on_unhealthy).count());
+        free += on_unhealthy.min(MAX_DEVICES.saturating_sub(listed));
     }
-    let is_well = |id: &DeviceId| is_on_well(&id) || healthy_without_gpu.contains(id);
+    let is_healthy = |id: &DeviceId| is_on_healthy(&id) || healthy_without_gpu.contains(id);
 
     let configured: u64 = slots.iter().map(|&slots| u64::from(slots)).sum();
     let mut listed = Vec::new();
     // The first free ids are healthy, so that those at the beginning are usable for as long as any is.
-    for id in (0..).map(id).take(usize::try_from(configured).unwrap_or(usize::MAX)) {
+    for id in (0..).map(slot_id).take(usize::try_from(configured).unwrap_or(usize::MAX)) {
         let healthy = if held.contains_key(&id) {
-            is_well(&id)
+            is_healthy(&id)
         } else {
-            let well = free > 0;
-            free -= u64::from(well);
-            well
+            let is_free = free > 0;
+            free -= u64::from(is_free);
+            is_free
         };
-        listed.push(Listed { id, healthy });
+        listed.push(ListedDevice { id, healthy });
     }
-    let beyond = held.keys().filter(|id| number(id).is_none_or(|number| number >= configured));
-    listed.extend(beyond.map(|id| Listed { id: id.clone(), healthy: is_well(id) }));
-    let more = (configured..).map(id).filter(|id| !held.contains_key(id));
+    let beyond = held.keys().filter(|id| slot_number(id).is_none_or(|number| number >= configured));
+    listed.extend(beyond.map(|id| ListedDevice { id: id.clone(), healthy: is_healthy(id) }));
+    let more = (configured..).map(slot_id).filter(|id| !held.contains_key(id));
     listed.extend(
-        more.take(usize::try_from(free).unwrap_or(usize::MAX)).map(|id| Listed { id, healthy: true }),
+        more.take(usize::try_from(free).unwrap_or(usize::MAX)).map(|id| ListedDevice { id, healthy: true }),
     );
     listed
 }
 
-/// One GPU for each id that is held on any.
-fn share_out(held: &BTreeMap<DeviceId, BTreeSet<usize>>) -> BTreeMap<&DeviceId, usize> {
+/// Assigns one GPU to each id that is held on any.
+fn distribute(held: &BTreeMap<DeviceId, BTreeSet<usize>>) -> BTreeMap<&DeviceId, usize> {
     let mut alike: BTreeMap<&BTreeSet<usize>, usize> = BTreeMap::new();
     let mut on = BTreeMap::new();
     for (id, gpus) in held {
@@ -202,13 +217,13 @@ fn share_out(held: &BTreeMap<DeviceId, BTreeSet<usize>>) -> BTreeMap<&DeviceId, 
     on
 }
 
-/// The same for ever: kubelet remembers by it who holds what.
-fn id(number: u64) -> DeviceId {
-    DeviceId(format!("{SLOT}{number}"))
+/// Returns the id of a slot. It never changes: kubelet records allocations by it.
+fn slot_id(number: u64) -> DeviceId {
+    DeviceId(format!("{ID_PREFIX}{number}"))
 }
 
-fn number(id: &DeviceId) -> Option<u64> {
-    id.0.strip_prefix(SLOT)?.parse().ok()
+fn slot_number(id: &DeviceId) -> Option<u64> {
+    id.0.strip_prefix(ID_PREFIX)?.parse().ok()
 }
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
-//! The settings file: which dialects a node speaks, how its GPUs are cut, and what happens to those who go around limits.
+//! The settings file: enabled dialects, how GPUs are divided, and what happens to pods that bypass their limits.
 //!
-//! One file holds for all nodes of a cluster; `nodes` says what is different on some. It is strict: an unknown key is refused with
-//! its place. It is read again when it changes; a file that cannot be used changes nothing, and is told of.
+//! One file holds for all nodes of a cluster; `nodes` overrides settings on some. It is strict: an unknown key is refused with
+//! its position. It is read again when it changes; a file that cannot be used changes nothing, and is reported.
 
 mod file;
-mod followed;
+mod reload;
 
-pub(crate) use followed::Followed;
+pub(crate) use reload::SettingsWatcher;
 
-use file::File;
+use file::SettingsDocument;
 use partage_core::dialect::{self, Dialect, MemoryUnit};
-use partage_core::model::{MAX_SLOTS, NodeName, Overcommit, Oversubscription, Policy};
+use partage_core::model::{MAX_SLOTS, NodeName, Overcommit, Oversubscription, PlacementPolicy};
 use partage_core::place::defaults;
 use partage_host::simulated_driver::{self, MAX_SIMULATED_GPUS, SimulatedGpus};
 use serde::Deserialize;
@@ -19,42 +19,42 @@ use std::io;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-/// The most that a settings file may be: what a ConfigMap can hold.
-const LARGEST: u64 = 1 << 20;
-/// The most shares that a GPU can be counted as. A region has place for more, and kubelet's messages too.
-const MOST_SHARES: u32 = 1000;
-/// The longest domain of `vcuda-core`: its socket is in kubelet's folder, and the kernel takes paths of sockets up to 107 bytes.
-const LONGEST_DOMAIN: usize = 51;
+/// Maximum size of a settings file in bytes: that of a ConfigMap.
+const MAX_FILE_SIZE: u64 = 1 << 20;
+/// Maximum number of shares that a GPU is counted as. Regions and kubelet's messages allow more.
+const MAX_SHARES_PER_GPU: u32 = 1000;
+/// Maximum length of a domain of `vcuda-core`: its socket is in kubelet's directory, and the kernel allows socket paths of 107 bytes.
+const MAX_DOMAIN_LENGTH: usize = 51;
 
 /// Why settings cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum SettingsError {
-    /// The file cannot be read at all.
-    #[error("{}: {error}", path.display())]
+pub enum AgentSettingsError {
+    /// The file cannot be read.
+    #[error("cannot read {}", path.display())]
     Io {
-        /// The file.
+        /// The settings file that could not be read.
         path: PathBuf,
-        /// What the system said.
+        /// What the system reported.
         #[source]
-        error: io::Error,
+        source: io::Error,
     },
-    /// It is not what a settings file looks like.
+    /// The text is not valid YAML, or has an unknown key or a value of the wrong type.
     #[error("{0}")]
-    Unreadable(String),
-    /// A value that cannot be.
-    #[error("{key}: {why}")]
-    Wrong {
-        /// Where.
+    Malformed(String),
+    /// A value is out of range or contradicts another one.
+    #[error("{key}: {message}")]
+    Invalid {
+        /// The key of the value.
         key: String,
-        /// What is there, and what to write.
-        why: String,
+        /// The value, and what to write instead.
+        message: String,
     },
 }
 
-/// What one node does.
+/// The settings of one node.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
-    /// The dialects it speaks.
+pub struct AgentSettings {
+    /// The enabled dialects: at least one, each listed once.
     pub dialects: Vec<Dialect>,
     /// The domains of `vcuda-core` and `vcuda-memory`.
     pub vcuda_domains: Vec<String>,
@@ -66,33 +66,33 @@ pub struct Settings {
     pub gpushare_unit: MemoryUnit,
     /// How many MiB one `volcano.sh/vgpu-memory` is.
     pub volcano_memory_factor: u32,
-    /// How much memory may be promised.
+    /// How much memory may be granted, in percent of each GPU's memory.
     pub memory_overcommit: Overcommit,
     /// Labels that the node gets.
     pub labels: BTreeMap<String, String>,
     /// How GPUs are chosen where no extender does.
-    pub policy: Policy,
+    pub policy: PlacementPolicy,
     /// Whether a scheduler extender grants: then a pod without a grant is refused.
     pub extender: bool,
-    /// Whether pods may wish for other amounts by annotation.
-    pub resize: Resize,
+    /// Whether pods may be resized by annotation.
+    pub resize: ResizePolicy,
     /// Whether pods may allocate more memory than their limits, on the host, if they ask for it by annotation.
     pub oversubscribe: Oversubscription,
-    /// What happens to pods that go around their limits.
-    pub on_bypass: OnBypass,
-    /// Which driver.
-    pub driver: DriverChoice,
-    /// The simulated GPUs, where the driver is simulated.
+    /// What happens to pods that bypass their limits.
+    pub on_bypass: BypassAction,
+    /// The driver that is used.
+    pub driver: DriverSetting,
+    /// The simulated GPUs, if the driver is simulated.
     pub simulated: SimulatedGpus,
-    /// Where metrics are served.
-    pub metrics: Metrics,
+    /// How metrics are served.
+    pub metrics: MetricsSettings,
 }
 
-impl Default for Settings {
+impl Default for AgentSettings {
     fn default() -> Self {
-        let core = dialect::Settings::default();
-        Settings {
-            // `nvidia.com/gpu` is another plugin's on most clusters: that one is taken only when told to.
+        let core = dialect::DialectSettings::default();
+        AgentSettings {
+            // `nvidia.com/gpu` belongs to another device plugin on most clusters, so it is enabled only explicitly.
             dialects: Dialect::ALL.into_iter().filter(|dialect| *dialect != Dialect::Hami).collect(),
             vcuda_domains: vec!["tencent.com".into(), "inspur.com".into()],
             shares_per_gpu: 10,
@@ -103,119 +103,125 @@ impl Default for Settings {
             labels: BTreeMap::new(),
             policy: defaults::NODE_AGENT_POLICY,
             extender: false,
-            resize: Resize::default(),
-            // Host memory is shared by all pods of a node, and nothing of Partage's limits it.
+            resize: ResizePolicy::default(),
+            // Host memory is shared by all pods of a node, and Partage does not limit it.
             oversubscribe: Oversubscription::Refused,
-            on_bypass: OnBypass::default(),
-            driver: DriverChoice::default(),
+            on_bypass: BypassAction::default(),
+            driver: DriverSetting::default(),
             simulated: SimulatedGpus::default(),
-            metrics: Metrics::default(),
+            metrics: MetricsSettings::default(),
         }
     }
 }
 
-impl Settings {
-    /// Reads a file and takes what holds on a node.
-    pub fn read(path: &Path, node: &NodeName) -> Result<Settings, SettingsError> {
-        Settings::parse(&Settings::text(path)?, node)
+impl AgentSettings {
+    /// Reads a file and returns the settings of a node.
+    pub fn read(path: &Path, node: &NodeName) -> Result<AgentSettings, AgentSettingsError> {
+        AgentSettings::parse(&AgentSettings::text(path)?, node)
     }
 
-    /// What is in a file.
-    fn text(path: &Path) -> Result<String, SettingsError> {
-        let io = |error| SettingsError::Io { path: path.into(), error };
+    /// Reads the text of a file.
+    fn text(path: &Path) -> Result<String, AgentSettingsError> {
+        let io = |source| AgentSettingsError::Io { path: path.into(), source };
         let size = std::fs::metadata(path).map_err(io)?.len();
-        if size > LARGEST {
-            let error = io::Error::other(format!("it has {size} bytes, more than any settings need"));
+        if size > MAX_FILE_SIZE {
+            let error =
+                io::Error::other(format!("the file has {size} bytes, and the limit is {MAX_FILE_SIZE}"));
             return Err(io(error));
         }
         std::fs::read_to_string(path).map_err(io)
     }
 
-    /// The same from the text.
-    pub fn parse(text: &str, node: &NodeName) -> Result<Settings, SettingsError> {
-        let file = File::parse(text)?;
+    /// Parses a text and returns the settings of a node.
+    pub fn parse(text: &str, node: &NodeName) -> Result<AgentSettings, AgentSettingsError> {
+        let file = SettingsDocument::parse(text)?;
         file.check()?;
         Ok(file.settings(node))
     }
 
-    fn check(&self) -> Result<(), SettingsError> {
-        let wrong = |key: &str, why: String| Err(SettingsError::Wrong { key: key.into(), why });
+    fn check(&self) -> Result<(), AgentSettingsError> {
+        let invalid =
+            |key: &str, message: String| Err(AgentSettingsError::Invalid { key: key.into(), message });
         self.dialect().validate().map_err(|error| {
             let key = match error {
-                dialect::SettingsError::Slots(_) => "awsSlots",
-                dialect::SettingsError::MemoryFactor => "volcanoMemoryFactor",
+                dialect::DialectSettingsError::Slots(_) => "awsSlots",
+                dialect::DialectSettingsError::MemoryFactor => "volcanoMemoryFactor",
             };
-            SettingsError::Wrong { key: key.into(), why: error.to_string() }
+            AgentSettingsError::Invalid { key: key.into(), message: error.to_string() }
         })?;
         debug_assert!(self.aws_slots <= MAX_SLOTS);
         if self.dialects.is_empty() {
-            return wrong("dialects", "the node would offer nothing: write at least native".into());
+            return invalid("dialects", "the node would offer nothing: enable at least native".into());
         }
         let mut seen = BTreeSet::new();
         if let Some(twice) = self.dialects.iter().find(|dialect| !seen.insert(**dialect)) {
-            return wrong("dialects", format!("{twice} is there twice"));
+            return invalid("dialects", format!("{twice} is listed twice"));
         }
-        if !(1..=MOST_SHARES).contains(&self.shares_per_gpu) {
-            let why = format!("{} shares of one GPU: write 1 to {MOST_SHARES}", self.shares_per_gpu);
-            return wrong("sharesPerGpu", why);
+        if !(1..=MAX_SHARES_PER_GPU).contains(&self.shares_per_gpu) {
+            let message =
+                format!("{} shares of one GPU: write 1 to {MAX_SHARES_PER_GPU}", self.shares_per_gpu);
+            return invalid("sharesPerGpu", message);
         }
         if !(1..=MAX_SIMULATED_GPUS).contains(&self.simulated.gpus) {
-            let why = format!("{} simulated GPUs: write 1 to {MAX_SIMULATED_GPUS}", self.simulated.gpus);
-            return wrong("simulated.gpus", why);
+            let message = format!("{} simulated GPUs: write 1 to {MAX_SIMULATED_GPUS}", self.simulated.gpus);
+            return invalid("simulated.gpus", message);
         }
         if let Err(error) = self.simulated.check_model() {
-            return wrong("simulated.model", error.to_string());
+            return invalid("simulated.model", error.to_string());
         }
-        if self.driver == DriverChoice::Simulated
+        if self.driver == DriverSetting::Simulated
             && let Err(error) = simulated_driver::ensure_built()
         {
-            return wrong("driver", error.to_string());
+            return invalid("driver", error.to_string());
         }
         let mut domains = BTreeSet::new();
         for domain in &self.vcuda_domains {
             if !is_domain(domain) || is_kubernetes(domain) {
-                return wrong(
+                return invalid(
                     "vcudaDomains",
-                    format!("\"{domain}\" can be no domain of resources: write one such as tencent.com"),
+                    format!("\"{domain}\" is not a valid domain of resources: use one such as tencent.com"),
                 );
             }
-            if domain.len() > LONGEST_DOMAIN {
-                return wrong(
+            if domain.len() > MAX_DOMAIN_LENGTH {
+                return invalid(
                     "vcudaDomains",
                     format!(
-                        "{domain} has {} letters, which makes the path of its plugin's socket longer than the kernel takes: write \
-                         one of at most {LONGEST_DOMAIN}",
+                        "{domain} has {} characters, which makes the path of its plugin's socket longer than the kernel allows: use \
+                         one of at most {MAX_DOMAIN_LENGTH}",
                         domain.len()
                     ),
                 );
             }
             if !domains.insert(domain) {
-                return wrong("vcudaDomains", format!("{domain} is there twice"));
+                return invalid("vcudaDomains", format!("{domain} is listed twice"));
             }
         }
         if self.dialects.contains(&Dialect::Vcuda) && self.vcuda_domains.is_empty() {
-            return wrong("vcudaDomains", "vcuda is spoken in no domain: write one, such as tencent.com, or leave vcuda out of dialects".into());
+            return invalid(
+                "vcudaDomains",
+                "vcuda has no domain: set one, such as tencent.com, or remove vcuda from dialects".into(),
+            );
         }
         for (key, value) in &self.labels {
             if !is_label(key, value) {
-                return wrong(
+                return invalid(
                     "labels",
                     format!(
-                        "{key}: {value} can be no label of a node: names and values have at most 63 letters, digits, - _ and ., with a \
+                        "{key}: {value} is not a valid node label: names and values have at most 63 letters, digits, - _ and ., with a \
                          letter or digit at both ends, and a name may have a domain/ before it"
                     ),
                 );
             }
             if key.split_once('/').is_some_and(|(domain, _)| is_kubernetes(domain)) {
-                return wrong("labels", format!("{key} is one of Kubernetes' own labels: write another"));
+                return invalid("labels", format!("{key} is reserved for Kubernetes: use another label"));
             }
         }
         Ok(())
     }
 
-    /// What the core is told about dialects.
-    pub fn dialect(&self) -> dialect::Settings {
-        dialect::Settings {
+    /// Returns the settings of the dialects, for the core.
+    pub fn dialect(&self) -> dialect::DialectSettings {
+        dialect::DialectSettings {
             gpushare_unit: self.gpushare_unit,
             volcano_memory_factor: self.volcano_memory_factor,
             aws_slots: self.aws_slots,
@@ -223,56 +229,56 @@ impl Settings {
     }
 }
 
-/// What happens to pods that go around their limits.
+/// What happens to pods that bypass their limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum OnBypass {
-    /// A metric and an event tell.
+pub enum BypassAction {
+    /// A metric and an event report them.
     #[default]
     Report,
-    /// They are evicted, too.
+    /// They are also evicted.
     Evict,
 }
 
-/// Whether pods may wish for other amounts by annotation.
+/// Whether pods may be resized by annotation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Resize {
-    /// Who may annotate a pod may change its shares, within what their GPU has free.
+pub enum ResizePolicy {
+    /// Users who may annotate a pod may resize it, within the free capacity of its GPUs.
     #[default]
     On,
-    /// Wishes are refused: quotas count what manifests ask.
+    /// Resizes are refused: quotas count the amounts in manifests.
     Off,
 }
 
-/// Which driver to use.
+/// The driver that is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum DriverChoice {
-    /// NVIDIA's.
+pub enum DriverSetting {
+    /// NVIDIA's driver, as installed on the node.
     #[default]
     Nvidia,
-    /// A simulated one.
+    /// A simulated driver with the GPUs of [`AgentSettings::simulated`], if this build contains it.
     Simulated,
 }
 
-/// Where metrics are served.
+/// How metrics are served.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Metrics {
-    /// The address. `[::]` is every address of both families.
+pub struct MetricsSettings {
+    /// The address to listen on. `[::]` is every address of both families.
     pub address: SocketAddr,
-    /// Plain HTTP for everybody who reaches the address. Otherwise HTTPS, for those whose token may `get /metrics`.
+    /// Whether every client may read metrics, over plain HTTP. Otherwise HTTPS, for clients whose token may `get /metrics`.
     pub anonymous: bool,
 }
 
-impl Default for Metrics {
+impl Default for MetricsSettings {
     fn default() -> Self {
-        Metrics { address: SocketAddr::from((Ipv6Addr::UNSPECIFIED, 9394)), anonymous: false }
+        MetricsSettings { address: SocketAddr::from((Ipv6Addr::UNSPECIFIED, 9394)), anonymous: false }
     }
 }
 
-/// Whether a text is a domain as Kubernetes has them.
+/// Returns whether a text is a valid domain of resource names.
 fn is_domain(text: &str) -> bool {
     let part = |part: &str| {
         let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
@@ -281,7 +287,7 @@ fn is_domain(text: &str) -> bool {
     text.len() <= 200 && text.split('.').all(part)
 }
 
-/// Whether a domain is one of those that Kubernetes keeps for itself.
+/// Returns whether a domain is reserved for Kubernetes.
 fn is_kubernetes(domain: &str) -> bool {
     ["kubernetes.io", "k8s.io"]
         .iter()

@@ -15,20 +15,19 @@
 //!
 //! A pod's record is written when its container is prepared, not before: see [`crate::containers::persist`].
 //!
-//! How records are versioned, replaced and quarantined is [`partage_enforce::records`]'s. What is in them is also in kubelet's
+//! Versioning, replacement and quarantine of records are in [`partage_enforce::records`]. Their content is also in kubelet's
 //! checkpoint, in the CDI files and on the pods; they are the quickest way to know it.
 
-use crate::plugin::{ContainerKey, DeviceId};
+use crate::device_plugin::{ContainerKey, DeviceId};
 use partage_core::dialect::Dialect;
 use partage_core::model::{ContainerName, Grant, PodGrant, PodId, PodUid};
-use partage_enforce::error_chain::describe;
 use partage_enforce::records::{self, Durability, LoadedRecords, RecordDir, RecordError, VersionedRecord};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 
-/// An answer of `Allocate`.
+/// The record of an answer to `Allocate`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct AllocationRecord {
@@ -37,9 +36,9 @@ pub(crate) struct AllocationRecord {
     pub(crate) key: ContainerKey,
     /// The resource whose devices they are.
     pub(crate) resource: String,
-    /// The devices.
+    /// The ids of the devices that kubelet allocated together.
     pub(crate) ids: BTreeSet<DeviceId>,
-    /// When, in nanoseconds since 1970. Of two names for the same devices the later one holds.
+    /// When it was answered, in nanoseconds since the epoch. Of two keys for the same devices the later one counts.
     pub(crate) at: u64,
     /// Whether the answer also has [`partage_host::cdi::SHARED_DEVICE`]. Answers of earlier agents do not, and kubelet keeps an answer as
     /// long as its pod: the CDI spec of such a container must be complete.
@@ -55,25 +54,25 @@ impl VersionedRecord for AllocationRecord {
     }
 }
 
-/// What a pod was granted.
+/// The record of a pod's grant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PodRecord {
-    /// The pod.
+    /// The pod's UID, which names the file, with its namespace and name.
     pub(crate) pod: PodId,
     /// The boot in which it was decided.
     pub(crate) boot: String,
-    /// When, in nanoseconds since 1970.
+    /// When it was decided, in nanoseconds since the epoch.
     pub(crate) at: u64,
-    /// What it holds.
+    /// The grant of all its containers.
     pub(crate) grant: PodGrant,
-    /// How each container asked, by the dialect's name.
+    /// The dialect that each container asked in, by its name.
     pub(crate) dialects: BTreeMap<ContainerName, String>,
-    /// What the pod is to say, in every dialect that its users read.
+    /// The annotations that the pod gets, in every dialect that its users read.
     pub(crate) annotations: BTreeMap<String, String>,
     /// The environment of each container.
     pub(crate) env: BTreeMap<ContainerName, BTreeMap<String, String>>,
-    /// The last wish for other amounts that was answered.
+    /// The last resize request that was answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) resize: Option<String>,
     /// Whether memory beyond the limits of its containers is placed on the host.
@@ -82,12 +81,12 @@ pub(crate) struct PodRecord {
 }
 
 impl PodRecord {
-    /// What one container was granted.
+    /// Returns the grant of one container.
     pub(crate) fn grant_of(&self, container: &ContainerName) -> Option<&Grant> {
         self.grant.grants.iter().find(|grant| grant.container == *container)
     }
 
-    /// How a container asked.
+    /// Returns the dialect that a container asked in.
     pub(crate) fn dialect(&self, container: &ContainerName) -> Dialect {
         let name = self.dialects.get(container);
         let known = Dialect::ALL.into_iter().find(|dialect| name.is_some_and(|name| name == dialect.name()));
@@ -103,55 +102,52 @@ impl VersionedRecord for PodRecord {
     }
 }
 
-/// Everything that was kept.
+/// All records on disk.
 #[derive(Debug, Default)]
-pub(crate) struct Kept {
-    pub(crate) names: BTreeMap<ContainerKey, AllocationRecord>,
+pub(crate) struct StoredRecords {
+    pub(crate) allocations: BTreeMap<ContainerKey, AllocationRecord>,
     pub(crate) pods: BTreeMap<PodUid, PodRecord>,
     /// Pods whose record another version of the agent wrote. Their files stay as they are.
     pub(crate) unsupported: BTreeSet<PodUid>,
-    /// How many files were no records.
+    /// Number of files that were not records and were quarantined.
     pub(crate) quarantined: usize,
 }
 
-/// Why a record cannot be read or written, with everything that is known of it.
-#[derive(Debug, thiserror::Error)]
-#[error("{}", describe(.0))]
-pub(crate) struct StoreError(#[from] RecordError);
-
-impl From<StoreError> for io::Error {
-    fn from(error: StoreError) -> io::Error {
-        io::Error::other(error)
-    }
-}
-
-/// The agent's records.
+/// The agent's records on disk: allocations are kept until a reboot, all others across reboots.
 #[derive(Clone, Debug)]
-pub(crate) struct Store {
-    names: RecordDir,
+pub(crate) struct AgentStore {
+    allocations: RecordDir,
     pods: RecordDir,
     /// Records that there is one of each.
     singletons: RecordDir,
 }
 
-impl Store {
-    /// Makes the directories where they are not there.
-    pub(crate) fn open(state: &Path, run: &Path) -> io::Result<Store> {
+impl AgentStore {
+    /// Opens the directories, and creates those that are missing.
+    pub(crate) fn open(state: &Path, run: &Path) -> io::Result<AgentStore> {
         let quarantine = state.join("quarantine");
-        Ok(Store {
-            names: RecordDir::open(&run.join("names"), &run.join("quarantine"), Durability::UntilReboot)?,
+        Ok(AgentStore {
+            allocations: RecordDir::open(
+                &run.join("names"),
+                &run.join("quarantine"),
+                Durability::UntilReboot,
+            )?,
             pods: RecordDir::open(&state.join("pods"), &quarantine, Durability::AcrossReboots)?,
             singletons: RecordDir::open(state, &quarantine, Durability::AcrossReboots)?,
         })
     }
 
-    /// Reads everything. What is no record is quarantined; what the system does not let be read is an error.
-    pub(crate) fn read(&self) -> Result<Kept, StoreError> {
-        let names: LoadedRecords<AllocationRecord> = self.names.load_all()?;
+    /// Reads all records. A file that is not a record is quarantined; one that the system does not let the agent read is an error.
+    pub(crate) fn read(&self) -> Result<StoredRecords, RecordError> {
+        let allocations: LoadedRecords<AllocationRecord> = self.allocations.load_all()?;
         let pods: LoadedRecords<PodRecord> = self.pods.load_all()?;
-        Ok(Kept {
-            quarantined: names.quarantined.len() + pods.quarantined.len(),
-            names: names.records.into_values().map(|name| (name.key.clone(), name)).collect(),
+        Ok(StoredRecords {
+            quarantined: allocations.quarantined.len() + pods.quarantined.len(),
+            allocations: allocations
+                .records
+                .into_values()
+                .map(|allocation| (allocation.key.clone(), allocation))
+                .collect(),
             pods: pods.records.into_values().map(|record| (record.pod.uid.clone(), record)).collect(),
             unsupported: pods.unsupported.into_iter().map(|record| PodUid::from(record.name)).collect(),
         })
@@ -162,38 +158,43 @@ impl Store {
         &self.singletons
     }
 
-    /// Something that there is one of; `None` where it was never put, or cannot be used.
-    pub(crate) fn one<T: VersionedRecord>(&self, name: &str) -> Result<Option<T>, StoreError> {
-        Ok(self.singletons.load(name)?)
+    /// Reads a record that there is one of; `None` if it was never written, or cannot be used.
+    pub(crate) fn singleton<T: VersionedRecord>(&self, name: &str) -> Result<Option<T>, RecordError> {
+        self.singletons.load(name)
     }
 
-    pub(crate) fn put_one<T: VersionedRecord>(&self, name: &str, what: &T) -> Result<(), StoreError> {
-        Ok(self.singletons.store(name, what)?)
+    /// Writes a record that there is one of.
+    pub(crate) fn put_singleton<T: VersionedRecord>(&self, name: &str, what: &T) -> Result<(), RecordError> {
+        self.singletons.store(name, what)
     }
 
-    pub(crate) fn put_allocation(&self, name: &AllocationRecord) -> Result<(), StoreError> {
-        Ok(self.names.store(&name.key.0, name)?)
+    /// Writes the record of an allocation.
+    pub(crate) fn put_allocation(&self, allocation: &AllocationRecord) -> Result<(), RecordError> {
+        self.allocations.store(&allocation.key.0, allocation)
     }
 
-    pub(crate) fn put_pod(&self, record: &PodRecord) -> Result<(), StoreError> {
-        Ok(self.pods.store(record.pod.uid.as_str(), record)?)
+    /// Writes the record of a pod.
+    pub(crate) fn put_pod(&self, record: &PodRecord) -> Result<(), RecordError> {
+        self.pods.store(record.pod.uid.as_str(), record)
     }
 
-    pub(crate) fn remove_allocation(&self, key: &ContainerKey) -> Result<(), StoreError> {
-        Ok(self.names.remove::<AllocationRecord>(&key.0)?)
+    /// Removes the record of an allocation, if there is one.
+    pub(crate) fn remove_allocation(&self, key: &ContainerKey) -> Result<(), RecordError> {
+        self.allocations.remove::<AllocationRecord>(&key.0)
     }
 
-    pub(crate) fn remove_pod(&self, uid: &PodUid) -> Result<(), StoreError> {
-        Ok(self.pods.remove::<PodRecord>(uid.as_str())?)
+    /// Removes the record of a pod, if there is one.
+    pub(crate) fn remove_pod(&self, uid: &PodUid) -> Result<(), RecordError> {
+        self.pods.remove::<PodRecord>(uid.as_str())
     }
 }
 
-/// A pod's record as a text, for where it is kept a second time.
+/// Encodes a pod's record as text, for the copy in its CDI specs.
 pub(crate) fn encode(record: &PodRecord) -> serde_json::Result<String> {
     records::encode(record)
 }
 
-/// The record in a text.
+/// Decodes a record from text.
 pub(crate) fn decode(text: &str) -> Result<PodRecord, records::DecodeError> {
     records::decode(text.as_bytes())
 }
@@ -202,6 +203,7 @@ pub(crate) fn decode(text: &str) -> Result<PodRecord, records::DecodeError> {
 pub(crate) mod tests {
     use super::*;
     use partage_core::model::{Bytes, Cores, Share};
+    use partage_enforce::error_chain::describe;
     use std::fs;
     use std::path::PathBuf;
 
@@ -234,8 +236,8 @@ pub(crate) mod tests {
         }
     }
 
-    fn open(folder: &tempfile::TempDir) -> Store {
-        Store::open(folder.path(), folder.path()).unwrap()
+    fn open(folder: &tempfile::TempDir) -> AgentStore {
+        AgentStore::open(folder.path(), folder.path()).unwrap()
     }
 
     fn pod_file(folder: &tempfile::TempDir, uid: &str) -> PathBuf {
@@ -243,14 +245,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_put_is_read_and_what_is_removed_is_gone() {
+    fn records_are_read_until_they_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let store = open(&folder);
         store.put_allocation(&name("ab")).unwrap();
         store.put_pod(&record("u-1", 1)).unwrap();
         store.put_pod(&record("u-1", 2)).unwrap();
         let kept = open(&folder).read().unwrap();
-        assert_eq!(kept.names.values().collect::<Vec<_>>(), [&name("ab")]);
+        assert_eq!(kept.allocations.values().collect::<Vec<_>>(), [&name("ab")]);
         assert_eq!(kept.pods.values().collect::<Vec<_>>(), [&record("u-1", 2)]);
         assert_eq!(kept.pods["u-1"].dialect(&"main".into()), Dialect::Volcano);
         for _ in 0..2 {
@@ -258,7 +260,7 @@ pub(crate) mod tests {
             store.remove_pod(&"u-1".into()).unwrap();
         }
         let kept = store.read().unwrap();
-        assert!(kept.names.is_empty() && kept.pods.is_empty() && kept.quarantined == 0);
+        assert!(kept.allocations.is_empty() && kept.pods.is_empty() && kept.quarantined == 0);
     }
 
     #[test]
@@ -290,7 +292,7 @@ pub(crate) mod tests {
         let kept = store.read().unwrap();
         assert_eq!((kept.pods.len(), kept.quarantined), (0, 0));
         assert_eq!(kept.unsupported, BTreeSet::from(["u-1".into()]));
-        let error = store.put_pod(&record("u-1", 1)).unwrap_err().to_string();
+        let error = describe(&store.put_pod(&record("u-1", 1)).unwrap_err());
         assert!(error.ends_with("u-1.json: record of version 2, this build reads version 1"), "{error}");
         store.remove_pod(&"u-1".into()).unwrap();
         assert_eq!(fs::read_to_string(pod_file(&folder, "u-1")).unwrap(), newer);
@@ -313,7 +315,7 @@ pub(crate) mod tests {
         assert_eq!((kept.quarantined, kept.unsupported.len()), (0, 0));
         let key = "0123456789abcdef0123456789abcdef";
         let expected = AllocationRecord { at: 1_762_000_000_123_456_789, shared: false, ..name(key) };
-        assert_eq!(kept.names.into_values().collect::<Vec<_>>(), [expected]);
+        assert_eq!(kept.allocations.into_values().collect::<Vec<_>>(), [expected]);
         assert_eq!(
             kept.pods["5f1c1e0a-7a39-4f0e-9a3f-2f6a4a1d9c11"],
             record("5f1c1e0a-7a39-4f0e-9a3f-2f6a4a1d9c11", 8 << 30)
@@ -330,7 +332,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_copy_is_read_as_the_record_is_and_of_another_version_not_at_all() {
+    fn encoded_copy_is_decoded_unless_it_has_another_version() {
         let text = encode(&record("u-1", 1)).unwrap();
         assert_eq!(decode(&text).unwrap(), record("u-1", 1));
         let later = text.replacen("\"version\":1", "\"version\":2", 1);
@@ -343,32 +345,35 @@ pub(crate) mod tests {
     fn singleton_record_is_replaced_and_quarantined_when_damaged() {
         let folder = tempfile::tempdir().unwrap();
         let store = open(&folder);
-        assert_eq!(store.one::<AllocationRecord>("thing").unwrap(), None);
+        assert_eq!(store.singleton::<AllocationRecord>("thing").unwrap(), None);
         for key in ["ab", "cd"] {
             store
-                .put_one("thing", &AllocationRecord { key: ContainerKey("thing".into()), ..name(key) })
+                .put_singleton("thing", &AllocationRecord { key: ContainerKey("thing".into()), ..name(key) })
                 .unwrap();
-            assert!(store.one::<AllocationRecord>("thing").unwrap().is_some());
+            assert!(store.singleton::<AllocationRecord>("thing").unwrap().is_some());
         }
         fs::write(folder.path().join("thing.json"), "{").unwrap();
-        assert_eq!(store.one::<AllocationRecord>("thing").unwrap(), None);
+        assert_eq!(store.singleton::<AllocationRecord>("thing").unwrap(), None);
         assert_eq!(fs::read(folder.path().join("quarantine").join("thing.json")).unwrap(), b"{");
         assert!(!folder.path().join("thing.json").exists());
     }
 
     #[test]
-    fn name_without_shared_field_has_no_shared_device() {
+    fn allocation_without_shared_field_has_no_shared_device() {
         let folder = tempfile::tempdir().unwrap();
         let earlier =
             r#"{"version":1,"nonce":"ab","resource":"partage.dev/gpu","ids":["slot-1","slot-7"],"at":3}"#;
         fs::create_dir_all(folder.path().join("names")).unwrap();
         fs::write(folder.path().join("names").join("ab.json"), earlier).unwrap();
         let kept = open(&folder).read().unwrap();
-        assert_eq!(kept.names[&ContainerKey("ab".into())], AllocationRecord { shared: false, ..name("ab") });
+        assert_eq!(
+            kept.allocations[&ContainerKey("ab".into())],
+            AllocationRecord { shared: false, ..name("ab") }
+        );
     }
 
     #[test]
-    fn a_name_is_never_a_path() {
+    fn key_that_is_a_path_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let store = open(&folder);
         for wrong in ["", "..", "a/b", "../../x", "a.b", "é"] {

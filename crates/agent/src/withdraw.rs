@@ -2,35 +2,35 @@
 
 use crate::api_server::ApiServer;
 use crate::app::instance_lock;
-use crate::config::{AgentError, Config};
-use crate::{plugin, publish};
+use crate::config::{AgentConfig, AgentError};
+use crate::{device_plugin, node_status};
 use partage_host::cdi;
 use std::fs;
 use std::path::Path;
 use tokio_util::sync::CancellationToken;
 
-/// Withdraws what the node has published, and removes every file that an agent keeps on it.
-pub async fn withdraw(config: Config) -> Result<(), AgentError> {
+/// Removes what the agent has published on the node object, and every file that agents keep on the node.
+pub async fn withdraw(config: AgentConfig) -> Result<(), AgentError> {
     let config = config.resolved();
     let cluster = ApiServer::connect(config.kubeconfig.as_deref(), &config.node).await?;
-    // An agent that still runs would write everything again. Where its directory is gone, none runs.
+    // An agent that still runs would write everything again. If its runtime directory is gone, none runs.
     let never = CancellationToken::new();
     let _lock = if config.run.exists() { instance_lock(&never, &config.run).await } else { None };
-    publish::withdraw(&cluster).await?;
-    let cdi = cdi::Folder::new(&config.cdi);
+    node_status::withdraw(&cluster).await?;
+    let cdi = cdi::SpecDir::new(&config.cdi);
     remove_specs(&cdi).map_err(AgentError::io(&config.cdi))?;
     for directory in [&config.run, &config.state] {
-        empty(directory)?;
+        remove_contents(directory)?;
     }
-    // An agent that was killed could not remove its own.
+    // An agent that was killed has left its sockets.
     let sockets = config.device_plugins();
-    plugin::remove_sockets(&sockets).map_err(AgentError::io(&sockets))?;
-    tracing::info!("nothing of Partage is left on node {}", config.node);
+    device_plugin::remove_sockets(&sockets).map_err(AgentError::io(&sockets))?;
+    tracing::info!(node = %config.node, "Partage removed from the node");
     Ok(())
 }
 
-fn remove_specs(cdi: &cdi::Folder) -> std::io::Result<()> {
-    cdi.remove_unfinished()?;
+fn remove_specs(cdi: &cdi::SpecDir) -> std::io::Result<()> {
+    cdi.remove_temp_files()?;
     for found in cdi.all()? {
         cdi.remove(&found.name)?;
     }
@@ -38,7 +38,7 @@ fn remove_specs(cdi: &cdi::Folder) -> std::io::Result<()> {
 }
 
 /// Removes everything in a directory, and the directory itself unless something is mounted there.
-fn empty(directory: &Path) -> Result<(), AgentError> {
+fn remove_contents(directory: &Path) -> Result<(), AgentError> {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
         let removed = if entry.file_type().is_ok_and(|kind| kind.is_dir()) {

@@ -1,38 +1,40 @@
 //! A session: everything that is counted by one set of GPUs, and the tasks that work on it.
 
-use super::tasks::Tasks;
-use super::{App, SHUTDOWN_TIMEOUT};
+use super::AgentApp;
+use super::tasks::TaskSet;
+use crate::cdi_edits::DriverBundle;
 use crate::config::AgentError;
 use crate::containers::{gc, persist, recover};
-use crate::device_plugins::{self, Plugins};
-use crate::identity::Kubelet;
-use crate::inject::Materials;
-use crate::mounted::Mounted;
-use crate::regions::Regions;
-use crate::state::{Adapters, MIN_PASS_INTERVAL, Machine, NodeState};
-use crate::{look, other_runtime, pod_annotations, publish, uncounted};
+use crate::device_owner::DeviceOwners;
+use crate::device_plugin_set::{DevicePluginSet, replace_if_changed};
+use crate::monitor::driver_watchdog;
+use crate::node_status::DesiredNodeStatus;
+use crate::regions::ContainerRegions;
+use crate::stale_mounts::HostMount;
+use crate::state::{MIN_PASS_INTERVAL, MachineFacts, NodeAdapters, NodeState};
+use crate::{monitor, node_status, pod_annotations, runtime_watch, unserved_asks};
 use partage_cluster::Severity;
 use partage_core::model::Node;
 use partage_enforce::context_sizes::ContextSizes;
 use partage_enforce::gpus::DiscoveredGpus;
+use partage_host::atomic_file;
 use partage_host::cdi;
-use partage_host::files;
+use partage_host::host_root::HostRoot;
 use partage_host::process_setup;
-use partage_host::root::Root;
 use partage_host::selinux;
 use std::fs;
-use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
-/// How often the settings file is looked at. Kubelet itself takes a minute to bring a changed ConfigMap.
+/// Interval between two checks of the settings file. Kubelet itself takes a minute to update a mounted ConfigMap.
 const SETTINGS_POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// How often everything is offered and published again although nothing has changed.
+/// Interval between two reconciles when nothing changes.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(30);
-/// How often it is checked whether a state is still in use.
+/// Interval between two checks of whether the state is still in use.
 const RELEASE_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Why a session ended.
@@ -44,21 +46,21 @@ pub(super) enum SessionEnd {
 }
 
 /// The state of a node with one set of GPUs.
-pub(super) struct Session {
+pub(super) struct AgentSession {
     state: Arc<NodeState>,
 }
 
-impl Session {
+impl AgentSession {
     /// Installs what containers need, and recovers what earlier agents left.
-    pub(super) fn build(app: &App, gpus: DiscoveredGpus) -> Result<Session, AgentError> {
+    pub(super) fn build(app: &AgentApp, gpus: DiscoveredGpus) -> Result<AgentSession, AgentError> {
         let DiscoveredGpus { driver, session: gpus, inventory, previously_unhealthy } = gpus;
         let (config, node) = (&app.config, &inventory.node);
         let version = gpus.driver_version().to_string();
         tracing::info!(
             gpus = node.gpus.len(),
             driver = version,
-            runtime = app.about.name,
-            "the node's GPUs are found"
+            runtime = app.runtime_info.name,
+            "GPUs discovered"
         );
         report_withheld(app, node);
         for path in [&config.state, &config.run, &config.cdi] {
@@ -68,43 +70,42 @@ impl Session {
         for warning in sizes.measure_unknown(node, &driver) {
             tracing::warn!("{warning}");
         }
-        let root = Root::new(&config.host_root);
+        let root = HostRoot::new(&config.host_root);
         let (lib, regions) = (config.state.join("lib"), config.run.join("regions"));
-        // Before there is anything in them: what is made there inherits their label.
+        // Before anything is created in them: new files inherit the SELinux label of their directory.
         for path in [Some(&lib), Some(&regions), driver.simulated.as_ref()].into_iter().flatten() {
             fs::create_dir_all(path).map_err(AgentError::io(path))?;
-            selinux::open_to_containers(&root, path).map_err(AgentError::io(path))?;
+            selinux::label_for_containers(&root, path).map_err(AgentError::io(path))?;
         }
-        let materials = Materials::gather(&root, &driver, &version, &lib)
-            .map_err(|error| AgentError::Cannot(error.to_string()))?;
-        let cdi = cdi::Folder::new(&config.cdi);
-        cdi.remove_unfinished().map_err(AgentError::io(&config.cdi))?;
-        // Before kubelet passes it to the container runtime.
-        cdi.put_shared(&materials.shared_edits()).map_err(AgentError::io(&config.cdi))?;
-        files::remove_unfinished(&config.state, "").map_err(AgentError::io(&config.state))?;
-        let adapters = Adapters {
+        let driver_bundle =
+            DriverBundle::install(&root, &driver, &version, &lib).map_err(AgentError::Libraries)?;
+        let cdi = cdi::SpecDir::new(&config.cdi);
+        cdi.remove_temp_files().map_err(AgentError::io(&config.cdi))?;
+        // Before kubelet passes the shared device to the container runtime.
+        cdi.put_shared(&driver_bundle.shared_edits()).map_err(AgentError::io(&config.cdi))?;
+        atomic_file::remove_temp_files(&config.state, "").map_err(AgentError::io(&config.state))?;
+        let adapters = NodeAdapters {
             cluster: app.cluster.clone(),
             pods: app.pods.clone(),
-            kubelet: Kubelet::new(&config.kubelet, app.runtime.clone()),
+            device_owners: DeviceOwners::new(&config.kubelet, app.runtime.clone()),
             runtime: app.runtime.clone(),
             gpus,
-            materials,
-            regions: Regions::new(&regions, sizes).map_err(AgentError::io(&regions))?,
+            driver_bundle,
+            regions: ContainerRegions::new(&regions, sizes).map_err(AgentError::io(&regions))?,
             store: app.store.clone(),
             cdi,
         };
-        let machine = Machine {
+        let machine = MachineFacts {
             boot: app.boot.clone(),
             inventory,
             simulated: driver.simulated.clone(),
-            nvidia_runtime: app.about.nvidia.into(),
+            nvidia_runtime: app.runtime_info.nvidia.into(),
             previously_unhealthy,
         };
-        let state = NodeState::recover(adapters, machine, app.settings.clone());
-        let state = state.map_err(AgentError::io(&config.state))?;
-        remove_stale(&state);
+        let state = NodeState::recover(adapters, machine, app.settings.clone())?;
+        remove_stale_libraries(&state);
         report_reboot(&state);
-        Ok(Session { state: Arc::new(state) })
+        Ok(AgentSession { state: Arc::new(state) })
     }
 
     pub(super) fn state(&self) -> &Arc<NodeState> {
@@ -114,93 +115,109 @@ impl Session {
     /// Serves kubelet and runs the tasks until the agent is stopped or the GPUs change. Such a change is ignored for a while.
     pub(super) async fn serve(
         &self,
-        app: &mut App,
+        app: &mut AgentApp,
         ignore_changes_for: Duration,
     ) -> Result<SessionEnd, AgentError> {
-        let state = &self.state;
         let stop = app.stop.child_token();
-        let sockets = app.config.device_plugins();
-        let mounted = mounted(app, &sockets);
-        let mut plugins = Plugins::new(&sockets);
+        // Records are written until kubelet's last request is answered.
+        let stop_writes = CancellationToken::new();
+        let mut plugins = DevicePluginSet::new(&app.config.device_plugins());
         // Before all else: kubelet fails pods that it admits before the plugins are registered.
-        plugins.follow(state).await;
+        plugins.reconcile(&self.state).await;
         // Whole libraries were read on the way here.
         process_setup::trim_heap();
-        let (publication, published) = watch::channel(None);
-        let mut tasks = self.spawn_tasks(app, &stop, published, Instant::now() + ignore_changes_for);
+        let (desired_status, published) = watch::channel(None);
+        let ignore_changes_until = Instant::now() + ignore_changes_for;
+        let mut tasks = self.spawn_tasks(app, &stop, &stop_writes, published, ignore_changes_until);
+        let ended = self.reconcile_until_ended(app, &mut plugins, &desired_status, &mut tasks).await;
+        app.readiness.set_resources(Vec::new());
+        stop.cancel();
+        plugins.stop(app.deadline.at()).await;
+        stop_writes.cancel();
+        drop(desired_status);
+        tasks.join(app.deadline.at()).await;
+        ended
+    }
+
+    /// Keeps the device plugins and the desired node status up to date, and applies changed settings.
+    async fn reconcile_until_ended(
+        &self,
+        app: &mut AgentApp,
+        plugins: &mut DevicePluginSet,
+        desired_status: &watch::Sender<Option<DesiredNodeStatus>>,
+        tasks: &mut TaskSet,
+    ) -> Result<SessionEnd, AgentError> {
+        let state = &self.state;
+        let mounts = host_mounts(app);
         let mut pods = state.adapters.pods.changed();
         let mut settings_poll = tokio::time::interval(SETTINGS_POLL_INTERVAL);
         let mut refresh = tokio::time::interval(REFRESH_INTERVAL);
-        let ended = 'served: loop {
-            let looked = tokio::time::Instant::now();
-            // Registered before the state is read: what changes meanwhile is noticed.
+        let mut cause = "start";
+        loop {
+            let started = tokio::time::Instant::now();
+            // Registered before the state is read, so that no change is missed.
             let mut changed = pin!(state.changed.notified());
             pods.borrow_and_update();
-            plugins.follow(state).await;
-            app.progress.serves(plugins.watched());
-            let next = device_plugins::publication(state);
-            publication.send_if_modified(|now| device_plugins::replace(now, next));
-            loop {
+            let reconcile = async {
+                plugins.reconcile(state).await;
+                app.readiness.set_resources(plugins.kubelet_streams());
+                let desired = DesiredNodeStatus::of(state);
+                desired_status.send_if_modified(|current| replace_if_changed(current, desired));
+            };
+            reconcile.instrument(tracing::info_span!("reconcile", cause)).await;
+            cause = loop {
                 tokio::select! {
-                    () = &mut changed => break,
-                    _ = pods.changed() => break,
-                    _ = refresh.tick() => break,
+                    () = &mut changed => break "shares changed",
+                    _ = pods.changed() => break "pods changed",
+                    _ = refresh.tick() => break "interval",
                     _ = settings_poll.tick() => {
                         if let Some(settings) = app.reload_settings(&state.machine.inventory) {
                             state.refresh(Some(settings));
                         }
-                        let usable = mounted.iter().try_for_each(Mounted::check).and_then(|()| state.adapters.materials.is_there());
-                        if let Err(why) = usable {
-                            // Kubelet starts the agent again, which then has the new one.
-                            break 'served Err(AgentError::Cannot(why));
-                        }
+                        // Kubelet restarts the agent, which then has the new directory or driver.
+                        mounts.iter().try_for_each(HostMount::check)?;
+                        state.adapters.driver_bundle.check_driver_files()?;
                     }
                     end = tasks.ended() => {
-                        break 'served if app.stop.is_cancelled() { Ok(SessionEnd::Stopped) } else { end };
+                        return if app.stop.is_cancelled() { Ok(SessionEnd::Stopped) } else { end };
                     }
                     end = app.tasks.ended() => {
-                        break 'served if app.stop.is_cancelled() { Ok(SessionEnd::Stopped) } else { end };
+                        return if app.stop.is_cancelled() { Ok(SessionEnd::Stopped) } else { end };
                     }
-                    () = app.stop.cancelled() => break 'served Ok(SessionEnd::Stopped),
+                    () = app.stop.cancelled() => return Ok(SessionEnd::Stopped),
                 }
-            }
-            tokio::time::sleep_until(looked + MIN_PASS_INTERVAL).await;
-        };
-        app.progress.serves(Vec::new());
-        plugins.stop().await;
-        stop.cancel();
-        drop(publication);
-        tasks.join(SHUTDOWN_TIMEOUT).await;
-        ended
+            };
+            tokio::time::sleep_until(started + MIN_PASS_INTERVAL).await;
+        }
     }
 
     fn spawn_tasks(
         &self,
-        app: &App,
+        app: &AgentApp,
         stop: &CancellationToken,
-        published: watch::Receiver<Option<publish::Statement>>,
+        stop_writes: &CancellationToken,
+        desired_status: watch::Receiver<Option<DesiredNodeStatus>>,
         ignore_changes_until: Instant,
-    ) -> Tasks {
+    ) -> TaskSet {
         let state = || Arc::clone(&self.state);
-        let mut tasks = Tasks::default();
-        tasks.spawn(gc::keep_collecting(state(), stop.clone()));
-        tasks.spawn(pod_annotations::keep_written(state(), stop.clone()));
-        tasks.spawn(publish::keep_published(app.cluster.clone(), published));
-        tasks.spawn(uncounted::keep_telling(state(), stop.clone()));
-        tasks.spawn(other_runtime::keep_asking(state(), app.config.cdi.clone(), stop.clone()));
-        tasks.spawn(persist::keep_saving(state(), stop.clone()));
-        tasks.spawn(look::keep_watch(state(), stop.clone()));
-        tasks.spawn_gpu_watch(look::keep_looking(state(), stop.clone(), ignore_changes_until));
+        let mut tasks = TaskSet::default();
+        tasks.spawn(gc::run(state(), stop.clone()));
+        tasks.spawn(pod_annotations::run(state(), stop.clone()));
+        tasks.spawn(node_status::run(app.cluster.clone(), desired_status));
+        tasks.spawn(unserved_asks::run(state(), stop.clone()));
+        tasks.spawn(runtime_watch::run(state(), app.config.cdi.clone(), stop.clone()));
+        tasks.spawn(persist::run(state(), stop_writes.clone()));
+        tasks.spawn(driver_watchdog::run(state(), stop.clone()));
+        tasks.spawn_gpu_watch(monitor::run(state(), stop.clone(), ignore_changes_until));
         tasks
     }
 
-    /// Waits until nothing uses the state any more. Returns whether that was within the timeout.
-    pub(super) async fn release(self, timeout: Duration) -> bool {
-        let left = Arc::downgrade(&self.state);
+    /// Waits until nothing uses the state any more. Returns false if the deadline passes before.
+    pub(super) async fn release(self, deadline: tokio::time::Instant) -> bool {
+        let state = Arc::downgrade(&self.state);
         drop(self);
-        let deadline = Instant::now() + timeout;
-        while left.strong_count() > 0 {
-            if Instant::now() >= deadline {
+        while state.strong_count() > 0 {
+            if tokio::time::Instant::now() >= deadline {
                 return false;
             }
             tokio::time::sleep(RELEASE_POLL_INTERVAL).await;
@@ -209,31 +226,33 @@ impl Session {
     }
 }
 
-fn report_withheld(app: &App, node: &Node) {
+/// Reports GPUs that are discovered and not offered, such as those in MIG mode.
+fn report_withheld(app: &AgentApp, node: &Node) {
     for gpu in &node.gpus {
-        let Some(why) = &gpu.withheld else { continue };
-        let note = format!("GPU {} ({}) is listed and not offered: {why}", gpu.uuid, gpu.model);
-        tracing::warn!("{note}");
+        let Some(cause) = &gpu.withheld else { continue };
+        tracing::warn!(gpu = %gpu.uuid, model = gpu.model, cause, "GPU is not offered");
+        let note = format!("GPU {} ({}) is not offered: {cause}", gpu.uuid, gpu.model);
         app.cluster.node_event(Severity::Warning, "GpuNotOffered", &note);
     }
 }
 
-/// The directories that somebody may replace while they are mounted in the agent's container.
-fn mounted(app: &App, sockets: &Path) -> Vec<Mounted> {
-    let root = Root::new(&app.config.host_root);
-    // Kubelet makes its directory again; nobody does so for CDI specs.
-    let folders = [(sockets, true), (app.config.cdi.as_path(), false)];
-    folders.into_iter().filter_map(|(folder, by_others)| Mounted::new(folder, &root, by_others)).collect()
+/// Returns the directories that can be replaced on the host while they are mounted in the agent's container.
+fn host_mounts(app: &AgentApp) -> Vec<HostMount> {
+    let root = HostRoot::new(&app.config.host_root);
+    // Kubelet creates its directory again after it was removed; no component does so for CDI specs.
+    let directories = [(app.config.device_plugins(), true), (app.config.cdi.clone(), false)];
+    let mounts = directories.iter().map(|(path, recreated)| HostMount::new(path, &root, *recreated));
+    mounts.flatten().collect()
 }
 
 /// Removes library directories of earlier versions that no container uses any more.
-fn remove_stale(state: &NodeState) {
-    let files =
+fn remove_stale_libraries(state: &NodeState) {
+    let specs =
         state.adapters.cdi.all().unwrap_or_default().into_iter().filter_map(|found| found.content.ok());
-    let used = files.flat_map(recover::used_paths).collect();
-    for folder in state.adapters.materials.stale(&used).unwrap_or_default() {
-        if let Err(error) = fs::remove_dir_all(&folder) {
-            tracing::warn!("{}: cannot be removed: {error}", folder.display());
+    let used = specs.flat_map(recover::used_paths).collect();
+    for path in state.adapters.driver_bundle.stale(&used).unwrap_or_default() {
+        if let Err(error) = fs::remove_dir_all(&path) {
+            tracing::warn!(path = %path.display(), %error, "cannot remove stale libraries");
         }
     }
 }
@@ -241,15 +260,15 @@ fn remove_stale(state: &NodeState) {
 /// Reports what happens to the pods that held shares before the node was rebooted.
 fn report_reboot(state: &NodeState) {
     let containers = state.containers();
-    let before = containers.grants().records().filter(|record| record.boot != state.machine.boot).count();
+    let pods = containers.grants().records().filter(|record| record.boot != state.machine.boot).count();
     drop(containers);
-    if before == 0 {
+    if pods == 0 {
         return;
     }
+    tracing::info!(pods, "node rebooted, pods from before the reboot hold grants");
     let note = format!(
-        "the node was booted, and {before} of its pods held shares of GPUs before: those that kubelet starts again get theirs, and those \
-         that it failed because it looked for their GPUs before Partage was there are made again by their controllers"
+        "the node was rebooted, and {pods} of its pods held GPU shares before: those that kubelet restarts get the same shares; those that \
+         kubelet rejected because it admitted them before the Partage agent had registered are replaced by their controllers"
     );
-    tracing::info!("{note}");
-    state.tell_node(Severity::Normal, "Booted", &note);
+    state.node_event(Severity::Normal, "NodeRebooted", &note);
 }

@@ -1,7 +1,7 @@
 //! The lifecycle of this node's containers as one type.
 //!
 //! Every container that kubelet requested devices for is in one map, from the answer to `Allocate` until its files are
-//! removed. Its [`Stage`] says how far it has come:
+//! removed. Its [`ContainerStage`] says how far it has come:
 //!
 //! ```text
 //!  Allocate              PreStartContainer                                pod finished or gone,
@@ -9,16 +9,16 @@
 //!   Named ──────────▶ Identified ─▶ Granted ─▶ Prepared ────────────────▶ Ended ──▶ removed from the map
 //! ```
 //!
-//! A container that restarts goes through `PreStartContainer` again and stays [`Stage::Prepared`].
+//! A container that restarts goes through `PreStartContainer` again and stays [`ContainerStage::Prepared`].
 //!
 //! The methods of [`Containers`] do no I/O and hold no lock. A transition that must survive a crash returns what to persist;
 //! [`PREPARE`] and [`REMOVE`] give the order of the steps that follow. The agent may be killed between any two steps:
 //! [`Containers::recover`] derives the same map from what is on disk and from kubelet's checkpoint.
 
+use crate::device_owner::DeviceHolder;
+use crate::device_plugin::{ContainerKey, DeviceId, Refusal};
 use crate::grants::{GrantBook, GrantRequest};
-use crate::identity::Holder;
-use crate::plugin::{ContainerKey, DeviceId, Refusal};
-use crate::settings::Settings;
+use crate::settings::AgentSettings;
 use crate::store::{AllocationRecord, PodRecord};
 use partage_core::model::{ContainerName, Grant, Node, PodId, PodUid};
 use std::cmp::Reverse;
@@ -30,11 +30,11 @@ use std::time::Duration;
 /// behind.
 pub(crate) const ORPHAN_GRACE_PERIOD: Duration = Duration::from_secs(120);
 
-/// What must exist before a container may start, in the order in which it is made. The CDI spec is last because the container
+/// The steps before a container may start, in the order in which they are made. The CDI spec is last because the container
 /// runtime acts on it: a spec never refers to a region that does not exist.
 pub(crate) const PREPARE: [PrepareStep; 2] = [PrepareStep::Region, PrepareStep::Spec];
 
-/// What is removed when a container has ended, in that order. The spec goes first, so that no restart finds half of it; the
+/// The steps after a container has ended, in the order in which they are made. The spec goes first, so that no restart finds half of it; the
 /// allocation record goes last, so that an agent that is killed in between removes the rest when it starts again.
 pub(crate) const REMOVE: [RemoveStep; 3] = [RemoveStep::Spec, RemoveStep::Region, RemoveStep::Allocation];
 
@@ -50,9 +50,9 @@ pub(crate) enum PrepareStep {
 /// A durable step of removing a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RemoveStep {
-    /// The CDI spec.
+    /// The CDI spec goes first, so that no restart finds half of the container's files.
     Spec,
-    /// The region.
+    /// The region follows the spec that refers to it.
     Region,
     /// The record of the answer to `Allocate`.
     Allocation,
@@ -65,56 +65,56 @@ pub(crate) struct ContainerOwner {
     pub(crate) container: ContainerName,
 }
 
-/// How far a container has come.
+/// The stage of a container in its lifecycle.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum ContainerStage {
     /// `Allocate` was answered. Kubelet does not say for which pod.
     Named,
     /// Kubelet's checkpoint (or PodResources and the runtime) names the pod and container.
     Identified {
-        /// The container.
+        /// The container that kubelet allocated the devices to.
         owner: ContainerOwner,
     },
     /// The pod's grant is decided and counted in the ledger; it includes this container.
     Granted {
-        /// The container.
+        /// The container that the grant includes.
         owner: ContainerOwner,
     },
     /// Region and CDI spec exist. The container may be running.
     Prepared {
-        /// The container.
+        /// The container that the region and the spec are for.
         owner: ContainerOwner,
         /// The key whose region the spec refers to: another one where the container has several keys.
         region: ContainerKey,
     },
     /// The pod has ended and the files are being removed. Its share stays counted until the last file is gone.
     Ended {
-        /// The container.
+        /// The container whose files are being removed.
         owner: ContainerOwner,
     },
 }
 
 /// One entry of the map.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Container {
-    /// The answer to `Allocate`; absent where only a spec or kubelet's checkpoint tells of the container.
+struct TrackedContainer {
+    /// The answer to `Allocate`; absent if the container is known only from a spec or kubelet's checkpoint.
     allocation: Option<AllocationRecord>,
-    stage: Stage,
+    stage: ContainerStage,
 }
 
-impl Container {
+impl TrackedContainer {
     fn owner(&self) -> Option<&ContainerOwner> {
         match &self.stage {
-            Stage::Named => None,
-            Stage::Identified { owner }
-            | Stage::Granted { owner }
-            | Stage::Prepared { owner, .. }
-            | Stage::Ended { owner } => Some(owner),
+            ContainerStage::Named => None,
+            ContainerStage::Identified { owner }
+            | ContainerStage::Granted { owner }
+            | ContainerStage::Prepared { owner, .. }
+            | ContainerStage::Ended { owner } => Some(owner),
         }
     }
 }
 
-/// What the agent tracks of a pod beside its record.
+/// What the agent tracks of a pod in addition to its record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct PodStatus {
     /// The record on disk is the current one.
@@ -125,12 +125,12 @@ struct PodStatus {
 
 /// The containers of this node, the pods that hold grants, and the grants themselves.
 pub(crate) struct Containers {
-    by_key: BTreeMap<ContainerKey, Container>,
+    by_key: BTreeMap<ContainerKey, TrackedContainer>,
     /// One entry for each record of the grant book.
     pods: BTreeMap<PodUid, PodStatus>,
     grants: GrantBook,
-    /// Pods that held devices when the agent started, and whose grants no readable record told. Until it is known whether
-    /// their containers run, nothing may be placed: they may hold shares that are not counted.
+    /// Pods that held devices when the agent started and have no readable record. Until it is known whether their containers
+    /// run, nothing may be placed: they may hold shares that are not counted.
     unresolved: BTreeSet<PodUid>,
     /// Pods whose record on disk another version of the agent wrote. It stays as it is until the grant changes.
     foreign_records: BTreeSet<PodUid>,
@@ -138,7 +138,7 @@ pub(crate) struct Containers {
 
 /// What an earlier agent and kubelet left, as read at start.
 #[derive(Debug, Default)]
-pub(crate) struct LeftBehind {
+pub(crate) struct RecoveryInput {
     /// Records of answers to `Allocate`.
     pub(crate) allocations: BTreeMap<ContainerKey, AllocationRecord>,
     /// Records of pods, from disk.
@@ -150,32 +150,32 @@ pub(crate) struct LeftBehind {
     /// CDI specs that another version of the agent wrote. They stay as they are.
     pub(crate) foreign_specs: BTreeSet<ContainerKey>,
     /// Kubelet's checkpoint; empty where it cannot be read.
-    pub(crate) kubelet: Vec<Holder>,
+    pub(crate) kubelet: Vec<DeviceHolder>,
 }
 
 /// A container that was prepared, or was about to be, when an earlier agent ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Recovered {
+pub(crate) struct RecoveredContainer {
     pub(crate) key: ContainerKey,
     pub(crate) owner: ContainerOwner,
     /// Whether its CDI spec is complete. If not, it has to be written again before the region is used.
     pub(crate) has_spec: bool,
 }
 
-/// What the API server says of a pod now.
+/// The phase of a pod in the API server's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PodPhase {
     /// Listed, and not finished.
     Active,
     /// Listed as succeeded or failed.
     Finished,
-    /// Not listed.
+    /// Not listed: deleted, or not seen by the watch yet.
     Absent,
 }
 
 /// Why a pod no longer needs its grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PodEnd {
+pub(crate) enum PodEndCause {
     /// All its containers have ended for good.
     Finished,
     /// The API server has listed it and lists it no more.
@@ -184,19 +184,19 @@ pub(crate) enum PodEnd {
     NeverListed,
 }
 
-impl fmt::Display for PodEnd {
+impl fmt::Display for PodEndCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            PodEnd::Finished => "finished",
-            PodEnd::Deleted => "deleted",
-            PodEnd::NeverListed => "never listed by the API server",
+            PodEndCause::Finished => "finished",
+            PodEndCause::Deleted => "deleted",
+            PodEndCause::NeverListed => "never listed by the API server",
         })
     }
 }
 
-/// What garbage collection of orphans is decided by: one consistent observation.
+/// The observation by which orphans are decided.
 #[derive(Debug)]
-pub(crate) struct OrphanView<'a> {
+pub(crate) struct OrphanCriteria<'a> {
     /// Keys that have a CDI spec or a region on disk. Read before kubelet's checkpoint.
     pub(crate) on_disk: &'a BTreeSet<ContainerKey>,
     /// Keys in kubelet's checkpoint of pods that the API server lists or that hold a grant.
@@ -214,15 +214,16 @@ impl Containers {
     /// specs must be adopted. `node` is the node as it can be given away.
     ///
     /// A pod's record on disk takes precedence over the copy in its CDI specs.
-    pub(crate) fn recover(node: Node, left: LeftBehind) -> (Containers, Vec<Recovered>) {
-        let LeftBehind { allocations, mut records, foreign_records, specs, foreign_specs, kubelet } = left;
+    pub(crate) fn recover(node: Node, left: RecoveryInput) -> (Containers, Vec<RecoveredContainer>) {
+        let RecoveryInput { allocations, mut records, foreign_records, specs, foreign_specs, kubelet } = left;
         let mut pods: BTreeMap<PodUid, PodStatus> = records
             .keys()
             // What an earlier agent recorded was listed once: if it is absent now, it was deleted.
             .map(|uid| (uid.clone(), PodStatus { saved: true, listed: true }))
             .collect();
-        let named = |allocation| Container { allocation: Some(allocation), stage: Stage::Named };
-        let mut by_key: BTreeMap<ContainerKey, Container> =
+        let named =
+            |allocation| TrackedContainer { allocation: Some(allocation), stage: ContainerStage::Named };
+        let mut by_key: BTreeMap<ContainerKey, TrackedContainer> =
             allocations.into_iter().map(|(key, allocation)| (key, named(allocation))).collect();
         let mut recovered = BTreeMap::new();
         for (key, (record, container)) in specs {
@@ -232,7 +233,7 @@ impl Containers {
             records.entry(pod.clone()).or_insert(record);
             recovered.insert(key, (ContainerOwner { pod, container }, true));
         }
-        for Holder { uid, container, resource, ids, key, shared, .. } in kubelet {
+        for DeviceHolder { uid, container, resource, ids, key, shared, .. } in kubelet {
             let Some(key) = key else { continue };
             by_key.entry(key.clone()).or_insert_with(|| {
                 named(AllocationRecord { key: key.clone(), resource, ids, at: 0, shared })
@@ -250,24 +251,26 @@ impl Containers {
             }
             let stage = match record.and_then(|record| record.grant_of(&owner.container)) {
                 Some(_) => {
-                    adopt.push(Recovered { key: key.clone(), owner: owner.clone(), has_spec });
-                    Stage::Granted { owner }
+                    adopt.push(RecoveredContainer { key: key.clone(), owner: owner.clone(), has_spec });
+                    ContainerStage::Granted { owner }
                 }
-                None => Stage::Identified { owner },
+                None => ContainerStage::Identified { owner },
             };
-            let container = by_key.entry(key).or_insert(Container { allocation: None, stage: Stage::Named });
+            let container = by_key
+                .entry(key)
+                .or_insert(TrackedContainer { allocation: None, stage: ContainerStage::Named });
             container.stage = stage;
         }
         let grants = GrantBook::new(node, records);
         (Containers { by_key, pods, grants, unresolved, foreign_records }, adopt)
     }
 
-    /// What every pod holds.
+    /// Returns the grants of all pods.
     pub(crate) fn grants(&self) -> &GrantBook {
         &self.grants
     }
 
-    /// The node changed: other health or other settings. What is held stays held.
+    /// Replaces the node after a change of health or settings. Grants stay as they are.
     pub(crate) fn set_node(&mut self, node: Node) {
         self.grants.set_node(node);
     }
@@ -288,36 +291,39 @@ impl Containers {
         let at = now.max(last.saturating_add(1));
         let resource = resource.into();
         let allocation = AllocationRecord { key: key.clone(), resource, ids, at, shared: true };
-        self.by_key.insert(key, Container { allocation: Some(allocation.clone()), stage: Stage::Named });
+        self.by_key.insert(
+            key,
+            TrackedContainer { allocation: Some(allocation.clone()), stage: ContainerStage::Named },
+        );
         allocation
     }
 
-    /// The answer to `Allocate` for a container.
+    /// Returns the answer to `Allocate` for a container.
     pub(crate) fn allocation(&self, key: &ContainerKey) -> Option<&AllocationRecord> {
         self.by_key.get(key)?.allocation.as_ref()
     }
 
-    /// All answers to `Allocate` that are still of use, in no particular order.
+    /// Returns all answers to `Allocate` that may still be used, in no particular order.
     pub(crate) fn allocations(&self) -> impl Iterator<Item = &AllocationRecord> {
         self.by_key.values().filter_map(|container| container.allocation.as_ref())
     }
 
-    /// The key that was last answered for exactly these devices.
+    /// Returns the key that was last answered for exactly these devices.
     pub(crate) fn newest_key(&self, resource: &str, ids: &BTreeSet<DeviceId>) -> Option<ContainerKey> {
         let same = self.allocations().filter(|one| one.resource == resource && one.ids == *ids);
         same.max_by_key(|allocation| allocation.at).map(|allocation| allocation.key.clone())
     }
 
-    /// The keys under which the runtime may request the container of a holder, the one to prepare first.
+    /// Returns the keys under which the runtime may request the container of a holder, the one to prepare first.
     ///
     /// Kubelet's checkpoint names exactly one. Without it these are all keys for the holder's devices that belong to no other
     /// pod, newest first: an init container and the container that inherits its devices were answered one key each, and only
     /// one of them runs at a time, so both keys lead to the same region.
-    pub(crate) fn keys_of(&self, holder: &Holder) -> Vec<ContainerKey> {
+    pub(crate) fn keys_of(&self, holder: &DeviceHolder) -> Vec<ContainerKey> {
         if let Some(key) = &holder.key {
             return vec![key.clone()];
         }
-        let is_candidate = |container: &&Container| {
+        let is_candidate = |container: &&TrackedContainer| {
             let same = container
                 .allocation
                 .as_ref()
@@ -338,15 +344,21 @@ impl Containers {
     /// to another container.
     pub(crate) fn identify(&mut self, key: &ContainerKey, owner: &ContainerOwner) {
         let is_granted = self.grant_of(owner).is_some();
-        let container =
-            self.by_key.entry(key.clone()).or_insert(Container { allocation: None, stage: Stage::Named });
+        let container = self
+            .by_key
+            .entry(key.clone())
+            .or_insert(TrackedContainer { allocation: None, stage: ContainerStage::Named });
         if container.owner() != Some(owner) {
             let owner = owner.clone();
-            container.stage = if is_granted { Stage::Granted { owner } } else { Stage::Identified { owner } };
+            container.stage = if is_granted {
+                ContainerStage::Granted { owner }
+            } else {
+                ContainerStage::Identified { owner }
+            };
         }
     }
 
-    /// What a container was granted.
+    /// Returns the grant of a container.
     pub(crate) fn grant_of(&self, owner: &ContainerOwner) -> Option<&Grant> {
         self.grants.record(&owner.pod)?.grant_of(&owner.container)
     }
@@ -356,7 +368,7 @@ impl Containers {
     pub(crate) fn decide(
         &mut self,
         request: &GrantRequest<'_>,
-        settings: &Settings,
+        settings: &AgentSettings,
         listed: bool,
     ) -> Result<PodRecord, Refusal> {
         let record = self.grants.decide(request, settings)?;
@@ -368,7 +380,7 @@ impl Containers {
     pub(crate) fn adopt(
         &mut self,
         request: &GrantRequest<'_>,
-        settings: &Settings,
+        settings: &AgentSettings,
     ) -> Result<PodRecord, Refusal> {
         let record = self.grants.adopt(request, settings)?;
         self.note_grant(&record, true);
@@ -383,20 +395,20 @@ impl Containers {
     /// Replaces a pod's record. It has to be saved.
     pub(crate) fn replace(&mut self, record: PodRecord) {
         self.set_saved(&record.pod.uid, false);
-        self.grants.put_back(record);
+        self.grants.replace(record);
     }
 
-    /// Containers of the pod that wait for its grant go on.
+    /// Moves the containers of the pod that wait for its grant to the next stage.
     fn note_grant(&mut self, record: &PodRecord, listed: bool) {
         let uid = &record.pod.uid;
         let saved = self.foreign_records.contains(uid);
         self.pods.entry(uid.clone()).or_insert(PodStatus { saved, listed: false }).listed |= listed;
         for container in self.by_key.values_mut() {
-            if let Stage::Identified { owner } = &container.stage
+            if let ContainerStage::Identified { owner } = &container.stage
                 && owner.pod == *uid
                 && record.grant_of(&owner.container).is_some()
             {
-                container.stage = Stage::Granted { owner: owner.clone() };
+                container.stage = ContainerStage::Granted { owner: owner.clone() };
             }
         }
     }
@@ -406,39 +418,40 @@ impl Containers {
         for key in keys {
             self.identify(key, owner);
             if let Some((container, region)) = self.by_key.get_mut(key).zip(keys.first()) {
-                container.stage = Stage::Prepared { owner: owner.clone(), region: region.clone() };
+                container.stage = ContainerStage::Prepared { owner: owner.clone(), region: region.clone() };
             }
         }
     }
 
-    /// Other keys under which the same container was prepared before. Kubelet may have lost its checkpoint and requested
+    /// Returns other keys under which the same container was prepared before. Kubelet may have lost its checkpoint and requested
     /// devices again: the container that had the earlier key is gone.
     pub(crate) fn superseded(&self, key: &ContainerKey, owner: &ContainerOwner) -> Vec<ContainerKey> {
-        let same = |(other, container): &(&ContainerKey, &Container)| {
-            *other != key && matches!(&container.stage, Stage::Prepared { owner: of, .. } if of == owner)
+        let same = |(other, container): &(&ContainerKey, &TrackedContainer)| {
+            *other != key
+                && matches!(&container.stage, ContainerStage::Prepared { owner: of, .. } if of == owner)
         };
         self.by_key.iter().filter(same).map(|(other, _)| other.clone()).collect()
     }
 
-    /// How far a container has come.
-    pub(crate) fn stage(&self, key: &ContainerKey) -> Option<&Stage> {
+    /// Returns the stage of a container.
+    pub(crate) fn stage(&self, key: &ContainerKey) -> Option<&ContainerStage> {
         self.by_key.get(key).map(|container| &container.stage)
     }
 
-    /// The container that a key belongs to, as far as that is known.
+    /// Returns the container that a key belongs to, if it is known.
     pub(crate) fn owner(&self, key: &ContainerKey) -> Option<&ContainerOwner> {
         self.by_key.get(key)?.owner()
     }
 
-    /// All containers whose owner is known, with their stages.
-    pub(crate) fn owned(&self) -> impl Iterator<Item = (&ContainerKey, &ContainerOwner, &Stage)> {
+    /// Returns all containers whose owner is known, with their stages.
+    pub(crate) fn owned(&self) -> impl Iterator<Item = (&ContainerKey, &ContainerOwner, &ContainerStage)> {
         self.by_key.iter().filter_map(|(key, container)| Some((key, container.owner()?, &container.stage)))
     }
 
-    /// A pod's containers that are prepared, with the keys of their regions.
+    /// Returns a pod's prepared containers, with the keys of their regions.
     pub(crate) fn prepared_of(&self, uid: &PodUid) -> Vec<(ContainerKey, ContainerName)> {
         let of_pod = self.by_key.iter().filter_map(|(key, container)| match &container.stage {
-            Stage::Prepared { owner, region } if owner.pod == *uid && region == key => {
+            ContainerStage::Prepared { owner, region } if owner.pod == *uid && region == key => {
                 Some((key.clone(), owner.container.clone()))
             }
             _ => None,
@@ -446,36 +459,36 @@ impl Containers {
         of_pod.collect()
     }
 
-    /// Whether a pod holds a grant and a key is known for every container in it.
+    /// Returns whether a pod holds a grant and a key is known for every container in it.
     pub(crate) fn has_all_keys(&self, uid: &PodUid) -> bool {
         let has_key = |grant: &Grant| {
             let is_it = |owner: &ContainerOwner| owner.pod == *uid && owner.container == grant.container;
-            self.by_key.values().filter_map(Container::owner).any(is_it)
+            self.by_key.values().filter_map(TrackedContainer::owner).any(is_it)
         };
         self.grants.record(uid).is_some_and(|record| record.grant.grants.iter().all(has_key))
     }
 
-    /// Pods that held devices when the agent started, and of which it is not known what they hold.
+    /// Returns the pods that held devices when the agent started, and whose grants are not known.
     pub(crate) fn unresolved_pods(&self) -> BTreeSet<PodUid> {
         self.unresolved.clone()
     }
 
-    /// Notes that it is known what a pod holds, or that it holds nothing.
+    /// Notes that a pod's grant is known, or that it has none.
     pub(crate) fn resolved(&mut self, uid: &PodUid) {
         self.unresolved.remove(uid);
     }
 
-    /// Pods whose current record is not on disk.
+    /// Returns the pods whose current record is not on disk.
     pub(crate) fn unsaved_pods(&self) -> Vec<PodUid> {
         self.pods.iter().filter(|(_, status)| !status.saved).map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// Whether a pod's current record is on disk.
+    /// Returns whether a pod's current record is on disk.
     pub(crate) fn is_saved(&self, uid: &PodUid) -> bool {
         self.pods.get(uid).is_some_and(|status| status.saved)
     }
 
-    /// A pod's record, where it has to be written.
+    /// Returns a pod's record if it has to be written.
     pub(crate) fn unsaved_record(&self, uid: &PodUid) -> Option<PodRecord> {
         self.grants.record(uid).filter(|_| !self.is_saved(uid)).cloned()
     }
@@ -493,13 +506,13 @@ impl Containers {
         }
     }
 
-    /// The pods that have ended as far as the API server says, and why. Whether their containers still run is for the caller
-    /// to find out.
+    /// Returns the pods that have ended by the API server's list, and why. The caller has to check whether their containers still
+    /// run.
     pub(crate) fn ended_pods(
         &mut self,
         phase: impl Fn(&PodUid) -> PodPhase,
         now: u64,
-    ) -> Vec<(PodId, PodEnd)> {
+    ) -> Vec<(PodId, PodEndCause)> {
         let mut ended = Vec::new();
         for record in self.grants.records() {
             let uid = &record.pod.uid;
@@ -508,22 +521,22 @@ impl Containers {
             status.listed |= phase != PodPhase::Absent;
             let end = match phase {
                 PodPhase::Active => None,
-                PodPhase::Finished => Some(PodEnd::Finished),
-                PodPhase::Absent if status.listed => Some(PodEnd::Deleted),
-                PodPhase::Absent => is_older(record.at, now).then_some(PodEnd::NeverListed),
+                PodPhase::Finished => Some(PodEndCause::Finished),
+                PodPhase::Absent if status.listed => Some(PodEndCause::Deleted),
+                PodPhase::Absent => is_older(record.at, now).then_some(PodEndCause::NeverListed),
             };
             ended.extend(end.map(|end| (record.pod.clone(), end)));
         }
         ended
     }
 
-    /// Moves all containers of a pod to [`Stage::Ended`] and returns their keys. The caller removes the files of each in the
+    /// Moves all containers of a pod to [`ContainerStage::Ended`] and returns their keys. The caller removes the files of each in the
     /// order of [`REMOVE`] and calls [`Containers::remove`]; then it removes the pod's record, and last releases the grant.
     pub(crate) fn end_pod(&mut self, uid: &PodUid) -> Vec<ContainerKey> {
         let mut keys = Vec::new();
         for (key, container) in &mut self.by_key {
             if let Some(owner) = container.owner().filter(|owner| owner.pod == *uid).cloned() {
-                container.stage = Stage::Ended { owner };
+                container.stage = ContainerStage::Ended { owner };
                 keys.push(key.clone());
             }
         }
@@ -542,12 +555,12 @@ impl Containers {
         self.grants.release(uid);
     }
 
-    /// Keys whose files belong to no container: not of a pod with a grant, not in kubelet's checkpoint for a pod that exists,
-    /// and old enough that neither the watch nor the checkpoint can merely lag.
+    /// Returns the keys whose files belong to no container: not of a pod with a grant, not in kubelet's checkpoint for a pod that
+    /// exists, and old enough that neither the watch nor the checkpoint can merely lag.
     ///
-    /// Kubelet's checkpoint lacks our newest answers until kubelet writes it again. While a pod waits for a container whose
-    /// key is not known, an answer that is not clearly older than the checkpoint may be its.
-    pub(crate) fn orphans(&self, view: &OrphanView<'_>) -> Vec<ContainerKey> {
+    /// Kubelet's checkpoint lacks the newest answers until kubelet writes it again. While a pod waits for a container whose key is
+    /// not known, an answer that is not clearly older than the checkpoint may belong to it.
+    pub(crate) fn orphans(&self, view: &OrphanCriteria<'_>) -> Vec<ContainerKey> {
         let keys: BTreeSet<&ContainerKey> = view.on_disk.iter().chain(self.by_key.keys()).collect();
         let is_orphan = |key: &&&ContainerKey| {
             let container = self.by_key.get(**key);
@@ -558,7 +571,7 @@ impl Containers {
             if view.held.contains(**key) {
                 return false;
             }
-            match container.and_then(Container::owner) {
+            match container.and_then(TrackedContainer::owner) {
                 Some(owner) => !self.pods.contains_key(&owner.pod),
                 None => {
                     let written = view.checkpoint_written;
@@ -572,7 +585,7 @@ impl Containers {
     }
 }
 
-/// Whether `at` is more than the grace period before `than`; both in nanoseconds since the epoch.
+/// Returns whether `at` is more than the grace period before `than`; both in nanoseconds since the epoch.
 pub(crate) fn is_older(at: u64, than: u64) -> bool {
     than.saturating_sub(at) > u64::try_from(ORPHAN_GRACE_PERIOD.as_nanos()).unwrap_or(u64::MAX)
 }

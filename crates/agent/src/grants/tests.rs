@@ -20,19 +20,24 @@ fn node() -> Node {
     Node::new("n1", vec![gpu(0), gpu(1)])
 }
 
-fn pod(limits: serde_json::Value, annotations: serde_json::Value) -> Pod {
+fn pod(limits: serde_json::Value, annotations: serde_json::Value) -> PodManifest {
     let spec = json!({"containers": [{"name": "main", "resources": {"limits": limits}}]});
-    Pod::read(&json!({"annotations": annotations}), &spec).0
+    PodManifest::read(&json!({"annotations": annotations}), &spec).0
 }
 
-fn decide(book: &mut GrantBook, uid: &str, pod: &Pod, settings: &Settings) -> Result<PodRecord, String> {
+fn decide(
+    book: &mut GrantBook,
+    uid: &str,
+    pod: &PodManifest,
+    settings: &AgentSettings,
+) -> Result<PodRecord, String> {
     let id = PodId { uid: uid.into(), namespace: "default".into(), name: uid.into() };
     let request = GrantRequest { id: &id, pod, problems: &[], boot: "b", now: 7 };
-    book.decide(&request, settings).map_err(|refusal| refusal.0)
+    book.decide(&request, settings).map_err(|refusal| refusal.sentence())
 }
 
-/// What is held of a GPU: memory, compute in thousandths of a percent, shares. What an init container holds before the others
-/// start is not counted beside them.
+/// Returns what is held of a GPU: memory, compute in thousandths of a percent, shares. Init containers are not counted in addition
+/// to the others.
 fn held(book: &GrantBook, gpu: &GpuUuid) -> (u64, u32, u32) {
     let on = book.shares().filter(|(_, grant, share)| share.gpu == *gpu && !grant.init);
     on.fold((0, 0, 0), |(memory, cores, shares), (_, _, share)| {
@@ -44,8 +49,8 @@ fn held(book: &GrantBook, gpu: &GpuUuid) -> (u64, u32, u32) {
     })
 }
 
-fn extender() -> Settings {
-    Settings { extender: true, ..Settings::default() }
+fn extender() -> AgentSettings {
+    AgentSettings { extender: true, ..AgentSettings::default() }
 }
 
 /// A grant as an extender would write it.
@@ -63,11 +68,11 @@ fn granted(node: &str, container: &str, gpu: &str, memory: u64) -> serde_json::V
 }
 
 #[test]
-fn a_pod_that_asks_twice_has_one_grant() {
+fn second_request_of_a_pod_returns_the_same_grant() {
     let mut book = GrantBook::new(node(), BTreeMap::new());
     let asks = pod(json!({"partage.dev/gpu": 1, "partage.dev/memory": "10Gi"}), json!({}));
-    let first = decide(&mut book, "a", &asks, &Settings::default()).unwrap();
-    assert_eq!(decide(&mut book, "a", &asks, &Settings::default()).unwrap(), first);
+    let first = decide(&mut book, "a", &asks, &AgentSettings::default()).unwrap();
+    assert_eq!(decide(&mut book, "a", &asks, &AgentSettings::default()).unwrap(), first);
     assert_eq!(book.records().count(), 1);
     assert!(first.annotations.contains_key(native::ANNOTATION));
     assert_eq!(first.env["main"]["NVIDIA_VISIBLE_DEVICES"], first.grant.grants[0].shares[0].gpu.as_str());
@@ -76,8 +81,8 @@ fn a_pod_that_asks_twice_has_one_grant() {
 #[test]
 fn oversubscription_is_refused_unless_the_node_allows_it_and_is_kept_by_the_record() {
     let mut book = GrantBook::new(node(), BTreeMap::new());
-    let refused = Settings::default();
-    let allowed = Settings { oversubscribe: Oversubscription::Allowed, ..Settings::default() };
+    let refused = AgentSettings::default();
+    let allowed = AgentSettings { oversubscribe: Oversubscription::Allowed, ..AgentSettings::default() };
     let limits = json!({"partage.dev/gpu": 1, "partage.dev/memory": "4Gi"});
     let asks = pod(limits.clone(), json!({"partage.dev/oversubscribe": "true"}));
     let why = decide(&mut book, "a", &asks, &refused).unwrap_err();
@@ -89,14 +94,14 @@ fn oversubscription_is_refused_unless_the_node_allows_it_and_is_kept_by_the_reco
     assert!(record.oversubscribe);
     assert_eq!(crate::store::decode(&crate::store::encode(&record).unwrap()).unwrap(), record);
 
-    // Neither its tenants nor another setting change what a running pod has.
+    // Neither its tenants nor a changed setting affect a running pod.
     let changed = pod(limits.clone(), json!({}));
-    assert!(book.rewritten(&record, &changed, record.grant.clone(), &refused).unwrap().oversubscribe);
+    assert!(book.with_grant(&record, &changed, record.grant.clone(), &refused).unwrap().oversubscribe);
     let plain = decide(&mut book, "b", &pod(limits, json!({})), &allowed).unwrap();
     assert!(!plain.oversubscribe && !crate::store::encode(&plain).unwrap().contains("oversubscribe"));
-    assert!(!book.rewritten(&plain, &asks, plain.grant.clone(), &allowed).unwrap().oversubscribe);
+    assert!(!book.with_grant(&plain, &asks, plain.grant.clone(), &allowed).unwrap().oversubscribe);
 
-    // A pod whose record was lost has its grant back, and no more than the node allows now.
+    // A pod whose record was lost gets its grant back, and no more than the node allows now.
     let mut annotations = serde_json::to_value(&record.annotations).unwrap();
     annotations["partage.dev/oversubscribe"] = json!("true");
     let running = pod(json!({"partage.dev/gpu": 1, "partage.dev/memory": "4Gi"}), annotations);
@@ -113,28 +118,28 @@ fn oversubscription_is_refused_unless_the_node_allows_it_and_is_kept_by_the_reco
 }
 
 #[test]
-fn who_finds_no_room_is_told_why_and_has_it_when_there_is() {
+fn pod_without_capacity_is_refused_until_capacity_is_released() {
     let mut book = GrantBook::new(node(), BTreeMap::new());
-    let settings = Settings::default();
+    let settings = AgentSettings::default();
     let asks = pod(json!({"partage.dev/gpu": 1, "partage.dev/memory": "10Gi"}), json!({}));
     decide(&mut book, "a", &asks, &settings).unwrap();
     decide(&mut book, "b", &asks, &settings).unwrap();
     let why = decide(&mut book, "c", &asks, &settings).unwrap_err();
-    assert!(why.starts_with("no room on node n1 now: ") && why.contains("10 GiB"), "{why}");
-    assert!(why.contains("the container starts by itself when there is"), "{why}");
+    assert!(why.starts_with("insufficient GPU capacity on node n1: ") && why.contains("10 GiB"), "{why}");
+    assert!(why.contains("the container starts when capacity is released"), "{why}");
     book.release(&"a".into());
     decide(&mut book, "c", &asks, &settings).unwrap();
-    // What no GPU of the node has is not waited for.
+    // A request above the capacity of every GPU can never be granted.
     let huge = pod(json!({"partage.dev/gpu": 1, "partage.dev/memory": "17Gi"}), json!({}));
     let why = decide(&mut book, "d", &huge, &settings).unwrap_err();
-    assert!(why.starts_with("no room on node n1, also with nobody else on it: "), "{why}");
-    assert!(why.contains("; delete the pod, and ask for"), "{why}");
+    assert!(why.starts_with("insufficient GPU capacity on node n1, even when empty: "), "{why}");
+    assert!(why.contains("; delete the pod, and request"), "{why}");
 }
 
 #[test]
-fn what_is_ill_is_given_to_nobody_and_stays_with_who_has_it() {
+fn unhealthy_gpu_is_not_granted_and_keeps_its_grants() {
     let mut book = GrantBook::new(node(), BTreeMap::new());
-    let settings = Settings::default();
+    let settings = AgentSettings::default();
     let asks = pod(json!({"partage.dev/gpu": 1, "partage.dev/memory": "10Gi"}), json!({}));
     let first = decide(&mut book, "a", &asks, &settings).unwrap();
     let mut ill = node();
@@ -148,15 +153,15 @@ fn what_is_ill_is_given_to_nobody_and_stays_with_who_has_it() {
 }
 
 #[test]
-fn wrong_asks_are_refused_in_words() {
+fn invalid_asks_are_refused_with_the_container() {
     let mut book = GrantBook::new(node(), BTreeMap::new());
     let wrong = pod(json!({"partage.dev/gpu": 1, "volcano.sh/vgpu-number": 1}), json!({}));
-    let why = decide(&mut book, "a", &wrong, &Settings::default()).unwrap_err();
+    let why = decide(&mut book, "a", &wrong, &AgentSettings::default()).unwrap_err();
     assert!(why.starts_with("container main, "), "{why}");
-    // One dialect may carry another, and kubelet still counts both.
+    // A pod may ask in two dialects, and kubelet counts both.
     let limits = json!({"partage.dev/gpu": 1, "aliyun.com/gpu-mem": 2});
     let carried = pod(limits, json!({"partage.dev/carrier": "main=partage.dev/gpu"}));
-    let why = decide(&mut book, "a", &carried, &Settings::default()).unwrap_err();
+    let why = decide(&mut book, "a", &carried, &AgentSettings::default()).unwrap_err();
     assert!(why.contains("partage.dev/gpu and aliyun.com/gpu-mem, and each of them is a share"), "{why}");
     assert_eq!(book.records().count(), 0);
 }
@@ -174,27 +179,30 @@ fn more_gpus_than_a_container_can_have_are_refused() {
         .collect();
     let mut book = GrantBook::new(many, BTreeMap::new());
     let gpus = |count: u32| pod(json!({"partage.dev/gpu": count, "partage.dev/memory": "1Gi"}), json!({}));
-    for settings in [Settings::default(), extender()] {
+    for settings in [AgentSettings::default(), extender()] {
         let why = decide(&mut book, "a", &gpus(17), &settings).unwrap_err();
         assert_eq!(
             why,
-            "container main, partage.dev/gpu: 17 GPUs are more than one container can have: ask for 16 at the most"
+            "container main, partage.dev/gpu: 17 GPUs are more than one container can have: request at most 16"
         );
     }
     assert_eq!((book.records().count(), book.audit()), (0, vec![]));
-    let most = decide(&mut book, "a", &gpus(16), &Settings::default()).unwrap();
+    let most = decide(&mut book, "a", &gpus(16), &AgentSettings::default()).unwrap();
     assert_eq!(most.grant.grants[0].shares.len(), 16);
 }
 
 #[test]
-fn a_grant_that_came_with_the_pod_is_obeyed_to_the_byte() {
+fn grant_carried_by_the_pod_is_applied_exactly() {
     let mut book = GrantBook::new(node(), BTreeMap::new());
     let limits = json!({"partage.dev/gpu": 1, "partage.dev/memory": "10Gi"});
     let asks = pod(limits.clone(), granted("n1", "main", GPU[1], 10 << 30));
     let record = decide(&mut book, "a", &asks, &extender()).unwrap();
     assert_eq!(record.grant.grants[0].shares[0].gpu.as_str(), GPU[1]);
-    assert!(!record.annotations.contains_key(native::ANNOTATION), "it is there, and stays as it is");
-    // Without one, or with one that cannot be.
+    assert!(
+        !record.annotations.contains_key(native::ANNOTATION),
+        "the annotation exists and is not replaced"
+    );
+    // Pods without a grant, or with one that cannot be applied.
     let huge = granted("n1", "main", GPU[1], 10 << 30);
     for (annotations, words) in [
         (json!({}), "without a grant"),
@@ -203,7 +211,7 @@ fn a_grant_that_came_with_the_pod_is_obeyed_to_the_byte() {
         (granted("n2", "main", GPU[0], 1 << 30), "n2"),
         (granted("n1", "other", GPU[0], 1 << 30), "other"),
         (granted("n1", "main", "GPU-00000000-0000-0000-0000-000000000009", 1 << 30), "does not have"),
-        (json!({native::ANNOTATION: "{}"}), "no grant"),
+        (json!({native::ANNOTATION: "{}"}), "is not a grant"),
     ] {
         let why = decide(&mut book, "b", &pod(limits.clone(), annotations), &extender()).unwrap_err();
         assert!(why.contains(words), "{words}: {why}");
@@ -212,18 +220,18 @@ fn a_grant_that_came_with_the_pod_is_obeyed_to_the_byte() {
 }
 
 #[test]
-fn a_grant_on_a_pod_means_nothing_where_no_extender_grants() {
+fn grant_on_a_pod_is_ignored_without_an_extender() {
     let mut book = GrantBook::new(node(), BTreeMap::new());
     let limits = json!({"partage.dev/gpu": 1, "partage.dev/memory": "1Gi"});
     let forged = pod(limits, granted("n1", "main", GPU[0], 16 << 30));
-    let record = decide(&mut book, "a", &forged, &Settings::default()).unwrap();
+    let record = decide(&mut book, "a", &forged, &AgentSettings::default()).unwrap();
     assert_eq!(record.grant.grants[0].shares[0].memory_bytes, Some(Bytes(1 << 30)));
 }
 
 #[test]
-fn amounts_change_within_what_the_gpu_has() {
+fn resize_is_limited_to_the_capacity_of_the_gpu() {
     let mut book = GrantBook::new(node(), BTreeMap::new());
-    let settings = Settings::default();
+    let settings = AgentSettings::default();
     let ten = pod(json!({"partage.dev/gpu": 1, "partage.dev/memory": "10Gi"}), json!({}));
     for uid in ["a", "b"] {
         decide(&mut book, uid, &ten, &settings).unwrap();
@@ -235,14 +243,14 @@ fn amounts_change_within_what_the_gpu_has() {
         record
     };
     book.reserve(&old, &resized(16 << 30).grant).unwrap();
-    book.put_back(resized(16 << 30));
-    // While it is not known whether less is enough, nobody else gets it.
+    book.replace(resized(16 << 30));
+    // Until a shrink is confirmed, no other pod gets the difference.
     let now = book.record(&"a".into()).unwrap().clone();
     book.reserve(&now, &resized(2 << 30).grant).unwrap();
-    assert!(decide(&mut book, "c", &ten, &settings).unwrap_err().contains("no room"));
-    book.put_back(resized(2 << 30));
+    assert!(decide(&mut book, "c", &ten, &settings).unwrap_err().contains("insufficient GPU capacity"));
+    book.replace(resized(2 << 30));
     let now = book.record(&"a".into()).unwrap().clone();
-    let why = book.reserve(&now, &resized(17 << 30).grant).unwrap_err().0;
+    let why = book.reserve(&now, &resized(17 << 30).grant).unwrap_err().message;
     assert_eq!(why, format!("GPU {} has 16 GiB of memory free for this pod, 17 GiB requested", GPU[0]));
     assert_eq!(book.record(&"a".into()), Some(&resized(2 << 30)));
     assert_eq!((book.audit(), held(&book, &old.grant.grants[0].shares[0].gpu).0), (vec![], 2 << 30));
@@ -250,11 +258,11 @@ fn amounts_change_within_what_the_gpu_has() {
 }
 
 proptest! {
-    /// Whatever comes and goes: never more than there is, and what is given back is there again.
+    /// Grants never exceed the capacity, and released shares can be granted again.
     #[test]
     fn never_over_capacity(steps in proptest::collection::vec((0..12_usize, 1..20_u64, 0..=100_u32, any::<bool>()), 1..60)) {
         let mut book = GrantBook::new(node(), BTreeMap::new());
-        let settings = Settings::default();
+        let settings = AgentSettings::default();
         for (uid, memory, cores, goes) in steps {
             let uid = format!("pod-{uid}");
             if goes {
@@ -267,7 +275,7 @@ proptest! {
             }
             let _ = decide(&mut book, &uid, &pod(limits, json!({})), &settings);
             prop_assert_eq!(book.audit(), vec![]);
-            // The same book again, from its records.
+            // The ledger rebuilt from the records is the same.
             let again = GrantBook::new(node(), book.records.clone());
             for gpu in GPU {
                 prop_assert_eq!(held(&again, &gpu.into()), held(&book, &gpu.into()));

@@ -1,8 +1,8 @@
-//! The agent's HTTP server: metrics for clients with a token, health for everybody.
+//! The agent's HTTP server: metrics for clients with a token, health for all clients.
 
-use super::classic::classic;
-use crate::report::Report;
-use crate::settings::Metrics;
+use super::text_format::to_text_format;
+use crate::report::NodeReport;
+use crate::settings::MetricsSettings;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -36,7 +36,7 @@ const PLAIN_HTTP_HINT: &str = "this port serves HTTPS with a self-signed certifi
 
 const AUTH_MESSAGES: AuthMessages = AuthMessages {
     missing_token: "metrics require a token of this cluster: send it as `Authorization: Bearer <token>`, or set \
-         `metrics.anonymous: true` in the agent's settings to let everybody read them",
+         `metrics.anonymous: true` in the agent's settings to let all clients read them",
     forbidden: "this token may not read metrics: it has expired, belongs to another cluster, or its user lacks `get` on the \
          URL /metrics, which the cluster role partage-metrics-reader grants",
 };
@@ -51,24 +51,24 @@ where
 }
 
 /// The bound metrics server.
-pub(crate) struct Server {
+pub(crate) struct MetricsServer {
     server: HttpServer,
-    /// Absent where everybody may read.
+    /// Absent if anonymous clients may read.
     auth: Option<Arc<BearerAuth>>,
 }
 
-impl Server {
-    /// Binds the address: plain HTTP where everybody may read. Otherwise HTTPS with a certificate that is generated now,
+impl MetricsServer {
+    /// Binds the address: plain HTTP if anonymous clients may read. Otherwise HTTPS with a certificate that is generated now,
     /// which keeps tokens from being read on the way and must be accepted by clients as it is.
-    pub(crate) async fn bind(settings: &Metrics, auth: Arc<BearerAuth>) -> io::Result<Server> {
-        Server::bind_with(settings, auth, ServerLimits::default()).await
+    pub(crate) async fn bind(settings: &MetricsSettings, auth: Arc<BearerAuth>) -> io::Result<MetricsServer> {
+        MetricsServer::bind_with(settings, auth, ServerLimits::default()).await
     }
 
     async fn bind_with(
-        settings: &Metrics,
+        settings: &MetricsSettings,
         auth: Arc<BearerAuth>,
         limits: ServerLimits,
-    ) -> io::Result<Server> {
+    ) -> io::Result<MetricsServer> {
         let (transport, auth) = if settings.anonymous {
             (Transport::Plain, None)
         } else {
@@ -77,10 +77,10 @@ impl Server {
             (Transport::Tls(Arc::new(identity)), Some(auth))
         };
         let server = HttpServer::bind(settings.address, transport, limits).await?;
-        Ok(Server { server: server.plain_http_hint(PLAIN_HTTP_HINT), auth })
+        Ok(MetricsServer { server: server.plain_http_hint(PLAIN_HTTP_HINT), auth })
     }
 
-    /// The bound address.
+    /// Returns the bound address, with the port that the kernel chose for port 0.
     pub(crate) fn address(&self) -> SocketAddr {
         self.server.address()
     }
@@ -89,7 +89,7 @@ impl Server {
     /// it cannot.
     pub(crate) async fn run(
         self,
-        report: impl Fn() -> Report + Send + Sync + 'static,
+        report: impl Fn() -> NodeReport + Send + Sync + 'static,
         ready: impl Fn() -> Result<(), NotReady> + Send + Sync + 'static,
         stop: CancellationToken,
     ) {
@@ -109,7 +109,7 @@ impl Server {
 }
 
 struct MetricsSource {
-    report: Arc<dyn Fn() -> Report + Send + Sync>,
+    report: Arc<dyn Fn() -> NodeReport + Send + Sync>,
     last: Mutex<Option<(Instant, Bytes)>>,
 }
 
@@ -124,7 +124,7 @@ impl MetricsSource {
         }
         let report = Arc::clone(&self.report);
         // Making a report reads files.
-        let rendered = tokio::task::spawn_blocking(move || super::text(report())).await;
+        let rendered = tokio::task::spawn_blocking(move || super::render(report())).await;
         let text = Bytes::from(rendered.map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?);
         *last = Some((Instant::now(), text.clone()));
         Ok(text)
@@ -140,7 +140,7 @@ async fn metrics(State(source): State<Arc<MetricsSource>>, headers: HeaderMap) -
     if accepted.any(|accepted| accepted.contains("application/openmetrics-text")) {
         ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response()
     } else {
-        let text = classic(&String::from_utf8_lossy(&text));
+        let text = to_text_format(&String::from_utf8_lossy(&text));
         ([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response()
     }
 }

@@ -1,18 +1,18 @@
 use super::*;
-use crate::report::{ContainerReport, Counts, Times};
+use crate::report::{AgentCounters, ContainerReport, DurationHistogram};
 use partage_core::dialect::Dialect;
 use partage_core::model::{Bytes, Cores, Gpu, PodId, Share};
 use partage_enforce::monitor::ObservedUsage;
 use partage_enforce::report::GpuStatus;
-use partage_host::gpus::Look;
+use partage_host::gpus::GpuSample;
 use partage_region::GpuUsage;
 use partage_testkit::openmetrics::Exposition;
 
-/// No pod can be called so; what is told must be sound all the same.
+/// An impossible name of a pod: the exposition must be valid all the same.
 const HOSTILE: &str = "a\"} 1\n# TYPE x counter\\n{b=\"\\";
 const GIB: u64 = 1 << 30;
 
-fn gpu(index: u32, look: Option<Look>, withheld: Option<&str>) -> GpuStatus {
+fn gpu(index: u32, sample: Option<GpuSample>, withheld: Option<&str>) -> GpuStatus {
     GpuStatus {
         gpu: Gpu {
             uuid: format!("GPU-{index}").as_str().into(),
@@ -23,21 +23,21 @@ fn gpu(index: u32, look: Option<Look>, withheld: Option<&str>) -> GpuStatus {
             pci: None,
             withheld: withheld.map(String::from),
         },
-        look,
+        sample,
         granted_memory: Bytes(12 * GIB),
         granted_millipercent: 30_000,
         shares: 2,
-        strangers: vec![7],
+        unowned_processes: vec![7],
     }
 }
 
-fn look(index: u32) -> Look {
-    Look {
+fn gpu_sample(index: u32) -> GpuSample {
+    GpuSample {
         uuid: format!("GPU-{index}").as_str().into(),
         health: None,
         mig: Some(false),
         memory_used: Some(Bytes(5 * GIB)),
-        utilisation: Some(70),
+        utilization: Some(70),
         temperature: Some(54),
         power_milliwatts: Some(120_500),
         processes: Vec::new(),
@@ -78,19 +78,19 @@ fn container(
         pod: PodId { uid: uid.into(), namespace: "team".into(), name: pod.into() },
         container: "main".into(),
         dialect,
-        seen: shares.iter().map(seen).collect(),
+        observed: shares.iter().map(seen).collect(),
         shares,
         bypass_suspected: false,
     }
 }
 
-pub(super) fn report() -> Report {
-    Report {
+pub(super) fn report() -> NodeReport {
+    NodeReport {
         at: 100_500_000_000,
         node: "node-1".into(),
         driver: "550.163.01".into(),
         simulated: true,
-        gpus: vec![gpu(0, Some(look(0)), None), gpu(1, None, Some("MIG is on"))],
+        gpus: vec![gpu(0, Some(gpu_sample(0)), None), gpu(1, None, Some("MIG is on"))],
         containers: vec![
             container(
                 "train",
@@ -106,9 +106,9 @@ pub(super) fn report() -> Report {
                 ..container("serve", "uid-2", Dialect::Vcuda, vec![(share(0, Some(4 * GIB), Some(50)), None)])
             },
         ],
-        counts: Counts {
-            answers: Times { counts: [9, 0, 0, 0, 0, 0, 0, 0, 0, 0], nanos: 2_000_000 },
-            starts: Times { counts: [0, 1, 2, 3, 0, 0, 0, 0, 0, 1], nanos: 3_040_000_000 },
+        counts: AgentCounters {
+            allocations: DurationHistogram { counts: [9, 0, 0, 0, 0, 0, 0, 0, 0, 0], nanos: 2_000_000 },
+            starts: DurationHistogram { counts: [0, 1, 2, 3, 0, 0, 0, 0, 0, 1], nanos: 3_040_000_000 },
             refused: 4,
             bypasses: 1,
             mismatches: 0,
@@ -117,14 +117,14 @@ pub(super) fn report() -> Report {
     }
 }
 
-fn parsed(report: Report) -> Exposition {
-    let text = text(report);
+fn parsed(report: NodeReport) -> Exposition {
+    let text = render(report);
     Exposition::parse(&text).unwrap_or_else(|why| panic!("{why}\n{text}"))
 }
 
 #[test]
-fn the_text_is_as_it_was() {
-    let text = text(report());
+fn exposition_matches_the_golden_file() {
+    let text = render(report());
     let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/metrics/tests/node.txt");
     if std::env::var_os("PARTAGE_WRITE_GOLDEN").is_some() {
         std::fs::write(&file, &text).unwrap();
@@ -137,25 +137,29 @@ fn the_text_is_as_it_was() {
 }
 
 #[test]
-fn gpus_have_our_names_and_theirs() {
+fn gpu_metrics_have_native_and_compatible_names() {
     let all = parsed(report());
     let ours = [("gpu", "0"), ("uuid", "GPU-0"), ("model", "NVIDIA A100-SXM4-40GB")];
     for (name, figure) in [
         ("memory_bytes", (40 * GIB) as f64),
-        ("memory_promised_bytes", (12 * GIB) as f64),
+        ("memory_granted_bytes", (12 * GIB) as f64),
         ("memory_used_bytes", (5 * GIB) as f64),
-        ("cores_promised_ratio", 0.3),
-        ("utilisation_ratio", 0.7),
+        ("cores_guaranteed_ratio", 0.3),
+        ("utilization_ratio", 0.7),
         ("temperature_celsius", 54.0),
         ("power_watts", 120.5),
         ("healthy", 1.0),
-        ("strangers", 1.0),
+        ("unowned_processes", 1.0),
         ("shares", 2.0),
     ] {
         assert_eq!(all.value(&format!("partage_gpu_{name}"), &ours), Some(figure), "{name}");
     }
     assert_eq!(all.value("partage_gpu_healthy", &[("gpu", "1")]), Some(0.0));
-    assert_eq!(all.value("partage_gpu_memory_used_bytes", &[("gpu", "1")]), None, "not known is not zero");
+    assert_eq!(
+        all.value("partage_gpu_memory_used_bytes", &[("gpu", "1")]),
+        None,
+        "unknown is absent, and not zero"
+    );
     let theirs = [("deviceidx", "0"), ("deviceuuid", "GPU-0"), ("zone", "vGPU"), ("nodeid", "node-1")];
     assert_eq!(all.value("HostGPUMemoryUsage", &theirs), Some((5 * GIB) as f64));
     assert_eq!(all.value("HostCoreUtilization", &theirs), Some(70.0));
@@ -163,7 +167,7 @@ fn gpus_have_our_names_and_theirs() {
 }
 
 #[test]
-fn containers_have_our_names_and_theirs() {
+fn container_metrics_have_native_and_compatible_names() {
     let all = parsed(report());
     let ours = [("namespace", "team"), ("pod", "train"), ("container", "main"), ("share", "0"), ("gpu", "0")];
     for (name, figure) in [
@@ -171,9 +175,9 @@ fn containers_have_our_names_and_theirs() {
         ("memory_used_bytes", (2 * GIB) as f64),
         ("memory_peak_bytes", (6 * GIB) as f64),
         ("memory_seen_bytes", (3 * GIB) as f64),
-        ("cores_promised_ratio", 0.3),
+        ("cores_guaranteed_ratio", 0.3),
         ("cores_ceiling_ratio", 0.3),
-        ("utilisation_ratio", 0.25),
+        ("utilization_ratio", 0.25),
         ("gpu_seconds_total", 2.25),
         ("throttled_seconds_total", 1.5),
         ("refusals_total", 3.0),
@@ -183,7 +187,11 @@ fn containers_have_our_names_and_theirs() {
     let suspected = |pod| all.value("partage_container_bypass_suspected", &[("pod", pod)]);
     assert_eq!((suspected("train"), suspected("serve")), (Some(0.0), Some(1.0)));
     assert_eq!(all.value("partage_container_memory_limit_bytes", &[("share", "1")]), None, "no limit");
-    assert_eq!(all.value("partage_container_memory_used_bytes", &[("pod", "serve")]), None, "not read");
+    assert_eq!(
+        all.value("partage_container_memory_used_bytes", &[("pod", "serve")]),
+        None,
+        "the region cannot be read"
+    );
 
     let theirs = [("podnamespace", "team"), ("podname", "train"), ("ctrname", "main"), ("zone", "vGPU")];
     let volcano = |name: &str, at: &str, uuid: &str| {
@@ -193,7 +201,11 @@ fn containers_have_our_names_and_theirs() {
     assert_eq!(volcano("vGPU_device_memory_limit_in_bytes", "0", "GPU-0"), Some((8 * GIB) as f64));
     assert_eq!(volcano("vGPU_device_memory_limit_in_bytes", "1", "GPU-1"), Some((40 * GIB) as f64));
     let most = Some((40 * GIB) as f64);
-    assert_eq!(volcano("vGPU_device_memory_usage_in_bytes", "1", "GPU-1"), most, "whatever it wrote");
+    assert_eq!(
+        volcano("vGPU_device_memory_usage_in_bytes", "1", "GPU-1"),
+        most,
+        "limited to the memory of the GPU"
+    );
     assert_eq!(volcano("Device_memory_desc_of_container", "0", "GPU-0"), Some((2 * GIB) as f64));
     assert_eq!(volcano("Device_utilization_desc_of_container", "0", "GPU-0"), Some(25.0));
     assert_eq!(volcano("Device_last_kernel_of_container", "0", "GPU-0"), Some(2.5));
@@ -212,7 +224,7 @@ fn containers_have_our_names_and_theirs() {
 }
 
 #[test]
-fn labels_are_those_that_dashboards_have() {
+fn compatible_metrics_have_the_labels_of_dashboards() {
     let all = parsed(report());
     let host = ["deviceidx", "devicetype", "deviceuuid", "nodeid", "zone"];
     let device = ["ctrname", "deviceuuid", "podname", "podnamespace", "vdeviceid", "zone"];
@@ -236,7 +248,7 @@ fn labels_are_those_that_dashboards_have() {
 }
 
 #[test]
-fn the_agent_tells_of_itself() {
+fn agent_metrics_are_exposed() {
     let all = parsed(report());
     let info = [("version", env!("CARGO_PKG_VERSION")), ("driver", "550.163.01"), ("simulated", "true")];
     assert_eq!(all.value("partage_info", &info), Some(1.0));
@@ -261,7 +273,7 @@ fn the_agent_tells_of_itself() {
 }
 
 #[test]
-fn two_pods_of_one_name_spoil_nothing() {
+fn pods_with_the_same_name_are_merged() {
     let mut twice = report();
     let old = ContainerReport {
         pod: PodId { uid: "uid-0".into(), ..twice.containers[0].pod.clone() },
@@ -277,11 +289,11 @@ fn two_pods_of_one_name_spoil_nothing() {
 }
 
 #[test]
-fn two_shares_of_one_gpu_are_not_seen_twice() {
+fn usage_of_two_shares_of_one_gpu_is_reported_once() {
     let mut report = report();
     report.containers.truncate(1);
     report.containers[0].shares[1].0.gpu = "GPU-0".into();
-    report.containers[0].seen.remove("GPU-1");
+    report.containers[0].observed.remove("GPU-1");
     let all = parsed(report);
     assert_eq!(all.value("partage_container_memory_seen_bytes", &[("share", "0")]), Some((3 * GIB) as f64));
     assert_eq!(all.value("partage_container_memory_seen_bytes", &[("share", "1")]), None);
@@ -289,7 +301,7 @@ fn two_shares_of_one_gpu_are_not_seen_twice() {
 }
 
 #[test]
-fn nobodys_name_makes_a_line_of_its_own() {
+fn names_are_escaped() {
     let mut report = report();
     report.node = HOSTILE.into();
     report.driver = HOSTILE.into();
@@ -302,15 +314,16 @@ fn nobodys_name_makes_a_line_of_its_own() {
 }
 
 #[test]
-fn a_node_with_nothing_has_a_text_too() {
-    let empty = Report { gpus: Vec::new(), containers: Vec::new(), counts: Counts::default(), ..report() };
+fn node_without_gpus_has_a_valid_exposition() {
+    let empty =
+        NodeReport { gpus: Vec::new(), containers: Vec::new(), counts: AgentCounters::default(), ..report() };
     assert_eq!(parsed(empty).value("partage_start_seconds_count", &[]), Some(0.0));
 }
 
 #[test]
-fn older_readers_get_families_called_as_their_figures() {
-    let text = text(report());
-    let classic = classic::classic(&text);
+fn text_format_names_families_after_their_samples() {
+    let text = render(report());
+    let classic = text_format::to_text_format(&text);
     let figures = |text: &str| -> Vec<String> {
         text.lines().filter(|line| !line.starts_with('#')).map(String::from).collect()
     };
@@ -318,7 +331,7 @@ fn older_readers_get_families_called_as_their_figures() {
     for line in [
         "# TYPE partage_info gauge",
         "# TYPE partage_refused_total counter",
-        "# HELP partage_refused_total Starts of containers that were refused; kubelet tries again, and each time counts.",
+        "# HELP partage_refused_total Container starts that were refused; every retry of kubelet counts.",
         "# TYPE partage_start_seconds histogram",
         "# TYPE HostGPUMemoryUsage gauge",
     ] {
@@ -328,7 +341,7 @@ fn older_readers_get_families_called_as_their_figures() {
 }
 
 #[test]
-fn the_page_names_everything_and_nothing_else() {
+fn documentation_lists_exactly_the_exposed_metrics() {
     let page = include_str!("../../../../docs/metrics.md");
     let told: std::collections::BTreeSet<String> = parsed(report())
         .families
@@ -339,15 +352,15 @@ fn the_page_names_everything_and_nothing_else() {
             _ => name,
         })
         .collect();
-    // In the tables, before what is not there.
+    // In the tables, before the section of metrics that are not provided.
     let words =
         page.lines().filter(|line| line.starts_with('|')).flat_map(|line| line.split('`').skip(1).step_by(2));
     let is_ours = |word: &&str| ["partage_", "hami_"].iter().any(|start| word.starts_with(start));
     for word in words.clone().filter(is_ours) {
-        assert!(told.contains(word), "{word} is not told");
+        assert!(told.contains(word), "{word} is not exposed");
     }
     let named: std::collections::BTreeSet<&str> = words.collect();
     for name in &told {
-        assert!(named.contains(name.as_str()), "{name} is not on the page");
+        assert!(named.contains(name.as_str()), "{name} is not documented");
     }
 }

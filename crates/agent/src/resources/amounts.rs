@@ -1,23 +1,23 @@
-//! Amounts in the node's status.
+//! Computes the amounts of extended resources in the node's status.
 
-use crate::settings::Settings;
+use crate::settings::AgentSettings;
 use partage_core::dialect::Dialect;
 use partage_core::model::{ContainerRole, Gpu, Node, PodGrant, Share};
-use partage_core::pod::{Container, Pod};
+use partage_core::pod::{ContainerManifest, PodManifest};
 use std::collections::BTreeMap;
 
 const MIB: u64 = 1 << 20;
-/// What one `vcuda-memory` is.
-const VCUDA_BLOCK: u64 = 256 << 20;
+/// Bytes of one `vcuda-memory`.
+const VCUDA_BLOCK_BYTES: u64 = 256 << 20;
 /// The largest amount that Kubernetes counts.
 const MAX_AMOUNT: u64 = i64::MAX as u64;
-/// All of one GPU's compute, or of its memory.
-const PERCENT: u64 = 100;
+/// The compute, or the memory, of a whole GPU in percent.
+const WHOLE_PERCENT: u64 = 100;
 
 /// Extended resources that the pods of a node request, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Requested {
-    /// By all pods together.
+pub struct RequestedAmounts {
+    /// The sum over all pods.
     pub total: BTreeMap<String, u64>,
     /// The part of it that no healthy GPU provides, because its shares are on unhealthy GPUs.
     pub on_unhealthy: BTreeMap<String, u64>,
@@ -26,19 +26,19 @@ pub struct Requested {
 /// A pod that is not finished, with its grant where it has one.
 #[derive(Clone, Copy, Debug)]
 pub struct PodRequest<'a> {
-    /// What it requests.
-    pub pod: &'a Pod,
-    /// Which GPUs its shares are on.
+    /// The manifest with its requests.
+    pub pod: &'a PodManifest,
+    /// The grant, which has the GPUs of its shares.
     pub grant: Option<&'a PodGrant>,
 }
 
-/// The amounts that the node publishes: what its healthy GPUs have, plus what pods on unhealthy GPUs request; and at least what all
+/// Returns the amounts that the node publishes: what its healthy GPUs have, plus what pods on unhealthy GPUs request; and at least what all
 /// pods request.
 ///
 /// Kube-scheduler subtracts the requests of all pods from these amounts, also of those whose GPU is lost: without the second term an
 /// unhealthy GPU would take capacity from healthy ones. Kubelet admits running pods again whenever it restarts, against these amounts:
-/// were they below what is requested, it would kill pods.
-pub fn amounts(node: &Node, settings: &Settings, requested: &Requested) -> BTreeMap<String, u64> {
+/// if they were below what is requested, it would kill pods.
+pub fn amounts(node: &Node, settings: &AgentSettings, requested: &RequestedAmounts) -> BTreeMap<String, u64> {
     let of = |map: &BTreeMap<String, u64>, resource: &str| map.get(resource).copied().unwrap_or(0);
     let mut amounts = totals(node, settings);
     for (resource, amount) in &mut amounts {
@@ -48,13 +48,13 @@ pub fn amounts(node: &Node, settings: &Settings, requested: &Requested) -> BTree
     amounts
 }
 
-fn totals(node: &Node, settings: &Settings) -> BTreeMap<String, u64> {
+fn totals(node: &Node, settings: &AgentSettings) -> BTreeMap<String, u64> {
     let offered: Vec<&Gpu> = node.gpus.iter().filter(|gpu| gpu.withheld.is_none()).collect();
     let count = offered.len() as u64;
     let bytes = |gpu: &Gpu| settings.memory_overcommit.of(gpu.memory_bytes).0;
-    // A unit that lies on two GPUs can be given to nobody.
+    // Each GPU is rounded down: a unit that spans two GPUs cannot be granted.
     let memory = |unit: u64| -> u64 { offered.iter().map(|gpu| bytes(gpu) / unit.max(1)).sum() };
-    let cores = count * PERCENT;
+    let cores = count * WHOLE_PERCENT;
     let percent = count * u64::from(u32::from(settings.memory_overcommit));
 
     let mut totals = BTreeMap::new();
@@ -77,7 +77,7 @@ fn totals(node: &Node, settings: &Settings) -> BTreeMap<String, u64> {
             Dialect::Vcuda => {
                 for domain in &settings.vcuda_domains {
                     // Upstream publishes the blocks of all GPUs together.
-                    let blocks = offered.iter().map(|gpu| bytes(gpu)).sum::<u64>() / VCUDA_BLOCK;
+                    let blocks = offered.iter().map(|gpu| bytes(gpu)).sum::<u64>() / VCUDA_BLOCK_BYTES;
                     put(&format!("{domain}/vcuda-memory"), blocks);
                 }
             }
@@ -96,10 +96,11 @@ fn totals(node: &Node, settings: &Settings) -> BTreeMap<String, u64> {
 ///
 /// A pod needs what its containers and sidecars need together, or what an init container needs beside the sidecars that
 /// were started before it, whichever is more.
-pub fn requested(pods: &[PodRequest<'_>], node: &Node) -> Requested {
-    let mut requested = Requested::default();
+pub fn requested(pods: &[PodRequest<'_>], node: &Node) -> RequestedAmounts {
+    let mut requested = RequestedAmounts::default();
     for PodRequest { pod, grant } in pods {
-        let healthy_part = |container: &Container, amount: u64| on_healthy(container, amount, *grant, node);
+        let healthy_part =
+            |container: &ContainerManifest, amount: u64| on_healthy(container, amount, *grant, node);
         let healthy = requested_by(pod, healthy_part);
         for (resource, amount) in requested_by(pod, |_, amount| amount) {
             let unhealthy = amount.saturating_sub(healthy.get(resource).copied().unwrap_or(0));
@@ -117,9 +118,9 @@ fn add(sums: &mut BTreeMap<String, u64>, resource: &str, amount: u64) {
     *sum = sum.saturating_add(amount);
 }
 
-/// The part of a container's request that lies on healthy GPUs, by the number of its shares there, rounded up. A container without a
+/// Returns the part of a container's request that is on healthy GPUs, by the number of its shares there, rounded up. A container without a
 /// grant can only get one on healthy GPUs.
-fn on_healthy(container: &Container, amount: u64, grant: Option<&PodGrant>, node: &Node) -> u64 {
+fn on_healthy(container: &ContainerManifest, amount: u64, grant: Option<&PodGrant>, node: &Node) -> u64 {
     let name = container.name.as_str();
     let of_container = grant.and_then(|grant| grant.grants.iter().find(|one| one.container.as_str() == name));
     let shares = of_container.map_or([].as_slice(), |one| one.shares.as_slice());
@@ -133,18 +134,18 @@ fn on_healthy(container: &Container, amount: u64, grant: Option<&PodGrant>, node
     u64::try_from(part).unwrap_or(amount)
 }
 
-/// What one pod requests, where each container counts with what `part` makes of its amount.
-fn requested_by(pod: &Pod, part: impl Fn(&Container, u64) -> u64) -> BTreeMap<&str, u64> {
-    /// The need for one resource while the containers are gone through in the order of the spec.
+/// Returns what one pod requests; each container counts with what `part` returns for its amount.
+fn requested_by(pod: &PodManifest, part: impl Fn(&ContainerManifest, u64) -> u64) -> BTreeMap<&str, u64> {
+    /// The need for one resource, computed over the containers in the order of the spec.
     #[derive(Default)]
-    struct ShareNeed {
+    struct ResourceNeed {
         running: u64,
         peak: u64,
     }
-    let mut needs: BTreeMap<&str, ShareNeed> = BTreeMap::new();
+    let mut needs: BTreeMap<&str, ResourceNeed> = BTreeMap::new();
     for container in &pod.containers {
         for resource in container.resources().filter(|resource| resource.contains('/')) {
-            // The API server refuses an amount that is no number.
+            // The API server refuses an amount that is not a number.
             let Some(Ok(amount)) = container.count(resource) else { continue };
             let need = needs.entry(resource).or_default();
             let now = need.running.saturating_add(part(container, amount));

@@ -1,12 +1,12 @@
 use super::*;
 use partage_core::model::{Bytes, Grant, Overcommit, PodGrant, Share};
-use partage_core::pod::Pod;
+use partage_core::pod::PodManifest;
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::prelude::*;
 use serde_json::json;
 
-pub(crate) fn settings(dialects: &[Dialect]) -> Settings {
-    Settings { dialects: dialects.to_vec(), ..Settings::default() }
+pub(crate) fn settings(dialects: &[Dialect]) -> AgentSettings {
+    AgentSettings { dialects: dialects.to_vec(), ..AgentSettings::default() }
 }
 
 pub(crate) fn node(mib: &[u64]) -> Node {
@@ -23,15 +23,15 @@ pub(crate) fn node(mib: &[u64]) -> Node {
 }
 
 fn held(ids: &[(u64, &[usize])]) -> BTreeMap<DeviceId, BTreeSet<usize>> {
-    ids.iter().map(|(number, gpus)| (id(*number), gpus.iter().copied().collect())).collect()
+    ids.iter().map(|(number, gpus)| (slot_id(*number), gpus.iter().copied().collect())).collect()
 }
 
-fn unhealthy(listed: &[Listed]) -> Vec<&str> {
+fn unhealthy(listed: &[ListedDevice]) -> Vec<&str> {
     listed.iter().filter(|listed| !listed.healthy).map(|listed| listed.id.0.as_str()).collect()
 }
 
 #[test]
-fn every_dialect_counts_in_its_own_way() {
+fn slots_follow_the_unit_of_each_dialect() {
     let all = settings(&Dialect::ALL);
     let mut node = node(&[11_178, 40_960]);
     node.gpus.push(Gpu { withheld: Some("MIG mode is enabled".into()), ..node.gpus[1].clone() });
@@ -53,9 +53,9 @@ fn every_dialect_counts_in_its_own_way() {
 }
 
 #[test]
-fn amounts_are_what_the_replaced_systems_showed() {
+fn amounts_match_the_replaced_systems() {
     let mut node = node(&[11_178; 8]);
-    let all = amounts(&node, &settings(&Dialect::ALL), &Requested::default());
+    let all = amounts(&node, &settings(&Dialect::ALL), &RequestedAmounts::default());
     let expected = [
         ("aliyun.com/gpu-count", 8),
         ("inspur.com/vcuda-memory", 8 * 11_178 / 256),
@@ -73,13 +73,13 @@ fn amounts_are_what_the_replaced_systems_showed() {
     assert_eq!(all, expected.map(|(name, amount)| (name.to_string(), amount)).into());
 
     node.gpus[0].withheld = Some("it is lost".into());
-    let volcano = Settings {
+    let volcano = AgentSettings {
         volcano_memory_factor: 10,
         memory_overcommit: Overcommit::percent(150).unwrap(),
         ..settings(&[Dialect::Volcano])
     };
     let total = BTreeMap::from([("volcano.sh/vgpu-cores".to_string(), 790), ("other.com/x".to_string(), 1)]);
-    let lost = amounts(&node, &volcano, &Requested { total, ..Requested::default() });
+    let lost = amounts(&node, &volcano, &RequestedAmounts { total, ..RequestedAmounts::default() });
     let expected = [
         ("volcano.sh/vgpu-cores", 790),
         ("volcano.sh/vgpu-memory", 7 * (11_178 * 3 / 2 / 10)),
@@ -89,21 +89,21 @@ fn amounts_are_what_the_replaced_systems_showed() {
 }
 
 #[test]
-fn too_many_devices_are_refused_in_words() {
-    let mib = Settings { gpushare_unit: MemoryUnit::Mib, ..settings(&Dialect::ALL) };
+fn too_many_devices_are_refused_with_the_setting_to_change() {
+    let mib = AgentSettings { gpushare_unit: MemoryUnit::Mib, ..settings(&Dialect::ALL) };
     assert_eq!(check(&mib, &node(&[40_960])), Ok(()));
     assert_eq!(
-        check(&mib, &node(&[40_960, 40_960])).unwrap_err(),
-        "aliyun.com/gpu-mem would be 81920 devices on node node1, and kubelet takes 50000 of one resource at the most: \
-         count it in GiB"
+        check(&mib, &node(&[40_960, 40_960])).unwrap_err().to_string(),
+        "aliyun.com/gpu-mem would have 81920 devices on node node1, and kubelet supports at most 50000 of one resource: \
+         set gpushareUnit: GiB"
     );
     assert_eq!(check(&settings(&Dialect::ALL), &node(&[40_960, 40_960])), Ok(()));
-    let shares = Settings { shares_per_gpu: 50_001, ..settings(&[Dialect::Native]) };
-    assert!(check(&shares, &node(&[1])).unwrap_err().ends_with("allow fewer shares of each GPU"));
+    let shares = AgentSettings { shares_per_gpu: 50_001, ..settings(&[Dialect::Native]) };
+    assert!(check(&shares, &node(&[1])).unwrap_err().to_string().ends_with("lower sharesPerGpu"));
 }
 
 #[test]
-fn an_ill_gpu_takes_its_own_ids_and_its_free_ones() {
+fn unhealthy_gpu_makes_its_held_and_free_ids_unhealthy() {
     let holders = held(&[(0, &[1]), (1, &[0]), (2, &[0])]);
     let listed = devices(&[3, 3], &[true, false], &holders);
     assert_eq!(listed.len(), 7, "one more, so that the scheduler counts two free ones on the healthy GPU");
@@ -113,7 +113,7 @@ fn an_ill_gpu_takes_its_own_ids_and_its_free_ones() {
     assert_eq!(unhealthy(&devices(&[3, 3], &[true, true], &holders)).len(), 6);
 }
 
-/// The scheduler subtracts all pods' requests from the healthy ids: what is left is what healthy GPUs have free.
+/// The scheduler subtracts all pods' requests from the healthy ids. The remainder equals the free capacity of healthy GPUs.
 #[test]
 fn lost_gpu_takes_no_free_slot_from_a_healthy_one() {
     let numbers: Vec<u64> = (0..4).collect();
@@ -135,17 +135,17 @@ fn id_without_a_gpu_is_unhealthy_when_all_gpus_are() {
 }
 
 #[test]
-fn a_grant_on_several_gpus_loses_its_part_on_the_ill_one() {
+fn grant_on_several_gpus_loses_its_part_on_the_unhealthy_one() {
     let holders = held(&[(0, &[0, 1]), (1, &[0, 1]), (2, &[])]);
     let listed = devices(&[2, 2], &[false, true], &holders);
     assert_eq!(unhealthy(&listed), ["slot-1"], "the scheduler counts the other half of the grant, too");
 }
 
 #[test]
-fn what_is_held_stays_listed_when_slots_are_taken_away() {
+fn held_ids_stay_listed_when_slots_are_removed() {
     let mut holders = held(&[(1, &[0]), (7, &[1])]);
     holders.insert(DeviceId("from-elsewhere".into()), [1].into());
-    let names = |listed: &[Listed]| listed.iter().map(|listed| listed.id.0.clone()).collect::<Vec<_>>();
+    let names = |listed: &[ListedDevice]| listed.iter().map(|listed| listed.id.0.clone()).collect::<Vec<_>>();
     let listed = devices(&[1, 1], &[false, false], &holders);
     assert_eq!(names(&listed), ["slot-0", "slot-1", "from-elsewhere", "slot-7"]);
     assert_eq!(unhealthy(&listed), ["slot-0"], "there are two slots, and three are held");
@@ -153,7 +153,7 @@ fn what_is_held_stays_listed_when_slots_are_taken_away() {
 }
 
 #[test]
-fn a_gpu_on_which_more_was_held_than_it_has_takes_nothing_from_others() {
+fn gpu_that_held_more_than_its_slots_takes_none_from_others() {
     // All of the node's slots are held on the first GPU.
     let numbers: Vec<u64> = (0..6).collect();
     let holders = held(&numbers.iter().map(|&number| (number, [0].as_slice())).collect::<Vec<_>>());
@@ -170,16 +170,17 @@ fn a_gpu_on_which_more_was_held_than_it_has_takes_nothing_from_others() {
 }
 
 #[test]
-fn pods_are_counted_as_kubelet_counts_them() {
+fn requests_of_pods_are_counted_as_kubelet_does() {
     let container = |name: &str, memory: u64| json!({"name": name, "resources": {"limits": {"a.b/memory": memory, "cpu": 1}}});
     let mut sidecar = container("proxy", 5);
     sidecar["restartPolicy"] = "Always".into();
     let of = |init: serde_json::Value, app: serde_json::Value| {
-        let (pod, problems) = Pod::read(&json!({}), &json!({"initContainers": init, "containers": app}));
+        let (pod, problems) =
+            PodManifest::read(&json!({}), &json!({"initContainers": init, "containers": app}));
         assert_eq!(problems, []);
         pod
     };
-    let of_all = |pods: &[&Pod]| {
+    let of_all = |pods: &[&PodManifest]| {
         let pods: Vec<_> = pods.iter().map(|pod| PodRequest { pod, grant: None }).collect();
         let requested = requested(&pods, &node(&[1000]));
         assert_eq!(
@@ -189,7 +190,7 @@ fn pods_are_counted_as_kubelet_counts_them() {
         );
         requested.total
     };
-    let sum = |pods: &[&Pod]| of_all(pods).get("a.b/memory").copied();
+    let sum = |pods: &[&PodManifest]| of_all(pods).get("a.b/memory").copied();
     let apps = of(json!([container("fetch", 7)]), json!([container("a", 4), container("b", 4)]));
     assert_eq!(sum(&[&apps]), Some(8));
     let large_init = of(json!([container("fetch", 9)]), json!([container("a", 4), container("b", 4)]));
@@ -199,38 +200,38 @@ fn pods_are_counted_as_kubelet_counts_them() {
     let late = of(json!([container("fetch", 7), sidecar]), json!([container("a", 4)]));
     assert_eq!(sum(&[&late]), Some(9));
     assert_eq!(sum(&[&apps, &late]), Some(17));
-    assert_eq!(of_all(&[&apps]).len(), 1, "cpu is none of ours");
+    assert_eq!(of_all(&[&apps]).len(), 1, "cpu is not an extended resource");
 }
 
-/// GPUs with slots, which of them are ill, and ids that are held, also beyond the slots.
+/// GPUs with slots, which of them are unhealthy, and ids that are held, also beyond the slots.
 fn situation() -> impl Strategy<Value = (Vec<u32>, Vec<bool>, BTreeMap<DeviceId, BTreeSet<usize>>)> {
     (1usize..5).prop_flat_map(|gpus| {
-        let holders = btree_map((0u64..60).prop_map(id), btree_set(0..gpus, 0..3), 0..30);
+        let holders = btree_map((0u64..60).prop_map(slot_id), btree_set(0..gpus, 0..3), 0..30);
         (vec(0u32..12, gpus), vec(any::<bool>(), gpus), holders)
     })
 }
 
 proptest! {
     #[test]
-    fn ids_are_listed_once_and_stay((slots, ill, held) in situation()) {
-        let listed = devices(&slots, &ill, &held);
+    fn ids_are_listed_once_and_stay((slots, unhealthy_gpus, held) in situation()) {
+        let listed = devices(&slots, &unhealthy_gpus, &held);
         let ids: BTreeSet<&DeviceId> = listed.iter().map(|listed| &listed.id).collect();
         prop_assert_eq!(ids.len(), listed.len());
         let total: u32 = slots.iter().sum();
         for number in 0..u64::from(total) {
-            prop_assert!(ids.contains(&id(number)));
+            prop_assert!(ids.contains(&slot_id(number)));
         }
         prop_assert!(held.keys().all(|id| ids.contains(id)));
         prop_assert!(listed.iter().all(|listed| listed.id.0.len() <= 63));
     }
 
     #[test]
-    fn what_lies_on_healthy_gpus_is_never_unhealthy((slots, ill, held) in situation()) {
-        for Listed { id, healthy } in devices(&slots, &ill, &held) {
+    fn id_on_a_healthy_gpu_is_never_unhealthy((slots, unhealthy_gpus, held) in situation()) {
+        for ListedDevice { id, healthy } in devices(&slots, &unhealthy_gpus, &held) {
             let Some(gpus) = held.get(&id).filter(|gpus| !gpus.is_empty()) else { continue };
-            if gpus.iter().all(|&gpu| !ill[gpu]) {
+            if gpus.iter().all(|&gpu| !unhealthy_gpus[gpu]) {
                 prop_assert!(healthy, "{id}");
-            } else if gpus.iter().all(|&gpu| ill[gpu]) {
+            } else if gpus.iter().all(|&gpu| unhealthy_gpus[gpu]) {
                 prop_assert!(!healthy, "{id}");
             }
         }
@@ -238,16 +239,16 @@ proptest! {
 
     /// What kube-scheduler computes is right: healthy ids minus all that are held is what healthy GPUs have free.
     #[test]
-    fn as_many_are_free_as_well_gpus_have_left((slots, ill, held) in situation()) {
-        let listed = devices(&slots, &ill, &held);
-        let on = share_out(&held);
-        let well: u64 = (0..slots.len()).filter(|&gpu| !ill[gpu]).map(|gpu| u64::from(slots[gpu])).sum();
-        let on_ill = held.keys().filter(|id| on.get(id).is_some_and(|&gpu| ill[gpu])).count() as u64;
+    fn free_ids_match_the_free_slots_of_healthy_gpus((slots, unhealthy_gpus, held) in situation()) {
+        let listed = devices(&slots, &unhealthy_gpus, &held);
+        let on = distribute(&held);
+        let well: u64 = (0..slots.len()).filter(|&gpu| !unhealthy_gpus[gpu]).map(|gpu| u64::from(slots[gpu])).sum();
+        let on_ill = held.keys().filter(|id| on.get(id).is_some_and(|&gpu| unhealthy_gpus[gpu])).count() as u64;
         let taken = held.len() as u64 - on_ill;
         let allocatable = listed.iter().filter(|one| one.healthy).count() as u64;
         if well == 0 {
-            let on_well = held.keys().filter(|id| on.get(id).is_some_and(|&gpu| !ill[gpu])).count() as u64;
-            prop_assert_eq!(allocatable, on_well, "there is nothing to offer");
+            let on_healthy_gpus = held.keys().filter(|id| on.get(id).is_some_and(|&gpu| !unhealthy_gpus[gpu])).count() as u64;
+            prop_assert_eq!(allocatable, on_healthy_gpus, "there is nothing to offer");
         } else {
             prop_assert_eq!(allocatable.saturating_sub(held.len() as u64), well.saturating_sub(taken));
         }
@@ -264,7 +265,7 @@ proptest! {
         overcommit in 100u32..1000,
         requests in vec((vec(0usize..9, 0..4), 1u64..1 << 40), 0..12),
     ) {
-        let settings = Settings {
+        let settings = AgentSettings {
             memory_overcommit: Overcommit::percent(overcommit).unwrap(),
             ..settings(&Dialect::ALL)
         };
@@ -272,11 +273,11 @@ proptest! {
         for (index, gpu) in node.gpus.iter_mut().enumerate() {
             gpu.withheld = (lost >> index & 1 == 1).then(|| "it is lost".to_string());
         }
-        let resources: Vec<String> = amounts(&node, &settings, &Requested::default()).into_keys().collect();
-        let pods: Vec<(Pod, Option<PodGrant>)> = requests.iter().map(|(gpus, amount)| pod_on(gpus, *amount, &resources)).collect();
+        let resources: Vec<String> = amounts(&node, &settings, &RequestedAmounts::default()).into_keys().collect();
+        let pods: Vec<(PodManifest, Option<PodGrant>)> = requests.iter().map(|(gpus, amount)| pod_on(gpus, *amount, &resources)).collect();
         let pods: Vec<_> = pods.iter().map(|(pod, grant)| PodRequest { pod, grant: grant.as_ref() }).collect();
         let requested = requested(&pods, &node);
-        let healthy = amounts(&node, &settings, &Requested::default());
+        let healthy = amounts(&node, &settings, &RequestedAmounts::default());
         for (resource, amount) in amounts(&node, &settings, &requested) {
             let of = |map: &BTreeMap<String, u64>| map.get(&resource).copied().unwrap_or(0);
             let (total, on_unhealthy) = (of(&requested.total), of(&requested.on_unhealthy));
@@ -294,7 +295,7 @@ proptest! {
 }
 
 /// A pod that requests an amount of every resource, with one share on each of these GPUs; without a grant where there are none.
-fn pod_on(gpus: &[usize], amount: u64, resources: &[String]) -> (Pod, Option<PodGrant>) {
+fn pod_on(gpus: &[usize], amount: u64, resources: &[String]) -> (PodManifest, Option<PodGrant>) {
     let limits: serde_json::Map<String, serde_json::Value> =
         resources.iter().map(|resource| (resource.clone(), amount.into())).collect();
     let spec = json!({"containers": [{"name": "main", "resources": {"limits": limits}}]});
@@ -308,7 +309,7 @@ fn pod_on(gpus: &[usize], amount: u64, resources: &[String]) -> (Pod, Option<Pod
     let shares = gpus.iter().map(share).collect();
     let grant = Grant { container: "main".into(), init: false, shares };
     let grant = PodGrant { node: "node1".into(), grants: vec![grant] };
-    (Pod::read(&json!({}), &spec).0, (!gpus.is_empty()).then_some(grant))
+    (PodManifest::read(&json!({}), &spec).0, (!gpus.is_empty()).then_some(grant))
 }
 
 /// The case of a lost GPU whose pods held 12 GiB and 90 % of its compute: the other GPU is free as a whole.
@@ -317,7 +318,7 @@ fn lost_gpu_leaves_the_healthy_one_free() {
     let mut node = node(&[40_000, 40_000]);
     node.gpus[1].withheld = Some("XID 79".into());
     let settings = settings(&Dialect::ALL);
-    let free = amounts(&node, &settings, &Requested::default());
+    let free = amounts(&node, &settings, &RequestedAmounts::default());
     let resources: Vec<String> = free.keys().cloned().collect();
     let pods: Vec<_> = (0..3).map(|_| pod_on(&[1], 30, &resources)).collect();
     let pods: Vec<_> = pods.iter().map(|(pod, grant)| PodRequest { pod, grant: grant.as_ref() }).collect();
@@ -336,7 +337,7 @@ fn init_container_on_a_lost_gpu_leaves_the_pods_need_of_the_healthy_one() {
     let container =
         |name: &str, cores: u64| json!({"name": name, "resources": {"limits": {"partage.dev/cores": cores}}});
     let spec = json!({"initContainers": [container("fetch", 90)], "containers": [container("main", 40)]});
-    let (pod, _) = Pod::read(&json!({}), &spec);
+    let (pod, _) = PodManifest::read(&json!({}), &spec);
     let (_, grant) = pod_on(&[1], 1, &[]);
     let mut grant = grant.unwrap();
     grant.grants[0].container = "fetch".into();

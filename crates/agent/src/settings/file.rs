@@ -1,15 +1,18 @@
-//! The file as it is written: everything may be left out, and some nodes may differ.
+//! The format of the settings file: every key is optional, and `nodes` overrides keys on some nodes.
 
-use super::{DriverChoice, Metrics, OnBypass, Resize, Settings, SettingsError, SimulatedGpus};
+use super::{
+    AgentSettings, AgentSettingsError, BypassAction, DriverSetting, MetricsSettings, ResizePolicy,
+    SimulatedGpus,
+};
 use partage_core::dialect::{Dialect, MemoryUnit};
-use partage_core::model::{NodeName, Overcommit, Oversubscription, Policy};
+use partage_core::model::{NodeName, Overcommit, Oversubscription, PlacementPolicy};
 use serde::{Deserialize, Deserializer, de};
 use std::collections::BTreeMap;
 
-/// The whole file.
+/// The settings file as written: a key that is absent keeps its default, and unknown keys are refused.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(super) struct File {
+pub(super) struct SettingsDocument {
     #[serde(deserialize_with = "dialects")]
     dialects: Option<Vec<Dialect>>,
     vcuda_domains: Option<Vec<String>>,
@@ -21,24 +24,24 @@ pub(super) struct File {
     memory_overcommit_percent: Option<Overcommit>,
     labels: Option<BTreeMap<String, String>>,
     #[serde(deserialize_with = "policy")]
-    policy: Option<Policy>,
+    policy: Option<PlacementPolicy>,
     extender: Option<bool>,
-    resize: Option<Resize>,
+    resize: Option<ResizePolicy>,
     oversubscribe: Option<Oversubscription>,
-    on_bypass: Option<OnBypass>,
-    driver: Option<DriverChoice>,
+    on_bypass: Option<BypassAction>,
+    driver: Option<DriverSetting>,
     simulated: Option<SimulatedGpus>,
-    metrics: Option<Metrics>,
-    nodes: Vec<Exception>,
+    metrics: Option<MetricsSettings>,
+    nodes: Vec<NodeOverride>,
 }
 
-/// What is different on some nodes: the same keys, but for `nodes` itself.
+/// Overrides on some nodes: the same keys except `nodes`.
 ///
-/// Written out, and not the keys above flattened in: then an unknown key would be refused nowhere.
+/// The keys are repeated here instead of flattened: with `#[serde(flatten)]` unknown keys would not be refused.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Exception {
-    /// Names of nodes; `*` stands for any letters.
+struct NodeOverride {
+    /// Names of nodes; `*` matches any characters.
     names: Vec<String>,
     #[serde(default, deserialize_with = "dialects")]
     dialects: Option<Vec<Dialect>>,
@@ -57,43 +60,44 @@ struct Exception {
     #[serde(default)]
     labels: Option<BTreeMap<String, String>>,
     #[serde(default, deserialize_with = "policy")]
-    policy: Option<Policy>,
+    policy: Option<PlacementPolicy>,
     #[serde(default)]
     extender: Option<bool>,
     #[serde(default)]
-    resize: Option<Resize>,
+    resize: Option<ResizePolicy>,
     #[serde(default)]
     oversubscribe: Option<Oversubscription>,
     #[serde(default)]
-    on_bypass: Option<OnBypass>,
+    on_bypass: Option<BypassAction>,
     #[serde(default)]
-    driver: Option<DriverChoice>,
+    driver: Option<DriverSetting>,
     #[serde(default)]
     simulated: Option<SimulatedGpus>,
     #[serde(default)]
-    metrics: Option<Metrics>,
+    metrics: Option<MetricsSettings>,
 }
 
-impl File {
-    pub(super) fn parse(text: &str) -> Result<File, SettingsError> {
-        let says_nothing = |line: &str| line.trim().is_empty() || line.trim_start().starts_with('#');
-        if text.lines().all(says_nothing) {
-            return Ok(File::default());
+impl SettingsDocument {
+    /// Parses the text of a file; a file without keys has the defaults.
+    pub(super) fn parse(text: &str) -> Result<SettingsDocument, AgentSettingsError> {
+        let is_empty = |line: &str| line.trim().is_empty() || line.trim_start().starts_with('#');
+        if text.lines().all(is_empty) {
+            return Ok(SettingsDocument::default());
         }
-        // On one line: it becomes an event.
+        // On one line, because it becomes the message of an event.
         serde_saphyr::from_str(text)
-            .map_err(|error| SettingsError::Unreadable(error.without_snippet().to_string()))
+            .map_err(|error| AgentSettingsError::Malformed(error.without_snippet().to_string()))
     }
 
-    /// What holds on a node: the first exception that names it wins, key by key.
-    pub(super) fn settings(&self, node: &NodeName) -> Settings {
-        let names = |one: &&Exception| one.names.iter().any(|name| matches(name, node.as_str()));
+    /// Returns the settings of a node: those of the first override that names it, and of the file where the override has none.
+    pub(super) fn settings(&self, node: &NodeName) -> AgentSettings {
+        let names = |one: &&NodeOverride| one.names.iter().any(|name| matches(name, node.as_str()));
         self.with(self.nodes.iter().find(names))
     }
 
-    /// What holds where an exception does, or none.
-    fn with(&self, exception: Option<&Exception>) -> Settings {
-        let mut settings = Settings::default();
+    /// Returns the settings of the file with an override applied.
+    fn with(&self, node_override: Option<&NodeOverride>) -> AgentSettings {
+        let mut settings = AgentSettings::default();
         macro_rules! take {
             ($from:expr, $($key:ident),*) => { $( if let Some(value) = &$from.$key { settings.$key = value.clone(); } )* };
         }
@@ -123,24 +127,26 @@ impl File {
             };
         }
         take_all!(self);
-        if let Some(exception) = exception {
-            take_all!(exception);
+        if let Some(node_override) = node_override {
+            take_all!(node_override);
         }
         settings
     }
 
-    /// What cannot be on any node: the file is one for all, and who looks at it before it is used must learn everything.
-    pub(super) fn check(&self) -> Result<(), SettingsError> {
+    /// Checks the settings of all nodes: one file holds for all of them, and `--check` must find every error.
+    pub(super) fn check(&self) -> Result<(), AgentSettingsError> {
         self.with(None).check()?;
-        for (at, exception) in self.nodes.iter().enumerate() {
-            let there =
-                |key: &str, why: String| SettingsError::Wrong { key: format!("nodes[{at}].{key}"), why };
-            if exception.names.is_empty() {
-                let why = "names no node: write names of nodes, * stands for any letters";
-                return Err(there("names", why.into()));
+        for (at, node_override) in self.nodes.iter().enumerate() {
+            let invalid = |key: &str, message: String| AgentSettingsError::Invalid {
+                key: format!("nodes[{at}].{key}"),
+                message,
+            };
+            if node_override.names.is_empty() {
+                let message = "the list is empty: name nodes, * matches any characters";
+                return Err(invalid("names", message.into()));
             }
-            self.with(Some(exception)).check().map_err(|error| match error {
-                SettingsError::Wrong { key, why } => there(&key, why),
+            self.with(Some(node_override)).check().map_err(|error| match error {
+                AgentSettingsError::Invalid { key, message } => invalid(&key, message),
                 other => other,
             })?;
         }
@@ -148,7 +154,7 @@ impl File {
     }
 }
 
-/// Whether a name fits a pattern in which `*` stands for any letters, none too.
+/// Returns whether a name matches a pattern, in which `*` matches any number of characters.
 fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else { return false };
@@ -171,7 +177,7 @@ fn dialects<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<Dialect>>, 
     let one = |name: &String| {
         Dialect::ALL.into_iter().find(|dialect| dialect.name() == name).ok_or_else(|| {
             let known: Vec<&str> = Dialect::ALL.iter().map(|dialect| dialect.name()).collect();
-            de::Error::custom(format!("\"{name}\" is no dialect: write some of {}", known.join(", ")))
+            de::Error::custom(format!("\"{name}\" is not a dialect: use some of {}", known.join(", ")))
         })
     };
     names.iter().map(one).collect::<Result<_, _>>().map(Some)
@@ -182,11 +188,13 @@ fn unit<'de, D: Deserializer<'de>>(from: D) -> Result<Option<MemoryUnit>, D::Err
         None => Ok(None),
         Some("GiB") => Ok(Some(MemoryUnit::Gib)),
         Some("MiB") => Ok(Some(MemoryUnit::Mib)),
-        Some(other) => Err(de::Error::custom(format!("\"{other}\" is no unit of memory: write GiB or MiB"))),
+        Some(other) => {
+            Err(de::Error::custom(format!("\"{other}\" is not a unit of memory: write GiB or MiB")))
+        }
     }
 }
 
-fn policy<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Policy>, D::Error> {
+fn policy<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PlacementPolicy>, D::Error> {
     let Some(name) = Option::<String>::deserialize(from)? else { return Ok(None) };
     name.parse().map(Some).map_err(de::Error::custom)
 }
@@ -196,7 +204,7 @@ mod tests {
     use super::matches;
 
     #[test]
-    fn stars_stand_for_any_letters() {
+    fn star_matches_any_characters() {
         for (pattern, name) in [
             ("a", "a"),
             ("*", ""),

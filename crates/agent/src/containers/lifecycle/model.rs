@@ -1,12 +1,13 @@
-//! Model test: kubelet, API server, container runtime and disk around [`Containers`], in random order, with a kill of the agent
-//! between any two durable steps and reboots of the node.
+//! Model test: kubelet, API server, container runtime and disk around [`Containers`], in random order, with resizes, kills of the
+//! agent between any two durable steps, and reboots of the node.
 //!
-//! The world below is what really is: which containers run, what is on disk. The agent sees it late (the watch lags), and after a
-//! kill only through what it left on disk. The grant book, the ledger and the lifecycle are the agent's own code.
+//! The model has the real state: which containers run, what is on disk. The agent sees it late (the watch lags), and after a kill
+//! only through what it left on disk. The grant book, the ledger, the lifecycle and the order of a resize are the agent's own code.
 
 use super::*;
+use crate::resize::{self, ResizeSteps};
 use partage_core::model::{Bytes, Gpu, GpuUuid, PodGrant, PodId, Share};
-use partage_core::pod::Pod;
+use partage_core::pod::PodManifest;
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -15,9 +16,9 @@ const GPU_MEMORY_GIB: u64 = 8;
 const SECOND: u64 = 1_000_000_000;
 const RESOURCE: &str = "partage.dev/gpu";
 
-/// What happens next. Numbers choose among what there is. A `kill` is the number of durable steps after which the agent dies.
+/// What happens next. Numbers select one of the existing items. A `kill` is the number of durable steps after which the agent dies.
 #[derive(Clone, Debug)]
-enum Event {
+enum ModelEvent {
     CreatePod {
         gib: u64,
         containers: usize,
@@ -52,6 +53,15 @@ enum Event {
     WriteAnnotation {
         pod: usize,
     },
+    /// The pod requests other amounts for its containers. `refuses` is the container that uses more than a smaller limit, and
+    /// `disk_full` a record that cannot be written.
+    Resize {
+        pod: usize,
+        gib: [u64; 2],
+        refuses: Option<usize>,
+        disk_full: bool,
+        kill: Option<usize>,
+    },
     SaveRecords {
         kill: Option<usize>,
     },
@@ -65,33 +75,39 @@ enum Event {
     Reboot,
 }
 
-fn events() -> impl Strategy<Value = Vec<Event>> {
+fn events() -> impl Strategy<Value = Vec<ModelEvent>> {
     let kill = || prop_oneof![2 => Just(None), 1 => (0_usize..6).prop_map(Some)];
     let pod = || 0_usize..4;
+    let gib = || 1..=GPU_MEMORY_GIB;
     let event = prop_oneof![
-        4 => (1..=GPU_MEMORY_GIB, 1_usize..=2).prop_map(|(gib, containers)| Event::CreatePod { gib, containers }),
-        5 => (pod(), kill()).prop_map(|(pod, kill)| Event::Allocate { pod, kill }),
-        8 => (pod(), kill()).prop_map(|(pod, kill)| Event::Start { pod, kill }),
-        4 => pod().prop_map(|pod| Event::Exit { pod }),
-        1 => pod().prop_map(|pod| Event::Finish { pod }),
-        3 => (pod(), any::<bool>()).prop_map(|(pod, force)| Event::Delete { pod, force }),
-        3 => Just(Event::SyncWatch),
-        1 => Just(Event::KubeletForgets),
-        1 => Just(Event::KubeletLosesCheckpoint),
-        1 => any::<bool>().prop_map(Event::CheckpointReadable),
-        1 => Just(Event::LoseRecords),
-        2 => pod().prop_map(|pod| Event::WriteAnnotation { pod }),
-        3 => kill().prop_map(|kill| Event::SaveRecords { kill }),
-        7 => kill().prop_map(|kill| Event::CollectGarbage { kill }),
-        3 => (1_u64..200).prop_map(|seconds| Event::Advance { seconds }),
-        1 => Just(Event::Kill),
-        1 => Just(Event::Reboot),
+        4 => (1..=GPU_MEMORY_GIB, 1_usize..=2).prop_map(|(gib, containers)| ModelEvent::CreatePod { gib, containers }),
+        5 => (pod(), kill()).prop_map(|(pod, kill)| ModelEvent::Allocate { pod, kill }),
+        8 => (pod(), kill()).prop_map(|(pod, kill)| ModelEvent::Start { pod, kill }),
+        4 => pod().prop_map(|pod| ModelEvent::Exit { pod }),
+        1 => pod().prop_map(|pod| ModelEvent::Finish { pod }),
+        3 => (pod(), any::<bool>()).prop_map(|(pod, force)| ModelEvent::Delete { pod, force }),
+        3 => Just(ModelEvent::SyncWatch),
+        1 => Just(ModelEvent::KubeletForgets),
+        1 => Just(ModelEvent::KubeletLosesCheckpoint),
+        1 => any::<bool>().prop_map(ModelEvent::CheckpointReadable),
+        1 => Just(ModelEvent::LoseRecords),
+        2 => pod().prop_map(|pod| ModelEvent::WriteAnnotation { pod }),
+        6 => (pod(), gib(), gib(), proptest::option::of(0_usize..2), proptest::bool::weighted(0.1), kill()).prop_map(
+            |(pod, first, second, refuses, disk_full, kill)| {
+                ModelEvent::Resize { pod, gib: [first, second], refuses, disk_full, kill }
+            }
+        ),
+        3 => kill().prop_map(|kill| ModelEvent::SaveRecords { kill }),
+        7 => kill().prop_map(|kill| ModelEvent::CollectGarbage { kill }),
+        3 => (1_u64..200).prop_map(|seconds| ModelEvent::Advance { seconds }),
+        1 => Just(ModelEvent::Kill),
+        1 => Just(ModelEvent::Reboot),
     ];
     proptest::collection::vec(event, 1..80)
 }
 
 #[derive(Clone)]
-struct ApiPod {
+struct ListedPod {
     id: PodId,
     gib: u64,
     containers: Vec<ContainerName>,
@@ -99,27 +115,27 @@ struct ApiPod {
     annotations: BTreeMap<String, String>,
 }
 
-impl ApiPod {
+impl ListedPod {
     /// The manifest as the agent reads it.
-    fn manifest(&self) -> Pod {
+    fn manifest(&self) -> PodManifest {
         let limits = json!({RESOURCE: 1, "partage.dev/memory": format!("{}Gi", self.gib)});
         let container =
             |name: &ContainerName| json!({"name": name.as_str(), "resources": {"limits": limits}});
         let containers: Vec<serde_json::Value> = self.containers.iter().map(container).collect();
-        Pod::read(&json!({"annotations": self.annotations}), &json!({"containers": containers})).0
+        PodManifest::read(&json!({"annotations": self.annotations}), &json!({"containers": containers})).0
     }
 }
 
 #[derive(Default)]
-struct Disk {
+struct DiskState {
     allocations: BTreeMap<ContainerKey, AllocationRecord>,
     records: BTreeMap<PodUid, PodRecord>,
-    specs: BTreeMap<ContainerKey, Spec>,
+    specs: BTreeMap<ContainerKey, WrittenSpec>,
     regions: BTreeMap<ContainerKey, (ContainerOwner, Vec<Share>)>,
 }
 
 #[derive(Clone)]
-struct Spec {
+struct WrittenSpec {
     record: PodRecord,
     container: ContainerName,
     /// The key whose region is mounted.
@@ -127,16 +143,16 @@ struct Spec {
 }
 
 /// The agent was killed at a durable step.
-struct Killed;
+struct AgentKilled;
 
 /// Counts durable steps down to the kill.
-struct Fuse(Option<usize>);
+struct KillCountdown(Option<usize>);
 
-impl Fuse {
-    fn step(&mut self) -> Result<(), Killed> {
+impl KillCountdown {
+    fn step(&mut self) -> Result<(), AgentKilled> {
         match &mut self.0 {
             None => Ok(()),
-            Some(0) => Err(Killed),
+            Some(0) => Err(AgentKilled),
             Some(left) => {
                 *left -= 1;
                 Ok(())
@@ -145,28 +161,28 @@ impl Fuse {
     }
 }
 
-struct World {
+struct NodeModel {
     now: u64,
     next: u64,
     /// When the watch last caught up.
     synced_at: u64,
     agent: Option<Containers>,
-    disk: Disk,
-    api: BTreeMap<PodUid, ApiPod>,
+    disk: DiskState,
+    api: BTreeMap<PodUid, ListedPod>,
     /// The API server's pods as of the agent's last watch event.
-    watch: BTreeMap<PodUid, ApiPod>,
+    watch: BTreeMap<PodUid, ListedPod>,
     /// All pods that ever were, also those that were deleted.
-    pods: Vec<ApiPod>,
+    pods: Vec<ListedPod>,
     /// What kubelet knows; its checkpoint, where that can be read.
-    kubelet: Vec<Holder>,
+    kubelet: Vec<DeviceHolder>,
     checkpoint_readable: bool,
     /// Whether the agent could read it when it started.
     recovered_from_checkpoint: bool,
     /// The containers that run, each with the region that is mounted in it.
     running: BTreeMap<ContainerOwner, ContainerKey>,
-    /// What pods that started once were granted. They must never get anything else.
+    /// The grants of pods that started once. Only a resize changes them.
     first_grants: BTreeMap<PodUid, PodGrant>,
-    settings: Settings,
+    settings: AgentSettings,
 }
 
 fn node() -> Node {
@@ -182,14 +198,14 @@ fn node() -> Node {
     Node::new("node1", vec![gpu(0), gpu(1)])
 }
 
-impl World {
-    fn new() -> World {
-        let mut world = World {
+impl NodeModel {
+    fn new() -> NodeModel {
+        let mut world = NodeModel {
             now: 1_000_000 * SECOND,
             next: 0,
             synced_at: 1_000_000 * SECOND,
             agent: None,
-            disk: Disk::default(),
+            disk: DiskState::default(),
             api: BTreeMap::new(),
             watch: BTreeMap::new(),
             pods: Vec::new(),
@@ -198,7 +214,7 @@ impl World {
             recovered_from_checkpoint: true,
             running: BTreeMap::new(),
             first_grants: BTreeMap::new(),
-            settings: Settings::default(),
+            settings: AgentSettings::default(),
         };
         world.start_agent();
         world
@@ -209,7 +225,7 @@ impl World {
         self.next
     }
 
-    fn pod(&self, pick: usize) -> Option<ApiPod> {
+    fn pod(&self, pick: usize) -> Option<ListedPod> {
         // The newest pods are the interesting ones.
         let recent = &self.pods[self.pods.len().saturating_sub(4)..];
         (!recent.is_empty()).then(|| recent[pick % recent.len()].clone())
@@ -224,7 +240,7 @@ impl World {
         self.watch = self.api.clone();
         self.synced_at = self.now;
         self.recovered_from_checkpoint = self.checkpoint_readable;
-        let left = LeftBehind {
+        let left = RecoveryInput {
             allocations: self.disk.allocations.clone(),
             records: self.disk.records.clone(),
             specs: self
@@ -234,10 +250,10 @@ impl World {
                 .map(|(key, spec)| (key.clone(), (spec.record.clone(), spec.container.clone())))
                 .collect(),
             kubelet: self.checkpoint(),
-            ..LeftBehind::default()
+            ..RecoveryInput::default()
         };
         let (mut containers, recovered) = Containers::recover(node(), left);
-        for Recovered { key, owner, has_spec } in recovered {
+        for RecoveredContainer { key, owner, has_spec } in recovered {
             // As in `recover.rs`: without a region there is no container that could miss it.
             if !self.disk.regions.contains_key(&key) {
                 continue;
@@ -252,7 +268,7 @@ impl World {
         self.agent = Some(containers);
     }
 
-    fn checkpoint(&self) -> Vec<Holder> {
+    fn checkpoint(&self) -> Vec<DeviceHolder> {
         if self.checkpoint_readable { self.kubelet.clone() } else { Vec::new() }
     }
 
@@ -268,8 +284,11 @@ impl World {
         record: &PodRecord,
         owner: &ContainerOwner,
     ) {
-        let spec =
-            Spec { record: record.clone(), container: owner.container.clone(), region: region.clone() };
+        let spec = WrittenSpec {
+            record: record.clone(),
+            container: owner.container.clone(),
+            region: region.clone(),
+        };
         self.disk.specs.insert(key.clone(), spec);
     }
 
@@ -277,19 +296,19 @@ impl World {
     fn with_agent(
         &mut self,
         kill: Option<usize>,
-        work: impl FnOnce(&mut World, &mut Containers, &mut Fuse) -> Result<(), Killed>,
+        work: impl FnOnce(&mut NodeModel, &mut Containers, &mut KillCountdown) -> Result<(), AgentKilled>,
     ) {
         self.start_agent();
         let Some(mut agent) = self.agent.take() else { return };
-        if work(self, &mut agent, &mut Fuse(kill)).is_ok() {
+        if work(self, &mut agent, &mut KillCountdown(kill)).is_ok() {
             self.agent = Some(agent);
         }
     }
 
-    fn apply(&mut self, event: &Event) {
+    fn apply(&mut self, event: &ModelEvent) {
         self.now += SECOND / 100;
         match *event {
-            Event::CreatePod { gib, containers } => {
+            ModelEvent::CreatePod { gib, containers } => {
                 let number = self.unique();
                 let name = format!("p{number}");
                 let id = PodId {
@@ -299,11 +318,11 @@ impl World {
                 };
                 let containers = (0..containers).map(|at| format!("c{at}").as_str().into()).collect();
                 let annotations = BTreeMap::new();
-                let pod = ApiPod { id: id.clone(), gib, containers, finished: false, annotations };
+                let pod = ListedPod { id: id.clone(), gib, containers, finished: false, annotations };
                 self.api.insert(id.uid, pod.clone());
                 self.pods.push(pod);
             }
-            Event::Allocate { pod, kill } => {
+            ModelEvent::Allocate { pod, kill } => {
                 let Some(pod) = self.pod(pod).filter(|pod| self.is_active(&pod.id.uid)) else { return };
                 let has_devices = |container: &&ContainerName| {
                     self.kubelet.iter().any(|one| one.uid == pod.id.uid && one.container == **container)
@@ -326,7 +345,7 @@ impl World {
                     fuse.step()?;
                     world.disk.allocations.insert(key.clone(), allocation);
                     fuse.step()?;
-                    world.kubelet.push(Holder {
+                    world.kubelet.push(DeviceHolder {
                         uid: pod.id.uid.clone(),
                         container,
                         resource: RESOURCE.into(),
@@ -338,7 +357,7 @@ impl World {
                     Ok(())
                 });
             }
-            Event::Start { pod, kill } => {
+            ModelEvent::Start { pod, kill } => {
                 let Some(pod) = self.pod(pod).filter(|pod| self.is_active(&pod.id.uid)) else { return };
                 let mut holders = self.kubelet.iter().filter(|holder| holder.uid == pod.id.uid);
                 let Some(holder) = holders.find(|holder| !self.runs(&owner_of(holder))).cloned() else {
@@ -346,21 +365,21 @@ impl World {
                 };
                 self.with_agent(kill, |world, agent, fuse| world.start_container(agent, &holder, fuse));
             }
-            Event::Exit { pod } => {
+            ModelEvent::Exit { pod } => {
                 let Some(pod) = self.pod(pod) else { return };
                 let of_pod = self.running.keys().find(|owner| owner.pod == pod.id.uid).cloned();
                 if let Some(owner) = of_pod {
                     self.running.remove(&owner);
                 }
             }
-            Event::Finish { pod } => {
+            ModelEvent::Finish { pod } => {
                 let Some(uid) = self.pod(pod).map(|pod| pod.id.uid) else { return };
                 if let Some(pod) = self.api.get_mut(&uid) {
                     pod.finished = true;
                     self.running.retain(|owner, _| owner.pod != uid);
                 }
             }
-            Event::Delete { pod, force } => {
+            ModelEvent::Delete { pod, force } => {
                 let Some(uid) = self.pod(pod).map(|pod| pod.id.uid) else { return };
                 // Deleted by force, a pod is gone at once, and its containers are not.
                 if !force {
@@ -368,30 +387,37 @@ impl World {
                 }
                 self.api.remove(&uid);
             }
-            Event::SyncWatch => {
+            ModelEvent::SyncWatch => {
                 self.watch = self.api.clone();
                 self.synced_at = self.now;
             }
-            Event::KubeletForgets => {
+            ModelEvent::KubeletForgets => {
                 let api = &self.api;
                 let running = &self.running;
                 self.kubelet.retain(|holder| {
                     api.contains_key(&holder.uid) || running.contains_key(&owner_of(holder))
                 });
             }
-            Event::KubeletLosesCheckpoint => self.kubelet.clear(),
-            Event::CheckpointReadable(readable) => self.checkpoint_readable = readable,
-            Event::WriteAnnotation { pod } => {
+            ModelEvent::KubeletLosesCheckpoint => self.kubelet.clear(),
+            ModelEvent::CheckpointReadable(readable) => self.checkpoint_readable = readable,
+            ModelEvent::WriteAnnotation { pod } => {
                 if let Some(pod) = self.pod(pod) {
                     self.annotate(&pod.id.uid);
                 }
             }
-            Event::LoseRecords => {
+            ModelEvent::Resize { pod, gib, refuses, disk_full, kill } => {
+                let Some(pod) = self.pod(pod).filter(|pod| self.is_active(&pod.id.uid)) else { return };
+                self.with_agent(kill, |world, agent, fuse| {
+                    world.resize(agent, &pod, gib, refuses, disk_full, fuse)
+                });
+            }
+            ModelEvent::LoseRecords => {
                 // Without an annotation a pod's grant cannot be known again: it is reported and stays uncounted. The same where
                 // kubelet does not tell that the pod has devices.
                 let known = |(owner, key): (&ContainerOwner, &ContainerKey)| {
-                    let holds =
-                        |holder: &Holder| owner_of(holder) == *owner && holder.key.as_ref() == Some(key);
+                    let holds = |holder: &DeviceHolder| {
+                        owner_of(holder) == *owner && holder.key.as_ref() == Some(key)
+                    };
                     self.is_active(&owner.pod) && self.checkpoint().iter().any(holds)
                 };
                 if self.agent.is_none() || !self.running.iter().all(known) {
@@ -410,7 +436,7 @@ impl World {
                     Ok(())
                 });
             }
-            Event::SaveRecords { kill } => self.with_agent(kill, |world, agent, fuse| {
+            ModelEvent::SaveRecords { kill } => self.with_agent(kill, |world, agent, fuse| {
                 for uid in agent.unsaved_pods() {
                     let Some(record) = agent.grants().record(&uid).cloned() else { continue };
                     fuse.step()?;
@@ -419,18 +445,18 @@ impl World {
                 }
                 Ok(())
             }),
-            Event::CollectGarbage { kill } => {
+            ModelEvent::CollectGarbage { kill } => {
                 self.with_agent(kill, |world, agent, fuse| world.collect_garbage(agent, fuse));
             }
-            Event::Advance { seconds } => {
+            ModelEvent::Advance { seconds } => {
                 self.now += seconds * SECOND;
                 // Kubelet and the agent watch the same API server: neither is behind by more than the grace period.
                 if self.now - self.synced_at > 100 * SECOND {
-                    self.apply(&Event::SyncWatch);
+                    self.apply(&ModelEvent::SyncWatch);
                 }
             }
-            Event::Kill => self.agent = None,
-            Event::Reboot => {
+            ModelEvent::Kill => self.agent = None,
+            ModelEvent::Reboot => {
                 self.agent = None;
                 self.running.clear();
                 // Below /run: nothing of it outlives the boot. The pod records and kubelet's checkpoint do.
@@ -459,7 +485,7 @@ impl World {
         self.api.get(uid).is_some_and(|pod| !pod.finished)
     }
 
-    fn request<'a>(&self, pod: &'a ApiPod, manifest: &'a Pod) -> GrantRequest<'a> {
+    fn request<'a>(&self, pod: &'a ListedPod, manifest: &'a PodManifest) -> GrantRequest<'a> {
         GrantRequest { id: &pod.id, pod: manifest, problems: &[], boot: "boot", now: self.now }
     }
 
@@ -467,13 +493,13 @@ impl World {
     fn start_container(
         &mut self,
         agent: &mut Containers,
-        holder: &Holder,
-        fuse: &mut Fuse,
-    ) -> Result<(), Killed> {
+        holder: &DeviceHolder,
+        fuse: &mut KillCountdown,
+    ) -> Result<(), AgentKilled> {
         let owner = owner_of(holder);
         let real_key = holder.key.clone().unwrap();
         let reported =
-            Holder { key: holder.key.clone().filter(|_| self.checkpoint_readable), ..holder.clone() };
+            DeviceHolder { key: holder.key.clone().filter(|_| self.checkpoint_readable), ..holder.clone() };
         let keys = agent.keys_of(&reported);
         if keys.is_empty() {
             return Ok(());
@@ -512,7 +538,7 @@ impl World {
             for key in agent.superseded(&keys[0], &owner) {
                 self.remove_container(agent, &key, fuse)?;
             }
-            let is_it = |stage: &Stage| matches!(stage, Stage::Prepared { owner: of, .. } if *of == owner);
+            let is_it = |stage: &ContainerStage| matches!(stage, ContainerStage::Prepared { owner: of, .. } if *of == owner);
             let prepared = agent.by_key.values().filter(|container| is_it(&container.stage)).count();
             assert_eq!(prepared, 1, "an earlier key of the container is left");
         }
@@ -521,6 +547,58 @@ impl World {
         let first = self.first_grants.entry(owner.pod.clone()).or_insert(record.grant.clone());
         assert_eq!(*first, record.grant, "a restarted container got another grant");
         self.running.insert(owner, spec.region.clone());
+        Ok(())
+    }
+
+    /// As `resize.rs` does it, with its own order of steps and its own rollback.
+    fn resize(
+        &mut self,
+        agent: &mut Containers,
+        pod: &ListedPod,
+        gib: [u64; 2],
+        refuses: Option<usize>,
+        disk_full: bool,
+        fuse: &mut KillCountdown,
+    ) -> Result<(), AgentKilled> {
+        let uid = &pod.id.uid;
+        let Some(old) = agent.grants().record(uid).cloned() else { return Ok(()) };
+        let amounts = pod.containers.iter().zip(gib);
+        let request: Vec<String> =
+            amounts.map(|(container, gib)| format!("{container}: memory={gib}Gi")).collect();
+        let request = request.join("; ");
+        let answered = |record: PodRecord| PodRecord { resize: Some(request.clone()), ..record };
+        let changes = partage_core::resize::read(&request).unwrap();
+        let grant = partage_core::resize::apply(&old.grant, &changes).unwrap();
+        let manifest = pod.manifest();
+        let new = answered(agent.grants().with_grant(&old, &manifest, grant, &self.settings).unwrap());
+        let done = match agent.reserve_resize(&old, &new) {
+            Err(_) => Err(ModelResizeError::Refused),
+            Ok(()) => {
+                let prepared = agent.prepared_of(uid);
+                let refuses = refuses.and_then(|at| pod.containers.get(at)).cloned();
+                let mut steps = ModelResize { model: self, fuse, refuses, disk_full, is_killed: false };
+                resize::apply(&mut steps, &old, &new, prepared)
+            }
+        };
+        match done {
+            Err(ModelResizeError::Killed) => return Err(AgentKilled),
+            Err(ModelResizeError::Refused) => {
+                let record = answered(old);
+                agent.replace(record.clone());
+                fuse.step()?;
+                self.disk.records.insert(uid.clone(), record.clone());
+                agent.record_saved(&record);
+            }
+            Ok(()) => {
+                agent.replace(new.clone());
+                agent.set_saved(uid, true);
+                for (key, container) in agent.prepared_of(uid) {
+                    fuse.step()?;
+                    let owner = ContainerOwner { pod: uid.clone(), container };
+                    self.write_spec(&key, &key, &new, &owner);
+                }
+            }
+        }
         Ok(())
     }
 
@@ -550,8 +628,8 @@ impl World {
         &mut self,
         agent: &mut Containers,
         key: &ContainerKey,
-        fuse: &mut Fuse,
-    ) -> Result<(), Killed> {
+        fuse: &mut KillCountdown,
+    ) -> Result<(), AgentKilled> {
         for step in REMOVE {
             fuse.step()?;
             match step {
@@ -565,7 +643,11 @@ impl World {
     }
 
     /// As the garbage collector does it.
-    fn collect_garbage(&mut self, agent: &mut Containers, fuse: &mut Fuse) -> Result<(), Killed> {
+    fn collect_garbage(
+        &mut self,
+        agent: &mut Containers,
+        fuse: &mut KillCountdown,
+    ) -> Result<(), AgentKilled> {
         self.resolve(agent);
         let watch = &self.watch;
         let phase = |uid: &PodUid| match watch.get(uid) {
@@ -591,8 +673,8 @@ impl World {
         let exists = |uid: &PodUid| self.watch.contains_key(uid) || agent.grants().record(uid).is_some();
         let held = self.kubelet.iter().filter(|holder| exists(&holder.uid));
         let held = held.filter_map(|holder| holder.key.clone()).collect();
-        let waits = |pod: &ApiPod| !pod.finished && !agent.has_all_keys(&pod.id.uid);
-        let view = OrphanView {
+        let waits = |pod: &ListedPod| !pod.finished && !agent.has_all_keys(&pod.id.uid);
+        let view = OrphanCriteria {
             on_disk: &on_disk,
             held: &held,
             checkpoint_written: Some(self.now),
@@ -650,7 +732,7 @@ impl World {
             );
             let stage = agent.stage(key);
             prop_assert!(
-                matches!(stage, Some(Stage::Prepared { owner: of, .. }) if of == owner),
+                matches!(stage, Some(ContainerStage::Prepared { owner: of, .. }) if of == owner),
                 "{owner:?} runs in stage {stage:?}"
             );
         }
@@ -662,15 +744,85 @@ impl World {
         self.running.clear();
         self.api.clear();
         self.checkpoint_readable = true;
-        self.apply(&Event::SyncWatch);
-        self.apply(&Event::KubeletForgets);
-        self.apply(&Event::CollectGarbage { kill: None });
-        self.apply(&Event::Advance { seconds: 1000 });
-        self.apply(&Event::CollectGarbage { kill: None });
+        self.apply(&ModelEvent::SyncWatch);
+        self.apply(&ModelEvent::KubeletForgets);
+        self.apply(&ModelEvent::CollectGarbage { kill: None });
+        self.apply(&ModelEvent::Advance { seconds: 1000 });
+        self.apply(&ModelEvent::CollectGarbage { kill: None });
     }
 }
 
-fn owner_of(holder: &Holder) -> ContainerOwner {
+/// The steps of a resize in the model.
+struct ModelResize<'a> {
+    model: &'a mut NodeModel,
+    fuse: &'a mut KillCountdown,
+    /// The container that uses all memory of its current limit.
+    refuses: Option<ContainerName>,
+    disk_full: bool,
+    is_killed: bool,
+}
+
+enum ModelResizeError {
+    Killed,
+    Refused,
+}
+
+impl ModelResize<'_> {
+    fn step(&mut self) -> Result<(), ModelResizeError> {
+        self.fuse.step().map_err(|AgentKilled| {
+            self.is_killed = true;
+            ModelResizeError::Killed
+        })
+    }
+
+    fn set(&mut self, key: &ContainerKey, shares: &[Share]) {
+        if let Some((_, limits)) = self.model.disk.regions.get_mut(key) {
+            *limits = shares.to_vec();
+        }
+    }
+}
+
+impl ResizeSteps for ModelResize<'_> {
+    type Error = ModelResizeError;
+
+    fn set_limits(
+        &mut self,
+        key: &ContainerKey,
+        container: &ContainerName,
+        shares: &[Share],
+    ) -> Result<(), ModelResizeError> {
+        self.step()?;
+        let memory = |shares: &[Share]| shares.iter().map(|share| share.memory_bytes).collect::<Vec<_>>();
+        let shrinks = self.model.disk.regions.get(key).is_some_and(|(_, now)| memory(shares) < memory(now));
+        if shrinks && self.refuses.as_ref() == Some(container) {
+            return Err(ModelResizeError::Refused);
+        }
+        self.set(key, shares);
+        Ok(())
+    }
+
+    fn restore_limits(&mut self, key: &ContainerKey, _: &ContainerName, shares: &[Share]) {
+        // An agent that was killed restores nothing: the next one does.
+        if !self.is_killed {
+            self.set(key, shares);
+        }
+    }
+
+    fn save(&mut self, record: &PodRecord) -> Result<(), ModelResizeError> {
+        self.step()?;
+        if self.disk_full {
+            return Err(ModelResizeError::Refused);
+        }
+        self.model.disk.records.insert(record.pod.uid.clone(), record.clone());
+        // From here on the pod has its new amounts, also after a kill.
+        if let Some(grant) = self.model.first_grants.get_mut(&record.pod.uid) {
+            grant.clone_from(&record.grant);
+        }
+        Ok(())
+    }
+}
+
+fn owner_of(holder: &DeviceHolder) -> ContainerOwner {
     ContainerOwner { pod: holder.uid.clone(), container: holder.container.clone() }
 }
 
@@ -679,7 +831,7 @@ proptest! {
 
     #[test]
     fn no_order_of_events_and_kills_over_commits_or_leaks(events in events()) {
-        let mut world = World::new();
+        let mut world = NodeModel::new();
         for event in &events {
             world.apply(event);
             world.check()?;

@@ -6,16 +6,16 @@ use crate::store::tests::record;
 use proptest::prelude::*;
 
 fn empty() -> Containers {
-    Containers::recover(node(&[1000, 1000]), LeftBehind::default()).0
+    Containers::recover(node(&[1000, 1000]), RecoveryInput::default()).0
 }
 
-/// A pod is granted `record`, from the list or, where it is not `listed`, from a single GET while the list lags behind.
+/// Grants `record` to a pod, from the list or, if it is not `listed`, from a single GET while the list lags behind.
 fn grant(containers: &mut Containers, record: &PodRecord, listed: bool) {
-    containers.grants.put_back(record.clone());
+    containers.grants.replace(record.clone());
     containers.note_grant(record, listed);
 }
 
-fn ends(containers: &mut Containers, phase: PodPhase, now: u64) -> Vec<PodEnd> {
+fn ends(containers: &mut Containers, phase: PodPhase, now: u64) -> Vec<PodEndCause> {
     containers.ended_pods(|_| phase, now).into_iter().map(|(_, end)| end).collect()
 }
 
@@ -29,21 +29,21 @@ fn young_pod_that_was_listed_ends_when_it_is_deleted() {
     let old = young.at + ORPHAN_GRACE_PERIOD.as_nanos() as u64 + 1;
     assert_eq!(
         ends(&mut containers, PodPhase::Absent, old),
-        [PodEnd::NeverListed],
+        [PodEndCause::NeverListed],
         "the grace period is over"
     );
     assert_eq!(ends(&mut containers, PodPhase::Active, young.at), []);
-    assert_eq!(ends(&mut containers, PodPhase::Absent, young.at), [PodEnd::Deleted]);
-    assert_eq!(ends(&mut containers, PodPhase::Finished, young.at), [PodEnd::Finished]);
+    assert_eq!(ends(&mut containers, PodPhase::Absent, young.at), [PodEndCause::Deleted]);
+    assert_eq!(ends(&mut containers, PodPhase::Finished, young.at), [PodEndCause::Finished]);
     let mut containers = empty();
     grant(&mut containers, &young, true);
-    assert_eq!(ends(&mut containers, PodPhase::Absent, young.at), [PodEnd::Deleted]);
+    assert_eq!(ends(&mut containers, PodPhase::Absent, young.at), [PodEndCause::Deleted]);
 }
 
 #[test]
 fn record_of_another_version_is_not_replaced_until_the_grant_changes() {
     let uid = PodUid::from("a");
-    let left = LeftBehind { foreign_records: [uid.clone()].into(), ..LeftBehind::default() };
+    let left = RecoveryInput { foreign_records: [uid.clone()].into(), ..RecoveryInput::default() };
     let (mut containers, recovered) = Containers::recover(node(&[1000]), left);
     assert_eq!(recovered, []);
     assert_eq!(
@@ -65,7 +65,7 @@ fn record_of_another_version_is_not_replaced_until_the_grant_changes() {
 
 #[test]
 fn spec_of_another_version_is_adopted_as_it_is() {
-    let holder = |key: &str| Holder {
+    let holder = |key: &str| DeviceHolder {
         uid: "a".into(),
         container: "main".into(),
         resource: "partage.dev/gpu".into(),
@@ -74,17 +74,17 @@ fn spec_of_another_version_is_adopted_as_it_is() {
         shared: true,
         name: None,
     };
-    let left = LeftBehind {
+    let left = RecoveryInput {
         records: [("a".into(), record("a", 1))].into(),
         foreign_specs: [ContainerKey("k1".into())].into(),
         kubelet: vec![holder("k1"), holder("k2")],
-        ..LeftBehind::default()
+        ..RecoveryInput::default()
     };
     let (containers, recovered) = Containers::recover(node(&[1000]), left);
     let has_spec: Vec<(&str, bool)> =
         recovered.iter().map(|one| (one.key.0.as_str(), one.has_spec)).collect();
     assert_eq!(has_spec, [("k1", true), ("k2", false)]);
-    assert!(matches!(containers.stage(&ContainerKey("k1".into())), Some(Stage::Granted { .. })));
+    assert!(matches!(containers.stage(&ContainerKey("k1".into())), Some(ContainerStage::Granted { .. })));
 }
 
 #[test]
@@ -124,14 +124,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Whatever the order of events: a pass ends exactly the pods that were listed and are gone, and those that were not listed
+    /// In any order of events, a pass ends exactly the pods that were listed and are gone, and those that were not listed
     /// for the whole grace period.
     #[test]
     fn grants_end_with_their_pods(steps in steps()) {
         let mut containers = empty();
         let mut granted: BTreeMap<u8, u64> = BTreeMap::new();
         let mut there: BTreeSet<u8> = BTreeSet::new();
-        // What an observer of all events knows.
+        // The expectation, computed from all events.
         let mut known: BTreeSet<u8> = BTreeSet::new();
         let mut clock = 0_u64;
         for step in steps {
@@ -156,14 +156,14 @@ proptest! {
                     known.extend(granted.keys().filter(|pod| there.contains(pod)));
                     let expected = granted.iter().filter(|(pod, _)| !there.contains(pod)).filter_map(|(pod, at)| {
                         let end = if known.contains(pod) {
-                            Some(PodEnd::Deleted)
+                            Some(PodEndCause::Deleted)
                         } else {
-                            is_older(*at, clock).then_some(PodEnd::NeverListed)
+                            is_older(*at, clock).then_some(PodEndCause::NeverListed)
                         };
                         Some((*pod, end?))
                     });
-                    let expected: Vec<(u8, PodEnd)> = expected.collect();
-                    let found: Vec<(u8, PodEnd)> = ended.iter().map(|(pod, end)| (number(&pod.uid), *end)).collect();
+                    let expected: Vec<(u8, PodEndCause)> = expected.collect();
+                    let found: Vec<(u8, PodEndCause)> = ended.iter().map(|(pod, end)| (number(&pod.uid), *end)).collect();
                     prop_assert_eq!(&found, &expected);
                     for (pod, _) in ended {
                         containers.release(&pod.uid);

@@ -1,6 +1,6 @@
 use super::super::tests::report;
 use super::*;
-use partage_testkit::fetch::secured;
+use partage_testkit::http_client::connect_tls_unverified;
 use partage_testkit::openmetrics::Exposition;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 /// A server on a port of its own.
-struct Running {
+struct RunningServer {
     address: SocketAddr,
     stop: CancellationToken,
     task: JoinHandle<()>,
@@ -16,12 +16,12 @@ struct Running {
     ready: Arc<AtomicBool>,
 }
 
-async fn start(anonymous: bool) -> Running {
-    let settings = Metrics { address: "127.0.0.1:0".parse().unwrap(), anonymous };
+async fn start(anonymous: bool) -> RunningServer {
+    let settings = MetricsSettings { address: "127.0.0.1:0".parse().unwrap(), anonymous };
     // Time limits are tested in `partage-serve`; here a slow machine must not reach them.
     let minute = Duration::from_secs(60);
     let limits = ServerLimits { head_timeout: minute, request_timeout: minute, ..ServerLimits::default() };
-    let server = Server::bind_with(&settings, guarded(), limits).await.unwrap();
+    let server = MetricsServer::bind_with(&settings, guarded(), limits).await.unwrap();
     let (address, stop) = (server.address(), CancellationToken::new());
     let (reports, ready) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     let (counter, is_ready) = (Arc::clone(&reports), Arc::clone(&ready));
@@ -34,7 +34,7 @@ async fn start(anonymous: bool) -> Running {
         if registered { Ok(()) } else { Err(NotReady::new("kubelet has not registered it yet")) }
     };
     let task = tokio::spawn(server.run(counted, ready_now, stop.clone()));
-    Running { address, stop, task, reports, ready }
+    RunningServer { address, stop, task, reports, ready }
 }
 
 async fn ask(mut stream: impl AsyncRead + AsyncWrite + Unpin, path: &str, headers: &str) -> String {
@@ -51,7 +51,7 @@ async fn plain(address: SocketAddr, path: &str, headers: &str) -> String {
 }
 
 async fn tls(address: SocketAddr, path: &str, headers: &str) -> String {
-    ask(secured(address).await.unwrap(), path, headers).await
+    ask(connect_tls_unverified(address).await.unwrap(), path, headers).await
 }
 
 /// Allows one token, and cannot review another.
@@ -110,7 +110,7 @@ async fn metrics_require_a_token_unless_anonymous() {
 }
 
 #[tokio::test]
-async fn plain_http_on_the_https_port_is_told_to_use_https_and_a_token() {
+async fn plain_http_on_the_https_port_gets_a_hint() {
     let running = start(false).await;
     for headers in ["", "Authorization: Bearer prometheus\r\n"] {
         let response = plain(running.address, "/metrics", headers).await;
@@ -151,9 +151,9 @@ async fn stopped_server_frees_its_port() {
     drop(idle);
     running.stop.cancel();
     running.task.await.unwrap();
-    let again = Metrics { address: running.address, anonymous: true };
-    let server = Server::bind(&again, guarded()).await.unwrap();
-    let taken = Server::bind(&again, guarded()).await.err().unwrap();
+    let again = MetricsSettings { address: running.address, anonymous: true };
+    let server = MetricsServer::bind(&again, guarded()).await.unwrap();
+    let taken = MetricsServer::bind(&again, guarded()).await.err().unwrap();
     assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
     drop(server);
 }
