@@ -1,21 +1,21 @@
-//! The greedy one: it wants more memory than it is given, and lives with the refusal.
+//! A greedy workload: it allocates until the driver reports out of memory, and continues.
 
-use crate::act::{Act, Ended, Kernels, Usual, gib};
+use crate::sample_run::{CommonArgs, KernelQueue, SampleError, SampleRun, gib};
 use clap::Args;
-use partage_samples::driver::{DriverError, Gpu, Memory};
+use partage_samples::cuda_driver::{CudaDriverError, DeviceMemory, GpuContext};
 use std::time::Duration;
 
-/// What it asks for at a time.
-const STEP: u64 = 512 << 20;
-/// What it computes between two askings.
-const BETWEEN: Duration = Duration::from_millis(100);
-/// How long it gets along with what it has, after a refusal.
-const AFTER: Duration = Duration::from_secs(3);
+/// The size of one allocation.
+const ALLOCATION_BYTES: u64 = 512 << 20;
+/// The GPU time between two allocations.
+const COMPUTE_TIME: Duration = Duration::from_millis(100);
+/// The GPU time after a failed allocation.
+const COMPUTE_TIME_AFTER_REFUSAL: Duration = Duration::from_secs(3);
 
-/// Ask for more and more memory, until the driver refuses
+/// Allocate more and more memory until an allocation fails
 ///
-/// Asks for 512 MiB after 512 MiB and computes in between. When the driver says that it is out of memory, it gives half
-/// back, computes for a few seconds and asks again. Without a share it takes all the GPU has.
+/// Allocates 512 MiB at a time and computes in between. When the driver reports out of memory, it frees half of its
+/// memory, computes for a few seconds and continues. Without a share it takes all memory of the GPU.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -23,11 +23,11 @@ Examples:
   partage run --memory 4Gi --cores 20 -- partage-sample greedy")]
 pub(crate) struct Greedy {
     #[command(flatten)]
-    pub(crate) usual: Usual,
+    pub(crate) common: CommonArgs,
 }
 
-/// Nothing where there is no memory left.
-fn if_there_is_memory<T>(done: Result<T, DriverError>) -> Result<Option<T>, DriverError> {
+/// Converts an out-of-memory error to `None`.
+fn unless_out_of_memory<T>(done: Result<T, CudaDriverError>) -> Result<Option<T>, CudaDriverError> {
     match done {
         Err(error) if error.is_out_of_memory() => Ok(None),
         done => done.map(Some),
@@ -35,55 +35,58 @@ fn if_there_is_memory<T>(done: Result<T, DriverError>) -> Result<Option<T>, Driv
 }
 
 impl Greedy {
-    pub(crate) fn play(&self, act: &mut Act<'_>) -> Result<String, Ended> {
+    pub(crate) fn run(&self, run: &mut SampleRun<'_>) -> Result<String, SampleError> {
         let (mut refused, mut peak) = (0u64, 0);
-        while !act.is_over() {
-            let opened = Gpu::open(self.usual.gpu).and_then(|gpu| Ok((Kernels::new(&gpu)?, gpu)));
-            match if_there_is_memory(opened)? {
-                Some((kernels, gpu)) => self.eat(act, kernels, &gpu, &mut refused, &mut peak)?,
+        while !run.is_over() {
+            let context =
+                GpuContext::open(self.common.gpu).and_then(|gpu| Ok((KernelQueue::new(&gpu)?, gpu)));
+            match unless_out_of_memory(context)? {
+                Some((kernels, gpu)) => {
+                    self.allocate_until_stopped(run, kernels, &gpu, &mut refused, &mut peak)?
+                }
                 None => {
                     refused += 1;
-                    act.say(format_args!("refused at 0.0 GiB: out of memory; asking again later"))?;
-                    act.rest(AFTER);
+                    run.print_line(format_args!("refused at 0.0 GiB: out of memory; retrying later"))?;
+                    run.pause(COMPUTE_TIME_AFTER_REFUSAL);
                 }
             }
         }
         let times = if refused == 1 { "once".to_string() } else { format!("{refused} times") };
-        Ok(format!("refused {times}, held at most {}, {}", gib(peak), act.share()))
+        Ok(format!("refused {times}, held at most {}, {}", gib(peak), run.share()))
     }
 
-    /// Until it is to end.
-    fn eat(
+    /// Allocates and frees memory until the sample is to end.
+    fn allocate_until_stopped(
         &self,
-        act: &mut Act<'_>,
-        mut kernels: Kernels,
-        gpu: &Gpu,
+        run: &mut SampleRun<'_>,
+        mut kernels: KernelQueue,
+        gpu: &GpuContext,
         refused: &mut u64,
         peak: &mut u64,
-    ) -> Result<(), Ended> {
-        let mut held: Vec<Memory> = Vec::new();
+    ) -> Result<(), SampleError> {
+        let mut held: Vec<DeviceMemory> = Vec::new();
         loop {
-            let computes = match if_there_is_memory(gpu.allocate(STEP))? {
+            let computes = match unless_out_of_memory(gpu.allocate(ALLOCATION_BYTES))? {
                 Some(memory) => {
                     held.push(memory);
                     *peak = (*peak).max(sum(&held));
-                    BETWEEN
+                    COMPUTE_TIME
                 }
                 None => {
                     *refused += 1;
-                    let then = if held.is_empty() { "asking again later" } else { "giving half back" };
-                    act.say(format_args!("refused at {}: out of memory; {then}", gib(sum(&held))))?;
+                    let then = if held.is_empty() { "retrying later" } else { "freeing half" };
+                    run.print_line(format_args!("refused at {}: out of memory; {then}", gib(sum(&held))))?;
                     held.truncate(held.len() / 2);
-                    AFTER
+                    COMPUTE_TIME_AFTER_REFUSAL
                 }
             };
-            if !kernels.compute(act, computes)? {
+            if !kernels.compute(run, computes)? {
                 return Ok(());
             }
         }
     }
 }
 
-fn sum(held: &[Memory]) -> u64 {
-    held.iter().map(Memory::bytes).sum()
+fn sum(held: &[DeviceMemory]) -> u64 {
+    held.iter().map(DeviceMemory::bytes).sum()
 }

@@ -1,4 +1,4 @@
-//! What programs that use a GPU through the driver API begin with: the library found by its name, a context, memory, a
-//! kernel that takes a known time. The samples and the tests' workloads are made of it.
+//! A small client of the CUDA driver API: loads the library, creates a context, allocates memory and launches a
+//! kernel of a known duration. The samples and the tests' workloads use it.
 
-pub mod driver;
+pub mod cuda_driver;

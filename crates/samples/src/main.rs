@@ -1,24 +1,24 @@
-//! `partage-sample`: three small programs that use a GPU as people's programs do, to see a share at work.
+//! `partage-sample`: three small GPU programs with typical workloads, to demonstrate shares.
 
-mod act;
 mod greedy;
 mod notebook;
+mod sample_run;
 mod trainer;
 
-use act::{Act, Ended, Usual};
 use clap::{Parser, Subcommand};
+use sample_run::{CommonArgs, SampleError, SampleRun};
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// Use a GPU as people's programs do.
+/// Run a sample GPU workload.
 ///
-/// Each goes on until Ctrl-C, or for so many --seconds, and ends with a line that sums it up. They use the driver API
-/// only, so they run with NVIDIA's driver and with a simulated one.
+/// Each sample runs until Ctrl-C or for the given --seconds, and prints a summary at the end. The samples use only the
+/// driver API, so they run with NVIDIA's driver and with a simulated one.
 #[derive(Parser)]
 #[command(name = "partage-sample", version, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
-    sample: Sample,
+    sample: SampleCommand,
 }
 
 const EXAMPLES: &str = "\
@@ -27,29 +27,29 @@ Examples:
   partage-sample notebook --memory 4Gi --seed 7 --seconds 60
   partage run --memory 4Gi --cores 30 -- partage-sample greedy
 
-Exit code: 0 ended as told, 1 the GPU cannot be used, 2 wrong arguments";
+Exit code: 0 completed, 1 the GPU cannot be used, 2 invalid arguments";
 
 #[derive(Subcommand)]
-enum Sample {
+enum SampleCommand {
     Trainer(trainer::Trainer),
     Notebook(notebook::Notebook),
     Greedy(greedy::Greedy),
 }
 
-impl Sample {
-    fn usual(&self) -> &Usual {
+impl SampleCommand {
+    fn common(&self) -> &CommonArgs {
         match self {
-            Sample::Trainer(trainer) => &trainer.usual,
-            Sample::Notebook(notebook) => &notebook.usual,
-            Sample::Greedy(greedy) => &greedy.usual,
+            SampleCommand::Trainer(trainer) => &trainer.common,
+            SampleCommand::Notebook(notebook) => &notebook.common,
+            SampleCommand::Greedy(greedy) => &greedy.common,
         }
     }
 
-    fn play(&self, act: &mut Act<'_>) -> Result<String, Ended> {
+    fn run(&self, run: &mut SampleRun<'_>) -> Result<String, SampleError> {
         match self {
-            Sample::Trainer(trainer) => trainer.play(act),
-            Sample::Notebook(notebook) => notebook.play(act),
-            Sample::Greedy(greedy) => greedy.play(act),
+            SampleCommand::Trainer(trainer) => trainer.run(run),
+            SampleCommand::Notebook(notebook) => notebook.run(run),
+            SampleCommand::Greedy(greedy) => greedy.run(run),
         }
     }
 }
@@ -57,16 +57,17 @@ impl Sample {
 fn main() -> ExitCode {
     let sample = Cli::parse().sample;
     let mut out = io::stdout();
-    let played = Act::begin(sample.usual(), &mut out).map_err(Ended::from).and_then(|mut act| {
-        let summary = sample.play(&mut act)?;
-        act.sum_up(&summary)
-    });
-    match played {
-        // Nobody reads any more: there is nobody to tell.
-        Ok(()) | Err(Ended::Unheard) => ExitCode::SUCCESS,
-        Err(Ended::Failed(words)) => {
-            // Where even this cannot be written, the exit code is all that is left to say.
-            let _ = writeln!(io::stderr(), "error: {words}");
+    let result =
+        SampleRun::begin(sample.common(), &mut out).map_err(SampleError::from).and_then(|mut run| {
+            let summary = sample.run(&mut run)?;
+            run.print_summary(&summary)
+        });
+    match result {
+        // The reader closed the output, so the summary cannot be printed.
+        Ok(()) | Err(SampleError::OutputClosed) => ExitCode::SUCCESS,
+        Err(SampleError::Failed(message)) => {
+            // If standard error cannot be written, either, the exit code still reports the failure.
+            let _ = writeln!(io::stderr(), "error: {message}");
             ExitCode::FAILURE
         }
     }

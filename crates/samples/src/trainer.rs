@@ -1,14 +1,14 @@
-//! The steady one: it holds a model and computes without a pause.
+//! A steady workload: it holds a model in memory and computes continuously.
 
-use crate::act::{Act, Ended, Kernels, Share, Usual, gib, memory, seconds};
+use crate::sample_run::{CommonArgs, KernelQueue, SampleError, SampleRun, TimeShare, gib, memory, seconds};
 use clap::Args;
-use partage_samples::driver::Gpu;
+use partage_samples::cuda_driver::GpuContext;
 use std::time::Duration;
 
-/// Hold a model and compute without a pause
+/// Hold a model in memory and compute continuously
 ///
-/// Takes memory once, then runs kernels back to back: as much of the GPU as it is given. Says every few seconds how many
-/// steps it did and which part of the GPU it had.
+/// Allocates memory once, then runs kernels back to back and uses as much of the GPU as it gets. Prints the number of
+/// steps and its share of the GPU every few seconds.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -16,27 +16,27 @@ Examples:
   partage-sample trainer --memory 512Mi --seconds 30
   partage run --memory 8Gi --cores 50 -- partage-sample trainer --memory 6Gi")]
 pub(crate) struct Trainer {
-    /// What the model takes, besides what the driver takes for the program
+    /// Memory of the model, in addition to the driver's context
     #[arg(long, value_name = "AMOUNT", default_value = "6Gi", value_parser = memory)]
     memory: u64,
 
-    /// Seconds between two lines
+    /// Seconds between two lines of output
     #[arg(long, value_name = "N", default_value = "5", value_parser = seconds)]
     every: Duration,
 
     #[command(flatten)]
-    pub(crate) usual: Usual,
+    pub(crate) common: CommonArgs,
 }
 
 impl Trainer {
-    pub(crate) fn play(&self, act: &mut Act<'_>) -> Result<String, Ended> {
-        let gpu = Gpu::open(self.usual.gpu)?;
-        let mut kernels = Kernels::new(&gpu)?;
+    pub(crate) fn run(&self, run: &mut SampleRun<'_>) -> Result<String, SampleError> {
+        let gpu = GpuContext::open(self.common.gpu)?;
+        let mut kernels = KernelQueue::new(&gpu)?;
         let model = match gpu.allocate(self.memory) {
             Err(error) if error.is_out_of_memory() => {
                 let (free, total) = gpu.memory()?;
-                return Err(Ended::Failed(format!(
-                    "out of memory: the model takes {}, and of {} there are {} free: use less --memory",
+                return Err(SampleError::Failed(format!(
+                    "out of memory: the model takes {}, but of {} only {} are free: use less --memory",
                     gib(self.memory),
                     gib(total),
                     gib(free)
@@ -44,19 +44,19 @@ impl Trainer {
             }
             model => model?,
         };
-        act.say(format_args!("the model takes {}", gib(model.bytes())))?;
-        let (mut steps, mut said, mut computed) = (0u64, act.lasted(), act.computed());
+        run.print_line(format_args!("the model takes {}", gib(model.bytes())))?;
+        let (mut steps, mut said, mut computed) = (0u64, run.elapsed(), run.computed());
         loop {
-            let goes_on = kernels.step(act, u64::MAX)?;
+            let goes_on = kernels.step(run, u64::MAX)?;
             steps += 1;
             if !goes_on {
-                return Ok(format!("{steps} steps, {}", act.share()));
+                return Ok(format!("{steps} steps, {}", run.share()));
             }
-            let now = act.lasted();
+            let now = run.elapsed();
             if now - said >= self.every {
-                let share = Share { computed: act.computed() - computed, of: now - said };
-                act.say(format_args!("step {steps}, {share}"))?;
-                (said, computed) = (now, act.computed());
+                let share = TimeShare { computed: run.computed() - computed, of: now - said };
+                run.print_line(format_args!("step {steps}, {share}"))?;
+                (said, computed) = (now, run.computed());
             }
         }
     }

@@ -1,9 +1,11 @@
-//! Who asks a keeper, and starts one where there is none.
+//! The client of the daemon: sends requests over its socket, and starts a daemon if none runs.
 
 use crate::daemon::background;
-use crate::home::{Home, HomeError};
-use crate::report::{Report, ShareReport};
-use crate::wire::{Answer, Change, LONGEST_ANSWER, Question, hear, say};
+use crate::protocol::{
+    DaemonRequest, DaemonResponse, MAX_RESPONSE_BYTES, ResizeChange, read_message, write_message,
+};
+use crate::report::{MachineReport, ShareReport};
+use crate::state_dir::{StateDir, StateDirError};
 use partage_enforce::refusal::Refusal;
 use std::io::{self, BufRead, BufReader, ErrorKind};
 use std::os::unix::net::UnixStream;
@@ -11,213 +13,221 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// How long a keeper may take to begin: where the driver is, contexts are measured the first time.
-const BEGINNING: Duration = Duration::from_secs(90);
-/// How long a keeper may take to answer.
-pub(crate) const ANSWERING: Duration = Duration::from_secs(30);
+/// How long a daemon may take to start: the first start on a machine measures contexts.
+const START_TIMEOUT: Duration = Duration::from_secs(90);
+/// How long a daemon may take to respond.
+pub(crate) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often one asks anew whose keeper went away before it answered.
-pub(crate) const TRIES: usize = 20;
-/// A keeper that ends needs a moment until it does not answer any more.
-pub(crate) const BETWEEN_TRIES: Duration = Duration::from_millis(50);
+/// The maximum number of times that a request is sent, if daemons exit before they respond.
+pub(crate) const MAX_ATTEMPTS: usize = 20;
+/// Interval between attempts: a daemon that exits still accepts connections for a moment.
+pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Why there is no answer.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The daemon refused the request.
     #[error(transparent)]
     Refused(Refusal),
-    /// There is no home to look in.
+    /// The state directory cannot be used.
     #[error(transparent)]
-    Home(#[from] HomeError),
+    StateDir(#[from] StateDirError),
     /// No daemon runs, and none can be started.
-    #[error("the keeper of shares cannot be started")]
+    #[error("cannot start the daemon")]
     NotStarted(#[source] StartError),
-    /// The keeper's socket cannot be used.
-    #[error("{}: {error}", home.socket().display())]
+    /// The socket of the daemon cannot be used.
+    #[error("{}: {error}", state_dir.socket().display())]
     Io {
-        /// Which home.
-        home: Home,
-        /// What the system said.
+        /// The state directory of the daemon.
+        state_dir: StateDir,
+        /// The error of the system.
         #[source]
         error: io::Error,
     },
-    /// Somebody else answers there.
+    /// The daemon runs as a user that is not trusted.
     #[error(
-        "{} is answered by user {uid}, who is neither you nor the administrator, and could make you run anything: use another \
-         home with --home",
-        home.socket().display()
+        "the daemon at {} runs as user {uid}, which is neither this user nor root, and could make you run anything: use another \
+         state directory with --state-dir",
+        state_dir.socket().display()
     )]
-    Impostor {
-        /// Which home.
-        home: Home,
-        /// Who.
+    UntrustedDaemon {
+        /// The state directory of the daemon.
+        state_dir: StateDir,
+        /// The user of the daemon.
         uid: u32,
     },
-    /// The keeper takes too long.
-    #[error("the keeper of {} does not answer: it may be very busy; if this lasts, end it and look at its log", .0.path().display())]
-    Silent(Home),
-    /// The keeper answered something else than asked.
+    /// The daemon did not respond in time.
+    #[error("the daemon of {} does not respond: it may be very busy; if this persists, end it and check its log", .0.path().display())]
+    TimedOut(StateDir),
+    /// The daemon sent a response that does not fit the request.
     #[error(
-        "the keeper does not understand this program: it may be of another version; stop partage up and start it again"
+        "unexpected response from the daemon: it may have another version; stop partage up and start it again"
     )]
-    Misunderstood,
+    UnexpectedResponse,
 }
 
 /// Why no daemon could be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The home belongs to another user, and only that user can start its daemon.
+    /// The state directory belongs to another user, and only that user can start its daemon.
     #[error(
-        "{} is somebody else's, and nobody answers there: ask them to start partage up again, or use a home of your own with \
-         --home",
-        home.display()
+    "{} belongs to another user, and no daemon is running there: ask that user to start partage up, or use a state directory of \
+     your own with --state-dir",
+        state_dir.display()
     )]
     NotOwner {
-        /// The home.
-        home: PathBuf,
+        /// The state directory of the daemon.
+        state_dir: PathBuf,
     },
-    /// The home cannot be used.
+    /// The state directory cannot be used.
     #[error(transparent)]
-    Home(#[from] HomeError),
-    /// The process cannot be started, or its answer cannot be read.
+    StateDir(#[from] StateDirError),
+    /// The process cannot be started, or its output cannot be read.
     #[error(transparent)]
     Process(#[from] io::Error),
-    /// The process ended without an answer.
-    #[error("it ended at once; see {}", log.display())]
+    /// The process exited without output.
+    #[error("it exited at once; see {}", log.display())]
     Exited {
         /// The daemon's log file.
         log: PathBuf,
     },
-    /// The daemon said why it cannot run.
+    /// The daemon reported why it cannot run.
     #[error("{0}")]
     Failed(String),
-    /// It was started again and again, and does not answer.
-    #[error("it does not answer")]
+    /// The daemon was started repeatedly, and does not respond.
+    #[error("it does not respond")]
     Unresponsive,
 }
 
-/// What became of a share's processes.
+/// How the processes of a stopped share ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stopped {
-    /// Processes that ended when they were asked to.
+pub struct StopOutcome {
+    /// The number of processes that exited after SIGTERM.
     pub ended: usize,
-    /// Processes that had to be killed.
+    /// The number of processes that had to be killed.
     pub killed: usize,
 }
 
-/// A way to a home's keeper.
-pub struct Client {
-    home: Home,
+/// A client of the daemon of a state directory.
+pub struct DaemonClient {
+    state_dir: StateDir,
 }
 
-/// A conversation.
-pub(crate) struct Talk {
+/// A connection to the daemon.
+pub(crate) struct DaemonConnection {
     pub(crate) reader: BufReader<UnixStream>,
     pub(crate) writer: UnixStream,
 }
 
-impl Client {
-    /// For a home.
-    pub fn new(home: Home) -> Client {
-        Client { home }
+impl DaemonClient {
+    /// Returns a client for a state directory. It connects with the first request.
+    pub fn new(state_dir: StateDir) -> DaemonClient {
+        DaemonClient { state_dir }
     }
 
-    /// How everything is.
-    pub fn report(&self) -> Result<Report, ClientError> {
-        match self.ask(&Question::Report, ANSWERING)? {
-            Answer::Report(report) => Ok(*report),
-            _ => Err(ClientError::Misunderstood),
+    /// Returns the report about all GPUs, shares and waiting requests.
+    pub fn report(&self) -> Result<MachineReport, ClientError> {
+        match self.request(&DaemonRequest::Report, RESPONSE_TIMEOUT)? {
+            DaemonResponse::Report(report) => Ok(*report),
+            _ => Err(ClientError::UnexpectedResponse),
         }
     }
 
-    /// Gives a share that runs another size.
-    pub fn resize(&self, name: &str, change: Change) -> Result<ShareReport, ClientError> {
-        match self.ask(&Question::Resize { name: name.into(), change }, ANSWERING)? {
-            Answer::Resized(share) => Ok(*share),
-            _ => Err(ClientError::Misunderstood),
+    /// Resizes a running share. Returns its new state.
+    pub fn resize(&self, name: &str, change: ResizeChange) -> Result<ShareReport, ClientError> {
+        match self.request(&DaemonRequest::Resize { name: name.into(), change }, RESPONSE_TIMEOUT)? {
+            DaemonResponse::Resized(share) => Ok(*share),
+            _ => Err(ClientError::UnexpectedResponse),
         }
     }
 
-    /// Ends all processes of a share.
-    pub fn stop(&self, name: &str, grace: Duration) -> Result<Stopped, ClientError> {
+    /// Ends all processes of a share. They are killed after the grace period.
+    pub fn stop(&self, name: &str, grace: Duration) -> Result<StopOutcome, ClientError> {
         let grace_millis = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-        match self
-            .ask(&Question::Stop { name: name.into(), grace_millis }, ANSWERING.saturating_add(grace))?
-        {
-            Answer::Stopped { ended, killed } => Ok(Stopped { ended, killed }),
-            _ => Err(ClientError::Misunderstood),
+        match self.request(
+            &DaemonRequest::Stop { name: name.into(), grace_millis },
+            RESPONSE_TIMEOUT.saturating_add(grace),
+        )? {
+            DaemonResponse::Stopped { ended, killed } => Ok(StopOutcome { ended, killed }),
+            _ => Err(ClientError::UnexpectedResponse),
         }
     }
 
-    /// Asks a keeper in the background to make place; nothing where there is none.
+    /// Asks a daemon in the background to hand over. Succeeds if none runs.
     pub fn take_over(&self) -> Result<(), ClientError> {
-        let stream = match connected(&self.home) {
+        let stream = match connect_trusted(&self.state_dir) {
             Ok(stream) => stream,
-            Err(ClientError::Io { error, .. }) if is_absent(&error) => return Ok(()),
+            Err(ClientError::Io { error, .. }) if is_not_running(&error) => return Ok(()),
             Err(error) => return Err(error),
         };
-        let mut talk = Talk::new(stream, ANSWERING).map_err(|error| self.io(error))?;
-        match self.said(&mut talk, &Question::HandOver) {
-            Ok(Answer::HandedOver) => Ok(()),
-            Ok(_) => Err(ClientError::Misunderstood),
-            // It ended just now.
+        let mut connection =
+            DaemonConnection::new(stream, RESPONSE_TIMEOUT).map_err(|error| self.io(error))?;
+        match self.exchange(&mut connection, &DaemonRequest::HandOver) {
+            Ok(DaemonResponse::HandedOver) => Ok(()),
+            Ok(_) => Err(ClientError::UnexpectedResponse),
+            // The daemon has just exited.
             Err(ClientError::Io { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Starts a keeper in the background again, if there is something to keep. Where that fails, the next command tries.
+    /// Starts a daemon in the background if there are shares. If that fails, the next command tries again.
     pub fn resume(&self) {
-        if crate::store::is_any(&self.home) {
-            let _ = self.talk(ANSWERING);
+        if crate::share_store::has_shares(&self.state_dir) {
+            let _ = self.connect(RESPONSE_TIMEOUT);
         }
     }
 
-    fn ask(&self, question: &Question, patience: Duration) -> Result<Answer, ClientError> {
-        // A keeper may end just when it is asked: then the next one is.
+    fn request(&self, message: &DaemonRequest, timeout: Duration) -> Result<DaemonResponse, ClientError> {
+        // A daemon may exit while the request is sent: then the next one gets it.
         let mut last = None;
-        for tried in 0..TRIES {
+        for tried in 0..MAX_ATTEMPTS {
             if tried > 0 {
-                std::thread::sleep(BETWEEN_TRIES);
+                std::thread::sleep(RETRY_INTERVAL);
             }
-            let mut talk = self.talk(patience)?;
-            match self.said(&mut talk, question) {
+            let mut connection = self.connect(timeout)?;
+            match self.exchange(&mut connection, message) {
                 Err(error @ ClientError::Io { .. }) => last = Some(error),
                 other => return other,
             }
         }
-        Err(last.unwrap_or(ClientError::Misunderstood))
+        Err(last.unwrap_or(ClientError::UnexpectedResponse))
     }
 
-    fn said(&self, talk: &mut Talk, question: &Question) -> Result<Answer, ClientError> {
-        // One that does not want to hear may have said why; one that is gone says nothing.
-        let _ = say(&mut talk.writer, question);
-        self.heard(talk)
+    fn exchange(
+        &self,
+        connection: &mut DaemonConnection,
+        message: &DaemonRequest,
+    ) -> Result<DaemonResponse, ClientError> {
+        // A daemon that refuses the connection may have sent the reason; reading the response reports any other error.
+        let _ = write_message(&mut connection.writer, message);
+        self.receive(connection)
     }
 
-    pub(crate) fn heard(&self, talk: &mut Talk) -> Result<Answer, ClientError> {
-        match hear(&mut talk.reader, LONGEST_ANSWER) {
-            Ok(Some(Answer::Refused { kind, message, hints })) => {
+    pub(crate) fn receive(&self, connection: &mut DaemonConnection) -> Result<DaemonResponse, ClientError> {
+        match read_message(&mut connection.reader, MAX_RESPONSE_BYTES) {
+            Ok(Some(DaemonResponse::Refused { kind, message, hints })) => {
                 Err(ClientError::Refused(Refusal::new(kind, message).with_hints(hints)))
             }
             Ok(Some(answer)) => Ok(answer),
             Ok(None) => Err(self.io(ErrorKind::UnexpectedEof.into())),
-            Err(error) if error.kind() == ErrorKind::InvalidData => Err(ClientError::Misunderstood),
+            Err(error) if error.kind() == ErrorKind::InvalidData => Err(ClientError::UnexpectedResponse),
             Err(error) => Err(self.io(error)),
         }
     }
 
-    /// A conversation with the keeper, which is started where there is none.
-    pub(crate) fn talk(&self, patience: Duration) -> Result<Talk, ClientError> {
-        let deadline = Instant::now() + BEGINNING;
+    /// Connects to the daemon, and starts one if none runs.
+    pub(crate) fn connect(&self, timeout: Duration) -> Result<DaemonConnection, ClientError> {
+        let deadline = Instant::now() + START_TIMEOUT;
         loop {
-            match connected(&self.home) {
-                Ok(stream) => return Talk::new(stream, patience).map_err(|error| self.io(error)),
-                // Only its own user can start it; where it was killed, another one is about to follow.
+            match connect_trusted(&self.state_dir) {
+                Ok(stream) => return DaemonConnection::new(stream, timeout).map_err(|error| self.io(error)),
+                // Only its own user can start it; if it was killed, its standby process is about to take over.
                 Err(ClientError::Io { error, .. })
-                    if is_absent(&error) && self.home.is_of_another() && self.home.answers() => {}
-                Err(ClientError::Io { error, .. }) if is_absent(&error) => {
+                    if is_not_running(&error)
+                        && self.state_dir.belongs_to_another_user()
+                        && self.state_dir.is_answering() => {}
+                Err(ClientError::Io { error, .. }) if is_not_running(&error) => {
                     self.start().map_err(ClientError::NotStarted)?;
                 }
                 Err(error) => return Err(error),
@@ -228,62 +238,62 @@ impl Client {
         }
     }
 
-    /// Starts a keeper in the background; returns when it answers, or another one does.
+    /// Starts a daemon in the background. Returns when it is ready, or another one runs.
     fn start(&self) -> Result<(), StartError> {
-        if self.home.is_of_another() {
-            return Err(StartError::NotOwner { home: self.home.path().into() });
+        if self.state_dir.belongs_to_another_user() {
+            return Err(StartError::NotOwner { state_dir: self.state_dir.path().into() });
         }
-        self.home.make()?;
-        let mut child = background(&self.home).stdout(Stdio::piped()).spawn()?;
+        self.state_dir.create()?;
+        let mut child = background(&self.state_dir).stdout(Stdio::piped()).spawn()?;
         let mut line = String::new();
         if let Some(out) = child.stdout.take() {
             BufReader::new(out).read_line(&mut line)?;
         }
         match line.trim() {
             READY => Ok(()),
-            // Somebody else started one at the same time, and it may not be ready yet.
+            // Another process started one at the same time, which may not be ready yet.
             BUSY => {
-                std::thread::sleep(BETWEEN_TRIES);
+                std::thread::sleep(RETRY_INTERVAL);
                 Ok(())
             }
-            "" => Err(StartError::Exited { log: self.home.log() }),
+            "" => Err(StartError::Exited { log: self.state_dir.log() }),
             why => Err(StartError::Failed(why.to_string())),
         }
     }
 
     fn io(&self, error: io::Error) -> ClientError {
         match error.kind() {
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => ClientError::Silent(self.home.clone()),
-            _ => ClientError::Io { home: self.home.clone(), error },
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => ClientError::TimedOut(self.state_dir.clone()),
+            _ => ClientError::Io { state_dir: self.state_dir.clone(), error },
         }
     }
 }
 
-/// What a keeper that was started says first, on its standard output: this, the other, or why not.
+/// The first line on the standard output of a started daemon: this, [`BUSY`], or why it cannot run.
 pub const READY: &str = "ready";
-/// See [`READY`].
+/// The first line of a started daemon that found another one running. See [`READY`].
 pub const BUSY: &str = "busy";
 
-fn is_absent(error: &io::Error) -> bool {
+fn is_not_running(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused | ErrorKind::NotADirectory)
 }
 
-/// A connection to a keeper that may be believed: what it says decides what is mounted and loaded.
-fn connected(home: &Home) -> Result<UnixStream, ClientError> {
-    let failed = |error: io::Error| ClientError::Io { home: home.clone(), error };
-    let stream = UnixStream::connect(home.socket()).map_err(failed)?;
+/// Connects to a daemon and verifies its user: the daemon's responses determine what is mounted and loaded.
+fn connect_trusted(state_dir: &StateDir) -> Result<UnixStream, ClientError> {
+    let failed = |error: io::Error| ClientError::Io { state_dir: state_dir.clone(), error };
+    let stream = UnixStream::connect(state_dir.socket()).map_err(failed)?;
     let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|error| failed(error.into()))?;
     let uid = peer.uid.as_raw();
     if uid != 0 && uid != rustix::process::geteuid().as_raw() {
-        return Err(ClientError::Impostor { home: home.clone(), uid });
+        return Err(ClientError::UntrustedDaemon { state_dir: state_dir.clone(), uid });
     }
     Ok(stream)
 }
 
-impl Talk {
-    fn new(stream: UnixStream, patience: Duration) -> io::Result<Talk> {
-        stream.set_read_timeout(Some(patience))?;
+impl DaemonConnection {
+    fn new(stream: UnixStream, timeout: Duration) -> io::Result<DaemonConnection> {
+        stream.set_read_timeout(Some(timeout))?;
         let writer = stream.try_clone()?;
-        Ok(Talk { reader: BufReader::new(stream), writer })
+        Ok(DaemonConnection { reader: BufReader::new(stream), writer })
     }
 }

@@ -26,25 +26,25 @@ mod standby;
 mod threads;
 mod warnings;
 
-pub use app::{App, Config};
-pub use standby::COMMAND;
+pub use app::{DaemonApp, DaemonConfig};
+pub use standby::DAEMON_COMMAND;
 pub(crate) use standby::background;
 
-use crate::home::{Home, HomeError};
 use crate::machine::{Machine, MachineError};
-use crate::settings::{Settings, SettingsError};
-use crate::store::{self, Found, HeldElsewhere, Record};
+use crate::settings::{WorkstationSettings, WorkstationSettingsError};
+use crate::share_store::{self, HeldElsewhere, ShareRecord, StoredShare};
+use crate::state_dir::{StateDir, StateDirError};
 use connections::Connections;
 use exit_watch::ExitWatch;
 use gpu_claims::GpuClaims;
-use grant::Live;
+use grant::ActiveShare;
 use partage_core::model::GpuUuid;
 use partage_enforce::error_chain::describe;
 use partage_enforce::instance_lock::{InstanceLock, LockError};
 use partage_enforce::monitor::{Monitor, MonitorReport};
 use partage_enforce::records::RecordError;
-use partage_enforce::shares::{Shares, gated_gpus};
-use queue::Ticket;
+use partage_enforce::shares::{ManagedShares, gated_gpus};
+use queue::QueuedRequest;
 use standby::Successor;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -54,21 +54,21 @@ use std::time::{Duration, Instant, SystemTime};
 use threads::Threads;
 use warnings::Warnings;
 
-/// How long a daemon in the background stays after its last share: the next command need not start one.
-const LINGER: Duration = Duration::from_secs(10);
+/// How long a daemon in the background stays after its last share, so that the next command need not start one.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why the daemon cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// Another daemon holds the lock of this home.
-    #[error("another keeper is there")]
+    /// Another daemon holds the lock of this state directory.
+    #[error("another daemon is running")]
     Busy,
     /// The state directory cannot be used.
     #[error(transparent)]
-    Home(#[from] HomeError),
+    StateDir(#[from] StateDirError),
     /// The settings cannot be used.
     #[error(transparent)]
-    Settings(#[from] SettingsError),
+    Settings(#[from] WorkstationSettingsError),
     /// The lock file cannot be locked.
     #[error(transparent)]
     Lock(LockError),
@@ -78,9 +78,9 @@ pub enum DaemonError {
     /// The system refused something that the daemon needs.
     #[error("{what}")]
     Io {
-        /// What cannot be done.
+        /// The operation that failed.
         what: &'static str,
-        /// What the system reported.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -96,16 +96,16 @@ impl From<LockError> for DaemonError {
 }
 
 impl DaemonError {
-    /// Adds to an error of the system what cannot be done.
+    /// Adds what failed to an error of the system.
     fn io(what: &'static str) -> impl FnOnce(io::Error) -> DaemonError {
         move |source| DaemonError::Io { what, source }
     }
 }
 
-/// The shares of a state directory and what manages them. [`App`] builds it and starts its threads.
+/// The state of a daemon and everything that its threads use. [`DaemonApp`] builds it and starts the threads.
 pub struct Daemon {
-    home: Home,
-    settings: Settings,
+    state_dir: StateDir,
+    settings: WorkstationSettings,
     machine: Machine,
     /// Whether it is `partage up`.
     foreground: bool,
@@ -114,8 +114,8 @@ pub struct Daemon {
     /// When it started, in seconds since 1970.
     since: u64,
     /// The regions of all shares, by name.
-    regions: Shares<String>,
-    state: Mutex<State>,
+    regions: ManagedShares<String>,
+    state: Mutex<DaemonState>,
     /// Notified when `state` changes.
     changed: Condvar,
     watch: ExitWatch,
@@ -132,86 +132,86 @@ pub struct Daemon {
 }
 
 #[derive(Default)]
-struct State {
-    shares: BTreeMap<String, Live>,
+struct DaemonState {
+    shares: BTreeMap<String, ActiveShare>,
     /// Shares that another version of the daemon made and this one cannot manage, by name.
     held_elsewhere: BTreeMap<String, HeldElsewhere>,
-    queue: Vec<Ticket>,
+    queue: Vec<QueuedRequest>,
     tickets: u64,
     given: u64,
     /// Since when it has neither shares nor connections.
     idle: Option<Instant>,
-    /// Whether it was told to end.
+    /// Whether the daemon is stopping.
     ending: bool,
-    /// Whether it ends because another daemon takes its place.
+    /// Whether it stops because another daemon takes over.
     handed_over: bool,
 }
 
 impl Daemon {
     /// Adopts the shares that an earlier daemon granted.
-    fn restore(self: &Arc<Self>) -> std::io::Result<()> {
+    fn adopt_shares(self: &Arc<Self>) -> std::io::Result<()> {
         let _span = tracing::info_span!("reconcile", cause = "start").entered();
-        let found = store::all(&self.home)?;
+        let found = share_store::load_all(&self.state_dir)?;
         let adopted = found.iter().filter_map(|found| match found {
-            Found::Share(record) => Some(&record.shares),
+            StoredShare::Share(record) => Some(&record.shares),
             _ => None,
         });
         let gated = gated_gpus(adopted.flatten());
         for found in found {
             match found {
-                Found::Share(record) => self.take_up(*record, &gated),
-                Found::Leftover(name) => self.removed(&name),
-                Found::OtherVersion { name, held, reason } => self.hold_elsewhere(name, held, &reason),
-                Found::Unreadable(name, reason) => self.warnings.add(&format!(
-                    "the record of share {name} cannot be read, and what it has is not counted: {}; end its processes, \
+                StoredShare::Share(record) => self.adopt_share(*record, &gated),
+                StoredShare::Leftover(name) => self.remove_share_files(&name),
+                StoredShare::OtherVersion { name, held, reason } => self.hold_elsewhere(name, held, &reason),
+                StoredShare::Unreadable(name, reason) => self.warnings.add(&format!(
+                    "cannot read the record of share {name}, so its GPUs are not accounted for: {}; end its processes, \
                      then remove {}",
                     describe(&reason),
-                    self.home.share(&name).display()
+                    self.state_dir.share(&name).display()
                 )),
             }
         }
-        store::tidy(&self.home)?;
+        share_store::remove_orphaned_libraries(&self.state_dir)?;
         self.claims.claim(&mut self.machine.node.clone(), &self.warnings);
         self.after_change(&mut self.state());
         Ok(())
     }
 
-    /// Counts what a share of another version of this daemon holds, for as long as its folder is there.
+    /// Accounts for a share of another version of the daemon, for as long as its directory exists.
     fn hold_elsewhere(&self, name: String, held: Option<HeldElsewhere>, reason: &RecordError) {
-        let counted = if held.is_some() { "stays held" } else { "cannot be counted" };
+        let counted = if held.is_some() { "its GPUs stay held" } else { "its GPUs are not accounted for" };
         self.warnings.add(&format!(
-            "share {name} was made by another version of partage, and what it has {counted}: {}; start that version again, or \
+            "share {name} was created by another version of partage, and {counted}: {}; start that version again, or \
              end the share's processes and remove {}",
             describe(reason),
-            self.home.share(&name).display()
+            self.state_dir.share(&name).display()
         ));
         if let Some(held) = held {
             self.state().held_elsewhere.insert(name, held);
         }
     }
 
-    fn take_up(self: &Arc<Self>, record: Record, gated: &BTreeSet<GpuUuid>) {
+    fn adopt_share(self: &Arc<Self>, record: ShareRecord, gated: &BTreeSet<GpuUuid>) {
         let name = record.name.clone();
-        // A share that is not bound yet never started: its process asks again.
-        let lives = record.bound.is_some() && record.has_members(&self.home).unwrap_or(true);
+        // A share that is not confined yet never started: its process requests it again.
+        let lives = record.bound.is_some() && record.has_members(&self.state_dir).unwrap_or(true);
         if !lives {
-            self.forget(&record);
+            self.remove_share(&record);
             return;
         }
-        match self.adopted(record, gated) {
+        match self.adopt_region(record, gated) {
             Ok(live) => {
                 tracing::info!(share = %name, "share adopted");
                 self.state().shares.insert(name.clone(), live);
                 self.watch_share(&name);
             }
             Err(error) => self.warnings.add(&format!(
-                "{name} runs and cannot be kept, so what it has is not counted: {}",
+                "cannot adopt running share {name}, so its GPUs are not accounted for: {}",
                 describe(&error)
             )),
         }
     }
 
-    /// Waits until the daemon is told to end, or was not needed for a while.
+    /// Waits until the daemon is stopped, or was idle for a while.
     fn wait_for_end(&self) {
         let mut state = self.state();
         while !state.ending {
@@ -221,7 +221,7 @@ impl Daemon {
             }
             let needed = !state.shares.is_empty() || !state.queue.is_empty() || !self.connections.is_empty();
             state.idle = if needed { None } else { state.idle.or_else(|| Some(Instant::now())) };
-            let left = state.idle.map_or(LINGER, |since| LINGER.saturating_sub(since.elapsed()));
+            let left = state.idle.map_or(IDLE_TIMEOUT, |since| IDLE_TIMEOUT.saturating_sub(since.elapsed()));
             if left.is_zero() {
                 return;
             }
@@ -230,7 +230,7 @@ impl Daemon {
         }
     }
 
-    /// Tells all threads to end. Requests in progress are finished; those that wait for capacity are not.
+    /// Stops all threads. Requests in progress are finished; those that wait for capacity are not.
     fn end(&self) {
         self.state().ending = true;
         self.changed.notify_all();
@@ -242,7 +242,7 @@ impl Daemon {
         self.state().shares.len()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DaemonState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

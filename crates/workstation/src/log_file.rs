@@ -1,14 +1,15 @@
 //! The log file of a daemon that runs in the background: bounded, and rotated.
 //!
-//! The daemon and the process that stands by for it write to the same file. The file is opened for every line, so that neither of
-//! them goes on writing to a file that the other one has rotated. A daemon logs a few lines for each share.
+//! The daemon and its standby process write to the same file. The file is opened for every line, so that neither of
+//! them keeps writing to a file that the other one has rotated. A daemon logs a few lines for each share.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// The size, in bytes, beyond which a log file is rotated. One rotated file is kept, so that a log has twice as many at most.
+/// The size, in bytes, beyond which a log file is rotated. One rotated file is kept, so that a log has twice as many at
+/// most.
 pub const MAX_LOG_BYTES: u64 = 1 << 20;
 
 /// A log file that is rotated to `<file>.1` when it grows beyond [`MAX_LOG_BYTES`].
@@ -18,12 +19,12 @@ pub struct RotatingLog {
 }
 
 impl RotatingLog {
-    /// The log in this file. Nothing is opened yet.
+    /// Returns the log in this file. It is opened with the first line.
     pub fn new(path: impl Into<PathBuf>) -> RotatingLog {
         RotatingLog { path: path.into() }
     }
 
-    /// The file that the log was last rotated to.
+    /// Returns the path that the log is rotated to.
     pub fn rotated(&self) -> PathBuf {
         let mut name = self.path.clone().into_os_string();
         name.push(".1");
@@ -33,7 +34,7 @@ impl RotatingLog {
     /// Opens the file to append to it, after a rotation where it has become too large.
     pub fn open(&self) -> io::Result<File> {
         if is_full(&self.path) {
-            // Where that fails the file goes on growing, which is better than to lose lines.
+            // If that fails the file keeps growing, which is better than losing lines.
             let _ = fs::rename(&self.path, self.rotated());
         }
         OpenOptions::new().create(true).append(true).mode(0o600).open(&self.path)
@@ -65,14 +66,14 @@ mod tests {
     #[test]
     fn full_log_is_rotated_and_the_last_lines_are_kept() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("keeper.log");
+        let path = directory.path().join("daemon.log");
         let mut log = RotatingLog::new(&path);
         let line = "x".repeat(1023) + "\n";
         for number in 0..1024 {
             assert!(!log.rotated().exists(), "after {number} lines");
             log.write_all(line.as_bytes()).unwrap();
         }
-        // Another process that has the log open by its name follows the rotation.
+        // Another process that logs to the same path follows the rotation.
         let mut other = RotatingLog::new(&path);
         log.write_all(b"after\n").unwrap();
         other.write_all(b"other\n").unwrap();

@@ -1,18 +1,18 @@
-//! A report as OpenMetrics text, for Prometheus.
+//! Renders a report as OpenMetrics text, for Prometheus.
 
-use crate::report::{GpuReport, PartReport, Report, ShareReport};
+use crate::report::{GpuReport, GpuShareReport, MachineReport, ShareReport};
 use partage_enforce::metrics::{
-    GpuMetrics, Labels, MetricFamilies, ShareMetrics, UsageMetrics, render, write_gpus, write_info,
+    GpuMetrics, MetricFamilies, MetricLabels, ShareMetrics, UsageMetrics, render, write_gpus, write_info,
     write_shares, write_suspected,
 };
 use prometheus_client::metrics::gauge::ConstGauge;
 use std::fmt;
 
-/// How the families of shares begin.
+/// The prefix of the metric families of shares.
 const PREFIX: &str = "partage_share";
 
 /// Renders a report as `application/openmetrics-text; version=1.0.0; charset=utf-8`.
-pub fn text(report: &Report) -> String {
+pub fn text(report: &MachineReport) -> String {
     let report = report.clone();
     render(move |to| {
         machine(&report, to)?;
@@ -26,32 +26,32 @@ pub fn text(report: &Report) -> String {
     })
 }
 
-fn machine(report: &Report, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
-    write_info(to, &report.keeper.version, &report.driver.version, report.driver.simulated)?;
+fn machine(report: &MachineReport, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
+    write_info(to, &report.daemon.version, &report.driver.version, report.driver.simulated)?;
     let waiting = ConstGauge::new(count(report.waiting.len()));
-    to.single("partage_waiting", "Commands that wait for a share.", &waiting)
+    to.single("partage_waiting", "Number of requests that wait for capacity.", &waiting)
 }
 
-fn gpu_metrics<'a>(gpu: &'a GpuReport, report: &Report) -> GpuMetrics<'a> {
+fn gpu_metrics<'a>(gpu: &'a GpuReport, report: &MachineReport) -> GpuMetrics<'a> {
     let parts = report.shares.iter().flat_map(|share| &share.parts);
     GpuMetrics {
         index: gpu.index as usize,
         uuid: &gpu.uuid,
         model: &gpu.model,
         memory: gpu.memory_bytes,
-        granted_memory: gpu.promised_memory_bytes,
+        granted_memory: gpu.granted_memory_bytes,
         used_memory: gpu.used_memory_bytes,
-        granted_millipercent: gpu.promised_cores.as_millipercent(),
-        utilization_percent: gpu.utilisation,
+        granted_millipercent: gpu.guaranteed_cores.as_millipercent(),
+        utilization_percent: gpu.utilization,
         temperature: gpu.temperature,
         power_milliwatts: gpu.power_milliwatts,
         healthy: gpu.unhealthy.is_none(),
-        strangers: gpu.strangers.len(),
+        unowned_processes: gpu.unowned_processes.len(),
         shares: parts.filter(|part| part.uuid == gpu.uuid).count(),
     }
 }
 
-fn shares(report: &Report, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
+fn shares(report: &MachineReport, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
     let each = || {
         let shares = report.shares.iter();
         shares.map(|share| ([("share", share.name.as_str()), ("user", share.user.as_str())], share))
@@ -59,13 +59,13 @@ fn shares(report: &Report, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
     to.gauge(
         &format!("{PREFIX}_processes"),
         None,
-        "Processes of the share.",
+        "Number of processes of the share.",
         each().map(|(labels, share)| (labels, Some(count(share.members)))),
     )?;
     write_suspected(to, PREFIX, each().map(|(labels, share)| (labels, !share.bypass_suspected.is_empty())))
 }
 
-fn part_metrics(part: &PartReport) -> ShareMetrics {
+fn part_metrics(part: &GpuShareReport) -> ShareMetrics {
     ShareMetrics {
         memory_limit: part.memory_bytes.map(|bytes| bytes.0),
         cores: part.cores,
@@ -80,7 +80,7 @@ fn part_metrics(part: &PartReport) -> ShareMetrics {
     }
 }
 
-fn part_labels(share: &ShareReport, part: &PartReport) -> Labels {
+fn part_labels(share: &ShareReport, part: &GpuShareReport) -> MetricLabels {
     vec![("share", share.name.clone()), ("user", share.user.clone()), ("gpu", part.gpu.to_string())]
 }
 

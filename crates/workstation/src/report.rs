@@ -1,193 +1,220 @@
-//! What the keeper tells about the machine: one document, from which `ps`, `top`, `inspect` and the metrics are made.
+//! The daemon's report about the machine: one document, from which `ps`, `top`, `inspect` and the metrics are created.
+//!
+//! The serialized names are part of the protocol: commands of the version before parse them.
 
 use partage_core::model::{Bytes, Cores, GpuUuid};
 use serde::{Deserialize, Serialize};
 
-/// Everything at one time.
+/// The state of the machine at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Report {
-    /// When: nanoseconds of the machine's monotonic clock. Rates are taken between two reports.
+pub struct MachineReport {
+    /// The time, in nanoseconds of the monotonic clock. Rates are computed between two reports.
     pub at: u64,
-    /// The machine's name.
+    /// The host name of the machine.
     pub machine: String,
-    /// Who made the report.
-    pub keeper: KeeperReport,
-    /// The driver in use.
+    /// The daemon that created the report.
+    #[serde(alias = "keeper")]
+    pub daemon: DaemonReport,
+    /// The driver that is used.
     pub driver: DriverReport,
     /// The GPUs, in the driver's order.
     pub gpus: Vec<GpuReport>,
     /// The shares, oldest first.
     pub shares: Vec<ShareReport>,
-    /// Who waits for a share, in the order of arrival.
+    /// The requests that wait for capacity, in the order of arrival.
     pub waiting: Vec<WaitingReport>,
 }
 
-/// The keeper itself.
+/// The state of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct KeeperReport {
-    /// Its process.
+pub struct DaemonReport {
+    /// The pid of the daemon.
     pub pid: u32,
-    /// Its version.
+    /// The version of the daemon.
     pub version: String,
-    /// Seconds since 1970 at which it started.
+    /// The start time of the daemon, in seconds since 1970.
     pub since: u64,
-    /// Whether it is `partage up`; else it runs in the background and ends with the last share.
+    /// Whether it is `partage up`; else it runs in the background and exits after the last share.
     pub foreground: bool,
-    /// Where its metrics are, if they are served: `127.0.0.1:9464`.
+    /// The address where metrics are served, if they are: `127.0.0.1:9464`.
     pub metrics: Option<String>,
-    /// What is not as it should be with the machine as a whole, in words.
+    /// Warnings about the machine as a whole.
     pub warnings: Vec<String>,
 }
 
-/// The driver.
+/// The driver of the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DriverReport {
-    /// Its version: `550.163.01`.
+    /// The version, such as `550.163.01`.
     pub version: String,
-    /// Whether it is Partage's simulated one.
+    /// Whether it is the simulated driver.
     pub simulated: bool,
 }
 
-/// A GPU.
+/// The state of a GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuReport {
-    /// Its number in the driver's order.
+    /// The index in the driver's order.
     pub index: u32,
-    /// Its UUID.
+    /// The UUID of the GPU.
     pub uuid: GpuUuid,
-    /// Its model: `NVIDIA A100-SXM4-40GB`.
+    /// The model name, such as `NVIDIA A100-SXM4-40GB`.
     pub model: String,
-    /// Its memory.
+    /// The memory that programs can allocate.
     pub memory_bytes: Bytes,
-    /// Memory that shares were given.
-    pub promised_memory_bytes: Bytes,
-    /// Compute that shares were promised.
-    pub promised_cores: Cores,
-    /// Memory that is kept for users by the settings and not in use by them.
+    /// The memory that is granted to shares.
+    #[serde(alias = "promisedMemoryBytes")]
+    pub granted_memory_bytes: Bytes,
+    /// The compute that is guaranteed to shares.
+    #[serde(alias = "promisedCores")]
+    pub guaranteed_cores: Cores,
+    /// The memory that the settings reserve for users and that these do not hold.
     pub reserved_memory_bytes: Bytes,
-    /// Memory in use, as the driver says.
+    /// The memory in use, from NVML.
     pub used_memory_bytes: Option<Bytes>,
-    /// Percent of the last moments in which it worked, as the driver says.
-    pub utilisation: Option<u32>,
-    /// Degrees Celsius.
+    /// The utilization over the last sampling period, from NVML, in percent.
+    #[serde(alias = "utilisation")]
+    pub utilization: Option<u32>,
+    /// The temperature in degrees Celsius.
     pub temperature: Option<u32>,
-    /// Thousandths of a watt.
+    /// The power draw in milliwatts.
     pub power_milliwatts: Option<u32>,
-    /// Why it is not given to anybody; absent = it is well.
+    /// Why no shares of the GPU are granted; absent while it is healthy.
     pub unhealthy: Option<String>,
-    /// Processes on it that belong to no share.
-    pub strangers: Vec<u32>,
+    /// The pids of processes on the GPU that belong to no share.
+    #[serde(alias = "strangers")]
+    pub unowned_processes: Vec<u32>,
 }
 
-/// Where a share is in its life.
+/// The lifecycle stage of a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Stage {
-    /// Its command is about to start.
+pub enum ShareStage {
+    /// The command is about to start.
     Starting,
-    /// Its command runs.
+    /// The command of the share runs.
     Running,
-    /// Its command has ended, processes that it left behind have not.
+    /// The command has exited, but processes that it started still run.
     Lingering,
-    /// It is being stopped.
+    /// The share is being stopped.
     Stopping,
 }
 
-/// A share.
+/// The state of a share.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ShareReport {
-    /// Its name, the only one of the machine.
+    /// The name, unique on the machine.
     pub name: String,
-    /// Whose it is, by name or number.
+    /// The owner, by name, or by id if the user has no name.
     pub user: String,
-    /// Whose it is.
+    /// The user id of the owner.
     pub uid: u32,
-    /// Where it is in its life.
-    pub stage: Stage,
-    /// Seconds since 1970 at which it was given.
+    /// The lifecycle stage of the share.
+    pub stage: ShareStage,
+    /// When the share was granted, in seconds since 1970.
     pub since: u64,
-    /// The command's process.
+    /// The pid of the command.
     pub pid: u32,
-    /// The command.
+    /// The command with its arguments.
     pub command: Vec<String>,
-    /// What ties its processes to it: `mount namespace`, `user namespace`, `library path`.
+    /// How its processes are confined: `mount namespace`, `user namespace`, `library path`.
     pub binding: String,
-    /// Whether a cgroup holds its processes.
+    /// Whether its processes are in a cgroup of their own.
     pub cgroup: bool,
-    /// Whether device files of other GPUs are closed to it.
+    /// Whether the device filter denies the device files of other GPUs.
     pub device_gate: bool,
-    /// Its processes that the keeper sees.
+    /// The number of its processes.
     pub members: usize,
-    /// Its processes that use a GPU.
+    /// The processes that use a GPU.
     pub processes: Vec<ProcessReport>,
-    /// Whether memory beyond its limits is placed on the host.
+    /// Whether memory beyond the limit is allocated on the host.
     #[serde(default)]
     pub oversubscribe: bool,
-    /// What it has of each GPU.
-    pub parts: Vec<PartReport>,
-    /// What looks like a way around its limits, in words.
+    /// The share of each GPU.
+    pub parts: Vec<GpuShareReport>,
+    /// Findings of the bypass audit.
     pub bypass_suspected: Vec<String>,
 }
 
-/// What a share has of one GPU, and what it made of it. Times and counts are sums since it was given.
+/// The limits and the usage of a share on one GPU. Times and counts are totals since the share was granted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PartReport {
-    /// The GPU's number.
+pub struct GpuShareReport {
+    /// The index of the GPU.
     pub gpu: u32,
-    /// The GPU's UUID.
+    /// The UUID of the GPU.
     pub uuid: GpuUuid,
-    /// The memory limit.
+    /// The memory limit; absent if there is none.
     pub memory_bytes: Option<Bytes>,
-    /// The compute promised.
+    /// The guaranteed compute; absent if none is guaranteed.
     pub cores: Option<Cores>,
-    /// How far the compute may go; absent = as far as promised, or without end where nothing was promised.
+    /// The compute limit; if absent, the guarantee is the limit, or there is none without a guarantee.
     pub ceiling: Option<Cores>,
-    /// Nobody else is on the GPU.
+    /// Whether the share has the GPU to itself.
     pub whole: bool,
-    /// Memory in use.
+    /// The memory in use.
     pub used_bytes: Bytes,
-    /// The most memory that was ever in use.
+    /// The highest memory use so far.
     pub peak_bytes: Bytes,
-    /// Allocations that its own limit refused.
+    /// The number of allocations that the memory limit refused.
     pub refusals: u64,
-    /// Nanoseconds its processes were kept waiting for their turn.
+    /// The time that its threads waited for their turn, in nanoseconds.
     pub throttled_nanos: u64,
-    /// Nanoseconds of the GPU's time it used.
+    /// The GPU time that it used, in nanoseconds.
     pub spent_nanos: u64,
-    /// Whether somebody waits for a turn right now.
+    /// Whether a process waits for its turn now.
     pub waiting: bool,
 }
 
-/// A process that uses a GPU.
+/// A process of a share that uses a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessReport {
-    /// Its number on this machine.
+    /// The pid on this machine.
     pub pid: u32,
-    /// What it runs: the first word of its command line; empty where that cannot be read.
+    /// The first word of its command line; empty if it cannot be read.
     pub command: String,
-    /// What it holds of each part's GPU, in the order of the parts.
+    /// The memory that it holds on each GPU, in the order of the share's GPUs.
     pub held_bytes: Vec<Bytes>,
 }
 
-/// Somebody who waits.
+/// A request that waits for capacity.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WaitingReport {
-    /// The name the share will have.
+    /// The name that the share will have.
     pub name: String,
-    /// Who.
+    /// The user, by name or id.
     pub user: String,
-    /// What was asked: `8 GiB and 30 % of 1 GPU`.
+    /// The request, such as `8 GiB and 30 % of 1 GPU`.
     pub asked: String,
-    /// Why not now.
+    /// Why it does not fit now.
     pub why: String,
-    /// Seconds since 1970.
+    /// When the request arrived, in seconds since 1970.
     pub since: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::GpuReport;
+    use partage_core::model::{Bytes, Cores};
+    use serde_json::json;
+
+    #[test]
+    fn field_names_of_the_version_before_are_read() {
+        let gpu: GpuReport = serde_json::from_value(json!({
+            "index": 0, "uuid": "GPU-0", "model": "Tesla T4", "memoryBytes": 16, "promisedMemoryBytes": 8,
+            "promisedCores": Cores::WHOLE, "reservedMemoryBytes": 0, "strangers": [7],
+        }))
+        .unwrap();
+        assert_eq!((gpu.granted_memory_bytes, gpu.guaranteed_cores), (Bytes(8), Cores::WHOLE));
+        assert_eq!(gpu.unowned_processes, [7]);
+        let written = serde_json::to_value(&gpu).unwrap();
+        assert_eq!(written["unownedProcesses"], json!([7]));
+    }
 }

@@ -1,12 +1,16 @@
-//! Becoming the command of a share: ask, bind this very process, and give it over to the command.
+//! Runs a command in a share: requests the share, confines this process, and executes the command in it.
 //!
-//! There is no process in between: the command has the terminal, the signals and the exit code because it is the process that
-//! `partage run` was.
+//! There is no process in between: `partage run` becomes the command, so the command has its terminal, signals and exit
+//! code.
 
-use crate::client::{ANSWERING, BETWEEN_TRIES, Client, ClientError, TRIES, Talk};
-use crate::home::Home;
-use crate::wire::{Answer, Bound, Granted, Places, Question, RunRequest, say};
-use partage_host::binding::{self, BindError, Binding, Plan};
+use crate::client::{
+    ClientError, DaemonClient, DaemonConnection, MAX_ATTEMPTS, RESPONSE_TIMEOUT, RETRY_INTERVAL,
+};
+use crate::protocol::{
+    ConfinedNotice, DaemonRequest, DaemonResponse, GrantedShare, RunRequest, SharePaths, write_message,
+};
+use crate::state_dir::StateDir;
+use partage_host::confine::{self, Confinement, ConfinementError, ConfinementPlan};
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -15,183 +19,185 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// The variable that tells a command which share it is in.
+/// The environment variable with the name of the share, for the command.
 pub const SHARE_VARIABLE: &str = "PARTAGE_SHARE";
 
-/// The variable by which processes are known that nothing else holds. Nobody else knows its value.
+/// The environment variable with the random id of the share, by which processes without a cgroup and a namespace are
+/// found.
 pub(crate) const ID_VARIABLE: &str = "PARTAGE_SHARE_ID";
 
-/// How long a keeper may be silent: one that waits hears of nothing for days.
-const FOR_EVER: Duration = Duration::from_secs(1 << 30);
+/// The timeout of a request that waits in the queue: it may get no message for days.
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(1 << 30);
 
-/// What is said on the way.
-pub enum News<'a> {
-    /// There is no room yet.
+/// An event on the way to the command's start.
+pub enum RunEvent<'a> {
+    /// The request waits for capacity.
     Queued {
-        /// Which place in the queue.
+        /// The position in the queue, starting at 1.
         place: usize,
-        /// How many wait.
+        /// The length of the queue.
         of: usize,
-        /// Why.
+        /// Why the request does not fit yet.
         why: &'a str,
     },
     /// The command is about to start.
-    Bound {
-        /// The share's name.
+    Confined {
+        /// The name of the share.
         name: &'a str,
-        /// What it is.
+        /// A description of the share.
         words: &'a str,
-        /// How it is bound.
-        binding: Binding,
-        /// Why not better.
+        /// The kind of confinement.
+        binding: Confinement,
+        /// Why a stronger kind of confinement is not possible.
         why: Option<&'a str>,
     },
-    /// Something worth knowing.
+    /// A note for the user.
     Note(&'a str),
 }
 
 /// Why a command could not be run in a share.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// No share.
+    /// The share was not granted.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// This process is in one.
+    /// This process is in a share already.
     #[error(
-        "this is already inside share {0}, and shares do not nest: leave it, or run the command as it is"
+        "this process is already in share {0}, and shares do not nest: leave it, or run the command without partage run"
     )]
     Nested(String),
     /// The process could not be confined.
-    #[error("this process cannot be bound to its share")]
-    Binding(#[source] BindError),
-    /// The daemon went away after the process was confined: it cannot ask another one.
-    #[error("this process cannot be bound to its share: the keeper was killed meanwhile: run it again")]
+    #[error("cannot confine this process to its share")]
+    Confinement(#[source] ConfinementError),
+    /// The daemon exited after the process was confined, so that the process cannot request another share.
+    #[error(
+        "cannot confine this process to its share: the daemon was killed meanwhile; run the command again"
+    )]
     DaemonLost,
-    /// There is no such command.
+    /// The command cannot be executed.
     #[error("{}: {error}", command.to_string_lossy())]
     Command {
-        /// Which.
+        /// The command that was to run.
         command: OsString,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         error: std::io::Error,
     },
 }
 
-/// The share that this process is in.
-pub fn inside(home: &Home) -> Option<String> {
+/// Returns the share that this process is in.
+pub fn current_share(state_dir: &StateDir) -> Option<String> {
     let named = std::env::var(SHARE_VARIABLE).ok();
-    if home.region_at().join(partage_region::LIMITS).exists() {
+    if state_dir.region_at().join(partage_region::LIMITS_FILE).exists() {
         return Some(named.unwrap_or_else(|| "of another command".into()));
     }
-    // Without a mount namespace the variable is all there is.
-    named.filter(|_| crate::store::is_any(home))
+    // Without a mount namespace, only the variable identifies the share.
+    named.filter(|_| crate::share_store::has_shares(state_dir))
 }
 
-/// Runs a command in a share. Returns only if that cannot be.
+/// Runs a command in a share. Returns only if that fails.
 pub fn run(
-    home: &Home,
+    state_dir: &StateDir,
     request: &RunRequest,
     command: &[OsString],
-    news: &mut dyn FnMut(News<'_>),
+    news: &mut dyn FnMut(RunEvent<'_>),
 ) -> RunError {
-    if let Some(name) = inside(home) {
+    if let Some(name) = current_share(state_dir) {
         return RunError::Nested(name);
     }
     let Some((program, arguments)) = command.split_first() else {
-        let error = std::io::Error::new(ErrorKind::InvalidInput, "there is no command");
+        let error = std::io::Error::new(ErrorKind::InvalidInput, "no command given");
         return RunError::Command { command: OsString::new(), error };
     };
-    // What is not there needs no share.
-    if let Err(error) = find(program) {
+    // A command that does not exist needs no share.
+    if let Err(error) = find_command(program) {
         return RunError::Command { command: program.clone(), error };
     }
-    let (granted, binding) = match bound(home, request, news) {
+    let (granted, binding) = match request_share(state_dir, request, news) {
         Ok(bound) => bound,
         Err(error) => return error,
     };
     let mut command = Command::new(program);
     command.args(arguments);
-    environment(&mut command, &granted, binding);
+    set_environment(&mut command, &granted, binding);
     let mut error = command.exec();
     if error.kind() == ErrorKind::NotFound {
-        // The file itself was found before.
-        error =
-            std::io::Error::new(ErrorKind::NotFound, "what its first line says it is run by is not there");
+        // The file itself exists, so its interpreter does not.
+        error = std::io::Error::new(ErrorKind::NotFound, "the interpreter in its first line does not exist");
     }
     RunError::Command { command: program.clone(), error }
 }
 
-fn bound(
-    home: &Home,
+fn request_share(
+    state_dir: &StateDir,
     request: &RunRequest,
-    news: &mut dyn FnMut(News<'_>),
-) -> Result<(Granted, Binding), RunError> {
-    let client = Client::new(home.clone());
+    news: &mut dyn FnMut(RunEvent<'_>),
+) -> Result<(GrantedShare, Confinement), RunError> {
+    let client = DaemonClient::new(state_dir.clone());
     let mut tries = 0;
     loop {
         tries += 1;
-        let mut talk = client.talk(if request.wait { FOR_EVER } else { ANSWERING })?;
-        match granted(&client, &mut talk, request, news) {
-            // The keeper was killed. Nothing has begun, so another one can be asked.
-            Err(RunError::Client(ClientError::Io { .. })) if tries < TRIES => {
-                std::thread::sleep(BETWEEN_TRIES);
+        let mut connection = client.connect(if request.wait { QUEUE_TIMEOUT } else { RESPONSE_TIMEOUT })?;
+        match wait_for_grant(&client, &mut connection, request, news) {
+            // The daemon was killed. Nothing has started, so the next daemon can be asked.
+            Err(RunError::Client(ClientError::Io { .. })) if tries < MAX_ATTEMPTS => {
+                std::thread::sleep(RETRY_INTERVAL);
             }
             Err(error) => return Err(error),
-            Ok(granted) => return bind(&client, talk, granted, news),
+            Ok(granted) => return confine(&client, connection, granted, news),
         }
     }
 }
 
-fn granted(
-    client: &Client,
-    talk: &mut Talk,
+fn wait_for_grant(
+    client: &DaemonClient,
+    connection: &mut DaemonConnection,
     request: &RunRequest,
-    news: &mut dyn FnMut(News<'_>),
-) -> Result<Granted, RunError> {
-    let question = Question::Run(request.clone());
-    // A keeper that is gone is noticed when its answer is read.
-    let _ = say(&mut talk.writer, &question);
+    news: &mut dyn FnMut(RunEvent<'_>),
+) -> Result<GrantedShare, RunError> {
+    let message = DaemonRequest::Run(request.clone());
+    // An error is noticed when the response is read.
+    let _ = write_message(&mut connection.writer, &message);
     loop {
-        match client.heard(talk)? {
-            Answer::Queued { place, of, why } => news(News::Queued { place, of, why: &why }),
-            Answer::Granted(granted) => return Ok(*granted),
-            _ => return Err(ClientError::Misunderstood.into()),
+        match client.receive(connection)? {
+            DaemonResponse::Queued { place, of, why } => news(RunEvent::Queued { place, of, why: &why }),
+            DaemonResponse::Granted(granted) => return Ok(*granted),
+            _ => return Err(ClientError::UnexpectedResponse.into()),
         }
     }
 }
 
-fn bind(
-    client: &Client,
-    mut talk: Talk,
-    granted: Granted,
-    news: &mut dyn FnMut(News<'_>),
-) -> Result<(Granted, Binding), RunError> {
-    let entered = binding::enter(&plan(&granted.places));
+fn confine(
+    client: &DaemonClient,
+    mut connection: DaemonConnection,
+    granted: GrantedShare,
+    news: &mut dyn FnMut(RunEvent<'_>),
+) -> Result<(GrantedShare, Confinement), RunError> {
+    let entered = confine::enter(&confinement_plan(&granted.places));
     let (binding, why) = match entered {
         Ok(binding) => (binding, None),
-        Err(BindError::Impossible(why)) => (Binding::LibraryPath, Some(why)),
-        Err(error) => return Err(RunError::Binding(error)),
+        Err(ConfinementError::Unsupported(why)) => (Confinement::LibraryPath, Some(why)),
+        Err(error) => return Err(RunError::Confinement(error)),
     };
-    // A keeper that was killed here cannot be asked anew: this process is bound already.
-    let _ = say(&mut talk.writer, &Bound { binding });
-    let notes = match client.heard(&mut talk) {
-        Ok(Answer::Go { notes }) => notes,
-        Ok(_) => return Err(ClientError::Misunderstood.into()),
+    // If the daemon is killed here, this process cannot request another share, because it is confined already.
+    let _ = write_message(&mut connection.writer, &ConfinedNotice { binding });
+    let notes = match client.receive(&mut connection) {
+        Ok(DaemonResponse::Go { notes }) => notes,
+        Ok(_) => return Err(ClientError::UnexpectedResponse.into()),
         Err(ClientError::Io { .. }) => {
             return Err(RunError::DaemonLost);
         }
         Err(error) => return Err(error.into()),
     };
-    news(News::Bound { name: &granted.name, words: &granted.words, binding, why: why.as_deref() });
+    news(RunEvent::Confined { name: &granted.name, words: &granted.words, binding, why: why.as_deref() });
     for note in &notes {
-        news(News::Note(note));
+        news(RunEvent::Note(note));
     }
     Ok((granted, binding))
 }
 
-fn plan(places: &Places) -> Plan {
-    Plan {
+fn confinement_plan(places: &SharePaths) -> ConfinementPlan {
+    ConfinementPlan {
         region: places.region.clone(),
         region_at: places.region_at.clone(),
         stand_ins: places.stand_ins.clone(),
@@ -201,24 +207,24 @@ fn plan(places: &Places) -> Plan {
     }
 }
 
-/// What the command finds in its environment. Nothing of it keeps the limits, but for the library path.
-fn environment(command: &mut Command, granted: &Granted, binding: Binding) {
+/// Sets the environment of the command. Only the library path enforces limits, and only without a mount namespace.
+fn set_environment(command: &mut Command, granted: &GrantedShare, binding: Confinement) {
     command.env(SHARE_VARIABLE, &granted.name).env(ID_VARIABLE, &granted.id);
-    // Whoever had chosen GPUs by their numbers chose among those of the machine.
+    // An index in the caller's variable referred to all GPUs of the machine.
     command.env("CUDA_VISIBLE_DEVICES", granted.gpus.join(","));
     let places = &granted.places;
     let folder = match binding {
-        Binding::LibraryPath => Some(places.own_stand_ins.as_path()),
-        // In its place the stand-ins are; programs find it even without the loader's cache.
+        Confinement::LibraryPath => Some(places.own_stand_ins.as_path()),
+        // The stand-ins are mounted there; with the variable, programs find them even without the loader's cache.
         _ => places.simulated.as_ref().and(places.driver[0].parent()),
     };
     if let Some(folder) = folder {
-        command.env("LD_LIBRARY_PATH", before(folder, std::env::var_os("LD_LIBRARY_PATH").as_deref()));
+        command.env("LD_LIBRARY_PATH", prepend_path(folder, std::env::var_os("LD_LIBRARY_PATH").as_deref()));
     }
 }
 
-/// A folder before others.
-fn before(folder: &Path, others: Option<&OsStr>) -> OsString {
+/// Prepends a directory to a library path, without duplicates.
+fn prepend_path(folder: &Path, others: Option<&OsStr>) -> OsString {
     let mut path = folder.as_os_str().as_bytes().to_vec();
     for other in others.unwrap_or_default().as_bytes().split(|byte| *byte == b':') {
         if !other.is_empty() && Path::new(OsStr::from_bytes(other)) != folder {
@@ -229,16 +235,16 @@ fn before(folder: &Path, others: Option<&OsStr>) -> OsString {
     OsString::from_vec(path)
 }
 
-/// The file of a command, as the system will look for it.
-fn find(program: &OsStr) -> std::io::Result<PathBuf> {
+/// Finds the file of a command as `execvp` does.
+fn find_command(program: &OsStr) -> std::io::Result<PathBuf> {
     let is_command =
         |path: &Path| rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok() && path.is_file();
-    let absent = || std::io::Error::new(ErrorKind::NotFound, "no such command");
+    let absent = || std::io::Error::new(ErrorKind::NotFound, "command not found");
     if program.as_bytes().contains(&b'/') {
         let path = PathBuf::from(program);
         return match std::fs::metadata(&path) {
             Ok(_) if is_command(&path) => Ok(path),
-            Ok(_) => Err(std::io::Error::new(ErrorKind::PermissionDenied, "it cannot be executed")),
+            Ok(_) => Err(std::io::Error::new(ErrorKind::PermissionDenied, "not executable")),
             Err(error) => Err(error),
         };
     }

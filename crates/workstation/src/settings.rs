@@ -1,9 +1,9 @@
-//! The settings file: what the machine offers, and who may take how much.
+//! The settings file: the GPUs that the machine shares, and the limits of its users.
 
-use crate::home::Home;
-use crate::users::{self, Who};
-use crate::wire::Mode;
-use partage_core::model::{Bytes, Cores, Gpu, GpuUuid, Node, Oversubscription, Policy};
+use crate::protocol::ComputeMode;
+use crate::state_dir::StateDir;
+use crate::users::{self, UserIdentity};
+use partage_core::model::{Bytes, Cores, Gpu, GpuUuid, Node, Oversubscription, PlacementPolicy};
 use partage_core::place::defaults;
 use partage_core::quantity::Quantity;
 use partage_enforce::gpus::DriverChoice;
@@ -13,40 +13,40 @@ use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-/// The machine's settings.
-pub const FILE: &str = "/etc/partage/partage.yaml";
+/// The settings file of root's daemon.
+pub const MACHINE_SETTINGS_FILE: &str = "/etc/partage/partage.yaml";
 
-/// The most that a settings file may be.
-const LARGEST: u64 = 1 << 20;
+/// The maximum size of a settings file, in bytes.
+const MAX_SETTINGS_BYTES: u64 = 1 << 20;
 
-/// What the machine offers, and to whom.
+/// The settings of a workstation.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Settings {
-    /// Which driver.
+pub struct WorkstationSettings {
+    /// The driver to use.
     pub driver: DriverChoice,
-    /// The simulated machine, where the driver is simulated.
+    /// The simulated GPUs, if the driver is simulated.
     pub simulated: SimulatedGpus,
-    /// Where `partage up` serves metrics: an address of this machine, `off` for nowhere.
+    /// The loopback address where `partage up` serves metrics; `off` disables them.
     #[serde(deserialize_with = "address")]
     pub metrics: Option<SocketAddr>,
-    /// How GPUs are chosen.
+    /// The policy for placing shares.
     #[serde(deserialize_with = "policy")]
-    pub policy: Policy,
-    /// Whether shares may allocate more memory than their limit, on the host: `allowed` or `refused`.
+    pub policy: PlacementPolicy,
+    /// Whether shares may allocate memory beyond their limit on the host: `allowed` or `refused`.
     pub oversubscribe: Oversubscription,
-    /// What a share is that nobody said the size of.
+    /// The size of a share that is requested without one.
     pub default: DefaultShare,
-    /// Who may take how much: the first that matches. Who matches none may take nothing; without any, everybody may
-    /// take everything.
-    pub users: Vec<Rule>,
-    /// What is kept for some.
+    /// The rules for users, of which the first that matches applies. A user without a matching rule gets nothing;
+    /// without any rules there are no limits.
+    pub users: Vec<UserRule>,
+    /// The parts of GPUs that are reserved for users.
     pub reservations: Vec<Reservation>,
 }
 
-impl Default for Settings {
+impl Default for WorkstationSettings {
     fn default() -> Self {
-        Settings {
+        WorkstationSettings {
             driver: DriverChoice::default(),
             simulated: SimulatedGpus::default(),
             metrics: Some(SocketAddr::from(([127, 0, 0, 1], 9464))),
@@ -59,128 +59,128 @@ impl Default for Settings {
     }
 }
 
-/// A share that nobody said the size of.
+/// The size of a share that is requested without one.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct DefaultShare {
-    /// Memory; absent = all of the GPU's.
+    /// The memory limit; if absent, all of the GPU's memory.
     #[serde(deserialize_with = "memory")]
     pub memory: Option<Bytes>,
-    /// Compute; absent = none promised.
+    /// The guaranteed compute; if absent, none.
     #[serde(deserialize_with = "cores")]
     pub cores: Option<Cores>,
-    /// Whether idle time is lent; absent = it is.
-    pub mode: Option<Mode>,
+    /// Whether idle time may be used; if absent, it may.
+    pub mode: Option<ComputeMode>,
 }
 
-/// What some users may take.
+/// The limits of a user or a group.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Rule {
-    /// Whom it is about.
-    pub who: Whom,
-    /// Shares at a time.
+pub struct UserRule {
+    /// The users that the rule applies to.
+    pub who: UserSelector,
+    /// The maximum number of shares at a time.
     #[serde(default)]
     pub shares: Option<u32>,
-    /// Memory of all their shares together.
+    /// The maximum memory of all shares of a user together.
     #[serde(default, deserialize_with = "memory")]
     pub memory: Option<Bytes>,
-    /// Compute of all their shares together, in percent of one GPU.
+    /// The maximum compute of all shares of a user together, in percent of one GPU.
     #[serde(default, deserialize_with = "percents")]
     pub cores: Option<u32>,
-    /// GPUs of one share.
+    /// The maximum number of GPUs of one share.
     #[serde(default)]
     pub gpus: Option<u32>,
-    /// Whether they may have GPUs alone; absent = yes.
+    /// Whether whole GPUs may be requested; if absent, they may.
     #[serde(default)]
     pub whole: Option<bool>,
-    /// The GPUs they may use: numbers, UUIDs or words of the model; absent = all.
+    /// The GPUs that may be used: indexes, UUIDs or parts of the model name; if absent, all.
     #[serde(default)]
-    pub only: Option<Vec<GpuWord>>,
+    pub only: Option<Vec<GpuSelector>>,
 }
 
-/// A part of a GPU that is kept for some users.
+/// A part of a GPU that is reserved for a user or a group.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Reservation {
-    /// For whom.
+    /// The users that it is reserved for.
     #[serde(rename = "for")]
-    pub whom: Whom,
-    /// Which GPU: its number or UUID.
-    pub gpu: GpuWord,
-    /// Memory.
+    pub users: UserSelector,
+    /// The GPU, by index or UUID.
+    pub gpu: GpuSelector,
+    /// The memory that is reserved.
     #[serde(default, deserialize_with = "memory")]
     pub memory: Option<Bytes>,
-    /// Compute.
+    /// The compute that is reserved.
     #[serde(default, deserialize_with = "cores")]
     pub cores: Option<Cores>,
 }
 
-/// A user, a group or everybody.
+/// Selects a user, the members of a group, or all users.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Whom {
-    /// A user.
+pub enum UserSelector {
+    /// A user, by name and id.
     User(String, u32),
-    /// A group: `@students`.
+    /// A group, by name and id: `@students`.
     Group(String, u32),
-    /// Everybody: `*`.
-    Everybody,
+    /// All users, written as `*`.
+    AllUsers,
 }
 
-impl Whom {
-    /// Whether it is about this one.
-    pub fn includes(&self, who: &Who) -> bool {
+impl UserSelector {
+    /// Returns whether a user is selected.
+    pub fn includes(&self, who: &UserIdentity) -> bool {
         match self {
-            Whom::User(_, uid) => *uid == who.uid,
-            Whom::Group(_, gid) => who.gids.contains(gid),
-            Whom::Everybody => true,
+            UserSelector::User(_, uid) => *uid == who.uid,
+            UserSelector::Group(_, gid) => who.gids.contains(gid),
+            UserSelector::AllUsers => true,
         }
     }
 }
 
-impl std::fmt::Display for Whom {
+impl std::fmt::Display for UserSelector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Whom::User(name, _) => f.write_str(name),
-            Whom::Group(name, _) => write!(f, "group {name}"),
-            Whom::Everybody => f.write_str("everybody"),
+            UserSelector::User(name, _) => f.write_str(name),
+            UserSelector::Group(name, _) => write!(f, "group {name}"),
+            UserSelector::AllUsers => f.write_str("all users"),
         }
     }
 }
 
-impl<'de> Deserialize<'de> for Whom {
+impl<'de> Deserialize<'de> for UserSelector {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = Word::deserialize(deserializer)?.text();
+        let text = NumberOrText::deserialize(deserializer)?.text();
         let unknown = |kind, name: &str| {
             serde::de::Error::custom(format!(
-                "there is no {kind} {name} on this machine: write a user, @group, a number, or * for everybody"
+                "{kind} {name} not found on this machine: write a user, @group, an id, or * for all users"
             ))
         };
         match text.strip_prefix('@') {
-            _ if text == "*" => Ok(Whom::Everybody),
+            _ if text == "*" => Ok(UserSelector::AllUsers),
             Some(group) => users::gid(group)
-                .map(|gid| Whom::Group(group.into(), gid))
+                .map(|gid| UserSelector::Group(group.into(), gid))
                 .ok_or_else(|| unknown("group", group)),
             None => users::uid(&text)
-                .map(|uid| Whom::User(text.clone(), uid))
+                .map(|uid| UserSelector::User(text.clone(), uid))
                 .ok_or_else(|| unknown("user", &text)),
         }
     }
 }
 
-/// A GPU by number, UUID or a word of its model.
+/// Selects GPUs by index, UUID or a part of the model name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GpuWord(String);
+pub struct GpuSelector(String);
 
-impl<'de> Deserialize<'de> for GpuWord {
+impl<'de> Deserialize<'de> for GpuSelector {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(GpuWord(Word::deserialize(deserializer)?.text()))
+        Ok(GpuSelector(NumberOrText::deserialize(deserializer)?.text()))
     }
 }
 
-impl GpuWord {
-    /// Whether a GPU is meant.
-    pub(crate) fn names(&self, index: usize, gpu: &Gpu) -> bool {
+impl GpuSelector {
+    /// Returns whether a GPU is selected.
+    pub(crate) fn matches(&self, index: usize, gpu: &Gpu) -> bool {
         let (model, word) = (gpu.model.to_ascii_lowercase(), self.0.to_ascii_lowercase());
         match self.0.parse::<usize>() {
             Ok(number) => number == index,
@@ -189,7 +189,7 @@ impl GpuWord {
     }
 }
 
-impl std::fmt::Display for GpuWord {
+impl std::fmt::Display for GpuSelector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0.parse::<usize>() {
             Ok(number) => write!(f, "GPU {number}"),
@@ -198,27 +198,27 @@ impl std::fmt::Display for GpuWord {
     }
 }
 
-/// A number or a text: YAML makes numbers of words that look like some.
+/// A number or a text: YAML parses unquoted digits as a number.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Word {
+enum NumberOrText {
     Number(f64),
     Text(String),
 }
 
-impl Word {
+impl NumberOrText {
     fn text(self) -> String {
         match self {
-            Word::Number(number) => number.to_string(),
-            Word::Text(text) => text,
+            NumberOrText::Number(number) => number.to_string(),
+            NumberOrText::Text(text) => text,
         }
     }
 }
 
 fn memory<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Bytes>, D::Error> {
-    let text = Word::deserialize(deserializer)?.text();
+    let text = NumberOrText::deserialize(deserializer)?.text();
     let bytes = text.parse::<Quantity>().and_then(Quantity::to_count);
-    let wrong = |why: String| serde::de::Error::custom(format!("{text} is no amount of memory: {why}"));
+    let wrong = |why: String| serde::de::Error::custom(format!("invalid amount of memory {text}: {why}"));
     match bytes {
         Ok(bytes) if bytes < 1 << 20 => Err(wrong("it is less than 1 MiB: write 4Gi or 500Mi".into())),
         Ok(bytes) => Ok(Some(Bytes(bytes))),
@@ -227,19 +227,19 @@ fn memory<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Bytes>, D
 }
 
 fn cores<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Cores>, D::Error> {
-    let text = Word::deserialize(deserializer)?.text();
+    let text = NumberOrText::deserialize(deserializer)?.text();
     let cores: Cores = text.trim_end_matches('%').trim().parse().map_err(serde::de::Error::custom)?;
     Ok(Some(cores))
 }
 
 fn percents<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
-    let text = Word::deserialize(deserializer)?.text();
+    let text = NumberOrText::deserialize(deserializer)?.text();
     let wrong =
-        |_| serde::de::Error::custom(format!("{text} is no percentage: write a whole number, such as 150"));
+        |_| serde::de::Error::custom(format!("invalid percentage {text}: write a whole number, such as 150"));
     text.trim_end_matches('%').trim().parse().map(Some).map_err(wrong)
 }
 
-fn policy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Policy, D::Error> {
+fn policy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PlacementPolicy, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
 }
 
@@ -250,55 +250,56 @@ fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SocketAd
 
 /// Why metrics cannot be served at an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AddressError {
+pub enum MetricsAddressError {
     /// It is not an address with a port.
-    #[error("{text} is no address: write 127.0.0.1:9464, or off")]
+    #[error("invalid address {text}: write 127.0.0.1:9464, or off")]
     Malformed {
-        /// What was written.
+        /// The text that was given.
         text: String,
     },
     /// Other machines can reach it.
     #[error(
-        "{address} can be reached from other machines, and metrics tell who runs what: use 127.0.0.1:{}, and let \
-         something that asks for a password stand before it",
+        "{address} can be reached from other machines, and metrics show who runs what: use 127.0.0.1:{}, behind a proxy that \
+         authenticates users",
         address.port()
     )]
     NotLoopback {
-        /// The address.
+        /// The address that was given.
         address: SocketAddr,
     },
 }
 
-/// Reads where metrics are served, from an option or the settings: an address of this machine only, or `off`.
-pub fn metrics_address(text: &str) -> Result<Option<SocketAddr>, AddressError> {
+/// Parses the address of the metrics, from an option or the settings: a loopback address, or `off`.
+pub fn metrics_address(text: &str) -> Result<Option<SocketAddr>, MetricsAddressError> {
     if text == "off" {
         return Ok(None);
     }
-    let address: SocketAddr = text.parse().map_err(|_| AddressError::Malformed { text: text.into() })?;
+    let address: SocketAddr =
+        text.parse().map_err(|_| MetricsAddressError::Malformed { text: text.into() })?;
     if !address.ip().is_loopback() {
-        return Err(AddressError::NotLoopback { address });
+        return Err(MetricsAddressError::NotLoopback { address });
     }
     Ok(Some(address))
 }
 
 /// Why settings cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum SettingsError {
+pub enum WorkstationSettingsError {
     /// The file cannot be read.
-    #[error("{}: cannot be read", path.display())]
+    #[error("cannot read {}", path.display())]
     Io {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What the system reported.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// What the file says cannot be used.
+    /// The content of the file is invalid.
     #[error("{}", path.display())]
     Invalid {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why the content is invalid.
         #[source]
         source: InvalidSettings,
     },
@@ -307,15 +308,15 @@ pub enum SettingsError {
 /// Why the content of a settings file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidSettings {
-    /// It is not YAML, has a key that does not exist, or a value of another type. The message shows where.
+    /// The text is not YAML, has an unknown key, or a value of the wrong type. The message shows where.
     #[error("{0}")]
     Syntax(Box<serde_saphyr::Error>),
-    /// A value is not possible, or not on this machine.
+    /// A value is not possible, or does not fit this machine.
     #[error("{place}: {problem}")]
     Value {
-        /// The key, and what tells one entry of a list from another.
+        /// The key, and what identifies an entry of a list.
         place: String,
-        /// What is wrong, and what to write.
+        /// The problem, and what to write instead.
         problem: String,
     },
 }
@@ -324,55 +325,62 @@ fn invalid<T>(place: impl Into<String>, problem: impl Into<String>) -> Result<T,
     Err(InvalidSettings::Value { place: place.into(), problem: problem.into() })
 }
 
-impl Settings {
-    /// The settings in a file; where no file is named, those of the home, of the machine or of the user, if there are any.
-    pub fn load(file: Option<&Path>, home: &Home) -> Result<(Settings, Option<PathBuf>), SettingsError> {
+impl WorkstationSettings {
+    /// Loads the settings from a file. If no file is named, those of the state directory, of the machine or of the
+    /// user, or the defaults if there are none.
+    pub fn load(
+        file: Option<&Path>,
+        state_dir: &StateDir,
+    ) -> Result<(WorkstationSettings, Option<PathBuf>), WorkstationSettingsError> {
         let path = match file {
             Some(file) => file.to_path_buf(),
-            None => match home.settings().or_else(usual) {
+            None => match state_dir.settings().or_else(default_path) {
                 Some(path) => path,
-                None => return Ok((Settings::default(), None)),
+                None => return Ok((WorkstationSettings::default(), None)),
             },
         };
         let text = match read(&path) {
             Ok(text) => text,
-            // A home that is not one's own has no settings for one.
+            // The settings in another user's state directory may not be readable.
             Err(error)
                 if file.is_none()
                     && matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) =>
             {
-                return Ok((Settings::default(), None));
+                return Ok((WorkstationSettings::default(), None));
             }
-            Err(source) => return Err(SettingsError::Io { path, source }),
+            Err(source) => return Err(WorkstationSettingsError::Io { path, source }),
         };
-        match Settings::from_yaml(&text) {
+        match WorkstationSettings::from_yaml(&text) {
             Ok(settings) => Ok((settings, Some(path))),
-            Err(source) => Err(SettingsError::Invalid { path, source }),
+            Err(source) => Err(WorkstationSettingsError::Invalid { path, source }),
         }
     }
 
-    /// Reads settings; an empty text is the default.
-    pub fn from_yaml(text: &str) -> Result<Settings, InvalidSettings> {
+    /// Parses settings. An empty text gives the defaults.
+    pub fn from_yaml(text: &str) -> Result<WorkstationSettings, InvalidSettings> {
         let only_comments = |line: &str| line.trim().is_empty() || line.trim_start().starts_with('#');
         if text.lines().all(only_comments) {
-            return Ok(Settings::default());
+            return Ok(WorkstationSettings::default());
         }
-        let settings: Settings =
+        let settings: WorkstationSettings =
             serde_saphyr::from_str(text).map_err(|error| InvalidSettings::Syntax(Box::new(error)))?;
         settings.check()?;
         Ok(settings)
     }
 
     fn check(&self) -> Result<(), InvalidSettings> {
-        if self.default.mode == Some(Mode::Hard) && self.default.cores.is_none() {
-            return invalid("default", "hard mode ends compute at what was promised: write cores, too");
+        if self.default.mode == Some(ComputeMode::Hard) && self.default.cores.is_none() {
+            return invalid("default", "mode hard requires cores: write cores, too");
         }
         if self.default.cores == Some(Cores::NONE) {
-            return invalid("default", "0 % of a GPU is nothing: leave the cores out, or write 1 or more");
+            return invalid("default", "cores must not be 0: leave them out, or write 1 or more");
         }
         if !(1..=MAX_SIMULATED_GPUS).contains(&self.simulated.gpus) {
             let gpus = self.simulated.gpus;
-            return invalid("simulated", format!("{gpus} GPUs cannot be: write 1 to {MAX_SIMULATED_GPUS}"));
+            return invalid(
+                "simulated",
+                format!("invalid number of GPUs {gpus}: write 1 to {MAX_SIMULATED_GPUS}"),
+            );
         }
         if self.driver == DriverChoice::Simulated
             && let Err(error) = simulated_driver::ensure_built()
@@ -382,13 +390,13 @@ impl Settings {
         for rule in &self.users {
             if rule.shares == Some(0) {
                 let problem =
-                    "shares: 0 lets nobody run anything: leave the rule out to forbid, or write 1 or more";
+                    "shares: 0 allows no shares: leave the rule out to forbid shares, or write 1 or more";
                 return invalid(format!("users, {}", rule.who), problem);
             }
         }
         for reservation in &self.reservations {
             if reservation.memory.is_none() && reservation.cores.is_none() {
-                return invalid(reservation.place(), "keeps nothing: write memory, cores or both");
+                return invalid(reservation.place(), "reserves nothing: write memory, cores or both");
             }
         }
         Ok(())
@@ -401,21 +409,24 @@ impl Settings {
             let Some(gpu) = named.and_then(|uuid| node.gpus.iter().find(|gpu| gpu.uuid == uuid)) else {
                 let all: Vec<String> =
                     node.gpus.iter().enumerate().map(|(at, gpu)| format!("{at} ({})", gpu.uuid)).collect();
-                let problem = format!("names no GPU, or several; there are {}", all.join(", "));
+                let problem = format!("selects no GPU, or several; the GPUs are {}", all.join(", "));
                 return invalid(reservation.place(), problem);
             };
             let here = self.reservations.iter().filter(|other| other.gpu(node).as_ref() == Some(&gpu.uuid));
             let (memory, cores) = here.fold((0u64, 0u32), |(memory, cores), other| {
-                let promised = other.cores.unwrap_or(Cores::NONE).as_millipercent();
-                (memory.saturating_add(other.memory.unwrap_or(Bytes::ZERO).0), cores.saturating_add(promised))
+                let guaranteed = other.cores.unwrap_or(Cores::NONE).as_millipercent();
+                (
+                    memory.saturating_add(other.memory.unwrap_or(Bytes::ZERO).0),
+                    cores.saturating_add(guaranteed),
+                )
             });
             if memory > gpu.memory_bytes.0 {
                 let (sum, has) = (Bytes(memory), gpu.memory_bytes);
-                let problem = format!("{sum} are kept of it in all, which is more than its {has}");
+                let problem = format!("{sum} reserved in total, more than its {has}");
                 return invalid(reservation.place(), problem);
             }
             if cores > Cores::WHOLE.as_millipercent() {
-                return invalid(reservation.place(), "more than 100 % of its time are kept in all");
+                return invalid(reservation.place(), "more than 100 % of its time reserved in total");
             }
         }
         if let Some(memory) = self.default.memory
@@ -426,8 +437,8 @@ impl Settings {
         Ok(())
     }
 
-    /// The rule for somebody. `Ok(None)`: everything is allowed. `Err`: nothing is.
-    pub(crate) fn rule(&self, who: &Who) -> Result<Option<&Rule>, ()> {
+    /// Returns the rule for a user. `Ok(None)` means that there are no limits, `Err` that no shares are allowed.
+    pub(crate) fn rule(&self, who: &UserIdentity) -> Result<Option<&UserRule>, ()> {
         if self.users.is_empty() || who.uid == 0 {
             return Ok(None);
         }
@@ -436,23 +447,23 @@ impl Settings {
 }
 
 impl Reservation {
-    /// Where it stands in the settings, for messages.
+    /// Returns where the reservation is in the settings, for messages.
     fn place(&self) -> String {
-        format!("reservations, {} for {}", self.gpu, self.whom)
+        format!("reservations, {} for {}", self.gpu, self.users)
     }
 
-    /// The GPU it is about, if exactly one is named.
+    /// Returns the GPU of the reservation, if exactly one is selected.
     pub(crate) fn gpu(&self, node: &Node) -> Option<GpuUuid> {
-        let mut named = node.gpus.iter().enumerate().filter(|(at, gpu)| self.gpu.names(*at, gpu));
+        let mut named = node.gpus.iter().enumerate().filter(|(at, gpu)| self.gpu.matches(*at, gpu));
         let first = named.next()?;
         named.next().is_none().then(|| first.1.uuid.clone())
     }
 }
 
-/// Where settings usually are.
-fn usual() -> Option<PathBuf> {
+/// Returns the default path of the settings file.
+fn default_path() -> Option<PathBuf> {
     if rustix::process::geteuid().is_root() {
-        return Some(FILE.into());
+        return Some(MACHINE_SETTINGS_FILE.into());
     }
     let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let folder = variable("XDG_CONFIG_HOME").or_else(|| Some(variable("HOME")?.join(".config")))?;
@@ -462,9 +473,9 @@ fn usual() -> Option<PathBuf> {
 fn read(path: &Path) -> io::Result<String> {
     use std::io::Read;
     let mut text = String::new();
-    let read = std::fs::File::open(path)?.take(LARGEST + 1).read_to_string(&mut text)?;
-    if u64::try_from(read).unwrap_or(u64::MAX) > LARGEST {
-        return Err(io::Error::new(ErrorKind::FileTooLarge, "it is larger than 1 MiB"));
+    let read = std::fs::File::open(path)?.take(MAX_SETTINGS_BYTES + 1).read_to_string(&mut text)?;
+    if u64::try_from(read).unwrap_or(u64::MAX) > MAX_SETTINGS_BYTES {
+        return Err(io::Error::new(ErrorKind::FileTooLarge, "larger than 1 MiB"));
     }
     Ok(text)
 }

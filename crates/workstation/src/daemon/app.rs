@@ -1,7 +1,7 @@
 //! The composition root: builds a daemon from its configuration, runs it, and ends it.
 //!
 //! ```text
-//!  Config ── App::build ──▶ App ── run ──▶ stopped, handed over, or idle ──▶ threads joined, lock released
+//!  DaemonConfig ── DaemonApp::build ──▶ DaemonApp ── run ──▶ stopped, handed over, or idle ──▶ threads joined, lock released
 //! ```
 
 use super::connections::Connections;
@@ -11,15 +11,15 @@ use super::standby::Successor;
 use super::threads::Threads;
 use super::warnings::Warnings;
 use super::{Daemon, DaemonError, now};
-use crate::home::Home;
 use crate::machine::Machine;
-use crate::report::Report;
-use crate::settings::Settings;
-use crate::store;
+use crate::report::MachineReport;
+use crate::settings::WorkstationSettings;
+use crate::share_store;
+use crate::state_dir::StateDir;
 use partage_enforce::instance_lock::InstanceLock;
 use partage_enforce::monitor::Monitor;
-use partage_enforce::shares::Shares;
-use partage_host::files;
+use partage_enforce::shares::ManagedShares;
+use partage_host::atomic_file;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
@@ -32,13 +32,13 @@ use std::time::Duration;
 /// How long threads may take to end when the daemon stops. Requests in progress and the removal of cgroups take less.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// What a daemon is built from.
+/// The configuration of a daemon.
 #[derive(Clone, Debug)]
-pub struct Config {
-    /// The state directory.
-    pub home: Home,
+pub struct DaemonConfig {
+    /// The state directory of the daemon.
+    pub state_dir: StateDir,
     /// The settings in force.
-    pub settings: Settings,
+    pub settings: WorkstationSettings,
     /// Whether it is `partage up`: it runs without shares, and does not hand over.
     pub foreground: bool,
     /// The address where metrics are served, for the report.
@@ -47,48 +47,48 @@ pub struct Config {
     pub settings_file: Option<PathBuf>,
 }
 
-/// A daemon that manages the shares of a state directory. Its threads run.
+/// A running daemon that manages the shares of a state directory.
 ///
-/// What runs in shares goes on when the daemon ends, and the next daemon adopts it.
-pub struct App {
+/// The processes of shares keep running when the daemon exits, and the next daemon adopts them.
+pub struct DaemonApp {
     daemon: Arc<Daemon>,
 }
 
-impl App {
-    /// Builds a daemon and adopts the shares that run. Fails with [`DaemonError::Busy`] while another daemon manages the state
-    /// directory.
-    pub fn build(config: Config) -> Result<App, DaemonError> {
+impl DaemonApp {
+    /// Builds a daemon and adopts the shares that run. Fails with [`DaemonError::Busy`] while another daemon manages
+    /// the state directory.
+    pub fn build(config: DaemonConfig) -> Result<DaemonApp, DaemonError> {
         prepare_process();
-        config.home.make()?;
-        let lock = InstanceLock::try_acquire(&config.home.lock())?;
-        App::build_with(config, lock)
+        config.state_dir.create()?;
+        let lock = InstanceLock::try_acquire(&config.state_dir.lock())?;
+        DaemonApp::build_with(config, lock)
     }
 
     /// Waits until no other daemon manages the state directory, then builds one if there are shares to adopt.
-    pub fn stand_by(config: Config) -> Result<Option<App>, DaemonError> {
+    pub fn stand_by(config: DaemonConfig) -> Result<Option<DaemonApp>, DaemonError> {
         prepare_process();
-        config.home.make()?;
-        let lock = InstanceLock::acquire(&config.home.lock())?;
-        if !store::is_any(&config.home) {
+        config.state_dir.create()?;
+        let lock = InstanceLock::acquire(&config.state_dir.lock())?;
+        if !share_store::has_shares(&config.state_dir) {
             return Ok(None);
         }
-        let app = App::build_with(config, lock)?;
+        let app = DaemonApp::build_with(config, lock)?;
         app.daemon.call_successor();
         Ok(Some(app))
     }
 
-    fn build_with(config: Config, lock: InstanceLock) -> Result<App, DaemonError> {
-        let Config { home, settings, foreground, metrics, settings_file } = config;
-        let (machine, contexts) = Machine::open(&home, &settings)?;
-        keep_settings(&home, settings_file.as_deref())
-            .map_err(DaemonError::io("the settings cannot be kept"))?;
-        let watch = ExitWatch::new().map_err(DaemonError::io("processes cannot be watched"))?;
-        let threads = Threads::new().map_err(DaemonError::io("threads cannot be stopped"))?;
+    fn build_with(config: DaemonConfig, lock: InstanceLock) -> Result<DaemonApp, DaemonError> {
+        let DaemonConfig { state_dir, settings, foreground, metrics, settings_file } = config;
+        let (machine, contexts) = Machine::open(&state_dir, &settings)?;
+        keep_settings(&state_dir, settings_file.as_deref())
+            .map_err(DaemonError::io("cannot copy the settings"))?;
+        let watch = ExitWatch::new().map_err(DaemonError::io("cannot watch processes"))?;
+        let threads = Threads::new().map_err(DaemonError::io("cannot create the stop signal"))?;
         let monitor = Monitor::new(&machine.node, machine.previously_unhealthy.iter().cloned())
             .recording_fatal_errors(&machine.records, &machine.boot_id);
         let daemon = Arc::new(Daemon {
             claims: GpuClaims::new(&machine.device_files()),
-            regions: Shares::new(contexts),
+            regions: ManagedShares::new(contexts),
             since: now(),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -97,7 +97,7 @@ impl App {
             connections: Connections::default(),
             warnings: Warnings::default(),
             standby: Successor::default(),
-            home,
+            state_dir,
             settings,
             machine,
             foreground,
@@ -106,18 +106,18 @@ impl App {
             threads,
             _lock: lock,
         });
-        let app = App { daemon };
-        // Dropping the daemon does not end the threads that run already.
+        let app = DaemonApp { daemon };
+        // Dropping the daemon does not stop the threads that run already.
         app.start().inspect_err(|_| app.shut_down())?;
         Ok(app)
     }
 
-    /// Adopts what runs, and starts the threads.
+    /// Adopts running shares, and starts the threads.
     fn start(&self) -> Result<(), DaemonError> {
         log_start(&self.daemon);
         self.daemon.poll();
-        self.daemon.restore().map_err(DaemonError::io("the shares cannot be read"))?;
-        let listener = listen(&self.daemon.home).map_err(DaemonError::io("the socket cannot be made"))?;
+        self.daemon.adopt_shares().map_err(DaemonError::io("cannot read the shares"))?;
+        let listener = listen(&self.daemon.state_dir).map_err(DaemonError::io("cannot create the socket"))?;
         self.spawn("serve", move |daemon| daemon.serve(&listener))?;
         self.spawn("watch", |daemon| daemon.watch_all())?;
         self.spawn("monitor", |daemon| daemon.poll_until_end())
@@ -126,7 +126,7 @@ impl App {
     fn spawn(&self, name: &str, work: impl FnOnce(&Arc<Daemon>) + Send + 'static) -> Result<(), DaemonError> {
         let daemon = Arc::clone(&self.daemon);
         let started = self.daemon.threads.spawn(name, move || work(&daemon));
-        started.map_err(DaemonError::io("a thread cannot be started"))
+        started.map_err(DaemonError::io("cannot start a thread"))
     }
 
     /// Returns the daemon, for threads that report about it.
@@ -135,7 +135,7 @@ impl App {
     }
 
     /// Reports about all GPUs and shares.
-    pub fn report(&self) -> Report {
+    pub fn report(&self) -> MachineReport {
         self.daemon.report()
     }
 
@@ -144,12 +144,13 @@ impl App {
         self.daemon.shares()
     }
 
-    /// Ends [`App::run`].
+    /// Stops the daemon: [`DaemonApp::run`] returns.
     pub fn stop(&self) {
         self.daemon.end();
     }
 
-    /// Runs until the daemon is stopped, handed over, or was not needed for a while. Returns the number of shares that go on.
+    /// Runs until the daemon is stopped, handed over, or was idle for a while. Returns the number of shares that keep
+    /// running.
     pub fn run(self) -> usize {
         self.daemon.wait_for_end();
         self.shut_down();
@@ -159,14 +160,14 @@ impl App {
             self.daemon.call_successor();
         } else {
             self.daemon.standby.dismiss();
-            // No daemon answers here any more: commands of other users must not wait for one.
-            let _ = fs::remove_file(self.daemon.home.socket());
-            let _ = fs::remove_file(self.daemon.home.settings_in_force());
+            // No daemon runs here any more, and commands of other users must not wait for one.
+            let _ = fs::remove_file(self.daemon.state_dir.socket());
+            let _ = fs::remove_file(self.daemon.state_dir.settings_in_force());
         }
         shares
     }
 
-    /// Lets requests in progress finish, and ends all threads.
+    /// Finishes requests in progress, and stops all threads.
     fn shut_down(&self) {
         self.daemon.end();
         let left = self.daemon.threads.join(SHUTDOWN_TIMEOUT);
@@ -178,7 +179,7 @@ impl App {
 
 fn log_start(daemon: &Daemon) {
     tracing::info!(
-        home = %daemon.home.path().display(),
+        state_dir = %daemon.state_dir.path().display(),
         gpus = daemon.machine.node.gpus.len(),
         driver = daemon.machine.gpus.driver_version(),
         simulated = daemon.machine.driver.simulated.is_some(),
@@ -190,12 +191,12 @@ fn log_start(daemon: &Daemon) {
     }
 }
 
-/// Copies the settings file for the next daemon: the file may be changed meanwhile, and be invalid.
-fn keep_settings(home: &Home, file: Option<&Path>) -> io::Result<()> {
-    let copy = home.settings_in_force();
+/// Copies the settings file for the next daemon, because the file may be changed meanwhile, and be invalid.
+fn keep_settings(state_dir: &StateDir, file: Option<&Path>) -> io::Result<()> {
+    let copy = state_dir.settings_in_force();
     match file {
         Some(file) if file == copy => Ok(()),
-        Some(file) => files::write_whole(&copy, &fs::read(file)?, 0o600),
+        Some(file) => atomic_file::replace_durably(&copy, &fs::read(file)?, 0o600),
         None => match fs::remove_file(&copy) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
@@ -206,9 +207,9 @@ fn keep_settings(home: &Home, file: Option<&Path>) -> io::Result<()> {
 /// Prepares the process for the shares of many users.
 fn prepare_process() {
     use rustix::process::{Resource, getrlimit, setrlimit};
-    // Other users' programs load and map what the daemon writes.
+    // Programs of other users load and map files that the daemon writes.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    // The limits may have been lowered for another purpose, and each share and each connection needs a few files.
+    // The limits may have been lowered for another purpose, and each share and each connection needs a few descriptors.
     for resource in [Resource::Nofile, Resource::Fsize, Resource::As, Resource::Nproc] {
         let mut limit = getrlimit(resource);
         limit.current = limit.maximum;
@@ -217,14 +218,14 @@ fn prepare_process() {
 }
 
 /// Listens on the socket of the state directory, in place of an earlier daemon's.
-fn listen(home: &Home) -> io::Result<UnixListener> {
-    let (path, unfinished) = (home.socket(), home.path().join("keeper.new"));
+fn listen(state_dir: &StateDir) -> io::Result<UnixListener> {
+    let (path, unfinished) = (state_dir.socket(), state_dir.path().join("daemon.sock.new"));
     let _ = fs::remove_file(&unfinished);
     let listener = UnixListener::bind(&unfinished)?;
-    // The kernel says which user connects, and the settings what each may do.
-    let mode = if Home::is_for_everybody() { 0o666 } else { 0o600 };
+    // All users may connect: the kernel reports the user of a connection, and the settings limit what each may do.
+    let mode = if StateDir::is_for_all_users() { 0o666 } else { 0o600 };
     fs::set_permissions(&unfinished, fs::Permissions::from_mode(mode))?;
-    // A caller may be gone between the poll and the accept.
+    // A caller may disconnect between the poll and the accept.
     listener.set_nonblocking(true)?;
     fs::rename(&unfinished, &path)?;
     Ok(listener)

@@ -1,19 +1,19 @@
 //! Confines the first process of a share: a cgroup of its own, and a check of the namespaces that the process reports.
 
 use super::Daemon;
-use crate::store::Bond;
+use crate::share_store::ConfinementRecord;
 use partage_enforce::error_chain::describe;
 use partage_enforce::libraries::LibraryError;
 use partage_enforce::records::RecordError;
-use partage_host::binding::Binding;
 use partage_host::cgroup::Cgroup;
-use partage_host::process::Identity;
+use partage_host::confine::Confinement;
+use partage_host::process::ProcessIdentity;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How a share's processes are confined from outside, with notes on what could not be done.
-pub(super) struct Confined {
-    /// Whether the device files of other GPUs are closed.
+/// How the daemon confined a share's processes, with notes on what failed.
+pub(super) struct ConfinementOutcome {
+    /// Whether the device filter denies other GPUs.
     gate: bool,
     pub(super) notes: Vec<String>,
 }
@@ -22,10 +22,10 @@ pub(super) struct Confined {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConfineError {
     /// The share was stopped in the meantime.
-    #[error("the share is gone")]
+    #[error("the share does not exist any more")]
     ShareGone,
     /// The process reports a confinement that it does not have.
-    #[error("it says that it sees its region, and does not")]
+    #[error("it reports a mount namespace in which its region is not visible")]
     NotConfined,
     /// The share's own libraries cannot be installed.
     #[error(transparent)]
@@ -36,16 +36,16 @@ pub(super) enum ConfineError {
 }
 
 impl Daemon {
-    /// Puts the process into a cgroup of its own, with the device files of other GPUs closed. The kernel needs
-    /// a grace period for that, in which the process confines itself.
-    pub(super) fn confine(self: &Arc<Self>, name: &str, main: Identity) -> Confined {
-        let mut confined = Confined { gate: false, notes: Vec::new() };
+    /// Moves the process into a cgroup of its own that denies the device files of other GPUs. The kernel needs an RCU
+    /// grace period for that, during which the process confines itself.
+    pub(super) fn confine(self: &Arc<Self>, name: &str, main: ProcessIdentity) -> ConfinementOutcome {
+        let mut confined = ConfinementOutcome { gate: false, notes: Vec::new() };
         let id = self.state().shares.get(name).map(|live| live.record.id.clone()).unwrap_or_default();
-        let cgroup = match Cgroup::make(&self.home.cgroup(name, &id), main.pid) {
+        let cgroup = match Cgroup::create(&self.state_dir.cgroup(name, &id), main.pid) {
             Ok(Some(cgroup)) => cgroup,
             Ok(None) => return confined,
             Err(error) => {
-                confined.notes.push(format!("its processes are not held by a cgroup: {error}"));
+                confined.notes.push(format!("its processes are not in a cgroup: {error}"));
                 return confined;
             }
         };
@@ -55,25 +55,27 @@ impl Daemon {
             self.remove_soon(cgroup);
             return confined;
         };
-        // Recorded first: a daemon that takes over can remove it.
+        // Recorded first, so that a daemon that takes over can remove it.
         live.record.cgroup = Some(cgroup.clone());
-        if let Err(error) = live.record.write(&self.home) {
-            confined.notes.push(format!("its cgroup cannot be recorded: {}", describe(&error)));
+        if let Err(error) = live.record.write(&self.state_dir) {
+            confined.notes.push(format!("cannot record its cgroup: {}", describe(&error)));
         }
         let devices = self.machine.other_devices(&live.record.shares);
         drop(state);
         if !devices.is_empty() {
-            match cgroup.close_devices(&devices) {
+            match cgroup.deny_devices(&devices) {
                 Ok(()) => confined.gate = true,
-                Err(error) => confined.notes.push(format!("other GPUs' device files stay open: {error}")),
+                Err(error) => {
+                    confined.notes.push(format!("the device files of other GPUs stay accessible: {error}"))
+                }
             }
         }
-        // If the process ended meanwhile, its pid may belong to a process that is not in any share.
-        let taken = cgroup.take(main.pid).map_err(|error| error.to_string());
+        // If the process has exited, its pid may belong to a process of no share.
+        let taken = cgroup.add_process(main.pid).map_err(|error| error.to_string());
         if let Err(error) =
-            taken.and_then(|()| main.lives().then_some(()).ok_or_else(|| "it has ended".into()))
+            taken.and_then(|()| main.is_running().then_some(()).ok_or_else(|| "it has ended".into()))
         {
-            confined.notes.push(format!("its processes are not held by a cgroup: {error}"));
+            confined.notes.push(format!("its processes are not in a cgroup: {error}"));
             confined.gate = false;
             if let Some(live) = self.state().shares.get_mut(name).filter(|live| live.record.main == main) {
                 live.record.cgroup = None;
@@ -84,23 +86,23 @@ impl Daemon {
     }
 
     /// Checks the confinement that a process reports, and records it.
-    pub(super) fn bind(
+    pub(super) fn verify_confinement(
         &self,
         name: &str,
-        main: Identity,
-        binding: Binding,
-        confined: &Confined,
+        main: ProcessIdentity,
+        binding: Confinement,
+        confined: &ConfinementOutcome,
     ) -> Result<(), ConfineError> {
         let state = self.state();
         let live = state.shares.get(name).filter(|live| live.record.main == main);
-        let mark = live.ok_or(ConfineError::ShareGone)?.record.mark(&self.home, binding);
+        let mark = live.ok_or(ConfineError::ShareGone)?.record.mark(&self.state_dir, binding);
         drop(state);
         match binding {
-            Binding::LibraryPath => {
-                self.machine.install_for(&self.home, name)?;
+            Confinement::LibraryPath => {
+                self.machine.install_for(&self.state_dir, name)?;
             }
-            Binding::MountNamespace | Binding::UserNamespace => {
-                if !mark.is_some_and(|mark| mark.is_on(main.pid)) {
+            Confinement::MountNamespace | Confinement::UserNamespace => {
+                if !mark.is_some_and(|mark| mark.includes(main.pid)) {
                     return Err(ConfineError::NotConfined);
                 }
             }
@@ -108,22 +110,22 @@ impl Daemon {
         let mut state = self.state();
         let live = state.shares.get_mut(name).filter(|live| live.record.main == main);
         let live = live.ok_or(ConfineError::ShareGone)?;
-        live.record.bound = Some(Bond { binding, gate: confined.gate });
-        let written = live.record.write(&self.home);
+        live.record.bound = Some(ConfinementRecord { binding, gate: confined.gate });
+        let written = live.record.write(&self.state_dir);
         drop(state);
         written?;
         self.call_successor();
         Ok(())
     }
 
-    /// Removes a cgroup whose process is about to end, or goes on outside it, as soon as the kernel lets it.
+    /// Removes a cgroup as soon as the kernel allows it: its process is about to exit, or runs on outside of it.
     pub(super) fn remove_soon(self: &Arc<Self>, cgroup: Cgroup) {
         const MAX_ATTEMPTS: u32 = 100;
         const RETRY_INTERVAL: Duration = Duration::from_millis(50);
         let remove = move || {
-            // Not interrupted by the daemon's end, which waits for it: the cgroup would stay forever.
+            // Not interrupted when the daemon stops, which waits for this thread: the cgroup would stay forever.
             for _ in 0..MAX_ATTEMPTS {
-                if cgroup.let_go().is_ok() && cgroup.remove().is_ok() {
+                if cgroup.move_to_parent().is_ok() && cgroup.remove().is_ok() {
                     return;
                 }
                 std::thread::sleep(RETRY_INTERVAL);

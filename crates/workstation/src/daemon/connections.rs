@@ -1,4 +1,4 @@
-//! Limits on connections: no user can keep the others from being served.
+//! Limits the number of connections, so that no user can block the others.
 
 use partage_enforce::refusal::{Refusal, RefusalReason};
 use std::collections::BTreeMap;
@@ -18,8 +18,8 @@ impl Connections {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a connection of a user, or refuses it where there are too many. The administrator and the daemon's own user
-    /// (`is_privileged`) may have as many as all others together: they must be able to end what is too much.
+    /// Counts a connection of a user, or refuses it if there are too many. Root and the daemon's own user
+    /// (`is_privileged`) may have as many as all others together: they must be able to stop shares in that case.
     pub(super) fn open(&self, uid: u32, is_privileged: bool) -> Result<(), Refusal> {
         let mut by_user = self.by_user();
         let all: usize = by_user.values().sum();
@@ -27,9 +27,9 @@ impl Connections {
         let message = match (all >= MAX_CONNECTIONS, own >= MAX_CONNECTIONS_PER_USER) {
             _ if is_privileged && own < MAX_CONNECTIONS => None,
             (_, true) => Some(format!(
-                "{own} commands of yours talk to the keeper already, those that wait included: end some first"
+                "you already have {own} connections to the daemon, including commands that wait: end some first"
             )),
-            (true, _) => Some(format!("{all} commands talk to the keeper already: try again soon")),
+            (true, _) => Some(format!("the daemon already has {all} connections: try again soon")),
             _ => None,
         };
         match message {
@@ -69,7 +69,7 @@ mod tests {
             connections.open(1000, false).unwrap();
         }
         let refused = connections.open(1000, false).unwrap_err();
-        assert!(refused.message.starts_with("128 commands of yours"), "{}", refused.message);
+        assert!(refused.message.starts_with("you already have 128 connections"), "{}", refused.message);
         connections.open(1001, false).unwrap();
         connections.close(1000);
         connections.open(1000, false).unwrap();
@@ -83,7 +83,7 @@ mod tests {
             connections.open(uid, false).unwrap();
         }
         let refused = connections.open(2000, false).unwrap_err();
-        assert!(refused.message.starts_with("512 commands talk"), "{}", refused.message);
+        assert!(refused.message.starts_with("the daemon already has 512 connections"), "{}", refused.message);
         for _ in 0..MAX_CONNECTIONS {
             connections.open(0, true).unwrap();
         }

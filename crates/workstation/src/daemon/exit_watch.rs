@@ -1,7 +1,7 @@
-//! Notices when the last process of a share ends.
+//! Detects when the last process of a share exits.
 //!
-//! One process of each share is watched, the command first. When it ends, another living process of the share is watched; when
-//! there is none, the share is released.
+//! One process of each share is watched, the command first. When it exits, another running process of the share is
+//! watched; if there is none, the share is released.
 
 use super::Daemon;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -9,17 +9,17 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Interval between counts of a share's processes where none of them can be watched.
+/// Interval between counts of a share's processes if none of them can be watched.
 const RECOUNT_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The processes that are watched, one for each share.
 pub(super) struct ExitWatch {
-    /// Signalled when the list changes.
+    /// Signaled when the list changes.
     signal: OwnedFd,
-    list: Mutex<Vec<Watched>>,
+    list: Mutex<Vec<WatchedProcess>>,
 }
 
-struct Watched {
+struct WatchedProcess {
     name: String,
     /// Distinguishes shares that have the same name one after the other.
     number: u64,
@@ -32,14 +32,14 @@ impl ExitWatch {
         Ok(ExitWatch { signal, list: Mutex::default() })
     }
 
-    fn list(&self) -> std::sync::MutexGuard<'_, Vec<Watched>> {
+    fn list(&self) -> std::sync::MutexGuard<'_, Vec<WatchedProcess>> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn add(&self, name: &str, number: u64, process: OwnedFd) {
         let mut list = self.list();
         list.retain(|watched| watched.name != name);
-        list.push(Watched { name: name.into(), number, process: Arc::new(process) });
+        list.push(WatchedProcess { name: name.into(), number, process: Arc::new(process) });
         drop(list);
         // Fails only if the counter is full, and then the descriptor is readable.
         let _ = rustix::io::write(&self.signal, &1u64.to_ne_bytes());
@@ -47,7 +47,7 @@ impl ExitWatch {
 }
 
 impl Daemon {
-    /// Notices the ends of processes until the daemon is told to end.
+    /// Watches processes until the daemon is stopped.
     pub(super) fn watch_all(self: &Arc<Self>) {
         loop {
             let watched: Vec<(String, u64, Arc<OwnedFd>)> = self
@@ -67,10 +67,10 @@ impl Daemon {
             if is_ready(0) {
                 return;
             }
-            let is_signalled = is_ready(1);
+            let is_signaled = is_ready(1);
             let ended: Vec<usize> = (0..watched.len()).filter(|at| is_ready(at + 2)).collect();
             drop(fds);
-            if is_signalled {
+            if is_signaled {
                 let _ = rustix::io::read(&self.watch.signal, &mut [0; 8]);
             }
             for at in ended {
@@ -81,22 +81,22 @@ impl Daemon {
         }
     }
 
-    /// Watches another process of a share after one has ended, or releases the share.
+    /// Watches another process of a share after one has exited, or releases the share.
     fn watch_next(self: &Arc<Self>, name: &str, number: u64) {
         let _span = tracing::info_span!("reconcile", cause = "process exit").entered();
         let state = self.state();
         let Some(live) = state.shares.get(name).filter(|live| live.number == number) else { return };
         let record = live.record.clone();
         drop(state);
-        match record.members(&self.home) {
-            // A share that is not bound yet has no marks to find processes by.
-            Ok(left) if left.is_empty() && record.main.lives() => self.watch_next_later(name, number),
+        match record.members(&self.state_dir) {
+            // The processes of a share that is not confined yet cannot be found.
+            Ok(left) if left.is_empty() && record.main.is_running() => self.watch_next_later(name, number),
             Ok(left) if left.is_empty() => self.release(name, number),
             Ok(left) => {
                 let process = left.iter().find_map(|process| process.pidfd().ok());
                 match process {
                     Some(process) => self.watch.add(name, number, process),
-                    // All of them ended meanwhile, or cannot be watched by this user.
+                    // All of them have exited meanwhile, or cannot be watched by this user.
                     None => self.watch_next_later(name, number),
                 }
             }
@@ -119,7 +119,7 @@ impl Daemon {
         }
     }
 
-    /// Watches a share from now on, by whichever of its processes lives.
+    /// Starts to watch a share, by any of its running processes.
     pub(super) fn watch_share(self: &Arc<Self>, name: &str) {
         let state = self.state();
         let Some(live) = state.shares.get(name) else { return };
@@ -127,7 +127,7 @@ impl Daemon {
         drop(state);
         match main.pidfd() {
             Ok(process) => self.watch.add(name, number, process),
-            // It has ended, or cannot be watched: then processes are counted at intervals.
+            // It has exited, or cannot be watched: then processes are counted at intervals.
             Err(_) => self.watch_next(name, number),
         }
     }

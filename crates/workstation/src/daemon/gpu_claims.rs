@@ -1,6 +1,8 @@
-//! Locks on GPUs, for a machine with several daemons: the first one that grants a share of a GPU holds a lock on its device file.
+//! Locks on GPUs, for a machine with several daemons: the first one that grants a share of a GPU holds a lock on its
+//! device file.
 //!
-//! Root's daemon is for all users and gives way to no other, since any user can lock a file that any user can open; it warns.
+//! Root's daemon serves all users and ignores such a lock with a warning, since any user can lock a file that any user
+//! can open.
 
 use super::warnings::Warnings;
 use partage_core::model::{GpuUuid, Node};
@@ -26,7 +28,8 @@ impl GpuClaims {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Withholds the GPUs that another daemon holds. The others are held by this one, until [`GpuClaims::release_unused`].
+    /// Withholds the GPUs that another daemon holds. The others are held by this one, until
+    /// [`GpuClaims::release_unused`].
     pub(super) fn claim(&self, node: &mut Node, warnings: &Warnings) {
         let mut held = self.held();
         for (index, gpu) in node.gpus.iter_mut().enumerate() {
@@ -39,12 +42,15 @@ impl GpuClaims {
                 held.insert(gpu.uuid.clone(), file);
             } else if rustix::process::geteuid().is_root() {
                 warnings.add(&format!(
-                    "somebody on this machine gives shares of GPU {index} without this keeper: what they gave is not counted \
-                     here; let them end, and use partage run without --home"
+                    "another daemon on this machine grants shares of GPU {index}, which are not accounted for \
+                     here; end them, and use partage run without --state-dir"
                 ));
             } else {
                 gpu.withheld = gpu.withheld.take().or_else(|| {
-                    Some("another keeper of this machine gives of it: let root start partage up, for all users".into())
+                    Some(
+                        "another daemon on this machine uses it: let root start partage up for all users"
+                            .into(),
+                    )
                 });
             }
         }
@@ -84,7 +90,7 @@ mod tests {
             (claims.held().len(), withheld + warnings.all().len())
         };
         assert_eq!(claimed(&first), (1, 0));
-        assert_eq!(claimed(&second), (0, 1), "withheld, or warned of where root asks");
+        assert_eq!(claimed(&second), (0, 1), "withheld, or a warning if root runs the test");
         first.release_unused(|_| true);
         assert_eq!(claimed(&second), (0, 1));
         first.release_unused(|_| false);

@@ -1,10 +1,10 @@
 //! Polls the driver, audits the shares, and attributes processes to them.
 
 use super::Daemon;
-use crate::home::Home;
-use crate::store::Record;
+use crate::share_store::ShareRecord;
+use crate::state_dir::StateDir;
 use partage_enforce::monitor::MonitorReport;
-use partage_host::members::{Census, Mark};
+use partage_host::share_processes::{Membership, ProcessIndex};
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -28,7 +28,8 @@ impl Daemon {
             let needed = self.foreground || has_shares || !state.queue.is_empty();
             drop(state);
             if has_shares {
-                // Adopted shares have no standby process yet, and the one of others may have been killed.
+                // A daemon that adopted shares has no standby process yet, and one that was started may have been
+                // killed.
                 self.call_successor();
             }
             let released = self.release_held_elsewhere();
@@ -40,11 +41,12 @@ impl Daemon {
         }
     }
 
-    /// Releases what shares of another version of the daemon held once their folders are gone. Returns whether any are.
+    /// Releases the shares of another version of the daemon once their directories are removed. Returns whether any
+    /// were.
     fn release_held_elsewhere(&self) -> bool {
         let mut state = self.state();
         let before = state.held_elsewhere.len();
-        state.held_elsewhere.retain(|name, _| self.home.share(name).exists());
+        state.held_elsewhere.retain(|name, _| self.state_dir.share(name).exists());
         state.held_elsewhere.len() < before
     }
 
@@ -52,13 +54,14 @@ impl Daemon {
     pub(super) fn poll(self: &Arc<Self>) -> bool {
         let (records, audited) = {
             let state = self.state();
-            let records: Vec<Record> = state.shares.values().map(|live| live.record.clone()).collect();
+            let records: Vec<ShareRecord> = state.shares.values().map(|live| live.record.clone()).collect();
             (records, self.regions.audited())
         };
         let mut monitor = self.monitor.lock().unwrap_or_else(PoisonError::into_inner);
-        // Processes are listed after the driver was read: whatever it names started before the list was made.
+        // Processes are listed after the driver was read, so that the list contains all processes that the driver
+        // names.
         let owners = OnceCell::new();
-        let owner = |pid: u32| owners.get_or_init(|| ProcessOwners::of(&records, &self.home)).find(pid);
+        let owner = |pid: u32| owners.get_or_init(|| ProcessOwners::of(&records, &self.state_dir)).find(pid);
         let report = monitor.poll(&self.machine.gpus, &audited, &owner);
         drop(monitor);
         for (name, finding) in &report.new_findings {
@@ -77,29 +80,29 @@ impl Daemon {
     }
 }
 
-/// Returns what the processes of a share are found by. A cgroup lists all of them in one read.
-pub(super) fn marks(record: &Record, home: &Home) -> Vec<Mark> {
+/// Returns the memberships by which the processes of a share are found. A cgroup lists all of them in one read.
+pub(super) fn marks(record: &ShareRecord, state_dir: &StateDir) -> Vec<Membership> {
     match &record.cgroup {
-        Some(cgroup) => vec![Mark::Cgroup(cgroup.clone())],
-        None => record.marks(home),
+        Some(cgroup) => vec![Membership::Cgroup(cgroup.clone())],
+        None => record.marks(state_dir),
     }
 }
 
 /// The share of each process.
 struct ProcessOwners<'a> {
     names: Vec<&'a str>,
-    /// The first process of each share, which carries no marks at first.
+    /// The first process of each share, which has no membership before it is confined.
     main: BTreeMap<u32, &'a str>,
-    census: Census,
+    census: ProcessIndex,
 }
 
 impl ProcessOwners<'_> {
-    fn of<'a>(shares: &'a [Record], home: &Home) -> ProcessOwners<'a> {
+    fn of<'a>(shares: &'a [ShareRecord], state_dir: &StateDir) -> ProcessOwners<'a> {
         let names: Vec<&str> = shares.iter().map(|record| record.name.as_str()).collect();
         let main = shares.iter().zip(&names).map(|(record, name)| (record.main.pid, *name)).collect();
-        let marks: Vec<Vec<Mark>> = shares.iter().map(|record| marks(record, home)).collect();
-        // Where the processes cannot be listed, they have no owner until the next poll.
-        ProcessOwners { names, main, census: Census::of(&marks).unwrap_or_default() }
+        let marks: Vec<Vec<Membership>> = shares.iter().map(|record| marks(record, state_dir)).collect();
+        // If the processes cannot be listed, they have no owner until the next poll.
+        ProcessOwners { names, main, census: ProcessIndex::of(&marks).unwrap_or_default() }
     }
 
     fn find(&self, pid: u32) -> Option<String> {

@@ -2,45 +2,45 @@
 
 use super::Daemon;
 use super::monitor;
-use crate::decide::{self, Held};
+use crate::admission::{self, HeldShares};
 use crate::report::{
-    DriverReport, GpuReport, KeeperReport, PartReport, ProcessReport, Report, ShareReport, Stage,
-    WaitingReport,
+    DaemonReport, DriverReport, GpuReport, GpuShareReport, MachineReport, ProcessReport, ShareReport,
+    ShareStage, WaitingReport,
 };
-use crate::store::{HeldElsewhere, Record};
-use crate::users::{self, Who};
+use crate::share_store::{HeldElsewhere, ShareRecord};
+use crate::users::{self, UserIdentity};
 use partage_core::model::{Bytes, Cores, Share};
 use partage_enforce::report::GpuStatus;
-use partage_host::{members, process};
+use partage_host::{process, share_processes};
 use partage_region::RegionHandle;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-struct Seen {
-    record: Record,
-    stage: Stage,
-    /// Absent where the region is unmanaged.
+struct ShareView {
+    record: ShareRecord,
+    stage: ShareStage,
+    /// Absent if the region is unmanaged.
     region: Option<Arc<RegionHandle>>,
 }
 
 impl Daemon {
     /// Reports for one user: of other users' commands, the arguments are left out.
-    pub(super) fn report_to(self: &Arc<Self>, who: &Who) -> Report {
+    pub(super) fn report_to(self: &Arc<Self>, who: &UserIdentity) -> MachineReport {
         let mut report = self.report();
-        for share in report.shares.iter_mut().filter(|share| share.uid != who.uid && !who.is_keeper()) {
+        for share in report.shares.iter_mut().filter(|share| share.uid != who.uid && !who.is_daemon_user()) {
             share.command.truncate(1);
         }
         report
     }
 
     /// Reports about all GPUs, shares and waiting requests.
-    pub fn report(self: &Arc<Self>) -> Report {
+    pub fn report(self: &Arc<Self>) -> MachineReport {
         let mut state = self.state();
         self.release_ended(&mut state);
-        let mut shares: Vec<Seen> = state
+        let mut shares: Vec<ShareView> = state
             .shares
             .values()
-            .map(|live| Seen {
+            .map(|live| ShareView {
                 record: live.record.clone(),
                 stage: live.stage(),
                 region: self.regions.region(&live.record.name),
@@ -54,18 +54,18 @@ impl Daemon {
             .filter(|ticket| ticket.granted.is_none())
             .map(|ticket| WaitingReport {
                 name: ticket.name.clone(),
-                user: users::name(ticket.who.uid),
-                asked: decide::asked(&ticket.ask),
+                user: users::user_name(ticket.who.uid),
+                asked: admission::describe_ask(&ticket.ask),
                 why: ticket.why.message.clone(),
                 since: ticket.since,
             })
             .collect();
         drop(state);
         shares.sort_by(|a, b| (a.record.since, &a.record.name).cmp(&(b.record.since, &b.record.name)));
-        Report {
-            at: partage_region::clock::exact(),
+        MachineReport {
+            at: partage_region::clock::monotonic_ns(),
             machine: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            keeper: KeeperReport {
+            daemon: DaemonReport {
                 pid: std::process::id(),
                 version: env!("CARGO_PKG_VERSION").into(),
                 since: self.since,
@@ -78,7 +78,7 @@ impl Daemon {
                 simulated: self.machine.driver.simulated.is_some(),
             },
             gpus: self.gpus(&shares, &elsewhere),
-            shares: self.tell(&shares),
+            shares: self.share_reports(&shares),
             waiting,
         }
     }
@@ -87,10 +87,14 @@ impl Daemon {
         self.machine.warnings.iter().cloned().chain(self.warnings.all()).collect()
     }
 
-    fn gpus(&self, shares: &[Seen], elsewhere: &[HeldElsewhere]) -> Vec<GpuReport> {
-        let held: Vec<Held<'_>> = shares
+    fn gpus(&self, shares: &[ShareView], elsewhere: &[HeldElsewhere]) -> Vec<GpuReport> {
+        let held: Vec<HeldShares<'_>> = shares
             .iter()
-            .map(|Seen { record, .. }| Held { name: &record.name, who: &record.who, shares: &record.shares })
+            .map(|ShareView { record, .. }| HeldShares {
+                name: &record.name,
+                who: &record.who,
+                shares: &record.shares,
+            })
             .collect();
         let granted = || {
             let elsewhere = elsewhere.iter().flat_map(|held| &held.shares);
@@ -98,25 +102,25 @@ impl Daemon {
         };
         let status = GpuStatus::of_node(&self.machine.node, &self.observed(), granted);
         let gpu = |(index, status): (usize, GpuStatus)| {
-            let look = status.look.as_ref();
-            let promised = status.granted_millipercent.min(Cores::WHOLE.as_millipercent());
+            let sample = status.sample.as_ref();
+            let guaranteed = status.granted_millipercent.min(Cores::WHOLE.as_millipercent());
             GpuReport {
                 index: u32::try_from(index).unwrap_or(u32::MAX),
                 memory_bytes: status.gpu.memory_bytes,
-                promised_memory_bytes: status.granted_memory,
-                promised_cores: Cores::millipercent(promised).unwrap_or(Cores::WHOLE),
-                reserved_memory_bytes: decide::reserved(
+                granted_memory_bytes: status.granted_memory,
+                guaranteed_cores: Cores::millipercent(guaranteed).unwrap_or(Cores::WHOLE),
+                reserved_memory_bytes: admission::reserved(
                     &self.machine.node,
                     &held,
                     &self.settings,
                     &status.gpu.uuid,
                 ),
-                used_memory_bytes: look.and_then(|look| look.memory_used),
-                utilisation: look.and_then(|look| look.utilisation),
-                temperature: look.and_then(|look| look.temperature),
-                power_milliwatts: look.and_then(|look| look.power_milliwatts),
+                used_memory_bytes: sample.and_then(|sample| sample.memory_used),
+                utilization: sample.and_then(|sample| sample.utilization),
+                temperature: sample.and_then(|sample| sample.temperature),
+                power_milliwatts: sample.and_then(|sample| sample.power_milliwatts),
                 unhealthy: status.unhealthy_reason().map(str::to_string),
-                strangers: status.strangers,
+                unowned_processes: status.unowned_processes,
                 uuid: status.gpu.uuid,
                 model: status.gpu.model,
             }
@@ -124,16 +128,16 @@ impl Daemon {
         status.into_iter().enumerate().map(gpu).collect()
     }
 
-    fn tell(&self, shares: &[Seen]) -> Vec<ShareReport> {
+    fn share_reports(&self, shares: &[ShareView]) -> Vec<ShareReport> {
         // One pass over all processes of the machine for all shares: a pass for each would be slow.
-        let marks: Vec<_> = shares.iter().map(|seen| monitor::marks(&seen.record, &self.home)).collect();
-        let counted = members::census(&marks).ok();
+        let marks: Vec<_> = shares.iter().map(|seen| monitor::marks(&seen.record, &self.state_dir)).collect();
+        let counted = share_processes::members_of_shares(&marks).ok();
         let members = |at: usize| counted.as_ref().map(|counted| counted[at].len());
         shares.iter().enumerate().map(|(at, seen)| self.share(seen, members(at))).collect()
     }
 
-    fn share(&self, seen: &Seen, members: Option<usize>) -> ShareReport {
-        let Seen { record, stage, region } = seen;
+    fn share(&self, seen: &ShareView, members: Option<usize>) -> ShareReport {
+        let ShareView { record, stage, region } = seen;
         let usage = region.as_ref().and_then(|region| region.reader().snapshot().ok());
         let part = |(at, share): (usize, &Share)| {
             let gpu = usage.as_ref().map(|usage| usage.gpus[at]).unwrap_or_default();
@@ -141,7 +145,7 @@ impl Daemon {
                 .as_ref()
                 .is_some_and(|usage| usage.processes.iter().any(|process| process.waiting[at] > 0));
             let index = self.machine.node.gpu_index(&share.gpu).and_then(|index| u32::try_from(index).ok());
-            PartReport {
+            GpuShareReport {
                 gpu: index.unwrap_or(u32::MAX),
                 uuid: share.gpu.clone(),
                 memory_bytes: share.memory_bytes,
@@ -159,10 +163,10 @@ impl Daemon {
         let mut processes: BTreeMap<u32, ProcessReport> = BTreeMap::new();
         for used in usage.iter().flat_map(|usage| &usage.processes) {
             let Some(pid) = used.pid_here else { continue };
-            // A process that uses both of the driver's libraries has two slots.
+            // A process that uses both libraries of the driver has two slots.
             let process = processes.entry(pid).or_insert_with(|| ProcessReport {
                 pid,
-                command: process::command(pid).unwrap_or_default(),
+                command: process::command_name(pid).unwrap_or_default(),
                 held_bytes: vec![Bytes::ZERO; record.shares.len()],
             });
             for (sum, held) in process.held_bytes.iter_mut().zip(used.held) {
@@ -171,7 +175,7 @@ impl Daemon {
         }
         ShareReport {
             name: record.name.clone(),
-            user: users::name(record.who.uid),
+            user: users::user_name(record.who.uid),
             uid: record.who.uid,
             stage: *stage,
             since: record.since,

@@ -1,26 +1,31 @@
-//! Resizes and stops shares, for users who may.
+//! Resizes and stops shares, after checking the permission of the user.
 
-use super::{Daemon, State};
-use crate::decide;
-use crate::users::{self, Who};
-use crate::wire::Change;
+use super::{Daemon, DaemonState};
+use crate::admission;
+use crate::protocol::ResizeChange;
+use crate::users::{self, UserIdentity};
 use partage_core::model::Share;
 use partage_enforce::error_chain::describe;
 use partage_enforce::refusal::{Refusal, RefusalReason};
 use partage_enforce::shares::ShareError;
-use partage_host::members;
+use partage_host::share_processes;
 use std::sync::Arc;
 use std::time::Duration;
 
 impl Daemon {
     /// Changes the amounts of a share that runs.
-    pub(super) fn resize(self: &Arc<Self>, who: &Who, name: &str, change: &Change) -> Result<(), Refusal> {
+    pub(super) fn resize(
+        self: &Arc<Self>,
+        who: &UserIdentity,
+        name: &str,
+        change: &ResizeChange,
+    ) -> Result<(), Refusal> {
         let mut state = self.state();
         self.find(&state, who, name)?;
         let node = self.node();
-        let resized = decide::resize(&node, &state.held(), &self.settings, name, change);
-        let shares = resized.inspect_err(|_| self.unclaim(&state))?;
-        let Some(live) = state.shares.get_mut(name) else { return Err(unknown(&state, name)) };
+        let resized = admission::resize(&node, &state.held(), &self.settings, name, change);
+        let shares = resized.inspect_err(|_| self.release_unused_gpus(&state))?;
+        let Some(live) = state.shares.get_mut(name) else { return Err(unknown_share(&state, name)) };
         let before = std::mem::replace(&mut live.record.shares, shares);
         let resized = self.resize_region(&state, name, &before);
         if resized.is_err()
@@ -32,19 +37,20 @@ impl Daemon {
         if resized.is_ok()
             && let Some(live) = state.shares.get(name)
         {
-            let grant = decide::words(&self.machine.node, &live.record.shares);
+            let grant = admission::describe_shares(&self.machine.node, &live.record.shares);
             tracing::info!(share = name, grant = %grant, "share resized");
         }
         resized
     }
 
-    /// Sets the limits of a share to those of its record, and writes the record. Where either fails, the limits are `before`.
-    fn resize_region(&self, state: &State, name: &str, before: &[Share]) -> Result<(), Refusal> {
-        let Some(live) = state.shares.get(name) else { return Err(unknown(state, name)) };
+    /// Sets the limits of a share to those of its record, and writes the record. If either fails, the limits stay
+    /// `before`.
+    fn resize_region(&self, state: &DaemonState, name: &str, before: &[Share]) -> Result<(), Refusal> {
+        let Some(live) = state.shares.get(name) else { return Err(unknown_share(state, name)) };
         let (key, gated) = (name.to_string(), state.gated());
         let resized = self.regions.resize(&key, &live.record.shares, &gated);
         resized.map_err(|error| refused(name, &error))?;
-        live.record.write(&self.home).map_err(|error| {
+        live.record.write(&self.state_dir).map_err(|error| {
             if let Err(error) = self.regions.restore(&key, before, &gated) {
                 tracing::warn!(share = name, error = %describe(&error), "cannot restore the share's limits");
             }
@@ -55,22 +61,25 @@ impl Daemon {
     /// Ends all processes of a share.
     pub(super) fn stop(
         self: &Arc<Self>,
-        who: &Who,
+        who: &UserIdentity,
         name: &str,
         grace: Duration,
-    ) -> Result<members::Ended, Refusal> {
+    ) -> Result<share_processes::EndedProcesses, Refusal> {
         let mut state = self.state();
         self.find(&state, who, name)?;
-        let Some(live) = state.shares.get_mut(name) else { return Err(unknown(&state, name)) };
+        let Some(live) = state.shares.get_mut(name) else { return Err(unknown_share(&state, name)) };
         live.stopping = true;
         let (number, record) = (live.number, live.record.clone());
         drop(state);
-        let marks = record.marks(&self.home);
+        let marks = record.marks(&self.state_dir);
         let ended = if marks.is_empty() {
-            // It has not started yet, and has no other process.
-            record.main.signal(rustix::process::Signal::KILL).map(|()| members::Ended { ended: 0, killed: 1 })
+            // The share has not started yet, and has no other process.
+            record
+                .main
+                .signal(rustix::process::Signal::KILL)
+                .map(|()| share_processes::EndedProcesses { ended: 0, killed: 1 })
         } else {
-            members::end(&marks, &|process| record.is_of(process), grace)
+            share_processes::end_members(&marks, &|process| record.is_of(process), grace)
         };
         match ended {
             Ok(ended) => {
@@ -81,29 +90,29 @@ impl Daemon {
                 if let Some(live) = self.state().shares.get_mut(name).filter(|live| live.number == number) {
                     live.stopping = false;
                 }
-                Err(Refusal::new(RefusalReason::Failed, format!("{name} cannot be stopped: {error}")))
+                Err(Refusal::new(RefusalReason::Failed, format!("cannot stop {name}: {error}")))
             }
         }
     }
 
     /// Checks that a share exists and that a user may change it.
-    fn find(&self, state: &State, who: &Who, name: &str) -> Result<(), Refusal> {
-        let Some(live) = state.shares.get(name) else { return Err(unknown(state, name)) };
-        if live.record.who.uid != who.uid && !who.is_keeper() {
-            let owner = users::name(live.record.who.uid);
+    fn find(&self, state: &DaemonState, who: &UserIdentity, name: &str) -> Result<(), Refusal> {
+        let Some(live) = state.shares.get(name) else { return Err(unknown_share(state, name)) };
+        if live.record.who.uid != who.uid && !who.is_daemon_user() {
+            let owner = users::user_name(live.record.who.uid);
             let message =
-                format!("{name} belongs to user {owner}: only they and the administrator may change it");
+                format!("{name} belongs to user {owner}: only this user and the administrator may change it");
             return Err(Refusal::new(RefusalReason::NotOwner, message));
         }
         Ok(())
     }
 }
 
-/// Converts the reason why limits were not changed into a refusal.
+/// Converts the error of a resize into a refusal.
 fn refused(name: &str, error: &ShareError) -> Refusal {
     match error {
         ShareError::AboveLimit { used, limit } => {
-            let message = format!("{name} uses {used} right now, which is more than {limit}");
+            let message = format!("{name} uses {used} now, which is more than {limit}");
             let mut refusal = Refusal::new(RefusalReason::NoCapacity, message);
             let mebibytes = used.0.div_ceil(1 << 20);
             let hint = format!("free memory in the program first, or use --memory {mebibytes}Mi or more");
@@ -111,17 +120,17 @@ fn refused(name: &str, error: &ShareError) -> Refusal {
             refusal
         }
         ShareError::Unmanaged { reason } => {
-            Refusal::new(RefusalReason::Failed, format!("{name} keeps the limits that it has: {reason}"))
+            Refusal::new(RefusalReason::Failed, format!("{name} keeps its current limits: {reason}"))
         }
         error => Refusal::new(RefusalReason::Failed, describe(error)),
     }
 }
 
-fn unknown(state: &State, name: &str) -> Refusal {
+fn unknown_share(state: &DaemonState, name: &str) -> Refusal {
     let names: Vec<&str> = state.shares.keys().map(String::as_str).collect();
     let there = match names.as_slice() {
-        [] => "there is none at all".to_string(),
-        names => format!("there are {}", names.join(", ")),
+        [] => "no shares exist".to_string(),
+        names => format!("existing shares: {}", names.join(", ")),
     };
     Refusal::new(RefusalReason::NotFound, format!("no share is called {name}: {there}"))
 }

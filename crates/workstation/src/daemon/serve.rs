@@ -1,15 +1,18 @@
-//! Requests over the socket. Each connection has a thread of its own.
+//! Serves requests over the socket. Each connection has a thread of its own.
 
-use super::queue::Ticket;
-use super::threads::{Threads, Wake};
-use super::{Daemon, State};
-use crate::decide;
-use crate::users::Who;
-use crate::wire::{Answer, Bound, Granted, LONGEST, Question, RunRequest, hear, say, shown};
+use super::queue::QueuedRequest;
+use super::threads::{Threads, WakeReason};
+use super::{Daemon, DaemonState};
+use crate::admission;
+use crate::protocol::{
+    ConfinedNotice, DaemonRequest, DaemonResponse, GrantedShare, MAX_REQUEST_BYTES, RunRequest, read_message,
+    shorten_command, write_message,
+};
+use crate::users::UserIdentity;
 use partage_core::model::PodAsk;
 use partage_enforce::error_chain::describe;
 use partage_enforce::refusal::{Refusal, RefusalReason};
-use partage_host::process::{self, Identity};
+use partage_host::process::{self, ProcessIdentity};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::UCred;
 use std::fs;
@@ -20,35 +23,36 @@ use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a caller may take to send its request, and to read an answer.
+/// How long a caller may take to send its request, and to read a response.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a process that was granted a share may take to confine itself: libraries may have to be read from a slow disk.
+/// How long a process may take to confine itself after the grant: libraries may have to be read from a slow disk.
 const CONFINE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Interval between checks whether a caller that waits is still there.
+/// Interval between checks whether a waiting caller is still connected.
 const CALLER_POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// The longest grace period that a share can be stopped with.
+/// The maximum grace period of a stop request.
 const MAX_STOP_GRACE: Duration = Duration::from_secs(3600);
-/// Pause after a connection could not be accepted: without files or memory there is no use in trying again at once.
+/// Pause after a connection could not be accepted: if descriptors or memory are exhausted, an immediate retry fails,
+/// too.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A connection, and the process at its other end.
-struct Caller {
-    who: Who,
-    main: Identity,
+struct CallerConnection {
+    who: UserIdentity,
+    main: ProcessIdentity,
     reader: BufReader<DeadlineReader>,
     writer: UnixStream,
 }
 
-/// A stream that is read until a deadline, however slowly the bytes come.
+/// A stream with a deadline for all reads together, however slowly the bytes arrive.
 struct DeadlineReader {
     stream: UnixStream,
     deadline: Instant,
-    /// Until the request is read, the daemon's end ends the wait for it: the caller sends it to the next daemon.
+    /// Stops the wait for the request when the daemon stops: the caller sends the request to the next daemon.
     interrupted_by: Option<Arc<Threads>>,
 }
 
 impl DeadlineReader {
-    /// Waits for what follows the request until another deadline, also while the daemon ends.
+    /// Sets another deadline for the messages after the request, which are read even while the daemon stops.
     fn extend(&mut self, timeout: Duration) {
         self.deadline = Instant::now() + timeout;
         self.interrupted_by = None;
@@ -63,9 +67,9 @@ impl Read for DeadlineReader {
         }
         if let Some(threads) = &self.interrupted_by {
             match threads.wait(Some(self.stream.as_fd()), Some(self.deadline)) {
-                Wake::Readable => {}
-                Wake::TimedOut => return Err(io::ErrorKind::TimedOut.into()),
-                Wake::Stopped => return Err(io::ErrorKind::ConnectionAborted.into()),
+                WakeReason::Readable => {}
+                WakeReason::TimedOut => return Err(io::ErrorKind::TimedOut.into()),
+                WakeReason::Stopped => return Err(io::ErrorKind::ConnectionAborted.into()),
             }
         }
         self.stream.set_read_timeout(Some(left))?;
@@ -74,11 +78,11 @@ impl Read for DeadlineReader {
 }
 
 impl Daemon {
-    /// Accepts connections until the daemon is told to end.
+    /// Accepts connections until the daemon is stopped.
     pub(super) fn serve(self: &Arc<Self>, listener: &UnixListener) {
-        while self.threads.wait(Some(listener.as_fd()), None) != Wake::Stopped {
+        while self.threads.wait(Some(listener.as_fd()), None) != WakeReason::Stopped {
             if self.state().ending {
-                // Callers connect to the next daemon.
+                // New callers connect to the next daemon.
                 return;
             }
             let stream = match listener.accept() {
@@ -94,16 +98,18 @@ impl Daemon {
             let uid = peer.uid.as_raw();
             let is_privileged = uid == 0 || uid == rustix::process::geteuid().as_raw();
             if let Err(refused) = self.connections.open(uid, is_privileged) {
-                // A caller that is gone needs no answer.
-                let _ = stream.set_nonblocking(true).and_then(|()| say(&mut &stream, &Answer::from(refused)));
+                // The caller may have disconnected.
+                let _ = stream
+                    .set_nonblocking(true)
+                    .and_then(|()| write_message(&mut &stream, &DaemonResponse::from(refused)));
                 continue;
             }
             let daemon = Arc::clone(self);
             let handle = move || {
                 let span = tracing::info_span!("request", uid, pid = %peer.pid, kind = tracing::field::Empty);
                 let _span = span.entered();
-                if let Err(error) = daemon.answer(stream, &peer) {
-                    // A caller that goes away while it is answered needs no answer.
+                if let Err(error) = daemon.handle_request(stream, &peer) {
+                    // The caller may disconnect at any time.
                     tracing::debug!(%error, "connection ended");
                 }
                 daemon.connections.close(uid);
@@ -116,9 +122,9 @@ impl Daemon {
         }
     }
 
-    fn answer(self: &Arc<Self>, stream: UnixStream, peer: &UCred) -> io::Result<()> {
+    fn handle_request(self: &Arc<Self>, stream: UnixStream, peer: &UCred) -> io::Result<()> {
         let pid = u32::try_from(peer.pid.as_raw_nonzero().get()).unwrap_or(0);
-        let who = Who::of(peer.uid.as_raw(), peer.gid.as_raw(), pid);
+        let who = UserIdentity::of(peer.uid.as_raw(), peer.gid.as_raw(), pid);
         stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
         let mut writer = stream.try_clone()?;
         let mut reader = BufReader::new(DeadlineReader {
@@ -126,120 +132,134 @@ impl Daemon {
             deadline: Instant::now() + REQUEST_TIMEOUT,
             interrupted_by: Some(Arc::clone(&self.threads)),
         });
-        let question = match hear::<Question>(&mut reader, LONGEST) {
-            Ok(Some(question)) => question,
+        let message = match read_message::<DaemonRequest>(&mut reader, MAX_REQUEST_BYTES) {
+            Ok(Some(message)) => message,
             Ok(None) => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => return Err(error),
             Err(error) => {
                 let message = format!("malformed request: {error}");
-                return say(&mut writer, &Answer::from(Refusal::new(RefusalReason::Invalid, message)));
+                return write_message(
+                    &mut writer,
+                    &DaemonResponse::from(Refusal::new(RefusalReason::Invalid, message)),
+                );
             }
         };
-        tracing::Span::current().record("kind", question.kind());
-        let answer = match question {
-            Question::Run(mut request) => {
-                request.command = shown(request.command);
+        tracing::Span::current().record("kind", message.kind());
+        let response = match message {
+            DaemonRequest::Run(mut request) => {
+                request.command = shorten_command(request.command);
                 // The process may have ended since it sent the request, and its pid may belong to another.
-                let main = Identity::of(pid)?;
-                if process::owner(pid)? != who.uid {
+                let main = ProcessIdentity::of(pid)?;
+                if process::real_uid(pid)? != who.uid {
                     return Ok(());
                 }
-                return self.run(Caller { who, main, reader, writer }, &request);
+                return self.run(CallerConnection { who, main, reader, writer }, &request);
             }
-            Question::Report => Answer::Report(Box::new(self.report_to(&who))),
-            Question::Resize { name, change } => match self.resize(&who, &name, &change) {
+            DaemonRequest::Report => DaemonResponse::Report(Box::new(self.report_to(&who))),
+            DaemonRequest::Resize { name, change } => match self.resize(&who, &name, &change) {
                 Ok(()) => match self.report().shares.into_iter().find(|share| share.name == name) {
-                    Some(share) => Answer::Resized(Box::new(share)),
-                    None => {
-                        Answer::from(Refusal::new(RefusalReason::NotFound, format!("{name} has just ended")))
-                    }
+                    Some(share) => DaemonResponse::Resized(Box::new(share)),
+                    None => DaemonResponse::from(Refusal::new(
+                        RefusalReason::NotFound,
+                        format!("{name} has just ended"),
+                    )),
                 },
-                Err(refused) => Answer::from(refused),
+                Err(refused) => DaemonResponse::from(refused),
             },
-            Question::Stop { name, grace_millis } => {
+            DaemonRequest::Stop { name, grace_millis } => {
                 let grace = Duration::from_millis(grace_millis).min(MAX_STOP_GRACE);
                 match self.stop(&who, &name, grace) {
-                    Ok(ended) => Answer::Stopped { ended: ended.ended, killed: ended.killed },
-                    Err(refused) => Answer::from(refused),
+                    Ok(ended) => DaemonResponse::Stopped { ended: ended.ended, killed: ended.killed },
+                    Err(refused) => DaemonResponse::from(refused),
                 }
             }
-            Question::HandOver => self.hand_over(&who),
+            DaemonRequest::HandOver => self.hand_over(&who),
         };
-        say(&mut writer, &answer)
+        write_message(&mut writer, &response)
     }
 
-    fn hand_over(&self, who: &Who) -> Answer {
-        if !who.is_keeper() {
-            return Answer::from(Refusal::new(
+    fn hand_over(&self, who: &UserIdentity) -> DaemonResponse {
+        if !who.is_daemon_user() {
+            return DaemonResponse::from(Refusal::new(
                 RefusalReason::NotOwner,
-                "only the keeper's own user may take over from it",
+                "only the daemon's own user may take over from it",
             ));
         }
         if self.foreground {
             let message = format!(
-                "partage up already runs here, as process {}: watch it with partage top, or end that one first",
+                "partage up is already running here, as process {}: watch it with partage top, or end it first",
                 std::process::id()
             );
-            return Answer::from(Refusal::new(RefusalReason::NoCapacity, message));
+            return DaemonResponse::from(Refusal::new(RefusalReason::NoCapacity, message));
         }
         self.state().handed_over = true;
         self.standby.dismiss();
         self.end();
-        Answer::HandedOver
+        DaemonResponse::HandedOver
     }
 
-    fn run(self: &Arc<Self>, mut caller: Caller, request: &RunRequest) -> io::Result<()> {
-        let granted = match self.granted(&mut caller, request)? {
+    fn run(self: &Arc<Self>, mut caller: CallerConnection, request: &RunRequest) -> io::Result<()> {
+        let granted = match self.grant_or_wait(&mut caller, request)? {
             Ok(granted) => granted,
             Err(refused) => {
                 tracing::debug!(reason = ?refused.reason, message = %refused.message, "request refused");
-                return say(&mut caller.writer, &Answer::from(refused));
+                return write_message(&mut caller.writer, &DaemonResponse::from(refused));
             }
         };
         let name = granted.name.clone();
         let number = self.state().shares.get(&name).map(|live| live.number);
-        let bound = self.bound(&mut caller, granted);
+        let bound = self.confine_caller(&mut caller, granted);
         if !matches!(bound, Ok(true))
             && let Some(number) = number
         {
-            // The caller is gone or cannot be confined: its command has not started.
+            // The caller disconnected or cannot be confined, so its command has not started.
             self.release(&name, number);
         }
         bound.map(|_| ())
     }
 
     /// Sends the grant, and confines the caller. Returns whether its command may start.
-    fn bound(self: &Arc<Self>, caller: &mut Caller, granted: Granted) -> io::Result<bool> {
+    fn confine_caller(
+        self: &Arc<Self>,
+        caller: &mut CallerConnection,
+        granted: GrantedShare,
+    ) -> io::Result<bool> {
         let name = granted.name.clone();
         self.watch_share(&name);
-        say(&mut caller.writer, &Answer::Granted(Box::new(granted)))?;
+        write_message(&mut caller.writer, &DaemonResponse::Granted(Box::new(granted)))?;
         let confined = self.confine(&name, caller.main);
         caller.reader.get_mut().extend(CONFINE_TIMEOUT);
-        let Some(bound) = hear::<Bound>(&mut caller.reader, LONGEST)? else { return Ok(false) };
-        match self.bind(&name, caller.main, bound.binding, &confined) {
-            Ok(()) => say(&mut caller.writer, &Answer::Go { notes: confined.notes }).map(|()| true),
+        let Some(bound) = read_message::<ConfinedNotice>(&mut caller.reader, MAX_REQUEST_BYTES)? else {
+            return Ok(false);
+        };
+        match self.verify_confinement(&name, caller.main, bound.binding, &confined) {
+            Ok(()) => write_message(&mut caller.writer, &DaemonResponse::Go { notes: confined.notes })
+                .map(|()| true),
             Err(error) => {
-                let message = format!("the share cannot be bound to its process: {}", describe(&error));
-                say(&mut caller.writer, &Answer::from(Refusal::new(RefusalReason::Failed, message)))
-                    .map(|()| false)
+                let message = format!("cannot confine the process to its share: {}", describe(&error));
+                write_message(
+                    &mut caller.writer,
+                    &DaemonResponse::from(Refusal::new(RefusalReason::Failed, message)),
+                )
+                .map(|()| false)
             }
         }
     }
 
     /// Grants a share now, or later if the caller waits.
-    fn granted(
+    fn grant_or_wait(
         self: &Arc<Self>,
-        caller: &mut Caller,
+        caller: &mut CallerConnection,
         request: &RunRequest,
-    ) -> io::Result<Result<Granted, Refusal>> {
-        let ask = match decide::ask(request, &self.settings.default) {
+    ) -> io::Result<Result<GrantedShare, Refusal>> {
+        let ask = match admission::to_ask(request, &self.settings.default) {
             Ok(ask) => ask,
             Err(refused) => return Ok(Err(refused)),
         };
-        if self.is_inside(caller.main) {
+        if self.is_in_share(caller.main) {
             return Ok(Err(Refusal::new(
                 RefusalReason::Invalid,
-                "this process is in a share already, and shares do not nest",
+                "this process is already in a share, and shares do not nest",
             )));
         }
         let mut state = self.state();
@@ -250,12 +270,12 @@ impl Daemon {
             Err((_, why)) => return Ok(Err(why)),
         };
         // A request that would not fit an empty machine is refused at once.
-        if let Err(never) = decide::place(&self.machine.node, &[], &self.settings, &caller.who, &ask) {
+        if let Err(never) = admission::place(&self.machine.node, &[], &self.settings, &caller.who, &ask) {
             return Ok(Err(never));
         }
         state.tickets += 1;
         let number = state.tickets;
-        state.queue.push(Ticket {
+        state.queue.push(QueuedRequest {
             number,
             name,
             who: caller.who.clone(),
@@ -273,37 +293,37 @@ impl Daemon {
         let unfetched = at.and_then(|at| state.queue.remove(at).granted);
         drop(state);
         if let Some(granted) = unfetched {
-            self.give_back(&granted.name);
+            self.release_unclaimed(&granted.name);
         }
         waited.map(Ok)
     }
 
     /// Returns whether a process is in a share: it sees a region, or is in the cgroup of a share.
-    fn is_inside(&self, main: Identity) -> bool {
-        let limits = self.home.region_at().join(partage_region::LIMITS);
+    fn is_in_share(&self, main: ProcessIdentity) -> bool {
+        let limits = self.state_dir.region_at().join(partage_region::LIMITS_FILE);
         let seen = limits
             .strip_prefix("/")
             .map(|limits| Path::new("/proc").join(main.pid.to_string()).join("root").join(limits));
         let cgroups = fs::read_to_string(format!("/proc/{}/cgroup", main.pid)).unwrap_or_default();
         seen.is_ok_and(|limits| limits.exists())
-            || cgroups.contains(&format!("/{}", self.home.cgroup_prefix()))
+            || cgroups.contains(&format!("/{}", self.state_dir.cgroup_prefix()))
     }
 
-    /// Grants a share now. The error has the name that the share would have, and why it was refused.
+    /// Tries to grant a share now. The error contains the name that the share would have, and the refusal.
     fn try_once(
         self: &Arc<Self>,
-        state: &mut State,
-        caller: &Caller,
+        state: &mut DaemonState,
+        caller: &CallerConnection,
         request: &RunRequest,
         ask: &PodAsk,
-    ) -> Result<Granted, (Option<String>, Refusal)> {
-        let name = state.name(request, &self.home).map_err(|why| (None, why))?;
-        let given = self.give(state, &name, &caller.who, caller.main, ask, &request.command);
+    ) -> Result<GrantedShare, (Option<String>, Refusal)> {
+        let name = state.name(request, &self.state_dir).map_err(|why| (None, why))?;
+        let given = self.grant_share(state, &name, &caller.who, caller.main, ask, &request.command);
         given.map_err(|why| (Some(name), why))
     }
 
-    fn wait_for(self: &Arc<Self>, number: u64, caller: &mut Caller) -> io::Result<Granted> {
-        let mut told = None;
+    fn wait_for(self: &Arc<Self>, number: u64, caller: &mut CallerConnection) -> io::Result<GrantedShare> {
+        let mut last_sent = None;
         let mut state = self.state();
         loop {
             let of = state.queue.len();
@@ -316,10 +336,13 @@ impl Daemon {
             }
             let now = (at + 1, of, ticket.why.message.clone());
             let ending = state.ending;
-            if told.as_ref() != Some(&now) {
+            if last_sent.as_ref() != Some(&now) {
                 drop(state);
-                say(&mut caller.writer, &Answer::Queued { place: now.0, of: now.1, why: now.2.clone() })?;
-                told = Some(now);
+                write_message(
+                    &mut caller.writer,
+                    &DaemonResponse::Queued { place: now.0, of: now.1, why: now.2.clone() },
+                )?;
+                last_sent = Some(now);
                 state = self.state();
                 continue;
             }
@@ -334,8 +357,8 @@ impl Daemon {
         }
     }
 
-    /// Releases a share that its caller did not take.
-    fn give_back(self: &Arc<Self>, name: &str) {
+    /// Releases a share whose caller disconnected before it received the grant.
+    fn release_unclaimed(self: &Arc<Self>, name: &str) {
         let number = self.state().shares.get(name).map(|live| live.number);
         if let Some(number) = number {
             self.release(name, number);

@@ -1,15 +1,15 @@
 //! The standby process: waits for the daemon's lock, and takes over when the daemon is killed.
 
 use super::Daemon;
-use crate::home::Home;
 use crate::log_file::RotatingLog;
 use crate::machine::PROGRAM;
+use crate::state_dir::StateDir;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 /// The hidden command of the program that runs a daemon in the background.
-pub const COMMAND: &str = "keep";
+pub const DAEMON_COMMAND: &str = "daemon";
 /// The command's option to wait until no other daemon runs.
 const STANDBY: &str = "--standby";
 
@@ -36,8 +36,8 @@ impl Daemon {
     /// Starts a standby process unless one runs. Called when there are shares that it would adopt.
     pub(super) fn call_successor(&self) {
         let mut child = self.standby.child();
-        // The daemon that takes over needs the lock. Checked under the lock on the child, so that none is started after the last
-        // was dismissed.
+        // The daemon that takes over needs the lock. Checked while the child is locked, so that no standby process is
+        // started after the last one was dismissed.
         if self.state().handed_over {
             return;
         }
@@ -47,35 +47,36 @@ impl Daemon {
         // A standby process that exited by itself logged why, and would do so again.
         let failed =
             child.take().and_then(|mut child| child.wait().ok()).is_some_and(|ended| ended.code().is_some());
-        let called = match failed {
-            true => Err(std::io::Error::other(format!("it ended; see {}", self.home.log().display()))),
-            false => background(&self.home).arg(STANDBY).stdout(Stdio::null()).spawn(),
+        let called = if failed {
+            Err(std::io::Error::other(format!("it exited; see {}", self.state_dir.log().display())))
+        } else {
+            background(&self.state_dir).arg(STANDBY).stdout(Stdio::null()).spawn()
         };
         match called {
             Ok(new) => *child = Some(new),
             Err(error) => {
                 drop(child);
-                self.warnings.add(&format!("nobody stands by, in case this keeper is killed: {error}"));
+                self.warnings.add(&format!("no standby process for this daemon: {error}"));
             }
         }
     }
 }
 
-/// Returns the command that runs a daemon in the background and logs into the state directory. It uses the settings that were
-/// last in force for as long as shares exist that were granted under them.
-pub(crate) fn background(home: &Home) -> Command {
+/// Returns the command that runs a daemon in the background and logs into the state directory. It uses the settings
+/// that were last in force, for as long as shares exist that were granted under them.
+pub(crate) fn background(state_dir: &StateDir) -> Command {
     let mut command = Command::new(PROGRAM);
-    // The link is executed; process lists show this name.
+    // The program is executed by a link; process lists show this name.
     command.arg0("partage");
-    command.arg(COMMAND).current_dir("/").stdin(Stdio::null());
-    if home.is_named() {
-        command.arg("--home").arg(home.path());
+    command.arg(DAEMON_COMMAND).current_dir("/").stdin(Stdio::null());
+    if state_dir.is_named() {
+        command.arg("--state-dir").arg(state_dir.path());
     }
-    if home.settings_in_force().exists() {
-        command.arg("--settings").arg(home.settings_in_force());
+    if state_dir.settings_in_force().exists() {
+        command.arg("--settings").arg(state_dir.settings_in_force());
     }
-    // The daemon writes its own log there; so does the Rust runtime when it aborts.
-    let log = RotatingLog::new(home.log()).open();
+    // The daemon logs to the same file; the Rust runtime writes to standard error when it aborts.
+    let log = RotatingLog::new(state_dir.log()).open();
     command.stderr(log.map_or_else(|_| Stdio::null(), Stdio::from));
     command
 }

@@ -1,4 +1,4 @@
-//! The daemon's threads: started in one place, told to stop together, and waited for at the end.
+//! The threads of the daemon: started, stopped and joined in one place.
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -10,27 +10,27 @@ use std::time::{Duration, Instant};
 
 /// A set of threads that share one stop signal.
 pub(super) struct Threads {
-    /// Readable from the moment that the threads are told to stop, and never read.
+    /// Readable from the moment that the threads are stopped, and never read.
     stop: OwnedFd,
-    running: Mutex<Running>,
+    running: Mutex<RunningThreads>,
     ended: Condvar,
 }
 
 #[derive(Default)]
-struct Running {
+struct RunningThreads {
     last: u64,
-    /// The names of threads that have not ended, by their number.
+    /// The names of running threads, by their number.
     names: BTreeMap<u64, String>,
 }
 
 /// Why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wake {
+pub(super) enum WakeReason {
     /// The descriptor can be read, or has an error that reading it reports.
     Readable,
     /// The time is over.
     TimedOut,
-    /// The threads are told to stop.
+    /// The threads are stopped.
     Stopped,
 }
 
@@ -40,7 +40,7 @@ impl Threads {
         Ok(Arc::new(Threads { stop, running: Mutex::default(), ended: Condvar::new() }))
     }
 
-    fn running(&self) -> MutexGuard<'_, Running> {
+    fn running(&self) -> MutexGuard<'_, RunningThreads> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -57,7 +57,7 @@ impl Threads {
             running.names.insert(number, name.into());
             number
         };
-        // Counted out however the thread ends, also if it panics or cannot be started.
+        // Removed however the thread ends, even if it panics or cannot be started.
         let counted = CountedThread { threads: Arc::clone(self), number };
         let run = move || {
             let _counted = counted;
@@ -66,25 +66,26 @@ impl Threads {
         std::thread::Builder::new().name(name.into()).spawn(run).map(drop)
     }
 
-    /// Tells all threads to stop.
+    /// Signals all threads to stop.
     pub(super) fn stop(&self) {
         // Fails only if the counter is full, and then the descriptor is readable.
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
     }
 
-    /// The descriptor that is readable from the moment that the threads are told to stop, for a thread that polls others, too.
+    /// Returns the descriptor that is readable once the threads are stopped, for a thread that polls other descriptors,
+    /// too.
     pub(super) fn stop_signal(&self) -> BorrowedFd<'_> {
         self.stop.as_fd()
     }
 
-    /// Sleeps, but not for longer than until the threads are told to stop. Returns whether they are.
+    /// Sleeps until the time is over or the threads are stopped. Returns whether they are.
     pub(super) fn sleep(&self, time: Duration) -> bool {
-        self.wait(None, Some(Instant::now() + time)) == Wake::Stopped
+        self.wait(None, Some(Instant::now() + time)) == WakeReason::Stopped
     }
 
-    /// Waits until a descriptor is readable, the deadline has passed or the threads are told to stop. A descriptor that is readable
-    /// comes first: what was sent before the stop is read.
-    pub(super) fn wait(&self, fd: Option<BorrowedFd<'_>>, deadline: Option<Instant>) -> Wake {
+    /// Waits until a descriptor is readable, the deadline has passed or the threads are stopped. A readable descriptor
+    /// takes precedence, so that data sent before the stop are read.
+    pub(super) fn wait(&self, fd: Option<BorrowedFd<'_>>, deadline: Option<Instant>) -> WakeReason {
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let timeout = left.map(|left| Timespec {
@@ -95,23 +96,23 @@ impl Threads {
             fds.extend(fd.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
             match poll(&mut fds, timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
-                // Out of memory: nothing can be waited for, and trying again at once would not help.
+                // Out of memory: an immediate retry would fail, too.
                 Err(_) => std::thread::sleep(Duration::from_millis(50)),
             }
             if fds.get(1).is_some_and(|fd| !fd.revents().is_empty()) {
-                return Wake::Readable;
+                return WakeReason::Readable;
             }
             if !fds[0].revents().is_empty() {
-                return Wake::Stopped;
+                return WakeReason::Stopped;
             }
             if left.is_some_and(|left| left.is_zero()) {
-                return Wake::TimedOut;
+                return WakeReason::TimedOut;
             }
         }
     }
 
-    /// Waits until all threads have ended. Returns the names of those that have not when the time is over: a thread that waits
-    /// for a driver which does not answer cannot be ended.
+    /// Waits until all threads have ended. Returns the names of those that still run after the timeout: a thread that
+    /// waits for an unresponsive driver cannot be ended.
     pub(super) fn join(&self, timeout: Duration) -> Vec<String> {
         let running = self.running();
         let waited = self.ended.wait_timeout_while(running, timeout, |running| !running.names.is_empty());
@@ -157,23 +158,23 @@ mod tests {
         threads
             .spawn("sleeps", move || {
                 assert!(waiting.sleep(FOREVER));
-                ended.send(Wake::Stopped).unwrap();
+                ended.send(WakeReason::Stopped).unwrap();
             })
             .unwrap();
         threads.stop();
         assert!(threads.join(FOREVER).is_empty());
-        assert_eq!(wakes.iter().collect::<Vec<_>>(), [Wake::Stopped, Wake::Stopped]);
+        assert_eq!(wakes.iter().collect::<Vec<_>>(), [WakeReason::Stopped, WakeReason::Stopped]);
     }
 
     #[test]
     fn bytes_that_were_sent_before_the_stop_are_read() {
         let threads = Threads::new().unwrap();
         let (mut sender, receiver) = UnixStream::pair().unwrap();
-        assert_eq!(threads.wait(Some(receiver.as_fd()), Some(Instant::now())), Wake::TimedOut);
+        assert_eq!(threads.wait(Some(receiver.as_fd()), Some(Instant::now())), WakeReason::TimedOut);
         threads.stop();
-        assert_eq!(threads.wait(Some(receiver.as_fd()), None), Wake::Stopped);
+        assert_eq!(threads.wait(Some(receiver.as_fd()), None), WakeReason::Stopped);
         sender.write_all(b"x").unwrap();
-        assert_eq!(threads.wait(Some(receiver.as_fd()), None), Wake::Readable);
+        assert_eq!(threads.wait(Some(receiver.as_fd()), None), WakeReason::Readable);
     }
 
     #[test]

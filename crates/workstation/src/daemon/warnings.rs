@@ -1,4 +1,4 @@
-//! Warnings that a daemon repeats in its report for as long as it runs.
+//! The warnings that a daemon includes in its report for as long as it runs.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -11,7 +11,7 @@ impl Warnings {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Logs a warning and keeps it for the report. One that was given before is ignored.
+    /// Logs a warning and adds it to the report. A repeated warning is ignored.
     pub(super) fn add(&self, warning: &str) {
         let mut list = self.list();
         if !list.iter().any(|known| known == warning) {
@@ -21,7 +21,7 @@ impl Warnings {
         }
     }
 
-    /// Returns all warnings.
+    /// Returns all warnings in order.
     pub(super) fn all(&self) -> Vec<String> {
         self.list().clone()
     }

@@ -1,15 +1,15 @@
 use super::*;
-use crate::report::{DriverReport, KeeperReport, Stage, WaitingReport};
+use crate::report::{DaemonReport, DriverReport, ShareStage, WaitingReport};
 use partage_core::model::{Bytes, Cores};
 use std::collections::BTreeMap;
 
-/// A line: name, labels in order, value.
-type Sample = (String, Vec<(String, String)>, f64);
+/// A sample line: name, labels in order, value.
+type MetricSample = (String, Vec<(String, String)>, f64);
 
-/// Reads the text as the format says, and insists on it.
-fn parsed(text: &str) -> (BTreeMap<String, String>, Vec<Sample>) {
+/// Parses OpenMetrics text strictly.
+fn parsed(text: &str) -> (BTreeMap<String, String>, Vec<MetricSample>) {
     let (mut types, mut samples) = (BTreeMap::new(), Vec::new());
-    let body = text.strip_suffix("# EOF\n").expect("it ends");
+    let body = text.strip_suffix("# EOF\n").expect("the text ends with EOF");
     for line in body.strip_suffix('\n').unwrap_or(body).split('\n') {
         match line.strip_prefix("# ") {
             Some(meta) => {
@@ -28,7 +28,7 @@ fn parsed(text: &str) -> (BTreeMap<String, String>, Vec<Sample>) {
     (types, samples)
 }
 
-fn sample(line: &str) -> Sample {
+fn sample(line: &str) -> MetricSample {
     let end = line.find(['{', ' ']).unwrap();
     let name = line[..end].to_string();
     assert!(name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{line}");
@@ -46,7 +46,7 @@ fn sample(line: &str) -> Sample {
     (name, labels, rest.trim().parse().unwrap_or_else(|_| panic!("{line}")))
 }
 
-/// A value up to its closing quote, and what follows.
+/// Returns a value up to its closing quote, and the rest.
 fn quoted(text: &str) -> (String, &str) {
     let mut value = String::new();
     let mut letters = text.char_indices();
@@ -65,30 +65,30 @@ fn quoted(text: &str) -> (String, &str) {
 
 const HOSTILE: &str = "a\"} 1\n# TYPE x counter\\n{b=\"\\";
 
-fn report() -> Report {
+fn report() -> MachineReport {
     let gpu = |index: u32| GpuReport {
         index,
         uuid: format!("GPU-{index}").as_str().into(),
         model: "NVIDIA A100-SXM4-40GB".into(),
         memory_bytes: Bytes(40 << 30),
-        promised_memory_bytes: Bytes(8 << 30),
-        promised_cores: Cores::percent(30).unwrap(),
+        granted_memory_bytes: Bytes(8 << 30),
+        guaranteed_cores: Cores::percent(30).unwrap(),
         reserved_memory_bytes: Bytes::ZERO,
         used_memory_bytes: (index == 0).then_some(Bytes(5 << 30)),
-        utilisation: Some(70),
+        utilization: Some(70),
         temperature: Some(54),
         power_milliwatts: Some(120_500),
         unhealthy: (index == 1).then(|| "XID 79".into()),
-        strangers: vec![7],
+        unowned_processes: vec![7],
     };
-    let part = |gpu: u32| PartReport {
+    let part = |gpu: u32| GpuShareReport {
         gpu,
         uuid: format!("GPU-{gpu}").as_str().into(),
         memory_bytes: (gpu == 0).then_some(Bytes(8 << 30)),
         cores: Cores::percent(30),
         ceiling: None,
         whole: false,
-        // Whoever runs in a share can write there what it likes.
+        // A tenant can write any value into its region.
         used_bytes: Bytes(u64::MAX),
         peak_bytes: Bytes(6 << 30),
         refusals: 3,
@@ -100,7 +100,7 @@ fn report() -> Report {
         name: name.into(),
         user: HOSTILE.into(),
         uid: 1000,
-        stage: Stage::Running,
+        stage: ShareStage::Running,
         since: 0,
         pid: 1,
         command: vec!["work".into()],
@@ -120,10 +120,10 @@ fn report() -> Report {
         why: "full".into(),
         since: 0,
     };
-    Report {
+    MachineReport {
         at: 0,
         machine: "box".into(),
-        keeper: KeeperReport {
+        daemon: DaemonReport {
             pid: 1,
             version: "0.1.0".into(),
             since: 0,
@@ -138,29 +138,29 @@ fn report() -> Report {
     }
 }
 
-fn value(samples: &[Sample], name: &str, labels: &[(&str, &str)]) -> Option<f64> {
-    let has = |sample: &&Sample| {
+fn value(samples: &[MetricSample], name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+    let has = |sample: &&MetricSample| {
         let all = labels.iter().map(|(key, value)| (key.to_string(), value.to_string()));
         sample.0 == name && all.collect::<Vec<_>>().iter().all(|label| sample.1.contains(label))
     };
-    let found: Vec<&Sample> = samples.iter().filter(has).collect();
+    let found: Vec<&MetricSample> = samples.iter().filter(has).collect();
     assert!(found.len() < 2, "{name} {labels:?} twice");
     found.first().map(|sample| sample.2)
 }
 
 #[test]
-fn every_figure_of_a_gpu_has_its_name() {
+fn gpu_metrics_have_names_and_labels() {
     let (types, samples) = parsed(&text(&report()));
     for (name, figure) in [
         ("memory_bytes", (40u64 << 30) as f64),
-        ("memory_promised_bytes", (8u64 << 30) as f64),
+        ("memory_granted_bytes", (8u64 << 30) as f64),
         ("memory_used_bytes", (5u64 << 30) as f64),
-        ("cores_promised_ratio", 0.3),
-        ("utilisation_ratio", 0.7),
+        ("cores_guaranteed_ratio", 0.3),
+        ("utilization_ratio", 0.7),
         ("temperature_celsius", 54.0),
         ("power_watts", 120.5),
         ("healthy", 1.0),
-        ("strangers", 1.0),
+        ("unowned_processes", 1.0),
         ("shares", 1.0),
     ] {
         let name = format!("partage_gpu_{name}");
@@ -172,19 +172,19 @@ fn every_figure_of_a_gpu_has_its_name() {
     assert_eq!(
         value(&samples, "partage_gpu_memory_used_bytes", &[("gpu", "1")]),
         None,
-        "not known is not zero"
+        "an unknown value is left out"
     );
 }
 
 #[test]
-fn every_figure_of_a_share_has_its_name_whatever_it_is_called() {
+fn share_metrics_escape_hostile_names() {
     let (types, samples) = parsed(&text(&report()));
     let labels = [("share", HOSTILE), ("user", HOSTILE), ("gpu", "0")];
     for (name, kind, figure) in [
         ("memory_limit_bytes", "gauge", (8u64 << 30) as f64),
         ("memory_used_bytes", "gauge", u64::MAX as f64),
         ("memory_peak_bytes", "gauge", (6u64 << 30) as f64),
-        ("cores_promised_ratio", "gauge", 0.3),
+        ("cores_guaranteed_ratio", "gauge", 0.3),
         ("cores_ceiling_ratio", "gauge", 0.3),
         ("gpu_seconds_total", "counter", 2.25),
         ("throttled_seconds_total", "counter", 1.5),
@@ -202,13 +202,13 @@ fn every_figure_of_a_share_has_its_name_whatever_it_is_called() {
 }
 
 #[test]
-fn the_machine_has_its_figures_too() {
+fn machine_metrics_are_rendered() {
     let (types, samples) = parsed(&text(&report()));
     assert_eq!((types["partage"].as_str(), types["partage_waiting"].as_str()), ("info", "gauge"));
     let labels = [("version", "0.1.0"), ("driver", "550.163.01"), ("simulated", "true")];
     assert_eq!(value(&samples, "partage_info", &labels), Some(1.0));
     assert_eq!(value(&samples, "partage_waiting", &[]), Some(2.0));
-    // Nobody's name made a line of its own.
+    // No name of a share created a line of its own.
     let known = |name: &str| types.keys().any(|family| name.starts_with(family.as_str()));
     assert!(samples.iter().all(|(name, ..)| known(name)) && !types.contains_key("x"));
     assert_eq!(types.len(), 2 + 10 + 2 + 8);

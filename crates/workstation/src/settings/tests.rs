@@ -19,14 +19,14 @@ fn node() -> Node {
 }
 
 fn refused(text: &str) -> String {
-    let message = Settings::from_yaml(text).unwrap_err().to_string();
+    let message = WorkstationSettings::from_yaml(text).unwrap_err().to_string();
     assert!(!message.is_empty());
     message
 }
 
 #[test]
-fn everything_can_be_said() {
-    let settings = Settings::from_yaml(
+fn all_settings_are_parsed() {
+    let settings = WorkstationSettings::from_yaml(
         "driver: simulated
 simulated: {gpus: 3, model: T4}
 metrics: 127.0.0.1:9999
@@ -45,42 +45,47 @@ reservations:
     assert_eq!(settings.users[1].memory, Some(Bytes(20 << 30)));
     assert_eq!(settings.reservations[0].gpu(&node()), Some(node().gpus[1].uuid.clone()));
     settings.check_against(&node()).unwrap();
-    let somebody = Who { uid: 4242, gids: vec![7] };
-    assert_eq!(settings.rule(&somebody).unwrap().unwrap().who, Whom::Everybody);
-    assert_eq!(settings.rule(&Who { uid: 4242, gids: vec![7, 0] }).unwrap().unwrap().shares, Some(4));
-    assert!(settings.rule(&Who { uid: 0, gids: vec![0] }).unwrap().is_none(), "root may everything");
+    let student = UserIdentity { uid: 4242, gids: vec![7] };
+    assert_eq!(settings.rule(&student).unwrap().unwrap().who, UserSelector::AllUsers);
+    assert_eq!(
+        settings.rule(&UserIdentity { uid: 4242, gids: vec![7, 0] }).unwrap().unwrap().shares,
+        Some(4)
+    );
+    assert!(settings.rule(&UserIdentity { uid: 0, gids: vec![0] }).unwrap().is_none(), "root may everything");
 }
 
 #[test]
-fn nothing_said_is_everything_allowed() {
+fn empty_settings_allow_everything() {
     for text in ["", "# nothing\n\n", "{}"] {
-        assert_eq!(Settings::from_yaml(text).unwrap(), Settings::default(), "{text:?}");
+        assert_eq!(WorkstationSettings::from_yaml(text).unwrap(), WorkstationSettings::default(), "{text:?}");
     }
-    assert!(Settings::default().rule(&Who { uid: 4242, gids: vec![] }).unwrap().is_none());
-    let strict = Settings::from_yaml("users: [{who: root}]").unwrap();
-    assert!(strict.rule(&Who { uid: 4242, gids: vec![] }).is_err(), "who is not named may nothing");
+    assert!(
+        WorkstationSettings::default().rule(&UserIdentity { uid: 4242, gids: vec![] }).unwrap().is_none()
+    );
+    let strict = WorkstationSettings::from_yaml("users: [{who: root}]").unwrap();
+    assert!(strict.rule(&UserIdentity { uid: 4242, gids: vec![] }).is_err(), "who is not named may nothing");
 }
 
 #[test]
-fn mistakes_are_named() {
+fn invalid_settings_are_explained() {
     for (text, words) in [
         ("memroy: 4Gi", "memroy"),
-        ("default: {memory: 5gb}", "5gb is no amount of memory"),
+        ("default: {memory: 5gb}", "invalid amount of memory 5gb"),
         ("default: {memory: 4096}", "less than 1 MiB"),
         ("default: {cores: 150}", "150"),
         ("metrics: 0.0.0.0:9464", "other machines"),
-        ("metrics: yes please", "no address"),
-        ("policy: fastest", "no policy"),
+        ("metrics: yes please", "invalid address"),
+        ("policy: fastest", "unknown policy"),
         ("oversubscribe: sometimes", "sometimes"),
-        ("users: [{who: nobody-like-that}]", "there is no user nobody-like-that"),
-        ("users: [{who: '@nobody-like-that'}]", "there is no group nobody-like-that"),
+        ("users: [{who: nobody-like-that}]", "user nobody-like-that not found"),
+        ("users: [{who: '@nobody-like-that'}]", "group nobody-like-that not found"),
         ("users: [{who: root, shares: 0}]", "shares: 0"),
         ("users: [{shares: 2}]", "who"),
-        ("reservations: [{for: root, gpu: 0}]", "keeps nothing"),
+        ("reservations: [{for: root, gpu: 0}]", "reserves nothing"),
         ("driver: nvida", "nvida"),
         ("default: {mode: hard}", "write cores, too"),
-        ("simulated: {gpus: 0}", "0 GPUs cannot be"),
-        ("users: [{who: root, cores: many}]", "many is no percentage"),
+        ("simulated: {gpus: 0}", "invalid number of GPUs 0"),
+        ("users: [{who: root, cores: many}]", "invalid percentage many"),
     ] {
         let message = refused(text);
         assert!(message.contains(words), "{text}: {message}");
@@ -88,35 +93,37 @@ fn mistakes_are_named() {
     for (text, words) in [
         (
             "reservations: [{for: root, gpu: 7, memory: 1Gi}]",
-            "names no GPU, or several; there are 0 (GPU-00000000",
+            "selects no GPU, or several; the GPUs are 0 (GPU-00000000",
         ),
         ("reservations: [{for: root, gpu: 0, cores: 60}, {for: 7, gpu: 0, cores: 50}]", "more than 100 %"),
         ("default: {memory: 500Gi}", "no GPU of this machine has 500 GiB"),
         (
             "reservations: [{for: root, gpu: 0, memory: 41Gi}]",
-            "41 GiB are kept of it in all, which is more than its 40 GiB",
+            "41 GiB reserved in total, more than its 40 GiB",
         ),
     ] {
-        let message = Settings::from_yaml(text).unwrap().check_against(&node()).unwrap_err().to_string();
+        let message =
+            WorkstationSettings::from_yaml(text).unwrap().check_against(&node()).unwrap_err().to_string();
         assert!(message.contains(words), "{text}: {message}");
     }
 }
 
 #[test]
-fn a_file_that_is_named_must_be_there() {
+fn named_settings_file_must_exist() {
     let folder = tempfile::tempdir().unwrap();
-    let home = Home::at(folder.path()).unwrap();
+    let state_dir = StateDir::at(folder.path()).unwrap();
     assert_eq!(
-        Settings::load(None, &home).unwrap(),
-        (Settings::default(), None),
-        "a home has its own or none"
+        WorkstationSettings::load(None, &state_dir).unwrap(),
+        (WorkstationSettings::default(), None),
+        "a state directory has its own or none"
     );
     std::fs::write(folder.path().join("partage.yaml"), "policy: binpack").unwrap();
-    assert_eq!(Settings::load(None, &home).unwrap().0.policy, Policy::Binpack);
-    let missing = Settings::load(Some(&folder.path().join("x.yaml")), &home).unwrap_err().to_string();
-    assert!(missing.contains("x.yaml: cannot be read"), "{missing}");
+    assert_eq!(WorkstationSettings::load(None, &state_dir).unwrap().0.policy, PlacementPolicy::Binpack);
+    let missing =
+        WorkstationSettings::load(Some(&folder.path().join("x.yaml")), &state_dir).unwrap_err().to_string();
+    assert!(missing.contains("cannot read") && missing.contains("x.yaml"), "{missing}");
     let large = folder.path().join("large.yaml");
     std::fs::write(&large, "#".repeat((1 << 20) + 1)).unwrap();
-    let large = describe(&Settings::load(Some(&large), &home).unwrap_err());
+    let large = describe(&WorkstationSettings::load(Some(&large), &state_dir).unwrap_err());
     assert!(large.contains("larger than 1 MiB"), "{large}");
 }

@@ -1,77 +1,79 @@
-//! Who gets what: the core's allocator on one machine, under the settings' rules. Pure: no file, no clock.
+//! Admission and placement: runs the core's allocator on one machine under the rules of the settings. It uses neither
+//! files nor clocks.
 
-use crate::settings::{DefaultShare, Settings};
-use crate::users::Who;
-use crate::wire::{Change, Mode, RunRequest};
-use partage_core::explain::Change as Suggested;
+use crate::protocol::{ComputeMode, ResizeChange, RunRequest};
+use crate::settings::{DefaultShare, WorkstationSettings};
+use crate::users::UserIdentity;
+use partage_core::explain::SuggestedChange;
 use partage_core::ledger::{Ledger, LedgerTime, Statement};
 use partage_core::model::{
     Ask, Bytes, Constraints, ContainerRole, Cores, CoresAsk, GpuUuid, Grant, MAX_GPUS_PER_CONTAINER,
     MemoryAsk, Node, Oversubscription, PodAsk, PodGrant, PodId, Selector, Share, ShareAsk, WantedGpus,
 };
 use partage_core::place::{HostUsage, PolicyEngine};
-use partage_enforce::placing::NoPlacement;
+use partage_enforce::placement_refusal::NoPlacement;
 use partage_enforce::refusal::{Refusal, RefusalReason};
 use std::fmt::Write;
 
-/// Everything is for the one container that a share is to the core.
+/// The name of the one container that a share is to the core.
 const CONTAINER: &str = "share";
 
-/// What somebody holds.
+/// A share that a user holds.
 #[derive(Clone, Debug)]
-pub struct Held<'a> {
+pub struct HeldShares<'a> {
     /// The name of the share.
     pub name: &'a str,
-    /// Whose it is.
-    pub who: &'a Who,
-    /// What it is.
+    /// The owner of the share.
+    pub who: &'a UserIdentity,
+    /// The shares of GPUs.
     pub shares: &'a [Share],
 }
 
-/// What a request asks for, in the core's words.
-pub fn ask(request: &RunRequest, default: &DefaultShare) -> Result<PodAsk, Refusal> {
+/// Converts a request into an ask of the core, and refuses one that contradicts itself.
+pub fn to_ask(request: &RunRequest, default: &DefaultShare) -> Result<PodAsk, Refusal> {
     let wrong = |message: &str| Err(Refusal::new(RefusalReason::Invalid, message));
     let sized = request.memory.is_some() || request.memory_percent.is_some() || request.cores.is_some();
     if request.memory.is_some() && request.memory_percent.is_some() {
-        return wrong("memory is asked both as an amount and as a percentage: leave one out");
+        return wrong("memory is requested both as an amount and as a percentage: leave one out");
     }
     if request.whole && sized {
-        return wrong("a whole GPU is all of it: leave out the memory and the cores, or --whole");
+        return wrong(
+            "--whole requests all memory and cores: leave out the memory and the cores, or --whole",
+        );
     }
     if request.whole && request.mode.is_some() {
-        return wrong("a whole GPU is shared with nobody: leave out the mode, or --whole");
+        return wrong("--whole requests a GPU that is not shared: leave out the mode, or --whole");
     }
     if request.whole && request.oversubscribe {
         return wrong("a whole GPU has no memory limit to exceed: leave out --oversubscribe, or --whole");
     }
     let count = request.gpus.unwrap_or(1);
     if !(1..=MAX_GPUS_PER_CONTAINER).contains(&count) {
-        return wrong(&format!("{count} GPUs cannot be asked for: ask for 1 to {MAX_GPUS_PER_CONTAINER}"));
+        return wrong(&format!("invalid number of GPUs {count}: request 1 to {MAX_GPUS_PER_CONTAINER}"));
     }
     if request.memory_percent.is_some_and(|percent| !(1..=100).contains(&percent)) {
-        return wrong("the memory percentage is from 1 to 100");
+        return wrong("invalid memory percentage: use 1 to 100");
     }
     if request.memory.is_some_and(|memory| memory.0 < 1 << 20) {
-        return wrong("less than 1 MiB of memory is of no use: ask for more, such as 4Gi or 500Mi");
+        return wrong("memory is less than 1 MiB: request more, such as 4Gi or 500Mi");
     }
     if request.cores == Some(Cores::NONE) {
-        return wrong(
-            "0 % of a GPU is nothing: ask for 1 to 100, or leave the cores out to be promised none",
-        );
+        return wrong("cores must not be 0 %: request 1 to 100, or leave them out for no guarantee");
     }
-    let (memory, cores, mode) = match sized || request.whole {
-        true => (request.memory, request.cores, request.mode),
-        false => (default.memory, default.cores, request.mode.or(default.mode)),
+    let (memory, cores, mode) = if sized || request.whole {
+        (request.memory, request.cores, request.mode)
+    } else {
+        (default.memory, default.cores, request.mode.or(default.mode))
     };
-    if mode == Some(Mode::Hard) && cores.is_none() {
-        return wrong("hard mode ends compute at what was promised, and no cores are asked for: add --cores");
+    if mode == Some(ComputeMode::Hard) && cores.is_none() {
+        return wrong("--mode hard requires --cores");
     }
     let memory = match (memory, request.memory_percent) {
         (Some(memory), _) => MemoryAsk::Exactly(memory),
         (None, Some(percent)) => MemoryAsk::Percent(percent),
         (None, None) => MemoryAsk::All,
     };
-    let part = ShareAsk {
+    let share = ShareAsk {
         memory,
         cores: match (request.whole, cores) {
             (true, _) => CoresAsk::Exactly(Cores::WHOLE),
@@ -81,7 +83,7 @@ pub fn ask(request: &RunRequest, default: &DefaultShare) -> Result<PodAsk, Refus
         whole: request.whole,
         ceiling: ceiling(mode, request.whole, cores),
     };
-    let want = WantedGpus { count, part };
+    let want = WantedGpus { count, share };
     Ok(PodAsk {
         asks: vec![Ask { container: CONTAINER.into(), role: ContainerRole::App, want }],
         constraints: Constraints {
@@ -93,17 +95,17 @@ pub fn ask(request: &RunRequest, default: &DefaultShare) -> Result<PodAsk, Refus
     })
 }
 
-/// How far compute may go: idle time is lent, if nobody says otherwise.
-fn ceiling(mode: Option<Mode>, whole: bool, cores: Option<Cores>) -> Option<Cores> {
-    (mode != Some(Mode::Hard) && !whole && cores.is_some()).then_some(Cores::WHOLE)
+/// Returns the compute limit. By default, a share may use idle time.
+fn ceiling(mode: Option<ComputeMode>, whole: bool, cores: Option<Cores>) -> Option<Cores> {
+    (mode != Some(ComputeMode::Hard) && !whole && cores.is_some()).then_some(Cores::WHOLE)
 }
 
-/// Decides for one who asks.
+/// Places the share that a user requests, or refuses it.
 pub fn place(
     node: &Node,
-    held: &[Held<'_>],
-    settings: &Settings,
-    who: &Who,
+    held: &[HeldShares<'_>],
+    settings: &WorkstationSettings,
+    who: &UserIdentity,
     ask: &PodAsk,
 ) -> Result<Vec<Share>, Refusal> {
     let mut ask = ask.clone();
@@ -115,43 +117,43 @@ pub fn place(
     Ok(shares)
 }
 
-/// Refuses an ask for more memory than the limit where the settings do.
-fn may_oversubscribe(settings: &Settings, ask: &PodAsk) -> Result<(), Refusal> {
+/// Refuses oversubscription if the settings do.
+fn may_oversubscribe(settings: &WorkstationSettings, ask: &PodAsk) -> Result<(), Refusal> {
     if !ask.oversubscribe || settings.oversubscribe == Oversubscription::Allowed {
         return Ok(());
     }
-    let message = "memory beyond the limit is refused on this machine (oversubscribe: refused in its settings): leave out \
-                   --oversubscribe and ask for as much --memory as the program needs";
+    let message = "oversubscription is not allowed on this machine (oversubscribe: refused in its settings): leave out \
+                   --oversubscribe and request as much --memory as the program needs";
     Err(Refusal::new(RefusalReason::NotAllowed, message))
 }
 
-/// Decides for a share that wants to be another size, where it is.
+/// Resizes a share on the GPUs that it has, or refuses.
 pub fn resize(
     node: &Node,
-    held: &[Held<'_>],
-    settings: &Settings,
+    held: &[HeldShares<'_>],
+    settings: &WorkstationSettings,
     name: &str,
-    change: &Change,
+    change: &ResizeChange,
 ) -> Result<Vec<Share>, Refusal> {
     let wrong = |message: String| Refusal::new(RefusalReason::Invalid, message);
     let Some(own) = held.iter().find(|held| held.name == name) else {
-        return Err(Refusal::new(RefusalReason::NotFound, format!("there is no share called {name}")));
+        return Err(Refusal::new(RefusalReason::NotFound, format!("share {name} not found")));
     };
     let Some(first) = own.shares.first() else {
         return Err(wrong(format!("{name} has no GPU")));
     };
     if first.whole {
         return Err(wrong(format!(
-            "{name} has whole GPUs, which have no size: stop it and run it again with --memory and --cores"
+            "{name} has whole GPUs, which cannot be resized: stop it and run it again with --memory and --cores"
         )));
     }
     let (cores, mode) = match (change.cores, change.mode) {
         (None, None) => (first.cores, None),
         (cores, mode) => (cores.or(first.cores), mode),
     };
-    // What was hard stays hard, unless it is told otherwise.
+    // The mode stays the same unless the change says otherwise.
     let hard_now = first.cores.is_some() && first.ceiling.is_none();
-    let mode = mode.or(hard_now.then_some(Mode::Hard));
+    let mode = mode.or(hard_now.then_some(ComputeMode::Hard));
     let count = u32::try_from(own.shares.len()).unwrap_or(u32::MAX);
     let request = RunRequest {
         gpus: Some(count),
@@ -164,25 +166,25 @@ pub fn resize(
         mode,
         ..RunRequest::default()
     };
-    let mut ask = ask(&request, &DefaultShare::default())?;
+    let mut ask = to_ask(&request, &DefaultShare::default())?;
     ask.constraints.uuids.only = own.shares.iter().map(|share| share.gpu.to_string()).collect();
     let mut ledger = ledger_of(node, held);
     let mut statement = ledger.statement();
-    statement.release(&id(name).uid);
-    let others: Vec<Held<'_>> = held.iter().filter(|held| held.name != name).cloned().collect();
+    statement.release(&pod_id(name).uid);
+    let others: Vec<HeldShares<'_>> = held.iter().filter(|held| held.name != name).cloned().collect();
     let mut shares = fit(statement, node, &others, settings, own.who, &ask)?;
     within_rule(&others, settings, own.who, &shares)?;
-    // In the order that the region has them.
+    // The order must be that of the region.
     shares.sort_by_key(|share| own.shares.iter().position(|own| own.gpu == share.gpu));
     Ok(shares)
 }
 
-/// What the rules say before anything is looked for.
+/// Applies the rules that do not depend on a placement.
 fn admit(
     node: &Node,
-    held: &[Held<'_>],
-    settings: &Settings,
-    who: &Who,
+    held: &[HeldShares<'_>],
+    settings: &WorkstationSettings,
+    who: &UserIdentity,
     ask: &mut PodAsk,
 ) -> Result<(), Refusal> {
     let no = |message: String| Err(Refusal::new(RefusalReason::NotAllowed, message));
@@ -191,7 +193,7 @@ fn admit(
         Ok(None) => return Ok(()),
         Err(()) => {
             return no(
-                "the settings of this machine name nobody like you under users: ask who keeps it".into()
+                "no rule under users in the settings of this machine applies to you: contact the administrator".into()
             );
         }
     };
@@ -208,21 +210,25 @@ fn admit(
         }
     }
     if let Some(most) = rule.gpus.filter(|most| want.count > *most) {
-        return no(format!("{} may have {most} GPUs in one share, asked are {}", rule.who, want.count));
+        return no(format!("{} may have {most} GPUs per share, requested {}", rule.who, want.count));
     }
-    if rule.whole == Some(false) && want.part.whole {
+    if rule.whole == Some(false) && want.share.whole {
         return no(format!(
-            "{} may not have a GPU alone: ask for a part with --memory and --cores",
+            "{} may not have a whole GPU: request a share with --memory and --cores",
             rule.who
         ));
     }
     if let Some(only) = &rule.only {
         let allowed =
-            node.gpus.iter().enumerate().filter(|(at, gpu)| only.iter().any(|word| word.names(*at, gpu)));
+            node.gpus.iter().enumerate().filter(|(at, gpu)| only.iter().any(|word| word.matches(*at, gpu)));
         ask.constraints.uuids.only = allowed.map(|(_, gpu)| gpu.uuid.to_string()).collect();
         if ask.constraints.uuids.only.is_empty() {
             let words: Vec<String> = only.iter().map(ToString::to_string).collect();
-            return no(format!("{} may use {} only, and there is none here", rule.who, words.join(", ")));
+            return no(format!(
+                "{} may only use {}, which this machine does not have",
+                rule.who,
+                words.join(", ")
+            ));
         }
     }
     Ok(())
@@ -235,15 +241,20 @@ fn has_already(names: &[&str]) -> String {
     }
 }
 
-/// What the rules say about the sum of all that somebody would hold.
-fn within_rule(held: &[Held<'_>], settings: &Settings, who: &Who, shares: &[Share]) -> Result<(), Refusal> {
+/// Applies the rules on the sum of all shares of a user.
+fn within_rule(
+    held: &[HeldShares<'_>],
+    settings: &WorkstationSettings,
+    who: &UserIdentity,
+    shares: &[Share],
+) -> Result<(), Refusal> {
     let Ok(Some(rule)) = settings.rule(who) else { return Ok(()) };
     let theirs = held.iter().filter(|held| held.who.uid == who.uid).flat_map(|held| held.shares);
     let no = |most: String, what: String, has: String, asked: String| {
         let message =
-            format!("{} may have {most} of {what} in all, has {has} and asks for {asked}", rule.who);
+            format!("{} may have {most} of {what} in total, has {has} and requests {asked}", rule.who);
         let refusal = Refusal::new(RefusalReason::NotAllowed, message);
-        Err(refusal.with_hints(["ask for less, or stop another share".into()]))
+        Err(refusal.with_hints(["request less, or stop another share".into()]))
     };
     if let Some(most) = rule.memory {
         let sum = |shares: &mut dyn Iterator<Item = &Share>| {
@@ -271,35 +282,40 @@ fn within_rule(held: &[Held<'_>], settings: &Settings, who: &Who, shares: &[Shar
     Ok(())
 }
 
-/// What is kept of a GPU for others than the one who asks.
-struct Kept {
+/// The unused part of a reservation for other users.
+struct ReservedPart {
     share: Share,
     words: String,
 }
 
-fn kept(node: &Node, held: &[Held<'_>], settings: &Settings, who: &Who) -> Vec<Kept> {
-    let others = settings.reservations.iter().filter(|reservation| !reservation.whom.includes(who));
+fn reserved_for_others(
+    node: &Node,
+    held: &[HeldShares<'_>],
+    settings: &WorkstationSettings,
+    who: &UserIdentity,
+) -> Vec<ReservedPart> {
+    let others = settings.reservations.iter().filter(|reservation| !reservation.users.includes(who));
     let kept = others.filter_map(|reservation| {
         let gpu = reservation.gpu(node)?;
-        let (memory, cores) = left(reservation, &gpu, held);
+        let (memory, cores) = unused_reservation(reservation, &gpu, held);
         if memory == Bytes::ZERO && cores == Cores::NONE {
             return None;
         }
         let words = format!(
-            "{} of {} {} kept for {}",
+            "{} of {} {} reserved for {}",
             amounts(memory, cores),
             reservation.gpu,
-            is(memory, cores),
-            reservation.whom
+            verb_for(memory, cores),
+            reservation.users
         );
         let share =
             Share { gpu, memory_bytes: Some(memory), cores: Some(cores), ceiling: None, whole: false };
-        Some(Kept { share, words })
+        Some(ReservedPart { share, words })
     });
     kept.collect()
 }
 
-fn is(memory: Bytes, cores: Cores) -> &'static str {
+fn verb_for(memory: Bytes, cores: Cores) -> &'static str {
     if memory != Bytes::ZERO && cores != Cores::NONE { "are" } else { "is" }
 }
 
@@ -311,9 +327,13 @@ fn amounts(memory: Bytes, cores: Cores) -> String {
     }
 }
 
-/// What is left of a reservation: what those it is for already hold there counts as theirs.
-fn left(reservation: &crate::settings::Reservation, gpu: &GpuUuid, held: &[Held<'_>]) -> (Bytes, Cores) {
-    let theirs = held.iter().filter(|held| reservation.whom.includes(held.who)).flat_map(|held| held.shares);
+/// Returns the unused part of a reservation: shares of its users on the GPU count against it.
+fn unused_reservation(
+    reservation: &crate::settings::Reservation,
+    gpu: &GpuUuid,
+    held: &[HeldShares<'_>],
+) -> (Bytes, Cores) {
+    let theirs = held.iter().filter(|held| reservation.users.includes(held.who)).flat_map(|held| held.shares);
     let there: Vec<&Share> = theirs.filter(|share| share.gpu == *gpu).collect();
     let memory = there.iter().filter_map(|share| share.memory_bytes).map(|bytes| bytes.0).sum::<u64>();
     let cores = there.iter().filter_map(|share| share.cores).map(Cores::as_millipercent).sum::<u32>();
@@ -322,78 +342,87 @@ fn left(reservation: &crate::settings::Reservation, gpu: &GpuUuid, held: &[Held<
     (left_memory, Cores::millipercent(left).unwrap_or(Cores::NONE))
 }
 
-/// Memory of a GPU that is kept for somebody and not in use by them.
-pub fn reserved(node: &Node, held: &[Held<'_>], settings: &Settings, gpu: &GpuUuid) -> Bytes {
+/// Returns the memory of a GPU that is reserved for users and not held by them.
+pub fn reserved(
+    node: &Node,
+    held: &[HeldShares<'_>],
+    settings: &WorkstationSettings,
+    gpu: &GpuUuid,
+) -> Bytes {
     let here = settings.reservations.iter().filter(|reservation| reservation.gpu(node).as_ref() == Some(gpu));
-    Bytes(here.map(|reservation| left(reservation, gpu, held).0.0).sum())
+    Bytes(here.map(|reservation| unused_reservation(reservation, gpu, held).0.0).sum())
 }
 
-/// Returns a ledger of what is held on this machine.
-fn ledger_of(node: &Node, held: &[Held<'_>]) -> Ledger {
-    let grants = held.iter().map(|held| (id(held.name), grant_of(node, held.shares), HostUsage::default()));
+/// Returns a ledger of the shares on this machine.
+fn ledger_of(node: &Node, held: &[HeldShares<'_>]) -> Ledger {
+    let grants =
+        held.iter().map(|held| (pod_id(held.name), grant_of(node, held.shares), HostUsage::default()));
     Ledger::rebuild([node.clone()], grants)
 }
 
-/// Returns a grant of these shares, all for the one container.
+/// Returns a grant of these shares for the one container.
 fn grant_of(node: &Node, shares: &[Share]) -> PodGrant {
     let grants = vec![Grant { container: CONTAINER.into(), init: false, shares: shares.to_vec() }];
     PodGrant { node: node.name.clone(), grants }
 }
 
-/// Finds shares for an ask beside what the statement's ledger holds and what is reserved for others.
+/// Finds shares for an ask beside the shares in the statement's ledger and the reservations for other users.
 ///
-/// The statement is only tried: it is rolled back, and the caller decides what becomes of the shares.
+/// The statement is rolled back; the caller records the shares.
 fn fit(
     mut statement: Statement<'_>,
     node: &Node,
-    held: &[Held<'_>],
-    settings: &Settings,
-    who: &Who,
+    held: &[HeldShares<'_>],
+    settings: &WorkstationSettings,
+    who: &UserIdentity,
     ask: &PodAsk,
 ) -> Result<Vec<Share>, Refusal> {
-    let kept = kept(node, held, settings, who);
+    let kept = reserved_for_others(node, held, settings, who);
     for (at, kept) in kept.iter().enumerate() {
-        // Names of shares contain no space, so this one is free.
-        let name = id(&format!("kept {at}"));
+        // Names of shares contain no space, so this name is not used.
+        let name = pod_id(&format!("kept {at}"));
         statement.confirm(name, grant_of(node, std::slice::from_ref(&kept.share)), HostUsage::default());
     }
     let policies = PolicyEngine::new(settings.policy);
-    let granted = statement.place(id("new share"), ask, &policies, LedgerTime(u64::MAX)).ok();
+    let granted = statement.place(pod_id("new share"), ask, &policies, LedgerTime(u64::MAX)).ok();
     if let Some(grant) = granted.and_then(|grant| grant.grants.into_iter().next()) {
         return Ok(grant.shares);
     }
     let refused = NoPlacement::explain(&statement.ledger().snapshot(), ask);
     let mut message = without_others(&of_this_machine(&refused.why));
     for kept in &kept {
-        // A String takes everything.
+        // Writing to a String does not fail.
         let _ = write!(message, "; {}", kept.words);
     }
-    // Nobody named GPUs: the rules did, or the share is there.
-    let hints =
-        refused.changes.iter().filter(|change| **change != Suggested::Uuids).map(Suggested::to_string);
+    // The user named no GPUs: the rules did, or the share is on these.
+    let hints = refused
+        .changes
+        .iter()
+        .filter(|change| **change != SuggestedChange::Uuids)
+        .map(SuggestedChange::to_string);
     Err(Refusal::new(RefusalReason::NoCapacity, message).with_hints(hints))
 }
 
-/// The core's words, where there is one machine and one container: neither needs a name, and nobody has pods.
+/// Adapts a message of the core to one machine and one container: neither needs a name, and there are no pods.
 fn of_this_machine(text: &str) -> String {
     let named = format!("container {CONTAINER}");
     let text = text.trim_start_matches(&format!("{named}: "));
     let text = text.strip_prefix(&named).map_or_else(|| text.to_string(), |rest| format!("the share{rest}"));
-    text.replace("is of a model the pod excludes", "is of another model than asked for")
+    text.replace("has a model that the pod excludes", "is of another model than asked for")
 }
 
-/// Words about GPUs that were not looked at help nobody, unless there are no others.
+/// Removes what a message says about GPUs that were excluded, unless nothing else is left.
 fn without_others(text: &str) -> String {
     let parts: Vec<&str> = text.split("; ").filter(|part| !part.ends_with("is excluded by UUID")).collect();
     if parts.is_empty() { text.into() } else { parts.join("; ") }
 }
 
-fn id(name: &str) -> PodId {
+fn pod_id(name: &str) -> PodId {
     PodId { uid: name.into(), namespace: "local".into(), name: name.into() }
 }
 
-/// What was given, in words: `4 GiB and 30 % of GPU 0`.
-pub fn words(node: &Node, shares: &[Share]) -> String {
+/// Describes granted shares: `4 GiB and 30 % of GPU 0`.
+pub fn describe_shares(node: &Node, shares: &[Share]) -> String {
     let place =
         |share: &Share| node.gpu_index(&share.gpu).map_or_else(|| share.gpu.to_string(), |at| at.to_string());
     let gpus: Vec<String> = shares.iter().map(place).collect();
@@ -413,21 +442,21 @@ pub fn words(node: &Node, shares: &[Share]) -> String {
     }
 }
 
-/// What was asked, in words: `4 GiB and 30 % of 1 GPU`.
-pub fn asked(ask: &PodAsk) -> String {
-    let Some(Ask { want: WantedGpus { count, part }, .. }) = ask.asks.first() else {
+/// Describes an ask: `4 GiB and 30 % of 1 GPU`.
+pub fn describe_ask(ask: &PodAsk) -> String {
+    let Some(Ask { want: WantedGpus { count, share }, .. }) = ask.asks.first() else {
         return "nothing".into();
     };
     let gpus = if *count == 1 { "1 GPU".to_string() } else { format!("each of {count} GPUs") };
-    if part.whole {
+    if share.whole {
         return format!("all of {gpus}");
     }
-    let memory = match part.memory {
+    let memory = match share.memory {
         MemoryAsk::Exactly(bytes) | MemoryAsk::AtMost(bytes) => bytes.to_string(),
         MemoryAsk::Percent(percent) => format!("{percent} % of the memory"),
         MemoryAsk::All | MemoryAsk::Unlimited => "all the memory".into(),
     };
-    match part.cores {
+    match share.cores {
         CoresAsk::Exactly(cores) => format!("{memory} and {cores} of the time of {gpus}"),
         CoresAsk::Uncounted | CoresAsk::Slots(_) => format!("{memory} of {gpus}"),
     }
