@@ -1,59 +1,61 @@
-//! The commands, one file each.
+//! The commands, one module each, and what they share: exit codes, output formats and dialect options.
 
 mod check;
 mod context_sizes;
+mod daemon;
 mod explain;
-mod home;
+mod format;
 mod inspect;
-mod keep;
 mod node;
 mod ps;
+mod replay;
 mod resize;
 mod run;
-#[cfg(test)]
-mod samples;
+mod share_not_found;
 #[cfg(feature = "simulated-driver")]
 mod sim;
 #[cfg(not(feature = "simulated-driver"))]
 #[path = "command/sim_not_built.rs"]
 mod sim;
-mod simulate;
+mod state_dir;
 mod stop;
+#[cfg(test)]
+mod test_reports;
 mod top;
 mod up;
-mod words;
 
-use crate::output::line;
+use crate::output::write_line;
 use clap::{Args, Subcommand, ValueEnum};
-use partage_core::dialect::{MemoryUnit, Settings};
+use partage_core::dialect::{DialectSettings, MemoryUnit};
 use partage_enforce::error_chain::describe;
 use partage_workstation::client::ClientError;
+use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// What to do.
+/// The command to run.
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    Run(run::Run),
-    Up(up::Up),
-    Ps(ps::Ps),
-    Top(top::Top),
-    Inspect(inspect::Inspect),
-    Resize(resize::Resize),
-    Stop(stop::Stop),
-    Check(check::Check),
-    Explain(explain::Explain),
-    Node(node::Node),
-    #[command(name = partage_workstation::daemon::COMMAND, hide = true)]
-    Keep(keep::Keep),
+    Run(run::RunCommand),
+    Up(up::UpCommand),
+    Ps(ps::PsCommand),
+    Top(top::TopCommand),
+    Inspect(inspect::InspectCommand),
+    Resize(resize::ResizeCommand),
+    Stop(stop::StopCommand),
+    Check(check::CheckCommand),
+    Explain(explain::ExplainCommand),
+    Node(node::NodeCommand),
+    #[command(name = partage_workstation::daemon::DAEMON_COMMAND, hide = true)]
+    Daemon(daemon::DaemonCommand),
     #[command(name = partage_enforce::context_sizes::MEASURE_COMMAND, hide = true)]
     ContextSizes(context_sizes::ContextSizes),
-    Sim(sim::Sim),
-    Simulate(simulate::Simulate),
+    Sim(sim::SimCommand),
+    Replay(replay::ReplayCommand),
 }
 
 impl Command {
-    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
+    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<CommandExit> {
         match self {
             Command::Run(run) => run.run(err),
             Command::Up(up) => up.run(out, err),
@@ -62,81 +64,108 @@ impl Command {
             Command::Inspect(inspect) => inspect.run(out, err),
             Command::Resize(resize) => resize.run(out, err),
             Command::Stop(stop) => stop.run(out, err),
-            Command::Keep(keep) => keep.run(out),
+            Command::Daemon(daemon) => daemon.run(out),
             Command::ContextSizes(sizes) => sizes.run(out, err),
             Command::Check(check) => check.run(out, err),
             Command::Explain(explain) => explain.run(out, err),
             Command::Node(node) => node.run(out, err),
             Command::Sim(sim) => sim.run(out, err),
-            Command::Simulate(simulate) => simulate.run(out, err),
+            Command::Replay(replay) => replay.run(out, err),
         }
     }
 }
 
-/// How a command ended, as scripts see it.
+/// Headings of `partage --help` and the commands below each, in the order in which they are shown.
+pub(crate) const GROUPS: [(&str, &[&str]); 3] = [
+    ("Workstation commands", &["run", "up", "ps", "top", "inspect", "resize", "stop"]),
+    ("Cluster commands", &["node", "check", "explain"]),
+    ("Tools", &["replay", "sim"]),
+];
+
+/// Returns the list of commands for the help text: each group's heading, and a line per command with its summary.
+pub(crate) fn group_list(cli: &clap::Command) -> String {
+    let width = GROUPS.iter().flat_map(|(_, names)| names.iter()).map(|name| name.len()).max().unwrap_or(0);
+    let mut list = String::new();
+    for (heading, names) in GROUPS {
+        let _ = writeln!(list, "{heading}:");
+        for name in names {
+            let about = cli.find_subcommand(name).and_then(clap::Command::get_about);
+            let _ = writeln!(list, "  {name:width$}  {}", about.map(ToString::to_string).unwrap_or_default());
+        }
+        list.push('\n');
+    }
+    list
+}
+
+/// The result of a command, as scripts see it in the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// Nothing is wrong: exit code 0.
-    Fine,
-    /// Something is wrong with what was read: exit code 1.
-    Problems,
-    /// Something could not be read at all: exit code 2, as for wrong arguments.
-    Unreadable,
-    /// Another exit code.
+pub(crate) enum CommandExit {
+    /// Exit code 0: the command did what was requested and found no problem.
+    Success,
+    /// Exit code 1: the request was refused, or the input has problems.
+    ProblemsFound,
+    /// Exit code 2: the input could not be read at all, or no daemon is running; also used for wrong arguments.
+    InputError,
+    /// Any other exit code.
     Code(u8),
 }
 
-impl From<Outcome> for ExitCode {
-    fn from(outcome: Outcome) -> ExitCode {
-        ExitCode::from(match outcome {
-            Outcome::Fine => 0,
-            Outcome::Problems => 1,
-            Outcome::Unreadable => 2,
-            Outcome::Code(code) => code,
+impl From<CommandExit> for ExitCode {
+    fn from(exit: CommandExit) -> ExitCode {
+        ExitCode::from(match exit {
+            CommandExit::Success => 0,
+            CommandExit::ProblemsFound => 1,
+            CommandExit::InputError => 2,
+            CommandExit::Code(code) => code,
         })
     }
 }
 
-/// Says why the keeper did not do it, and what would work.
-fn says(err: &mut dyn Write, error: &ClientError) -> io::Result<()> {
-    line(err, format_args!("error: {}", describe(error)))?;
+/// Writes why a request to the daemon failed, and a line for each hint that the daemon gave.
+fn write_client_error(err: &mut dyn Write, error: &ClientError) -> io::Result<()> {
+    write_line(err, format_args!("error: {}", describe(error)))?;
     if let ClientError::Refused(refusal) = error {
         for hint in &refusal.hints {
-            line(err, format_args!("  try: {hint}"))?;
+            write_line(err, format_args!("  try: {hint}"))?;
         }
     }
     Ok(())
 }
 
-/// Who the answer is for.
+/// Writes an error and its sources on one line.
+fn write_error(err: &mut dyn Write, error: &anyhow::Error) -> io::Result<()> {
+    write_line(err, format_args!("error: {}", describe(error.as_ref())))
+}
+
+/// The format of a command's standard output.
 #[derive(Clone, Copy, ValueEnum)]
-pub(crate) enum Output {
-    /// For people
+pub(crate) enum OutputFormat {
+    /// Human-readable text
     Table,
-    /// For programs
+    /// One JSON document
     Json,
 }
 
-/// What the cluster decides about its dialects.
+/// Settings of the cluster that decide how dialects are read.
 #[derive(Args)]
-#[command(next_help_heading = "Settings of the cluster")]
+#[command(next_help_heading = "Cluster settings")]
 pub(crate) struct DialectArgs {
-    /// What one aliyun.com/gpu-mem is
+    /// Unit of aliyun.com/gpu-mem
     #[arg(long, value_name = "UNIT", value_enum, ignore_case = true, default_value_t = GpushareUnit::Gib)]
     gpushare_unit: GpushareUnit,
 
-    /// Slots a GPU is split in for k8s.amazonaws.com/vgpu, 1 to 48
-    #[arg(long, value_name = "N", value_parser = slots, allow_negative_numbers = true, default_value = "10")]
+    /// Slots per GPU for k8s.amazonaws.com/vgpu, 1 to 48
+    #[arg(long, value_name = "N", value_parser = parse_aws_slots, allow_negative_numbers = true, default_value = "10")]
     aws_slots: u32,
 
-    /// How many MiB one volcano.sh/vgpu-memory is
-    #[arg(long, value_name = "N", value_parser = factor, allow_negative_numbers = true, default_value = "1")]
+    /// Size of one unit of volcano.sh/vgpu-memory, in MiB
+    #[arg(long, value_name = "N", value_parser = parse_volcano_factor, allow_negative_numbers = true, default_value = "1")]
     volcano_memory_factor: u32,
 }
 
 impl DialectArgs {
-    pub(crate) fn settings(&self) -> Settings {
-        Settings {
+    pub(crate) fn settings(&self) -> DialectSettings {
+        DialectSettings {
             gpushare_unit: match self.gpushare_unit {
                 GpushareUnit::Gib => MemoryUnit::Gib,
                 GpushareUnit::Mib => MemoryUnit::Mib,
@@ -155,16 +184,19 @@ enum GpushareUnit {
     Mib,
 }
 
-fn slots(text: &str) -> Result<u32, String> {
-    valid(text, |aws_slots| Settings { aws_slots, ..Settings::default() })
+fn parse_aws_slots(text: &str) -> Result<u32, String> {
+    parse_setting(text, |aws_slots| DialectSettings { aws_slots, ..DialectSettings::default() })
 }
 
-fn factor(text: &str) -> Result<u32, String> {
-    valid(text, |volcano_memory_factor| Settings { volcano_memory_factor, ..Settings::default() })
+fn parse_volcano_factor(text: &str) -> Result<u32, String> {
+    parse_setting(text, |volcano_memory_factor| DialectSettings {
+        volcano_memory_factor,
+        ..DialectSettings::default()
+    })
 }
 
-/// A number that makes valid settings.
-fn valid(text: &str, settings: impl Fn(u32) -> Settings) -> Result<u32, String> {
-    let number = text.parse().map_err(|_| "write a whole number, 1 or more".to_string())?;
+/// Parses a number and checks it with the settings' own validation.
+fn parse_setting(text: &str, settings: impl Fn(u32) -> DialectSettings) -> Result<u32, String> {
+    let number = text.parse().map_err(|_| "use a whole number, 1 or more".to_string())?;
     settings(number).validate().map(|_| number).map_err(|error| error.to_string())
 }

@@ -1,6 +1,6 @@
-//! The log of every daemon: one filter and two formats, whatever they are written to.
+//! Logging of all daemons: the filter, the formats and the writer.
 //!
-//! `PARTAGE_LOG`, or `RUST_LOG` where that is not set, filters by level and crate: `debug`, or `info,partage_agent=debug`.
+//! `PARTAGE_LOG`, or `RUST_LOG` if that is not set, filters by level and crate: `debug`, or `info,partage_agent=debug`.
 
 use partage_enforce::error_chain::describe;
 use std::env;
@@ -16,50 +16,50 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// The variable that holds a filter.
+/// The environment variable with the log filter.
 const FILTER_VARIABLE: &str = "PARTAGE_LOG";
-/// The variable that many Rust programs read. It may be meant for another one of them.
+/// The environment variable that many Rust programs read. It may be meant for another program, so an invalid filter in it is ignored.
 const FALLBACK_VARIABLE: &str = "RUST_LOG";
-/// The variable that chooses JSON for daemons that are started without a command line of their own.
+/// The environment variable that selects JSON for daemons that are started in the background.
 const FORMAT_VARIABLE: &str = "PARTAGE_LOG_FORMAT";
 
-/// Libraries that log every failed request as an error, without what was requested. The agent logs an outage once, with what it
-/// was doing.
+/// Libraries that log every failed request as an error, without naming the request. They are silenced because the agent logs an
+/// outage once, with its own operation.
 const REQUEST_LIBRARIES: [&str; 5] = ["kube", "hyper", "tower", "h2", "tonic"];
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogFormat {
-    /// Time, level, spans, message and fields, for people.
+    /// Time, level, spans, message and fields.
     Text,
     /// One JSON object per line.
     Json,
-    /// Message and fields alone, for the lines below a live view.
+    /// Message and fields only, for the lines below a live view.
     View,
 }
 
-/// What is logged, and how.
+/// Options of the log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogOptions {
     pub(crate) format: LogFormat,
-    /// Whether decisions are logged too, where no variable filters.
+    /// Whether debug messages are logged; has no effect if an environment variable sets the filter.
     pub(crate) verbose: bool,
-    /// Whether the writer is a terminal that shows colors.
+    /// Whether lines are colored.
     pub(crate) colors: bool,
 }
 
-/// A filter in the environment that cannot be read.
+/// The log filter in the environment is invalid.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{FILTER_VARIABLE}={text:?} is not a log filter: write a level (error, warn, info, debug, trace), or some of them by crate, such \
-     as info,partage_agent=debug"
+    "{FILTER_VARIABLE}={text:?} is not a log filter: use a level (error, warn, info, debug, trace), or levels by crate, such as \
+     info,partage_agent=debug"
 )]
 pub(crate) struct FilterError {
     text: String,
     source: tracing_subscriber::filter::ParseError,
 }
 
-/// Sends all log lines of this process to a writer from now on.
+/// Installs the logger of this process. Fails if the filter in the environment is invalid.
 pub(crate) fn init<W>(options: LogOptions, writer: W) -> Result<(), FilterError>
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
@@ -69,7 +69,8 @@ where
     Ok(())
 }
 
-/// The same for a daemon that nobody has typed the command of: a filter that cannot be read is not worth its end.
+/// Installs the logger of a background daemon, which must start even if the filter in the environment is invalid: the invalid filter is
+/// logged and replaced by the default.
 pub(crate) fn init_or_default<W>(options: LogOptions, writer: W)
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
@@ -97,7 +98,7 @@ where
     }
 }
 
-/// Text, unless the environment asks for JSON.
+/// Returns the format that the environment selects; text by default.
 pub(crate) fn format_from_env() -> LogFormat {
     if env::var(FORMAT_VARIABLE).is_ok_and(|format| format == "json") {
         LogFormat::Json
@@ -106,7 +107,7 @@ pub(crate) fn format_from_env() -> LogFormat {
     }
 }
 
-/// The filter that the environment asks for, or the default one.
+/// Returns the filter of the environment, or the default.
 fn filter(verbose: bool, variable: impl Fn(&str) -> Option<String>) -> Result<EnvFilter, FilterError> {
     let set = |name: &str| variable(name).filter(|text| !text.trim().is_empty());
     if let Some(text) = set(FILTER_VARIABLE) {
@@ -116,15 +117,15 @@ fn filter(verbose: bool, variable: impl Fn(&str) -> Option<String>) -> Result<En
     Ok(fallback.unwrap_or_else(|| default_filter(verbose)))
 }
 
-/// Lines of this workspace's crates from `info` or `debug` on, and errors of the libraries.
+/// Returns a filter for `info` or `debug` messages of this workspace's crates, and errors of libraries.
 fn default_filter(verbose: bool) -> EnvFilter {
     let ours = if verbose { "debug" } else { "info" };
     let silent: String = REQUEST_LIBRARIES.iter().map(|library| format!(",{library}=off")).collect();
-    // A target matches by its beginning.
+    // A target matches by prefix: this covers all `partage_*` crates.
     EnvFilter::new(format!("error,partage={ours}{silent}"))
 }
 
-/// The format of lines below a live view: `warning: ` where something is wrong, the message, and the fields.
+/// Formats a line below a live view: `error: ` or `warning: ` by level, then the message and the fields.
 struct ViewFormat;
 
 impl<S, N> FormatEvent<S, N> for ViewFormat
@@ -148,7 +149,7 @@ where
     }
 }
 
-/// Passes whole lines on, each without its end.
+/// A writer that passes each line to a function, without its line break.
 #[derive(Clone)]
 pub(crate) struct LineWriter(Arc<dyn Fn(&str) + Send + Sync>);
 
@@ -159,7 +160,7 @@ impl LineWriter {
 }
 
 impl Write for LineWriter {
-    /// A log line is written with one call.
+    /// Splits the bytes into lines. The logger writes each event with one call, so no line arrives in parts.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         for line in String::from_utf8_lossy(bytes).lines() {
             (self.0)(line);
@@ -178,7 +179,7 @@ mod tests {
     use std::sync::Mutex;
 
     #[test]
-    fn first_variable_that_is_set_filters() {
+    fn partage_log_takes_precedence_over_rust_log() {
         let of = |set: &[(&str, &str)], verbose: bool| {
             let set: Vec<(String, String)> =
                 set.iter().map(|(name, text)| (name.to_string(), text.to_string())).collect();
@@ -195,13 +196,13 @@ mod tests {
         assert_eq!(of(&[("RUST_LOG", "warn")], true).unwrap(), "warn");
         assert_eq!(of(&[("RUST_LOG", "warn"), ("PARTAGE_LOG", "trace")], false).unwrap(), "trace");
         assert_eq!(of(&[("RUST_LOG", "warn"), ("PARTAGE_LOG", " ")], false).unwrap(), "warn");
-        // It may be meant for another program.
+        // An invalid RUST_LOG is ignored: it may be meant for another program.
         assert_eq!(of(&[("RUST_LOG", "partage=loud")], false).unwrap(), of(&[], false).unwrap());
         let error = of(&[("PARTAGE_LOG", "partage=loud")], false).unwrap_err();
         assert!(error.to_string().starts_with("PARTAGE_LOG=\"partage=loud\" is not a log filter"), "{error}");
     }
 
-    /// The lines that a log of this format writes while `work` runs.
+    /// Returns the lines that are logged in this format while `work` runs.
     fn logged(format: LogFormat, work: impl FnOnce()) -> Vec<String> {
         let (writer, lines) = recorded();
         let layer = tracing_subscriber::fmt::layer().with_writer(writer).with_target(false).with_ansi(false);
@@ -240,7 +241,7 @@ mod tests {
         }
     }
 
-    /// A writer, and the lines that were written to it.
+    /// Returns a writer, and the lines that are written to it.
     fn recorded() -> (impl Fn() -> LineWriter, Arc<Mutex<Vec<String>>>) {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let sink = Arc::clone(&lines);

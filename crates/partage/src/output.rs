@@ -1,24 +1,24 @@
-//! Writing to people and pipes.
+//! Output to terminals and pipes: lines with escaped control characters, and a writer that tolerates closed pipes.
 
 use std::fmt::{self, Write as _};
 use std::io::{self, ErrorKind, Write};
 
-/// A writer whose reader may leave early (`partage check … | head`): what is left to say is then dropped, and
-/// the exit code stays what it is.
-pub(crate) struct Patient<W> {
+/// A writer that drops its output once the reader has closed the pipe (`partage check … | head`), so that the exit
+/// code stays that of the command.
+pub(crate) struct PipeTolerantWriter<W> {
     inner: W,
-    left: bool,
+    closed: bool,
 }
 
-impl<W> Patient<W> {
-    pub(crate) fn new(inner: W) -> Patient<W> {
-        Patient { inner, left: false }
+impl<W> PipeTolerantWriter<W> {
+    pub(crate) fn new(inner: W) -> PipeTolerantWriter<W> {
+        PipeTolerantWriter { inner, closed: false }
     }
 
-    fn forgive<T>(&mut self, result: io::Result<T>, instead: T) -> io::Result<T> {
+    fn ignore_broken_pipe<T>(&mut self, result: io::Result<T>, instead: T) -> io::Result<T> {
         match result {
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {
-                self.left = true;
+                self.closed = true;
                 Ok(instead)
             }
             other => other,
@@ -26,32 +26,32 @@ impl<W> Patient<W> {
     }
 }
 
-impl<W: Write> Write for Patient<W> {
+impl<W: Write> Write for PipeTolerantWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.left {
+        if self.closed {
             return Ok(bytes.len());
         }
         let result = self.inner.write(bytes);
-        self.forgive(result, bytes.len())
+        self.ignore_broken_pipe(result, bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        if self.left {
+        if self.closed {
             return Ok(());
         }
         let result = self.inner.flush();
-        self.forgive(result, ())
+        self.ignore_broken_pipe(result, ())
     }
 }
 
-/// Writes one line for people. It may quote anybody: what would move the cursor, break the line or turn its
-/// direction is shown as `\u{…}` instead.
-pub(crate) fn line(out: &mut dyn Write, text: fmt::Arguments<'_>) -> io::Result<()> {
+/// Writes one line of human-readable text. The text may contain input from other users: characters that would move the cursor,
+/// break the line or change the writing direction are escaped as `\u{…}`.
+pub(crate) fn write_line(out: &mut dyn Write, text: fmt::Arguments<'_>) -> io::Result<()> {
     let text = text.to_string();
     let mut plain = String::with_capacity(text.len() + 1);
     for letter in text.chars() {
-        if is_unseen(letter) {
-            // A String takes everything.
+        if is_invisible(letter) {
+            // Writing to a String cannot fail.
             let _ = write!(plain, "{}", letter.escape_unicode());
         } else {
             plain.push(letter);
@@ -61,8 +61,8 @@ pub(crate) fn line(out: &mut dyn Write, text: fmt::Arguments<'_>) -> io::Result<
     out.write_all(plain.as_bytes())
 }
 
-/// Controls, marks of direction, line separators and letters without width.
-pub(crate) fn is_unseen(letter: char) -> bool {
+/// Returns whether the character is a control, a direction mark, a line separator or has no width.
+pub(crate) fn is_invisible(letter: char) -> bool {
     letter.is_control()
         || matches!(letter,
             '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
@@ -74,15 +74,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_stays_one_plain_line() {
+    fn control_characters_in_a_line_are_escaped() {
         let mut out = Vec::new();
-        line(&mut out, format_args!("a\u{1b}[2J\nb\u{202e}\0 é 😀")).unwrap();
+        write_line(&mut out, format_args!("a\u{1b}[2J\nb\u{202e}\0 é 😀")).unwrap();
         assert_eq!(String::from_utf8(out).unwrap(), "a\\u{1b}[2J\\u{a}b\\u{202e}\\u{0} é 😀\n");
     }
 
-    struct Gone;
+    struct BrokenPipeWriter;
 
-    impl Write for Gone {
+    impl Write for BrokenPipeWriter {
         fn write(&mut self, _: &[u8]) -> io::Result<usize> {
             Err(ErrorKind::BrokenPipe.into())
         }
@@ -93,8 +93,8 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_who_left_is_no_error() {
-        let mut out = Patient::new(Gone);
+    fn closed_pipe_is_not_an_error() {
+        let mut out = PipeTolerantWriter::new(BrokenPipeWriter);
         assert!(out.write_all(b"text").is_ok() && out.flush().is_ok());
     }
 }

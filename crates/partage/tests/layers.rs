@@ -1,13 +1,13 @@
-//! The layers of the architecture: who may depend on whom.
+//! Checks the layers of the architecture: which crate may depend on which.
 //!
-//! Arrows go down only. A crate that is not in the table below fails the test: put it in its layer first.
+//! Dependencies go down only. A crate that is missing in the table below fails the test: add it to its layer first.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The crates of the workspace and the ones that each may use. Tests may use those of [`FOR_TESTS`] anywhere.
-const MAY_USE: &[(&str, &[&str])] = &[
+/// The crates of the workspace and the crates that each may depend on. Tests may also use [`TEST_CRATES`].
+const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("partage-core", &[]),
     ("partage-region", &[]),
     ("partage-driver-api", &[]),
@@ -71,30 +71,30 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Crates that only tests and `make` use: they may use all others, and no product links them.
+/// Crates that only tests and `make` use: they may depend on all others, and no product crate links them.
 const DEVELOPMENT: &[&str] = &["partage-e2e", "partage-testkit", "partage-xtask"];
 
-/// What the tests of every crate may use.
-const FOR_TESTS: &[&str] = &["partage-testkit", "partage-sim-node", "partage-sim-driver"];
+/// Crates that the tests of every crate may use.
+const TEST_CRATES: &[&str] = &["partage-testkit", "partage-sim-node", "partage-sim-driver"];
 
-/// What a crate must never link, not even through others.
-const NEVER_LINKS: &[(&str, &[&str])] = &[
-    // It lives in other people's processes.
+/// Packages that a crate must not link, not even transitively.
+const FORBIDDEN_PACKAGES: &[(&str, &[&str])] = &[
+    // Loaded into processes of users.
     ("partage-shim", &["serde", "serde_json", "tokio", "kube"]),
     ("partage-region", &["serde", "tokio", "kube"]),
-    // It decides; it does not talk.
+    // Pure decisions, without I/O.
     ("partage-core", &["tokio", "kube", "k8s-openapi", "tonic", "libc", "rustix"]),
-    // It is loaded into programs as their driver.
+    // Loaded into programs as their driver.
     ("partage-sim-driver", &["tokio", "kube", "k8s-openapi", "tonic", "clap"]),
-    // It is a table.
+    // Only a table of functions.
     ("partage-driver-api", &["libc", "serde", "rustix"]),
-    // They build and install things.
+    // These build and install test programs.
     ("partage", DEVELOPMENT),
 ];
 
 fn metadata() -> Value {
     let output = std::process::Command::new(env!("CARGO"))
-        // Only what this platform links: the rest may not have been fetched.
+        // Only packages of this platform: others may not have been downloaded.
         .args([
             "metadata",
             "--format-version",
@@ -111,7 +111,7 @@ fn metadata() -> Value {
 }
 
 #[test]
-fn arrows_go_down_only() {
+fn dependencies_follow_the_layers() {
     let metadata = metadata();
     let members: BTreeSet<&str> =
         metadata["workspace_members"].as_array().unwrap().iter().map(|id| id.as_str().unwrap()).collect();
@@ -120,29 +120,30 @@ fn arrows_go_down_only() {
         ours.filter(|package| members.contains(package["id"].as_str().unwrap())).collect();
     let our_names: BTreeSet<String> =
         ours.iter().map(|package| package["name"].as_str().unwrap().to_string()).collect();
-    let may_use: BTreeMap<&str, &[&str]> = MAY_USE.iter().copied().collect();
+    let may_use: BTreeMap<&str, &[&str]> = ALLOWED_DEPENDENCIES.iter().copied().collect();
     let mut checked = 0;
     for package in ours {
         let name = package["name"].as_str().unwrap();
         if DEVELOPMENT.contains(&name) {
             continue;
         }
-        let allowed =
-            may_use.get(name).unwrap_or_else(|| panic!("{name} is in no layer: put it in the table"));
+        let allowed = may_use
+            .get(name)
+            .unwrap_or_else(|| panic!("{name} has no layer: add it to ALLOWED_DEPENDENCIES"));
         for dependency in package["dependencies"].as_array().unwrap() {
             let used = dependency["name"].as_str().unwrap();
             let for_tests = dependency["kind"] == "dev";
-            if our_names.contains(used) && !(for_tests && FOR_TESTS.contains(&used)) {
-                assert!(allowed.contains(&used), "{name} may not use {used}");
+            if our_names.contains(used) && !(for_tests && TEST_CRATES.contains(&used)) {
+                assert!(allowed.contains(&used), "{name} must not depend on {used}");
             }
         }
         checked += 1;
     }
-    assert!(checked >= 2, "the workspace has core and the binary at least");
+    assert!(checked >= 2, "the workspace has at least core and the binary");
 }
 
 #[test]
-fn some_crates_stay_light() {
+fn forbidden_packages_are_not_linked() {
     let metadata = metadata();
     let nodes: BTreeMap<&str, &Value> = metadata["resolve"]["nodes"]
         .as_array()
@@ -156,14 +157,14 @@ fn some_crates_stay_light() {
         .iter()
         .map(|package| (package["id"].as_str().unwrap(), package["name"].as_str().unwrap()))
         .collect();
-    for (crate_name, banned) in NEVER_LINKS {
+    for (crate_name, banned) in FORBIDDEN_PACKAGES {
         let Some(root) = name_of.iter().find(|(_, name)| *name == crate_name).map(|(id, _)| *id) else {
             continue;
         };
         let (mut linked, mut left) = (BTreeSet::new(), vec![root]);
         while let Some(id) = left.pop() {
             for dependency in nodes[id]["deps"].as_array().unwrap() {
-                // `null` is an ordinary dependency; build and dev ones are not linked.
+                // `null` is a normal dependency; build and dev dependencies are not linked.
                 let linked_in =
                     dependency["dep_kinds"].as_array().unwrap().iter().any(|kind| kind["kind"].is_null());
                 let id = dependency["pkg"].as_str().unwrap();
@@ -178,8 +179,8 @@ fn some_crates_stay_light() {
     }
 }
 
-/// The packages that the program links when it is built with these features.
-fn linked_by_the_program(features: &[&str]) -> BTreeSet<String> {
+/// Returns the packages that the program links when it is built with these features.
+fn linked_packages(features: &[&str]) -> BTreeSet<String> {
     let output = std::process::Command::new(env!("CARGO"))
         .args(["tree", "--locked", "--offline", "--package", "partage", "--edges", "normal"])
         .args(["--prefix", "none", "--format", "{p}"])
@@ -195,9 +196,9 @@ fn linked_by_the_program(features: &[&str]) -> BTreeSet<String> {
 #[test]
 fn program_without_default_features_links_no_simulated_driver() {
     let simulated = ["partage-sim-node", "partage-sim-driver"];
-    let default = linked_by_the_program(&[]);
+    let default = linked_packages(&[]);
     assert!(simulated.iter().all(|name| default.contains(*name)), "{default:?}");
-    let pure = linked_by_the_program(&["--no-default-features"]);
+    let pure = linked_packages(&["--no-default-features"]);
     assert!(pure.contains("partage-agent") && pure.contains("partage-workstation"), "{pure:?}");
     assert!(simulated.iter().all(|name| !pure.contains(*name)), "{pure:?}");
 }
@@ -216,9 +217,9 @@ fn every_crate_takes_the_workspace_lints() {
     }
 }
 
-/// The walks of `docs/architecture.md` name files as `crate/path.rs`: a file that is moved or renamed takes its walk with it.
+/// `docs/architecture.md` names files as `crate/path.rs`: a change that moves a file must update the page.
 #[test]
-fn files_that_the_architecture_names_exist() {
+fn files_named_in_the_architecture_page_exist() {
     let workspace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let text = std::fs::read_to_string(workspace.join("docs/architecture.md")).unwrap();
     let quoted = text.split('`').skip(1).step_by(2);
@@ -233,6 +234,6 @@ fn files_that_the_architecture_names_exist() {
         found.is_none_or(|path| !path.is_file())
     };
     let missing: Vec<&&str> = files.iter().filter(is_missing).collect();
-    assert!(files.len() > 50, "the walks are gone: {files:?}");
+    assert!(files.len() > 50, "the page names few files: {files:?}");
     assert!(missing.is_empty(), "docs/architecture.md names files that do not exist: {missing:?}");
 }

@@ -1,37 +1,36 @@
-//! `partage check`: what manifests ask, and what is wrong with them, before they meet a cluster.
+//! `partage check`: shows the GPU requests of manifests and validates them without a cluster.
 
-use super::{DialectArgs, Outcome, Output};
-use crate::input;
-use crate::output::line;
+use super::{CommandExit, DialectArgs, OutputFormat};
+use crate::manifest_files;
+use crate::output::write_line;
 use clap::Args;
-use partage_core::check::{Report, WorkloadReport};
+use partage_core::check::{CheckReport, WorkloadReport};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-/// Say what manifests ask of GPUs, and what is wrong with them
+/// Validate the GPU requests of manifests
 ///
-/// Reads Pods, Deployments, StatefulSets, DaemonSets, Jobs, CronJobs, ReplicaSets, Volcano's Jobs and lists of
-/// them, in YAML or JSON, in any dialect. Objects of other kinds are passed over, and named where they ask for
-/// GPUs. Needs no cluster.
+/// Reads Pods, Deployments, StatefulSets, DaemonSets, Jobs, CronJobs, ReplicaSets, Volcano Jobs and lists of them, in YAML or JSON, in
+/// any dialect. Objects of other kinds are skipped, with an error if they request GPUs. Does not need a cluster.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Check {
-    /// A manifest, YAML or JSON; - is standard input; may be given several times
+pub(crate) struct CheckCommand {
+    /// Manifest in YAML or JSON, - for standard input; can be repeated
     #[arg(short, long = "file", alias = "filename", value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
 
-    /// How to answer
-    #[arg(short, long, value_enum, default_value_t = Output::Table)]
-    output: Output,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t = OutputFormat::Table)]
+    output: OutputFormat,
 
     #[command(flatten)]
     dialects: DialectArgs,
 }
 
-/// The most other kinds named in one line.
-const MOST_KINDS: usize = 6;
+/// Maximum number of skipped kinds that are listed by name.
+const MAX_LISTED_KINDS: usize = 6;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -40,69 +39,73 @@ Examples:
   kubectl get pods -A -o json | partage check -f - -o json
   partage check -f gpushare.yaml --gpushare-unit MiB
 
-Exit code: 0 fine, 1 problems, 2 unreadable or nothing to read";
+Exit code: 0 valid, 1 problems found, 2 a file is unreadable or has no workload";
 
-impl Check {
-    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
-        let input = input::read(&self.files);
-        let report = Report::of(&input.workloads, &self.dialects.settings());
-        // A program gets JSON whatever happens; a person is not told that nothing asks for nothing.
+impl CheckCommand {
+    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<CommandExit> {
+        let input = manifest_files::read_manifests(&self.files);
+        let report = CheckReport::of(&input.workloads, &self.dialects.settings());
+        // JSON is written even for empty input; a table is not.
         match self.output {
-            Output::Json => {
+            OutputFormat::Json => {
                 serde_json::to_writer_pretty(&mut *out, &report)?;
                 writeln!(out)?;
             }
-            Output::Table if report.workloads.is_empty() => {}
-            Output::Table => table(&report, &input.others, out)?,
+            OutputFormat::Table if report.workloads.is_empty() => {}
+            OutputFormat::Table => write_table(&report, &input.others, out)?,
         }
-        for what in input.unread.iter().chain(&input.unreadable) {
-            line(err, format_args!("error: {what}"))?;
+        for error in input.unread_gpu_requests.iter().chain(&input.unreadable) {
+            write_line(err, format_args!("error: {error}"))?;
         }
         Ok(match report.problems() {
-            _ if !input.unreadable.is_empty() => Outcome::Unreadable,
-            0 if input.unread.is_empty() => Outcome::Fine,
-            _ => Outcome::Problems,
+            _ if !input.unreadable.is_empty() => CommandExit::InputError,
+            0 if input.unread_gpu_requests.is_empty() => CommandExit::Success,
+            _ => CommandExit::ProblemsFound,
         })
     }
 }
 
-fn table(report: &Report, others: &BTreeMap<String, usize>, out: &mut dyn Write) -> io::Result<()> {
+fn write_table(
+    report: &CheckReport,
+    others: &BTreeMap<String, usize>,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     for report in &report.workloads {
-        workload(report, out)?;
+        write_workload(report, out)?;
     }
-    line(out, format_args!("{}{}", report.summary(), passed_over(others)))
+    write_line(out, format_args!("{}{}", report.summary(), skipped_kinds(others)))
 }
 
-/// How many objects of which other kinds there are, the most first.
-fn passed_over(others: &BTreeMap<String, usize>) -> String {
+/// Returns the number of skipped objects by kind, most frequent first.
+fn skipped_kinds(others: &BTreeMap<String, usize>) -> String {
     let mut kinds: Vec<(&str, usize)> = others.iter().map(|(kind, &count)| (kind.as_str(), count)).collect();
     kinds.sort_by_key(|&(_, count)| Reverse(count));
-    let more = kinds.split_off(kinds.len().min(MOST_KINDS)).into_iter().map(|(_, count)| count).sum();
+    let more = kinds.split_off(kinds.len().min(MAX_LISTED_KINDS)).into_iter().map(|(_, count)| count).sum();
     let mut named: Vec<String> = kinds.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
     match more {
         0_usize => {}
         more => named.push(format!("{more} of other kinds")),
     }
-    if named.is_empty() { String::new() } else { format!("; passed over: {}", named.join(", ")) }
+    if named.is_empty() { String::new() } else { format!("; skipped: {}", named.join(", ")) }
 }
 
-/// What one workload asks and what is wrong with it.
-pub(super) fn workload(report: &WorkloadReport, out: &mut dyn Write) -> io::Result<()> {
-    line(out, format_args!("{}", report.title()))?;
+/// Writes the requests and problems of one workload.
+pub(super) fn write_workload(report: &WorkloadReport, out: &mut dyn Write) -> io::Result<()> {
+    write_line(out, format_args!("{}", report.title()))?;
     for container in &report.containers {
-        line(out, format_args!("  {}", container.words))?;
+        write_line(out, format_args!("  {}", container.text))?;
     }
     if !report.conditions.is_empty() {
-        line(out, format_args!("  on: {}", report.conditions.join("; ")))?;
+        write_line(out, format_args!("  on: {}", report.conditions.join("; ")))?;
     }
     if report.oversubscribe {
-        line(out, format_args!("  memory beyond the limit: on the host, where the node allows it"))?;
+        write_line(out, format_args!("  memory above the limit: in host memory, if the node allows it"))?;
     }
     for problem in &report.problems {
-        // As many letters of a name as a container can have.
+        // Container names have at most 63 characters; the input may be longer.
         let container = problem.container.iter().flat_map(|name| name.chars().take(63).chain([' ']));
         let container: String = container.collect();
-        line(out, format_args!("  problem: {container}{}: {}", problem.field, problem.message))?;
+        write_line(out, format_args!("  problem: {container}{}: {}", problem.field, problem.message))?;
     }
     Ok(())
 }

@@ -1,47 +1,47 @@
-//! `partage explain`: why a pod does not fit a cluster, and what would make it fit.
+//! `partage explain`: explains why a pod does not fit a cluster, and suggests what would make it fit.
 
-use super::{DialectArgs, Outcome, Output, check};
-use crate::input::{self, Input};
-use crate::output::line;
+use super::{CommandExit, DialectArgs, OutputFormat, check, write_error};
+use crate::manifest_files::{self, ManifestInput};
+use crate::output::write_line;
+use anyhow::{Context, anyhow};
 use clap::Args;
 use partage_core::check::WorkloadReport;
 use partage_core::cluster_file::ClusterFile;
-use partage_core::explain::{Closest, Explanation};
+use partage_core::explain::{ClosestNode, Explanation};
 use partage_core::ledger::{HeldGrant, Ledger, Snapshot};
-use partage_core::manifest::Workload;
-use partage_core::model::{PodGrant, Policy};
+use partage_core::manifest::WorkloadManifest;
+use partage_core::model::{PlacementPolicy, PodGrant};
 use partage_core::place::{HostUsage, PolicyEngine, RankCache, defaults};
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-/// Say why a pod does not fit a cluster, and what would make it fit
+/// Explain why a pod does not fit a cluster
 ///
-/// The cluster is a snapshot file: nodes, GPUs and what pods hold (docs/snapshot.md describes it). The same
-/// functions decide here and in the scheduler. Of several workloads each is judged alone, as one pod beside
-/// what the snapshot holds.
+/// The cluster is a snapshot file with nodes, GPUs and grants (see docs/snapshot.md). Placement uses the same code as the scheduler.
+/// Each workload is placed separately, as one pod in addition to the grants of the snapshot.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Explain {
-    /// A manifest, YAML or JSON; - is standard input; may be given several times
+pub(crate) struct ExplainCommand {
+    /// Manifest in YAML or JSON, - for standard input; can be repeated
     #[arg(short, long = "file", value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
 
-    /// The cluster: a snapshot in JSON
+    /// Cluster snapshot in JSON
     #[arg(long, value_name = "FILE")]
     cluster: PathBuf,
 
-    /// The policy that would choose, where the pod names none: fragmentation, binpack, spread or topology
+    /// Placement policy for pods that do not choose one: fragmentation, binpack, spread or topology
     #[arg(long, default_value_t = defaults::CLUSTER_POLICY)]
-    policy: Policy,
+    policy: PlacementPolicy,
 
-    /// Show every node that does not fit, and what each of its GPUs is short of
+    /// List every node that does not fit, with the shortfall of its GPUs
     #[arg(long)]
     per_node: bool,
 
-    /// How to answer
-    #[arg(short, long, value_enum, default_value_t = Output::Table)]
-    output: Output,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t = OutputFormat::Table)]
+    output: OutputFormat,
 
     #[command(flatten)]
     dialects: DialectArgs,
@@ -53,35 +53,39 @@ Examples:
   partage explain -f pod.yaml --cluster cluster.json --per-node
   partage explain -f pod.yaml --cluster cluster.json -o json
 
-Exit code: 0 everything fits, 1 something does not or is wrong, 2 unreadable";
+Exit code: 0 everything fits, 1 a workload does not fit or has problems, 2 a file is unreadable";
 
-/// One workload and what the cluster says to it.
-struct Answer {
+/// The result for one workload.
+struct WorkloadExplanation {
     report: WorkloadReport,
-    /// Absent where nothing is asked, or a problem leaves unclear what.
+    /// Absent if no GPU is requested, or if a problem makes the request unclear.
     explanation: Option<Explanation>,
-    /// Where it would go.
+    /// The placement, if the workload fits.
     grant: Option<PodGrant>,
 }
 
-impl Answer {
+impl WorkloadExplanation {
     fn fits(&self) -> bool {
         self.report.problems.is_empty() && self.explanation.as_ref().is_none_or(|e| !e.fitting.is_empty())
     }
 }
 
-impl Explain {
-    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
+impl ExplainCommand {
+    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<CommandExit> {
         let (input, cluster) = self.read();
-        for what in input.unread.iter().chain(&input.unreadable).chain(cluster.as_ref().err()) {
-            line(err, format_args!("error: {what}"))?;
+        for error in input.unread_gpu_requests.iter().chain(&input.unreadable) {
+            write_line(err, format_args!("error: {error}"))?;
         }
-        let Ok(cluster) = cluster else {
-            // A program gets JSON whatever happens.
-            if matches!(self.output, Output::Json) {
-                write_json(&self.json(&[], &[]), out)?;
+        let cluster = match cluster {
+            Ok(cluster) => cluster,
+            Err(error) => {
+                write_error(err, &error)?;
+                // JSON is written even if the cluster cannot be read.
+                if matches!(self.output, OutputFormat::Json) {
+                    write_json(&self.to_json(&[], &[]), out)?;
+                }
+                return Ok(CommandExit::InputError);
             }
-            return Ok(Outcome::Unreadable);
         };
         let held = cluster.grants.into_iter().map(|held| {
             let host = HostUsage::new(held.cpu_milli, held.memory_bytes);
@@ -90,103 +94,112 @@ impl Explain {
         let ledger = Ledger::rebuild(cluster.nodes, held);
         let findings: Vec<String> = ledger.audit().iter().map(ToString::to_string).collect();
         let mut policies = PolicyEngine::new(self.policy);
-        // What runs is the best guess at what will arrive.
+        // The running pods are the best estimate of future demand.
         let held: Vec<_> = ledger.all_held().map(HeldGrant::to_ask).collect();
         policies.learn(&held, ledger.cluster());
         let snapshot = ledger.snapshot();
-        let answers: Vec<Answer> =
-            input.workloads.iter().map(|workload| self.answer(workload, &snapshot, &policies)).collect();
+        let results: Vec<WorkloadExplanation> =
+            input.workloads.iter().map(|workload| self.explain(workload, &snapshot, &policies)).collect();
         match self.output {
-            Output::Json => {
-                write_json(&self.json(&answers, &findings), out)?;
+            OutputFormat::Json => {
+                write_json(&self.to_json(&results, &findings), out)?;
             }
-            Output::Table => {
+            OutputFormat::Table => {
                 for finding in &findings {
-                    line(err, format_args!("warning: {finding}"))?;
+                    write_line(err, format_args!("warning: {finding}"))?;
                 }
-                for answer in &answers {
-                    self.table(answer, out)?;
+                for result in &results {
+                    self.write_table(result, out)?;
                 }
             }
         }
-        Ok(match answers.iter().all(Answer::fits) {
-            _ if !input.unreadable.is_empty() => Outcome::Unreadable,
-            true if input.unread.is_empty() => Outcome::Fine,
-            _ => Outcome::Problems,
+        let all_fit = results.iter().all(WorkloadExplanation::fits);
+        Ok(if !input.unreadable.is_empty() {
+            CommandExit::InputError
+        } else if all_fit && input.unread_gpu_requests.is_empty() {
+            CommandExit::Success
+        } else {
+            CommandExit::ProblemsFound
         })
     }
 
-    /// The workloads and the cluster.
-    fn read(&self) -> (Input, Result<ClusterFile, String>) {
+    /// Reads the workloads and the cluster.
+    fn read(&self) -> (ManifestInput, anyhow::Result<ClusterFile>) {
         let is_input = |file: &PathBuf| file.as_os_str() == "-";
         if is_input(&self.cluster) && self.files.iter().any(is_input) {
-            let what =
-                "standard input cannot be both the manifest and the cluster: name a file for one of them";
-            return (Input::default(), Err(what.into()));
+            let error =
+                "standard input cannot be both the manifest and the cluster: use a file for one of them";
+            return (ManifestInput::default(), Err(anyhow!(error)));
         }
-        let cluster = input::text(&self.cluster)
-            .and_then(|text| ClusterFile::from_json(&text).map_err(|error| error.to_string()))
-            .map_err(|what| format!("{}: {what}", self.cluster.display()));
-        (input::read(&self.files), cluster)
+        let cluster = manifest_files::read_text(&self.cluster)
+            .map_err(anyhow::Error::from)
+            .and_then(|text| Ok(ClusterFile::from_json(&text)?))
+            .with_context(|| self.cluster.display().to_string());
+        (manifest_files::read_manifests(&self.files), cluster)
     }
 
-    fn answer(&self, workload: &Workload, snapshot: &Snapshot, policies: &PolicyEngine) -> Answer {
+    fn explain(
+        &self,
+        workload: &WorkloadManifest,
+        snapshot: &Snapshot,
+        policies: &PolicyEngine,
+    ) -> WorkloadExplanation {
         let settings = self.dialects.settings();
         let (report, ask) = WorkloadReport::with_ask(workload, &settings);
-        // Where one container's ask is unclear, the pod would be judged for less than it wants.
+        // If the request of one container is unclear, the pod would be placed for less than it needs.
         if ask.asks.is_empty() || report.containers.iter().any(|container| container.unclear) {
-            return Answer { report, explanation: None, grant: None };
+            return WorkloadExplanation { report, explanation: None, grant: None };
         }
         let decision = snapshot.best(policies, &ask, &mut RankCache::default());
         let cluster = snapshot.cluster();
         let grant = decision
             .map(|decision| decision.placement.grant(&ask.asks, cluster.node_capacity(decision.node)));
-        Answer { report, explanation: Some(snapshot.explain(&ask)), grant }
+        WorkloadExplanation { report, explanation: Some(snapshot.explain(&ask)), grant }
     }
 
-    fn table(&self, answer: &Answer, out: &mut dyn Write) -> io::Result<()> {
-        check::workload(&answer.report, out)?;
-        let Some(explanation) = &answer.explanation else {
-            if answer.report.problems.is_empty() {
-                line(out, format_args!("  asks for no GPU: nothing to explain"))?;
+    fn write_table(&self, result: &WorkloadExplanation, out: &mut dyn Write) -> io::Result<()> {
+        check::write_workload(&result.report, out)?;
+        let Some(explanation) = &result.explanation else {
+            if result.report.problems.is_empty() {
+                write_line(out, format_args!("  requests no GPU: nothing to explain"))?;
             }
             return Ok(());
         };
-        line(out, format_args!("  {}", explanation.summary()))?;
-        if let Some(grant) = &answer.grant {
+        write_line(out, format_args!("  {}", explanation.summary()))?;
+        if let Some(grant) = &result.grant {
             for container in &grant.grants {
                 let gpus: Vec<&str> = container.shares.iter().map(|share| share.gpu.as_str()).collect();
-                line(
+                write_line(
                     out,
                     format_args!("  {} would go to {}: {}", container.container, grant.node, gpus.join(", ")),
                 )?;
             }
         }
         for suggestion in &explanation.suggestions {
-            line(out, format_args!("  try: {suggestion}"))?;
+            write_line(out, format_args!("  try: {suggestion}"))?;
         }
         if self.per_node {
             for node in &explanation.per_node {
-                line(out, format_args!("  {}: {}", node.node, node.text))?;
+                write_line(out, format_args!("  {}: {}", node.node, node.text))?;
             }
         }
         Ok(())
     }
 
-    fn json(&self, answers: &[Answer], findings: &[String]) -> Value {
-        let answers: Vec<Value> = answers
+    fn to_json(&self, results: &[WorkloadExplanation], findings: &[String]) -> Value {
+        let results: Vec<Value> = results
             .iter()
-            .map(|answer| {
-                let explanation = answer.explanation.as_ref();
+            .map(|result| {
+                let explanation = result.explanation.as_ref();
                 let mut json = json!({
-                    "kind": answer.report.kind,
-                    "namespace": answer.report.namespace,
-                    "name": answer.report.name,
-                    "fits": answer.fits(),
-                    "problems": answer.report.problems,
+                    "kind": result.report.kind,
+                    "namespace": result.report.namespace,
+                    "name": result.report.name,
+                    "fits": result.fits(),
+                    "problems": result.report.problems,
                     "nodes": explanation.map(|e| e.nodes),
                     "fittingNodes": explanation.map(|e| e.fitting.len()),
-                    "placement": answer.grant,
+                    "placement": result.grant,
                     "summary": explanation.map(Explanation::summary),
                     "reasons": explanation.map(reasons),
                     "suggestions": explanation.map(|e| e.suggestions.iter().map(|s| json!({
@@ -200,7 +213,7 @@ impl Explain {
                 json
             })
             .collect();
-        json!({ "workloads": answers, "findings": findings })
+        json!({ "workloads": results, "findings": findings })
     }
 }
 
@@ -210,8 +223,8 @@ fn write_json(json: &Value, out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn reasons(explanation: &Explanation) -> Vec<Value> {
-    let closest = |closest: &Closest| json!({ "node": closest.node, "gpu": closest.gpu, "has": closest.has.to_string(), "amount": closest.has.amount() });
-    let reason = |reason: &partage_core::explain::Reason| {
+    let closest = |closest: &ClosestNode| json!({ "node": closest.node, "gpu": closest.gpu, "has": closest.has.to_string(), "amount": closest.has.amount() });
+    let reason = |reason: &partage_core::explain::NoFitReason| {
         json!({
             "cause": reason.cause.name(),
             "nodes": reason.nodes,

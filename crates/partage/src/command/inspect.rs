@@ -1,31 +1,30 @@
-//! `partage inspect`: everything about one share.
+//! `partage inspect`: shows all details of one share.
 
-pub(super) mod nearest;
-
-use super::home::HomeArgs;
-use super::words::{age, clock, shell};
-use super::{Outcome, Output, says};
-use crate::output::line;
-use crate::screen::{self, Line, Style};
+use super::format::{format_age, shell_quote, unix_seconds};
+use super::share_not_found::not_found_message;
+use super::state_dir::StateDirArgs;
+use super::{CommandExit, OutputFormat, write_client_error};
+use crate::output::write_line;
+use crate::terminal::{self, StyledLine, TextStyle};
 use clap::Args;
 use partage_core::model::Cores;
-use partage_workstation::report::{PartReport, ShareReport, Stage};
+use partage_workstation::report::{GpuShareReport, ShareReport, ShareStage};
 use std::fmt;
 use std::io::{self, Write};
 
-/// Show everything about one share
+/// Show all details of a share
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Inspect {
-    /// The share's name
+pub(crate) struct InspectCommand {
+    /// Name of the share
     name: String,
 
-    /// How to answer
-    #[arg(short, long, value_enum, default_value_t = Output::Table)]
-    output: Output,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t = OutputFormat::Table)]
+    output: OutputFormat,
 
     #[command(flatten)]
-    home: HomeArgs,
+    state_dir: StateDirArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -33,125 +32,132 @@ Examples:
   partage inspect trainer
   partage inspect trainer -o json | jq '.parts[].peakBytes'
 
-Exit code: 0 done, 1 there is no share of this name, 2 there is nobody to ask";
+Exit code: 0 success, 1 share not found, 2 no daemon is running";
 
-impl Inspect {
-    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
-        let (_, report) = match self.home.report() {
-            Ok(asked) => asked,
+impl InspectCommand {
+    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<CommandExit> {
+        let (_, report) = match self.state_dir.report() {
+            Ok(connected) => connected,
             Err(error) => {
-                says(err, &error)?;
-                return Ok(Outcome::Unreadable);
+                write_client_error(err, &error)?;
+                return Ok(CommandExit::InputError);
             }
         };
         let Some(share) = report.shares.iter().find(|share| share.name == self.name) else {
-            line(err, format_args!("error: {}", nearest::unknown(&self.name, &report)))?;
-            return Ok(Outcome::Problems);
+            write_line(err, format_args!("error: {}", not_found_message(&self.name, &report)))?;
+            return Ok(CommandExit::ProblemsFound);
         };
         match self.output {
-            Output::Json => {
+            OutputFormat::Json => {
                 serde_json::to_writer_pretty(&mut *out, share)?;
                 writeln!(out)?;
             }
-            Output::Table => screen::print(&lines(share, clock()), out)?,
+            OutputFormat::Table => terminal::print(&lines(share, unix_seconds()), out)?,
         }
-        Ok(Outcome::Fine)
+        Ok(CommandExit::Success)
     }
 }
 
-/// Where values begin.
-const INDENT: usize = 14;
+/// Column in which values begin.
+const VALUE_COLUMN: usize = 16;
 
-fn entry(key: &str, style: Style, value: impl fmt::Display) -> Line {
-    let mut line = Line::plain(Style::Head, format_args!("{key}"));
+fn entry(key: &str, style: TextStyle, value: impl fmt::Display) -> StyledLine {
+    let mut line = StyledLine::new(TextStyle::Heading, format_args!("{key}"));
     line.push(
-        Style::Plain,
-        format_args!("{}{:2$}", if key.is_empty() { " " } else { ":" }, "", INDENT - 1 - key.len()),
+        TextStyle::Plain,
+        format_args!("{}{:2$}", if key.is_empty() { " " } else { ":" }, "", VALUE_COLUMN - 1 - key.len()),
     );
     line.push(style, format_args!("{value}"));
     line
 }
 
-fn lines(share: &ShareReport, now: u64) -> Vec<Line> {
-    let plain = Style::Plain;
+fn lines(share: &ShareReport, now: u64) -> Vec<StyledLine> {
+    let plain = TextStyle::Plain;
     let mut lines = vec![
         entry("name", plain, &share.name),
         entry("user", plain, format_args!("{} ({})", share.user, share.uid)),
-        entry("state", plain, format_args!("{}, for {}", stage(share.stage), age(share.since, now))),
-        entry("command", plain, shell(&share.command)),
-        entry("process", plain, share.pid),
-        Line::default(),
-        entry("held by", plain, format_args!("a {}", share.binding)),
-        entry("", Style::Faint, binding(&share.binding)),
+        entry(
+            "state",
+            plain,
+            format_args!("{} for {}", stage_text(share.stage), format_age(share.since, now)),
+        ),
+        entry("command", plain, shell_quote(&share.command)),
+        entry("pid", plain, share.pid),
+        StyledLine::default(),
+        entry("confinement", plain, &share.binding),
+        entry("", TextStyle::Dim, confinement_effect(&share.binding)),
         entry("cgroup", plain, if share.cgroup { CGROUP } else { NO_CGROUP }),
-        entry("device files", plain, if share.device_gate { GATE } else { NO_GATE }),
+        entry("device filter", plain, if share.device_gate { DEVICE_FILTER } else { NO_DEVICE_FILTER }),
     ];
     if share.oversubscribe {
-        lines.push(entry("beyond limit", plain, OVERSUBSCRIBED));
+        lines.push(entry("oversubscribed", plain, OVERSUBSCRIBED));
     }
     for part in &share.parts {
-        lines.push(Line::default());
+        lines.push(StyledLine::default());
         lines.extend(self::part(part));
     }
-    lines.push(Line::default());
+    lines.push(StyledLine::default());
     lines.extend(processes(share));
     if !share.bypass_suspected.is_empty() {
-        lines.push(Line::default());
+        lines.push(StyledLine::default());
         for (at, why) in share.bypass_suspected.iter().enumerate() {
-            lines.push(entry(if at == 0 { "suspected" } else { "" }, Style::Bad, why));
+            lines.push(entry(if at == 0 { "bypass" } else { "" }, TextStyle::Error, why));
         }
     }
     lines
 }
 
-fn stage(stage: Stage) -> &'static str {
+fn stage_text(stage: ShareStage) -> &'static str {
     match stage {
-        Stage::Starting => "starting",
-        Stage::Running => "running",
-        Stage::Lingering => "its command has ended, processes that it left behind have not",
-        Stage::Stopping => "being stopped",
+        ShareStage::Starting => "starting",
+        ShareStage::Running => "running",
+        ShareStage::Lingering => "lingering (the command has exited, processes that it started have not)",
+        ShareStage::Stopping => "stopping",
     }
 }
 
-/// What a binding means.
-fn binding(binding: &str) -> &'static str {
-    match binding {
-        "mount namespace" => "children, env -i, su and login shells keep the limits",
+/// Describes which processes a kind of confinement covers.
+fn confinement_effect(confinement: &str) -> &'static str {
+    match confinement {
+        "mount namespace" => "limits apply to child processes, env -i, su and login shells",
         "user namespace" => {
-            "children, env -i and login shells keep the limits; sudo and su do not work inside"
+            "limits apply to child processes, env -i and login shells; sudo and su do not work inside"
         }
-        "library path" => "children keep the limits; a program that clears its environment leaves the share",
-        _ => "this program does not know it: it may be older than the keeper",
+        "library path" => {
+            "limits apply to child processes; a program that clears its environment escapes them"
+        }
+        _ => "unknown to this version of partage, which may be older than the daemon",
     }
 }
 
-const CGROUP: &str = "one holds all its processes: none is missed when it is stopped";
-const NO_CGROUP: &str = "none: its processes are known by what they inherit from its command";
-const GATE: &str = "those of other GPUs are closed to it";
-const OVERSUBSCRIBED: &str = "memory is placed on the host, and is not in the figures below";
-const NO_GATE: &str = "those of all GPUs are open to it; the driver's libraries hold the limits";
+const CGROUP: &str = "yes, contains all processes of the share";
+const NO_CGROUP: &str = "no, processes are identified by what they inherit from the command";
+const DEVICE_FILTER: &str = "yes, device files of other GPUs are blocked";
+const NO_DEVICE_FILTER: &str =
+    "no, device files of all GPUs are accessible; limits are enforced in the driver libraries";
+const OVERSUBSCRIBED: &str = "memory above the limit is in host memory and not counted below";
 
-fn part(part: &PartReport) -> Vec<Line> {
-    let plain = Style::Plain;
+fn part(part: &GpuShareReport) -> Vec<StyledLine> {
+    let plain = TextStyle::Plain;
     let memory = match part.memory_bytes {
-        Some(limit) => format!("{} of {limit} in use, at most {} ever", part.used_bytes, part.peak_bytes),
-        None => format!("{} in use, at most {} ever; without a limit", part.used_bytes, part.peak_bytes),
+        Some(limit) => format!("{} of {limit} used, peak {}", part.used_bytes, part.peak_bytes),
+        None => format!("{} used, peak {}, no limit", part.used_bytes, part.peak_bytes),
     };
     let cores = match (part.cores, part.ceiling) {
-        _ if part.whole => "all of it, alone".into(),
-        (None, None | Some(Cores::WHOLE)) => "none promised; what nobody else wants".into(),
-        (None, Some(ceiling)) => format!("none promised; what nobody else wants, up to {ceiling}"),
+        _ if part.whole => "exclusive".into(),
+        (None, None | Some(Cores::WHOLE)) => "no guarantee, idle time only".into(),
+        (None, Some(ceiling)) => format!("no guarantee, idle time only, at most {ceiling}"),
         (Some(cores), Some(ceiling)) if ceiling > cores => {
-            format!("{cores} promised, up to {ceiling} while nobody else wants it")
+            format!("{cores} guaranteed, up to {ceiling} with idle time")
         }
-        (Some(cores), _) => format!("{cores} promised, and never more"),
+        (Some(cores), _) => format!("{cores} guaranteed, hard limit"),
     };
     let seconds = |nanos: u64| nanos as f64 / 1e9;
-    let waits = if part.waiting { "; waits for its turn right now" } else { "" };
+    let waits = if part.waiting { ", waiting for a turn now" } else { "" };
     let (style, refusals) = match part.refusals {
         0 => (plain, "none".to_string()),
-        1 => (Style::Warn, "1 allocation beyond its own limit".into()),
-        many => (Style::Warn, format!("{many} allocations beyond its own limit")),
+        1 => (TextStyle::Warning, "1 allocation above the limit".into()),
+        many => (TextStyle::Warning, format!("{many} allocations above the limit")),
     };
     vec![
         entry("gpu", plain, format_args!("{} ({})", part.gpu, part.uuid)),
@@ -163,8 +169,8 @@ fn part(part: &PartReport) -> Vec<Line> {
     ]
 }
 
-fn processes(share: &ShareReport) -> Vec<Line> {
-    let mut lines = vec![entry("processes", Style::Plain, share.members)];
+fn processes(share: &ShareReport) -> Vec<StyledLine> {
+    let mut lines = vec![entry("processes", TextStyle::Plain, share.members)];
     for (at, process) in share.processes.iter().enumerate() {
         let held: Vec<String> = process
             .held_bytes
@@ -173,79 +179,79 @@ fn processes(share: &ShareReport) -> Vec<Line> {
             .map(|(held, part)| format!("{held} of GPU {}", part.gpu))
             .collect();
         let command = if process.command.is_empty() { "?" } else { &process.command };
-        let words = format!("{} {command}: {}", process.pid, held.join(", "));
-        lines.push(entry(if at == 0 { "on a gpu" } else { "" }, Style::Plain, words));
+        let text = format!("{} {command}: {}", process.pid, held.join(", "));
+        lines.push(entry(if at == 0 { "gpu processes" } else { "" }, TextStyle::Plain, text));
     }
     if share.processes.is_empty() {
-        lines.push(entry("on a gpu", Style::Plain, "none"));
+        lines.push(entry("gpu processes", TextStyle::Plain, "none"));
     }
     lines
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::samples::{report, texts};
+    use super::super::test_reports::{report, texts};
     use super::*;
 
     #[test]
-    fn everything_is_said() {
+    fn all_details_are_shown() {
         let report = report();
         assert_eq!(
             texts(&lines(&report.shares[0], 1_000_090)),
             [
-                "name:         trainer",
-                "user:         ada (1000)",
-                "state:        running, for 90s",
-                "command:      python train.py --epochs 90",
-                "process:      4242",
+                "name:           trainer",
+                "user:           ada (1000)",
+                "state:          running for 90s",
+                "command:        python train.py --epochs 90",
+                "pid:            4242",
                 "",
-                "held by:      a mount namespace",
-                "              children, env -i, su and login shells keep the limits",
-                "cgroup:       one holds all its processes: none is missed when it is stopped",
-                "device files: those of other GPUs are closed to it",
+                "confinement:    mount namespace",
+                "                limits apply to child processes, env -i, su and login shells",
+                "cgroup:         yes, contains all processes of the share",
+                "device filter:  yes, device files of other GPUs are blocked",
                 "",
-                "gpu:          0 (GPU-00000000-0000-0000-0000-000000000000)",
-                "memory:       12 GiB of 16 GiB in use, at most 13 GiB ever",
-                "refused:      none",
-                "cores:        30 % promised, and never more",
-                "gpu time:     0.000 s",
-                "throttled:    0.000 s",
+                "gpu:            0 (GPU-00000000-0000-0000-0000-000000000000)",
+                "memory:         12 GiB of 16 GiB used, peak 13 GiB",
+                "refused:        none",
+                "cores:          30 % guaranteed, hard limit",
+                "gpu time:       0.000 s",
+                "throttled:      0.000 s",
                 "",
-                "processes:    1",
-                "on a gpu:     4242 python: 12 GiB of GPU 0"
+                "processes:      1",
+                "gpu processes:  4242 python: 12 GiB of GPU 0"
             ]
         );
         let oversubscribed = ShareReport { oversubscribe: true, ..report.shares[0].clone() };
-        let beyond = "beyond limit: memory is placed on the host, and is not in the figures below";
-        assert!(texts(&lines(&oversubscribed, 1_000_090)).iter().any(|line| line == beyond));
+        let expected = "oversubscribed: memory above the limit is in host memory and not counted below";
+        assert!(texts(&lines(&oversubscribed, 1_000_090)).iter().any(|line| line == expected));
         let notebook = texts(&lines(&report.shares[1], 1_000_090));
         for line in [
-            "held by:      a library path",
-            "              children keep the limits; a program that clears its environment leaves the share",
-            "refused:      3 allocations beyond its own limit",
-            "cores:        20 % promised, up to 100 % while nobody else wants it",
-            "on a gpu:     none",
-            "suspected:    process 77 holds 2 GiB of GPU 0 that it did not ask for",
+            "confinement:    library path",
+            "                limits apply to child processes; a program that clears its environment escapes them",
+            "refused:        3 allocations above the limit",
+            "cores:          20 % guaranteed, up to 100 % with idle time",
+            "gpu processes:  none",
+            "bypass:         process 77 holds 2 GiB of GPU 0 that the shim did not allocate",
         ] {
             assert!(notebook.iter().any(|shown| shown == line), "{line} in {notebook:?}");
         }
     }
 
     #[test]
-    fn every_kind_of_compute_has_its_words() {
-        let words = |cores: Option<u32>, ceiling: Option<u32>, whole: bool| {
+    fn compute_shows_guarantee_and_ceiling() {
+        let text = |cores: Option<u32>, ceiling: Option<u32>, whole: bool| {
             let mut part = report().shares[0].parts[0].clone();
             part.cores = cores.and_then(Cores::percent);
             part.ceiling = ceiling.and_then(Cores::percent);
             part.whole = whole;
-            self::part(&part)[3].text()[INDENT..].to_string()
+            self::part(&part)[3].text()[VALUE_COLUMN..].to_string()
         };
-        assert_eq!(words(Some(30), None, false), "30 % promised, and never more");
-        assert_eq!(words(Some(30), Some(30), false), "30 % promised, and never more");
-        assert_eq!(words(Some(30), Some(60), false), "30 % promised, up to 60 % while nobody else wants it");
-        assert_eq!(words(None, Some(60), false), "none promised; what nobody else wants, up to 60 %");
-        assert_eq!(words(None, Some(100), false), "none promised; what nobody else wants");
-        assert_eq!(words(None, None, false), "none promised; what nobody else wants");
-        assert_eq!(words(Some(100), None, true), "all of it, alone");
+        assert_eq!(text(Some(30), None, false), "30 % guaranteed, hard limit");
+        assert_eq!(text(Some(30), Some(30), false), "30 % guaranteed, hard limit");
+        assert_eq!(text(Some(30), Some(60), false), "30 % guaranteed, up to 60 % with idle time");
+        assert_eq!(text(None, Some(60), false), "no guarantee, idle time only, at most 60 %");
+        assert_eq!(text(None, Some(100), false), "no guarantee, idle time only");
+        assert_eq!(text(None, None, false), "no guarantee, idle time only");
+        assert_eq!(text(Some(100), None, true), "exclusive");
     }
 }

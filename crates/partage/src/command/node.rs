@@ -1,71 +1,73 @@
-//! `partage node`: the agent of one node of a cluster.
+//! `partage node`: runs the agent of one cluster node.
 
-use super::Outcome;
+use super::CommandExit;
 use crate::logging::{self, FilterError, LogFormat, LogOptions};
-use crate::output::line;
+use crate::output::write_line;
+use crate::terminal::wants_color;
 use clap::Args;
-use partage_agent::settings::{Settings, SettingsError};
-use partage_agent::{Config, run, withdraw};
+use partage_agent::settings::{AgentSettings, AgentSettingsError};
+use partage_agent::{AgentConfig, run, withdraw};
 use partage_core::model::NodeName;
 use partage_enforce::error_chain::describe;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::PathBuf;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// Share this node's GPUs between the pods of a cluster
+/// Run the node agent of a Kubernetes cluster
 ///
-/// Runs on every node with GPUs, as the DaemonSet of deploy/ does. GPUs become resources that pods ask for; a container gets
-/// exactly what its pod was granted, by plain runc. Containers that run go on when this ends, and keep their limits.
+/// Runs on every node with GPUs, usually as the DaemonSet of deploy/. Advertises GPUs as resources that pods request, and gives each
+/// container exactly what its pod was granted; the container runtime is plain runc. When the agent exits, running containers continue
+/// and keep their limits.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Node {
-    /// This node's name in the cluster
+pub(crate) struct NodeCommand {
+    /// Name of this node in the cluster
     #[arg(long, value_name = "NAME", env = "NODE_NAME", required_unless_present = "check")]
     node_name: Option<String>,
 
-    /// The settings [default: none, everything as by default]
+    /// Settings file [default: none, all settings have their defaults]
     #[arg(long, value_name = "FILE")]
     settings: Option<PathBuf>,
 
-    /// Read the settings, say whether they are right, and do nothing
+    /// Validate the settings file and exit
     #[arg(long)]
     check: bool,
 
-    /// Take back what this node says by Partage, remove everything that Partage keeps on it, and end. Pods that use GPUs lose them
-    /// with their next restart: delete them first
+    /// Remove the node's Partage resources, labels and files, and exit. Delete pods that use GPUs first: they lose their GPUs with
+    /// their next restart
     #[arg(long, conflicts_with = "check")]
     withdraw: bool,
 
-    /// Stay after the withdrawal, until told to end: as the pod of a DaemonSet, which would be started again
+    /// Keep running after --withdraw until stopped: a DaemonSet would restart the pod
     #[arg(long, requires = "withdraw")]
     stay: bool,
 
-    /// How the API server is reached [default: as a pod of the cluster]
+    /// Kubeconfig for the API server [default: service account of the pod]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 
-    /// Where the host's files are seen
-    #[arg(long, value_name = "FOLDER", default_value = "/")]
+    /// Directory where the host's root file system is mounted
+    #[arg(long, value_name = "DIR", default_value = "/")]
     host_root: PathBuf,
 
-    /// Kubelet's folder
-    #[arg(long, value_name = "FOLDER", default_value = "/var/lib/kubelet")]
+    /// Directory of kubelet
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
     kubelet: PathBuf,
 
-    /// Where the container runtime looks for CDI files
-    #[arg(long, value_name = "FOLDER", default_value = "/run/cdi")]
+    /// Directory of CDI specs that the container runtime reads
+    #[arg(long, value_name = "DIR", default_value = "/run/cdi")]
     cdi: PathBuf,
 
-    /// What outlives a restart of the node; the same path on the host
-    #[arg(long, value_name = "FOLDER", default_value = "/var/lib/partage")]
+    /// Directory for persistent state; must be the same path on the host
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/partage")]
     state: PathBuf,
 
-    /// What does not; the same path on the host
-    #[arg(long, value_name = "FOLDER", default_value = "/run/partage")]
+    /// Directory for runtime state, lost on reboot; must be the same path on the host
+    #[arg(long, value_name = "DIR", default_value = "/run/partage")]
     run: PathBuf,
 
-    /// The container runtime's socket [default: where containerd or CRI-O listen]
+    /// Socket of the container runtime [default: the standard path of containerd or CRI-O]
     #[arg(long, value_name = "SOCKET")]
     runtime_socket: Option<PathBuf>,
 
@@ -73,90 +75,89 @@ pub(crate) struct Node {
     #[arg(long)]
     json: bool,
 
-    /// Enable debug logging [env: PARTAGE_LOG is a filter by level and crate]
+    /// Enable debug logging; PARTAGE_LOG filters by level and crate
     #[arg(long, short)]
     verbose: bool,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  partage node --check --settings node.yaml                     are these settings right?
-  partage node --node-name gpu-1 --settings node.yaml           as a service of the machine itself
-  partage node --node-name $NODE_NAME --host-root /host         as a pod: see deploy/
+  partage node --check --settings node.yaml                     validate settings
+  partage node --node-name gpu-1 --settings node.yaml           as a service of the host
+  partage node --node-name $NODE_NAME --host-root /host         as a pod, see deploy/
 
-The settings' keys are those of docs/install.md (with Helm: what is below `settings` in the values).
+Settings are described in docs/install.md; with Helm they are below `settings` in the values.
 
-Exit code: 0 ended as asked, 1 it cannot run here, 2 wrong command line or, with --check, settings";
+Exit code: 0 success, 1 the agent cannot run, 2 wrong arguments or invalid settings (with --check)";
 
-/// Most of what it does is to wait.
-const THREADS: usize = 2;
+/// Worker threads of the async runtime; the agent is idle most of the time.
+const WORKER_THREADS: usize = 2;
 
-impl Node {
-    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
+impl NodeCommand {
+    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<CommandExit> {
         if self.check {
             return self.check(out, err);
         }
         let Some(name) = self.node_name.as_ref().filter(|name| !name.is_empty()) else {
-            line(
+            write_line(
                 err,
-                format_args!(
-                    "error: the node's name is empty: write it after --node-name, or into NODE_NAME"
-                ),
+                format_args!("error: the node name is empty: set it with --node-name or NODE_NAME"),
             )?;
-            return Ok(Outcome::Unreadable);
+            return Ok(CommandExit::InputError);
         };
         if let Err(error) = self.log() {
-            line(err, format_args!("error: {}", describe(&error)))?;
-            return Ok(Outcome::Unreadable);
+            write_line(err, format_args!("error: {}", describe(&error)))?;
+            return Ok(CommandExit::InputError);
         }
         partage_host::process_setup::limit_heap();
         let config = self.config(name);
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(WORKER_THREADS)
+            .enable_all()
+            .build()?;
         let stop = CancellationToken::new();
-        let done = runtime.block_on(async {
-            let told = stop.clone();
-            let (mut interrupted, mut ended) =
-                (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        let result = runtime.block_on(async {
+            let stop_on_signal = stop.clone();
+            let mut interrupt = signal(SignalKind::interrupt())?;
+            let mut terminate = signal(SignalKind::terminate())?;
             tokio::spawn(async move {
-                tokio::select! { _ = interrupted.recv() => {}, _ = ended.recv() => {} }
-                told.cancel();
+                tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+                stop_on_signal.cancel();
             });
-            // Both may call the kernel for long: on the runtime's own threads.
-            let work = match self.withdraw {
-                true => {
-                    let stay = self.stay;
-                    tokio::spawn(async move {
-                        withdraw(config).await?;
-                        if stay {
-                            stop.cancelled().await;
-                        }
-                        Ok(())
-                    })
-                }
-                false => tokio::spawn(run(config, stop)),
+            // Spawned on the worker threads: both may block in system calls for a long time.
+            let work = if self.withdraw {
+                let stay = self.stay;
+                tokio::spawn(async move {
+                    withdraw(config).await?;
+                    if stay {
+                        stop.cancelled().await;
+                    }
+                    Ok(())
+                })
+            } else {
+                tokio::spawn(run(config, stop))
             };
             io::Result::Ok(work.await)
         })?;
-        // Who still waits for a driver that does not answer is not waited for.
+        // Does not wait for tasks that are blocked in a hung driver.
         runtime.shutdown_background();
-        let why = match done {
-            Ok(Ok(())) => return Ok(Outcome::Fine),
-            Ok(Err(error)) => error.to_string(),
+        let message = match result {
+            Ok(Ok(())) => return Ok(CommandExit::Success),
+            Ok(Err(error)) => describe(&error),
             Err(error) => error.to_string(),
         };
-        line(err, format_args!("error: {why}"))?;
-        Ok(Outcome::Problems)
+        write_line(err, format_args!("error: {message}"))?;
+        Ok(CommandExit::ProblemsFound)
     }
 
     fn log(&self) -> Result<(), FilterError> {
         let format = if self.json { LogFormat::Json } else { logging::format_from_env() };
-        let options = LogOptions { format, verbose: self.verbose, colors: io::stderr().is_terminal() };
+        let options = LogOptions { format, verbose: self.verbose, colors: wants_color(&io::stderr()) };
         logging::init(options, io::stderr)
     }
 
-    fn config(&self, name: &str) -> Config {
-        Config {
+    fn config(&self, name: &str) -> AgentConfig {
+        AgentConfig {
             node: NodeName::from(name),
             settings: self.settings.clone(),
             kubeconfig: self.kubeconfig.clone(),
@@ -169,25 +170,36 @@ impl Node {
         }
     }
 
-    fn check(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
+    fn check(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<CommandExit> {
         let Some(file) = &self.settings else {
-            line(err, format_args!("error: no settings to check: name them with --settings"))?;
-            return Ok(Outcome::Unreadable);
+            write_line(err, format_args!("error: no settings file to check: specify it with --settings"))?;
+            return Ok(CommandExit::InputError);
         };
         let node = NodeName::from(self.node_name.as_deref().unwrap_or("any node"));
-        match Settings::read(file, &node) {
+        match AgentSettings::read(file, &node) {
             Ok(settings) => {
                 let dialects: Vec<&str> = settings.dialects.iter().map(|dialect| dialect.name()).collect();
-                line(out, format_args!("{}: right; {node} speaks {}", file.display(), dialects.join(", ")))?;
-                Ok(Outcome::Fine)
+                write_line(
+                    out,
+                    format_args!(
+                        "{}: valid; {node} accepts the dialects {}",
+                        file.display(),
+                        dialects.join(", ")
+                    ),
+                )?;
+                Ok(CommandExit::Success)
             }
             Err(error) => {
                 match error {
-                    // It names the file itself.
-                    SettingsError::Io { .. } => line(err, format_args!("error: {error}"))?,
-                    error => line(err, format_args!("error: {}: {error}", file.display()))?,
+                    // This error already has the file name.
+                    AgentSettingsError::Io { .. } => {
+                        write_line(err, format_args!("error: {}", describe(&error)))?
+                    }
+                    error => {
+                        write_line(err, format_args!("error: {}: {}", file.display(), describe(&error)))?
+                    }
                 }
-                Ok(Outcome::Unreadable)
+                Ok(CommandExit::InputError)
             }
         }
     }

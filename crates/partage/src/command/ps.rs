@@ -1,130 +1,130 @@
-//! `partage ps`: the shares of this machine.
+//! `partage ps`: lists the shares of this machine.
 
-use super::home::HomeArgs;
-use super::words::{self, age, clock, cores, size};
-use super::{Outcome, Output, says};
-use crate::screen::{self, Column, Line, Style, table};
+use super::format::{self, format_age, format_bytes, format_cores, unix_seconds};
+use super::state_dir::StateDirArgs;
+use super::{CommandExit, OutputFormat, write_client_error};
+use crate::terminal::{self, StyledLine, TableColumn, TextStyle, layout_table};
 use clap::Args;
-use partage_workstation::report::{Report, ShareReport, Stage};
+use partage_workstation::report::{MachineReport, ShareReport, ShareStage};
 use serde::Serialize;
 use std::io::{self, IsTerminal, Write};
 
-/// List the shares of this machine, and who waits for one
+/// List shares and queued requests
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Ps {
-    /// How to answer
-    #[arg(short, long, value_enum, default_value_t = Output::Table)]
-    output: Output,
+pub(crate) struct PsCommand {
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t = OutputFormat::Table)]
+    output: OutputFormat,
 
     #[command(flatten)]
-    home: HomeArgs,
+    state_dir: StateDirArgs,
 }
 
 const EXAMPLES: &str = "\
-Memory is what is in use of the limit; cores are what is promised, and after \u{2264} how far the share may go beyond it.
-Of a share on several GPUs memory is the sum, and cores are of each.
-With \"+ host\", memory beyond the limit is placed on the host.
+MEMORY is usage and limit, CORES the guaranteed compute; \u{2264} marks the most that the share may use of idle time.
+For a share on several GPUs, MEMORY is the sum and CORES applies to each GPU.
+\"+ host\" marks shares whose memory above the limit is placed in host memory.
 
 Examples:
   partage ps
   partage ps -o json | jq -r '.shares[] | select(.user == \"ada\") | .name'
 
-Exit code: 0 done, 2 there is nobody to ask";
+Exit code: 0 success, 2 no daemon is running";
 
-/// What programs get.
+/// The document that `-o json` prints: shares, and requests that wait in the queue.
 #[derive(Serialize)]
-struct Document<'a> {
+struct PsDocument<'a> {
     shares: &'a [ShareReport],
     waiting: &'a [partage_workstation::report::WaitingReport],
 }
 
-impl Ps {
-    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
-        let (_, report) = match self.home.report() {
-            Ok(asked) => asked,
+impl PsCommand {
+    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<CommandExit> {
+        let (_, report) = match self.state_dir.report() {
+            Ok(connected) => connected,
             Err(error) => {
-                says(err, &error)?;
-                return Ok(Outcome::Unreadable);
+                write_client_error(err, &error)?;
+                return Ok(CommandExit::InputError);
             }
         };
         match self.output {
-            Output::Json => {
-                let document = Document { shares: &report.shares, waiting: &report.waiting };
+            OutputFormat::Json => {
+                let document = PsDocument { shares: &report.shares, waiting: &report.waiting };
                 serde_json::to_writer_pretty(&mut *out, &document)?;
                 writeln!(out)?;
             }
-            Output::Table => {
+            OutputFormat::Table => {
                 let terminal = io::stdout().is_terminal();
-                let width = if terminal { screen::size().1 } else { usize::MAX };
-                screen::print(&lines(&report, clock(), width, screen::has_blocks()), out)?;
+                let width = if terminal { terminal::size().1 } else { usize::MAX };
+                terminal::print(&lines(&report, unix_seconds(), width, terminal::supports_unicode()), out)?;
             }
         }
-        Ok(Outcome::Fine)
+        Ok(CommandExit::Success)
     }
 }
 
-const COLUMNS: [Column; 9] = [
-    Column::text("NAME", 0, 32),
-    Column::text("USER", 4, 16),
-    Column::text("GPU", 2, usize::MAX),
-    Column::number("MEMORY", 0),
-    Column::number("CORES", 1),
-    Column::text("STATE", 3, usize::MAX),
-    Column::number("SINCE", 5),
-    Column::number("PROCESSES", 6),
-    Column::text("COMMAND", 7, usize::MAX),
+const COLUMNS: [TableColumn; 9] = [
+    TableColumn::text("NAME", 0, 32),
+    TableColumn::text("USER", 4, 16),
+    TableColumn::text("GPU", 2, usize::MAX),
+    TableColumn::number("MEMORY", 0),
+    TableColumn::number("CORES", 1),
+    TableColumn::text("STATE", 3, usize::MAX),
+    TableColumn::number("SINCE", 5),
+    TableColumn::number("PROCESSES", 6),
+    TableColumn::text("COMMAND", 7, usize::MAX),
 ];
 
-fn lines(report: &Report, now: u64, width: usize, blocks: bool) -> Vec<Line> {
+fn lines(report: &MachineReport, now: u64, width: usize, unicode: bool) -> Vec<StyledLine> {
     let mut lines = if report.shares.is_empty() {
-        vec![Line::plain(Style::Plain, format_args!("{}", words::NO_SHARES))]
+        vec![StyledLine::new(TextStyle::Plain, format_args!("{}", format::NO_SHARES_HINT))]
     } else {
-        table(&COLUMNS, report.shares.iter().map(|share| row(share, now, blocks)).collect(), width)
+        layout_table(&COLUMNS, report.shares.iter().map(|share| row(share, now, unicode)).collect(), width)
     };
     if !report.waiting.is_empty() {
-        lines.push(Line::default());
-        lines.extend(words::waiting(report));
+        lines.push(StyledLine::default());
+        lines.extend(format::waiting_lines(report));
     }
     lines
 }
 
-fn row(share: &ShareReport, now: u64, blocks: bool) -> Vec<Line> {
-    let cell = |text: String| Line::plain(Style::Plain, format_args!("{text}"));
+fn row(share: &ShareReport, now: u64, unicode: bool) -> Vec<StyledLine> {
+    let cell = |text: String| StyledLine::new(TextStyle::Plain, format_args!("{text}"));
     let gpus: Vec<String> = share.parts.iter().map(|part| part.gpu.to_string()).collect();
     let used: u64 = share.parts.iter().map(|part| part.used_bytes.0).fold(0, u64::saturating_add);
     let limits: Option<Vec<u64>> =
         share.parts.iter().map(|part| part.memory_bytes.map(|limit| limit.0)).collect();
-    let limit =
-        limits.map_or_else(|| "-".into(), |limits| size(limits.into_iter().fold(0, u64::saturating_add)));
-    let beyond = if share.oversubscribe { " + host" } else { "" };
-    let up_to = if blocks { "\u{2264}" } else { "<=" };
+    let limit = limits
+        .map_or_else(|| "-".into(), |limits| format_bytes(limits.into_iter().fold(0, u64::saturating_add)));
+    let host_memory = if share.oversubscribe { " + host" } else { "" };
+    let up_to = if unicode { "\u{2264}" } else { "<=" };
     let state = match share.stage {
-        Stage::Starting => Line::plain(Style::Plain, format_args!("starting")),
-        Stage::Running => Line::plain(Style::Good, format_args!("running")),
-        Stage::Lingering => Line::plain(Style::Warn, format_args!("lingering")),
-        Stage::Stopping => Line::plain(Style::Warn, format_args!("stopping")),
+        ShareStage::Starting => StyledLine::new(TextStyle::Plain, format_args!("starting")),
+        ShareStage::Running => StyledLine::new(TextStyle::Good, format_args!("running")),
+        ShareStage::Lingering => StyledLine::new(TextStyle::Warning, format_args!("lingering")),
+        ShareStage::Stopping => StyledLine::new(TextStyle::Warning, format_args!("stopping")),
     };
     vec![
         cell(share.name.clone()),
         cell(share.user.clone()),
         cell(gpus.join(",")),
-        cell(format!("{} / {limit}{beyond}", size(used))),
-        cell(share.parts.first().map_or_else(|| "-".into(), |part| cores(part, up_to))),
+        cell(format!("{} / {limit}{host_memory}", format_bytes(used))),
+        cell(share.parts.first().map_or_else(|| "-".into(), |part| format_cores(part, up_to))),
         state,
-        cell(age(share.since, now)),
+        cell(format_age(share.since, now)),
         cell(share.members.to_string()),
-        cell(words::shell(&share.command)),
+        cell(format::shell_quote(&share.command)),
     ]
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::samples::{report, texts};
+    use super::super::test_reports::{report, texts};
     use super::*;
 
     #[test]
-    fn shares_are_listed_and_who_waits_comes_below() {
+    fn queued_requests_are_listed_below_shares() {
         let report = report();
         assert_eq!(
             texts(&lines(&report, 1_000_090, usize::MAX, true)),
@@ -134,7 +134,7 @@ mod tests {
                 "notebook  bob   0    7.9 GiB / 8 GiB  20 % ≤100 %  running     90s          1  work",
                 "pair      ada   0,1      0 B / 8 GiB            -  stopping    90s          1  work",
                 "",
-                "waits, 1 of 1: late (eve), 20 GiB of 1 GPU: the largest free part is 12 GiB"
+                "queued 1 of 1: late (eve), 20 GiB of 1 GPU: the largest free share is 12 GiB"
             ]
         );
         assert_eq!(
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn oversubscribed_share_says_so() {
+    fn oversubscribed_share_is_marked() {
         let mut report = report();
         report.shares.truncate(1);
         report.shares[0].oversubscribe = true;
@@ -155,10 +155,10 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_is_something_can_be_done() {
+    fn empty_list_shows_how_to_start_a_share() {
         let mut report = report();
         (report.shares, report.waiting) = (Vec::new(), Vec::new());
         let shown = texts(&lines(&report, 0, 80, true));
-        assert_eq!(shown, ["no shares: partage run --memory 4Gi -- COMMAND starts one"]);
+        assert_eq!(shown, ["no shares; start one with: partage run --memory 4Gi -- COMMAND"]);
     }
 }

@@ -1,53 +1,53 @@
-//! `partage resize`: other amounts for a share that runs.
+//! `partage resize`: changes the limits of a running share.
 
-use super::home::HomeArgs;
-use super::inspect::nearest;
-use super::run::Mode;
-use super::words::{cores, outcome};
-use super::{Outcome, Output, says};
-use crate::amounts;
-use crate::output::line;
-use crate::screen;
+use super::format::{exit_of_error, format_cores};
+use super::run::ComputeMode;
+use super::share_not_found::not_found_message;
+use super::state_dir::StateDirArgs;
+use super::{CommandExit, OutputFormat, write_client_error};
+use crate::output::write_line;
+use crate::terminal;
+use crate::value_parsers;
 use clap::Args;
 use partage_core::model::{Bytes, Cores};
 use partage_workstation::client::ClientError;
-use partage_workstation::report::{PartReport, ShareReport};
-use partage_workstation::wire::Change;
+use partage_workstation::protocol::ResizeChange;
+use partage_workstation::report::{GpuShareReport, ShareReport};
 use serde::Serialize;
 use std::io::{self, Write};
 
-/// Give a share that runs another size
+/// Resize a running share
 ///
-/// Its programs go on; they see the new size at once. A share can become smaller only down to what it uses, and larger only as
-/// far as there is room on its GPUs. What is not given stays.
+/// Running programs continue and see the new size at once. A share cannot become smaller than its memory usage, nor larger than the
+/// free capacity of its GPUs allows. Options that are omitted keep their values.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Resize {
-    /// The share's name
+pub(crate) struct ResizeCommand {
+    /// Name of the share
     name: String,
 
-    /// Memory of each of its GPUs, such as 6Gi or 500Mi
-    #[arg(long, value_name = "AMOUNT", value_parser = amounts::memory)]
+    /// Memory limit on each GPU, such as 6Gi or 500Mi
+    #[arg(long, value_name = "AMOUNT", value_parser = value_parsers::parse_memory)]
     memory: Option<Bytes>,
 
-    /// Memory of each of its GPUs, in percent of what it has
-    #[arg(long, value_name = "N", value_parser = amounts::percent, conflicts_with = "memory")]
+    /// Memory limit on each GPU, in percent of its memory
+    #[arg(long, value_name = "N", value_parser = value_parsers::parse_percent, conflicts_with = "memory")]
     memory_percent: Option<u32>,
 
-    /// Percent of each GPU's time that is promised
-    #[arg(long, value_name = "N", value_parser = amounts::cores_of_each)]
+    /// Guaranteed compute on each GPU, in percent
+    #[arg(long, value_name = "N", value_parser = value_parsers::parse_cores_per_gpu)]
     cores: Option<Cores>,
 
-    /// Whether time that nobody else wants may be used too
+    /// Use of idle GPU time
     #[arg(long, value_enum)]
-    mode: Option<Mode>,
+    mode: Option<ComputeMode>,
 
-    /// How to answer; json has the share as it was and as it is
-    #[arg(short, long, value_enum, default_value_t = Output::Table)]
-    output: Output,
+    /// Output format; json has the share before and after the change
+    #[arg(short, long, value_enum, default_value_t = OutputFormat::Table)]
+    output: OutputFormat,
 
     #[command(flatten)]
-    home: HomeArgs,
+    state_dir: StateDirArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -56,52 +56,54 @@ Examples:
   partage resize trainer --memory-percent 25
   partage resize trainer --mode hard
 
-Exit code: 0 done, 1 refused or no share of this name, 2 wrong arguments or nobody to ask";
+Exit code: 0 success, 1 refused or share not found, 2 wrong arguments or no daemon is running";
 
-/// What programs get.
+/// The document that `-o json` prints: the share before and after the resize.
 #[derive(Serialize)]
-struct Document<'a> {
+struct ResizeDocument<'a> {
     before: &'a ShareReport,
     after: &'a ShareReport,
 }
 
-impl Resize {
-    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
+impl ResizeCommand {
+    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<CommandExit> {
         let change = self.change();
-        if change == Change::default() {
-            let what = "nothing to change: give --memory, --memory-percent, --cores or --mode";
-            line(err, format_args!("error: {what}"))?;
-            return Ok(Outcome::Unreadable);
+        if change == ResizeChange::default() {
+            let hint = "specify --memory, --memory-percent, --cores or --mode";
+            write_line(err, format_args!("error: nothing to change: {hint}"))?;
+            return Ok(CommandExit::InputError);
         }
-        let failed = |err: &mut dyn Write, error: &ClientError| says(err, error).map(|()| outcome(error));
-        let (client, report) = match self.home.report() {
-            Ok(asked) => asked,
+        let failed = |err: &mut dyn Write, error: &ClientError| {
+            write_client_error(err, error).map(|()| exit_of_error(error))
+        };
+        let (client, report) = match self.state_dir.report() {
+            Ok(connected) => connected,
             Err(error) => return failed(err, &error),
         };
         let Some(before) = report.shares.iter().find(|share| share.name == self.name) else {
-            line(err, format_args!("error: {}", nearest::unknown(&self.name, &report)))?;
-            return Ok(Outcome::Problems);
+            write_line(err, format_args!("error: {}", not_found_message(&self.name, &report)))?;
+            return Ok(CommandExit::ProblemsFound);
         };
         let after = match client.resize(&self.name, change) {
             Ok(after) => after,
             Err(error) => return failed(err, &error),
         };
         match self.output {
-            Output::Json => {
-                serde_json::to_writer_pretty(&mut *out, &Document { before, after: &after })?;
+            OutputFormat::Json => {
+                serde_json::to_writer_pretty(&mut *out, &ResizeDocument { before, after: &after })?;
                 writeln!(out)?;
             }
-            Output::Table => {
-                for text in words(before, &after, screen::has_blocks()) {
-                    line(out, format_args!("{text}"))?;
+            OutputFormat::Table => {
+                for text in change_lines(before, &after, terminal::supports_unicode()) {
+                    write_line(out, format_args!("{text}"))?;
                 }
             }
         }
-        Ok(Outcome::Fine)
+        Ok(CommandExit::Success)
     }
 
-    fn change(&self) -> Change {
-        Change {
+    fn change(&self) -> ResizeChange {
+        ResizeChange {
             memory: self.memory,
             memory_percent: self.memory_percent,
             cores: self.cores,
@@ -110,30 +112,34 @@ impl Resize {
     }
 }
 
-/// What is other than before: one line where that is the same on all its GPUs.
-fn words(before: &ShareReport, after: &ShareReport, blocks: bool) -> Vec<String> {
+/// Returns a line for each GPU, or a single one if the change is the same on all GPUs.
+fn change_lines(before: &ShareReport, after: &ShareReport, unicode: bool) -> Vec<String> {
     let parts = after.parts.iter().map(|now| {
         let then = before.parts.iter().find(|then| then.uuid == now.uuid);
-        (now.gpu, changed(then, now, blocks))
+        (now.gpu, describe_change(then, now, unicode))
     });
     let mut parts: Vec<(u32, String)> = parts.collect();
     let same = parts.windows(2).all(|two| two[0].1 == two[1].1);
     if same {
         parts.truncate(1);
     }
-    let words = parts.into_iter().map(|(gpu, words)| match same {
-        true => format!("{}: {words}", after.name),
-        false => format!("{}, GPU {gpu}: {words}", after.name),
+    let lines = parts.into_iter().map(|(gpu, change)| {
+        if same {
+            format!("{}: {change}", after.name)
+        } else {
+            format!("{}, GPU {gpu}: {change}", after.name)
+        }
     });
-    words.collect()
+    lines.collect()
 }
 
-fn changed(then: Option<&PartReport>, now: &PartReport, blocks: bool) -> String {
-    let (arrow, up_to) = if blocks { ("\u{2192}", "\u{2264}") } else { ("->", "<=") };
-    let memory =
-        |part: &PartReport| part.memory_bytes.map_or_else(|| "no limit".into(), |bytes| bytes.to_string());
-    let cores = |part: &PartReport| match cores(part, up_to) {
-        none if none == "-" => "none promised".to_string(),
+fn describe_change(then: Option<&GpuShareReport>, now: &GpuShareReport, unicode: bool) -> String {
+    let (arrow, up_to) = if unicode { ("\u{2192}", "\u{2264}") } else { ("->", "<=") };
+    let memory = |part: &GpuShareReport| {
+        part.memory_bytes.map_or_else(|| "no limit".into(), |bytes| bytes.to_string())
+    };
+    let cores = |part: &GpuShareReport| match format_cores(part, up_to) {
+        none if none == "-" => "no guarantee".to_string(),
         some => some,
     };
     let each = |what: &str, then: Option<String>, now: String| match then {
@@ -142,28 +148,34 @@ fn changed(then: Option<&PartReport>, now: &PartReport, blocks: bool) -> String 
     };
     let memory = each("memory", then.map(memory), memory(now));
     let cores = each("cores", then.map(cores), cores(now));
-    let same = if memory.contains(arrow) || cores.contains(arrow) { "" } else { ", as before" };
+    let same = if memory.contains(arrow) || cores.contains(arrow) { "" } else { ", unchanged" };
     format!("{memory}, {cores}{same}")
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::samples::share;
+    use super::super::test_reports::share;
     use super::*;
 
     #[test]
-    fn what_changed_is_said() {
+    fn change_shows_old_and_new_limits() {
         let before = share("pair", "ada", &[0, 1], 4, 0);
         let mut after = share("pair", "ada", &[0, 1], 6, 50);
-        assert_eq!(words(&before, &after, true), ["pair: memory 4 GiB → 6 GiB, cores none promised → 50 %"]);
+        assert_eq!(
+            change_lines(&before, &after, true),
+            ["pair: memory 4 GiB → 6 GiB, cores no guarantee → 50 %"]
+        );
         after.parts[1].ceiling = Some(Cores::WHOLE);
         assert_eq!(
-            words(&before, &after, false),
+            change_lines(&before, &after, false),
             [
-                "pair, GPU 0: memory 4 GiB -> 6 GiB, cores none promised -> 50 %",
-                "pair, GPU 1: memory 4 GiB -> 6 GiB, cores none promised -> 50 % <=100 %"
+                "pair, GPU 0: memory 4 GiB -> 6 GiB, cores no guarantee -> 50 %",
+                "pair, GPU 1: memory 4 GiB -> 6 GiB, cores no guarantee -> 50 % <=100 %"
             ]
         );
-        assert_eq!(words(&before, &before, true), ["pair: memory 4 GiB, cores none promised, as before"]);
+        assert_eq!(
+            change_lines(&before, &before, true),
+            ["pair: memory 4 GiB, cores no guarantee, unchanged"]
+        );
     }
 }

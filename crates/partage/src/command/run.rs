@@ -1,96 +1,96 @@
-//! `partage run`: a command inside a share.
+//! `partage run`: runs a command inside a share.
 
-use super::home::HomeArgs;
-use super::{Outcome, says};
-use crate::amounts;
-use crate::output::line;
+use super::state_dir::StateDirArgs;
+use super::{CommandExit, write_client_error};
+use crate::output::write_line;
+use crate::terminal::can_move_cursor;
+use crate::value_parsers;
 use clap::{Args, ValueEnum};
 use partage_core::model::{Bytes, Cores};
 use partage_enforce::error_chain::describe;
-use partage_host::binding::Binding;
-use partage_workstation::run::{News, RunError, run};
-use partage_workstation::wire::{self, RunRequest};
+use partage_host::confine::Confinement;
+use partage_workstation::protocol::{self, RunRequest};
+use partage_workstation::run::{RunError, RunEvent, run};
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 
-/// Run a command inside a share of a GPU
+/// Run a command with a share of a GPU
 ///
-/// The command sees GPUs of the size that was asked for, and gets no more; so do all processes that it starts. The share is
-/// given back when the last of them has ended. The command has the terminal, the signals and the exit code as if it
-/// were run by itself.
+/// The command and all processes that it starts see GPUs of the requested size and cannot exceed it. The share is released when the
+/// last process exits. Terminal, signals and exit code are those of the command itself.
 #[derive(Args)]
 #[command(after_help = EXAMPLES, override_usage = "partage run [OPTIONS] -- COMMAND...")]
-pub(crate) struct Run {
-    /// How many GPUs [default: 1]
+pub(crate) struct RunCommand {
+    /// Number of GPUs [default: 1]
     #[arg(long, value_name = "N")]
     gpus: Option<u32>,
 
-    /// Memory of each GPU, such as 4Gi or 500Mi [default: all of it]
-    #[arg(long, value_name = "AMOUNT", value_parser = amounts::memory)]
+    /// Memory limit on each GPU, such as 4Gi or 500Mi [default: all memory of the GPU]
+    #[arg(long, value_name = "AMOUNT", value_parser = value_parsers::parse_memory)]
     memory: Option<Bytes>,
 
-    /// Memory of each GPU, in percent of what it has
-    #[arg(long, value_name = "N", value_parser = amounts::percent, conflicts_with = "memory")]
+    /// Memory limit on each GPU, in percent of its memory
+    #[arg(long, value_name = "N", value_parser = value_parsers::parse_percent, conflicts_with = "memory")]
     memory_percent: Option<u32>,
 
-    /// Percent of each GPU's time that is promised [default: none; what nobody else wants]
-    #[arg(long, value_name = "N", value_parser = amounts::cores)]
+    /// Guaranteed compute on each GPU, in percent [default: no guarantee, idle time only]
+    #[arg(long, value_name = "N", value_parser = value_parsers::parse_cores)]
     cores: Option<Cores>,
 
-    /// Each GPU alone, all of it
+    /// Exclusive use of each GPU
     #[arg(long)]
     whole: bool,
 
-    /// Whether time that nobody else wants may be used too [default: share]
+    /// Use of idle GPU time [default: share]
     #[arg(long, value_enum)]
-    mode: Option<Mode>,
+    mode: Option<ComputeMode>,
 
-    /// Place memory beyond the limit on the host, instead of failing the allocation
+    /// Placement of memory above the limit in host memory, instead of failed allocations
     ///
-    /// The program allocates as much as the host has. What does not fit the limit stays in the host's memory, and the GPU reads and
-    /// writes it there, at the speed of the bus: expect kernels that use it to be several to many times slower. Works for
-    /// cuMemAlloc and managed memory; pools, arrays and mapped physical memory are still held to the limit.
+    /// The program can allocate as much as the host has. Memory above the limit stays in host memory, and the GPU accesses it over
+    /// the bus: kernels that use it are several to many times slower. Applies to cuMemAlloc and managed memory; the limit still
+    /// holds for pools, arrays and mapped physical memory.
     #[arg(long)]
     oversubscribe: bool,
 
-    /// Only GPUs whose model has this word in its name; may be repeated
+    /// Word in the name of the GPU model, such as A100; repeat to allow several models
     #[arg(long = "model", value_name = "WORD")]
     models: Vec<String>,
 
-    /// The share's name [default: the command's, with a number]
+    /// Name of the share [default: name of the command and a number]
     #[arg(long)]
     name: Option<String>,
 
-    /// Wait until there is room, instead of failing
+    /// Wait in the queue until enough capacity is free, instead of failing
     #[arg(long)]
     wait: bool,
 
-    /// Say nothing but errors
+    /// Print only errors
     #[arg(short, long)]
     quiet: bool,
 
     #[command(flatten)]
-    home: HomeArgs,
+    state_dir: StateDirArgs,
 
-    /// The command and its arguments
+    /// Command and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
-/// Whether idle time is lent.
+/// Whether a share may use GPU time above its guarantee.
 #[derive(Clone, Copy, ValueEnum)]
-pub(crate) enum Mode {
-    /// Never more than --cores
+pub(crate) enum ComputeMode {
+    /// At most --cores, even if the GPU is idle
     Hard,
-    /// What nobody else wants, too
+    /// Idle time in addition to --cores
     Share,
 }
 
-impl From<Mode> for wire::Mode {
-    fn from(mode: Mode) -> wire::Mode {
+impl From<ComputeMode> for protocol::ComputeMode {
+    fn from(mode: ComputeMode) -> protocol::ComputeMode {
         match mode {
-            Mode::Hard => wire::Mode::Hard,
-            Mode::Share => wire::Mode::Share,
+            ComputeMode::Hard => protocol::ComputeMode::Hard,
+            ComputeMode::Share => protocol::ComputeMode::Share,
         }
     }
 }
@@ -102,20 +102,20 @@ Examples:
   partage run --whole --model A100 --wait -- python train.py
   partage run --gpus 2 --memory 16Gi --name alice-train -- torchrun --nproc-per-node 2 train.py
 
-Exit code: the command's; 125 no share could be had, 126 the command cannot be executed, 127 there is no such command";
+Exit code: that of the command; 125 no share was granted, 126 the command cannot be executed, 127 the command was not found";
 
-/// Exit codes of what never became the command, as of `env` and `docker run`.
-const NO_SHARE: u8 = 125;
-const NOT_EXECUTABLE: u8 = 126;
-const NO_COMMAND: u8 = 127;
+/// Exit codes of failures before the command runs; the same as those of `env` and `docker run`.
+const EXIT_NO_SHARE: u8 = 125;
+const EXIT_NOT_EXECUTABLE: u8 = 126;
+const EXIT_COMMAND_NOT_FOUND: u8 = 127;
 
-impl Run {
-    pub(crate) fn run(&self, err: &mut dyn Write) -> io::Result<Outcome> {
-        let home = match self.home.home() {
-            Ok(home) => home,
-            Err(what) => {
-                line(err, format_args!("error: {what}"))?;
-                return Ok(Outcome::Code(NO_SHARE));
+impl RunCommand {
+    pub(crate) fn run(&self, err: &mut dyn Write) -> io::Result<CommandExit> {
+        let state_dir = match self.state_dir.resolve() {
+            Ok(state_dir) => state_dir,
+            Err(error) => {
+                write_line(err, format_args!("error: {error}"))?;
+                return Ok(CommandExit::Code(EXIT_NO_SHARE));
             }
         };
         let request = RunRequest {
@@ -129,71 +129,77 @@ impl Run {
             mode: self.mode.map(Into::into),
             models: self.models.clone(),
             wait: self.wait,
-            command: wire::shown(self.command.iter().map(|word| word.to_string_lossy().into_owned())),
+            command: protocol::shorten_command(
+                self.command.iter().map(|word| word.to_string_lossy().into_owned()),
+            ),
         };
-        let mut teller = Teller { err, quiet: self.quiet, live: io::stderr().is_terminal(), drawn: false };
-        let error = run(&home, &request, &self.command, &mut |news| teller.tell(&news));
-        teller.wipe();
+        let mut reporter =
+            StartReporter { err, quiet: self.quiet, live: can_move_cursor(&io::stderr()), drawn: false };
+        let error = run(&state_dir, &request, &self.command, &mut |news| reporter.report(&news));
+        reporter.clear_line();
         match &error {
-            RunError::Client(error) => says(err, error)?,
-            error => line(err, format_args!("error: {}", describe(error)))?,
+            RunError::Client(error) => write_client_error(err, error)?,
+            error => write_line(err, format_args!("error: {}", describe(error)))?,
         }
-        Ok(Outcome::Code(match &error {
-            RunError::Command { error, .. } if error.kind() == io::ErrorKind::NotFound => NO_COMMAND,
-            RunError::Command { .. } => NOT_EXECUTABLE,
-            _ => NO_SHARE,
+        Ok(CommandExit::Code(match &error {
+            RunError::Command { error, .. } if error.kind() == io::ErrorKind::NotFound => {
+                EXIT_COMMAND_NOT_FOUND
+            }
+            RunError::Command { .. } => EXIT_NOT_EXECUTABLE,
+            _ => EXIT_NO_SHARE,
         }))
     }
 }
 
-/// Says on standard error what happens before the command starts. What cannot be said is no reason not to start it.
-struct Teller<'a> {
+/// Reports on standard error what happens before the command starts. Write errors are ignored: the command must start anyway.
+struct StartReporter<'a> {
     err: &'a mut dyn Write,
     quiet: bool,
     live: bool,
-    /// Whether a line is there that the next one replaces.
+    /// Whether the current line was drawn by this reporter and must be replaced.
     drawn: bool,
 }
 
-impl Teller<'_> {
-    fn wipe(&mut self) {
+impl StartReporter<'_> {
+    fn clear_line(&mut self) {
         if std::mem::take(&mut self.drawn) {
             let _ = write!(self.err, "\r\x1b[K");
         }
     }
 
-    fn tell(&mut self, news: &News<'_>) {
-        self.wipe();
+    fn report(&mut self, news: &RunEvent<'_>) {
+        self.clear_line();
         if self.quiet {
             return;
         }
         let _ = match news {
-            News::Queued { place, of, why } if self.live => {
+            RunEvent::Queued { place, of, why } if self.live => {
                 self.drawn = true;
-                let text = format!("partage: waiting, place {place} of {of}: {why}");
-                let (_, columns) = crate::screen::size();
+                let text = format!("partage: queued, position {place} of {of}: {why}");
+                let (_, columns) = crate::terminal::size();
                 let text: String =
                     text.chars().filter(|letter| !letter.is_control()).take(columns - 1).collect();
                 write!(self.err, "{text}").and_then(|()| self.err.flush())
             }
-            News::Queued { place, of, why } => {
-                line(self.err, format_args!("partage: waiting, place {place} of {of}: {why}"))
+            RunEvent::Queued { place, of, why } => {
+                write_line(self.err, format_args!("partage: queued, position {place} of {of}: {why}"))
             }
-            News::Bound { name, words, binding, why } => {
-                let told = line(self.err, format_args!("partage: {name}: {words}; held by a {binding}"));
+            RunEvent::Confined { name, words, binding, why } => {
+                let written =
+                    write_line(self.err, format_args!("partage: {name}: {words}; confined by a {binding}"));
                 match (binding, why) {
-                    (Binding::LibraryPath, Some(why)) => told.and_then(|()| {
-                        line(
+                    (Confinement::LibraryPath, Some(why)) => written.and_then(|()| {
+                        write_line(
                             self.err,
                             format_args!(
-                                "partage: a program that clears its environment leaves the share: {why}"
+                                "partage: programs that clear their environment escape the share: {why}"
                             ),
                         )
                     }),
-                    _ => told,
+                    _ => written,
                 }
             }
-            News::Note(note) => line(self.err, format_args!("partage: {note}")),
+            RunEvent::Note(note) => write_line(self.err, format_args!("partage: {note}")),
         };
     }
 }

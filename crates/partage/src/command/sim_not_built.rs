@@ -1,24 +1,24 @@
-//! `partage sim` in builds without the simulated driver: says how to get it.
+//! `partage sim` in builds without the simulated driver: an error that names the build that has it.
 
-use super::Outcome;
-use crate::output::line;
+use super::CommandExit;
+use crate::output::write_line;
 use clap::Args;
 use partage_host::simulated_driver::SimulatedDriverError;
 use std::ffi::OsString;
 use std::io::{self, Write};
 
-/// Simulated NVIDIA GPUs that programs take for real ones; not in this build
+/// Simulate NVIDIA GPUs on a machine without a GPU (not in this build)
 #[derive(Args)]
 #[command(disable_help_flag = true)]
-pub(crate) struct Sim {
-    /// The arguments of the command in builds that have it.
+pub(crate) struct SimCommand {
+    /// Arguments of the command in builds that have it; ignored here.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
     _arguments: Vec<OsString>,
 }
 
-impl Sim {
-    pub(crate) fn run(&self, _: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
-        line(err, format_args!("error: {}", SimulatedDriverError::NotBuilt))?;
-        Ok(Outcome::Unreadable)
+impl SimCommand {
+    pub(crate) fn run(&self, _: &mut dyn Write, err: &mut dyn Write) -> io::Result<CommandExit> {
+        write_line(err, format_args!("error: {}", SimulatedDriverError::NotBuilt))?;
+        Ok(CommandExit::InputError)
     }
 }

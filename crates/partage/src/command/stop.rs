@@ -1,44 +1,44 @@
-//! `partage stop`: ends all processes of shares.
+//! `partage stop`: terminates all processes of shares.
 
-use super::home::HomeArgs;
-use super::inspect::nearest;
-use super::words::outcome;
-use super::{Outcome, Output, says};
-use crate::amounts;
-use crate::output::line;
+use super::format::exit_of_error;
+use super::share_not_found::not_found_message;
+use super::state_dir::StateDirArgs;
+use super::{CommandExit, OutputFormat, write_client_error};
+use crate::output::write_line;
+use crate::value_parsers;
 use clap::Args;
 use partage_enforce::error_chain::describe;
 use partage_enforce::refusal::RefusalReason;
-use partage_workstation::client::{Client, ClientError, Stopped};
-use partage_workstation::report::Report;
+use partage_workstation::client::{ClientError, DaemonClient, StopOutcome};
+use partage_workstation::report::MachineReport;
 use serde::Serialize;
 use std::io::{self, Write};
 use std::time::Duration;
 
-/// Stop shares: end all their processes and give everything back
+/// Stop shares and terminate their processes
 ///
-/// The processes are asked to end (SIGTERM), and killed if they have not after the grace period.
+/// Processes receive SIGTERM, and SIGKILL if they are still running after the grace period.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Stop {
+pub(crate) struct StopCommand {
     /// Names of shares
     #[arg(value_name = "NAME", required_unless_present = "all")]
     names: Vec<String>,
 
-    /// All shares of one's own
+    /// All shares of the current user
     #[arg(long, conflicts_with = "names")]
     all: bool,
 
-    /// How long processes may take to end by themselves: 10s, 500ms, 2m
-    #[arg(long, value_name = "TIME", value_parser = amounts::duration, default_value = "10s")]
+    /// Time between SIGTERM and SIGKILL, such as 10s, 500ms or 2m
+    #[arg(long, value_name = "TIME", value_parser = value_parsers::parse_duration, default_value = "10s")]
     grace: Duration,
 
-    /// How to answer
-    #[arg(short, long, value_enum, default_value_t = Output::Table)]
-    output: Output,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t = OutputFormat::Table)]
+    output: OutputFormat,
 
     #[command(flatten)]
-    home: HomeArgs,
+    state_dir: StateDirArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -47,77 +47,79 @@ Examples:
   partage stop trainer notebook --grace 1m
   partage stop --all
 
-Exit code: 0 done, 1 one of them could not be stopped or there is none of this name, 2 wrong arguments or nobody to ask";
+Exit code: 0 success, 1 a share was not found or could not be stopped, 2 wrong arguments or no daemon is running";
 
-/// What programs get.
+/// The document that `-o json` prints: every requested share is in one of the two lists.
 #[derive(Default, Serialize)]
-struct Document {
-    stopped: Vec<Done>,
-    failed: Vec<Failed>,
+struct StopDocument {
+    stopped: Vec<StoppedShare>,
+    failed: Vec<FailedShare>,
 }
 
 #[derive(Serialize)]
-struct Done {
+struct StoppedShare {
     name: String,
-    /// Processes that ended when they were asked to.
+    /// Number of processes that exited after SIGTERM.
     ended: usize,
-    /// Processes that had to be killed.
+    /// Number of processes that were killed.
     killed: usize,
 }
 
 #[derive(Serialize)]
-struct Failed {
+struct FailedShare {
     name: String,
     error: String,
 }
 
-impl Stop {
-    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
-        let (client, report) = match self.home.report() {
-            Ok(asked) => asked,
+impl StopCommand {
+    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<CommandExit> {
+        let (client, report) = match self.state_dir.report() {
+            Ok(connected) => connected,
             Err(error) => {
-                says(err, &error)?;
-                return Ok(outcome(&error));
+                write_client_error(err, &error)?;
+                return Ok(exit_of_error(&error));
             }
         };
         let names = self.names(&report, rustix::process::getuid().as_raw());
-        let mut document = Document::default();
-        let mut worst = Outcome::Fine;
-        for (name, result) in stopped(&client, &report, names, self.grace) {
+        let mut document = StopDocument::default();
+        let mut worst = CommandExit::Success;
+        for (name, result) in stop_all(&client, &report, names, self.grace) {
             match result {
-                Ok(Stopped { ended, killed }) => document.stopped.push(Done { name, ended, killed }),
-                Err(No::Unknown) => {
-                    let error = nearest::unknown(&name, &report);
-                    line(err, format_args!("error: {error}"))?;
-                    document.failed.push(Failed { name, error });
-                    worst = worse(worst, Outcome::Problems);
+                Ok(StopOutcome { ended, killed }) => {
+                    document.stopped.push(StoppedShare { name, ended, killed })
                 }
-                Err(No::Client(error)) => {
-                    says(err, &error)?;
-                    document.failed.push(Failed { name, error: describe(&error) });
-                    worst = worse(worst, outcome(&error));
+                Err(StopFailure::NotFound) => {
+                    let error = not_found_message(&name, &report);
+                    write_line(err, format_args!("error: {error}"))?;
+                    document.failed.push(FailedShare { name, error });
+                    worst = worse_exit(worst, CommandExit::ProblemsFound);
+                }
+                Err(StopFailure::Client(error)) => {
+                    write_client_error(err, &error)?;
+                    document.failed.push(FailedShare { name, error: describe(&error) });
+                    worst = worse_exit(worst, exit_of_error(&error));
                 }
             }
         }
         match self.output {
-            Output::Json => {
+            OutputFormat::Json => {
                 serde_json::to_writer_pretty(&mut *out, &document)?;
                 writeln!(out)?;
             }
-            Output::Table if self.all && document.stopped.is_empty() && document.failed.is_empty() => {
-                line(out, format_args!("none of the shares is yours: nothing to stop"))?;
+            OutputFormat::Table if self.all && document.stopped.is_empty() && document.failed.is_empty() => {
+                write_line(out, format_args!("you have no shares: nothing to stop"))?;
             }
-            Output::Table => {
-                for done in &document.stopped {
-                    line(out, format_args!("{}", words(done)))?;
+            OutputFormat::Table => {
+                for share in &document.stopped {
+                    write_line(out, format_args!("{}", describe_stop(share)))?;
                 }
             }
         }
         Ok(worst)
     }
 
-    /// Whom to stop, each once.
-    fn names(&self, report: &Report, own: u32) -> Vec<String> {
+    /// Returns the shares to stop, without duplicates.
+    fn names(&self, report: &MachineReport, own: u32) -> Vec<String> {
         if self.all {
             let own = report.shares.iter().filter(|share| share.uid == own);
             return own.map(|share| share.name.clone()).collect();
@@ -132,29 +134,29 @@ impl Stop {
     }
 }
 
-/// Why a share was not stopped.
-enum No {
-    Unknown,
+/// The reason why a share was not stopped.
+enum StopFailure {
+    NotFound,
     Client(ClientError),
 }
 
-/// Stops them at the same time: each may take all of its grace period.
-fn stopped(
-    client: &Client,
-    report: &Report,
+/// Stops shares concurrently, because each may take its whole grace period.
+fn stop_all(
+    client: &DaemonClient,
+    report: &MachineReport,
     names: Vec<String>,
     grace: Duration,
-) -> Vec<(String, Result<Stopped, No>)> {
+) -> Vec<(String, Result<StopOutcome, StopFailure>)> {
     let one = |name: &str| {
         if !report.shares.iter().any(|share| share.name == name) {
-            return Err(No::Unknown);
+            return Err(StopFailure::NotFound);
         }
         match client.stop(name, grace) {
-            // It ended by itself just now, which is what was wanted.
+            // The share ended before the request arrived.
             Err(ClientError::Refused(refusal)) if refusal.reason == RefusalReason::NotFound => {
-                Ok(Stopped { ended: 0, killed: 0 })
+                Ok(StopOutcome { ended: 0, killed: 0 })
             }
-            other => other.map_err(No::Client),
+            other => other.map_err(StopFailure::Client),
         }
     };
     std::thread::scope(|scope| {
@@ -169,32 +171,30 @@ fn stopped(
     })
 }
 
-fn worse(a: Outcome, b: Outcome) -> Outcome {
-    if a == Outcome::Fine || b == Outcome::Unreadable { b } else { a }
+fn worse_exit(a: CommandExit, b: CommandExit) -> CommandExit {
+    if a == CommandExit::Success || b == CommandExit::InputError { b } else { a }
 }
 
-fn words(done: &Done) -> String {
+fn describe_stop(share: &StoppedShare) -> String {
     let processes = |count: usize| format!("{count} process{}", if count == 1 { "" } else { "es" });
-    match (done.ended, done.killed) {
-        (0, 0) => format!("{}: it had ended already", done.name),
-        (ended, 0) => format!("{}: stopped, {} ended", done.name, processes(ended)),
-        (0, killed) => format!("{}: stopped, {} had to be killed", done.name, processes(killed)),
-        (ended, killed) => {
-            format!("{}: stopped, {} ended, {killed} had to be killed", done.name, processes(ended))
-        }
+    match (share.ended, share.killed) {
+        (0, 0) => format!("{}: already ended", share.name),
+        (ended, 0) => format!("{}: stopped, {} exited", share.name, processes(ended)),
+        (0, killed) => format!("{}: stopped, {} killed", share.name, processes(killed)),
+        (ended, killed) => format!("{}: stopped, {} exited, {killed} killed", share.name, processes(ended)),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::samples::report;
+    use super::super::test_reports::report;
     use super::*;
     use clap::Parser;
 
     #[derive(Parser)]
     struct Cli {
         #[command(flatten)]
-        stop: Stop,
+        stop: StopCommand,
     }
 
     fn names(arguments: &[&str], own: u32) -> Vec<String> {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn all_are_ones_own() {
+    fn all_selects_shares_of_the_current_user() {
         assert_eq!(names(&["--all"], 1000), ["trainer", "notebook", "pair"]);
         assert!(names(&["--all"], 1001).is_empty());
         assert_eq!(names(&["pair", "x", "pair"], 1001), ["pair", "x"]);
@@ -213,11 +213,11 @@ mod tests {
     }
 
     #[test]
-    fn what_became_of_processes_is_said() {
-        let said = |ended, killed| words(&Done { name: "a".into(), ended, killed });
-        assert_eq!(said(0, 0), "a: it had ended already");
-        assert_eq!(said(1, 0), "a: stopped, 1 process ended");
-        assert_eq!(said(0, 2), "a: stopped, 2 processes had to be killed");
-        assert_eq!(said(3, 1), "a: stopped, 3 processes ended, 1 had to be killed");
+    fn exited_and_killed_processes_are_counted() {
+        let text = |ended, killed| describe_stop(&StoppedShare { name: "a".into(), ended, killed });
+        assert_eq!(text(0, 0), "a: already ended");
+        assert_eq!(text(1, 0), "a: stopped, 1 process exited");
+        assert_eq!(text(0, 2), "a: stopped, 2 processes killed");
+        assert_eq!(text(3, 1), "a: stopped, 3 processes exited, 1 killed");
     }
 }

@@ -1,98 +1,98 @@
-//! `partage top`: who uses what on this machine, live.
+//! `partage top`: shows the usage of GPUs and shares, live.
 
-mod document;
+mod json_report;
 mod rates;
 pub(super) mod view;
 
-pub(crate) use view::{Options, foot, lines};
+pub(crate) use view::{ViewOptions, footer, lines};
 
-use super::home::HomeArgs;
-use super::{Outcome, Output, says};
-use crate::amounts;
-use crate::screen::{self, Kind, Line, Screen, Style, Wake};
+use super::state_dir::StateDirArgs;
+use super::{CommandExit, OutputFormat, write_client_error};
+use crate::terminal::{self, DisplayMode, LiveDisplay, StyledLine, TextStyle, WakeReason};
+use crate::value_parsers;
 use clap::Args;
 use partage_enforce::error_chain::describe;
-use partage_workstation::client::{Client, ClientError};
-use partage_workstation::report::Report;
+use partage_workstation::client::{ClientError, DaemonClient};
+use partage_workstation::report::MachineReport;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-/// Show who uses what on this machine, live
+/// Show a live view of GPUs and shares
 ///
-/// The first table has a bar for each GPU's memory and one for its compute: full blocks are in use, half ones promised to
-/// shares. The second has what each share uses of its limit, which part of the GPU's time it got, and for which part
-/// it was kept waiting by its limit. Elsewhere than on a terminal one table follows the other.
+/// The first table has bars for the memory and the compute of each GPU: full blocks are used, half blocks are allocated to shares.
+/// The second shows for each share its memory usage and limit, its share of GPU time, and the part of the time in which it was
+/// throttled. If standard output is not a terminal, a new table is printed after each interval.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Top {
-    /// How to answer; json is one document, as with --once
-    #[arg(short, long, value_enum, default_value_t = Output::Table)]
-    output: Output,
+pub(crate) struct TopCommand {
+    /// Output format; json is one document, as with --once
+    #[arg(short, long, value_enum, default_value_t = OutputFormat::Table)]
+    output: OutputFormat,
 
-    /// One table, after one interval
+    /// Print one table after one interval and exit
     #[arg(long)]
     once: bool,
 
-    /// Time that rates are taken over, and between tables: 2s, 500ms; a bare number is seconds
-    #[arg(long, value_name = "TIME", value_parser = amounts::interval, default_value = "1s")]
+    /// Refresh interval, over which rates are computed, such as 2s or 500ms; without a unit in seconds
+    #[arg(long, value_name = "TIME", value_parser = value_parsers::parse_interval, default_value = "1s")]
     interval: Duration,
 
     #[command(flatten)]
-    home: HomeArgs,
+    state_dir: StateDirArgs,
 }
 
 const EXAMPLES: &str = "\
-Keys: m, c, n, t sort by memory, cores, name, time throttled; r reverses; ? shows the keys; q, Esc or Ctrl-C end it
+Keys: m, c, n, t sort by memory, compute, name, throttling; r reverses; ? shows the keys; q, Esc or Ctrl-C quit
 
 Examples:
   partage top
   partage top --once --interval 5s
   partage top -o json | jq '.shares[] | {name, got: .parts[0].gotPercent}'
 
-Exit code: 0 done, 2 there is nobody to ask";
+Exit code: 0 success, 2 no daemon is running";
 
-impl Top {
-    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
-        let client = match self.home.client() {
+impl TopCommand {
+    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<CommandExit> {
+        let client = match self.state_dir.client() {
             Ok(client) => client,
             Err(error) => {
-                says(err, &error)?;
-                return Ok(Outcome::Unreadable);
+                write_client_error(err, &error)?;
+                return Ok(CommandExit::InputError);
             }
         };
-        let done = match self.output {
-            Output::Table if !self.once => self.go_on(&client, out)?,
-            _ => self.one(&client, out)?,
+        let result = match self.output {
+            OutputFormat::Table if !self.once => self.run_live(&client, out)?,
+            _ => self.run_once(&client, out)?,
         };
-        match done {
-            Ok(()) => Ok(Outcome::Fine),
+        match result {
+            Ok(()) => Ok(CommandExit::Success),
             Err(error) => {
-                says(err, &error)?;
-                Ok(Outcome::Unreadable)
+                write_client_error(err, &error)?;
+                Ok(CommandExit::InputError)
             }
         }
     }
 
-    /// One table or document, with the rates of one interval.
-    fn one(&self, client: &Client, out: &mut dyn Write) -> io::Result<Result<(), ClientError>> {
-        let two = client.report().and_then(|before| {
+    /// Writes one table or document, with the rates of one interval.
+    fn run_once(&self, client: &DaemonClient, out: &mut dyn Write) -> io::Result<Result<(), ClientError>> {
+        let reports = client.report().and_then(|before| {
             std::thread::sleep(self.interval);
             client.report().map(|now| (before, now))
         });
-        let (before, now) = match two {
-            Ok(two) => two,
+        let (before, now) = match reports {
+            Ok(reports) => reports,
             Err(error) => return Ok(Err(error)),
         };
         match self.output {
-            Output::Json => {
-                serde_json::to_writer_pretty(&mut *out, &document::document(&before, &now)?)?;
+            OutputFormat::Json => {
+                serde_json::to_writer_pretty(&mut *out, &json_report::json_report(&before, &now)?)?;
                 writeln!(out)?;
             }
-            Output::Table => {
-                let options = Options::new(usize::MAX, screen::has_blocks());
-                Screen::open(Kind::Stream).show(
+            OutputFormat::Table => {
+                let options = ViewOptions::new(usize::MAX, terminal::supports_unicode());
+                LiveDisplay::open(DisplayMode::Stream).show(
                     &lines(Some(&before), &now, &options),
-                    &Line::default(),
+                    &StyledLine::default(),
                     out,
                 )?;
             }
@@ -100,61 +100,61 @@ impl Top {
         Ok(Ok(()))
     }
 
-    /// Table after table, until somebody has seen enough.
-    fn go_on(&self, client: &Client, out: &mut dyn Write) -> io::Result<Result<(), ClientError>> {
-        /// Nobody likes to look at nothing for a whole interval.
-        const FIRST: Duration = Duration::from_millis(200);
-        // Whatever is wrong from the start is better said on a terminal as it was.
+    /// Shows tables until the user quits.
+    fn run_live(&self, client: &DaemonClient, out: &mut dyn Write) -> io::Result<Result<(), ClientError>> {
+        /// Maximum time until the first rates are shown on a terminal.
+        const FIRST_INTERVAL: Duration = Duration::from_millis(200);
+        // An error at the start is reported before the terminal is switched to the live view.
         let mut now = match client.report() {
             Ok(report) => report,
             Err(error) => return Ok(Err(error)),
         };
-        let mut before: Option<Report> = None;
-        let mut trouble: Option<ClientError> = None;
-        let mut screen = Screen::open(Kind::Full.on_terminal());
-        let mut options = Options::new(usize::MAX, screen::has_blocks());
-        let mut next =
-            Instant::now() + if screen.is_live() { self.interval.min(FIRST) } else { self.interval };
-        if screen.is_live() {
-            draw(&mut screen, None, &now, None, &mut options, out)?;
+        let mut before: Option<MachineReport> = None;
+        let mut last_error: Option<ClientError> = None;
+        let mut display = LiveDisplay::open(DisplayMode::FullScreen.on_terminal());
+        let mut options = ViewOptions::new(usize::MAX, terminal::supports_unicode());
+        let mut next = Instant::now()
+            + if display.is_live() { self.interval.min(FIRST_INTERVAL) } else { self.interval };
+        if display.is_live() {
+            draw(&mut display, None, &now, None, &mut options, out)?;
         }
         loop {
-            match screen.wait(next.saturating_duration_since(Instant::now())) {
-                Wake::End => return Ok(Ok(())),
-                Wake::Key(key) if !options.key(key) => continue,
-                Wake::Key(_) | Wake::Resized => {}
-                Wake::Time => {
+            match display.wait(next.saturating_duration_since(Instant::now())) {
+                WakeReason::Quit => return Ok(Ok(())),
+                WakeReason::Key(key) if !options.apply_key(key) => continue,
+                WakeReason::Key(_) | WakeReason::Resized => {}
+                WakeReason::Timeout => {
                     next = Instant::now() + self.interval;
                     match client.report() {
                         Ok(report) => {
                             before = Some(std::mem::replace(&mut now, report));
-                            trouble = None;
+                            last_error = None;
                         }
-                        // Who looks on sees when it is back.
-                        Err(error) if screen.is_live() => trouble = Some(error),
+                        // The view stays and recovers when the daemon is back.
+                        Err(error) if display.is_live() => last_error = Some(error),
                         Err(error) => return Ok(Err(error)),
                     }
                 }
             }
-            draw(&mut screen, before.as_ref(), &now, trouble.as_ref(), &mut options, out)?;
+            draw(&mut display, before.as_ref(), &now, last_error.as_ref(), &mut options, out)?;
         }
     }
 }
 
 fn draw(
-    screen: &mut Screen,
-    before: Option<&Report>,
-    now: &Report,
-    trouble: Option<&ClientError>,
-    options: &mut Options,
+    display: &mut LiveDisplay,
+    before: Option<&MachineReport>,
+    now: &MachineReport,
+    error: Option<&ClientError>,
+    options: &mut ViewOptions,
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    (_, options.width) = screen.size();
+    (_, options.width) = display.size();
     let mut lines = lines(before, now, options);
-    if let Some(trouble) = trouble {
-        lines.insert(0, Line::plain(Style::Bad, format_args!("not of now: {}", describe(trouble))));
+    if let Some(error) = error {
+        lines.insert(0, StyledLine::new(TextStyle::Error, format_args!("outdated: {}", describe(error))));
     }
-    screen.show(&lines, &foot(options), out)
+    display.show(&lines, &footer(options), out)
 }
 
 #[cfg(test)]

@@ -1,23 +1,24 @@
 //! `partage up`: the machine's daemon in the foreground, with a live view and metrics.
 
-mod metrics;
-mod summary;
+mod metrics_server;
+mod usage_summary;
 mod workloads;
 
-use super::home::HomeArgs;
-use super::top::view::{self, Options as View};
-use super::{Outcome, says};
-use crate::amounts;
+use super::state_dir::StateDirArgs;
+use super::top::view::{self, ViewOptions};
+use super::{CommandExit, write_client_error, write_error};
 use crate::logging::{self, FilterError, LineWriter, LogFormat, LogOptions};
-use crate::output::line;
-use crate::screen::{self, Kind, Screen, Wake};
+use crate::output::write_line;
+use crate::terminal::{self, DisplayMode, LiveDisplay, WakeReason};
+use crate::value_parsers;
+use anyhow::bail;
 use clap::Args;
 use partage_enforce::error_chain::describe;
-use partage_workstation::client::Client;
-use partage_workstation::daemon::{App, Config, DaemonError};
-use partage_workstation::home::Home;
-use partage_workstation::report::Report;
-use partage_workstation::settings::{self, Settings};
+use partage_workstation::client::DaemonClient;
+use partage_workstation::daemon::{DaemonApp, DaemonConfig, DaemonError};
+use partage_workstation::report::MachineReport;
+use partage_workstation::settings::{self, WorkstationSettings};
+use partage_workstation::state_dir::StateDir;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
@@ -27,51 +28,51 @@ use std::path::PathBuf;
 use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use summary::Summary;
+use usage_summary::UsageSummary;
 use workloads::Workloads;
 
-/// Keep this machine's GPUs and show who uses them
+/// Run the daemon in the foreground with a live view and metrics
 ///
-/// Uses the NVIDIA driver where there is one, and simulated GPUs where there is none. Shares that run are taken up, and go on
-/// when this ends. Without it `partage run` works as well; with it the machine has metrics, and all users share one
-/// keeper if root starts it.
+/// Uses the NVIDIA driver if there is one, and simulated GPUs otherwise. Running shares are adopted, and continue when this command
+/// exits. `partage run` also works without it, with a daemon in the background; with it the machine has metrics, and all users share
+/// one daemon if root starts it.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Up {
-    /// The settings [default: partage.yaml in --home; else /etc/partage/partage.yaml for root, ~/.config/partage/partage.yaml]
+pub(crate) struct UpCommand {
+    /// Settings file [default: partage.yaml in --state-dir; else /etc/partage/partage.yaml for root, ~/.config/partage/partage.yaml]
     #[arg(long, value_name = "FILE")]
     settings: Option<PathBuf>,
 
-    /// Read the settings, say whether they are right, and do nothing
+    /// Validate the settings and exit
     #[arg(long)]
     check: bool,
 
-    /// Where Prometheus finds metrics: an address of this machine, or off [default: as the settings say, 127.0.0.1:9464]
+    /// Address of the metrics endpoint on this machine, or off [default: from the settings, else 127.0.0.1:9464]
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<String>,
 
-    /// Log lines instead of the live view
+    /// Log as text lines, without the live view
     #[arg(long)]
     plain: bool,
 
-    /// Log as JSON lines instead of the live view
+    /// Log as JSON lines, without the live view
     #[arg(long)]
     json: bool,
 
-    /// Enable debug logging [env: PARTAGE_LOG is a filter by level and crate]
+    /// Enable debug logging; PARTAGE_LOG filters by level and crate
     #[arg(long, short)]
     verbose: bool,
 
-    /// A file of shares to start, each with its command
+    /// File of shares to start, each with its command
     #[arg(long, value_name = "FILE")]
     start: Option<PathBuf>,
 
-    /// End after so long, such as 60s or 5m
-    #[arg(long = "for", value_name = "TIME", value_parser = amounts::duration)]
+    /// Time after which to exit, such as 60s or 5m
+    #[arg(long = "for", value_name = "TIME", value_parser = value_parsers::parse_duration)]
     time: Option<Duration>,
 
     #[command(flatten)]
-    home: HomeArgs,
+    state_dir: StateDirArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -81,110 +82,119 @@ Examples:
   partage up --start examples/workloads.yaml --for 60s
   curl http://127.0.0.1:9464/metrics
 
-Exit code: 0 ended as asked, 1 the settings are wrong or it cannot start, 2 something cannot be read";
+Exit code: 0 success, 1 the settings are invalid or the daemon cannot start, 2 PARTAGE_LOG is invalid";
 
-/// How often the view is drawn anew.
-const FRAME: Duration = Duration::from_secs(1);
-/// How long the processes of shares that were started here have to end.
-const GRACE: Duration = Duration::from_secs(5);
-/// Lines of news below the view.
-const NEWS: usize = 6;
+/// Interval between updates of the view.
+const FRAME_INTERVAL: Duration = Duration::from_secs(1);
+/// Time between SIGTERM and SIGKILL for shares of `--start`.
+const STOP_GRACE_PERIOD: Duration = Duration::from_secs(5);
+/// Maximum number of log lines below the view.
+const MAX_RECENT_LINES: usize = 6;
 
-impl Up {
-    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
-        match self.prepared() {
-            Ok(prepared) if self.check => {
-                if let Err(error) = partage_workstation::check(&prepared.settings) {
-                    line(err, format_args!("error: {}", describe(&error)))?;
-                    return Ok(Outcome::Problems);
+impl UpCommand {
+    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<CommandExit> {
+        match self.setup() {
+            Ok(setup) if self.check => {
+                if let Err(error) = partage_workstation::check(&setup.settings) {
+                    write_line(err, format_args!("error: {}", describe(&error)))?;
+                    return Ok(CommandExit::ProblemsFound);
                 }
-                let from = prepared.file.map_or_else(|| "no file".into(), |file| file.display().to_string());
-                line(out, format_args!("the settings are right ({from})"))?;
-                Ok(Outcome::Fine)
+                let from = setup.file.map_or_else(|| "no file".into(), |file| file.display().to_string());
+                write_line(out, format_args!("the settings are valid ({from})"))?;
+                Ok(CommandExit::Success)
             }
-            Ok(prepared) => self.keep(prepared, out, err),
-            Err(what) => {
-                // What is wrong with a file is shown where it is, on several lines.
-                for (at, words) in what.lines().enumerate() {
-                    line(err, format_args!("{}{words}", if at == 0 { "error: " } else { "  " }))?;
+            Ok(setup) => self.run_daemon(setup, out, err),
+            Err(error) => {
+                // An error in a file has several lines, with an excerpt of the file.
+                for (at, text) in describe(error.as_ref()).lines().enumerate() {
+                    write_line(err, format_args!("{}{text}", if at == 0 { "error: " } else { "  " }))?;
                 }
-                Ok(Outcome::Problems)
+                Ok(CommandExit::ProblemsFound)
             }
         }
     }
 
-    fn prepared(&self) -> Result<Prepared, String> {
-        let home = self.home.home().map_err(|error| error.to_string())?;
-        if let Some(name) = partage_workstation::run::inside(&home).filter(|_| !self.check) {
-            return Err(format!(
-                "this is inside share {name}, from where nobody else's can be kept: leave it first"
-            ));
+    fn setup(&self) -> anyhow::Result<DaemonSetup> {
+        let state_dir = self.state_dir.resolve()?;
+        if let Some(name) = partage_workstation::run::current_share(&state_dir).filter(|_| !self.check) {
+            bail!(
+                "the daemon cannot run inside a share, and this shell is in share {name}: use another shell"
+            );
         }
-        let loaded = Settings::load(self.settings.as_deref(), &home);
-        let (settings, file) = loaded.map_err(|error| describe(&error))?;
+        let (settings, file) = WorkstationSettings::load(self.settings.as_deref(), &state_dir)?;
         let file = file.map(|file| std::path::absolute(&file).unwrap_or(file));
         let metrics = match &self.metrics {
-            Some(text) => settings::metrics_address(text).map_err(|error| error.to_string())?,
+            Some(text) => settings::metrics_address(text)?,
             None => settings.metrics,
         };
         let workloads = self.start.as_deref().map(Workloads::load).transpose()?;
-        Ok(Prepared { home, settings, file, metrics, workloads })
+        Ok(DaemonSetup { state_dir, settings, file, metrics, workloads })
     }
 
-    fn keep(&self, prepared: Prepared, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
-        let Prepared { home, settings, file, metrics, workloads } = prepared;
-        let lines = self.kind() == Kind::Stream;
-        let news = Arc::new(News::new(lines)?);
-        if let Err(error) = self.log(&news) {
-            line(err, format_args!("error: {}", describe(&error)))?;
-            return Ok(Outcome::Unreadable);
+    fn run_daemon(
+        &self,
+        setup: DaemonSetup,
+        out: &mut dyn Write,
+        err: &mut dyn Write,
+    ) -> io::Result<CommandExit> {
+        let DaemonSetup { state_dir, settings, file, metrics, workloads } = setup;
+        let lines = self.display_mode() == DisplayMode::Stream;
+        let log = Arc::new(ActivityLog::new(lines)?);
+        if let Err(error) = self.log(&log) {
+            write_line(err, format_args!("error: {}", describe(&error)))?;
+            return Ok(CommandExit::InputError);
         }
-        let served = match metrics.map(metrics::Listener::bind).transpose() {
+        let served = match metrics.map(metrics_server::MetricsListener::bind).transpose() {
             Ok(served) => served,
-            Err(what) => {
-                line(err, format_args!("error: {what}"))?;
-                return Ok(Outcome::Problems);
+            Err(error) => {
+                write_error(err, &error)?;
+                return Ok(CommandExit::ProblemsFound);
             }
         };
-        let config = Config {
-            home: home.clone(),
+        let config = DaemonConfig {
+            state_dir: state_dir.clone(),
             settings,
             foreground: true,
-            metrics: served.as_ref().map(metrics::Listener::address),
+            metrics: served.as_ref().map(metrics_server::MetricsListener::address),
             settings_file: file,
         };
         let app = match take_over(&config) {
             Ok(app) => app,
-            Err(Why::Daemon(what)) => {
-                line(err, format_args!("error: {what}"))?;
-                return Ok(Outcome::Problems);
+            Err(TakeOverError::Daemon(what)) => {
+                write_line(err, format_args!("error: {what}"))?;
+                return Ok(CommandExit::ProblemsFound);
             }
-            Err(Why::Client(error)) => {
-                says(err, &error)?;
-                return Ok(Outcome::Problems);
+            Err(TakeOverError::Client(error)) => {
+                write_client_error(err, &error)?;
+                return Ok(CommandExit::ProblemsFound);
             }
         };
-        // A Ctrl-C that follows the greeting must end the daemon, not kill it. A view would hide the greeting, and is opened later.
-        let screen = lines.then(|| Screen::waiting(self.kind()));
-        // Lines of JSON are for programs.
+        // A Ctrl-C after the greeting must stop the daemon in order, so signals are caught before it. A live view would hide the
+        // greeting and is opened later.
+        let display = lines.then(|| LiveDisplay::open_with_signals(self.display_mode()));
+        // JSON output has no greeting.
         if self.format() != LogFormat::Json {
-            greet(&app.report(), served.as_ref().map(metrics::Listener::address), out)?;
+            write_greeting(
+                &app.report(),
+                served.as_ref().map(metrics_server::MetricsListener::address),
+                out,
+            )?;
         }
         let served = match served.map(|served| served.serve(app.daemon())).transpose() {
             Ok(served) => served,
-            Err(what) => {
-                line(err, format_args!("error: {what}"))?;
-                return Ok(Outcome::Problems);
+            Err(error) => {
+                write_error(err, &error)?;
+                return Ok(CommandExit::ProblemsFound);
             }
         };
-        let mut summary = Summary::default();
-        let mut started = workloads.map(|workloads| workloads.start(&home, &news));
-        let screen = screen.unwrap_or_else(|| Screen::waiting(self.kind()));
-        let watched = self.watch(&app, screen, &news, &mut summary, out);
+        let mut summary = UsageSummary::default();
+        let mut started = workloads.map(|workloads| workloads.start(&state_dir, &log));
+        let display = display.unwrap_or_else(|| LiveDisplay::open_with_signals(self.display_mode()));
+        let watched = self.watch(&app, display, &log, &mut summary, out);
         if let Some(started) = &mut started {
-            // What these shares did is known as long as they are there.
-            summary.see(&app.report());
-            started.end(&Client::new(home), GRACE);
+            // The usage of these shares is known only until they are stopped.
+            summary.record(&app.report());
+            started.stop(&DaemonClient::new(state_dir), STOP_GRACE_PERIOD);
         }
         if let Some(served) = served {
             served.stop();
@@ -193,73 +203,72 @@ impl Up {
         let left = app.run();
         watched?;
         for text in started.iter().flat_map(|started| summary.lines(started)) {
-            line(out, format_args!("{text}"))?;
+            write_line(out, format_args!("{text}"))?;
         }
         if left > 0 && self.format() != LogFormat::Json {
-            let shares = if left == 1 { "1 share goes on".into() } else { format!("{left} shares go on") };
-            line(
+            let shares =
+                if left == 1 { "1 share continues".into() } else { format!("{left} shares continue") };
+            write_line(
                 out,
-                format_args!(
-                    "{shares}, kept in the background: partage ps shows them, partage up takes them up"
-                ),
+                format_args!("{shares} in the background: list with partage ps, adopt with partage up"),
             )?;
         }
-        Ok(Outcome::Fine)
+        Ok(CommandExit::Success)
     }
 
-    /// A live view where there is a terminal for it, unless lines are asked for.
-    fn kind(&self) -> Kind {
-        if self.plain || self.json { Kind::Stream } else { Kind::Full.on_terminal() }
+    /// Returns the live view if standard output is a terminal and no log lines were requested.
+    fn display_mode(&self) -> DisplayMode {
+        if self.plain || self.json { DisplayMode::Stream } else { DisplayMode::FullScreen.on_terminal() }
     }
 
     fn format(&self) -> LogFormat {
-        match self.kind() {
+        match self.display_mode() {
             _ if self.json => LogFormat::Json,
-            Kind::Stream => logging::format_from_env(),
+            DisplayMode::Stream => logging::format_from_env(),
             _ => LogFormat::View,
         }
     }
 
-    /// Shows log lines below the view, or as they come.
-    fn log(&self, news: &Arc<News>) -> Result<(), FilterError> {
-        let news = Arc::clone(news);
-        let writer = LineWriter::new(move |line| news.tell(line));
+    /// Sends log lines to the view, or to standard output.
+    fn log(&self, log: &Arc<ActivityLog>) -> Result<(), FilterError> {
+        let log = Arc::clone(log);
+        let writer = LineWriter::new(move |line| log.push(line));
         let options = LogOptions { format: self.format(), verbose: self.verbose, colors: false };
         logging::init(options, move || writer.clone())
     }
 
-    /// Shows how everything is until somebody has seen enough or the time is over.
+    /// Shows the view until the user quits or the time is over.
     fn watch(
         &self,
-        app: &App,
-        mut screen: Screen,
-        news: &News,
-        summary: &mut Summary,
+        app: &DaemonApp,
+        mut display: LiveDisplay,
+        log: &ActivityLog,
+        summary: &mut UsageSummary,
         out: &mut dyn Write,
     ) -> io::Result<()> {
         let end = self.time.map(|time| Instant::now() + time);
         let left = |longest: Duration| {
             end.map_or(longest, |end| end.saturating_duration_since(Instant::now()).min(longest))
         };
-        let mut view = View::new(usize::MAX, screen::has_blocks());
-        let mut before: Option<Report> = None;
+        let mut view = ViewOptions::new(usize::MAX, terminal::supports_unicode());
+        let mut before: Option<MachineReport> = None;
         let mut now = app.report();
         loop {
-            summary.see(&now);
-            if screen.is_live() {
-                view.width = screen.size().1;
+            summary.record(&now);
+            if display.is_live() {
+                view.width = display.size().1;
                 let mut lines = view::lines(before.as_ref(), &now, &view);
-                lines.push(screen::Line::default());
-                lines.extend(news.lines());
-                screen.show(&lines, &view::foot(&view), out)?;
+                lines.push(terminal::StyledLine::default());
+                lines.extend(log.lines());
+                display.show(&lines, &view::footer(&view), out)?;
             }
-            match screen.wait(left(FRAME)) {
-                Wake::End => break,
-                Wake::Key(key) => {
-                    view.key(key);
+            match display.wait(left(FRAME_INTERVAL)) {
+                WakeReason::Quit => break,
+                WakeReason::Key(key) => {
+                    view.apply_key(key);
                 }
-                Wake::Resized => {}
-                Wake::Time => {
+                WakeReason::Resized => {}
+                WakeReason::Timeout => {
                     before = Some(now);
                     now = app.report();
                 }
@@ -272,49 +281,53 @@ impl Up {
     }
 }
 
-struct Prepared {
-    home: Home,
-    settings: Settings,
+struct DaemonSetup {
+    state_dir: StateDir,
+    settings: WorkstationSettings,
     file: Option<PathBuf>,
     metrics: Option<SocketAddr>,
     workloads: Option<Workloads>,
 }
 
-enum Why {
+enum TakeOverError {
     Daemon(String),
     Client(partage_workstation::client::ClientError),
 }
 
 /// Builds the daemon, in place of one in the background.
-fn take_over(config: &Config) -> Result<App, Why> {
-    /// A daemon that is asked to hand over does so at once, unless requests are in progress or the machine is very busy.
+fn take_over(config: &DaemonConfig) -> Result<DaemonApp, TakeOverError> {
+    /// Maximum time for a background daemon to hand over: usually none, longer if requests are in progress or the machine is busy.
     const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(20);
     let until = Instant::now() + HAND_OVER_TIMEOUT;
-    let home = &config.home;
-    let client = Client::new(home.clone());
+    let state_dir = &config.state_dir;
+    let client = DaemonClient::new(state_dir.clone());
     loop {
-        client.take_over().map_err(Why::Client)?;
-        match App::build(config.clone()) {
+        client.take_over().map_err(TakeOverError::Client)?;
+        match DaemonApp::build(config.clone()) {
             Ok(app) => return Ok(app),
             Err(DaemonError::Busy) if Instant::now() < until => {
                 std::thread::sleep(Duration::from_millis(20));
             }
             Err(DaemonError::Busy) => {
-                return Err(Why::Daemon(format!(
-                    "another keeper holds {} and does not make place: end it first",
-                    home.path().display()
+                return Err(TakeOverError::Daemon(format!(
+                    "another daemon uses {} and did not hand over in time: stop it first",
+                    state_dir.path().display()
                 )));
             }
             Err(error) => {
-                // Who was sent away for this one comes back.
+                // Lets the daemon in the background, which was asked to hand over, start again.
                 client.resume();
-                return Err(Why::Daemon(describe(&error)));
+                return Err(TakeOverError::Daemon(describe(&error)));
             }
         }
     }
 }
 
-fn greet(report: &Report, metrics: Option<SocketAddr>, out: &mut dyn Write) -> io::Result<()> {
+fn write_greeting(
+    report: &MachineReport,
+    metrics: Option<SocketAddr>,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     let mut models: Vec<(usize, &str)> = Vec::new();
     for gpu in &report.gpus {
         match models.iter_mut().find(|(_, model)| *model == gpu.model) {
@@ -324,65 +337,63 @@ fn greet(report: &Report, metrics: Option<SocketAddr>, out: &mut dyn Write) -> i
     }
     let gpus: Vec<String> = models.iter().map(|(count, model)| format!("{count} x {model}")).collect();
     let gpus = gpus.join(", ");
-    match report.driver.simulated {
-        true => line(
-            out,
-            format_args!("no NVIDIA driver in use: {gpus} are simulated (driver {})", report.driver.version),
-        )?,
-        false => line(out, format_args!("{gpus}, driver {}", report.driver.version))?,
-    }
+    let simulated = if report.driver.simulated { "no NVIDIA driver in use: simulating " } else { "" };
+    write_line(out, format_args!("{simulated}{gpus}, driver {}", report.driver.version))?;
     if let Some(address) = metrics {
-        line(out, format_args!("metrics: http://{address}/metrics"))?;
+        write_line(out, format_args!("metrics: http://{address}/metrics"))?;
     }
-    line(
+    write_line(
         out,
         format_args!(
-            "another terminal: partage run --memory 4Gi --cores 30 -- COMMAND; Ctrl-C ends this one"
+            "start a share in another terminal: partage run --memory 4Gi --cores 30 -- COMMAND; stop with Ctrl-C"
         ),
     )?;
     out.flush()
 }
 
-/// What happens, a line at a time: below the view, or as it comes.
-pub(super) struct News {
-    /// To who writes it, where there is no view. Whoever has news does not wait: a reader may have stopped reading.
+/// Recent log lines: kept for the view, or written to standard output.
+pub(super) struct ActivityLog {
+    /// Queue of the thread that writes lines if there is no view. Callers never block: a full queue drops lines, because the reader
+    /// of standard output may be stuck.
     plain: Option<SyncSender<String>>,
     last: Mutex<VecDeque<String>>,
 }
 
-impl News {
-    fn new(plain: bool) -> io::Result<News> {
-        /// Lines that may wait for their reader; more are lost.
-        const WAITING: usize = 1024;
+impl ActivityLog {
+    fn new(plain: bool) -> io::Result<ActivityLog> {
+        /// Maximum number of lines in the queue; further lines are dropped.
+        const MAX_QUEUED_LINES: usize = 1024;
         if !plain {
-            return Ok(News { plain: None, last: Mutex::default() });
+            return Ok(ActivityLog { plain: None, last: Mutex::default() });
         }
-        // The program's own handle of it is locked for as long as it runs.
+        // `main` holds the lock of `io::stdout()` until it exits.
         let mut out = File::from(io::stdout().as_fd().try_clone_to_owned()?);
-        let (sender, news) = mpsc::sync_channel::<String>(WAITING);
-        std::thread::Builder::new().name("news".into()).spawn(move || {
-            for words in news {
-                // A reader who left is no reason to stop keeping.
-                let _ = line(&mut out, format_args!("{words}"));
+        let (sender, queue) = mpsc::sync_channel::<String>(MAX_QUEUED_LINES);
+        std::thread::Builder::new().name("log".into()).spawn(move || {
+            for line in queue {
+                // The daemon continues even if its output is closed.
+                let _ = write_line(&mut out, format_args!("{line}"));
             }
         })?;
-        Ok(News { plain: Some(sender), last: Mutex::default() })
+        Ok(ActivityLog { plain: Some(sender), last: Mutex::default() })
     }
 
-    pub(super) fn tell(&self, words: &str) {
+    pub(super) fn push(&self, line: &str) {
         if let Some(out) = &self.plain {
-            let _ = out.try_send(words.into());
+            let _ = out.try_send(line.into());
             return;
         }
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.len() == NEWS {
+        if last.len() == MAX_RECENT_LINES {
             last.pop_front();
         }
-        last.push_back(words.into());
+        last.push_back(line.into());
     }
 
-    fn lines(&self) -> Vec<screen::Line> {
+    fn lines(&self) -> Vec<terminal::StyledLine> {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        last.iter().map(|words| screen::Line::plain(screen::Style::Faint, format_args!("{words}"))).collect()
+        last.iter()
+            .map(|line| terminal::StyledLine::new(terminal::TextStyle::Dim, format_args!("{line}")))
+            .collect()
     }
 }

@@ -1,18 +1,18 @@
-//! `partage sim inject`: breaks the GPUs of a simulated node, and mends them.
+//! `partage sim inject`: injects faults into the GPUs of a simulated node, and clears them.
 
-use super::super::Outcome;
-use super::{attach, counted};
-use crate::output::line;
+use super::super::{CommandExit, write_error};
+use super::{counted, open_node};
+use crate::output::write_line;
+use anyhow::{bail, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 use partage_sim_node::node::{NodeConfig, NodeDir};
-use partage_sim_node::state::{Fault, State};
+use partage_sim_node::state::{GpuFault, SimNodeState};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-/// Break a simulated GPU, or mend it
+/// Inject a fault into a simulated GPU, or clear it
 ///
-/// What programs on the node see from then on is what they would see of a real card: through NVML's events and
-/// counters, and through the errors of CUDA calls.
+/// Programs on the node see the fault as on real hardware: in NVML events and counters, and in the errors of CUDA calls.
 #[derive(Args)]
 #[command(
     after_help = EXAMPLES,
@@ -20,222 +20,218 @@ use std::path::PathBuf;
     subcommand_help_heading = "Faults",
     disable_help_subcommand = true
 )]
-pub(crate) struct Inject {
-    /// The folder of the node [default: $PARTAGE_SIM_DIR]
+pub(crate) struct SimInjectCommand {
+    /// Directory of the node [default: $PARTAGE_SIM_DIR]
     #[arg(long, value_name = "DIR", global = true)]
     dir: Option<PathBuf>,
 
-    /// Which GPU: its index, its UUID or the beginning of one, or all [default: the only one]
+    /// GPU: its index, its UUID or a prefix of it, or all [default: the only GPU]
     #[arg(long, value_name = "GPU", global = true, allow_hyphen_values = true)]
     gpu: Option<String>,
 
     #[command(subcommand)]
-    fault: What,
+    fault: FaultCommand,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  partage sim inject lost                           the node's only GPU falls off the bus
-  partage sim inject back                           and is there again
+  partage sim inject lost                           the only GPU falls off the bus
+  partage sim inject back                           and returns
   partage sim inject --gpu 3 xid 13
   partage sim inject --gpu all slow 2.5
   partage sim inject --gpu GPU-513536b6 ecc --uncorrected 1
   partage sim inject --gpu 1 mig on
   partage sim inject driver unload
 
-Exit code: 0 it is so, 2 there is no such node or GPU, or it cannot have this fault";
+Exit code: 0 success, 2 the node or GPU does not exist, or the GPU cannot have this fault";
 
 #[derive(Subcommand)]
-enum What {
-    /// The driver reports an XID, and nothing else changes
+enum FaultCommand {
+    /// Report an XID without any other change
     Xid {
-        /// The XID, as in NVIDIA's list
-        #[arg(value_name = "CODE", value_parser = xid)]
+        /// XID number, as documented by NVIDIA
+        #[arg(value_name = "CODE", value_parser = parse_xid)]
         code: u32,
     },
-    /// Memory errors; uncorrected ones come with XID 48
+    /// Count memory errors; uncorrected ones also report XID 48
     #[command(group = clap::ArgGroup::new("errors").required(true).multiple(true))]
     Ecc {
-        /// So many errors that the card mended
-        #[arg(long, value_name = "N", group = "errors", value_parser = errors)]
+        /// Number of corrected errors
+        #[arg(long, value_name = "N", group = "errors", value_parser = parse_error_count)]
         corrected: Option<u64>,
-        /// So many errors that it could not mend
-        #[arg(long, value_name = "N", group = "errors", value_parser = errors)]
+        /// Number of uncorrected errors
+        #[arg(long, value_name = "N", group = "errors", value_parser = parse_error_count)]
         uncorrected: Option<u64>,
     },
-    /// Falls off the bus, with XID 79
+    /// Drop the GPU off the bus, with XID 79
     Lost,
-    /// Is on the bus again, for processes that start anew
+    /// Return a lost GPU to the bus, for new processes
     Back,
-    /// Takes so many times as long for everything
+    /// Slow the GPU down by a factor
     Slow {
-        /// 1 to 1000, thousandths included; 1 is as usual
-        #[arg(value_name = "FACTOR", value_parser = factor)]
+        /// Factor from 1 (normal speed) to 1000, with at most three decimals
+        #[arg(value_name = "FACTOR", value_parser = parse_factor)]
         factor: u32,
     },
-    /// Switches MIG mode, at once; the card is not cut in instances
+    /// Switch MIG mode at once, without creating instances
     Mig {
-        /// How it is to be
-        to: Mode,
+        /// New mode
+        to: MigMode,
     },
-    /// Unloads or loads the node's kernel driver
+    /// Load or unload the kernel driver of the node
     Driver {
-        /// What to do with it
-        to: Driver,
+        /// Action
+        to: DriverAction,
     },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Driver {
-    /// As after rmmod: programs that start find no driver
+enum DriverAction {
+    /// As rmmod does: new programs find no driver
     Unload,
-    /// As after modprobe
+    /// As modprobe does
     Load,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Mode {
-    /// Programs that start do not see the GPU
+enum MigMode {
+    /// New programs do not see the GPU
     On,
-    /// As usual
+    /// New programs see the GPU
     Off,
 }
 
-fn xid(text: &str) -> Result<u32, String> {
-    text.parse().ok().filter(|&code| code > 0).ok_or_else(|| "use the number of an XID, such as 79".into())
+fn parse_xid(text: &str) -> Result<u32, String> {
+    text.parse().ok().filter(|&code| code > 0).ok_or_else(|| "use an XID number, such as 79".into())
 }
 
-fn errors(text: &str) -> Result<u64, String> {
+fn parse_error_count(text: &str) -> Result<u64, String> {
     let errors = text.parse().ok().filter(|errors| (1..=u64::from(u32::MAX)).contains(errors));
     errors.ok_or_else(|| "use a whole number, 1 or more".into())
 }
 
-/// A factor in thousandths.
-fn factor(text: &str) -> Result<u32, String> {
-    let wrong = || "use 1 (as usual) to 1000, such as 2.5".to_string();
-    let factor: f64 = text.parse().map_err(|_| wrong())?;
-    // What is no number is in no range.
-    if (1.0..=1000.0).contains(&factor) { Ok((factor * 1000.0).round() as u32) } else { Err(wrong()) }
+/// Parses a factor as thousandths.
+fn parse_factor(text: &str) -> Result<u32, String> {
+    let invalid = || "use 1 (normal speed) to 1000, such as 2.5".to_string();
+    let factor: f64 = text.parse().map_err(|_| invalid())?;
+    // NaN is in no range.
+    if (1.0..=1000.0).contains(&factor) { Ok((factor * 1000.0).round() as u32) } else { Err(invalid()) }
 }
 
-impl Inject {
-    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
-        match self.happen() {
-            Ok(words) => {
-                for words in words {
-                    line(out, format_args!("{words}"))?;
+impl SimInjectCommand {
+    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<CommandExit> {
+        match self.inject() {
+            Ok(lines) => {
+                for text in lines {
+                    write_line(out, format_args!("{text}"))?;
                 }
-                Ok(Outcome::Fine)
+                Ok(CommandExit::Success)
             }
-            Err(what) => {
-                line(err, format_args!("error: {what}"))?;
-                Ok(Outcome::Unreadable)
+            Err(error) => {
+                write_error(err, &error)?;
+                Ok(CommandExit::InputError)
             }
         }
     }
 
-    /// Makes it happen and says so, a line for every GPU; or what is wrong, and nothing happened.
-    fn happen(&self) -> Result<Vec<String>, String> {
-        let (node, state) = attach(self.dir.as_deref())?;
-        if let What::Driver { to } = self.fault {
-            if self.gpu.is_some() {
-                return Err("the driver is the whole node's: leave --gpu out".into());
-            }
+    /// Injects the fault and returns a line for each GPU. Injects nothing if there is an error.
+    fn inject(&self) -> anyhow::Result<Vec<String>> {
+        let (node, state) = open_node(self.dir.as_deref())?;
+        if let FaultCommand::Driver { to } = self.fault {
+            ensure!(self.gpu.is_none(), "the driver belongs to the whole node: omit --gpu");
             return Ok(vec![set_driver(&state, to)]);
         }
-        let gpus = which(node.config(), self.gpu.as_deref())?;
-        if matches!(self.fault, What::Ecc { .. })
+        let gpus = select_gpus(node.config(), self.gpu.as_deref())?;
+        if matches!(self.fault, FaultCommand::Ecc { .. })
             && let Some((gpu, name)) = gpus.iter().find_map(|&gpu| without_ecc(&node, gpu))
         {
-            return Err(format!("GPU {gpu} is a {name}, which has no ECC memory: nothing was injected"));
+            bail!("GPU {gpu} is a {name}, which has no ECC memory: nothing was injected");
         }
-        if matches!(self.fault, What::Mig { .. })
+        if matches!(self.fault, FaultCommand::Mig { .. })
             && let Some((gpu, name)) = gpus.iter().find_map(|&gpu| without_mig(&node, gpu))
         {
-            return Err(format!("GPU {gpu} is a {name}, which has no MIG mode: nothing was injected"));
+            bail!("GPU {gpu} is a {name}, which has no MIG mode: nothing was injected");
         }
-        Ok(gpus.into_iter().map(|gpu| format!("GPU {gpu}: {}", self.on(&node, &state, gpu))).collect())
+        Ok(gpus
+            .into_iter()
+            .map(|gpu| format!("GPU {gpu}: {}", self.inject_into(&node, &state, gpu)))
+            .collect())
     }
 
-    /// Makes it happen on one GPU and says so.
-    fn on(&self, node: &NodeDir, state: &State, gpu: usize) -> String {
+    /// Injects the fault into one GPU and describes the result.
+    fn inject_into(&self, node: &NodeDir, state: &SimNodeState, gpu: usize) -> String {
         match self.fault {
-            What::Xid { code } => {
-                state.inject(gpu, Fault::Xid(code));
-                format!("XID {code} is reported")
+            FaultCommand::Xid { code } => {
+                state.inject(gpu, GpuFault::Xid(code));
+                format!("XID {code} reported")
             }
-            What::Ecc { corrected, uncorrected } => {
-                let mut words = Vec::new();
+            FaultCommand::Ecc { corrected, uncorrected } => {
+                let mut results = Vec::new();
                 if let Some(errors) = corrected {
-                    state.inject(gpu, Fault::CorrectedErrors(errors));
-                    words.push(format!("{} counted", errors_words(errors, "corrected")));
+                    state.inject(gpu, GpuFault::CorrectedErrors(errors));
+                    results.push(format!("{} counted", count_errors(errors, "corrected")));
                 }
                 if let Some(errors) = uncorrected {
-                    state.inject(gpu, Fault::UncorrectedErrors(errors));
-                    words.push(format!(
-                        "{} counted, and XID 48 is reported",
-                        errors_words(errors, "uncorrected")
-                    ));
+                    state.inject(gpu, GpuFault::UncorrectedErrors(errors));
+                    results.push(format!("{} counted, XID 48 reported", count_errors(errors, "uncorrected")));
                 }
-                words.join("; ")
+                results.join("; ")
             }
-            What::Lost if state.is_lost(gpu) => "is off the bus already".into(),
-            What::Lost => {
-                let there = state.processes(gpu).len();
-                state.inject(gpu, Fault::Lost);
-                match there {
-                    0 => "fell off the bus; XID 79 is reported".into(),
-                    _ => format!(
-                        "fell off the bus under {}; XID 79 is reported",
-                        counted(there, "process", "processes")
-                    ),
+            FaultCommand::Lost if state.is_lost(gpu) => "already lost".into(),
+            FaultCommand::Lost => {
+                let processes = state.processes(gpu).len();
+                state.inject(gpu, GpuFault::Lost);
+                match processes {
+                    0 => "lost, XID 79 reported".into(),
+                    _ => format!("lost by {}, XID 79 reported", counted(processes, "process", "processes")),
                 }
             }
-            What::Back if !state.is_lost(gpu) => "is on the bus already".into(),
-            What::Back => {
-                state.inject(gpu, Fault::Returned);
+            FaultCommand::Back if !state.is_lost(gpu) => "not lost".into(),
+            FaultCommand::Back => {
+                state.inject(gpu, GpuFault::Returned);
                 match state.processes(gpu).len() {
-                    0 => "is on the bus again".into(),
-                    there => format!(
-                        "is on the bus again; {} that lost it must start anew",
-                        counted(there, "process", "processes")
+                    0 => "back on the bus".into(),
+                    processes => format!(
+                        "back on the bus; {} that lost it must be restarted",
+                        counted(processes, "process", "processes")
                     ),
                 }
             }
-            What::Slow { factor } => {
-                state.inject(gpu, Fault::Slow(factor));
+            FaultCommand::Slow { factor } => {
+                state.inject(gpu, GpuFault::Slow(factor));
                 match factor {
-                    1000 => "is as fast as usual".into(),
-                    _ => format!("takes {} times as long from now on", f64::from(factor) / 1000.0),
+                    1000 => "normal speed".into(),
+                    _ => format!("{} times slower", f64::from(factor) / 1000.0),
                 }
             }
-            What::Mig { to } => {
-                let (enabled, mode) = (to == Mode::On, if to == Mode::On { "enabled" } else { "disabled" });
-                if node.is_split(state, gpu) == enabled {
-                    return format!("MIG mode is {mode} already");
+            FaultCommand::Mig { to } => {
+                let enabled = to == MigMode::On;
+                let mode = if enabled { "enabled" } else { "disabled" };
+                if node.is_mig_enabled(state, gpu) == enabled {
+                    return format!("MIG mode is already {mode}");
                 }
-                state.inject(gpu, Fault::Mig(enabled));
-                format!("MIG mode is {mode}")
+                state.inject(gpu, GpuFault::Mig(enabled));
+                format!("MIG mode {mode}")
             }
-            // It is no GPU's.
-            What::Driver { to } => set_driver(state, to),
+            // Handled before: the driver belongs to the node and not to a GPU.
+            FaultCommand::Driver { to } => set_driver(state, to),
         }
     }
 }
 
-fn set_driver(state: &State, to: Driver) -> String {
-    let loaded = to == Driver::Load;
+fn set_driver(state: &SimNodeState, to: DriverAction) -> String {
+    let loaded = to == DriverAction::Load;
     if state.is_loaded() == loaded {
-        return format!("the driver is {} already", if loaded { "loaded" } else { "unloaded" });
+        return format!("the driver is already {}", if loaded { "loaded" } else { "unloaded" });
     }
     state.set_loaded(loaded);
     if loaded {
-        return "the driver is loaded".into();
+        return "driver loaded".into();
     }
-    "the driver is unloaded: NVML says so, and programs that start find no GPU".into()
+    "driver unloaded: NVML reports it, and new programs find no GPU".into()
 }
 
-fn errors_words(errors: u64, kind: &str) -> String {
+fn count_errors(errors: u64, kind: &str) -> String {
     format!("{errors} {kind} error{}", if errors == 1 { "" } else { "s" })
 }
 
@@ -249,36 +245,39 @@ fn without_mig(node: &NodeDir, gpu: usize) -> Option<(usize, String)> {
     (profile.mig_instances == 0).then(|| (gpu, profile.name.to_string()))
 }
 
-/// The GPUs that are meant.
-fn which(config: &NodeConfig, asked: Option<&str>) -> Result<Vec<usize>, String> {
+/// Returns the indices of the selected GPUs.
+fn select_gpus(config: &NodeConfig, selector: Option<&str>) -> anyhow::Result<Vec<usize>> {
     let all: Vec<usize> = (0..config.gpus.len()).collect();
     let last = all.len().saturating_sub(1);
-    let asked = match asked {
-        Some(asked) => asked,
+    let selector = match selector {
+        Some(selector) => selector,
         None if all.len() == 1 => return Ok(all),
-        None => return Err(format!("which of the {} GPUs? Use --gpu 0 to {last}, or --gpu all", all.len())),
+        None => {
+            bail!("the node has {} GPUs: select one with --gpu 0 to {last}, or all with --gpu all", all.len())
+        }
     };
-    if asked.eq_ignore_ascii_case("all") {
+    if selector.eq_ignore_ascii_case("all") {
         return Ok(all);
     }
-    if let Ok(index) = asked.parse::<usize>() {
+    if let Ok(index) = selector.parse::<usize>() {
         if all.contains(&index) {
             return Ok(vec![index]);
         }
-    } else if asked.len() > 4 && asked.get(..4).is_some_and(|start| start.eq_ignore_ascii_case("GPU-")) {
+    } else if selector.len() > 4 && selector.get(..4).is_some_and(|start| start.eq_ignore_ascii_case("GPU-"))
+    {
         let begins = |gpu: &usize| {
             let uuid = config.gpus[*gpu].uuid.as_str();
-            uuid.get(..asked.len()).is_some_and(|start| start.eq_ignore_ascii_case(asked))
+            uuid.get(..selector.len()).is_some_and(|start| start.eq_ignore_ascii_case(selector))
         };
         let found: Vec<usize> = all.iter().copied().filter(begins).collect();
         match found.len() {
             0 => {}
             1 => return Ok(found),
-            many => return Err(format!("{many} UUIDs begin with {asked}: write more of it")),
+            count => bail!("{count} UUIDs begin with {selector}: use a longer prefix"),
         }
     }
-    let there = if last == 0 { "0".to_string() } else { format!("0 to {last}") };
-    Err(format!("the node has no GPU \"{asked}\": use {there}, a UUID, or all"))
+    let indices = if last == 0 { "0".to_string() } else { format!("0 to {last}") };
+    bail!("the node has no GPU \"{selector}\": use {indices}, a UUID, or all")
 }
 
 #[cfg(test)]
@@ -288,25 +287,28 @@ mod tests {
     use partage_sim_node::profile;
 
     #[test]
-    fn factors_are_exact_to_the_thousandth() {
-        assert_eq!((factor("1"), factor("2.5"), factor("1000")), (Ok(1000), Ok(2500), Ok(1_000_000)));
+    fn factor_is_parsed_to_three_decimals() {
+        assert_eq!(
+            (parse_factor("1"), parse_factor("2.5"), parse_factor("1000")),
+            (Ok(1000), Ok(2500), Ok(1_000_000))
+        );
         for wrong in ["0.9", "-1", "NaN", "inf", "1001", "fast", ""] {
-            assert!(factor(wrong).is_err(), "{wrong}");
+            assert!(parse_factor(wrong).is_err(), "{wrong}");
         }
     }
 
     #[test]
-    fn gpus_are_named_in_several_ways() {
+    fn gpus_are_selected_by_index_uuid_prefix_or_all() {
         let config = NodeConfig::new(DriverVersion::R550, &profile::T4, 3, 7).unwrap();
-        let which = |asked| super::which(&config, asked);
+        let select = |selector| select_gpus(&config, selector).ok();
         let uuid = &config.gpus[1].uuid;
-        let beginning = uuid[..12].to_uppercase();
-        assert_eq!((which(Some("2")), which(Some("ALL"))), (Ok(vec![2]), Ok(vec![0, 1, 2])));
-        assert_eq!((which(Some(uuid)), which(Some(&beginning))), (Ok(vec![1]), Ok(vec![1])));
+        let prefix = uuid[..12].to_uppercase();
+        assert_eq!((select(Some("2")), select(Some("ALL"))), (Some(vec![2]), Some(vec![0, 1, 2])));
+        assert_eq!((select(Some(uuid)), select(Some(&prefix))), (Some(vec![1]), Some(vec![1])));
         for wrong in [None, Some("3"), Some("-1"), Some("GPU-"), Some(""), Some("GPU-x"), Some("é-é-é")] {
-            assert!(which(wrong).is_err(), "{wrong:?}");
+            assert!(select(wrong).is_none(), "{wrong:?}");
         }
         let one = NodeConfig::new(DriverVersion::R550, &profile::T4, 1, 7).unwrap();
-        assert_eq!(super::which(&one, None), Ok(vec![0]));
+        assert_eq!(select_gpus(&one, None).unwrap(), [0]);
     }
 }

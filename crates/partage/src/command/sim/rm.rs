@@ -1,7 +1,7 @@
 //! `partage sim rm`: removes simulated nodes.
 
-use super::super::Outcome;
-use crate::output::line;
+use super::super::CommandExit;
+use crate::output::write_line;
 use clap::Args;
 use partage_sim_node::node::NodeDir;
 use std::io::{self, Write};
@@ -9,12 +9,12 @@ use std::path::PathBuf;
 
 /// Remove simulated nodes
 ///
-/// Removes the folder of a node, if it is one and holds nothing else. Programs that still run on it keep what they
-/// have; programs that start find no driver.
+/// Removes a node's directory, if it contains nothing else. Programs that are running on the node continue; new programs find no
+/// driver.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Rm {
-    /// The folder of a node; may be given several times
+pub(crate) struct SimRmCommand {
+    /// Directory of a node; can be repeated
     #[arg(value_name = "DIR", required = true)]
     dirs: Vec<PathBuf>,
 }
@@ -24,17 +24,17 @@ Examples:
   partage sim rm \"$PARTAGE_SIM_DIR\"
   partage sim rm /dev/shm/partage-sim-*
 
-Exit code: 0 done, 2 one of them cannot be removed";
+Exit code: 0 success, 2 a node cannot be removed";
 
-impl Rm {
-    pub(crate) fn run(&self, err: &mut dyn Write) -> io::Result<Outcome> {
-        let mut outcome = Outcome::Fine;
+impl SimRmCommand {
+    pub(crate) fn run(&self, err: &mut dyn Write) -> io::Result<CommandExit> {
+        let mut exit = CommandExit::Success;
         for dir in &self.dirs {
             if let Err(error) = NodeDir::remove(dir) {
-                line(err, format_args!("error: {error}"))?;
-                outcome = Outcome::Unreadable;
+                write_line(err, format_args!("error: {error}"))?;
+                exit = CommandExit::InputError;
             }
         }
-        Ok(outcome)
+        Ok(exit)
     }
 }

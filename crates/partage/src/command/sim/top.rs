@@ -1,41 +1,41 @@
-//! `partage sim top`: who uses what on a simulated node, in simulated truth.
+//! `partage sim top`: shows the exact usage of a simulated node, live.
 
-mod report;
+mod usage_report;
 
-use super::super::{Outcome, Output};
-use super::attach;
-use crate::output::line;
-use crate::screen::{Kind, Line, Screen, Style, Wake};
+use super::super::{CommandExit, OutputFormat, write_error};
+use super::open_node;
+use crate::output::write_line;
+use crate::terminal::{DisplayMode, LiveDisplay, StyledLine, TextStyle, WakeReason};
 use clap::Args;
 use partage_sim_node::node::NodeDir;
-use partage_sim_node::state::{State, Usage};
-use report::Report;
+use partage_sim_node::state::{GpuActivity, SimNodeState};
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Duration;
+use usage_report::SimReport;
 
-/// Show who uses what on a simulated node, in simulated truth
+/// Show the exact usage of a simulated node
 ///
-/// Says what no driver tells: how long each process really had a GPU, beside what NVML shows of it. On a terminal the
-/// table is drawn anew until q or Ctrl-C; elsewhere one follows the other.
+/// Shows what a real driver does not report: the exact GPU time of each process, beside the utilization that NVML reports. On a
+/// terminal the table is refreshed until q or Ctrl-C; otherwise a new table is printed after each interval.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Top {
-    /// The folder of the node [default: $PARTAGE_SIM_DIR]
+pub(crate) struct SimTopCommand {
+    /// Directory of the node [default: $PARTAGE_SIM_DIR]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 
-    /// How to answer; json is one document, as with --once
-    #[arg(short, long, value_enum, default_value_t = Output::Table)]
-    output: Output,
+    /// Output format; json is one document, as with --once
+    #[arg(short, long, value_enum, default_value_t = OutputFormat::Table)]
+    output: OutputFormat,
 
-    /// One table, after one interval
+    /// Print one table after one interval and exit
     #[arg(long)]
     once: bool,
 
-    /// Seconds that shares are taken over, and between tables: 0.01 to 3600
-    #[arg(long, value_name = "S", value_parser = seconds, default_value = "1")]
+    /// Refresh interval in seconds, over which percentages are computed, 0.01 to 3600
+    #[arg(long, value_name = "S", value_parser = parse_seconds, default_value = "1")]
     interval: Duration,
 }
 
@@ -45,87 +45,89 @@ Examples:
   partage sim top --once --interval 5
   partage sim top -o json | jq '.gpus[].processes[] | {pid, sharePercent}'
 
-Exit code: 0 done, 2 there is no such node, or it was removed meanwhile";
+Exit code: 0 success, 2 the node does not exist or was removed";
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    let wrong = || "use 0.01 to 3600 seconds".to_string();
-    let seconds: f64 = text.parse().map_err(|_| wrong())?;
-    if (0.01..=3600.0).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err(wrong()) }
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let invalid = || "use 0.01 to 3600 seconds".to_string();
+    let seconds: f64 = text.parse().map_err(|_| invalid())?;
+    if (0.01..=3600.0).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err(invalid()) }
 }
 
-impl Top {
-    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<Outcome> {
-        let (node, state) = match attach(self.dir.as_deref()) {
+impl SimTopCommand {
+    pub(crate) fn run(&self, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<CommandExit> {
+        let (node, state) = match open_node(self.dir.as_deref()) {
             Ok(found) => found,
-            Err(what) => {
-                line(err, format_args!("error: {what}"))?;
-                return Ok(Outcome::Unreadable);
+            Err(error) => {
+                write_error(err, &error)?;
+                return Ok(CommandExit::InputError);
             }
         };
         match self.output {
-            Output::Json => {
-                let report = self.one(&node, &state);
+            OutputFormat::Json => {
+                let report = self.sample(&node, &state);
                 serde_json::to_writer_pretty(&mut *out, &report)?;
                 writeln!(out)?;
-                Ok(Outcome::Fine)
+                Ok(CommandExit::Success)
             }
-            Output::Table if self.once => {
-                for text in self.one(&node, &state).lines() {
-                    line(out, format_args!("{text}"))?;
+            OutputFormat::Table if self.once => {
+                for text in self.sample(&node, &state).lines() {
+                    write_line(out, format_args!("{text}"))?;
                 }
-                Ok(Outcome::Fine)
+                Ok(CommandExit::Success)
             }
-            Output::Table => self.go_on(&node, &state, out, err),
+            OutputFormat::Table => self.run_live(&node, &state, out, err),
         }
     }
 
-    fn one(&self, node: &NodeDir, state: &State) -> Report {
-        let before = look(state);
+    fn sample(&self, node: &NodeDir, state: &SimNodeState) -> SimReport {
+        let before = read_usage(state);
         std::thread::sleep(self.interval);
-        Report::new(node, state, &before, &look(state))
+        SimReport::new(node, state, &before, &read_usage(state))
     }
 
-    /// Table after table, until somebody has seen enough.
-    fn go_on(
+    /// Shows tables until the user quits.
+    fn run_live(
         &self,
         node: &NodeDir,
-        state: &State,
+        state: &SimNodeState,
         out: &mut dyn Write,
         err: &mut dyn Write,
-    ) -> io::Result<Outcome> {
-        /// Nobody likes to look at nothing for a whole interval.
-        const FIRST: Duration = Duration::from_millis(200);
-        let identity = identity(node);
-        let mut screen = Screen::open(Kind::Inline.on_terminal());
-        let foot = Line::plain(Style::Plain, format_args!("q ends"));
-        let mut before = look(state);
-        let mut wait = if screen.is_live() { self.interval.min(FIRST) } else { self.interval };
+    ) -> io::Result<CommandExit> {
+        /// Maximum time until the first table is shown on a terminal.
+        const FIRST_INTERVAL: Duration = Duration::from_millis(200);
+        let state_inode = state_inode(node);
+        let mut display = LiveDisplay::open(DisplayMode::Inline.on_terminal());
+        let footer = StyledLine::new(TextStyle::Plain, format_args!("q quit"));
+        let mut before = read_usage(state);
+        let mut wait = if display.is_live() { self.interval.min(FIRST_INTERVAL) } else { self.interval };
         loop {
-            match screen.wait(wait) {
-                Wake::End => return Ok(Outcome::Fine),
-                Wake::Time | Wake::Resized | Wake::Key(_) => {}
+            match display.wait(wait) {
+                WakeReason::Quit => return Ok(CommandExit::Success),
+                WakeReason::Timeout | WakeReason::Resized | WakeReason::Key(_) => {}
             }
-            if self::identity(node) != identity {
-                drop(screen);
-                line(err, format_args!("error: {} was removed", node.path().display()))?;
-                return Ok(Outcome::Unreadable);
+            if self::state_inode(node) != state_inode {
+                drop(display);
+                write_line(err, format_args!("error: {} was removed", node.path().display()))?;
+                return Ok(CommandExit::InputError);
             }
-            let after = look(state);
-            let report = Report::new(node, state, &before, &after);
-            let lines =
-                report.lines().into_iter().map(|text| Line::plain(Style::Plain, format_args!("{text}")));
-            screen.show(&lines.collect::<Vec<_>>(), &foot, out)?;
+            let after = read_usage(state);
+            let report = SimReport::new(node, state, &before, &after);
+            let lines = report
+                .lines()
+                .into_iter()
+                .map(|text| StyledLine::new(TextStyle::Plain, format_args!("{text}")));
+            display.show(&lines.collect::<Vec<_>>(), &footer, out)?;
             before = after;
             wait = self.interval;
         }
     }
 }
 
-fn look(state: &State) -> Vec<Usage> {
+fn read_usage(state: &SimNodeState) -> Vec<GpuActivity> {
     (0..state.gpus()).map(|gpu| state.usage(gpu)).collect()
 }
 
-/// Another node in the same folder has another one.
-fn identity(node: &NodeDir) -> Option<u64> {
-    std::fs::metadata(node.state()).ok().map(|data| data.ino())
+/// Returns the inode of the node's state file. It changes if the node is removed and created again in the same directory.
+fn state_inode(node: &NodeDir) -> Option<u64> {
+    std::fs::metadata(node.state_file()).ok().map(|data| data.ino())
 }

@@ -1,63 +1,63 @@
-//! A report as a picture: pure functions from what is known to lines.
+//! The tables of `partage top` and `partage up`: pure functions from reports to lines.
 
-use super::super::words::{cores, size};
-use super::rates::{Rate, Rates};
-use crate::screen::{Column, Line, Style, table};
-use partage_workstation::report::{GpuReport, PartReport, Report, ShareReport, Stage};
+use super::super::format::{self, format_bytes, format_cores};
+use super::rates::{ShareRate, UsageRates};
+use crate::terminal::{StyledLine, TableColumn, TextStyle, layout_table};
+use partage_workstation::report::{GpuReport, GpuShareReport, MachineReport, ShareReport, ShareStage};
 use std::cmp::Ordering;
 
-/// Who comes first.
+/// The order of shares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Sort {
-    /// By name.
+pub(crate) enum SortKey {
+    /// Alphabetical order of share names.
     #[default]
     Name,
-    /// Who uses the most memory.
+    /// Highest memory usage first.
     Memory,
-    /// Who got the most compute.
+    /// Highest compute usage first.
     Cores,
-    /// Who was kept waiting the longest.
+    /// Longest throttled time first.
     Throttled,
 }
 
-impl Sort {
-    fn words(self) -> &'static str {
+impl SortKey {
+    fn name(self) -> &'static str {
         match self {
-            Sort::Name => "name",
-            Sort::Memory => "memory",
-            Sort::Cores => "cores",
-            Sort::Throttled => "throttled",
+            SortKey::Name => "name",
+            SortKey::Memory => "memory",
+            SortKey::Cores => "cores",
+            SortKey::Throttled => "throttled",
         }
     }
 }
 
-/// How to show it.
+/// Options of the view; some are changed by keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Options {
-    /// Letters in a line; `usize::MAX` for as many as it takes.
+pub(crate) struct ViewOptions {
+    /// Maximum width of a line; `usize::MAX` is unlimited.
     pub(crate) width: usize,
-    /// Who comes first.
-    pub(crate) sort: Sort,
-    /// Who would come first comes last.
+    /// The order of shares.
+    pub(crate) sort: SortKey,
+    /// Whether the order is reversed.
     pub(crate) reverse: bool,
-    /// Whether more than ASCII can be shown.
-    pub(crate) blocks: bool,
-    /// Whether the keys are explained.
+    /// Whether the terminal shows characters other than ASCII.
+    pub(crate) unicode: bool,
+    /// Whether the help for keys is shown.
     pub(crate) help: bool,
 }
 
-impl Options {
-    pub(crate) fn new(width: usize, blocks: bool) -> Options {
-        Options { width, sort: Sort::default(), reverse: false, blocks, help: false }
+impl ViewOptions {
+    pub(crate) fn new(width: usize, unicode: bool) -> ViewOptions {
+        ViewOptions { width, sort: SortKey::default(), reverse: false, unicode, help: false }
     }
 
-    /// Does what a key means; says whether it means anything.
-    pub(crate) fn key(&mut self, key: char) -> bool {
+    /// Applies a key. Returns whether the key has a meaning.
+    pub(crate) fn apply_key(&mut self, key: char) -> bool {
         match key.to_ascii_lowercase() {
-            'm' => self.sort = Sort::Memory,
-            'c' => self.sort = Sort::Cores,
-            'n' => self.sort = Sort::Name,
-            't' => self.sort = Sort::Throttled,
+            'm' => self.sort = SortKey::Memory,
+            'c' => self.sort = SortKey::Cores,
+            'n' => self.sort = SortKey::Name,
+            't' => self.sort = SortKey::Throttled,
             'r' => self.reverse = !self.reverse,
             '?' | 'h' => self.help = !self.help,
             _ => return false,
@@ -66,56 +66,59 @@ impl Options {
     }
 
     fn mark<'a>(&self, block: &'a str, ascii: &'a str) -> &'a str {
-        if self.blocks { block } else { ascii }
+        if self.unicode { block } else { ascii }
     }
 }
 
-/// Everything, from the machine to who waits.
-pub(crate) fn lines(before: Option<&Report>, now: &Report, options: &Options) -> Vec<Line> {
-    let rates = Rates::between(before, now);
-    let mut lines = vec![head(now)];
-    for warning in &now.keeper.warnings {
+/// Returns all lines: the header, GPUs, shares and queued requests.
+pub(crate) fn lines(
+    before: Option<&MachineReport>,
+    now: &MachineReport,
+    options: &ViewOptions,
+) -> Vec<StyledLine> {
+    let rates = UsageRates::between(before, now);
+    let mut lines = vec![header(now)];
+    for warning in &now.daemon.warnings {
         let mark = options.mark("⚠", "!");
-        lines.push(Line::plain(Style::Bad, format_args!("{mark} {warning}")));
+        lines.push(StyledLine::new(TextStyle::Error, format_args!("{mark} {warning}")));
     }
     if options.help {
-        lines.extend(keys());
+        lines.extend(key_help());
     }
-    lines.push(Line::default());
-    lines.extend(gpus(now, &rates, options));
-    lines.push(Line::default());
+    lines.push(StyledLine::default());
+    lines.extend(gpu_table(now, &rates, options));
+    lines.push(StyledLine::default());
     if now.shares.is_empty() {
-        lines.push(Line::plain(Style::Faint, format_args!("{}", super::super::words::NO_SHARES)));
+        lines.push(StyledLine::new(TextStyle::Dim, format_args!("{}", format::NO_SHARES_HINT)));
     } else {
-        lines.extend(shares(now, &rates, options));
+        lines.extend(share_table(now, &rates, options));
     }
     if !now.waiting.is_empty() {
-        lines.push(Line::default());
-        lines.extend(super::super::words::waiting(now));
+        lines.push(StyledLine::default());
+        lines.extend(format::waiting_lines(now));
     }
     lines
 }
 
-/// What stands below it on a terminal.
-pub(crate) fn foot(options: &Options) -> Line {
-    let mut line = Line::default();
-    line.push(Style::Faint, format_args!("q ends  ? keys  sorted by {}", options.sort.words()));
-    line.push(Style::Faint, format_args!("{}", if options.reverse { ", reversed" } else { "" }));
+/// Returns the line below the tables on a terminal.
+pub(crate) fn footer(options: &ViewOptions) -> StyledLine {
+    let mut line = StyledLine::default();
+    line.push(TextStyle::Dim, format_args!("q quit  ? keys  sorted by {}", options.sort.name()));
+    line.push(TextStyle::Dim, format_args!("{}", if options.reverse { ", reversed" } else { "" }));
     line
 }
 
-fn head(now: &Report) -> Line {
-    let mut line = Line::default();
+fn header(now: &MachineReport) -> StyledLine {
+    let mut line = StyledLine::default();
     let kind = if now.driver.simulated { "simulated driver" } else { "driver" };
     let waiting = match now.waiting.len() {
         0 => String::new(),
-        1 => ", 1 waits".into(),
-        many => format!(", {many} wait"),
+        count => format!(", {count} queued"),
     };
     let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
-    line.push(Style::Head, format_args!("{}", now.machine));
+    line.push(TextStyle::Heading, format_args!("{}", now.machine));
     line.push(
-        Style::Plain,
+        TextStyle::Plain,
         format_args!(
             ": {}, {}{waiting}, {kind} {}",
             counted(now.gpus.len(), "GPU"),
@@ -126,209 +129,216 @@ fn head(now: &Report) -> Line {
     line
 }
 
-fn keys() -> Vec<Line> {
+fn key_help() -> Vec<StyledLine> {
     let keys = [
-        ("m", "sort by memory in use"),
-        ("c", "sort by compute got"),
+        ("m", "sort by memory usage"),
+        ("c", "sort by compute usage"),
         ("n", "sort by name"),
-        ("t", "sort by time kept waiting"),
-        ("r", "the other way round"),
-        ("?", "show or hide this"),
-        ("q", "end; Esc and Ctrl-C too"),
+        ("t", "sort by throttled time"),
+        ("r", "reverse the order"),
+        ("?", "show or hide this help"),
+        ("q", "quit, also Esc and Ctrl-C"),
     ];
-    let line = |(key, means): (&str, &str)| {
-        let mut line = Line::plain(Style::Head, format_args!("  {key}  "));
-        line.push(Style::Plain, format_args!("{means}"));
+    let line = |(key, meaning): (&str, &str)| {
+        let mut line = StyledLine::new(TextStyle::Heading, format_args!("  {key}  "));
+        line.push(TextStyle::Plain, format_args!("{meaning}"));
         line
     };
-    std::iter::once(Line::default()).chain(keys.into_iter().map(line)).collect()
+    std::iter::once(StyledLine::default()).chain(keys.into_iter().map(line)).collect()
 }
 
-fn cell(text: impl std::fmt::Display) -> Line {
-    Line::plain(Style::Plain, format_args!("{text}"))
+fn cell(text: impl std::fmt::Display) -> StyledLine {
+    StyledLine::new(TextStyle::Plain, format_args!("{text}"))
 }
 
-/// A bar: what is in use of what is promised of all of it.
-fn bar(used: f64, promised: f64, cells: usize, style: Style, options: &Options) -> Line {
+/// Returns a bar of used and allocated fractions.
+fn bar(used: f64, allocated: f64, cells: usize, style: TextStyle, options: &ViewOptions) -> StyledLine {
     let marks = |part: f64| (part.clamp(0.0, 1.0) * cells as f64).round() as usize;
-    // What is there at all is seen.
+    // Any usage shows at least one mark.
     let used_marks = if used > 0.0 { marks(used).max(1) } else { 0 };
-    let promised_marks = marks(promised).max(used_marks);
-    let mut line = Line::default();
-    let mut add = |style: Style, mark: &str, times: usize| {
+    let allocated_marks = marks(allocated).max(used_marks);
+    let mut line = StyledLine::default();
+    let mut add = |style: TextStyle, mark: &str, times: usize| {
         for _ in 0..times {
             line.push(style, format_args!("{mark}"));
         }
     };
     add(style, options.mark("█", "#"), used_marks);
-    add(Style::Plain, options.mark("▒", "="), promised_marks - used_marks);
-    add(Style::Faint, options.mark("·", "."), cells - promised_marks);
+    add(TextStyle::Plain, options.mark("▒", "="), allocated_marks - used_marks);
+    add(TextStyle::Dim, options.mark("·", "."), cells - allocated_marks);
     line
 }
 
-/// Room for a bar, by the room for all.
-fn cells(width: usize, narrow: usize, wide: usize) -> usize {
+/// Returns the width of a bar on a terminal of this width.
+fn bar_width(width: usize, narrow: usize, wide: usize) -> usize {
     if width < 100 { narrow } else { wide }
 }
 
-fn part_of(part: u64, whole: u64) -> f64 {
+fn fraction(part: u64, whole: u64) -> f64 {
     part as f64 / whole.max(1) as f64
 }
 
-fn percent(rates: &Rates, value: f64) -> String {
+fn percent(rates: &UsageRates, value: f64) -> String {
     if rates.are_known() { format!("{value:.1} %") } else { "-".into() }
 }
 
-const GPU_COLUMNS: [Column; 12] = [
-    Column::number("GPU", 0),
-    Column::text("MODEL", 5, 28),
-    Column::text("MEMORY", 1, usize::MAX),
-    Column::number("USED", 0),
-    Column::number("PROMISED", 3),
-    Column::number("OF", 2),
-    Column::text("COMPUTE", 4, usize::MAX),
-    Column::number("GOT", 0),
-    Column::number("PROMISED", 6),
-    Column::number("TEMP", 7),
-    Column::number("POWER", 8),
-    Column::text("HEALTH", 0, usize::MAX),
+const GPU_COLUMNS: [TableColumn; 12] = [
+    TableColumn::number("GPU", 0),
+    TableColumn::text("MODEL", 5, 28),
+    TableColumn::text("MEMORY", 1, usize::MAX),
+    TableColumn::number("USED", 0),
+    TableColumn::number("ALLOCATED", 3),
+    TableColumn::number("TOTAL", 2),
+    TableColumn::text("COMPUTE", 4, usize::MAX),
+    TableColumn::number("UTIL", 0),
+    TableColumn::number("GUARANTEED", 6),
+    TableColumn::number("TEMP", 7),
+    TableColumn::number("POWER", 8),
+    TableColumn::text("HEALTH", 0, usize::MAX),
 ];
 
-fn gpus(now: &Report, rates: &Rates, options: &Options) -> Vec<Line> {
+fn gpu_table(now: &MachineReport, rates: &UsageRates, options: &ViewOptions) -> Vec<StyledLine> {
     let row = |(gpu, got): (&GpuReport, &f64)| {
         let total = gpu.memory_bytes.0;
-        // What shares hold is known even where the driver is silent.
+        // Without data from the driver, the usage of shares is summed.
         let parts = now.shares.iter().flat_map(|share| &share.parts).filter(|part| part.uuid == gpu.uuid);
         let used =
             gpu.used_memory_bytes.map_or_else(|| parts.map(|part| part.used_bytes.0).sum(), |used| used.0);
-        let promised = gpu.promised_memory_bytes.0;
-        let promised_cores = f64::from(gpu.promised_cores.as_millipercent()) / 100_000.0;
+        let allocated = gpu.granted_memory_bytes.0;
+        let guaranteed = f64::from(gpu.guaranteed_cores.as_millipercent()) / 100_000.0;
         let known = |value: Option<String>| cell(value.unwrap_or_else(|| "-".into()));
         vec![
             cell(gpu.index),
             cell(gpu.model.trim_start_matches("NVIDIA ")),
             bar(
-                part_of(used, total),
-                part_of(promised, total),
-                cells(options.width, 8, 16),
-                Style::Good,
+                fraction(used, total),
+                fraction(allocated, total),
+                bar_width(options.width, 8, 16),
+                TextStyle::Good,
                 options,
             ),
-            cell(size(used)),
-            cell(size(promised)),
-            cell(size(total)),
-            bar(got / 100.0, promised_cores, cells(options.width, 8, 16), Style::Good, options),
+            cell(format_bytes(used)),
+            cell(format_bytes(allocated)),
+            cell(format_bytes(total)),
+            bar(got / 100.0, guaranteed, bar_width(options.width, 8, 16), TextStyle::Good, options),
             cell(percent(rates, *got)),
-            cell(gpu.promised_cores),
+            cell(gpu.guaranteed_cores),
             known(gpu.temperature.map(|degrees| format!("{degrees} C"))),
             known(gpu.power_milliwatts.map(|power| format!("{} W", power.div_ceil(1000)))),
             health(gpu),
         ]
     };
-    table(&GPU_COLUMNS, now.gpus.iter().zip(&rates.gpus).map(row).collect(), options.width)
+    layout_table(&GPU_COLUMNS, now.gpus.iter().zip(&rates.gpus).map(row).collect(), options.width)
 }
 
-fn health(gpu: &GpuReport) -> Line {
+fn health(gpu: &GpuReport) -> StyledLine {
     let mut line = match &gpu.unhealthy {
-        None => Line::plain(Style::Good, format_args!("ok")),
-        Some(why) => Line::plain(Style::Bad, format_args!("{why}")),
+        None => StyledLine::new(TextStyle::Good, format_args!("ok")),
+        Some(why) => StyledLine::new(TextStyle::Error, format_args!("{why}")),
     };
-    match gpu.strangers.len() {
+    match gpu.unowned_processes.len() {
         0 => {}
-        1 => line.push(Style::Warn, format_args!(", 1 process of no share")),
-        many => line.push(Style::Warn, format_args!(", {many} processes of no share")),
+        1 => line.push(TextStyle::Warning, format_args!(", 1 process without a share")),
+        many => line.push(TextStyle::Warning, format_args!(", {many} processes without a share")),
     }
     line
 }
 
-const SHARE_COLUMNS: [Column; 11] = [
-    Column::text("NAME", 0, 26),
-    Column::text("USER", 6, 12),
-    Column::number("GPU", 3),
-    Column::text("MEMORY", 5, usize::MAX),
-    Column::number("USED", 0),
-    Column::number("LIMIT", 2),
-    Column::number("GOT", 0),
-    Column::number("PROMISED", 4),
-    Column::number("THROTTLED", 1),
-    Column::number("REFUSED", 7),
-    Column::text("NOTE", 8, usize::MAX),
+const SHARE_COLUMNS: [TableColumn; 11] = [
+    TableColumn::text("NAME", 0, 26),
+    TableColumn::text("USER", 6, 12),
+    TableColumn::number("GPU", 3),
+    TableColumn::text("MEMORY", 5, usize::MAX),
+    TableColumn::number("USED", 0),
+    TableColumn::number("LIMIT", 2),
+    TableColumn::number("UTIL", 0),
+    TableColumn::number("GUARANTEED", 4),
+    TableColumn::number("THROTTLED", 1),
+    TableColumn::number("REFUSED", 7),
+    TableColumn::text("NOTE", 8, usize::MAX),
 ];
 
-fn shares(now: &Report, rates: &Rates, options: &Options) -> Vec<Line> {
+fn share_table(now: &MachineReport, rates: &UsageRates, options: &ViewOptions) -> Vec<StyledLine> {
     let mut order: Vec<usize> = (0..now.shares.len()).collect();
     order.sort_by(|&a, &b| {
-        let order =
-            first(now, rates, options.sort, a, b).then_with(|| now.shares[a].name.cmp(&now.shares[b].name));
+        let order = compare_shares(now, rates, options.sort, a, b)
+            .then_with(|| now.shares[a].name.cmp(&now.shares[b].name));
         if options.reverse { order.reverse() } else { order }
     });
     let rows = order.into_iter().flat_map(|at| {
         let share = &now.shares[at];
         share.parts.iter().zip(&rates.shares[at]).map(|(part, rate)| row(share, part, rate, rates, options))
     });
-    table(&SHARE_COLUMNS, rows.collect(), options.width)
+    layout_table(&SHARE_COLUMNS, rows.collect(), options.width)
 }
 
-/// Which of two shares comes first.
-fn first(now: &Report, rates: &Rates, sort: Sort, a: usize, b: usize) -> Ordering {
+/// Compares two shares by the sort key.
+fn compare_shares(now: &MachineReport, rates: &UsageRates, sort: SortKey, a: usize, b: usize) -> Ordering {
     let memory =
         |at: usize| now.shares[at].parts.iter().map(|part| u128::from(part.used_bytes.0)).sum::<u128>();
-    let sum = |at: usize, what: fn(&Rate) -> f64| rates.shares[at].iter().map(what).sum::<f64>();
+    let sum = |at: usize, what: fn(&ShareRate) -> f64| rates.shares[at].iter().map(what).sum::<f64>();
     match sort {
-        Sort::Name => Ordering::Equal,
-        Sort::Memory => memory(b).cmp(&memory(a)),
-        Sort::Cores => sum(b, |rate| rate.got).total_cmp(&sum(a, |rate| rate.got)),
-        Sort::Throttled => sum(b, |rate| rate.throttled).total_cmp(&sum(a, |rate| rate.throttled)),
+        SortKey::Name => Ordering::Equal,
+        SortKey::Memory => memory(b).cmp(&memory(a)),
+        SortKey::Cores => sum(b, |rate| rate.got).total_cmp(&sum(a, |rate| rate.got)),
+        SortKey::Throttled => sum(b, |rate| rate.throttled).total_cmp(&sum(a, |rate| rate.throttled)),
     }
 }
 
-fn row(share: &ShareReport, part: &PartReport, rate: &Rate, rates: &Rates, options: &Options) -> Vec<Line> {
-    /// A share that uses this much of its limit is about to be refused something.
-    const NEARLY: f64 = 0.9;
-    /// Waiting is what limits are for; this much of it is worth a look.
-    const LONG: f64 = 50.0;
-    let of_limit = part.memory_bytes.map(|limit| part_of(part.used_bytes.0, limit.0));
-    let full = of_limit.is_some_and(|used| used >= NEARLY);
+fn row(
+    share: &ShareReport,
+    part: &GpuShareReport,
+    rate: &ShareRate,
+    rates: &UsageRates,
+    options: &ViewOptions,
+) -> Vec<StyledLine> {
+    /// Fraction of the memory limit from which usage is highlighted: allocations may soon fail.
+    const NEAR_LIMIT: f64 = 0.9;
+    /// Percentage of throttled time from which it is highlighted; less is the normal effect of a limit.
+    const HIGH_THROTTLED_PERCENT: f64 = 50.0;
+    let of_limit = part.memory_bytes.map(|limit| fraction(part.used_bytes.0, limit.0));
+    let full = of_limit.is_some_and(|used| used >= NEAR_LIMIT);
     let styled = |warn: bool, text: String| {
-        Line::plain(if warn { Style::Warn } else { Style::Plain }, format_args!("{text}"))
+        StyledLine::new(if warn { TextStyle::Warning } else { TextStyle::Plain }, format_args!("{text}"))
     };
-    let style = if full { Style::Warn } else { Style::Good };
+    let style = if full { TextStyle::Warning } else { TextStyle::Good };
     vec![
         name(share, options),
         cell(&share.user),
         cell(part.gpu),
-        of_limit
-            .map_or_else(Line::default, |used| bar(used, 0.0, cells(options.width, 6, 8), style, options)),
-        styled(full, size(part.used_bytes.0)),
-        cell(part.memory_bytes.map_or_else(|| "-".into(), |limit| size(limit.0))),
+        of_limit.map_or_else(StyledLine::default, |used| {
+            bar(used, 0.0, bar_width(options.width, 6, 8), style, options)
+        }),
+        styled(full, format_bytes(part.used_bytes.0)),
+        cell(part.memory_bytes.map_or_else(|| "-".into(), |limit| format_bytes(limit.0))),
         cell(percent(rates, rate.got)),
-        cell(cores(part, options.mark("≤", "<="))),
-        styled(rate.throttled >= LONG, percent(rates, rate.throttled)),
+        cell(format_cores(part, options.mark("≤", "<="))),
+        styled(rate.throttled >= HIGH_THROTTLED_PERCENT, percent(rates, rate.throttled)),
         styled(part.refusals > 0, part.refusals.to_string()),
         note(share),
     ]
 }
 
-/// The warning stands beside the name, where it is seen on the narrowest terminal too.
-fn name(share: &ShareReport, options: &Options) -> Line {
+/// Returns the name with the bypass warning, which is visible there on the narrowest terminal too.
+fn name(share: &ShareReport, options: &ViewOptions) -> StyledLine {
     let mut line = cell(&share.name);
     if !share.bypass_suspected.is_empty() {
         line.cut(24);
-        line.push(Style::Bad, format_args!(" {}", options.mark("⚠", "!")));
+        line.push(TextStyle::Error, format_args!(" {}", options.mark("⚠", "!")));
     }
     line
 }
 
-fn note(share: &ShareReport) -> Line {
+fn note(share: &ShareReport) -> StyledLine {
     let mut line = match share.stage {
-        Stage::Running => Line::default(),
-        Stage::Starting => cell("starting"),
-        Stage::Lingering => cell("its command has ended"),
-        Stage::Stopping => Line::plain(Style::Warn, format_args!("stopping")),
+        ShareStage::Running => StyledLine::default(),
+        ShareStage::Starting => cell("starting"),
+        ShareStage::Lingering => cell("lingering"),
+        ShareStage::Stopping => StyledLine::new(TextStyle::Warning, format_args!("stopping")),
     };
     if !share.bypass_suspected.is_empty() {
         let gap = if line.width() > 0 { ", " } else { "" };
-        line.push(Style::Bad, format_args!("{gap}bypass suspected: partage inspect {}", share.name));
+        line.push(TextStyle::Error, format_args!("{gap}bypass suspected: partage inspect {}", share.name));
     }
     line
 }

@@ -1,8 +1,9 @@
-//! Shares to start with `partage up`, from a file.
+//! Workload files of `partage up --start`: shares to start, each with its command.
 
-use super::News;
-use partage_workstation::client::Client;
-use partage_workstation::home::Home;
+use super::ActivityLog;
+use anyhow::{Context, ensure};
+use partage_workstation::client::DaemonClient;
+use partage_workstation::state_dir::StateDir;
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
@@ -12,14 +13,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What the file says.
+/// The contents of a workload file.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Workloads {
     shares: Vec<Workload>,
 }
 
-/// One share and its command, in the words of `partage run`.
+/// One share and its command; the fields are options of `partage run`.
 #[derive(Clone, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Workload {
@@ -44,47 +45,40 @@ pub(super) struct Workload {
 }
 
 impl Workloads {
-    pub(super) fn load(path: &Path) -> Result<Workloads, String> {
-        let place = path.display();
-        let text = crate::input::text(path).map_err(|what| format!("{place}: {what}"))?;
-        let workloads: Workloads =
-            serde_saphyr::from_str(&text).map_err(|error| format!("{place}: {error}"))?;
+    /// Reads and validates a file.
+    pub(super) fn load(path: &Path) -> anyhow::Result<Workloads> {
+        Workloads::read(path).with_context(|| path.display().to_string())
+    }
+
+    fn read(path: &Path) -> anyhow::Result<Workloads> {
+        let text = crate::manifest_files::read_text(path)?;
+        let workloads: Workloads = serde_saphyr::from_str(&text)?;
         let mut names = BTreeSet::new();
-        for workload in &workloads.shares {
-            if !names.insert(&workload.name) {
-                return Err(format!(
-                    "{place}: two shares are called {}: give each its own name",
-                    workload.name
-                ));
-            }
-            if workload.command.is_empty() {
-                return Err(format!(
-                    "{place}: {} has no command: write one, as a list of words",
-                    workload.name
-                ));
-            }
+        for Workload { name, command, .. } in &workloads.shares {
+            ensure!(names.insert(name), "duplicate share name {name}: give each share its own name");
+            ensure!(!command.is_empty(), "{name} has no command: write it as a list of words");
         }
         Ok(workloads)
     }
 
-    /// Starts all of them, as `partage run` would.
-    pub(super) fn start(self, home: &Home, news: &Arc<News>) -> Started {
+    /// Starts all workloads with `partage run`.
+    pub(super) fn start(self, state_dir: &StateDir, log: &Arc<ActivityLog>) -> StartedWorkloads {
         let started = self.shares.into_iter().map(|workload| {
-            let child = workload.start(home, news);
+            let child = workload.start(state_dir, log);
             if let Err(error) = &child {
-                news.tell(&format!("{}: cannot be started: {error}", workload.name));
+                log.push(&format!("{}: cannot start: {error}", workload.name));
             }
             (workload, child.ok())
         });
-        Started(started.collect())
+        StartedWorkloads(started.collect())
     }
 }
 
 impl Workload {
-    fn start(&self, home: &Home, news: &Arc<News>) -> std::io::Result<Child> {
+    fn start(&self, state_dir: &StateDir, log: &Arc<ActivityLog>) -> std::io::Result<Child> {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("partage").arg("run").args(["--name", &self.name]);
-        command.arg("--home").arg(home.path());
+        command.arg("--state-dir").arg(state_dir.path());
         let options = [
             ("--gpus", self.gpus.map(|gpus| gpus.to_string())),
             ("--memory", self.memory.clone()),
@@ -105,7 +99,7 @@ impl Workload {
             command.arg("--oversubscribe");
         }
         command.arg("--").args(&self.command);
-        // Ctrl-C is for who started them: it ends them in order.
+        // In its own process group, so that Ctrl-C reaches only `partage up`, which stops the shares itself.
         command.process_group(0);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let outputs: [Option<Box<dyn Read + Send>>; 2] = [
@@ -113,12 +107,11 @@ impl Workload {
             child.stderr.take().map(|err| Box::new(err) as _),
         ];
         for output in outputs.into_iter().flatten() {
-            let (name, news) = (self.name.clone(), Arc::clone(news));
+            let (name, log) = (self.name.clone(), Arc::clone(log));
             std::thread::spawn(move || {
-                for words in BufReader::new(output).lines().map_while(Result::ok) {
-                    let words =
-                        words.strip_prefix(&format!("partage: {name}: ")).unwrap_or(&words).to_string();
-                    news.tell(&format!("{name}: {words}"));
+                for line in BufReader::new(output).lines().map_while(Result::ok) {
+                    let line = line.strip_prefix(&format!("partage: {name}: ")).unwrap_or(&line);
+                    log.push(&format!("{name}: {line}"));
                 }
             });
         }
@@ -126,20 +119,20 @@ impl Workload {
     }
 }
 
-/// Shares that were started here.
-pub(super) struct Started(Vec<(Workload, Option<Child>)>);
+/// Workloads that were started, with their processes.
+pub(super) struct StartedWorkloads(Vec<(Workload, Option<Child>)>);
 
-impl Started {
+impl StartedWorkloads {
     pub(super) fn workloads(&self) -> impl Iterator<Item = &Workload> {
         self.0.iter().map(|(workload, _)| workload)
     }
 
-    /// Ends all that still run.
-    pub(super) fn end(&mut self, client: &Client, grace: Duration) {
+    /// Stops all workloads that still run.
+    pub(super) fn stop(&mut self, client: &DaemonClient, grace: Duration) {
         std::thread::scope(|scope| {
             for (workload, child) in &mut self.0 {
                 scope.spawn(move || {
-                    // One that has ended by itself is no share any more.
+                    // An error means that the share has already ended.
                     let _ = client.stop(&workload.name, grace);
                     if let Some(child) = child {
                         let _ = child.wait();
