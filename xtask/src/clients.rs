@@ -1,84 +1,86 @@
-//! Programs nobody here wrote that talk to an NVIDIA driver: pinned, fetched once, shared by all checkouts.
+//! Fetches third-party programs that use an NVIDIA driver: pinned, fetched once, and shared by all checkouts.
 //!
-//! Tests ask with [`Clients::ready`], which never fetches; `make binaries` fetches. `docs/testbed.md` has the words.
+//! Tests call [`Clients::ready`], which never fetches; `make binaries` fetches. `docs/testbed.md` describes them.
 
-mod archive;
-mod build;
 mod catalog;
-mod report;
+mod check;
+mod debian_archive;
+mod fetch;
 mod store;
 
-pub use crate::missing::Missing;
-pub use build::build;
-pub use report::check;
+pub use crate::prerequisites::MissingPrerequisite;
+pub use check::check;
+pub use fetch::fetch_all;
 
-use crate::binaries::Settings;
-use catalog::Part;
+use crate::binaries::BuildPaths;
+use catalog::ClientBundle;
 use std::path::{Path, PathBuf};
-use store::Store;
+use store::ClientStore;
 
 /// A branch of the NVIDIA driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Branch {
-    /// 535, in Debian 12.
+pub enum DriverBranch {
+    /// Branch 535, in Debian 12.
     R535,
-    /// 550, in Debian 13.
+    /// Branch 550, in Debian 13.
     R550,
 }
 
-/// A folder that holds every client.
+/// A directory that holds every client.
 ///
 /// ```no_run
-/// use partage_xtask::clients::{Branch, Clients};
-/// # fn example() -> Result<(), partage_xtask::clients::Missing> {
+/// use partage_xtask::clients::{DriverBranch, Clients};
+/// # fn example() -> Result<(), partage_xtask::clients::MissingPrerequisite> {
 /// let clients = Clients::ready()?;
-/// let nvidia_smi = clients.nvidia_smi(Branch::R550);
+/// let nvidia_smi = clients.nvidia_smi(DriverBranch::R550);
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Debug)]
 pub struct Clients {
-    store: Store,
+    store: ClientStore,
 }
 
 impl Clients {
-    /// The clients, where all are there. Looks, and fetches nothing.
-    pub fn ready() -> Result<Self, Missing> {
-        Self::ready_in(&Settings::from_environment())
+    /// Returns the clients if all are there. Fetches nothing.
+    pub fn ready() -> Result<Self, MissingPrerequisite> {
+        Self::ready_in(&BuildPaths::from_environment())
     }
 
-    /// The same, with the places given.
-    pub fn ready_in(settings: &Settings) -> Result<Self, Missing> {
-        let store = Store::new(settings)?;
-        let left = store.left();
-        match left.is_empty() {
-            true => Ok(Self { store }),
-            false => Err(Missing::NotFetched {
-                left: left.iter().map(|part| part.name()).collect(),
-                all: Part::ALL.len(),
+    /// Returns the clients if all are there, with explicit paths. Fetches nothing.
+    pub fn ready_in(settings: &BuildPaths) -> Result<Self, MissingPrerequisite> {
+        let store = ClientStore::new(settings)?;
+        let missing = store.missing();
+        if missing.is_empty() {
+            Ok(Self { store })
+        } else {
+            Err(MissingPrerequisite::NotFetched {
+                missing: missing.iter().map(|bundle| bundle.name()).collect(),
+                all: ClientBundle::ALL.len(),
                 folder: store.root().to_path_buf(),
-            }),
+            })
         }
     }
 
-    /// The folder with all of them.
+    /// Returns the directory of all clients.
     pub fn folder(&self) -> &Path {
         self.store.root()
     }
 
-    /// `nvidia-smi` of a driver branch. It loads `libnvidia-ml.so.1` from `LD_LIBRARY_PATH`.
-    pub fn nvidia_smi(&self, branch: Branch) -> PathBuf {
-        self.store.program(Part::NvidiaSmi(branch))
+    /// Returns `nvidia-smi` of a driver branch. It loads `libnvidia-ml.so.1` from `LD_LIBRARY_PATH`.
+    pub fn nvidia_smi(&self, branch: DriverBranch) -> PathBuf {
+        self.store.program(ClientBundle::NvidiaSmi(branch))
     }
 
-    /// `nvtop`, with its libraries. It loads `libnvidia-ml.so.1` from `LD_LIBRARY_PATH`, and wants a terminal.
+    /// Returns `nvtop`, with its libraries. It loads `libnvidia-ml.so.1` from `LD_LIBRARY_PATH`, and requires a
+    /// terminal.
     pub fn nvtop(&self) -> PathBuf {
-        self.store.program(Part::Nvtop)
+        self.store.program(ClientBundle::Nvtop)
     }
 
-    /// A Python that has nvidia-ml-py, gpustat, nvitop, cuda-python, numba (with what it compiles with) and numpy: run
-    /// `python -m gpustat`, `python -m nvitop` or a script. Their libraries come from `LD_LIBRARY_PATH`.
+    /// Returns a Python with nvidia-ml-py, gpustat, nvitop, cuda-python, numba (with its compiler) and numpy: run
+    /// `python -m gpustat`, `python -m nvitop` or a script. The driver libraries come from `LD_LIBRARY_PATH`.
     pub fn python(&self) -> PathBuf {
-        self.store.program(Part::Python)
+        self.store.program(ClientBundle::Python)
     }
 }

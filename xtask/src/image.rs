@@ -1,22 +1,22 @@
-//! Container images without a container engine: from Debian's packages and local files to one OCI archive.
+//! Builds container images without a container engine, from Debian's packages and local files to an OCI archive.
 //!
-//! The same files make the same digest. Tests ask for the images of the bed with [`BedImage::ready`], which never builds;
-//! `make binaries` builds them, and `make image` builds Partage's own. `docs/testbed.md` has the words.
+//! Equal files make equal digests. Tests get the images of the bed with [`BedImage::ready`], which never builds; `make
+//! binaries` builds them, and `make image` builds Partage's own. `docs/testbed.md` describes them.
 
-mod archive;
-mod bed;
-mod files;
+mod bed_images;
+mod image_store;
 mod layer;
+mod oci_archive;
 mod packages;
-mod product;
-mod store;
+mod product_image;
+mod system_files;
 
-pub use bed::BedImage;
-pub use layer::Layer;
-pub use product::{Product, product};
-pub use store::{build, check};
+pub use bed_images::BedImage;
+pub use image_store::{build, check};
+pub use layer::ImageLayer;
+pub use product_image::{ProductImage, build_product_image};
 
-use crate::missing::Missing;
+use crate::prerequisites::MissingPrerequisite;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,26 +24,26 @@ use std::path::Path;
 /// An image to be written.
 ///
 /// ```no_run
-/// use partage_xtask::image::{Image, Layer};
+/// use partage_xtask::image::{ContainerImage, ImageLayer};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let mut layer = Layer::new();
+/// let mut layer = ImageLayer::new();
 /// layer.text("/etc/greeting", 0o644, "hello\n")?.folder("/tmp", 0o1777)?;
-/// let written = Image::new("localhost/greeting:bed")?.layer(layer).write("greeting.oci.tar".as_ref())?;
+/// let written = ContainerImage::new("localhost/greeting:bed")?.layer(layer).write("greeting.oci.tar".as_ref())?;
 /// assert!(written.digest.starts_with("sha256:"));
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Image {
+pub struct ContainerImage {
     name: String,
-    layers: Vec<Layer>,
-    config: Config,
+    layers: Vec<ImageLayer>,
+    config: ContainerConfig,
     gzip: bool,
 }
 
-/// How a container of the image starts. The fields stand in the order they are written in.
+/// How a container of the image starts. Fields are serialized in this order.
 #[derive(Clone, Debug, Default, Serialize)]
-struct Config {
+struct ContainerConfig {
     #[serde(rename = "User", skip_serializing_if = "String::is_empty")]
     user: String,
     #[serde(rename = "Env", skip_serializing_if = "Vec::is_empty")]
@@ -60,16 +60,17 @@ struct Config {
 
 /// An image that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Written {
-    /// The digest of its manifest: what runtimes know it by.
+pub struct WrittenImage {
+    /// The digest of its manifest, by which runtimes identify it.
     pub digest: String,
-    /// The size of the archive.
+    /// Size of the archive in bytes.
     pub size: u64,
 }
 
-impl Image {
-    /// An image without files; the name is whole, with a host or `localhost` and a tag: `localhost/debian:bed`.
-    pub fn new(name: &str) -> Result<Self, Missing> {
+impl ContainerImage {
+    /// Creates an image without files. The name must be complete, with a host or `localhost` and a tag:
+    /// `localhost/debian:bed`.
+    pub fn new(name: &str) -> Result<Self, MissingPrerequisite> {
         let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "/.-_".contains(c);
         let whole = name.rsplit_once(':').is_some_and(|(path, tag)| {
             path.contains('/')
@@ -78,77 +79,78 @@ impl Image {
                 && tag.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
                 && tag.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
         });
-        match whole {
-            true => Ok(Self {
+        if whole {
+            Ok(Self {
                 name: name.to_string(),
                 layers: Vec::new(),
-                config: Config::default(),
+                config: ContainerConfig::default(),
                 gzip: false,
-            }),
-            false => Err(Missing::Refused {
-                path: format!("the name {name:?}"),
-                why: "a whole name is host/path:tag, the path in small letters".to_string(),
-            }),
+            })
+        } else {
+            Err(MissingPrerequisite::Refused {
+                path: format!("the image name {name:?}"),
+                why: "a complete name is host/path:tag, with a lower-case path".to_string(),
+            })
         }
     }
 
-    /// One more layer, above the others.
+    /// Adds a layer above the others.
     #[must_use]
-    pub fn layer(mut self, layer: Layer) -> Self {
+    pub fn layer(mut self, layer: ImageLayer) -> Self {
         self.layers.push(layer);
         self
     }
 
-    /// What always runs.
+    /// Sets the entrypoint of the image.
     #[must_use]
     pub fn entrypoint(mut self, words: &[&str]) -> Self {
-        self.config.entrypoint = owned(words);
+        self.config.entrypoint = to_owned_strings(words);
         self
     }
 
-    /// What runs, or the words after the entrypoint, where nobody asks for something else.
+    /// Sets the default command, or the default arguments of the entrypoint.
     #[must_use]
     pub fn command(mut self, words: &[&str]) -> Self {
-        self.config.command = owned(words);
+        self.config.command = to_owned_strings(words);
         self
     }
 
-    /// A variable of the environment.
+    /// Adds an environment variable.
     #[must_use]
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.config.env.push(format!("{name}={value}"));
         self
     }
 
-    /// Who runs it: a name or a number; root where nothing is said.
+    /// Sets the user, by name or number; the default is root.
     #[must_use]
     pub fn user(mut self, user: &str) -> Self {
         self.config.user = user.to_string();
         self
     }
 
-    /// Where it runs.
+    /// Sets the working directory.
     #[must_use]
     pub fn working_folder(mut self, folder: &str) -> Self {
         self.config.working_folder = folder.to_string();
         self
     }
 
-    /// A label.
+    /// Adds a label to the image.
     #[must_use]
     pub fn label(mut self, name: &str, value: &str) -> Self {
         self.config.labels.insert(name.to_string(), value.to_string());
         self
     }
 
-    /// Packs the layers: smaller to carry, slower to write and to read.
+    /// Compresses the layers: smaller to transfer, slower to write and read.
     #[must_use]
     pub fn gzip(mut self) -> Self {
         self.gzip = true;
         self
     }
 
-    /// Its whole name.
+    /// Returns the complete name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -157,13 +159,13 @@ impl Image {
         self.name.rsplit_once(':').map_or("latest", |(_, tag)| tag)
     }
 
-    /// Writes the OCI archive; it appears whole or not at all.
-    pub fn write(&self, path: &Path) -> Result<Written, Missing> {
-        archive::write(self, path)
+    /// Writes the OCI archive; it appears complete or not at all.
+    pub fn write(&self, path: &Path) -> Result<WrittenImage, MissingPrerequisite> {
+        oci_archive::write(self, path)
     }
 }
 
-fn owned(words: &[&str]) -> Vec<String> {
+fn to_owned_strings(words: &[&str]) -> Vec<String> {
     words.iter().map(|word| (*word).to_string()).collect()
 }
 
@@ -172,15 +174,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_whole() {
+    fn image_name_without_host_or_tag_is_refused() {
         for name in ["localhost/debian:bed", "a.b:5000/c/d:1.0", "localhost/x:_1"] {
-            assert!(Image::new(name).is_ok(), "{name}");
+            assert!(ContainerImage::new(name).is_ok(), "{name}");
         }
         for name in
             ["debian", "debian:bed", "localhost/debian", "localhost/Debian:bed", "a/b:", "a//b:c", "a/b c:d"]
         {
-            let error = Image::new(name).unwrap_err().to_string();
-            assert!(error.contains("a whole name is host/path:tag"), "{name}: {error}");
+            let error = ContainerImage::new(name).unwrap_err().to_string();
+            assert!(error.contains("a complete name is host/path:tag"), "{name}: {error}");
         }
     }
 }

@@ -1,118 +1,132 @@
-//! The plain manifests in `deploy/`: the chart as helm renders it, for people who have no helm.
+//! Renders the plain manifests in `deploy/` from the chart, for users without helm.
 
-use crate::binaries::{self, Missing, Settings};
-use crate::process::last_words;
+use crate::binaries::{self, BuildPaths, MissingPrerequisite};
+use crate::process::last_lines;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The Kubernetes that they are rendered for. It decides nothing but whether the chart takes it.
-const KUBERNETES: &str = "1.36.4";
+/// The Kubernetes version to render for. It decides only whether the chart accepts it.
+const KUBE_VERSION: &str = "1.36.4";
 
 /// One file of plain manifests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Manifest {
+pub enum DeployManifest {
     /// Agents for real GPUs.
     Real,
-    /// Agents with simulated GPUs, to try things.
+    /// Agents with simulated GPUs, for evaluation.
     Simulated,
-    /// Agents that take back what agents have put on their nodes.
+    /// Agents that remove everything that agents have put on their nodes.
     Withdraw,
 }
 
-impl Manifest {
-    /// Every file.
-    pub const ALL: [Manifest; 3] = [Manifest::Real, Manifest::Simulated, Manifest::Withdraw];
+impl DeployManifest {
+    /// Every file of plain manifests.
+    pub const ALL: [DeployManifest; 3] =
+        [DeployManifest::Real, DeployManifest::Simulated, DeployManifest::Withdraw];
 
-    /// Where it is.
+    /// Returns the path of the file.
     pub fn path(self) -> PathBuf {
-        deploy().join(match self {
-            Manifest::Real => "partage.yaml",
-            Manifest::Simulated => "partage-simulated.yaml",
-            Manifest::Withdraw => "partage-withdraw.yaml",
+        deploy_dir().join(match self {
+            DeployManifest::Real => "partage.yaml",
+            DeployManifest::Simulated => "partage-simulated.yaml",
+            DeployManifest::Withdraw => "partage-withdraw.yaml",
         })
     }
 
-    fn values(self) -> &'static [&'static str] {
+    fn chart_values(self) -> &'static [&'static str] {
         match self {
-            Manifest::Real => &[],
-            Manifest::Simulated => &["settings.driver=simulated"],
-            Manifest::Withdraw => &["withdraw=true"],
+            DeployManifest::Real => &[],
+            DeployManifest::Simulated => &["settings.driver=simulated"],
+            DeployManifest::Withdraw => &["withdraw=true"],
         }
     }
 
-    fn about(self) -> &'static str {
+    fn header_comment(self) -> &'static str {
         match self {
-            Manifest::Real => {
-                "Partage for NVIDIA GPUs. Put the image where your nodes pull from, and its name below."
+            DeployManifest::Real => {
+                "Partage for NVIDIA GPUs. Push the image to a registry that your nodes can pull from, and set its name below."
             }
-            Manifest::Simulated => {
-                "Partage with simulated GPUs, to try it without any. Never beside real ones."
+            DeployManifest::Simulated => {
+                "Partage with simulated GPUs, for evaluation. Do not install it on nodes with real GPUs."
             }
-            Manifest::Withdraw => {
-                "Takes back what Partage has put on nodes; before `kubectl delete`, see docs/install.md.\n\
-                 # Who installed it with other folders of kubelet or CDI puts them in the place of /host/var/lib/kubelet and\n\
-                 # /host/run/cdi below: what is elsewhere is not found, and stays."
+            DeployManifest::Withdraw => {
+                "Removes what Partage has put on nodes. Apply it before `kubectl delete`, see docs/install.md.\n\
+                 # If Partage was installed with other kubelet or CDI directories, replace /host/var/lib/kubelet and\n\
+                 # /host/run/cdi below: files in other directories are not found, and stay."
             }
         }
     }
 
-    /// What the file should have.
-    pub fn render(self, settings: &Settings) -> Result<String, Missing> {
+    /// Renders the file's contents.
+    pub fn render(self, settings: &BuildPaths) -> Result<String, MissingPrerequisite> {
         let mut command = Command::new(binaries::helm(settings)?);
-        command.args(["template", "partage"]).arg(deploy().join("chart/partage"));
-        command.args(["--namespace", NAMESPACE, "--kube-version", KUBERNETES]);
-        for value in self.values() {
+        command.args(["template", "partage"]).arg(deploy_dir().join("chart/partage"));
+        command.args(["--namespace", NAMESPACE, "--kube-version", KUBE_VERSION]);
+        for value in self.chart_values() {
             command.args(["--set", value]);
         }
-        let doing = "rendering the chart";
-        let output = command.output().map_err(Missing::io(doing))?;
-        if !output.status.success() {
-            let said = last_words(&String::from_utf8_lossy(&output.stderr));
-            return Err(Missing::Failed { doing: doing.to_string(), said });
-        }
-        let rendered = String::from_utf8_lossy(&output.stdout);
-        // Which file of the chart it was is nothing to who reads only this one.
+        let rendered = run_helm(&mut command, "rendering the chart")?;
+        // The chart's file names are of no use in a single file.
         let lines: Vec<_> = rendered.lines().filter(|line| !line.starts_with("# Source: ")).collect();
         let rendered = lines.join("\n") + "\n";
         let objects = match self {
-            // The rest is there, as it was installed.
-            Manifest::Withdraw => {
+            // The other objects stay as they were installed.
+            DeployManifest::Withdraw => {
                 let agents = rendered.split("---\n").find(|object| object.contains("\nkind: DaemonSet\n"));
                 format!("---\n{}", agents.unwrap_or_default())
             }
-            Manifest::Real | Manifest::Simulated => format!("{SPACE}{rendered}"),
+            DeployManifest::Real | DeployManifest::Simulated => format!("{NAMESPACE_MANIFEST}{rendered}"),
         };
-        Ok(format!("# {}\n# Made from deploy/chart/partage by `make manifests`.\n{objects}", self.about()))
+        Ok(format!(
+            "# {}\n# Generated from deploy/chart/partage by `make manifests`.\n{objects}",
+            self.header_comment()
+        ))
     }
 }
 
-/// The namespace of the plain manifests. With helm it is the release's.
+/// Packages the chart into an archive in the directory `into`.
+pub fn package_chart(settings: &BuildPaths, into: &Path) -> Result<(), MissingPrerequisite> {
+    let mut command = Command::new(binaries::helm(settings)?);
+    command.arg("package").arg(deploy_dir().join("chart/partage")).arg("--destination").arg(into);
+    run_helm(&mut command, "packaging the chart").map(drop)
+}
+
+fn run_helm(command: &mut Command, doing: &str) -> Result<String, MissingPrerequisite> {
+    let output = command.output().map_err(MissingPrerequisite::io(doing))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let message = last_lines(&String::from_utf8_lossy(&output.stderr));
+    Err(MissingPrerequisite::Failed { doing: doing.to_string(), message })
+}
+
+/// The namespace of the plain manifests. With helm it is the release's namespace.
 pub const NAMESPACE: &str = "partage-system";
 
-/// helm makes a namespace by itself, where told to.
-const SPACE: &str = "---
+/// The namespace object, which helm creates itself on request.
+const NAMESPACE_MANIFEST: &str = "---
 apiVersion: v1
 kind: Namespace
 metadata:
   name: partage-system
   labels:
     app.kubernetes.io/name: partage
-    # Agents mount folders of the node.
+    # Agents mount directories of the node.
     pod-security.kubernetes.io/enforce: privileged
 ";
 
-/// Writes every file.
-pub fn write(settings: &Settings) -> Result<(), Missing> {
-    for manifest in Manifest::ALL {
+/// Writes every manifest to its file.
+pub fn write(settings: &BuildPaths) -> Result<(), MissingPrerequisite> {
+    for manifest in DeployManifest::ALL {
         let path = manifest.path();
         let text = manifest.render(settings)?;
-        fs::write(&path, text).map_err(Missing::io(format!("writing {}", path.display())))?;
+        fs::write(&path, text).map_err(MissingPrerequisite::io(format!("writing {}", path.display())))?;
     }
     Ok(())
 }
 
-fn deploy() -> PathBuf {
+fn deploy_dir() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().unwrap_or(here).join("deploy")
 }

@@ -1,4 +1,4 @@
-//! Other programs: run, waited for, stopped.
+//! Runs other programs, waits for them and stops them.
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::fs::File;
@@ -9,97 +9,112 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often we look whether something ended.
-const GLANCE: Duration = Duration::from_millis(50);
-/// The first look comes sooner, and each later one half as soon: many small programs run one after the other.
-const FIRST_GLANCE: Duration = Duration::from_millis(1);
-/// How long a program may take to tidy up after an interruption.
-const GRACE: Duration = Duration::from_secs(5);
+/// Interval between two checks whether a program has exited.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// First interval, which doubles up to the regular one: many short programs run one after the other.
+const FIRST_POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// Time for a program to exit after SIGTERM.
+const TERM_GRACE_PERIOD: Duration = Duration::from_secs(5);
 
-/// How a program ended.
+/// How a program ended, with its output.
 #[derive(Debug)]
-pub(crate) enum End {
-    Well(String),
-    Badly(String),
+pub(crate) enum ProcessEnd {
+    Succeeded(String),
+    Failed(String),
     Interrupted,
-    TooLate,
+    TimedOut,
 }
 
-/// Runs a program to its end and takes what it says, at most for `patience`.
+/// Runs a program to its end, at most for `timeout`, and returns its output.
 ///
-/// It has a process group of its own: an interruption reaches it, and what it started, through us and once.
+/// It has its own process group: an interruption reaches it and its children through this process, and only once.
 pub(crate) fn run(
     command: &mut Command,
     log: &Path,
     stop: &AtomicBool,
-    patience: Option<Duration>,
-) -> io::Result<End> {
-    // A file, because a pipe that nobody reads while we wait would fill up.
-    let said = File::create(log)?;
-    command.stdout(said.try_clone()?).stderr(said);
-    wait(command, log, stop, patience)
+    timeout: Option<Duration>,
+) -> io::Result<ProcessEnd> {
+    // A file, because a pipe that is not read during the wait would fill up.
+    let message = File::create(log)?;
+    command.stdout(message.try_clone()?).stderr(message);
+    wait(command, log, stop, timeout)
 }
 
-/// Runs a program whose output is a file of its own; its words are only what it complains of.
-pub(crate) fn run_into(command: &mut Command, out: File, log: &Path, stop: &AtomicBool) -> io::Result<End> {
+/// Runs a program with its standard output in a file; the returned output is standard error only.
+pub(crate) fn run_into(
+    command: &mut Command,
+    out: File,
+    log: &Path,
+    stop: &AtomicBool,
+) -> io::Result<ProcessEnd> {
     command.stdout(out).stderr(File::create(log)?);
     wait(command, log, stop, None)
 }
 
-fn wait(command: &mut Command, log: &Path, stop: &AtomicBool, patience: Option<Duration>) -> io::Result<End> {
+fn wait(
+    command: &mut Command,
+    log: &Path,
+    stop: &AtomicBool,
+    timeout: Option<Duration>,
+) -> io::Result<ProcessEnd> {
     command.stdin(Stdio::null()).process_group(0);
     let start = Instant::now();
-    let mut pause = FIRST_GLANCE;
+    let mut pause = FIRST_POLL_INTERVAL;
     let mut child = command.spawn()?;
     let end = loop {
         if let Some(status) = child.try_wait()? {
-            let said = String::from_utf8_lossy(&std::fs::read(log)?).into_owned();
-            break if status.success() { End::Well(said) } else { End::Badly(said) };
+            let message = String::from_utf8_lossy(&std::fs::read(log)?).into_owned();
+            break if status.success() {
+                ProcessEnd::Succeeded(message)
+            } else {
+                ProcessEnd::Failed(message)
+            };
         }
         if stop.load(Ordering::Relaxed) {
             end_group(&mut child)?;
-            break End::Interrupted;
+            break ProcessEnd::Interrupted;
         }
-        if patience.is_some_and(|patience| start.elapsed() > patience) {
+        if timeout.is_some_and(|timeout| start.elapsed() > timeout) {
             end_group(&mut child)?;
-            break End::TooLate;
+            break ProcessEnd::TimedOut;
         }
         std::thread::sleep(pause);
-        pause = GLANCE.min(pause * 2);
+        pause = POLL_INTERVAL.min(pause * 2);
     };
-    // A tool may end on the very signal that we see a moment later.
-    Ok(if stop.load(Ordering::Relaxed) { End::Interrupted } else { end })
+    // A tool may exit on the same signal that this process handles a moment later.
+    Ok(if stop.load(Ordering::Relaxed) { ProcessEnd::Interrupted } else { end })
 }
 
-/// Ends a child and its process group: SIGTERM, then SIGKILL after [`GRACE`]. The child must lead a group of its own.
+/// Ends a child and its process group: SIGTERM, then SIGKILL after [`TERM_GRACE_PERIOD`]. The child must lead its own
+/// group.
 pub(crate) fn end_group(child: &mut Child) -> io::Result<()> {
     let group = Pid::from_child(child);
-    // Errors are ignored: the group may have ended just now.
-    // Not SIGINT: a process that was started in the background ignores it, and so do its children.
+    // Errors are ignored: the group may have ended just now. SIGTERM instead of SIGINT: a process that was started in
+    // the background ignores SIGINT, and so do its children.
     let _ = kill_process_group(group, Signal::TERM);
     let start = Instant::now();
     while child.try_wait()?.is_none() {
-        if start.elapsed() > GRACE {
+        if start.elapsed() > TERM_GRACE_PERIOD {
             let _ = kill_process_group(group, Signal::KILL);
         }
-        std::thread::sleep(GLANCE);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }
 
-/// Sleeps a glance; false where we were interrupted.
-pub(crate) fn wait_a_glance(stop: &AtomicBool) -> bool {
-    std::thread::sleep(GLANCE);
+/// Sleeps for the poll interval. Returns false if this process was interrupted.
+pub(crate) fn pause_unless_stopped(stop: &AtomicBool) -> bool {
+    std::thread::sleep(POLL_INTERVAL);
     !stop.load(Ordering::Relaxed)
 }
 
-/// The last lines of what a tool said, on one line: the reason stands at the end.
-pub(crate) fn last_words(said: &str) -> String {
-    let lines: Vec<_> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+/// Returns the last lines of a tool's output on one line: the reason comes last.
+pub(crate) fn last_lines(message: &str) -> String {
+    let lines: Vec<_> = message.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let from = lines.len().saturating_sub(4);
     match lines.get(from..) {
         Some(last) if !last.is_empty() => last.join(" / "),
-        _ => "it said nothing".to_string(),
+        _ => "no output".to_string(),
     }
 }
 
@@ -107,47 +122,49 @@ pub(crate) fn last_words(said: &str) -> String {
 mod tests {
     use super::*;
 
-    fn sh(script: &str, stop: &AtomicBool, patience: Option<Duration>) -> End {
+    fn sh(script: &str, stop: &AtomicBool, timeout: Option<Duration>) -> ProcessEnd {
         let log = std::env::temp_dir().join(format!(
             "partage-process-{}-{:?}",
             std::process::id(),
             std::thread::current().id()
         ));
-        let end = run(Command::new("sh").args(["-c", script]), &log, stop, patience).unwrap();
+        let end = run(Command::new("sh").args(["-c", script]), &log, stop, timeout).unwrap();
         std::fs::remove_file(log).unwrap();
         end
     }
 
     #[test]
-    fn says_how_it_ended() {
+    fn run_reports_success_failure_and_timeout() {
         let go_on = AtomicBool::new(false);
         assert!(
-            matches!(sh("echo out; echo err >&2", &go_on, None), End::Well(said) if said == "out\nerr\n")
+            matches!(sh("echo out; echo err >&2", &go_on, None), ProcessEnd::Succeeded(message) if message == "out\nerr\n")
         );
-        assert!(matches!(sh("echo why; exit 3", &go_on, None), End::Badly(said) if said == "why\n"));
-        assert!(matches!(sh("sleep 60", &go_on, Some(GLANCE)), End::TooLate));
+        assert!(
+            matches!(sh("echo why; exit 3", &go_on, None), ProcessEnd::Failed(message) if message == "why\n")
+        );
+        assert!(matches!(sh("sleep 60", &go_on, Some(POLL_INTERVAL)), ProcessEnd::TimedOut));
     }
 
     #[test]
-    fn an_interruption_ends_the_whole_group() {
+    fn interruption_ends_the_whole_process_group() {
         let marker = std::env::temp_dir().join(format!("partage-interrupted-{}", std::process::id()));
-        // The inner shell is not our child: only the group reaches it.
+        // The inner shell is not a child of this process: only a signal to the group reaches it.
         let (ready, marker_path) = (marker.with_extension("ready"), marker.display());
         let script = format!(
-            "sh -c 'trap \"echo told > {marker_path}; exit\" TERM; echo > {}; sleep 60 & wait'; true",
+            "sh -c 'trap \"echo signaled > {marker_path}; exit\" TERM; echo > {}; sleep 60 & wait'; true",
             ready.display()
         );
         let stop = std::sync::Arc::new(AtomicBool::new(false));
         let later = std::sync::Arc::clone(&stop);
         let waited_for = ready.clone();
         let thread = std::thread::spawn(move || {
-            // Not before the shell listens: a signal that comes earlier proves nothing.
+            // The shell must have set its trap: an earlier signal proves nothing.
             while !waited_for.exists() {
-                std::thread::sleep(GLANCE);
+                std::thread::sleep(POLL_INTERVAL);
             }
             later.store(true, Ordering::Relaxed);
         });
-        assert!(matches!(sh(&script, &stop, None), End::Interrupted));
+        assert!(matches!(sh(&script, &stop, None), ProcessEnd::Interrupted));
         thread.join().unwrap();
         assert!(marker.exists());
         std::fs::remove_file(marker).unwrap();
@@ -155,8 +172,8 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_words() {
-        assert_eq!(last_words("a\nb\n\nc\nd\n e \n"), "b / c / d / e");
-        assert_eq!(last_words("\n"), "it said nothing");
+    fn last_lines_are_joined() {
+        assert_eq!(last_lines("a\nb\n\nc\nd\n e \n"), "b / c / d / e");
+        assert_eq!(last_lines("\n"), "no output");
     }
 }

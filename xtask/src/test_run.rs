@@ -1,21 +1,21 @@
-//! Runs the workspace's tests: several test binaries at a time, with the time that each test took.
+//! Runs the workspace's tests: several test binaries at a time, and measures the duration of each test.
 //!
-//! `cargo test` runs one test binary after the other, and libtest on a stable compiler reports no times. Most of the time
-//! here is spent waiting for a real Kubernetes, so binaries that wait run beside those that compute. Cargo builds, libtest
-//! runs the tests and prints their results; a failure anywhere fails the run after everything has run.
+//! `cargo test` runs one test binary after the other, and libtest on a stable compiler reports no durations. Most of
+//! the time is spent waiting for a real Kubernetes, so binaries that wait run beside those that compute. Cargo builds,
+//! libtest runs the tests and prints their results; a failure fails the run after everything has run.
 //!
-//! cargo-nextest is not used because it runs each test in a process of its own. What the tests of one binary make once, or
-//! may share, lives in their process: compiled objects, the portable shim, a Kubernetes test bed. With a process per test,
-//! each test would make its own.
+//! cargo-nextest is not used because it runs each test in its own process. Tests of one binary share expensive
+//! resources in their process: compiled objects, the portable shim, a Kubernetes test bed. With a process per test,
+//! each test would create its own.
 
 mod binaries;
-mod output;
 mod plan;
-mod run;
+mod runner;
+mod summary;
 mod supervise;
 mod timing;
 
-pub use run::{TestRunOptions, run};
+pub use runner::{TestRunOptions, run};
 
 use std::error::Error;
 use std::io;
@@ -26,22 +26,22 @@ pub enum TestRunError {
     /// Cargo did not build the tests; it has printed why.
     #[error("the tests could not be built: cargo ended with {0}")]
     Build(std::process::ExitStatus),
-    /// Cargo printed something that is not its JSON.
+    /// Cargo printed a line that is not valid JSON.
     #[error("cargo's list of test binaries could not be read")]
     List(#[source] serde_json::Error),
     /// Cargo ended before it had listed everything that it built.
-    #[error("cargo's list of test binaries is incomplete: run it again")]
+    #[error("cargo's list of test binaries is incomplete: run the command again")]
     Incomplete,
     /// No test binary was built.
     #[error("cargo built no test binary")]
     NoTests,
-    /// A signal asked for the end of the run.
+    /// A signal requested the end of the run.
     #[error("interrupted")]
     Interrupted,
     /// A program could not be started, or its output not read.
     #[error("{doing}")]
     Io {
-        /// What was being done.
+        /// Operation that failed, as a verb phrase.
         doing: String,
         /// What the system reported.
         #[source]

@@ -1,46 +1,48 @@
-//! A real Kubernetes in namespaces of its own: `Bed::start` brings it up, dropping it leaves nothing behind.
+//! Runs a real Kubernetes in its own namespaces: `TestBed::start` starts it, and dropping it removes every trace.
 //!
-//! The map: `profile` what is asked for; `folder` its files; `world` the namespaces and who tidies up; `component` one program;
-//! `control_plane`, `node` what is in a cluster; `agent` what an agent is given; `network`, `dns`, `pki`, `kubeconfig`, `cgroups` what they need;
-//! `scripts` what runs inside before any program of ours could. `docs/testbed.md` shows it in use.
+//! Modules: `profile` describes a bed, `bed_dir` holds its files, `sandbox` its namespaces and cleanup process,
+//! `component` is one program; `control_plane` and `node` are the parts of a cluster; `agent_access` gives an agent its
+//! permissions; `network`, `dns`, `pki`, `kubeconfig` and `cgroups` support them; `scripts` run inside before any
+//! program of this crate can. `docs/testbed.md` shows how tests use it.
 
-mod agent;
+mod agent_access;
+mod bed_dir;
 mod cgroups;
 mod component;
 mod containerd;
 mod control_plane;
 mod dns;
 mod error;
-mod folder;
+mod for_test;
 mod kubeconfig;
-mod logs;
+mod log_excerpt;
 mod network;
 mod node;
 mod pki;
-mod possible;
+mod preflight;
 mod profile;
-mod trial;
+mod sandbox;
 mod wait;
-mod world;
 
 pub use component::Component;
 pub use error::BedError;
-pub use node::Node;
+pub use node::BedNode;
 pub use pki::Certificate;
-pub use profile::{Cgroups, Containerd, NodeProfile, Profile};
+pub use profile::{BedProfile, CgroupVersion, ContainerdVersion, NodeProfile};
 
+use bed_dir::BedDir;
 use cgroups::Hierarchies;
-use component::Place;
+use component::ExecEnvironment;
 use control_plane::ControlPlane;
-use dns::Dns;
-use folder::Folder;
+use dns::DnsServer;
 use k8s_openapi::api::core::v1 as api;
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::Api;
 use kube::api::PostParams;
 use kubeconfig::Identity;
-use node::Surroundings;
-use pki::Authority;
+use node::BedContext;
+use pki::CertificateAuthority;
+use sandbox::Sandbox;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::future::Future;
@@ -52,91 +54,90 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use tokio::runtime::{Handle, Runtime};
-use world::World;
 
-/// How long the cluster may take to come up on a machine that is busy with other things.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Time limit for the cluster to become ready on a loaded machine.
+const READY_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A running cluster. Dropped, it is gone: processes, mounts, interfaces, cgroups, files.
-pub struct Bed {
-    nodes: Vec<Node>,
+/// A running cluster. Dropping it removes its processes, mounts, network interfaces, cgroups and files.
+pub struct TestBed {
+    nodes: Vec<BedNode>,
     plane: ControlPlane,
-    authority: Authority,
+    authority: CertificateAuthority,
     client: kube::Client,
     kubeconfig: PathBuf,
-    around: Arc<Surroundings>,
-    dns: Option<Dns>,
+    context: Arc<BedContext>,
+    dns: Option<DnsServer>,
     handle: Handle,
     runtime: Option<Runtime>,
-    world: World,
-    /// It came up whole; its logs are of use only where something fails later.
+    sandbox: Sandbox,
+    /// Whether the bed started completely. Its logs are kept only if something fails later.
     up: bool,
 }
 
-impl std::fmt::Debug for Bed {
+impl std::fmt::Debug for TestBed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Bed").field("folder", &self.around.folder.path).finish_non_exhaustive()
+        f.debug_struct("Bed").field("folder", &self.context.folder.path).finish_non_exhaustive()
     }
 }
 
-impl Bed {
-    /// Brings a cluster up; returns when its nodes are ready for pods.
-    pub fn start(profile: Profile) -> Result<Self, BedError> {
-        Self::start_telling(profile, &AtomicBool::new(false), &mut |_| {})
+impl TestBed {
+    /// Starts a cluster and returns when its nodes are ready for pods.
+    pub fn start(profile: BedProfile) -> Result<Self, BedError> {
+        Self::start_with_progress(profile, &AtomicBool::new(false), &mut |_| {})
     }
 
-    /// The same for people: tells how far it is, and can be stopped.
-    pub(crate) fn start_telling(
-        profile: Profile,
+    /// Starts a cluster as [`TestBed::start`] does, reports each step, and can be interrupted.
+    pub(crate) fn start_with_progress(
+        profile: BedProfile,
         stop: &AtomicBool,
-        tell: &mut dyn FnMut(&str),
+        report_progress: &mut dyn FnMut(&str),
     ) -> Result<Self, BedError> {
-        let ground = possible::ground(&profile)?;
-        // Another part of the process may have chosen already.
+        let inputs = preflight::check_inputs(&profile)?;
+        // Another part of the process may have installed a provider already.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let hierarchies = Hierarchies::of_this_machine()?;
-        folder::sweep(&hierarchies);
-        let folder = Folder::new()?;
-        let started = Self::start_in(profile, ground, hierarchies, &folder, stop, tell);
+        let hierarchies = Hierarchies::detect()?;
+        bed_dir::remove_stale_beds(&hierarchies);
+        let folder = BedDir::new()?;
+        let started = Self::start_in(profile, inputs, hierarchies, &folder, stop, report_progress);
         if matches!(started, Err(BedError::Interrupted)) {
-            folder.forget_logs();
+            folder.remove_logs();
         }
         started
     }
 
     fn start_in(
-        profile: Profile,
-        ground: possible::Ground,
+        profile: BedProfile,
+        inputs: preflight::BedInputs,
         hierarchies: Hierarchies,
-        folder: &Folder,
+        folder: &BedDir,
         stop: &AtomicBool,
-        tell: &mut dyn FnMut(&str),
+        report_progress: &mut dyn FnMut(&str),
     ) -> Result<Self, BedError> {
-        let busybox = ground.bin.join("busybox");
-        let world = World::begin(folder, &busybox, &hierarchies, stop)?;
-        let authority = Authority::new()?;
-        let host = Place {
-            target: world.first(),
-            cgroups: hierarchies.make(&format!("{}/control", folder.name))?,
+        let busybox = inputs.bin.join("busybox");
+        let sandbox = Sandbox::start(folder, &busybox, &hierarchies, stop)?;
+        let authority = CertificateAuthority::new()?;
+        let host = ExecEnvironment {
+            target: sandbox.first_pid(),
+            cgroups: hierarchies.create(&format!("{}/control", folder.name))?,
             enter: folder.path.join("enter.sh"),
-            bin: ground.bin.clone(),
+            bin: inputs.bin.clone(),
         };
         let plane = ControlPlane::new(folder, &host, &authority, &profile)?;
-        let around = Arc::new(Surroundings {
+        let context = Arc::new(BedContext {
             folder: folder.clone(),
             host,
-            network: world.network.clone(),
+            network: sandbox.network.clone(),
             hierarchies,
-            images: ground.images,
-            bin: ground.bin,
-            unshare: ground.unshare,
+            images: inputs.images,
+            bin: inputs.bin,
+            unshare: inputs.unshare,
         });
         let numbered = profile.nodes.iter().zip(1..);
-        let nodes = numbered.map(|(node, number)| Node::new(node, number, &around, &authority));
+        let nodes = numbered.map(|(node, number)| BedNode::new(node, number, &context, &authority));
         let nodes = nodes.collect::<Result<Vec<_>, _>>()?;
-        let runtime = runtime(&around)?;
-        let dns = Dns::start(&around.network)?;
-        let config = administrator(&authority, &control_plane::server())?;
+        let runtime = runtime(&context)?;
+        let dns = DnsServer::start(&context.network)?;
+        let config = admin_kubeconfig(&authority, &control_plane::server_url())?;
         let kubeconfig = folder.write("admin.kubeconfig", &config.to_string())?;
         let client = kubeconfig::client(config, runtime.handle())?;
         let mut bed = Self {
@@ -145,15 +146,15 @@ impl Bed {
             authority,
             client,
             kubeconfig,
-            around,
+            context,
             dns: Some(dns),
             handle: runtime.handle().clone(),
             runtime: Some(runtime),
-            world,
+            sandbox,
             up: false,
         };
-        match bed.bring_up(stop, tell) {
-            // Why it is not there yet, only the whole picture tells.
+        match bed.start_components(stop, report_progress) {
+            // The error of a timeout includes the report: the cause may be in any component.
             Err(BedError::TooLate { what, seconds, last }) => {
                 Err(BedError::TooLate { what, seconds, last: format!("{last}\n{}", bed.report()) })
             }
@@ -163,9 +164,13 @@ impl Bed {
         Ok(bed)
     }
 
-    fn bring_up(&self, stop: &AtomicBool, tell: &mut dyn FnMut(&str)) -> Result<(), BedError> {
+    fn start_components(
+        &self,
+        stop: &AtomicBool,
+        report_progress: &mut dyn FnMut(&str),
+    ) -> Result<(), BedError> {
         std::thread::scope(|scope| {
-            // containerd needs no API server: nodes boot beside the control plane.
+            // containerd needs no API server, so nodes boot in parallel with the control plane.
             let boots: Vec<_> = self
                 .nodes
                 .iter()
@@ -176,34 +181,34 @@ impl Bed {
                     })
                 })
                 .collect();
-            tell("etcd and kube-apiserver");
-            let visit = self.around.network.visit()?;
-            self.plane.start_store_and_server(stop)?;
-            drop(visit);
-            self.api_ready_or(stop)?;
-            tell("kube-controller-manager and kube-scheduler");
+            report_progress("etcd and kube-apiserver");
+            let in_network = self.context.network.enter_temporarily()?;
+            self.plane.start_etcd_and_apiserver(stop)?;
+            drop(in_network);
+            self.wait_until_api_ready_or_stopped(stop)?;
+            report_progress("kube-controller-manager and kube-scheduler");
             self.plane.controller_manager.start()?;
             self.plane.scheduler.start()?;
-            self.first_objects()?;
+            self.create_initial_objects()?;
             for (node, boot) in self.nodes.iter().zip(boots) {
-                tell(&format!("{}: containerd and kubelet", node.name()));
+                report_progress(&format!("{}: containerd and kubelet", node.name()));
                 boot.join().unwrap_or_else(|_| {
                     Err(BedError::Failed {
                         doing: format!("booting {}", node.name()),
-                        said: "it panicked".to_string(),
+                        message: "it panicked".to_string(),
                     })
                 })?;
                 node.kubelet().start()?;
             }
             for node in &self.nodes {
-                self.node_ready_or(node.name(), stop)?;
+                self.wait_until_node_ready_or_stopped(node.name(), stop)?;
             }
             Ok(())
         })
     }
 
-    /// What a cluster has before anybody else comes.
-    fn first_objects(&self) -> Result<(), BedError> {
+    /// Creates the objects that a cluster needs before tests use it.
+    fn create_initial_objects(&self) -> Result<(), BedError> {
         let client = self.client.clone();
         self.block_on(async move {
             let doing = "making the cluster's first objects";
@@ -211,7 +216,7 @@ impl Bed {
                 .map_err(BedError::failed(doing))?;
             let bindings: Api<ClusterRoleBinding> = Api::all(client.clone());
             bindings.create(&PostParams::default(), &binding).await.map_err(BedError::failed(doing))?;
-            // Pods are refused until it exists, and its controller takes seconds to get there.
+            // Pods are refused until the service account exists, and its controller needs seconds to create it.
             let account = json!({ "metadata": { "name": "default" } });
             let account = serde_json::from_value(account).map_err(BedError::failed(doing))?;
             let accounts: Api<api::ServiceAccount> = Api::namespaced(client, "default");
@@ -223,12 +228,12 @@ impl Bed {
     }
 
     /// Waits until the API server is ready.
-    pub fn api_ready(&self) -> Result<(), BedError> {
-        self.api_ready_or(&AtomicBool::new(false))
+    pub fn wait_until_api_ready(&self) -> Result<(), BedError> {
+        self.wait_until_api_ready_or_stopped(&AtomicBool::new(false))
     }
 
-    fn api_ready_or(&self, stop: &AtomicBool) -> Result<(), BedError> {
-        wait::until_seen("a ready API server", PATIENCE, stop, || {
+    fn wait_until_api_ready_or_stopped(&self, stop: &AtomicBool) -> Result<(), BedError> {
+        wait::poll_until_ok("a ready API server", READY_TIMEOUT, stop, || {
             for component in self.plane.components() {
                 component.check()?;
             }
@@ -242,13 +247,13 @@ impl Bed {
         })
     }
 
-    /// Waits until pods can be placed on a node: it is ready, and the taint from before is gone.
-    pub fn node_ready(&self, name: &str) -> Result<(), BedError> {
-        self.node_ready_or(name, &AtomicBool::new(false))
+    /// Waits until pods can be scheduled to a node: it is Ready, and its initial taint is gone.
+    pub fn wait_until_node_ready(&self, name: &str) -> Result<(), BedError> {
+        self.wait_until_node_ready_or_stopped(name, &AtomicBool::new(false))
     }
 
-    fn node_ready_or(&self, name: &str, stop: &AtomicBool) -> Result<(), BedError> {
-        wait::until_seen(&format!("{name} Ready"), PATIENCE, stop, || {
+    fn wait_until_node_ready_or_stopped(&self, name: &str, stop: &AtomicBool) -> Result<(), BedError> {
+        wait::poll_until_ok(&format!("{name} Ready"), READY_TIMEOUT, stop, || {
             for component in self.plane.components() {
                 component.check()?;
             }
@@ -272,31 +277,31 @@ impl Bed {
         })
     }
 
-    /// Runs a future inside the bed's network, on this thread and the bed's own.
+    /// Runs a future inside the bed's network, on this thread and the bed's worker threads.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
-        // Who cannot enter would connect to nothing, or worse, to the machine.
+        // A thread outside the bed's network would connect to nothing, or to the host.
         #[allow(clippy::expect_used)]
-        let _visit = self.around.network.visit().expect("a thread can enter the bed's network");
+        let _visit = self.context.network.enter_temporarily().expect("the thread enters the bed's network");
         self.handle.block_on(future)
     }
 
-    /// The runtime whose threads are inside the bed's network.
+    /// Returns the runtime whose threads are inside the bed's network.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// A client that may do everything: to arrange things. What is tested gets [`Bed::client_as`].
+    /// Returns an administrator's client, to arrange a test. The code under test gets [`TestBed::client_as`].
     pub fn client(&self) -> kube::Client {
         self.client.clone()
     }
 
-    /// A client with a certificate of this user, who may do what RBAC says.
+    /// Returns a client with a certificate of this user, whose permissions come from RBAC.
     pub fn client_as(&self, user: &str, group: Option<&str>) -> Result<kube::Client, BedError> {
         let certificate = self.authority.client(user, group)?;
         self.client_with(&Identity::Certificate(&certificate))
     }
 
-    /// A client with a token, as a service account has it.
+    /// Returns a client with a token, as a service account has one.
     pub fn client_with_token(&self, token: &str) -> Result<kube::Client, BedError> {
         self.client_with(&Identity::Token(token))
     }
@@ -306,133 +311,133 @@ impl Bed {
     }
 
     fn kubeconfig_of(&self, identity: &Identity<'_>) -> Value {
-        kubeconfig::kubeconfig(&control_plane::server(), &self.authority.pem(), identity)
+        kubeconfig::kubeconfig(&control_plane::server_url(), &self.authority.pem(), identity)
     }
 
-    /// An administrator's kubeconfig that reaches the API server at this address.
+    /// Returns an administrator's kubeconfig for the API server at this address.
     pub(crate) fn kubeconfig_at(&self, server: &str) -> Result<String, BedError> {
-        Ok(administrator(&self.authority, server)?.to_string())
+        Ok(admin_kubeconfig(&self.authority, server)?.to_string())
     }
 
-    /// Where servers of a test listen, so that the control plane, nodes and pods reach them.
+    /// Returns the address on which servers of a test listen, so that the control plane, nodes and pods can reach them.
     pub fn address(&self) -> IpAddr {
-        network::HOST.into()
+        network::HOST_ADDRESS.into()
     }
 
-    /// A certificate for a server of the test, under these names and addresses.
+    /// Issues a certificate for a server of the test, valid for these names and addresses.
     pub fn server_certificate(&self, names: &[&str]) -> Result<Certificate, BedError> {
         self.authority.server("test", names)
     }
 
-    /// The certificate of the cluster's authority.
-    pub fn authority(&self) -> String {
+    /// Returns the certificate of the cluster's certificate authority, as PEM.
+    pub fn ca_certificate(&self) -> String {
         self.authority.pem()
     }
 
-    /// A node by its name.
-    pub fn node(&self, name: &str) -> Result<&Node, BedError> {
+    /// Returns a node by its name.
+    pub fn node(&self, name: &str) -> Result<&BedNode, BedError> {
         self.nodes.iter().find(|node| node.name() == name).ok_or_else(|| {
-            let there: Vec<_> = self.nodes.iter().map(Node::name).collect();
-            BedError::Profile(format!("the bed has no node {name}; it has: {}", there.join(", ")))
+            let there: Vec<_> = self.nodes.iter().map(BedNode::name).collect();
+            BedError::BedProfile(format!("the bed has no node {name}; it has: {}", there.join(", ")))
         })
     }
 
-    /// All nodes.
-    pub fn nodes(&self) -> &[Node] {
+    /// Returns the nodes of the bed.
+    pub fn nodes(&self) -> &[BedNode] {
         &self.nodes
     }
 
-    /// The cluster's store.
+    /// Returns the etcd component.
     pub fn etcd(&self) -> &Component {
         &self.plane.etcd
     }
 
-    /// The API server.
+    /// Returns the API server.
     pub fn apiserver(&self) -> &Component {
         &self.plane.apiserver
     }
 
-    /// The controller manager.
+    /// Returns the controller manager.
     pub fn controller_manager(&self) -> &Component {
         &self.plane.controller_manager
     }
 
-    /// The scheduler.
+    /// Returns the scheduler component.
     pub fn scheduler(&self) -> &Component {
         &self.plane.scheduler
     }
 
-    /// Every component, the control plane's first.
+    /// Returns every component, those of the control plane first.
     pub fn components(&self) -> impl Iterator<Item = &Component> {
-        self.plane.components().into_iter().chain(self.nodes.iter().flat_map(Node::components))
+        self.plane.components().into_iter().chain(self.nodes.iter().flat_map(BedNode::components))
     }
 
-    /// Did somebody else end it?
+    /// Returns whether another process has ended the bed.
     pub(crate) fn is_gone(&self) -> bool {
-        self.world.is_gone()
+        self.sandbox.is_gone()
     }
 
-    /// A program of who looks after the cluster, ready to be given arguments and run: on this machine, in the bed's network, with an
-    /// administrator's kubeconfig.
+    /// Returns a command that runs on the host in the bed's network, with an administrator's kubeconfig. Arguments can
+    /// be added.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("nsenter");
-        command.arg(format!("--net=/proc/{}/ns/net", self.world.first())).arg(program);
-        // By default what is learned of a cluster goes to the user's home, by address, and beds have all the same.
-        command.env("KUBECACHEDIR", self.around.folder.path.join("kubectl"));
+        command.arg(format!("--net=/proc/{}/ns/net", self.sandbox.first_pid())).arg(program);
+        // By default kubectl caches discovery data in the user's home by server address, and all beds have the same
+        // address.
+        command.env("KUBECACHEDIR", self.context.folder.path.join("kubectl"));
         command.env("KUBECONFIG", &self.kubeconfig).stdin(Stdio::null());
         command
     }
 
-    /// `kubectl`, as administrator, ready to be given arguments and run.
+    /// Returns a `kubectl` command as administrator. Arguments can be added.
     pub fn kubectl_command(&self) -> Command {
-        self.command(self.around.bin.join("kubectl"))
+        self.command(self.context.bin.join("kubectl"))
     }
 
-    /// Runs `kubectl`; what it wrote, or its own words on why not.
+    /// Runs `kubectl`. Returns its output, or its error text.
     pub fn kubectl(&self, arguments: &[&str]) -> Result<String, BedError> {
         self.kubectl_with(arguments, "")
     }
 
-    /// Runs `kubectl` with something on its standard input: `bed.kubectl_with(&["apply", "-f", "-"], manifest)`.
+    /// Runs `kubectl` with text on its standard input: `bed.kubectl_with(&["apply", "-f", "-"], manifest)`.
     pub fn kubectl_with(&self, arguments: &[&str], input: &str) -> Result<String, BedError> {
         let doing = format!("kubectl {}", arguments.join(" "));
         let mut command = self.kubectl_command();
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(BedError::io(&doing))?;
         if let Some(mut pipe) = child.stdin.take() {
-            // One that reads nothing may be gone already.
+            // A kubectl that reads nothing may have exited already.
             let _ = pipe.write_all(input.as_bytes());
         }
         let output = child.wait_with_output().map_err(BedError::io(&doing))?;
-        match output.status.success() {
-            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-            false => {
-                let said = String::from_utf8_lossy(&output.stderr).trim().to_string();
-                Err(BedError::Failed { doing, said })
-            }
+        if output.status.success() {
+            Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        } else {
+            let message = String::from_utf8_lossy(&output.stderr).trim().to_string();
+            Err(BedError::Failed { doing, message })
         }
     }
 
-    /// What a person needs to see of a bed in which something went wrong.
+    /// Returns the state of every component, for a person who investigates a failure.
     pub fn report(&self) -> String {
-        let mut text = format!("\n== the bed, logs in {}\n", self.around.folder.logs.display());
+        let mut text = format!("\n== test bed, logs in {}\n", self.context.folder.logs.display());
         for component in self.components() {
             let log = std::fs::read_to_string(component.log()).unwrap_or_default();
-            let _ = writeln!(text, "{}: {}", component.name(), component.state());
-            text.push_str(&logs::cut(&log, 8));
+            let _ = writeln!(text, "{}: {}", component.name(), component.status_line());
+            text.push_str(&log_excerpt::excerpt(&log, 8));
         }
         for node in &self.nodes {
-            text.push_str(&node.words());
+            text.push_str(&node.boot_log_excerpt());
         }
-        let questions: [&[&str]; 3] = [
+        let queries: [&[&str]; 3] = [
             &["get", "nodes", "--request-timeout=3s"],
             &["get", "pods", "--all-namespaces", "-o", "wide", "--request-timeout=3s"],
             &["get", "events", "--all-namespaces", "--sort-by=.lastTimestamp", "--request-timeout=3s"],
         ];
-        for question in questions {
-            let answer = self.kubectl(question).unwrap_or_else(|error| error.to_string());
-            let _ = writeln!(text, "-- kubectl {}", question.first().map_or("", |_| question[1]));
-            let lines: Vec<_> = answer.lines().collect();
+        for query in queries {
+            let output = self.kubectl(query).unwrap_or_else(|error| error.to_string());
+            let _ = writeln!(text, "-- kubectl {}", query.first().map_or("", |_| query[1]));
+            let lines: Vec<_> = output.lines().collect();
             for line in lines.iter().skip(lines.len().saturating_sub(25)) {
                 text.extend(line.chars().take(240));
                 text.push('\n');
@@ -442,44 +447,44 @@ impl Bed {
     }
 }
 
-impl Drop for Bed {
+impl Drop for TestBed {
     fn drop(&mut self) {
         let failed = std::thread::panicking();
         if failed {
-            // Past the capture of the test runner, which would print it in the wrong place.
+            // Written past the capture of the test runner, which would print it in the wrong place.
             let _ = writeln!(std::io::stderr(), "{}", self.report());
         }
         if let Some(runtime) = self.runtime.take() {
-            // Its sockets would keep the network namespace.
+            // Its sockets would keep the network namespace alive.
             runtime.shutdown_timeout(Duration::from_secs(2));
         }
         drop(self.dns.take());
         let (plane, nodes) = (&self.plane, &self.nodes);
-        self.world.end(|| {
-            let of_nodes = nodes.iter().flat_map(Node::components);
-            plane.components().into_iter().chain(of_nodes).for_each(Component::nudge);
+        self.sandbox.terminate(|| {
+            let of_nodes = nodes.iter().flat_map(BedNode::components);
+            plane.components().into_iter().chain(of_nodes).for_each(Component::wake_waiter);
         });
         if self.up && !failed {
-            self.around.folder.forget_logs();
+            self.context.folder.remove_logs();
         }
     }
 }
 
-/// The kubeconfig of who may do everything.
-fn administrator(authority: &Authority, server: &str) -> Result<Value, BedError> {
+/// Returns a kubeconfig with all permissions.
+fn admin_kubeconfig(authority: &CertificateAuthority, server: &str) -> Result<Value, BedError> {
     let certificate = authority.client("partage-bed", Some("system:masters"))?;
     Ok(kubeconfig::kubeconfig(server, &authority.pem(), &Identity::Certificate(&certificate)))
 }
 
-/// Threads that are inside the bed's network, all of them.
-fn runtime(around: &Surroundings) -> Result<Runtime, BedError> {
-    let network = around.network.clone();
+/// Starts a runtime whose threads are all inside the bed's network.
+fn runtime(context: &BedContext) -> Result<Runtime, BedError> {
+    let network = context.network.clone();
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("bed")
         .on_thread_start(move || {
-            // The first thing asked of the API server would say so.
-            let _ = network.enter();
+            // A failure shows in the first request to the API server.
+            let _ = network.enter_permanently();
         })
         .enable_all()
         .build()

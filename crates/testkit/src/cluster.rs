@@ -1,19 +1,19 @@
-//! One bed for a person: `make cluster` brings it up and returns, `make cluster-down` ends it.
+//! A cluster for interactive use: `make cluster` starts it and returns, `make cluster-down` stops it.
 //!
-//! A holder owns the bed in the background. It holds a lock for as long as it lives, so that a second cluster is
-//! refused, and whoever looks for it never mistakes another process for it.
+//! A holder process owns the bed in the background. It holds a lock while it runs, so a second cluster of that name is
+//! refused, and no other process can be mistaken for it.
 
+mod api_relay;
 mod install;
-mod relay;
 mod state;
 
-pub use install::bring_nvidia_smi;
-pub use state::State;
+pub use install::install_nvidia_smi;
+pub use state::ClusterState;
 
-use crate::bed::{Bed, BedError, Cgroups, NodeProfile, Profile};
-use relay::Relay;
+use crate::bed::{BedError, BedProfile, CgroupVersion, NodeProfile, TestBed};
+use api_relay::ApiServerRelay;
 use rustix::process::{Pid, Signal, kill_process};
-use state::{Holder, Home};
+use state::{ClusterDir, Holder};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -22,77 +22,78 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// What a person can ask for.
+/// Command-line options of a cluster.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Wishes {
-    /// How many nodes, called node1 and on
+pub struct ClusterOptions {
+    /// Number of nodes, named node1, node2 and so on
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=20))]
     pub nodes: u8,
-    /// Which cgroups the nodes see; absent = as the machine
+    /// Cgroup version of the nodes [default: that of the host]
     #[arg(long, value_enum)]
-    pub cgroups: Option<CgroupsWish>,
-    /// Partage's own image, an OCI archive: it is installed, with simulated GPUs on every node
+    pub cgroups: Option<CgroupVersionArg>,
+    /// OCI archive of Partage's image, which is installed with simulated GPUs on every node
     #[arg(long, value_name = "FILE")]
     pub partage: Option<PathBuf>,
-    /// Which one.
+    /// Name of the cluster.
     #[command(flatten)]
-    pub name: Name,
+    pub name: ClusterName,
 }
 
-/// A person's clusters have names.
+/// The name of a cluster for interactive use.
 #[derive(Clone, Debug, clap::Args, serde::Serialize, serde::Deserialize)]
-pub struct Name {
-    /// Which cluster; there can be one of each name
-    #[arg(long, default_value = BED, value_parser = name)]
+pub struct ClusterName {
+    /// Name of the cluster; names are unique
+    #[arg(long, default_value = DEFAULT_NAME, value_parser = parse_name)]
     pub name: String,
 }
 
-impl Name {
-    /// The command that ends the cluster of this name.
-    pub fn ending(&self) -> String {
+impl ClusterName {
+    /// Returns the command that stops the cluster of this name.
+    pub fn down_command(&self) -> String {
         match self.name.as_str() {
-            BED => "make cluster-down".to_string(),
+            DEFAULT_NAME => "make cluster-down".to_string(),
             other => format!("cargo run -p partage-testkit -- cluster down --name {other}"),
         }
     }
 }
 
-/// The name of `make cluster`.
-const BED: &str = "bed";
+/// The cluster name of `make cluster`.
+const DEFAULT_NAME: &str = "bed";
 
-/// It becomes a folder.
-fn name(text: &str) -> Result<String, String> {
+/// Parses a cluster name, which becomes a directory.
+fn parse_name(text: &str) -> Result<String, String> {
     let good = |one: char| one.is_ascii_alphanumeric() || one == '-';
-    match !text.is_empty() && text.len() <= 40 && text.chars().all(good) {
-        true => Ok(text.to_string()),
-        false => Err("take 1 to 40 letters, digits and -".to_string()),
+    if !text.is_empty() && text.len() <= 40 && text.chars().all(good) {
+        Ok(text.to_string())
+    } else {
+        Err("use 1 to 40 letters, digits and -".to_string())
     }
 }
 
-/// [`Cgroups`] on the command line.
+/// The cgroup version on the command line.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-pub enum CgroupsWish {
-    /// A hierarchy per controller
+pub enum CgroupVersionArg {
+    /// One hierarchy per controller
     V1,
-    /// One hierarchy
+    /// One unified hierarchy for all controllers
     V2,
 }
 
-impl Wishes {
-    fn profile(&self) -> Profile {
-        let empty = Profile::control_plane().debian();
-        let empty = self.partage.iter().fold(empty, Profile::image);
+impl ClusterOptions {
+    fn profile(&self) -> BedProfile {
+        let empty = BedProfile::control_plane().debian();
+        let empty = self.partage.iter().fold(empty, BedProfile::image);
         (1..=self.nodes).fold(empty, |profile, number| {
             let node = NodeProfile::new(format!("node{number}"));
             profile.node(match self.cgroups {
-                Some(CgroupsWish::V1) => node.cgroups(Cgroups::V1),
-                Some(CgroupsWish::V2) => node.cgroups(Cgroups::V2),
+                Some(CgroupVersionArg::V1) => node.cgroups(CgroupVersion::V1),
+                Some(CgroupVersionArg::V2) => node.cgroups(CgroupVersion::V2),
                 None => node,
             })
         })
     }
 
-    /// The same wishes for the holder.
+    /// Returns the options as arguments for the holder.
     fn arguments(&self) -> Vec<String> {
         let mut arguments =
             vec!["--name".to_string(), self.name.name.clone(), "--nodes".to_string(), self.nodes.to_string()];
@@ -107,56 +108,60 @@ impl Wishes {
     }
 }
 
-/// What stands in the way.
+/// Why a cluster for interactive use could not be started or stopped.
 #[derive(Debug, thiserror::Error)]
-pub enum ClusterError {
-    /// The bed did not come up.
+pub enum TestClusterError {
+    /// The bed did not start.
     #[error(transparent)]
-    Bed(#[from] BedError),
-    /// One is there already.
+    TestBed(#[from] BedError),
+    /// A cluster of this name is running already.
     #[error(
-        "a cluster is running already (pid {}, nodes {}): use it with export KUBECONFIG='{}', or end it with `{}`",
-        .0.pid, .0.nodes.join(", "), .0.kubeconfig.display(), .0.name.ending()
+        "a cluster is running already (pid {}, nodes {}): use it with export KUBECONFIG='{}', or stop it with `{}`",
+        .0.pid, .0.nodes.join(", "), .0.kubeconfig.display(), .0.name.down_command()
     )]
-    Running(State),
-    /// One is coming up, or going down, right now.
-    #[error("a cluster of this name is just being started or ended; wait a moment and repeat")]
+    Running(ClusterState),
+    /// A cluster of this name is starting or stopping.
+    #[error("a cluster of this name is starting or stopping; try again in a moment")]
     Busy,
-    /// Partage does not run in it.
+    /// Partage does not run in the cluster.
     #[error(
-        "the cluster is up, but Partage has no shares of GPUs on {nodes}; look with kubectl --namespace partage-system describe \
-         pods; its agent says:\n{said}"
+        "the cluster is up, but Partage offers no GPU shares on {nodes}; run kubectl --namespace partage-system describe \
+         pods; last log lines of the agent:\n{message}"
     )]
     NotInstalled {
-        /// Where.
+        /// Names of the affected nodes.
         nodes: String,
-        /// The agent's last words.
-        said: String,
+        /// Last lines of the agent's log.
+        message: String,
     },
-    /// The holder ended before the cluster was up; it said why.
+    /// The holder exited before the cluster was up, with this error.
     #[error("{0}")]
-    Said(String),
-    /// It did not even say why.
-    #[error("the cluster did not come up, and its holder did not say why; repeat")]
+    HolderFailed(String),
+    /// The holder exited without an error message.
+    #[error("the cluster did not start, and its holder process exited without an error message; try again")]
     NotUp,
 }
 
-/// How the holder says that it is done.
-const UP: &str = "up";
+/// The line by which the holder reports that the cluster is up.
+const UP_MARKER: &str = "up";
 
-/// Starts the holder and shows how far it is. Returns when the cluster can be used.
-pub fn up(wishes: &Wishes, out: &mut dyn Write, stop: &AtomicBool) -> Result<State, ClusterError> {
-    let home = Home::find(&wishes.name)?;
-    if let Some(state) = home.running()? {
-        return Err(ClusterError::Running(state));
+/// Starts the holder and prints its progress. Returns when the cluster can be used.
+pub fn up(
+    options: &ClusterOptions,
+    out: &mut dyn Write,
+    stop: &AtomicBool,
+) -> Result<ClusterState, TestClusterError> {
+    let cluster_dir = ClusterDir::find(&options.name)?;
+    if let Some(state) = cluster_dir.running()? {
+        return Err(TestClusterError::Running(state));
     }
     let doing = "starting the cluster's holder";
     let this = std::env::current_exe().map_err(BedError::io(doing))?;
-    let log = home.log()?;
+    let log = cluster_dir.create_log()?;
     let mut holder = Command::new(this)
         .args(["cluster", "hold"])
-        .args(wishes.arguments())
-        // Not in our group: Ctrl-C comes through us, and the end of the terminal is none of its business.
+        .args(options.arguments())
+        // Not in this process group: this process handles Ctrl-C, and the holder must survive the end of the terminal.
         .process_group(0)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -164,35 +169,35 @@ pub fn up(wishes: &Wishes, out: &mut dyn Write, stop: &AtomicBool) -> Result<Sta
         .spawn()
         .map_err(BedError::io(doing))?;
     let start = Instant::now();
-    match follow(&mut holder, start, out, stop) {
+    match follow_progress(&mut holder, start, out, stop) {
         Ok(()) => {
-            let state = home.running()?.ok_or(ClusterError::NotUp)?;
-            if wishes.partage.is_some() {
-                // What does not come up is left for its owner to look at.
-                install::install(&state, &mut |line| tell(out, start, line), stop)?;
+            let state = cluster_dir.running()?.ok_or(TestClusterError::NotUp)?;
+            if options.partage.is_some() {
+                // If Partage does not start, the cluster stays up for inspection.
+                install::install(&state, &mut |line| print_progress(out, start, line), stop)?;
             }
             Ok(state)
         }
         Err(error) => {
-            end(&mut holder);
-            match (error, home.last_words()) {
-                (ClusterError::NotUp, Some(said)) => Err(ClusterError::Said(said)),
+            terminate(&mut holder);
+            match (error, cluster_dir.last_error()) {
+                (TestClusterError::NotUp, Some(message)) => Err(TestClusterError::HolderFailed(message)),
                 (error, _) => Err(error),
             }
         }
     }
 }
 
-/// A line per step, with the time it took, until the holder says that it is up.
-fn follow(
+/// Prints a line per step with the elapsed time, until the holder reports that the cluster is up.
+fn follow_progress(
     holder: &mut Child,
     start: Instant,
     out: &mut dyn Write,
     stop: &AtomicBool,
-) -> Result<(), ClusterError> {
-    let Some(pipe) = holder.stdout.take() else { return Err(ClusterError::NotUp) };
+) -> Result<(), TestClusterError> {
+    let Some(pipe) = holder.stdout.take() else { return Err(TestClusterError::NotUp) };
     let (send, lines) = mpsc::channel();
-    // Ends with the pipe.
+    // The thread ends with the pipe.
     std::thread::spawn(move || {
         for line in BufReader::new(pipe).lines().map_while(Result::ok) {
             if send.send(line).is_err() {
@@ -205,24 +210,24 @@ fn follow(
             return Err(BedError::Interrupted.into());
         }
         match lines.recv_timeout(Duration::from_millis(50)) {
-            Ok(line) if line == UP => return Ok(()),
-            Ok(line) => tell(out, start, &line),
+            Ok(line) if line == UP_MARKER => return Ok(()),
+            Ok(line) => print_progress(out, start, &line),
             Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return Err(ClusterError::NotUp),
+            Err(RecvTimeoutError::Disconnected) => return Err(TestClusterError::NotUp),
         }
     }
 }
 
-fn tell(out: &mut dyn Write, start: Instant, line: &str) {
-    // A reader who went away does not stop the cluster.
+fn print_progress(out: &mut dyn Write, start: Instant, line: &str) {
+    // A reader that has gone does not stop the cluster.
     let _ = writeln!(out, "{:>5.1} s  {line}", start.elapsed().as_secs_f64());
     let _ = out.flush();
 }
 
-/// Ends the holder; one that does not hear is killed, and its keeper tidies up.
-fn end(holder: &mut Child) {
+/// Stops the holder. If it does not react it is killed, and its bed's cleanup process removes everything.
+fn terminate(holder: &mut Child) {
     let start = Instant::now();
-    // It may have ended by itself.
+    // It may have exited already.
     let _ = kill_process(Pid::from_child(holder), Signal::TERM);
     while matches!(holder.try_wait(), Ok(None)) {
         if start.elapsed() > Duration::from_secs(20) {
@@ -232,68 +237,75 @@ fn end(holder: &mut Child) {
     }
 }
 
-/// Owns the bed until it is told to stop.
-pub fn hold(wishes: &Wishes, out: &mut dyn Write, stop: &AtomicBool) -> Result<(), ClusterError> {
-    let home = Home::find(&wishes.name)?;
-    let _held = home.take()?;
-    let mut tell = |line: &str| {
+/// Owns the bed until `stop` is set.
+pub fn hold(
+    options: &ClusterOptions,
+    out: &mut dyn Write,
+    stop: &AtomicBool,
+) -> Result<(), TestClusterError> {
+    let cluster_dir = ClusterDir::find(&options.name)?;
+    let _held = cluster_dir.acquire()?;
+    let mut print_line = |line: &str| {
         let _ = writeln!(out, "{line}");
         let _ = out.flush();
     };
-    let bed = Bed::start_telling(wishes.profile(), stop, &mut tell)?;
-    if wishes.partage.is_some() {
-        install::bring_nvidia_smi(&bed)?;
+    let bed = TestBed::start_with_progress(options.profile(), stop, &mut print_line)?;
+    if options.partage.is_some() {
+        install::install_nvidia_smi(&bed)?;
     }
-    let relay = Relay::start(&bed)?;
-    let name = wishes.name.clone();
+    let api_relay = ApiServerRelay::start(&bed)?;
+    let name = options.name.clone();
     let nodes = bed.nodes().iter().map(|node| node.name().to_string()).collect();
-    home.write(&bed.kubeconfig_at(&format!("https://{}", relay.address()))?, name, nodes)?;
-    tell(UP);
+    cluster_dir.write_state(&bed.kubeconfig_at(&format!("https://{}", api_relay.address()))?, name, nodes)?;
+    print_line(UP_MARKER);
     while !stop.load(Ordering::Relaxed) {
         if bed.is_gone() {
-            home.forget();
-            let said = "somebody else ended its first process".to_string();
-            return Err(BedError::Failed { doing: "holding the cluster".to_string(), said }.into());
+            cluster_dir.remove_state();
+            let message = "another process ended its first process".to_string();
+            return Err(BedError::Failed { doing: "holding the cluster".to_string(), message }.into());
         }
-        // What a machine's own service manager would do.
-        for component in bed.components().filter(|component| component.ended_by_itself()) {
+        // Restarts components as a service manager would.
+        for component in bed.components().filter(|component| component.has_exited_unexpectedly()) {
             component.start()?;
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    home.forget();
-    drop(relay);
+    cluster_dir.remove_state();
+    drop(api_relay);
     drop(bed);
     Ok(())
 }
 
-/// The cluster that is up, if one is.
-pub fn status(name: &Name) -> Result<Option<State>, ClusterError> {
-    Home::find(name)?.running()
+/// Returns the running cluster of this name, if any.
+pub fn status(name: &ClusterName) -> Result<Option<ClusterState>, TestClusterError> {
+    ClusterDir::find(name)?.running()
 }
 
-/// Ends the cluster and waits until nothing of it is left. False where none is running.
-pub fn down(name: &Name) -> Result<bool, ClusterError> {
-    let home = Home::find(name)?;
+/// Stops the cluster and waits until nothing of it is left. Returns false if none is running.
+pub fn down(name: &ClusterName) -> Result<bool, TestClusterError> {
+    let cluster_dir = ClusterDir::find(name)?;
     let start = Instant::now();
-    let mut told = false;
-    while let Some(holder) = home.holder()? {
-        if let (Holder::Process(process), false) = (holder, told) {
+    let mut signaled = false;
+    while let Some(holder) = cluster_dir.holder()? {
+        if let (Holder::Process(process), false) = (holder, signaled) {
             if let Some(Err(error)) =
                 Pid::from_raw(process).map(|process| kill_process(process, Signal::TERM))
             {
-                let said = format!(
-                    "process {process}: {error}; end it as who started it (sudo -E make cluster-down)"
+                let message = format!(
+                    "process {process}: {error}; stop it as the user who started it (sudo -E make cluster-down)"
                 );
-                return Err(BedError::Failed { doing: "ending the cluster".to_string(), said }.into());
+                return Err(BedError::Failed { doing: "stopping the cluster".to_string(), message }.into());
             }
-            told = true;
+            signaled = true;
         }
         if start.elapsed() > Duration::from_secs(60) {
-            let said = format!("its holder ({holder:?}) does not end; look at {}", home.log_path().display());
-            return Err(BedError::Failed { doing: "ending the cluster".to_string(), said }.into());
+            let message = format!(
+                "its holder process ({holder:?}) does not exit; see {}",
+                cluster_dir.log_path().display()
+            );
+            return Err(BedError::Failed { doing: "stopping the cluster".to_string(), message }.into());
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    Ok(told)
+    Ok(signaled)
 }

@@ -1,15 +1,15 @@
-//! Waiting on a condition instead of a time.
+//! Waits for a condition instead of a fixed time.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-/// Long enough for a loaded machine; only a test that fails waits so long.
-const DEADLINE: Duration = Duration::from_secs(300);
-const PAUSE: Duration = Duration::from_millis(100);
+/// Long enough for a loaded machine; only a failing test waits this long.
+const TIMEOUT: Duration = Duration::from_secs(300);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Asks again until the answer is `Ok`, and returns it.
+/// Calls `check` until it returns `Ok`, and returns the value.
 ///
-/// `Err` says what was seen instead. The last one stands in the panic when five minutes have passed.
+/// `Err` describes the observed state. The last one is part of the panic message after five minutes.
 ///
 /// ```no_run
 /// # async fn test(pods: kube::Api<k8s_openapi::api::core::v1::Pod>) {
@@ -21,15 +21,15 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// .await;
 /// # }
 /// ```
-pub async fn eventually<T, E: Display>(what: &str, mut ask: impl AsyncFnMut() -> Result<T, E>) -> T {
-    let begun = Instant::now();
+pub async fn eventually<T, E: Display>(what: &str, mut check: impl AsyncFnMut() -> Result<T, E>) -> T {
+    let started = Instant::now();
     loop {
-        match ask().await {
+        match check().await {
             Ok(answer) => return answer,
-            Err(seen) if begun.elapsed() > DEADLINE => {
-                panic!("not within {} s: {what}; last seen: {seen}", DEADLINE.as_secs())
+            Err(seen) if started.elapsed() > TIMEOUT => {
+                panic!("timed out after {} s: {what}; last state: {seen}", TIMEOUT.as_secs())
             }
-            Err(_) => tokio::time::sleep(PAUSE).await,
+            Err(_) => tokio::time::sleep(POLL_INTERVAL).await,
         }
     }
 }
@@ -39,7 +39,7 @@ mod tests {
     use super::eventually;
 
     #[tokio::test]
-    async fn asks_until_it_holds() {
+    async fn eventually_retries_until_the_condition_holds() {
         let mut asked = 0;
         let answer = eventually("the third answer", async || {
             asked += 1;

@@ -1,8 +1,8 @@
-//! A small scheduler extender for tests: it shows what kube-scheduler asks and does with the answers.
+//! A small scheduler extender for tests, which shows how kube-scheduler calls an extender and uses the answers.
 //!
-//! Not the product's extender: that one decides. This one does what the test says and writes down every call.
+//! It is not the product's extender, which decides. This one answers as the test says, and records every call.
 
-use crate::serving::{ServeError, Serving};
+use crate::test_server::{ServeError, TestServer};
 use axum::Router;
 use axum::extract::State;
 use axum::routing::post;
@@ -16,20 +16,20 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What the extender answers. The default takes every node, scores none, and binds without annotations.
-pub struct Rules {
-    filter: Box<Filter>,
-    score: Box<Score>,
-    annotations: Box<Annotations>,
+/// The answers of the extender. The default accepts every node, scores all 0, and binds without annotations.
+pub struct ExtenderRules {
+    filter: Box<FilterFn>,
+    score: Box<ScoreFn>,
+    annotations: Box<AnnotationsFn>,
 }
 
-type Filter = dyn Fn(&Pod, &str) -> Result<(), String> + Send + Sync;
-type Score = dyn Fn(&Pod, &str) -> i64 + Send + Sync;
-type Annotations = dyn Fn(&Bind) -> BTreeMap<String, String> + Send + Sync;
+type FilterFn = dyn Fn(&Pod, &str) -> Result<(), String> + Send + Sync;
+type ScoreFn = dyn Fn(&Pod, &str) -> i64 + Send + Sync;
+type AnnotationsFn = dyn Fn(&BindArgs) -> BTreeMap<String, String> + Send + Sync;
 
-impl Default for Rules {
-    fn default() -> Rules {
-        Rules {
+impl Default for ExtenderRules {
+    fn default() -> ExtenderRules {
+        ExtenderRules {
             filter: Box::new(|_, _| Ok(())),
             score: Box::new(|_, _| 0),
             annotations: Box::new(|_| BTreeMap::new()),
@@ -37,30 +37,30 @@ impl Default for Rules {
     }
 }
 
-impl Rules {
-    /// Whether a pod fits a node, and why not.
+impl ExtenderRules {
+    /// Sets the filter: whether a pod fits a node, or why not.
     #[must_use]
     pub fn filter(
         mut self,
         fits: impl Fn(&Pod, &str) -> Result<(), String> + Send + Sync + 'static,
-    ) -> Rules {
+    ) -> ExtenderRules {
         self.filter = Box::new(fits);
         self
     }
 
-    /// How well a node suits a pod, 0 to 10.
+    /// Sets the score of a node for a pod, 0 to 10.
     #[must_use]
-    pub fn score(mut self, score: impl Fn(&Pod, &str) -> i64 + Send + Sync + 'static) -> Rules {
+    pub fn score(mut self, score: impl Fn(&Pod, &str) -> i64 + Send + Sync + 'static) -> ExtenderRules {
         self.score = Box::new(score);
         self
     }
 
-    /// The annotations a Binding carries into its pod.
+    /// Sets the annotations that a Binding copies to its pod.
     #[must_use]
     pub fn annotations(
         mut self,
-        annotations: impl Fn(&Bind) -> BTreeMap<String, String> + Send + Sync + 'static,
-    ) -> Rules {
+        annotations: impl Fn(&BindArgs) -> BTreeMap<String, String> + Send + Sync + 'static,
+    ) -> ExtenderRules {
         self.annotations = Box::new(annotations);
         self
     }
@@ -68,112 +68,116 @@ impl Rules {
 
 /// One call of kube-scheduler.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Call {
-    /// Which of these nodes fit.
+pub enum ExtenderCall {
+    /// The scheduler asks which of these nodes fit.
     Filter {
-        /// The pod's name.
+        /// Name of the pod.
         pod: String,
         /// The nodes that passed the scheduler's own filters.
         nodes: Vec<String>,
     },
-    /// How well each of these nodes suits.
+    /// The scheduler asks for a score of each of these nodes.
     Prioritize {
-        /// The pod's name.
+        /// Name of the pod.
         pod: String,
-        /// The nodes that are left.
+        /// The nodes that passed all filters.
         nodes: Vec<String>,
     },
-    /// Bind the pod to this node.
-    Bind(Bind),
+    /// The scheduler asks to bind the pod to this node.
+    Bind(BindArgs),
 }
 
-impl Call {
-    /// The name of the pod it is about.
+impl ExtenderCall {
+    /// Returns the name of the pod that the call is about.
     pub fn pod(&self) -> &str {
         match self {
-            Call::Filter { pod, .. } | Call::Prioritize { pod, .. } => pod,
-            Call::Bind(bind) => &bind.pod_name,
+            ExtenderCall::Filter { pod, .. } | ExtenderCall::Prioritize { pod, .. } => pod,
+            ExtenderCall::Bind(bind) => &bind.pod_name,
         }
     }
 }
 
-/// What kube-scheduler says of a binding.
-// Names on the wire are those of Go's fields.
+/// The arguments of a bind call.
+// Field names on the wire are those of the Go structs.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub struct Bind {
-    /// The pod's name.
+pub struct BindArgs {
+    /// Name of the pod.
     pub pod_name: String,
-    /// Its namespace.
+    /// Namespace of the pod.
     pub pod_namespace: String,
-    /// Its UID.
+    /// UID of the pod.
     #[serde(rename = "PodUID")]
     pub pod_uid: String,
-    /// The node chosen.
+    /// Name of the selected node.
     pub node: String,
 }
 
 /// An extender that runs until it is stopped or dropped.
-pub struct Extender {
-    serving: Serving,
-    calls: Arc<Mutex<Vec<Call>>>,
+pub struct TestExtender {
+    server: TestServer,
+    calls: Arc<Mutex<Vec<ExtenderCall>>>,
 }
 
-impl Extender {
-    /// Listens on this address and binds with this client.
-    pub async fn start(client: Client, address: SocketAddr, rules: Rules) -> Result<Extender, ServeError> {
+impl TestExtender {
+    /// Starts an extender that listens on this address and binds pods with this client.
+    pub async fn start(
+        client: Client,
+        address: SocketAddr,
+        rules: ExtenderRules,
+    ) -> Result<TestExtender, ServeError> {
         let calls = Arc::new(Mutex::new(Vec::new()));
-        let at_work = Arc::new(AtWork { client, rules, calls: Arc::clone(&calls) });
+        let state = Arc::new(ExtenderState { client, rules, calls: Arc::clone(&calls) });
         let router = Router::new()
-            .route("/filter", post(filter))
-            .route("/prioritize", post(prioritize))
-            .route("/bind", post(bind))
+            .route("/filter", post(handle_filter))
+            .route("/prioritize", post(handle_prioritize))
+            .route("/bind", post(handle_bind))
             .layer(axum::extract::DefaultBodyLimit::disable())
-            .with_state(at_work);
-        Ok(Extender { serving: Serving::plain(address, router).await?, calls })
+            .with_state(state);
+        Ok(TestExtender { server: TestServer::plain(address, router).await?, calls })
     }
 
-    /// Where it listens.
+    /// Returns the address that the extender listens on.
     pub fn address(&self) -> SocketAddr {
-        self.serving.address
+        self.server.address
     }
 
-    /// Every call so far, in order of arrival.
-    pub fn calls(&self) -> Vec<Call> {
+    /// Returns every call so far, in order of arrival.
+    pub fn calls(&self) -> Vec<ExtenderCall> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Ends it; the port is free afterwards.
+    /// Stops the extender; its port is free afterwards.
     pub async fn stop(self) {
-        self.serving.stop().await;
+        self.server.stop().await;
     }
 }
 
-/// A resource that sends a pod to the extender.
+/// A resource whose pods the scheduler passes to the extender.
 #[derive(Clone, Debug)]
-pub struct Managed {
-    /// Its name (`partage.dev/gpu`).
+pub struct ManagedResource {
+    /// The resource name, `partage.dev/gpu`.
     pub name: String,
-    /// Whether kube-scheduler leaves counting it to the extender.
+    /// Whether kube-scheduler leaves the accounting of this resource to the extender.
     pub ignored_by_scheduler: bool,
 }
 
-impl Managed {
-    /// A resource that kube-scheduler counts against the node's allocatable too.
-    pub fn counted(name: impl Into<String>) -> Managed {
-        Managed { name: name.into(), ignored_by_scheduler: false }
+impl ManagedResource {
+    /// Returns a resource that kube-scheduler also counts against the node's allocatable.
+    pub fn counted(name: impl Into<String>) -> ManagedResource {
+        ManagedResource { name: name.into(), ignored_by_scheduler: false }
     }
 
-    /// A resource that only the extender looks at; nodes need not have it.
-    pub fn ignored(name: impl Into<String>) -> Managed {
-        Managed { name: name.into(), ignored_by_scheduler: true }
+    /// Returns a resource that only the extender checks; nodes need not have it.
+    pub fn ignored(name: impl Into<String>) -> ManagedResource {
+        ManagedResource { name: name.into(), ignored_by_scheduler: true }
     }
 }
 
-/// The entry of kube-scheduler's `extenders` list for an extender at this address.
+/// Returns the entry of kube-scheduler's `extenders` list for an extender at this address.
 ///
 /// A scheduler reads it when it starts, so tests choose the port beforehand.
-pub fn entry(address: SocketAddr, managed: &[Managed]) -> Value {
+pub fn config_entry(address: SocketAddr, managed: &[ManagedResource]) -> Value {
     let managed: Vec<Value> = managed
         .iter()
         .map(|resource| json!({"name": resource.name, "ignoredByScheduler": resource.ignored_by_scheduler}))
@@ -192,21 +196,21 @@ pub fn entry(address: SocketAddr, managed: &[Managed]) -> Value {
     })
 }
 
-struct AtWork {
+struct ExtenderState {
     client: Client,
-    rules: Rules,
-    calls: Arc<Mutex<Vec<Call>>>,
+    rules: ExtenderRules,
+    calls: Arc<Mutex<Vec<ExtenderCall>>>,
 }
 
-impl AtWork {
-    fn record(&self, call: Call) {
+impl ExtenderState {
+    fn record(&self, call: ExtenderCall) {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(call);
     }
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Arguments {
+struct ExtenderArgs {
     pod: Pod,
     #[serde(default)]
     node_names: Option<Vec<String>>,
@@ -214,110 +218,113 @@ struct Arguments {
 
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
-struct Fitting {
+struct FilterResult {
     node_names: Vec<String>,
     failed_nodes: BTreeMap<String, String>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
-struct Scored {
+struct HostPriority {
     host: String,
     score: i64,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
-struct Bound {
+struct BindResult {
     error: String,
 }
 
-type Json<T> = axum::Json<T>;
-
-async fn filter(State(at_work): State<Arc<AtWork>>, axum::Json(asked): Json<Arguments>) -> Json<Fitting> {
-    let nodes = asked.node_names.unwrap_or_default();
-    at_work.record(Call::Filter { pod: asked.pod.name_any(), nodes: nodes.clone() });
+async fn handle_filter(
+    State(state): State<Arc<ExtenderState>>,
+    axum::Json(args): axum::Json<ExtenderArgs>,
+) -> axum::Json<FilterResult> {
+    let nodes = args.node_names.unwrap_or_default();
+    state.record(ExtenderCall::Filter { pod: args.pod.name_any(), nodes: nodes.clone() });
     let (mut node_names, mut failed_nodes) = (Vec::new(), BTreeMap::new());
     for node in nodes {
-        match (at_work.rules.filter)(&asked.pod, &node) {
+        match (state.rules.filter)(&args.pod, &node) {
             Ok(()) => node_names.push(node),
             Err(why) => drop(failed_nodes.insert(node, why)),
         }
     }
-    axum::Json(Fitting { node_names, failed_nodes })
+    axum::Json(FilterResult { node_names, failed_nodes })
 }
 
-async fn prioritize(
-    State(at_work): State<Arc<AtWork>>,
-    axum::Json(asked): Json<Arguments>,
-) -> Json<Vec<Scored>> {
-    let nodes = asked.node_names.unwrap_or_default();
-    at_work.record(Call::Prioritize { pod: asked.pod.name_any(), nodes: nodes.clone() });
+async fn handle_prioritize(
+    State(state): State<Arc<ExtenderState>>,
+    axum::Json(args): axum::Json<ExtenderArgs>,
+) -> axum::Json<Vec<HostPriority>> {
+    let nodes = args.node_names.unwrap_or_default();
+    state.record(ExtenderCall::Prioritize { pod: args.pod.name_any(), nodes: nodes.clone() });
     let scored =
-        nodes.into_iter().map(|host| Scored { score: (at_work.rules.score)(&asked.pod, &host), host });
+        nodes.into_iter().map(|host| HostPriority { score: (state.rules.score)(&args.pod, &host), host });
     axum::Json(scored.collect())
 }
 
-async fn bind(State(at_work): State<Arc<AtWork>>, axum::Json(asked): Json<Bind>) -> Json<Bound> {
-    at_work.record(Call::Bind(asked.clone()));
+async fn handle_bind(
+    State(state): State<Arc<ExtenderState>>,
+    axum::Json(args): axum::Json<BindArgs>,
+) -> axum::Json<BindResult> {
+    state.record(ExtenderCall::Bind(args.clone()));
     let binding = Binding {
         metadata: ObjectMeta {
-            name: Some(asked.pod_name.clone()),
-            namespace: Some(asked.pod_namespace.clone()),
-            // A pod of the same name that came later is not bound by mistake.
-            uid: Some(asked.pod_uid.clone()),
-            annotations: Some((at_work.rules.annotations)(&asked))
-                .filter(|annotations| !annotations.is_empty()),
+            name: Some(args.pod_name.clone()),
+            namespace: Some(args.pod_namespace.clone()),
+            // The UID prevents binding a newer pod of the same name.
+            uid: Some(args.pod_uid.clone()),
+            annotations: Some((state.rules.annotations)(&args)).filter(|annotations| !annotations.is_empty()),
             ..ObjectMeta::default()
         },
         target: ObjectReference {
             api_version: Some("v1".into()),
             kind: Some("Node".into()),
-            name: Some(asked.node.clone()),
+            name: Some(args.node.clone()),
             ..ObjectReference::default()
         },
     };
-    let pods: Api<Pod> = Api::namespaced(at_work.client.clone(), &asked.pod_namespace);
+    let pods: Api<Pod> = Api::namespaced(state.client.clone(), &args.pod_namespace);
     let posted: Result<Status, _> =
-        pods.create_subresource("binding", &asked.pod_name, &PostParams::default(), &binding).await;
-    axum::Json(Bound { error: posted.err().map(|e| e.to_string()).unwrap_or_default() })
+        pods.create_subresource("binding", &args.pod_name, &PostParams::default(), &binding).await;
+    axum::Json(BindResult { error: posted.err().map(|e| e.to_string()).unwrap_or_default() })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serving::tests::ask;
+    use crate::test_server::tests::post_json;
     use tokio::net::TcpStream;
 
     #[tokio::test]
-    async fn filters_scores_and_writes_down() {
-        let rules = Rules::default()
-            .filter(|_, node| if node == "b" { Err("no room on b".into()) } else { Ok(()) })
+    async fn extender_filters_scores_and_records_calls() {
+        let rules = ExtenderRules::default()
+            .filter(|_, node| if node == "b" { Err("b is full".into()) } else { Ok(()) })
             .score(|_, node| if node == "c" { 10 } else { 1 });
         // Nothing is bound here, so no API server is called.
         let client = Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
-        let extender = Extender::start(client, "127.0.0.1:0".parse().unwrap(), rules).await.unwrap();
+        let extender = TestExtender::start(client, "127.0.0.1:0".parse().unwrap(), rules).await.unwrap();
         let connect = async || TcpStream::connect(extender.address()).await.unwrap();
         let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": []}});
-        let asked = json!({"Pod": pod, "Nodes": null, "NodeNames": ["a", "b", "c"]});
-        let fitting = ask(connect().await, "/filter", &asked).await;
-        assert_eq!(fitting, json!({"NodeNames": ["a", "c"], "FailedNodes": {"b": "no room on b"}}));
-        let asked = json!({"Pod": pod, "NodeNames": ["a", "c"]});
-        let scored = ask(connect().await, "/prioritize", &asked).await;
+        let args = json!({"Pod": pod, "Nodes": null, "NodeNames": ["a", "b", "c"]});
+        let fitting = post_json(connect().await, "/filter", &args).await;
+        assert_eq!(fitting, json!({"NodeNames": ["a", "c"], "FailedNodes": {"b": "b is full"}}));
+        let args = json!({"Pod": pod, "NodeNames": ["a", "c"]});
+        let scored = post_json(connect().await, "/prioritize", &args).await;
         assert_eq!(scored, json!([{"Host": "a", "Score": 1}, {"Host": "c", "Score": 10}]));
         let names = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
         let calls = [
-            Call::Filter { pod: "p".into(), nodes: names(&["a", "b", "c"]) },
-            Call::Prioritize { pod: "p".into(), nodes: names(&["a", "c"]) },
+            ExtenderCall::Filter { pod: "p".into(), nodes: names(&["a", "b", "c"]) },
+            ExtenderCall::Prioritize { pod: "p".into(), nodes: names(&["a", "c"]) },
         ];
         assert_eq!(extender.calls(), calls);
     }
 
     #[test]
-    fn an_entry_names_its_resources() {
-        let entry = entry(
+    fn config_entry_lists_managed_resources() {
+        let entry = config_entry(
             "10.200.0.1:9998".parse().unwrap(),
-            &[Managed::counted("partage.dev/gpu"), Managed::ignored("partage.dev/memory")],
+            &[ManagedResource::counted("partage.dev/gpu"), ManagedResource::ignored("partage.dev/memory")],
         );
         assert_eq!(entry["urlPrefix"], "http://10.200.0.1:9998");
         let managed = json!([

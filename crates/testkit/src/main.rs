@@ -1,17 +1,17 @@
-//! `partage-testkit`: clusters to try things on, and the workload of tests.
+//! `partage-testkit`: clusters for interactive use, and the GPU workload of tests.
 
 use clap::{Parser, Subcommand};
 use partage_testkit::bed::BedError;
-use partage_testkit::binaries::{Binaries, Missing};
-use partage_testkit::cluster::{self, ClusterError, Name, Wishes};
-use partage_testkit::workload::{self, Load, WorkloadError};
+use partage_testkit::binaries::{Binaries, MissingPrerequisite};
+use partage_testkit::cluster::{self, ClusterName, ClusterOptions, TestClusterError};
+use partage_testkit::workload::{self, WorkloadError, WorkloadOptions};
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-/// A real Kubernetes for Partage's tests.
+/// Run a real Kubernetes for Partage's tests.
 #[derive(Parser)]
 #[command(name = "partage-testkit", version)]
 struct Cli {
@@ -21,118 +21,121 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// A real Kubernetes to try things on, without a GPU.
+    /// Manage a real Kubernetes without a GPU, for interactive use.
     #[command(subcommand)]
-    Cluster(Cluster),
-    /// Use a GPU until standard input ends: hold memory, keep it busy. For tests.
+    Cluster(ClusterCommand),
+    /// Use a GPU until standard input ends: hold memory and run kernels. For tests.
     #[command(hide = true)]
-    Workload(Load),
+    Workload(WorkloadOptions),
 }
 
 #[derive(Subcommand)]
-enum Cluster {
-    /// Bring it up, and say how to use it
+enum ClusterCommand {
+    /// Start a cluster and print how to use it
     #[command(
         after_help = "Examples:\n  partage-testkit cluster up\n  partage-testkit cluster up --nodes 3 --cgroups v2"
     )]
-    Up(Wishes),
-    /// End it; nothing of it stays
-    Down(Name),
-    /// Say whether it is up
-    Status(Name),
-    /// Own the cluster until told to stop; `up` starts this
+    Up(ClusterOptions),
+    /// Stop a cluster and remove everything of it
+    Down(ClusterName),
+    /// Show whether a cluster is running
+    Status(ClusterName),
+    /// Own a cluster until a signal arrives; started by `up`
     #[command(hide = true)]
-    Hold(Wishes),
+    Hold(ClusterOptions),
 }
 
 fn main() -> ExitCode {
     let command = Cli::parse().command;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
-        // Without the handler a signal simply ends the program, and the next run tidies up.
+        // Without the handler a signal ends the program, and the next run cleans up.
         let _ = signal_hook::flag::register(signal, Arc::clone(&stop));
     }
     let mut out = io::stdout();
     let done = match command {
         Command::Cluster(command) => cluster(&command, &mut out, &stop),
-        Command::Workload(load) => workload::run(&load, &mut out, &stop).map_err(Failure::from),
+        Command::Workload(load) => workload::run(&load, &mut out, &stop).map_err(CommandFailure::from),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            // Where even this cannot be written, the exit code is all that is left to say.
-            let _ = writeln!(io::stderr(), "error: {}", failure.words);
+            // If this cannot be written, only the exit code reports the failure.
+            let _ = writeln!(io::stderr(), "error: {}", failure.text);
             failure.code
         }
     }
 }
 
-/// Why not, and the exit code that says so.
-struct Failure {
-    words: String,
+/// An error message and its exit code.
+struct CommandFailure {
+    text: String,
     code: ExitCode,
 }
 
-impl Failure {
-    fn new(words: String, interrupted: bool) -> Self {
-        Self { words, code: if interrupted { ExitCode::from(130) } else { ExitCode::FAILURE } }
+impl CommandFailure {
+    fn new(text: String, interrupted: bool) -> Self {
+        Self { text, code: if interrupted { ExitCode::from(130) } else { ExitCode::FAILURE } }
     }
 }
 
-impl From<Missing> for Failure {
-    fn from(missing: Missing) -> Self {
-        Self::new(missing.to_string(), matches!(missing, Missing::Interrupted { .. }))
+impl From<MissingPrerequisite> for CommandFailure {
+    fn from(missing: MissingPrerequisite) -> Self {
+        Self::new(missing.to_string(), matches!(missing, MissingPrerequisite::Interrupted { .. }))
     }
 }
 
-impl From<ClusterError> for Failure {
-    fn from(error: ClusterError) -> Self {
-        Self::new(error.to_string(), matches!(error, ClusterError::Bed(BedError::Interrupted)))
+impl From<TestClusterError> for CommandFailure {
+    fn from(error: TestClusterError) -> Self {
+        Self::new(error.to_string(), matches!(error, TestClusterError::TestBed(BedError::Interrupted)))
     }
 }
 
-impl From<WorkloadError> for Failure {
+impl From<WorkloadError> for CommandFailure {
     fn from(error: WorkloadError) -> Self {
         Self::new(error.to_string(), false)
     }
 }
 
-/// With Partage in the cluster.
-const TRY: &str = "
-Partage is in it, with simulated GPUs. A pod in 4 GiB and 30 % of one:
+/// Printed if Partage is installed in the cluster.
+const INSTALLED_HINT: &str = "
+Partage is installed with simulated GPUs. Run a pod with 4 GiB and 30 % of a GPU:
 
   kubectl apply -f examples/pod.yaml && kubectl wait --for=condition=Ready pod/share
   kubectl exec share -- nvidia-smi
   kubectl describe node node1
 ";
 
-fn cluster(command: &Cluster, out: &mut dyn Write, stop: &AtomicBool) -> Result<(), Failure> {
-    let words = match command {
-        Cluster::Hold(wishes) => {
-            cluster::hold(wishes, out, stop)?;
+fn cluster(command: &ClusterCommand, out: &mut dyn Write, stop: &AtomicBool) -> Result<(), CommandFailure> {
+    let text = match command {
+        ClusterCommand::Hold(options) => {
+            cluster::hold(options, out, stop)?;
             String::new()
         }
-        Cluster::Up(wishes) => {
+        ClusterCommand::Up(options) => {
             let start = Instant::now();
-            let state = cluster::up(wishes, out, stop)?;
+            let state = cluster::up(options, out, stop)?;
             let kubectl = Binaries::ready()?.path("kubectl");
             format!(
-                "\nA Kubernetes is up after {:.1} s, with {}. Use it, with any kubectl:\n\n  export KUBECONFIG='{}'\n  \
+                "\nKubernetes is up after {:.1} s, with {}. Use it with any kubectl:\n\n  export KUBECONFIG='{}'\n  \
                  '{}' get nodes\n{}\nIts images are localhost/debian:bed and localhost/busybox:bed (imagePullPolicy: Never).\n\
-                 End it with: {}\n",
+                 Stop it with: {}\n",
                 start.elapsed().as_secs_f64(),
                 state.nodes.join(", "),
                 state.kubeconfig.display(),
                 kubectl.display(),
-                if wishes.partage.is_some() { TRY } else { "" },
-                state.name.ending(),
+                if options.partage.is_some() { INSTALLED_HINT } else { "" },
+                state.name.down_command(),
             )
         }
-        Cluster::Down(name) => match cluster::down(name)? {
-            true => "the cluster is gone\n".to_string(),
-            false => "no cluster is running\n".to_string(),
-        },
-        Cluster::Status(name) => match cluster::status(name)? {
+        ClusterCommand::Down(name) => {
+            if cluster::down(name)? {
+                "the cluster was removed\n".to_string()
+            } else {
+                "no cluster is running\n".to_string()
+            }
+        }
+        ClusterCommand::Status(name) => match cluster::status(name)? {
             Some(state) => format!(
                 "a cluster is up (pid {}), with {}: export KUBECONFIG='{}'\n",
                 state.pid,
@@ -142,7 +145,7 @@ fn cluster(command: &Cluster, out: &mut dyn Write, stop: &AtomicBool) -> Result<
             None => "no cluster is running\n".to_string(),
         },
     };
-    // A reader who went away has what it wanted.
-    let _ = out.write_all(words.as_bytes());
+    // A reader that has gone needs no output.
+    let _ = out.write_all(text.as_bytes());
     Ok(())
 }

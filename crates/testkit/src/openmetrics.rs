@@ -1,46 +1,46 @@
-//! A strict reader of OpenMetrics text: what Prometheus would let pass with a shrug is an error here.
+//! A strict parser of OpenMetrics text. It rejects deviations that Prometheus tolerates.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a text tells.
+/// The contents of an OpenMetrics text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Exposition {
     /// The type of each family, by the family's name.
     pub families: BTreeMap<String, String>,
-    /// All figures, in order.
-    pub samples: Vec<Sample>,
+    /// All samples, in order.
+    pub samples: Vec<MetricSample>,
 }
 
-/// One figure.
+/// One sample of a metric.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sample {
-    /// Its name.
+pub struct MetricSample {
+    /// The name of the metric.
     pub name: String,
-    /// Its labels.
+    /// Labels of the sample, by name.
     pub labels: BTreeMap<String, String>,
-    /// Its value.
+    /// Value of the sample.
     pub value: f64,
 }
 
 impl Exposition {
-    /// Reads a text, or says which line is wrong and why.
+    /// Parses a text. The error names the invalid line and the reason.
     pub fn parse(text: &str) -> Result<Exposition, String> {
         let body = text.strip_suffix("# EOF\n").ok_or("the text does not end with `# EOF`")?;
-        let (mut all, mut family) = (Exposition::default(), Family::default());
+        let (mut all, mut family) = (Exposition::default(), FamilyParser::default());
         let mut series = BTreeSet::new();
         for line in body.lines() {
             let wrong = |why: &str| format!("{why}: {line}");
-            if let Some(told) = line.strip_prefix("# ") {
-                let mut parts = told.splitn(3, ' ');
+            if let Some(description) = line.strip_prefix("# ") {
+                let mut parts = description.splitn(3, ' ');
                 let (Some(what), Some(name), Some(rest)) = (parts.next(), parts.next(), parts.next()) else {
-                    return Err(wrong("no description"));
+                    return Err(wrong("malformed metadata line"));
                 };
                 if family.name != name {
                     if all.families.contains_key(name) {
-                        return Err(wrong("a family in two places"));
+                        return Err(wrong("family is not contiguous"));
                     }
-                    family.end()?;
-                    family = Family { name: name.into(), ..Family::default() };
+                    family.finish()?;
+                    family = FamilyParser { name: name.into(), ..FamilyParser::default() };
                 }
                 match what {
                     "TYPE" if family.kind.is_empty() && !family.has_samples => {
@@ -49,24 +49,24 @@ impl Exposition {
                     }
                     "UNIT" if name.ends_with(&format!("_{rest}")) => {}
                     "HELP" if !rest.is_empty() => {}
-                    _ => return Err(wrong("no description that may be here")),
+                    _ => return Err(wrong("misplaced metadata")),
                 }
                 continue;
             }
-            let sample = sample(line).ok_or_else(|| wrong("no figure"))?;
-            family.take(&sample).map_err(|why| wrong(&why))?;
+            let sample = parse_sample(line).ok_or_else(|| wrong("malformed sample"))?;
+            family.accept(&sample).map_err(|why| wrong(&why))?;
             if !series.insert((sample.name.clone(), sample.labels.clone())) {
-                return Err(wrong("told twice"));
+                return Err(wrong("duplicate sample"));
             }
             all.samples.push(sample);
         }
-        family.end()?;
+        family.finish()?;
         Ok(all)
     }
 
-    /// The figure of this name that has all these labels; `None` unless there is exactly one.
+    /// Returns the sample of this name that has all these labels; `None` unless there is exactly one.
     pub fn value(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
-        let has = |sample: &&Sample| {
+        let has = |sample: &&MetricSample| {
             let one = |(key, value): &(&str, &str)| sample.labels.get(*key).is_some_and(|is| is == value);
             sample.name == name && labels.iter().all(one)
         };
@@ -76,21 +76,21 @@ impl Exposition {
     }
 }
 
-/// What is known of the family that is being read.
+/// The state of the family that is being parsed.
 #[derive(Default)]
-struct Family {
+struct FamilyParser {
     name: String,
     kind: String,
     has_samples: bool,
-    /// Of a histogram: its last bucket's bound and count.
+    /// Bound and count of the last bucket, for a histogram.
     bucket: Option<(f64, f64)>,
     count: Option<f64>,
 }
 
-impl Family {
-    fn take(&mut self, sample: &Sample) -> Result<(), String> {
+impl FamilyParser {
+    fn accept(&mut self, sample: &MetricSample) -> Result<(), String> {
         self.has_samples = true;
-        let suffix = sample.name.strip_prefix(&self.name).ok_or("of another family")?;
+        let suffix = sample.name.strip_prefix(&self.name).ok_or("sample of another family")?;
         let counted = sample.value >= 0.0;
         match (self.kind.as_str(), suffix) {
             ("gauge", "") => Ok(()),
@@ -101,39 +101,39 @@ impl Family {
                 Ok(())
             }
             ("histogram", "_bucket") => {
-                let bound = sample.labels.get("le").ok_or("a bucket without a bound")?;
-                let bound: f64 = bound.parse().map_err(|_| "no bound")?;
+                let bound = sample.labels.get("le").ok_or("bucket without a bound")?;
+                let bound: f64 = bound.parse().map_err(|_| "invalid bound")?;
                 let (last, before) = self.bucket.unwrap_or((f64::NEG_INFINITY, 0.0));
                 if bound <= last || sample.value < before {
-                    return Err("buckets do not rise".into());
+                    return Err("buckets are not ascending".into());
                 }
                 self.bucket = Some((bound, sample.value));
                 Ok(())
             }
-            (kind, _) => Err(format!("no figure of a {kind}")),
+            (kind, _) => Err(format!("not a valid sample of a {kind}")),
         }
     }
 
-    fn end(&self) -> Result<(), String> {
+    fn finish(&self) -> Result<(), String> {
         if self.kind == "histogram" && self.bucket != self.count.map(|count| (f64::INFINITY, count)) {
-            return Err(format!("{}: the last bucket does not hold everything", self.name));
+            return Err(format!("{}: the last bucket does not match the count", self.name));
         }
         Ok(())
     }
 }
 
-fn sample(line: &str) -> Option<Sample> {
+fn parse_sample(line: &str) -> Option<MetricSample> {
     let end = line.find(['{', ' '])?;
     let (name, mut rest) = line.split_at(end);
     let mut labels = BTreeMap::new();
     if let Some(mut inner) = rest.strip_prefix('{') {
         while !inner.starts_with('}') {
             let (key, after) = inner.split_once("=\"")?;
-            let (value, after) = quoted(after)?;
+            let (value, after) = parse_quoted(after)?;
             if !is_name(key) || labels.insert(key.to_string(), value).is_some() {
                 return None;
             }
-            // A comma stands between labels and nowhere else.
+            // Commas are allowed only between labels.
             inner = match after.strip_prefix(',') {
                 Some(after) if !after.starts_with('}') => after,
                 None if after.starts_with('}') => after,
@@ -143,7 +143,7 @@ fn sample(line: &str) -> Option<Sample> {
         rest = inner.strip_prefix('}')?;
     }
     let value = rest.strip_prefix(' ')?.parse().ok()?;
-    is_name(name).then(|| Sample { name: name.into(), labels, value })
+    is_name(name).then(|| MetricSample { name: name.into(), labels, value })
 }
 
 fn is_name(name: &str) -> bool {
@@ -151,8 +151,8 @@ fn is_name(name: &str) -> bool {
     name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_') && name.chars().all(plain)
 }
 
-/// A value up to its closing quote, and what follows.
-fn quoted(text: &str) -> Option<(String, &str)> {
+/// Returns a value up to its closing quote, and the rest.
+fn parse_quoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut letters = text.char_indices();
     while let Some((at, letter)) = letters.next() {
@@ -173,20 +173,20 @@ fn quoted(text: &str) -> Option<(String, &str)> {
 mod tests {
     use super::*;
 
-    const SOUND: &str = "# HELP a_seconds Time.\n# TYPE a_seconds histogram\n# UNIT a_seconds seconds\na_seconds_sum 1.5\n\
+    const VALID: &str = "# HELP a_seconds Time.\n# TYPE a_seconds histogram\n# UNIT a_seconds seconds\na_seconds_sum 1.5\n\
         a_seconds_count 3\na_seconds_bucket{le=\"1.0\"} 2\na_seconds_bucket{le=\"+Inf\"} 3\n# TYPE b counter\n\
         b_total{x=\"a\\\"}\\n\\\\\"} 4\n# TYPE C_d gauge\nC_d 1\n# EOF\n";
 
     #[test]
-    fn what_is_sound_is_read() {
-        let all = Exposition::parse(SOUND).unwrap();
+    fn valid_exposition_is_parsed() {
+        let all = Exposition::parse(VALID).unwrap();
         assert_eq!(all.families.len(), 3);
         assert_eq!(all.value("b_total", &[("x", "a\"}\n\\")]), Some(4.0));
         assert_eq!(all.value("a_seconds_bucket", &[]), None, "there are two");
     }
 
     #[test]
-    fn what_is_not_is_refused() {
+    fn invalid_exposition_is_refused() {
         for (from, to) in [
             ("# EOF\n", ""),
             ("b_total", "b"),
@@ -201,8 +201,8 @@ mod tests {
             ("le=\"+Inf\"} 3", "le=\"2.0\"} 3"),
             ("\\n", "\\t"),
         ] {
-            let text = SOUND.replacen(from, to, 1);
-            assert_ne!(text, SOUND);
+            let text = VALID.replacen(from, to, 1);
+            assert_ne!(text, VALID);
             assert!(Exposition::parse(&text).is_err(), "{text}");
         }
     }

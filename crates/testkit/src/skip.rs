@@ -1,9 +1,9 @@
-//! Tests whose prerequisites are missing.
+//! Skips tests whose prerequisites are missing.
 
 use std::io::Write;
 
-/// Skips a test whose prerequisite is missing: on a person's machine it prints why and returns; in CI (`CI` is set and
-/// not `false`) it panics, because a check that is always skipped checks nothing.
+/// Skips a test whose prerequisite is missing: on a developer's machine it prints the reason and returns; in CI (`CI`
+/// is set and not `false`) it panics, because a check that is always skipped checks nothing.
 ///
 /// `make test` counts the skips: each is a line in the file that `PARTAGE_SKIPPED` names.
 ///
@@ -19,7 +19,7 @@ use std::io::Write;
 /// ```
 pub fn skip_or_fail(missing: &dyn std::fmt::Display) {
     let in_ci = std::env::var("CI").is_ok_and(|value| !value.is_empty() && value != "false");
-    assert!(!in_ci, "a test cannot be skipped in CI: {missing}");
+    assert!(!in_ci, "tests must not be skipped in CI: {missing}");
     let test = std::thread::current().name().unwrap_or("a test").to_string();
     // Written to the file descriptor, which the test runner does not capture: a skip must be visible.
     let _ = writeln!(std::io::stderr(), "skipped: {test}: {missing}");

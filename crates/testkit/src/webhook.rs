@@ -1,10 +1,10 @@
-//! A small admission webhook for tests: it shows what kube-apiserver asks and does with the answers.
+//! A small admission webhook for tests, which shows how kube-apiserver calls a webhook and uses the answers.
 //!
-//! One server takes mutating and validating calls on any path; the test's own function answers. A request does not say
-//! which of the two it is, and a validating one may not be answered with a change: tell them apart by the path.
+//! One server accepts mutating and validating calls on any path; a function of the test answers. A request does not say
+//! which of the two it is, and a validating one must not be answered with a change: use different paths.
 
 use crate::bed::Certificate;
-use crate::serving::{ServeError, Serving};
+use crate::test_server::{ServeError, TestServer};
 use axum::Router;
 use axum::extract::State;
 use axum::http::Uri;
@@ -14,53 +14,53 @@ use serde_json::Value;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What kube-apiserver asks.
-pub type Request = AdmissionRequest<DynamicObject>;
-/// What it is told.
-pub type Response = AdmissionResponse;
+/// The request of kube-apiserver.
+pub type ReviewRequest = AdmissionRequest<DynamicObject>;
+/// The answer to kube-apiserver.
+pub type ReviewResponse = AdmissionResponse;
 
-type Answer = dyn Fn(&str, &Request) -> Response + Send + Sync;
+type AnswerFn = dyn Fn(&str, &ReviewRequest) -> ReviewResponse + Send + Sync;
 
 /// A webhook that runs until it is stopped or dropped.
-pub struct Webhook {
-    serving: Serving,
-    requests: Arc<Mutex<Vec<Request>>>,
+pub struct TestWebhook {
+    server: TestServer,
+    requests: Arc<Mutex<Vec<ReviewRequest>>>,
 }
 
-impl Webhook {
-    /// Listens on this address with this certificate and answers with this function of the path and the request.
+impl TestWebhook {
+    /// Starts a webhook on this address with this certificate. `answer` gets the path and the request.
     pub async fn start(
         address: SocketAddr,
         certificate: &Certificate,
-        answer: impl Fn(&str, &Request) -> Response + Send + Sync + 'static,
-    ) -> Result<Webhook, ServeError> {
+        answer: impl Fn(&str, &ReviewRequest) -> ReviewResponse + Send + Sync + 'static,
+    ) -> Result<TestWebhook, ServeError> {
         let requests = Arc::new(Mutex::new(Vec::new()));
-        let at_work = Arc::new(AtWork { answer: Box::new(answer), requests: Arc::clone(&requests) });
-        let router = Router::new().fallback(review).with_state(at_work);
-        Ok(Webhook { serving: Serving::tls(address, certificate, router).await?, requests })
+        let state = Arc::new(WebhookState { answer: Box::new(answer), requests: Arc::clone(&requests) });
+        let router = Router::new().fallback(review).with_state(state);
+        Ok(TestWebhook { server: TestServer::tls(address, certificate, router).await?, requests })
     }
 
-    /// Where it listens.
+    /// Returns the address that the webhook listens on.
     pub fn address(&self) -> SocketAddr {
-        self.serving.address
+        self.server.address
     }
 
-    /// Every request so far, in order of arrival.
-    pub fn requests(&self) -> Vec<Request> {
+    /// Returns every request so far, in order of arrival.
+    pub fn requests(&self) -> Vec<ReviewRequest> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Ends it; the port is free afterwards.
+    /// Stops the webhook; its port is free afterwards.
     pub async fn stop(self) {
-        self.serving.stop().await;
+        self.server.stop().await;
     }
 }
 
-/// Allows the request with the object changed by `change`, which sees it as JSON.
-pub fn changed(request: &Request, change: impl FnOnce(&mut Value)) -> Response {
-    let response = Response::from(request);
+/// Allows the request, with the object changed by `change`, which gets it as JSON.
+pub fn allow_with_change(request: &ReviewRequest, change: impl FnOnce(&mut Value)) -> ReviewResponse {
+    let response = ReviewResponse::from(request);
     let Ok(before) = serde_json::to_value(&request.object) else {
-        return response.deny("the object cannot be written as JSON again");
+        return response.deny("the object cannot be serialized");
     };
     let mut after = before.clone();
     change(&mut after);
@@ -70,27 +70,27 @@ pub fn changed(request: &Request, change: impl FnOnce(&mut Value)) -> Response {
     }
     match response.with_patch(difference) {
         Ok(response) => response,
-        Err(error) => Response::from(request).deny(error),
+        Err(error) => ReviewResponse::from(request).deny(error),
     }
 }
 
-struct AtWork {
-    answer: Box<Answer>,
-    requests: Arc<Mutex<Vec<Request>>>,
+struct WebhookState {
+    answer: Box<AnswerFn>,
+    requests: Arc<Mutex<Vec<ReviewRequest>>>,
 }
 
 async fn review(
-    State(at_work): State<Arc<AtWork>>,
+    State(state): State<Arc<WebhookState>>,
     uri: Uri,
     axum::Json(review): axum::Json<AdmissionReview<DynamicObject>>,
 ) -> axum::Json<AdmissionReview<DynamicObject>> {
-    let response = match TryInto::<Request>::try_into(review) {
+    let response = match TryInto::<ReviewRequest>::try_into(review) {
         Ok(request) => {
-            let response = (at_work.answer)(uri.path(), &request);
-            at_work.requests.lock().unwrap_or_else(PoisonError::into_inner).push(request);
+            let response = (state.answer)(uri.path(), &request);
+            state.requests.lock().unwrap_or_else(PoisonError::into_inner).push(request);
             response
         }
-        Err(error) => Response::invalid(error),
+        Err(error) => ReviewResponse::invalid(error),
     };
     axum::Json(response.into_review())
 }
@@ -98,17 +98,17 @@ async fn review(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serving::tests::{ask, certificate, connect};
+    use crate::test_server::tests::{certificate, connect, post_json};
     use serde_json::json;
 
     #[tokio::test]
-    async fn a_review_is_answered_over_tls() {
+    async fn webhook_answers_reviews_over_tls() {
         let certificate = certificate();
-        let webhook = Webhook::start("127.0.0.1:0".parse().unwrap(), &certificate, |path, request| {
+        let webhook = TestWebhook::start("127.0.0.1:0".parse().unwrap(), &certificate, |path, request| {
             if path == "/validate" {
-                return Response::from(request).deny("partage.dev/memory is 0: ask for some");
+                return ReviewResponse::from(request).deny("partage.dev/memory is 0: request at least 1Mi");
             }
-            changed(request, |object| object["metadata"]["annotations"] = json!({"seen": "yes"}))
+            allow_with_change(request, |object| object["metadata"]["annotations"] = json!({"seen": "yes"}))
         })
         .await
         .unwrap();
@@ -124,16 +124,16 @@ mod tests {
             })
         };
         let stream = connect(webhook.address(), &certificate).await.unwrap();
-        let answer = ask(stream, "/mutate", &review("good")).await;
+        let answer = post_json(stream, "/mutate", &review("good")).await;
         assert_eq!(answer["response"]["uid"], "u-1");
         assert_eq!(answer["response"]["allowed"], true);
         let patch: Vec<u8> = serde_json::from_value(answer["response"]["patch"].clone()).unwrap();
         let patch: Value = serde_json::from_slice(&patch).unwrap();
         assert_eq!(patch, json!([{"op": "add", "path": "/metadata/annotations", "value": {"seen": "yes"}}]));
         let stream = connect(webhook.address(), &certificate).await.unwrap();
-        let answer = ask(stream, "/validate", &review("bad")).await;
+        let answer = post_json(stream, "/validate", &review("bad")).await;
         assert_eq!(answer["response"]["allowed"], false);
-        assert_eq!(answer["response"]["status"]["message"], "partage.dev/memory is 0: ask for some");
+        assert_eq!(answer["response"]["status"]["message"], "partage.dev/memory is 0: request at least 1Mi");
         assert_eq!(webhook.requests().iter().map(|r| r.name.as_str()).collect::<Vec<_>>(), ["good", "bad"]);
     }
 }

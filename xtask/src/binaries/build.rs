@@ -1,113 +1,127 @@
-//! Builds what is not there yet, in one run at a time.
+//! Builds missing programs, in one run at a time.
 
-use super::catalog::{Program, SETS, Set, Source};
-use super::go::Go;
-use super::report::{ask, check_folder};
-use super::store::Store;
-use super::{Binaries, Missing, Settings, space};
-use crate::debian::{self, Debian};
-use crate::progress::{Progress, mebibytes};
+use super::catalog::{PROGRAM_SETS, ProgramSet, ProgramSource, ProgramSpec};
+use super::check::{check_folder, query_version};
+use super::go::GoToolchain;
+use super::store::BinaryStore;
+use super::{Binaries, BuildPaths, MissingPrerequisite, disk_space};
+use crate::debian::{self, DebianTools};
+use crate::progress::{ProgressLines, format_mebibytes};
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Builds every program that is not there. What can be known to be wrong is said before anything is built.
+/// Builds every missing program. Checks known preconditions before anything is built.
 ///
-/// `stop` interrupts: finished programs stay, half ones go.
-pub fn build(settings: &Settings, out: &mut dyn Write, stop: &AtomicBool) -> Result<Binaries, Missing> {
-    let mut progress = Progress::new(out);
+/// `stop` interrupts: finished programs are kept, unfinished ones removed.
+pub fn build(
+    settings: &BuildPaths,
+    out: &mut dyn Write,
+    stop: &AtomicBool,
+) -> Result<Binaries, MissingPrerequisite> {
+    let mut progress = ProgressLines::new(out);
     if let Some(folder) = &settings.bin_dir {
         return check_folder(settings, folder, &mut progress, stop);
     }
-    let go = Go::find()?;
-    for set in SETS {
-        possible(&go, &settings.store(&go, set)?, set)?;
+    let go = GoToolchain::find()?;
+    for set in PROGRAM_SETS {
+        check_preconditions(&go, &settings.store(&go, set)?, set)?;
     }
-    for set in SETS {
+    for set in PROGRAM_SETS {
         build_set(set, &go, &settings.store(&go, set)?, &mut progress, stop)?;
     }
     Binaries::ready_in(settings)
 }
 
 fn build_set(
-    set: &Set,
-    go: &Go,
-    store: &Store,
-    progress: &mut Progress<'_>,
+    set: &ProgramSet,
+    go: &GoToolchain,
+    store: &BinaryStore,
+    progress: &mut ProgressLines<'_>,
     stop: &AtomicBool,
-) -> Result<(), Missing> {
+) -> Result<(), MissingPrerequisite> {
     let start = Instant::now();
-    let building = store.begin(progress, stop)?;
-    // Another run may have built while we waited.
-    let left = left(store, set);
+    let building = store.lock_for_build(progress, stop)?;
+    // Another run may have built them while this one waited.
+    let missing = missing_programs(store, set);
     let interrupted = || store.interrupted();
-    let debian = Debian {
-        work: store.work(),
+    let debian = DebianTools {
+        work: store.work_dir(),
         stop,
         interrupted: &interrupted,
-        instead: WITHOUT_DEBIAN,
-        private: None,
+        alternative: NO_DEBIAN_HINT,
+        private_config: None,
     };
-    let work = Work { go, store, stop, debian };
-    work.install(BEDS, &bed_needs(), progress)?;
+    let work = BuildRun { go, store, stop, debian };
+    work.install(BED_PURPOSE, &missing_bed_requirements(), progress)?;
     let (all, what) = (set.programs.len(), set.what);
-    if !left.is_empty() {
-        work.install(LINKING, &link_needs(&left), progress)?;
-        progress.line(&format!("building {} of {all} {what} with {}, once", left.len(), go.version));
-        work.programs(&left, progress)?;
+    if !missing.is_empty() {
+        work.install(LINKING_PURPOSE, &missing_link_requirements(&missing), progress)?;
+        progress.line(&format!("building {} of {all} {what} with {}, once", missing.len(), go.version));
+        work.build_programs(&missing, progress)?;
     }
     drop(building);
-    let made = match left.len() {
+    let made = match missing.len() {
         0 => String::new(),
         count => format!(", {count} built in {} s", start.elapsed().as_secs()),
     };
-    progress.line(&format!("{all} {what} in {}{made}", store.bin().display()));
+    progress.line(&format!("{all} {what} in {}{made}", store.bin_dir().display()));
     Ok(())
 }
 
-/// The programs that are not there.
-fn left<'a>(store: &Store, set: &'a Set) -> Vec<&'a Program> {
+/// Returns the programs that are missing.
+fn missing_programs<'a>(store: &BinaryStore, set: &'a ProgramSet) -> Vec<&'a ProgramSpec> {
     let manifest = store.manifest();
-    set.programs.iter().filter(|program| !store.has(&manifest, program.name)).collect()
+    set.programs.iter().filter(|program| !store.has_program(&manifest, program.name)).collect()
 }
 
-/// Says what would fail for certain, before anything is touched.
-fn possible(go: &Go, store: &Store, set: &Set) -> Result<(), Missing> {
-    let left = left(store, set);
-    space::enough(&[&store.bin(), &go.cache, &go.modules], &left)?;
-    debian::may_install(LINKING, &link_needs(&left))
+/// Checks for certain failures before anything is changed.
+fn check_preconditions(
+    go: &GoToolchain,
+    store: &BinaryStore,
+    set: &ProgramSet,
+) -> Result<(), MissingPrerequisite> {
+    let missing = missing_programs(store, set);
+    disk_space::check_free(&[&store.bin_dir(), &go.cache, &go.modules], &missing)?;
+    debian::check_can_install(LINKING_PURPOSE, &missing_link_requirements(&missing))
 }
 
-/// What to do where there is no Debian.
-const WITHOUT_DEBIAN: &str = "set PARTAGE_KUBE_BIN_DIR to a folder with the programs";
+/// What to do on a machine without Debian's tools.
+const NO_DEBIAN_HINT: &str = "set PARTAGE_KUBE_BIN_DIR to a directory with the programs";
 
-/// What has needs on the system.
-const LINKING: &str = "linking runc";
-const BEDS: &str = "a bed";
+/// Purposes for which system packages are installed.
+const LINKING_PURPOSE: &str = "linking runc";
+const BED_PURPOSE: &str = "a bed";
 
-/// The packages that beds need and that are not there. Only root has beds.
-fn bed_needs() -> Vec<&'static str> {
-    if rustix::process::geteuid().is_root() { debian::absent_bed_needs() } else { Vec::new() }
+/// Returns the missing packages that beds need. Only root can start beds.
+fn missing_bed_requirements() -> Vec<&'static str> {
+    if rustix::process::geteuid().is_root() { debian::missing_bed_packages() } else { Vec::new() }
 }
 
-/// The packages that linking C needs and that are not there.
-fn link_needs(left: &[&Program]) -> Vec<&'static str> {
-    let links_c = |program: &&Program| matches!(&program.source, Source::Go(source) if source.links_c);
-    if left.iter().any(links_c) { debian::absent_build_needs() } else { Vec::new() }
+/// Returns the missing packages that linking C code needs.
+fn missing_link_requirements(missing: &[&ProgramSpec]) -> Vec<&'static str> {
+    let links_c =
+        |program: &&ProgramSpec| matches!(&program.source, ProgramSource::Go(source) if source.links_c);
+    if missing.iter().any(links_c) { debian::missing_build_packages() } else { Vec::new() }
 }
 
-struct Work<'a> {
-    go: &'a Go,
-    store: &'a Store,
+struct BuildRun<'a> {
+    go: &'a GoToolchain,
+    store: &'a BinaryStore,
     stop: &'a AtomicBool,
-    debian: Debian<'a>,
+    debian: DebianTools<'a>,
 }
 
-impl Work<'_> {
-    /// What must be on the system for something.
-    fn install(&self, what: &str, absent: &[&str], progress: &mut Progress<'_>) -> Result<(), Missing> {
+impl BuildRun<'_> {
+    /// Installs system packages for a purpose.
+    fn install(
+        &self,
+        what: &str,
+        absent: &[&str],
+        progress: &mut ProgressLines<'_>,
+    ) -> Result<(), MissingPrerequisite> {
         if absent.is_empty() {
             return Ok(());
         }
@@ -118,10 +132,14 @@ impl Work<'_> {
         )
     }
 
-    fn programs(&self, left: &[&Program], progress: &mut Progress<'_>) -> Result<(), Missing> {
+    fn build_programs(
+        &self,
+        missing: &[&ProgramSpec],
+        progress: &mut ProgressLines<'_>,
+    ) -> Result<(), MissingPrerequisite> {
         let mut fetched = BTreeSet::new();
-        for program in left {
-            if let Source::Go(source) = &program.source
+        for program in missing {
+            if let ProgramSource::Go(source) = &program.source
                 && fetched.insert(source.module.name)
             {
                 progress.step(
@@ -131,54 +149,56 @@ impl Work<'_> {
                 )?;
             }
             let version = match &program.source {
-                Source::Go(source) => source.version(),
-                Source::Debian { .. } => "from Debian",
+                ProgramSource::Go(source) => source.version(),
+                ProgramSource::Debian { .. } => "from Debian",
             };
             progress.step(
                 &format!("  {:<24} {version}", program.name),
-                || self.one(program),
-                |size| mebibytes(*size),
+                || self.build_program(program),
+                |size| format_mebibytes(*size),
             )?;
         }
         Ok(())
     }
 
-    /// Makes one program under another name, sees that it runs, and takes it in.
-    fn one(&self, program: &Program) -> Result<u64, Missing> {
-        let (half, version) = match &program.source {
-            Source::Go(source) => {
-                let half = self.store.work().join(program.name);
-                self.go.build(source, &half, self.store, self.stop)?;
-                (half, source.version().to_string())
+    /// Builds one program under a temporary name, checks that it runs, and adds it to the store.
+    fn build_program(&self, program: &ProgramSpec) -> Result<u64, MissingPrerequisite> {
+        let (unfinished, version) = match &program.source {
+            ProgramSource::Go(source) => {
+                let unfinished = self.store.work_dir().join(program.name);
+                self.go.build(source, &unfinished, self.store, self.stop)?;
+                (unfinished, source.version().to_string())
             }
-            Source::Debian { package, files } => self.debian.unpack(package, files)?,
+            ProgramSource::Debian { package, files } => self.debian.unpack(package, files)?,
         };
-        self.runs(program, &half)?;
-        Ok(self.store.take_in(&half, program.name, &version)?.size)
+        self.check_runs(program, &unfinished)?;
+        Ok(self.store.add_program(&unfinished, program.name, &version)?.size)
     }
 
-    fn runs(&self, program: &Program, half: &Path) -> Result<(), Missing> {
-        let said = match (ask(program, half, self.stop), &program.source) {
-            (Ok(version), Source::Go(source)) if version != source.version().trim_start_matches('v') => {
-                format!("it says that it is {version}, and {} is pinned", source.version())
+    fn check_runs(&self, program: &ProgramSpec, unfinished: &Path) -> Result<(), MissingPrerequisite> {
+        let message = match (query_version(program, unfinished, self.stop), &program.source) {
+            (Ok(version), ProgramSource::Go(source))
+                if version != source.version().trim_start_matches('v') =>
+            {
+                format!("it reports version {version}, but {} is pinned", source.version())
             }
             (Ok(_), _) => return Ok(()),
-            (Err(said), _) => said,
+            (Err(message), _) => message,
         };
         if self.stop.load(Ordering::Relaxed) {
             return Err(self.store.interrupted());
         }
-        // An unpacked program may lack a library: its package says which.
-        if let Source::Debian { package, .. } = &program.source {
+        // An unpacked program may lack a library, which its package depends on.
+        if let ProgramSource::Debian { package, .. } = &program.source {
             let libraries = self.debian.dependencies(package)?;
             let libraries: Vec<_> = libraries.iter().map(String::as_str).collect();
             if !libraries.is_empty() {
                 self.debian.install(program.name, &libraries)?;
-                if ask(program, half, self.stop).is_ok() {
+                if query_version(program, unfinished, self.stop).is_ok() {
                     return Ok(());
                 }
             }
         }
-        Err(Missing::Failed { doing: format!("running the new {}", program.name), said })
+        Err(MissingPrerequisite::Failed { doing: format!("running the new {}", program.name), message })
     }
 }

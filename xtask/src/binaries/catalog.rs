@@ -1,20 +1,20 @@
-//! Which programs, from where, with which flags. Versions stand in the module files, once.
+//! The catalog of programs: sources and build flags. Versions are defined in the module files only.
 
 use std::fmt::Write;
 
 /// A Go module that pins a set of programs: `modules/<name>`.
 #[derive(Debug)]
-pub(super) struct Module {
+pub(super) struct GoModule {
     pub(super) name: &'static str,
     pub(super) go_mod: &'static str,
     pub(super) go_sum: &'static str,
-    /// What downloading and building it cold takes on disk, measured and rounded up.
+    /// Disk space of a cold download and build, measured and rounded up.
     pub(super) gibibytes: u64,
 }
 
 macro_rules! module {
     ($name:literal, $gibibytes:literal) => {
-        Module {
+        GoModule {
             name: $name,
             go_mod: include_str!(concat!("../../modules/", $name, "/go.mod")),
             go_sum: include_str!(concat!("../../modules/", $name, "/go.sum")),
@@ -23,40 +23,40 @@ macro_rules! module {
     };
 }
 
-pub(super) const KUBERNETES: Module = module!("kubernetes-1.36", 4);
-/// On its own: next to containerd it gets a newer otelgrpc, which breaks its build.
-pub(super) const ETCD: Module = module!("etcd", 1);
-pub(super) const RUNTIME: Module = module!("runtime", 1);
-pub(super) const HELM: Module = module!("helm", 2);
-pub(super) const CONTAINERD_1_7: Module = module!("containerd-1.7", 1);
+pub(super) const KUBERNETES: GoModule = module!("kubernetes-1.36", 4);
+/// Separate from containerd, next to which it gets a newer otelgrpc that breaks its build.
+pub(super) const ETCD: GoModule = module!("etcd", 1);
+pub(super) const RUNTIME: GoModule = module!("runtime", 1);
+pub(super) const HELM: GoModule = module!("helm", 2);
+pub(super) const CONTAINERD_1_7: GoModule = module!("containerd-1.7", 1);
 
-/// Programs that stand in one folder. A change of one makes the whole folder new.
+/// Programs in one directory. A change of one program makes a new directory.
 #[derive(Debug)]
-pub(super) struct Set {
-    /// What they are, for people.
+pub(super) struct ProgramSet {
+    /// What the programs are, in messages.
     pub(super) what: &'static str,
-    pub(super) modules: &'static [&'static Module],
-    pub(super) programs: &'static [Program],
+    pub(super) modules: &'static [&'static GoModule],
+    pub(super) programs: &'static [ProgramSpec],
 }
 
 /// The programs of a bed.
-pub(super) static BED: Set =
-    Set { what: "programs", modules: &[&ETCD, &RUNTIME, &KUBERNETES], programs: PROGRAMS };
-/// What makes the plain manifests of the chart.
-pub(super) static CHART: Set = Set {
-    what: "tool for the chart",
+pub(super) static BED_PROGRAMS: ProgramSet =
+    ProgramSet { what: "programs", modules: &[&ETCD, &RUNTIME, &KUBERNETES], programs: PROGRAMS };
+/// The tools that render the plain manifests from the chart.
+pub(super) static CHART_TOOLS: ProgramSet = ProgramSet {
+    what: "chart tools",
     modules: &[&HELM],
-    programs: &[Program {
+    programs: &[ProgramSpec {
         name: "helm",
-        source: Source::Go(GoSource {
-            stamps: &[("helm.sh/helm/v3/internal/version.version", Part::Whole)],
+        source: ProgramSource::Go(GoSource {
+            stamps: &[("helm.sh/helm/v3/internal/version.version", VersionPart::Whole)],
             ..go(&HELM, "helm.sh/helm/v3/cmd/helm", "helm.sh/helm/v3")
         }),
         version_arguments: &["version", "--short"],
     }],
 };
-/// The oldest containerd that is supported.
-pub(super) static OLDER: Set = Set {
+/// The oldest supported containerd.
+pub(super) static CONTAINERD_1_7_PROGRAMS: ProgramSet = ProgramSet {
     what: "programs of containerd 1.7",
     modules: &[&CONTAINERD_1_7],
     programs: &[
@@ -68,21 +68,21 @@ pub(super) static OLDER: Set = Set {
         ),
     ],
 };
-pub(super) const SETS: [&Set; 3] = [&BED, &CHART, &OLDER];
+pub(super) const PROGRAM_SETS: [&ProgramSet; 3] = [&BED_PROGRAMS, &CHART_TOOLS, &CONTAINERD_1_7_PROGRAMS];
 
-/// One program of the bed.
+/// One program and how it is built.
 #[derive(Debug)]
-pub(super) struct Program {
+pub(super) struct ProgramSpec {
     pub(super) name: &'static str,
-    pub(super) source: Source,
-    /// Makes it say its version.
+    pub(super) source: ProgramSource,
+    /// Arguments that print its version.
     pub(super) version_arguments: &'static [&'static str],
 }
 
 #[derive(Debug)]
-pub(super) enum Source {
+pub(super) enum ProgramSource {
     Go(GoSource),
-    /// Where it is in the package; Debian moves programs between releases.
+    /// Candidate paths in the package; Debian moves programs between releases.
     Debian {
         package: &'static str,
         files: &'static [&'static str],
@@ -91,34 +91,34 @@ pub(super) enum Source {
 
 #[derive(Debug)]
 pub(super) struct GoSource {
-    pub(super) module: &'static Module,
+    pub(super) module: &'static GoModule,
     pub(super) package: &'static str,
-    /// The line of the module file that has the program's version.
+    /// The module whose line in the module file has the program's version.
     pinned_by: &'static str,
-    /// Variables that hold the version, where the source does not know it.
-    stamps: &'static [(&'static str, Part)],
-    /// Links C, all of it statically.
+    /// Linker variables for the version, if the source does not contain it.
+    stamps: &'static [(&'static str, VersionPart)],
+    /// Whether it links C code, all of it statically.
     pub(super) links_c: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Part {
+enum VersionPart {
     Whole,
     Major,
     Minor,
 }
 
-const KUBERNETES_STAMPS: &[(&str, Part)] = &[
-    ("k8s.io/component-base/version.gitVersion", Part::Whole),
-    ("k8s.io/component-base/version.gitMajor", Part::Major),
-    ("k8s.io/component-base/version.gitMinor", Part::Minor),
+const KUBERNETES_STAMPS: &[(&str, VersionPart)] = &[
+    ("k8s.io/component-base/version.gitVersion", VersionPart::Whole),
+    ("k8s.io/component-base/version.gitMajor", VersionPart::Major),
+    ("k8s.io/component-base/version.gitMinor", VersionPart::Minor),
 ];
-const CONTAINERD_STAMPS: &[(&str, Part)] =
-    &[("github.com/containerd/containerd/v2/version.Version", Part::Whole)];
-const CNI_STAMPS: &[(&str, Part)] =
-    &[("github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion", Part::Whole)];
+const CONTAINERD_STAMPS: &[(&str, VersionPart)] =
+    &[("github.com/containerd/containerd/v2/version.Version", VersionPart::Whole)];
+const CNI_STAMPS: &[(&str, VersionPart)] =
+    &[("github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion", VersionPart::Whole)];
 
-const fn go(module: &'static Module, package: &'static str, pinned_by: &'static str) -> GoSource {
+const fn go(module: &'static GoModule, package: &'static str, pinned_by: &'static str) -> GoSource {
     GoSource { module, package, pinned_by, stamps: &[], links_c: false }
 }
 
@@ -126,59 +126,62 @@ const fn kubernetes(
     name: &'static str,
     package: &'static str,
     version_arguments: &'static [&'static str],
-) -> Program {
+) -> ProgramSpec {
     let source = GoSource { stamps: KUBERNETES_STAMPS, ..go(&KUBERNETES, package, "k8s.io/kubernetes") };
-    Program { name, source: Source::Go(source), version_arguments }
+    ProgramSpec { name, source: ProgramSource::Go(source), version_arguments }
 }
 
 const fn containerd(
     name: &'static str,
     package: &'static str,
     version_arguments: &'static [&'static str],
-) -> Program {
+) -> ProgramSpec {
     let pinned_by = "github.com/containerd/containerd/v2";
     let source = GoSource { stamps: CONTAINERD_STAMPS, ..go(&RUNTIME, package, pinned_by) };
-    Program { name, source: Source::Go(source), version_arguments }
+    ProgramSpec { name, source: ProgramSource::Go(source), version_arguments }
 }
 
 const fn containerd_1_7(
     name: &'static str,
     package: &'static str,
     version_arguments: &'static [&'static str],
-) -> Program {
+) -> ProgramSpec {
     let pinned_by = "github.com/containerd/containerd";
-    let stamps = &[("github.com/containerd/containerd/version.Version", Part::Whole)];
+    let stamps = &[("github.com/containerd/containerd/version.Version", VersionPart::Whole)];
     let source = GoSource { stamps, ..go(&CONTAINERD_1_7, package, pinned_by) };
-    Program { name, source: Source::Go(source), version_arguments }
+    ProgramSpec { name, source: ProgramSource::Go(source), version_arguments }
 }
 
-const fn cni(name: &'static str, package: &'static str) -> Program {
+const fn cni(name: &'static str, package: &'static str) -> ProgramSpec {
     let pinned_by = "github.com/containernetworking/plugins";
     let source = GoSource { stamps: CNI_STAMPS, ..go(&RUNTIME, package, pinned_by) };
-    // A plugin without a command says who it is.
-    Program { name, source: Source::Go(source), version_arguments: &[] }
+    // A plugin without a command prints its name and version.
+    ProgramSpec { name, source: ProgramSource::Go(source), version_arguments: &[] }
 }
 
-/// Every program of a bed, the quick ones first: what is wrong shows early.
-const PROGRAMS: &[Program] = &[
-    Program {
+/// Every program of a bed, the quick ones first: failures show early.
+const PROGRAMS: &[ProgramSpec] = &[
+    ProgramSpec {
         name: "busybox",
-        source: Source::Debian { package: "busybox-static", files: &["bin/busybox", "usr/bin/busybox"] },
+        source: ProgramSource::Debian {
+            package: "busybox-static",
+            files: &["bin/busybox", "usr/bin/busybox"],
+        },
         version_arguments: &[],
     },
-    Program {
+    ProgramSpec {
         name: "bpftool",
-        source: Source::Debian { package: "bpftool", files: &["usr/sbin/bpftool", "usr/bin/bpftool"] },
+        source: ProgramSource::Debian { package: "bpftool", files: &["usr/sbin/bpftool", "usr/bin/bpftool"] },
         version_arguments: &["version"],
     },
-    Program {
+    ProgramSpec {
         name: "etcd",
-        source: Source::Go(go(&ETCD, "go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/server/v3")),
+        source: ProgramSource::Go(go(&ETCD, "go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/server/v3")),
         version_arguments: &["--version"],
     },
-    Program {
+    ProgramSpec {
         name: "runc",
-        source: Source::Go(GoSource {
+        source: ProgramSource::Go(GoSource {
             links_c: true,
             ..go(&RUNTIME, "github.com/opencontainers/runc", "github.com/opencontainers/runc")
         }),
@@ -201,8 +204,8 @@ const PROGRAMS: &[Program] = &[
     kubernetes("kubelet", "k8s.io/kubernetes/cmd/kubelet", &["--version"]),
 ];
 
-impl Module {
-    /// The version a `require` line pins.
+impl GoModule {
+    /// Returns the version that a `require` line pins.
     fn version_of(&self, path: &str) -> Option<&'static str> {
         self.go_mod.lines().find_map(|line| {
             let mut words = line.split_whitespace().skip_while(|word| *word == "require");
@@ -210,19 +213,19 @@ impl Module {
         })
     }
 
-    /// What its `go` line asks for.
+    /// Returns the version of the `go` line.
     fn go_version(&self) -> &'static str {
         self.go_mod.lines().find_map(|line| line.strip_prefix("go ")).map_or("0", str::trim)
     }
 }
 
 impl GoSource {
-    /// The pinned version, as the module file has it: `v1.36.4`.
+    /// Returns the pinned version as in the module file: `v1.36.4`.
     pub(super) fn version(&self) -> &'static str {
         self.module.version_of(self.pinned_by).unwrap_or("?")
     }
 
-    /// The flags of `go build`.
+    /// Returns the flags of `go build`.
     pub(super) fn flags(&self) -> Vec<String> {
         let version = self.version();
         let mut parts = version.trim_start_matches('v').split('.');
@@ -230,17 +233,17 @@ impl GoSource {
         let mut linker = "-s -w".to_string();
         for (variable, part) in self.stamps {
             let value = match part {
-                Part::Whole => version,
-                Part::Major => major,
-                Part::Minor => minor,
+                VersionPart::Whole => version,
+                VersionPart::Major => major,
+                VersionPart::Minor => minor,
             };
-            // A String takes every write.
+            // Writing to a String cannot fail.
             let _ = write!(linker, " -X {variable}={value}");
         }
         let mut flags = vec!["-trimpath".to_string()];
         if self.links_c {
             linker += " -extldflags -static";
-            // Without seccomp every pod sandbox fails; the others keep a static program from asking glibc's plugins.
+            // Without seccomp every pod sandbox fails; the others keep a static program from loading glibc's plugins.
             flags.push("-tags=seccomp,netgo,osusergo".to_string());
         }
         flags.push(format!("-ldflags={linker}"));
@@ -248,10 +251,10 @@ impl GoSource {
     }
 }
 
-/// The Go version all modules can be built with.
-pub(super) fn go_needed() -> &'static str {
-    let versions = SETS.iter().flat_map(|set| set.modules).map(|module| module.go_version());
-    versions.max_by_key(|version| super::go::numbers(version)).unwrap_or("0")
+/// Returns the Go version that can build all modules.
+pub(super) fn required_go_version() -> &'static str {
+    let versions = PROGRAM_SETS.iter().flat_map(|set| set.modules).map(|module| module.go_version());
+    versions.max_by_key(|version| super::go::version_numbers(version)).unwrap_or("0")
 }
 
 #[cfg(test)]
@@ -259,23 +262,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_program_is_a_tool_of_its_module_and_has_a_version() {
-        for program in SETS.iter().flat_map(|set| set.programs) {
-            let Source::Go(source) = &program.source else { continue };
+    fn every_program_is_a_tool_of_its_module_with_a_version() {
+        for program in PROGRAM_SETS.iter().flat_map(|set| set.programs) {
+            let ProgramSource::Go(source) = &program.source else { continue };
             let is_tool = source
                 .module
                 .go_mod
                 .lines()
                 .any(|line| line.trim_start_matches("tool").trim() == source.package);
-            assert!(is_tool, "{} is no tool of {}", source.package, source.module.name);
+            assert!(is_tool, "{} is not a tool of {}", source.package, source.module.name);
             assert!(source.version().starts_with('v'), "{}: {}", program.name, source.version());
         }
     }
 
     #[test]
-    fn kubernetes_knows_its_version() {
+    fn kubernetes_is_stamped_with_its_version() {
         let kubelet = PROGRAMS.iter().find(|p| p.name == "kubelet").unwrap();
-        let Source::Go(source) = &kubelet.source else { panic!("built by Go") };
+        let ProgramSource::Go(source) = &kubelet.source else { panic!("kubelet is built with Go") };
         assert_eq!(
             source.flags(),
             [
@@ -287,13 +290,13 @@ mod tests {
     }
 
     #[test]
-    fn names_are_one_each() {
+    fn program_names_are_unique() {
         let names: std::collections::BTreeSet<_> = PROGRAMS.iter().map(|p| p.name).collect();
         assert_eq!(names.len(), PROGRAMS.len());
     }
 
     #[test]
-    fn the_newest_go_line_counts() {
-        assert_eq!(go_needed(), "1.26.8");
+    fn newest_go_directive_is_required() {
+        assert_eq!(required_go_version(), "1.26.8");
     }
 }

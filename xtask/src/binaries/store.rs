@@ -1,10 +1,11 @@
-//! Where programs are kept: one folder per key, with a lock, a manifest, and a folder of finished programs.
+//! The store of built programs: one directory per cache key, with a lock, a manifest, and a directory of finished
+//! programs.
 
-use super::Missing;
-use super::catalog::{Set, Source};
-use crate::progress::Progress;
-use crate::work::{self, Building};
-use crate::{digest, machine};
+use super::MissingPrerequisite;
+use super::catalog::{ProgramSet, ProgramSource};
+use crate::progress::ProgressLines;
+use crate::work_dir::{self, BuildLock};
+use crate::{digest, host_info};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
@@ -12,116 +13,129 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-/// A finished program.
+/// The record of a finished program.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Entry {
+pub(super) struct ProgramRecord {
     pub(super) name: String,
-    /// The pinned version, or the Debian package's.
+    /// The pinned version, or that of the Debian package.
     pub(super) version: String,
     pub(super) sha256: String,
     pub(super) size: u64,
 }
 
-/// What is finished: `manifest.json`.
+/// The records of all finished programs: `manifest.json`.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct Manifest {
+pub(super) struct BinaryManifest {
     pub(super) go: String,
     pub(super) arch: String,
-    pub(super) programs: Vec<Entry>,
+    pub(super) programs: Vec<ProgramRecord>,
 }
 
-impl Manifest {
-    pub(super) fn entry(&self, name: &str) -> Option<&Entry> {
+impl BinaryManifest {
+    pub(super) fn entry(&self, name: &str) -> Option<&ProgramRecord> {
         self.programs.iter().find(|entry| entry.name == name)
     }
 }
 
-/// The folder of one key.
+/// The directory of one cache key.
 #[derive(Debug)]
-pub(super) struct Store {
+pub(super) struct BinaryStore {
     root: PathBuf,
     go: String,
-    set: &'static Set,
+    set: &'static ProgramSet,
 }
 
-impl Store {
-    pub(super) fn new(cache: &Path, go_version: &str, set: &'static Set) -> Self {
-        Self { root: cache.join("partage/kube").join(key(go_version, set)), go: go_version.to_string(), set }
+impl BinaryStore {
+    pub(super) fn new(cache: &Path, go_version: &str, set: &'static ProgramSet) -> Self {
+        Self {
+            root: cache.join("partage/kube").join(cache_key(go_version, set)),
+            go: go_version.to_string(),
+            set,
+        }
     }
 
-    /// Finished programs and nothing else.
-    pub(super) fn bin(&self) -> PathBuf {
+    /// Returns the directory of finished programs, which holds nothing else.
+    pub(super) fn bin_dir(&self) -> PathBuf {
         self.root.join("bin")
     }
 
-    /// Half programs, and what building them needs. Gone after every run.
-    pub(super) fn work(&self) -> PathBuf {
-        work::folder(&self.root)
+    /// Returns the directory of unfinished programs and temporary files, which is removed after every run.
+    pub(super) fn work_dir(&self) -> PathBuf {
+        work_dir::path(&self.root)
     }
 
-    /// What is finished; nothing where the file cannot be read: then all is built again.
-    pub(super) fn manifest(&self) -> Manifest {
+    /// Returns the records. Empty if the file cannot be read: then everything is built again.
+    pub(super) fn manifest(&self) -> BinaryManifest {
         let text = fs::read(self.root.join("manifest.json")).unwrap_or_default();
-        serde_json::from_slice(&text).unwrap_or_else(|_| Manifest {
+        serde_json::from_slice(&text).unwrap_or_else(|_| BinaryManifest {
             go: self.go.clone(),
-            arch: machine::architecture().to_string(),
+            arch: host_info::architecture().to_string(),
             programs: Vec::new(),
         })
     }
 
-    /// Whether a program is there, whole by its size. Its checksum is looked at by `--check`.
-    pub(super) fn has(&self, manifest: &Manifest, name: &str) -> bool {
-        let size = fs::metadata(self.bin().join(name)).map(|found| found.len());
+    /// Returns whether a program is recorded and has the right size. `--check` also verifies its checksum.
+    pub(super) fn has_program(&self, manifest: &BinaryManifest, name: &str) -> bool {
+        let size = fs::metadata(self.bin_dir().join(name)).map(|found| found.len());
         manifest.entry(name).is_some_and(|entry| size.is_ok_and(|size| size == entry.size))
     }
 
-    /// Takes a finished program in: it appears whole, and then in the manifest.
-    pub(super) fn take_in(&self, half: &Path, name: &str, version: &str) -> Result<Entry, Missing> {
-        let failed = || Missing::io(format!("keeping {name} in {}", self.bin().display()));
-        fs::set_permissions(half, fs::Permissions::from_mode(0o755)).map_err(failed())?;
-        let (sha256, size) = digest::of_file(half).map_err(failed())?;
-        let entry = Entry { name: name.to_string(), version: version.to_string(), sha256, size };
-        fs::create_dir_all(self.bin()).map_err(failed())?;
-        fs::rename(half, self.bin().join(name)).map_err(failed())?;
+    /// Adds a finished program: it appears complete, and then in the manifest.
+    pub(super) fn add_program(
+        &self,
+        unfinished: &Path,
+        name: &str,
+        version: &str,
+    ) -> Result<ProgramRecord, MissingPrerequisite> {
+        let failed = || MissingPrerequisite::io(format!("storing {name} in {}", self.bin_dir().display()));
+        fs::set_permissions(unfinished, fs::Permissions::from_mode(0o755)).map_err(failed())?;
+        let (sha256, size) = digest::of_file(unfinished).map_err(failed())?;
+        let entry = ProgramRecord { name: name.to_string(), version: version.to_string(), sha256, size };
+        fs::create_dir_all(self.bin_dir()).map_err(failed())?;
+        fs::rename(unfinished, self.bin_dir().join(name)).map_err(failed())?;
         let mut manifest = self.manifest();
         manifest.programs.retain(|other| other.name != name);
         manifest.programs.push(entry.clone());
         let text = serde_json::to_string_pretty(&manifest).map_err(io::Error::other).map_err(failed())?;
-        let half_manifest = self.work().join("manifest.json");
+        let half_manifest = self.work_dir().join("manifest.json");
         fs::write(&half_manifest, text + "\n").map_err(failed())?;
         fs::rename(half_manifest, self.root.join("manifest.json")).map_err(failed())?;
         Ok(entry)
     }
 
-    /// Waits until nobody else builds, then makes an empty work folder.
-    pub(super) fn begin(&self, progress: &mut Progress<'_>, stop: &AtomicBool) -> Result<Building, Missing> {
-        let begun = Building::begin(&self.root, "these programs", progress, stop)?;
-        begun.ok_or_else(|| self.interrupted())
+    /// Waits until no other run builds, then creates an empty work directory.
+    pub(super) fn lock_for_build(
+        &self,
+        progress: &mut ProgressLines<'_>,
+        stop: &AtomicBool,
+    ) -> Result<BuildLock, MissingPrerequisite> {
+        let started = BuildLock::acquire(&self.root, "these programs", progress, stop)?;
+        started.ok_or_else(|| self.interrupted())
     }
 
-    /// The words for Ctrl-C.
-    pub(super) fn interrupted(&self) -> Missing {
+    /// Returns the error for an interruption.
+    pub(super) fn interrupted(&self) -> MissingPrerequisite {
         let manifest = self.manifest();
         let programs = self.set.programs;
-        let done = programs.iter().filter(|program| self.has(&manifest, program.name)).count();
-        Missing::Interrupted { done, all: programs.len(), what: "programs" }
+        let done = programs.iter().filter(|program| self.has_program(&manifest, program.name)).count();
+        MissingPrerequisite::Interrupted { done, all: programs.len(), what: "programs" }
     }
 }
 
-/// All that decides what is built: another answer is another folder.
-fn key(go_version: &str, set: &Set) -> String {
-    let mut parts = vec![go_version.to_string(), machine::architecture().to_string()];
+/// Returns a key over everything that determines what is built.
+fn cache_key(go_version: &str, set: &ProgramSet) -> String {
+    let mut parts = vec![go_version.to_string(), host_info::architecture().to_string()];
     for module in set.modules {
         parts.extend([module.name, module.go_mod, module.go_sum].map(str::to_string));
     }
     for program in set.programs {
         parts.push(program.name.to_string());
         match &program.source {
-            Source::Go(source) => {
+            ProgramSource::Go(source) => {
                 parts.push(source.package.to_string());
                 parts.extend(source.flags());
             }
-            Source::Debian { package, .. } => parts.push((*package).to_string()),
+            ProgramSource::Debian { package, .. } => parts.push((*package).to_string()),
         }
     }
     digest::key(parts)
@@ -129,12 +143,12 @@ fn key(go_version: &str, set: &Set) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::catalog::{BED, CHART};
+    use super::super::catalog::{BED_PROGRAMS, CHART_TOOLS};
     use super::*;
 
-    struct Folder(PathBuf);
+    struct TempFolder(PathBuf);
 
-    impl Folder {
+    impl TempFolder {
         fn new(name: &str) -> Self {
             let path = std::env::temp_dir().join(format!("partage-store-{name}-{}", std::process::id()));
             fs::create_dir_all(&path).unwrap();
@@ -142,48 +156,49 @@ mod tests {
         }
     }
 
-    impl Drop for Folder {
+    impl Drop for TempFolder {
         fn drop(&mut self) {
             fs::remove_dir_all(&self.0).unwrap();
         }
     }
 
     #[test]
-    fn another_go_is_another_folder() {
-        assert_ne!(key("go1.26.8", &BED), key("go1.26.9", &BED));
-        assert_ne!(key("go1.26.8", &BED), key("go1.26.8", &CHART));
-        assert_eq!(key("go1.26.8", &BED), key("go1.26.8", &BED));
-        assert_eq!(key("go1.26.8", &BED).len(), 16);
+    fn cache_key_depends_on_go_version_and_program_set() {
+        assert_ne!(cache_key("go1.26.8", &BED_PROGRAMS), cache_key("go1.26.9", &BED_PROGRAMS));
+        assert_ne!(cache_key("go1.26.8", &BED_PROGRAMS), cache_key("go1.26.8", &CHART_TOOLS));
+        assert_eq!(cache_key("go1.26.8", &BED_PROGRAMS), cache_key("go1.26.8", &BED_PROGRAMS));
+        assert_eq!(cache_key("go1.26.8", &BED_PROGRAMS).len(), 16);
     }
 
     #[test]
-    fn a_program_is_there_when_it_is_whole_and_recorded() {
-        let folder = Folder::new("whole");
-        let store = Store::new(&folder.0, "go1.26.8", &BED);
+    fn program_counts_only_when_complete_and_recorded() {
+        let folder = TempFolder::new("whole");
+        let store = BinaryStore::new(&folder.0, "go1.26.8", &BED_PROGRAMS);
         let mut sink = io::sink();
-        let building = store.begin(&mut Progress::new(&mut sink), &AtomicBool::new(false)).unwrap();
-        let half = store.work().join("etcd");
-        fs::write(&half, "abc").unwrap();
-        assert!(!store.has(&store.manifest(), "etcd"));
-        let entry = store.take_in(&half, "etcd", "v3").unwrap();
+        let building =
+            store.lock_for_build(&mut ProgressLines::new(&mut sink), &AtomicBool::new(false)).unwrap();
+        let unfinished = store.work_dir().join("etcd");
+        fs::write(&unfinished, "abc").unwrap();
+        assert!(!store.has_program(&store.manifest(), "etcd"));
+        let entry = store.add_program(&unfinished, "etcd", "v3").unwrap();
         assert_eq!(entry.sha256, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
         assert_eq!((entry.size, entry.version.as_str()), (3, "v3"));
-        assert!(store.has(&store.manifest(), "etcd"));
-        assert!(!half.exists());
+        assert!(store.has_program(&store.manifest(), "etcd"));
+        assert!(!unfinished.exists());
 
-        fs::write(store.bin().join("etcd"), "ab").unwrap();
-        assert!(!store.has(&store.manifest(), "etcd"), "cut short");
-        fs::write(store.bin().join("runc"), "abc").unwrap();
-        assert!(!store.has(&store.manifest(), "runc"), "not recorded");
+        fs::write(store.bin_dir().join("etcd"), "ab").unwrap();
+        assert!(!store.has_program(&store.manifest(), "etcd"), "truncated");
+        fs::write(store.bin_dir().join("runc"), "abc").unwrap();
+        assert!(!store.has_program(&store.manifest(), "runc"), "not recorded");
 
         drop(building);
-        assert!(!store.work().exists());
+        assert!(!store.work_dir().exists());
     }
 
-    /// Passes on what is written as it is written.
-    struct Told(std::sync::mpsc::Sender<String>);
+    /// Sends everything that is written to a channel.
+    struct ChannelWriter(std::sync::mpsc::Sender<String>);
 
-    impl io::Write for Told {
+    impl io::Write for ChannelWriter {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.send(String::from_utf8_lossy(bytes).into_owned()).map_err(io::Error::other)?;
             Ok(bytes.len())
@@ -195,40 +210,41 @@ mod tests {
     }
 
     #[test]
-    fn the_second_run_waits_and_says_so() {
-        let folder = Folder::new("wait");
-        let store = Store::new(&folder.0, "go1.26.8", &BED);
+    fn second_run_waits_for_the_first_and_reports_it() {
+        let folder = TempFolder::new("wait");
+        let store = BinaryStore::new(&folder.0, "go1.26.8", &BED_PROGRAMS);
         let stop = AtomicBool::new(false);
         let mut sink = io::sink();
-        let first = store.begin(&mut Progress::new(&mut sink), &stop).unwrap();
-        fs::write(store.work().join("half"), "").unwrap();
+        let first = store.lock_for_build(&mut ProgressLines::new(&mut sink), &stop).unwrap();
+        fs::write(store.work_dir().join("half"), "").unwrap();
         std::thread::scope(|scope| {
-            let (told, hear) = std::sync::mpsc::channel();
+            let (send, receive) = std::sync::mpsc::channel();
             let (store, stop) = (&store, &stop);
             let second = scope.spawn(move || {
-                drop(store.begin(&mut Progress::new(&mut Told(told)), stop).unwrap());
+                drop(store.lock_for_build(&mut ProgressLines::new(&mut ChannelWriter(send)), stop).unwrap());
             });
-            // It has found the lock taken once it says so.
-            let mut said = String::new();
-            while !said.ends_with('\n') {
-                said += &hear.recv().unwrap();
+            // The message shows that the second run has found the lock taken.
+            let mut message = String::new();
+            while !message.ends_with('\n') {
+                message += &receive.recv().unwrap();
             }
-            assert!(store.work().join("half").exists(), "the second run touches nothing while it waits");
+            assert!(store.work_dir().join("half").exists(), "the second run changes nothing while it waits");
             drop(first);
             second.join().unwrap();
-            said.extend(hear.try_iter());
-            assert_eq!(said, "another run builds these programs; waiting for it\n");
+            message.extend(receive.try_iter());
+            assert_eq!(message, "waiting for another run that builds these programs\n");
         });
     }
 
     #[test]
-    fn waiting_can_be_interrupted() {
-        let folder = Folder::new("stop");
-        let store = Store::new(&folder.0, "go1.26.8", &BED);
+    fn waiting_for_the_lock_can_be_interrupted() {
+        let folder = TempFolder::new("stop");
+        let store = BinaryStore::new(&folder.0, "go1.26.8", &BED_PROGRAMS);
         let mut sink = io::sink();
-        let first = store.begin(&mut Progress::new(&mut sink), &AtomicBool::new(false)).unwrap();
-        let second = store.begin(&mut Progress::new(&mut io::sink()), &AtomicBool::new(true));
-        assert!(matches!(second, Err(Missing::Interrupted { done: 0, .. })));
+        let first =
+            store.lock_for_build(&mut ProgressLines::new(&mut sink), &AtomicBool::new(false)).unwrap();
+        let second = store.lock_for_build(&mut ProgressLines::new(&mut io::sink()), &AtomicBool::new(true));
+        assert!(matches!(second, Err(MissingPrerequisite::Interrupted { done: 0, .. })));
         drop(first);
     }
 }

@@ -1,66 +1,71 @@
-//! Which clients, in which versions.
+//! The catalog of clients and their versions.
 
-use super::Branch;
-use crate::debian::Suites;
+use super::DriverBranch;
+use crate::debian::DebianSuites;
 
-/// What pip installs.
+/// The packages that pip installs.
 pub(super) const REQUIREMENTS: &str = include_str!("../../clients-requirements.txt");
 
-/// One client, or clients that live together.
+/// One client, or clients that share a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
-    NvidiaSmi(Branch),
+pub(super) enum ClientBundle {
+    NvidiaSmi(DriverBranch),
     Nvtop,
     Python,
 }
 
 /// A program in a Debian package.
 #[derive(Debug)]
-pub(super) struct Packaged {
+pub(super) struct PackagedClient {
     pub(super) package: &'static str,
     pub(super) version: &'static str,
-    /// How versions begin that do as well, should Debian no longer have this one.
+    /// Prefix of the versions that are used if Debian no longer has the pinned one.
     pub(super) branch: &'static str,
-    /// Where the program is in the package.
+    /// Path of the program in the package.
     pub(super) file: &'static str,
-    /// Whether its libraries come with it.
+    /// Whether its libraries are fetched too.
     pub(super) libraries: bool,
 }
 
-/// The suites that have them, with their components. `main` has the libraries.
-pub(super) const SUITES: Suites =
-    Suites { suites: &[("bookworm", "main contrib non-free"), ("trixie", "non-free")], foreign: &[] };
+/// The suites that contain the clients, with their components. `main` has the libraries.
+pub(super) const SUITES: DebianSuites =
+    DebianSuites { suites: &[("bookworm", "main contrib non-free"), ("trixie", "non-free")], foreign: &[] };
 
-/// The C library is the machine's: two in one process do not work.
-pub(super) const NOT_UNPACKED: [&str; 3] = ["libc6", "libgcc-s1", "gcc-12-base"];
+/// The C library must be the host's: two in one process do not work.
+pub(super) const EXCLUDED_PACKAGES: [&str; 3] = ["libc6", "libgcc-s1", "gcc-12-base"];
 
-const SMI_535: Packaged = Packaged {
+const SMI_535: PackagedClient = PackagedClient {
     package: "nvidia-smi",
     version: "535.261.03-1",
     branch: "535.",
     file: "usr/lib/nvidia/current/nvidia-smi",
     libraries: false,
 };
-const SMI_550: Packaged = Packaged { version: "550.163.01-2", branch: "550.", ..SMI_535 };
-const NVTOP: Packaged =
-    Packaged { package: "nvtop", version: "3.0.1-1", branch: "3.0.", file: "usr/bin/nvtop", libraries: true };
+const SMI_550: PackagedClient = PackagedClient { version: "550.163.01-2", branch: "550.", ..SMI_535 };
+const NVTOP: PackagedClient = PackagedClient {
+    package: "nvtop",
+    version: "3.0.1-1",
+    branch: "3.0.",
+    file: "usr/bin/nvtop",
+    libraries: true,
+};
 
-impl Part {
-    /// The quick ones first: what is wrong shows early.
+impl ClientBundle {
+    /// All bundles, the quick ones first: failures show early.
     pub(super) const ALL: [Self; 4] =
-        [Self::NvidiaSmi(Branch::R535), Self::NvidiaSmi(Branch::R550), Self::Nvtop, Self::Python];
+        [Self::NvidiaSmi(DriverBranch::R535), Self::NvidiaSmi(DriverBranch::R550), Self::Nvtop, Self::Python];
 
-    /// Also the name of its folder.
+    /// Returns the name, which is also the name of its directory.
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::NvidiaSmi(Branch::R535) => "nvidia-smi-535",
-            Self::NvidiaSmi(Branch::R550) => "nvidia-smi-550",
+            Self::NvidiaSmi(DriverBranch::R535) => "nvidia-smi-535",
+            Self::NvidiaSmi(DriverBranch::R550) => "nvidia-smi-550",
             Self::Nvtop => "nvtop",
             Self::Python => "python",
         }
     }
 
-    /// The program, in its folder.
+    /// Returns the path of the program in its directory.
     pub(super) fn program(self) -> &'static str {
         match self {
             Self::NvidiaSmi(_) => "nvidia-smi",
@@ -69,8 +74,8 @@ impl Part {
         }
     }
 
-    /// The file whose checksum is kept. Python's program is the system's, and may be updated.
-    pub(super) fn sealed(self) -> &'static str {
+    /// Returns the file whose checksum is recorded. Python's program is the system's, and may be updated.
+    pub(super) fn checksummed_file(self) -> &'static str {
         match self {
             Self::NvidiaSmi(_) => "nvidia-smi",
             Self::Nvtop => "program",
@@ -78,37 +83,37 @@ impl Part {
         }
     }
 
-    /// Where it comes from, unless from pip.
-    pub(super) fn packaged(self) -> Option<&'static Packaged> {
+    /// Returns the Debian package, or `None` for a client from pip.
+    pub(super) fn packaged(self) -> Option<&'static PackagedClient> {
         match self {
-            Self::NvidiaSmi(Branch::R535) => Some(&SMI_535),
-            Self::NvidiaSmi(Branch::R550) => Some(&SMI_550),
+            Self::NvidiaSmi(DriverBranch::R535) => Some(&SMI_535),
+            Self::NvidiaSmi(DriverBranch::R550) => Some(&SMI_550),
             Self::Nvtop => Some(&NVTOP),
             Self::Python => None,
         }
     }
 
-    /// What makes it show that it runs, without a driver.
-    pub(super) fn question(self) -> &'static [&'static str] {
+    /// Returns arguments with which it shows that it runs without a driver.
+    pub(super) fn probe_arguments(self) -> &'static [&'static str] {
         match self {
             Self::NvidiaSmi(_) => &["-L"],
             Self::Nvtop => &["--version"],
-            Self::Python => &["-c", IMPORTS],
+            Self::Python => &["-c", PROBE_SCRIPT],
         }
     }
 
-    /// What it then says: one of these words.
-    pub(super) fn answers(self) -> &'static [&'static str] {
+    /// Returns texts of which its output then contains one.
+    pub(super) fn probe_outputs(self) -> &'static [&'static str] {
         match self {
-            // Without a driver it says which library it lacks, with one it shows the GPUs or a mismatch.
+            // Without a driver it names the missing library; with one it shows the GPUs or a version mismatch.
             Self::NvidiaSmi(_) => &["NVIDIA", "NVML"],
             Self::Nvtop => &["nvtop version"],
             Self::Python => &["all there"],
         }
     }
 
-    /// All that decides what is fetched.
-    pub(super) fn pins(self) -> Vec<&'static str> {
+    /// Returns everything that determines what is fetched.
+    pub(super) fn cache_key_parts(self) -> Vec<&'static str> {
         match self.packaged() {
             Some(packaged) => vec![self.name(), packaged.package, packaged.version, packaged.file],
             None => vec![self.name(), REQUIREMENTS],
@@ -116,8 +121,8 @@ impl Part {
     }
 }
 
-/// None of these asks a driver. Numba compiles: that needs every library it was given.
-const IMPORTS: &str = "\
+/// None of these imports calls a driver. Compiling with numba needs all of its libraries.
+const PROBE_SCRIPT: &str = "\
 import pynvml, gpustat, nvitop, numpy, cuda.bindings.driver, cuda.bindings.nvjitlink
 from numba import cuda, float32
 from numba.cuda import compile_ptx
@@ -133,18 +138,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_pins_differ() {
-        for (at, part) in Part::ALL.iter().enumerate() {
-            for other in &Part::ALL[at + 1..] {
-                assert_ne!(part.name(), other.name());
-                assert_ne!(part.pins(), other.pins());
+    fn bundle_names_and_cache_keys_are_unique() {
+        for (at, bundle) in ClientBundle::ALL.iter().enumerate() {
+            for other in &ClientBundle::ALL[at + 1..] {
+                assert_ne!(bundle.name(), other.name());
+                assert_ne!(bundle.cache_key_parts(), other.cache_key_parts());
             }
         }
     }
 
     #[test]
-    fn a_pinned_version_is_of_its_branch() {
-        for packaged in Part::ALL.iter().filter_map(|part| part.packaged()) {
+    fn pinned_version_belongs_to_its_branch() {
+        for packaged in ClientBundle::ALL.iter().filter_map(|bundle| bundle.packaged()) {
             assert!(packaged.version.starts_with(packaged.branch), "{packaged:?}");
         }
     }

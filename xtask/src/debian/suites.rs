@@ -1,48 +1,48 @@
-//! Suites of Debian's archive besides the machine's own. Their lists are private, so the system's stay as they are, and nobody
-//! has to be root.
+//! Suites of Debian's archive besides the host's own. Their lists are private: the system's stay unchanged, and root is
+//! not required.
 
-use super::Debian;
-use crate::machine;
-use crate::missing::Missing;
+use super::DebianTools;
+use crate::host_info;
+use crate::prerequisites::MissingPrerequisite;
 use std::fs;
 use std::path::Path;
 
-/// Signs the archive; every Debian has it.
+/// The keyring of the archive, which every Debian has.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Suites with their components, for the machine's architecture and for others.
+/// Suites with their components, for the host's architecture and for others.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Suites {
+pub(crate) struct DebianSuites {
     pub(crate) suites: &'static [(&'static str, &'static str)],
     pub(crate) foreign: &'static [&'static str],
 }
 
-impl<'a> Debian<'a> {
-    /// Fetches the lists of suites into the work folder, with the mirror and the proxy that the machine's own apt uses.
-    pub(crate) fn with_suites(self, suites: Suites) -> Result<Debian<'a>, Missing> {
+impl<'a> DebianTools<'a> {
+    /// Fetches the lists of suites into the work directory, with the mirror and the proxy of the host's own apt.
+    pub(crate) fn with_suites(self, suites: DebianSuites) -> Result<DebianTools<'a>, MissingPrerequisite> {
         let work = &self.work;
-        let making = || Missing::io(format!("making {}", work.display()));
+        let making = || MissingPrerequisite::io(format!("creating {}", work.display()));
         for folder in ["state/lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(work.join(folder)).map_err(making())?;
         }
-        let mirror = mirror(&self.sources()?, machine::debian_codename().as_deref());
-        let mirror = mirror.ok_or_else(|| Missing::Failed {
-            doing: "looking for a Debian archive among apt's sources".into(),
-            said: format!("there is none; add one, or {}", self.instead),
+        let mirror = find_mirror(&self.sources()?, host_info::debian_codename().as_deref());
+        let mirror = mirror.ok_or_else(|| MissingPrerequisite::Failed {
+            doing: "searching apt's sources for a Debian archive".into(),
+            message: format!("none found; add one, or {}", self.alternative),
         })?;
         fs::write(work.join("sources.list"), suites.sources(&mirror, Path::new(KEYRING).exists()))
             .map_err(making())?;
-        let private = work.join("apt.conf");
-        fs::write(&private, suites.configuration(work)).map_err(making())?;
-        let debian = Debian { private: Some(private), ..self };
+        let private_config = work.join("apt.conf");
+        fs::write(&private_config, suites.configuration(work)).map_err(making())?;
+        let debian = DebianTools { private_config: Some(private_config), ..self };
         debian.update()?;
         Ok(debian)
     }
 }
 
-impl Suites {
+impl DebianSuites {
     fn architectures(&self) -> Vec<&'static str> {
-        [&[machine::architecture()], self.foreign].concat()
+        [&[host_info::architecture()], self.foreign].concat()
     }
 
     fn sources(&self, mirror: &str, signed: bool) -> String {
@@ -54,7 +54,7 @@ impl Suites {
         self.suites.iter().map(line).collect()
     }
 
-    /// apt's configuration, read after the system's: proxies stay, everything with a place goes into `work`.
+    /// Returns apt's configuration, which is read after the system's: proxies stay, all paths are in `work`.
     fn configuration(&self, work: &Path) -> String {
         let work = work.display();
         let architectures: String =
@@ -78,12 +78,12 @@ impl Suites {
     }
 }
 
-/// The address of Debian's archive, among `address release` lines; nothing where there is none.
-fn mirror(sources: &str, codename: Option<&str>) -> Option<String> {
+/// Returns the address of Debian's archive among `address release` lines.
+fn find_mirror(sources: &str, codename: Option<&str>) -> Option<String> {
     let codename = codename?;
     let lines = || sources.lines().filter_map(|line| line.rsplit_once(' '));
     let of_release = lines().find(|(_, release)| *release == codename);
-    // Sources may call the release `stable`; security updates are elsewhere.
+    // Sources may name the release `stable`; security updates have another address.
     let by_name = || lines().find(|(address, _)| address.trim_end_matches('/').ends_with("/debian"));
     of_release.or_else(by_name).map(|(address, _)| address.to_string())
 }
@@ -93,26 +93,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mirror_is_the_one_of_the_machine() {
-        let said = "http://security.example/debian-security/ bookworm-security\n\
+    fn mirror_is_taken_from_the_hosts_sources() {
+        let message = "http://security.example/debian-security/ bookworm-security\n\
                     http://mirror.example/some/path/ bookworm\n";
-        assert_eq!(mirror(said, Some("bookworm")).unwrap(), "http://mirror.example/some/path/");
-        let said = "http://a.example/debian-security/ stable-security\nhttp://b.example/debian/ stable\n";
-        assert_eq!(mirror(said, Some("trixie")).unwrap(), "http://b.example/debian/");
-        assert_eq!(mirror("", Some("trixie")), None);
-        assert_eq!(mirror("http://archive.example/ubuntu/ noble\n", None), None);
+        assert_eq!(find_mirror(message, Some("bookworm")).unwrap(), "http://mirror.example/some/path/");
+        let message = "http://a.example/debian-security/ stable-security\nhttp://b.example/debian/ stable\n";
+        assert_eq!(find_mirror(message, Some("trixie")).unwrap(), "http://b.example/debian/");
+        assert_eq!(find_mirror("", Some("trixie")), None);
+        assert_eq!(find_mirror("http://archive.example/ubuntu/ noble\n", None), None);
     }
 
     #[test]
     fn sources_are_signed_and_name_their_architectures() {
-        let suites = Suites { suites: &[("trixie", "non-free")], foreign: &["i386"] };
-        let said = suites.sources("http://m/debian/", true);
-        let own = machine::architecture();
+        let suites = DebianSuites { suites: &[("trixie", "non-free")], foreign: &["i386"] };
+        let message = suites.sources("http://m/debian/", true);
+        let own = host_info::architecture();
         let line = format!(
             "deb [target=Packages arch={own},i386 signed-by={KEYRING}] http://m/debian/ trixie non-free\n"
         );
-        assert_eq!(said, line);
-        let said = suites.configuration(Path::new("/work"));
-        assert!(said.contains("APT::Architectures:: \"i386\";\n"), "{said}");
+        assert_eq!(message, line);
+        let message = suites.configuration(Path::new("/work"));
+        assert!(message.contains("APT::Architectures:: \"i386\";\n"), "{message}");
     }
 }

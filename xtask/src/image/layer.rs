@@ -1,6 +1,6 @@
-//! The files of one layer: held in memory, kept by path, so that the same files make the same layer.
+//! The files of one layer, held in memory and sorted by path, so that equal files make equal layers.
 
-use crate::missing::Missing;
+use crate::prerequisites::MissingPrerequisite;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read};
@@ -8,11 +8,11 @@ use std::path::Path;
 use std::sync::Arc;
 use tar::{Builder, EntryType, Header};
 
-/// Folders of the root that are links into `/usr`. Packages of older Debian releases still name them directly.
-const MERGED: [&str; 6] = ["bin", "lib", "lib32", "lib64", "libx32", "sbin"];
+/// Root directories that are links into `/usr`. Packages of older Debian releases still name them directly.
+const MERGED_DIRS: [&str; 6] = ["bin", "lib", "lib32", "lib64", "libx32", "sbin"];
 
-/// Parts of packages that no container of ours reads. Licence texts stay.
-const LEFT_OUT: &[&str] = &[
+/// Parts of packages that no container of the bed reads. License texts are kept.
+const EXCLUDED_PREFIXES: &[&str] = &[
     "usr/share/bash-completion/",
     "usr/share/bug/",
     "usr/share/doc/",
@@ -25,180 +25,195 @@ const LEFT_OUT: &[&str] = &[
 
 /// The files of one layer of an image.
 ///
-/// `/bin`, `/sbin` and `/lib*` are links into `/usr`: what is put there goes to `/usr`, and the link is made. Owner and
-/// group are root unless said otherwise. Folders above a file are made.
+/// `/bin`, `/sbin` and `/lib*` are links into `/usr`: their files go to `/usr`, and the link is created. Owner and
+/// group are root by default. Directories above a file are created.
 #[derive(Clone, Debug, Default)]
-pub struct Layer {
-    nodes: BTreeMap<String, Node>,
+pub struct ImageLayer {
+    entries: BTreeMap<String, LayerEntry>,
 }
 
 #[derive(Clone, Debug)]
-struct Node {
-    kind: Kind,
+struct LayerEntry {
+    kind: EntryKind,
     mode: u32,
     owner: u64,
     group: u64,
 }
 
 #[derive(Clone, Debug)]
-enum Kind {
+enum EntryKind {
     Folder,
     File(Arc<[u8]>),
     Link(String),
 }
 
-impl Kind {
-    fn root(self, mode: u32) -> Node {
-        Node { kind: self, mode, owner: 0, group: 0 }
+impl EntryKind {
+    fn root(self, mode: u32) -> LayerEntry {
+        LayerEntry { kind: self, mode, owner: 0, group: 0 }
     }
 }
 
-impl Layer {
-    /// No files yet.
+impl ImageLayer {
+    /// Creates an empty layer.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A folder.
-    pub fn folder(&mut self, path: &str, mode: u32) -> Result<&mut Self, Missing> {
-        let path = place(path)?;
-        match self.nodes.get_mut(&path) {
-            Some(node) if matches!(node.kind, Kind::Folder) => node.mode = mode,
-            _ => self.put(path, Kind::Folder.root(mode))?,
+    /// Adds a directory to the layer.
+    pub fn folder(&mut self, path: &str, mode: u32) -> Result<&mut Self, MissingPrerequisite> {
+        let path = image_path(path)?;
+        match self.entries.get_mut(&path) {
+            Some(entry_node) if matches!(entry_node.kind, EntryKind::Folder) => entry_node.mode = mode,
+            _ => self.insert(path, EntryKind::Folder.root(mode))?,
         }
         Ok(self)
     }
 
-    /// A file with these contents.
-    pub fn text(&mut self, path: &str, mode: u32, contents: impl AsRef<[u8]>) -> Result<&mut Self, Missing> {
-        self.put(place(path)?, Kind::File(contents.as_ref().into()).root(mode))?;
+    /// Adds a file with these contents.
+    pub fn text(
+        &mut self,
+        path: &str,
+        mode: u32,
+        contents: impl AsRef<[u8]>,
+    ) -> Result<&mut Self, MissingPrerequisite> {
+        self.insert(image_path(path)?, EntryKind::File(contents.as_ref().into()).root(mode))?;
         Ok(self)
     }
 
-    /// A copy of a file of this machine.
-    pub fn file(&mut self, path: &str, mode: u32, from: &Path) -> Result<&mut Self, Missing> {
+    /// Adds a copy of a file of this machine.
+    pub fn file(&mut self, path: &str, mode: u32, from: &Path) -> Result<&mut Self, MissingPrerequisite> {
         let refused = |why: &str| refused(&from.display().to_string(), why);
         match fs::metadata(from) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(refused("it is not there")),
-            Ok(found) if !found.is_file() => return Err(refused("it is no file")),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(refused("it does not exist"));
+            }
+            Ok(found) if !found.is_file() => return Err(refused("it is not a file")),
             _ => {}
         }
-        let contents = fs::read(from).map_err(Missing::io(format!("reading {}", from.display())))?;
+        let contents =
+            fs::read(from).map_err(MissingPrerequisite::io(format!("reading {}", from.display())))?;
         self.text(path, mode, contents)
     }
 
-    /// A symbolic link; the target stands as given.
-    pub fn link(&mut self, path: &str, target: &str) -> Result<&mut Self, Missing> {
-        self.put(place(path)?, Kind::Link(target.to_string()).root(0o777))?;
+    /// Adds a symbolic link; the target is used unchanged.
+    pub fn link(&mut self, path: &str, target: &str) -> Result<&mut Self, MissingPrerequisite> {
+        self.insert(image_path(path)?, EntryKind::Link(target.to_string()).root(0o777))?;
         Ok(self)
     }
 
-    /// Gives what is at the path to an owner and a group, by number.
-    pub fn owner(&mut self, path: &str, owner: u64, group: u64) -> Result<&mut Self, Missing> {
-        let node = self.nodes.get_mut(&place(path)?);
-        let node = node.ok_or_else(|| refused(path, "nothing is there to be given to an owner"))?;
-        (node.owner, node.group) = (owner, group);
+    /// Sets owner and group of a path, by number.
+    pub fn owner(&mut self, path: &str, owner: u64, group: u64) -> Result<&mut Self, MissingPrerequisite> {
+        let entry_node = self.entries.get_mut(&image_path(path)?);
+        let entry_node = entry_node.ok_or_else(|| refused(path, "it does not exist in the layer"))?;
+        (entry_node.owner, entry_node.group) = (owner, group);
         Ok(self)
     }
 
-    /// The files of a Debian package, as `dpkg-deb --fsys-tarfile` gives them, with the package's owners and modes.
-    pub fn package(&mut self, tar: impl Read) -> Result<&mut Self, Missing> {
-        let broken = || Missing::io("reading the files of a package");
+    /// Adds the files of a Debian package from the output of `dpkg-deb --fsys-tarfile`, with the package's owners and
+    /// modes.
+    pub fn package(&mut self, tar: impl Read) -> Result<&mut Self, MissingPrerequisite> {
+        let broken = || MissingPrerequisite::io("reading the files of a package");
         for entry in tar::Archive::new(tar).entries().map_err(broken())? {
             let mut entry = entry.map_err(broken())?;
-            let said = text_of(&entry.path_bytes())?;
-            let bare = said.trim_start_matches("./").trim_end_matches('/').to_string();
+            let message = utf8_text(&entry.path_bytes())?;
+            let bare = message.trim_start_matches("./").trim_end_matches('/').to_string();
             let header = entry.header();
             let (kind, mode) = (header.entry_type(), header.mode().map_err(broken())? & 0o7777);
             let (owner, group) = (header.uid().map_err(broken())?, header.gid().map_err(broken())?);
-            let target = entry.link_name_bytes().map(|target| text_of(&target)).transpose()?;
-            // Newer releases bring the links that are made here anyway.
-            let merged_link = kind.is_symlink() && MERGED.contains(&bare.as_str());
-            if bare.is_empty() || bare == "." || merged_link || left_out(&bare) {
+            let target = entry.link_name_bytes().map(|target| utf8_text(&target)).transpose()?;
+            // Newer releases contain the links that are created here anyway.
+            let merged_link = kind.is_symlink() && MERGED_DIRS.contains(&bare.as_str());
+            if bare.is_empty() || bare == "." || merged_link || is_excluded(&bare) {
                 continue;
             }
-            let path = place(&bare)?;
+            let path = image_path(&bare)?;
             let kind = match (kind, target) {
                 (EntryType::Directory, _) => {
-                    // The first package that has a folder says how it is.
-                    if self.nodes.get(&path).is_some_and(|node| matches!(node.kind, Kind::Folder)) {
+                    // The first package with a directory sets its mode.
+                    if self
+                        .entries
+                        .get(&path)
+                        .is_some_and(|entry_node| matches!(entry_node.kind, EntryKind::Folder))
+                    {
                         continue;
                     }
-                    Kind::Folder
+                    EntryKind::Folder
                 }
                 (EntryType::Regular, _) => {
                     let mut contents = Vec::new();
                     entry.read_to_end(&mut contents).map_err(broken())?;
-                    Kind::File(contents.into())
+                    EntryKind::File(contents.into())
                 }
-                (EntryType::Symlink, Some(target)) => Kind::Link(moved(&bare, &path, target)),
-                (EntryType::Link, Some(target)) => match self.nodes.get(&place(&target)?).map(|n| &n.kind) {
-                    Some(Kind::File(contents)) => Kind::File(Arc::clone(contents)),
-                    _ => return Err(refused(&said, "it is a second name of a file that is not there")),
-                },
-                _ => return Err(refused(&said, "it is a device, a pipe or the like")),
+                (EntryType::Symlink, Some(target)) => EntryKind::Link(relocated_target(&bare, &path, target)),
+                (EntryType::Link, Some(target)) => {
+                    match self.entries.get(&image_path(&target)?).map(|n| &n.kind) {
+                        Some(EntryKind::File(contents)) => EntryKind::File(Arc::clone(contents)),
+                        _ => return Err(refused(&message, "it is a hard link to a missing file")),
+                    }
+                }
+                _ => return Err(refused(&message, "it is a device, pipe or socket")),
             };
-            self.put(path, Node { kind, mode, owner, group })?;
+            self.insert(path, LayerEntry { kind, mode, owner, group })?;
         }
         Ok(self)
     }
 
-    /// The contents of a file of the layer.
+    /// Returns the contents of a file of the layer.
     pub fn contents(&self, path: &str) -> Option<&[u8]> {
-        match &self.nodes.get(&place(path).ok()?)?.kind {
-            Kind::File(contents) => Some(contents),
+        match &self.entries.get(&image_path(path).ok()?)?.kind {
+            EntryKind::File(contents) => Some(contents),
             _ => None,
         }
     }
 
-    fn put(&mut self, path: String, node: Node) -> Result<(), Missing> {
+    fn insert(&mut self, path: String, entry_node: LayerEntry) -> Result<(), MissingPrerequisite> {
         for (end, _) in path.match_indices('/') {
             let above = &path[..end];
-            match self.nodes.get(above) {
-                Some(node) if matches!(node.kind, Kind::Folder) => {}
-                Some(_) => return Err(refused(&path, &format!("{above} is no folder in the image"))),
+            match self.entries.get(above) {
+                Some(entry_node) if matches!(entry_node.kind, EntryKind::Folder) => {}
+                Some(_) => return Err(refused(&path, &format!("{above} is not a directory in the image"))),
                 None => {
-                    self.nodes.insert(above.to_string(), Kind::Folder.root(0o755));
+                    self.entries.insert(above.to_string(), EntryKind::Folder.root(0o755));
                     self.merged_link(above);
                 }
             }
         }
-        if self.nodes.contains_key(&path) {
-            return Err(refused(&path, "there is something in its place already"));
+        if self.entries.contains_key(&path) {
+            return Err(refused(&path, "the path already exists"));
         }
         self.merged_link(&path);
-        self.nodes.insert(path, node);
+        self.entries.insert(path, entry_node);
         Ok(())
     }
 
-    /// What comes into `/usr` under a merged name has its link in the root.
+    /// Adds the link in the root for a path below `/usr` with a merged name.
     fn merged_link(&mut self, path: &str) {
-        if let Some(name) = path.strip_prefix("usr/").filter(|name| MERGED.contains(name)) {
-            self.nodes.insert(name.to_string(), Kind::Link(path.to_string()).root(0o777));
+        if let Some(name) = path.strip_prefix("usr/").filter(|name| MERGED_DIRS.contains(name)) {
+            self.entries.insert(name.to_string(), EntryKind::Link(path.to_string()).root(0o777));
         }
     }
 
-    /// The layer as a tar file: in the order of the paths, without times and without names of people.
+    /// Returns the layer as a tar file: sorted by path, without times and user names.
     pub(super) fn tar(&self) -> io::Result<Vec<u8>> {
         let mut tar = Builder::new(Vec::new());
-        for (path, node) in &self.nodes {
+        for (path, entry_node) in &self.entries {
             let mut header = Header::new_gnu();
-            header.set_mode(node.mode);
-            header.set_uid(node.owner);
-            header.set_gid(node.group);
+            header.set_mode(entry_node.mode);
+            header.set_uid(entry_node.owner);
+            header.set_gid(entry_node.group);
             header.set_mtime(0);
             header.set_size(0);
-            match &node.kind {
-                Kind::Folder => {
+            match &entry_node.kind {
+                EntryKind::Folder => {
                     header.set_entry_type(EntryType::Directory);
                     tar.append_data(&mut header, format!("{path}/"), io::empty())?;
                 }
-                Kind::File(contents) => {
+                EntryKind::File(contents) => {
                     header.set_entry_type(EntryType::Regular);
                     header.set_size(contents.len() as u64);
                     tar.append_data(&mut header, path, &**contents)?;
                 }
-                Kind::Link(target) => {
+                EntryKind::Link(target) => {
                     header.set_entry_type(EntryType::Symlink);
                     tar.append_link(&mut header, path, target)?;
                 }
@@ -207,70 +222,72 @@ impl Layer {
         tar.into_inner()
     }
 
-    /// Writes those files and links that `wanted` names into a folder of this machine, modes and owners aside.
+    /// Writes the files and links that `wanted` selects into a directory of this machine, without modes and owners.
     pub(super) fn unpack(&self, folder: &Path, wanted: impl Fn(&str) -> bool) -> io::Result<()> {
-        for (path, node) in self.nodes.iter().filter(|(path, _)| wanted(path)) {
+        for (path, entry_node) in self.entries.iter().filter(|(path, _)| wanted(path)) {
             let to = folder.join(path);
-            // No folder above is a link: `put` saw to it.
+            // No directory above is a link: `insert` checks this.
             fs::create_dir_all(to.parent().unwrap_or(folder))?;
-            match &node.kind {
-                Kind::Folder => fs::create_dir_all(&to)?,
-                Kind::File(contents) => fs::write(&to, contents)?,
-                Kind::Link(target) => std::os::unix::fs::symlink(target, &to)?,
+            match &entry_node.kind {
+                EntryKind::Folder => fs::create_dir_all(&to)?,
+                EntryKind::File(contents) => fs::write(&to, contents)?,
+                EntryKind::Link(target) => std::os::unix::fs::symlink(target, &to)?,
             }
         }
         Ok(())
     }
 }
 
-fn refused(path: &str, why: &str) -> Missing {
-    Missing::Refused { path: path.to_string(), why: why.to_string() }
+fn refused(path: &str, why: &str) -> MissingPrerequisite {
+    MissingPrerequisite::Refused { path: path.to_string(), why: why.to_string() }
 }
 
-fn text_of(bytes: &[u8]) -> Result<String, Missing> {
+fn utf8_text(bytes: &[u8]) -> Result<String, MissingPrerequisite> {
     let text = std::str::from_utf8(bytes).map(str::to_string);
     text.map_err(|_| refused(&String::from_utf8_lossy(bytes), "its name is not UTF-8"))
 }
 
-/// Where a path stands in the image: from the root, without a leading slash, inside `/usr` where it is merged.
-fn place(path: &str) -> Result<String, Missing> {
+/// Returns the path in the image: relative to the root, and inside `/usr` for merged directories.
+fn image_path(path: &str) -> Result<String, MissingPrerequisite> {
     let mut parts: Vec<_> = path.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
     if parts.contains(&"..") {
         return Err(refused(path, "a path with `..` could leave the image"));
     }
     if path.contains('\0') {
-        return Err(refused(path, "a path has no zero bytes"));
+        return Err(refused(path, "the path contains a zero byte"));
     }
     let first = *parts.first().ok_or_else(|| refused(path, "it names the root itself"))?;
-    if MERGED.contains(&first) {
+    if MERGED_DIRS.contains(&first) {
         parts.insert(0, "usr");
     }
     Ok(parts.join("/"))
 }
 
-fn left_out(path: &str) -> bool {
-    // Conversions between old character sets, half the size of glibc.
+fn is_excluded(path: &str) -> bool {
+    // Conversions between old character sets are half the size of glibc.
     if path.contains("/gconv/") {
         return true;
     }
-    let licence = path.starts_with("usr/share/doc/") && path.ends_with("/copyright");
-    !licence && LEFT_OUT.iter().any(|prefix| path.starts_with(prefix))
+    let license = path.starts_with("usr/share/doc/") && path.ends_with("/copyright");
+    !license && EXCLUDED_PREFIXES.iter().any(|prefix| path.starts_with(prefix))
 }
 
-/// The target of a link that moved from `from` to `to`: relative ones may need a new beginning.
-fn moved(from: &str, to: &str, target: String) -> String {
+/// Returns the target of a link that moved from `from` to `to`: a relative one may have to be rewritten.
+fn relocated_target(from: &str, to: &str, target: String) -> String {
     if target.starts_with('/') {
         return target;
     }
-    let (meant, leads) = (seen_from(from, &target), seen_from(to, &target));
-    match place(&meant) {
-        Ok(meant) if leads != meant && place(&leads).is_ok_and(|leads| leads != meant) => format!("/{meant}"),
+    let (meant, leads) = (resolve_relative(from, &target), resolve_relative(to, &target));
+    match image_path(&meant) {
+        Ok(meant) if leads != meant && image_path(&leads).is_ok_and(|leads| leads != meant) => {
+            format!("/{meant}")
+        }
         _ => target,
     }
 }
 
-/// Where a relative target leads, by its words alone.
-fn seen_from(link: &str, target: &str) -> String {
+/// Resolves a relative target textually.
+fn resolve_relative(link: &str, target: &str) -> String {
     let mut parts: Vec<_> = link.split('/').collect();
     parts.pop();
     for part in target.split('/') {
@@ -287,10 +304,10 @@ fn seen_from(link: &str, target: &str) -> String {
 mod tests {
     use super::*;
 
-    type Line<'a> = (&'a str, EntryType, &'a str);
+    type TestEntry<'a> = (&'a str, EntryType, &'a str);
 
-    /// A package with these files; the third word is a link's target or a file's contents.
-    fn package(lines: &[Line<'_>]) -> Vec<u8> {
+    /// Returns a package with these entries; the third field is a link's target or a file's contents.
+    fn package(lines: &[TestEntry<'_>]) -> Vec<u8> {
         let mut tar = Builder::new(Vec::new());
         for (path, kind, word) in lines {
             let mut header = Header::new_gnu();
@@ -312,7 +329,7 @@ mod tests {
         tar.into_inner().unwrap()
     }
 
-    fn listing(layer: &Layer) -> Vec<String> {
+    fn listing(layer: &ImageLayer) -> Vec<String> {
         let tar = layer.tar().unwrap();
         let mut archive = tar::Archive::new(&tar[..]);
         let entries = archive.entries().unwrap().map(Result::unwrap);
@@ -326,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn old_and_new_packages_come_to_the_same_places() {
+    fn merged_and_unmerged_packages_unpack_to_the_same_paths() {
         let old = [
             ("./bin/", EntryType::Directory, ""),
             ("./bin/dash", EntryType::Regular, "dash"),
@@ -335,7 +352,7 @@ mod tests {
             ("./sbin/tool", EntryType::Symlink, "../usr/lib/tool"),
             ("./lib/x.so", EntryType::Symlink, "../lib64/x.so.1"),
         ];
-        let mut layer = Layer::new();
+        let mut layer = ImageLayer::new();
         layer.package(&package(&old)[..]).unwrap();
         let listed = listing(&layer);
         let expected = [
@@ -352,7 +369,7 @@ mod tests {
             "usr/lib64/",
             "usr/lib64/ld.so -> /lib/ld-2.so",
             "usr/sbin/",
-            // Relative to its new place it would have led to /usr/usr.
+            // Relative to its new path it would lead to /usr/usr.
             "usr/sbin/tool -> /usr/lib/tool",
         ];
         assert_eq!(listed, expected);
@@ -362,7 +379,7 @@ mod tests {
             ("./usr/bin/dash", EntryType::Regular, "dash"),
             ("./usr/bin/sh", EntryType::Symlink, "dash"),
         ];
-        let mut layer = Layer::new();
+        let mut layer = ImageLayer::new();
         layer.package(&package(&new)[..]).unwrap();
         assert_eq!(
             listing(&layer),
@@ -371,60 +388,66 @@ mod tests {
     }
 
     #[test]
-    fn manuals_go_and_licences_stay() {
+    fn manuals_are_dropped_and_licenses_kept() {
         let lines = [
             ("./usr/share/man/man1/x.1", EntryType::Regular, "x"),
             ("./usr/share/doc/x/changelog", EntryType::Regular, "x"),
             ("./usr/share/doc/x/copyright", EntryType::Regular, "x"),
         ];
-        let mut layer = Layer::new();
+        let mut layer = ImageLayer::new();
         layer.package(&package(&lines)[..]).unwrap();
         assert_eq!(listing(&layer).last().unwrap(), "usr/share/doc/x/copyright");
         assert_eq!(listing(&layer).len(), 5);
     }
 
     #[test]
-    fn a_package_keeps_its_owners_and_second_names() {
+    fn package_owners_and_hard_links_are_kept() {
         let lines =
             [("./usr/bin/a", EntryType::Regular, "abc"), ("./usr/bin/b", EntryType::Link, "./usr/bin/a")];
-        let mut layer = Layer::new();
+        let mut layer = ImageLayer::new();
         layer.package(&package(&lines)[..]).unwrap();
         assert_eq!(layer.contents("/bin/b"), Some(&b"abc"[..]));
-        let node = &layer.nodes["usr/bin/a"];
-        assert_eq!((node.mode, node.owner, node.group), (0o755, 7, 8));
+        let entry_node = &layer.entries["usr/bin/a"];
+        assert_eq!((entry_node.mode, entry_node.owner, entry_node.group), (0o755, 7, 8));
     }
 
-    fn why(done: Result<&mut Layer, Missing>) -> String {
+    fn refusal_text(done: Result<&mut ImageLayer, MissingPrerequisite>) -> String {
         done.unwrap_err().to_string()
     }
 
     #[test]
-    fn what_cannot_go_into_an_image_is_refused_in_words() {
-        let mut layer = Layer::new();
+    fn invalid_entry_is_refused_with_the_reason() {
+        let mut layer = ImageLayer::new();
         assert_eq!(
-            why(layer.text("/etc/../../x", 0o644, "")),
-            "/etc/../../x cannot go into an image: a path with `..` could leave the image"
+            refusal_text(layer.text("/etc/../../x", 0o644, "")),
+            "/etc/../../x cannot be added to an image: a path with `..` could leave the image"
         );
-        assert!(why(layer.folder("/", 0o755)).contains("names the root itself"));
+        assert!(refusal_text(layer.folder("/", 0o755)).contains("names the root itself"));
         assert_eq!(
-            why(layer.file("/x", 0o644, Path::new("/no/such"))),
-            "/no/such cannot go into an image: it is not there"
+            refusal_text(layer.file("/x", 0o644, Path::new("/no/such"))),
+            "/no/such cannot be added to an image: it does not exist"
         );
-        assert!(why(layer.file("/x", 0o644, Path::new("/tmp"))).contains("it is no file"));
+        assert!(refusal_text(layer.file("/x", 0o644, Path::new("/tmp"))).contains("it is not a file"));
         layer.link("/var/run", "/run").unwrap();
-        assert!(why(layer.text("/var/run/x", 0o644, "")).contains("var/run is no folder in the image"));
+        assert!(
+            refusal_text(layer.text("/var/run/x", 0o644, ""))
+                .contains("var/run is not a directory in the image")
+        );
         layer.text("/x", 0o644, "").unwrap();
-        assert!(why(layer.text("x", 0o644, "")).contains("something in its place already"));
+        assert!(refusal_text(layer.text("x", 0o644, "")).contains("the path already exists"));
         let device = package(&[("./dev/null", EntryType::Char, "")]);
-        assert!(why(layer.package(&device[..])).contains("dev/null cannot go into an image: it is a device"));
+        assert!(
+            refusal_text(layer.package(&device[..]))
+                .contains("dev/null cannot be added to an image: it is a device")
+        );
         let lost = package(&[("./a", EntryType::Link, "./b")]);
-        assert!(why(layer.package(&lost[..])).contains("a file that is not there"));
+        assert!(refusal_text(layer.package(&lost[..])).contains("hard link to a missing file"));
     }
 
     #[test]
-    fn a_folder_said_twice_has_the_last_mode() {
-        let mut layer = Layer::new();
+    fn directory_added_twice_gets_the_last_mode() {
+        let mut layer = ImageLayer::new();
         layer.text("/tmp/x", 0o644, "").unwrap().folder("/tmp", 0o1777).unwrap();
-        assert_eq!(layer.nodes["tmp"].mode, 0o1777);
+        assert_eq!(layer.entries["tmp"].mode, 0o1777);
     }
 }

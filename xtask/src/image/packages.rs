@@ -1,41 +1,41 @@
-//! Debian packages for images: chosen once, then kept. What is kept decides what is built, so the same packages can be
-//! used again, without the network and when Debian has newer ones.
+//! Debian packages for images: resolved once and kept. The kept packages determine what is built, so an image can be
+//! built again without the network, and when Debian has newer packages.
 
-use crate::debian::{Debian, Suites};
-use crate::missing::Missing;
-use crate::{digest, machine};
+use crate::debian::{DebianSuites, DebianTools};
+use crate::prerequisites::MissingPrerequisite;
+use crate::{digest, host_info};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Packages that are asked for together.
+/// Packages that are resolved together.
 #[derive(Debug)]
-pub(super) struct Packages {
-    /// By name; what they need comes with them.
+pub(super) struct PackageSet {
+    /// Names of the packages; their dependencies are added.
     pub(super) wanted: &'static [&'static str],
-    /// What they need only to be installed, which never happens to an image.
+    /// Dependencies that are needed only for installation, which never happens in an image.
     pub(super) without: &'static [&'static str],
-    /// Where they come from, unless from the machine's own sources. What they need does not come with them then: it is
-    /// another release's, or another architecture's.
-    pub(super) elsewhere: Option<Suites>,
+    /// Other suites to fetch them from. Their dependencies are not added then: they are of another release or
+    /// architecture.
+    pub(super) elsewhere: Option<DebianSuites>,
 }
 
 /// One package as it was fetched.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Package {
+pub(super) struct FetchedPackage {
     pub(super) name: String,
     pub(super) version: String,
     pub(super) sha256: String,
     file: String,
 }
 
-const RECORD: &str = "packages.json";
+const RECORD_FILE: &str = "packages.json";
 
-impl Packages {
-    /// Where they are kept; another release of the distribution has a place of its own.
+impl PackageSet {
+    /// Returns the directory of the packages; each release of the distribution has its own.
     fn folder(&self, root: &Path) -> PathBuf {
-        let mut parts = vec![machine::release(), machine::architecture().to_string()];
+        let mut parts = vec![host_info::release(), host_info::architecture().to_string()];
         parts.extend(self.wanted.iter().map(|name| (*name).to_string()));
         parts.extend(self.without.iter().map(|name| format!("-{name}")));
         let suites = self.elsewhere.iter().flat_map(|suites| suites.suites);
@@ -43,70 +43,74 @@ impl Packages {
         root.join("packages").join(digest::key(parts))
     }
 
-    /// What was fetched, if it was.
-    pub(super) fn kept(&self, root: &Path) -> Option<Vec<Package>> {
-        let text = fs::read(self.folder(root).join(RECORD)).ok()?;
+    /// Returns the fetched packages, if they are recorded.
+    pub(super) fn recorded(&self, root: &Path) -> Option<Vec<FetchedPackage>> {
+        let text = fs::read(self.folder(root).join(RECORD_FILE)).ok()?;
         serde_json::from_slice(&text).ok()
     }
 
-    /// The same, each file held against its checksum.
-    pub(super) fn kept_whole(&self, root: &Path) -> Option<Vec<Package>> {
+    /// Returns the fetched packages if every file matches its checksum.
+    pub(super) fn verified(&self, root: &Path) -> Option<Vec<FetchedPackage>> {
         let folder = self.folder(root);
-        let whole = |package: &Package| {
+        let whole = |package: &FetchedPackage| {
             digest::of_file(&folder.join(&package.file)).is_ok_and(|(sha256, _)| sha256 == package.sha256)
         };
-        self.kept(root).filter(|packages| packages.iter().all(whole))
+        self.recorded(root).filter(|packages| packages.iter().all(whole))
     }
 
-    /// Asks Debian for them, with all they need, and keeps them in the place of what was kept.
-    pub(super) fn fetch(&self, root: &Path, debian: &Debian<'_>) -> Result<Vec<Package>, Missing> {
-        let half = debian.work.join("packages");
+    /// Resolves and fetches the packages with their dependencies, and replaces the kept ones.
+    pub(super) fn fetch(
+        &self,
+        root: &Path,
+        debian: &DebianTools<'_>,
+    ) -> Result<Vec<FetchedPackage>, MissingPrerequisite> {
+        let unfinished = debian.work.join("packages");
         let folder = self.folder(root);
-        let failed = || Missing::io(format!("keeping packages in {}", folder.display()));
-        // An earlier set of this run may have left something.
-        let _ = fs::remove_dir_all(&half);
-        fs::create_dir_all(&half).map_err(failed())?;
+        let failed = || MissingPrerequisite::io(format!("storing packages in {}", folder.display()));
+        // An earlier set of this run may have left files.
+        let _ = fs::remove_dir_all(&unfinished);
+        fs::create_dir_all(&unfinished).map_err(failed())?;
         let mut chosen = self.choose(debian)?;
-        match debian.download(&chosen, &half) {
-            // The lists were old, and have been fetched since.
-            Err(Missing::Failed { said, .. }) if said.contains("was not found") => {
+        match debian.download(&chosen, &unfinished) {
+            // The lists were old, and have been updated since.
+            Err(MissingPrerequisite::Failed { message, .. }) if message.contains("was not found") => {
                 chosen = self.choose(debian)?;
-                debian.download(&chosen, &half)?;
+                debian.download(&chosen, &unfinished)?;
             }
             done => done?,
         }
-        let files = fs::read_dir(&half).map_err(failed())?;
+        let files = fs::read_dir(&unfinished).map_err(failed())?;
         let mut files: Vec<_> = files.filter_map(|file| file.ok()?.file_name().into_string().ok()).collect();
         files.sort();
         let mut packages = Vec::new();
         for (name, version) in chosen {
             let plain = name.split(':').next();
             let file = files.iter().find(|file| file.split('_').next() == plain);
-            let file = file.ok_or_else(|| Missing::Failed {
+            let file = file.ok_or_else(|| MissingPrerequisite::Failed {
                 doing: format!("downloading {name}"),
-                said: "apt-get left no package behind".to_string(),
+                message: "apt-get downloaded no package".to_string(),
             })?;
-            let (sha256, _) = digest::of_file(&half.join(file)).map_err(failed())?;
-            packages.push(Package { name, version, sha256, file: file.clone() });
+            let (sha256, _) = digest::of_file(&unfinished.join(file)).map_err(failed())?;
+            packages.push(FetchedPackage { name, version, sha256, file: file.clone() });
         }
         let record = serde_json::to_string_pretty(&packages).map_err(io::Error::other).map_err(failed())?;
-        fs::write(half.join(RECORD), record + "\n").map_err(failed())?;
+        fs::write(unfinished.join(RECORD_FILE), record + "\n").map_err(failed())?;
         if folder.exists() {
             fs::remove_dir_all(&folder).map_err(failed())?;
         }
         fs::create_dir_all(root.join("packages")).map_err(failed())?;
-        fs::rename(&half, &folder).map_err(failed())?;
+        fs::rename(&unfinished, &folder).map_err(failed())?;
         Ok(packages)
     }
 
-    /// Names and versions, in the order of the names.
-    fn choose(&self, debian: &Debian<'_>) -> Result<Vec<(String, String)>, Missing> {
+    /// Returns names and versions, sorted by name.
+    fn choose(&self, debian: &DebianTools<'_>) -> Result<Vec<(String, String)>, MissingPrerequisite> {
         if self.elsewhere.is_some() {
             let newest = |name: &&str| {
                 let version = debian.versions(name)?.into_iter().next();
-                let version = version.ok_or_else(|| Missing::Failed {
-                    doing: format!("looking for {name} in Debian"),
-                    said: "it has none".to_string(),
+                let version = version.ok_or_else(|| MissingPrerequisite::Failed {
+                    doing: format!("searching Debian for {name}"),
+                    message: "no version is available".to_string(),
                 })?;
                 Ok((name.to_string(), version))
             };
@@ -118,8 +122,8 @@ impl Packages {
         Ok(chosen)
     }
 
-    /// Where a kept package is.
-    pub(super) fn path(&self, root: &Path, package: &Package) -> PathBuf {
+    /// Returns the path of a kept package.
+    pub(super) fn path(&self, root: &Path, package: &FetchedPackage) -> PathBuf {
         self.folder(root).join(&package.file)
     }
 }

@@ -1,7 +1,7 @@
 //! The test binaries that cargo builds, and the environment that it runs them in.
 
 use super::TestRunError;
-use super::supervise::{Outcome, Progress, supervise};
+use super::supervise::{ChildOutcome, LineProgress, supervise};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// One test binary.
+/// One test binary of the workspace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TestBinary {
     pub(super) package: String,
@@ -23,58 +23,58 @@ pub(super) struct TestBinary {
     version: String,
 }
 
-/// Everything that was built.
+/// Everything that cargo has built.
 #[derive(Debug, Default)]
-pub(super) struct Built {
+pub(super) struct BuildArtifacts {
     pub(super) tests: Vec<TestBinary>,
     /// The programs of the workspace, by name.
     programs: BTreeMap<String, PathBuf>,
-    /// Cargo has said that there is no more to come.
+    /// Whether cargo has reported the end of the build.
     is_complete: bool,
 }
 
 #[derive(Deserialize)]
-struct Message {
+struct CargoMessage {
     reason: String,
     #[serde(default)]
     package_id: String,
     #[serde(default)]
     manifest_path: PathBuf,
-    target: Option<Target>,
-    profile: Option<Profile>,
+    target: Option<CargoTarget>,
+    profile: Option<CargoProfile>,
     executable: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
-struct Target {
+struct CargoTarget {
     name: String,
     kind: Vec<String>,
     src_path: PathBuf,
 }
 
 #[derive(Deserialize)]
-struct Profile {
+struct CargoProfile {
     test: bool,
 }
 
-/// Builds all tests of the workspace in the current folder. Cargo's own progress and errors go to standard error.
-pub(super) fn build(stop: &AtomicBool) -> Result<Built, TestRunError> {
+/// Builds all tests of the workspace in the current directory. Cargo's own progress and errors go to standard error.
+pub(super) fn build(stop: &AtomicBool) -> Result<BuildArtifacts, TestRunError> {
     let mut command = Command::new(cargo());
     command.args(["test", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"]);
-    let mut built = Ok(Built::default());
-    // A build may compile one crate for long, and it waits while another cargo builds in the same folder.
+    let mut built = Ok(BuildArtifacts::default());
+    // A build may compile one crate for a long time, and waits while another cargo builds in the same directory.
     let outcome = supervise(&mut command, stop, Duration::MAX, |_, line, _| {
         if let Ok(artifacts) = &mut built
             && let Err(error) = artifacts.read(line)
         {
             built = Err(error);
         }
-        Progress::Made
+        LineProgress::Made
     });
     let built = match outcome.map_err(TestRunError::io("starting cargo"))? {
-        Outcome::Exited(status) if !status.success() => return Err(TestRunError::Build(status)),
-        Outcome::Exited(_) => built?,
-        Outcome::Stalled | Outcome::Interrupted => return Err(TestRunError::Interrupted),
+        ChildOutcome::Exited(status) if !status.success() => return Err(TestRunError::Build(status)),
+        ChildOutcome::Exited(_) => built?,
+        ChildOutcome::Stalled | ChildOutcome::Interrupted => return Err(TestRunError::Interrupted),
     };
     if !built.is_complete {
         return Err(TestRunError::Incomplete);
@@ -82,15 +82,15 @@ pub(super) fn build(stop: &AtomicBool) -> Result<Built, TestRunError> {
     if built.tests.is_empty() { Err(TestRunError::NoTests) } else { Ok(built) }
 }
 
-/// The cargo that runs this program, else the one on the PATH.
+/// Returns the cargo that runs this program, else the one on the PATH.
 pub(super) fn cargo() -> OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-impl Built {
-    /// Takes in one line of cargo's JSON.
+impl BuildArtifacts {
+    /// Reads one line of cargo's JSON.
     fn read(&mut self, line: &str) -> Result<(), TestRunError> {
-        let message: Message = serde_json::from_str(line).map_err(TestRunError::List)?;
+        let message: CargoMessage = serde_json::from_str(line).map_err(TestRunError::List)?;
         self.is_complete |= message.reason == "build-finished";
         let (Some(target), Some(profile), Some(executable)) =
             (message.target, message.profile, message.executable)
@@ -119,8 +119,8 @@ impl Built {
         Ok(())
     }
 
-    /// A command that runs a test binary as cargo runs it: in its package's folder, with the variables that cargo
-    /// documents for tests.
+    /// Returns a command that runs a test binary as cargo does: in its package's directory, with the variables that
+    /// cargo documents for tests.
     pub(super) fn command(&self, test: &TestBinary) -> Command {
         let mut command = Command::new(&test.executable);
         command
@@ -137,7 +137,7 @@ impl Built {
     }
 }
 
-/// Name and version in cargo's `path+file:///folder#name@version`, or `path+file:///folder/name#version`.
+/// Parses name and version from cargo's `path+file:///folder#name@version`, or `path+file:///folder/name#version`.
 fn identity(id: &str) -> (String, String) {
     let (url, fragment) = id.rsplit_once('#').unwrap_or(("", id));
     match fragment.split_once('@') {
@@ -146,7 +146,7 @@ fn identity(id: &str) -> (String, String) {
     }
 }
 
-/// A test binary of a package, for tests.
+/// Returns a test binary of a package, for tests.
 #[cfg(test)]
 pub(super) fn named(package: &str, target: &str) -> TestBinary {
     TestBinary {
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn artifacts_become_tests_and_programs() {
-        let mut built = Built::default();
+        let mut built = BuildArtifacts::default();
         for line in [
             r#"{"reason":"compiler-artifact","package_id":"registry+x#serde@1.0.0","manifest_path":"/r/Cargo.toml",
                 "target":{"name":"serde","kind":["lib"],"src_path":"/r/lib.rs"},"profile":{"test":false},"executable":null}"#,

@@ -1,44 +1,44 @@
-//! Which test binary runs when, and with how many threads.
+//! Decides the order of the test binaries and their number of threads.
 
 use super::binaries::TestBinary;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::time::Duration;
 
-/// Test binaries that mostly wait for a real Kubernetes, by package and target. They run with more threads than there are
-/// processors, and beside those that compute.
+/// Test binaries that mostly wait for a real Kubernetes, by package and target. They run with more threads than there
+/// are processors, beside those that compute.
 const WAITING: &[(&str, &str)] = &[
     ("partage-cluster", "api_server"),
     ("partage-e2e", "cluster"),
     ("partage-e2e", "node"),
     ("partage-testkit", "bed"),
 ];
-/// Threads per processor of a test binary that waits.
+/// Threads per processor for a test binary that waits.
 const WAITING_THREADS_PER_CPU: usize = 2;
 
-/// Test binaries that must run alone: they count what beds leave behind, and other beds would be counted with it.
-const ALONE: &[(&str, &str)] = &[("partage-testkit", "nothing_left")];
+/// Test binaries that must run exclusively: they count what beds leave behind, and would count other beds too.
+const EXCLUSIVE: &[(&str, &str)] = &[("partage-testkit", "cleanup")];
 
-/// How long a test binary is expected to take that has not run before: before those that are known to be short.
-const UNKNOWN: Duration = Duration::from_secs(30);
+/// Expected duration of a test binary that has not run before: it runs before those that are known to be short.
+const DEFAULT_DURATION: Duration = Duration::from_secs(30);
 
-/// The durations of an earlier run, by package and target.
+/// The durations of earlier runs, by package and target.
 pub(super) type Durations = BTreeMap<String, Duration>;
 
-/// The key of a test binary in [`Durations`].
+/// Returns the key of a test binary in [`Durations`].
 pub(super) fn key(test: &TestBinary) -> String {
     format!("{} {}", test.package, test.source.display())
 }
 
-/// Reads what [`write_durations`] wrote. Nothing, or something unreadable, is an empty record.
+/// Reads what [`write_durations`] wrote. A missing or unreadable file is an empty record.
 pub(super) fn read_durations(file: &Path) -> Durations {
     let text = std::fs::read(file).unwrap_or_default();
     let seconds: BTreeMap<String, f64> = serde_json::from_slice(&text).unwrap_or_default();
-    let duration = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(UNKNOWN);
+    let duration = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(DEFAULT_DURATION);
     seconds.into_iter().map(|(key, seconds)| (key, duration(seconds))).collect()
 }
 
-/// Keeps the durations of this run for the order of the next.
+/// Stores the durations of this run for the order of the next one.
 pub(super) fn write_durations(file: &Path, durations: &Durations) -> std::io::Result<()> {
     let seconds: BTreeMap<&String, f64> =
         durations.iter().map(|(key, duration)| (key, duration.as_secs_f64())).collect();
@@ -47,22 +47,24 @@ pub(super) fn write_durations(file: &Path, durations: &Durations) -> std::io::Re
 
 /// The order of a run. Within each group the longest comes first.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Plan {
-    /// Run one after the other, beside those of `computing`.
+pub(super) struct RunPlan {
+    /// Run one after the other, in parallel with those of `computing`.
     pub(super) waiting: VecDeque<TestBinary>,
-    /// Run one after the other, beside those of `waiting`.
+    /// Run one after the other, in parallel with those of `waiting`.
     pub(super) computing: VecDeque<TestBinary>,
     /// Run one after the other when all others have ended.
-    pub(super) alone: VecDeque<TestBinary>,
+    pub(super) exclusive: VecDeque<TestBinary>,
 }
 
-impl Plan {
-    pub(super) fn new(mut tests: Vec<TestBinary>, earlier: &Durations) -> Plan {
-        tests.sort_by_key(|test| std::cmp::Reverse(earlier.get(&key(test)).copied().unwrap_or(UNKNOWN)));
-        let mut plan = Plan::default();
+impl RunPlan {
+    pub(super) fn new(mut tests: Vec<TestBinary>, earlier: &Durations) -> RunPlan {
+        tests.sort_by_key(|test| {
+            std::cmp::Reverse(earlier.get(&key(test)).copied().unwrap_or(DEFAULT_DURATION))
+        });
+        let mut plan = RunPlan::default();
         for test in tests {
             let group = match test {
-                _ if is_in(&test, ALONE) => &mut plan.alone,
+                _ if is_in(&test, EXCLUSIVE) => &mut plan.exclusive,
                 _ if is_in(&test, WAITING) => &mut plan.waiting,
                 _ => &mut plan.computing,
             };
@@ -72,10 +74,10 @@ impl Plan {
     }
 }
 
-/// The number of threads that libtest runs the tests of a binary with.
+/// Returns the number of threads with which libtest runs the tests of a binary.
 ///
-/// At least two: with one, libtest prints a test's name before it runs and the result after it, and whatever the test prints
-/// lies between them.
+/// At least two: with one, libtest prints a test's name before the test and the result after it, and output of the test
+/// comes between them.
 pub(super) fn threads(test: &TestBinary, cpus: usize) -> usize {
     let threads = if is_in(test, WAITING) { WAITING_THREADS_PER_CPU * cpus } else { cpus };
     threads.max(2)
@@ -100,17 +102,17 @@ mod tests {
             .map(|(target, seconds)| (key(&named("partage-core", target)), Duration::from_secs(seconds)))
             .into();
         let tests = [
-            named("partage-testkit", "nothing_left"),
+            named("partage-testkit", "cleanup"),
             named("partage-core", "short"),
             named("partage-e2e", "node"),
             named("partage-core", "unknown"),
             named("partage-core", "long"),
         ];
-        let plan = Plan::new(tests.to_vec(), &earlier);
+        let plan = RunPlan::new(tests.to_vec(), &earlier);
         assert_eq!(targets(&plan.computing), ["long", "unknown", "short"]);
-        assert_eq!((targets(&plan.waiting), targets(&plan.alone)), (vec!["node"], vec!["nothing_left"]));
+        assert_eq!((targets(&plan.waiting), targets(&plan.exclusive)), (vec!["node"], vec!["cleanup"]));
         assert_eq!((threads(&tests[1], 2), threads(&tests[2], 2)), (2, 4));
-        assert_eq!(threads(&tests[1], 1), 2, "one thread would print results in two pieces");
+        assert_eq!(threads(&tests[1], 1), 2, "with one thread libtest splits its result lines");
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! How long each test took, from the order in which libtest reports results.
+//! Measures how long each test took, from the order in which libtest reports results.
 //!
-//! libtest starts tests in the order that `--list` prints, as many at a time as it has threads, and starts the next one
-//! when one has ended. A result is printed when its test ends, so the instants of the results say when every test began.
+//! libtest starts tests in the order of `--list`, as many at a time as it has threads, and starts the next one when one
+//! ends. A result is printed when its test ends, so the times of the results determine when every test started.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub(super) enum Verdict {
 
 /// A test that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Finished {
+pub(super) struct TestResult {
     pub(super) name: String,
     pub(super) verdict: Verdict,
     pub(super) took: Duration,
@@ -24,17 +24,17 @@ pub(super) struct Finished {
 
 /// The tests of one run of a test binary.
 #[derive(Debug)]
-pub(super) struct Timing {
-    /// Those that have not begun, in the order in which they will.
+pub(super) struct TestTimer {
+    /// Tests that have not started, in the order in which they will.
     waiting: std::vec::IntoIter<String>,
-    /// Those that run, and when they began.
+    /// Running tests, and when they started.
     running: BTreeMap<String, Duration>,
 }
 
-impl Timing {
-    /// Begins a run with the tests in libtest's order.
-    pub(super) fn start(tests: Vec<String>, threads: usize) -> Timing {
-        let mut timing = Timing { waiting: tests.into_iter(), running: BTreeMap::new() };
+impl TestTimer {
+    /// Starts a run with the tests in libtest's order.
+    pub(super) fn start(tests: Vec<String>, threads: usize) -> TestTimer {
+        let mut timing = TestTimer { waiting: tests.into_iter(), running: BTreeMap::new() };
         for _ in 0..threads.max(1) {
             timing.start_next(Duration::ZERO);
         }
@@ -47,25 +47,28 @@ impl Timing {
         }
     }
 
-    /// Takes in a line that was printed `now` after the start. Returns the test whose result it is, if it is one.
+    /// Reads a line that was printed `now` after the start. Returns the test whose result it is, if it is one.
     ///
-    /// Programs that tests start may print results of their own: only tests that run can end.
-    pub(super) fn read(&mut self, line: &str, now: Duration) -> Option<Finished> {
+    /// Programs that tests start may print results of their own: only running tests can end.
+    pub(super) fn read(&mut self, line: &str, now: Duration) -> Option<TestResult> {
         let (name, verdict) = result(line)?;
-        let began = self.running.remove(name)?;
+        let started = self.running.remove(name)?;
         self.start_next(now);
-        Some(Finished { name: name.to_string(), verdict, took: now.saturating_sub(began) })
+        Some(TestResult { name: name.to_string(), verdict, took: now.saturating_sub(started) })
     }
 
-    /// The tests that have begun and whose results were not read, as if they passed `now`.
-    pub(super) fn unfinished(self, now: Duration) -> impl Iterator<Item = Finished> {
-        let passed =
-            move |(name, began)| Finished { name, verdict: Verdict::Passed, took: now.saturating_sub(began) };
+    /// Returns the tests that have started and whose results were not read, as if they passed `now`.
+    pub(super) fn unfinished(self, now: Duration) -> impl Iterator<Item = TestResult> {
+        let passed = move |(name, started)| TestResult {
+            name,
+            verdict: Verdict::Passed,
+            took: now.saturating_sub(started),
+        };
         self.running.into_iter().map(passed)
     }
 }
 
-/// The test and its verdict, in a line that libtest or rustdoc prints for a result.
+/// Parses the test and its verdict from a line that libtest or rustdoc prints for a result.
 pub(super) fn result(line: &str) -> Option<(&str, Verdict)> {
     let (before, result) = line.rsplit_once(" ... ")?;
     let verdict = match result.split([',', ' ']).next()? {
@@ -75,7 +78,7 @@ pub(super) fn result(line: &str) -> Option<(&str, Verdict)> {
         _ => return None,
     };
     let before = before.strip_suffix(" - should panic").unwrap_or(before);
-    // A program that a test started may have left a line without its end.
+    // A program that a test started may have left an unterminated line.
     let (_, name) = before.rsplit_once("test ")?;
     Some((name, verdict))
 }
@@ -92,13 +95,13 @@ mod tests {
 
     #[test]
     fn test_begins_when_a_thread_is_free() {
-        let mut timing = Timing::start(names(&["a", "b", "c::d", "e"]), 2);
+        let mut timing = TestTimer::start(names(&["a", "b", "c::d", "e"]), 2);
         let mut took = |line: &str, now: u32| {
             let finished = timing.read(line, SECOND * now)?;
             Some((finished.name, finished.verdict, finished.took.as_secs()))
         };
         assert_eq!(took("running 4 tests", 0), None);
-        assert_eq!(took("test c::d ... ok", 1), None, "it does not run yet");
+        assert_eq!(took("test c::d ... ok", 1), None, "it has not started");
         assert_eq!(took("test b ... ok", 2), Some(("b".into(), Verdict::Passed, 2)));
         assert_eq!(
             took("test c::d ... ignored, takes minutes", 2),
@@ -109,13 +112,13 @@ mod tests {
             Some(("a".into(), Verdict::Failed, 7))
         );
         assert_eq!(took("test e has been running for over 60 seconds", 8), None);
-        let unfinished: Vec<Finished> = timing.unfinished(SECOND * 9).collect();
-        assert_eq!(unfinished, [Finished { name: "e".into(), verdict: Verdict::Passed, took: SECOND * 7 }]);
+        let unfinished: Vec<TestResult> = timing.unfinished(SECOND * 9).collect();
+        assert_eq!(unfinished, [TestResult { name: "e".into(), verdict: Verdict::Passed, took: SECOND * 7 }]);
     }
 
     #[test]
     fn more_threads_than_tests_do_no_harm() {
-        let mut timing = Timing::start(names(&["only"]), 8);
+        let mut timing = TestTimer::start(names(&["only"]), 8);
         assert_eq!(timing.read("test only ... ok", SECOND).unwrap().took, SECOND);
         assert_eq!(timing.unfinished(SECOND).count(), 0);
     }

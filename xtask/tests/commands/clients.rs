@@ -1,14 +1,15 @@
-//! The real clients of the simulated driver: they are whole, each runs without a driver, and what is missing is said.
+//! The real clients of the simulated driver: they are complete, each runs without a driver, and missing ones are
+//! reported.
 
-use crate::folder::{Folder, xtask};
+use crate::test_dir::{TestDir, xtask};
 use partage_testkit::skip_or_fail;
-use partage_xtask::clients::{Branch, Clients};
+use partage_xtask::clients::{Clients, DriverBranch};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Everything a program says, without a driver on its way.
-fn said(program: &Path, arguments: &[&str]) -> String {
+/// Returns the whole output of a program that finds no driver.
+fn output_of(program: &Path, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).env_remove("LD_LIBRARY_PATH").output().unwrap();
     String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
 }
@@ -18,13 +19,13 @@ fn clients() -> Option<Clients> {
 }
 
 #[test]
-fn both_nvidia_smi_ask_for_the_driver() {
+fn nvidia_smi_of_both_branches_runs_without_a_driver() {
     let Some(clients) = clients() else { return };
-    for (branch, version) in [(Branch::R535, "535."), (Branch::R550, "550.")] {
+    for (branch, version) in [(DriverBranch::R535, "535."), (DriverBranch::R550, "550.")] {
         let program = clients.nvidia_smi(branch);
-        let said = said(&program, &["-L"]);
-        assert!(said.contains("NVIDIA") || said.contains("NVML"), "{branch:?}: {said}");
-        // Its version is only said with a driver; until then, it is the one written in it.
+        let output_text = output_of(&program, &["-L"]);
+        assert!(output_text.contains("NVIDIA") || output_text.contains("NVML"), "{branch:?}: {output_text}");
+        // It prints its version only with a driver; without one the version string in the file is checked.
         let bytes = fs::read(&program).unwrap();
         let start = [b"\0", version.as_bytes()].concat();
         assert!(bytes.windows(start.len()).any(|window| window == start), "{branch:?} is not {version}x");
@@ -32,18 +33,18 @@ fn both_nvidia_smi_ask_for_the_driver() {
 }
 
 #[test]
-fn nvtop_says_its_version() {
+fn nvtop_prints_its_version() {
     let Some(clients) = clients() else { return };
-    let said = said(&clients.nvtop(), &["--version"]);
-    assert!(said.starts_with("nvtop version 3.0."), "{said}");
+    let output_text = output_of(&clients.nvtop(), &["--version"]);
+    assert!(output_text.starts_with("nvtop version 3.0."), "{output_text}");
 }
 
 #[test]
-fn the_python_clients_are_the_pinned_ones() {
+fn python_clients_have_the_pinned_versions() {
     let Some(clients) = clients() else { return };
     let script =
         "import importlib.metadata as m\nfor d in m.distributions(): print(d.name.lower(), d.version)";
-    let installed = said(&clients.python(), &["-c", script]);
+    let installed = output_of(&clients.python(), &["-c", script]);
     for line in include_str!("../../clients-requirements.txt").lines() {
         let Some((name, version)) = line.split_once("==") else { continue };
         assert!(installed.lines().any(|line| line == format!("{name} {version}")), "{name}: {installed}");
@@ -51,19 +52,22 @@ fn the_python_clients_are_the_pinned_ones() {
 }
 
 #[test]
-fn the_python_clients_look_for_a_driver() {
+fn python_clients_run_without_a_driver() {
     let Some(clients) = clients() else { return };
     let python = clients.python();
-    assert!(said(&python, &["-m", "gpustat", "--version"]).contains("1.1.1"));
-    assert!(said(&python, &["-m", "nvitop", "--version"]).contains("1.7.2"));
+    assert!(output_of(&python, &["-m", "gpustat", "--version"]).contains("1.1.1"));
+    assert!(output_of(&python, &["-m", "nvitop", "--version"]).contains("1.7.2"));
     let script =
         "import pynvml\ntry: pynvml.nvmlInit(); print('a driver')\nexcept pynvml.NVMLError as e: print(e)";
-    let said = said(&python, &["-c", script]);
-    assert!(said.contains("NVML Shared Library Not Found") || said.contains("river"), "{said}");
+    let output_text = output_of(&python, &["-c", script]);
+    assert!(
+        output_text.contains("NVML Shared Library Not Found") || output_text.contains("river"),
+        "{output_text}"
+    );
 }
 
 #[test]
-fn numba_compiles_and_cuda_python_loads() {
+fn numba_compiles_ptx_and_cuda_python_imports() {
     let Some(clients) = clients() else { return };
     let script = "\
 import cuda.bindings.driver
@@ -73,38 +77,38 @@ def double(x):
     x[cuda.grid(1)] *= 2
 print(compile_ptx(double, (float32[:],), cc=(8, 0))[0])
 ";
-    let said = said(&clients.python(), &["-c", script]);
-    assert!(said.contains(".target sm_80") && said.contains("double"), "{said}");
+    let output_text = output_of(&clients.python(), &["-c", script]);
+    assert!(output_text.contains(".target sm_80") && output_text.contains("double"), "{output_text}");
 }
 
 #[test]
-fn what_is_missing_is_named() {
-    let folder = Folder::new();
+fn missing_clients_are_named() {
+    let folder = TestDir::new();
     let (code, out, err) = xtask(&["clients", "--check"], &[("XDG_CACHE_HOME", folder.path())]);
     assert_eq!(code, 1);
-    assert!(out.contains("  nvidia-smi-535           not there\n"), "{out}");
+    assert!(out.contains("  nvidia-smi-535           missing\n"), "{out}");
     assert!(
         err.starts_with(
-            "error: 4 of 4 clients of the simulated driver are not there (nvidia-smi-535, nvidia-smi-550, nvtop, python) in "
+            "error: 4 of 4 clients of the simulated driver are not fetched (nvidia-smi-535, nvidia-smi-550, nvtop, python) in "
         ),
         "{err}"
     );
-    assert!(err.ends_with("; run `make binaries`, once\n"), "{err}");
+    assert!(err.ends_with("; run `make binaries`\n"), "{err}");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
 }
 
 #[test]
-fn without_debian_it_says_so() {
-    let folder = Folder::new();
+fn missing_apt_is_reported() {
+    let folder = TestDir::new();
     let (empty, cache) = (folder.path().join("path"), folder.path().join("cache"));
     let (code, _, err) = xtask(&["clients"], &[("PATH", &empty), ("XDG_CACHE_HOME", &cache)]);
     assert_eq!(code, 1);
-    assert!(err.contains("there is no apt-get here; fetch on Debian or on a system made from it"), "{err}");
+    assert!(err.contains("apt-get is not installed; fetch on Debian or a derivative"), "{err}");
 }
 
 #[test]
-fn without_a_network_it_says_where_to_look() {
-    let folder = Folder::new();
+fn network_failure_is_reported_with_what_to_check() {
+    let folder = TestDir::new();
     let cache = folder.path().join("cache");
     folder.program(
         "tools/apt-get",
@@ -114,9 +118,9 @@ fn without_a_network_it_says_where_to_look() {
     let tools = folder.path().join("tools");
     let (code, out, err) = xtask(&["clients"], &[("PATH", &tools), ("XDG_CACHE_HOME", &cache)]);
     assert_eq!(code, 1, "{out}");
-    assert!(out.contains("Debian's package lists") && out.contains("not done"), "{out}");
-    assert!(err.contains("look at the network and at apt's sources and proxy, then repeat"), "{err}");
+    assert!(out.contains("Debian's package lists") && out.contains("failed"), "{out}");
+    assert!(err.contains("check the network and apt's sources and proxy, and try again"), "{err}");
     let key = fs::read_dir(cache.join("partage/clients")).unwrap().next().unwrap().unwrap().path();
     let left: Vec<_> = fs::read_dir(key).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left, ["lock"], "nothing half is left behind");
+    assert_eq!(left, ["lock"], "no unfinished files are left behind");
 }

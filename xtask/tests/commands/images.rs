@@ -1,10 +1,10 @@
-//! Images: whole, the same from the same, and one clear sentence where they cannot be built.
+//! Images: complete, reproducible, and one clear message for each failure.
 
-use crate::folder::{Folder, xtask};
+use crate::test_dir::{TestDir, xtask};
 use partage_testkit::skip_or_fail;
-use partage_xtask::binaries::Missing;
-use partage_xtask::image::{BedImage, Image, Layer};
-use partage_xtask::portable::Zig;
+use partage_xtask::binaries::MissingPrerequisite;
+use partage_xtask::image::{BedImage, ContainerImage, ImageLayer};
+use partage_xtask::portable_shim::ZigToolchain;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ fn sha256(bytes: &[u8]) -> String {
 
 /// One entry of a layer.
 #[derive(Debug)]
-struct Entry {
+struct LayerEntry {
     kind: tar::EntryType,
     mode: u32,
     owner: (u64, u64),
@@ -30,7 +30,7 @@ struct Entry {
     contents: Vec<u8>,
 }
 
-fn entries(bytes: &[u8]) -> BTreeMap<String, Entry> {
+fn entries(bytes: &[u8]) -> BTreeMap<String, LayerEntry> {
     let mut found = BTreeMap::new();
     for entry in tar::Archive::new(bytes).entries().unwrap() {
         let mut entry = entry.unwrap();
@@ -44,14 +44,15 @@ fn entries(bytes: &[u8]) -> BTreeMap<String, Entry> {
         let mut contents = Vec::new();
         entry.read_to_end(&mut contents).unwrap();
         let path = path.trim_end_matches('/').to_string();
-        let before = found.insert(path.clone(), Entry { kind, mode, owner, target, contents });
-        assert!(before.is_none(), "{path} is there twice");
+        let before = found.insert(path.clone(), LayerEntry { kind, mode, owner, target, contents });
+        assert!(before.is_none(), "{path} occurs twice");
     }
     found
 }
 
-/// Reads an archive back: every descriptor must be true. The configuration, and the files of all layers together.
-fn read_back(path: &Path, name: &str) -> (Value, BTreeMap<String, Entry>) {
+/// Reads an archive back and verifies every descriptor. Returns the configuration, and the files of all layers
+/// together.
+fn read_and_verify(path: &Path, name: &str) -> (Value, BTreeMap<String, LayerEntry>) {
     let archive = entries(&fs::read(path).unwrap());
     let json = |path: &str| serde_json::from_slice::<Value>(&archive[path].contents).unwrap();
     assert_eq!(json("oci-layout")["imageLayoutVersion"], "1.0.0");
@@ -91,7 +92,7 @@ fn read_back(path: &Path, name: &str) -> (Value, BTreeMap<String, Entry>) {
         files.extend(entries(&bytes));
     }
     let blobs = archive.keys().filter(|path| path.starts_with("blobs/sha256/")).count();
-    assert_eq!(blobs, 2 + layers.len(), "nothing else is in the archive");
+    assert_eq!(blobs, 2 + layers.len(), "the archive has no other blobs");
     for (path, entry) in &files {
         let plain = entry.kind.is_file() || entry.kind.is_dir() || entry.kind.is_symlink();
         assert!(plain, "{path} is {:?}", entry.kind);
@@ -100,21 +101,21 @@ fn read_back(path: &Path, name: &str) -> (Value, BTreeMap<String, Entry>) {
     (config, files)
 }
 
-fn greeting(source: &Path, gzip: bool) -> Image {
-    let mut base = Layer::new();
+fn greeting(source: &Path, gzip: bool) -> ContainerImage {
+    let mut base = ImageLayer::new();
     base.text("/etc/passwd", 0o644, "root:x:0:0::/:/bin/sh\n").unwrap().folder("/tmp", 0o1777).unwrap();
-    let mut own = Layer::new();
+    let mut own = ImageLayer::new();
     own.file("/bin/greet", 0o755, source).unwrap().link("/bin/hello", "greet").unwrap();
     own.folder("/home/user", 0o750).unwrap().owner("/home/user", 1000, 1000).unwrap();
-    let image = Image::new("localhost/greeting:bed").unwrap().layer(base).layer(own);
+    let image = ContainerImage::new("localhost/greeting:bed").unwrap().layer(base).layer(own);
     let image = image.entrypoint(&["/bin/greet"]).command(&["you"]).env("A", "b").user("1000");
     let image = image.working_folder("/tmp").label("title", "greeting");
     if gzip { image.gzip() } else { image }
 }
 
 #[test]
-fn the_same_files_make_the_same_archive() {
-    let folder = Folder::new();
+fn equal_files_make_equal_archives() {
+    let folder = TestDir::new();
     for gzip in [false, true] {
         let made = [("one", 0o022, 0o755), ("two", 0o077, 0o600)].map(|(name, mask, mode)| {
             let source = folder.path().join(name).join("greet");
@@ -136,19 +137,19 @@ fn the_same_files_make_the_same_archive() {
             greeting(&folder.path().join("one/greet"), gzip).write(&folder.path().join("changed")).unwrap();
         assert_ne!(changed.digest, made[0].0.digest);
         let left: Vec<_> = fs::read_dir(folder.path().join("one/deeper")).unwrap().collect();
-        assert_eq!(left.len(), 1, "no half archive stays");
+        assert_eq!(left.len(), 1, "no unfinished archive is left");
     }
 }
 
 #[test]
-fn an_archive_says_the_truth_about_itself() {
-    let folder = Folder::new();
+fn archive_descriptors_match_its_contents() {
+    let folder = TestDir::new();
     let source = folder.path().join("greet");
     fs::write(&source, "hello").unwrap();
     for gzip in [false, true] {
         let archive = folder.path().join("greeting.oci.tar");
         greeting(&source, gzip).write(&archive).unwrap();
-        let (config, files) = read_back(&archive, "localhost/greeting:bed");
+        let (config, files) = read_and_verify(&archive, "localhost/greeting:bed");
         let expected = serde_json::json!({
             "User": "1000", "Env": ["A=b"], "Entrypoint": ["/bin/greet"], "Cmd": ["you"],
             "WorkingDir": "/tmp", "Labels": {"title": "greeting"},
@@ -166,16 +167,16 @@ fn an_archive_says_the_truth_about_itself() {
 }
 
 #[test]
-fn what_cannot_be_written_is_said() {
-    let folder = Folder::new();
+fn write_failure_names_the_path() {
+    let folder = TestDir::new();
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
     let error = greeting(&file, false).write(&file.join("x.tar")).unwrap_err().to_string();
     assert!(error.starts_with(&format!("writing {}", file.join("x.tar").display())), "{error}");
 }
 
-/// `partage-xtask image` with this program, in this folder.
-fn product(folder: &Folder, program: &Path, shim: &Path, path: &Path) -> (i32, String, String) {
+/// Runs `partage-xtask image` with this program in this directory.
+fn run_image_command(folder: &TestDir, program: &Path, shim: &Path, path: &Path) -> (i32, String, String) {
     let archive = folder.path().join("dist/partage.oci.tar");
     let [program, archive, shim] = [program, &archive, shim].map(|path| path.to_str().unwrap());
     let arguments = ["image", "--program", program, "--archive", archive, "--shim", shim];
@@ -183,62 +184,62 @@ fn product(folder: &Folder, program: &Path, shim: &Path, path: &Path) -> (i32, S
 }
 
 #[test]
-fn a_program_that_is_none_is_refused() {
-    let folder = Folder::new();
+fn missing_or_non_executable_program_is_refused() {
+    let folder = TestDir::new();
     let program = folder.path().join("partage");
-    let (code, out, err) = product(&folder, &program, Path::new("none"), folder.path());
+    let (code, out, err) = run_image_command(&folder, &program, Path::new("none"), folder.path());
     assert_eq!((code, out.as_str()), (1, ""));
-    let said =
-        "cannot go into an image: it is not there; build it: cargo build --release --package partage\n";
-    assert!(err.ends_with(said), "{err}");
+    let output_text =
+        "cannot be added to an image: it does not exist; build it: cargo build --release --package partage\n";
+    assert!(err.ends_with(output_text), "{err}");
     fs::write(&program, "").unwrap();
-    let (code, _, err) = product(&folder, &program, Path::new("none"), folder.path());
+    let (code, _, err) = run_image_command(&folder, &program, Path::new("none"), folder.path());
     assert!(code == 1 && err.ends_with("it is not executable\n"), "{err}");
     assert!(!folder.path().join("cache").exists(), "nothing is left behind");
 }
 
-/// The shim of this checkout: what is packed is looked at.
-fn shim() -> Option<PathBuf> {
-    // It is put into its place by one at a time.
+/// Builds the shim of this checkout, because the packed shim is checked.
+fn build_shim() -> Option<PathBuf> {
+    // Concurrent tests must not replace the file at the same time.
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let built = Zig::ready().and_then(|zig| zig.shim(&AtomicBool::new(false)));
+    let built = ZigToolchain::ready().and_then(|zig| zig.shim(&AtomicBool::new(false)));
     built.map_err(|missing| skip_or_fail(&missing)).ok()
 }
 
-/// A program to pack, with its shared object where cargo puts it.
-fn partage(folder: &Folder, script: &str) -> PathBuf {
+/// Writes a program to pack, with its shared object where cargo puts it.
+fn write_partage_program(folder: &TestDir, script: &str) -> PathBuf {
     fs::create_dir_all(folder.path().join("deps")).unwrap();
     fs::write(folder.path().join("deps/libpartage_sim.so"), "a simulated driver").unwrap();
     folder.program("partage", script)
 }
 
 #[test]
-fn without_debian_or_network_it_says_so() {
-    let Some(shim) = shim() else { return };
-    let folder = Folder::new();
-    let program = partage(&folder, "");
+fn missing_apt_and_network_failures_are_reported() {
+    let Some(shim) = build_shim() else { return };
+    let folder = TestDir::new();
+    let program = write_partage_program(&folder, "");
     let empty = folder.path().join("empty");
-    let (code, _, err) = product(&folder, &program, &shim, &empty);
+    let (code, _, err) = run_image_command(&folder, &program, &shim, &empty);
     assert_eq!(code, 1);
-    assert!(err.contains("there is no apt-get here; build on Debian"), "{err}");
+    assert!(err.contains("apt-get is not installed; build on Debian"), "{err}");
 
     folder.program("path/apt-get", "echo \"E: Failed to fetch x  Could not resolve 'y'\" >&2; exit 100");
-    let (code, out, err) = product(&folder, &program, &shim, &folder.path().join("path"));
+    let (code, out, err) = run_image_command(&folder, &program, &shim, &folder.path().join("path"));
     assert_eq!(code, 1);
-    assert!(out.contains("not done"), "{out}");
-    assert!(err.contains("could not be downloaded: E: Failed to fetch x"), "{err}");
-    assert!(err.contains("look at the network and at apt's sources and proxy"), "{err}");
+    assert!(out.contains("failed"), "{out}");
+    assert!(err.contains(": E: Failed to fetch x"), "{err}");
+    assert!(err.contains("check the network and apt's sources and proxy"), "{err}");
     assert!(
         !folder.path().join("dist").exists() && !folder.path().join("cache/partage/images/building").exists()
     );
 }
 
 #[test]
-fn an_interruption_leaves_nothing_half() {
-    let Some(shim) = shim() else { return };
-    let folder = Folder::new();
-    let program = partage(&folder, "");
+fn interruption_leaves_no_partial_files() {
+    let Some(shim) = build_shim() else { return };
+    let folder = TestDir::new();
+    let program = write_partage_program(&folder, "");
     folder.program("path/apt-get", "/bin/sleep 60");
     let mut child = Command::new(env!("CARGO_BIN_EXE_partage-xtask"))
         .args([
@@ -257,7 +258,7 @@ fn an_interruption_leaves_nothing_half() {
         .spawn()
         .unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
-    // It says what it does before it does it.
+    // It prints each step before it starts.
     let mut first = [0; 8];
     out.read_exact(&mut first).unwrap();
     assert_eq!(&first, b"fetching");
@@ -268,14 +269,14 @@ fn an_interruption_leaves_nothing_half() {
     let mut err = String::new();
     child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{rest}{err}");
-    assert_eq!(err, "error: interrupted: 0 of 1 images are finished; repeat the command to go on\n");
+    assert_eq!(err, "error: interrupted: 0 of 1 images are finished; run the command again to continue\n");
     assert!(
         !folder.path().join("dist").exists() && !folder.path().join("cache/partage/images/building").exists()
     );
 }
 
-/// A folder with an `apt-get` that has these packages and no others, made by the real `dpkg-deb`.
-fn small_debian(folder: &Folder, packages: &[&str]) {
+/// Writes an `apt-get` that has these packages and no others, which the real `dpkg-deb` builds.
+fn write_fake_apt(folder: &TestDir, packages: &[&str]) {
     let pool = folder.path().join("pool");
     fs::create_dir_all(&pool).unwrap();
     for name in packages {
@@ -304,69 +305,73 @@ fn small_debian(folder: &Folder, packages: &[&str]) {
 }
 
 #[test]
-fn the_product_is_its_program_above_its_libraries() {
+fn product_image_has_the_program_above_its_libraries() {
     if Command::new("dpkg-deb").arg("--version").output().is_err() {
-        let what = "a package to try".to_string();
-        return skip_or_fail(&Missing::NoDebian { what, tool: "dpkg-deb", instead: "test on Debian" });
+        let what = "a test package".to_string();
+        return skip_or_fail(&MissingPrerequisite::NoDebian {
+            what,
+            tool: "dpkg-deb",
+            alternative: "test on Debian",
+        });
     }
-    let Some(shim) = shim() else { return };
-    let folder = Folder::new();
-    let program = partage(&folder, "echo I am Partage");
-    // The tools around apt-get are the machine's.
+    let Some(shim) = build_shim() else { return };
+    let folder = TestDir::new();
+    let program = write_partage_program(&folder, "echo I am Partage");
+    // The tools around apt-get are the host's.
     let path = PathBuf::from(format!("{}:/usr/bin:/bin", folder.path().join("path").display()));
-    small_debian(&folder, &["base-files", "libc6", "libgcc-s1", "mawk"]);
-    let (code, first, err) = product(&folder, &program, &shim, &path);
+    write_fake_apt(&folder, &["base-files", "libc6", "libgcc-s1", "mawk"]);
+    let (code, first, err) = run_image_command(&folder, &program, &shim, &path);
     assert_eq!((code, err.as_str()), (0, ""), "{first}");
     assert!(first.contains("   3 packages"), "{first}");
     assert!(first.contains("docker load --input") && first.contains("ctr --namespace k8s.io"), "{first}");
 
     let archive = folder.path().join("dist/partage.oci.tar");
     let name = format!("localhost/partage:{}", env!("CARGO_PKG_VERSION"));
-    let (config, files) = read_back(&archive, &name);
+    let (config, files) = read_and_verify(&archive, &name);
     assert_eq!(config["config"]["Entrypoint"], serde_json::json!(["/usr/bin/partage"]));
     assert_eq!(config["config"]["Labels"]["org.opencontainers.image.licenses"], "Apache-2.0");
     assert_eq!(files["usr/bin/partage"].mode, 0o755);
     assert_eq!(files["usr/lib/partage/libpartage_sim.so"].contents, b"a simulated driver");
     assert_eq!(files["usr/lib/libc6.so"].contents, b"libc6");
-    assert!(!files.contains_key("usr/lib/mawk.so"), "needed only to be installed");
+    assert!(!files.contains_key("usr/lib/mawk.so"), "the package is needed only for installation");
 
-    // Again: nothing is fetched, and the digest is the same.
+    // A second run fetches nothing, and the digest is the same.
     folder.program("path/apt-get", "exit 1");
     let bytes = fs::read(&archive).unwrap();
-    let (code, second, err) = product(&folder, &program, &shim, &path);
+    let (code, second, err) = run_image_command(&folder, &program, &shim, &path);
     assert_eq!((code, err.as_str()), (0, ""), "{second}");
     assert!(!second.contains("fetching"), "{second}");
     assert!(fs::read(&archive).unwrap() == bytes);
-    // A package that was cut short is fetched again, and not used.
+    // A truncated package is fetched again, and not used.
     let kept = folder.path().join("cache/partage/images/packages");
     let kept = fs::read_dir(kept).unwrap().next().unwrap().unwrap().path().join("libc6_2.0_all.deb");
     fs::write(kept, "half").unwrap();
-    let (code, out, _) = product(&folder, &program, &shim, &path);
+    let (code, out, _) = run_image_command(&folder, &program, &shim, &path);
     assert!(code == 1 && out.contains("fetching"), "{out}");
 }
 
 #[test]
-fn the_dockerfile_makes_the_same() {
+fn dockerfile_matches_the_image() {
     let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../Dockerfile")).unwrap();
     assert!(text.contains("ENTRYPOINT [\"/usr/bin/partage\"]"));
     assert!(text.contains(&format!("FROM rust:{}-", env!("CARGO_PKG_RUST_VERSION"))), "{text}");
 }
 
 #[test]
-fn images_that_are_not_built_are_named() {
-    let folder = Folder::new();
+fn missing_images_are_named() {
+    let folder = TestDir::new();
     let settings =
-        partage_xtask::binaries::Settings { bin_dir: None, cache: Some(folder.path().to_path_buf()) };
+        partage_xtask::binaries::BuildPaths { bin_dir: None, cache: Some(folder.path().to_path_buf()) };
     let error = BedImage::Debian.ready_in(&settings).unwrap_err().to_string();
     assert!(error.starts_with("the image localhost/debian:bed is not built"), "{error}");
-    assert!(error.ends_with("run `make binaries`, once"), "{error}");
-    let nowhere = partage_xtask::binaries::Settings::default();
+    assert!(error.ends_with("run `make binaries`"), "{error}");
+    let nowhere = partage_xtask::binaries::BuildPaths::default();
     let error = BedImage::Pause.ready_in(&nowhere).unwrap_err().to_string();
-    assert!(error.starts_with("there is no place to keep what is built"), "{error}");
+    assert!(error.starts_with("no cache directory"), "{error}");
 }
 
 #[test]
-fn the_images_of_the_bed_are_what_tests_need() {
+fn bed_images_have_the_files_that_tests_need() {
     let mut archives = Vec::new();
     for image in BedImage::ALL {
         match image.ready() {
@@ -375,12 +380,12 @@ fn the_images_of_the_bed_are_what_tests_need() {
         }
     }
     for (image, archive) in archives {
-        let (config, files) = read_back(&archive, image.name());
+        let (config, files) = read_and_verify(&archive, image.name());
         match image {
             BedImage::Pause => {
                 assert_eq!(config["config"]["Entrypoint"], serde_json::json!(["/pause"]));
                 assert_eq!(files.len(), 1);
-                ends_when_told(&files["pause"].contents);
+                assert_pause_exits_on_sigterm(&files["pause"].contents);
             }
             BedImage::Busybox => {
                 assert_eq!(files["usr/bin/sh"].target.as_deref(), Some("busybox"));
@@ -412,20 +417,20 @@ fn the_images_of_the_bed_are_what_tests_need() {
     }
 }
 
-fn ends_when_told(pause: &[u8]) {
-    let folder = Folder::new();
+fn assert_pause_exits_on_sigterm(pause: &[u8]) {
+    let folder = TestDir::new();
     let program = folder.path().join("pause");
     fs::write(&program, pause).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     let mut child = loop {
         match Command::new(&program).spawn() {
-            // A test beside this one is just starting a program, and holds ours open until it has.
+            // A concurrent test is starting a program, and holds ours open until its exec.
             Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
             spawned => break spawned.unwrap(),
         }
     };
     let pid = rustix::process::Pid::from_child(&child);
-    // Before it listens, the signal would end it another way. It sleeps nowhere but where it listens.
+    // Before it waits for signals, SIGTERM would end it in another way. It sleeps only where it waits.
     let listens = |status: String| status.lines().any(|line| line.starts_with("State:\tS"));
     while !listens(fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap()) {
         std::thread::yield_now();

@@ -1,19 +1,19 @@
-//! `partage-xtask test` on a small package: what fails, crashes or hangs is reported, and fails the run.
+//! `partage-xtask test` on a small package: failing, crashing and hanging tests are reported, and fail the run.
 
-use crate::folder::Folder;
+use crate::test_dir::TestDir;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-/// A package with a library and these test binaries, by name and source.
-fn package(tests: &[(&str, &str)]) -> Folder {
-    let folder = Folder::new();
+/// Creates a package with a library and these test binaries, by name and source.
+fn test_package(tests: &[(&str, &str)]) -> TestDir {
+    let folder = TestDir::new();
     let write = |path: &str, text: &str| {
         let path = folder.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     };
-    // A workspace of its own, wherever the temporary folder is.
+    // Its own workspace, wherever the temporary directory is.
     write(
         "Cargo.toml",
         "[package]\nname = \"small\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n[workspace]\n",
@@ -25,7 +25,7 @@ fn package(tests: &[(&str, &str)]) -> Folder {
     folder
 }
 
-fn runner(package: &Folder, arguments: &[&str]) -> Command {
+fn runner(package: &TestDir, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_partage-xtask"));
     command
         .args(["test", "--records", "records"])
@@ -35,8 +35,8 @@ fn runner(package: &Folder, arguments: &[&str]) -> Command {
     command
 }
 
-/// Exit code and standard output.
-fn run(package: &Folder, arguments: &[&str]) -> (i32, String) {
+/// Runs the tests and returns exit code and standard output.
+fn run_tests(package: &TestDir, arguments: &[&str]) -> (i32, String) {
     let output = runner(package, arguments).output().unwrap();
     (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
 }
@@ -61,8 +61,8 @@ fn is_skipped() {
 
 #[test]
 fn run_without_failures_succeeds_and_lists_skips_and_durations() {
-    let package = package(&[("passes", PASSES)]);
-    let (code, out) = run(&package, &[]);
+    let package = test_package(&[("passes", PASSES)]);
+    let (code, out) = run_tests(&package, &[]);
     assert_eq!(code, 0, "{out}");
     for line in ["slowest tests:", "skipped 1 tests:\n  is_skipped: no bed", " s  small passes: adds"] {
         assert!(out.contains(line), "{line}: {out}");
@@ -75,17 +75,17 @@ fn run_without_failures_succeeds_and_lists_skips_and_durations() {
 
 #[test]
 fn failing_crashing_and_hanging_binaries_fail_the_run_and_are_named() {
-    let package = package(&[
+    let package = test_package(&[
         ("passes", PASSES),
         ("fails", "#[test]\nfn compares() {\n    println!(\"seen before\");\n    assert_eq!(1, 2);\n}\n"),
         ("aborts", "#[test]\nfn crashes() {\n    std::process::abort();\n}\n"),
         ("leaves", "#[test]\nfn exits() {\n    std::process::exit(0);\n}\n"),
         ("hangs", "#[test]\nfn sleeps() {\n    loop {\n        std::thread::park();\n    }\n}\n"),
     ]);
-    let (code, out) = run(&package, &["--stall-limit", "3"]);
+    let (code, out) = run_tests(&package, &["--stall-limit", "3"]);
     assert_eq!(code, 1, "{out}");
     let (before, failures) = out.split_once("\nfailures:\n  small").expect(&out);
-    assert!(before.contains("seen before") && before.contains("left: 1"), "a test's own output: {out}");
+    assert!(before.contains("seen before") && before.contains("left: 1"), "the test's own output: {out}");
     for failure in [
         " fails: compares\n",
         " aborts: signal: 6 (SIGABRT) (core dumped) before its end during crashes\n",
@@ -102,7 +102,7 @@ fn failing_crashing_and_hanging_binaries_fail_the_run_and_are_named() {
 fn interruption_ends_the_tests_and_fails_the_run() {
     let hangs = "#[test]\nfn sleeps() {\n    let own = std::process::id();\n    \
                  std::fs::write(\"pid\", own.to_string()).unwrap();\n    loop {\n        std::thread::park();\n    }\n}\n";
-    let package = package(&[("hangs", hangs)]);
+    let package = test_package(&[("hangs", hangs)]);
     let mut child = runner(&package, &[]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     lines.find(|line| line.as_ref().unwrap().contains("Running tests/hangs.rs")).unwrap().unwrap();
@@ -116,16 +116,16 @@ fn interruption_ends_the_tests_and_fails_the_run() {
     let out: Vec<String> = lines.map(Result::unwrap).collect();
     assert!(out.iter().any(|line| line.contains("hangs: interrupted during sleeps")), "{out:?}");
     let test = fs::read_to_string(pid).unwrap();
-    assert!(!fs::exists(format!("/proc/{test}")).unwrap(), "the test binary has ended");
+    assert!(!fs::exists(format!("/proc/{test}")).unwrap(), "the test binary must have ended");
 }
 
 #[test]
 fn tests_that_do_not_compile_fail_the_run() {
-    let package = package(&[("broken", "#[test]\nfn broken() { nothing(); }\n")]);
+    let package = test_package(&[("broken", "#[test]\nfn broken() { nothing(); }\n")]);
     let output = runner(&package, &[]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let err = String::from_utf8(output.stderr).unwrap();
-    assert!(err.contains("cannot find function `nothing`"), "cargo's own words: {err}");
+    assert!(err.contains("cannot find function `nothing`"), "cargo's own message: {err}");
     assert!(
         err.ends_with("error: the tests could not be built: cargo ended with exit status: 101\n"),
         "{err}"

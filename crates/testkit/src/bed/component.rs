@@ -1,8 +1,8 @@
-//! One program of the cluster: started, killed, paused, restarted.
+//! One program of the cluster, which tests can start, kill, pause and restart.
 
-use super::folder::Folder;
-use super::world::{child_of, signal, wait_nudging};
-use super::{BedError, logs, wait};
+use super::bed_dir::BedDir;
+use super::sandbox::{only_child_of, signal, wait_waking};
+use super::{BedError, log_excerpt, wait};
 use rustix::process::Signal;
 use std::fs::{self, OpenOptions};
 use std::os::unix::process::CommandExt;
@@ -12,54 +12,54 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long the steps around a start may take on a machine that is busy with other things.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Time limit for the steps around a start on a loaded machine.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Namespaces and cgroups that programs are started in.
+/// The namespaces and cgroups that programs are started in.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
-    /// A process that is in them.
+pub(super) struct ExecEnvironment {
+    /// PID of a process that is in the namespaces.
     pub(super) target: u32,
     pub(super) cgroups: Vec<PathBuf>,
-    /// The script that does it.
+    /// The script that enters them.
     pub(super) enter: PathBuf,
-    /// The folder with the programs, as seen from inside.
+    /// Directory of the programs, as seen from inside.
     pub(super) bin: PathBuf,
 }
 
-impl Place {
-    /// A command that runs `program` inside.
+impl ExecEnvironment {
+    /// Returns a command that runs `program` inside.
     pub(super) fn command(&self, program: &Path, arguments: &[String]) -> Command {
         let mut command = Command::new("sh");
         command.arg(&self.enter).arg(self.target.to_string()).args(&self.cgroups);
         command.arg("--").arg(program).args(arguments);
-        // What the test's environment says is not for the cluster.
-        command.env_clear().env("PATH", path_inside(&self.bin)).env("HOME", "/root").env("LC_ALL", "C.UTF-8");
+        // The environment of the test must not reach the cluster.
+        command.env_clear().env("PATH", search_path(&self.bin)).env("HOME", "/root").env("LC_ALL", "C.UTF-8");
         command.stdin(Stdio::null()).process_group(0);
         command
     }
 }
 
-fn path_inside(bin: &Path) -> String {
+fn search_path(bin: &Path) -> String {
     format!("{}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", bin.display())
 }
 
-/// A program and whether it runs.
+/// A program with its log, and its process while it runs.
 #[derive(Debug)]
 pub struct Component {
     name: String,
     program: String,
     arguments: Vec<String>,
     log: PathBuf,
-    place: Mutex<Place>,
-    running: Mutex<Option<Running>>,
+    environment: Mutex<ExecEnvironment>,
+    running: Mutex<Option<RunningProcess>>,
 }
 
 #[derive(Debug)]
-struct Running {
-    /// `nsenter`: it waits for the program and ends as the program did.
+struct RunningProcess {
+    /// `nsenter`, which waits for the program and exits with its status.
     waiter: Child,
-    /// The program, by its name on the machine.
+    /// PID of the program on the host.
     process: u32,
 }
 
@@ -68,8 +68,8 @@ impl Component {
         name: impl Into<String>,
         program: impl Into<String>,
         arguments: Vec<String>,
-        folder: &Folder,
-        place: &Place,
+        folder: &BedDir,
+        environment: &ExecEnvironment,
     ) -> Self {
         let name = name.into();
         let log = folder.logs.join(format!("{}.log", name.replace('/', "-")));
@@ -78,23 +78,23 @@ impl Component {
             program: program.into(),
             arguments,
             log,
-            place: Mutex::new(place.clone()),
+            environment: Mutex::new(environment.clone()),
             running: Mutex::new(None),
         }
     }
 
-    /// What it is called: `etcd`, `node1/kubelet`.
+    /// Returns the component's name: `etcd`, `node1/kubelet`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Everything it said, since the bed began.
+    /// Returns the path of the log, which has everything since the bed started.
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    /// Its process number on the machine, while it runs.
-    pub fn process(&self) -> Option<u32> {
+    /// Returns the PID on the host while the program runs.
+    pub fn pid(&self) -> Option<u32> {
         let mut running = lock(&self.running);
         match running.as_mut().map(|running| (running.waiter.try_wait(), running.process)) {
             Some((Ok(None), process)) => Some(process),
@@ -102,62 +102,63 @@ impl Component {
         }
     }
 
-    /// The memory it holds, in bytes; nothing while it does not run.
+    /// Returns the resident memory in bytes; 0 while the program does not run.
     pub fn resident_bytes(&self) -> u64 {
-        let Some(process) = self.process() else { return 0 };
+        let Some(process) = self.pid() else { return 0 };
         let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
         line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or_default() * 1024
     }
 
-    /// Starts it; where it runs already, that is all right.
+    /// Starts the program. Does nothing if it runs already.
     pub fn start(&self) -> Result<(), BedError> {
-        if self.process().is_some() {
+        if self.pid().is_some() {
             return Ok(());
         }
         let doing = || format!("starting {}", self.name);
-        let place = lock(&self.place).clone();
+        let environment = lock(&self.environment).clone();
         let log =
             OpenOptions::new().create(true).append(true).open(&self.log).map_err(BedError::io(doing()))?;
         let copy = log.try_clone().map_err(BedError::io(doing()))?;
-        let program = place.bin.join(&self.program);
-        let mut waiter = place
+        let program = environment.bin.join(&self.program);
+        let mut waiter = environment
             .command(&program, &self.arguments)
             .stdout(log)
             .stderr(copy)
             .spawn()
             .map_err(BedError::io(doing()))?;
-        let process =
-            wait::until(&doing(), PATIENCE, &AtomicBool::new(false), || match child_of(waiter.id()) {
+        let process = wait::poll_until(&doing(), START_TIMEOUT, &AtomicBool::new(false), || {
+            match only_child_of(waiter.id()) {
                 Some(process) => Ok(Some(process)),
                 None => match waiter.try_wait().map_err(BedError::io(doing()))? {
-                    Some(status) => Err(self.ended(&status.to_string())),
+                    Some(status) => Err(self.exit_error(&status.to_string())),
                     None => Ok(None),
                 },
-            })?;
-        *lock(&self.running) = Some(Running { waiter, process });
+            }
+        })?;
+        *lock(&self.running) = Some(RunningProcess { waiter, process });
         Ok(())
     }
 
-    /// Ends it at once, as a crash would.
+    /// Kills the program at once, as a crash would.
     pub fn kill(&self) {
-        self.end(Signal::KILL);
+        self.terminate(Signal::KILL);
     }
 
-    /// Asks it to end, and waits for it.
+    /// Sends SIGTERM and waits until the program has exited.
     pub fn stop(&self) {
-        self.end(Signal::TERM);
+        self.terminate(Signal::TERM);
     }
 
-    fn end(&self, with: Signal) {
+    fn terminate(&self, with: Signal) {
         if let Some(mut running) = lock(&self.running).take() {
             if matches!(running.waiter.try_wait(), Ok(None)) {
                 signal(running.process, with);
             }
-            // One that is paused hears nothing but a kill, and its waiter not even that.
+            // A paused process reacts to SIGKILL only, and its waiter not even to that.
             let process = running.process;
             let waiter = running.waiter.id();
-            wait_nudging(&mut running.waiter, || {
+            wait_waking(&mut running.waiter, || {
                 signal(waiter, Signal::CONT);
                 if with != Signal::KILL {
                     signal(process, Signal::CONT);
@@ -166,83 +167,83 @@ impl Component {
         }
     }
 
-    /// Kills it and starts it anew.
+    /// Kills the program and starts it again.
     pub fn restart(&self) -> Result<(), BedError> {
         self.kill();
         self.start()
     }
 
-    /// Stops it where it stands, as a machine that hangs.
+    /// Suspends the program with SIGSTOP, as if it hung.
     pub fn pause(&self) {
-        if let Some(process) = self.process() {
+        if let Some(process) = self.pid() {
             signal(process, Signal::STOP);
         }
     }
 
-    /// Lets it go on.
+    /// Resumes a suspended program.
     pub fn resume(&self) {
         if let Some(running) = lock(&self.running).as_ref() {
-            wake(running);
+            resume_process(running);
         }
     }
 
-    /// Wakes who waits for it outside; see [`super::world::wait_nudging`].
-    pub(super) fn nudge(&self) {
+    /// Wakes the process outside the namespaces that waits for the program; see [`super::sandbox::wait_waking`].
+    pub(super) fn wake_waiter(&self) {
         if let Some(running) = lock(&self.running).as_ref() {
             signal(running.waiter.id(), Signal::CONT);
         }
     }
 
-    /// Did it end without being told to?
-    pub(crate) fn ended_by_itself(&self) -> bool {
+    /// Returns whether the program has exited without being stopped.
+    pub(crate) fn has_exited_unexpectedly(&self) -> bool {
         self.check().is_err()
     }
 
-    /// An error where it ended by itself.
+    /// Fails if the program has exited without being stopped.
     pub(super) fn check(&self) -> Result<(), BedError> {
         let mut running = lock(&self.running);
         match running.as_mut().map(|running| running.waiter.try_wait()) {
-            Some(Ok(Some(status))) => Err(self.ended(&status.to_string())),
+            Some(Ok(Some(status))) => Err(self.exit_error(&status.to_string())),
             _ => Ok(()),
         }
     }
 
-    /// After a reboot programs are started elsewhere. It must not run.
-    pub(super) fn move_to(&self, place: &Place) {
-        *lock(&self.place) = place.clone();
+    /// Sets where the program starts next, after a reboot. It must not be running.
+    pub(super) fn move_to(&self, environment: &ExecEnvironment) {
+        *lock(&self.environment) = environment.clone();
     }
 
-    fn ended(&self, how: &str) -> BedError {
-        let said = logs::cut(&fs::read_to_string(&self.log).unwrap_or_default(), 12);
-        BedError::Ended { name: self.name.clone(), how: how.to_string(), log: self.log.clone(), said }
+    fn exit_error(&self, how: &str) -> BedError {
+        let message = log_excerpt::excerpt(&fs::read_to_string(&self.log).unwrap_or_default(), 12);
+        BedError::Ended { name: self.name.clone(), how: how.to_string(), log: self.log.clone(), message }
     }
 
-    /// In one line for people: `running (pid 12)`.
-    pub(super) fn state(&self) -> String {
-        match (self.process(), lock(&self.running).as_mut().map(|running| running.waiter.try_wait())) {
+    /// Returns the state in one line: `running, pid 12`.
+    pub(super) fn status_line(&self) -> String {
+        match (self.pid(), lock(&self.running).as_mut().map(|running| running.waiter.try_wait())) {
             (Some(process), _) => format!("running, pid {process}"),
-            (None, Some(Ok(Some(status)))) => format!("ended by itself, {status}"),
+            (None, Some(Ok(Some(status)))) => format!("exited unexpectedly, {status}"),
             _ => "not running".to_string(),
         }
     }
 }
 
-/// `nsenter` stops when its child stops, and wakes it when it is woken.
-fn wake(running: &Running) {
+/// Resumes a program. `nsenter` stops when its child stops, and wakes the child when it is woken.
+fn resume_process(running: &RunningProcess) {
     signal(running.waiter.id(), Signal::CONT);
     signal(running.process, Signal::CONT);
 }
 
 impl Drop for Component {
     fn drop(&mut self) {
-        // The bed ends its programs; here their waiters are collected.
+        // The bed ends its programs; only their waiters are reaped here.
         if let Some(mut running) = lock(&self.running).take() {
             let _ = running.waiter.wait();
         }
     }
 }
 
-/// A thread that panicked while it held the lock left a whole value behind.
+/// Locks a mutex. A thread that panicked while it held the lock has left a complete value.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

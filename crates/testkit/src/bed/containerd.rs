@@ -1,42 +1,43 @@
-//! Which containerd a node has, and what it is told.
+//! Selects and configures the containerd of a node.
 
 use super::BedError;
-use super::profile::Containerd;
+use super::profile::ContainerdVersion;
 use crate::binaries;
 use crate::image::BedImage;
 use std::fs;
 use std::path::Path;
 
-/// Where it listens, inside.
-pub(super) const SOCKET: &str = "/run/containerd/containerd.sock";
-/// Where 1.7 and its shim are, inside.
-const OLDEST: &str = "/bed/containerd-1.7";
-const OLDEST_SHIM: &str = "/bed/containerd-shim-runc-1.7";
+/// Socket of containerd, as a path on the node.
+pub(super) const SOCKET_PATH: &str = "/run/containerd/containerd.sock";
+/// Paths of containerd 1.7 and of its shim on the node.
+const CONTAINERD_1_7_PATH: &str = "/bed/containerd-1.7";
+const SHIM_1_7_PATH: &str = "/bed/containerd-shim-runc-1.7";
 
-impl Containerd {
-    /// The program, by its name or its path inside. One that is not among the bed's is brought to the node's folder.
-    pub(super) fn bring(self, folder: &Path) -> Result<&'static str, BedError> {
-        if self == Containerd::Newest {
+impl ContainerdVersion {
+    /// Returns the program's name, or its path on the node. A version that is not among the bed's programs is copied
+    /// into the node's directory.
+    pub(super) fn install(self, folder: &Path) -> Result<&'static str, BedError> {
+        if self == ContainerdVersion::Newest {
             return Ok("containerd");
         }
-        let programs = binaries::containerd_1_7(&binaries::Settings::from_environment())?;
-        for (program, at) in programs.iter().zip([OLDEST, OLDEST_SHIM]) {
+        let programs = binaries::containerd_1_7(&binaries::BuildPaths::from_environment())?;
+        for (program, at) in programs.iter().zip([CONTAINERD_1_7_PATH, SHIM_1_7_PATH]) {
             let to = folder.join(at.trim_start_matches("/bed/"));
             fs::copy(program, &to).map_err(BedError::io(format!("making {}", to.display())))?;
         }
-        Ok(OLDEST)
+        Ok(CONTAINERD_1_7_PATH)
     }
 
-    /// Its configuration.
+    /// Returns the configuration file.
     pub(super) fn config(self, runc: &str) -> String {
         match self {
-            Containerd::Newest => newest(runc),
-            Containerd::Oldest => oldest(runc),
+            ContainerdVersion::Newest => newest_config(runc),
+            ContainerdVersion::Oldest => oldest_config(runc),
         }
     }
 }
 
-fn newest(runc: &str) -> String {
+fn newest_config(runc: &str) -> String {
     let pause = BedImage::Pause.name();
     format!(
         r#"version = 3
@@ -46,7 +47,7 @@ temp = "/bed/tmp"
 disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri", "io.containerd.tracing.processor.v1.otlp"]
 
 [grpc]
-address = "{SOCKET}"
+address = "{SOCKET_PATH}"
 
 [plugins.'io.containerd.cri.v1.images']
 snapshotter = "overlayfs"
@@ -56,7 +57,7 @@ sandbox = "{pause}"
 [plugins.'io.containerd.cri.v1.runtime']
 enable_cdi = true
 cdi_spec_dirs = ["/etc/cdi", "/run/cdi"]
-# Without CAP_SYS_RESOURCE a sandbox would die of its oom_score_adj.
+# Without CAP_SYS_RESOURCE a sandbox would fail to set its oom_score_adj.
 restrict_oom_score_adj = true
 netns_mounts_under_state_dir = true
 [plugins.'io.containerd.cri.v1.runtime'.cni]
@@ -71,8 +72,8 @@ BinaryName = "{runc}"
     )
 }
 
-/// The same, as 1.7 has it written.
-fn oldest(runc: &str) -> String {
+/// Returns the configuration in the format of containerd 1.7.
+fn oldest_config(runc: &str) -> String {
     let pause = BedImage::Pause.name();
     format!(
         r#"version = 2
@@ -82,7 +83,7 @@ temp = "/bed/tmp"
 disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri", "io.containerd.tracing.processor.v1.otlp"]
 
 [grpc]
-address = "{SOCKET}"
+address = "{SOCKET_PATH}"
 
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{pause}"
@@ -97,7 +98,7 @@ conf_dir = "/bed/cni"
 snapshotter = "overlayfs"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
-runtime_path = "{OLDEST_SHIM}"
+runtime_path = "{SHIM_1_7_PATH}"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
 SystemdCgroup = false
 BinaryName = "{runc}"

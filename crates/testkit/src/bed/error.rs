@@ -1,116 +1,118 @@
-//! Why there is no bed.
+//! The errors of a test bed.
 
-use crate::binaries::Missing;
+use crate::binaries::MissingPrerequisite;
 use std::path::PathBuf;
 
-/// Why a bed did not come up, or does not do what it was told.
+/// Why a bed did not start, or why an operation on it failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BedError {
-    /// A program is not there.
+    /// A program, image or client is not built.
     #[error(transparent)]
-    Missing(#[from] Missing),
-    /// Namespaces, mounts and cgroups are root's.
+    MissingPrerequisite(#[from] MissingPrerequisite),
+    /// Only root can create namespaces, mounts and cgroups.
     #[error(
-        "the test bed needs root: it makes namespaces, mounts and cgroups, all of its own; repeat as root (sudo -E make cluster)"
+        "the test bed requires root to create its own namespaces, mounts and cgroups; run again as root (sudo -E make cluster)"
     )]
     NotRoot,
-    /// A tool of the system is not there.
-    #[error("the test bed needs {tool}, and it is not on the PATH; as root: apt-get install {package}")]
+    /// A system tool is missing.
+    #[error(
+        "the test bed requires {tool}, which is not on the PATH; install it as root: apt-get install {package}"
+    )]
     NoTool {
-        /// The program.
+        /// Name of the missing program.
         tool: &'static str,
-        /// The Debian package that has it.
+        /// The Debian package that contains it.
         package: &'static str,
     },
-    /// The kernel, or what confines us in it, does not allow something.
-    #[error("this kernel does not let us {what} ({said}); the test bed needs {needs}")]
+    /// The kernel, or a sandbox around this process, denies an operation.
+    #[error("this kernel does not allow the test bed to {what} ({message}); required: {needs}")]
     Kernel {
-        /// What was tried.
+        /// Operation that was denied.
         what: String,
-        /// What the kernel said.
-        said: String,
-        /// The feature, in the kernel's words.
+        /// Error text of the system.
+        message: String,
+        /// The required kernel features.
         needs: &'static str,
     },
-    /// The machine has not the cgroups that a node was to see.
-    #[error("a node cannot have cgroup {asked} here: {has}; {advice}")]
+    /// The host cannot provide the requested cgroup version.
+    #[error("cgroup {asked} is not available for a node: {has}; {advice}")]
     NoCgroups {
-        /// `v1` or `v2`.
+        /// The requested version, `v1` or `v2`.
         asked: &'static str,
-        /// What the machine has.
+        /// The cgroups of the host.
         has: String,
-        /// What to do.
+        /// Action that solves the problem.
         advice: &'static str,
     },
-    /// A full disk.
+    /// The disk has too little free space.
     #[error(
-        "{} has {free_mib} MiB free, and a bed takes about {needed_mib} MiB there; make room, or point TMPDIR to a larger disk",
+        "{} has {free_mib} MiB free, and a bed needs about {needed_mib} MiB; free some space, or set TMPDIR to a larger disk",
         folder.display()
     )]
     NoSpace {
-        /// Where.
+        /// The directory of the bed.
         folder: PathBuf,
-        /// What is free.
+        /// Free space in MiB.
         free_mib: u64,
-        /// What is needed.
+        /// Required space in MiB.
         needed_mib: u64,
     },
-    /// The profile cannot be.
+    /// The profile is not valid.
     #[error("{0}")]
-    Profile(String),
-    /// A component ended by itself.
-    #[error("{name} ended ({how}); its log, {}, says:\n{said}", log.display())]
+    BedProfile(String),
+    /// A component exited unexpectedly.
+    #[error("{name} exited ({how}); last lines of its log {}:\n{message}", log.display())]
     Ended {
-        /// Which.
+        /// The name of the component.
         name: String,
-        /// Its exit status.
+        /// Exit status of the component.
         how: String,
-        /// All of its words.
+        /// The path of its whole log.
         log: PathBuf,
-        /// The last that matter.
-        said: String,
+        /// The relevant last lines.
+        message: String,
     },
-    /// Something did not come about in time.
-    #[error("{what} did not come about within {seconds} s; last seen: {last}")]
+    /// A condition did not hold within the time limit.
+    #[error("timed out after {seconds} s waiting for {what}; last state: {last}")]
     TooLate {
-        /// What was waited for.
+        /// Condition that was not met.
         what: String,
-        /// How long.
+        /// The time limit in seconds.
         seconds: u64,
-        /// How far it had come.
+        /// The last observed state.
         last: String,
     },
-    /// A tool failed.
-    #[error("{doing} failed: {said}")]
+    /// A command or request failed.
+    #[error("{doing} failed: {message}")]
     Failed {
-        /// What was being done.
+        /// Operation that failed, as in "creating the network".
         doing: String,
-        /// The tool's own words.
-        said: String,
+        /// Error text of the command.
+        message: String,
     },
-    /// Ctrl-C.
-    #[error("interrupted; nothing is left behind")]
+    /// The start was interrupted by a signal.
+    #[error("interrupted; everything was removed")]
     Interrupted,
-    /// The file system refused.
+    /// The operating system reported an error.
     #[error("{doing}: {source}")]
     Io {
-        /// What was being done.
+        /// Operation that failed, as in "reading the log".
         doing: String,
-        /// What it said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
 }
 
 impl BedError {
-    /// For `map_err`.
+    /// Returns a closure for `map_err` that adds the operation to an I/O error.
     pub(crate) fn io(doing: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         let doing = doing.into();
         move |source| Self::Io { doing, source }
     }
 
-    /// For `map_err`, whatever the error is.
+    /// Returns a closure for `map_err` that adds the operation to any error.
     pub(crate) fn failed<E: std::fmt::Display>(doing: impl Into<String>) -> impl FnOnce(E) -> Self {
         let doing = doing.into();
-        move |error| Self::Failed { doing, said: error.to_string() }
+        move |error| Self::Failed { doing, message: error.to_string() }
     }
 }

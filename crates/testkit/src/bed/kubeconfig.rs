@@ -1,4 +1,4 @@
-//! Kubeconfigs, and clients made from them.
+//! Creates kubeconfigs, and clients from them.
 
 use super::BedError;
 use super::pki::Certificate;
@@ -8,14 +8,14 @@ use futures::FutureExt;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 
-/// How a caller shows who it is.
+/// The credentials of a client.
 #[derive(Clone, Debug)]
 pub(super) enum Identity<'a> {
     Certificate(&'a Certificate),
     Token(&'a str),
 }
 
-/// A kubeconfig with everything inside; JSON is YAML.
+/// Returns a kubeconfig with all data inline. It is JSON, which is valid YAML.
 pub(super) fn kubeconfig(server: &str, authority: &str, identity: &Identity<'_>) -> Value {
     let user = match identity {
         Identity::Certificate(pair) => json!({
@@ -37,14 +37,14 @@ pub(super) fn kubeconfig(server: &str, authority: &str, identity: &Identity<'_>)
     })
 }
 
-/// A client for it, whose connections are made by this runtime's threads.
+/// Returns a client for a kubeconfig, whose connections are made by threads of this runtime.
 pub(super) fn client(kubeconfig: Value, runtime: &Handle) -> Result<kube::Client, BedError> {
-    let doing = "making a client";
+    let doing = "creating a client";
     let kubeconfig = serde_json::from_value(kubeconfig).map_err(BedError::failed(doing))?;
     let options = kube::config::KubeConfigOptions::default();
-    // There is nothing to wait for: everything is inside. So it can be called from a future, too.
+    // All data is inline, so the future is ready at once. This can therefore be called inside a future.
     let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).now_or_never();
-    let config = config.ok_or("it waits").map_err(BedError::failed(doing))?;
+    let config = config.ok_or("the kubeconfig is not self-contained").map_err(BedError::failed(doing))?;
     let _inside = runtime.enter();
     kube::Client::try_from(config.map_err(BedError::failed(doing))?).map_err(BedError::failed(doing))
 }

@@ -1,4 +1,4 @@
-//! The cluster's certificate authority. It lives in the owner's memory; components get files.
+//! The cluster's certificate authority. Its key stays in memory, except for components that need it in a file.
 
 use super::BedError;
 use rcgen::{
@@ -7,48 +7,48 @@ use rcgen::{
 };
 use std::net::IpAddr;
 
-/// A certificate and its key, as PEM.
+/// A certificate and its private key, as PEM.
 #[derive(Clone, Debug)]
 pub struct Certificate {
-    /// The certificate.
+    /// The certificate, as PEM.
     pub certificate: String,
-    /// Its private key.
+    /// Its private key, as PEM.
     pub key: String,
 }
 
-/// Signs certificates that the cluster believes.
-pub(super) struct Authority {
+/// Signs certificates that the cluster trusts.
+pub(super) struct CertificateAuthority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
-impl Authority {
+impl CertificateAuthority {
     pub(super) fn new() -> Result<Self, BedError> {
         let mut params = CertificateParams::default();
-        params.distinguished_name = name("partage-bed", None);
+        params.distinguished_name = distinguished_name("partage-bed", None);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
-        let key = KeyPair::generate().map_err(sign_error)?;
-        Ok(Self { issuer: CertifiedIssuer::self_signed(params, key).map_err(sign_error)? })
+        let key = KeyPair::generate().map_err(signing_error)?;
+        Ok(Self { issuer: CertifiedIssuer::self_signed(params, key).map_err(signing_error)? })
     }
 
-    /// The authority's own certificate.
+    /// Returns the authority's own certificate.
     pub(super) fn pem(&self) -> String {
         self.issuer.pem()
     }
 
-    /// Its key, for the controller that signs requests.
+    /// Returns the authority's key, for the controller that signs requests.
     pub(super) fn key(&self) -> String {
         self.issuer.key().serialize_pem()
     }
 
-    /// For who calls: Kubernetes takes the user from CN and the group from O.
+    /// Issues a client certificate. Kubernetes takes the user from CN and the group from O.
     pub(super) fn client(&self, user: &str, group: Option<&str>) -> Result<Certificate, BedError> {
-        self.issue(name(user, group), ExtendedKeyUsagePurpose::ClientAuth, &[])
+        self.issue(distinguished_name(user, group), ExtendedKeyUsagePurpose::ClientAuth, &[])
     }
 
-    /// For who is called, under these names and addresses.
+    /// Issues a server certificate for these names and addresses.
     pub(super) fn server(&self, user: &str, names: &[&str]) -> Result<Certificate, BedError> {
-        self.issue(name(user, None), ExtendedKeyUsagePurpose::ServerAuth, names)
+        self.issue(distinguished_name(user, None), ExtendedKeyUsagePurpose::ServerAuth, names)
     }
 
     fn issue(
@@ -64,22 +64,22 @@ impl Authority {
         for name in names {
             params.subject_alt_names.push(match name.parse::<IpAddr>() {
                 Ok(address) => SanType::IpAddress(address),
-                Err(_) => SanType::DnsName((*name).try_into().map_err(sign_error)?),
+                Err(_) => SanType::DnsName((*name).try_into().map_err(signing_error)?),
             });
         }
-        let key = KeyPair::generate().map_err(sign_error)?;
-        let certificate = params.signed_by(&key, &self.issuer).map_err(sign_error)?;
+        let key = KeyPair::generate().map_err(signing_error)?;
+        let certificate = params.signed_by(&key, &self.issuer).map_err(signing_error)?;
         Ok(Certificate { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 }
 
-/// A key pair that signs service account tokens: the private and the public part.
+/// Returns a key pair that signs service account tokens: the private and the public part.
 pub(super) fn token_key() -> Result<(String, String), BedError> {
-    let key = KeyPair::generate().map_err(sign_error)?;
+    let key = KeyPair::generate().map_err(signing_error)?;
     Ok((key.serialize_pem(), key.public_key_pem()))
 }
 
-fn name(user: &str, group: Option<&str>) -> DistinguishedName {
+fn distinguished_name(user: &str, group: Option<&str>) -> DistinguishedName {
     let mut name = DistinguishedName::new();
     if let Some(group) = group {
         name.push(DnType::OrganizationName, group);
@@ -88,6 +88,6 @@ fn name(user: &str, group: Option<&str>) -> DistinguishedName {
     name
 }
 
-fn sign_error(error: rcgen::Error) -> BedError {
-    BedError::failed("making a certificate")(error)
+fn signing_error(error: rcgen::Error) -> BedError {
+    BedError::failed("creating a certificate")(error)
 }

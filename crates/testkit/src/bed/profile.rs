@@ -1,11 +1,11 @@
-//! What a test asks of a bed.
+//! Describes the bed that a test needs.
 
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// How a bed should be: which nodes, and what the scheduler is told.
+/// The nodes of a bed, and the configuration of its scheduler.
 #[derive(Clone, Debug, Default)]
-pub struct Profile {
+pub struct BedProfile {
     pub(super) nodes: Vec<NodeProfile>,
     pub(super) extenders: Vec<Value>,
     pub(super) node_grace: Option<u32>,
@@ -13,57 +13,58 @@ pub struct Profile {
     pub(super) images: Vec<PathBuf>,
 }
 
-impl Profile {
-    /// A control plane without a node.
+impl BedProfile {
+    /// Describes a control plane without nodes.
     pub fn control_plane() -> Self {
         Self::default()
     }
 
-    /// A control plane and one node, `node1`.
+    /// Describes a control plane and one node, `node1`.
     pub fn one_node() -> Self {
         Self::nodes(1)
     }
 
-    /// A control plane and so many nodes, `node1` and on.
+    /// Describes a control plane and `count` nodes, named `node1`, `node2` and so on.
     pub fn nodes(count: usize) -> Self {
         let nodes = (1..=count).map(|number| NodeProfile::new(format!("node{number}"))).collect();
         Self { nodes, ..Self::default() }
     }
 
-    /// Has it no node?
+    /// Returns whether the bed has no nodes.
     pub fn is_control_plane_only(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    /// One more node.
+    /// Adds a node to the bed.
     #[must_use]
     pub fn node(mut self, node: NodeProfile) -> Self {
         self.nodes.push(node);
         self
     }
 
-    /// One more entry of the scheduler's `extenders`, as its configuration file has them.
+    /// Adds an entry to the scheduler's `extenders`, in the format of its configuration file.
     #[must_use]
     pub fn extender(mut self, entry: Value) -> Self {
         self.extenders.push(entry);
         self
     }
 
-    /// Nodes that say nothing for so many seconds are given up; the default is kube-controller-manager's, 50.
+    /// Sets the seconds without heartbeats after which a node becomes NotReady; the default is that of
+    /// kube-controller-manager, 50.
     #[must_use]
-    pub fn give_nodes_up_after(mut self, seconds: u32) -> Self {
+    pub fn node_monitor_grace_seconds(mut self, seconds: u32) -> Self {
         self.node_grace = Some(seconds);
         self
     }
 
-    /// With `localhost/debian:bed` on every node; it takes a second to bring.
+    /// Imports `localhost/debian:bed` on every node, which takes a second.
     #[must_use]
     pub fn debian(mut self) -> Self {
         self.debian = true;
         self
     }
 
-    /// One more image, an OCI archive, on every node. Pause and busybox are on all of them.
+    /// Imports one more image, an OCI archive, on every node. Pause and busybox are always imported.
     #[must_use]
     pub fn image(mut self, archive: impl Into<PathBuf>) -> Self {
         self.images.push(archive.into());
@@ -71,51 +72,51 @@ impl Profile {
     }
 }
 
-/// How one node should be.
+/// Description of one node of a bed.
 #[derive(Clone, Debug)]
 pub struct NodeProfile {
     pub(super) name: String,
-    pub(super) cgroups: Option<Cgroups>,
-    pub(super) containerd: Containerd,
+    pub(super) cgroups: Option<CgroupVersion>,
+    pub(super) containerd: ContainerdVersion,
 }
 
 impl NodeProfile {
-    /// A node of this name, with the cgroups that the machine itself uses.
+    /// Describes a node with this name, and with the cgroup version of the host.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), cgroups: None, containerd: Containerd::default() }
+        Self { name: name.into(), cgroups: None, containerd: ContainerdVersion::default() }
     }
 
-    /// With this containerd.
+    /// Sets the containerd version.
     #[must_use]
-    pub fn containerd(mut self, containerd: Containerd) -> Self {
+    pub fn containerd(mut self, containerd: ContainerdVersion) -> Self {
         self.containerd = containerd;
         self
     }
 
-    /// With these cgroups, whatever the machine itself uses.
+    /// Sets the cgroup version, regardless of the host's own.
     #[must_use]
-    pub fn cgroups(mut self, cgroups: Cgroups) -> Self {
+    pub fn cgroups(mut self, cgroups: CgroupVersion) -> Self {
         self.cgroups = Some(cgroups);
         self
     }
 }
 
-/// Which containerd a node has.
+/// The containerd version of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Containerd {
-    /// The newest.
+pub enum ContainerdVersion {
+    /// Newest version that the beds support.
     #[default]
     Newest,
-    /// The oldest that is supported, 1.7, with CDI switched on, which it is not by itself.
+    /// The oldest supported version, 1.7, with CDI enabled, which is not its default.
     Oldest,
 }
 
-/// Which cgroups a node sees.
+/// The cgroup version that a node sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cgroups {
-    /// A hierarchy per controller; devices are gated by `devices.allow`.
+pub enum CgroupVersion {
+    /// One hierarchy per controller; devices are filtered by `devices.allow`.
     V1,
-    /// One hierarchy; devices are gated by a BPF program. Where the machine gives the controllers cpu, memory and pids
-    /// to v1, the node runs without them: no limits, no usage figures, everything else real.
+    /// One hierarchy; devices are filtered by a BPF program. If the host keeps the controllers cpu, memory and pids in
+    /// v1, the node runs without them: no limits and no usage figures, and everything else works.
     V2,
 }

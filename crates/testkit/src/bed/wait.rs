@@ -1,41 +1,41 @@
-//! Waiting for things to come about.
+//! Polls until a condition holds.
 
 use super::BedError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Between two looks.
-const GLANCE: Duration = Duration::from_millis(15);
+/// Interval between two polls.
+const POLL_INTERVAL: Duration = Duration::from_millis(15);
 
-/// Looks until there is something. An error ends it, and so does `stop`.
-pub(super) fn until<T>(
+/// Polls until there is a value. An error or `stop` ends the wait.
+pub(super) fn poll_until<T>(
     what: &str,
-    patience: Duration,
+    timeout: Duration,
     stop: &AtomicBool,
-    mut look: impl FnMut() -> Result<Option<T>, BedError>,
+    mut poll: impl FnMut() -> Result<Option<T>, BedError>,
 ) -> Result<T, BedError> {
-    until_seen(what, patience, stop, || Ok(look()?.ok_or_else(|| "nothing yet".to_string())))
+    poll_until_ok(what, timeout, stop, || Ok(poll()?.ok_or_else(|| "not ready".to_string())))
 }
 
-/// The same, where a look that finds nothing says what it saw instead.
-pub(super) fn until_seen<T>(
+/// Polls until the result is `Ok`. `Err` of the inner result describes the state, which a timeout reports.
+pub(super) fn poll_until_ok<T>(
     what: &str,
-    patience: Duration,
+    timeout: Duration,
     stop: &AtomicBool,
-    mut look: impl FnMut() -> Result<Result<T, String>, BedError>,
+    mut poll: impl FnMut() -> Result<Result<T, String>, BedError>,
 ) -> Result<T, BedError> {
     let start = Instant::now();
     loop {
-        let last = match look()? {
+        let last = match poll()? {
             Ok(found) => return Ok(found),
             Err(last) => last,
         };
         if stop.load(Ordering::Relaxed) {
             return Err(BedError::Interrupted);
         }
-        if start.elapsed() > patience {
-            return Err(BedError::TooLate { what: what.to_string(), seconds: patience.as_secs(), last });
+        if start.elapsed() > timeout {
+            return Err(BedError::TooLate { what: what.to_string(), seconds: timeout.as_secs(), last });
         }
-        std::thread::sleep(GLANCE);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }

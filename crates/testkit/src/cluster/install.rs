@@ -1,10 +1,10 @@
-//! Partage in a person's cluster, installed as people install it: with kubectl.
+//! Installs Partage in a cluster with kubectl, as users do.
 
-use super::{ClusterError, State};
-use crate::bed::{Bed, BedError};
+use super::{ClusterState, TestClusterError};
+use crate::bed::{BedError, TestBed};
 use crate::binaries::Binaries;
-use crate::clients::{Branch, Clients};
-use crate::manifests::{Manifest, NAMESPACE};
+use crate::clients::{Clients, DriverBranch};
+use crate::manifests::{DeployManifest, NAMESPACE};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -12,56 +12,57 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Agents that have said nothing by then will not.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Time limit for the agents to offer shares.
+const INSTALL_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// `nvidia-smi` where a driver would have put it, on every node. Without it everything else works.
-pub fn bring_nvidia_smi(bed: &Bed) -> Result<(), BedError> {
+/// Copies `nvidia-smi` to every node, where a driver would have put it. Does nothing if it was not fetched: nothing
+/// else depends on it.
+pub fn install_nvidia_smi(bed: &TestBed) -> Result<(), BedError> {
     let Ok(clients) = Clients::ready() else { return Ok(()) };
     for node in bed.nodes() {
         let place = node.path("/usr/bin/nvidia-smi")?;
-        // A machine with a driver has its own.
+        // A host with a driver has its own.
         if !place.exists() {
-            let copied = fs::copy(clients.nvidia_smi(Branch::R550), &place);
+            let copied = fs::copy(clients.nvidia_smi(DriverBranch::R550), &place);
             copied.map_err(BedError::io(format!("writing {}", place.display())))?;
         }
     }
     Ok(())
 }
 
-/// Applies the manifest and waits until every node has shares to give.
+/// Applies the manifest and waits until every node offers shares.
 pub(super) fn install(
-    state: &State,
-    tell: &mut dyn FnMut(&str),
+    state: &ClusterState,
+    report_progress: &mut dyn FnMut(&str),
     stop: &AtomicBool,
-) -> Result<(), ClusterError> {
-    let manifest = Manifest::Simulated.path();
+) -> Result<(), TestClusterError> {
+    let manifest = DeployManifest::Simulated.path();
     let kubectl = Binaries::ready().map_err(BedError::from)?.path("kubectl");
     let kubectl = Kubectl { program: &kubectl, kubeconfig: &state.kubeconfig };
-    tell("kubectl apply -f deploy/partage-simulated.yaml");
+    report_progress("kubectl apply -f deploy/partage-simulated.yaml");
     kubectl.run(&["apply", "-f", &manifest.display().to_string()])?;
-    tell("waiting until the nodes have shares of GPUs");
+    report_progress("waiting until the nodes offer GPU shares");
     let start = Instant::now();
     loop {
         if stop.load(Ordering::Relaxed) {
             return Err(BedError::Interrupted.into());
         }
         let nodes = kubectl.run(&["get", "nodes", "-o", "json"])?;
-        let waiting = without_shares(&serde_json::from_str(&nodes).unwrap_or_default());
+        let waiting = nodes_without_shares(&serde_json::from_str(&nodes).unwrap_or_default());
         if waiting.is_empty() {
             return Ok(());
         }
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > INSTALL_TIMEOUT {
             let logs = ["--namespace", NAMESPACE, "logs", "daemonset/partage-node", "--tail=20"];
-            let said = kubectl.run(&logs).unwrap_or_else(|error| error.to_string());
-            return Err(ClusterError::NotInstalled { nodes: waiting.join(", "), said });
+            let message = kubectl.run(&logs).unwrap_or_else(|error| error.to_string());
+            return Err(TestClusterError::NotInstalled { nodes: waiting.join(", "), message });
         }
         std::thread::sleep(Duration::from_millis(250));
     }
 }
 
-/// The nodes on which no share of a GPU can be had.
-fn without_shares(nodes: &Value) -> Vec<String> {
+/// Returns the nodes that offer no GPU shares.
+fn nodes_without_shares(nodes: &Value) -> Vec<String> {
     let Some(nodes) = nodes["items"].as_array() else { return vec!["all".to_string()] };
     let without = nodes.iter().filter(|node| {
         let shares = node["status"]["allocatable"]["partage.dev/gpu"].as_str();
@@ -82,9 +83,10 @@ impl Kubectl<'_> {
         command.arg("--kubeconfig").arg(self.kubeconfig).args(words);
         let output = command.output().map_err(BedError::io(&doing))?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_string();
-        match output.status.success() {
-            true => Ok(text(&output.stdout)),
-            false => Err(BedError::Failed { doing, said: text(&output.stderr) }),
+        if output.status.success() {
+            Ok(text(&output.stdout))
+        } else {
+            Err(BedError::Failed { doing, message: text(&output.stderr) })
         }
     }
 }
@@ -95,14 +97,14 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn nodes_without_shares_are_waited_for() {
+    fn nodes_without_shares_are_listed() {
         let node = |name: &str, allocatable: Value| json!({"metadata": {"name": name}, "status": {"allocatable": allocatable}});
         let nodes = json!({"items": [
             node("a", json!({"partage.dev/gpu": "20"})),
             node("b", json!({"partage.dev/gpu": "0"})),
             node("c", json!({"cpu": "2"})),
         ]});
-        assert_eq!(without_shares(&nodes), ["b", "c"]);
-        assert_eq!(without_shares(&Value::Null), ["all"]);
+        assert_eq!(nodes_without_shares(&nodes), ["b", "c"]);
+        assert_eq!(nodes_without_shares(&Value::Null), ["all"]);
     }
 }

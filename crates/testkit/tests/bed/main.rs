@@ -1,8 +1,8 @@
-//! The test bed itself, and what the design leans on: what a real API server, scheduler and kubelet do.
+//! The test bed itself, and behavior of the real API server, scheduler and kubelet that the design relies on.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod access;
 mod admission;
 mod fake_nodes;
+mod kubectl_access;
 mod lifecycle;
 mod scheduling;

@@ -1,24 +1,25 @@
-//! What the real kube-scheduler does with an extender, and with thousands of nodes. The design leans on each of these.
+//! How the real kube-scheduler works with an extender, and with thousands of nodes. The design relies on each of these
+//! behaviors.
 
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use kube::api::{ListParams, PostParams, WatchEvent, WatchParams};
 use kube::{Api, ResourceExt};
-use partage_testkit::bed::{Bed, Profile};
+use partage_testkit::bed::{BedProfile, TestBed};
 use partage_testkit::eventually;
-use partage_testkit::extender::{self, Bind, Call, Extender, Managed, Rules};
-use partage_testkit::fake_nodes::{self, FakeNodes, Plan, Template};
+use partage_testkit::extender::{self, BindArgs, ExtenderCall, ExtenderRules, ManagedResource, TestExtender};
+use partage_testkit::fake_nodes::{self, FakeNodes, FakeNodesOptions, NodeTemplate};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-const GPU: &str = "partage.dev/gpu";
-const MEMORY: &str = "partage.dev/memory";
-const CORES: &str = "partage.dev/cores";
-const GRANT: &str = "partage.dev/grant";
+const GPU_RESOURCE: &str = "partage.dev/gpu";
+const MEMORY_RESOURCE: &str = "partage.dev/memory";
+const CORES_RESOURCE: &str = "partage.dev/cores";
+const GRANT_ANNOTATION: &str = "partage.dev/grant";
 
-/// A scheduler reads its configuration when it starts: the address is fixed. Every bed has a network of its own.
+/// A scheduler reads its configuration when it starts, so the address is fixed. Every bed has its own network.
 fn extender_address() -> SocketAddr {
     "10.200.0.1:9998".parse().unwrap()
 }
@@ -44,7 +45,7 @@ async fn create(pods: &Api<Pod>, name: &str, limits: &Value) {
     pods.create(&PostParams::default(), &pod(name, limits)).await.unwrap();
 }
 
-async fn bound(pods: &Api<Pod>, name: &str) -> Pod {
+async fn wait_until_bound(pods: &Api<Pod>, name: &str) -> Pod {
     eventually(&format!("{name} is bound"), async || {
         let pod = pods.get(name).await.map_err(|e| e.to_string())?;
         if node_of(&pod).is_some() { Ok(pod) } else { Err(format!("{:?}", pod.status)) }
@@ -52,9 +53,9 @@ async fn bound(pods: &Api<Pod>, name: &str) -> Pod {
     .await
 }
 
-/// Waits until the scheduler has said why a pod does not fit, in the pod's condition, and returns the words.
-async fn unschedulable(pods: &Api<Pod>, name: &str) -> String {
-    eventually(&format!("{name} is found not to fit"), async || {
+/// Waits until the scheduler has written into the pod's condition why the pod does not fit, and returns the message.
+async fn wait_until_unschedulable(pods: &Api<Pod>, name: &str) -> String {
+    eventually(&format!("{name} is unschedulable"), async || {
         let pod = pods.get(name).await.map_err(|e| e.to_string())?;
         let conditions = pod.status.and_then(|status| status.conditions).unwrap_or_default();
         let said = conditions.iter().find(|c| c.type_ == "PodScheduled" && c.status == "False");
@@ -63,12 +64,12 @@ async fn unschedulable(pods: &Api<Pod>, name: &str) -> String {
     .await
 }
 
-/// Every event of one pod from a moment on until it is bound, none left out.
-async fn watched_until_bound(pods: &Api<Pod>, name: &str, since: String) -> Vec<Pod> {
+/// Returns every event of one pod from a resource version on until it is bound.
+async fn watch_until_bound(pods: &Api<Pod>, name: &str, since: String) -> Vec<Pod> {
     let params = WatchParams::default().fields(&format!("metadata.name={name}")).timeout(60);
     let (mut seen, mut version) = (Vec::new(), since);
     while seen.last().and_then(node_of).is_none() {
-        // The server may end a watch at any time; the next one goes on where it was.
+        // The server may end a watch at any time; the next one continues from the last version.
         let mut events = pods.watch(&params, &version).await.unwrap().boxed();
         while let Some(Ok(event)) = events.next().await {
             match event {
@@ -88,113 +89,121 @@ async fn watched_until_bound(pods: &Api<Pod>, name: &str, since: String) -> Vec<
     seen
 }
 
-/// One bed and three fake nodes of eight GPUs for all that an extender shows.
+/// Uses one bed and three fake nodes of eight GPUs for all checks of an extender.
 #[test]
-fn an_extender_decides_and_its_binding_carries_the_grant() {
-    let managed = [Managed::counted(GPU), Managed::ignored(MEMORY), Managed::counted(CORES)];
-    let profile = Profile::control_plane().extender(extender::entry(extender_address(), &managed));
-    let Some(bed) = Bed::for_test(profile) else { return };
+fn extender_places_pods_and_its_binding_carries_the_grant() {
+    let managed = [
+        ManagedResource::counted(GPU_RESOURCE),
+        ManagedResource::ignored(MEMORY_RESOURCE),
+        ManagedResource::counted(CORES_RESOURCE),
+    ];
+    let profile = BedProfile::control_plane().extender(extender::config_entry(extender_address(), &managed));
+    let Some(bed) = TestBed::for_test(profile) else { return };
     bed.block_on(async {
         let client = bed.client();
-        let snapshot = fake_nodes::inventory(3, &Template::default()).unwrap();
-        let nodes = FakeNodes::start(client.clone(), &snapshot, Plan::default()).await.unwrap();
-        let rules = Rules::default()
+        let snapshot = fake_nodes::generate_snapshot(3, &NodeTemplate::default()).unwrap();
+        let nodes = FakeNodes::start(client.clone(), &snapshot, FakeNodesOptions::default()).await.unwrap();
+        let rules = ExtenderRules::default()
             .filter(|pod, node| match pod.name_any().as_str() {
-                "too-large" => Err(format!("{} wants more memory than a GPU has", pod.name_any())),
-                "granted" if node == "fake-00000" => Err("kept for others".into()),
-                // What the scheduler ignores still arrives.
-                "by-memory" if resource(pod, MEMORY).as_deref() != Some("8Gi") => {
-                    Err("lost its memory".into())
+                "too-large" => Err(format!("{} requests more memory than a GPU has", pod.name_any())),
+                "granted" if node == "fake-00000" => Err("reserved for others".into()),
+                // The extender also gets resources that the scheduler ignores.
+                "by-memory" if resource(pod, MEMORY_RESOURCE).as_deref() != Some("8Gi") => {
+                    Err("memory request is missing".into())
                 }
                 _ => Ok(()),
             })
             .score(|_, node| if node == "fake-00002" { 10 } else { 0 })
-            .annotations(|bind: &Bind| {
-                BTreeMap::from([(GRANT.into(), format!("{}@{}", bind.pod_uid, bind.node))])
+            .annotations(|bind: &BindArgs| {
+                BTreeMap::from([(GRANT_ANNOTATION.into(), format!("{}@{}", bind.pod_uid, bind.node))])
             });
-        let extender = Extender::start(client.clone(), extender_address(), rules).await.unwrap();
+        let extender = TestExtender::start(client.clone(), extender_address(), rules).await.unwrap();
         let pods: Api<Pod> = Api::default_namespaced(client);
 
-        every_node_is_known_to_the_scheduler(&pods, 3).await;
-        the_grant_arrives_with_the_node_and_never_alone(&pods, &extender).await;
-        others_never_reach_the_extender(&pods, &extender).await;
-        an_ignored_quantity_needs_no_node_that_has_it(&pods, &extender).await;
-        a_refusal_is_said_in_the_extenders_words(&pods).await;
-        no_node_is_filled_over_its_count(&pods).await;
-        assert_eq!(nodes.missed(), 0, "{:?}", nodes.last_miss());
+        wait_until_scheduler_knows_every_node(&pods, 3).await;
+        grant_annotation_arrives_together_with_the_node_name(&pods, &extender).await;
+        pod_without_gpu_bypasses_the_extender(&pods, &extender).await;
+        resource_ignored_by_the_scheduler_needs_no_node_capacity(&pods, &extender).await;
+        refusal_shows_the_extenders_message(&pods).await;
+        nodes_are_not_filled_beyond_their_device_count(&pods).await;
+        assert_eq!(nodes.missed_heartbeats(), 0, "{:?}", nodes.last_heartbeat_error());
     });
 }
 
-/// The scheduler learns of nodes by a watch of its own: a pod that only one of them suits shows that it did.
-async fn every_node_is_known_to_the_scheduler(pods: &Api<Pod>, count: usize) {
+/// The scheduler learns of nodes through its own watch: a pod that fits only one node shows that this node is known.
+async fn wait_until_scheduler_knows_every_node(pods: &Api<Pod>, count: usize) {
     for number in 0..count {
         let name = format!("probe-{number}");
         let mut probe = pod(&name, &json!({"cpu": "1"}));
         let node = BTreeMap::from([("kubernetes.io/hostname".to_string(), format!("fake-{number:05}"))]);
         probe.spec.as_mut().unwrap().node_selector = Some(node);
         pods.create(&PostParams::default(), &probe).await.unwrap();
-        bound(pods, &name).await;
+        wait_until_bound(pods, &name).await;
     }
 }
 
-async fn the_grant_arrives_with_the_node_and_never_alone(pods: &Api<Pod>, extender: &Extender) {
+async fn grant_annotation_arrives_together_with_the_node_name(pods: &Api<Pod>, extender: &TestExtender) {
     let since = pods.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
-    create(pods, "granted", &json!({GPU: "1"})).await;
-    let seen = watched_until_bound(pods, "granted", since);
+    create(pods, "granted", &json!({GPU_RESOURCE: "1"})).await;
+    let seen = watch_until_bound(pods, "granted", since);
     let seen = tokio::time::timeout(Duration::from_secs(300), seen).await.expect("the pod is bound");
-    assert!(seen.len() >= 2, "created, then bound");
+    assert!(seen.len() >= 2, "creation and binding are two events");
     for pod in &seen {
         assert_eq!(
-            pod.annotations().contains_key(GRANT),
+            pod.annotations().contains_key(GRANT_ANNOTATION),
             node_of(pod).is_some(),
-            "one without the other: {pod:?}"
+            "the annotation and the node name must appear together: {pod:?}"
         );
     }
     let pod = seen.last().unwrap();
-    assert_eq!(node_of(pod), Some("fake-00002"), "the best of those left");
-    assert_eq!(pod.annotations()[GRANT], format!("{}@fake-00002", pod.uid().unwrap()));
+    assert_eq!(node_of(pod), Some("fake-00002"), "the highest score of the remaining nodes");
+    assert_eq!(pod.annotations()[GRANT_ANNOTATION], format!("{}@fake-00002", pod.uid().unwrap()));
     assert_eq!(pod.annotations()["example.com/mine"], "kept");
-    let calls: Vec<Call> = extender.calls().into_iter().filter(|call| call.pod() == "granted").collect();
-    let [Call::Filter { nodes: asked, .. }, Call::Prioritize { nodes: left, .. }, Call::Bind(bind)] =
-        &calls[..]
+    let calls: Vec<ExtenderCall> =
+        extender.calls().into_iter().filter(|call| call.pod() == "granted").collect();
+    let [
+        ExtenderCall::Filter { nodes: asked, .. },
+        ExtenderCall::Prioritize { nodes: left, .. },
+        ExtenderCall::Bind(bind),
+    ] = &calls[..]
     else {
-        panic!("filter, prioritize and bind, once each: {calls:?}")
+        panic!("expected filter, prioritize and bind, once each: {calls:?}")
     };
-    assert_eq!((asked.len(), left.len()), (3, 2), "names of nodes, and only those that passed");
+    assert_eq!((asked.len(), left.len()), (3, 2), "prioritize gets only the nodes that passed the filter");
     assert_eq!((bind.node.as_str(), &bind.pod_uid), ("fake-00002", &pod.uid().unwrap()));
 }
 
-async fn others_never_reach_the_extender(pods: &Api<Pod>, extender: &Extender) {
+async fn pod_without_gpu_bypasses_the_extender(pods: &Api<Pod>, extender: &TestExtender) {
     create(pods, "plain", &json!({"cpu": "1"})).await;
-    let pod = bound(pods, "plain").await;
-    assert!(!pod.annotations().contains_key(GRANT));
+    let pod = wait_until_bound(pods, "plain").await;
+    assert!(!pod.annotations().contains_key(GRANT_ANNOTATION));
     assert!(extender.calls().iter().all(|call| call.pod() != "plain"));
 }
 
-async fn an_ignored_quantity_needs_no_node_that_has_it(pods: &Api<Pod>, extender: &Extender) {
-    create(pods, "by-memory", &json!({GPU: "1", MEMORY: "8Gi"})).await;
-    assert!(bound(pods, "by-memory").await.annotations().contains_key(GRANT));
-    // A resource that is counted must be on the node; the extender is not even asked.
-    create(pods, "by-cores", &json!({GPU: "1", CORES: "50"})).await;
-    let said = unschedulable(pods, "by-cores").await;
+async fn resource_ignored_by_the_scheduler_needs_no_node_capacity(pods: &Api<Pod>, extender: &TestExtender) {
+    create(pods, "by-memory", &json!({GPU_RESOURCE: "1", MEMORY_RESOURCE: "8Gi"})).await;
+    assert!(wait_until_bound(pods, "by-memory").await.annotations().contains_key(GRANT_ANNOTATION));
+    // A resource that is counted must be on the node; the extender is not called.
+    create(pods, "by-cores", &json!({GPU_RESOURCE: "1", CORES_RESOURCE: "50"})).await;
+    let said = wait_until_unschedulable(pods, "by-cores").await;
     assert!(said.contains("Insufficient partage.dev/cores"), "{said}");
     assert!(extender.calls().iter().all(|call| call.pod() != "by-cores"));
 }
 
-async fn a_refusal_is_said_in_the_extenders_words(pods: &Api<Pod>) {
-    create(pods, "too-large", &json!({GPU: "1"})).await;
-    let said = unschedulable(pods, "too-large").await;
-    assert!(said.contains("3 too-large wants more memory than a GPU has"), "{said}");
+async fn refusal_shows_the_extenders_message(pods: &Api<Pod>) {
+    create(pods, "too-large", &json!({GPU_RESOURCE: "1"})).await;
+    let said = wait_until_unschedulable(pods, "too-large").await;
+    assert!(said.contains("3 too-large requests more memory than a GPU has"), "{said}");
 }
 
-/// Runs last: it takes everything.
-async fn no_node_is_filled_over_its_count(pods: &Api<Pod>) {
-    // "granted" and "by-memory" hold two of 24.
+/// Runs last, because it fills all nodes.
+async fn nodes_are_not_filled_beyond_their_device_count(pods: &Api<Pod>) {
+    // The pods "granted" and "by-memory" hold two of 24 devices.
     let names: Vec<String> = (0..30).map(|number| format!("many-{number:02}")).collect();
     for name in &names {
-        create(pods, name, &json!({GPU: "1"})).await;
+        create(pods, name, &json!({GPU_RESOURCE: "1"})).await;
     }
-    eventually("22 are bound and 8 are found not to fit", async || {
+    eventually("22 pods are bound and 8 are unschedulable", async || {
         let all = pods.list(&ListParams::default()).await.map_err(|e| e.to_string())?;
         let many = all.items.iter().filter(|pod| pod.name_any().starts_with("many-"));
         let (on_a_node, left): (Vec<&Pod>, Vec<&Pod>) = many.partition(|pod| node_of(pod).is_some());
@@ -207,17 +216,17 @@ async fn no_node_is_filled_over_its_count(pods: &Api<Pod>) {
     })
     .await;
     assert_eq!(
-        held(pods, GPU).await,
-        [("fake-00000", 8), ("fake-00001", 8), ("fake-00002", 8)].map(own).into()
+        held_per_node(pods, GPU_RESOURCE).await,
+        [("fake-00000", 8), ("fake-00001", 8), ("fake-00002", 8)].map(owned_pair).into()
     );
 }
 
-fn own((name, count): (&str, u64)) -> (String, u64) {
+fn owned_pair((name, count): (&str, u64)) -> (String, u64) {
     (name.into(), count)
 }
 
-/// How much of a resource the pods of each node hold.
-async fn held(pods: &Api<Pod>, name: &str) -> BTreeMap<String, u64> {
+/// Returns how much of a resource the pods of each node hold.
+async fn held_per_node(pods: &Api<Pod>, name: &str) -> BTreeMap<String, u64> {
     let mut held = BTreeMap::new();
     for pod in pods.list(&ListParams::default()).await.unwrap() {
         if let (Some(node), Some(amount)) = (node_of(&pod), resource(&pod, name)) {
@@ -228,24 +237,24 @@ async fn held(pods: &Api<Pod>, name: &str) -> BTreeMap<String, u64> {
 }
 
 #[test]
-fn without_its_extender_a_gpu_pod_waits_and_others_do_not() {
-    let managed = [Managed::counted(GPU)];
-    let profile = Profile::control_plane().extender(extender::entry(extender_address(), &managed));
-    let Some(bed) = Bed::for_test(profile) else { return };
+fn gpu_pod_waits_without_its_extender_and_other_pods_do_not() {
+    let managed = [ManagedResource::counted(GPU_RESOURCE)];
+    let profile = BedProfile::control_plane().extender(extender::config_entry(extender_address(), &managed));
+    let Some(bed) = TestBed::for_test(profile) else { return };
     bed.block_on(async {
         let client = bed.client();
-        let snapshot = fake_nodes::inventory(2, &Template::default()).unwrap();
-        let _nodes = FakeNodes::start(client.clone(), &snapshot, Plan::default()).await.unwrap();
+        let snapshot = fake_nodes::generate_snapshot(2, &NodeTemplate::default()).unwrap();
+        let _nodes = FakeNodes::start(client.clone(), &snapshot, FakeNodesOptions::default()).await.unwrap();
         let pods: Api<Pod> = Api::default_namespaced(client.clone());
-        create(&pods, "waits", &json!({GPU: "1"})).await;
+        create(&pods, "waits", &json!({GPU_RESOURCE: "1"})).await;
         create(&pods, "plain", &json!({"cpu": "1"})).await;
-        bound(&pods, "plain").await;
+        wait_until_bound(&pods, "plain").await;
         let events: Api<Event> = Api::default_namespaced(client.clone());
-        eventually("an event says that the extender is not there", async || {
+        eventually("an event reports that the extender is unreachable", async || {
             let about = ListParams::default().fields("involvedObject.name=waits,reason=FailedScheduling");
             let all = events.list(&about).await.map_err(|e| e.to_string())?;
             let words: Vec<_> = all.items.into_iter().filter_map(|event| event.message).collect();
-            // The first tries may come before the nodes are known.
+            // The first attempts may come before the nodes are known.
             if words.iter().any(|said| said.contains("connection refused")) {
                 Ok(())
             } else {
@@ -254,42 +263,44 @@ fn without_its_extender_a_gpu_pod_waits_and_others_do_not() {
         })
         .await;
         assert_eq!(node_of(&pods.get("waits").await.unwrap()), None);
-        // It is tried again by itself.
-        let extender = Extender::start(client, extender_address(), Rules::default()).await.unwrap();
-        bound(&pods, "waits").await;
+        // The scheduler retries by itself.
+        let extender =
+            TestExtender::start(client, extender_address(), ExtenderRules::default()).await.unwrap();
+        wait_until_bound(&pods, "waits").await;
         extender.stop().await;
     });
 }
 
 #[test]
-fn two_hundred_nodes_are_filled_with_and_without_an_extender() {
-    load(200, 200);
+fn two_hundred_nodes_are_scheduled_with_and_without_an_extender() {
+    run_load_test(200, 200);
 }
 
 #[test]
-#[ignore = "minutes, and 2 GiB of memory: make soak"]
-fn five_thousand_nodes_are_filled_with_and_without_an_extender() {
-    load(5000, 500);
+#[ignore = "takes minutes and 2 GiB of memory: make soak"]
+fn five_thousand_nodes_are_scheduled_with_and_without_an_extender() {
+    run_load_test(5000, 500);
 }
 
-/// Fake nodes, then as many pods of each kind, three GPUs each: two fit on a node.
-fn load(node_count: u32, pod_count: usize) {
-    const COUNTED: &str = "example.com/gpu";
-    let managed = [Managed::counted(GPU)];
-    let profile = Profile::control_plane().extender(extender::entry(extender_address(), &managed));
-    let Some(bed) = Bed::for_test(profile) else { return };
+/// Creates fake nodes, then as many pods of each kind with three GPUs each: two fit on a node.
+fn run_load_test(node_count: u32, pod_count: usize) {
+    const COUNTED_RESOURCE: &str = "example.com/gpu";
+    let managed = [ManagedResource::counted(GPU_RESOURCE)];
+    let profile = BedProfile::control_plane().extender(extender::config_entry(extender_address(), &managed));
+    let Some(bed) = TestBed::for_test(profile) else { return };
     bed.block_on(async {
         let client = bed.client();
-        let snapshot = fake_nodes::inventory(node_count, &Template::default()).unwrap();
-        let plan = Plan::default().resources(|node| {
+        let snapshot = fake_nodes::generate_snapshot(node_count, &NodeTemplate::default()).unwrap();
+        let plan = FakeNodesOptions::default().resources(|node| {
             let count = fake_nodes::gpu_count(node);
-            let plain = count.values().map(|amount| (COUNTED.to_string(), amount.clone())).collect();
+            let plain = count.values().map(|amount| (COUNTED_RESOURCE.to_string(), amount.clone())).collect();
             [count, plain].into_iter().flatten().collect()
         });
         let nodes = FakeNodes::start(client.clone(), &snapshot, plan).await.unwrap();
-        let extender = Extender::start(client.clone(), extender_address(), Rules::default()).await.unwrap();
+        let extender =
+            TestExtender::start(client.clone(), extender_address(), ExtenderRules::default()).await.unwrap();
         let pods: Api<Pod> = Api::default_namespaced(client.clone());
-        for (kind, resource) in [("plain", COUNTED), ("managed", GPU)] {
+        for (kind, resource) in [("plain", COUNTED_RESOURCE), ("managed", GPU_RESOURCE)] {
             let (pods, limits) = (&pods, &json!({resource: "3"}));
             stream::iter(0..pod_count)
                 .for_each_concurrent(16, async |number| {
@@ -300,22 +311,22 @@ fn load(node_count: u32, pod_count: usize) {
                 let all = pods.list(&ListParams::default()).await.map_err(|e| e.to_string())?;
                 let ours = all.items.iter().filter(|pod| pod.name_any().starts_with(kind));
                 let left = ours.filter(|pod| node_of(pod).is_none()).count();
-                if left == 0 { Ok(()) } else { Err(format!("{left} are not")) }
+                if left == 0 { Ok(()) } else { Err(format!("{left} are not bound")) }
             })
             .await;
-            let held = held(pods, resource).await;
+            let held = held_per_node(pods, resource).await;
             assert_eq!(held.values().sum::<u64>(), 3 * pod_count as u64);
             assert!(held.values().all(|&held| held <= 8), "{held:?}");
         }
         let calls = extender.calls();
         assert!(calls.iter().all(|call| call.pod().starts_with("managed-")));
-        let binds = calls.iter().filter(|call| matches!(call, Call::Bind(_)));
-        assert_eq!(binds.map(Call::pod).collect::<BTreeSet<_>>().len(), pod_count);
+        let binds = calls.iter().filter(|call| matches!(call, ExtenderCall::Bind(_)));
+        assert_eq!(binds.map(ExtenderCall::pod).collect::<BTreeSet<_>>().len(), pod_count);
         let all = Api::<Node>::all(client).list(&ListParams::default()).await.unwrap();
         assert_eq!(all.items.len(), node_count as usize);
         let lost: Vec<&Node> = all.items.iter().filter(|node| !is_ready(node)).collect();
         assert!(lost.is_empty(), "{} nodes are not Ready, the first: {:?}", lost.len(), lost.first());
-        assert_eq!(nodes.missed(), 0, "{:?}", nodes.last_miss());
+        assert_eq!(nodes.missed_heartbeats(), 0, "{:?}", nodes.last_heartbeat_error());
     });
 }
 

@@ -1,9 +1,9 @@
 # Runs a program inside a bed or a node.
 #   enter.sh TARGET CGROUP... -- PROGRAM ARGUMENT...
-# TARGET's namespaces are entered; PROGRAM is a path as seen from in there. The program is our only child.
+# Enters TARGET's namespaces; PROGRAM is a path as seen from there. The program is this script's only child.
 target=$1
 shift
-# Before the namespaces are entered: from inside a cgroup namespace one may not reach out to pull oneself in.
+# Before the namespaces are entered: a process in a cgroup namespace cannot move itself into a cgroup outside of it.
 while [ "$1" != -- ]; do
   echo 0 >"$1/cgroup.procs" || exit 125
   shift

@@ -1,11 +1,12 @@
-# The first process of a bed. When it ends the kernel ends every other, and their mounts and interfaces go too.
+# The first process of a bed. When it exits, the kernel kills all other processes and removes their mounts and
+# interfaces.
 #   init.sh FOLDER
 folder=$1
 
-# /proc is still the machine's: in there we are called what others outside call us.
+# /proc is still the host's, so this is our PID as seen from outside.
 read -r pid _ </proc/self/stat
 mount -t proc proc /proc || exit 1
 echo "$pid" >"$folder/init.pid.new" && mv "$folder/init.pid.new" "$folder/init.pid" || exit 1
 
-# Nothing is ever sent. When the owner closes the pipe, or dies, this ends. Meanwhile the shell reaps orphans.
+# Nothing is ever sent. When the owner closes the pipe or dies, cat exits. Meanwhile the shell reaps orphans.
 cat >/dev/null

@@ -1,6 +1,6 @@
 #!/bed/bin/busybox sh
-# runc on a cgroup v2 without the controllers cpu, memory and pids: asks for no limits, keeps the device rules.
-# A name in quotes that is followed by a colon is a key wherever it stands: inside a string the quotes are escaped.
+# runc on a cgroup v2 without the controllers cpu, memory and pids: removes the limits, keeps the device rules.
+# A quoted name that is followed by a colon is always a key: inside a string the quotes are escaped.
 bundle=. verb= expect= edits=
 for word in "$@"; do
   if [ -n "$expect" ]; then
