@@ -1,4 +1,4 @@
-//! Kubernetes quantities: no text makes the reader panic, and what it shows reads back as the same.
+//! Kubernetes quantities: no text causes a panic, and the displayed form parses to the same value.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

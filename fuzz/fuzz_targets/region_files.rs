@@ -1,5 +1,5 @@
-//! Any contents of a region's files, in both layouts: attaching, reserving, reclaiming, reading, changing and growing give an
-//! answer.
+//! Region files with arbitrary contents, in both layouts: attaching, reserving, reclaiming, reading, changing and growing
+//! return without a panic.
 #![no_main]
 
 #[path = "../../crates/region/tests/support/hostile.rs"]
@@ -9,12 +9,13 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: (bool, [u64; 4], &[u8])| {
     let (oldest, amounts, bytes) = input;
-    // In memory, and gone with it: a fuzzer is ended, it does not end.
-    let folder = std::path::Path::new("/dev/shm").join(format!("partage-fuzz-region-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a folder in memory");
-    let _ = std::fs::remove_file(folder.join("usage"));
-    let _ = std::fs::remove_file(folder.join("limits"));
-    let _owner = hostile::make(&folder, if oldest { 1 } else { 2 });
-    hostile::spoil(&hostile::open(&folder), bytes);
-    hostile::live(&folder, amounts);
+    // In memory, because a fuzzer is killed and runs no destructors: the files disappear at the next boot at the latest.
+    let directory =
+        std::path::Path::new("/dev/shm").join(format!("partage-fuzz-region-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).expect("/dev/shm is writable");
+    let _ = std::fs::remove_file(directory.join("usage"));
+    let _ = std::fs::remove_file(directory.join("limits"));
+    let _owner = hostile::make(&directory, if oldest { 1 } else { 2 });
+    hostile::corrupt(&hostile::open(&directory), bytes);
+    hostile::use_region(&directory, amounts);
 });

@@ -1,131 +1,132 @@
-//! What the node agent costs and keeps, on a real kubelet, containerd and API server, with simulated GPUs. `make bench-node` prints
-//! the table of `docs/benchmarks.md`; with `-- --strict` a figure that is missed is an error.
+//! Measures the costs of the node agent, on a real kubelet, containerd and API server, with simulated GPUs. `make
+//! bench-node` prints the table of `docs/benchmarks.md`; with `-- --strict` a missed limit is an error.
 //!
-//! Other words choose what is measured: `idle starts restarts health grants kills`; none is all of it.
+//! Further arguments select the measurements: `idle starts restarts health grants kills`; the default is all.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 
-// What the tests have and is not needed here.
+// Test helpers that are not used here.
 #[allow(dead_code)]
-#[path = "../tests/node/agreement.rs"]
-mod agreement;
-#[path = "node/health.rs"]
-mod health;
-#[path = "node/pods.rs"]
-mod pods;
+#[path = "../tests/node/consistency.rs"]
+mod consistency;
+#[path = "node/health_latency.rs"]
+mod health_latency;
+#[path = "node/pod_groups.rs"]
+mod pod_groups;
 #[allow(dead_code)]
-#[path = "../tests/node/stage.rs"]
-mod stage;
+#[path = "../tests/node/test_node.rs"]
+mod test_node;
 
-use partage_testkit::bed::{Bed, Profile};
+use partage_testkit::bed::{BedProfile, TestBed};
 use partage_testkit::eventually;
-use pods::{Pods, Sizes, WAVE};
-use stage::Stage;
+use pod_groups::{PodGroups, PodSizes, WAVE_SIZE};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
+use test_node::TestNode;
 
 const SETTINGS: &str = "driver: simulated\nsimulated: {gpus: 8, model: A100-SXM4-40GB}\nsharesPerGpu: 25\nmetrics: {address: '127.0.0.1:9394', anonymous: true}\n";
-/// Pods that start at once.
-const AT_ONCE: usize = 50;
-/// How often pods start at once, with a share and without.
+/// Pods that start concurrently.
+const CONCURRENT_PODS: usize = 50;
+/// Rounds of concurrent starts, with a share and without.
 const START_ROUNDS: usize = 6;
-/// Pods that are there at once.
-const MANY: usize = 100;
-/// Pods that come and go while the agent is killed.
-const KILLED_AT: usize = 200;
-/// How long an agent is looked at that has nothing to do.
-const IDLE: Duration = Duration::from_secs(30);
-/// What starting or ending pods left to do is done by then.
-const SETTLED: Duration = Duration::from_secs(5);
+/// Pods that run at the same time.
+const MANY_PODS: usize = 100;
+/// Pods that are created and deleted while the agent is killed repeatedly.
+const CHURN_PODS: usize = 200;
+/// Observation period of an idle agent.
+const IDLE_PERIOD: Duration = Duration::from_secs(30);
+/// Time for the agent to finish work after pods start or end.
+const SETTLE_TIME: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let strict = words.iter().any(|word| word == "--strict");
     let chosen: Vec<&String> = words.iter().filter(|word| !word.starts_with('-')).collect();
     let is_chosen = |what: &str| chosen.is_empty() || chosen.iter().any(|word| *word == what);
-    let bed = Bed::start(Profile::one_node().debian()).expect("a bed comes up: make binaries, and be root");
-    let mut table = Table::default();
+    let bed = TestBed::start(BedProfile::one_node().debian())
+        .expect("the bed starts; run `make binaries` first, as root");
+    let mut table = FigureTable::default();
     println!("| what | figure | limit set |\n|---|---|---|");
     bed.block_on(async {
-        let stage = Stage::set(&bed, SETTINGS).await;
-        stage.is_ready().await;
-        let bench = Bench { pods: Pods { stage: &stage }, stage: &stage };
+        let test_node = TestNode::start(&bed, SETTINGS).await;
+        test_node.wait_until_ready().await;
+        let bench = NodeBench { pod_groups: PodGroups { test_node: &test_node }, test_node: &test_node };
         if is_chosen("idle") {
-            bench.idles("without shares", &mut table);
+            bench.measure_idle("without shares", &mut table);
         }
         if is_chosen("starts") {
-            bench.starts(&mut table).await;
+            bench.measure_starts(&mut table).await;
         }
         if is_chosen("restarts") {
-            bench.restarts(&mut table).await;
+            bench.measure_restarts(&mut table).await;
         }
         if is_chosen("health") {
-            bench.health(&mut table).await;
+            bench.measure_health(&mut table).await;
         }
         if is_chosen("grants") {
-            bench.grants(&mut table).await;
+            bench.measure_grants(&mut table).await;
         }
         if is_chosen("kills") {
-            bench.kills(&mut table).await;
+            bench.measure_kills(&mut table).await;
         }
     });
     if table.missed.is_empty() {
         return ExitCode::SUCCESS;
     }
-    println!("\nmissed: {}", table.missed.join("; "));
+    println!("\nlimits missed: {}", table.missed.join("; "));
     if strict { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-struct Bench<'a> {
-    stage: &'a Stage<'a>,
-    pods: Pods<'a>,
+struct NodeBench<'a> {
+    test_node: &'a TestNode<'a>,
+    pod_groups: PodGroups<'a>,
 }
 
-impl Bench<'_> {
-    /// The agent's memory, and its time while there is nothing to do.
-    fn idles(&self, what: &str, table: &mut Table) {
-        std::thread::sleep(SETTLED);
-        let process = self.stage.agent.process().process().expect("the agent runs");
+impl NodeBench<'_> {
+    /// Measures the agent's memory, and its CPU time while it is idle.
+    fn measure_idle(&self, what: &str, table: &mut FigureTable) {
+        std::thread::sleep(SETTLE_TIME);
+        let process = self.test_node.agent.process().pid().expect("the agent runs");
         let (begun, before) = (Instant::now(), ticks(process));
-        std::thread::sleep(IDLE);
+        std::thread::sleep(IDLE_PERIOD);
         let took = begun.elapsed().as_secs_f64();
         let used = (ticks(process) - before) as f64 / rustix::param::clock_ticks_per_second() as f64;
         let name = format!("agent, 8 GPUs, {what}: of a core when idle");
         table.add(&name, used / took * 100.0, "%", Some(1.0));
-        let resident = self.stage.agent.process().resident_bytes() as f64 / f64::from(1 << 20);
+        let resident = self.test_node.agent.process().resident_bytes() as f64 / f64::from(1 << 20);
         table.add(&format!("agent, 8 GPUs, {what}: resident"), resident, "MiB", Some(40.0));
     }
 
-    /// Measures pods that start at once, with a share and without. The two take turns, and so does which of them is first: other work on
-    /// the machine then slows down both alike.
-    async fn starts(&self, table: &mut Table) {
-        // The image is unpacked and the programs are in the page cache afterwards.
-        self.pods.come("warm", 2, Sizes::Share).await;
-        self.pods.go("warm").await;
+    /// Measures pods that start concurrently, with a share and without. The two alternate, and so does which of them is
+    /// first, so that other work on the machine slows down both equally.
+    async fn measure_starts(&self, table: &mut FigureTable) {
+        // Unpacks the image and fills the page cache.
+        self.pod_groups.create_and_wait("warm", 2, PodSizes::Share).await;
+        self.pod_groups.delete_and_wait("warm").await;
         let (mut without, mut with) = (Vec::new(), Vec::new());
         let mut calls = Vec::new();
         for round in 0..START_ROUNDS {
-            let mut waves = [("bare", Sizes::None, &mut without), ("share", Sizes::Share, &mut with)];
+            let mut waves = [("bare", PodSizes::None, &mut without), ("share", PodSizes::Share, &mut with)];
             if round % 2 == 1 {
                 waves.reverse();
             }
             for (kind, sizes, seconds) in waves {
                 let begun = Instant::now();
-                let from = self.stage.agent.log().len();
+                let from = self.test_node.agent.log().len();
                 let crowd = format!("{kind}{round}");
-                self.pods.come(&crowd, AT_ONCE, sizes).await;
+                self.pod_groups.create_and_wait(&crowd, CONCURRENT_PODS, sizes).await;
                 seconds.push(begun.elapsed().as_secs_f64());
-                calls.extend(calls_since(&self.stage.agent.log(), from));
-                self.pods.go(&crowd).await;
+                calls.extend(calls_since(&self.test_node.agent.log(), from));
+                self.pod_groups.delete_and_wait(&crowd).await;
             }
         }
         let of_containers: Vec<f64> = calls.iter().map(|call| call.named + call.ready).collect();
         assert!(
-            of_containers.len() >= START_ROUNDS * AT_ONCE,
-            "{} containers were counted",
+            of_containers.len() >= START_ROUNDS * CONCURRENT_PODS,
+            "{} containers were measured",
             of_containers.len()
         );
-        let what = format!("{AT_ONCE} pods start at once: the agent's part");
+        let what = format!("{CONCURRENT_PODS} pods start at once: time in the agent");
         table.quantiles(&what, of_containers, Some(50.0));
         table.quantiles("… of it Allocate", calls.iter().map(|call| call.named).collect(), None);
         let mut later: Vec<f64> =
@@ -133,109 +134,116 @@ impl Bench<'_> {
         let rounds = format!("median of {START_ROUNDS} rounds");
         let (without, with) = (median(&mut without), median(&mut with));
         table.add(
-            &format!("{AT_ONCE} pods without a share: all are ready after, {rounds}"),
+            &format!("{CONCURRENT_PODS} pods without a share: all are ready after, {rounds}"),
             without,
             "s",
             None,
         );
-        table.add(&format!("{AT_ONCE} pods with a share: all are ready after, {rounds}"), with, "s", None);
+        table.add(
+            &format!("{CONCURRENT_PODS} pods with a share: all are ready after, {rounds}"),
+            with,
+            "s",
+            None,
+        );
         let middle = median(&mut later);
         table.add(&format!("… later than without, {rounds}"), middle, "%", None);
         table.add("… least of all rounds", later[0], "%", None);
         table.add("… most of all rounds", later[START_ROUNDS - 1], "%", None);
     }
 
-    /// Containers that start again while there is no API server.
-    async fn restarts(&self, table: &mut Table) {
-        self.pods.come("again", AT_ONCE, Sizes::Share).await;
-        let before = self.pods.processes();
-        assert_eq!(before.len(), AT_ONCE);
-        self.stage.bed.apiserver().kill();
-        let from = self.stage.agent.log().len();
+    /// Measures containers that restart while there is no API server.
+    async fn measure_restarts(&self, table: &mut FigureTable) {
+        self.pod_groups.create_and_wait("again", CONCURRENT_PODS, PodSizes::Share).await;
+        let before = self.pod_groups.processes();
+        assert_eq!(before.len(), CONCURRENT_PODS);
+        self.test_node.bed.apiserver().kill();
+        let from = self.test_node.agent.log().len();
         let begun = Instant::now();
-        self.pods.end_processes(&before);
-        eventually("all containers run again", async || {
-            let now = self.pods.processes();
+        self.pod_groups.end_processes(&before);
+        eventually("all containers are restarted", async || {
+            let now = self.pod_groups.processes();
             let again = now.iter().filter(|process| !before.contains(process)).count();
-            if again == AT_ONCE {
+            if again == CONCURRENT_PODS {
                 Ok(())
             } else {
-                Err(format!("{again} run again\n{}", self.stage.agent.log()))
+                Err(format!("{again} restarted\n{}", self.test_node.agent.log()))
             }
         })
         .await;
         let took = begun.elapsed().as_secs_f64();
-        let calls = calls_since(&self.stage.agent.log(), from);
-        assert!(calls.len() >= AT_ONCE, "{} containers were counted", calls.len());
-        self.stage.api_server_is_back().await;
-        let what = format!("{AT_ONCE} containers restart at once, no API server: the agent's part");
+        let calls = calls_since(&self.test_node.agent.log(), from);
+        assert!(calls.len() >= CONCURRENT_PODS, "{} containers were measured", calls.len());
+        self.test_node.start_api_server().await;
+        let what = format!("{CONCURRENT_PODS} containers restart at once, no API server: time in the agent");
         table.quantiles(&what, calls.iter().map(|call| call.ready).collect(), Some(50.0));
-        table.add("… all run again after", took, "s", None);
-        self.pods.go("again").await;
+        table.add("… all restarted after", took, "s", None);
+        self.pod_groups.delete_and_wait("again").await;
     }
 
-    /// A hundred pods at once, of a hundred sizes: each looks for itself.
-    async fn grants(&self, table: &mut Table) {
+    /// Measures a hundred concurrent pods with a hundred sizes; each container reports its own view.
+    async fn measure_grants(&self, table: &mut FigureTable) {
         let begun = Instant::now();
-        self.pods.come("many", MANY, Sizes::Each).await;
+        self.pod_groups.create_and_wait("many", MANY_PODS, PodSizes::Each).await;
         table.add(
-            &format!("{MANY} pods at once: all are ready after"),
+            &format!("{MANY_PODS} pods at once: all are ready after"),
             begun.elapsed().as_secs_f64(),
             "s",
             None,
         );
-        let wrong = self.pods.wrong("many", MANY).await;
-        table.count(&format!("{MANY} pods at once: grants that are wrong or missing"), &wrong);
-        self.idles(&format!("{MANY} shares"), table);
+        let wrong = self.pod_groups.find_wrong_grants("many", MANY_PODS).await;
+        table.count(&format!("{MANY_PODS} pods at once: grants that are wrong or missing"), &wrong);
+        self.measure_idle(&format!("{MANY_PODS} shares"), table);
         let begun = Instant::now();
-        self.pods.go("many").await;
+        self.pod_groups.delete_and_wait("many").await;
         table.add(
-            &format!("{MANY} pods deleted at once: nothing is left after"),
+            &format!("{MANY_PODS} pods deleted at once: nothing is left after"),
             begun.elapsed().as_secs_f64(),
             "s",
             None,
         );
     }
 
-    /// The agent is killed again and again while pods come and go.
-    async fn kills(&self, table: &mut Table) {
-        let (killed, outcome) = self.pods.through_kills("kill", KILLED_AT);
+    /// Kills the agent repeatedly while pods are created and deleted.
+    async fn measure_kills(&self, table: &mut FigureTable) {
+        let (killed, outcome) = self.pod_groups.run_under_kills("kill", CHURN_PODS);
         table.add(
-            &format!("{KILLED_AT} pods come and go: the agent is killed meanwhile"),
+            &format!("{CHURN_PODS} pods created and deleted: agent kills meanwhile"),
             killed as f64,
             "times",
             None,
         );
         table.add(
-            "… pods that kubelet turned away in between, and came again",
+            "… pods that kubelet rejected meanwhile, and that were created again",
             outcome.turned_away as f64,
             "pods",
             None,
         );
         table.count("… grants that are wrong or missing", &outcome.wrong);
-        let (held, names) =
-            (self.stage.agrees().await, "pods, kubelet, the ledger, the regions and containers");
-        assert_eq!(held.len(), WAVE, "those that stay");
-        table.add(&format!("… shares of which {names} say the same at the end"), WAVE as f64, "", None);
+        let (held, names) = (
+            self.test_node.wait_until_consistent().await,
+            "pods, kubelet, the ledger, the regions and containers",
+        );
+        assert_eq!(held.len(), WAVE_SIZE, "the pods of the last wave stay");
+        table.add(&format!("… shares on which {names} agree at the end"), WAVE_SIZE as f64, "", None);
         let begun = Instant::now();
-        self.pods.go("kill").await;
+        self.pod_groups.delete_and_wait("kill").await;
         table.add("… nothing is left after", begun.elapsed().as_secs_f64(), "s", None);
     }
 }
 
-/// Sorts values and returns the one in the middle, the upper of two.
+/// Sorts values and returns the median, the upper of two.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
 
-/// What is printed, and what was not good enough.
+/// Prints the figures, and collects those that miss their limit.
 #[derive(Default)]
-struct Table {
+struct FigureTable {
     missed: Vec<String>,
 }
 
-impl Table {
+impl FigureTable {
     fn add(&mut self, what: &str, figure: f64, unit: &str, limit: Option<f64>) {
         let digits = if figure.fract() == 0.0 {
             0
@@ -251,17 +259,17 @@ impl Table {
         }
     }
 
-    /// The median, and the 99th of a hundred, which is the one that has a limit.
+    /// Adds the median, the 99th percentile, which has the limit, and the maximum.
     fn quantiles(&mut self, what: &str, mut millis: Vec<f64>, limit: Option<f64>) {
         millis.sort_by(f64::total_cmp);
         let quantile =
             |percent: usize| millis.get((millis.len() * percent / 100).min(millis.len() - 1)).copied();
         self.add(&format!("{what}, median"), quantile(50).unwrap(), "ms", None);
-        self.add(&format!("{what}, 99th of 100"), quantile(99).unwrap(), "ms", limit);
-        self.add(&format!("{what}, longest of {}", millis.len()), quantile(100).unwrap(), "ms", None);
+        self.add(&format!("{what}, 99th percentile"), quantile(99).unwrap(), "ms", limit);
+        self.add(&format!("{what}, maximum of {}", millis.len()), quantile(100).unwrap(), "ms", None);
     }
 
-    /// Things that must not be.
+    /// Adds a number of failures, which must be 0.
     fn count(&mut self, what: &str, things: &[String]) {
         self.add(what, things.len() as f64, "", Some(0.0));
         for thing in things.iter().take(10) {
@@ -270,14 +278,14 @@ impl Table {
     }
 }
 
-/// What the agent did for one container, in milliseconds.
-struct Call {
+/// Time that the agent needed for one container, in milliseconds.
+struct PrepareTiming {
     named: f64,
     ready: f64,
 }
 
-/// The containers that were made ready since the log was so long.
-fn calls_since(log: &str, from: usize) -> Vec<Call> {
+/// Returns the containers that were prepared since the log had length `from`.
+fn calls_since(log: &str, from: usize) -> Vec<PrepareTiming> {
     let field = |line: &str, name: &str| {
         let (_, rest) = line.split_once(&format!(" {name}="))?;
         Some(rest.split_whitespace().next()?.to_string())
@@ -287,17 +295,17 @@ fn calls_since(log: &str, from: usize) -> Vec<Call> {
     for line in log.get(from..).unwrap_or_default().lines() {
         let (Some(device), Some(micros)) = (field(line, "device"), field(line, "micros")) else { continue };
         let millis = micros.parse::<f64>().unwrap() / 1e3;
-        if line.contains("devices are named") {
+        if line.contains("devices allocated") {
             named.insert(device, millis);
-        } else if line.contains("a container is ready") {
-            // A container that starts again has its name already.
-            calls.push(Call { named: named.remove(&device).unwrap_or_default(), ready: millis });
+        } else if line.contains("container prepared") {
+            // A restarted container already has its key.
+            calls.push(PrepareTiming { named: named.remove(&device).unwrap_or_default(), ready: millis });
         }
     }
     calls
 }
 
-/// Processor time of a process, its threads and its ended children included.
+/// Returns the CPU time of a process, its threads and its exited children included.
 fn ticks(process: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();

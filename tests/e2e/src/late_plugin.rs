@@ -1,15 +1,16 @@
-//! A device plugin that binds late, and nothing else: the agent's plugin with a giver that a test tells what to give.
-//!
-//! Kubelet's `Allocate` does not say for which container it is, so the answer is only a fresh CDI name, recorded on
-//! disk. `PreStartContainer` comes with the same device ids when the container is about to be created. By then kubelet
-//! knows whose they are: the plugin asks, and writes the CDI file under the name it answered. What a container gets is
-//! for the test to say, by [`Settings::edits`].
+//! A device plugin that binds late: the agent's plugin with a provider whose result a test decides.
+//! `Allocate` does not name the container, so its response is only a new CDI name, recorded on disk.
+//! `PreStartContainer` has the same device ids when the container is about to be created. By then kubelet knows the
+//! container of the ids: the plugin asks kubelet, and writes the CDI file under the name of the response.
+//! [`LatePluginSettings::edits`] decides what a container gets.
 
-mod record;
+mod answer_record;
 
-use partage_agent::identity::{Holder, Kubelet, Runtime};
-use partage_agent::plugin::{ContainerKey, DeviceId, Giver, Listed, Plugin, Refusal};
-use record::Record;
+use answer_record::AnswerRecord;
+use partage_agent::device_owner::{ContainerRuntime, DeviceHolder, DeviceOwners};
+use partage_agent::device_plugin::{
+    ContainerKey, DeviceAllocator, DeviceId, DevicePluginHandle, ListedDevice, Refusal, RefusalReason,
+};
 use serde::Serialize;
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
@@ -20,45 +21,52 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-/// Why the plugin did not start.
+/// The reason why the plugin did not start.
 #[derive(Debug, thiserror::Error)]
-pub enum PluginError {
-    /// The record of earlier answers could not be read.
+pub enum LatePluginError {
+    /// The record of earlier responses could not be read.
     #[error("cannot read the plugin's record {path}")]
     Record {
-        /// The file.
+        /// Path of the record file.
         path: PathBuf,
-        /// What went wrong.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
 /// What a plugin serves, and where.
 #[derive(Clone)]
-pub struct Settings {
+pub struct LatePluginSettings {
     /// The extended resource, such as `example.com/late`.
     pub resource: String,
     /// How many devices there are.
     pub devices: usize,
-    /// Kubelet's folder (`/var/lib/kubelet` on the node), as this process sees it.
+    /// Kubelet's directory (`/var/lib/kubelet` on the node), as this process sees it.
     pub kubelet: PathBuf,
-    /// The folder of pod logs (`/var/log/pods` on the node), as this process sees it. It says the names of pods.
+    /// The directory of pod logs (`/var/log/pods` on the node), as this process sees it. Names of pods are read from
+    /// it.
     pub pod_logs: PathBuf,
     /// The container runtime's socket, as this process sees it.
     pub runtime: PathBuf,
-    /// The folder where the node's container runtime looks for CDI files, as this process sees it.
+    /// The directory where the node's container runtime looks for CDI files, as this process sees it.
     pub cdi: PathBuf,
-    /// The file that outlives the plugin. Not in kubelet's folder of device plugins: kubelet takes any file there for a
-    /// checkpoint of its own.
+    /// The file that outlives the plugin. It must not be in kubelet's directory of device plugins: kubelet takes any
+    /// file there for a checkpoint of its own.
     pub record: PathBuf,
-    /// What a container gets.
-    pub edits: Arc<dyn Fn(&Owner) -> Edits + Send + Sync>,
+    /// Returns what a container gets.
+    pub edits: Arc<dyn Fn(&ContainerIdentity) -> ContainerEdits + Send + Sync>,
 }
 
-impl Settings {
-    /// 64 devices; every container gets its own name in `GRANT`.
-    pub fn new(kubelet: &Path, pod_logs: &Path, runtime: &Path, cdi: &Path, record: &Path) -> Settings {
-        Settings {
+impl LatePluginSettings {
+    /// Returns settings with 64 devices, where every container gets its own name in `GRANT`.
+    pub fn new(
+        kubelet: &Path,
+        pod_logs: &Path,
+        runtime: &Path,
+        cdi: &Path,
+        record: &Path,
+    ) -> LatePluginSettings {
+        LatePluginSettings {
             resource: "example.com/late".to_string(),
             devices: 64,
             kubelet: kubelet.to_path_buf(),
@@ -66,63 +74,66 @@ impl Settings {
             runtime: runtime.to_path_buf(),
             cdi: cdi.to_path_buf(),
             record: record.to_path_buf(),
-            edits: Arc::new(|owner| Edits { env: vec![format!("GRANT={owner}")], ..Edits::default() }),
+            edits: Arc::new(|owner| ContainerEdits {
+                env: vec![format!("GRANT={owner}")],
+                ..ContainerEdits::default()
+            }),
         }
     }
 }
 
-/// What is changed in a container, in the words of a CDI file.
+/// The changes to a container, as in a CDI file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Edits {
-    /// `NAME=value`.
+pub struct ContainerEdits {
+    /// Variables of the form `NAME=value`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
-    /// Device nodes, with the right to use them.
+    /// Device nodes, with permission to use them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub device_nodes: Vec<DeviceNode>,
-    /// Files and folders.
+    pub device_nodes: Vec<EditDeviceNode>,
+    /// Mounts of files and directories.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub mounts: Vec<Mount>,
+    pub mounts: Vec<EditMount>,
 }
 
-/// A device node of the node in a container.
+/// A device node of the host in a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct DeviceNode {
-    /// Where it appears.
+pub struct EditDeviceNode {
+    /// The path in the container.
     pub path: String,
-    /// Where it is, as the container runtime sees it.
+    /// The path on the host, as the container runtime sees it.
     pub host_path: String,
 }
 
-/// A file or folder of the node in a container.
+/// A file or directory of the host in a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Mount {
-    /// Where it is, as the container runtime sees it.
+pub struct EditMount {
+    /// The path on the host, as the container runtime sees it.
     pub host_path: String,
-    /// Where it appears.
+    /// The path in the container.
     pub container_path: String,
-    /// As for mount(8), such as `ro` and `bind`.
+    /// Options of mount(8), such as `ro` and `bind`.
     pub options: Vec<String>,
 }
 
 /// The container that devices belong to.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Owner {
-    /// The pod's namespace.
+pub struct ContainerIdentity {
+    /// Namespace of the pod.
     pub namespace: String,
-    /// The pod's name.
+    /// Name of the pod.
     pub pod: String,
     /// The container's name in the pod.
     pub container: String,
-    /// The pod's UID.
+    /// UID of the pod.
     pub uid: String,
 }
 
-impl fmt::Display for Owner {
-    /// `namespace/pod/container`.
+impl fmt::Display for ContainerIdentity {
+    /// Formats the owner as `namespace/pod/container`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}/{}", self.namespace, self.pod, self.container)
     }
@@ -130,99 +141,104 @@ impl fmt::Display for Owner {
 
 /// A CDI file that was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Written {
+pub struct WrittenSpec {
     /// The name after `partage.dev/grant=`.
     pub key: String,
-    /// The container that was answered this name.
-    pub owner: Owner,
+    /// The container that this name was allocated for.
+    pub owner: ContainerIdentity,
 }
 
-/// Something that happened.
+/// An event of the plugin.
 #[derive(Debug, Clone)]
-pub struct Event {
-    /// When.
+pub struct PluginEvent {
+    /// The time of the event.
     pub at: Instant,
-    /// What.
-    pub what: What,
+    /// The kind of event.
+    pub what: PluginEventKind,
 }
 
-/// What can happen.
+/// The kinds of events.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum What {
-    /// Devices were given to a container that is not known yet.
+pub enum PluginEventKind {
+    /// Devices were allocated to a container that is not known yet.
     Allocated {
-        /// The name that was answered.
+        /// The name in the response.
         key: String,
-        /// The devices.
+        /// Ids of the allocated devices.
         ids: BTreeSet<String>,
     },
     /// A container may be created.
     Started {
-        /// Its devices.
+        /// Ids of the container's devices.
         ids: BTreeSet<String>,
         /// The files that were written: one for each container of the pod that holds exactly these devices. Kubelet
-        /// gives the devices of an init container to later containers of the pod.
-        written: Vec<Written>,
-        /// From the call to the answer.
+        /// hands the devices of an init container to later containers of the pod.
+        written: Vec<WrittenSpec>,
+        /// The time from the call to the response.
         took: Duration,
     },
     /// A container may not be created.
     Refused {
-        /// Its devices.
+        /// Ids of the container's devices.
         ids: BTreeSet<String>,
-        /// The sentence that kubelet was told.
+        /// The message that kubelet got.
         why: String,
     },
 }
 
-/// A running plugin. Dropping it ends it; what it recorded is there for the next one.
+/// A running plugin. Dropping it ends it; its record remains for the next one.
 pub struct LatePlugin {
-    giver: Arc<Late>,
-    devices: watch::Sender<Vec<Listed>>,
-    plugin: Plugin,
+    giver: Arc<LateBinder>,
+    devices: watch::Sender<Vec<ListedDevice>>,
+    plugin: DevicePluginHandle,
 }
 
 impl LatePlugin {
-    /// Starts on a runtime. Kubelet need not be there yet.
-    pub fn start(runtime: &Handle, settings: Settings) -> Result<LatePlugin, PluginError> {
-        let record = Record::open(&settings.record)?;
-        let device = |number| Listed { id: DeviceId(format!("late-{number}")), healthy: true };
+    /// Starts the plugin on a runtime. Kubelet need not be running yet.
+    pub fn start(runtime: &Handle, settings: LatePluginSettings) -> Result<LatePlugin, LatePluginError> {
+        let record = AnswerRecord::open(&settings.record)?;
+        let device = |number| ListedDevice { id: DeviceId(format!("late-{number}")), healthy: true };
         let devices = watch::Sender::new((0..settings.devices).map(device).collect());
-        let giver = Arc::new(Late {
-            kubelet: Kubelet::new(&settings.kubelet, Runtime::new(&settings.runtime)),
+        let giver = Arc::new(LateBinder {
+            kubelet: DeviceOwners::new(&settings.kubelet, ContainerRuntime::new(&settings.runtime)),
             record: Mutex::new(record),
             events: Mutex::default(),
             refusals: Mutex::default(),
             settings,
         });
         let folder = giver.settings.kubelet.join("device-plugins");
-        let plugin =
-            Plugin::start(runtime, &folder, &giver.settings.resource, devices.subscribe(), giver.clone());
+        let plugin = DevicePluginHandle::start(
+            runtime,
+            &folder,
+            &giver.settings.resource,
+            devices.subscribe(),
+            giver.clone(),
+        );
         Ok(LatePlugin { giver, devices, plugin })
     }
 
     /// Waits until kubelet watches the list of devices.
-    pub async fn watched(&self) {
-        // The plugin lives as long as we do.
-        let _ = self.plugin.watched().wait_for(|watchers| *watchers > 0).await;
+    pub async fn wait_until_watched(&self) {
+        // The plugin lives as long as `self`, so the channel is open.
+        let _ = self.plugin.kubelet_streams().wait_for(|watchers| *watchers > 0).await;
     }
 
-    /// Ends, and waits until the socket is gone.
+    /// Ends the plugin, and waits until its socket is removed.
     pub async fn stop(self) {
         self.plugin.stop().await;
     }
 
-    /// What happened since the start, in order.
-    pub fn events(&self) -> Vec<Event> {
+    /// Returns the events since the start, in order.
+    pub fn events(&self) -> Vec<PluginEvent> {
         lock(&self.giver.events).clone()
     }
 
-    /// The ids of all devices.
+    /// Returns the ids of all devices.
     pub fn ids(&self) -> Vec<String> {
         self.devices.borrow().iter().map(|device| device.id.0.clone()).collect()
     }
 
-    /// Makes a device healthy or not. Kubelet is told at once.
+    /// Sets the health of a device. Kubelet is notified at once.
     pub fn set_health(&self, id: &str, healthy: bool) {
         self.devices.send_modify(|devices| {
             for device in devices.iter_mut().filter(|device| device.id.0 == id) {
@@ -231,65 +247,68 @@ impl LatePlugin {
         });
     }
 
-    /// Refuses the next `times` starts of containers with a sentence.
+    /// Refuses the next `times` starts of containers with this message.
     pub fn refuse_starts(&self, times: usize, sentence: &str) {
         lock(&self.giver.refusals).extend(std::iter::repeat_n(sentence.to_string(), times));
     }
 
-    /// The CDI file of a name, whether it was written or not.
+    /// Returns the CDI file of a name, whether it was written or not.
     pub fn cdi_file(&self, key: &str) -> PathBuf {
-        record::spec_path(&self.giver.settings.cdi, key)
+        answer_record::spec_path(&self.giver.settings.cdi, key)
     }
 }
 
-/// Gives what the settings say, and writes down what happens.
-struct Late {
-    settings: Settings,
-    kubelet: Kubelet,
-    record: Mutex<Record>,
-    events: Mutex<Vec<Event>>,
+/// Provides what the settings define, and records the events.
+struct LateBinder {
+    settings: LatePluginSettings,
+    kubelet: DeviceOwners,
+    record: Mutex<AnswerRecord>,
+    events: Mutex<Vec<PluginEvent>>,
     refusals: Mutex<VecDeque<String>>,
 }
 
-impl Giver for Late {
+impl DeviceAllocator for LateBinder {
     async fn allocate(&self, _: &str, ids: BTreeSet<DeviceId>) -> Result<ContainerKey, Refusal> {
         let ids: BTreeSet<String> = ids.into_iter().map(|id| id.0).collect();
         let key = lock(&self.record)
             .answer(ids.clone())
-            .map_err(|e| Refusal(format!("cannot record the answer: {e}")))?;
-        self.log(What::Allocated { key: key.clone(), ids });
+            .map_err(|e| Refusal::new(RefusalReason::Failed, format!("cannot record the answer: {e}")))?;
+        self.record_event(PluginEventKind::Allocated { key: key.clone(), ids });
         Ok(ContainerKey(key))
     }
 
-    async fn start(&self, _: &str, ids: BTreeSet<DeviceId>) -> Result<(), Refusal> {
+    async fn prepare_container(&self, _: &str, ids: BTreeSet<DeviceId>) -> Result<(), Refusal> {
         let begin = Instant::now();
-        let given = self.give(&ids).await;
+        let given = self.write_specs(&ids).await;
         let ids = ids.into_iter().map(|id| id.0).collect();
         match given {
             Ok(written) => {
-                self.log(What::Started { ids, written, took: begin.elapsed() });
+                self.record_event(PluginEventKind::Started { ids, written, took: begin.elapsed() });
                 Ok(())
             }
             Err(refusal) => {
-                self.log(What::Refused { ids, why: refusal.0.clone() });
+                self.record_event(PluginEventKind::Refused { ids, why: refusal.sentence() });
                 Err(refusal)
             }
         }
     }
 }
 
-impl Late {
-    fn log(&self, what: What) {
-        lock(&self.events).push(Event { at: Instant::now(), what });
+impl LateBinder {
+    fn record_event(&self, what: PluginEventKind) {
+        lock(&self.events).push(PluginEvent { at: Instant::now(), what });
     }
 
-    async fn give(&self, ids: &BTreeSet<DeviceId>) -> Result<Vec<Written>, Refusal> {
+    async fn write_specs(&self, ids: &BTreeSet<DeviceId>) -> Result<Vec<WrittenSpec>, Refusal> {
         if let Some(sentence) = lock(&self.refusals).pop_front() {
-            return Err(Refusal(sentence));
+            return Err(Refusal::new(RefusalReason::Failed, sentence));
         }
         let resource = &self.settings.resource;
-        let holders =
-            self.kubelet.holders(resource, ids, None).await.map_err(|error| Refusal(error.to_string()))?;
+        let holders = self
+            .kubelet
+            .holders(resource, ids, None)
+            .await
+            .map_err(|error| Refusal::new(RefusalReason::Failed, error.to_string()))?;
         let ids: BTreeSet<String> = ids.iter().map(|id| id.0.clone()).collect();
         let mut record = lock(&self.record);
         let mut written = Vec::new();
@@ -297,51 +316,59 @@ impl Late {
         for holder in &holders {
             let owner = self.owner(holder)?;
             let Some(ContainerKey(key)) = holder.key.clone() else {
-                return Err(Refusal(format!(
-                    "kubelet's checkpoint does not say which name {owner} was given"
-                )));
+                return Err(Refusal::new(
+                    RefusalReason::Failed,
+                    format!("kubelet's checkpoint does not say which name {owner} was given"),
+                ));
             };
-            // Nothing is written under a name that we did not answer for these very ids.
+            // Nothing is written under a name that was not allocated for exactly these ids.
             let Some(answer) = record.get(&key).filter(|answer| answer.ids == ids) else {
-                return Err(Refusal(format!("{key} was never answered for {ids:?}")));
+                return Err(Refusal::new(
+                    RefusalReason::Failed,
+                    format!("{key} was never answered for {ids:?}"),
+                ));
             };
             numbers.push(answer.number);
             let edits = (self.settings.edits)(&owner);
-            record::write_spec(&self.settings.cdi, &key, &owner, &edits)
-                .map_err(|e| Refusal(format!("cannot write the CDI file of {key}: {e}")))?;
-            written.push(Written { key, owner });
+            answer_record::write_spec(&self.settings.cdi, &key, &owner, &edits).map_err(|e| {
+                Refusal::new(RefusalReason::Failed, format!("cannot write the CDI file of {key}: {e}"))
+            })?;
+            written.push(WrittenSpec { key, owner });
         }
-        // What was answered for any of these ids before, and kubelet no longer keeps, is of a pod that is gone. Its name
-        // must not come alive again.
+        // An earlier response for any of these ids that kubelet no longer keeps belongs to a pod that is gone. Its name
+        // must not be used again.
         let first = numbers.into_iter().min().unwrap_or(0);
         let kept: BTreeSet<ContainerKey> =
             self.kubelet.all().into_iter().flatten().filter_map(|holder| holder.key).collect();
-        let gone = |key: &str, answer: &record::Answer| {
+        let gone = |key: &str, answer: &answer_record::AllocationAnswer| {
             let earlier = answer.number < first && !answer.ids.is_disjoint(&ids);
             earlier && !kept.contains(&ContainerKey(key.to_string()))
         };
         let stale = record.answers().filter(|(key, answer)| gone(key, answer));
         let stale: Vec<String> = stale.map(|(key, _)| key.to_string()).collect();
         for key in &stale {
-            record::remove_spec(&self.settings.cdi, key).map_err(|e| Refusal(e.to_string()))?;
+            answer_record::remove_spec(&self.settings.cdi, key)
+                .map_err(|e| Refusal::new(RefusalReason::Failed, e.to_string()))?;
         }
-        record.forget(&stale).map_err(|e| Refusal(e.to_string()))?;
+        record.remove(&stale).map_err(|e| Refusal::new(RefusalReason::Failed, e.to_string()))?;
         Ok(written)
     }
 
-    fn owner(&self, holder: &Holder) -> Result<Owner, Refusal> {
+    fn owner(&self, holder: &DeviceHolder) -> Result<ContainerIdentity, Refusal> {
         let (container, uid) = (holder.container.to_string(), holder.uid.to_string());
         let named = match &holder.name {
             Some((namespace, pod)) => Some((namespace.to_string(), pod.to_string())),
-            None => self.named(&uid),
+            None => self.find_pod_name(&uid),
         };
-        let (namespace, pod) = named.ok_or_else(|| Refusal(format!("no name is known for the pod {uid}")))?;
-        Ok(Owner { namespace, pod, container, uid })
+        let (namespace, pod) = named.ok_or_else(|| {
+            Refusal::new(RefusalReason::Failed, format!("no name is known for the pod {uid}"))
+        })?;
+        Ok(ContainerIdentity { namespace, pod, container, uid })
     }
 
-    /// Namespace and name of a pod. Kubelet calls the folder of its logs `namespace_name_uid`, and makes it before the
-    /// first container.
-    fn named(&self, uid: &str) -> Option<(String, String)> {
+    /// Returns namespace and name of a pod. Kubelet names the directory of its logs `namespace_name_uid`, and makes it
+    /// before the first container.
+    fn find_pod_name(&self, uid: &str) -> Option<(String, String)> {
         std::fs::read_dir(&self.settings.pod_logs).ok()?.flatten().find_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
             match name.split('_').collect::<Vec<_>>().as_slice() {
@@ -352,7 +379,7 @@ impl Late {
     }
 }
 
-/// A test that failed while it held the lock has told its story; the others go on.
+/// Locks a mutex even if a test panicked while it held the lock: that test has reported its failure already.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

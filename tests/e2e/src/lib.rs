@@ -1,6 +1,6 @@
-//! What the end-to-end tests share. The tests are in `tests/`, one binary per area.
+//! Helpers of the end-to-end tests, which are in `tests/`, one binary per area.
 
 pub mod late_plugin;
-mod program;
+mod programs;
 
-pub use program::{partage, sample, testkit, xtask};
+pub use programs::{partage, sample, testkit, xtask};

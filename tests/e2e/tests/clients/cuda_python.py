@@ -1,4 +1,4 @@
-"""Uses the GPUs through cuda-python's driver API, and prints what it was told as JSON."""
+"""Uses the GPUs through cuda-python's driver API, and prints the results as JSON."""
 
 import ctypes
 import json
@@ -57,7 +57,7 @@ def of_device(index):
 
 
 def copies():
-    """Bytes that go to the GPU, from there to another place of it, and back."""
+    """Copies bytes to the GPU, to another buffer there, and back."""
     data = bytes(range(256)) * 16384
     here, there = well(driver.cuMemAlloc(len(data))), well(driver.cuMemAlloc(len(data)))
     well(driver.cuMemcpyHtoD(here, data, len(data)))
@@ -91,7 +91,7 @@ def memory():
 
 
 def compiled(capability):
-    """Code of this very GPU, compiled by NVRTC: a driver older than NVRTC would not take its PTX."""
+    """Compiles code for exactly this GPU with NVRTC: a driver older than NVRTC would not accept its PTX."""
     program = well(nvrtc.nvrtcCreateProgram(SOURCE, b"add.cu", 0, [], []))
     well(nvrtc.nvrtcCompileProgram(program, 1, [f"--gpu-architecture=sm_{capability}".encode()]))
     code = b" " * well(nvrtc.nvrtcGetCUBINSize(program))
@@ -111,8 +111,8 @@ def launches(capability):
         for _ in range(kernels):
             well(driver.cuLaunchKernel(busy, 1 << 16, 1, 1, 1024, 1, 1, 0, stream, 0, 0))
 
-    # A host that is held up lets the GPU rest in between, so the shortest of some rounds counts. The first kernel
-    # of a round is before its start: the others are there when it is done.
+    # A delay of the host leaves the GPU idle in between, so the shortest of several rounds counts. The first kernel
+    # of a round is before its start event: the others are queued when it ends.
     rounds = []
     while len(rounds) < 2 or (min(rounds) > 60.6 and len(rounds) < 50):
         run(1)

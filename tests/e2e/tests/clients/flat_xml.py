@@ -1,6 +1,6 @@
-"""Runs `nvidia-smi -q -x` and prints what it wrote, each GPU as a map from paths to texts.
+"""Runs `nvidia-smi -q -x` and prints its output, each GPU as a map from paths to texts.
 
-The parser is Python's own: what it takes is well-formed.
+The parser is Python's own, so its input is checked to be well-formed.
 """
 
 import json

@@ -1,19 +1,18 @@
-//! Programs nobody here wrote, on the simulated driver, unmodified, judged by what they print: `nvidia-smi` of both
-//! drivers, nvidia-ml-py, gpustat, nvitop, nvtop, cuda-python and numba.
-//!
-//! What they print is compared with the node as it was made ([`partage_sim_node::node::NodeConfig`]) and with what a workload
-//! of ours does on it. Every test has a node of its own, and runs there and in a container without
-//! a limit. In `contained` they are in a container with a limit and a neighbour.
-// One `json!` has everything that is true of a GPU.
+//! Unmodified third-party programs on the simulated driver: `nvidia-smi` of both drivers, nvidia-ml-py, gpustat,
+//! nvitop, nvtop, cuda-python and numba.
+//! Their output is compared with the node's configuration ([`partage_sim_node::node::NodeConfig`]) and with the
+//! workload that the test runs on it. Every test has a node of its own, and runs there and in a container without a
+//! limit. In `in_container` they run in a container with a limit, next to another container.
+// One `json!` contains every fact about a GPU.
 #![recursion_limit = "512"]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod contained;
-mod container;
-mod cuda;
+mod client_node;
+mod container_limits;
+mod cuda_python;
 mod nvidia_smi;
-mod nvml;
+mod nvml_python;
 mod nvtop;
-mod screen;
+mod shim_container;
 mod shim_file;
-mod stage;
+mod terminal;

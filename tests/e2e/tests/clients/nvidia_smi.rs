@@ -1,79 +1,79 @@
-//! `nvidia-smi` of 535 and 550: lists, tables and watches.
+//! `nvidia-smi` of 535 and 550: lists, tables, `pmon` and `dmon`.
 
 mod faults;
 mod fields;
 mod topology;
 
-use crate::stage::{Stage, mib};
+use crate::client_node::{ClientNode, mib};
 use partage_testkit::eventually;
-use partage_testkit::sim_node::Workload;
+use partage_testkit::sim_node::WorkloadProcess;
 
 const A100: &str = "A100-SXM4-40GB";
 
 #[test]
-fn lists_gpus_by_name_and_uuid() {
-    for stage in Stage::both(A100, 8) {
-        let gpus = &stage.node.config().gpus;
+fn list_shows_gpus_by_name_and_uuid() {
+    for client_node in ClientNode::one_model(A100, 8) {
+        let gpus = &client_node.node.config().gpus;
         let expected: String = gpus
             .iter()
             .enumerate()
             .map(|(index, gpu)| format!("GPU {index}: NVIDIA A100-SXM4-40GB (UUID: {})\n", gpu.uuid))
             .collect();
-        assert_eq!(stage.smi(&["-L"]).well(), expected);
+        assert_eq!(client_node.nvidia_smi(&["-L"]).success(), expected);
     }
 }
 
-/// The cells of a table's lines, without the frame.
-pub(crate) fn cells(line: &str) -> Vec<&str> {
+/// Returns the cells of a table line, without the frame.
+pub(crate) fn table_cells(line: &str) -> Vec<&str> {
     line.split('|').map(str::trim).filter(|cell| !cell.is_empty()).collect()
 }
 
 #[test]
-fn shows_gpus_and_processes_in_a_table() {
-    for stage in Stage::both(A100, 3) {
-        let workload = stage.workload(1, 3072, 0);
-        let table = stage.smi(&[]).well();
-        let version = stage.driver().version();
-        let cuda = stage.driver().cuda();
+fn table_shows_gpus_and_processes() {
+    for client_node in ClientNode::one_model(A100, 3) {
+        let workload = client_node.workload(1, 3072, 0);
+        let table = client_node.nvidia_smi(&[]).success();
+        let version = client_node.driver().version();
+        let cuda = client_node.driver().cuda();
         let header = table.lines().nth(2).unwrap();
-        let words: Vec<&str> = cells(header)[0].split_whitespace().collect();
+        let words: Vec<&str> = table_cells(header)[0].split_whitespace().collect();
         let expected = format!(
             "NVIDIA-SMI {version} Driver Version: {version} CUDA Version: {}.{}",
             cuda / 1000,
             cuda % 1000 / 10
         );
         assert_eq!(words.join(" "), expected);
-        let held = mib(stage.held(3072));
-        for (index, gpu) in stage.node.config().gpus.iter().enumerate() {
+        let held = mib(client_node.memory_with_context(3072));
+        for (index, gpu) in client_node.node.config().gpus.iter().enumerate() {
             let start = format!("|   {index}  NVIDIA A100-SXM4-40GB ");
             let mut lines = table.lines().skip_while(|line| !line.starts_with(&start));
             let (name, figures, mig) =
                 (lines.next().expect(&table), lines.next().unwrap(), lines.next().unwrap());
-            // No display, and no error that ECC could not mend.
-            assert_eq!(cells(name)[1..], [format!("{} Off", gpu.pci), "0".to_string()], "{table}");
+            // No display, and no uncorrected ECC error.
+            assert_eq!(table_cells(name)[1..], [format!("{} Off", gpu.pci), "0".to_string()], "{table}");
             let used = if index == 1 { held } else { 0 };
             let memory = figures.split('|').nth(2).unwrap().replace(' ', "");
             assert_eq!(memory, format!("{used}MiB/40960MiB"), "{table}");
             assert!(figures.contains("    0%      Default |"), "{table}");
-            assert_eq!(cells(mig), ["Disabled"], "{table}");
+            assert_eq!(table_cells(mig), ["Disabled"], "{table}");
         }
         let process = table.lines().rev().nth(1).unwrap();
-        let words: Vec<&str> = cells(process)[0].split_whitespace().collect();
+        let words: Vec<&str> = table_cells(process)[0].split_whitespace().collect();
         let (pid, memory) = (workload.pid().to_string(), format!("{held}MiB"));
-        assert_eq!(words, ["1", "N/A", "N/A", &pid, "C", Workload::NAME, &memory], "{table}");
+        assert_eq!(words, ["1", "N/A", "N/A", &pid, "C", WorkloadProcess::PROCESS_NAME, &memory], "{table}");
         drop(workload);
-        assert!(stage.smi(&[]).well().contains("No running processes found"));
+        assert!(client_node.nvidia_smi(&[]).success().contains("No running processes found"));
     }
 }
 
 #[tokio::test]
-async fn shows_a_gpu_that_is_busy() {
-    for stage in Stage::both(A100, 2) {
-        let _workload = stage.workload(1, 0, 100);
-        let card = stage.node.card(0).unwrap();
+async fn table_shows_a_busy_gpu() {
+    for client_node in ClientNode::one_model(A100, 2) {
+        let _workload = client_node.workload(1, 0, 100);
+        let card = client_node.node.card(0).unwrap();
         let (cool, warm) = (card.temperature.idle, card.temperature.load);
-        let (idle, busy) = eventually("GPU 1 is used all the time", async || {
-            let table = stage.smi(&[]).well();
+        let (idle, busy) = eventually("utilization of GPU 1 is 100 %", async || {
+            let table = client_node.nvidia_smi(&[]).success();
             let lines: Vec<&str> = table.lines().filter(|line| line.contains("Default |")).collect();
             let works = lines[1].contains("100%") && lines[1].contains(&format!(" {warm}C "));
             if works { Ok((lines[0].to_string(), lines[1].to_string())) } else { Err(table) }
@@ -90,37 +90,43 @@ async fn shows_a_gpu_that_is_busy() {
 }
 
 #[test]
-fn lists_processes_with_their_gpus() {
-    for stage in Stage::both(A100, 2) {
+fn compute_apps_query_lists_processes_with_their_gpus() {
+    for client_node in ClientNode::one_model(A100, 2) {
         let workloads =
-            [(0, 1024), (1, 2048), (1, 512)].map(|(gpu, mib)| (gpu, mib, stage.workload(gpu, mib, 0)));
+            [(0, 1024), (1, 2048), (1, 512)].map(|(gpu, mib)| (gpu, mib, client_node.workload(gpu, mib, 0)));
         let fields = "pid,name,used_memory,gpu_uuid,gpu_name,gpu_bus_id,gpu_serial";
         let query = format!("--query-compute-apps={fields}");
         let rows: String = workloads
             .iter()
             .map(|(gpu, memory, workload)| {
-                let truth = &stage.node.config().gpus[*gpu as usize];
-                let (pid, held) = (workload.pid(), mib(stage.held(*memory)));
+                let truth = &client_node.node.config().gpus[*gpu as usize];
+                let (pid, held) = (workload.pid(), mib(client_node.memory_with_context(*memory)));
                 let (uuid, pci, serial) = (&truth.uuid, truth.pci, &truth.serial);
                 format!(
                     "{pid}, {}, {held} MiB, {uuid}, NVIDIA A100-SXM4-40GB, {pci}, {serial}\n",
-                    Workload::NAME
+                    WorkloadProcess::PROCESS_NAME
                 )
             })
             .collect();
         let header = "pid, process_name, used_gpu_memory [MiB], gpu_uuid, gpu_name, gpu_bus_id, gpu_serial\n";
-        assert_eq!(stage.smi(&[&query, "--format=csv"]).well(), format!("{header}{rows}"));
-        let bare = stage.smi(&[&query, "--format=csv,noheader,nounits"]).well();
+        assert_eq!(client_node.nvidia_smi(&[&query, "--format=csv"]).success(), format!("{header}{rows}"));
+        let bare = client_node.nvidia_smi(&[&query, "--format=csv,noheader,nounits"]).success();
         assert_eq!(bare, rows.replace(" MiB", ""));
-        let of_gpu = stage.smi(&["-i", "0", "--query-compute-apps=pid", "--format=csv,noheader"]).well();
+        let of_gpu = client_node
+            .nvidia_smi(&["-i", "0", "--query-compute-apps=pid", "--format=csv,noheader"])
+            .success();
         assert_eq!(of_gpu.trim(), workloads[0].2.pid().to_string());
         drop(workloads);
-        assert_eq!(stage.smi(&[&query, "--format=csv,noheader"]).well(), "", "the dead are gone");
+        assert_eq!(
+            client_node.nvidia_smi(&[&query, "--format=csv,noheader"]).success(),
+            "",
+            "ended processes are not listed"
+        );
     }
 }
 
-/// The rows of `pmon` and `dmon`, each by the names of its columns.
-pub(crate) fn watched(text: &str) -> Vec<std::collections::BTreeMap<&str, &str>> {
+/// Returns the rows of `pmon` and `dmon`, each by the names of its columns.
+pub(crate) fn parse_monitor_rows(text: &str) -> Vec<std::collections::BTreeMap<&str, &str>> {
     let mut lines = text.lines();
     let names: Vec<&str> = lines.next().unwrap().trim_start_matches('#').split_whitespace().collect();
     let rows = lines.filter(|line| !line.starts_with('#'));
@@ -128,20 +134,21 @@ pub(crate) fn watched(text: &str) -> Vec<std::collections::BTreeMap<&str, &str>>
 }
 
 #[tokio::test]
-async fn watches_processes() {
-    for stage in Stage::both(A100, 2) {
-        let (holds, works) = (stage.workload(1, 256, 0), stage.workload(1, 1024, 100));
-        let said = eventually("the last second is full", async || {
-            let said = stage.smi(&["pmon", "-c", "2", "-s", "um"]).well();
-            let full =
-                watched(&said).iter().any(|row| row["pid"] == works.pid().to_string() && row["sm"] == "100");
+async fn pmon_shows_process_utilization() {
+    for client_node in ClientNode::one_model(A100, 2) {
+        let (holds, works) = (client_node.workload(1, 256, 0), client_node.workload(1, 1024, 100));
+        let said = eventually("pmon shows 100 %", async || {
+            let said = client_node.nvidia_smi(&["pmon", "-c", "2", "-s", "um"]).success();
+            let full = parse_monitor_rows(&said)
+                .iter()
+                .any(|row| row["pid"] == works.pid().to_string() && row["sm"] == "100");
             if full { Ok(said) } else { Err(said) }
         })
         .await;
-        let rows = watched(&said);
+        let rows = parse_monitor_rows(&said);
         assert_eq!(rows.len(), 6, "{said}");
         for row in &rows {
-            // Nobody uses the first one.
+            // No process uses the first GPU.
             if row["gpu"] == "0" {
                 assert_eq!(
                     [row["pid"], row["type"], row["sm"], row["fb"], row["command"]],
@@ -154,7 +161,7 @@ async fn watches_processes() {
             let memory = if pid == holds.pid() { 256 } else { 1024 };
             assert!(pid == holds.pid() || pid == works.pid(), "{said}");
             assert_eq!([row["type"], row["ccpm"], row["command"]], ["C", "0", "workload"], "{said}");
-            assert_eq!(row["fb"], mib(stage.held(memory)).to_string(), "{said}");
+            assert_eq!(row["fb"], mib(client_node.memory_with_context(memory)).to_string(), "{said}");
             if pid == holds.pid() {
                 assert_eq!([row["sm"], row["mem"]], ["-"; 2], "{said}");
             } else {
@@ -165,18 +172,18 @@ async fn watches_processes() {
 }
 
 #[tokio::test]
-async fn watches_gpus() {
-    for stage in Stage::both(A100, 2) {
-        let workload = stage.workload(1, 1024, 100);
-        let said = eventually("GPU 1 is used all the time", async || {
-            let said = stage.smi(&["dmon", "-c", "2", "-s", "pucvmet"]).well();
-            let rows = watched(&said);
+async fn dmon_shows_gpu_utilization() {
+    for client_node in ClientNode::one_model(A100, 2) {
+        let workload = client_node.workload(1, 1024, 100);
+        let said = eventually("utilization of GPU 1 is 100 %", async || {
+            let said = client_node.nvidia_smi(&["dmon", "-c", "2", "-s", "pucvmet"]).success();
+            let rows = parse_monitor_rows(&said);
             if rows.iter().any(|row| row["gpu"] == "1" && row["sm"] == "100") { Ok(said) } else { Err(said) }
         })
         .await;
         drop(workload);
-        let card = stage.node.card(0).unwrap();
-        let rows = watched(&said);
+        let card = client_node.node.card(0).unwrap();
+        let rows = parse_monitor_rows(&said);
         assert_eq!(rows.iter().map(|row| row["gpu"]).collect::<Vec<_>>(), ["0", "1", "0", "1"], "{said}");
         for row in rows {
             for column in ["enc", "dec", "jpg", "ofa", "pviol", "tviol", "ccpm", "sbecc", "dbecc", "pci"] {
@@ -191,7 +198,10 @@ async fn watches_gpus() {
                     assert_eq!(row["gtemp"], card.temperature.idle.to_string(), "{said}");
                     assert_eq!(row["pclk"], card.clocks.graphics_idle.to_string(), "{said}");
                 }
-                _ => assert!(row["fb"].parse::<u64>().unwrap() >= mib(stage.held(1024)), "{said}"),
+                _ => assert!(
+                    row["fb"].parse::<u64>().unwrap() >= mib(client_node.memory_with_context(1024)),
+                    "{said}"
+                ),
             }
         }
     }

@@ -1,4 +1,4 @@
-"""Prints what nvitop's Python API tells of every GPU, as JSON."""
+"""Prints the values of every GPU from nvitop's Python API, as JSON."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Asks nvidia-ml-py for what it can tell of every GPU, and prints it as JSON. What a GPU cannot tell is the error's text."""
+"""Prints every value of every GPU from nvidia-ml-py as JSON. A value that a GPU does not support is the error's text."""
 
 import ctypes
 import json

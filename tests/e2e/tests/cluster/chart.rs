@@ -1,11 +1,11 @@
-//! The chart: what its values make of it, and which it refuses; and the plain manifests, which are made from it.
+//! The chart: what its values change, and which it refuses; and the plain manifests, which are generated from it.
 
 use partage_agent::settings;
 use partage_core::dialect::Dialect;
-use partage_core::model::Policy;
-use partage_testkit::binaries::{Settings, helm};
-use partage_testkit::manifests::Manifest;
-use partage_testkit::pages::Page;
+use partage_core::model::PlacementPolicy;
+use partage_testkit::binaries::{BuildPaths, helm};
+use partage_testkit::doc_pages::DocPage;
+use partage_testkit::manifests::DeployManifest;
 use partage_testkit::skip_or_fail;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -14,29 +14,29 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 #[test]
-fn plain_manifests_are_those_of_the_chart() {
-    for manifest in Manifest::ALL {
-        let rendered = match manifest.render(&Settings::from_environment()) {
+fn plain_manifests_match_the_chart() {
+    for manifest in DeployManifest::ALL {
+        let rendered = match manifest.render(&BuildPaths::from_environment()) {
             Ok(rendered) => rendered,
             Err(missing) => return skip_or_fail(&missing),
         };
         let path = manifest.path();
         let there = fs::read_to_string(&path).unwrap();
-        assert!(there == rendered, "{} is not what the chart makes: run `make manifests`", path.display());
+        assert!(there == rendered, "{} differs from the chart: run `make manifests`", path.display());
     }
 }
 
-fn chart() -> PathBuf {
-    Manifest::Real.path().with_file_name("chart").join("partage")
+fn chart_dir() -> PathBuf {
+    DeployManifest::Real.path().with_file_name("chart").join("partage")
 }
 
-/// `helm template` with these values.
+/// Runs `helm template` with these values.
 fn template(values: &[&str]) -> Option<Output> {
     template_with(&values.iter().flat_map(|value| ["--set", value]).collect::<Vec<_>>())
 }
 
 fn template_with(arguments: &[&str]) -> Option<Output> {
-    let helm = match helm(&Settings::from_environment()) {
+    let helm = match helm(&BuildPaths::from_environment()) {
         Ok(helm) => helm,
         Err(missing) => {
             skip_or_fail(&missing);
@@ -44,7 +44,7 @@ fn template_with(arguments: &[&str]) -> Option<Output> {
         }
     };
     let mut command = Command::new(helm);
-    command.args(["template", "partage"]).arg(chart()).args([
+    command.args(["template", "partage"]).arg(chart_dir()).args([
         "--namespace",
         "gpus",
         "--kube-version",
@@ -55,8 +55,8 @@ fn template_with(arguments: &[&str]) -> Option<Output> {
 
 /// The files of values that the page shows.
 #[test]
-fn values_of_the_page_are_taken() {
-    let page = Page::read("docs/install.md", &[]).unwrap();
+fn values_in_the_documentation_are_accepted() {
+    let page = DocPage::read("docs/install.md", &[]).unwrap();
     let folder = tempfile::tempdir().unwrap();
     for (heading, words) in [
         ("Settings", &["sharesPerGpu: 40\n", "- inference-*\n", "awsSlots: 48\n", "k in ['gpushare']"][..]),
@@ -77,16 +77,16 @@ fn values_of_the_page_are_taken() {
 }
 
 #[test]
-fn values_say_what_they_say() {
+fn values_change_the_rendered_manifests() {
     let text = |values: &[&str]| {
         let output = template(values)?;
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         Some(String::from_utf8_lossy(&output.stdout).into_owned())
     };
-    let Some(usual) = text(&[]) else { return };
-    assert!(usual.contains("privileged: true") && usual.contains("scheme: HTTPS"), "{usual}");
-    assert!(!usual.contains(", delete]"), "nobody is deleted unless somebody asks for it");
-    assert!(usual.contains("'system:serviceaccount:gpus:partage-node'"), "{usual}");
+    let Some(defaults) = text(&[]) else { return };
+    assert!(defaults.contains("privileged: true") && defaults.contains("scheme: HTTPS"), "{defaults}");
+    assert!(!defaults.contains(", delete]"), "the permission to delete pods is only given on request");
+    assert!(defaults.contains("'system:serviceaccount:gpus:partage-node'"), "{defaults}");
     for words in [
         "priorityClassName: system-node-critical\n",
         "startupProbe:\n            httpGet:\n              path: /healthz\n",
@@ -94,12 +94,12 @@ fn values_say_what_they_say() {
         "readinessProbe:\n            httpGet:\n              path: /readyz\n",
         "limits:\n              memory: 256Mi\n            requests:\n              cpu: 20m\n              memory: 48Mi\n",
     ] {
-        assert!(usual.contains(words), "{words}: {usual}");
+        assert!(defaults.contains(words), "{words}: {defaults}");
     }
     let simulated = text(&["settings.driver=simulated"]).unwrap();
     assert!(!simulated.contains("privileged: true") && !simulated.contains("path: /dev}"), "{simulated}");
-    // Who is not privileged has to say that it may touch the node's folders; who is does not.
-    assert!(simulated.contains("type: spc_t") && !usual.contains("spc_t"), "{simulated}");
+    // An unprivileged container must declare its access to the node's directories; a privileged one need not.
+    assert!(simulated.contains("type: spc_t") && !defaults.contains("spc_t"), "{simulated}");
     // One node with a real GPU is enough: there is one DaemonSet.
     let mixed =
         ["settings.driver=simulated", "settings.nodes[0].names={gpu-*}", "settings.nodes[0].driver=nvidia"];
@@ -108,19 +108,19 @@ fn values_say_what_they_say() {
     assert!(open.contains("scheme: HTTP\n") && open.contains("containerPort: 9000"), "{open}");
     let both_families = text(&["settings.metrics.address=[::]:9001"]).unwrap();
     assert!(both_families.contains("containerPort: 9001"), "{both_families}");
-    let labelled = text(&[
+    let labeled = text(&[
         "settings.labels.gpushare=yes",
         "settings.nodes[0].names={a}",
         "settings.nodes[0].labels.b=c",
     ]);
-    assert!(labelled.is_none_or(|text| text.contains("k in ['b', 'gpushare']")));
+    assert!(labeled.is_none_or(|text| text.contains("k in ['b', 'gpushare']")));
     let evicting = text(&["settings.onBypass=evict"]).unwrap();
     assert!(evicting.contains("verbs: [get, list, watch, patch, delete]"), "{evicting}");
     let trusting = text(&["admission.alsoTrusted={volcano}"]).unwrap();
     assert!(trusting.contains("partage-node', 'volcano'])"), "{trusting}");
     assert!(
-        usual.contains("- --cdi\n            - /run/cdi\n") && !usual.contains("--runtime-socket"),
-        "{usual}"
+        defaults.contains("- --cdi\n            - /run/cdi\n") && !defaults.contains("--runtime-socket"),
+        "{defaults}"
     );
     let elsewhere = text(&["runtimeSocket=/run/other.sock", "cdi=/etc/cdi"]).unwrap();
     for words in [
@@ -132,7 +132,7 @@ fn values_say_what_they_say() {
         assert!(elsewhere.contains(words), "{words}: {elsewhere}");
     }
     assert!(text(&["withdraw=true", "cdi=/etc/cdi"]).unwrap().contains("- /host/etc/cdi\n"));
-    // In a file of values `off` is no word, but a truth value.
+    // In a YAML file `off` is a boolean, not a string.
     for off in ["settings.resize=off", "settings.resize=false", "settings.nodes[0].resize=false"] {
         let text = text(&[off, "settings.nodes[0].names={a}"]).unwrap();
         assert!(text.contains("resize: \"off\"\n"), "{off}: {text}");
@@ -141,7 +141,7 @@ fn values_say_what_they_say() {
 }
 
 #[test]
-fn wrong_values_are_refused() {
+fn invalid_values_are_refused() {
     for (value, words) in [
         ("setings.driver=nvidia", "additional properties 'setings' not allowed"),
         ("settings.driver=amd", "value must be one of 'nvidia', 'simulated'"),
@@ -158,7 +158,7 @@ fn wrong_values_are_refused() {
             "settings.nodes[0].names={a},settings.nodes[0].metrics.anonymous=true",
             "additional properties 'metrics' not allowed",
         ),
-        // Kubelet would probe the agent in vain.
+        // Kubelet's probes would not reach the agent.
         ("settings.metrics.address=127.0.0.1:9394", "does not match pattern"),
         ("settings.labels.node\\.kubernetes\\.io/gpu=yes", "invalid propertyName"),
         ("settings.resize=maybe", "value must be one of 'on', 'off', true, false"),
@@ -174,34 +174,35 @@ fn wrong_values_are_refused() {
     }
 }
 
-/// What the agent says of a settings file.
-fn agent_takes(text: &str) -> Result<(), String> {
-    settings::Settings::parse(text, &"gpu-1".into()).map(drop).map_err(|error| error.to_string())
+/// Returns the agent's error for a settings file.
+fn parse_agent_settings(text: &str) -> Result<(), String> {
+    settings::AgentSettings::parse(text, &"gpu-1".into()).map(drop).map_err(|error| error.to_string())
 }
 
-/// The keys that the agent knows, as it names them to who writes one that is none.
-fn keys_of_the_agent(text: &str) -> BTreeSet<String> {
-    let said = agent_takes(text).unwrap_err();
+/// Returns the keys that the agent knows, from its error message for an unknown key.
+fn known_agent_keys(text: &str) -> BTreeSet<String> {
+    let said = parse_agent_settings(text).unwrap_err();
     let (_, list) = said.split_once("expected one of ").expect(&said);
     let list = list.split(" at line ").next().unwrap();
     list.split(", ").map(|key| key.trim_matches('`').to_string()).collect()
 }
 
-/// What helm lets through must not be refused on the nodes, and the other way round: every key, and the ends of every range.
+/// Values that helm accepts must not be refused on the nodes, and the other way round: every key, and the ends of every
+/// range.
 #[test]
-fn the_schema_says_what_the_agent_says() {
-    let schema = fs::read_to_string(chart().join("values.schema.json")).unwrap();
+fn schema_matches_the_agents_settings() {
+    let schema = fs::read_to_string(chart_dir().join("values.schema.json")).unwrap();
     let schema: Value = serde_json::from_str(&schema).unwrap();
     let (top, one) = (&schema["properties"]["settings"]["properties"], &schema["$defs"]);
     let of_nodes = &top["nodes"]["items"]["properties"];
     let keys = |of: &Value| of.as_object().unwrap().keys().cloned().collect::<BTreeSet<String>>();
-    assert_eq!(keys(top), keys_of_the_agent("none: 1"));
-    let mut known = keys_of_the_agent("nodes:\n- names: [a]\n  none: 1\n");
-    assert!(known.remove("metrics"), "all agents have one port");
+    assert_eq!(keys(top), known_agent_keys("none: 1"));
+    let mut known = known_agent_keys("nodes:\n- names: [a]\n  none: 1\n");
+    assert!(known.remove("metrics"), "all agents use the same port");
     assert_eq!(keys(of_nodes), known);
     known.remove("names");
     for key in &known {
-        assert_eq!(top[key], of_nodes[key], "{key} is the same everywhere");
+        assert_eq!(top[key], of_nodes[key], "{key} has the same schema everywhere");
     }
 
     for (range, before, after) in [
@@ -215,13 +216,13 @@ fn the_schema_says_what_the_agent_says() {
         let (least, most) = (end("minimum"), end("maximum"));
         for (number, right) in [(least - 1, false), (least, true), (most, true), (most + 1, false)] {
             let text = format!("{before}{number}{after}");
-            let said = agent_takes(&text);
+            let said = parse_agent_settings(&text);
             assert_eq!(said.is_ok(), right, "{text}: {said:?}");
         }
     }
     let longest = usize::try_from(one["vcudaDomains"]["items"]["maxLength"].as_u64().unwrap()).unwrap();
     for (length, right) in [(longest, true), (longest + 1, false)] {
-        let said = agent_takes(&format!("vcudaDomains: [{}]", "a".repeat(length)));
+        let said = parse_agent_settings(&format!("vcudaDomains: [{}]", "a".repeat(length)));
         assert_eq!(said.is_ok(), right, "{length}: {said:?}");
     }
 
@@ -229,10 +230,10 @@ fn the_schema_says_what_the_agent_says() {
         of["enum"].as_array().unwrap().iter().map(|word| word.as_str().unwrap().to_string()).collect()
     };
     assert_eq!(words(&one["dialects"]["items"]), Dialect::ALL.map(Dialect::name));
-    assert_eq!(words(&one["policy"]), Policy::ALL.map(Policy::name));
+    assert_eq!(words(&one["policy"]), PlacementPolicy::ALL.map(PlacementPolicy::name));
     for key in ["gpushareUnit", "onBypass", "driver"] {
         for word in words(&one[key]) {
-            assert_eq!(agent_takes(&format!("{key}: {word}")), Ok(()));
+            assert_eq!(parse_agent_settings(&format!("{key}: {word}")), Ok(()));
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Partage in a cluster: its chart and manifests, its image, `make cluster`, and the pages that say how it is installed.
+//! Partage in a cluster: its chart and manifests, its image, `make cluster`, and the documented installation.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod built;
+mod admission_policies;
+mod api_requests;
 mod chart;
-mod deploy;
-mod installed;
+mod install_docs;
 mod make_cluster;
-mod product;
-mod requests;
+mod product_image;
+mod test_image;

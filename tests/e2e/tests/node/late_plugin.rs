@@ -1,9 +1,12 @@
-//! The late-binding plugin's own plumbing, against the two sockets and the file of kubelet that it uses. What a real
-//! kubelet does is shown in `device_plugin.rs`.
+//! Tests of the late-binding plugin itself, against a fake of kubelet's two sockets and its checkpoint file. For a real
+//! kubelet see `device_plugin.rs`.
 
 use base64::Engine;
-use partage_agent::plugin::CDI_KIND;
-use partage_e2e::late_plugin::{DeviceNode, Edits, LatePlugin, Mount, Owner, Settings, What, Written};
+use partage_agent::device_plugin::CDI_KIND;
+use partage_e2e::late_plugin::{
+    ContainerEdits, ContainerIdentity, EditDeviceNode, EditMount, LatePlugin, LatePluginSettings,
+    PluginEventKind, WrittenSpec,
+};
 use partage_kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
 use partage_kubelet_api::deviceplugin::registration_server::{Registration, RegistrationServer};
 use partage_kubelet_api::deviceplugin::{self as contract, Empty};
@@ -27,11 +30,11 @@ use tonic::{Request, Response, Status};
 const RESOURCE: &str = "example.com/late";
 
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum ContainerKind {
     Init,
     App,
 }
-use Kind::{App, Init};
+use ContainerKind::{App, Init};
 
 /// What kubelet keeps for a container.
 #[derive(Clone)]
@@ -39,27 +42,27 @@ struct Allocation {
     uid: String,
     pod: String,
     container: String,
-    kind: Kind,
+    kind: ContainerKind,
     ids: Vec<String>,
     answer: contract::ContainerAllocateResponse,
 }
 
-/// The sides of kubelet that a plugin sees.
+/// The parts of kubelet that a plugin sees.
 #[derive(Clone)]
-struct Kubelet {
+struct FakeKubelet {
     folder: Arc<tempfile::TempDir>,
     registered: Arc<Mutex<Vec<contract::RegisterRequest>>>,
     allocations: Arc<Mutex<Vec<Allocation>>>,
     running: watch::Sender<u64>,
-    /// Changes when kubelet lets the lists of its plugins go.
+    /// Changes when kubelet closes the lists of its plugins.
     holding: watch::Sender<u64>,
 }
 
 #[tonic::async_trait]
-impl Registration for Kubelet {
+impl Registration for FakeKubelet {
     async fn register(&self, request: Request<contract::RegisterRequest>) -> Result<Response<Empty>, Status> {
         let request = request.into_inner();
-        // Kubelet calls back before it answers.
+        // Kubelet calls back before it responds.
         let socket = self.path("kubelet/device-plugins").join(&request.endpoint);
         let channel = unix::connect(socket).await.map_err(|e| Status::unavailable(e.to_string()))?;
         let mut client = DevicePluginClient::new(channel);
@@ -82,7 +85,7 @@ impl Registration for Kubelet {
 }
 
 #[tonic::async_trait]
-impl PodResourcesLister for Kubelet {
+impl PodResourcesLister for FakeKubelet {
     async fn list(
         &self,
         _: Request<resources::ListPodResourcesRequest>,
@@ -113,24 +116,24 @@ impl PodResourcesLister for Kubelet {
         &self,
         _: Request<resources::AllocatableResourcesRequest>,
     ) -> Result<Response<resources::AllocatableResourcesResponse>, Status> {
-        Err(Status::unimplemented("not asked"))
+        Err(Status::unimplemented("not used"))
     }
 
     async fn get(
         &self,
         _: Request<resources::GetPodResourcesRequest>,
     ) -> Result<Response<resources::GetPodResourcesResponse>, Status> {
-        Err(Status::unimplemented("not asked"))
+        Err(Status::unimplemented("not used"))
     }
 }
 
-impl Kubelet {
-    async fn start() -> Kubelet {
+impl FakeKubelet {
+    async fn start() -> FakeKubelet {
         let folder = tempfile::tempdir().unwrap();
         for name in ["kubelet/device-plugins", "kubelet/pod-resources", "cdi", "logs"] {
             fs::create_dir_all(folder.path().join(name)).unwrap();
         }
-        let kubelet = Kubelet {
+        let kubelet = FakeKubelet {
             folder: Arc::new(folder),
             registered: Arc::default(),
             allocations: Arc::default(),
@@ -158,13 +161,13 @@ impl Kubelet {
         tokio::spawn(Server::builder().serve_with_incoming_shutdown(service, resources, until_restart()));
     }
 
-    /// As kubelet does at its start: the sockets of all plugins are removed.
+    /// Restarts as kubelet does: the sockets of all plugins are removed.
     async fn restart(&self) {
         self.running.send_modify(|starts| *starts += 1);
         for entry in fs::read_dir(self.path("kubelet/device-plugins")).unwrap() {
             let path = entry.unwrap().path();
             if path.extension().is_some_and(|e| e == "sock") {
-                // The one that ends may have removed its own.
+                // A plugin that ends may have removed its own socket.
                 let _ = fs::remove_file(path);
             }
         }
@@ -174,14 +177,20 @@ impl Kubelet {
         self.serve().await;
     }
 
-    fn settings(&self) -> Settings {
+    fn settings(&self) -> LatePluginSettings {
         let (kubelet, runtime) = (self.path("kubelet"), self.path("containerd.sock"));
-        Settings::new(&kubelet, &self.path("logs"), &runtime, &self.path("cdi"), &self.path("record.json"))
+        LatePluginSettings::new(
+            &kubelet,
+            &self.path("logs"),
+            &runtime,
+            &self.path("cdi"),
+            &self.path("record.json"),
+        )
     }
 
     async fn plugin(&self) -> LatePlugin {
         let plugin = LatePlugin::start(&Handle::current(), self.settings()).unwrap();
-        plugin.watched().await;
+        plugin.wait_until_watched().await;
         plugin
     }
 
@@ -190,8 +199,15 @@ impl Kubelet {
         DevicePluginClient::new(unix::connect(socket).await.unwrap())
     }
 
-    /// A container of a pod is admitted with these devices.
-    async fn allocate(&self, uid: &str, pod: &str, container: &str, kind: Kind, ids: &[&str]) -> String {
+    /// Admits a container of a pod with these devices.
+    async fn allocate(
+        &self,
+        uid: &str,
+        pod: &str,
+        container: &str,
+        kind: ContainerKind,
+        ids: &[&str],
+    ) -> String {
         let ids: Vec<String> = ids.iter().map(|id| id.to_string()).collect();
         let ask = contract::ContainerAllocateRequest { devices_ids: ids.clone() };
         let ask = contract::AllocateRequest { container_requests: vec![ask] };
@@ -234,20 +250,25 @@ impl Kubelet {
     }
 }
 
-fn owner(pod: &str, container: &str, uid: &str) -> Owner {
-    Owner { namespace: "team".into(), pod: pod.into(), container: container.into(), uid: uid.into() }
+fn owner(pod: &str, container: &str, uid: &str) -> ContainerIdentity {
+    ContainerIdentity {
+        namespace: "team".into(),
+        pod: pod.into(),
+        container: container.into(),
+        uid: uid.into(),
+    }
 }
 
-/// What the plugin wrote at its last start of a container.
-fn last_written(plugin: &LatePlugin) -> Vec<Written> {
+/// Returns what the plugin wrote at its last start of a container.
+fn last_written(plugin: &LatePlugin) -> Vec<WrittenSpec> {
     let mut started = plugin.events().into_iter().filter_map(|event| match event.what {
-        What::Started { written, .. } => Some(written),
+        PluginEventKind::Started { written, .. } => Some(written),
         _ => None,
     });
     started.next_back().unwrap()
 }
 
-/// The environment that a name gives, if its file is there.
+/// Returns the environment that a name defines, if its file exists.
 fn env(plugin: &LatePlugin, key: &str) -> Option<Vec<String>> {
     let spec: Value = serde_json::from_slice(&fs::read(plugin.cdi_file(key)).ok()?).unwrap();
     assert_eq!(spec["kind"], CDI_KIND);
@@ -263,40 +284,40 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("never: {what}");
+    panic!("timeout: {what}");
 }
 
 #[tokio::test]
-async fn the_file_is_written_when_the_owner_is_known() {
-    let kubelet = Kubelet::start().await;
+async fn spec_is_written_when_the_owner_is_known() {
+    let kubelet = FakeKubelet::start().await;
     let plugin = kubelet.plugin().await;
     let request = kubelet.registered.lock().unwrap()[0].clone();
     assert_eq!((request.resource_name.as_str(), request.version.as_str()), (RESOURCE, "v1beta1"));
     let key = kubelet.allocate("u1", "train", "main", App, &["late-1", "late-0"]).await;
-    assert_eq!(env(&plugin, &key), None, "nothing is known yet");
+    assert_eq!(env(&plugin, &key), None, "the owner is not known yet");
     kubelet.pre_start(&["late-0", "late-1"]).await.unwrap();
     assert_eq!(env(&plugin, &key).unwrap(), ["GRANT=team/train/main"]);
-    let written = Written { key, owner: owner("train", "main", "u1") };
+    let written = WrittenSpec { key, owner: owner("train", "main", "u1") };
     assert_eq!(last_written(&plugin), [written]);
     let names = fs::read_dir(kubelet.path("cdi")).unwrap().count();
     assert_eq!(names, 1, "no temporary files are left");
 }
 
 #[tokio::test]
-async fn device_nodes_and_mounts_are_written_as_cdi_says() {
-    let kubelet = Kubelet::start().await;
+async fn device_nodes_and_mounts_are_written_in_cdi_format() {
+    let kubelet = FakeKubelet::start().await;
     let mut settings = kubelet.settings();
-    settings.edits = Arc::new(|_| Edits {
+    settings.edits = Arc::new(|_| ContainerEdits {
         env: vec![],
-        device_nodes: vec![DeviceNode { path: "/dev/x".into(), host_path: "/dev/y".into() }],
-        mounts: vec![Mount {
+        device_nodes: vec![EditDeviceNode { path: "/dev/x".into(), host_path: "/dev/y".into() }],
+        mounts: vec![EditMount {
             host_path: "/a".into(),
             container_path: "/b".into(),
             options: vec!["ro".into(), "bind".into()],
         }],
     });
     let plugin = LatePlugin::start(&Handle::current(), settings).unwrap();
-    plugin.watched().await;
+    plugin.wait_until_watched().await;
     let key = kubelet.allocate("u1", "train", "main", App, &["late-0"]).await;
     kubelet.pre_start(&["late-0"]).await.unwrap();
     let spec: Value = serde_json::from_slice(&fs::read(plugin.cdi_file(&key)).unwrap()).unwrap();
@@ -317,23 +338,23 @@ async fn device_nodes_and_mounts_are_written_as_cdi_says() {
 
 #[tokio::test]
 async fn init_containers_are_found_in_the_checkpoint() {
-    let kubelet = Kubelet::start().await;
+    let kubelet = FakeKubelet::start().await;
     let plugin = kubelet.plugin().await;
-    // The list does not know this pod's devices at all.
+    // The list has no entry for this pod's devices.
     let alone = kubelet.allocate("u1", "prepare", "fetch", Init, &["late-0"]).await;
     kubelet.pre_start(&["late-0"]).await.unwrap();
     assert_eq!(env(&plugin, &alone).unwrap(), ["GRANT=team/prepare/fetch"]);
-    let written = Written { key: alone, owner: owner("prepare", "fetch", "u1") };
+    let written = WrittenSpec { key: alone, owner: owner("prepare", "fetch", "u1") };
     assert_eq!(last_written(&plugin), [written]);
 
-    // Kubelet gives the ids of an init container to the containers after it: each has its own name.
+    // Kubelet hands the ids of an init container to the containers after it: each has its own name.
     let init = kubelet.allocate("u2", "train", "fetch", Init, &["late-1"]).await;
     let main = kubelet.allocate("u2", "train", "main", App, &["late-1"]).await;
     kubelet.pre_start(&["late-1"]).await.unwrap();
     assert_eq!(env(&plugin, &init).unwrap(), ["GRANT=team/train/fetch"]);
     assert_eq!(env(&plugin, &main).unwrap(), ["GRANT=team/train/main"]);
 
-    // Also when it had more of them, and is started again after the others.
+    // Also when the init container had more ids, and is restarted after the others.
     let init = kubelet.allocate("u3", "wide", "fetch", Init, &["late-2", "late-3"]).await;
     let main = kubelet.allocate("u3", "wide", "main", App, &["late-2"]).await;
     for ids in [&["late-2", "late-3"][..], &["late-2"], &["late-2", "late-3"]] {
@@ -344,8 +365,8 @@ async fn init_containers_are_found_in_the_checkpoint() {
 }
 
 #[tokio::test]
-async fn a_successor_with_the_same_name_and_ids_gets_another_file() {
-    let kubelet = Kubelet::start().await;
+async fn successor_with_the_same_name_and_ids_gets_another_spec() {
+    let kubelet = FakeKubelet::start().await;
     let plugin = kubelet.plugin().await;
     let first = kubelet.allocate("u1", "train", "main", App, &["late-0"]).await;
     kubelet.pre_start(&["late-0"]).await.unwrap();
@@ -355,13 +376,13 @@ async fn a_successor_with_the_same_name_and_ids_gets_another_file() {
     kubelet.pre_start(&["late-0"]).await.unwrap();
     assert_eq!(last_written(&plugin)[0].owner, owner("train", "main", "u2"));
     assert!(env(&plugin, &second).is_some());
-    assert_eq!(env(&plugin, &first), None, "the name of the dead does not come alive again");
+    assert_eq!(env(&plugin, &first), None, "the name of the deleted pod is not used again");
 }
 
-/// The list names the pod, but no runtime says its UID.
+/// The list has the pod's name, but no runtime returns its UID.
 #[tokio::test]
-async fn without_the_checkpoint_only_what_is_certain_is_written() {
-    let kubelet = Kubelet::start().await;
+async fn start_without_the_checkpoint_is_refused() {
+    let kubelet = FakeKubelet::start().await;
     let plugin = kubelet.plugin().await;
     let key = kubelet.allocate("u1", "train", "main", App, &["late-0"]).await;
     let checkpoint = kubelet.path("kubelet/device-plugins/kubelet_internal_checkpoint");
@@ -377,19 +398,19 @@ async fn without_the_checkpoint_only_what_is_certain_is_written() {
 }
 
 #[tokio::test]
-async fn ids_that_nobody_holds_are_refused_in_words() {
-    let kubelet = Kubelet::start().await;
+async fn unallocated_ids_are_refused_with_the_reason() {
+    let kubelet = FakeKubelet::start().await;
     let plugin = kubelet.plugin().await;
     let refused = kubelet.pre_start(&["late-7"]).await.unwrap_err();
     assert!(refused.message().starts_with("kubelet knows no container that holds late-7"), "{refused}");
     let ids = BTreeSet::from(["late-7".to_string()]);
     let event = plugin.events().pop().unwrap().what;
-    assert_eq!(event, What::Refused { ids, why: refused.message().to_string() });
+    assert_eq!(event, PluginEventKind::Refused { ids, why: refused.message().to_string() });
 }
 
 #[tokio::test]
-async fn starts_can_be_refused_for_a_while() {
-    let kubelet = Kubelet::start().await;
+async fn starts_are_refused_as_often_as_requested() {
+    let kubelet = FakeKubelet::start().await;
     let plugin = kubelet.plugin().await;
     kubelet.allocate("u1", "train", "main", App, &["late-0"]).await;
     plugin.refuse_starts(2, "no room on this node");
@@ -400,8 +421,8 @@ async fn starts_can_be_refused_for_a_while() {
 }
 
 #[tokio::test]
-async fn a_new_plugin_knows_what_the_old_one_answered() {
-    let kubelet = Kubelet::start().await;
+async fn new_plugin_knows_the_answers_of_the_old_one() {
+    let kubelet = FakeKubelet::start().await;
     let plugin = kubelet.plugin().await;
     let key = kubelet.allocate("u1", "train", "main", App, &["late-0"]).await;
     plugin.stop().await;
@@ -410,58 +431,58 @@ async fn a_new_plugin_knows_what_the_old_one_answered() {
     kubelet.pre_start(&["late-0"]).await.unwrap();
     assert_eq!(env(&plugin, &key).unwrap(), ["GRANT=team/train/main"]);
 
-    // Dropped and started at once: the new one waits until the socket is free.
+    // Dropped and started at once: the new plugin waits until the socket is free.
     drop(plugin);
     let _plugin = kubelet.plugin().await;
     kubelet.pre_start(&["late-0"]).await.unwrap();
 }
 
 #[tokio::test]
-async fn it_registers_again_with_a_new_kubelet() {
-    let kubelet = Kubelet::start().await;
+async fn plugin_registers_again_after_kubelet_restart() {
+    let kubelet = FakeKubelet::start().await;
     let plugin = kubelet.plugin().await;
     for restarts in 1..=3 {
         kubelet.restart().await;
         eventually("registered again", || kubelet.registered.lock().unwrap().len() > restarts).await;
-        plugin.watched().await;
+        plugin.wait_until_watched().await;
     }
 }
 
 #[tokio::test]
-async fn it_registers_again_when_only_its_socket_is_gone() {
-    let kubelet = Kubelet::start().await;
+async fn plugin_registers_again_after_its_socket_is_removed() {
+    let kubelet = FakeKubelet::start().await;
     let plugin = kubelet.plugin().await;
     fs::remove_file(kubelet.path("kubelet/device-plugins/partage_example_com_late.sock")).unwrap();
     eventually("registered again", || kubelet.registered.lock().unwrap().len() > 1).await;
-    plugin.watched().await;
+    plugin.wait_until_watched().await;
     kubelet.allocate("u1", "train", "main", App, &["late-0"]).await;
 }
 
 #[tokio::test]
-async fn it_registers_again_when_kubelet_lets_go() {
-    let kubelet = Kubelet::start().await;
+async fn plugin_registers_again_after_kubelet_closes_the_stream() {
+    let kubelet = FakeKubelet::start().await;
     let plugin = kubelet.plugin().await;
     for times in 1..=3 {
         kubelet.holding.send_modify(|times| *times += 1);
         eventually("registered again", || kubelet.registered.lock().unwrap().len() > times).await;
-        plugin.watched().await;
+        plugin.wait_until_watched().await;
     }
 }
 
 #[tokio::test]
-async fn it_waits_for_kubelet_and_for_its_folder() {
-    let kubelet = Kubelet::start().await;
+async fn plugin_waits_for_kubelet_and_its_directory() {
+    let kubelet = FakeKubelet::start().await;
     let (folder, aside) = (kubelet.path("kubelet"), kubelet.path("aside"));
     fs::rename(&folder, &aside).unwrap();
     let plugin = LatePlugin::start(&Handle::current(), kubelet.settings()).unwrap();
-    assert!(tokio::time::timeout(Duration::from_millis(300), plugin.watched()).await.is_err());
+    assert!(tokio::time::timeout(Duration::from_millis(300), plugin.wait_until_watched()).await.is_err());
     fs::rename(&aside, &folder).unwrap();
-    plugin.watched().await;
+    plugin.wait_until_watched().await;
 }
 
 #[tokio::test]
-async fn health_is_told_at_once() {
-    let kubelet = Kubelet::start().await;
+async fn health_changes_are_sent_at_once() {
+    let kubelet = FakeKubelet::start().await;
     let plugin = kubelet.plugin().await;
     let mut lists = kubelet.client().await.list_and_watch(Empty {}).await.unwrap().into_inner();
     assert_eq!(lists.message().await.unwrap().unwrap().devices.len(), 64);
@@ -469,16 +490,17 @@ async fn health_is_told_at_once() {
         plugin.set_health("late-5", healthy);
         let list = lists.message().await.unwrap().unwrap();
         let unhealthy: Vec<_> = list.devices.iter().filter(|d| d.health == contract::UNHEALTHY).collect();
-        match healthy {
-            true => assert!(unhealthy.is_empty()),
-            false => assert_eq!((unhealthy.len(), unhealthy[0].id.as_str()), (1, "late-5")),
+        if healthy {
+            assert!(unhealthy.is_empty())
+        } else {
+            assert_eq!((unhealthy.len(), unhealthy[0].id.as_str()), (1, "late-5"))
         }
     }
 }
 
 #[tokio::test]
-async fn a_record_that_cannot_be_read_is_an_error() {
-    let kubelet = Kubelet::start().await;
+async fn corrupt_record_is_an_error() {
+    let kubelet = FakeKubelet::start().await;
     fs::write(kubelet.path("record.json"), "{").unwrap();
     assert!(LatePlugin::start(&Handle::current(), kubelet.settings()).is_err());
 }

@@ -1,46 +1,47 @@
-//! Memory oversubscription: an annotation asks for it, and the node's settings allow or refuse it.
+//! Memory oversubscription: an annotation requests it, and the node's settings allow or refuse it.
 
-use crate::stage::{Stage, bed, pod};
-use partage_testkit::agent::SETTINGS;
+use crate::test_node::{TestNode, bed, pod};
+use partage_testkit::agent::SIMULATED_SETTINGS;
 
 const LIMITS: &str = "partage.dev/gpu: 1, partage.dev/memory: 2Gi";
 
-fn annotated(name: &str, value: &str) -> String {
+fn oversubscribed_pod(name: &str, value: &str) -> String {
     let annotations = format!("annotations: {{partage.dev/oversubscribe: \"{value}\"}}");
     pod(name, LIMITS, "sleep 1000")
         .replace(&format!("{{name: {name}}}"), &format!("{{name: {name}, {annotations}}}"))
 }
 
 /// A program that allocates more than [`LIMITS`].
-const LARGE: &str = "/programs/partage-sample trainer --memory 3Gi --seconds 0.2";
+const OVERSIZED_PROGRAM: &str = "/programs/partage-sample trainer --memory 3Gi --seconds 0.2";
 
 #[test]
 fn annotation_is_refused_unless_the_node_allows_it_and_survives_a_restart_of_the_agent() {
     let Some(bed) = bed() else { return };
     bed.block_on(async {
-        let mut stage = Stage::set(&bed, SETTINGS).await;
-        stage.apply(&annotated("beyond", "true"));
-        let said = stage.waits("beyond", "node node1 refuses memory beyond the limit").await;
+        let mut test_node = TestNode::start(&bed, SIMULATED_SETTINGS).await;
+        test_node.apply(&oversubscribed_pod("beyond", "true"));
+        let said = test_node.wait_until_waiting("beyond", "node node1 refuses memory beyond the limit").await;
         assert!(said.contains("remove the annotation"), "{said}");
-        stage.apply(&annotated("wrong", "yes"));
-        stage.waits("wrong", "\"yes\" is not a boolean").await;
-        stage.delete("wrong");
-        stage.keeps([0, 0, 0]).await;
+        test_node.apply(&oversubscribed_pod("wrong", "yes"));
+        test_node.wait_until_waiting("wrong", "\"yes\" is not a boolean").await;
+        test_node.delete_pod("wrong");
+        test_node.wait_for_agent_files([0, 0, 0]).await;
 
-        // The pod that was refused starts by itself once the settings allow it.
-        stage.agent.write_settings(&format!("{SETTINGS}oversubscribe: allowed\n")).unwrap();
-        stage.runs("beyond").await;
-        let said = stage.exec("beyond", LARGE).unwrap();
+        // The refused pod starts by itself once the settings allow it.
+        test_node.agent.write_settings(&format!("{SIMULATED_SETTINGS}oversubscribe: allowed\n")).unwrap();
+        test_node.wait_until_running("beyond").await;
+        let said = test_node.exec("beyond", OVERSIZED_PROGRAM).unwrap();
         assert!(said.contains("the model takes 3.0 GiB"), "{said}");
-        stage.apply(&pod("within", LIMITS, "sleep 1000"));
-        stage.runs("within").await;
-        let said = stage.exec("within", LARGE).unwrap_err();
+        test_node.apply(&pod("within", LIMITS, "sleep 1000"));
+        test_node.wait_until_running("within").await;
+        let said = test_node.exec("within", OVERSIZED_PROGRAM).unwrap_err();
         assert!(said.contains("out of memory: the model takes 3.0 GiB"), "{said}");
 
-        // Settings that refuse it again are for pods that start; the agent that starts with them leaves this one what it has.
-        stage.agent.write_settings(SETTINGS).unwrap();
-        stage.start_again().await;
-        stage.exec("beyond", LARGE).unwrap();
-        assert_eq!(stage.metric("partage_bypass_total").unwrap(), 0.0, "{}", stage.agent.log());
+        // Settings that refuse it again apply to pods that start later; an agent that starts with them leaves this pod
+        // unchanged.
+        test_node.agent.write_settings(SIMULATED_SETTINGS).unwrap();
+        test_node.restart_agent().await;
+        test_node.exec("beyond", OVERSIZED_PROGRAM).unwrap();
+        assert_eq!(test_node.metric_sum("partage_bypass_total").unwrap(), 0.0, "{}", test_node.agent.log());
     });
 }

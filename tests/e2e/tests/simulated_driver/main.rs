@@ -1,4 +1,4 @@
-//! `partage sim`: nodes, their environment, and what programs do on them.
+//! `partage sim`: nodes, their environment, and programs on them.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod environment;

@@ -5,7 +5,7 @@
 #[path = "../../../../crates/sim-driver/tests/support/driver.rs"]
 mod driver;
 
-use driver::{Library, cuda::*, nvml::*};
+use driver::{LoadedLibrary, cuda::*, nvml::*};
 use serde_json::Value;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -17,19 +17,19 @@ use std::ptr::null_mut;
 const GIB: u64 = 1 << 30;
 
 /// A node of the test's own.
-struct Node {
+struct SimulatedNode {
     path: PathBuf,
     _folder: tempfile::TempDir,
 }
 
-impl Node {
-    fn new(arguments: &[&str]) -> Node {
+impl SimulatedNode {
+    fn new(arguments: &[&str]) -> SimulatedNode {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("node");
         let mut command = Command::new(partage_e2e::partage());
         command.args(["sim", "env", "--dir"]).arg(&path).args(arguments);
         assert!(command.output().unwrap().status.success());
-        Node { path, _folder: folder }
+        SimulatedNode { path, _folder: folder }
     }
 
     fn partage(&self, arguments: &[&str]) -> String {
@@ -44,7 +44,7 @@ impl Node {
     }
 
     /// Starts a program on the node.
-    fn program(&self, does: &str) -> Program {
+    fn program(&self, does: &str) -> ChildProgram {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["programs::program", "--exact", "--ignored", "--nocapture"])
             .env("PARTAGE_TEST_PROGRAM", does)
@@ -55,22 +55,22 @@ impl Node {
             .spawn()
             .unwrap();
         let said = BufReader::new(child.stdout.take().unwrap());
-        Program { child, said }
+        ChildProgram { child, said }
     }
 }
 
-/// A program that runs; it ends with the test.
-struct Program {
+/// A running program, killed when dropped.
+struct ChildProgram {
     child: Child,
     said: BufReader<ChildStdout>,
 }
 
-impl Program {
-    /// The next thing it says.
-    fn says(&mut self) -> String {
+impl ChildProgram {
+    /// Returns the next line that it prints.
+    fn next_message(&mut self) -> String {
         loop {
             let mut line = String::new();
-            assert!(self.said.read_line(&mut line).unwrap() > 0, "the program is gone");
+            assert!(self.said.read_line(&mut line).unwrap() > 0, "the program has ended");
             if let Some(words) = line.trim().strip_prefix("program: ") {
                 return words.to_string();
             }
@@ -78,7 +78,7 @@ impl Program {
     }
 }
 
-impl Drop for Program {
+impl Drop for ChildProgram {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -86,51 +86,51 @@ impl Drop for Program {
 }
 
 #[test]
-#[ignore = "it is the program that the other tests start"]
+#[ignore = "the program that the other tests start"]
 fn program() {
     match std::env::var("PARTAGE_TEST_PROGRAM").as_deref() {
         Ok("compute") => compute(),
         Ok("watch") => watch(),
-        // Somebody runs all tests that are ignored.
+        // All ignored tests are being run.
         _ => {}
     }
 }
 
-/// Holds a GiB and computes until something goes wrong.
+/// Holds a GiB and computes until an error occurs.
 fn compute() {
-    let cuda = Cuda(Library::open("libcuda.so.1").unwrap());
-    // SAFETY: no pointers.
+    let cuda = CudaLibrary(LoadedLibrary::open("libcuda.so.1").unwrap());
+    // SAFETY: the call takes no pointers.
     let code = unsafe { cuda.cuInit(0) };
     if code != CUDA_SUCCESS {
         println!("program: cuInit {code}");
         return;
     }
     let (mut context, mut pointer, mut module, mut function) = (null_mut(), 0, null_mut(), null_mut());
-    // SAFETY: the pointer is to a variable.
+    // SAFETY: the pointer is to a local variable.
     assert_eq!(unsafe { cuda.cuCtxCreate_v2(&mut context, 0, 0) }, CUDA_SUCCESS);
-    // SAFETY: likewise.
+    // SAFETY: the pointer is to a local variable.
     assert_eq!(unsafe { cuda.cuMemAlloc_v2(&mut pointer, GIB as usize) }, CUDA_SUCCESS);
-    // SAFETY: likewise; any image will do.
+    // SAFETY: the pointer is to a local variable; the simulated driver accepts any image.
     assert_eq!(unsafe { cuda.cuModuleLoadData(&mut module, c"image".as_ptr().cast()) }, CUDA_SUCCESS);
-    // SAFETY: likewise.
+    // SAFETY: the pointer is to a local variable; the name is a C string.
     let found = unsafe { cuda.cuModuleGetFunction(&mut function, module, c"busy_200us".as_ptr()) };
     assert_eq!(found, CUDA_SUCCESS);
     let mut event = null_mut();
-    // SAFETY: likewise.
+    // SAFETY: the pointer is to a local variable.
     assert_eq!(unsafe { cuda.cuEventCreate(&mut event, 0) }, CUDA_SUCCESS);
     let mut rounds = 0;
     let code = loop {
         let launched = (0..50).find_map(|_| {
             let (none, nothing) = (null_mut(), null_mut());
-            // SAFETY: no arguments, no stream.
+            // SAFETY: the function was returned by the driver; no arguments and no stream are passed.
             let code = unsafe {
                 cuda.cuLaunchKernel(function, 4096, 1, 1, 1024, 1, 1, 0, null_mut(), none, nothing)
             };
             (code != CUDA_SUCCESS).then_some(code)
         });
-        // SAFETY: the event is there.
+        // SAFETY: the event was created above.
         unsafe { cuda.cuEventRecord(event, null_mut()) };
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         let done = unsafe { cuda.cuCtxSynchronize() };
         if rounds == 1 {
             println!("program: computes");
@@ -141,23 +141,23 @@ fn compute() {
             wrong => break wrong,
         }
     };
-    // SAFETY: the event is there.
+    // SAFETY: the event was created above.
     let never = unsafe { cuda.cuEventSynchronize(event) };
     println!("program: cuCtxSynchronize {code} cuEventSynchronize {never}");
 }
 
-/// Watches a GPU through NVML and says what changes.
+/// Polls a GPU through NVML and prints changes.
 fn watch() {
-    let nvml = Nvml::open();
+    let nvml = NvmlLibrary::open();
     let mut device = null_mut();
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointers.
     assert_eq!(unsafe { nvml.nvmlInit_v2() }, NVML_SUCCESS);
-    // SAFETY: the pointer is to a variable.
+    // SAFETY: the pointer is to a local variable.
     assert_eq!(unsafe { nvml.nvmlDeviceGetHandleByIndex_v2(0, &mut device) }, NVML_SUCCESS);
     let mut last = None;
     loop {
         let mut temperature = 0;
-        // SAFETY: likewise.
+        // SAFETY: the handle is valid, and the pointer is to a local variable.
         let code = unsafe { nvml.nvmlDeviceGetTemperature(device, NVML_TEMPERATURE_GPU, &mut temperature) };
         if last.replace(code) != Some(code) {
             println!("program: nvml {code}");
@@ -167,11 +167,11 @@ fn watch() {
 }
 
 #[test]
-fn top_shows_who_uses_what() {
-    let node = Node::new(&["--gpus", "2"]);
+fn top_shows_processes_and_their_usage() {
+    let node = SimulatedNode::new(&["--gpus", "2"]);
     let (mut one, mut two) = (node.program("compute"), node.program("compute"));
-    assert_eq!((one.says().as_str(), two.says().as_str()), ("computes", "computes"));
-    // On a busy machine one of them may have got no processor in the time that is looked at.
+    assert_eq!((one.next_message().as_str(), two.next_message().as_str()), ("computes", "computes"));
+    // On a busy machine one of them may have had no CPU time during the interval.
     let all_worked = |top: &Value| {
         let mut all = top["gpus"][0]["processes"].as_array().unwrap().iter();
         all.all(|process| process["sharePercent"].as_f64().unwrap() > 0.0)
@@ -198,14 +198,14 @@ fn top_shows_who_uses_what() {
         assert!(process["gpuSeconds"].as_f64().unwrap() > 0.0, "{top:#}");
         assert!(process["sharePercent"].as_f64().unwrap() > 0.0, "{top:#}");
     }
-    // Parts of what there is: all that was served is theirs, and no more than there was time.
+    // Shares of the total: all GPU time belongs to the processes, and is not more than the elapsed time.
     assert_eq!(sum("usedBytes"), busy["usedBytes"].as_f64().unwrap());
     assert!(
         sum("sharePercent") <= 100.1 && sum("sharePercent") <= busy["busyPercent"].as_f64().unwrap() + 0.2
     );
     assert_eq!((&idle["processes"], &idle["usedBytes"]), (&Value::Array(Vec::new()), &Value::from(0)));
     assert_eq!(idle["busySeconds"], 0.0);
-    // A killed process is gone at the next look, with what it held.
+    // A killed process is missing in the next output, with its memory.
     drop(one);
     let top = node.top();
     assert_eq!(top["gpus"][0]["processes"].as_array().unwrap().len(), 1, "{top:#}");
@@ -215,37 +215,40 @@ fn top_shows_who_uses_what() {
 }
 
 #[test]
-fn a_lost_gpu_is_lost_for_those_on_it_and_there_again_for_new_ones() {
-    let node = Node::new(&[]);
+fn lost_gpu_fails_its_processes_and_serves_new_ones_after_return() {
+    let node = SimulatedNode::new(&[]);
     let (mut program, mut watcher) = (node.program("compute"), node.program("watch"));
-    assert_eq!((program.says().as_str(), watcher.says()), ("computes", format!("nvml {NVML_SUCCESS}")));
+    assert_eq!(
+        (program.next_message().as_str(), watcher.next_message()),
+        ("computes", format!("nvml {NVML_SUCCESS}"))
+    );
     let words = node.partage(&["inject", "lost"]);
-    assert_eq!(words, "GPU 0: fell off the bus under 1 process; XID 79 is reported\n");
+    assert_eq!(words, "GPU 0: lost by 1 process, XID 79 reported\n");
     let gone = CUDA_ERROR_UNKNOWN;
-    assert_eq!(program.says(), format!("cuCtxSynchronize {gone} cuEventSynchronize {gone}"));
-    assert_eq!(watcher.says(), format!("nvml {NVML_ERROR_GPU_IS_LOST}"));
+    assert_eq!(program.next_message(), format!("cuCtxSynchronize {gone} cuEventSynchronize {gone}"));
+    assert_eq!(watcher.next_message(), format!("nvml {NVML_ERROR_GPU_IS_LOST}"));
     let top = node.top();
     assert_eq!((&top["gpus"][0]["lost"], &top["gpus"][0]["lastXid"]), (&true.into(), &79.into()));
     assert_eq!(top["gpus"][0]["busyPercent"], 0.0, "{top:#}");
-    // It is the node's only one.
-    assert_eq!(node.program("compute").says(), format!("cuInit {CUDA_ERROR_NO_DEVICE}"));
+    // It is the node's only GPU.
+    assert_eq!(node.program("compute").next_message(), format!("cuInit {CUDA_ERROR_NO_DEVICE}"));
 
-    assert!(node.partage(&["inject", "back"]).starts_with("GPU 0: is on the bus again"));
-    assert_eq!(watcher.says(), format!("nvml {NVML_SUCCESS}"));
-    assert_eq!(node.program("compute").says(), "computes");
+    assert!(node.partage(&["inject", "back"]).starts_with("GPU 0: back on the bus"));
+    assert_eq!(watcher.next_message(), format!("nvml {NVML_SUCCESS}"));
+    assert_eq!(node.program("compute").next_message(), "computes");
 }
 
 #[test]
-fn a_slow_gpu_serves_less_in_the_same_time() {
-    let node = Node::new(&[]);
+fn slow_gpu_completes_less_work_in_the_same_time() {
+    let node = SimulatedNode::new(&[]);
     let mut program = node.program("compute");
-    assert_eq!(program.says(), "computes");
-    assert_eq!(node.partage(&["inject", "slow", "4"]), "GPU 0: takes 4 times as long from now on\n");
+    assert_eq!(program.next_message(), "computes");
+    assert_eq!(node.partage(&["inject", "slow", "4"]), "GPU 0: 4 times slower\n");
     let (before, mut after) = (node.top(), node.top());
     let figure = |top: &Value, field: &str| top["gpus"][0][field].as_f64().unwrap();
     let work = |top: &Value| top["gpus"][0]["processes"][0]["gpuSeconds"].as_f64().unwrap();
     let busy = |after: &Value| figure(after, "busySeconds") - figure(&before, "busySeconds");
-    // Next to nothing, where the program got no processor, cannot be compared.
+    // If the program had no CPU time, there is too little to compare.
     for _ in 1..10 {
         if busy(&after) > 0.05 {
             break;
@@ -259,35 +262,35 @@ fn a_slow_gpu_serves_less_in_the_same_time() {
 }
 
 #[test]
-fn a_gpu_in_mig_mode_is_no_programs() {
-    let node = Node::new(&[]);
-    assert_eq!(node.partage(&["inject", "mig", "off"]), "GPU 0: MIG mode is disabled already\n");
-    assert_eq!(node.partage(&["inject", "mig", "on"]), "GPU 0: MIG mode is enabled\n");
-    assert_eq!(node.program("compute").says(), format!("cuInit {CUDA_ERROR_NO_DEVICE}"));
-    assert_eq!(node.program("watch").says(), format!("nvml {NVML_SUCCESS}"));
+fn gpu_in_mig_mode_is_not_usable() {
+    let node = SimulatedNode::new(&[]);
+    assert_eq!(node.partage(&["inject", "mig", "off"]), "GPU 0: MIG mode is already disabled\n");
+    assert_eq!(node.partage(&["inject", "mig", "on"]), "GPU 0: MIG mode enabled\n");
+    assert_eq!(node.program("compute").next_message(), format!("cuInit {CUDA_ERROR_NO_DEVICE}"));
+    assert_eq!(node.program("watch").next_message(), format!("nvml {NVML_SUCCESS}"));
     assert_eq!(node.top()["gpus"][0]["mig"], true);
     assert!(node.partage(&["top", "--once", "--interval", "0.1"]).contains("MIG mode"));
     node.partage(&["inject", "mig", "off"]);
-    assert_eq!(node.program("compute").says(), "computes");
+    assert_eq!(node.program("compute").next_message(), "computes");
 }
 
 #[test]
-fn without_a_driver_programs_find_no_gpu() {
-    let node = Node::new(&[]);
+fn unloaded_driver_offers_no_gpu() {
+    let node = SimulatedNode::new(&[]);
     node.partage(&["inject", "driver", "unload"]);
-    assert_eq!(node.program("compute").says(), format!("cuInit {CUDA_ERROR_NO_DEVICE}"));
+    assert_eq!(node.program("compute").next_message(), format!("cuInit {CUDA_ERROR_NO_DEVICE}"));
     assert_eq!(node.top()["loaded"], false);
     node.partage(&["inject", "driver", "load"]);
-    assert_eq!(node.program("compute").says(), "computes");
+    assert_eq!(node.program("compute").next_message(), "computes");
 }
 
 #[test]
-fn errors_are_counted_and_told() {
-    let node = Node::new(&["--gpus", "2", "--model", "T4"]);
+fn injected_errors_are_counted_and_reported() {
+    let node = SimulatedNode::new(&["--gpus", "2", "--model", "T4"]);
     let words = node.partage(&["inject", "ecc", "--corrected", "3", "--uncorrected", "1", "--gpu", "1"]);
-    let counted = "GPU 1: 3 corrected errors counted; 1 uncorrected error counted, and XID 48 is reported\n";
+    let counted = "GPU 1: 3 corrected errors counted; 1 uncorrected error counted, XID 48 reported\n";
     assert_eq!(words, counted);
-    assert_eq!(node.partage(&["inject", "--gpu", "0", "xid", "13"]), "GPU 0: XID 13 is reported\n");
+    assert_eq!(node.partage(&["inject", "--gpu", "0", "xid", "13"]), "GPU 0: XID 13 reported\n");
     let top = node.top();
     let condition = |gpu: usize| {
         ["correctedErrors", "uncorrectedErrors", "lastXid"].map(|field| top["gpus"][gpu][field].as_u64())
@@ -297,10 +300,10 @@ fn errors_are_counted_and_told() {
 }
 
 #[test]
-fn nodes_do_not_see_each_other() {
-    let (a, b) = (Node::new(&[]), Node::new(&["--model", "T4", "--driver", "535"]));
+fn simulated_nodes_are_isolated() {
+    let (a, b) = (SimulatedNode::new(&[]), SimulatedNode::new(&["--model", "T4", "--driver", "535"]));
     let mut program = a.program("compute");
-    assert_eq!(program.says(), "computes");
+    assert_eq!(program.next_message(), "computes");
     b.partage(&["inject", "lost"]);
     assert_eq!(b.top()["gpus"][0]["processes"], Value::Array(Vec::new()));
     let top = a.top();
@@ -316,8 +319,8 @@ fn remove(node: &Path) {
 }
 
 #[test]
-fn a_table_follows_the_other_until_nobody_reads() {
-    let node = Node::new(&[]);
+fn piped_top_repeats_tables_until_the_reader_leaves() {
+    let node = SimulatedNode::new(&[]);
     let mut top = Command::new(partage_e2e::partage())
         .args(["sim", "top", "--interval", "0.05"])
         .env("PARTAGE_SIM_DIR", &node.path)
@@ -334,7 +337,7 @@ fn a_table_follows_the_other_until_nobody_reads() {
     }
     drop(said);
     assert!(top.wait().unwrap().success());
-    // Nor does it go on with a node that is gone.
+    // It also ends when its node is removed.
     let mut top = Command::new(partage_e2e::partage())
         .args(["sim", "top", "--interval", "0.05"])
         .env("PARTAGE_SIM_DIR", &node.path)
@@ -350,24 +353,24 @@ fn a_table_follows_the_other_until_nobody_reads() {
     assert!(String::from_utf8(output.stderr).unwrap().ends_with("was removed\n"));
 }
 
-/// A terminal of its own: what a program on it writes and reads, and the end that programs have.
-fn terminal() -> (File, File) {
+/// Opens a pseudoterminal: the test's end, and the program's end.
+fn open_terminal() -> (File, File) {
     let (mut ours, mut theirs) = (0, 0);
     let size = libc::winsize { ws_row: 6, ws_col: 40, ws_xpixel: 0, ws_ypixel: 0 };
-    // SAFETY: two variables for the two ends; no name and no modes are asked for.
+    // SAFETY: the two pointers are to local variables; no name and no modes are requested.
     let made = unsafe { libc::openpty(&mut ours, &mut theirs, null_mut(), null_mut(), &size) };
     assert_eq!(made, 0);
-    // SAFETY: it was opened just now, and is nobody else's.
+    // SAFETY: the descriptor was just opened, and has no other owner.
     let ours = unsafe { File::from_raw_fd(ours) };
-    // SAFETY: likewise.
+    // SAFETY: the descriptor was just opened, and has no other owner.
     (ours, unsafe { File::from_raw_fd(theirs) })
 }
 
 #[test]
-fn on_a_terminal_a_table_is_drawn_over_the_other_until_a_key() {
-    let node = Node::new(&["--gpus", "4"]);
+fn terminal_top_redraws_in_place_until_a_key() {
+    let node = SimulatedNode::new(&["--gpus", "4"]);
     for key in ["q", "\u{3}"] {
-        let (mut ours, theirs) = terminal();
+        let (mut ours, theirs) = open_terminal();
         let modes = || rustix::termios::tcgetattr(&theirs).unwrap().local_modes;
         let before = modes();
         let mut top = Command::new(partage_e2e::partage())
@@ -388,12 +391,12 @@ fn on_a_terminal_a_table_is_drawn_over_the_other_until_a_key() {
         ours.write_all(key.as_bytes()).unwrap();
         assert!(top.wait().unwrap().success());
         assert_eq!(modes(), before);
-        // No line is longer than a row and no table higher than the screen, or it could not be drawn over.
+        // No line is longer than a row and no table taller than the screen; otherwise it could not be redrawn.
         let table = shown.split("\u{1b}[J").nth(1).unwrap().split('\u{1b}').next().unwrap();
         let lines: Vec<&str> = table.lines().collect();
         assert!(lines.len() <= 5 && lines.iter().all(|line| line.len() <= 40), "{table}");
         assert!(
-            table.contains("... ") && table.contains(" lines more") && table.contains("q ends"),
+            table.contains("... ") && table.contains(" more lines") && table.contains("q quit"),
             "{table}"
         );
     }

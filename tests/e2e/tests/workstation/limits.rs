@@ -1,43 +1,43 @@
-//! Limits hold, whatever a command does with its processes; and they are its own.
+//! Limits hold, whatever a command does with its processes, and each share has its own.
 
 use super::support::*;
 use std::fs;
 
-/// One GPU, so that neighbours are neighbours.
+/// One GPU, so that shares are on the same one.
 const ONE_GPU: &str = "driver: simulated\nmetrics: off\nsimulated:\n  gpus: 1\n";
 
 #[test]
-fn a_greedy_one_is_refused_and_its_neighbour_is_not() {
-    let home = Home::new();
-    let _up = home.up(ONE_GPU, &[]);
+fn greedy_share_is_refused_and_its_neighbor_is_not() {
+    let home = TestHome::new();
+    let _up = home.start_up(ONE_GPU, &[]);
     let trainer = [sample(), "trainer", "--memory", "30Gi", "--every", "0.3"];
-    let mut trainer = home.share("trainer", &["--memory", "32Gi", "--cores", "30"], &trainer);
-    trainer.says("step ");
-    let mut greedy = home.share("greedy", &["--memory", "4Gi", "--cores", "30"], &[sample(), "greedy"]);
-    greedy.says("refused at 3.5 GiB: out of memory");
-    trainer.says("step ");
-    let part = |name: &str| home.find(name).unwrap()["parts"][0].clone();
+    let mut trainer = home.start_share("trainer", &["--memory", "32Gi", "--cores", "30"], &trainer);
+    trainer.wait_for_line("step ");
+    let mut greedy = home.start_share("greedy", &["--memory", "4Gi", "--cores", "30"], &[sample(), "greedy"]);
+    greedy.wait_for_line("refused at 3.5 GiB: out of memory");
+    trainer.wait_for_line("step ");
+    let part = |name: &str| home.find_share(name).unwrap()["parts"][0].clone();
     let (own, other) = (part("greedy"), part("trainer"));
     assert!(own["refusals"].as_u64().unwrap() >= 1, "{own}");
     assert!((7 * GIB / 2..=4 * GIB).contains(&own["peakBytes"].as_u64().unwrap()), "{own}");
     assert_eq!(other["refusals"], 0);
     assert!((30 * GIB..=32 * GIB).contains(&other["usedBytes"].as_u64().unwrap()), "{other}");
     assert_eq!(own["uuid"], other["uuid"]);
-    // What the driver itself counts is no more than both were given.
-    let top = home.json(&["top", "-o", "json", "--interval", "50ms"]);
+    // The driver's own count is not more than both limits.
+    let top = home.run_json(&["top", "-o", "json", "--interval", "50ms"]);
     assert!(top["gpus"][0]["usedMemoryBytes"].as_u64().unwrap() <= 36 * GIB, "{top}");
     for running in [&mut trainer, &mut greedy] {
         running.signal(libc::SIGTERM);
-        running.says("ended after");
-        assert!(running.ended().success());
+        running.wait_for_line("ended after");
+        assert!(running.wait_for_exit().success());
     }
-    home.nothing_left();
+    home.wait_until_clean();
 }
 
 #[test]
-fn oversubscribed_share_allocates_beyond_its_limit_where_that_is_allowed() {
-    let home = Home::new();
-    let up = home.up(ONE_GPU, &[]);
+fn oversubscribed_share_allocates_beyond_its_limit_when_allowed() {
+    let home = TestHome::new();
+    let up = home.start_up(ONE_GPU, &[]);
     let large = [sample(), "trainer", "--memory", "3Gi", "--seconds", "0.2"];
     let run = |options: &[&str]| {
         home.output(&[&["run", "-q", "--memory", "2Gi"], options, &["--"], &large].concat())
@@ -49,63 +49,66 @@ fn oversubscribed_share_allocates_beyond_its_limit_where_that_is_allowed() {
     let said = String::from_utf8(allowed.stdout).unwrap();
     assert!(allowed.status.success() && said.contains("the model takes 3.0 GiB"), "{said}");
 
-    // The limit on the GPU itself holds: what is beyond it is not there.
+    // The limit on the GPU itself holds: memory beyond it is not on the GPU.
     let trainer = [sample(), "trainer", "--memory", "3Gi", "--every", "0.1"];
-    let mut trainer = home.share("beyond", &["--memory", "2Gi", "--oversubscribe"], &trainer);
-    trainer.says("step ");
-    let share = home.find("beyond").unwrap();
+    let mut trainer = home.start_share("beyond", &["--memory", "2Gi", "--oversubscribe"], &trainer);
+    trainer.wait_for_line("step ");
+    let share = home.find_share("beyond").unwrap();
     assert_eq!(share["oversubscribe"], true, "{share}");
     assert!(share["parts"][0]["usedBytes"].as_u64().unwrap() <= 2 * GIB, "{share}");
-    let top = home.json(&["top", "-o", "json", "--interval", "50ms"]);
+    let top = home.run_json(&["top", "-o", "json", "--interval", "50ms"]);
     assert!(top["gpus"][0]["usedMemoryBytes"].as_u64().unwrap() <= 2 * GIB, "{top}");
-    assert!(home.fine(&["ps"]).contains(" / 2 GiB + host "));
-    assert!(home.fine(&["inspect", "beyond"]).contains("beyond limit: memory is placed on the host"));
+    assert!(home.run_ok(&["ps"]).contains(" / 2 GiB + host "));
+    assert!(
+        home.run_ok(&["inspect", "beyond"])
+            .contains("oversubscribed: memory above the limit is in host memory")
+    );
     trainer.signal(libc::SIGTERM);
-    assert!(trainer.ended().success());
-    home.nothing_left();
+    assert!(trainer.wait_for_exit().success());
+    home.wait_until_clean();
     drop(up);
 
-    let other = Home::new();
-    let _up = other.up(&format!("{ONE_GPU}oversubscribe: refused\n"), &[]);
-    let (code, words) = other.refused(&["run", "--memory", "2Gi", "--oversubscribe", "--", "true"]);
-    assert!(code == 125 && words.contains("memory beyond the limit is refused on this machine"), "{words}");
-    other.nothing_left();
+    let other = TestHome::new();
+    let _up = other.start_up(&format!("{ONE_GPU}oversubscribe: refused\n"), &[]);
+    let (code, words) = other.run_err(&["run", "--memory", "2Gi", "--oversubscribe", "--", "true"]);
+    assert!(code == 125 && words.contains("oversubscription is not allowed on this machine"), "{words}");
+    other.wait_until_clean();
 }
 
 #[test]
 fn two_halves_of_a_gpu_can_both_be_filled() {
-    let home = Home::new();
-    let _up = home.up(ONE_GPU, &[]);
-    let top = home.json(&["top", "-o", "json", "--interval", "50ms"]);
-    // What a context takes, and a little.
+    let home = TestHome::new();
+    let _up = home.start_up(ONE_GPU, &[]);
+    let top = home.run_json(&["top", "-o", "json", "--interval", "50ms"]);
+    // Minus the size of a context, and some reserve.
     let model = ((top["gpus"][0]["memoryBytes"].as_u64().unwrap() / 2) >> 20) - 450;
     let model = format!("{model}Mi");
     let mut halves = ["left", "right"].map(|name| {
         let trainer = [sample(), "trainer", "--memory", &model, "--every", "0.3"];
-        home.share(name, &["--memory-percent", "50", "--cores", "50"], &trainer)
+        home.start_share(name, &["--memory-percent", "50", "--cores", "50"], &trainer)
     });
     for half in &mut halves {
-        half.says("the model takes");
+        half.wait_for_line("the model takes");
     }
     for half in &mut halves {
-        half.says("step ");
+        half.wait_for_line("step ");
     }
     for name in ["left", "right"] {
-        assert_eq!(home.find(name).unwrap()["parts"][0]["refusals"], 0, "{name}");
+        assert_eq!(home.find_share(name).unwrap()["parts"][0]["refusals"], 0, "{name}");
     }
-    home.fine(&["stop", "--all"]);
-    home.nothing_left();
+    home.run_ok(&["stop", "--all"]);
+    home.wait_until_clean();
 }
 
 #[test]
-fn no_way_of_starting_a_program_loses_the_limits() {
+fn limits_hold_for_every_way_to_start_a_program() {
     if !is_root() {
-        return skip_or_fail(&"su, and what holds in a mount namespace of root's, need root");
+        return skip_or_fail(&"su and a mount namespace need root");
     }
-    let home = Home::new();
-    // Where every user can start it.
+    let home = TestHome::new();
+    // In a directory where every user can start it.
     let program = home.path().join("too-large");
-    install(sample(), &program);
+    install_program(sample(), &program);
     let program = program.to_str().unwrap();
     let large = format!("{program} trainer --memory 1Gi --seconds 0.1");
     let ways: [(&str, Vec<String>); 7] = [
@@ -135,41 +138,38 @@ fn no_way_of_starting_a_program_loses_the_limits() {
         let words: Vec<&str> = words.chain(command.iter().map(String::as_str)).collect();
         let output = home.output(&words);
         let said = String::from_utf8(output.stderr.clone()).unwrap();
-        assert!(
-            said.contains("out of memory") && said.contains(" of 1.0 GiB there are "),
-            "{name}: {output:?}"
-        );
+        assert!(said.contains("out of memory") && said.contains(" of 1.0 GiB only "), "{name}: {output:?}");
     }
-    home.nothing_left();
+    home.wait_until_clean();
 }
 
 #[test]
-fn a_daemon_keeps_the_limits_and_the_share() {
-    let home = Home::new();
+fn daemonized_process_keeps_the_limits_and_the_share() {
+    let home = TestHome::new();
     let out = home.path().join("out");
-    // Twice forked, in a session of its own, without anything that its command had open.
+    // Forked twice, in a session of its own, without any open file of its command.
     let script =
         format!("(setsid {} greedy > {} 2>&1 < /dev/null &) & wait; echo left", sample(), out.display());
-    let left = home.fine(&["run", "-q", "--memory", "1Gi", "--name", "daemon", "--", "sh", "-c", &script]);
+    let left = home.run_ok(&["run", "-q", "--memory", "1Gi", "--name", "daemon", "--", "sh", "-c", &script]);
     assert_eq!(left, "left\n");
     let said = || fs::read_to_string(&out).unwrap_or_default();
     eventually("the daemon is refused", || said().contains("refused at 0.5 GiB").then_some(()));
-    let share = home.find("daemon").unwrap();
+    let share = home.find_share("daemon").unwrap();
     assert_eq!((&share["stage"], &share["members"]), (&"lingering".into(), &1.into()));
     assert!(share["parts"][0]["usedBytes"].as_u64().unwrap() <= GIB, "{share}");
-    // Its name is taken, and its memory is too, for as long as it runs.
-    let (code, words) = home.refused(&["run", "--memory", "1Gi", "--name", "daemon", "--", "true"]);
-    assert!(code == 125 && words.contains("a share called daemon is there already"), "{words}");
-    for pid in home.members() {
+    // Its name and its memory are in use for as long as it runs.
+    let (code, words) = home.run_err(&["run", "--memory", "1Gi", "--name", "daemon", "--", "true"]);
+    assert!(code == 125 && words.contains("share daemon already exists"), "{words}");
+    for pid in home.share_processes() {
         signal(pid, libc::SIGTERM);
     }
-    home.nothing_left();
-    eventually("the share is given back", || home.shares().is_empty().then_some(()));
+    home.wait_until_clean();
+    eventually("the share is released", || home.shares().is_empty().then_some(()));
 }
 
 #[test]
-fn other_gpus_are_not_there() {
-    let home = Home::new();
+fn gpus_outside_the_share_are_not_visible() {
+    let home = TestHome::new();
     let greedy = |words: &[&str], options: &[&str]| {
         let sample = [sample(), "greedy", "--seconds", "0.2", "--gpu"];
         home.output(&[&["run", "-q"], options, &["--memory", "1Gi", "--"], words, &sample, &["1"]].concat())
@@ -181,24 +181,24 @@ fn other_gpus_are_not_there() {
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.code() == Some(1) && said.contains("no such device"), "{words:?}: {said}");
     }
-    // Who asks for both has both.
+    // A share with both GPUs sees both.
     let output = greedy(&[], &["--gpus", "2"]);
     assert!(output.status.success(), "{output:?}");
-    home.nothing_left();
+    home.wait_until_clean();
 }
 
 #[test]
-fn a_hard_share_gets_its_part_of_an_idle_gpu() {
-    let home = Home::new();
+fn hard_share_is_capped_on_an_idle_gpu() {
+    let home = TestHome::new();
     let percent = |options: &[&str]| {
         let sample = [sample(), "trainer", "--memory", "512Mi", "--seconds", "3"];
-        let said = home.fine(&[&["run", "-q", "--memory", "2Gi"], options, &["--"], &sample].concat());
+        let said = home.run_ok(&[&["run", "-q", "--memory", "2Gi"], options, &["--"], &sample].concat());
         let last = said.lines().last().unwrap();
         let words: Vec<&str> = last.split_whitespace().collect();
         let at = words.iter().position(|word| *word == "%").unwrap_or_else(|| panic!("{said}"));
         words[at - 1].parse::<u32>().unwrap()
     };
-    // A machine that does other things may have had no time for it: that it has enough is seen in one of several runs.
+    // On a busy machine it may have had no CPU time: one of several runs must be good enough.
     let most = |options: &[&str], enough: u32| {
         let mut most = 0;
         for _ in 0..5 {
@@ -213,13 +213,13 @@ fn a_hard_share_gets_its_part_of_an_idle_gpu() {
     assert!((15..=45).contains(&hard), "{hard} %");
     let lent = most(&["--cores", "30"], 60);
     assert!(lent > 60, "{lent} %");
-    home.nothing_left();
+    home.wait_until_clean();
 }
 
-/// What a share may is written where its processes can only read it.
+/// The limits of a share are in a file that its processes can only read.
 #[test]
 fn limits_are_read_only_inside() {
-    let home = Home::new();
+    let home = TestHome::new();
     let limits = home.path().join("region/limits");
     let script =
         format!("test -r {0} && ! (echo x >> {0}) 2>/dev/null && ! rm -f {0} 2>/dev/null", limits.display());
@@ -228,5 +228,5 @@ fn limits_are_read_only_inside() {
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };
     assert_eq!(code, Some(0), "{words}");
-    home.nothing_left();
+    home.wait_until_clean();
 }

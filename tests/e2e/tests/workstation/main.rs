@@ -1,12 +1,12 @@
-//! One machine, end to end: every command of the local mode as people type it, and their mistakes.
+//! One machine, end to end: every command of the local mode, and user errors.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod commands;
+mod command_behavior;
 mod limits;
-mod mistakes;
-mod picture;
+mod ps_inspect;
+mod readme_image;
 mod resize;
 mod stop;
 mod support;
-mod top;
-mod views;
+mod top_terminal;
+mod user_errors;

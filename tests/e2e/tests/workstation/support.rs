@@ -18,22 +18,22 @@ use std::ptr::null_mut;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// Nothing here takes long; on a busy machine everything may.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
-/// How often somebody who waits looks again.
-const GLANCE: Duration = Duration::from_millis(20);
+/// How long a condition may take on a busy machine.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(90);
+/// How often a condition is checked.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 pub(crate) const GIB: u64 = 1 << 30;
 
-/// Asks again until there is an answer.
+/// Calls a function until it returns a value.
 pub(crate) fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if let Some(answer) = ask() {
             return answer;
         }
-        assert!(Instant::now() < deadline, "not within {} s: {what}", PATIENCE.as_secs());
-        std::thread::sleep(GLANCE);
+        assert!(Instant::now() < deadline, "timeout of {} s: {what}", TIMEOUT.as_secs());
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -41,9 +41,9 @@ pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Puts a program where every user can start it. Copied by another process: a program that is open for writing, were it only
-/// in a child of another test that has not come to its exec, cannot be run.
-pub(crate) fn install(program: impl AsRef<Path>, to: &Path) {
+/// Copies a program to where every user can start it. Another process makes the copy: a program that is open for
+/// writing, even in a child of another test before its exec, cannot be run.
+pub(crate) fn install_program(program: impl AsRef<Path>, to: &Path) {
     let mut copy = Command::new("install");
     copy.args(["-m", "755"]).arg(program.as_ref()).arg(to);
     assert!(copy.status().unwrap().success());
@@ -51,13 +51,13 @@ pub(crate) fn install(program: impl AsRef<Path>, to: &Path) {
 
 /// Sends a signal to a process.
 pub(crate) fn signal(pid: u32, signal: i32) {
-    // SAFETY: a number and a signal; nothing of this process is touched.
+    // SAFETY: kill takes a process id and a signal; it touches no memory of this process.
     let sent = unsafe { libc::kill(i32::try_from(pid).unwrap(), signal) };
-    assert!(sent == 0 || !lives(pid), "process {pid} cannot be signalled");
+    assert!(sent == 0 || !is_alive(pid), "process {pid} cannot be signaled");
 }
 
-/// Whether a process runs; one that nobody waited for does not.
-pub(crate) fn lives(pid: u32) -> bool {
+/// Returns whether a process runs; a zombie does not.
+pub(crate) fn is_alive(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')')
         .next()
@@ -65,32 +65,32 @@ pub(crate) fn lives(pid: u32) -> bool {
         .is_some_and(|state| !"ZX".contains(state))
 }
 
-/// Where shares of one test are kept. Whatever runs there ends with it.
-pub(crate) struct Home {
+/// The state directory of one test. All its processes end with it.
+pub(crate) struct TestHome {
     folder: PathBuf,
 }
 
-impl Home {
-    /// A fresh one. Its path is short, as a socket's must be, and open to all users.
-    pub(crate) fn new() -> Home {
+impl TestHome {
+    /// Creates a new one. Its path is short, as a socket's must be, and open to all users.
+    pub(crate) fn new() -> TestHome {
         let folder = tempfile::Builder::new().prefix("p").tempdir_in("/tmp").unwrap().keep();
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
-        Home::at(folder)
+        TestHome::at(folder)
     }
 
-    /// In a folder that is the home's from now on, and goes with it.
-    pub(crate) fn at(folder: PathBuf) -> Home {
-        Home { folder }
+    /// Uses a directory that belongs to the home from now on, and is removed with it.
+    pub(crate) fn at(folder: PathBuf) -> TestHome {
+        TestHome { folder }
     }
 
     pub(crate) fn path(&self) -> &Path {
         &self.folder
     }
 
-    /// `partage …` about this home, as somebody types it.
+    /// Returns a `partage` command for this home, as a user types it.
     pub(crate) fn partage(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(partage_e2e::partage());
-        command.args(arguments).env("PARTAGE_HOME", &self.folder).env("LC_ALL", "C.UTF-8");
+        command.args(arguments).env("PARTAGE_STATE_DIR", &self.folder).env("LC_ALL", "C.UTF-8");
         for variable in ["PARTAGE_SHARE", "LD_LIBRARY_PATH", "PARTAGE_SIM_DIR", "CUDA_VISIBLE_DEVICES"] {
             command.env_remove(variable);
         }
@@ -102,90 +102,91 @@ impl Home {
         self.partage(arguments).output().unwrap()
     }
 
-    /// What it printed, where it ended well.
-    pub(crate) fn fine(&self, arguments: &[&str]) -> String {
+    /// Returns the output of a command, and fails unless it succeeded.
+    pub(crate) fn run_ok(&self, arguments: &[&str]) -> String {
         let output = self.output(arguments);
         assert!(output.status.success(), "{arguments:?}: {output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
 
-    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
-        serde_json::from_str(&self.fine(arguments)).unwrap()
+    pub(crate) fn run_json(&self, arguments: &[&str]) -> Value {
+        serde_json::from_str(&self.run_ok(arguments)).unwrap()
     }
 
-    /// The exit code, and what was said about it.
-    pub(crate) fn refused(&self, arguments: &[&str]) -> (i32, String) {
+    /// Returns the exit code and the message of a command, and fails if it succeeded.
+    pub(crate) fn run_err(&self, arguments: &[&str]) -> (i32, String) {
         let output = self.output(arguments);
         assert!(!output.status.success(), "{arguments:?}: {output:?}");
         (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
     }
 
-    /// All shares, as `ps` tells.
+    /// Returns all shares, as `ps` lists them.
     pub(crate) fn shares(&self) -> Vec<Value> {
-        self.json(&["ps", "-o", "json"])["shares"].as_array().unwrap().clone()
+        self.run_json(&["ps", "-o", "json"])["shares"].as_array().unwrap().clone()
     }
 
-    /// One share, as `ps` tells.
-    pub(crate) fn find(&self, name: &str) -> Option<Value> {
+    /// Returns one share, as `ps` lists it.
+    pub(crate) fn find_share(&self, name: &str) -> Option<Value> {
         self.shares().into_iter().find(|share| share["name"] == name)
     }
 
-    /// `partage run` with options, and a command whose output is read; returns when the command runs.
-    pub(crate) fn share(&self, name: &str, options: &[&str], command: &[&str]) -> Running {
+    /// Starts `partage run` with options and a command whose output is read; returns when the command runs.
+    pub(crate) fn start_share(&self, name: &str, options: &[&str], command: &[&str]) -> BackgroundProcess {
         let arguments = [&["run", "-q", "--name", name], options, &["--"], command].concat();
-        let mut running = Running::start(self.partage(&arguments));
-        eventually(&format!("{name} runs"), || {
+        let mut running = BackgroundProcess::start(self.partage(&arguments));
+        eventually(&format!("{name} is running"), || {
             if let Some(status) = running.child.try_wait().unwrap() {
-                panic!("{name} ended with {status}: {:?}", running.rest());
+                panic!("{name} ended with {status}: {:?}", running.remaining_lines());
             }
-            self.find(name).filter(|share| share["stage"] == "running")
+            self.find_share(name).filter(|share| share["stage"] == "running")
         });
         running
     }
 
-    /// A share whose command does nothing until it is stopped.
-    pub(crate) fn sleeper(&self, name: &str) -> Running {
-        self.share(name, &["--memory", "4Gi", "--cores", "30"], &["sleep", "1000"])
+    /// Starts a share whose command does nothing until it is stopped.
+    pub(crate) fn start_sleeper(&self, name: &str) -> BackgroundProcess {
+        self.start_share(name, &["--memory", "4Gi", "--cores", "30"], &["sleep", "1000"])
     }
 
-    /// `partage up --plain` with settings; returns when it keeps.
-    pub(crate) fn up(&self, settings: &str, options: &[&str]) -> Running {
-        let file = self.settings(settings);
+    /// Starts `partage up --plain` with settings; returns when it is the daemon.
+    pub(crate) fn start_up(&self, settings: &str, options: &[&str]) -> BackgroundProcess {
+        let file = self.write_settings(settings);
         let arguments = [&["up", "--plain", "--settings", file.to_str().unwrap()], options].concat();
-        let mut up = Running::start(self.partage(&arguments));
-        eventually("up keeps", || {
+        let mut up = BackgroundProcess::start(self.partage(&arguments));
+        eventually("up is the daemon", || {
             if let Some(status) = up.child.try_wait().unwrap() {
-                panic!("up ended with {status}: {:?}", up.rest());
+                panic!("up ended with {status}: {:?}", up.remaining_lines());
             }
-            self.keeper().filter(|pid| *pid == up.pid())
+            self.daemon_pid().filter(|pid| *pid == up.pid())
         });
         up
     }
 
-    /// A settings file beside what the home is made of.
-    pub(crate) fn settings(&self, text: &str) -> PathBuf {
+    /// Writes a settings file into the home.
+    pub(crate) fn write_settings(&self, text: &str) -> PathBuf {
         let file = self.folder.join("settings.yaml");
         fs::write(&file, text).unwrap();
         file
     }
 
-    /// Who keeps: the process that has the lock.
-    pub(crate) fn keeper(&self) -> Option<u32> {
-        self.at_the_lock(false)
+    /// Returns the daemon's process: the one that has the lock.
+    pub(crate) fn daemon_pid(&self) -> Option<u32> {
+        self.lock_process(false)
     }
 
-    /// Who stands by, should the keeper die: one that waits for the lock. One that is about to may come too late.
-    pub(crate) fn standby(&self) -> Option<u32> {
-        self.at_the_lock(true)
+    /// Returns the standby, which takes over if the daemon dies: the process that waits for the lock. A process that
+    /// does not wait yet may be too late.
+    pub(crate) fn standby_pid(&self) -> Option<u32> {
+        self.lock_process(true)
     }
 
-    fn at_the_lock(&self, waits: bool) -> Option<u32> {
+    fn lock_process(&self, waits: bool) -> Option<u32> {
         use std::os::unix::fs::MetadataExt;
-        let inode = fs::metadata(self.folder.join("keeper.lock")).ok()?.ino().to_string();
+        let inode = fs::metadata(self.folder.join("daemon.lock")).ok()?.ino().to_string();
         let locks = fs::read_to_string("/proc/locks").unwrap();
         locks.lines().find_map(|line| {
             let mut words: Vec<&str> = line.split_whitespace().collect();
-            // Who waits stands behind an arrow.
+            // A process that waits is marked with an arrow.
             let is_behind = words.get(1) == Some(&"->");
             if is_behind {
                 words.remove(1);
@@ -197,10 +198,10 @@ impl Home {
         })
     }
 
-    /// All processes of this home: keepers, commands, and whatever those started.
+    /// Returns all processes of this home: daemons, commands, and their descendants.
     pub(crate) fn processes(&self) -> Vec<u32> {
         let folder = self.folder.as_os_str().as_bytes();
-        let variable = [b"PARTAGE_HOME=", folder].concat();
+        let variable = [b"PARTAGE_STATE_DIR=", folder].concat();
         let region = self.folder.join("region/limits");
         let is_ours = |pid: u32| {
             let has = |file: &str, what: &dyn Fn(&[u8]) -> bool| {
@@ -213,22 +214,25 @@ impl Home {
         };
         let all =
             fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-        all.filter(|pid| *pid != std::process::id() && is_ours(*pid) && lives(*pid)).collect()
+        all.filter(|pid| *pid != std::process::id() && is_ours(*pid) && is_alive(*pid)).collect()
     }
 
-    /// Processes that are in a share, or came from one.
-    pub(crate) fn members(&self) -> Vec<u32> {
-        let is_keeper = |pid: &u32| {
+    /// Returns the processes that are in a share, or started by one.
+    pub(crate) fn share_processes(&self) -> Vec<u32> {
+        let is_daemon = |pid: &u32| {
             let words = arguments(*pid);
-            words.get(1).is_some_and(|word| word == "keep" || word == "up")
+            words.get(1).is_some_and(|word| word == "daemon" || word == "up")
         };
-        self.processes().into_iter().filter(|pid| !is_keeper(pid)).collect()
+        self.processes().into_iter().filter(|pid| !is_daemon(pid)).collect()
     }
 
-    /// What shares of this home left behind, in words. Nothing where all is well.
-    pub(crate) fn left(&self) -> Vec<String> {
-        let mut left: Vec<String> =
-            self.members().iter().map(|pid| format!("process {pid}: {:?}", arguments(*pid))).collect();
+    /// Describes what shares of this home left behind. Empty if nothing.
+    pub(crate) fn leftovers(&self) -> Vec<String> {
+        let mut left: Vec<String> = self
+            .share_processes()
+            .iter()
+            .map(|pid| format!("process {pid}: {:?}", arguments(*pid)))
+            .collect();
         for folder in ["shares", "lib/shares"] {
             let entries = fs::read_dir(self.folder.join(folder)).into_iter().flatten();
             left.extend(entries.map(|entry| entry.unwrap().path().display().to_string()));
@@ -240,7 +244,7 @@ impl Home {
         left
     }
 
-    /// The cgroups of its shares: they are called after the home's folder.
+    /// Returns the cgroups of its shares: they are named after the home's directory.
     pub(crate) fn cgroups(&self) -> Vec<PathBuf> {
         use std::os::unix::fs::MetadataExt;
         let Ok(about) = fs::metadata(&self.folder) else { return Vec::new() };
@@ -257,18 +261,18 @@ impl Home {
         found
     }
 
-    /// All shares have ended and been given back, and left nothing.
-    pub(crate) fn nothing_left(&self) {
+    /// Waits until all shares have ended and been released, and left nothing.
+    pub(crate) fn wait_until_clean(&self) {
         let mut left = Vec::new();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while Instant::now() < deadline {
-            left = self.left();
+            left = self.leftovers();
             if left.is_empty() {
                 return;
             }
-            std::thread::sleep(GLANCE);
+            std::thread::sleep(POLL_INTERVAL);
         }
-        panic!("left: {left:#?}");
+        panic!("left over: {left:#?}");
     }
 }
 
@@ -278,30 +282,30 @@ fn arguments(pid: u32) -> Vec<String> {
 }
 
 /// Kills processes until none is left.
-fn end_all(all: impl Fn() -> Vec<u32>) {
-    let deadline = Instant::now() + PATIENCE;
+fn kill_all(all: impl Fn() -> Vec<u32>) {
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let left = all();
         if left.is_empty() || Instant::now() > deadline {
             return;
         }
         for pid in left {
-            // SAFETY: a number and a signal; nothing of this process is touched.
+            // SAFETY: kill takes a process id and a signal; it touches no memory of this process.
             unsafe { libc::kill(i32::try_from(pid).unwrap(), libc::SIGKILL) };
         }
-        std::thread::sleep(GLANCE);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-impl Drop for Home {
+impl Drop for TestHome {
     fn drop(&mut self) {
-        // Commands first: keepers give back what they had, and start each other as long as there is something to keep.
-        end_all(|| self.members());
+        // Commands first: daemons release what they had, and replace each other as long as there are shares.
+        kill_all(|| self.share_processes());
         let fine = !std::thread::panicking();
-        if fine && self.keeper().is_some() {
-            self.nothing_left();
+        if fine && self.daemon_pid().is_some() {
+            self.wait_until_clean();
         }
-        end_all(|| self.processes());
+        kill_all(|| self.processes());
         let cgroups = self.cgroups();
         for folder in &cgroups {
             let _ = fs::remove_dir(folder);
@@ -314,18 +318,18 @@ impl Drop for Home {
     }
 }
 
-/// A program in the background whose lines are read. It ends with the test.
-pub(crate) struct Running {
+/// A program in the background whose lines are read. It is killed when dropped.
+pub(crate) struct BackgroundProcess {
     pub(crate) child: Child,
     pub(crate) input: Option<std::process::ChildStdin>,
     lines: Receiver<String>,
-    /// What was read so far, to say where something else was expected.
+    /// The lines that were read so far, for error messages.
     seen: Vec<String>,
 }
 
-impl Running {
-    /// Both outputs are read, each by the line.
-    pub(crate) fn start(mut command: Command) -> Running {
+impl BackgroundProcess {
+    /// Starts the command. Both outputs are read line by line.
+    pub(crate) fn start(mut command: Command) -> BackgroundProcess {
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (send, lines) = channel();
@@ -339,7 +343,7 @@ impl Running {
             });
         }
         let input = child.stdin.take();
-        Running { child, input, lines, seen: Vec::new() }
+        BackgroundProcess { child, input, lines, seen: Vec::new() }
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -350,58 +354,58 @@ impl Running {
         self::signal(self.pid(), signal);
     }
 
-    /// Reads on until there is such a line, and returns it.
-    pub(crate) fn until(&mut self, what: impl Fn(&str) -> bool) -> String {
-        let deadline = Instant::now() + PATIENCE;
+    /// Reads until a line matches, and returns it.
+    pub(crate) fn read_until(&mut self, what: impl Fn(&str) -> bool) -> String {
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) if what(&line) => return line,
                 Ok(line) => self.seen.push(line),
-                Err(_) => panic!("only: {:#?}", self.seen),
+                Err(_) => panic!("no such line: {:#?}", self.seen),
             }
         }
     }
 
-    /// Reads on until a line has this in it.
-    pub(crate) fn says(&mut self, what: &str) -> String {
-        self.until(|line| line.contains(what))
+    /// Reads until a line contains this text.
+    pub(crate) fn wait_for_line(&mut self, what: &str) -> String {
+        self.read_until(|line| line.contains(what))
     }
 
-    /// What it says until nobody writes there any more.
-    pub(crate) fn rest(&mut self) -> Vec<String> {
-        let deadline = Instant::now() + PATIENCE;
+    /// Returns all lines until both outputs are closed.
+    pub(crate) fn remaining_lines(&mut self) -> Vec<String> {
+        let deadline = Instant::now() + TIMEOUT;
         let mut rest = Vec::new();
         loop {
             match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) => rest.push(line),
                 Err(RecvTimeoutError::Disconnected) => return rest,
-                Err(RecvTimeoutError::Timeout) => panic!("it goes on: {rest:#?}"),
+                Err(RecvTimeoutError::Timeout) => panic!("still running: {rest:#?}"),
             }
         }
     }
 
-    pub(crate) fn ended(&mut self) -> ExitStatus {
+    pub(crate) fn wait_for_exit(&mut self) -> ExitStatus {
         eventually("the program ends", || self.child.try_wait().unwrap())
     }
 
-    pub(crate) fn goes_on(&mut self) -> bool {
+    pub(crate) fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
 }
 
-impl Drop for Running {
+impl Drop for BackgroundProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A program on a terminal of its own, as its leader: the keys that make signals do.
-pub(crate) struct Terminal {
-    pub(crate) ours: File,
-    pub(crate) theirs: File,
+/// A program on a terminal of its own, as its session leader, so that keys send signals.
+pub(crate) struct TerminalProgram {
+    pub(crate) controller_end: File,
+    pub(crate) terminal_end: File,
     pub(crate) child: Child,
-    /// The modes before anybody changed them.
+    /// The modes before any change.
     pub(crate) before: Termios,
     reads: Receiver<Vec<u8>>,
     bytes: Vec<u8>,
@@ -412,22 +416,24 @@ fn size(rows: u16, columns: u16) -> Winsize {
     Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }
 }
 
-impl Terminal {
-    pub(crate) fn start(mut command: Command, rows: u16, columns: u16) -> Terminal {
-        let (mut ours, mut theirs) = (0, 0);
-        // SAFETY: two variables for the two ends; no name, modes or size are given.
-        let made = unsafe { libc::openpty(&mut ours, &mut theirs, null_mut(), null_mut(), null_mut()) };
+impl TerminalProgram {
+    pub(crate) fn start(mut command: Command, rows: u16, columns: u16) -> TerminalProgram {
+        let (mut controller_end, mut terminal_end) = (0, 0);
+        // SAFETY: the two pointers are to local variables; no name, modes or size are passed.
+        let made = unsafe {
+            libc::openpty(&mut controller_end, &mut terminal_end, null_mut(), null_mut(), null_mut())
+        };
         assert_eq!(made, 0);
-        // SAFETY: it was opened just now, and is nobody else's.
-        let ours = unsafe { File::from_raw_fd(ours) };
-        // SAFETY: likewise.
-        let theirs = unsafe { File::from_raw_fd(theirs) };
-        tcsetwinsize(&theirs, size(rows, columns)).unwrap();
+        // SAFETY: the descriptor was just opened, and has no other owner.
+        let controller_end = unsafe { File::from_raw_fd(controller_end) };
+        // SAFETY: the descriptor was just opened, and has no other owner.
+        let terminal_end = unsafe { File::from_raw_fd(terminal_end) };
+        tcsetwinsize(&terminal_end, size(rows, columns)).unwrap();
         command.env("TERM", "xterm").env_remove("NO_COLOR");
-        command.stdin(theirs.try_clone().unwrap()).stdout(theirs.try_clone().unwrap());
-        command.stderr(theirs.try_clone().unwrap());
+        command.stdin(terminal_end.try_clone().unwrap()).stdout(terminal_end.try_clone().unwrap());
+        command.stderr(terminal_end.try_clone().unwrap());
         let own = || {
-            // SAFETY: it has no arguments.
+            // SAFETY: the call has no arguments.
             if unsafe { libc::setsid() } < 0 {
                 return Err(std::io::Error::last_os_error());
             }
@@ -437,12 +443,12 @@ impl Terminal {
             }
             Ok(())
         };
-        // SAFETY: between fork and exec it makes two system calls and takes no memory.
+        // SAFETY: between fork and exec it makes two system calls and allocates no memory.
         unsafe { command.pre_exec(own) };
-        let before = tcgetattr(&theirs).unwrap();
+        let before = tcgetattr(&terminal_end).unwrap();
         let child = command.spawn().unwrap();
         let (send, reads) = channel();
-        let mut reader = ours.try_clone().unwrap();
+        let mut reader = controller_end.try_clone().unwrap();
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             while let Ok(read) = reader.read(&mut bytes) {
@@ -451,17 +457,25 @@ impl Terminal {
                 }
             }
         });
-        Terminal { ours, theirs, child, before, reads, bytes: Vec::new(), shown: String::new() }
+        TerminalProgram {
+            controller_end,
+            terminal_end,
+            child,
+            before,
+            reads,
+            bytes: Vec::new(),
+            shown: String::new(),
+        }
     }
 
-    /// Reads on until it is there, and forgets what was shown before.
-    pub(crate) fn until(&mut self, what: impl Fn(&str) -> bool) -> String {
-        let deadline = Instant::now() + PATIENCE;
+    /// Reads until the condition holds, and removes what was shown.
+    pub(crate) fn read_until(&mut self, what: impl Fn(&str) -> bool) -> String {
+        let deadline = Instant::now() + TIMEOUT;
         while !what(&self.shown) {
             let left = deadline.saturating_duration_since(Instant::now());
             let read = self.reads.recv_timeout(left);
-            self.bytes.extend(read.unwrap_or_else(|_| panic!("only: {:?}", self.shown)));
-            // A letter may come in two halves.
+            self.bytes.extend(read.unwrap_or_else(|_| panic!("not shown, only: {:?}", self.shown)));
+            // A character may arrive in two parts.
             if let Ok(text) = std::str::from_utf8(&self.bytes) {
                 self.shown.push_str(text);
                 self.bytes.clear();
@@ -470,32 +484,32 @@ impl Terminal {
         std::mem::take(&mut self.shown)
     }
 
-    /// Reads on until it shows this. What came in the same read is kept: it may be what is waited for next.
-    pub(crate) fn shows(&mut self, what: &str) -> String {
-        let mut shown = self.until(|shown| shown.contains(what));
+    /// Reads until it shows this text. The rest of the same read is kept, because the next call may wait for it.
+    pub(crate) fn wait_for_text(&mut self, what: &str) -> String {
+        let mut shown = self.read_until(|shown| shown.contains(what));
         let end = shown.find(what).map_or(shown.len(), |at| at + what.len());
         self.shown = shown.split_off(end);
         shown
     }
 
-    pub(crate) fn strike(&mut self, keys: &str) {
-        self.ours.write_all(keys.as_bytes()).unwrap();
+    pub(crate) fn type_keys(&mut self, keys: &str) {
+        self.controller_end.write_all(keys.as_bytes()).unwrap();
     }
 
     pub(crate) fn resize(&self, rows: u16, columns: u16) {
-        tcsetwinsize(&self.ours, size(rows, columns)).unwrap();
+        tcsetwinsize(&self.controller_end, size(rows, columns)).unwrap();
     }
 
     pub(crate) fn modes(&self) -> Termios {
-        tcgetattr(&self.theirs).unwrap()
+        tcgetattr(&self.terminal_end).unwrap()
     }
 
-    pub(crate) fn ended(&mut self) -> ExitStatus {
+    pub(crate) fn wait_for_exit(&mut self) -> ExitStatus {
         eventually("the program on the terminal ends", || self.child.try_wait().unwrap())
     }
 }
 
-impl Drop for Terminal {
+impl Drop for TerminalProgram {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

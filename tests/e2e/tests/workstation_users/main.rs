@@ -1,12 +1,12 @@
-//! One machine, end to end: several users, those who wait, `partage up`, and what survives when keepers are killed.
+//! One machine, end to end: several users, waiting, `partage up`, and recovery when daemons are killed.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod fixture;
-mod kills;
-mod socket;
+mod daemon_socket;
+mod daemon_upgrade;
+mod queue;
+mod random_kills;
+mod shared_machine;
 #[path = "../workstation/support.rs"]
 mod support;
-mod up;
-mod upgrade;
-mod users;
-mod waiting;
+mod up_command;
+mod user_isolation;

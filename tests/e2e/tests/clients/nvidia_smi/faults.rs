@@ -1,66 +1,68 @@
-//! What `nvidia-smi` says when something is wrong.
+//! The output of `nvidia-smi` when something is wrong.
 
-use crate::stage::Stage;
-use partage_sim_node::state::Fault;
+use crate::client_node::ClientNode;
+use partage_sim_node::state::GpuFault;
 
 #[test]
-fn without_the_driver_it_says_its_famous_sentence() {
-    for stage in Stage::both("T4", 1) {
-        stage.node.state().set_loaded(false);
+fn unloaded_driver_prints_the_communication_error() {
+    for client_node in ClientNode::one_model("T4", 1) {
+        client_node.node.state().set_loaded(false);
         for arguments in [&[][..], &["-L"], &["-q"], &["topo", "-m"]] {
-            let said = stage.smi(arguments);
+            let said = client_node.nvidia_smi(arguments);
             assert_eq!(said.code, Some(9), "{said:#?}");
             let sentence = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. \
                             Make sure that the latest NVIDIA driver is installed and running.";
             assert_eq!(said.out.trim(), sentence);
         }
-        stage.node.state().set_loaded(true);
-        stage.smi(&[]).well();
+        client_node.node.state().set_loaded(true);
+        client_node.nvidia_smi(&[]).success();
     }
 }
 
 #[test]
-fn a_gpu_off_the_bus_is_lost() {
-    for stage in Stage::both("A100-SXM4-40GB", 2) {
-        stage.node.state().inject(1, Fault::Lost);
-        let address = stage.node.config().gpus[1].pci.to_string();
+fn gpu_off_the_bus_is_reported_as_lost() {
+    for client_node in ClientNode::one_model("A100-SXM4-40GB", 2) {
+        client_node.node.state().inject(1, GpuFault::Lost);
+        let address = client_node.node.config().gpus[1].pci.to_string();
         let words = format!("{}: GPU is lost.  Reboot the system to recover this GPU", &address[4..]);
         for arguments in [&[][..], &["-L"], &["-q"], &["-i", "1"]] {
-            let said = stage.smi(arguments);
+            let said = client_node.nvidia_smi(arguments);
             assert_eq!(said.code, Some(15), "{said:#?}");
             assert!(said.out.contains("Unable to determine the device handle for"), "{said:#?}");
             assert!(said.out.contains(&words), "{said:#?}");
         }
-        let table = stage.smi(&["-i", "0"]).well();
-        assert!(table.contains("|   0  NVIDIA A100-SXM4-40GB"), "the other one is as before\n{table}");
-        stage.node.state().inject(1, Fault::Returned);
-        assert_eq!(stage.smi(&["-L"]).well().lines().count(), 2);
+        let table = client_node.nvidia_smi(&["-i", "0"]).success();
+        assert!(table.contains("|   0  NVIDIA A100-SXM4-40GB"), "the other GPU is unchanged\n{table}");
+        client_node.node.state().inject(1, GpuFault::Returned);
+        assert_eq!(client_node.nvidia_smi(&["-L"]).success().lines().count(), 2);
     }
 }
 
 #[test]
-fn errors_of_the_memory_are_counted() {
-    for stage in Stage::both("A100-SXM4-40GB", 2) {
-        stage.node.state().inject(1, Fault::CorrectedErrors(5));
-        stage.node.state().inject(1, Fault::UncorrectedErrors(2));
+fn ecc_errors_are_counted() {
+    for client_node in ClientNode::one_model("A100-SXM4-40GB", 2) {
+        client_node.node.state().inject(1, GpuFault::CorrectedErrors(5));
+        client_node.node.state().inject(1, GpuFault::UncorrectedErrors(2));
         let fields = "index,ecc.errors.corrected.volatile.total,ecc.errors.uncorrected.volatile.total,\
                       ecc.errors.corrected.aggregate.total,ecc.errors.uncorrected.aggregate.total";
-        let said = stage.smi(&[&format!("--query-gpu={fields}"), "--format=csv,noheader"]).well();
+        let said =
+            client_node.nvidia_smi(&[&format!("--query-gpu={fields}"), "--format=csv,noheader"]).success();
         assert_eq!(said, "0, 0, 0, 0, 0\n1, 5, 2, 5, 2\n");
-        let table = stage.smi(&["-i", "1"]).well();
+        let table = client_node.nvidia_smi(&["-i", "1"]).success();
         let row = table.lines().find(|line| line.starts_with("|   1  ")).unwrap();
         assert!(row.ends_with("                    2 |"), "{table}");
     }
 }
 
 #[test]
-fn a_slow_gpu_says_that_it_is_too_warm() {
-    for stage in Stage::both("A100-SXM4-40GB", 1) {
-        stage.node.state().inject(0, Fault::Slow(2000));
-        let _workload = stage.workload(0, 0, 100);
+fn slow_gpu_reports_thermal_slowdown() {
+    for client_node in ClientNode::one_model("A100-SXM4-40GB", 1) {
+        client_node.node.state().inject(0, GpuFault::Slow(2000));
+        let _workload = client_node.workload(0, 0, 100);
         let fields = "clocks_event_reasons.sw_thermal_slowdown,clocks_event_reasons.gpu_idle,temperature.gpu";
-        let said = stage.smi(&[&format!("--query-gpu={fields}"), "--format=csv,noheader"]).well();
-        let slowdown = stage.node.card(0).unwrap().temperature.slowdown;
+        let said =
+            client_node.nvidia_smi(&[&format!("--query-gpu={fields}"), "--format=csv,noheader"]).success();
+        let slowdown = client_node.node.card(0).unwrap().temperature.slowdown;
         assert_eq!(said, format!("Active, Not Active, {}\n", slowdown - 1));
     }
 }

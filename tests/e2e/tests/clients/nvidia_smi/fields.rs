@@ -1,28 +1,28 @@
-//! Everything `nvidia-smi` tells of a GPU: as text (`-q`), as XML (`-q -x`) and field by field (`--query-gpu`).
+//! All values of a GPU that `nvidia-smi` prints: as text (`-q`), as XML (`-q -x`) and field by field (`--query-gpu`).
 
-use crate::stage::{Stage, mib};
+use crate::client_node::{ClientNode, mib};
 use partage_driver_api::exports::DriverVersion;
 use partage_sim_node::profile::Architecture;
-use partage_testkit::sim_node::Workload;
+use partage_testkit::sim_node::WorkloadProcess;
 use std::collections::BTreeMap;
 
 const MODELS: [&str; 6] =
     ["T4", "V100-SXM2-32GB", "A10", "A100-SXM4-40GB", "A100-SXM4-80GB", "H100-SXM5-80GB"];
 
-/// Words that stand where a value should, when the driver answers something that `nvidia-smi` does not expect.
-const TROUBLE: [&str; 6] = ["ERR!", "Error]", "Unknown Error", "Insufficient", "Invalid", "[GPU "];
+/// Texts in the place of a value when the driver returned something that `nvidia-smi` does not expect.
+const ERROR_WORDS: [&str; 6] = ["ERR!", "Error]", "Unknown Error", "Insufficient", "Invalid", "[GPU "];
 
-/// One thing that is true of a GPU, and where it stands in the text, in the XML, and among the fields. Empty = nowhere.
-struct Fact {
+/// One fact about a GPU, and where it appears in the text, in the XML, and among the fields. Empty means nowhere.
+struct ExpectedField {
     text: &'static str,
     xml: &'static str,
     field: &'static str,
     value: String,
 }
 
-/// What is true of a GPU that nobody uses.
-fn facts(stage: &Stage, index: usize) -> Vec<Fact> {
-    let (gpu, card) = (&stage.node.config().gpus[index], stage.node.card(index).unwrap());
+/// Returns the facts about an idle GPU.
+fn expected_fields(client_node: &ClientNode, index: usize) -> Vec<ExpectedField> {
+    let (gpu, card) = (&client_node.node.config().gpus[index], client_node.node.card(index).unwrap());
     let yes_or_no = |yes: bool| if yes { "Enabled" } else { "N/A" }.to_string();
     let megahertz = |clock: u32| format!("{clock} MHz");
     let watts = |milliwatts: u32| format!("{:.2} W", f64::from(milliwatts) / 1000.0);
@@ -35,11 +35,11 @@ fn facts(stage: &Stage, index: usize) -> Vec<Fact> {
         Architecture::Hopper => "Hopper",
     };
     let mig = if card.mig_instances > 0 { "Disabled" } else { "N/A" };
-    // A card that is on no board of several says that it is the first one.
+    // A card that is on no board of several reports that it is the first module.
     let module = gpu.module.max(1).to_string();
     let (clocks, power, celsius) = (&card.clocks, &card.power, &card.temperature);
     let (capability, generation) = (card.compute.capability, card.pci.generation.to_string());
-    let draw = match stage.driver() {
+    let draw = match client_node.driver() {
         DriverVersion::R535 => ("GPU Power Readings/Power Draw", "gpu_power_readings/power_draw"),
         DriverVersion::R550 => {
             ("GPU Power Readings/Average Power Draw", "gpu_power_readings/average_power_draw")
@@ -95,16 +95,17 @@ fn facts(stage: &Stage, index: usize) -> Vec<Fact> {
         ("Max Clocks/Memory", "max_clocks/mem_clock", "clocks.max.memory", megahertz(clocks.memory_max)),
         ("Max Clocks/Video", "max_clocks/video_clock", "", megahertz(clocks.video_max)),
         ("", "", "index", index.to_string()),
-        ("", "", "count", stage.node.config().gpus.len().to_string()),
+        ("", "", "count", client_node.node.config().gpus.len().to_string()),
         ("", "", "compute_cap", format!("{}.{}", capability / 10, capability % 10)),
-        ("", "", "driver_version", stage.driver().version().to_string()),
+        ("", "", "driver_version", client_node.driver().version().to_string()),
     ];
-    let fact = |(text, xml, field, value)| Fact { text, xml, field, value };
+    let fact = |(text, xml, field, value)| ExpectedField { text, xml, field, value };
     facts.into_iter().map(fact).collect()
 }
 
-/// The text of `-q`, from paths of indented titles to values; `GPU 00000000:07:00.0` begins the paths of a GPU.
-fn paths(text: &str) -> BTreeMap<String, String> {
+/// Parses the text of `-q` into a map from paths of indented titles to values; the paths of a GPU start with `GPU
+/// 00000000:07:00.0`.
+fn parse_query_text(text: &str) -> BTreeMap<String, String> {
     let mut titles: Vec<(usize, &str)> = Vec::new();
     let mut found = BTreeMap::new();
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
@@ -123,24 +124,24 @@ fn paths(text: &str) -> BTreeMap<String, String> {
     found
 }
 
-fn is_untroubled(said: &str) {
-    let line = said.lines().find(|line| TROUBLE.iter().any(|words| line.contains(words)));
+fn assert_no_error_words(said: &str) {
+    let line = said.lines().find(|line| ERROR_WORDS.iter().any(|words| line.contains(words)));
     assert_eq!(line, None, "{said}");
 }
 
 #[test]
-fn text_tells_what_is_true() {
-    for stage in Stage::each(&MODELS, 2) {
-        let model = stage.model();
-        let said = stage.smi(&["-q"]).well();
-        is_untroubled(&said);
-        let found = paths(&said);
-        let cuda = stage.driver().cuda();
-        assert_eq!(found["Driver Version"], stage.driver().version());
+fn query_text_matches_the_node_config() {
+    for client_node in ClientNode::on_node_and_in_container(&MODELS, 2) {
+        let model = client_node.model();
+        let said = client_node.nvidia_smi(&["-q"]).success();
+        assert_no_error_words(&said);
+        let found = parse_query_text(&said);
+        let cuda = client_node.driver().cuda();
+        assert_eq!(found["Driver Version"], client_node.driver().version());
         assert_eq!(found["CUDA Version"], format!("{}.{}", cuda / 1000, cuda % 1000 / 10));
         assert_eq!(found["Attached GPUs"], "2");
-        for (index, gpu) in stage.node.config().gpus.iter().enumerate() {
-            for fact in facts(&stage, index).iter().filter(|fact| !fact.text.is_empty()) {
+        for (index, gpu) in client_node.node.config().gpus.iter().enumerate() {
+            for fact in expected_fields(&client_node, index).iter().filter(|fact| !fact.text.is_empty()) {
                 let path = format!("GPU {}/{}", gpu.pci, fact.text);
                 assert_eq!(found.get(&path), Some(&fact.value), "{model}: {path}\n{said}");
             }
@@ -150,21 +151,21 @@ fn text_tells_what_is_true() {
 }
 
 #[test]
-fn text_tells_of_processes_and_faults() {
-    for stage in Stage::both("A100-SXM4-40GB", 2) {
-        let workload = stage.workload(1, 1536, 0);
-        stage.node.state().inject(1, partage_sim_node::state::Fault::UncorrectedErrors(3));
-        let said = stage.smi(&["-q", "-i", "1"]).well();
-        is_untroubled(&said);
-        let found = paths(&said);
+fn query_text_shows_processes_and_faults() {
+    for client_node in ClientNode::one_model("A100-SXM4-40GB", 2) {
+        let workload = client_node.workload(1, 1536, 0);
+        client_node.node.state().inject(1, partage_sim_node::state::GpuFault::UncorrectedErrors(3));
+        let said = client_node.nvidia_smi(&["-q", "-i", "1"]).success();
+        assert_no_error_words(&said);
+        let found = parse_query_text(&said);
         let is = |path: &str, value: &str| {
-            let path = format!("GPU {}/{path}", stage.node.config().gpus[1].pci);
+            let path = format!("GPU {}/{path}", client_node.node.config().gpus[1].pci);
             assert_eq!(found.get(&path).map(String::as_str), Some(value), "{path}\n{said}");
         };
-        let held = format!("{} MiB", mib(stage.held(1536)));
+        let held = format!("{} MiB", mib(client_node.memory_with_context(1536)));
         is("Processes/Process ID", &workload.pid().to_string());
         is("Processes/Process ID/Type", "C");
-        is("Processes/Process ID/Name", Workload::NAME);
+        is("Processes/Process ID/Name", WorkloadProcess::PROCESS_NAME);
         is("Processes/Process ID/Used GPU Memory", &held);
         is("FB Memory Usage/Used", &held);
         is("ECC Errors/Volatile/DRAM Uncorrectable", "3");
@@ -176,62 +177,70 @@ fn text_tells_of_processes_and_faults() {
 }
 
 #[test]
-fn xml_is_well_formed_and_true() {
-    for stage in Stage::each(&["T4", "V100-SXM2-32GB", "A100-SXM4-40GB", "H100-SXM5-80GB"], 2) {
-        let model = stage.model();
-        let document = stage.script("flat_xml.py", &[stage.smi_program().to_str().unwrap()]);
-        is_untroubled(&serde_json::to_string_pretty(&document).unwrap());
-        assert_eq!(document["node"]["driver_version"], stage.driver().version());
+fn query_xml_is_well_formed_and_matches_the_node_config() {
+    for client_node in
+        ClientNode::on_node_and_in_container(&["T4", "V100-SXM2-32GB", "A100-SXM4-40GB", "H100-SXM5-80GB"], 2)
+    {
+        let model = client_node.model();
+        let document =
+            client_node.script("flat_xml.py", &[client_node.nvidia_smi_program().to_str().unwrap()]);
+        assert_no_error_words(&serde_json::to_string_pretty(&document).unwrap());
+        assert_eq!(document["node"]["driver_version"], client_node.driver().version());
         assert_eq!(document["node"]["attached_gpus"], "2");
-        for (index, gpu) in stage.node.config().gpus.iter().enumerate() {
+        for (index, gpu) in client_node.node.config().gpus.iter().enumerate() {
             let found = &document["gpus"][index];
             assert_eq!(found["id"], gpu.pci.to_string());
-            for fact in facts(&stage, index).iter().filter(|fact| !fact.xml.is_empty()) {
+            for fact in expected_fields(&client_node, index).iter().filter(|fact| !fact.xml.is_empty()) {
                 assert_eq!(found[fact.xml][0], fact.value, "{model}: {}\n{found:#}", fact.xml);
             }
-            let card = stage.node.card(index).unwrap();
+            let card = client_node.node.card(index).unwrap();
             let clocks =
                 found["supported_clocks/supported_mem_clock/supported_graphics_clock"].as_array().unwrap();
-            assert_eq!(clocks[0], format!("{} MHz", card.clocks.graphics_max), "the fastest comes first");
+            assert_eq!(clocks[0], format!("{} MHz", card.clocks.graphics_max), "the fastest clock is first");
         }
     }
 }
 
 #[test]
-fn xml_tells_of_processes() {
-    for stage in Stage::both("T4", 1) {
-        let workloads = [64, 128].map(|mib| (mib, stage.workload(0, mib, 0)));
-        let document = stage.script("flat_xml.py", &[stage.smi_program().to_str().unwrap()]);
+fn query_xml_shows_processes() {
+    for client_node in ClientNode::one_model("T4", 1) {
+        let workloads = [64, 128].map(|mib| (mib, client_node.workload(0, mib, 0)));
+        let document =
+            client_node.script("flat_xml.py", &[client_node.nvidia_smi_program().to_str().unwrap()]);
         let found = &document["gpus"][0];
         for (place, (memory, workload)) in workloads.iter().enumerate() {
             let process = |field: &str| found[format!("processes/process_info/{field}")][place].clone();
             assert_eq!(process("pid"), workload.pid().to_string(), "{found:#}");
             assert_eq!(process("type"), "C");
-            assert_eq!(process("process_name"), Workload::NAME);
-            assert_eq!(process("used_memory"), format!("{} MiB", mib(stage.held(*memory))));
+            assert_eq!(process("process_name"), WorkloadProcess::PROCESS_NAME);
+            assert_eq!(
+                process("used_memory"),
+                format!("{} MiB", mib(client_node.memory_with_context(*memory)))
+            );
         }
-        let used = stage.held(64) + stage.held(128);
+        let used = client_node.memory_with_context(64) + client_node.memory_with_context(128);
         assert_eq!(found["fb_memory_usage/used"][0], format!("{} MiB", mib(used)));
     }
 }
 
-/// The fields that `nvidia-smi` says it knows.
-fn known_fields(stage: &Stage) -> Vec<String> {
-    let help = stage.smi(&["--help-query-gpu"]).well();
+/// Returns the fields that `nvidia-smi` lists in its help.
+fn known_fields(client_node: &ClientNode) -> Vec<String> {
+    let help = client_node.nvidia_smi(&["--help-query-gpu"]).success();
     let quoted = help.lines().filter_map(|line| line.strip_prefix('"')?.split_once('"'));
-    // A description may begin with a quotation too.
+    // A description may start with a quotation mark too.
     let is_name = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '.' || c == '_');
     quoted.map(|(name, _)| name.to_string()).filter(|name| is_name(name)).collect()
 }
 
 #[test]
-fn every_field_has_an_answer() {
-    for stage in Stage::each(&MODELS, 2) {
-        let model = stage.model();
-        let fields = known_fields(&stage);
-        assert_eq!(fields.len(), if stage.driver() == DriverVersion::R535 { 141 } else { 144 });
-        let said = stage.smi(&[&format!("--query-gpu={}", fields.join(",")), "--format=csv"]).well();
-        is_untroubled(&said);
+fn every_query_field_has_a_value() {
+    for client_node in ClientNode::on_node_and_in_container(&MODELS, 2) {
+        let model = client_node.model();
+        let fields = known_fields(&client_node);
+        assert_eq!(fields.len(), if client_node.driver() == DriverVersion::R535 { 141 } else { 144 });
+        let said =
+            client_node.nvidia_smi(&[&format!("--query-gpu={}", fields.join(",")), "--format=csv"]).success();
+        assert_no_error_words(&said);
         let mut lines = said.lines();
         let header: Vec<&str> = lines.next().unwrap().split(", ").collect();
         assert_eq!(header.len(), fields.len());
@@ -239,7 +248,7 @@ fn every_field_has_an_answer() {
             let values = lines.next().unwrap().split(", ").map(str::to_string);
             let found: BTreeMap<&String, String> = fields.iter().zip(values).collect();
             assert_eq!(found.len(), fields.len(), "{said}");
-            for fact in facts(&stage, index).iter().filter(|fact| !fact.field.is_empty()) {
+            for fact in expected_fields(&client_node, index).iter().filter(|fact| !fact.field.is_empty()) {
                 let value = if fact.value == "N/A" { "[N/A]" } else { &fact.value };
                 let shown = found.get(&fact.field.to_string()).map(String::as_str);
                 assert_eq!(shown, Some(value), "{model}: {}\n{found:#?}", fact.field);
