@@ -77,11 +77,9 @@ impl ZigToolchain {
         let mut cargo = self.cargo_zigbuild(&folder);
         cargo.args(["zigbuild", "--quiet", "--release", "--locked", "--package", "partage-shim", "--lib"]);
         cargo.arg("--target").arg(format!("{architecture}.{GLIBC_VERSION}")).arg("--target-dir").arg(&folder);
-        let log = folder.join(format!("build.{}.log", std::process::id()));
-        let end = run(&mut cargo, &log, stop, None);
-        // Its contents are in the error.
-        let _ = fs::remove_file(log);
-        match end.map_err(MissingPrerequisite::io(doing()))? {
+        // A file of its own for each build, removed on drop: tests of one process build at the same time.
+        let log = tempfile::NamedTempFile::new_in(&folder).map_err(MissingPrerequisite::io(doing()))?;
+        match run(&mut cargo, log.path(), stop, None).map_err(MissingPrerequisite::io(doing()))? {
             ProcessEnd::Succeeded(_) => {}
             ProcessEnd::Failed(message) => {
                 return Err(MissingPrerequisite::Failed { doing: doing(), message: last_lines(&message) });
