@@ -81,13 +81,13 @@ enum Command {
     /// Package the chart as an archive
     Chart {
         /// Directory for the archive
-        #[arg(long, value_name = "DIRECTORY", default_value = "dist/release")]
+        #[arg(long, value_name = "DIR", default_value = "dist/release")]
         into: PathBuf,
     },
     /// Build and run all tests of the workspace, and list the slowest
     Test {
         /// Directory for the list of skipped tests and the durations
-        #[arg(long, value_name = "FOLDER", default_value = "target/tests")]
+        #[arg(long, value_name = "DIR", default_value = "target/tests")]
         records: PathBuf,
         /// Seconds without a finished test after which a test binary is killed
         #[arg(long, value_name = "SECONDS", default_value = "900")]

@@ -17,20 +17,20 @@ pub enum DeployManifest {
     /// Agents with simulated GPUs, for evaluation.
     Simulated,
     /// Agents that remove everything that agents have put on their nodes.
-    Withdraw,
+    Cleanup,
 }
 
 impl DeployManifest {
     /// Every file of plain manifests.
     pub const ALL: [DeployManifest; 3] =
-        [DeployManifest::Real, DeployManifest::Simulated, DeployManifest::Withdraw];
+        [DeployManifest::Real, DeployManifest::Simulated, DeployManifest::Cleanup];
 
     /// Returns the path of the file.
     pub fn path(self) -> PathBuf {
         deploy_dir().join(match self {
             DeployManifest::Real => "partage.yaml",
             DeployManifest::Simulated => "partage-simulated.yaml",
-            DeployManifest::Withdraw => "partage-withdraw.yaml",
+            DeployManifest::Cleanup => "partage-cleanup.yaml",
         })
     }
 
@@ -38,7 +38,7 @@ impl DeployManifest {
         match self {
             DeployManifest::Real => &[],
             DeployManifest::Simulated => &["settings.driver=simulated"],
-            DeployManifest::Withdraw => &["withdraw=true"],
+            DeployManifest::Cleanup => &["cleanup=true"],
         }
     }
 
@@ -50,7 +50,7 @@ impl DeployManifest {
             DeployManifest::Simulated => {
                 "Partage with simulated GPUs, for evaluation. Do not install it on nodes with real GPUs."
             }
-            DeployManifest::Withdraw => {
+            DeployManifest::Cleanup => {
                 "Removes what Partage has put on nodes. Apply it before `kubectl delete`, see docs/install.md.\n\
                  # If Partage was installed with other kubelet or CDI directories, replace /host/var/lib/kubelet and\n\
                  # /host/run/cdi below: files in other directories are not found, and stay."
@@ -72,7 +72,7 @@ impl DeployManifest {
         let rendered = lines.join("\n") + "\n";
         let objects = match self {
             // The other objects stay as they were installed.
-            DeployManifest::Withdraw => {
+            DeployManifest::Cleanup => {
                 let agents = rendered.split("---\n").find(|object| object.contains("\nkind: DaemonSet\n"));
                 format!("---\n{}", agents.unwrap_or_default())
             }

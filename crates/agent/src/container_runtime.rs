@@ -32,7 +32,7 @@ pub enum ContainerRuntimeError {
     },
     /// The runtime does not read the directory that the agent writes to.
     #[error(
-        "the container runtime reads CDI specs from {}, and not from {}: start the agent with --cdi and one of them",
+        "the container runtime reads CDI specs from {}, and not from {}: start the agent with --cdi-dir and one of them",
         list_paths(runtime_dirs),
         agent_dir.display()
     )]

@@ -15,7 +15,7 @@
 //!  readiness          whether kubelet knows all resources; metrics: Prometheus
 //!  container_runtime  finds and checks the runtime; gpu_discovery: the driver and the GPUs; retry: waits for both
 //!  unserved_asks      asks that reach no plugin; runtime_watch: changes of the container runtime
-//!  stale_mounts       directories that were replaced while they are mounted; withdraw: removes Partage from the node
+//!  stale_mounts       directories that were replaced while they are mounted; cleanup: removes Partage from the node
 //! ```
 //!
 //! Everything that the agent knows is also on disk, in kubelet or in the API server: it can be killed at any instruction.
@@ -50,11 +50,11 @@ mod stale_mounts;
 mod state;
 mod store;
 mod unserved_asks;
-mod withdraw;
+mod cleanup;
 
 pub use app::TaskError;
 pub use app::run;
 pub use config::{AgentConfig, AgentError, SettingsCheckError};
 pub use container_runtime::ContainerRuntimeError;
 pub use stale_mounts::StaleMountError;
-pub use withdraw::withdraw;
+pub use cleanup::clean_up;

@@ -89,7 +89,7 @@ pub(crate) fn desired(
 
 /// Removes everything that Partage has published on the node: amounts first, so that a label which an admission policy protects does
 /// not block them.
-pub(crate) async fn withdraw(cluster: &ApiServer) -> Result<(), ClusterError> {
+pub(crate) async fn clean_up(cluster: &ApiServer) -> Result<(), ClusterError> {
     for part in [status_patch, label_patch] {
         if let Some(needed) = part(&DesiredNodeStatus::default(), &cluster.node.read().await?) {
             cluster.node.apply(&needed).await?;

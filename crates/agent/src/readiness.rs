@@ -25,7 +25,7 @@ pub(crate) enum ReadinessError {
     #[error("no resource is served to kubelet yet")]
     NoResources,
     /// Kubelet has not opened a stream for a resource.
-    #[error("kubelet has not registered {resource} yet")]
+    #[error("{resource} is not registered with kubelet yet")]
     NotRegistered {
         /// The first resource without an open stream.
         resource: String,

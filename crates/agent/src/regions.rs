@@ -42,8 +42,8 @@ pub(crate) enum ContainerRegionError {
         /// The memory that it would have.
         limit: Bytes,
     },
-    /// The container's last run has not ended.
-    #[error("the container's last run has not ended, kubelet retries")]
+    /// Processes of the container's previous run still exist.
+    #[error("processes of the container's previous run still exist; kubelet retries")]
     StillInUse(#[source] ShareError),
     /// The region cannot be created or opened.
     #[error(transparent)]
@@ -138,11 +138,11 @@ impl ContainerRegions {
         key: &ContainerKey,
         owner: &ContainerOwner,
         shares: &[Share],
-        gated: &BTreeSet<GpuUuid>,
+        throttled: &BTreeSet<GpuUuid>,
         policy: RegionPolicy,
     ) -> Result<(), ContainerRegionError> {
         let directory = self.folder(key);
-        let prepared = self.shares.prepare(key, owner.clone(), &spec(&directory, shares, gated, policy));
+        let prepared = self.shares.prepare(key, owner.clone(), &spec(&directory, shares, throttled, policy));
         prepared.map_err(|error| ContainerRegionError::new(owner.container.clone(), error))
     }
 
@@ -155,11 +155,11 @@ impl ContainerRegions {
         key: &ContainerKey,
         owner: &ContainerOwner,
         shares: &[Share],
-        gated: &BTreeSet<GpuUuid>,
+        throttled: &BTreeSet<GpuUuid>,
     ) -> Result<(), ContainerRegionError> {
         let directory = self.folder(key);
         // A region that exists keeps its policy.
-        let spec = spec(&directory, shares, gated, RegionPolicy::default());
+        let spec = spec(&directory, shares, throttled, RegionPolicy::default());
         let adoption = self.shares.adopt(key, owner.clone(), &spec, MissingFiles::Leave);
         let adoption = adoption.map_err(|error| ContainerRegionError::new(owner.container.clone(), error))?;
         if let Adoption::Unmanaged { reason } = adoption {
@@ -176,8 +176,8 @@ impl ContainerRegions {
     }
 
     /// Sets which launches wait for turns: those on GPUs with guaranteed compute.
-    pub(crate) fn apply_turns(&self, gated: &BTreeSet<GpuUuid>) {
-        self.shares.apply_turns(gated);
+    pub(crate) fn apply_turns(&self, throttled: &BTreeSet<GpuUuid>) {
+        self.shares.apply_turns(throttled);
     }
 
     /// Changes the amounts of a container that runs: see [`ManagedShares::resize`]. One without a region gets them with its start.
@@ -185,9 +185,9 @@ impl ContainerRegions {
         &self,
         key: &ContainerKey,
         shares: &[Share],
-        gated: &BTreeSet<GpuUuid>,
+        throttled: &BTreeSet<GpuUuid>,
     ) -> Result<(), ContainerRegionError> {
-        self.with_container(key, self.shares.resize(key, shares, gated))
+        self.with_container(key, self.shares.resize(key, shares, throttled))
     }
 
     /// Sets the limits back to what they were, whatever the container uses: see [`ManagedShares::restore`].
@@ -195,9 +195,9 @@ impl ContainerRegions {
         &self,
         key: &ContainerKey,
         shares: &[Share],
-        gated: &BTreeSet<GpuUuid>,
+        throttled: &BTreeSet<GpuUuid>,
     ) -> Result<(), ContainerRegionError> {
-        self.with_container(key, self.shares.restore(key, shares, gated))
+        self.with_container(key, self.shares.restore(key, shares, throttled))
     }
 
     /// Adds the container's name to the result of a change. A container without a region has nothing to change.
@@ -228,10 +228,10 @@ impl ContainerRegions {
 fn spec<'a>(
     directory: &'a Path,
     shares: &'a [Share],
-    gated: &'a BTreeSet<GpuUuid>,
+    throttled: &'a BTreeSet<GpuUuid>,
     policy: RegionPolicy,
 ) -> ShareSpec<'a> {
-    ShareSpec { directory, usage_owner: rustix::process::geteuid().as_raw(), shares, gated, policy }
+    ShareSpec { directory, usage_owner: rustix::process::geteuid().as_raw(), shares, throttled, policy }
 }
 
 #[cfg(test)]
@@ -255,7 +255,7 @@ mod tests {
     struct Fixture {
         folder: tempfile::TempDir,
         key: ContainerKey,
-        gated: BTreeSet<GpuUuid>,
+        throttled: BTreeSet<GpuUuid>,
     }
 
     impl Fixture {
@@ -263,7 +263,7 @@ mod tests {
             let fixture = Fixture {
                 folder: tempfile::tempdir().unwrap(),
                 key: ContainerKey("a".into()),
-                gated: BTreeSet::from([GPU.into()]),
+                throttled: BTreeSet::from([GPU.into()]),
             };
             fixture.prepare(&fixture.restart(), 1000).unwrap();
             fixture
@@ -276,11 +276,11 @@ mod tests {
         }
 
         fn prepare(&self, regions: &ContainerRegions, mib: u64) -> Result<(), ContainerRegionError> {
-            regions.prepare(&self.key, &owner(), &share(mib), &self.gated, RegionPolicy::default())
+            regions.prepare(&self.key, &owner(), &share(mib), &self.throttled, RegionPolicy::default())
         }
 
         fn adopt(&self, regions: &ContainerRegions, mib: u64) {
-            regions.adopt(&self.key, &owner(), &share(mib), &self.gated).unwrap();
+            regions.adopt(&self.key, &owner(), &share(mib), &self.throttled).unwrap();
         }
     }
 
@@ -296,14 +296,14 @@ mod tests {
         fixture.adopt(&regions, 1000);
         let tenant = RegionTenant::attach(&regions.folder(&fixture.key)).unwrap();
         tenant.reserve(0, 800 << 20).unwrap();
-        let error = regions.resize(&fixture.key, &share(500), &fixture.gated).unwrap_err().to_string();
+        let error = regions.resize(&fixture.key, &share(500), &fixture.throttled).unwrap_err().to_string();
         assert_eq!(
             error,
             "container main uses 800 MiB, which is more than 500 MiB: free memory in the program first"
         );
         assert_eq!(limit(&regions, &fixture.key), 1000);
         assert!(regions.live()[&fixture.key].shares == share(1000));
-        regions.restore(&fixture.key, &share(500), &fixture.gated).unwrap();
+        regions.restore(&fixture.key, &share(500), &fixture.throttled).unwrap();
         assert_eq!(limit(&regions, &fixture.key), 500);
     }
 
@@ -320,10 +320,10 @@ mod tests {
         let regions = fixture.restart();
         fixture.adopt(&regions, 2000);
         assert!(regions.live()[&fixture.key].region().is_none());
-        let error = regions.resize(&fixture.key, &share(500), &fixture.gated).unwrap_err().to_string();
+        let error = regions.resize(&fixture.key, &share(500), &fixture.throttled).unwrap_err().to_string();
         assert!(error.contains("container main keeps the limits that it has"), "{error}");
         assert!(error.contains("limits has layout 3") && error.contains("layouts 1 to 2"), "{error}");
-        regions.restore(&fixture.key, &share(500), &fixture.gated).unwrap();
+        regions.restore(&fixture.key, &share(500), &fixture.throttled).unwrap();
         let error = describe(&fixture.prepare(&regions, 1000).unwrap_err());
         assert!(error.contains("has not ended, kubelet retries"), "{error}");
         assert!(error.contains("still use the region"), "{error}");
@@ -340,14 +340,14 @@ mod tests {
         let policy = RegionPolicy { oversubscribe: true, ..RegionPolicy::default() };
         let of = |regions: &ContainerRegions| regions.live()[&fixture.key].region().unwrap().owner().policy();
         let regions = fixture.restart();
-        regions.prepare(&fixture.key, &owner(), &share(1000), &fixture.gated, policy).unwrap();
+        regions.prepare(&fixture.key, &owner(), &share(1000), &fixture.throttled, policy).unwrap();
         assert_eq!(of(&regions), policy);
         drop(regions);
         let regions = fixture.restart();
         fixture.adopt(&regions, 1000);
         assert_eq!(of(&regions), policy);
         // The container starts again, with the region that is there.
-        regions.prepare(&fixture.key, &owner(), &share(1000), &fixture.gated, policy).unwrap();
+        regions.prepare(&fixture.key, &owner(), &share(1000), &fixture.throttled, policy).unwrap();
         assert_eq!(of(&regions), policy);
     }
 
@@ -359,7 +359,7 @@ mod tests {
         let regions = fixture.restart();
         fixture.adopt(&regions, 1000);
         assert!(regions.live().is_empty() && !limits.exists() && !regions.is_whole(&fixture.key));
-        regions.resize(&fixture.key, &share(500), &fixture.gated).unwrap();
+        regions.resize(&fixture.key, &share(500), &fixture.throttled).unwrap();
         fixture.prepare(&regions, 500).unwrap();
         assert_eq!(limit(&regions, &fixture.key), 500);
         assert_eq!(regions.on_disk(), std::slice::from_ref(&fixture.key));

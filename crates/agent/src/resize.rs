@@ -82,8 +82,8 @@ fn resize(state: &NodeState, old: &PodRecord, pod: &PodView, request: &str) -> R
     let answered = |record: PodRecord| PodRecord { resize: Some(request.into()), ..record };
     let done = reserve(state, old, pod, request).and_then(|(record, prepared)| {
         let record = answered(record);
-        let gated = state.gated();
-        apply(&mut NodeResize { state, gated }, old, &record, prepared)?;
+        let throttled = state.throttled();
+        apply(&mut NodeResize { state, throttled }, old, &record, prepared)?;
         Ok(record)
     });
     match done {
@@ -171,7 +171,7 @@ pub(crate) fn apply<S: ResizeSteps>(
 /// The steps of a resize on this node.
 struct NodeResize<'a> {
     state: &'a NodeState,
-    gated: BTreeSet<GpuUuid>,
+    throttled: BTreeSet<GpuUuid>,
 }
 
 impl ResizeSteps for NodeResize<'_> {
@@ -183,11 +183,11 @@ impl ResizeSteps for NodeResize<'_> {
         _: &ContainerName,
         shares: &[Share],
     ) -> Result<(), ResizeError> {
-        Ok(self.state.adapters.regions.resize(key, shares, &self.gated)?)
+        Ok(self.state.adapters.regions.resize(key, shares, &self.throttled)?)
     }
 
     fn restore_limits(&mut self, key: &ContainerKey, container: &ContainerName, shares: &[Share]) {
-        if let Err(error) = self.state.adapters.regions.restore(key, shares, &self.gated) {
+        if let Err(error) = self.state.adapters.regions.restore(key, shares, &self.throttled) {
             let owner = self.state.containers().owner(key).map(|owner| owner.pod.clone());
             let pod = owner.and_then(|uid| self.state.pod_id(&uid));
             let (namespace, pod) = logged_name(pod.as_ref());

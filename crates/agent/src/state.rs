@@ -18,7 +18,7 @@ use partage_cluster::{PodCache, Severity};
 use partage_core::model::{GpuUuid, Node, PodId, PodUid};
 use partage_enforce::gpus::{Inventory, withhold_unhealthy};
 use partage_enforce::monitor::MonitorReport;
-use partage_enforce::shares::gated_gpus;
+use partage_enforce::shares::throttled_gpus;
 use partage_host::cdi;
 use partage_host::gpus::NvmlSession;
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,7 +58,7 @@ pub(crate) struct NodeState {
     pod_locks: Mutex<BTreeMap<PodUid, Arc<tokio::sync::Mutex<()>>>>,
     /// The GPUs on which launches were last set to wait for turns. Locked while regions are updated: of two tasks, the one that
     /// read the grants first must not update last.
-    gated: Mutex<BTreeSet<GpuUuid>>,
+    throttled: Mutex<BTreeSet<GpuUuid>>,
     /// Notified when shares are granted or released.
     pub(crate) changed: Notify,
 }
@@ -113,31 +113,31 @@ impl NodeState {
             reported_mismatches: Mutex::default(),
             refusals: RefusalLog::default(),
             pod_locks: Mutex::default(),
-            gated: Mutex::default(),
+            throttled: Mutex::default(),
             changed: Notify::new(),
         }
     }
 
     /// Returns the GPUs on which launches wait for turns, by the current grants.
-    pub(crate) fn gated(&self) -> BTreeSet<GpuUuid> {
-        gated_gpus(self.containers().grants().shares().map(|(_, _, share)| share))
+    pub(crate) fn throttled(&self) -> BTreeSet<GpuUuid> {
+        throttled_gpus(self.containers().grants().shares().map(|(_, _, share)| share))
     }
 
     /// Updates all regions with the GPUs on which launches wait for turns.
     pub(crate) fn apply_turns(&self) {
-        let mut gated = lock(&self.gated);
-        *gated = self.gated();
-        self.adapters.regions.apply_turns(&gated);
+        let mut throttled = lock(&self.throttled);
+        *throttled = self.throttled();
+        self.adapters.regions.apply_turns(&throttled);
     }
 
     /// Updates the regions as [`NodeState::apply_turns`] does, unless nothing has changed since a region was created with
     /// `made_with`: many containers start at the same time, and mostly nothing has.
     pub(crate) fn apply_turns_since(&self, made_with: &BTreeSet<GpuUuid>) {
-        let mut gated = lock(&self.gated);
-        let now = self.gated();
-        if now != *gated || now != *made_with {
-            *gated = now;
-            self.adapters.regions.apply_turns(&gated);
+        let mut throttled = lock(&self.throttled);
+        let now = self.throttled();
+        if now != *throttled || now != *made_with {
+            *throttled = now;
+            self.adapters.regions.apply_turns(&throttled);
         }
     }
 

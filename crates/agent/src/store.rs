@@ -7,7 +7,7 @@
 //! /var/lib/partage/inventory.json      the node's GPUs, for when one does not answer
 //! /var/lib/partage/health.json         what makes GPUs unusable until they are reset
 //! /var/lib/partage/settings.json       the settings that were last in force
-//! /var/lib/partage/quarantine/         what could not be read, for people
+//! /var/lib/partage/quarantine/         unreadable files, kept for administrators
 //! ```
 //!
 //! Names need not outlive the boot: kubelet keeps them too, and it asks for one pod after the other, so that waiting for a

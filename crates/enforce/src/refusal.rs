@@ -13,24 +13,19 @@ use std::fmt;
 ///
 /// The serialized names are part of the workstation's protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum RefusalReason {
     /// The request is malformed or contradicts itself.
-    #[serde(rename = "wrong")]
     Invalid,
     /// The free capacity is not sufficient now.
-    #[serde(rename = "full")]
     NoCapacity,
     /// A rule of the settings forbids it.
-    #[serde(rename = "policy")]
     NotAllowed,
     /// The request concerns something that belongs to another user.
-    #[serde(rename = "notYours")]
     NotOwner,
     /// The request names something that does not exist.
-    #[serde(rename = "unknown")]
     NotFound,
     /// The machine failed to fulfill a valid request.
-    #[serde(rename = "broken")]
     Failed,
 }
 

@@ -15,7 +15,7 @@ mod limits;
 #[cfg(test)]
 mod tests;
 
-pub use limits::{InvalidGpu, gated_gpus, region_limits};
+pub use limits::{InvalidGpu, throttled_gpus, region_limits};
 
 use crate::context_sizes::ContextSizes;
 use crate::error_chain::describe;
@@ -86,8 +86,8 @@ pub struct ShareSpec<'a> {
     pub usage_owner: u32,
     /// The tenant's shares of GPUs, in the order of the region.
     pub shares: &'a [Share],
-    /// The GPUs on which launches wait for turns: see [`gated_gpus`].
-    pub gated: &'a BTreeSet<GpuUuid>,
+    /// The GPUs on which launches wait for turns: see [`throttled_gpus`].
+    pub throttled: &'a BTreeSet<GpuUuid>,
     /// The policy of a region that is created. A region that exists keeps its own.
     pub policy: RegionPolicy,
 }
@@ -215,7 +215,7 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
         if self.is_managed(key, &owner, spec.shares) && has_files(spec.directory) {
             return Ok(());
         }
-        let wanted = self.limits(spec.shares, spec.gated)?;
+        let wanted = self.limits(spec.shares, spec.throttled)?;
         let handle = match RegionHandle::adopt(spec.directory, &wanted, spec.usage_owner) {
             Ok(handle) => handle,
             Err(error) => replace(key, spec, &wanted, error)?,
@@ -237,7 +237,7 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
         if self.is_managed(key, &owner, spec.shares) {
             return Ok(Adoption::Managed);
         }
-        let wanted = self.limits(spec.shares, spec.gated)?;
+        let wanted = self.limits(spec.shares, spec.throttled)?;
         let (adopted, managed) = match RegionHandle::adopt(spec.directory, &wanted, spec.usage_owner) {
             Err(RegionError::Missing(_)) if missing == MissingFiles::Leave => return Ok(Adoption::Missing),
             Err(RegionError::Missing(_)) => (create(spec, &wanted), Adoption::Created),
@@ -282,21 +282,21 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
         }
     }
 
-    fn limits(&self, shares: &[Share], gated: &BTreeSet<GpuUuid>) -> Result<Vec<GpuShare>, InvalidGpu> {
-        shares.iter().map(|share| self.limits_of(share, gated)).collect()
+    fn limits(&self, shares: &[Share], throttled: &BTreeSet<GpuUuid>) -> Result<Vec<GpuShare>, InvalidGpu> {
+        shares.iter().map(|share| self.limits_of(share, throttled)).collect()
     }
 
-    fn limits_of(&self, share: &Share, gated: &BTreeSet<GpuUuid>) -> Result<GpuShare, InvalidGpu> {
-        region_limits(share, self.contexts.of(&share.gpu), gated.contains(&share.gpu))
+    fn limits_of(&self, share: &Share, throttled: &BTreeSet<GpuUuid>) -> Result<GpuShare, InvalidGpu> {
+        region_limits(share, self.contexts.of(&share.gpu), throttled.contains(&share.gpu))
     }
 
     /// Sets which launches wait for turns, after shares were added, removed or changed. A share whose limits cannot be
     /// changed is logged and keeps its limits.
-    pub fn apply_turns(&self, gated: &BTreeSet<GpuUuid>) {
+    pub fn apply_turns(&self, throttled: &BTreeSet<GpuUuid>) {
         let mut changed = false;
         for (key, live) in self.live().iter() {
             let Some(region) = live.region() else { continue };
-            let limits = self.limits(&live.shares, gated).map_err(ShareError::from);
+            let limits = self.limits(&live.shares, throttled).map_err(ShareError::from);
             match limits.and_then(|limits| Ok(region.apply(&limits)?)) {
                 Ok(differs) => changed |= differs,
                 Err(error) => tracing::warn!(share = %key, %error, "cannot change the limits of a share"),
@@ -312,11 +312,11 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
     ///
     /// A tenant whose memory limit does not decrease on any GPU is not checked: its own usage report must not prevent a
     /// resize.
-    pub fn resize(&self, key: &K, shares: &[Share], gated: &BTreeSet<GpuUuid>) -> Result<(), ShareError> {
+    pub fn resize(&self, key: &K, shares: &[Share], throttled: &BTreeSet<GpuUuid>) -> Result<(), ShareError> {
         let mut live = self.live();
         let live = live.get_mut(key).ok_or(ShareError::NotFound)?;
-        let old = self.limits(&live.shares, gated)?;
-        let new = self.limits(shares, gated)?;
+        let old = self.limits(&live.shares, throttled)?;
+        let new = self.limits(shares, throttled)?;
         let (region, _) = live.managed()?;
         let applied = region.apply(&new).map_err(ShareError::from);
         if let Err(error) = applied.and_then(|_| check_usage(region, &live.shares, shares)) {
@@ -329,11 +329,11 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
     }
 
     /// Sets the amounts that a tenant had before, without checking its usage. An unmanaged region was never changed.
-    pub fn restore(&self, key: &K, shares: &[Share], gated: &BTreeSet<GpuUuid>) -> Result<(), ShareError> {
+    pub fn restore(&self, key: &K, shares: &[Share], throttled: &BTreeSet<GpuUuid>) -> Result<(), ShareError> {
         let mut live = self.live();
         let live = live.get_mut(key).ok_or(ShareError::NotFound)?;
         if let Some(region) = live.region() {
-            region.apply(&self.limits(shares, gated)?)?;
+            region.apply(&self.limits(shares, throttled)?)?;
         }
         live.shares = shares.to_vec();
         self.arbiter.limits_changed();
@@ -342,10 +342,10 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
 
     /// Attaches a share of one more GPU to a tenant that runs. Returns the index of the GPU in the region. Processes
     /// find the GPU when they next look up a device that they do not know.
-    pub fn extend(&self, key: &K, share: &Share, gated: &BTreeSet<GpuUuid>) -> Result<usize, ShareError> {
+    pub fn extend(&self, key: &K, share: &Share, throttled: &BTreeSet<GpuUuid>) -> Result<usize, ShareError> {
         let mut live = self.live();
         let live = live.get_mut(key).ok_or(ShareError::NotFound)?;
-        let limits = self.limits_of(share, gated)?;
+        let limits = self.limits_of(share, throttled)?;
         let (region, member) = live.managed()?;
         let gpu = region.owner().extend(&limits)?;
         live.shares.push(share.clone());

@@ -1,7 +1,6 @@
 //! Numbers that the node daemon and the shim must agree on.
 //!
 //! Both are built from this module, but rarely at the same time: a container keeps the shim that it was started with,
-//! Both are built from this module, but rarely at the same time: a container keeps the shim that it was started with,
 //! and the daemon may be upgraded while it runs. A number here may change only with [`LAYOUT_VERSION`], and both sides
 //! must continue to work with the one before ([`OLDEST_LAYOUT_VERSION`]). Numbers that only one side uses (the turn
 //! scheduler's tuning, the shim's own rate limiter) stay with that side.

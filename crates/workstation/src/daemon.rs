@@ -43,7 +43,7 @@ use partage_enforce::error_chain::describe;
 use partage_enforce::instance_lock::{InstanceLock, LockError};
 use partage_enforce::monitor::{Monitor, MonitorReport};
 use partage_enforce::records::RecordError;
-use partage_enforce::shares::{ManagedShares, gated_gpus};
+use partage_enforce::shares::{ManagedShares, throttled_gpus};
 use queue::QueuedRequest;
 use standby::Successor;
 use std::collections::{BTreeMap, BTreeSet};
@@ -156,10 +156,10 @@ impl Daemon {
             StoredShare::Share(record) => Some(&record.shares),
             _ => None,
         });
-        let gated = gated_gpus(adopted.flatten());
+        let throttled = throttled_gpus(adopted.flatten());
         for found in found {
             match found {
-                StoredShare::Share(record) => self.adopt_share(*record, &gated),
+                StoredShare::Share(record) => self.adopt_share(*record, &throttled),
                 StoredShare::Leftover(name) => self.remove_share_files(&name),
                 StoredShare::OtherVersion { name, held, reason } => self.hold_elsewhere(name, held, &reason),
                 StoredShare::Unreadable(name, reason) => self.warnings.add(&format!(
@@ -190,7 +190,7 @@ impl Daemon {
         }
     }
 
-    fn adopt_share(self: &Arc<Self>, record: ShareRecord, gated: &BTreeSet<GpuUuid>) {
+    fn adopt_share(self: &Arc<Self>, record: ShareRecord, throttled: &BTreeSet<GpuUuid>) {
         let name = record.name.clone();
         // A share that is not confined yet never started: its process requests it again.
         let lives = record.bound.is_some() && record.has_members(&self.state_dir).unwrap_or(true);
@@ -198,7 +198,7 @@ impl Daemon {
             self.remove_share(&record);
             return;
         }
-        match self.adopt_region(record, gated) {
+        match self.adopt_region(record, throttled) {
             Ok(live) => {
                 tracing::info!(share = %name, "share adopted");
                 self.state().shares.insert(name.clone(), live);

@@ -88,12 +88,12 @@ pub struct RunRequest {
 
 /// Whether a share may use idle GPU time beyond its guarantee.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "kebab-case")]
 pub enum ComputeMode {
     /// The share never gets more than its guarantee.
     Hard,
     /// The share may use idle time of other shares.
-    Share,
+    WorkConserving,
 }
 
 /// The changes of a resize. An absent amount stays the same.

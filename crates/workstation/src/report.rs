@@ -127,7 +127,7 @@ pub struct ShareReport {
     /// Whether its processes are in a cgroup of their own.
     pub cgroup: bool,
     /// Whether the device filter denies the device files of other GPUs.
-    pub device_gate: bool,
+    pub device_filter: bool,
     /// The number of its processes.
     pub members: usize,
     /// The processes that use a GPU.

@@ -52,7 +52,8 @@ pub(crate) struct ShareRecord {
 pub(crate) struct ConfinementRecord {
     pub(crate) binding: Confinement,
     /// Whether the device filter denies other GPUs.
-    pub(crate) gate: bool,
+    #[serde(rename = "gate")]
+    pub(crate) device_filter: bool,
 }
 
 impl VersionedRecord for ShareRecord {
@@ -329,7 +330,7 @@ mod tests {
                     assert_eq!(record.who, UserIdentity { uid: 1000, gids: vec![1000, 44] });
                     assert_eq!(
                         record.bound,
-                        Some(ConfinementRecord { binding: Confinement::MountNamespace, gate: true })
+                        Some(ConfinementRecord { binding: Confinement::MountNamespace, device_filter: true })
                     );
                     assert!(record.cgroup.is_some());
                 }

@@ -1,4 +1,4 @@
-//! A device plugin that binds late: the agent's plugin with a provider whose result a test decides.
+//! A device plugin that binds late: the agent's plugin with an allocator whose result a test decides.
 //! `Allocate` does not name the container, so its response is only a new CDI name, recorded on disk.
 //! `PreStartContainer` has the same device ids when the container is about to be created. By then kubelet knows the
 //! container of the ids: the plugin asks kubelet, and writes the CDI file under the name of the response.

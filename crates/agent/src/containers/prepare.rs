@@ -140,7 +140,7 @@ impl NodeState {
         may_run: bool,
     ) -> Result<(), PrepareError> {
         let Some(key) = keys.first() else { return Ok(()) };
-        let all = self.gated();
+        let all = self.throttled();
         {
             let mut containers = self.containers();
             keys.iter().for_each(|key| containers.identify(key, owner));

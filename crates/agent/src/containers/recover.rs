@@ -71,7 +71,7 @@ impl NodeState {
 
     /// Adopts the regions of containers that were prepared before, and writes the CDI specs that are missing beside them.
     fn adopt_regions(&self, recovered: Vec<RecoveredContainer>) {
-        let gated = self.gated();
+        let throttled = self.throttled();
         for RecoveredContainer { key, owner, has_spec } in recovered {
             // After a reboot there is no region, and no container that needs it: the next start creates it. Where an operator
             // removed the region, a running container still has the old one mapped, and a new one would contradict it.
@@ -81,7 +81,7 @@ impl NodeState {
             let Some(record) = self.containers().grants().record(&owner.pod).cloned() else { continue };
             let Some(grant) = record.grant_of(&owner.container) else { continue };
             let adopted = if has_spec {
-                let adopted = self.adapters.regions.adopt(&key, &owner, &grant.shares, &gated);
+                let adopted = self.adapters.regions.adopt(&key, &owner, &grant.shares, &throttled);
                 adopted
                     .map(|()| self.containers().prepared(std::slice::from_ref(&key), &owner))
                     .map_err(PrepareError::from)

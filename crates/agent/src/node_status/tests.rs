@@ -229,8 +229,8 @@ fn published_amounts_never_make_kubelet_kill_a_pod() {
 
     drop(say);
     bed.block_on(status_task).unwrap();
-    bed.block_on(withdraw(&cluster)).unwrap();
-    bed.block_on(withdraw(&cluster)).unwrap();
+    bed.block_on(clean_up(&cluster)).unwrap();
+    bed.block_on(clean_up(&cluster)).unwrap();
     let node = shown.get(&["node", "node1"]);
     let text = format!("{}{}", node["metadata"], node["status"]);
     assert!(!text.contains("partage.dev") && !text.contains("volcano.sh"), "{text}");

@@ -1,4 +1,4 @@
-//! The choice of a node: a policy ranks every node that fits, and the highest rank wins.
+//! The choice of node and GPU: a policy ranks every node that fits, the highest rank wins, and it orders the GPUs of a node.
 
 use super::capacity::{GpuClass, NodeCapacity};
 use super::cluster_capacity::unique_version;

@@ -1,7 +1,6 @@
-//! Conformance cases of the projects that Partage replaces. Each test is named after its case.
+//! Conformance cases of the projects that Partage replaces; `native` has Partage's own cases.
 //!
-//! T, L, F, S, A and D come from tkestack gpu-manager and gpu-admission, B from Aliyun gpushare, C from
-//! Volcano vGPU; `native` has Partage's own cases. Where the upstream result is random, Partage takes the lowest index.
+//! A module has the cases of one project. Letter and number in a test's name only order the cases. Where the upstream result is random, Partage takes the lowest index.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod gpushare;

@@ -14,9 +14,9 @@ const _: () = assert!(partage_core::model::MAX_GPUS_PER_CONTAINER as usize == pa
 #[error("{0} is not the UUID of a GPU")]
 pub struct InvalidGpu(pub GpuUuid);
 
-/// Converts a share into the limits of a region. `context` is the size of a CUDA context on the GPU, `gated` whether
+/// Converts a share into the limits of a region. `context` is the size of a CUDA context on the GPU, `throttled` whether
 /// launches wait for turns.
-pub fn region_limits(share: &Share, context: Bytes, gated: bool) -> Result<GpuShare, InvalidGpu> {
+pub fn region_limits(share: &Share, context: Bytes, throttled: bool) -> Result<GpuShare, InvalidGpu> {
     let uuid = uuid_bytes(&share.gpu).ok_or_else(|| InvalidGpu(share.gpu.clone()))?;
     Ok(GpuShare {
         uuid,
@@ -25,13 +25,13 @@ pub fn region_limits(share: &Share, context: Bytes, gated: bool) -> Result<GpuSh
         cores: share.cores.filter(|_| !share.whole).map_or(0, Cores::as_millipercent),
         ceiling: share.ceiling.or(share.cores).map_or(WHOLE_GPU, Cores::as_millipercent),
         priority: 0,
-        waits_for_turns: gated,
+        waits_for_turns: throttled,
     })
 }
 
 /// Returns the GPUs on which launches wait for turns: those with a share that has guaranteed compute. A tenant that has
 /// a GPU to itself needs no turns.
-pub fn gated_gpus<'a>(shares: impl IntoIterator<Item = &'a Share>) -> BTreeSet<GpuUuid> {
+pub fn throttled_gpus<'a>(shares: impl IntoIterator<Item = &'a Share>) -> BTreeSet<GpuUuid> {
     let guaranteed = shares.into_iter().filter(|share| share.cores.is_some() && !share.whole);
     guaranteed.map(|share| share.gpu.clone()).collect()
 }
@@ -76,7 +76,7 @@ mod tests {
             share("GPU-2"),
             Share { cores: thirty, whole: true, ..share("GPU-3") },
         ];
-        assert_eq!(gated_gpus(&shares), BTreeSet::from([GpuUuid::from("GPU-1")]));
-        assert_eq!(gated_gpus(&shares[2..]), BTreeSet::new());
+        assert_eq!(throttled_gpus(&shares), BTreeSet::from([GpuUuid::from("GPU-1")]));
+        assert_eq!(throttled_gpus(&shares[2..]), BTreeSet::new());
     }
 }

@@ -19,12 +19,12 @@ fn share(mebibytes: u64) -> Vec<Share> {
 /// A directory with the region of one tenant, which a daemon of this build prepared with 1000 MiB.
 struct Fixture {
     folder: tempfile::TempDir,
-    gated: BTreeSet<GpuUuid>,
+    throttled: BTreeSet<GpuUuid>,
 }
 
 impl Fixture {
     fn new() -> Fixture {
-        let fixture = Fixture { folder: tempfile::tempdir().unwrap(), gated: BTreeSet::from([GPU.into()]) };
+        let fixture = Fixture { folder: tempfile::tempdir().unwrap(), throttled: BTreeSet::from([GPU.into()]) };
         fixture.prepare(&fixture.restart(), &share(1000)).unwrap();
         fixture
     }
@@ -51,7 +51,7 @@ impl Fixture {
             directory: &self.directory(),
             usage_owner: rustix::process::geteuid().as_raw(),
             shares,
-            gated: &self.gated,
+            throttled: &self.throttled,
             policy: RegionPolicy::default(),
         })
     }
@@ -85,14 +85,14 @@ fn refused_resize_restores_the_old_limits() {
     fixture.prepare(&shares, &share(1000)).unwrap();
     let tenant = RegionTenant::attach(&fixture.directory()).unwrap();
     tenant.reserve(0, 800 << 20).unwrap();
-    let error = shares.resize(&key, &share(500), &fixture.gated).unwrap_err();
+    let error = shares.resize(&key, &share(500), &fixture.throttled).unwrap_err();
     let expected = (Bytes(800 << 20), Bytes(500 << 20));
     assert!(
         matches!(error, ShareError::AboveLimit { used, limit } if (used, limit) == expected),
         "{error:?}"
     );
     assert_eq!((limit(&shares, 0), shares.get(&key).unwrap().shares), (1000, share(1000)));
-    shares.resize(&key, &share(900), &fixture.gated).unwrap();
+    shares.resize(&key, &share(900), &fixture.throttled).unwrap();
     assert_eq!((limit(&shares, 0), shares.get(&key).unwrap().shares), (900, share(900)));
 }
 
@@ -102,11 +102,11 @@ fn resize_to_more_does_not_depend_on_the_tenants_own_report() {
     let (shares, key) = (fixture.restart(), KEY.to_string());
     fixture.prepare(&shares, &share(2000)).unwrap();
     fs::File::options().write(true).open(fixture.file(USAGE_FILE)).unwrap().set_len(16).unwrap();
-    shares.resize(&key, &share(500), &fixture.gated).unwrap_err();
+    shares.resize(&key, &share(500), &fixture.throttled).unwrap_err();
     assert_eq!(limit(&shares, 0), 2000);
-    shares.resize(&key, &share(3000), &fixture.gated).unwrap();
+    shares.resize(&key, &share(3000), &fixture.throttled).unwrap();
     assert_eq!(limit(&shares, 0), 3000);
-    shares.restore(&key, &share(1000), &fixture.gated).unwrap();
+    shares.restore(&key, &share(1000), &fixture.throttled).unwrap();
     assert_eq!((limit(&shares, 0), shares.get(&key).unwrap().shares), (1000, share(1000)));
 }
 
@@ -124,11 +124,11 @@ fn running_tenant_with_an_unknown_layout_is_left_untouched() {
     assert!(fixture.contents() == before, "no byte is changed");
     assert!(shares.region(&key).is_none() && shares.get(&key).is_some());
     shares.apply_turns(&BTreeSet::new());
-    let resized = shares.resize(&key, &share(500), &fixture.gated);
+    let resized = shares.resize(&key, &share(500), &fixture.throttled);
     assert!(matches!(resized, Err(ShareError::Unmanaged { .. })), "{resized:?}");
-    let extended = shares.extend(&key, &share_of(OTHER_GPU, 500), &fixture.gated);
+    let extended = shares.extend(&key, &share_of(OTHER_GPU, 500), &fixture.throttled);
     assert!(matches!(extended, Err(ShareError::Unmanaged { .. })), "{extended:?}");
-    shares.restore(&key, &share(500), &fixture.gated).unwrap();
+    shares.restore(&key, &share(500), &fixture.throttled).unwrap();
     assert!(tenant.reserve(0, 1001 << 20).is_err() && tenant.reserve(0, 1000 << 20).is_ok());
     // Its processes still run, so the region is not replaced even for a start.
     let prepared = fixture.prepare(&shares, &share(1000));
@@ -188,7 +188,7 @@ fn missing_files_are_left_or_created_as_the_front_end_chooses() {
     fs::remove_file(fixture.file(LIMITS_FILE)).unwrap();
     assert_eq!(fixture.adopt(&shares, &share(1000), MissingFiles::Leave), Adoption::Missing);
     assert!(shares.get(&key).is_none() && !fixture.file(LIMITS_FILE).exists());
-    let resized = shares.resize(&key, &share(500), &fixture.gated);
+    let resized = shares.resize(&key, &share(500), &fixture.throttled);
     assert!(matches!(resized, Err(ShareError::NotFound)), "{resized:?}");
     fs::remove_dir_all(fixture.directory()).unwrap();
     assert_eq!(fixture.adopt(&shares, &share(700), MissingFiles::Create), Adoption::Created);
@@ -205,7 +205,7 @@ fn region_of_another_user_is_not_adopted() {
         directory: &directory,
         usage_owner: other,
         shares: &amounts,
-        gated: &fixture.gated,
+        throttled: &fixture.throttled,
         policy: RegionPolicy::default(),
     };
     let adoption = shares.adopt(&KEY.into(), (), &spec, MissingFiles::Leave).unwrap();
@@ -223,9 +223,9 @@ fn attached_gpu_is_limited_and_survives_a_restart() {
     {
         let shares = fixture.restart();
         fixture.adopt(&shares, &share(1000), MissingFiles::Leave);
-        assert_eq!(shares.extend(&key, &share_of(OTHER_GPU, 300), &fixture.gated).unwrap(), 1);
+        assert_eq!(shares.extend(&key, &share_of(OTHER_GPU, 300), &fixture.throttled).unwrap(), 1);
         assert_eq!(shares.get(&key).unwrap().shares, [share_of(GPU, 1000), share_of(OTHER_GPU, 300)]);
-        let again = shares.extend(&key, &share_of(OTHER_GPU, 400), &fixture.gated);
+        let again = shares.extend(&key, &share_of(OTHER_GPU, 400), &fixture.throttled);
         assert!(matches!(again, Err(ShareError::Region(RegionError::DuplicateGpu(1)))), "{again:?}");
         assert_eq!(shares.get(&key).unwrap().shares.len(), 2);
     }
@@ -244,15 +244,15 @@ fn turns_are_set_for_all_regions_and_end_with_the_share() {
     let (shares, key) = (fixture.restart(), KEY.to_string());
     fixture.prepare(&shares, &share(1000)).unwrap();
     let region = shares.region(&key).unwrap();
-    let gated = || region.owner().share(0).unwrap().waits_for_turns;
-    assert!(gated());
+    let throttled = || region.owner().share(0).unwrap().waits_for_turns;
+    assert!(throttled());
     shares.apply_turns(&BTreeSet::new());
-    assert!(!gated());
-    shares.apply_turns(&fixture.gated);
-    assert!(gated());
+    assert!(!throttled());
+    shares.apply_turns(&fixture.throttled);
+    assert!(throttled());
     assert!(shares.release(&key) && !shares.release(&key));
     shares.apply_turns(&BTreeSet::new());
-    assert!(gated(), "a released region is not changed");
+    assert!(throttled(), "a released region is not changed");
     assert!(has_files(&fixture.directory()), "the front end removes the files");
     remove_region(&fixture.directory()).unwrap();
     remove_region(&fixture.directory()).unwrap();

@@ -18,7 +18,7 @@ use std::path::PathBuf;
 
 /// Explain why a pod does not fit a cluster
 ///
-/// The cluster is a snapshot file with nodes, GPUs and grants (see docs/snapshot.md). Placement uses the same code as the scheduler.
+/// The cluster is a snapshot file with nodes, GPUs and grants (see docs/snapshot.md). Placement uses the same code as the node agent.
 /// Each workload is placed separately, as one pod in addition to the grants of the snapshot.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]

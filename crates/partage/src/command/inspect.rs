@@ -87,7 +87,7 @@ fn lines(share: &ShareReport, now: u64) -> Vec<StyledLine> {
         entry("confinement", plain, &share.binding),
         entry("", TextStyle::Dim, confinement_effect(&share.binding)),
         entry("cgroup", plain, if share.cgroup { CGROUP } else { NO_CGROUP }),
-        entry("device filter", plain, if share.device_gate { DEVICE_FILTER } else { NO_DEVICE_FILTER }),
+        entry("device filter", plain, if share.device_filter { DEVICE_FILTER } else { NO_DEVICE_FILTER }),
     ];
     if share.oversubscribe {
         lines.push(entry("oversubscribed", plain, OVERSUBSCRIBED));

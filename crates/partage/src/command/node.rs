@@ -6,7 +6,7 @@ use crate::output::write_line;
 use crate::terminal::wants_color;
 use clap::Args;
 use partage_agent::settings::{AgentSettings, AgentSettingsError};
-use partage_agent::{AgentConfig, run, withdraw};
+use partage_agent::{AgentConfig, clean_up, run};
 use partage_core::model::NodeName;
 use partage_enforce::error_chain::describe;
 use std::io::{self, Write};
@@ -37,10 +37,10 @@ pub(crate) struct NodeCommand {
     /// Remove the node's Partage resources, labels and files, and exit. Delete pods that use GPUs first: they lose their GPUs with
     /// their next restart
     #[arg(long, conflicts_with = "check")]
-    withdraw: bool,
+    cleanup: bool,
 
-    /// Keep running after --withdraw until stopped: a DaemonSet would restart the pod
-    #[arg(long, requires = "withdraw")]
+    /// Keep running after --cleanup until stopped: a DaemonSet would restart the pod
+    #[arg(long, requires = "cleanup")]
     stay: bool,
 
     /// Kubeconfig for the API server [default: service account of the pod]
@@ -53,19 +53,19 @@ pub(crate) struct NodeCommand {
 
     /// Directory of kubelet
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
-    kubelet: PathBuf,
+    kubelet_dir: PathBuf,
 
     /// Directory of CDI specs that the container runtime reads
     #[arg(long, value_name = "DIR", default_value = "/run/cdi")]
-    cdi: PathBuf,
+    cdi_dir: PathBuf,
 
     /// Directory for persistent state; must be the same path on the host
     #[arg(long, value_name = "DIR", default_value = "/var/lib/partage")]
-    state: PathBuf,
+    state_dir: PathBuf,
 
     /// Directory for runtime state, lost on reboot; must be the same path on the host
     #[arg(long, value_name = "DIR", default_value = "/run/partage")]
-    run: PathBuf,
+    run_dir: PathBuf,
 
     /// Socket of the container runtime [default: the standard path of containerd or CRI-O]
     #[arg(long, value_name = "SOCKET")]
@@ -125,10 +125,10 @@ impl NodeCommand {
                 stop_on_signal.cancel();
             });
             // Spawned on the worker threads: both may block in system calls for a long time.
-            let work = if self.withdraw {
+            let work = if self.cleanup {
                 let stay = self.stay;
                 tokio::spawn(async move {
-                    withdraw(config).await?;
+                    clean_up(config).await?;
                     if stay {
                         stop.cancelled().await;
                     }
@@ -162,10 +162,10 @@ impl NodeCommand {
             settings: self.settings.clone(),
             kubeconfig: self.kubeconfig.clone(),
             host_root: self.host_root.clone(),
-            kubelet: self.kubelet.clone(),
-            cdi: self.cdi.clone(),
-            state: self.state.clone(),
-            run: self.run.clone(),
+            kubelet: self.kubelet_dir.clone(),
+            cdi: self.cdi_dir.clone(),
+            state: self.state_dir.clone(),
+            run: self.run_dir.clone(),
             runtime_socket: self.runtime_socket.clone(),
         }
     }

@@ -38,7 +38,7 @@ pub(crate) struct ResizeCommand {
     #[arg(long, value_name = "N", value_parser = value_parsers::parse_cores_per_gpu)]
     cores: Option<Cores>,
 
-    /// Use of idle GPU time
+    /// Whether the share may also use idle GPU time
     #[arg(long, value_enum)]
     mode: Option<ComputeMode>,
 

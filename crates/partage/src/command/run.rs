@@ -41,11 +41,11 @@ pub(crate) struct RunCommand {
     #[arg(long)]
     whole: bool,
 
-    /// Use of idle GPU time [default: share]
+    /// Whether the share may also use idle GPU time [default: work-conserving]
     #[arg(long, value_enum)]
     mode: Option<ComputeMode>,
 
-    /// Placement of memory above the limit in host memory, instead of failed allocations
+    /// Put allocations beyond the memory limit into host memory instead of failing them
     ///
     /// The program can allocate as much as the host has. Memory above the limit stays in host memory, and the GPU accesses it over
     /// the bus: kernels that use it are several to many times slower. Applies to cuMemAlloc and managed memory; the limit still
@@ -83,14 +83,14 @@ pub(crate) enum ComputeMode {
     /// At most --cores, even if the GPU is idle
     Hard,
     /// Idle time in addition to --cores
-    Share,
+    WorkConserving,
 }
 
 impl From<ComputeMode> for protocol::ComputeMode {
     fn from(mode: ComputeMode) -> protocol::ComputeMode {
         match mode {
             ComputeMode::Hard => protocol::ComputeMode::Hard,
-            ComputeMode::Share => protocol::ComputeMode::Share,
+            ComputeMode::WorkConserving => protocol::ComputeMode::WorkConserving,
         }
     }
 }

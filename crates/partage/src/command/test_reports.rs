@@ -94,7 +94,7 @@ pub(super) fn share(name: &str, user: &str, gpus: &[u32], memory: u64, cores: u3
         command: vec!["work".into()],
         binding: "mount namespace".into(),
         cgroup: true,
-        device_gate: true,
+        device_filter: true,
         members: 1,
         processes: Vec::new(),
         oversubscribe: false,

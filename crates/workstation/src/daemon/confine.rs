@@ -14,7 +14,7 @@ use std::time::Duration;
 /// How the daemon confined a share's processes, with notes on what failed.
 pub(super) struct ConfinementOutcome {
     /// Whether the device filter denies other GPUs.
-    gate: bool,
+    device_filter: bool,
     pub(super) notes: Vec<String>,
 }
 
@@ -25,7 +25,7 @@ pub(super) enum ConfineError {
     #[error("the share does not exist any more")]
     ShareGone,
     /// The process reports a confinement that it does not have.
-    #[error("it reports a mount namespace in which its region is not visible")]
+    #[error("the process is not confined: its region is not visible in its mount namespace")]
     NotConfined,
     /// The share's own libraries cannot be installed.
     #[error(transparent)]
@@ -39,7 +39,7 @@ impl Daemon {
     /// Moves the process into a cgroup of its own that denies the device files of other GPUs. The kernel needs an RCU
     /// grace period for that, during which the process confines itself.
     pub(super) fn confine(self: &Arc<Self>, name: &str, main: ProcessIdentity) -> ConfinementOutcome {
-        let mut confined = ConfinementOutcome { gate: false, notes: Vec::new() };
+        let mut confined = ConfinementOutcome { device_filter: false, notes: Vec::new() };
         let id = self.state().shares.get(name).map(|live| live.record.id.clone()).unwrap_or_default();
         let cgroup = match Cgroup::create(&self.state_dir.cgroup(name, &id), main.pid) {
             Ok(Some(cgroup)) => cgroup,
@@ -64,7 +64,7 @@ impl Daemon {
         drop(state);
         if !devices.is_empty() {
             match cgroup.deny_devices(&devices) {
-                Ok(()) => confined.gate = true,
+                Ok(()) => confined.device_filter = true,
                 Err(error) => {
                     confined.notes.push(format!("the device files of other GPUs stay accessible: {error}"))
                 }
@@ -76,7 +76,7 @@ impl Daemon {
             taken.and_then(|()| main.is_running().then_some(()).ok_or_else(|| "it has ended".into()))
         {
             confined.notes.push(format!("its processes are not in a cgroup: {error}"));
-            confined.gate = false;
+            confined.device_filter = false;
             if let Some(live) = self.state().shares.get_mut(name).filter(|live| live.record.main == main) {
                 live.record.cgroup = None;
             }
@@ -110,7 +110,7 @@ impl Daemon {
         let mut state = self.state();
         let live = state.shares.get_mut(name).filter(|live| live.record.main == main);
         let live = live.ok_or(ConfineError::ShareGone)?;
-        live.record.bound = Some(ConfinementRecord { binding, gate: confined.gate });
+        live.record.bound = Some(ConfinementRecord { binding, device_filter: confined.device_filter });
         let written = live.record.write(&self.state_dir);
         drop(state);
         written?;

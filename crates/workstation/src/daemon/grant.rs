@@ -12,7 +12,7 @@ use partage_enforce::error_chain::describe;
 use partage_enforce::gpus::withhold_unhealthy;
 use partage_enforce::records::RecordError;
 use partage_enforce::refusal::{Refusal, RefusalReason};
-use partage_enforce::shares::{Adoption, MissingFiles, ShareError, ShareSpec, gated_gpus};
+use partage_enforce::shares::{Adoption, MissingFiles, ShareError, ShareSpec, throttled_gpus};
 use partage_host::process::ProcessIdentity;
 use std::collections::BTreeSet;
 use std::fs;
@@ -68,8 +68,8 @@ pub(super) enum CreateShareError {
 
 impl DaemonState {
     /// Returns the GPUs on which launches wait for turns.
-    pub(super) fn gated(&self) -> BTreeSet<GpuUuid> {
-        gated_gpus(self.shares.values().flat_map(|live| &live.record.shares))
+    pub(super) fn throttled(&self) -> BTreeSet<GpuUuid> {
+        throttled_gpus(self.shares.values().flat_map(|live| &live.record.shares))
     }
 
     pub(super) fn held(&self) -> Vec<HeldShares<'_>> {
@@ -191,9 +191,9 @@ impl Daemon {
         let name = record.name.clone();
         let failed = |source| self.files_error(&name, source);
         let region = share_store::create_region_dir(&self.state_dir, &name).map_err(failed)?;
-        let gated =
-            gated_gpus(state.shares.values().flat_map(|live| &live.record.shares).chain(&record.shares));
-        self.regions.prepare(&name, (), &spec(&region, &record, &gated))?;
+        let throttled =
+            throttled_gpus(state.shares.values().flat_map(|live| &live.record.shares).chain(&record.shares));
+        self.regions.prepare(&name, (), &spec(&region, &record, &throttled))?;
         share_store::grant_access(&self.state_dir, &name, record.who.uid).map_err(failed)?;
         let covers = self.machine.covers(&self.state_dir, &name, &record.shares).map_err(failed)?;
         record.write(&self.state_dir)?;
@@ -220,19 +220,19 @@ impl Daemon {
         CreateShareError::Files { path: self.state_dir.share(name), source }
     }
 
-    /// Adopts a share that runs, after a restart of the daemon. `gated` are the GPUs on which launches wait for turns.
+    /// Adopts a share that runs, after a restart of the daemon. `throttled` are the GPUs on which launches wait for turns.
     ///
     /// A region that cannot be managed is not changed, and reported. The share stays accounted for; it can be neither
     /// resized nor audited.
     pub(super) fn adopt_region(
         &self,
         record: ShareRecord,
-        gated: &BTreeSet<GpuUuid>,
+        throttled: &BTreeSet<GpuUuid>,
     ) -> Result<ActiveShare, CreateShareError> {
         let (name, uid) = (&record.name, record.who.uid);
         let directory = share_store::region_dir(&self.state_dir, name);
         // Processes that have removed files mapped keep them, and those that start later get new ones.
-        match self.regions.adopt(name, (), &spec(&directory, &record, gated), MissingFiles::Create)? {
+        match self.regions.adopt(name, (), &spec(&directory, &record, throttled), MissingFiles::Create)? {
             Adoption::Managed | Adoption::Missing => {}
             Adoption::Created => {
                 share_store::grant_access(&self.state_dir, name, uid)
@@ -299,18 +299,18 @@ impl Daemon {
     pub(super) fn after_change(self: &Arc<Self>, state: &mut DaemonState) {
         self.grant_waiting(state);
         self.release_unused_gpus(state);
-        self.regions.apply_turns(&state.gated());
+        self.regions.apply_turns(&state.throttled());
         self.changed.notify_all();
     }
 }
 
 /// The region of a share, whose `usage` belongs to the share's owner.
-fn spec<'a>(directory: &'a Path, record: &'a ShareRecord, gated: &'a BTreeSet<GpuUuid>) -> ShareSpec<'a> {
+fn spec<'a>(directory: &'a Path, record: &'a ShareRecord, throttled: &'a BTreeSet<GpuUuid>) -> ShareSpec<'a> {
     ShareSpec {
         directory,
         usage_owner: share_store::usage_owner(record.who.uid),
         shares: &record.shares,
-        gated,
+        throttled,
         policy: record.region_policy(),
     }
 }

@@ -183,7 +183,7 @@ impl Daemon {
             command: record.command.clone(),
             binding: record.bound.map_or_else(|| "none yet".into(), |bond| bond.binding.to_string()),
             cgroup: record.cgroup.is_some(),
-            device_gate: record.bound.is_some_and(|bond| bond.gate),
+            device_filter: record.bound.is_some_and(|bound| bound.device_filter),
             members: members.unwrap_or(processes.len()),
             processes: processes.into_values().collect(),
             oversubscribe: record.oversubscribe,

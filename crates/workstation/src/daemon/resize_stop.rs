@@ -47,11 +47,11 @@ impl Daemon {
     /// `before`.
     fn resize_region(&self, state: &DaemonState, name: &str, before: &[Share]) -> Result<(), Refusal> {
         let Some(live) = state.shares.get(name) else { return Err(unknown_share(state, name)) };
-        let (key, gated) = (name.to_string(), state.gated());
-        let resized = self.regions.resize(&key, &live.record.shares, &gated);
+        let (key, throttled) = (name.to_string(), state.throttled());
+        let resized = self.regions.resize(&key, &live.record.shares, &throttled);
         resized.map_err(|error| refused(name, &error))?;
         live.record.write(&self.state_dir).map_err(|error| {
-            if let Err(error) = self.regions.restore(&key, before, &gated) {
+            if let Err(error) = self.regions.restore(&key, before, &throttled) {
                 tracing::warn!(share = name, error = %describe(&error), "cannot restore the share's limits");
             }
             Refusal::new(RefusalReason::Failed, describe(&error))

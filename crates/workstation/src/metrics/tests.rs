@@ -106,7 +106,7 @@ fn report() -> MachineReport {
         command: vec!["work".into()],
         binding: "mount namespace".into(),
         cgroup: true,
-        device_gate: true,
+        device_filter: true,
         members: 2,
         processes: Vec::new(),
         oversubscribe: false,

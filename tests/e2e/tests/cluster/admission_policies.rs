@@ -14,7 +14,7 @@ const AGENT_USER: &str = "system:serviceaccount:partage-system:partage-node";
 #[test]
 fn manifests_apply_over_each_other_and_delete_cleanly() {
     let Some(bed) = TestBed::for_test(BedProfile::control_plane()) else { return };
-    for manifest in [DeployManifest::Real, DeployManifest::Simulated, DeployManifest::Withdraw] {
+    for manifest in [DeployManifest::Real, DeployManifest::Simulated, DeployManifest::Cleanup] {
         bed.kubectl(&["apply", "-f", manifest.path().to_str().unwrap()]).unwrap();
     }
     bed.block_on(async {

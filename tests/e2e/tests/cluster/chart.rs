@@ -119,19 +119,19 @@ fn values_change_the_rendered_manifests() {
     let trusting = text(&["admission.alsoTrusted={volcano}"]).unwrap();
     assert!(trusting.contains("partage-node', 'volcano'])"), "{trusting}");
     assert!(
-        defaults.contains("- --cdi\n            - /run/cdi\n") && !defaults.contains("--runtime-socket"),
+        defaults.contains("- --cdi-dir\n            - /run/cdi\n") && !defaults.contains("--runtime-socket"),
         "{defaults}"
     );
-    let elsewhere = text(&["runtimeSocket=/run/other.sock", "cdi=/etc/cdi"]).unwrap();
+    let elsewhere = text(&["runtimeSocket=/run/other.sock", "cdiDir=/etc/cdi"]).unwrap();
     for words in [
         "- --runtime-socket\n            - /host/run/other.sock\n",
-        "- --cdi\n            - /etc/cdi\n",
+        "- --cdi-dir\n            - /etc/cdi\n",
         "{name: cdi, mountPath: /etc/cdi}",
         "{name: cdi, hostPath: {path: /etc/cdi, type: DirectoryOrCreate}}",
     ] {
         assert!(elsewhere.contains(words), "{words}: {elsewhere}");
     }
-    assert!(text(&["withdraw=true", "cdi=/etc/cdi"]).unwrap().contains("- /host/etc/cdi\n"));
+    assert!(text(&["cleanup=true", "cdiDir=/etc/cdi"]).unwrap().contains("- /host/etc/cdi\n"));
     // In a YAML file `off` is a boolean, not a string.
     for off in ["settings.resize=off", "settings.resize=false", "settings.nodes[0].resize=false"] {
         let text = text(&[off, "settings.nodes[0].names={a}"]).unwrap();
@@ -163,7 +163,7 @@ fn invalid_values_are_refused() {
         ("settings.labels.node\\.kubernetes\\.io/gpu=yes", "invalid propertyName"),
         ("settings.resize=maybe", "value must be one of 'on', 'off', true, false"),
         ("runtimeSocket=unix:///run/other.sock", "does not match pattern"),
-        ("cdi=run/cdi", "does not match pattern"),
+        ("cdiDir=run/cdi", "does not match pattern"),
         // It would end a string of the policy.
         ("admission.alsoTrusted={it's me}", "does not match pattern"),
         ("settings.labels.it's=me", "does not match pattern"),

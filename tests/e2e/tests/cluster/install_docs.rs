@@ -20,7 +20,7 @@ const SUBSTITUTIONS: [(&str, &str); 4] = [
     (
         "image.repository=registry.example/partage",
         "image.repository=localhost/partage --set settings.driver=simulated \
-         --set runtimeSocket=/var/run/containerd/containerd.sock --set cdi=/var/run/cdi",
+         --set runtimeSocket=/var/run/containerd/containerd.sock --set cdiDir=/var/run/cdi",
     ),
     ("gpu-1", "node1"),
     (" --settings node.yaml", " --settings $HOME/node.yaml"),
@@ -52,7 +52,7 @@ fn documented_install_use_update_and_uninstall_work_and_leave_nothing() {
     operator.run_operations_page();
     operator.read_metrics();
     operator.update(&install);
-    operator.withdraw_after_agent_kill(&install, &before);
+    operator.clean_up_after_agent_kill(&install, &before);
     operator.install_without_helm(&install, &before);
     operator.install_for_nvidia_driver(&install, &before);
     install.check_complete().unwrap();
@@ -245,7 +245,7 @@ impl Operator<'_> {
     }
 
     /// The agent is suspended, so that it is killed in the end and cleans up nothing.
-    fn withdraw_after_agent_kill(&self, page: &DocPage, before: &Value) {
+    fn clean_up_after_agent_kill(&self, page: &DocPage, before: &Value) {
         for left in
             [self.entry_names("/run/partage/regions"), self.entry_names("/run/cdi"), self.plugin_sockets()]
         {
@@ -254,11 +254,11 @@ impl Operator<'_> {
         let node = self.bed.node("node1").unwrap();
         node.run("/bed/bin/busybox", ["sh", "-c", "kill -STOP $(pidof partage)"]).unwrap();
         self.kubectl("delete pod share train pair --wait");
-        self.withdraw_and_uninstall(&page.commands("Uninstall")[0], before);
+        self.clean_up_and_uninstall(&page.commands("Uninstall")[0], before);
     }
 
     /// The node must be clean before the last agent goes: no process would be left to clean it.
-    fn withdraw_and_uninstall(&self, commands: &[String], before: &Value) {
+    fn clean_up_and_uninstall(&self, commands: &[String], before: &Value) {
         let is_removal = |command: &String| command.contains(" uninstall ") || command.contains(" delete ");
         let end = commands.iter().position(is_removal).unwrap();
         self.run_commands(&commands[..end]);
@@ -277,7 +277,7 @@ impl Operator<'_> {
             self.bed.kubectl(&["exec", "share", "--", "sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES"]).unwrap();
         assert!(visible.starts_with("GPU-"), "{visible}");
         self.kubectl("delete pod share --wait");
-        self.withdraw_and_uninstall(&page.commands("Uninstall")[1], before);
+        self.clean_up_and_uninstall(&page.commands("Uninstall")[1], before);
     }
 
     /// On a host with NVIDIA's driver: the agent runs in a pod and sees the host's files under other paths than
@@ -302,7 +302,7 @@ impl Operator<'_> {
         ));
         assert_eq!(said.trim(), "4096");
         self.kubectl("delete pod real --wait");
-        self.withdraw_and_uninstall(&page.commands("Uninstall")[0], before);
+        self.clean_up_and_uninstall(&page.commands("Uninstall")[0], before);
     }
 
     fn assert_node_clean(&self, before: &Value) {

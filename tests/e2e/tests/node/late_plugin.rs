@@ -1,5 +1,5 @@
 //! Tests of the late-binding plugin itself, against a fake of kubelet's two sockets and its checkpoint file. For a real
-//! kubelet see `device_plugin.rs`.
+//! kubelet see `late_binding.rs`.
 
 use base64::Engine;
 use partage_agent::device_plugin::CDI_KIND;

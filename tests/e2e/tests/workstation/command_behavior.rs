@@ -142,7 +142,7 @@ const SHARE_FIELDS: [&str; 15] = [
     "command",
     "binding",
     "cgroup",
-    "deviceGate",
+    "deviceFilter",
     "members",
     "processes",
     "parts",

@@ -1,4 +1,4 @@
-//! One machine, end to end: every command of the local mode, and user errors.
+//! One machine, end to end: every command of the workstation mode, and user errors.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod command_behavior;

@@ -1,4 +1,4 @@
-//! A home of a test's own, programs to run in it, and a terminal to type on.
+//! A temporary state directory, programs, and a pseudo-terminal for each test.
 #![allow(dead_code, unsafe_code)] // Each test file uses a part of it.
 
 pub(crate) use partage_e2e::sample;

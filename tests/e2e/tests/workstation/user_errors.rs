@@ -41,7 +41,7 @@ fn invalid_commands_are_refused_with_the_reason() {
             was == code && said.starts_with("error: ") && said.contains(words),
             "{arguments:?}: {was} {said}"
         );
-        // There are no pods and no containers in the local mode.
+        // There are no pods and no containers in workstation mode.
         assert!(!said.contains("pod") && !said.contains("container"), "{arguments:?}: {said}");
     }
     home.wait_until_clean();

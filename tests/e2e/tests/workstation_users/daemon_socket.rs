@@ -55,7 +55,7 @@ fn malformed_requests_are_answered_and_harm_no_other_user() {
         let answer = send_and_receive(&machine, bytes);
         let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(40)]);
         let answer: Value = serde_json::from_str(&answer).unwrap_or_else(|_| panic!("{shown:?}: {answer:?}"));
-        assert_eq!((&answer["answer"], &answer["kind"]), (&"refused".into(), &"wrong".into()), "{shown:?}");
+        assert_eq!((&answer["answer"], &answer["kind"]), (&"refused".into(), &"invalid".into()), "{shown:?}");
     }
     assert_eq!(send_and_receive(&machine, b""), "");
     // Names are not used as paths.
@@ -130,7 +130,7 @@ fn unconfined_share_is_released() {
         asked(&mut lying_client);
         assert!(machine.home.find_share("liar").is_some());
         let line = hear(&mut lying_client, &json!({"binding": binding}).to_string());
-        assert!(line.contains("it reports a mount namespace in which its region is not visible"), "{line}");
+        assert!(line.contains("the process is not confined: its region is not visible"), "{line}");
         given_back();
         tell(&mut lying_client, "");
     }

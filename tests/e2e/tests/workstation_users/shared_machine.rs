@@ -1,4 +1,4 @@
-//! A machine with several users: programs that all of them can start, and a home.
+//! A machine with several users: programs that all of them can start, and a shared state directory.
 #![allow(unsafe_code)]
 
 use crate::support::{BackgroundProcess, TestHome, eventually, install_program, sample};

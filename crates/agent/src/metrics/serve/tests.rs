@@ -31,7 +31,7 @@ async fn start(anonymous: bool) -> RunningServer {
     };
     let ready_now = move || {
         let registered = is_ready.load(Ordering::SeqCst);
-        if registered { Ok(()) } else { Err(NotReady::new("kubelet has not registered it yet")) }
+        if registered { Ok(()) } else { Err(NotReady::new("it is not registered with kubelet yet")) }
     };
     let task = tokio::spawn(server.run(counted, ready_now, stop.clone()));
     RunningServer { address, stop, task, reports, ready }
@@ -128,7 +128,7 @@ async fn health_requires_no_token() {
     assert!(tls(running.address, "/healthz", "").await.ends_with("\r\n\r\nok\n"));
     let early = tls(running.address, "/readyz", "").await;
     assert!(early.starts_with("HTTP/1.1 503 "), "{early}");
-    assert!(early.ends_with("kubelet has not registered it yet\n"), "{early}");
+    assert!(early.ends_with("it is not registered with kubelet yet\n"), "{early}");
     running.ready.store(true, Ordering::SeqCst);
     assert!(tls(running.address, "/readyz", "").await.starts_with("HTTP/1.1 200 "));
     assert!(tls(running.address, "/", "").await.starts_with("HTTP/1.1 404 "));

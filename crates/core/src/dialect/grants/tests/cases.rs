@@ -1,4 +1,4 @@
-//! Conformance cases, named after their numbers upstream.
+//! Conformance cases: what each replaced system writes for a grant. The numbers only order the cases.
 
 use super::*;
 

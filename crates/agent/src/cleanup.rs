@@ -10,13 +10,13 @@ use std::path::Path;
 use tokio_util::sync::CancellationToken;
 
 /// Removes what the agent has published on the node object, and every file that agents keep on the node.
-pub async fn withdraw(config: AgentConfig) -> Result<(), AgentError> {
+pub async fn clean_up(config: AgentConfig) -> Result<(), AgentError> {
     let config = config.resolved();
     let cluster = ApiServer::connect(config.kubeconfig.as_deref(), &config.node).await?;
     // An agent that still runs would write everything again. If its runtime directory is gone, none runs.
     let never = CancellationToken::new();
     let _lock = if config.run.exists() { instance_lock(&never, &config.run).await } else { None };
-    node_status::withdraw(&cluster).await?;
+    node_status::clean_up(&cluster).await?;
     let cdi = cdi::SpecDir::new(&config.cdi);
     remove_specs(&cdi).map_err(AgentError::io(&config.cdi))?;
     for directory in [&config.run, &config.state] {
