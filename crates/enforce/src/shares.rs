@@ -15,14 +15,18 @@ mod limits;
 #[cfg(test)]
 mod tests;
 
-pub use limits::{InvalidGpu, throttled_gpus, region_limits};
+pub use limits::{InvalidGpu, region_limits, throttled_gpus};
 
 use crate::context_sizes::ContextSizes;
 use crate::error_chain::describe;
 use crate::monitor::AuditedShare;
 use partage_core::model::{Bytes, GpuUuid, Share};
 use partage_region::arbiter::{Arbiter, MemberId};
-use partage_region::{GpuShare, LIMITS_FILE, RegionError, RegionHandle, RegionPolicy, USAGE_FILE, is_in_use};
+use partage_region::protocol::LAYOUT_VERSION;
+use partage_region::{
+    GpuShare, LIMITS_FILE, RegionError, RegionHandle, RegionOwner, RegionPolicy, USAGE_FILE, inspect,
+    is_in_use,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
@@ -208,16 +212,25 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
 
     /// Prepares the region of a tenant that is about to start: the one that exists, with these limits, or a new one.
     ///
-    /// No process of the tenant runs yet, so a region that cannot be used is replaced here, and only here; kernel locks
-    /// on its files are still checked. Calls for one key must be serialized; calls for different keys may run
-    /// concurrently.
+    /// No process of the tenant runs yet, so a region that cannot be used, or has an older layout, is replaced here, and
+    /// only here; kernel locks on its files are still checked. Calls for one key must be serialized; calls for different
+    /// keys may run concurrently.
     pub fn prepare(&self, key: &K, owner: O, spec: &ShareSpec<'_>) -> Result<(), ShareError> {
-        if self.is_managed(key, &owner, spec.shares) && has_files(spec.directory) {
+        let found = inspect(spec.directory);
+        if matches!(found, Ok(LAYOUT_VERSION)) && self.is_managed(key, &owner, spec.shares) {
             return Ok(());
         }
         let wanted = self.limits(spec.shares, spec.throttled)?;
-        let handle = match RegionHandle::adopt(spec.directory, &wanted, spec.usage_owner) {
-            Ok(handle) => handle,
+        let handle = match found {
+            Ok(layout) if layout != LAYOUT_VERSION && !is_in_use(spec.directory) => {
+                tracing::info!(share = %key, layout, "region of an older layout replaced before a start");
+                empty_directory(spec.directory)?;
+                create(spec, &wanted)?
+            }
+            Ok(_) => match RegionHandle::adopt(spec.directory, &wanted, spec.usage_owner) {
+                Ok(handle) => handle,
+                Err(error) => replace(key, spec, &wanted, error)?,
+            },
             Err(error) => replace(key, spec, &wanted, error)?,
         };
         self.manage(key, owner, spec.shares, handle)
@@ -243,8 +256,10 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
             Err(RegionError::Missing(_)) => (create(spec, &wanted), Adoption::Created),
             adopted => (adopted.map_err(ShareError::from), Adoption::Managed),
         };
-        match adopted {
-            Ok(handle) => self.manage(key, owner, spec.shares, handle).map(|()| managed),
+        let managed =
+            adopted.and_then(|handle| self.manage(key, owner.clone(), spec.shares, handle).map(|()| managed));
+        match managed {
+            Ok(adoption) => Ok(adoption),
             Err(error) => {
                 let reason = describe(&error);
                 let region = RegionState::Unmanaged { reason: reason.clone() };
@@ -329,7 +344,12 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
     }
 
     /// Sets the amounts that a tenant had before, without checking its usage. An unmanaged region was never changed.
-    pub fn restore(&self, key: &K, shares: &[Share], throttled: &BTreeSet<GpuUuid>) -> Result<(), ShareError> {
+    pub fn restore(
+        &self,
+        key: &K,
+        shares: &[Share],
+        throttled: &BTreeSet<GpuUuid>,
+    ) -> Result<(), ShareError> {
         let mut live = self.live();
         let live = live.get_mut(key).ok_or(ShareError::NotFound)?;
         if let Some(region) = live.region() {
@@ -340,15 +360,22 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
         Ok(())
     }
 
-    /// Attaches a share of one more GPU to a tenant that runs. Returns the index of the GPU in the region. Processes
+    /// Attaches a share of one more GPU to a tenant that runs, once. Returns the index of the GPU in the region. Processes
     /// find the GPU when they next look up a device that they do not know.
     pub fn extend(&self, key: &K, share: &Share, throttled: &BTreeSet<GpuUuid>) -> Result<usize, ShareError> {
         let mut live = self.live();
         let live = live.get_mut(key).ok_or(ShareError::NotFound)?;
         let limits = self.limits_of(share, throttled)?;
         let (region, member) = live.managed()?;
-        let gpu = region.owner().extend(&limits)?;
-        live.shares.push(share.clone());
+        // After an attempt that failed below, the region and the list have the GPU already.
+        let gpu = match live.shares.iter().position(|attached| attached == share) {
+            Some(gpu) => gpu,
+            None => {
+                let gpu = region.owner().extend(&limits)?;
+                live.shares.push(share.clone());
+                gpu
+            }
+        };
         self.arbiter.refresh(member)?;
         Ok(gpu)
     }
@@ -376,6 +403,12 @@ fn check_usage(region: &RegionHandle, old: &[Share], new: &[Share]) -> Result<()
         }
     }
     Ok(())
+}
+
+/// Reads the shares of a region from its limits, for a tenant whose record was lost.
+pub fn shares_of_region(directory: &Path) -> Result<Vec<Share>, RegionError> {
+    let owner = RegionOwner::open(directory)?;
+    Ok((0..owner.gpus()).filter_map(|gpu| owner.share(gpu)).map(|limits| limits::share_of(&limits)).collect())
 }
 
 /// Returns whether both files of a region exist.

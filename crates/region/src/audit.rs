@@ -249,7 +249,11 @@ impl BypassAudit {
         let snapshot = &container.after;
         let grown = snapshot.forged.iter().find_map(|forged| match *forged {
             Forgery::Grown { bytes } => Some(bytes),
-            Forgery::Accounts { .. } | Forgery::Slot { .. } | Forgery::Truncated => None,
+            Forgery::Accounts { .. }
+            | Forgery::Slot { .. }
+            | Forgery::Truncated
+            | Forgery::Header
+            | Forgery::Owner => None,
         });
         let short = snapshot.forged.contains(&Forgery::Truncated);
         for (index, granted) in container.granted.iter().enumerate().take(MAX_GPUS) {
@@ -266,7 +270,7 @@ impl BypassAudit {
             let contradicts = |forged: &Forgery| match *forged {
                 Forgery::Accounts { gpu, .. } | Forgery::Slot { gpu, .. } => gpu == index,
                 Forgery::Grown { .. } => false,
-                Forgery::Truncated => true,
+                Forgery::Truncated | Forgery::Header | Forgery::Owner => true,
             };
             if snapshot.forged.iter().any(contradicts) {
                 note(BypassKind::ForgedUsage, None, 0);

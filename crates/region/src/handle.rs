@@ -33,8 +33,11 @@ impl RegionHandle {
     }
 
     /// Opens a region whose `usage` belongs to `user`, the only user that may write it.
+    ///
+    /// `limits`, which only the daemon writes, decides whether the layout is supported. The contents of `usage` decide
+    /// nothing: see [`crate::Forgery`].
     pub fn open_of_user(folder: &Path, user: u32) -> Result<Self, RegionError> {
-        Self::with_reader(RegionOwner::open(folder)?, UsageReader::open_owned(folder, user)?)
+        Self::with_reader(RegionOwner::open(folder)?, UsageReader::open_managed(folder, user)?)
     }
 
     fn with_reader(owner: RegionOwner, reader: UsageReader) -> Result<Self, RegionError> {
@@ -52,6 +55,7 @@ impl RegionHandle {
             return Err(RegionError::OtherGpus(handle.owner.path().to_path_buf()));
         }
         handle.apply(shares)?;
+        handle.owner.announce_gpus();
         Ok(handle)
     }
 
@@ -86,6 +90,13 @@ impl RegionHandle {
     pub(crate) fn doorbell_address(&self, gpu: usize) -> *const u32 {
         self.doorbells.accounts.get(gpu).map_or(std::ptr::null(), |account| account.time.doorbell.as_ptr())
     }
+}
+
+/// Verifies both files of the region in a directory. Returns the version of its layout.
+pub fn inspect(folder: &Path) -> Result<u32, RegionError> {
+    let layout = RegionOwner::open(folder)?.layout();
+    UsageReader::open(folder)?;
+    Ok(layout)
 }
 
 /// Returns whether a process still uses the region in a directory, whatever its layout: every process that has it

@@ -34,7 +34,7 @@ mod tenant;
 mod tests;
 
 pub use error::{RegionError, ReservationRefused};
-pub use handle::{RegionHandle, is_in_use};
+pub use handle::{RegionHandle, inspect, is_in_use};
 pub use layout::{GpuAccount, GpuLimits, ProcessLane, TurnWord};
 pub use owner::{GpuShare, RegionOwner, RegionPolicy, TurnControl};
 pub use protocol::{MAX_GPUS, MEMORY_UNIT, SLOT_COUNT, WHOLE_GPU};

@@ -3,6 +3,7 @@
 
 use crate::error::RegionError;
 use crate::layout::{FileHeader, LayoutVersion, LimitsFile, SUPPORTED_LAYOUTS, UsageFile};
+use crate::owner::effective_user;
 use crate::protocol::{LIMITS_MAGIC, USAGE_MAGIC};
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -112,6 +113,19 @@ pub(crate) fn identity(file: &File, path: &Path) -> Result<(u64, u64), RegionErr
     Ok((data.dev(), data.ino()))
 }
 
+/// Returns whether a header has the magic number, a supported layout version and the size of its kind.
+pub(crate) fn is_intact_header<T: FileLayout>(header: &[u8]) -> bool {
+    let [magic, version, size] = [number(header, 0, 8), number(header, 8, 4), number(header, 16, 8)];
+    // Four bytes were read, so it fits.
+    magic == T::MAGIC && LayoutVersion::from_number(version as u32).is_some() && size == size_of::<T>() as u64
+}
+
+/// Returns whether only the calling user can create, replace and remove files in the directory.
+pub(crate) fn is_private_directory(path: &Path) -> Result<bool, RegionError> {
+    let data = std::fs::symlink_metadata(path).map_err(|error| RegionError::io("examine", path, error))?;
+    Ok(data.is_dir() && data.uid() == effective_user() && data.mode() & 0o022 == 0)
+}
+
 /// Verifies that the file belongs to the expected user.
 pub(crate) fn check_owner(file: &File, path: &Path, expected: u32) -> Result<(), RegionError> {
     let owner = file.metadata().map_err(|error| RegionError::io("examine", path, error))?.uid();
@@ -121,12 +135,16 @@ pub(crate) fn check_owner(file: &File, path: &Path, expected: u32) -> Result<(),
     Err(RegionError::ForeignOwner { path: path.to_path_buf(), owner, expected })
 }
 
+/// Verifies that the file is a regular file.
+pub(crate) fn check_regular(file: &File, path: &Path) -> Result<(), RegionError> {
+    let data = file.metadata().map_err(|error| RegionError::io("examine", path, error))?;
+    if data.is_file() { Ok(()) } else { Err(RegionError::damaged(path, NOT_A_REGULAR_FILE)) }
+}
+
 /// Verifies that the file is of the expected kind, of a supported layout, and complete. Returns the layout.
 pub(crate) fn check<T: FileLayout>(file: &File, path: &Path) -> Result<LayoutVersion, RegionError> {
+    check_regular(file, path)?;
     let data = file.metadata().map_err(|error| RegionError::io("examine", path, error))?;
-    if !data.is_file() {
-        return Err(RegionError::damaged(path, NOT_A_REGULAR_FILE));
-    }
     let mut header = [0; size_of::<FileHeader>()];
     match file.read_exact_at(&mut header, 0) {
         Ok(()) => {}

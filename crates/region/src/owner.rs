@@ -233,6 +233,14 @@ impl RegionOwner {
         Ok(gpus)
     }
 
+    /// Makes running processes look up unknown devices again. A daemon that was killed while it attached a GPU may not
+    /// have announced it.
+    pub(crate) fn announce_gpus(&self) {
+        if self.layout.can_grow() {
+            self.limits.header.generation.fetch_add(1, Release);
+        }
+    }
+
     /// Returns the settings that apply to all GPUs.
     #[must_use]
     pub fn policy(&self) -> RegionPolicy {

@@ -22,6 +22,8 @@ use std::path::{Path, PathBuf};
 pub struct UsageReader {
     alive: LivenessLocks,
     path: PathBuf,
+    /// The user that the daemon gave the file to, if it manages the region.
+    owner: Option<u32>,
 }
 
 /// Usage of a container's processes at one time.
@@ -130,6 +132,10 @@ pub enum Forgery {
     },
     /// The file cannot be read to its end: it was truncated.
     Truncated,
+    /// The header has another magic number, layout version or size than the daemon wrote.
+    Header,
+    /// The file was given to another user.
+    Owner,
 }
 
 impl UsageSnapshot {
@@ -190,23 +196,31 @@ fn word(start: &HeaderBytes, gpu: usize) -> u64 {
 impl UsageReader {
     /// Opens `usage` of the region in `folder`, of any supported layout.
     pub fn open(folder: &Path) -> Result<Self, RegionError> {
-        Self::open_with(folder, |_, _| Ok(()))
-    }
-
-    /// Opens `usage` as [`UsageReader::open`] does, if the file belongs to `user`.
-    pub(crate) fn open_owned(folder: &Path, user: u32) -> Result<Self, RegionError> {
-        Self::open_with(folder, |file, path| mmap::check_owner(file, path, user))
-    }
-
-    fn open_with(
-        folder: &Path,
-        verify: impl FnOnce(&File, &Path) -> Result<(), RegionError>,
-    ) -> Result<Self, RegionError> {
-        let path = folder.join(USAGE_FILE);
-        let file = mmap::open(&path, false)?;
+        let (file, path) = Self::open_file(folder)?;
         mmap::check::<UsageFile>(&file, &path)?;
-        verify(&file, &path)?;
-        Ok(Self { alive: LivenessLocks::in_one_file(file, LIVENESS_LOCKS_AT, PID_LOCKS_AT), path })
+        Ok(Self::of_file(file, path, None))
+    }
+
+    /// Opens the `usage` that belongs to a `limits` of a supported layout, and that the daemon gave to `user`.
+    ///
+    /// Contents and owner are not verified where only the daemon can put files into the directory: the container can
+    /// change both, and could otherwise end its own audit with one write. Each snapshot then has a [`Forgery`].
+    pub(crate) fn open_managed(folder: &Path, user: u32) -> Result<Self, RegionError> {
+        let (file, path) = Self::open_file(folder)?;
+        mmap::check_regular(&file, &path)?;
+        if !mmap::is_private_directory(folder)? {
+            mmap::check_owner(&file, &path, user)?;
+        }
+        Ok(Self::of_file(file, path, Some(user)))
+    }
+
+    fn open_file(folder: &Path) -> Result<(File, PathBuf), RegionError> {
+        let path = folder.join(USAGE_FILE);
+        Ok((mmap::open(&path, false)?, path))
+    }
+
+    fn of_file(file: File, path: PathBuf, owner: Option<u32>) -> Self {
+        Self { alive: LivenessLocks::in_one_file(file, LIVENESS_LOCKS_AT, PID_LOCKS_AT), path, owner }
     }
 
     pub(crate) fn file(&self) -> &File {
@@ -297,8 +311,9 @@ impl UsageReader {
             snapshot = self.read_once()?;
         }
         if !snapshot.1 {
-            // The file changed during every attempt: a contradiction cannot be distinguished from a change.
-            snapshot.0.forged.clear();
+            // The file changed during every attempt: a contradiction cannot be distinguished from a change. Processes
+            // never change the header and the owner.
+            snapshot.0.forged.retain(|forgery| matches!(forgery, Forgery::Header | Forgery::Owner));
         }
         Ok(snapshot.0)
     }
@@ -311,6 +326,12 @@ impl UsageReader {
         let still = (0..MAX_GPUS).all(|gpu| word(&before, gpu) == word(&after, gpu))
             && occupied(&before).eq(occupied(&after));
         let mut forged = Vec::new();
+        if !mmap::is_intact_header::<UsageFile>(&before[..]) {
+            forged.push(Forgery::Header);
+        }
+        if self.owner.is_some_and(|owner| mmap::check_owner(self.file(), &self.path, owner).is_err()) {
+            forged.push(Forgery::Owner);
+        }
         let mut gpus: [GpuUsage; MAX_GPUS] = std::array::from_fn(|gpu| {
             GpuUsage::from_account(|offset, length| account_number(&before, gpu, offset, length))
         });

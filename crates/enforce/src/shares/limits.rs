@@ -3,7 +3,8 @@
 //! Compute is in thousandths of a percent on both sides.
 
 use partage_core::model::{Bytes, Cores, GpuUuid, Share};
-use partage_host::gpus::uuid_bytes;
+use partage_host::gpus::{uuid_bytes, uuid_from_bytes};
+use partage_region::protocol::NO_MEMORY_LIMIT;
 use partage_region::{GpuShare, WHOLE_GPU};
 use std::collections::BTreeSet;
 
@@ -27,6 +28,20 @@ pub fn region_limits(share: &Share, context: Bytes, throttled: bool) -> Result<G
         priority: 0,
         waits_for_turns: throttled,
     })
+}
+
+/// Converts the limits of a region into a share. Limits do not distinguish a whole GPU from a share without a memory limit:
+/// both are a whole GPU here.
+pub(super) fn share_of(limits: &GpuShare) -> Share {
+    let whole = limits.memory == NO_MEMORY_LIMIT;
+    Share {
+        gpu: uuid_from_bytes(limits.uuid),
+        memory_bytes: (!whole).then_some(Bytes(limits.memory)),
+        cores: Cores::millipercent(limits.cores).filter(|_| limits.cores > 0),
+        ceiling: Cores::millipercent(limits.ceiling)
+            .filter(|_| limits.ceiling > limits.cores && limits.cores > 0),
+        whole,
+    }
 }
 
 /// Returns the GPUs on which launches wait for turns: those with a share that has guaranteed compute. A tenant that has
@@ -57,6 +72,9 @@ mod tests {
         let region = region_limits(&limited, Bytes::ZERO, true).unwrap();
         assert_eq!((region.memory, region.cores, region.ceiling), (1 << 30, 30_000, 30_000));
         assert!(region.waits_for_turns);
+        let back = share_of(&region);
+        assert_eq!(back, limited, "the limits have everything that a share needs");
+        assert!(share_of(&region_limits(&share(GPU), Bytes(7), false).unwrap()).whole);
         limited.ceiling = half;
         assert_eq!(region_limits(&limited, Bytes::ZERO, true).unwrap().ceiling, 50_000);
         // A tenant that has the GPU to itself needs no guarantee.

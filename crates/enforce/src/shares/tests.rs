@@ -1,7 +1,7 @@
 use super::*;
 use partage_core::model::Cores;
 use partage_region::RegionTenant;
-use std::os::unix::fs::{FileExt, symlink};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 
 const GPU: &str = "GPU-01234567-89ab-cdef-0123-456789abcdef";
 const OTHER_GPU: &str = "GPU-11234567-89ab-cdef-0123-456789abcdef";
@@ -24,7 +24,8 @@ struct Fixture {
 
 impl Fixture {
     fn new() -> Fixture {
-        let fixture = Fixture { folder: tempfile::tempdir().unwrap(), throttled: BTreeSet::from([GPU.into()]) };
+        let fixture =
+            Fixture { folder: tempfile::tempdir().unwrap(), throttled: BTreeSet::from([GPU.into()]) };
         fixture.prepare(&fixture.restart(), &share(1000)).unwrap();
         fixture
     }
@@ -141,19 +142,26 @@ fn running_tenant_with_an_unknown_layout_is_left_untouched() {
 }
 
 #[test]
-fn damaged_region_is_left_to_a_running_tenant_and_replaced_for_one_that_starts() {
+fn usage_that_its_tenant_damaged_stays_managed_and_is_replaced_at_the_next_start() {
     let fixture = Fixture::new();
     fs::File::options().write(true).open(fixture.file(USAGE_FILE)).unwrap().set_len(100).unwrap();
-    let before = fixture.contents();
+    let usage = || fs::read(fixture.file(USAGE_FILE)).unwrap();
     let shares = fixture.restart();
-    let adoption = fixture.adopt(&shares, &share(1000), MissingFiles::Leave);
-    assert!(matches!(adoption, Adoption::Unmanaged { .. }) && fixture.contents() == before);
+    assert_eq!(fixture.adopt(&shares, &share(1000), MissingFiles::Leave), Adoption::Managed);
+    assert_eq!(usage().len(), 100, "a running tenant keeps its file");
     fs::create_dir(fixture.file("dev")).unwrap();
     fixture.prepare(&shares, &share(1000)).unwrap();
-    assert!(fixture.contents() != before && !fixture.file("dev").exists());
+    assert!(usage().len() > 100 && !fixture.file("dev").exists());
 
-    // The arbiter of the first daemon writes its heartbeat into `limits` as long as it runs.
-    drop(shares);
+    // The same without a restart of the daemon: the handle was opened before.
+    fs::File::options().write(true).open(fixture.file(USAGE_FILE)).unwrap().set_len(100).unwrap();
+    fixture.prepare(&shares, &share(1000)).unwrap();
+    assert!(usage().len() > 100 && RegionTenant::attach(&fixture.directory()).is_ok());
+}
+
+#[test]
+fn damaged_limits_are_left_to_a_running_tenant_and_replaced_for_one_that_starts() {
+    let fixture = Fixture::new();
     let elsewhere = fixture.folder.path().join("elsewhere");
     fs::rename(fixture.file(LIMITS_FILE), &elsewhere).unwrap();
     symlink(&elsewhere, fixture.file(LIMITS_FILE)).unwrap();
@@ -208,6 +216,8 @@ fn region_of_another_user_is_not_adopted() {
         throttled: &fixture.throttled,
         policy: RegionPolicy::default(),
     };
+    // Any user can put files into this directory.
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).unwrap();
     let adoption = shares.adopt(&KEY.into(), (), &spec, MissingFiles::Leave).unwrap();
     assert!(
         matches!(&adoption, Adoption::Unmanaged { reason } if reason.contains("belongs to user")),

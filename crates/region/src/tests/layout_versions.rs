@@ -3,11 +3,12 @@
 use super::*;
 use crate::layout::FileHeader;
 use crate::{
-    LIMITS_FILE, MAX_GPUS, RegionError, RegionHandle, USAGE_FILE, UsageReader, WHOLE_GPU, is_in_use,
+    Forgery, LIMITS_FILE, MAX_GPUS, RegionError, RegionHandle, USAGE_FILE, UsageReader, UsageSnapshot,
+    WHOLE_GPU, is_in_use,
 };
 use std::fs;
 use std::mem::offset_of;
-use std::os::unix::fs::{MetadataExt, chown, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 
 fn gpu(name: u8) -> GpuShare {
@@ -108,6 +109,10 @@ fn unsupported_layout_is_left_untouched_by_every_side() {
         let (folder, handle) = create(&[gpu(1)]);
         drop(handle);
         overwrite(&folder, file, offset_of!(FileHeader, version), &3u32.to_le_bytes());
+        if file == LIMITS_FILE {
+            // A daemon of another version writes the same version into both files.
+            overwrite(&folder, other, offset_of!(FileHeader, version), &3u32.to_le_bytes());
+        }
         let before = contents(folder.path());
         let user = effective_user();
         let is_unsupported = |error: RegionError| {
@@ -116,8 +121,10 @@ fn unsupported_layout_is_left_untouched_by_every_side() {
             };
             assert_eq!((path, supported), (&folder.path().join(file), &(1..=2)), "not {other}");
         };
-        is_unsupported(RegionHandle::open(folder.path()).unwrap_err());
-        is_unsupported(RegionHandle::adopt(folder.path(), &[gpu(1)], user).unwrap_err());
+        if file == LIMITS_FILE {
+            is_unsupported(RegionHandle::open(folder.path()).unwrap_err());
+            is_unsupported(RegionHandle::adopt(folder.path(), &[gpu(1)], user).unwrap_err());
+        }
         is_unsupported(RegionHandle::create(folder.path(), &[gpu(1)], RegionPolicy::default()).unwrap_err());
         is_unsupported(RegionTenant::attach(folder.path()).unwrap_err());
         if file == USAGE_FILE {
@@ -131,11 +138,19 @@ fn unsupported_layout_is_left_untouched_by_every_side() {
 /// A function that damages a file.
 type DamageFn = fn(&Path);
 
+fn truncate(path: &Path) {
+    fs::File::options().write(true).open(path).unwrap().set_len(4096).unwrap();
+}
+
+fn fill_with_garbage(path: &Path) {
+    fs::write(path, vec![7; 3 << 20]).unwrap();
+}
+
 #[test]
 fn damaged_files_are_refused_by_name_and_not_changed() {
     let damage: [(&str, DamageFn); 4] = [
-        ("truncated", |path| fs::File::options().write(true).open(path).unwrap().set_len(4096).unwrap()),
-        ("magic number", |path| fs::write(path, vec![7; 3 << 20]).unwrap()),
+        ("truncated", truncate),
+        ("magic number", fill_with_garbage),
         ("symbolic link", |path| {
             let elsewhere = path.with_extension("elsewhere");
             fs::rename(path, &elsewhere).unwrap();
@@ -148,6 +163,9 @@ fn damaged_files_are_refused_by_name_and_not_changed() {
     ];
     for file in [LIMITS_FILE, USAGE_FILE] {
         for (word, break_it) in damage {
+            if file == USAGE_FILE && matches!(word, "truncated" | "magic number") {
+                continue; // A container can do that to its own usage: see the next test.
+            }
             let (folder, handle) = create(&[gpu(1)]);
             let tenant = attach(&folder);
             let path = folder.path().join(file);
@@ -174,6 +192,43 @@ fn damaged_files_are_refused_by_name_and_not_changed() {
 }
 
 #[test]
+fn container_that_damages_its_usage_stays_managed() {
+    let set_version = |path: &Path| {
+        let file = fs::File::options().write(true).open(path).unwrap();
+        file.write_all_at(&3u32.to_le_bytes(), offset_of!(FileHeader, version) as u64).unwrap();
+    };
+    let give_away = |path: &Path| drop(chown(path, Some(4321), None));
+    let damage: [(DamageFn, Forgery); 4] = [
+        (set_version, Forgery::Header),
+        (fill_with_garbage, Forgery::Header),
+        (truncate, Forgery::Truncated),
+        (give_away, Forgery::Owner),
+    ];
+    for (break_it, expected) in damage {
+        if expected == Forgery::Owner && effective_user() != 0 {
+            continue; // Only root can give files away.
+        }
+        let (folder, handle) = create(&[gpu(1)]);
+        let usage = folder.path().join(USAGE_FILE);
+        let forged = |handle: &RegionHandle| match handle.reader().snapshot() {
+            Ok(snapshot) => snapshot.forged,
+            Err(_) => UsageSnapshot::of_truncated_file().forged,
+        };
+        assert_eq!(forged(&handle), []);
+        break_it(&usage);
+        // The daemon itself gives a new file to its user, so only the next daemon knows who must own it.
+        let is_seen_at_once = expected != Forgery::Owner;
+        assert_eq!(forged(&handle).contains(&expected), is_seen_at_once, "{expected:?}");
+        drop(handle);
+        let adopted = RegionHandle::adopt(folder.path(), &[gpu(1)], effective_user()).unwrap();
+        assert!(forged(&adopted).contains(&expected), "{expected:?} after a restart");
+        let longer = fs::File::options().write(true).open(&usage).unwrap();
+        longer.set_len(64 << 20).unwrap();
+        assert!(adopted.reader().truncate_excess().unwrap().is_some(), "it cannot fill the disk either");
+    }
+}
+
+#[test]
 fn another_users_files_are_refused() {
     if effective_user() != 0 {
         eprintln!("skipped: only root can give files away");
@@ -182,6 +237,8 @@ fn another_users_files_are_refused() {
     let (folder, handle) = create(&[gpu(1)]);
     drop(handle);
     let adopt = |user| RegionHandle::adopt(folder.path(), &[gpu(1)], user);
+    // Any user can put a file into this directory.
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
     chown(folder.path().join(USAGE_FILE), Some(4321), None).unwrap();
     let error = adopt(0).unwrap_err();
     assert!(matches!(error, RegionError::ForeignOwner { owner: 4321, expected: 0, .. }), "{error}");
