@@ -23,6 +23,7 @@
 mod api_server;
 mod app;
 pub mod cdi_edits;
+mod cleanup;
 mod config;
 mod container_runtime;
 mod containers;
@@ -50,11 +51,10 @@ mod stale_mounts;
 mod state;
 mod store;
 mod unserved_asks;
-mod cleanup;
 
 pub use app::TaskError;
 pub use app::run;
+pub use cleanup::clean_up;
 pub use config::{AgentConfig, AgentError, SettingsCheckError};
 pub use container_runtime::ContainerRuntimeError;
 pub use stale_mounts::StaleMountError;
-pub use cleanup::clean_up;

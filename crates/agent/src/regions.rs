@@ -11,7 +11,7 @@ use partage_enforce::error_chain::describe;
 use partage_enforce::shares::{
     Adoption, LiveShare, ManagedShares, MissingFiles, ShareError, ShareSpec, has_files, remove_region,
 };
-use partage_region::{RegionHandle, RegionPolicy};
+use partage_region::{RegionError, RegionHandle, RegionPolicy, inspect, is_in_use};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ContainerRegionError {
     /// The container runs with a region that this agent cannot change.
-    #[error("container {container} keeps the limits that it has: {reason}")]
+    #[error("container {container} keeps its current limits: {reason}")]
     Unmanaged {
         /// The container's name in its pod.
         container: ContainerName,
@@ -42,8 +42,15 @@ pub(crate) enum ContainerRegionError {
         /// The memory that it would have.
         limit: Bytes,
     },
+    /// The region of a container that may run was removed from the node.
+    #[error(
+        "the region {} is missing, so the limits of a running container cannot be changed: delete the pod or restart the \
+         container to create the region again",
+        .0.display()
+    )]
+    Missing(PathBuf),
     /// Processes of the container's previous run still exist.
-    #[error("processes of the container's previous run still exist; kubelet retries")]
+    #[error("processes of the container's previous run still exist; kubelet retries automatically")]
     StillInUse(#[source] ShareError),
     /// The region cannot be created or opened.
     #[error(transparent)]
@@ -114,6 +121,13 @@ impl ContainerRegions {
         entries.filter_map(|entry| entry.file_name().into_string().ok().map(ContainerKey)).collect()
     }
 
+    /// Returns whether the region of an unknown container must be kept: a process still uses it, or another version of the agent
+    /// wrote it.
+    pub(crate) fn must_be_kept(&self, key: &ContainerKey) -> bool {
+        let folder = self.folder(key);
+        is_in_use(&folder) || matches!(inspect(&folder), Err(RegionError::UnsupportedVersion { .. }))
+    }
+
     /// Returns whether both files of a container's region exist.
     pub(crate) fn is_whole(&self, key: &ContainerKey) -> bool {
         has_files(&self.folder(key))
@@ -180,14 +194,14 @@ impl ContainerRegions {
         self.shares.apply_turns(throttled);
     }
 
-    /// Changes the amounts of a container that runs: see [`ManagedShares::resize`]. One without a region gets them with its start.
+    /// Changes the amounts of a prepared container, which may run: see [`ManagedShares::resize`].
     pub(crate) fn resize(
         &self,
         key: &ContainerKey,
         shares: &[Share],
         throttled: &BTreeSet<GpuUuid>,
     ) -> Result<(), ContainerRegionError> {
-        self.with_container(key, self.shares.resize(key, shares, throttled))
+        self.shares.resize(key, shares, throttled).map_err(|error| self.with_container(key, error))
     }
 
     /// Sets the limits back to what they were, whatever the container uses: see [`ManagedShares::restore`].
@@ -197,21 +211,19 @@ impl ContainerRegions {
         shares: &[Share],
         throttled: &BTreeSet<GpuUuid>,
     ) -> Result<(), ContainerRegionError> {
-        self.with_container(key, self.shares.restore(key, shares, throttled))
+        match self.shares.restore(key, shares, throttled) {
+            // Without a region nothing was changed.
+            Ok(()) | Err(ShareError::NotFound) => Ok(()),
+            Err(error) => Err(self.with_container(key, error)),
+        }
     }
 
-    /// Adds the container's name to the result of a change. A container without a region has nothing to change.
-    fn with_container(
-        &self,
-        key: &ContainerKey,
-        result: Result<(), ShareError>,
-    ) -> Result<(), ContainerRegionError> {
-        match result {
-            Ok(()) | Err(ShareError::NotFound) => Ok(()),
-            Err(error) => Err(match self.shares.get(key) {
-                Some(live) => ContainerRegionError::new(live.owner.container, error),
-                None => ContainerRegionError::Share(error),
-            }),
+    /// Adds the container's name to the error of a change.
+    fn with_container(&self, key: &ContainerKey, error: ShareError) -> ContainerRegionError {
+        match (self.shares.get(key), error) {
+            (_, ShareError::NotFound) => ContainerRegionError::Missing(self.folder(key)),
+            (Some(live), error) => ContainerRegionError::new(live.owner.container, error),
+            (None, error) => ContainerRegionError::Share(error),
         }
     }
 
@@ -321,11 +333,11 @@ mod tests {
         fixture.adopt(&regions, 2000);
         assert!(regions.live()[&fixture.key].region().is_none());
         let error = regions.resize(&fixture.key, &share(500), &fixture.throttled).unwrap_err().to_string();
-        assert!(error.contains("container main keeps the limits that it has"), "{error}");
+        assert!(error.contains("container main keeps its current limits"), "{error}");
         assert!(error.contains("limits has layout 3") && error.contains("layouts 1 to 2"), "{error}");
         regions.restore(&fixture.key, &share(500), &fixture.throttled).unwrap();
         let error = describe(&fixture.prepare(&regions, 1000).unwrap_err());
-        assert!(error.contains("has not ended, kubelet retries"), "{error}");
+        assert!(error.contains("kubelet retries automatically"), "{error}");
         assert!(error.contains("still use the region"), "{error}");
         assert!(error.contains("limits has layout 3"), "{error}");
         drop(tenant);
@@ -359,7 +371,11 @@ mod tests {
         let regions = fixture.restart();
         fixture.adopt(&regions, 1000);
         assert!(regions.live().is_empty() && !limits.exists() && !regions.is_whole(&fixture.key));
-        regions.resize(&fixture.key, &share(500), &fixture.throttled).unwrap();
+        let refused = regions.resize(&fixture.key, &share(500), &fixture.throttled);
+        assert!(
+            matches!(refused, Err(ContainerRegionError::Missing(_))),
+            "a running container has the old limits"
+        );
         fixture.prepare(&regions, 500).unwrap();
         assert_eq!(limit(&regions, &fixture.key), 500);
         assert_eq!(regions.on_disk(), std::slice::from_ref(&fixture.key));

@@ -221,6 +221,12 @@ fn reserve(
     }
     let grant = resize::read(request).and_then(|changes| resize::apply(&old.grant, &changes))?;
     let mut containers = state.containers();
+    // The CDI spec is written after the region: a container that has only the spec may run with a region that was removed.
+    if let Some(key) =
+        containers.unprepared_of(&old.pod.uid).find(|key| state.adapters.cdi.get(&key.0).is_some())
+    {
+        return Err(ContainerRegionError::Missing(state.adapters.regions.folder(key)).into());
+    }
     let record = containers.grants().with_grant(old, &pod.pod, grant, &settings);
     let record = record.map_err(ResizeError::Refused)?;
     containers.reserve_resize(old, &record).map_err(ResizeError::Refused)?;

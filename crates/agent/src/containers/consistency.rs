@@ -44,6 +44,8 @@ impl NodeState {
         });
         let mut found = mismatches(&containers, kept, &on_disk, &held);
         let grants = containers.grants();
+        let unmanaged = live.values().filter(|live| live.region().is_none());
+        found.extend(unmanaged.map(|live| unmanaged_region(&live.container, grants.record(&live.uid))));
         let running = |uid: &PodUid| {
             grants.record(uid).filter(|record| record.boot == self.machine.boot && holds(&record.pod.uid))
         };
@@ -150,6 +152,15 @@ fn missing_regions<'a>(
         mismatches.push(StateMismatch { text, pod: Some(record.pod.clone()), event: Some("RegionMissing") });
     }
     mismatches
+}
+
+/// Returns the mismatch of a container whose region this agent cannot manage.
+fn unmanaged_region(container: &ContainerName, record: Option<&PodRecord>) -> StateMismatch {
+    let text = format!(
+        "the region of container {container} has a layout of another agent version or is damaged: its limits stay in force, but \
+         cannot be changed and are not audited; run the agent version that wrote it, or restart the container"
+    );
+    StateMismatch { text, pod: record.map(|record| record.pod.clone()), event: Some("RegionNotManaged") }
 }
 
 /// Returns the running pods whose devices are no longer in kubelet's checkpoint. `held` is the whole checkpoint, and `written` is

@@ -160,7 +160,9 @@ impl NodeState {
 fn remove_orphans(state: &NodeState) {
     // Read before kubelet's checkpoint, so that files which are created meanwhile are not among them.
     let specs = state.adapters.cdi.names().unwrap_or_default().into_iter().map(ContainerKey);
-    let on_disk: BTreeSet<ContainerKey> = specs.chain(state.adapters.regions.on_disk()).collect();
+    let regions = state.adapters.regions.on_disk();
+    let kept = regions.iter().filter(|key| state.adapters.regions.must_be_kept(key)).cloned().collect();
+    let on_disk: BTreeSet<ContainerKey> = specs.chain(regions).collect();
     let checkpoint_written = state.adapters.device_owners.checkpoint_written();
     let Some(held) = state.adapters.device_owners.all() else { return };
     let pods = state.adapters.pods.all();
@@ -178,6 +180,7 @@ fn remove_orphans(state: &NodeState) {
         };
         containers.orphans(&OrphanCriteria {
             on_disk: &on_disk,
+            kept: &kept,
             held: &held,
             checkpoint_written,
             pods_waiting: pods.iter().any(|pod| is_waiting(pod)),

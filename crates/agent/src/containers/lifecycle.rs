@@ -134,6 +134,8 @@ pub(crate) struct Containers {
     unresolved: BTreeSet<PodUid>,
     /// Pods whose record on disk another version of the agent wrote. It stays as it is until the grant changes.
     foreign_records: BTreeSet<PodUid>,
+    /// Keys whose CDI spec another version of the agent wrote. Their files are not removed.
+    foreign_specs: BTreeSet<ContainerKey>,
 }
 
 /// What an earlier agent and kubelet left, as read at start.
@@ -199,6 +201,8 @@ impl fmt::Display for PodEndCause {
 pub(crate) struct OrphanCriteria<'a> {
     /// Keys that have a CDI spec or a region on disk. Read before kubelet's checkpoint.
     pub(crate) on_disk: &'a BTreeSet<ContainerKey>,
+    /// Keys on disk whose region a process still uses, or has a layout that this version does not know.
+    pub(crate) kept: &'a BTreeSet<ContainerKey>,
     /// Keys in kubelet's checkpoint of pods that the API server lists or that hold a grant.
     pub(crate) held: &'a BTreeSet<ContainerKey>,
     /// When kubelet wrote its checkpoint, in nanoseconds since the epoch.
@@ -262,7 +266,7 @@ impl Containers {
             container.stage = stage;
         }
         let grants = GrantBook::new(node, records);
-        (Containers { by_key, pods, grants, unresolved, foreign_records }, adopt)
+        (Containers { by_key, pods, grants, unresolved, foreign_records, foreign_specs }, adopt)
     }
 
     /// Returns the grants of all pods.
@@ -459,6 +463,12 @@ impl Containers {
         of_pod.collect()
     }
 
+    /// Returns the keys of a pod's granted containers that are not prepared.
+    pub(crate) fn unprepared_of(&self, uid: &PodUid) -> impl Iterator<Item = &ContainerKey> {
+        let is_unprepared = move |container: &TrackedContainer| matches!(&container.stage, ContainerStage::Granted { owner } if owner.pod == *uid);
+        self.by_key.iter().filter(move |(_, container)| is_unprepared(container)).map(|(key, _)| key)
+    }
+
     /// Returns whether a pod holds a grant and a key is known for every container in it.
     pub(crate) fn has_all_keys(&self, uid: &PodUid) -> bool {
         let has_key = |grant: &Grant| {
@@ -560,6 +570,8 @@ impl Containers {
     ///
     /// Kubelet's checkpoint lacks the newest answers until kubelet writes it again. While a pod waits for a container whose key is
     /// not known, an answer that is not clearly older than the checkpoint may belong to it.
+    /// Files of another version of the agent, and regions in use, may belong to containers that this version does not know: they
+    /// are not orphans.
     pub(crate) fn orphans(&self, view: &OrphanCriteria<'_>) -> Vec<ContainerKey> {
         let keys: BTreeSet<&ContainerKey> = view.on_disk.iter().chain(self.by_key.keys()).collect();
         let is_orphan = |key: &&&ContainerKey| {
@@ -568,7 +580,7 @@ impl Containers {
             if allocation.is_some_and(|allocation| !is_older(allocation.at, view.now)) {
                 return false;
             }
-            if view.held.contains(**key) {
+            if view.held.contains(**key) || view.kept.contains(**key) || self.foreign_specs.contains(**key) {
                 return false;
             }
             match container.and_then(TrackedContainer::owner) {

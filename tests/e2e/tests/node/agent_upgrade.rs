@@ -58,7 +58,7 @@ fn agent_adopts_regions_of_the_last_release_and_ignores_unknown_layouts() {
         test_node.restart_agent().await;
         assert!(test_node.agent.log().contains("region is not managed"), "{}", test_node.agent.log());
         request_resize(&test_node, "memory=4Gi");
-        test_node.wait_for_event_on(("Pod", "old"), "ResizeRefused", "keeps the limits that it has").await;
+        test_node.wait_for_event_on(("Pod", "old"), "ResizeRefused", "keeps its current limits").await;
         assert_eq!(fs::read(region.join("limits")).unwrap(), limits);
         let now = test_node.get_object("pod", "old").unwrap();
         assert_eq!(now["status"]["phase"], "Running", "the pod is not evicted for a region that cannot be read");

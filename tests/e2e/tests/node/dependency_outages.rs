@@ -1,6 +1,7 @@
 //! The components that the agent depends on stop and come back: the API server, kubelet, containerd, its own sockets.
 
 use crate::test_node::{GPU_QUERY, TestNode, bed, long_running_pod};
+use partage_core::model::Bytes;
 use partage_testkit::agent::SIMULATED_SETTINGS;
 use partage_testkit::eventually;
 use std::fs;
@@ -154,6 +155,13 @@ fn region_removed_by_hand_is_reported_and_created_again() {
         // An agent that starts now has never seen the regions.
         test_node.restart_agent().await;
         is_missing(&test_node).await;
+        // The container still has the removed limits mapped: its memory must not be granted to others.
+        bed.kubectl(&["annotate", "pod", "a", "partage.dev/resize=memory=1Gi"]).unwrap();
+        test_node.wait_for_event_on(("Pod", "a"), "ResizeRefused", "is missing").await;
+        assert_eq!(
+            test_node.wait_for_grant("a").await.grants[0].shares[0].memory_bytes,
+            Some(Bytes(5 << 30))
+        );
         for pod in &held {
             test_node.crash_container(&pod.name);
             test_node.wait_until_restarted(&pod.name, 1).await;

@@ -675,6 +675,7 @@ impl NodeModel {
         let held = held.filter_map(|holder| holder.key.clone()).collect();
         let waits = |pod: &ListedPod| !pod.finished && !agent.has_all_keys(&pod.id.uid);
         let view = OrphanCriteria {
+            kept: &BTreeSet::new(),
             on_disk: &on_disk,
             held: &held,
             checkpoint_written: Some(self.now),

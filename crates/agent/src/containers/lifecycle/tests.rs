@@ -88,6 +88,22 @@ fn spec_of_another_version_is_adopted_as_it_is() {
 }
 
 #[test]
+fn files_of_another_version_and_regions_in_use_are_not_orphans() {
+    let key = |name: &str| ContainerKey(name.into());
+    let left = RecoveryInput { foreign_specs: [key("foreign")].into(), ..RecoveryInput::default() };
+    let (containers, _) = Containers::recover(node(&[1000]), left);
+    let orphans = containers.orphans(&OrphanCriteria {
+        on_disk: &["foreign", "in-use", "left"].map(key).into(),
+        kept: &[key("in-use")].into(),
+        held: &BTreeSet::new(),
+        checkpoint_written: Some(0),
+        pods_waiting: false,
+        now: u64::MAX,
+    });
+    assert_eq!(orphans, [key("left")]);
+}
+
+#[test]
 fn container_with_several_keys_has_one_region() {
     let owner = ContainerOwner { pod: "a".into(), container: "main".into() };
     let keys = ["k2", "k1"].map(|key| ContainerKey(key.into()));
