@@ -161,6 +161,7 @@ impl Daemon {
             match found {
                 StoredShare::Share(record) => self.adopt_share(*record, &throttled),
                 StoredShare::Leftover(name) => self.remove_share_files(&name),
+                StoredShare::RecordLost { name, held } => self.hold_without_record(name, held),
                 StoredShare::OtherVersion { name, held, reason } => self.hold_elsewhere(name, held, &reason),
                 StoredShare::Unreadable(name, reason) => self.warnings.add(&format!(
                     "cannot read the record of share {name}, so its GPUs are not accounted for: {}; end its processes, \
@@ -190,6 +191,16 @@ impl Daemon {
         }
     }
 
+    /// Accounts for a running share whose record was removed, for as long as its directory exists.
+    fn hold_without_record(&self, name: String, held: HeldElsewhere) {
+        self.warnings.add(&format!(
+            "the record of running share {name} is missing: its GPUs stay held, and it cannot be managed; end its \
+             processes, then remove {}",
+            self.state_dir.share(&name).display()
+        ));
+        self.state().held_elsewhere.insert(name, held);
+    }
+
     fn adopt_share(self: &Arc<Self>, record: ShareRecord, throttled: &BTreeSet<GpuUuid>) {
         let name = record.name.clone();
         // A share that is not confined yet never started: its process requests it again.
@@ -198,17 +209,10 @@ impl Daemon {
             self.remove_share(&record);
             return;
         }
-        match self.adopt_region(record, throttled) {
-            Ok(live) => {
-                tracing::info!(share = %name, "share adopted");
-                self.state().shares.insert(name.clone(), live);
-                self.watch_share(&name);
-            }
-            Err(error) => self.warnings.add(&format!(
-                "cannot adopt running share {name}, so its GPUs are not accounted for: {}",
-                describe(&error)
-            )),
-        }
+        let live = self.adopt_region(record, throttled);
+        tracing::info!(share = %name, "share adopted");
+        self.state().shares.insert(name.clone(), live);
+        self.watch_share(&name);
     }
 
     /// Waits until the daemon is stopped, or was idle for a while.

@@ -16,8 +16,8 @@ use partage_region::RegionPolicy;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Read};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
-use std::path::PathBuf;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 const RECORD_FILE: &str = "share.json";
@@ -160,6 +160,12 @@ pub(crate) enum StoredShare {
     Share(Box<ShareRecord>),
     /// The directory of a daemon that was killed before it wrote the record.
     Leftover(String),
+    /// A directory without a record whose region is in use: the record was removed, and the share runs.
+    RecordLost {
+        name: String,
+        /// The shares of GPUs in the limits of its region.
+        held: HeldElsewhere,
+    },
     /// A record of an unsupported version. Its share may be running, and what it holds must not be granted again.
     OtherVersion {
         name: String,
@@ -171,7 +177,7 @@ pub(crate) enum StoredShare {
     Unreadable(String, RecordError),
 }
 
-/// The shares of GPUs in a record of an unsupported version.
+/// The shares of GPUs of a share that this daemon cannot manage.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(crate) struct HeldElsewhere {
     pub(crate) who: UserIdentity,
@@ -194,7 +200,10 @@ pub(crate) fn load_all(state_dir: &StateDir) -> io::Result<Vec<StoredShare>> {
                 StoredShare::Unreadable(name, RecordError::Misnamed { path })
             }
             Ok(Some(record)) => StoredShare::Share(Box::new(record)),
-            Ok(None) => StoredShare::Leftover(name),
+            Ok(None) => match held_by_region(&region_dir(state_dir, &name)) {
+                Some(held) => StoredShare::RecordLost { name, held },
+                None => StoredShare::Leftover(name),
+            },
             Err(reason) if reason.is_unsupported_version() => {
                 StoredShare::OtherVersion { name, held: held_elsewhere(&reason), reason }
             }
@@ -202,6 +211,16 @@ pub(crate) fn load_all(state_dir: &StateDir) -> io::Result<Vec<StoredShare>> {
         });
     }
     Ok(found)
+}
+
+/// Reads the owner and the shares of a region that processes use. `None` if none does.
+fn held_by_region(region: &Path) -> Option<HeldElsewhere> {
+    if !partage_region::is_in_use(region) {
+        return None;
+    }
+    let uid = fs::metadata(region.join(partage_region::USAGE_FILE)).ok()?.uid();
+    let shares = partage_enforce::shares::shares_of_region(region).unwrap_or_default();
+    Some(HeldElsewhere { who: UserIdentity { uid, gids: Vec::new() }, shares })
 }
 
 /// Reads the owner and the shares of a record of another version by the field names of this version.
@@ -287,7 +306,6 @@ mod tests {
     use super::*;
     use partage_core::model::{Bytes, Cores};
     use std::os::unix::fs::symlink;
-    use std::path::Path;
 
     fn state_dir(folder: &tempfile::TempDir) -> StateDir {
         let state_dir = StateDir::at(folder.path()).unwrap();
@@ -342,6 +360,26 @@ mod tests {
             assert_eq!(after, before);
             fs::remove_dir_all(state_dir.share(name)).unwrap();
         }
+    }
+
+    #[test]
+    fn running_share_without_a_record_is_kept_with_what_its_limits_say() {
+        let folder = tempfile::tempdir().unwrap();
+        let state_dir = state_dir(&folder);
+        let region = create_region_dir(&state_dir, "trainer").unwrap();
+        assert!(matches!(one(&state_dir), StoredShare::Leftover(_)), "nothing is in it");
+        let limits = partage_region::GpuShare { memory: 4 << 30, cores: 30_000, ..Default::default() };
+        partage_region::RegionHandle::create(&region, &[limits], Default::default()).unwrap();
+        assert!(matches!(one(&state_dir), StoredShare::Leftover(_)), "no process uses it");
+        let process = partage_region::RegionTenant::attach(&region).unwrap();
+        let StoredShare::RecordLost { name, held } = one(&state_dir) else { panic!() };
+        assert_eq!((name.as_str(), held.shares.len()), ("trainer", 1));
+        assert_eq!(
+            (held.shares[0].memory_bytes, held.shares[0].cores),
+            (Some(Bytes(4 << 30)), Cores::percent(30))
+        );
+        drop(process);
+        assert!(matches!(one(&state_dir), StoredShare::Leftover(_)));
     }
 
     #[test]

@@ -99,7 +99,10 @@ fn contradictory_requests_are_refused() {
         (RunRequest { memory_percent: Some(101), ..RunRequest::default() }, "1 to 100"),
         (RunRequest { cores: Some(Cores::NONE), ..RunRequest::default() }, "0 %"),
         (RunRequest { mode: Some(ComputeMode::Hard), ..RunRequest::default() }, "--cores"),
-        (RunRequest { mode: Some(ComputeMode::WorkConserving), whole: true, ..RunRequest::default() }, "--whole"),
+        (
+            RunRequest { mode: Some(ComputeMode::WorkConserving), whole: true, ..RunRequest::default() },
+            "--whole",
+        ),
         (RunRequest { oversubscribe: true, whole: true, ..RunRequest::default() }, "no memory limit"),
     ];
     for (request, words) in cases {

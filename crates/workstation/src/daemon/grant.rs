@@ -139,8 +139,9 @@ impl Daemon {
 
     /// Releases the locks on GPUs of which no share is granted.
     pub(super) fn release_unused_gpus(&self, state: &DaemonState) {
+        let held = state.held();
         self.claims.release_unused(|uuid| {
-            state.shares.values().any(|live| live.record.shares.iter().any(|share| share.gpu == *uuid))
+            held.iter().any(|held| held.shares.iter().any(|share| share.gpu == *uuid))
         });
     }
 
@@ -222,27 +223,28 @@ impl Daemon {
 
     /// Adopts a share that runs, after a restart of the daemon. `throttled` are the GPUs on which launches wait for turns.
     ///
-    /// A region that cannot be managed is not changed, and reported. The share stays accounted for; it can be neither
-    /// resized nor audited.
-    pub(super) fn adopt_region(
-        &self,
-        record: ShareRecord,
-        throttled: &BTreeSet<GpuUuid>,
-    ) -> Result<ActiveShare, CreateShareError> {
-        let (name, uid) = (&record.name, record.who.uid);
+    /// A region that cannot be managed is not changed, and reported. The share stays accounted for in any case; it can then be
+    /// neither resized nor audited.
+    pub(super) fn adopt_region(&self, record: ShareRecord, throttled: &BTreeSet<GpuUuid>) -> ActiveShare {
+        let name = &record.name;
         let directory = share_store::region_dir(&self.state_dir, name);
         // Processes that have removed files mapped keep them, and those that start later get new ones.
-        match self.regions.adopt(name, (), &spec(&directory, &record, throttled), MissingFiles::Create)? {
-            Adoption::Managed | Adoption::Missing => {}
-            Adoption::Created => {
-                share_store::grant_access(&self.state_dir, name, uid)
-                    .map_err(|error| self.files_error(name, error))?;
-            }
-            Adoption::Unmanaged { reason } => self.warnings.add(&format!(
+        let adopted =
+            self.regions.adopt(name, (), &spec(&directory, &record, throttled), MissingFiles::Create);
+        let problem = match adopted {
+            Ok(Adoption::Managed | Adoption::Missing) => None,
+            Ok(Adoption::Created) => share_store::grant_access(&self.state_dir, name, record.who.uid)
+                .err()
+                .map(|error| describe(&self.files_error(name, error))),
+            Ok(Adoption::Unmanaged { reason }) => Some(reason),
+            Err(error) => Some(describe(&error)),
+        };
+        if let Some(reason) = problem {
+            self.warnings.add(&format!(
                 "cannot manage the region of share {name}, so the share keeps its current limits: {reason}"
-            )),
+            ));
         }
-        Ok(ActiveShare::new(record, 0))
+        ActiveShare::new(record, 0)
     }
 
     /// Releases a share, unless another one has its name now.
