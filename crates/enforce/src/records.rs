@@ -196,7 +196,7 @@ pub fn decode<T: VersionedRecord>(text: &[u8]) -> Result<T, DecodeError> {
     let found = found.ok_or(DecodeError::NoVersion)?;
     if found == u64::from(T::VERSION) {
         Ok(serde_json::from_value(Value::Object(fields))?)
-    } else if found > 0 && found + 1 == u64::from(T::VERSION) {
+    } else if found > 0 && found.checked_add(1) == Some(u64::from(T::VERSION)) {
         Ok(T::from_previous(fields)?)
     } else {
         Err(DecodeError::UnsupportedVersion { found, newest: T::VERSION, fields })

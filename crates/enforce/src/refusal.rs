@@ -106,12 +106,12 @@ mod tests {
     #[test]
     fn reasons_keep_their_names_in_the_protocol() {
         for (reason, name) in [
-            (RefusalReason::Invalid, "\"wrong\""),
-            (RefusalReason::NoCapacity, "\"full\""),
-            (RefusalReason::NotAllowed, "\"policy\""),
-            (RefusalReason::NotOwner, "\"notYours\""),
-            (RefusalReason::NotFound, "\"unknown\""),
-            (RefusalReason::Failed, "\"broken\""),
+            (RefusalReason::Invalid, "\"invalid\""),
+            (RefusalReason::NoCapacity, "\"noCapacity\""),
+            (RefusalReason::NotAllowed, "\"notAllowed\""),
+            (RefusalReason::NotOwner, "\"notOwner\""),
+            (RefusalReason::NotFound, "\"notFound\""),
+            (RefusalReason::Failed, "\"failed\""),
         ] {
             assert_eq!(serde_json::to_string(&reason).unwrap(), name);
             assert_eq!(serde_json::from_str::<RefusalReason>(name).unwrap(), reason);

@@ -27,7 +27,9 @@ const SERVER_LIMITS: ServerLimits = ServerLimits {
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The address cannot be bound.
-    #[error("cannot listen on {address}: {source}; check that the address belongs to this host and the port is free")]
+    #[error(
+        "cannot listen on {address}: {source}; check that the address belongs to this host and the port is free"
+    )]
     Listen {
         /// Address that was requested.
         address: SocketAddr,
