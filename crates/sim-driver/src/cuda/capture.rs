@@ -56,6 +56,8 @@ enum CaptureState {
 struct SequenceState {
     state: CaptureState,
     ends: Vec<BranchEnd>,
+    /// Last nodes of branches whose streams were destroyed during the capture. They must be joined like any other branch.
+    detached: Vec<Dependency>,
 }
 
 /// The position that a captured stream has reached in the graph.
@@ -157,24 +159,24 @@ impl CaptureSequence {
         update_default_stream(stream.context());
     }
 
-    /// Ends the capture and releases its streams.
-    fn end(self: &Arc<Self>) -> (CaptureState, Vec<BranchEnd>) {
-        let (state, ends) = {
-            let mut inner = self.inner();
-            (std::mem::replace(&mut inner.state, CaptureState::Ended), std::mem::take(&mut inner.ends))
+    /// Ends the capture and releases its streams. Returns what it had recorded.
+    fn end(self: &Arc<Self>) -> SequenceState {
+        let ended = {
+            let ended = SequenceState { state: CaptureState::Ended, ends: Vec::new(), detached: Vec::new() };
+            std::mem::replace(&mut *self.inner(), ended)
         };
         {
             let mut sequences = locked(&ACTIVE_CAPTURES);
             sequences.retain(|other| !Arc::ptr_eq(other, self));
             ACTIVE_CAPTURE_COUNT.store(sequences.len(), Ordering::Release);
         }
-        for end in &ends {
+        for end in &ended.ends {
             end.stream.set_capture(None);
         }
-        for end in &ends {
+        for end in &ended.ends {
             update_default_stream(end.stream.context());
         }
-        (state, ends)
+        ended
     }
 }
 
@@ -230,7 +232,8 @@ impl Capture {
         error
     }
 
-    /// Removes the stream from its capture because it is being destroyed.
+    /// Removes the stream from its capture because it is being destroyed. The capture ends with its origin; it goes on
+    /// without a forked stream, whose branch must still be joined.
     pub(super) fn remove_stream(&self) {
         let CaptureRole::Member(sequence, stream) = &self.0 else { return };
         if std::ptr::eq(sequence.origin, *stream) {
@@ -238,8 +241,14 @@ impl Capture {
             sequence.discard();
             return;
         }
-        sequence.invalidate();
-        sequence.inner().ends.retain(|end| !std::ptr::eq(end.stream, *stream));
+        {
+            let mut inner = sequence.inner();
+            let is_own = |end: &BranchEnd| std::ptr::eq(end.stream, *stream);
+            let (own, ends) = std::mem::take(&mut inner.ends).into_iter().partition(is_own);
+            inner.ends = ends;
+            let own: Vec<BranchEnd> = own;
+            inner.detached.extend(own.into_iter().flat_map(|end| end.dependencies));
+        }
         stream.set_capture(None);
         update_default_stream(stream.context());
     }
@@ -356,7 +365,11 @@ pub(super) fn begin(
         mode,
         thread: std::thread::current().id(),
         origin: stream,
-        inner: Mutex::new(SequenceState { state: CaptureState::Active, ends: Vec::new() }),
+        inner: Mutex::new(SequenceState {
+            state: CaptureState::Active,
+            ends: Vec::new(),
+            detached: Vec::new(),
+        }),
     });
     {
         let mut sequences = locked(&ACTIVE_CAPTURES);
@@ -379,11 +392,11 @@ pub(super) fn end(stream: &'static Stream) -> Result<CUgraph, CudaError> {
         return Err(CudaError::STREAM_CAPTURE_WRONG_THREAD);
     }
     let made = sequence.graph();
-    let (state, ends) = sequence.end();
+    let SequenceState { state, ends, detached } = sequence.end();
     let (own, others): (Vec<BranchEnd>, Vec<BranchEnd>) =
         ends.into_iter().partition(|end| std::ptr::eq(end.stream, stream));
     let last: Vec<Dependency> = own.into_iter().flat_map(|end| end.dependencies).collect();
-    let open = others.iter().flat_map(|end| end.dependencies.iter().map(|&(node, _)| node));
+    let open = others.iter().flat_map(|end| &end.dependencies).chain(&detached).map(|&(node, _)| node);
     let outcome = match state {
         CaptureState::Invalid | CaptureState::Ended => Err(CudaError::STREAM_CAPTURE_INVALIDATED),
         CaptureState::Active if !graph::is_joined(&last, open) => Err(CudaError::STREAM_CAPTURE_UNJOINED),

@@ -113,6 +113,33 @@ fn forbidden_call_invalidates_capture() {
 }
 
 #[test]
+fn capture_goes_on_without_a_destroyed_branch_stream() {
+    test_node::run(|| {
+        let fixture = GraphFixture::new();
+        let (stream, event) = (fixture.stream(), fixture.event());
+        for is_joined in [true, false] {
+            let side = fixture.stream();
+            begin(stream);
+            fixture.launch("busy_1us", stream).unwrap();
+            call!(cuEventRecord(event, stream)).unwrap();
+            call!(cuStreamWaitEvent(side, event, 0)).unwrap();
+            fixture.launch("busy_1us", side).unwrap();
+            if is_joined {
+                call!(cuEventRecord(event, side)).unwrap();
+                call!(cuStreamWaitEvent(stream, event, 0)).unwrap();
+            }
+            call!(cuStreamDestroy_v2(side)).unwrap();
+            assert_eq!(status(stream), CU_STREAM_CAPTURE_STATUS_ACTIVE);
+            fixture.launch("busy_1us", stream).unwrap();
+            match end(stream) {
+                Ok(graph) => assert!(is_joined && nodes(graph).len() == 3),
+                Err(error) => assert!(!is_joined && error == CudaError::STREAM_CAPTURE_UNJOINED, "{error:?}"),
+            }
+        }
+    });
+}
+
+#[test]
 fn capture_must_end_on_origin_stream_with_branches_joined() {
     test_node::run(|| {
         let fixture = GraphFixture::new();
