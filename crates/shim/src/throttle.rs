@@ -19,6 +19,7 @@ pub(crate) use kernel_costs::WorkKey;
 
 use crate::hook::StreamVariant;
 use crate::process::{self, GrantStatus, Process};
+use capture::OpenCaptures;
 use kernel_costs::{KernelCost, KernelCosts};
 use measure::EventPairs;
 use partage_driver_api::cuda::{CUDA_ERROR_NOT_PERMITTED, CUDA_SUCCESS, CUresult, CUstream};
@@ -41,8 +42,7 @@ pub(crate) struct Throttle {
     gpus: [GpuThrottle; MAX_GPUS],
     costs: KernelCosts,
     samples: Mutex<EventPairs>,
-    /// Number of captures in progress in this process; while there is none, no stream has to be queried.
-    captures: AtomicU32,
+    captures: OpenCaptures,
     /// Number of measurements in progress.
     pending_measurements: AtomicU32,
     /// State of the random number generator.

@@ -324,6 +324,14 @@ fn captured_work_is_charged_when_launched() {
 }
 
 #[test]
+fn capture_is_not_disturbed_by_unusual_ends_and_forks() {
+    let node = exclusive_node();
+    let container = container_with_share(&node, 90, 90);
+    let _arbiter = start_arbiter(&[&container]);
+    container.run_role("open-captures");
+}
+
+#[test]
 fn waiting_takes_no_cpu_time_and_no_thread() {
     let node = exclusive_node();
     let container = container_with_share(&node, 5, 5);

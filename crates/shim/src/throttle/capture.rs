@@ -6,7 +6,8 @@ use crate::driver::cuda as driver;
 use crate::hook::{StreamVariant, hooks};
 use crate::process;
 use partage_driver_api::cuda::*;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 
 /// Returns whether the stream is being captured. Called only while some stream of the process is.
 pub(super) fn is_stream_captured(stream: CUstream, variant: StreamVariant) -> bool {
@@ -30,43 +31,111 @@ pub(crate) fn is_capturing_stream(
     process.throttle.is_capturing() && is_stream_captured(stream, variant)
 }
 
+/// The captures in progress in this process.
+#[derive(Default)]
+pub(super) struct OpenCaptures {
+    /// Length of `list`, readable without the lock. While it is zero, no stream has to be queried.
+    count: AtomicU32,
+    list: Mutex<Vec<OpenCapture>>,
+}
+
+/// A capture in progress. It ends with the stream that it began on, and not with a stream that joined it later.
+struct OpenCapture {
+    /// The driver's number of the capture.
+    id: u64,
+    /// The stream that it began on, as an address.
+    origin: usize,
+    /// The context of that stream, as an address; zero if it is not known.
+    context: usize,
+}
+
+impl OpenCaptures {
+    fn change(&self, change: impl FnOnce(&mut Vec<OpenCapture>)) {
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut list);
+        // A program has a few at a time, so it fits.
+        self.count.store(list.len() as u32, Relaxed);
+    }
+}
+
 impl Throttle {
     /// Returns whether a capture is in progress in this process. Some driver calls would invalidate it, from whichever
     /// thread they come: then the shim makes none of its own.
     #[inline]
     pub(crate) fn is_capturing(&self) -> bool {
-        self.captures.load(Relaxed) != 0
+        self.captures.count.load(Relaxed) != 0
+    }
+
+    /// Drops the captures of a context that the driver has destroyed.
+    pub(crate) fn end_captures_of(&self, context: CUcontext) {
+        if self.is_capturing() {
+            self.captures.change(|list| list.retain(|open| open.context != context.addr()));
+        }
     }
 }
 
-fn note_capture_began(answer: CUresult) -> CUresult {
+/// Returns the number of the capture that a stream takes part in.
+fn capture_id(stream: CUstream, variant: StreamVariant) -> Option<u64> {
+    let (mut status, mut id) = (CU_STREAM_CAPTURE_STATUS_NONE, 0);
+    let nothing = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
+    let info = match variant {
+        StreamVariant::Legacy => driver::cuStreamGetCaptureInfo_v2,
+        StreamVariant::PerThread => driver::cuStreamGetCaptureInfo_v2_ptsz,
+    };
+    // SAFETY: the stream is the application's; the driver writes to the two local variables during the call, and the other
+    // outputs are optional.
+    let answer = unsafe { info(stream, &mut status, &mut id, nothing.0, nothing.1, nothing.2) };
+    (answer == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE).then_some(id)
+}
+
+/// Returns the context of a stream as an address, or zero.
+fn context_of(stream: CUstream, variant: StreamVariant) -> usize {
+    let mut context = std::ptr::null_mut();
+    let answer = match variant {
+        // SAFETY: the stream is the application's, and the driver writes to a local variable during the call.
+        StreamVariant::Legacy => unsafe { driver::cuStreamGetCtx(stream, &mut context) },
+        // SAFETY: the stream is the application's, and the driver writes to a local variable during the call.
+        StreamVariant::PerThread => unsafe { driver::cuStreamGetCtx_ptsz(stream, &mut context) },
+    };
+    if answer == CUDA_SUCCESS { context.addr() } else { 0 }
+}
+
+/// Notes a capture that began on a stream.
+fn note_capture_began(answer: CUresult, stream: CUstream, variant: StreamVariant) -> CUresult {
     if answer == CUDA_SUCCESS
         && let Some(process) = process::attached()
+        && let Some(id) = capture_id(stream, variant)
     {
-        process.throttle.captures.fetch_add(1, Relaxed);
+        let open = OpenCapture { id, origin: stream.addr(), context: context_of(stream, variant) };
+        process.throttle.captures.change(|list| list.push(open));
     }
     answer
 }
 
-/// Counts the end of a capture: it has ended if the stream is no longer captured, whatever the driver returned.
-fn note_capture_ended(answer: CUresult, stream: CUstream, variant: StreamVariant) -> CUresult {
-    if let Some(process) = process::attached()
-        && (answer == CUDA_SUCCESS || !is_stream_captured(stream, variant))
-    {
-        let _ = process.throttle.captures.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
-    }
-    answer
-}
-
-/// Destroys a stream, which ends a capture of it.
-fn destroy_stream(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
-    let captured = is_stream_captured(stream, StreamVariant::Legacy);
+/// Ends the capture of a stream with the driver's call. It has ended if the stream took part in it before and no longer
+/// does, whatever the driver returned.
+fn end_capture(stream: CUstream, variant: StreamVariant, call: impl FnOnce() -> CUresult) -> CUresult {
+    let Some(process) = process::attached() else { return call() };
+    let id = capture_id(stream, variant);
     let answer = call();
-    if captured
-        && answer == CUDA_SUCCESS
-        && let Some(process) = process::attached()
+    if let Some(id) = id
+        && !is_stream_captured(stream, variant)
     {
-        let _ = process.throttle.captures.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
+        process.throttle.captures.change(|list| list.retain(|open| open.id != id));
+    }
+    answer
+}
+
+/// Destroys a stream with the driver's call. That ends the capture that began on it.
+fn destroy_stream(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
+    let Some(process) = process::attached() else { return call() };
+    let id = capture_id(stream, StreamVariant::Legacy);
+    let answer = call();
+    if let Some(id) = id
+        && answer == CUDA_SUCCESS
+    {
+        let is_ended = |open: &OpenCapture| open.id == id && open.origin == stream.addr();
+        process.throttle.captures.change(|list| list.retain(|open| !is_ended(open)));
     }
     answer
 }
@@ -77,17 +146,17 @@ fn is_any_capturing() -> bool {
 }
 
 hooks! { cuda;
-    fn cuStreamBeginCapture(stream: CUstream) twin cuStreamBeginCapture_ptsz |next, _variant| {
+    fn cuStreamBeginCapture(stream: CUstream) twin cuStreamBeginCapture_ptsz |next, variant| {
         // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
-        note_capture_began(unsafe { next(stream) })
+        note_capture_began(unsafe { next(stream) }, stream, variant)
     }
 
     fn cuStreamBeginCapture_v2(
         stream: CUstream,
         mode: CUstreamCaptureMode,
-    ) twin cuStreamBeginCapture_v2_ptsz |next, _variant| {
+    ) twin cuStreamBeginCapture_v2_ptsz |next, variant| {
         // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
-        note_capture_began(unsafe { next(stream, mode) })
+        note_capture_began(unsafe { next(stream, mode) }, stream, variant)
     }
 
     fn cuStreamBeginCaptureToGraph(
@@ -97,15 +166,15 @@ hooks! { cuda;
         dependency_data: *const CUgraphEdgeData,
         count: usize,
         mode: CUstreamCaptureMode,
-    ) twin cuStreamBeginCaptureToGraph_ptsz |next, _variant| {
+    ) twin cuStreamBeginCaptureToGraph_ptsz |next, variant| {
         // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
-        note_capture_began(unsafe { next(stream, graph, dependencies, dependency_data, count, mode) })
+        let answer = unsafe { next(stream, graph, dependencies, dependency_data, count, mode) };
+        note_capture_began(answer, stream, variant)
     }
 
     fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) twin cuStreamEndCapture_ptsz |next, variant| {
         // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
-        let answer = unsafe { next(stream, graph) };
-        note_capture_ended(answer, stream, variant)
+        end_capture(stream, variant, || unsafe { next(stream, graph) })
     }
 
     fn cuStreamDestroy(stream: CUstream) |next, _variant| if is_any_capturing {

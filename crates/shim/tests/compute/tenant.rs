@@ -33,6 +33,7 @@ pub fn run_role(words: &[&str]) {
     match words {
         ["work", way, lengths] => work(&cuda, way, lengths),
         ["capture"] => capture(&cuda),
+        ["open-captures"] => open_captures(&cuda),
         ["copy"] => copy(&cuda),
         ["once", length] => {
             kernel(&cuda, functions(&cuda, length)[0], null_mut());
@@ -211,6 +212,61 @@ fn capture(cuda: &CudaLibrary) {
     let charged = spent() - before;
     // A busy machine makes it longer.
     assert!((390_000_000..900_000_000).contains(&charged), "{charged} ns for twice 200 ms");
+}
+
+/// Ends, forks and drops captures in unusual ways while kernels are new, so that the shim would measure them.
+fn open_captures(cuda: &CudaLibrary) {
+    let stream = || {
+        let mut stream = null_mut();
+        ok!(cuda.cuStreamCreate(&mut stream, 1));
+        stream
+    };
+    let (origin, other) = (stream(), stream());
+    let kernels_of = |graph: CUgraph| {
+        let mut count = 0;
+        ok!(cuda.cuGraphGetNodes(graph, null_mut(), &mut count));
+        count
+    };
+    let mut graph = null_mut();
+
+    // The end of a capture that does not exist is an error of the program, and does not end the other capture.
+    ok!(cuda.cuStreamBeginCapture_v2(origin, CU_STREAM_CAPTURE_MODE_RELAXED));
+    // SAFETY: the pointer is to a local variable, which the driver may write during the call.
+    let answer = unsafe { cuda.cuStreamEndCapture(other, &mut graph) };
+    assert_eq!(answer, CUDA_ERROR_ILLEGAL_STATE);
+    for function in functions(cuda, "11,12,13,14,15,16") {
+        kernel(cuda, function, origin);
+    }
+    ok!(cuda.cuStreamEndCapture(origin, &mut graph));
+    assert_eq!(kernels_of(graph), 6);
+
+    // A forked stream is destroyed after it was joined, as NVIDIA's cuda.core does it.
+    let (side, mut event) = (stream(), null_mut());
+    ok!(cuda.cuEventCreate(&mut event, 0));
+    ok!(cuda.cuStreamBeginCapture_v2(origin, CU_STREAM_CAPTURE_MODE_RELAXED));
+    ok!(cuda.cuEventRecord(event, origin));
+    ok!(cuda.cuStreamWaitEvent(side, event, 0));
+    kernel(cuda, functions(cuda, "21")[0], side);
+    ok!(cuda.cuEventRecord(event, side));
+    ok!(cuda.cuStreamWaitEvent(origin, event, 0));
+    ok!(cuda.cuStreamDestroy_v2(side));
+    for function in functions(cuda, "22,23,24,25,26") {
+        kernel(cuda, function, origin);
+    }
+    ok!(cuda.cuStreamEndCapture(origin, &mut graph));
+    assert_eq!(kernels_of(graph), 6);
+
+    // A capture that ends with its context does not keep later kernels from being measured.
+    let mut context = null_mut();
+    ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
+    ok!(cuda.cuStreamBeginCapture_v2(stream(), CU_STREAM_CAPTURE_MODE_RELAXED));
+    ok!(cuda.cuCtxDestroy_v2(context));
+    let before = spent();
+    let function = functions(cuda, "30")[0];
+    (0..200).for_each(|_| kernel(cuda, function, other));
+    ok!(cuda.cuCtxSynchronize());
+    let charged = spent() - before;
+    assert!(charged < 2_000_000_000, "{charged} ns for 200 kernels of 30 us: they were not measured");
 }
 
 /// Copies once when resumed, reports that, and stays.
