@@ -18,7 +18,7 @@ use std::time::Duration;
 /// Exit code after a signal, as shells report it.
 const INTERRUPTED_EXIT_CODE: u8 = 130;
 
-/// Builds what Partage's tests and releases need.
+/// Build the programs, images and clients of tests and releases
 #[derive(Parser)]
 #[command(name = "partage-xtask", version)]
 struct Cli {
@@ -28,7 +28,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Build the programs of the test bed, once, into the user's cache directory.
+    /// Build the programs of the test bed, once, into the user's cache directory
     ///
     /// Safe to interrupt and repeat: finished programs are kept. With PARTAGE_KUBE_BIN_DIR set, nothing is built: the
     /// programs in that directory are checked and used.
@@ -37,7 +37,7 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
-    /// Fetch the real clients of the simulated driver, once, into the user's cache directory.
+    /// Fetch the real clients of the simulated driver, once, into the user's cache directory
     ///
     /// nvidia-smi 535 and 550 and nvtop from Debian, nvidia-ml-py, gpustat, nvitop, cuda-python and numba from pip.
     /// Safe to interrupt and repeat: finished clients are kept.
@@ -46,7 +46,7 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
-    /// Build the images of the test bed, once, into the user's cache directory.
+    /// Build the images of the test bed, once, into the user's cache directory
     ///
     /// Safe to interrupt and repeat: finished images are kept. Requires the programs.
     Images {
@@ -57,7 +57,7 @@ enum Command {
         #[arg(long)]
         fresh: bool,
     },
-    /// Build Partage's own image.
+    /// Build Partage's own image
     Image {
         /// Path of the program
         #[arg(long, value_name = "FILE", default_value = "target/release/partage")]
@@ -72,11 +72,11 @@ enum Command {
         #[arg(long)]
         fresh: bool,
     },
-    /// Build the portable shim, which runs in every image: against glibc 2.17.
+    /// Build the portable shim, which runs in every image: against glibc 2.17
     ///
     /// The required tools (zig and cargo-zigbuild, from pip) are fetched once, into the user's cache directory.
     Shim,
-    /// Render the chart into the plain manifests of `deploy/`.
+    /// Render the chart into the plain manifests of `deploy/`
     Manifests,
     /// Package the chart as an archive
     Chart {

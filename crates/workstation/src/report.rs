@@ -123,7 +123,8 @@ pub struct ShareReport {
     /// The command with its arguments.
     pub command: Vec<String>,
     /// How its processes are confined: `mount namespace`, `user namespace`, `library path`.
-    pub binding: String,
+    #[serde(alias = "binding")]
+    pub confinement: String,
     /// Whether its processes are in a cgroup of their own.
     pub cgroup: bool,
     /// Whether the device filter denies the device files of other GPUs.
@@ -132,7 +133,7 @@ pub struct ShareReport {
     pub members: usize,
     /// The processes that use a GPU.
     pub processes: Vec<ProcessReport>,
-    /// Whether memory beyond the limit is allocated on the host.
+    /// Whether memory above the limit is allocated on the host.
     #[serde(default)]
     pub oversubscribe: bool,
     /// The share of each GPU.
@@ -192,7 +193,8 @@ pub struct WaitingReport {
     /// The user, by name or id.
     pub user: String,
     /// The request, such as `8 GiB and 30 % of 1 GPU`.
-    pub asked: String,
+    #[serde(alias = "asked")]
+    pub requested: String,
     /// Why it does not fit now.
     pub why: String,
     /// When the request arrived, in seconds since 1970.

@@ -84,8 +84,8 @@ fn lines(share: &ShareReport, now: u64) -> Vec<StyledLine> {
         entry("command", plain, shell_quote(&share.command)),
         entry("pid", plain, share.pid),
         StyledLine::default(),
-        entry("confinement", plain, &share.binding),
-        entry("", TextStyle::Dim, confinement_effect(&share.binding)),
+        entry("confinement", plain, &share.confinement),
+        entry("", TextStyle::Dim, confinement_effect(&share.confinement)),
         entry("cgroup", plain, if share.cgroup { CGROUP } else { NO_CGROUP }),
         entry("device filter", plain, if share.device_filter { DEVICE_FILTER } else { NO_DEVICE_FILTER }),
     ];

@@ -22,7 +22,7 @@ pub(crate) struct PsCommand {
 }
 
 const EXAMPLES: &str = "\
-MEMORY is usage and limit, CORES the guaranteed compute; \u{2264} marks the most that the share may use of idle time.
+MEMORY is usage and limit, CORES the guaranteed compute; \u{2264} marks the compute limit, which is reached with idle GPU time.
 For a share on several GPUs, MEMORY is the sum and CORES applies to each GPU.
 \"+ host\" marks shares whose memory above the limit is placed in host memory.
 

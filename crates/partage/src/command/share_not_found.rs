@@ -7,12 +7,12 @@ const MAX_COMPARED_CHARS: usize = 100;
 
 /// Returns the error message, with up to three similar names.
 pub(super) fn not_found_message(name: &str, report: &MachineReport) -> String {
-    let not_found = format!("no share named {name}");
+    let not_found = format!("share {name} not found");
     if report.waiting.iter().any(|waiting| waiting.name == name) {
         return format!("{name} is still queued: see partage ps");
     }
     if report.shares.is_empty() {
-        return format!("{not_found}: there are no shares");
+        return format!("{not_found}: no shares exist");
     }
     let near = nearest_names(name, report.shares.iter().map(|share| share.name.as_str()));
     match near.as_slice() {
@@ -66,18 +66,18 @@ mod tests {
     #[test]
     fn misspelled_name_error_suggests_similar_names() {
         let mut report = report();
-        assert_eq!(not_found_message("trianer", &report), "no share named trianer: did you mean trainer?");
-        assert_eq!(not_found_message("Trainer", &report), "no share named Trainer: did you mean trainer?");
-        assert_eq!(not_found_message("note", &report), "no share named note: did you mean notebook?");
-        assert_eq!(not_found_message("zebra", &report), "no share named zebra: list shares with partage ps");
+        assert_eq!(not_found_message("trianer", &report), "share trianer not found: did you mean trainer?");
+        assert_eq!(not_found_message("Trainer", &report), "share Trainer not found: did you mean trainer?");
+        assert_eq!(not_found_message("note", &report), "share note not found: did you mean notebook?");
+        assert_eq!(not_found_message("zebra", &report), "share zebra not found: list shares with partage ps");
         assert_eq!(not_found_message("late", &report), "late is still queued: see partage ps");
         report.shares.push(share("trailer", "ada", &[0], 1, 1));
         assert_eq!(
             not_found_message("traiter", &report),
-            "no share named traiter: did you mean trailer or trainer?"
+            "share traiter not found: did you mean trailer or trainer?"
         );
         report.shares.clear();
-        assert_eq!(not_found_message("x", &report), "no share named x: there are no shares");
+        assert_eq!(not_found_message("x", &report), "share x not found: no shares exist");
     }
 
     #[test]

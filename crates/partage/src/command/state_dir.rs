@@ -9,7 +9,7 @@ use std::path::PathBuf;
 /// The state directory, which identifies a daemon.
 #[derive(Args)]
 pub(crate) struct StateDirArgs {
-    /// State directory of the daemon [default: the machine's, else the user's own]
+    /// State directory of the daemon [default: that of the system daemon if it runs, else that of the user]
     #[arg(long, value_name = "DIR", env = state_dir::STATE_DIR_VARIABLE, hide_env_values = true)]
     state_dir: Option<PathBuf>,
 }

@@ -18,7 +18,7 @@ pub(super) fn report() -> MachineReport {
     notebook.parts[0].ceiling = Cores::percent(100);
     notebook.parts[0].used_bytes = Bytes((8 << 30) - (100 << 20));
     notebook.parts[0].refusals = 3;
-    notebook.binding = "library path".into();
+    notebook.confinement = "library path".into();
     notebook.bypass_suspected = vec!["process 77 holds 2 GiB of GPU 0 that the shim did not allocate".into()];
     let mut pair = share("pair", "ada", &[0, 1], 4, 0);
     pair.stage = ShareStage::Stopping;
@@ -39,7 +39,7 @@ pub(super) fn report() -> MachineReport {
         waiting: vec![WaitingReport {
             name: "late".into(),
             user: "eve".into(),
-            asked: "20 GiB of 1 GPU".into(),
+            requested: "20 GiB of 1 GPU".into(),
             why: "the largest free share is 12 GiB".into(),
             since: 1_000_090,
         }],
@@ -92,7 +92,7 @@ pub(super) fn share(name: &str, user: &str, gpus: &[u32], memory: u64, cores: u3
         since: 1_000_000,
         pid: 4242,
         command: vec!["work".into()],
-        binding: "mount namespace".into(),
+        confinement: "mount namespace".into(),
         cgroup: true,
         device_filter: true,
         members: 1,

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 /// Show a live view of GPUs and shares
 ///
 /// The first table has bars for the memory and the compute of each GPU: full blocks are used, half blocks are allocated to shares.
-/// The second shows for each share its memory usage and limit, its share of GPU time, and the part of the time in which it was
+/// The second shows for each share its memory usage and limit, its share of GPU time, and the percentage of time in which it was
 /// throttled. If standard output is not a terminal, a new table is printed after each interval.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
@@ -47,7 +47,7 @@ Keys: m, c, n, t sort by memory, compute, name, throttling; r reverses; ? shows 
 Examples:
   partage top
   partage top --once --interval 5s
-  partage top -o json | jq '.shares[] | {name, got: .parts[0].gotPercent}'
+  partage top -o json | jq '.shares[] | {name, used: .parts[0].usedPercent}'
 
 Exit code: 0 success, 2 no daemon is running";
 

@@ -33,7 +33,7 @@ use workloads::Workloads;
 
 /// Run the daemon in the foreground with a live view and metrics
 ///
-/// Uses the NVIDIA driver if there is one, and simulated GPUs otherwise. Running shares are adopted, and continue when this command
+/// Uses the NVIDIA driver if one is installed, and simulated GPUs otherwise. Running shares are adopted, and continue when this command
 /// exits. `partage run` also works without it, with a daemon in the background; with it the machine has metrics, and all users share
 /// one daemon if root starts it.
 #[derive(Args)]

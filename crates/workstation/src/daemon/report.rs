@@ -55,7 +55,7 @@ impl Daemon {
             .map(|ticket| WaitingReport {
                 name: ticket.name.clone(),
                 user: users::user_name(ticket.who.uid),
-                asked: admission::describe_ask(&ticket.ask),
+                requested: admission::describe_ask(&ticket.ask),
                 why: ticket.why.message.clone(),
                 since: ticket.since,
             })
@@ -181,7 +181,7 @@ impl Daemon {
             since: record.since,
             pid: record.main.pid,
             command: record.command.clone(),
-            binding: record.bound.map_or_else(|| "none yet".into(), |bond| bond.binding.to_string()),
+            confinement: record.bound.map_or_else(|| "none yet".into(), |bond| bond.binding.to_string()),
             cgroup: record.cgroup.is_some(),
             device_filter: record.bound.is_some_and(|bound| bound.device_filter),
             members: members.unwrap_or(processes.len()),

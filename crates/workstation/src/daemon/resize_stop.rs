@@ -132,5 +132,5 @@ fn unknown_share(state: &DaemonState, name: &str) -> Refusal {
         [] => "no shares exist".to_string(),
         names => format!("existing shares: {}", names.join(", ")),
     };
-    Refusal::new(RefusalReason::NotFound, format!("no share is called {name}: {there}"))
+    Refusal::new(RefusalReason::NotFound, format!("share {name} not found: {there}"))
 }

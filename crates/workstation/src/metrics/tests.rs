@@ -104,7 +104,7 @@ fn report() -> MachineReport {
         since: 0,
         pid: 1,
         command: vec!["work".into()],
-        binding: "mount namespace".into(),
+        confinement: "mount namespace".into(),
         cgroup: true,
         device_filter: true,
         members: 2,
@@ -116,7 +116,7 @@ fn report() -> MachineReport {
     let waiting = || WaitingReport {
         name: "w".into(),
         user: "u".into(),
-        asked: "8 GiB".into(),
+        requested: "8 GiB".into(),
         why: "full".into(),
         since: 0,
     };

@@ -140,7 +140,7 @@ const SHARE_FIELDS: [&str; 15] = [
     "since",
     "pid",
     "command",
-    "binding",
+    "confinement",
     "cgroup",
     "deviceFilter",
     "members",
@@ -184,10 +184,10 @@ fn every_command_has_json_output() {
     assert_has_fields(&top, &["intervalSeconds", "gpus", "shares"]);
     assert_has_fields(
         &top["gpus"][0],
-        &["index", "uuid", "model", "memoryBytes", "usedMemoryBytes", "unhealthy", "gotPercent"],
+        &["index", "uuid", "model", "memoryBytes", "usedMemoryBytes", "unhealthy", "usedPercent"],
     );
     assert_has_fields(&top["shares"][0]["parts"][0], &PART_FIELDS);
-    assert_has_fields(&top["shares"][0]["parts"][0], &["gotPercent", "throttledPercent"]);
+    assert_has_fields(&top["shares"][0]["parts"][0], &["usedPercent", "throttledPercent"]);
     let resized = home.run_json(&["resize", "one", "--memory", "5Gi", "-o", "json"]);
     assert_eq!(resized["before"]["parts"][0]["memoryBytes"], 4 * GIB);
     assert_eq!(resized["after"]["parts"][0]["memoryBytes"], 5 * GIB);

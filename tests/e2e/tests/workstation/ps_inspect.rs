@@ -90,7 +90,7 @@ fn share_is_listed_inspected_and_resized() {
     assert!(!about.contains("unknown to this version"), "{about}");
     assert_eq!(home.run_json(&["inspect", "trainer", "-o", "json"])["parts"][0]["memoryBytes"], 4u64 << 30);
     let (code, words) = home.run_err(&["inspect", "trianer"]);
-    assert_eq!((code, words.as_str()), (1, "error: no share named trianer: did you mean trainer?\n"));
+    assert_eq!((code, words.as_str()), (1, "error: share trianer not found: did you mean trainer?\n"));
 
     let words = home.run_ok(&["resize", "trainer", "--memory", "6Gi", "--mode", "hard", "--cores", "50"]);
     assert_eq!(words, "trainer: memory 4 GiB → 6 GiB, cores 30 % ≤100 % → 50 %\n");
@@ -102,13 +102,13 @@ fn share_is_listed_inspected_and_resized() {
     let (code, words) = home.run_err(&["resize", "trainer", "--memory", "4000Gi"]);
     assert!(code == 1 && words.starts_with("error: ") && words.contains("39.39 GiB"), "{words}");
     let (code, words) = home.run_err(&["resize", "triner", "--memory", "4Gi"]);
-    assert_eq!((code, words.as_str()), (1, "error: no share named triner: did you mean trainer?\n"));
+    assert_eq!((code, words.as_str()), (1, "error: share triner not found: did you mean trainer?\n"));
     assert_eq!(home.run_json(&["inspect", "trainer", "-o", "json"])["parts"][0]["memoryBytes"], 6u64 << 30);
 
     let top = home.run_json(&["top", "-o", "json", "--interval", "100ms"]);
     assert!(top["intervalSeconds"].as_f64().unwrap() >= 0.1, "{top}");
     assert_eq!(
-        (&top["shares"][0]["parts"][0]["gotPercent"], &top["gpus"][0]["gotPercent"]),
+        (&top["shares"][0]["parts"][0]["usedPercent"], &top["gpus"][0]["usedPercent"]),
         (&0.0.into(), &0.0.into())
     );
     let top = home.run_ok(&["top", "--once", "--interval", "100ms"]);
@@ -121,7 +121,7 @@ fn shares_are_stopped_by_name_or_all() {
     let home = ViewHome::new();
     let (mut a, mut b, mut c) = (home.start_share("a"), home.start_share("b"), home.start_share("c"));
     let (code, words) = home.run_err(&["stop", "a", "x"]);
-    assert!(code == 1 && words.starts_with("error: no share named x"), "{words}");
+    assert!(code == 1 && words.starts_with("error: share x not found"), "{words}");
     assert!(!a.0.wait().unwrap().success());
     assert!(b.0.try_wait().unwrap().is_none() && c.0.try_wait().unwrap().is_none());
     let stopped = home.run_json(&["stop", "--all", "-o", "json"]);

@@ -54,10 +54,10 @@ fn stop_ends_a_suspended_job() {
 #[test]
 fn unknown_names_are_refused_with_a_suggestion() {
     let home = TestHome::new();
-    assert_eq!(home.run_err(&["stop", "x"]), (1, "error: no share named x: there are no shares\n".into()));
+    assert_eq!(home.run_err(&["stop", "x"]), (1, "error: share x not found: no shares exist\n".into()));
     let mut trainer = home.start_sleeper("trainer");
     let (code, words) = home.run_err(&["stop", "trianer"]);
-    assert_eq!((code, words.as_str()), (1, "error: no share named trianer: did you mean trainer?\n"));
+    assert_eq!((code, words.as_str()), (1, "error: share trianer not found: did you mean trainer?\n"));
     let (code, words) = home.run_err(&["stop", "trainer", "--grace", "soon"]);
     assert!(code == 2 && words.contains("soon"), "{words}");
     assert!(trainer.is_running());

@@ -32,7 +32,7 @@ fn invalid_commands_are_refused_with_the_reason() {
         (&["run", "no-such-command"], 127, "no-such-command: command not found"),
         (&["run", "/no/such/command"], 127, "No such file"),
         (&["inspect"], 2, "<NAME>"),
-        (&["inspect", "x"], 1, "no share named x"),
+        (&["inspect", "x"], 1, "share x not found"),
         (&["pss"], 2, "ps"),
         (&["top", "--interval", "0"], 2, "0"),
     ] {

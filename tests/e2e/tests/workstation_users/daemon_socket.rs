@@ -60,7 +60,7 @@ fn malformed_requests_are_answered_and_harm_no_other_user() {
     assert_eq!(send_and_receive(&machine, b""), "");
     // Names are not used as paths.
     let path = json!({"ask": "stop", "name": "../../etc", "grace_millis": 0}).to_string() + "\n";
-    assert!(send_and_receive(&machine, path.as_bytes()).contains("no share is called ../../etc"));
+    assert!(send_and_receive(&machine, path.as_bytes()).contains("share ../../etc not found"));
     let (code, words) = machine.home.run_err(&["run", "--name", "../x", "--", "true"]);
     assert!(code == 125 && words.contains("invalid name"), "{words}");
     assert!(up.is_running());

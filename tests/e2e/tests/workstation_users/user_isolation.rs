@@ -145,7 +145,7 @@ fn user_runs_a_daemon_in_their_own_home() {
     assert!(refused.contains("refused at 1.5 GiB") || refused.contains("refused at 1.0 GiB"), "{refused}");
     let report: Value = serde_json::from_str(&machine.run_ok(ADA, &["ps", "-o", "json"])).unwrap();
     let share = &report["shares"][0];
-    assert_eq!((&share["uid"], &share["binding"]), (&ADA.into(), &"user namespace".into()), "{share}");
+    assert_eq!((&share["uid"], &share["confinement"]), (&ADA.into(), &"user namespace".into()), "{share}");
     assert!(share["parts"][0]["peakBytes"].as_u64().unwrap() <= 2 * GIB, "{share}");
     assert!(share["parts"][0]["refusals"].as_u64().unwrap() >= 1, "{share}");
     // No other user may connect.
@@ -184,7 +184,7 @@ fn library_path_holds_limits_without_user_namespaces() {
     both.wait_for_line("refused at 0.5 GiB");
     let report: Value = serde_json::from_str(&machine.run_ok(ADA, &["ps", "-o", "json"])).unwrap();
     let share = &report["shares"][0];
-    assert_eq!(share["binding"], "library path", "{share}");
+    assert_eq!(share["confinement"], "library path", "{share}");
     assert!(share["parts"][0]["peakBytes"].as_u64().unwrap() <= 2 * GIB, "{share}");
     let mut again = machine.partage(ADA, &["run", "--memory", "1Gi", "--", "true"]);
     forbid_user_namespaces(&mut again, ADA);

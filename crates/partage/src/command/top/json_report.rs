@@ -4,17 +4,17 @@ use super::rates::UsageRates;
 use partage_workstation::report::MachineReport;
 use serde_json::{Value, json};
 
-/// Returns the report; GPUs also have `gotPercent`, and parts of shares `gotPercent` and `throttledPercent`.
+/// Returns the report; GPUs also have `usedPercent`, and parts of shares `usedPercent` and `throttledPercent`.
 pub(super) fn json_report(before: &MachineReport, now: &MachineReport) -> serde_json::Result<Value> {
     let rates = UsageRates::between(Some(before), now);
     let mut document = serde_json::to_value(now)?;
     document["intervalSeconds"] = json!(rates.nanos as f64 / 1e9);
-    for (gpu, got) in items(document.get_mut("gpus")).zip(&rates.gpus) {
-        gpu["gotPercent"] = json!(got);
+    for (gpu, used) in items(document.get_mut("gpus")).zip(&rates.gpus) {
+        gpu["usedPercent"] = json!(used);
     }
     for (share, rates) in items(document.get_mut("shares")).zip(&rates.shares) {
         for (part, rate) in items(share.get_mut("parts")).zip(rates) {
-            part["gotPercent"] = json!(rate.got);
+            part["usedPercent"] = json!(rate.used);
             part["throttledPercent"] = json!(rate.throttled);
         }
     }

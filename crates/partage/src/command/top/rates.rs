@@ -7,7 +7,7 @@ use std::collections::HashMap;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct ShareRate {
     /// GPU time that the share used.
-    pub(super) got: f64,
+    pub(super) used: f64,
     /// Time in which the share was throttled and did not use the GPU. A launch that waits for the share's own work is not throttled.
     pub(super) throttled: f64,
 }
@@ -43,11 +43,11 @@ impl UsageRates {
             let parts =
                 now.shares.iter().zip(&shares).flat_map(|(share, rates)| share.parts.iter().zip(rates));
             // `sum()` of no floats is -0.0 and would be shown with its sign.
-            let got = parts
+            let used = parts
                 .filter(|(part, _)| part.uuid == gpu.uuid)
-                .map(|(_, rate)| rate.got)
-                .fold(0.0, |sum, got| sum + got);
-            got.min(100.0)
+                .map(|(_, rate)| rate.used)
+                .fold(0.0, |sum, used| sum + used);
+            used.min(100.0)
         });
         UsageRates { nanos, gpus: gpus.collect(), shares }
     }
@@ -62,9 +62,9 @@ fn rate(earlier: Option<&ShareReport>, part: &GpuShareReport, nanos: u64) -> Sha
     let then = earlier.and_then(|share| share.parts.iter().find(|then| then.uuid == part.uuid));
     let since =
         |now: u64, then: Option<u64>| percent(now.checked_sub(then.unwrap_or(0)).unwrap_or(now), nanos);
-    let got = since(part.spent_nanos, then.map(|then| then.spent_nanos));
+    let used = since(part.spent_nanos, then.map(|then| then.spent_nanos));
     let waited = since(part.throttled_nanos, then.map(|then| then.throttled_nanos));
-    ShareRate { got, throttled: waited.min((100.0 - got).max(0.0)) }
+    ShareRate { used, throttled: waited.min((100.0 - used).max(0.0)) }
 }
 
 /// Returns the percentage rounded down to tenths, at most 100: several processes may be throttled at the same time.

@@ -141,14 +141,14 @@ fn rates_of_a_restarted_share_start_at_zero() {
     let before = later(&report());
     let mut now = later(&before);
     let rates = UsageRates::between(Some(&before), &now);
-    assert_eq!((rates.shares[0][0].got, rates.shares[0][0].throttled, rates.gpus[0]), (25.0, 60.0, 30.0));
+    assert_eq!((rates.shares[0][0].used, rates.shares[0][0].throttled, rates.gpus[0]), (25.0, 60.0, 30.0));
     // A share that has just started: all its time belongs to this interval.
     now.shares[0].since += 1;
     now.shares[0].parts[0].spent_nanos = 200_000_000;
     now.shares[0].parts[0].throttled_nanos = 99_000_000_000;
     let rates = UsageRates::between(Some(&before), &now);
     assert_eq!(
-        (rates.shares[0][0].got, rates.shares[0][0].throttled),
+        (rates.shares[0][0].used, rates.shares[0][0].throttled),
         (10.0, 90.0),
         "time with the GPU is not throttled time"
     );
@@ -185,11 +185,11 @@ fn json_report_adds_rates_to_the_report() {
     let mut document = json_report(&before, &later(&before)).unwrap();
     assert_eq!(document["intervalSeconds"], 2.0);
     assert_eq!(
-        (&document["gpus"][0]["gotPercent"], &document["gpus"][1]["gotPercent"]),
+        (&document["gpus"][0]["usedPercent"], &document["gpus"][1]["usedPercent"]),
         (&30.0.into(), &0.0.into())
     );
     let part = &document["shares"][0]["parts"][0];
-    assert_eq!((&part["gotPercent"], &part["throttledPercent"]), (&25.0.into(), &60.0.into()));
+    assert_eq!((&part["usedPercent"], &part["throttledPercent"]), (&25.0.into(), &60.0.into()));
     // The document can still be read as a report.
     document["intervalSeconds"].take();
     assert_eq!(serde_json::from_value::<MachineReport>(document).unwrap(), later(&before));

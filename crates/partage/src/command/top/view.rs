@@ -198,7 +198,7 @@ const GPU_COLUMNS: [TableColumn; 12] = [
 ];
 
 fn gpu_table(now: &MachineReport, rates: &UsageRates, options: &ViewOptions) -> Vec<StyledLine> {
-    let row = |(gpu, got): (&GpuReport, &f64)| {
+    let row = |(gpu, used_percent): (&GpuReport, &f64)| {
         let total = gpu.memory_bytes.0;
         // Without data from the driver, the usage of shares is summed.
         let parts = now.shares.iter().flat_map(|share| &share.parts).filter(|part| part.uuid == gpu.uuid);
@@ -220,8 +220,8 @@ fn gpu_table(now: &MachineReport, rates: &UsageRates, options: &ViewOptions) -> 
             cell(format_bytes(used)),
             cell(format_bytes(allocated)),
             cell(format_bytes(total)),
-            bar(got / 100.0, guaranteed, bar_width(options.width, 8, 16), TextStyle::Good, options),
-            cell(percent(rates, *got)),
+            bar(used_percent / 100.0, guaranteed, bar_width(options.width, 8, 16), TextStyle::Good, options),
+            cell(percent(rates, *used_percent)),
             cell(gpu.guaranteed_cores),
             known(gpu.temperature.map(|degrees| format!("{degrees} C"))),
             known(gpu.power_milliwatts.map(|power| format!("{} W", power.div_ceil(1000)))),
@@ -280,7 +280,7 @@ fn compare_shares(now: &MachineReport, rates: &UsageRates, sort: SortKey, a: usi
     match sort {
         SortKey::Name => Ordering::Equal,
         SortKey::Memory => memory(b).cmp(&memory(a)),
-        SortKey::Cores => sum(b, |rate| rate.got).total_cmp(&sum(a, |rate| rate.got)),
+        SortKey::Cores => sum(b, |rate| rate.used).total_cmp(&sum(a, |rate| rate.used)),
         SortKey::Throttled => sum(b, |rate| rate.throttled).total_cmp(&sum(a, |rate| rate.throttled)),
     }
 }
@@ -311,7 +311,7 @@ fn row(
         }),
         styled(full, format_bytes(part.used_bytes.0)),
         cell(part.memory_bytes.map_or_else(|| "-".into(), |limit| format_bytes(limit.0))),
-        cell(percent(rates, rate.got)),
+        cell(percent(rates, rate.used)),
         cell(format_cores(part, options.mark("≤", "<="))),
         styled(rate.throttled >= HIGH_THROTTLED_PERCENT, percent(rates, rate.throttled)),
         styled(part.refusals > 0, part.refusals.to_string()),
