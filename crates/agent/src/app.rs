@@ -293,11 +293,11 @@ async fn restore_settings(
 ) -> Option<AgentSettings> {
     let earlier = settings_watcher.earlier();
     let outcome = if earlier.is_some() {
-        "those that were last in force are used instead"
+        "using the last valid settings"
     } else {
-        "none were in force before, so the agent exits"
+        "no earlier settings exist, exiting"
     };
-    tracing::error!(cause, "settings cannot be used, {outcome}");
+    tracing::error!(cause, outcome, "settings cannot be used");
     let note = format!("the settings cannot be used, {outcome}: {cause}");
     cluster.node_event(Severity::Warning, "SettingsRefused", &note);
     if earlier.is_none() {

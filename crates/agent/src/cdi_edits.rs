@@ -77,7 +77,7 @@ pub struct MissingDriverFile {
 pub enum CdiEditError {
     /// The device node of a granted GPU is missing.
     #[error(
-        "/dev/nvidia{minor} of GPU {uuid} is missing on the node: run `nvidia-modprobe -c {minor}` there; kubelet retries by itself"
+        "/dev/nvidia{minor} of GPU {uuid} is missing on the node: run `nvidia-modprobe -c {minor}` there; kubelet retries automatically"
     )]
     GpuNode {
         /// The minor number of the GPU.

@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceOwnerError {
     /// Kubelet has not recorded a container for them yet.
-    #[error("kubelet knows no container that holds {} of {resource} yet; it retries by itself", join(ids))]
+    #[error("kubelet has not reported a container for {} of {resource} yet; kubelet retries automatically", join(ids))]
     NotAllocated {
         /// The extended resource that kubelet allocates the devices of.
         resource: String,
@@ -48,7 +48,7 @@ pub enum DeviceOwnerError {
     },
     /// The pod's name is known, its UID is not.
     #[error(
-        "the container runtime has no ready sandbox for {namespace}/{pod}, so its UID is not known yet; kubelet retries by itself"
+        "the container runtime has no ready sandbox for {namespace}/{pod}, so its UID is not known yet; kubelet retries automatically"
     )]
     SandboxNotReady {
         /// The namespace of the pod whose sandbox is missing.
@@ -56,16 +56,16 @@ pub enum DeviceOwnerError {
         /// The name of the pod in its namespace.
         pod: PodName,
     },
-    /// Kubelet's PodResources API does not answer.
-    #[error("kubelet's PodResources API at {} does not answer: {cause}", socket.display())]
+    /// Kubelet's PodResources API does not respond.
+    #[error("kubelet's PodResources API at {} does not respond: {cause}", socket.display())]
     PodResourcesUnavailable {
         /// The path of kubelet's PodResources socket.
         socket: PathBuf,
         /// The status that it returned, or a timeout.
         cause: String,
     },
-    /// The container runtime does not answer.
-    #[error("the container runtime at {} does not answer: {cause}; is this the socket that kubelet uses?", socket.display())]
+    /// The container runtime does not respond.
+    #[error("the container runtime at {} does not respond: {cause}; is this the socket that kubelet uses?", socket.display())]
     RuntimeUnavailable {
         /// The path of the CRI socket that was tried.
         socket: PathBuf,

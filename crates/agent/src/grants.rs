@@ -178,7 +178,7 @@ impl GrantBook {
 
     fn without_grant(&self, id: &PodId) -> Refusal {
         let message = format!(
-            "pod {}/{} was bound to node {} without a grant: a scheduler extender grants GPUs here, and this pod did not pass it; remove \
+            "pod {}/{} was bound to node {} without a grant: this node requires a grant from the scheduler extender; remove \
              spec.nodeName so that the scheduler places the pod",
             id.namespace, id.name, self.node.name
         );
@@ -199,7 +199,7 @@ impl GrantBook {
             let shares = shares_of(&grant, &ask.container).len();
             if shares != ask.want.count as usize {
                 return Err(unusable_grant(&format_args!(
-                    "container {} asks for {} shares and was granted {shares}",
+                    "container {} requests {} shares, granted {shares}",
                     ask.container, ask.want.count
                 )));
             }
@@ -215,7 +215,7 @@ impl GrantBook {
                 let need = ShareNeed::of(&ask.want.share, &GpuClass::of(&self.node, &self.node.gpus[at]));
                 let insufficient = |what: &str, asked: &dyn fmt::Display, granted: &dyn fmt::Display| {
                     Err(unusable_grant(&format_args!(
-                        "container {} asks for {asked} of {what} and was granted {granted}: have the scheduler place the pod again",
+                        "container {} requests {asked} of {what}, granted {granted}: delete the pod so that it is scheduled again",
                         ask.container
                     )))
                 };
@@ -351,7 +351,7 @@ fn check_single_count(pod: &PodManifest, settings: &AgentSettings) -> Result<(),
         let requested: Vec<&str> = counted.iter().filter(is_requested).map(String::as_str).collect();
         if requested.len() > 1 {
             let message = format!(
-                "container {} asks for {}, and each of them is a share of its own: remove all but one",
+                "container {} requests {}, which are separate shares: keep one of these resources",
                 container.name,
                 requested.join(" and ")
             );

@@ -15,8 +15,8 @@ pub(crate) fn check_allowed(node: &Node, ask: &PodAsk, settings: &AgentSettings)
         return Ok(());
     }
     let message = format!(
-        "the pod asks for partage.dev/oversubscribe, and node {} refuses memory beyond the limit (setting oversubscribe: refused): \
-         remove the annotation and ask for as much memory as the pod needs, or have the pod scheduled to a node that allows it",
+        "the pod requests partage.dev/oversubscribe, which node {} does not allow (setting oversubscribe: refused): remove the \
+         annotation and request enough memory, or schedule the pod to a node that allows it",
         node.name
     );
     Err(Refusal::new(RefusalReason::NotAllowed, message))

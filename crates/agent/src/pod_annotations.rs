@@ -113,14 +113,14 @@ async fn write_all(state: &NodeState, writes: &mut LastWrites) -> bool {
     is_complete
 }
 
-/// Reports that a pod's grant cannot be written on it. Where the API server refuses it for good, as when the pod's own annotations leave
-/// no space, its author has to act and gets an event.
+/// Reports that a pod's grant cannot be written to it. If the API server refuses it permanently, for example because the pod's own
+/// annotations reach the size limit, its author has to act and gets an event.
 fn report_unwritten(state: &NodeState, pod: &PodId, error: &ClusterError) {
-    tracing::warn!(namespace = %pod.namespace, pod = %pod.name, error = %describe(error), "grant cannot be written on the pod, retrying");
+    tracing::warn!(namespace = %pod.namespace, pod = %pod.name, error = %describe(error), "cannot write the grant to the pod, retrying");
     if matches!(error, ClusterError::Rejected { .. }) && !error.is_transient() {
         let note = format!(
-            "the grant is in force, but cannot be written on the pod: {}; where the pod's own annotations take up all space, remove some, \
-             and the agent writes it",
+            "the grant is in force, but cannot be written to the pod: {}; if the pod's annotations reach the size limit, \
+             remove some",
             describe(error)
         );
         state.adapters.cluster.pod_event(pod, Severity::Warning, "GrantNotWritten", &note);

@@ -18,7 +18,7 @@ pub(crate) struct Readiness {
 /// Why the agent is not ready.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ReadinessError {
-    /// The driver does not answer yet.
+    /// The driver does not respond yet.
     #[error("the node's GPUs are not known yet")]
     NoGpus,
     /// No device plugin is running yet.

@@ -26,8 +26,8 @@ pub(crate) fn report(state: &NodeState, reported: &mut BTreeSet<PodUid>) {
         }
         let (reason, why) = rejection(said, earlier == Some(true));
         let note = format!(
-            "{why}: kubelet failed the pod (UnexpectedAdmissionError), and what it held is free; its controller creates a replacement, \
-             and a pod without a controller has to be created again"
+            "{why}: kubelet failed the pod (UnexpectedAdmissionError); its shares are released. Its controller creates a replacement; \
+             create a pod without a controller again"
         );
         state.adapters.cluster.pod_event(&pod.id, Severity::Warning, reason, &note);
     }
@@ -65,7 +65,7 @@ fn rejection(said: &str, rebooted: bool) -> (&'static str, String) {
     }
     let why = if said.contains("requested number of devices unavailable") {
         format!(
-            "kubelet has fewer free devices than the pod requests, as when another pod came first ({plain})"
+            "kubelet has fewer free devices than the pod requests, for example because another pod was admitted first ({plain})"
         )
     } else if said.contains("rpc error") {
         format!("the Partage agent refused the pod's devices ({plain})")
@@ -89,7 +89,7 @@ mod tests {
         for (said, why) in [
             (
                 "Pod was rejected: Allocate failed due to requested number of devices unavailable for partage.dev/gpu. Requested: 3, Available: 1, which is unexpected",
-                "kubelet has fewer free devices than the pod requests, as when another pod came first (requested number of devices \
+                "kubelet has fewer free devices than the pod requests, for example because another pod was admitted first (requested number of devices \
                  unavailable for partage.dev/gpu. Requested: 3, Available: 1)",
             ),
             (

@@ -106,7 +106,7 @@ impl fmt::Display for CountResource {
 /// Returns the number of slots of each GPU.
 ///
 /// `node` is the machine with all of its GPUs (`Inventory::counted_node`), where only those in MIG mode are
-/// withheld: these have none. A GPU that is unhealthy or does not answer keeps its slots, or kubelet would lose their allocations.
+/// withheld: these have none. A GPU that is unhealthy or does not respond keeps its slots, or kubelet would lose their allocations.
 pub fn slots(resource: &CountResource, node: &Node, settings: &AgentSettings) -> Vec<u32> {
     let of = |gpu: &Gpu| match gpu.withheld {
         Some(_) => 0,

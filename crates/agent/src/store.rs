@@ -4,7 +4,7 @@
 //! /run/partage/names/<key>.json      an answer of Allocate
 //! /run/partage/quarantine/             names that could not be read
 //! /var/lib/partage/pods/<uid>.json     a pod's grant, and everything that follows from it
-//! /var/lib/partage/inventory.json      the node's GPUs, for when one does not answer
+//! /var/lib/partage/inventory.json      the node's GPUs, used if one does not respond
 //! /var/lib/partage/health.json         what makes GPUs unusable until they are reset
 //! /var/lib/partage/settings.json       the settings that were last in force
 //! /var/lib/partage/quarantine/         unreadable files, kept for administrators

@@ -1,7 +1,7 @@
 //! Reports asks that reach no device plugin: amounts without the count resource that goes with them.
 //!
 //! Kubelet calls a plugin only for containers that request its devices. A container that requests only memory runs without a
-//! GPU; where no webhook adds the count, an event explains that to the pod's author.
+//! GPU; if no webhook adds the count, an event explains that to the pod's author.
 
 use crate::resources::CountResource;
 use crate::state::{MIN_PASS_INTERVAL, NodeState};
@@ -40,7 +40,7 @@ pub(crate) async fn run(state: Arc<NodeState>, stop: CancellationToken) {
     }
 }
 
-/// Returns a message for each container of a pod that asks for GPUs without their count.
+/// Returns a message for each container of a pod that requests GPUs without their count.
 fn notes(pod: &PodManifest, settings: &partage_core::dialect::DialectSettings) -> Vec<String> {
     let reading = asks::read(pod, settings);
     let read = pod.containers.iter().zip(&reading.containers);
@@ -56,7 +56,7 @@ fn notes(pod: &PodManifest, settings: &partage_core::dialect::DialectSettings) -
             return None;
         }
         Some(format!(
-            "container {} has no GPU: it asks for {} without {counts}, the resource that kubelet allocates; add {counts}",
+            "container {} has no GPU: it requests {} without {counts}, which kubelet allocates; add {counts}",
             container.name,
             asked.join(" and ")
         ))
@@ -86,8 +86,8 @@ mod tests {
         assert_eq!(
             reported(&[("partage.dev/memory", "4Gi"), ("partage.dev/cores", "30")]),
             [
-                "container main has no GPU: it asks for partage.dev/cores and partage.dev/memory without partage.dev/gpu, \
-              the resource that kubelet allocates; add partage.dev/gpu"
+                "container main has no GPU: it requests partage.dev/cores and partage.dev/memory without partage.dev/gpu, \
+              which kubelet allocates; add partage.dev/gpu"
             ]
         );
         for (alone, count) in [

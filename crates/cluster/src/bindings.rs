@@ -46,16 +46,16 @@ pub enum BindOutcome {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BindConflict {
     /// Another scheduler bound it.
-    #[error("it is bound to node {0} already")]
+    #[error("the pod is already bound to node {0}")]
     BoundElsewhere(NodeName),
     /// It is bound to the node, but with other annotations: another replica made another decision.
-    #[error("it is bound to the node with another grant")]
+    #[error("the pod is bound to the node with a different grant")]
     OtherAnnotations,
     /// A pod of the same name, but with another UID, exists.
-    #[error("another pod has its name")]
+    #[error("another pod has the same name")]
     Replaced,
     /// The pod is being deleted.
-    #[error("it is being deleted")]
+    #[error("the pod is being deleted")]
     Deleting,
     /// The pod has changed since the required version, or the server refused for another reason.
     #[error("{0}")]

@@ -7,7 +7,7 @@
 //! Changes that must happen together, or only if all of them are possible, are made in a [`Statement`], which is
 //! committed or rolled back as a whole. Readers that must not wait for the ledger take a [`Snapshot`]. Two ways lead
 //! to a confirmed grant: [`Ledger::try_confirm`] for a grant that can still be refused, and [`Ledger::confirm`] for
-//! a fact, such as the grant of a running pod; the ledger then counts it even if a GPU is over-committed by it, and
+//! a fact, such as the grant of a running pod; the ledger then counts it even if a GPU is overcommitted by it, and
 //! [`Ledger::audit`] reports that.
 
 mod audit;
@@ -248,7 +248,7 @@ impl Ledger {
         self.reserve_logged(pod, ask, decision, until, None)
     }
 
-    /// Confirms a grant, unless a GPU or the node would be over-committed by it; then nothing changes.
+    /// Confirms a grant, unless a GPU or the node would be overcommitted by it; then nothing changes.
     ///
     /// Only the GPUs of the grant are examined, not the whole ledger. A grant that replaces another of the same pod
     /// is examined without the old one, and the old one is returned. The grant that the pod holds already is

@@ -1,6 +1,6 @@
 //! GPU discovery and health: finds the driver, opens a session with it, and decides which GPUs can be granted.
 //!
-//! A GPU that does not answer keeps its place in the [`Inventory`], and the [`FatalErrorLog`] keeps the errors that
+//! A GPU that does not respond keeps its place in the [`Inventory`], and the [`FatalErrorLog`] keeps the errors that
 //! make a GPU unusable until it is reset. Both are records, so that a restarted daemon neither renumbers GPUs nor
 //! grants broken ones.
 
@@ -63,7 +63,7 @@ pub struct DiscoveredGpus {
     pub driver: InstalledDriver,
     /// The open session with NVML.
     pub session: NvmlSession,
-    /// The GPUs, also those that do not answer.
+    /// The GPUs, also those that do not respond.
     pub inventory: Inventory,
     /// GPUs that an earlier daemon reported as unusable or missing: if one of them is healthy, that is a change to
     /// report.

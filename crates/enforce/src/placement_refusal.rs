@@ -42,7 +42,7 @@ impl NoPlacement {
                 "insufficient GPU capacity on node {node}: {why}; the container starts when capacity is released{change}"
             )
         } else {
-            let change = change.unwrap_or_else(|| "ask for less, or for another node".into());
+            let change = change.unwrap_or_else(|| "request less, or schedule the pod to another node".into());
             format!(
                 "insufficient GPU capacity on node {node}, even when empty: {why}; delete the pod, and {change}"
             )

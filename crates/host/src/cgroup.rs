@@ -103,12 +103,12 @@ impl Cgroup {
                 made.remove()?;
                 match fs::create_dir(&made.folder) {
                     Err(error) if is_refused(&error) => Ok(None),
-                    Err(error) => Err(CgroupError::io(format!("making {}", made.folder.display()))(error)),
+                    Err(error) => Err(CgroupError::io(format!("creating {}", made.folder.display()))(error)),
                     Ok(()) => Ok(Some(made)),
                 }
             }
             Err(error) if is_refused(&error) => Ok(None),
-            Err(error) => Err(CgroupError::io(format!("making {}", made.folder.display()))(error)),
+            Err(error) => Err(CgroupError::io(format!("creating {}", made.folder.display()))(error)),
             Ok(()) => Ok(Some(made)),
         }
     }

@@ -71,7 +71,7 @@ pub enum ConfinementError {
         /// The error of the system.
         source: io::Error,
     },
-    /// The driver's library does not exist any more. The process is unchanged.
+    /// The driver's library no longer exists. The process is unchanged.
     #[error(
         "{}: the driver's library does not exist ({source}): the driver was updated or removed while its GPUs were shared; \
          restart partage up, or wait until all shares have ended, then run it again",

@@ -161,11 +161,11 @@ impl NvmlSession {
         if gpus.is_empty() {
             return Err(NvmlSessionError::QueryFailed {
                 asked: "the identity of its GPUs",
-                what: "none of them answers; see dmesg for the cause, and restart the machine".into(),
+                what: "no GPU responds; see dmesg for the cause, and restart the machine".into(),
             });
         }
         let mut node = Node::new(name, gpus);
-        // Links of GPUs that do not answer are derived from NUMA nodes.
+        // Links of GPUs that do not respond are derived from NUMA nodes.
         let far = |a: usize, b: usize| node.link(a, b);
         node.links = Some(LinkMatrix::from_fn(indexes.len(), |a, b| {
             if a == b {
@@ -178,7 +178,7 @@ impl NvmlSession {
         Ok(node)
     }
 
-    /// Samples all GPUs, in the driver's order. The sample of a GPU that does not answer has the reason; a GPU that has
+    /// Samples all GPUs, in the driver's order. The sample of a GPU that does not respond has the reason; a GPU that has
     /// never answered since the session began has no known UUID, and is left out.
     pub fn sample(&self) -> Vec<GpuSample> {
         let mut tracked = self.tracked();
@@ -195,7 +195,7 @@ impl NvmlSession {
     }
 
     /// Restores the errors that an earlier session of this boot found. The next sample clears those of a GPU that was
-    /// reset meanwhile; a GPU that does not answer now counts as reset when it answers again.
+    /// reset meanwhile; a GPU that does not respond now counts as reset when it responds again.
     pub fn restore_fatal_errors(&self, fatal: Vec<FatalGpuError>) {
         let mut tracked = self.tracked();
         for fatal in fatal {

@@ -131,7 +131,7 @@ fn missing(pid: u32, error: Error) -> Error {
 }
 
 fn gone(pid: u32) -> Error {
-    Error::new(ErrorKind::NotFound, format!("process {pid} does not exist any more"))
+    Error::new(ErrorKind::NotFound, format!("process {pid} no longer exists"))
 }
 
 fn unreadable(pid: u32, file: &str) -> Error {

@@ -28,7 +28,7 @@ pub enum SocketError {
     #[error("{0} is served by another process: stop it first")]
     InUse(PathBuf),
     /// The path exists and is not a socket. It is left unchanged.
-    #[error("{0} is not a socket: move it away")]
+    #[error("{0} is not a socket: remove it")]
     NotASocket(PathBuf),
     /// The socket could not be created.
     #[error("cannot listen on {path}")]

@@ -22,9 +22,9 @@ pub enum RegionError {
         /// The error of the operating system.
         error: io::Error,
     },
-    /// The region has a layout that this build does not support. It must be left as it is: a container may be using it.
+    /// The region has a layout that this build does not support. It must be left unchanged: a container may be using it.
     #[error(
-        "{} has layout {found}, and this release works with layouts {} to {}: it is left as it is; run the release that \
+        "{} has layout {found}, and this release works with layouts {} to {}: it is left unchanged; run the release that \
          wrote it, or restart the container that uses it",
         path.display(), supported.start(), supported.end()
     )]
@@ -63,12 +63,11 @@ pub enum RegionError {
     OtherGpus(PathBuf),
     /// Every slot is taken by a live process.
     #[error(
-        "{SLOT_COUNT} processes of this container use its GPUs already, and the region has no slot for more: end some of \
-         them"
+        "{SLOT_COUNT} processes of this container already use its GPUs, which is the maximum: end some of them"
     )]
     NoFreeSlot,
     /// There are more GPUs than a region can hold.
-    #[error("a region has room for {MAX_GPUS} GPUs, not for {0}: grant the container fewer")]
+    #[error("a region holds at most {MAX_GPUS} GPUs, {0} requested: grant the container fewer")]
     TooManyGpus(usize),
     /// The region has no GPU with this index.
     #[error("the region has {gpus} GPUs and none with index {gpu}: extend it first")]
@@ -79,10 +78,10 @@ pub enum RegionError {
         gpus: usize,
     },
     /// The GPU to attach is already in the region.
-    #[error("this GPU is in the region already, with index {0}: change its share instead")]
+    #[error("this GPU is already in the region, with index {0}: change its share instead")]
     DuplicateGpu(usize),
     /// The region's layout cannot hold attachments.
-    #[error("the region has layout {0}, which cannot grow: restart its container to have a newer one")]
+    #[error("the region has layout {0}, which cannot grow: restart its container to create a region of the current layout")]
     CannotGrow(u32),
     /// The memory limit is too large to be counted.
     #[error(
@@ -104,7 +103,7 @@ impl RegionError {
 
 /// A memory reservation that exceeded the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{asked} bytes were requested, {used} of {limit} are in use: free some, or have the limit raised")]
+#[error("{asked} bytes were requested, {used} of {limit} are in use: free memory, or request a higher limit")]
 pub struct ReservationRefused {
     /// Bytes that were requested.
     pub asked: u64,

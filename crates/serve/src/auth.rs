@@ -182,7 +182,7 @@ impl BearerAuth {
         let allowed = match tokio::time::timeout(REVIEW_TIMEOUT, reviewed).await {
             Ok(reviewed) => reviewed.map_err(AuthError::ReviewFailed)?,
             Err(_) => {
-                let reason = format!("no answer within {} s", REVIEW_TIMEOUT.as_secs());
+                let reason = format!("no response within {} s", REVIEW_TIMEOUT.as_secs());
                 return Err(AuthError::ReviewFailed(reason));
             }
         };

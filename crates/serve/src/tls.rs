@@ -318,5 +318,5 @@ fn build(
 fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let chain =
         CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())?;
-    if chain.is_empty() { Err("there is no certificate in it".into()) } else { Ok(chain) }
+    if chain.is_empty() { Err("it contains no certificate".into()) } else { Ok(chain) }
 }

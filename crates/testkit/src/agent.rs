@@ -35,7 +35,7 @@ impl<'a> TestAgent<'a> {
     ) -> Result<TestAgent<'a>, BedError> {
         let on = bed.node(node)?;
         let home = on.path(INSTALL_DIR)?;
-        let doing = || format!("putting the agent on {node}");
+        let doing = || format!("copying the agent to {node}");
         copy_programs(program, &["partage", "libpartage_shim.so", "libpartage_sim.so"], &home, &doing())?;
         // A host with NVIDIA's driver also has `nvidia-smi`.
         if let Ok(clients) = Clients::ready() {

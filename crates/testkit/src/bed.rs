@@ -211,7 +211,7 @@ impl TestBed {
     fn create_initial_objects(&self) -> Result<(), BedError> {
         let client = self.client.clone();
         self.block_on(async move {
-            let doing = "making the cluster's first objects";
+            let doing = "creating the cluster's initial objects";
             let binding: ClusterRoleBinding = serde_json::from_value(control_plane::kubelet_client_binding())
                 .map_err(BedError::failed(doing))?;
             let bindings: Api<ClusterRoleBinding> = Api::all(client.clone());
@@ -239,7 +239,7 @@ impl TestBed {
             }
             let client = self.client.clone();
             self.block_on(async move {
-                let doing = "asking whether the API server is ready";
+                let doing = "checking whether the API server is ready";
                 let request =
                     http::Request::get("/readyz").body(Vec::new()).map_err(BedError::failed(doing))?;
                 Ok(client.request_text(request).await.map(drop).map_err(|error| error.to_string()))

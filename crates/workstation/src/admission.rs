@@ -34,18 +34,18 @@ pub fn to_ask(request: &RunRequest, default: &DefaultShare) -> Result<PodAsk, Re
     let wrong = |message: &str| Err(Refusal::new(RefusalReason::Invalid, message));
     let sized = request.memory.is_some() || request.memory_percent.is_some() || request.cores.is_some();
     if request.memory.is_some() && request.memory_percent.is_some() {
-        return wrong("memory is requested both as an amount and as a percentage: leave one out");
+        return wrong("memory is requested both as an amount and as a percentage: omit one of them");
     }
     if request.whole && sized {
         return wrong(
-            "--whole requests all memory and cores: leave out the memory and the cores, or --whole",
+            "--whole requests all memory and cores: omit the memory and the cores, or --whole",
         );
     }
     if request.whole && request.mode.is_some() {
-        return wrong("--whole requests a GPU that is not shared: leave out the mode, or --whole");
+        return wrong("--whole requests a GPU that is not shared: omit the mode, or --whole");
     }
     if request.whole && request.oversubscribe {
-        return wrong("a whole GPU has no memory limit to exceed: leave out --oversubscribe, or --whole");
+        return wrong("a whole GPU has no memory limit to exceed: omit --oversubscribe, or --whole");
     }
     let count = request.gpus.unwrap_or(1);
     if !(1..=MAX_GPUS_PER_CONTAINER).contains(&count) {
@@ -58,7 +58,7 @@ pub fn to_ask(request: &RunRequest, default: &DefaultShare) -> Result<PodAsk, Re
         return wrong("memory is less than 1 MiB: request more, such as 4Gi or 500Mi");
     }
     if request.cores == Some(Cores::NONE) {
-        return wrong("cores must not be 0 %: request 1 to 100, or leave them out for no guarantee");
+        return wrong("cores must not be 0 %: request 1 to 100, or omit them for no guarantee");
     }
     let (memory, cores, mode) = if sized || request.whole {
         (request.memory, request.cores, request.mode)
@@ -122,7 +122,7 @@ fn may_oversubscribe(settings: &WorkstationSettings, ask: &PodAsk) -> Result<(),
     if !ask.oversubscribe || settings.oversubscribe == Oversubscription::Allowed {
         return Ok(());
     }
-    let message = "oversubscription is not allowed on this machine (oversubscribe: refused in its settings): leave out \
+    let message = "oversubscription is not allowed on this machine (oversubscribe: refused in its settings): omit \
                    --oversubscribe and request as much --memory as the program needs";
     Err(Refusal::new(RefusalReason::NotAllowed, message))
 }
@@ -408,7 +408,7 @@ fn of_this_machine(text: &str) -> String {
     let named = format!("container {CONTAINER}");
     let text = text.trim_start_matches(&format!("{named}: "));
     let text = text.strip_prefix(&named).map_or_else(|| text.to_string(), |rest| format!("the share{rest}"));
-    text.replace("has a model that the pod excludes", "is of another model than asked for")
+    text.replace("has a model that the pod excludes", "is not of a requested model")
 }
 
 /// Removes what a message says about GPUs that were excluded, unless nothing else is left.

@@ -46,7 +46,7 @@ pub enum ClientError {
     },
     /// The daemon runs as a user that is not trusted.
     #[error(
-        "the daemon at {} runs as user {uid}, which is neither this user nor root, and could make you run anything: use another \
+        "the daemon at {} runs as user {uid}, which is neither this user nor root, and could run arbitrary code as you: use another \
          state directory with --state-dir",
         state_dir.socket().display()
     )]

@@ -373,7 +373,7 @@ impl WorkstationSettings {
             return invalid("default", "mode hard requires cores: write cores, too");
         }
         if self.default.cores == Some(Cores::NONE) {
-            return invalid("default", "cores must not be 0: leave them out, or write 1 or more");
+            return invalid("default", "cores must not be 0: omit them, or write 1 or more");
         }
         if !(1..=MAX_SIMULATED_GPUS).contains(&self.simulated.gpus) {
             let gpus = self.simulated.gpus;
@@ -390,7 +390,7 @@ impl WorkstationSettings {
         for rule in &self.users {
             if rule.shares == Some(0) {
                 let problem =
-                    "shares: 0 allows no shares: leave the rule out to forbid shares, or write 1 or more";
+                    "shares: 0 allows no shares: omit the rule to forbid shares, or write 1 or more";
                 return invalid(format!("users, {}", rule.who), problem);
             }
         }
@@ -409,7 +409,7 @@ impl WorkstationSettings {
             let Some(gpu) = named.and_then(|uuid| node.gpus.iter().find(|gpu| gpu.uuid == uuid)) else {
                 let all: Vec<String> =
                     node.gpus.iter().enumerate().map(|(at, gpu)| format!("{at} ({})", gpu.uuid)).collect();
-                let problem = format!("selects no GPU, or several; the GPUs are {}", all.join(", "));
+                let problem = format!("must select exactly one GPU; the GPUs are {}", all.join(", "));
                 return invalid(reservation.place(), problem);
             };
             let here = self.reservations.iter().filter(|other| other.gpu(node).as_ref() == Some(&gpu.uuid));

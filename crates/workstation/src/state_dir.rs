@@ -98,7 +98,7 @@ impl StateDir {
     pub fn default_location() -> Result<StateDir, StateDirError> {
         let uid = rustix::process::getuid().as_raw();
         let machine = StateDir { run: MACHINE_RUN_DIR.into(), lib: MACHINE_LIB_DIR.into(), named: false };
-        // If the machine's daemon has shares and does not answer, another daemon would take their GPUs for free.
+        // If the machine's daemon has shares and does not respond, another daemon would take their GPUs for free.
         if uid == 0 || machine.is_answering() || crate::share_store::has_shares(&machine) {
             return machine.validate();
         }

@@ -267,8 +267,8 @@ fn report_reboot(state: &NodeState) {
     }
     tracing::info!(pods, "node rebooted, pods from before the reboot hold grants");
     let note = format!(
-        "the node was rebooted, and {pods} of its pods held GPU shares before: those that kubelet restarts get the same shares; those that \
-         kubelet rejected because it admitted them before the Partage agent had registered are replaced by their controllers"
+        "the node was rebooted while {pods} pods held GPU shares; pods that kubelet restarts keep their shares, and controllers replace \
+         pods that kubelet rejected before the agent had registered"
     );
     state.node_event(Severity::Normal, "NodeRebooted", &note);
 }

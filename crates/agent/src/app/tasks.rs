@@ -12,7 +12,7 @@ pub enum TaskError {
     #[error("a task of the agent has failed")]
     Failed(#[source] JoinError),
     /// It returned; its last log line says why.
-    #[error("a task of the agent has ended: see the log lines before")]
+    #[error("a task of the agent exited unexpectedly: see the preceding log lines")]
     Ended,
 }
 
@@ -45,7 +45,7 @@ impl TaskSet {
     }
 
     /// Waits until all tasks have ended, which were stopped before. Tasks that still run at the deadline are aborted without
-    /// waiting for them: one that waits for a driver which does not answer cannot be aborted.
+    /// waiting for them: one that waits for a driver that does not respond cannot be aborted.
     pub(super) async fn join(&mut self, deadline: Instant) {
         let all = async { while self.0.join_next().await.is_some() {} };
         if tokio::time::timeout_at(deadline, all).await.is_err() {

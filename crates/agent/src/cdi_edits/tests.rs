@@ -271,7 +271,7 @@ fn device_nodes_are_exactly_those_of_the_grant() {
     let refused = tried(&bundle, &both, &[], false).unwrap_err().to_string();
     assert_eq!(
         refused,
-        "/dev/nvidia2 of GPU GPU-2 is missing on the node: run `nvidia-modprobe -c 2` there; kubelet retries by itself"
+        "/dev/nvidia2 of GPU GPU-2 is missing on the node: run `nvidia-modprobe -c 2` there; kubelet retries automatically"
     );
 }
 

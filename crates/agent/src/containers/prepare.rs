@@ -108,7 +108,7 @@ impl NodeState {
             return Ok((pod, true));
         }
         let unknown = |cause: &str| {
-            let message = format!("pod {} is not known yet: {cause}; kubelet retries by itself", holder.uid);
+            let message = format!("pod {} is not known yet: {cause}; kubelet retries automatically", holder.uid);
             Refusal::new(RefusalReason::NotFound, message)
         };
         // Kubelet and the API server have different UIDs for a static pod.
@@ -251,8 +251,8 @@ impl NodeState {
             };
             if let Some(cause) = cause {
                 let message = format!(
-                    "the container's GPU {} cannot be used: {cause}; the container starts by itself when the GPU has recovered, or delete \
-                     the pod to get another GPU",
+                    "the container's GPU {} cannot be used: {cause}; the container starts when the GPU recovers; to get another GPU, delete \
+                     the pod",
                     share.gpu
                 );
                 return Err(Refusal::new(RefusalReason::Failed, message));
@@ -305,7 +305,7 @@ impl NodeState {
         let container = self.starting_container(holder, &record).await;
         let Some(grant) = record.grant_of(&container) else {
             let message = format!(
-                "the pod's grant does not include container {container}: it requests {}, which was not understood as a request for GPUs",
+                "the pod's grant does not include container {container}: its request {} is not a valid GPU request",
                 holder.resource
             );
             return Err(Refusal::new(RefusalReason::Invalid, message));
@@ -492,7 +492,7 @@ impl NodeState {
         let started = Instant::now();
         let timed_out = || {
             let message = format!(
-                "preparing the container took longer than {} s; kubelet retries by itself",
+                "preparing the container took longer than {} s; kubelet retries automatically",
                 START_TIMEOUT.as_secs()
             );
             Refusal::new(RefusalReason::Failed, message)

@@ -133,7 +133,7 @@ impl ContainerRuntime {
             |cause: String| DeviceOwnerError::RuntimeUnavailable { socket: self.socket.clone(), cause };
         match tokio::time::timeout(REQUEST_TIMEOUT, request).await {
             Ok(answer) => answer.map_err(|status| failed(status.message().to_string())),
-            Err(_) => Err(failed(format!("no answer within {} s", REQUEST_TIMEOUT.as_secs()))),
+            Err(_) => Err(failed(format!("no response within {} s", REQUEST_TIMEOUT.as_secs()))),
         }
     }
 }

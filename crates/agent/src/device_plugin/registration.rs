@@ -212,7 +212,7 @@ impl<A: DeviceAllocator> Registrar<A> {
             answer = answer => answer,
             () = superseded => Ok(RegisterOutcome::Superseded),
             () = tokio::time::sleep(REGISTER_TIMEOUT) => {
-                Err(format!("no answer within {} s", REGISTER_TIMEOUT.as_secs()).into())
+                Err(format!("no response within {} s", REGISTER_TIMEOUT.as_secs()).into())
             }
         }
     }

@@ -86,7 +86,7 @@ fn oversubscription_is_refused_unless_the_node_allows_it_and_is_kept_by_the_reco
     let limits = json!({"partage.dev/gpu": 1, "partage.dev/memory": "4Gi"});
     let asks = pod(limits.clone(), json!({"partage.dev/oversubscribe": "true"}));
     let why = decide(&mut book, "a", &asks, &refused).unwrap_err();
-    for words in ["asks for partage.dev/oversubscribe", "node n1 refuses", "remove the annotation"] {
+    for words in ["requests partage.dev/oversubscribe", "node n1 does not allow", "remove the annotation"] {
         assert!(why.contains(words), "{words}: {why}");
     }
     assert_eq!(book.records().count(), 0, "a refused pod holds nothing");
@@ -162,7 +162,7 @@ fn invalid_asks_are_refused_with_the_container() {
     let limits = json!({"partage.dev/gpu": 1, "aliyun.com/gpu-mem": 2});
     let carried = pod(limits, json!({"partage.dev/carrier": "main=partage.dev/gpu"}));
     let why = decide(&mut book, "a", &carried, &AgentSettings::default()).unwrap_err();
-    assert!(why.contains("partage.dev/gpu and aliyun.com/gpu-mem, and each of them is a share"), "{why}");
+    assert!(why.contains("partage.dev/gpu and aliyun.com/gpu-mem, which are separate shares"), "{why}");
     assert_eq!(book.records().count(), 0);
 }
 
@@ -207,7 +207,7 @@ fn grant_carried_by_the_pod_is_applied_exactly() {
     for (annotations, words) in [
         (json!({}), "without a grant"),
         (huge, "has 6 GiB of memory free for this pod, 10 GiB requested"),
-        (granted("n1", "main", GPU[0], 1 << 30), "asks for 10 GiB of memory and was granted 1 GiB"),
+        (granted("n1", "main", GPU[0], 1 << 30), "requests 10 GiB of memory, granted 1 GiB"),
         (granted("n2", "main", GPU[0], 1 << 30), "n2"),
         (granted("n1", "other", GPU[0], 1 << 30), "other"),
         (granted("n1", "main", "GPU-00000000-0000-0000-0000-000000000009", 1 << 30), "does not have"),

@@ -53,7 +53,7 @@ fn events_are_counted_and_outlive_an_absence_of_the_server() {
                 &node_reference(&NODE.into()),
                 Severity::Normal,
                 "GpuBack",
-                "GPU 0 answers again",
+                "GPU 0 responds again",
             );
         }
         recorder.record(&pod_reference(&pod), Severity::Normal, "Resized", &"é".repeat(600));
@@ -61,9 +61,9 @@ fn events_are_counted_and_outlive_an_absence_of_the_server() {
     let cut = format!("\"Normal\" \"Resized\": \"{}\"", "é".repeat(512));
     let expected = [(cut.as_str(), 1), ("\"Warning\" \"Bypass\": \"uses more than its region says\"", 3)];
     expect(&plane, "partage.dev/node", "greedy", &expected);
-    expect(&plane, "partage.dev/node", NODE, &[("\"Normal\" \"GpuBack\": \"GPU 0 answers again\"", 3)]);
+    expect(&plane, "partage.dev/node", NODE, &[("\"Normal\" \"GpuBack\": \"GPU 0 responds again\"", 3)]);
     let described = plane.bed.kubectl(&["describe", "node", NODE]).unwrap();
-    assert!(described.contains("GPU 0 answers again"), "{described}");
+    assert!(described.contains("GPU 0 responds again"), "{described}");
     let described = plane.bed.kubectl(&["describe", "pod", "greedy"]).unwrap();
     assert!(described.contains("uses more than its region says"), "{described}");
 }

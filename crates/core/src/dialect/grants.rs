@@ -273,8 +273,12 @@ impl<'a> PlacedGrant<'a> {
             .dialect
             .ok_or_else(|| fail("the grant names a container that requests no GPU".into()))?;
         if grant.init != (container.role == ContainerRole::Init) {
-            let (says, is) = if grant.init { ("is", "is not") } else { ("is not", "is") };
-            return Err(fail(format!("the grant says this container {says} an init container, but it {is}")));
+            let (marked, is) = if grant.init {
+                ("an init container", "is not one")
+            } else {
+                ("an app container", "is an init container")
+            };
+            return Err(fail(format!("the grant marks this container as {marked}, but it {is}")));
         }
         let on_gpu = |share: &'a Share| {
             let index = node.gpu_index(&share.gpu).ok_or_else(|| {

@@ -86,7 +86,7 @@ pub(super) fn reason(
         NoFitCause::Card => format!("{count} {have} no card with {memory}"),
         NoFitCause::Slots if slots == 1 => format!("{count} {have} no slot left"),
         NoFitCause::Slots => format!("{count} {have} fewer than {slots} slots left"),
-        NoFitCause::Shares => format!("{count} {have} no suitable GPU with room for another share"),
+        NoFitCause::Shares => format!("{count} {have} no suitable GPU that accepts another share"),
         NoFitCause::Limits => {
             format!(
                 "{count} {have} suitable GPUs only where shares with and without a memory limit would be combined"

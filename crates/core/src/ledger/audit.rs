@@ -1,4 +1,4 @@
-//! Over-commitment: what the audit reports about a whole ledger, and why a single grant is refused.
+//! Overcommitment: what the audit reports about a whole ledger, and why a single grant is refused.
 //!
 //! Both apply the same rules to a GPU's usage. The audit applies them to every GPU; [`Ledger::try_confirm`] applies
 //! them to the GPUs of one grant, as they would be with the grant.
@@ -93,7 +93,7 @@ impl fmt::Display for LedgerFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             LedgerFinding::OverCommitted { node, gpu, what, pods } => {
-                write!(f, "{node}/{gpu} is over-committed: ")?;
+                write!(f, "{node}/{gpu} is overcommitted: ")?;
                 match what {
                     OverCommitment::Memory { granted, limit } => write!(f, "{granted} granted of {limit}")?,
                     OverCommitment::Cores { guaranteed } => {
@@ -104,7 +104,7 @@ impl fmt::Display for LedgerFinding {
                     }
                     OverCommitment::Mixed => f.write_str("shares with and without a memory limit on it")?,
                     OverCommitment::Shares { shares, max } => {
-                        write!(f, "{shares} shares where {max} are allowed")?;
+                        write!(f, "{shares} shares, at most {max} allowed")?;
                     }
                     OverCommitment::Share { memory, card } => {
                         write!(f, "a share of {memory} on a card of {card}")?;
@@ -235,7 +235,7 @@ pub enum GrantConflict {
         card: Bytes,
     },
     /// Another pod holds a share larger than the card.
-    #[error("GPU {gpu} is over-committed: another pod holds a share larger than its memory, which is {card}")]
+    #[error("GPU {gpu} is overcommitted: another pod holds a share larger than its memory, which is {card}")]
     OversizedNeighbor {
         /// UUID of the GPU concerned.
         gpu: GpuUuid,

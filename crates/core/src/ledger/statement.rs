@@ -67,7 +67,7 @@ pub enum ReplaceError {
         /// UID of the pod concerned.
         uid: PodUid,
     },
-    /// The new grant would over-commit a GPU.
+    /// The new grant would overcommit a GPU.
     #[error(transparent)]
     Refused(#[from] GrantRefused),
 }
@@ -140,7 +140,7 @@ impl<'a> Statement<'a> {
         self.ledger.reserve_logged(pod, ask, decision, until, Some(&mut self.log))
     }
 
-    /// Confirms a grant unless something would be over-committed by it; see [`Ledger::try_confirm`].
+    /// Confirms a grant unless something would be overcommitted by it; see [`Ledger::try_confirm`].
     pub fn try_confirm(
         &mut self,
         pod: PodId,
@@ -161,7 +161,7 @@ impl<'a> Statement<'a> {
         self.ledger.remove(uid, Some(&mut self.log))
     }
 
-    /// Replaces the grant of a pod by another, unless something would be over-committed by it. The pod's CPU, host
+    /// Replaces the grant of a pod by another, unless something would be overcommitted by it. The pod's CPU, host
     /// memory and stage stay as they are. Returns the old grant.
     pub fn replace(&mut self, uid: &PodUid, grant: PodGrant) -> Result<PodGrant, ReplaceError> {
         let Some(held) = self.ledger.held(uid) else {

@@ -53,7 +53,7 @@ pub struct GpuAllocation {
 }
 
 /// A share that claims more than this multiple of its GPU's allocatable memory is counted as this much. It is
-/// over-committed either way, which the audit reports, and sums stay far from saturation.
+/// overcommitted either way, which the audit reports, and sums stay far from saturation.
 const MAX_CLAIM_FACTOR: u64 = 4;
 /// Upper bound for the CPU (in thousandths) of one pod; larger claims are counted as this much.
 const MAX_HOST_CPU: u64 = 1 << 40;

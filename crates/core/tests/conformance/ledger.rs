@@ -70,7 +70,7 @@ fn b19_over_commit_never_underflows() {
     );
     assert_eq!(
         findings[0].to_string(),
-        "n/GPU-n-0 is over-committed: 24 MiB granted of 16 MiB (pods: default/a, default/b)"
+        "n/GPU-n-0 is overcommitted: 24 MiB granted of 16 MiB (pods: default/a, default/b)"
     );
     assert!(best(&mut ledger, &pod(&[memory(1, 1)]), PlacementPolicy::Binpack).is_none());
     ledger.release(&id("b").uid);

@@ -111,7 +111,7 @@ fn refusal_names_gpu_requested_and_free() {
     assert_eq!(ledger.try_confirm(id("new"), grant(&[fits]), host), Ok(None));
 }
 
-/// The grant of a running pod is always counted. If it over-commits a GPU, nothing more is granted there.
+/// The grant of a running pod is always counted. If it overcommits a GPU, nothing more is granted there.
 #[test]
 fn confirmed_facts_are_not_refused_and_block_an_over_committed_gpu() {
     let mut ledger = ledger();

@@ -1,4 +1,4 @@
-//! Statements: a rollback restores the exact state, a commit keeps the exact changes, and nothing is over-committed.
+//! Statements: a rollback restores the exact state, a commit keeps the exact changes, and nothing is overcommitted.
 
 use crate::strategies::*;
 use partage_core::ledger::{Ledger, LedgerFinding, LedgerTime, Statement};
@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 enum Operation {
     Place(usize, PodAsk),
     TryConfirm(usize, PodGrant, HostUsage),
-    /// Confirms a grant without checks, which may over-commit.
+    /// Confirms a grant without checks, which may overcommit.
     Confirm(usize, PodGrant, HostUsage),
     Release(usize),
     Replace(usize, PodGrant),

@@ -1,4 +1,4 @@
-//! The GPUs of the machine, including those that do not answer.
+//! The GPUs of the machine, including those that do not respond.
 //!
 //! A lost GPU reports nothing, not even its UUID. Without it the others would be renumbered, and the grants on it would
 //! refer to no GPU. So the last list is kept as a record: a GPU that is missing now keeps its place, and is withheld.
@@ -24,7 +24,7 @@ pub struct Inventory {
     counted: usize,
     /// The GPUs, before any is withheld for its health.
     pub node: Node,
-    /// GPUs that do not answer, with the time of the first observation without them, in seconds since 1970.
+    /// GPUs that do not respond, with the time of the first observation without them, in seconds since 1970.
     missing: BTreeMap<GpuUuid, i64>,
 }
 
@@ -67,7 +67,7 @@ impl Inventory {
         }
     }
 
-    /// Returns the GPUs of this list that do not answer now and stay listed.
+    /// Returns the GPUs of this list that do not respond now and stay listed.
     fn missing_from(&self, observed: &Observation<'_>) -> BTreeMap<GpuUuid, i64> {
         let silent = observed.counted.saturating_sub(observed.node.gpus.len());
         let missing: BTreeMap<GpuUuid, i64> = self
@@ -87,7 +87,7 @@ impl Inventory {
         if same_gpus { missing } else { BTreeMap::new() }
     }
 
-    /// Returns the GPUs as kubelet counts them: one that does not answer keeps its place, like one that becomes
+    /// Returns the GPUs as kubelet counts them: one that does not respond keeps its place, like one that becomes
     /// unhealthy.
     pub fn counted_node(&self) -> Node {
         let mut node = self.node.clone();
@@ -97,7 +97,7 @@ impl Inventory {
         node
     }
 
-    /// Returns the GPUs that do not answer.
+    /// Returns the GPUs that do not respond.
     pub fn missing(&self) -> impl Iterator<Item = &GpuUuid> {
         self.missing.keys()
     }
@@ -106,14 +106,14 @@ impl Inventory {
     /// created again; a GPU that became unhealthy does not change it.
     pub fn change(&self, counted: Option<usize>, samples: &[GpuSample]) -> Option<String> {
         if let Some(counted) = counted.filter(|counted| *counted != self.counted) {
-            return Some(format!("the driver counts {counted} GPUs, and counted {} before", self.counted));
+            return Some(format!("the driver reports {counted} GPUs, previously {}", self.counted));
         }
         samples.iter().find_map(|GpuSample { uuid, mig, .. }| {
-            // A GPU that does not answer is unhealthy, and otherwise unchanged.
+            // A GPU that does not respond is unhealthy, and otherwise unchanged.
             let mig = (*mig)?;
             let Some(at) = self.node.gpu_index(uuid) else { return Some(format!("GPU {uuid} is new")) };
             if self.missing.contains_key(uuid) {
-                return Some(format!("GPU {uuid} answers again"));
+                return Some(format!("GPU {uuid} responds again"));
             }
             let was = self.node.gpus[at].withheld.is_some();
             let how = if mig { "enabled" } else { "disabled" };
@@ -153,5 +153,5 @@ fn merge(kept: &Node, observed: &Node, missing: &BTreeMap<GpuUuid, i64>) -> Node
 
 fn missing_reason(since: i64) -> String {
     let since = Timestamp::from_second(since).map_or_else(|_| "long ago".into(), |since| since.to_string());
-    format!("it does not answer, since {since} or earlier: see dmesg, then reset it or restart the machine")
+    format!("no response since {since} or earlier: see dmesg, then reset it or restart the machine")
 }

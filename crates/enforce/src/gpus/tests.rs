@@ -76,7 +76,7 @@ fn missing_gpu_stays_in_its_place() {
         now.counted_node().gpus.iter().all(|gpu| gpu.withheld.is_none()),
         "kubelet counts it all the same"
     );
-    assert!(why.starts_with("it does not answer, since 1970-01-01T00:03:20Z"), "{why}");
+    assert!(why.starts_with("no response since 1970-01-01T00:03:20Z"), "{why}");
     assert_eq!((now.node.link(0, 1), now.node.link(0, 2)), (GpuLink::Pix, GpuLink::Pix));
     // The next daemon keeps the time, also when it reads it from the record.
     let read: Inventory = serde_json::from_str(&serde_json::to_string(&now).unwrap()).unwrap();
@@ -136,7 +136,7 @@ fn change_is_reported_only_if_the_list_is_outdated() {
 
     let now = later(&kept, "boot-1", 2, &["a"]);
     assert_eq!(now.change(Some(2), &both[..1]), None);
-    assert!(said(&now, 2, &both).contains("GPU b answers again"));
+    assert!(said(&now, 2, &both).contains("GPU b responds again"));
 
     let mut split = node(&["a"]);
     split.gpus[0].withheld = Some("MIG mode is enabled".into());
@@ -202,7 +202,7 @@ fn records_of_version_1_are_read() {
     assert_eq!(listed(&inventory), ["GPU-0", "!GPU-1", "GPU-2"]);
     assert_eq!(inventory.missing().map(|uuid| uuid.as_str()).collect::<Vec<_>>(), ["GPU-1"]);
     assert_eq!((inventory.node.name.as_str(), inventory.node.link(0, 1)), ("gpu-1", GpuLink::Pxb));
-    // The GPU answers again, in the same boot and from the same driver.
+    // The GPU responds again, in the same boot and from the same driver.
     let mut node = inventory.node.clone();
     node.gpus[1].withheld = None;
     let now = Inventory::new(observed("boot-1", "nvidia", 3, node, 7), Some(&inventory));

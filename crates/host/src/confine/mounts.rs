@@ -33,7 +33,7 @@ pub(super) fn apply(plan: &ConfinementPlan) -> Result<(), ConfinementError> {
 
 fn bind_mount(source: &Path, target: &Path) -> Result<(), ConfinementError> {
     mount_bind(source, target).map_err(ConfinementError::incomplete(format!(
-        "binding {} to {}",
+        "bind-mounting {} at {}",
         source.display(),
         target.display()
     )))
@@ -47,7 +47,7 @@ fn seal_read_only(target: &Path) -> Result<(), ConfinementError> {
 }
 
 fn read_only_error(target: &Path) -> impl FnOnce(Errno) -> ConfinementError {
-    ConfinementError::incomplete(format!("making {} read-only", target.display()))
+    ConfinementError::incomplete(format!("remounting {} read-only", target.display()))
 }
 
 enum RemountError {

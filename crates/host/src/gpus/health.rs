@@ -1,7 +1,7 @@
 //! Tracks the health of a GPU over time.
 //!
 //! The driver reports an XID once and never withdraws it. An XID that requires a reset makes the GPU unhealthy until a
-//! reset is observed: the GPU was gone and answers again, or its energy counter started over.
+//! reset is observed: the GPU was gone and responds again, or its energy counter started over.
 //!
 //! The card counts uncorrectable memory errors, whether they reached one program or all. An XID that says what became
 //! of them takes precedence; the counter alone decides only if the XID was reported before this session.

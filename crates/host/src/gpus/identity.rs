@@ -71,7 +71,7 @@ fn numa_of(pci: &str) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-/// Returns whether a GPU is in MIG mode; `None` if it does not answer. GPUs and drivers without MIG are not.
+/// Returns whether a GPU is in MIG mode; `None` if it does not respond. GPUs and drivers without MIG are not.
 pub(super) fn is_split(device: &Device<'_>) -> Option<bool> {
     match device.mig_mode() {
         Ok(mode) => Some(mode.current == 1),

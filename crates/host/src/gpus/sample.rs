@@ -15,7 +15,7 @@ pub struct GpuSample {
     pub uuid: GpuUuid,
     /// Why the GPU is unhealthy and what to do; `None` while it is healthy.
     pub health: Option<String>,
-    /// Whether the GPU is in MIG mode; `None` if it does not answer.
+    /// Whether the GPU is in MIG mode; `None` if it does not respond.
     pub mig: Option<bool>,
     /// The memory in use, without what the driver reserves.
     pub memory_used: Option<Bytes>,

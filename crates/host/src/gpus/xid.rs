@@ -14,7 +14,7 @@ pub(super) const RESET_ADVICE: &str =
 const RESTART_ADVICE: &str =
     "restart the machine; if this recurs, reseat the card and check its power supply";
 
-/// The XID of a GPU that has fallen off the bus and does not answer any more.
+/// The XID of a GPU that has fallen off the bus and no longer responds.
 pub(super) const XID_OFF_THE_BUS: u64 = 79;
 
 /// Returns whether an XID says that a memory error was contained in one program, or that its row is remapped at the

@@ -23,7 +23,7 @@ impl ContainerdVersion {
         let programs = binaries::containerd_1_7(&binaries::BuildPaths::from_environment())?;
         for (program, at) in programs.iter().zip([CONTAINERD_1_7_PATH, SHIM_1_7_PATH]) {
             let to = folder.join(at.trim_start_matches("/bed/"));
-            fs::copy(program, &to).map_err(BedError::io(format!("making {}", to.display())))?;
+            fs::copy(program, &to).map_err(BedError::io(format!("creating {}", to.display())))?;
         }
         Ok(CONTAINERD_1_7_PATH)
     }

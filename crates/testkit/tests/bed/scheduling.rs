@@ -263,7 +263,7 @@ fn gpu_pod_waits_without_its_extender_and_other_pods_do_not() {
         })
         .await;
         assert_eq!(node_of(&pods.get("waits").await.unwrap()), None);
-        // The scheduler retries by itself.
+        // The scheduler retries automatically.
         let extender =
             TestExtender::start(client, extender_address(), ExtenderRules::default()).await.unwrap();
         wait_until_bound(&pods, "waits").await;

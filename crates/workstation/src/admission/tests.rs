@@ -92,7 +92,7 @@ fn contradictory_requests_are_refused() {
     let ask = |request: RunRequest| to_ask(&request, &DefaultShare::default()).unwrap_err();
     let cases = [
         (RunRequest { whole: true, ..request(4, 0) }, "--whole"),
-        (RunRequest { memory_percent: Some(10), ..request(4, 0) }, "leave one out"),
+        (RunRequest { memory_percent: Some(10), ..request(4, 0) }, "omit one of them"),
         (RunRequest { memory: Some(Bytes(4)), ..RunRequest::default() }, "less than 1 MiB"),
         (RunRequest { gpus: Some(0), ..RunRequest::default() }, "number of GPUs 0"),
         (RunRequest { gpus: Some(17), ..RunRequest::default() }, "number of GPUs 17"),
@@ -123,7 +123,7 @@ fn oversubscription_is_allowed_unless_the_settings_refuse_it() {
     let settings = WorkstationSettings::from_yaml("oversubscribe: refused").unwrap();
     let refused = held.run("b", user(1), &settings, &beyond).unwrap_err();
     assert_eq!(refused.reason, RefusalReason::NotAllowed);
-    for words in ["oversubscription is not allowed", "oversubscribe: refused", "leave out --oversubscribe"] {
+    for words in ["oversubscription is not allowed", "oversubscribe: refused", "omit --oversubscribe"] {
         assert!(refused.message.contains(words), "{words}: {refused:?}");
     }
     held.run("b", user(1), &settings, &request(4, 0)).unwrap();

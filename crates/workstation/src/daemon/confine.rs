@@ -22,7 +22,7 @@ pub(super) struct ConfinementOutcome {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConfineError {
     /// The share was stopped in the meantime.
-    #[error("the share does not exist any more")]
+    #[error("the share no longer exists")]
     ShareGone,
     /// The process reports a confinement that it does not have.
     #[error("the process is not confined: its region is not visible in its mount namespace")]

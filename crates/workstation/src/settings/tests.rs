@@ -93,7 +93,7 @@ fn invalid_settings_are_explained() {
     for (text, words) in [
         (
             "reservations: [{for: root, gpu: 7, memory: 1Gi}]",
-            "selects no GPU, or several; the GPUs are 0 (GPU-00000000",
+            "must select exactly one GPU; the GPUs are 0 (GPU-00000000",
         ),
         ("reservations: [{for: root, gpu: 0, cores: 60}, {for: 7, gpu: 0, cores: 50}]", "more than 100 %"),
         ("default: {memory: 500Gi}", "no GPU of this machine has 500 GiB"),

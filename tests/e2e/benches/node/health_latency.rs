@@ -62,7 +62,7 @@ impl NodeBench<'_> {
         begun.elapsed().as_secs_f64() * 1e3
     }
 
-    /// Returns how many devices of all our resources kubelet can allocate; `None` if it does not answer now.
+    /// Returns how many devices of all our resources kubelet can allocate; `None` if it does not respond now.
     async fn allocatable_devices(&self) -> Option<usize> {
         let channel = unix::connect(&self.test_node.node_path(POD_RESOURCES_SOCKET)).await.ok()?;
         let mut kubelet = PodResourcesListerClient::new(channel).max_decoding_message_size(64 << 20);

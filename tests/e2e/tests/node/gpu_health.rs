@@ -49,7 +49,7 @@ fn lost_gpu_is_withdrawn_and_restored_also_across_kubelet_restart() {
         test_node.wait_for_amount("partage.dev/memory", both / 2 + (21 << 30)).await;
         test_node.exec("b", "/programs/partage-sample trainer --memory 20Gi --seconds 0.5").unwrap();
         test_node.crash_container("a");
-        let said = test_node.wait_until_waiting("a", "starts by itself when the GPU has recovered").await;
+        let said = test_node.wait_until_waiting("a", "starts when the GPU recovers").await;
         assert!(said.contains(&gpu) && said.contains("XID 79"), "{said}");
         gpus.inject(at, GpuFault::Returned);
         test_node
@@ -93,14 +93,14 @@ fn agent_started_with_a_lost_gpu_offers_the_same_counts() {
         gpus.inject(at, GpuFault::Lost);
         test_node.wait_until_gpus_offered(1, HELD_BY_A).await;
         test_node.restart_agent().await;
-        test_node.wait_until_listed(at, Some("it does not answer, since")).await;
+        test_node.wait_until_listed(at, Some("no response since")).await;
         test_node.wait_until_gpus_offered(1, HELD_BY_A).await;
         test_node.apply(&long_running_pod("c", "aliyun.com/gpu-mem: 1"));
         test_node.wait_until_running("c").await;
         assert_eq!(gpu_of(&test_node, "c").await, left);
         test_node.wait_until_consistent().await;
         gpus.inject(at, GpuFault::Returned);
-        test_node.wait_for_event_on(("Node", "node1"), "GpusChanged", "answers again").await;
+        test_node.wait_for_event_on(("Node", "node1"), "GpusChanged", "responds again").await;
         test_node.wait_until_gpus_offered(2, NONE_HELD).await;
         test_node.wait_until_consistent().await;
     });

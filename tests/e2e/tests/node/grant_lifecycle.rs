@@ -82,7 +82,7 @@ fn grant_that_cannot_be_written_is_reported_once_and_holds() {
             .wait_for_event_on(
                 ("Pod", "full"),
                 "GrantNotWritten",
-                "the grant is in force, but cannot be written on the pod",
+                "the grant is in force, but cannot be written to the pod",
             )
             .await;
         assert_eq!(test_node.visible_gpus("full")[0].1, 3 << 10);

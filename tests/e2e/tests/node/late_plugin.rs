@@ -402,7 +402,7 @@ async fn unallocated_ids_are_refused_with_the_reason() {
     let kubelet = FakeKubelet::start().await;
     let plugin = kubelet.plugin().await;
     let refused = kubelet.pre_start(&["late-7"]).await.unwrap_err();
-    assert!(refused.message().starts_with("kubelet knows no container that holds late-7"), "{refused}");
+    assert!(refused.message().starts_with("kubelet has not reported a container for late-7"), "{refused}");
     let ids = BTreeSet::from(["late-7".to_string()]);
     let event = plugin.events().pop().unwrap().what;
     assert_eq!(event, PluginEventKind::Refused { ids, why: refused.message().to_string() });

@@ -20,7 +20,7 @@ fn annotation_is_refused_unless_the_node_allows_it_and_survives_a_restart_of_the
     bed.block_on(async {
         let mut test_node = TestNode::start(&bed, SIMULATED_SETTINGS).await;
         test_node.apply(&oversubscribed_pod("beyond", "true"));
-        let said = test_node.wait_until_waiting("beyond", "node node1 refuses memory beyond the limit").await;
+        let said = test_node.wait_until_waiting("beyond", "node node1 does not allow").await;
         assert!(said.contains("remove the annotation"), "{said}");
         test_node.apply(&oversubscribed_pod("wrong", "yes"));
         test_node.wait_until_waiting("wrong", "\"yes\" is not a boolean").await;

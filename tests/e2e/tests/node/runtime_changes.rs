@@ -16,10 +16,10 @@ fn recovered_gpu_is_offered_without_an_agent_restart() {
         gpus.inject(other, GpuFault::Lost);
         // A lost GPU does not even return its UUID to an agent that starts now.
         test_node.restart_agent().await;
-        test_node.wait_for_event_on(("Node", "node1"), "GpuNotOffered", "does not answer").await;
+        test_node.wait_for_event_on(("Node", "node1"), "GpuNotOffered", "no response").await;
         let agent = test_node.agent.process().pid();
         gpus.inject(other, GpuFault::Returned);
-        test_node.wait_for_event_on(("Node", "node1"), "GpusChanged", "answers again").await;
+        test_node.wait_for_event_on(("Node", "node1"), "GpusChanged", "responds again").await;
         test_node.wait_until_offered("partage.dev/gpu", Some("20")).await;
         test_node.wait_until_ready().await;
         assert_eq!(test_node.agent.process().pid(), agent, "{}", test_node.agent.log());
@@ -44,7 +44,7 @@ fn agent_with_invalid_settings_starts_with_the_last_valid_ones() {
         test_node.agent.write_settings(&format!("{SIMULATED_SETTINGS}sharesPerGpu: 0\n")).unwrap();
         test_node.wait_for_event("SettingsRefused", "the previous ones stay in force").await;
         test_node.restart_agent().await;
-        test_node.wait_for_event("SettingsRefused", "those that were last in force are used instead").await;
+        test_node.wait_for_event("SettingsRefused", "using the last valid settings").await;
         test_node.wait_until_offered("partage.dev/gpu", Some("6")).await;
         test_node.agent.write_settings(&format!("{SIMULATED_SETTINGS}sharesPerGpu: 4\n")).unwrap();
         test_node.wait_until_offered("partage.dev/gpu", Some("8")).await;

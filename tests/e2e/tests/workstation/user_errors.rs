@@ -22,7 +22,7 @@ fn invalid_commands_are_refused_with_the_reason() {
         (&["run", "--memory", "1Gi", "--mode", "hard", "--", "true"], 125, "--mode hard requires --cores"),
         (&["run", "--gpus", "0", "--", "true"], 125, "request 1 to 16"),
         (&["run", "--gpus", "3", "--", "true"], 125, "the share requests 3 GPUs, 2 fit: "),
-        (&["run", "--model", "H100", "--", "true"], 125, "GPU 0 is of another model than asked for; "),
+        (&["run", "--model", "H100", "--", "true"], 125, "GPU 0 is not of a requested model; "),
         (&["run", "--whole", "--memory", "3Gi", "--", "true"], 125, "--whole requests all memory and cores"),
         (&["run", "--name", "a/b", "--", "true"], 125, "invalid name"),
         (&["run", "--name", "..", "--", "true"], 125, "invalid name"),
@@ -196,7 +196,7 @@ fn invalid_settings_are_refused() {
     // Errors that depend on the machine are reported at the start.
     let simulated = "driver: simulated\nmetrics: off\n";
     for (more, words) in [
-        ("reservations:\n  - for: '*'\n    gpu: 7\n    memory: 1Gi\n", "selects no GPU"),
+        ("reservations:\n  - for: '*'\n    gpu: 7\n    memory: 1Gi\n", "must select exactly one GPU"),
         ("reservations:\n  - for: '*'\n    gpu: 1\n    memory: 90Gi\n", "more than its 39.39 GiB"),
         ("simulated:\n  model: RTX-9999\n", "RTX-9999"),
         ("simulated:\n  gpus: 0\n", "simulated"),

@@ -63,8 +63,12 @@ pub(super) fn read(text: &str, record: &RecordReader<'_>) -> Result<PodGrant, Gr
             role.ok_or_else(|| fail(format!("names container {name}, which the pod does not have")))?;
         // If an app container could pass as an init container, its share would not be counted.
         if *init != (*role == ContainerRole::Init) {
-            let (says, is) = if *init { ("is", "is not") } else { ("is not", "is") };
-            return Err(fail(format!("says container {name} {says} an init container, but it {is}")));
+            let (marked, is) = if *init {
+                ("an init container", "is not one")
+            } else {
+                ("an app container", "is an init container")
+            };
+            return Err(fail(format!("marks container {name} as {marked}, but it {is}")));
         }
     }
     Ok(grant)

@@ -69,7 +69,7 @@ fn invalid_records_are_refused_with_the_reason() {
         (
             native::ANNOTATION,
             &main(r#","init":true,"shares":[{"gpu":"GPU-a"}]"#),
-            "says container \"main\" is an init container, but it is not",
+            "marks container \"main\" as an init container, but it is not one",
         ),
         (
             native::ANNOTATION,
@@ -228,7 +228,7 @@ fn grant_that_does_not_match_pod_or_node_is_not_encoded() {
     assert_eq!(error(on("log", "GPU-a")), "log: the grant names a container that requests no GPU");
     let mut init = on("main", "GPU-a");
     init.grants[0].init = true;
-    assert_eq!(error(init), "main: the grant says this container is an init container, but it is not");
+    assert_eq!(error(init), "main: the grant marks this container as an init container, but it is not one");
     let twice = PodGrant {
         grants: [on("main", "GPU-a").grants, on("main", "GPU-b").grants].concat(),
         ..on("x", "y")
