@@ -173,9 +173,9 @@ where
         to.gauge(&format!("partage_gpu_{name}"), unit, help, gpus().map(|of| (labels(of), value(of))))
     };
     let bytes = |bytes: Bytes| bytes.0 as f64;
-    gauge("memory", BYTES, "GPU memory that programs can allocate.", &|of| Some(bytes(of.memory)))?;
-    gauge("memory_granted", BYTES, "GPU memory granted to shares.", &|of| Some(bytes(of.granted_memory)))?;
-    gauge("memory_used", BYTES, "GPU memory in use, from NVML.", &|of| of.used_memory.map(bytes))?;
+    gauge("memory", BYTES, "GPU memory that programs can allocate (bytes).", &|of| Some(bytes(of.memory)))?;
+    gauge("memory_granted", BYTES, "GPU memory granted to shares (bytes).", &|of| Some(bytes(of.granted_memory)))?;
+    gauge("memory_used", BYTES, "GPU memory in use, from NVML (bytes).", &|of| of.used_memory.map(bytes))?;
     gauge("cores_guaranteed", RATIO, "Compute guaranteed to shares (ratio of the GPU).", &|of| {
         Some(f64::from(of.granted_millipercent) / 1e5)
     })?;
@@ -185,10 +185,10 @@ where
         "GPU utilization over the last sampling period, from NVML (ratio).",
         &|of| of.utilization_percent.map(|percent| f64::from(percent) / 100.0),
     )?;
-    gauge("temperature", Some("celsius"), "GPU temperature, from NVML.", &|of| {
+    gauge("temperature", Some("celsius"), "GPU temperature, from NVML (degrees Celsius).", &|of| {
         of.temperature.map(f64::from)
     })?;
-    gauge("power", Some("watts"), "GPU power draw, from NVML.", &|of| {
+    gauge("power", Some("watts"), "GPU power draw, from NVML (watts).", &|of| {
         of.power_milliwatts.map(|milliwatts| f64::from(milliwatts) / 1e3)
     })?;
     gauge("healthy", None, "1 if the GPU is healthy and shares of it can be granted, else 0.", &|of| {
@@ -236,17 +236,17 @@ where
     let name = |name: &str| format!("{prefix}_{name}");
     let bytes =
         |value: fn(ShareMetrics) -> Option<u64>| shares().map(move |(labels, share)| (labels, value(share)));
-    to.gauge(&name("memory_limit"), BYTES, "GPU memory limit.", bytes(|share| share.memory_limit))?;
+    to.gauge(&name("memory_limit"), BYTES, "GPU memory limit (bytes).", bytes(|share| share.memory_limit))?;
     to.gauge(
         &name("memory_used"),
         BYTES,
-        "GPU memory in use that counts against the limit.",
+        "GPU memory in use that counts against the limit (bytes).",
         bytes(|share| Some(share.usage?.used_bytes)),
     )?;
     to.gauge(
         &name("memory_peak"),
         BYTES,
-        "Highest GPU memory use so far.",
+        "Highest GPU memory use so far (bytes).",
         bytes(|share| Some(share.usage?.peak_bytes)),
     )?;
     let cores = |value: fn(ShareMetrics) -> Option<Cores>| {
@@ -267,11 +267,11 @@ where
     let times = |value: fn(UsageMetrics) -> u64| {
         shares().map(move |(labels, share)| (labels, share.usage.map(|usage| seconds(value(usage)))))
     };
-    to.counter(&name("gpu"), SECONDS, "GPU time used.", times(|usage| usage.gpu_nanos))?;
+    to.counter(&name("gpu"), SECONDS, "GPU time used (seconds).", times(|usage| usage.gpu_nanos))?;
     to.counter(
         &name("throttled"),
         SECONDS,
-        "Time that threads waited for their turn.",
+        "Time that threads waited for their turn (seconds).",
         times(|usage| usage.throttled_nanos),
     )?;
     to.counter(

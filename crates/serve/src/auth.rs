@@ -282,7 +282,7 @@ async fn require_loopback_host(request: Request, next: Next) -> Response {
     if host.is_some_and(is_loopback_host) {
         return next.run(request).await;
     }
-    (StatusCode::FORBIDDEN, "request 127.0.0.1 or localhost\n").into_response()
+    (StatusCode::FORBIDDEN, "use 127.0.0.1 or localhost in the URL\n").into_response()
 }
 
 fn is_loopback_host(host: &str) -> bool {

@@ -22,7 +22,7 @@ pub(super) fn write(report: &NodeReport, to: &mut MetricFamilies<'_, '_>) -> fmt
 /// Writes GPU metrics under the names of Volcano and older HAMi, and of newer HAMi. Volcano's label sets are subsets of HAMi's.
 fn write_gpus(report: &NodeReport, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
     const VOLCANO_LABELS: [&str; 4] = ["nodeid", "deviceidx", "deviceuuid", "devicetype"];
-    const NEW: [&str; 4] = ["node", "device_index", "device_uuid", "device_type"];
+    const HAMI_LABELS: [&str; 4] = ["node", "device_index", "device_uuid", "device_type"];
     let mut gauge = |name, names: [&'static str; 4], help, value: fn(&GpuStatus) -> Option<f64>| {
         let each = report.gpus.iter().enumerate().map(|(index, of)| {
             let values = [
@@ -37,14 +37,14 @@ fn write_gpus(report: &NodeReport, to: &mut MetricFamilies<'_, '_>) -> fmt::Resu
     };
     let memory = |of: &GpuStatus| Some(of.sample.as_ref()?.memory_used?.0 as f64);
     let busy = |of: &GpuStatus| Some(f64::from(of.sample.as_ref()?.utilization?));
-    gauge("HostGPUMemoryUsage", VOLCANO_LABELS, "GPU memory in use, in bytes.", memory)?;
-    gauge("HostCoreUtilization", VOLCANO_LABELS, "GPU utilization, in percent.", busy)?;
-    gauge("hami_host_gpu_memory_used_bytes", NEW, "GPU memory in use.", memory)?;
-    gauge("hami_host_gpu_utilization_ratio", NEW, "GPU utilization, in percent.", busy)?;
-    gauge("hami_host_gpu_temperature_celsius", NEW, "GPU temperature.", |of| {
+    gauge("HostGPUMemoryUsage", VOLCANO_LABELS, "GPU memory in use (bytes).", memory)?;
+    gauge("HostCoreUtilization", VOLCANO_LABELS, "GPU utilization (percent).", busy)?;
+    gauge("hami_host_gpu_memory_used_bytes", HAMI_LABELS, "GPU memory in use (bytes).", memory)?;
+    gauge("hami_host_gpu_utilization_ratio", HAMI_LABELS, "GPU utilization (percent).", busy)?;
+    gauge("hami_host_gpu_temperature_celsius", HAMI_LABELS, "GPU temperature (degrees Celsius).", |of| {
         Some(f64::from(of.sample.as_ref()?.temperature?))
     })?;
-    gauge("hami_host_gpu_power_usage_watts", NEW, "Power draw of the GPU.", |of| {
+    gauge("hami_host_gpu_power_usage_watts", HAMI_LABELS, "Power draw of the GPU (watts).", |of| {
         Some(f64::from(of.sample.as_ref()?.power_milliwatts?) / 1e3)
     })
 }
@@ -80,7 +80,7 @@ fn idle_seconds(part: &ShareView<'_>) -> Option<f64> {
 /// Writes container metrics under the names of Volcano and older HAMi, and of newer HAMi.
 fn write_containers(report: &NodeReport, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
     const VOLCANO_LABELS: [&str; 5] = ["podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid"];
-    const NEW: [&str; 5] = ["namespace", "pod", "container", "vdevice_index", "device_uuid"];
+    const HAMI_LABELS: [&str; 5] = ["namespace", "pod", "container", "vdevice_index", "device_uuid"];
     let mut gauge = |name,
                      names: [&'static str; 5],
                      help,
@@ -101,20 +101,20 @@ fn write_containers(report: &NodeReport, to: &mut MetricFamilies<'_, '_>) -> fmt
         let each = merged(parts, meet).into_iter().map(|(key, value)| (zoned(names, key), Some(value)));
         to.gauge(name, None, help, each)
     };
-    const USED: &str = "GPU memory that the container uses, in bytes.";
-    const LIMIT: &str = "GPU memory that the container may use, in bytes.";
-    const BUSY: &str = "GPU utilization by the container, in percent.";
-    const IDLE: &str = "Seconds since the container last worked on the GPU.";
+    const USED: &str = "GPU memory that the container uses (bytes).";
+    const LIMIT: &str = "GPU memory that the container may use (bytes).";
+    const BUSY: &str = "GPU utilization by the container (percent).";
+    const IDLE: &str = "Time since the container last worked on the GPU (seconds).";
     gauge("vGPU_device_memory_usage_in_bytes", VOLCANO_LABELS, USED, used, sum)?;
     gauge("vGPU_device_memory_limit_in_bytes", VOLCANO_LABELS, LIMIT, limit, sum)?;
     gauge("Device_memory_desc_of_container", VOLCANO_LABELS, USED, used, sum)?;
     gauge("Device_utilization_desc_of_container", VOLCANO_LABELS, BUSY, busy, sum)?;
     gauge("Device_last_kernel_of_container", VOLCANO_LABELS, IDLE, idle_seconds, f64::min)?;
-    gauge("hami_vgpu_memory_used_bytes", NEW, USED, used, sum)?;
-    gauge("hami_vgpu_memory_limit_bytes", NEW, LIMIT, limit, sum)?;
-    gauge("hami_container_device_memory_bytes", NEW, USED, used, sum)?;
-    gauge("hami_container_device_utilization_ratio", NEW, BUSY, busy, sum)?;
-    gauge("hami_container_last_kernel_elapsed_seconds", NEW, IDLE, idle_seconds, f64::min)
+    gauge("hami_vgpu_memory_used_bytes", HAMI_LABELS, USED, used, sum)?;
+    gauge("hami_vgpu_memory_limit_bytes", HAMI_LABELS, LIMIT, limit, sum)?;
+    gauge("hami_container_device_memory_bytes", HAMI_LABELS, USED, used, sum)?;
+    gauge("hami_container_device_utilization_ratio", HAMI_LABELS, BUSY, busy, sum)?;
+    gauge("hami_container_last_kernel_elapsed_seconds", HAMI_LABELS, IDLE, idle_seconds, f64::min)
 }
 
 /// Writes container metrics under the names of gpu-manager.
@@ -137,13 +137,13 @@ fn write_vcuda(report: &NodeReport, to: &mut MetricFamilies<'_, '_>) -> fmt::Res
             let each = merged(all, sum).into_iter().map(|(key, value)| (labeled(names, key), Some(value)));
             to.gauge(name, None, help, each)
         };
-    gauge("container_gpu_utilization", "gpu", "gpu utilization, in percent.", |report, of| {
+    gauge("container_gpu_utilization", "gpu", "GPU utilization by the container (percent).", |report, of| {
         by_card(report, of, |seen| f64::from(seen.busy))
     })?;
-    gauge("container_gpu_memory_total", "gpu_memory", "gpu memory usage in MiB.", |report, of| {
+    gauge("container_gpu_memory_total", "gpu_memory", "GPU memory that the container uses (MiB).", |report, of| {
         by_card(report, of, |seen| seen.memory.0 as f64 / MIB)
     })?;
-    gauge("container_request_gpu_utilization", "req_of_gpu", "request of gpu utilization.", |_, of| {
+    gauge("container_request_gpu_utilization", "req_of_gpu", "GPU compute that the container requests (ratio of the GPU).", |_, of| {
         let whole = |share: &Share| share.whole.then_some(Cores::WHOLE);
         let cores = of.shares.iter().filter_map(|(share, _)| share.cores.or_else(|| whole(share)));
         total(cores.map(|cores| f64::from(cores.as_millipercent()) / 1e5).sum())
@@ -151,7 +151,7 @@ fn write_vcuda(report: &NodeReport, to: &mut MetricFamilies<'_, '_>) -> fmt::Res
     gauge(
         "container_request_gpu_memory",
         "req_of_gpu_memory",
-        "request of gpu memory in MiB.",
+        "GPU memory that the container requests (MiB).",
         |report, of| {
             total(
                 of.shares

@@ -28,11 +28,11 @@ fn agent(report: &NodeReport, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
     let counts = &report.counts;
     times(
         "partage_allocate",
-        "Time to answer kubelet's Allocate request, in seconds.",
+        "Time to respond to kubelet's Allocate request (seconds).",
         &counts.allocations,
         to,
     )?;
-    let help = "Time to prepare a container (grant, region, CDI spec) in PreStartContainer, in seconds.";
+    let help = "Time to prepare a container (grant, region, CDI spec) in PreStartContainer (seconds).";
     times("partage_start", help, &counts.starts, to)?;
     for (name, help, count) in [
         (
@@ -45,13 +45,13 @@ fn agent(report: &NodeReport, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
     ] {
         to.single(name, help, &ConstCounter::new(count))?;
     }
-    let help = "Disagreements between the ledger, the records, kubelet and the regions that exist now.";
+    let help = "Current mismatches between the ledger, the records, kubelet and the regions.";
     to.single("partage_ledger_mismatch", help, &ConstGauge::new(counts.mismatches))?;
     let of = |dialect: Dialect| report.containers.iter().filter(|one| one.dialect == dialect).count();
     to.gauge(
         "partage_containers",
         None,
-        "Containers that hold shares, by the dialect that they asked in.",
+        "Containers that hold shares, by dialect of the request.",
         Dialect::ALL.iter().map(|dialect| (vec![("dialect", dialect.to_string())], Some(of(*dialect)))),
     )
 }
@@ -91,13 +91,13 @@ fn shares(report: &NodeReport, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
     to.gauge(
         &format!("{PREFIX}_memory_seen"),
         BYTES,
-        "GPU memory that the container's processes hold, from NVML.",
+        "GPU memory that the container's processes hold, from NVML (bytes).",
         seen().map(|(labels, seen)| (labels, seen.map(|seen| seen.memory.0))),
     )?;
     to.gauge(
         &format!("{PREFIX}_utilization"),
         RATIO,
-        "GPU utilization by the container over the last sampling period, from NVML.",
+        "GPU utilization by the container over the last sampling period, from NVML (ratio).",
         seen().map(|(labels, seen)| (labels, seen.map(|seen| f64::from(seen.busy) / 100.0))),
     )
 }
