@@ -101,7 +101,7 @@ fn run_helm(command: &mut Command, doing: &str) -> Result<String, MissingPrerequ
     Err(MissingPrerequisite::Failed { doing: doing.to_string(), message })
 }
 
-/// The namespace of the plain manifests. With helm it is the release's namespace.
+/// The namespace of the plain manifests. With Helm it is the release's namespace.
 pub const NAMESPACE: &str = "partage-system";
 
 /// The namespace object, which helm creates itself on request.

@@ -109,12 +109,12 @@ mod tests {
     fn page_is_complete_when_all_its_commands_were_used() {
         let page = DocPage::read("docs/install.md", &[("make image", "a test")]).unwrap();
         assert!(page.check_complete().unwrap_err().contains("no test runs \"helm install"));
-        let with_helm = page.commands("With helm");
+        let with_helm = page.commands("With Helm");
         assert!(
             with_helm[0][0].starts_with("helm install")
                 && with_helm[0][0].contains("--set image.repository=")
         );
-        for heading in ["Without helm", "Update", "Uninstall"] {
+        for heading in ["Without Helm", "Update", "Uninstall"] {
             assert!(!page.commands(heading).is_empty(), "{heading}");
         }
         page.check_complete().unwrap();

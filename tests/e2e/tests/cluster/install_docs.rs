@@ -132,7 +132,7 @@ impl Operator<'_> {
     }
 
     fn install_with_helm(&self, page: &DocPage) {
-        let blocks = page.commands("With helm");
+        let blocks = page.commands("With Helm");
         let [install, try_it] = &blocks[..] else { panic!("{blocks:?}") };
         self.run_commands(install);
         self.wait_for_shares(20);
@@ -268,7 +268,7 @@ impl Operator<'_> {
     }
 
     fn install_without_helm(&self, page: &DocPage, before: &Value) {
-        self.run_commands(&page.commands("Without helm")[0]);
+        self.run_commands(&page.commands("Without Helm")[0]);
         self.kubectl("rollout status daemonset/partage-node --namespace partage-system --timeout=240s");
         self.wait_for_shares(20);
         self.shell("kubectl apply -f examples/pod.yaml").unwrap();
@@ -287,7 +287,7 @@ impl Operator<'_> {
         let program = test_image::built_program("partage").unwrap();
         // A directory of the host that the agent's pod mounts.
         install_driver(node, &program, "A100-SXM4-40GB", "/dev/driver").unwrap();
-        let install = substitute(&page.commands("With helm")[0].join("\n"), &SUBSTITUTIONS);
+        let install = substitute(&page.commands("With Helm")[0].join("\n"), &SUBSTITUTIONS);
         self.shell(&install.replace("settings.driver=simulated", "settings.driver=nvidia")).unwrap();
         self.wait_for_shares(20);
         self.bed.kubectl_with(&["apply", "-f", "-"], DRIVER_POD).unwrap();
