@@ -51,9 +51,9 @@ impl DeployManifest {
                 "Partage with simulated GPUs, for evaluation. Do not install it on nodes with real GPUs."
             }
             DeployManifest::Cleanup => {
-                "Removes what Partage has put on nodes. Apply it before `kubectl delete`, see docs/install.md.\n\
+                "Removes Partage's resources, labels and files from nodes. Apply it before `kubectl delete`, see docs/install.md.\n\
                  # If Partage was installed with other kubelet or CDI directories, replace /host/var/lib/kubelet and\n\
-                 # /host/run/cdi below: files in other directories are not found, and stay."
+                 # /host/run/cdi below: files in other directories are not removed."
             }
         }
     }

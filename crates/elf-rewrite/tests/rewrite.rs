@@ -33,7 +33,7 @@ struct TestLibrary {
     folder: tempfile::TempDir,
 }
 
-/// A long name whose removal makes room for a long path.
+/// A long name whose removal frees the space for a long path.
 fn padding_name() -> String {
     format!("padding_{}", "x".repeat(600))
 }

@@ -40,7 +40,7 @@ const WORD_LIST: [(&str, &str); 45] = [
     ("is well again", "has recovered"),
     ("told of", "reported"),
     ("tells of", "reports"),
-    ("makes place", "makes room"),
+    ("makes place", "frees capacity"),
     ("is asked for it", "name the request"),
     ("what there is", "what is available"),
     ("there is nobody", "name the component"),

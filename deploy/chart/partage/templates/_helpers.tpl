@@ -4,7 +4,7 @@ app.kubernetes.io/name: partage
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end }}
 
-{{/* Labels that find the agent's pods. They never change. */}}
+{{/* Labels that select the agent's pods. They must not change: a DaemonSet's selector is immutable. */}}
 {{- define "partage.node.selector" -}}
 app.kubernetes.io/name: partage
 app.kubernetes.io/component: node
@@ -18,12 +18,12 @@ app.kubernetes.io/component: node
 {{- end -}}
 {{- end }}
 
-{{/* The agents' user, as the API server knows it. */}}
+{{/* The agents' user name in the API server. */}}
 {{- define "partage.node.user" -}}
 system:serviceaccount:{{ .Release.Namespace }}:partage-node
 {{- end }}
 
-{{/* The settings as they are written. In a file of values `on` and `off` are truth values, which the agent does not know. */}}
+{{/* The settings file of the agent. Helm parses on and off as booleans; the agent expects strings. */}}
 {{- define "partage.settings" -}}
 {{- $settings := deepCopy .Values.settings }}
 {{- range (append ($settings.nodes | default list) $settings) }}
@@ -32,7 +32,7 @@ system:serviceaccount:{{ .Release.Namespace }}:partage-node
 {{- toYaml $settings }}
 {{- end }}
 
-{{/* "yes" where some node asks for this value of a setting: (list . "driver" "nvidia"). */}}
+{{/* "yes" if the settings of any node have this value: (list . "driver" "nvidia"). */}}
 {{- define "partage.any" -}}
 {{- $key := index . 1 }}{{ $value := index . 2 }}{{ $settings := (index . 0).Values.settings }}
 {{- $found := eq (toString (get $settings $key)) $value }}
@@ -40,7 +40,7 @@ system:serviceaccount:{{ .Release.Namespace }}:partage-node
 {{- if $found }}yes{{ end }}
 {{- end }}
 
-{{/* The labels that settings give to nodes, as a list of CEL strings. */}}
+{{/* The node labels in the settings, as a list of CEL strings. */}}
 {{- define "partage.node.labels" -}}
 {{- $keys := keys (.Values.settings.labels | default dict) }}
 {{- range (.Values.settings.nodes | default list) }}{{ $keys = concat $keys (keys (.labels | default dict)) }}{{ end }}
@@ -49,12 +49,12 @@ system:serviceaccount:{{ .Release.Namespace }}:partage-node
 {{- join ", " $quoted }}
 {{- end }}
 
-{{/* CEL: the names after `"labels":` in a text that says what is Partage's of a node, in their quotes. */}}
+{{/* CEL: the quoted names after `"labels":` in the annotation partage.dev/published of a node. */}}
 {{- define "partage.published" -}}
 {{ . }}.contains('"labels":') ? {{ . }}.substring({{ . }}.indexOf('"labels":') + 9).findAll('"[^"]*"') : []
 {{- end }}
 
-{{/* Where metrics and probes are served. */}}
+{{/* The port of metrics and probes. */}}
 {{- define "partage.port" -}}
 {{- regexFind "[0-9]+$" (dig "metrics" "address" "[::]:9394" .Values.settings) }}
 {{- end }}

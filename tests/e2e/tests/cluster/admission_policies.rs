@@ -399,7 +399,7 @@ fn tenant_cannot_write_grant_annotations() {
     assert!(forged.len() > 20, "{forged:?}");
     fixture.bed.block_on(async {
         let refused = |said: &str, key: &str| {
-            let words = format!("annotation {key} says which GPUs the pod was granted: only Partage may write it");
+            let words = format!("annotation {key} records the grant of the pod: only Partage may write it");
             assert!(said.contains(&words), "{key}: {said}");
         };
         for key in &forged {
@@ -509,7 +509,7 @@ fn other_annotations_and_updates_stay_allowed() {
         let said = tenant("PATCH", &here, grant_patch("{\"version\":2}")).await.unwrap_err();
         assert!(said.contains("only Partage may write it"), "{said}");
         let said = tenant("PATCH", &here, json!({"metadata": {"annotations": null}})).await.unwrap_err();
-        assert!(said.contains("annotation partage.dev/grant says which GPUs the pod was granted and stays"), "{said}");
+        assert!(said.contains("annotation partage.dev/grant records the grant of the pod and stays"), "{said}");
         // Status updates of a kubelet.
         let kubelet = fixture.bed.client_as("system:node:fake-00000", Some("system:nodes")).unwrap();
         let phase = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});

@@ -59,7 +59,7 @@ fn queue_is_served_in_order() {
     assert_eq!(wait_until_running(&home, "wait-third")["parts"][0]["memoryBytes"], 25 * GIB);
     fourth.wait_for_line("partage: queued, position 1 of 1: ");
     assert_eq!(queued_names(&home), ["wait-fourth"]);
-    // A share that becomes smaller makes room, too.
+    // A share that becomes smaller frees capacity, too.
     home.run_ok(&["resize", "wait-third", "--memory", "8Gi"]);
     wait_until_running(&home, "wait-fourth");
     assert_eq!(queued_names(&home), Vec::<String>::new());
