@@ -98,7 +98,7 @@ const MAX_UNANNOUNCED_NS: i64 = 50_000_000;
 /// Upper bound of the idle time at no charge: no container begins instantly, and the next one is called when the idle
 /// allowance ends.
 #[expect(clippy::cast_possible_wrap, reason = "a constant")]
-const MAX_IDLE_GRACE_NS: i64 = (tuning::MAX_IDLE_IN_TURN + tuning::HANDOVER_LEAD) as i64;
+const MAX_IDLE_GRACE_NS: i64 = (tuning::MAX_IDLE_IN_TURN_NS + tuning::HANDOVER_LEAD_NS) as i64;
 
 /// Returns the portion of `nanos` that `rate` is of a whole GPU.
 fn portion(nanos: u64, rate: u32) -> u64 {
@@ -107,18 +107,18 @@ fn portion(nanos: u64, rate: u32) -> u64 {
 
 /// Returns the most credit that a waiting container accrues.
 fn max_waiting_credit(rate: u32) -> u64 {
-    portion(tuning::MAX_CREDIT_AGE_WAITING, rate)
+    portion(tuning::MAX_CREDIT_AGE_WAITING_NS, rate)
 }
 
 /// Returns the most credit that a container keeps while it does not wait.
 fn max_idle_credit(rate: u32) -> u64 {
-    portion(tuning::MAX_CREDIT_AGE_IDLE, rate).min(tuning::MAX_IDLE_CREDIT).max(min_turn(rate))
+    portion(tuning::MAX_CREDIT_AGE_IDLE_NS, rate).min(tuning::MAX_IDLE_CREDIT_NS).max(min_turn(rate))
 }
 
 /// Returns the length of the shortest turn.
 fn min_turn(rate: u32) -> u64 {
-    portion(tuning::MIN_TURN_ACCRUAL, rate)
-        .clamp(tuning::MIN_TURN, tuning::MAX_MIN_TURN)
+    portion(tuning::MIN_TURN_ACCRUAL_NS, rate)
+        .clamp(tuning::MIN_TURN_NS, tuning::MAX_MIN_TURN_NS)
         .min(max_waiting_credit(rate))
 }
 
@@ -144,8 +144,8 @@ impl Account {
             cores: view.cores(),
             ceiling: view.ceiling(),
             idle_since: now,
-            idle_allowance: tuning::MAX_IDLE_IN_TURN,
-            wake_allowance: tuning::WAKE_ALLOWANCE,
+            idle_allowance: tuning::MAX_IDLE_IN_TURN_NS,
+            wake_allowance: tuning::WAKE_ALLOWANCE_NS,
             skipped_until: 0,
             missed_turns: 0,
             last_turn_at: now,
@@ -160,7 +160,7 @@ impl Account {
 
     /// Records the container's total and returns how much to charge: negative when costs were corrected downwards.
     pub(super) fn record_spent(&mut self, spent: u64) -> i64 {
-        let limit = i64::try_from(tuning::MAX_DEBT).unwrap_or(i64::MAX);
+        let limit = i64::try_from(tuning::MAX_DEBT_NS).unwrap_or(i64::MAX);
         #[expect(clippy::cast_possible_wrap, reason = "the difference of counters that may wrap")]
         let grown = spent.wrapping_sub(self.spent) as i64;
         self.spent = spent;
@@ -255,7 +255,7 @@ impl Account {
         self.guarantee.accrue(owed, self.cores, cap(cores));
         self.headroom.accrue(passed, self.ceiling, cap(ceiling));
         (self.cores, self.ceiling) = (cores, ceiling);
-        let kept = if now.saturating_sub(self.idle_since) > tuning::MAX_CREDIT_AGE_IDLE {
+        let kept = if now.saturating_sub(self.idle_since) > tuning::MAX_CREDIT_AGE_IDLE_NS {
             max_idle_credit
         } else {
             max_waiting_credit
@@ -269,24 +269,24 @@ impl Account {
     pub(super) fn guaranteed_turn(&self, view: &ContainerView) -> Option<u64> {
         let held = u64::try_from(self.guarantee.nanos()).ok()?;
         (view.cores() > 0 && held > 0)
-            .then(|| held.max(self.min_worthwhile_turn(view.cores())).min(tuning::MAX_GUARANTEED_TURN))
+            .then(|| held.max(self.min_worthwhile_turn(view.cores())).min(tuning::MAX_GUARANTEED_TURN_NS))
     }
 
     /// Returns the turn that it may have of time that no container claims.
     pub(super) fn lent_turn(&self, view: &ContainerView) -> Option<u64> {
         let (cores, ceiling) = (view.cores(), view.ceiling());
         if ceiling >= WHOLE_GPU {
-            return Some(tuning::MAX_LENT_TURN);
+            return Some(tuning::MAX_LENT_TURN_NS);
         }
         let held = u64::try_from(self.headroom.nanos()).ok()?;
-        (ceiling > cores && held > 0).then(|| held.max(min_turn(ceiling)).min(tuning::MAX_LENT_TURN))
+        (ceiling > cores && held > 0).then(|| held.max(min_turn(ceiling)).min(tuning::MAX_LENT_TURN_NS))
     }
 
     /// Returns the shortest turn that is worth waking it for: long enough to pay for the time that it takes to wake up.
     fn min_worthwhile_turn(&self, rate: u32) -> u64 {
         let longer = self
             .wake_allowance
-            .saturating_sub(tuning::WAKE_ALLOWANCE)
+            .saturating_sub(tuning::WAKE_ALLOWANCE_NS)
             .saturating_mul(tuning::SLOW_WAKER_TURN_FACTOR);
         min_turn(rate).max(longer.min(max_waiting_credit(rate)))
     }
@@ -326,13 +326,13 @@ impl Account {
     pub(super) fn record_start(&mut self, after: u64) {
         let less = self.wake_allowance - self.wake_allowance / 16;
         self.wake_allowance =
-            less.max(after.saturating_mul(2)).clamp(tuning::WAKE_ALLOWANCE, tuning::MAX_WAKE_ALLOWANCE);
+            less.max(after.saturating_mul(2)).clamp(tuning::WAKE_ALLOWANCE_NS, tuning::MAX_WAKE_ALLOWANCE_NS);
     }
 
     /// Records that it missed its turn. The more often it does, the more rarely it is offered one, and the longer it is
     /// waited for.
     pub(super) fn record_missed_turn(&mut self, now: u64) {
-        self.wake_allowance = self.wake_allowance.saturating_mul(2).min(tuning::MAX_WAKE_ALLOWANCE);
+        self.wake_allowance = self.wake_allowance.saturating_mul(2).min(tuning::MAX_WAKE_ALLOWANCE_NS);
         self.skipped_until = now.saturating_add((20 * super::MILLI) << self.missed_turns.min(5));
         self.missed_turns = self.missed_turns.saturating_add(1);
     }

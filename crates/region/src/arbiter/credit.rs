@@ -44,7 +44,7 @@ impl TimeCredit {
         self.fractions = self
             .fractions
             .saturating_sub(nanos.saturating_mul(FRACTIONS_PER_NS))
-            .max(-to_fractions(tuning::MAX_DEBT));
+            .max(-to_fractions(tuning::MAX_DEBT_NS));
     }
 
     /// Returns how long it takes until the balance reaches `goal` at `rate`; `None` if it never does.

@@ -76,7 +76,7 @@ impl Contender {
             self.seen = doorbell;
             let demand = self.region.reader().demand(self.gpu, now).ok()?;
             let cost = clock::monotonic_ns().saturating_sub(now);
-            if cost > tuning::SLOW_POLL {
+            if cost > tuning::SLOW_POLL_NS {
                 // A container can make itself expensive to examine. It is then polled less often, so that others do not
                 // wait.
                 self.backs_off_until = now.saturating_add(cost.saturating_mul(tuning::SLOW_POLL_BACKOFF));

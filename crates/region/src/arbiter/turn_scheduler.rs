@@ -217,7 +217,7 @@ impl TurnScheduler {
             account.record_submission(last, now, view, grown);
             if mine.is_some() && grown > 0 && before < last {
                 // It had no work when last polled and then submitted some, so waiting for it was right.
-                account.idle_allowance = (account.idle_allowance * 2).min(tuning::MAX_IDLE_IN_TURN);
+                account.idle_allowance = (account.idle_allowance * 2).min(tuning::MAX_IDLE_IN_TURN_NS);
             }
             let wants = view.waiting || (mine.is_some() && (grown > 0 || account.predicted_end(view) > now));
             if wants && !account.wanted {
@@ -237,7 +237,7 @@ impl TurnScheduler {
         let priority = view.priority;
         if let Some(length) = account.guaranteed_turn(view) {
             let rank = account.lag(view);
-            let late = u64::try_from(rank).is_ok_and(|behind| behind >= tuning::OVERDUE_AFTER);
+            let late = u64::try_from(rank).is_ok_and(|behind| behind >= tuning::OVERDUE_AFTER_NS);
             let overdue = if late { now.saturating_sub(account.last_turn_at) } else { 0 };
             return Some(Candidate { index, class: TurnClass::Guaranteed, length, overdue, priority, rank });
         }
@@ -308,7 +308,7 @@ impl TurnScheduler {
         if let Some(Some(account)) = self.accounts.get_mut(index) {
             account.last_turn_at = now;
         }
-        let poll = if turn.contest.is_some() { tuning::BEGIN_POLL_INTERVAL } else { length / 2 };
+        let poll = if turn.contest.is_some() { tuning::BEGIN_POLL_INTERVAL_NS } else { length / 2 };
         TurnDecision {
             close,
             open: Some(TurnGrant { index, allowed, class }),
@@ -361,7 +361,7 @@ impl TurnScheduler {
             turn.open = false;
             close = Some(index);
         }
-        let bound = turn.since.saturating_add(turn.length).saturating_add(tuning::MAX_OVERRUN);
+        let bound = turn.since.saturating_add(turn.length).saturating_add(tuning::MAX_OVERRUN_NS);
         // A container that has time left from an earlier turn works without spending any of this one.
         let started = view.spent != turn.spent || drained > turn.since || !view.waiting;
         if started && !turn.begun {
@@ -373,29 +373,29 @@ impl TurnScheduler {
             }
         }
         let passes_at = if used_up || !turn.open {
-            drained.saturating_sub(tuning::HANDOVER_LEAD)
+            drained.saturating_sub(tuning::HANDOVER_LEAD_NS)
         } else if started {
             drained
-                .max(turn.since.saturating_add(tuning::HANDOVER_LEAD))
+                .max(turn.since.saturating_add(tuning::HANDOVER_LEAD_NS))
                 .saturating_add(account.idle_allowance)
         } else {
             turn.since.saturating_add(account.wake_allowance)
         };
         let passes_at = passes_at.min(bound);
         let ready = used_up || !turn.open;
-        if let Some(mine) = mine.filter(|_| ready && backlog <= tuning::PROLONG_LEAD) {
+        if let Some(mine) = mine.filter(|_| ready && backlog <= tuning::PROLONG_LEAD_NS) {
             self.charge_held_time(now, &turn, view);
             return self.open_turn(now, views, mine, None);
         }
         if now < passes_at {
             self.turn = Some(turn);
             let until = if turn.open { until } else { u64::MAX };
-            let ahead = if ready && backlog > tuning::PROLONG_LEAD {
-                drained - tuning::PROLONG_LEAD
+            let ahead = if ready && backlog > tuning::PROLONG_LEAD_NS {
+                drained - tuning::PROLONG_LEAD_NS
             } else {
                 u64::MAX
             };
-            let begins = if started { u64::MAX } else { now.saturating_add(tuning::BEGIN_POLL_INTERVAL) };
+            let begins = if started { u64::MAX } else { now.saturating_add(tuning::BEGIN_POLL_INTERVAL_NS) };
             return TurnDecision { close, open: None, next: passes_at.min(until).min(ahead).min(begins) };
         }
         self.charge_held_time(now, &turn, view);
@@ -408,7 +408,7 @@ impl TurnScheduler {
                 if !started {
                     account.record_missed_turn(now);
                 } else if !used_up {
-                    account.idle_allowance = (account.idle_allowance / 2).max(tuning::MIN_IDLE_IN_TURN);
+                    account.idle_allowance = (account.idle_allowance / 2).max(tuning::MIN_IDLE_IN_TURN_NS);
                 }
             }
         }
@@ -430,11 +430,11 @@ impl TurnScheduler {
         let wait = |next| TurnDecision { close: None, open: None, next };
         let short = !turn.open || left <= turn.length / 2;
         // Threads that wait although time is left have missed that the turn was opened.
-        let stuck = view.waiting && backlog == 0 && now >= turn.since.saturating_add(tuning::WAKE_ALLOWANCE);
+        let stuck = view.waiting && backlog == 0 && now >= turn.since.saturating_add(tuning::WAKE_ALLOWANCE_NS);
         let mine = mine.or_else(|| self.candidate(now, turn.index, view));
         if let Some(mut mine) = mine.filter(|_| short || stuck) {
-            if backlog > tuning::PROLONG_LEAD {
-                return wait(now + backlog - tuning::PROLONG_LEAD);
+            if backlog > tuning::PROLONG_LEAD_NS {
+                return wait(now + backlog - tuning::PROLONG_LEAD_NS);
             }
             if mine.class == TurnClass::Lent {
                 mine.length = mine.length.saturating_sub(backlog).max(TIME_CHUNK_NS);
@@ -446,7 +446,7 @@ impl TurnScheduler {
             (false, _) => u64::MAX,
             (true, true) if short => eligible,
             (true, true) => {
-                turn.since.saturating_add(tuning::WAKE_ALLOWANCE).max(now.saturating_add(backlog))
+                turn.since.saturating_add(tuning::WAKE_ALLOWANCE_NS).max(now.saturating_add(backlog))
             }
             (true, false) => eligible.min(now.saturating_add((left / 2).max(2 * MILLI))),
         })

@@ -6,9 +6,9 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use super::{ContainerView, MICRO, MILLI, PERCENT, TIME_CHUNK_NS, TurnDecision, TurnScheduler, WHOLE_GPU};
 
-const GPU_SLICE: u64 = 2 * MILLI;
+const GPU_SLICE_NS: u64 = 2 * MILLI;
 const QUEUE_DEPTH: usize = 1024;
-const UNKNOWN_COST_GUESS: u64 = 100 * MICRO;
+const UNKNOWN_COST_GUESS_NS: u64 = 100 * MICRO;
 
 /// A small random number generator; the model needs no good one.
 #[derive(Clone, Debug)]
@@ -285,7 +285,7 @@ impl Simulation {
             let next =
                 (1..=count).map(|step| (self.lane + step) % count.max(1)).find(|index| self.runs(*index));
             self.lane = next?;
-            self.slice = GPU_SLICE;
+            self.slice = GPU_SLICE_NS;
         }
         let head = self.tenants[self.lane].as_ref()?.queue.front()?.0;
         Some(self.now + head.min(self.slice))
@@ -373,7 +373,7 @@ impl Simulation {
         let now = self.now;
         let Some(tenant) = self.tenants[index].as_mut() else { return };
         let key = usize::try_from(self.random.range(0, tenant.kernels.len() as u64)).unwrap();
-        let charged = tenant.learned[key].unwrap_or(UNKNOWN_COST_GUESS);
+        let charged = tenant.learned[key].unwrap_or(UNKNOWN_COST_GUESS_NS);
         // A kernel of unknown length is launched alone until it was measured.
         let unknown = tenant.learned[key].is_none();
         let fast = tenant.seen == tenant.turn && tenant.left > 0;

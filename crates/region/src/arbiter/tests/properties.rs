@@ -112,7 +112,7 @@ proptest! {
             prop_assert_eq!(scheduler.holder(), tracker.open);
             if let Some(open) = order.open {
                 let view = views[open.index].unwrap();
-                prop_assert!(open.allowed.wrapping_sub(view.spent) <= tuning::MAX_GUARANTEED_TURN);
+                prop_assert!(open.allowed.wrapping_sub(view.spent) <= tuning::MAX_GUARANTEED_TURN_NS);
             }
             prop_assert!(order.next >= now && order.next <= now.saturating_add(HEARTBEAT_INTERVAL_NS));
         }
@@ -135,10 +135,10 @@ proptest! {
         // No container with an unlimited ceiling waits beside an idle GPU, except during a handover.
         let longest = all.iter().flat_map(|it| &it.kernels).max().copied().unwrap_or(0);
         // A kernel of unknown length is charged when it has run, and may look like one that will run.
-        prop_assert!(simulation.longest_idle < longest + tuning::MAX_GUARANTEED_TURN, "idle for {} us", simulation.longest_idle / 1000);
+        prop_assert!(simulation.longest_idle < longest + tuning::MAX_GUARANTEED_TURN_NS, "idle for {} us", simulation.longest_idle / 1000);
         // No more is charged than time has passed, except for work in flight and the first kernels of unknown length.
         let charged: u64 = simulation.tenants.iter().flatten().map(|it| it.view.spent).sum();
-        prop_assert!(charged <= span + tuning::MAX_GUARANTEED_TURN + longest + span / 100 + 10 * MILLI, "charged {charged}");
+        prop_assert!(charged <= span + tuning::MAX_GUARANTEED_TURN_NS + longest + span / 100 + 10 * MILLI, "charged {charged}");
         for (index, tenant) in all.iter().enumerate() {
             if tenant.view.ceiling != tenant.view.cores {
                 continue;
@@ -149,17 +149,17 @@ proptest! {
             let share = u64::from(tenant.view.cores) * MILLI / 100;
             // Containers of a higher priority may keep it waiting; it catches up.
             let behind = if all.iter().any(|it| it.view.priority > tenant.view.priority) {
-                tuning::MAX_CREDIT_AGE_WAITING / u64::from(WHOLE_GPU) * u64::from(tenant.view.cores)
+                tuning::MAX_CREDIT_AGE_WAITING_NS / u64::from(WHOLE_GPU) * u64::from(tenant.view.cores)
             } else {
                 0
             };
             // It starts with saved credit, or with credit that accrued while each of the others had a turn; its last
             // turn may be on debt.
-            let waited = (tuning::MAX_GUARANTEED_TURN + longest) * (all.len() as u64 - 1);
-            let gathered = (waited * u64::from(tenant.view.cores) / u64::from(WHOLE_GPU)).max(tuning::MAX_IDLE_CREDIT);
+            let waited = (tuning::MAX_GUARANTEED_TURN_NS + longest) * (all.len() as u64 - 1);
+            let gathered = (waited * u64::from(tenant.view.cores) / u64::from(WHOLE_GPU)).max(tuning::MAX_IDLE_CREDIT_NS);
             for (start, window) in had.windows(1_000).enumerate() {
                 let used: u64 = window.iter().sum();
-                let most = share + own + longest + behind + gathered + tuning::MAX_GUARANTEED_TURN + share / 50;
+                let most = share + own + longest + behind + gathered + tuning::MAX_GUARANTEED_TURN_NS + share / 50;
                 prop_assert!(used <= most, "index {index} had {used} of {most} in the second from {start} ms");
             }
         }
@@ -182,7 +182,7 @@ proptest! {
         let had = simulation.run(span)[0];
         let guaranteed = span / 100 * u64::from(cores);
         // Tolerance: three percent, and two turns at the edges.
-        prop_assert!(had + 2 * tuning::MAX_GUARANTEED_TURN + guaranteed / 33 >= guaranteed, "had {had} of {guaranteed}");
+        prop_assert!(had + 2 * tuning::MAX_GUARANTEED_TURN_NS + guaranteed / 33 >= guaranteed, "had {had} of {guaranteed}");
     }
 
     /// Whatever other containers forge, a container that saturates gets its guarantee.
@@ -206,7 +206,7 @@ proptest! {
         let guaranteed = span / 100 * u64::from(cores);
         // As with honest containers; in addition, each forger can make all others wait for work that never comes, for
         // as long as any container can, before it is in debt for it.
-        let kept = (1 + count) * tuning::MAX_CREDIT_AGE_WAITING / 100 * u64::from(cores);
-        prop_assert!(had + kept + 2 * tuning::MAX_GUARANTEED_TURN + guaranteed / 33 >= guaranteed, "had {had} of {guaranteed}");
+        let kept = (1 + count) * tuning::MAX_CREDIT_AGE_WAITING_NS / 100 * u64::from(cores);
+        prop_assert!(had + kept + 2 * tuning::MAX_GUARANTEED_TURN_NS + guaranteed / 33 >= guaranteed, "had {had} of {guaranteed}");
     }
 }

@@ -120,8 +120,8 @@ fn wait_for(what: &str, mut is: impl FnMut() -> bool) {
 fn max_share(percent: u32, time: Duration) -> u64 {
     let time = u64::try_from(time.as_nanos()).unwrap();
     time / 100 * u64::from(percent)
-        + tuning::MAX_IDLE_CREDIT
-        + tuning::MAX_GUARANTEED_TURN
+        + tuning::MAX_IDLE_CREDIT_NS
+        + tuning::MAX_GUARANTEED_TURN_NS
         + 2 * TIME_CHUNK_NS
 }
 
@@ -216,7 +216,7 @@ fn restarted_arbiter_continues_from_spent_time() {
     for container in [&a, &b] {
         assert!(
             container.spent()
-                <= max_share(40, time) + rounds * (tuning::MAX_IDLE_CREDIT + tuning::MAX_GUARANTEED_TURN)
+                <= max_share(40, time) + rounds * (tuning::MAX_IDLE_CREDIT_NS + tuning::MAX_GUARANTEED_TURN_NS)
         );
     }
 }

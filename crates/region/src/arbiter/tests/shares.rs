@@ -445,7 +445,7 @@ fn processes_of_one_container_are_summed() {
             }
             now = order.next;
         };
-        if round >= 40 && now - start + tuning::HANDOVER_LEAD < last {
+        if round >= 40 && now - start + tuning::HANDOVER_LEAD_NS < last {
             early += 1;
         }
         // All of it is spent at once: in the first container by two processes, half each.
