@@ -50,8 +50,8 @@ fn main() {
         }
     });
     other.reserve(0, MEMORY_UNIT).unwrap();
-    measure("used and tidy, others hold memory", 100_000, || {
-        region.tidy();
+    measure("used, after reclaim if due, others hold memory", 100_000, || {
+        region.reclaim_dead_processes_if_due();
         black_box(region.used(0));
     });
     measure("refused", 1_000, || {
@@ -60,8 +60,8 @@ fn main() {
     measure("attach and detach", 200, || drop(RegionTenant::attach(folder.path()).unwrap()));
     let others: Vec<RegionTenant> = (0..200).map(|_| RegionTenant::attach(folder.path()).unwrap()).collect();
     measure("attach and detach, 200 others", 200, || drop(RegionTenant::attach(folder.path()).unwrap()));
-    measure("sweep, 200 others", 20, || {
-        region.sweep();
+    measure("reclaim dead processes, 200 others", 20, || {
+        region.reclaim_dead_processes();
     });
     let reader = UsageReader::open(folder.path()).unwrap();
     measure("demand, 200 processes", 20, || {

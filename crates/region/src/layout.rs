@@ -282,7 +282,7 @@ pub(crate) struct UsageFile {
 pub(crate) struct UsageHeader {
     pub(crate) file: FileHeader,
     /// Time at which slots of dead processes were last reclaimed, on the monotonic clock.
-    pub(crate) swept: AtomicU64,
+    pub(crate) reclaimed_at: AtomicU64,
     pub(crate) occupied: OccupiedSlots,
 }
 
@@ -446,7 +446,7 @@ const _: () = {
     assert!(offset_of!(TurnLine, turn) == 0 && offset_of!(TurnLine, allowed) == 8);
     assert!(offset_of!(TurnLine, heartbeat) == 16 && offset_of!(TurnLine, _reserved) == 24);
     assert!(size_of::<TurnLine>() == 128);
-    assert!(offset_of!(UsageHeader, swept) == 24 && offset_of!(UsageHeader, occupied) == 128);
+    assert!(offset_of!(UsageHeader, reclaimed_at) == 24 && offset_of!(UsageHeader, occupied) == 128);
     assert!(offset_of!(UsageFile, accounts) == 256 && size_of::<GpuAccount>() == 256);
     assert!(offset_of!(GpuAccount, word) == 0 && offset_of!(GpuAccount, peak) == 8);
     assert!(offset_of!(GpuAccount, refusals) == 16 && offset_of!(GpuAccount, _reserved) == 24);

@@ -107,10 +107,10 @@ impl RegionTenant {
             lanes: array::from_fn(|_| Mutex::new(())),
             reclaiming: AtomicBool::new(false),
         };
-        region.tidy();
+        region.reclaim_dead_processes_if_due();
         let slot = region.claim().or_else(|| {
-            // Every slot is marked as occupied. The sweep removes the marks of dead processes.
-            region.sweep();
+            // Every slot is marked as occupied. Reclaiming removes the marks of dead processes.
+            region.reclaim_dead_processes();
             region.claim()
         });
         let slot = slot.ok_or(RegionError::NoFreeSlot)?;
@@ -253,7 +253,7 @@ impl RegionTenant {
                 self.note_peak(gpu, used);
                 Ok(())
             }
-            None => self.take_after_sweep(gpu, bytes),
+            None => self.take_after_reclaim(gpu, bytes),
         }
     }
 
@@ -288,8 +288,8 @@ impl RegionTenant {
 
     /// Tries again after reclaiming what dead processes held, which may be enough.
     #[cold]
-    fn take_after_sweep(&self, gpu: usize, bytes: u64) -> Result<(), ReservationRefused> {
-        self.sweep();
+    fn take_after_reclaim(&self, gpu: usize, bytes: u64) -> Result<(), ReservationRefused> {
+        self.reclaim_dead_processes();
         if let Some(used) = self.try_take(gpu, units(bytes)) {
             self.note_peak(gpu, used);
             return Ok(());
@@ -369,30 +369,30 @@ impl RegionTenant {
     }
 
     /// Reclaims what dead processes held. Returns how many there were. Preserves `errno`.
-    pub fn sweep(&self) -> usize {
+    pub fn reclaim_dead_processes(&self) -> usize {
         futex::preserve_errno(|| {
             let Some(_reclaiming) = Reclaiming::begin(self) else { return 0 };
-            self.usage.header.swept.store(crate::clock::coarse_monotonic_ns(), Relaxed);
+            self.usage.header.reclaimed_at.store(crate::clock::coarse_monotonic_ns(), Relaxed);
             self.occupied().filter(|&slot| self.reclaim(slot)).count()
         })
     }
 
-    /// Sweeps as [`RegionTenant::sweep`] does, unless that was done a moment ago or no other process holds anything:
+    /// Calls [`RegionTenant::reclaim_dead_processes`], unless that was done a moment ago or no other process holds anything:
     /// cheap enough for every query of how much is used.
     #[inline]
-    pub fn tidy(&self) {
-        const SWEEP_INTERVAL_NS: u64 = 10_000_000;
+    pub fn reclaim_dead_processes_if_due(&self) {
+        const RECLAIM_INTERVAL_NS: u64 = 10_000_000;
         let others = (0..self.gpus()).any(|gpu| self.used(gpu) != self.held(gpu));
         if !others {
             return;
         }
         let now = crate::clock::coarse_monotonic_ns();
-        let swept = &self.usage.header.swept;
-        let last = swept.load(Relaxed);
+        let reclaimed_at = &self.usage.header.reclaimed_at;
+        let last = reclaimed_at.load(Relaxed);
         // A forged time in the future counts as long ago.
-        let is_due = now.wrapping_sub(last) > SWEEP_INTERVAL_NS;
-        if is_due && swept.compare_exchange(last, now, Relaxed, Relaxed).is_ok() {
-            self.sweep();
+        let is_due = now.wrapping_sub(last) > RECLAIM_INTERVAL_NS;
+        if is_due && reclaimed_at.compare_exchange(last, now, Relaxed, Relaxed).is_ok() {
+            self.reclaim_dead_processes();
         }
     }
 

@@ -120,7 +120,7 @@ fn full_life_cycle(folder: &Path, n: u32) {
     // More than is free before dead processes are reclaimed, then more than the limit.
     region.reserve(0, 60 * MEMORY_UNIT).unwrap();
     assert!(region.reserve(0, 100 * MEMORY_UNIT).is_err());
-    region.sweep();
+    region.reclaim_dead_processes();
     drop(region);
     failpoint::disarm();
     report("survived");
@@ -164,7 +164,7 @@ fn process_killed_at_any_failpoint_is_reclaimed() {
             .reserve(0, 93 * MEMORY_UNIT)
             .unwrap_or_else(|refused| panic!("killed at failpoint {n}: {refused}"));
         living.release(0, 93 * MEMORY_UNIT);
-        living.sweep();
+        living.reclaim_dead_processes();
         assert_eq!((living.used(0), living.used(1)), (7 * MEMORY_UNIT, 0), "killed at failpoint {n}");
         assert_eq!(
             (living.processes().count(), living.held(0)),
@@ -268,7 +268,7 @@ fn killed_half_of_eight_processes_is_reclaimed() {
         held[1] += numbers[1];
         assert!(numbers[2] > 100, "only {} requests were granted", numbers[2]);
     }
-    observer.sweep();
+    observer.reclaim_dead_processes();
     assert_eq!([observer.used(0), observer.used(1)], held.map(|units| units * MEMORY_UNIT));
     for (gpu, limit) in [(0, 100), (1, 64)] {
         let left = (limit - held[gpu]) * MEMORY_UNIT;
@@ -302,7 +302,7 @@ fn three_hundred_processes_get_a_slot_each() {
     for child_process in children {
         child_process.kill();
     }
-    assert_eq!((observer.sweep(), observer.used(0), observer.processes().count()), (300, 0, 1));
+    assert_eq!((observer.reclaim_dead_processes(), observer.used(0), observer.processes().count()), (300, 0, 1));
 }
 
 /// Forks: the child finds that the region is not its own, attaches itself, and stays when its parent is killed.
@@ -318,12 +318,12 @@ fn parent(folder: &Path) {
     }
     let refused = !region.is_own() && region.reserve(0, MEMORY_UNIT).is_err();
     region.release(0, 10 * MEMORY_UNIT);
-    let swept = region.sweep();
+    let reclaimed = region.reclaim_dead_processes();
     drop(region);
     let own = RegionTenant::attach(folder).unwrap();
     own.reserve(0, MEMORY_UNIT).unwrap();
     report(&format!(
-        "child {refused} {swept} {} {} {}",
+        "child {refused} {reclaimed} {} {} {}",
         own.slot(),
         own.used(0) / MEMORY_UNIT,
         own.held(0) / MEMORY_UNIT
@@ -346,7 +346,7 @@ fn forked_child_releases_the_parents_slot_and_can_attach() {
     assert_eq!(observer.processes().count(), 3);
     let stdin = child_process.stdin.take();
     child_process.kill();
-    observer.sweep();
+    observer.reclaim_dead_processes();
     // The child is alive, and what the parent held is free.
     let living: Vec<u64> = observer.processes().map(|process| process.held[0]).collect();
     assert_eq!((living.as_slice(), observer.used(0)), ([0, MEMORY_UNIT].as_slice(), MEMORY_UNIT));
@@ -389,6 +389,6 @@ fn dropping_an_inherited_region_leaves_own_locks_alone() {
     child_process.read_line_with("");
     child_process.read_line_with("");
     // The grandchild is alive and must not keep its dead parent's slot alive.
-    observer.sweep();
+    observer.reclaim_dead_processes();
     assert_eq!((observer.used(0), observer.processes().count()), (10 * MEMORY_UNIT, 2));
 }

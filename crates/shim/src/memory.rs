@@ -117,7 +117,7 @@ impl Drop for Reservation<'_> {
 #[cold]
 fn take_after_reclaim(process: &Process, gpu: usize, bytes: u64) -> Result<(), CUresult> {
     let region = &process.region;
-    region.sweep();
+    region.reclaim_dead_processes();
     if region.try_reserve(gpu, bytes)
         || process.memory.release_returned(process, gpu) && region.try_reserve(gpu, bytes)
         || retry::reserve_with_retry(region, gpu, bytes)

@@ -166,7 +166,7 @@ impl KillTrial<'_> {
         let seen = run(TracedTenant::start(container, &self.program, scenario));
         // Reclaims as the next process that needs memory would.
         let region = RegionTenant::attach(&container.region()).unwrap();
-        region.sweep();
+        region.reclaim_dead_processes();
         let (used, mine) = (region.used(0), region.held(0));
         drop(region);
         let place = format!("{scenario}, {how}, killed after {seen:?}");

@@ -225,13 +225,13 @@ fn reused_pid_does_not_keep_a_dead_slot_alive() {
     overwrite(&folder, USAGE_FILE, slots + living.slot() * slot_size, &i32::MAX.to_le_bytes());
     end_as_killed(dead);
     let observer = attach(&folder);
-    observer.sweep();
+    observer.reclaim_dead_processes();
     assert_eq!((observer.used(0), living.held(0)), (MEMORY_UNIT, MEMORY_UNIT));
 }
 
 /// Threads of one process that find the same dead process at once leave the next process in its slot alone.
 #[test]
-fn concurrent_sweeps_leave_new_processes_alone() {
+fn concurrent_reclaims_do_not_change_new_processes() {
     let (folder, _owner) = region(&[1000]);
     let observer = attach(&folder);
     observer.reserve(0, 100 * MEMORY_UNIT).unwrap();
@@ -240,7 +240,7 @@ fn concurrent_sweeps_leave_new_processes_alone() {
         for _ in 0..2 {
             scope.spawn(|| {
                 while !done.load(Relaxed) {
-                    observer.sweep();
+                    observer.reclaim_dead_processes();
                 }
             });
         }
@@ -252,7 +252,7 @@ fn concurrent_sweeps_leave_new_processes_alone() {
         }
         done.store(true, SeqCst);
     });
-    observer.sweep();
+    observer.reclaim_dead_processes();
     assert_eq!(observer.used(0), 100 * MEMORY_UNIT);
 }
 
@@ -313,8 +313,8 @@ fn errno_is_preserved() {
     let region = attach(&folder);
     futex::set_errno(1234);
     assert!(region.reserve(0, 2 * MEMORY_UNIT).is_err());
-    region.sweep();
-    region.tidy();
+    region.reclaim_dead_processes();
+    region.reclaim_dead_processes_if_due();
     futex::wake(&region.lane(0).waiting, 1);
     let _ = futex::wait(&region.lane(0).waiting, 7, None);
     assert_eq!(futex::errno(), 1234);
@@ -352,7 +352,7 @@ proptest! {
                 _ => {
                     let next = attach(&folder);
                     end_as_killed(std::mem::replace(&mut regions[who], next));
-                    regions[who].sweep();
+                    regions[who].reclaim_dead_processes();
                     held[who] = 0;
                 }
             }

@@ -75,8 +75,8 @@ pub(crate) fn use_region(folder: &Path, amounts: [u64; 4]) {
                 region.release(gpu, amount);
             }
         }
-        region.tidy();
-        region.sweep();
+        region.reclaim_dead_processes_if_due();
+        region.reclaim_dead_processes();
         assert!(region.processes().count() <= partage_region::SLOT_COUNT);
     }
     if let Ok(reader) = UsageReader::open(folder) {

@@ -13,7 +13,7 @@ pub(crate) fn visible_memory(process: &Process, gpu: usize, free: u64, total: u6
     let region = &process.region;
     let Some(limit) = region.memory_limit(gpu) else { return (free, total) };
     // Memory of dead processes is free, and so is what pools have returned.
-    region.tidy();
+    region.reclaim_dead_processes_if_due();
     if process.memory.pools.any() {
         process.memory.release_returned(process, gpu);
     }

@@ -168,7 +168,7 @@ fn reserve_growth(
     if take() {
         return Ok(step);
     }
-    region.tidy();
+    region.reclaim_dead_processes_if_due();
     process.memory.pending_frees.release_finished(process);
     refresh(process, gpu, records);
     let room = |pool| {

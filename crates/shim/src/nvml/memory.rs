@@ -32,7 +32,7 @@ impl DeviceShare {
         let region = &self.process.region;
         let limit = region.memory_limit(self.gpu)?;
         // Memory of dead processes is reclaimed first.
-        region.tidy();
+        region.reclaim_dead_processes_if_due();
         Some(MemoryView::new(limit, region.used(self.gpu), card_total, card_free))
     }
 

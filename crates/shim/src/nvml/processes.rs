@@ -45,7 +45,7 @@ impl ContainerProcesses {
         let (region, gpu) = (&share.process.region, share.gpu);
         let mut all = Self(Vec::new());
         preserve_errno(|| {
-            region.tidy();
+            region.reclaim_dead_processes_if_due();
             for process in region.processes() {
                 let bytes = process.held.get(gpu).copied().unwrap_or(0);
                 all.add(process.pid_here.unwrap_or(process.pid), process.pid, bytes);
