@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// The grants of all pods on this node.
-pub(crate) struct GrantBook {
+pub(crate) struct NodeGrants {
     node: Node,
     ledger: Ledger,
     records: BTreeMap<PodUid, PodRecord>,
@@ -41,13 +41,13 @@ pub(crate) struct GrantRequest<'a> {
     pub(crate) now: u64,
 }
 
-impl GrantBook {
+impl NodeGrants {
     /// Builds the ledger from these records.
-    pub(crate) fn new(node: Node, records: BTreeMap<PodUid, PodRecord>) -> GrantBook {
+    pub(crate) fn new(node: Node, records: BTreeMap<PodUid, PodRecord>) -> NodeGrants {
         let held =
             records.values().map(|record| (record.pod.clone(), record.grant.clone(), HostUsage::default()));
         let ledger = Ledger::rebuild([node.clone()], held);
-        GrantBook { node, ledger, records }
+        NodeGrants { node, ledger, records }
     }
 
     /// Returns the node as it can be granted: with its settings, and without unhealthy GPUs.
@@ -85,7 +85,7 @@ impl GrantBook {
         self.ledger.audit()
     }
 
-    /// Decides a pod's grant and enters it in the ledger; [`GrantBook::release`] releases it.
+    /// Decides a pod's grant and enters it in the ledger; [`NodeGrants::release`] releases it.
     pub(crate) fn decide(
         &mut self,
         request: &GrantRequest<'_>,
@@ -256,7 +256,7 @@ impl GrantBook {
     }
 
     /// Reserves, for a running pod that is resized, the larger of its old and its new amounts, if its GPUs have them.
-    /// No other pod can take either until [`GrantBook::replace`] ends the resize.
+    /// No other pod can take either until [`NodeGrants::replace`] ends the resize.
     pub(crate) fn reserve(&mut self, old: &PodRecord, new: &PodGrant) -> Result<(), Refusal> {
         let mut statement = self.ledger.statement();
         // Shrinking reserves what the pod has already, which is never refused, however full the GPU is.

@@ -17,7 +17,7 @@
 
 use crate::device_owner::DeviceHolder;
 use crate::device_plugin::{ContainerKey, DeviceId, Refusal};
-use crate::grants::{GrantBook, GrantRequest};
+use crate::grants::{NodeGrants, GrantRequest};
 use crate::settings::AgentSettings;
 use crate::store::{AllocationRecord, PodRecord};
 use partage_core::model::{ContainerName, Grant, Node, PodId, PodUid};
@@ -126,9 +126,9 @@ struct PodStatus {
 /// The containers of this node, the pods that hold grants, and the grants themselves.
 pub(crate) struct Containers {
     by_key: BTreeMap<ContainerKey, TrackedContainer>,
-    /// One entry for each record of the grant book.
+    /// One entry for each record of the node grants.
     pods: BTreeMap<PodUid, PodStatus>,
-    grants: GrantBook,
+    grants: NodeGrants,
     /// Pods that held devices when the agent started and have no readable record. Until it is known whether their containers
     /// run, nothing may be placed: they may hold shares that are not counted.
     unresolved: BTreeSet<PodUid>,
@@ -265,12 +265,12 @@ impl Containers {
                 .or_insert(TrackedContainer { allocation: None, stage: ContainerStage::Named });
             container.stage = stage;
         }
-        let grants = GrantBook::new(node, records);
+        let grants = NodeGrants::new(node, records);
         (Containers { by_key, pods, grants, unresolved, foreign_records, foreign_specs }, adopt)
     }
 
     /// Returns the grants of all pods.
-    pub(crate) fn grants(&self) -> &GrantBook {
+    pub(crate) fn grants(&self) -> &NodeGrants {
         &self.grants
     }
 

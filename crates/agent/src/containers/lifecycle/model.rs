@@ -2,7 +2,7 @@
 //! agent between any two durable steps, and reboots of the node.
 //!
 //! The model has the real state: which containers run, what is on disk. The agent sees it late (the watch lags), and after a kill
-//! only through what it left on disk. The grant book, the ledger, the lifecycle and the order of a resize are the agent's own code.
+//! only through what it left on disk. The node grants, the ledger, the lifecycle and the order of a resize are the agent's own code.
 
 use super::*;
 use crate::resize::{self, ResizeSteps};
