@@ -4,7 +4,7 @@
 //! runtime reports no running container of it. A force-deleted pod disappears from the API server at once, while its containers may
 //! still run.
 
-use super::lifecycle::{OrphanCriteria, PodPhase, REMOVE, RemoveStep};
+use super::lifecycle::{OrphanCriteria, PodPhase, REMOVE_STEPS, RemoveStep};
 use crate::device_owner::{ContainerState, DeviceHolder, RuntimeContainer};
 use crate::device_plugin::ContainerKey;
 use crate::refusal_log::StartSubject;
@@ -125,7 +125,7 @@ impl NodeState {
         self.changed.notify_waiters();
     }
 
-    /// Removes everything of one container, in the order of [`REMOVE`].
+    /// Removes everything of one container, in the order of [`REMOVE_STEPS`].
     pub(crate) fn remove_container(&self, key: &ContainerKey) {
         let owner = self.containers().owner(key).map(|owner| owner.pod.clone());
         let pod = owner.and_then(|uid| self.pod_id(&uid));
@@ -133,7 +133,7 @@ impl NodeState {
             let (namespace, name) = logged_name(pod.as_ref());
             tracing::warn!(namespace, pod = name, key = %key, %error, "{message}");
         };
-        for step in REMOVE {
+        for step in REMOVE_STEPS {
             match step {
                 RemoveStep::Spec => {
                     if let Err(error) = self.adapters.cdi.remove(&key.0) {

@@ -12,7 +12,7 @@
 //! A container that restarts goes through `PreStartContainer` again and stays [`ContainerStage::Prepared`].
 //!
 //! The methods of [`Containers`] do no I/O and hold no lock. A transition that must survive a crash returns what to persist;
-//! [`PREPARE`] and [`REMOVE`] give the order of the steps that follow. The agent may be killed between any two steps:
+//! [`PREPARE_STEPS`] and [`REMOVE_STEPS`] give the order of the steps that follow. The agent may be killed between any two steps:
 //! [`Containers::recover`] derives the same map from what is on disk and from kubelet's checkpoint.
 
 use crate::device_owner::DeviceHolder;
@@ -32,11 +32,11 @@ pub(crate) const ORPHAN_GRACE_PERIOD: Duration = Duration::from_secs(120);
 
 /// The steps before a container may start, in the order in which they are made. The CDI spec is last because the container
 /// runtime acts on it: a spec never refers to a region that does not exist.
-pub(crate) const PREPARE: [PrepareStep; 2] = [PrepareStep::Region, PrepareStep::Spec];
+pub(crate) const PREPARE_STEPS: [PrepareStep; 2] = [PrepareStep::Region, PrepareStep::Spec];
 
 /// The steps after a container has ended, in the order in which they are made. The spec goes first, so that no restart finds half of it; the
 /// allocation record goes last, so that an agent that is killed in between removes the rest when it starts again.
-pub(crate) const REMOVE: [RemoveStep; 3] = [RemoveStep::Spec, RemoveStep::Region, RemoveStep::Allocation];
+pub(crate) const REMOVE_STEPS: [RemoveStep; 3] = [RemoveStep::Spec, RemoveStep::Region, RemoveStep::Allocation];
 
 /// A durable step of preparing a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -541,7 +541,7 @@ impl Containers {
     }
 
     /// Moves all containers of a pod to [`ContainerStage::Ended`] and returns their keys. The caller removes the files of each in the
-    /// order of [`REMOVE`] and calls [`Containers::remove`]; then it removes the pod's record, and last releases the grant.
+    /// order of [`REMOVE_STEPS`] and calls [`Containers::remove`]; then it removes the pod's record, and last releases the grant.
     pub(crate) fn end_pod(&mut self, uid: &PodUid) -> Vec<ContainerKey> {
         let mut keys = Vec::new();
         for (key, container) in &mut self.by_key {

@@ -4,7 +4,7 @@
 //! kubelet's checkpoint says which container has which key; then the pod's grant is decided, and the container's region and CDI
 //! spec are written.
 
-use super::lifecycle::{ContainerOwner, PREPARE, PrepareStep};
+use super::lifecycle::{ContainerOwner, PREPARE_STEPS, PrepareStep};
 use super::recover::annotations;
 use crate::cdi_edits::{CdiEditError, CdiTarget};
 use crate::device_owner::{ContainerState, DeviceHolder, RuntimeContainer};
@@ -128,7 +128,7 @@ impl NodeState {
         }
     }
 
-    /// Creates everything that a container gets, in the order of [`PREPARE`]. `keys` are all keys under which the runtime may
+    /// Creates everything that a container gets, in the order of [`PREPARE_STEPS`]. `keys` are all keys under which the runtime may
     /// request it; the region is created under the first. The region of a container that may be running (`may_run`) is adopted
     /// or left alone, and never replaced.
     pub(super) fn prepare(
@@ -145,7 +145,7 @@ impl NodeState {
             let mut containers = self.containers();
             keys.iter().for_each(|key| containers.identify(key, owner));
         }
-        for step in PREPARE {
+        for step in PREPARE_STEPS {
             match step {
                 PrepareStep::Region => {
                     let regions = &self.adapters.regions;

@@ -524,7 +524,7 @@ impl NodeModel {
                 }
             }
         };
-        for step in PREPARE {
+        for step in PREPARE_STEPS {
             fuse.step()?;
             match step {
                 PrepareStep::Region => self.write_region(&keys[0], &record, &owner),
@@ -630,7 +630,7 @@ impl NodeModel {
         key: &ContainerKey,
         fuse: &mut KillCountdown,
     ) -> Result<(), AgentKilled> {
-        for step in REMOVE {
+        for step in REMOVE_STEPS {
             fuse.step()?;
             match step {
                 RemoveStep::Spec => drop(self.disk.specs.remove(key)),
