@@ -8,15 +8,15 @@ const ONE_GPU: &str = "driver: simulated\nmetrics: off\nsimulated:\n  gpus: 1\n"
 
 #[test]
 fn greedy_share_is_refused_and_its_neighbor_is_not() {
-    let home = TestHome::new();
-    let _up = home.start_up(ONE_GPU, &[]);
+    let state_dir = TestStateDir::new();
+    let _up = state_dir.start_up(ONE_GPU, &[]);
     let trainer = [sample(), "trainer", "--memory", "30Gi", "--every", "0.3"];
-    let mut trainer = home.start_share("trainer", &["--memory", "32Gi", "--cores", "30"], &trainer);
+    let mut trainer = state_dir.start_share("trainer", &["--memory", "32Gi", "--cores", "30"], &trainer);
     trainer.wait_for_line("step ");
-    let mut greedy = home.start_share("greedy", &["--memory", "4Gi", "--cores", "30"], &[sample(), "greedy"]);
+    let mut greedy = state_dir.start_share("greedy", &["--memory", "4Gi", "--cores", "30"], &[sample(), "greedy"]);
     greedy.wait_for_line("refused at 3.5 GiB: out of memory");
     trainer.wait_for_line("step ");
-    let part = |name: &str| home.find_share(name).unwrap()["parts"][0].clone();
+    let part = |name: &str| state_dir.find_share(name).unwrap()["parts"][0].clone();
     let (own, other) = (part("greedy"), part("trainer"));
     assert!(own["refusals"].as_u64().unwrap() >= 1, "{own}");
     assert!((7 * GIB / 2..=4 * GIB).contains(&own["peakBytes"].as_u64().unwrap()), "{own}");
@@ -24,23 +24,23 @@ fn greedy_share_is_refused_and_its_neighbor_is_not() {
     assert!((30 * GIB..=32 * GIB).contains(&other["usedBytes"].as_u64().unwrap()), "{other}");
     assert_eq!(own["uuid"], other["uuid"]);
     // The driver's own count is not more than both limits.
-    let top = home.run_json(&["top", "-o", "json", "--interval", "50ms"]);
+    let top = state_dir.run_json(&["top", "-o", "json", "--interval", "50ms"]);
     assert!(top["gpus"][0]["usedMemoryBytes"].as_u64().unwrap() <= 36 * GIB, "{top}");
     for running in [&mut trainer, &mut greedy] {
         running.signal(libc::SIGTERM);
         running.wait_for_line("ended after");
         assert!(running.wait_for_exit().success());
     }
-    home.wait_until_clean();
+    state_dir.wait_until_clean();
 }
 
 #[test]
 fn oversubscribed_share_allocates_beyond_its_limit_when_allowed() {
-    let home = TestHome::new();
-    let up = home.start_up(ONE_GPU, &[]);
+    let state_dir = TestStateDir::new();
+    let up = state_dir.start_up(ONE_GPU, &[]);
     let large = [sample(), "trainer", "--memory", "3Gi", "--seconds", "0.2"];
     let run = |options: &[&str]| {
-        home.output(&[&["run", "-q", "--memory", "2Gi"], options, &["--"], &large].concat())
+        state_dir.output(&[&["run", "-q", "--memory", "2Gi"], options, &["--"], &large].concat())
     };
     let refused = run(&[]);
     let said = String::from_utf8(refused.stderr).unwrap();
@@ -51,24 +51,24 @@ fn oversubscribed_share_allocates_beyond_its_limit_when_allowed() {
 
     // The limit on the GPU itself holds: memory beyond it is not on the GPU.
     let trainer = [sample(), "trainer", "--memory", "3Gi", "--every", "0.1"];
-    let mut trainer = home.start_share("beyond", &["--memory", "2Gi", "--oversubscribe"], &trainer);
+    let mut trainer = state_dir.start_share("beyond", &["--memory", "2Gi", "--oversubscribe"], &trainer);
     trainer.wait_for_line("step ");
-    let share = home.find_share("beyond").unwrap();
+    let share = state_dir.find_share("beyond").unwrap();
     assert_eq!(share["oversubscribe"], true, "{share}");
     assert!(share["parts"][0]["usedBytes"].as_u64().unwrap() <= 2 * GIB, "{share}");
-    let top = home.run_json(&["top", "-o", "json", "--interval", "50ms"]);
+    let top = state_dir.run_json(&["top", "-o", "json", "--interval", "50ms"]);
     assert!(top["gpus"][0]["usedMemoryBytes"].as_u64().unwrap() <= 2 * GIB, "{top}");
-    assert!(home.run_ok(&["ps"]).contains(" / 2 GiB + host "));
+    assert!(state_dir.run_ok(&["ps"]).contains(" / 2 GiB + host "));
     assert!(
-        home.run_ok(&["inspect", "beyond"])
+        state_dir.run_ok(&["inspect", "beyond"])
             .contains("oversubscribed: memory above the limit is in host memory")
     );
     trainer.signal(libc::SIGTERM);
     assert!(trainer.wait_for_exit().success());
-    home.wait_until_clean();
+    state_dir.wait_until_clean();
     drop(up);
 
-    let other = TestHome::new();
+    let other = TestStateDir::new();
     let _up = other.start_up(&format!("{ONE_GPU}oversubscribe: refused\n"), &[]);
     let (code, words) = other.run_err(&["run", "--memory", "2Gi", "--oversubscribe", "--", "true"]);
     assert!(code == 125 && words.contains("oversubscription is not allowed on this machine"), "{words}");
@@ -77,15 +77,15 @@ fn oversubscribed_share_allocates_beyond_its_limit_when_allowed() {
 
 #[test]
 fn two_halves_of_a_gpu_can_both_be_filled() {
-    let home = TestHome::new();
-    let _up = home.start_up(ONE_GPU, &[]);
-    let top = home.run_json(&["top", "-o", "json", "--interval", "50ms"]);
+    let state_dir = TestStateDir::new();
+    let _up = state_dir.start_up(ONE_GPU, &[]);
+    let top = state_dir.run_json(&["top", "-o", "json", "--interval", "50ms"]);
     // Minus the size of a context, and some reserve.
     let model = ((top["gpus"][0]["memoryBytes"].as_u64().unwrap() / 2) >> 20) - 450;
     let model = format!("{model}Mi");
     let mut halves = ["left", "right"].map(|name| {
         let trainer = [sample(), "trainer", "--memory", &model, "--every", "0.3"];
-        home.start_share(name, &["--memory-percent", "50", "--cores", "50"], &trainer)
+        state_dir.start_share(name, &["--memory-percent", "50", "--cores", "50"], &trainer)
     });
     for half in &mut halves {
         half.wait_for_line("the model takes");
@@ -94,10 +94,10 @@ fn two_halves_of_a_gpu_can_both_be_filled() {
         half.wait_for_line("step ");
     }
     for name in ["left", "right"] {
-        assert_eq!(home.find_share(name).unwrap()["parts"][0]["refusals"], 0, "{name}");
+        assert_eq!(state_dir.find_share(name).unwrap()["parts"][0]["refusals"], 0, "{name}");
     }
-    home.run_ok(&["stop", "--all"]);
-    home.wait_until_clean();
+    state_dir.run_ok(&["stop", "--all"]);
+    state_dir.wait_until_clean();
 }
 
 #[test]
@@ -105,9 +105,9 @@ fn limits_hold_for_every_way_to_start_a_program() {
     if !is_root() {
         return skip_or_fail(&"su and a mount namespace need root");
     }
-    let home = TestHome::new();
+    let state_dir = TestStateDir::new();
     // In a directory where every user can start it.
-    let program = home.path().join("too-large");
+    let program = state_dir.path().join("too-large");
     install_program(sample(), &program);
     let program = program.to_str().unwrap();
     let large = format!("{program} trainer --memory 1Gi --seconds 0.1");
@@ -136,43 +136,43 @@ fn limits_hold_for_every_way_to_start_a_program() {
     for (name, command) in ways {
         let words = ["run", "-q", "--memory", "1Gi", "--name", name, "--"].into_iter();
         let words: Vec<&str> = words.chain(command.iter().map(String::as_str)).collect();
-        let output = home.output(&words);
+        let output = state_dir.output(&words);
         let said = String::from_utf8(output.stderr.clone()).unwrap();
         assert!(said.contains("out of memory") && said.contains(" of 1.0 GiB only "), "{name}: {output:?}");
     }
-    home.wait_until_clean();
+    state_dir.wait_until_clean();
 }
 
 #[test]
 fn daemonized_process_keeps_the_limits_and_the_share() {
-    let home = TestHome::new();
-    let out = home.path().join("out");
+    let state_dir = TestStateDir::new();
+    let out = state_dir.path().join("out");
     // Forked twice, in a session of its own, without any open file of its command.
     let script =
         format!("(setsid {} greedy > {} 2>&1 < /dev/null &) & wait; echo left", sample(), out.display());
-    let left = home.run_ok(&["run", "-q", "--memory", "1Gi", "--name", "daemon", "--", "sh", "-c", &script]);
+    let left = state_dir.run_ok(&["run", "-q", "--memory", "1Gi", "--name", "daemon", "--", "sh", "-c", &script]);
     assert_eq!(left, "left\n");
     let said = || fs::read_to_string(&out).unwrap_or_default();
     eventually("the daemon is refused", || said().contains("refused at 0.5 GiB").then_some(()));
-    let share = home.find_share("daemon").unwrap();
+    let share = state_dir.find_share("daemon").unwrap();
     assert_eq!((&share["stage"], &share["members"]), (&"lingering".into(), &1.into()));
     assert!(share["parts"][0]["usedBytes"].as_u64().unwrap() <= GIB, "{share}");
     // Its name and its memory are in use for as long as it runs.
-    let (code, words) = home.run_err(&["run", "--memory", "1Gi", "--name", "daemon", "--", "true"]);
+    let (code, words) = state_dir.run_err(&["run", "--memory", "1Gi", "--name", "daemon", "--", "true"]);
     assert!(code == 125 && words.contains("share daemon already exists"), "{words}");
-    for pid in home.share_processes() {
+    for pid in state_dir.share_processes() {
         signal(pid, libc::SIGTERM);
     }
-    home.wait_until_clean();
-    eventually("the share is released", || home.shares().is_empty().then_some(()));
+    state_dir.wait_until_clean();
+    eventually("the share is released", || state_dir.shares().is_empty().then_some(()));
 }
 
 #[test]
 fn gpus_outside_the_share_are_not_visible() {
-    let home = TestHome::new();
+    let state_dir = TestStateDir::new();
     let greedy = |words: &[&str], options: &[&str]| {
         let sample = [sample(), "greedy", "--seconds", "0.2", "--gpu"];
-        home.output(&[&["run", "-q"], options, &["--memory", "1Gi", "--"], words, &sample, &["1"]].concat())
+        state_dir.output(&[&["run", "-q"], options, &["--memory", "1Gi", "--"], words, &sample, &["1"]].concat())
     };
     let everything = ["env", "CUDA_VISIBLE_DEVICES=0,1"];
     let ways: &[&[&str]] = if is_root() { &[&[], &everything, &["env", "-i"]] } else { &[&[], &everything] };
@@ -184,15 +184,15 @@ fn gpus_outside_the_share_are_not_visible() {
     // A share with both GPUs sees both.
     let output = greedy(&[], &["--gpus", "2"]);
     assert!(output.status.success(), "{output:?}");
-    home.wait_until_clean();
+    state_dir.wait_until_clean();
 }
 
 #[test]
 fn hard_share_is_capped_on_an_idle_gpu() {
-    let home = TestHome::new();
+    let state_dir = TestStateDir::new();
     let percent = |options: &[&str]| {
         let sample = [sample(), "trainer", "--memory", "512Mi", "--seconds", "3"];
-        let said = home.run_ok(&[&["run", "-q", "--memory", "2Gi"], options, &["--"], &sample].concat());
+        let said = state_dir.run_ok(&[&["run", "-q", "--memory", "2Gi"], options, &["--"], &sample].concat());
         let last = said.lines().last().unwrap();
         let words: Vec<&str> = last.split_whitespace().collect();
         let at = words.iter().position(|word| *word == "%").unwrap_or_else(|| panic!("{said}"));
@@ -213,20 +213,20 @@ fn hard_share_is_capped_on_an_idle_gpu() {
     assert!((15..=45).contains(&hard), "{hard} %");
     let lent = most(&["--cores", "30"], 60);
     assert!(lent > 60, "{lent} %");
-    home.wait_until_clean();
+    state_dir.wait_until_clean();
 }
 
 /// The limits of a share are in a file that its processes can only read.
 #[test]
 fn limits_are_read_only_inside() {
-    let home = TestHome::new();
-    let limits = home.path().join("region/limits");
+    let state_dir = TestStateDir::new();
+    let limits = state_dir.path().join("region/limits");
     let script =
         format!("test -r {0} && ! (echo x >> {0}) 2>/dev/null && ! rm -f {0} 2>/dev/null", limits.display());
     let (code, words) = {
-        let output = home.output(&["run", "-q", "--memory", "1Gi", "--", "sh", "-c", &script]);
+        let output = state_dir.output(&["run", "-q", "--memory", "1Gi", "--", "sh", "-c", &script]);
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };
     assert_eq!(code, Some(0), "{words}");
-    home.wait_until_clean();
+    state_dir.wait_until_clean();
 }

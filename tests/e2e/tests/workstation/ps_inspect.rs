@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 /// How long a condition may take on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A home of the test's own.
-struct ViewHome(tempfile::TempDir);
+/// A state directory of the test's own.
+struct ViewStateDir(tempfile::TempDir);
 
-impl ViewHome {
-    fn new() -> ViewHome {
-        ViewHome(tempfile::tempdir().unwrap())
+impl ViewStateDir {
+    fn new() -> ViewStateDir {
+        ViewStateDir(tempfile::tempdir().unwrap())
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
@@ -72,9 +72,9 @@ impl Drop for RunProcess {
 
 #[test]
 fn share_is_listed_inspected_and_resized() {
-    let home = ViewHome::new();
-    let _trainer = home.start_share("trainer");
-    let table = home.run_ok(&["ps"]);
+    let state_dir = ViewStateDir::new();
+    let _trainer = state_dir.start_share("trainer");
+    let table = state_dir.run_ok(&["ps"]);
     let row: Vec<&str> = table.lines().nth(1).unwrap().split_whitespace().collect();
     assert!(
         table.starts_with("NAME ") && row[0] == "trainer" && table.ends_with("  sleep 1000\n"),
@@ -82,53 +82,53 @@ fn share_is_listed_inspected_and_resized() {
     );
     assert!(table.contains(" 0 B / 4 GiB "), "{table}");
 
-    let about = home.run_ok(&["inspect", "trainer"]);
+    let about = state_dir.run_ok(&["inspect", "trainer"]);
     assert!(
         about.contains("\ncommand:        sleep 1000\n") && about.contains("\nconfinement:    "),
         "{about}"
     );
     assert!(!about.contains("unknown to this version"), "{about}");
-    assert_eq!(home.run_json(&["inspect", "trainer", "-o", "json"])["parts"][0]["memoryBytes"], 4u64 << 30);
-    let (code, words) = home.run_err(&["inspect", "trianer"]);
+    assert_eq!(state_dir.run_json(&["inspect", "trainer", "-o", "json"])["parts"][0]["memoryBytes"], 4u64 << 30);
+    let (code, words) = state_dir.run_err(&["inspect", "trianer"]);
     assert_eq!((code, words.as_str()), (1, "error: share trianer not found: did you mean trainer?\n"));
 
-    let words = home.run_ok(&["resize", "trainer", "--memory", "6Gi", "--mode", "hard", "--cores", "50"]);
+    let words = state_dir.run_ok(&["resize", "trainer", "--memory", "6Gi", "--mode", "hard", "--cores", "50"]);
     assert_eq!(words, "trainer: memory 4 GiB → 6 GiB, cores 30 % ≤100 % → 50 %\n");
-    let both = home.run_json(&["resize", "trainer", "--cores", "40", "-o", "json"]);
+    let both = state_dir.run_json(&["resize", "trainer", "--cores", "40", "-o", "json"]);
     assert_eq!(
         (&both["before"]["parts"][0]["cores"], &both["after"]["parts"][0]["cores"]),
         (&50.into(), &40.into())
     );
-    let (code, words) = home.run_err(&["resize", "trainer", "--memory", "4000Gi"]);
+    let (code, words) = state_dir.run_err(&["resize", "trainer", "--memory", "4000Gi"]);
     assert!(code == 1 && words.starts_with("error: ") && words.contains("39.39 GiB"), "{words}");
-    let (code, words) = home.run_err(&["resize", "triner", "--memory", "4Gi"]);
+    let (code, words) = state_dir.run_err(&["resize", "triner", "--memory", "4Gi"]);
     assert_eq!((code, words.as_str()), (1, "error: share triner not found: did you mean trainer?\n"));
-    assert_eq!(home.run_json(&["inspect", "trainer", "-o", "json"])["parts"][0]["memoryBytes"], 6u64 << 30);
+    assert_eq!(state_dir.run_json(&["inspect", "trainer", "-o", "json"])["parts"][0]["memoryBytes"], 6u64 << 30);
 
-    let top = home.run_json(&["top", "-o", "json", "--interval", "100ms"]);
+    let top = state_dir.run_json(&["top", "-o", "json", "--interval", "100ms"]);
     assert!(top["intervalSeconds"].as_f64().unwrap() >= 0.1, "{top}");
     assert_eq!(
         (&top["shares"][0]["parts"][0]["usedPercent"], &top["gpus"][0]["usedPercent"]),
         (&0.0.into(), &0.0.into())
     );
-    let top = home.run_ok(&["top", "--once", "--interval", "100ms"]);
+    let top = state_dir.run_ok(&["top", "--once", "--interval", "100ms"]);
     assert!(top.lines().any(|line| line.starts_with("trainer ")) && !top.contains('\x1b'), "{top}");
-    home.run_ok(&["stop", "trainer"]);
+    state_dir.run_ok(&["stop", "trainer"]);
 }
 
 #[test]
 fn shares_are_stopped_by_name_or_all() {
-    let home = ViewHome::new();
-    let (mut a, mut b, mut c) = (home.start_share("a"), home.start_share("b"), home.start_share("c"));
-    let (code, words) = home.run_err(&["stop", "a", "x"]);
+    let state_dir = ViewStateDir::new();
+    let (mut a, mut b, mut c) = (state_dir.start_share("a"), state_dir.start_share("b"), state_dir.start_share("c"));
+    let (code, words) = state_dir.run_err(&["stop", "a", "x"]);
     assert!(code == 1 && words.starts_with("error: share x not found"), "{words}");
     assert!(!a.0.wait().unwrap().success());
     assert!(b.0.try_wait().unwrap().is_none() && c.0.try_wait().unwrap().is_none());
-    let stopped = home.run_json(&["stop", "--all", "-o", "json"]);
+    let stopped = state_dir.run_json(&["stop", "--all", "-o", "json"]);
     let names: Vec<&str> =
         stopped["stopped"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
     assert_eq!((names, stopped["failed"].as_array().unwrap().len()), (vec!["b", "c"], 0));
     assert!(!b.0.wait().unwrap().success() && !c.0.wait().unwrap().success());
-    assert_eq!(home.run_ok(&["stop", "--all"]), "you have no shares: nothing to stop\n");
-    assert_eq!(home.run_ok(&["ps"]), "no shares; start one with: partage run --memory 4Gi -- COMMAND\n");
+    assert_eq!(state_dir.run_ok(&["stop", "--all"]), "you have no shares: nothing to stop\n");
+    assert_eq!(state_dir.run_ok(&["ps"]), "no shares; start one with: partage run --memory 4Gi -- COMMAND\n");
 }

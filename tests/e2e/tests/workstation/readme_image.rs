@@ -152,11 +152,11 @@ fn readme_image_is_captured() {
     let terminal_end = unsafe { File::from_raw_fd(terminal_end) };
     tcsetwinsize(&terminal_end, Winsize { ws_row: ROWS, ws_col: COLUMNS, ws_xpixel: 0, ws_ypixel: 0 })
         .unwrap();
-    let home = tempfile::tempdir().unwrap();
+    let state_dir = tempfile::tempdir().unwrap();
     let mut command = Command::new(program);
     command.args(["up", "--metrics", "off", "--start", "examples/workloads.yaml"]).current_dir(top);
     command
-        .env("PARTAGE_STATE_DIR", home.path())
+        .env("PARTAGE_STATE_DIR", state_dir.path())
         .env("LC_ALL", "C.UTF-8")
         .env("TERM", "xterm")
         .env_remove("NO_COLOR");

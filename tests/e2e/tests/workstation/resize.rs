@@ -5,32 +5,32 @@ use std::io::Write;
 
 #[test]
 fn running_program_follows_resizes() {
-    let home = TestHome::new();
-    let mut greedy = home.start_share("greedy", &["--memory", "2Gi"], &[sample(), "greedy"]);
+    let state_dir = TestStateDir::new();
+    let mut greedy = state_dir.start_share("greedy", &["--memory", "2Gi"], &[sample(), "greedy"]);
     greedy.wait_for_line("refused at 1.5 GiB");
-    home.run_ok(&["resize", "greedy", "--memory", "3Gi"]);
+    state_dir.run_ok(&["resize", "greedy", "--memory", "3Gi"]);
     greedy.wait_for_line("refused at 2.5 GiB");
     // It has freed half of its memory; what it still holds is more than 1 GiB.
-    let (code, words) = home.run_err(&["resize", "greedy", "--memory", "600Mi"]);
+    let (code, words) = state_dir.run_err(&["resize", "greedy", "--memory", "600Mi"]);
     assert!(code == 1 && words.contains("now, which is more than 600 MiB"), "{words}");
     assert!(words.contains("\n  try: free memory in the program first, or use --memory "), "{words}");
-    assert_eq!(home.find_share("greedy").unwrap()["parts"][0]["memoryBytes"], 3 * GIB);
+    assert_eq!(state_dir.find_share("greedy").unwrap()["parts"][0]["memoryBytes"], 3 * GIB);
     // It allocates more every few seconds, and then frees half of it: at some point less is possible.
     let less = ["resize", "greedy", "--memory", "2Gi"];
-    eventually("it holds less than 2 GiB", || home.output(&less).status.success().then_some(()));
+    eventually("it holds less than 2 GiB", || state_dir.output(&less).status.success().then_some(()));
     greedy.wait_for_line("refused at 1.5 GiB");
-    let part = home.find_share("greedy").unwrap()["parts"][0].clone();
+    let part = state_dir.find_share("greedy").unwrap()["parts"][0].clone();
     assert!(part["usedBytes"].as_u64().unwrap() <= 2 * GIB, "{part}");
     greedy.signal(libc::SIGINT);
     let last = greedy.wait_for_line("ended after");
     assert!(last.contains("held at most 2.5 GiB"), "{last}");
-    home.wait_until_clean();
+    state_dir.wait_until_clean();
 }
 
 #[test]
 fn programs_see_the_resized_total() {
-    let home = TestHome::new();
-    let mut shell = home.start_share("shell", &["--memory", "2Gi", "--cores", "20"], &["sh"]);
+    let state_dir = TestStateDir::new();
+    let mut shell = state_dir.start_share("shell", &["--memory", "2Gi", "--cores", "20"], &["sh"]);
     // It allocates too much, and prints the total.
     let total = |shell: &mut BackgroundProcess| {
         let line = format!("{} trainer --memory 39Gi 2>&1\n", sample());
@@ -38,22 +38,22 @@ fn programs_see_the_resized_total() {
         shell.wait_for_line("out of memory")
     };
     assert!(total(&mut shell).contains(" of 2.0 GiB only "));
-    let said = home.run_ok(&["resize", "shell", "--memory", "6Gi", "--cores", "50"]);
+    let said = state_dir.run_ok(&["resize", "shell", "--memory", "6Gi", "--cores", "50"]);
     assert_eq!(said, "shell: memory 2 GiB → 6 GiB, cores 20 % ≤100 % → 50 % ≤100 %\n");
     assert!(total(&mut shell).contains(" of 6.0 GiB only "));
-    home.run_ok(&["resize", "shell", "--memory-percent", "25"]);
+    state_dir.run_ok(&["resize", "shell", "--memory-percent", "25"]);
     assert!(total(&mut shell).contains(" of 9.8 GiB only "));
     shell.input.as_mut().unwrap().write_all(b"exit 0\n").unwrap();
     assert!(shell.wait_for_exit().success());
-    home.wait_until_clean();
+    state_dir.wait_until_clean();
 }
 
 #[test]
 fn resize_that_does_not_fit_is_refused_with_the_reason() {
-    let home = TestHome::new();
-    let _up = home.start_up("driver: simulated\nmetrics: off\nsimulated:\n  gpus: 1\n", &[]);
-    let (_a, _b) = (home.start_sleeper("first"), home.start_sleeper("second"));
-    let before = home.find_share("first").unwrap()["parts"].clone();
+    let state_dir = TestStateDir::new();
+    let _up = state_dir.start_up("driver: simulated\nmetrics: off\nsimulated:\n  gpus: 1\n", &[]);
+    let (_a, _b) = (state_dir.start_sleeper("first"), state_dir.start_sleeper("second"));
+    let before = state_dir.find_share("first").unwrap()["parts"].clone();
     for (change, code, words) in [
         (&["--memory", "90Gi"][..], 1, "39.39 GiB"),
         (&["--memory", "38Gi"], 1, "35.39 GiB"),
@@ -63,14 +63,14 @@ fn resize_that_does_not_fit_is_refused_with_the_reason() {
         (&["--memory", "1Gi", "--memory-percent", "5"], 2, "cannot be used with"),
         (&[], 2, "nothing to change"),
     ] {
-        let (was, said) = home.run_err(&[&["resize", "first"], change].concat());
+        let (was, said) = state_dir.run_err(&[&["resize", "first"], change].concat());
         assert!(
             was == code && said.starts_with("error: ") && said.contains(words),
             "{change:?}: {was} {said}"
         );
     }
-    assert_eq!(home.find_share("first").unwrap()["parts"], before);
-    home.run_ok(&["resize", "first", "--memory", "35Gi", "--cores", "70"]);
-    home.run_ok(&["stop", "--all"]);
-    home.wait_until_clean();
+    assert_eq!(state_dir.find_share("first").unwrap()["parts"], before);
+    state_dir.run_ok(&["resize", "first", "--memory", "35Gi", "--cores", "70"]);
+    state_dir.run_ok(&["stop", "--all"]);
+    state_dir.wait_until_clean();
 }

@@ -66,28 +66,28 @@ pub(crate) fn is_alive(pid: u32) -> bool {
 }
 
 /// The state directory of one test. All its processes end with it.
-pub(crate) struct TestHome {
+pub(crate) struct TestStateDir {
     folder: PathBuf,
 }
 
-impl TestHome {
+impl TestStateDir {
     /// Creates a new one. Its path is short, as a socket's must be, and open to all users.
-    pub(crate) fn new() -> TestHome {
+    pub(crate) fn new() -> TestStateDir {
         let folder = tempfile::Builder::new().prefix("p").tempdir_in("/tmp").unwrap().keep();
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
-        TestHome::at(folder)
+        TestStateDir::at(folder)
     }
 
-    /// Uses a directory that belongs to the home from now on, and is removed with it.
-    pub(crate) fn at(folder: PathBuf) -> TestHome {
-        TestHome { folder }
+    /// Uses an existing directory, which is removed on drop.
+    pub(crate) fn at(folder: PathBuf) -> TestStateDir {
+        TestStateDir { folder }
     }
 
     pub(crate) fn path(&self) -> &Path {
         &self.folder
     }
 
-    /// Returns a `partage` command for this home, as a user types it.
+    /// Returns a `partage` command for this state directory, as a user types it.
     pub(crate) fn partage(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(partage_e2e::partage());
         command.args(arguments).env("PARTAGE_STATE_DIR", &self.folder).env("LC_ALL", "C.UTF-8");
@@ -162,7 +162,7 @@ impl TestHome {
         up
     }
 
-    /// Writes a settings file into the home.
+    /// Writes a settings file into the state directory.
     pub(crate) fn write_settings(&self, text: &str) -> PathBuf {
         let file = self.folder.join("settings.yaml");
         fs::write(&file, text).unwrap();
@@ -198,7 +198,7 @@ impl TestHome {
         })
     }
 
-    /// Returns all processes of this home: daemons, commands, and their descendants.
+    /// Returns all processes of this state directory: daemons, commands, and their descendants.
     pub(crate) fn processes(&self) -> Vec<u32> {
         let folder = self.folder.as_os_str().as_bytes();
         let variable = [b"PARTAGE_STATE_DIR=", folder].concat();
@@ -226,7 +226,7 @@ impl TestHome {
         self.processes().into_iter().filter(|pid| !is_daemon(pid)).collect()
     }
 
-    /// Describes what shares of this home left behind. Empty if nothing.
+    /// Describes what shares of this state directory left behind. Empty if nothing.
     pub(crate) fn leftovers(&self) -> Vec<String> {
         let mut left: Vec<String> = self
             .share_processes()
@@ -244,7 +244,7 @@ impl TestHome {
         left
     }
 
-    /// Returns the cgroups of its shares: they are named after the home's directory.
+    /// Returns the cgroups of its shares: they are named after the directory.
     pub(crate) fn cgroups(&self) -> Vec<PathBuf> {
         use std::os::unix::fs::MetadataExt;
         let Ok(about) = fs::metadata(&self.folder) else { return Vec::new() };
@@ -297,7 +297,7 @@ fn kill_all(all: impl Fn() -> Vec<u32>) {
     }
 }
 
-impl Drop for TestHome {
+impl Drop for TestStateDir {
     fn drop(&mut self) {
         // Commands first: daemons release what they had, and replace each other as long as there are shares.
         kill_all(|| self.share_processes());

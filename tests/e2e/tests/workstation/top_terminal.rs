@@ -29,7 +29,7 @@ struct TopTerminal {
 }
 
 impl TopTerminal {
-    fn spawn(home: &tempfile::TempDir, columns: u16, variables: &[(&str, &str)]) -> TopTerminal {
+    fn spawn(state_dir: &tempfile::TempDir, columns: u16, variables: &[(&str, &str)]) -> TopTerminal {
         let (mut controller_end, mut terminal_end) = (0, 0);
         // SAFETY: the two pointers are to local variables; no name, modes or size are passed.
         let made = unsafe {
@@ -42,7 +42,7 @@ impl TopTerminal {
         let terminal_end = unsafe { File::from_raw_fd(terminal_end) };
         tcsetwinsize(&terminal_end, size(24, columns)).unwrap();
         let mut command = Command::new(partage_e2e::partage());
-        command.args(["top", "--interval", "100ms"]).env("PARTAGE_STATE_DIR", home.path());
+        command.args(["top", "--interval", "100ms"]).env("PARTAGE_STATE_DIR", state_dir.path());
         command.env("LC_ALL", "C.UTF-8").env("TERM", "xterm").env_remove("NO_COLOR");
         command.envs(variables.iter().copied());
         command
@@ -119,8 +119,8 @@ fn parse_rows(shown: &str) -> Vec<String> {
 }
 
 impl TopTerminal {
-    fn start(home: &tempfile::TempDir, columns: u16) -> TopTerminal {
-        let mut terminal = TopTerminal::spawn(home, columns, &[]);
+    fn start(state_dir: &tempfile::TempDir, columns: u16) -> TopTerminal {
+        let mut terminal = TopTerminal::spawn(state_dir, columns, &[]);
         // Keys are read only after the daemon's first response.
         let shown = terminal.read_frame("sorted by name");
         assert!(shown.starts_with("\x1b[?1049h\x1b[?25l"), "{shown:?}");
@@ -131,14 +131,14 @@ impl TopTerminal {
 
 #[test]
 fn terminal_is_restored_on_every_exit() {
-    let home = tempfile::tempdir().unwrap();
+    let state_dir = tempfile::tempdir().unwrap();
     for key in ["q", "\u{3}", "\u{1b}"] {
-        let mut terminal = TopTerminal::start(&home, 100);
+        let mut terminal = TopTerminal::start(&state_dir, 100);
         terminal.type_keys(key);
         terminal.assert_restored();
     }
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
-        let terminal = TopTerminal::start(&home, 100);
+        let terminal = TopTerminal::start(&state_dir, 100);
         // SAFETY: the child was not waited for, so its process id is still valid.
         assert_eq!(unsafe { libc::kill(i32::try_from(terminal.child.id()).unwrap(), signal) }, 0);
         terminal.assert_restored();
@@ -147,9 +147,9 @@ fn terminal_is_restored_on_every_exit() {
 
 #[test]
 fn no_color_disables_colors_and_bold_text() {
-    let home = tempfile::tempdir().unwrap();
+    let state_dir = tempfile::tempdir().unwrap();
     let is_colored = |variables: &[(&str, &str)]| {
-        let mut terminal = TopTerminal::spawn(&home, 100, variables);
+        let mut terminal = TopTerminal::spawn(&state_dir, 100, variables);
         let shown = terminal.read_frame("sorted by name");
         terminal.type_keys("q");
         terminal.assert_restored();
@@ -161,8 +161,8 @@ fn no_color_disables_colors_and_bold_text() {
 
 #[test]
 fn keys_sort_and_narrow_windows_are_handled() {
-    let home = tempfile::tempdir().unwrap();
-    let mut terminal = TopTerminal::start(&home, 100);
+    let state_dir = tempfile::tempdir().unwrap();
+    let mut terminal = TopTerminal::start(&state_dir, 100);
     // An arrow key starts with Esc, but is not Esc, and has no function.
     terminal.type_keys("\u{1b}[Am");
     terminal.read_frame("sorted by memory");

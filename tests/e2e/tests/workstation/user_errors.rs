@@ -8,8 +8,8 @@ use std::process::Command;
 
 #[test]
 fn invalid_commands_are_refused_with_the_reason() {
-    let home = TestHome::new();
-    let plain = home.path().join("plain");
+    let state_dir = TestStateDir::new();
+    let plain = state_dir.path().join("plain");
     fs::write(&plain, "#!/bin/sh\n").unwrap();
     let plain = plain.to_str().unwrap();
     for (arguments, code, words) in [
@@ -36,7 +36,7 @@ fn invalid_commands_are_refused_with_the_reason() {
         (&["pss"], 2, "ps"),
         (&["top", "--interval", "0"], 2, "0"),
     ] {
-        let (was, said) = home.run_err(arguments);
+        let (was, said) = state_dir.run_err(arguments);
         assert!(
             was == code && said.starts_with("error: ") && said.contains(words),
             "{arguments:?}: {was} {said}"
@@ -44,108 +44,108 @@ fn invalid_commands_are_refused_with_the_reason() {
         // There are no pods and no containers in workstation mode.
         assert!(!said.contains("pod") && !said.contains("container"), "{arguments:?}: {said}");
     }
-    home.wait_until_clean();
-    assert_eq!(home.shares().len(), 0);
+    state_dir.wait_until_clean();
+    assert_eq!(state_dir.shares().len(), 0);
 }
 
 /// The share existed already, and is released.
 #[test]
 fn share_is_released_when_exec_fails() {
     use std::os::unix::fs::PermissionsExt;
-    let home = TestHome::new();
-    let script = home.path().join("script");
+    let state_dir = TestStateDir::new();
+    let script = state_dir.path().join("script");
     fs::write(&script, "#!/no/such/interpreter\n").unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
-    let (code, words) = home.run_err(&["run", "-q", "--memory", "1Gi", "--", script.to_str().unwrap()]);
+    let (code, words) = state_dir.run_err(&["run", "-q", "--memory", "1Gi", "--", script.to_str().unwrap()]);
     assert!(code == 127 && words.starts_with(&format!("error: {}: ", script.display())), "{code} {words}");
-    home.wait_until_clean();
-    eventually("the share is released", || home.shares().is_empty().then_some(()));
+    state_dir.wait_until_clean();
+    eventually("the share is released", || state_dir.shares().is_empty().then_some(()));
 }
 
 #[test]
 fn taken_names_and_memory_are_refused() {
-    let home = TestHome::new();
-    let _up = home.start_up("driver: simulated\nmetrics: off\nsimulated:\n  gpus: 1\n", &[]);
-    let _one = home.start_share("one", &["--memory", "30Gi"], &["sleep", "1000"]);
-    let (code, words) = home.run_err(&["run", "--memory", "1Gi", "--name", "one", "--", "true"]);
-    let user = home.find_share("one").unwrap()["user"].as_str().unwrap().to_string();
+    let state_dir = TestStateDir::new();
+    let _up = state_dir.start_up("driver: simulated\nmetrics: off\nsimulated:\n  gpus: 1\n", &[]);
+    let _one = state_dir.start_share("one", &["--memory", "30Gi"], &["sleep", "1000"]);
+    let (code, words) = state_dir.run_err(&["run", "--memory", "1Gi", "--name", "one", "--", "true"]);
+    let user = state_dir.find_share("one").unwrap()["user"].as_str().unwrap().to_string();
     let taken = format!("error: share one already exists, of user {user}: choose another name with --name\n");
     assert_eq!((code, words), (125, taken));
-    let (code, words) = home.run_err(&["run", "--memory", "16Gi", "--", "true"]);
+    let (code, words) = state_dir.run_err(&["run", "--memory", "16Gi", "--", "true"]);
     assert!(code == 125 && words.contains("9.39 GiB") && words.contains("16 GiB requested"), "{words}");
-    let (code, words) = home.run_err(&["run", "--whole", "--", "true"]);
+    let (code, words) = state_dir.run_err(&["run", "--whole", "--", "true"]);
     assert!(code == 125 && words.starts_with("error: "), "{words}");
     // Memory that is free is granted.
-    home.run_ok(&["run", "-q", "--memory", "9Gi", "--", "true"]);
+    state_dir.run_ok(&["run", "-q", "--memory", "9Gi", "--", "true"]);
 }
 
 #[test]
 fn nested_share_is_refused() {
-    let home = TestHome::new();
+    let state_dir = TestStateDir::new();
     let inner = format!("{} run --memory 1Gi -- true", partage_e2e::partage());
     let outer = ["run", "-q", "--memory", "1Gi", "--name", "outer", "--", "sh", "-c"];
-    let (code, words) = home.run_err(&[&outer[..], &[inner.as_str()]].concat());
+    let (code, words) = state_dir.run_err(&[&outer[..], &[inner.as_str()]].concat());
     assert_eq!(code, 125);
     assert!(
         words.starts_with("error: this process is already in share outer, and shares do not nest"),
         "{words}"
     );
-    let cleared = format!("env -i PARTAGE_STATE_DIR={} {inner}", home.path().display());
-    let (code, words) = home.run_err(&[&outer[..], &[cleared.as_str()]].concat());
+    let cleared = format!("env -i PARTAGE_STATE_DIR={} {inner}", state_dir.path().display());
+    let (code, words) = state_dir.run_err(&[&outer[..], &[cleared.as_str()]].concat());
     assert!(code == 125 && words.contains("shares do not nest"), "{words}");
     // `ps` works inside a share.
     let ps = format!("{} ps -o json", partage_e2e::partage());
-    let seen = home.run_json(&[&outer[..], &[ps.as_str()]].concat());
+    let seen = state_dir.run_json(&[&outer[..], &[ps.as_str()]].concat());
     assert_eq!(seen["shares"][0]["name"], "outer");
-    home.wait_until_clean();
+    state_dir.wait_until_clean();
 }
 
 #[test]
 fn killed_daemon_is_replaced() {
-    let home = TestHome::new();
-    let mut running = home.start_sleeper("lasting");
-    let first = home.daemon_pid().unwrap();
-    let standby = eventually("a standby runs", || home.standby_pid());
+    let state_dir = TestStateDir::new();
+    let mut running = state_dir.start_sleeper("lasting");
+    let first = state_dir.daemon_pid().unwrap();
+    let standby = eventually("a standby runs", || state_dir.standby_pid());
     assert_ne!(first, standby);
     signal(first, libc::SIGKILL);
     // At once, as by a user who did not notice it.
-    let share = home.find_share("lasting").unwrap();
+    let share = state_dir.find_share("lasting").unwrap();
     assert_eq!((&share["stage"], &share["pid"]), (&"running".into(), &running.pid().into()));
     // Either the standby, or the process that the command started: the first to get the lock becomes the daemon.
-    let second = eventually("another daemon runs", || home.daemon_pid().filter(|pid| *pid != first));
-    eventually("a standby runs again", || home.standby_pid().filter(|pid| *pid != second));
+    let second = eventually("another daemon runs", || state_dir.daemon_pid().filter(|pid| *pid != first));
+    eventually("a standby runs again", || state_dir.standby_pid().filter(|pid| *pid != second));
 
     // All at once: no daemon runs until the next command.
     eventually("no daemon runs", || {
-        for pid in [home.standby_pid(), home.daemon_pid()].into_iter().flatten() {
+        for pid in [state_dir.standby_pid(), state_dir.daemon_pid()].into_iter().flatten() {
             signal(pid, libc::SIGKILL);
         }
-        home.daemon_pid().is_none().then_some(())
+        state_dir.daemon_pid().is_none().then_some(())
     });
     assert!(running.is_running());
-    assert_eq!(home.find_share("lasting").unwrap()["parts"][0]["memoryBytes"], 4 * GIB);
-    home.run_ok(&["resize", "lasting", "--memory", "5Gi"]);
-    home.run_ok(&["run", "-q", "--memory", "1Gi", "--", "true"]);
-    home.run_ok(&["stop", "lasting"]);
+    assert_eq!(state_dir.find_share("lasting").unwrap()["parts"][0]["memoryBytes"], 4 * GIB);
+    state_dir.run_ok(&["resize", "lasting", "--memory", "5Gi"]);
+    state_dir.run_ok(&["run", "-q", "--memory", "1Gi", "--", "true"]);
+    state_dir.run_ok(&["stop", "lasting"]);
     running.wait_for_exit();
-    home.wait_until_clean();
+    state_dir.wait_until_clean();
 
     // A share whose command ends while no daemon runs is released by the next one.
-    let mut alone = home.start_sleeper("alone");
-    let (daemon, standby) = (home.daemon_pid().unwrap(), eventually("a standby runs", || home.standby_pid()));
+    let mut alone = state_dir.start_sleeper("alone");
+    let (daemon, standby) = (state_dir.daemon_pid().unwrap(), eventually("a standby runs", || state_dir.standby_pid()));
     signal(standby, libc::SIGKILL);
     signal(daemon, libc::SIGKILL);
     alone.signal(libc::SIGKILL);
     alone.wait_for_exit();
-    assert_eq!(home.shares().len(), 0);
-    home.wait_until_clean();
+    assert_eq!(state_dir.shares().len(), 0);
+    state_dir.wait_until_clean();
 }
 
 #[test]
 fn second_up_and_taken_port_are_refused() {
-    let home = TestHome::new();
-    let mut up = home.start_up("driver: simulated\nmetrics: off\n", &[]);
-    let (code, words) = home.run_err(&["up", "--plain", "--metrics", "off"]);
+    let state_dir = TestStateDir::new();
+    let mut up = state_dir.start_up("driver: simulated\nmetrics: off\n", &[]);
+    let (code, words) = state_dir.run_err(&["up", "--plain", "--metrics", "off"]);
     let expected = format!(
         "error: partage up is already running here, as process {}: watch it with partage top, or end it first\n",
         up.pid()
@@ -157,16 +157,16 @@ fn second_up_and_taken_port_are_refused() {
 
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let (code, words) = home.run_err(&["up", "--plain", "--metrics", &address]);
+    let (code, words) = state_dir.run_err(&["up", "--plain", "--metrics", &address]);
     assert!(code == 1 && words.starts_with("error: ") && words.contains(&address), "{words}");
-    let (code, words) = home.run_err(&["up", "--metrics", "0.0.0.0:9464"]);
+    let (code, words) = state_dir.run_err(&["up", "--metrics", "0.0.0.0:9464"]);
     assert!(code == 1 && words.contains("can be reached from other machines"), "{words}");
-    assert_eq!(home.daemon_pid(), None);
+    assert_eq!(state_dir.daemon_pid(), None);
 }
 
 #[test]
 fn invalid_settings_are_refused() {
-    let home = TestHome::new();
+    let state_dir = TestStateDir::new();
     for (text, words) in [
         ("drivr: simulated\n", "drivr"),
         ("driver: amd\n", "amd"),
@@ -180,11 +180,11 @@ fn invalid_settings_are_refused() {
         ("users:\n  - shares: 1\n", "who"),
         ("reservations:\n  - for: '*'\n    gpu: 0\n", "reserves nothing"),
     ] {
-        let file = home.write_settings(text);
+        let file = state_dir.write_settings(text);
         let file = file.to_str().unwrap();
         for arguments in [&["up", "--check", "--settings", file][..], &["up", "--plain", "--settings", file]]
         {
-            let (code, said) = home.run_err(arguments);
+            let (code, said) = state_dir.run_err(arguments);
             assert!(
                 code == 1 && said.starts_with("error: ") && said.contains(words),
                 "{text:?}: {code} {said}"
@@ -192,7 +192,7 @@ fn invalid_settings_are_refused() {
             assert!(said.contains(file), "{said}");
         }
     }
-    assert!(!home.path().join("daemon.sock").exists());
+    assert!(!state_dir.path().join("daemon.sock").exists());
     // Errors that depend on the machine are reported at the start.
     let simulated = "driver: simulated\nmetrics: off\n";
     for (more, words) in [
@@ -201,23 +201,23 @@ fn invalid_settings_are_refused() {
         ("simulated:\n  model: RTX-9999\n", "RTX-9999"),
         ("simulated:\n  gpus: 0\n", "simulated"),
     ] {
-        let file = home.write_settings(&format!("{simulated}{more}"));
-        let (code, said) = home.run_err(&["up", "--plain", "--settings", file.to_str().unwrap()]);
+        let file = state_dir.write_settings(&format!("{simulated}{more}"));
+        let (code, said) = state_dir.run_err(&["up", "--plain", "--settings", file.to_str().unwrap()]);
         assert!(code == 1 && said.starts_with("error: ") && said.contains(words), "{more:?}: {code} {said}");
     }
-    let file = home.write_settings("driver: simulated\n");
+    let file = state_dir.write_settings("driver: simulated\n");
     let file = file.to_str().unwrap();
     assert_eq!(
-        home.run_ok(&["up", "--check", "--settings", file]),
+        state_dir.run_ok(&["up", "--check", "--settings", file]),
         format!("the settings are valid ({file})\n")
     );
 }
 
 #[test]
-fn invalid_homes_are_refused() {
-    let home = TestHome::new();
-    let long = home.path().join("x".repeat(120));
-    let file = home.path().join("file");
+fn invalid_state_dirs_are_refused() {
+    let state_dir = TestStateDir::new();
+    let long = state_dir.path().join("x".repeat(120));
+    let file = state_dir.path().join("file");
     fs::write(&file, "").unwrap();
     let below = file.join("home");
     let mut wrong = vec![
@@ -226,34 +226,34 @@ fn invalid_homes_are_refused() {
         (below.to_str().unwrap(), "cannot create the directory"),
         (file.to_str().unwrap(), "not a directory"),
     ];
-    let others = home.path().join("others");
+    let others = state_dir.path().join("others");
     fs::create_dir(&others).unwrap();
     if is_root() {
         std::os::unix::fs::chown(&others, Some(61001), Some(61001)).unwrap();
         wrong.push((others.to_str().unwrap(), "belongs to another user"));
     }
     for (folder, words) in wrong {
-        let (code, said) = home.run_err(&["run", "--state-dir", folder, "--", "true"]);
+        let (code, said) = state_dir.run_err(&["run", "--state-dir", folder, "--", "true"]);
         assert!(
             code == 125 && said.starts_with("error: ") && said.contains(words),
             "{folder}: {code} {said}"
         );
-        let (code, said) = home.run_err(&["ps", "--state-dir", folder]);
+        let (code, said) = state_dir.run_err(&["ps", "--state-dir", folder]);
         assert!(code == 2 && said.contains(words), "{folder}: {code} {said}");
     }
 }
 
 #[test]
-fn homes_are_isolated_from_each_other() {
-    let homes = [TestHome::new(), TestHome::new()];
-    let shares = homes.each_ref().map(|home| home.start_sleeper("same"));
-    for (home, mut running) in homes.iter().zip(shares) {
-        let share = home.find_share("same").unwrap();
+fn state_dirs_are_isolated_from_each_other() {
+    let state_dirs = [TestStateDir::new(), TestStateDir::new()];
+    let shares = state_dirs.each_ref().map(|state_dir| state_dir.start_sleeper("same"));
+    for (state_dir, mut running) in state_dirs.iter().zip(shares) {
+        let share = state_dir.find_share("same").unwrap();
         assert_eq!((&share["pid"], &share["members"]), (&running.pid().into(), &1.into()));
-        assert_eq!(share["cgroup"] == true, home.cgroups().len() == 1, "{share}");
-        home.run_ok(&["stop", "same"]);
+        assert_eq!(share["cgroup"] == true, state_dir.cgroups().len() == 1, "{share}");
+        state_dir.run_ok(&["stop", "same"]);
         running.wait_for_exit();
-        home.wait_until_clean();
+        state_dir.wait_until_clean();
     }
 }
 
@@ -282,41 +282,41 @@ fn full_disk_is_reported_and_recovered_from() {
     if !is_root() {
         return skip_or_fail(&"mounting a small file system needs root");
     }
-    let folder = TestHome::new();
+    let folder = TestStateDir::new();
     // Too small for anything.
     let small = folder.path().join("s");
     fs::create_dir(&small).unwrap();
     {
         let _tiny = TinyFilesystem::mount(&small, "64k");
-        let home = TestHome::at(small.join("h"));
-        let (code, words) = home.run_err(&["run", "--memory", "1Gi", "--", "true"]);
+        let state_dir = TestStateDir::at(small.join("h"));
+        let (code, words) = state_dir.run_err(&["run", "--memory", "1Gi", "--", "true"]);
         assert!(code == 125 && words.starts_with("error: ") && words.contains("No space left"), "{words}");
-        assert_eq!(home.leftovers(), Vec::<String>::new());
+        assert_eq!(state_dir.leftovers(), Vec::<String>::new());
     }
     // The file system becomes full later.
     let large = folder.path().join("l");
     fs::create_dir(&large).unwrap();
     let _tiny = TinyFilesystem::mount(&large, "64m");
-    let home = TestHome::at(large.join("h"));
-    let mut running = home.start_sleeper("before");
+    let state_dir = TestStateDir::at(large.join("h"));
+    let mut running = state_dir.start_sleeper("before");
     let filler = large.join("filler");
     let _ = fs::write(&filler, vec![0u8; 64 << 20]);
-    let (code, words) = home.run_err(&["run", "--memory", "1Gi", "--name", "after", "--", "true"]);
+    let (code, words) = state_dir.run_err(&["run", "--memory", "1Gi", "--name", "after", "--", "true"]);
     assert!(code == 125 && words.starts_with("error: ") && words.contains("No space left"), "{words}");
-    let names: Vec<_> = home.shares().iter().map(|share| share["name"].clone()).collect();
+    let names: Vec<_> = state_dir.shares().iter().map(|share| share["name"].clone()).collect();
     assert_eq!(names, ["before"]);
     // A change that cannot be recorded is not made either.
-    let (code, words) = home.run_err(&["resize", "before", "--memory", "6Gi"]);
+    let (code, words) = state_dir.run_err(&["resize", "before", "--memory", "6Gi"]);
     assert!(code == 2 && words.contains("No space left"), "{code} {words}");
-    assert_eq!(home.find_share("before").unwrap()["parts"][0]["memoryBytes"], 4 * GIB);
+    assert_eq!(state_dir.find_share("before").unwrap()["parts"][0]["memoryBytes"], 4 * GIB);
     assert!(running.is_running());
     // A daemon that is killed now is still replaced.
-    signal(home.daemon_pid().unwrap(), libc::SIGKILL);
-    assert_eq!(home.find_share("before").unwrap()["stage"], "running");
+    signal(state_dir.daemon_pid().unwrap(), libc::SIGKILL);
+    assert_eq!(state_dir.find_share("before").unwrap()["stage"], "running");
     fs::remove_file(&filler).unwrap();
-    home.run_ok(&["run", "-q", "--memory", "1Gi", "--name", "after", "--", "true"]);
-    home.run_ok(&["resize", "before", "--memory", "6Gi"]);
-    home.run_ok(&["stop", "before"]);
+    state_dir.run_ok(&["run", "-q", "--memory", "1Gi", "--name", "after", "--", "true"]);
+    state_dir.run_ok(&["resize", "before", "--memory", "6Gi"]);
+    state_dir.run_ok(&["stop", "before"]);
     running.wait_for_exit();
-    home.wait_until_clean();
+    state_dir.wait_until_clean();
 }

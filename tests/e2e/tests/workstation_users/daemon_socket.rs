@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 fn connect(machine: &SharedMachine) -> UnixStream {
-    connect_to(&machine.home.path().join("daemon.sock"))
+    connect_to(&machine.state_dir.path().join("daemon.sock"))
 }
 
 fn connect_to(socket: &Path) -> UnixStream {
@@ -61,10 +61,10 @@ fn malformed_requests_are_answered_and_harm_no_other_user() {
     // Names are not used as paths.
     let path = json!({"ask": "stop", "name": "../../etc", "grace_millis": 0}).to_string() + "\n";
     assert!(send_and_receive(&machine, path.as_bytes()).contains("share ../../etc not found"));
-    let (code, words) = machine.home.run_err(&["run", "--name", "../x", "--", "true"]);
+    let (code, words) = machine.state_dir.run_err(&["run", "--name", "../x", "--", "true"]);
     assert!(code == 125 && words.contains("invalid name"), "{words}");
     assert!(up.is_running());
-    machine.home.run_ok(&["ps"]);
+    machine.state_dir.run_ok(&["ps"]);
 }
 
 const SOCKET_VARIABLE: &str = "PARTAGE_TEST_SOCKET";
@@ -104,7 +104,7 @@ fn unconfined_share_is_released() {
     // it, too.
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "daemon_socket::lying_client", "--ignored", "--nocapture"]);
-    command.env(SOCKET_VARIABLE, machine.home.path().join("daemon.sock"));
+    command.env(SOCKET_VARIABLE, machine.state_dir.path().join("daemon.sock"));
     let mut lying_client = BackgroundProcess::start(command);
     let cgroup = format!("/proc/{}/cgroup", lying_client.pid());
     let cgroups = || std::fs::read_to_string(&cgroup).unwrap();
@@ -121,14 +121,14 @@ fn unconfined_share_is_released() {
         assert_eq!((&granted["answer"], &granted["name"]), (&"granted".into(), &"liar".into()), "{granted}");
     };
     let given_back = || {
-        eventually("the share is released", || machine.home.find_share("liar").is_none().then_some(()));
+        eventually("the share is released", || machine.state_dir.find_share("liar").is_none().then_some(()));
         // The caller is unchanged.
         eventually("the caller is in its former cgroup", || (cgroups() == before).then_some(()));
     };
     // It reports a binding that it does not have.
     for binding in ["mountNamespace", "userNamespace"] {
         asked(&mut lying_client);
-        assert!(machine.home.find_share("liar").is_some());
+        assert!(machine.state_dir.find_share("liar").is_some());
         let line = hear(&mut lying_client, &json!({"binding": binding}).to_string());
         assert!(line.contains("the process is not confined: its region is not visible"), "{line}");
         given_back();
@@ -143,7 +143,7 @@ fn unconfined_share_is_released() {
     hear(&mut lying_client, "{}");
     given_back();
     assert!(lying_client.is_running());
-    machine.home.wait_until_clean();
+    machine.state_dir.wait_until_clean();
 }
 
 #[test]
@@ -180,5 +180,5 @@ fn connection_flood_does_not_block_other_users() {
     // The bytes were no request, or there was no response.
     let _ = hears.read_to_string(&mut last);
     assert!(slowly.join().unwrap(), "a client that sends one byte at a time is never disconnected");
-    machine.home.wait_until_clean();
+    machine.state_dir.wait_until_clean();
 }

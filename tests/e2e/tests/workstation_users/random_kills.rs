@@ -1,6 +1,6 @@
 //! Daemons, standbys and commands are killed at random. Limits hold, and nothing is left over.
 
-use crate::support::{BackgroundProcess, GIB, TestHome, eventually, is_alive, sample, signal};
+use crate::support::{BackgroundProcess, GIB, TestStateDir, eventually, is_alive, sample, signal};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ const SHARE_SPECS: [(&str, u64, &[&str]); 4] = [
 ];
 
 struct KillScenario {
-    home: TestHome,
+    state_dir: TestStateDir,
     running: BTreeMap<&'static str, BackgroundProcess>,
 }
 
@@ -47,7 +47,7 @@ impl KillScenario {
                 work,
             ]
             .concat();
-            self.running.insert(name, BackgroundProcess::start(self.home.partage(&arguments)));
+            self.running.insert(name, BackgroundProcess::start(self.state_dir.partage(&arguments)));
         }
     }
 
@@ -60,14 +60,14 @@ impl KillScenario {
     fn wait_until_consistent(&mut self, what: &str) {
         eventually(&format!("shares and processes are consistent after {what}"), || {
             self.reap();
-            let report = self.home.run_json(&["top", "-o", "json", "--interval", "50ms"]);
+            let report = self.state_dir.run_json(&["top", "-o", "json", "--interval", "50ms"]);
             let shares = report["shares"].as_array().unwrap();
             self.assert_within_limits(&report, what);
             let with_processes = |share: &Value| share["members"].as_u64().unwrap() > 0;
             let starting = shares.iter().any(|share| share["stage"] == "starting");
             let mut kept: Vec<u64> = shares.iter().map(|share| share["pid"].as_u64().unwrap()).collect();
             let mut live: Vec<u64> = self.running.values().map(|running| running.pid().into()).collect();
-            let mut members: Vec<u64> = self.home.share_processes().into_iter().map(u64::from).collect();
+            let mut members: Vec<u64> = self.state_dir.share_processes().into_iter().map(u64::from).collect();
             for pids in [&mut kept, &mut live, &mut members] {
                 pids.sort_unstable();
             }
@@ -82,7 +82,7 @@ impl KillScenario {
         eventually("all shares run and compute", || {
             self.reap();
             self.start_missing();
-            let shares = self.home.shares();
+            let shares = self.state_dir.shares();
             let runs = |share: &&Value| share["stage"] == "running";
             let refused = |share: &Value| {
                 let greedy = share["command"].as_array().unwrap().last().unwrap() == "greedy";
@@ -125,9 +125,9 @@ fn random_kills_keep_limits_and_leave_nothing() {
     });
     println!("set PARTAGE_KILL_SEED={seed} to repeat this run");
     let mut rng = XorShiftRng(seed);
-    let home = TestHome::new();
-    let mut up = Some(home.start_up("driver: simulated\n", &["--metrics", "off"]));
-    let mut scenario = KillScenario { home, running: BTreeMap::new() };
+    let state_dir = TestStateDir::new();
+    let mut up = Some(state_dir.start_up("driver: simulated\n", &["--metrics", "off"]));
+    let mut scenario = KillScenario { state_dir, running: BTreeMap::new() };
     scenario.wait_until_all_work();
     for round in 0..rounds {
         scenario.start_missing();
@@ -138,13 +138,13 @@ fn random_kills_keep_limits_and_leave_nothing() {
                 scenario.reap();
                 scenario.start_missing();
                 let runs = |share: &&Value| share["stage"] == "running";
-                (scenario.home.shares().iter().filter(runs).count() == SHARE_SPECS.len()).then_some(())
+                (scenario.state_dir.shares().iter().filter(runs).count() == SHARE_SPECS.len()).then_some(())
             });
         } else {
             std::thread::sleep(std::time::Duration::from_millis(u64::try_from(rng.below(60)).unwrap()));
         }
-        let daemon = scenario.home.daemon_pid();
-        let standby = scenario.home.standby_pid();
+        let daemon = scenario.state_dir.daemon_pid();
+        let standby = scenario.state_dir.standby_pid();
         let command = scenario.running.values().nth(rng.below(SHARE_SPECS.len())).map(BackgroundProcess::pid);
         let victims = [
             ("the daemon", [daemon, None]),
@@ -168,53 +168,53 @@ fn random_kills_keep_limits_and_leave_nothing() {
         }
         scenario.wait_until_consistent(&what);
         if up.is_none() && rng.below(3) == 0 {
-            up = Some(scenario.home.start_up("driver: simulated\n", &["--metrics", "off"]));
+            up = Some(scenario.state_dir.start_up("driver: simulated\n", &["--metrics", "off"]));
             scenario.wait_until_consistent(&format!("{what}, up again"));
         }
     }
     scenario.wait_until_all_work();
     scenario.wait_until_consistent(&format!("seed {seed}: everything"));
-    let KillScenario { home, mut running } = scenario;
-    let stopped = home.run_json(&["stop", "--all", "--grace", "5s", "-o", "json"]);
+    let KillScenario { state_dir, mut running } = scenario;
+    let stopped = state_dir.run_json(&["stop", "--all", "--grace", "5s", "-o", "json"]);
     assert_eq!(stopped["failed"], serde_json::json!([]), "seed {seed}");
     for (name, running) in &mut running {
         let _ = running.wait_for_exit();
-        assert!(home.find_share(name).is_none());
+        assert!(state_dir.find_share(name).is_none());
     }
     if let Some(up) = &mut up {
         up.signal(libc::SIGTERM);
         let status = up.wait_for_exit();
         assert!(status.success(), "seed {seed}: {status}: {:?}", up.remaining_lines());
     }
-    home.wait_until_clean();
+    state_dir.wait_until_clean();
     // A background daemon stays for a while, and then ends.
-    eventually("no daemon is left", || home.processes().is_empty().then_some(()));
+    eventually("no daemon is left", || state_dir.processes().is_empty().then_some(()));
 }
 
 #[test]
 fn share_of_a_newer_version_is_ignored_and_stays_reserved() {
     const SIMULATED_SETTINGS: &str = "driver: simulated\n";
-    let home = TestHome::new();
-    let mut share = home.start_share("newer", &["--memory", "30Gi"], &["sleep", "1000"]);
+    let state_dir = TestStateDir::new();
+    let mut share = state_dir.start_share("newer", &["--memory", "30Gi"], &["sleep", "1000"]);
     // The daemon that made it ends, and so do its standbys.
     eventually("no daemon runs", || {
-        let members = home.share_processes();
-        let daemons: Vec<u32> = home.processes().into_iter().filter(|pid| !members.contains(pid)).collect();
+        let members = state_dir.share_processes();
+        let daemons: Vec<u32> = state_dir.processes().into_iter().filter(|pid| !members.contains(pid)).collect();
         daemons.iter().for_each(|pid| signal(*pid, libc::SIGKILL));
         daemons.is_empty().then_some(())
     });
-    let record = home.path().join("shares/newer/share.json");
+    let record = state_dir.path().join("shares/newer/share.json");
     let written = std::fs::read_to_string(&record).unwrap();
     let newer = written.replacen("{\"format\":1,", "{\"format\":2,", 1);
     assert_ne!(newer, written);
     std::fs::write(&record, &newer).unwrap();
 
-    let mut up = home.start_up(SIMULATED_SETTINGS, &["--metrics", "off"]);
+    let mut up = state_dir.start_up(SIMULATED_SETTINGS, &["--metrics", "off"]);
     up.wait_for_line("share newer was created by another version of partage, and its GPUs stay held");
     // 39.39 GiB of each GPU can be shared.
-    let (code, words) = home.run_err(&["run", "--gpus", "2", "--memory", "20Gi", "--", "true"]);
+    let (code, words) = state_dir.run_err(&["run", "--gpus", "2", "--memory", "20Gi", "--", "true"]);
     assert!(code == 125 && words.contains("9.39 GiB"), "{words}");
-    assert_eq!(home.shares(), Vec::<Value>::new());
+    assert_eq!(state_dir.shares(), Vec::<Value>::new());
     assert!(share.is_running());
     assert_eq!(std::fs::read_to_string(&record).unwrap(), newer);
     up.signal(libc::SIGTERM);
@@ -222,9 +222,9 @@ fn share_of_a_newer_version_is_ignored_and_stays_reserved() {
 
     // The newer version comes back.
     std::fs::write(&record, &written).unwrap();
-    let mut up = home.start_up(SIMULATED_SETTINGS, &["--metrics", "off"]);
+    let mut up = state_dir.start_up(SIMULATED_SETTINGS, &["--metrics", "off"]);
     up.wait_for_line("share adopted share=newer");
-    assert!(share.is_running() && home.find_share("newer").is_some());
-    home.run_ok(&["stop", "newer"]);
-    home.wait_until_clean();
+    assert!(share.is_running() && state_dir.find_share("newer").is_some());
+    state_dir.run_ok(&["stop", "newer"]);
+    state_dir.wait_until_clean();
 }

@@ -1,7 +1,7 @@
 //! A machine with several users: programs that all of them can start, and a shared state directory.
 #![allow(unsafe_code)]
 
-use crate::support::{BackgroundProcess, TestHome, eventually, install_program, sample};
+use crate::support::{BackgroundProcess, TestStateDir, eventually, install_program, sample};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
@@ -14,15 +14,15 @@ pub(crate) const ADA: u32 = 61_001;
 pub(crate) const BOB: u32 = 61_002;
 pub(crate) const EVE: u32 = 61_003;
 
-/// A home, and programs next to it that every user may execute: those that cargo built may be in a directory that only
+/// A state directory, and programs next to it that every user may execute: those that cargo built may be in a directory that only
 /// root can enter.
 pub(crate) struct SharedMachine {
-    pub(crate) home: TestHome,
+    pub(crate) state_dir: TestStateDir,
     folder: tempfile::TempDir,
 }
 
 impl SharedMachine {
-    /// Creates one with a home that does not exist yet.
+    /// Creates one with a state directory that does not exist yet.
     fn new() -> SharedMachine {
         let folder = tempfile::Builder::new().prefix("p").tempdir_in("/tmp").unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -38,10 +38,10 @@ impl SharedMachine {
                 install_program(&file, &to);
             }
         }
-        SharedMachine { home: TestHome::at(folder.path().join("h")), folder }
+        SharedMachine { state_dir: TestStateDir::at(folder.path().join("h")), folder }
     }
 
-    /// Starts root's daemon on a new home, with settings.
+    /// Starts root's daemon on a new state directory, with settings.
     pub(crate) fn managed_by_root(settings: &str) -> (SharedMachine, BackgroundProcess) {
         SharedMachine::managed_by_root_with_umask("022", settings)
     }
@@ -52,14 +52,14 @@ impl SharedMachine {
         settings: &str,
     ) -> (SharedMachine, BackgroundProcess) {
         let machine = SharedMachine::new();
-        fs::create_dir(machine.home.path()).unwrap();
-        let file = machine.home.write_settings(&format!("driver: simulated\n{settings}"));
+        fs::create_dir(machine.state_dir.path()).unwrap();
+        let file = machine.state_dir.write_settings(&format!("driver: simulated\n{settings}"));
         let arguments = ["up", "--plain", "--metrics", "off", "--settings", file.to_str().unwrap()];
         let mut command = Command::new("sh");
         command.args(["-c", "umask $0; exec \"$@\"", umask, partage_e2e::partage()]).args(arguments);
-        set_environment(&mut command, &machine.home);
+        set_environment(&mut command, &machine.state_dir);
         let mut up = BackgroundProcess::start(command);
-        let socket = machine.home.path().join("daemon.sock");
+        let socket = machine.state_dir.path().join("daemon.sock");
         eventually("the daemon responds", || {
             assert!(up.is_running(), "{:?}", up.remaining_lines());
             UnixStream::connect(&socket).ok()
@@ -67,11 +67,11 @@ impl SharedMachine {
         (machine, up)
     }
 
-    /// Creates a home for the daemon of a user, with settings.
+    /// Creates a state directory for the daemon of a user, with settings.
     pub(crate) fn owned_by(uid: u32) -> SharedMachine {
         let machine = SharedMachine::new();
-        fs::create_dir(machine.home.path()).unwrap();
-        chown(machine.home.path(), Some(uid), Some(uid)).unwrap();
+        fs::create_dir(machine.state_dir.path()).unwrap();
+        chown(machine.state_dir.path(), Some(uid), Some(uid)).unwrap();
         let settings = machine.folder.path().join("config/partage");
         fs::create_dir_all(&settings).unwrap();
         fs::write(settings.join("partage.yaml"), "driver: simulated\n").unwrap();
@@ -86,7 +86,7 @@ impl SharedMachine {
     pub(crate) fn partage(&self, uid: u32, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.folder.path().join("partage"));
         command.args(arguments).uid(uid).gid(uid).current_dir("/");
-        set_environment(&mut command, &self.home);
+        set_environment(&mut command, &self.state_dir);
         command.env("HOME", "/").env("XDG_CONFIG_HOME", self.folder.path().join("config"));
         command.stdin(std::process::Stdio::null());
         command
@@ -123,15 +123,15 @@ impl SharedMachine {
         let said = running.wait_for_line(&format!("partage: {name}: "));
         eventually(&format!("{name} is running"), || {
             assert!(running.is_running(), "{said}");
-            self.home.find_share(name).filter(|share| share["stage"] == "running")
+            self.state_dir.find_share(name).filter(|share| share["stage"] == "running")
         });
         (running, said)
     }
 }
 
-/// Sets the environment of a command for a home.
-fn set_environment(command: &mut Command, home: &TestHome) {
-    for (name, value) in home.partage(&[]).get_envs() {
+/// Sets the environment of a command for a state directory.
+fn set_environment(command: &mut Command, state_dir: &TestStateDir) {
+    for (name, value) in state_dir.partage(&[]).get_envs() {
         match value {
             Some(value) => command.env(name, value),
             None => command.env_remove(name),

@@ -1,6 +1,6 @@
 //! `partage up`: its screen, its log lines, its metrics, and that shares outlive it.
 
-use crate::support::{BackgroundProcess, GIB, TerminalProgram, TestHome, eventually, sample, signal};
+use crate::support::{BackgroundProcess, GIB, TerminalProgram, TestStateDir, eventually, sample, signal};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -10,16 +10,16 @@ const SIMULATED_SETTINGS: &str = "driver: simulated\n";
 
 #[test]
 fn view_updates_live_and_ends_with_ctrl_c() {
-    let home = TestHome::new();
-    let settings = home.write_settings(SIMULATED_SETTINGS);
+    let state_dir = TestStateDir::new();
+    let settings = state_dir.write_settings(SIMULATED_SETTINGS);
     let arguments = ["up", "--settings", settings.to_str().unwrap(), "--metrics", "off"];
-    let mut up = TerminalProgram::start(home.partage(&arguments), 30, 110);
+    let mut up = TerminalProgram::start(state_dir.partage(&arguments), 30, 110);
     let before = up.before.local_modes;
     // One read may contain both.
     up.read_until(|shown| {
         shown.contains("simulating 2 x NVIDIA A100-SXM4-40GB") && shown.contains("\u{1b}[?1049h")
     });
-    let mut share = home.start_share("view", &["--memory", "4Gi", "--cores", "30"], &["sleep", "1000"]);
+    let mut share = state_dir.start_share("view", &["--memory", "4Gi", "--cores", "30"], &["sleep", "1000"]);
     // In the table, and below it as an event.
     up.wait_for_text("share granted share=view grant=4 GiB and 30 % of GPU ");
     assert_ne!(up.modes().local_modes, before);
@@ -30,35 +30,35 @@ fn view_updates_live_and_ends_with_ctrl_c() {
     assert!(last.contains("\u{1b}[?1049l"), "{last:?}");
     assert!(up.wait_for_exit().success());
     assert_eq!(up.modes().local_modes, before);
-    assert!(share.is_running() && home.find_share("view").is_some());
-    home.run_ok(&["stop", "view"]);
-    home.wait_until_clean();
+    assert!(share.is_running() && state_dir.find_share("view").is_some());
+    state_dir.run_ok(&["stop", "view"]);
+    state_dir.wait_until_clean();
 }
 
 #[test]
 fn plain_output_logs_share_events() {
-    let home = TestHome::new();
-    let mut up = home.start_up(SIMULATED_SETTINGS, &["--metrics", "127.0.0.1:0"]);
+    let state_dir = TestStateDir::new();
+    let mut up = state_dir.start_up(SIMULATED_SETTINGS, &["--metrics", "127.0.0.1:0"]);
     up.wait_for_line("no NVIDIA driver in use: simulating 2 x NVIDIA A100-SXM4-40GB");
     up.wait_for_line("metrics: http://127.0.0.1:");
     up.wait_for_line("stop with Ctrl-C");
-    home.run_ok(&["run", "--memory", "4Gi", "--cores", "30", "--name", "lines", "--", "true"]);
+    state_dir.run_ok(&["run", "--memory", "4Gi", "--cores", "30", "--name", "lines", "--", "true"]);
     up.wait_for_line("share granted share=lines grant=4 GiB and 30 % of GPU 0 user=root");
     up.wait_for_line("share released share=lines");
-    let (code, words) = home.run_err(&["up", "--metrics", "off"]);
+    let (code, words) = state_dir.run_err(&["up", "--metrics", "off"]);
     let expected = format!("error: partage up is already running here, as process {}: ", up.pid());
     assert!(code == 1 && words.starts_with(&expected), "{words}");
     up.signal(libc::SIGINT);
     assert!(up.wait_for_exit().success());
     assert_eq!(up.remaining_lines(), Vec::<String>::new());
-    assert_eq!(home.processes(), Vec::<u32>::new());
+    assert_eq!(state_dir.processes(), Vec::<u32>::new());
 }
 
 #[test]
 fn json_lines_carry_fields_and_spans() {
-    let home = TestHome::new();
-    let mut up = home.start_up(SIMULATED_SETTINGS, &["--metrics", "off", "--json"]);
-    home.run_ok(&["run", "--memory", "4Gi", "--name", "json", "--", "true"]);
+    let state_dir = TestStateDir::new();
+    let mut up = state_dir.start_up(SIMULATED_SETTINGS, &["--metrics", "off", "--json"]);
+    state_dir.run_ok(&["run", "--memory", "4Gi", "--name", "json", "--", "true"]);
     let read = |line: String| -> serde_json::Value { serde_json::from_str(&line).unwrap() };
     let granted = read(up.wait_for_line("share granted"));
     assert_eq!((&granted["level"], &granted["fields"]["share"]), (&"INFO".into(), &"json".into()));
@@ -74,14 +74,14 @@ fn json_lines_carry_fields_and_spans() {
 /// A thread that does not end in time would be logged.
 #[test]
 fn open_connections_do_not_delay_the_end() {
-    let home = TestHome::new();
-    let mut up = home.start_up(SIMULATED_SETTINGS, &["--metrics", "127.0.0.1:0"]);
+    let state_dir = TestStateDir::new();
+    let mut up = state_dir.start_up(SIMULATED_SETTINGS, &["--metrics", "127.0.0.1:0"]);
     let line = up.wait_for_line("metrics: http://");
     let address = line.trim_start_matches("metrics: http://").trim_end_matches("/metrics").to_string();
     up.wait_for_line("stop with Ctrl-C");
     let _scraper = TcpStream::connect(address).unwrap();
-    let silent = UnixStream::connect(home.path().join("daemon.sock")).unwrap();
-    let mut unfinished = UnixStream::connect(home.path().join("daemon.sock")).unwrap();
+    let silent = UnixStream::connect(state_dir.path().join("daemon.sock")).unwrap();
+    let mut unfinished = UnixStream::connect(state_dir.path().join("daemon.sock")).unwrap();
     unfinished.write_all(b"{\"ask\":").unwrap();
     up.signal(libc::SIGINT);
     assert!(up.wait_for_exit().success());
@@ -97,9 +97,9 @@ fn open_connections_do_not_delay_the_end() {
 
 #[test]
 fn invalid_log_filter_is_refused() {
-    let home = TestHome::new();
+    let state_dir = TestStateDir::new();
     for arguments in [&["up", "--plain", "--metrics", "off"][..], &["node", "--node-name", "n1"]] {
-        let output = home.partage(arguments).env("PARTAGE_LOG", "partage=loud").output().unwrap();
+        let output = state_dir.partage(arguments).env("PARTAGE_LOG", "partage=loud").output().unwrap();
         let words = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {words}");
         assert!(words.contains("PARTAGE_LOG=\"partage=loud\" is not a log filter"), "{words}");
@@ -108,11 +108,11 @@ fn invalid_log_filter_is_refused() {
 
 #[test]
 fn background_daemon_logs_into_its_file() {
-    let home = TestHome::new();
-    let mut run = home.partage(&["run", "-q", "--memory", "4Gi", "--name", "logged", "--", "true"]);
+    let state_dir = TestStateDir::new();
+    let mut run = state_dir.partage(&["run", "-q", "--memory", "4Gi", "--name", "logged", "--", "true"]);
     assert!(run.env("PARTAGE_LOG", "partage=debug").status().unwrap().success());
     let log = eventually("the share's end is logged", || {
-        let log = std::fs::read_to_string(home.path().join("daemon.log")).ok()?;
+        let log = std::fs::read_to_string(state_dir.path().join("daemon.log")).ok()?;
         log.contains("share released share=logged").then_some(log)
     });
     for part in ["daemon started", "share granted share=logged", "request{uid=0 ", "DEBUG"] {
@@ -133,12 +133,12 @@ fn http_get(address: &str, path: &str, host: &str) -> (String, String) {
 
 #[test]
 fn metrics_cover_every_gpu_and_share() {
-    let home = TestHome::new();
-    let mut up = home.start_up(SIMULATED_SETTINGS, &["--metrics", "127.0.0.1:0"]);
+    let state_dir = TestStateDir::new();
+    let mut up = state_dir.start_up(SIMULATED_SETTINGS, &["--metrics", "127.0.0.1:0"]);
     let line = up.wait_for_line("metrics: http://");
     let address = line.trim_start_matches("metrics: http://").trim_end_matches("/metrics").to_string();
     let options = ["--memory", "4Gi", "--cores", "30", "--mode", "hard"];
-    let mut greedy = home.start_share("metered", &options, &[sample(), "greedy"]);
+    let mut greedy = state_dir.start_share("metered", &options, &[sample(), "greedy"]);
     greedy.wait_for_line("refused at ");
     // By its first refusal it has computed, and was throttled.
     let (status, text) = http_get(&address, "/metrics", &address);
@@ -181,7 +181,7 @@ fn metrics_cover_every_gpu_and_share() {
         assert_eq!(http_get(&address, path, "evil.example:80").0, "HTTP/1.1 403 Forbidden");
     }
     // The port is in use.
-    let other = TestHome::new();
+    let other = TestStateDir::new();
     let (code, words) = other.run_err(&["up", "--plain", "--metrics", &address]);
     assert!(code == 1 && words.contains(&address) && words.contains("use another address"), "{words}");
     let (code, words) = other.run_err(&["up", "--plain", "--metrics", "0.0.0.0:9464"]);
@@ -192,20 +192,20 @@ fn metrics_cover_every_gpu_and_share() {
 
 #[test]
 fn shares_survive_every_end_of_up() {
-    let home = TestHome::new();
+    let state_dir = TestStateDir::new();
     let mut greedy: Option<BackgroundProcess> = None;
     let mut pid = 0;
     for end in [libc::SIGKILL, libc::SIGTERM, libc::SIGKILL] {
-        let mut up = home.start_up(SIMULATED_SETTINGS, &["--metrics", "off"]);
+        let mut up = state_dir.start_up(SIMULATED_SETTINGS, &["--metrics", "off"]);
         let greedy = greedy
-            .get_or_insert_with(|| home.start_share("outlives", &["--memory", "4Gi"], &[sample(), "greedy"]));
+            .get_or_insert_with(|| state_dir.start_share("outlives", &["--memory", "4Gi"], &[sample(), "greedy"]));
         if pid == 0 {
             pid = greedy.pid();
         } else {
             up.wait_for_line("share adopted share=outlives");
         }
         // The daemon that adopted the share has a standby.
-        eventually("a standby runs", || home.standby_pid());
+        eventually("a standby runs", || state_dir.standby_pid());
         up.signal(end);
         let status = up.wait_for_exit();
         match end {
@@ -216,39 +216,39 @@ fn shares_survive_every_end_of_up() {
             }
         }
         // Without any request another daemon takes over.
-        eventually("a daemon runs", || home.daemon_pid());
-        let share = home.find_share("outlives").unwrap();
+        eventually("a daemon runs", || state_dir.daemon_pid());
+        let share = state_dir.find_share("outlives").unwrap();
         assert_eq!((&share["stage"], &share["pid"]), (&"running".into(), &pid.into()), "{share}");
         greedy.wait_for_line("refused at 3.5 GiB");
-        assert!(home.find_share("outlives").unwrap()["parts"][0]["peakBytes"].as_u64().unwrap() <= 4 * GIB);
+        assert!(state_dir.find_share("outlives").unwrap()["parts"][0]["peakBytes"].as_u64().unwrap() <= 4 * GIB);
     }
-    home.run_ok(&["stop", "outlives"]);
-    home.wait_until_clean();
+    state_dir.run_ok(&["stop", "outlives"]);
+    state_dir.wait_until_clean();
 }
 
 #[test]
 fn killed_standby_is_replaced() {
-    let home = TestHome::new();
-    let _share = home.start_sleeper("guarded");
+    let state_dir = TestStateDir::new();
+    let _share = state_dir.start_sleeper("guarded");
     for _ in 0..2 {
-        let standby = eventually("a standby runs", || home.standby_pid());
+        let standby = eventually("a standby runs", || state_dir.standby_pid());
         signal(standby, libc::SIGKILL);
-        eventually("another standby runs", || home.standby_pid().filter(|pid| *pid != standby));
+        eventually("another standby runs", || state_dir.standby_pid().filter(|pid| *pid != standby));
     }
-    let daemon = eventually("a daemon runs", || home.daemon_pid());
+    let daemon = eventually("a daemon runs", || state_dir.daemon_pid());
     signal(daemon, libc::SIGKILL);
     // Without any request.
-    eventually("another daemon runs", || home.daemon_pid().filter(|pid| *pid != daemon));
-    home.run_ok(&["stop", "guarded"]);
-    home.wait_until_clean();
+    eventually("another daemon runs", || state_dir.daemon_pid().filter(|pid| *pid != daemon));
+    state_dir.run_ok(&["stop", "guarded"]);
+    state_dir.wait_until_clean();
 }
 
 #[test]
 fn check_option_validates_settings() {
-    let home = TestHome::new();
+    let state_dir = TestStateDir::new();
     let check = |text: &str| {
-        let file = home.write_settings(text);
-        let output = home.output(&["up", "--check", "--settings", file.to_str().unwrap()]);
+        let file = state_dir.write_settings(text);
+        let output = state_dir.output(&["up", "--check", "--settings", file.to_str().unwrap()]);
         let words = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
         (output.status.code().unwrap(), words)
     };
@@ -268,16 +268,16 @@ fn check_option_validates_settings() {
         assert!(code == 1 && words.starts_with("error: ") && words.contains(what), "{text}: {words}");
     }
     // The check has no side effects.
-    assert!(!home.path().join("daemon.sock").exists() && home.processes().is_empty());
-    let (code, words) = home.run_err(&["up", "--check", "--settings", "/nowhere/x.yaml"]);
+    assert!(!state_dir.path().join("daemon.sock").exists() && state_dir.processes().is_empty());
+    let (code, words) = state_dir.run_err(&["up", "--check", "--settings", "/nowhere/x.yaml"]);
     assert!(code == 1 && words.contains("cannot read /nowhere/x.yaml"), "{words}");
 }
 
 #[test]
 fn started_programs_are_summarized() {
-    let home = TestHome::new();
+    let state_dir = TestStateDir::new();
     let sample = sample();
-    let file = home.path().join("start.yaml");
+    let file = state_dir.path().join("start.yaml");
     let text = format!(
         "shares:\n\
          - {{name: sum-trainer, memory: 4Gi, cores: 50, command: [{sample}, trainer, --memory, 2Gi]}}\n\
@@ -285,7 +285,7 @@ fn started_programs_are_summarized() {
          - {{name: sum-huge, memory: 90Gi, command: [{sample}, greedy]}}\n"
     );
     std::fs::write(&file, text).unwrap();
-    let mut up = home.start_up(
+    let mut up = state_dir.start_up(
         SIMULATED_SETTINGS,
         &["--metrics", "off", "--start", file.to_str().unwrap(), "--for", "20s"],
     );
@@ -302,6 +302,6 @@ fn started_programs_are_summarized() {
     let huge = up.wait_for_line("sum-huge");
     assert!(huge.contains("no share"), "{huge}");
     assert!(up.wait_for_exit().success());
-    home.wait_until_clean();
-    assert_eq!(home.processes(), Vec::<u32>::new());
+    state_dir.wait_until_clean();
+    assert_eq!(state_dir.processes(), Vec::<u32>::new());
 }

@@ -1,7 +1,7 @@
 //! Several users on one machine: the owners of shares, and the limits of users.
 
 use crate::shared_machine::{ADA, BOB, EVE, SharedMachine, as_user, forbid_user_namespaces};
-use crate::support::{BackgroundProcess, GIB, TestHome, eventually, is_root, skip_or_fail};
+use crate::support::{BackgroundProcess, GIB, TestStateDir, eventually, is_root, skip_or_fail};
 use serde_json::Value;
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
@@ -44,7 +44,7 @@ fn share_can_be_changed_only_by_its_owner_or_root() {
     for arguments in [&["stop", "users-ada"][..], &["resize", "users-ada", "--memory", "1Gi"]] {
         assert_eq!(machine.run_err(BOB, arguments), (1, not_yours("users-ada", ADA)), "{arguments:?}");
     }
-    assert_eq!(machine.home.find_share("users-ada").unwrap()["parts"][0]["memoryBytes"], 4 * GIB);
+    assert_eq!(machine.state_dir.find_share("users-ada").unwrap()["parts"][0]["memoryBytes"], 4 * GIB);
     let (code, taken) =
         machine.run_err(EVE, &["run", "--name", "users-ada", "--memory", "1Gi", "--", "true"]);
     assert!(code == 125 && taken.contains(&format!("already exists, of user {ADA}")), "{taken}");
@@ -52,7 +52,7 @@ fn share_can_be_changed_only_by_its_owner_or_root() {
     assert!(code == 1 && words.contains("only the daemon's own user may take over from it"), "{words}");
 
     machine.run_ok(ADA, &["resize", "users-ada", "--memory", "6Gi"]);
-    assert_eq!(machine.home.find_share("users-ada").unwrap()["parts"][0]["memoryBytes"], 6 * GIB);
+    assert_eq!(machine.state_dir.find_share("users-ada").unwrap()["parts"][0]["memoryBytes"], 6 * GIB);
     let stopped: Value =
         serde_json::from_str(&machine.run_ok(BOB, &["stop", "--all", "-o", "json"])).unwrap();
     assert_eq!(stopped["stopped"].as_array().unwrap().len(), 2, "{stopped}");
@@ -64,11 +64,11 @@ fn share_can_be_changed_only_by_its_owner_or_root() {
     );
     assert_eq!(machine.run_ok(BOB, &["stop", "--all"]), "you have no shares: nothing to stop\n");
     // The administrator may stop any share.
-    machine.home.run_ok(&["stop", "users-eve"]);
+    machine.state_dir.run_ok(&["stop", "users-eve"]);
     assert!(!eve.wait_for_exit().success());
     machine.run_ok(ADA, &["stop", "users-ada"]);
     assert!(!ada.wait_for_exit().success());
-    machine.home.wait_until_clean();
+    machine.state_dir.wait_until_clean();
 }
 
 fn share_owner(share: &Value) -> (&str, u64) {
@@ -122,13 +122,13 @@ fn user_rules_and_reservations_are_enforced() {
     let (_bob, said) = machine.start_sleeper(BOB, "rules-bob", &["--memory", "9Gi"]);
     assert!(said.contains("9 GiB of GPU 1"), "{said}");
     // The rules do not apply to the administrator, but reservations of others do.
-    let (code, words) = machine.home.run_err(&["run", "--whole", "--gpus", "2", "--", "true"]);
+    let (code, words) = machine.state_dir.run_err(&["run", "--whole", "--gpus", "2", "--", "true"]);
     assert_eq!(code, 125, "{words}");
-    machine.home.run_ok(&["run", "--memory", "20Gi", "--", "true"]);
+    machine.state_dir.run_ok(&["run", "--memory", "20Gi", "--", "true"]);
 }
 
 #[test]
-fn user_runs_a_daemon_in_their_own_home() {
+fn user_runs_a_daemon_in_their_own_state_dir() {
     if skip_without_root() {
         return;
     }
@@ -153,7 +153,7 @@ fn user_runs_a_daemon_in_their_own_home() {
     assert!(code == 2 && words.contains("ermission denied"), "{code} {words}");
     greedy.signal(libc::SIGTERM);
     assert!(greedy.wait_for_exit().success());
-    machine.home.wait_until_clean();
+    machine.state_dir.wait_until_clean();
     assert_eq!(
         machine.run_ok(ADA, &["ps"]),
         "no shares; start one with: partage run --memory 4Gi -- COMMAND\n"
@@ -198,7 +198,7 @@ fn library_path_holds_limits_without_user_namespaces() {
     });
     let stopped: Value = serde_json::from_str(&machine.run_ok(ADA, &["stop", "path", "-o", "json"])).unwrap();
     assert_eq!(stopped["stopped"][0]["ended"], 2, "{stopped}");
-    machine.home.wait_until_clean();
+    machine.state_dir.wait_until_clean();
 }
 
 #[test]
@@ -208,20 +208,20 @@ fn requests_succeed_while_daemons_are_replaced() {
     }
     let (machine, up) = SharedMachine::managed_by_root("");
     let (_ada, _) = machine.start_sleeper(ADA, "turn-ada", &["--memory", "1Gi"]);
-    eventually("a standby runs", || machine.home.standby_pid());
+    eventually("a standby runs", || machine.state_dir.standby_pid());
     up.signal(libc::SIGKILL);
     machine.run_ok(BOB, &["ps"]);
     for _ in 0..4 {
-        let daemon = eventually("a daemon runs", || machine.home.daemon_pid());
-        eventually("a standby runs", || machine.home.standby_pid());
+        let daemon = eventually("a daemon runs", || machine.state_dir.daemon_pid());
+        eventually("a standby runs", || machine.state_dir.standby_pid());
         crate::support::signal(daemon, libc::SIGKILL);
         let run = ["run", "-q", "--memory", "1Gi", "--", "true"];
         machine.run_ok(BOB, &run);
     }
-    assert!(machine.home.find_share("turn-ada").is_some());
+    assert!(machine.state_dir.find_share("turn-ada").is_some());
     // Without shares there is no standby, and a user cannot start a daemon here.
-    machine.home.run_ok(&["stop", "turn-ada"]);
-    let daemon = eventually("a daemon runs", || machine.home.daemon_pid());
+    machine.state_dir.run_ok(&["stop", "turn-ada"]);
+    let daemon = eventually("a daemon runs", || machine.state_dir.daemon_pid());
     crate::support::signal(daemon, libc::SIGKILL);
     let words = eventually("no daemon runs", || {
         let output = machine.output(BOB, &["ps"]);
@@ -245,7 +245,7 @@ fn region_of_another_user_is_not_writable() {
     };
     let mut shares = [greedy(ADA, "reach-ada"), greedy(0, "reach-root")];
     for name in ["reach-ada", "reach-root"] {
-        let region = machine.home.path().join("shares").join(name).join("region");
+        let region = machine.state_dir.path().join("shares").join(name).join("region");
         for file in ["usage", "limits"] {
             let opened = as_user(BOB, || OpenOptions::new().write(true).open(region.join(file)));
             assert_eq!(opened.unwrap_err().kind(), ErrorKind::PermissionDenied, "{name}: {file}");
@@ -256,30 +256,30 @@ fn region_of_another_user_is_not_writable() {
         }
     }
     // Users can truncate their own files. That ends their own programs, and nothing else.
-    let own = machine.home.path().join("shares/reach-ada/region/usage");
+    let own = machine.state_dir.path().join("shares/reach-ada/region/usage");
     as_user(ADA, || OpenOptions::new().write(true).truncate(true).open(&own)).unwrap();
     assert!(!shares[0].wait_for_exit().success());
-    eventually("the share is released", || machine.home.find_share("reach-ada").is_none().then_some(()));
+    eventually("the share is released", || machine.state_dir.find_share("reach-ada").is_none().then_some(()));
     shares[1].wait_for_line("refused at 1.5 GiB");
     assert!(up.is_running());
-    machine.home.run_ok(&["stop", "reach-root"]);
-    machine.home.wait_until_clean();
+    machine.state_dir.run_ok(&["stop", "reach-root"]);
+    machine.state_dir.wait_until_clean();
 }
 
 #[test]
 fn very_long_command_line_is_truncated_in_views() {
-    let home = TestHome::new();
+    let state_dir = TestStateDir::new();
     let word = "x".repeat(100_000);
     let words = [&["sh", "-c", "echo $#; exec sleep 1000"][..], &[word.as_str(); 14]].concat();
-    let mut long = home.start_share("long", &["--memory", "1Gi"], &words);
+    let mut long = state_dir.start_share("long", &["--memory", "1Gi"], &words);
     // The command itself gets all arguments.
     long.read_until(|line| line == "13");
-    let table = home.run_ok(&["ps"]);
+    let table = state_dir.run_ok(&["ps"]);
     assert!(table.contains("x…") && table.len() < 4000, "{table}");
-    home.run_ok(&["inspect", "long"]);
-    home.run_ok(&["top", "--once", "--interval", "50ms"]);
-    home.run_ok(&["stop", "long"]);
-    home.wait_until_clean();
+    state_dir.run_ok(&["inspect", "long"]);
+    state_dir.run_ok(&["top", "--once", "--interval", "50ms"]);
+    state_dir.run_ok(&["stop", "long"]);
+    state_dir.wait_until_clean();
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn shares_of_a_root_daemon_work_with_any_umask() {
     greedy.wait_for_line("refused at 1.5 GiB");
     greedy.signal(libc::SIGTERM);
     assert!(greedy.wait_for_exit().success());
-    machine.home.wait_until_clean();
+    machine.state_dir.wait_until_clean();
 }
 
 #[test]
@@ -306,7 +306,7 @@ fn gpu_is_shared_by_one_daemon_at_a_time() {
     let machine = tempfile::Builder::new().prefix("p").tempdir_in("/tmp").unwrap();
     std::fs::set_permissions(machine.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let node = machine.path().join("node");
-    ada.home.run_ok(&["sim", "env", "--gpus", "1", "--dir", node.to_str().unwrap()]);
+    ada.state_dir.run_ok(&["sim", "env", "--gpus", "1", "--dir", node.to_str().unwrap()]);
     let run = |machine: &SharedMachine, uid, memory, command: &[&str]| {
         let arguments = [&["run", "--memory", memory, "--"], command].concat();
         let mut run = machine.partage(uid, &arguments);
@@ -334,14 +334,14 @@ fn socket_of_another_user_is_not_trusted() {
         return;
     }
     let machine = SharedMachine::owned_by(EVE);
-    let socket = machine.home.path().join("daemon.sock");
+    let socket = machine.state_dir.path().join("daemon.sock");
     let _listens = as_user(EVE, || std::os::unix::net::UnixListener::bind(&socket).unwrap());
     std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o777)).unwrap();
     let words = format!("runs as user {EVE}");
     for arguments in [&["ps"][..], &["run", "--", "true"]] {
         let (_, said) = machine.run_err(BOB, arguments);
         assert!(said.contains(&words), "{arguments:?}: {said}");
-        let (_, said) = machine.home.run_err(arguments);
+        let (_, said) = machine.state_dir.run_err(arguments);
         assert!(said.contains(&words), "root, {arguments:?}: {said}");
     }
 }
