@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn subjects_that_are_gone_are_forgotten() {
+    fn deleted_subjects_are_dropped() {
         let log = RefusalLog::default();
         let devices = StartSubject::Devices("partage.dev/gpu".into(), [DeviceId("slot-1".into())].into());
         for subject in [&container("a"), &container("b"), &devices] {

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_lost_during_allocate_is_no_refusal() {
+    fn connection_lost_during_allocate_is_not_a_refusal() {
         for said in [
             "Pod was rejected: Allocate failed due to rpc error: code = Canceled desc = grpc: the client connection is closing, which is unexpected",
             "Pod was rejected: Allocate failed due to rpc error: code = Unavailable desc = error reading from server: EOF, which is unexpected",

@@ -264,7 +264,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn damaged_record_is_quarantined_and_costs_nothing_else() {
+    fn damaged_record_is_quarantined_and_other_records_are_read() {
         let folder = tempfile::tempdir().unwrap();
         let store = open(&folder);
         store.put_pod(&record("good", 1)).unwrap();

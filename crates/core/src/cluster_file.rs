@@ -406,13 +406,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn round_trips(cluster in testing::cluster_file()) {
+        fn cluster_file_round_trips_through_json(cluster in testing::cluster_file()) {
             let json = cluster.to_json().unwrap();
             prop_assert_eq!(ClusterFile::from_json(&json).unwrap(), cluster);
         }
 
         #[test]
-        fn never_panics(text in ".*") {
+        fn parsing_any_text_does_not_panic(text in ".*") {
             let _ = ClusterFile::from_json(&text);
         }
     }

@@ -169,7 +169,7 @@ fn bed_files_are_private_and_removed_after_cleanup_is_killed() {
 }
 
 #[test]
-fn foreign_files_beside_beds_are_left_alone() {
+fn foreign_files_beside_beds_are_not_changed() {
     let _exclusive = exclusive();
     let Some(cluster) = TestBed::for_test(BedProfile::control_plane()) else { return };
     drop(cluster);

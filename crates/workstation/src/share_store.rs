@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn record_of_a_newer_format_is_left_alone_with_what_it_holds() {
+    fn record_of_a_newer_format_is_not_changed_and_keeps_its_gpus() {
         let folder = tempfile::tempdir().unwrap();
         let state_dir = state_dir(&folder);
         let path = put_format_1(&state_dir, "trainer");

@@ -31,7 +31,7 @@ fn markdown_code_blocks_are_not_checked() {
 }
 
 #[test]
-fn comments_strings_and_code_are_told_apart() {
+fn comments_strings_and_code_are_distinguished() {
     let source = RustText::parse(concat!(
         "//! Module.\n//! More.\n",
         "const A: &str = \"text // no comment\"; // trailing\n",

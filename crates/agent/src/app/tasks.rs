@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn task_that_does_not_end_is_left_alone_after_the_deadline() {
+    async fn task_that_does_not_end_is_not_awaited_after_the_deadline() {
         let mut tasks = TaskSet::default();
         tasks.spawn(std::future::pending());
         let deadline = Instant::now() + Duration::from_secs(5);

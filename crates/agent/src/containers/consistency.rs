@@ -202,7 +202,7 @@ mod tests {
     use crate::store::tests::record;
 
     #[test]
-    fn agreement_is_silent_and_every_disagreement_is_told() {
+    fn every_mismatch_is_reported_and_consistent_state_is_not() {
         let holder = |uid: &str, key: &str| DeviceHolder {
             uid: uid.into(),
             container: "main".into(),

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_after_it_was_read_is_news() {
+    fn change_after_reading_is_detected() {
         let folder = tempfile::tempdir().unwrap();
         let store = AgentStore::open(folder.path(), folder.path()).unwrap();
         let path = folder.path().join("node.yaml");

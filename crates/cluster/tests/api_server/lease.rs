@@ -73,7 +73,7 @@ fn unshare(mut election: Arc<LeaderElection>) -> LeaderElection {
 }
 
 #[test]
-fn one_candidate_leads_whatever_becomes_of_the_leader() {
+fn one_candidate_leads_after_any_leader_failure() {
     let Some(plane) = ControlPlane::start() else { return };
     let candidates = Candidates::default();
     let clients: Vec<ApiClient> = (0..3).map(|_| plane.administrator()).collect();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 #[test]
-fn pods_stay_cached_while_the_server_is_away_and_deleted_ones_go_afterwards() {
+fn cache_survives_an_api_server_outage_and_drops_deleted_pods() {
     let Some(plane) = ControlPlane::start() else { return };
     let client = plane.administrator();
     let first = plane.pod("first", Some(NODE), json!({"volcano.sh/vgpu-memory": 3000}));

@@ -128,7 +128,7 @@ fn previous_version_is_read_and_rewritten_in_the_current_one() {
 }
 
 #[test]
-fn unsupported_version_is_reported_and_left_alone() {
+fn unsupported_version_is_reported_and_not_changed() {
     let fixture = Fixture::new();
     for (version, text) in [(2, r#"{"version":2,"id":"a","gpus":[]}"#), (0, r#"{"version":0,"id":"a"}"#)] {
         fs::write(fixture.path("a.json"), text).unwrap();

@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_refusal_is_said_concurrency_and_in_words() {
+    async fn permanent_error_is_returned_without_retry() {
         for (code, reason) in [(403, "Forbidden"), (422, "Invalid"), (409, "AlreadyExists")] {
             let mut asked = 0;
             let done: Result<(), _> = with_retries("create node", "a", || {

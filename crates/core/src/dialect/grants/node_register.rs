@@ -149,7 +149,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn round_trips_what_it_can_say(node in testing::node("n1", 0..9), factor in 1u32..20) {
+        fn encoded_node_decodes_to_the_same_gpus(node in testing::node("n1", 0..9), factor in 1u32..20) {
             let settings = settings(factor);
             let read = decode(&node.name, &encode(&node, &settings), &settings).unwrap();
             prop_assert_eq!(read.gpus.len(), node.gpus.len());
@@ -163,7 +163,7 @@ mod tests {
         }
 
         #[test]
-        fn never_panics(text in "([a-z0-9,:\\-]|.)*") {
+        fn decoding_any_text_does_not_panic(text in "([a-z0-9,:\\-]|.)*") {
             let _ = decode(&"n1".into(), &text, &settings(1));
         }
     }
