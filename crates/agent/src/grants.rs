@@ -104,7 +104,7 @@ impl NodeGrants {
         oversubscription::check_allowed(&self.node, &reading.ask, settings)?;
         if settings.extender {
             let carried = self.carried_grant(request, &reading, settings)?;
-            let (dialect, grant) = carried.ok_or_else(|| self.without_grant(request.id))?;
+            let (dialect, grant) = carried.ok_or_else(|| self.missing_grant(request.id))?;
             if dialect == Dialect::Native && !request.pod.annotations.contains_key(resize::ANNOTATION) {
                 self.check_amounts(&reading.ask, &grant)?;
             }
@@ -163,7 +163,7 @@ impl NodeGrants {
         let id = request.id;
         let Ok(grant) = statement.place(id.clone(), &reading.ask, &policies, LedgerTime(u64::MAX)) else {
             drop(statement);
-            return Err(self.no_room(&reading.ask));
+            return Err(self.insufficient_capacity(&reading.ask));
         };
         statement.confirm(id.clone(), grant.clone(), HostUsage::default());
         let record = record_of(&self.node, request, reading, grant, settings)?;
@@ -172,11 +172,11 @@ impl NodeGrants {
     }
 
     /// Explains to the pod's author why the pod does not fit.
-    fn no_room(&self, ask: &PodAsk) -> Refusal {
+    fn insufficient_capacity(&self, ask: &PodAsk) -> Refusal {
         NoPlacement::explain(&self.ledger.snapshot(), ask).into_pod_refusal(&self.node.name)
     }
 
-    fn without_grant(&self, id: &PodId) -> Refusal {
+    fn missing_grant(&self, id: &PodId) -> Refusal {
         let message = format!(
             "pod {}/{} was bound to node {} without a grant: this node requires a grant from the scheduler extender; remove \
              spec.nodeName so that the scheduler places the pod",

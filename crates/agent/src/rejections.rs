@@ -1,4 +1,4 @@
-//! Pods that kubelet rejected: an event says why, and what happens next.
+//! Writes events on pods that kubelet rejected: the reason, and what happens next.
 
 use crate::resources::CountResource;
 use crate::settings::AgentSettings;
@@ -15,8 +15,8 @@ const MAX_REJECTION_AGE: Duration = Duration::from_secs(600);
 pub(crate) fn report(state: &NodeState, reported: &mut BTreeSet<PodUid>) {
     let pods = state.adapters.pods.all();
     reported.retain(|uid| pods.iter().any(|pod| pod.id.uid == *uid));
-    for pod in pods.iter().filter(|pod| asks_for(pod, &state.settings())) {
-        let Some(said) = &pod.rejected else { continue };
+    for pod in pods.iter().filter(|pod| requests_served_resource(pod, &state.settings())) {
+        let Some(message) = &pod.rejected else { continue };
         let record_boot = state.containers().grants().record(&pod.id.uid).map(|record| record.boot.clone());
         let earlier = record_boot.map(|boot| boot != state.machine.boot);
         let created = u64::try_from(pod.created).unwrap_or(0);
@@ -24,7 +24,7 @@ pub(crate) fn report(state: &NodeState, reported: &mut BTreeSet<PodUid>) {
         if (earlier.is_none() && !recent) || !reported.insert(pod.id.uid.clone()) {
             continue;
         }
-        let (reason, why) = rejection(said, earlier == Some(true));
+        let (reason, why) = classify_rejection(message, earlier == Some(true));
         let note = format!(
             "{why}: kubelet failed the pod (UnexpectedAdmissionError); its shares are released. Its controller creates a replacement; \
              create a pod without a controller again"
@@ -33,15 +33,15 @@ pub(crate) fn report(state: &NodeState, reported: &mut BTreeSet<PodUid>) {
     }
 }
 
-/// Whether a pod asks for a resource that this node serves.
-pub(crate) fn asks_for(pod: &PodView, settings: &AgentSettings) -> bool {
+/// Returns whether a pod requests a resource that this node serves.
+pub(crate) fn requests_served_resource(pod: &PodView, settings: &AgentSettings) -> bool {
     let resources: Vec<String> = CountResource::enabled(settings).iter().map(CountResource::name).collect();
-    let asks = |resource: &String| pod.pod.containers.iter().any(|one| one.amount(resource).is_some());
-    resources.iter().any(asks)
+    let is_requested = |resource: &String| pod.pod.containers.iter().any(|one| one.amount(resource).is_some());
+    resources.iter().any(is_requested)
 }
 
-/// Kubelet's words where it has no device plugin, or lost the connection to it while it waited for an answer. The agent's own
-/// refusals have the code `FailedPrecondition`.
+/// Parts of kubelet's message if it has no device plugin, or lost the connection to it while it waited for a response. The agent's
+/// own refusals have the code `FailedPrecondition`.
 const AGENT_UNAVAILABLE: [&str; 5] = [
     "no healthy devices present",
     "unregistered device",
@@ -50,12 +50,12 @@ const AGENT_UNAVAILABLE: [&str; 5] = [
     "code = Canceled",
 ];
 
-/// Returns the reason and the cause of a rejection, by what kubelet says of it.
-fn rejection(said: &str, rebooted: bool) -> (&'static str, String) {
-    // Without kubelet's own words around it.
-    let plain = said.trim_start_matches("Pod was rejected: ").trim_start_matches("Allocate failed due to ");
+/// Returns the event reason and the cause of a rejection, from kubelet's message.
+fn classify_rejection(message: &str, rebooted: bool) -> (&'static str, String) {
+    // Without kubelet's prefix and suffix.
+    let plain = message.trim_start_matches("Pod was rejected: ").trim_start_matches("Allocate failed due to ");
     let plain = plain.trim_end_matches(", which is unexpected").trim_end_matches('.');
-    if said.is_empty() || AGENT_UNAVAILABLE.iter().any(|words| said.contains(words)) {
+    if message.is_empty() || AGENT_UNAVAILABLE.iter().any(|part| message.contains(part)) {
         let why = if rebooted {
             "the node was rebooted, and kubelet admitted its pods before the Partage agent had registered"
         } else {
@@ -63,11 +63,11 @@ fn rejection(said: &str, rebooted: bool) -> (&'static str, String) {
         };
         return ("AgentUnavailable", why.into());
     }
-    let why = if said.contains("requested number of devices unavailable") {
+    let why = if message.contains("requested number of devices unavailable") {
         format!(
             "kubelet has fewer free devices than the pod requests, for example because another pod was admitted first ({plain})"
         )
-    } else if said.contains("rpc error") {
+    } else if message.contains("rpc error") {
         format!("the Partage agent refused the pod's devices ({plain})")
     } else {
         format!("kubelet rejected the pod ({plain})")
@@ -82,11 +82,11 @@ mod tests {
     #[test]
     fn rejection_quotes_kubelet_unless_the_agent_was_unavailable() {
         let away = "Pod was rejected: Allocate failed due to no healthy devices present; cannot allocate unhealthy devices partage.dev/gpu, which is unexpected";
-        assert_eq!(rejection(away, false).0, "AgentUnavailable");
-        assert!(rejection(away, true).1.starts_with("the node was rebooted"));
+        assert_eq!(classify_rejection(away, false).0, "AgentUnavailable");
+        assert!(classify_rejection(away, true).1.starts_with("the node was rebooted"));
         let unregistered = "Pod was rejected: Allocate failed due to can't allocate unregistered device partage.dev/gpu, which is unexpected";
-        assert_eq!(rejection(unregistered, false).0, "AgentUnavailable");
-        for (said, why) in [
+        assert_eq!(classify_rejection(unregistered, false).0, "AgentUnavailable");
+        for (message, why) in [
             (
                 "Pod was rejected: Allocate failed due to requested number of devices unavailable for partage.dev/gpu. Requested: 3, Available: 1, which is unexpected",
                 "kubelet has fewer free devices than the pod requests, for example because another pod was admitted first (requested number of devices \
@@ -99,19 +99,19 @@ mod tests {
             ),
             ("Pod was rejected: something new", "kubelet rejected the pod (something new)"),
         ] {
-            assert_eq!(rejection(said, false), ("NotAdmitted", why.to_string()));
-            assert_eq!(rejection(said, true).1, why, "a reboot has nothing to do with it");
+            assert_eq!(classify_rejection(message, false), ("NotAdmitted", why.to_string()));
+            assert_eq!(classify_rejection(message, true).1, why, "a reboot has nothing to do with it");
         }
     }
 
     #[test]
     fn connection_lost_during_allocate_is_not_a_refusal() {
-        for said in [
+        for message in [
             "Pod was rejected: Allocate failed due to rpc error: code = Canceled desc = grpc: the client connection is closing, which is unexpected",
             "Pod was rejected: Allocate failed due to rpc error: code = Unavailable desc = error reading from server: EOF, which is unexpected",
         ] {
             assert_eq!(
-                rejection(said, false),
+                classify_rejection(message, false),
                 (
                     "AgentUnavailable",
                     "kubelet admitted the pod while the Partage agent was unavailable".to_string()

@@ -212,7 +212,7 @@ impl ElectionState {
         self.leadership.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends leadership for good.
+    /// Ends leadership permanently.
     fn end(&self) {
         self.leadership().has_ended = true;
         self.publish(None, None);
@@ -366,16 +366,16 @@ impl Candidate {
 
     async fn write(&mut self, version: Option<String>, transitions: i32, is_acquisition: bool) {
         let is_creation = version.is_none();
-        let wanted = self.wanted(version, transitions, is_acquisition);
+        let lease = self.lease_for_this_replica(version, transitions, is_acquisition);
         let operation = || format!("writing lease {}", self.lease);
         let (timeout, options) = (self.time_left(), PostParams::default());
         // Before the request: the moment from which the term is counted.
         let sent = local_time();
         let written = async {
             if is_creation {
-                self.leases.create(&options, &wanted).await
+                self.leases.create(&options, &lease).await
             } else {
-                self.leases.replace(&self.lease.name, &options, &wanted).await
+                self.leases.replace(&self.lease.name, &options, &lease).await
             }
         };
         let written = self.client.request_within(timeout, operation, written).await;
@@ -394,8 +394,8 @@ impl Candidate {
         }
     }
 
-    /// The lease with this replica as its holder.
-    fn wanted(&self, version: Option<String>, transitions: i32, is_acquisition: bool) -> Lease {
+    /// Returns the lease with this replica as its holder.
+    fn lease_for_this_replica(&self, version: Option<String>, transitions: i32, is_acquisition: bool) -> Lease {
         let mut lease = self.base(version);
         let now = Some(MicroTime(Timestamp::now()));
         let spec = lease.spec.get_or_insert_with(LeaseSpec::default);

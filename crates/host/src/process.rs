@@ -55,7 +55,7 @@ impl ProcessIdentity {
             pidfd_open(as_pid(self.pid)?, PidfdFlags::empty()).map_err(|e| missing(self.pid, e.into()))?;
         // The pid may have been reused before it was opened; from now on the descriptor refers to one process.
         if Self::of(self.pid)? != *self {
-            return Err(gone(self.pid));
+            return Err(process_not_found_error(self.pid));
         }
         Ok(fd)
     }
@@ -120,17 +120,17 @@ fn parse_stat(text: &[u8]) -> Option<ProcessStat> {
 }
 
 fn as_pid(pid: u32) -> io::Result<Pid> {
-    i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(|| gone(pid))
+    i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(|| process_not_found_error(pid))
 }
 
 /// Converts the error of a missing process: reading a file of a process that exits meanwhile gives ESRCH instead of
 /// ENOENT.
 fn missing(pid: u32, error: Error) -> Error {
     let ended = error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH);
-    if ended { gone(pid) } else { error }
+    if ended { process_not_found_error(pid) } else { error }
 }
 
-fn gone(pid: u32) -> Error {
+fn process_not_found_error(pid: u32) -> Error {
     Error::new(ErrorKind::NotFound, format!("process {pid} no longer exists"))
 }
 

@@ -185,7 +185,7 @@ pub fn end_members(
     let until = Instant::now() + KILL_TIMEOUT;
     while !now.is_empty() {
         if Instant::now() >= until {
-            return Err(stuck(&now));
+            return Err(kill_timeout_error(&now));
         }
         kill_cgroups(marks, &now)?;
         for one in &now {
@@ -251,7 +251,7 @@ fn wait(all: &[ProcessIdentity], until: Instant) -> io::Result<()> {
     Ok(())
 }
 
-fn stuck(left: &[ProcessIdentity]) -> io::Error {
+fn kill_timeout_error(left: &[ProcessIdentity]) -> io::Error {
     let names: Vec<String> = left
         .iter()
         .take(5)

@@ -8,7 +8,7 @@ use super::lifecycle::{OrphanCriteria, PodPhase, REMOVE_STEPS, RemoveStep};
 use crate::device_owner::{ContainerState, DeviceHolder, RuntimeContainer};
 use crate::device_plugin::ContainerKey;
 use crate::refusal_log::StartSubject;
-use crate::rejections::{self, asks_for};
+use crate::rejections::{self, requests_served_resource};
 use crate::state::{MIN_PASS_INTERVAL, NodeState, logged_name, now};
 use partage_cluster::PodView;
 use partage_core::model::PodUid;
@@ -176,7 +176,7 @@ fn remove_orphans(state: &NodeState) {
         let held = held.into_iter().filter(|holder| exists(&holder.uid));
         let held: BTreeSet<ContainerKey> = held.filter_map(|DeviceHolder { key, .. }| key).collect();
         let is_waiting = |pod: &PodView| {
-            !pod.is_finished() && asks_for(pod, &settings) && !containers.has_all_keys(&pod.id.uid)
+            !pod.is_finished() && requests_served_resource(pod, &settings) && !containers.has_all_keys(&pod.id.uid)
         };
         containers.orphans(&OrphanCriteria {
             on_disk: &on_disk,

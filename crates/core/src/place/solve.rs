@@ -113,7 +113,7 @@ fn search(
     if host_shortfall(capacity, prepared).is_some() {
         return SearchResult::Nothing;
     }
-    if prepared.wants.len() > 1 && hopeless(capacity, classes, prepared) {
+    if prepared.wants.len() > 1 && cannot_fit(capacity, classes, prepared) {
         return SearchResult::Nothing;
     }
     let on = |allowed: u64| {
@@ -149,7 +149,7 @@ fn search(
 
 /// Returns whether a pod of several containers cannot fit for a reason that needs no search: a container that does not
 /// fit alone, or more containers running together than the GPUs can take, by count or in sum.
-fn hopeless(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> bool {
+fn cannot_fit(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> bool {
     let alone = |wanted: &PreparedWant| {
         let slots = matches!(wanted.want.share.cores, CoresAsk::Slots(_));
         slots || gpu_order::fitting(capacity, classes, prepared, wanted).count_ones() >= wanted.want.count

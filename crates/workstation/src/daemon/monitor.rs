@@ -93,7 +93,7 @@ struct ProcessOwners<'a> {
     names: Vec<&'a str>,
     /// The first process of each share, which has no membership before it is confined.
     main: BTreeMap<u32, &'a str>,
-    census: ProcessIndex,
+    process_index: ProcessIndex,
 }
 
 impl ProcessOwners<'_> {
@@ -102,11 +102,11 @@ impl ProcessOwners<'_> {
         let main = shares.iter().zip(&names).map(|(record, name)| (record.main.pid, *name)).collect();
         let marks: Vec<Vec<Membership>> = shares.iter().map(|record| marks(record, state_dir)).collect();
         // If the processes cannot be listed, they have no owner until the next poll.
-        ProcessOwners { names, main, census: ProcessIndex::of(&marks).unwrap_or_default() }
+        ProcessOwners { names, main, process_index: ProcessIndex::of(&marks).unwrap_or_default() }
     }
 
     fn find(&self, pid: u32) -> Option<String> {
-        let counted = || self.census.owner(pid).and_then(|at| self.names.get(at));
+        let counted = || self.process_index.owner(pid).and_then(|at| self.names.get(at));
         self.main.get(&pid).or_else(counted).map(|name| name.to_string())
     }
 }

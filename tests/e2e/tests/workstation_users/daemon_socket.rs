@@ -72,21 +72,21 @@ const SOCKET_VARIABLE: &str = "PARTAGE_TEST_SOCKET";
 /// Sends the lines of its input to the daemon, and prints the responses; an empty line closes the connection.
 #[test]
 #[ignore = "the process that another test starts"]
-fn lying_client() {
+fn misreporting_client() {
     // All ignored tests are being run.
     let Some(socket) = std::env::var_os(SOCKET_VARIABLE) else { return };
-    let mut talk = None;
+    let mut connection = None;
     for line in std::io::stdin().lines().map(Result::unwrap) {
         if line.is_empty() {
-            talk = None;
+            connection = None;
             continue;
         }
-        let reader = talk.get_or_insert_with(|| BufReader::new(connect_to(socket.as_ref())));
+        let reader = connection.get_or_insert_with(|| BufReader::new(connect_to(socket.as_ref())));
         reader.get_mut().write_all((line + "\n").as_bytes()).unwrap();
-        let mut answer = String::new();
+        let mut response = String::new();
         // There may be no response.
-        let _ = reader.read_line(&mut answer);
-        writeln!(std::io::stdout(), "heard {}", answer.trim_end()).unwrap();
+        let _ = reader.read_line(&mut response);
+        writeln!(std::io::stdout(), "received {}", response.trim_end()).unwrap();
     }
 }
 
@@ -97,52 +97,52 @@ fn unconfined_share_is_released() {
     }
     let (machine, _up) = SharedMachine::managed_by_root("");
     let request = json!({
-        "ask": "run", "name": "liar", "gpus": null, "memory": 1u64 << 30, "memoryPercent": null, "cores": null,
-        "whole": false, "mode": null, "models": [], "wait": false, "command": ["liar"],
+        "ask": "run", "name": "misreport", "gpus": null, "memory": 1u64 << 30, "memoryPercent": null, "cores": null,
+        "whole": false, "mode": null, "models": [], "wait": false, "command": ["misreport"],
     });
     // A process of its own: the caller is moved into the share's cgroup, and processes that it starts meanwhile are in
     // it, too.
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "daemon_socket::lying_client", "--ignored", "--nocapture"]);
+    command.args(["--exact", "daemon_socket::misreporting_client", "--ignored", "--nocapture"]);
     command.env(SOCKET_VARIABLE, machine.state_dir.path().join("daemon.sock"));
-    let mut lying_client = BackgroundProcess::start(command);
-    let cgroup = format!("/proc/{}/cgroup", lying_client.pid());
+    let mut misreporting_client = BackgroundProcess::start(command);
+    let cgroup = format!("/proc/{}/cgroup", misreporting_client.pid());
     let cgroups = || std::fs::read_to_string(&cgroup).unwrap();
     let before = cgroups();
-    let tell = |lying_client: &mut BackgroundProcess, words: &str| {
-        writeln!(lying_client.input.as_mut().unwrap(), "{words}").unwrap()
+    let send = |client: &mut BackgroundProcess, line: &str| {
+        writeln!(client.input.as_mut().unwrap(), "{line}").unwrap()
     };
-    let hear = |lying_client: &mut BackgroundProcess, words: &str| {
-        tell(lying_client, words);
-        lying_client.wait_for_line("heard ").split_once("heard ").unwrap().1.to_string()
+    let receive = |client: &mut BackgroundProcess, line: &str| {
+        send(client, line);
+        client.wait_for_line("received ").split_once("received ").unwrap().1.to_string()
     };
-    let asked = |lying_client: &mut BackgroundProcess| {
-        let granted: Value = serde_json::from_str(&hear(lying_client, &request.to_string())).unwrap();
-        assert_eq!((&granted["answer"], &granted["name"]), (&"granted".into(), &"liar".into()), "{granted}");
+    let request_share = |client: &mut BackgroundProcess| {
+        let granted: Value = serde_json::from_str(&receive(client, &request.to_string())).unwrap();
+        assert_eq!((&granted["answer"], &granted["name"]), (&"granted".into(), &"misreport".into()), "{granted}");
     };
-    let given_back = || {
-        eventually("the share is released", || machine.state_dir.find_share("liar").is_none().then_some(()));
+    let wait_until_released = || {
+        eventually("the share is released", || machine.state_dir.find_share("misreport").is_none().then_some(()));
         // The caller is unchanged.
         eventually("the caller is in its former cgroup", || (cgroups() == before).then_some(()));
     };
-    // It reports a binding that it does not have.
+    // It reports a confinement that it does not have.
     for binding in ["mountNamespace", "userNamespace"] {
-        asked(&mut lying_client);
-        assert!(machine.state_dir.find_share("liar").is_some());
-        let line = hear(&mut lying_client, &json!({"binding": binding}).to_string());
+        request_share(&mut misreporting_client);
+        assert!(machine.state_dir.find_share("misreport").is_some());
+        let line = receive(&mut misreporting_client, &json!({"binding": binding}).to_string());
         assert!(line.contains("the process is not confined: its region is not visible"), "{line}");
-        given_back();
-        tell(&mut lying_client, "");
+        wait_until_released();
+        send(&mut misreporting_client, "");
     }
     // It closes the connection.
-    asked(&mut lying_client);
-    tell(&mut lying_client, "");
-    given_back();
+    request_share(&mut misreporting_client);
+    send(&mut misreporting_client, "");
+    wait_until_released();
     // It sends an invalid message.
-    asked(&mut lying_client);
-    hear(&mut lying_client, "{}");
-    given_back();
-    assert!(lying_client.is_running());
+    request_share(&mut misreporting_client);
+    receive(&mut misreporting_client, "{}");
+    wait_until_released();
+    assert!(misreporting_client.is_running());
     machine.state_dir.wait_until_clean();
 }
 
