@@ -75,7 +75,7 @@ pub(crate) struct PodRecord {
     /// The last resize request that was answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) resize: Option<String>,
-    /// Whether memory beyond the limits of its containers is placed on the host.
+    /// Whether memory above the limits of its containers is placed on the host.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) oversubscribe: bool,
 }

@@ -29,7 +29,7 @@ pub struct WorkloadReport {
     pub name: Option<String>,
     /// Containers of the pod, init containers first.
     pub containers: Vec<ContainerReport>,
-    /// Whether allocations beyond the memory limits are placed in host memory; absent in JSON if false.
+    /// Whether allocations above the memory limits are placed in host memory; absent in JSON if false.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub oversubscribe: bool,
     /// Constraints on the GPUs, as text.

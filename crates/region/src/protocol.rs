@@ -40,7 +40,7 @@ pub const ACCOUNT_NUMBER_BITS: u32 = 30;
 /// Bits of the memory account's word that name a slot.
 pub const ACCOUNT_SLOT_BITS: u32 = 64 - ACCOUNT_UNITS_BITS - ACCOUNT_NUMBER_BITS;
 
-/// Policy bit: memory beyond the limit may be placed on the host.
+/// Policy bit: memory above the limit may be placed on the host.
 pub const POLICY_OVERSUBSCRIBE: u32 = 1;
 
 /// Policy bit: copies and fills wait for turns as launches do.

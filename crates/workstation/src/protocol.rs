@@ -72,7 +72,7 @@ pub struct RunRequest {
     pub cores: Option<Cores>,
     /// Whether the share gets whole GPUs exclusively.
     pub whole: bool,
-    /// Whether memory beyond the limit is allocated on the host. It is serialized only if true, so that older daemons
+    /// Whether memory above the limit is allocated on the host. It is serialized only if true, so that older daemons
     /// can parse the request.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub oversubscribe: bool,
@@ -86,7 +86,7 @@ pub struct RunRequest {
     pub command: Vec<String>,
 }
 
-/// Whether a share may use idle GPU time beyond its guarantee.
+/// Whether a share may use idle GPU time in addition to its guarantee.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ComputeMode {
@@ -106,7 +106,7 @@ pub struct ResizeChange {
     pub memory_percent: Option<u32>,
     /// The compute of each GPU.
     pub cores: Option<Cores>,
-    /// Whether a share may use idle GPU time beyond its guarantee.
+    /// Whether a share may use idle GPU time in addition to its guarantee.
     pub mode: Option<ComputeMode>,
 }
 

@@ -33,7 +33,7 @@ pub struct WorkstationSettings {
     /// The policy for placing shares.
     #[serde(deserialize_with = "policy")]
     pub policy: PlacementPolicy,
-    /// Whether shares may allocate memory beyond their limit on the host: `allowed` or `refused`.
+    /// Whether shares may allocate memory above their limit on the host: `allowed` or `refused`.
     pub oversubscribe: Oversubscription,
     /// The size of a share that is requested without one.
     pub default: DefaultShare,

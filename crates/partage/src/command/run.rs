@@ -45,7 +45,7 @@ pub(crate) struct RunCommand {
     #[arg(long, value_enum)]
     mode: Option<ComputeMode>,
 
-    /// Put allocations beyond the memory limit into host memory instead of failing them
+    /// Put allocations above the memory limit into host memory instead of failing them
     ///
     /// The program can allocate as much as the host has. Memory above the limit stays in host memory, and the GPU accesses it over
     /// the bus: kernels that use it are several to many times slower. Applies to cuMemAlloc and managed memory; the limit still

@@ -1,4 +1,4 @@
-//! Memory beyond the limit, if the region's policy allows that: the driver keeps it on the host and maps it for the
+//! Memory above the limit, if the region's policy allows that: the driver keeps it on the host and maps it for the
 //! GPU.
 //!
 //! It is not counted, so it must not be moved to a GPU: prefetches to a GPU, and advice that lets the driver move or

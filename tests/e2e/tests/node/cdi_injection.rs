@@ -90,7 +90,7 @@ fn prepare_pod(materials: &DriverBundle, node: &Node, pod: &str) -> CdiEdits {
     materials.edits(&container).unwrap()
 }
 
-/// Runs in a pod: allocates memory within its limit, and beyond it.
+/// Runs in a pod: allocates memory within its limit, and above it.
 #[test]
 fn run_client_in_pod() {
     if std::env::current_exe().unwrap() != Path::new(PROGRAMS_DIR).join(OWN_NAME) {

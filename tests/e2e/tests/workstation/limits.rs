@@ -35,7 +35,7 @@ fn greedy_share_is_refused_and_its_neighbor_is_not() {
 }
 
 #[test]
-fn oversubscribed_share_allocates_beyond_its_limit_when_allowed() {
+fn oversubscribed_share_allocates_above_its_limit_when_allowed() {
     let state_dir = TestStateDir::new();
     let up = state_dir.start_up(ONE_GPU, &[]);
     let large = [sample(), "trainer", "--memory", "3Gi", "--seconds", "0.2"];
@@ -49,7 +49,7 @@ fn oversubscribed_share_allocates_beyond_its_limit_when_allowed() {
     let said = String::from_utf8(allowed.stdout).unwrap();
     assert!(allowed.status.success() && said.contains("the model takes 3.0 GiB"), "{said}");
 
-    // The limit on the GPU itself holds: memory beyond it is not on the GPU.
+    // The limit on the GPU itself holds: memory above it is not on the GPU.
     let trainer = [sample(), "trainer", "--memory", "3Gi", "--every", "0.1"];
     let mut trainer = state_dir.start_share("beyond", &["--memory", "2Gi", "--oversubscribe"], &trainer);
     trainer.wait_for_line("step ");

@@ -25,7 +25,7 @@ pub(super) const GPUS: &str = "partage.dev/gpus";
 pub(super) const NOT_GPUS: &str = "partage.dev/not-gpus";
 pub(super) const SAME_GPU: &str = "partage.dev/same-gpu";
 pub(super) const EXCLUSIVE: &str = "partage.dev/exclusive";
-/// Allows allocations beyond the memory limit, which are placed in host memory.
+/// Allows allocations above the memory limit, which are placed in host memory.
 pub(super) const OVERSUBSCRIBE: &str = "partage.dev/oversubscribe";
 pub(super) const CORES_LIMIT: &str = "partage.dev/cores-limit";
 /// Memory limit for slots of the AWS dialect.
