@@ -235,7 +235,7 @@ fn report_bypass(state: &NodeState, NamedContainer { pod, container }: &NamedCon
         %container,
         finding,
         evict = is_evicted,
-        "container bypasses its limits"
+        "bypass of limits suspected"
     );
     let note = if !is_granted {
         format!("container {container} uses a GPU without a share of it: {finding}")

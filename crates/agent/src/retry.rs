@@ -43,7 +43,7 @@ impl RetryLog {
     pub(crate) fn report(&mut self, cause: &str) -> bool {
         let is_new = self.last_cause != cause;
         if is_new {
-            tracing::error!(cause, "waiting for {}", self.subject);
+            tracing::warn!(cause, subject = self.subject, "waiting");
             self.last_cause = cause.into();
         }
         is_new

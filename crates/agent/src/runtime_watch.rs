@@ -37,7 +37,7 @@ pub(crate) async fn run(state: Arc<NodeState>, cdi: PathBuf, stop: CancellationT
                 return;
             }
             if info.trusts_checkpoints && !std::mem::replace(&mut is_vulnerability_reported, true) {
-                tracing::warn!(version = info.version, "{CHECKPOINT_NOTE}");
+                tracing::warn!(version = info.version, advice = CHECKPOINT_NOTE, "container runtime is vulnerable");
                 state.node_event(Severity::Warning, "ContainerRuntimeVulnerable", CHECKPOINT_NOTE);
             }
             if state.machine.nvidia_runtime.swap(info.nvidia, Ordering::Relaxed) != info.nvidia {
@@ -49,7 +49,7 @@ pub(crate) async fn run(state: Arc<NodeState>, cdi: PathBuf, stop: CancellationT
                 (false, false) => ("", ""),
             };
             if reason != reported && !reason.is_empty() {
-                tracing::warn!("{note}");
+                tracing::warn!(advice = note, "NVIDIA's container runtime exposes GPUs without Partage");
                 state.node_event(Severity::Warning, reason, note);
             }
             reported = reason;

@@ -51,8 +51,8 @@ pub enum CgroupError {
     },
     /// The kernel refuses the device filter.
     #[error(
-        "cannot deny {count} devices to cgroup {}: {source}; this requires root, and a kernel with CONFIG_CGROUP_BPF \
-         (cgroup v2) or CONFIG_CGROUP_DEVICE (v1)",
+        "cannot deny {count} devices to cgroup {}; this requires root, and a kernel with CONFIG_CGROUP_BPF (cgroup v2) or \
+         CONFIG_CGROUP_DEVICE (v1)",
         folder.display()
     )]
     DeviceFilter {

@@ -73,7 +73,7 @@ pub enum ConfinementError {
     },
     /// The driver's library no longer exists. The process is unchanged.
     #[error(
-        "{}: the driver's library does not exist ({source}): the driver was updated or removed while its GPUs were shared; \
+        "{}: the driver's library does not exist: the driver was updated or removed while its GPUs were shared; \
          restart partage up, or wait until all shares have ended, then run it again",
         path.display()
     )]

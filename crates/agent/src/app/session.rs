@@ -68,7 +68,7 @@ impl AgentSession {
         }
         let mut sizes = ContextSizes::read(config.state.join("contexts.json"), &version);
         for warning in sizes.measure_unknown(node, &driver) {
-            tracing::warn!("{warning}");
+            tracing::warn!(cause = warning, "context sizes are incomplete");
         }
         let root = HostRoot::new(&config.host_root);
         let (lib, regions) = (config.state.join("lib"), config.run.join("regions"));

@@ -66,7 +66,9 @@ impl Daemon {
             match cgroup.deny_devices(&devices) {
                 Ok(()) => confined.device_filter = true,
                 Err(error) => {
-                    confined.notes.push(format!("the device files of other GPUs stay accessible: {error}"))
+                    confined
+                        .notes
+                        .push(format!("the device files of other GPUs stay accessible: {}", describe(&error)))
                 }
             }
         }
