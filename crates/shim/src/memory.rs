@@ -283,6 +283,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// `to` must be valid for writes and not null.
 #[inline]
 unsafe fn write_result<T>(to: *mut T, value: T) {
-    // SAFETY: guaranteed by this function's safety contract.
+    // SAFETY: the caller guarantees that `to` is valid for writes and not null.
     unsafe { to.write(value) };
 }

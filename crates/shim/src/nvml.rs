@@ -107,9 +107,10 @@ unsafe fn write_result<T>(to: *mut T, value: T) -> NvmlResult {
 /// # Safety
 /// `count` must be null or valid for reads and writes; `to` must be null or have room for `*count` entries.
 unsafe fn write_list<T: Copy>(count: *mut u32, to: *mut T, list: &[T]) -> NvmlResult {
-    // SAFETY: guaranteed by this function's safety contract.
+    // SAFETY: the caller guarantees that `count` is null or valid for reads.
     let room = unsafe { read_argument(count.cast_const()) }? as usize;
-    // SAFETY: guaranteed by this function's safety contract. There are at most as many entries as slots, so it fits.
+    // SAFETY: the caller guarantees that `count` is null or valid for writes. The list has at most as many entries as
+    // there are slots, so its length fits.
     unsafe { write_result(count, list.len() as u32) }?;
     if room < list.len() {
         return Err(NVML_ERROR_INSUFFICIENT_SIZE);
@@ -190,7 +191,7 @@ mod tests {
         assert_eq!((put(&mut count, &[4, 5, 6]), count), (Err(NVML_ERROR_INSUFFICIENT_SIZE), 3));
         assert_eq!(room, [1, 2, 3, 0], "nothing is put where not all fits");
         count = 0;
-        // SAFETY: there is neither an array nor room.
+        // SAFETY: the array is null, which `write_list` accepts.
         let asked = |count: &mut u32, list: &[u32]| unsafe { write_list(count, std::ptr::null_mut(), list) };
         assert_eq!((asked(&mut count, &[]), count), (Ok(()), 0));
         assert_eq!((asked(&mut count, &[7]), count), (Err(NVML_ERROR_INSUFFICIENT_SIZE), 1));

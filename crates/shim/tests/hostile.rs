@@ -46,7 +46,7 @@ const FREE_BYTES: u64 = 64 * MIB;
 
 /// Ends a process that hangs, and the test with it.
 fn set_hang_timeout() {
-    // SAFETY: no pointers are passed.
+    // SAFETY: the call takes no pointers; its signal ends this process.
     unsafe { libc::alarm(600) };
 }
 

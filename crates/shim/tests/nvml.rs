@@ -136,11 +136,11 @@ fn list<T: Copy + Default>(query: impl Fn(*mut u32, *mut T) -> nvmlReturn_t) -> 
 /// Queries processes by all three versions of a list.
 macro_rules! lists {
     ($nvml:ident, $device:ident, $first:ident, $second:ident, $third:ident) => {{
-        // SAFETY: `to` has room for `*count` entries.
+        // SAFETY: `list` passes a `to` that is null or holds `*count` entries.
         let first = list(|count, to| unsafe { $nvml.$first($device, count, to) });
-        // SAFETY: `to` has room for `*count` entries.
+        // SAFETY: `list` passes a `to` that is null or holds `*count` entries.
         let second = list(|count, to| unsafe { $nvml.$second($device, count, to) });
-        // SAFETY: `to` has room for `*count` entries.
+        // SAFETY: `list` passes a `to` that is null or holds `*count` entries.
         let third = list(|count, to| unsafe { $nvml.$third($device, count, to) });
         let pairs: Vec<(u32, u64)> = first.iter().map(|one| (one.pid, one.usedGpuMemory)).collect();
         for newer in [second, third] {
@@ -615,7 +615,7 @@ fn denied(nvml: &NvmlLibrary, device: nvmlDevice_t) {
     let mut memory = nvmlMemory_v2_t { version: nvmlMemory_v2, ..Default::default() };
     fails!(NVML_ERROR_NO_PERMISSION, nvml.nvmlDeviceGetMemoryInfo_v2(device, &mut memory));
     let denied = |answer: nvmlReturn_t| assert_eq!(answer, NVML_ERROR_NO_PERMISSION);
-    // SAFETY: there is no room for entries.
+    // SAFETY: the outputs are local variables; the arrays are null, with a count of zero.
     unsafe {
         denied(nvml.nvmlDeviceGetBAR1MemoryInfo(device, &mut Default::default()));
         denied(nvml.nvmlDeviceGetComputeRunningProcesses(device, &mut count, null_mut()));
@@ -690,7 +690,7 @@ fn controls() {
     }
     assert!(looked > 40, "{looked}");
     // Affects only the thread, so the driver decides: this machine may not have the CPUs near the node's GPUs.
-    // SAFETY: no pointers are passed.
+    // SAFETY: the handle is the library's, and no other pointers are passed.
     assert_ne!(unsafe { nvml.nvmlDeviceSetCpuAffinity(device(&nvml, 0)) }, NVML_ERROR_NO_PERMISSION);
     let mut mode = 9;
     ok!(nvml.nvmlDeviceGetComputeMode(device(&nvml, 0), &mut mode));

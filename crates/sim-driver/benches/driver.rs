@@ -204,7 +204,7 @@ fn cost(cuda: &CudaLibrary, call: &str) -> f64 {
                 }
                 "alloc-free" => {
                     let mut pointer = 0;
-                    // SAFETY: the output is a local variable.
+                    // SAFETY: the output is a local variable, valid for writes during the call.
                     assert_eq!(unsafe { cuda.cuMemAlloc_v2(&mut pointer, 1 << 20) }, CUDA_SUCCESS);
                     // SAFETY: the pointer was allocated by the call above.
                     assert_eq!(unsafe { cuda.cuMemFree_v2(pointer) }, CUDA_SUCCESS);

@@ -38,7 +38,7 @@ macro_rules! library {
     (@export $symbol:ident($($arg:ident: $type:ty),* $(,)?) $code:ident, $entry:ident, $family:ident $name:ident) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $symbol($($arg: $type),*) -> $code {
-            // SAFETY: this function has the same contract.
+            // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
             entry::$entry(|| unsafe { <Library as $family>::$name($($arg),*) })
         }
     };

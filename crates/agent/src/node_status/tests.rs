@@ -129,9 +129,10 @@ impl Shown<'_> {
     fn until(&self, what: &str, mut holds: impl FnMut(&Value) -> bool) {
         self.bed.block_on(eventually(what, async || {
             let node = self.get(&["node", "node1"]);
-            match holds(&node) {
-                true => Ok(()),
-                false => Err(format!("{} {}", node["metadata"], node["status"]["allocatable"])),
+            if holds(&node) {
+                Ok(())
+            } else {
+                Err(format!("{} {}", node["metadata"], node["status"]["allocatable"]))
             }
         }));
     }

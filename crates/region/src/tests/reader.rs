@@ -92,7 +92,7 @@ fn enlarged_file_is_truncated_to_its_length_and_not_below() {
     assert_eq!(reader.snapshot().unwrap().gpus[0].used, 3 * MEMORY_UNIT, "its contents are kept");
     // Blocks that are allocated beyond the end do not make the file longer.
     #[allow(unsafe_code)]
-    // SAFETY: no pointers are passed.
+    // SAFETY: the call takes no pointers, and the file descriptor is open.
     let kept = unsafe {
         libc::fallocate(tenant.as_raw_fd(), libc::FALLOC_FL_KEEP_SIZE, USAGE_SIZE as libc::off_t, 64 << 20)
     };

@@ -164,7 +164,7 @@ fn now_and_then(cuda: &CudaLibrary, lengths: &str) {
         std::thread::sleep(std::time::Duration::from_millis(300));
         let began = std::time::Instant::now();
         launch(cuda, kernel);
-        // SAFETY: no pointers are passed.
+        // SAFETY: the call takes no arguments.
         assert_eq!(unsafe { cuda.cuCtxSynchronize() }, CUDA_SUCCESS);
         println!("{}", began.elapsed().as_secs_f64() * 1e3);
     }

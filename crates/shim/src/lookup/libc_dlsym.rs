@@ -97,7 +97,7 @@ const DT_GNU_HASH: usize = 0x6fff_fef5;
 ///
 /// The address must lie in one of the object's tables, with space for a `T`.
 unsafe fn read<T: Copy>(address: usize) -> T {
-    // SAFETY: guaranteed by this function's safety contract.
+    // SAFETY: the caller guarantees that a `T` lies at the address, in a table that is mapped for reading.
     unsafe { std::ptr::with_exposed_provenance::<T>(address).read_unaligned() }
 }
 
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn libc_dlsym_is_the_one_that_programs_use() {
         assert_eq!(address().addr(), libc::dlsym as *const () as usize);
-        // SAFETY: every C library exports this name.
+        // Every C library exports this name.
         assert!(!libc_dlsym(libc::RTLD_DEFAULT, c"malloc").is_null());
         assert!(libc_dlsym(libc::RTLD_DEFAULT, c"no such thing").is_null());
     }

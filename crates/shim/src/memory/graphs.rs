@@ -245,7 +245,7 @@ fn note_node_added(answer: CUresult, allocates: bool) -> CUresult {
 ///
 /// `params` must be null, or a structure that the application passed.
 unsafe fn allocates(params: *const CUgraphNodeParams) -> bool {
-    // SAFETY: guaranteed by this function's safety contract.
+    // SAFETY: the caller guarantees that `params` is null or points to a structure of the application.
     unsafe { params.as_ref() }.is_some_and(|params| params.type_ == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
 }
 

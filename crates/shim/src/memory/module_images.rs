@@ -63,7 +63,7 @@ unsafe fn begins_with(image: *const c_void, magic: [u8; 4]) -> bool {
 ///
 /// `image` must be an image and not null.
 unsafe fn max_device_bytes_unwrapped(image: *const c_void) -> u64 {
-    // SAFETY: guaranteed by this function's safety contract.
+    // SAFETY: the caller guarantees that `image` is an image and not null.
     if unsafe { begins_with(image, ELF_MAGIC) } {
         // SAFETY: an ELF file begins with a header of this size.
         let header = unsafe { image.cast::<[u8; ELF_HEADER_BYTES]>().read_unaligned() };
@@ -75,7 +75,7 @@ unsafe fn max_device_bytes_unwrapped(image: *const c_void) -> u64 {
         let table = unsafe { std::slice::from_raw_parts(table, sections.bytes() as usize) };
         return sections.end().saturating_add(sections.zero_initialized_bytes(table));
     }
-    // SAFETY: guaranteed by this function's safety contract.
+    // SAFETY: the caller guarantees that `image` is an image and not null.
     if unsafe { begins_with(image, FAT_BINARY_MAGIC) } {
         // SAFETY: a fat binary has a header of 16 bytes, the second half of which is the length of the rest.
         let rest = unsafe { image.cast::<[u64; 2]>().read_unaligned() }[1];
@@ -246,14 +246,15 @@ mod tests {
         let mut wrapper = [0u64; 3];
         wrapper[0] = u64::from(u32::from_le_bytes(FAT_WRAPPER_MAGIC)) | 1 << 32;
         wrapper[1] = wrapper.as_ptr().expose_provenance() as u64;
-        // SAFETY: the wrapper's content is itself, which is taken for a text.
+        // SAFETY: the wrapper points to itself. A wrapper is opened once, so its bytes are then read as a text, which ends
+        // at a zero byte inside the array.
         assert_eq!(unsafe { max_device_bytes(wrapper.as_ptr().cast()) }, 5);
         let inside = [u64::from(u32::from_le_bytes(FAT_BINARY_MAGIC)), 1000];
         wrapper[1] = inside.as_ptr().expose_provenance() as u64;
         // SAFETY: the image is a wrapper of a fat binary.
         assert_eq!(unsafe { max_device_bytes(wrapper.as_ptr().cast()) }, 1016);
         wrapper[1] = 0;
-        // SAFETY: the image is a wrapper of nothing.
+        // SAFETY: the image is a wrapper whose pointer is null, which is not followed.
         assert_eq!(unsafe { max_device_bytes(wrapper.as_ptr().cast()) }, 0);
     }
 

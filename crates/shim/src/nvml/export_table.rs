@@ -210,7 +210,7 @@ unsafe fn retain_own_processes(
     count: *const u32,
     to: *mut u8,
 ) -> NvmlResult {
-    // SAFETY: guaranteed by this function's safety contract.
+    // SAFETY: `count` is null, which is checked, or the caller's, valid for reads.
     let count = unsafe { read_argument(count) }? as usize;
     if to.is_null() {
         return Ok(());

@@ -331,7 +331,7 @@ hooks! { nvml;
     /// unknown.
     fn nvmlDeviceGetAccountingPids(device: nvmlDevice_t, count: *mut u32, pids: *mut u32) |next, _variant| {
         with_share(device, |share| {
-            // SAFETY: `pids` has room for `*count` entries.
+            // SAFETY: `query_list` passes a `pids` that is null or holds `*count` entries.
             let all = query_list(|count, pids| unsafe { next(device, count, pids) })?;
             let own = ContainerProcesses::of(&share);
             let list: Vec<u32> = all.into_iter().flatten().filter_map(|pid| own.visible_pid(pid)).collect();

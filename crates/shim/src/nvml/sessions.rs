@@ -9,7 +9,7 @@ use partage_driver_api::nvml::*;
 
 /// Returns the container's encoder sessions, with the pids that are shown.
 fn encoder_sessions(share: &DeviceShare) -> Result<Vec<nvmlEncoderSessionInfo_t>, nvmlReturn_t> {
-    // SAFETY: `to` has room for `*count` entries.
+    // SAFETY: `query_list` passes a `to` that is null or holds `*count` entries.
     let all =
         query_list(|count, to| unsafe { driver::nvmlDeviceGetEncoderSessions(share.device, count, to) })?;
     let own = ContainerProcesses::of(share);
@@ -21,7 +21,7 @@ fn encoder_sessions(share: &DeviceShare) -> Result<Vec<nvmlEncoderSessionInfo_t>
 
 /// Returns the container's frame capture sessions, with the pids that are shown.
 fn capture_sessions(share: &DeviceShare) -> Result<Vec<nvmlFBCSessionInfo_t>, nvmlReturn_t> {
-    // SAFETY: `to` has room for `*count` entries.
+    // SAFETY: `query_list` passes a `to` that is null or holds `*count` entries.
     let all = query_list(|count, to| unsafe { driver::nvmlDeviceGetFBCSessions(share.device, count, to) })?;
     let own = ContainerProcesses::of(share);
     let shown = |session: nvmlFBCSessionInfo_t| {

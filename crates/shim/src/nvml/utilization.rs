@@ -75,7 +75,7 @@ pub(super) fn samples(
     seen: u64,
 ) -> Result<Vec<nvmlProcessUtilizationSample_t>, nvmlReturn_t> {
     let all = query_list(|count, to| {
-        // SAFETY: `to` has room for `*count` entries.
+        // SAFETY: `query_list` passes a `to` that is null or holds `*count` entries.
         unsafe { driver::nvmlDeviceGetProcessUtilization(share.device, to, count, seen) }
     })?;
     let Some(all) = all else { return Ok(Vec::new()) };

@@ -378,9 +378,9 @@ fn destroy_event(event: CUevent) {
 /// The event must belong to the thread's context, and the stream must be one that the application passed.
 unsafe fn record_event(event: CUevent, work: &SubmittedWork) -> CUresult {
     match work.variant {
-        // SAFETY: guaranteed by this function's safety contract.
+        // SAFETY: the caller guarantees an event of the thread's context and a stream of the application.
         StreamVariant::Legacy => unsafe { driver::cuEventRecord(event, work.stream) },
-        // SAFETY: guaranteed by this function's safety contract.
+        // SAFETY: the caller guarantees an event of the thread's context and a stream of the application.
         StreamVariant::PerThread => unsafe { driver::cuEventRecord_ptsz(event, work.stream) },
     }
 }

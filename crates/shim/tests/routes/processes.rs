@@ -269,7 +269,7 @@ fn fork_storm() {
         for _ in 0..150 {
             let code = in_child(|| {
                 // Ends a child that is stuck, with an error.
-                // SAFETY: no pointers are passed.
+                // SAFETY: the call takes no pointers; its signal ends this process.
                 unsafe { libc::alarm(60) };
                 let (mut pointer, mut free, mut total) = (0, 0, 0);
                 // SAFETY: the pointers are to local variables.

@@ -245,12 +245,12 @@ impl EventApi for Library {
     }
 
     unsafe fn cuEventDestroy_v2(event: CUevent) -> Result<(), CudaError> {
-        // SAFETY: this function has the same contract.
+        // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
         unsafe { Self::cuEventDestroy(event) }
     }
 
     unsafe fn cuEventRecord(event: CUevent, stream: CUstream) -> Result<(), CudaError> {
-        // SAFETY: this function has the same contract.
+        // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
         unsafe { Self::cuEventRecordWithFlags(event, stream, 0) }
     }
 

@@ -310,7 +310,7 @@ impl LaunchApi for Library {
         block_size_limit: i32,
         _flags: u32,
     ) -> Result<(), CudaError> {
-        // SAFETY: this function has the same contract.
+        // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
         unsafe {
             Self::cuOccupancyMaxPotentialBlockSize(
                 min_grid_size,

@@ -59,7 +59,7 @@ mod tests {
             let mut count = 0;
             // SAFETY: no pointer is passed.
             assert_eq!(unsafe { cuInit(0) }, 0);
-            // SAFETY: the output is a local variable.
+            // SAFETY: the output is a local variable, valid for writes during the call.
             assert_eq!(unsafe { cuDriverGetVersion(&mut count) }, 0);
             assert_eq!(count, 12040);
         });

@@ -236,7 +236,7 @@ impl NvmlIdentity for Library {
         device: nvmlDevice_t,
         attributes: *mut nvmlDeviceAttributes_t,
     ) -> NvmlResult {
-        // SAFETY: this function has the same contract.
+        // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
         unsafe { Self::nvmlDeviceGetAttributes_v2(device, attributes) }
     }
 

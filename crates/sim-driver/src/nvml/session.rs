@@ -169,7 +169,7 @@ impl NvmlLifecycle for Library {
     }
 
     unsafe fn nvmlInternalGetExportTable(table: *mut *const c_void, id: *const u8) -> NvmlResult {
-        // SAFETY: this function has the same contract.
+        // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
         unsafe { export_table::write_table(table, id) }
     }
 }

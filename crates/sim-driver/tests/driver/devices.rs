@@ -116,11 +116,11 @@ fn started() -> NvmlLibrary {
 
 fn nvml_uuids(nvml: &NvmlLibrary) -> Vec<String> {
     let mut count = 0;
-    // SAFETY: the output is a local variable.
+    // SAFETY: the output is a local variable, valid for writes during the call.
     assert_eq!(unsafe { nvml.nvmlDeviceGetCount_v2(&mut count) }, 0);
     let uuid = |index| {
         let (mut device, mut text) = (null_mut(), [0; 96]);
-        // SAFETY: the output is a local variable.
+        // SAFETY: the output is a local variable, valid for writes during the call.
         assert_eq!(unsafe { nvml.nvmlDeviceGetHandleByIndex_v2(index, &mut device) }, 0);
         // SAFETY: a handle from the library and a buffer of the stated size.
         assert_eq!(unsafe { nvml.nvmlDeviceGetUUID(device, text.as_mut_ptr(), 96) }, 0);

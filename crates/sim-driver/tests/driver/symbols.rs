@@ -41,7 +41,7 @@ pub fn client(arguments: &[&str]) {
     // SAFETY: the symbol has this signature.
     let version: unsafe extern "C" fn(*mut i32) -> CUresult = unsafe { std::mem::transmute(address) };
     let mut found = 0;
-    // SAFETY: the output is a local variable.
+    // SAFETY: the output is a local variable, valid for writes during the call.
     assert_eq!(unsafe { version(&mut found) }, 0);
     assert_eq!(found, if arguments == ["535"] { 12020 } else { 12040 });
     // Undocumented export tables are refused.

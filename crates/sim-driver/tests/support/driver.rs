@@ -40,7 +40,7 @@ pub struct LoadedLibrary(*mut c_void);
 
 // SAFETY: a handle of the dynamic linker, valid in every thread.
 unsafe impl Send for LoadedLibrary {}
-// SAFETY: as for `Send`.
+// SAFETY: the functions of the dynamic linker may be called with one handle from several threads at once.
 unsafe impl Sync for LoadedLibrary {}
 
 impl LoadedLibrary {

@@ -77,7 +77,7 @@ pub unsafe fn run(cuda: &CudaLibrary, bytes: &[u8]) {
     let mut held = LiveHandles::default();
     let mut host = vec![7u8; HOST_BUFFER_BYTES];
     let mut context = null_mut();
-    // SAFETY: the output is a local variable.
+    // SAFETY: the output is a local variable, valid for writes during the call.
     let code = unsafe { cuda.cuCtxCreate_v2(&mut context, 0, 0) };
     keep(code, &mut held.contexts, context);
     while !choices.0.as_slice().is_empty() {

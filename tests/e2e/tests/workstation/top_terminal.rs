@@ -172,7 +172,7 @@ fn keys_sort_and_narrow_windows_are_handled() {
     terminal.read_frame("sort by throttled time");
     terminal.type_keys("?");
     tcsetwinsize(&terminal.controller_end, size(8, 40)).unwrap();
-    // SAFETY: as above. The terminal is not the child's controlling terminal, so the kernel does not send this signal.
+    // SAFETY: the call passes no pointers, and the child has not been waited for, so the pid is its own. The terminal is not the child's controlling terminal, so the kernel does not send this signal.
     assert_eq!(unsafe { libc::kill(i32::try_from(terminal.child.id()).unwrap(), libc::SIGWINCH) }, 0);
     // The key and the size may be handled in any order.
     let narrow = terminal.read_until(|shown| {

@@ -187,7 +187,7 @@ impl ContextApi for Library {
     }
 
     unsafe fn cuCtxPopCurrent_v2(context: *mut CUcontext) -> Result<(), CudaError> {
-        // SAFETY: this function has the same contract.
+        // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
         unsafe { Self::cuCtxPopCurrent(context) }
     }
 
@@ -491,16 +491,16 @@ mod tests {
             let (mut descriptor, mut green) = (std::ptr::null_mut(), std::ptr::null_mut());
             // SAFETY: the output and the array are local variables.
             assert_eq!(unsafe { cuDevResourceGenerateDesc(&mut descriptor, to, 1) }, ok);
-            // SAFETY: the output is a local variable.
+            // SAFETY: the output is a local variable, valid for writes during the call.
             let flagless = unsafe { cuGreenCtxCreate(&mut green, descriptor, 0, 0) };
             assert_eq!(flagless, code(CudaError::INVALID_VALUE));
-            // SAFETY: the output is a local variable.
+            // SAFETY: the output is a local variable, valid for writes during the call.
             assert_eq!(unsafe { cuGreenCtxCreate(&mut green, descriptor, 0, 1) }, ok);
-            // SAFETY: the output is a local variable.
+            // SAFETY: the output is a local variable, valid for writes during the call.
             assert_eq!(unsafe { cuGreenCtxGetDevResource(green, &mut all, CU_DEV_RESOURCE_TYPE_SM) }, ok);
             assert_eq!(count_of(&all), 16);
             let mut context = std::ptr::null_mut();
-            // SAFETY: the output is a local variable.
+            // SAFETY: the output is a local variable, valid for writes during the call.
             assert_eq!(unsafe { cuCtxFromGreenCtx(&mut context, green) }, ok);
             // SAFETY: handles are validated, not dereferenced.
             assert_eq!(unsafe { cuCtxSetCurrent(context) }, ok);

@@ -61,7 +61,7 @@ impl DeviceApi for Library {
     }
 
     unsafe fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, ordinal: CUdevice) -> Result<(), CudaError> {
-        // SAFETY: this function has the same contract.
+        // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
         unsafe { Self::cuDeviceGetUuid(uuid, ordinal) }
     }
 

@@ -85,7 +85,7 @@ impl GraphExecApi for Library {
         log_buffer: *mut c_char,
         length: usize,
     ) -> Result<(), CudaError> {
-        // SAFETY: this function has the same contract.
+        // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
         unsafe { instantiate_with_log(graph_exec, graph, error_node, log_buffer, length) }
     }
 
@@ -96,7 +96,7 @@ impl GraphExecApi for Library {
         log_buffer: *mut c_char,
         length: usize,
     ) -> Result<(), CudaError> {
-        // SAFETY: this function has the same contract.
+        // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
         unsafe { instantiate_with_log(graph_exec, graph, error_node, log_buffer, length) }
     }
 

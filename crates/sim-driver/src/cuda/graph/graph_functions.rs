@@ -37,7 +37,7 @@ fn check_default_ports(mut ports: impl Iterator<Item = EdgePort>) -> Result<(), 
 /// The contract of [`write_list`] holds for `to` and `count`.
 unsafe fn write_nodes(nodes: &[NodeKey], to: *mut CUgraphNode, count: *mut usize) -> Result<(), CudaError> {
     let handles: Vec<CUgraphNode> = nodes.iter().map(|node| node.handle()).collect();
-    // SAFETY: this function has the same contract.
+    // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
     unsafe { write_list(&handles, std::ptr::null_mut(), to, count) }
 }
 
@@ -59,7 +59,7 @@ unsafe fn write_dependencies(
         unsafe { write_list(&ports, CUgraphEdgeData::default(), data, &mut room) }?;
     }
     let nodes: Vec<NodeKey> = dependencies.iter().map(|&(node, _)| node).collect();
-    // SAFETY: this function has the same contract for these pointers.
+    // SAFETY: this function's contract requires the same of these pointers from its caller.
     unsafe { write_nodes(&nodes, to, count) }
 }
 
@@ -99,7 +99,7 @@ unsafe fn write_edges(
     let mut room = unsafe { count.read() };
     // SAFETY: the caller guarantees the capacity; the count itself is written with the target nodes.
     unsafe { write_nodes(&begins, from, &mut room) }?;
-    // SAFETY: this function has the same contract for these pointers.
+    // SAFETY: this function's contract requires the same of these pointers from its caller.
     unsafe { write_dependencies(&ends, to, data, count) }
 }
 
@@ -225,7 +225,7 @@ impl GraphApi for Library {
         num_dependencies: *mut usize,
     ) -> Result<(), CudaError> {
         check_default_ports(dependencies(node)?.iter().map(|&(_, port)| port))?;
-        // SAFETY: this function has the same contract.
+        // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
         unsafe {
             Self::cuGraphNodeGetDependencies_v2(
                 node,
@@ -256,7 +256,7 @@ impl GraphApi for Library {
         num_dependent_nodes: *mut usize,
     ) -> Result<(), CudaError> {
         check_default_ports(dependents(node)?.iter().map(|&(_, port)| port))?;
-        // SAFETY: this function has the same contract.
+        // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
         unsafe {
             Self::cuGraphNodeGetDependentNodes_v2(
                 node,
@@ -287,7 +287,7 @@ impl GraphApi for Library {
         to: *const CUgraphNode,
         num_dependencies: usize,
     ) -> Result<(), CudaError> {
-        // SAFETY: this function has the same contract.
+        // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
         unsafe { Self::cuGraphAddDependencies_v2(graph, from, to, std::ptr::null(), num_dependencies) }
     }
 
@@ -310,7 +310,7 @@ impl GraphApi for Library {
         to: *const CUgraphNode,
         num_dependencies: usize,
     ) -> Result<(), CudaError> {
-        // SAFETY: this function has the same contract.
+        // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
         unsafe { Self::cuGraphRemoveDependencies_v2(graph, from, to, std::ptr::null(), num_dependencies) }
     }
 

@@ -293,7 +293,7 @@ impl GraphNodeApi for Library {
         node_params: *mut CUgraphNodeParams,
     ) -> Result<(), CudaError> {
         let no_data = std::ptr::null();
-        // SAFETY: this function has the same contract.
+        // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
         unsafe {
             Self::cuGraphAddNode_v2(graph_node, graph, dependencies, no_data, num_dependencies, node_params)
         }

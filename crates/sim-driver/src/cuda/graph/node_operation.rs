@@ -15,7 +15,7 @@ pub(in crate::cuda) struct UserData<T>(pub(in crate::cuda) T);
 
 // SAFETY: the driver never follows the pointers; the program decides which threads use the data.
 unsafe impl<T: Copy> Send for UserData<T> {}
-// SAFETY: as for `Send`.
+// SAFETY: the driver never follows the pointers, so shared access does not reach the data.
 unsafe impl<T: Copy> Sync for UserData<T> {}
 
 /// A function of the program and its argument.

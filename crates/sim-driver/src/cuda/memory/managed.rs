@@ -207,11 +207,11 @@ pub(super) unsafe fn attribute(
         CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE => kind(own.last_prefetch) as i32,
         CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID => own.last_prefetch.max(0),
         CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY => {
-            // SAFETY: this function has the same contract for the buffer.
+            // SAFETY: this function's contract requires the same of the buffer from its caller.
             return unsafe { write_numbers(data, size, &own.accessed_by, Some(NO_LOCATION)) };
         }
         _ => return Err(CudaError::INVALID_VALUE),
     };
-    // SAFETY: this function has the same contract for the buffer.
+    // SAFETY: this function's contract requires the same of the buffer from its caller.
     unsafe { write_numbers(data, size, &[one], None) }
 }

@@ -519,7 +519,8 @@ fn copy_rows(to: &RowLayout, from: &RowLayout, extent: CopyExtent) {
     }
     for z in 0..depth {
         for y in 0..height {
-            // SAFETY: as above, for each row.
+            // SAFETY: the row lies in a range that `validate` found to be mapped, or in pageable memory that the program
+            // guarantees; `copy` allows overlap.
             unsafe { std::ptr::copy(from.row(y, z), to.row(y, z), width) };
         }
     }
@@ -542,7 +543,7 @@ fn fill_rows(to: &RowLayout, extent: CopyExtent, value: u32, element: usize) {
             // SAFETY: `validate` found the range to be mapped device memory.
             unsafe { std::ptr::write_bytes(row, bytes[0], width) };
         } else if element == 2 {
-            // SAFETY: as above, and `fill` checked the alignment.
+            // SAFETY: `validate` found the range to be mapped device memory, and `fill` checked the alignment.
             unsafe { std::slice::from_raw_parts_mut(row.cast::<u16>(), width / 2) }.fill(value as u16);
         } else {
             // SAFETY: `validate` found the range to be mapped device memory, and `fill` checked the alignment.

@@ -30,7 +30,7 @@ pub(super) unsafe fn read_text<'a>(name: *const c_char) -> Result<&'a CStr, Cuda
 /// # Safety
 /// `path` is null or points to a NUL-terminated string.
 pub(super) unsafe fn read_image_file(path: *const c_char) -> Result<ModuleImage, CudaError> {
-    // SAFETY: this function has the same contract.
+    // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
     let path = unsafe { read_text(path) }?;
     let bytes =
         std::fs::read(std::ffi::OsStr::from_bytes(path.to_bytes())).map_err(|_| CudaError::FILE_NOT_FOUND)?;
@@ -154,7 +154,7 @@ impl ModuleApi for Library {
         option_values: *mut *mut c_void,
         state_out: *mut CUlinkState,
     ) -> Result<(), CudaError> {
-        // SAFETY: this function has the same contract.
+        // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
         unsafe { Self::cuLinkCreate(num_options, options, option_values, state_out) }
     }
 
@@ -188,7 +188,7 @@ impl ModuleApi for Library {
         options: *mut CUjit_option,
         option_values: *mut *mut c_void,
     ) -> Result<(), CudaError> {
-        // SAFETY: this function has the same contract.
+        // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
         unsafe { Self::cuLinkAddData(state, kind, data, size, name, num_options, options, option_values) }
     }
 
@@ -217,7 +217,7 @@ impl ModuleApi for Library {
         options: *mut CUjit_option,
         option_values: *mut *mut c_void,
     ) -> Result<(), CudaError> {
-        // SAFETY: this function has the same contract.
+        // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
         unsafe { Self::cuLinkAddFile(state, kind, path, num_options, options, option_values) }
     }
 

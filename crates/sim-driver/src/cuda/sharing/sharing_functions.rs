@@ -71,7 +71,7 @@ impl SharingApi for Library {
         handle: CUipcMemHandle,
         flags: u32,
     ) -> Result<(), CudaError> {
-        // SAFETY: this function has the same contract.
+        // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
         unsafe { Self::cuIpcOpenMemHandle_v2(pointer, handle, flags) }
     }
 

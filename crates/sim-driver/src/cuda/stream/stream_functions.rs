@@ -348,7 +348,7 @@ impl StreamApi for Library {
         dependencies_out: *mut *const CUgraphNode,
         num_dependencies_out: *mut usize,
     ) -> Result<(), CudaError> {
-        // SAFETY: this function has the same contract.
+        // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
         unsafe {
             Self::cuStreamGetCaptureInfo_v3(
                 stream,
@@ -390,7 +390,7 @@ impl StreamApi for Library {
         flags: u32,
     ) -> Result<(), CudaError> {
         let no_data = std::ptr::null();
-        // SAFETY: this function has the same contract.
+        // SAFETY: this function's contract requires the same of its caller, and the arguments are passed on unchanged.
         unsafe {
             Self::cuStreamUpdateCaptureDependencies_v2(stream, dependencies, no_data, num_dependencies, flags)
         }
