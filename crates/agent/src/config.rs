@@ -48,7 +48,7 @@ impl AgentConfig {
         self
     }
 
-    /// Kubelet's directory of device plugin sockets.
+    /// Returns kubelet's directory of device plugin sockets.
     pub(crate) fn device_plugins(&self) -> PathBuf {
         self.kubelet.join("device-plugins")
     }
@@ -129,7 +129,7 @@ pub enum SettingsCheckError {
     SocketPath {
         /// The resource that the plugin would serve, such as `tencent.com/vcuda-core`.
         resource: String,
-        /// Kubelet's directory of device plugin sockets.
+        /// Returns kubelet's directory of device plugin sockets.
         directory: PathBuf,
         /// The length of the socket's path in bytes.
         length: usize,

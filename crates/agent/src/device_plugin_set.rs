@@ -19,7 +19,7 @@ pub(crate) struct DevicePluginSet {
 }
 
 impl DevicePluginSet {
-    /// A set without plugins, whose sockets are going to be in this directory.
+    /// Creates a set without plugins, whose sockets are going to be in this directory.
     pub(crate) fn new(directory: &Path) -> DevicePluginSet {
         DevicePluginSet { directory: directory.into(), running: BTreeMap::new() }
     }

@@ -21,7 +21,7 @@ pub(crate) enum StartSubject {
 }
 
 impl StartSubject {
-    /// The container that holds devices.
+    /// Returns the container that holds these devices.
     pub(crate) fn of(holder: &DeviceHolder) -> StartSubject {
         StartSubject::Container(holder.uid.clone(), holder.container.clone())
     }

@@ -29,7 +29,7 @@ pub(crate) struct NodeReport {
 }
 
 impl NodeReport {
-    /// The report of a node whose GPUs are not known yet.
+    /// Creates the report of a node whose GPUs are not known yet.
     pub(crate) fn empty(node: &NodeName) -> NodeReport {
         NodeReport {
             at: partage_region::clock::monotonic_ns(),

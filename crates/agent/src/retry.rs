@@ -34,7 +34,7 @@ pub(crate) struct RetryLog {
 }
 
 impl RetryLog {
-    /// A log without a cause yet. `subject` names what the agent waits for.
+    /// Creates a log without a cause yet. `subject` names what the agent waits for.
     pub(crate) fn new(subject: &'static str) -> RetryLog {
         RetryLog { subject, last_cause: String::new() }
     }

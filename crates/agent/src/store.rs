@@ -153,7 +153,7 @@ impl AgentStore {
         })
     }
 
-    /// The directory of the records that there is one of each.
+    /// Returns the directory of the records that exist once.
     pub(crate) fn singletons(&self) -> &RecordDir {
         &self.singletons
     }
@@ -213,7 +213,7 @@ pub(crate) mod tests {
         AllocationRecord { key: ContainerKey(key.into()), resource, ids: ids.into(), at: 3, shared: true }
     }
 
-    /// A pod with one share of the GPU `GPU-1`.
+    /// Returns a pod with one share of the GPU `GPU-1`.
     pub(crate) fn record(uid: &str, memory: u64) -> PodRecord {
         let share = Share {
             gpu: "GPU-1".into(),

@@ -29,7 +29,7 @@ pub struct RetryBackoff {
 }
 
 impl RetryBackoff {
-    /// The delays of the instance with this name: a node's or a pod's.
+    /// Returns the delays of the instance with this name: a node's or a pod's.
     pub fn for_instance(name: &str) -> RetryBackoff {
         let first = MIN_FIRST_DELAY + MIN_FIRST_DELAY.mul_f64(spread(name));
         RetryBackoff { first, next: first }
@@ -48,7 +48,7 @@ impl RetryBackoff {
     }
 }
 
-/// A fraction between 0 and 1 that differs from name to name and is the same for one name.
+/// Returns a fraction between 0 and 1 that differs from name to name and is the same for one name.
 pub(crate) fn spread(name: &str) -> f64 {
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);

@@ -56,12 +56,12 @@ impl<V> WatchCache<V> {
         WatchCache { store, client, _task: Arc::new(task) }
     }
 
-    /// The object with this UID.
+    /// Returns the object with this UID.
     pub fn by_uid(&self, uid: &(impl Borrow<str> + ?Sized)) -> Option<Arc<V>> {
         self.store.content().by_uid.get(uid.borrow()).map(|(_, view)| Arc::clone(view))
     }
 
-    /// The object with this name now. The namespace of a cluster-scoped object is empty.
+    /// Returns the object with this name now. The namespace of a cluster-scoped object is empty.
     pub fn by_name(
         &self,
         namespace: &(impl Borrow<str> + ?Sized),
@@ -72,12 +72,12 @@ impl<V> WatchCache<V> {
         content.by_uid.get(uid).map(|(_, view)| Arc::clone(view))
     }
 
-    /// All objects, in no order.
+    /// Returns all objects, in no order.
     pub fn all(&self) -> Vec<Arc<V>> {
         self.store.content().by_uid.values().map(|(_, view)| Arc::clone(view)).collect()
     }
 
-    /// All objects with their keys, in no order.
+    /// Returns all objects with their keys, in no order.
     pub fn entries(&self) -> Vec<(Arc<ObjectKey>, Arc<V>)> {
         self.store.content().by_uid.values().cloned().collect()
     }
@@ -96,12 +96,12 @@ impl<V> WatchCache<V> {
         tokio::time::timeout(timeout, appeared).await.ok().flatten()
     }
 
-    /// A number that grows with every change of the content; 0 before the first complete list.
+    /// Returns a number that grows with every change of the content; 0 before the first complete list.
     pub fn changed(&self) -> watch::Receiver<u64> {
         self.store.version.subscribe()
     }
 
-    /// Whether the API server has listed all objects at least once. Before that, an object that is not in the cache may
+    /// Returns whether the API server has listed all objects at least once. Before that, an object that is not in the cache may
     /// exist.
     pub fn is_synced(&self) -> bool {
         *self.store.version.borrow() > 0
@@ -113,7 +113,7 @@ impl<V> WatchCache<V> {
         let _ = self.changed().wait_for(|version| *version > 0).await;
     }
 
-    /// When the API server last answered or sent an event; absent where it never did. While nothing changes it may be
+    /// Returns when the API server last responded or sent an event; `None` if it never did. While nothing changes it may be
     /// silent for two minutes.
     pub fn last_contact(&self) -> Option<Instant> {
         self.client.last_contact()

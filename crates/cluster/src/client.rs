@@ -85,7 +85,7 @@ impl ApiClient {
         Ok(ApiClient { kube, instance: options.instance.into(), contact: LastContact::default() })
     }
 
-    /// The kube client, for requests that this crate has no function for. They do not count as contact.
+    /// Returns the kube client, for requests that this crate has no function for. They do not count as contact.
     pub fn kube(&self) -> &Client {
         &self.kube
     }
@@ -95,7 +95,7 @@ impl ApiClient {
         RetryBackoff::for_instance(&self.instance)
     }
 
-    /// When the API server last answered or sent a watch event; absent where it never did. While nothing changes it may
+    /// Returns when the API server last responded or sent a watch event; `None` if it never did. While nothing changes it may
     /// be silent for two minutes.
     pub fn last_contact(&self) -> Option<Instant> {
         self.contact.get()

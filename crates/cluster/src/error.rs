@@ -58,7 +58,7 @@ pub enum ClusterError {
 }
 
 impl ClusterError {
-    /// Whether the same request may succeed later although nothing was changed.
+    /// Returns whether the same request may succeed later although nothing was changed.
     ///
     /// An API server that has just started also forbids for a moment what it allows, so requests that matter are retried
     /// whatever this returns.
@@ -71,7 +71,7 @@ impl ClusterError {
         }
     }
 
-    /// Whether the API server may have carried out a write although this error was returned for it.
+    /// Returns whether the API server may have carried out a write although this error was returned for it.
     pub fn is_outcome_unknown(&self) -> bool {
         matches!(self, ClusterError::Unavailable { .. } | ClusterError::Rejected { code: 500.., .. })
     }

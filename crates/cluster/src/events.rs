@@ -48,7 +48,7 @@ impl Severity {
     }
 }
 
-/// A reference to a pod.
+/// Returns a reference to a pod.
 pub fn pod_reference(pod: &PodId) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".into()),
@@ -60,7 +60,7 @@ pub fn pod_reference(pod: &PodId) -> ObjectReference {
     }
 }
 
-/// A reference to a node. Its name serves as UID, as in kubelet's own events: `kubectl describe node` selects by it.
+/// Returns a reference to a node. Its name serves as UID, as in kubelet's own events: `kubectl describe node` selects by it.
 pub fn node_reference(node: &NodeName) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".into()),
@@ -234,13 +234,13 @@ impl EventWriter {
     }
 }
 
-/// A name that no other event has, beginning with the object's.
+/// Returns a name that no other event has, beginning with the object's.
 fn event_name(subject: &str, number: u64) -> String {
     let subject = truncate(subject, MAX_NAME_BYTES).trim_end_matches(['.', '-']);
     format!("{subject}.{number:x}")
 }
 
-/// At most this many bytes, ending at a character's boundary.
+/// Truncates a text to at most this many bytes, ending at a character's boundary.
 fn truncate(text: &str, max_bytes: usize) -> &str {
     if text.len() <= max_bytes { text } else { &text[..text.floor_char_boundary(max_bytes)] }
 }

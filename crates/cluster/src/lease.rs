@@ -110,22 +110,22 @@ impl ElectionTiming {
         Ok(ElectionTiming { lease_duration, renew_deadline, retry_interval })
     }
 
-    /// How long others wait for a silent holder.
+    /// Returns how long others wait for a silent holder.
     pub fn lease_duration(&self) -> Duration {
         self.lease_duration
     }
 
-    /// How long a holder leads after it sent its last successful write.
+    /// Returns how long a holder leads after it sent its last successful write.
     pub fn renew_deadline(&self) -> Duration {
         self.renew_deadline
     }
 
-    /// The time between two attempts to acquire or renew.
+    /// Returns the time between two attempts to acquire or renew.
     pub fn retry_interval(&self) -> Duration {
         self.retry_interval
     }
 
-    /// Time for one request: a holder has two attempts before its deadline.
+    /// Returns the time limit of one request: a holder has two attempts before its deadline.
     fn request_timeout(&self) -> Duration {
         self.renew_deadline / 2
     }
@@ -155,7 +155,7 @@ pub struct LeaderTerm {
 }
 
 impl LeaderTerm {
-    /// How long this replica leads from now on if the lease is not renewed: the longest timeout for a request that only a
+    /// Returns how long this replica leads from now on if the lease is not renewed: the longest timeout for a request that only a
     /// leader may send. Zero once the term has ended.
     pub fn remaining(&self) -> Duration {
         self.deadline.saturating_sub(local_time())
@@ -269,24 +269,24 @@ impl LeaderElection {
         LeaderElection { shared, identity, stop, task: Some(task) }
     }
 
-    /// The identity that the lease shows while this replica leads.
+    /// Returns the identity that the lease shows while this replica leads.
     pub fn identity(&self) -> &str {
         &self.identity
     }
 
-    /// Whether this replica leads at this moment, by its own clock.
+    /// Returns whether this replica leads at this moment, by its own clock.
     pub fn is_leader(&self) -> bool {
         self.term().is_some()
     }
 
-    /// The term in which this replica leads at this moment, by its own clock.
+    /// Returns the term in which this replica leads at this moment, by its own clock.
     pub fn term(&self) -> Option<LeaderTerm> {
         let now = local_time();
         let term = self.shared.leadership().term.filter(|term| now < term.deadline)?;
         Some(LeaderTerm { number: term.number, deadline: term.deadline })
     }
 
-    /// The replica's role, to wait for its changes. Check [`LeaderElection::is_leader`] before acting on it: a process
+    /// Returns the replica's role, to wait for its changes. Check [`LeaderElection::is_leader`] before acting on it: a process
     /// that was suspended is notified late.
     pub fn role(&self) -> watch::Receiver<LeaderRole> {
         self.shared.role.subscribe()
@@ -402,7 +402,7 @@ impl Candidate {
         spec.holder_identity = Some(self.identity.clone());
         spec.lease_duration_seconds = i32::try_from(self.timing.lease_duration.as_secs()).ok();
         spec.lease_transitions = Some(transitions);
-        // For people: no decision depends on these.
+        // Informational: no decision depends on these.
         spec.renew_time.clone_from(&now);
         if is_acquisition {
             spec.acquire_time = now;
@@ -410,7 +410,7 @@ impl Candidate {
         lease
     }
 
-    /// The object as it was last seen, or a new one, with the version that it must have on the server.
+    /// Returns the object as it was last seen, or a new one, with the version that it must have on the server.
     fn base(&self, version: Option<String>) -> Lease {
         let mut lease = match &version {
             Some(_) => self.last_seen.clone().unwrap_or_default(),
@@ -445,7 +445,7 @@ impl Candidate {
         }
     }
 
-    /// Time for the next request: a leader must notice in time that its term ends.
+    /// Returns the time limit of the next request: a leader must notice in time that its term ends.
     fn time_left(&self) -> Duration {
         let now = local_time();
         let timeout = self.timing.request_timeout();
@@ -480,7 +480,7 @@ fn record(lease: &Lease) -> LeaseRecord {
     }
 }
 
-/// Time since boot, including the time in which the machine was suspended: a leader that wakes up must know that its term
+/// Returns the time since boot, including the time in which the machine was suspended: a leader that wakes up must know that its term
 /// is over.
 fn local_time() -> LocalTime {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);

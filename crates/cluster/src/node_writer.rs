@@ -31,7 +31,7 @@ pub struct NodeWriter {
 }
 
 impl NodeWriter {
-    /// A writer for this node.
+    /// Creates a writer for this node.
     pub fn new(client: &ApiClient, node: &NodeName) -> NodeWriter {
         NodeWriter { client: client.clone(), node: node.clone() }
     }

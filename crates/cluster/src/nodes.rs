@@ -72,7 +72,7 @@ impl Projection for NodeProjection {
     }
 }
 
-/// Whether a resource is an extended one: Kubernetes' own have no domain, or one of its own.
+/// Returns whether a resource is an extended one: Kubernetes' own have no domain, or one of its own.
 fn is_extended(resource: &str) -> bool {
     resource.split_once('/').is_some_and(|(domain, _)| !domain.ends_with("kubernetes.io"))
 }

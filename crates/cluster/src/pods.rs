@@ -34,7 +34,7 @@ pub enum AnnotateOutcome {
 }
 
 impl WatchSelector {
-    /// The pods that are bound to a node.
+    /// Returns the pods that are bound to a node.
     pub fn on_node(node: &NodeName) -> WatchSelector {
         WatchSelector::all().fields(&format!("spec.nodeName={node}"))
     }
@@ -109,7 +109,7 @@ impl ApiClient {
     }
 }
 
-/// The grace period of an evicted pod whose spec has this one. It is at least a second: 0 would force its deletion.
+/// Returns the grace period of an evicted pod whose spec has this one. It is at least a second: 0 would force its deletion.
 fn eviction_grace_seconds(requested: Option<i64>) -> u32 {
     requested
         .and_then(|requested| u32::try_from(requested.max(1)).ok())

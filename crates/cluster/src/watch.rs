@@ -37,12 +37,12 @@ pub struct WatchSelector {
 }
 
 impl WatchSelector {
-    /// All objects of the cluster.
+    /// Selects all objects of the cluster.
     pub fn all() -> WatchSelector {
         WatchSelector { namespace: None, fields: None, labels: None, page_size: DEFAULT_PAGE_SIZE }
     }
 
-    /// All objects of a namespace.
+    /// Selects all objects of a namespace.
     pub fn in_namespace(namespace: &str) -> WatchSelector {
         WatchSelector { namespace: Some(namespace.into()), ..WatchSelector::all() }
     }
@@ -59,7 +59,7 @@ impl WatchSelector {
         WatchSelector { labels: Some(selector.into()), ..self }
     }
 
-    /// How many whole objects a list may hold in memory at a time; 4 by default. A larger page makes the initial list of
+    /// Sets how many whole objects a list may hold in memory at a time; 4 by default. A larger page makes the initial list of
     /// a large cluster faster and costs up to that many times the size of the largest object.
     #[must_use]
     pub fn page_size(self, objects: u32) -> WatchSelector {
@@ -90,10 +90,10 @@ pub trait Projection: 'static {
     /// The plural of the resource, for logs.
     const RESOURCE: &'static str;
 
-    /// The API of the resource, in one namespace or in all.
+    /// Returns the API of the resource, in one namespace or in all.
     fn api(client: Client, namespace: Option<&str>) -> Api<Self::Object>;
 
-    /// The view of an object; `None` leaves the object out of the cache.
+    /// Returns the view of an object; `None` leaves the object out of the cache.
     fn view(object: Self::Object) -> Option<Self::View>;
 }
 
@@ -165,7 +165,7 @@ async fn follow<P: Projection>(
     }
 }
 
-/// The key and view of an object. Every object of the API server has a UID and a name.
+/// Returns the key and view of an object. Every object of the API server has a UID and a name.
 fn project<P: Projection>(object: P::Object) -> Option<(ObjectKey, P::View)> {
     let meta = object.meta();
     let key = ObjectKey {

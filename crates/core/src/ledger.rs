@@ -180,7 +180,7 @@ impl Ledger {
         ledger
     }
 
-    /// The capacity that the grants leave.
+    /// Returns the capacity that the grants leave.
     pub fn cluster(&self) -> &ClusterCapacity {
         &self.cluster
     }

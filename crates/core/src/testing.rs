@@ -13,7 +13,7 @@ use proptest::sample::subsequence;
 /// Memory sizes of real GPUs in GiB.
 const MEMORY_GIB: [u64; 7] = [8, 12, 16, 24, 40, 48, 80];
 
-/// A node called `name` with `gpus` GPUs. UUIDs are unique among nodes of different names.
+/// Returns a node called `name` with `gpus` GPUs. UUIDs are unique among nodes of different names.
 ///
 /// Minor numbers have gaps, as on machines whose driver hides a GPU.
 pub(crate) fn node(name: &'static str, gpus: std::ops::Range<usize>) -> impl Strategy<Value = Node> {
@@ -64,12 +64,12 @@ pub(crate) fn node(name: &'static str, gpus: std::ops::Range<usize>) -> impl Str
     })
 }
 
-/// Any amount of compute.
+/// Returns any amount of compute.
 pub(crate) fn cores() -> impl Strategy<Value = Cores> {
     (0u32..=100_000).prop_map(|milli| Cores::millipercent(milli).unwrap())
 }
 
-/// A share of one of the node's GPUs, by its index, of any form the model has.
+/// Returns a share of one of the node's GPUs, by its index, of any form the model has.
 pub(crate) fn share(node: &Node, gpu: usize) -> impl Strategy<Value = Share> + use<> {
     let (uuid, memory) = (node.gpus[gpu].uuid.clone(), node.gpus[gpu].memory_bytes.0);
     let memory = option::of((0..=memory).prop_map(Bytes));
@@ -84,7 +84,7 @@ pub(crate) fn share(node: &Node, gpu: usize) -> impl Strategy<Value = Share> + u
     )
 }
 
-/// A grant of one to three containers on distinct GPUs each, of any form the model has.
+/// Returns a grant of one to three containers on distinct GPUs each, of any form the model has.
 pub(crate) fn pod_grant(node: &Node) -> impl Strategy<Value = PodGrant> + use<> {
     let name = node.name.clone();
     let node = node.clone();
@@ -107,7 +107,7 @@ pub(crate) fn pod_grant(node: &Node) -> impl Strategy<Value = PodGrant> + use<> 
     })
 }
 
-/// A node with GPUs and a grant on it.
+/// Returns a node with GPUs and a grant on it.
 pub(crate) fn node_and_grant() -> impl Strategy<Value = (Node, PodGrant)> {
     node("n1", 1..9).prop_flat_map(|node| {
         let grant = pod_grant(&node);
@@ -115,7 +115,7 @@ pub(crate) fn node_and_grant() -> impl Strategy<Value = (Node, PodGrant)> {
     })
 }
 
-/// A small cluster with random grants.
+/// Returns a small cluster with random grants.
 pub(crate) fn cluster_file() -> impl Strategy<Value = ClusterFile> {
     (node("n0", 0..3), node("n1", 1..9), node("n2", 1..3)).prop_flat_map(|(a, b, c)| {
         let grants = vec((prop_oneof![pod_grant(&b), pod_grant(&c)], 0u64..9000, 0u64..1 << 40), 0..4);

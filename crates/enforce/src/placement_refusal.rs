@@ -90,7 +90,7 @@ mod tests {
         }
     }
 
-    /// The refusal of an ask on a node of which 12 GiB of 16 GiB are held.
+    /// Returns the refusal of an ask on a node of which 12 GiB of 16 GiB are held.
     fn refusal(gib: u64) -> Refusal {
         let mut ledger = Ledger::new([node()]);
         let mut statement = ledger.statement();

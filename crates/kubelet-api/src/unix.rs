@@ -77,7 +77,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// The file of the socket.
+    /// Returns the file of the socket.
     pub fn file(&self) -> &SocketFile {
         &self.file
     }

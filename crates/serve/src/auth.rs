@@ -199,7 +199,7 @@ impl BearerAuth {
         (now.duration_since(decision.at) < DECISION_TTL).then_some(decision.allowed)
     }
 
-    /// Whether the last review of a token allowed it, however long ago.
+    /// Returns whether the last review of a token allowed it, however long ago.
     fn was_allowed(&self, hash: &TokenHash) -> bool {
         self.decisions().get(hash).is_some_and(|decision| decision.allowed)
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub struct NotReady(String);
 
 impl NotReady {
-    /// A reason such as `the device plugin is not registered with kubelet yet`.
+    /// Creates a reason such as `the device plugin is not registered with kubelet yet`.
     pub fn new(reason: impl Into<String>) -> NotReady {
         NotReady(reason.into())
     }

@@ -145,7 +145,7 @@ pub(crate) struct SilentSlot {
 }
 
 impl SilentSlot {
-    /// The token that is cancelled when another connection takes this one's place.
+    /// Returns the token that is cancelled when another connection takes this one's place.
     pub(crate) fn displaced(&self) -> &CancellationToken {
         &self.displaced
     }

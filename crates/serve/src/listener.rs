@@ -85,7 +85,7 @@ impl HttpServer {
         self
     }
 
-    /// The bound address, with the port that the kernel chose for port 0.
+    /// Returns the bound address, with the port that the kernel chose for port 0.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

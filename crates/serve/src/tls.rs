@@ -203,7 +203,7 @@ impl TlsIdentity {
         Ok(true)
     }
 
-    /// An acceptor with the certificate that is loaded now.
+    /// Returns an acceptor with the certificate that is loaded now.
     pub(crate) fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(Arc::clone(&self.loaded().config))
     }

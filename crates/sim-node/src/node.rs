@@ -249,7 +249,7 @@ impl NodeDir {
         }
     }
 
-    /// The absolute path of the directory.
+    /// Returns the absolute path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -259,12 +259,12 @@ impl NodeDir {
         &self.config
     }
 
-    /// The directory of the driver's libraries.
+    /// Returns the directory of the driver's libraries.
     pub fn libraries(&self) -> PathBuf {
         self.path.join(LIBRARY_DIR)
     }
 
-    /// The directory of the GPUs' device files.
+    /// Returns the directory of the GPUs' device files.
     pub fn devices(&self) -> PathBuf {
         self.path.join(DEVICE_DIR)
     }
@@ -286,12 +286,12 @@ impl NodeDir {
         state.mig(gpu).unwrap_or_else(|| self.config.gpus.get(gpu).is_some_and(|gpu| gpu.mig))
     }
 
-    /// The file with the memory that the node's processes share.
+    /// Returns the file with the memory that the node's processes share.
     pub fn state_file(&self) -> PathBuf {
         self.path.join(STATE_FILE)
     }
 
-    /// The directory of the memory that processes export to each other.
+    /// Returns the directory of the memory that processes export to each other.
     pub fn shared_dir(&self) -> PathBuf {
         self.path.join(SHARED_DIR)
     }

@@ -72,7 +72,7 @@ pub enum GpuBrand {
 }
 
 impl GpuBrand {
-    /// The value of `nvmlBrandType_t`.
+    /// Returns the value of `nvmlBrandType_t`.
     pub fn nvml(self) -> u32 {
         match self {
             GpuBrand::Tesla => 2,
@@ -98,7 +98,7 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// The value of `nvmlDeviceArchitecture_t`.
+    /// Returns the value of `nvmlDeviceArchitecture_t`.
     pub fn nvml(self) -> u32 {
         match self {
             Architecture::Volta => 5,

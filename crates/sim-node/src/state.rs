@@ -234,17 +234,17 @@ impl SimNodeState {
         Ok(state)
     }
 
-    /// The number of GPUs of the node.
+    /// Returns the number of GPUs of the node.
     pub fn gpus(&self) -> usize {
         self.gpus
     }
 
-    /// The slot of this process.
+    /// Returns the slot of this process.
     pub fn slot(&self) -> usize {
         self.slot
     }
 
-    /// The period over which utilization is averaged, in nanoseconds.
+    /// Returns the period over which utilization is averaged, in nanoseconds.
     pub fn window(&self) -> u64 {
         self.shared.header.window.load(Relaxed).max(1)
     }

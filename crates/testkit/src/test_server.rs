@@ -102,7 +102,7 @@ pub(crate) mod tests {
     use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
     use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-    /// A self-signed certificate for `localhost`.
+    /// Returns a self-signed certificate for `localhost`.
     pub(crate) fn certificate() -> Certificate {
         let made = rcgen::generate_simple_self_signed(["localhost".to_string()]).unwrap();
         Certificate { certificate: made.cert.pem(), key: made.signing_key.serialize_pem() }

@@ -21,7 +21,7 @@ pub(super) struct ShutdownDeadline {
 }
 
 impl ShutdownDeadline {
-    /// A deadline `timeout` after `stop` is cancelled.
+    /// Creates a deadline `timeout` after `stop` is cancelled.
     pub(super) fn new(stop: CancellationToken, timeout: Duration) -> ShutdownDeadline {
         ShutdownDeadline { stop, timeout, at: Arc::default() }
     }

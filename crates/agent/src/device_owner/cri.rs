@@ -82,7 +82,7 @@ pub enum ContainerState {
 }
 
 impl ContainerRuntime {
-    /// A client of the runtime on this socket, which need not run yet.
+    /// Creates a client of the runtime on this socket, which need not run yet.
     pub fn new(socket: &Path) -> ContainerRuntime {
         ContainerRuntime { socket: socket.to_path_buf(), channel: Arc::default() }
     }

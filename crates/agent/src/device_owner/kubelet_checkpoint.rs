@@ -25,7 +25,7 @@ pub(super) struct KubeletCheckpoint {
 }
 
 impl KubeletCheckpoint {
-    /// The checkpoint of the kubelet with this directory.
+    /// Creates a reader for the checkpoint of the kubelet with this directory.
     pub(super) fn new(kubelet: &Path) -> KubeletCheckpoint {
         let path = kubelet.join("device-plugins/kubelet_internal_checkpoint");
         KubeletCheckpoint { path, last_error: Mutex::default() }

@@ -66,7 +66,7 @@ impl QueuedEvent {
         self.written.is_some_and(|(count, _)| count == self.due.count)
     }
 
-    /// When it is to be written next; `None` while everything is written.
+    /// Returns when it is to be written next; `None` while everything is written.
     fn due_at(&self) -> Option<Instant> {
         let due_at = match self.written {
             None => self.begun,
@@ -124,7 +124,7 @@ impl EventQueue {
         }
     }
 
-    /// Whether every event was written at least once or given up.
+    /// Returns whether every event was written at least once or given up.
     pub(super) fn is_all_written(&self) -> bool {
         self.by_number.values().all(|entry| entry.written.is_some())
     }

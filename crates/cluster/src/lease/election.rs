@@ -90,12 +90,12 @@ impl Election {
         }
     }
 
-    /// The current term. A caller at another moment compares its deadline with the clock itself.
+    /// Returns the current term. A caller at another moment compares its deadline with the clock itself.
     pub(super) fn term(&self, now: LocalTime) -> Option<LeaseTerm> {
         self.term.filter(|term| now < term.deadline)
     }
 
-    /// The holder that was seen last.
+    /// Returns the holder that was seen last.
     pub(super) fn holder(&self) -> Option<&str> {
         self.observed.as_ref().map(|(record, _)| record.holder.as_str()).filter(|holder| !holder.is_empty())
     }
@@ -126,12 +126,12 @@ impl Election {
         }
     }
 
-    /// Whether this candidate may write itself into the lease.
+    /// Returns whether this candidate may write itself into the lease.
     fn may_take(&self, record: &LeaseRecord, since: LocalTime, now: LocalTime) -> bool {
         record.holder.is_empty() || record.holder == self.identity || now >= since + self.expiry_wait(record)
     }
 
-    /// How long a holder must have been silent: what it wrote itself, and at least this candidate's own setting.
+    /// Returns how long a holder must have been silent: what it wrote itself, and at least this candidate's own setting.
     fn expiry_wait(&self, record: &LeaseRecord) -> Duration {
         let own = self.timing.lease_duration();
         record.duration.map_or(own, |written| written.clamp(own, MAX_LEASE_DURATION))

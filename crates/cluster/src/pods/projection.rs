@@ -54,7 +54,7 @@ pub struct PodSpec {
 }
 
 impl PodSpec {
-    /// The pod's own grace period.
+    /// Returns the pod's own grace period.
     pub(super) fn grace_period_seconds(&self) -> Option<i64> {
         self.termination_grace_period_seconds
     }
@@ -98,7 +98,7 @@ struct TerminatedState {
 }
 
 impl Container {
-    /// Whether it requests a resource that is not one of Kubernetes' own.
+    /// Returns whether it requests a resource that is not one of Kubernetes' own.
     fn requests_extended_resource(&self) -> bool {
         let named = |key: &str| {
             self.resources[key].as_object().is_some_and(|all| all.keys().any(|name| name.contains('/')))

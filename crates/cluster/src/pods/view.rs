@@ -24,7 +24,7 @@ pub struct PodView {
 }
 
 impl PodView {
-    /// Whether no container of the pod runs any more, or ever will.
+    /// Returns whether no container of the pod runs any more, or ever will.
     pub fn is_finished(&self) -> bool {
         matches!(self.phase, PodPhase::Succeeded | PodPhase::Failed)
     }

@@ -293,7 +293,7 @@ impl SuggestionSearch<'_> {
         Some(Suggestion { change: SuggestedChange::Count { from, to: to as u32 }, node })
     }
 
-    /// A limited share, where all of a GPU was requested.
+    /// Returns a limited share if all of a GPU was requested.
     fn limited_share(&self) -> Option<Suggestion> {
         let all = |memory: MemoryAsk| matches!(memory, MemoryAsk::All | MemoryAsk::AtMost(_));
         if !self.ask.asks.iter().any(|ask| ask.want.share.whole || all(ask.want.share.memory)) {
@@ -313,7 +313,7 @@ impl SuggestionSearch<'_> {
         Some(Suggestion { change: SuggestedChange::LimitedShare { to: Bytes(to << 20) }, node })
     }
 
-    /// A memory limit, where none was requested.
+    /// Returns a memory limit if none was requested.
     fn limit(&self) -> Option<Suggestion> {
         let unlimited = |ask: &Ask| ask.want.share.memory == MemoryAsk::Unlimited && !ask.want.share.whole;
         if !self.ask.asks.iter().any(unlimited) {

@@ -34,7 +34,7 @@ impl Snapshot {
         Snapshot { cluster }
     }
 
-    /// The capacity of every node.
+    /// Returns the capacity of every node.
     pub fn cluster(&self) -> &ClusterCapacity {
         &self.cluster
     }

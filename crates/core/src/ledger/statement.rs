@@ -77,7 +77,7 @@ impl<'a> Statement<'a> {
         Statement { ledger, id: unique_version(), log: Vec::new() }
     }
 
-    /// The ledger with the changes made so far.
+    /// Returns the ledger with the changes made so far.
     pub fn ledger(&self) -> &Ledger {
         self.ledger
     }

@@ -237,12 +237,12 @@ impl ClusterCapacity {
         chunk.stamp(at, saved.version);
     }
 
-    /// The nodes as the rank cache reads them.
+    /// Returns the nodes as the rank cache reads them.
     pub(super) fn chunks(&self) -> &[Arc<NodeChunk>] {
         &self.chunks
     }
 
-    /// The list of classes, shared with every clone until it grows.
+    /// Returns the list of classes, shared with every clone until it grows.
     pub(super) fn shared_classes(&self) -> &Arc<Vec<GpuClass>> {
         &self.classes
     }

@@ -10,7 +10,7 @@ use crate::model::{Colocation, CoresAsk, PlacementPolicy};
 
 /// A way to choose among nodes and GPUs. It must be a function of its arguments and of its epoch.
 pub trait NodeRanking: GpuPreference {
-    /// The name of the ranking. Rankings of one name and epoch share cached ranks.
+    /// Returns the name of the ranking. Rankings of one name and epoch share cached ranks.
     fn name(&self) -> &'static str;
 
     /// Changes whenever earlier ranks no longer hold, even for nodes that did not change.

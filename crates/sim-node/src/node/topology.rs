@@ -150,7 +150,7 @@ impl PciPath {
     /// All paths, from best to worst.
     pub const ALL: [PciPath; 5] = [PciPath::Pix, PciPath::Pxb, PciPath::Phb, PciPath::Node, PciPath::System];
 
-    /// The abbreviation of `nvidia-smi topo -m`.
+    /// Returns the abbreviation of `nvidia-smi topo -m`.
     pub fn name(self) -> &'static str {
         match self {
             PciPath::Pix => "PIX",
@@ -161,7 +161,7 @@ impl PciPath {
         }
     }
 
-    /// The value of `nvmlGpuTopologyLevel_t`.
+    /// Returns the value of `nvmlGpuTopologyLevel_t`.
     pub fn nvml(self) -> u32 {
         10 * (self as u32 + 1)
     }
@@ -183,7 +183,7 @@ impl PciPaths {
         PciPaths { gpus, cells: (0..gpus * gpus).map(|at| cell(at / gpus, at % gpus)).collect() }
     }
 
-    /// The number of GPUs.
+    /// Returns the number of GPUs.
     pub fn gpus(&self) -> usize {
         self.gpus
     }

@@ -62,7 +62,7 @@ impl GpuLane {
         })
     }
 
-    /// The index of the GPU on the node.
+    /// Returns the index of the GPU on the node.
     pub fn gpu(&self) -> usize {
         self.gpu
     }
@@ -73,13 +73,13 @@ impl GpuLane {
         if generation == self.generation { Ok(()) } else { Err(GpuLost) }
     }
 
-    /// The position up to which work is submitted.
+    /// Returns the position up to which work is submitted.
     #[inline]
     pub fn submitted(&self) -> u64 {
         self.submitted
     }
 
-    /// The position up to which the lane was served at the last update.
+    /// Returns the position up to which the lane was served at the last update.
     #[inline]
     pub fn served(&self) -> u64 {
         self.served

@@ -14,7 +14,7 @@ use std::time::Duration;
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Daemon {
-    /// The result of the last poll.
+    /// Returns the result of the last poll.
     pub(super) fn observed(&self) -> MutexGuard<'_, MonitorReport<String>> {
         self.observed.lock().unwrap_or_else(PoisonError::into_inner)
     }

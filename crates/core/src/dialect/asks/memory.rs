@@ -20,7 +20,7 @@ pub(super) struct MemoryCounter<'a> {
 }
 
 impl<'a> MemoryCounter<'a> {
-    /// A resource that counts the memory of each GPU.
+    /// Describes a resource that counts the memory of each GPU.
     pub(super) fn per_gpu(resource: &'a str, unit: u64) -> MemoryCounter<'a> {
         MemoryCounter { resource, unit, gpus: 1, mib_advice: "" }
     }
