@@ -313,7 +313,7 @@ impl DriverBundle {
     }
 }
 
-/// Returns the container's environment. `NVIDIA_VISIBLE_DEVICES` is `void` instead of the UUIDs only where NVIDIA's runtime would act
+/// Returns the container's environment. `NVIDIA_VISIBLE_DEVICES` is `void` instead of the UUIDs only if NVIDIA's runtime would act
 /// on it: programs read the variable, too.
 fn env(container: &CdiTarget<'_>) -> Vec<String> {
     let mut env = container.env.clone();

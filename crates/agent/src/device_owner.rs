@@ -89,12 +89,12 @@ pub struct DeviceHolder {
     pub resource: String,
     /// The devices that it holds.
     pub ids: BTreeSet<DeviceId>,
-    /// The key that the agent answered for it; `None` where the holder is not from kubelet's checkpoint.
+    /// The key that the agent answered for it; `None` if the holder is not from kubelet's checkpoint.
     pub key: Option<ContainerKey>,
-    /// Whether the answer also has [`partage_host::cdi::SHARED_DEVICE`]; `false` where the holder is not from
+    /// Whether the answer also has [`partage_host::cdi::SHARED_DEVICE`]; `false` if the holder is not from
     /// kubelet's checkpoint.
     pub shared: bool,
-    /// The pod's namespace and name; `None` where the holder is from kubelet's checkpoint.
+    /// The pod's namespace and name; `None` if the holder is from kubelet's checkpoint.
     pub name: Option<(Namespace, PodName)>,
 }
 

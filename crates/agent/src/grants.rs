@@ -126,7 +126,7 @@ impl NodeGrants {
         record
     }
 
-    /// Adopts the grant in the annotations of a running pod whose record was lost. The pod holds it already: where its GPUs have
+    /// Adopts the grant in the annotations of a running pod whose record was lost. The pod holds it already: if its GPUs have
     /// less capacity by now, the ledger's audit reports that, and no other pod is placed there.
     pub(crate) fn adopt(
         &mut self,

@@ -70,7 +70,7 @@ pub struct AgentSettings {
     pub memory_overcommit: Overcommit,
     /// Labels that the node gets.
     pub labels: BTreeMap<String, String>,
-    /// How GPUs are chosen where no extender does.
+    /// How GPUs are chosen if no extender does.
     pub policy: PlacementPolicy,
     /// Whether a scheduler extender grants: then a pod without a grant is refused.
     pub extender: bool,

@@ -203,7 +203,7 @@ impl NodeState {
     }
 }
 
-/// Returns a pod's namespace and name as fields of a log line; absent where the pod is not known.
+/// Returns a pod's namespace and name as fields of a log line; absent if the pod is not known.
 pub(crate) fn logged_name(pod: Option<&PodId>) -> (Option<&str>, Option<&str>) {
     (pod.map(|pod| pod.namespace.as_str()), pod.map(|pod| pod.name.as_str()))
 }

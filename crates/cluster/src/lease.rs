@@ -388,7 +388,7 @@ impl Candidate {
             }
             // It has another version, or another candidate created it.
             Err(ClusterError::Rejected { code: 409, .. }) => self.election.was_refused(now),
-            // It was deleted. A creation fails like this where the namespace does not exist.
+            // It was deleted. A creation fails like this if the namespace does not exist.
             Err(ClusterError::Rejected { code: 404, .. }) if !is_creation => self.election.was_refused(now),
             Err(error) => self.failed(now, &error),
         }

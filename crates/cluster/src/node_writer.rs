@@ -49,7 +49,7 @@ impl NodeWriter {
         node.map(|node| NodeProjection::view(node).unwrap_or_default()).map_err(|error| self.not_found(error))
     }
 
-    /// Watches this node alone: the cache has one object, or none where the node does not exist.
+    /// Watches this node alone: the cache has one object, or none if the node does not exist.
     pub fn watch(&self) -> NodeCache {
         self.client.watch_nodes(&WatchSelector::all().fields(&format!("metadata.name={}", self.node)))
     }

@@ -283,7 +283,7 @@ fn locate(text: &str, error: &serde_json::Error) -> ClusterFileError {
         .map_or_else(whole, |(path, message)| at(&path, message))
 }
 
-/// Returns a hint where a quantity as in manifests was written instead of a number of bytes.
+/// Returns a hint if a quantity as in manifests was written instead of a number of bytes.
 fn quantity_for_bytes(value: &Value) -> Option<String> {
     match value {
         Value::Object(fields) => fields.iter().find_map(|(key, value)| match value {

@@ -25,7 +25,7 @@ pub struct Explanation {
     pub fitting: Vec<NodeName>,
     /// Why it does not fit the others, the most frequent reason first.
     pub reasons: Vec<NoFitReason>,
-    /// Changes that would make it fit, where it fits nowhere.
+    /// Changes that would make it fit, if it fits nowhere.
     pub suggestions: Vec<Suggestion>,
     /// Each node that does not fit, in order.
     pub per_node: Vec<NodeReport>,
@@ -49,7 +49,7 @@ pub struct NoFitReason {
 pub struct ClosestNode {
     /// Name of the node concerned.
     pub node: NodeName,
-    /// The GPU there, where the reason is about one.
+    /// The GPU there, if the reason is about one.
     pub gpu: Option<usize>,
     /// The amount that the node or GPU has.
     pub has: AvailableAmount,
@@ -179,7 +179,7 @@ pub fn explain(cluster: &ClusterCapacity, ask: &PodAsk) -> Explanation {
         suggestions: Vec::new(),
         per_node: Vec::new(),
     };
-    // By cause and, where one container is the problem, by container: the text is about what it asks for.
+    // By cause and, if one container is the problem, by container: the text is about what it asks for.
     let mut reasons: BTreeMap<(NoFitCause, usize), (usize, Option<ClosestNode>)> = BTreeMap::new();
     // Nodes in equal states are examined once, unless the pod tells GPUs apart by UUID.
     let alike = ask.constraints.uuids.is_open();
@@ -228,14 +228,14 @@ struct NodeExamination {
     short: NodeShortfall,
     gpus: Vec<Option<Shortfall>>,
     cause: NoFitCause,
-    /// Index of the ask that does not fit, where it is a single one.
+    /// Index of the ask that does not fit, if it is a single one.
     ask: usize,
     gpu: Option<usize>,
     has: Option<AvailableAmount>,
 }
 
 impl NodeExamination {
-    /// Examines a node; returns `None` where the pod fits.
+    /// Examines a node; returns `None` if the pod fits.
     fn at(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> Option<NodeExamination> {
         let short = why_not(capacity, classes, prepared)?;
         let gpus = gpu_shortfalls(capacity, classes, prepared, &short);
@@ -245,7 +245,7 @@ impl NodeExamination {
     }
 }
 
-/// Returns why a pod does not fit a node; `None` exactly where it fits.
+/// Returns why a pod does not fit a node; `None` exactly if it fits.
 pub fn why_not(
     capacity: &NodeCapacity,
     classes: &[GpuClass],

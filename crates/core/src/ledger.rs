@@ -195,7 +195,7 @@ impl Ledger {
         Statement::new(self)
     }
 
-    /// Returns the best node for a pod, and the GPUs there; `None` where it fits nowhere.
+    /// Returns the best node for a pod, and the GPUs there; `None` if it fits nowhere.
     pub fn best(&mut self, policies: &PolicyEngine, ask: &PodAsk) -> Option<Decision> {
         policies.best(&self.cluster, ask, &mut self.rank_cache)
     }

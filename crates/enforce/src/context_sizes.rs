@@ -45,7 +45,7 @@ impl ContextSizes {
         ContextSizes { file, driver_version: driver_version.into(), known: known.unwrap_or_default() }
     }
 
-    /// Returns the size of a context on a GPU; zero where it is unknown.
+    /// Returns the size of a context on a GPU; zero if it is unknown.
     pub fn of(&self, gpu: &GpuUuid) -> Bytes {
         self.find(gpu).unwrap_or(Bytes::ZERO)
     }

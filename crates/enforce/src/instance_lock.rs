@@ -38,7 +38,7 @@ pub enum LockError {
 }
 
 impl InstanceLock {
-    /// Acquires the lock without waiting. The file and its directory are created where they are missing.
+    /// Acquires the lock without waiting. The file and its directory are created if they are missing.
     pub fn try_acquire(lock_file: &Path) -> Result<InstanceLock, LockError> {
         let file = open(lock_file)?;
         match file.try_lock() {

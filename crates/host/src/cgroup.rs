@@ -167,7 +167,7 @@ impl Cgroup {
         self.folder.join(PROCS_FILE).exists()
     }
 
-    /// Kills all processes in the cgroup and below it at once. Returns `false` where the kernel cannot: cgroup v1, and
+    /// Kills all processes in the cgroup and below it at once. Returns `false` if the kernel cannot: cgroup v1, and
     /// v2 before Linux 5.14.
     pub fn kill(&self) -> io::Result<bool> {
         if self.hierarchy == Hierarchy::Devices {

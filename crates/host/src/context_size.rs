@@ -174,7 +174,7 @@ pub fn print_sizes(cuda: &Path, nvml: &Path, out: &mut dyn Write) -> Result<(), 
     Ok(out.flush()?)
 }
 
-/// Returns the memory in bytes that this process holds on a GPU; `None` where the driver does not report it.
+/// Returns the memory in bytes that this process holds on a GPU; `None` if the driver does not report it.
 fn memory_of_this_process(nvml: &Nvml, uuid: &GpuUuid) -> Option<u64> {
     let processes = nvml.device_by_uuid(uuid.as_str()).ok()?.running_compute_processes().ok()?;
     let own = processes.into_iter().find(|process| process.pid == std::process::id())?;

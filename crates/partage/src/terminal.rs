@@ -110,7 +110,7 @@ impl LiveDisplay {
         if self.is_live() { size() } else { (usize::MAX, usize::MAX) }
     }
 
-    /// Shows a table. If it has more lines than the terminal, the rest is counted in a last line. The footer is shown only where
+    /// Shows a table. If it has more lines than the terminal, the rest is counted in a last line. The footer is shown only if
     /// keys can be pressed.
     pub(crate) fn show(
         &mut self,

@@ -46,7 +46,7 @@ pub struct HttpServer {
 }
 
 impl HttpServer {
-    /// Binds an address. `[::]` falls back to `0.0.0.0` where the kernel has no IPv6.
+    /// Binds an address. `[::]` falls back to `0.0.0.0` if the kernel has no IPv6.
     pub async fn bind(
         address: SocketAddr,
         transport: Transport,

@@ -66,7 +66,7 @@ pub enum ClientCertificates {
 }
 
 /// The verified certificate (DER) of the client that sent a request, as an [`axum::Extension`] of the request. Absent
-/// where the client presented none.
+/// if the client presented none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerCertificate(pub CertificateDer<'static>);
 

@@ -31,7 +31,7 @@ impl RotatingLog {
         name.into()
     }
 
-    /// Opens the file to append to it, after a rotation where it has become too large.
+    /// Opens the file to append to it, after a rotation if it has become too large.
     pub fn open(&self) -> io::Result<File> {
         if is_full(&self.path) {
             // If that fails the file keeps growing, which is better than losing lines.

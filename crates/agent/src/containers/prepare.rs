@@ -208,7 +208,7 @@ impl NodeState {
         Ok(())
     }
 
-    /// Returns whether kubelet passes [`SHARED_DEVICE`] to the runtime beside this key. It does not where an agent without that device
+    /// Returns whether kubelet passes [`SHARED_DEVICE`] to the runtime beside this key. It does not if an agent without that device
     /// answered `Allocate`: then the container's own CDI spec must be complete.
     fn has_shared_device(&self, key: &ContainerKey) -> bool {
         self.containers().allocation(key).is_some_and(|allocation| allocation.shared)
@@ -229,7 +229,7 @@ impl NodeState {
         }
     }
 
-    /// Writes the device files of the granted GPUs where the driver is simulated, and returns their directory: a simulated driver
+    /// Writes the device files of the granted GPUs if the driver is simulated, and returns their directory: a simulated driver
     /// sees the GPUs that have a file there.
     fn simulated_device_files(&self, region: &Path, grant: &Grant) -> io::Result<Option<PathBuf>> {
         if self.machine.simulated.is_none() {

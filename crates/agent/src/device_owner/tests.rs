@@ -144,7 +144,7 @@ async fn without_a_checkpoint_the_newest_ready_sandbox_has_the_uid() {
     let error = holders_of().await.unwrap_err();
     assert!(matches!(error, DeviceOwnerError::SandboxNotReady { .. }));
     assert!(error.to_string().contains("no ready sandbox for team/train-1"), "{error}");
-    // PodResources is used where the checkpoint does not have the devices.
+    // PodResources is used if the checkpoint does not have the devices.
     write_checkpoint(folder.path(), &["u"]);
     sandboxes.set(&[("train-1", "newest", true, 3)]);
     assert_eq!(uids(holders_of().await.unwrap()), ["newest"]);

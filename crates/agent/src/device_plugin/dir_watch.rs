@@ -8,7 +8,7 @@ use tokio::net::unix::pipe;
 /// An inotify watch on a directory, which need not exist yet.
 pub(super) struct DirWatch {
     path: PathBuf,
-    /// `None` where the kernel allows no further inotify instance: then no change is reported, and the caller has to poll.
+    /// `None` if the kernel allows no further inotify instance: then no change is reported, and the caller has to poll.
     events: Option<pipe::Receiver>,
 }
 

@@ -24,7 +24,7 @@ pub(super) struct NamedContainer {
     pub(super) container: ContainerName,
 }
 
-/// The runtime's containers; none where the query failed.
+/// The runtime's containers; none if the query failed.
 type RuntimeListing = Option<Vec<RuntimeContainer>>;
 
 /// The containers of this node, by the id that the runtime gave them.

@@ -23,7 +23,7 @@ pub struct RequestedAmounts {
     pub on_unhealthy: BTreeMap<String, u64>,
 }
 
-/// A pod that is not finished, with its grant where it has one.
+/// A pod that is not finished, with its grant if it has one.
 #[derive(Clone, Copy, Debug)]
 pub struct PodRequest<'a> {
     /// The manifest with its requests.

@@ -294,7 +294,7 @@ proptest! {
     }
 }
 
-/// A pod that requests an amount of every resource, with one share on each of these GPUs; without a grant where there are none.
+/// A pod that requests an amount of every resource, with one share on each of these GPUs; without a grant if there are none.
 fn pod_on(gpus: &[usize], amount: u64, resources: &[String]) -> (PodManifest, Option<PodGrant>) {
     let limits: serde_json::Map<String, serde_json::Value> =
         resources.iter().map(|resource| (resource.clone(), amount.into())).collect();

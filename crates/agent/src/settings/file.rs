@@ -89,7 +89,7 @@ impl SettingsDocument {
             .map_err(|error| AgentSettingsError::Malformed(error.without_snippet().to_string()))
     }
 
-    /// Returns the settings of a node: those of the first override that names it, and of the file where the override has none.
+    /// Returns the settings of a node: those of the first override that names it, and of the file if the override has none.
     pub(super) fn settings(&self, node: &NodeName) -> AgentSettings {
         let names = |one: &&NodeOverride| one.names.iter().any(|name| matches(name, node.as_str()));
         self.with(self.nodes.iter().find(names))

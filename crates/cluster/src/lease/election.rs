@@ -23,7 +23,7 @@ pub(super) type LocalTime = Duration;
 pub(super) struct LeaseRecord {
     /// Empty for a lease that was released.
     pub(super) holder: String,
-    /// Absent where the holder did not write a usable one.
+    /// Absent if the holder did not write a usable one.
     pub(super) duration: Option<Duration>,
     /// How often the lease has changed hands.
     pub(super) transitions: i32,

@@ -22,7 +22,7 @@ pub struct PodProjection;
 const MAX_TEXT_BYTES: usize = 32 << 10;
 /// The same for a finished pod: it holds nothing any more, and there may be thousands.
 const MAX_TEXT_BYTES_WHEN_FINISHED: usize = 4 << 10;
-/// Kubelet's reason where a device plugin did not allocate what a pod requests.
+/// Kubelet's reason if a device plugin did not allocate what a pod requests.
 const DEVICES_REJECTED: &str = "UnexpectedAdmissionError";
 /// A copy of the whole manifest.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -174,7 +174,7 @@ impl Projection for PodProjection {
     }
 }
 
-/// Returns the texts that are kept, or the size of those of dialects where that exceeds the limit: half an ask is
+/// Returns the texts that are kept, or the size of those of dialects if that exceeds the limit: half an ask is
 /// worse than none.
 fn bounded(mut texts: BTreeMap<String, String>, max_bytes: usize) -> Result<BTreeMap<String, String>, usize> {
     let size = |texts: &BTreeMap<String, String>| -> usize {

@@ -15,7 +15,7 @@ pub struct PodView {
     pub problems: Vec<Problem>,
     /// The pod's phase as the API server last reported it.
     pub phase: PodPhase,
-    /// Kubelet's message, where it rejected the pod because its devices could not be allocated.
+    /// Kubelet's message, if it rejected the pod because its devices could not be allocated.
     pub rejected: Option<String>,
     /// Creation time, in seconds since 1970.
     pub created: i64,

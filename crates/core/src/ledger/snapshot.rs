@@ -39,7 +39,7 @@ impl Snapshot {
         &self.cluster
     }
 
-    /// Returns the best node for a pod, and the GPUs there; `None` where it fits nowhere.
+    /// Returns the best node for a pod, and the GPUs there; `None` if it fits nowhere.
     pub fn best(&self, policies: &PolicyEngine, ask: &PodAsk, cache: &mut RankCache) -> Option<Decision> {
         policies.best(&self.cluster, ask, cache)
     }

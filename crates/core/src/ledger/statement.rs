@@ -109,7 +109,7 @@ impl<'a> Statement<'a> {
     /// Rolls back all changes, as dropping does.
     pub fn rollback(self) {}
 
-    /// Returns the best node for a pod, and the GPUs there, given the changes so far; `None` where it fits nowhere.
+    /// Returns the best node for a pod, and the GPUs there, given the changes so far; `None` if it fits nowhere.
     pub fn best(&mut self, policies: &PolicyEngine, ask: &PodAsk) -> Option<Decision> {
         self.ledger.best(policies, ask)
     }
@@ -156,7 +156,7 @@ impl<'a> Statement<'a> {
         self.ledger.confirm_logged(pod, grant, host, Some(&mut self.log))
     }
 
-    /// Releases the grant of a pod and returns it; `None` where it holds nothing.
+    /// Releases the grant of a pod and returns it; `None` if it holds nothing.
     pub fn release(&mut self, uid: &PodUid) -> Option<HeldGrant> {
         self.ledger.remove(uid, Some(&mut self.log))
     }

@@ -10,7 +10,7 @@ pub struct GpuClass {
     pub model: String,
     /// Memory of the card.
     pub memory: Bytes,
-    /// Memory that may be granted: more than the card has where the node overcommits.
+    /// Memory that may be granted: more than the card has if the node overcommits.
     pub allocatable: Bytes,
     /// Slots per GPU for the AWS dialect.
     pub slots: u32,
@@ -290,12 +290,12 @@ impl NodeCapacity {
         }
     }
 
-    /// Returns the free CPU, or `None` where the node's CPU is not counted.
+    /// Returns the free CPU, or `None` if the node's CPU is not counted.
     pub fn free_cpu(&self) -> Option<MilliCpu> {
         self.node.cpu_milli.map(|all| MilliCpu(all.0.saturating_sub(self.host_used.cpu.0)))
     }
 
-    /// Returns the free host memory, or `None` where the node's memory is not counted.
+    /// Returns the free host memory, or `None` if the node's memory is not counted.
     pub fn free_memory(&self) -> Option<Bytes> {
         self.node.memory_bytes.map(|all| Bytes(all.0.saturating_sub(self.host_used.memory.0)))
     }

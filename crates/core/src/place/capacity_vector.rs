@@ -18,9 +18,9 @@ pub(crate) const UNCOUNTED: i64 = 1 << 56;
 /// A node as scores see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CapacityVector {
-    /// Free CPU in thousandths; [`UNCOUNTED`] where the node's CPU is unknown.
+    /// Free CPU in thousandths; [`UNCOUNTED`] if the node's CPU is unknown.
     pub(crate) cpu: i64,
-    /// Free host memory in bytes; [`UNCOUNTED`] where the node's memory is unknown.
+    /// Free host memory in bytes; [`UNCOUNTED`] if the node's memory is unknown.
     pub(crate) memory: i64,
     /// Number of GPUs of the node.
     pub(crate) gpus: usize,
@@ -99,7 +99,7 @@ fn idle(gpu: &GpuCapacity, classes: &[GpuClass]) -> u32 {
 }
 
 /// Returns how much of a GPU a share takes: its part of the memory or of the compute, whichever is larger, in
-/// thousandths of a percent; [`NEVER_FITS`] where the GPU is too small.
+/// thousandths of a percent; [`NEVER_FITS`] if the GPU is too small.
 pub(crate) fn size_on(need: &ShareNeed, class: &GpuClass) -> u32 {
     if need.too_large {
         return NEVER_FITS;

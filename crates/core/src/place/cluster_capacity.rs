@@ -189,12 +189,12 @@ impl ClusterCapacity {
         policies::fits(self.node_capacity(node), &self.classes, prepared)
     }
 
-    /// Places a pod on a given node, or returns `None` where it does not fit.
+    /// Places a pod on a given node, or returns `None` if it does not fit.
     pub fn place_on(&self, node: NodeIndex, ask: &PodAsk, ranking: &impl NodeRanking) -> Option<Placement> {
         ranking.place(self.node_capacity(node), &self.classes, &self.prepare(ask))
     }
 
-    /// Returns the best node for a pod, and the GPUs there; `None` where it fits nowhere.
+    /// Returns the best node for a pod, and the GPUs there; `None` if it fits nowhere.
     ///
     /// This ranks every node. Repeated decisions are much cheaper with a [`RankCache`].
     pub fn best(&self, ask: &PodAsk, ranking: &impl NodeRanking) -> Option<Decision> {

@@ -1,4 +1,4 @@
-//! The placement policy of each component where its settings and the pod name none.
+//! The placement policy of each component if its settings and the pod name none.
 //!
 //! The components differ because they choose among different things and know different things. This module is the
 //! only place that says which policy is the default where; `docs/placement.md` says the same for operators.

@@ -40,7 +40,7 @@ pub(crate) struct DemandKind {
     pub(crate) memory: i64,
     /// Number of GPUs; 0 for a pod without GPUs.
     pub(crate) count: u32,
-    /// The part of each GPU in thousandths of a percent, by class; [`NEVER_FITS`] where the class is excluded or too
+    /// The part of each GPU in thousandths of a percent, by class; [`NEVER_FITS`] if the class is excluded or too
     /// small.
     pub(crate) size: Vec<u32>,
     /// How often it was asked for.

@@ -70,7 +70,7 @@ impl ShareNeed {
         memory_fits && self.cores_left(used).is_some()
     }
 
-    /// Returns what the share is short of on this GPU; `None` where it fits.
+    /// Returns what the share is short of on this GPU; `None` if it fits.
     pub fn shortfall_on(&self, gpu: &GpuCapacity, class: &GpuClass) -> Option<Shortfall> {
         let used = &gpu.used;
         if gpu.withheld {
@@ -111,7 +111,7 @@ impl ShareNeed {
         })
     }
 
-    /// Returns the compute that is left once the share is placed, in thousandths of a percent; `None` where there is not
+    /// Returns the compute that is left once the share is placed, in thousandths of a percent; `None` if there is not
     /// enough. If any share has no guaranteed compute, something must be left.
     fn cores_left(&self, used: &GpuAllocation) -> Option<u64> {
         let all = u64::from(Cores::WHOLE.as_millipercent());

@@ -112,7 +112,7 @@ pub fn links(capacity: &NodeCapacity, set: u64) -> (Option<GpuLink>, usize) {
     (worst, sum)
 }
 
-/// Returns the sets of `count` GPUs to compare: all of them, or one grown from each GPU where they are too many.
+/// Returns the sets of `count` GPUs to compare: all of them, or one grown from each GPU if they are too many.
 fn candidates(capacity: &NodeCapacity, group: u64, count: u32) -> Vec<u64> {
     if combinations(group.count_ones(), count) <= MAX_COMPARED_SETS {
         return subsets(group, count).collect();

@@ -1,4 +1,4 @@
-//! The placement policies as a component uses them: its own, or another where a pod names one.
+//! The placement policies as a component uses them: its own, or another if a pod names one.
 
 use super::cluster_capacity::{ClusterCapacity, Decision, NodeIndex};
 use super::fragmentation::Fragmentation;
@@ -30,7 +30,7 @@ impl PolicyEngine {
         self.fragmentation.arrived(ask, cluster);
     }
 
-    /// Returns the best node for a pod, and the GPUs there; `None` where it fits nowhere.
+    /// Returns the best node for a pod, and the GPUs there; `None` if it fits nowhere.
     pub fn best(&self, cluster: &ClusterCapacity, ask: &PodAsk, cache: &mut RankCache) -> Option<Decision> {
         match ask.constraints.policy.unwrap_or(self.policy) {
             PlacementPolicy::Fragmentation => cache.best(cluster, ask, &self.fragmentation),

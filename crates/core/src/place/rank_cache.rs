@@ -55,7 +55,7 @@ struct ChunkRanks {
 }
 
 impl RankCache {
-    /// Returns the best node for a pod, and the GPUs there; `None` where it fits nowhere.
+    /// Returns the best node for a pod, and the GPUs there; `None` if it fits nowhere.
     pub fn best(
         &mut self,
         cluster: &ClusterCapacity,
@@ -151,7 +151,7 @@ impl AskRanks {
         Arc::ptr_eq(&self.classes, classes) || self.classes == *classes
     }
 
-    /// Ranks every node whose version is another than the one ranked, or all where the ranking itself changed.
+    /// Ranks every node whose version is another than the one ranked, or all if the ranking itself changed.
     fn refresh(&mut self, cluster: &ClusterCapacity, ranking: &impl NodeRanking) {
         let chunks = cluster.chunks();
         let nodes = chunks.last().map_or(0, |last| (chunks.len() - 1) * CHUNK_NODES + last.nodes.len());

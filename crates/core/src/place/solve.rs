@@ -1,6 +1,6 @@
 //! A whole pod on one node: the shares of every container on GPUs, so that all of them fit together.
 //!
-//! Containers are placed in the order of the spec by a backtracking search; where that runs out of steps, the search is
+//! Containers are placed in the order of the spec by a backtracking search; if that runs out of steps, the search is
 //! repeated with the largest containers first. Init containers run before the ordinary ones and release what they used:
 //! they are placed on the node without the pod plus the sidecars started before them, and the larger of the two counts.
 
@@ -85,7 +85,7 @@ pub fn host_shortfall(capacity: &NodeCapacity, prepared: &PreparedAsk) -> Option
     }
 }
 
-/// Places a pod on a node, or returns `None` where it does not fit.
+/// Places a pod on a node, or returns `None` if it does not fit.
 pub fn solve(
     capacity: &NodeCapacity,
     classes: &[GpuClass],

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write as _};
 
-/// The style of a part of a line, shown where colors are wanted.
+/// The style of a part of a line, shown if colors are enabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TextStyle {
     /// The terminal's default, without an escape sequence.

@@ -57,7 +57,7 @@ impl Devices {
         }
     }
 
-    /// Returns the GPU of the calling thread's context, from the cache where possible: for launches.
+    /// Returns the GPU of the calling thread's context, from the cache if possible: for launches.
     #[inline]
     pub(crate) fn current_for_launch(&self, region: &RegionTenant) -> Option<usize> {
         match self.only() {

@@ -65,7 +65,7 @@ impl Hierarchies {
         found
     }
 
-    /// Returns the version of a node whose profile does not set one: v1 where the host has its controllers there.
+    /// Returns the version of a node whose profile does not set one: v1 if the host has its controllers there.
     pub(super) fn default_version(&self) -> CgroupVersion {
         if self.has_v1("devices") && self.has_v1("memory") { CgroupVersion::V1 } else { CgroupVersion::V2 }
     }

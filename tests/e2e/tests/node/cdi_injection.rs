@@ -32,7 +32,7 @@ use tokio::runtime::Handle;
 const PROGRAMS_DIR: &str = "/run/programs";
 /// The name of this binary there.
 const OWN_NAME: &str = "inject";
-/// Set where this binary acts as the agent: the pods that it makes regions for.
+/// Set if this binary acts as the agent: the pods that it makes regions for.
 const PODS_VARIABLE: &str = "PARTAGE_TEST_PODS";
 const SIMULATED_DIR: &str = "/var/lib/partage/simulated";
 const CARD: &str = "A100-SXM4-40GB";

@@ -26,7 +26,7 @@ pub(crate) fn parse_gpus(said: &str) -> Vec<(String, u64)> {
     said.lines().map(gpu).collect()
 }
 
-/// Returns a bed for a test, or `None` where the test is skipped.
+/// Returns a bed for a test, or `None` if the test is skipped.
 pub(crate) fn bed() -> Option<TestBed> {
     TestBed::for_test(BedProfile::one_node().debian())
 }

@@ -15,7 +15,7 @@ pub(super) struct MemoryCounter<'a> {
     pub(super) unit: u64,
     /// Number of GPUs that the amount is divided over.
     pub(super) gpus: u64,
-    /// Additional advice where the author probably meant MiB.
+    /// Additional advice if the author probably meant MiB.
     pub(super) mib_advice: &'a str,
 }
 

@@ -324,7 +324,7 @@ impl ClassTable {
 }
 
 /// Returns what a GPU is worth by its idle part in percent: what the asks seen so far would fill it with if they came in
-/// the same proportions, discounted where few of them fit.
+/// the same proportions, discounted if few of them fit.
 fn values(class: usize, kinds: &[DemandKind], demand: &DemandTotals) -> [i64; VALUES] {
     let mut asked = [0.0; VALUES];
     for kind in kinds.iter().filter(|kind| kind.count > 0 && kind.size[class] != NEVER_FITS) {

@@ -9,7 +9,7 @@ use super::*;
 
 const INVALID_VALUE: CudaError = CudaError::INVALID_VALUE;
 
-/// Instantiates a graph and writes the error node and message where the program wants them.
+/// Instantiates a graph and writes the error node and message to the buffers of the program.
 ///
 /// # Safety
 /// `graph_exec` and `error_node` are null or valid for writes, and `log` is null or valid for writes of `length`

@@ -93,7 +93,7 @@ impl NodeOperation {
         )
     }
 
-    /// Returns the context in which the operation runs, where it matters.
+    /// Returns the context in which the operation runs, if it matters.
     pub(super) fn context(&self) -> Option<&'static Context> {
         match self {
             NodeOperation::Kernel(kernel) => Some(kernel.context),
