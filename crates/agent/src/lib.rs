@@ -12,13 +12,13 @@
 //!  pod_annotations    writes grants on pods; resize applies the resizes that pods request
 //!  device_plugin_set  the devices that kubelet is offered; node_status: amounts, inventory and labels of the node
 //!  rejections         why kubelet rejected a pod; refusal_log: which refusals were logged already
-//!  readiness          whether kubelet knows all resources; metrics: Prometheus
+//!  readiness          whether all resources are registered with kubelet; metrics: Prometheus
 //!  container_runtime  finds and checks the runtime; gpu_discovery: the driver and the GPUs; retry: waits for both
 //!  unserved_asks      asks that reach no plugin; runtime_watch: changes of the container runtime
 //!  stale_mounts       directories that were replaced while they are mounted; cleanup: removes Partage from the node
 //! ```
 //!
-//! Everything that the agent knows is also on disk, in kubelet or in the API server: it can be killed at any instruction.
+//! The agent's whole state is also on disk, in kubelet or in the API server: it can be killed at any instruction.
 
 mod api_server;
 mod app;

@@ -99,7 +99,7 @@ impl NodeMonitor {
         let keys: BTreeMap<(&PodUid, &ContainerName), &ContainerKey> =
             live.iter().map(|(key, live)| ((&live.uid, &live.container), key)).collect();
         let processes = ProcessContainers::new(Path::new("/proc"));
-        // Processes of containers that the runtime knows and that have no region.
+        // Processes of containers that the runtime reports and that have no region.
         let without_region: RefCell<BTreeMap<u32, NamedContainer>> = RefCell::default();
         let owner = |pid: u32| {
             let owner = self.containers.owner(&processes.container(pid)?)?;

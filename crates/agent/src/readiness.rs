@@ -4,7 +4,7 @@ use crate::state::{NodeState, lock};
 use std::sync::{Arc, Mutex};
 use tokio::sync::watch;
 
-/// The agent's progress from its start until kubelet knows all of its resources.
+/// The agent's progress from its start until all of its resources are registered with kubelet.
 #[derive(Default)]
 pub(crate) struct Readiness {
     /// Set once the node's GPUs are known.
@@ -53,7 +53,7 @@ impl Readiness {
         *lock(&self.resources) = resources;
     }
 
-    /// Checks whether the agent is ready: kubelet knows all resources, or there is nothing to share.
+    /// Checks whether the agent is ready: all resources are registered with kubelet, or there is nothing to share.
     pub(crate) fn check(&self) -> Result<(), ReadinessError> {
         if lock(&self.state).is_none() {
             return if lock(&self.idle).is_some() { Ok(()) } else { Err(ReadinessError::NoGpus) };

@@ -58,7 +58,7 @@ impl NodeWriter {
     ///
     /// The status subresource also takes labels and annotations, so a node's daemon needs no permission on the spec. The
     /// patch contains only the keys that change and overwrites concurrent writes of the same keys: the caller compares
-    /// the result with what it wants and patches again.
+    /// the result with the desired state and patches again.
     pub async fn apply(&self, change: &NodePatch) -> Result<(), ClusterError> {
         let operation = || format!("updating the status of node {}", self.node);
         let removed = change.removed_capacity.iter().map(|name| (name.clone(), Value::Null));

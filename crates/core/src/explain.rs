@@ -181,7 +181,7 @@ pub fn explain(cluster: &ClusterCapacity, ask: &PodAsk) -> Explanation {
     };
     // By cause and, if one container is the problem, by container: the text is about what it asks for.
     let mut reasons: BTreeMap<(NoFitCause, usize), (usize, Option<ClosestNode>)> = BTreeMap::new();
-    // Nodes in equal states are examined once, unless the pod tells GPUs apart by UUID.
+    // Nodes in equal states are examined once, unless the pod selects GPUs by UUID.
     let alike = ask.constraints.uuids.is_open();
     let mut examined: HashMap<NodeState, Option<NodeExamination>> = HashMap::new();
     for (_, capacity) in cluster.nodes() {

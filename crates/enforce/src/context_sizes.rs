@@ -1,7 +1,7 @@
 //! The memory that a CUDA context takes on each GPU: measured once for a GPU and a driver version, and cached in a
 //! file.
 //!
-//! A context's memory counts against its share, and only the driver knows how much it is.
+//! A context's memory counts against its share, and only the driver can report how much it is.
 //! [`partage_host::context_size`] measures it; this module decides when to measure, and what to do if that fails.
 
 use partage_core::model::{Bytes, GpuUuid, Node};

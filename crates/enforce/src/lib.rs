@@ -1,7 +1,7 @@
 //! The node engine: enforces the shares of tenants on this machine.
 //!
 //! The node agent and the workstation daemon are its two front ends. This crate contains what both of them do; what
-//! only Kubernetes or only a workstation needs is in the front end. The crate `host` below it knows this machine and no
+//! only Kubernetes or only a workstation needs is in the front end. The crate `host` below it accesses this machine and has no
 //! policy.
 //!
 //! | module | holds |

@@ -1,7 +1,7 @@
 //! This machine: its NVIDIA driver and GPUs, the processes that run on it, and what confines a process to its share:
 //! mount namespaces, cgroups and the device filter.
 //!
-//! The crate knows neither Kubernetes nor any policy.
+//! The crate depends on neither Kubernetes nor any policy.
 
 pub mod atomic_file;
 pub mod cdi;

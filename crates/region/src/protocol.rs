@@ -49,10 +49,10 @@ pub const POLICY_THROTTLE_COPIES: u32 = 1 << 1;
 /// Nanoseconds of GPU time that a process takes from its container's turn at once.
 pub const TIME_CHUNK_NS: u64 = 500_000;
 
-/// Longest time between two heartbeats of a GPU's turn scheduler while any container has a turn or wants one.
+/// Longest time between two heartbeats of a GPU's turn scheduler while any container has a turn or waits for one.
 pub const HEARTBEAT_INTERVAL_NS: u64 = 50_000_000;
 
-/// Longest time between two heartbeats while no container has a turn or wants one. The heartbeat is then dated this far
+/// Longest time between two heartbeats while no container has a turn or waits for one. The heartbeat is then dated this far
 /// ahead, so that containers do not mistake the pause for silence.
 pub const IDLE_HEARTBEAT_INTERVAL_NS: u64 = 500_000_000;
 

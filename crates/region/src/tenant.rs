@@ -44,7 +44,7 @@ pub struct TenantProcess {
     pub slot: usize,
     /// Pid in its own pid namespace.
     pub pid: u32,
-    /// Pid in the caller's pid namespace, if the kernel knows one.
+    /// Pid in the caller's pid namespace, if it has one there.
     pub pid_here: Option<u32>,
     /// Clock ticks between the machine's boot and the process's start; together with the pid it is unique.
     pub started: u64,

@@ -218,7 +218,7 @@ fn allocate_randomly(folder: &Path, seed: u32) {
     let mut held = [0u64; 2];
     let mut given = 0u64;
     report("allocate_randomly");
-    // On a busy machine it may be told to stop before it has begun.
+    // On a busy machine it may be stopped before it has begun.
     while !stop.load(std::sync::atomic::Ordering::Relaxed) || given <= 100 {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let gpu = (random >> 40 & 1) as usize;

@@ -15,7 +15,7 @@ use partage_driver_api::proc_address::{ProcAddressLookup, proc_address};
 use std::ffi::{CStr, c_void};
 use std::sync::OnceLock;
 
-/// Newest CUDA version whose names `driver-api` knows.
+/// Newest CUDA version whose names are in `driver-api`.
 const NEWEST_KNOWN_CUDA_VERSION: i32 = 12040;
 
 /// Returns the hooks of all modules, for both libraries.

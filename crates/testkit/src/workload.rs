@@ -84,7 +84,7 @@ pub fn run(load: &WorkloadOptions, out: &mut dyn Write, stop: &AtomicBool) -> Re
     Ok(())
 }
 
-/// Returns a flag that becomes true when standard input ends: the starting process has exited, or wants this one to
+/// Returns a flag that becomes true when standard input ends: the starting process has exited, or requests this one to
 /// end.
 fn watch_stdin() -> Arc<AtomicBool> {
     let input_ended = Arc::new(AtomicBool::new(false));

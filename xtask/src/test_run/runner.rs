@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// Environment variable with the file to which tests append their skips.
 const SKIPPED_VARIABLE: &str = "PARTAGE_SKIPPED";
-/// Environment variable that tells tests that the programs were just built.
+/// Environment variable that informs tests that the programs were just built.
 const BUILT_VARIABLE: &str = "PARTAGE_PROGRAMS_BUILT";
 
 /// Options of a test run.

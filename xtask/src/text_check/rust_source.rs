@@ -1,6 +1,6 @@
 //! Splits Rust source into code, comments and string literals.
 //!
-//! The scanner knows line and block comments, string, byte string, raw string and character literals, and lifetimes. That is enough to
+//! The scanner recognizes line and block comments, string, byte string, raw string and character literals, and lifetimes. That is enough to
 //! attribute every letter; it does not parse Rust.
 
 /// A run of comment lines of the same kind, with their markers removed.

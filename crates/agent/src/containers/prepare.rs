@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tracing::{Instrument, field};
 
-/// Maximum time for the watch to deliver a pod that kubelet knows already, and for the API server to report how a container ended.
+/// Maximum time for the watch to deliver a pod that kubelet has already, and for the API server to report how a container ended.
 const WATCH_LAG_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time limit for the answer to `PreStartContainer`. Kubelet gives up after 30 s, with an error that does not name a cause.
 const START_TIMEOUT: Duration = Duration::from_secs(25);

@@ -80,7 +80,7 @@ struct Registrar<A> {
     last_error: String,
 }
 
-/// Whether kubelet knows the plugin.
+/// Whether the plugin is registered with kubelet.
 enum RegistrationState {
     /// No registration was accepted yet.
     Unregistered,

@@ -116,7 +116,7 @@ fn one_candidate_leads_after_any_leader_failure() {
     let (third, third_term) = next_leader();
     assert!(third_term > second_term, "{third_term} after {second_term}");
 
-    // Cut off: it stops leading without being told, although no other candidate can take over.
+    // Cut off: it stops leading without a notification, although no other candidate can take over.
     plane.without_server(|| {
         let mut role = third.role();
         plane.bed.block_on(async {

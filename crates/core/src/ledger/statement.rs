@@ -49,7 +49,7 @@ pub struct Checkpoint {
     statement: u64,
     /// Entries of the log at this point.
     entries: usize,
-    /// The last of these entries, which tells whether they are still the same.
+    /// The last of these entries, to detect whether they are still the same.
     last: u64,
 }
 

@@ -81,7 +81,7 @@ pub(crate) struct SavedNode {
     capacity: Arc<NodeCapacity>,
 }
 
-/// Returns a number that was never returned before in this process. It tells contents and caches apart and decides
+/// Returns a number that was never returned before in this process. It distinguishes contents and caches and decides
 /// nothing.
 pub(crate) fn unique_version() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);

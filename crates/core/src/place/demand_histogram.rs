@@ -50,7 +50,7 @@ pub(crate) struct DemandKind {
 impl DemandHistogram {
     /// Counts a pod `times` times.
     pub(crate) fn add(&mut self, ask: &PodAsk, times: u64) {
-        // A pod of several containers counts by the one that wants most.
+        // A pod of several containers counts by the one that requests most.
         let largest = ask.asks.iter().max_by_key(|ask| (ask.want.share.whole, ask.want.count));
         let kind = KindKey {
             cpu: ask.cpu,
@@ -103,7 +103,7 @@ impl DemandHistogram {
     }
 }
 
-/// Returns how many GPUs a pod wants at the time when it wants most: those of all containers that run together, or
+/// Returns how many GPUs a pod needs at the time when it needs most: those of all containers that run together, or
 /// those of the largest init container.
 fn gpus_at_once(ask: &PodAsk) -> u32 {
     let (init, running): (Vec<&Ask>, Vec<&Ask>) =

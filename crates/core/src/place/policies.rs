@@ -149,7 +149,7 @@ fn free_total(capacity: &NodeCapacity, classes: &[GpuClass]) -> i64 {
     (cores << 34) + mib.min((1 << 34) - 1)
 }
 
-/// Returns the worst link within the best set for the container that wants most GPUs; 0 if one GPU is enough.
+/// Returns the worst link within the best set for the container that requests most GPUs; 0 if one GPU is enough.
 fn worst_link(capacity: &NodeCapacity, classes: &[GpuClass], prepared: &PreparedAsk) -> u8 {
     let several = prepared.wants.iter().filter(|wanted| wanted.want.count > 1);
     let Some(widest) = several.max_by_key(|wanted| wanted.want.count) else { return 0 };

@@ -16,7 +16,7 @@ use crate::model::{
 const MAX_STEPS: usize = 256;
 /// Maximum number of choices tried with the largest containers first, which bounds the cost of a hostile pod.
 const MAX_STEPS_LARGEST_FIRST: usize = 1024;
-/// Maximum number of ways tried to choose the GPUs of one container that wants several.
+/// Maximum number of ways tried to choose the GPUs of one container that requests several.
 const MAX_ALTERNATIVES: usize = 128;
 
 /// Why a pod does not fit a node.

@@ -297,7 +297,7 @@ impl Account {
         self.guarantee.nanos().saturating_mul(i64::from(WHOLE_GPU)) / i64::from(view.cores().max(1))
     }
 
-    /// Returns how long it takes until it may have a turn if no other container wants one.
+    /// Returns how long it takes until it may have a turn if no other container waits for one.
     pub(super) fn eligible_in(&self, view: &ContainerView) -> Option<u64> {
         let (cores, ceiling) = (view.cores(), view.ceiling());
         if ceiling >= WHOLE_GPU {

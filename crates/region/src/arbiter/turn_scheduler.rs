@@ -9,7 +9,7 @@ use crate::protocol::{HEARTBEAT_INTERVAL_NS, TIME_CHUNK_NS, WHOLE_GPU};
 pub enum TurnClass {
     /// The container's guarantee covers it.
     Guaranteed,
-    /// No container with a guarantee wants the time.
+    /// No container with a guarantee waits for the time.
     Lent,
 }
 

@@ -65,7 +65,7 @@ fn change() {
     }
 }
 
-/// A container that lent its time wants it back.
+/// A container that lent its time requests it again.
 fn come_back() {
     let node = BenchNode::new(A100);
     let borrower = BenchContainer::new(&node, GpuShare { ceiling: 100_000, ..hard(&node, 20) });

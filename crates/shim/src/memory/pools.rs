@@ -127,7 +127,7 @@ impl MemoryPools {
     }
 }
 
-/// Returns whether a pool has more than it uses and more than it was told to keep.
+/// Returns whether a pool has more than it uses and more than its release threshold.
 fn can_shrink(pool: u64, own: &PoolRecord) -> bool {
     let used = || attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT).unwrap_or(0);
     let kept = || attribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD).unwrap_or(0);

@@ -68,7 +68,7 @@ fn default() {
         observer.assert_exact("synchronized");
         assert_eq!(observer.used(0), CONTEXT_BYTES);
     }
-    // What a pool was told to keep stays counted until it is trimmed.
+    // What a pool retains stays counted until it is trimmed.
     let (mut pool, mut pointer) = (null_mut(), 0);
     ok!(cuda.cuDeviceGetDefaultMemPool(&mut pool, 0));
     let mut keep = u64::MAX;

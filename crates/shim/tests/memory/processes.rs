@@ -207,7 +207,7 @@ fn free(cuda: &CudaLibrary, had: Allocation) {
     }
 }
 
-/// Allocates all it can get and frees some, until told to stop.
+/// Allocates all it can get and frees some, until stopped.
 fn random(seed: u64) {
     let (cuda, context, _) = start();
     print_line("random");

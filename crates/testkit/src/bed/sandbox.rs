@@ -75,7 +75,7 @@ impl Sandbox {
     }
 }
 
-/// The process that cleans up, and the pipe whose end tells it that this process has exited.
+/// The process that cleans up, and the pipe whose end shows that this process has exited.
 #[derive(Debug)]
 struct CleanupProcess {
     process: Child,

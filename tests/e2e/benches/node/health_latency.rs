@@ -1,4 +1,4 @@
-//! Measures how soon kubelet knows that a GPU is lost or recovered, by the devices that it can allocate.
+//! Measures how soon kubelet is informed that a GPU is lost or recovered, by the devices that it can allocate.
 
 use crate::{FigureTable, NodeBench};
 use partage_kubelet_api::podresources::AllocatableResourcesRequest;
@@ -15,7 +15,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(12);
 /// How often a GPU is lost. The agent polls the driver at its own times, and the losses are spread over its interval.
 const LOSS_COUNT: usize = 20;
 const GPU_COUNT: usize = 8;
-/// Limit for the time until kubelet knows, in milliseconds.
+/// Limit for the time until kubelet is informed, in milliseconds.
 const MAX_LATENCY_MILLIS: f64 = 1000.0;
 /// Time after which the test fails.
 const TIMEOUT: Duration = Duration::from_secs(60);

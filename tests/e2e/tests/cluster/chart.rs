@@ -179,7 +179,7 @@ fn parse_agent_settings(text: &str) -> Result<(), String> {
     settings::AgentSettings::parse(text, &"gpu-1".into()).map(drop).map_err(|error| error.to_string())
 }
 
-/// Returns the keys that the agent knows, from its error message for an unknown key.
+/// Returns the keys that the agent accepts, from its error message for an unknown key.
 fn known_agent_keys(text: &str) -> BTreeSet<String> {
     let said = parse_agent_settings(text).unwrap_err();
     let (_, list) = said.split_once("expected one of ").expect(&said);

@@ -191,7 +191,7 @@ async fn wait_until_restarted(pods: &Api<Pod>, name: &str, container: &str, time
     with_timeout(&format!("{name} restarts"), await_condition(pods.clone(), name, restarted)).await.unwrap();
 }
 
-/// Waits until kubelet knows a pod.
+/// Waits until kubelet has a pod.
 async fn wait_until_kubelet_knows(bed: &TestBed, name: &str) {
     let socket = bed.node("node1").unwrap().path("/var/lib/kubelet/pod-resources/kubelet.sock").unwrap();
     let ask = || async {

@@ -27,7 +27,7 @@ fn metrics_require_permission_unless_anonymous() {
         let answer = eventually("metrics of the pod are readable without a token", async || {
             let answer =
                 HttpClient::plain(address).get("/metrics").await.map_err(|error| error.to_string())?;
-            // It responds before it knows the node.
+            // It responds before the node is read.
             let told = answer.status == 200 && answer.body.contains("\nvGPU_device_memory_limit_in_bytes{");
             if told { Ok(answer) } else { Err(answer.body) }
         })

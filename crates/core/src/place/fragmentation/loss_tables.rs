@@ -120,7 +120,7 @@ struct Typical {
     weight: i64,
 }
 
-/// A kind of pod that wants several whole GPUs.
+/// A kind of pod that requests several whole GPUs.
 #[derive(Clone, Debug)]
 struct MultiGpuKind {
     cpu: i64,

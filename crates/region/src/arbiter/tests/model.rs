@@ -32,7 +32,7 @@ impl XorShift {
 pub(super) enum LaunchPattern {
     /// Launches as fast as it may.
     Saturates,
-    /// Launches one kernel, waits for it, thinks for this long, and repeats.
+    /// Launches one kernel, waits for it, pauses for this long, and repeats.
     Synchronizes(u64),
     /// Saturates for this much GPU time, waits for it, sleeps for this long.
     Bursts(u64, u64),
@@ -458,7 +458,7 @@ impl Simulation {
             let tenant = self.tenant(open.index);
             tenant.open = true;
             tenant.turn += 1;
-            // A container that forged its total knows how much it was granted.
+            // A container that forged its total still has the amount that it was granted.
             let said = views[open.index].map_or(0, |view| view.spent);
             tenant.allowed = open.allowed.wrapping_sub(said).wrapping_add(tenant.view.spent);
             self.at(now + late, Event::Wake(open.index));

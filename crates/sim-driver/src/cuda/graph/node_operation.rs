@@ -290,7 +290,7 @@ pub(super) fn upgrade_params(params: &CUDA_KERNEL_NODE_PARAMS_v1) -> CUDA_KERNEL
     }
 }
 
-/// Converts parameters to version 1, which knows functions but no library kernels.
+/// Converts parameters to version 1, which supports functions but no library kernels.
 pub(super) fn downgrade_params(params: &CUDA_KERNEL_NODE_PARAMS) -> CUDA_KERNEL_NODE_PARAMS_v1 {
     CUDA_KERNEL_NODE_PARAMS_v1 {
         func: if params.func.is_null() { params.kern.cast() } else { params.func },
