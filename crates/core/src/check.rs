@@ -352,7 +352,7 @@ mod tests {
     use crate::manifest;
     use serde_json::{Value, json};
 
-    fn said(count: u32, memory: MemoryAsk, cores: CoresAsk) -> String {
+    fn description(count: u32, memory: MemoryAsk, cores: CoresAsk) -> String {
         describe(
             &WantedGpus { count, share: ShareAsk { memory, cores, whole: false, ceiling: None } },
             &DialectSettings::default(),
@@ -363,20 +363,20 @@ mod tests {
     fn requests_are_described_as_text() {
         let half = CoresAsk::Exactly(Cores::percent(50).unwrap());
         assert_eq!(
-            said(2, MemoryAsk::Exactly(Bytes::mib(3000).unwrap()), half),
+            description(2, MemoryAsk::Exactly(Bytes::mib(3000).unwrap()), half),
             "2 GPUs, each 3000 MiB of memory and 50 % of the cores"
         );
-        assert_eq!(said(1, MemoryAsk::All, CoresAsk::Uncounted), "1 GPU: all of its memory, no core limit");
+        assert_eq!(description(1, MemoryAsk::All, CoresAsk::Uncounted), "1 GPU: all of its memory, no core limit");
         assert_eq!(
-            said(1, MemoryAsk::Unlimited, CoresAsk::Slots(1)),
+            description(1, MemoryAsk::Unlimited, CoresAsk::Slots(1)),
             "1 slot of a GPU split in 10 (10 % of its cores), no memory limit"
         );
         assert_eq!(
-            said(1, MemoryAsk::Percent(30), CoresAsk::Slots(11)),
+            description(1, MemoryAsk::Percent(30), CoresAsk::Slots(11)),
             "11 slots (10 per GPU): at least 2 GPUs, 30 % of its memory on each"
         );
         assert_eq!(
-            said(1, MemoryAsk::Unlimited, CoresAsk::Slots(15)),
+            description(1, MemoryAsk::Unlimited, CoresAsk::Slots(15)),
             "15 slots (10 per GPU): at least 2 GPUs, no memory limit"
         );
         let mut want = WantedGpus { count: 2, share: whole_gpu(MemoryAsk::AtMost(Bytes::gib(15).unwrap())) };
@@ -425,7 +425,7 @@ mod tests {
             json!({"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": containers}})
         };
         let (clear, unclear) = (json!({"partage.dev/gpu": 1}), json!({"partage.dev/gpu": "x"}));
-        for (limits, said) in [
+        for (limits, summary) in [
             (vec![unclear.clone()], "1 workload, unclear GPU requests of 1 container, 1 problem"),
             (vec![unclear.clone(); 2], "1 workload, unclear GPU requests of 2 containers, 2 problems"),
             (
@@ -435,7 +435,7 @@ mod tests {
         ] {
             let report =
                 CheckReport::of(&manifest::read(&[pod(&limits)]).workloads, &DialectSettings::default());
-            assert_eq!(report.summary(), said);
+            assert_eq!(report.summary(), summary);
         }
     }
 

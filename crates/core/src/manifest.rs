@@ -316,8 +316,8 @@ mod tests {
         let contents = read(&[pod]);
         assert_eq!(names(&contents), [("Pod", "123")]);
         assert_eq!(contents.workloads[0].namespace.as_deref(), Some("456"));
-        let said: Vec<_> = contents.workloads[0].problems.iter().map(|p| p.message.as_str()).collect();
-        assert_eq!(said, ["names are strings: write \"456\"", "names are strings: write \"123\""]);
+        let found: Vec<_> = contents.workloads[0].problems.iter().map(|p| p.message.as_str()).collect();
+        assert_eq!(found, ["names are strings: write \"456\"", "names are strings: write \"123\""]);
     }
 
     #[test]

@@ -216,13 +216,13 @@ mod tests {
         command.args(["--mount", "--propagation", "private", "/bin/sh", "-c", &text]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut container = command.spawn().unwrap();
-        let mut said = [0; 8];
-        if io::Read::read_exact(container.stdout.as_mut().unwrap(), &mut said).is_err() {
+        let mut output = [0; 8];
+        if io::Read::read_exact(container.stdout.as_mut().unwrap(), &mut output).is_err() {
             container.wait().unwrap();
             eprintln!("skipped: mount namespaces are not possible here");
             return;
         }
-        assert_eq!(&said, b"mounted\n");
+        assert_eq!(&output, b"mounted\n");
         assert!(store.unused(&current, |_| false).unwrap().is_empty());
         drop(container.stdin.take());
         container.wait().unwrap();

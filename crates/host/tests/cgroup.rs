@@ -97,8 +97,8 @@ fn node(folder: &Path, name: &str, kind: &str, major: u32, minor: u32) {
     assert!(made.unwrap().success());
 }
 
-fn closed(said: &str) -> bool {
-    said == "Operation not permitted"
+fn closed(output: &str) -> bool {
+    output == "Operation not permitted"
 }
 
 #[test]

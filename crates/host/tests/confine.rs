@@ -102,11 +102,11 @@ fn plan(folder: &Path) -> ConfinementPlan {
 fn confined_output(output: &Output) -> (String, String) {
     let all = String::from_utf8_lossy(&output.stdout);
     let (_, rest) = all.split_once("@bound: ").unwrap_or_else(|| panic!("not bound: {output:?}"));
-    let (binding, said) = rest.split_once('\n').unwrap();
+    let (binding, message) = rest.split_once('\n').unwrap();
     assert!(output.status.success(), "{output:?}");
     // The test runner prints last.
-    let said = said.rsplit_once("ok\n\ntest result:").map_or(said, |(said, _)| said);
-    (binding.to_string(), said.to_string())
+    let message = message.rsplit_once("ok\n\ntest result:").map_or(message, |(message, _)| message);
+    (binding.to_string(), message.to_string())
 }
 
 #[test]
@@ -294,8 +294,8 @@ fn capabilities_are_restored() {
     let machine = Machine::new();
     let script = "grep -E '^Cap(Prm|Eff|Inh|Amb|Bnd)' /proc/self/status";
     let sets = |output: &Output| -> Vec<u64> {
-        let (_, said) = confined_output(output);
-        said.lines()
+        let (_, message) = confined_output(output);
+        message.lines()
             .map(|line| u64::from_str_radix(line.split_whitespace().nth(1).unwrap(), 16).unwrap())
             .collect()
     };
@@ -361,18 +361,18 @@ fn mount_flags_are_kept_and_stand_ins_stay_executable() {
     let nobody = "setpriv --reuid 65534 --regid 65534 --clear-groups";
     let flags = "mount --bind region region && mount -o remount,bind,nosuid,nodev,noexec region";
     for user in ["", nobody] {
-        let (_, said) = confined_output(&run(flags, user));
-        let lines: Vec<&str> = said.lines().collect();
+        let (_, message) = confined_output(&run(flags, user));
+        let lines: Vec<&str> = message.lines().collect();
         assert_eq!(lines[0], "ran");
-        assert!(lines[1].starts_with("ro,nosuid,nodev,noexec"), "{said}");
-        assert!(lines[2].starts_with("rw,nosuid,nodev,noexec"), "{said}");
+        assert!(lines[1].starts_with("ro,nosuid,nodev,noexec"), "{message}");
+        assert!(lines[2].starts_with("rw,nosuid,nodev,noexec"), "{message}");
     }
     // Root can clear the flag for its own file; other users cannot, and get an error.
     let flags = "mount --bind ours ours && mount -o remount,bind,noexec ours";
     assert!(confined_output(&run(flags, "")).1.starts_with("ran\n"));
     let output = run(flags, nobody);
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("@unbound: unchanged false") && said.contains("noexec"), "{output:?}");
+    let message = String::from_utf8_lossy(&output.stdout);
+    assert!(message.contains("@unbound: unchanged false") && message.contains("noexec"), "{output:?}");
 }
 
 #[test]
@@ -383,8 +383,8 @@ fn nested_share_is_refused() {
     let machine = Machine::new();
     let script = "./program --exact bound_process --ignored --nocapture --test-threads=1 2>&1; :";
     for mut command in [machine.confined(script), machine.unprivileged(script)] {
-        let (_, said) = confined_output(&command.output().unwrap());
-        assert!(said.contains("@unbound: unchanged true") && said.contains("runs in a share"), "{said}");
+        let (_, output) = confined_output(&command.output().unwrap());
+        assert!(output.contains("@unbound: unchanged true") && output.contains("runs in a share"), "{output}");
     }
 }
 
@@ -405,9 +405,9 @@ fn missing_user_namespaces_are_explained() {
         .current_dir(at)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("@unbound: unchanged true"), "{output:?}");
-    assert!(said.contains("user.max_user_namespaces is 0"), "{output:?}");
+    let message = String::from_utf8_lossy(&output.stdout);
+    assert!(message.contains("@unbound: unchanged true"), "{output:?}");
+    assert!(message.contains("user.max_user_namespaces is 0"), "{output:?}");
 }
 
 #[test]
@@ -426,8 +426,8 @@ fn restricted_user_namespaces_leave_the_process_unchanged() {
         .current_dir(machine.folder.path())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("@unbound: unchanged true") && said.contains("chroot"), "{output:?}");
+    let message = String::from_utf8_lossy(&output.stdout);
+    assert!(message.contains("@unbound: unchanged true") && message.contains("chroot"), "{output:?}");
 }
 
 #[test]
@@ -437,17 +437,17 @@ fn missing_path_of_the_plan_leaves_the_process_unchanged() {
     }
     let machine = Machine::new();
     let output = machine.confined("true").env("WITHOUT_REGION", "1").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("@unbound: unchanged true") && said.contains("no-region"), "{output:?}");
+    let message = String::from_utf8_lossy(&output.stdout);
+    assert!(message.contains("@unbound: unchanged true") && message.contains("no-region"), "{output:?}");
 }
 
 #[test]
 fn removed_driver_is_reported_with_advice() {
     let machine = Machine::new();
     let output = machine.confined("true").env("UPDATED", "1").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("@unbound: unchanged true") && said.contains("libnvidia-ml.so.570"), "{output:?}");
-    assert!(said.contains("updated or removed") && said.contains("restart partage up"), "{output:?}");
+    let message = String::from_utf8_lossy(&output.stdout);
+    assert!(message.contains("@unbound: unchanged true") && message.contains("libnvidia-ml.so.570"), "{output:?}");
+    assert!(message.contains("updated or removed") && message.contains("restart partage up"), "{output:?}");
 }
 
 #[test]

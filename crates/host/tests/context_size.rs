@@ -19,8 +19,8 @@ const NVML: &str = "PARTAGE_TEST_NVML";
 /// Runs the test `measurement` and filters its output: the test runner prints more than the sizes.
 const CHILD: &str = r#"
     PARTAGE_TEST_CUDA="$2" PARTAGE_TEST_NVML="$3"; export PARTAGE_TEST_CUDA PARTAGE_TEST_NVML
-    said=$("$1" measurement --exact --nocapture --test-threads=1 2>&1) || { echo "$said" >&2; exit 1; }
-    echo "$said" | grep -o 'GPU-[0-9a-f-]* [0-9]*$' || true
+    output=$("$1" measurement --exact --nocapture --test-threads=1 2>&1) || { echo "$output" >&2; exit 1; }
+    echo "$output" | grep -o 'GPU-[0-9a-f-]* [0-9]*$' || true
 "#;
 
 /// Not a test: the child process.

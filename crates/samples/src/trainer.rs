@@ -45,7 +45,7 @@ impl Trainer {
             model => model?,
         };
         run.print_line(format_args!("the model takes {}", gib(model.bytes())))?;
-        let (mut steps, mut said, mut computed) = (0u64, run.elapsed(), run.computed());
+        let (mut steps, mut printed_at, mut computed) = (0u64, run.elapsed(), run.computed());
         loop {
             let goes_on = kernels.step(run, u64::MAX)?;
             steps += 1;
@@ -53,10 +53,10 @@ impl Trainer {
                 return Ok(format!("{steps} steps, {}", run.share()));
             }
             let now = run.elapsed();
-            if now - said >= self.every {
-                let share = TimeShare { computed: run.computed() - computed, of: now - said };
+            if now - printed_at >= self.every {
+                let share = TimeShare { computed: run.computed() - computed, of: now - printed_at };
                 run.print_line(format_args!("step {steps}, {share}"))?;
-                (said, computed) = (now, run.computed());
+                (printed_at, computed) = (now, run.computed());
             }
         }
     }

@@ -130,10 +130,10 @@ fn trainer_with_a_time_limit_computes_and_exits() {
     let node = SimulatedNode::a100(1);
     let output = node.sample("trainer --memory 1Gi --seconds 1.5").output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let said = lines(&output);
-    assert_eq!(said[0], "the model takes 1.0 GiB");
-    let last = said.last().unwrap();
-    assert!(last.starts_with("ended after ") && number_before(last, "steps") > 0, "{said:?}");
+    let printed = lines(&output);
+    assert_eq!(printed[0], "the model takes 1.0 GiB");
+    let last = printed.last().unwrap();
+    assert!(last.starts_with("ended after ") && number_before(last, "steps") > 0, "{printed:?}");
     assert_eq!(node.used(0), 0);
 }
 
@@ -186,9 +186,9 @@ fn notebook_skips_a_cell_that_does_not_fit() {
     let node = SimulatedNode::small(2048);
     let output = node.sample("notebook --memory 64Gi --seconds 1").output().unwrap();
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), [].as_slice()));
-    let said = lines(&output);
-    assert!(said[0].starts_with("cell 1: ") && said[0].ends_with(" refused: out of memory"), "{said:?}");
-    assert_eq!((number_before(&said[1], "cells"), number_before(&said[1], "refused")), (0, 1));
+    let printed = lines(&output);
+    assert!(printed[0].starts_with("cell 1: ") && printed[0].ends_with(" refused: out of memory"), "{printed:?}");
+    assert_eq!((number_before(&printed[1], "cells"), number_before(&printed[1], "refused")), (0, 1));
 }
 
 #[test]
@@ -250,8 +250,8 @@ fn missing_driver_or_gpu_is_reported() {
         (third, "error: cuDeviceGet failed: no such device"),
     ] {
         assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(1), [].as_slice()));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(said.starts_with(words), "{said}");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(message.starts_with(words), "{message}");
     }
 }
 
@@ -278,8 +278,8 @@ fn invalid_arguments_and_help_are_answered() {
         ("gambler", "unrecognized subcommand 'gambler'"),
     ] {
         let output = node.sample(arguments).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.code() == Some(2) && said.contains(words), "{said}");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && message.contains(words), "{message}");
     }
     for arguments in ["--help", "trainer --help", "notebook --help", "greedy --help"] {
         let output = node.sample(arguments).output().unwrap();

@@ -275,7 +275,7 @@ fn profile() {
 fn location_without_a_device_gets_the_drivers_answer() {
     let node = TestNode::new(GPU_MODEL, 2, DriverVersion::R550);
     let answers =
-        |said: String| said.lines().filter(|line| line.starts_with("= ")).collect::<Vec<_>>().join("\n");
+        |output: String| output.lines().filter(|line| line.starts_with("= ")).collect::<Vec<_>>().join("\n");
     let alone = answers(node.run_role("create"));
     let container = TestContainer::with_memory(&node, 4 << 30);
     assert_eq!(answers(container.run_role("create")), alone);
@@ -285,7 +285,7 @@ fn location_without_a_device_gets_the_drivers_answer() {
 
 fn create() {
     let (cuda, _) = start();
-    let mut said = String::new();
+    let mut output = String::new();
     for kind in [0, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_HOST, 3, 77, -1i32 as u32] {
         for id in [0, 1, 2, 17, -1, i32::MAX, i32::MIN, 0x5555_5555] {
             let properties = CUmemAllocationProp {
@@ -301,10 +301,10 @@ fn create() {
             }
             // SAFETY: the pointers are to local variables.
             let asked = unsafe { cuda.cuMemGetAllocationGranularity(&mut granularity, &properties, 0) };
-            said += &format!("\n= {kind} {id}: {code}\n= {kind} {id} granularity: {asked}");
+            output += &format!("\n= {kind} {id}: {code}\n= {kind} {id} granularity: {asked}");
         }
     }
-    print_line(&said);
+    print_line(&output);
 }
 
 /// Pool memory that is freed with the synchronous call.

@@ -186,8 +186,8 @@ fn foreign_files_beside_beds_are_not_changed() {
     let name = format!("planted-{}", std::process::id());
     let mut command = Command::new(env!("CARGO_BIN_EXE_partage-testkit"));
     let output = command.args(["cluster", "up", "--name", &name]).env("TMPDIR", &place).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(said.contains("partage-bed-logs does not belong to this user"), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(message.contains("partage-bed-logs does not belong to this user"), "{message}");
     assert_eq!(entry_names(&victim.display().to_string()).len(), 25);
     assert!(place.join("partage-bed-notes").exists(), "a directory with this prefix is not always a bed");
     assert!(!place.join("partage-bed-4000000-0").exists(), "leftovers of a bed are removed");
@@ -212,8 +212,8 @@ fn killed_owner_takes_its_bed_along() {
     let _exclusive = exclusive();
     let name = format!("killed-{}", std::process::id());
     let Some(mut owner) = start_holder(&name) else { return };
-    let said = read_until_line(&mut owner, "up").expect("the cluster's holder starts");
-    assert!(said.contains("kubelet"), "{said}");
+    let output = read_until_line(&mut owner, "up").expect("the cluster's holder starts");
+    assert!(output.contains("kubelet"), "{output}");
     let during = HostTraces::of(owner.id());
     assert!(during.processes.len() > 6 && !during.cgroups.is_empty());
     // Killed, without a chance to clean up.
@@ -252,13 +252,13 @@ fn start_holder(name: &str) -> Option<Child> {
 /// Reads lines until this one, and returns those before it; `None` if the process exits first.
 fn read_until_line(child: &mut Child, word: &str) -> Option<String> {
     use std::io::{BufRead, BufReader};
-    let mut said = String::new();
+    let mut output = String::new();
     for line in BufReader::new(child.stdout.take().unwrap()).lines() {
         let line = line.unwrap();
         if line == word {
-            return Some(said);
+            return Some(output);
         }
-        said += &line;
+        output += &line;
     }
     None
 }

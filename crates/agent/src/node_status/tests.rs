@@ -104,11 +104,11 @@ fn label_that_may_not_be_removed_stays_owned() {
 fn inventory_annotation_is_the_offered_node() {
     let mut node = node(&[15_360, 15_360]);
     node.gpus[1].withheld = Some("it has fallen off the bus".into());
-    let said = desired(&node, &settings(&[Dialect::Volcano, Dialect::Native]), &RequestedAmounts::default());
-    let read: Node = serde_json::from_str(&said.annotations[INVENTORY_ANNOTATION]).unwrap();
+    let published = desired(&node, &settings(&[Dialect::Volcano, Dialect::Native]), &RequestedAmounts::default());
+    let read: Node = serde_json::from_str(&published.annotations[INVENTORY_ANNOTATION]).unwrap();
     assert_eq!(read.gpus, node.gpus);
     assert_eq!(read, node, "schedulers count by the node that the agent grants by");
-    let register = &said.annotations[node_register::ANNOTATION];
+    let register = &published.annotations[node_register::ANNOTATION];
     assert!(register.starts_with("GPU-0,10,15360,NVIDIA-NVIDIA A100,true,"), "{register}");
     assert!(register.contains("GPU-1,10,15360,NVIDIA-NVIDIA A100,false,"), "{register}");
     let native = desired(&node, &settings(&[Dialect::Native]), &RequestedAmounts::default());

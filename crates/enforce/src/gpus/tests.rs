@@ -127,22 +127,22 @@ fn change_is_reported_only_if_the_list_is_outdated() {
     assert_eq!(kept.change(Some(2), &both), None);
     // A lost GPU is unhealthy, and an unloaded driver reports nothing.
     assert_eq!(kept.change(None, &[sample("a", Some(false)), sample("b", None)]), None);
-    let said = |inventory: &Inventory, counted, samples: &[GpuSample]| {
+    let change_text = |inventory: &Inventory, counted, samples: &[GpuSample]| {
         inventory.change(Some(counted), samples).unwrap()
     };
-    assert!(said(&kept, 3, &both).contains("counts 3 GPUs"));
-    assert!(said(&kept, 2, &[sample("c", Some(false))]).contains("GPU c is new"));
-    assert!(said(&kept, 2, &[sample("b", Some(true))]).contains("MIG mode of GPU b was enabled"));
+    assert!(change_text(&kept, 3, &both).contains("reports 3 GPUs"));
+    assert!(change_text(&kept, 2, &[sample("c", Some(false))]).contains("GPU c is new"));
+    assert!(change_text(&kept, 2, &[sample("b", Some(true))]).contains("MIG mode of GPU b was enabled"));
 
     let now = later(&kept, "boot-1", 2, &["a"]);
     assert_eq!(now.change(Some(2), &both[..1]), None);
-    assert!(said(&now, 2, &both).contains("GPU b responds again"));
+    assert!(change_text(&now, 2, &both).contains("GPU b responds again"));
 
     let mut split = node(&["a"]);
     split.gpus[0].withheld = Some("MIG mode is enabled".into());
     let split = Inventory::new(observed("boot-1", "nvidia", 1, split, 1), None);
     assert_eq!(split.change(Some(1), &[sample("a", Some(true))]), None);
-    assert!(said(&split, 1, &both[..1]).contains("MIG mode of GPU a was disabled"));
+    assert!(change_text(&split, 1, &both[..1]).contains("MIG mode of GPU a was disabled"));
 }
 
 #[test]

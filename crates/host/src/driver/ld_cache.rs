@@ -89,13 +89,13 @@ mod tests {
         else {
             return;
         };
-        let said = String::from_utf8_lossy(&run.stdout);
+        let output = String::from_utf8_lossy(&run.stdout);
         let named = |line: &&str| line.trim_start().starts_with("libc.so.6 ");
         let expected =
-            said.lines().filter(named).filter_map(|line| line.split_once(" => ").map(|(_, file)| file));
+            output.lines().filter(named).filter_map(|line| line.split_once(" => ").map(|(_, file)| file));
         let expected: Vec<PathBuf> = expected.map(PathBuf::from).collect();
         assert_eq!(find_libraries(&bytes, &["libc.so.6"]), expected);
-        assert!(!expected.is_empty(), "{said}");
+        assert!(!expected.is_empty(), "{output}");
     }
 
     proptest! {

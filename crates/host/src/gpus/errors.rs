@@ -78,8 +78,8 @@ mod tests {
             (NvmlError::FunctionNotFound, "510"),
             (NvmlError::InsufficientMemory, "insufficient memory"),
         ] {
-            let said = open_error(error, &driver).to_string();
-            assert!(said.contains(words), "{said}");
+            let message = open_error(error, &driver).to_string();
+            assert!(message.contains(words), "{message}");
         }
     }
 

@@ -217,12 +217,12 @@ impl Account {
             // A cost that turned out higher is charged after the work has run, so there is nothing to wait for. A
             // container that reports this for much of its work is not trusted: it lies, or several of its processes
             // each assume that they have the GPU alone.
-            let said = view.busy_until.saturating_sub(self.busy_until.max(last));
-            let said = i64::try_from(said).unwrap_or(i64::MAX).min(grown);
-            let unsaid = grown - said;
-            let ahead = if unsaid <= self.unannounced_allowance { said } else { grown };
+            let announced = view.busy_until.saturating_sub(self.busy_until.max(last));
+            let announced = i64::try_from(announced).unwrap_or(i64::MAX).min(grown);
+            let unannounced = grown - announced;
+            let ahead = if unannounced <= self.unannounced_allowance { announced } else { grown };
             self.unannounced_allowance =
-                (self.unannounced_allowance - (grown - ahead) + said / 64).min(MAX_UNANNOUNCED_NS);
+                (self.unannounced_allowance - (grown - ahead) + announced / 64).min(MAX_UNANNOUNCED_NS);
             if ahead > 0 {
                 self.earliest_end = self.earliest_end.max(last).saturating_add_signed(ahead);
             }

@@ -152,7 +152,7 @@ pub fn client(state: &str) {
     if state == "ready" {
         ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
     }
-    let mut said = String::new();
+    let mut output = String::new();
     for (library, names) in [(&cuda.0, names("libcuda.so.1")), (&nvml.0, names("libnvidia-ml.so.1"))] {
         let names: BTreeSet<_> = names.iter().map(String::as_str).collect();
         for name in names {
@@ -168,9 +168,9 @@ pub fn client(state: &str) {
                     of_nvml::call(library, name, pattern)
                 };
                 let Some(code) = code else { continue };
-                writeln!(said, "= {name} {pattern:b}: {code}").unwrap();
+                writeln!(output, "= {name} {pattern:b}: {code}").unwrap();
             }
         }
     }
-    print_line(&said);
+    print_line(&output);
 }

@@ -127,9 +127,9 @@ fn webhooks_mutate_deny_and_block_when_unreachable() {
 
         let manifest = serde_json::to_string(&pod("too-large", &json!({MEMORY_RESOURCE: "900Gi"}))).unwrap();
         // The message that a user sees. The webhook answers on the bed's own threads.
-        let said = bed.kubectl_with(&["create", "-f", "-"], &manifest).unwrap_err().to_string();
-        assert!(said.contains(DENIAL_MESSAGE), "{said}");
-        assert!(said.contains("admission webhook \"check.partage.dev\" denied the request"), "{said}");
+        let message = bed.kubectl_with(&["create", "-f", "-"], &manifest).unwrap_err().to_string();
+        assert!(message.contains(DENIAL_MESSAGE), "{message}");
+        assert!(message.contains("admission webhook \"check.partage.dev\" denied the request"), "{message}");
 
         webhook.stop().await;
         let missed =
@@ -201,7 +201,7 @@ fn agent_token_can_write_only_its_own_node() {
     let [first, second, unbound] = tokens.map(|token| bed.client_with_token(&token).unwrap());
     bed.block_on(async {
         eventually("the policy is in force", async || match patch_node_status(&first, "fake-00001").await {
-            Err(said) if said.contains("may not write") => Ok(()),
+            Err(message) if message.contains("may not write") => Ok(()),
             seen => Err(format!("{seen:?}")),
         })
         .await;
@@ -214,25 +214,25 @@ fn agent_token_can_write_only_its_own_node() {
                 patch_node_status(agent, &format!("fake-0000{other}")).await,
                 patch_pod_annotation(agent, &format!("tenant-{other}")).await,
             ] {
-                let said = refused.unwrap_err();
-                assert!(said.contains(&sentence), "{said}");
+                let message = refused.unwrap_err();
+                assert!(message.contains(&sentence), "{message}");
             }
         }
         // A token that is not bound to a pod has no node.
-        let said = patch_node_status(&unbound, "fake-00000").await.unwrap_err();
-        assert!(said.contains("the agent of node '' may not write to node 'fake-00000'"), "{said}");
+        let message = patch_node_status(&unbound, "fake-00000").await.unwrap_err();
+        assert!(message.contains("the agent of node '' may not write to node 'fake-00000'"), "{message}");
         // All other requests are denied by RBAC.
         let nodes: Api<Node> = Api::all(first.clone());
-        let said = nodes.delete("fake-00000", &DeleteParams::default()).await.unwrap_err().to_string();
-        assert!(said.contains("cannot delete resource \"nodes\""), "{said}");
-        let said = patch_node_label(&first, "fake-00000").await.unwrap_err();
-        assert!(said.contains("cannot patch resource \"nodes\""), "{said}");
+        let message = nodes.delete("fake-00000", &DeleteParams::default()).await.unwrap_err().to_string();
+        assert!(message.contains("cannot delete resource \"nodes\""), "{message}");
+        let message = patch_node_label(&first, "fake-00000").await.unwrap_err();
+        assert!(message.contains("cannot patch resource \"nodes\""), "{message}");
         // A token becomes invalid with its pod.
         let pods: Api<Pod> = Api::namespaced(client.clone(), "partage");
         pods.delete("agent-0", &DeleteParams::default().grace_period(0)).await.unwrap();
         eventually("the token of a deleted pod is rejected", async || {
             match patch_node_status(&first, "fake-00000").await {
-                Err(said) if said.contains("Unauthorized") => Ok(()),
+                Err(message) if message.contains("Unauthorized") => Ok(()),
                 seen => Err(format!("{seen:?}")),
             }
         })

@@ -60,8 +60,8 @@ fn fake_node_is_ready_only_while_its_heartbeats_continue() {
             .await
             .err()
             .unwrap();
-        let said = other.to_string();
-        assert!(said.contains("already exists and is not one of these fake nodes"), "{said}");
+        let message = other.to_string();
+        assert!(message.contains("already exists and is not one of these fake nodes"), "{message}");
 
         again.delete().await.unwrap();
         heartbeating.delete().await.unwrap();

@@ -23,9 +23,9 @@ fn exec_logs_and_port_forward_reach_a_container() {
 }
 
 fn exec_forwards_stdin_stdout_and_exit_code(bed: &TestBed) {
-    let said =
+    let message =
         bed.kubectl_with(&["exec", "-i", "web", "-c", "web", "--", "tr", "a-z", "A-Z"], "quiet\n").unwrap();
-    assert_eq!(said, "QUIET\n");
+    assert_eq!(message, "QUIET\n");
     let mut command = bed.kubectl_command();
     command.args(["exec", "web", "-c", "web", "--", "sh", "-c", "echo out; echo err >&2; exit 42"]);
     let output = command.output().unwrap();
@@ -43,8 +43,8 @@ fn exec_allocates_a_terminal(bed: &TestBed) {
     let mut script = std::process::Command::new("script");
     script.envs(kubectl.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let output = script.args(["-qec", &line, "/dev/null"]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(said.contains("/dev/pts/"), "{said}");
+    let message = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(message.contains("/dev/pts/"), "{message}");
 }
 
 fn logs_are_followed(bed: &TestBed) {
@@ -70,8 +70,8 @@ fn port_forward_reaches_the_container(bed: &TestBed) {
         .spawn()
         .expect("kubectl runs");
     let mut first = String::new();
-    let mut said = BufReader::new(forward.stdout.take().unwrap());
-    said.read_line(&mut first).unwrap();
+    let mut output = BufReader::new(forward.stdout.take().unwrap());
+    output.read_line(&mut first).unwrap();
     let port: u16 = first
         .strip_prefix("Forwarding from 127.0.0.1:")
         .and_then(|rest| rest.split(' ').next()?.parse().ok())
@@ -88,6 +88,6 @@ fn port_forward_reaches_the_container(bed: &TestBed) {
     forward.kill().unwrap();
     forward.wait().unwrap();
     let mut rest = String::new();
-    let _ = said.read_to_string(&mut rest);
+    let _ = output.read_to_string(&mut rest);
     std::io::stdout().flush().unwrap();
 }

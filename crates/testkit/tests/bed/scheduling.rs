@@ -58,8 +58,8 @@ async fn wait_until_unschedulable(pods: &Api<Pod>, name: &str) -> String {
     eventually(&format!("{name} is unschedulable"), async || {
         let pod = pods.get(name).await.map_err(|e| e.to_string())?;
         let conditions = pod.status.and_then(|status| status.conditions).unwrap_or_default();
-        let said = conditions.iter().find(|c| c.type_ == "PodScheduled" && c.status == "False");
-        said.and_then(|c| c.message.clone()).ok_or_else(|| format!("{conditions:?}"))
+        let output = conditions.iter().find(|c| c.type_ == "PodScheduled" && c.status == "False");
+        output.and_then(|c| c.message.clone()).ok_or_else(|| format!("{conditions:?}"))
     })
     .await
 }
@@ -185,15 +185,15 @@ async fn resource_ignored_by_the_scheduler_needs_no_node_capacity(pods: &Api<Pod
     assert!(wait_until_bound(pods, "by-memory").await.annotations().contains_key(GRANT_ANNOTATION));
     // A resource that is counted must be on the node; the extender is not called.
     create(pods, "by-cores", &json!({GPU_RESOURCE: "1", CORES_RESOURCE: "50"})).await;
-    let said = wait_until_unschedulable(pods, "by-cores").await;
-    assert!(said.contains("Insufficient partage.dev/cores"), "{said}");
+    let output = wait_until_unschedulable(pods, "by-cores").await;
+    assert!(output.contains("Insufficient partage.dev/cores"), "{output}");
     assert!(extender.calls().iter().all(|call| call.pod() != "by-cores"));
 }
 
 async fn refusal_shows_the_extenders_message(pods: &Api<Pod>) {
     create(pods, "too-large", &json!({GPU_RESOURCE: "1"})).await;
-    let said = wait_until_unschedulable(pods, "too-large").await;
-    assert!(said.contains("3 too-large requests more memory than a GPU has"), "{said}");
+    let output = wait_until_unschedulable(pods, "too-large").await;
+    assert!(output.contains("3 too-large requests more memory than a GPU has"), "{output}");
 }
 
 /// Runs last, because it fills all nodes.
@@ -255,7 +255,7 @@ fn gpu_pod_waits_without_its_extender_and_other_pods_do_not() {
             let all = events.list(&about).await.map_err(|e| e.to_string())?;
             let words: Vec<_> = all.items.into_iter().filter_map(|event| event.message).collect();
             // The first attempts may come before the nodes are known.
-            if words.iter().any(|said| said.contains("connection refused")) {
+            if words.iter().any(|output| output.contains("connection refused")) {
                 Ok(())
             } else {
                 Err(format!("{words:?}"))

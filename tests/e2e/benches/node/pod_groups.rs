@@ -100,12 +100,12 @@ impl PodGroups<'_> {
             let uid = pod["metadata"]["uid"].as_str().unwrap().to_string();
             let held =
                 GrantedPod { grant: self.test_node.wait_for_grant(&name).await, name, uid, witness: true };
-            let said = eventually(&format!("{} has printed its view", held.name), async || {
+            let output = eventually(&format!("{} has printed its view", held.name), async || {
                 self.test_node.reported_gpus(&held).ok_or("not yet")
             })
             .await;
-            if said != held.expected_view() || !said.ends_with(&expected_suffix(at)) {
-                wrong.push(format!("{} sees {said:?}, was granted {:?}", held.name, held.expected_view()));
+            if output != held.expected_view() || !output.ends_with(&expected_suffix(at)) {
+                wrong.push(format!("{} sees {output:?}, was granted {:?}", held.name, held.expected_view()));
             }
         }
         wrong

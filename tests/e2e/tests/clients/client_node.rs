@@ -133,8 +133,8 @@ impl ClientNode {
         let script: PathBuf = [env!("CARGO_MANIFEST_DIR"), "tests/clients", name].iter().collect();
         let mut all = vec![script.to_str().unwrap()];
         all.extend(arguments);
-        let said = self.python(&all);
-        serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said:#?}"))
+        let output = self.python(&all);
+        serde_json::from_str(&output.out).unwrap_or_else(|error| panic!("{error}: {output:#?}"))
     }
 
     fn run(&self, program: &Path, arguments: &[&str]) -> ClientOutput {

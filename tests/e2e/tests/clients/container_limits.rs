@@ -108,35 +108,35 @@ async fn nvidia_smi_shows_own_utilization() {
     for shared in SharedGpu::for_each_driver(true) {
         let query = ["-i", "1", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"];
         eventually("utilization of GPU 1 is 100 %", async || {
-            let said = shared.client_node.nvidia_smi(&query).success();
-            if said.trim() == "100" { Ok(()) } else { Err(said) }
+            let output = shared.client_node.nvidia_smi(&query).success();
+            if output.trim() == "100" { Ok(()) } else { Err(output) }
         })
         .await;
-        let said = eventually("pmon shows 100 %", async || {
-            let said = shared.client_node.nvidia_smi(&["pmon", "-c", "2", "-s", "um"]).success();
+        let output = eventually("pmon shows 100 %", async || {
+            let output = shared.client_node.nvidia_smi(&["pmon", "-c", "2", "-s", "um"]).success();
             let pid = shared.own.pid().to_string();
-            let full = parse_monitor_rows(&said).iter().any(|row| row["pid"] == pid && row["sm"] == "100");
-            if full { Ok(said) } else { Err(said) }
+            let full = parse_monitor_rows(&output).iter().any(|row| row["pid"] == pid && row["sm"] == "100");
+            if full { Ok(output) } else { Err(output) }
         })
         .await;
-        shared.assert_neighbor_hidden(&said);
+        shared.assert_neighbor_hidden(&output);
         let (pid, held) = (shared.own.pid().to_string(), mib(shared.held_bytes()).to_string());
-        for row in parse_monitor_rows(&said).iter().filter(|row| row["gpu"] == "1") {
-            assert_eq!([row["pid"], row["fb"]], [&pid, &held], "{said}");
+        for row in parse_monitor_rows(&output).iter().filter(|row| row["gpu"] == "1") {
+            assert_eq!([row["pid"], row["fb"]], [&pid, &held], "{output}");
         }
-        let said = eventually("dmon shows 100 %", async || {
-            let said = shared.client_node.nvidia_smi(&["dmon", "-c", "1", "-s", "um"]).success();
-            let full = parse_monitor_rows(&said).get(1).is_some_and(|row| row["sm"] == "100");
-            if full { Ok(said) } else { Err(said) }
+        let output = eventually("dmon shows 100 %", async || {
+            let output = shared.client_node.nvidia_smi(&["dmon", "-c", "1", "-s", "um"]).success();
+            let full = parse_monitor_rows(&output).get(1).is_some_and(|row| row["sm"] == "100");
+            if full { Ok(output) } else { Err(output) }
         })
         .await;
-        let rows = parse_monitor_rows(&said);
-        assert_eq!([rows[0]["sm"], rows[0]["fb"]], ["0", "0"], "{said}");
+        let rows = parse_monitor_rows(&output);
+        assert_eq!([rows[0]["sm"], rows[0]["fb"]], ["0", "0"], "{output}");
         // One version rounds up, the other down.
         let memory: u64 = rows[1]["fb"].parse().unwrap();
         assert!(
             memory == mib(shared.held_bytes()) || memory == shared.held_bytes().div_ceil(1 << 20),
-            "{said}"
+            "{output}"
         );
     }
 }
@@ -148,16 +148,16 @@ async fn nvidia_smi_hides_the_neighbors_utilization() {
             // Outside of containers, where everything is visible.
             let mut command = Command::new(shared.client_node.nvidia_smi_program());
             command.args(["-i", "1", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]);
-            let said = shared.client_node.node.env(&mut command).output().unwrap().stdout;
-            let said = String::from_utf8(said).unwrap();
-            if said.trim() == "100" { Ok(()) } else { Err(said) }
+            let output = shared.client_node.node.env(&mut command).output().unwrap().stdout;
+            let output = String::from_utf8(output).unwrap();
+            if output.trim() == "100" { Ok(()) } else { Err(output) }
         })
         .await;
         for arguments in [&["pmon", "-c", "1", "-s", "um"][..], &["dmon", "-c", "1", "-s", "um"]] {
-            let said = shared.client_node.nvidia_smi(arguments).success();
-            shared.assert_neighbor_hidden(&said);
-            let rows = parse_monitor_rows(&said);
-            assert!(rows.iter().all(|row| ["0", "-"].contains(&row["sm"])), "{said}");
+            let output = shared.client_node.nvidia_smi(arguments).success();
+            shared.assert_neighbor_hidden(&output);
+            let rows = parse_monitor_rows(&output);
+            assert!(rows.iter().all(|row| ["0", "-"].contains(&row["sm"])), "{output}");
         }
     }
 }
@@ -166,10 +166,10 @@ async fn nvidia_smi_hides_the_neighbors_utilization() {
 fn nvidia_ml_py_reports_the_limit_and_own_processes() {
     for shared in SharedGpu::for_each_driver(false) {
         let (client_node, held) = (&shared.client_node, shared.held_bytes());
-        let said = client_node.script("nvml_values.py", &[&shared.own.pid().to_string()]);
-        shared.assert_neighbor_hidden(&said.to_string());
+        let output = client_node.script("nvml_values.py", &[&shared.own.pid().to_string()]);
+        shared.assert_neighbor_hidden(&output.to_string());
         for (index, used) in [(0, 0), (1, held)] {
-            let gpu = &said["gpus"][index];
+            let gpu = &output["gpus"][index];
             assert_eq!(
                 gpu["MemoryInfo"],
                 json!({ "total": MEMORY_LIMIT, "free": MEMORY_LIMIT - used, "used": used })
@@ -187,8 +187,8 @@ fn nvidia_ml_py_reports_the_limit_and_own_processes() {
                 [&json!([]); 2]
             );
         }
-        assert_eq!(said["gpus"][0]["ComputeRunningProcesses"], json!([]));
-        let processes = said["gpus"][1]["ComputeRunningProcesses"].as_array().unwrap();
+        assert_eq!(output["gpus"][0]["ComputeRunningProcesses"], json!([]));
+        let processes = output["gpus"][1]["ComputeRunningProcesses"].as_array().unwrap();
         assert_eq!(processes.len(), 1, "{processes:#?}");
         assert_eq!(
             [&processes[0]["pid"], &processes[0]["usedGpuMemory"]],
@@ -201,21 +201,21 @@ fn nvidia_ml_py_reports_the_limit_and_own_processes() {
 async fn gpustat_shows_the_limit_and_own_processes() {
     for shared in SharedGpu::for_each_driver(true) {
         let (client_node, held) = (&shared.client_node, mib(shared.held_bytes()));
-        let said = eventually("utilization of GPU 1 is 100 %", async || {
-            let said: Value =
+        let output = eventually("utilization of GPU 1 is 100 %", async || {
+            let output: Value =
                 serde_json::from_str(&client_node.python(&["-m", "gpustat", "--json"]).success()).unwrap();
-            if said["gpus"][1]["utilization.gpu"] == 100 { Ok(said) } else { Err(said) }
+            if output["gpus"][1]["utilization.gpu"] == 100 { Ok(output) } else { Err(output) }
         })
         .await;
-        shared.assert_neighbor_hidden(&said.to_string());
+        shared.assert_neighbor_hidden(&output.to_string());
         for (index, used) in [(0, 0), (1, held)] {
             assert_eq!(
-                [&said["gpus"][index]["memory.total"], &said["gpus"][index]["memory.used"]],
+                [&output["gpus"][index]["memory.total"], &output["gpus"][index]["memory.used"]],
                 [4096, used]
             );
         }
-        assert_eq!(said["gpus"][0]["utilization.gpu"], 0);
-        let processes = said["gpus"][1]["processes"].as_array().unwrap();
+        assert_eq!(output["gpus"][0]["utilization.gpu"], 0);
+        let processes = output["gpus"][1]["processes"].as_array().unwrap();
         assert_eq!(processes.len(), 1, "{processes:#?}");
         assert_eq!(
             [&processes[0]["pid"], &processes[0]["gpu_memory_usage"]],
@@ -228,20 +228,20 @@ async fn gpustat_shows_the_limit_and_own_processes() {
 async fn nvitop_shows_the_limit_and_own_processes() {
     for shared in SharedGpu::for_each_driver(true) {
         let (client_node, held) = (&shared.client_node, mib(shared.held_bytes()));
-        let said = eventually("utilization of GPU 1 is 100 %", async || {
-            let said = client_node.script("nvitop_values.py", &[]);
-            if said["gpus"][1]["percent"] == 100 { Ok(said) } else { Err(said) }
+        let output = eventually("utilization of GPU 1 is 100 %", async || {
+            let output = client_node.script("nvitop_values.py", &[]);
+            if output["gpus"][1]["percent"] == 100 { Ok(output) } else { Err(output) }
         })
         .await;
-        shared.assert_neighbor_hidden(&said.to_string());
+        shared.assert_neighbor_hidden(&output.to_string());
         for (index, used) in [(0, 0), (1, shared.held_bytes())] {
             assert_eq!(
-                [&said["gpus"][index]["total"], &said["gpus"][index]["used"]],
+                [&output["gpus"][index]["total"], &output["gpus"][index]["used"]],
                 [MEMORY_LIMIT, used],
-                "{said:#}"
+                "{output:#}"
             );
         }
-        let processes = said["gpus"][1]["processes"].as_array().unwrap();
+        let processes = output["gpus"][1]["processes"].as_array().unwrap();
         assert_eq!(processes.len(), 1, "{processes:#?}");
         assert_eq!(
             [&processes[0]["pid"], &processes[0]["memory"]],
@@ -286,18 +286,18 @@ fn cuda_python_allocates_up_to_the_limit() {
         let other = ShimContainer::new(&client_node.node, MEMORY_LIMIT);
         let _neighbor =
             client_node.workload_in(Some(&other), WorkloadOptions { gpu: 0, memory_mib: 3000, busy: 0 });
-        let said = client_node.script("cuda_python.py", &[]);
-        assert_eq!(said["version"], client_node.driver().cuda());
-        assert_eq!(said["before"], "CUDA_ERROR_NOT_INITIALIZED");
-        assert_eq!(said["beyond"], "CUDA_ERROR_INVALID_DEVICE");
-        assert_eq!(said["without a context"], "CUDA_ERROR_INVALID_CONTEXT");
+        let output = client_node.script("cuda_python.py", &[]);
+        assert_eq!(output["version"], client_node.driver().cuda());
+        assert_eq!(output["before"], "CUDA_ERROR_NOT_INITIALIZED");
+        assert_eq!(output["beyond"], "CUDA_ERROR_INVALID_DEVICE");
+        assert_eq!(output["without a context"], "CUDA_ERROR_INVALID_CONTEXT");
         for index in 0..2 {
-            let (shown, gpu) = (&said["devices"][index], &client_node.node.config().gpus[index]);
+            let (shown, gpu) = (&output["devices"][index], &client_node.node.config().gpus[index]);
             assert_eq!(shown["memory"], MEMORY_LIMIT);
             assert_eq!(shown["uuid"], gpu.uuid.trim_start_matches("GPU-").replace('-', ""));
         }
         assert_eq!(
-            said["copies"],
+            output["copies"],
             json!({ "same": true, "set": true, "freed twice": "CUDA_ERROR_INVALID_VALUE" })
         );
         let memory = json!({
@@ -309,8 +309,8 @@ fn cuda_python_allocates_up_to_the_limit() {
             "nothing": "CUDA_ERROR_INVALID_VALUE",
             "given back": true,
         });
-        assert_eq!(said["memory"], memory);
-        assert_launches(&said["launches"]);
+        assert_eq!(output["memory"], memory);
+        assert_launches(&output["launches"]);
         assert_eq!(client_node.shim_container.as_ref().unwrap().used(0), 0, "all memory is freed");
     }
 }
@@ -319,13 +319,13 @@ fn cuda_python_allocates_up_to_the_limit() {
 fn numba_allocates_up_to_the_limit() {
     for client_node in ClientNode::on_node(&["T4", A100], 2) {
         let client_node = client_node.in_container(MEMORY_LIMIT);
-        let said = client_node.script("numba_kernel.py", &[]);
+        let output = client_node.script("numba_kernel.py", &[]);
         let card = client_node.node.card(0).unwrap();
-        assert_eq!([&said["total"], &said["free"]], [MEMORY_LIMIT, MEMORY_LIMIT - card.memory.context]);
-        assert_eq!(said["taken"], 2 << 20);
-        assert_eq!([&said["same"], &said["part"], &said["untouched"]], [true; 3]);
-        assert_eq!(said["uuid"], client_node.node.config().gpus[0].uuid);
-        let refused = said["too much"].as_str().unwrap();
+        assert_eq!([&output["total"], &output["free"]], [MEMORY_LIMIT, MEMORY_LIMIT - card.memory.context]);
+        assert_eq!(output["taken"], 2 << 20);
+        assert_eq!([&output["same"], &output["part"], &output["untouched"]], [true; 3]);
+        assert_eq!(output["uuid"], client_node.node.config().gpus[0].uuid);
+        let refused = output["too much"].as_str().unwrap();
         assert!(refused.contains("Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY"), "{refused}");
         assert_eq!(client_node.shim_container.as_ref().unwrap().used(0), 0, "all memory is freed");
     }

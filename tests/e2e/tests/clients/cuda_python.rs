@@ -7,17 +7,17 @@ use serde_json::{Value, json};
 fn cuda_python_sees_and_uses_the_gpus() {
     for client_node in ClientNode::on_node_and_in_container(&["T4", "A100-SXM4-40GB"], 2) {
         let model = client_node.model();
-        let said = client_node.script("cuda_python.py", &[]);
-        assert_eq!(said["version"], client_node.driver().cuda());
-        assert_eq!(said["before"], "CUDA_ERROR_NOT_INITIALIZED");
-        assert_eq!(said["beyond"], "CUDA_ERROR_INVALID_DEVICE");
-        assert_eq!(said["without a context"], "CUDA_ERROR_INVALID_CONTEXT");
-        assert_eq!(said["devices"].as_array().unwrap().len(), 2);
+        let output = client_node.script("cuda_python.py", &[]);
+        assert_eq!(output["version"], client_node.driver().cuda());
+        assert_eq!(output["before"], "CUDA_ERROR_NOT_INITIALIZED");
+        assert_eq!(output["beyond"], "CUDA_ERROR_INVALID_DEVICE");
+        assert_eq!(output["without a context"], "CUDA_ERROR_INVALID_CONTEXT");
+        assert_eq!(output["devices"].as_array().unwrap().len(), 2);
         for index in 0..2 {
-            assert_eq!(said["devices"][index], expected_device(&client_node, index), "{model}");
+            assert_eq!(output["devices"][index], expected_device(&client_node, index), "{model}");
         }
         let copies = json!({ "same": true, "set": true, "freed twice": "CUDA_ERROR_INVALID_VALUE" });
-        assert_eq!(said["copies"], copies);
+        assert_eq!(output["copies"], copies);
         let card = &client_node.node.card(0).unwrap().memory;
         let memory = json!({
             "total": card.usable(),
@@ -28,8 +28,8 @@ fn cuda_python_sees_and_uses_the_gpus() {
             "nothing": "CUDA_ERROR_INVALID_VALUE",
             "given back": true,
         });
-        assert_eq!(said["memory"], memory, "{model}");
-        assert_launches(&said["launches"]);
+        assert_eq!(output["memory"], memory, "{model}");
+        assert_launches(&output["launches"]);
     }
 }
 
@@ -61,15 +61,15 @@ fn expected_device(client_node: &ClientNode, index: usize) -> Value {
     })
 }
 
-pub(crate) fn assert_launches(said: &Value) {
+pub(crate) fn assert_launches(output: &Value) {
     // Three kernels of 20 ms: never less, and in at least one round no gap between them.
-    let milliseconds = said["milliseconds"].as_f64().unwrap();
-    assert!((59.99..60.61).contains(&milliseconds), "{said:#}");
-    assert_eq!([&said["before"], &said["after"]], ["CUDA_ERROR_NOT_READY", "CUDA_SUCCESS"]);
-    assert_eq!([&said["stream"], &said["compiled"]], ["CUDA_SUCCESS"; 2], "{said:#}");
-    assert_eq!(said["bytes stay"], true, "a simulated kernel computes nothing");
-    assert_eq!(said["too large a block"], "CUDA_ERROR_INVALID_VALUE");
-    assert_eq!(said["no such function"], "CUDA_ERROR_NOT_FOUND");
+    let milliseconds = output["milliseconds"].as_f64().unwrap();
+    assert!((59.99..60.61).contains(&milliseconds), "{output:#}");
+    assert_eq!([&output["before"], &output["after"]], ["CUDA_ERROR_NOT_READY", "CUDA_SUCCESS"]);
+    assert_eq!([&output["stream"], &output["compiled"]], ["CUDA_SUCCESS"; 2], "{output:#}");
+    assert_eq!(output["bytes stay"], true, "a simulated kernel computes nothing");
+    assert_eq!(output["too large a block"], "CUDA_ERROR_INVALID_VALUE");
+    assert_eq!(output["no such function"], "CUDA_ERROR_NOT_FOUND");
 }
 
 #[test]
@@ -85,8 +85,8 @@ for index in range(driver.cuDeviceGetCount()[1] or 0): print(driver.cuDeviceGetU
         return;
     };
     let seen = |visible: &str| {
-        let said = client_node.python(&["-c", script, visible]).success();
-        said.lines().map(str::to_string).collect::<Vec<_>>()
+        let output = client_node.python(&["-c", script, visible]).success();
+        output.lines().map(str::to_string).collect::<Vec<_>>()
     };
     let gpus = &client_node.node.config().gpus;
     let uuid = |index: usize| gpus[index].uuid.trim_start_matches("GPU-").replace('-', "");
@@ -100,29 +100,29 @@ for index in range(driver.cuDeviceGetCount()[1] or 0): print(driver.cuDeviceGetU
 #[test]
 fn numba_compiles_and_runs_a_kernel() {
     for client_node in ClientNode::on_node_and_in_container(&["T4", "A100-SXM4-40GB"], 2) {
-        let said = client_node.script("numba_kernel.py", &[]);
+        let output = client_node.script("numba_kernel.py", &[]);
         let (gpu, card) = (&client_node.node.config().gpus[0], client_node.node.card(0).unwrap());
-        assert_eq!(said["available"], true);
-        assert_eq!(said["gpus"], 2);
-        assert_eq!(said["name"], *card.name);
-        assert_eq!(said["uuid"], gpu.uuid);
-        assert_eq!(said["capability"], json!([card.compute.capability / 10, card.compute.capability % 10]));
-        assert_eq!(said["multiprocessors"], card.compute.multiprocessors);
-        assert_eq!(said["total"], card.memory.usable());
-        assert_eq!(said["free"], card.memory.usable() - card.memory.context);
+        assert_eq!(output["available"], true);
+        assert_eq!(output["gpus"], 2);
+        assert_eq!(output["name"], *card.name);
+        assert_eq!(output["uuid"], gpu.uuid);
+        assert_eq!(output["capability"], json!([card.compute.capability / 10, card.compute.capability % 10]));
+        assert_eq!(output["multiprocessors"], card.compute.multiprocessors);
+        assert_eq!(output["total"], card.memory.usable());
+        assert_eq!(output["free"], card.memory.usable() - card.memory.context);
         // Two arrays of 400 kB share a page of the card.
-        assert_eq!(said["taken"], 2 << 20);
-        assert_eq!([&said["shape"], &said["type"]], [&json!([100, 1000]), &json!("float32")]);
-        assert_eq!([&said["same"], &said["part"], &said["untouched"]], [true; 3]);
+        assert_eq!(output["taken"], 2 << 20);
+        assert_eq!([&output["shape"], &output["type"]], [&json!([100, 1000]), &json!("float32")]);
+        assert_eq!([&output["same"], &output["part"], &output["untouched"]], [true; 3]);
         assert!(
-            said["ptx"].as_str().unwrap().contains(&format!(".target sm_{}", card.compute.capability)),
+            output["ptx"].as_str().unwrap().contains(&format!(".target sm_{}", card.compute.capability)),
             "{}",
-            said["ptx"]
+            output["ptx"]
         );
         // The node's setting for the duration of a kernel that does not define its own.
         let least = f64::from(client_node.node.config().settings.kernel_micros) / 1000.0;
-        assert!(said["milliseconds"].as_f64().unwrap() >= least - 0.001, "{}", said["milliseconds"]);
-        let refused = said["too much"].as_str().unwrap();
+        assert!(output["milliseconds"].as_f64().unwrap() >= least - 0.001, "{}", output["milliseconds"]);
+        let refused = output["too much"].as_str().unwrap();
         assert!(refused.contains("Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY"), "{refused}");
     }
 }

@@ -137,37 +137,37 @@ pub(crate) fn parse_monitor_rows(text: &str) -> Vec<std::collections::BTreeMap<&
 async fn pmon_shows_process_utilization() {
     for client_node in ClientNode::one_model(A100, 2) {
         let (holds, works) = (client_node.workload(1, 256, 0), client_node.workload(1, 1024, 100));
-        let said = eventually("pmon shows 100 %", async || {
-            let said = client_node.nvidia_smi(&["pmon", "-c", "2", "-s", "um"]).success();
-            let full = parse_monitor_rows(&said)
+        let output = eventually("pmon shows 100 %", async || {
+            let output = client_node.nvidia_smi(&["pmon", "-c", "2", "-s", "um"]).success();
+            let full = parse_monitor_rows(&output)
                 .iter()
                 .any(|row| row["pid"] == works.pid().to_string() && row["sm"] == "100");
-            if full { Ok(said) } else { Err(said) }
+            if full { Ok(output) } else { Err(output) }
         })
         .await;
-        let rows = parse_monitor_rows(&said);
-        assert_eq!(rows.len(), 6, "{said}");
+        let rows = parse_monitor_rows(&output);
+        assert_eq!(rows.len(), 6, "{output}");
         for row in &rows {
             // No process uses the first GPU.
             if row["gpu"] == "0" {
                 assert_eq!(
                     [row["pid"], row["type"], row["sm"], row["fb"], row["command"]],
                     ["-"; 5],
-                    "{said}"
+                    "{output}"
                 );
                 continue;
             }
             let pid: u32 = row["pid"].parse().unwrap();
             let memory = if pid == holds.pid() { 256 } else { 1024 };
-            assert!(pid == holds.pid() || pid == works.pid(), "{said}");
-            assert_eq!([row["type"], row["ccpm"], row["command"]], ["C", "0", "workload"], "{said}");
-            assert_eq!(row["fb"], mib(client_node.memory_with_context(memory)).to_string(), "{said}");
+            assert!(pid == holds.pid() || pid == works.pid(), "{output}");
+            assert_eq!([row["type"], row["ccpm"], row["command"]], ["C", "0", "workload"], "{output}");
+            assert_eq!(row["fb"], mib(client_node.memory_with_context(memory)).to_string(), "{output}");
             // A process without a utilization sample has no value in any of these columns: always the idle one, and
             // the busy one until the driver has sampled it.
             if pid == holds.pid() || row["sm"] == "-" {
-                assert_eq!([row["sm"], row["mem"], row["enc"], row["dec"]], ["-"; 4], "{said}");
+                assert_eq!([row["sm"], row["mem"], row["enc"], row["dec"]], ["-"; 4], "{output}");
             } else {
-                assert_eq!([row["enc"], row["dec"]], ["0"; 2], "{said}");
+                assert_eq!([row["enc"], row["dec"]], ["0"; 2], "{output}");
             }
         }
     }
@@ -177,32 +177,32 @@ async fn pmon_shows_process_utilization() {
 async fn dmon_shows_gpu_utilization() {
     for client_node in ClientNode::one_model(A100, 2) {
         let workload = client_node.workload(1, 1024, 100);
-        let said = eventually("utilization of GPU 1 is 100 %", async || {
-            let said = client_node.nvidia_smi(&["dmon", "-c", "2", "-s", "pucvmet"]).success();
-            let rows = parse_monitor_rows(&said);
-            if rows.iter().any(|row| row["gpu"] == "1" && row["sm"] == "100") { Ok(said) } else { Err(said) }
+        let output = eventually("utilization of GPU 1 is 100 %", async || {
+            let output = client_node.nvidia_smi(&["dmon", "-c", "2", "-s", "pucvmet"]).success();
+            let rows = parse_monitor_rows(&output);
+            if rows.iter().any(|row| row["gpu"] == "1" && row["sm"] == "100") { Ok(output) } else { Err(output) }
         })
         .await;
         drop(workload);
         let card = client_node.node.card(0).unwrap();
-        let rows = parse_monitor_rows(&said);
-        assert_eq!(rows.iter().map(|row| row["gpu"]).collect::<Vec<_>>(), ["0", "1", "0", "1"], "{said}");
+        let rows = parse_monitor_rows(&output);
+        assert_eq!(rows.iter().map(|row| row["gpu"]).collect::<Vec<_>>(), ["0", "1", "0", "1"], "{output}");
         for row in rows {
             for column in ["enc", "dec", "jpg", "ofa", "pviol", "tviol", "ccpm", "sbecc", "dbecc", "pci"] {
-                assert_eq!(row[column], "0", "{column}: {said}");
+                assert_eq!(row[column], "0", "{column}: {output}");
             }
-            assert_eq!(row["mclk"], card.clocks.memory_max.to_string(), "{said}");
+            assert_eq!(row["mclk"], card.clocks.memory_max.to_string(), "{output}");
             match row["gpu"] {
                 "0" => {
                     let idle = [row["sm"], row["mem"], row["fb"]];
-                    assert_eq!(idle, ["0"; 3], "{said}");
-                    assert_eq!(row["pwr"], (card.power.idle / 1000).to_string(), "{said}");
-                    assert_eq!(row["gtemp"], card.temperature.idle.to_string(), "{said}");
-                    assert_eq!(row["pclk"], card.clocks.graphics_idle.to_string(), "{said}");
+                    assert_eq!(idle, ["0"; 3], "{output}");
+                    assert_eq!(row["pwr"], (card.power.idle / 1000).to_string(), "{output}");
+                    assert_eq!(row["gtemp"], card.temperature.idle.to_string(), "{output}");
+                    assert_eq!(row["pclk"], card.clocks.graphics_idle.to_string(), "{output}");
                 }
                 _ => assert!(
                     row["fb"].parse::<u64>().unwrap() >= mib(client_node.memory_with_context(1024)),
-                    "{said}"
+                    "{output}"
                 ),
             }
         }

@@ -13,22 +13,22 @@ fn nvidia_ml_py_matches_the_node_config() {
         ClientNode::on_node_and_in_container(&["T4", "V100-SXM2-32GB", A100, "H100-SXM5-80GB"], 2)
     {
         let model = client_node.model();
-        let said = client_node.script("nvml_values.py", &[]);
+        let output = client_node.script("nvml_values.py", &[]);
         let driver = client_node.driver();
-        assert_eq!(said["driver"], driver.version());
-        assert_eq!(said["nvml"], format!("12.{}", driver.version()));
-        assert_eq!(said["cuda"], driver.cuda());
-        assert_eq!(said["beyond"], "Invalid Argument");
-        assert_eq!(said["after"], "Uninitialized");
-        assert_eq!(said["gpus"].as_array().unwrap().len(), 2);
+        assert_eq!(output["driver"], driver.version());
+        assert_eq!(output["nvml"], format!("12.{}", driver.version()));
+        assert_eq!(output["cuda"], driver.cuda());
+        assert_eq!(output["beyond"], "Invalid Argument");
+        assert_eq!(output["after"], "Uninitialized");
+        assert_eq!(output["gpus"].as_array().unwrap().len(), 2);
         for index in 0..2 {
-            let shown = &said["gpus"][index];
+            let shown = &output["gpus"][index];
             for (name, value) in expected_values(&client_node, index).as_object().unwrap() {
                 assert_eq!(shown[name], *value, "{model} {driver:?}: {name} of {shown:#}");
             }
         }
         let level = client_node.node.config().pci_path(0, 1).unwrap().nvml();
-        assert_eq!(said["levels"], json!([[0, level], [level, 0]]), "{model}");
+        assert_eq!(output["levels"], json!([[0, level], [level, 0]]), "{model}");
     }
 }
 
@@ -128,21 +128,21 @@ fn nvidia_ml_py_lists_processes() {
     for client_node in ClientNode::one_model(A100, 2) {
         let workload = client_node.workload(1, 700, 0);
         let pid = workload.pid();
-        let said = client_node.script("nvml_values.py", &[&pid.to_string()]);
-        assert_eq!(said["names"], json!([WorkloadProcess::PROCESS_NAME]));
-        assert_eq!(said["gpus"][0]["ComputeRunningProcesses"], json!([]));
-        let process = &said["gpus"][1]["ComputeRunningProcesses"][0];
+        let output = client_node.script("nvml_values.py", &[&pid.to_string()]);
+        assert_eq!(output["names"], json!([WorkloadProcess::PROCESS_NAME]));
+        assert_eq!(output["gpus"][0]["ComputeRunningProcesses"], json!([]));
+        let process = &output["gpus"][1]["ComputeRunningProcesses"][0];
         let used = client_node.memory_with_context(700);
         assert_eq!(process["pid"], pid, "{process:#}");
         assert_eq!(process["usedGpuMemory"], used, "{process:#}");
-        let memory = &said["gpus"][1]["MemoryInfo_v2"];
+        let memory = &output["gpus"][1]["MemoryInfo_v2"];
         assert_eq!(memory["used"], used);
         let all = ["used", "reserved", "free"].map(|part| memory[part].as_u64().unwrap());
         assert_eq!(all.iter().sum::<u64>(), memory["total"].as_u64().unwrap());
         // A context alone raises the clocks.
         let card = client_node.node.card(1).unwrap();
-        assert_eq!(said["gpus"][1]["Clock_SM"], card.clocks.graphics_default);
-        assert_eq!(said["gpus"][1]["CurrentClocksThrottleReasons"], 0);
+        assert_eq!(output["gpus"][1]["Clock_SM"], card.clocks.graphics_default);
+        assert_eq!(output["gpus"][1]["CurrentClocksThrottleReasons"], 0);
     }
 }
 
@@ -150,12 +150,12 @@ fn nvidia_ml_py_lists_processes() {
 fn nvidia_ml_py_reports_an_unloaded_driver() {
     for client_node in ClientNode::one_model("T4", 1) {
         client_node.node.state().set_loaded(false);
-        let said = client_node.python(&["-c", "import pynvml; pynvml.nvmlInit()"]);
-        assert_eq!(said.code, Some(1));
+        let output = client_node.python(&["-c", "import pynvml; pynvml.nvmlInit()"]);
+        assert_eq!(output.code, Some(1));
         assert!(
-            said.err.trim_end().ends_with("NVMLError_DriverNotLoaded: Driver Not Loaded"),
+            output.err.trim_end().ends_with("NVMLError_DriverNotLoaded: Driver Not Loaded"),
             "{}",
-            said.err
+            output.err
         );
     }
 }
@@ -164,14 +164,14 @@ fn nvidia_ml_py_reports_an_unloaded_driver() {
 async fn gpustat_shows_gpus_and_processes() {
     for client_node in ClientNode::one_model(A100, 2) {
         let workload = client_node.workload(1, 2048, 100);
-        let said = eventually("utilization of GPU 1 is 100 %", async || {
-            let said: Value =
+        let output = eventually("utilization of GPU 1 is 100 %", async || {
+            let output: Value =
                 serde_json::from_str(&client_node.python(&["-m", "gpustat", "--json"]).success()).unwrap();
-            if said["gpus"][1]["utilization.gpu"] == 100 { Ok(said) } else { Err(said) }
+            if output["gpus"][1]["utilization.gpu"] == 100 { Ok(output) } else { Err(output) }
         })
         .await;
         let card = client_node.node.card(0).unwrap();
-        assert_eq!(said["driver_version"], client_node.driver().version());
+        assert_eq!(output["driver_version"], client_node.driver().version());
         let idle = json!({
             "index": 0,
             "uuid": client_node.node.config().gpus[0].uuid,
@@ -187,8 +187,8 @@ async fn gpustat_shows_gpus_and_processes() {
             "memory.total": 40960,
             "processes": [],
         });
-        assert_eq!(said["gpus"][0], idle);
-        let (busy, held) = (&said["gpus"][1], mib(client_node.memory_with_context(2048)));
+        assert_eq!(output["gpus"][0], idle);
+        let (busy, held) = (&output["gpus"][1], mib(client_node.memory_with_context(2048)));
         assert_eq!(busy["uuid"], client_node.node.config().gpus[1].uuid);
         assert_eq!(busy["memory.used"], held, "{busy:#}");
         let process = &busy["processes"][0];
@@ -244,15 +244,15 @@ async fn nvitop_shows_gpus_and_processes() {
 async fn nvitop_api_matches_the_node_config() {
     for client_node in ClientNode::one_model("V100-SXM2-32GB", 2) {
         let workload = client_node.workload(1, 2048, 100);
-        let said = eventually("utilization of GPU 1 is 100 %", async || {
-            let said = client_node.script("nvitop_values.py", &[]);
-            if said["gpus"][1]["percent"] == 100 { Ok(said) } else { Err(said) }
+        let output = eventually("utilization of GPU 1 is 100 %", async || {
+            let output = client_node.script("nvitop_values.py", &[]);
+            if output["gpus"][1]["percent"] == 100 { Ok(output) } else { Err(output) }
         })
         .await;
-        assert_eq!(said["driver"], client_node.driver().version());
+        assert_eq!(output["driver"], client_node.driver().version());
         for index in 0..2 {
             let (gpu, card) = (&client_node.node.config().gpus[index], client_node.node.card(index).unwrap());
-            let shown = &said["gpus"][index];
+            let shown = &output["gpus"][index];
             assert_eq!(shown["name"], "Tesla V100-SXM2-32GB");
             assert_eq!(shown["uuid"], gpu.uuid);
             assert_eq!(shown["busId"], gpu.pci.to_string());
@@ -261,9 +261,9 @@ async fn nvitop_api_matches_the_node_config() {
             assert_eq!(shown["capability"], json!([7, 0]));
             assert_eq!(shown["mig"], false);
         }
-        assert_eq!(said["gpus"][0]["processes"], json!([]));
-        assert_eq!(said["gpus"][0]["used"], 0);
-        let process = &said["gpus"][1]["processes"][0];
+        assert_eq!(output["gpus"][0]["processes"], json!([]));
+        assert_eq!(output["gpus"][0]["used"], 0);
+        let process = &output["gpus"][1]["processes"][0];
         assert_eq!(process["pid"], workload.pid());
         assert_eq!(process["type"], "C");
         assert!(process["memory"].as_u64().unwrap() >= client_node.memory_with_context(2048), "{process:#}");

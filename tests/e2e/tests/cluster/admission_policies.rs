@@ -165,7 +165,7 @@ fn agent_can_write_only_its_own_node_and_pods() {
             (&own_status, json!({"status": {"capacity": capacity, "allocatable": capacity}})),
             (&own_status, json!({"status": {"capacity": {"volcano.sh/vgpu-memory": null}, "allocatable": {"volcano.sh/vgpu-memory": null}}})),
         ] {
-            agent("PATCH", path, body.clone()).await.unwrap_or_else(|said| panic!("{path} {body}: {said}"));
+            agent("PATCH", path, body.clone()).await.unwrap_or_else(|message| panic!("{path} {body}: {message}"));
         }
         let news = "/apis/events.k8s.io/v1/namespaces/research/events";
         let more = json!({"series": {"count": 2, "lastObservedTime": "2026-01-01T00:00:00.000000Z"}});
@@ -203,8 +203,8 @@ fn agent_can_write_only_its_own_node_and_pods() {
             (own_status.clone(), annotation_patch("example.com/mine"), "of a node does not belong to Partage"),
             (own_status.clone(), json!({"metadata": {"labels": {"example.com/mine": "yes"}}}), "of a node does not belong to Partage"),
         ] {
-            let said = agent("PATCH", &path, body.clone()).await.map(|seen| panic!("{path} {body}: {seen}")).unwrap_err();
-            assert!(said.contains(words), "{path} {body}: {said}");
+            let message = agent("PATCH", &path, body.clone()).await.map(|seen| panic!("{path} {body}: {seen}")).unwrap_err();
+            assert!(message.contains(words), "{path} {body}: {message}");
         }
 
         // RBAC denies these.
@@ -225,18 +225,18 @@ fn agent_can_write_only_its_own_node_and_pods() {
             ("GET", "/api/v1/namespaces/partage-system/configmaps".to_string(), json!({})),
             ("POST", "/api/v1/namespaces/partage-system/serviceaccounts/partage-node/token".to_string(), json!({})),
         ] {
-            let said = agent(method, &path, body).await.unwrap_err();
-            assert!(said.contains("is forbidden") && said.contains("cannot"), "{method} {path}: {said}");
+            let message = agent(method, &path, body).await.unwrap_err();
+            assert!(message.contains("is forbidden") && message.contains("cannot"), "{method} {path}: {message}");
         }
 
         let words = "the agent of node 'fake-00000' may not write events of another agent";
-        let said = agent("POST", &format!("{TENANT_PATH}/events"), core_event("three", "fake-00001")).await.unwrap_err();
-        assert!(said.contains(words), "{said}");
-        let said = agent("POST", news, event("three", "fake-00001")).await.unwrap_err();
-        assert!(said.contains(words), "{said}");
+        let message = agent("POST", &format!("{TENANT_PATH}/events"), core_event("three", "fake-00001")).await.unwrap_err();
+        assert!(message.contains(words), "{message}");
+        let message = agent("POST", news, event("three", "fake-00001")).await.unwrap_err();
+        assert!(message.contains(words), "{message}");
         send(&fixture.admin, "POST", news, Some(event("three", "fake-00001"))).await.unwrap();
-        let said = agent("PATCH", &format!("{news}/three"), more.clone()).await.unwrap_err();
-        assert!(said.contains(words), "{said}");
+        let message = agent("PATCH", &format!("{news}/three"), more.clone()).await.unwrap_err();
+        assert!(message.contains(words), "{message}");
         // Events in the name of another component of the same node.
         for (path, word, other) in [
             (format!("{TENANT_PATH}/events"), "reportingComponent", json!("kubelet")),
@@ -246,15 +246,15 @@ fn agent_can_write_only_its_own_node_and_pods() {
         ] {
             let mut told = if path == news { event("four", "fake-00000") } else { core_event("four", "fake-00000") };
             told[word] = other;
-            let said = agent("POST", &path, told.clone()).await.unwrap_err();
-            assert!(said.contains(words), "{told}: {said}");
+            let message = agent("POST", &path, told.clone()).await.unwrap_err();
+            assert!(message.contains(words), "{told}: {message}");
         }
         let mut kubelets = core_event("five", "fake-00000");
         kubelets["reportingComponent"] = json!("kubelet");
         send(&fixture.admin, "POST", &format!("{TENANT_PATH}/events"), Some(kubelets)).await.unwrap();
         let mine = json!({"reportingComponent": "partage.dev/node"});
-        let said = agent("PATCH", &format!("{TENANT_PATH}/events/five"), mine).await.unwrap_err();
-        assert!(said.contains(words), "{said}");
+        let message = agent("PATCH", &format!("{TENANT_PATH}/events/five"), mine).await.unwrap_err();
+        assert!(message.contains(words), "{message}");
 
         // A token that is bound to no node cannot write anything.
         for (method, path, body) in [
@@ -263,8 +263,8 @@ fn agent_can_write_only_its_own_node_and_pods() {
             ("PATCH", own_status.clone(), Some(json!({"status": {"capacity": {"partage.dev/memory": "1"}}}))),
             ("POST", news.to_string(), Some(event("four", "fake-00000"))),
         ] {
-            let said = send(&fixture.unbound, method, &path, body).await.unwrap_err();
-            assert!(said.contains("is not bound to a node, so it may write nothing"), "{path}: {said}");
+            let message = send(&fixture.unbound, method, &path, body).await.unwrap_err();
+            assert!(message.contains("is not bound to a node, so it may write nothing"), "{path}: {message}");
         }
     });
 }
@@ -304,8 +304,8 @@ fn agent_can_remove_labels_it_published() {
                 "label share of a node does not belong to Partage",
             ),
         ] {
-            let said = send(&fixture.agent, "PATCH", status, Some(body.clone())).await.unwrap_err();
-            assert!(said.contains(words), "{body}: {said}");
+            let message = send(&fixture.agent, "PATCH", status, Some(body.clone())).await.unwrap_err();
+            assert!(message.contains(words), "{body}: {message}");
         }
         let gone = saying(published(&["zone"]), "gpushare", None);
         send(&fixture.agent, "PATCH", status, Some(gone)).await.unwrap();
@@ -324,13 +324,13 @@ fn agent_can_delete_only_gpu_pods_on_its_node() {
     // As with `settings.onBypass: evict`.
     let verbs = json!([{"op": "add", "path": "/rules/0/verbs/-", "value": "delete"}]).to_string();
     fixture.bed.kubectl(&["patch", "clusterrole", "partage-node", "--type=json", "--patch", &verbs]).unwrap();
-    let words = "may delete only pods that ask for GPUs";
+    let words = "may delete only pods that request GPUs";
     fixture.bed.block_on(async {
         let delete = async |name: &str, body: Value| {
             send(&fixture.agent, "DELETE", &format!("{TENANT_PATH}/pods/{name}"), Some(body)).await
         };
         eventually("the permission is in force", async || match delete("here?dryRun=All", json!({})).await {
-            Err(said) if said.contains(words) => Ok(()),
+            Err(message) if message.contains(words) => Ok(()),
             seen => Err(format!("{seen:?}")),
         })
         .await;
@@ -338,10 +338,10 @@ fn agent_can_delete_only_gpu_pods_on_its_node() {
         send(&fixture.agent, "PATCH", &format!("{TENANT_PATH}/pods/here"), Some(grant_patch("{}")))
             .await
             .unwrap();
-        let said = delete("here", json!({})).await.unwrap_err();
-        assert!(said.contains(words), "{said}");
-        let said = delete("there", json!({})).await.unwrap_err();
-        assert!(said.contains("may not write to a pod of node 'fake-00001'"), "{said}");
+        let message = delete("here", json!({})).await.unwrap_err();
+        assert!(message.contains(words), "{message}");
+        let message = delete("there", json!({})).await.unwrap_err();
+        assert!(message.contains("may not write to a pod of node 'fake-00001'"), "{message}");
         for (number, resource) in DIALECT_RESOURCES.iter().enumerate() {
             let name = format!("asks-{number}");
             let mut asks = pod(&name, &json!({}), Some("fake-00000"));
@@ -354,9 +354,9 @@ fn agent_can_delete_only_gpu_pods_on_its_node() {
                 asks["spec"]["initContainers"] = json!([first]);
             }
             send(&fixture.admin, "POST", &format!("{TENANT_PATH}/pods"), Some(asks)).await.unwrap();
-            let said = delete(&name, json!({"gracePeriodSeconds": 0})).await.unwrap_err();
-            assert!(said.contains("give them time to end"), "{said}");
-            delete(&name, json!({})).await.unwrap_or_else(|said| panic!("{resource}: {said}"));
+            let message = delete(&name, json!({"gracePeriodSeconds": 0})).await.unwrap_err();
+            assert!(message.contains("with a grace period"), "{message}");
+            delete(&name, json!({})).await.unwrap_or_else(|message| panic!("{resource}: {message}"));
         }
     });
 }
@@ -398,17 +398,17 @@ fn tenant_cannot_write_grant_annotations() {
     let forged = grant_annotations();
     assert!(forged.len() > 20, "{forged:?}");
     fixture.bed.block_on(async {
-        let refused = |said: &str, key: &str| {
+        let refused = |message: &str, key: &str| {
             let words = format!("annotation {key} records the grant of the pod: only Partage may write it");
-            assert!(said.contains(&words), "{key}: {said}");
+            assert!(message.contains(&words), "{key}: {message}");
         };
         for key in &forged {
             let tenant = pod("forged", &json!({key: "x"}), None);
             refused(&send(&fixture.tenant, "POST", &pods, Some(tenant)).await.unwrap_err(), key);
-            let said = send(&fixture.tenant, "PATCH", &format!("{pods}/here"), Some(annotation_patch(key))).await.unwrap_err();
-            refused(&said, key);
-            let said = send(&fixture.tenant, "PATCH", &format!("{pods}/here/status"), Some(annotation_patch(key))).await.unwrap_err();
-            refused(&said, key);
+            let message = send(&fixture.tenant, "PATCH", &format!("{pods}/here"), Some(annotation_patch(key))).await.unwrap_err();
+            refused(&message, key);
+            let message = send(&fixture.tenant, "PATCH", &format!("{pods}/here/status"), Some(annotation_patch(key))).await.unwrap_err();
+            refused(&message, key);
         }
         // The administrator is denied too: grants are never written manually.
         refused(&send(&fixture.admin, "PATCH", &format!("{pods}/here"), Some(grant_patch("x"))).await.unwrap_err(), "partage.dev/grant");
@@ -443,13 +443,13 @@ fn tenant_cannot_write_grant_annotations() {
             "spec": pod("a", &json!({}), None)["spec"]});
         let deployment = json!({"metadata": {"name": "a"}, "spec": {"selector": {"matchLabels": {"app": "a"}}, "template": template}});
         send(&fixture.tenant, "POST", "/apis/apps/v1/namespaces/research/deployments", Some(deployment)).await.unwrap();
-        let said = eventually("the controller reports the failure", async || {
+        let message = eventually("the controller reports the failure", async || {
             let sets = send(&fixture.admin, "GET", "/apis/apps/v1/namespaces/research/replicasets", None).await?;
             let condition = &sets["items"][0]["status"]["conditions"][0];
             if condition["reason"] == "FailedCreate" { Ok(condition.to_string()) } else { Err(sets.to_string()) }
         })
         .await;
-        refused(&said, "volcano.sh/vgpu-ids-new");
+        refused(&message, "volcano.sh/vgpu-ids-new");
     });
 }
 
@@ -506,10 +506,10 @@ fn other_annotations_and_updates_stay_allowed() {
         // Also on a pod with a grant.
         tenant("PATCH", &here, json!({"metadata": {"annotations": {"team": "b"}, "labels": {"a": "b"}}})).await.unwrap();
         tenant("PATCH", &here, json!({"spec": {"activeDeadlineSeconds": 100000}})).await.unwrap();
-        let said = tenant("PATCH", &here, grant_patch("{\"version\":2}")).await.unwrap_err();
-        assert!(said.contains("only Partage may write it"), "{said}");
-        let said = tenant("PATCH", &here, json!({"metadata": {"annotations": null}})).await.unwrap_err();
-        assert!(said.contains("annotation partage.dev/grant records the grant of the pod and stays"), "{said}");
+        let message = tenant("PATCH", &here, grant_patch("{\"version\":2}")).await.unwrap_err();
+        assert!(message.contains("only Partage may write it"), "{message}");
+        let message = tenant("PATCH", &here, json!({"metadata": {"annotations": null}})).await.unwrap_err();
+        assert!(message.contains("annotation partage.dev/grant records the grant of the pod and stays"), "{message}");
         // Status updates of a kubelet.
         let kubelet = fixture.bed.client_as("system:node:fake-00000", Some("system:nodes")).unwrap();
         let phase = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
@@ -519,7 +519,7 @@ fn other_annotations_and_updates_stay_allowed() {
         let scheduler = fixture.bed.client_as("system:kube-scheduler", None).unwrap();
         let bound = send(&scheduler, "POST", &format!("{pods}/asks/binding"), Some(binding)).await;
         // The bed's own scheduler may have bound it first.
-        assert!(bound.as_ref().err().is_none_or(|said| said.contains("already assigned")), "{bound:?}");
+        assert!(bound.as_ref().err().is_none_or(|message| message.contains("already assigned")), "{bound:?}");
         tenant("DELETE", &here, json!({})).await.unwrap();
     });
 }
@@ -539,12 +539,12 @@ fn pod_bound_token_carries_the_pods_node() {
     let agent = fixture.bed.client_with_token(token.trim()).unwrap();
     fixture.bed.block_on(async {
         send(&agent, "PATCH", &format!("{TENANT_PATH}/pods/there"), Some(grant_patch("{}"))).await.unwrap();
-        let said = send(&agent, "PATCH", &format!("{TENANT_PATH}/pods/here"), Some(grant_patch("{}")))
+        let message = send(&agent, "PATCH", &format!("{TENANT_PATH}/pods/here"), Some(grant_patch("{}")))
             .await
             .unwrap_err();
         assert!(
-            said.contains("the agent of node 'fake-00001' may not write to a pod of node 'fake-00000'"),
-            "{said}"
+            message.contains("the agent of node 'fake-00001' may not write to a pod of node 'fake-00000'"),
+            "{message}"
         );
     });
 }

@@ -169,8 +169,8 @@ fn invalid_values_are_refused() {
         ("settings.labels.it's=me", "does not match pattern"),
     ] {
         let Some(output) = template(&[value]) else { return };
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && said.contains(words), "{value}: {said}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && message.contains(words), "{value}: {message}");
     }
 }
 
@@ -181,8 +181,8 @@ fn parse_agent_settings(text: &str) -> Result<(), String> {
 
 /// Returns the keys that the agent accepts, from its error message for an unknown key.
 fn known_agent_keys(text: &str) -> BTreeSet<String> {
-    let said = parse_agent_settings(text).unwrap_err();
-    let (_, list) = said.split_once("expected one of ").expect(&said);
+    let message = parse_agent_settings(text).unwrap_err();
+    let (_, list) = message.split_once("expected one of ").expect(&message);
     let list = list.split(" at line ").next().unwrap();
     list.split(", ").map(|key| key.trim_matches('`').to_string()).collect()
 }
@@ -216,14 +216,14 @@ fn schema_matches_the_agents_settings() {
         let (least, most) = (end("minimum"), end("maximum"));
         for (number, right) in [(least - 1, false), (least, true), (most, true), (most + 1, false)] {
             let text = format!("{before}{number}{after}");
-            let said = parse_agent_settings(&text);
-            assert_eq!(said.is_ok(), right, "{text}: {said:?}");
+            let output = parse_agent_settings(&text);
+            assert_eq!(output.is_ok(), right, "{text}: {output:?}");
         }
     }
     let longest = usize::try_from(one["vcudaDomains"]["items"]["maxLength"].as_u64().unwrap()).unwrap();
     for (length, right) in [(longest, true), (longest + 1, false)] {
-        let said = parse_agent_settings(&format!("vcudaDomains: [{}]", "a".repeat(length)));
-        assert_eq!(said.is_ok(), right, "{length}: {said:?}");
+        let output = parse_agent_settings(&format!("vcudaDomains: [{}]", "a".repeat(length)));
+        assert_eq!(output.is_ok(), right, "{length}: {output:?}");
     }
 
     let words = |of: &Value| -> Vec<String> {

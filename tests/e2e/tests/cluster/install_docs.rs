@@ -69,7 +69,7 @@ impl Operator<'_> {
     /// Runs commands of a page in one shell and returns their output.
     fn run_commands(&self, commands: &[String]) -> String {
         let script = substitute(&commands.join("\n"), &SUBSTITUTIONS);
-        self.shell(&script).unwrap_or_else(|said| panic!("{script}\n{said}"))
+        self.shell(&script).unwrap_or_else(|output| panic!("{script}\n{output}"))
     }
 
     fn shell(&self, script: &str) -> Result<String, String> {
@@ -125,10 +125,10 @@ impl Operator<'_> {
 
     /// Returns the memory of a container's GPU in MiB, as `nvidia-smi` reports it there.
     fn visible_memory_mib(&self, pod: &str) -> u64 {
-        let said = self.kubectl(&format!(
+        let output = self.kubectl(&format!(
             "exec {pod} -- nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits"
         ));
-        said.trim().parse().expect(&said)
+        output.trim().parse().expect(&output)
     }
 
     fn install_with_helm(&self, page: &DocPage) {
@@ -296,11 +296,11 @@ impl Operator<'_> {
         let gpus = nodes.lines().filter(|name| name.trim_start_matches("/dev/nvidia").parse::<u32>().is_ok());
         assert_eq!(gpus.count(), 1, "{nodes}");
         let visible = self.kubectl("exec real -- printenv NVIDIA_VISIBLE_DEVICES");
-        let said = self.kubectl(&format!(
+        let output = self.kubectl(&format!(
             "exec real -- nvidia-smi --id={} --query-gpu=memory.total --format=csv,noheader,nounits",
             visible.trim()
         ));
-        assert_eq!(said.trim(), "4096");
+        assert_eq!(output.trim(), "4096");
         self.kubectl("delete pod real --wait");
         self.clean_up_and_uninstall(&page.commands("Uninstall")[0], before);
     }

@@ -145,16 +145,16 @@ fn documented_cluster_commands_work_with_partage_installed() {
 
     let readme = DocPage::read("README.md", README_SKIPPED).unwrap();
     let blocks = readme.commands("Try it");
-    let said = does(blocks.last().unwrap());
-    assert!(said.contains("waiting until the nodes offer GPU shares"), "{said}");
-    assert!(said.contains("4096MiB"), "{said}");
+    let output = does(blocks.last().unwrap());
+    assert!(output.contains("waiting until the nodes offer GPU shares"), "{output}");
+    assert!(output.contains("4096MiB"), "{output}");
     readme.check_complete().unwrap();
 
     let page = DocPage::read("docs/testbed.md", TESTBED_SKIPPED).unwrap();
-    let said = does(&page.commands("Try it")[0]);
+    let output = does(&page.commands("Try it")[0]);
     assert!(
-        said.contains("node1") && said.contains("4096MiB") && said.ends_with("the cluster was removed\n"),
-        "{said}"
+        output.contains("node1") && output.contains("4096MiB") && output.ends_with("the cluster was removed\n"),
+        "{output}"
     );
     for heading in ["The programs", "The images", "The clients"] {
         does(&page.commands(heading)[0]);
@@ -168,9 +168,9 @@ fn interrupted_start_leaves_nothing_behind() {
     let Some(cluster) = TestCluster::new("interrupted") else { return };
     let mut up =
         cluster.command("up").process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut said = BufReader::new(up.stdout.take().unwrap());
+    let mut output = BufReader::new(up.stdout.take().unwrap());
     let mut line = String::new();
-    said.read_line(&mut line).unwrap();
+    output.read_line(&mut line).unwrap();
     assert!(line.ends_with("etcd and kube-apiserver\n"), "{line}");
     let group = rustix::process::Pid::from_child(&up);
     rustix::process::kill_process_group(group, rustix::process::Signal::INT).unwrap();
@@ -294,7 +294,7 @@ fn invalid_options_are_refused() {
         let mut command = Command::new(partage_e2e::testkit());
         let output = command.args(["cluster", "up", option]).output().unwrap();
         assert_eq!(output.status.code(), Some(2));
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(said.contains(words), "{said}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(message.contains(words), "{message}");
     }
 }

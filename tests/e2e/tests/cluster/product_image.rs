@@ -74,6 +74,6 @@ fn shim_that_needs_a_newer_glibc_is_refused() {
     let absent = folder.path().join("libpartage_shim.so");
     assert!(refused(&absent).ends_with("it does not exist; build it: make shim"), "{}", refused(&absent));
     // Any program that was built on this machine needs its C library.
-    let said = refused(&program);
-    assert!(said.contains("it requires ") && said.ends_with("build it: make shim"), "{said}");
+    let message = refused(&program);
+    assert!(message.contains("it requires ") && message.ends_with("build it: make shim"), "{message}");
 }

@@ -35,7 +35,7 @@ fn agent_crash_at_any_step_is_recovered() {
         test_node.wait_until_agent_exits().await;
         test_node.wait_until_failed("a", "UnexpectedAdmissionError").await;
         test_node.restart_agent().await;
-        test_node.wait_for_event("AgentUnavailable", "has to be created again").await;
+        test_node.wait_for_event("AgentUnavailable", "create a pod without a controller again").await;
         test_node.delete_pod("a");
 
         // Each kill is followed by the next, with the same pod.
@@ -359,8 +359,8 @@ async fn run_waves(test_node: &TestNode<'_>, pods: usize) {
                 assert_eq!(memory, Some(Bytes((*mib as u64) << 20)), "{name}");
                 let held = GrantedPod { name: name.clone(), uid: uid.clone(), grant, witness: true };
                 match test_node.reported_gpus(&held) {
-                    Some(said) if said == held.expected_view() => Ok(()),
-                    said => Err(format!("{said:?}, expected {}", held.expected_view())),
+                    Some(output) if output == held.expected_view() => Ok(()),
+                    output => Err(format!("{output:?}, expected {}", held.expected_view())),
                 }
             })
             .await;

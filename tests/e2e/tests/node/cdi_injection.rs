@@ -99,8 +99,8 @@ fn run_client_in_pod() {
     for memory_mib in [1024, 4096] {
         let load = WorkloadOptions { gpu: 0, memory_mib, busy: 0 };
         let done = workload::run(&load, &mut Vec::new(), &AtomicBool::new(true));
-        let said = done.map_or_else(|error| error.to_string(), |()| "held".to_string());
-        println!("@{memory_mib} {said}");
+        let message = done.map_or_else(|error| error.to_string(), |()| "held".to_string());
+        println!("@{memory_mib} {message}");
     }
 }
 
@@ -194,11 +194,11 @@ fn limits_hold_for_every_way_to_start_a_program() {
     let named = format!("{PODS_VARIABLE}={}", pods.join(","));
     let role =
         [&shim, &sim, &named, &this, "--exact", "cdi_injection::prepare_edits_on_the_node", "--nocapture"];
-    let said = node.run("/usr/bin/env", role).unwrap();
-    let edits: BTreeMap<String, CdiEdits> = said
+    let output = node.run("/usr/bin/env", role).unwrap();
+    let edits: BTreeMap<String, CdiEdits> = output
         .lines()
         .filter_map(|line| line.split_once('@')?.1.split_once(' '))
-        .map(|(pod, edits)| (pod.to_string(), serde_json::from_str(edits).expect(&said)))
+        .map(|(pod, edits)| (pod.to_string(), serde_json::from_str(edits).expect(&output)))
         .collect();
     let granted = edits["root"].env[0].split_once('=').unwrap().1.to_string();
 
@@ -263,7 +263,7 @@ fn limits_hold_for_every_way_to_start_a_program() {
 #[track_caller]
 fn assert_limits_held(pod: &str, logs: &str, granted: &str) {
     // The test harness prints before this program does.
-    let said: Vec<&str> = logs.lines().filter_map(|line| Some(line.split_once('@')?.1)).collect();
+    let found: Vec<&str> = logs.lines().filter_map(|line| Some(line.split_once('@')?.1)).collect();
     let mut ways = vec!["plain", "no variables", "path", "wrong path", "path to the shim"];
     if pod != "user" {
         ways.push("login");
@@ -274,7 +274,7 @@ fn assert_limits_held(pod: &str, logs: &str, granted: &str) {
     expected.push(format!("visible {granted}"));
     let seen = format!("smi {granted}, {} MiB", MEMORY.0 >> 20);
     expected.extend([seen.clone(), seen, "driver".to_string()]);
-    let (first, last) = said.split_at(expected.len().min(said.len()));
+    let (first, last) = found.split_at(expected.len().min(found.len()));
     assert_eq!(first, expected, "{pod}:\n{logs}");
     // The last lines explain why the driver cannot be loaded from elsewhere.
     assert!(last.len() == 2 && last.iter().all(|line| line.contains("libcuda")), "{pod}:\n{logs}");

@@ -84,10 +84,10 @@ impl TestNode<'_> {
         }
         for pod in held.iter().filter(|pod| pod.witness) {
             match self.reported_gpus(pod) {
-                Some(said) if said == pod.expected_view() => {}
-                said => {
+                Some(output) if output == pod.expected_view() => {}
+                output => {
                     return Err(format!(
-                        "{} reports {said:?}, but was granted {}",
+                        "{} reports {output:?}, but was granted {}",
                         pod.name,
                         pod.expected_view()
                     ));
@@ -134,8 +134,8 @@ impl TestNode<'_> {
         let last = logs.filter_map(|name| name.strip_suffix(".log")?.parse::<u32>().ok()).max()?;
         let folder = format!("/var/log/pods/default_{}_{}/main/{last}.log", pod.name, pod.uid);
         let text = std::fs::read_to_string(self.node_path(&folder)).ok()?;
-        let mut said = text.lines().filter_map(|line| Some(line.split_once(" stdout F ")?.1));
-        said.find(|line| line.starts_with("GPU-")).map(str::to_string)
+        let mut output = text.lines().filter_map(|line| Some(line.split_once(" stdout F ")?.1));
+        output.find(|line| line.starts_with("GPU-")).map(str::to_string)
     }
 
     /// Makes a container with [`crate::test_node::report_gpus_command`] exit; kubelet restarts it.

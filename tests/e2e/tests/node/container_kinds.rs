@@ -43,7 +43,7 @@ fn every_container_kind_gets_its_own_share() {
 async fn check_every_container_kind(test_node: &TestNode<'_>) {
     test_node.apply(&pod_with_all_container_kinds());
     test_node.wait_until_running("many").await;
-    let memory = |said: &str| parse_gpus(said).into_iter().map(|(_, memory)| memory).collect::<Vec<_>>();
+    let memory = |output: &str| parse_gpus(output).into_iter().map(|(_, memory)| memory).collect::<Vec<_>>();
     let logged = |container: &str| test_node.bed.kubectl(&["logs", "many", "-c", container]).unwrap();
     assert_eq!(memory(&logged("small")), [1 << 10]);
     assert_eq!(memory(&logged("large")), [20 << 10]);
@@ -77,12 +77,12 @@ async fn check_every_container_kind(test_node: &TestNode<'_>) {
         .unwrap();
     for container in ["none", "added"] {
         eventually(&format!("{container} runs without a GPU"), async || {
-            let said = test_node.exec_in(
+            let output = test_node.exec_in(
                 "many",
                 container,
                 "ls -d /usr/local/partage /usr/bin/nvidia-smi 2>&1; true",
             )?;
-            if said.matches("No such file").count() == 2 { Ok(()) } else { Err(said) }
+            if output.matches("No such file").count() == 2 { Ok(()) } else { Err(output) }
         })
         .await;
     }

@@ -48,8 +48,8 @@ fn pod_gets_its_share_with_containerd_1_7() {
         test_node.agent.node().containerd().restart().unwrap();
         eventually("the agent stops serving", async || {
             let log = test_node.agent.log();
-            let said = log.contains("CDI is off in containerd") && test_node.plugin_sockets().is_empty();
-            if said { Ok(()) } else { Err(log) }
+            let output = log.contains("CDI is off in containerd") && test_node.plugin_sockets().is_empty();
+            if output { Ok(()) } else { Err(log) }
         })
         .await;
     });

@@ -178,12 +178,12 @@ impl TestNode<'_> {
         self.agent.process().kill();
         fs::write(&config, text.replace("enable_cdi = true", "enable_cdi = false")).unwrap();
         self.agent.node().containerd().restart().unwrap();
-        let said = self.agent.log().len();
+        let output = self.agent.log().len();
         self.agent.restart(None).unwrap();
         self.wait_until_agent_exits().await;
         let log = self.agent.log();
         let words = "set enable_cdi = true under [plugins.'io.containerd.cri.v1.runtime'] in /etc/containerd/config.toml";
-        let log = log.get(said..).unwrap_or(&log);
+        let log = log.get(output..).unwrap_or(&log);
         assert!(log.contains("CDI is off in containerd v2") && log.contains(words), "{log}");
         // Apply the remedy of the message.
         fs::write(&config, text).unwrap();
@@ -218,8 +218,8 @@ impl TestNode<'_> {
     async fn wait_for_report_after_restart(&self, pod: &crate::consistency::GrantedPod, times: u32) {
         let log = format!("/var/log/pods/default_{}_{}/main/{times}.log", pod.name, pod.uid);
         eventually(&format!("{} prints what it sees", pod.name), async || match self.reported_gpus(pod) {
-            Some(said) if said == pod.expected_view() && self.node_path(&log).exists() => Ok(()),
-            said => Err(format!("{said:?}\n{}", self.agent.log())),
+            Some(output) if output == pod.expected_view() && self.node_path(&log).exists() => Ok(()),
+            output => Err(format!("{output:?}\n{}", self.agent.log())),
         })
         .await;
     }

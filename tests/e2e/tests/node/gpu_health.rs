@@ -49,8 +49,8 @@ fn lost_gpu_is_withdrawn_and_restored_also_across_kubelet_restart() {
         test_node.wait_for_amount("partage.dev/memory", both / 2 + (21 << 30)).await;
         test_node.exec("b", "/programs/partage-sample trainer --memory 20Gi --seconds 0.5").unwrap();
         test_node.crash_container("a");
-        let said = test_node.wait_until_waiting("a", "starts when the GPU recovers").await;
-        assert!(said.contains(&gpu) && said.contains("XID 79"), "{said}");
+        let message = test_node.wait_until_waiting("a", "starts when the GPU recovers").await;
+        assert!(message.contains(&gpu) && message.contains("XID 79"), "{message}");
         gpus.inject(at, GpuFault::Returned);
         test_node
             .wait_for_event_on(("Node", "node1"), "GpuRecovered", "has recovered and is offered again")
@@ -184,8 +184,8 @@ impl TestNode<'_> {
         eventually(&format!("GPU {at} is listed as {withheld:?}"), async || {
             let node = self.inventory()?;
             let right = match (&node.gpus[at].withheld, withheld) {
-                (Some(said), Some(words)) => said.contains(words),
-                (said, words) => said.is_none() && words.is_none(),
+                (Some(output), Some(words)) => output.contains(words),
+                (output, words) => output.is_none() && words.is_none(),
             };
             // Two of these GPUs have links to each other.
             let linked = node.links.is_some() && node.link(0, 1) == GpuLink::NvLink;

@@ -62,8 +62,8 @@ async fn check_memory_limit(test_node: &TestNode<'_>) {
         test_node.exec("a", &format!("/programs/partage-sample trainer --memory {mib}Mi --seconds 0.1"))
     };
     eventually("the trainer's model is loaded", async || {
-        let said = test_node.bed.kubectl(&["logs", "a"]).map_err(|error| error.to_string())?;
-        if said.contains("the model takes") { Ok(()) } else { Err(said) }
+        let output = test_node.bed.kubectl(&["logs", "a"]).map_err(|error| error.to_string())?;
+        if output.contains("the model takes") { Ok(()) } else { Err(output) }
     })
     .await;
     // Kernels take a little, too.
@@ -86,9 +86,9 @@ async fn wait_until_only_own_process_visible(test_node: &TestNode<'_>, pod: &str
     let context = GpuProfile::named(GPU_MODEL).unwrap().memory.context >> 20;
     let question = format!("{smi} --query-compute-apps=used_memory --format=csv,noheader,nounits");
     eventually(&format!("{pod} sees its own process"), async || {
-        let said = test_node.exec(pod, &question)?;
-        let memory: Vec<u64> = said.lines().filter_map(|line| line.trim().parse().ok()).collect();
-        if memory == [model + context] { Ok(()) } else { Err(format!("{said}, context {context}")) }
+        let output = test_node.exec(pod, &question)?;
+        let memory: Vec<u64> = output.lines().filter_map(|line| line.trim().parse().ok()).collect();
+        if memory == [model + context] { Ok(()) } else { Err(format!("{output}, context {context}")) }
     })
     .await;
 }
@@ -155,8 +155,8 @@ async fn check_whole_gpus_not_shared(test_node: &TestNode<'_>, shared: &str) {
     assert!(alone[0].0 != card[0].0 && alone[0].0 != shared && card[0].0 != shared);
     // The compute of the first GPU is fully granted, and the others are exclusive.
     test_node.apply(&pod("third", "partage.dev/gpu: 1, partage.dev/memory: 1Gi", "sleep 1000"));
-    let said = test_node.wait_until_waiting("third", "insufficient GPU capacity on node node1").await;
-    assert_eq!(said.matches("is exclusive to another pod").count(), 2, "{said}");
+    let message = test_node.wait_until_waiting("third", "insufficient GPU capacity on node node1").await;
+    assert_eq!(message.matches("is exclusive to another pod").count(), 2, "{message}");
     test_node.delete_pod("alone");
     test_node.wait_until_running("third").await;
     assert_eq!(test_node.visible_gpus("third"), [(alone[0].0.clone(), 1024)]);

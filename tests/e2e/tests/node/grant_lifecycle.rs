@@ -90,8 +90,8 @@ fn grant_that_cannot_be_written_is_reported_once_and_holds() {
         let grant = test_node.wait_for_grant("full").await;
         assert_eq!(grant.grants[0].shares[0].memory_bytes, Some(Bytes(3 << 30)));
         let log = test_node.agent.log();
-        let said = log.lines().filter(|line| line.contains("grant cannot be written on the pod"));
-        let said: Vec<&str> = said.collect();
-        assert!(said.len() == 1 && said[0].contains("pod=full"), "{said:#?}");
+        let found = log.lines().filter(|line| line.contains("cannot write the grant to the pod"));
+        let found: Vec<&str> = found.collect();
+        assert!(found.len() == 1 && found[0].contains("pod=full"), "{found:#?}");
     });
 }

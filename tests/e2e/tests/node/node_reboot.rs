@@ -42,7 +42,7 @@ fn rebooted_node_restores_shares_or_replaces_pods() {
             .wait_for_event_on(
                 ("Node", "node1"),
                 "NodeRebooted",
-                "those that kubelet restarts get the same shares",
+                "pods that kubelet restarts keep their shares",
             )
             .await;
 

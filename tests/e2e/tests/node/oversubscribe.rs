@@ -20,8 +20,8 @@ fn annotation_is_refused_unless_the_node_allows_it_and_survives_a_restart_of_the
     bed.block_on(async {
         let mut test_node = TestNode::start(&bed, SIMULATED_SETTINGS).await;
         test_node.apply(&oversubscribed_pod("beyond", "true"));
-        let said = test_node.wait_until_waiting("beyond", "node node1 does not allow").await;
-        assert!(said.contains("remove the annotation"), "{said}");
+        let output = test_node.wait_until_waiting("beyond", "node node1 does not allow").await;
+        assert!(output.contains("remove the annotation"), "{output}");
         test_node.apply(&oversubscribed_pod("wrong", "yes"));
         test_node.wait_until_waiting("wrong", "\"yes\" is not a boolean").await;
         test_node.delete_pod("wrong");
@@ -30,12 +30,12 @@ fn annotation_is_refused_unless_the_node_allows_it_and_survives_a_restart_of_the
         // The refused pod starts by itself once the settings allow it.
         test_node.agent.write_settings(&format!("{SIMULATED_SETTINGS}oversubscribe: allowed\n")).unwrap();
         test_node.wait_until_running("beyond").await;
-        let said = test_node.exec("beyond", OVERSIZED_PROGRAM).unwrap();
-        assert!(said.contains("the model takes 3.0 GiB"), "{said}");
+        let output = test_node.exec("beyond", OVERSIZED_PROGRAM).unwrap();
+        assert!(output.contains("the model takes 3.0 GiB"), "{output}");
         test_node.apply(&pod("within", LIMITS, "sleep 1000"));
         test_node.wait_until_running("within").await;
-        let said = test_node.exec("within", OVERSIZED_PROGRAM).unwrap_err();
-        assert!(said.contains("out of memory: the model takes 3.0 GiB"), "{said}");
+        let output = test_node.exec("within", OVERSIZED_PROGRAM).unwrap_err();
+        assert!(output.contains("out of memory: the model takes 3.0 GiB"), "{output}");
 
         // Settings that refuse it again apply to pods that start later; an agent that starts with them leaves this pod
         // unchanged.

@@ -27,7 +27,7 @@ pub(crate) struct ContainerStart {
 impl ContainerStart {
     /// Returns an error if the start cannot be judged: kubelet or the runtime did not respond in time.
     fn transient_refusal(&self) -> Option<Refusal> {
-        let errors = [&self.holders, &self.without_checkpoint].map(|said| said.as_ref().err());
+        let errors = [&self.holders, &self.without_checkpoint].map(|output| output.as_ref().err());
         let no_time = |error: &&DeviceOwnerError| {
             matches!(
                 error,
@@ -199,9 +199,9 @@ impl<'a> RecordingNode<'a> {
         });
         for container in containers {
             self.eventually(&format!("{pod}/{container} prints its grant"), || {
-                let said = self.bed.kubectl(&["logs", pod, "-c", container]).map_err(|e| e.to_string())?;
+                let output = self.bed.kubectl(&["logs", pod, "-c", container]).map_err(|e| e.to_string())?;
                 let expected = format!("GRANT={uid}/{container}\nthat is all\n");
-                if said == expected { Ok(()) } else { Err(said) }
+                if output == expected { Ok(()) } else { Err(output) }
             });
         }
         uid.into()

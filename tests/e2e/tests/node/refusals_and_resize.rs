@@ -14,12 +14,12 @@ fn unsatisfiable_request_is_reported_and_starts_when_capacity_is_free() {
         let asks = |memory: &str| format!("partage.dev/gpu: 1, partage.dev/memory: {memory}");
         // The node has this much memory in total, and no single GPU has.
         test_node.apply(&pod("large", &asks("45Gi"), "sleep 1000"));
-        let said = test_node
+        let message = test_node
             .wait_until_waiting("large", "insufficient GPU capacity on node node1, even when empty")
             .await;
         assert!(
-            said.contains("delete the pod, and request 39 GiB of GPU memory instead of 45 GiB"),
-            "{said}"
+            message.contains("delete the pod, and request 39 GiB of GPU memory instead of 45 GiB"),
+            "{message}"
         );
         test_node.delete_pod("large");
         for name in ["first", "second"] {
@@ -28,15 +28,15 @@ fn unsatisfiable_request_is_reported_and_starts_when_capacity_is_free() {
         }
         // The node has this much memory left in total, and no single GPU has.
         test_node.apply(&pod("third", &asks("20Gi"), "sleep 1000"));
-        let said = test_node.wait_until_waiting("third", "insufficient GPU capacity on node node1").await;
-        assert!(said.contains("the container starts when capacity is released"), "{said}");
+        let message = test_node.wait_until_waiting("third", "insufficient GPU capacity on node node1").await;
+        assert!(message.contains("the container starts when capacity is released"), "{message}");
         assert_refusal_logged_once(&test_node, "third").await;
         // The scheduler itself sees that the node never has this much.
         test_node.apply(&pod("never", &asks("100Gi"), "sleep 1000"));
         eventually("the scheduler rejects the pod", async || {
             let pod = test_node.get_object("pod", "never")?;
-            let said = pod["status"]["conditions"][0]["message"].as_str().unwrap_or_default().to_string();
-            if said.contains("Insufficient partage.dev/memory") { Ok(()) } else { Err(said) }
+            let message = pod["status"]["conditions"][0]["message"].as_str().unwrap_or_default().to_string();
+            if message.contains("Insufficient partage.dev/memory") { Ok(()) } else { Err(message) }
         })
         .await;
         test_node.delete_pod("first");
@@ -104,8 +104,8 @@ async fn check_invalid_requests(test_node: &TestNode<'_>) {
         test_node.apply(&pod(name, limits, "sleep 1000").replace(&named, &annotated));
     }
     for (name, _, _, words) in wrong {
-        let said = test_node.wait_until_waiting(name, words).await;
-        assert!(said.contains(':'), "{said}");
+        let message = test_node.wait_until_waiting(name, words).await;
+        assert!(message.contains(':'), "{message}");
     }
     for (name, ..) in wrong {
         test_node.delete_pod(name);
@@ -128,8 +128,8 @@ fn running_pod_is_resized_within_free_capacity() {
             "both are on the same GPU"
         );
         eventually("its model is loaded", async || {
-            let said = test_node.bed.kubectl(&["logs", "r"]).map_err(|error| error.to_string())?;
-            if said.contains("the model takes") { Ok(()) } else { Err(said) }
+            let output = test_node.bed.kubectl(&["logs", "r"]).map_err(|error| error.to_string())?;
+            if output.contains("the model takes") { Ok(()) } else { Err(output) }
         })
         .await;
 
@@ -191,9 +191,9 @@ async fn check_resize_per_container(test_node: &TestNode<'_>) {
     eventually("the annotation has the new amounts", async || {
         let grant = test_node.wait_for_grant("both").await;
         let shares = grant.grants.iter().map(|one| &one.shares[0]);
-        let said: Vec<_> = shares.map(|share| (share.memory_bytes, share.cores)).collect();
+        let found: Vec<_> = shares.map(|share| (share.memory_bytes, share.cores)).collect();
         let wanted = [(3, 5), (2, 10)].map(|(gib, cores)| (Some(Bytes(gib << 30)), Cores::percent(cores)));
-        if said == wanted { Ok(()) } else { Err(format!("{said:?}")) }
+        if found == wanted { Ok(()) } else { Err(format!("{found:?}")) }
     })
     .await;
     test_node.delete_pod("both");

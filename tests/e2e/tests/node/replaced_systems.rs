@@ -162,8 +162,8 @@ async fn check_vcuda(test_node: &TestNode<'_>) {
     let seen = parse_gpus(&test_node.exec("vcuda", &usual).unwrap());
     assert_eq!(seen.iter().map(|(_, memory)| *memory).collect::<Vec<_>>(), [30 * 256]);
     eventually("its own program prints its first line", async || {
-        let said = test_node.bed.kubectl(&["logs", "vcuda"]).map_err(|error| error.to_string())?;
-        if said.starts_with("# gpu") { Ok(()) } else { Err(said) }
+        let output = test_node.bed.kubectl(&["logs", "vcuda"]).map_err(|error| error.to_string())?;
+        if output.starts_with("# gpu") { Ok(()) } else { Err(output) }
     })
     .await;
     assert_eq!(test_node.wait_for_annotation("vcuda", "inspur.com/gpu-assigned").await, "true");

@@ -123,8 +123,8 @@ impl<'a> SimulatedNodeBed<'a> {
         });
         self.bed.kubectl_with(&["apply", "-f", "-"], &pod.to_string()).unwrap();
         eventually("the pod is ready", async || {
-            let said = self.bed.kubectl(&["logs", name]).map_err(|error| error.to_string())?;
-            if said == "ready\n" { Ok(()) } else { Err(format!("{name}: {said}")) }
+            let output = self.bed.kubectl(&["logs", name]).map_err(|error| error.to_string())?;
+            if output == "ready\n" { Ok(()) } else { Err(format!("{name}: {output}")) }
         })
         .await;
     }

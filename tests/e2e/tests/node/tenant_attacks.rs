@@ -68,20 +68,20 @@ fn environment_mounts_and_annotations_cannot_change_a_grant() {
             "/programs/busybox umount /usr/local/partage/region/limits",
             "echo x > /usr/local/partage/driver/cuda",
         ] {
-            let said = test_node.exec("a", command).unwrap_err();
+            let output = test_node.exec("a", command).unwrap_err();
             let told = ["Read-only", "not permitted", "busy", "denied", "must be superuser"];
-            assert!(told.iter().any(|words| said.contains(words)), "{command}: {said}");
+            assert!(told.iter().any(|words| output.contains(words)), "{command}: {output}");
         }
         assert_eq!(test_node.exec("a", GPU_QUERY).unwrap().trim(), granted);
 
         let forged = forged_grant(&share.gpu.to_string());
         let pod = long_running_pod("b", LIMITS)
             .replace("{name: b}", &format!("{{name: b, annotations: {forged}}}"));
-        let said = test_node.apply_as_tenant(&pod).unwrap_err();
-        assert!(said.contains("only Partage may write it"), "{said}");
+        let output = test_node.apply_as_tenant(&pod).unwrap_err();
+        assert!(output.contains("only Partage may write it"), "{output}");
         let patch = format!("{{\"metadata\":{{\"annotations\":{forged}}}}}");
-        let said = test_node.kubectl_as_tenant(&["patch", "pod", "a", "-p", &patch], "").unwrap_err();
-        assert!(said.contains("only Partage may write it"), "{said}");
+        let output = test_node.kubectl_as_tenant(&["patch", "pod", "a", "-p", &patch], "").unwrap_err();
+        assert!(output.contains("only Partage may write it"), "{output}");
 
         // Without the policies the node still uses its own records.
         bed.kubectl(&["delete", "validatingadmissionpolicybinding", "partage-grants"]).unwrap();

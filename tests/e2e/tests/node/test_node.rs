@@ -18,12 +18,12 @@ pub(crate) const GPU_QUERY_NOUNITS: &str =
     "nvidia-smi --query-gpu=uuid,memory.total --format=csv,noheader,nounits";
 
 /// Parses the output of [`GPU_QUERY_NOUNITS`]: UUID and memory in MiB.
-pub(crate) fn parse_gpus(said: &str) -> Vec<(String, u64)> {
+pub(crate) fn parse_gpus(output: &str) -> Vec<(String, u64)> {
     let gpu = |line: &str| {
-        let (uuid, memory) = line.split_once(", ").expect(said);
-        (uuid.to_string(), memory.trim().parse().expect(said))
+        let (uuid, memory) = line.split_once(", ").expect(output);
+        (uuid.to_string(), memory.trim().parse().expect(output))
     };
-    said.lines().map(gpu).collect()
+    output.lines().map(gpu).collect()
 }
 
 /// Returns a bed for a test, or `None` if the test is skipped.
@@ -199,18 +199,18 @@ impl<'a> TestNode<'a> {
             "connection refused",
             "unable to upgrade connection",
         ];
-        let unreached = |said: &str| {
-            !said.contains("command terminated") && UNREACHED.iter().any(|words| said.contains(words))
+        let unreached = |message: &str| {
+            !message.contains("command terminated") && UNREACHED.iter().any(|words| message.contains(words))
         };
-        let mut said = self.bed.kubectl(words).map_err(|error| error.to_string());
+        let mut message = self.bed.kubectl(words).map_err(|error| error.to_string());
         for _ in 1..TRIES {
-            if !said.as_ref().is_err_and(|said| unreached(said)) {
+            if !message.as_ref().is_err_and(|message| unreached(message)) {
                 break;
             }
             std::thread::sleep(Duration::from_secs(1));
-            said = self.bed.kubectl(words).map_err(|error| error.to_string());
+            message = self.bed.kubectl(words).map_err(|error| error.to_string());
         }
-        said
+        message
     }
 
     /// Returns the GPUs of a pod as it sees them: UUID and memory in MiB.
@@ -285,14 +285,14 @@ impl<'a> TestNode<'a> {
                 .map_err(|error| error.to_string())?;
             let events: Value = serde_json::from_str(&events).map_err(|error| error.to_string())?;
             let all = events["items"].as_array().into_iter().flatten();
-            let said: Vec<String> = all
+            let found: Vec<String> = all
                 .filter(|event| event["reason"] == reason && about(&event["regarding"]))
                 .map(|event| event["note"].to_string())
                 .collect();
-            if said.iter().any(|note| note.contains(words)) {
+            if found.iter().any(|note| note.contains(words)) {
                 Ok(())
             } else {
-                Err(format!("{said:?}\n{}", self.agent.log()))
+                Err(format!("{found:?}\n{}", self.agent.log()))
             }
         })
         .await;

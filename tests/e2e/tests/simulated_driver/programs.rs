@@ -54,15 +54,15 @@ impl SimulatedNode {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let said = BufReader::new(child.stdout.take().unwrap());
-        ChildProgram { child, said }
+        let output = BufReader::new(child.stdout.take().unwrap());
+        ChildProgram { child, output }
     }
 }
 
 /// A running program, killed when dropped.
 struct ChildProgram {
     child: Child,
-    said: BufReader<ChildStdout>,
+    output: BufReader<ChildStdout>,
 }
 
 impl ChildProgram {
@@ -70,7 +70,7 @@ impl ChildProgram {
     fn next_message(&mut self) -> String {
         loop {
             let mut line = String::new();
-            assert!(self.said.read_line(&mut line).unwrap() > 0, "the program has ended");
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "the program has ended");
             if let Some(words) = line.trim().strip_prefix("program: ") {
                 return words.to_string();
             }
@@ -328,14 +328,14 @@ fn piped_top_repeats_tables_until_the_reader_leaves() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut said = BufReader::new(top.stdout.take().unwrap());
+    let mut message = BufReader::new(top.stdout.take().unwrap());
     let mut tables = 0;
     while tables < 3 {
         let mut line = String::new();
-        assert!(said.read_line(&mut line).unwrap() > 0 && !line.contains('\u{1b}'), "{line}");
+        assert!(message.read_line(&mut line).unwrap() > 0 && !line.contains('\u{1b}'), "{line}");
         tables += usize::from(line.starts_with("GPU "));
     }
-    drop(said);
+    drop(message);
     assert!(top.wait().unwrap().success());
     // It also ends when its node is removed.
     let mut top = Command::new(partage_e2e::partage())

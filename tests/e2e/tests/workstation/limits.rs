@@ -43,11 +43,11 @@ fn oversubscribed_share_allocates_above_its_limit_when_allowed() {
         state_dir.output(&[&["run", "-q", "--memory", "2Gi"], options, &["--"], &large].concat())
     };
     let refused = run(&[]);
-    let said = String::from_utf8(refused.stderr).unwrap();
-    assert!(refused.status.code() == Some(1) && said.contains("out of memory"), "{said}");
+    let output = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(1) && output.contains("out of memory"), "{output}");
     let allowed = run(&["--oversubscribe"]);
-    let said = String::from_utf8(allowed.stdout).unwrap();
-    assert!(allowed.status.success() && said.contains("the model takes 3.0 GiB"), "{said}");
+    let output = String::from_utf8(allowed.stdout).unwrap();
+    assert!(allowed.status.success() && output.contains("the model takes 3.0 GiB"), "{output}");
 
     // The limit on the GPU itself holds: memory above it is not on the GPU.
     let trainer = [sample(), "trainer", "--memory", "3Gi", "--every", "0.1"];
@@ -137,8 +137,8 @@ fn limits_hold_for_every_way_to_start_a_program() {
         let words = ["run", "-q", "--memory", "1Gi", "--name", name, "--"].into_iter();
         let words: Vec<&str> = words.chain(command.iter().map(String::as_str)).collect();
         let output = state_dir.output(&words);
-        let said = String::from_utf8(output.stderr.clone()).unwrap();
-        assert!(said.contains("out of memory") && said.contains(" of 1.0 GiB only "), "{name}: {output:?}");
+        let message = String::from_utf8(output.stderr.clone()).unwrap();
+        assert!(message.contains("out of memory") && message.contains(" of 1.0 GiB only "), "{name}: {output:?}");
     }
     state_dir.wait_until_clean();
 }
@@ -152,8 +152,8 @@ fn daemonized_process_keeps_the_limits_and_the_share() {
         format!("(setsid {} greedy > {} 2>&1 < /dev/null &) & wait; echo left", sample(), out.display());
     let left = state_dir.run_ok(&["run", "-q", "--memory", "1Gi", "--name", "daemon", "--", "sh", "-c", &script]);
     assert_eq!(left, "left\n");
-    let said = || fs::read_to_string(&out).unwrap_or_default();
-    eventually("the daemon is refused", || said().contains("refused at 0.5 GiB").then_some(()));
+    let found = || fs::read_to_string(&out).unwrap_or_default();
+    eventually("the daemon is refused", || found().contains("refused at 0.5 GiB").then_some(()));
     let share = state_dir.find_share("daemon").unwrap();
     assert_eq!((&share["stage"], &share["members"]), (&"lingering".into(), &1.into()));
     assert!(share["parts"][0]["usedBytes"].as_u64().unwrap() <= GIB, "{share}");
@@ -178,8 +178,8 @@ fn gpus_outside_the_share_are_not_visible() {
     let ways: &[&[&str]] = if is_root() { &[&[], &everything, &["env", "-i"]] } else { &[&[], &everything] };
     for words in ways {
         let output = greedy(words, &[]);
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.code() == Some(1) && said.contains("no such device"), "{words:?}: {said}");
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && message.contains("no such device"), "{words:?}: {message}");
     }
     // A share with both GPUs sees both.
     let output = greedy(&[], &["--gpus", "2"]);
@@ -192,10 +192,10 @@ fn hard_share_is_capped_on_an_idle_gpu() {
     let state_dir = TestStateDir::new();
     let percent = |options: &[&str]| {
         let sample = [sample(), "trainer", "--memory", "512Mi", "--seconds", "3"];
-        let said = state_dir.run_ok(&[&["run", "-q", "--memory", "2Gi"], options, &["--"], &sample].concat());
-        let last = said.lines().last().unwrap();
+        let output = state_dir.run_ok(&[&["run", "-q", "--memory", "2Gi"], options, &["--"], &sample].concat());
+        let last = output.lines().last().unwrap();
         let words: Vec<&str> = last.split_whitespace().collect();
-        let at = words.iter().position(|word| *word == "%").unwrap_or_else(|| panic!("{said}"));
+        let at = words.iter().position(|word| *word == "%").unwrap_or_else(|| panic!("{output}"));
         words[at - 1].parse::<u32>().unwrap()
     };
     // On a busy machine it may have had no CPU time: one of several runs must be good enough.

@@ -38,8 +38,8 @@ fn programs_see_the_resized_total() {
         shell.wait_for_line("out of memory")
     };
     assert!(total(&mut shell).contains(" of 2.0 GiB only "));
-    let said = state_dir.run_ok(&["resize", "shell", "--memory", "6Gi", "--cores", "50"]);
-    assert_eq!(said, "shell: memory 2 GiB → 6 GiB, cores 20 % ≤100 % → 50 % ≤100 %\n");
+    let output = state_dir.run_ok(&["resize", "shell", "--memory", "6Gi", "--cores", "50"]);
+    assert_eq!(output, "shell: memory 2 GiB → 6 GiB, cores 20 % ≤100 % → 50 % ≤100 %\n");
     assert!(total(&mut shell).contains(" of 6.0 GiB only "));
     state_dir.run_ok(&["resize", "shell", "--memory-percent", "25"]);
     assert!(total(&mut shell).contains(" of 9.8 GiB only "));
@@ -63,10 +63,10 @@ fn resize_that_does_not_fit_is_refused_with_the_reason() {
         (&["--memory", "1Gi", "--memory-percent", "5"], 2, "cannot be used with"),
         (&[], 2, "nothing to change"),
     ] {
-        let (was, said) = state_dir.run_err(&[&["resize", "first"], change].concat());
+        let (was, message) = state_dir.run_err(&[&["resize", "first"], change].concat());
         assert!(
-            was == code && said.starts_with("error: ") && said.contains(words),
-            "{change:?}: {was} {said}"
+            was == code && message.starts_with("error: ") && message.contains(words),
+            "{change:?}: {was} {message}"
         );
     }
     assert_eq!(state_dir.find_share("first").unwrap()["parts"], before);

@@ -9,8 +9,8 @@ fn stop_sends_sigterm_then_kills_after_the_grace_period() {
     let polite = "trap 'echo bye; exit 4' TERM; echo ready; while :; do sleep 0.05; done";
     let mut polite = state_dir.start_share("polite", &["--memory", "1Gi"], &["sh", "-c", polite]);
     polite.wait_for_line("ready");
-    let said = state_dir.run_ok(&["stop", "polite"]);
-    assert!(said.starts_with("polite: stopped, ") && !said.contains("killed"), "{said}");
+    let output = state_dir.run_ok(&["stop", "polite"]);
+    assert!(output.starts_with("polite: stopped, ") && !output.contains("killed"), "{output}");
     polite.wait_for_line("bye");
     assert_eq!(polite.wait_for_exit().code(), Some(4));
 
@@ -21,8 +21,8 @@ fn stop_sends_sigterm_then_kills_after_the_grace_period() {
     eventually("its children are running", || {
         (state_dir.find_share("stubborn").unwrap()["members"] == 3).then_some(())
     });
-    let said = state_dir.run_ok(&["stop", "stubborn", "--grace", "200ms"]);
-    assert_eq!(said, "stubborn: stopped, 3 processes killed\n");
+    let output = state_dir.run_ok(&["stop", "stubborn", "--grace", "200ms"]);
+    assert_eq!(output, "stubborn: stopped, 3 processes killed\n");
     assert_eq!(stubborn.wait_for_exit().signal(), Some(libc::SIGKILL));
     state_dir.wait_until_clean();
 }

@@ -36,13 +36,13 @@ fn invalid_commands_are_refused_with_the_reason() {
         (&["pss"], 2, "ps"),
         (&["top", "--interval", "0"], 2, "0"),
     ] {
-        let (was, said) = state_dir.run_err(arguments);
+        let (was, message) = state_dir.run_err(arguments);
         assert!(
-            was == code && said.starts_with("error: ") && said.contains(words),
-            "{arguments:?}: {was} {said}"
+            was == code && message.starts_with("error: ") && message.contains(words),
+            "{arguments:?}: {was} {message}"
         );
         // There are no pods and no containers in workstation mode.
-        assert!(!said.contains("pod") && !said.contains("container"), "{arguments:?}: {said}");
+        assert!(!message.contains("pod") && !message.contains("container"), "{arguments:?}: {message}");
     }
     state_dir.wait_until_clean();
     assert_eq!(state_dir.shares().len(), 0);
@@ -184,12 +184,12 @@ fn invalid_settings_are_refused() {
         let file = file.to_str().unwrap();
         for arguments in [&["up", "--check", "--settings", file][..], &["up", "--plain", "--settings", file]]
         {
-            let (code, said) = state_dir.run_err(arguments);
+            let (code, message) = state_dir.run_err(arguments);
             assert!(
-                code == 1 && said.starts_with("error: ") && said.contains(words),
-                "{text:?}: {code} {said}"
+                code == 1 && message.starts_with("error: ") && message.contains(words),
+                "{text:?}: {code} {message}"
             );
-            assert!(said.contains(file), "{said}");
+            assert!(message.contains(file), "{message}");
         }
     }
     assert!(!state_dir.path().join("daemon.sock").exists());
@@ -202,8 +202,8 @@ fn invalid_settings_are_refused() {
         ("simulated:\n  gpus: 0\n", "simulated"),
     ] {
         let file = state_dir.write_settings(&format!("{simulated}{more}"));
-        let (code, said) = state_dir.run_err(&["up", "--plain", "--settings", file.to_str().unwrap()]);
-        assert!(code == 1 && said.starts_with("error: ") && said.contains(words), "{more:?}: {code} {said}");
+        let (code, message) = state_dir.run_err(&["up", "--plain", "--settings", file.to_str().unwrap()]);
+        assert!(code == 1 && message.starts_with("error: ") && message.contains(words), "{more:?}: {code} {message}");
     }
     let file = state_dir.write_settings("driver: simulated\n");
     let file = file.to_str().unwrap();
@@ -233,13 +233,13 @@ fn invalid_state_dirs_are_refused() {
         wrong.push((others.to_str().unwrap(), "belongs to another user"));
     }
     for (folder, words) in wrong {
-        let (code, said) = state_dir.run_err(&["run", "--state-dir", folder, "--", "true"]);
+        let (code, message) = state_dir.run_err(&["run", "--state-dir", folder, "--", "true"]);
         assert!(
-            code == 125 && said.starts_with("error: ") && said.contains(words),
-            "{folder}: {code} {said}"
+            code == 125 && message.starts_with("error: ") && message.contains(words),
+            "{folder}: {code} {message}"
         );
-        let (code, said) = state_dir.run_err(&["ps", "--state-dir", folder]);
-        assert!(code == 2 && said.contains(words), "{folder}: {code} {said}");
+        let (code, message) = state_dir.run_err(&["ps", "--state-dir", folder]);
+        assert!(code == 2 && message.contains(words), "{folder}: {code} {message}");
     }
 }
 

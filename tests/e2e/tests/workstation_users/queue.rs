@@ -29,8 +29,8 @@ fn queue_is_served_in_order() {
     let _up = state_dir.start_up(ONE_GPU, &["--metrics", "off"]);
     let first = state_dir.start_share("wait-first", &["--memory", "30Gi"], &["sleep", "1000"]);
     let mut second = start_waiting(&state_dir, "wait-second", "20Gi");
-    let said = second.wait_for_line("partage: queued, position 1 of 1: ");
-    assert!(said.contains("9.39 GiB"), "{said}");
+    let output = second.wait_for_line("partage: queued, position 1 of 1: ");
+    assert!(output.contains("9.39 GiB"), "{output}");
     let mut third = start_waiting(&state_dir, "wait-third", "25Gi");
     third.wait_for_line("partage: queued, position 2 of 2: ");
     second.wait_for_line("partage: queued, position 1 of 2: ");

@@ -120,12 +120,12 @@ impl SharedMachine {
         let arguments = [&["run", "--name", name], options, &script].concat();
         let mut running = BackgroundProcess::start(self.partage(uid, &arguments));
         // The two outputs are read by two threads: either may be first.
-        let said = running.wait_for_line(&format!("partage: {name}: "));
+        let output = running.wait_for_line(&format!("partage: {name}: "));
         eventually(&format!("{name} is running"), || {
-            assert!(running.is_running(), "{said}");
+            assert!(running.is_running(), "{output}");
             self.state_dir.find_share(name).filter(|share| share["stage"] == "running")
         });
-        (running, said)
+        (running, output)
     }
 }
 

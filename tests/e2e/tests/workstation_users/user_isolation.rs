@@ -22,8 +22,8 @@ fn share_can_be_changed_only_by_its_owner_or_root() {
     }
     let (machine, mut up) = SharedMachine::managed_by_root("");
     let four = ["--memory", "4Gi", "--cores", "20"];
-    let (mut ada, said) = machine.start_sleeper(ADA, "users-ada", &four);
-    assert!(said.ends_with("; confined by a user namespace"), "{said}");
+    let (mut ada, output) = machine.start_sleeper(ADA, "users-ada", &four);
+    assert!(output.ends_with("; confined by a user namespace"), "{output}");
     up.wait_for_line(&format!("share granted share=users-ada grant=4 GiB and 20 % of GPU 0 user={ADA}"));
     let (mut bob, _) = machine.start_sleeper(BOB, "users-bob", &four);
     let (mut second, _) = machine.start_sleeper(BOB, "users-bob-2", &four);
@@ -103,8 +103,8 @@ fn user_rules_and_reservations_are_enforced() {
     );
     expect(run(ADA, &["--memory", "2Gi", "--cores", "60"]), "may have 50 % of GPU time in total");
     // A share without a size gets the default of the settings.
-    let (_first, said) = machine.start_sleeper(ADA, "rules-one", &[]);
-    assert!(said.contains(": 3 GiB and 10 % of GPU "), "{said}");
+    let (_first, output) = machine.start_sleeper(ADA, "rules-one", &[]);
+    assert!(output.contains(": 3 GiB and 10 % of GPU "), "{output}");
     let words = run(ADA, &["--memory", "6Gi"]);
     assert!(
         words.contains("has 3 GiB and requests 6 GiB") && words.contains("stop another share"),
@@ -119,8 +119,8 @@ fn user_rules_and_reservations_are_enforced() {
     // Ada's shares were spread over both GPUs: what she holds on GPU 1 counts toward her reservation there.
     let words = run(BOB, &["--memory", "12Gi"]);
     assert!(words.contains("of GPU 1 is reserved for 61001"), "{words}");
-    let (_bob, said) = machine.start_sleeper(BOB, "rules-bob", &["--memory", "9Gi"]);
-    assert!(said.contains("9 GiB of GPU 1"), "{said}");
+    let (_bob, output) = machine.start_sleeper(BOB, "rules-bob", &["--memory", "9Gi"]);
+    assert!(output.contains("9 GiB of GPU 1"), "{output}");
     // The rules do not apply to the administrator, but reservations of others do.
     let (code, words) = machine.state_dir.run_err(&["run", "--whole", "--gpus", "2", "--", "true"]);
     assert_eq!(code, 125, "{words}");
@@ -138,8 +138,8 @@ fn user_runs_a_daemon_in_their_own_state_dir() {
     let mut greedy = BackgroundProcess::start(
         machine.partage(ADA, &[&memory[..], &["env", "-i", &sample, "greedy"]].concat()),
     );
-    let said = greedy.wait_for_line("partage: own-greedy: ");
-    assert!(said.contains("2 GiB of GPU 0; confined by a user namespace"), "{said}");
+    let output = greedy.wait_for_line("partage: own-greedy: ");
+    assert!(output.contains("2 GiB of GPU 0; confined by a user namespace"), "{output}");
     // It allocates 512 MiB at a time, and the context takes some.
     let refused = greedy.wait_for_line("refused at ");
     assert!(refused.contains("refused at 1.5 GiB") || refused.contains("refused at 1.0 GiB"), "{refused}");
@@ -173,8 +173,8 @@ fn library_path_holds_limits_without_user_namespaces() {
     let mut command = machine.partage(ADA, &arguments);
     forbid_user_namespaces(&mut command, ADA);
     let mut both = BackgroundProcess::start(command);
-    let said = both.wait_for_line("partage: path: ");
-    assert!(said.ends_with("2 GiB of GPU 0; confined by a library path"), "{said}");
+    let output = both.wait_for_line("partage: path: ");
+    assert!(output.ends_with("2 GiB of GPU 0; confined by a library path"), "{output}");
     let why = both.wait_for_line("partage: ");
     assert!(why.contains("programs that clear their environment escape the share"), "{why}");
     assert!(why.contains("user.max_user_namespaces is 0"), "{why}");
@@ -339,9 +339,9 @@ fn socket_of_another_user_is_not_trusted() {
     std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o777)).unwrap();
     let words = format!("runs as user {EVE}");
     for arguments in [&["ps"][..], &["run", "--", "true"]] {
-        let (_, said) = machine.run_err(BOB, arguments);
-        assert!(said.contains(&words), "{arguments:?}: {said}");
-        let (_, said) = machine.state_dir.run_err(arguments);
-        assert!(said.contains(&words), "root, {arguments:?}: {said}");
+        let (_, message) = machine.run_err(BOB, arguments);
+        assert!(message.contains(&words), "{arguments:?}: {message}");
+        let (_, message) = machine.state_dir.run_err(arguments);
+        assert!(message.contains(&words), "root, {arguments:?}: {message}");
     }
 }

@@ -92,9 +92,9 @@ const REAL: &str = include_str!("real.json");
 #[test]
 fn checkpoint_of_a_real_kubelet_is_parsed() {
     let read = holders(REAL.as_bytes()).unwrap();
-    let said: BTreeSet<(&str, usize)> =
+    let found: BTreeSet<(&str, usize)> =
         read.iter().map(|holder| (holder.container.as_str(), holder.ids.len())).collect();
-    assert_eq!(said, BTreeSet::from([("fetch", 1), ("main", 1), ("wide", 2)]));
+    assert_eq!(found, BTreeSet::from([("fetch", 1), ("main", 1), ("wide", 2)]));
     let keys: BTreeSet<&ContainerKey> = read.iter().filter_map(|holder| holder.key.as_ref()).collect();
     assert_eq!(keys.len(), 3);
 }

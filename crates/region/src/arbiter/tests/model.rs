@@ -459,8 +459,8 @@ impl Simulation {
             tenant.open = true;
             tenant.turn += 1;
             // A container that forged its total still has the amount that it was granted.
-            let said = views[open.index].map_or(0, |view| view.spent);
-            tenant.allowed = open.allowed.wrapping_sub(said).wrapping_add(tenant.view.spent);
+            let reported = views[open.index].map_or(0, |view| view.spent);
+            tenant.allowed = open.allowed.wrapping_sub(reported).wrapping_add(tenant.view.spent);
             self.at(now + late, Event::Wake(open.index));
         }
         self.timer += 1;

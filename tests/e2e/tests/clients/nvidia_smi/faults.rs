@@ -8,11 +8,11 @@ fn unloaded_driver_prints_the_communication_error() {
     for client_node in ClientNode::one_model("T4", 1) {
         client_node.node.state().set_loaded(false);
         for arguments in [&[][..], &["-L"], &["-q"], &["topo", "-m"]] {
-            let said = client_node.nvidia_smi(arguments);
-            assert_eq!(said.code, Some(9), "{said:#?}");
+            let output = client_node.nvidia_smi(arguments);
+            assert_eq!(output.code, Some(9), "{output:#?}");
             let sentence = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. \
                             Make sure that the latest NVIDIA driver is installed and running.";
-            assert_eq!(said.out.trim(), sentence);
+            assert_eq!(output.out.trim(), sentence);
         }
         client_node.node.state().set_loaded(true);
         client_node.nvidia_smi(&[]).success();
@@ -26,10 +26,10 @@ fn gpu_off_the_bus_is_reported_as_lost() {
         let address = client_node.node.config().gpus[1].pci.to_string();
         let words = format!("{}: GPU is lost.  Reboot the system to recover this GPU", &address[4..]);
         for arguments in [&[][..], &["-L"], &["-q"], &["-i", "1"]] {
-            let said = client_node.nvidia_smi(arguments);
-            assert_eq!(said.code, Some(15), "{said:#?}");
-            assert!(said.out.contains("Unable to determine the device handle for"), "{said:#?}");
-            assert!(said.out.contains(&words), "{said:#?}");
+            let output = client_node.nvidia_smi(arguments);
+            assert_eq!(output.code, Some(15), "{output:#?}");
+            assert!(output.out.contains("Unable to determine the device handle for"), "{output:#?}");
+            assert!(output.out.contains(&words), "{output:#?}");
         }
         let table = client_node.nvidia_smi(&["-i", "0"]).success();
         assert!(table.contains("|   0  NVIDIA A100-SXM4-40GB"), "the other GPU is unchanged\n{table}");
@@ -45,9 +45,9 @@ fn ecc_errors_are_counted() {
         client_node.node.state().inject(1, GpuFault::UncorrectedErrors(2));
         let fields = "index,ecc.errors.corrected.volatile.total,ecc.errors.uncorrected.volatile.total,\
                       ecc.errors.corrected.aggregate.total,ecc.errors.uncorrected.aggregate.total";
-        let said =
+        let output =
             client_node.nvidia_smi(&[&format!("--query-gpu={fields}"), "--format=csv,noheader"]).success();
-        assert_eq!(said, "0, 0, 0, 0, 0\n1, 5, 2, 5, 2\n");
+        assert_eq!(output, "0, 0, 0, 0, 0\n1, 5, 2, 5, 2\n");
         let table = client_node.nvidia_smi(&["-i", "1"]).success();
         let row = table.lines().find(|line| line.starts_with("|   1  ")).unwrap();
         assert!(row.ends_with("                    2 |"), "{table}");
@@ -60,9 +60,9 @@ fn slow_gpu_reports_thermal_slowdown() {
         client_node.node.state().inject(0, GpuFault::Slow(2000));
         let _workload = client_node.workload(0, 0, 100);
         let fields = "clocks_event_reasons.sw_thermal_slowdown,clocks_event_reasons.gpu_idle,temperature.gpu";
-        let said =
+        let output =
             client_node.nvidia_smi(&[&format!("--query-gpu={fields}"), "--format=csv,noheader"]).success();
         let slowdown = client_node.node.card(0).unwrap().temperature.slowdown;
-        assert_eq!(said, format!("Active, Not Active, {}\n", slowdown - 1));
+        assert_eq!(output, format!("Active, Not Active, {}\n", slowdown - 1));
     }
 }

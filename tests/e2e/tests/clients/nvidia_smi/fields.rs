@@ -124,18 +124,18 @@ fn parse_query_text(text: &str) -> BTreeMap<String, String> {
     found
 }
 
-fn assert_no_error_words(said: &str) {
-    let line = said.lines().find(|line| ERROR_WORDS.iter().any(|words| line.contains(words)));
-    assert_eq!(line, None, "{said}");
+fn assert_no_error_words(output: &str) {
+    let line = output.lines().find(|line| ERROR_WORDS.iter().any(|words| line.contains(words)));
+    assert_eq!(line, None, "{output}");
 }
 
 #[test]
 fn query_text_matches_the_node_config() {
     for client_node in ClientNode::on_node_and_in_container(&MODELS, 2) {
         let model = client_node.model();
-        let said = client_node.nvidia_smi(&["-q"]).success();
-        assert_no_error_words(&said);
-        let found = parse_query_text(&said);
+        let output = client_node.nvidia_smi(&["-q"]).success();
+        assert_no_error_words(&output);
+        let found = parse_query_text(&output);
         let cuda = client_node.driver().cuda();
         assert_eq!(found["Driver Version"], client_node.driver().version());
         assert_eq!(found["CUDA Version"], format!("{}.{}", cuda / 1000, cuda % 1000 / 10));
@@ -143,7 +143,7 @@ fn query_text_matches_the_node_config() {
         for (index, gpu) in client_node.node.config().gpus.iter().enumerate() {
             for fact in expected_fields(&client_node, index).iter().filter(|fact| !fact.text.is_empty()) {
                 let path = format!("GPU {}/{}", gpu.pci, fact.text);
-                assert_eq!(found.get(&path), Some(&fact.value), "{model}: {path}\n{said}");
+                assert_eq!(found.get(&path), Some(&fact.value), "{model}: {path}\n{output}");
             }
             assert_eq!(found[&format!("GPU {}/Processes", gpu.pci)], "None");
         }
@@ -155,12 +155,12 @@ fn query_text_shows_processes_and_faults() {
     for client_node in ClientNode::one_model("A100-SXM4-40GB", 2) {
         let workload = client_node.workload(1, 1536, 0);
         client_node.node.state().inject(1, partage_sim_node::state::GpuFault::UncorrectedErrors(3));
-        let said = client_node.nvidia_smi(&["-q", "-i", "1"]).success();
-        assert_no_error_words(&said);
-        let found = parse_query_text(&said);
+        let output = client_node.nvidia_smi(&["-q", "-i", "1"]).success();
+        assert_no_error_words(&output);
+        let found = parse_query_text(&output);
         let is = |path: &str, value: &str| {
             let path = format!("GPU {}/{path}", client_node.node.config().gpus[1].pci);
-            assert_eq!(found.get(&path).map(String::as_str), Some(value), "{path}\n{said}");
+            assert_eq!(found.get(&path).map(String::as_str), Some(value), "{path}\n{output}");
         };
         let held = format!("{} MiB", mib(client_node.memory_with_context(1536)));
         is("Processes/Process ID", &workload.pid().to_string());
@@ -238,16 +238,16 @@ fn every_query_field_has_a_value() {
         let model = client_node.model();
         let fields = known_fields(&client_node);
         assert_eq!(fields.len(), if client_node.driver() == DriverVersion::R535 { 141 } else { 144 });
-        let said =
+        let output =
             client_node.nvidia_smi(&[&format!("--query-gpu={}", fields.join(",")), "--format=csv"]).success();
-        assert_no_error_words(&said);
-        let mut lines = said.lines();
+        assert_no_error_words(&output);
+        let mut lines = output.lines();
         let header: Vec<&str> = lines.next().unwrap().split(", ").collect();
         assert_eq!(header.len(), fields.len());
         for index in 0..2 {
             let values = lines.next().unwrap().split(", ").map(str::to_string);
             let found: BTreeMap<&String, String> = fields.iter().zip(values).collect();
-            assert_eq!(found.len(), fields.len(), "{said}");
+            assert_eq!(found.len(), fields.len(), "{output}");
             for fact in expected_fields(&client_node, index).iter().filter(|fact| !fact.field.is_empty()) {
                 let value = if fact.value == "N/A" { "[N/A]" } else { &fact.value };
                 let shown = found.get(&fact.field.to_string()).map(String::as_str);

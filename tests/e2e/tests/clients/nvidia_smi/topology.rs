@@ -5,8 +5,8 @@ use crate::client_node::ClientNode;
 /// Returns the rows of the matrix: the connection to every other GPU, then CPUs, NUMA node, and NUMA node of its
 /// memory.
 fn matrix(client_node: &ClientNode) -> Vec<Vec<String>> {
-    let said = client_node.nvidia_smi(&["topo", "-m"]).success();
-    let rows = said.lines().filter(|line| line.starts_with("GPU"));
+    let output = client_node.nvidia_smi(&["topo", "-m"]).success();
+    let rows = output.lines().filter(|line| line.starts_with("GPU"));
     rows.map(|line| line.split_whitespace().skip(1).map(str::to_string).collect()).collect()
 }
 
@@ -59,10 +59,10 @@ fn gpus_without_nvlink_connect_over_pcie() {
 #[test]
 fn nvlink_status_shows_link_speed() {
     for client_node in ClientNode::one_model("A100-SXM4-40GB", 2) {
-        let said = client_node.nvidia_smi(&["nvlink", "-s", "-i", "1"]).success();
+        let output = client_node.nvidia_smi(&["nvlink", "-s", "-i", "1"]).success();
         let uuid = &client_node.node.config().gpus[1].uuid;
         let links: String = (0..12).map(|link| format!("\t Link {link}: 25 GB/s\n")).collect();
-        assert_eq!(said, format!("GPU 1: NVIDIA A100-SXM4-40GB (UUID: {uuid})\n{links}"));
+        assert_eq!(output, format!("GPU 1: NVIDIA A100-SXM4-40GB (UUID: {uuid})\n{links}"));
     }
 }
 
@@ -70,9 +70,9 @@ fn nvlink_status_shows_link_speed() {
 fn unconnected_nvlinks_are_inactive() {
     // Two GPUs of a mesh of eight: the other links of each lead to GPUs that do not exist.
     for client_node in ClientNode::one_model("V100-SXM2-32GB", 2) {
-        let said = client_node.nvidia_smi(&["nvlink", "-s", "-i", "0"]).success();
-        let links: Vec<&str> = said.lines().skip(1).map(str::trim).collect();
-        assert_eq!(links[..2], ["Link 0: 25.781 GB/s", "Link 1: <inactive>"], "{said}");
-        assert_eq!(links.len(), 6, "{said}");
+        let output = client_node.nvidia_smi(&["nvlink", "-s", "-i", "0"]).success();
+        let links: Vec<&str> = output.lines().skip(1).map(str::trim).collect();
+        assert_eq!(links[..2], ["Link 0: 25.781 GB/s", "Link 1: <inactive>"], "{output}");
+        assert_eq!(links.len(), 6, "{output}");
     }
 }
