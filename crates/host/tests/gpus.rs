@@ -82,8 +82,8 @@ fn only_fatal_xids_make_a_gpu_unhealthy() {
         inside.state.inject(1, GpuFault::Xid(13));
         let seen = health(&gpus);
         assert_eq!(seen[0], None);
-        let words = seen[1].as_deref().unwrap();
-        assert!(words.starts_with("XID 119: ") && words.contains("reset"), "{words}");
+        let message = seen[1].as_deref().unwrap();
+        assert!(message.starts_with("XID 119: ") && message.contains("reset"), "{message}");
         // The XID was reported once, and stays because no GPU was reset.
         assert_eq!(health(&gpus), seen);
         assert_eq!(health(&gpus), seen);
@@ -101,11 +101,11 @@ fn uncorrectable_errors_stay_until_a_reset() {
         inside.state.inject(0, GpuFault::UncorrectedErrors(2));
         // The XID was reported before this session; the counter remains.
         let gpus = NvmlSession::open(&inside.driver).unwrap();
-        let words = health(&gpus).remove(0).unwrap();
-        assert!(words.starts_with("uncorrectable memory errors"), "{words}");
+        let message = health(&gpus).remove(0).unwrap();
+        assert!(message.starts_with("uncorrectable memory errors"), "{message}");
         inside.state.inject(0, GpuFault::UncorrectedErrors(1));
-        let words = health(&gpus).remove(0).unwrap();
-        assert!(words.starts_with("XID 48: "), "{words}");
+        let message = health(&gpus).remove(0).unwrap();
+        assert!(message.starts_with("XID 48: "), "{message}");
         inside.state.inject(0, GpuFault::Lost);
         inside.state.inject(0, GpuFault::Returned);
         // In the session that saw it, and in a new one.
@@ -238,8 +238,8 @@ fn no_sample_when_all_gpus_are_lost() {
         inside.state.inject(0, GpuFault::Lost);
         let gpus = NvmlSession::open(&inside.driver).unwrap();
         assert!(gpus.sample().is_empty());
-        let words = gpus.node("here").unwrap_err().to_string();
-        assert!(words.contains("no GPU responds"), "{words}");
+        let message = gpus.node("here").unwrap_err().to_string();
+        assert!(message.contains("no GPU responds"), "{message}");
     });
 }
 

@@ -159,9 +159,9 @@ fn model_that_does_not_fit_is_reported() {
     let node = SimulatedNode::small(4096);
     let output = node.sample("trainer --memory 6Gi").output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let words = String::from_utf8_lossy(&output.stderr);
-    assert!(words.starts_with("error: out of memory: the model takes 6.0 GiB, but of "), "{words}");
-    assert!(words.contains("use less --memory"), "{words}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(message.starts_with("error: out of memory: the model takes 6.0 GiB, but of "), "{message}");
+    assert!(message.contains("use less --memory"), "{message}");
 }
 
 #[test]
@@ -244,14 +244,14 @@ fn missing_driver_or_gpu_is_reported() {
     let none = node.sample("greedy").env("LD_LIBRARY_PATH", folder.path()).output().unwrap();
     let unnamed = node.sample("notebook").env(NODE_DIR_VARIABLE, "/nonexistent").output().unwrap();
     let third = node.sample("trainer --gpu 2").output().unwrap();
-    for (output, words) in [
+    for (output, expected) in [
         (none, "error: cannot load the driver: "),
         (unnamed, "error: cuInit failed: no CUDA device was found"),
         (third, "error: cuDeviceGet failed: no such device"),
     ] {
         assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(1), [].as_slice()));
         let message = String::from_utf8_lossy(&output.stderr);
-        assert!(message.starts_with(words), "{message}");
+        assert!(message.starts_with(expected), "{message}");
     }
 }
 
@@ -270,7 +270,7 @@ fn closed_output_ends_the_sample() {
 #[test]
 fn invalid_arguments_and_help_are_answered() {
     let node = SimulatedNode::a100(1);
-    for (arguments, words) in [
+    for (arguments, expected) in [
         ("trainer --memory 5gb", "ends in \"gb\", which is not a Kubernetes suffix"),
         ("trainer --seconds 0", "invalid number of seconds \"0\""),
         ("trainer --every never", "invalid number of seconds \"never\""),
@@ -279,7 +279,7 @@ fn invalid_arguments_and_help_are_answered() {
     ] {
         let output = node.sample(arguments).output().unwrap();
         let message = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.code() == Some(2) && message.contains(words), "{message}");
+        assert!(output.status.code() == Some(2) && message.contains(expected), "{message}");
     }
     for arguments in ["--help", "trainer --help", "notebook --help", "greedy --help"] {
         let output = node.sample(arguments).output().unwrap();

@@ -86,8 +86,8 @@ fn oversubscription_is_refused_unless_the_node_allows_it_and_is_kept_by_the_reco
     let limits = json!({"partage.dev/gpu": 1, "partage.dev/memory": "4Gi"});
     let asks = pod(limits.clone(), json!({"partage.dev/oversubscribe": "true"}));
     let why = decide(&mut grants, "a", &asks, &refused).unwrap_err();
-    for words in ["requests partage.dev/oversubscribe", "node n1 does not allow", "remove the annotation"] {
-        assert!(why.contains(words), "{words}: {why}");
+    for expected in ["requests partage.dev/oversubscribe", "node n1 does not allow", "remove the annotation"] {
+        assert!(why.contains(expected), "{expected}: {why}");
     }
     assert_eq!(grants.records().count(), 0, "a refused pod holds nothing");
     let record = decide(&mut grants, "a", &asks, &allowed).unwrap();
@@ -204,7 +204,7 @@ fn grant_carried_by_the_pod_is_applied_exactly() {
     );
     // Pods without a grant, or with one that cannot be applied.
     let huge = granted("n1", "main", GPU[1], 10 << 30);
-    for (annotations, words) in [
+    for (annotations, expected) in [
         (json!({}), "without a grant"),
         (huge, "has 6 GiB of memory free for this pod, 10 GiB requested"),
         (granted("n1", "main", GPU[0], 1 << 30), "requests 10 GiB of memory, granted 1 GiB"),
@@ -214,7 +214,7 @@ fn grant_carried_by_the_pod_is_applied_exactly() {
         (json!({native::ANNOTATION: "{}"}), "is not a grant"),
     ] {
         let why = decide(&mut grants, "b", &pod(limits.clone(), annotations), &extender()).unwrap_err();
-        assert!(why.contains(words), "{words}: {why}");
+        assert!(why.contains(expected), "{expected}: {why}");
         assert_eq!((grants.records().count(), grants.audit()), (1, vec![]), "{why}");
     }
 }

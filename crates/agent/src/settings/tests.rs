@@ -70,7 +70,7 @@ nodes:
 
 #[test]
 fn invalid_settings_are_refused_with_the_key() {
-    for (text, words) in [
+    for (text, expected) in [
         ("sharesPerGPU: 3", "sharesPerGPU"),
         ("nodes: [{names: [a], sharesPerGPU: 3}]", "sharesPerGPU"),
         ("nodes: [{names: [], sharesPerGpu: 3}]", "nodes[0].names: the list is empty"),
@@ -111,7 +111,7 @@ fn invalid_settings_are_refused_with_the_key() {
         ("[]", ""),
     ] {
         let error = parse(text).expect_err(text);
-        assert!(error.contains(words), "{text}: {error}");
+        assert!(error.contains(expected), "{text}: {error}");
     }
 }
 

@@ -105,10 +105,10 @@ fn contradictory_requests_are_refused() {
         ),
         (RunRequest { oversubscribe: true, whole: true, ..RunRequest::default() }, "no memory limit"),
     ];
-    for (request, words) in cases {
+    for (request, expected) in cases {
         let refused = ask(request.clone());
         assert!(
-            refused.reason == RefusalReason::Invalid && refused.message.contains(words),
+            refused.reason == RefusalReason::Invalid && refused.message.contains(expected),
             "{request:?}: {refused:?}"
         );
     }
@@ -123,8 +123,8 @@ fn oversubscription_is_allowed_unless_the_settings_refuse_it() {
     let settings = WorkstationSettings::from_yaml("oversubscribe: refused").unwrap();
     let refused = held.run("b", user(1), &settings, &beyond).unwrap_err();
     assert_eq!(refused.reason, RefusalReason::NotAllowed);
-    for words in ["oversubscription is not allowed", "oversubscribe: refused", "omit --oversubscribe"] {
-        assert!(refused.message.contains(words), "{words}: {refused:?}");
+    for expected in ["oversubscription is not allowed", "oversubscribe: refused", "omit --oversubscribe"] {
+        assert!(refused.message.contains(expected), "{expected}: {refused:?}");
     }
     held.run("b", user(1), &settings, &request(4, 0)).unwrap();
 }
@@ -153,10 +153,10 @@ fn rules_apply_to_the_sum_of_a_users_shares() {
     .unwrap();
     let mut held = TestShares::default();
     held.run("a", user(1), &settings, &request(6, 40)).unwrap();
-    let refused = |held: &mut TestShares, who, request: &RunRequest, words: &str| {
+    let refused = |held: &mut TestShares, who, request: &RunRequest, expected: &str| {
         let refused = held.run("x", user(who), &settings, request).unwrap_err();
         assert!(
-            refused.reason == RefusalReason::NotAllowed && refused.message.contains(words),
+            refused.reason == RefusalReason::NotAllowed && refused.message.contains(expected),
             "{refused:?}"
         );
     };

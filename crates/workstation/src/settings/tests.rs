@@ -68,7 +68,7 @@ fn empty_settings_allow_everything() {
 
 #[test]
 fn invalid_settings_are_explained() {
-    for (text, words) in [
+    for (text, expected) in [
         ("memroy: 4Gi", "memroy"),
         ("default: {memory: 5gb}", "invalid amount of memory 5gb"),
         ("default: {memory: 4096}", "less than 1 MiB"),
@@ -88,9 +88,9 @@ fn invalid_settings_are_explained() {
         ("users: [{who: root, cores: many}]", "invalid percentage many"),
     ] {
         let message = refused(text);
-        assert!(message.contains(words), "{text}: {message}");
+        assert!(message.contains(expected), "{text}: {message}");
     }
-    for (text, words) in [
+    for (text, expected) in [
         (
             "reservations: [{for: root, gpu: 7, memory: 1Gi}]",
             "must select exactly one GPU; the GPUs are 0 (GPU-00000000",
@@ -104,7 +104,7 @@ fn invalid_settings_are_explained() {
     ] {
         let message =
             WorkstationSettings::from_yaml(text).unwrap().check_against(&node()).unwrap_err().to_string();
-        assert!(message.contains(words), "{text}: {message}");
+        assert!(message.contains(expected), "{text}: {message}");
     }
 }
 

@@ -210,8 +210,8 @@ impl PodGroups<'_> {
     }
 
     fn list(&self, crowd: &str) -> Vec<Value> {
-        let words = ["get", "pod", "-l", &format!("crowd={crowd}"), "-o", "json"];
-        let text = self.test_node.bed.kubectl(&words).unwrap();
+        let arguments = ["get", "pod", "-l", &format!("crowd={crowd}"), "-o", "json"];
+        let text = self.test_node.bed.kubectl(&arguments).unwrap();
         serde_json::from_str::<Value>(&text).unwrap()["items"].as_array().cloned().unwrap_or_default()
     }
 }

@@ -221,9 +221,9 @@ async fn nvitop_shows_gpus_and_processes() {
             if both { Ok(table) } else { Err(table) }
         })
         .await;
-        let line = |words: &str| {
-            let found = table.lines().find(|line| line.contains(words));
-            found.unwrap_or_else(|| panic!("{words}: {table}")).to_string()
+        let line = |expected: &str| {
+            let found = table.lines().find(|line| line.contains(expected));
+            found.unwrap_or_else(|| panic!("{expected}: {table}")).to_string()
         };
         let (driver, gpus) = (client_node.driver(), &client_node.node.config().gpus);
         assert!(line("NVITOP 1.7.2").contains(&format!("Driver Version: {}", driver.version())), "{table}");

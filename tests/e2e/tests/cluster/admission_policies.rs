@@ -180,7 +180,7 @@ fn agent_can_write_only_its_own_node_and_pods() {
 
         // Everything else is denied by the policy.
         let (other_pod, other_status) = (format!("{pods}/there"), format!("{nodes}/fake-00001/status"));
-        for (path, body, words) in [
+        for (path, body, expected) in [
             (other_pod.clone(), grant_patch("x"), "the agent of node 'fake-00000' may not write to a pod of node 'fake-00001'"),
             (other_status.clone(), annotation_patch("partage.dev/inventory"), "the agent of node 'fake-00000' may not write to node 'fake-00001'"),
             (other_status.clone(), json!({"status": {"capacity": {"partage.dev/memory": "1"}}}), "may not write to node 'fake-00001'"),
@@ -204,7 +204,7 @@ fn agent_can_write_only_its_own_node_and_pods() {
             (own_status.clone(), json!({"metadata": {"labels": {"example.com/mine": "yes"}}}), "of a node does not belong to Partage"),
         ] {
             let message = agent("PATCH", &path, body.clone()).await.map(|seen| panic!("{path} {body}: {seen}")).unwrap_err();
-            assert!(message.contains(words), "{path} {body}: {message}");
+            assert!(message.contains(expected), "{path} {body}: {message}");
         }
 
         // RBAC denies these.
@@ -229,14 +229,14 @@ fn agent_can_write_only_its_own_node_and_pods() {
             assert!(message.contains("is forbidden") && message.contains("cannot"), "{method} {path}: {message}");
         }
 
-        let words = "the agent of node 'fake-00000' may not write events of another agent";
+        let expected = "the agent of node 'fake-00000' may not write events of another agent";
         let message = agent("POST", &format!("{TENANT_PATH}/events"), core_event("three", "fake-00001")).await.unwrap_err();
-        assert!(message.contains(words), "{message}");
+        assert!(message.contains(expected), "{message}");
         let message = agent("POST", news, event("three", "fake-00001")).await.unwrap_err();
-        assert!(message.contains(words), "{message}");
+        assert!(message.contains(expected), "{message}");
         send(&fixture.admin, "POST", news, Some(event("three", "fake-00001"))).await.unwrap();
         let message = agent("PATCH", &format!("{news}/three"), more.clone()).await.unwrap_err();
-        assert!(message.contains(words), "{message}");
+        assert!(message.contains(expected), "{message}");
         // Events in the name of another component of the same node.
         for (path, word, other) in [
             (format!("{TENANT_PATH}/events"), "reportingComponent", json!("kubelet")),
@@ -247,14 +247,14 @@ fn agent_can_write_only_its_own_node_and_pods() {
             let mut told = if path == news { event("four", "fake-00000") } else { core_event("four", "fake-00000") };
             told[word] = other;
             let message = agent("POST", &path, told.clone()).await.unwrap_err();
-            assert!(message.contains(words), "{told}: {message}");
+            assert!(message.contains(expected), "{told}: {message}");
         }
         let mut kubelets = core_event("five", "fake-00000");
         kubelets["reportingComponent"] = json!("kubelet");
         send(&fixture.admin, "POST", &format!("{TENANT_PATH}/events"), Some(kubelets)).await.unwrap();
         let mine = json!({"reportingComponent": "partage.dev/node"});
         let message = agent("PATCH", &format!("{TENANT_PATH}/events/five"), mine).await.unwrap_err();
-        assert!(message.contains(words), "{message}");
+        assert!(message.contains(expected), "{message}");
 
         // A token that is bound to no node cannot write anything.
         for (method, path, body) in [
@@ -283,7 +283,7 @@ fn agent_can_remove_labels_it_published() {
         for given in given {
             send(&fixture.admin, "PATCH", status, Some(given)).await.unwrap();
         }
-        for (body, words) in [
+        for (body, expected) in [
             (
                 saying(published(&["zone"]), "gpushare", Some("false")),
                 "label gpushare of a node does not belong to Partage",
@@ -305,7 +305,7 @@ fn agent_can_remove_labels_it_published() {
             ),
         ] {
             let message = send(&fixture.agent, "PATCH", status, Some(body.clone())).await.unwrap_err();
-            assert!(message.contains(words), "{body}: {message}");
+            assert!(message.contains(expected), "{body}: {message}");
         }
         let gone = saying(published(&["zone"]), "gpushare", None);
         send(&fixture.agent, "PATCH", status, Some(gone)).await.unwrap();
@@ -324,13 +324,13 @@ fn agent_can_delete_only_gpu_pods_on_its_node() {
     // As with `settings.onBypass: evict`.
     let verbs = json!([{"op": "add", "path": "/rules/0/verbs/-", "value": "delete"}]).to_string();
     fixture.bed.kubectl(&["patch", "clusterrole", "partage-node", "--type=json", "--patch", &verbs]).unwrap();
-    let words = "may delete only pods that request GPUs";
+    let expected = "may delete only pods that request GPUs";
     fixture.bed.block_on(async {
         let delete = async |name: &str, body: Value| {
             send(&fixture.agent, "DELETE", &format!("{TENANT_PATH}/pods/{name}"), Some(body)).await
         };
         eventually("the permission is in force", async || match delete("here?dryRun=All", json!({})).await {
-            Err(message) if message.contains(words) => Ok(()),
+            Err(message) if message.contains(expected) => Ok(()),
             seen => Err(format!("{seen:?}")),
         })
         .await;
@@ -339,7 +339,7 @@ fn agent_can_delete_only_gpu_pods_on_its_node() {
             .await
             .unwrap();
         let message = delete("here", json!({})).await.unwrap_err();
-        assert!(message.contains(words), "{message}");
+        assert!(message.contains(expected), "{message}");
         let message = delete("there", json!({})).await.unwrap_err();
         assert!(message.contains("may not write to a pod of node 'fake-00001'"), "{message}");
         for (number, resource) in DIALECT_RESOURCES.iter().enumerate() {
@@ -399,8 +399,8 @@ fn tenant_cannot_write_grant_annotations() {
     assert!(forged.len() > 20, "{forged:?}");
     fixture.bed.block_on(async {
         let refused = |message: &str, key: &str| {
-            let words = format!("annotation {key} records the grant of the pod: only Partage may write it");
-            assert!(message.contains(&words), "{key}: {message}");
+            let expected = format!("annotation {key} records the grant of the pod: only Partage may write it");
+            assert!(message.contains(&expected), "{key}: {message}");
         };
         for key in &forged {
             let tenant = pod("forged", &json!({key: "x"}), None);
@@ -534,8 +534,8 @@ fn pod_bound_token_carries_the_pods_node() {
         send(&fixture.admin, "POST", "/api/v1/namespaces/partage-system/pods", Some(agent)).await.unwrap();
     });
     let bound = ["--bound-object-kind", "Pod", "--bound-object-name", "agent"];
-    let words = [&["create", "token", "partage-node", "--namespace", NAMESPACE][..], &bound].concat();
-    let token = fixture.bed.kubectl(&words).unwrap();
+    let arguments = [&["create", "token", "partage-node", "--namespace", NAMESPACE][..], &bound].concat();
+    let token = fixture.bed.kubectl(&arguments).unwrap();
     let agent = fixture.bed.client_with_token(token.trim()).unwrap();
     fixture.bed.block_on(async {
         send(&agent, "PATCH", &format!("{TENANT_PATH}/pods/there"), Some(grant_patch("{}"))).await.unwrap();

@@ -87,14 +87,14 @@ fn values_change_the_rendered_manifests() {
     assert!(defaults.contains("privileged: true") && defaults.contains("scheme: HTTPS"), "{defaults}");
     assert!(!defaults.contains(", delete]"), "the permission to delete pods is only given on request");
     assert!(defaults.contains("'system:serviceaccount:gpus:partage-node'"), "{defaults}");
-    for words in [
+    for expected in [
         "priorityClassName: system-node-critical\n",
         "startupProbe:\n            httpGet:\n              path: /healthz\n",
         "livenessProbe:\n            httpGet:\n              path: /healthz\n",
         "readinessProbe:\n            httpGet:\n              path: /readyz\n",
         "limits:\n              memory: 256Mi\n            requests:\n              cpu: 20m\n              memory: 48Mi\n",
     ] {
-        assert!(defaults.contains(words), "{words}: {defaults}");
+        assert!(defaults.contains(expected), "{expected}: {defaults}");
     }
     let simulated = text(&["settings.driver=simulated"]).unwrap();
     assert!(!simulated.contains("privileged: true") && !simulated.contains("path: /dev}"), "{simulated}");
@@ -123,13 +123,13 @@ fn values_change_the_rendered_manifests() {
         "{defaults}"
     );
     let elsewhere = text(&["runtimeSocket=/run/other.sock", "cdiDir=/etc/cdi"]).unwrap();
-    for words in [
+    for expected in [
         "- --runtime-socket\n            - /host/run/other.sock\n",
         "- --cdi-dir\n            - /etc/cdi\n",
         "{name: cdi, mountPath: /etc/cdi}",
         "{name: cdi, hostPath: {path: /etc/cdi, type: DirectoryOrCreate}}",
     ] {
-        assert!(elsewhere.contains(words), "{words}: {elsewhere}");
+        assert!(elsewhere.contains(expected), "{expected}: {elsewhere}");
     }
     assert!(text(&["cleanup=true", "cdiDir=/etc/cdi"]).unwrap().contains("- /host/etc/cdi\n"));
     // In a YAML file `off` is a boolean, not a string.
@@ -142,7 +142,7 @@ fn values_change_the_rendered_manifests() {
 
 #[test]
 fn invalid_values_are_refused() {
-    for (value, words) in [
+    for (value, expected) in [
         ("setings.driver=nvidia", "additional properties 'setings' not allowed"),
         ("settings.driver=amd", "value must be one of 'nvidia', 'simulated'"),
         ("settings.sharesPerGPU=3", "additional properties 'sharesPerGPU' not allowed"),
@@ -170,7 +170,7 @@ fn invalid_values_are_refused() {
     ] {
         let Some(output) = template(&[value]) else { return };
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && message.contains(words), "{value}: {message}");
+        assert!(!output.status.success() && message.contains(expected), "{value}: {message}");
     }
 }
 

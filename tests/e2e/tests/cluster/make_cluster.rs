@@ -65,9 +65,9 @@ fn cluster_is_started_used_and_stopped() {
     assert!(out.contains(&format!("export KUBECONFIG='{}'", kubeconfig.display())), "{out}");
 
     // From outside the bed, with any kubectl.
-    let kubectl = |words: &[&str]| {
+    let kubectl = |arguments: &[&str]| {
         let kubectl = Binaries::ready().unwrap().path("kubectl");
-        Command::new(kubectl).args(words).env("KUBECONFIG", &kubeconfig).output().unwrap()
+        Command::new(kubectl).args(arguments).env("KUBECONFIG", &kubeconfig).output().unwrap()
     };
     let (code, out, err) = output_text(&kubectl(&["get", "nodes"]));
     assert!(code == Some(0) && out.contains("node1   Ready"), "{out}{err}");
@@ -290,11 +290,11 @@ fn missing_host_features_are_named_and_nothing_is_left() {
 
 #[test]
 fn invalid_options_are_refused() {
-    for (option, words) in [("--nodes=0", "0 is not in 1..=20"), ("--name=a/b", "use 1 to 40 letters")] {
+    for (option, expected) in [("--nodes=0", "0 is not in 1..=20"), ("--name=a/b", "use 1 to 40 letters")] {
         let mut command = Command::new(partage_e2e::testkit());
         let output = command.args(["cluster", "up", option]).output().unwrap();
         assert_eq!(output.status.code(), Some(2));
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(message.contains(words), "{message}");
+        assert!(message.contains(expected), "{message}");
     }
 }

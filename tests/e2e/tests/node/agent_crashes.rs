@@ -366,8 +366,8 @@ async fn run_waves(test_node: &TestNode<'_>, pods: usize) {
             .await;
         }
         let names: Vec<&str> = wave.iter().map(|(name, _)| name.as_str()).collect();
-        let words = [&["delete", "pods", "--grace-period=1", "--wait=false"], names.as_slice()].concat();
-        test_node.bed.kubectl(&words).unwrap();
+        let arguments = [&["delete", "pods", "--grace-period=1", "--wait=false"], names.as_slice()].concat();
+        test_node.bed.kubectl(&arguments).unwrap();
     }
 }
 

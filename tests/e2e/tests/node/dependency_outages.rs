@@ -182,9 +182,9 @@ impl TestNode<'_> {
         self.agent.restart(None).unwrap();
         self.wait_until_agent_exits().await;
         let log = self.agent.log();
-        let words = "set enable_cdi = true under [plugins.'io.containerd.cri.v1.runtime'] in /etc/containerd/config.toml";
+        let expected = "set enable_cdi = true under [plugins.'io.containerd.cri.v1.runtime'] in /etc/containerd/config.toml";
         let log = log.get(output..).unwrap_or(&log);
-        assert!(log.contains("CDI is off in containerd v2") && log.contains(words), "{log}");
+        assert!(log.contains("CDI is off in containerd v2") && log.contains(expected), "{log}");
         // Apply the remedy of the message.
         fs::write(&config, text).unwrap();
         self.agent.node().containerd().restart().unwrap();

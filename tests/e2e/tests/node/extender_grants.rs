@@ -77,8 +77,8 @@ fn extender_grant_is_applied_exactly_or_refused_with_the_reason() {
                 .create_bound_pod(name, "partage.dev/gpu: 1, partage.dev/memory: 1Gi", annotations)
                 .await;
         }
-        for (name, _, words) in &refused {
-            test_node.wait_until_waiting(name, &words.replace("\\\"", "\"")).await;
+        for (name, _, expected) in &refused {
+            test_node.wait_until_waiting(name, &expected.replace("\\\"", "\"")).await;
         }
         assert_eq!(test_node.agent_files()[..3], [2, 2, 2], "refused pods hold nothing");
         bed.kubectl(&["delete", "pods", "--all", "--grace-period=1", "--wait"]).unwrap();

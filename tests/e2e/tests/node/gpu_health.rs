@@ -158,11 +158,11 @@ impl TestNode<'_> {
     /// A GPU in MIG mode is listed with the reason and not offered. The agent notices both changes of the mode and
     /// counts again.
     async fn check_mig_mode_switch(&self, gpus: &SimNodeState, at: usize) {
-        let words = "MIG mode is enabled, and MIG instances cannot be shared further";
+        let expected = "MIG mode is enabled, and MIG instances cannot be shared further";
         gpus.inject(at, GpuFault::Mig(true));
         self.wait_for_event_on(("Node", "node1"), "GpusChanged", "was enabled").await;
-        self.wait_for_event_on(("Node", "node1"), "GpuNotOffered", words).await;
-        self.wait_until_listed(at, Some(words)).await;
+        self.wait_for_event_on(("Node", "node1"), "GpuNotOffered", expected).await;
+        self.wait_until_listed(at, Some(expected)).await;
         self.wait_until_gpus_offered(1, NONE_HELD).await;
         self.wait_until_ready().await;
         let offered = self.inventory().unwrap().gpus[1 - at].uuid.clone();

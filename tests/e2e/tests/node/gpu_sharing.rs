@@ -98,7 +98,7 @@ async fn wait_until_only_own_process_visible(test_node: &TestNode<'_>, pod: &str
 async fn check_compute_split(test_node: &TestNode<'_>) {
     let served = || {
         let home = "/var/lib/agent-test/partage";
-        let words = [
+        let arguments = [
             &format!("PARTAGE_SIM_DIR={SIMULATED_DIR}"),
             home,
             "sim",
@@ -110,7 +110,7 @@ async fn check_compute_split(test_node: &TestNode<'_>) {
             "json",
         ];
         let top: Value =
-            serde_json::from_str(&test_node.agent.node().run("/usr/bin/env", words).unwrap()).unwrap();
+            serde_json::from_str(&test_node.agent.node().run("/usr/bin/env", arguments).unwrap()).unwrap();
         let mut processes: Vec<(u64, f64)> = top["gpus"]
             .as_array()
             .unwrap()

@@ -103,8 +103,8 @@ async fn check_invalid_requests(test_node: &TestNode<'_>) {
         let annotated = format!("{{name: {name}, annotations: {{{annotations}}}}}");
         test_node.apply(&pod(name, limits, "sleep 1000").replace(&named, &annotated));
     }
-    for (name, _, _, words) in wrong {
-        let message = test_node.wait_until_waiting(name, words).await;
+    for (name, _, _, expected) in wrong {
+        let message = test_node.wait_until_waiting(name, expected).await;
         assert!(message.contains(':'), "{message}");
     }
     for (name, ..) in wrong {
@@ -138,14 +138,14 @@ fn running_pod_is_resized_within_free_capacity() {
         wait_until_resized(&test_node, 6).await;
         request_resize(&test_node, "r", "memory=3Gi").await;
         wait_until_resized(&test_node, 3).await;
-        for (request, words) in [
+        for (request, expected) in [
             ("memory=33Gi", "of memory free for this pod, 33 GiB requested"),
             ("memory=1Gi", "free memory in the program first"),
             ("memory=lots", "memory=lots"),
             ("other: memory=4Gi", "container other has no share"),
         ] {
             request_resize(&test_node, "r", request).await;
-            test_node.wait_for_event("ResizeRefused", words).await;
+            test_node.wait_for_event("ResizeRefused", expected).await;
             assert_eq!(test_node.visible_gpus("r")[0].1, 3 << 10, "{request}");
         }
         check_resize_per_container(&test_node).await;

@@ -42,8 +42,8 @@ pub(crate) fn with_bed_image(manifest: &str, more: &str) -> String {
 /// Waits for the pods with a label, and returns their names.
 async fn wait_for_ready_pods(test_node: &TestNode<'_>, label: &str, count: usize) -> Vec<String> {
     eventually(&format!("{count} pods of {label} are running"), async || {
-        let words = ["get", "pods", "-l", label, "-o", "json"];
-        let pods = test_node.bed.kubectl(&words).map_err(|error| error.to_string())?;
+        let arguments = ["get", "pods", "-l", label, "-o", "json"];
+        let pods = test_node.bed.kubectl(&arguments).map_err(|error| error.to_string())?;
         let pods: Value = serde_json::from_str(&pods).map_err(|error| error.to_string())?;
         let ready = |pod: &&Value| pod["status"]["containerStatuses"][0]["ready"] == true;
         let pods = pods["items"].as_array().into_iter().flatten().filter(ready);

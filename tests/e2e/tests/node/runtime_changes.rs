@@ -74,8 +74,8 @@ fn gpu_use_without_a_grant_is_reported_as_bypass() {
         let manifest = long_running_pod("granted", "partage.dev/gpu: 1, partage.dev/memory: 5Gi");
         test_node.apply(&past(manifest.replace("  volumes:", &beside)));
         test_node.wait_for_event_on(("Pod", "past"), "BypassSuspected", "container main uses a GPU without a share of it: process ").await;
-        let words = "container beside bypasses its limits: process ";
-        test_node.wait_for_event_on(("Pod", "granted"), "BypassSuspected", words).await;
+        let expected = "container beside bypasses its limits: process ";
+        test_node.wait_for_event_on(("Pod", "granted"), "BypassSuspected", expected).await;
         assert!(test_node.metric_sum("partage_bypass_total").unwrap() >= 2.0);
 
         bed.kubectl(&["create", "clusterrole", "evict", "--verb=delete", "--resource=pods"]).unwrap();

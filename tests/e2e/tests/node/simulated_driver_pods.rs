@@ -33,11 +33,11 @@ struct SmiReport {
 }
 
 impl SmiReport {
-    fn parse(words: &str) -> Self {
-        let number = |word: &str| word.trim().parse::<u64>().unwrap_or_else(|_| panic!("{words:?}"));
-        let (used, processes) = words.split_once('\n').expect(words);
+    fn parse(output: &str) -> Self {
+        let number = |word: &str| word.trim().parse::<u64>().unwrap_or_else(|_| panic!("{output:?}"));
+        let (used, processes) = output.split_once('\n').expect(output);
         let processes = processes.lines().map(|line| {
-            let (pid, memory) = line.split_once(',').expect(words);
+            let (pid, memory) = line.split_once(',').expect(output);
             (number(pid) as u32, number(memory))
         });
         Self { processes: processes.collect(), used: number(used) }

@@ -70,7 +70,7 @@ fn environment_mounts_and_annotations_cannot_change_a_grant() {
         ] {
             let output = test_node.exec("a", command).unwrap_err();
             let told = ["Read-only", "not permitted", "busy", "denied", "must be superuser"];
-            assert!(told.iter().any(|words| output.contains(words)), "{command}: {output}");
+            assert!(told.iter().any(|expected| output.contains(expected)), "{command}: {output}");
         }
         assert_eq!(test_node.exec("a", GPU_QUERY).unwrap().trim(), granted);
 
@@ -165,8 +165,8 @@ fn overwritten_usage_file_is_reported_and_harms_no_other_pod() {
         // The other pod bypassed its limits before, and still does.
         for name in ["a", "b"] {
             eventually(&format!("{name} is deleted"), async || {
-                let words = ["get", "pod", name, "--ignore-not-found", "-o", "name"];
-                match test_node.bed.kubectl(&words).map_err(|error| error.to_string())?.as_str() {
+                let arguments = ["get", "pod", name, "--ignore-not-found", "-o", "name"];
+                match test_node.bed.kubectl(&arguments).map_err(|error| error.to_string())?.as_str() {
                     "" => Ok(()),
                     there => Err(format!("{there}\n{}", test_node.agent.log())),
                 }
@@ -179,12 +179,12 @@ fn overwritten_usage_file_is_reported_and_harms_no_other_pod() {
 
 impl TestNode<'_> {
     /// Runs `kubectl` as a user with all permissions on pods, and no others.
-    fn kubectl_as_tenant(&self, words: &[&str], input: &str) -> Result<String, String> {
+    fn kubectl_as_tenant(&self, arguments: &[&str], input: &str) -> Result<String, String> {
         let role = ["create", "role", "pods", "--verb=*", "--resource=pods,pods/exec,pods/log"];
         let _ = self.bed.kubectl(&role);
         let _ = self.bed.kubectl(&["create", "rolebinding", "pods", "--role=pods", "--user=tenant"]);
-        let words = [&["--as=tenant"], words].concat();
-        self.bed.kubectl_with(&words, input).map_err(|error| error.to_string())
+        let arguments = [&["--as=tenant"], arguments].concat();
+        self.bed.kubectl_with(&arguments, input).map_err(|error| error.to_string())
     }
 
     fn apply_as_tenant(&self, manifest: &str) -> Result<String, String> {

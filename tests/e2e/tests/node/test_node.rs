@@ -191,7 +191,7 @@ impl<'a> TestNode<'a> {
     }
 
     /// Runs kubectl, and retries if kubelet could not be reached, in which case nothing was run.
-    fn kubectl_exec(&self, words: &[&str]) -> Result<String, String> {
+    fn kubectl_exec(&self, arguments: &[&str]) -> Result<String, String> {
         const TRIES: usize = 10;
         const UNREACHED: [&str; 4] = [
             "error dialing backend",
@@ -200,15 +200,15 @@ impl<'a> TestNode<'a> {
             "unable to upgrade connection",
         ];
         let unreached = |message: &str| {
-            !message.contains("command terminated") && UNREACHED.iter().any(|words| message.contains(words))
+            !message.contains("command terminated") && UNREACHED.iter().any(|cause| message.contains(cause))
         };
-        let mut message = self.bed.kubectl(words).map_err(|error| error.to_string());
+        let mut message = self.bed.kubectl(arguments).map_err(|error| error.to_string());
         for _ in 1..TRIES {
             if !message.as_ref().is_err_and(|message| unreached(message)) {
                 break;
             }
             std::thread::sleep(Duration::from_secs(1));
-            message = self.bed.kubectl(words).map_err(|error| error.to_string());
+            message = self.bed.kubectl(arguments).map_err(|error| error.to_string());
         }
         message
     }
@@ -239,13 +239,13 @@ impl<'a> TestNode<'a> {
     }
 
     /// Waits until the message of a waiting container contains these words, and returns it.
-    pub(crate) async fn wait_until_waiting(&self, pod: &str, words: &str) -> String {
-        eventually(&format!("{pod} waits because {words}"), async || {
+    pub(crate) async fn wait_until_waiting(&self, pod: &str, expected: &str) -> String {
+        eventually(&format!("{pod} waits because {expected}"), async || {
             let pod = self.get_object("pod", pod)?;
             let waiting = pod["status"]["containerStatuses"][0]["state"]["waiting"]["message"]
                 .as_str()
                 .unwrap_or_default();
-            if waiting.contains(words) {
+            if waiting.contains(expected) {
                 Ok(waiting.to_string())
             } else {
                 Err(format!("{}\n{}", pod["status"], self.agent.log()))
@@ -255,17 +255,17 @@ impl<'a> TestNode<'a> {
     }
 
     /// Waits until an event with this reason contains these words.
-    pub(crate) async fn wait_for_event(&self, reason: &str, words: &str) {
-        self.wait_for_matching_event(&format!("an event {reason}: {words}"), reason, words, |_| true).await;
+    pub(crate) async fn wait_for_event(&self, reason: &str, expected: &str) {
+        self.wait_for_matching_event(&format!("an event {reason}: {expected}"), reason, expected, |_| true).await;
     }
 
     /// Waits until an event about this object has this reason and these words.
-    pub(crate) async fn wait_for_event_on(&self, (kind, name): (&str, &str), reason: &str, words: &str) {
+    pub(crate) async fn wait_for_event_on(&self, (kind, name): (&str, &str), reason: &str, expected: &str) {
         let about = |regarding: &Value| regarding["kind"] == kind && regarding["name"] == name;
         self.wait_for_matching_event(
-            &format!("{kind} {name} has an event {reason}: {words}"),
+            &format!("{kind} {name} has an event {reason}: {expected}"),
             reason,
-            words,
+            expected,
             about,
         )
         .await;
@@ -275,7 +275,7 @@ impl<'a> TestNode<'a> {
         &self,
         what: &str,
         reason: &str,
-        words: &str,
+        expected: &str,
         about: impl Fn(&Value) -> bool,
     ) {
         eventually(what, async || {
@@ -289,7 +289,7 @@ impl<'a> TestNode<'a> {
                 .filter(|event| event["reason"] == reason && about(&event["regarding"]))
                 .map(|event| event["note"].to_string())
                 .collect();
-            if found.iter().any(|note| note.contains(words)) {
+            if found.iter().any(|note| note.contains(expected)) {
                 Ok(())
             } else {
                 Err(format!("{found:?}\n{}", self.agent.log()))

@@ -222,8 +222,8 @@ fn lost_gpu_fails_its_processes_and_serves_new_ones_after_return() {
         (program.next_message().as_str(), watcher.next_message()),
         ("computes", format!("nvml {NVML_SUCCESS}"))
     );
-    let words = node.partage(&["inject", "lost"]);
-    assert_eq!(words, "GPU 0: lost by 1 process, XID 79 reported\n");
+    let message = node.partage(&["inject", "lost"]);
+    assert_eq!(message, "GPU 0: lost by 1 process, XID 79 reported\n");
     let gone = CUDA_ERROR_UNKNOWN;
     assert_eq!(program.next_message(), format!("cuCtxSynchronize {gone} cuEventSynchronize {gone}"));
     assert_eq!(watcher.next_message(), format!("nvml {NVML_ERROR_GPU_IS_LOST}"));
@@ -287,9 +287,9 @@ fn unloaded_driver_offers_no_gpu() {
 #[test]
 fn injected_errors_are_counted_and_reported() {
     let node = SimulatedNode::new(&["--gpus", "2", "--model", "T4"]);
-    let words = node.partage(&["inject", "ecc", "--corrected", "3", "--uncorrected", "1", "--gpu", "1"]);
+    let message = node.partage(&["inject", "ecc", "--corrected", "3", "--uncorrected", "1", "--gpu", "1"]);
     let counted = "GPU 1: 3 corrected errors counted; 1 uncorrected error counted, XID 48 reported\n";
-    assert_eq!(words, counted);
+    assert_eq!(message, counted);
     assert_eq!(node.partage(&["inject", "--gpu", "0", "xid", "13"]), "GPU 0: XID 13 reported\n");
     let top = node.top();
     let condition = |gpu: usize| {

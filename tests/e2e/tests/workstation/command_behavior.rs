@@ -38,11 +38,11 @@ fn stdio_directory_and_environment_are_passed_on() {
     state_dir.wait_until_clean();
     // Without -q, the share and its binding are printed to standard error.
     let output = state_dir.output(&["run", "--memory", "1Gi", "--name", "loud", "--", "echo", "out"]);
-    let words = String::from_utf8(output.stderr).unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.stdout, b"out\n");
-    assert!(words.starts_with("partage: loud: 1 GiB of GPU 0; confined by a "), "{words}");
+    assert!(message.starts_with("partage: loud: 1 GiB of GPU 0; confined by a "), "{message}");
     if is_root() {
-        assert_eq!(words, "partage: loud: 1 GiB of GPU 0; confined by a mount namespace\n");
+        assert_eq!(message, "partage: loud: 1 GiB of GPU 0; confined by a mount namespace\n");
     }
     state_dir.wait_until_clean();
 }
@@ -218,7 +218,7 @@ fn piped_top_prints_lines() {
     }
     drop(reader);
     let status = eventually("top ends", || child.try_wait().unwrap());
-    let mut words = String::new();
-    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut words).unwrap();
-    assert!(status.success() && words.is_empty(), "{status}: {words}");
+    let mut message = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut message).unwrap();
+    assert!(status.success() && message.is_empty(), "{status}: {message}");
 }

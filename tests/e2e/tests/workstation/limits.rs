@@ -70,8 +70,8 @@ fn oversubscribed_share_allocates_above_its_limit_when_allowed() {
 
     let other = TestStateDir::new();
     let _up = other.start_up(&format!("{ONE_GPU}oversubscribe: refused\n"), &[]);
-    let (code, words) = other.run_err(&["run", "--memory", "2Gi", "--oversubscribe", "--", "true"]);
-    assert!(code == 125 && words.contains("oversubscription is not allowed on this machine"), "{words}");
+    let (code, message) = other.run_err(&["run", "--memory", "2Gi", "--oversubscribe", "--", "true"]);
+    assert!(code == 125 && message.contains("oversubscription is not allowed on this machine"), "{message}");
     other.wait_until_clean();
 }
 
@@ -158,8 +158,8 @@ fn daemonized_process_keeps_the_limits_and_the_share() {
     assert_eq!((&share["stage"], &share["members"]), (&"lingering".into(), &1.into()));
     assert!(share["parts"][0]["usedBytes"].as_u64().unwrap() <= GIB, "{share}");
     // Its name and its memory are in use for as long as it runs.
-    let (code, words) = state_dir.run_err(&["run", "--memory", "1Gi", "--name", "daemon", "--", "true"]);
-    assert!(code == 125 && words.contains("share daemon already exists"), "{words}");
+    let (code, message) = state_dir.run_err(&["run", "--memory", "1Gi", "--name", "daemon", "--", "true"]);
+    assert!(code == 125 && message.contains("share daemon already exists"), "{message}");
     for pid in state_dir.share_processes() {
         signal(pid, libc::SIGTERM);
     }
@@ -170,16 +170,16 @@ fn daemonized_process_keeps_the_limits_and_the_share() {
 #[test]
 fn gpus_outside_the_share_are_not_visible() {
     let state_dir = TestStateDir::new();
-    let greedy = |words: &[&str], options: &[&str]| {
+    let greedy = |prefix: &[&str], options: &[&str]| {
         let sample = [sample(), "greedy", "--seconds", "0.2", "--gpu"];
-        state_dir.output(&[&["run", "-q"], options, &["--memory", "1Gi", "--"], words, &sample, &["1"]].concat())
+        state_dir.output(&[&["run", "-q"], options, &["--memory", "1Gi", "--"], prefix, &sample, &["1"]].concat())
     };
     let everything = ["env", "CUDA_VISIBLE_DEVICES=0,1"];
     let ways: &[&[&str]] = if is_root() { &[&[], &everything, &["env", "-i"]] } else { &[&[], &everything] };
-    for words in ways {
-        let output = greedy(words, &[]);
+    for prefix in ways {
+        let output = greedy(prefix, &[]);
         let message = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.code() == Some(1) && message.contains("no such device"), "{words:?}: {message}");
+        assert!(output.status.code() == Some(1) && message.contains("no such device"), "{prefix:?}: {message}");
     }
     // A share with both GPUs sees both.
     let output = greedy(&[], &["--gpus", "2"]);
@@ -223,10 +223,10 @@ fn limits_are_read_only_inside() {
     let limits = state_dir.path().join("region/limits");
     let script =
         format!("test -r {0} && ! (echo x >> {0}) 2>/dev/null && ! rm -f {0} 2>/dev/null", limits.display());
-    let (code, words) = {
+    let (code, message) = {
         let output = state_dir.output(&["run", "-q", "--memory", "1Gi", "--", "sh", "-c", &script]);
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };
-    assert_eq!(code, Some(0), "{words}");
+    assert_eq!(code, Some(0), "{message}");
     state_dir.wait_until_clean();
 }

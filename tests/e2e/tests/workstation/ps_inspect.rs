@@ -120,8 +120,8 @@ fn share_is_listed_inspected_and_resized() {
 fn shares_are_stopped_by_name_or_all() {
     let state_dir = ViewStateDir::new();
     let (mut a, mut b, mut c) = (state_dir.start_share("a"), state_dir.start_share("b"), state_dir.start_share("c"));
-    let (code, words) = state_dir.run_err(&["stop", "a", "x"]);
-    assert!(code == 1 && words.starts_with("error: share x not found"), "{words}");
+    let (code, message) = state_dir.run_err(&["stop", "a", "x"]);
+    assert!(code == 1 && message.starts_with("error: share x not found"), "{message}");
     assert!(!a.0.wait().unwrap().success());
     assert!(b.0.try_wait().unwrap().is_none() && c.0.try_wait().unwrap().is_none());
     let stopped = state_dir.run_json(&["stop", "--all", "-o", "json"]);

@@ -11,9 +11,9 @@ fn running_program_follows_resizes() {
     state_dir.run_ok(&["resize", "greedy", "--memory", "3Gi"]);
     greedy.wait_for_line("refused at 2.5 GiB");
     // It has freed half of its memory; what it still holds is more than 1 GiB.
-    let (code, words) = state_dir.run_err(&["resize", "greedy", "--memory", "600Mi"]);
-    assert!(code == 1 && words.contains("now, which is more than 600 MiB"), "{words}");
-    assert!(words.contains("\n  try: free memory in the program first, or use --memory "), "{words}");
+    let (code, message) = state_dir.run_err(&["resize", "greedy", "--memory", "600Mi"]);
+    assert!(code == 1 && message.contains("now, which is more than 600 MiB"), "{message}");
+    assert!(message.contains("\n  try: free memory in the program first, or use --memory "), "{message}");
     assert_eq!(state_dir.find_share("greedy").unwrap()["parts"][0]["memoryBytes"], 3 * GIB);
     // It allocates more every few seconds, and then frees half of it: at some point less is possible.
     let less = ["resize", "greedy", "--memory", "2Gi"];
@@ -54,7 +54,7 @@ fn resize_that_does_not_fit_is_refused_with_the_reason() {
     let _up = state_dir.start_up("driver: simulated\nmetrics: off\nsimulated:\n  gpus: 1\n", &[]);
     let (_a, _b) = (state_dir.start_sleeper("first"), state_dir.start_sleeper("second"));
     let before = state_dir.find_share("first").unwrap()["parts"].clone();
-    for (change, code, words) in [
+    for (change, code, expected) in [
         (&["--memory", "90Gi"][..], 1, "39.39 GiB"),
         (&["--memory", "38Gi"], 1, "35.39 GiB"),
         (&["--cores", "80"], 1, "70 %"),
@@ -65,7 +65,7 @@ fn resize_that_does_not_fit_is_refused_with_the_reason() {
     ] {
         let (was, message) = state_dir.run_err(&[&["resize", "first"], change].concat());
         assert!(
-            was == code && message.starts_with("error: ") && message.contains(words),
+            was == code && message.starts_with("error: ") && message.contains(expected),
             "{change:?}: {was} {message}"
         );
     }

@@ -56,10 +56,10 @@ fn unknown_names_are_refused_with_a_suggestion() {
     let state_dir = TestStateDir::new();
     assert_eq!(state_dir.run_err(&["stop", "x"]), (1, "error: share x not found: no shares exist\n".into()));
     let mut trainer = state_dir.start_sleeper("trainer");
-    let (code, words) = state_dir.run_err(&["stop", "trianer"]);
-    assert_eq!((code, words.as_str()), (1, "error: share trianer not found: did you mean trainer?\n"));
-    let (code, words) = state_dir.run_err(&["stop", "trainer", "--grace", "soon"]);
-    assert!(code == 2 && words.contains("soon"), "{words}");
+    let (code, message) = state_dir.run_err(&["stop", "trianer"]);
+    assert_eq!((code, message.as_str()), (1, "error: share trianer not found: did you mean trainer?\n"));
+    let (code, message) = state_dir.run_err(&["stop", "trainer", "--grace", "soon"]);
+    assert!(code == 2 && message.contains("soon"), "{message}");
     assert!(trainer.is_running());
     state_dir.run_ok(&["stop", "--all"]);
     assert_eq!(state_dir.run_ok(&["stop", "--all"]), "you have no shares: nothing to stop\n");
@@ -79,10 +79,10 @@ fn shares_of_other_users_cannot_be_stopped_or_resized() {
         let mut other = std::process::Command::new(&program);
         other.args(command).env("PARTAGE_STATE_DIR", state_dir.path()).uid(61001).gid(61001);
         let output = other.output().unwrap();
-        let words = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(1), "{words}");
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{message}");
         assert_eq!(
-            words,
+            message,
             "error: roots belongs to user root: only this user and the administrator may change it\n"
         );
     }

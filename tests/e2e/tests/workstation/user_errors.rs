@@ -12,7 +12,7 @@ fn invalid_commands_are_refused_with_the_reason() {
     let plain = state_dir.path().join("plain");
     fs::write(&plain, "#!/bin/sh\n").unwrap();
     let plain = plain.to_str().unwrap();
-    for (arguments, code, words) in [
+    for (arguments, code, expected) in [
         (&["run"][..], 2, "<COMMAND>"),
         (&["run", "--memory", "1Gi", "--"], 2, "<COMMAND>"),
         (&["run", "--memory", "5gb", "--", "true"], 2, "write 5Gi (5 x 2^30 bytes)"),
@@ -38,7 +38,7 @@ fn invalid_commands_are_refused_with_the_reason() {
     ] {
         let (was, message) = state_dir.run_err(arguments);
         assert!(
-            was == code && message.starts_with("error: ") && message.contains(words),
+            was == code && message.starts_with("error: ") && message.contains(expected),
             "{arguments:?}: {was} {message}"
         );
         // There are no pods and no containers in workstation mode.
@@ -56,8 +56,8 @@ fn share_is_released_when_exec_fails() {
     let script = state_dir.path().join("script");
     fs::write(&script, "#!/no/such/interpreter\n").unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
-    let (code, words) = state_dir.run_err(&["run", "-q", "--memory", "1Gi", "--", script.to_str().unwrap()]);
-    assert!(code == 127 && words.starts_with(&format!("error: {}: ", script.display())), "{code} {words}");
+    let (code, message) = state_dir.run_err(&["run", "-q", "--memory", "1Gi", "--", script.to_str().unwrap()]);
+    assert!(code == 127 && message.starts_with(&format!("error: {}: ", script.display())), "{code} {message}");
     state_dir.wait_until_clean();
     eventually("the share is released", || state_dir.shares().is_empty().then_some(()));
 }
@@ -67,14 +67,14 @@ fn taken_names_and_memory_are_refused() {
     let state_dir = TestStateDir::new();
     let _up = state_dir.start_up("driver: simulated\nmetrics: off\nsimulated:\n  gpus: 1\n", &[]);
     let _one = state_dir.start_share("one", &["--memory", "30Gi"], &["sleep", "1000"]);
-    let (code, words) = state_dir.run_err(&["run", "--memory", "1Gi", "--name", "one", "--", "true"]);
+    let (code, message) = state_dir.run_err(&["run", "--memory", "1Gi", "--name", "one", "--", "true"]);
     let user = state_dir.find_share("one").unwrap()["user"].as_str().unwrap().to_string();
     let taken = format!("error: share one already exists, of user {user}: choose another name with --name\n");
-    assert_eq!((code, words), (125, taken));
-    let (code, words) = state_dir.run_err(&["run", "--memory", "16Gi", "--", "true"]);
-    assert!(code == 125 && words.contains("9.39 GiB") && words.contains("16 GiB requested"), "{words}");
-    let (code, words) = state_dir.run_err(&["run", "--whole", "--", "true"]);
-    assert!(code == 125 && words.starts_with("error: "), "{words}");
+    assert_eq!((code, message), (125, taken));
+    let (code, message) = state_dir.run_err(&["run", "--memory", "16Gi", "--", "true"]);
+    assert!(code == 125 && message.contains("9.39 GiB") && message.contains("16 GiB requested"), "{message}");
+    let (code, message) = state_dir.run_err(&["run", "--whole", "--", "true"]);
+    assert!(code == 125 && message.starts_with("error: "), "{message}");
     // Memory that is free is granted.
     state_dir.run_ok(&["run", "-q", "--memory", "9Gi", "--", "true"]);
 }
@@ -84,15 +84,15 @@ fn nested_share_is_refused() {
     let state_dir = TestStateDir::new();
     let inner = format!("{} run --memory 1Gi -- true", partage_e2e::partage());
     let outer = ["run", "-q", "--memory", "1Gi", "--name", "outer", "--", "sh", "-c"];
-    let (code, words) = state_dir.run_err(&[&outer[..], &[inner.as_str()]].concat());
+    let (code, message) = state_dir.run_err(&[&outer[..], &[inner.as_str()]].concat());
     assert_eq!(code, 125);
     assert!(
-        words.starts_with("error: this process is already in share outer, and shares do not nest"),
-        "{words}"
+        message.starts_with("error: this process is already in share outer, and shares do not nest"),
+        "{message}"
     );
     let cleared = format!("env -i PARTAGE_STATE_DIR={} {inner}", state_dir.path().display());
-    let (code, words) = state_dir.run_err(&[&outer[..], &[cleared.as_str()]].concat());
-    assert!(code == 125 && words.contains("shares do not nest"), "{words}");
+    let (code, message) = state_dir.run_err(&[&outer[..], &[cleared.as_str()]].concat());
+    assert!(code == 125 && message.contains("shares do not nest"), "{message}");
     // `ps` works inside a share.
     let ps = format!("{} ps -o json", partage_e2e::partage());
     let seen = state_dir.run_json(&[&outer[..], &[ps.as_str()]].concat());
@@ -145,29 +145,29 @@ fn killed_daemon_is_replaced() {
 fn second_up_and_taken_port_are_refused() {
     let state_dir = TestStateDir::new();
     let mut up = state_dir.start_up("driver: simulated\nmetrics: off\n", &[]);
-    let (code, words) = state_dir.run_err(&["up", "--plain", "--metrics", "off"]);
+    let (code, message) = state_dir.run_err(&["up", "--plain", "--metrics", "off"]);
     let expected = format!(
         "error: partage up is already running here, as process {}: watch it with partage top, or end it first\n",
         up.pid()
     );
-    assert_eq!((code, words), (1, expected));
+    assert_eq!((code, message), (1, expected));
     assert!(up.is_running());
     up.signal(libc::SIGINT);
     assert!(up.wait_for_exit().success());
 
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let (code, words) = state_dir.run_err(&["up", "--plain", "--metrics", &address]);
-    assert!(code == 1 && words.starts_with("error: ") && words.contains(&address), "{words}");
-    let (code, words) = state_dir.run_err(&["up", "--metrics", "0.0.0.0:9464"]);
-    assert!(code == 1 && words.contains("can be reached from other machines"), "{words}");
+    let (code, message) = state_dir.run_err(&["up", "--plain", "--metrics", &address]);
+    assert!(code == 1 && message.starts_with("error: ") && message.contains(&address), "{message}");
+    let (code, message) = state_dir.run_err(&["up", "--metrics", "0.0.0.0:9464"]);
+    assert!(code == 1 && message.contains("can be reached from other machines"), "{message}");
     assert_eq!(state_dir.daemon_pid(), None);
 }
 
 #[test]
 fn invalid_settings_are_refused() {
     let state_dir = TestStateDir::new();
-    for (text, words) in [
+    for (text, expected) in [
         ("drivr: simulated\n", "drivr"),
         ("driver: amd\n", "amd"),
         ("driver: [\n", "settings.yaml"),
@@ -186,7 +186,7 @@ fn invalid_settings_are_refused() {
         {
             let (code, message) = state_dir.run_err(arguments);
             assert!(
-                code == 1 && message.starts_with("error: ") && message.contains(words),
+                code == 1 && message.starts_with("error: ") && message.contains(expected),
                 "{text:?}: {code} {message}"
             );
             assert!(message.contains(file), "{message}");
@@ -195,7 +195,7 @@ fn invalid_settings_are_refused() {
     assert!(!state_dir.path().join("daemon.sock").exists());
     // Errors that depend on the machine are reported at the start.
     let simulated = "driver: simulated\nmetrics: off\n";
-    for (more, words) in [
+    for (more, expected) in [
         ("reservations:\n  - for: '*'\n    gpu: 7\n    memory: 1Gi\n", "must select exactly one GPU"),
         ("reservations:\n  - for: '*'\n    gpu: 1\n    memory: 90Gi\n", "more than its 39.39 GiB"),
         ("simulated:\n  model: RTX-9999\n", "RTX-9999"),
@@ -203,7 +203,7 @@ fn invalid_settings_are_refused() {
     ] {
         let file = state_dir.write_settings(&format!("{simulated}{more}"));
         let (code, message) = state_dir.run_err(&["up", "--plain", "--settings", file.to_str().unwrap()]);
-        assert!(code == 1 && message.starts_with("error: ") && message.contains(words), "{more:?}: {code} {message}");
+        assert!(code == 1 && message.starts_with("error: ") && message.contains(expected), "{more:?}: {code} {message}");
     }
     let file = state_dir.write_settings("driver: simulated\n");
     let file = file.to_str().unwrap();
@@ -232,14 +232,14 @@ fn invalid_state_dirs_are_refused() {
         std::os::unix::fs::chown(&others, Some(61001), Some(61001)).unwrap();
         wrong.push((others.to_str().unwrap(), "belongs to another user"));
     }
-    for (folder, words) in wrong {
+    for (folder, expected) in wrong {
         let (code, message) = state_dir.run_err(&["run", "--state-dir", folder, "--", "true"]);
         assert!(
-            code == 125 && message.starts_with("error: ") && message.contains(words),
+            code == 125 && message.starts_with("error: ") && message.contains(expected),
             "{folder}: {code} {message}"
         );
         let (code, message) = state_dir.run_err(&["ps", "--state-dir", folder]);
-        assert!(code == 2 && message.contains(words), "{folder}: {code} {message}");
+        assert!(code == 2 && message.contains(expected), "{folder}: {code} {message}");
     }
 }
 
@@ -289,8 +289,8 @@ fn full_disk_is_reported_and_recovered_from() {
     {
         let _tiny = TinyFilesystem::mount(&small, "64k");
         let state_dir = TestStateDir::at(small.join("h"));
-        let (code, words) = state_dir.run_err(&["run", "--memory", "1Gi", "--", "true"]);
-        assert!(code == 125 && words.starts_with("error: ") && words.contains("No space left"), "{words}");
+        let (code, message) = state_dir.run_err(&["run", "--memory", "1Gi", "--", "true"]);
+        assert!(code == 125 && message.starts_with("error: ") && message.contains("No space left"), "{message}");
         assert_eq!(state_dir.leftovers(), Vec::<String>::new());
     }
     // The file system becomes full later.
@@ -301,13 +301,13 @@ fn full_disk_is_reported_and_recovered_from() {
     let mut running = state_dir.start_sleeper("before");
     let filler = large.join("filler");
     let _ = fs::write(&filler, vec![0u8; 64 << 20]);
-    let (code, words) = state_dir.run_err(&["run", "--memory", "1Gi", "--name", "after", "--", "true"]);
-    assert!(code == 125 && words.starts_with("error: ") && words.contains("No space left"), "{words}");
+    let (code, message) = state_dir.run_err(&["run", "--memory", "1Gi", "--name", "after", "--", "true"]);
+    assert!(code == 125 && message.starts_with("error: ") && message.contains("No space left"), "{message}");
     let names: Vec<_> = state_dir.shares().iter().map(|share| share["name"].clone()).collect();
     assert_eq!(names, ["before"]);
     // A change that cannot be recorded is not made either.
-    let (code, words) = state_dir.run_err(&["resize", "before", "--memory", "6Gi"]);
-    assert!(code == 2 && words.contains("No space left"), "{code} {words}");
+    let (code, message) = state_dir.run_err(&["resize", "before", "--memory", "6Gi"]);
+    assert!(code == 2 && message.contains("No space left"), "{code} {message}");
     assert_eq!(state_dir.find_share("before").unwrap()["parts"][0]["memoryBytes"], 4 * GIB);
     assert!(running.is_running());
     // A daemon that is killed now is still replaced.

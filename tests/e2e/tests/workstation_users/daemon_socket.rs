@@ -61,8 +61,8 @@ fn malformed_requests_are_answered_and_harm_no_other_user() {
     // Names are not used as paths.
     let path = json!({"ask": "stop", "name": "../../etc", "grace_millis": 0}).to_string() + "\n";
     assert!(send_and_receive(&machine, path.as_bytes()).contains("share ../../etc not found"));
-    let (code, words) = machine.state_dir.run_err(&["run", "--name", "../x", "--", "true"]);
-    assert!(code == 125 && words.contains("invalid name"), "{words}");
+    let (code, message) = machine.state_dir.run_err(&["run", "--name", "../x", "--", "true"]);
+    assert!(code == 125 && message.contains("invalid name"), "{message}");
     assert!(up.is_running());
     machine.state_dir.run_ok(&["ps"]);
 }
@@ -168,8 +168,8 @@ fn connection_flood_does_not_block_other_users() {
     // Many clients that send nothing.
     let silent: Vec<UnixStream> = as_user(ADA, || (0..600).map(|_| connect(&machine)).collect());
     // First: silent connections are closed after a while.
-    let (code, words) = machine.run_err(ADA, &["ps"]);
-    assert!(code != 0 && words.contains("connections to the daemon"), "{code} {words}");
+    let (code, message) = machine.run_err(ADA, &["ps"]);
+    assert!(code != 0 && message.contains("connections to the daemon"), "{code} {message}");
     for uid in [BOB, 0] {
         machine.run_ok(uid, &["ps"]);
         machine.run_ok(uid, &["run", "-q", "--memory", "1Gi", "--", "true"]);

@@ -40,14 +40,14 @@ fn queue_is_served_in_order() {
     let ps = state_dir.run_ok(&["ps"]);
     assert!(ps.contains("wait-third") && ps.contains("25 GiB"), "{ps}");
     // A name is in use while its owner waits.
-    let (code, words) = state_dir.run_err(&["run", "--name", "wait-third", "--memory", "1Gi", "--", "true"]);
-    assert!(code == 125 && words.contains("share wait-third already exists"), "{words}");
+    let (code, message) = state_dir.run_err(&["run", "--name", "wait-third", "--memory", "1Gi", "--", "true"]);
+    assert!(code == 125 && message.contains("share wait-third already exists"), "{message}");
     // A request that fits does not wait for one that does not.
     state_dir.run_ok(&["run", "--wait", "--memory", "2Gi", "--", "true"]);
     // A request that never fits does not wait.
     for never in [&["--memory", "90Gi"][..], &["--gpus", "2"], &["--model", "H100"]] {
-        let (code, words) = state_dir.run_err(&[&["run", "--wait"], never, &["--", "true"]].concat());
-        assert!(code == 125 && !words.contains("waiting"), "{never:?}: {words}");
+        let (code, message) = state_dir.run_err(&[&["run", "--wait"], never, &["--", "true"]].concat());
+        assert!(code == 125 && !message.contains("waiting"), "{never:?}: {message}");
     }
     // Ctrl-C leaves the queue.
     second.signal(libc::SIGINT);

@@ -212,8 +212,8 @@ fn share_of_a_newer_version_is_ignored_and_stays_reserved() {
     let mut up = state_dir.start_up(SIMULATED_SETTINGS, &["--metrics", "off"]);
     up.wait_for_line("share newer was created by another version of partage, and its GPUs stay held");
     // 39.39 GiB of each GPU can be shared.
-    let (code, words) = state_dir.run_err(&["run", "--gpus", "2", "--memory", "20Gi", "--", "true"]);
-    assert!(code == 125 && words.contains("9.39 GiB"), "{words}");
+    let (code, message) = state_dir.run_err(&["run", "--gpus", "2", "--memory", "20Gi", "--", "true"]);
+    assert!(code == 125 && message.contains("9.39 GiB"), "{message}");
     assert_eq!(state_dir.shares(), Vec::<Value>::new());
     assert!(share.is_running());
     assert_eq!(std::fs::read_to_string(&record).unwrap(), newer);

@@ -45,9 +45,9 @@ fn plain_output_logs_share_events() {
     state_dir.run_ok(&["run", "--memory", "4Gi", "--cores", "30", "--name", "lines", "--", "true"]);
     up.wait_for_line("share granted share=lines grant=4 GiB and 30 % of GPU 0 user=root");
     up.wait_for_line("share released share=lines");
-    let (code, words) = state_dir.run_err(&["up", "--metrics", "off"]);
+    let (code, message) = state_dir.run_err(&["up", "--metrics", "off"]);
     let expected = format!("error: partage up is already running here, as process {}: ", up.pid());
-    assert!(code == 1 && words.starts_with(&expected), "{words}");
+    assert!(code == 1 && message.starts_with(&expected), "{message}");
     up.signal(libc::SIGINT);
     assert!(up.wait_for_exit().success());
     assert_eq!(up.remaining_lines(), Vec::<String>::new());
@@ -100,9 +100,9 @@ fn invalid_log_filter_is_refused() {
     let state_dir = TestStateDir::new();
     for arguments in [&["up", "--plain", "--metrics", "off"][..], &["node", "--node-name", "n1"]] {
         let output = state_dir.partage(arguments).env("PARTAGE_LOG", "partage=loud").output().unwrap();
-        let words = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {words}");
-        assert!(words.contains("PARTAGE_LOG=\"partage=loud\" is not a log filter"), "{words}");
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
+        assert!(message.contains("PARTAGE_LOG=\"partage=loud\" is not a log filter"), "{message}");
     }
 }
 
@@ -249,11 +249,11 @@ fn check_option_validates_settings() {
     let check = |text: &str| {
         let file = state_dir.write_settings(text);
         let output = state_dir.output(&["up", "--check", "--settings", file.to_str().unwrap()]);
-        let words = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
-        (output.status.code().unwrap(), words)
+        let message = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        (output.status.code().unwrap(), message)
     };
-    let (code, words) = check("driver: simulated\nusers:\n- {who: root, shares: 2, memory: 8Gi}\n");
-    assert!(code == 0 && words.starts_with("the settings are valid ("), "{words}");
+    let (code, message) = check("driver: simulated\nusers:\n- {who: root, shares: 2, memory: 8Gi}\n");
+    assert!(code == 0 && message.starts_with("the settings are valid ("), "{message}");
     for (text, what) in [
         ("driver: amd\n", "amd"),
         ("drivers: simulated\n", "drivers"),
@@ -264,13 +264,13 @@ fn check_option_validates_settings() {
         ("metrics: 0.0.0.0:9464\n", "can be reached from other machines"),
         ("users: [\n", "settings.yaml"),
     ] {
-        let (code, words) = check(text);
-        assert!(code == 1 && words.starts_with("error: ") && words.contains(what), "{text}: {words}");
+        let (code, message) = check(text);
+        assert!(code == 1 && message.starts_with("error: ") && message.contains(what), "{text}: {message}");
     }
     // The check has no side effects.
     assert!(!state_dir.path().join("daemon.sock").exists() && state_dir.processes().is_empty());
-    let (code, words) = state_dir.run_err(&["up", "--check", "--settings", "/nowhere/x.yaml"]);
-    assert!(code == 1 && words.contains("cannot read /nowhere/x.yaml"), "{words}");
+    let (code, message) = state_dir.run_err(&["up", "--check", "--settings", "/nowhere/x.yaml"]);
+    assert!(code == 1 && message.contains("cannot read /nowhere/x.yaml"), "{message}");
 }
 
 #[test]

@@ -48,8 +48,8 @@ fn share_can_be_changed_only_by_its_owner_or_root() {
     let (code, taken) =
         machine.run_err(EVE, &["run", "--name", "users-ada", "--memory", "1Gi", "--", "true"]);
     assert!(code == 125 && taken.contains(&format!("already exists, of user {ADA}")), "{taken}");
-    let (code, words) = machine.run_err(EVE, &["up", "--metrics", "off"]);
-    assert!(code == 1 && words.contains("only the daemon's own user may take over from it"), "{words}");
+    let (code, message) = machine.run_err(EVE, &["up", "--metrics", "off"]);
+    assert!(code == 1 && message.contains("only the daemon's own user may take over from it"), "{message}");
 
     machine.run_ok(ADA, &["resize", "users-ada", "--memory", "6Gi"]);
     assert_eq!(machine.state_dir.find_share("users-ada").unwrap()["parts"][0]["memoryBytes"], 6 * GIB);
@@ -90,11 +90,11 @@ fn user_rules_and_reservations_are_enforced() {
     );
     let (machine, _up) = SharedMachine::managed_by_root(&settings);
     let run = |uid: u32, options: &[&str]| {
-        let (code, words) = machine.run_err(uid, &[&["run"], options, &["--", "true"]].concat());
-        assert_eq!(code, 125, "{words}");
-        words
+        let (code, message) = machine.run_err(uid, &[&["run"], options, &["--", "true"]].concat());
+        assert_eq!(code, 125, "{message}");
+        message
     };
-    let expect = |words: String, what: &str| assert!(words.contains(what), "{what:?} is not in {words:?}");
+    let expect = |message: String, what: &str| assert!(message.contains(what), "{what:?} is not in {message:?}");
     expect(run(EVE, &["--memory", "1Gi"]), "no rule under users");
     expect(run(ADA, &["--whole"]), "may not have a whole GPU: request a share");
     expect(
@@ -105,25 +105,25 @@ fn user_rules_and_reservations_are_enforced() {
     // A share without a size gets the default of the settings.
     let (_first, output) = machine.start_sleeper(ADA, "rules-one", &[]);
     assert!(output.contains(": 3 GiB and 10 % of GPU "), "{output}");
-    let words = run(ADA, &["--memory", "6Gi"]);
+    let message = run(ADA, &["--memory", "6Gi"]);
     assert!(
-        words.contains("has 3 GiB and requests 6 GiB") && words.contains("stop another share"),
-        "{words}"
+        message.contains("has 3 GiB and requests 6 GiB") && message.contains("stop another share"),
+        "{message}"
     );
-    let (code, words) = machine.run_err(ADA, &["resize", "rules-one", "--memory", "9Gi"]);
-    assert!(code == 1 && words.contains("may have 8 GiB of GPU memory in total"), "{words}");
+    let (code, message) = machine.run_err(ADA, &["resize", "rules-one", "--memory", "9Gi"]);
+    assert!(code == 1 && message.contains("may have 8 GiB of GPU memory in total"), "{message}");
     let (_second, _) = machine.start_sleeper(ADA, "rules-two", &["--memory", "1Gi"]);
     expect(run(ADA, &["--memory", "1Gi"]), "may have 2 shares at a time and has rules-one, rules-two");
 
     expect(run(BOB, &["--gpus", "2", "--memory", "1Gi"]), "may have 1 GPUs per share, requested 2");
     // Ada's shares were spread over both GPUs: what she holds on GPU 1 counts toward her reservation there.
-    let words = run(BOB, &["--memory", "12Gi"]);
-    assert!(words.contains("of GPU 1 is reserved for 61001"), "{words}");
+    let message = run(BOB, &["--memory", "12Gi"]);
+    assert!(message.contains("of GPU 1 is reserved for 61001"), "{message}");
     let (_bob, output) = machine.start_sleeper(BOB, "rules-bob", &["--memory", "9Gi"]);
     assert!(output.contains("9 GiB of GPU 1"), "{output}");
     // The rules do not apply to the administrator, but reservations of others do.
-    let (code, words) = machine.state_dir.run_err(&["run", "--whole", "--gpus", "2", "--", "true"]);
-    assert_eq!(code, 125, "{words}");
+    let (code, message) = machine.state_dir.run_err(&["run", "--whole", "--gpus", "2", "--", "true"]);
+    assert_eq!(code, 125, "{message}");
     machine.state_dir.run_ok(&["run", "--memory", "20Gi", "--", "true"]);
 }
 
@@ -149,8 +149,8 @@ fn user_runs_a_daemon_in_their_own_state_dir() {
     assert!(share["parts"][0]["peakBytes"].as_u64().unwrap() <= 2 * GIB, "{share}");
     assert!(share["parts"][0]["refusals"].as_u64().unwrap() >= 1, "{share}");
     // No other user may connect.
-    let (code, words) = machine.run_err(BOB, &["ps"]);
-    assert!(code == 2 && words.contains("ermission denied"), "{code} {words}");
+    let (code, message) = machine.run_err(BOB, &["ps"]);
+    assert!(code == 2 && message.contains("ermission denied"), "{code} {message}");
     greedy.signal(libc::SIGTERM);
     assert!(greedy.wait_for_exit().success());
     machine.state_dir.wait_until_clean();
@@ -223,11 +223,11 @@ fn requests_succeed_while_daemons_are_replaced() {
     machine.state_dir.run_ok(&["stop", "turn-ada"]);
     let daemon = eventually("a daemon runs", || machine.state_dir.daemon_pid());
     crate::support::signal(daemon, libc::SIGKILL);
-    let words = eventually("no daemon runs", || {
+    let message = eventually("no daemon runs", || {
         let output = machine.output(BOB, &["ps"]);
         (!output.status.success()).then(|| String::from_utf8(output.stderr).unwrap())
     });
-    assert!(words.contains("belongs to another user, and no daemon is running there"), "{words}");
+    assert!(message.contains("belongs to another user, and no daemon is running there"), "{message}");
 }
 
 #[test]
@@ -270,8 +270,8 @@ fn region_of_another_user_is_not_writable() {
 fn very_long_command_line_is_truncated_in_views() {
     let state_dir = TestStateDir::new();
     let word = "x".repeat(100_000);
-    let words = [&["sh", "-c", "echo $#; exec sleep 1000"][..], &[word.as_str(); 14]].concat();
-    let mut long = state_dir.start_share("long", &["--memory", "1Gi"], &words);
+    let command = [&["sh", "-c", "echo $#; exec sleep 1000"][..], &[word.as_str(); 14]].concat();
+    let mut long = state_dir.start_share("long", &["--memory", "1Gi"], &command);
     // The command itself gets all arguments.
     long.read_until(|line| line == "13");
     let table = state_dir.run_ok(&["ps"]);
@@ -319,8 +319,8 @@ fn gpu_is_shared_by_one_daemon_at_a_time() {
     let mut first = BackgroundProcess::start(run(&ada, ADA, "4Gi", &["sleep", "1000"]));
     first.wait_for_line("partage: sleep-1: 4 GiB of GPU 0");
     let second = run(&bob, BOB, "4Gi", &["true"]).output().unwrap();
-    let words = String::from_utf8(second.stderr).unwrap();
-    assert!(second.status.code() == Some(125) && words.contains("another daemon on this machine"), "{words}");
+    let message = String::from_utf8(second.stderr).unwrap();
+    assert!(second.status.code() == Some(125) && message.contains("another daemon on this machine"), "{message}");
     first.signal(libc::SIGTERM);
     first.wait_for_exit();
     eventually("the other daemon shares the GPU", || {
@@ -337,11 +337,11 @@ fn socket_of_another_user_is_not_trusted() {
     let socket = machine.state_dir.path().join("daemon.sock");
     let _listens = as_user(EVE, || std::os::unix::net::UnixListener::bind(&socket).unwrap());
     std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o777)).unwrap();
-    let words = format!("runs as user {EVE}");
+    let expected = format!("runs as user {EVE}");
     for arguments in [&["ps"][..], &["run", "--", "true"]] {
         let (_, message) = machine.run_err(BOB, arguments);
-        assert!(message.contains(&words), "{arguments:?}: {message}");
+        assert!(message.contains(&expected), "{arguments:?}: {message}");
         let (_, message) = machine.state_dir.run_err(arguments);
-        assert!(message.contains(&words), "root, {arguments:?}: {message}");
+        assert!(message.contains(&expected), "root, {arguments:?}: {message}");
     }
 }

@@ -91,7 +91,7 @@ async fn anonymous_metrics_are_served_over_plain_http() {
 #[tokio::test]
 async fn metrics_require_a_token_unless_anonymous() {
     let running = start(false).await;
-    for (headers, status, words) in [
+    for (headers, status, expected) in [
         ("", "401 Unauthorized", "Authorization: Bearer"),
         ("Authorization: Basic cHJvbTpwcm9t\r\n", "401 Unauthorized", "Authorization: Bearer"),
         ("Authorization: Bearer tenant\r\n", "403 Forbidden", "this token may not read metrics"),
@@ -101,7 +101,7 @@ async fn metrics_require_a_token_unless_anonymous() {
         for path in ["/metrics", "/metric"] {
             let response = tls(running.address, path, headers).await;
             assert!(response.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{headers}: {response}");
-            assert!(response.contains(words), "{headers}: {response}");
+            assert!(response.contains(expected), "{headers}: {response}");
             let challenge = response.contains("www-authenticate: Bearer\r\n");
             assert_eq!(challenge, status.starts_with("401"), "{response}");
             assert_eq!(response.contains("partage_info"), status.starts_with("200"), "{response}");
@@ -115,8 +115,8 @@ async fn plain_http_on_the_https_port_gets_a_hint() {
     for headers in ["", "Authorization: Bearer prometheus\r\n"] {
         let response = plain(running.address, "/metrics", headers).await;
         assert!(response.starts_with("HTTP/1.1 400 Bad Request\r\n"), "{response}");
-        for words in ["use https:// in the URL", "Authorization: Bearer", "metrics.anonymous: true"] {
-            assert!(response.contains(words), "{response}");
+        for expected in ["use https:// in the URL", "Authorization: Bearer", "metrics.anonymous: true"] {
+            assert!(response.contains(expected), "{response}");
         }
         assert!(!response.contains("partage_info"), "a token must not work in the clear: {response}");
     }

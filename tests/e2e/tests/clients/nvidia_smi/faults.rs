@@ -24,12 +24,12 @@ fn gpu_off_the_bus_is_reported_as_lost() {
     for client_node in ClientNode::one_model("A100-SXM4-40GB", 2) {
         client_node.node.state().inject(1, GpuFault::Lost);
         let address = client_node.node.config().gpus[1].pci.to_string();
-        let words = format!("{}: GPU is lost.  Reboot the system to recover this GPU", &address[4..]);
+        let expected = format!("{}: GPU is lost.  Reboot the system to recover this GPU", &address[4..]);
         for arguments in [&[][..], &["-L"], &["-q"], &["-i", "1"]] {
             let output = client_node.nvidia_smi(arguments);
             assert_eq!(output.code, Some(15), "{output:#?}");
             assert!(output.out.contains("Unable to determine the device handle for"), "{output:#?}");
-            assert!(output.out.contains(&words), "{output:#?}");
+            assert!(output.out.contains(&expected), "{output:#?}");
         }
         let table = client_node.nvidia_smi(&["-i", "0"]).success();
         assert!(table.contains("|   0  NVIDIA A100-SXM4-40GB"), "the other GPU is unchanged\n{table}");

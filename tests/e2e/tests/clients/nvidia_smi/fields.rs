@@ -125,7 +125,7 @@ fn parse_query_text(text: &str) -> BTreeMap<String, String> {
 }
 
 fn assert_no_error_words(output: &str) {
-    let line = output.lines().find(|line| ERROR_WORDS.iter().any(|words| line.contains(words)));
+    let line = output.lines().find(|line| ERROR_WORDS.iter().any(|expected| line.contains(expected)));
     assert_eq!(line, None, "{output}");
 }
 
