@@ -24,7 +24,10 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceOwnerError {
     /// Kubelet has not recorded a container for them yet.
-    #[error("kubelet has not reported a container for {} of {resource} yet; kubelet retries automatically", join(ids))]
+    #[error(
+        "kubelet has not reported a container for {} of {resource} yet; kubelet retries automatically",
+        join(ids)
+    )]
     NotAllocated {
         /// The extended resource that kubelet allocates the devices of.
         resource: String,

@@ -36,7 +36,8 @@ pub(crate) fn report(state: &NodeState, reported: &mut BTreeSet<PodUid>) {
 /// Returns whether a pod requests a resource that this node serves.
 pub(crate) fn requests_served_resource(pod: &PodView, settings: &AgentSettings) -> bool {
     let resources: Vec<String> = CountResource::enabled(settings).iter().map(CountResource::name).collect();
-    let is_requested = |resource: &String| pod.pod.containers.iter().any(|one| one.amount(resource).is_some());
+    let is_requested =
+        |resource: &String| pod.pod.containers.iter().any(|one| one.amount(resource).is_some());
     resources.iter().any(is_requested)
 }
 
@@ -53,7 +54,8 @@ const AGENT_UNAVAILABLE: [&str; 5] = [
 /// Returns the event reason and the cause of a rejection, from kubelet's message.
 fn classify_rejection(message: &str, rebooted: bool) -> (&'static str, String) {
     // Without kubelet's prefix and suffix.
-    let plain = message.trim_start_matches("Pod was rejected: ").trim_start_matches("Allocate failed due to ");
+    let plain =
+        message.trim_start_matches("Pod was rejected: ").trim_start_matches("Allocate failed due to ");
     let plain = plain.trim_end_matches(", which is unexpected").trim_end_matches('.');
     if message.is_empty() || AGENT_UNAVAILABLE.iter().any(|part| message.contains(part)) {
         let why = if rebooted {

@@ -37,7 +37,11 @@ pub(crate) async fn run(state: Arc<NodeState>, cdi: PathBuf, stop: CancellationT
                 return;
             }
             if info.trusts_checkpoints && !std::mem::replace(&mut is_vulnerability_reported, true) {
-                tracing::warn!(version = info.version, advice = CHECKPOINT_NOTE, "container runtime is vulnerable");
+                tracing::warn!(
+                    version = info.version,
+                    advice = CHECKPOINT_NOTE,
+                    "container runtime is vulnerable"
+                );
                 state.node_event(Severity::Warning, "ContainerRuntimeVulnerable", CHECKPOINT_NOTE);
             }
             if state.machine.nvidia_runtime.swap(info.nvidia, Ordering::Relaxed) != info.nvidia {

@@ -48,7 +48,9 @@ pub enum ClusterError {
         node: String,
     },
     /// The API server could not be reached, or did not answer in time. A write may or may not have happened.
-    #[error("{operation}: the API server is unavailable ({reason}): the operation is retried when the API server is available")]
+    #[error(
+        "{operation}: the API server is unavailable ({reason}): the operation is retried when the API server is available"
+    )]
     Unavailable {
         /// The operation that got no answer, as a phrase: "reading node gpu-1".
         operation: String,

@@ -395,7 +395,12 @@ impl Candidate {
     }
 
     /// Returns the lease with this replica as its holder.
-    fn lease_for_this_replica(&self, version: Option<String>, transitions: i32, is_acquisition: bool) -> Lease {
+    fn lease_for_this_replica(
+        &self,
+        version: Option<String>,
+        transitions: i32,
+        is_acquisition: bool,
+    ) -> Lease {
         let mut lease = self.base(version);
         let now = Some(MicroTime(Timestamp::now()));
         let spec = lease.spec.get_or_insert_with(LeaseSpec::default);

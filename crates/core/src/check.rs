@@ -366,7 +366,10 @@ mod tests {
             description(2, MemoryAsk::Exactly(Bytes::mib(3000).unwrap()), half),
             "2 GPUs, each 3000 MiB of memory and 50 % of the cores"
         );
-        assert_eq!(description(1, MemoryAsk::All, CoresAsk::Uncounted), "1 GPU: all of its memory, no core limit");
+        assert_eq!(
+            description(1, MemoryAsk::All, CoresAsk::Uncounted),
+            "1 GPU: all of its memory, no core limit"
+        );
         assert_eq!(
             description(1, MemoryAsk::Unlimited, CoresAsk::Slots(1)),
             "1 slot of a GPU split in 10 (10 % of its cores), no memory limit"

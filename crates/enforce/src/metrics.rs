@@ -174,7 +174,9 @@ where
     };
     let bytes = |bytes: Bytes| bytes.0 as f64;
     gauge("memory", BYTES, "GPU memory that programs can allocate (bytes).", &|of| Some(bytes(of.memory)))?;
-    gauge("memory_granted", BYTES, "GPU memory granted to shares (bytes).", &|of| Some(bytes(of.granted_memory)))?;
+    gauge("memory_granted", BYTES, "GPU memory granted to shares (bytes).", &|of| {
+        Some(bytes(of.granted_memory))
+    })?;
     gauge("memory_used", BYTES, "GPU memory in use, from NVML (bytes).", &|of| of.used_memory.map(bytes))?;
     gauge("cores_guaranteed", RATIO, "Compute guaranteed to shares (ratio of the GPU).", &|of| {
         Some(f64::from(of.granted_millipercent) / 1e5)

@@ -295,7 +295,8 @@ fn capabilities_are_restored() {
     let script = "grep -E '^Cap(Prm|Eff|Inh|Amb|Bnd)' /proc/self/status";
     let sets = |output: &Output| -> Vec<u64> {
         let (_, message) = confined_output(output);
-        message.lines()
+        message
+            .lines()
             .map(|line| u64::from_str_radix(line.split_whitespace().nth(1).unwrap(), 16).unwrap())
             .collect()
     };
@@ -384,7 +385,10 @@ fn nested_share_is_refused() {
     let script = "./program --exact bound_process --ignored --nocapture --test-threads=1 2>&1; :";
     for mut command in [machine.confined(script), machine.unprivileged(script)] {
         let (_, output) = confined_output(&command.output().unwrap());
-        assert!(output.contains("@unbound: unchanged true") && output.contains("runs in a share"), "{output}");
+        assert!(
+            output.contains("@unbound: unchanged true") && output.contains("runs in a share"),
+            "{output}"
+        );
     }
 }
 
@@ -446,7 +450,10 @@ fn removed_driver_is_reported_with_advice() {
     let machine = Machine::new();
     let output = machine.confined("true").env("UPDATED", "1").output().unwrap();
     let message = String::from_utf8_lossy(&output.stdout);
-    assert!(message.contains("@unbound: unchanged true") && message.contains("libnvidia-ml.so.570"), "{output:?}");
+    assert!(
+        message.contains("@unbound: unchanged true") && message.contains("libnvidia-ml.so.570"),
+        "{output:?}"
+    );
     assert!(message.contains("updated or removed") && message.contains("restart partage up"), "{output:?}");
 }
 

@@ -81,7 +81,9 @@ pub enum RegionError {
     #[error("this GPU is already in the region, with index {0}: change its share instead")]
     DuplicateGpu(usize),
     /// The region's layout cannot hold attachments.
-    #[error("the region has layout {0}, which cannot grow: restart its container to create a region of the current layout")]
+    #[error(
+        "the region has layout {0}, which cannot grow: restart its container to create a region of the current layout"
+    )]
     CannotGrow(u32),
     /// The memory limit is too large to be counted.
     #[error(

@@ -302,7 +302,10 @@ fn three_hundred_processes_get_a_slot_each() {
     for child_process in children {
         child_process.kill();
     }
-    assert_eq!((observer.reclaim_dead_processes(), observer.used(0), observer.processes().count()), (300, 0, 1));
+    assert_eq!(
+        (observer.reclaim_dead_processes(), observer.used(0), observer.processes().count()),
+        (300, 0, 1)
+    );
 }
 
 /// Forks: the child finds that the region is not its own, attaches itself, and stays when its parent is killed.

@@ -187,7 +187,10 @@ fn notebook_skips_a_cell_that_does_not_fit() {
     let output = node.sample("notebook --memory 64Gi --seconds 1").output().unwrap();
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), [].as_slice()));
     let printed = lines(&output);
-    assert!(printed[0].starts_with("cell 1: ") && printed[0].ends_with(" refused: out of memory"), "{printed:?}");
+    assert!(
+        printed[0].starts_with("cell 1: ") && printed[0].ends_with(" refused: out of memory"),
+        "{printed:?}"
+    );
     assert_eq!((number_before(&printed[1], "cells"), number_before(&printed[1], "refused")), (0, 1));
 }
 

@@ -37,9 +37,7 @@ pub fn to_ask(request: &RunRequest, default: &DefaultShare) -> Result<PodAsk, Re
         return wrong("memory is requested both as an amount and as a percentage: omit one of them");
     }
     if request.whole && sized {
-        return wrong(
-            "--whole requests all memory and cores: omit the memory and the cores, or --whole",
-        );
+        return wrong("--whole requests all memory and cores: omit the memory and the cores, or --whole");
     }
     if request.whole && request.mode.is_some() {
         return wrong("--whole requests a GPU that is not shared: omit the mode, or --whole");

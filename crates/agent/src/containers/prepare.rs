@@ -108,7 +108,8 @@ impl NodeState {
             return Ok((pod, true));
         }
         let unknown = |cause: &str| {
-            let message = format!("pod {} is not known yet: {cause}; kubelet retries automatically", holder.uid);
+            let message =
+                format!("pod {} is not known yet: {cause}; kubelet retries automatically", holder.uid);
             Refusal::new(RefusalReason::NotFound, message)
         };
         // Kubelet and the API server have different UIDs for a static pod.

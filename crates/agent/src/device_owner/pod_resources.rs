@@ -71,7 +71,8 @@ impl PodResourcesList {
         }
         let number = self.started.fetch_add(1, Ordering::SeqCst) + 1;
         let answer = tokio::time::timeout(LIST_TIMEOUT, self.list()).await;
-        let answer = answer.map_err(|_| failed(format!("no response within {} s", LIST_TIMEOUT.as_secs())))?;
+        let answer =
+            answer.map_err(|_| failed(format!("no response within {} s", LIST_TIMEOUT.as_secs())))?;
         let pods = Arc::new(answer.map_err(|refused| failed(refused.message().to_string()))?);
         *last = (number, pods.clone());
         Ok(pods)

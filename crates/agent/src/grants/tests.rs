@@ -86,7 +86,8 @@ fn oversubscription_is_refused_unless_the_node_allows_it_and_is_kept_by_the_reco
     let limits = json!({"partage.dev/gpu": 1, "partage.dev/memory": "4Gi"});
     let asks = pod(limits.clone(), json!({"partage.dev/oversubscribe": "true"}));
     let why = decide(&mut grants, "a", &asks, &refused).unwrap_err();
-    for expected in ["requests partage.dev/oversubscribe", "node n1 does not allow", "remove the annotation"] {
+    for expected in ["requests partage.dev/oversubscribe", "node n1 does not allow", "remove the annotation"]
+    {
         assert!(why.contains(expected), "{expected}: {why}");
     }
     assert_eq!(grants.records().count(), 0, "a refused pod holds nothing");

@@ -137,17 +137,28 @@ fn write_vcuda(report: &NodeReport, to: &mut MetricFamilies<'_, '_>) -> fmt::Res
             let each = merged(all, sum).into_iter().map(|(key, value)| (labeled(names, key), Some(value)));
             to.gauge(name, None, help, each)
         };
-    gauge("container_gpu_utilization", "gpu", "GPU utilization by the container (percent).", |report, of| {
-        by_card(report, of, |seen| f64::from(seen.busy))
-    })?;
-    gauge("container_gpu_memory_total", "gpu_memory", "GPU memory that the container uses (MiB).", |report, of| {
-        by_card(report, of, |seen| seen.memory.0 as f64 / MIB)
-    })?;
-    gauge("container_request_gpu_utilization", "req_of_gpu", "GPU compute that the container requests (ratio of the GPU).", |_, of| {
-        let whole = |share: &Share| share.whole.then_some(Cores::WHOLE);
-        let cores = of.shares.iter().filter_map(|(share, _)| share.cores.or_else(|| whole(share)));
-        total(cores.map(|cores| f64::from(cores.as_millipercent()) / 1e5).sum())
-    })?;
+    gauge(
+        "container_gpu_utilization",
+        "gpu",
+        "GPU utilization by the container (percent).",
+        |report, of| by_card(report, of, |seen| f64::from(seen.busy)),
+    )?;
+    gauge(
+        "container_gpu_memory_total",
+        "gpu_memory",
+        "GPU memory that the container uses (MiB).",
+        |report, of| by_card(report, of, |seen| seen.memory.0 as f64 / MIB),
+    )?;
+    gauge(
+        "container_request_gpu_utilization",
+        "req_of_gpu",
+        "GPU compute that the container requests (ratio of the GPU).",
+        |_, of| {
+            let whole = |share: &Share| share.whole.then_some(Cores::WHOLE);
+            let cores = of.shares.iter().filter_map(|(share, _)| share.cores.or_else(|| whole(share)));
+            total(cores.map(|cores| f64::from(cores.as_millipercent()) / 1e5).sum())
+        },
+    )?;
     gauge(
         "container_request_gpu_memory",
         "req_of_gpu_memory",

@@ -104,7 +104,8 @@ fn label_that_may_not_be_removed_stays_owned() {
 fn inventory_annotation_is_the_offered_node() {
     let mut node = node(&[15_360, 15_360]);
     node.gpus[1].withheld = Some("it has fallen off the bus".into());
-    let published = desired(&node, &settings(&[Dialect::Volcano, Dialect::Native]), &RequestedAmounts::default());
+    let published =
+        desired(&node, &settings(&[Dialect::Volcano, Dialect::Native]), &RequestedAmounts::default());
     let read: Node = serde_json::from_str(&published.annotations[INVENTORY_ANNOTATION]).unwrap();
     assert_eq!(read.gpus, node.gpus);
     assert_eq!(read, node, "schedulers count by the node that the agent grants by");

@@ -171,7 +171,12 @@ impl ExplainCommand {
                 let gpus: Vec<&str> = container.shares.iter().map(|share| share.gpu.as_str()).collect();
                 write_line(
                     out,
-                    format_args!("  {} would be placed on {}: {}", container.container, grant.node, gpus.join(", ")),
+                    format_args!(
+                        "  {} would be placed on {}: {}",
+                        container.container,
+                        grant.node,
+                        gpus.join(", ")
+                    ),
                 )?;
             }
         }

@@ -86,7 +86,10 @@ pub(super) fn waiting_lines(report: &MachineReport) -> Vec<StyledLine> {
     let total = report.waiting.len();
     let lines = report.waiting.iter().enumerate().map(|(at, waiting)| {
         let mut line = StyledLine::new(TextStyle::Warning, format_args!("queued {} of {total}: ", at + 1));
-        line.push(TextStyle::Plain, format_args!("{} ({}), {}: ", waiting.name, waiting.user, waiting.requested));
+        line.push(
+            TextStyle::Plain,
+            format_args!("{} ({}), {}: ", waiting.name, waiting.user, waiting.requested),
+        );
         line.push(TextStyle::Dim, format_args!("{}", waiting.why));
         line
     });

@@ -430,7 +430,8 @@ impl TurnScheduler {
         let wait = |next| TurnDecision { close: None, open: None, next };
         let short = !turn.open || left <= turn.length / 2;
         // Threads that wait although time is left have missed that the turn was opened.
-        let stuck = view.waiting && backlog == 0 && now >= turn.since.saturating_add(tuning::WAKE_ALLOWANCE_NS);
+        let stuck =
+            view.waiting && backlog == 0 && now >= turn.since.saturating_add(tuning::WAKE_ALLOWANCE_NS);
         let mine = mine.or_else(|| self.candidate(now, turn.index, view));
         if let Some(mut mine) = mine.filter(|_| short || stuck) {
             if backlog > tuning::PROLONG_LEAD_NS {

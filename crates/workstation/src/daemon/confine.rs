@@ -65,11 +65,9 @@ impl Daemon {
         if !devices.is_empty() {
             match cgroup.deny_devices(&devices) {
                 Ok(()) => confined.device_filter = true,
-                Err(error) => {
-                    confined
-                        .notes
-                        .push(format!("the device files of other GPUs stay accessible: {}", describe(&error)))
-                }
+                Err(error) => confined
+                    .notes
+                    .push(format!("the device files of other GPUs stay accessible: {}", describe(&error))),
             }
         }
         // If the process has exited, its pid may belong to a process of no share.

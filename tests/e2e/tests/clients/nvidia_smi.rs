@@ -180,7 +180,11 @@ async fn dmon_shows_gpu_utilization() {
         let output = eventually("utilization of GPU 1 is 100 %", async || {
             let output = client_node.nvidia_smi(&["dmon", "-c", "2", "-s", "pucvmet"]).success();
             let rows = parse_monitor_rows(&output);
-            if rows.iter().any(|row| row["gpu"] == "1" && row["sm"] == "100") { Ok(output) } else { Err(output) }
+            if rows.iter().any(|row| row["gpu"] == "1" && row["sm"] == "100") {
+                Ok(output)
+            } else {
+                Err(output)
+            }
         })
         .await;
         drop(workload);

@@ -153,7 +153,9 @@ fn documented_cluster_commands_work_with_partage_installed() {
     let page = DocPage::read("docs/testbed.md", TESTBED_SKIPPED).unwrap();
     let output = does(&page.commands("Try it")[0]);
     assert!(
-        output.contains("node1") && output.contains("4096MiB") && output.ends_with("the cluster was removed\n"),
+        output.contains("node1")
+            && output.contains("4096MiB")
+            && output.ends_with("the cluster was removed\n"),
         "{output}"
     );
     for heading in ["The programs", "The images", "The clients"] {

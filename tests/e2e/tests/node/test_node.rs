@@ -256,7 +256,8 @@ impl<'a> TestNode<'a> {
 
     /// Waits until an event with this reason contains these words.
     pub(crate) async fn wait_for_event(&self, reason: &str, expected: &str) {
-        self.wait_for_matching_event(&format!("an event {reason}: {expected}"), reason, expected, |_| true).await;
+        self.wait_for_matching_event(&format!("an event {reason}: {expected}"), reason, expected, |_| true)
+            .await;
     }
 
     /// Waits until an event about this object has this reason and these words.

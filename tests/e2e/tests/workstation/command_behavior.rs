@@ -170,7 +170,10 @@ fn every_command_has_json_output() {
     let empty = state_dir.run_json(&["ps", "-o", "json"]);
     assert_eq!((&empty["shares"], &empty["waiting"]), (&Value::Array(vec![]), &Value::Array(vec![])));
     assert_eq!(state_dir.run_ok(&["ps"]), "no shares; start one with: partage run --memory 4Gi -- COMMAND\n");
-    assert_eq!(state_dir.run_json(&["top", "-o", "json", "--interval", "50ms"])["shares"], Value::Array(vec![]));
+    assert_eq!(
+        state_dir.run_json(&["top", "-o", "json", "--interval", "50ms"])["shares"],
+        Value::Array(vec![])
+    );
 
     let mut running = state_dir.start_sleeper("one");
     let ps = state_dir.run_json(&["ps", "-o", "json"]);

@@ -13,7 +13,8 @@ fn greedy_share_is_refused_and_its_neighbor_is_not() {
     let trainer = [sample(), "trainer", "--memory", "30Gi", "--every", "0.3"];
     let mut trainer = state_dir.start_share("trainer", &["--memory", "32Gi", "--cores", "30"], &trainer);
     trainer.wait_for_line("step ");
-    let mut greedy = state_dir.start_share("greedy", &["--memory", "4Gi", "--cores", "30"], &[sample(), "greedy"]);
+    let mut greedy =
+        state_dir.start_share("greedy", &["--memory", "4Gi", "--cores", "30"], &[sample(), "greedy"]);
     greedy.wait_for_line("refused at 3.5 GiB: out of memory");
     trainer.wait_for_line("step ");
     let part = |name: &str| state_dir.find_share(name).unwrap()["parts"][0].clone();
@@ -60,7 +61,8 @@ fn oversubscribed_share_allocates_above_its_limit_when_allowed() {
     assert!(top["gpus"][0]["usedMemoryBytes"].as_u64().unwrap() <= 2 * GIB, "{top}");
     assert!(state_dir.run_ok(&["ps"]).contains(" / 2 GiB + host "));
     assert!(
-        state_dir.run_ok(&["inspect", "beyond"])
+        state_dir
+            .run_ok(&["inspect", "beyond"])
             .contains("oversubscribed: memory above the limit is in host memory")
     );
     trainer.signal(libc::SIGTERM);
@@ -138,7 +140,10 @@ fn limits_hold_for_every_way_to_start_a_program() {
         let words: Vec<&str> = words.chain(command.iter().map(String::as_str)).collect();
         let output = state_dir.output(&words);
         let message = String::from_utf8(output.stderr.clone()).unwrap();
-        assert!(message.contains("out of memory") && message.contains(" of 1.0 GiB only "), "{name}: {output:?}");
+        assert!(
+            message.contains("out of memory") && message.contains(" of 1.0 GiB only "),
+            "{name}: {output:?}"
+        );
     }
     state_dir.wait_until_clean();
 }
@@ -150,7 +155,8 @@ fn daemonized_process_keeps_the_limits_and_the_share() {
     // Forked twice, in a session of its own, without any open file of its command.
     let script =
         format!("(setsid {} greedy > {} 2>&1 < /dev/null &) & wait; echo left", sample(), out.display());
-    let left = state_dir.run_ok(&["run", "-q", "--memory", "1Gi", "--name", "daemon", "--", "sh", "-c", &script]);
+    let left =
+        state_dir.run_ok(&["run", "-q", "--memory", "1Gi", "--name", "daemon", "--", "sh", "-c", &script]);
     assert_eq!(left, "left\n");
     let found = || fs::read_to_string(&out).unwrap_or_default();
     eventually("the daemon is refused", || found().contains("refused at 0.5 GiB").then_some(()));
@@ -172,14 +178,18 @@ fn gpus_outside_the_share_are_not_visible() {
     let state_dir = TestStateDir::new();
     let greedy = |prefix: &[&str], options: &[&str]| {
         let sample = [sample(), "greedy", "--seconds", "0.2", "--gpu"];
-        state_dir.output(&[&["run", "-q"], options, &["--memory", "1Gi", "--"], prefix, &sample, &["1"]].concat())
+        state_dir
+            .output(&[&["run", "-q"], options, &["--memory", "1Gi", "--"], prefix, &sample, &["1"]].concat())
     };
     let everything = ["env", "CUDA_VISIBLE_DEVICES=0,1"];
     let ways: &[&[&str]] = if is_root() { &[&[], &everything, &["env", "-i"]] } else { &[&[], &everything] };
     for prefix in ways {
         let output = greedy(prefix, &[]);
         let message = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.code() == Some(1) && message.contains("no such device"), "{prefix:?}: {message}");
+        assert!(
+            output.status.code() == Some(1) && message.contains("no such device"),
+            "{prefix:?}: {message}"
+        );
     }
     // A share with both GPUs sees both.
     let output = greedy(&[], &["--gpus", "2"]);
@@ -192,7 +202,8 @@ fn hard_share_is_capped_on_an_idle_gpu() {
     let state_dir = TestStateDir::new();
     let percent = |options: &[&str]| {
         let sample = [sample(), "trainer", "--memory", "512Mi", "--seconds", "3"];
-        let output = state_dir.run_ok(&[&["run", "-q", "--memory", "2Gi"], options, &["--"], &sample].concat());
+        let output =
+            state_dir.run_ok(&[&["run", "-q", "--memory", "2Gi"], options, &["--"], &sample].concat());
         let last = output.lines().last().unwrap();
         let words: Vec<&str> = last.split_whitespace().collect();
         let at = words.iter().position(|word| *word == "%").unwrap_or_else(|| panic!("{output}"));

@@ -88,11 +88,15 @@ fn share_is_listed_inspected_and_resized() {
         "{about}"
     );
     assert!(!about.contains("unknown to this version"), "{about}");
-    assert_eq!(state_dir.run_json(&["inspect", "trainer", "-o", "json"])["parts"][0]["memoryBytes"], 4u64 << 30);
+    assert_eq!(
+        state_dir.run_json(&["inspect", "trainer", "-o", "json"])["parts"][0]["memoryBytes"],
+        4u64 << 30
+    );
     let (code, words) = state_dir.run_err(&["inspect", "trianer"]);
     assert_eq!((code, words.as_str()), (1, "error: share trianer not found: did you mean trainer?\n"));
 
-    let words = state_dir.run_ok(&["resize", "trainer", "--memory", "6Gi", "--mode", "hard", "--cores", "50"]);
+    let words =
+        state_dir.run_ok(&["resize", "trainer", "--memory", "6Gi", "--mode", "hard", "--cores", "50"]);
     assert_eq!(words, "trainer: memory 4 GiB → 6 GiB, cores 30 % ≤100 % → 50 %\n");
     let both = state_dir.run_json(&["resize", "trainer", "--cores", "40", "-o", "json"]);
     assert_eq!(
@@ -103,7 +107,10 @@ fn share_is_listed_inspected_and_resized() {
     assert!(code == 1 && words.starts_with("error: ") && words.contains("39.39 GiB"), "{words}");
     let (code, words) = state_dir.run_err(&["resize", "triner", "--memory", "4Gi"]);
     assert_eq!((code, words.as_str()), (1, "error: share triner not found: did you mean trainer?\n"));
-    assert_eq!(state_dir.run_json(&["inspect", "trainer", "-o", "json"])["parts"][0]["memoryBytes"], 6u64 << 30);
+    assert_eq!(
+        state_dir.run_json(&["inspect", "trainer", "-o", "json"])["parts"][0]["memoryBytes"],
+        6u64 << 30
+    );
 
     let top = state_dir.run_json(&["top", "-o", "json", "--interval", "100ms"]);
     assert!(top["intervalSeconds"].as_f64().unwrap() >= 0.1, "{top}");
@@ -119,7 +126,8 @@ fn share_is_listed_inspected_and_resized() {
 #[test]
 fn shares_are_stopped_by_name_or_all() {
     let state_dir = ViewStateDir::new();
-    let (mut a, mut b, mut c) = (state_dir.start_share("a"), state_dir.start_share("b"), state_dir.start_share("c"));
+    let (mut a, mut b, mut c) =
+        (state_dir.start_share("a"), state_dir.start_share("b"), state_dir.start_share("c"));
     let (code, message) = state_dir.run_err(&["stop", "a", "x"]);
     assert!(code == 1 && message.starts_with("error: share x not found"), "{message}");
     assert!(!a.0.wait().unwrap().success());

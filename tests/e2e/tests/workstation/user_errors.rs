@@ -56,8 +56,12 @@ fn share_is_released_when_exec_fails() {
     let script = state_dir.path().join("script");
     fs::write(&script, "#!/no/such/interpreter\n").unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
-    let (code, message) = state_dir.run_err(&["run", "-q", "--memory", "1Gi", "--", script.to_str().unwrap()]);
-    assert!(code == 127 && message.starts_with(&format!("error: {}: ", script.display())), "{code} {message}");
+    let (code, message) =
+        state_dir.run_err(&["run", "-q", "--memory", "1Gi", "--", script.to_str().unwrap()]);
+    assert!(
+        code == 127 && message.starts_with(&format!("error: {}: ", script.display())),
+        "{code} {message}"
+    );
     state_dir.wait_until_clean();
     eventually("the share is released", || state_dir.shares().is_empty().then_some(()));
 }
@@ -132,7 +136,8 @@ fn killed_daemon_is_replaced() {
 
     // A share whose command ends while no daemon runs is released by the next one.
     let mut alone = state_dir.start_sleeper("alone");
-    let (daemon, standby) = (state_dir.daemon_pid().unwrap(), eventually("a standby runs", || state_dir.standby_pid()));
+    let (daemon, standby) =
+        (state_dir.daemon_pid().unwrap(), eventually("a standby runs", || state_dir.standby_pid()));
     signal(standby, libc::SIGKILL);
     signal(daemon, libc::SIGKILL);
     alone.signal(libc::SIGKILL);
@@ -203,7 +208,10 @@ fn invalid_settings_are_refused() {
     ] {
         let file = state_dir.write_settings(&format!("{simulated}{more}"));
         let (code, message) = state_dir.run_err(&["up", "--plain", "--settings", file.to_str().unwrap()]);
-        assert!(code == 1 && message.starts_with("error: ") && message.contains(expected), "{more:?}: {code} {message}");
+        assert!(
+            code == 1 && message.starts_with("error: ") && message.contains(expected),
+            "{more:?}: {code} {message}"
+        );
     }
     let file = state_dir.write_settings("driver: simulated\n");
     let file = file.to_str().unwrap();
@@ -290,7 +298,10 @@ fn full_disk_is_reported_and_recovered_from() {
         let _tiny = TinyFilesystem::mount(&small, "64k");
         let state_dir = TestStateDir::at(small.join("h"));
         let (code, message) = state_dir.run_err(&["run", "--memory", "1Gi", "--", "true"]);
-        assert!(code == 125 && message.starts_with("error: ") && message.contains("No space left"), "{message}");
+        assert!(
+            code == 125 && message.starts_with("error: ") && message.contains("No space left"),
+            "{message}"
+        );
         assert_eq!(state_dir.leftovers(), Vec::<String>::new());
     }
     // The file system becomes full later.

@@ -118,10 +118,16 @@ fn unconfined_share_is_released() {
     };
     let request_share = |client: &mut BackgroundProcess| {
         let granted: Value = serde_json::from_str(&receive(client, &request.to_string())).unwrap();
-        assert_eq!((&granted["answer"], &granted["name"]), (&"granted".into(), &"misreport".into()), "{granted}");
+        assert_eq!(
+            (&granted["answer"], &granted["name"]),
+            (&"granted".into(), &"misreport".into()),
+            "{granted}"
+        );
     };
     let wait_until_released = || {
-        eventually("the share is released", || machine.state_dir.find_share("misreport").is_none().then_some(()));
+        eventually("the share is released", || {
+            machine.state_dir.find_share("misreport").is_none().then_some(())
+        });
         // The caller is unchanged.
         eventually("the caller is in its former cgroup", || (cgroups() == before).then_some(()));
     };

@@ -24,7 +24,8 @@ fn daemon_adopts_regions_of_the_last_release_and_ignores_unknown_layouts() {
         sample()
     );
     // The amounts of the region that the last release wrote.
-    let mut old = state_dir.start_share("old", &["--memory", "2Gi", "--cores", "30"], &["sh", "-c", &program]);
+    let mut old =
+        state_dir.start_share("old", &["--memory", "2Gi", "--cores", "30"], &["sh", "-c", &program]);
     let region = state_dir.path().join("shares/old/region");
 
     // The daemons of the last release end; the command keeps running, and starts a program.
@@ -61,7 +62,8 @@ fn daemon_adopts_regions_of_the_last_release_and_ignores_unknown_layouts() {
 fn kill_daemons(state_dir: &TestStateDir) {
     eventually("no daemon runs", || {
         // A standby takes over from the daemon, and starts the next standby.
-        let daemons: Vec<u32> = [state_dir.standby_pid(), state_dir.daemon_pid()].into_iter().flatten().collect();
+        let daemons: Vec<u32> =
+            [state_dir.standby_pid(), state_dir.daemon_pid()].into_iter().flatten().collect();
         daemons.iter().for_each(|daemon| signal(*daemon, libc::SIGKILL));
         daemons.is_empty().then_some(())
     });

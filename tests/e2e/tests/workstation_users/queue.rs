@@ -40,7 +40,8 @@ fn queue_is_served_in_order() {
     let ps = state_dir.run_ok(&["ps"]);
     assert!(ps.contains("wait-third") && ps.contains("25 GiB"), "{ps}");
     // A name is in use while its owner waits.
-    let (code, message) = state_dir.run_err(&["run", "--name", "wait-third", "--memory", "1Gi", "--", "true"]);
+    let (code, message) =
+        state_dir.run_err(&["run", "--name", "wait-third", "--memory", "1Gi", "--", "true"]);
     assert!(code == 125 && message.contains("share wait-third already exists"), "{message}");
     // A request that fits does not wait for one that does not.
     state_dir.run_ok(&["run", "--wait", "--memory", "2Gi", "--", "true"]);

@@ -199,7 +199,8 @@ fn share_of_a_newer_version_is_ignored_and_stays_reserved() {
     // The daemon that made it ends, and so do its standbys.
     eventually("no daemon runs", || {
         let members = state_dir.share_processes();
-        let daemons: Vec<u32> = state_dir.processes().into_iter().filter(|pid| !members.contains(pid)).collect();
+        let daemons: Vec<u32> =
+            state_dir.processes().into_iter().filter(|pid| !members.contains(pid)).collect();
         daemons.iter().for_each(|pid| signal(*pid, libc::SIGKILL));
         daemons.is_empty().then_some(())
     });

@@ -197,8 +197,9 @@ fn shares_survive_every_end_of_up() {
     let mut pid = 0;
     for end in [libc::SIGKILL, libc::SIGTERM, libc::SIGKILL] {
         let mut up = state_dir.start_up(SIMULATED_SETTINGS, &["--metrics", "off"]);
-        let greedy = greedy
-            .get_or_insert_with(|| state_dir.start_share("outlives", &["--memory", "4Gi"], &[sample(), "greedy"]));
+        let greedy = greedy.get_or_insert_with(|| {
+            state_dir.start_share("outlives", &["--memory", "4Gi"], &[sample(), "greedy"])
+        });
         if pid == 0 {
             pid = greedy.pid();
         } else {
@@ -220,7 +221,9 @@ fn shares_survive_every_end_of_up() {
         let share = state_dir.find_share("outlives").unwrap();
         assert_eq!((&share["stage"], &share["pid"]), (&"running".into(), &pid.into()), "{share}");
         greedy.wait_for_line("refused at 3.5 GiB");
-        assert!(state_dir.find_share("outlives").unwrap()["parts"][0]["peakBytes"].as_u64().unwrap() <= 4 * GIB);
+        assert!(
+            state_dir.find_share("outlives").unwrap()["parts"][0]["peakBytes"].as_u64().unwrap() <= 4 * GIB
+        );
     }
     state_dir.run_ok(&["stop", "outlives"]);
     state_dir.wait_until_clean();

@@ -94,7 +94,8 @@ fn user_rules_and_reservations_are_enforced() {
         assert_eq!(code, 125, "{message}");
         message
     };
-    let expect = |message: String, what: &str| assert!(message.contains(what), "{what:?} is not in {message:?}");
+    let expect =
+        |message: String, what: &str| assert!(message.contains(what), "{what:?} is not in {message:?}");
     expect(run(EVE, &["--memory", "1Gi"]), "no rule under users");
     expect(run(ADA, &["--whole"]), "may not have a whole GPU: request a share");
     expect(
@@ -320,7 +321,10 @@ fn gpu_is_shared_by_one_daemon_at_a_time() {
     first.wait_for_line("partage: sleep-1: 4 GiB of GPU 0");
     let second = run(&bob, BOB, "4Gi", &["true"]).output().unwrap();
     let message = String::from_utf8(second.stderr).unwrap();
-    assert!(second.status.code() == Some(125) && message.contains("another daemon on this machine"), "{message}");
+    assert!(
+        second.status.code() == Some(125) && message.contains("another daemon on this machine"),
+        "{message}"
+    );
     first.signal(libc::SIGTERM);
     first.wait_for_exit();
     eventually("the other daemon shares the GPU", || {

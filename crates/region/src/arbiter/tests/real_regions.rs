@@ -216,7 +216,8 @@ fn restarted_arbiter_continues_from_spent_time() {
     for container in [&a, &b] {
         assert!(
             container.spent()
-                <= max_share(40, time) + rounds * (tuning::MAX_IDLE_CREDIT_NS + tuning::MAX_GUARANTEED_TURN_NS)
+                <= max_share(40, time)
+                    + rounds * (tuning::MAX_IDLE_CREDIT_NS + tuning::MAX_GUARANTEED_TURN_NS)
         );
     }
 }
