@@ -176,7 +176,9 @@ fn remove_orphans(state: &NodeState) {
         let held = held.into_iter().filter(|holder| exists(&holder.uid));
         let held: BTreeSet<ContainerKey> = held.filter_map(|DeviceHolder { key, .. }| key).collect();
         let is_waiting = |pod: &PodView| {
-            !pod.is_finished() && requests_served_resource(pod, &settings) && !containers.has_all_keys(&pod.id.uid)
+            !pod.is_finished()
+                && requests_served_resource(pod, &settings)
+                && !containers.has_all_keys(&pod.id.uid)
         };
         containers.orphans(&OrphanCriteria {
             on_disk: &on_disk,

@@ -17,7 +17,7 @@
 
 use crate::device_owner::DeviceHolder;
 use crate::device_plugin::{ContainerKey, DeviceId, Refusal};
-use crate::grants::{NodeGrants, GrantRequest};
+use crate::grants::{GrantRequest, NodeGrants};
 use crate::settings::AgentSettings;
 use crate::store::{AllocationRecord, PodRecord};
 use partage_core::model::{ContainerName, Grant, Node, PodId, PodUid};
@@ -36,7 +36,8 @@ pub(crate) const PREPARE_STEPS: [PrepareStep; 2] = [PrepareStep::Region, Prepare
 
 /// The steps after a container has ended, in the order in which they are made. The spec goes first, so that no restart finds half of it; the
 /// allocation record goes last, so that an agent that is killed in between removes the rest when it starts again.
-pub(crate) const REMOVE_STEPS: [RemoveStep; 3] = [RemoveStep::Spec, RemoveStep::Region, RemoveStep::Allocation];
+pub(crate) const REMOVE_STEPS: [RemoveStep; 3] =
+    [RemoveStep::Spec, RemoveStep::Region, RemoveStep::Allocation];
 
 /// A durable step of preparing a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
