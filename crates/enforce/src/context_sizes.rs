@@ -4,15 +4,14 @@
 //! A context's memory counts against its share, and only the driver can report how much it is.
 //! [`partage_host::context_size`] measures it; this module decides when to measure, and what to do if that fails.
 
+use crate::records::{self, DecodeError, Durability, RecordError, VersionedRecord};
 use partage_core::model::{Bytes, GpuUuid, Node};
-use partage_host::atomic_file;
 use partage_host::context_size;
 use partage_host::driver::InstalledDriver;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 /// The hidden command of the binary that measures contexts, in a process of its own.
@@ -31,18 +30,39 @@ pub struct ContextSizes {
     known: BTreeMap<GpuUuid, MeasuredContext>,
 }
 
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct MeasuredContext {
     /// The driver's version at the time.
     driver: String,
     bytes: Bytes,
 }
 
+/// The file with the sizes.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct ContextSizesRecord {
+    gpus: BTreeMap<GpuUuid, MeasuredContext>,
+}
+
+impl VersionedRecord for ContextSizesRecord {
+    const VERSION: u32 = 1;
+}
+
 impl ContextSizes {
     /// Reads the cached sizes. A file that cannot be read is treated like none: everything is measured again.
     pub fn read(file: PathBuf, driver_version: &str) -> ContextSizes {
-        let known = fs::read(&file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
-        ContextSizes { file, driver_version: driver_version.into(), known: known.unwrap_or_default() }
+        let known = match records::read_file::<ContextSizesRecord>(&file) {
+            Ok(record) => record.unwrap_or_default().gpus,
+            // Earlier builds wrote the sizes without a version.
+            Err(RecordError::Invalid { source: DecodeError::NoVersion, .. }) => {
+                fs::read(&file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+            }
+            Err(error) => {
+                let cause = crate::error_chain::describe(&error);
+                tracing::warn!(cause, "cannot read the sizes of CUDA contexts, measuring them again");
+                BTreeMap::new()
+            }
+        };
+        ContextSizes { file, driver_version: driver_version.into(), known }
     }
 
     /// Returns the size of a context on a GPU; zero if it is unknown.
@@ -88,7 +108,7 @@ impl ContextSizes {
                     .map(|(gpu, bytes)| (gpu, MeasuredContext { driver: driver.clone(), bytes }));
                 self.known.extend(measured);
                 if let Err(error) = self.write() {
-                    warnings.push(format!("cannot write {}: {error}", self.file.display()));
+                    warnings.push(crate::error_chain::describe(&error));
                 }
             }
             Err(error) => why = crate::error_chain::describe(&error),
@@ -104,8 +124,9 @@ impl ContextSizes {
         warnings
     }
 
-    fn write(&self) -> io::Result<()> {
-        atomic_file::replace_durably(&self.file, &serde_json::to_vec(&self.known)?, 0o644)
+    fn write(&self) -> Result<(), RecordError> {
+        let record = ContextSizesRecord { gpus: self.known.clone() };
+        records::write_file(&self.file, &record, Durability::AcrossReboots)
     }
 }
 
@@ -113,6 +134,7 @@ impl ContextSizes {
 mod tests {
     use super::*;
     use partage_core::model::Gpu;
+    use std::io;
 
     fn node(gpus: usize) -> Node {
         let gpu = |at: usize| Gpu {
@@ -165,6 +187,25 @@ mod tests {
         assert_eq!(updated.of(&uuid(0)), Bytes::ZERO);
         assert!(complete(&mut updated, &three, &[(0, 1), (1, 2), (2, 3)]).0);
         assert_eq!(read("575.2").of(&uuid(2)), Bytes(3));
+    }
+
+    #[test]
+    fn file_of_an_earlier_build_is_read_and_one_of_a_newer_build_is_not_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("contexts.json");
+        fs::write(&file, r#"{"GPU-0":{"driver":"550.1","bytes":100}}"#).unwrap();
+        let mut sizes = ContextSizes::read(file.clone(), "550.1");
+        assert_eq!(sizes.of(&uuid(0)), Bytes(100));
+        assert_eq!(complete(&mut sizes, &node(2), &[(1, 200)]), (true, Vec::new()));
+        let written = fs::read_to_string(&file).unwrap();
+        assert!(written.starts_with(r#"{"version":1,"gpus":{"GPU-0""#), "{written}");
+
+        let newer = r#"{"version":3,"sizes":[]}"#;
+        fs::write(&file, newer).unwrap();
+        let mut sizes = ContextSizes::read(file.clone(), "550.1");
+        let (measured, warnings) = complete(&mut sizes, &node(1), &[(0, 100)]);
+        assert!(measured && warnings.len() == 1 && warnings[0].contains("version 3"), "{warnings:?}");
+        assert_eq!((sizes.of(&uuid(0)), fs::read_to_string(&file).unwrap().as_str()), (Bytes(100), newer));
     }
 
     #[test]
