@@ -179,7 +179,7 @@ pub(crate) enum PodPhase {
 /// Why a pod no longer needs its grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PodEndCause {
-    /// All its containers have ended for good.
+    /// All its containers have exited permanently.
     Finished,
     /// The API server has listed it and lists it no more.
     Deleted,
@@ -202,7 +202,7 @@ impl fmt::Display for PodEndCause {
 pub(crate) struct OrphanCriteria<'a> {
     /// Keys that have a CDI spec or a region on disk. Read before kubelet's checkpoint.
     pub(crate) on_disk: &'a BTreeSet<ContainerKey>,
-    /// Keys on disk whose region a process still uses, or has a layout that this version does not know.
+    /// Keys on disk whose region a process still uses, or whose layout this version does not support.
     pub(crate) kept: &'a BTreeSet<ContainerKey>,
     /// Keys in kubelet's checkpoint of pods that the API server lists or that hold a grant.
     pub(crate) held: &'a BTreeSet<ContainerKey>,
@@ -216,7 +216,7 @@ pub(crate) struct OrphanCriteria<'a> {
 
 impl Containers {
     /// Derives everything from what is on disk and what kubelet reports. Also returns the containers whose regions and
-    /// specs must be adopted. `node` is the node as it can be given away.
+    /// specs must be adopted. `node` has the node's grantable capacity.
     ///
     /// A pod's record on disk takes precedence over the copy in its CDI specs.
     pub(crate) fn recover(node: Node, left: RecoveryInput) -> (Containers, Vec<RecoveredContainer>) {

@@ -164,9 +164,8 @@ proptest! {
                 Step::Passes(seconds) => clock += seconds * 1_000_000_000,
                 Step::Pass => {
                     let number = |uid: &PodUid| uid.as_str().parse::<u8>().unwrap();
-                    let phase = |uid: &PodUid| match there.contains(&number(uid)) {
-                        true => PodPhase::Active,
-                        false => PodPhase::Absent,
+                    let phase = |uid: &PodUid| {
+                        if there.contains(&number(uid)) { PodPhase::Active } else { PodPhase::Absent }
                     };
                     let ended = containers.ended_pods(phase, clock);
                     known.extend(granted.keys().filter(|pod| there.contains(pod)));
