@@ -11,7 +11,7 @@ use partage_enforce::error_chain::describe;
 use partage_enforce::shares::{
     Adoption, LiveShare, ManagedShares, MissingFiles, ShareError, ShareSpec, has_files, remove_region,
 };
-use partage_region::{RegionError, RegionHandle, RegionPolicy, inspect, is_in_use};
+use partage_region::{RegionError, RegionHandle, RegionOwner, RegionPolicy, is_in_use};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
@@ -125,7 +125,9 @@ impl ContainerRegions {
     /// wrote it.
     pub(crate) fn must_be_kept(&self, key: &ContainerKey) -> bool {
         let folder = self.folder(key);
-        is_in_use(&folder) || matches!(inspect(&folder), Err(RegionError::UnsupportedVersion { .. }))
+        // Only the agent writes `limits`: a container cannot have its region kept by what it writes.
+        let is_foreign = matches!(RegionOwner::open(&folder), Err(RegionError::UnsupportedVersion { .. }));
+        is_foreign || is_in_use(&folder)
     }
 
     /// Returns whether both files of a container's region exist.
@@ -343,6 +345,30 @@ mod tests {
         drop(tenant);
         fixture.prepare(&regions, 1000).unwrap();
         assert_eq!(limit(&regions, &fixture.key), 1000);
+    }
+
+    #[test]
+    fn region_in_use_or_of_another_version_is_kept() {
+        use std::os::unix::fs::FileExt;
+        let fixture = Fixture::new();
+        let regions = fixture.restart();
+        assert!(!regions.must_be_kept(&fixture.key));
+        let tenant = RegionTenant::attach(&regions.folder(&fixture.key)).unwrap();
+        assert!(regions.must_be_kept(&fixture.key), "a process uses it");
+        drop(tenant);
+        let set_version = |name: &str| {
+            let path = regions.folder(&fixture.key).join(name);
+            fs::File::options()
+                .write(true)
+                .open(path)
+                .unwrap()
+                .write_all_at(&3_u32.to_le_bytes(), 8)
+                .unwrap();
+        };
+        set_version(partage_region::USAGE_FILE);
+        assert!(!regions.must_be_kept(&fixture.key), "its container can write that");
+        set_version(partage_region::LIMITS_FILE);
+        assert!(regions.must_be_kept(&fixture.key));
     }
 
     #[test]
