@@ -254,6 +254,21 @@ impl<'a> TestNode<'a> {
         .await
     }
 
+    /// Waits until a pod waits because of this, or runs. Returns whether it waits.
+    pub(crate) async fn wait_until_waiting_or_running(&self, pod: &str, expected: &str) -> bool {
+        eventually(&format!("{pod} runs, or waits because {expected}"), async || {
+            let pod = self.get_object("pod", pod)?;
+            let status = &pod["status"]["containerStatuses"][0];
+            let waiting = status["state"]["waiting"]["message"].as_str().unwrap_or_default();
+            if waiting.contains(expected) || status["ready"] == true {
+                Ok(status["ready"] != true)
+            } else {
+                Err(format!("{}\n{}", pod["status"], self.agent.log()))
+            }
+        })
+        .await
+    }
+
     /// Waits until an event with this reason contains these words.
     pub(crate) async fn wait_for_event(&self, reason: &str, expected: &str) {
         self.wait_for_matching_event(&format!("an event {reason}: {expected}"), reason, expected, |_| true)
