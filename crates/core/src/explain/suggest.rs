@@ -146,7 +146,7 @@ pub(super) fn suggestions(cluster: &ClusterCapacity, ask: &PodAsk) -> Vec<Sugges
         search.limit(),
         search.models(),
         search.uuids(),
-        search.apart(),
+        search.allow_separate_gpus(),
         search.cpu(),
         search.host_memory(),
     ];
@@ -165,7 +165,7 @@ impl SuggestionSearch<'_> {
         let fits = |amount: u64| {
             let mut ask = self.ask.clone();
             change(&mut ask, amount);
-            self.tried(&ask)
+            self.fitting_node(&ask)
         };
         let mut best = (1, fits(1)?);
         let (mut low, mut high) = (1, most);
@@ -182,7 +182,7 @@ impl SuggestionSearch<'_> {
         Some(best)
     }
 
-    fn tried(&self, ask: &PodAsk) -> Option<NodeName> {
+    fn fitting_node(&self, ask: &PodAsk) -> Option<NodeName> {
         let node = first_fitting(self.cluster, ask)?;
         Some(self.cluster.node_capacity(node).node.name.clone())
     }
@@ -338,7 +338,7 @@ impl SuggestionSearch<'_> {
         let fitting = models.into_iter().filter(|model| {
             let mut ask = self.ask.clone();
             ask.constraints.models = Selector { only: vec![format!("={model}")], never: Vec::new() };
-            let found = self.tried(&ask);
+            let found = self.fitting_node(&ask);
             let fits = found.is_some();
             node = node.take().or(found);
             fits
@@ -353,16 +353,16 @@ impl SuggestionSearch<'_> {
         }
         let mut ask = self.ask.clone();
         ask.constraints.uuids = Selector::default();
-        Some(Suggestion { change: SuggestedChange::Uuids, node: self.tried(&ask)? })
+        Some(Suggestion { change: SuggestedChange::Uuids, node: self.fitting_node(&ask)? })
     }
 
-    fn apart(&self) -> Option<Suggestion> {
+    fn allow_separate_gpus(&self) -> Option<Suggestion> {
         if self.ask.constraints.colocation != Colocation::Required {
             return None;
         }
         let mut ask = self.ask.clone();
         ask.constraints.colocation = Colocation::Anywhere;
-        Some(Suggestion { change: SuggestedChange::Apart, node: self.tried(&ask)? })
+        Some(Suggestion { change: SuggestedChange::Apart, node: self.fitting_node(&ask)? })
     }
 
     fn cpu(&self) -> Option<Suggestion> {

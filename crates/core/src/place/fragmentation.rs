@@ -142,8 +142,8 @@ impl Fragmentation {
 }
 
 impl GpuPreference for Fragmentation {
-    fn sort(&self, on: &PlacementContext, wanted: &PreparedWant, gpus: &mut Vec<usize>) {
-        let Some(tables) = &self.tables else { return FALLBACK.sort(on, wanted, gpus) };
+    fn order_gpus(&self, on: &PlacementContext, wanted: &PreparedWant, gpus: &mut Vec<usize>) {
+        let Some(tables) = &self.tables else { return FALLBACK.order_gpus(on, wanted, gpus) };
         if wanted.want.share.whole {
             return policies::least_needed_first(on.capacity, gpus);
         }
@@ -153,12 +153,12 @@ impl GpuPreference for Fragmentation {
         *gpus = gains.into_iter().map(|(_, gpu)| gpu).collect();
     }
 
-    fn set(&self, on: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Option<u64> {
+    fn choose_gpu_set(&self, on: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Option<u64> {
         if wanted.want.share.whole {
             return gpu_order::leftover_set(on.capacity, mask, wanted.want.count);
         }
         let mut gpus: Vec<usize> = gpu_order::indexes(mask).collect();
-        self.sort(on, wanted, &mut gpus);
+        self.order_gpus(on, wanted, &mut gpus);
         gpu_order::first(&gpus, wanted.want.count)
     }
 }

@@ -85,7 +85,7 @@ pub(super) fn least_needed_first(capacity: &NodeCapacity, gpus: &mut [usize]) {
 pub struct StatelessPolicy(pub PlacementPolicy);
 
 impl GpuPreference for StatelessPolicy {
-    fn sort(&self, on: &PlacementContext, wanted: &PreparedWant, gpus: &mut Vec<usize>) {
+    fn order_gpus(&self, on: &PlacementContext, wanted: &PreparedWant, gpus: &mut Vec<usize>) {
         let PlacementContext { capacity, classes, .. } = *on;
         if wanted.want.share.whole {
             return least_needed_first(capacity, gpus);
@@ -98,7 +98,7 @@ impl GpuPreference for StatelessPolicy {
         }
     }
 
-    fn set(&self, on: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Option<u64> {
+    fn choose_gpu_set(&self, on: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Option<u64> {
         let capacity = on.capacity;
         let count = wanted.want.count;
         match self.0 {
@@ -112,7 +112,7 @@ impl GpuPreference for StatelessPolicy {
             _ if wanted.want.share.whole => gpu_order::leftover_set(capacity, mask, count),
             _ => {
                 let mut gpus: Vec<usize> = gpu_order::indexes(mask).collect();
-                self.sort(on, wanted, &mut gpus);
+                self.order_gpus(on, wanted, &mut gpus);
                 gpu_order::first(&gpus, count)
             }
         }

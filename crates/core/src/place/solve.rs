@@ -67,9 +67,9 @@ pub struct PlacementContext<'a> {
 /// The preference of a policy among GPUs, or sets of GPUs, that fit a container's shares.
 pub trait GpuPreference {
     /// Orders single GPUs, best first.
-    fn sort(&self, on: &PlacementContext, wanted: &PreparedWant, gpus: &mut Vec<usize>);
+    fn order_gpus(&self, on: &PlacementContext, wanted: &PreparedWant, gpus: &mut Vec<usize>);
     /// Returns the best set of `wanted.want.count` GPUs of a mask that has at least as many.
-    fn set(&self, on: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Option<u64>;
+    fn choose_gpu_set(&self, on: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Option<u64>;
 }
 
 /// Returns what the pod is short of if the node's CPU or memory does not suffice.
@@ -130,7 +130,7 @@ fn search(
         let Some(first) = prepared.wants.first() else { return anywhere() };
         let mask = gpu_order::fitting(capacity, classes, prepared, first);
         let mut gpus: Vec<usize> = gpu_order::indexes(mask).collect();
-        preference.sort(&PlacementContext { capacity, classes, prepared }, first, &mut gpus);
+        preference.order_gpus(&PlacementContext { capacity, classes, prepared }, first, &mut gpus);
         let found = gpus
             .into_iter()
             .map(|gpu| on(1 << gpu))
@@ -298,11 +298,11 @@ impl<'a> PlacementSearch<'a> {
             return self.split(&self.capacity, wanted, self.allowed).into_iter().collect();
         }
         if wanted.want.count > 1 {
-            let best = self.preference.set(&self.setting(&self.capacity), wanted, fitting);
+            let best = self.preference.choose_gpu_set(&self.setting(&self.capacity), wanted, fitting);
             return self.sets(wanted, best, fitting, |gpu| self.capacity.gpus[gpu]);
         }
         let mut gpus: Vec<usize> = gpu_order::indexes(fitting).collect();
-        self.preference.sort(&self.setting(&self.capacity), wanted, &mut gpus);
+        self.preference.order_gpus(&self.setting(&self.capacity), wanted, &mut gpus);
         self.singles(wanted, gpus, |gpu| self.capacity.gpus[gpu])
     }
 
@@ -326,7 +326,7 @@ impl<'a> PlacementSearch<'a> {
         if gpus.len() < count {
             return self.split(&phase, wanted, allowed).into_iter().collect();
         }
-        self.preference.sort(&self.setting(&phase), wanted, &mut gpus);
+        self.preference.order_gpus(&self.setting(&phase), wanted, &mut gpus);
         gpus.sort_by_key(|&gpu| {
             let (with, held) = (self.need(wanted, gpu).usage, self.peak[gpu]);
             (with.memory.saturating_sub(held.memory), with.cores.saturating_sub(held.cores))

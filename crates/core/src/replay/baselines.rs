@@ -40,11 +40,11 @@ impl RandomPolicy {
 }
 
 impl GpuPreference for RandomPolicy {
-    fn sort(&self, _: &PlacementContext, _: &PreparedWant, gpus: &mut Vec<usize>) {
+    fn order_gpus(&self, _: &PlacementContext, _: &PreparedWant, gpus: &mut Vec<usize>) {
         gpus.sort_by_key(|&gpu| self.draw(&gpu.to_le_bytes()));
     }
 
-    fn set(&self, _: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Option<u64> {
+    fn choose_gpu_set(&self, _: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Option<u64> {
         gpu_order::lowest(mask, wanted.want.count)
     }
 }
@@ -110,11 +110,11 @@ pub(super) struct DotProductPolicy(pub(super) LargestNode);
 macro_rules! tightest_on_node {
     ($($ranking:ty),*) => {$(
         impl GpuPreference for $ranking {
-            fn sort(&self, on: &PlacementContext, _: &PreparedWant, gpus: &mut Vec<usize>) {
+            fn order_gpus(&self, on: &PlacementContext, _: &PreparedWant, gpus: &mut Vec<usize>) {
                 sort_tightest_first(on.capacity, on.classes, gpus);
             }
 
-            fn set(&self, _: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Option<u64> {
+            fn choose_gpu_set(&self, _: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Option<u64> {
                 gpu_order::lowest(mask, wanted.want.count)
             }
         }
@@ -226,14 +226,14 @@ impl FgdPolicy {
 }
 
 impl GpuPreference for FgdPolicy {
-    fn sort(&self, on: &PlacementContext, wanted: &PreparedWant, gpus: &mut Vec<usize>) {
+    fn order_gpus(&self, on: &PlacementContext, wanted: &PreparedWant, gpus: &mut Vec<usize>) {
         let mask = gpus.iter().fold(0, |mask, gpu| mask | 1 << gpu);
         let mut scores = self.share_scores(on, wanted, mask);
         scores.sort_by_key(|&(score, gpu)| (std::cmp::Reverse(score), gpu));
         *gpus = scores.into_iter().map(|(_, gpu)| gpu).collect();
     }
 
-    fn set(&self, _: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Option<u64> {
+    fn choose_gpu_set(&self, _: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Option<u64> {
         gpu_order::lowest(mask, wanted.want.count)
     }
 }
