@@ -169,7 +169,7 @@ pub struct GrantedShare {
     /// A random id that only the share's processes know.
     pub id: String,
     /// A description of the share, such as `4 GiB and 30 % of GPU 0`.
-    pub words: String,
+    pub description: String,
     /// The UUIDs of its GPUs, in order.
     pub gpus: Vec<String>,
     /// The files to which the process must confine itself.

@@ -12,6 +12,7 @@ use crate::protocol::{
 use crate::state_dir::StateDir;
 use partage_host::confine::{self, Confinement, ConfinementError, ConfinementPlan};
 use std::ffi::{OsStr, OsString};
+use std::fmt;
 use std::io::ErrorKind;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
@@ -45,7 +46,7 @@ pub enum RunEvent<'a> {
         /// The name of the share.
         name: &'a str,
         /// A description of the share.
-        words: &'a str,
+        description: &'a str,
         /// The kind of confinement.
         binding: Confinement,
         /// Why a stronger kind of confinement is not possible.
@@ -63,9 +64,9 @@ pub enum RunError {
     Client(#[from] ClientError),
     /// This process is in a share already.
     #[error(
-        "this process is already in share {0}, and shares do not nest: leave it, or run the command without partage run"
+        "this process is already in {0}, and shares do not nest: leave it, or run the command without partage run"
     )]
-    Nested(String),
+    Nested(CurrentShare),
     /// The process could not be confined.
     #[error("cannot confine this process to its share")]
     Confinement(#[source] ConfinementError),
@@ -85,14 +86,30 @@ pub enum RunError {
     },
 }
 
+/// The share that a process is in. Displayed as `share NAME`, or as `the share of another command`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CurrentShare {
+    /// Its name; `None` if the environment variable that has it was removed.
+    pub name: Option<String>,
+}
+
+impl fmt::Display for CurrentShare {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => write!(f, "share {name}"),
+            None => f.write_str("the share of another command"),
+        }
+    }
+}
+
 /// Returns the share that this process is in.
-pub fn current_share(state_dir: &StateDir) -> Option<String> {
-    let named = std::env::var(SHARE_VARIABLE).ok();
+pub fn current_share(state_dir: &StateDir) -> Option<CurrentShare> {
+    let name = std::env::var(SHARE_VARIABLE).ok();
     if state_dir.region_at().join(partage_region::LIMITS_FILE).exists() {
-        return Some(named.unwrap_or_else(|| "of another command".into()));
+        return Some(CurrentShare { name });
     }
     // Without a mount namespace, only the variable identifies the share.
-    named.filter(|_| crate::share_store::has_shares(state_dir))
+    name.filter(|_| crate::share_store::has_shares(state_dir)).map(|name| CurrentShare { name: Some(name) })
 }
 
 /// Runs a command in a share. Returns only if that fails.
@@ -102,8 +119,8 @@ pub fn run(
     command: &[OsString],
     news: &mut dyn FnMut(RunEvent<'_>),
 ) -> RunError {
-    if let Some(name) = current_share(state_dir) {
-        return RunError::Nested(name);
+    if let Some(current) = current_share(state_dir) {
+        return RunError::Nested(current);
     }
     let Some((program, arguments)) = command.split_first() else {
         let error = std::io::Error::new(ErrorKind::InvalidInput, "no command given");
@@ -189,7 +206,12 @@ fn confine(
         }
         Err(error) => return Err(error.into()),
     };
-    news(RunEvent::Confined { name: &granted.name, words: &granted.words, binding, why: why.as_deref() });
+    news(RunEvent::Confined {
+        name: &granted.name,
+        description: &granted.description,
+        binding,
+        why: why.as_deref(),
+    });
     for note in &notes {
         news(RunEvent::Note(note));
     }

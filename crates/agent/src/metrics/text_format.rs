@@ -20,8 +20,8 @@ pub(super) fn to_text_format(text: &str) -> String {
                 "info" => ("_info", "gauge"),
                 kind => ("", kind),
             };
-            if let Some((_, words)) = help.take() {
-                out.push_str(&format!("# HELP {name}{suffix} {words}\n"));
+            if let Some((_, description)) = help.take() {
+                out.push_str(&format!("# HELP {name}{suffix} {description}\n"));
             }
             out.push_str(&format!("# TYPE {name}{suffix} {kind}\n"));
         }

@@ -184,9 +184,11 @@ impl StartReporter<'_> {
             RunEvent::Queued { place, of, why } => {
                 write_line(self.err, format_args!("partage: queued, position {place} of {of}: {why}"))
             }
-            RunEvent::Confined { name, words, binding, why } => {
-                let written =
-                    write_line(self.err, format_args!("partage: {name}: {words}; confined by a {binding}"));
+            RunEvent::Confined { name, description, binding, why } => {
+                let written = write_line(
+                    self.err,
+                    format_args!("partage: {name}: {description}; confined by a {binding}"),
+                );
                 match (binding, why) {
                     (Confinement::LibraryPath, Some(why)) => written.and_then(|()| {
                         write_line(

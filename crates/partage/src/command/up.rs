@@ -116,10 +116,8 @@ impl UpCommand {
 
     fn setup(&self) -> anyhow::Result<DaemonSetup> {
         let state_dir = self.state_dir.resolve()?;
-        if let Some(name) = partage_workstation::run::current_share(&state_dir).filter(|_| !self.check) {
-            bail!(
-                "the daemon cannot run inside a share, and this shell is in share {name}: use another shell"
-            );
+        if let Some(current) = partage_workstation::run::current_share(&state_dir).filter(|_| !self.check) {
+            bail!("the daemon cannot run inside a share, and this shell is in {current}: use another shell");
         }
         let (settings, file) = WorkstationSettings::load(self.settings.as_deref(), &state_dir)?;
         let file = file.map(|file| std::path::absolute(&file).unwrap_or(file));

@@ -198,10 +198,11 @@ impl Daemon {
         share_store::grant_access(&self.state_dir, &name, record.who.uid).map_err(failed)?;
         let covers = self.machine.covers(&self.state_dir, &name, &record.shares).map_err(failed)?;
         record.write(&self.state_dir)?;
-        let (words, id) = (admission::describe_shares(&self.machine.node, &record.shares), record.id.clone());
+        let (description, id) =
+            (admission::describe_shares(&self.machine.node, &record.shares), record.id.clone());
         let gpus = record.shares.iter().map(|share| share.gpu.to_string()).collect();
         let user = crate::users::user_name(record.who.uid);
-        tracing::info!(share = %name, grant = %words, user = %user, "share granted");
+        tracing::info!(share = %name, grant = %description, user = %user, "share granted");
         state.given += 1;
         state.shares.insert(name.clone(), ActiveShare::new(record, state.given));
         let places = SharePaths {
@@ -214,7 +215,7 @@ impl Daemon {
             simulated: self.machine.driver.simulated.clone(),
             covers,
         };
-        Ok(GrantedShare { name, id, words, gpus, places })
+        Ok(GrantedShare { name, id, description, gpus, places })
     }
 
     fn files_error(&self, name: &str, source: io::Error) -> CreateShareError {
