@@ -124,7 +124,7 @@ impl ApiClient {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) => Err(ClusterError::new(operation(), error)),
             Err(_) => {
-                let reason = format!("no answer in {:.0} s", timeout.as_secs_f64());
+                let reason = format!("no response within {:.0} s", timeout.as_secs_f64());
                 Err(ClusterError::Unavailable { operation: operation(), reason })
             }
         };

@@ -114,7 +114,7 @@ impl ClusterFile {
                 ("node", held.grant.node.as_str()),
             ] {
                 if text.is_empty() {
-                    return Err(at(&format!("{path}.{field}"), "is empty: write it".into()));
+                    return Err(at(&format!("{path}.{field}"), "is empty: set a value".into()));
                 }
             }
             if !uids.insert(&held.pod.uid) {

@@ -136,7 +136,7 @@ pub(crate) fn svg(workload: &str, lines: &[&AllocationCurve]) -> String {
     // From slightly below the lowest end of a curve to slightly above the highest.
     let zoom = (((low - 6.0) / 5.0).floor() * 5.0, (((high + 1.0) / 5.0).ceil() * 5.0).min(100.0));
     let end =
-        PlotPanel { left: 520.0, load: (most * 0.6, most), allocated: zoom, title: "% allocated, the end" };
+        PlotPanel { left: 520.0, load: (most * 0.6, most), allocated: zoom, title: "% allocated at the end" };
     whole.draw(lines, &mut svg);
     end.draw(lines, &mut svg);
     for (index, (line, color)) in lines.iter().zip(colors(lines.len())).enumerate() {

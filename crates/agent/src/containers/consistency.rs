@@ -176,8 +176,8 @@ fn lost_allocations<'a>(
     let mismatch = |record: &PodRecord| {
         let PodId { namespace, name, .. } = &record.pod;
         let text = format!(
-            "kubelet has lost its record of the devices of pod {namespace}/{name}: its containers run on, and one that restarts waits \
-             forever (\"no devices found allocated in local cache\"); delete the pod, so that its controller creates a replacement"
+            "kubelet has lost its record of the devices of pod {namespace}/{name}: running containers continue; a restarted container \
+             cannot start (\"no devices found allocated in local cache\"); delete the pod, so that its controller creates a replacement"
         );
         StateMismatch { text, pod: Some(record.pod.clone()), event: Some("KubeletAllocationLost") }
     };

@@ -105,8 +105,9 @@ impl NodeState {
             return Ok(());
         }
         let unavailable = |cause: &str| {
-            let message =
-                format!("the grants of running pods are not known yet: {cause}; kubelet retries by itself");
+            let message = format!(
+                "the grants of running pods are not known yet: {cause}; kubelet retries automatically"
+            );
             Refusal::new(RefusalReason::Failed, message)
         };
         if !self.adapters.pods.is_synced() {

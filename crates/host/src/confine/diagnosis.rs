@@ -18,7 +18,7 @@ const RESTRICTING_SYSCTLS: [(&str, &str, &str); 3] = [
 pub(super) fn explain_mount_namespace(error: Errno) -> String {
     format!(
         "the kernel refuses a mount namespace to root ({error}); a container's seccomp or AppArmor profile may forbid it: \
-         start the container without"
+         start the container without that profile"
     )
 }
 

@@ -87,9 +87,9 @@ enum FaultCommand {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum DriverAction {
-    /// As rmmod does: new programs find no driver
+    /// Unload the kernel module; new programs find no driver
     Unload,
-    /// As modprobe does
+    /// Load it again
     Load,
 }
 
