@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 use unshared_use::{UnsharedProcess, UnsharedUse};
 
-/// Interval between the starts of two polls: kubelet is to learn of a lost GPU within a second.
+/// Interval between the starts of two polls: a lost GPU must be reported to kubelet within a second.
 const POLL_INTERVAL: Duration = Duration::from_millis(700);
 /// Shortest pause between two polls, however long they take.
 const MIN_POLL_PAUSE: Duration = Duration::from_millis(100);

@@ -39,7 +39,7 @@ impl RefusalLog {
         reasons.len() < MAX_REASONS && reasons.insert(reason.to_string())
     }
 
-    /// Forgets a container that has started: a refusal at its next start is news.
+    /// Forgets a container that has started: a refusal at its next start is logged again.
     pub(crate) fn remove(&self, subject: &StartSubject) {
         self.logged().remove(subject);
     }

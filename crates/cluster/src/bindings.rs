@@ -15,12 +15,12 @@ use partage_core::model::{NodeName, PodId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A pod, the node it shall run on, and the annotations it shall have there.
+/// A pod, the target node, and the annotations that the pod gets with the binding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodBinding {
     /// The pod. Another pod of the same name is never bound.
     pub pod: PodId,
-    /// The node that the pod shall run on.
+    /// The target node.
     pub node: NodeName,
     /// Annotations that the pod gets in the same write, such as its grant.
     pub annotations: BTreeMap<String, String>,

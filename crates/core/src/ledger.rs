@@ -1,4 +1,4 @@
-//! Which pod holds which share of which GPU. The ledger is derived from grants and is never a second source of truth.
+//! The ledger records which pod holds which share of which GPU. It is derived from grants and is never a second source of truth.
 //!
 //! A grant is **reserved** when a decision is made, **confirmed** when it is seen on the pod, and **released** when
 //! the pod has ended. A reservation that is not confirmed in time expires. Every event may arrive twice, and after a

@@ -86,7 +86,7 @@ const FORBIDDEN_PACKAGES: &[(&str, &[&str])] = &[
     ("partage-core", &["tokio", "kube", "k8s-openapi", "tonic", "libc", "rustix"]),
     // Loaded into programs as their driver.
     ("partage-sim-driver", &["tokio", "kube", "k8s-openapi", "tonic", "clap"]),
-    // Only a table of functions.
+    // A table of functions: driver-api must not depend on system crates.
     ("partage-driver-api", &["libc", "serde", "rustix"]),
     // These build and install test programs.
     ("partage", DEVELOPMENT),

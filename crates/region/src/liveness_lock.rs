@@ -29,9 +29,9 @@ pub struct LivenessLocks {
 /// Returns an identifier of the calling thread, never zero.
 fn current_thread_id() -> usize {
     thread_local! {
-        static HERE: u8 = const { 0 };
+        static THREAD_ADDRESS: u8 = const { 0 };
     }
-    HERE.with(|here| std::ptr::from_ref(here).addr())
+    THREAD_ADDRESS.with(|here| std::ptr::from_ref(here).addr())
 }
 
 /// Descriptors to close in a forked child: an open file description lock lasts as long as any process has it open.

@@ -129,7 +129,7 @@ fn take_after_reclaim(process: &Process, gpu: usize, bytes: u64) -> Result<(), C
 }
 
 impl ProcessMemory {
-    /// Releases what the driver has freed by itself. Returns whether that was anything.
+    /// Releases what the driver has freed by itself. Returns whether anything was released.
     fn release_returned(&self, process: &Process, gpu: usize) -> bool {
         let before = process.region.held(gpu);
         self.pending_frees.release_finished(process);

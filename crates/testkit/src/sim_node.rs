@@ -137,17 +137,17 @@ impl SimNode {
         if line.trim_end() == "ready" {
             return Ok(workload);
         }
-        let mut words = String::new();
+        let mut output = String::new();
         if let Some(err) = &mut err {
-            err.read_to_string(&mut words).map_err(failed)?;
+            err.read_to_string(&mut output).map_err(failed)?;
         }
-        Err(SimNodeError::WorkloadProcess(words))
+        Err(SimNodeError::WorkloadProcess(output))
     }
 }
 
 impl Drop for SimNode {
     fn drop(&mut self) {
-        // A directory in memory that cannot be removed has nothing of value.
+        // Removal errors are ignored: the directory is temporary.
         let _ = NodeDir::remove(self.dir.path());
     }
 }

@@ -1,4 +1,4 @@
-//! How fast the agent reacts when the node's GPUs change again and again.
+//! Backs off while a GPU flaps, so that the agent does not rebuild its state for every change of the node's GPUs.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_are_ignored_longer_and_longer_until_it_was_calm() {
+    fn backoff_doubles_and_resets_after_calm_period() {
         let (mut backoff, start) = (ChangeBackoff::default(), Instant::now());
         let mut at = |seconds| backoff.next(start + Duration::from_secs(seconds)).as_secs();
         assert_eq!([0, 10, 20, 30, 40, 50, 60, 70, 80].map(&mut at), [0, 1, 2, 4, 8, 16, 32, 60, 60]);

@@ -124,7 +124,7 @@ impl AgentSession {
         let mut plugins = DevicePluginSet::new(&app.config.device_plugins());
         // Before all else: kubelet fails pods that it admits before the plugins are registered.
         plugins.reconcile(&self.state).await;
-        // Whole libraries were read on the way here.
+        // Discovery read large files: return the memory.
         process_setup::trim_heap();
         let (desired_status, published) = watch::channel(None);
         let ignore_changes_until = Instant::now() + ignore_changes_for;

@@ -181,7 +181,7 @@ pub(crate) enum PodPhase {
 pub(crate) enum PodEndCause {
     /// All its containers have exited permanently.
     Finished,
-    /// The API server has listed it and lists it no more.
+    /// The API server has listed it and no longer lists it.
     Deleted,
     /// The API server has not listed it for the whole grace period.
     NeverListed,

@@ -317,9 +317,9 @@ impl NodeState {
             return Err(Refusal::new(RefusalReason::Failed, message));
         };
         if grant.init && self.has_finished(&holder.uid, &container) && self.is_prepared(key) {
-            // It passed its devices on: an unhealthy GPU of its own must not block the other containers. Where it starts again, as
-            // all init containers do in a new sandbox, its files exist; after a reboot they do not, and it is prepared like any
-            // other container.
+            // An init container's devices are reused by later containers: an unhealthy GPU of its own must not block those. Where
+            // it starts again, as all init containers do in a new sandbox, its files exist; after a reboot they do not, and it is
+            // prepared like any other container.
             return Ok(());
         }
         self.check_health(grant)?;

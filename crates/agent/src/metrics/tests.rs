@@ -8,7 +8,7 @@ use partage_host::gpus::GpuSample;
 use partage_region::GpuUsage;
 use partage_testkit::openmetrics::Exposition;
 
-/// An impossible name of a pod: the exposition must be valid all the same.
+/// Hostile pod name: the output must remain valid.
 const HOSTILE: &str = "a\"} 1\n# TYPE x counter\\n{b=\"\\";
 const GIB: u64 = 1 << 30;
 

@@ -331,7 +331,7 @@ fn lost_gpu_leaves_the_healthy_one_free() {
 
 /// An init container that ran on a lost GPU does not hide what the pod holds on a healthy one.
 #[test]
-fn init_container_on_a_lost_gpu_leaves_the_pods_need_of_the_healthy_one() {
+fn init_container_on_lost_gpu_does_not_reduce_healthy_gpu_request() {
     let mut node = node(&[40_000, 40_000]);
     node.gpus[1].withheld = Some("XID 79".into());
     let container =

@@ -20,7 +20,7 @@ pub struct PodProjection;
 
 /// Bytes of labels or annotations that are kept of a pod. No text of Partage or of a replaced system is longer.
 const MAX_TEXT_BYTES: usize = 32 << 10;
-/// The same for a finished pod: it holds nothing any more, and there may be thousands.
+/// Limit for finished pods, which hold no shares; there may be thousands.
 const MAX_TEXT_BYTES_WHEN_FINISHED: usize = 4 << 10;
 /// Kubelet's reason if a device plugin did not allocate what a pod requests.
 const DEVICES_REJECTED: &str = "UnexpectedAdmissionError";

@@ -7,7 +7,7 @@
 //! * A hole on a partly used GPU is worth what the shares seen so far would fill it with, not all or nothing.
 //! * GPU capacity without the CPU to use it counts as lost, gradually, before the last CPU is gone.
 //! * Whole GPUs that multi-GPU pods could no longer use side by side count as lost.
-//! * Models that some pods insist on have a price for pods that do not.
+//! * Placing an unconstrained pod on a model that other pods require costs score.
 //!
 //! Nothing is known beforehand. The demand is learned from the asks that arrived, and the tables derived from it are
 //! frozen between refreshes, so that ranks of unchanged nodes stay valid. Until enough asks have arrived the policy

@@ -76,7 +76,7 @@ fn allocate_in_block(
     if !suballocations.insert(gpu, pointer, bytes) || lease.hand_over() {
         return Ok(pointer);
     }
-    // Something without a known address lies where there seemed to be room.
+    // The free range was occupied by an untracked allocation.
     suballocations.distrust(gpu);
     if let Ok(reserved) = Reservation::take(process, gpu, BLOCK_BYTES) {
         reserved.keep();

@@ -58,8 +58,9 @@ fn measure_growth(call: impl FnOnce() -> CUresult) -> Result<Option<u64>, CUresu
     Ok(before.zip(free_device_memory()).and_then(|(before, after)| before.checked_sub(after)))
 }
 
-/// Loads an image with the given upper bound, with the driver's call. Returns what it takes of the GPU. `again` unloads
-/// it and loads it once more, for images that may take more.
+/// Loads an image with the given upper bound, with the driver's call. Returns what it takes of the GPU.
+///
+/// `again` unloads the image and loads it again; it is given for images that may take more than the upper bound.
 fn load(
     process: &Process,
     max_bytes: u64,
@@ -135,7 +136,7 @@ fn with_library_loaded(library: u64, call: impl FnOnce() -> CUresult) -> CUresul
     let libraries = &process.memory.modules.libraries;
     let unused = lock(libraries).get(&library).copied().filter(|own| own.location.is_none());
     let (Some(own), Ok(_)) = (unused, current_gpu(process)) else { return call() };
-    // It cannot be loaded once more.
+    // A library cannot be reloaded.
     match load(process, own.max_bytes, call, None, &|| ()) {
         Ok(loaded) => {
             if let Some(first) = lock(libraries).insert(library, loaded) {

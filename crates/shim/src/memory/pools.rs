@@ -460,7 +460,7 @@ hooks! { cuda;
         free_stream_ordered(pointer, stream, variant, || unsafe { next(pointer, stream) })
     }
 
-    /// Takes no memory yet; but its GPU must be known when it does.
+    /// Takes no memory, but records the pool's GPU for later allocations.
     fn cuMemPoolCreate(pool: *mut CUmemoryPool, pool_props: *const CUmemPoolProps) |next, _variant| {
         // SAFETY: null, or a structure that the application passed for the driver to read.
         let location = unsafe { pool_props.as_ref() }.map(|props| props.location);

@@ -1,4 +1,4 @@
-/* Does what its scenario says between two stops, at any instruction of which it may be killed. */
+/* Runs a scenario; may be killed at any instruction between two stops. */
 #include <signal.h>
 #include <stddef.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* Says everything about itself that a library could have changed, but not which files were loaded. */
+/* Prints process state that a preloaded library could change, but not which files were loaded. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>

@@ -67,7 +67,7 @@ fn force_deleted_young_pod_releases_its_share_at_once() {
     });
 }
 
-/// A tenant's own annotations leave no space for the grant: the limit holds, and the pod says once what is wrong.
+/// A tenant's own annotations leave no space for the grant: the limit holds, and one event reports it.
 #[test]
 fn grant_that_cannot_be_written_is_reported_once_and_holds() {
     let Some(bed) = bed() else { return };

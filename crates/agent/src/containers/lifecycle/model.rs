@@ -412,8 +412,8 @@ impl NodeModel {
                 });
             }
             ModelEvent::LoseRecords => {
-                // Without an annotation a pod's grant cannot be known again: it is reported and stays uncounted. The same where
-                // kubelet does not tell that the pod has devices.
+                // A grant cannot be recovered without an annotation, or if kubelet does not report the pod's devices: it is
+                // reported and stays uncounted.
                 let known = |(owner, key): (&ContainerOwner, &ContainerKey)| {
                     let holds = |holder: &DeviceHolder| {
                         owner_of(holder) == *owner && holder.key.as_ref() == Some(key)
@@ -430,7 +430,7 @@ impl NodeModel {
                 self.disk.records.clear();
                 self.disk.specs.clear();
                 self.first_grants.retain(|uid, _| running.contains(uid));
-                // If kubelet's checkpoint were lost as well before the next agent reads it, nothing would tell of the pods.
+                // If kubelet's checkpoint were lost as well before the next agent reads it, the agent could not find these pods.
                 self.with_agent(None, |world, agent, _| {
                     world.resolve(agent);
                     Ok(())
@@ -489,7 +489,7 @@ impl NodeModel {
         GrantRequest { id: &pod.id, pod: manifest, problems: &[], boot: "boot", now: self.now }
     }
 
-    /// As `PreStartContainer` does it.
+    /// Mirrors `PreStartContainer`.
     fn start_container(
         &mut self,
         agent: &mut Containers,
@@ -550,7 +550,7 @@ impl NodeModel {
         Ok(())
     }
 
-    /// As `resize.rs` does it, with its own order of steps and its own rollback.
+    /// Mirrors `resize.rs`, with its own order of steps and its own rollback.
     fn resize(
         &mut self,
         agent: &mut Containers,
@@ -602,7 +602,7 @@ impl NodeModel {
         Ok(())
     }
 
-    /// As `adopt` does it: pods without a record whose containers run are read from their annotations, and their specs are
+    /// Mirrors `adopt`: pods without a record whose containers run are read from their annotations, and their specs are
     /// written again.
     fn resolve(&mut self, agent: &mut Containers) {
         for uid in agent.unresolved_pods() {
@@ -642,7 +642,7 @@ impl NodeModel {
         Ok(())
     }
 
-    /// As the garbage collector does it.
+    /// Mirrors the garbage collector.
     fn collect_garbage(
         &mut self,
         agent: &mut Containers,

@@ -12,9 +12,9 @@ use crate::place::fit::PreparedAsk;
 const MAX_KINDS: usize = 96;
 /// Maximum number of multi-GPU kinds.
 const MAX_MULTI_GPU_KINDS: usize = 16;
-/// A hole is worth half of what would fill it if this part of all requested GPUs comes as shares that fit it,
+/// Demand at which a hole is worth half of what would fill it: the part of all requested GPUs that comes as shares that fit the hole.
 const RARE_DEMAND: f64 = 0.015;
-/// plus this much if all asks are shares: then there are many holes as well.
+/// Added to [`RARE_DEMAND`] in proportion to the part of all requested GPUs that comes as shares: more shares leave more holes.
 const RARE_DEMAND_AMONG_SHARES: f64 = 0.025;
 /// CPU per GPU of a pod with little CPU, in multiples of the mean.
 const LOW_CPU: f64 = 0.8;
@@ -22,9 +22,9 @@ const LOW_CPU: f64 = 0.8;
 const HIGH_CPU: f64 = 1.5;
 /// Weight of GPU capacity without CPU in the loss that a share sees.
 const CPU_SHORTAGE_FOR_SHARES: f64 = 0.7;
-/// The same weight for a pod without GPUs.
+/// Weight of GPU capacity without CPU in the loss that a pod without GPUs sees.
 const CPU_SHORTAGE_FOR_NO_GPU: f64 = 0.5;
-/// The same weight for a pod with whole GPUs.
+/// Weight of GPU capacity without CPU in the loss that a pod with whole GPUs sees.
 const CPU_SHORTAGE_FOR_WHOLE: f64 = 0.5;
 /// Weight of whole GPUs lost to multi-GPU pods in the loss that a share sees.
 const SPLIT_WEIGHT: f64 = 0.35;
@@ -34,7 +34,7 @@ const PACK_WEIGHT: f64 = 0.02;
 const SPREAD_WEIGHT: f64 = 0.05;
 /// CPU per GPU requested, relative to what the cluster has, up to which CPU is not scarce at all.
 const CPU_AMPLE: f64 = 0.92;
-/// The same ratio from which CPU is fully scarce.
+/// CPU per GPU requested, relative to what the cluster has, from which CPU is fully scarce.
 const CPU_SCARCE: f64 = 0.98;
 /// The price of a model per unit of relative demand for it by name.
 const MODEL_PRICE: f64 = 0.3;
@@ -84,9 +84,9 @@ pub(super) struct LossTables {
     classes: Vec<ClassTable>,
     /// GPU capacity per thousandth of a CPU at the mean of all pods, with [`RATIO_BITS`] fractional bits.
     served: i64,
-    /// The same ratio for pods with little CPU.
+    /// GPU capacity per thousandth of a CPU for pods with little CPU, with [`RATIO_BITS`] fractional bits.
     served_low_cpu: i64,
-    /// The same ratio for pods with much CPU.
+    /// GPU capacity per thousandth of a CPU for pods with much CPU, with [`RATIO_BITS`] fractional bits.
     served_high_cpu: i64,
     /// How strongly whole GPUs are packed.
     pack: i64,
