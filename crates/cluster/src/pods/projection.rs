@@ -27,8 +27,8 @@ const DEVICES_REJECTED: &str = "UnexpectedAdmissionError";
 /// A copy of the whole manifest.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Parts of the keys that dialects use.
-const DIALECT_KEYS: [&str; 9] = [
+/// Parts of the label and annotation keys that dialects read or write. Only these keys are kept of a pod with too much text.
+const DIALECT_KEYS: [&str; 10] = [
     "partage.dev/",
     "volcano.sh/",
     "aliyun.com/",
@@ -38,6 +38,7 @@ const DIALECT_KEYS: [&str; 9] = [
     "nvidia.com/",
     "vcuda",
     "/predicate-",
+    "/gpu-assigned",
 ];
 
 /// The fields of a pod's spec that are read.
@@ -195,6 +196,10 @@ fn bounded(mut texts: BTreeMap<String, String>, max_bytes: usize) -> Result<BTre
 #[cfg(test)]
 mod tests {
     use super::*;
+    use partage_core::dialect::grants::{self, PodDialects, UnixNanos};
+    use partage_core::dialect::{Dialect, DialectSettings, asks};
+    use partage_core::model::{Bytes, Gpu, Grant, Node, PodGrant, Share};
+    use std::collections::BTreeSet;
 
     fn view(mut object: Value) -> PodView {
         object["metadata"]["uid"] = "u".into();
@@ -261,6 +266,58 @@ mod tests {
             "those of GPU dialects have 40112 bytes together, and at most 32768 are read: remove some";
         assert_eq!(problems, [("metadata.annotations", message)]);
         assert_eq!(of(2, 5000, "Failed").pod.annotations.len(), 0, "a finished pod keeps less");
+    }
+
+    /// Returns every annotation that a dialect reads or writes, with a domain of the test's choice for vcuda.
+    fn dialect_annotations() -> BTreeSet<String> {
+        let gpu = Gpu {
+            uuid: "GPU-0".into(),
+            minor: 0,
+            model: "Tesla T4".into(),
+            memory_bytes: Bytes(16 << 30),
+            numa: None,
+            pci: None,
+            withheld: None,
+        };
+        let share = Share {
+            gpu: gpu.uuid.clone(),
+            memory_bytes: Some(Bytes(1 << 30)),
+            cores: None,
+            ceiling: None,
+            whole: false,
+        };
+        let node = Node::new("n", vec![gpu]);
+        let grant = PodGrant {
+            node: node.name.clone(),
+            grants: vec![Grant { container: "main".into(), init: false, shares: vec![share] }],
+        };
+        let limits = json!({"limits": {"example.com/vcuda-core": "10"}});
+        let spec = json!({"containers": [{"name": "main", "resources": limits}]});
+        let (pod, _) = PodManifest::read(&json!({}), &spec);
+        let mut keys: BTreeSet<String> =
+            asks::annotations().chain(grants::RECORD_ANNOTATIONS).map(String::from).collect();
+        keys.extend(["example.com/vcuda-core-limit", "aliyun.com/gpu-count"].map(String::from));
+        for dialect in Dialect::ALL {
+            let dialects = PodDialects::of(&pod, &[("main".into(), dialect)].into());
+            let settings = DialectSettings::default();
+            let written = grants::write(&grant, &node, &dialects, &settings, UnixNanos(1)).unwrap();
+            keys.extend(written.annotations.into_keys());
+        }
+        keys
+    }
+
+    #[test]
+    fn annotations_of_every_dialect_are_kept_of_a_pod_with_too_much_text() {
+        let keys = dialect_annotations();
+        let filler = (0..8).map(|at| (format!("team.example/{at}"), "x".repeat(5000)));
+        let annotations: BTreeMap<String, String> =
+            keys.iter().map(|key| (key.clone(), "1".to_string())).chain(filler).collect();
+        let limits = json!({"limits": {"partage.dev/gpu": "1"}});
+        let seen = view(json!({
+            "metadata": {"annotations": annotations},
+            "spec": {"containers": [{"name": "main", "resources": limits}]},
+        }));
+        assert_eq!(seen.pod.annotations.into_keys().collect::<BTreeSet<_>>(), keys);
     }
 
     #[test]

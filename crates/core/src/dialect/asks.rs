@@ -111,9 +111,14 @@ pub fn is_or_resembles_ask(resource: &str) -> bool {
     dialect_of(resource).is_some() || did_you_mean::intended_resource(resource).is_some()
 }
 
+/// Returns the pod annotations that dialects read as parts of an ask, except vcuda's, which can be in any domain.
+pub fn annotations() -> impl Iterator<Item = &'static str> {
+    native::ANNOTATIONS.into_iter().chain(constraints::ANNOTATIONS)
+}
+
 /// Returns whether some dialect reads a pod annotation of this name as part of an ask.
 pub fn reads_annotation(key: &str) -> bool {
-    native::ANNOTATIONS.contains(&key) || constraints::ANNOTATIONS.contains(&key) || vcuda::is_core_limit(key)
+    annotations().any(|known| known == key) || vcuda::is_core_limit(key)
 }
 
 /// Returns an ask for a whole GPU with this memory.

@@ -207,20 +207,22 @@ pub fn mark_prepared(annotations: &mut BTreeMap<String, String>) {
     }
 }
 
+/// Annotations that are a scheduler's record, except vcuda's, which can be in any domain.
+pub const RECORD_ANNOTATIONS: [&str; 9] = [
+    native::ANNOTATION,
+    gpushare::INDEX,
+    gpushare::ASSIGNED,
+    gpushare::ASSUME_TIME,
+    gpushare::ALLOCATION,
+    volcano::IDS,
+    volcano::TO_ALLOCATE,
+    hami::IDS,
+    hami::NODE,
+];
+
 /// Returns whether an annotation is a scheduler's record, which must not be in a manifest.
 pub fn is_record(annotation: &str) -> bool {
-    const RECORDS: [&str; 9] = [
-        native::ANNOTATION,
-        gpushare::INDEX,
-        gpushare::ASSIGNED,
-        gpushare::ASSUME_TIME,
-        gpushare::ALLOCATION,
-        volcano::IDS,
-        volcano::TO_ALLOCATE,
-        hami::IDS,
-        hami::NODE,
-    ];
-    RECORDS.contains(&annotation) || vcuda::is_index_key(annotation)
+    RECORD_ANNOTATIONS.contains(&annotation) || vcuda::is_index_key(annotation)
 }
 
 type ReadRecord = fn(&RecordReader<'_>) -> Result<Option<Vec<Grant>>, GrantError>;

@@ -9,8 +9,8 @@ use crate::pod::{PodManifest, Problem};
 use crate::truncate::shorten;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Resources that can be carriers: the counts that a device plugin serves.
-const CARRIER_RESOURCES: [&str; 3] = [native::GPU, volcano::NUMBER, hami::GPU];
+/// Resources that can be carriers: those of which a device plugin serves one device for each share.
+pub(super) const CARRIER_RESOURCES: [&str; 3] = [native::GPU, volcano::NUMBER, hami::GPU];
 
 /// The carriers of each container, by container name.
 pub(super) struct Carriers(BTreeMap<String, Vec<String>>);

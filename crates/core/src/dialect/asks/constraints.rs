@@ -31,6 +31,7 @@ const MAX_ENTRY_LENGTH: usize = 256;
 pub(super) fn read(pod: &PodManifest, dialects: &[Dialect], problems: &mut Vec<Problem>) -> Constraints {
     let (volcano, hami) = (dialects.contains(&Dialect::Volcano), dialects.contains(&Dialect::Hami));
     let annotation = |key: &'static str, applies: bool| {
+        debug_assert!(super::reads_annotation(key), "{key} is not in ANNOTATIONS");
         let text = if applies { pod.annotations.get(key) } else { None };
         (key, text.map_or("", String::as_str))
     };

@@ -1,7 +1,7 @@
 //! The resources of one container, with checks that are common to all dialects.
 
 use super::super::Dialect;
-use super::{dialect_of, did_you_mean, gpushare, hami, native, volcano};
+use super::{carrier, dialect_of, did_you_mean, gpushare, hami, native};
 use crate::model::MAX_GPUS_PER_CONTAINER;
 use crate::pod::{ContainerManifest, Problem};
 use crate::quantity::{Quantity, QuantityError};
@@ -159,9 +159,10 @@ impl<'a> ResourceList<'a> {
 
     /// Reports carriers whose count differs from the request: the device plugin would allocate another number of GPUs.
     pub(super) fn check_carriers(&mut self, gpus: u32) {
-        const COUNTS: [&str; 4] = [native::GPU, gpushare::COUNT, volcano::NUMBER, hami::GPU];
+        let is_count =
+            |resource| carrier::CARRIER_RESOURCES.contains(&resource) || resource == gpushare::COUNT;
         // If the request has no count, the carrier may have any.
-        let exactly = gpus > 1 || self.resources().any(|resource| COUNTS.contains(&resource));
+        let exactly = gpus > 1 || self.resources().any(is_count);
         for carrier in self.carriers {
             let Some(count) = self.container.count(carrier) else { continue };
             let wrong = match count {
