@@ -2,9 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use partage_core::dialect::grants::{
-    PodDialects, UnixNanos, gpushare, hami, native, read, vcuda, volcano, write,
-};
+use partage_core::dialect::grants::{PodDialects, RECORD_ANNOTATIONS, UnixNanos, read, vcuda, write};
 use partage_core::dialect::{Dialect, DialectSettings};
 use partage_core::model::{Bytes, ContainerRole, Gpu, Node};
 use partage_core::pod::{ContainerManifest, PodManifest};
@@ -14,15 +12,8 @@ fuzz_target!(|data: &[u8]| {
     let Some((&selector, text)) = data.split_first() else { return };
     let Ok(text) = std::str::from_utf8(text) else { return };
     let (first, second) = text.split_once('\n').unwrap_or((text, ""));
-    let keys = [
-        native::ANNOTATION.to_string(),
-        gpushare::INDEX.to_string(),
-        gpushare::ALLOCATION.to_string(),
-        volcano::IDS.to_string(),
-        hami::IDS.to_string(),
-        vcuda::index_key("example.com", 0),
-        "example.com/vcuda-core-limit".to_string(),
-    ];
+    let of_vcuda = [vcuda::index_key("example.com", 0), "example.com/vcuda-core-limit".to_string()];
+    let keys: Vec<String> = RECORD_ANNOTATIONS.map(String::from).into_iter().chain(of_vcuda).collect();
     let (node, mut pod) = (node(), pod(second));
     pod.annotations.insert(keys[usize::from(selector) % keys.len()].clone(), first.to_string());
     pod.annotations.insert(keys[usize::from(selector >> 4) % keys.len()].clone(), second.to_string());

@@ -52,6 +52,24 @@ fn slots_follow_the_unit_of_each_dialect() {
     assert_eq!(CountResource::enabled(&settings(&[Dialect::Aws, Dialect::Aws])), [CountResource::Aws]);
 }
 
+/// Admission webhooks add such a resource to a container that requests only memory.
+#[test]
+fn count_with_one_device_for_each_share_can_be_a_carrier() {
+    let settings = AgentSettings { shares_per_gpu: 7, ..settings(&Dialect::ALL) };
+    let gpu = &node(&[40_960]).gpus[0];
+    let is_share_count = |resource: &CountResource| resource.slots_of(gpu, &settings) == 7;
+    for resource in CountResource::enabled(&settings).into_iter().filter(is_share_count) {
+        let metadata = json!({"annotations": {"partage.dev/carrier": format!("main={resource}")}});
+        let limits = json!({"limits": {resource.name(): 1}});
+        let (pod, _) =
+            PodManifest::read(&metadata, &json!({"containers": [{"name": "main", "resources": limits}]}));
+        let reading = partage_core::dialect::asks::read(&pod, &settings.dialect());
+        let refused: Vec<_> =
+            reading.problems.iter().filter(|problem| problem.message.contains("cannot be")).collect();
+        assert!(refused.is_empty(), "{refused:?}");
+    }
+}
+
 #[test]
 fn amounts_match_the_replaced_systems() {
     let mut node = node(&[11_178; 8]);

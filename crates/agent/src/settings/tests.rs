@@ -10,10 +10,21 @@ fn empty_file_has_the_defaults() {
     for text in ["", "\n", "{}", "# only a comment"] {
         assert_eq!(parse(text), Ok(AgentSettings::default()), "{text:?}");
     }
-    assert!(
-        !AgentSettings::default().dialects.contains(&Dialect::Hami),
-        "nvidia.com/gpu belongs to another plugin"
-    );
+}
+
+/// Fails for a new dialect: decide whether its resource may belong to another device plugin, as `nvidia.com/gpu` does.
+#[test]
+fn default_dialects_are_those_whose_resources_no_other_plugin_serves() {
+    let expected = [Dialect::Native, Dialect::Gpushare, Dialect::Volcano, Dialect::Vcuda, Dialect::Aws];
+    assert_eq!(AgentSettings::default().dialects, expected);
+}
+
+#[test]
+fn chart_accepts_every_dialect() {
+    let schema = include_str!("../../../../deploy/chart/partage/values.schema.json");
+    let schema: serde_json::Value = serde_json::from_str(schema).unwrap();
+    let accepted = &schema["$defs"]["dialects"]["items"]["enum"];
+    assert_eq!(*accepted, serde_json::json!(Dialect::ALL.map(Dialect::name)));
 }
 
 #[test]

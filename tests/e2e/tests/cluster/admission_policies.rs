@@ -3,11 +3,14 @@
 
 use crate::api_requests::{pod, send};
 use kube::Client;
+use partage_core::dialect::{Dialect, DialectSettings, asks};
+use partage_core::pod::PodManifest;
 use partage_testkit::bed::{BedProfile, TestBed};
 use partage_testkit::eventually;
 use partage_testkit::fake_nodes::{self, FakeNodes, FakeNodesOptions, NodeTemplate};
 use partage_testkit::manifests::{DeployManifest, NAMESPACE};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 
 const AGENT_USER: &str = "system:serviceaccount:partage-system:partage-node";
 
@@ -371,6 +374,17 @@ const DIALECT_RESOURCES: [&str; 7] = [
     "k8s.amazonaws.com/vgpu",
     "nvidia.com/gpu",
 ];
+
+#[test]
+fn resource_of_every_dialect_is_tried() {
+    let dialect_of = |resource: &&str| {
+        let spec = json!({"containers": [{"name": "main", "resources": {"limits": {*resource: "1"}}}]});
+        let (pod, _) = PodManifest::read(&json!({}), &spec);
+        asks::read(&pod, &DialectSettings::default()).containers[0].dialect
+    };
+    let dialects: BTreeSet<Dialect> = DIALECT_RESOURCES.iter().filter_map(dialect_of).collect();
+    assert_eq!(dialects, BTreeSet::from(Dialect::ALL));
+}
 
 fn event(name: &str, instance: &str) -> Value {
     json!({
