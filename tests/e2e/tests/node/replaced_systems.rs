@@ -13,7 +13,7 @@ const WHOLE_GPU_MIB: u64 = 40960;
 pub(crate) const USABLE_MIB: u64 = 40339;
 
 const VOLCANO: &str = include_str!("replaced_systems/volcano.yaml");
-const VCUDA_PART: &str = include_str!("replaced_systems/vcuda-part.yaml");
+const VCUDA_SHARE: &str = include_str!("replaced_systems/vcuda-share.yaml");
 const VCUDA_TWO_GPUS: &str = include_str!("replaced_systems/vcuda-two-gpus.yaml");
 const AWS: &str = include_str!("replaced_systems/aws.yaml");
 const GPUMOUNTER: &str = include_str!("replaced_systems/gpumounter.yaml");
@@ -144,17 +144,17 @@ async fn check_gpushare(test_node: &TestNode<'_>) {
 async fn check_vcuda(test_node: &TestNode<'_>) {
     // Annotations and commands are strings in the API, however YAML parses them.
     for part in ["inspur.com/vcuda-core-limit: 50", "    - 10\n"] {
-        assert_eq!(VCUDA_PART.matches(part).count(), 1, "the README must have {part:?}");
+        assert_eq!(VCUDA_SHARE.matches(part).count(), 1, "the README must have {part:?}");
     }
-    let refused = test_node.bed.kubectl_with(&["apply", "-f", "-"], VCUDA_PART).unwrap_err();
+    let refused = test_node.bed.kubectl_with(&["apply", "-f", "-"], VCUDA_SHARE).unwrap_err();
     assert!(refused.to_string().contains("cannot unmarshal number"), "{refused}");
     let quoted = |text: &str| text.replace("    - 10\n", "    - \"10\"\n");
     let refused = test_node
         .bed
-        .kubectl_with(&["apply", "-f", "-"], &with_bed_image(&quoted(VCUDA_PART), ""))
+        .kubectl_with(&["apply", "-f", "-"], &with_bed_image(&quoted(VCUDA_SHARE), ""))
         .unwrap_err();
     assert!(refused.to_string().contains("annotations"), "{refused}");
-    let right = quoted(VCUDA_PART).replace("vcuda-core-limit: 50", "vcuda-core-limit: \"50\"");
+    let right = quoted(VCUDA_SHARE).replace("vcuda-core-limit: 50", "vcuda-core-limit: \"50\"");
 
     test_node.apply(&with_bed_image(&right, ""));
     test_node.wait_until_running("vcuda").await;

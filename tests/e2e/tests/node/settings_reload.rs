@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 /// A pod as HAMi's users write them.
-const HAMI: &str = include_str!("../../../../examples/hami/one-part.yaml");
+const HAMI: &str = include_str!("../../../../examples/hami/one-share.yaml");
 
 #[test]
 fn changed_settings_are_applied_without_harming_pods() {
